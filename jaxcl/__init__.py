@@ -1,0 +1,1 @@
+"""Contrastive and continual representation learning in JAX and Flax."""

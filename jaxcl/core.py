@@ -1,0 +1,107 @@
+"""The types that every method, evaluator and the training loop share."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+# image u8[B,H,W,C] (or u8[B,V,H,W,C], V crops already cut), label i32[B],
+# index i32[B]; axis 0 of every leaf is the example.
+Batch = dict[str, jax.Array]
+PyTree = Any
+
+
+@flax.struct.dataclass
+class TrainState:
+    """All that changes while training, and therefore all that is saved.
+
+    `key` never changes: a step's randomness is `step_key(state)`.
+    """
+
+    key: jax.Array  # threefry key of the run
+    step: jax.Array  # i32[], optimiser steps since the run began
+    task: jax.Array  # i32[], number of the present task, from 0
+    task_start: jax.Array  # i32[], value of `step` when the task began
+    task_steps: jax.Array  # i32[], how many steps the task has
+    params: PyTree  # f32, what the optimiser moves
+    stats: PyTree  # f32, running statistics of batch norm
+    opt_state: PyTree
+    extra: PyTree  # the method's own NamedTuple
+
+
+class Parts(NamedTuple):
+    """What the config builds for every method."""
+
+    encoder: Any  # flax.linen module: (images, *, train, groups) -> f32[B, D]
+    augment: Callable  # (key, u8[B,H,W,C] or u8[B,V,H,W,C]) -> f32[B,V,H,W,C]
+    tx: optax.GradientTransformationExtraArgs  # gives a direction, see optim.py
+    lr: Callable  # progress f32[] in [0, 1) -> learning rate f32[]
+    num_classes: int
+
+
+class Method(NamedTuple):
+    """A method is pure functions over one TrainState.
+
+    `begin_task`, `end_task`, `source` run on the host between steps;
+    `source` may read only what no step of the task changes, since a resumed
+    task asks for it again.
+    """
+
+    init: Callable  # (key, batch) -> TrainState
+    step: Callable  # (state, batch) -> (state, metrics: dict of f32[])
+    embed: Callable  # (state, normalised images f32[B,H,W,C]) -> f32[B, D]
+    predict: Callable | None = None  # (state, images) -> logits f32[B, C]
+    begin_task: Callable = lambda state, task: state
+    end_task: Callable = lambda state, task: state
+    source: Callable = lambda state, task: task.train
+    eval_state: Callable = lambda state: state
+
+
+class Result(NamedTuple):
+    """What one evaluation measured."""
+
+    rows: dict[str, np.ndarray]  # name -> f64[T] per task, nan if not measured
+    scalars: dict[str, float]
+
+
+def new_state(key, params, stats, tx, extra) -> TrainState:
+    """State before the first step of the first task."""
+    zero = jnp.zeros((), jnp.int32)
+    # Each leaf its own buffer: a donated state must not hold an array twice.
+    return TrainState(
+        key=key,
+        step=zero,
+        task=zero + 0,
+        task_start=zero + 0,
+        task_steps=zero + 1,
+        params=params,
+        stats=stats,
+        opt_state=tx.init(params),
+        extra=extra,
+    )
+
+
+def step_key(state: TrainState) -> jax.Array:
+    """Key of the present step; split it once, naming each use."""
+    return jax.random.fold_in(state.key, state.step)
+
+
+def progress(state: TrainState) -> jax.Array:
+    """Share of the present task that is done, f32[] in [0, 1)."""
+    return (state.step - state.task_start) / state.task_steps
+
+
+def apply_gradients(state: TrainState, grads, tx, lr) -> TrainState:
+    """Move `params` by `-lr * direction` and count the step."""
+    direction, opt_state = tx.update(grads, state.opt_state, state.params, lr=lr)
+    params = jax.tree.map(lambda p, d: p - lr * d, state.params, direction)
+    return state.replace(params=params, opt_state=opt_state, step=state.step + 1)
+
+
+def copy(tree: PyTree) -> PyTree:
+    """Arrays with buffers of their own, so that both trees can be donated."""
+    return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)

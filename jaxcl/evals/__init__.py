@@ -1,0 +1,1 @@
+"""Evaluators, found by name; each has `make(parts, method, stream, *, ...)`."""

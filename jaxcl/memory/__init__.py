@@ -1,0 +1,1 @@
+"""Memories: pytrees of fixed capacity with pure policies."""

@@ -1,0 +1,1 @@
+"""One module per method, found by name; each has `make(parts, *, ...)`."""

@@ -1,0 +1,1 @@
+"""Encoders and heads: flax.linen modules, parameters are plain trees."""
