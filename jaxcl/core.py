@@ -1,5 +1,6 @@
 """The types that every method, evaluator and the training loop share."""
 
+import difflib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -105,3 +106,14 @@ def apply_gradients(state: TrainState, grads, tx, lr) -> TrainState:
 def copy(tree: PyTree) -> PyTree:
     """Arrays with buffers of their own, so that both trees can be donated."""
     return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+
+
+def check_choice(field: str, value, allowed) -> None:
+    """Refuse a value that is not one of `allowed`, naming the nearest of them."""
+    if value in allowed:
+        return
+    near = difflib.get_close_matches(str(value), [str(a) for a in allowed], n=2)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise ValueError(
+        f"{field}={value!r}: allowed are {', '.join(map(str, allowed))}{hint}"
+    )

@@ -1,0 +1,63 @@
+"""Multi-layer perceptron with PyTorch's default initialisation."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxcl.nets import norm
+
+# Weights uniform in +-1/sqrt(fan_in): the variance of that is 1/(3 fan_in).
+_KERNEL_INIT = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+
+
+def _bias_init(fan_in: int):
+    """Biases uniform in +-1/sqrt(fan_in), which their own shape does not tell."""
+    bound = fan_in**-0.5
+
+    def init(key, shape, dtype=jnp.float32):
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init
+
+
+class MLP(nn.Module):
+    """Linear-(BN)-ReLU repeated, then a Linear alone; every Linear has a bias.
+
+    Attributes:
+      features: width of each layer, the last one is the output.
+      batch_norm: batch norm between each hidden Linear and its ReLU.
+      dtype: of the computation; parameters stay f32.
+    """
+
+    features: tuple[int, ...]
+    batch_norm: bool = False
+    dtype: Any = jnp.float32
+
+    def __post_init__(self):
+        if not self.features or min(self.features) < 1:
+            raise ValueError(
+                f"features={self.features}: must name at least one layer, each at "
+                f"least 1 wide"
+            )
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, x, *, train: bool = False, groups: int = 1):
+        """x [B, D] -> f32[B, features[-1]]; `groups` as in `norm.BatchNorm`."""
+        x = x.astype(self.dtype)
+        for i, width in enumerate(self.features, start=1):
+            x = nn.Dense(
+                width,
+                dtype=self.dtype,
+                kernel_init=_KERNEL_INIT,
+                bias_init=_bias_init(x.shape[-1]),
+                name=f"linear{i}",
+            )(x)
+            if i == len(self.features):
+                return x.astype(jnp.float32)
+            if self.batch_norm:
+                bn = norm.BatchNorm(dtype=self.dtype, name=f"bn{i}")
+                x = bn(x, train=train, groups=groups)
+            x = nn.relu(x)

@@ -1,0 +1,233 @@
+"""Residual networks as in torchvision, and a small one for tiny images."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from jaxcl.nets import norm
+
+# depth -> blocks per stage, kind of block; 10 is for tests and small machines.
+_DEPTHS = {
+    10: ((1, 1, 1, 1), "basic"),
+    18: ((2, 2, 2, 2), "basic"),
+    34: ((3, 4, 6, 3), "basic"),
+    50: ((3, 4, 6, 3), "bottleneck"),
+}
+_EXPANSION = {"basic": 1, "bottleneck": 4}
+
+
+def _check(field, value, allowed):
+    if value not in allowed:
+        raise ValueError(f"{field}={value!r}: allowed are {list(allowed)}")
+
+
+def _check_images(images):
+    if images.ndim != 4:
+        raise ValueError(
+            f"images.shape={images.shape}: must be [B, H, W, C], with C = 1 for gray"
+        )
+
+
+def _both_sides(pad: int):
+    return ((pad, pad), (pad, pad))
+
+
+def _padding(kernel: int, padding: str):
+    # XLA's SAME puts the odd pixel of a strided window at the end only, PyTorch
+    # pads both sides alike: on even maps the two read different pixels.
+    return "SAME" if padding == "same" else _both_sides(kernel // 2)
+
+
+def _conv(filters, kernel, stride, padding, dtype, name):
+    return nn.Conv(
+        filters,
+        (kernel, kernel),
+        strides=stride,
+        padding=padding,
+        use_bias=False,
+        dtype=dtype,
+        kernel_init=nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
+        name=name,
+    )
+
+
+class Residual(nn.Module):
+    """One residual block: convolutions with batch norm, added to a shortcut.
+
+    Attributes:
+      convs: (filters, kernel, stride) of each convolution.
+      padding: "torch" or "same", see `ResNet`.
+      zero_init: start the last batch norm's scale at 0.
+      dtype: of the computation.
+    """
+
+    convs: tuple[tuple[int, int, int], ...]
+    padding: str
+    zero_init: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x, *, train: bool, groups: int):
+        """x [B, H, W, C] -> [B, H / stride, W / stride, filters of the last conv]."""
+        y = x
+        total_stride = 1
+        for i, (filters, kernel, stride) in enumerate(self.convs, start=1):
+            last = i == len(self.convs)
+            zero = last and self.zero_init
+            pad = _padding(kernel, self.padding)
+            y = _conv(filters, kernel, stride, pad, self.dtype, f"conv{i}")(y)
+            y = norm.BatchNorm(
+                dtype=self.dtype,
+                scale_init=nn.initializers.zeros if zero else nn.initializers.ones,
+                name=f"bn{i}",
+            )(y, train=train, groups=groups)
+            y = y if last else nn.relu(y)
+            total_stride *= stride
+        if total_stride != 1 or x.shape[-1] != filters:
+            name = "downsample_conv"
+            x = _conv(filters, 1, total_stride, _both_sides(0), self.dtype, name)(x)
+            bn = norm.BatchNorm(dtype=self.dtype, name="downsample_bn")
+            x = bn(x, train=train, groups=groups)
+        return nn.relu(y + x)
+
+
+class ResNet(nn.Module):
+    """Residual network without its classifier (He et al., CVPR 2016).
+
+    As torchvision's: the stride of a bottleneck is on its 3x3 convolution, weights
+    are Kaiming normal over fan out, convolutions have no bias.
+
+    Attributes:
+      stage_sizes: blocks per stage; stage s has width * 2**s filters.
+      block: "basic" (two 3x3) or "bottleneck" (1x1, 3x3, 1x1 with 4 times as many).
+      width: filters of the stem and of the first stage.
+      stem: "cifar" (3x3, stride 1) or "imagenet" (7x7, stride 2, 3x3 max pool).
+      stem_padding: of the cifar stem, each side, in pixels. PNR's released code has
+        2, so that a 32x32 image becomes a 34x34 map.
+      padding: "torch" pads windows on both sides alike, "same" is XLA's SAME.
+      zero_init_residual: every block starts as its shortcut.
+      dtype: of the computation; parameters and statistics stay f32.
+    """
+
+    stage_sizes: tuple[int, ...]
+    block: str = "basic"
+    width: int = 64
+    stem: str = "cifar"
+    stem_padding: int = 1
+    padding: str = "torch"
+    zero_init_residual: bool = False
+    dtype: Any = jnp.float32
+
+    def __post_init__(self):
+        _check("block", self.block, _EXPANSION)
+        _check("stem", self.stem, ("cifar", "imagenet"))
+        _check("padding", self.padding, ("torch", "same"))
+        if self.stem == "imagenet":
+            _check("stem_padding with stem='imagenet'", self.stem_padding, (1,))
+        super().__post_init__()
+
+    @property
+    def num_features(self) -> int:
+        """Length D of a feature vector."""
+        last_width = self.width * 2 ** (len(self.stage_sizes) - 1)
+        return last_width * _EXPANSION[self.block]
+
+    @nn.compact
+    def __call__(self, images, *, train: bool = False, groups: int = 1):
+        """Images [B, H, W, C], normalised -> f32[B, D], averaged over the map.
+
+        `train` and `groups` as in `norm.BatchNorm`.
+        """
+        _check_images(images)
+        x = self._stem(images.astype(self.dtype), train, groups)
+        for stage, size in enumerate(self.stage_sizes):
+            for i in range(size):
+                x = Residual(
+                    self._convs(stage, 2 if stage > 0 and i == 0 else 1),
+                    self.padding,
+                    self.zero_init_residual,
+                    self.dtype,
+                    name=f"layer{stage + 1}_{i}",
+                )(x, train=train, groups=groups)
+        return jnp.mean(x.astype(jnp.float32), axis=(1, 2))
+
+    def _stem(self, x, train, groups):
+        cifar = self.stem == "cifar"
+        kernel, stride = (3, 1) if cifar else (7, 2)
+        pad = _both_sides(self.stem_padding) if cifar else _padding(7, self.padding)
+        x = _conv(self.width, kernel, stride, pad, self.dtype, "conv1")(x)
+        bn = norm.BatchNorm(dtype=self.dtype, name="bn1")
+        x = nn.relu(bn(x, train=train, groups=groups))
+        if cifar:
+            return x
+        return nn.max_pool(x, (3, 3), (2, 2), _padding(3, self.padding))
+
+    def _convs(self, stage, stride):
+        filters = self.width * 2**stage
+        if self.block == "basic":
+            return ((filters, 3, stride), (filters, 3, 1))
+        return ((filters, 1, 1), (filters, 3, stride), (filters * 4, 1, 1))
+
+
+class ConvNet(nn.Module):
+    """Three 3x3 conv-BN-ReLU blocks, strides 1, 2, 2, for images of about 8x8.
+
+    Attributes:
+      width: filters of the first block, doubled by each further one.
+      dtype: of the computation; parameters and statistics stay f32.
+    """
+
+    width: int = 32
+    dtype: Any = jnp.float32
+
+    @property
+    def num_features(self) -> int:
+        """Length D of a feature vector."""
+        return self.width * 4
+
+    @nn.compact
+    def __call__(self, images, *, train: bool = False, groups: int = 1):
+        """Images [B, H, W, C], normalised -> f32[B, D], averaged over the map."""
+        _check_images(images)
+        x = images.astype(self.dtype)
+        for i, stride in enumerate((1, 2, 2), start=1):
+            filters = self.width * 2 ** (i - 1)
+            x = _conv(filters, 3, stride, _both_sides(1), self.dtype, f"conv{i}")(x)
+            bn = norm.BatchNorm(dtype=self.dtype, name=f"bn{i}")
+            x = nn.relu(bn(x, train=train, groups=groups))
+        return jnp.mean(x.astype(jnp.float32), axis=(1, 2))
+
+
+def resnet(
+    *,
+    depth: int = 18,
+    width: int = 64,
+    stem: str = "cifar",
+    stem_padding: int = 1,
+    padding: str = "torch",
+    zero_init_residual: bool = False,
+    dtype: Any = jnp.float32,
+) -> ResNet:
+    """ResNet of a usual depth; options as in `ResNet`.
+
+    Raises:
+      ValueError: `depth` is not 10, 18, 34 or 50, or another option is unknown.
+    """
+    _check("depth", depth, _DEPTHS)
+    stage_sizes, block = _DEPTHS[depth]
+    return ResNet(
+        stage_sizes=stage_sizes,
+        block=block,
+        width=width,
+        stem=stem,
+        stem_padding=stem_padding,
+        padding=padding,
+        zero_init_residual=zero_init_residual,
+        dtype=dtype,
+    )
+
+
+def conv_net(*, width: int = 32, dtype: Any = jnp.float32) -> ConvNet:
+    """Small network for tiny images such as 8x8 digits; D = 4 * width."""
+    return ConvNet(width=width, dtype=dtype)

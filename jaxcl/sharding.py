@@ -1,0 +1,96 @@
+"""Devices and hosts: the only file that knows how many there are."""
+
+import os
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+AXIS = "data"
+
+
+def initialize(coordinator=None, num_processes=None, process_id=None, timeout=300):
+    """Join the other processes of a run; on one process, do nothing.
+
+    On TPU pods, SLURM and Kubernetes JAX finds the others by itself when
+    `JAXCL_DISTRIBUTED=1` is set; elsewhere name the coordinator
+    ("host:port"), the number of processes and this one's number.
+    """
+    if coordinator is None and os.environ.get("JAXCL_DISTRIBUTED") != "1":
+        return
+    jax.distributed.initialize(
+        coordinator_address=coordinator,
+        num_processes=num_processes,
+        process_id=process_id,
+        initialization_timeout=timeout,
+    )
+
+
+def mesh(num_devices: int | None = None) -> Mesh:
+    """One axis over all devices, or over the first `num_devices` of them.
+
+    Raises:
+      ValueError: `num_devices` is not between 1 and the number of devices.
+    """
+    devices = jax.devices()
+    count = len(devices) if num_devices is None else num_devices
+    if not 1 <= count <= len(devices):
+        raise ValueError(
+            f"config.devices={count}: allowed are 1 to {len(devices)} "
+            f"({devices[0].platform}) or None for all"
+        )
+    return jax.make_mesh((count,), (AXIS,), (AxisType.Auto,), devices=devices[:count])
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Sharding of what every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def split(mesh: Mesh) -> NamedSharding:
+    """Sharding of what is split over its first axis."""
+    return NamedSharding(mesh, PartitionSpec(AXIS))
+
+
+def replicate(tree, mesh: Mesh):
+    """Put the same arrays, which every process has, whole on every device."""
+    return jax.device_put(tree, replicated(mesh))
+
+
+def shard(batch, mesh: Mesh):
+    """Global arrays from each process's own rows, split over axis 0."""
+    sharding = split(mesh)
+    return jax.tree.map(
+        lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)),
+        batch,
+    )
+
+
+def check_batch(batch_size: int, mesh: Mesh) -> None:
+    """Refuse a global batch that the devices cannot share evenly."""
+    if batch_size % mesh.size:
+        raise ValueError(
+            f"config.batch_size={batch_size}: must be a multiple of the "
+            f"{mesh.size} devices of the run; near: "
+            f"{batch_size // mesh.size * mesh.size or mesh.size}, "
+            f"{(batch_size // mesh.size + 1) * mesh.size}"
+        )
+
+
+def fetch(tree):
+    """Numpy copies of replicated arrays, the same on every process."""
+    return jax.tree.map(lambda x: np.asarray(jax.device_get(x)), tree)
+
+
+def barrier(name: str) -> None:
+    """Wait until every process is here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+def any_process(flag: bool) -> bool:
+    """True everywhere if it is true on one process (a signal reached one host)."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
