@@ -48,19 +48,25 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def split(mesh: Mesh) -> NamedSharding:
-    """Sharding of what is split over its first axis."""
-    return NamedSharding(mesh, PartitionSpec(AXIS))
+def split(mesh: Mesh, axis: int = 0) -> NamedSharding:
+    """Sharding of what is split over one axis, by default the first."""
+    return NamedSharding(mesh, PartitionSpec(*(None,) * axis, AXIS))
 
 
 def replicate(tree, mesh: Mesh):
     """Put the same arrays, which every process has, whole on every device."""
-    return jax.device_put(tree, replicated(mesh))
+    sharding = replicated(mesh)
+
+    def place(x):
+        x = np.asarray(x)  # no check across processes: a thread may call this
+        return jax.make_array_from_process_local_data(sharding, x, x.shape)
+
+    return jax.tree.map(place, tree)
 
 
-def shard(batch, mesh: Mesh):
-    """Global arrays from each process's own rows, split over axis 0."""
-    sharding = split(mesh)
+def shard(batch, mesh: Mesh, axis: int = 0):
+    """Global arrays from each process's own rows, split over one axis."""
+    sharding = split(mesh, axis)
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)),
         batch,

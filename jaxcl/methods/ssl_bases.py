@@ -19,8 +19,8 @@ class Features(NamedTuple):
     k: jax.Array | None  # f32[B,2,D], of the slow network
     p: jax.Array | None  # f32[B,2,D], the distillation predictor g of z
     f: jax.Array | None  # f32[B,2,D], of the teacher
-    key_queue: jax.Array  # f32[2,K,D]
-    frozen_queue: jax.Array  # f32[2,K,D]
+    key_queue: jax.Array | None  # f32[2,K,D]
+    frozen_queue: jax.Array | None  # f32[2,K,D]
     label: jax.Array  # i32[B]
 
 

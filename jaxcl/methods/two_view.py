@@ -25,8 +25,9 @@ import optax
 
 from jaxcl import core, optim
 from jaxcl.losses import contrastive
+from jaxcl.memory import queue
 from jaxcl.methods import ssl_bases
-from jaxcl.nets import heads
+from jaxcl.nets import chain, heads
 
 STRATEGIES = ("finetune", "cassle", "pnr")
 
@@ -38,24 +39,10 @@ class Extra(NamedTuple):
     momentum_stats: core.PyTree  # f32, its own running statistics
     teacher: core.PyTree  # f32, encoder and projector as the last task left them
     teacher_stats: core.PyTree  # f32
-    key_queue: jax.Array  # f32[2,K,D] unit rows, [v] from view v of the slow network
+    key_queue: jax.Array | None  # f32[2,K,D] unit rows, [v] from view v of `momentum`
     key_pointer: jax.Array  # i32[], where the next keys go
-    frozen_queue: jax.Array  # f32[2,K,D] unit rows, [v] from view v of the teacher
+    frozen_queue: jax.Array | None  # f32[2,K,D] unit rows, [v] from view v of `teacher`
     frozen_pointer: jax.Array  # i32[]
-
-
-def enqueue(queue, pointer, rows):
-    """Overwrite the oldest rows of both banks.
-
-    Args: queue f32[2,K,D], pointer i32[], rows f32[2,B,D] with B <= K.
-    Returns: the new queue and pointer.
-    """
-    size, count = queue.shape[1], rows.shape[1]
-    if size % count == 0:  # never wraps: one contiguous write
-        queue = jax.lax.dynamic_update_slice(queue, rows, (0, pointer, 0))
-    else:
-        queue = queue.at[:, (pointer + jnp.arange(count)) % size].set(rows)
-    return queue, (pointer + count) % size
 
 
 def make(
@@ -97,52 +84,41 @@ def make(
     options = ssl_bases.Options(
         temperature, distill_temperature, distill_weight, form, pn1, pn2
     )
-    distils, queues = strategy != "finetune", spec.queues
-    dtype = parts.encoder.dtype
+    distils, dtype = strategy != "finetune", parts.encoder.dtype
+    later = {"finetune": spec.loss, "cassle": spec.cassle, "pnr": spec.pnr}[strategy]
     projector = heads.projector(
         base, hidden_dim=hidden_dim, output_dim=output_dim, dtype=dtype
     )
-    distiller = heads.predictor(
-        hidden_dim=distill_hidden_dim, output_dim=output_dim, dtype=dtype
-    )
+    online = {"encoder": parts.encoder, "projector": projector}
+    distiller = {
+        "distiller": heads.predictor(
+            hidden_dim=distill_hidden_dim, output_dim=output_dim, dtype=dtype
+        )
+    }
 
-    def project(params, stats, images, *, train):
-        """Images f32[2B,...], views interleaved -> f32[B,2,D] and new stats."""
-        outputs, new = images, {}
-        for name, net in (("encoder", parts.encoder), ("projector", projector)):
-            outputs, updated = _apply(net, params, stats, name, outputs, train)
-            new[name] = updated
-        return outputs.reshape(-1, 2, outputs.shape[-1]), new
+    def slow_part(tree):
+        return {name: tree[name] for name in online}
 
     def init(key, batch):
-        k_state, k_augment, *k_nets = jax.random.split(key, 5)
-        k_queues = jax.random.split(jax.random.fold_in(key, 1))
+        k_state, k_augment, k_online, k_distiller, *k_queues = jax.random.split(key, 6)
         images = parts.augment(k_augment, batch["image"][:1])[0]
-        hidden = jnp.zeros((2, parts.encoder.num_features))
-        inputs = {"encoder": images, "projector": hidden}
-        nets = {"encoder": parts.encoder, "projector": projector}
+        params, stats = chain.init(online, k_online, images)
+        slow = core.copy((params, stats))
+        teacher = core.copy((params, stats)) if distils else ({}, {})
         if distils:
-            inputs["distiller"] = jnp.zeros((2, output_dim))
-            nets["distiller"] = distiller
-        params, stats = {}, {}
-        for (name, net), k_net in zip(nets.items(), k_nets, strict=False):
-            variables = net.init(k_net, inputs[name], train=True, groups=2)
-            params[name] = variables["params"]
-            stats[name] = variables.get("batch_stats", {})
-        slow = {name: params[name] for name in ("encoder", "projector")}
-        slow_stats = {name: stats[name] for name in slow}
-        shape = (2, queue_size if queues else 0, output_dim)
-        banks = [contrastive.l2_normalize(jax.random.normal(k, shape)) for k in k_queues]
-        zero = jnp.zeros((), jnp.int32)
+            more = chain.init(distiller, k_distiller, jnp.zeros((2, output_dim)))
+            params, stats = params | more[0], stats | more[1]
+        banks = [
+            contrastive.l2_normalize(jax.random.normal(k, (2, queue_size, output_dim)))
+            for k in k_queues
+        ]
         extra = Extra(
-            momentum=core.copy(slow) if spec.momentum else {},
-            momentum_stats=core.copy(slow_stats) if spec.momentum else {},
-            teacher=core.copy(slow) if distils else {},
-            teacher_stats=core.copy(slow_stats) if distils else {},
-            key_queue=banks[0],
-            key_pointer=zero,
-            frozen_queue=banks[1] if strategy == "pnr" else banks[1][:, :0],
-            frozen_pointer=zero + 0,
+            *(slow if spec.momentum else ({}, {})),
+            *teacher,
+            key_queue=banks[0] if spec.queues else None,
+            key_pointer=jnp.zeros((), jnp.int32),
+            frozen_queue=banks[1] if spec.queues and strategy == "pnr" else None,
+            frozen_pointer=jnp.zeros((), jnp.int32),
         )
         return core.new_state(k_state, params, stats, parts.tx, extra)
 
@@ -150,114 +126,101 @@ def make(
         state = state.replace(opt_state=parts.tx.init(state.params))
         if not distils or task.index == 0:
             return state
-        online = {name: state.params[name] for name in ("encoder", "projector")}
-        online_stats = {name: state.stats[name] for name in online}
+        if task.index == 1:
+            # g is born with the second task; what it was in the first is dropped.
+            key = jax.random.fold_in(core.step_key(state), 1)
+            fresh = chain.init(distiller, key, jnp.zeros((2, output_dim)))
+            state = state.replace(
+                params=state.params | fresh[0], stats=state.stats | fresh[1]
+            )
         extra = state.extra._replace(
-            teacher=core.copy(online), teacher_stats=core.copy(online_stats)
+            teacher=core.copy(slow_part(state.params)),
+            teacher_stats=core.copy(slow_part(state.stats)),
         )
-        if task.index > 1:
-            return state.replace(extra=extra)
-        # g is born with the second task; what it was in the first is dropped.
-        key = jax.random.fold_in(core.step_key(state), 1)
-        fresh = distiller.init(key, jnp.zeros((2, output_dim)), train=True, groups=2)
-        return state.replace(
-            params={**state.params, "distiller": fresh["params"]},
-            stats={**state.stats, "distiller": fresh["batch_stats"]},
-            extra=extra,
-        )
+        return state.replace(extra=extra)
+
+    def two(rows):
+        return rows.reshape(-1, 2, output_dim)
 
     def frozen_features(state, images):
         """The teacher's f32[B,2,D]; zeros in the first task, at no cost."""
-        extra, train = state.extra, frozen_bn == "batch"
 
         def forward():
-            return project(extra.teacher, extra.teacher_stats, images, train=train)[0]
+            extra, train = state.extra, frozen_bn == "batch"
+            return chain.apply(
+                online, extra.teacher, extra.teacher_stats, images, train=train,
+                groups=2,
+            )[0]  # fmt: skip
 
-        absent = jnp.zeros((images.shape[0] // 2, 2, output_dim))
-        return jax.lax.cond(state.task == 0, lambda: absent, forward)
+        absent = jnp.zeros((len(images), output_dim))
+        return two(jax.lax.cond(state.task == 0, lambda: absent, forward))
+
+    def loss_fn(params, state, images, label, k, f):
+        z, stats = chain.apply(
+            online, params, state.stats, images, train=True, groups=2
+        )
+        features = ssl_bases.Features(
+            two(z), k, None, f, state.extra.key_queue, state.extra.frozen_queue, label
+        )
+        if not distils:
+            return spec.loss(features, options), stats
+        p, more = chain.apply(
+            distiller, params, state.stats, spec.distiller_input(z), train=True,
+            groups=2,
+        )  # fmt: skip
+        # Nothing inside the cond but products of embeddings: its gradient holds
+        # no convolution, which would be slow there on CPU.
+        loss = jax.lax.cond(
+            state.task == 0,
+            lambda features: spec.loss(features, options),
+            lambda features: later(features, options),
+            features._replace(p=two(p)),
+        )
+        return loss, stats | more
 
     def step(state, batch):
         views = parts.augment(core.step_key(state), batch["image"])
         images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
         extra, keys, frozen = state.extra, None, None
         if spec.momentum:
-            keys, slow_stats = project(
-                extra.momentum, extra.momentum_stats, images, train=True
-            )
-            extra = extra._replace(momentum_stats=slow_stats)
+            keys, slow_stats = chain.apply(
+                online, extra.momentum, extra.momentum_stats, images, train=True,
+                groups=2,
+            )  # fmt: skip
+            keys, extra = two(keys), extra._replace(momentum_stats=slow_stats)
         if distils:
             frozen = frozen_features(state, images)
-
-        def loss_fn(params):
-            z, stats = project(params, state.stats, images, train=True)
-            features = ssl_bases.Features(
-                z, keys, None, frozen, extra.key_queue, extra.frozen_queue,
-                batch["label"],
-            )  # fmt: skip
-            if not distils:
-                return spec.loss(features, options), stats
-            p, stats["distiller"] = _apply(
-                distiller, params, state.stats, "distiller",
-                spec.distiller_input(z).reshape(-1, output_dim), True,
-            )  # fmt: skip
-            features = features._replace(p=p.reshape(z.shape))
-            later = spec.cassle if strategy == "cassle" else spec.pnr
-            # Nothing inside the cond but products of embeddings: its gradient
-            # holds no convolution.
-            loss = jax.lax.cond(
-                state.task == 0,
-                lambda f: spec.loss(f, options),
-                lambda f: later(f, options),
-                features,
-            )
-            return loss, stats
-
-        (loss, stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-        progress = core.progress(state)
+        (loss, stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(
+            state.params, state, images, batch["label"], keys, frozen
+        )
+        progress, first = core.progress(state), state.task == 0
         lr = parts.lr(progress)
         state = core.apply_gradients(state, grads, parts.tx, lr)
         if spec.momentum:
             decay = optim.momentum_schedule(
                 progress, start=momentum_start, end=momentum_end
             )
-            online = {name: state.params[name] for name in extra.momentum}
-            extra = extra._replace(momentum=optim.ema(extra.momentum, online, decay))
-        if queues:
-            extra = _update_queues(extra, keys, frozen, state.task)
+            moved = optim.ema(extra.momentum, slow_part(state.params), decay)
+            extra = extra._replace(momentum=moved)
+        if spec.queues:
+            pair = queue.enqueue(extra.key_queue, extra.key_pointer, banks_of(keys))
+            extra = extra._replace(key_queue=pair[0], key_pointer=pair[1])
+        if extra.frozen_queue is not None:  # filled from the second task on
+            pair = queue.enqueue(
+                extra.frozen_queue, extra.frozen_pointer, banks_of(frozen),
+                active=~first,
+            )  # fmt: skip
+            extra = extra._replace(frozen_queue=pair[0], frozen_pointer=pair[1])
         metrics = {"loss": loss, "lr": lr, "grad_norm": optax.global_norm(grads)}
         return state.replace(stats=stats, extra=extra), metrics
 
     def embed(state, images):
-        variables = {"params": state.params["encoder"]}
-        variables["batch_stats"] = state.stats["encoder"]
-        return parts.encoder.apply(variables, images, train=False)
+        encoder = {"encoder": parts.encoder}
+        return chain.apply(encoder, state.params, state.stats, images, train=False)[0]
 
     return core.Method(init, step, embed, begin_task=begin_task)
 
 
-def _apply(net, params, stats, name, inputs, train):
-    """Outputs of one net and its running statistics after them."""
-    variables = {"params": params[name], "batch_stats": stats[name]}
-    outputs, updated = net.apply(
-        variables, inputs, train=train, groups=2, mutable=["batch_stats"]
-    )
-    return outputs, updated.get("batch_stats", stats[name])
-
-
-def _update_queues(extra: Extra, keys, frozen, task) -> Extra:
-    """Put this step's keys, and past the first task the teacher's, in the queues."""
-    rows = contrastive.l2_normalize(keys).swapaxes(0, 1)
-    queue, pointer = enqueue(extra.key_queue, extra.key_pointer, rows)
-    extra = extra._replace(key_queue=queue, key_pointer=pointer)
-    if frozen is None or extra.frozen_queue.shape[1] == 0:
-        return extra
-    rows = contrastive.l2_normalize(frozen).swapaxes(0, 1)
-    # In the first task the queue keeps its random rows: it writes what is there.
-    first, count = task == 0, rows.shape[1]
-    slots = (extra.frozen_pointer + jnp.arange(count)) % extra.frozen_queue.shape[1]
-    rows = jnp.where(first, extra.frozen_queue[:, slots], rows)
-    queue, pointer = enqueue(extra.frozen_queue, extra.frozen_pointer, rows)
-    return extra._replace(
-        frozen_queue=queue,
-        frozen_pointer=jnp.where(first, extra.frozen_pointer, pointer),
-    )
+def banks_of(embeddings):
+    """f32[B,2,D] -> unit rows f32[2,B,D], as the queues hold them."""
+    return contrastive.l2_normalize(embeddings).swapaxes(0, 1)

@@ -1,0 +1,48 @@
+"""Quick start: MoCo v2+ with PNR on scikit-learn's digits, 5 tasks x 2 classes.
+
+No download, about a minute on 2 CPU cores:
+  python -m jaxcl.main --config=configs/quickstart.py
+"""
+
+import ml_collections
+
+
+def get_config():
+    config = ml_collections.ConfigDict()
+    config.name = "quickstart"
+    config.seed = 0
+    config.batch_size = 64
+    config.epochs = 30
+    config.scale_lr = False
+    config.data = {"name": "digits"}
+    config.scenario = {"name": "class", "num_tasks": 5}
+    config.augment = {
+        "size": 8,
+        "scale": (0.3, 1.0),
+        "jitter": (0.4, 0.4, 0.0, 0.0),
+        "grayscale": 0.0,
+        "blur": (0.0, 0.0),
+        "solarize": (0.0, 0.0),
+        "flip": 0.0,  # digits have a handedness
+        "mean": (0.305,),
+        "std": (0.376,),
+    }
+    config.encoder = {"name": "conv_net", "width": 32}
+    config.method = {
+        "name": "two_view",
+        "base": "mocov2plus",
+        "strategy": "pnr",
+        "hidden_dim": 128,
+        "output_dim": 64,
+        "distill_hidden_dim": 128,
+        "queue_size": 256,
+    }
+    config.optimizer = {"name": "sgd", "lr": 0.1, "weight_decay": 1e-4}
+    config.schedule = {"name": "warmup_cosine", "warmup_epochs": 3}
+    config.evaluators = {
+        "linear": {"epochs": 30, "lr": 0.5, "milestones": (18, 24), "augment": False},
+        "knn": {"k": 20},
+        "tsne": {},
+    }
+    config.save_every = 50
+    return config

@@ -1,0 +1,145 @@
+"""A job: what a config asks for, with its compiled step and its input feed."""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcl import core, sharding
+from jaxcl.data import prefetch, stream
+
+
+class Job(NamedTuple):
+    """What `build` makes of a config: all that a run needs, data read."""
+
+    method: core.Method
+    stream: stream.Stream
+    task_names: tuple[str, ...]  # of the whole scenario
+    evaluators: dict[str, Callable]  # name -> (state, task number) -> core.Result
+    pictures: dict[str, Callable]  # the same, for evaluators that only draw
+    mesh: Any
+    seed: int
+    batch_size: int  # global
+    epochs: int  # per task
+    resident: bool  # the train split lives on the device
+    crop: Any  # prefetch.Crop, for images that stream
+    views: int  # crops per image that streams
+    workers: int
+    steps_per_call: int
+    log_every: int
+    save_every: int  # 0: after tasks only
+    eval_every: int  # 0: after tasks only
+    keep: int
+    evaluate_untrained: bool
+    plasticity: bool
+    plots: bool
+    record: dict  # options of record.Recorder
+    config: dict  # as JSON
+
+
+def schedule(job: Job, source: stream.Source, task: int) -> stream.Schedule:
+    """Which rows each step of a task reads, a function of (seed, task, epoch)."""
+    return stream.schedule(
+        source, seed=job.seed, task=task, epochs=job.epochs, batch_size=job.batch_size
+    )
+
+
+def resident(job: Job) -> dict:
+    """The train split on every device, {} where it streams."""
+    if not job.resident:
+        return {}
+    examples = job.stream.dataset.train
+    arrays = {"image": examples.images, "label": examples.label}
+    return sharding.replicate(jax.tree.map(np.asarray, arrays), job.mesh)
+
+
+def initial_state(job: Job) -> core.TrainState:
+    """The state before the first task, on all devices."""
+    examples = job.stream.dataset.train
+    if job.resident:
+        images = np.asarray(examples.images[:1])
+    else:
+        first = examples.load(0) if examples.images is None else examples.images[0]
+        size, channels = job.crop.size, first.shape[-1]
+        images = np.zeros((1, job.views, size, size, channels), np.uint8)
+    batch = {"image": images, "label": examples.label[:1]}
+    init = jax.jit(job.method.init, out_shardings=sharding.replicated(job.mesh))
+    return init(jax.random.key(job.seed), batch)
+
+
+def compile_step(job: Job) -> Callable:
+    """(state, resident, batches, count) -> (state, metrics f32[K] each), jitted.
+
+    The state is donated. Leaves of `batches` are [K, B, ...]; the first `count`
+    (i32[]) of the K batches are trained on, so that no boundary recompiles.
+    """
+    split = sharding.split(job.mesh)
+
+    def one(state, resident, batch):
+        if resident:
+            rows = batch["index"]
+            batch = {"index": rows, **jax.tree.map(lambda x: x[rows], resident)}
+            batch = jax.lax.with_sharding_constraint(batch, split)
+        return job.method.step(state, batch)
+
+    def at(batches, i):
+        return jax.tree.map(lambda x: x[i], batches)
+
+    def several(state, resident, batches, count):
+        if job.steps_per_call == 1:  # on CPU a loop slows convolutions' gradients
+            state, metrics = one(state, resident, at(batches, 0))
+            return state, jax.tree.map(lambda m: m[None], metrics)
+        shapes = jax.eval_shape(one, state, resident, at(batches, 0))[1]
+        blank = jax.tree.map(
+            lambda s: jnp.zeros((job.steps_per_call, *s.shape), s.dtype), shapes
+        )
+
+        def body(i, carry):
+            state, metrics = one(carry[0], resident, at(batches, i))
+            kept = jax.tree.map(lambda k, m: k.at[i].set(m), carry[1], metrics)
+            return state, kept
+
+        return jax.lax.fori_loop(0, count, body, (state, blank))
+
+    everywhere = sharding.replicated(job.mesh)
+    return jax.jit(several, donate_argnums=0, out_shardings=everywhere)
+
+
+def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
+    """Batches of a task from its step `start` on, on the device ahead of time.
+
+    Yields:
+      (count, batches, count on the device): up to `steps_per_call` steps at a
+      time, fewer where a save, an evaluation or the end of the task falls.
+    """
+    total = len(schedule(job, source, task))
+    host = prefetch.batches(
+        source, seed=job.seed, task=task, epochs=job.epochs,
+        batch_size=job.batch_size, start=start, workers=job.workers,
+        process_index=jax.process_index(), process_count=jax.process_count(),
+        crop=job.crop, views=job.views, resident=job.resident,
+    )  # fmt: skip
+
+    def grouped():
+        done = start
+        while done < total:
+            ends = [done + job.steps_per_call, total]
+            for every in (job.save_every, job.eval_every):
+                ends += [(done // every + 1) * every] if every else []
+            count = min(ends) - done
+            taken = list(itertools.islice(host, count))
+            taken += taken[-1:] * (job.steps_per_call - count)
+            yield count, jax.tree.map(lambda *x: np.stack(x), *taken)
+            done += count
+
+    def place(item):
+        count, batches = item
+        number = sharding.replicate(np.int32(count), job.mesh)
+        return count, sharding.shard(batches, job.mesh, axis=1), number
+
+    with contextlib.closing(prefetch.ahead(grouped(), place, depth=2)) as ahead:
+        yield from ahead

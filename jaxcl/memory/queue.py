@@ -1,0 +1,33 @@
+"""Queues of embeddings: what came first is overwritten first."""
+
+import jax
+import jax.numpy as jnp
+
+
+def enqueue(queue, pointer, rows, *, active=True):
+    """Overwrite the oldest rows of every bank.
+
+    Args:
+      queue: f32[V, K, D], one bank per view.
+      pointer: i32[], where the next rows go; it wraps at K.
+      rows: f32[V, B, D], B <= K.
+      active: bool[]; if False, queue and pointer stay as they are.
+
+    Returns: the new queue and pointer.
+    Raises: ValueError if B > K.
+    """
+    size, count = queue.shape[1], rows.shape[1]
+    if count > size:
+        raise ValueError(
+            f"config.method.queue_size={size}: must hold a batch, {count} rows"
+        )
+    # Rows are masked, not the queue: that would copy all of it.
+    if size % count == 0:  # never wraps: one contiguous write
+        old = jax.lax.dynamic_slice_in_dim(queue, pointer, count, axis=1)
+        rows = jnp.where(active, rows, old)
+        queue = jax.lax.dynamic_update_slice_in_dim(queue, rows, pointer, axis=1)
+    else:
+        slots = (pointer + jnp.arange(count)) % size
+        rows = jnp.where(active, rows, queue[:, slots])
+        queue = queue.at[:, slots].set(rows, unique_indices=True)
+    return queue, (pointer + jnp.where(active, count, 0)) % size

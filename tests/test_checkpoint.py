@@ -1,0 +1,126 @@
+"""Checkpoints: exact restore, damage, other meshes, full disks."""
+
+import pathlib
+import resource
+import signal
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcl import checkpoint, core, sharding
+
+
+def make_state(seed, mesh):
+    """One leaf of every type that methods keep."""
+    key = jax.random.key(seed)
+    tree = {
+        "key": key,
+        "f32": jax.random.normal(key, (3, 5)),
+        "bf16": jax.random.normal(key, (7,), jnp.bfloat16),
+        "u8": jax.random.randint(key, (2, 4), 0, 255).astype(jnp.uint8),
+        "i32": jnp.int32(seed),
+        "bool": jax.random.bernoulli(key, 0.5, (6,)),
+        "pair": (None, {}, jnp.ones(())),
+    }
+    return jax.jit(core.copy, out_shardings=sharding.replicated(mesh))(tree)
+
+
+def bits(tree):
+    return np.asarray(checkpoint.checksum(tree))
+
+
+def files(directory):
+    return [p for p in pathlib.Path(directory).rglob("*") if p.is_file()]
+
+
+def test_restores_every_type_bitwise_on_another_mesh(tmp_path):
+    state = make_state(3, sharding.mesh(4))
+    saver = checkpoint.Checkpoints(tmp_path)
+    saver.save(7, state, {"task": 1, "nested": [1.5, None]})
+    saver.close()
+    other = make_state(0, sharding.mesh(2))
+    restored = checkpoint.Checkpoints(tmp_path).restore(other)
+    assert restored.number == 7
+    assert restored.cursor == {"task": 1, "nested": [1.5, None]}
+    chex.assert_trees_all_equal_shapes_and_dtypes(restored.state, state)
+    np.testing.assert_array_equal(bits(restored.state), bits(state))
+    np.testing.assert_array_equal(restored.state["f32"], state["f32"])
+    assert restored.state["f32"].sharding.mesh.size == 2
+
+
+def test_nothing_there_is_none(tmp_path):
+    like = make_state(0, sharding.mesh(1))
+    assert checkpoint.Checkpoints(tmp_path / "new").restore(like) is None
+
+
+def test_checksum_sees_one_bit_and_a_swap():
+    tree = {"x": jnp.array([1.0, 2.0, 3.0])}
+    for other in ([1.0, 2.0, np.nextafter(np.float32(3), np.float32(4))], [2.0, 1, 3]):
+        assert bits({"x": jnp.array(other, jnp.float32)}) != bits(tree)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
+def test_damaged_newest_falls_back_and_says_so(tmp_path, caplog, damage):
+    mesh = sharding.mesh(1)
+    saver = checkpoint.Checkpoints(tmp_path, keep=2)
+    for number in (1, 2, 3):
+        saver.save(number, make_state(number, mesh), {"n": number})
+    saver.close()
+    assert {p.name for p in tmp_path.iterdir()} == {"2", "3"}  # keep=2
+    hurt = max(files(tmp_path / "3" / "state" / "d"), key=lambda p: p.stat().st_size)
+    content = bytearray(hurt.read_bytes())
+    if damage == "truncate":
+        hurt.write_bytes(content[: len(content) // 2])
+    elif damage == "flip":
+        content[len(content) // 2] ^= 1
+        hurt.write_bytes(content)
+    else:
+        hurt.unlink()
+    saver = checkpoint.Checkpoints(tmp_path, keep=2)
+    restored = saver.restore(make_state(0, mesh))
+    assert restored.number == 2 and restored.cursor == {"n": 2}
+    np.testing.assert_array_equal(bits(restored.state), bits(make_state(2, mesh)))
+    assert "checkpoint 3" in caplog.text and "damaged" in caplog.text
+    saver.save(3, make_state(30, mesh), {"n": 30})  # its number is free again
+    saver.close()
+    again = checkpoint.Checkpoints(tmp_path).restore(make_state(0, mesh))
+    assert again.cursor == {"n": 30}
+
+
+def test_all_damaged_is_an_error(tmp_path):
+    mesh = sharding.mesh(1)
+    saver = checkpoint.Checkpoints(tmp_path)
+    saver.save(1, make_state(1, mesh), {})
+    saver.close()
+    for path in files(tmp_path / "1" / "state" / "d"):
+        path.write_bytes(b"")
+    with pytest.raises(checkpoint.CheckpointError, match="every checkpoint"):
+        checkpoint.Checkpoints(tmp_path).restore(make_state(0, mesh))
+
+
+def test_full_disk_is_an_error_and_keeps_the_last(tmp_path):
+    mesh = sharding.mesh(1)
+    big = {"x": jax.random.normal(jax.random.key(0), (1 << 20,))}
+    saver = checkpoint.Checkpoints(tmp_path)
+    saver.save(1, big, {})
+    saver.wait()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write fails, as on ENOSPC
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(checkpoint.CheckpointError, match=r"Whole .* \[1\]"):
+            saver.save(2, big, {})
+            saver.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, old)
+    like = {"x": jax.device_put(big["x"], sharding.replicated(mesh))}
+    assert checkpoint.Checkpoints(tmp_path).restore(like).number == 1
+
+
+def test_keep_below_two_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="config.keep=1"):
+        checkpoint.Checkpoints(tmp_path, keep=1)
