@@ -5,11 +5,14 @@ the signatures are the schema: a key that a function does not take, or a value
 of another type than its default, is an error before anything is read.
 """
 
+import collections.abc
 import difflib
 import importlib
 import inspect
 import json
 import pkgutil
+import types
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -59,27 +62,31 @@ def options(function, section, field: str, given=()) -> dict:
                 f"{field}.{key}: no such option; {hint}"
                 f"allowed are {', '.join(sorted(parameters)) or 'none'}"
             )
-        chosen[key] = _checked(value, parameters[key].default, f"{field}.{key}")
+        chosen[key] = _checked(value, parameters[key], f"{field}.{key}")
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in chosen:
             raise ValueError(f"{field}.{name}: missing, and it has no default")
     return chosen
 
 
-def _checked(value, default, field):
-    """The value, refused where its type is not the default's."""
-    if default is None or default is inspect.Parameter.empty or value is None:
+def _checked(value, parameter, field):
+    """The value, refused where its type is not the parameter's."""
+    default, annotation = parameter.default, parameter.annotation
+    if value is None or default in (None, inspect.Parameter.empty):
         return value
-    numbers = isinstance(default, float) and isinstance(value, int)
-    kind = (tuple, list) if isinstance(default, (tuple, list)) else type(default)
-    right = isinstance(value, kind) and isinstance(value, bool) == isinstance(
-        default, bool
-    )
-    if not right and not (numbers and not isinstance(value, bool)):
-        raise ValueError(
-            f"{field}={value!r}: must be {type(default).__name__}, like the "
-            f"default {default!r}"
-        )
+    if isinstance(annotation, types.UnionType):
+        kinds = [typing.get_origin(a) or a for a in typing.get_args(annotation)]
+    else:
+        kinds = [type(default)]
+    kinds += [int] if float in kinds else []
+    kinds += [list, tuple] if {list, tuple, collections.abc.Sequence} & {*kinds} else []
+    # bool is an int to Python, never to a user.
+    right = type(value) in kinds if isinstance(value, bool) else isinstance(
+        value, tuple(kinds)
+    )  # fmt: skip
+    if not right:
+        names = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
+        raise ValueError(f"{field}={value!r}: must be {names}; default {default!r}")
     return value
 
 
@@ -175,7 +182,7 @@ def _job(
     plasticity=True,
     tensorboard=True,
     plots=True,
-    progress="auto",
+    progress: str | bool = "auto",
 ) -> job.Job:
     """Defaults of what the config may set at its top level.
 
@@ -189,9 +196,10 @@ def _job(
     del name
     mesh = sharding.mesh(devices)
     sharding.check_batch(batch_size, mesh)
-    for field, value in (("batch_size", batch_size), ("epochs", epochs)):
-        if value < 1:
-            raise ValueError(f"config.{field}={value}: must be at least 1")
+    _check_least(1, batch_size=batch_size, epochs=epochs, log_every=log_every)
+    _check_least(0, workers=workers, save_every=save_every, eval_every=eval_every)
+    _check_least(1, steps_per_call=1 if steps_per_call is None else steps_per_call)
+    _check_least(2, keep=keep)  # a damaged newest checkpoint has one before it
     core.check_choice("config.precision", precision, tuple(PRECISIONS))
     make_stream = _stream(data, scenario)  # checks options before it reads
     parts, image = _parts(
@@ -211,7 +219,7 @@ def _job(
     )  # fmt: skip
     on_cpu = jax.default_backend() == "cpu"
     judges, pictures = _evaluators(evaluators, eval_parts, workdir)
-    return job.Job(
+    made = job.Job(
         method=the_method,
         stream=tasks,
         task_names=tuple(task.name for task in tasks.tasks),
@@ -236,6 +244,14 @@ def _job(
         plots=plots,
         config=raw,
     )
+    job.check(made)
+    return made
+
+
+def _check_least(least, **fields):
+    for name, value in fields.items():
+        if value < least:
+            raise ValueError(f"config.{name}={value}: must be at least {least}")
 
 
 def _stream(data, scenario):
@@ -255,9 +271,9 @@ def _parts(augment, encoder, optimizer, schedule, precision, epochs, lr_scale):
     resize = augment.pop("resize", None)
     given = options(augment_lib.make, augment, "config.augment", given=("dtype",))
     optimize, optimizer = _named(OPTIMIZERS, optimizer, "config.optimizer")
-    lr = _checked(optimizer.pop("lr", None), 0.1, "config.optimizer.lr")
-    if lr is None:
-        raise ValueError("config.optimizer.lr: missing, and it has no default")
+    lr = optimizer.pop("lr", None)
+    if isinstance(lr, bool) or not isinstance(lr, int | float) or lr <= 0:
+        raise ValueError(f"config.optimizer.lr={lr!r}: must be a number above 0")
     curve, schedule = _named(SCHEDULES, schedule, "config.schedule")
     schedule = options(curve, schedule, "config.schedule", given=("epochs",))
     if "epochs" in inspect.signature(curve).parameters:

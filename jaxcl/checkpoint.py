@@ -57,12 +57,7 @@ class Checkpoints:
     """The numbered checkpoints of a run directory, newest last."""
 
     def __init__(self, directory, *, keep: int = 2):
-        """Args: directory, and how many of the newest checkpoints to keep (>= 2)."""
-        if keep < 2:
-            raise ValueError(
-                f"config.keep={keep}: must be at least 2, so that a damaged "
-                "newest checkpoint has one before it"
-            )
+        """Args: directory, and how many of the newest checkpoints to keep."""
         self._directory = epath.Path(directory)
         training = ocp.training
         self._checkpointer = training.Checkpointer(

@@ -62,8 +62,28 @@ class Method(NamedTuple):
     eval_state: Callable = lambda state: state
 
 
+class EvalParts(NamedTuple):
+    """What the config builds for every evaluator.
+
+    An evaluator is a module of jaxcl.evals with `make(parts, *, ...)`, which
+    returns a function (state, number of the task just finished) -> Result. It
+    reads the state through `embed` alone and never changes it.
+    """
+
+    embed: Callable  # (state, normalised images) -> f32[B, D], eval mode
+    stream: Any  # data.stream.Stream
+    num_classes: int
+    size: int  # pixels of the (square) images that the encoder takes
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    resize: int | None  # shorter side before the centre crop; None: no crop
+    seed: int
+    mesh: Any  # jax.sharding.Mesh
+    workers: int  # processes that decode images which do not fit in memory
+
+
 class Result(NamedTuple):
-    """What one evaluation measured."""
+    """What one evaluator measured."""
 
     rows: dict[str, np.ndarray]  # name -> f64[T] per task, nan if not measured
     scalars: dict[str, float]

@@ -57,8 +57,8 @@ def resident(job: Job) -> dict:
     return sharding.replicate(jax.tree.map(np.asarray, arrays), job.mesh)
 
 
-def initial_state(job: Job) -> core.TrainState:
-    """The state before the first task, on all devices."""
+def _example(job: Job) -> dict:
+    """One row of a batch, as the method's init and step see it."""
     examples = job.stream.dataset.train
     if job.resident:
         images = np.asarray(examples.images[:1])
@@ -66,9 +66,30 @@ def initial_state(job: Job) -> core.TrainState:
         first = examples.load(0) if examples.images is None else examples.images[0]
         size, channels = job.crop.size, first.shape[-1]
         images = np.zeros((1, job.views, size, size, channels), np.uint8)
-    batch = {"image": images, "label": examples.label[:1]}
+    return {"image": images, "label": np.asarray(examples.label[:1])}
+
+
+def initial_state(job: Job) -> core.TrainState:
+    """The state before the first task, on all devices."""
     init = jax.jit(job.method.init, out_shardings=sharding.replicated(job.mesh))
-    return init(jax.random.key(job.seed), batch)
+    return init(jax.random.key(job.seed), _example(job))
+
+
+def check(job: Job) -> None:
+    """Trace the step and plan every task, so that what cannot run is said now.
+
+    Raises:
+      ValueError: shapes or sizes do not fit, naming them.
+    """
+    for task in job.stream.tasks:
+        schedule(job, task.train, task.index)
+    example = _example(job)
+    batch = {
+        name: jax.ShapeDtypeStruct((job.batch_size, *rows.shape[1:]), rows.dtype)
+        for name, rows in example.items()
+    }
+    state = jax.eval_shape(job.method.init, jax.random.key(job.seed), example)
+    jax.eval_shape(job.method.step, state, batch)
 
 
 def compile_step(job: Job) -> Callable:

@@ -64,6 +64,14 @@ def replicate(tree, mesh: Mesh):
     return jax.tree.map(place, tree)
 
 
+def settle(tree, mesh: Mesh):
+    """The same arrays, each replicated and committed, whatever made them.
+
+    A step that sees its state in one form compiles once.
+    """
+    return jax.jit(lambda t: t, out_shardings=replicated(mesh))(tree)
+
+
 def shard(batch, mesh: Mesh, axis: int = 0):
     """Global arrays from each process's own rows, split over one axis."""
     sharding = split(mesh, axis)

@@ -70,22 +70,23 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
             workdir, num_tasks=len(tasks), offset=cursor["offset"],
             write=jax.process_index() == 0, **work.record,
         )  # fmt: skip
-        stack.enter_context(recorder)
+        stack.enter_context(contextlib.closing(recorder))
         loop = _Loop(
-            work, workdir, checkpoints, recorder, step or job.compile_step(work), resident,
-            stop, total, [], {"task": time.monotonic() - cursor["seconds"]},
+            work, workdir, checkpoints, recorder, step or job.compile_step(work),
+            resident, stop, total, [], {"task": time.monotonic() - cursor["seconds"]},
         )  # fmt: skip
         results, phase = cursor["results"], cursor["phase"]
         if restored is not None:
             recorder.say(f"resumed at step {int(state.step)}: {workdir}")
         elif work.evaluate_untrained:
             results["untrained"] = record.plain(_evaluate(loop, state, 0).rows)
-        for task in tasks[record.finished(results) :]:
+        for task in tasks[_finished(results) :]:
             if phase == "evaluated":
                 state = _begin_task(loop, state, task)
             if phase != "trained":
                 state = _train_task(loop, state, task, results)
                 state = work.method.end_task(state, task)
+                state = sharding.settle(state, work.mesh)
                 _save(loop, state, results, "trained")
             results = _judge(loop, state, task, results)
             _save(loop, state, results, "evaluated")
@@ -123,7 +124,7 @@ def _begin_task(loop, state, task):
     }
     numbers = {name: np.int32(number) for name, number in numbers.items()}
     state = state.replace(**sharding.replicate(numbers, loop.job.mesh))
-    return loop.job.method.begin_task(state, task)
+    return sharding.settle(loop.job.method.begin_task(state, task), loop.job.mesh)
 
 
 def _train_task(loop, state, task, results):
@@ -194,7 +195,7 @@ def _log(loop, task, until: int) -> None:
 
 def _save(loop, state, results, phase) -> None:
     """Save the state, after which phase it is, and what was recorded so far."""
-    number = int(state.step) + record.finished(results)
+    number = int(state.step) + _finished(results)
     spent = time.monotonic() - loop.clock["task"]
     cursor = {"phase": phase, "seconds": spent, "results": results}
     cursor["offset"] = loop.recorder.offset()
@@ -234,3 +235,8 @@ def _judge(loop, state, task, results) -> dict:
     for draw in loop.job.pictures.values():
         draw(state, task.index)
     return results
+
+
+def _finished(results: dict) -> int:
+    """How many tasks have been evaluated."""
+    return sum(scalars is not None for scalars in results["scalars"])

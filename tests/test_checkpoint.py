@@ -119,8 +119,3 @@ def test_full_disk_is_an_error_and_keeps_the_last(tmp_path):
         signal.signal(signal.SIGXFSZ, old)
     like = {"x": jax.device_put(big["x"], sharding.replicated(mesh))}
     assert checkpoint.Checkpoints(tmp_path).restore(like).number == 1
-
-
-def test_keep_below_two_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="config.keep=1"):
-        checkpoint.Checkpoints(tmp_path, keep=1)

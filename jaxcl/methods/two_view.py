@@ -211,7 +211,7 @@ def make(
                 active=~first,
             )  # fmt: skip
             extra = extra._replace(frozen_queue=pair[0], frozen_pointer=pair[1])
-        metrics = {"loss": loss, "lr": lr, "grad_norm": optax.global_norm(grads)}
+        metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
         return state.replace(stats=stats, extra=extra), metrics
 
     def embed(state, images):

@@ -1,0 +1,394 @@
+"""Where examples come from: functions that return a `stream.Dataset`, by name.
+
+Every source takes `validation`, the share of each class (and domain) that is cut
+out of train by `seed`; the test split never changes with the run's seed.
+"""
+
+import concurrent.futures
+import difflib
+import json
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+
+from jaxcl.data import convert, prefetch, stream
+
+TEST_SEED = 0  # of test splits that we draw ourselves
+MAPPED_BYTES = 4 << 30  # image files from this size on are mapped, not read
+
+
+def take(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
+    """The examples at `rows`, renumbered from 0."""
+    images, load = examples.images, examples.load
+    return stream.Examples(
+        examples.label[rows],
+        examples.domain[rows],
+        None if images is None else images[rows],
+        None if load is None else load._replace(rows=load.rows[rows]),
+    )
+
+
+def drawn(examples: stream.Examples, fraction: float, seed: list[int]) -> np.ndarray:
+    """bool[N], about `fraction` of every class and domain: at least 1 of 2 or more."""
+    if not 0 <= fraction < 1:
+        raise ValueError(f"fraction = {fraction}: must be at least 0 and below 1")
+    label, domain = examples.label, examples.domain
+    mask = np.zeros(len(label), bool)
+    if fraction == 0:
+        return mask
+    order = np.lexsort((domain, label))
+    pairs = np.stack([label[order], domain[order]])
+    starts = np.flatnonzero((pairs[:, 1:] != pairs[:, :-1]).any(0)) + 1
+    for rows in np.split(order, starts):
+        # A generator per class: a class list does not change what the others get.
+        tags = [int(label[rows[0]]) + 1, int(domain[rows[0]]) + 1]
+        rng = np.random.default_rng([*seed, *tags])
+        count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
+        mask[rng.permutation(rows)[:count]] = True
+    return mask
+
+
+def split_validation(train: stream.Examples, fraction: float, seed: int):
+    """(train, validation): a seeded share of every class; None for fraction 0."""
+    mask = drawn(train, fraction, [seed, 1])
+    if not mask.any():
+        return train, None
+    return take(train, np.flatnonzero(~mask)), take(train, np.flatnonzero(mask))
+
+
+def finish(
+    dataset: stream.Dataset,
+    *,
+    validation: float,
+    seed: int,
+    size: int | None = None,
+    resident: bool = False,
+    on_corrupt: str = "error",
+) -> stream.Dataset:
+    """What every source does last: cut validation, wrap loaders, check.
+
+    `dataset.validation` is only there before if the source came with one.
+    """
+    if on_corrupt not in ("error", "skip"):
+        raise ValueError(f"on_corrupt = {on_corrupt!r}: must be 'error' or 'skip'")
+    if size is not None and size < 1:
+        raise ValueError(f"size = {size}: must be at least 1")
+    stream.validate(dataset)
+    if validation and dataset.validation is not None:
+        raise ValueError(
+            f"validation = {validation}: {dataset.name} already has a validation split"
+        )
+    if validation:
+        train, held = split_validation(dataset.train, validation, seed)
+        dataset = dataset._replace(train=train, validation=held)
+
+    def wrap(examples):
+        if examples is None or examples.load is None:
+            return examples
+        load = examples.load
+        if size is not None:
+            crop = prefetch.CenterCrop(size, size, decoder=dataset.decoder)
+            load = load._replace(crop=crop)
+        # After the splits: a substitute must not come from another one.
+        if on_corrupt == "skip":
+            load = load._replace(label=examples.label, domain=examples.domain)
+        examples = examples._replace(load=load)
+        return _resident(examples) if resident else examples
+
+    return dataset._replace(
+        train=wrap(dataset.train),
+        validation=wrap(dataset.validation),
+        test=wrap(dataset.test),
+    )
+
+
+def _resident(examples: stream.Examples) -> stream.Examples:
+    first = examples.load(0)
+    images = np.empty((stream.size(examples), *first.shape), np.uint8)
+
+    def read(row):
+        image = examples.load(row)
+        if image.shape != first.shape:
+            raise ValueError(
+                f"{examples.load.name(row)} is {image.shape}, but "
+                f"{examples.load.name(0)} is {first.shape}: set `size` to bring all "
+                "images to one size"
+            )
+        images[row] = image
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for _ in pool.map(read, range(len(images))):
+            pass
+    return examples._replace(images=images, load=None)
+
+
+def digits(
+    *,
+    validation: float = 0.0,
+    seed: int = 0,
+    size: int | None = None,
+    interpolation: str = "bicubic",
+    channels: int = 1,
+) -> stream.Dataset:
+    """scikit-learn's 1,797 handwritten digits, u8[N,8,8,1], 0..16 scaled to 0..255.
+
+    Test is a fixed fifth of every class. `size` resizes by Pillow ("nearest" or
+    "bicubic"); channels = 3 repeats the grey one.
+    """
+    from sklearn import datasets  # a second to import, only needed here
+
+    if channels not in (1, 3):
+        raise ValueError(f"channels = {channels}: must be 1 or 3")
+    if interpolation not in ("nearest", "bicubic"):
+        raise ValueError(
+            f"interpolation = {interpolation!r}: must be 'nearest' or 'bicubic'"
+        )
+    raw = datasets.load_digits()
+    images = np.round(raw.images * (255 / 16)).astype(np.uint8)
+    if size is not None:
+        how = Image.Resampling[interpolation.upper()]
+        resized = [Image.fromarray(x).resize((size, size), how) for x in images]
+        images = np.stack([np.asarray(x) for x in resized])
+    images = np.repeat(images[..., None], channels, axis=-1)
+    label = raw.target.astype(np.int32)
+    whole = stream.Examples(label, np.zeros_like(label), images)
+    names = tuple(str(digit) for digit in range(10))
+    data = _split_test("digits", names, whole, 0.2, TEST_SEED)
+    return finish(data, validation=validation, seed=seed)
+
+
+def _split_test(name, class_names, whole, fraction, seed, decoder=""):
+    mask = drawn(whole, fraction, [seed, 2])
+    test = take(whole, np.flatnonzero(mask)) if mask.any() else None
+    train = take(whole, np.flatnonzero(~mask))
+    return stream.Dataset(name, class_names, ("all",), train, None, test, decoder)
+
+
+def _examples(where, images, label, domain) -> stream.Examples:
+    """Examples of arrays as files hold them: any integers, grey without channels."""
+    if images.ndim == 3:
+        images = images[..., None]
+    label = np.full(len(images), -1) if label is None else label
+    domain = np.zeros(len(images), int) if domain is None else domain
+    for field, values in (("labels", label), ("domains", domain)):
+        if not np.issubdtype(values.dtype, np.integer):
+            raise ValueError(f"{where}: {field} are {values.dtype}, expected integers")
+        if values.shape != images.shape[:1]:
+            raise ValueError(
+                f"{where}: {field} have shape {list(values.shape)} for "
+                f"{len(images)} images"
+            )
+    return stream.Examples(label.astype(np.int32), domain.astype(np.int32), images)
+
+
+def npz(*, path: str, validation: float = 0.0, seed: int = 0) -> stream.Dataset:
+    """An .npz file, plain or packed (see `convert.read_npz`).
+
+    Either train_x, train_y, test_x, test_y (and train_domain, test_domain), or x, y,
+    is_test (and domain); with class_names, domain_names. Images u8[N,H,W] or
+    u8[N,H,W,C]; labels and the test part may be missing.
+    """
+    split_keys = [f"{s}_{k}" for s in ("train", "test") for k in ("x", "y", "domain")]
+    keys = ("x", "y", "domain", "is_test", "class_names", "domain_names")
+    data = convert.read_npz(path, (*split_keys, *keys))
+    parts = {}
+    if "train_x" in data:
+        for split in ("train", "test"):
+            if f"{split}_x" in data:
+                values = [data.get(f"{split}_{key}") for key in ("x", "y", "domain")]
+                parts[split] = _examples(f"{path}: {split}", *values)
+    elif "x" in data:
+        values = [data.get(key) for key in ("x", "y", "domain")]
+        whole = _examples(path, *values)
+        mask = data.get("is_test", np.zeros(len(whole.label), bool))
+        if mask.dtype != bool or mask.shape != (len(data["x"]),):
+            raise ValueError(f"{path}: is_test must be bool[{len(data['x'])}]")
+        parts["train"] = take(whole, np.flatnonzero(~mask))
+        if mask.any():
+            parts["test"] = take(whole, np.flatnonzero(mask))
+    else:
+        raise ValueError(f"{path}: has neither train_x nor x, but {sorted(data)}")
+    names = {}
+    for field, key in (("label", "class_names"), ("domain", "domain_names")):
+        count = 1 + max(int(getattr(x, field).max(initial=-1)) for x in parts.values())
+        names[key] = tuple(str(x) for x in data.get(key, range(count)))
+    name = os.path.splitext(os.path.basename(path))[0]
+    data = stream.Dataset(
+        name, **names, train=parts["train"], validation=None, test=parts.get("test")
+    )
+    return finish(data, validation=validation, seed=seed)
+
+
+def arrays(
+    *,
+    path: str,
+    resident: bool | None = None,
+    validation: float = 0.0,
+    seed: int = 0,
+) -> stream.Dataset:
+    """A directory of .npy files with a meta.json, see `jaxcl.data.convert`.
+
+    resident: read the images whole (then compared with their sha256); False maps
+    the file and reads row by row; None decides by size, 4 GiB and more are mapped.
+    """
+    meta_path = os.path.join(path, "meta.json")
+    try:
+        with open(meta_path, encoding="utf-8") as file:
+            meta = json.load(file)
+        splits = meta["splits"]
+        names = [tuple(meta.get(key, ())) for key in ("class_names", "domain_names")]
+        parts = {split: _array_split(path, splits[split], resident) for split in splits}
+        train = parts["train"]
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"{meta_path}: expected the file that jaxcl.data.convert writes, "
+            f"got {type(error).__name__}: {error}"
+        ) from error
+    data = stream.Dataset(
+        name=meta.get("name", os.path.basename(os.path.normpath(path))),
+        class_names=names[0],
+        domain_names=names[1] or ("all",),
+        train=train,
+        validation=parts.get("validation"),
+        test=parts.get("test"),
+        decoder=meta.get("decoder", ""),
+        mean=tuple(meta["mean"]) if "mean" in meta else None,
+        std=tuple(meta["std"]) if "std" in meta else None,
+    )
+    return finish(data, validation=validation, seed=seed)
+
+
+def _array_split(path, entries, resident) -> stream.Examples:
+    label, domain = (
+        convert.read_entry(path, entries[key]) if key in entries else None
+        for key in ("label", "domain")
+    )
+    file = os.path.join(path, entries["images"]["file"])
+    if resident is None:
+        resident = os.path.getsize(file) < MAPPED_BYTES
+    if resident:
+        images = convert.read_entry(path, entries["images"])
+        return _examples(file, images, label, domain)
+    images = convert.mapped(file)
+    if images.dtype != np.uint8 or images.ndim != 4:
+        raise ValueError(
+            f"{file} is {images.dtype}{list(images.shape)}, expected uint8[N, H, W, C]"
+        )
+    examples = _examples(file, images, label, domain)
+    load = convert.Loader(convert.Mapped(file), np.arange(len(images)))
+    return examples._replace(images=None, load=load)
+
+
+def image_folder(
+    *,
+    path: str,
+    classes: str | None = None,
+    test: float = 0.2,
+    test_seed: int = TEST_SEED,
+    size: int | None = None,
+    resident: bool = False,
+    channels: int = 3,
+    decoder: str = "auto",
+    on_corrupt: str = "error",
+    validation: float = 0.0,
+    seed: int = 0,
+) -> stream.Dataset:
+    """Image files in folders, decoded row by row.
+
+    Layouts: train/CLASS/* with test/ or val/ of the same classes (where both are
+    there, val/ is the validation split; one without class folders is left out);
+    CLASS/* alone, of which `test` of every class, drawn by `test_seed`, is the test
+    split; or images without class folders: unlabelled, no test split. Classes are
+    sorted by name.
+
+    classes: a text file that names the classes to keep, in that order.
+    size: shorter side to `size`, then a centre crop; resident: decode all, once.
+    on_corrupt: "error", or "skip": another image of the class takes the place.
+    """
+    wanted = None if classes is None else convert.class_list(classes)
+    decoder = prefetch.choose_decoder(decoder)
+    if not os.path.isdir(path):
+        raise ValueError(
+            f"path = {path!r}: no such directory; expected train/CLASS/* and val/ or "
+            "test/, or CLASS/*, or images"
+        )
+    held = [x for x in ("val", "test") if os.path.isdir(os.path.join(path, x))]
+    inner = "train" if os.path.isdir(os.path.join(path, "train")) else ""
+    names, label, files = _scan(path, inner, wanted)
+
+    def examples(label, files):
+        reader = convert.Files(path, np.array(files, bytes), decoder, channels)
+        label = np.array(label, np.int32)
+        load = convert.Loader(reader, np.arange(len(files)))
+        return stream.Examples(label, np.zeros_like(label), load=load)
+
+    whole, name = examples(label, files), os.path.basename(os.path.abspath(path))
+    if names and inner:
+        held = [x for x in held if _folders(os.path.join(path, x))]
+    if inner and held:
+        parts = [examples(*_scan(path, x, names, wanted is None)[1:]) for x in held]
+        validation_part = parts[0] if len(parts) == 2 else None
+        data = stream.Dataset(
+            name, names, ("all",), whole, validation_part, parts[-1], decoder
+        )
+    else:
+        data = _split_test(
+            name, names, whole, test if names else 0.0, test_seed, decoder
+        )
+    return finish(
+        data,
+        validation=validation,
+        seed=seed,
+        size=size,
+        resident=resident,
+        on_corrupt=on_corrupt,
+    )
+
+
+def _folders(path: str) -> list[str]:
+    with os.scandir(path) as entries:
+        return sorted(x.name for x in entries if x.is_dir() and x.name[0] != ".")
+
+
+def _scan(path, inner, wanted, only=False):
+    """Class names, labels and files (relative to `path`) below path/inner."""
+    folder = os.path.join(path, inner)
+    names, files, label = _folders(folder), [], []
+    if wanted:
+        missing, extra = sorted({*wanted} - {*names}), sorted({*names} - {*wanted})
+        if missing or (only and extra):
+            raise ValueError(
+                f"{folder}: class folders missing: {missing[:5]}, unknown: {extra[:5]}"
+            )
+        names = wanted
+    for number, name in enumerate(names or [""]):
+        found = convert.image_files(os.path.join(folder, name))
+        if not found:
+            what = f"class {name!r} has no images" if name else "no images"
+            where = os.path.join(folder, name)
+            raise ValueError(f"{where}: {what}, looked for {convert.EXTENSIONS}")
+        files += [os.path.relpath(file, path).encode() for file in found]
+        label += [number if names else -1] * len(found)
+    return tuple(names), label, files
+
+
+def tfds(*, path: str | Sequence[str], **options) -> stream.Dataset:
+    """A TFDS directory on disk or in a bucket, see `tfds_source.read`."""
+    from jaxcl.data import tfds_source  # which imports this module
+
+    return tfds_source.read(path=path, **options)
+
+
+SOURCES = {f.__name__: f for f in (digits, npz, arrays, image_folder, tfds)}
+
+
+def load(name: str, **options) -> stream.Dataset:
+    """The source called `name`; raises ValueError naming all for an unknown one."""
+    if name not in SOURCES:
+        near = difflib.get_close_matches(name, SOURCES, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"source {name!r} is unknown, did you mean {near!r}? All: {(*SOURCES,)}"
+        )
+    return SOURCES[name](**options)

@@ -1,0 +1,180 @@
+"""Weighted k-nearest neighbours on frozen features.
+
+Sources: Wu et al. (CVPR 2018), cosine similarity with weights exp(similarity /
+temperature); and the online kNN of CaSSLe's code (Fini et al., CVPR 2022), which
+weights by 1 / (Euclidean distance + 1e-5). Neighbours are exact; of classes with
+the same vote the first wins.
+"""
+
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcl import core, sharding
+from jaxcl.data import stream
+from jaxcl.evals import features as features_lib
+
+_EXACT = jax.lax.Precision.HIGHEST  # TF32 would swap neighbours
+
+
+def votes(
+    queries,
+    bank,
+    labels,
+    mask,
+    *,
+    num_classes: int,
+    k: int = 20,
+    temperature: float = 0.07,
+    distance: str = "cosine",
+):
+    """Summed weights of the k nearest bank rows, per class.
+
+    Args:
+      queries: f32[B, D].
+      bank: f32[N, D], N >= k.
+      labels: i32[N].
+      mask: bool[B, N] or bool[N], which bank rows there are (for each query);
+        where fewer than k, these vote alone.
+
+    Returns:
+      f32[B, num_classes].
+    """
+    if distance == "cosine":
+        queries, bank = features_lib.unit(queries), features_lib.unit(bank)
+        scores = jnp.dot(queries, bank.T, precision=_EXACT)
+    else:
+        # |q|^2 is the same for all of a query's neighbours and left out.
+        scores = 2.0 * jnp.dot(queries, bank.T, precision=_EXACT)
+        scores = scores - jnp.sum(bank**2, axis=1)
+    scores, nearest = jax.lax.top_k(jnp.where(mask, scores, -jnp.inf), k)
+    if distance == "cosine":
+        weights = jnp.exp(scores / temperature)
+    else:
+        # Not from the scores: |q|^2 + |b|^2 - 2 q.b loses all digits when near.
+        gap = jnp.linalg.norm(queries[:, None] - bank[nearest], axis=-1)
+        weights = jnp.where(jnp.isfinite(scores), 1.0 / (gap + 1e-5), 0.0)
+    # Not a scatter: its order of summation may change from run to run on GPUs.
+    chosen = jax.nn.one_hot(labels[nearest], num_classes)
+    return jnp.einsum("bk,bkc->bc", weights, chosen, precision=_EXACT)
+
+
+def _judge(parts, groups, batch_size, options) -> Callable:
+    """(bank, bank mask, test features) -> bool[M]: right among all, within task."""
+    stream_, mesh = parts.stream, parts.mesh
+    count, devices = stream.size(stream_.evaluation), mesh.size
+    batch_size = -(-min(batch_size, count) // devices) * devices
+    steps = -(-count // batch_size)
+    arrays = (
+        stream_.dataset.train.label,
+        groups.train_task,
+        np.resize(groups.test_task, steps * batch_size).reshape(steps, batch_size),
+    )
+    labels, train_task, test_task = sharding.replicate(arrays, mesh)
+    truth = stream_.evaluation.label
+    whole, split_rows = sharding.replicated(mesh), sharding.split(mesh)
+
+    def judge(held, bank, mask, labels, train_task, test_task):
+        # Distances do not change, but rounding does: far from 0 it would dominate.
+        if options["distance"] == "euclidean":
+            held, bank = held - bank.mean(axis=0), bank - bank.mean(axis=0)
+        padded = jnp.pad(held, ((0, steps * batch_size - count), (0, 0)))
+
+        def classify(queries, own):
+            queries, own = jax.lax.with_sharding_constraint((queries, own), split_rows)
+            guesses = []
+            masks = [mask, mask & (train_task == own[:, None])]
+            for allowed in masks if groups.aware else masks[:1]:
+                found = votes(queries, bank, labels, allowed, **options)
+                # No neighbour, no guess.
+                guess = jnp.where(found.max(axis=1) > 0, found.argmax(axis=1), -1)
+                guesses.append(jax.lax.with_sharding_constraint(guess, whole))
+            return jnp.stack(guesses, axis=1)
+
+        blocks = padded.reshape(steps, batch_size, -1)
+        guesses = jax.lax.map(lambda block: classify(*block), (blocks, test_task))
+        return guesses.reshape(steps * batch_size, -1)[:count]
+
+    program = jax.jit(judge, out_shardings=whole)
+
+    def run(held, bank, mask):
+        found = program(held, bank, mask, labels, train_task, test_task)
+        return sharding.fetch(found).T == truth
+
+    return run
+
+
+def _check(parts, k, temperature, distance, train_on, batch_size):
+    field = "config.evaluators.knn."
+    core.check_choice(field + "distance", distance, ("cosine", "euclidean"))
+    core.check_choice(field + "train_on", train_on, ("all", "seen"))
+    whole = isinstance(batch_size, int) and batch_size >= 1
+    features_lib.require("knn.batch_size", batch_size, whole, "a whole number >= 1")
+    # exp(1 / temperature) must fit f32.
+    features_lib.require("knn.temperature", temperature, temperature > 0.012, "> 0.012")
+    most = stream.size(parts.stream.dataset.train)
+    good = isinstance(k, int) and 1 <= k <= most
+    features_lib.require("knn.k", k, good, f"from 1 to the {most} train rows")
+
+
+def make(
+    parts,
+    *,
+    k=20,
+    temperature=0.07,
+    distance="cosine",
+    train_on="all",
+    batch_size=256,
+) -> Callable:
+    """kNN evaluation after a task.
+
+    Args:
+      parts: core.EvalParts.
+      k: neighbours that vote.
+      temperature: of the cosine weights.
+      distance: "cosine" or "euclidean".
+      train_on: "all" train rows after every task, or those of the tasks "seen".
+      batch_size: test rows at a time; memory is batch_size x train rows.
+
+    Returns:
+      evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without
+      test rows): "class_incremental", neighbours among all train rows; where tasks
+      are disjoint classes "task_aware", where they are domains "domain_aware":
+      neighbours among the train rows of the test row's own task only, nan for
+      tasks to come under "seen". Scalars: "accuracy" on all evaluation rows,
+      "seconds".
+
+    Raises:
+      ValueError: an option out of its range; no evaluation split; no labels.
+    """
+    _check(parts, k, temperature, distance, train_on, batch_size)
+    features_lib.check_labels(parts, "knn")
+    groups = features_lib.split(parts)
+    embed_train = features_lib.make(parts, parts.stream.dataset.train)
+    embed_test = features_lib.make(parts, parts.stream.evaluation)
+    options = {
+        "num_classes": parts.num_classes,
+        "k": k,
+        "temperature": temperature,
+        "distance": distance,
+    }
+    judge = _judge(parts, groups, batch_size, options)
+
+    def evaluate(state, task: int) -> core.Result:
+        began = time.monotonic()
+        mask = features_lib.train_mask(groups, train_on, task)
+        right = judge(embed_test(state), embed_train(state), mask)
+        rows = {"class_incremental": features_lib.per_task(parts, right[0])}
+        if groups.aware:
+            told = features_lib.per_task(parts, right[1])
+            rows[groups.aware] = features_lib.blank_unseen(told, train_on, task)
+        scalars = {
+            "accuracy": float(right[0].mean()),
+            "seconds": time.monotonic() - began,
+        }
+        return core.Result(rows, scalars)
+
+    return evaluate

@@ -1,0 +1,167 @@
+"""Contrastive losses over a batch of embeddings.
+
+Rows are examples, and a batch is the global batch: under `jit` over a mesh the
+compiler adds the collectives. Every loss L2-normalises its rows itself, works
+in float32 at least (bfloat16 is cast first) and returns one scalar.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+
+def l2_normalize(x, *, eps=1e-12):
+    """Rows of unit length, x / max(|x|, eps).
+
+    A row of zeros stays zero and receives a zero gradient, where x / |x| would
+    give nan and x / eps a gradient of 1e12.
+
+    Args:
+      x: f32[..., D]; bfloat16 is cast to float32.
+      eps: smallest length that is divided by.
+
+    Returns:
+      f32[..., D].
+    """
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    squared = jnp.sum(x * x, axis=-1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.maximum(squared, eps**2))
+    return x * jnp.where(squared > 0, inverse, 0.0)
+
+
+def interleave(a, b):
+    """Rows of two views, [B, D] each, as [2B, D]: 2i and 2i + 1 are example i.
+
+    Args:
+      a: f32[B, D], view 1.
+      b: f32[B, D], view 2.
+
+    Returns:
+      f32[2B, D].
+    """
+    # Concatenation would move rows between devices, this keeps each in place.
+    return jnp.stack([a, b], axis=1).reshape(-1, a.shape[-1])
+
+
+def dot(a, b):
+    """Inner products of the rows of `a` and `b`.
+
+    Args:
+      a: f32[..., N, D].
+      b: f32[..., M, D].
+
+    Returns:
+      f32[..., N, M].
+    """
+    # One bfloat16 pass, a TPU's default, is too coarse to be divided by a
+    # temperature; HIGH is three passes there and TF32 on a GPU.
+    return jnp.einsum(
+        "...nd,...md->...nm",
+        a,
+        b,
+        precision=jax.lax.Precision.HIGH,
+        preferred_element_type=a.dtype,
+    )
+
+
+def logsumexp_of_others(logits):
+    """Logarithm of sum_{j != i} exp(logits[i, j]).
+
+    Args:
+      logits: f32[N, N].
+
+    Returns:
+      f32[N], -inf if N = 1.
+    """
+    own = jnp.eye(logits.shape[0], dtype=bool)
+    return jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=-1)
+
+
+def nt_xent(z1, z2, *, temperature=0.2):
+    """NT-Xent, the loss of SimCLR (Chen et al., ICML 2020, Eq. 1).
+
+    The mean over all 2B rows i of -s(i, pos) + log sum_{j != i} exp s(i, j),
+    where s is the cosine over the temperature and pos the other view of the
+    same example. The positive is in the denominator, the row itself is not.
+
+    Args:
+      z1: f32[B, D], embeddings of view 1; row i belongs with row i of `z2`.
+      z2: f32[B, D], embeddings of view 2.
+      temperature: divides the cosines.
+
+    Returns:
+      f32[], in nats.
+    """
+    chex.assert_rank(z1, 2)
+    chex.assert_equal_shape([z1, z2])
+    z1, z2 = l2_normalize(z1), l2_normalize(z2)
+    rows = interleave(z1, z2)
+    denominator = logsumexp_of_others(dot(rows, rows) / temperature)
+    # Both rows of an example have the same positive logit.
+    positive = jnp.sum(z1 * z2, axis=-1) / temperature
+    return jnp.mean(denominator) - jnp.mean(positive)
+
+
+def info_nce(
+    anchors, positives, negatives, *, temperature=0.2, positive_in_denominator=True
+):
+    """InfoNCE against shared negatives (van den Oord et al., 2018; MoCo, Eq. 1).
+
+    The mean over rows of -s(a, p) + log(e exp s(a, p) + sum_k exp s(a, n_k)),
+    with s the cosine over the temperature and e 1 or 0. Gradients flow to all
+    three inputs: keys and queues are the caller's to stop.
+
+    Args:
+      anchors: f32[N, D].
+      positives: f32[N, D], row i belongs to anchor i.
+      negatives: f32[K, D], shared by all anchors.
+      temperature: divides the cosines.
+      positive_in_denominator: False gives the decoupled form (e = 0), which
+        can be negative.
+
+    Returns:
+      f32[], in nats.
+    """
+    chex.assert_rank([anchors, positives, negatives], 2)
+    chex.assert_equal_shape([anchors, positives])
+    anchors = l2_normalize(anchors)
+    positive = jnp.sum(anchors * l2_normalize(positives), axis=-1) / temperature
+    logits = dot(anchors, l2_normalize(negatives)) / temperature
+    denominator = jax.nn.logsumexp(logits, axis=-1)
+    if positive_in_denominator:
+        denominator = jnp.logaddexp(positive, denominator)
+    return jnp.mean(denominator - positive)
+
+
+def sup_con(z, labels, *, temperature=0.1, anchor_mask=None):
+    """Supervised contrastive loss (Khosla et al., NeurIPS 2020, Eq. 2, L_out).
+
+    For row i, the mean over its positives p (all other rows of its label) of
+    -s(i, p) + log sum_{j != i} exp s(i, j). A row without positives counts 0.
+    With `anchor_mask` only the chosen rows are anchors, and all rows remain
+    positives and negatives (the asymmetric loss of Co2L, ICCV 2021).
+
+    Args:
+      z: f32[N, D], every row a view.
+      labels: i32[N].
+      temperature: divides the cosines.
+      anchor_mask: bool or f32[N], None for all rows. The mean is over all N
+        rows; a masked one counts 0.
+
+    Returns:
+      f32[], in nats.
+    """
+    chex.assert_rank([z, labels], [2, 1])
+    chex.assert_equal_shape_prefix([z, labels], 1)
+    rows = l2_normalize(z)
+    logits = dot(rows, rows) / temperature
+    own = jnp.eye(rows.shape[0], dtype=bool)
+    positive = (labels[:, None] == labels[None, :]) & ~own
+    count = jnp.sum(positive, axis=-1)
+    total = jnp.sum(jnp.where(positive, logits, 0.0), axis=-1)
+    loss = logsumexp_of_others(logits) - total / jnp.maximum(count, 1)
+    loss = jnp.where(count > 0, loss, 0.0)
+    if anchor_mask is not None:
+        chex.assert_equal_shape([anchor_mask, labels])
+        loss = loss * anchor_mask
+    return jnp.mean(loss)

@@ -1,0 +1,309 @@
+"""Optimisers as directions, learning rates as functions of progress.
+
+An optimiser's `update(grads, opt_state, params, *, lr)` returns a direction d
+and the caller moves `params - lr * d` (`core.apply_gradients`), so a schedule
+can restart with every task, or be a learned controller, without recompiling.
+A schedule maps progress f32[] in [0, 1), the share of the task that is done,
+to a learning rate f32[]. Defaults are those of the released PNR and CaSSLe code.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def _matrices(params):
+    """Which parameters are not biases or scales of normalisation layers."""
+    return jax.tree.map(lambda p: p.ndim > 1, params)
+
+
+def _require(condition, name, value, allowed):
+    if not condition:
+        raise ValueError(f"{name} is {value}, allowed is {allowed}")
+
+
+def _momentum(momentum, nesterov):
+    _require(0 <= momentum < 1, "momentum", momentum, "[0, 1)")
+    _require(momentum or not nesterov, "momentum", momentum, "(0, 1) with nesterov")
+    # No buffer of zeros where none is needed: it would double the saved state.
+    return optax.trace(momentum, nesterov) if momentum else optax.identity()
+
+
+def _decay(weight_decay, exclude_1d):
+    _require(weight_decay >= 0, "weight_decay", weight_decay, "0 or more")
+    if not weight_decay:
+        return optax.identity()
+    mask = _matrices if exclude_1d else None
+    return optax.add_decayed_weights(weight_decay, mask)
+
+
+def sgd(*, momentum=0.9, nesterov=False, weight_decay=0.0, exclude_1d=False):
+    """Stochastic gradient descent with torch's momentum: buf = m * buf + g + wd * w.
+
+    The direction is buf, with `nesterov` g + wd * w + m * buf. The learning rate
+    is outside the buffer and the buffer starts as the first gradient.
+
+    Args:
+      momentum: m in [0, 1).
+      nesterov: look ahead by one step of the buffer.
+      weight_decay: wd, coupled (it enters the buffer).
+      exclude_1d: no weight decay on parameters of one or no axis.
+
+    Returns:
+      optax.GradientTransformationExtraArgs; `lr` is accepted and not used.
+
+    Raises:
+      ValueError: for a value out of its range.
+    """
+    return optax.chain(_decay(weight_decay, exclude_1d), _momentum(momentum, nesterov))
+
+
+def lars(
+    *,
+    eta=0.02,
+    clip=True,
+    momentum=0.9,
+    nesterov=False,
+    weight_decay=1e-4,
+    exclude_1d=True,
+    eps=1e-8,
+):
+    """LARS (You et al., 2017) around SGD, with the clipping of the released code.
+
+    For each tensor w with gradient g, where neither is zero,
+      r = eta |w| / (|g| + wd |w| + eps), with `clip` r = min(r / lr, 1),
+      g <- r (g + wd w),
+    so that the effective step is min(eta |w| / ..., lr); where either is zero, g
+    stays as it is, without decay. Momentum follows, as in `sgd`.
+
+    Args:
+      eta: trust coefficient, above 0.
+      clip: never scale a gradient up; needs `lr` at every update.
+      momentum: m in [0, 1).
+      nesterov: look ahead by one step of the buffer.
+      weight_decay: wd.
+      exclude_1d: parameters of one or no axis have neither scaling nor decay.
+      eps: keeps the ratio finite.
+
+    Returns:
+      optax.GradientTransformationExtraArgs.
+
+    Raises:
+      ValueError: for a value out of its range; TypeError from `update` if `clip`
+        is on and `lr` is not given.
+    """
+    _require(eta > 0, "eta", eta, "above 0")
+    _require(weight_decay >= 0, "weight_decay", weight_decay, "0 or more")
+
+    def scale(g, w, lr):
+        if exclude_1d and w.ndim <= 1:
+            return g
+        g_norm, w_norm = jnp.linalg.norm(g.ravel()), jnp.linalg.norm(w.ravel())
+        ratio = eta * w_norm / (g_norm + weight_decay * w_norm + eps)
+        if clip:
+            ratio = jnp.minimum(ratio / lr, 1.0)
+        scaled = ratio * (g + weight_decay * w)
+        return jnp.where((w_norm > 0) & (g_norm > 0), scaled, g)
+
+    def update(grads, opt_state, params, *, lr=None, **unused):
+        if clip and lr is None:
+            raise TypeError("lars(clip=True): update needs the keyword lr")
+        grads = jax.tree.map(lambda g, w: scale(g, w, lr), grads, params)
+        return grads, opt_state
+
+    scaling = optax.GradientTransformationExtraArgs(
+        lambda params: optax.EmptyState(), update
+    )
+    return optax.chain(scaling, _momentum(momentum, nesterov))
+
+
+def adam(
+    *,
+    b1=0.9,
+    b2=0.999,
+    eps=1e-8,
+    weight_decay=0.0,
+    decoupled=False,
+    exclude_1d=False,
+):
+    """Adam (Kingma and Ba, ICLR 2015); with `decoupled`, AdamW.
+
+    Args:
+      b1: decay of the first moment, in [0, 1).
+      b2: decay of the second moment, in [0, 1).
+      eps: added to the root of the corrected second moment.
+      weight_decay: wd; wd * w joins the gradient before the moments, or the
+        direction after them if `decoupled`.
+      decoupled: see `weight_decay`.
+      exclude_1d: no weight decay on parameters of one or no axis.
+
+    Returns:
+      optax.GradientTransformationExtraArgs; `lr` is accepted and not used.
+
+    Raises:
+      ValueError: for a value out of its range.
+    """
+    for name, value in (("b1", b1), ("b2", b2)):
+        _require(0 <= value < 1, name, value, "[0, 1)")
+    moments, decay = optax.scale_by_adam(b1, b2, eps), _decay(weight_decay, exclude_1d)
+    return optax.chain(*((moments, decay) if decoupled else (decay, moments)))
+
+
+def _epoch(progress, epochs, per_epoch):
+    """Epochs done, f32[] in [0, epochs); whole ones with `per_epoch`."""
+    progress = jnp.asarray(progress, jnp.float32)
+    if not per_epoch:
+        return progress * epochs
+    # progress = step / steps is rounded, and 3 epochs must not become 2.9999998.
+    whole = jnp.floor(progress * epochs + epochs * 2.0**-22)
+    return jnp.minimum(whole, epochs - 1)
+
+
+def _check_schedule(base, epochs, **rates):
+    for name, value in {"base": base, **rates}.items():
+        _require(value >= 0, name, value, "0 or more")
+    _require(epochs >= 1, "epochs", epochs, "1 or more")
+
+
+def constant(base):
+    """The same learning rate throughout.
+
+    Args:
+      base: learning rate, 0 or more.
+
+    Returns:
+      progress f32[] -> f32[].
+
+    Raises:
+      ValueError: if `base` is negative.
+    """
+    _check_schedule(base, 1)
+    return lambda progress: jnp.full_like(progress, base, dtype=jnp.float32)
+
+
+def warmup_cosine(
+    base, *, epochs, warmup_epochs=10, start=0.003, end=0.0, per_epoch=True
+):
+    """Linear warm-up, then half a cosine (schedule of the released PNR code).
+
+    In epoch e of E, with W warm-up epochs:
+      e < W: start + (base - start) e / (W - 1), so epochs W - 1 and W have base,
+      else:  end + (base - end) (1 + cos(pi (e - W) / (E - W))) / 2.
+    W = 1 begins with `start`, W = 0 with `base`.
+
+    Args:
+      base: peak learning rate.
+      epochs: E, epochs of the task.
+      warmup_epochs: W < E.
+      start: learning rate of the first epoch.
+      end: learning rate the cosine runs to.
+      per_epoch: True steps once an epoch, as the released code; False takes the
+        same curves at fractions of an epoch (the warm-up stops at base, and W = 1
+        rises over that epoch).
+
+    Returns:
+      progress f32[] -> f32[].
+
+    Raises:
+      ValueError: for a value out of its range.
+    """
+    _check_schedule(base, epochs, start=start, end=end)
+    fits = 0 <= warmup_epochs < epochs
+    _require(fits, "warmup_epochs", warmup_epochs, f"0 to epochs - 1 = {epochs - 1}")
+
+    def schedule(progress):
+        e = _epoch(progress, epochs, per_epoch)
+        ramp = jnp.minimum(e / max(warmup_epochs - 1, 1), 1.0)
+        angle = jnp.pi * (e - warmup_epochs) / (epochs - warmup_epochs)
+        cosine_part = end + (base - end) * (1.0 + jnp.cos(angle)) / 2.0
+        return jnp.where(e < warmup_epochs, start + ramp * (base - start), cosine_part)
+
+    return schedule
+
+
+def cosine(base, *, epochs, end=0.0, per_epoch=True):
+    """Half a cosine from `base` to `end` (CaSSLe's MoCo).
+
+    Args:
+      base: learning rate of the first epoch.
+      epochs: epochs of the task.
+      end: learning rate the cosine runs to.
+      per_epoch: True steps once an epoch, False continuously.
+
+    Returns:
+      progress f32[] -> f32[].
+
+    Raises:
+      ValueError: for a value out of its range.
+    """
+    return warmup_cosine(
+        base, epochs=epochs, warmup_epochs=0, end=end, per_epoch=per_epoch
+    )
+
+
+def step_decay(base, *, epochs, milestones, factor=0.1):
+    """`base` times `factor` for each milestone reached (torch's MultiStepLR).
+
+    Args:
+      base: learning rate of the first epoch.
+      epochs: epochs of the task.
+      milestones: epochs, from 0, that begin with a smaller rate; each below
+        `epochs`.
+      factor: above 0.
+
+    Returns:
+      progress f32[] -> f32[].
+
+    Raises:
+      ValueError: for a value out of its range.
+    """
+    _check_schedule(base, epochs)
+    _require(factor > 0, "factor", factor, "above 0")
+    for milestone in milestones:
+        fits = 0 < milestone < epochs
+        allowed = f"1 to epochs - 1 = {epochs - 1} each"
+        _require(fits, "milestones", milestones, allowed)
+    # A table on the host: powers of the factor exact to the last bit of float32.
+    rates = [base * factor**i for i in range(len(milestones) + 1)]
+
+    def schedule(progress):
+        e = _epoch(progress, epochs, True)
+        passed = sum((e >= m).astype(jnp.int32) for m in milestones)
+        return jnp.asarray(rates, jnp.float32)[passed]
+
+    return schedule
+
+
+def momentum_schedule(progress, *, start=0.99, end=0.999):
+    """Decay of a momentum encoder: end - (end - start) (cos(pi progress) + 1) / 2.
+
+    From BYOL (Grill et al., NeurIPS 2020), restarted every task by PNR.
+
+    Args:
+      progress: f32[] in [0, 1), share of the task that is done.
+      start: decay at the beginning of the task.
+      end: decay at its end.
+
+    Returns:
+      f32[].
+    """
+    progress = jnp.asarray(progress, jnp.float32)
+    return end - (end - start) * (jnp.cos(jnp.pi * progress) + 1.0) / 2.0
+
+
+def ema(old, new, decay):
+    """Exponential moving average of trees, decay * old + (1 - decay) * new.
+
+    Args:
+      old: tree of floating-point arrays; its dtypes are kept.
+      new: tree of the same structure.
+      decay: f32[] in [0, 1].
+
+    Returns:
+      A tree like `old`.
+    """
+
+    def mix(o, n):
+        return (decay * o + (1.0 - decay) * n).astype(o.dtype)
+
+    return jax.tree.map(mix, old, new)

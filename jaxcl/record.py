@@ -1,0 +1,418 @@
+"""What a run leaves behind: logged rows, TensorBoard events, progress, results.
+
+`metrics.jsonl` holds one JSON object per line and is the truth; TensorBoard is
+a view of it. JSON has no nan or infinity, so both are written as null. All
+other floats come back bit for bit. What depends on the clock sits under the
+key "time" of a row, so two runs are the same if the rest of their rows is.
+"""
+
+import datetime
+import io
+import json
+import math
+import os
+import sys
+import time
+
+import numpy as np
+from etils import epath
+
+from jaxcl import metrics
+
+ROWS = "metrics.jsonl"
+RESULTS = "results.json"
+
+
+def plain(value):
+    """The value in Python types that JSON knows; nan and infinity become None.
+
+    Takes scalars and arrays of any numeric dtype (bfloat16 too), strings, None,
+    and lists, tuples and dicts of these. Integers and bools stay what they are.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    array = np.asarray(value)
+    # Widening to float64 is exact for every float dtype, so float32 round-trips.
+    exact = array if array.dtype.kind in "biu" else array.astype(np.float64)
+    return plain(exact.tolist())
+
+
+def read_rows(workdir) -> list[dict]:
+    """Rows of a run's metrics.jsonl, without a last line that a crash cut off."""
+    data = (epath.Path(workdir) / ROWS).read_bytes()
+    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+
+
+class _Rows:
+    """The file of rows; in a bucket, where objects cannot grow, kept in memory."""
+
+    def __init__(self, path, offset):
+        if offset < 0:
+            raise ValueError(f"offset={offset}: must be >= 0")
+        head = path.read_bytes()[:offset] if path.exists() else b""
+        if len(head) < offset or (offset and not head.endswith(b"\n")):
+            raise ValueError(
+                f"offset={offset}: the checkpoint was saved when {path} had that many "
+                f"bytes of whole rows, now {len(head)} of them are there: the file was "
+                "edited or lost since. Put it back, or start in a new directory."
+            )
+        self._bucket = None if _is_local(path) else path
+        self._file = io.BytesIO() if self._bucket else open(path, "ab")
+        self._file.truncate(offset)
+        self._file.seek(0 if self._bucket else offset)
+        self._file.write(head if self._bucket else b"")
+        self.offset()
+
+    def append(self, row):
+        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        self._file.flush()  # visible at once to whoever follows the run
+
+    def offset(self):
+        if self._bucket:
+            self._bucket.write_bytes(self._file.getvalue())
+        else:
+            os.fsync(self._file.fileno())  # append() flushed
+        return self._file.tell()
+
+    def close(self):
+        self.offset()
+        self._file.close()
+
+
+def _is_local(path) -> bool:
+    return "://" not in os.fspath(path)
+
+
+class Recorder:
+    """Writes what one run logs; `offset` is what a checkpoint keeps of it.
+
+    Rows go to `workdir/metrics.jsonl`. A resumed run passes the offset of its
+    checkpoint: rows logged after it are cut off, since they will be logged
+    again. In a bucket the file is written at `offset()` and `close()` only.
+
+    Args:
+      workdir: directory of the run, made if missing.
+      num_tasks: T, for the progress line.
+      offset: bytes of metrics.jsonl to keep, 0 to start afresh.
+      write: False on all processes but the first: every method does nothing.
+      tensorboard: also write events to `workdir/tensorboard`.
+      progress: True for a bar on stderr, False for none, "auto" for a bar if
+        stderr is a terminal and else a line every `every` seconds.
+      every: seconds between two progress lines.
+
+    Raises:
+      ValueError: `progress` or `every` is not allowed, or metrics.jsonl does
+        not hold `offset` bytes of whole rows.
+    """
+
+    def __init__(
+        self,
+        workdir,
+        *,
+        num_tasks=1,
+        offset=0,
+        write=True,
+        tensorboard=True,
+        progress="auto",
+        every=10.0,
+    ):
+        if progress not in ("auto", True, False):
+            raise ValueError(f"progress={progress!r}: allowed are 'auto', True, False")
+        if not every >= 0:
+            raise ValueError(f"every={every}: must be >= 0 seconds")
+        self._write, self._every, self._num_tasks = write, every, num_tasks
+        self._bar = self._writer = self._started = None
+        self._shown = ""  # last logged loss and speed
+        if not write:
+            return
+        directory = epath.Path(workdir)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._rows = _Rows(directory / ROWS, offset)
+        if tensorboard:
+            kept = read_rows(directory) if offset else []
+            self._writer = _open_events(directory / "tensorboard", kept)
+        bar = sys.stderr.isatty() if progress == "auto" else progress
+        self._mode = "bar" if bar else ("line" if progress == "auto" else "none")
+
+    def log(self, step: int, task: int, **values) -> None:
+        """Append one row `{"step", "task", **values}`.
+
+        Training rows: `log(step, task, epoch=0, loss=..., lr=..., time={...})`;
+        evaluation rows: `log(step, task, eval={...})`. The recorder adds the
+        time of day as `time["unix"]`; `loss` and `time["images_per_second"]`
+        are what the progress bar shows.
+
+        Args:
+          step: optimiser steps done since the run began.
+          task: number of the present task, from 0.
+          values: anything `plain` takes.
+        """
+        if not self._write:
+            return
+        clock = {"unix": time.time(), **values.pop("time", {})}
+        row = plain({"step": int(step), "task": int(task), **values, "time": clock})
+        self._rows.append(row)
+        if self._writer:
+            _add_events(self._writer, row)
+        if "loss" in row:
+            loss, speed = row["loss"], row["time"].get("images_per_second")
+            self._shown = f"  loss {math.nan if loss is None else loss:.4g}"
+            self._shown += "" if speed is None else f"  {speed:.0f} images/s"
+
+    def offset(self) -> int:
+        """Bytes of metrics.jsonl that are safely on disk: all logged so far."""
+        return self._rows.offset() if self._write else 0
+
+    def advance(self, step: int, task: int, total_steps: int) -> None:
+        """Move the progress bar; call it after every step.
+
+        Args:
+          step: optimiser steps done since the run began.
+          task: number of the present task, from 0.
+          total_steps: steps of the whole run, all tasks; may change.
+        """
+        if not self._write or self._mode == "none":
+            return
+        now = time.monotonic()
+        if self._started is None:
+            # From the first step on, so that compiling does not count.
+            self._started, self._printed = (step, now), now
+        text = f"{step}/{total_steps} steps  task {task + 1}/{self._num_tasks}"
+        text += self._shown
+        done = step - self._started[0]
+        if done > 0:
+            left = (total_steps - step) * (now - self._started[1]) / done
+            text += f"  {datetime.timedelta(seconds=round(left))} left"
+        if self._mode == "bar":
+            self._draw(step, total_steps, text)
+        elif now - self._printed >= self._every or step >= total_steps:
+            print(text, file=sys.stderr, flush=True)
+            self._printed = now
+
+    def _draw(self, step, total_steps, text):
+        if self._bar is None:
+            import tqdm  # only runs with a bar pay for it
+
+            layout = "{percentage:3.0f}%|{bar:20}| {desc}"
+            self._bar = tqdm.tqdm(initial=step, file=sys.stderr, bar_format=layout)
+        self._bar.total = total_steps
+        self._bar.set_description_str(text, refresh=False)
+        self._bar.update(step - self._bar.n)
+
+    def say(self, text: str) -> None:
+        """Print to stdout without tearing the progress bar."""
+        if not self._write:
+            return
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stdout)
+        else:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        """Save all that was logged; a second call does nothing."""
+        if not self._write:
+            return
+        self._rows.close()
+        if self._writer:
+            self._writer.close()
+        if self._bar is not None:
+            self._bar.close()
+        self._write = False
+
+
+def _open_events(directory, rows):
+    """A TensorBoard writer that has seen `rows` and nothing else.
+
+    Events reach the disk in a queue of their own, so a crash loses some from
+    before the checkpoint and keeps some from after it: they are written anew.
+    """
+    import tensorboardX  # only runs with TensorBoard pay for it
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for old in list(directory.glob("events.out.tfevents.*")):
+        old.unlink()
+    # A TensorBoard that is looking on drops what it has from step 0 on.
+    writer = tensorboardX.SummaryWriter(
+        os.fspath(directory), purge_step=0, flush_secs=30
+    )
+    for row in rows:
+        _add_events(writer, row)
+    return writer
+
+
+def _add_events(writer, row):
+    values = {k: v for k, v in row.items() if k not in ("step", "task", "time")}
+    for tag, value in _flatten({**values, "time": row["time"]}):
+        if tag != "time/unix":
+            tag = tag if "/" in tag else f"train/{tag}"
+            writer.add_scalar(tag, value, row["step"], walltime=row["time"]["unix"])
+
+
+def _flatten(value, tag=""):
+    """(tag, number) of every number in nested dicts and lists; lists from 1."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value, 1)
+        for key, child in items:
+            yield from _flatten(child, f"{tag}/{key}" if tag else str(key))
+    elif isinstance(value, int | float):
+        yield tag, float(value)
+
+
+def table(matrix, *, name="accuracy", columns=12) -> str:
+    """Text table of what was measured after each task.
+
+    Args:
+      matrix: f[T, T] in [0, 1] or rows with None; `matrix[i, j]` = accuracy on
+        task j after task i. Rows that hold nothing are left out.
+      columns: with more tasks than this the middle ones are left out.
+
+    Returns:
+      One line per finished task: percent per task, `-` where not measured, and
+      the average over the tasks met so far.
+    """
+    matrix = np.asarray(matrix, np.float64)
+    size, half = len(matrix), columns // 2
+    cut = size > columns
+    shown = [*range(half), *range(size - half, size)] if cut else range(size)
+
+    def line(title, cells):
+        if cut:
+            cells = [*cells[:half], "...", *cells[half:]]
+        return title.ljust(max(len(name) + 4, 14)) + "".join(f"{c:>9}" for c in cells)
+
+    lines = [line(f"{name} (%)", [*(f"task {j + 1}" for j in shown), "average"])]
+    for i in np.flatnonzero(~np.isnan(matrix).all(axis=1)):
+        values = 100 * np.append(matrix[i, shown], matrix[i, : i + 1].mean())
+        cells = ["-" if np.isnan(v) else f"{v:.1f}" for v in values]
+        lines.append(line(f"after task {i + 1}", cells))
+    return "\n".join(lines)
+
+
+# Results: a dict that JSON can hold as it is, null where not measured.
+
+
+def empty(num_tasks: int, *, task_names=None, finetune=None) -> dict:
+    """Results before the first task.
+
+    Args:
+      num_tasks: T.
+      task_names: T strings; by default "task 1", "task 2", ...
+      finetune: matrix name -> f[T], accuracy on each task of a model trained
+        on that task alone, judged by the same evaluator; plasticity needs it.
+
+    Raises:
+      ValueError: a length is not T.
+    """
+    names = [f"task {i + 1}" for i in range(num_tasks)]
+    names = names if task_names is None else [str(n) for n in task_names]
+    _check_length("task_names", names, num_tasks)
+    for name, values in (finetune or {}).items():
+        _check_length(f"finetune[{name!r}]", values, num_tasks)
+    return {
+        "task_names": names,
+        "matrices": {},
+        "finetune": None if finetune is None else plain(finetune),
+        "scalars": [None] * num_tasks,
+        "seconds": [None] * num_tasks,
+    }
+
+
+def _check_length(field, values, length):
+    if len(values) != length:
+        raise ValueError(f"{field} has {len(values)} entries: must be {length}")
+
+
+def add(results: dict, task: int, rows: dict, scalars: dict, seconds) -> dict:
+    """New results that hold what was measured after a task.
+
+    Args:
+      results: from `empty` or `add`; not changed.
+      task: number of the task, from 0; if it is there already, all that was
+        measured after it is replaced.
+      rows: matrix name -> f[T], accuracy on each task, nan if not measured.
+      scalars: name -> number.
+      seconds: time spent on the task.
+
+    Raises:
+      ValueError: `task` is not in [0, T) or a row has not T entries.
+    """
+    size = len(results["task_names"])
+    if not 0 <= task < size:
+        raise ValueError(f"task={task}: must be in [0, {size})")
+    for name, row in rows.items():
+        _check_length(f"rows[{name!r}]", row, size)
+
+    def replace(items, item):
+        return [*items[:task], plain(item), *items[task + 1 :]]
+
+    blank = [[None] * size] * size
+    old = results["matrices"]
+    names = [*old, *(name for name in rows if name not in old)]
+    return {
+        **results,
+        "matrices": {
+            name: replace(old.get(name, blank), rows.get(name, blank[0]))
+            for name in names
+        },
+        "scalars": replace(results["scalars"], scalars),
+        "seconds": replace(results["seconds"], seconds),
+    }
+
+
+def matrix(results: dict, name: str) -> np.ndarray:
+    """Accuracies f64[T, T] of one evaluator, nan where not measured."""
+    return np.array(results["matrices"][name], np.float64)
+
+
+def summary(results: dict) -> dict:
+    """Per matrix name, the measures of `jaxcl.metrics` over the tasks met so far.
+
+    `average_accuracy`, `average_accuracy_per_task` (after each task),
+    `forgetting`, `stability` and, for names in `finetune`, `plasticity`; None
+    where they are not defined (one task, or accuracies that were not measured).
+    """
+    size = sum(entry is not None for entry in results["scalars"])
+    out = {}
+    for name in results["matrices"]:
+        block = matrix(results, name)[:size, :size]
+        averages = [metrics.average_accuracy(block[:n, :n]) for n in range(1, size + 1)]
+        out[name] = {
+            "average_accuracy": averages[-1],
+            "average_accuracy_per_task": averages,
+            "forgetting": metrics.forgetting(block) if size > 1 else None,
+            "stability": metrics.stability(block) if size > 1 else None,
+        }
+        alone = (results["finetune"] or {}).get(name)
+        if alone is not None:
+            alone = np.array(alone[:size], np.float64)
+            value = metrics.plasticity(block, alone) if size > 1 else None
+            out[name]["plasticity"] = value
+    return plain(out)
+
+
+def write_results(workdir, results: dict) -> None:
+    """Write `results.json`, with the summary; a crash leaves the old or the new."""
+    path = epath.Path(workdir) / RESULTS
+    whole = {**results, "summary": summary(results)}
+    text = json.dumps(whole, allow_nan=False, indent=1) + "\n"
+    if not _is_local(path):
+        path.write_text(text)  # a bucket replaces an object whole
+        return
+    draft = path.with_name(RESULTS + ".tmp")
+    with open(draft, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+
+
+def read_results(workdir) -> dict:
+    """Results as `add` made them; `summary` derives the rest again."""
+    whole = json.loads((epath.Path(workdir) / RESULTS).read_text())
+    return {key: value for key, value in whole.items() if key != "summary"}

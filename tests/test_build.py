@@ -1,0 +1,198 @@
+"""Configs: overrides, wrong keys and types, refusals before anything compiles."""
+
+import importlib.util
+import pathlib
+import re
+
+import chex
+import jax
+import ml_collections
+import numpy as np
+import pytest
+import toy
+from PIL import Image
+
+from jaxcl import build, job, record, train
+
+CONFIGS = sorted(pathlib.Path(__file__).parents[1].joinpath("configs").glob("*.py"))
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def refused(tmp_path, match, **changes):
+    with pytest.raises((ValueError, OSError), match=match):
+        build.build(toy.config(**changes), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "changes, match",
+    [
+        ({"method.temprature": 0.1}, r"config\.method\.temprature.*mean temperature"),
+        ({"method.temperature": "hot"}, r"config\.method\.temperature='hot'.*float"),
+        ({"method.temperature": True}, r"config\.method\.temperature=True.*float"),
+        ({"method.queue_size": 0.5}, r"config\.method\.queue_size=0\.5.*int"),
+        ({"method.name": "two_vew"}, r"config\.method\.name='two_vew'.*two_view"),
+        ({"method.base": "mocov2"}, r"config\.method\.base='mocov2'.*mocov2plus"),
+        ({"method.strategy": "cassel"}, r"config\.method\.strategy.*cassle"),
+        ({"method.form": "papers"}, r"config\.method\.form.*code, paper"),
+        ({"data.name": "digit"}, r"config\.data\.name='digit'.*digits"),
+        ({"data.sizes": 8}, r"config\.data\.sizes.*size"),
+        ({"data": {"name": "npz"}}, r"config\.data\.path: missing"),
+        ({"scenario.name": "classes"}, r"'classes'.*class"),
+        ({"scenario.num_tasks": 11}, r"11.*10 classes"),
+        ({"encoder.name": "vit"}, r"config\.encoder\.name='vit'.*resnet"),
+        ({"encoder.depth": 18}, r"config\.encoder\.depth.*width"),
+        ({"optimizer.name": "rmsprop"}, r"config\.optimizer\.name.*sgd"),
+        ({"optimizer.lr": -1.0}, r"config\.optimizer\.lr=-1\.0"),
+        ({"schedule.warmup": 3}, r"config\.schedule\.warmup: no such option"),
+        ({"evaluators": {"linea": {}}}, r"config\.evaluators='linea'.*linear"),
+        ({"evaluators": {"knn": {"neighbours": 3}}}, r"evaluators\.knn\.neighbours"),
+        ({"batchsize": 3}, r"config\.batchsize.*batch_size"),
+        ({"batch_size": 4000}, r"4000.*task 0"),
+        ({"batch_size": 50, "devices": 8}, r"config\.batch_size=50.*8 devices"),
+        ({"devices": 9}, r"config\.devices=9.*1 to 8"),
+        ({"precision": "float16"}, r"config\.precision='float16'.*bfloat16"),
+        ({"epochs": 0}, r"config\.epochs=0"),
+        ({"keep": 1}, r"config\.keep=1"),
+        ({"steps_per_call": 0}, r"config\.steps_per_call=0"),
+        ({"augment.size": 12}, r"8.*12|12.*8"),
+        ({"augment.mean": (0.1, 0.2)}, r"mean"),
+        ({"method.queue_size": 40}, r"config\.method\.queue_size=40"),
+    ],
+)
+def test_refuses_and_names_the_field(tmp_path, changes, match):
+    refused(tmp_path, match, **changes)
+
+
+def test_missing_data_directory_is_named(tmp_path):
+    for name in ("npz", "arrays", "image_folder", "tfds"):
+        where = str(tmp_path / "nowhere")
+        refused(tmp_path, "nowhere", data={"name": name, "path": where})
+
+
+def image_folder(root, size=(9, 9), classes=3, count=20):
+    for label in range(classes):
+        folder = root / "train" / f"class{label}"
+        folder.mkdir(parents=True)
+        for i in range(count):
+            pixels = np.full((*size, 3), 60 * label + i, np.uint8)
+            Image.fromarray(pixels).save(folder / f"{i}.png")
+    return {"name": "image_folder", "path": str(root), "size": 8, "resident": True}
+
+
+def test_bad_images_are_named(tmp_path):
+    data = image_folder(tmp_path / "data")
+    data.pop("size")
+    odd = tmp_path / "data" / "train" / "class1" / "3.png"
+    Image.fromarray(np.zeros((5, 7, 3), np.uint8)).save(odd)
+    refused(tmp_path, r"class1/3\.png.*7", data=data)
+    odd.write_bytes(b"not an image")
+    refused(tmp_path, r"class1/3\.png", data=data | {"size": 8})
+    (tmp_path / "data" / "train" / "nothing").mkdir()
+    refused(tmp_path, r"nothing", data=data | {"size": 8})
+
+
+def test_unwritable_run_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        build.build(toy.config(), tmp_path / "file" / "run")
+
+
+def test_another_config_is_refused_naming_the_fields(tmp_path):
+    build.build(toy.config(), tmp_path)
+    build.build(toy.config(), tmp_path)  # the same one is welcome
+    match = r"config\.method\.temperature: 'absent' -> 0\.1; config\.seed: .*-> 3"
+    with pytest.raises(ValueError, match=match):
+        build.build(toy.config(**{"seed": 3, "method.temperature": 0.1}), tmp_path)
+
+
+def test_options_default_to_the_signature_alone():
+    def make(parts, *, rate=0.5, order: str | list = "up", size=3, need):
+        """Nothing."""
+
+    take = build.options
+    assert take(make, {"need": 1, "rate": 2}, "config.x") == {"need": 1, "rate": 2}
+    assert take(make, {"need": 1, "order": [1]}, "config.x")["order"] == [1]
+    for wrong in ({}, {"need": 1, "parts": 2}, {"need": 1, "order": 2}):
+        with pytest.raises(ValueError, match="config.x"):
+            take(make, wrong, "config.x")
+
+
+def test_divergence_stops_names_the_step_and_keeps_the_last_good_one(tmp_path):
+    changes = {"optimizer.lr": 1e30, "save_every": 1, "batch_size": 48}
+    with pytest.raises(train.Diverged, match=r"at step \d+"):
+        train.run(toy.job(tmp_path, tasks=1, **changes), tmp_path)
+    saved = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
+    assert saved  # the steps before it went wrong
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_states_its_command_and_is_well_formed(path):
+    module = load(path)
+    text = module.__doc__
+    assert f"--config=configs/{path.name}" in text
+    config = module.get_config()
+    assert config.name == path.stem
+    raw = config.to_dict()
+    top = build.options(build._job, raw, "config")
+    assert set(top) == set(raw)
+    if path.stem != "quickstart":
+        assert f"{path.name}:debug" in text
+        small = module.get_config("debug")
+        assert small.method == {**config.method, **small.method}
+        assert small.data.name == "digits"
+
+
+def test_debug_config_trains(tmp_path):
+    for path in CONFIGS:
+        if path.stem == "quickstart":
+            continue
+        config = load(path).get_config("debug")
+        config.update(devices=1, plots=False, plasticity=False, progress=False)
+        config.evaluators = ml_collections.ConfigDict({"knn": {"k": 5}})
+        work = build.build(config, tmp_path / path.stem)
+        results = train.run(work, tmp_path / path.stem)
+        rows = np.array(results["matrices"]["knn/class_incremental"], float)
+        assert rows.shape == (2, 2) and np.isfinite(rows).all()
+
+
+def test_input_comes_from_the_device_and_steps_move_nothing(tmp_path):
+    """The step's arguments are on the device already, and so is what it returns."""
+    work = toy.job(tmp_path, tasks=1)
+    step, resident = job.compile_step(work), job.resident(work)
+    state, task = job.initial_state(work), work.stream.tasks[0]
+    compiled = None
+    for _, batches, number in job.feed(work, task.train, 0, 0):
+        arguments = (state, resident, batches, number)
+        assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(arguments))
+        if compiled is None:
+            compiled = step.lower(*arguments).compile()
+            assert not re.search(r"outfeed|infeed|host_callback", compiled.as_text())
+        with jax.transfer_guard("disallow"):
+            state, metrics = step(*arguments)
+        assert all(isinstance(x, jax.Array) for x in metrics.values())
+    assert int(state.step) == 12
+
+
+def test_steps_in_one_call_are_the_steps_one_by_one(tmp_path):
+    """Same rows, same parameters; a save that falls inside a call cuts it short."""
+    ends = []
+    for k in (1, 4):
+        work = toy.job(tmp_path / str(k), tasks=1, steps_per_call=k, save_every=6)
+        counts, seen = [], []
+        for count, batches, _ in job.feed(work, work.stream.tasks[0].train, 0, 0):
+            counts.append(count)
+            seen += [np.asarray(batches["index"])[i] for i in range(count)]
+        train.run(work, tmp_path / str(k))
+        state = toy.saved(work, tmp_path / str(k)).state
+        ends.append((np.stack(seen), state, record.read_rows(tmp_path / str(k))))
+    assert counts == [4, 2, 4, 2]
+    np.testing.assert_array_equal(ends[0][0], ends[1][0])
+    chex.assert_trees_all_close(ends[0][1].params, ends[1][1].params, rtol=1e-4)
+    assert [r["step"] for r in ends[1][2]] == [*range(1, 13), 12]

@@ -1,0 +1,406 @@
+"""Evaluators against brute force: probe, neighbours, picture, what they share."""
+
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcl import core, sharding
+from jaxcl.data import stream
+from jaxcl.evals import features, knn, linear, tsne
+from jaxcl.nets import resnet
+
+CLASSES, SIZE, DIM = 6, 4, 5
+MEAN, STD = (0.4, 0.5, 0.6), (0.25, 0.2, 0.3)
+
+
+class State(core.NamedTuple):
+    params: dict
+
+
+def state_of(seed):
+    shape = (SIZE * SIZE * 3, DIM)
+    weight = np.random.default_rng(seed).normal(size=shape) / 4
+    return State({"w": jnp.asarray(weight, jnp.float32)})
+
+
+def embed(state, images):
+    return images.reshape(len(images), -1) @ state.params["w"]
+
+
+def split_of(seed, count, noise=60):
+    """Images whose class is a pattern under noise."""
+    rng = np.random.default_rng(seed)
+    label = rng.permutation(np.arange(count) % CLASSES).astype(np.int32)
+    pattern = np.random.default_rng(99).uniform(40, 215, (CLASSES, SIZE, SIZE, 3))
+    images = pattern[label] + rng.normal(0, noise, (count, SIZE, SIZE, 3))
+    images = np.clip(images, 0, 255).astype(np.uint8)
+    domain = rng.integers(0, 3, count).astype(np.int32)
+    return stream.Examples(label, domain, images)
+
+
+class Load:
+    """Reads a row, like a set that streams."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __call__(self, row):
+        return self.images[row]
+
+
+@functools.cache
+def dataset(noise=60, streams=False):
+    names = tuple("abcdef")
+    splits = [split_of(0, 50, noise), split_of(1, 31, noise)]
+    if streams:
+        splits = [s._replace(images=None, load=Load(s.images)) for s in splits]
+    return stream.Dataset("toy", names, tuple("xyz"), splits[0], None, splits[1])
+
+
+def parts_of(scenario="class", data=None, devices=1, tasks=3, **more):
+    data = dataset() if data is None else data
+    count = None if scenario in ("joint", "domain") else tasks
+    cut = stream.make(data, scenario=scenario, num_tasks=count)
+    given = dict(
+        embed=embed, stream=cut, num_classes=CLASSES, size=SIZE, mean=MEAN, std=STD,
+        resize=None, seed=3, mesh=sharding.mesh(devices), workers=0,
+    )  # fmt: skip
+    return core.EvalParts(**given | more)
+
+
+def embedded(state, images):
+    """Float64 twin of `embed` on normalised images."""
+    pixels = (np.asarray(images, np.float64) / 255 - MEAN) / np.asarray(STD)
+    return pixels.reshape(len(images), -1) @ np.asarray(state.params["w"], np.float64)
+
+
+def probe_twin(x, y, count, epochs, batch, lr, momentum, decay, milestones, keys):
+    """PyTorch's SGD on a linear layer, from the equations; order as `linear`'s."""
+    k_start, k_epochs = keys
+    head = linear.start(k_start, x.shape[1], CLASSES)
+    w, b = (np.asarray(leaf, np.float64) for leaf in head)
+    vw, vb = np.zeros_like(w), np.zeros_like(b)
+    for epoch in range(epochs):
+        k_order, _ = jax.random.split(jax.random.fold_in(k_epochs, epoch))
+        rows = np.pad(np.arange(count), (0, max(len(x), batch) - count))
+        order = linear.epoch_order(k_order, jnp.asarray(rows), count)[:count]
+        assert sorted(np.asarray(order)) == list(range(count))
+        rate, losses = lr * 0.1 ** sum(m <= epoch for m in milestones), []
+        for step in range(max(count // batch, 1)):
+            at = np.asarray(order[step * batch : (step + 1) * batch])
+            scores = x[at] @ w + b
+            p = np.exp(scores - scores.max(1, keepdims=True))
+            p /= p.sum(1, keepdims=True)
+            losses.append(-np.log(p[np.arange(len(at)), y[at]]).mean())
+            gap = (p - np.eye(CLASSES)[y[at]]) / len(at)
+            vw = momentum * vw + x[at].T @ gap + decay * w
+            vb = momentum * vb + gap.sum(0) + decay * b
+            w, b = w - rate * vw, b - rate * vb
+    return w, b, np.mean(losses)
+
+
+def accuracies(parts, guess):
+    label = parts.stream.evaluation.label
+    return [(guess[t.test] == label[t.test]).mean() for t in parts.stream.tasks]
+
+
+OPTIONS = dict(epochs=7, batch_size=16, lr=0.3, weight_decay=0.01, milestones=(3, 5))
+
+
+@pytest.mark.parametrize("batch_size", [16, 64])  # 64: fewer rows than a batch
+def test_probe_is_the_sgd_of_the_equations(batch_size):
+    parts, state = parts_of(), state_of(0)
+    options = OPTIONS | {"batch_size": batch_size}
+    evaluate = linear.make(parts, augment=False, **options)
+    result = evaluate(state, 1)
+    data = parts.stream.dataset
+    w, b, loss = probe_twin(
+        embedded(state, data.train.images), data.train.label, 50, 7, batch_size, 0.3,
+        0.9, 0.01, (3, 5), linear.probe_keys(3, 1, 0),
+    )  # fmt: skip
+    scores = embedded(state, data.test.images) @ w + b
+    np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
+    want = accuracies(parts, scores.argmax(1))
+    np.testing.assert_allclose(result.rows["class_incremental"], want)
+    right = (scores.argmax(1) == data.test.label).mean()
+    assert result.scalars["accuracy"] == pytest.approx(right)
+    # Task-aware: the best class among those of the row's task.
+    told = np.full(len(scores), -1)
+    for task in parts.stream.tasks:
+        told[task.test] = task.classes[scores[task.test][:, task.classes].argmax(1)]
+    np.testing.assert_allclose(result.rows["task_aware"], accuracies(parts, told))
+    assert (result.rows["task_aware"] > result.rows["class_incremental"]).any()
+
+
+def test_probe_learns_what_is_separable_and_nothing_else():
+    rng = np.random.default_rng(5)
+    clear = dataset(noise=5)
+    for augment, flip in ((False, 0.5), (True, 0.0)):
+        options = dict(epochs=20, batch_size=10, milestones=(15,), augment=augment)
+        options |= dict(flip=flip, scale=(0.9, 1.0))
+        result = linear.make(parts_of("joint", clear), **options)(state_of(0), 0)
+        assert result.scalars["accuracy"] > 0.95
+        train = clear.train._replace(label=rng.permutation(clear.train.label))
+        mixed = clear._replace(train=train)
+        result = linear.make(parts_of("joint", mixed), **options)(state_of(0), 0)
+        assert result.scalars["accuracy"] < 0.6
+        assert set(result.rows) == {"class_incremental"}
+
+
+def test_probe_of_seen_tasks_knows_only_their_classes():
+    parts = parts_of(data=dataset(noise=5))
+    options = dict(epochs=20, batch_size=8, milestones=(), augment=False)
+    evaluate = linear.make(parts, train_on="seen", **options)
+    first, last = evaluate(state_of(0), 0).rows, evaluate(state_of(0), 2).rows
+    np.testing.assert_allclose(first["class_incremental"], [1, 0, 0])
+    assert np.isnan(first["task_aware"][1:]).all() and first["task_aware"][0] == 1
+    assert (last["class_incremental"] > 0.8).all()
+
+
+def test_domain_probe_trains_on_its_domain_alone():
+    parts, state = parts_of("domain"), state_of(0)
+    evaluate = linear.make(parts, augment=False, **OPTIONS)
+    rows = evaluate(state, 1).rows
+    assert set(rows) == {"class_incremental", "domain_aware"}
+    train, test = parts.stream.dataset.train, parts.stream.evaluation
+    want = []
+    for t, task in enumerate(parts.stream.tasks):
+        at = task.train.rows
+        x = np.zeros((50, DIM))  # the twin pads rows to the same length
+        x[: len(at)] = embedded(state, train.images[at])
+        keys = linear.probe_keys(3, 1, t + 1)
+        w, b, _ = probe_twin(
+            x, train.label[at], len(at), 7, 16, 0.3, 0.9, 0.01, (3, 5), keys
+        )
+        guess = (embedded(state, test.images) @ w + b).argmax(1)
+        want.append((guess == test.label)[task.test].mean())
+    np.testing.assert_allclose(rows["domain_aware"], want)
+    seen = linear.make(parts, augment=False, train_on="seen", **OPTIONS)
+    own = seen(state, 1).rows["domain_aware"]
+    np.testing.assert_allclose(own[:2], want[:2])
+    assert np.isnan(own[2])
+
+
+def knn_twin(x, y, bank, labels, mask, k, temperature, distance):
+    guess = []
+    for row in range(len(x)):
+        if distance == "cosine":
+            lengths = np.linalg.norm(bank, axis=1) * np.linalg.norm(x[row])
+            closeness = bank @ x[row] / lengths
+            weight = np.exp(closeness / temperature)
+        else:
+            closeness = -np.linalg.norm(bank - x[row], axis=1)
+            weight = 1 / (1e-5 - closeness)
+        there = [i for i in np.argsort(-closeness) if mask[row, i]][:k]
+        votes = np.bincount(labels[there], weight[there], minlength=CLASSES)
+        guess.append(votes.argmax() if there else -1)
+    return np.array(guess)
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+@pytest.mark.parametrize("scenario", ["class", "domain"])
+def test_neighbours_are_those_of_brute_force(distance, scenario):
+    parts, state = parts_of(scenario), state_of(1)
+    train, test = parts.stream.dataset.train, parts.stream.evaluation
+    groups = features.split(parts)
+    x, bank = embedded(state, test.images), embedded(state, train.images)
+    for train_on, met in (("all", 3), ("seen", 2)):
+        options = dict(k=9, temperature=0.2, distance=distance, train_on=train_on)
+        rows = knn.make(parts, batch_size=8, **options)(state, 1).rows
+        there = np.isin(groups.train_task, range(met))
+        everyone = np.broadcast_to(there, (len(x), len(bank)))
+        own = everyone & (groups.train_task == groups.test_task[:, None])
+        twin = functools.partial(
+            knn_twin, x, test.label, bank, train.label, k=9, temperature=0.2,
+            distance=distance,
+        )  # fmt: skip
+        want = accuracies(parts, twin(mask=everyone))
+        np.testing.assert_allclose(rows["class_incremental"], want)
+        told = np.array(accuracies(parts, twin(mask=own)))
+        told[met:] = np.nan
+        np.testing.assert_allclose(rows[f"{groups.aware}"], told)
+    assert groups.aware == {"class": "task_aware", "domain": "domain_aware"}[scenario]
+
+
+def test_votes_weigh_by_distance():
+    bank = jnp.asarray([[1.0, 0], [0, 2], [3, 4], [9, 9]])
+    labels, mask = jnp.asarray([0, 1, 1, 2]), jnp.asarray([True, True, True, False])
+    options = dict(num_classes=3, temperature=0.5)
+    found = knn.votes(jnp.asarray([[2.0, 0]]), bank, labels, mask, k=2, **options)
+    np.testing.assert_allclose(found, [[np.exp(2), np.exp(1.2), 0]], rtol=1e-5)
+    found = knn.votes(
+        jnp.asarray([[1.0, 0], [3, 3]]), bank, labels, mask, k=4,
+        distance="euclidean", **options,
+    )  # fmt: skip
+    want = [
+        [1e5, 1 / (5**0.5 + 1e-5) + 1 / (20**0.5 + 1e-5), 0],
+        [1 / (13**0.5 + 1e-5), 1 / (10**0.5 + 1e-5) + 1 / (1 + 1e-5), 0],
+    ]
+    np.testing.assert_allclose(found, want, rtol=1e-4)
+
+
+def test_data_incremental_columns_agree():
+    result = knn.make(parts_of("data"), k=3)(state_of(0), 2)
+    assert set(result.rows) == {"class_incremental"}
+    assert result.rows["class_incremental"].tolist() == [result.scalars["accuracy"]] * 3
+
+
+def evaluators(parts):
+    small = dict(epochs=2, batch_size=16)
+    return {
+        "features": linear.make(parts, augment=False, **small),
+        "augmented": linear.make(parts, train_on="seen", **small),
+        "knn": knn.make(parts, k=3, train_on="seen", batch_size=16),
+    }
+
+
+@pytest.mark.parametrize("scenario", ["class", "domain"])
+def test_tasks_share_one_program_and_leave_the_state(scenario, caplog):
+    parts = parts_of(scenario)
+    state = state_of(0)
+    before = jax.tree.map(lambda x: np.array(x, copy=True), state)
+    for name, evaluate in evaluators(parts).items():
+        evaluate(state, 0)
+        later = [state_of(task) for task in (1, 2)]  # makes its arrays beforehand
+        with jax.log_compiles(), caplog.at_level(logging.WARNING):
+            caplog.clear()
+            for task in (1, 2):
+                evaluate(later[task - 1], task)
+            found = [r.message for r in caplog.records if "ompil" in r.message]
+            assert not found, name
+            jax.jit(lambda x: x * 3.25 + len(name))(before.params["w"])
+            assert "ompil" in caplog.text  # the log is seen at all
+    np.testing.assert_array_equal(state.params["w"], before.params["w"])
+
+
+def conv_state():
+    net = resnet.conv_net(width=2)
+    images = jnp.zeros((1, SIZE, SIZE, 3))
+    variables = jax.jit(functools.partial(net.init, train=False))(
+        jax.random.key(0), images
+    )
+
+    def embed_conv(state, images):
+        return net.apply(state.params, images, train=False)
+
+    return State(variables), embed_conv
+
+
+def test_devices_do_not_matter():
+    state, embed_conv = conv_state()
+    found = []
+    for devices in (1, 2):
+        parts = parts_of(devices=devices, embed=embed_conv)
+        everywhere = sharding.replicate(state, parts.mesh)
+        held = features.make(parts, parts.stream.evaluation)(everywhere)
+        made = evaluators(parts)
+        results = {name: run(everywhere, 1) for name, run in made.items()}
+        found.append((np.asarray(held), results))
+    (one, results_one), (two, results_two) = found
+    assert one.shape == (31, 8) and np.abs(one).max() > 0
+    np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+    for name, result in results_one.items():
+        other = results_two[name]
+        for row in result.rows:
+            gap = np.abs(result.rows[row] - other.rows[row])
+            assert np.nanmax(gap) < 0.15, (name, row)  # one row of a task of nine
+        if name != "knn":
+            loss = result.scalars["train_loss"]
+            np.testing.assert_allclose(loss, other.scalars["train_loss"], rtol=1e-4)
+
+
+def test_streaming_agrees_with_memory():
+    state, parts = state_of(0), [parts_of(), parts_of(data=dataset(streams=True))]
+    one, two = (np.asarray(features.make(p, p.stream.evaluation)(state)) for p in parts)
+    np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
+    one, two = (linear.make(p, augment=False, **OPTIONS)(state, 1) for p in parts)
+    one.scalars.pop("seconds"), two.scalars.pop("seconds")
+    for row in one.rows:
+        np.testing.assert_allclose(one.rows[row], two.rows[row])
+    assert one.scalars == pytest.approx(two.scalars, rel=1e-5)
+    # Whole images, not flipped: augmentation of both kinds is then the identity.
+    options = OPTIONS | dict(augment=True, scale=(1.0, 1.0), flip=0.0)
+    clear = [dataset(noise=5), dataset(noise=5, streams=True)]
+    for data in clear:
+        result = linear.make(parts_of("joint", data), **options | {"epochs": 20})
+        assert result(state, 0).scalars["accuracy"] > 0.9
+        assert result(state, 0).scalars["train_loss"] < 0.6
+
+
+def test_normalised_features_ignore_their_length():
+    parts, state = parts_of(), state_of(0)
+    long = State({"w": 64 * state.params["w"]})
+    for augment in (False, True):
+        options = OPTIONS | dict(epochs=2, augment=augment)
+        evaluate = linear.make(parts, normalize_features=True, **options)
+        one, two = (evaluate(s, 1).scalars["train_loss"] for s in (state, long))
+        np.testing.assert_allclose(one, two, rtol=1e-5)
+        evaluate = linear.make(parts, **options)
+        one, two = (evaluate(s, 1).scalars["train_loss"] for s in (state, long))
+        assert abs(one - two) > 0.1
+
+
+def test_picture(tmp_path):
+    parts, state = parts_of(), state_of(0)
+    options = dict(max_points=20, perplexity=30.0)
+    for name in ("one", "two"):
+        draw = tsne.make(parts, directory=tmp_path / name, **options)
+        assert draw(state, 1) == core.Result({}, {})
+        assert not (tmp_path / name).exists()
+        assert draw(state, 2) == core.Result({}, {})
+    one, two = ((tmp_path / n / "tsne_task2.png").read_bytes() for n in ("one", "two"))
+    assert one == two and one[:4] == b"\x89PNG"
+    draw = tsne.make(parts, directory=tmp_path / "one", last_only=False, **options)
+    draw(state, 0)
+    assert (tmp_path / "one" / "tsne_task0.png").exists()
+
+
+def test_points_are_chosen_in_proportion():
+    labels = np.repeat(np.arange(4), [40, 20, 10, 30])
+    chosen = tsne.choose(labels, 20, seed=1)
+    assert np.bincount(labels[chosen]).tolist() == [8, 4, 2, 6]
+    assert len(set(chosen)) == 20
+    assert set(chosen) != set(tsne.choose(labels, 20, seed=2))
+    assert tsne.choose(labels, 1000, seed=1).tolist() == list(range(100))
+    points = tsne.project(np.ones((8, 3), np.float32), perplexity=30.0, seed=0)
+    assert points.shape == (8, 2) and np.isfinite(points).all()
+
+
+@pytest.mark.parametrize(
+    "make, option, value, allowed",
+    [
+        (linear.make, "train_on", "sen", "all, seen; did you mean seen"),
+        (linear.make, "epochs", 0, ">= 1"),
+        (linear.make, "lr", 0.0, "> 0"),
+        (linear.make, "scale", (0.5, 2.0), "low <= high <= 1"),
+        (knn.make, "distance", "cos", "cosine, euclidean"),
+        (knn.make, "k", 51, "1 to the 50 train rows"),
+        (functools.partial(tsne.make, directory="x"), "max_points", 2, ">= 5"),
+    ],
+)
+def test_errors_name_the_option(make, option, value, allowed):
+    with pytest.raises(ValueError) as error:
+        make(parts_of(), **{option: value})
+    message = str(error.value)
+    assert message.startswith("config.evaluators.") and f".{option}=" in message
+    assert repr(value) in message and allowed in message
+
+
+@pytest.mark.parametrize(
+    "make", [linear.make, knn.make, functools.partial(tsne.make, directory="x")]
+)
+def test_labels_and_evaluation_rows_are_needed(make):
+    data = dataset()
+    label = data.train.label.copy()
+    label[:4] = -1
+    parts = parts_of("data", data._replace(train=data.train._replace(label=label)))
+    with pytest.raises(ValueError, match="4 of 50 train rows of toy"):
+        make(parts)
+    parts = parts_of()
+    parts = parts._replace(stream=parts.stream._replace(evaluation=None))
+    with pytest.raises(ValueError, match="config.scenario.evaluation"):
+        make(parts)

@@ -1,0 +1,356 @@
+"""Losses against float64 twins that spell out the equations row by row."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcl.losses import contrastive, distill
+
+
+def unit(x):
+    return x / max(math.sqrt(sum(v * v for v in x)), 1e-12)
+
+
+def cos(a, b):
+    return sum(x * y for x, y in zip(unit(a), unit(b), strict=True))
+
+
+def term(anchor, positive, columns, tau):
+    """-s(a, p) + log sum over columns of exp s."""
+    total = sum(math.exp(cos(anchor, c) / tau) for c in columns)
+    return -cos(anchor, positive) / tau + math.log(total)
+
+
+def others(rows, i):
+    return [row for j, row in enumerate(rows) if j != i]
+
+
+def nt_xent_twin(z1, z2, tau=0.2):
+    rows, partner = [*z1, *z2], [*z2, *z1]
+    terms = [term(rows[i], partner[i], others(rows, i), tau) for i in range(len(rows))]
+    return sum(terms) / len(terms)
+
+
+def info_nce_twin(a, p, n, tau=0.2, inside=True):
+    terms = [
+        term(a[i], p[i], [*n, p[i]] if inside else list(n), tau) for i in range(len(a))
+    ]
+    return sum(terms) / len(terms)
+
+
+def sup_con_twin(z, labels, tau=0.1, mask=None):
+    total = 0.0
+    for i in range(len(z)):
+        same = [j for j in range(len(z)) if j != i and labels[j] == labels[i]]
+        if same and (mask is None or mask[i]):
+            total += sum(term(z[i], z[j], others(z, i), tau) for j in same) / len(same)
+    return total / len(z)
+
+
+def cassle_twin(p1, p2, f1, f2, tau=0.2, form="code"):
+    p, f = [*p1, *p2], [*f1, *f2]
+    n = len(p)
+    if form == "paper":
+        return sum(term(p[i], f[i], others(f, i), tau) for i in range(n)) / n
+    forward = sum(term(p[i], f[i], f, tau) for i in range(n)) / n
+    backward = sum(term(f[i], p[i], p, tau) for i in range(n)) / n
+    return (forward + backward) / 2
+
+
+def pnr_simclr_twin(z1, z2, p1, p2, f1, f2, tau=0.2, pn1=True, pn2=True):
+    """Eq. 2 + 3 for both orders of the views, halved."""
+    total = 0.0
+    n = len(z1)
+    for za, zb, pa, fa, fb in ((z1, z2, p1, f1, f2), (z2, z1, p2, f2, f1)):
+        for i in range(n):
+            current = [*others(za, i), *zb]
+            frozen = [*others(fa, i), *fb]
+            total += term(za[i], zb[i], current + (frozen if pn1 else []), tau)
+            total += term(pa[i], fa[i], frozen + (current if pn2 else []), tau)
+    return total / (2 * n)
+
+
+def pnr_moco_twin(*arrays, tau=0.2, tau_d=0.2, form="code", pn1=True, pn2=True):
+    q1, q2, k1, k2, p1, p2, f1, f2, keys, frozen = arrays
+    total = 0.0
+    n = len(q1)
+    for q, k, p, f, bank in ((q1, k2, p1, f1, 1), (q2, k1, p2, f2, 0)):
+        for i in range(n):
+            columns = [k[i], *keys[bank], *(frozen[bank] if pn1 else [])]
+            total += term(q[i], k[i], columns, tau)
+            columns = [*frozen[bank], *(keys[bank] if pn2 else [])]
+            if form == "code":
+                columns.append(f[i])
+            total += term(p[i], f[i], columns, tau_d)
+    return total / (2 * n)
+
+
+def draw(*shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=s) * rng.uniform(0.5, 2.0) for s in shapes]
+
+
+ROWS = (3, 4)
+LABELS = np.array([0, 1, 0, 2, 1, 0])  # label 2 has no positive
+MASK = np.array([True, True, False, True, True, False])
+QUEUES = [ROWS] * 8 + [(2, 5, 4), (2, 6, 4)]
+MOCO = functools.partial(distill.pnr_moco, temperature=0.3, distill_temperature=0.15)
+MOCO_TWIN = functools.partial(pnr_moco_twin, tau=0.3, tau_d=0.15)
+
+# name: loss, twin, shapes, and the arguments that receive a gradient
+CASES = {
+    "nt_xent": (
+        functools.partial(contrastive.nt_xent, temperature=0.3),
+        functools.partial(nt_xent_twin, tau=0.3),
+        [ROWS, ROWS],
+        (0, 1),
+    ),
+    "nt_xent_default": (contrastive.nt_xent, nt_xent_twin, [ROWS, ROWS], (0, 1)),
+    "nt_xent_one_row": (contrastive.nt_xent, nt_xent_twin, [(1, 4)] * 2, (0, 1)),
+    "info_nce": (
+        functools.partial(contrastive.info_nce, temperature=0.3),
+        functools.partial(info_nce_twin, tau=0.3),
+        [ROWS, ROWS, (5, 4)],
+        (0, 1, 2),
+    ),
+    "info_nce_decoupled": (
+        functools.partial(contrastive.info_nce, positive_in_denominator=False),
+        functools.partial(info_nce_twin, inside=False),
+        [ROWS, ROWS, (5, 4)],
+        (0, 1, 2),
+    ),
+    "sup_con": (
+        lambda z: contrastive.sup_con(z, jnp.asarray(LABELS)),
+        lambda z: sup_con_twin(z, LABELS),
+        [(6, 4)],
+        (0,),
+    ),
+    "sup_con_masked": (
+        lambda z: contrastive.sup_con(
+            z, jnp.asarray(LABELS), temperature=0.4, anchor_mask=jnp.asarray(MASK)
+        ),
+        lambda z: sup_con_twin(z, LABELS, tau=0.4, mask=MASK),
+        [(6, 4)],
+        (0,),
+    ),
+    "cassle": (
+        functools.partial(distill.cassle_contrastive, temperature=0.3),
+        functools.partial(cassle_twin, tau=0.3),
+        [ROWS] * 4,
+        (0, 1),
+    ),
+    "cassle_paper": (
+        functools.partial(distill.cassle_contrastive, form="paper"),
+        functools.partial(cassle_twin, form="paper"),
+        [ROWS] * 4,
+        (0, 1),
+    ),
+    "pnr_moco": (MOCO, MOCO_TWIN, QUEUES, (0, 1, 4, 5)),
+    "pnr_moco_default": (distill.pnr_moco, pnr_moco_twin, QUEUES, (0, 1, 4, 5)),
+    "pnr_moco_paper": (
+        functools.partial(MOCO, form="paper"),
+        functools.partial(MOCO_TWIN, form="paper"),
+        QUEUES,
+        (0, 1, 4, 5),
+    ),
+}
+for pn1, pn2 in ((True, True), (True, False), (False, True), (False, False)):
+    options = {"pn1": pn1, "pn2": pn2}
+    CASES[f"pnr_simclr_{pn1}_{pn2}"] = (
+        functools.partial(distill.pnr_simclr, temperature=0.3, **options),
+        functools.partial(pnr_simclr_twin, tau=0.3, **options),
+        [ROWS] * 6,
+        (0, 1, 2, 3),
+    )
+    if not (pn1 and pn2):
+        CASES[f"pnr_moco_{pn1}_{pn2}"] = (
+            functools.partial(MOCO, **options),
+            functools.partial(MOCO_TWIN, **options),
+            QUEUES,
+            (0, 1, 4, 5),
+        )
+
+
+def central_difference(twin, arrays, which):
+    gradient = np.zeros_like(arrays[which])
+    for index in np.ndindex(gradient.shape):
+        values = []
+        for shift in (1e-5, -1e-5):
+            moved = [a.copy() for a in arrays]
+            moved[which][index] += shift
+            values.append(twin(*moved))
+        gradient[index] = (values[0] - values[1]) / 2e-5
+    return gradient
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_equal_the_equation(name):
+    loss, twin, shapes, moving = CASES[name]
+    arrays = draw(*shapes)
+    with jax.enable_x64(True):
+        value, gradients = jax.jit(
+            jax.value_and_grad(loss, argnums=tuple(range(len(arrays))))
+        )(*map(jnp.asarray, arrays))
+    assert value.dtype == jnp.float64 and value.shape == ()
+    np.testing.assert_allclose(value, twin(*arrays), rtol=1e-12)
+    for i, gradient in enumerate(gradients):
+        if i not in moving:
+            # Stopped inside, so exactly zero.
+            assert not np.any(np.asarray(gradient)), i
+            continue
+        expected = central_difference(twin, arrays, i)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-8)
+
+
+BATCHED = {
+    "nt_xent": (contrastive.nt_xent, [ROWS] * 2),
+    "info_nce": (contrastive.info_nce, [ROWS, ROWS, (5, 4)]),
+    "cassle": (distill.cassle_contrastive, [ROWS] * 4),
+    "pnr_simclr": (distill.pnr_simclr, [ROWS] * 6),
+    "pnr_moco": (distill.pnr_moco, QUEUES),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_order_of_examples_and_scale_of_rows_do_not_matter(name):
+    loss, shapes = BATCHED[name]
+    loss, arrays = jax.jit(loss), draw(*shapes, seed=1)
+    value = loss(*map(jnp.float32, arrays))
+    order = np.array([2, 0, 1])
+    moved = [
+        a[order] if a.shape == ROWS else np.flip(a, axis=-2).copy() for a in arrays
+    ]
+    np.testing.assert_allclose(loss(*map(jnp.float32, moved)), value, rtol=1e-5)
+    scaled = [a * (7.0 + i) for i, a in enumerate(arrays)]
+    np.testing.assert_allclose(loss(*map(jnp.float32, scaled)), value, rtol=1e-5)
+    # One example paired wrongly is another loss.
+    moved[0] = moved[0][order]
+    assert abs(loss(*map(jnp.float32, moved)) - value) > 1e-3
+
+
+def test_sup_con_ignores_order_and_equals_nt_xent_with_one_pair_per_label():
+    (z,) = map(jnp.float32, draw((6, 4), seed=2))
+    labels, order = jnp.asarray(LABELS), np.array([5, 2, 0, 1, 4, 3])
+    value = contrastive.sup_con(z, labels)
+    moved = contrastive.sup_con(z[order], labels[order])
+    np.testing.assert_allclose(moved, value, rtol=1e-5)
+    pairs = contrastive.sup_con(z, jnp.array([0, 1, 2, 0, 1, 2]), temperature=0.2)
+    np.testing.assert_allclose(pairs, contrastive.nt_xent(z[:3], z[3:]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_bfloat16_is_computed_in_float32(name):
+    loss, shapes = BATCHED[name]
+    arrays = [jnp.asarray(a, jnp.bfloat16) for a in draw(*shapes, seed=3)]
+    value, gradient = jax.jit(jax.value_and_grad(loss))(*arrays)
+    assert value.dtype == jnp.float32 and gradient.dtype == jnp.bfloat16
+    rounded = [a.astype(jnp.float32) for a in arrays]
+    np.testing.assert_allclose(value, jax.jit(loss)(*rounded), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_small_temperatures_and_empty_rows_stay_finite(name):
+    loss, shapes = BATCHED[name]
+    arrays = [jnp.asarray(a, jnp.float32) for a in draw(*shapes, seed=4)]
+    options = {"temperature": 1e-3}
+    if name == "pnr_moco":
+        options["distill_temperature"] = 1e-3
+    loss = functools.partial(loss, **options)
+    gradient = jax.jit(jax.value_and_grad(loss, argnums=tuple(range(len(arrays)))))
+    for inputs in (
+        arrays,
+        [1e6 * a for a in arrays],
+        [a.at[..., 0, :].set(0.0) for a in arrays],
+        [jnp.zeros_like(a) for a in arrays],
+    ):
+        leaves = jax.tree.leaves(gradient(*inputs))
+        assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
+    # A row of zeros is given no direction to move in.
+    zero = gradient(*[jnp.zeros_like(a) for a in arrays])[1]
+    assert not any(np.any(leaf) for leaf in zero)
+
+
+def test_sup_con_without_positives_is_zero_with_a_zero_gradient():
+    for z, labels, mask in (
+        (jnp.ones((1, 4)), jnp.zeros(1, int), None),
+        (jnp.eye(4), jnp.arange(4), None),
+        (jnp.eye(4), jnp.zeros(4, int), jnp.zeros(4)),
+    ):
+        step = jax.jit(jax.value_and_grad(contrastive.sup_con))
+        value, gradient = step(z, labels, anchor_mask=mask)
+        assert value == 0.0 and not np.any(np.asarray(gradient))
+
+
+def test_losses_at_points_known_by_hand():
+    eye = jnp.eye(2)
+    # Views agree, the two examples are orthogonal: columns 1, 0, 0 per row.
+    expected = -5.0 + math.log(math.exp(5.0) + 2.0)
+    value = jax.jit(contrastive.nt_xent)(eye, eye)
+    np.testing.assert_allclose(value, expected, rtol=1e-4)
+    # Four unlabelled copies of one row: uniform over three columns.
+    same = jax.jit(contrastive.sup_con)(jnp.ones((4, 3)), jnp.zeros(4, int))
+    np.testing.assert_allclose(same, math.log(3.0), rtol=1e-5)
+    # P agrees with F and is orthogonal to the queues of two rows each.
+    a, b = jnp.eye(3)[:1], jnp.zeros((2, 2, 3)).at[..., 1].set(1.0)
+    paper = jax.jit(functools.partial(distill.pnr_moco, form="paper"))
+    value = paper(a, a, a, a, a, a, a, a, b, b)
+    expected = -10.0 + math.log(math.exp(5.0) + 4.0) + math.log(4.0)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+
+
+def test_pnr_sends_gradient_through_current_features_used_as_negatives():
+    arrays = [jnp.asarray(a, jnp.float32) for a in draw(*[ROWS] * 6, seed=5)]
+
+    def second_term(z1, pn2):
+        inputs = [z1, *arrays[1:]]
+        without = distill.pnr_simclr(*inputs, pn1=False, pn2=False)
+        return distill.pnr_simclr(*inputs, pn1=False, pn2=pn2) - without
+
+    assert np.any(np.abs(jax.grad(second_term)(arrays[0], True)) > 1e-3)
+
+
+@pytest.mark.parametrize("loss", [distill.cassle_contrastive, distill.pnr_moco])
+def test_an_unknown_form_is_named(loss):
+    count = 4 if loss is distill.cassle_contrastive else 10
+    with pytest.raises(ValueError, match="form is 'papier'.*'code' and 'paper'"):
+        loss(*[jnp.ones(ROWS)] * count, form="papier")
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_mismatched_shapes_raise(name):
+    loss, shapes = BATCHED[name]
+    arrays = [jnp.ones(s) for s in shapes]
+    arrays[1] = jnp.ones((2, 4))
+    with pytest.raises(AssertionError):
+        loss(*arrays)
+
+
+def test_a_batch_split_over_devices_gives_the_loss_of_the_whole_batch():
+    devices = jax.devices()[:2]
+    if len(devices) < 2:
+        pytest.skip("one device only")
+    mesh = jax.make_mesh(
+        (2,), ("data",), devices=devices, axis_types=(jax.sharding.AxisType.Auto,)
+    )
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    arrays = [jnp.asarray(a, jnp.float32) for a in draw(*[(4, 4)] * 6, seed=6)]
+    step = jax.jit(jax.value_and_grad(distill.pnr_simclr))
+    value, gradient = step(*arrays)
+    shared = [jax.device_put(a, split) for a in arrays]
+    np.testing.assert_allclose(step(*shared)[0], value, rtol=1e-5)
+    np.testing.assert_allclose(step(*shared)[1], gradient, rtol=1e-4, atol=1e-6)
+    # Concatenated views would be moved between devices.
+    assert "all-to-all" not in step.lower(*shared).compile().as_text()
+
+
+def test_l2_normalize_divides_by_length_or_eps():
+    x = jnp.array([[3.0, 4.0], [0.0, 0.0], [3e-13, 4e-13], [3e8, -4e8]])
+    expected = [[0.6, 0.8], [0.0, 0.0], [0.3, 0.4], [0.6, -0.8]]
+    np.testing.assert_allclose(contrastive.l2_normalize(x), expected, rtol=1e-5)
+    gradient = jax.grad(lambda x: contrastive.l2_normalize(x)[:, 0].sum())(x)
+    assert not np.any(np.asarray(gradient[1]))
+    np.testing.assert_allclose(gradient[0], [0.128, -0.096], rtol=1e-5)

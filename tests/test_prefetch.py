@@ -1,0 +1,370 @@
+import functools
+import itertools
+import math
+import os
+import threading
+import time
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxcl.data import prefetch, stream
+
+
+@pytest.fixture(params=["pillow", "cv2"])
+def decoder(request):
+    if request.param == "cv2":
+        pytest.importorskip("cv2")
+    return request.param
+
+
+class Made(NamedTuple):
+    """Images of differing size, a function of the row."""
+
+    bad_row: int = -1
+    pid: bool = False
+
+    def __call__(self, row):
+        if row == self.bad_row:
+            raise ValueError(f"row {row} is bad")
+        if self.pid:
+            return np.full((8, 8, 3), os.getpid() % 251, np.uint8)
+        rng = np.random.default_rng(row)
+        return rng.integers(0, 256, (20 + row % 7, 30 - row % 5, 3), np.uint8)
+
+
+def lazy(n=23, **options):
+    label = (np.arange(n) % 5).astype(np.int32)
+    return stream.Examples(label, np.zeros_like(label), load=Made(**options))
+
+
+def in_memory(n=23):
+    label = (np.arange(n) % 5).astype(np.int32)
+    images = np.random.default_rng(0).integers(0, 256, (n, 6, 5, 3), np.uint8)
+    return stream.Examples(label, np.zeros_like(label), images)
+
+
+def source(examples, rows=None):
+    rows = np.arange(2, len(examples.label)) if rows is None else rows
+    return stream.Source(examples, np.asarray(rows, np.int32))
+
+
+PLAN = {"seed": 3, "task": 1, "epochs": 3, "batch_size": 4}
+CROP = prefetch.Crop(8)
+
+
+def equal(one, two):
+    one, two = list(one), list(two)
+    assert len(one) == len(two) > 0
+    for a, b in zip(one, two, strict=True):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert a[key].dtype == b[key].dtype
+            np.testing.assert_array_equal(a[key], b[key])
+
+
+def test_resident_batches_are_the_schedule():
+    data = source(in_memory())
+    got = list(prefetch.batches(data, **PLAN))
+    plan = stream.schedule(data, **PLAN)
+    assert [b["index"].tolist() for b in got] == [plan[i].tolist() for i in range(15)]
+    assert [*got[0]] == ["index"] and got[0]["index"].dtype == np.int32
+    part = prefetch.batches(data, **PLAN, start=4, steps=9)
+    equal(part, got[4:9])
+    halves = [
+        prefetch.batches(data, **PLAN, process_index=i, process_count=2) for i in (0, 1)
+    ]
+    for whole, *parts in zip(got, *halves, strict=True):
+        joined = np.concatenate([part["index"] for part in parts])
+        np.testing.assert_array_equal(joined, whole["index"])
+
+
+def test_streamed_arrays_hold_the_pixels():
+    data = source(in_memory())
+    examples = data.examples
+    for batch in prefetch.batches(data, **PLAN, resident=False):
+        np.testing.assert_array_equal(batch["image"], examples.images[batch["index"]])
+        np.testing.assert_array_equal(batch["label"], examples.label[batch["index"]])
+        assert batch["label"].dtype == batch["index"].dtype == np.int32
+        assert batch["image"].dtype == np.uint8
+
+
+def expected_crops(data, crop, views):
+    """The documented rule, in plain loops."""
+    plan = stream.schedule(data, **PLAN)
+    for step in range(len(plan)):
+        epoch, within = divmod(step, plan.steps_per_epoch)
+        images = []
+        for i, row in enumerate(plan[step]):
+            seed = [PLAN["seed"], PLAN["task"], epoch, within * 4 + i + 1]
+            rng = np.random.default_rng(seed)
+            image = data.examples.load(int(row))
+            images.append([crop(image, rng) for _ in range(views)])
+        yield {
+            "image": np.array(images),
+            "label": data.examples.label[plan[step]],
+            "index": plan[step],
+        }
+
+
+def test_streamed_crops_restart_and_processes():
+    data = source(lazy())
+    options = {**PLAN, "resident": False, "crop": CROP, "views": 2}
+    whole = list(prefetch.batches(data, **options))
+    assert whole[0]["image"].shape == (4, 2, 8, 8, 3)
+    crop = CROP._replace(decoder=prefetch.choose_decoder())
+    equal(whole, expected_crops(data, crop, 2))
+    # Views and epochs differ, restarts do not.
+    assert (whole[0]["image"][:, 0] != whole[0]["image"][:, 1]).any()
+    equal(prefetch.batches(data, **options, start=7), whole[7:])
+    equal(prefetch.batches(data, **options, start=5, steps=6), whole[5:6])
+    parts = [
+        prefetch.batches(data, **options, process_index=i, process_count=2)
+        for i in (0, 1)
+    ]
+    joined = [
+        {key: np.concatenate([a[key], b[key]]) for key in a}
+        for a, b in zip(*parts, strict=True)
+    ]
+    equal(joined, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing(workers):
+    data = source(lazy())
+    options = {**PLAN, "resident": False, "crop": CROP, "views": 2}
+    whole = list(prefetch.batches(data, **options))
+    equal(prefetch.batches(data, **options, workers=workers), whole)
+    equal(prefetch.batches(data, **options, workers=workers, start=7), whole[7:])
+    examples, rows = data.examples, data.rows[:10]
+    crop = prefetch.CenterCrop(8, 10)
+    equal(
+        prefetch.evaluation_batches(examples, rows, 4, crop=crop, workers=workers),
+        prefetch.evaluation_batches(examples, rows, 4, crop=crop),
+    )
+
+
+def test_a_worker_reads_elsewhere_and_its_errors_arrive():
+    data = source(lazy(pid=True))
+    options = {**PLAN, "resident": False, "workers": 1}
+    made = prefetch.batches(data, **options)
+    assert next(made)["image"][0, 0, 0, 0] != os.getpid() % 251
+    made.close()  # in the middle, with batches under way
+    with pytest.raises(Exception, match="row 7 is bad"):
+        list(prefetch.batches(source(lazy(bad_row=7)), **options, crop=CROP))
+
+
+def test_errors_while_reading_without_workers():
+    options = {**PLAN, "resident": False}
+    with pytest.raises(ValueError, match="row 7 is bad"):
+        list(prefetch.batches(source(lazy(bad_row=7)), **options, crop=CROP))
+    with pytest.raises(ValueError, match="images of differing size.*set a crop"):
+        list(prefetch.batches(source(lazy()), **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 22}, "batch_size = 22: task 1 has only 21"),
+        ({"start": -1}, "start = -1"),
+        ({"start": 16}, "start = 16, steps = 15"),
+        ({"steps": 16}, "steps = 16.*<= 15"),
+        ({"process_count": 3}, "batch_size = 4: process 0 of 3"),
+        ({"process_index": 2, "process_count": 2}, "process 2 of 2"),
+        ({"workers": -1}, "workers = -1"),
+        ({"views": 2}, "views = 2: needs a crop"),
+        ({"resident": True}, "resident = True"),
+        ({"crop": prefetch.Crop(0)}, "crop.size = 0"),
+        ({"crop": prefetch.Crop(8, scale=(0.5, 0.2))}, "crop.scale"),
+        ({"crop": prefetch.Crop(8, ratio=(0, 1))}, "crop.ratio"),
+        ({"crop": prefetch.Crop(8, interpolation="area")}, "interpolation = 'area'"),
+        ({"crop": prefetch.Crop(8, decoder="gpu")}, "decoder = 'gpu'"),
+        ({"crop": prefetch.CenterCrop(8, 7)}, "crop.resize = 7"),
+    ],
+)
+def test_bad_options_raise_before_the_first_batch(options, words):
+    with pytest.raises(ValueError, match=words):
+        prefetch.batches(source(lazy()), **{**PLAN, "resident": False, **options})
+
+
+def test_evaluation_batches_pad_and_keep_order():
+    examples, rows = in_memory(), np.array([5, 3, 22, 0, 7, 1, 2])
+    got = list(prefetch.evaluation_batches(examples, rows, 4))
+    assert [len(batch["mask"]) for batch in got] == [4, 4]
+    mask = np.concatenate([batch["mask"] for batch in got])
+    assert mask.tolist() == [1] * 7 + [0] and mask.dtype == np.float32
+    index = np.concatenate([batch["index"] for batch in got])
+    np.testing.assert_array_equal(index[:7], rows)
+    for batch in got:
+        np.testing.assert_array_equal(batch["image"], examples.images[batch["index"]])
+        np.testing.assert_array_equal(batch["label"], examples.label[batch["index"]])
+    halves = [
+        list(
+            prefetch.evaluation_batches(
+                examples, rows, 4, process_index=i, process_count=2
+            )
+        )
+        for i in (0, 1)
+    ]
+    for whole, *parts in zip(got, *halves, strict=True):
+        for key in whole:
+            joined = np.concatenate([part[key] for part in parts])
+            np.testing.assert_array_equal(joined, whole[key])
+    assert list(prefetch.evaluation_batches(examples, rows[:0], 4)) == []
+    with pytest.raises(ValueError, match="batch_size = 0"):
+        prefetch.evaluation_batches(examples, rows, 0)
+
+
+def test_evaluation_crop():
+    crop = prefetch.CenterCrop(8, 10, decoder="pillow")
+    examples = lazy()
+    (batch,) = prefetch.evaluation_batches(examples, np.arange(3), 3, crop=crop)
+    for row in range(3):
+        image = Image.fromarray(examples.load(row))
+        width, height = image.size  # 30 - row, 20 + row
+        long = int(10 * width / height)
+        small = np.asarray(image.resize((long, 10), Image.BICUBIC))
+        left = round((long - 8) / 2)
+        np.testing.assert_array_equal(batch["image"][row], small[1:9, left : left + 8])
+
+
+# --- crops
+
+
+def test_center_crop_of_both_orientations(decoder):
+    image = np.random.default_rng(0).integers(0, 256, (10, 14, 3), np.uint8)
+    crop = prefetch.CenterCrop(6, 10, decoder=decoder)
+    np.testing.assert_array_equal(crop(image), image[2:8, 4:10])
+    turned = image.transpose(1, 0, 2)
+    np.testing.assert_array_equal(crop(turned), turned[4:10, 2:8])
+    assert crop(image[:5, :7, :1]).shape == (6, 6, 1)
+
+
+def test_boxes_have_torchvisions_distribution():
+    rng = np.random.default_rng(0)
+    crop = prefetch.Crop(8, scale=(0.2, 0.6), ratio=(0.5, 2.0))
+    boxes = np.array([crop.box(400, 500, rng) for _ in range(4000)])
+    top, left, h, w = boxes.T
+    assert (top >= 0).all() and (left >= 0).all()
+    assert (top + h <= 400).all() and (left + w <= 500).all()
+    area, ratio = h * w / 200_000, w / h
+    assert 0.199 < area.min() and area.max() < 0.601
+    assert 0.49 < ratio.min() < 0.55 and 1.9 < ratio.max() < 2.03
+    # Independent draws of area and log ratio, redrawn where the box does not fit.
+    other = np.random.default_rng(1)
+    areas, ratios = other.uniform(0.2, 0.6, 40_000), other.uniform(-1, 1, 40_000)
+    ratios = np.exp(ratios * math.log(2))
+    fits = (np.sqrt(areas * 200_000 * ratios) <= 500) & (
+        np.sqrt(areas * 200_000 / ratios) <= 400
+    )
+    assert abs(area.mean() - areas[fits].mean()) < 0.008
+    assert abs(np.log(ratio).mean() - np.log(ratios[fits]).mean()) < 0.03
+    assert abs(np.log(ratio).std() - np.log(ratios[fits]).std()) < 0.02
+    # Every position of a box is as likely, the last one included.
+    room = 400 - h
+    assert abs((top[room > 20] / room[room > 20]).mean() - 0.5) < 0.02
+    assert (top == room).any() and (top == 0).any()
+
+
+@pytest.mark.parametrize(
+    ("size", "want"),
+    [
+        ((10, 100), (0, 43, 10, 13)),  # too wide: full height, ratio 4/3
+        ((100, 10), (43, 0, 13, 10)),
+        ((100, 100), (0, 0, 100, 100)),
+    ],
+)
+def test_box_when_no_draw_fits(size, want):
+    # Area 1 of a 1:10 image fits no allowed ratio; a square needs ratio 1 exactly.
+    crop = prefetch.Crop(8, scale=(1.0, 1.0))
+    assert crop.box(*size, np.random.default_rng(0)) == want
+
+
+def test_crop_resizes_its_box(decoder):
+    image = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    crop = prefetch.Crop(8, decoder=decoder)
+    top, left, h, w = crop.box(40, 40, np.random.default_rng(5))
+    want = prefetch.resize(
+        image[top : top + h, left : left + w],
+        8,
+        8,
+        interpolation="bicubic",
+        decoder=decoder,
+    )
+    got = crop(image, np.random.default_rng(5))
+    np.testing.assert_array_equal(got, want)
+    assert got.flags["C_CONTIGUOUS"] or got.shape == (8, 8, 3)
+
+
+def test_resize_is_antialiased_and_centred(decoder):
+    resize = functools.partial(
+        prefetch.resize, interpolation="bicubic", decoder=decoder
+    )
+    # Stripes of one pixel: sampled without a wider filter they would stay stripes.
+    stripes = np.zeros((64, 64, 3), np.uint8)
+    stripes[:, ::2] = 255
+    assert np.abs(resize(stripes, 8, 8).astype(int) - 127).max() <= 12
+    # One side shrinks, the other grows.
+    assert np.abs(resize(stripes, 128, 8).astype(int) - 127).max() <= 12
+    ramp = np.repeat(np.arange(64, dtype=np.uint8)[None, :, None] * 4, 64, 0)
+    small = resize(ramp, 16, 16)[..., 0].astype(int)
+    np.testing.assert_allclose(small[8, 2:-2], np.arange(16)[2:-2] * 16 + 6, atol=1)
+    large = resize(ramp, 64, 128)[..., 0].astype(int)
+    want = ((np.arange(128) + 0.5) / 2 - 0.5) * 4
+    np.testing.assert_allclose(large[8, 8:-8], want[8:-8], atol=1)
+    assert resize(ramp, 5, 7).shape == (5, 7, 1)
+
+
+# --- reading ahead
+
+
+def test_ahead_places_in_order_and_ends():
+    got = list(prefetch.ahead(iter(range(20)), lambda x: x * x, depth=3))
+    assert got == [x * x for x in range(20)]
+
+
+def test_ahead_works_ahead_but_not_further_than_depth():
+    placed = []
+    made = prefetch.ahead(itertools.count(), lambda x: placed.append(x) or x, depth=2)
+    assert next(made) == 0
+    deadline = time.monotonic() + 5
+    while len(placed) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.15)
+    # One taken, two waiting, one in the thread's hand.
+    assert placed == [0, 1, 2, 3]
+    made.close()
+
+
+def test_ahead_raises_in_order_and_closes():
+    closed = []
+
+    def numbers():
+        try:
+            yield from range(5)
+            raise KeyError("end of numbers")
+        finally:
+            closed.append(True)
+
+    made = prefetch.ahead(numbers(), lambda x: x)
+    assert [next(made) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(KeyError, match="end of numbers"):
+        next(made)
+    assert closed == [True]
+
+    def refuse(x):
+        raise OSError("no place")
+
+    with pytest.raises(OSError, match="no place"):
+        next(prefetch.ahead(numbers(), refuse))
+    assert closed == [True] * 2
+    before = threading.active_count()
+    made = prefetch.ahead(numbers(), lambda x: x, depth=1)
+    next(made)
+    made.close()
+    assert closed == [True] * 3 and threading.active_count() == before
+    with pytest.raises(ValueError, match="depth = 0"):
+        prefetch.ahead(numbers(), refuse, depth=0)

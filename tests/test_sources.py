@@ -1,0 +1,646 @@
+import hashlib
+import io
+import json
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from etils import epath
+from PIL import Image
+from sklearn import datasets
+
+from jaxcl.data import convert, sources, stream
+
+
+def encoded(image, kind="PNG", **options):
+    buffer = io.BytesIO()
+    picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    picture.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def random_images(n, height=8, width=6, channels=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (n, height, width, channels), np.uint8)
+
+
+def same(one, two):
+    for a, b in zip(one, two, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            np.testing.assert_array_equal(a.label, b.label)
+            np.testing.assert_array_equal(a.domain, b.domain)
+            np.testing.assert_array_equal(pixels(a), pixels(b))
+
+
+def splits(data):
+    return data.train, data.validation, data.test
+
+
+def pixels(examples):
+    if examples.images is not None:
+        return examples.images
+    return np.stack([examples.load(i) for i in range(len(examples.label))])
+
+
+def test_unknown_source_names_the_nearest():
+    with pytest.raises(ValueError, match="'digit' is unknown.*'digits'.*tfds"):
+        sources.load("digit")
+
+
+# --- splits
+
+
+def test_validation_is_stratified_seeded_and_apart_from_test():
+    label = np.repeat(np.arange(3), [20, 10, 3]).astype(np.int32)
+    domain = (np.arange(33) % 2).astype(np.int32)
+    ids = np.arange(33, dtype=np.uint8)[:, None, None, None]
+    train, held = sources.split_validation(
+        stream.Examples(label, domain, ids), 0.2, seed=3
+    )
+    counts = [
+        ((held.label == c) & (held.domain == d)).sum() for c in range(3) for d in (0, 1)
+    ]
+    # Rows of each class and domain: 10 10 5 5 2 1; one of two, none of one.
+    assert counts == [2, 2, 1, 1, 1, 0]
+    together = np.concatenate([train.images, held.images]).ravel()
+    assert sorted(together) == list(range(33))
+    for part in (train, held):
+        np.testing.assert_array_equal(part.label, label[part.images.ravel()])
+        np.testing.assert_array_equal(part.domain, domain[part.images.ravel()])
+
+    def draw(seed):
+        return sources.split_validation(stream.Examples(label, domain, ids), 0.2, seed)[
+            1
+        ].images.tobytes()
+
+    assert draw(3) == held.images.tobytes() != draw(4)
+    base = sources.load("digits")
+    cut = sources.load("digits", validation=0.1, seed=5)
+    np.testing.assert_array_equal(base.test.images, cut.test.images)
+    assert len(cut.train.label) + len(cut.validation.label) == len(base.train.label)
+    with pytest.raises(ValueError, match="fraction = 1.5"):
+        sources.load("digits", validation=1.5)
+
+
+def test_digits():
+    data = sources.load("digits")
+    raw = datasets.load_digits()
+    both = np.concatenate([data.train.images, data.test.images])
+    assert both.shape == (1797, 8, 8, 1) and both.dtype == np.uint8
+    assert (both.min(), both.max()) == (0, 255)
+    labels = np.concatenate([data.train.label, data.test.label])
+    scaled = np.rint(raw.images / 16 * 255).astype(np.uint8)
+
+    def pairs(images, labels):
+        return sorted((x.tobytes(), y) for x, y in zip(images, labels, strict=True))
+
+    assert pairs(both, labels) == pairs(scaled, raw.target)
+    for digit in range(10):
+        total = (raw.target == digit).sum()
+        assert (data.test.label == digit).sum() == round(total / 5)
+    big = sources.load("digits", size=16, channels=3, interpolation="nearest")
+    assert big.train.images.shape[1:] == (16, 16, 3)
+    np.testing.assert_array_equal(big.train.images[:, ::2, ::2, :1], data.train.images)
+    smooth = sources.load("digits", size=16).train.images
+    assert (smooth[:, ::2, ::2] != data.train.images).any()
+    for options in ({"channels": 2}, {"interpolation": "cubic"}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            sources.load("digits", **options)
+
+
+# --- decoding
+
+
+@pytest.mark.parametrize("decoder", ["cv2", "pillow"])
+def test_decoding_of_every_kind_of_image(decoder):
+    if decoder == "cv2":
+        pytest.importorskip("cv2")
+
+    def decode(data, channels=3):
+        return convert.decode(data, "x.img", decoder=decoder, channels=channels)
+
+    smooth = np.linspace(0, 255, 16 * 12 * 3).reshape(16, 12, 3).astype(np.uint8)
+    grey = smooth[..., 0]
+    np.testing.assert_array_equal(decode(encoded(smooth)), smooth)
+    three = np.repeat(grey[..., None], 3, -1)
+    np.testing.assert_array_equal(decode(encoded(grey)), three)
+    np.testing.assert_array_equal(decode(encoded(grey), 1), grey[..., None])
+    rgba = np.concatenate([smooth, np.full((16, 12, 1), 99, np.uint8)], -1)
+    np.testing.assert_array_equal(decode(encoded(rgba)), smooth)
+    deep = Image.fromarray(grey.astype(np.uint16) * 257)
+    np.testing.assert_array_equal(decode(encoded(deep)), three)
+    palette = Image.fromarray(three).quantize(256)
+    assert np.abs(decode(encoded(palette)).astype(int) - three).max() <= 8
+    jpeg = encoded(smooth, "JPEG", quality=98, subsampling=0)
+    assert np.abs(decode(jpeg).astype(int) - smooth).max() <= 8
+    cmyk = encoded(Image.fromarray(smooth).convert("CMYK"), "JPEG", quality=98)
+    assert np.abs(decode(cmyk).astype(int) - smooth).max() <= 16
+    exif = Image.Exif()
+    exif[0x112] = 6  # turn by 90 degrees: not applied
+    turned = encoded(Image.fromarray(smooth), "JPEG", exif=exif)
+    assert decode(turned).shape == (16, 12, 3)
+    png = encoded(smooth)
+    for bad in (b"", b"no image", jpeg[: len(jpeg) // 2], png[: len(png) // 2]):
+        with pytest.raises(ValueError, match="x.img cannot be decoded"):
+            decode(bad)
+
+
+# --- npz, arrays, convert
+
+
+def pack(images, kind, strip=3, **options):
+    """One packed image array, as the entries of an .npz file."""
+    n, h, w, c = images.shape
+    coded = []
+    for start in range(0, n, strip):
+        part = images[start : start + strip].reshape(-1, w, c)
+        coded.append(encoded(part[..., 0] if c == 1 else part, kind, **options))
+    return {
+        "strips": np.frombuffer(b"".join(coded), np.uint8),
+        "ptr": np.cumsum([0] + [len(x) for x in coded]),
+        "shape": np.array([n, h, w, c]),
+        "sha256": np.array(hashlib.sha256(images.tobytes()).hexdigest()),
+    }
+
+
+def test_npz_plain_and_packed(tmp_path):
+    train, test = random_images(7), random_images(5, seed=1)
+    train_y, test_y = np.arange(7) % 3, np.arange(5, dtype=np.uint8) % 3
+    common = {"train_y": train_y, "test_y": test_y, "class_names": ["a", "b", "c"]}
+    plain, packed = tmp_path / "plain.npz", tmp_path / "packed.npz"
+    np.savez(plain, train_x=train, test_x=test, **common)
+    entries = {f"train_x__{k}": v for k, v in pack(train, "PNG").items()}
+    entries |= {f"test_x__{k}": v for k, v in pack(test, "WEBP", lossless=True).items()}
+    np.savez(packed, **entries, **common)
+    data = sources.load("npz", path=str(plain))
+    np.testing.assert_array_equal(data.train.images, train)
+    np.testing.assert_array_equal(data.test.label, test_y)
+    assert data.class_names == ("a", "b", "c") and data.name == "plain"
+    same(splits(sources.load("npz", path=str(packed))), splits(data))
+    # Lossless strips are compared with their digest; lossy ones cannot be.
+    changed = entries | {"train_x__sha256": np.array("0" * 64)}
+    np.savez(packed, **changed, **common)
+    with pytest.raises(ValueError, match="packed.npz.*train_x__sha256"):
+        sources.load("npz", path=str(packed))
+    grey = random_images(4, channels=1) // 8 + 100
+    entries = {f"train_x__{k}": v for k, v in pack(grey, "JPEG", quality=98).items()}
+    np.savez(packed, **entries)
+    images = sources.load("npz", path=str(packed)).train.images
+    assert images.shape == grey.shape
+    assert np.abs(images.astype(int) - grey).max() < 12
+    entries["train_x__shape"][0] = 5
+    np.savez(packed, **entries)
+    with pytest.raises(ValueError, match="strips hold 4 images.*says 5"):
+        sources.load("npz", path=str(packed))
+
+
+def test_npz_with_domains_and_a_test_mask(tmp_path):
+    x, y, domain = random_images(12)[..., :1], np.arange(12) % 2, np.arange(12) // 6
+    is_test = np.arange(12) % 3 == 0
+    path = str(tmp_path / "x.npz")
+    names = {"domain_names": ["photo", "sketch"]}
+    np.savez(path, x=x[..., 0], y=y, domain=domain, is_test=is_test, **names)
+    data = sources.load("npz", path=path)
+    np.testing.assert_array_equal(data.train.images, x[~is_test])
+    np.testing.assert_array_equal(data.test.domain, domain[is_test])
+    np.testing.assert_array_equal(data.test.label, y[is_test])
+    assert data.class_names == ("0", "1")
+    assert data.domain_names == ("photo", "sketch")
+    np.savez(path, x=x)
+    data = sources.load("npz", path=path)
+    assert data.test is None and data.class_names == ()
+    assert (data.train.label == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"images": np.zeros(3)}, "neither train_x nor x"),
+        ({"x": np.zeros((2, 4, 4, 3))}, "float64.*expected uint8"),
+        ({"x": random_images(2), "y": np.zeros(2)}, "labels are float64"),
+        ({"x": random_images(2), "y": np.zeros(3, int)}, r"shape \[3\] for 2 images"),
+        ({"x": random_images(2), "y": np.array([0, -2])}, "label runs from -2"),
+        ({"x": random_images(2), "y": [0, 2], "class_names": ["a", "b"]}, "0 to 2"),
+        ({"x": random_images(2), "is_test": np.zeros(2)}, r"is_test must be bool\[2\]"),
+        ({"x": np.array([{}, {}], object)}, "x.npz cannot be read.*allow_pickle"),
+    ],
+)
+def test_npz_errors(tmp_path, entries, words):
+    path = str(tmp_path / "x.npz")
+    np.savez(path, **entries)
+    with pytest.raises(ValueError, match=words):
+        sources.load("npz", path=path)
+
+
+def test_npz_files_that_are_none(tmp_path):
+    (tmp_path / "x.npz").write_bytes(b"not a zip")
+    np.save(tmp_path / "y.npy", np.zeros(3))
+    for name in ("x.npz", "y.npy", "missing.npz"):
+        with pytest.raises(ValueError, match=f"{name} cannot be read"):
+            sources.load("npz", path=str(tmp_path / name))
+
+
+def test_convert_then_arrays(tmp_path):
+    x, y, domain = random_images(12), np.arange(12) % 3, np.arange(12) // 6
+    path, out = str(tmp_path / "toy.npz"), str(tmp_path / "out")
+    np.savez(path, x=x, y=y, domain=domain, is_test=np.arange(12) % 4 == 0)
+    command = [sys.executable, "-m", "jaxcl.data.convert", path, out]
+    subprocess.run(command, check=True, timeout=60)
+    want = sources.load("npz", path=path)
+    whole = sources.load("arrays", path=out)
+    same(splits(whole), splits(want))
+    assert whole.name == "toy" and whole.class_names == want.class_names
+    scaled = want.train.images.reshape(-1, 3) / 255
+    np.testing.assert_allclose(whole.mean, scaled.mean(0), atol=1e-12)
+    np.testing.assert_allclose(whole.std, scaled.std(0), atol=1e-12)
+
+    mapped = sources.load("arrays", path=out, resident=False, validation=0.4, seed=2)
+    assert mapped.train.images is None
+    same(splits(mapped), splits(sources.load("npz", path=path, validation=0.4, seed=2)))
+    copied = pickle.dumps(mapped.train.load)
+    assert len(copied) < 2000  # the path, not the pixels
+    np.testing.assert_array_equal(pickle.loads(copied)(1), mapped.train.load(1))
+
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 2 and "not an empty directory" in again.stderr
+    images = np.load(tmp_path / "out" / "train_images.npy")
+    np.save(tmp_path / "out" / "train_images.npy", images ^ 1)
+    with pytest.raises(ValueError, match="train_images.npy.*sha256"):
+        sources.load("arrays", path=out)
+    (tmp_path / "out" / "train_images.npy").unlink()
+    with pytest.raises(ValueError, match="train_images.npy"):
+        sources.load("arrays", path=out)
+
+
+def test_arrays_written_by_hand(tmp_path):
+    np.save(tmp_path / "a.npy", random_images(3))
+    with pytest.raises(ValueError, match="meta.json"):
+        sources.load("arrays", path=str(tmp_path))
+    meta = {"splits": {"train": {"images": {"file": "a.npy"}}}}
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    for resident in (None, False):
+        data = sources.load("arrays", path=str(tmp_path), resident=resident)
+        np.testing.assert_array_equal(pixels(data.train), random_images(3))
+        assert data.train.label.tolist() == [-1, -1, -1]
+
+
+# --- image folders
+
+
+def folder(root, counts, shape=(8, 6), seed=0):
+    """Class folders of PNG files; pixel values tell class and file."""
+    rng = np.random.default_rng(seed)
+    for name, count in counts.items():
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            image = rng.integers(0, 256, (*shape, 3), np.uint8)
+            (root / name / f"{i:03}.png").write_bytes(encoded(image))
+    return root
+
+
+def read(path):
+    return np.asarray(Image.open(path))
+
+
+def test_folder_with_train_and_test(tmp_path):
+    folder(tmp_path / "train", {"b": 3, "a": 2, "c": 1})
+    folder(tmp_path / "val", {"a": 1, "b": 1, "c": 2}, seed=1)
+    (tmp_path / "train" / "a" / "notes.txt").write_text("no image")
+    (tmp_path / "train" / "a" / "deep").mkdir()
+    shutil.copy(tmp_path / "val/a/000.png", tmp_path / "train/a/deep/z.PNG")
+    data = sources.load("image_folder", path=str(tmp_path))
+    assert data.class_names == ("a", "b", "c")
+    assert data.train.label.tolist() == [0, 0, 0, 1, 1, 1, 2]
+    assert data.test.label.tolist() == [0, 1, 2, 2]
+    assert data.validation is None and data.decoder in ("cv2", "pillow")
+    np.testing.assert_array_equal(
+        data.train.load(4), read(tmp_path / "train/b/001.png")
+    )
+    np.testing.assert_array_equal(data.test.load(3), read(tmp_path / "val/c/001.png"))
+    np.testing.assert_array_equal(
+        pickle.loads(pickle.dumps(data.test.load))(0), data.test.load(0)
+    )
+    # A class list keeps its order, and leaves the rest out of every split.
+    (tmp_path / "keep.txt").write_text("c\n\nb\n")
+    options = {"path": str(tmp_path), "classes": str(tmp_path / "keep.txt")}
+    data = sources.load("image_folder", **options)
+    assert data.class_names == ("c", "b")
+    assert data.train.label.tolist() == [0, 1, 1, 1]
+    assert data.test.label.tolist() == [0, 0, 1]
+    np.testing.assert_array_equal(data.test.load(2), read(tmp_path / "val/b/000.png"))
+    # Both val and test: val is validation; an unlabelled test folder is no test.
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test/x.png").write_bytes(encoded(random_images(1)[0]))
+    assert len(sources.load("image_folder", **options).test.label) == 3
+    folder(tmp_path / "test", {"b": 1, "c": 1})
+    data = sources.load("image_folder", **options)
+    assert (len(data.test.label), len(data.validation.label)) == (2, 3)
+    with pytest.raises(ValueError, match="already has a validation split"):
+        sources.load("image_folder", **options, validation=0.5)
+
+
+def test_folder_of_classes_and_of_plain_images(tmp_path):
+    folder(tmp_path / "set", {"a": 10, "b": 5})
+    path = str(tmp_path / "set")
+    data = sources.load("image_folder", path=path)
+    assert np.bincount(data.test.label).tolist() == [2, 1]
+    assert np.bincount(data.train.label).tolist() == [8, 4]
+    other = sources.load("image_folder", path=path, seed=9, validation=0.25)
+    np.testing.assert_array_equal(pixels(other.test), pixels(data.test))
+    assert np.bincount(other.validation.label).tolist() == [2, 1]
+    names = [x.load.name(i) for x in splits(other) for i in range(len(x.label))]
+    assert len(set(names)) == 15
+    redrawn = sources.load("image_folder", path=path, test_seed=1)
+    assert (pixels(redrawn.test) != pixels(data.test)).any()
+    assert sources.load("image_folder", path=path, test=0.0).test is None
+
+    flat = sources.load("image_folder", path=str(tmp_path / "set" / "a"))
+    assert flat.train.label.tolist() == [-1] * 10
+    assert flat.test is None and flat.class_names == ()
+
+
+def test_folder_resident_and_sized(tmp_path):
+    folder(tmp_path, {"a": 3, "b": 2}, shape=(8, 6))
+    path = str(tmp_path)
+    lazy = sources.load("image_folder", path=path)
+    whole = sources.load("image_folder", path=path, resident=True)
+    assert whole.train.load is None and whole.train.images.dtype == np.uint8
+    same(splits(whole), splits(lazy))
+    (tmp_path / "b" / "odd.png").write_bytes(encoded(random_images(1, 20, 40)[0]))
+    options = {"path": path, "resident": True, "test": 0.0}
+    with pytest.raises(ValueError, match=r"odd.png is \(20, 40, 3\).*set `size`"):
+        sources.load("image_folder", **options)
+    for decoder in ("pillow", "auto"):
+        options |= {"decoder": decoder}
+        data = sources.load("image_folder", **options, size=6)
+        assert data.train.images.shape == (6, 6, 6, 3)
+        # Width 6 is kept, so that the crop is rows 1..6 of 8 as they are.
+        kept = read(tmp_path / "a" / "000.png")[1:7]
+        np.testing.assert_array_equal(data.train.images[0], kept)
+    image = Image.open(tmp_path / "b" / "odd.png").resize((12, 6), Image.BICUBIC)
+    data = sources.load("image_folder", **options | {"decoder": "pillow"}, size=6)
+    np.testing.assert_array_equal(data.train.images[-1], np.asarray(image)[:, 3:9])
+    lazy = sources.load("image_folder", path=path, size=6, decoder="pillow", test=0.0)
+    np.testing.assert_array_equal(pixels(lazy.train), data.train.images)
+
+
+def test_folder_corrupt_image(tmp_path):
+    folder(tmp_path / "train", {"a": 4, "b": 2})
+    folder(tmp_path / "test", {"a": 1, "b": 1})
+    for name in ("a/001.png", "a/003.png"):
+        data = (tmp_path / "train" / name).read_bytes()
+        (tmp_path / "train" / name).write_bytes(data[:60])
+    options = {"path": str(tmp_path)}
+    data = sources.load("image_folder", **options)
+    with pytest.raises(ValueError, match="train/a/001.png cannot be decoded"):
+        data.train.load(1)
+    data = sources.load("image_folder", **options, on_corrupt="skip")
+    with pytest.warns(UserWarning, match="001.png.*used .*a/002.png"):
+        image = data.train.load(1)
+    np.testing.assert_array_equal(image, read(tmp_path / "train/a/002.png"))
+    with pytest.warns(UserWarning, match="003.png.*used .*a/000.png"):
+        image = data.train.load(3)  # its class begins again, b does not stand in
+    np.testing.assert_array_equal(image, read(tmp_path / "train/a/000.png"))
+    (tmp_path / "test/a/000.png").unlink()
+    (tmp_path / "test/a/000.png").write_bytes(b"")
+    with pytest.raises(ValueError, match="no other image of its class"):
+        data.test.load(0)
+    data = sources.load("image_folder", **options)
+    (tmp_path / "train/b/000.png").unlink()
+    with pytest.raises(ValueError, match="b/000.png cannot be read"):
+        data.train.load(4)
+
+
+def test_folder_errors(tmp_path):
+    def load(**options):
+        return sources.load("image_folder", **{"path": str(tmp_path), **options})
+
+    with pytest.raises(ValueError, match="gone.*no such directory; expected train"):
+        load(path=str(tmp_path / "gone"))
+    with pytest.raises(ValueError, match="no images, looked for"):
+        load()
+    folder(tmp_path / "train", {"a": 1, "b": 0})
+    with pytest.raises(ValueError, match="train/b: class 'b' has no images"):
+        load()
+    folder(tmp_path / "train", {"b": 1})
+    folder(tmp_path / "val", {"a": 1, "z": 1})
+    with pytest.raises(ValueError, match=r"missing: \['b'\], unknown: \['z'\]"):
+        load()
+    (tmp_path / "list").write_text("a\nq\n")
+    with pytest.raises(ValueError, match=r"missing: \['q'\]"):
+        load(classes=str(tmp_path / "list"))
+    (tmp_path / "list").write_text("a\na\n")
+    with pytest.raises(ValueError, match="each once"):
+        load(classes=str(tmp_path / "list"))
+    with pytest.raises(ValueError, match="nolist.*cannot be read"):
+        load(classes=str(tmp_path / "nolist"))
+    with pytest.raises(ValueError, match="decoder = 'turbo'"):
+        load(decoder="turbo")
+    folder(tmp_path / "val", {"b": 1})
+    shutil.rmtree(tmp_path / "val" / "z")
+    with pytest.raises(ValueError, match="on_corrupt = 'drop'"):
+        load(on_corrupt="drop")
+    with pytest.raises(ValueError, match="size = 0"):
+        load(size=0)
+
+
+# --- TFDS
+
+NAMES = ["cat", "dog", "owl"]
+
+
+class Toy(tfds.core.GeneratorBasedBuilder):
+    """Thirty PNG images, made with the real library."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    pkg_dir_path = epath.Path(".")
+
+    def _info(self):
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.FeaturesDict(
+                {
+                    "image": tfds.features.Image(shape=(None, None, 3)),
+                    "label": tfds.features.ClassLabel(names=NAMES),
+                    "style": tfds.features.ClassLabel(names=["photo", "sketch"]),
+                    "name": tfds.features.Text(),
+                }
+            ),
+        )
+
+    def _split_generators(self, manager):
+        return {"train": self._generate_examples(0), "test": self._generate_examples(1)}
+
+    def _generate_examples(self, seed=0):
+        for i, image in enumerate(random_images(20 - 10 * seed, seed=seed)):
+            yield (
+                i,
+                {
+                    "image": encoded(image),
+                    "label": i % 3,
+                    "style": i % 2,
+                    "name": f"{i}",
+                },
+            )
+
+
+@pytest.fixture(scope="module")
+def array_record(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tfds")
+    builder = Toy(data_dir=str(root), file_format="array_record")
+    builder.download_and_prepare()
+    return str(builder.data_dir)
+
+
+@pytest.fixture(scope="module")
+def tfrecord(array_record, tmp_path_factory):
+    """The same set as tfrecord files, train in two shards."""
+    out = tmp_path_factory.mktemp("tfds") / "toy" / "1.0.0"
+    out.mkdir(parents=True)
+    builder = tfds.builder_from_directory(array_record)
+    meta = json.loads(open(f"{array_record}/dataset_info.json").read())
+    meta["fileFormat"] = "tfrecord"
+    for name in ("features.json", "label.labels.txt", "style.labels.txt"):
+        shutil.copy(f"{array_record}/{name}", out / name)
+    for part, lengths in zip(meta["splits"], ([12, 8], [10]), strict=True):
+        part["shardLengths"] = [str(length) for length in lengths]
+        rows = iter(builder.as_data_source(split=part["name"]))
+        for number, length in enumerate(lengths):
+            stem = f"toy-{part['name']}.tfrecord"
+            file = out / f"{stem}-{number:05}-of-{len(lengths):05}"
+            with open(file, "wb") as opened:
+                for _ in range(length):
+                    row = next(rows)
+                    row["image"] = encoded(row["image"])
+                    data = builder.info.features.serialize_example(row)
+                    opened.write(struct.pack("<QI", len(data), 0) + data + bytes(4))
+    (out / "dataset_info.json").write_text(json.dumps(meta))
+    return str(out)
+
+
+def test_tfds_array_record(array_record):
+    data = sources.load("tfds", path=array_record, domain_key="style")
+    assert data.class_names == tuple(NAMES)
+    assert data.domain_names == ("photo", "sketch")
+    for examples, seed, n in ((data.train, 0, 20), (data.test, 1, 10)):
+        made = random_images(n, seed=seed)
+        want = {x.tobytes(): (i % 3, i % 2) for i, x in enumerate(made)}
+        got = {
+            image.tobytes(): (int(label), int(domain))
+            for image, label, domain in zip(
+                pixels(examples), examples.label, examples.domain, strict=True
+            )
+        }
+        assert got == want
+    with_library = tfds.builder_from_directory(array_record).as_data_source("train")
+    np.testing.assert_array_equal(
+        pixels(data.train), np.stack([row["image"] for row in with_library])
+    )
+    assert "tensorflow" not in sys.modules
+
+
+def test_tfds_tfrecord_is_the_same(array_record, tfrecord):
+    options = {"domain_key": "style", "validation": 0.3}
+    want = sources.load("tfds", path=array_record, **options)
+    got = sources.load("tfds", path=tfrecord, **options)
+    same(splits(got), splits(want))
+    copied = pickle.loads(pickle.dumps(got.train.load))
+    np.testing.assert_array_equal(copied(5), want.train.load(5))
+    whole = sources.load("tfds", path=tfrecord, **options, resident=True)
+    assert whole.train.load is None
+    same(splits(whole), splits(want))
+
+
+@pytest.mark.parametrize("kind", ["array_record", "tfrecord"])
+def test_tfds_parts_classes_and_missing_labels(kind, request, tmp_path):
+    path = request.getfixturevalue(kind)
+    full = sources.load("tfds", path=path).train
+    part = sources.load(
+        "tfds", path=path, train_split="train[25%:75%]", test_split=None
+    )
+    assert part.test is None
+    np.testing.assert_array_equal(pixels(part.train), pixels(full)[5:15])
+    np.testing.assert_array_equal(part.train.label, full.label[5:15])
+    (tmp_path / "keep").write_text("owl\ncat\n")
+    kept = sources.load("tfds", path=path, classes=str(tmp_path / "keep"))
+    assert kept.class_names == ("owl", "cat")
+    rows = np.flatnonzero(full.label != 1)
+    np.testing.assert_array_equal(pixels(kept.train), pixels(full)[rows])
+    new = np.array([1, -1, 0])
+    np.testing.assert_array_equal(kept.train.label, new[full.label[rows]])
+    blind = sources.load("tfds", path=path, label_key=None)
+    assert (blind.train.label == -1).all()
+    np.testing.assert_array_equal(pixels(blind.train), pixels(full))
+
+
+def test_tfds_directories_as_domains(array_record, tfrecord):
+    data = sources.load(
+        "tfds", path=[array_record, tfrecord], domain_names=["real", "clip"]
+    )
+    assert data.domain_names == ("real", "clip")
+    assert data.train.domain.tolist() == [0] * 20 + [1] * 20
+    np.testing.assert_array_equal(*np.split(pixels(data.train), 2))
+    with pytest.raises(ValueError, match="2 directories need as many domain_names"):
+        sources.load("tfds", path=[array_record, tfrecord])
+
+
+@pytest.mark.parametrize("kind", ["array_record", "tfrecord"])
+def test_tfds_index_spares_the_scan(kind, request, tmp_path, monkeypatch):
+    path, index = request.getfixturevalue(kind), str(tmp_path / "index.npz")
+    first = sources.load("tfds", path=path, index=index)
+    from jaxcl.data import tfds_source
+
+    scan = tfds_source._scan
+    monkeypatch.setattr(tfds_source, "_scan", None)
+    same(splits(sources.load("tfds", path=path, index=index)), splits(first))
+    monkeypatch.setattr(tfds_source, "_scan", scan)
+    # Other labels or another part are scanned again, not taken from the file.
+    blind = sources.load("tfds", path=path, index=index, label_key=None)
+    assert (blind.train.label == -1).all()
+
+
+def test_tfds_errors(array_record, tfrecord, tmp_path):
+    def load(path=array_record, **options):
+        return sources.load("tfds", path=path, **options)
+
+    with pytest.raises(ValueError, match="gone.*expected a prepared TFDS directory"):
+        load(str(tmp_path / "gone"))
+    for options, words in (
+        ({"test_split": "validation"}, "'validation'.*test.*train"),
+        ({"image_key": "picture"}, "image_key = 'picture'.*image"),
+        ({"label_key": "name"}, "label_key = 'name'.*label.*style"),
+        ({"domain_key": "site"}, "domain_key = 'site'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            load(**options)
+    (tmp_path / "keep").write_text("cat\neel\n")
+    with pytest.raises(ValueError, match="'eel'"):
+        load(classes=str(tmp_path / "keep"))
+    cut = tmp_path / "cut"
+    shutil.copytree(tfrecord, cut)
+    shard = cut / "toy-train.tfrecord-00001-of-00002"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-100])
+    with pytest.raises(ValueError, match="00001-of-00002: 7 records.*says 8"):
+        load(str(cut))
+    shard.write_bytes(whole)
+    data = load(str(cut))
+    shard.write_bytes(whole.replace(b"IDAT", b"JDAT"))
+    with pytest.raises(ValueError, match=r"00001-of-00002 \(byte \d+\) cannot be"):
+        data.train.load(15)
+    shard.unlink()
+    with pytest.raises(ValueError, match="00001-of-00002.*cannot be read"):
+        data.train.load(15)
+    with pytest.raises(ValueError, match="00001-of-00002.*cannot be read"):
+        load(str(cut))
+    meta = json.loads((cut / "dataset_info.json").read_text())
+    meta["fileFormat"] = "riegeli"
+    (cut / "dataset_info.json").write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match="files are riegeli"):
+        load(str(cut))

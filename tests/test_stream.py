@@ -1,0 +1,254 @@
+import pickle
+
+import numpy as np
+import pytest
+
+from jaxcl.data import stream
+
+# The class order of the released PNR and CaSSLe experiments for 100 classes.
+RELEASED = """
+11 22 39 23 42 30 78 81 64 20 29 79 15 69 86 63 55 53 73 68 89 67 58 97 96 92 37 14 75
+51 54 7 3 6 50 40 45 4 83 98 27 12 8 99 60 87 28 5 84 34 82 16 72 49 59 31 71 35 66 76
+61 17 36 62 13 2 38 94 80 19 25 18 0 1 46 74 85 91 52 77 21 33 32 88 93 70 44 47 26 57
+90 95 48 65 43 10 9 56 24 41
+"""
+
+
+def examples(label, domain=None):
+    label = np.asarray(label, np.int32)
+    domain = np.zeros_like(label) if domain is None else np.asarray(domain, np.int32)
+    images = np.zeros((len(label), 2, 2, 1), np.uint8)
+    return stream.Examples(label, domain, images)
+
+
+def dataset(train, test=None, *, classes=5, domains=1, validation=None):
+    return stream.Dataset(
+        name="toy",
+        class_names=tuple(f"c{i}" for i in range(classes)),
+        domain_names=tuple(f"d{i}" for i in range(domains)),
+        train=train,
+        validation=validation,
+        test=test,
+    )
+
+
+def toy():
+    rng = np.random.default_rng(0)
+    label, domain = np.arange(40) % 5, np.arange(40) // 5 % 3
+    order = rng.permutation(40)
+    train = examples(label[order], domain[order])
+    return dataset(train, examples(label[:20], domain[:20]), domains=3)
+
+
+def test_released_permutation_is_the_published_one():
+    want = np.array(RELEASED.split(), int)
+    np.testing.assert_array_equal(stream.released_permutation(100, seed=5), want)
+    assert sorted(stream.released_permutation(7, seed=42)) == list(range(7))
+    assert stream.released_permutation(1, seed=5).tolist() == [0]
+    assert stream.released_permutation(0, seed=5).tolist() == []
+
+
+def test_class_scenario_released_order_in_tens():
+    data = dataset(examples(np.arange(100)), examples(np.arange(100)), classes=100)
+    made = stream.make(data, scenario="class", num_tasks=10, class_order="released")
+    want = np.array(RELEASED.split(), int).reshape(10, 10)
+    np.testing.assert_array_equal([t.classes for t in made.tasks], want)
+
+
+def test_joint():
+    data = toy()
+    (task,) = stream.make(data, scenario="joint").tasks
+    np.testing.assert_array_equal(task.train.rows, np.arange(40))
+    np.testing.assert_array_equal(task.test, np.arange(20))
+    assert (task.index, task.domain) == (0, -1)
+    assert task.classes.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("order", "want"),
+    [
+        ("sorted", [0, 1, 2, 3, 4]),
+        ("shuffled", np.random.default_rng(1).permutation(5).tolist()),
+        ([4, "c0", 3, 1, 2], [4, 0, 3, 1, 2]),
+    ],
+)
+def test_class_scenario_partitions_by_label(order, want):
+    data = toy()
+    made = stream.make(
+        data, scenario="class", num_tasks=3, class_order=order, seed=1
+    ).tasks
+    assert [len(t.classes) for t in made] == [2, 2, 1]  # the first take one more
+    assert np.concatenate([t.classes for t in made]).tolist() == want
+    for task in made:
+        expected = [i for i, y in enumerate(data.train.label) if y in task.classes]
+        assert task.train.rows.tolist() == expected
+        expected = [i for i, y in enumerate(data.test.label) if y in task.classes]
+        assert task.test.tolist() == expected
+        assert task.train.rows.dtype == task.test.dtype == np.int32
+
+
+def test_data_scenario_slices_the_released_permutation():
+    data = toy()
+    made = stream.make(data, scenario="data", num_tasks=3, seed=7).tasks
+    # Label-sorted, ties in dataset order.
+    ranked = sorted(range(40), key=lambda i: (data.train.label[i], i))
+    shuffled = [ranked[i] for i in stream.released_permutation(40, seed=42)]
+    got = [t.train.rows.tolist() for t in made]
+    assert got == [shuffled[:14], shuffled[14:27], shuffled[27:]]
+    assert all(t.test.tolist() == list(range(20)) for t in made)
+    other = stream.make(data, scenario="data", num_tasks=3, seed=8).tasks
+    np.testing.assert_array_equal(other[0].train.rows, made[0].train.rows)
+
+
+def test_domain_scenario():
+    data = toy()
+    made = stream.make(data, scenario="domain", domain_order=["d2", 0]).tasks
+    assert [(t.name, t.domain) for t in made] == [("d2", 2), ("d0", 0)]
+    for task in made:
+        assert (data.train.domain[task.train.rows] == task.domain).all()
+        assert (data.test.domain[task.test] == task.domain).all()
+        assert len(task.train.rows) == (data.train.domain == task.domain).sum()
+        assert len(task.test) == (data.test.domain == task.domain).sum()
+    assert len(stream.make(data, scenario="domain", num_tasks=3).tasks) == 3
+
+
+def test_evaluation_split():
+    held = examples([0, 1, 2, 3, 4])
+    data = toy()._replace(validation=held)
+    options = {"scenario": "class", "num_tasks": 5}
+    made = stream.make(data, **options, evaluation="validation")
+    assert made.evaluation is held
+    assert [t.test.tolist() for t in made.tasks] == [[0], [1], [2], [3], [4]]
+    made = stream.make(toy()._replace(test=None), **options, evaluation="none")
+    assert made.evaluation is None and len(made.tasks[0].test) == 0
+
+
+def test_unlabelled_rows_are_fine_without_classes():
+    data = dataset(examples([-1] * 10), classes=0)
+    made = stream.make(data, scenario="data", num_tasks=2, evaluation="none")
+    assert sorted(np.concatenate([t.train.rows for t in made.tasks])) == [*range(10)]
+    assert made.tasks[0].classes.tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"scenario": "clas"}, "scenario = 'clas'"),
+        ({"scenario": "class", "num_tasks": 6}, "num_tasks = 6.*5 classes"),
+        ({"scenario": "class"}, "num_tasks = None"),
+        ({"scenario": "data", "num_tasks": 41}, "num_tasks = 41.*40 train rows"),
+        ({"scenario": "domain", "num_tasks": 4}, "num_tasks = 4"),
+        ({"scenario": "domain", "domain_order": ["d9"]}, "domain_order: 'd9'"),
+        ({"scenario": "domain", "domain_order": [1, "d1"]}, "'d1'.*more than once"),
+        ({"scenario": "joint", "num_tasks": 2}, "num_tasks = 2"),
+        ({"scenario": "joint", "domain_order": [0]}, "domain_order is for"),
+        ({"scenario": "joint", "evaluation": "validation"}, "no validation split"),
+        ({"scenario": "joint", "evaluation": "dev"}, "evaluation = 'dev'"),
+        (
+            {"scenario": "class", "num_tasks": 2, "class_order": [0, 1, 1, 2, 3]},
+            "'c1'.*more than once",
+        ),
+        ({"scenario": "class", "num_tasks": 2, "class_order": [0, 1]}, "lacks.*c2"),
+        ({"scenario": "class", "num_tasks": 2, "class_order": "random"}, "'random'"),
+    ],
+)
+def test_bad_options(options, words):
+    with pytest.raises(ValueError, match=words):
+        stream.make(toy(), **options)
+
+
+def test_bad_data():
+    def make(data, **options):
+        stream.make(data, **{"scenario": "class", "num_tasks": 2, **options})
+
+    with pytest.raises(ValueError, match="'c3' has no train rows"):
+        make(dataset(examples([0, 1, 2, 4]), examples([0])))
+    with pytest.raises(ValueError, match="1 of 6 train rows of toy have none"):
+        make(dataset(examples([0, 1, 2, 3, 4, -1]), examples([0])))
+    with pytest.raises(ValueError, match="task 1 .* has no evaluation rows"):
+        make(dataset(examples([0, 1, 2, 3, 4]), examples([0])))
+    with pytest.raises(ValueError, match="'d1' has no train rows"):
+        data = dataset(examples([0]), examples([0]), domains=2)
+        make(data, scenario="domain", num_tasks=None)
+
+
+def test_validate():
+    good = examples([0, 1])
+    cases = [
+        (good._replace(label=np.array([0, 5], np.int32)), "0 to 5, allowed -1 to 4"),
+        (good._replace(label=np.array([0, -2], np.int32)), "-2 to 0"),
+        (good._replace(domain=np.array([0, 1], np.int32)), "domain runs from 0 to 1"),
+        (good._replace(label=np.array([0, 1])), "label is int64"),
+        (good._replace(images=good.images * 1.0), "float64.*uint8"),
+        (good._replace(images=good.images[..., 0]), r"uint8\[2, 2, 2\]"),
+        (good._replace(images=good.images[:1]), "1 images and 2 labels"),
+        (good._replace(images=None), "exactly one of"),
+        (good._replace(load=abs), "exactly one of"),
+        (examples([]), "has no examples"),
+    ]
+    stream.validate(dataset(good))
+    for bad, words in cases:
+        with pytest.raises(ValueError, match=words):
+            stream.validate(dataset(bad))
+        with pytest.raises(ValueError, match="toy: test"):
+            stream.validate(dataset(good, bad))
+
+
+def plan(**options):
+    source = stream.Source(examples(np.zeros(10)), np.arange(3, 13))
+    defaults = {"seed": 4, "task": 2, "epochs": 3, "batch_size": 4}
+    return stream.schedule(source, **defaults | options)
+
+
+def test_schedule_is_random_access_over_seeded_epochs():
+    made = plan()
+    assert (len(made), made.steps_per_epoch) == (6, 2)
+    want = []
+    for epoch in range(3):
+        rng = np.random.default_rng([4, 2, epoch])
+        want += rng.permutation(np.arange(3, 13))[:8].reshape(2, 4).tolist()
+    assert [made[step].tolist() for step in range(6)] == want
+    # Jumping about and a copy in another process give the same.
+    copied = pickle.loads(pickle.dumps(plan()))
+    assert [copied[step].tolist() for step in (5, 0, 3, 1, 4, 2)] == [
+        want[step] for step in (5, 0, 3, 1, 4, 2)
+    ]
+    assert made[0].dtype == np.int32
+    for step in (-1, 6):
+        with pytest.raises(IndexError):
+            made[step]
+
+
+def test_schedule_with_an_order_of_its_own():
+    def pairs(rng, rows, batch_size):
+        first = rng.permutation(rows)[: batch_size // 2]
+        return np.stack([first, first + 100], 1).reshape(1, batch_size)
+
+    source = stream.Source(examples(np.zeros(10)), np.arange(10), pairs)
+    made = stream.schedule(source, seed=0, task=0, epochs=2, batch_size=4)
+    assert (made.steps_per_epoch, len(made)) == (1, 2)
+    assert (made[1][1::2] - made[1][::2]).tolist() == [100, 100]
+
+    def uneven(rng, rows, batch_size):
+        return np.zeros((rng.integers(1, 100), batch_size))
+
+    made = stream.schedule(
+        source._replace(order=uneven), seed=0, task=0, epochs=9, batch_size=4
+    )
+    with pytest.raises(ValueError, match="order gave rows of shape"):
+        [made[step] for step in range(len(made))]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 11}, "batch_size = 11: task 2 has only 10 train rows"),
+        ({"epochs": 0}, "epochs = 0"),
+        ({"epochs": 1.5}, "epochs = 1.5"),
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"seed": -1}, "seed = -1"),
+    ],
+)
+def test_schedule_errors(options, words):
+    with pytest.raises(ValueError, match=words):
+        plan(**options)

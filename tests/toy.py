@@ -1,0 +1,73 @@
+"""A tiny job for tests: digits, a narrow net, seconds of work."""
+
+import contextlib
+
+import ml_collections
+
+from jaxcl import build, checkpoint
+from jaxcl import job as jobs
+
+
+def config(**changes):
+    """Two class-incremental tasks of ten steps; `changes` as {"method.base": ...}."""
+    made = ml_collections.ConfigDict(
+        {
+            "name": "toy",
+            "batch_size": 48,
+            "epochs": 2,
+            "data": {"name": "digits"},
+            "scenario": {"name": "class", "num_tasks": 8},
+            "augment": {
+                "size": 8,
+                "scale": (0.5, 1.0),
+                "jitter": (0.4, 0.4, 0.0, 0.0),
+                "grayscale": 0.0,
+                "flip": 0.0,
+                "mean": (0.3,),
+                "std": (0.4,),
+            },
+            "encoder": {"name": "conv_net", "width": 4},
+            "method": {
+                "name": "two_view",
+                "hidden_dim": 16,
+                "output_dim": 8,
+                "distill_hidden_dim": 16,
+                "queue_size": 96,
+            },
+            "optimizer": {"name": "sgd", "lr": 0.3, "weight_decay": 1e-4},
+            "schedule": {"name": "cosine", "per_epoch": False},
+            "evaluators": {},
+            "devices": 1,
+            "log_every": 1,
+            "save_every": 0,
+            "evaluate_untrained": False,
+            "plasticity": False,
+            "plots": False,
+            "tensorboard": False,
+            "progress": False,
+        }
+    )
+    with made.unlocked():
+        for path, value in changes.items():
+            *sections, last = path.replace("__", ".").split(".")
+            section = made
+            for name in sections:
+                section = section[name]
+            section[last] = value
+    return made
+
+
+def job(workdir, *, tasks=None, **changes):
+    """The job of `config`, perhaps of its first `tasks` tasks only."""
+    made = build.build(config(**changes), workdir)
+    if tasks is not None:
+        stream = made.stream._replace(tasks=made.stream.tasks[:tasks])
+        made = made._replace(stream=stream)
+    return made
+
+
+def saved(work, workdir):
+    """The newest checkpoint of a run directory."""
+    like = jobs.initial_state(work)
+    with contextlib.closing(checkpoint.Checkpoints(workdir / "checkpoints")) as there:
+        return there.restore(like)
