@@ -8,10 +8,6 @@ Sources: torchvision.transforms (RandomResizedCrop, ColorJitter, solarize),
 Pillow's resampling (antialiased, bicubic a = -0.5). Departures: pixels stay
 float between operations (Pillow rounds to u8 after each), and the blur is a true
 Gaussian (Pillow approximates it by box filters).
-
-How it is made fast: resampling and blur are two small dense matrix products per
-image; colour operations work on separate channel planes; the random order of the
-colour operations costs no branches (see `_jitter`).
 """
 
 import functools
@@ -24,11 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_GRAY = (0.299, 0.587, 0.114)  # ITU-R 601-2 luma, as Pillow's "L"
 _ORDERS = np.array(list(itertools.permutations(range(4))))  # i32[24, 4]
 _SCALE, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # RandomResizedCrop's defaults
+_JITTER = (0.4, 0.4, 0.2, 0.1)  # BYOL: brightness, contrast, saturation, hue
 _TRIES = 10  # boxes that torchvision draws before it falls back
-_SUPPORT = {"bilinear": 1.0, "bicubic": 2.0}  # radius of the filter, in pixels
+_KINDS = ("bicubic", "bilinear")
 
 
 def _filter(x, interpolation):
@@ -57,8 +53,12 @@ def _resampling(start, length, *, extent, size, interpolation):
 _dot = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
-def _resample(rows, columns, image):
-    """Resize both sides: [h,H], [w,W], [H,W,C] -> [h,w,C]."""
+def _resample(image, box, shape, interpolation):
+    """Resize a box (top, left, h, w) of f32[H,W,C] to f32[*shape,C]."""
+    top, left, h, w = box
+    weights = functools.partial(_resampling, interpolation=interpolation)
+    rows = weights(top, h, extent=image.shape[0], size=shape[0])
+    columns = weights(left, w, extent=image.shape[1], size=shape[1])
     # In this order both products read and write memory without a transpose.
     planes = _dot("wci,jw->cij", _dot("hwc,ih->wci", image, rows), columns)
     return jnp.moveaxis(jnp.clip(planes, 0.0, 1.0), 0, -1)  # bicubic overshoots
@@ -89,14 +89,11 @@ def _box(key, height, width, scale, ratio):
 # instead makes XLA compute all channels again for each (8x slower on a CPU).
 
 
-def _split(image):
-    return [image[..., c] for c in range(image.shape[-1])]
-
-
 def _gray(planes):
     if len(planes) == 1:
         return planes[0]
-    return sum(w * p for w, p in zip(_GRAY, planes, strict=True))
+    r, g, b = planes
+    return 0.299 * r + 0.587 * g + 0.114 * b  # ITU-R 601-2, Pillow's "L"
 
 
 def _blend(planes, other, factor):
@@ -123,19 +120,19 @@ def _hue(planes, turn):
 
 
 def _jitter(key, planes, strength, applied=True):
-    """Brightness, contrast, saturation, hue in random order; `strength` f32[4].
+    """Brightness, contrast, saturation and hue in random order.
 
-    Each of four slots runs one formula that holds all four operations: a blend
-    with 0 (brightness), the mean gray (contrast) or the gray (saturation), then a
-    turn of the hue; what is not due has factor 1 or turn 0, exact no-ops up to
-    rounding. No branches, hence no 24 permutations and no 16 operations.
-    The slots are a scan and not unrolled, since XLA fuses an unrolled chain into
+    Each of four slots runs one formula that holds all four: a blend with 0
+    (brightness), the mean gray (contrast) or the gray (saturation), then a turn of
+    the hue; what is not due has factor 1 or turn 0. So there are no branches, of
+    which vmap would run all. The slots are a scan: unrolled, XLA fuses them to
     kernels that compute shared terms again and again (600x slower on a CPU).
     """
     u = jax.random.uniform(key, (5,))
-    low = np.array([max(0.0, 1.0 - s) for s in strength[:3]] + [-strength[3]])
-    high = np.array([1.0 + s for s in strength[:3]] + [strength[3]])
-    value = jnp.where(applied, low + (high - low) * u[:4], np.array([1, 1, 1, 0]))
+    neutral = np.float32([1, 1, 1, 0])
+    low = np.maximum(neutral - np.float32(strength), np.float32([0, 0, 0, -0.5]))
+    high = neutral + np.float32(strength)
+    value = jnp.where(applied, low + (high - low) * u[:4], neutral)
     order = jnp.asarray(_ORDERS)[jnp.floor(24 * u[4]).astype(jnp.int32)]
     due = order[:, None] == jnp.arange(4)  # bool[slot, operation]
     factor = jnp.where(due[:, 3], 1.0, jnp.sum(due * value, axis=1))
@@ -148,7 +145,7 @@ def _jitter(key, planes, strength, applied=True):
         planes = _blend(planes, other, factor)
         return _hue(planes, turn) if strength[3] else planes, None
 
-    return jax.lax.scan(slot, planes, (factor, due[:, 1], due[:, 2], turn))[0]
+    return jax.lax.scan(slot, list(planes), (factor, due[:, 1], due[:, 2], turn))[0]
 
 
 def _blurring(sigma, *, extent, radius):
@@ -165,9 +162,6 @@ def _blurring(sigma, *, extent, radius):
     return band + (pixel == 0) * beyond + (pixel == extent - 1) * beyond[::-1]
 
 
-# Public operations of one image f32[H,W,C] in 0..1.
-
-
 def random_resized_crop(
     key, image, *, size, scale=_SCALE, ratio=_RATIO, interpolation="bicubic"
 ):
@@ -175,27 +169,17 @@ def random_resized_crop(
 
     `scale` bounds the box's share of the area, `ratio` its width / height.
     """
-    _check_crop(size, scale, ratio, interpolation)
-    height, width, _ = image.shape
-    top, left, h, w = _box(key, height, width, scale, ratio)
-    weights = functools.partial(_resampling, size=size, interpolation=interpolation)
-    return _resample(
-        weights(top, h, extent=height), weights(left, w, extent=width), image
-    )
+    _check(size=size, scale=scale, ratio=ratio, interpolation=interpolation)
+    box = _box(key, *image.shape[:2], scale, ratio)
+    return _resample(image, box, (size, size), interpolation)
 
 
 def resize(image, *, size, interpolation="bicubic"):
     """Resize so that the shorter side is `size`: f32[H,W,C] -> f32[h,w,C]."""
-    _check_resize(size, interpolation)
-    height, width, _ = image.shape
-    short = min(height, width)
-    h, w = size * height // short, size * width // short
-    weights = functools.partial(_resampling, 0.0, interpolation=interpolation)
-    return _resample(
-        weights(height, extent=height, size=h),
-        weights(width, extent=width, size=w),
-        image,
-    )
+    _check(size=size, interpolation=interpolation)
+    sides = image.shape[:2]
+    shape = [size * side // min(sides) for side in sides]
+    return _resample(image, (0, 0, *sides), shape, interpolation)
 
 
 _resize = resize  # `make_eval` has an argument of that name
@@ -216,19 +200,19 @@ def adjust_brightness(image, factor):
 
 def adjust_contrast(image, factor):
     """Blend with the mean of the gray image; factor 1 keeps the image."""
-    planes = _split(image)
+    planes = jnp.unstack(image, axis=-1)
     return jnp.stack(_blend(planes, _gray(planes).mean(), factor), axis=-1)
 
 
 def adjust_saturation(image, factor):
     """Blend with the gray image; factor 0 is gray, 1 keeps the image."""
-    planes = _split(image)
+    planes = jnp.unstack(image, axis=-1)
     return jnp.stack(_blend(planes, _gray(planes), factor), axis=-1)
 
 
 def adjust_hue(image, factor):
     """Turn the hue (HSV) by `factor` of the circle, in -0.5..0.5."""
-    return jnp.stack(_hue(_split(image), factor), axis=-1)
+    return jnp.stack(_hue(jnp.unstack(image, axis=-1), factor), axis=-1)
 
 
 def color_jitter(key, image, *, brightness, contrast, saturation, hue):
@@ -237,8 +221,8 @@ def color_jitter(key, image, *, brightness, contrast, saturation, hue):
     Factors are uniform in max(0, 1 - x)..1 + x, for the hue in -hue..hue.
     """
     strength = (brightness, contrast, saturation, hue)
-    _check_jitter(strength)
-    return jnp.stack(_jitter(key, _split(image), strength), axis=-1)
+    _check(jitter=strength)
+    return jnp.stack(_jitter(key, jnp.unstack(image, axis=-1), strength), axis=-1)
 
 
 def grayscale(image):
@@ -269,18 +253,14 @@ def normalize(image, mean, std):
     return (image - np.float32(mean)) / np.float32(std)
 
 
-# Pipelines.
-
-
 def _one_view(key, image, *, view, box, jitter, gray, blur, sigma, sun, flip):
     """u8[H,W,C] -> f32[h,w,C]; what has probability 0 leaves no trace."""
-    k_crop, k_jitter, k_chance = jax.random.split(key, 3)
-    chance = jax.random.uniform(k_chance, (6,))
-    u_jitter, u_gray, u_blur, u_sigma, u_sun, u_flip = chance
+    k_crop, k_jitter, k_rest = jax.random.split(key, 3)
+    u_jitter, u_gray, u_blur, u_sigma, u_sun, u_flip = jax.random.uniform(k_rest, (6,))
     image = image.astype(jnp.float32) / 255.0
     if box:
         image = random_resized_crop(k_crop, image, **box)
-    planes = _split(image)
+    planes = jnp.unstack(image, axis=-1)
     strength, probability = jitter
     if probability and any(strength):
         planes = _jitter(k_jitter, planes, strength, u_jitter < probability)
@@ -306,7 +286,7 @@ def make(
     scale: tuple[float, float] = _SCALE,
     ratio: tuple[float, float] = _RATIO,
     interpolation: str = "bicubic",
-    jitter: Sequence[float] = (0.4, 0.4, 0.2, 0.1),
+    jitter: Sequence[float] = _JITTER,
     jitter_probability: float = 0.8,
     grayscale: float = 0.2,
     blur: float | Sequence[float] = 0.0,
@@ -332,11 +312,8 @@ def make(
 
     Raises ValueError for values out of range, here or when first called.
     """
-    _check_crop(size, scale, ratio, interpolation)
-    _check_jitter(jitter)
-    _check_range("sigma", sigma)
-    _check_moments(mean, std)
     box = dict(size=size, scale=scale, ratio=ratio, interpolation=interpolation)
+    _check(**box, views=views, jitter=jitter, sigma=sigma, moments=(mean, std))
     one_view = functools.partial(
         _one_view,
         jitter=(jitter, *_probabilities("jitter_probability", jitter_probability)),
@@ -348,16 +325,15 @@ def make(
     )
 
     def augment(key, images):
-        cut = images.ndim == 5
-        _check_images(images, None if crop and not cut else size, mean, views)
+        cut = images.ndim == 4 and crop
+        _check_images(images, None if cut else size, mean, views)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(images)))
         out = []
         for view in range(views):
             view_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, view)
-            one = functools.partial(
-                one_view, view=view, box=box if crop and not cut else None
-            )
-            out.append(jax.vmap(one)(view_keys, images[:, view] if cut else images))
+            one = functools.partial(one_view, view=view, box=box if cut else None)
+            image = images if images.ndim == 4 else images[:, view]
+            out.append(jax.vmap(one)(view_keys, image))
         return normalize(jnp.stack(out, axis=1), mean, std).astype(dtype)
 
     return augment
@@ -371,26 +347,18 @@ def make_eval(
     The shorter side is resized to `resize`, then the centre is cut; without
     `resize`, images must be size x size. Raises ValueError otherwise.
     """
-    _check_resize(size, interpolation)
-    _check_moments(mean, std)
-    good = resize is None or resize >= size
-    _need(good, "resize", resize, f"None or at least size, {size}")
+    _check(size=size, interpolation=interpolation, moments=(mean, std))
+    _need(resize is None or resize >= size, "resize", resize, f"None or >= {size}")
+    shrink = functools.partial(_resize, size=resize, interpolation=interpolation)
 
     def prepare(images):
-        _check_images(images, size if resize is None else None, mean)
+        _check_images(images, None if resize else size, mean)
         images = images.astype(jnp.float32) / 255.0
-        if resize is not None:
-            shrink = functools.partial(
-                _resize, size=resize, interpolation=interpolation
-            )
-            images = jax.vmap(shrink)(images)
-            images = jax.vmap(lambda x: center_crop(x, size=size))(images)
+        if resize:
+            images = jax.vmap(lambda x: center_crop(shrink(x), size=size))(images)
         return normalize(images, mean, std).astype(dtype)
 
     return prepare
-
-
-# Errors, raised before anything compiles.
 
 
 def _need(condition, name, value, allowed):
@@ -398,55 +366,35 @@ def _need(condition, name, value, allowed):
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
 
 
-def _check_range(name, value, top=math.inf):
-    good = len(value) == 2 and 0 < value[0] <= value[1] <= top
-    _need(good, name, value, f"(low, high) with 0 < low <= high <= {top}")
-
-
-def _check_resize(size, interpolation):
+def _check(
+    size=1, views=1, interpolation=_KINDS[0], jitter=_JITTER, moments=((), ()), **ranges
+):
     _need(size >= 1, "size", size, "at least 1")
-    allowed = f"one of {sorted(_SUPPORT)}"
-    _need(interpolation in _SUPPORT, "interpolation", interpolation, allowed)
-
-
-def _check_crop(size, scale, ratio, interpolation):
-    _check_resize(size, interpolation)
-    _check_range("scale", scale, 1.0)
-    _check_range("ratio", ratio)
-
-
-def _check_jitter(jitter):
+    _need(views >= 1, "views", views, "at least 1")
+    _need(interpolation in _KINDS, "interpolation", interpolation, f"one of {_KINDS}")
     good = len(jitter) == 4 and min(jitter) >= 0 and jitter[3] <= 0.5
     _need(good, "jitter", jitter, "4 numbers >= 0, the last (hue) <= 0.5")
+    mean, std = moments
+    good = len(std) == len(mean) and all(s > 0 for s in std)
+    _need(good, "std", std, f"positive and as long as mean {mean!r}")
+    for name, value in ranges.items():
+        top = 1.0 if name == "scale" else math.inf
+        good = len(value) == 2 and 0 < value[0] <= value[1] <= top
+        _need(good, name, value, f"(low, high) with 0 < low <= high <= {top}")
 
 
 def _probabilities(name, value, views=1):
-    _need(views >= 1, "views", views, "at least 1")
     each = (value,) * views if np.ndim(value) == 0 else tuple(value)
     good = len(each) == views and all(0 <= p <= 1 for p in each)
     _need(good, name, value, f"a number in [0, 1], or one for each of {views} views")
     return each
 
 
-def _check_moments(mean, std):
-    good = len(mean) == len(std) and min(std) > 0
-    _need(good, "std", std, f"positive and as long as mean {mean!r}")
-
-
 def _check_images(images, size, mean, views=None):
-    *axes, height, width, channels = images.shape[1:]
-    good = axes in ([], [views]) and images.dtype == jnp.uint8
-    got = f"{images.dtype}{list(images.shape)}"
-    _need(
-        good and channels in (1, 3),
-        "images",
-        got,
-        f"uint8[B,H,W,C] or [B,{views},H,W,C], C 1 or 3",
-    )
-    _need(
-        size is None or height == width == size,
-        "images",
-        got,
-        f"{size} x {size} pixels",
-    )
-    _need(len(mean) in (1, channels), "mean", mean, f"of length 1 or {channels}")
+    shape, got = images.shape, f"{images.dtype}{list(images.shape)}"
+    axes = {4: (), 5: (views,)}.get(len(shape))
+    good = images.dtype == jnp.uint8 and shape[1:-3] == axes and shape[-1] in (1, 3)
+    _need(good, "images", got, f"uint8[B,H,W,C] or [B,{views},H,W,C], C 1 or 3")
+    good = size is None or shape[-3:-1] == (size, size)
+    _need(good, "images", got, f"{size} x {size} pixels")
+    _need(len(mean) in (1, shape[-1]), "mean", mean, f"of length 1 or {shape[-1]}")

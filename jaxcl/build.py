@@ -35,6 +35,14 @@ SCHEDULES = {
 }
 
 
+# Where and how a run computes, not what: these may change when it resumes.
+MACHINE = ("devices", "device_bytes", "steps_per_call", "workers", "progress")
+
+
+def _without(config: dict, fields) -> dict:
+    return {key: value for key, value in config.items() if key not in fields}
+
+
 def options(function, section, field: str, given=()) -> dict:
     """The keyword arguments that a section of the config gives a function.
 
@@ -139,7 +147,8 @@ def claim(workdir, config: dict) -> None:
     """Write the config to its run directory, or check that it is the same."""
     path = epath.Path(workdir) / "config.json"
     if path.exists():
-        changed = differences(json.loads(path.read_text()), config)
+        old = json.loads(path.read_text())
+        changed = differences(_without(old, MACHINE), _without(config, MACHINE))
         if changed:
             raise ValueError(
                 f"{workdir} holds a run of another config; they differ in "
@@ -230,7 +239,7 @@ def _job(
         batch_size=batch_size,
         epochs=epochs,
         resident=resident,
-        crop=image["crop"],
+        crop=image["crop"]._replace(decoder=tasks.dataset.decoder or "auto"),
         views=image["views"],
         workers=workers,
         steps_per_call=steps_per_call or (1 if on_cpu else 8),

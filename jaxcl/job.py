@@ -147,15 +147,16 @@ def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
 
     def grouped():
         done = start
-        while done < total:
-            ends = [done + job.steps_per_call, total]
-            for every in (job.save_every, job.eval_every):
-                ends += [(done // every + 1) * every] if every else []
-            count = min(ends) - done
-            taken = list(itertools.islice(host, count))
-            taken += taken[-1:] * (job.steps_per_call - count)
-            yield count, jax.tree.map(lambda *x: np.stack(x), *taken)
-            done += count
+        with contextlib.closing(host):
+            while done < total:
+                ends = [done + job.steps_per_call, total]
+                for every in (job.save_every, job.eval_every):
+                    ends += [(done // every + 1) * every] if every else []
+                count = min(ends) - done
+                taken = list(itertools.islice(host, count))
+                taken += taken[-1:] * (job.steps_per_call - count)
+                yield count, jax.tree.map(lambda *x: np.stack(x), *taken)
+                done += count
 
     def place(item):
         count, batches = item

@@ -1,7 +1,8 @@
 """The loop: tasks, steps, evaluation, checkpoints. One loop trains everything.
 
-The number of a checkpoint is steps + evaluated tasks, so what is saved after a
-task's evaluation follows what was saved before it.
+A task is saved while it trains, once it is trained (`end_task` done), and once it
+is evaluated; the number of a checkpoint, steps plus those two events of every task
+so far, orders them all.
 """
 
 import contextlib
@@ -65,7 +66,8 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
         stack.enter_context(contextlib.closing(checkpoints))
         restored = checkpoints.restore(state)
         if restored is not None:
-            state, cursor = restored.state, restored.cursor
+            state = sharding.settle(restored.state, work.mesh)
+            cursor = restored.cursor
         recorder = record.Recorder(
             workdir, num_tasks=len(tasks), offset=cursor["offset"],
             write=jax.process_index() == 0, **work.record,
@@ -147,7 +149,8 @@ def _train_task(loop, state, task, results):
                 _log(loop, task, step)
                 _evaluate(loop, state, task.index)
             stopped = _stopped(loop, step)
-            if stopped or (work.save_every and local % work.save_every == 0):
+            due = work.save_every and local % work.save_every == 0 and not last
+            if stopped or due:
                 _log(loop, task, step)
                 _save(loop, state, results, "training")
             if stopped:
@@ -195,7 +198,7 @@ def _log(loop, task, until: int) -> None:
 
 def _save(loop, state, results, phase) -> None:
     """Save the state, after which phase it is, and what was recorded so far."""
-    number = int(state.step) + _finished(results)
+    number = int(state.step) + 2 * _finished(results) + (phase == "trained")
     spent = time.monotonic() - loop.clock["task"]
     cursor = {"phase": phase, "seconds": spent, "results": results}
     cursor["offset"] = loop.recorder.offset()

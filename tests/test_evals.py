@@ -78,27 +78,35 @@ def embedded(state, images):
     return pixels.reshape(len(images), -1) @ np.asarray(state.params["w"], np.float64)
 
 
-def probe_twin(x, y, count, epochs, batch, lr, momentum, decay, milestones, keys):
-    """PyTorch's SGD on a linear layer, from the equations; order as `linear`'s."""
-    k_start, k_epochs = keys
-    head = linear.start(k_start, x.shape[1], CLASSES)
+def device_orders(n, batch, count, k_epochs):
+    """Epoch -> the `count` of n rows that a set in memory takes, in order."""
+
+    def order_of(epoch):
+        k_order, _ = jax.random.split(jax.random.fold_in(k_epochs, epoch))
+        rows = jnp.pad(jnp.arange(count), (0, max(n, batch) - count))
+        order = np.asarray(linear.epoch_order(k_order, rows, count)[:count])
+        assert sorted(order) == list(range(count))
+        return order
+
+    return order_of
+
+
+def probe_twin(x, y, head, order_of, batch):
+    """PyTorch's SGD on a linear layer, from the equations, with OPTIONS."""
     w, b = (np.asarray(leaf, np.float64) for leaf in head)
     vw, vb = np.zeros_like(w), np.zeros_like(b)
-    for epoch in range(epochs):
-        k_order, _ = jax.random.split(jax.random.fold_in(k_epochs, epoch))
-        rows = np.pad(np.arange(count), (0, max(len(x), batch) - count))
-        order = linear.epoch_order(k_order, jnp.asarray(rows), count)[:count]
-        assert sorted(np.asarray(order)) == list(range(count))
-        rate, losses = lr * 0.1 ** sum(m <= epoch for m in milestones), []
-        for step in range(max(count // batch, 1)):
-            at = np.asarray(order[step * batch : (step + 1) * batch])
+    for epoch in range(7):
+        order, losses = order_of(epoch), []
+        rate = 0.3 * 0.1 ** sum(m <= epoch for m in (3, 5))
+        for step in range(max(len(order) // batch, 1)):
+            at = order[step * batch : (step + 1) * batch]
             scores = x[at] @ w + b
             p = np.exp(scores - scores.max(1, keepdims=True))
             p /= p.sum(1, keepdims=True)
             losses.append(-np.log(p[np.arange(len(at)), y[at]]).mean())
             gap = (p - np.eye(CLASSES)[y[at]]) / len(at)
-            vw = momentum * vw + x[at].T @ gap + decay * w
-            vb = momentum * vb + gap.sum(0) + decay * b
+            vw = 0.9 * vw + x[at].T @ gap + 0.01 * w
+            vb = 0.9 * vb + gap.sum(0) + 0.01 * b
             w, b = w - rate * vw, b - rate * vb
     return w, b, np.mean(losses)
 
@@ -111,17 +119,31 @@ def accuracies(parts, guess):
 OPTIONS = dict(epochs=7, batch_size=16, lr=0.3, weight_decay=0.01, milestones=(3, 5))
 
 
-@pytest.mark.parametrize("batch_size", [16, 64])  # 64: fewer rows than a batch
-def test_probe_is_the_sgd_of_the_equations(batch_size):
-    parts, state = parts_of(), state_of(0)
+@pytest.mark.parametrize(
+    "reading, batch_size",
+    [("features", 16), ("features", 64), ("augmented", 16), ("streamed", 16)],
+)  # 64: fewer rows than a batch
+def test_probe_is_the_sgd_of_the_equations(reading, batch_size):
+    data = dataset(streams=reading == "streamed")
+    parts, state = parts_of(data=data), state_of(0)
     options = OPTIONS | {"batch_size": batch_size}
-    evaluate = linear.make(parts, augment=False, **options)
-    result = evaluate(state, 1)
-    data = parts.stream.dataset
-    w, b, loss = probe_twin(
-        embedded(state, data.train.images), data.train.label, 50, 7, batch_size, 0.3,
-        0.9, 0.01, (3, 5), linear.probe_keys(3, 1, 0),
-    )  # fmt: skip
+    # Crops that are the whole image, always flipped: nothing is left to chance.
+    options |= dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
+    result = linear.make(parts, **options)(state, 1)
+    data = dataset()
+    images = data.train.images
+    images = images if reading == "features" else images[:, :, ::-1]
+    k_start, k_epochs = linear.probe_keys(3, 1, 0)
+    order_of = device_orders(50, batch_size, 50, k_epochs)
+    if reading == "streamed":
+
+        def order_of(epoch):
+            rng = np.random.default_rng([3, 1, epoch])
+            return stream.epoch_order(rng, np.arange(50), 16).reshape(-1)
+
+    head = linear.start(k_start, DIM, CLASSES)
+    x, y = embedded(state, images), data.train.label
+    w, b, loss = probe_twin(x, y, head, order_of, batch_size)
     scores = embedded(state, data.test.images) @ w + b
     np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
     want = accuracies(parts, scores.argmax(1))
@@ -170,12 +192,11 @@ def test_domain_probe_trains_on_its_domain_alone():
     want = []
     for t, task in enumerate(parts.stream.tasks):
         at = task.train.rows
-        x = np.zeros((50, DIM))  # the twin pads rows to the same length
-        x[: len(at)] = embedded(state, train.images[at])
-        keys = linear.probe_keys(3, 1, t + 1)
-        w, b, _ = probe_twin(
-            x, train.label[at], len(at), 7, 16, 0.3, 0.9, 0.01, (3, 5), keys
-        )
+        x, y = embedded(state, train.images[at]), train.label[at]
+        k_start, k_epochs = linear.probe_keys(3, 1, t + 1)
+        order_of = device_orders(50, 16, len(at), k_epochs)
+        head = linear.start(k_start, DIM, CLASSES)
+        w, b, _ = probe_twin(x, y, head, order_of, 16)
         guess = (embedded(state, test.images) @ w + b).argmax(1)
         want.append((guess == test.label)[task.test].mean())
     np.testing.assert_allclose(rows["domain_aware"], want)
@@ -258,12 +279,17 @@ def evaluators(parts):
     }
 
 
+def streamed(scenario):
+    parts = parts_of(scenario, dataset(streams=True))
+    return {"streamed": linear.make(parts, epochs=1, batch_size=16, train_on="seen")}
+
+
 @pytest.mark.parametrize("scenario", ["class", "domain"])
 def test_tasks_share_one_program_and_leave_the_state(scenario, caplog):
     parts = parts_of(scenario)
     state = state_of(0)
     before = jax.tree.map(lambda x: np.array(x, copy=True), state)
-    for name, evaluate in evaluators(parts).items():
+    for name, evaluate in (evaluators(parts) | streamed(scenario)).items():
         evaluate(state, 0)
         later = [state_of(task) for task in (1, 2)]  # makes its arrays beforehand
         with jax.log_compiles(), caplog.at_level(logging.WARNING):
@@ -272,8 +298,9 @@ def test_tasks_share_one_program_and_leave_the_state(scenario, caplog):
                 evaluate(later[task - 1], task)
             found = [r.message for r in caplog.records if "ompil" in r.message]
             assert not found, name
-            jax.jit(lambda x: x * 3.25 + len(name))(before.params["w"])
-            assert "ompil" in caplog.text  # the log is seen at all
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        jax.jit(lambda x: x * 3.25)(before.params["w"])
+        assert "ompil" in caplog.text  # the log is seen at all
     np.testing.assert_array_equal(state.params["w"], before.params["w"])
 
 
@@ -315,20 +342,18 @@ def test_devices_do_not_matter():
 
 def test_streaming_agrees_with_memory():
     state, parts = state_of(0), [parts_of(), parts_of(data=dataset(streams=True))]
-    one, two = (np.asarray(features.make(p, p.stream.evaluation)(state)) for p in parts)
+    one, two = (
+        np.asarray(features.make(p, p.stream.evaluation, batch_size=8)(state))
+        for p in parts
+    )  # 31 rows: the last batch is padded
+    assert one.shape == (31, DIM)
+    np.testing.assert_allclose(one, embedded(state, dataset().test.images), atol=1e-5)
     np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
     one, two = (linear.make(p, augment=False, **OPTIONS)(state, 1) for p in parts)
     one.scalars.pop("seconds"), two.scalars.pop("seconds")
     for row in one.rows:
         np.testing.assert_allclose(one.rows[row], two.rows[row])
     assert one.scalars == pytest.approx(two.scalars, rel=1e-5)
-    # Whole images, not flipped: augmentation of both kinds is then the identity.
-    options = OPTIONS | dict(augment=True, scale=(1.0, 1.0), flip=0.0)
-    clear = [dataset(noise=5), dataset(noise=5, streams=True)]
-    for data in clear:
-        result = linear.make(parts_of("joint", data), **options | {"epochs": 20})
-        assert result(state, 0).scalars["accuracy"] > 0.9
-        assert result(state, 0).scalars["train_loss"] < 0.6
 
 
 def test_normalised_features_ignore_their_length():
@@ -366,8 +391,10 @@ def test_points_are_chosen_in_proportion():
     assert len(set(chosen)) == 20
     assert set(chosen) != set(tsne.choose(labels, 20, seed=2))
     assert tsne.choose(labels, 1000, seed=1).tolist() == list(range(100))
-    points = tsne.project(np.ones((8, 3), np.float32), perplexity=30.0, seed=0)
-    assert points.shape == (8, 2) and np.isfinite(points).all()
+    same = np.ones((8, 3), np.float32)
+    one, two = (tsne.project(same, perplexity=30.0, seed=0) for _ in range(2))
+    assert one.shape == (8, 2) and np.isfinite(one).all()
+    np.testing.assert_array_equal(one, two)
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_boxes_have_torchvisions_distribution():
     # Every position of a box is as likely, the last one included.
     room = 400 - h
     assert abs((top[room > 20] / room[room > 20]).mean() - 0.5) < 0.02
-    assert (top == room).any() and (top == 0).any()
+    assert (top == room)[room > 20].any() and (top == 0)[room > 20].any()
 
 
 @pytest.mark.parametrize(
@@ -303,11 +303,12 @@ def test_resize_is_antialiased_and_centred(decoder):
     resize = functools.partial(
         prefetch.resize, interpolation="bicubic", decoder=decoder
     )
-    # Stripes of one pixel: sampled without a wider filter they would stay stripes.
+    # A mean over 64 noisy pixels deviates by 9, one over the nearest 4 by 37.
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    assert resize(noise, 8, 8).std() < 16
+    # One side shrinks, the other grows: means over 8 pixels.
     stripes = np.zeros((64, 64, 3), np.uint8)
     stripes[:, ::2] = 255
-    assert np.abs(resize(stripes, 8, 8).astype(int) - 127).max() <= 12
-    # One side shrinks, the other grows.
     assert np.abs(resize(stripes, 128, 8).astype(int) - 127).max() <= 12
     ramp = np.repeat(np.arange(64, dtype=np.uint8)[None, :, None] * 4, 64, 0)
     small = resize(ramp, 16, 16)[..., 0].astype(int)

@@ -407,7 +407,9 @@ def test_folder_corrupt_image(tmp_path):
     with pytest.warns(UserWarning, match="003.png.*used .*a/000.png"):
         image = data.train.load(3)  # its class begins again, b does not stand in
     np.testing.assert_array_equal(image, read(tmp_path / "train/a/000.png"))
-    (tmp_path / "test/a/000.png").unlink()
+    (tmp_path / "train/b/001.png").write_bytes(b"")
+    with pytest.warns(UserWarning, match="b/001.png.*used .*b/000.png"):
+        data.train.load(5)
     (tmp_path / "test/a/000.png").write_bytes(b"")
     with pytest.raises(ValueError, match="no other image of its class"):
         data.test.load(0)

@@ -309,11 +309,6 @@ def image_folder(
     """
     wanted = None if classes is None else convert.class_list(classes)
     decoder = prefetch.choose_decoder(decoder)
-    if not os.path.isdir(path):
-        raise ValueError(
-            f"path = {path!r}: no such directory; expected train/CLASS/* and val/ or "
-            "test/, or CLASS/*, or images"
-        )
     held = [x for x in ("val", "test") if os.path.isdir(os.path.join(path, x))]
     inner = "train" if os.path.isdir(os.path.join(path, "train")) else ""
     names, label, files = _scan(path, inner, wanted)
@@ -355,6 +350,11 @@ def _folders(path: str) -> list[str]:
 def _scan(path, inner, wanted, only=False):
     """Class names, labels and files (relative to `path`) below path/inner."""
     folder = os.path.join(path, inner)
+    if not os.path.isdir(folder):
+        raise ValueError(
+            f"path = {folder!r}: no such directory; expected train/CLASS/* and val/ or "
+            "test/, or CLASS/*, or images"
+        )
     names, files, label = _folders(folder), [], []
     if wanted:
         missing, extra = sorted({*wanted} - {*names}), sorted({*names} - {*wanted})

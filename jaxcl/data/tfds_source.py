@@ -110,42 +110,26 @@ def read(
       without it every start reads the whole set once.
     Others as in `sources.image_folder`. Images must be u8 Image features.
 
-    Raises ValueError for a missing directory, split or feature, another file format
-    and damaged records.
+    Raises ValueError for what is missing, another file format and damaged records.
     """
-    paths = [path] if isinstance(path, str | os.PathLike) else list(path)
-    if len(paths) > 1 and (len(domain_names) != len(paths) or domain_key):
-        raise ValueError(
-            f"path: {len(paths)} directories need as many domain_names (and no "
-            f"domain_key), got {(*domain_names,)}, {domain_key!r}"
-        )
-    infos = [_info(one) for one in paths]
-    _feature(infos, image_key, tfds.features.Image, "image_key")
-    names = _names(infos, label_key, "label_key")
-    domains = _names(infos, domain_key, "domain_key") or (*domain_names,) or ("all",)
+    infos, names, domains = _open(path, image_key, label_key, domain_key, domain_names)
     decoder = prefetch.choose_decoder(decoder)
-    features = tfds.features.FeaturesDict({image_key: infos[0].features[image_key]})
-    keep = None if classes is None else _kept(convert.class_list(classes), names)
-
-    def examples(split):
-        if split is None:
-            return None
-        files, table = _table(infos, split, label_key, domain_key, index)
-        label, rows = table.label, np.arange(len(table.label))
-        if keep is not None:
-            label = np.where(label < 0, -1, keep[label])
-            rows = np.flatnonzero(label >= 0)
-        reader = Records(files, table, features, image_key, decoder, channels)
-        load = convert.Loader(reader, rows)
-        return stream.Examples(label[rows], table.domain[rows], load=load)
-
+    wanted = names if classes is None else convert.class_list(classes)
+    part = functools.partial(
+        _examples,
+        infos=infos,
+        keys=(image_key, label_key, domain_key),
+        keep=None if classes is None else _kept(wanted, names),
+        index=index,
+        pixels=(decoder, channels),
+    )
     data = stream.Dataset(
         name=infos[0].name,
-        class_names=names if keep is None else convert.class_list(classes),
+        class_names=wanted,
         domain_names=domains,
-        train=examples(train_split),
-        validation=examples(validation_split),
-        test=examples(test_split),
+        train=part(train_split),
+        validation=part(validation_split),
+        test=part(test_split),
         decoder=decoder,
     )
     return sources.finish(
@@ -156,6 +140,37 @@ def read(
         resident=resident,
         on_corrupt=on_corrupt,
     )
+
+
+def _examples(split, *, infos, keys, keep, index, pixels) -> stream.Examples | None:
+    """One split of all directories, with only the classes that `keep` numbers."""
+    if split is None:
+        return None
+    image_key, label_key, domain_key = keys
+    files, table = _table(infos, split, label_key, domain_key, index)
+    label, rows = table.label, np.arange(len(table.label))
+    if keep is not None:
+        label = np.where(label < 0, -1, keep[label])
+        rows = np.flatnonzero(label >= 0)
+    features = tfds.features.FeaturesDict({image_key: infos[0].features[image_key]})
+    reader = Records(files, table, features, image_key, *pixels)
+    load = convert.Loader(reader, rows)
+    return stream.Examples(label[rows], table.domain[rows], load=load)
+
+
+def _open(path, image_key, label_key, domain_key, domain_names):
+    """Metadata of every directory, class names, domain names."""
+    paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+    if len(paths) > 1 and (len(domain_names) != len(paths) or domain_key):
+        raise ValueError(
+            f"path: {len(paths)} directories need as many domain_names (and no "
+            f"domain_key), got {(*domain_names,)}, {domain_key!r}"
+        )
+    infos = [_info(one) for one in paths]
+    _feature(infos, image_key, tfds.features.Image, "image_key")
+    names = _names(infos, label_key, "label_key")
+    domains = _names(infos, domain_key, "domain_key") or (*domain_names,) or ("all",)
+    return infos, names, domains
 
 
 def _info(path):

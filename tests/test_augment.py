@@ -1,0 +1,470 @@
+"""Each operation against Pillow or a float64 twin, the pipelines by statistics."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib import colors
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from scipy import stats
+
+from jaxcl import augment
+
+PLAIN = dict(mean=(0.0,), std=(1.0,))
+OFF = dict(jitter_probability=0.0, grayscale=0.0, flip=0.0, **PLAIN)
+RESAMPLING = {"bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC}
+
+
+def pixels(*shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
+
+
+def unit(image):
+    return jnp.asarray(image, jnp.float32) / 255
+
+
+def keys(n, seed=0):
+    return jax.random.split(jax.random.key(seed), n)
+
+
+# Twins in float64.
+
+
+def pillow_resize(image, box, size, interpolation):
+    """Crop (left, top, right, bottom), then resize each channel in float."""
+    planes = [
+        Image.fromarray(plane).crop(box).resize(size, RESAMPLING[interpolation])
+        for plane in np.moveaxis(np.asarray(image, np.float32), -1, 0)
+    ]
+    return np.clip(np.stack([np.asarray(p) for p in planes], -1), 0, 1)
+
+
+def luma(image):
+    return image @ np.array([0.299, 0.587, 0.114])
+
+
+def adjust(image, operation, factor):
+    if operation == 3:
+        hsv = colors.rgb_to_hsv(image)
+        hsv[..., 0] = (hsv[..., 0] + factor) % 1.0
+        return colors.hsv_to_rgb(hsv)
+    other = (0.0, luma(image).mean(), luma(image)[..., None])[operation]
+    return np.clip(factor * image + (1 - factor) * other, 0, 1)
+
+
+def blur(image, sigma, radius):
+    taps = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
+    taps /= taps.sum()
+    for axis in (0, 1):
+        pad = [(radius, radius) if a == axis else (0, 0) for a in range(3)]
+        image = np.pad(image, pad, mode="edge")
+        image = np.apply_along_axis(np.convolve, axis, image, taps, "valid")
+    return image
+
+
+def torchvision_box(rng, height, width, scale, ratio):
+    """RandomResizedCrop.get_params: (top, left, h, w)."""
+    for _ in range(10):
+        area = height * width * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            top = rng.integers(0, height - h + 1)
+            return top, rng.integers(0, width - w + 1), h, w
+    h, w = height, width
+    if width / height < ratio[0]:
+        h = round(width / ratio[0])
+    elif width / height > ratio[1]:
+        w = round(height * ratio[1])
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+# Operations.
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_random_resized_crop_is_pillows_crop_then_resize(interpolation):
+    image, size = unit(pixels(20, 28, 3)), 9
+    many = keys(12)
+    out = jax.vmap(
+        lambda key: augment.random_resized_crop(
+            key, image, size=size, interpolation=interpolation
+        )
+    )(many)
+    box = jax.vmap(lambda k: augment._box(k, 20, 28, (0.08, 1.0), (3 / 4, 4 / 3)))(many)
+    top, left, h, w = np.asarray(box, np.int64)
+    # Both directions are met: some boxes shrink, some grow.
+    assert h.min() < size < h.max()
+    for i in range(len(out)):
+        corners = (left[i], top[i], left[i] + w[i], top[i] + h[i])
+        twin = pillow_resize(image, corners, (size, size), interpolation)
+        np.testing.assert_allclose(out[i], twin, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "height, width, scale, ratio",
+    [
+        (40, 40, (0.08, 1.0), (3 / 4, 4 / 3)),
+        (24, 60, (0.2, 0.9), (1 / 2, 3.0)),
+        (24, 60, (0.9, 1.0), (0.9, 2.0)),  # too wide: nearly all fall back
+        (60, 24, (0.5, 1.0), (0.5, 1.0)),  # too tall: some fall back
+    ],
+)
+def test_boxes_are_distributed_as_torchvisions(height, width, scale, ratio):
+    n = 3000
+    box = jax.vmap(lambda key: augment._box(key, height, width, scale, ratio))(keys(n))
+    ours = np.asarray(box, np.int64).T
+    rng = np.random.default_rng(0)
+    theirs = [torchvision_box(rng, height, width, scale, ratio) for _ in range(n)]
+    top, left, h, w = ours.T
+    assert np.all((top >= 0) & (left >= 0) & (top + h <= height) & (left + w <= width))
+    assert np.all(np.asarray(box) == ours.T)
+
+    def measures(boxes):
+        top, left, h, w = np.asarray(boxes).T
+        return h * w, w / h, top, left, top / (height - h + 1), left / (width - w + 1)
+
+    bound = 1.95 * math.sqrt(2 / n)  # Kolmogorov-Smirnov, p = 0.001
+    for a, b in zip(measures(ours), measures(theirs), strict=True):
+        assert stats.ks_2samp(a, b).statistic < bound
+
+
+def test_resize_and_center_crop_match_pillow():
+    for shape, size, out in (((21, 33), 12, (12, 18)), ((30, 14), 20, (42, 20))):
+        image = unit(pixels(*shape, 3))
+        for interpolation in RESAMPLING:
+            ours = augment.resize(image, size=size, interpolation=interpolation)
+            box = (0, 0, shape[1], shape[0])
+            twin = pillow_resize(image, box, out[::-1], interpolation)
+            np.testing.assert_allclose(ours, twin, atol=2e-5)
+    image = jnp.arange(9 * 13.0).reshape(9, 13, 1)
+    np.testing.assert_array_equal(augment.center_crop(image, size=5), image[2:7, 4:9])
+    with pytest.raises(ValueError, match="size must be at most 9, got 10"):
+        augment.center_crop(image, size=10)
+
+
+@pytest.mark.parametrize("factor", [0.3, 1.0, 1.7])
+def test_blends_match_pillow(factor):
+    image = pixels(11, 7, 3)
+    for ours, enhancer in (
+        (augment.adjust_brightness, ImageEnhance.Brightness),
+        (augment.adjust_contrast, ImageEnhance.Contrast),
+        (augment.adjust_saturation, ImageEnhance.Color),
+    ):
+        theirs = enhancer(Image.fromarray(image)).enhance(factor)
+        difference = 255 * np.asarray(ours(unit(image), factor)) - np.asarray(theirs)
+        assert np.abs(difference).max() < 2.0  # Pillow rounds twice
+
+
+def test_adjustments_match_float64_formulas():
+    image = pixels(11, 7, 3) / 255
+    image[0] = image[0, :, :1]  # gray pixels have no hue
+    image[1, 0], image[1, 1], image[1, 2] = (1, 1, 0), (0, 1, 1), (1, 0, 1)  # ties
+    ours = (
+        augment.adjust_brightness,
+        augment.adjust_contrast,
+        augment.adjust_saturation,
+        augment.adjust_hue,
+    )
+    for operation, factors in enumerate([(0.0, 0.6, 1.4)] * 3 + [(-0.5, -0.1, 0, 0.3)]):
+        for factor in factors:
+            got = ours[operation](jnp.asarray(image, jnp.float32), factor)
+            twin = adjust(image, operation, factor)
+            np.testing.assert_allclose(got, twin, atol=3e-6)
+
+
+def test_color_jitter_applies_its_draws_in_the_drawn_order():
+    image = pixels(6, 5, 3) / 255
+    strength = (0.8, 0.6, 1.2, 0.3)
+    names = ("brightness", "contrast", "saturation", "hue")
+    many = keys(60)
+    out = jax.vmap(
+        lambda key: augment.color_jitter(
+            key,
+            jnp.asarray(image, jnp.float32),
+            **dict(zip(names, strength, strict=True)),
+        )
+    )(many)
+    draws = np.asarray(jax.vmap(lambda k: jax.random.uniform(k, (5,)))(many), float)
+    orders = list(itertools.permutations(range(4)))
+    met = set()
+    for got, u in zip(out, draws, strict=True):
+        factors = [
+            max(0, 1 - s) + (1 + s - max(0, 1 - s)) * d
+            for s, d in zip(strength[:3], u[:3], strict=True)
+        ]
+        factors.append(strength[3] * (2 * u[3] - 1))
+        met.add(orders[int(24 * u[4])])
+        twin = image
+        for operation in orders[int(24 * u[4])]:
+            twin = adjust(twin, operation, factors[operation])
+        np.testing.assert_allclose(got, twin, atol=2e-5)
+    assert len(met) > 18
+
+
+@pytest.mark.parametrize("sigma, radius", [(0.1, 11), (0.8, 2), (2.0, 11)])
+def test_blur_is_a_convolution_with_replicated_edges(sigma, radius):
+    image = pixels(7, 16, 3) / 255  # narrower than the kernel
+    ours = augment.gaussian_blur(jnp.asarray(image, jnp.float32), sigma, radius=radius)
+    np.testing.assert_allclose(ours, blur(image, sigma, radius), atol=2e-6)
+
+
+def test_blur_is_near_pillows():
+    image = pixels(32, 32, 3)
+    theirs = Image.fromarray(image).filter(ImageFilter.GaussianBlur(2.0))
+    difference = 255 * augment.gaussian_blur(unit(image), 2.0) - np.asarray(theirs)
+    # Pillow replicates the edge again in each of its three box passes.
+    assert np.abs(difference[8:-8, 8:-8]).max() < 3.0
+
+
+def test_gray_solarize_flip_normalize():
+    image = pixels(9, 8, 3)
+    gray = np.asarray(Image.fromarray(image).convert("L"))
+    difference = 255 * augment.grayscale(unit(image)) - gray[..., None]
+    assert np.abs(difference).max() < 1.0
+    levels = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    theirs = np.asarray(ImageOps.solarize(Image.fromarray(levels), 128))
+    ours = jax.jit(lambda x: augment.solarize(x / 255.0))(levels.astype(np.float32))
+    np.testing.assert_allclose(255 * ours, theirs, atol=1e-3)
+    flipped = np.asarray(ImageOps.mirror(Image.fromarray(image)))
+    np.testing.assert_array_equal(augment.horizontal_flip(image), flipped)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 2.0, 4.0)
+    got = augment.normalize(unit(image), mean, std)
+    np.testing.assert_allclose(got, (image / 255 - mean) / std, atol=1e-6)
+
+
+# Pipelines.
+
+
+def test_probabilities_and_order_for_each_view():
+    n, size = 2000, 6
+    image = pixels(size, size, 3, seed=3)
+    chances = dict(grayscale=0.3, flip=0.6, blur=(0.7, 0.25), solarize=(0.0, 0.4))
+    make = augment.make(size=size, crop=False, sigma=(0.9, 0.9), **{**OFF, **chances})
+    batch = jnp.broadcast_to(image, (n, *image.shape))
+    out = np.asarray(jax.jit(make)(jax.random.key(1), batch))
+
+    # sigma is fixed, so every output is one of sixteen known images.
+    def known(gray, blurred, inverted, flipped):
+        x = image / 255
+        x = np.repeat(luma(x)[..., None], 3, -1) if gray else x
+        x = blur(x, 0.9, 5) if blurred else x
+        x = np.where(x >= 128 / 255, 1 - x, x) if inverted else x
+        return x[:, ::-1] if flipped else x
+
+    combinations = list(itertools.product((0, 1), repeat=4))
+    atlas = np.stack([known(*c) for c in combinations]).reshape(16, -1)
+    flat = out.reshape(n, 2, 1, -1)
+    distance = np.abs(flat - atlas).max(-1)  # [n, 2, 16]
+    assert distance.min(-1).max() < 1e-5
+    found = np.asarray(combinations)[distance.argmin(-1)]  # [n, 2, 4]
+    p = np.array([[0.3, 0.7, 0.0, 0.6], [0.3, 0.25, 0.4, 0.6]])
+    error = np.abs(found.mean(0) - p)
+    assert np.all(error <= 4 * np.sqrt(p * (1 - p) / n))
+    # Draws are independent of each other, between operations and views.
+    drawn = np.delete(found.reshape(n, 8), 2, axis=1)
+    correlation = np.corrcoef(drawn.T) - np.eye(7)
+    assert np.abs(correlation).max() < 4.5 / np.sqrt(n)
+
+
+def test_whole_pipeline_has_the_statistics_of_a_numpy_twin():
+    n, size, rng = 1500, 6, np.random.default_rng(0)
+    image = pixels(5, 6, 3, seed=4).repeat(3, 0).repeat(3, 1)
+    image[..., 0] //= 2  # no two channels alike
+    strength, mean, std = (0.4, 0.4, 0.8, 0.1), (0.2, 0.4, 0.5), (0.5, 0.4, 0.3)
+    make = augment.make(
+        size=size, views=1, jitter=strength, blur=0.5, solarize=0.3, mean=mean, std=std
+    )
+    batch = jnp.broadcast_to(image, (n, *image.shape))
+    ours = np.asarray(jax.jit(make)(jax.random.key(2), batch))[:, 0]
+
+    def twin():
+        top, left, h, w = torchvision_box(rng, 15, 18, (0.08, 1.0), (3 / 4, 4 / 3))
+        box = (left, top, left + w, top + h)
+        x = pillow_resize(image / 255, box, (size, size), "bicubic").astype(float)
+        if rng.random() < 0.8:
+            for operation in rng.permutation(4):
+                centre, s = float(operation != 3), strength[operation]
+                x = adjust(x, operation, rng.uniform(centre - s, centre + s))
+        if rng.random() < 0.2:
+            x = np.repeat(luma(x)[..., None], 3, -1)
+        if rng.random() < 0.5:
+            x = blur(x, rng.uniform(0.1, 2.0), 11)
+        if rng.random() < 0.3:
+            x = np.where(x >= 128 / 255, 1 - x, x)
+        x = x[:, ::-1] if rng.random() < 0.5 else x
+        return (x - mean) / std
+
+    theirs = np.stack([twin() for _ in range(n)])
+    for statistic in (
+        lambda x: x.mean((1, 2)),  # [n, 3]
+        lambda x: x.std((1, 2)),
+        lambda x: np.abs(x[..., :1] - x[..., 1:]).mean((1, 2)),  # colourfulness
+        lambda x: x[:, :, 0].mean(1),  # left edge
+    ):
+        a, b = statistic(ours), statistic(theirs)
+        error = np.sqrt((a.var(0) + b.var(0)) / n)
+        assert np.all(np.abs(a.mean(0) - b.mean(0)) < 4.5 * error)
+        for channel in range(a.shape[1]):
+            test = stats.ks_2samp(a[:, channel], b[:, channel])
+            assert test.statistic < 1.95 * math.sqrt(2 / n)
+
+
+def test_results_depend_on_position_only():
+    images = jnp.asarray(pixels(4, 10, 10, 3))
+    images = images.at[1].set(images[0])
+    key = jax.random.key(5)
+    make = augment.make(size=8, blur=(1.0, 0.1), solarize=(0.0, 0.2), **PLAIN)
+    step = jax.jit(make)
+    out = step(key, images)
+    assert out.shape == (4, 2, 8, 8, 3) and out.dtype == jnp.float32
+    np.testing.assert_array_equal(out, step(key, images))
+    np.testing.assert_allclose(step(key, images[:2]), out[:2], atol=1e-6)
+    shifted = step(key, images.at[0].set(images[3]))
+    np.testing.assert_allclose(shifted[1:], out[1:], atol=1e-6)
+    # Other position, other view, other key: other draws of the same image.
+    assert not np.allclose(out[0], out[1], atol=1e-2)
+    assert not np.allclose(out[0, 0], out[0, 1], atol=1e-2)
+    assert not np.allclose(out, step(jax.random.key(6), images), atol=1e-2)
+
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=auto)
+    split = jax.NamedSharding(mesh, jax.P("data"))
+    everywhere = jax.device_put(key, jax.NamedSharding(mesh, jax.P()))
+    compiled = step.lower(everywhere, jax.device_put(images, split)).compile()
+    two = compiled(everywhere, jax.device_put(images, split))
+    assert len(two.sharding.device_set) == 2
+    np.testing.assert_allclose(two, out, atol=1e-6)
+    for collective in ("all-reduce", "all-gather", "all-to-all", "collective-permute"):
+        assert collective not in compiled.as_text()
+
+
+def test_keys_are_folded_from_position_then_view():
+    images = jnp.asarray(pixels(3, 12, 12, 3))
+    key = jax.random.key(7)
+    out = jax.jit(augment.make(size=5, **OFF))(key, images)
+    for position, view in ((0, 0), (2, 0), (1, 1)):
+        folded = jax.random.fold_in(jax.random.fold_in(key, position), view)
+        k_crop = jax.random.split(folded, 3)[0]
+        twin = augment.random_resized_crop(k_crop, unit(images[position]), size=5)
+        np.testing.assert_allclose(out[position, view], twin, atol=1e-6)
+
+
+def primitives(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            yield from primitives(inner) if hasattr(inner, "eqns") else ()
+
+
+def test_operations_of_probability_zero_are_not_in_the_program():
+    images = jnp.asarray(pixels(2, 8, 8, 3))
+
+    def count(name, images=images, **changes):
+        make = augment.make(size=8, **{**OFF, **changes})
+        return list(primitives(jax.make_jaxpr(make)(jax.random.key(0), images))).count(
+            name
+        )
+
+    cut = jnp.stack([images, images], axis=1)
+    assert count("dot_general") == 4  # the crops of two views
+    assert count("dot_general", crop=False) == count("dot_general", images=cut) == 0
+    assert count("dot_general", images=cut, blur=(0.0, 0.1)) == 2
+    assert count("dot_general", images=cut, blur=0.1) == 4
+    assert count("scan") == count("scan", jitter_probability=1, jitter=4 * (0,)) == 0
+    assert count("scan", jitter_probability=0.5) == 2
+    more = {
+        name: count("select_n", **{name: p}) - count("select_n")
+        for name, p in (("solarize", (0.0, 0.5)), ("grayscale", 0.5), ("flip", 0.5))
+    }
+    # One to solarise and one to choose; a plane each; one to choose.
+    assert more == {"solarize": 2, "grayscale": 6, "flip": 2}
+    assert count("rev", flip=0.5) == 2 and count("rev") == 0
+
+
+def test_crops_that_are_already_cut_pass_as_they_are():
+    images = pixels(3, 2, 5, 5, 3)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.4, 0.3)
+    make = augment.make(size=5, **{**OFF, "mean": mean, "std": std})
+    out = make(jax.random.key(0), jnp.asarray(images))
+    np.testing.assert_allclose(out, (images / 255 - mean) / std, atol=1e-6)
+    half = augment.make(size=5, dtype=jnp.bfloat16, **OFF)
+    assert half(jax.random.key(0), jnp.asarray(images)).dtype == jnp.bfloat16
+
+
+def test_one_channel_is_a_gray_image():
+    images = jnp.asarray(pixels(6, 10, 10, 1))
+    make = jax.jit(augment.make(size=8, blur=0.5, solarize=0.5, **PLAIN))
+    one = make(jax.random.key(0), images)
+    three = make(jax.random.key(0), images.repeat(3, -1))
+    assert one.shape == (6, 2, 8, 8, 1)
+    np.testing.assert_allclose(one, three[..., :1], atol=1e-5)
+
+
+def test_evaluation_is_resize_then_centre():
+    images = pixels(2, 20, 31, 3)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.4, 0.3)
+    out = augment.make_eval(size=10, resize=12, mean=mean, std=std)(images)
+    for ours, image in zip(out, images, strict=True):
+        small = Image.fromarray(image).resize((18, 12), Image.BICUBIC)
+        centre = np.asarray(small.crop((4, 1, 14, 11))) / 255
+        pixel_error = (ours - (centre - mean) / std) * np.array(std) * 255
+        assert np.abs(pixel_error).max() < 2.0  # Pillow rounds to u8
+    same = augment.make_eval(size=20, mean=mean, std=std)(images[:, :, :20])
+    np.testing.assert_allclose(same, (images[:, :, :20] / 255 - mean) / std, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(size=0), "size must be at least 1, got 0"),
+        (dict(views=0), "views must be at least 1"),
+        (dict(scale=(0.5, 1.2)), "scale must be .* <= 1.0, got"),
+        (dict(ratio=(2.0, 1.0)), "ratio must be"),
+        (dict(sigma=(0.0, 1.0)), "sigma must be"),
+        (dict(interpolation="cubic"), "interpolation must be one of"),
+        (dict(jitter=(0.4, 0.4, 0.4)), "jitter must be 4 numbers"),
+        (dict(jitter=(0.4, 0.4, 0.4, 0.6)), "hue"),
+        (dict(jitter_probability=1.1), "jitter_probability must be"),
+        (dict(grayscale=-0.1), "grayscale must be"),
+        (dict(flip=2), "flip must be"),
+        (dict(blur=(0.1, 0.1, 0.1)), "blur must be .* of 2 views"),
+        (dict(solarize=(0.1, 1.5)), "solarize must be"),
+        (dict(std=(0.1, 0.1)), "std must be positive and as long as mean"),
+        (dict(std=(0.0,)), "std must be positive"),
+    ],
+)
+def test_make_rejects(changes, message):
+    with pytest.raises(ValueError, match=message):
+        augment.make(**{"size": 8, **PLAIN, **changes})
+
+
+@pytest.mark.parametrize(
+    "shape, dtype, changes, message",
+    [
+        ((2, 8, 8, 3), np.float32, {}, "images must be uint8.*got 'float32"),
+        ((8, 8, 3), np.uint8, {}, "images must be uint8"),
+        ((2, 8, 8, 4), np.uint8, {}, "C 1 or 3"),
+        ((2, 3, 8, 8, 3), np.uint8, {}, r"\[B,2,H,W,C\]"),
+        ((2, 2, 9, 8, 3), np.uint8, {}, "8 x 8 pixels"),
+        ((2, 9, 9, 3), np.uint8, dict(crop=False), "8 x 8 pixels"),
+        ((2, 9, 9, 1), np.uint8, dict(mean=3 * (0.0,), std=3 * (1.0,)), "mean must be"),
+    ],
+)
+def test_augment_rejects(shape, dtype, changes, message):
+    make = augment.make(**{"size": 8, **PLAIN, **changes})
+    with pytest.raises(ValueError, match=message):
+        make(jax.random.key(0), np.zeros(shape, dtype))
+
+
+def test_evaluation_rejects():
+    with pytest.raises(ValueError, match="resize must be None or >= 8, got 7"):
+        augment.make_eval(size=8, resize=7, **PLAIN)
+    prepare = augment.make_eval(size=8, **PLAIN)
+    for shape in ((2, 9, 8, 3), (2, 2, 8, 8, 3)):
+        with pytest.raises(ValueError, match="images must be"):
+            prepare(np.zeros(shape, np.uint8))
