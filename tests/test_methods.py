@@ -93,7 +93,7 @@ def test_resumes_bitwise_finite_one_compile(name, tmp_path):
     run(name, tmp_path / "parts", stop_at=STOP - 3)
     run(name, tmp_path / "parts")
     whole, parts = final(name, tmp_path / "whole"), final(name, tmp_path / "parts")
-    assert int(whole.state.step) == (24 if "joint" not in name else 46)
+    assert int(whole.state.step) == (24 if "joint" not in name else 58)
     assert same(whole.state, parts.state)
     steps = [row["step"] for row in rows(tmp_path / "whole")]
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
