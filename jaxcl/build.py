@@ -226,6 +226,8 @@ def _job(
         size=image["size"], mean=tuple(image["mean"]), std=tuple(image["std"]),
         resize=image["resize"], seed=seed, mesh=mesh, workers=workers,
     )  # fmt: skip
+    if tasks.evaluation is not None and evaluators:
+        _check_evaluation(eval_parts)
     on_cpu = jax.default_backend() == "cpu"
     judges, pictures = _evaluators(evaluators, eval_parts, workdir)
     made = job.Job(
@@ -312,6 +314,16 @@ def _method(method, parts, num_classes):
     module = _module("jaxcl.methods", section.pop("name", None), "config.method.name")
     chosen = options(module.make, section, "config.method")
     return module.make(parts._replace(num_classes=num_classes), **chosen)
+
+
+def _check_evaluation(parts):
+    """Refuse images that do not reach the encoder at the size it was trained on."""
+    images = parts.stream.evaluation.images
+    if images is not None:
+        prepare = augment_lib.make_eval(
+            size=parts.size, resize=parts.resize, mean=parts.mean, std=parts.std
+        )
+        jax.eval_shape(prepare, jax.ShapeDtypeStruct((1, *images.shape[1:]), "uint8"))
 
 
 def _evaluators(evaluators, parts, workdir):

@@ -108,6 +108,11 @@ def single_tasks(work: job.Job, workdir, **options) -> dict[str, list]:
     for i, task in enumerate(tasks):
         only = work._replace(
             stream=work.stream._replace(tasks=(task._replace(index=0),)),
+            evaluators={
+                name: lambda state, _, judge=judge, i=i: judge(state, i)
+                for name, judge in work.evaluators.items()
+            },
+            pictures={},
             evaluate_untrained=False,
         )
         results = run(only, epath.Path(workdir) / f"task_{i}", **options)
@@ -234,7 +239,8 @@ def _judge(loop, state, task, results) -> dict:
     if jax.process_index() == 0:
         record.write_results(loop.workdir, results)
     for name in rows:
-        loop.recorder.say(record.table(record.matrix(results, name), name=name))
+        if not name.endswith("/task_aware"):  # in results.json; here it would crowd
+            loop.recorder.say(record.table(record.matrix(results, name), name=name))
     for draw in loop.job.pictures.values():
         draw(state, task.index)
     return results

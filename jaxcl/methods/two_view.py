@@ -99,6 +99,9 @@ def make(
     def slow_part(tree):
         return {name: tree[name] for name in online}
 
+    def new_distiller(key):
+        return chain.init(distiller, key, jnp.zeros((2, output_dim)))
+
     def init(key, batch):
         k_state, k_augment, k_online, k_distiller, *k_queues = jax.random.split(key, 6)
         images = parts.augment(k_augment, batch["image"][:1])[0]
@@ -106,7 +109,7 @@ def make(
         slow = core.copy((params, stats))
         teacher = core.copy((params, stats)) if distils else ({}, {})
         if distils:
-            more = chain.init(distiller, k_distiller, jnp.zeros((2, output_dim)))
+            more = new_distiller(k_distiller)
             params, stats = params | more[0], stats | more[1]
         banks = [
             contrastive.l2_normalize(jax.random.normal(k, (2, queue_size, output_dim)))
@@ -129,7 +132,7 @@ def make(
         if task.index == 1:
             # g is born with the second task; what it was in the first is dropped.
             key = jax.random.fold_in(core.step_key(state), 1)
-            fresh = chain.init(distiller, key, jnp.zeros((2, output_dim)))
+            fresh = jax.jit(new_distiller)(key)
             state = state.replace(
                 params=state.params | fresh[0], stats=state.stats | fresh[1]
             )
