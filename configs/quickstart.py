@@ -12,14 +12,14 @@ def get_config():
     config.name = "quickstart"
     config.seed = 0
     config.batch_size = 64
-    config.epochs = 30
+    config.epochs = 60
     config.scale_lr = False
     config.data = {"name": "digits"}
     config.scenario = {"name": "class", "num_tasks": 5}
     config.augment = {
         "size": 8,
-        "scale": (0.3, 1.0),
-        "jitter": (0.4, 0.4, 0.0, 0.0),
+        "scale": (0.6, 1.0),
+        "jitter": (0.2, 0.2, 0.0, 0.0),
         "grayscale": 0.0,
         "blur": (0.0, 0.0),
         "solarize": (0.0, 0.0),
@@ -40,7 +40,7 @@ def get_config():
     config.optimizer = {"name": "sgd", "lr": 0.1, "weight_decay": 1e-4}
     config.schedule = {"name": "warmup_cosine", "warmup_epochs": 3}
     config.evaluators = {
-        "linear": {"epochs": 30, "lr": 0.5, "milestones": (18, 24), "augment": False},
+        "linear": {"lr": 2.0, "augment": False},
         "knn": {"k": 20},
         "tsne": {},
     }

@@ -253,6 +253,7 @@ def _job(
         plasticity=plasticity,
         record={"tensorboard": tensorboard, "progress": progress},
         plots=plots,
+        quiet=False,
         config=raw,
     )
     job.check(made)

@@ -1,6 +1,7 @@
 """What a run leaves once it is trained: results.json, plasticity, pictures."""
 
 import jax
+import numpy as np
 from etils import epath
 
 from jaxcl import job, plots, record, train
@@ -18,9 +19,24 @@ def run(work: job.Job, workdir, *, stop=lambda: False) -> dict:
         results["finetune"] = record.plain(alone)
     if jax.process_index() == 0:
         record.write_results(workdir, results)
+        print(text(results), flush=True)
         if work.plots:
             draw(workdir, results)
     return results
+
+
+def text(results: dict) -> str:
+    """The measures of a run, one line per matrix, in percent."""
+    keys = ("average_accuracy", "forgetting", "stability", "plasticity")
+    titles = ("average", "forgetting", "stability", "plasticity", "untrained")
+    lines = [f"{'after the last task (%)':28}" + "".join(f"{t:>12}" for t in titles)]
+    for name, measures in record.summary(results).items():
+        values = [measures.get(key) for key in keys]
+        before = results.get("untrained", {}).get(name)
+        values.append(None if before is None else float(np.mean(before)))
+        cells = (f"{'-':>12}" if v is None else f"{100 * v:12.1f}" for v in values)
+        lines.append(f"{name:28}" + "".join(cells))
+    return "\n".join(lines)
 
 
 def draw(workdir, results: dict) -> None:

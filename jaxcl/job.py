@@ -37,6 +37,7 @@ class Job(NamedTuple):
     evaluate_untrained: bool
     plasticity: bool
     plots: bool
+    quiet: bool  # no tables: a run within a run
     record: dict  # options of record.Recorder
     config: dict  # as JSON
 

@@ -41,10 +41,11 @@ def main(argv):
     """Build the job, run it, and leave results and plots."""
     if len(argv) > 1:
         return _complain(f"unknown argument {argv[1]!r}; options start with --config.")
+    sharding.initialize(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     stopping = threading.Event()
+    # After initialize: the distributed runtime would take SIGTERM for itself.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    sharding.initialize(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     logging.set_verbosity(logging.WARNING)
     try:
         workdir = WORKDIR.value or build.default_workdir(CONFIG.value)

@@ -5,20 +5,41 @@ import io
 import matplotlib
 import numpy as np
 from etils import epath
+from matplotlib import ticker
 from matplotlib.figure import Figure
 
 # Okabe and Ito's colours: told apart with any colour vision.
 COLOURS = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442",
-    "#000000",
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000",
+    "#F0E442",
 )  # fmt: skip
+MARKERS = ("o", "^", "s")  # with the colours again
 MOST_NAMES = 20  # more classes or tasks than this are not written out
+LONGEST = 24  # letters of a name
 
 
 def _save(figure: Figure, path) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120, bbox_inches="tight")
     epath.Path(path).write_bytes(picture.getvalue())
+
+
+def _style(number: int) -> dict:
+    """Colour and marker of a curve or class; 24 differ."""
+    marker = MARKERS[number // len(COLOURS) % len(MARKERS)]
+    return {"color": COLOURS[number % len(COLOURS)], "marker": marker}
+
+
+def _short(name) -> str:
+    name = str(name)
+    return name if len(name) <= LONGEST else name[: LONGEST - 3] + "..."
+
+
+def _written(count: int) -> list[int]:
+    """Which of 1..count to write at an axis: all, or 1, 5, 10, ..."""
+    return [
+        n for n in range(1, count + 1) if count <= MOST_NAMES or n in (1, n // 5 * 5)
+    ]
 
 
 def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
@@ -28,7 +49,8 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
       matrix: f[T, T] in [0, 1], [i, j] = accuracy on task j after task i, nan
         (left blank) where not measured.
       path: of the PNG.
-      task_names: T names of the columns; by default numbers from 1.
+      task_names: T names of the columns, shortened where long and left out where
+        many; by default numbers from 1.
     """
     matrix = np.asarray(matrix, np.float64)
     size = len(matrix)
@@ -37,19 +59,21 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
     axes = figure.add_subplot()
     picture = axes.imshow(100 * matrix, vmin=0, vmax=100, cmap="cividis")
     axes.set(title=title, xlabel="accuracy on task", ylabel="after task")
-    numbers = [str(i + 1) for i in range(size)]
-    names = numbers if task_names is None else task_names
-    if size <= MOST_NAMES:
-        turned = {"rotation": 45, "ha": "right"} if max(map(len, names)) > 3 else {}
-        axes.set_xticks(range(size), names, **turned)
-        axes.set_yticks(range(size), numbers)
-        for i, j in np.argwhere(np.isfinite(matrix)):
-            value = 100 * matrix[i, j]
-            colour = "white" if value < 55 else "black"
-            axes.text(
-                j, i, f"{value:.1f}", ha="center", va="center", color=colour,
-                fontsize=min(10.0, 110.0 / size),
-            )  # fmt: skip
+    few = size <= MOST_NAMES
+    numbers = names = [str(n) for n in _written(size)]
+    places = [n - 1 for n in _written(size)]
+    if few and task_names is not None:
+        names = [_short(name) for name in task_names]
+    turned = {"rotation": 45, "ha": "right"} if max(map(len, names)) > 3 else {}
+    axes.set_xticks(places, names, **turned)
+    axes.set_yticks(places, numbers)
+    for i, j in np.argwhere(np.isfinite(matrix)) if few else ():
+        value = 100 * matrix[i, j]
+        axes.text(
+            j, i, f"{value:.1f}", ha="center", va="center",
+            color="white" if value < 46 else "black",  # equal contrast at 46
+            fontsize=min(10.0, 150.0 / size),
+        )  # fmt: skip
     figure.colorbar(picture, ax=axes, label="accuracy (%)", shrink=0.8)
     _save(figure, path)
 
@@ -63,20 +87,29 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
     """
     figure = Figure(figsize=(8, 2.6 * len(keys)))
     panels = figure.subplots(len(keys), 1, sharex=True, squeeze=False)[:, 0]
-    for colour, key, axes in zip(COLOURS, keys, panels, strict=False):
+    for number, (key, axes) in enumerate(zip(keys, panels, strict=True)):
+        axes.set_ylabel({"lr": "learning rate"}.get(key, key))
+        axes.margins(x=0.02)
         points = [
             (r["step"], r["task"], r[key]) for r in rows if r.get(key) is not None
         ]
         if not points:
+            axes.text(0.5, 0.5, "not logged", ha="center", transform=axes.transAxes)
+            axes.set_yticks([])
             continue
         steps, tasks, values = map(np.asarray, zip(*points, strict=True))
-        axes.plot(steps, values, color=colour, linewidth=1)
-        for border in steps[1:][np.diff(tasks) != 0]:
+        starts = 1 + np.flatnonzero(np.diff(tasks))
+        for border in steps[starts]:
             axes.axvline(border, color="0.6", linestyle=":", linewidth=1)
-        axes.set_ylabel({"lr": "learning rate"}.get(key, key))
+        colour = COLOURS[number % len(COLOURS)]
+        # Few rows may leave a task with a single one, of which no line is seen.
+        marker = "." if len(points) < 100 else None
+        parts = (np.split(x, starts) for x in (steps, values))
+        for of_task in zip(*parts, strict=True):
+            axes.plot(*of_task, color=colour, linewidth=1, marker=marker)
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
         axes.grid(color="0.9")
-        axes.margins(x=0.01)
-    panels[-1].set_xlabel("step (dotted: a task begins)")
+    panels[-1].set_xlabel("optimiser step (dotted: a task begins)")
     figure.align_ylabels(panels)
     _save(figure, path)
 
@@ -85,26 +118,30 @@ def scatter(points, labels, path, *, title, class_names=None) -> None:
     """Points in the plane, coloured by class.
 
     Args:
-      points: f[N, 2].
-      labels: i[N]; class_names: their names, written out for few classes.
+      points: f[N, 2], of no particular unit.
+      labels: i[N].
+      class_names: their names, written out for few classes; a class without one
+        goes by its number.
     """
     points, labels = np.asarray(points), np.asarray(labels)
-    present = np.unique(labels)
-    few = len(present) <= MOST_NAMES
-    palette = matplotlib.colormaps["tab20" if few else "gist_rainbow"]
+    present, names = np.unique(labels), class_names or ()
     figure = Figure(figsize=(7, 6))
     axes = figure.add_subplot()
-    for number, label in enumerate(present):
-        share = number / 20 if few else number / len(present)
-        mine = labels == label
-        name = str(label) if class_names is None else class_names[label]
-        axes.scatter(
-            *points[mine].T, s=9, color=palette(share), label=name, linewidths=0
-        )
     axes.set(title=title, xticks=[], yticks=[])
-    if few:
+    axes.set(xlabel="dimension 1 (no unit)", ylabel="dimension 2 (no unit)")
+    dots = {"s": 14, "linewidths": 0.3, "edgecolors": "0.3"}
+    if len(present) > MOST_NAMES:
+        # No colours tell so many classes apart: those with near numbers look alike.
+        colours = matplotlib.colormaps["viridis"]
+        picture = axes.scatter(*points.T, c=labels, cmap=colours, **dots)
+        figure.colorbar(picture, ax=axes, label="number of the class", shrink=0.8)
+    else:
+        for number, label in enumerate(present):
+            name = names[label] if 0 <= label < len(names) else label
+            mine = points[labels == label].T
+            axes.scatter(*mine, label=_short(name), **_style(number), **dots)
         axes.legend(
-            markerscale=2.5, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False
+            markerscale=2, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False
         )
     _save(figure, path)
 
@@ -113,22 +150,25 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
     """Average accuracy after each task, of several methods.
 
     Args:
-      named_curves: name -> f[seeds, T] in [0, 1]; the band is one standard
-        deviation over the seeds.
+      named_curves: name -> f[seeds, T] or f[T] in [0, 1]; the band is one
+        standard deviation over the seeds.
     """
     figure = Figure(figsize=(6.5, 4.2))
     axes = figure.add_subplot()
-    for colour, (name, runs) in zip(COLOURS, named_curves.items(), strict=False):
+    note, longest = None, 1
+    for number, (name, runs) in enumerate(named_curves.items()):
         runs = 100 * np.atleast_2d(np.asarray(runs, np.float64))
-        tasks, mean = np.arange(1, runs.shape[1] + 1), runs.mean(0)
-        axes.plot(tasks, mean, color=colour, marker="o", markersize=4, label=name)
-        if len(runs) > 1:
-            spread = runs.std(0, ddof=1)
-            axes.fill_between(
-                tasks, mean - spread, mean + spread, color=colour, alpha=0.2, lw=0
-            )
-        axes.set_xticks(tasks)
+        seeds, size = runs.shape
+        tasks, mean, style = np.arange(1, size + 1), runs.mean(0), _style(number)
+        if seeds > 1:
+            name = f"{name} ({seeds} seeds)"
+            low, high = mean + np.outer([-1, 1], runs.std(0, ddof=1))
+            axes.fill_between(tasks, low, high, color=style["color"], alpha=0.2, lw=0)
+            note = "mean, band: 1 std"
+        axes.plot(tasks, mean, markersize=4, label=name, **style)
+        longest = max(longest, size)
+    axes.set_xticks(_written(longest))
     axes.set(title=title, xlabel="tasks learned", ylabel=ylabel)
     axes.grid(color="0.9")
-    axes.legend(frameon=False)
+    axes.legend(title=note, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     _save(figure, path)

@@ -62,7 +62,7 @@ class _Rows:
                 f"bytes of whole rows, now {len(head)} of them are there: the file was "
                 "edited or lost since. Put it back, or start in a new directory."
             )
-        self._bucket = None if _is_local(path) else path
+        self._bucket = path if "://" in os.fspath(path) else None
         self._file = io.BytesIO() if self._bucket else open(path, "ab")
         self._file.truncate(offset)
         self._file.seek(0 if self._bucket else offset)
@@ -83,10 +83,6 @@ class _Rows:
     def close(self):
         self.offset()
         self._file.close()
-
-
-def _is_local(path) -> bool:
-    return "://" not in os.fspath(path)
 
 
 class Recorder:
@@ -127,7 +123,7 @@ class Recorder:
         if not every >= 0:
             raise ValueError(f"every={every}: must be >= 0 seconds")
         self._write, self._every, self._num_tasks = write, every, num_tasks
-        self._bar = self._writer = self._started = None
+        self._rows = self._writer = self._bar = self._started = None
         self._shown = ""  # last logged loss and speed
         if not write:
             return
@@ -207,22 +203,16 @@ class Recorder:
 
     def say(self, text: str) -> None:
         """Print to stdout without tearing the progress bar."""
-        if not self._write:
-            return
-        if self._bar is not None:
-            self._bar.write(text, file=sys.stdout)
-        else:
-            print(text, flush=True)
+        if self._write:
+            write = print if self._bar is None else self._bar.write
+            write(text, file=sys.stdout)
+            sys.stdout.flush()
 
     def close(self) -> None:
         """Save all that was logged; a second call does nothing."""
-        if not self._write:
-            return
-        self._rows.close()
-        if self._writer:
-            self._writer.close()
-        if self._bar is not None:
-            self._bar.close()
+        for part in (self._rows, self._writer, self._bar):
+            if self._write and part is not None:
+                part.close()
         self._write = False
 
 
@@ -247,9 +237,8 @@ def _open_events(directory, rows):
 
 
 def _add_events(writer, row):
-    values = {k: v for k, v in row.items() if k not in ("step", "task", "time")}
-    for tag, value in _flatten({**values, "time": row["time"]}):
-        if tag != "time/unix":
+    for tag, value in _flatten(row):
+        if tag not in ("step", "task", "time/unix"):
             tag = tag if "/" in tag else f"train/{tag}"
             writer.add_scalar(tag, value, row["step"], walltime=row["time"]["unix"])
 
@@ -351,14 +340,12 @@ def add(results: dict, task: int, rows: dict, scalars: dict, seconds) -> dict:
     def replace(items, item):
         return [*items[:task], plain(item), *items[task + 1 :]]
 
-    blank = [[None] * size] * size
-    old = results["matrices"]
-    names = [*old, *(name for name in rows if name not in old)]
+    blank, old = [[None] * size] * size, results["matrices"]
     return {
         **results,
         "matrices": {
             name: replace(old.get(name, blank), rows.get(name, blank[0]))
-            for name in names
+            for name in {**old, **rows}
         },
         "scalars": replace(results["scalars"], scalars),
         "seconds": replace(results["seconds"], seconds),
@@ -377,22 +364,20 @@ def summary(results: dict) -> dict:
     `forgetting`, `stability` and, for names in `finetune`, `plasticity`; None
     where they are not defined (one task, or accuracies that were not measured).
     """
-    size = sum(entry is not None for entry in results["scalars"])
-    out = {}
+    finished = [i + 1 for i, s in enumerate(results["scalars"]) if s is not None]
+    out, size = {}, max(finished, default=0)
     for name in results["matrices"]:
         block = matrix(results, name)[:size, :size]
-        averages = [metrics.average_accuracy(block[:n, :n]) for n in range(1, size + 1)]
         out[name] = {
-            "average_accuracy": averages[-1],
-            "average_accuracy_per_task": averages,
-            "forgetting": metrics.forgetting(block) if size > 1 else None,
-            "stability": metrics.stability(block) if size > 1 else None,
+            "average_accuracy": metrics.average_accuracy(block),
+            "average_accuracy_per_task": metrics.average_accuracy_per_task(block),
+            "forgetting": metrics.forgetting(block),
+            "stability": metrics.stability(block),
         }
         alone = (results["finetune"] or {}).get(name)
         if alone is not None:
             alone = np.array(alone[:size], np.float64)
-            value = metrics.plasticity(block, alone) if size > 1 else None
-            out[name]["plasticity"] = value
+            out[name]["plasticity"] = metrics.plasticity(block, alone)
     return plain(out)
 
 
@@ -401,7 +386,7 @@ def write_results(workdir, results: dict) -> None:
     path = epath.Path(workdir) / RESULTS
     whole = {**results, "summary": summary(results)}
     text = json.dumps(whole, allow_nan=False, indent=1) + "\n"
-    if not _is_local(path):
+    if "://" in os.fspath(path):
         path.write_text(text)  # a bucket replaces an object whole
         return
     draft = path.with_name(RESULTS + ".tmp")

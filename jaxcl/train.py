@@ -78,9 +78,9 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
             resident, stop, total, [], {"task": time.monotonic() - cursor["seconds"]},
         )  # fmt: skip
         results, phase = cursor["results"], cursor["phase"]
-        if restored is not None:
+        if restored is not None and not work.quiet:
             recorder.say(f"resumed at step {int(state.step)}: {workdir}")
-        elif work.evaluate_untrained:
+        elif restored is None and work.evaluate_untrained:
             results["untrained"] = record.plain(_evaluate(loop, state, 0).rows)
         for task in tasks[_finished(results) :]:
             if phase == "evaluated":
@@ -114,6 +114,8 @@ def single_tasks(work: job.Job, workdir, **options) -> dict[str, list]:
             },
             pictures={},
             evaluate_untrained=False,
+            quiet=True,
+            record={"tensorboard": False, "progress": False},
         )
         results = run(only, epath.Path(workdir) / f"task_{i}", **options)
         for name, matrix in results["matrices"].items():
@@ -232,6 +234,7 @@ def _evaluate(loop, state, task: int) -> core.Result:
 
 def _judge(loop, state, task, results) -> dict:
     """The results with those of the finished task, shown as a table."""
+    work = loop.job
     rows, scalars = _evaluate(loop, state, task.index)
     now, began = time.monotonic(), loop.clock["task"]
     loop.clock["task"] = now
@@ -239,9 +242,10 @@ def _judge(loop, state, task, results) -> dict:
     if jax.process_index() == 0:
         record.write_results(loop.workdir, results)
     for name in rows:
-        if not name.endswith("/task_aware"):  # in results.json; here it would crowd
+        crowds = work.quiet or name.endswith("/task_aware")  # it is in results.json
+        if not crowds:
             loop.recorder.say(record.table(record.matrix(results, name), name=name))
-    for draw in loop.job.pictures.values():
+    for draw in work.pictures.values():
         draw(state, task.index)
     return results
 

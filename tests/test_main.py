@@ -18,7 +18,7 @@ from jaxcl import checkpoint, record
 
 TESTS = pathlib.Path(__file__).parent
 CONFIG = TESTS / "toy_config.py"
-STEPS = 5 * 8  # tasks of 4 steps in each of 2 epochs
+STEPS = 58  # of five tasks, two epochs each
 
 
 def start(workdir, *arguments, devices=1, config=CONFIG):
@@ -186,7 +186,9 @@ def test_two_processes_train_save_resume_and_one_goes_on(whole, tmp_path):
     assert "resumed at step" in out
     (_, rows, state), (_, want, one) = ended(tmp_path), ended(whole[0])
     assert [r["step"] for r in rows] == [r["step"] for r in want]
-    for ours, theirs in zip(*map(jax.tree.leaves, (state.params, one.params))):
+    for ours, theirs in zip(
+        *map(jax.tree.leaves, (state.params, one.params)), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, rtol=0.02, atol=2e-3)
 
 

@@ -1,0 +1,332 @@
+"""Speed and memory of a real training step, perhaps beside PyTorch.
+
+  python benchmarks/throughput.py --base=mocov2plus --strategy=pnr --peer
+
+builds a job from a config of PNR (configs/pnr_cifar100.py, above 64 pixels
+configs/pnr_imagenet100.py) with random images, puts it into its second task, where
+teacher, queues and predictor all work, and times the compiled step as the training
+loop calls it. README.md says what each line of the table means.
+"""
+
+import argparse
+import collections
+import contextlib
+import datetime
+import json
+import os
+import pathlib
+import runpy
+import statistics
+import tempfile
+import time
+
+import jax
+import ml_collections
+import numpy as np
+
+from jaxcl import build, core, sharding
+from jaxcl import job as jobs
+
+_CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
+
+# Dense peaks in FLOP/s per device, from the vendors' data sheets: bfloat16, and what
+# float32 products run at by default: TF32 on NVIDIA since A100, one bfloat16 pass on
+# TPU. The first name that the device's kind contains counts.
+_PEAKS = (
+    ("H200", 989e12, 495e12),
+    ("H100 PCIe", 756e12, 378e12),
+    ("H100", 989e12, 495e12),
+    ("A100", 312e12, 156e12),
+    ("V100", None, 15.7e12),  # its tensor cores know float16 only
+    ("TPU v6", 918e12, 918e12),
+    ("TPU v5 lite", 197e12, 197e12),
+    ("TPU v5e", 197e12, 197e12),
+    ("TPU v5", 459e12, 459e12),  # v5p
+    ("TPU v4", 275e12, 275e12),
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    made.add_argument("--base", default="mocov2plus", choices=("simclr", "mocov2plus"))
+    strategies = ("finetune", "cassle", "pnr")
+    made.add_argument("--strategy", default="pnr", choices=strategies)
+    made.add_argument("--depth", type=int, default=18, help="10, 18, 34 or 50")
+    made.add_argument("--width", type=int, default=64, help="of the first stage")
+    made.add_argument("--hidden", type=int, default=2048, help="of the heads")
+    made.add_argument("--queue", type=int, default=65536, help="rows per bank")
+    made.add_argument("--size", type=int, default=32, help="pixels of a side")
+    made.add_argument("--batch", type=int, default=256, help="global")
+    made.add_argument("--precision", default="float32", choices=(*build.PRECISIONS,))
+    made.add_argument("--devices", type=int, default=1)
+    made.add_argument("--steps-per-call", type=int, help="default: as in training")
+    made.add_argument("--windows", type=int, default=5)
+    made.add_argument("--steps", type=int, default=10, help="per window")
+    made.add_argument("--no-augment", action="store_true", help="on both sides")
+    made.add_argument("--stream", action="store_true", help="images are not resident")
+    made.add_argument("--peer", action="store_true", help="also time PyTorch")
+    made.add_argument("--json", help="file to append one line to")
+    return made
+
+
+def config(args, data: str) -> ml_collections.ConfigDict:
+    """The job's config: PNR's, on the images of an .npz file."""
+    name = "pnr_cifar100" if args.size <= 64 else "pnr_imagenet100"
+    made = runpy.run_path(str(_CONFIGS / f"{name}.py"))["get_config"]()
+    made.data = {"name": "npz", "path": data}
+    made.scenario = {"name": "class", "num_tasks": 2, "evaluation": "none"}
+    made.evaluators = {}
+    made.augment.size = args.size
+    if args.no_augment:
+        off = {"crop": False, "jitter": (0.0,) * 4, "grayscale": 0.0, "flip": 0.0}
+        made.augment.update(off, blur=(0.0, 0.0), solarize=(0.0, 0.0))
+    made.encoder.update(depth=args.depth, width=args.width)
+    made.method.update(
+        base=args.base, strategy=args.strategy, queue_size=args.queue,
+        hidden_dim=args.hidden, distill_hidden_dim=args.hidden,
+    )  # fmt: skip
+    made.batch_size, made.precision = args.batch, args.precision
+    made.devices, made.steps_per_call = args.devices, args.steps_per_call
+    made.save_every = made.eval_every = 0
+    if args.stream:
+        made.device_bytes = 0
+    return made
+
+
+def make_job(args, directory) -> jobs.Job:
+    """The job, its random images written to `directory` and read back."""
+    rng, count = np.random.default_rng(0), max(4 * args.batch, 64)
+    images = rng.integers(0, 256, (count, args.size, args.size, 3), np.uint8)
+    path = pathlib.Path(directory) / "random.npz"
+    label = np.arange(count) % 4
+    np.savez(path, train_x=images, train_y=label)
+    return build.build(config(args, str(path)), pathlib.Path(directory) / "run")
+
+
+def second_task(work: jobs.Job) -> core.TrainState:
+    """The state at the first step of the second task, as the training loop has it."""
+    task, state = work.stream.tasks[1], jobs.initial_state(work)
+    steps = len(jobs.schedule(work, task.train, task.index))
+    numbers = {"task": np.int32(task.index), "task_steps": np.int32(steps)}
+    state = state.replace(**sharding.replicate(numbers, work.mesh))
+    return sharding.settle(work.method.begin_task(state, task), work.mesh)
+
+
+class Ours:
+    """The compiled step of a job with its feed; `window` runs and times it."""
+
+    def __init__(self, work, state, feed, steps):
+        self.state, self.feed, self.resident = state, feed, jobs.resident(work)
+        self.calls = -(-steps // work.steps_per_call)
+        self.steps = self.calls * work.steps_per_call
+        _, batches, number = next(feed)
+        start = time.perf_counter()
+        step = jobs.compile_step(work)
+        self.compiled = step.lower(state, self.resident, batches, number).compile()
+        self.compile_seconds = time.perf_counter() - start
+
+    def window(self, calls=None):
+        """Seconds of a window, and those of them spent waiting for data."""
+        waited, pending = 0.0, collections.deque()
+        start = time.perf_counter()
+        for _ in range(calls or self.calls):
+            asked = time.perf_counter()
+            _, batches, number = next(self.feed)
+            waited += time.perf_counter() - asked
+            self.state, metrics = self.compiled(
+                self.state, self.resident, batches, number
+            )
+            pending.append(metrics)
+            if len(pending) > 2:  # as the loop, which logs two calls behind
+                jax.block_until_ready(pending.popleft())
+        jax.block_until_ready(self.state)
+        return time.perf_counter() - start, waited
+
+    def flops(self):
+        """Of one step on one device; the loop over the steps of a call counts once."""
+        analysis = self.compiled.cost_analysis()
+        return float((analysis or {}).get("flops", 0.0)) or None
+
+    def memory(self):
+        """Bytes on one device, and what they are."""
+        stats = jax.local_devices()[0].memory_stats()
+        if stats and "peak_bytes_in_use" in stats:
+            return stats["peak_bytes_in_use"], "peak in use"
+        sizes = self.compiled.memory_analysis()
+        if sizes is None:
+            return None, "unknown"
+        total = sizes.temp_size_in_bytes + sizes.argument_size_in_bytes
+        return total, "temporaries + arguments of the program"
+
+
+def make_peer(args, work, state):
+    """PyTorch's side: seconds of a window as a function of its steps, and its name.
+
+    `state` is where our side starts, as numpy. Both memory formats are tried, the
+    faster one is kept.
+    """
+    import peer  # PyTorch is needed with --peer alone
+    import torch
+
+    cuda = jax.default_backend() == "gpu" and torch.cuda.is_available()
+    device = "cuda" if cuda else "cpu"
+    torch.set_num_threads(os.cpu_count())
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    images = np.asarray(work.stream.dataset.train.images).transpose(0, 3, 1, 2)
+    data = torch.from_numpy(images.copy()).to(device)
+    lr, decay = (
+        work.config["schedule"]["start"],
+        work.config["method"]["momentum_start"],
+    )
+
+    def windows(channels_last):
+        net = peer.Peer(
+            work.config, state, device=device, precision=args.precision,
+            channels_last=channels_last,
+        )  # fmt: skip
+
+        def window(steps):
+            start = time.perf_counter()
+            for _ in range(steps):
+                rows = torch.randint(len(data), (args.batch,)).to(device)
+                net.step(net.augment(data[rows]), lr, decay)
+            if cuda:
+                torch.cuda.synchronize()
+            return time.perf_counter() - start
+
+        return window
+
+    tried = []
+    for name, channels_last in (("channels last", True), ("contiguous", False)):
+        window = windows(channels_last)
+        window(1)  # the first step allocates, and tunes cuDNN
+        tried.append((window(min(args.steps, 3)), name, window))
+    _, name, best = min(tried, key=lambda one: one[0])
+    return best, f"PyTorch {torch.__version__} {device} {name}"
+
+
+def measure(args, directory) -> dict:
+    """Everything the table holds, name -> value."""
+    work = make_job(args, directory)
+    state = second_task(work)
+    theirs = about = None
+    if args.peer:
+        host = jax.device_get(state.replace(key=None))
+        theirs, about = make_peer(args, work, host)
+    task = work.stream.tasks[1]
+    with contextlib.closing(jobs.feed(work, task.train, task.index, 0)) as feed:
+        ours = Ours(work, state, feed, args.steps)
+        ours.window(1)
+        seconds, waits, peer_seconds = [], [], []
+        for _ in range(args.windows):  # interleaved: noise of the machine hits both
+            if theirs:
+                peer_seconds.append(theirs(ours.steps))
+            spent, waited = ours.window()
+            seconds.append(spent)
+            waits.append(waited)
+    images = ours.steps * args.batch
+    step_seconds = statistics.median(seconds) / ours.steps
+    flops, peak = ours.flops(), device_peak(jax.devices()[0], args.precision)
+    memory, memory_is = ours.memory()
+    found = {
+        "compile_seconds": ours.compile_seconds,
+        "images_per_second": images / statistics.median(seconds),
+        "images_per_second_min": images / max(seconds),
+        "images_per_second_max": images / min(seconds),
+        "step_ms": 1e3 * step_seconds,
+        "memory_bytes": memory,
+        "memory_is": memory_is,
+        "flops_per_step": flops,
+        "flops_per_second": flops and flops / step_seconds,
+        "peak_fraction": flops and peak and flops / step_seconds / peak,
+        "input_stall": sum(waits) / sum(seconds),
+    }
+    if theirs:
+        # Of neighbours in time, so that a slow minute slows both.
+        ratios = [b / a for a, b in zip(seconds, peer_seconds, strict=True)]
+        found |= {
+            "peer": about,
+            "peer_images_per_second": images / statistics.median(peer_seconds),
+            "peer_ratio_min": min(ratios),
+            "peer_ratio_max": max(ratios),
+            "peer_ratio": statistics.median(ratios),
+            "peer_ratio_best": min(peer_seconds) / min(seconds),
+        }
+    return found
+
+
+def device_peak(device, precision: str) -> float | None:
+    """FLOP/s that a device can do at most, None where the table has no row."""
+    for name, bfloat16, float32 in _PEAKS:
+        if name.lower() in device.device_kind.lower():
+            return bfloat16 if precision == "bfloat16" else float32
+    return None
+
+
+def table(found: dict) -> str:
+    """One line per number, in units people read."""
+
+    def show(name, unit="", scale=1.0, digits=1):
+        value = found.get(name)
+        return "-" if value is None else f"{value * scale:,.{digits}f}{unit}"
+
+    speed = f"{show('images_per_second_min')} to {show('images_per_second_max')}"
+    lines = [
+        ("compile", show("compile_seconds", " s")),
+        ("images/s", f"{show('images_per_second')}  ({speed})"),
+        ("step", show("step_ms", " ms")),
+        ("memory", f"{show('memory_bytes', ' MB', 1e-6)}  ({found['memory_is']})"),
+        ("FLOPs", show("flops_per_step", " G a step", 1e-9)),
+        ("FLOP/s", show("flops_per_second", " G", 1e-9)),
+        ("of the peak", show("peak_fraction", " %", 100)),
+        ("input stall", show("input_stall", " %", 100)),
+    ]
+    if "peer" in found:
+        span = (
+            f"{show('peer_ratio_min', digits=2)} to {show('peer_ratio_max', digits=2)}"
+        )
+        lines += [
+            ("peer", found["peer"]),
+            ("peer images/s", show("peer_images_per_second")),
+            ("ours / peer", f"{show('peer_ratio', digits=2)}  ({span})"),
+            ("best / best", show("peer_ratio_best", digits=2)),
+        ]
+    return "\n".join(f"{name:14} {value}" for name, value in lines)
+
+
+def main(argv=None) -> dict:
+    """Measure one setting, print the table, return what it holds."""
+    args = parser().parse_args(argv)
+    if args.peer and (args.stream or args.devices > 1):
+        parser().error("--peer: needs resident images and one device")
+    # PyTorch must find memory on a GPU too.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    cached = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            found = measure(args, directory)
+    finally:
+        jax.config.update("jax_enable_compilation_cache", cached)
+    setting = {name: value for name, value in vars(args).items() if name != "json"}
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "jax": jax.__version__,
+        "device": jax.devices()[0].device_kind,
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+    }
+    shown = " ".join(f"{name}={value}" for name, value in setting.items())
+    print(f"{' '.join(f'{n}={v}' for n, v in about.items())}\n{shown}")
+    print(table(found), flush=True)
+    found = about | setting | found
+    if args.json:
+        with open(args.json, "a", encoding="utf-8") as file:
+            file.write(json.dumps(found) + "\n")
+    return found
+
+
+if __name__ == "__main__":
+    main()
