@@ -1,21 +1,17 @@
 """The training step of `jaxcl.methods.two_view`, written in plain eager PyTorch.
 
-`throughput.py --peer` times it beside ours. What a step does here, in order:
-  - rows of the u8 data set on the device are picked by index;
-  - two augmented views, batched torch operations on the device (`Augment`);
-  - the momentum network (mocov2plus) on each view: training mode, no gradient;
-  - the frozen teacher (cassle, pnr) on both views at once: eval mode, no gradient;
-  - encoder, projector and, after the first task, the predictor g, on each view:
-    one pass per view, as the published code does, for batch statistics per view;
-  - the loss, backward, LARS around SGD with momentum, the norm of the gradient;
-  - the momentum network's moving average and both queues of negatives.
-Nothing is left out and nothing is done that ours does not do. Choices that favour
-this side: the order of the colour operations is drawn once per batch and view, not
-per image, so each runs once; optimiser and average use torch's multi-tensor
-functions; on a GPU cuDNN's autotuner and TF32 are on. It is not `torch.compile`d.
+`throughput.py --peer` times it beside ours. What a step does here, in order: picks
+rows of the u8 data set on the device; augments two views in batched torch operations
+there (`Augment`); runs the momentum network (mocov2plus; training mode, no gradient)
+on each view and the frozen teacher (cassle, pnr; eval mode) on both at once; runs
+encoder, projector and predictor g on each view, in one pass per view as the published
+code does; loss, backward, LARS around SGD with momentum, the norm of the gradient;
+moves the momentum network's average; writes both queues. It does all that ours does.
 
-Of options of the method only those of PNR's configs exist: `frozen_bn="running"`,
-`form="code"`, `distill_weight=1`, pseudo-negatives in both terms.
+Choices that favour this side: the order of the colour operations is drawn once per
+batch and view, not per image, so each runs once; optimiser and average use torch's
+multi-tensor functions; on a GPU cuDNN's autotuner and TF32 are on. It is not
+`torch.compile`d. Of the method's options only those of PNR's configs exist.
 """
 
 import collections
@@ -26,12 +22,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-_DEPTHS = {
-    10: ((1, 1, 1, 1), False),
-    18: ((2, 2, 2, 2), False),
-    34: ((3, 4, 6, 3), False),
-    50: ((3, 4, 6, 3), True),
-}
+_DEPTHS = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
+_ONLINE = ("encoder", "projector")
 
 
 class Residual(nn.Module):
@@ -65,17 +57,16 @@ class ResNet(nn.Module):
 
     def __init__(self, *, depth, width, stem, stem_padding=1):
         super().__init__()
-        sizes, bottleneck = _DEPTHS[depth]
         kernel, stride, pad = (3, 1, stem_padding) if stem == "cifar" else (7, 2, 3)
         self.conv1 = nn.Conv2d(3, width, kernel, stride, pad, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.pool = nn.Identity() if stem == "cifar" else nn.MaxPool2d(3, 2, 1)
         self.blocks, inputs = [], width
-        for stage, size in enumerate(sizes):
+        for stage, size in enumerate(_DEPTHS[depth]):
             for i in range(size):
                 filters, down = width * 2**stage, 2 if stage > 0 and i == 0 else 1
                 convs = [(filters, 3, down), (filters, 3, 1)]
-                if bottleneck:
+                if depth == 50:  # bottlenecks
                     convs = [(filters, 1, 1), (filters, 3, down), (filters * 4, 1, 1)]
                 self.blocks.append(f"layer{stage + 1}_{i}")
                 self.add_module(self.blocks[-1], Residual(inputs, convs))
@@ -109,14 +100,12 @@ def _load(module, params, stats):
             node = stats if leaf in names else params
             for parent in parents:
                 node = node[parent]
-            if leaf in names:
-                value = np.asarray(node[names[leaf]])
-            elif leaf == "weight" and "kernel" in node:
-                kernel = np.asarray(node["kernel"])
-                value = kernel.T if kernel.ndim == 2 else kernel.transpose(3, 2, 0, 1)
-            else:
-                value = np.asarray(node["scale" if leaf == "weight" else "bias"])
-            tensor.copy_(torch.from_numpy(value.copy()))
+            if leaf == "weight":
+                leaf = "kernel" if "kernel" in node else "scale"
+            value = np.array(node[names.get(leaf, leaf)])
+            if leaf == "kernel":
+                value = value.T if value.ndim == 2 else value.transpose(3, 2, 0, 1)
+            tensor.copy_(torch.from_numpy(value))
 
 
 def _unit(x):
@@ -152,11 +141,11 @@ def _cassle(p, f, temperature):
 
 
 def _pnr_simclr(z, p, f, temperature):
-    positive = (z[0] * z[1]).sum(1).mean()
+    same = (z[0] * z[1]).sum(1).mean()
     z, p, f = torch.cat(z), torch.cat(p), torch.cat(f)
     first = torch.logaddexp(_others(z, z, temperature), _others(z, f, temperature))
     second = torch.logaddexp(_others(p, f, temperature), _others(p, z, temperature))
-    positive = positive + (p * f).sum(1).mean()
+    positive = same + (p * f).sum(1).mean()
     return first.mean() + second.mean() - positive / temperature
 
 
@@ -164,19 +153,17 @@ class Lars:
     """LARS around SGD with momentum, as `jaxcl.optim.lars`, on lists of tensors."""
 
     def __init__(self, params, *, eta, momentum, weight_decay, exclude_1d, clip=True):
-        self.params = params
+        self.params, self.buffers = params, [torch.zeros_like(p) for p in params]
         self.scaled = [i for i, p in enumerate(params) if p.ndim > 1 or not exclude_1d]
-        self.buffers = [torch.zeros_like(p) for p in params]
-        self.eta, self.momentum, self.decay = eta, momentum, weight_decay
-        self.clip = clip
+        self.eta, self.clip = eta, clip
+        self.momentum, self.decay = momentum, weight_decay
 
     @torch.no_grad()
     def step(self, lr):
         grads = [p.grad for p in self.params]
         norms = torch.stack(torch._foreach_norm(grads))
-        some = torch.tensor(self.scaled, device=norms.device)
         w, g = [self.params[i] for i in self.scaled], [grads[i] for i in self.scaled]
-        w_norm, g_norm = torch.stack(torch._foreach_norm(w)), norms[some]
+        w_norm, g_norm = torch.stack(torch._foreach_norm(w)), norms[self.scaled]
         ratio = self.eta * w_norm / (g_norm + self.decay * w_norm + 1e-8)
         ratio = torch.clamp(ratio / lr, max=1.0) if self.clip else ratio
         # A zero tensor takes a plain step, a zero gradient none.
@@ -207,9 +194,10 @@ class Peer:
         self.bf16 = precision == "bfloat16"
         self.moco = method["base"] == "mocov2plus"
         self.distils = method["strategy"] != "finetune"
-        self.augment = Augment(config["augment"])
-        encoder, extra = dict(config["encoder"], name=None), state.extra
-        del encoder["name"]
+        augment = Augment(config["augment"])
+        self.augment = lambda images: [augment(images, view) for view in (0, 1)]
+        extra = state.extra
+        encoder = {k: v for k, v in config["encoder"].items() if k != "name"}
 
         def network(params, stats):
             net = nn.ModuleDict({"encoder": ResNet(**encoder)})
@@ -223,41 +211,34 @@ class Peer:
             return net.to(self.device, memory_format=self.format)
 
         self.net = network(state.params, state.stats)
-        self.slow = self.teacher = None
         if self.moco:
             self.slow = network(extra.momentum, extra.momentum_stats)
             self.averaged = list(self.slow.parameters())
-            parts = (self.net["encoder"], self.net["projector"])
-            self.sources = [p for part in parts for p in part.parameters()]
+            self.sources = [p for part in _ONLINE for p in self.net[part].parameters()]
         if self.distils:
             self.teacher = network(extra.teacher, extra.teacher_stats).eval()
         banks = (extra.key_queue, extra.frozen_queue)
-        self.queues = [
-            None if bank is None else torch.from_numpy(bank.copy()).to(self.device)
-            for bank in banks
-        ]
+        banks = [torch.from_numpy(b.copy()) for b in banks if b is not None]
+        self.queues = [bank.to(self.device) for bank in banks]
         self.pointer = 0  # of both: the teacher's are written from the same step on
         optimizer = dict(config["optimizer"])
-        kept = ("eta", "momentum", "weight_decay", "exclude_1d", "clip")
-        self.optimizer = Lars(
-            list(self.net.parameters()), **{key: optimizer[key] for key in kept}
-        )
+        del optimizer["name"], optimizer["lr"]
+        self.optimizer = Lars(list(self.net.parameters()), **optimizer)
 
-    def _project(self, net, images):
+    def _apply(self, net, names, x):
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            return net["projector"](net["encoder"](images)).float()
-
-    def _predict(self, z):
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            return _unit(self.net["distiller"](_unit(z) if self.moco else z).float())
+            for name in names:
+                x = net[name](x)
+        return x.float()
 
     def _loss(self, views, k, f):
-        method = self.method
-        tau, tau_d = method["temperature"], method["distill_temperature"]
-        raw = [self._project(self.net, view) for view in views]
-        z = [_unit(x) for x in raw]
-        p = [self._predict(x) for x in raw] if self.distils else None
-        if method["strategy"] == "pnr":
+        tau, tau_d = self.method["temperature"], self.method["distill_temperature"]
+        raw = [self._apply(self.net, _ONLINE, view) for view in views]
+        z, p = [_unit(x) for x in raw], None
+        if self.distils:
+            given = z if self.moco else raw
+            p = [_unit(self._apply(self.net, ["distiller"], x)) for x in given]
+        if self.method["strategy"] == "pnr":
             if not self.moco:
                 return _pnr_simclr(z, p, f, tau_d)
             banks = [[queue[v] for queue in self.queues] for v in (0, 1)]
@@ -265,10 +246,8 @@ class Peer:
             second = [_info_nce(p[v], f[v], banks[1 - v], tau_d) for v in (0, 1)]
             return sum(first + second) / 2
         if self.moco:
-            keys = self.queues[0]
-            base = sum(
-                _info_nce(z[v], k[1 - v], [keys[1 - v]], tau) / 2 for v in (0, 1)
-            )
+            q = self.queues[0]
+            base = sum(_info_nce(z[v], k[1 - v], [q[1 - v]], tau) for v in (0, 1)) / 2
         else:
             base = _nt_xent(*z, tau)
         return base + _cassle(p, f, tau_d) if self.distils else base
@@ -282,10 +261,10 @@ class Peer:
         k = f = None
         with torch.no_grad():
             if self.moco:
-                k = [_unit(self._project(self.slow, view)) for view in views]
+                k = [_unit(self._apply(self.slow, _ONLINE, view)) for view in views]
             if self.distils:
-                f = _unit(self._project(self.teacher, torch.cat(views)))
-                f = f.chunk(2)
+                f = self._apply(self.teacher, _ONLINE, torch.cat(views))
+                f = _unit(f).chunk(2)
         loss = self._loss(views, k, f)
         self.net.zero_grad(set_to_none=True)
         loss.backward()
@@ -299,9 +278,8 @@ class Peer:
     def _enqueue(self, k, f):
         size, count = self.queues[0].shape[1], len(k[0])
         slots = torch.arange(self.pointer, self.pointer + count, device=self.device)
-        for queue, rows in zip(self.queues, (k, f), strict=True):
-            if queue is not None:
-                queue.index_copy_(1, slots % size, torch.stack(tuple(rows)))
+        for queue, rows in zip(self.queues, (k, f), strict=False):
+            queue.index_copy_(1, slots % size, torch.stack(tuple(rows)))
         self.pointer = (self.pointer + count) % size
 
 
@@ -330,22 +308,22 @@ def _turned(x, turn):
 
 
 class Augment:
-    """Two views of u8[B,3,H,W], each f32[B,3,size,size], normalised."""
+    """One view of u8[B,3,H,W] -> f32[B,3,size,size], normalised."""
 
     def __init__(self, section):
         self.options = dict(section)
 
-    def __call__(self, images):
-        return [self._view(images, v) for v in (0, 1)]
-
-    def _view(self, images, view):
+    def __call__(self, images, view):
         o, n, device = self.options, len(images), images.device
         x = images.float() / 255.0
         if o.get("crop", True):
             x = self._crop(x)
         if any(o["jitter"]) and o["jitter_probability"]:
             x = self._jitter(x)
-        chance = lambda p: torch.rand((n, 1, 1, 1), device=device) < p  # noqa: E731
+
+        def chance(p):
+            return torch.rand((n, 1, 1, 1), device=device) < p
+
         if o["grayscale"]:
             x = torch.where(chance(o["grayscale"]), _gray(x), x)
         if o["blur"][view]:
@@ -361,23 +339,20 @@ class Augment:
     def _crop(self, x):
         n, _, height, width = x.shape
         area = height * width * _uniform(*self.options["scale"], (n, 10), x.device)
-        bound = math.log(4 / 3)
-        aspect = _uniform(-bound, bound, (n, 10), x.device).exp()
+        aspect = _uniform(math.log(3 / 4), math.log(4 / 3), (n, 10), x.device).exp()
         w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
         fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
-        first = fits.int().argmax(1, keepdim=True)
-        whole = ~fits.any(1)
+        first, whole = fits.int().argmax(1, keepdim=True), ~fits.any(1)
         w = torch.where(whole, width, w.gather(1, first)[:, 0])
         h = torch.where(whole, height, h.gather(1, first)[:, 0])
         top = (torch.rand(n, device=x.device) * (height - h + 1)).floor()
         left = (torch.rand(n, device=x.device) * (width - w + 1)).floor()
-        size = self.options["size"]
-        rows = self._weights(top, h, height, size)
-        columns = self._weights(left, w, width, size)
-        return (rows[:, None] @ x @ columns[:, None].mT).clamp(0.0, 1.0)
+        rows, columns = self._weights(top, h, height), self._weights(left, w, width)
+        return (rows @ x @ columns.mT).clamp(0.0, 1.0)
 
-    def _weights(self, start, length, extent, size):
-        """Antialiased bicubic resampling as matrices f32[B, size, extent]."""
+    def _weights(self, start, length, extent):
+        """Antialiased bicubic resampling as matrices f32[B, 1, size, extent]."""
+        size = self.options["size"]
         scale = (length / size)[:, None, None]
         begin, end = start[:, None, None], (start + length)[:, None, None]
         out = torch.arange(size, device=start.device)[:, None] + 0.5
@@ -387,12 +362,12 @@ class Augment:
         far = ((-0.5 * d + 2.5) * d - 4.0) * d + 2.0
         kernel = torch.where(d < 1.0, near, torch.where(d < 2.0, far, 0.0))
         kernel = kernel * ((pixel > begin) & (pixel < end))
-        return kernel / kernel.sum(-1, keepdim=True)
+        return (kernel / kernel.sum(-1, keepdim=True))[:, None]
 
     def _jitter(self, x):
         n, device = len(x), x.device
-        applied = torch.rand((n, 1, 1, 1), device=device)
-        applied = applied < self.options["jitter_probability"]
+        draws = torch.rand((n, 1, 1, 1), device=device)
+        applied = draws < self.options["jitter_probability"]
 
         def factor(strength):
             drawn = _uniform(max(0.0, 1 - strength), 1 + strength, (n, 1, 1, 1), device)
@@ -403,14 +378,12 @@ class Augment:
             if operation == 3:
                 turn = _uniform(-hue, hue, (n, 1, 1), device) * applied[:, 0]
                 x = _turned(x, turn) if hue else x
-            elif strengths[operation]:
-                by = factor(strengths[operation])
-                if operation == 0:
-                    x = (by * x).clamp(0.0, 1.0)
-                    continue
+            elif operation == 0:
+                x = (factor(strengths[0]) * x).clamp(0.0, 1.0)
+            else:
                 gray = _gray(x)
-                if operation == 1:
-                    gray = gray.mean((1, 2, 3), keepdim=True)
+                gray = gray.mean((1, 2, 3), keepdim=True) if operation == 1 else gray
+                by = factor(strengths[operation])
                 x = torch.lerp(gray.expand_as(x), x, by).clamp(0.0, 1.0)
         return x
 

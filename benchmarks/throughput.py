@@ -160,6 +160,11 @@ class Ours:
         return total, "temporaries + arguments of the program"
 
 
+def cores() -> int:
+    """Those that this process may use, as XLA counts them."""
+    return len(os.sched_getaffinity(0))
+
+
 def make_peer(args, work, state):
     """PyTorch's side: seconds of a window as a function of its steps, and its name.
 
@@ -171,7 +176,7 @@ def make_peer(args, work, state):
 
     cuda = jax.default_backend() == "gpu" and torch.cuda.is_available()
     device = "cuda" if cuda else "cpu"
-    torch.set_num_threads(os.cpu_count())
+    torch.set_num_threads(cores())
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     images = np.asarray(work.stream.dataset.train.images).transpose(0, 3, 1, 2)
@@ -315,7 +320,7 @@ def main(argv=None) -> dict:
         "date": datetime.date.today().isoformat(),
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
-        "cores": os.cpu_count(),
+        "cores": cores(),
         "load": round(os.getloadavg()[0], 1),
     }
     shown = " ".join(f"{name}={value}" for name, value in setting.items())

@@ -15,7 +15,7 @@ def run(work: job.Job, workdir, *, stop=lambda: False) -> dict:
     workdir, step = epath.Path(workdir), job.compile_step(work)
     results = train.run(work, workdir, stop=stop, step=step)
     if work.plasticity and len(work.stream.tasks) > 1:
-        alone = train.single_tasks(work, workdir / "single", stop=stop, step=step)
+        alone = single_tasks(work, workdir / "single", stop=stop, step=step)
         results["finetune"] = record.plain(alone)
     if jax.process_index() == 0:
         record.write_results(workdir, results)
@@ -23,6 +23,33 @@ def run(work: job.Job, workdir, *, stop=lambda: False) -> dict:
         if work.plots:
             draw(workdir, results)
     return results
+
+
+def single_tasks(work: job.Job, workdir, **options) -> dict[str, list]:
+    """FT_i: accuracy on task i of the method trained on task i alone.
+
+    Each task is a run of its own in `workdir`, kept, so that it resumes and is
+    not trained twice.
+
+    Returns: name of the matrix -> f64[T].
+    """
+    tasks, alone = work.stream.tasks, {}
+    for i, task in enumerate(tasks):
+        only = work._replace(
+            stream=work.stream._replace(tasks=(task._replace(index=0),)),
+            evaluators={
+                name: lambda state, _, judge=judge, i=i: judge(state, i)
+                for name, judge in work.evaluators.items()
+            },
+            pictures={},
+            evaluate_untrained=False,
+            quiet=True,
+            record={"tensorboard": False, "progress": False},
+        )
+        results = train.run(only, epath.Path(workdir) / f"task_{i}", **options)
+        for name, matrix in results["matrices"].items():
+            alone.setdefault(name, [None] * len(tasks))[i] = matrix[0][i]
+    return alone
 
 
 def text(results: dict) -> str:

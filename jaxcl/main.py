@@ -12,7 +12,7 @@ import threading
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from jaxcl import build, checkpoint, finish, sharding, train
+from jaxcl import build, checkpoint, finish, meter, sharding, train
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file.", lock_config=False, accept_new_attributes=True
@@ -56,7 +56,7 @@ def main(argv):
         finish.run(job, workdir, stop=stopping.is_set)
     except train.Interrupted as stop:
         return _complain(f"{stop}; the same command continues", code=75)
-    except (train.Diverged, checkpoint.CheckpointError) as error:
+    except (meter.Diverged, checkpoint.CheckpointError) as error:
         return _complain(error, code=1)
     return 0
 

@@ -32,7 +32,8 @@ def _style(number: int) -> dict:
 
 def _short(name) -> str:
     name = str(name)
-    return name if len(name) <= LONGEST else name[: LONGEST - 3] + "..."
+    name = name if len(name) <= LONGEST else name[: LONGEST - 3] + "..."
+    return name.replace("$", r"\$")  # else matplotlib takes it for maths
 
 
 def _written(count: int) -> list[int]:
@@ -90,6 +91,7 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
     for number, (key, axes) in enumerate(zip(keys, panels, strict=True)):
         axes.set_ylabel({"lr": "learning rate"}.get(key, key))
         axes.margins(x=0.02)
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
         points = [
             (r["step"], r["task"], r[key]) for r in rows if r.get(key) is not None
         ]
@@ -107,7 +109,6 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
         parts = (np.split(x, starts) for x in (steps, values))
         for of_task in zip(*parts, strict=True):
             axes.plot(*of_task, color=colour, linewidth=1, marker=marker)
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
         axes.grid(color="0.9")
     panels[-1].set_xlabel("optimiser step (dotted: a task begins)")
     figure.align_ylabels(panels)

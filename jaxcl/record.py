@@ -56,17 +56,17 @@ class _Rows:
         if offset < 0:
             raise ValueError(f"offset={offset}: must be >= 0")
         head = path.read_bytes()[:offset] if path.exists() else b""
-        if len(head) < offset or (offset and not head.endswith(b"\n")):
+        short = len(head) < offset
+        if short or (offset and not head.endswith(b"\n")):
+            now = f"it has {len(head)}" if short else "a row lies across that mark"
             raise ValueError(
-                f"offset={offset}: the checkpoint was saved when {path} had that many "
-                f"bytes of whole rows, now {len(head)} of them are there: the file was "
-                "edited or lost since. Put it back, or start in a new directory."
+                f"offset={offset}: {path} held whole rows of so many bytes when the "
+                f"checkpoint was saved; now {now}. Put it back, or use a new directory"
             )
         self._bucket = path if "://" in os.fspath(path) else None
-        self._file = io.BytesIO() if self._bucket else open(path, "ab")
+        self._file = io.BytesIO(head) if self._bucket else open(path, "ab")
         self._file.truncate(offset)
-        self._file.seek(0 if self._bucket else offset)
-        self._file.write(head if self._bucket else b"")
+        self._file.seek(0, io.SEEK_END)
         self.offset()
 
     def append(self, row):
@@ -131,8 +131,7 @@ class Recorder:
         directory.mkdir(parents=True, exist_ok=True)
         self._rows = _Rows(directory / ROWS, offset)
         if tensorboard:
-            kept = read_rows(directory) if offset else []
-            self._writer = _open_events(directory / "tensorboard", kept)
+            self._writer = _open_events(directory / "tensorboard", read_rows(directory))
         bar = sys.stderr.isatty() if progress == "auto" else progress
         self._mode = "bar" if bar else ("line" if progress == "auto" else "none")
 
@@ -183,7 +182,7 @@ class Recorder:
         text += self._shown
         done = step - self._started[0]
         if done > 0:
-            left = (total_steps - step) * (now - self._started[1]) / done
+            left = max(total_steps - step, 0) * (now - self._started[1]) / done
             text += f"  {datetime.timedelta(seconds=round(left))} left"
         if self._mode == "bar":
             self._draw(step, total_steps, text)
@@ -196,8 +195,10 @@ class Recorder:
             import tqdm  # only runs with a bar pay for it
 
             layout = "{percentage:3.0f}%|{bar:20}| {desc}"
-            self._bar = tqdm.tqdm(initial=step, file=sys.stderr, bar_format=layout)
-        self._bar.total = total_steps
+            self._bar = tqdm.tqdm(
+                total=total_steps, initial=step, file=sys.stderr, bar_format=layout
+            )
+        self._bar.total = total_steps  # may have changed
         self._bar.set_description_str(text, refresh=False)
         self._bar.update(step - self._bar.n)
 
@@ -228,9 +229,8 @@ def _open_events(directory, rows):
     for old in list(directory.glob("events.out.tfevents.*")):
         old.unlink()
     # A TensorBoard that is looking on drops what it has from step 0 on.
-    writer = tensorboardX.SummaryWriter(
-        os.fspath(directory), purge_step=0, flush_secs=30
-    )
+    path = os.fspath(directory)
+    writer = tensorboardX.SummaryWriter(path, purge_step=0, flush_secs=30)
     for row in rows:
         _add_events(writer, row)
     return writer
@@ -245,9 +245,10 @@ def _add_events(writer, row):
 
 def _flatten(value, tag=""):
     """(tag, number) of every number in nested dicts and lists; lists from 1."""
-    if isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else enumerate(value, 1)
-        for key, child in items:
+    if isinstance(value, list):
+        value = dict(enumerate(value, 1))
+    if isinstance(value, dict):
+        for key, child in value.items():
             yield from _flatten(child, f"{tag}/{key}" if tag else str(key))
     elif isinstance(value, int | float):
         yield tag, float(value)
@@ -283,11 +284,8 @@ def table(matrix, *, name="accuracy", columns=12) -> str:
     return "\n".join(lines)
 
 
-# Results: a dict that JSON can hold as it is, null where not measured.
-
-
 def empty(num_tasks: int, *, task_names=None, finetune=None) -> dict:
-    """Results before the first task.
+    """Results before the first task: a dict that JSON can hold as it is.
 
     Args:
       num_tasks: T.
@@ -376,15 +374,14 @@ def summary(results: dict) -> dict:
         }
         alone = (results["finetune"] or {}).get(name)
         if alone is not None:
-            alone = np.array(alone[:size], np.float64)
-            out[name]["plasticity"] = metrics.plasticity(block, alone)
+            out[name]["plasticity"] = metrics.plasticity(block, alone[:size])
     return plain(out)
 
 
 def write_results(workdir, results: dict) -> None:
     """Write `results.json`, with the summary; a crash leaves the old or the new."""
     path = epath.Path(workdir) / RESULTS
-    whole = {**results, "summary": summary(results)}
+    whole = plain({**results, "summary": summary(results)})
     text = json.dumps(whole, allow_nan=False, indent=1) + "\n"
     if "://" in os.fspath(path):
         path.write_text(text)  # a bucket replaces an object whole
@@ -398,6 +395,6 @@ def write_results(workdir, results: dict) -> None:
 
 
 def read_results(workdir) -> dict:
-    """Results as `add` made them; `summary` derives the rest again."""
+    """Results as they were written; `summary` derives the rest again."""
     whole = json.loads((epath.Path(workdir) / RESULTS).read_text())
     return {key: value for key, value in whole.items() if key != "summary"}

@@ -14,15 +14,11 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import checkpoint, core, job, record, sharding
+from jaxcl import checkpoint, core, job, meter, record, sharding
 
 
 class Interrupted(Exception):
     """The run was told to stop; it has saved."""
-
-
-class Diverged(Exception):
-    """A metric is not finite; nothing was saved since."""
 
 
 class _Loop(NamedTuple):
@@ -36,8 +32,7 @@ class _Loop(NamedTuple):
     resident: dict
     stop: Callable  # () -> bool
     total_steps: int
-    pending: list  # (step before, count, metrics f32[K] each), not yet fetched
-    clock: dict  # "row": time and step of the last row, "task": when it began
+    began: list  # [time], when the present task began
 
 
 def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
@@ -53,7 +48,7 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
       The results so far and of this run, see `record.empty`.
 
     Raises:
-      Interrupted: after `stop`. Diverged: a metric is not finite.
+      Interrupted: after `stop`. meter.Diverged: something is not finite.
       checkpoint.CheckpointError: a checkpoint could not be written or read.
     """
     workdir, tasks = epath.Path(workdir), work.stream.tasks
@@ -75,7 +70,7 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
         stack.enter_context(contextlib.closing(recorder))
         loop = _Loop(
             work, workdir, checkpoints, recorder, step or job.compile_step(work),
-            resident, stop, total, [], {"task": time.monotonic() - cursor["seconds"]},
+            resident, stop, total, [time.monotonic() - cursor["seconds"]],
         )  # fmt: skip
         results, phase = cursor["results"], cursor["phase"]
         if restored is not None and not work.quiet:
@@ -96,33 +91,6 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
         return results
 
 
-def single_tasks(work: job.Job, workdir, **options) -> dict[str, list]:
-    """FT_i: accuracy on task i of the method trained on task i alone.
-
-    Each task is a run of its own in `workdir`, kept, so that it resumes and is
-    not trained twice.
-
-    Returns: name of the matrix -> f64[T].
-    """
-    tasks, alone = work.stream.tasks, {}
-    for i, task in enumerate(tasks):
-        only = work._replace(
-            stream=work.stream._replace(tasks=(task._replace(index=0),)),
-            evaluators={
-                name: lambda state, _, judge=judge, i=i: judge(state, i)
-                for name, judge in work.evaluators.items()
-            },
-            pictures={},
-            evaluate_untrained=False,
-            quiet=True,
-            record={"tensorboard": False, "progress": False},
-        )
-        results = run(only, epath.Path(workdir) / f"task_{i}", **options)
-        for name, matrix in results["matrices"].items():
-            alone.setdefault(name, [None] * len(tasks))[i] = matrix[0][i]
-    return alone
-
-
 def _begin_task(loop, state, task):
     """The state at the first step of a task."""
     source = loop.job.method.source(state, task)
@@ -138,75 +106,49 @@ def _begin_task(loop, state, task):
 
 def _train_task(loop, state, task, results):
     """All steps of a task that are not done yet."""
-    work, begun = loop.job, int(state.task_start)
-    source, step = work.method.source(state, task), int(state.step)
-    loop.clock["row"] = time.monotonic(), step
+    work, begun, step = loop.job, int(state.task_start), int(state.step)
+    source = work.method.source(state, task)
+    end = begun + len(job.schedule(work, source, task.index))
+    rows = meter.Meter(work, loop.recorder, task.index, step)
     with contextlib.closing(job.feed(work, source, task.index, step - begun)) as feed:
         for count, batches, number in feed:
             with jax.transfer_guard("disallow"):
                 state, metrics = loop.step(state, loop.resident, batches, number)
-            loop.pending.append((step, count, metrics))
+            rows.add(step, count, metrics)
             step += count
-            local, last = step - begun, step - begun == int(state.task_steps)
-            # A row is fetched when later steps are under way, so that the
-            # device never waits for the host.
-            _log(loop, task, step - 2 * work.steps_per_call)
             loop.recorder.advance(step, task.index, loop.total_steps)
-            if work.eval_every and local % work.eval_every == 0 and not last:
-                _log(loop, task, step)
+            if step < end and _due(work.eval_every, step - begun):
+                rows.flush(step)
                 _evaluate(loop, state, task.index)
-            stopped = _stopped(loop, step)
-            due = work.save_every and local % work.save_every == 0 and not last
-            if stopped or due:
-                _log(loop, task, step)
+            stopped = _stopped(loop, step, count)
+            if stopped or (step < end and _due(work.save_every, step - begun)):
+                rows.flush(step)
                 _save(loop, state, results, "training")
             if stopped:
                 loop.checkpoints.wait()
                 raise Interrupted(f"stopped at step {step}, saved")
-    _log(loop, task, step)
+    rows.flush(step)
     return state
 
 
-def _stopped(loop, step) -> bool:
+def _due(every: int, step: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _stopped(loop, step: int, count: int) -> bool:
     """Whether to stop; all processes agree, and ask each other now and then."""
     if jax.process_count() == 1:
         return loop.stop()
-    asks = step // loop.job.log_every != (step - 1) // loop.job.log_every
-    return asks and sharding.any_process(loop.stop())
-
-
-def _log(loop, task, until: int) -> None:
-    """Fetch the metrics of the steps before `until`, check and write them.
-
-    Raises:
-      Diverged: one is not finite.
-    """
-    work = loop.job
-    while loop.pending and loop.pending[0][0] + loop.pending[0][1] <= until:
-        begin, count, metrics = loop.pending.pop(0)
-        metrics = sharding.fetch(metrics)
-        for i in range(count):
-            row = {name: values[i] for name, values in metrics.items()}
-            wrong = [name for name, value in row.items() if not np.isfinite(value)]
-            if wrong:
-                raise Diverged(
-                    f"{wrong[0]} is {row[wrong[0]]} at step {begin + i} (task "
-                    f"{task.index + 1}); lower config.optimizer.lr or look at the data"
-                )
-            done = begin + i + 1
-            if done % work.log_every == 0:
-                now, (before, at) = time.monotonic(), loop.clock["row"]
-                speed = (done - at) * work.batch_size / max(now - before, 1e-9)
-                loop.clock["row"] = now, done
-                loop.recorder.log(
-                    done, task.index, **row, time={"images_per_second": speed}
-                )
+    every = loop.job.log_every
+    return step // every > (step - count) // every and sharding.any_process(loop.stop())
 
 
 def _save(loop, state, results, phase) -> None:
     """Save the state, after which phase it is, and what was recorded so far."""
-    number = int(state.step) + 2 * _finished(results) + (phase == "trained")
-    spent = time.monotonic() - loop.clock["task"]
+    step = int(state.step)
+    meter.check_parameters(state.params, step)
+    number = step + 2 * _finished(results) + (phase == "trained")
+    spent = time.monotonic() - loop.began[0]
     cursor = {"phase": phase, "seconds": spent, "results": results}
     cursor["offset"] = loop.recorder.offset()
     loop.checkpoints.save(number, state, cursor)
@@ -217,15 +159,11 @@ def _evaluate(loop, state, task: int) -> core.Result:
     rows, scalars, spent = {}, {}, {}
     state = loop.job.method.eval_state(state)
     for name, evaluate in loop.job.evaluators.items():
-        start = time.monotonic()
         result = evaluate(state, task)
         rows |= {f"{name}/{key}": row for key, row in result.rows.items()}
         for key, value in result.scalars.items():
-            if key.startswith("seconds"):
-                spent[f"{name}/{key}"] = value
-            else:
-                scalars[f"{name}/{key}"] = value
-        spent[name] = time.monotonic() - start
+            # What the clock says must not make two equal runs differ.
+            (spent if key == "seconds" else scalars)[f"{name}/{key}"] = value
     loop.recorder.log(
         int(state.step), task, eval={**rows, **scalars}, time={"evaluation": spent}
     )
@@ -236,9 +174,9 @@ def _judge(loop, state, task, results) -> dict:
     """The results with those of the finished task, shown as a table."""
     work = loop.job
     rows, scalars = _evaluate(loop, state, task.index)
-    now, began = time.monotonic(), loop.clock["task"]
-    loop.clock["task"] = now
-    results = record.add(results, task.index, rows, scalars, now - began)
+    seconds = time.monotonic() - loop.began[0]
+    loop.began[0] = time.monotonic()
+    results = record.add(results, task.index, rows, scalars, seconds)
     if jax.process_index() == 0:
         record.write_results(loop.workdir, results)
     for name in rows:

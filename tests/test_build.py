@@ -12,7 +12,7 @@ import pytest
 import toy
 from PIL import Image
 
-from jaxcl import build, job, record, train
+from jaxcl import build, job, meter, record, train
 
 CONFIGS = sorted(pathlib.Path(__file__).parents[1].joinpath("configs").glob("*.py"))
 
@@ -126,7 +126,7 @@ def test_options_default_to_the_signature_alone():
 
 def test_divergence_stops_names_the_step_and_keeps_the_last_good_one(tmp_path):
     changes = {"optimizer.lr": 1e30, "save_every": 1, "batch_size": 48}
-    with pytest.raises(train.Diverged, match=r"at step \d+"):
+    with pytest.raises(meter.Diverged, match=r"at step \d+"):
         train.run(toy.job(tmp_path, tasks=1, **changes), tmp_path)
     saved = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
     assert saved  # the steps before it went wrong

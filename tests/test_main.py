@@ -98,7 +98,7 @@ def test_leaves_a_run_directory_and_ends_again_at_once(whole):
     results = json.loads((workdir / "results.json").read_text())
     assert set(results["summary"]) == set(results["matrices"])
     again, _ = finish(start(workdir))
-    assert "resumed at step 40" in again
+    assert f"resumed at step {STEPS}" in again
 
 
 def test_killed_and_continued_is_the_same_bit_for_bit(whole, tmp_path):
@@ -189,7 +189,10 @@ def test_two_processes_train_save_resume_and_one_goes_on(whole, tmp_path):
     for ours, theirs in zip(
         *map(jax.tree.leaves, (state.params, one.params)), strict=True
     ):
-        np.testing.assert_allclose(ours, theirs, rtol=0.02, atol=2e-3)
+        # 58 steps apart from 1 device: rounding has grown
+        np.testing.assert_allclose(ours, theirs, rtol=0.05, atol=1e-2)
+    ours, theirs = ([r["loss"] for r in x if "loss" in r] for x in (rows, want))
+    np.testing.assert_allclose(ours, theirs, rtol=0.01)
 
 
 @pytest.mark.parametrize(

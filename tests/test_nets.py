@@ -1,0 +1,568 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcl.nets import heads, mlp, norm, resnet
+
+EPS = 1e-5
+
+
+def variables(net, *args, seed=0, **kwargs):
+    return jax.jit(lambda key: net.init(key, *args, **kwargs))(jax.random.key(seed))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def train_apply(net, tree, x, groups=1):
+    out, updated = net.apply(tree, x, train=True, groups=groups, mutable="batch_stats")
+    return out, updated.get("batch_stats", {})
+
+
+def randomised(tree, seed=0):
+    """Parameters and statistics away from 0 and 1, so that each one matters."""
+    rng = np.random.default_rng(seed)
+
+    def shake(path, leaf):
+        noise = rng.normal(size=leaf.shape).astype(np.float32)
+        name = path[-1].key
+        if name == "kernel":
+            return leaf
+        return 0.8 + 0.3 * np.abs(noise) if name in ("scale", "var") else 0.3 * noise
+
+    return jax.tree_util.tree_map_with_path(shake, tree)
+
+
+# --- the same in float64, written from the definitions ------------------------
+
+
+def np_batch_norm(x, p, stats, *, train, momentum=0.9, unbiased=True):
+    """One PyTorch forward pass: output and the statistics after it."""
+    x = np.asarray(x, np.float64)
+    rows = x.reshape(-1, x.shape[-1])
+    mean, var = np.asarray(stats["mean"]), np.asarray(stats["var"])
+    if train:
+        mean, var = rows.mean(0), rows.var(0)
+        kept = rows.var(0, ddof=1) if unbiased else var
+        stats = {
+            "mean": momentum * np.asarray(stats["mean"]) + (1 - momentum) * mean,
+            "var": momentum * np.asarray(stats["var"]) + (1 - momentum) * kept,
+        }
+    return (x - mean) / np.sqrt(var + EPS) * p["scale"] + p["bias"], stats
+
+
+def np_sequential(x, p, stats, views):
+    """Views 0, 1, ... one forward pass after the other, rows put back."""
+    y = np.zeros(x.shape)
+    for v in range(views):
+        y[v::views], stats = np_batch_norm(x[v::views], p, stats, train=True)
+    return y, stats
+
+
+def np_windows(x, kernel, stride, pad, fill):
+    """Yield ((i, j), window); pad = (before, after), the same for both axes."""
+    x = np.pad(x, ((0, 0), pad, pad, (0, 0)), constant_values=fill)
+    size = (x.shape[1] - kernel) // stride + 1
+    for i in range(size):
+        for j in range(size):
+            a, b = i * stride, j * stride
+            yield (i, j), x[:, a : a + kernel, b : b + kernel]
+
+
+def np_conv(x, w, stride, pad):
+    w = np.asarray(w, np.float64)
+    cells = dict(np_windows(np.asarray(x, np.float64), len(w), stride, pad, 0.0))
+    size = max(cells)[0] + 1
+    y = np.zeros((len(x), size, size, w.shape[-1]))
+    for (i, j), window in cells.items():
+        y[:, i, j] = np.einsum("bhwc,hwco->bo", window, w)
+    return y
+
+
+def np_max_pool(x, pad):
+    cells = dict(np_windows(x, 3, 2, pad, -np.inf))
+    size = max(cells)[0] + 1
+    y = np.zeros((len(x), size, size, x.shape[-1]))
+    for (i, j), window in cells.items():
+        y[:, i, j] = window.max((1, 2))
+    return y
+
+
+def np_resnet(net, tree, images):
+    """Forward pass in train mode with PyTorch's padding, and the new statistics."""
+    params, stats = tree["params"], tree["batch_stats"]
+    new = {}
+
+    def conv_bn(x, p, s, conv, bn, stride, pad, out):
+        y = np_conv(x, p[conv]["kernel"], stride, (pad, pad))
+        y, out[bn] = np_batch_norm(y, p[bn], s[bn], train=True)
+        return y
+
+    imagenet = net.stem == "imagenet"
+    stride, pad = (2, 3) if imagenet else (1, net.stem_padding)
+    x = conv_bn(images, params, stats, "conv1", "bn1", stride, pad, new)
+    x = np.maximum(x, 0)
+    if imagenet:
+        x = np_max_pool(x, (1, 1))
+    # Which convolution of the block carries the stride, and their paddings.
+    strided, pads = (1, (1, 1)) if net.block == "basic" else (2, (0, 1, 0))
+    for stage, size in enumerate(net.stage_sizes):
+        for i in range(size):
+            name = f"layer{stage + 1}_{i}"
+            p, s, out = params[name], stats[name], new.setdefault(name, {})
+            stride = 2 if stage and not i else 1
+            y = x
+            for k, pad in enumerate(pads, start=1):
+                step = stride if k == strided else 1
+                y = conv_bn(y, p, s, f"conv{k}", f"bn{k}", step, pad, out)
+                y = np.maximum(y, 0) if k < len(pads) else y
+            if "downsample_conv" in p:
+                names = ("downsample_conv", "downsample_bn")
+                x = conv_bn(x, p, s, *names, stride, 0, out)
+            x = np.maximum(x + y, 0)
+    return x.mean((1, 2)), new
+
+
+def assert_trees_close(got, want, **tolerance):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), got, want)
+
+
+# --- batch norm ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("shape", [(6, 3), (6, 4, 2, 3)])
+def test_batch_norm_equals_pytorch_passes_one_after_the_other(shape, groups, dtype):
+    rng = np.random.default_rng(0)
+    # The views differ in mean and spread, so mixing them up shows.
+    x = rng.normal(size=shape) * np.array([1.0, 3.0, 0.5])
+    x[1::2] = 2.0 * x[1::2] + 5.0
+    x = jnp.asarray(x, dtype)
+    net = norm.BatchNorm(dtype=dtype)
+    tree = randomised(net.init(jax.random.key(0), x, train=True))
+    y, stats = train_apply(net, tree, x, groups)
+    want, want_stats = np_sequential(x, tree["params"], tree["batch_stats"], groups)
+    assert y.dtype == dtype and y.shape == shape
+    tolerance = 1e-5 if dtype == jnp.float32 else 2e-2
+    np.testing.assert_allclose(y.astype("f4"), want, rtol=tolerance, atol=tolerance)
+    # bf16 inputs are exact in float64: statistics are f32-accurate all the same.
+    assert_trees_close(stats, want_stats, rtol=1e-5, atol=1e-6)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(stats))
+
+    y = net.apply(tree, x, train=False, groups=groups)
+    want, _ = np_batch_norm(x, tree["params"], tree["batch_stats"], train=False)
+    np.testing.assert_allclose(y.astype("f4"), want, rtol=tolerance, atol=tolerance)
+
+
+def test_batch_norm_options():
+    x = np.random.default_rng(1).normal(size=(4, 3)).astype("f4")
+    net = norm.BatchNorm(momentum=0.7, unbiased=False, use_scale=False, use_bias=False)
+    tree = net.init(jax.random.key(0), x, train=True)
+    assert set(tree) == {"batch_stats"}
+    assert_trees_close(
+        tree["batch_stats"], {"mean": np.zeros(3), "var": np.ones(3)}, atol=0
+    )
+    y, stats = train_apply(net, tree, x)
+    identity = {"scale": 1.0, "bias": 0.0}
+    want, want_stats = np_batch_norm(
+        x, identity, tree["batch_stats"], train=True, momentum=0.7, unbiased=False
+    )
+    np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-6)
+    assert_trees_close(stats, want_stats, rtol=1e-5, atol=1e-6)
+
+
+def test_batch_norm_survives_a_large_mean():
+    x = (np.random.default_rng(2).normal(size=(64, 2)) + 3000.0).astype("f4")
+    net = norm.BatchNorm()
+    tree = net.init(jax.random.key(0), x, train=True)
+    y, stats = train_apply(net, tree, x)
+    want, want_stats = np_batch_norm(x, tree["params"], tree["batch_stats"], train=True)
+    np.testing.assert_allclose(y, want, atol=2e-3)
+    assert_trees_close(stats, want_stats, rtol=1e-4)
+
+
+def test_batch_norm_gradient_equals_finite_differences():
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(6, 2, 1, 3)) + 1.0
+    weight = rng.normal(size=x.shape)
+    net = norm.BatchNorm()
+    tree = randomised(net.init(jax.random.key(0), jnp.asarray(x, "f4"), train=True))
+    stats = tree["batch_stats"]
+    params = {k: np.asarray(v, np.float64) for k, v in tree["params"].items()}
+
+    def loss(x, params):
+        tree = {"params": params, "batch_stats": stats}
+        return jnp.sum(weight.astype("f4") * train_apply(net, tree, x, 2)[0])
+
+    def twin(x, params):
+        return np.sum(weight * np_sequential(x, params, stats, 2)[0])
+
+    gradient = jax.grad(loss, argnums=(0, 1))(jnp.asarray(x, "f4"), tree["params"])
+    leaves, structure = jax.tree.flatten((x, params))
+    for leaf, got in zip(leaves, jax.tree.leaves(gradient), strict=True):
+        want = np.zeros(leaf.shape)
+        for at in np.ndindex(leaf.shape):
+            kept, ends = leaf[at], []
+            for h in (1e-5, -1e-5):
+                leaf[at] = kept + h
+                ends.append(twin(*jax.tree.unflatten(structure, leaves)))
+            leaf[at] = kept
+            want[at] = (ends[0] - ends[1]) / 2e-5
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("groups", [0, 4])
+def test_batch_norm_refuses_groups_that_do_not_fit(groups):
+    x = jnp.zeros((6, 3))
+    net = norm.BatchNorm()
+    tree = net.init(jax.random.key(0), x, train=True)
+    with pytest.raises(ValueError, match=f"groups={groups}.*6 rows"):
+        train_apply(net, tree, x, groups)
+
+
+def test_batch_norm_refuses_a_single_value():
+    net = norm.BatchNorm()
+    tree = net.init(jax.random.key(0), jnp.zeros((2, 3)), train=True)
+    with pytest.raises(ValueError, match="at least 2 values"):
+        train_apply(net, tree, jnp.zeros((2, 3)), groups=2)
+
+
+def test_statistics_are_of_the_whole_batch_on_two_devices():
+    axes = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=axes, devices=jax.devices()[:2])
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    x = np.random.default_rng(4).normal(size=(8, 4, 4, 1)).astype("f4")
+    x[:4] += 3.0  # device 0's rows differ: local statistics would show
+    net = resnet.ConvNet(width=2)
+    tree = variables(net, x)
+    split = jax.device_put(x, rows)
+    assert len(split.addressable_shards) == 2
+    tolerance = dict(rtol=1e-5, atol=1e-5)
+    whole = train_apply(net, tree, x, 2)
+    assert_trees_close(train_apply(net, tree, split, 2), whole, **tolerance)
+
+
+# --- convolutions and pooling -------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", [3, 7])
+def test_strided_convolution_pads_as_asked(kernel):
+    x = np.random.default_rng(5).normal(size=(2, 8, 8, 2)).astype("f4")
+    outputs = {}
+    # SAME needs kernel - stride pixels in all, the odd one at the end.
+    pads = {"torch": (kernel // 2,) * 2, "same": (kernel // 2 - 1, kernel // 2)}
+    for padding, pad in pads.items():
+        spec = resnet._padding(kernel, padding)
+        net = resnet._conv(3, kernel, 2, spec, jnp.float32, None)
+        tree = net.init(jax.random.key(0), x)
+        y = net.apply(tree, x)
+        want = np_conv(x, tree["params"]["kernel"], 2, pad)
+        np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-5)
+        outputs[padding] = y
+    assert outputs["torch"].shape == outputs["same"].shape == (2, 4, 4, 3)
+    assert np.abs(outputs["torch"] - outputs["same"]).max() > 0.1
+
+
+@pytest.mark.parametrize("padding,pad", [("torch", (3, 3)), ("same", (2, 3))])
+def test_imagenet_stem(padding, pad):
+    """7x7 / 2, batch norm, ReLU, 3x3 / 2 max pool, on a 16x16 image."""
+    x = np.random.default_rng(6).normal(size=(2, 16, 16, 3)).astype("f4")
+    net = resnet.ResNet((), width=4, stem="imagenet", padding=padding)
+    tree = variables(net, x)
+    # No stages: the output is the stem's map, averaged.
+    got, _ = train_apply(net, tree, x)
+    p, s = tree["params"], tree["batch_stats"]
+    y = np_conv(x, p["conv1"]["kernel"], 2, pad)
+    y = np.maximum(np_batch_norm(y, p["bn1"], s["bn1"], train=True)[0], 0)
+    want = {k: np_max_pool(y, w) for k, w in (("torch", (1, 1)), ("same", (0, 1)))}
+    np.testing.assert_allclose(got, want[padding].mean((1, 2)), rtol=1e-4, atol=1e-5)
+    assert np.abs(want["torch"] - want["same"]).max() > 0.1
+
+
+def test_kernels_are_kaiming_normal_over_fan_out():
+    net = resnet._conv(64, 3, 1, "SAME", jnp.float32, None)
+    kernel = net.init(jax.random.key(0), jnp.zeros((1, 4, 4, 16)))["params"]["kernel"]
+    want = np.sqrt(2 / (3 * 3 * 64))  # 9,216 draws: std is known to 0.7 %
+    assert abs(np.std(kernel) / want - 1) < 0.03
+    assert np.abs(kernel).max() > 3 * want  # not truncated at two deviations
+
+
+# --- whole networks -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "depth,count,features",
+    [(18, 11_176_512, 512), (34, 21_284_672, 512), (50, 23_508_032, 2048)],
+)
+def test_as_many_parameters_as_torchvision(depth, count, features):
+    net = resnet.resnet(depth=depth, stem="imagenet")
+    images = jnp.zeros((2, 64, 64, 3))
+    tree = jax.eval_shape(lambda key: net.init(key, images), jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(tree["params"])) == count
+    out = jax.eval_shape(net.apply, tree, images)
+    assert out.shape == (2, features) and out.dtype == jnp.float32
+    assert net.num_features == features
+
+
+@pytest.mark.parametrize("stem_padding,size", [(1, 32), (2, 34)])
+def test_cifar_stem_padding(stem_padding, size):
+    net = resnet.resnet(depth=10, width=2, stem_padding=stem_padding)
+
+    def maps(key):
+        out = net.init_with_output(
+            key, jnp.zeros((1, 32, 32, 1)), capture_intermediates=True
+        )
+        return out[1]["intermediates"]
+
+    shapes = jax.eval_shape(maps, jax.random.key(0))
+    assert shapes["conv1"]["__call__"][0].shape == (1, size, size, 2)
+    last = size // 8 + bool(size % 8)
+    assert shapes["layer4_0"]["__call__"][0].shape == (1, last, last, 16)
+
+
+NETS = {
+    "basic": resnet.ResNet((1, 2), width=2),
+    "pnr stem": resnet.ResNet((1, 1), width=3, stem_padding=2),
+    "bottleneck": resnet.ResNet((1, 1), block="bottleneck", width=2),
+    "imagenet": resnet.ResNet((1, 1), width=2, stem="imagenet"),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_forward_equals_numpy(name):
+    net = NETS[name]
+    side = 16 if net.stem == "imagenet" else 8
+    images = np.random.default_rng(7).normal(size=(3, side, side, 3)).astype("f4")
+    tree = randomised(variables(net, images))
+    got, stats = train_apply(net, tree, images)
+    want, want_stats = np_resnet(net, tree, images)
+    assert got.shape == (3, net.num_features)
+    np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
+    assert_trees_close(stats, want_stats, rtol=2e-4, atol=2e-5)
+
+
+def test_conv_net():
+    net = resnet.conv_net(width=2)
+    images = np.random.default_rng(8).normal(size=(4, 8, 8, 1)).astype("f4")
+    tree = randomised(variables(net, images))
+    got, _ = train_apply(net, tree, images)
+    x = images
+    for i, stride in ((1, 1), (2, 2), (3, 2)):
+        x = np_conv(x, tree["params"][f"conv{i}"]["kernel"], stride, (1, 1))
+        p, s = tree["params"][f"bn{i}"], tree["batch_stats"][f"bn{i}"]
+        x = np.maximum(np_batch_norm(x, p, s, train=True)[0], 0)
+    assert got.shape == (4, net.num_features) == (4, 8)
+    np.testing.assert_allclose(got, x.mean((1, 2)), rtol=1e-4, atol=1e-5)
+
+
+def test_zero_init_residual_makes_blocks_their_shortcut():
+    images = np.random.default_rng(9).normal(size=(2, 8, 8, 3)).astype("f4")
+    blocks = resnet.ResNet((2,), width=2, zero_init_residual=True)
+    tree = variables(blocks, images)
+    stem = {k: {n: v[n] for n in v if n in ("conv1", "bn1")} for k, v in tree.items()}
+    got, _ = train_apply(blocks, tree, images)
+    want, _ = train_apply(resnet.ResNet((), width=2), stem, images)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_groups_reach_every_layer():
+    net = resnet.ResNet((1, 1), width=2)
+    images = np.random.default_rng(10).normal(size=(6, 8, 8, 3)).astype("f4")
+    images[1::2] = 3 * images[1::2] + 1
+    tree = variables(net, images)
+    got, stats = train_apply(net, tree, images, groups=2)
+    first, between = train_apply(net, tree, images[0::2])
+    then = {"params": tree["params"], "batch_stats": between}
+    second, want_stats = train_apply(net, then, images[1::2])
+    np.testing.assert_allclose(got[0::2], first, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got[1::2], second, rtol=1e-4, atol=1e-5)
+    assert_trees_close(stats, want_stats, rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
+    images = np.random.default_rng(11).normal(size=(4, 8, 8, 3)).astype("f4")
+    full = resnet.ResNet((1, 1), width=4)
+    half = resnet.ResNet((1, 1), width=4, dtype=jnp.bfloat16)
+    tree = variables(half, images)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(tree))
+    out, stats = train_apply(half, tree, images)
+    want, _ = train_apply(full, tree, images)
+    leaves = jax.tree.leaves((out, stats))
+    assert all(leaf.dtype == jnp.float32 for leaf in leaves)
+    error = np.abs(out - want).max()
+    assert 1e-5 < error < 0.1  # rounded to 8 bits on the way, and no worse
+
+
+def test_initialisation_is_a_function_of_the_key():
+    images = jnp.zeros((2, 8, 8, 1))
+    net = resnet.conv_net(width=2)
+    one, again, other = (variables(net, images, seed=s) for s in (1, 1, 2))
+    assert_trees_close(one, again, rtol=0, atol=0)
+    assert np.any(
+        one["params"]["conv1"]["kernel"] != other["params"]["conv1"]["kernel"]
+    )
+    assert_trees_close(one["batch_stats"], other["batch_stats"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"depth": 20}, r"depth=20: allowed are \[10, 18, 34, 50\]"),
+        ({"stem": "cifar10"}, "stem='cifar10': allowed are"),
+        ({"padding": "SAME"}, "padding='SAME': allowed are"),
+        ({"stem": "imagenet", "stem_padding": 2}, "stem_padding.*=2"),
+    ],
+)
+def test_unknown_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        resnet.resnet(**options)
+
+
+def test_unknown_block():
+    with pytest.raises(ValueError, match="block='wide': allowed are"):
+        resnet.ResNet((1,), block="wide")
+
+
+@pytest.mark.parametrize("net", [resnet.conv_net(), resnet.resnet(depth=10)])
+def test_images_need_a_channel_axis(net):
+    with pytest.raises(ValueError, match=r"images.shape=\(2, 8, 8\)"):
+        net.init(jax.random.key(0), jnp.zeros((2, 8, 8)))
+
+
+# --- heads --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_mlp_equals_numpy(batch_norm):
+    net = mlp.MLP((5, 4, 3), batch_norm=batch_norm)
+    x = np.random.default_rng(12).normal(size=(6, 7)).astype("f4")
+    x[1::2] += 2.0
+    tree = randomised(net.init(jax.random.key(0), x))
+    params = tree["params"]
+    got, _ = train_apply(net, tree, x, groups=2)
+    y = x.astype(np.float64)
+    for i in (1, 2, 3):
+        y = y @ params[f"linear{i}"]["kernel"] + params[f"linear{i}"]["bias"]
+        if i < 3:
+            if batch_norm:
+                s = tree["batch_stats"][f"bn{i}"]
+                y, _ = np_sequential(y, params[f"bn{i}"], s, 2)
+            y = np.maximum(y, 0)
+    np.testing.assert_allclose(got, y, rtol=1e-4, atol=1e-5)
+    assert ("batch_stats" in tree) == batch_norm
+
+
+def test_mlp_starts_as_pytorch_linear():
+    net = mlp.MLP((400, 400), dtype=jnp.bfloat16)
+    x = jnp.zeros((1, 25))
+    tree = net.init(jax.random.key(0), x)
+    for name, fan_in in (("linear1", 25), ("linear2", 400)):
+        for leaf in tree["params"][name].values():
+            assert leaf.dtype == jnp.float32
+            # Uniform in +-1/sqrt(fan_in): the extremes and the spread.
+            scaled = np.asarray(leaf) * np.sqrt(fan_in)
+            assert 0.97 < np.abs(scaled).max() <= 1.0
+            assert abs(scaled.std() * np.sqrt(3) - 1) < 0.12
+    assert net.apply(tree, x).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("features", [(), (4, 0)])
+def test_mlp_refuses_no_layer(features):
+    with pytest.raises(ValueError, match="features="):
+        mlp.MLP(features)
+
+
+@pytest.mark.parametrize(
+    "base,layers",
+    [
+        ("simclr", [(512, 2048), (2048, 128)]),
+        ("supcon", [(512, 2048), (2048, 128)]),
+        ("mocov2plus", [(512, 2048), (2048, 128)]),
+        ("byol", [(512, 4096), "bn", (4096, 256)]),
+        ("barlow_twins", [(512, 2048), "bn", (2048, 2048), "bn", (2048, 2048)]),
+        ("vicreg", [(512, 2048), "bn", (2048, 2048), "bn", (2048, 2048)]),
+    ],
+)
+def test_projector_layers(base, layers):
+    assert shapes_of(heads.projector(base)) == layers
+    small = heads.projector(base, hidden_dim=5, output_dim=3, dtype=jnp.bfloat16)
+    assert small.features == (5,) * (len(small.features) - 1) + (3,)
+    assert small.dtype == jnp.bfloat16
+
+
+def test_predictor_layers():
+    layers = [(512, 2048), "bn", (2048, 128)]
+    assert shapes_of(heads.predictor(output_dim=128)) == layers
+
+
+def shapes_of(net):
+    """Layers of a head on 512 features, in order."""
+    tree = jax.eval_shape(
+        lambda key: net.init(key, jnp.zeros((2, 512))), jax.random.key(0)
+    )["params"]
+    layers = []
+    for i in range(1, len(net.features) + 1):
+        layers.append(tree[f"linear{i}"]["kernel"].shape)
+        assert tree[f"linear{i}"]["bias"].shape == layers[-1][1:]
+        layers += ["bn"] if f"bn{i}" in tree else []
+    return layers
+
+
+def test_unknown_base_names_the_nearest():
+    with pytest.raises(ValueError, match="base='barlow': nearest is 'barlow_twins'"):
+        heads.projector("barlow")
+
+
+# --- PyTorch, where it is installed -------------------------------------------
+
+
+def torch_resnet(torch, net, tree, images):
+    """The same network from torch's own functions: features and statistics."""
+    functional = torch.nn.functional
+    stats = jax.tree.map(lambda s: torch.tensor(np.array(s)), tree["batch_stats"])
+
+    def conv_bn(x, p, s, conv, bn, stride, pad):
+        kernel = torch.tensor(np.array(p[conv]["kernel"]).transpose(3, 2, 0, 1))
+        x = functional.conv2d(x, kernel, stride=stride, padding=pad)
+        scale, bias = (torch.tensor(np.array(p[bn][k])) for k in ("scale", "bias"))
+        return functional.batch_norm(
+            x, s[bn]["mean"], s[bn]["var"], scale, bias, training=True, momentum=0.1
+        )
+
+    x = torch.tensor(images.transpose(0, 3, 1, 2))
+    imagenet = net.stem == "imagenet"
+    stride, pad = (2, 3) if imagenet else (1, net.stem_padding)
+    x = conv_bn(x, tree["params"], stats, "conv1", "bn1", stride, pad).relu()
+    if imagenet:
+        x = functional.max_pool2d(x, 3, stride=2, padding=1)
+    strided, pads = (1, (1, 1)) if net.block == "basic" else (2, (0, 1, 0))
+    for name in sorted(k for k in tree["params"] if k.startswith("layer")):
+        p, s = tree["params"][name], stats[name]
+        stride = 2 if name.endswith("_0") and not name.startswith("layer1") else 1
+        y = x
+        for k, pad in enumerate(pads, start=1):
+            step = stride if k == strided else 1
+            y = conv_bn(y, p, s, f"conv{k}", f"bn{k}", step, pad)
+            y = y.relu() if k < len(pads) else y
+        if "downsample_conv" in p:
+            x = conv_bn(x, p, s, "downsample_conv", "downsample_bn", stride, 0)
+        x = (x + y).relu()
+    return x.mean((2, 3)).numpy(), jax.tree.map(lambda s: s.numpy(), stats)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_forward_equals_pytorch(name):
+    torch = pytest.importorskip("torch")
+    net = NETS[name]
+    images = np.random.default_rng(13).normal(size=(4, 16, 16, 3)).astype("f4")
+    tree = randomised(variables(net, images))
+    got, stats = train_apply(net, tree, images, groups=2)
+    first, between = torch_resnet(torch, net, tree, images[0::2])
+    then = {"params": tree["params"], "batch_stats": between}
+    second, want_stats = torch_resnet(torch, net, then, images[1::2])
+    np.testing.assert_allclose(got[0::2], first, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(got[1::2], second, rtol=2e-4, atol=2e-5)
+    assert_trees_close(stats, want_stats, rtol=2e-4, atol=2e-5)

@@ -1,0 +1,642 @@
+"""What a run leaves behind: rows, events, progress, results, pictures."""
+
+import io
+import json
+import os
+import re
+import struct
+import types
+
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboardX.proto import event_pb2
+
+from jaxcl import plots, record
+
+QUIET = {"tensorboard": False, "progress": False}
+AWKWARD = np.array(
+    [0.1, 1 / 3, -0.0, 1e-45, 1.1754944e-38, 3.4028235e38, 16777216.0, 1.0000001],
+    np.float32,
+)  # fmt: skip
+
+
+def strict(text):
+    """JSON as the standard has it: no NaN, no Infinity."""
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def log_steps(recorder, first, last):
+    for step in range(first, last + 1):
+        loss = np.float32(1 / step)
+        recorder.log(step, step // 5, loss=loss, time={"images_per_second": 100.0})
+
+
+# Rows
+
+
+def test_a_resumed_run_has_each_row_once(tmp_path):
+    first = record.Recorder(tmp_path, **QUIET)
+    log_steps(first, 1, 4)
+    offset = first.offset()
+    log_steps(first, 5, 7)
+    assert offset < os.path.getsize(tmp_path / "metrics.jsonl")  # all are visible
+    assert [r["step"] for r in record.read_rows(tmp_path)] == [*range(1, 8)]
+    second = record.Recorder(tmp_path, offset=offset, **QUIET)
+    assert second.offset() == offset == os.path.getsize(tmp_path / "metrics.jsonl")
+    log_steps(second, 5, 6)
+    assert second.offset() == os.path.getsize(tmp_path / "metrics.jsonl") > offset
+    second.close()
+    assert [r["step"] for r in record.read_rows(tmp_path)] == [*range(1, 7)]
+    record.Recorder(tmp_path, **QUIET).close()
+    assert record.read_rows(tmp_path) == []
+
+
+def test_offset_is_on_disk_before_it_is_returned(tmp_path, monkeypatch):
+    recorder = record.Recorder(tmp_path, **QUIET)
+    log_steps(recorder, 1, 3)
+    sizes, fsync = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda file: sizes.append(os.fstat(file).st_size) or fsync(file)
+    )
+    assert [recorder.offset()] == sizes
+
+
+def test_a_row_that_a_crash_cut_off_is_passed_over(tmp_path):
+    recorder = record.Recorder(tmp_path, **QUIET)
+    log_steps(recorder, 1, 3)
+    offset = recorder.offset()
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b'{"step": 4, "ta')
+    assert [r["step"] for r in record.read_rows(tmp_path)] == [1, 2, 3]
+    recorder = record.Recorder(tmp_path, offset=offset, **QUIET)
+    log_steps(recorder, 4, 4)
+    assert [r["step"] for r in record.read_rows(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_an_offset_that_does_not_fit_raises_and_cuts_nothing(tmp_path):
+    recorder = record.Recorder(tmp_path, **QUIET)
+    log_steps(recorder, 1, 3)
+    size = recorder.offset()
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    for offset, words in (
+        (size + 1, f"offset={size + 1}: .* it has {size}"),
+        (size - 1, f"offset={size - 1}: .* a row lies across"),
+        (-1, "offset=-1: must be >= 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            record.Recorder(tmp_path, offset=offset, **QUIET)
+    with pytest.raises(ValueError, match="offset=5: .* it has 0"):
+        record.Recorder(tmp_path / "lost", offset=5, **QUIET)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("convert", [np.asarray, jnp.asarray, list])
+def test_float32_comes_back_bit_for_bit(tmp_path, convert):
+    recorder = record.Recorder(tmp_path, **QUIET)
+    recorder.log(1, 0, loss=AWKWARD[0], eval={"knn": convert(AWKWARD)})
+    recorder.close()
+    (row,) = record.read_rows(tmp_path)
+    back = np.array(row["eval"]["knn"], np.float32)
+    np.testing.assert_array_equal(back.view(np.uint32), AWKWARD.view(np.uint32))
+    assert np.float32(row["loss"]) == AWKWARD[0]
+
+
+def test_rows_are_json_and_types_stay(tmp_path):
+    recorder = record.Recorder(tmp_path, **QUIET)
+    odd = np.array([[np.nan, np.inf], [-np.inf, 0.5]], np.float32)
+    recorder.log(
+        np.int64(7), 1, loss=np.float32(np.nan), bound=float("-inf"), eval={"x": odd},
+        half=jnp.bfloat16(1.5), count=np.int32(3), on=np.True_, pair=(1, None), word="\u00e9"
+    )  # fmt: skip
+    recorder.close()
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    row = strict(line)
+    assert list(row.pop("time")) == ["unix"]
+    assert row == {
+        "step": 7, "task": 1, "loss": None, "bound": None, "half": 1.5, "count": 3,
+        "eval": {"x": [[None, None], [None, 0.5]]}, "on": True, "pair": [1, None],
+        "word": "\u00e9",
+    }  # fmt: skip
+    assert type(row["count"]) is int and row["on"] is True
+
+
+def test_only_time_depends_on_the_clock(tmp_path, monkeypatch):
+    rows = []
+    for now in (10.0, 9e8):
+        clock = types.SimpleNamespace(time=lambda now=now: now)
+        monkeypatch.setattr(record, "time", clock)
+        recorder = record.Recorder(tmp_path, **QUIET)
+        recorder.log(1, 0, loss=0.5, time={"images_per_second": now})
+        rows.append(record.read_rows(tmp_path)[0])
+    assert [r.pop("time")["unix"] for r in rows] == [10.0, 9e8]
+    assert rows[0] == rows[1]
+
+
+class Bucket:
+    """A store of whole objects, as far as the recorder uses one."""
+
+    def __init__(self, path, objects):
+        self.path, self.objects = path, objects
+
+    def __fspath__(self):
+        return self.path
+
+    def __truediv__(self, name):
+        return Bucket(f"{self.path}/{name}", self.objects)
+
+    def mkdir(self, **_):
+        pass
+
+    def exists(self):
+        return self.path in self.objects
+
+    def read_bytes(self):
+        return self.objects[self.path]
+
+    def write_bytes(self, data):
+        self.objects[self.path] = data
+
+    def read_text(self):
+        return self.objects[self.path].decode()
+
+    def write_text(self, text):
+        self.objects[self.path] = text.encode()
+
+
+def test_a_bucket_holds_the_rows_from_offset_on(monkeypatch):
+    monkeypatch.setattr(record, "epath", types.SimpleNamespace(Path=lambda path: path))
+    bucket = Bucket("gs://runs/a", {})
+    first = record.Recorder(bucket, **QUIET)
+    log_steps(first, 1, 3)
+    assert record.read_rows(bucket) == []
+    offset = first.offset()
+    assert offset == len(bucket.objects["gs://runs/a/metrics.jsonl"])
+    log_steps(first, 4, 5)
+    first.close()
+    assert [r["step"] for r in record.read_rows(bucket)] == [1, 2, 3, 4, 5]
+    second = record.Recorder(bucket, offset=offset, **QUIET)
+    assert second.offset() == offset
+    log_steps(second, 4, 4)
+    second.close()
+    assert [r["step"] for r in record.read_rows(bucket)] == [1, 2, 3, 4]
+    with pytest.raises(ValueError, match="a row lies across"):
+        record.Recorder(bucket, offset=offset - 1, **QUIET)
+    record.write_results(bucket, record.empty(2))
+    assert record.read_results(bucket) == record.empty(2)
+
+
+def test_other_processes_write_nothing(tmp_path, capfd):
+    recorder = record.Recorder(tmp_path / "run", write=False, progress=True, offset=9)
+    recorder.log(1, 0, loss=1.0)
+    recorder.advance(1, 0, 2)
+    recorder.say("hello")
+    assert recorder.offset() == 0
+    recorder.close()
+    assert not (tmp_path / "run").exists()
+    assert capfd.readouterr() == ("", "")
+
+
+# TensorBoard
+
+
+def events(workdir):
+    """All events of a run; a record is length, checksum, bytes, checksum."""
+    out = []
+    for path in (workdir / "tensorboard").iterdir():
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            out.append(event_pb2.Event.FromString(data[12 : 12 + length]))
+            data = data[16 + length :]
+    return out
+
+
+def scalars(workdir):
+    return [
+        (value.tag, event.step, value.simple_value, event.wall_time)
+        for event in events(workdir)
+        for value in event.summary.value
+    ]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, lost):
+    first = record.Recorder(tmp_path, progress=False)
+    log_steps(first, 1, 4)
+    first.log(
+        4, 0, eval={"knn": [0.5, np.nan, 0.25]}, time={"evaluation": {"knn": 2.0}}
+    )
+    offset = first.offset()
+    log_steps(first, 5, 7)
+    first.close()
+    if lost:  # a crash may also lose events from before the checkpoint
+        for path in (tmp_path / "tensorboard").iterdir():
+            path.unlink()
+    second = record.Recorder(tmp_path, offset=offset, progress=False)
+    log_steps(second, 5, 6)
+    second.close()
+    unix = [r["time"]["unix"] for r in record.read_rows(tmp_path)]
+    loss_at = [*unix[:4], *unix[5:]]
+    want = [("train/loss", s, np.float32(1 / s), loss_at[s - 1]) for s in range(1, 7)]
+    want += [("time/images_per_second", s, 100.0, loss_at[s - 1]) for s in range(1, 7)]
+    want += [("eval/knn/1", 4, 0.5, unix[4]), ("eval/knn/3", 4, 0.25, unix[4])]
+    want += [("time/evaluation/knn", 4, 2.0, unix[4])]
+    assert sorted(scalars(tmp_path)) == sorted(want)
+    starts = [
+        e.session_log.status for e in events(tmp_path) if e.HasField("session_log")
+    ]
+    assert starts == [event_pb2.SessionLog.START]  # viewers drop what they hold
+
+
+# Progress
+
+
+def progress(tmp_path, monkeypatch, seconds=2.0, **options):
+    """Ten steps, one each `seconds`; the second task begins at step 6."""
+    clock = types.SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0, now=0)
+    monkeypatch.setattr(record, "time", clock)
+    options = {"tensorboard": False, "num_tasks": 2, **options}
+    recorder = record.Recorder(tmp_path, **options)
+    for step in range(1, 11):
+        clock.now = seconds * step
+        speed = {} if step < 3 else {"images_per_second": 256.4}
+        recorder.log(step, 0, loss=np.float32(1 / step), time=speed)
+        recorder.advance(step, int(step > 5), 10)
+    recorder.say("table")
+    recorder.close()
+    recorder.close()
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(
+    tmp_path, monkeypatch, capsys
+):
+    progress(tmp_path, monkeypatch, every=5.0)
+    out, err = capsys.readouterr()
+    assert out == "table\n"
+    assert err.splitlines() == [
+        "4/10 steps  task 1/2  loss 0.25  256 images/s  0:00:12 left",
+        "7/10 steps  task 2/2  loss 0.1429  256 images/s  0:00:06 left",
+        "10/10 steps  task 2/2  loss 0.1  256 images/s  0:00:00 left",
+    ]
+
+
+def test_progress_bar_is_on_stderr(tmp_path, monkeypatch, capsys):
+    progress(tmp_path, monkeypatch, progress=True)
+    out, err = capsys.readouterr()
+    assert out.strip() == "table"
+    assert "100%|" in err
+    assert "10/10 steps  task 2/2  loss 0.1  256 images/s  0:00:00 left" in err
+
+
+@pytest.mark.parametrize("option", ["auto", False])
+def test_progress_on_a_terminal_is_a_bar_unless_off(tmp_path, monkeypatch, option):
+    screen = io.StringIO()
+    screen.isatty = lambda: True
+    monkeypatch.setattr(record.sys, "stderr", screen)
+    progress(tmp_path, monkeypatch, progress=option)
+    text = screen.getvalue()
+    assert "100%|" in text if option else text == ""
+
+
+@pytest.mark.parametrize("options", [{"progress": "yes"}, {"every": -1.0}])
+def test_wrong_options_are_named(tmp_path, options):
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}")):
+        record.Recorder(tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+# Results
+
+
+def filled(size=4, done=3, seed=0):
+    rng = np.random.default_rng(seed)
+    rows, alone = rng.random((2, done, size)), rng.random(size)
+    results = record.empty(size, finetune={"knn": alone})
+    for task in range(done):
+        both = {"knn": rows[0, task], "linear": rows[1, task]}
+        results = record.add(results, task, both, {"drift": task / 2}, 1.5 * task)
+    return results, rows, alone
+
+
+def test_summary_is_that_of_the_equations():
+    """Against loops over the definitions, with three of four tasks done."""
+    results, rows, alone = filled()
+    for name, a in zip(("knn", "linear"), rows, strict=True):
+        np.testing.assert_array_equal(record.matrix(results, name)[:3], a)
+        assert np.isnan(record.matrix(results, name)[3]).all()
+        found = record.summary(results)[name]
+        averages = [sum(a[t, : t + 1]) / (t + 1) for t in range(3)]
+        want = {
+            "average_accuracy": averages[2],
+            "average_accuracy_per_task": averages,
+            "forgetting": sum(max(a[0, j], a[1, j]) - a[2, j] for j in (0, 1)) / 2,
+            "stability": sum(max(a[:, j]) - a[2, j] for j in (0, 1)) / 2,
+        }
+        if name == "knn":
+            gain = a - alone
+            want["plasticity"] = ((gain[0, 1] + gain[0, 2]) / 2 + gain[1, 2]) / 2
+        assert found.keys() == want.keys()
+        for key, value in want.items():
+            np.testing.assert_allclose(found[key], value, rtol=1e-12)
+
+
+def test_summary_of_what_was_not_measured_is_null():
+    assert record.summary(record.empty(3)) == {}
+    one = record.add(
+        record.empty(3, finetune={"x": [1, 1, 1]}), 0, {"x": [0.5] * 3}, {}, 1
+    )
+    assert record.summary(one) == {
+        "x": {
+            "average_accuracy": 0.5, "average_accuracy_per_task": [0.5],
+            "forgetting": None, "stability": None, "plasticity": None,
+        }
+    }  # fmt: skip
+    two = record.add(one, 1, {"x": [np.nan, 0.5, 0.5]}, {}, 1)
+    assert record.summary(two)["x"]["average_accuracy_per_task"] == [0.5, None]
+
+
+def test_add_replaces_a_task_and_leaves_the_old_results_alone():
+    results, rows, _ = filled()
+    before = json.dumps(results)
+    changed = record.add(
+        results, 1, {"linear": np.arange(4) / 4, "new": [0] * 4}, {}, 9
+    )
+    assert json.dumps(results) == before
+    np.testing.assert_array_equal(
+        record.matrix(changed, "linear")[:3], [rows[1, 0], np.arange(4) / 4, rows[1, 2]]
+    )
+    assert changed["matrices"]["knn"][1] == [None] * 4
+    assert changed["matrices"]["new"] == [[None] * 4, [0] * 4, *[[None] * 4] * 2]
+    assert changed["scalars"] == [{"drift": 0.0}, {}, {"drift": 1.0}, None]
+    assert changed["seconds"] == [0.0, 9, 3.0, None]
+
+
+def test_wrong_results_are_named():
+    results = record.empty(3)
+    for task in (-1, 3):
+        with pytest.raises(ValueError, match=rf"task={task}: must be in \[0, 3\)"):
+            record.add(results, task, {}, {}, 0)
+    with pytest.raises(ValueError, match=r"rows\['x'\] has 2 entries: must be 3"):
+        record.add(results, 0, {"x": [1, 2]}, {}, 0)
+    with pytest.raises(ValueError, match="task_names has 1 entries: must be 3"):
+        record.empty(3, task_names=["a"])
+    with pytest.raises(ValueError, match=r"finetune\['x'\] has 1 entries: must be 3"):
+        record.empty(3, finetune={"x": [1]})
+
+
+def test_results_and_added_keys_survive_the_file(tmp_path):
+    results = record.empty(3, task_names=["a", "b", "c"])
+    results["untrained"] = {"x": np.array([0.5, np.nan, 0.25], np.float32)}
+    results["finetune"] = {"x": [0.5, 0.5, 0.5]}
+    results = record.add(results, 0, {"x": [0.75, 0.25, 0.5]}, {"nan": np.nan}, 2)
+    results = record.add(results, 1, {"x": [0.5, 0.75, 0.5]}, {}, 2)
+    record.write_results(tmp_path, results)
+    back = record.read_results(tmp_path)
+    assert back == record.plain(results)
+    assert back["untrained"] == {"x": [0.5, None, 0.25]}
+    assert record.add(back, 2, {}, {}, 1)["untrained"] == back["untrained"]
+    whole = strict((tmp_path / "results.json").read_text())
+    assert whole.pop("summary") == record.summary(results) and whole == back
+    assert record.summary(results)["x"]["plasticity"] == -0.25
+
+
+def test_a_crash_in_write_results_leaves_the_old(tmp_path, monkeypatch):
+    record.write_results(tmp_path, record.empty(2))
+    old = (tmp_path / "results.json").read_bytes()
+
+    def crash(*_):
+        raise OSError("power cut")
+
+    for call in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, crash)
+            with pytest.raises(OSError):
+                record.write_results(tmp_path, record.empty(3))
+        assert (tmp_path / "results.json").read_bytes() == old
+    record.write_results(tmp_path, record.empty(3))
+    assert len(record.read_results(tmp_path)["task_names"]) == 3
+
+
+def test_table_text():
+    matrix = [[1.0, 0.25, None], [0.5, 0.7504, 0.1], [None] * 3]
+    assert record.table(matrix, name="linear").splitlines() == [
+        "linear (%)       task 1   task 2   task 3  average",
+        "after task 1      100.0     25.0        -    100.0",
+        "after task 2       50.0     75.0     10.0     62.5",
+    ]
+
+
+def test_table_of_many_tasks_leaves_out_the_middle():
+    matrix = np.random.default_rng(0).random((30, 30))
+    lines = record.table(matrix, name="a/quite/long/name", columns=6).splitlines()
+    assert len({len(line) for line in lines}) == 1 and len(lines) == 31
+    shown = [0, 1, 2, 27, 28, 29]
+    titles = re.findall(r"task \d+|\.\.\.|average", lines[0])
+    want = [f"task {j + 1}" for j in shown]
+    assert titles == [*want[:3], "...", *want[3:], "average"]
+    cells = lines[5].removeprefix("after task 5").split()
+    want = [f"{100 * matrix[4, j]:.1f}" for j in shown]
+    average = f"{100 * matrix[4, :5].mean():.1f}"
+    assert cells == [*want[:3], "...", *want[3:], average]
+
+
+# Pictures
+
+
+@pytest.fixture
+def draw(tmp_path, monkeypatch):
+    """draw(function, ...) -> pixels u8[H, W, 3] and the figure they came from."""
+    figures, save = [], plots._save
+    monkeypatch.setattr(plots, "_save", lambda f, p: (figures.append(f), save(f, p)))
+
+    def run(function, *args, **options):
+        path = tmp_path / "picture.png"
+        function(*args, path, **options)
+        picture = Image.open(path)
+        assert picture.format == "PNG"
+        pixels = np.asarray(picture.convert("RGB"))
+        height, width, _ = pixels.shape
+        assert 250 < height < 2000 and 250 < width < 2000
+        ink = (pixels < 250).any(-1)
+        assert 0.002 < ink.mean() < 0.95
+        # Nothing is cut off at the edge.
+        assert not (
+            ink[0].any() or ink[-1].any() or ink[:, 0].any() or ink[:, -1].any()
+        )
+        return pixels, figures[-1]
+
+    return run
+
+
+def main_colour(pixels):
+    colours, counts = np.unique(pixels.reshape(-1, 3), axis=0, return_counts=True)
+    inked = (colours < 250).any(-1)
+    best = np.argmax(np.where(inked, counts, 0))
+    return colours[best], counts[best]
+
+
+def luminance(rgb):
+    """Relative luminance of sRGB in [0, 1], as WCAG 2 defines it."""
+    rgb = np.asarray(rgb, np.float64)[..., :3]
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return linear @ [0.2126, 0.7152, 0.0722]
+
+
+def accuracies(size):
+    matrix = np.linspace(0, 1, size * size).reshape(size, size)
+    return np.where(np.arange(size) > np.arange(size)[:, None] + 1, np.nan, matrix)
+
+
+def test_heat_map_brightens_with_the_value_and_leaves_nan_blank(draw):
+    bright, areas = [], []
+    for value in (0.0, 0.2, 0.45, 0.7, 1.0):
+        pixels, _ = draw(plots.accuracy_matrix, np.full((4, 4), value), title="x")
+        colour, area = main_colour(pixels)
+        bright.append(luminance(colour / 255))
+        areas.append(area)
+    assert (np.diff(bright) > 0.03).all()
+    lower = np.where(np.tri(4) > 0, 1.0, np.nan)
+    pixels, _ = draw(plots.accuracy_matrix, lower, title="x")
+    colour, area = main_colour(pixels)
+    assert luminance(colour / 255) == bright[-1]
+    assert area / areas[-1] == pytest.approx(10 / 16, abs=0.02)
+    # Row 1, column 4 is at the top right.
+    cell = np.full((4, 4), np.nan)
+    cell[0, 3] = 1.0
+    pixels, _ = draw(plots.accuracy_matrix, cell, title="x")
+    high, wide = np.nonzero((pixels == colour).all(-1))
+    assert np.median(high) < 0.3 * len(pixels) and np.median(wide) > 0.5 * len(pixels)
+
+
+@pytest.mark.parametrize("size", [1, 5, 30])
+def test_matrix_is_labelled(draw, size):
+    matrix = accuracies(size)
+    names = [rf"$\no$ {'long ' * 12}" if i % 2 else f"t{i}" for i in range(size)]
+    _, figure = draw(plots.accuracy_matrix, matrix, title="knn", task_names=names)
+    axes, bar = figure.axes
+    assert axes.get_title() == "knn" and "%" in bar.get_ylabel()
+    ticks = [1, 5, 10, 15, 20, 25, 30] if size == 30 else [*range(1, size + 1)]
+    for axis in (axes.xaxis, axes.yaxis):
+        np.testing.assert_array_equal(axis.get_ticklocs(), np.array(ticks) - 1)
+    assert [t.get_text() for t in axes.get_yticklabels()] == [str(n) for n in ticks]
+    shown = [t.get_text() for t in axes.get_xticklabels()]
+    assert max(map(len, shown)) <= 26
+    assert shown[0] == ("1" if size == 30 else "t0")
+    texts = {tuple(t.get_position()[::-1]): t.get_text() for t in axes.texts}
+    measured = np.argwhere(np.isfinite(matrix)) if size < 30 else []
+    assert texts == {(i, j): f"{100 * matrix[i, j]:.1f}" for i, j in measured}
+
+
+def test_numbers_can_be_read_on_any_colour(draw):
+    values = np.linspace(0, 1, 196).reshape(14, 14)
+    _, figure = draw(plots.accuracy_matrix, values, title="knn")
+    colours = matplotlib.colormaps["cividis"](values)
+    for text in figure.axes[0].texts:
+        j, i = text.get_position()
+        pair = luminance(colours[i, j]), float(text.get_color() == "white")
+        assert (max(pair) + 0.05) / (min(pair) + 0.05) > 4.3
+
+
+def rows_of_tasks(tasks, each):
+    rows = []
+    for step in range(1, tasks * each + 1):
+        task = (step - 1) // each
+        rows.append({"step": 10 * step, "task": task, "loss": 1 / step, "time": {}})
+        if step % each == 0:
+            rows.append({"step": 10 * step, "task": task, "eval": {}, "time": {}})
+    return rows
+
+
+def test_curves_draw_each_task(draw):
+    rows = rows_of_tasks(3, 4)
+    rows[1]["loss"] = None
+    _, figure = draw(plots.curves, rows)
+    loss, rate = figure.axes
+    lines = [line.get_xydata() for line in loss.lines if len(line.get_xdata()) > 2]
+    want = [(r["step"], r["loss"]) for r in rows if r.get("loss") is not None]
+    np.testing.assert_array_equal(np.concatenate(lines), want)
+    assert [len(line) for line in lines] == [3, 4, 4]
+    borders = [
+        line.get_xdata()[0] for line in loss.lines if line.get_linestyle() == ":"
+    ]
+    assert borders == [50, 90]
+    assert (loss.get_ylabel(), rate.get_ylabel()) == ("loss", "learning rate")
+    assert [text.get_text() for text in rate.texts] == ["not logged"]
+    assert "step" in rate.get_xlabel()
+
+
+def test_curves_of_one_row_of_none_and_of_many_keys(draw):
+    one, _ = draw(plots.curves, rows_of_tasks(1, 1), keys=("loss",))
+    assert (main_colour(one)[0] != 0).any()
+    blue = [int(plots.COLOURS[0][k : k + 2], 16) for k in (1, 3, 5)]
+    assert (one == blue).all(-1).sum() >= 4  # a point, though no line
+    draw(plots.curves, [])
+    rows = [{**row, **dict.fromkeys("abcdefghi", 1.0)} for row in rows_of_tasks(30, 2)]
+    _, figure = draw(plots.curves, rows, keys=tuple("abcde"))
+    assert all(len(axes.lines) == 59 for axes in figure.axes)
+
+
+@pytest.mark.parametrize("classes", [10, 20])
+def test_scatter_tells_classes_apart(draw, classes):
+    rng = np.random.default_rng(0)
+    points, labels = rng.normal(size=(200, 2)), np.arange(200) % classes
+    names = tuple(r"a long $\name$, as ImageNet has" for _ in range(classes - 1))
+    _, figure = draw(plots.scatter, points, labels, title="t", class_names=names)
+    (axes,) = figure.axes
+    styles = set()
+    for label, dots in enumerate(axes.collections):
+        np.testing.assert_array_equal(dots.get_offsets(), points[labels == label])
+        (shape,) = dots.get_paths()
+        styles.add((tuple(dots.get_facecolor()[0]), len(shape.vertices)))
+    assert len(styles) == len(axes.collections) == classes
+    shown = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert len(shown) == classes and shown[-1] == str(classes - 1)
+    assert shown[0].startswith("a long") and len(shown[0]) < 30
+
+
+def test_scatter_of_a_hundred_classes_and_of_none(draw):
+    points = np.random.default_rng(0).normal(size=(300, 2))
+    _, figure = draw(plots.scatter, points, np.arange(300) % 100, title="t")
+    axes, bar = figure.axes
+    np.testing.assert_array_equal(axes.collections[0].get_offsets(), points)
+    assert "class" in bar.get_ylabel() and axes.get_legend() is None
+    unlabelled = np.full(300, -1)
+    _, figure = draw(
+        plots.scatter, points, unlabelled, title="t", class_names=("a", "b")
+    )
+    assert [t.get_text() for t in figure.axes[0].get_legend().get_texts()] == ["-1"]
+
+
+def test_comparison_draws_means_and_bands(draw):
+    runs = np.random.default_rng(0).random((3, 5))
+    _, figure = draw(plots.comparison, {"ours": runs, "peer": runs[0]}, title="t")
+    (axes,) = figure.axes
+    ours, peer = (line.get_xydata() for line in axes.lines)
+    np.testing.assert_allclose(ours.T, [np.arange(1, 6), 100 * runs.mean(0)])
+    np.testing.assert_allclose(peer.T, [np.arange(1, 6), 100 * runs[0]])
+    (band,) = axes.collections  # one run has none
+    spread = np.sqrt(((runs - runs.mean(0)) ** 2).sum(0) / 2)
+    corners = band.get_paths()[0].vertices
+    for task in range(5):
+        heights = corners[corners[:, 0] == task + 1, 1]
+        low, high = 100 * (runs.mean(0)[task] + spread[task] * np.array([-1, 1]))
+        np.testing.assert_allclose([heights.min(), heights.max()], [low, high])
+    assert "%" in axes.get_ylabel() and axes.get_xlabel() == "tasks learned"
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert legend == ["ours (3 seeds)", "peer"]
+
+
+def test_comparison_of_many_methods_and_tasks(draw):
+    named = {f"method {k}": np.linspace(0.9, 0.5, 30 - k) - k / 50 for k in range(10)}
+    _, figure = draw(plots.comparison, named, title="t")
+    (axes,) = figure.axes
+    assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 10
+    assert [*axes.get_xticks()] == [1, 5, 10, 15, 20, 25, 30]
