@@ -2,10 +2,13 @@
 
 import contextlib
 
+import jax
 import ml_collections
 
 from jaxcl import build, checkpoint
 from jaxcl import job as jobs
+
+KEY = jax.dtypes.prng_key
 
 
 def config(**changes):
@@ -71,3 +74,12 @@ def saved(work, workdir):
     like = jobs.initial_state(work)
     with contextlib.closing(checkpoint.Checkpoints(workdir / "checkpoints")) as there:
         return there.restore(like)
+
+
+def leaves(state):
+    """The numbers of a state, keys included."""
+
+    def plain(x):
+        return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, KEY) else x
+
+    return [plain(x) for x in jax.tree.leaves(state)]
