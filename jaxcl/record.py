@@ -195,9 +195,7 @@ class Recorder:
             import tqdm  # only runs with a bar pay for it
 
             layout = "{percentage:3.0f}%|{bar:20}| {desc}"
-            self._bar = tqdm.tqdm(
-                total=total_steps, initial=step, file=sys.stderr, bar_format=layout
-            )
+            self._bar = tqdm.tqdm(total=total_steps, initial=step, bar_format=layout)
         self._bar.total = total_steps  # may have changed
         self._bar.set_description_str(text, refresh=False)
         self._bar.update(step - self._bar.n)

@@ -16,6 +16,7 @@ import toy
 
 from jaxcl import checkpoint, record
 
+pytestmark = pytest.mark.xdist_group("main")  # one undisturbed run serves them all
 TESTS = pathlib.Path(__file__).parent
 CONFIG = TESTS / "toy_config.py"
 STEPS = 58  # of five tasks, two epochs each

@@ -35,6 +35,9 @@ METHODS = {
         "optimizer": {"name": "lars", "lr": 0.3},
     },
 }
+# The tests of a row share its compiled step: they run in one worker.
+ROWS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in METHODS]
+LATER = [row for row in ROWS if "joint" not in row.values[0]]  # have a second task
 TASKS = 2  # of 12 steps each
 STOP = 16  # late in the second task: teacher and queues have been in use
 
@@ -86,7 +89,7 @@ def same(one, other) -> bool:
     return bool((checkpoint.checksum(one) == checkpoint.checksum(other)).all())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ROWS)
 def test_resumes_bitwise_finite_one_compile(name, tmp_path):
     run(name, tmp_path / "whole")
     run(name, tmp_path / "parts", stop_at=3)
@@ -131,7 +134,7 @@ def dropped(state, fresh, field, part):
     return state.replace(**{field: tree._replace(**{part: getattr(new, part)})})
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if "joint" not in n])
+@pytest.mark.parametrize("name", LATER)
 def test_each_piece_of_state_counts(name, tmp_path):
     """Control: forget one piece of a checkpoint, and the run must end elsewhere."""
     run(name, tmp_path, stop_at=STOP)
@@ -160,7 +163,7 @@ def test_each_piece_of_state_counts(name, tmp_path):
     ), unchecked
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ROWS)
 def test_one_and_eight_devices_agree(name, tmp_path):
     """Tolerance: sums over the batch are added in another order, 20 steps long."""
     for devices in (1, 8):

@@ -1,5 +1,8 @@
 """Two-view self-supervised learning, alone, with CaSSLe, or with PNR.
 
+One file, longer than a method's usually is, instead of one for each pair of a base
+and a strategy.
+
 Papers: Cha, Cho, Moon, "Regularizing with Pseudo-Negatives for Continual
 Self-Supervised Learning", ICML 2024 (PNR); Fini et al., "Self-Supervised
 Models are Continual Learners", CVPR 2022 (CaSSLe). A base (`ssl_bases.py`)
