@@ -60,7 +60,9 @@ def text(results: dict) -> str:
     for name, measures in record.summary(results).items():
         values = [measures.get(key) for key in keys]
         before = results.get("untrained", {}).get(name)
-        values.append(None if before is None else float(np.mean(before)))
+        values.append(
+            None if before is None else float(np.nanmean(np.array(before, float)))
+        )
         cells = (f"{'-':>12}" if v is None else f"{100 * v:12.1f}" for v in values)
         lines.append(f"{name:28}" + "".join(cells))
     return "\n".join(lines)

@@ -1,0 +1,68 @@
+"""The rules of the design that a reader of the sources can check."""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "jaxcl").rglob("*.py"))
+# A module imports from layers below its own, or from its own.
+LAYERS = [
+    {"main"},
+    {"finish"},
+    {"train"},
+    {"build"},
+    {"meter"},
+    {"job", "record", "plots", "checkpoint"},
+    {"methods", "evals"},
+    {"data", "nets", "augment", "sharding", "metrics", "optim", "debug"},
+    {"core", "losses", "memory"},
+]
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+# evals draw with plots; it is a leaf that imports nothing of jaxcl.
+LEAVES = {"plots", "metrics"}
+
+
+def part(path):
+    return path.relative_to(ROOT / "jaxcl").parts[0].removesuffix(".py")
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxcl"):
+            parts = node.module.split(".")[1:]
+            yield from ([parts[0]] if parts else [a.name for a in node.names])
+        elif isinstance(node, ast.Import):
+            for name in node.names:
+                if name.name.startswith("jaxcl."):
+                    yield name.name.split(".")[1]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_down(path):
+    mine = part(path)
+    if mine == "__init__":
+        return
+    for other in imported(path):
+        assert RANK[other] >= RANK[mine] or other in LEAVES, f"{mine} imports {other}"
+
+
+def test_devices_appear_in_one_file():
+    words = ("jax.devices", "device_count", "device_put", "process_allgather", "Mesh(")
+    for path in SOURCES:
+        if part(path) != "sharding":
+            found = [word for word in words if word in path.read_text()]
+            assert not found, f"{path}: {found}"
+
+
+def test_config_is_read_in_one_file():
+    for path in SOURCES:
+        if part(path) not in ("build", "debug", "main"):
+            assert "ml_collections" not in path.read_text(), path
+
+
+def test_limits():
+    for path in SOURCES:
+        lines = path.read_text().count("\n")
+        assert lines <= (200 if path.name == "train.py" else 400), (path, lines)

@@ -1,0 +1,56 @@
+"""Queues against a Python list, and networks in a chain."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcl.memory import queue
+from jaxcl.nets import chain, mlp, norm
+
+
+@pytest.mark.parametrize("size, count", [(12, 4), (10, 4), (4, 4)])
+def test_enqueue_against_a_list(size, count):
+    rng = np.random.default_rng(0)
+    banks = rng.normal(size=(2, size, 3)).astype(np.float32)
+    twin, place = banks.copy(), 0
+    state, pointer = jnp.asarray(banks), jnp.int32(0)
+    step = jax.jit(lambda q, p, r, a: queue.enqueue(q, p, r, active=a))
+    for turn in range(9):
+        rows = rng.normal(size=(2, count, 3)).astype(np.float32)
+        active = turn % 4 != 2
+        state, pointer = step(state, pointer, rows, active)
+        if active:
+            for i in range(count):
+                twin[:, (place + i) % size] = rows[:, i]
+            place = (place + count) % size
+        np.testing.assert_array_equal(state, twin)
+        assert int(pointer) == place
+
+
+def test_a_batch_larger_than_the_queue_is_refused():
+    with pytest.raises(ValueError, match="queue_size=3.*4 rows"):
+        queue.enqueue(jnp.zeros((2, 3, 5)), jnp.int32(0), jnp.zeros((2, 4, 5)))
+
+
+def test_a_chain_is_its_nets_one_after_another():
+    nets = {
+        "first": mlp.MLP(features=(6, 5), batch_norm=True),
+        "second": norm.BatchNorm(),
+    }
+    x = jax.random.normal(jax.random.key(1), (8, 4))
+    params, stats = chain.init(nets, jax.random.key(0), x)
+    outputs, after = chain.apply(nets, params, stats, x, train=True, groups=2)
+    expected, new = x, {}
+    for name, net in nets.items():
+        variables = {"params": params[name], "batch_stats": stats[name]}
+        expected, updated = net.apply(
+            variables, expected, train=True, groups=2, mutable=["batch_stats"]
+        )
+        new[name] = updated["batch_stats"]
+    np.testing.assert_array_equal(outputs, expected)
+    jax.tree.map(np.testing.assert_array_equal, after, new)
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), stats, after)
+    assert all(jax.tree.leaves(moved))
+    _, still = chain.apply(nets, params, stats, x, train=False)
+    jax.tree.map(np.testing.assert_array_equal, still, stats)
