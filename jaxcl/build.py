@@ -6,6 +6,7 @@ of another type than its default, is an error before anything is read.
 """
 
 import collections.abc
+import dataclasses
 import difflib
 import importlib
 import inspect
@@ -80,10 +81,10 @@ def options(function, section, field: str, given=()) -> dict:
 def _checked(value, parameter, field):
     """The value, refused where its type is not the parameter's."""
     default, annotation = parameter.default, parameter.annotation
-    if value is None or default in (None, inspect.Parameter.empty):
-        return value
     if isinstance(annotation, types.UnionType):
         kinds = [typing.get_origin(a) or a for a in typing.get_args(annotation)]
+    elif default in (None, inspect.Parameter.empty) or value is None:
+        return value
     else:
         kinds = [type(default)]
     kinds += [int] if float in kinds else []
@@ -133,7 +134,7 @@ def build(config: ml_collections.ConfigDict, workdir) -> job.Job:
     """
     raw = config.to_dict()
     plain = json.loads(json.dumps(raw))
-    made = _job(plain, workdir, **options(_job, raw, "config"))
+    made = _job(Top(**options(Top, raw, "config")), plain, workdir)
     claim(workdir, plain)
     return made
 
@@ -146,8 +147,9 @@ def default_workdir(config) -> str:
 def claim(workdir, config: dict) -> None:
     """Write the config to its run directory, or check that it is the same."""
     path = epath.Path(workdir) / "config.json"
-    if path.exists():
-        old = json.loads(path.read_text())
+    old = json.loads(path.read_text()) if path.exists() else None
+    sharding.barrier("the config is read")
+    if old is not None:
         changed = differences(_without(old, MACHINE), _without(config, MACHINE))
         if changed:
             raise ValueError(
@@ -161,109 +163,89 @@ def claim(workdir, config: dict) -> None:
     sharding.barrier("the config is written")
 
 
-def _job(
-    raw,
-    workdir,
-    *,
-    data,
-    scenario,
-    augment,
-    encoder,
-    method,
-    optimizer,
-    schedule,
-    evaluators,
-    name="run",
-    seed=0,
-    batch_size=256,
-    epochs=1,
-    precision="float32",
-    scale_lr=True,
-    devices=None,
-    steps_per_call=None,
-    device_bytes=8 * 2**30,
-    workers=4,
-    log_every=10,
-    save_every=500,
-    eval_every=0,
-    keep=2,
-    evaluate_untrained=True,
-    plasticity=True,
-    tensorboard=True,
-    plots=True,
-    progress: str | bool = "auto",
-) -> job.Job:
-    """Defaults of what the config may set at its top level.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Top:
+    """What a config may set at its top level; sections are dicts."""
 
-    batch_size is global; the learning rate is `optimizer.lr`, times
-    batch_size / 256 with `scale_lr`. devices: how many (None: all).
-    device_bytes: sets up to this size live on the device. steps_per_call: None
-    is 1 on CPU and 8 elsewhere. log_every, save_every and eval_every are in
-    steps (eval_every 0: after every task only). plasticity: also train on each
-    task alone, for FT_i.
-    """
-    del name
-    mesh = sharding.mesh(devices)
-    sharding.check_batch(batch_size, mesh)
-    _check_least(1, batch_size=batch_size, epochs=epochs, log_every=log_every)
-    _check_least(0, workers=workers, save_every=save_every, eval_every=eval_every)
-    _check_least(1, steps_per_call=1 if steps_per_call is None else steps_per_call)
-    _check_least(2, keep=keep)  # a damaged newest checkpoint has one before it
-    core.check_choice("config.precision", precision, tuple(PRECISIONS))
-    make_stream = _stream(data, scenario)  # checks options before it reads
-    parts, image = _parts(
-        augment, encoder, optimizer, schedule, precision, epochs,
-        batch_size / 256 if scale_lr else 1.0,
-    )  # fmt: skip
-    the_method = _method(method, parts, 0)
+    data: dict  # name of a source, and its options
+    scenario: dict  # name, and options of stream.make
+    augment: dict  # options of augment.make, and `resize` for evaluation
+    encoder: dict  # name, and its options
+    method: dict  # name, and options of its make
+    optimizer: dict  # name, lr, and its options
+    schedule: dict  # name, and its options
+    evaluators: dict  # name -> options of its make
+    name: str = "run"
+    seed: int = 0
+    batch_size: int = 256  # global
+    epochs: int = 1  # per task
+    precision: str = "float32"  # of the computation; parameters stay float32
+    scale_lr: bool = True  # multiply optimizer.lr by batch_size / 256
+    devices: int | None = None  # how many; None: all
+    steps_per_call: int | None = None  # None: 1 on CPU, 8 elsewhere
+    device_bytes: int = 8 * 2**30  # sets up to this size live on the device
+    workers: int = 4  # processes that decode images
+    log_every: int = 10  # steps
+    save_every: int = 500  # steps; 0: after tasks only
+    eval_every: int = 0  # steps; 0: after tasks only
+    keep: int = 2  # checkpoints
+    evaluate_untrained: bool = True
+    plasticity: bool = True  # also train on each task alone, for FT_i
+    tensorboard: bool = True
+    plots: bool = True
+    progress: str | bool = "auto"  # a bar, none, or a bar on a terminal only
+
+
+def _job(top: Top, plain: dict, workdir) -> job.Job:
+    mesh = sharding.mesh(top.devices)
+    _check_top(top, mesh)
+    make_stream = _stream(top.data, top.scenario)  # options are checked first
+    parts, image = _parts(top)
+    _method(top.method, parts)
     tasks = make_stream()
-    num_classes = max(len(tasks.dataset.class_names), 1)
-    the_method = _method(method, parts, num_classes)
-    examples = tasks.dataset.train
-    resident = examples.images is not None and examples.images.nbytes <= device_bytes
+    parts = parts._replace(num_classes=max(len(tasks.dataset.class_names), 1))
+    method = _method(top.method, parts)
     eval_parts = core.EvalParts(
-        embed=the_method.embed, stream=tasks, num_classes=num_classes,
+        embed=method.embed, stream=tasks, num_classes=parts.num_classes,
         size=image["size"], mean=tuple(image["mean"]), std=tuple(image["std"]),
-        resize=image["resize"], seed=seed, mesh=mesh, workers=workers,
+        resize=image["resize"], seed=top.seed, mesh=mesh, workers=top.workers,
     )  # fmt: skip
-    if tasks.evaluation is not None and evaluators:
-        _check_evaluation(eval_parts)
-    on_cpu = jax.default_backend() == "cpu"
-    judges, pictures = _evaluators(evaluators, eval_parts, workdir)
+    judges, pictures = _evaluators(top.evaluators, eval_parts, workdir)
+    images = tasks.dataset.train.images
+    fields = {field.name for field in dataclasses.fields(Top)}
+    same = fields & {*job.Job._fields} - {"method", "evaluators"}
     made = job.Job(
-        method=the_method,
+        method=method,
         stream=tasks,
         task_names=tuple(task.name for task in tasks.tasks),
         evaluators=judges,
-        pictures=pictures if plots else {},
+        pictures=pictures if top.plots else {},
         mesh=mesh,
-        seed=seed,
-        batch_size=batch_size,
-        epochs=epochs,
-        resident=resident,
+        resident=images is not None and images.nbytes <= top.device_bytes,
         crop=image["crop"]._replace(decoder=tasks.dataset.decoder or "auto"),
         views=image["views"],
-        workers=workers,
-        steps_per_call=steps_per_call or (1 if on_cpu else 8),
-        log_every=log_every,
-        save_every=save_every,
-        eval_every=eval_every,
-        keep=keep,
-        evaluate_untrained=evaluate_untrained,
-        plasticity=plasticity,
-        record={"tensorboard": tensorboard, "progress": progress},
-        plots=plots,
+        steps_per_call=top.steps_per_call or (1 if sharding.on_cpu() else 8),
+        record={"tensorboard": top.tensorboard, "progress": top.progress},
         quiet=False,
-        config=raw,
+        config=plain,
+        **{name: getattr(top, name) for name in same},
     )
     job.check(made)
     return made
 
 
-def _check_least(least, **fields):
-    for name, value in fields.items():
-        if value < least:
-            raise ValueError(f"config.{name}={value}: must be at least {least}")
+def _check_top(top, mesh):
+    sharding.check_batch(top.batch_size, mesh)
+    for least, names in (
+        (2, ("keep",)),  # a damaged newest checkpoint has one before it
+        (1, ("batch_size", "epochs", "log_every", "steps_per_call")),
+        (0, ("seed", "workers", "save_every", "eval_every", "device_bytes")),
+    ):
+        for name in names:
+            value = getattr(top, name)
+            if value is not None and value < least:
+                raise ValueError(f"config.{name}={value}: must be at least {least}")
+    core.check_choice("config.precision", top.precision, tuple(PRECISIONS))
 
 
 def _stream(data, scenario):
@@ -276,27 +258,26 @@ def _stream(data, scenario):
     return lambda: stream.make(source(**data_options), **given)
 
 
-def _parts(augment, encoder, optimizer, schedule, precision, epochs, lr_scale):
+def _parts(top: Top):
     """Parts, and what evaluators and loaders must know of the images."""
-    dtype = PRECISIONS[precision]
-    augment = dict(augment)
+    dtype, augment = PRECISIONS[top.precision], dict(top.augment)
     resize = augment.pop("resize", None)
     given = options(augment_lib.make, augment, "config.augment", given=("dtype",))
-    optimize, optimizer = _named(OPTIMIZERS, optimizer, "config.optimizer")
+    optimize, optimizer = _named(OPTIMIZERS, top.optimizer, "config.optimizer")
     lr = optimizer.pop("lr", None)
     if isinstance(lr, bool) or not isinstance(lr, int | float) or lr <= 0:
         raise ValueError(f"config.optimizer.lr={lr!r}: must be a number above 0")
-    curve, schedule = _named(SCHEDULES, schedule, "config.schedule")
+    curve, schedule = _named(SCHEDULES, top.schedule, "config.schedule")
     schedule = options(curve, schedule, "config.schedule", given=("epochs",))
     if "epochs" in inspect.signature(curve).parameters:
-        schedule["epochs"] = epochs
-    make_encoder, encoder = _named(ENCODERS, encoder, "config.encoder")
+        schedule["epochs"] = top.epochs
+    make_encoder, encoder = _named(ENCODERS, top.encoder, "config.encoder")
     encoder = options(make_encoder, encoder, "config.encoder", given=("dtype",))
     parts = core.Parts(
         encoder=make_encoder(**encoder, dtype=dtype),
         augment=augment_lib.make(**given, dtype=dtype),
         tx=optimize(**options(optimize, optimizer, "config.optimizer")),
-        lr=curve(lr * lr_scale, **schedule),
+        lr=curve(lr * (top.batch_size / 256 if top.scale_lr else 1.0), **schedule),
         num_classes=0,
     )
     full = inspect.signature(augment_lib.make).bind_partial(**given)
@@ -310,11 +291,11 @@ def _parts(augment, encoder, optimizer, schedule, precision, epochs, lr_scale):
     return parts, image | {"resize": resize, "crop": crop}
 
 
-def _method(method, parts, num_classes):
+def _method(method, parts):
     section = dict(method)
     module = _module("jaxcl.methods", section.pop("name", None), "config.method.name")
     chosen = options(module.make, section, "config.method")
-    return module.make(parts._replace(num_classes=num_classes), **chosen)
+    return module.make(parts, **chosen)
 
 
 def _check_evaluation(parts):
@@ -329,6 +310,8 @@ def _check_evaluation(parts):
 
 def _evaluators(evaluators, parts, workdir):
     """Evaluators that measure, and those that draw into a directory."""
+    if parts.stream.evaluation is not None and evaluators:
+        _check_evaluation(parts)
     judges, pictures = {}, {}
     for name, section in evaluators.items():
         field = f"config.evaluators.{name}"

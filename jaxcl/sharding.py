@@ -43,6 +43,11 @@ def mesh(num_devices: int | None = None) -> Mesh:
     return jax.make_mesh((count,), (AXIS,), (AxisType.Auto,), devices=devices[:count])
 
 
+def on_cpu() -> bool:
+    """Whether the devices are CPUs, where loops over steps are slow."""
+    return jax.default_backend() == "cpu"
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """Sharding of what every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())

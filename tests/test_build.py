@@ -60,6 +60,7 @@ def refused(tmp_path, match, **changes):
         ({"precision": "float16"}, r"config\.precision='float16'.*bfloat16"),
         ({"epochs": 0}, r"config\.epochs=0"),
         ({"keep": 1}, r"config\.keep=1"),
+        ({"steps_per_call": "many"}, r"config\.steps_per_call='many'.*int"),
         ({"steps_per_call": 0}, r"config\.steps_per_call=0"),
         ({"augment.size": 12, "evaluators": {"knn": {}}}, r"8.*12|12.*8"),
         ({"augment.mean": (0.1, 0.2)}, r"mean"),
@@ -140,7 +141,7 @@ def test_every_config_states_its_command_and_is_well_formed(path):
     config = module.get_config()
     assert config.name == path.stem
     raw = config.to_dict()
-    top = build.options(build._job, raw, "config")
+    top = build.options(build.Top, raw, "config")
     assert set(top) == set(raw)
     if path.stem != "quickstart":
         assert f"{path.name}:debug" in text
