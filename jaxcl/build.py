@@ -213,7 +213,7 @@ def _job(top: Top, plain: dict, workdir) -> job.Job:
     judges, pictures = _evaluators(top.evaluators, eval_parts, workdir)
     images = tasks.dataset.train.images
     fields = {field.name for field in dataclasses.fields(Top)}
-    same = fields & {*job.Job._fields} - {"method", "evaluators"}
+    same = fields & {*job.Job._fields} - {"method", "evaluators", "steps_per_call"}
     made = job.Job(
         method=method,
         stream=tasks,
