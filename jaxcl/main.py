@@ -13,7 +13,12 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from jaxcl import build, checkpoint, finish, meter, sharding, train
+from jaxcl.data import convert
 
+# What a user can mend: one line says it. Anything else is a bug, with a traceback.
+FAILURES = (
+    meter.Diverged, checkpoint.CheckpointError, convert.Unreadable, OSError
+)  # fmt: skip
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file.", lock_config=False, accept_new_attributes=True
 )
@@ -56,7 +61,7 @@ def main(argv):
         finish.run(job, workdir, stop=stopping.is_set)
     except train.Interrupted as stop:
         return _complain(f"{stop}; the same command continues", code=75)
-    except (meter.Diverged, checkpoint.CheckpointError) as error:
+    except FAILURES as error:
         return _complain(error, code=1)
     return 0
 

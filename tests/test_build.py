@@ -150,17 +150,23 @@ def test_every_config_states_its_command_and_is_well_formed(path):
         assert small.data.name == "digits"
 
 
-def test_debug_config_trains(tmp_path):
-    for path in CONFIGS:
-        if path.stem == "quickstart":
-            continue
-        config = load(path).get_config("debug")
-        config.update(devices=1, plots=False, plasticity=False, progress=False)
-        config.evaluators = ml_collections.ConfigDict({"knn": {"k": 5}})
-        work = build.build(config, tmp_path / path.stem)
-        results = train.run(work, tmp_path / path.stem)
-        rows = np.array(results["matrices"]["knn/class_incremental"], float)
-        assert rows.shape == (2, 2) and np.isfinite(rows).all()
+PAPERS = [
+    # They differ in little that digits can show: one is quick, the others are slow.
+    pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "pnr_imagenet100"))
+    for path in CONFIGS
+    if path.stem != "quickstart"
+]
+
+
+@pytest.mark.parametrize("path", PAPERS)
+def test_debug_config_trains(path, tmp_path):
+    config = load(path).get_config("debug")
+    config.update(devices=1, plots=False, plasticity=False, progress=False)
+    config.evaluators = ml_collections.ConfigDict({"knn": {"k": 5}})
+    work = build.build(config, tmp_path)
+    results = train.run(work, tmp_path)
+    rows = np.array(results["matrices"]["knn/class_incremental"], float)
+    assert rows.shape == (2, 2) and np.isfinite(rows).all()
 
 
 def test_input_comes_from_the_device_and_steps_move_nothing(tmp_path):

@@ -28,6 +28,10 @@ from jaxcl.data import stream
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
 
 
+class Unreadable(ValueError):
+    """An image that cannot be read or decoded; the message names it."""
+
+
 def decode(data: bytes, name: str, *, decoder: str, channels: int = 3) -> np.ndarray:
     """An encoded image as u8[h,w,C], C = `channels`: 3 is RGB, 1 is grey.
 
@@ -51,9 +55,9 @@ def decode(data: bytes, name: str, *, decoder: str, channels: int = 3) -> np.nda
                 opened = Image.fromarray((np.asarray(opened) >> 8).astype(np.uint8))
             image = np.asarray(opened.convert("RGB" if channels == 3 else "L"))
     except UnidentifiedImageError as error:
-        raise ValueError(f"{name} cannot be decoded: not a known format") from error
+        raise Unreadable(f"{name} cannot be decoded: not a known format") from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{name} cannot be decoded: {error}") from error
+        raise Unreadable(f"{name} cannot be decoded: {error}") from error
     return image.reshape(*image.shape[:2], channels)
 
 
@@ -87,7 +91,7 @@ class Files(NamedTuple):
         try:
             data = pathlib.Path(name).read_bytes()
         except OSError as error:
-            raise ValueError(f"{name} cannot be read: {error}") from error
+            raise Unreadable(f"{name} cannot be read: {error}") from error
         return decode(data, name, decoder=self.decoder, channels=self.channels)
 
     def name(self, row: int) -> str:
@@ -151,7 +155,7 @@ class Loader(NamedTuple):
             text = f"{problem}; used {self.name(other)} in its place"
             warnings.warn(text, stacklevel=2)
             return image
-        raise ValueError(f"{problem}; no other image of its class can be read")
+        raise Unreadable(f"{problem}; no other image of its class can be read")
 
     def _image(self, row):
         image = self.read(int(self.rows[row]))
