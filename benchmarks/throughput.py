@@ -12,6 +12,7 @@ import argparse
 import collections
 import contextlib
 import datetime
+import importlib.util
 import json
 import os
 import pathlib
@@ -294,7 +295,7 @@ def table(found: dict) -> str:
         ("images/s", f"{show('images_per_second')}  ({speed})"),
         ("step", f"{show('step_ms', ' ms')}  ({show('cpu_ms')} of CPU time)"),
         ("memory", f"{show('memory_bytes', ' MB', 1e-6)}  ({found['memory_is']})"),
-        ("FLOPs", show("flops_per_step", " G a step", 1e-9)),
+        ("FLOPs", show("flops_per_step", " G a step", 1e-9, 3)),
         ("FLOP/s", show("flops_per_second", " G", 1e-9)),
         ("of the peak", show("peak_fraction", " %", 100)),
         ("input stall", show("input_stall", " %", 100)),
@@ -317,6 +318,8 @@ def main(argv=None) -> dict:
     args = parser().parse_args(argv)
     if args.peer and (args.stream or args.devices > 1):
         parser().error("--peer: needs resident images and one device")
+    if args.peer and importlib.util.find_spec("torch") is None:
+        parser().error("--peer: PyTorch is missing, pip install -e '.[peers]'")
     # PyTorch must find memory on a GPU too.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     cached = jax.config.jax_enable_compilation_cache

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxcl import core, optim
+from jaxcl import augment, core, optim
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
 TINY = "--depth=10 --width=16 --hidden=32 --queue=64 --size=16 --batch=16".split()
@@ -147,3 +147,22 @@ def test_the_peer_takes_the_same_steps(throughput, tmp_path, base, strategy):
         found = theirs.step(views, float(ours["lr"]), decay)
         for name in ("loss", "grad_norm"):
             assert float(found[name]) == pytest.approx(float(ours[name]), rel=1e-4)
+
+
+def test_the_peers_image_operations_are_ours(throughput):
+    torch = pytest.importorskip("torch")
+    import peer
+
+    image = np.random.default_rng(0).uniform(size=(16, 16, 3)).astype(np.float32)
+    x = torch.from_numpy(image.transpose(2, 0, 1).copy())[None]
+    whole = peer.Augment({"size": 11, "sigma": (1.3, 1.3)})
+    zero = torch.zeros(1)
+    weights = whole._weights(zero, zero + 16, 16)
+    pairs = (
+        (peer._turned(x, torch.full((1, 1, 1), 0.3)), augment.adjust_hue(image, 0.3)),
+        ((weights @ x @ weights.mT).clamp(0, 1), augment.resize(image, size=11)),
+        (whole._blur(x), augment.gaussian_blur(image, 1.3, radius=8)),
+        (peer._gray(x).expand(1, 3, 16, 16), augment.grayscale(image)),
+    )
+    for theirs, ours in pairs:
+        np.testing.assert_allclose(theirs[0].permute(1, 2, 0), ours, atol=1e-5)
