@@ -354,3 +354,18 @@ def test_l2_normalize_divides_by_length_or_eps():
     gradient = jax.grad(lambda x: contrastive.l2_normalize(x)[:, 0].sum())(x)
     assert not np.any(np.asarray(gradient[1]))
     np.testing.assert_allclose(gradient[0], [0.128, -0.096], rtol=1e-5)
+
+
+def test_unit_rows_need_no_normalising():
+    """The keywords that skip it give the same on unit rows, and not on others."""
+    keys = jax.random.split(jax.random.key(0), 10)
+    rows = [jax.random.normal(key, (4, 6)) for key in keys[:8]]
+    queues = [jax.random.normal(key, (2, 9, 6)) for key in keys[8:]]
+    unit = [contrastive.l2_normalize(queue) for queue in queues]
+    for own in (queues, unit):
+        plain = distill.pnr_moco(*rows, *own)
+        skipped = distill.pnr_moco(*rows, *own, unit_queues=True)
+        assert bool(abs(plain - skipped) < 1e-5) == (own is unit)
+        plain = contrastive.info_nce(*rows[:2], own[0][0])
+        skipped = contrastive.info_nce(*rows[:2], own[0][0], unit_negatives=True)
+        assert bool(abs(plain - skipped) < 1e-5) == (own is unit)

@@ -103,7 +103,13 @@ def nt_xent(z1, z2, *, temperature=0.2):
 
 
 def info_nce(
-    anchors, positives, negatives, *, temperature=0.2, positive_in_denominator=True
+    anchors,
+    positives,
+    negatives,
+    *,
+    temperature=0.2,
+    positive_in_denominator=True,
+    unit_negatives=False,
 ):
     """InfoNCE against shared negatives (van den Oord et al., 2018; MoCo, Eq. 1).
 
@@ -118,6 +124,8 @@ def info_nce(
       temperature: divides the cosines.
       positive_in_denominator: False gives the decoupled form (e = 0), which
         can be negative.
+      unit_negatives: they are unit rows already, as those of a queue: normalising
+        a large one at every step would cost time and change nothing.
 
     Returns:
       f32[], in nats.
@@ -126,7 +134,8 @@ def info_nce(
     chex.assert_equal_shape([anchors, positives])
     anchors = l2_normalize(anchors)
     positive = jnp.sum(anchors * l2_normalize(positives), axis=-1) / temperature
-    logits = dot(anchors, l2_normalize(negatives)) / temperature
+    negatives = negatives if unit_negatives else l2_normalize(negatives)
+    logits = dot(anchors, negatives) / temperature
     denominator = jax.nn.logsumexp(logits, axis=-1)
     if positive_in_denominator:
         denominator = jnp.logaddexp(positive, denominator)

@@ -117,6 +117,7 @@ def pnr_moco(
     form="code",
     pn1=True,
     pn2=True,
+    unit_queues=False,
 ):
     """PNR with MoCo v2+, PNR Eq. 2 + 3; it replaces the base loss from task 2 on.
 
@@ -137,6 +138,7 @@ def pnr_moco(
       form: "code" or "paper"; ValueError if neither.
       pn1: whether L1 has its pseudo-negatives, `frozen_queue` (Table 7).
       pn2: whether L2 has its pseudo-negatives, `key_queue` (Table 7).
+      unit_queues: their rows have unit length already, and stay as they are.
 
     Returns:
       f32[], L1 + L2 in nats.
@@ -149,6 +151,10 @@ def pnr_moco(
     p = contrastive.l2_normalize(jnp.stack([p2, p1])) / distill_temperature
     q_positive = jnp.sum(q * _constant(jnp.stack([k1, k2])), axis=-1)
     p_positive = jnp.sum(p * _constant(jnp.stack([f2, f1])), axis=-1)
+    if not unit_queues:
+        key_queue, frozen_queue = map(
+            contrastive.l2_normalize, (key_queue, frozen_queue)
+        )
     q_keys, p_keys = _queue_logsumexp(q, p if pn2 else None, key_queue)
     p_frozen, q_frozen = _queue_logsumexp(p, q if pn1 else None, frozen_queue)
     first = jnp.logaddexp(q_positive, q_keys)
@@ -171,12 +177,12 @@ def _queue_logsumexp(a, b, queue):
     Args:
       a: f32[2, B, D], anchors over their temperature, by bank.
       b: f32[2, B, D] or None.
-      queue: f32[2, K, D].
+      queue: f32[2, K, D], unit rows; no gradient.
 
     Returns:
       Two f32[2, B]; the second is None if `b` is.
     """
-    queue = _constant(queue)
+    queue = jax.lax.stop_gradient(queue)
     if b is None:
         return jax.nn.logsumexp(contrastive.dot(a, queue), axis=-1), None
     # One product reads the queue once for both; K is large, so that counts.

@@ -83,8 +83,10 @@ def _moco(features, options):
     bank1, bank2 = features.key_queue
     # The query of one view meets key and negatives of the other.
     terms = (
-        contrastive.info_nce(q1, k2, bank2, temperature=options.temperature),
-        contrastive.info_nce(q2, k1, bank1, temperature=options.temperature),
+        contrastive.info_nce(
+            *rows, temperature=options.temperature, unit_negatives=True
+        )
+        for rows in ((q1, k2, bank2), (q2, k1, bank1))
     )
     return sum(terms) / 2
 
@@ -102,6 +104,7 @@ def _moco_pnr(features, options):
         form=options.form,
         pn1=options.pn1,
         pn2=options.pn2,
+        unit_queues=True,
     )
 
 

@@ -161,28 +161,37 @@ def make(
         absent = jnp.zeros((len(images), output_dim))
         return two(jax.lax.cond(state.task == 0, lambda: absent, forward))
 
-    def loss_fn(params, state, images, label, k, f):
+    def forward(params, state, images):
+        """What the losses read of the network that learns, and its statistics."""
         z, stats = chain.apply(
             online, params, state.stats, images, train=True, groups=2
         )
-        features = ssl_bases.Features(
-            two(z), k, None, f, state.extra.key_queue, state.extra.frozen_queue, label
-        )
         if not distils:
-            return spec.loss(features, options), stats
+            return (two(z), None), stats
         p, more = chain.apply(
             distiller, params, state.stats, spec.distiller_input(z), train=True,
             groups=2,
         )  # fmt: skip
-        # Nothing inside the cond but products of embeddings: its gradient holds
-        # no convolution, which would be slow there on CPU.
-        loss = jax.lax.cond(
-            state.task == 0,
-            lambda features: spec.loss(features, options),
-            lambda features: later(features, options),
-            features._replace(p=two(p)),
+        return (two(z), two(p)), stats | more
+
+    def losses(embeddings, features, first):
+        """The loss and its gradient with respect to z and p."""
+
+        def gradient_of(loss):
+            def of(embeddings):
+                z, p = embeddings
+                return loss(features._replace(z=z, p=p), options)
+
+            return jax.value_and_grad(of)
+
+        if not distils:
+            return gradient_of(spec.loss)(embeddings)
+        # The gradient is taken inside, or the residuals of both branches, as large
+        # as the logits, would leave the cond. No convolution is in it: on CPU its
+        # gradient would be slow there.
+        return jax.lax.cond(
+            first, gradient_of(spec.loss), gradient_of(later), embeddings
         )
-        return loss, stats | more
 
     def step(state, batch):
         views = parts.augment(core.step_key(state), batch["image"])
@@ -196,10 +205,16 @@ def make(
             keys, extra = two(keys), extra._replace(momentum_stats=slow_stats)
         if distils:
             frozen = frozen_features(state, images)
-        (loss, stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(
-            state.params, state, images, batch["label"], keys, frozen
+        embeddings, backward, stats = jax.vjp(
+            lambda params: forward(params, state, images), state.params, has_aux=True
         )
         progress, first = core.progress(state), state.task == 0
+        features = ssl_bases.Features(
+            None, keys, None, frozen, extra.key_queue, extra.frozen_queue,
+            batch["label"],
+        )  # fmt: skip
+        loss, slopes = losses(embeddings, features, first)
+        (grads,) = backward(slopes)
         lr = parts.lr(progress)
         state = core.apply_gradients(state, grads, parts.tx, lr)
         if spec.momentum:
