@@ -10,7 +10,8 @@ Ours: not run at this budget yet; docs/results.md has smaller ones. Cost: 5 task
 
 `configs/pnr_cifar100.py:debug` runs the same code in seconds, on digits. Others of
 the tables: --config.method.base=simclr, --config.method.strategy=cassle (finetune,
-cassle, pnr), --config.scenario.num_tasks=10, joint: --config.scenario.name=joint.
+cassle, pnr), --config.scenario.num_tasks=10; joint: --config.scenario.name=joint with
+--config.scenario.num_tasks=1.
 
 Departure: the optimiser and the augmentation are those of PNR's scripts for every
 strategy, so that losses alone are compared; the released CaSSLe scripts use others

@@ -41,7 +41,7 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
     Args:
       work: from `build.build`.
       workdir: the run directory; made if missing.
-      stop: asked after every call of the step; true saves and raises.
+      stop: asked after each call of the step and around evaluations; true raises.
       step: `job.compile_step(work)`, where several runs share the program.
 
     Returns:
@@ -85,8 +85,10 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
                 state = work.method.end_task(state, task)
                 state = sharding.settle(state, work.mesh)
                 _save(loop, state, results, "trained")
+                _pause(loop, state)
             results = _judge(loop, state, task, results)
             _save(loop, state, results, "evaluated")
+            _pause(loop, state)
             phase = "evaluated"
         return results
 
@@ -95,11 +97,10 @@ def _begin_task(loop, state, task):
     """The state at the first step of a task."""
     source = loop.job.method.source(state, task)
     numbers = {
-        "task": task.index,
-        "task_start": int(state.step),
-        "task_steps": len(job.schedule(loop.job, source, task.index)),
+        "task": np.int32(task.index),
+        "task_start": np.int32(state.step),
+        "task_steps": np.int32(len(job.schedule(loop.job, source, task.index))),
     }
-    numbers = {name: np.int32(number) for name, number in numbers.items()}
     state = state.replace(**sharding.replicate(numbers, loop.job.mesh))
     return sharding.settle(loop.job.method.begin_task(state, task), loop.job.mesh)
 
@@ -116,23 +117,19 @@ def _train_task(loop, state, task, results):
                 state, metrics = loop.step(state, loop.resident, batches, number)
             rows.add(step, count, metrics)
             step += count
+            local, inside = step - begun, step < end
             loop.recorder.advance(step, task.index, loop.total_steps)
-            if step < end and _due(work.eval_every, step - begun):
+            if inside and work.eval_every and local % work.eval_every == 0:
                 rows.flush(step)
                 _evaluate(loop, state, task.index)
             stopped = _stopped(loop, step, count)
-            if stopped or (step < end and _due(work.save_every, step - begun)):
+            if stopped or (inside and work.save_every and local % work.save_every == 0):
                 rows.flush(step)
                 _save(loop, state, results, "training")
             if stopped:
-                loop.checkpoints.wait()
-                raise Interrupted(f"stopped at step {step}, saved")
+                _leave(loop, state)
     rows.flush(step)
     return state
-
-
-def _due(every: int, step: int) -> bool:
-    return every > 0 and step % every == 0
 
 
 def _stopped(loop, step: int, count: int) -> bool:
@@ -141,6 +138,17 @@ def _stopped(loop, step: int, count: int) -> bool:
         return loop.stop()
     every = loop.job.log_every
     return step // every > (step - count) // every and sharding.any_process(loop.stop())
+
+
+def _pause(loop, state) -> None:
+    """Stop between two parts of a task, both saved, where that was asked for."""
+    if sharding.any_process(loop.stop()):
+        _leave(loop, state)
+
+
+def _leave(loop, state) -> None:
+    loop.checkpoints.wait()
+    raise Interrupted(f"stopped at step {int(state.step)}, saved")
 
 
 def _save(loop, state, results, phase) -> None:
@@ -161,8 +169,7 @@ def _evaluate(loop, state, task: int) -> core.Result:
     for name, evaluate in loop.job.evaluators.items():
         result = evaluate(state, task)
         rows |= {f"{name}/{key}": row for key, row in result.rows.items()}
-        for key, value in result.scalars.items():
-            # What the clock says must not make two equal runs differ.
+        for key, value in result.scalars.items():  # the clock's have a place apart
             (spent if key == "seconds" else scalars)[f"{name}/{key}"] = value
     loop.recorder.log(
         int(state.step), task, eval={**rows, **scalars}, time={"evaluation": spent}

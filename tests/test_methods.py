@@ -55,6 +55,8 @@ def make(name, workdir, **changes):
 def run(name, workdir, stop_at=None):
     """Results and final state of a run that stops after `stop_at` steps."""
     work, asked = make(name, workdir), itertools.count(1)
+    if stop_at is not None and stop_at > 12:
+        stop_at += 2  # it is asked before and after the evaluation of a task, too
     try:
         return train.run(
             work, workdir, step=compiled(name), stop=lambda: next(asked) == stop_at

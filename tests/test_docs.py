@@ -1,0 +1,533 @@
+"""The documentation: its commands parse, its names exist, its example trains."""
+
+import ast
+import importlib
+import inspect
+import pathlib
+import pkgutil
+import re
+import shlex
+import shutil
+import sys
+
+import jax
+import numpy as np
+import pytest
+import toy
+from absl import flags
+from ml_collections import config_flags
+
+import jaxcl
+import jaxcl.methods
+from jaxcl import build, record, train
+from jaxcl.data import convert, sources, stream, tfds_source
+from jaxcl.evals import knn, linear, tsne
+from jaxcl.methods import two_view
+
+ROOT = pathlib.Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *sorted(ROOT.glob("benchmarks/*.md"))]
+CONFIGS = sorted((ROOT / "configs").glob("*.py"))
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+EXAMPLE = (ROOT / "docs" / "adding_a_method.md").read_text()
+FILES = ("py", "md", "json", "jsonl", "npy", "npz", "txt", "toml", "png", "log")
+
+
+def ids(path):
+    return str(path.relative_to(ROOT))
+
+
+def blocks(text, language):
+    return [body for kind, body in FENCE.findall(text) if kind == language]
+
+
+def prose(text):
+    """The text without its fenced blocks."""
+    return FENCE.sub("", text)
+
+
+def of_file(name):
+    """The block of the worked example that stands for a file."""
+    return re.search(rf"^`{name}`:\n\n```python\n(.*?)^```", EXAMPLE, re.M | re.S)[1]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """configs/ and the worked example's files, its method importable by name."""
+    root = tmp_path_factory.mktemp("tree")
+    shutil.copytree(ROOT / "configs", root / "configs")
+    (root / "methods").mkdir()
+    (root / "methods" / "simclr_l2.py").write_text(
+        of_file("jaxcl/methods/simclr_l2.py")
+    )
+    name = "configs/simclr_l2_digits.py"
+    (root / name).write_text(of_file(name))
+    with pytest.MonkeyPatch.context() as patch:
+        path = [*jaxcl.methods.__path__, str(root / "methods")]
+        patch.setattr(jaxcl.methods, "__path__", path)
+        importlib.invalidate_caches()
+        yield root
+        sys.modules.pop("jaxcl.methods.simclr_l2", None)
+        vars(jaxcl.methods).pop("simclr_l2", None)
+
+
+# Commands
+
+
+def commands(text, module):
+    """Arguments of every `python -m MODULE ...` line, one list each."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    found = re.findall(rf"python -m {re.escape(module)}\b([^\n`]*)", joined)
+    return [list(map(filled, shlex.split(arguments))) for arguments in found]
+
+
+def filled(argument):
+    """An argument with something for each word that stands for a choice."""
+    for word, value in {"SEED": "5", "STRATEGY": "pnr", "BASE": "simclr"}.items():
+        argument = re.sub(rf"(?<![A-Z]){word}(?![A-Z])", value, argument)
+    return argument
+
+
+def written():
+    """(where, text) of all that states commands."""
+    for path in PAGES:
+        yield ids(path), path.read_text()
+    for path in CONFIGS:
+        yield ids(path), ast.get_docstring(ast.parse(path.read_text()))
+    name = "configs/simclr_l2_digits.py"
+    yield name, ast.get_docstring(ast.parse(of_file(name)))
+    yield (
+        "jaxcl/main.py",
+        ast.get_docstring(ast.parse((ROOT / "jaxcl/main.py").read_text())),
+    )
+
+
+def parse(arguments):
+    """The config that a command runs, overrides applied, as main parses them."""
+    values, argv = flags.FlagValues(), ["main", *arguments]
+    config_flags.DEFINE_config_file(
+        "config", None, flag_values=values, sys_argv=argv, lock_config=False,
+        accept_new_attributes=True,
+    )  # fmt: skip
+    for name in main_flags() - {"config"}:
+        flags.DEFINE_string(name, None, "", flag_values=values)
+    assert values(argv) == ["main"], f"{argv}: an argument is no option"
+    return values["config"].value
+
+
+def main_flags():
+    source = (ROOT / "jaxcl/main.py").read_text()
+    return set(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', source))
+
+
+def check_options(config):
+    """All that `build` checks before it reads data; and the scenario, on a stand-in."""
+    raw = config.to_dict()
+    top = build.Top(**build.options(build.Top, raw, "config"))
+    build._stream(top.data, top.scenario)
+    parts, _ = build._parts(top)
+    build._method(top.method, parts)
+    for name, section in top.evaluators.items():
+        make = build._module("jaxcl.evals", name, "config.evaluators").make
+        given = {"directory"} & set(inspect.signature(make).parameters)
+        build.options(make, section, f"config.evaluators.{name}", given=given)
+    scenario = dict(top.scenario)
+    stream.make(stand_in(), scenario=scenario.pop("name"), **scenario)
+
+
+def stand_in():
+    """A set of 100 classes and 6 domains that any scenario can cut."""
+    label = np.tile(np.arange(100, dtype=np.int32), 6)
+    domain = np.repeat(np.arange(6, dtype=np.int32), 100)
+    images = np.zeros((600, 1, 1, 1), np.uint8)
+    split = stream.Examples(label, domain, images)
+    names = [tuple(map(str, range(n))) for n in (100, 6)]
+    return stream.Dataset("stand-in", *names, split, split, split)
+
+
+COMMANDS = [
+    pytest.param(arguments, id=f"{where}-{i}")
+    for where, text in written()
+    for i, arguments in enumerate(commands(text, "jaxcl.main"))
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_commands_name_configs_and_options_there_are(arguments, tree, monkeypatch):
+    monkeypatch.chdir(tree)
+    if arguments == ["--config=..."]:  # how the code speaks of the command
+        return
+    named = [a.partition("=")[2].partition(":")[0] for a in arguments[:1]]
+    assert arguments[0].startswith("--config=") and (tree / named[0]).exists()
+    check_options(parse(arguments))
+
+
+def overrides(text):
+    """Overrides in running text; "with" or a blank between two joins them."""
+    text = re.sub(r"python -m [^\n`]*(\\\n[^\n`]*)*", "", text)
+    one = r"--config\.[\w.]+=(?:\"[^\"]*\"|[^\s`,;()]+)"
+    for group in re.findall(rf"{one}(?:\s+(?:with\s+)?{one})*", text):
+        parts = [filled(part).rstrip(".:") for part in shlex.split(group)]
+        yield [part for part in parts if part != "with"]
+
+
+@pytest.mark.parametrize("where, text", list(written()), ids=[w for w, _ in written()])
+def test_overrides_in_prose_are_options(where, text, tree, monkeypatch):
+    monkeypatch.chdir(tree)
+    mine = [tree / where] if where.startswith("configs/") else sorted(tree.glob("*/*"))
+    for group in overrides(text):
+        problems = []
+        for path in (p for p in mine if p.parent.name == "configs"):
+            if path.suffix == ".py":
+                try:
+                    check_options(parse([f"--config={path}", *group]))
+                    break
+                except (ValueError, AttributeError, KeyError) as error:
+                    problems.append(f"{path.name}: {error}")
+        else:
+            pytest.fail(f"{where}: {group}: {problems}")
+
+
+def test_a_wrong_command_would_be_noticed(tree, monkeypatch):
+    monkeypatch.chdir(tree)
+    good = "--config=configs/quickstart.py"
+    check_options(parse([good, "--workdir=x"]))
+    for wrong in (
+        "--config.method.temprature=1",
+        "--config.evaluators.knn.kk=3",
+        "--config.data.size=many",
+        "--config.scenario.num_tasks=101",
+        "--wrkdir=x",
+        "left over",
+    ):
+        with pytest.raises((ValueError, AttributeError, AssertionError, flags.Error)):
+            check_options(parse([good, wrong]))
+
+
+CONVERT = [
+    pytest.param(arguments, id=f"{where}-{i}")
+    for where, text in written()
+    for i, arguments in enumerate(commands(text, "jaxcl.data.convert"))
+]
+
+
+@pytest.mark.parametrize("arguments", CONVERT)
+def test_convert_is_called_as_it_wants(arguments, monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "argv", ["convert", *arguments])
+    monkeypatch.setattr(sources, "npz", lambda *, path: path)
+    monkeypatch.setattr(convert, "write", lambda *given: seen.append(given))
+    convert.main()
+    assert seen == [tuple(arguments)] and arguments[0].endswith(".npz")
+
+
+def test_there_are_commands_to_check():
+    assert len(COMMANDS) > 10 and len(CONVERT) > 2
+
+
+# Links
+
+
+def slugs(path):
+    """Anchors of a page's headings, as mkdocs and GitHub make them."""
+    titles = re.findall(r"^#+ (.+)$", prose(path.read_text()), re.M)
+    return {
+        re.sub(r"[^\w\- ]", "", t).strip().lower().replace(" ", "-") for t in titles
+    }
+
+
+@pytest.mark.parametrize("path", PAGES, ids=ids)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path.read_text())):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        name, _, anchor = target.partition("#")
+        there = (path.parent / name).resolve() if name else path
+        assert there.exists(), f"{ids(path)}: {target}"
+        if anchor:
+            assert anchor in slugs(there), f"{ids(path)}: {target}"
+
+
+def test_nav_names_every_page():
+    nav = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert {path.name for path in DOCS} <= set(nav)
+
+
+# Names
+
+
+def modules():
+    """Last part of the name -> module, for all of jaxcl but main."""
+    found = [m.name for m in pkgutil.walk_packages(jaxcl.__path__, "jaxcl.")]
+    names = [name for name in found if name != "jaxcl.main"]
+    return {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
+
+
+def option_exists(path):
+    """Whether `config.a.b` is an option of any function that section may name."""
+    section, *rest = path.split(".")[1:]
+    if section not in inspect.signature(build.Top).parameters:
+        return False
+    functions = {
+        "data": [*sources.SOURCES.values(), tfds_source.read],
+        "scenario": [stream.make],
+        "augment": [build.augment_lib.make],
+        "encoder": build.ENCODERS.values(),
+        "method": [two_view.make],
+        "optimizer": build.OPTIMIZERS.values(),
+        "schedule": build.SCHEDULES.values(),
+        "evaluators": [],
+    }
+    extra = {"augment": {"resize"}, "optimizer": {"name", "lr"}}
+    known = {
+        p for f in functions.get(section, []) for p in inspect.signature(f).parameters
+    }
+    known |= extra.get(section, {"name"})
+    return not rest or (len(rest) == 1 and rest[0] in known)
+
+
+@pytest.mark.parametrize("path", DOCS, ids=ids)
+def test_names_in_backticks_exist(path):
+    there, checked = modules(), 0
+    for name in re.findall(r"`([^`\n]+)`", prose(path.read_text())):
+        if re.fullmatch(r"[\w/]+\.(py|md)", name) and "/" in name:
+            assert (ROOT / name).exists() or name in EXAMPLE, name
+            continue
+        name = name.removesuffix("()")
+        if not re.fullmatch(r"[a-z_]\w*(\.\w+)+", name) or name.endswith(FILES):
+            continue
+        head, *rest = name.split(".")
+        if head == "config":
+            assert option_exists(name), f"{ids(path)}: {name}"
+        elif head in ("torch", "lax", "state"):
+            continue  # not ours
+        elif head == "jaxcl":
+            assert importlib.import_module(name), name
+        else:
+            assert head in there, f"{ids(path)}: {name}"
+            value = there[head]
+            for part in rest:
+                value = getattr(value, part)
+        checked += 1
+    if path.name in ("methods.md", "design.md", "evaluation.md"):
+        assert checked > 10
+
+
+def test_public_names_are_as_written():
+    there = modules()
+    text = re.search(r"## Public names.*?```\n(.*?)```", DESIGN, re.S)[1]
+    module, count = None, 0
+    for word in re.findall(r"jaxcl[\w.]+|\w+\([^)]*\)", text):
+        if word.startswith("jaxcl."):
+            module = there[word.rpartition(".")[2]]
+            continue
+        name, inside = word.rstrip(")").split("(")
+        parameters = inspect.signature(getattr(module, name)).parameters.values()
+        positional = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
+        shown = [p for p in re.split(r",\s*", inside) if p]
+        needed = positional[: len(shown)]
+        optional = [p for p in parameters if p.name in positional[len(shown) :]]
+        assert shown == needed and all(p.default is not p.empty for p in optional), word
+        count += 1
+    assert count > 20
+
+
+DESIGN = (ROOT / "docs" / "design.md").read_text()
+
+
+def test_the_tree_is_as_drawn():
+    text = re.search(r"## The tree\n\n```\n(.*?)```", DESIGN, re.S)[1]
+    drawn, folder = set(), ""
+    for line in text.splitlines()[1:]:
+        indent, name = re.match(r"( +)(\S+)", line).groups()
+        folder = folder if len(indent) > 2 else ""
+        if name.endswith("/"):
+            folder = name
+        else:
+            drawn.add(folder + name)
+    package = ROOT / "jaxcl"
+    real = {str(p.relative_to(package)) for p in package.rglob("*.py")}
+    assert drawn == {name for name in real if not name.endswith("__init__.py")}
+
+
+def test_limits_are_as_written():
+    from test_imports import LAYERS
+
+    text = " ".join(re.search(r"Imports go down only:.*?\n\n", DESIGN, re.S)[0].split())
+    named = [set(re.findall(r"`(\w+)`", part)) for part in text.split(" then ")]
+    assert named[0] == set().union(*LAYERS[:5])
+    assert [part for part in named[1:4]] == LAYERS[5:8]
+    assert named[4] - {"plots", "metrics"} == LAYERS[8]
+
+
+# Options and defaults
+
+MARKER = re.compile(r"<!-- options: ([\w.]+)(?: except (\w+))? -->\n\n((?:\|.*\n)+)")
+TABLES = [
+    pytest.param(*found, id=found[0])
+    for path in DOCS
+    for found in MARKER.findall(path.read_text())
+]
+
+
+def cells(row):
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip("|"))]
+
+
+@pytest.mark.parametrize("name, without, table", TABLES)
+def test_tables_of_options_are_those_of_the_signature(name, without, table):
+    module, _, function = name.rpartition(".")
+    function = getattr(importlib.import_module(module), function)
+    want = {
+        parameter.name: parameter.default
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind == parameter.KEYWORD_ONLY and parameter.name != without
+    }
+    rows = [cells(row) for row in table.splitlines()[2:]]
+    given = {row[0].strip("`"): row[1].strip("`") for row in rows}
+    assert list(given) == list(want)
+    for option, default in given.items():
+        if want[option] is inspect.Parameter.empty:
+            assert default == "required", option
+        else:
+            shown = eval(default, {"__builtins__": {}})
+            assert shown == want[option] and type(shown) is type(want[option]), option
+
+
+def test_every_function_that_config_names_has_a_table():
+    functions = {build.Top, stream.make, build.augment_lib.make, two_view.make}
+    functions |= {linear.make, knn.make, tsne.make, tfds_source.read}
+    functions |= {f for f in sources.SOURCES.values() if f is not sources.tfds}
+    functions |= {*build.ENCODERS.values(), *build.OPTIMIZERS.values()}
+    functions |= {*build.SCHEDULES.values()} - {build.SCHEDULES["constant"]}
+    names = {f"{f.__module__}.{f.__name__}" for f in functions}
+    assert {table.values[0] for table in TABLES} == names
+    there = [m.name for m in pkgutil.iter_modules(jaxcl.evals.__path__)]
+    assert set(there) == {"features", "linear", "knn", "tsne"}
+
+
+def test_a_config_reaches_every_documented_option_of_its_source():
+    """`options` must find the keywords, also where a source passes them on."""
+    tables = {t.values[0]: t.values[2] for t in TABLES}
+    for name, source in sources.SOURCES.items():
+        function = tfds_source.read if name == "tfds" else source
+        table = tables[f"{function.__module__}.{function.__name__}"]
+        rows = [cells(row) for row in table.splitlines()[2:]]
+        given = {row[0].strip("`"): row[1].strip("`") for row in rows}
+        section = {
+            option: "somewhere" if default == "required" else ast.literal_eval(default)
+            for option, default in given.items()
+        }
+        build._stream({"name": name, **section}, {"name": "joint"})
+
+
+# Messages and code
+
+
+def templates(path):
+    """Every string of a module, `...` for what is filled in."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            parts = [getattr(part, "value", None) for part in node.values]
+            yield "".join(part if isinstance(part, str) else "..." for part in parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_messages_of_the_troubleshooting_table_are_real():
+    table = (ROOT / "docs" / "running.md").read_text().partition("Troubleshooting")[2]
+    messages = re.findall(r"^\| `([^`]+)` \|", table, re.M)
+    assert len(messages) > 15
+    known = [set(templates(path)) for path in (ROOT / "jaxcl").rglob("*.py")]
+    for message in messages:
+        parts = [part.strip() for part in message.split("...")]
+        assert any(
+            all(any(part in text for text in texts) for part in parts)
+            for texts in known
+        ), message
+
+
+@pytest.mark.parametrize("path", PAGES, ids=ids)
+def test_python_in_the_pages_compiles(path):
+    for code in blocks(path.read_text(), "python"):
+        if not code.startswith("    "):  # a row of a table in a file
+            compile(code, str(path), "exec")
+
+
+def test_the_readme_snippet_runs(capsys):
+    (code,) = blocks((ROOT / "README.md").read_text(), "python")
+    exec(compile(code, "README.md", "exec"), {})
+    assert all(np.isfinite(float(x)) for x in capsys.readouterr().out.split())
+
+
+def test_the_cifar_snippet_makes_a_file_that_npz_reads(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    want = {}
+    for split, count in (("train", 6), ("test", 3)):
+        rows = rng.integers(0, 256, (count, 3074), np.uint8)
+        rows[:, 0], rows[:, 1] = 50, np.arange(count) % 3
+        rows.tofile(folder / f"{split}.bin")
+        want[split] = rows
+    (folder / "fine_label_names.txt").write_text("apple\nbaby\nbear\n\n")
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks((ROOT / "docs" / "data.md").read_text(), "python")
+    exec(compile(code, "data.md", "exec"), {})
+    made = sources.npz(path="cifar100.npz")
+    assert made.class_names == ("apple", "baby", "bear")
+    for split, rows in want.items():
+        examples = getattr(made, split)
+        np.testing.assert_array_equal(examples.label, rows[:, 1])
+        # Planes of red, green, blue, each row by row.
+        assert examples.images[1, 4, 7, 2] == rows[1, 2 + 2 * 1024 + 4 * 32 + 7]
+
+
+# The worked example
+
+
+def test_the_example_trains_by_its_row_of_the_table(tree, tmp_path):
+    row = next(b for b in blocks(EXAMPLE, "python") if b.startswith("    "))
+    ((name, changes),) = ast.literal_eval("{" + row + "}").items()
+    assert name == "simclr-l2" and changes["method"]["name"] == "simclr_l2"
+    work = toy.job(tmp_path, tasks=2, epochs=1, **changes)
+    train.run(work, tmp_path)
+    rows = [r for r in record.read_rows(tmp_path) if "loss" in r]
+    assert [r["step"] for r in rows] == list(range(1, 13))
+    assert np.isfinite([r["loss"] for r in rows]).all()
+    # The teacher is what the second task began with, so it is near and not equal.
+    assert rows[6]["task"] == 1 and 0 < rows[6]["distance"] < rows[5]["distance"] + 1
+    state = toy.saved(work, tmp_path).state
+    moved = jax.tree.map(
+        lambda a, b: bool((a != b).any()),
+        state.extra.teacher["encoder"], state.params["encoder"],
+    )  # fmt: skip
+    assert any(jax.tree.leaves(moved))
+
+
+def test_the_example_refuses_what_it_cannot_take(tree, tmp_path):
+    for wrong in ({"weight": -1.0}, {"wieght": 1.0}):
+        with pytest.raises(ValueError, match=r"config\.method\.w"):
+            toy.job(tmp_path / "x", method={"name": "simclr_l2", **wrong})
+
+
+def test_the_examples_own_test_passes(tree):
+    code = next(b for b in blocks(EXAMPLE, "python") if "def test_" in b)
+    names = {}
+    exec(compile(code, "adding_a_method.md", "exec"), names)
+    tests = [value for name, value in names.items() if name.startswith("test_")]
+    assert tests
+    for test in tests:
+        test()
+
+
+def test_the_examples_config_is_one_that_the_tests_take(tree):
+    from test_build import load
+
+    path = tree / "configs" / "simclr_l2_digits.py"
+    module = load(path)
+    config, small = module.get_config(), module.get_config("debug")
+    assert f"--config=configs/{path.name}" in module.__doc__
+    assert f"{path.name}:debug" in module.__doc__ and config.name == path.stem
+    assert set(small.method) == set(config.method) and small.data.name == "digits"
+    check_options(small)
