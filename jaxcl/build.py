@@ -22,9 +22,11 @@ from etils import epath
 
 from jaxcl import augment as augment_lib
 from jaxcl import core, job, optim, sharding
-from jaxcl.data import prefetch, sources, stream
+from jaxcl.data import prefetch, sources, stream, tfds_source
 from jaxcl.nets import resnet
 
+# sources.tfds passes its options on; the schema is where they arrive.
+SOURCES = sources.SOURCES | {"tfds": tfds_source.read}
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 ENCODERS = {"resnet": resnet.resnet, "conv_net": resnet.conv_net}
 OPTIMIZERS = {"sgd": optim.sgd, "lars": optim.lars, "adam": optim.adam}
@@ -250,7 +252,7 @@ def _check_top(top, mesh):
 
 def _stream(data, scenario):
     """A function that reads the data and cuts the tasks; options checked now."""
-    source, data_options = _named(sources.SOURCES, data, "config.data")
+    source, data_options = _named(SOURCES, data, "config.data")
     data_options = options(source, data_options, "config.data")
     scenario = dict(scenario)
     scenario["scenario"] = scenario.pop("name", None)
