@@ -137,7 +137,9 @@ def build(config: ml_collections.ConfigDict, workdir) -> job.Job:
     raw = config.to_dict()
     plain = json.loads(json.dumps(raw))
     made = _job(Top(**options(Top, raw, "config")), plain, workdir)
-    claim(workdir, plain)
+    # Which decoder "auto" found is part of what a run computes.
+    decoder = made.stream.dataset.decoder
+    claim(workdir, plain | ({"decoder": decoder} if decoder else {}))
     return made
 
 

@@ -19,9 +19,9 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     config.batch_size = 32
     config.epochs = 1
     config.encoder = {"name": "resnet", "depth": 10, "width": 4, "stem": "cifar"}
-    config.method.update(hidden_dim=16, output_dim=8, distill_hidden_dim=16)
-    if "queue_size" in config.method:
-        config.method.queue_size = 64
+    small = {"hidden_dim": 16, "output_dim": 8, "distill_hidden_dim": 16}
+    small["queue_size"] = 64
+    config.method.update({k: v for k, v in small.items() if k in config.method})
     if "warmup_epochs" in config.schedule:
         config.schedule.warmup_epochs = 0
     if "linear" in config.evaluators:

@@ -12,16 +12,21 @@ import threading
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from jaxcl import build, checkpoint, finish, meter, sharding, train
+from jaxcl import build, checkpoint, finish, meter, record, sharding, train
 from jaxcl.data import convert
 
 # What a user can mend: one line says it. Anything else is a bug, with a traceback.
 FAILURES = (
-    meter.Diverged, checkpoint.CheckpointError, convert.Unreadable, OSError
-)  # fmt: skip
+    meter.Diverged,
+    checkpoint.CheckpointError,
+    record.RowsLost,
+    convert.Unreadable,
+    OSError,
+)
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file.", lock_config=False, accept_new_attributes=True
 )
+flags.mark_flag_as_required("config")
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; runs/NAME by default.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0.")
 PROCESSES = flags.DEFINE_integer("processes", None, "How many processes there are.")
@@ -32,9 +37,11 @@ def parse_flags(argv):
     """Parse, with one line on stderr where the command is wrong."""
     try:
         return flags.FLAGS(argv)
-    except (flags.Error, KeyError, AttributeError, TypeError, ValueError) as error:
+    except (flags.Error, LookupError, AttributeError, TypeError, ValueError) as error:
         message = error.args[0] if error.args else str(error)
         sys.exit(_complain(str(message).replace("\n", " ")))
+    except OSError as error:  # no such config file
+        sys.exit(_complain(error))
 
 
 def _complain(message, code=2):

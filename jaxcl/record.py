@@ -1,9 +1,8 @@
 """What a run leaves behind: logged rows, TensorBoard events, progress, results.
 
-`metrics.jsonl` holds one JSON object per line and is the truth; TensorBoard is
-a view of it. JSON has no nan or infinity, so both are written as null. All
-other floats come back bit for bit. What depends on the clock sits under the
-key "time" of a row, so two runs are the same if the rest of their rows is.
+`metrics.jsonl` holds one JSON object per line; TensorBoard is a view of it. Nan and
+infinity are null there, other floats come back bit for bit. What depends on the clock
+is under "time" in a row, so two runs are the same if the rest of their rows is.
 """
 
 import datetime
@@ -26,8 +25,8 @@ RESULTS = "results.json"
 def plain(value):
     """The value in Python types that JSON knows; nan and infinity become None.
 
-    Takes scalars and arrays of any numeric dtype (bfloat16 too), strings, None,
-    and lists, tuples and dicts of these. Integers and bools stay what they are.
+    Takes scalars and arrays of any numeric dtype, strings, None, and lists, tuples
+    and dicts of these. Integers and bools stay what they are.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -49,17 +48,19 @@ def read_rows(workdir) -> list[dict]:
     return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
 
 
+class RowsLost(ValueError):
+    """metrics.jsonl is not what it was when the checkpoint was saved."""
+
+
 class _Rows:
     """The file of rows; in a bucket, where objects cannot grow, kept in memory."""
 
     def __init__(self, path, offset):
-        if offset < 0:
-            raise ValueError(f"offset={offset}: must be >= 0")
         head = path.read_bytes()[:offset] if path.exists() else b""
         short = len(head) < offset
         if short or (offset and not head.endswith(b"\n")):
             now = f"it has {len(head)}" if short else "a row lies across that mark"
-            raise ValueError(
+            raise RowsLost(
                 f"offset={offset}: {path} held whole rows of so many bytes when the "
                 f"checkpoint was saved; now {now}. Put it back, or use a new directory"
             )

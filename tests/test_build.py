@@ -203,3 +203,18 @@ def test_steps_in_one_call_are_the_steps_one_by_one(tmp_path):
     np.testing.assert_array_equal(ends[0][0], ends[1][0])
     chex.assert_trees_all_close(ends[0][1].params, ends[1][1].params, rtol=1e-4)
     assert [r["step"] for r in ends[1][2]] == [*range(1, 13), 12]
+
+
+def test_evaluating_every_few_steps_changes_nothing_but_the_rows(tmp_path):
+    ends = []
+    for every in (0, 5):
+        changes = {"eval_every": every, "evaluators": {"knn": {"k": 5}}}
+        work = toy.job(tmp_path / str(every), tasks=1, **changes)
+        train.run(work, tmp_path / str(every))
+        ends.append(toy.leaves(toy.saved(work, tmp_path / str(every)).state))
+    for ours, theirs in zip(*ends, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    rows = record.read_rows(tmp_path / "5")
+    assert [row["step"] for row in rows if "eval" in row] == [5, 10, 12]
+    losses = [row["step"] for row in rows if "loss" in row]
+    assert losses == list(range(1, 13))

@@ -20,7 +20,7 @@ from ml_collections import config_flags
 import jaxcl
 import jaxcl.methods
 from jaxcl import build, record, train
-from jaxcl.data import convert, sources, stream, tfds_source
+from jaxcl.data import convert, sources, stream
 from jaxcl.evals import knn, linear, tsne
 from jaxcl.methods import two_view
 
@@ -269,7 +269,7 @@ def option_exists(path):
     if section not in inspect.signature(build.Top).parameters:
         return False
     functions = {
-        "data": [*sources.SOURCES.values(), tfds_source.read],
+        "data": build.SOURCES.values(),
         "scenario": [stream.make],
         "augment": [build.augment_lib.make],
         "encoder": build.ENCODERS.values(),
@@ -396,8 +396,7 @@ def test_tables_of_options_are_those_of_the_signature(name, without, table):
 
 def test_every_function_that_config_names_has_a_table():
     functions = {build.Top, stream.make, build.augment_lib.make, two_view.make}
-    functions |= {linear.make, knn.make, tsne.make, tfds_source.read}
-    functions |= {f for f in sources.SOURCES.values() if f is not sources.tfds}
+    functions |= {linear.make, knn.make, tsne.make, *build.SOURCES.values()}
     functions |= {*build.ENCODERS.values(), *build.OPTIMIZERS.values()}
     functions |= {*build.SCHEDULES.values()} - {build.SCHEDULES["constant"]}
     names = {f"{f.__module__}.{f.__name__}" for f in functions}
@@ -409,8 +408,7 @@ def test_every_function_that_config_names_has_a_table():
 def test_a_config_reaches_every_documented_option_of_its_source():
     """`options` must find the keywords, also where a source passes them on."""
     tables = {t.values[0]: t.values[2] for t in TABLES}
-    for name, source in sources.SOURCES.items():
-        function = tfds_source.read if name == "tfds" else source
+    for name, function in build.SOURCES.items():
         table = tables[f"{function.__module__}.{function.__name__}"]
         rows = [cells(row) for row in table.splitlines()[2:]]
         given = {row[0].strip("`"): row[1].strip("`") for row in rows}

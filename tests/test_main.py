@@ -22,8 +22,8 @@ CONFIG = TESTS / "toy_config.py"
 STEPS = 58  # of five tasks, two epochs each
 
 
-def start(workdir, *arguments, devices=1, config=CONFIG):
-    command = [sys.executable, "-m", "jaxcl.main", f"--config={config}"]
+def start(workdir, *arguments, devices=1):
+    command = [sys.executable, "-m", "jaxcl.main", f"--config={CONFIG}"]
     command += [f"--workdir={workdir}", *arguments]
     paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     return subprocess.Popen(
@@ -204,6 +204,7 @@ def test_two_processes_train_save_resume_and_one_goes_on(whole, tmp_path):
         (["--config.batch_size=many"], ["config.batch_size", "many"]),
         (["--config.method.temperature=cold"], ["config.method.temperature", "float"]),
         (["--workdri=x"], ["workdri"]),
+        (["--config=configs/nothing.py"], ["configs/nothing.py"]),
         (["config.batch_size=3"], ["config.batch_size=3"]),
         (["--config.data.name=npz", "--config.data.path=/no/such"], ["/no/such"]),
     ],

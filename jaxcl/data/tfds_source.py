@@ -55,7 +55,7 @@ class Records(NamedTuple):
             else:
                 raw = _reader(file).read([place])[0]
         except (OSError, RuntimeError, IndexError, ValueError) as error:
-            raise ValueError(f"{name} cannot be read: {error}") from error
+            raise convert.Unreadable(f"{name} cannot be read: {error}") from error
         skip = {self.key: tfds.decode.SkipDecoding()}
         data = _parse(self.features, raw, name, decoders=skip)[self.key]
         return convert.decode(data, name, decoder=self.decoder, channels=self.channels)
@@ -77,7 +77,7 @@ def _parse(features, raw: bytes, name: str, **options) -> dict:
     try:
         return features.deserialize_example_np(raw, **options)
     except (message.DecodeError, KeyError, ValueError, TypeError) as error:
-        raise ValueError(f"{name} is no such example: {error!r}") from error
+        raise convert.Unreadable(f"{name} is no such example: {error!r}") from error
 
 
 def read(

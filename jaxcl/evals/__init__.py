@@ -1,1 +1,1 @@
-"""Evaluators, found by name; each has `make(parts, method, stream, *, ...)`."""
+"""Evaluators, found by name; each has `make(parts, *, ...)`, see core.EvalParts."""
