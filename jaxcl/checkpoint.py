@@ -7,6 +7,7 @@ later is noticed, and the checkpoint before it is used.
 """
 
 import itertools
+import os
 from typing import NamedTuple
 
 import jax
@@ -58,7 +59,9 @@ class Checkpoints:
 
     def __init__(self, directory, *, keep: int = 2):
         """Args: directory, and how many of the newest checkpoints to keep."""
-        self._directory = epath.Path(directory)
+        path = epath.Path(directory)
+        # Orbax wants it absolute, as an address in a bucket is.
+        self._directory = path if "://" in os.fspath(path) else path.resolve()
         training = ocp.training
         self._checkpointer = training.Checkpointer(
             self._directory,

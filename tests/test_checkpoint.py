@@ -119,3 +119,13 @@ def test_full_disk_is_an_error_and_keeps_the_last(tmp_path):
         signal.signal(signal.SIGXFSZ, old)
     like = {"x": jax.device_put(big["x"], sharding.replicated(mesh))}
     assert checkpoint.Checkpoints(tmp_path).restore(like).number == 1
+
+
+def test_a_relative_directory_will_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    state = make_state(1, sharding.mesh(1))
+    saver = checkpoint.Checkpoints("runs/here")
+    saver.save(1, state, {})
+    saver.close()
+    assert checkpoint.Checkpoints("runs/here").restore(state).number == 1
+    assert (tmp_path / "runs" / "here" / "1").exists()

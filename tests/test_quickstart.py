@@ -1,0 +1,41 @@
+"""The first command of the README, run as a newcomer would run it."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+CHEAP = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")  # settings of tests, not of users
+
+
+@pytest.mark.xdist_group("main")
+def test_the_quick_start_learns_and_leaves_what_the_readme_says(tmp_path):
+    block = re.search(r"```\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+    install, command = block.strip().split(" && ")
+    assert install == "pip install -e ."  # done already where tests run
+    words = command.replace("python", sys.executable, 1).split()
+    words[-1] = words[-1].replace("configs/", f"{ROOT}/configs/")
+    env = {k: v for k, v in os.environ.items() if k not in CHEAP}
+    env["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = tmp_path / "runs" / "quickstart"
+    results = json.loads((run / "results.json").read_text())
+    name = "linear/class_incremental"
+    measures = results["summary"][name]
+    learned, before = measures["average_accuracy"], np.mean(results["untrained"][name])
+    # Errors at least halve; the README's figure over seeds is a quarter.
+    assert 1 - learned < (1 - before) / 2
+    for measure in ("forgetting", "stability", "plasticity"):
+        assert np.isfinite(measures[measure])
+    assert "after task 5" in done.stdout and "images/s" in done.stderr
+    pictures = {path.name for path in (run / "plots").iterdir()}
+    assert {"linear_class_incremental.png", "curves.png", "tsne_task4.png"} <= pictures
+    for left in ("config.json", "metrics.jsonl", "tensorboard", "checkpoints"):
+        assert (run / left).exists()
