@@ -1,7 +1,7 @@
 """PNR on CIFAR-100 at the budget of a laptop: 5 tasks, ResNet-10 of width 8.
 
 The paper's scenario, losses, optimiser and augmentation (configs/pnr_cifar100.py)
-with a network of 1/60 of the parameters, 6 epochs a task instead of 500, batch 128,
+with a network of 1/144 of the parameters, 6 epochs a task instead of 500, batch 128,
 a queue of 4,096 and a probe on features without augmentation. What it measured, with
 time and spread, is in docs/results.md; no number of the paper compares to it.
 
