@@ -60,6 +60,7 @@ class Method(NamedTuple):
     end_task: Callable = lambda state, task: state
     source: Callable = lambda state, task: task.train
     eval_state: Callable = lambda state: state
+    supervised: bool = False  # its steps read labels: every train row needs one
 
 
 class EvalParts(NamedTuple):

@@ -1,22 +1,45 @@
-"""What a base hands to its losses: views, banks and temperatures, in float64."""
+"""What bases and strategies hand to their losses, in float64 from the equations."""
+
+import logging
 
 import numpy as np
 import pytest
+import toy
 
-from jaxcl.methods import ssl_bases
+from jaxcl.methods import ssl_bases, ssl_strategies
 
 RNG = np.random.default_rng(0)
-B, K, D = 4, 7, 5
+B, K, D, R = 4, 7, 5, 3
 
 
 def unit(x):
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
-Z, K2, P, F = (RNG.normal(size=(B, 2, D)) for _ in range(4))
+Z, OWN, P, K2, F = (RNG.normal(size=(B, 2, D)) for _ in range(5))
 KEYS, FROZEN = (unit(RNG.normal(size=(2, K, D))) for _ in range(2))
-FEATURES = ssl_bases.Features(Z, K2, P, F, KEYS, FROZEN, np.zeros(B, int))
-OPTIONS = ssl_bases.Options(0.3, 0.5, 0.7, "code", True, True)
+REPLAYED, STORED = (RNG.normal(size=(R, D)) for _ in range(2))
+LABEL = np.array([0, 1, 0, 2])
+MASK = np.array([True, False, True])
+FEATURES = ssl_bases.Features(
+    Z, LABEL, OWN, P, K2, F, KEYS, FROZEN, REPLAYED, STORED, MASK
+)
+VIEWS = ((0, 1), (1, 0))  # a view and the other one
+CODE = ssl_bases.Options(
+    temperature=0.3,
+    distill_temperature=0.5,
+    weight=0.7,
+    negative_weight=0.4,
+    form="code",
+    pn1=True,
+    pn2=True,
+    scale=0.2,
+    off_diagonal=0.03,
+    invariance=3.0,
+    variance=2.0,
+    covariance=0.6,
+)
+PAPER = CODE._replace(form="paper")
 
 
 def cross_entropy(anchors, positives, negatives, tau):
@@ -36,7 +59,7 @@ def moco(_):
 
 def moco_pnr(_):
     total = 0.0
-    for view, other in ((0, 1), (1, 0)):
+    for view, other in VIEWS:
         both = np.concatenate([KEYS[other], FROZEN[other]])
         total += cross_entropy(Z[:, view], K2[:, other], both, 0.3) / 2
         total += cross_entropy(P[:, view], F[:, view], both, 0.5) / 2
@@ -57,35 +80,253 @@ def simclr(_):
     )
 
 
+def pushed(anchor, right, i, tau):
+    """-s(a, right) + log of the sum over current and frozen rows but those of i."""
+    others = np.delete(np.concatenate([rows(Z), rows(F)]), [i, 2 * B + i], axis=0)
+    return np.log(np.exp(others @ anchor / tau).sum()) - anchor @ right / tau
+
+
 def simclr_pnr(_):
-    z, p, f, tau, total = rows(Z), rows(P), rows(F), 0.5, 0.0
+    z, p, f, total = rows(Z), rows(P), rows(F), 0.0
     for i in range(2 * B):
-        for anchor, right in ((z[i], z[i ^ 1]), (p[i], f[i])):
-            others = np.delete(np.concatenate([z, f]), [i, 2 * B + i], axis=0)
-            total += np.log(np.exp(others @ anchor / tau).sum()) - anchor @ right / tau
+        total += pushed(z[i], z[i ^ 1], i, 0.5) + pushed(p[i], f[i], i, 0.5)
     return total / (2 * B)
 
 
-def cassle(base):
+def positives(i):
+    """Rows of the same label, both views of each example."""
+    labels = LABEL.repeat(2)
+    return [j for j in range(2 * B) if j != i and labels[j] == labels[i]]
+
+
+def supcon(_):
+    s = rows(Z) @ rows(Z).T / 0.3
+    return np.mean(
+        [
+            np.log(np.exp(np.delete(s[i], i)).sum()) - np.mean(s[i, positives(i)])
+            for i in range(2 * B)
+        ]
+    )
+
+
+def supcon_pnr(_):
+    z, p, f, total = rows(Z), rows(P), rows(F), 0.0
+    for i in range(2 * B):
+        total += np.mean([pushed(z[i], z[j], i, 0.3) for j in positives(i)])
+        total += pushed(p[i], f[i], i, 0.5)
+    return total / (2 * B)
+
+
+def contrastive_distil(form):
     s = rows(P) @ rows(F).T / 0.5
-    both = [np.log(np.exp(t).sum(1)) - np.diag(t) for t in (s, s.T)]
-    return base(None) + 0.7 * np.mean(both)
+    if form == "paper":
+        return np.mean(
+            [np.log(np.exp(np.delete(s[i], i)).sum()) - s[i, i] for i in range(2 * B)]
+        )
+    return np.mean([np.log(np.exp(t).sum(1)) - np.diag(t) for t in (s, s.T)])
+
+
+def correlation(a, b):
+    a, b = ((x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5) for x in (a, b))
+    c = a.T @ b / B
+    off = c - np.diag(np.diag(c))
+    return 0.2 * (np.sum((np.diag(c) - 1) ** 2) + 0.03 * np.sum(off**2))
+
+
+def barlow(_):
+    return correlation(Z[:, 0], Z[:, 1])
+
+
+def barlow_distil(_):
+    return (correlation(P[:, 0], F[:, 0]) + correlation(P[:, 1], F[:, 1])) / 2
+
+
+def cosine(a, b):
+    return np.mean(np.sum(unit(a) * unit(b), axis=-1))
+
+
+def squared(a, b):
+    return np.sum((a - b) ** 2, axis=-1)
+
+
+def byol(form):
+    total = sum(2 - 2 * cosine(OWN[:, v], K2[:, w]) for v, w in VIEWS)
+    return total / 2 if form == "paper" else total
+
+
+def byol_distil(form):
+    if form == "paper":
+        return np.mean(squared(P, F))
+    return 2 - 2 * cosine(P, F)
+
+
+def vicreg(form):
+    share = 1 if form == "paper" else 1 / D
+    total = 3.0 * share * np.mean(squared(Z[:, 0], Z[:, 1]))
+    for v in (0, 1):
+        x = Z[:, v]
+        spread = np.sqrt(x.var(0, ddof=1) + 1e-4)
+        total += 2.0 * np.mean(np.maximum(1 - spread, 0))
+        c = np.cov(x.T)
+        total += 0.6 * (np.sum(c**2) - np.sum(np.diag(c) ** 2)) / D
+    return total
+
+
+def vicreg_distil(form):
+    return np.mean(squared(P, F)) * (1 if form == "paper" else 1 / D)
+
+
+OTHER = F[:, ::-1]  # the frozen feature of the other view
+
+
+def apart_barlow(form):
+    if form == "paper":  # Eq. 5: a sum over the batch, the mean of both view orders
+        return np.sum(squared(P, OTHER)) / 2
+    return -cosine(P, OTHER)
+
+
+def apart_byol(form):
+    if form == "paper":
+        return np.mean(squared(P, OTHER))
+    return 2 - 2 * cosine(P, OTHER)
+
+
+def apart_vicreg(form):
+    return np.mean(squared(P, OTHER)) * (1 if form == "paper" else 1 / D)
+
+
+TWINS = {  # base -> its loss, its distillation, PNR's whole loss; each of the form
+    "simclr": (simclr, contrastive_distil, simclr_pnr),
+    "mocov2plus": (moco, contrastive_distil, moco_pnr),
+    "supcon": (supcon, contrastive_distil, supcon_pnr),
+    **{
+        name: (
+            loss,
+            distil,
+            lambda form, loss=loss, distil=distil, apart=apart: (
+                loss(form) + 0.7 * distil(form) - 0.4 * apart(form)
+            ),
+        )
+        for name, loss, distil, apart in (
+            ("barlow_twins", barlow, barlow_distil, apart_barlow),
+            ("byol", byol, byol_distil, apart_byol),
+            ("vicreg", vicreg, vicreg_distil, apart_vicreg),
+        )
+    },
+}
+
+
+def value(base, strategy, options):
+    single = [
+        x if x is None or x.dtype != np.float64 else np.float32(x) for x in FEATURES
+    ]
+    loss = ssl_strategies.get(strategy).loss
+    return loss(ssl_bases.get(base), ssl_bases.Features(*single), options)
+
+
+def check(ours, twin):
+    np.testing.assert_allclose(ours, twin, rtol=3e-5)
+
+
+@pytest.mark.parametrize("options", [CODE, PAPER], ids=lambda o: o.form)
+@pytest.mark.parametrize("base", ssl_bases.BASES)
+def test_a_base_is_its_equations(base, options):
+    form = options.form
+    loss, distil, pnr = TWINS[base]
+    check(value(base, "finetune", options), loss(form))
+    check(value(base, "cassle", options), loss(form) + 0.7 * distil(form))
+    if (base, form) != ("mocov2plus", "paper"):  # tests/test_losses.py has that one
+        check(value(base, "pnr", options), pnr(form))
+
+
+@pytest.mark.parametrize("base", ["simclr", "byol"])
+def test_a_strategy_is_its_equation(base):
+    loss = TWINS[base][0]("code")
+    for unchanged in ("ewc", "lump"):  # what they add is not a term of this loss
+        check(value(base, unchanged, CODE), loss)
+    check(value(base, "less_forget", CODE), loss + 0.7 * (1 - cosine(Z, F)))
+    held = np.mean((REPLAYED - STORED)[MASK] ** 2)
+    check(value(base, "der", CODE), loss + 0.7 * held)
+
+
+@pytest.mark.parametrize("base", ["barlow_twins", "byol", "vicreg"])
+def test_without_pseudo_negatives_pnr_is_cassle(base):
+    without = CODE._replace(pn2=False)
+    check(value(base, "pnr", without), value(base, "cassle", CODE))
 
 
 @pytest.mark.parametrize(
-    "name, term, twin",
+    "base, expected",
     [
-        ("simclr", "loss", simclr),
-        ("simclr", "cassle", lambda _: cassle(simclr)),
-        ("simclr", "pnr", simclr_pnr),
-        ("mocov2plus", "loss", moco),
-        ("mocov2plus", "cassle", lambda _: cassle(moco)),
-        ("mocov2plus", "pnr", moco_pnr),
+        ("simclr", (0.2, 1.0, 1.0, None)),
+        ("supcon", (0.1, 1.0, 1.0, None)),
+        ("mocov2plus", (0.2, 1.0, 1.0, 0.999)),
+        ("barlow_twins", (0.2, 1.0, 1.0, None)),
+        ("byol", (0.2, 1.0, 1.0, 1.0)),
+        ("vicreg", (0.2, 25.0, 23.0, None)),
     ],
 )
-def test_a_base_is_its_equation(name, term, twin):
-    loss = getattr(ssl_bases.get(name), term)
-    ours = loss(
-        ssl_bases.Features(*map(np.float32, FEATURES[:6]), FEATURES.label), OPTIONS
-    )
-    np.testing.assert_allclose(ours, twin(None), rtol=2e-5)
+def test_defaults_are_the_papers(base, expected):
+    """And a value from the config takes their place, 0 too."""
+    spec = ssl_bases.get(base)
+    found = (spec.temperature, spec.weight, spec.negative_weight)
+    assert found == expected[:3]
+    if spec.momentum:
+        assert spec.momentum_end == expected[3]
+
+
+def setup(tmp_path, **changes):
+    """What `make` fixed, of the toy job."""
+    return toy.job(tmp_path, **changes).method.step.args[0]
+
+
+def test_config_values_replace_defaults(tmp_path):
+    one = {"method.base": "vicreg", "method.strategy": "pnr"}
+    made = setup(tmp_path / "a", **one)
+    assert (made.options.weight, made.options.negative_weight) == (25.0, 23.0)
+    made = setup(tmp_path / "b", **one, method__weight=0.0, method__negative_weight=0.0)
+    assert (made.options.weight, made.options.negative_weight) == (0.0, 0.0)
+    made = setup(tmp_path / "c", method__strategy="ewc")
+    assert made.options.weight == 100.0
+    made = setup(tmp_path / "d", method__base="byol", method__momentum_end=0.5)
+    assert made.momentum == {"start": 0.99, "end": 0.5}
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"method.base": "byoll"}, "config.method.base='byoll': .* did you mean byol"),
+        ({"method.strategy": "casle"}, "config.method.strategy='casle'"),
+        ({"method.memory_size": 0}, "config.method.memory_size=0: must be at least 1"),
+        ({"method.mix": 0.0}, "config.method.mix=0.0: must be above 0"),
+        ({"method.fisher_share": 1.5}, "config.method.fisher_share=1.5: must be in"),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path, change, words):
+    with pytest.raises(ValueError, match=words):
+        toy.job(tmp_path, **change)
+
+
+def test_supervised_bases_refuse_rows_without_labels(tmp_path, monkeypatch):
+    from jaxcl import build
+
+    whole = build.SOURCES["digits"]
+
+    def unlabelled():
+        data = whole()
+        label = data.train.label.copy()
+        label[3] = -1
+        return data._replace(train=data.train._replace(label=label))
+
+    monkeypatch.setitem(build.SOURCES, "digits", unlabelled)
+    with pytest.raises(ValueError, match="needs a label for every train row, but 1 of"):
+        toy.job(tmp_path, method__base="supcon", scenario={"name": "joint"})
+
+
+def test_unbounded_forms_are_warned_about(tmp_path, caplog):
+    one = {"method.strategy": "pnr", "method.form": "paper"}
+    with caplog.at_level(logging.WARNING):
+        toy.job(tmp_path / "a", **one, method__base="simclr")
+        assert "no bound" not in caplog.text
+        toy.job(tmp_path / "b", **one, method__base="byol")
+        assert "no bound" in caplog.text

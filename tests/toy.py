@@ -35,6 +35,8 @@ def config(**changes):
                 "hidden_dim": 16,
                 "output_dim": 8,
                 "distill_hidden_dim": 16,
+                "predictor_hidden_dim": 16,
+                "memory_size": 24,
                 "queue_size": 96,
             },
             "optimizer": {"name": "sgd", "lr": 0.3, "weight_decay": 1e-4},

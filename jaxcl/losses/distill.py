@@ -1,18 +1,21 @@
 """Distillation from the frozen network of the previous task.
 
-CaSSLe (Fini et al., CVPR 2022) and PNR (Cha et al., ICML 2024), contrastive
-variants. Names follow the papers: `z` or `q` are the current projections of a
-view, `p` the predictor's output g(z), `f` the frozen network's projection of
-the same image, `k` the momentum network's. No gradient reaches `f`, `k` and the
-queues. Where paper and released code differ, `form` chooses; "code" is the
-default, since it is what the published numbers were made with.
+CaSSLe (Fini et al., CVPR 2022), PNR (Cha et al., ICML 2024) and LUCIR's
+less-forget constraint. Names follow the papers: `z` or `q` are the current
+projections of a view, `p` the predictor's output g(z), `f` the frozen network's
+projection of the same image, `k` the momentum network's. No gradient reaches
+`f`, `k` and the queues. Where paper and released code differ, `form` or
+`distance` chooses; the published numbers were made with the code's.
 """
+
+import functools
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from jaxcl.losses import contrastive
+from jaxcl import core
+from jaxcl.losses import contrastive, noncontrastive
 
 
 def _check_form(form):
@@ -56,6 +59,116 @@ def cassle_contrastive(p1, p2, f1, f2, *, temperature=0.2, form="code"):
     return (jnp.mean(forward) + jnp.mean(backward)) / 2
 
 
+def cassle_barlow(p1, p2, f1, f2, *, scale=0.1, off_diagonal=5e-3):
+    """CaSSLe with Barlow Twins, (barlow(p1, f1) + barlow(p2, f2)) / 2.
+
+    Args:
+      p1, p2: f32[B, D], predictions of both views.
+      f1, f2: f32[B, D], frozen features of both views; no gradient.
+      scale, off_diagonal: as in `noncontrastive.barlow_twins`.
+
+    Returns:
+      f32[]; the weight is the caller's, 1 in CaSSLe.
+    """
+    options = {"scale": scale, "off_diagonal": off_diagonal}
+    first = noncontrastive.barlow_twins(p1, jax.lax.stop_gradient(f1), **options)
+    second = noncontrastive.barlow_twins(p2, jax.lax.stop_gradient(f2), **options)
+    return (first + second) / 2
+
+
+def cassle_byol(p1, p2, f1, f2):
+    """CaSSLe with BYOL, the mean over views and rows of 2 - 2 cos(p, f).
+
+    PNR Eq. 7 writes |p - f|^2; in both released codes the rows have unit length.
+
+    Args:
+      p1, p2: f32[B, D], predictions of both views.
+      f1, f2: f32[B, D], frozen features of both views; no gradient.
+
+    Returns:
+      f32[] in [0, 4]; the weight is the caller's, 1 in CaSSLe.
+    """
+    return (noncontrastive.byol(p1, f1) + noncontrastive.byol(p2, f2)) / 2
+
+
+def cassle_mse(p1, p2, f1, f2):
+    """CaSSLe with VICReg, the mean of (p - f)^2 over views, rows and features.
+
+    PNR Eq. 11 writes a sum over the D features; both released codes divide by D.
+
+    Args:
+      p1, p2: f32[B, D], predictions of both views.
+      f1, f2: f32[B, D], frozen features of both views; no gradient.
+
+    Returns:
+      f32[]; the weight is the caller's, 25 in CaSSLe.
+    """
+    f1, f2 = jax.lax.stop_gradient((f1, f2))
+    return (noncontrastive.mse(p1, f1) + noncontrastive.mse(p2, f2)) / 2
+
+
+_DISTANCES = {
+    "cosine": lambda p, f: -noncontrastive.mean_cosine(p, f),
+    "byol": noncontrastive.byol,
+    "mse": noncontrastive.mse,
+    "squared": lambda p, f: p.size * noncontrastive.mse(p, f),
+    "squared_mean": lambda p, f: p.shape[-1] * noncontrastive.mse(p, f),
+}
+
+
+def pseudo_negative(p1, p2, f1, f2, *, distance):
+    """Distance of p to the frozen feature of the OTHER view; PNR subtracts it.
+
+    PNR without negatives is base + w * cassle - weight * this, where this is
+    (d(p1, f2) + d(p2, f1)) / 2 (PNR Eq. 5, 8, 12), with d(p, f) one of
+      "cosine": -mean_i cos, the released code's with Barlow Twins.
+      "byol": mean_i (2 - 2 cos), the code's with BYOL.
+      "mse": mean over all B * D elements of (p - f)^2, the code's with VICReg.
+      "squared": sum_i |p_i - f_i|^2, Eq. 5 and 8 to the letter.
+      "squared_mean": mean_i |p_i - f_i|^2, as Eq. 12 reads.
+    The first two are bounded, so any weight of theirs can be subtracted. The
+    others are not. Beside `w * cassle_mse` the loss stays bounded below while
+    weight < w ("mse"), w / D ("squared_mean") or w / (B D) ("squared"). Beside
+    Barlow Twins or `cassle_byol`, which do not see the length of p, it falls
+    without end for every weight: "squared" is there to study, not to train with.
+
+    Args:
+      p1, p2: f32[B, D], predictions of both views.
+      f1, f2: f32[B, D], frozen features of both views; no gradient.
+      distance: one of the five above.
+
+    Returns:
+      f32[]; the weight, the paper's lambda, is the caller's.
+
+    Raises:
+      ValueError: if `distance` is none of them.
+    """
+    core.check_choice("distance", distance, tuple(_DISTANCES))
+    chex.assert_rank(p1, 2)
+    chex.assert_equal_shape([p1, p2, f1, f2])
+    f1, f2 = jax.lax.stop_gradient((f1, f2))
+    between = _DISTANCES[distance]
+    return (between(p1, f2) + between(p2, f1)) / 2
+
+
+def less_forget(z1, z2, f1, f2):
+    """LUCIR's less-forget constraint (Hou et al., CVPR 2019, Sec. 3.3).
+
+    The mean over views and rows of 1 - cos(z, f): the same view of the same
+    image before and now, with no predictor between.
+
+    Args:
+      z1, z2: f32[B, D], features of both views.
+      f1, f2: f32[B, D], the frozen network's; no gradient.
+
+    Returns:
+      f32[] in [0, 2]; the weight is the caller's.
+    """
+    f1, f2 = jax.lax.stop_gradient((f1, f2))
+    first = noncontrastive.mean_cosine(z1, f1)
+    return 1 - (first + noncontrastive.mean_cosine(z2, f2)) / 2
+
+
 def pnr_simclr(z1, z2, p1, p2, f1, f2, *, temperature=0.2, pn1=True, pn2=True):
     """PNR with SimCLR, PNR Eq. 2 + 3; it replaces the base loss from task 2 on.
 
@@ -86,18 +199,66 @@ def pnr_simclr(z1, z2, p1, p2, f1, f2, *, temperature=0.2, pn1=True, pn2=True):
     p = contrastive.l2_normalize(contrastive.interleave(p1, p2))
     f = _constant(contrastive.interleave(f1, f2))
 
-    def others(anchors, columns):
-        logits = contrastive.dot(anchors, columns) / temperature
-        return contrastive.logsumexp_of_others(logits)
-
-    first = others(z, z)
-    if pn1:
-        first = jnp.logaddexp(first, others(z, f))
-    second = others(p, f)
-    if pn2:
-        second = jnp.logaddexp(second, others(p, z))
+    first = _logsumexp_of_others(z, (z, f) if pn1 else (z,), temperature)
+    second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), temperature)
     positive = jnp.mean(jnp.sum(z1 * z2, axis=-1)) + jnp.mean(jnp.sum(p * f, axis=-1))
     return jnp.mean(first) + jnp.mean(second) - positive / temperature
+
+
+def pnr_supcon(
+    z1,
+    z2,
+    p1,
+    p2,
+    f1,
+    f2,
+    labels,
+    *,
+    temperature=0.1,
+    distill_temperature=0.2,
+    pn1=True,
+    pn2=True,
+):
+    """PNR with supervised contrastive learning; our reading of PNR B.5.
+
+    The paper says only that Eq. 2 and 3 use the labels, and the released code
+    does not contain it. Here Z, P, F are the 2B rows of both views, s and s_d the
+    cosine over `temperature` and over `distill_temperature`, and
+      L1 = mean_i [-mean_{j != i, label_j = label_i} s(Z_i, Z_j)
+                   + log(sum_{k != i} exp s(Z_i, Z_k) + exp s(Z_i, F_k))]
+      L2 = mean_i [-s_d(P_i, F_i)
+                   + log(sum_{k != i} exp s_d(P_i, F_k) + exp s_d(P_i, Z_k))].
+    So L1 has SupCon's positives, among them always the other view, L2 keeps its
+    one positive, and a row of the same label is a pseudo-negative like any other.
+    With labels all different and equal temperatures it is `pnr_simclr`.
+
+    Args:
+      z1, z2: f32[B, D], projections of both views.
+      p1, p2: f32[B, D], predictions of both views.
+      f1, f2: f32[B, D], frozen features of both views; no gradient.
+      labels: i32[B].
+      temperature, distill_temperature: divide the cosines of L1 and of L2.
+      pn1: whether L1 has its pseudo-negatives, F.
+      pn2: whether L2 has its pseudo-negatives, Z.
+
+    Returns:
+      f32[], L1 + L2 in nats.
+    """
+    chex.assert_rank([z1, labels], [2, 1])
+    chex.assert_equal_shape([z1, z2, p1, p2, f1, f2])
+    chex.assert_equal_shape_prefix([z1, labels], 1)
+    z = contrastive.l2_normalize(contrastive.interleave(z1, z2))
+    p = contrastive.l2_normalize(contrastive.interleave(p1, p2))
+    f = _constant(contrastive.interleave(f1, f2))
+    labels = jnp.stack([labels, labels], axis=1).reshape(-1)
+    positive = (labels[:, None] == labels) & ~jnp.eye(labels.size, dtype=bool)
+    # The compiler makes this product and the denominator's one.
+    logits = contrastive.dot(z, z) / temperature
+    pull = jnp.sum(jnp.where(positive, logits, 0.0), axis=1) / jnp.sum(positive, axis=1)
+    first = _logsumexp_of_others(z, (z, f) if pn1 else (z,), temperature)
+    second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), distill_temperature)
+    kept = jnp.sum(p * f, axis=-1) / distill_temperature
+    return jnp.mean(first - pull) + jnp.mean(second - kept)
 
 
 def pnr_moco(
@@ -169,6 +330,22 @@ def pnr_moco(
 def _constant(x):
     """Unit rows that carry no gradient."""
     return contrastive.l2_normalize(jax.lax.stop_gradient(x))
+
+
+def _logsumexp_of_others(anchors, sets, temperature):
+    """Logarithm of the sum over sets and j != i of exp s(anchors_i, set_j), f32[N].
+
+    Args:
+      anchors: f32[N, D], unit rows.
+      sets: one or more f32[N, D] of unit rows; row i of each is left out for
+        anchor i.
+      temperature: divides the cosines.
+    """
+    terms = (
+        contrastive.logsumexp_of_others(contrastive.dot(anchors, rows) / temperature)
+        for rows in sets
+    )
+    return functools.reduce(jnp.logaddexp, terms)
 
 
 def _queue_logsumexp(a, b, queue):

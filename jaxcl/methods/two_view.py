@@ -1,13 +1,13 @@
-"""Two-view self-supervised learning, alone, with CaSSLe, or with PNR.
+"""Two-view self-supervised learning under a continual strategy.
 
 One file, longer than a method's usually is, instead of one for each pair of a base
-and a strategy.
+and a strategy. A base (`ssl_bases.py`) is the loss of one task alone, a strategy
+(`ssl_strategies.py`) what the tasks after the first train with.
 
 Papers: Cha, Cho, Moon, "Regularizing with Pseudo-Negatives for Continual
 Self-Supervised Learning", ICML 2024 (PNR); Fini et al., "Self-Supervised
-Models are Continual Learners", CVPR 2022 (CaSSLe). A base (`ssl_bases.py`)
-is the loss of one task alone, a strategy is what the tasks after the first
-train with instead.
+Models are Continual Learners", CVPR 2022 (CaSSLe); those of the bases and of the
+other strategies stand where they are defined.
 
 Departures:
 - Negatives and batch statistics span the global batch; the released code
@@ -18,21 +18,23 @@ Departures:
   every step; the released code skips the first step and lags by one.
 - `form="paper"` takes the papers' equations where the released code, the
   default, differs from them.
+- EWC estimates the Fisher information along the last part of a task's training
+  (`fisher_share`), not in a pass of its own after it.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from absl import logging
 
 from jaxcl import core, optim
 from jaxcl.losses import contrastive
-from jaxcl.memory import queue
-from jaxcl.methods import ssl_bases
+from jaxcl.memory import buffer, importance, policies, queue
+from jaxcl.methods import ssl_bases, ssl_networks, ssl_strategies
 from jaxcl.nets import chain, heads
-
-STRATEGIES = ("finetune", "cassle", "pnr")
 
 
 class Extra(NamedTuple):
@@ -46,6 +48,13 @@ class Extra(NamedTuple):
     key_pointer: jax.Array  # i32[], where the next keys go
     frozen_queue: jax.Array | None  # f32[2,K,D] unit rows, [v] from view v of `teacher`
     frozen_pointer: jax.Array  # i32[]
+    memory: buffer.Buffer | None  # u8 images; DER: and f32[D], their projections
+    importance: importance.Importance | None  # EWC's penalty
+
+
+def alone(options: dict) -> dict:
+    """Options of the same method on one task alone: no strategy is in force there."""
+    return options | {"strategy": "finetune"}
 
 
 def make(
@@ -53,195 +62,300 @@ def make(
     *,
     base="mocov2plus",
     strategy="finetune",
-    temperature=0.2,
+    temperature: float | None = None,
     distill_temperature=0.2,
-    distill_weight=1.0,
-    hidden_dim=2048,
-    output_dim=128,
+    weight: float | None = None,
+    negative_weight: float | None = None,
+    hidden_dim: int | None = None,
+    output_dim: int | None = None,
+    predictor_hidden_dim=4096,
     distill_hidden_dim=2048,
     queue_size=65536,
     momentum_start=0.99,
-    momentum_end=0.999,
+    momentum_end: float | None = None,
     frozen_bn="running",
     form="code",
     pn1=True,
     pn2=True,
+    scale=0.1,
+    off_diagonal=5e-3,
+    invariance=25.0,
+    variance=25.0,
+    covariance=1.0,
+    memory_size=256,
+    mix=0.4,
+    fisher_share=0.1,
 ) -> core.Method:
-    """One base under one strategy.
+    """One base under one strategy; None is the base's default, from its paper.
 
     Args:
       base: a name in `ssl_bases.BASES`.
-      strategy: "finetune", "cassle" or "pnr", in force from the second task on.
-      distill_weight: weight of CaSSLe's term.
+      strategy: a name in `ssl_strategies.STRATEGIES`.
+      temperature, distill_temperature: of the base loss and of distillation.
+      weight: of what the strategy adds to the base loss.
+      negative_weight: PNR's lambda, for bases without negatives.
+      hidden_dim, output_dim: of the projector.
+      predictor_hidden_dim: hidden units of BYOL's own predictor.
       distill_hidden_dim: hidden units of the predictor g.
       queue_size: rows of each queue bank; at least the global batch.
       momentum_start, momentum_end: of the slow network, over each task.
       frozen_bn: "running" (eval mode) or "batch" statistics in the teacher.
       form: "code" or "paper", where they differ.
       pn1, pn2: pseudo-negatives in the first and second term (Table 7).
+      scale, off_diagonal: of Barlow Twins.
+      invariance, variance, covariance: weights of VICReg.
+      memory_size: examples that DER and LUMP keep.
+      mix: LUMP draws mixtures from Beta(mix, mix).
+      fisher_share: last share of a task in which EWC sums squared gradients.
     """
-    spec = ssl_bases.get(base)
-    core.check_choice("config.method.strategy", strategy, STRATEGIES)
+    spec, plan = ssl_bases.get(base), ssl_strategies.get(strategy)
     core.check_choice("config.method.frozen_bn", frozen_bn, ("running", "batch"))
     core.check_choice("config.method.form", form, ("code", "paper"))
-    options = ssl_bases.Options(
-        temperature, distill_temperature, distill_weight, form, pn1, pn2
-    )
-    distils, dtype = strategy != "finetune", parts.encoder.dtype
-    later = {"finetune": spec.loss, "cassle": spec.cassle, "pnr": spec.pnr}[strategy]
+    for name, value, good, allowed in (
+        ("memory_size", memory_size, memory_size >= 1, "at least 1"),
+        ("mix", mix, mix > 0, "above 0"),
+        ("fisher_share", fisher_share, 0 < fisher_share <= 1, "in (0, 1]"),
+    ):
+        if not good:
+            raise ValueError(f"config.method.{name}={value}: must be {allowed}")
+    if form == "paper" and strategy == "pnr" and not spec.contrastive:
+        logging.warning(
+            "config.method.form='paper' with %s and PNR subtracts a squared distance "
+            "of raw features, which has no bound: it may diverge", base,
+        )  # fmt: skip
+    default_weight = spec.weight if plan.weight is None else plan.weight
+    net = functools.partial(heads.predictor, dtype=parts.encoder.dtype)
     projector = heads.projector(
-        base, hidden_dim=hidden_dim, output_dim=output_dim, dtype=dtype
+        base, hidden_dim=hidden_dim, output_dim=output_dim, dtype=parts.encoder.dtype
     )
-    online = {"encoder": parts.encoder, "projector": projector}
-    distiller = {
-        "distiller": heads.predictor(
-            hidden_dim=distill_hidden_dim, output_dim=output_dim, dtype=dtype
+    dim = projector.features[-1]
+    copied = {"encoder": parts.encoder, "projector": projector}
+    predictor = net(hidden_dim=predictor_hidden_dim, output_dim=dim)
+    setup = ssl_networks.Setup(
+        parts=parts,
+        base=spec,
+        strategy=plan,
+        options=ssl_bases.Options(
+            temperature=_or(temperature, spec.temperature),
+            distill_temperature=distill_temperature,
+            weight=_or(weight, default_weight),
+            negative_weight=_or(negative_weight, spec.negative_weight),
+            form=form, pn1=pn1, pn2=pn2, scale=scale, off_diagonal=off_diagonal,
+            invariance=invariance, variance=variance, covariance=covariance,
+        ),
+        copied=copied,
+        online=copied | ({"predictor": predictor} if spec.predictor else {}),
+        distiller={"distiller": net(hidden_dim=distill_hidden_dim, output_dim=dim)},
+        dim=dim,
+        queue_size=queue_size,
+        momentum={
+            "start": momentum_start, "end": _or(momentum_end, spec.momentum_end),
+        },
+        frozen_train=frozen_bn == "batch",
+        memory_size=memory_size,
+        mix=mix,
+        fisher_share=fisher_share,
+    )  # fmt: skip
+    return core.Method(
+        *(functools.partial(f, setup) for f in (_init, _step, _embed)),
+        begin_task=functools.partial(_begin_task, setup),
+        end_task=functools.partial(_end_task, setup),
+        supervised=spec.supervised,
+    )
+
+
+def _or(value, default):
+    return default if value is None else value
+
+
+def _init(setup, key, batch):
+    keys = jax.random.split(key, 6)
+    k_state, k_augment, k_online, k_distiller, *k_queues = keys
+    base, strategy = setup.base, setup.strategy
+    images = setup.parts.augment(k_augment, batch["image"][:1])[0]
+    params, stats = chain.init(setup.online, k_online, images)
+    frozen = ssl_networks.copied(setup, params), ssl_networks.copied(setup, stats)
+    if strategy.distiller:
+        more = ssl_networks.new_distiller(setup, k_distiller)
+        params, stats = params | more[0], stats | more[1]
+    banks = [
+        contrastive.l2_normalize(jax.random.normal(k, (2, setup.queue_size, setup.dim)))
+        for k in k_queues
+    ]
+    memory = None
+    if strategy.stores:
+        example = {"image": batch["image"][0]}
+        if not strategy.mixes:
+            example["projection"] = jnp.zeros((setup.dim,))
+        memory = buffer.create(example, setup.memory_size)
+    extra = Extra(
+        *(core.copy(frozen) if base.momentum else ({}, {})),
+        *(core.copy(frozen) if strategy.teacher else ({}, {})),
+        key_queue=banks[0] if base.queues else None,
+        key_pointer=jnp.zeros((), jnp.int32),
+        frozen_queue=banks[1] if _has_frozen_queue(setup) else None,
+        frozen_pointer=jnp.zeros((), jnp.int32),
+        memory=memory,
+        importance=importance.create(params) if strategy.consolidates else None,
+    )
+    return core.new_state(k_state, params, stats, setup.parts.tx, extra)
+
+
+def _has_frozen_queue(setup):
+    """Only PNR's loss reads the teacher's features of earlier steps."""
+    return setup.base.queues and setup.strategy is ssl_strategies.STRATEGIES["pnr"]
+
+
+def _begin_task(setup, state, task):
+    state = state.replace(opt_state=setup.parts.tx.init(state.params))
+    if not setup.strategy.teacher or task.index == 0:
+        return state
+    if setup.strategy.distiller and task.index == 1:
+        # g is born with the second task; what it was in the first is dropped.
+        key = jax.random.fold_in(core.step_key(state), 1)
+        fresh = jax.jit(functools.partial(ssl_networks.new_distiller, setup))(key)
+        state = state.replace(
+            params=state.params | fresh[0], stats=state.stats | fresh[1]
         )
-    }
-
-    def slow_part(tree):
-        return {name: tree[name] for name in online}
-
-    def new_distiller(key):
-        return chain.init(distiller, key, jnp.zeros((2, output_dim)))
-
-    def init(key, batch):
-        k_state, k_augment, k_online, k_distiller, *k_queues = jax.random.split(key, 6)
-        images = parts.augment(k_augment, batch["image"][:1])[0]
-        params, stats = chain.init(online, k_online, images)
-        slow = core.copy((params, stats))
-        teacher = core.copy((params, stats)) if distils else ({}, {})
-        if distils:
-            more = new_distiller(k_distiller)
-            params, stats = params | more[0], stats | more[1]
-        banks = [
-            contrastive.l2_normalize(jax.random.normal(k, (2, queue_size, output_dim)))
-            for k in k_queues
-        ]
-        extra = Extra(
-            *(slow if spec.momentum else ({}, {})),
-            *teacher,
-            key_queue=banks[0] if spec.queues else None,
-            key_pointer=jnp.zeros((), jnp.int32),
-            frozen_queue=banks[1] if spec.queues and strategy == "pnr" else None,
-            frozen_pointer=jnp.zeros((), jnp.int32),
-        )
-        return core.new_state(k_state, params, stats, parts.tx, extra)
-
-    def begin_task(state, task):
-        state = state.replace(opt_state=parts.tx.init(state.params))
-        if not distils or task.index == 0:
-            return state
-        if task.index == 1:
-            # g is born with the second task; what it was in the first is dropped.
-            key = jax.random.fold_in(core.step_key(state), 1)
-            fresh = jax.jit(new_distiller)(key)
-            state = state.replace(
-                params=state.params | fresh[0], stats=state.stats | fresh[1]
-            )
-        extra = state.extra._replace(
-            teacher=core.copy(slow_part(state.params)),
-            teacher_stats=core.copy(slow_part(state.stats)),
-        )
-        return state.replace(extra=extra)
-
-    def two(rows):
-        return rows.reshape(-1, 2, output_dim)
-
-    def frozen_features(state, images):
-        """The teacher's f32[B,2,D]; zeros in the first task, at no cost."""
-
-        def forward():
-            extra, train = state.extra, frozen_bn == "batch"
-            return chain.apply(
-                online, extra.teacher, extra.teacher_stats, images, train=train,
-                groups=2,
-            )[0]  # fmt: skip
-
-        absent = jnp.zeros((len(images), output_dim))
-        return two(jax.lax.cond(state.task == 0, lambda: absent, forward))
-
-    def forward(params, state, images):
-        """What the losses read of the network that learns, and its statistics."""
-        z, stats = chain.apply(
-            online, params, state.stats, images, train=True, groups=2
-        )
-        if not distils:
-            return (two(z), None), stats
-        p, more = chain.apply(
-            distiller, params, state.stats, spec.distiller_input(z), train=True,
-            groups=2,
-        )  # fmt: skip
-        return (two(z), two(p)), stats | more
-
-    def losses(embeddings, features, first):
-        """The loss and its gradient with respect to z and p."""
-
-        def gradient_of(loss):
-            def of(embeddings):
-                z, p = embeddings
-                return loss(features._replace(z=z, p=p), options)
-
-            return jax.value_and_grad(of)
-
-        if not distils:
-            return gradient_of(spec.loss)(embeddings)
-        # The gradient is taken inside, or the residuals of both branches, as large
-        # as the logits, would leave the cond. No convolution is in it: on CPU its
-        # gradient would be slow there.
-        return jax.lax.cond(
-            first, gradient_of(spec.loss), gradient_of(later), embeddings
-        )
-
-    def step(state, batch):
-        views = parts.augment(core.step_key(state), batch["image"])
-        images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
-        extra, keys, frozen = state.extra, None, None
-        if spec.momentum:
-            keys, slow_stats = chain.apply(
-                online, extra.momentum, extra.momentum_stats, images, train=True,
-                groups=2,
-            )  # fmt: skip
-            keys, extra = two(keys), extra._replace(momentum_stats=slow_stats)
-        if distils:
-            frozen = frozen_features(state, images)
-        embeddings, backward, stats = jax.vjp(
-            lambda params: forward(params, state, images), state.params, has_aux=True
-        )
-        progress, first = core.progress(state), state.task == 0
-        features = ssl_bases.Features(
-            None, keys, None, frozen, extra.key_queue, extra.frozen_queue,
-            batch["label"],
-        )  # fmt: skip
-        loss, slopes = losses(embeddings, features, first)
-        (grads,) = backward(slopes)
-        lr = parts.lr(progress)
-        state = core.apply_gradients(state, grads, parts.tx, lr)
-        if spec.momentum:
-            decay = optim.momentum_schedule(
-                progress, start=momentum_start, end=momentum_end
-            )
-            moved = optim.ema(extra.momentum, slow_part(state.params), decay)
-            extra = extra._replace(momentum=moved)
-        if spec.queues:
-            pair = queue.enqueue(extra.key_queue, extra.key_pointer, banks_of(keys))
-            extra = extra._replace(key_queue=pair[0], key_pointer=pair[1])
-        if extra.frozen_queue is not None:  # filled from the second task on
-            pair = queue.enqueue(
-                extra.frozen_queue, extra.frozen_pointer, banks_of(frozen),
-                active=~first,
-            )  # fmt: skip
-            extra = extra._replace(frozen_queue=pair[0], frozen_pointer=pair[1])
-        metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
-        return state.replace(stats=stats, extra=extra), metrics
-
-    def embed(state, images):
-        encoder = {"encoder": parts.encoder}
-        return chain.apply(encoder, state.params, state.stats, images, train=False)[0]
-
-    return core.Method(init, step, embed, begin_task=begin_task)
+    extra = state.extra._replace(
+        teacher=core.copy(ssl_networks.copied(setup, state.params)),
+        teacher_stats=core.copy(ssl_networks.copied(setup, state.stats)),
+    )
+    return state.replace(extra=extra)
 
 
-def banks_of(embeddings):
+def _end_task(setup, state, task):
+    if not setup.strategy.consolidates:
+        return state
+    held = jax.jit(importance.consolidate)(state.extra.importance, state.params)
+    return state.replace(extra=state.extra._replace(importance=held))
+
+
+def _embed(setup, state, images):
+    encoder = {"encoder": setup.parts.encoder}
+    return chain.apply(encoder, state.params, state.stats, images, train=False)[0]
+
+
+def _banks(embeddings):
     """f32[B,2,D] -> unit rows f32[2,B,D], as the queues hold them."""
     return contrastive.l2_normalize(embeddings).swapaxes(0, 1)
+
+
+def _losses(setup, outputs, features, first):
+    """The loss and its gradient with respect to `outputs`."""
+
+    def gradient_of(loss):
+        def of(outputs):
+            return loss(features._replace(**outputs._asdict()), setup.options)
+
+        return jax.value_and_grad(of)
+
+    later = gradient_of(functools.partial(setup.strategy.loss, setup.base))
+    if not setup.strategy.teacher:
+        return later(outputs)
+    # The gradient is taken inside, or the residuals of both branches, as large
+    # as the logits, would leave the cond. No convolution is in it: on CPU its
+    # gradient would be slow there.
+    return jax.lax.cond(first, gradient_of(setup.base.loss), later, outputs)
+
+
+def _drawn(setup, memory, keys, count):
+    """Stored examples: two views f32[R,2,H,W,C], bool[R], the items."""
+    k_draw, k_augment = keys
+    count = min(count, setup.memory_size)
+    items, mask, _ = buffer.sample(memory, k_draw, count)
+    return setup.parts.augment(k_augment, items["image"]), mask.astype(bool), items
+
+
+def _mixed(setup, key, views, others, mask):
+    """LUMP's mixtures; a row whose partner does not exist yet stays itself."""
+    rows = jnp.arange(len(views)) % len(others)
+    share = jax.random.beta(key, setup.mix, setup.mix).astype(views.dtype)
+    mixed = share * views + (1 - share) * others[rows]
+    return jnp.where(mask[rows][:, None, None, None, None], mixed, views)
+
+
+def _step(setup, state, batch):
+    base, strategy, extra = setup.base, setup.strategy, state.extra
+    keys = jax.random.split(core.step_key(state), 5)
+    k_augment, k_mix, k_write, *k_drawn = keys
+    views = setup.parts.augment(k_augment, batch["image"])
+    features = ssl_bases.Features(None, batch["label"])
+    replayed = items = None
+    if strategy.stores:
+        others, mask, items = _drawn(setup, extra.memory, k_drawn, len(views))
+        if strategy.mixes:
+            views = _mixed(setup, k_mix, views, others, mask)
+        else:
+            replayed = others[:, 0]
+            features = features._replace(stored=items["projection"], stored_mask=mask)
+    images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
+    if base.momentum:
+        rows, slow_stats = chain.apply(
+            setup.copied, extra.momentum, extra.momentum_stats, images, train=True,
+            groups=2,
+        )  # fmt: skip
+        features = features._replace(k=ssl_networks.two(rows))
+        extra = extra._replace(momentum_stats=slow_stats)
+    if strategy.teacher:
+        features = features._replace(
+            f=ssl_networks.frozen_features(setup, state, images)
+        )
+    features = features._replace(
+        key_queue=extra.key_queue, frozen_queue=extra.frozen_queue
+    )
+
+    def forward(params):
+        return ssl_networks.forward(setup, params, state.stats, images, replayed)
+
+    outputs, backward, stats = jax.vjp(forward, state.params, has_aux=True)
+    first, progress = state.task == 0, core.progress(state)
+    loss, slopes = _losses(setup, outputs, features, first)
+    (grads,) = backward(slopes)
+    grads, extra = _consolidated(setup, extra, state.params, grads, progress)
+    lr = setup.parts.lr(progress)
+    state = core.apply_gradients(state, grads, setup.parts.tx, lr)
+    extra = _moved(setup, extra, state.params, features, first, progress)
+    if strategy.stores:
+        offered = {"image": batch["image"], "projection": outputs.z[:, 0]}
+        extra = _stored(extra, k_write, offered, after=items)
+    metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
+    return state.replace(stats=stats, extra=extra), metrics
+
+
+def _consolidated(setup, extra, params, grads, progress):
+    """EWC: the gradient with that of the penalty, and the estimate with this one's."""
+    held = extra.importance
+    if held is None:
+        return grads, extra
+    penalty = importance.gradient(held, params)
+    late = progress >= 1 - setup.fisher_share
+    extra = extra._replace(importance=importance.observe(held, grads, late))
+    weight = setup.options.weight
+    return jax.tree.map(lambda g, p: g + weight * p, grads, penalty), extra
+
+
+def _moved(setup, extra, params, features, first, progress):
+    """The slow network and the queues after a step."""
+    if setup.base.momentum:
+        decay = optim.momentum_schedule(progress, **setup.momentum)
+        slow = optim.ema(extra.momentum, ssl_networks.copied(setup, params), decay)
+        extra = extra._replace(momentum=slow)
+    if extra.key_queue is not None:
+        pair = queue.enqueue(extra.key_queue, extra.key_pointer, _banks(features.k))
+        extra = extra._replace(key_queue=pair[0], key_pointer=pair[1])
+    if extra.frozen_queue is not None:  # filled from the second task on
+        pair = queue.enqueue(
+            extra.frozen_queue, extra.frozen_pointer, _banks(features.f),
+            active=~first,
+        )  # fmt: skip
+        extra = extra._replace(frozen_queue=pair[0], frozen_pointer=pair[1])
+    return extra
+
+
+def _stored(extra, key, offered, after):
+    """The memory, to which a step's examples were offered; `after` was read of it."""
+    items = {name: offered[name] for name in extra.memory.items}
+    slots = policies.reservoir(extra.memory, key, jnp.ones(len(items["image"]), bool))
+    written = buffer.write(extra.memory, slots, items, after=after)
+    return extra._replace(memory=written)

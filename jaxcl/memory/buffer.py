@@ -1,0 +1,193 @@
+"""A memory of fixed capacity: policies say where, `write` writes, `sample` draws.
+
+The shapes never change, so a train step that holds a buffer compiles once. What
+does not exist yet is masked.
+"""
+
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+_MOST = 2**31 - 1  # the largest i32
+
+
+class Buffer(NamedTuple):
+    """Stored examples, and what policies need to know of them.
+
+    A policy's own facts (a label, a score, a logit) are more leaves of `items`.
+    """
+
+    items: object  # pytree of [capacity, ...], each leaf in the example's own dtype
+    filled: jax.Array  # bool[capacity], whether the slot holds an example
+    seen: jax.Array  # i32[], examples offered so far, stored or not; see `write`
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots, a Python int also under jit."""
+        return self.filled.shape[0]
+
+
+def create(example, capacity: int) -> Buffer:
+    """An empty buffer.
+
+    Args:
+      example: one item without a batch axis, a pytree of arrays or
+        ShapeDtypeStructs. Only shapes and dtypes count; u8 pixels stay u8.
+      capacity: number of slots.
+
+    Returns:
+      A buffer of zeros.
+
+    Raises:
+      ValueError: capacity < 1.
+    """
+    if capacity < 1:
+        raise ValueError(f"capacity={capacity}: must be 1 or more")
+
+    def slots(leaf):
+        # An array of numpy may be 64 bits wide, which the device does not store.
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        return jnp.zeros((capacity, *leaf.shape), dtype)
+
+    return Buffer(
+        items=jax.tree.map(slots, example),
+        filled=jnp.zeros((capacity,), bool),
+        seen=jnp.zeros((), jnp.int32),
+    )
+
+
+def write(buffer: Buffer, slots, items, mask=None, *, after=()) -> Buffer:
+    """Put row i of `items` into slot `slots[i]`.
+
+    The result is that of writing one row after another: where several rows name
+    the same slot, the last one that is not masked stays. `seen` grows by the number
+    of unmasked rows, dropped ones included. Near 2^31 it stops growing: it is then
+    held back by multiples of the capacity, so that it stays within one capacity of
+    2^31 and `fifo`, which counts modulo the capacity, goes on in turn.
+
+    With the old buffer donated the write is in place, at the cost of B rows. A step
+    that samples first names in `after` what it sampled: XLA knows no order between
+    the two, and would copy the whole buffer to keep them apart.
+
+    Args:
+      slots: i32[B]; a slot outside [0, capacity), by custom `capacity`, drops its row.
+      items: pytree of [B, ...], structure, shapes and dtypes as in `create`.
+      mask: bool or f32 [B], rows that exist; None: all.
+      after: pytree of arrays to compute first; their values do not matter.
+
+    Returns:
+      The new buffer.
+
+    Raises:
+      ValueError: `items` does not match the example of `create`.
+    """
+    slots = jnp.asarray(slots, jnp.int32)
+    chex.assert_rank(slots, 1)
+    mask = jnp.ones(slots.shape, bool) if mask is None else jnp.asarray(mask, bool)
+    chex.assert_equal_shape([slots, mask])
+    items = jax.tree.map(jnp.asarray, items)
+    _check_items(buffer.items, items, len(slots))
+
+    target = _last_writers(slots, mask & _computed(after), buffer.capacity)
+    # No duplicates are left: plain stores, where atomic ones on u8 are slow and
+    # without an order.
+    put = {"mode": "drop", "unique_indices": True}
+    return Buffer(
+        items=jax.tree.map(
+            lambda old, new: old.at[target].set(new, **put), buffer.items, items
+        ),
+        filled=buffer.filled.at[target].set(True, **put),
+        seen=_count(buffer.seen, jnp.sum(mask, dtype=jnp.uint32), buffer.capacity),
+    )
+
+
+def sample(buffer: Buffer, key, k: int, *, log_weights=None):
+    """Draw k stored rows without replacement, by Gumbel top-k.
+
+    The rows with the k largest log w_i + G_i, G_i standard Gumbel, are distributed
+    as k draws one after another, each in proportion to w_i among the rows that are
+    left. The cost depends on the capacity, not on how much was seen.
+
+    Source: Kool, van Hoof, Welling, "Stochastic Beams and Where to Find Them",
+    ICML 2019, section 2.3.
+
+    Args:
+      key: threefry key.
+      k: number of rows, 1 to the capacity.
+      log_weights: f32[capacity], log w_i up to a constant; a row of -inf or nan is
+        never drawn. None: uniform.
+
+    Returns:
+      items: pytree of [k, ...] in the order of the draw; zeros where masked.
+      mask: bool[k], False at the end where fewer than k rows can be drawn.
+      slots: i32[k], where the rows are stored; `capacity` where masked.
+
+    Raises:
+      ValueError: k is not in 1 to the capacity.
+    """
+    capacity = buffer.capacity
+    if not 1 <= k <= capacity:
+        raise ValueError(f"k={k}: allowed are 1 to the buffer's capacity, {capacity}")
+    # "high": with 23 random bits, ties at the top would favour the lower slots.
+    score = jax.random.gumbel(key, (capacity,), jnp.float32, mode="high")
+    drawable = buffer.filled
+    if log_weights is not None:
+        chex.assert_shape(log_weights, (capacity,))
+        drawable = drawable & (log_weights > -jnp.inf)
+        score = score + log_weights
+    _, slots = jax.lax.top_k(jnp.where(drawable, score, -jnp.inf), k)
+    mask = drawable[slots]
+    slots = jnp.where(mask, slots, capacity)
+    items = jax.tree.map(
+        lambda leaf: leaf.at[slots].get(mode="fill", fill_value=0), buffer.items
+    )
+    return items, mask, slots
+
+
+def _computed(tree):
+    """True, bool[], once every array of the tree is there.
+
+    A barrier is gone before XLA places its copies; a comparison that only ever holds
+    is not, since the compiler does not see that it does.
+    """
+    nonzero = [jnp.any(x != 0).astype(jnp.int32) for x in jax.tree.leaves(tree)]
+    return sum(nonzero) <= len(nonzero)
+
+
+def _last_writers(slots, mask, capacity):
+    """Slots of the rows that stay, i32[B], without duplicates.
+
+    A scatter of duplicates has no order on a GPU, but a maximum needs none.
+    """
+    rows = jnp.arange(len(slots), dtype=jnp.int32)
+    valid = mask & (slots >= 0) & (slots < capacity)
+    slots = jnp.where(valid, slots, capacity)
+    last = jnp.full((capacity,), -1, jnp.int32).at[slots].max(rows, mode="drop")
+    stays = valid & (last.at[slots].get(mode="clip") == rows)
+    return jnp.where(stays, slots, capacity + rows)
+
+
+def _count(seen, more, capacity):
+    """Seen + more, held back by multiples of the capacity above 2^31 - 1."""
+    total = seen.astype(jnp.uint32) + more
+    beyond = jnp.maximum(total, _MOST) - _MOST
+    turns = (beyond + (capacity - 1)) // capacity
+    return (total - turns * capacity).astype(jnp.int32)
+
+
+def _check_items(stored, items, count):
+    """Refuse rows that the buffer would have to reshape or cast."""
+    found, wanted = jax.tree.structure(items), jax.tree.structure(stored)
+    if found != wanted:
+        raise ValueError(f"items={found}: the buffer holds {wanted}")
+    for (path, old), new in zip(
+        jax.tree_util.tree_leaves_with_path(stored), jax.tree.leaves(items), strict=True
+    ):
+        shape = (count, *old.shape[1:])
+        if new.shape != shape or new.dtype != old.dtype:
+            raise ValueError(
+                f"items{jax.tree_util.keystr(path)}={new.dtype}{list(new.shape)}: "
+                f"must be {old.dtype}{list(shape)}, one row per slot"
+            )

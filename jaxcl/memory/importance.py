@@ -1,0 +1,67 @@
+"""How much each parameter matters to earlier tasks: elastic weight consolidation.
+
+Kirkpatrick et al., PNAS 2017: after each task the loss gains a quadratic penalty
+around the parameters of that task, weighted by the diagonal of the Fisher
+information. The penalties of all tasks add up to one quadratic, which two trees of
+the size of the parameters hold exactly, whatever the number of tasks.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcl import core
+
+
+class Importance(NamedTuple):
+    """The penalty of all tasks so far, and the estimate under way."""
+
+    precision: core.PyTree  # f32, sum over tasks k of F_k
+    anchor: core.PyTree  # f32, sum over tasks k of F_k * parameters after task k
+    squares: core.PyTree  # f32, sum of squared gradients since the task began
+    count: jax.Array  # i32[], how many gradients that are
+
+
+def create(params) -> Importance:
+    """No task yet: the penalty is 0."""
+    trees = (jax.tree.map(jnp.zeros_like, params) for _ in range(3))
+    return Importance(*trees, jnp.zeros((), jnp.int32))
+
+
+def observe(importance: Importance, grads, active) -> Importance:
+    """Add the square of a batch's gradient to the present task's estimate.
+
+    The gradient is that of the mean loss of a batch, so that F is smaller than one
+    of single examples, about by the batch size; the penalty's weight makes up.
+
+    Args:
+      grads: f32 tree, of the task's own loss, without the penalty.
+      active: bool[], False leaves the estimate as it is.
+    """
+    squares = jax.tree.map(
+        lambda s, g: s + jnp.where(active, jnp.square(g), 0.0),
+        importance.squares, grads,
+    )  # fmt: skip
+    return importance._replace(
+        squares=squares, count=importance.count + jnp.where(active, 1, 0)
+    )
+
+
+def consolidate(importance: Importance, params) -> Importance:
+    """The penalty with that of the task just finished, and an empty estimate."""
+    count = jnp.maximum(importance.count, 1)
+    fisher = jax.tree.map(lambda s: s / count, importance.squares)
+    return Importance(
+        jax.tree.map(jnp.add, importance.precision, fisher),
+        jax.tree.map(lambda a, f, p: a + f * p, importance.anchor, fisher, params),
+        jax.tree.map(jnp.zeros_like, importance.squares),
+        jnp.zeros((), jnp.int32),
+    )
+
+
+def gradient(importance: Importance, params):
+    """Gradient of sum_k 1/2 F_k (params - params_k)^2 (Eq. 3, without lambda)."""
+    return jax.tree.map(
+        lambda f, a, p: f * p - a, importance.precision, importance.anchor, params
+    )
