@@ -67,9 +67,9 @@ def write(buffer: Buffer, slots, items, mask=None, *, after=()) -> Buffer:
     held back by multiples of the capacity, so that it stays within one capacity of
     2^31 and `fifo`, which counts modulo the capacity, goes on in turn.
 
-    With the old buffer donated the write is in place, at the cost of B rows. A step
-    that samples first names in `after` what it sampled: XLA knows no order between
-    the two, and would copy the whole buffer to keep them apart.
+    With the old buffer donated the write is in place: B rows, and one i32 per slot.
+    A step that samples first names in `after` what it sampled: XLA knows no order
+    between the two, and would copy the whole buffer to keep them apart.
 
     Args:
       slots: i32[B]; a slot outside [0, capacity), by custom `capacity`, drops its row.
