@@ -1,6 +1,7 @@
 import hashlib
 import io
 import json
+import os
 import pickle
 import shutil
 import struct
@@ -15,6 +16,7 @@ from PIL import Image
 from sklearn import datasets
 
 from jaxcl.data import convert, sources, stream
+from jaxcl.data import splits as cuts
 
 
 def encoded(image, kind="PNG", **options):
@@ -60,7 +62,7 @@ def test_validation_is_stratified_seeded_and_apart_from_test():
     label = np.repeat(np.arange(3), [20, 10, 3]).astype(np.int32)
     domain = (np.arange(33) % 2).astype(np.int32)
     ids = np.arange(33, dtype=np.uint8)[:, None, None, None]
-    train, held = sources.split_validation(
+    train, held = cuts.split_validation(
         stream.Examples(label, domain, ids), 0.2, seed=3
     )
     counts = [
@@ -75,7 +77,7 @@ def test_validation_is_stratified_seeded_and_apart_from_test():
         np.testing.assert_array_equal(part.domain, domain[part.images.ravel()])
 
     def draw(seed):
-        return sources.split_validation(stream.Examples(label, domain, ids), 0.2, seed)[
+        return cuts.split_validation(stream.Examples(label, domain, ids), 0.2, seed)[
             1
         ].images.tobytes()
 
@@ -450,6 +452,8 @@ def test_folder_errors(tmp_path):
         load(on_corrupt="drop")
     with pytest.raises(ValueError, match="size = 0"):
         load(size=0)
+    with pytest.raises(ValueError, match="cache_size = 9: needs a cache"):
+        load(cache_size=9)
 
 
 # --- TFDS
@@ -605,6 +609,51 @@ def test_tfds_index_spares_the_scan(kind, request, tmp_path, monkeypatch):
     # Other labels or another part are scanned again, not taken from the file.
     blind = sources.load("tfds", path=path, index=index, label_key=None)
     assert (blind.train.label == -1).all()
+
+
+@pytest.mark.parametrize("kind", ["array_record", "tfrecord"])
+def test_tfds_with_a_cache(kind, request, tmp_path, monkeypatch):
+    path, there = request.getfixturevalue(kind), tmp_path / "cache"
+    (tmp_path / "keep").write_text("owl\ncat\n")
+    whole = {"path": path, "validation": 0.3}
+    part = {"path": path, "classes": str(tmp_path / "keep"), "test_split": None}
+    grey = part | {"channels": 1}
+    want = []
+    for n, options in enumerate((whole, part, grey)):
+        want.append(splits(sources.load("tfds", **options, resident=True)))
+        sources.load("tfds", **options, cache=str(there))
+        assert len([x for x in there.iterdir() if x.is_dir()]) == (2, 3, 4)[n]
+    monkeypatch.setattr(convert, "decode", None)
+    for options, theirs in zip((whole, part, grey), want, strict=True):
+        same(splits(sources.load("tfds", **options, cache=str(there))), theirs)
+    # Only the classes that are kept are on disk.
+    metas = [json.loads(x.read_text()) for x in there.glob("*/meta.json")]
+    assert sorted(meta["images"] for meta in metas) == [10, 13, 13, 20]
+    small = {"path": path, "cache": str(there), "cache_size": 4, "on_corrupt": "skip"}
+    monkeypatch.undo()
+    assert sources.load("tfds", **small).train.load(7).shape == (5, 4, 3)
+
+
+def test_tfds_records_know_what_a_cache_of_them_depends_on(tfrecord, tmp_path):
+    path = tmp_path / "toy" / "1.0.0"
+    shutil.copytree(tfrecord, path)
+
+    def stamp(part, path=path):
+        options = {"path": str(path), "test_split": None, "train_split": part}
+        return sources.load("tfds", **options).train.load.read.stamp()
+
+    first = stamp("train[:10]")
+    assert first[0] == 10 and stamp("train[:10]") == first
+    assert stamp("train[:10]", tfrecord) == first  # copied with its times
+    assert stamp("train[1:11]") not in (first, stamp("train[2:12]"))
+    read = sources.load("tfds", path=str(path)).train.load.read
+    assert read._replace(key="picture").stamp() != read.stamp()
+    shard = path / "toy-train.tfrecord-00000-of-00002"
+    os.utime(shard, (1, 1))
+    second = stamp("train[:10]")
+    shard.write_bytes(shard.read_bytes() + b"more")
+    os.utime(shard, (1, 1))
+    assert len({first, second, stamp("train[:10]")}) == 3
 
 
 def test_tfds_errors(array_record, tfrecord, tmp_path):

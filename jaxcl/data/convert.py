@@ -10,6 +10,7 @@ with ENTRY = {"file", "sha256" of the array's bytes}. Only "images" entries with
 """
 
 import argparse
+import concurrent.futures
 import functools
 import hashlib
 import io
@@ -98,6 +99,30 @@ class Files(NamedTuple):
         """Path of a row's file."""
         return os.path.join(self.root, self.paths[row].decode())
 
+    def stamp(self) -> tuple[int, str]:
+        """Number of files; digest of their paths, sizes and times of change."""
+        root = os.fsencode(self.root)
+
+        def look(paths):
+            return [_size_and_time(os.path.join(root, path)) for path in paths]
+
+        paths = self.paths.tolist()
+        parts = [paths[i : i + 1024] for i in range(0, len(paths), 1024)]
+        # Threads: on a network drive each look is a wait.
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            found = np.array([x for part in pool.map(look, parts) for x in part])
+        digest = hashlib.sha256(b"\0".join(paths))
+        digest.update(found.astype("<i8").tobytes())
+        return len(paths), digest.hexdigest()
+
+
+def _size_and_time(path: bytes) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:  # a missing file is an error when it is read
+        return -1, -1
+    return found.st_size, found.st_mtime_ns
+
 
 class Mapped(NamedTuple):
     """Rows of an .npy file that is never read as a whole.
@@ -166,15 +191,15 @@ class Loader(NamedTuple):
         return self.read.name(int(self.rows[row]))
 
 
-def class_list(file: str) -> tuple[str, ...]:
+def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
     """Class names from a text file, one a line."""
     try:
         with open(file, encoding="utf-8") as lines:
             names = tuple(line.strip() for line in lines if line.strip())
     except OSError as error:
-        raise ValueError(f"classes = {file!r} cannot be read: {error}") from error
+        raise ValueError(f"{option} = {file!r} cannot be read: {error}") from error
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"classes = {file!r}: must name at least one class, each once")
+        raise ValueError(f"{option} = {file!r}: must hold at least one name, each once")
     return names
 
 

@@ -4,7 +4,6 @@ Every source takes `validation`, the share of each class (and domain) that is cu
 out of train by `seed`; the test split never changes with the run's seed.
 """
 
-import concurrent.futures
 import difflib
 import json
 import os
@@ -13,115 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from jaxcl.data import convert, prefetch, stream
+from jaxcl.data import convert, lists, prefetch, splits, stream
 
 TEST_SEED = 0  # of test splits that we draw ourselves
 MAPPED_BYTES = 4 << 30  # image files from this size on are mapped, not read
-
-
-def take(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
-    """The examples at `rows`, renumbered from 0."""
-    images, load = examples.images, examples.load
-    return stream.Examples(
-        examples.label[rows],
-        examples.domain[rows],
-        None if images is None else images[rows],
-        None if load is None else load._replace(rows=load.rows[rows]),
-    )
-
-
-def drawn(examples: stream.Examples, fraction: float, seed: list[int]) -> np.ndarray:
-    """bool[N], about `fraction` of every class and domain: at least 1 of 2 or more."""
-    if not 0 <= fraction < 1:
-        raise ValueError(f"fraction = {fraction}: must be at least 0 and below 1")
-    label, domain = examples.label, examples.domain
-    mask = np.zeros(len(label), bool)
-    if fraction == 0:
-        return mask
-    order = np.lexsort((domain, label))
-    pairs = np.stack([label[order], domain[order]])
-    starts = np.flatnonzero((pairs[:, 1:] != pairs[:, :-1]).any(0)) + 1
-    for rows in np.split(order, starts):
-        # A generator per class: a class list does not change what the others get.
-        tags = [int(label[rows[0]]) + 1, int(domain[rows[0]]) + 1]
-        rng = np.random.default_rng([*seed, *tags])
-        count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
-        mask[rng.permutation(rows)[:count]] = True
-    return mask
-
-
-def split_validation(train: stream.Examples, fraction: float, seed: int):
-    """(train, validation): a seeded share of every class; None for fraction 0."""
-    mask = drawn(train, fraction, [seed, 1])
-    if not mask.any():
-        return train, None
-    return take(train, np.flatnonzero(~mask)), take(train, np.flatnonzero(mask))
-
-
-def finish(
-    dataset: stream.Dataset,
-    *,
-    validation: float,
-    seed: int,
-    size: int | None = None,
-    resident: bool = False,
-    on_corrupt: str = "error",
-) -> stream.Dataset:
-    """What every source does last: cut validation, wrap loaders, check.
-
-    `dataset.validation` is only there before if the source came with one.
-    """
-    if on_corrupt not in ("error", "skip"):
-        raise ValueError(f"on_corrupt = {on_corrupt!r}: must be 'error' or 'skip'")
-    if size is not None and size < 1:
-        raise ValueError(f"size = {size}: must be at least 1")
-    stream.validate(dataset)
-    if validation and dataset.validation is not None:
-        raise ValueError(
-            f"validation = {validation}: {dataset.name} already has a validation split"
-        )
-    if validation:
-        train, held = split_validation(dataset.train, validation, seed)
-        dataset = dataset._replace(train=train, validation=held)
-
-    def wrap(examples):
-        if examples is None or examples.load is None:
-            return examples
-        load = examples.load
-        if size is not None:
-            crop = prefetch.CenterCrop(size, size, decoder=dataset.decoder)
-            load = load._replace(crop=crop)
-        # After the splits: a substitute must not come from another one.
-        if on_corrupt == "skip":
-            load = load._replace(label=examples.label, domain=examples.domain)
-        examples = examples._replace(load=load)
-        return _resident(examples) if resident else examples
-
-    return dataset._replace(
-        train=wrap(dataset.train),
-        validation=wrap(dataset.validation),
-        test=wrap(dataset.test),
-    )
-
-
-def _resident(examples: stream.Examples) -> stream.Examples:
-    first = examples.load(0)
-    images = np.empty((stream.size(examples), *first.shape), np.uint8)
-
-    def read(row):
-        image = examples.load(row)
-        if image.shape != first.shape:
-            raise ValueError(
-                f"{examples.load.name(row)} is {image.shape}, but "
-                f"{examples.load.name(0)} is {first.shape}: set `size` to bring all "
-                "images to one size"
-            )
-        images[row] = image
-
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        for _ in pool.map(read, range(len(images))):
-            pass
-    return examples._replace(images=images, load=None)
 
 
 def digits(
@@ -156,13 +50,13 @@ def digits(
     whole = stream.Examples(label, np.zeros_like(label), images)
     names = tuple(str(digit) for digit in range(10))
     data = _split_test("digits", names, whole, 0.2, TEST_SEED)
-    return finish(data, validation=validation, seed=seed)
+    return splits.finish(data, validation=validation, seed=seed)
 
 
 def _split_test(name, class_names, whole, fraction, seed, decoder=""):
-    mask = drawn(whole, fraction, [seed, 2])
-    test = take(whole, np.flatnonzero(mask)) if mask.any() else None
-    train = take(whole, np.flatnonzero(~mask))
+    mask = splits.drawn(whole, fraction, [seed, 2])
+    test = splits.take(whole, np.flatnonzero(mask)) if mask.any() else None
+    train = splits.take(whole, np.flatnonzero(~mask))
     return stream.Dataset(name, class_names, ("all",), train, None, test, decoder)
 
 
@@ -205,9 +99,9 @@ def npz(*, path: str, validation: float = 0.0, seed: int = 0) -> stream.Dataset:
         mask = data.get("is_test", np.zeros(len(whole.label), bool))
         if mask.dtype != bool or mask.shape != (len(data["x"]),):
             raise ValueError(f"{path}: is_test must be bool[{len(data['x'])}]")
-        parts["train"] = take(whole, np.flatnonzero(~mask))
+        parts["train"] = splits.take(whole, np.flatnonzero(~mask))
         if mask.any():
-            parts["test"] = take(whole, np.flatnonzero(mask))
+            parts["test"] = splits.take(whole, np.flatnonzero(mask))
     else:
         raise ValueError(f"{path}: has neither train_x nor x, but {sorted(data)}")
     names = {}
@@ -218,7 +112,7 @@ def npz(*, path: str, validation: float = 0.0, seed: int = 0) -> stream.Dataset:
     data = stream.Dataset(
         name, **names, train=parts["train"], validation=None, test=parts.get("test")
     )
-    return finish(data, validation=validation, seed=seed)
+    return splits.finish(data, validation=validation, seed=seed)
 
 
 def arrays(
@@ -237,9 +131,9 @@ def arrays(
     try:
         with open(meta_path, encoding="utf-8") as file:
             meta = json.load(file)
-        splits = meta["splits"]
+        found = meta["splits"]
         names = [tuple(meta.get(key, ())) for key in ("class_names", "domain_names")]
-        parts = {split: _array_split(path, splits[split], resident) for split in splits}
+        parts = {split: _array_split(path, found[split], resident) for split in found}
         train = parts["train"]
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(
@@ -257,7 +151,7 @@ def arrays(
         mean=tuple(meta["mean"]) if "mean" in meta else None,
         std=tuple(meta["std"]) if "std" in meta else None,
     )
-    return finish(data, validation=validation, seed=seed)
+    return splits.finish(data, validation=validation, seed=seed)
 
 
 def _array_split(path, entries, resident) -> stream.Examples:
@@ -292,6 +186,8 @@ def image_folder(
     channels: int = 3,
     decoder: str = "auto",
     on_corrupt: str = "error",
+    cache: str | None = None,
+    cache_size: int | None = None,
     validation: float = 0.0,
     seed: int = 0,
 ) -> stream.Dataset:
@@ -306,6 +202,8 @@ def image_folder(
     classes: a text file that names the classes to keep, in that order.
     size: shorter side to `size`, then a centre crop; resident: decode all, once.
     on_corrupt: "error", or "skip": another image of the class takes the place.
+    cache: a folder that keeps the decoded images for later runs, see `cache.cached`;
+      cache_size: shorter sides above it are shrunk to it there.
     """
     wanted = None if classes is None else convert.class_list(classes)
     decoder = prefetch.choose_decoder(decoder)
@@ -332,14 +230,10 @@ def image_folder(
         data = _split_test(
             name, names, whole, test if names else 0.0, test_seed, decoder
         )
-    return finish(
-        data,
-        validation=validation,
-        seed=seed,
-        size=size,
-        resident=resident,
-        on_corrupt=on_corrupt,
-    )
+    return splits.finish(
+        data, validation=validation, seed=seed, size=size, resident=resident,
+        on_corrupt=on_corrupt, cache=cache, cache_size=cache_size,
+    )  # fmt: skip
 
 
 def _folders(path: str) -> list[str]:
@@ -381,7 +275,9 @@ def tfds(*, path: str | Sequence[str], **options) -> stream.Dataset:
     return tfds_source.read(path=path, **options)
 
 
-SOURCES = {f.__name__: f for f in (digits, npz, arrays, image_folder, tfds)}
+SOURCES = {
+    f.__name__: f for f in (digits, npz, arrays, image_folder, lists.image_lists, tfds)
+}
 
 
 def load(name: str, **options) -> stream.Dataset:

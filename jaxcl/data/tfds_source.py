@@ -6,6 +6,7 @@ endian; the checksums are not compared.
 """
 
 import functools
+import hashlib
 import os
 import struct
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from array_record.python import array_record_module
 from etils import epath
 from google.protobuf import message
 
-from jaxcl.data import convert, prefetch, sources, stream
+from jaxcl.data import convert, prefetch, splits, stream
 
 FORMATS = ("array_record", "tfrecord")
 CHUNK = 256  # array_record entries read at once when scanning
@@ -66,6 +67,15 @@ class Records(NamedTuple):
         file = self.files[self.table.file[row]]
         return f"{file} ({unit} {self.table.place[row]})"
 
+    def stamp(self) -> tuple[int, str]:
+        """Number of records; digest of their places and of the files, for a cache."""
+        found = [(file, epath.Path(file).stat()) for file in self.files]
+        files = [f"{os.path.basename(x)}:{s.length}:{s.mtime}" for x, s in found]
+        digest = hashlib.sha256("\0".join([self.key, *files]).encode())
+        for column in (self.table.file, self.table.place, self.table.length):
+            digest.update(column.astype("<i8").tobytes())
+        return len(self.table.label), digest.hexdigest()
+
 
 @functools.lru_cache(maxsize=64)
 def _reader(file: str):
@@ -97,6 +107,8 @@ def read(
     channels: int = 3,
     decoder: str = "auto",
     on_corrupt: str = "error",
+    cache: str | None = None,
+    cache_size: int | None = None,
     validation: float = 0.0,
     seed: int = 0,
 ) -> stream.Dataset:
@@ -132,14 +144,10 @@ def read(
         test=part(test_split),
         decoder=decoder,
     )
-    return sources.finish(
-        data,
-        validation=validation,
-        seed=seed,
-        size=size,
-        resident=resident,
-        on_corrupt=on_corrupt,
-    )
+    return splits.finish(
+        data, validation=validation, seed=seed, size=size, resident=resident,
+        on_corrupt=on_corrupt, cache=cache, cache_size=cache_size,
+    )  # fmt: skip
 
 
 def _examples(split, *, infos, keys, keep, index, pixels) -> stream.Examples | None:
@@ -148,14 +156,14 @@ def _examples(split, *, infos, keys, keep, index, pixels) -> stream.Examples | N
         return None
     image_key, label_key, domain_key = keys
     files, table = _table(infos, split, label_key, domain_key, index)
-    label, rows = table.label, np.arange(len(table.label))
     if keep is not None:
-        label = np.where(label < 0, -1, keep[label])
-        rows = np.flatnonzero(label >= 0)
+        label = np.where(table.label < 0, -1, keep[table.label])
+        table = table._replace(label=label)
+        table = Table(*(column[label >= 0] for column in table))
     features = tfds.features.FeaturesDict({image_key: infos[0].features[image_key]})
     reader = Records(files, table, features, image_key, *pixels)
-    load = convert.Loader(reader, rows)
-    return stream.Examples(label[rows], table.domain[rows], load=load)
+    load = convert.Loader(reader, np.arange(len(table.label)))
+    return stream.Examples(table.label, table.domain, load=load)
 
 
 def _open(path, image_key, label_key, domain_key, domain_names):

@@ -1,0 +1,136 @@
+"""Splits: cutting validation and test out, and what every source does last."""
+
+import concurrent.futures
+
+import numpy as np
+
+from jaxcl.data import cache as cache_lib
+from jaxcl.data import prefetch, stream
+
+
+def take(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
+    """The examples at `rows`, renumbered from 0."""
+    images, load = examples.images, examples.load
+    return stream.Examples(
+        examples.label[rows],
+        examples.domain[rows],
+        None if images is None else images[rows],
+        None if load is None else load._replace(rows=load.rows[rows]),
+    )
+
+
+def drawn(examples: stream.Examples, fraction: float, seed: list[int]) -> np.ndarray:
+    """bool[N], about `fraction` of every class and domain: at least 1 of 2 or more."""
+    if not 0 <= fraction < 1:
+        raise ValueError(f"fraction = {fraction}: must be at least 0 and below 1")
+    label, domain = examples.label, examples.domain
+    mask = np.zeros(len(label), bool)
+    if fraction == 0:
+        return mask
+    order = np.lexsort((domain, label))
+    pairs = np.stack([label[order], domain[order]])
+    starts = np.flatnonzero((pairs[:, 1:] != pairs[:, :-1]).any(0)) + 1
+    for rows in np.split(order, starts):
+        # A generator per class: a class list does not change what the others get.
+        tags = [int(label[rows[0]]) + 1, int(domain[rows[0]]) + 1]
+        rng = np.random.default_rng([*seed, *tags])
+        count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
+        mask[rng.permutation(rows)[:count]] = True
+    return mask
+
+
+def split_validation(train: stream.Examples, fraction: float, seed: int):
+    """(train, validation): a seeded share of every class; None for fraction 0."""
+    mask = drawn(train, fraction, [seed, 1])
+    if not mask.any():
+        return train, None
+    return take(train, np.flatnonzero(~mask)), take(train, np.flatnonzero(mask))
+
+
+def finish(
+    dataset: stream.Dataset,
+    *,
+    validation: float,
+    seed: int,
+    size: int | None = None,
+    resident: bool = False,
+    on_corrupt: str = "error",
+    cache: str | None = None,
+    cache_size: int | None = None,
+) -> stream.Dataset:
+    """What every source does last: check, cut validation, wrap loaders.
+
+    `dataset.validation` is only there before if the source came with one. A cache is
+    made here, after all that may be refused.
+    """
+    if on_corrupt not in ("error", "skip"):
+        raise ValueError(f"on_corrupt = {on_corrupt!r}: must be 'error' or 'skip'")
+    if size is not None and size < 1:
+        raise ValueError(f"size = {size}: must be at least 1")
+    _check_cache(cache, cache_size, size)
+    stream.validate(dataset)
+    if validation and dataset.validation is not None:
+        raise ValueError(
+            f"validation = {validation}: {dataset.name} already has a validation split"
+        )
+    if validation:
+        train, held = split_validation(dataset.train, validation, seed)
+        dataset = dataset._replace(train=train, validation=held)
+
+    opened = {}  # splits that were cut from one another share a reader
+
+    def wrap(examples):
+        if examples is None or examples.load is None:
+            return examples
+        load = examples.load
+        if cache is not None:
+            key = id(load.read)
+            if key not in opened:
+                opened[key] = cache_lib.cached(load.read, cache, size=cache_size)
+            load = load._replace(read=opened[key])
+        if size is not None:
+            crop = prefetch.CenterCrop(size, size, decoder=dataset.decoder)
+            load = load._replace(crop=crop)
+        # After the splits: a substitute must not come from another one.
+        if on_corrupt == "skip":
+            load = load._replace(label=examples.label, domain=examples.domain)
+        examples = examples._replace(load=load)
+        return _resident(examples) if resident else examples
+
+    return dataset._replace(
+        train=wrap(dataset.train),
+        validation=wrap(dataset.validation),
+        test=wrap(dataset.test),
+    )
+
+
+def _check_cache(cache, cache_size, size):
+    if cache_size is None:
+        return
+    if cache is None:
+        raise ValueError(f"cache_size = {cache_size}: needs a cache")
+    if cache_size < (size or 1):
+        raise ValueError(
+            f"cache_size = {cache_size}: must be at least {size or 1}"
+            f"{' = size' if size else ''}"
+        )
+
+
+def _resident(examples: stream.Examples) -> stream.Examples:
+    first = examples.load(0)
+    images = np.empty((stream.size(examples), *first.shape), np.uint8)
+
+    def read(row):
+        image = examples.load(row)
+        if image.shape != first.shape:
+            raise ValueError(
+                f"{examples.load.name(row)} is {image.shape}, but "
+                f"{examples.load.name(0)} is {first.shape}: set `size` to bring all "
+                "images to one size"
+            )
+        images[row] = image
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for _ in pool.map(read, range(len(images))):
+            pass
+    return examples._replace(images=images, load=None)

@@ -1,0 +1,215 @@
+"""Sets given by list files: DomainNet's, ImageNet-LT's."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxcl import build
+from jaxcl.data import convert, prefetch, sources, stream
+
+NAMES = ("apple", "big pear", "plum")
+LISTS = {  # pear has no photo to learn from
+    "photo_train.txt": [0, 2, 2, 0, 2, 0],
+    "photo_test.txt": [2, 1, 0],
+    "sketch_train.txt": [2, 0, 1, 1, 2, 1, 0],
+    "sketch_test.txt": [1, 1, 2, 0],
+}
+
+
+def colour(domain, label):
+    """One flat colour for each domain and class; JPEG keeps it but for a level."""
+    return 40 + 100 * domain + 30 * label
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    path = tmp_path_factory.mktemp("lists")
+    for name, labels in LISTS.items():
+        domain, split = name.removesuffix(".txt").split("_")
+        lines = []
+        for i, label in enumerate(labels):
+            file = f"{domain}/{NAMES[label]}/{split} {i}.jpg"
+            (path / file).parent.mkdir(parents=True, exist_ok=True)
+            value = colour(["photo", "sketch"].index(domain), label)
+            pixels = np.full((20 + i, 30 - i, 3), value, np.uint8)
+            Image.fromarray(pixels).save(path / file, quality=95)
+            lines.append(f"{file} {label}\n")
+        (path / name).write_text("".join(lines))
+    return path
+
+
+def load(path, **options):
+    return sources.load("image_lists", path=str(path), **options)
+
+
+def write(path, **lists):
+    for name, text in lists.items():
+        data = text if isinstance(text, bytes) else text.encode()
+        (path / f"{name}.txt").write_bytes(data)
+    return {"train": "train.txt", "test": "test.txt" if "test" in lists else None}
+
+
+def test_domains_labels_files_and_names(root):
+    data = load(root, domains=["sketch", "photo"])
+    assert data.domain_names == ("sketch", "photo") and data.class_names == NAMES
+    assert data.name == root.name and data.decoder in ("cv2", "pillow")
+    assert data.validation is None
+    for split, examples in (("train", data.train), ("test", data.test)):
+        one, two = LISTS[f"sketch_{split}.txt"], LISTS[f"photo_{split}.txt"]
+        assert examples.label.tolist() == one + two
+        assert examples.domain.tolist() == [0] * len(one) + [1] * len(two)
+        assert examples.label.dtype == examples.domain.dtype == np.int32
+        for row, domain in enumerate(examples.domain):
+            name = examples.load.name(row)
+            label = NAMES[examples.label[row]]
+            want = f"{data.domain_names[domain]}/{label}/{split} "
+            assert name.startswith(str(root / want))
+            with Image.open(name) as image:
+                assert examples.load(row).shape == (image.height, image.width, 3)
+                difference = examples.load(row).astype(int) - np.asarray(image)
+            assert abs(difference).max() <= 2
+    sized = load(root, domains=["photo"], size=8, resident=True, channels=1)
+    assert sized.train.images.shape == (6, 8, 8, 1)
+    assert sized.test.images.shape == (3, 8, 8, 1)
+
+
+def test_one_domain_of_several_keeps_its_labels(root, tmp_path):
+    both = load(root, domains=["photo", "sketch"])
+    one = load(root, domains=["sketch"], test="")
+    assert one.train.label.tolist() == both.train.label[both.train.domain == 1].tolist()
+    assert one.test is None and one.domain_names == ("sketch",)
+    photo = load(root, domains=("photo",), test=None)
+    assert photo.test is None and photo.class_names == ("apple", "1", "plum")
+    file = tmp_path / "names.txt"
+    file.write_text("a\nb\nc\nd\n")
+    named = load(root, domains=["photo"], class_names=str(file))
+    assert named.class_names == ("a", "b", "c", "d")
+    assert named.train.label.tolist() == LISTS["photo_train.txt"]
+
+
+def test_the_domain_scenario_streams_through_a_config(root):
+    data = {"name": "image_lists", "path": str(root), "domains": ("sketch", "photo")}
+    scenario = {"name": "domain", "domain_order": ("photo", "sketch")}
+    tasks = build._stream(data, scenario)()
+    assert [task.name for task in tasks.tasks] == ["photo", "sketch"]
+    assert [task.classes.tolist() for task in tasks.tasks] == [[0, 2], [0, 1, 2]]
+    for index, task in enumerate(tasks.tasks):
+        name = task.name
+        assert tasks.evaluation.label[task.test].tolist() == LISTS[f"{name}_test.txt"]
+        count, seen = len(LISTS[f"{name}_train.txt"]), []
+        batches = prefetch.batches(
+            task.train, seed=0, task=index, epochs=2, batch_size=3, workers=0,
+            crop=prefetch.Crop(8), views=2, resident=False,
+        )  # fmt: skip
+        for batch in batches:
+            assert batch["image"].shape == (3, 2, 8, 8, 3)
+            want = colour(index, batch["label"])[:, None, None, None, None]
+            assert abs(batch["image"].astype(int) - want).max() <= 2
+            seen += batch["index"].tolist()
+        assert len(seen) == 2 * (count // 3 * 3)
+        # Numbers follow `domains`, tasks follow `domain_order`.
+        assert (tasks.dataset.train.domain[seen] == 1 - index).all()
+    with pytest.raises(ValueError, match=r"config\.data\.domain: no such option.*doma"):
+        build._stream({**data, "domain": "photo"}, scenario)
+
+
+def test_one_train_and_one_test_list_elsewhere(root, tmp_path):
+    options = write(
+        tmp_path,
+        # A mark of utf-8, tabs, Windows ends, blank lines, spaces around, zeros.
+        train=b"\xef\xbb\xbfphoto/apple/train 0.jpg\t0\r\n\r\n  photo/plum/train 1.jpg"
+        b"   002  \r\n   \nphoto/plum/train 2.jpg 2",
+        test="sketch/big pear/test 0.jpg 1\n",
+    )
+    data = load(root, **options, lists=str(tmp_path))
+    assert data.domain_names == ("all",)
+    assert data.train.label.tolist() == [0, 2, 2] and data.test.label.tolist() == [1]
+    assert data.class_names == ("apple", "1", "plum")  # 1 is not in train
+    shapes = [data.train.load(row).shape for row in range(3)]
+    assert shapes == [(20, 30, 3), (21, 29, 3), (22, 28, 3)]
+    assert data.test.load.name(0) == str(root / "sketch/big pear/test 0.jpg")
+    held = load(root, domains=["photo", "sketch"], validation=0.4, seed=1)
+    kinds = list(zip(held.validation.label, held.validation.domain, strict=True))
+    assert sorted(kinds) == [(0, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
+    assert len(held.train.label) == 13 - 5
+
+
+@pytest.mark.parametrize(
+    ("lines", "names"),
+    [
+        (["x/a/1.jpg 0", "y/a/2.jpg 0", "x/b/1.jpg 1"], ("a", "b")),
+        (["x/a/1.jpg 0", "x/b/2.jpg 0", "x/a/3.jpg 0", "x/c/1.jpg 1"], ("0", "c")),
+        (["a/1.jpg 0", "a/2.jpg 1"], ("0", "1")),  # one folder for all
+        (["a/1.jpg 0", "a/2.jpg 1", "c/1.jpg 2"], ("0", "1", "2")),
+        (["1.jpg 0", "b/1.jpg 1"], ("0", "b")),
+        (["b/1.jpg 3"], ("0", "1", "2", "b")),
+        (["2/1.jpg 0", "b/1.jpg 1", "1.jpg 2"], ("0", "1", "2")),  # "2" twice
+        (["é/1.jpg 0"], ("é",)),
+    ],
+)
+def test_default_class_names(tmp_path, lines, names):
+    options = write(tmp_path, train="\n".join(lines))
+    assert load(tmp_path, **options).class_names == names
+    # Names are those of train, as many as all lists need.
+    more = write(tmp_path, train="\n".join(lines), test="z/1.jpg 0\nz/1.jpg 4")
+    wanted = (*names, *"01234"[len(names) :])
+    assert load(tmp_path, **more).class_names == wanted
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["a.jpg", "7", "a.jpg -1", "a.jpg 1.0", "a.jpg x", "a.jpg ١", "a.jpg 1000000"],
+)
+def test_lines_that_are_none(tmp_path, line):
+    options = write(tmp_path, train="a.jpg 0\n\n" + line + "\nb.jpg\n")
+    with pytest.raises(ValueError, match=r"train\.txt, line 3: '.*0 to 999999"):
+        load(tmp_path, **options)
+    assert load(tmp_path, **write(tmp_path, train="a.jpg 42")).train.label == [42]
+    (tmp_path / "names").write_text("a\nb\n")
+    write(tmp_path, train="a.jpg 1\na.jpg 2")
+    with pytest.raises(ValueError, match=r"line 2: 'a\.jpg 2'.*0 to 1"):
+        load(tmp_path, **options, class_names=str(tmp_path / "names"))
+
+
+def test_errors_at_once(root, tmp_path):
+    for options, words in (
+        ({}, "train = '{domain}_train.txt': domains is not given"),
+        ({"train": "photo_train.txt"}, "test = '{domain}_test.txt': domains is not"),
+        ({"domains": "clip"}, "domains = 'clip': must be a list"),
+        ({"domains": []}, r"domains = \[\]"),
+        ({"domains": ["photo", "photo"]}, "each once"),
+        ({"domains": ["photo", "clip"]}, "train: .*clip_train.txt cannot be read"),
+        ({"domains": ["photo"], "test": "no.txt"}, "test: .*no.txt cannot be read"),
+        ({"domains": ["photo", "sketch"], "train": "photo_train.txt"},
+         "train = 'photo_train.txt': must hold {domain}, for there are 2"),
+        ({"domains": ["photo"], "lists": str(tmp_path)}, "photo_train.txt cannot be"),
+        ({"domains": ["photo"], "class_names": "none"}, "class_names = 'none' cannot"),
+        ({"domains": ["photo"], "decoder": "turbo"}, "decoder = 'turbo'"),
+        ({"domains": ["photo"], "on_corrupt": "drop"}, "on_corrupt = 'drop'"),
+        ({"domains": ["photo"], "size": 0}, "size = 0"),
+        ({"domains": ["photo"], "validation": 2.0}, "fraction = 2.0"),
+        ({"path": str(tmp_path / "gone")}, "gone': no such directory"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            load(**{"path": root, **options})
+    for text, words in (
+        ("\n \n", "names no images"),
+        (b"\xe9.jpg 0", "cannot be read"),
+    ):
+        with pytest.raises(ValueError, match=f"train: .*train.txt {words}"):
+            load(tmp_path, **write(tmp_path, train=text))
+
+
+def test_missing_images_are_reported_when_read(root, tmp_path):
+    lines = "photo/apple/none.jpg 0\nphoto/apple/train 0.jpg 0\n"
+    options = write(tmp_path, train=lines) | {"lists": str(tmp_path)}
+    with pytest.raises(convert.Unreadable, match="apple/none.jpg cannot be read"):
+        load(root, **options).train.load(0)
+    data = load(root, **options, on_corrupt="skip")
+    with pytest.warns(UserWarning, match="none.jpg.*used .*train 0.jpg in its place"):
+        assert data.train.load(0).shape == (20, 30, 3)
+    assert stream.size(data.train) == 2
+    kept = load(root, **options, cache=str(tmp_path / "cache")).train.load
+    with pytest.raises(convert.Unreadable, match="apple/none.jpg cannot be read"):
+        kept(0)
+    np.testing.assert_array_equal(kept(1), data.train.load(1))
