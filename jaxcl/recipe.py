@@ -1,0 +1,38 @@
+"""What configs are written with: values that follow other fields."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ml_collections import config_dict
+
+
+class _Lookup(NamedTuple):
+    """An operation of ml_collections: `fn` of the field's own value and `args`."""
+
+    fn: Callable
+    args: list
+
+
+def by(table: dict, *fields: config_dict.FieldReference, default=None):
+    """The value that a table has for other fields, once all overrides are read.
+
+    `config.optimizer.lr = recipe.by({"byol": 1.0, "simclr": 0.6}, base)`, with
+    `base = config.method.get_ref("base")`, makes `--config.method.base=byol` bring
+    BYOL's learning rate with it. Setting the value itself, as in
+    `--config.optimizer.lr=0.5`, cuts the tie.
+
+    Args:
+      table: what the field holds (a tuple of what several hold) -> value. All values
+        have one type.
+      fields: `config.section.get_ref(name)` each.
+      default: stands for whatever the table lacks, and may itself be of `by`; None:
+        the first value of the table.
+    """
+    first = next(iter(table.values()))
+    start = first if default is None else default
+
+    def find(value, *held):
+        return table.get(held if len(held) > 1 else held[0], value)
+
+    look = _Lookup(find, list(fields))
+    return config_dict.FieldReference(start, field_type=type(first), op=look)

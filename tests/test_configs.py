@@ -1,0 +1,314 @@
+"""The configs of the PNR paper against tables typed here from its scripts."""
+
+import inspect
+import itertools
+import pathlib
+import re
+
+import pytest
+import test_docs
+
+from jaxcl import build, evaluators
+from jaxcl.data import stream
+from jaxcl.methods import ssl_bases, two_view
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+# base: learning rate, weight decay, 1-D parameters excluded, probe's learning rate
+_CIFAR = {
+    "mocov2plus": (0.6, 1e-4, False, 3.0),
+    "simclr": (0.6, 1e-4, True, 1.0),
+    "supcon": (0.4, 1e-4, True, 1.0),
+    "barlow_twins": (0.4, 1e-4, True, 0.1),
+    "byol": (1.0, 1e-5, True, 3.0),
+    "vicreg": (0.3, 1e-4, True, 0.3),
+}
+_IMAGENET = {
+    "mocov2plus": (0.6, 1e-4, False, 3.0),
+    "simclr": (0.4, 1e-4, True, 1.0),
+    "supcon": (0.4, 1e-4, True, 1.0),
+    "barlow_twins": (0.4, 1e-4, True, 0.1),
+    "byol": (0.6, 1e-5, True, 3.0),
+    "vicreg": (0.4, 1e-4, True, 0.3),
+}
+# At the small budget the probe has no augmentation, and at most 1.0.
+_SMALL = {name: (*row[:3], min(row[3], 1.0)) for name, row in _CIFAR.items()}
+RATES = {
+    "pnr_cifar10": _CIFAR,
+    "pnr_cifar100": _CIFAR,
+    "pnr_cifar100_small": _SMALL,
+    "pnr_imagenet100": _IMAGENET,
+    "pnr_imagenet1k": _IMAGENET,
+    "pnr_domainnet": _IMAGENET,
+}
+TEN = "--config.scenario.num_tasks=10"
+DATA = "--config.scenario.name=data"
+# (config, overrides): PNR's lambda for Barlow Twins, BYOL and VICReg, Table 15
+LAMBDA = {
+    ("pnr_cifar10",): (1.0, 0.5, 23.0),
+    ("pnr_cifar100",): (1.0, 0.5, 23.0),
+    ("pnr_cifar100", TEN): (1.0, 0.7, 23.0),
+    ("pnr_cifar100_small",): (1.0, 0.5, 23.0),
+    ("pnr_imagenet100",): (1.0, 1.0, 23.0),
+    ("pnr_imagenet100", TEN): (1.0, 1.0, 23.0),
+    ("pnr_imagenet100", DATA): (0.1, 0.1, 5.0),
+    ("pnr_imagenet100", DATA, TEN): (0.1, 0.1, 5.0),
+    ("pnr_imagenet1k",): (1.0, 1.0, 23.0),
+    ("pnr_imagenet1k", TEN): (1.0, 1.0, 23.0),
+    ("pnr_domainnet",): (1.0, 1.0, 8.0),
+}
+NAMES = tuple(RATES)
+BASES = tuple(_CIFAR)
+PAIRS = list(itertools.product(NAMES, BASES))
+BLURS = ("pnr_imagenet100", "pnr_imagenet1k", "pnr_domainnet")  # CIFAR does not
+
+
+def parsed(name, *arguments):
+    """The config as the command line makes it, overrides in their order."""
+    path, _, argument = name.partition(":")
+    where = f"{ROOT}/configs/{path}.py" + (f":{argument}" if argument else "")
+    return test_docs.parse([f"--config={where}", *arguments])
+
+
+def take(name, base, *arguments):
+    return parsed(name, f"--config.method.base={base}", *arguments)
+
+
+def flat(config, field="config"):
+    """Path -> value of every leaf."""
+    found = {}
+    for key, value in config.to_dict().items() if field == "config" else config.items():
+        path = f"{field}.{key}"
+        found |= flat(value, path) if isinstance(value, dict) else {path: value}
+    return found
+
+
+def changed(old, new):
+    old, new = flat(old), flat(new)
+    return {key for key in {*old, *new} if old.get(key) != new.get(key)}
+
+
+def probes(config):
+    """The sections of all linear probes."""
+    sections = config.evaluators.to_dict().items()
+    return [s for name, s in sections if s.get("name", name) == "linear"]
+
+
+def test_the_tables_here_know_every_base():
+    assert set(BASES) == set(ssl_bases.BASES)
+    assert all(set(rows) == set(BASES) for rows in RATES.values())
+
+
+@pytest.mark.parametrize("name, base", PAIRS)
+def test_a_base_brings_its_own_hyper_parameters(name, base):
+    config = take(name, base)
+    lr, decay, exclude, probe_lr = RATES[name][base]
+    optimizer, augment = config.optimizer, config.augment
+    assert optimizer.name == "lars"
+    assert (optimizer.lr, optimizer.weight_decay) == (lr, decay)
+    assert optimizer.exclude_1d is exclude
+    assert {section["lr"] for section in probes(config)} == {probe_lr}
+    vicreg, blurs = base == "vicreg", name in BLURS
+    assert augment.scale == ((0.2, 1.0) if vicreg else (0.08, 1.0))
+    assert augment.solarize == ((0.1, 0.1) if vicreg else (0.0, 0.2))
+    blur = (0.5, 0.5) if vicreg else (1.0, 0.1)
+    assert augment.blur == (blur if blurs else (0.0, 0.0))
+    assert augment.jitter == (0.4, 0.4, 0.2, 0.1)
+    default = inspect.signature(two_view.make).parameters["predictor_hidden_dim"]
+    hidden = config.method.get("predictor_hidden_dim", default.default)
+    small = name == "pnr_cifar100_small"
+    assert hidden == (256 if small else 8192 if blurs else 4096)
+
+
+@pytest.mark.parametrize("name", LAMBDA, ids="".join)
+def test_lambda_follows_base_and_scenario(name):
+    for base, want in zip(
+        ("barlow_twins", "byol", "vicreg"), LAMBDA[name], strict=True
+    ):
+        for arguments in itertools.permutations(name[1:]):
+            assert take(name[0], base, *arguments).method.negative_weight == want
+
+
+@pytest.mark.parametrize("name, base", PAIRS)
+def test_every_base_builds_under_any_strategy_and_scenario(name, base):
+    for strategy in ("finetune", "cassle", "pnr", "ewc", "der", "lump", "less_forget"):
+        arguments = [f"--config.method.strategy={strategy}"]
+        test_docs.check_options(take(name, base, *arguments))
+        if strategy == "finetune":
+            arguments.append("--config.scenario.name=joint")
+            test_docs.check_options(
+                take(name, base, *arguments, "--config.scenario.num_tasks=1")
+            )
+        if strategy == "pnr" and name != "pnr_domainnet":
+            test_docs.check_options(take(name, base, *arguments, DATA, TEN))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_override_wins_and_leaves_the_rest_tied(name):
+    given = {
+        "--config.optimizer.lr": 0.123,
+        "--config.optimizer.weight_decay": 0.002,
+        "--config.optimizer.exclude_1d": False,
+        "--config.augment.scale": (0.3, 0.9),
+        "--config.augment.solarize": (0.7, 0.6),
+        "--config.method.negative_weight": 4.5,
+        "--config.evaluators.linear.lr": 7.0,
+    }
+    plain, path = take(name, "byol"), "--config.method.base=byol"
+    for option, value in given.items():
+        one = f"{option}={value}"
+        for arguments in ((one, path), (path, one)):
+            config = parsed(name, *arguments)
+            assert flat(config)[option.removeprefix("--")] == value
+            # The other probes of ImageNet-100 too keep what they follow.
+            assert changed(plain, config) == {option.removeprefix("--")}
+            test_docs.check_options(config)
+
+
+@pytest.mark.parametrize("name, base", PAIRS)
+def test_ten_tasks_change_no_more_than_they_should(name, base):
+    if name == "pnr_domainnet":  # as many tasks as domains
+        with pytest.raises(ValueError, match="num_tasks = 10.*'domain'"):
+            stream.make(test_docs.stand_in(), scenario="domain", num_tasks=10)
+        return
+    want = {"config.scenario.num_tasks"}
+    if (name, base) == ("pnr_cifar100", "byol"):
+        want |= {"config.method.negative_weight"}
+    assert changed(take(name, base), take(name, base, TEN)) == want
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_the_data_scenario_changes_lambda_alone(base):
+    want = {"config.scenario.name"}
+    if not ssl_bases.BASES[base].contrastive:
+        want |= {"config.method.negative_weight"}
+    config = take("pnr_imagenet100", base, DATA)
+    assert changed(take("pnr_imagenet100", base), config) == want
+
+
+@pytest.mark.parametrize("name, base", PAIRS)
+def test_debug_follows_the_base(name, base):
+    small, whole = take(f"{name}:debug", base), take(name, base)
+    test_docs.check_options(small)
+    shrunk = {
+        "name", "data", "scenario", "batch_size", "epochs", "encoder", "workers",
+        "save_every", "schedule",
+    }  # fmt: skip
+    for path in changed(whole, small):
+        _, section, *rest = path.split(".")
+        sizes = section == "method" and rest[0].endswith(("_dim", "_size"))
+        images = section == "augment" and rest[0] in ("size", "resize")
+        lengths = section == "evaluators" and rest[-1] in (
+            "epochs", "milestones", "augment",
+        )  # fmt: skip
+        assert section in shrunk or sizes or images or lengths, path
+    assert small.data.name == "digits" and small.optimizer.lr == whole.optimizer.lr
+
+
+@pytest.mark.parametrize(
+    "name, tasks, epochs, depth, size, probe_batch",
+    [
+        ("pnr_cifar10", 5, 500, 18, 32, 128),
+        ("pnr_cifar100", 5, 500, 18, 32, 128),
+        ("pnr_imagenet100", 5, 400, 18, 224, 256),
+        ("pnr_imagenet1k", 5, 400, 50, 224, 256),
+        ("pnr_domainnet", None, 200, 18, 224, 256),
+    ],
+)
+def test_the_budget_is_the_papers(name, tasks, epochs, depth, size, probe_batch):
+    config = parsed(name)
+    assert (config.method.base, config.method.strategy) == ("mocov2plus", "pnr")
+    assert config.scenario.get("num_tasks") == tasks
+    assert (config.epochs, config.batch_size, config.seed) == (epochs, 256, 5)
+    assert (config.encoder.depth, config.encoder.width) == (depth, 64)
+    assert config.augment.size == size
+    assert config.augment.get("resize") == (256 if size == 224 else None)
+    for section in probes(config):
+        found = [section[key] for key in ("epochs", "batch_size", "momentum")]
+        assert found == [100, probe_batch, 0.9] and section["train_on"] == "all"
+        assert section["milestones"] == (60, 80)
+    full = inspect.signature(build.optim.warmup_cosine).parameters
+    given = {"warmup_epochs": full["warmup_epochs"].default} | config.schedule.to_dict()
+    assert (given["name"], given["warmup_epochs"], given["start"]) == (
+        "warmup_cosine", 10, 0.003,
+    )  # fmt: skip
+    lars = inspect.signature(build.optim.lars).parameters
+    assert config.optimizer.get("eta", lars["eta"].default) == 0.02
+    assert config.optimizer.get("clip", lars["clip"].default) is True
+    assert config.optimizer.get("momentum", lars["momentum"].default) == 0.9
+
+
+def test_what_each_set_has_of_its_own():
+    assert parsed("pnr_cifar100").scenario.class_order == "released"
+    assert parsed("pnr_imagenet100").scenario.class_order == "released"
+    assert parsed("pnr_imagenet1k").scenario.class_order == "released"
+    assert "classes" not in parsed("pnr_imagenet1k").data
+    lines = pathlib.Path(parsed("pnr_imagenet100").data.classes).read_text().split()
+    assert len(set(lines)) == 100
+    domains = parsed("pnr_domainnet")
+    assert domains.data.domains == (
+        "real", "quickdraw", "painting", "sketch", "infograph", "clipart",
+    )  # fmt: skip
+    assert domains.scenario.to_dict() == {"name": "domain"}
+    tasks = stream.make(test_docs.stand_in(), scenario="domain").tasks
+    assert [task.domain for task in tasks] == [*range(6)]  # the order of the domains
+
+
+def test_semi_supervised_probes_are_those_of_table_6():
+    config = parsed("pnr_imagenet100")
+    found = {
+        key: evaluators.entry(key, section)
+        for key, section in config.evaluators.to_dict().items()
+    }
+    shares = {
+        key: entry.options.get("fraction", 1.0)
+        for key, entry in found.items()
+        if entry.name == "linear"
+    }
+    assert shares == {"linear": 1.0, "linear_10": 0.1, "linear_1": 0.01}
+    assert not found["linear"].last_only
+    assert found["linear_10"].last_only and found["linear_1"].last_only
+    full = found["linear"].options
+    for key in ("linear_10", "linear_1"):
+        assert full == {k: v for k, v in found[key].options.items() if k != "fraction"}
+    for name in ("pnr_imagenet1k", "pnr_domainnet"):  # for their cost
+        section = parsed(name).evaluators.linear
+        assert evaluators.entry("linear", section.to_dict()).last_only
+        assert parsed(name).plasticity is False
+
+
+@pytest.mark.parametrize("name", BLURS)
+def test_the_released_rivals_are_overrides_away(name):
+    """CaSSLe's MoCo has no LARS and no warm-up; a name may be changed alone."""
+    config = parsed(
+        name, "--config.optimizer.name=sgd", "--config.schedule.warmup_epochs=0"
+    )
+    test_docs.check_options(config)
+
+
+# The pages
+
+
+def numbers(text):
+    """Accuracies as the paper prints them."""
+    return set(re.findall(r"(?<![\d.])\d\d\.\d\d(?!\d)", text))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_scores_of_a_config_stand_in_the_page_too(name):
+    text = (ROOT / "configs" / f"{name}.py").read_text().split('"""')[1]
+    found = numbers(text)
+    if name in ("pnr_cifar10", "pnr_cifar100_small"):
+        assert not found
+    else:
+        assert len(found) > 4
+    page = (ROOT / "docs" / "reproducing.md").read_text()
+    assert found <= numbers(page)
+
+
+def test_every_table_and_figure_has_its_place():
+    page = (ROOT / "docs" / "reproducing.md").read_text()
+    heads = " ".join(re.findall(r"^#+ (.+)$", page, re.M))
+    for table in range(1, 18):
+        assert re.search(rf"\b{table}\b", heads), table
+    assert "Figures 4 and 5" in heads
