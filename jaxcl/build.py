@@ -5,23 +5,20 @@ the signatures are the schema: a key that a function does not take, or a value
 of another type than its default, is an error before anything is read.
 """
 
-import collections.abc
 import dataclasses
-import difflib
-import importlib
+import functools
 import inspect
 import json
-import pkgutil
-import types
-import typing
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 from etils import epath
 
 from jaxcl import augment as augment_lib
-from jaxcl import core, job, optim, sharding
+from jaxcl import core, evaluators, job, optim, schema, sharding, single, transfer
 from jaxcl.data import prefetch, sources, stream, tfds_source
 from jaxcl.nets import resnet
 
@@ -40,88 +37,18 @@ SCHEDULES = {
 
 # Where and how a run computes, not what: these may change when it resumes.
 MACHINE = ("devices", "device_bytes", "steps_per_call", "workers", "progress")
+# Nor do these change what a run on one task measures.
+ASIDE = MACHINE + (
+    "name", "plasticity", "plasticity_cache", "checkpoint", "log_every", "save_every",
+    "eval_every", "keep", "evaluate_untrained", "tensorboard", "plots",
+)  # fmt: skip
 
 
 def _without(config: dict, fields) -> dict:
     return {key: value for key, value in config.items() if key not in fields}
 
 
-def options(function, section, field: str, given=()) -> dict:
-    """The keyword arguments that a section of the config gives a function.
-
-    Args:
-      function: whose keyword-only parameters are the allowed keys.
-      section: ConfigDict or dict.
-      field: its path, for messages ("config.method").
-      given: parameters that the config does not set.
-
-    Raises:
-      ValueError: an unknown key (with the nearest ones), a value of another
-        type than the default, or a missing key that has no default.
-    """
-    parameters = {
-        name: parameter
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name not in given
-    }
-    chosen = {}
-    for key, value in section.items():
-        if key not in parameters:
-            near = difflib.get_close_matches(key, parameters, n=3)
-            hint = f"did you mean {' or '.join(near)}? " if near else ""
-            raise ValueError(
-                f"{field}.{key}: no such option; {hint}"
-                f"allowed are {', '.join(sorted(parameters)) or 'none'}"
-            )
-        chosen[key] = _checked(value, parameters[key], f"{field}.{key}")
-    for name, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and name not in chosen:
-            raise ValueError(f"{field}.{name}: missing, and it has no default")
-    return chosen
-
-
-def _checked(value, parameter, field):
-    """The value, refused where its type is not the parameter's."""
-    default, annotation = parameter.default, parameter.annotation
-    if isinstance(annotation, types.UnionType):
-        kinds = [typing.get_origin(a) or a for a in typing.get_args(annotation)]
-    elif default in (None, inspect.Parameter.empty) or value is None:
-        return value
-    else:
-        kinds = [type(default)]
-    kinds += [int] if float in kinds else []
-    kinds += [list, tuple] if {list, tuple, collections.abc.Sequence} & {*kinds} else []
-    # bool is an int to Python, never to a user.
-    right = type(value) in kinds if isinstance(value, bool) else isinstance(
-        value, tuple(kinds)
-    )  # fmt: skip
-    if not right:
-        names = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
-        raise ValueError(f"{field}={value!r}: must be {names}; default {default!r}")
-    return value
-
-
-def _named(choices, section, field):
-    """The function that a section's `name` picks, and the section's other keys."""
-    section = dict(section)
-    name = section.pop("name", None)
-    core.check_choice(f"{field}.name", name, tuple(choices))
-    return choices[name], section
-
-
-def _module(package, name, field):
-    """The module `package.name`, or an error that names those there are."""
-    folder = importlib.import_module(package)
-    names = [
-        info.name
-        for info in pkgutil.iter_modules(folder.__path__)
-        if hasattr(importlib.import_module(f"{package}.{info.name}"), "make")
-    ]
-    core.check_choice(field, name, names)
-    return importlib.import_module(f"{package}.{name}")
-
-
-def build(config: ml_collections.ConfigDict, workdir) -> job.Job:
+def build(config: ml_collections.ConfigDict, workdir) -> job.Job | transfer.Transfer:
     """Everything that a run needs; reads data, compiles nothing.
 
     Args:
@@ -135,8 +62,14 @@ def build(config: ml_collections.ConfigDict, workdir) -> job.Job:
         directory cannot be written.
     """
     raw = config.to_dict()
+    judges = raw.get("checkpoint") is not None
+    if judges:
+        raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
     plain = json.loads(json.dumps(raw))
-    made = _job(Top(**options(Top, raw, "config")), plain, workdir)
+    if judges:
+        made = _transfer(top_of(raw), workdir)
+    else:
+        made = _job(top_of(raw), plain, workdir)
     # Which decoder "auto" found is part of what a run computes.
     decoder = made.stream.dataset.decoder
     claim(workdir, plain | ({"decoder": decoder} if decoder else {}))
@@ -144,8 +77,8 @@ def build(config: ml_collections.ConfigDict, workdir) -> job.Job:
 
 
 def default_workdir(config) -> str:
-    """runs/NAME of the config."""
-    return f"runs/{config.get('name', 'run')}"
+    """runs/NAME of the config; RUN/NAME, where the encoder of RUN is judged."""
+    return f"{config.get('checkpoint') or 'runs'}/{config.get('name', 'run')}"
 
 
 def claim(workdir, config: dict) -> None:
@@ -154,7 +87,7 @@ def claim(workdir, config: dict) -> None:
     old = json.loads(path.read_text()) if path.exists() else None
     sharding.barrier("the config is read")
     if old is not None:
-        changed = differences(_without(old, MACHINE), _without(config, MACHINE))
+        changed = schema.differences(_without(old, MACHINE), _without(config, MACHINE))
         if changed:
             raise ValueError(
                 f"{workdir} holds a run of another config; they differ in "
@@ -195,26 +128,32 @@ class Top:
     keep: int = 2  # checkpoints
     evaluate_untrained: bool = True
     plasticity: bool = True  # also train on each task alone, for FT_i
+    plasticity_cache: str | None = None  # directory that keeps FT_i across runs
+    checkpoint: str | None = None  # a run whose encoder is judged; nothing is trained
     tensorboard: bool = True
     plots: bool = True
     progress: str | bool = "auto"  # a bar, none, or a bar on a terminal only
 
 
+def top_of(raw: dict) -> Top:
+    """The top level of a config, checked."""
+    judges = raw.get("checkpoint") is not None
+    unused = dict.fromkeys(transfer.TRAINING, {}) if judges else {}
+    return Top(**schema.options(Top, unused | raw, "config"))
+
+
 def _job(top: Top, plain: dict, workdir) -> job.Job:
     mesh = sharding.mesh(top.devices)
-    _check_top(top, mesh)
+    _check_top(top)
+    sharding.check_batch(top.batch_size, mesh)
     make_stream = _stream(top.data, top.scenario)  # options are checked first
     parts, image = _parts(top)
     _method(top.method, parts)
     tasks = make_stream()
     parts = parts._replace(num_classes=max(len(tasks.dataset.class_names), 1))
     method = _method(top.method, parts)
-    eval_parts = core.EvalParts(
-        embed=method.embed, stream=tasks, num_classes=parts.num_classes,
-        size=image["size"], mean=tuple(image["mean"]), std=tuple(image["std"]),
-        resize=image["resize"], seed=top.seed, mesh=mesh, workers=top.workers,
-    )  # fmt: skip
-    judges, pictures = _evaluators(top.evaluators, eval_parts, workdir)
+    eval_parts = _eval_parts(top, method.embed, tasks, image, mesh)
+    judges, pictures = evaluators.make(top.evaluators, eval_parts, workdir)
     images = tasks.dataset.train.images
     fields = {field.name for field in dataclasses.fields(Top)}
     same = fields & {*job.Job._fields} - {"method", "evaluators", "steps_per_call"}
@@ -235,11 +174,89 @@ def _job(top: Top, plain: dict, workdir) -> job.Job:
         **{name: getattr(top, name) for name in same},
     )
     job.check(made)
+    if top.plasticity and len(tasks.tasks) > 1:
+        made = made._replace(alone=_alone(top, made, parts, eval_parts, workdir))
     return made
 
 
-def _check_top(top, mesh):
-    sharding.check_batch(top.batch_size, mesh)
+def _alone(top, made, parts, eval_parts, workdir) -> single.Alone | None:
+    """How to train on one task alone; None where nothing would judge it."""
+    entries = {
+        key: evaluators.entry(key, top.evaluators[key]) for key in made.evaluators
+    }
+    judges = [key for key, entry in entries.items() if not entry.last_only]
+    if not judges:
+        return None
+    sections = {key: top.evaluators[key] for key in judges}
+    module, options = _chosen(top.method)
+    options = schema.defaults(module.make) | options
+    other = getattr(module, "alone", dict)(options)
+    method = made.method
+    if other != options:
+        method = module.make(parts, **other)
+        job.check(made._replace(method=method))
+
+    def make():
+        if method is made.method:
+            own = {key: made.evaluators[key] for key in judges}
+        else:  # made now and not before: they put images on the devices
+            reads = eval_parts._replace(embed=method.embed)
+            own, _ = evaluators.make(sections, reads, workdir)
+        return made._replace(method=method, evaluators=own)
+
+    facts = _without(dataclasses.asdict(top), ASIDE) | {
+        "method": {"name": top.method["name"], **other},
+        "evaluators": sections,
+        "dataset": single.fingerprint(made.stream.dataset),
+        "decoder": made.stream.dataset.decoder,
+        "resident": made.resident,  # or crops are drawn otherwise
+    }
+    alone = single.Alone(make, json.loads(json.dumps(facts)), top.plasticity_cache)
+    single.prepare(alone)
+    return alone
+
+
+def _transfer(top: Top, workdir) -> transfer.Transfer:
+    mesh = sharding.mesh(top.devices)
+    _check_top(top)
+    make_stream = _stream(top.data, top.scenario)
+    core.check_choice("config.scenario.name", top.scenario.get("name"), ("joint",))
+    image = _image(**schema.options(_image, top.augment, "config.augment"))
+    encoder = _encoder(top)
+    tasks = make_stream()
+    train = tasks.dataset.train
+    first = train.load(0) if train.images is None else train.images[0]
+    blank = np.zeros((1, image["size"], image["size"], first.shape[-1]), np.float32)
+    state, source = transfer.restore(top.checkpoint, encoder, blank, mesh)
+    embed = functools.partial(transfer.embed, encoder)
+    eval_parts = _eval_parts(top, embed, tasks, image, mesh)
+    judges, pictures = evaluators.make(top.evaluators, eval_parts, workdir)
+    return transfer.Transfer(
+        state=state,
+        source=source,
+        stream=tasks,
+        evaluators=judges,
+        pictures=pictures if top.plots else {},
+        record={"tensorboard": top.tensorboard, "progress": top.progress},
+    )
+
+
+def _image(
+    *, size: int, resize: int | None = None, mean: Sequence, std: Sequence
+) -> dict:
+    """What a transfer run must know of images: it has no views of its own."""
+    return {"size": size, "resize": resize, "mean": mean, "std": std}
+
+
+def _eval_parts(top, embed, tasks, image, mesh) -> core.EvalParts:
+    return core.EvalParts(
+        embed=embed, stream=tasks, num_classes=max(len(tasks.dataset.class_names), 1),
+        size=image["size"], mean=tuple(image["mean"]), std=tuple(image["std"]),
+        resize=image["resize"], seed=top.seed, mesh=mesh, workers=top.workers,
+    )  # fmt: skip
+
+
+def _check_top(top):
     for least, names in (
         (2, ("keep",)),  # a damaged newest checkpoint has one before it
         (1, ("batch_size", "epochs", "log_every", "steps_per_call")),
@@ -254,11 +271,11 @@ def _check_top(top, mesh):
 
 def _stream(data, scenario):
     """A function that reads the data and cuts the tasks; options checked now."""
-    source, data_options = _named(SOURCES, data, "config.data")
-    data_options = options(source, data_options, "config.data")
+    source, data_options = schema.named(SOURCES, data, "config.data")
+    data_options = schema.options(source, data_options, "config.data")
     scenario = dict(scenario)
     scenario["scenario"] = scenario.pop("name", None)
-    given = options(stream.make, scenario, "config.scenario")
+    given = schema.options(stream.make, scenario, "config.scenario")
     return lambda: stream.make(source(**data_options), **given)
 
 
@@ -266,21 +283,21 @@ def _parts(top: Top):
     """Parts, and what evaluators and loaders must know of the images."""
     dtype, augment = PRECISIONS[top.precision], dict(top.augment)
     resize = augment.pop("resize", None)
-    given = options(augment_lib.make, augment, "config.augment", given=("dtype",))
-    optimize, optimizer = _named(OPTIMIZERS, top.optimizer, "config.optimizer")
+    given = schema.options(
+        augment_lib.make, augment, "config.augment", given=("dtype",)
+    )
+    optimize, optimizer = schema.named(OPTIMIZERS, top.optimizer, "config.optimizer")
     lr = optimizer.pop("lr", None)
     if isinstance(lr, bool) or not isinstance(lr, int | float) or lr <= 0:
         raise ValueError(f"config.optimizer.lr={lr!r}: must be a number above 0")
-    curve, schedule = _named(SCHEDULES, top.schedule, "config.schedule")
-    schedule = options(curve, schedule, "config.schedule", given=("epochs",))
+    curve, schedule = schema.named(SCHEDULES, top.schedule, "config.schedule")
+    schedule = schema.options(curve, schedule, "config.schedule", given=("epochs",))
     if "epochs" in inspect.signature(curve).parameters:
         schedule["epochs"] = top.epochs
-    make_encoder, encoder = _named(ENCODERS, top.encoder, "config.encoder")
-    encoder = options(make_encoder, encoder, "config.encoder", given=("dtype",))
     parts = core.Parts(
-        encoder=make_encoder(**encoder, dtype=dtype),
+        encoder=_encoder(top),
         augment=augment_lib.make(**given, dtype=dtype),
-        tx=optimize(**options(optimize, optimizer, "config.optimizer")),
+        tx=optimize(**schema.options(optimize, optimizer, "config.optimizer")),
         lr=curve(lr * (top.batch_size / 256 if top.scale_lr else 1.0), **schedule),
         num_classes=0,
     )
@@ -295,48 +312,20 @@ def _parts(top: Top):
     return parts, image | {"resize": resize, "crop": crop}
 
 
-def _method(method, parts):
+def _encoder(top):
+    make, section = schema.named(ENCODERS, top.encoder, "config.encoder")
+    section = schema.options(make, section, "config.encoder", given=("dtype",))
+    return make(**section, dtype=PRECISIONS[top.precision])
+
+
+def _chosen(method):
+    """The module of a method, and the options of its make."""
     section = dict(method)
-    module = _module("jaxcl.methods", section.pop("name", None), "config.method.name")
-    chosen = options(module.make, section, "config.method")
-    return module.make(parts, **chosen)
+    name = section.pop("name", None)
+    module = schema.module("jaxcl.methods", name, "config.method.name")
+    return module, schema.options(module.make, section, "config.method")
 
 
-def _check_evaluation(parts):
-    """Refuse images that do not reach the encoder at the size it was trained on."""
-    images = parts.stream.evaluation.images
-    if images is not None:
-        prepare = augment_lib.make_eval(
-            size=parts.size, resize=parts.resize, mean=parts.mean, std=parts.std
-        )
-        jax.eval_shape(prepare, jax.ShapeDtypeStruct((1, *images.shape[1:]), "uint8"))
-
-
-def _evaluators(evaluators, parts, workdir):
-    """Evaluators that measure, and those that draw into a directory."""
-    if parts.stream.evaluation is not None and evaluators:
-        _check_evaluation(parts)
-    judges, pictures = {}, {}
-    for name, section in evaluators.items():
-        field = f"config.evaluators.{name}"
-        make = _module("jaxcl.evals", name, "config.evaluators").make
-        draws = {"directory"} & set(inspect.signature(make).parameters)
-        chosen = options(make, section, field, given=draws)
-        if draws:
-            directory = epath.Path(workdir) / "plots"
-            pictures[name] = make(parts, directory=directory, **chosen)
-        else:
-            judges[name] = make(parts, **chosen)
-    return judges, pictures
-
-
-def differences(old: dict, new: dict, field="config") -> list[str]:
-    """The fields in which two configs differ, as "field: old -> new"."""
-    found = []
-    for key in sorted(set(old) | set(new)):
-        a, b, name = old.get(key, "absent"), new.get(key, "absent"), f"{field}.{key}"
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += differences(a, b, name)
-        elif a != b:
-            found.append(f"{name}: {a!r} -> {b!r}")
-    return found
+def _method(method, parts):
+    module, options = _chosen(method)
+    return module.make(parts, **options)

@@ -4,52 +4,87 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import job, plots, record, train
+from jaxcl import job, plots, record, single, train, transfer
 
 
-def run(work: job.Job, workdir, *, stop=lambda: False) -> dict:
+def run(work: job.Job | transfer.Transfer, workdir, *, stop=lambda: False) -> dict:
     """Train (or resume), measure FT_i where asked, write results and plots.
+
+    A `transfer.Transfer` trains nothing, and is judged.
 
     Returns: the results, see `record.empty`, with "finetune" where measured.
     """
-    workdir, step = epath.Path(workdir), job.compile_step(work)
-    results = train.run(work, workdir, stop=stop, step=step)
-    if work.plasticity and len(work.stream.tasks) > 1:
-        alone = single_tasks(work, workdir / "single", stop=stop, step=step)
-        results["finetune"] = record.plain(alone)
+    workdir = epath.Path(workdir)
+    trains = isinstance(work, job.Job)
+    results = (_trained if trains else _judged)(work, workdir, stop)
     if jax.process_index() == 0:
         record.write_results(workdir, results)
         print(text(results), flush=True)
-        if work.plots:
+        if trains and work.plots:
             draw(workdir, results)
     return results
 
 
-def single_tasks(work: job.Job, workdir, **options) -> dict[str, list]:
+def _trained(work, workdir, stop):
+    step = job.compile_step(work)
+    results = train.run(work, workdir, stop=stop, step=step)
+    if work.alone is not None:
+        alone = single_tasks(work, workdir / "single", stop=stop, step=step)
+        results["finetune"] = record.plain(alone)
+    return results
+
+
+def _judged(work, workdir, stop):
+    def pause():
+        if stop():
+            raise train.Interrupted("stopped before the end of the evaluation")
+
+    return transfer.run(work, workdir, pause=pause)
+
+
+def single_tasks(work: job.Job, workdir, *, stop, step) -> dict[str, list]:
     """FT_i: accuracy on task i of the method trained on task i alone.
 
     Each task is a run of its own in `workdir`, kept, so that it resumes and is
-    not trained twice.
+    not trained twice; what `work.alone` keeps already is not trained at all.
+
+    Args:
+      step: the compiled step of `work`, shared where the methods are one.
 
     Returns: name of the matrix -> f64[T].
     """
-    tasks, alone = work.stream.tasks, {}
+    tasks, alone, ready = work.stream.tasks, {}, None
     for i, task in enumerate(tasks):
-        only = work._replace(
-            stream=work.stream._replace(tasks=(task._replace(index=0),)),
-            evaluators={
-                name: lambda state, _, judge=judge, i=i: judge(state, i)
-                for name, judge in work.evaluators.items()
-            },
-            pictures={},
-            evaluate_untrained=False,
-            quiet=True,
-            record={"tensorboard": False, "progress": False},
-        )
-        results = train.run(only, epath.Path(workdir) / f"task_{i}", **options)
-        for name, matrix in results["matrices"].items():
-            alone.setdefault(name, [None] * len(tasks))[i] = matrix[0][i]
+        found = single.read(work.alone, i)
+        if found is None:
+            if ready is None:
+                made = work.alone.make()
+                same = made.method is work.method
+                ready = made, step if same else job.compile_step(made)
+            found = _single_task(*ready, i, task, workdir, stop)
+            single.write(work.alone, i, found)
+        elif jax.process_index() == 0:
+            print(f"FT of {task.name}: from {single.path(work.alone, i)}", flush=True)
+        for name, value in found.items():
+            alone.setdefault(name, [None] * len(tasks))[i] = value
     return alone
+
+
+def _single_task(made, step, i, task, workdir, stop):
+    """Name of the matrix -> FT of task i, trained now or resumed."""
+    only = made._replace(
+        stream=made.stream._replace(tasks=(task._replace(index=0),)),
+        evaluators={
+            name: lambda state, _, judge=judge: judge(state, i)
+            for name, judge in made.evaluators.items()
+        },
+        pictures={},
+        evaluate_untrained=False,
+        quiet=True,
+        record={"tensorboard": False, "progress": False},
+    )
+    results = train.run(only, workdir / f"task_{i}", stop=stop, step=step)
+    return {name: matrix[0][i] for name, matrix in results["matrices"].items()}
 
 
 def text(results: dict) -> str:

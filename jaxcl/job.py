@@ -35,11 +35,11 @@ class Job(NamedTuple):
     eval_every: int  # 0: after tasks only
     keep: int
     evaluate_untrained: bool
-    plasticity: bool
     plots: bool
     quiet: bool  # no tables: a run within a run
     record: dict  # options of record.Recorder
     config: dict  # as JSON
+    alone: Any = None  # single.Alone, runs on one task; None: no FT_i is measured
 
 
 def schedule(job: Job, source: stream.Source, task: int) -> stream.Schedule:
@@ -76,6 +76,16 @@ def initial_state(job: Job) -> core.TrainState:
     return init(jax.random.key(job.seed), _example(job))
 
 
+def shapes(job: Job) -> tuple:
+    """The (state, batch) that the method's step takes, as shapes."""
+    example = _example(job)
+    batch = {
+        name: jax.ShapeDtypeStruct((job.batch_size, *rows.shape[1:]), rows.dtype)
+        for name, rows in example.items()
+    }
+    return jax.eval_shape(job.method.init, jax.random.key(job.seed), example), batch
+
+
 def check(job: Job) -> None:
     """Trace the step and plan every task, so that what cannot run is said now.
 
@@ -84,13 +94,7 @@ def check(job: Job) -> None:
     """
     for task in job.stream.tasks:
         schedule(job, task.train, task.index)
-    example = _example(job)
-    batch = {
-        name: jax.ShapeDtypeStruct((job.batch_size, *rows.shape[1:]), rows.dtype)
-        for name, rows in example.items()
-    }
-    state = jax.eval_shape(job.method.init, jax.random.key(job.seed), example)
-    jax.eval_shape(job.method.step, state, batch)
+    jax.eval_shape(job.method.step, *shapes(job))
 
 
 def compile_step(job: Job) -> Callable:

@@ -1,8 +1,9 @@
 """Run a config: `python -m jaxcl.main --config=configs/quickstart.py`.
 
 Options are overridden as `--config.method.temperature=0.1`. The same command
-continues an interrupted run. Exit codes: 0 finished, 1 failed, 2 the command or
-config is wrong, 75 stopped by a signal and saved.
+continues an interrupted run. Where `config.checkpoint` names a run, its encoder is
+judged and nothing is trained, see configs/transfer.py. Exit codes: 0 finished, 1
+failed, 2 the command or config is wrong, 75 stopped by a signal and saved.
 """
 
 import signal
@@ -38,8 +39,12 @@ def parse_flags(argv):
     try:
         return flags.FLAGS(argv)
     except (flags.Error, LookupError, AttributeError, TypeError, ValueError) as error:
-        message = error.args[0] if error.args else str(error)
-        sys.exit(_complain(str(message).replace("\n", " ")))
+        message = str(error.args[0] if error.args else error)
+        # A config that refuses its argument comes with a traceback in the text.
+        _, refuses, said = message.rpartition("\nValueError: ")
+        if refuses:
+            message = message.partition("Error whilst parsing")[0] + said.strip()
+        sys.exit(_complain(message.replace("\n", " ")))
     except OSError as error:  # no such config file
         sys.exit(_complain(error))
 

@@ -1,4 +1,4 @@
-"""Metrics on their way from the device: fetched late, checked, logged."""
+"""Metrics on their way from the device: fetched late, checked, logged; and the cost."""
 
 import time
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import job, record, sharding
+from jaxcl import cost, job, record, sharding
 
 
 class Diverged(Exception):
@@ -78,3 +78,11 @@ def check_parameters(params, step: int) -> None:
             f"a parameter is not finite after step {step}; the last good checkpoint "
             "is kept. Lower config.optimizer.lr, or look at the data"
         )
+
+
+def spent(work: job.Job, state, task: int, clock: cost.Clock) -> cost.Spent:
+    """What a task took, once its steps are done; counts FLOPs."""
+    steps = int(state.step) - int(state.task_start)
+    flops = cost.flops(work.method.step, *job.shapes(work), task)
+    machine = sharding.describe(work.mesh)
+    return cost.Spent(steps, steps * work.batch_size, flops, clock.read(), machine)

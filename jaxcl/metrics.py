@@ -97,13 +97,16 @@ def stability(matrix) -> float:
       matrix: f64[T, T].
 
     Returns:
-      float, nan if T = 1.
+      float, nan if T = 1 or where a task has no earlier cell.
 
     Raises:
       ValueError: if `matrix` is not square.
     """
     matrix = _square(matrix)
-    return _mean((_best(matrix) - matrix[-1])[:-1])
+    if len(matrix) == 1:
+        return float("nan")
+    best = np.maximum(_best(matrix[:-1]), matrix[-1])
+    return _mean((best - matrix[-1])[:-1])
 
 
 def plasticity(matrix, finetune) -> float:

@@ -48,6 +48,30 @@ def on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
+def on_host():
+    """Context in which JAX computes and lowers for a CPU of this machine.
+
+    Raises:
+      RuntimeError: JAX was told to use other devices only (`JAX_PLATFORMS`).
+    """
+    return jax.default_device(jax.local_devices(backend="cpu")[0])
+
+
+def describe(mesh: Mesh) -> dict:
+    """Kind and number of the devices, and bytes at the peak of the fullest.
+
+    The peak is since the process began, over this process's devices; None where
+    the backend does not tell (CPU).
+    """
+    told = [device.memory_stats() or {} for device in mesh.local_devices]
+    peaks = [stats.get("peak_bytes_in_use", 0) for stats in told]
+    return {
+        "device": mesh.devices.flat[0].device_kind,
+        "num_devices": mesh.size,
+        "peak_bytes": max(peaks) or None,
+    }
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """Sharding of what every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())

@@ -6,7 +6,6 @@ so far, orders them all.
 """
 
 import contextlib
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import checkpoint, core, job, meter, record, sharding
+from jaxcl import checkpoint, core, cost, job, meter, record, report, sharding
 
 
 class Interrupted(Exception):
@@ -32,7 +31,7 @@ class _Loop(NamedTuple):
     resident: dict
     stop: Callable  # () -> bool
     total_steps: int
-    began: list  # [time], when the present task began
+    clock: cost.Clock  # of the present task
 
 
 def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
@@ -45,7 +44,7 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
       step: `job.compile_step(work)`, where several runs share the program.
 
     Returns:
-      The results so far and of this run, see `record.empty`.
+      The results so far and of this run, see `report.empty`.
 
     Raises:
       Interrupted: after `stop`. meter.Diverged: something is not finite.
@@ -54,8 +53,8 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
     workdir, tasks = epath.Path(workdir), work.stream.tasks
     total = sum(len(job.schedule(work, task.train, task.index)) for task in tasks)
     state, resident = job.initial_state(work), job.resident(work)
-    results = record.empty(len(work.task_names), task_names=work.task_names)
-    cursor = {"offset": 0, "phase": "evaluated", "seconds": 0.0, "results": results}
+    results = report.empty(len(work.task_names), task_names=work.task_names)
+    cursor = {"offset": 0, "phase": "evaluated", "seconds": {}, "results": results}
     with contextlib.ExitStack() as stack:
         checkpoints = checkpoint.Checkpoints(workdir / "checkpoints", keep=work.keep)
         stack.enter_context(contextlib.closing(checkpoints))
@@ -68,16 +67,17 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
             write=jax.process_index() == 0, **work.record,
         )  # fmt: skip
         stack.enter_context(contextlib.closing(recorder))
+        clock = cost.Clock(cursor["seconds"])
+        step = clock.first_apart(step or job.compile_step(work))
         loop = _Loop(
-            work, workdir, checkpoints, recorder, step or job.compile_step(work),
-            resident, stop, total, [time.monotonic() - cursor["seconds"]],
-        )  # fmt: skip
+            work, workdir, checkpoints, recorder, step, resident, stop, total, clock
+        )
         results, phase = cursor["results"], cursor["phase"]
         if restored is not None and not work.quiet:
             recorder.say(f"resumed at step {int(state.step)}: {workdir}")
         elif restored is None and work.evaluate_untrained:
-            results["untrained"] = record.plain(_evaluate(loop, state, 0).rows)
-        for task in tasks[_finished(results) :]:
+            results["untrained"] = report.plain(_evaluate(loop, state, 0).rows)
+        for task in tasks[report.finished(results) :]:
             if phase == "evaluated":
                 state = _begin_task(loop, state, task)
             if phase != "trained":
@@ -111,7 +111,8 @@ def _train_task(loop, state, task, results):
     source = work.method.source(state, task)
     end = begun + len(job.schedule(work, source, task.index))
     rows = meter.Meter(work, loop.recorder, task.index, step)
-    with contextlib.closing(job.feed(work, source, task.index, step - begun)) as feed:
+    feed = job.feed(work, source, task.index, step - begun)
+    with loop.clock.on("train"), contextlib.closing(feed):
         for count, batches, number in feed:
             with jax.transfer_guard("disallow"):
                 state, metrics = loop.step(state, loop.resident, batches, number)
@@ -128,7 +129,7 @@ def _train_task(loop, state, task, results):
                 _save(loop, state, results, "training")
             if stopped:
                 _leave(loop, state)
-    rows.flush(step)
+        rows.flush(step)  # waits for the last step
     return state
 
 
@@ -153,24 +154,25 @@ def _leave(loop, state) -> None:
 
 def _save(loop, state, results, phase) -> None:
     """Save the state, after which phase it is, and what was recorded so far."""
-    step = int(state.step)
-    meter.check_parameters(state.params, step)
-    number = step + 2 * _finished(results) + (phase == "trained")
-    spent = time.monotonic() - loop.began[0]
-    cursor = {"phase": phase, "seconds": spent, "results": results}
-    cursor["offset"] = loop.recorder.offset()
-    loop.checkpoints.save(number, state, cursor)
+    with loop.clock.on("rest"):
+        step = int(state.step)
+        meter.check_parameters(state.params, step)
+        number = step + 2 * report.finished(results) + (phase == "trained")
+        cursor = {"phase": phase, "seconds": loop.clock.read(), "results": results}
+        cursor["offset"] = loop.recorder.offset()
+        loop.checkpoints.save(number, state, cursor)
 
 
 def _evaluate(loop, state, task: int) -> core.Result:
     """What every evaluator says of a state, logged."""
     rows, scalars, spent = {}, {}, {}
-    state = loop.job.method.eval_state(state)
-    for name, evaluate in loop.job.evaluators.items():
-        result = evaluate(state, task)
-        rows |= {f"{name}/{key}": row for key, row in result.rows.items()}
-        for key, value in result.scalars.items():  # the clock's have a place apart
-            (spent if key == "seconds" else scalars)[f"{name}/{key}"] = value
+    with loop.clock.on("evaluation"):
+        state = loop.job.method.eval_state(state)
+        for name, evaluate in loop.job.evaluators.items():
+            result = evaluate(state, task)
+            rows |= {f"{name}/{key}": row for key, row in result.rows.items()}
+            for key, value in result.scalars.items():  # the clock's have a place apart
+                (spent if key == "seconds" else scalars)[f"{name}/{key}"] = value
     loop.recorder.log(
         int(state.step), task, eval={**rows, **scalars}, time={"evaluation": spent}
     )
@@ -181,20 +183,17 @@ def _judge(loop, state, task, results) -> dict:
     """The results with those of the finished task, shown as a table."""
     work = loop.job
     rows, scalars = _evaluate(loop, state, task.index)
-    seconds = time.monotonic() - loop.began[0]
-    loop.began[0] = time.monotonic()
-    results = record.add(results, task.index, rows, scalars, seconds)
+    spent = meter.spent(work, state, task.index, loop.clock)
+    seconds = sum(spent.seconds.values())
+    results = report.add(results, task.index, rows, scalars, seconds)
+    results["cost"] = cost.add(results["cost"], task.index, spent)
     if jax.process_index() == 0:
-        record.write_results(loop.workdir, results)
+        report.write_results(loop.workdir, results)
     for name in rows:
         crowds = work.quiet or name.endswith("/task_aware")  # it is in results.json
         if not crowds:
-            loop.recorder.say(record.table(record.matrix(results, name), name=name))
+            loop.recorder.say(report.table(report.matrix(results, name), name=name))
     for draw in work.pictures.values():
         draw(state, task.index)
+    loop.clock.restart()
     return results
-
-
-def _finished(results: dict) -> int:
-    """How many tasks have been evaluated."""
-    return sum(scalars is not None for scalars in results["scalars"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxcl import augment, core, optim
+from jaxcl.methods import ssl_bases, ssl_strategies
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
 TINY = "--depth=10 --width=16 --hidden=32 --queue=64 --size=16 --batch=16".split()
@@ -71,22 +72,85 @@ def test_a_finetune_step_costs_three_forward_passes(throughput, tmp_path, capsys
     parameters = 4 * (1_228_000)  # bytes of the encoder, about; momentum as much
     assert found["memory_bytes"] > 2 * parameters
     assert json.loads(lines.read_text()) == json.loads(json.dumps(found))
-    assert "input stall" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "input stall" in shown and "first / second" not in shown
+    assert found["first_task_flops_per_step"] == found["flops_per_step"]
 
 
-def test_pnr_adds_two_forward_passes(throughput, tmp_path):
-    args = throughput.parser().parse_args([*TINY, "--no-augment"])
-    work = throughput.make_job(args, tmp_path)
-    state = throughput.second_task(work)
-    assert int(state.task) == 1 and int(state.task_steps) > 1
-    ours = throughput.Ours(work, state, iter([(1, *batch(work))]), steps=2)
-    by_hand = step_flops(batch=16, width=16, hidden=32, size=16, passes=2)
-    assert 1.0 < ours.flops() / by_hand < 1.15
+def job(throughput, directory, *more):
+    args = throughput.parser().parse_args([*TINY, "--no-augment", *more])
+    return throughput.make_job(args, directory)
 
 
-def batch(work):
-    rows = np.arange(work.batch_size, dtype=np.int32)[None]
-    return {"index": rows}, np.int32(1)
+@pytest.mark.parametrize("base, slow", [("mocov2plus", 1), ("simclr", 0)])
+def test_the_teacher_is_one_forward_pass_per_view(throughput, tmp_path, base, slow):
+    work = job(throughput, tmp_path, f"--base={base}")
+    for task in (0, 1):
+        passes = slow + task  # the first task has no teacher
+        by_hand = step_flops(batch=16, width=16, hidden=32, size=16, passes=passes)
+        assert 1.0 < throughput.flops(work, task) / by_hand < 1.05
+
+
+def test_the_first_task_is_timed_beside_the_second(throughput, monkeypatch, capsys):
+    seen = []
+
+    def window(self, calls=None):
+        seen.append(int(self.state.task))
+        return 1.0 + 2.0 * self.state.task, 0.0
+
+    monkeypatch.setattr(throughput.Ours, "window", window)
+    found = throughput.main([*TINY, "--first-task", "--windows=2", "--steps=4"])
+    assert seen == [1, 0, 0, 1, 0, 1]  # one each to warm up, then in turns
+    assert found["step_ms"] == pytest.approx(750)
+    assert found["first_task_step_ms"] == pytest.approx(250)
+    assert found["first_task_ratio"] == pytest.approx(1 / 3)
+    assert found["first_task_flops_per_step"] < 0.85 * found["flops_per_step"]
+    assert "first / second  0.33  (0.33 to 0.33)" in capsys.readouterr().out
+
+
+def test_a_task_begins_as_in_training(throughput, tmp_path):
+    work = job(throughput, tmp_path, "--strategy=ewc", "--base=simclr")
+    ended = []
+
+    def end_task(state, task):
+        ended.append((int(state.task), task.index))
+        return state
+
+    work = work._replace(method=work.method._replace(end_task=end_task))
+    for index in (0, 1):
+        state = throughput.begun(work, index)
+        assert int(state.task) == index and int(state.task_steps) > 1
+    assert ended == [(0, 0)]
+
+
+def test_values_follow_the_base(throughput):
+    def config(*more):
+        return throughput.config(throughput.parser().parse_args(more), "x.npz")
+
+    byol, moco = config("--base=byol"), config()
+    assert (byol.optimizer.lr, byol.optimizer.weight_decay) == (1.0, 1e-5)
+    assert (byol.method.negative_weight, byol.optimizer.exclude_1d) == (0.5, True)
+    assert (moco.optimizer.lr, moco.optimizer.exclude_1d) == (0.6, False)
+    assert config("--base=vicreg").augment.scale == (0.2, 1.0)
+    large = config("--base=byol", "--size=224")
+    assert (large.optimizer.lr, large.method.predictor_hidden_dim) == (0.6, 8192)
+    assert large.method.negative_weight == 1.0
+    assert "hidden_dim" not in byol.method and "output_dim" not in byol.method
+    narrow = config("--base=byol", "--hidden=8", "--output=4").method
+    widths = ("hidden_dim", "predictor_hidden_dim", "distill_hidden_dim", "output_dim")
+    assert [narrow[name] for name in widths] == [8, 8, 8, 4]
+    plain = config("--base=vicreg", "--no-augment").augment
+    assert plain.blur == plain.solarize == (0.0, 0.0) and not plain.crop
+
+
+def test_every_base_and_strategy_can_be_measured(throughput, tmp_path):
+    options = {action.dest: action for action in throughput.parser()._actions}
+    assert {*options["base"].choices} == {*ssl_bases.BASES}
+    assert {*options["strategy"].choices} == {*ssl_strategies.STRATEGIES}
+    for base in ssl_bases.BASES:  # building a job traces its step
+        job(throughput, tmp_path / base, f"--base={base}", "--output=16")
+    for strategy in ssl_strategies.STRATEGIES:
+        job(throughput, tmp_path / strategy, f"--strategy={strategy}", "--base=simclr")
 
 
 def test_peaks_are_found_by_the_kind_of_the_device(throughput):
@@ -110,16 +174,29 @@ def test_commands_of_the_readme_parse(throughput):
         throughput.parser().parse_args(shlex.split(command))
 
 
-@pytest.mark.parametrize("base", ["simclr", "mocov2plus"])
-@pytest.mark.parametrize("strategy", ["finetune", "cassle", "pnr"])
+def test_what_has_no_peer_is_refused(throughput, capsys):
+    pytest.importorskip("torch")
+    for wrong in ("--base=supcon", "--strategy=der"):
+        with pytest.raises(SystemExit):
+            throughput.main(["--base=byol", wrong, "--peer"])
+        said = capsys.readouterr().err
+        assert wrong[2:] in said and "vicreg under finetune, cassle, pnr" in said
+
+
+ALL = ("finetune", "cassle", "pnr")
+PAIRS = [(base, s) for base in ("simclr", "mocov2plus", "byol") for s in ALL]
+# Without negatives PNR's loss is the sum of the other two, less a distance.
+PAIRS += [("barlow_twins", "pnr"), ("vicreg", "pnr")]
+
+
+@pytest.mark.parametrize("base, strategy", PAIRS)
 def test_the_peer_takes_the_same_steps(throughput, tmp_path, base, strategy):
     torch = pytest.importorskip("torch")
     import peer
 
-    args = [*TINY, "--width=4", f"--base={base}", f"--strategy={strategy}"]
-    args = throughput.parser().parse_args([*args, "--no-augment"])
-    work = throughput.make_job(args, tmp_path)
-    state = throughput.second_task(work)
+    more = ["--width=4", "--output=24", f"--base={base}", f"--strategy={strategy}"]
+    work = job(throughput, tmp_path, *more)
+    state = throughput.begun(work, 1)
     rng = np.random.default_rng(0)
 
     def moved(tree):
@@ -134,12 +211,12 @@ def test_the_peer_takes_the_same_steps(throughput, tmp_path, base, strategy):
         work.config, jax.device_get(state.replace(key=None)), device="cpu",
         precision="float32", channels_last=True,
     )  # fmt: skip
-    step = jax.jit(work.method.step)
+    step, end = jax.jit(work.method.step), ssl_bases.BASES[base].momentum_end
     # The optimiser, the average and the queues show from the second step on.
     for _ in range(3):
         images = rng.integers(0, 256, (16, 2, 16, 16, 3), np.uint8)
         label = np.zeros(16, np.int32)
-        decay = float(optim.momentum_schedule(core.progress(state)))
+        decay = float(optim.momentum_schedule(core.progress(state), end=end))
         state, ours = step(state, {"image": images, "label": label})
         mean, std = (np.float32(work.config["augment"][k]) for k in ("mean", "std"))
         views = ((images / np.float32(255) - mean) / std).transpose(1, 0, 4, 2, 3)
@@ -151,18 +228,21 @@ def test_the_peer_takes_the_same_steps(throughput, tmp_path, base, strategy):
 
 def test_the_peers_image_operations_are_ours(throughput):
     torch = pytest.importorskip("torch")
-    import peer
+    import peer_augment
 
     image = np.random.default_rng(0).uniform(size=(16, 16, 3)).astype(np.float32)
     x = torch.from_numpy(image.transpose(2, 0, 1).copy())[None]
-    whole = peer.Augment({"size": 11, "sigma": (1.3, 1.3)})
+    whole = peer_augment.Augment({"size": 11, "sigma": (1.3, 1.3)})
     zero = torch.zeros(1)
     weights = whole._weights(zero, zero + 16, 16)
     pairs = (
-        (peer._turned(x, torch.full((1, 1, 1), 0.3)), augment.adjust_hue(image, 0.3)),
+        (
+            peer_augment.turned(x, torch.full((1, 1, 1), 0.3)),
+            augment.adjust_hue(image, 0.3),
+        ),
         ((weights @ x @ weights.mT).clamp(0, 1), augment.resize(image, size=11)),
         (whole._blur(x), augment.gaussian_blur(image, 1.3, radius=8)),
-        (peer._gray(x).expand(1, 3, 16, 16), augment.grayscale(image)),
+        (peer_augment.gray(x).expand(1, 3, 16, 16), augment.grayscale(image)),
     )
     for theirs, ours in pairs:
         np.testing.assert_allclose(theirs[0].permute(1, 2, 0), ours, atol=1e-5)

@@ -12,7 +12,8 @@ import pytest
 import toy
 from PIL import Image
 
-from jaxcl import build, job, meter, record, train
+from jaxcl import build, finish, job, meter, record, schema, train
+from jaxcl.evals import tsne
 
 CONFIGS = sorted(pathlib.Path(__file__).parents[1].joinpath("configs").glob("*.py"))
 
@@ -53,6 +54,25 @@ def refused(tmp_path, match, **changes):
         ({"schedule.warmup": 3}, r"config\.schedule\.warmup: no such option"),
         ({"evaluators": {"linea": {}}}, r"config\.evaluators='linea'.*linear"),
         ({"evaluators": {"knn": {"neighbours": 3}}}, r"evaluators\.knn\.neighbours"),
+        ({"evaluators": {"near": {"k": 3}}}, r"config\.evaluators='near'.*knn"),
+        (
+            {"evaluators": {"b": {"name": "kn"}}},
+            r"config\.evaluators\.b\.name='kn'.*knn",
+        ),
+        ({"evaluators": {"b": {"name": "knn", "x": 0}}}, r"evaluators\.b\.x: no such"),
+        (
+            {"evaluators": {"b": {"name": "knn", "k": 0}}},
+            r"^config\.evaluators\.b\.k=0",
+        ),
+        (
+            {"evaluators": {"part": {"name": "linear", "fraction": 2.0}}},
+            r"^config\.evaluators\.part\.fraction=2\.0: must be above 0",
+        ),
+        (
+            {"scenario.evaluation": "none", "evaluators": {"b": {"name": "linear"}}},
+            r"^config\.evaluators\.b: needs evaluation rows",
+        ),
+        ({"evaluators": {"knn": {"last_only": 1}}}, r"evaluators\.knn\.last_only=1"),
         ({"batchsize": 3}, r"config\.batchsize.*batch_size"),
         ({"batch_size": 4000}, r"4000.*task 0"),
         ({"batch_size": 50, "devices": 8}, r"config\.batch_size=50.*8 devices"),
@@ -69,6 +89,39 @@ def refused(tmp_path, match, **changes):
 )
 def test_refuses_and_names_the_field(tmp_path, changes, match):
     refused(tmp_path, match, **changes)
+
+
+@pytest.mark.parametrize(
+    "section", ["data", "scenario", "augment", "encoder", "method", "optimizer",
+                "schedule", "evaluators"],
+)  # fmt: skip
+def test_every_section_is_needed(tmp_path, section):
+    config = toy.config()
+    del config[section]
+    with pytest.raises(
+        ValueError, match=rf"^config\.{section}: missing, and it has no"
+    ):
+        build.build(config, tmp_path / "run")
+
+
+def test_the_transfer_config_has_its_sets():
+    module = load(next(path for path in CONFIGS if path.stem == "transfer"))
+    sizes = {}
+    for name in (*module.SETS, "debug", "stl10,debug", "debug,clipart"):
+        config = module.get_config(name)
+        sizes[name] = (config.augment.size, config.augment.resize)
+        assert "lr" not in config.evaluators.linear and config.checkpoint == ""
+        assert config.name.endswith("_debug") == ("debug" in name)
+        if "debug" in name:
+            assert config.data.name == "digits"
+        build._stream(config.data.to_dict(), config.scenario.to_dict())
+    assert sizes["clipart"] == (224, 256) and module.get_config("clipart").data.domains
+    assert all(sizes[name] == (96, 96) for name in module.SETS[:3])
+    probe = module.get_config().evaluators.linear
+    assert (probe.epochs, probe.batch_size, probe.milestones) == (100, 256, (60, 80))
+    for wrong in ("cifar", "stl10,clipart", "stl10,debugg"):
+        with pytest.raises(ValueError, match="cifar10, cifar100, stl10, clipart"):
+            module.get_config(wrong)
 
 
 def test_missing_data_directory_is_named(tmp_path):
@@ -117,7 +170,7 @@ def test_options_default_to_the_signature_alone():
     def make(parts, *, rate=0.5, order: str | list = "up", size=3, need):
         """Nothing."""
 
-    take = build.options
+    take = schema.options
     assert take(make, {"need": 1, "rate": 2}, "config.x") == {"need": 1, "rate": 2}
     assert take(make, {"need": 1, "order": [1]}, "config.x")["order"] == [1]
     for wrong in ({}, {"need": 1, "parts": 2}, {"need": 1, "order": 2}):
@@ -139,14 +192,16 @@ def test_every_config_states_its_command_and_is_well_formed(path):
     text = module.__doc__
     assert f"--config=configs/{path.name}" in text
     config = module.get_config()
-    assert config.name == path.stem
+    assert config.name == {"transfer": "transfer_cifar10"}.get(path.stem, path.stem)
     raw = config.to_dict()
-    top = build.options(build.Top, raw, "config")
+    if path.stem == "transfer":
+        return
+    top = schema.options(build.Top, raw, "config")
     assert set(top) == set(raw)
     if path.stem != "quickstart":
         assert f"{path.name}:debug" in text
         small = module.get_config("debug")
-        assert set(small.method) == set(config.method)
+        assert set(small.method) >= set(config.method)
         assert small.data.name == "digits"
 
 
@@ -154,7 +209,7 @@ PAPERS = [
     # They differ in little that digits can show: one is quick, the others are slow.
     pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "pnr_imagenet100"))
     for path in CONFIGS
-    if path.stem != "quickstart"
+    if path.stem not in ("quickstart", "transfer")
 ]
 
 
@@ -218,3 +273,50 @@ def test_evaluating_every_few_steps_changes_nothing_but_the_rows(tmp_path):
     assert [row["step"] for row in rows if "eval" in row] == [5, 10, 12]
     losses = [row["step"] for row in rows if "loss" in row]
     assert losses == list(range(1, 13))
+
+
+def test_entries_have_names_of_their_own_and_may_run_at_the_end_alone(
+    tmp_path, monkeypatch
+):
+    """Two of one evaluator, and what waits for the end of the last task."""
+    monkeypatch.setattr(tsne, "project", lambda x, **_: x[:, :2])  # t-SNE is slow
+    evaluators = {
+        "knn": {"k": 5},
+        "far": {"name": "knn", "k": 50},
+        "late": {"name": "knn", "k": 5, "last_only": True},
+        "tsne": {"max_points": 20},
+        "all": {"name": "tsne", "max_points": 20, "last_only": False},
+    }
+    changes = {"scenario.num_tasks": 2, "epochs": 1, "eval_every": 6, "plots": True}
+    changes |= {"evaluate_untrained": True, "evaluators": evaluators}
+    work = toy.job(tmp_path, **changes)
+    assert set(work.evaluators) == {"knn", "far", "late"}
+    results = finish.run(work, tmp_path)
+    found = {name: record.matrix(results, name) for name in results["matrices"]}
+    rows = ("class_incremental", "task_aware")
+    assert set(found) == {f"{key}/{row}" for key in work.evaluators for row in rows}
+    late, knn = found["late/class_incremental"], found["knn/class_incremental"]
+    assert np.isnan(late[0]).all() and not np.isnan(knn).any()
+    np.testing.assert_array_equal(late[1], knn[1])
+    assert (found["far/class_incremental"] != knn).any()
+    assert set(results["untrained"]) == {n for n in found if not n.startswith("late")}
+    named = [set(row["eval"]) for row in record.read_rows(tmp_path) if "eval" in row]
+    assert len(named) > 4  # untrained, within the tasks, and after each
+    late = {"late/accuracy", *(f"late/{row}" for row in rows)}
+    assert not any(late & names for names in named[:-1]) and late <= named[-1]
+    measures = record.summary(results)["late/class_incremental"]
+    assert measures["average_accuracy"] == pytest.approx(knn[1].mean())
+    assert measures["average_accuracy_per_task"][0] is None
+    assert measures["forgetting"] is None and measures["stability"] is None
+    drawn = tmp_path / "plots"
+    pictures = {str(p.relative_to(drawn)) for p in drawn.rglob("tsne*.png")}
+    assert pictures == {
+        "tsne_task1.png", "all/tsne_task0.png", "all/tsne_task1.png",
+    }  # fmt: skip
+
+
+def test_one_task_that_has_no_steps_yet_is_not_over(tmp_path):
+    changes = {"scenario": {"name": "joint"}, "evaluate_untrained": True, "epochs": 1}
+    work = toy.job(tmp_path, **changes, evaluators={"knn": {"last_only": True}})
+    results = train.run(work, tmp_path)
+    assert results["untrained"] == {} and len(results["matrices"]) == 1

@@ -19,7 +19,7 @@ from ml_collections import config_flags
 
 import jaxcl
 import jaxcl.methods
-from jaxcl import build, record, train
+from jaxcl import build, evaluators, record, schema, train, transfer
 from jaxcl.data import convert, sources, stream
 from jaxcl.evals import knn, linear, tsne
 from jaxcl.methods import two_view
@@ -123,16 +123,24 @@ def main_flags():
 def check_options(config):
     """All that `build` checks before it reads data; and the scenario, on a stand-in."""
     raw = config.to_dict()
-    top = build.Top(**build.options(build.Top, raw, "config"))
+    trains = raw.get("checkpoint") is None
+    top = build.top_of(raw if trains else transfer.complete(raw, run_config()))
     build._stream(top.data, top.scenario)
-    parts, _ = build._parts(top)
-    build._method(top.method, parts)
+    if trains:
+        parts, _ = build._parts(top)
+        build._method(top.method, parts)
+    else:
+        build._encoder(top)
+        schema.options(build._image, top.augment, "config.augment")
     for name, section in top.evaluators.items():
-        make = build._module("jaxcl.evals", name, "config.evaluators").make
-        given = {"directory"} & set(inspect.signature(make).parameters)
-        build.options(make, section, f"config.evaluators.{name}", given=given)
+        evaluators.entry(name, section)
     scenario = dict(top.scenario)
     stream.make(stand_in(), scenario=scenario.pop("name"), **scenario)
+
+
+def run_config():
+    """The config of the run that commands call RUN."""
+    return parse([f"--config={ROOT}/configs/pnr_imagenet100.py"]).to_dict()
 
 
 def stand_in():
@@ -402,7 +410,7 @@ def test_every_function_that_config_names_has_a_table():
     names = {f"{f.__module__}.{f.__name__}" for f in functions}
     assert {table.values[0] for table in TABLES} == names
     there = [m.name for m in pkgutil.iter_modules(jaxcl.evals.__path__)]
-    assert set(there) == {"features", "linear", "knn", "tsne"}
+    assert set(there) == {"features", "head", "linear", "knn", "tsne"}
 
 
 def test_a_config_reaches_every_documented_option_of_its_source():

@@ -11,6 +11,7 @@ import pytest
 from jaxcl import core, sharding
 from jaxcl.data import stream
 from jaxcl.evals import features, knn, linear, tsne
+from jaxcl.evals import head as head_lib
 from jaxcl.nets import resnet
 
 CLASSES, SIZE, DIM = 6, 4, 5
@@ -84,7 +85,7 @@ def device_orders(n, batch, count, k_epochs):
     def order_of(epoch):
         k_order, _ = jax.random.split(jax.random.fold_in(k_epochs, epoch))
         rows = jnp.pad(jnp.arange(count), (0, max(n, batch) - count))
-        order = np.asarray(linear.epoch_order(k_order, rows, count)[:count])
+        order = np.asarray(head_lib.epoch_order(k_order, rows, count)[:count])
         assert sorted(order) == list(range(count))
         return order
 
@@ -133,7 +134,7 @@ def test_probe_is_the_sgd_of_the_equations(reading, batch_size):
     data = dataset()
     images = data.train.images
     images = images if reading == "features" else images[:, :, ::-1]
-    k_start, k_epochs = linear.probe_keys(3, 1, 0)
+    k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
     order_of = device_orders(50, batch_size, 50, k_epochs)
     if reading == "streamed":
 
@@ -141,7 +142,7 @@ def test_probe_is_the_sgd_of_the_equations(reading, batch_size):
             rng = np.random.default_rng([3, 1, epoch])
             return stream.epoch_order(rng, np.arange(50), 16).reshape(-1)
 
-    head = linear.start(k_start, DIM, CLASSES)
+    head = head_lib.start(k_start, DIM, CLASSES)
     x, y = embedded(state, images), data.train.label
     w, b, loss = probe_twin(x, y, head, order_of, batch_size)
     scores = embedded(state, data.test.images) @ w + b
@@ -193,9 +194,9 @@ def test_domain_probe_trains_on_its_domain_alone():
     for t, task in enumerate(parts.stream.tasks):
         at = task.train.rows
         x, y = embedded(state, train.images[at]), train.label[at]
-        k_start, k_epochs = linear.probe_keys(3, 1, t + 1)
+        k_start, k_epochs = head_lib.probe_keys(3, 1, t + 1)
         order_of = device_orders(50, 16, len(at), k_epochs)
-        head = linear.start(k_start, DIM, CLASSES)
+        head = head_lib.start(k_start, DIM, CLASSES)
         w, b, _ = probe_twin(x, y, head, order_of, 16)
         guess = (embedded(state, test.images) @ w + b).argmax(1)
         want.append((guess == test.label)[task.test].mean())
@@ -204,6 +205,97 @@ def test_domain_probe_trains_on_its_domain_alone():
     own = seen(state, 1).rows["domain_aware"]
     np.testing.assert_allclose(own[:2], want[:2])
     assert np.isnan(own[2])
+
+
+def share_twin(label, domain, fraction, seed):
+    """Rows of a semi-supervised probe, class by class."""
+    rows = []
+    for c in sorted(set(label)):
+        for d in sorted(set(domain)):
+            mine = [i for i in range(len(label)) if (label[i], domain[i]) == (c, d)]
+            order = np.random.default_rng([seed, c, d]).permutation(mine)
+            rows += (
+                order[: max(1, round(fraction * len(mine)))].tolist() if mine else []
+            )
+    return sorted(rows)
+
+
+def test_a_share_of_the_labels_is_stratified_nested_and_seeded():
+    rng = np.random.default_rng(0)
+    label = rng.permutation(np.repeat(np.arange(5), [400, 200, 57, 3, 1]))
+    data = stream.Examples(label.astype(np.int32), np.zeros(661, np.int32))
+    found = {
+        fraction: np.flatnonzero(features.stratified(data, fraction=fraction, seed=0))
+        for fraction in (0.01, 0.1, 0.5, 1.0)
+    }
+    counts = {f: np.bincount(label[rows]).tolist() for f, rows in found.items()}
+    assert counts == {
+        0.01: [4, 2, 1, 1, 1], 0.1: [40, 20, 6, 1, 1], 0.5: [200, 100, 28, 2, 1],
+        1.0: [400, 200, 57, 3, 1],
+    }  # fmt: skip
+    assert set(found[0.01]) < set(found[0.1]) < set(found[0.5])
+    other = np.flatnonzero(features.stratified(data, fraction=0.1, seed=1))
+    assert len(set(other) & set(found[0.1])) < 30
+    # Not the first rows of a class, and no matter what the other classes are.
+    assert set(np.flatnonzero(label == 0)[:4]) != set(found[0.01][:4])
+    few = data._replace(label=np.where(label == 1, 9, label).astype(np.int32))
+    kept = features.stratified(few, fraction=0.1, seed=0)
+    assert set(np.flatnonzero(kept & (label != 1))) == {
+        row for row in found[0.1] if label[row] != 1
+    }
+    domain = rng.integers(0, 3, 661).astype(np.int32)
+    both = features.stratified(data._replace(domain=domain), fraction=0.1, seed=2)
+    assert np.flatnonzero(both).tolist() == share_twin(label, domain, 0.1, 2)
+
+
+@pytest.mark.parametrize("reading", ["features", "augmented", "streamed"])
+@pytest.mark.parametrize("train_on", ["all", "seen"])
+def test_semi_supervised_probe_trains_on_its_share_alone(reading, train_on):
+    plain = dataset()
+    parts = parts_of(data=dataset(streams=reading == "streamed"), seed=3)
+    options = OPTIONS | dict(batch_size=4, fraction=0.3, train_on=train_on)
+    options |= dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
+    result = linear.make(parts, **options)(state_of(0), 1)
+    # 50 rows in 6 classes and 3 domains: about a third, at least one of each pair.
+    at = share_twin(plain.train.label, plain.train.domain, 0.3, 0)
+    if train_on == "seen":
+        met = [c for task in parts.stream.tasks[:2] for c in task.classes]
+        at = [row for row in at if plain.train.label[row] in met]
+    images = plain.train.images
+    images = images if reading == "features" else images[:, :, ::-1]
+    k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
+    order_of = device_orders(50, 4, len(at), k_epochs)
+    if reading == "streamed":
+
+        def order_of(epoch):
+            rng = np.random.default_rng([3, 1, epoch])
+            return stream.epoch_order(rng, np.arange(len(at)), 4).reshape(-1)
+
+    x = embedded(state_of(0), images[at])
+    head = head_lib.start(k_start, DIM, CLASSES)
+    w, b, loss = probe_twin(x, plain.train.label[at], head, order_of, 4)
+    np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
+    scores = embedded(state_of(0), plain.test.images) @ w + b
+    want = accuracies(parts, scores.argmax(1))
+    np.testing.assert_allclose(result.rows["class_incremental"], want)
+
+
+def test_domain_probes_have_their_share_each():
+    plain, parts, state = dataset(), parts_of("domain"), state_of(0)
+    options = OPTIONS | dict(batch_size=4, fraction=0.3, fraction_seed=7)
+    rows = linear.make(parts, augment=False, **options)(state, 2).rows
+    share = share_twin(plain.train.label, plain.train.domain, 0.3, 7)
+    for t, task in enumerate(parts.stream.tasks):
+        at = [row for row in share if plain.train.domain[row] == task.domain]
+        assert set(plain.train.label[at]) == set(task.classes)
+        k_start, k_epochs = head_lib.probe_keys(3, 2, t + 1)
+        order_of = device_orders(50, 4, len(at), k_epochs)
+        x, y = embedded(state, plain.train.images[at]), plain.train.label[at]
+        head = head_lib.start(k_start, DIM, CLASSES)
+        w, b, _ = probe_twin(x, y, head, order_of, 4)
+        guess = (embedded(state, plain.test.images) @ w + b).argmax(1)
+        right = (guess == plain.test.label)[task.test].mean()
+        assert rows["domain_aware"][t] == pytest.approx(right)
 
 
 def knn_twin(x, y, bank, labels, mask, k, temperature, distance):
@@ -374,14 +466,11 @@ def test_picture(tmp_path):
     options = dict(max_points=20, perplexity=30.0)
     for name in ("one", "two"):
         draw = tsne.make(parts, directory=tmp_path / name, **options)
-        assert draw(state, 1) == core.Result({}, {})
-        assert not (tmp_path / name).exists()
         assert draw(state, 2) == core.Result({}, {})
     one, two = ((tmp_path / n / "tsne_task2.png").read_bytes() for n in ("one", "two"))
     assert one == two and one[:4] == b"\x89PNG"
-    draw = tsne.make(parts, directory=tmp_path / "one", last_only=False, **options)
     draw(state, 0)
-    assert (tmp_path / "one" / "tsne_task0.png").exists()
+    assert (tmp_path / "two" / "tsne_task0.png").exists()
 
 
 def test_points_are_chosen_in_proportion():
@@ -404,6 +493,9 @@ def test_points_are_chosen_in_proportion():
         (linear.make, "epochs", 0, ">= 1"),
         (linear.make, "lr", 0.0, "> 0"),
         (linear.make, "scale", (0.5, 2.0), "low <= high <= 1"),
+        (linear.make, "fraction", 0.0, "above 0 and at most 1"),
+        (linear.make, "fraction", 1.5, "above 0 and at most 1"),
+        (linear.make, "fraction_seed", -1, "whole number >= 0"),
         (knn.make, "distance", "cos", "cosine, euclidean"),
         (knn.make, "k", 51, "1 to the 50 train rows"),
         (functools.partial(tsne.make, directory="x"), "max_points", 2, ">= 5"),

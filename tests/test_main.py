@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import toy
 
-from jaxcl import checkpoint, record
+from jaxcl import checkpoint, record, report
 
 pytestmark = pytest.mark.xdist_group("main")  # one undisturbed run serves them all
 TESTS = pathlib.Path(__file__).parent
@@ -22,8 +22,8 @@ CONFIG = TESTS / "toy_config.py"
 STEPS = 58  # of five tasks, two epochs each
 
 
-def start(workdir, *arguments, devices=1):
-    command = [sys.executable, "-m", "jaxcl.main", f"--config={CONFIG}"]
+def start(workdir, *arguments, devices=1, config=CONFIG):
+    command = [sys.executable, "-m", "jaxcl.main", f"--config={config}"]
     command += [f"--workdir={workdir}", *arguments]
     paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     return subprocess.Popen(
@@ -88,7 +88,7 @@ def check_same(workdir, whole):
     np.testing.assert_array_equal(sums, want_sums)
     assert rows == want_rows
     assert sorted(r["step"] for r in rows if "loss" in r) == list(range(1, STEPS + 1))
-    ours, theirs = (record.read_results(w) for w in (workdir, whole))
+    ours, theirs = (report.read_results(w) for w in (workdir, whole))
     assert ours["matrices"] == theirs["matrices"]
     assert ours["scalars"] == theirs["scalars"]
 
@@ -100,6 +100,32 @@ def test_leaves_a_run_directory_and_ends_again_at_once(whole):
     assert set(results["summary"]) == set(results["matrices"])
     again, _ = finish(start(workdir))
     assert f"resumed at step {STEPS}" in again
+
+
+TRANSFER = TESTS.parent / "configs" / "transfer.py"
+
+
+def test_its_encoder_is_judged_on_other_images(whole, tmp_path):
+    arguments = [f"--config.checkpoint={whole[0]}", "--config.data.channels=1"]
+    arguments += ["--config.augment.size=8", "--config.augment.resize=8"]
+    told, _ = finish(start(tmp_path, *arguments, config=f"{TRANSFER}:stl10,debug"))
+    assert "linear/class_incremental" in told and "after the last task" in told
+    results = report.read_results(tmp_path)
+    assert results["task_names"] == ["joint"]
+    assert results["checkpoint"]["step"] == STEPS
+    assert results["checkpoint"]["path"] == str(whole[0])
+    assert len(rows_of(tmp_path)) == 1
+
+
+def test_a_wrong_transfer_command_is_one_line(whole, tmp_path):
+    wrong = {
+        f"{TRANSFER}:debug": ["config.checkpoint=''", "name the directory of a run"],
+        f"{TRANSFER}:mnist": ["'mnist'", "cifar10, cifar100, stl10, clipart"],
+    }
+    for config, words in wrong.items():
+        out, err = finish(start(tmp_path / "run", config=config), code=2)
+        assert all(word in err for word in words), err
+        assert "Traceback" not in err and not (tmp_path / "run").exists()
 
 
 def test_killed_and_continued_is_the_same_bit_for_bit(whole, tmp_path):
@@ -207,6 +233,7 @@ def test_two_processes_train_save_resume_and_one_goes_on(whole, tmp_path):
         (["--config=configs/nothing.py"], ["configs/nothing.py"]),
         (["config.batch_size=3"], ["config.batch_size=3"]),
         (["--config.data.name=npz", "--config.data.path=/no/such"], ["/no/such"]),
+        (["--config.checkpoint=/no/such"], ["config.checkpoint='/no/such'"]),
     ],
 )
 def test_a_wrong_command_is_one_line_and_code_2(tmp_path, arguments, words):
@@ -223,4 +250,4 @@ def test_an_override_reaches_the_run(tmp_path):
     finish(other, code=0)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["method"]["temperature"] == 0.1
-    assert len(record.read_results(tmp_path)["task_names"]) == 9
+    assert len(report.read_results(tmp_path)["task_names"]) == 9

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from tensorboardX.proto import event_pb2
 
-from jaxcl import plots, record
+from jaxcl import plots, record, report
 
 QUIET = {"tensorboard": False, "progress": False}
 AWKWARD = np.array(
@@ -172,7 +172,9 @@ class Bucket:
 
 
 def test_a_bucket_holds_the_rows_from_offset_on(monkeypatch):
-    monkeypatch.setattr(record, "epath", types.SimpleNamespace(Path=lambda path: path))
+    for module in (record, report):
+        paths = types.SimpleNamespace(Path=lambda path: path)
+        monkeypatch.setattr(module, "epath", paths)
     bucket = Bucket("gs://runs/a", {})
     first = record.Recorder(bucket, **QUIET)
     log_steps(first, 1, 3)
@@ -189,8 +191,8 @@ def test_a_bucket_holds_the_rows_from_offset_on(monkeypatch):
     assert [r["step"] for r in record.read_rows(bucket)] == [1, 2, 3, 4]
     with pytest.raises(ValueError, match="a row lies across"):
         record.Recorder(bucket, offset=offset - 1, **QUIET)
-    record.write_results(bucket, record.empty(2))
-    assert record.read_results(bucket) == record.empty(2)
+    report.write_results(bucket, report.empty(2))
+    assert report.read_results(bucket) == report.empty(2)
 
 
 def test_other_processes_write_nothing(tmp_path, capfd):
@@ -321,10 +323,10 @@ def test_wrong_options_are_named(tmp_path, options):
 def filled(size=4, done=3, seed=0):
     rng = np.random.default_rng(seed)
     rows, alone = rng.random((2, done, size)), rng.random(size)
-    results = record.empty(size, finetune={"knn": alone})
+    results = report.empty(size, finetune={"knn": alone})
     for task in range(done):
         both = {"knn": rows[0, task], "linear": rows[1, task]}
-        results = record.add(results, task, both, {"drift": task / 2}, 1.5 * task)
+        results = report.add(results, task, both, {"drift": task / 2}, 1.5 * task)
     return results, rows, alone
 
 
@@ -332,9 +334,9 @@ def test_summary_is_that_of_the_equations():
     """Against loops over the definitions, with three of four tasks done."""
     results, rows, alone = filled()
     for name, a in zip(("knn", "linear"), rows, strict=True):
-        np.testing.assert_array_equal(record.matrix(results, name)[:3], a)
-        assert np.isnan(record.matrix(results, name)[3]).all()
-        found = record.summary(results)[name]
+        np.testing.assert_array_equal(report.matrix(results, name)[:3], a)
+        assert np.isnan(report.matrix(results, name)[3]).all()
+        found = report.summary(results)[name]
         averages = [sum(a[t, : t + 1]) / (t + 1) for t in range(3)]
         want = {
             "average_accuracy": averages[2],
@@ -351,29 +353,29 @@ def test_summary_is_that_of_the_equations():
 
 
 def test_summary_of_what_was_not_measured_is_null():
-    assert record.summary(record.empty(3)) == {}
-    one = record.add(
-        record.empty(3, finetune={"x": [1, 1, 1]}), 0, {"x": [0.5] * 3}, {}, 1
+    assert report.summary(report.empty(3)) == {}
+    one = report.add(
+        report.empty(3, finetune={"x": [1, 1, 1]}), 0, {"x": [0.5] * 3}, {}, 1
     )
-    assert record.summary(one) == {
+    assert report.summary(one) == {
         "x": {
             "average_accuracy": 0.5, "average_accuracy_per_task": [0.5],
             "forgetting": None, "stability": None, "plasticity": None,
         }
     }  # fmt: skip
-    two = record.add(one, 1, {"x": [np.nan, 0.5, 0.5]}, {}, 1)
-    assert record.summary(two)["x"]["average_accuracy_per_task"] == [0.5, None]
+    two = report.add(one, 1, {"x": [np.nan, 0.5, 0.5]}, {}, 1)
+    assert report.summary(two)["x"]["average_accuracy_per_task"] == [0.5, None]
 
 
 def test_add_replaces_a_task_and_leaves_the_old_results_alone():
     results, rows, _ = filled()
     before = json.dumps(results)
-    changed = record.add(
+    changed = report.add(
         results, 1, {"linear": np.arange(4) / 4, "new": [0] * 4}, {}, 9
     )
     assert json.dumps(results) == before
     np.testing.assert_array_equal(
-        record.matrix(changed, "linear")[:3], [rows[1, 0], np.arange(4) / 4, rows[1, 2]]
+        report.matrix(changed, "linear")[:3], [rows[1, 0], np.arange(4) / 4, rows[1, 2]]
     )
     assert changed["matrices"]["knn"][1] == [None] * 4
     assert changed["matrices"]["new"] == [[None] * 4, [0] * 4, *[[None] * 4] * 2]
@@ -382,36 +384,36 @@ def test_add_replaces_a_task_and_leaves_the_old_results_alone():
 
 
 def test_wrong_results_are_named():
-    results = record.empty(3)
+    results = report.empty(3)
     for task in (-1, 3):
         with pytest.raises(ValueError, match=rf"task={task}: must be in \[0, 3\)"):
-            record.add(results, task, {}, {}, 0)
+            report.add(results, task, {}, {}, 0)
     with pytest.raises(ValueError, match=r"rows\['x'\] has 2 entries: must be 3"):
-        record.add(results, 0, {"x": [1, 2]}, {}, 0)
+        report.add(results, 0, {"x": [1, 2]}, {}, 0)
     with pytest.raises(ValueError, match="task_names has 1 entries: must be 3"):
-        record.empty(3, task_names=["a"])
+        report.empty(3, task_names=["a"])
     with pytest.raises(ValueError, match=r"finetune\['x'\] has 1 entries: must be 3"):
-        record.empty(3, finetune={"x": [1]})
+        report.empty(3, finetune={"x": [1]})
 
 
 def test_results_and_added_keys_survive_the_file(tmp_path):
-    results = record.empty(3, task_names=["a", "b", "c"])
+    results = report.empty(3, task_names=["a", "b", "c"])
     results["untrained"] = {"x": np.array([0.5, np.nan, 0.25], np.float32)}
     results["finetune"] = {"x": [0.5, 0.5, 0.5]}
-    results = record.add(results, 0, {"x": [0.75, 0.25, 0.5]}, {"nan": np.nan}, 2)
-    results = record.add(results, 1, {"x": [0.5, 0.75, 0.5]}, {}, 2)
-    record.write_results(tmp_path, results)
-    back = record.read_results(tmp_path)
-    assert back == record.plain(results)
+    results = report.add(results, 0, {"x": [0.75, 0.25, 0.5]}, {"nan": np.nan}, 2)
+    results = report.add(results, 1, {"x": [0.5, 0.75, 0.5]}, {}, 2)
+    report.write_results(tmp_path, results)
+    back = report.read_results(tmp_path)
+    assert back == report.plain(results)
     assert back["untrained"] == {"x": [0.5, None, 0.25]}
-    assert record.add(back, 2, {}, {}, 1)["untrained"] == back["untrained"]
+    assert report.add(back, 2, {}, {}, 1)["untrained"] == back["untrained"]
     whole = strict((tmp_path / "results.json").read_text())
-    assert whole.pop("summary") == record.summary(results) and whole == back
-    assert record.summary(results)["x"]["plasticity"] == -0.25
+    assert whole.pop("summary") == report.summary(results) and whole == back
+    assert report.summary(results)["x"]["plasticity"] == -0.25
 
 
 def test_a_crash_in_write_results_leaves_the_old(tmp_path, monkeypatch):
-    record.write_results(tmp_path, record.empty(2))
+    report.write_results(tmp_path, report.empty(2))
     old = (tmp_path / "results.json").read_bytes()
 
     def crash(*_):
@@ -421,15 +423,15 @@ def test_a_crash_in_write_results_leaves_the_old(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(os, call, crash)
             with pytest.raises(OSError):
-                record.write_results(tmp_path, record.empty(3))
+                report.write_results(tmp_path, report.empty(3))
         assert (tmp_path / "results.json").read_bytes() == old
-    record.write_results(tmp_path, record.empty(3))
-    assert len(record.read_results(tmp_path)["task_names"]) == 3
+    report.write_results(tmp_path, report.empty(3))
+    assert len(report.read_results(tmp_path)["task_names"]) == 3
 
 
 def test_table_text():
     matrix = [[1.0, 0.25, None], [0.5, 0.7504, 0.1], [None] * 3]
-    assert record.table(matrix, name="linear").splitlines() == [
+    assert report.table(matrix, name="linear").splitlines() == [
         "linear (%)       task 1   task 2   task 3  average",
         "after task 1      100.0     25.0        -    100.0",
         "after task 2       50.0     75.0     10.0     62.5",
@@ -438,7 +440,7 @@ def test_table_text():
 
 def test_table_of_many_tasks_leaves_out_the_middle():
     matrix = np.random.default_rng(0).random((30, 30))
-    lines = record.table(matrix, name="a/quite/long/name", columns=6).splitlines()
+    lines = report.table(matrix, name="a/quite/long/name", columns=6).splitlines()
     assert len({len(line) for line in lines}) == 1 and len(lines) == 31
     shown = [0, 1, 2, 27, 28, 29]
     titles = re.findall(r"task \d+|\.\.\.|average", lines[0])

@@ -28,7 +28,7 @@ def check_labels(parts, name: str) -> None:
         raise ValueError(
             f"config.evaluators.{name}: needs evaluation rows, but the scenario has "
             f"none; set config.scenario.evaluation to 'test' or 'validation', or "
-            f"take {name} out"
+            "take the evaluator out"
         )
     for split, examples in (
         ("train", dataset.train),
@@ -40,7 +40,7 @@ def check_labels(parts, name: str) -> None:
                 f"config.evaluators.{name}: needs a label for every row, but "
                 f"{unknown} of {stream.size(examples)} {split} rows of "
                 f"{dataset.name} have none (-1); use a labelled dataset, or take "
-                f"{name} out"
+                "the evaluator out"
             )
 
 
@@ -87,6 +87,25 @@ def train_mask(groups: Split, train_on: str, task: int) -> np.ndarray:
     if train_on == "all":
         return np.ones(len(groups.train_task), bool)
     return (groups.train_task >= 0) & (groups.train_task <= task)
+
+
+def stratified(examples: stream.Examples, *, fraction: float, seed: int) -> np.ndarray:
+    """A share of the rows of every class, bool[N].
+
+    Of a class (of each domain, where there are several) with n rows
+    max(1, round(fraction n)) are taken, a half rounded to even. They come first in an
+    order of its rows that `seed`, the class and the domain alone decide, so that the
+    rows of a smaller fraction are among those of a larger one.
+    """
+    label, domain = examples.label, examples.domain
+    chosen = np.zeros(len(label), bool)
+    order = np.lexsort((domain, label))
+    edges = (np.diff(label[order]) != 0) | (np.diff(domain[order]) != 0)
+    for rows in np.split(order, np.flatnonzero(edges) + 1):
+        rng = np.random.default_rng([seed, int(label[rows[0]]), int(domain[rows[0]])])
+        count = max(1, round(fraction * len(rows)))
+        chosen[rng.permutation(rows)[:count]] = True
+    return chosen
 
 
 def per_task(parts, correct: np.ndarray) -> np.ndarray:

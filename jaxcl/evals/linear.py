@@ -11,206 +11,26 @@ a set smaller than a batch is one batch, masked (in memory) or with rows repeate
 
 Departures: one layer learns from every class at each task ("all", as the released
 code does; the papers' text says the classes seen so far: train_on="seen").
+`fraction` draws the rows of a semi-supervised probe from numbers of its own: the
+released split of PNR's Table 6 is another draw of the same size.
 Images that stream are cropped by the workers from NumPy's random numbers, so that
 an augmented probe of the same set in memory sees other crops and another order.
 """
 
-import contextlib
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxcl import augment as augment_lib
 from jaxcl import core, sharding
-from jaxcl.data import prefetch, stream
+from jaxcl.data import prefetch
 from jaxcl.evals import features as features_lib
+from jaxcl.evals import head as head_lib
 
-_STREAM = 0x11EA4  # keeps the probe's random numbers apart from the training's
-_EXACT = jax.lax.Precision.HIGHEST  # the layer is small, TF32 would cost accuracy
 _RATIO = (3 / 4, 4 / 3)
-
-
-class Head(NamedTuple):
-    """The linear layer."""
-
-    weight: jax.Array  # f32[D, C]
-    bias: jax.Array  # f32[C]
-
-
-class _Sgd(NamedTuple):
-    """How a head is trained; all fixed when `make` is called."""
-
-    epochs: int
-    batch_size: int
-    lr: float
-    momentum: float
-    weight_decay: float
-    milestones: tuple[int, ...]
-    factor: float
-
-
-class _Carry(NamedTuple):
-    """What a step of the head changes."""
-
-    head: Head
-    velocity: Head
-    loss: jax.Array  # f32[], sum over the batches of the present epoch
-
-
-def logits(head: Head, features: jax.Array) -> jax.Array:
-    """Scores f32[n, C] of features f32[n, D]."""
-    return jnp.dot(features, head.weight, precision=_EXACT) + head.bias
-
-
-def probe_keys(seed: int, task, probe):
-    """Keys of a probe: (start of the layer, epochs). probe 0 is over all classes."""
-    key = jax.random.key(seed, impl="threefry2x32")
-    for number in (_STREAM, task, probe):
-        key = jax.random.fold_in(key, number)
-    return jax.random.split(key)
-
-
-def epoch_order(key: jax.Array, rows: jax.Array, count) -> jax.Array:
-    """`rows` i32[n] with its first `count` entries shuffled and the others last."""
-    bits = jax.random.bits(key, rows.shape, jnp.uint32)
-    return rows[jnp.lexsort((bits, jnp.arange(len(rows)) >= count))]
-
-
-def start(key: jax.Array, dim: int, num_classes: int) -> Head:
-    """A layer as PyTorch's nn.Linear(dim, num_classes) draws it."""
-    k_weight, k_bias = jax.random.split(key)
-    bound = dim**-0.5
-    return Head(
-        jax.random.uniform(k_weight, (dim, num_classes), minval=-bound, maxval=bound),
-        jax.random.uniform(k_bias, (num_classes,), minval=-bound, maxval=bound),
-    )
-
-
-def _begin(key, dim, num_classes) -> _Carry:
-    head = start(key, dim, num_classes)
-    return _Carry(head, jax.tree.map(jnp.zeros_like, head), jnp.zeros(()))
-
-
-def _update(sgd: _Sgd, carry: _Carry, features, labels, mask, epoch) -> _Carry:
-    """One step of PyTorch's SGD on the mean cross-entropy of the unmasked rows."""
-
-    def loss_of(head):
-        losses = optax.softmax_cross_entropy_with_integer_labels(
-            logits(head, features), labels
-        )
-        return jnp.sum(losses * mask) / jnp.maximum(mask.sum(), 1.0)
-
-    loss, gradient = jax.value_and_grad(loss_of)(carry.head)
-    milestones = jnp.asarray(sgd.milestones, jnp.int32)
-    lr = sgd.lr * sgd.factor ** jnp.sum(milestones <= epoch)
-    velocity = jax.tree.map(
-        lambda v, g, p: sgd.momentum * v + g + sgd.weight_decay * p,
-        carry.velocity, gradient, carry.head,
-    )  # fmt: skip
-    head = jax.tree.map(lambda p, v: p - lr * v, carry.head, velocity)
-    return _Carry(head, velocity, carry.loss + loss)
-
-
-def _resident_fit(sgd: _Sgd, parts, labels, read: Callable) -> Callable:
-    """Fit a head by one program that holds all epochs.
-
-    Args:
-      labels: i32[N] on the device.
-      read: (state, data, rows i32[B], key) -> f32[B, D], features of a batch.
-
-    Returns:
-      (state, data, rows i32[count], task, probe) -> (Head, loss of the last epoch).
-    """
-    batch_size = sgd.batch_size
-
-    def fit(state, data, labels, rows, count, task, probe):
-        k_start, k_epochs = probe_keys(parts.seed, task, probe)
-        sample = jax.eval_shape(read, state, data, rows[:batch_size], k_epochs)
-        steps = jnp.maximum(count // batch_size, 1)
-
-        def epoch(number, carry):
-            k_order, k_read = jax.random.split(jax.random.fold_in(k_epochs, number))
-            order = epoch_order(k_order, rows, count)
-
-            def step(i, carry):
-                begin = i * batch_size
-                at = jax.lax.dynamic_slice_in_dim(order, begin, batch_size)
-                mask = (begin + jnp.arange(batch_size) < count).astype(jnp.float32)
-                seen = read(state, data, at, jax.random.fold_in(k_read, i))
-                return _update(sgd, carry, seen, labels[at], mask, number)
-
-            carry = carry._replace(loss=jnp.zeros(()))
-            return jax.lax.fori_loop(0, steps, step, carry)
-
-        carry = _begin(k_start, sample.shape[1], parts.num_classes)
-        carry = jax.lax.fori_loop(0, sgd.epochs, epoch, carry)
-        return carry.head, carry.loss / steps
-
-    program = jax.jit(fit, out_shardings=sharding.replicated(parts.mesh))
-
-    def run(state, data, rows, task, probe):
-        # One length for every subset of the rows, so that none compiles anew.
-        padded = np.zeros(max(labels.size, batch_size), np.int32)
-        padded[: len(rows)] = rows
-        numbers = [np.int32(n) for n in (len(rows), task, probe)]
-        return program(state, data, labels, padded, *numbers)
-
-    return run
-
-
-def _streamed_fit(sgd: _Sgd, parts, crop, embed: Callable) -> Callable:
-    """`_resident_fit` for images that workers decode and crop.
-
-    Args:
-      crop: what the workers do.
-      embed: (state, images u8[B,S,S,C], key) -> f32[B, D].
-
-    Returns:
-      As `_resident_fit`, but `data` is D.
-    """
-    train = parts.stream.dataset.train
-    whole, mesh = sharding.replicated(parts.mesh), parts.mesh
-
-    def begin(task, probe, *, dim):
-        return _begin(probe_keys(parts.seed, task, probe)[0], dim, parts.num_classes)
-
-    def update(state, carry, batch, step, steps, task, probe):
-        epoch = step // steps
-        _, k_epochs = probe_keys(parts.seed, task, probe)
-        found = embed(state, batch["image"], jax.random.fold_in(k_epochs, step))
-        carry = carry._replace(loss=jnp.where(step % steps == 0, 0.0, carry.loss))
-        return _update(sgd, carry, found, batch["label"], jnp.ones(len(found)), epoch)
-
-    begin = jax.jit(begin, static_argnames="dim", out_shardings=whole)
-    update = jax.jit(update, donate_argnums=1, out_shardings=whole)
-
-    def run(state, data, rows, task, probe):
-        # Repeating rows is for sets smaller than one batch.
-        rows = np.resize(rows, max(len(rows), sgd.batch_size))
-        batches = prefetch.batches(
-            stream.Source(train, rows), seed=parts.seed, task=task, epochs=sgd.epochs,
-            batch_size=sgd.batch_size, workers=parts.workers, crop=crop,
-            process_index=jax.process_index(), process_count=jax.process_count(),
-            resident=False,
-        )  # fmt: skip
-        steps = np.int32(len(rows) // sgd.batch_size)
-        task, probe = np.int32(task), np.int32(probe)
-        carry = begin(task, probe, dim=data)
-        placed = prefetch.ahead(batches, lambda batch: sharding.shard(batch, mesh))
-        with contextlib.closing(placed):
-            for i, batch in enumerate(placed):
-                number = np.int32(i)
-                carry = update(state, carry, batch, number, steps, task, probe)
-                if i % 16 == 0:  # or batches pile up on a device slower than the host
-                    jax.block_until_ready(carry.loss)
-        return carry.head, carry.loss / steps
-
-    return run
 
 
 def _augmented(parts, scale, flip, normalize):
@@ -234,7 +54,7 @@ def _fitting(parts, sgd, use_augment, scale, flip, normalize):
     """How a probe reads the train split.
 
     Returns:
-      fit, see `_resident_fit`, and (state, D) -> the `data` it wants.
+      fit, see `head_lib.resident_fit`, and (state, D) -> the `data` it wants.
     """
     dataset = parts.stream.dataset
     labels = sharding.replicate(dataset.train.label, parts.mesh)
@@ -244,14 +64,16 @@ def _fitting(parts, sgd, use_augment, scale, flip, normalize):
         def look_up(state, features, at, key):
             return features[at]
 
-        return _resident_fit(sgd, parts, labels, look_up), lambda state, _: embed(state)
+        return head_lib.resident_fit(
+            sgd, parts, labels, look_up
+        ), lambda state, _: embed(state)
     embed = _augmented(parts, scale, flip, normalize)
     if dataset.train.images is None:
         crop = prefetch.Crop(
             size=parts.size, scale=scale, ratio=_RATIO, interpolation="bilinear",
             decoder=dataset.decoder or "auto",
         )  # fmt: skip
-        return _streamed_fit(sgd, parts, crop, embed), lambda state, dim: dim
+        return head_lib.streamed_fit(sgd, parts, crop, embed), lambda state, dim: dim
     images = features_lib.place(parts, dataset.train)
     rows = features_lib.constraint(parts, sgd.batch_size)
 
@@ -259,7 +81,7 @@ def _fitting(parts, sgd, use_augment, scale, flip, normalize):
         at = jax.lax.with_sharding_constraint(at, rows)
         return embed(state, images[at], key)
 
-    return _resident_fit(sgd, parts, labels, read), lambda state, _: images
+    return head_lib.resident_fit(sgd, parts, labels, read), lambda state, _: images
 
 
 def _plain(parts, examples, normalize):
@@ -277,7 +99,7 @@ def _judge(parts, groups) -> Callable:
     allowed, test_task = sharding.replicate((allowed, groups.test_task), parts.mesh)
 
     def judge(head, features, labels, allowed, test_task):
-        scores = logits(head, features)
+        scores = head_lib.logits(head, features)
         told = jnp.where(allowed[test_task], scores, -jnp.inf)
         return scores.argmax(axis=1) == labels, told.argmax(axis=1) == labels
 
@@ -289,14 +111,16 @@ def _judge(parts, groups) -> Callable:
     return run
 
 
-def _evaluate(parts, train_on, embed_test, data_of, fit, judge, groups) -> Callable:
-    """The evaluator, of its compiled parts."""
+def _evaluate(
+    parts, train_on, share, embed_test, data_of, fit, judge, groups
+) -> Callable:
+    """The evaluator, of its compiled parts; `share` bool[N], rows with a label."""
 
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
         held = embed_test(state)
         data = data_of(state, held.shape[1])
-        mask = features_lib.train_mask(groups, train_on, task)
+        mask = share & features_lib.train_mask(groups, train_on, task)
         head, loss = fit(state, data, np.flatnonzero(mask), task, 0)
         right, told = judge(head, held)
         rows = {"class_incremental": features_lib.per_task(parts, right)}
@@ -306,7 +130,7 @@ def _evaluate(parts, train_on, embed_test, data_of, fit, judge, groups) -> Calla
         elif groups.aware == "domain_aware":
             rows["domain_aware"] = np.full(len(parts.stream.tasks), np.nan)
             for t in range(task + 1 if train_on == "seen" else len(groups.classes)):
-                mine = np.flatnonzero(groups.train_task == t)
+                mine = np.flatnonzero(share & (groups.train_task == t))
                 right_t, _ = judge(fit(state, data, mine, task, t + 1)[0], held)
                 rows["domain_aware"][t] = features_lib.per_task(parts, right_t)[t]
         scalars = {
@@ -344,6 +168,13 @@ def _check(parts, sgd, train_on, use_augment, scale, flip):
         features_lib.require("linear.batch_size", sgd.batch_size, share, allowed)
 
 
+def _check_fraction(fraction, seed):
+    good = 0 < fraction <= 1
+    features_lib.require("linear.fraction", fraction, good, "above 0 and at most 1")
+    good = isinstance(seed, int) and seed >= 0
+    features_lib.require("linear.fraction_seed", seed, good, "a whole number >= 0")
+
+
 def make(
     parts,
     *,
@@ -359,6 +190,8 @@ def make(
     scale=(0.08, 1.0),
     flip=0.5,
     normalize_features=False,
+    fraction=1.0,
+    fraction_seed=0,
 ) -> Callable:
     """Linear evaluation after a task.
 
@@ -370,6 +203,10 @@ def make(
       augment: random resized crops (`scale`, share of the area) and flips (with
         probability `flip`) anew each epoch; False embeds each train image once.
       normalize_features: to length 1.
+      fraction: the share of the train rows that has labels (1.0: all), see
+        `features.stratified`; the probe trains on these alone. It does not depend
+        on the run's seed or the task, and a smaller share is within a larger one.
+      fraction_seed: of the draw.
 
     Returns:
       evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without
@@ -384,14 +221,17 @@ def make(
       ValueError: an option out of its range; no evaluation split; no labels.
     """
     scale, flip = tuple(scale), float(flip)
-    sgd = _Sgd(
+    sgd = head_lib.Sgd(
         epochs, batch_size, lr, momentum, weight_decay, tuple(milestones), factor
     )
     _check(parts, sgd, train_on, augment, scale, flip)
+    _check_fraction(fraction, fraction_seed)
     features_lib.check_labels(parts, "linear")
     groups = features_lib.split(parts)
     embed_test = _plain(parts, parts.stream.evaluation, normalize_features)
     judge = _judge(parts, groups)
     fit, data_of = _fitting(parts, sgd, augment, scale, flip, normalize_features)
-
-    return _evaluate(parts, train_on, embed_test, data_of, fit, judge, groups)
+    share = features_lib.stratified(
+        parts.stream.dataset.train, fraction=fraction, seed=fraction_seed
+    )
+    return _evaluate(parts, train_on, share, embed_test, data_of, fit, judge, groups)

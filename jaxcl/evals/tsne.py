@@ -10,6 +10,8 @@ from jaxcl import core, plots, sharding
 from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 
+LAST_ONLY = True  # unless the entry of the config says otherwise, see build.py
+
 
 def choose(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     """`count` rows, each class in proportion to its size (within one row).
@@ -25,9 +27,7 @@ def choose(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     return np.sort(by_class[steps])
 
 
-def make(
-    parts, *, directory, max_points=1000, perplexity=30.0, last_only=True
-) -> Callable:
+def make(parts, *, directory, max_points=1000, perplexity=30.0) -> Callable:
     """Draw `tsne_task{t}.png`, t = number of the task from 0.
 
     Args:
@@ -36,7 +36,6 @@ def make(
       max_points: draws this many rows, chosen by the run's seed, the same for all
         tasks.
       perplexity: lowered to (points - 1) / 3 where there are few.
-      last_only: after the last task only; False: after every task.
 
     Returns:
       evaluate(state, task) -> core.Result, which is empty.
@@ -59,8 +58,6 @@ def make(
     embed = features_lib.make(parts, examples, rows=chosen)
 
     def evaluate(state, task: int) -> core.Result:
-        if last_only and task != len(parts.stream.tasks) - 1:
-            return core.Result({}, {})
         features = sharding.fetch(embed(state))
         if jax.process_index() == 0:
             folder = epath.Path(directory)

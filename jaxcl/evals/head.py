@@ -1,0 +1,194 @@
+"""A linear layer and how SGD fits it to frozen features, see `linear.py`."""
+
+import contextlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxcl import sharding
+from jaxcl.data import prefetch, stream
+
+_STREAM = 0x11EA4  # keeps the probe's random numbers apart from the training's
+_EXACT = jax.lax.Precision.HIGHEST  # the layer is small, TF32 would cost accuracy
+
+
+class Head(NamedTuple):
+    """The linear layer."""
+
+    weight: jax.Array  # f32[D, C]
+    bias: jax.Array  # f32[C]
+
+
+class Sgd(NamedTuple):
+    """How a head is trained; all fixed when `make` is called."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float
+    weight_decay: float
+    milestones: tuple[int, ...]
+    factor: float
+
+
+class _Carry(NamedTuple):
+    """What a step of the head changes."""
+
+    head: Head
+    velocity: Head
+    loss: jax.Array  # f32[], sum over the batches of the present epoch
+
+
+def logits(head: Head, features: jax.Array) -> jax.Array:
+    """Scores f32[n, C] of features f32[n, D]."""
+    return jnp.dot(features, head.weight, precision=_EXACT) + head.bias
+
+
+def probe_keys(seed: int, task, probe):
+    """Keys of a probe: (start of the layer, epochs). probe 0 is over all classes."""
+    key = jax.random.key(seed, impl="threefry2x32")
+    for number in (_STREAM, task, probe):
+        key = jax.random.fold_in(key, number)
+    return jax.random.split(key)
+
+
+def epoch_order(key: jax.Array, rows: jax.Array, count) -> jax.Array:
+    """`rows` i32[n] with its first `count` entries shuffled and the others last."""
+    bits = jax.random.bits(key, rows.shape, jnp.uint32)
+    return rows[jnp.lexsort((bits, jnp.arange(len(rows)) >= count))]
+
+
+def start(key: jax.Array, dim: int, num_classes: int) -> Head:
+    """A layer as PyTorch's nn.Linear(dim, num_classes) draws it."""
+    k_weight, k_bias = jax.random.split(key)
+    bound = dim**-0.5
+    return Head(
+        jax.random.uniform(k_weight, (dim, num_classes), minval=-bound, maxval=bound),
+        jax.random.uniform(k_bias, (num_classes,), minval=-bound, maxval=bound),
+    )
+
+
+def _begin(key, dim, num_classes) -> _Carry:
+    head = start(key, dim, num_classes)
+    return _Carry(head, jax.tree.map(jnp.zeros_like, head), jnp.zeros(()))
+
+
+def _update(sgd: Sgd, carry: _Carry, features, labels, mask, epoch) -> _Carry:
+    """One step of PyTorch's SGD on the mean cross-entropy of the unmasked rows."""
+
+    def loss_of(head):
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            logits(head, features), labels
+        )
+        return jnp.sum(losses * mask) / jnp.maximum(mask.sum(), 1.0)
+
+    loss, gradient = jax.value_and_grad(loss_of)(carry.head)
+    milestones = jnp.asarray(sgd.milestones, jnp.int32)
+    lr = sgd.lr * sgd.factor ** jnp.sum(milestones <= epoch)
+    velocity = jax.tree.map(
+        lambda v, g, p: sgd.momentum * v + g + sgd.weight_decay * p,
+        carry.velocity, gradient, carry.head,
+    )  # fmt: skip
+    head = jax.tree.map(lambda p, v: p - lr * v, carry.head, velocity)
+    return _Carry(head, velocity, carry.loss + loss)
+
+
+def resident_fit(sgd: Sgd, parts, labels, read: Callable) -> Callable:
+    """Fit a head by one program that holds all epochs.
+
+    Args:
+      labels: i32[N] on the device.
+      read: (state, data, rows i32[B], key) -> f32[B, D], features of a batch.
+
+    Returns:
+      (state, data, rows i32[count], task, probe) -> (Head, loss of the last epoch).
+    """
+    batch_size = sgd.batch_size
+
+    def fit(state, data, labels, rows, count, task, probe):
+        k_start, k_epochs = probe_keys(parts.seed, task, probe)
+        sample = jax.eval_shape(read, state, data, rows[:batch_size], k_epochs)
+        steps = jnp.maximum(count // batch_size, 1)
+
+        def epoch(number, carry):
+            k_order, k_read = jax.random.split(jax.random.fold_in(k_epochs, number))
+            order = epoch_order(k_order, rows, count)
+
+            def step(i, carry):
+                begin = i * batch_size
+                at = jax.lax.dynamic_slice_in_dim(order, begin, batch_size)
+                mask = (begin + jnp.arange(batch_size) < count).astype(jnp.float32)
+                seen = read(state, data, at, jax.random.fold_in(k_read, i))
+                return _update(sgd, carry, seen, labels[at], mask, number)
+
+            carry = carry._replace(loss=jnp.zeros(()))
+            return jax.lax.fori_loop(0, steps, step, carry)
+
+        carry = _begin(k_start, sample.shape[1], parts.num_classes)
+        carry = jax.lax.fori_loop(0, sgd.epochs, epoch, carry)
+        return carry.head, carry.loss / steps
+
+    program = jax.jit(fit, out_shardings=sharding.replicated(parts.mesh))
+
+    def run(state, data, rows, task, probe):
+        # One length for every subset of the rows, so that none compiles anew.
+        padded = np.zeros(max(labels.size, batch_size), np.int32)
+        padded[: len(rows)] = rows
+        numbers = [np.int32(n) for n in (len(rows), task, probe)]
+        return program(state, data, labels, padded, *numbers)
+
+    return run
+
+
+def streamed_fit(sgd: Sgd, parts, crop, embed: Callable) -> Callable:
+    """`resident_fit` for images that workers decode and crop.
+
+    Args:
+      crop: what the workers do.
+      embed: (state, images u8[B,S,S,C], key) -> f32[B, D].
+
+    Returns:
+      As `resident_fit`, but `data` is D.
+    """
+    train = parts.stream.dataset.train
+    whole, mesh = sharding.replicated(parts.mesh), parts.mesh
+
+    def begin(task, probe, *, dim):
+        return _begin(probe_keys(parts.seed, task, probe)[0], dim, parts.num_classes)
+
+    def update(state, carry, batch, step, steps, task, probe):
+        epoch = step // steps
+        _, k_epochs = probe_keys(parts.seed, task, probe)
+        found = embed(state, batch["image"], jax.random.fold_in(k_epochs, step))
+        carry = carry._replace(loss=jnp.where(step % steps == 0, 0.0, carry.loss))
+        return _update(sgd, carry, found, batch["label"], jnp.ones(len(found)), epoch)
+
+    begin = jax.jit(begin, static_argnames="dim", out_shardings=whole)
+    update = jax.jit(update, donate_argnums=1, out_shardings=whole)
+
+    def run(state, data, rows, task, probe):
+        # Repeating rows is for sets smaller than one batch.
+        rows = np.resize(rows, max(len(rows), sgd.batch_size))
+        batches = prefetch.batches(
+            stream.Source(train, rows), seed=parts.seed, task=task, epochs=sgd.epochs,
+            batch_size=sgd.batch_size, workers=parts.workers, crop=crop,
+            process_index=jax.process_index(), process_count=jax.process_count(),
+            resident=False,
+        )  # fmt: skip
+        steps = np.int32(len(rows) // sgd.batch_size)
+        task, probe = np.int32(task), np.int32(probe)
+        carry = begin(task, probe, dim=data)
+        placed = prefetch.ahead(batches, lambda batch: sharding.shard(batch, mesh))
+        with contextlib.closing(placed):
+            for i, batch in enumerate(placed):
+                number = np.int32(i)
+                carry = update(state, carry, batch, number, steps, task, probe)
+                if i % 16 == 0:  # or batches pile up on a device slower than the host
+                    jax.block_until_ready(carry.loss)
+        return carry.head, carry.loss / steps
+
+    return run

@@ -1,0 +1,108 @@
+"""Signatures as the schema: a section of a config becomes keyword arguments."""
+
+import collections.abc
+import difflib
+import importlib
+import inspect
+import pkgutil
+import types
+import typing
+
+from jaxcl import core
+
+
+def options(function, section, field: str, given=()) -> dict:
+    """The keyword arguments that a section of the config gives a function.
+
+    Args:
+      function: whose keyword-only parameters are the allowed keys.
+      section: ConfigDict or dict.
+      field: its path, for messages ("config.method").
+      given: parameters that the config does not set.
+
+    Raises:
+      ValueError: an unknown key (with the nearest ones), a value of another
+        type than the default, or a missing key that has no default.
+    """
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name not in given
+    }
+    chosen = {}
+    for key, value in section.items():
+        if key not in parameters:
+            near = difflib.get_close_matches(key, parameters, n=3)
+            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            raise ValueError(
+                f"{field}.{key}: no such option; {hint}"
+                f"allowed are {', '.join(sorted(parameters)) or 'none'}"
+            )
+        chosen[key] = _checked(value, parameters[key], f"{field}.{key}")
+    for name, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and name not in chosen:
+            raise ValueError(f"{field}.{name}: missing, and it has no default")
+    return chosen
+
+
+def defaults(function) -> dict:
+    """The keyword-only parameters that have a default, with it."""
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+        and parameter.default is not parameter.empty
+    }
+
+
+def _checked(value, parameter, field):
+    """The value, refused where its type is not the parameter's."""
+    default, annotation = parameter.default, parameter.annotation
+    if isinstance(annotation, types.UnionType):
+        kinds = [typing.get_origin(a) or a for a in typing.get_args(annotation)]
+    elif default in (None, inspect.Parameter.empty) or value is None:
+        return value
+    else:
+        kinds = [type(default)]
+    kinds += [int] if float in kinds else []
+    kinds += [list, tuple] if {list, tuple, collections.abc.Sequence} & {*kinds} else []
+    # bool is an int to Python, never to a user.
+    right = type(value) in kinds if isinstance(value, bool) else isinstance(
+        value, tuple(kinds)
+    )  # fmt: skip
+    if not right:
+        names = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
+        raise ValueError(f"{field}={value!r}: must be {names}; default {default!r}")
+    return value
+
+
+def named(choices, section, field):
+    """The function that a section's `name` picks, and the section's other keys."""
+    section = dict(section)
+    name = section.pop("name", None)
+    core.check_choice(f"{field}.name", name, tuple(choices))
+    return choices[name], section
+
+
+def module(package, name, field):
+    """The module `package.name`, or an error that names those there are."""
+    folder = importlib.import_module(package)
+    names = [
+        info.name
+        for info in pkgutil.iter_modules(folder.__path__)
+        if hasattr(importlib.import_module(f"{package}.{info.name}"), "make")
+    ]
+    core.check_choice(field, name, names)
+    return importlib.import_module(f"{package}.{name}")
+
+
+def differences(old: dict, new: dict, field="config") -> list[str]:
+    """The fields in which two configs differ, as "field: old -> new"."""
+    found = []
+    for key in sorted(set(old) | set(new)):
+        a, b, name = old.get(key, "absent"), new.get(key, "absent"), f"{field}.{key}"
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += differences(a, b, name)
+        elif a != b:
+            found.append(f"{name}: {a!r} -> {b!r}")
+    return found

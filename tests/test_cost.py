@@ -1,0 +1,395 @@
+"""What a run says it cost: FLOPs against counts by hand, seconds by a fake clock."""
+
+import itertools
+import json
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+from flax import struct
+
+from jaxcl import checkpoint, core, cost, job, meter, report, sharding, train
+from jaxcl.nets import resnet
+
+
+@struct.dataclass
+class State:
+    task: jax.Array
+    params: dict
+
+
+def shapes(tree):
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree
+    )
+
+
+SIMPLE = {"method.base": "simclr"}
+
+
+# FLOPs
+
+
+def products(size, kernel, stride, pad):
+    """Pairs of a pixel and a weight that meet in one channel, by walking."""
+    place = range(-pad, size + pad - kernel + 1, stride)
+    line = sum(0 <= p + k < size for p in place for k in range(kernel))
+    return line * line
+
+
+@pytest.mark.parametrize("stride, pad", [(1, 0), (2, 1)])
+def test_a_convolution_net_costs_two_flops_per_product(stride, pad):
+    """Forward, gradient of the weights and, but for the first layer, of the input."""
+    size, batch, kernel, widths, classes = 12, 4, 3, (3, 16, 32), 10
+    params = {
+        "one": jnp.zeros((kernel, kernel, *widths[:2])),
+        "two": jnp.zeros((kernel, kernel, *widths[1:])),
+        "head": jnp.zeros((widths[2], classes)),
+    }
+
+    def conv(x, w):
+        return jax.lax.conv_general_dilated(
+            x, w, (stride, stride), [(pad, pad)] * 2,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )  # fmt: skip
+
+    def loss(params, x):
+        x = conv(conv(x, params["one"]), params["two"])
+        return jnp.sum((x.mean((1, 2)) @ params["head"]) ** 2)
+
+    def step(state, x):
+        slopes = jax.grad(loss)(state.params, x)
+        return state.replace(params=slopes), {}
+
+    inner = (size + 2 * pad - kernel) // stride + 1
+    one = batch * products(size, kernel, stride, pad) * widths[0] * widths[1]
+    two = batch * products(inner, kernel, stride, pad) * widths[1] * widths[2]
+    want = 2 * (2 * one + 3 * two + 3 * batch * widths[2] * classes)
+    x = jnp.zeros((batch, size, size, widths[0]))
+    found = cost.flops(step, *shapes((State(jnp.int32(0), params), x)), 0)
+    assert want <= found < 1.02 * want  # the rest: the mean, the square
+
+
+def square(x):
+    return x @ x
+
+
+def dear(x):
+    return square(square(square(x)))
+
+
+SIZE = 64
+PRODUCT = 2 * SIZE**3
+FIRST = {
+    "compared": lambda task: task == 0,
+    "by a jitted function": lambda task: jnp.where(task > 0, 0, 1) == 1,
+    "in words": lambda task: ~(jnp.minimum(task, 7).astype(bool)),
+}
+
+
+@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST)
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_branch_that_a_task_does_not_take_costs_nothing(first, jitted):
+    """Three products in later tasks, two of them in a conditional in another."""
+
+    def body(state, x):
+        more = jax.lax.cond(
+            first(state.task),
+            lambda: x,
+            lambda: jax.lax.cond(
+                state.task < 9, lambda: square(square(x)), lambda: dear(x)
+            ),
+        )
+        return state, {"x": square(x) + more}
+
+    step = jax.jit(body) if jitted else body
+    given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
+    found = [cost.flops(step, *given, task) for task in (0, 1, 5)]
+    np.testing.assert_allclose(found, [PRODUCT, 3 * PRODUCT, 3 * PRODUCT], rtol=0.02)
+
+
+def test_what_the_count_cannot_know():
+    """The dearest branch where none is picked; the body of a loop once."""
+    branches = [lambda x: x, dear, square]
+
+    def step(state, x):
+        x = jax.lax.switch(jnp.int32(x[0, 0]), branches, x)
+        x = jax.lax.switch(state.task + 7, branches[::2], x)  # clamped to the last
+        return state, jax.lax.fori_loop(0, 10, lambda _, x: square(x), x)
+
+    given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
+    assert cost.flops(step, *given, 0) == pytest.approx((3 + 1 + 1) * PRODUCT, rel=0.03)
+
+
+def both(step, given):
+    """The count of a later task, and that of the whole program, compiled."""
+    compiled = jax.jit(step).lower(*given).compile().cost_analysis()["flops"]
+    return cost.flops(step, *given, 1), compiled
+
+
+def test_the_first_task_costs_less_where_a_teacher_follows(tmp_path):
+    pnr, alone = (
+        toy.job(tmp_path / name, **{"method.strategy": name, **SIMPLE})
+        for name in ("pnr", "finetune")
+    )
+    later, compiled = both(pnr.method.step, job.shapes(pnr))
+    # XLA's compiler adds a little, and takes the dearest branch of conditionals.
+    assert 0.85 * compiled < later <= 1.02 * compiled
+    first = cost.flops(pnr.method.step, *job.shapes(pnr), 0)
+    without = cost.flops(alone.method.step, *job.shapes(alone), 0)
+    # g runs in the first task too, unused; the teacher does not.
+    assert without <= first < 1.05 * without and first < 0.75 * later
+
+
+def test_a_residual_network_costs_what_the_compiler_says():
+    net, x = resnet.resnet(depth=10, width=8), jnp.zeros((8, 16, 16, 3))
+    variables = jax.eval_shape(net.init, jax.random.key(0), x)
+
+    def step(state, x):
+        def loss(params):
+            stats = {"params": params, "batch_stats": state.params["stats"]}
+            return net.apply(stats, x, train=True, mutable=["batch_stats"])[0].sum()
+
+        return state, jax.grad(loss)(state.params["net"])
+
+    params = {"net": variables["params"], "stats": variables["batch_stats"]}
+    given = shapes((State(jnp.int32(0), {}), x))
+    ours, compiled = both(step, (given[0].replace(params=params), given[1]))
+    assert 0.94 * compiled < ours <= 1.02 * compiled
+
+
+def test_a_step_is_lowered_once_for_all_tasks_that_share_it(monkeypatch):
+    def step(state, x):
+        return state, {"x": square(x)}
+
+    given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
+    seen, real = [], cost._lowered
+    monkeypatch.setattr(cost, "_lowered", lambda p: seen.append(p) or real(p))
+    for task in (0, 1, 2, 0):
+        assert cost.flops(step, *given, task) == pytest.approx(PRODUCT, rel=0.01)
+    assert len(seen) == 2 and seen[0] is seen[1]  # `_lowered` remembers
+
+
+def test_what_cannot_be_counted_is_null(tmp_path, monkeypatch, caplog):
+    def refuse():
+        raise RuntimeError("no cpu here")
+
+    monkeypatch.setattr(sharding, "on_host", refuse)
+    work = toy.job(tmp_path)
+    found = meter.spent(work, job.initial_state(work), 0, cost.Clock({}))
+    assert found.flops_per_step is None and found.steps == 0
+    assert "no cpu here" in caplog.text
+    made = cost.add(cost.empty(1), 0, found)
+    assert made["total"]["flops"] is made["per_task"][0]["flops"] is None
+
+
+# Seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes when a test says so."""
+    clock = types.SimpleNamespace(now=0.0)
+    monotonic = types.SimpleNamespace(monotonic=lambda: clock.now)
+    monkeypatch.setattr(cost, "time", monotonic)
+    return clock
+
+
+def test_what_runs_inside_goes_to_its_own_name(clock):
+    watch = cost.Clock({"train": 5.0, "old": 1.0})
+    clock.now += 1
+    with watch.on("train"):
+        clock.now += 10
+        with pytest.raises(OSError), watch.on("evaluation"):
+            clock.now += 100
+            raise OSError
+        clock.now += 1000
+        assert watch.read() == {"train": 1015, "old": 1, "rest": 1, "evaluation": 100}
+    clock.now += 10000
+    assert watch.read()["rest"] == 10001
+    clock.now += 1
+    watch.restart()
+    clock.now += 3
+    with watch.on("train"):
+        clock.now += 4
+    assert watch.read() == {"rest": 3, "train": 4}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    return job.compile_step(toy.job(tmp_path_factory.mktemp("step"), **SIMPLE))
+
+
+def timed(workdir, compiled, clock, **changes):
+    """A job and its step, as a new process has them; each part takes its own time."""
+    calls = itertools.count()
+
+    def step(*arguments):
+        clock.now += 1 if next(calls) else 30
+        return compiled(*arguments)
+
+    def evaluate(state, task):
+        clock.now += 1000
+        return core.Result({"x": np.zeros(8)}, {})
+
+    def draw(state, task):
+        clock.now += 1e9
+
+    work = toy.job(workdir, tasks=2, **SIMPLE, **changes)
+    return work._replace(evaluators={"e": evaluate}, pictures={"p": draw}), step
+
+
+@pytest.fixture
+def slow_save(clock, monkeypatch):
+    save = checkpoint.Checkpoints.save
+
+    def slow(*arguments):
+        clock.now += 1e6
+        save(*arguments)
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", slow)
+
+
+def test_a_run_tells_apart_what_time_went_to(
+    tmp_path, compiled, clock, slow_save, monkeypatch
+):
+    """12 steps a task; two saves and two evaluations within one, and at its end."""
+    changes = {"save_every": 5, "eval_every": 4, "evaluate_untrained": True}
+    wait, fetch = 2.0**-10, sharding.fetch
+
+    def fetched(metrics):
+        clock.now += wait
+        return fetch(metrics)
+
+    monkeypatch.setattr(sharding, "fetch", fetched)
+    work, step = timed(tmp_path, compiled, clock, **changes)
+    results = train.run(work, tmp_path, step=step)
+    first, second, third = results["cost"]["per_task"][:3]
+    names = ("compile_seconds", "train_seconds", "evaluation_seconds")
+    assert [first[name] for name in names] == [30, 11 + 12 * wait, 4000]
+    assert [second[name] for name in names] == [0, 12 + 12 * wait, 3000]
+    assert third is None
+    # The last save of a task is after its results, so in the next one.
+    assert results["seconds"][:2] == [
+        3e6 + 4041 + 12 * wait,
+        4e6 + 3012 + 12 * wait,
+    ]
+    total = results["cost"]["total"]
+    assert [total[name] for name in names] == [30, 23 + 24 * wait, 7000]
+    assert compiled._cache_size() == 1
+
+
+def test_a_resumed_run_adds_up(tmp_path, compiled, clock):
+    """Stopped in the first task, and between training and evaluation of the second."""
+
+    def process(where, calls):
+        """What a process ends with; it is told to stop after some calls, or never."""
+        work, step = timed(where, compiled, clock)
+        asked = itertools.count(1)
+        try:
+            return train.run(work, where, step=step, stop=lambda: next(asked) == calls)
+        except train.Interrupted:
+            clock.now += 1e12  # nobody works
+
+    ends = [process(tmp_path / "whole", None)]
+    # It is asked after each of 12 steps a task, and around an evaluation.
+    for calls in (5, 7 + 2 + 12 + 1, None):
+        ends.append(process(tmp_path / "parts", calls))
+    assert ends[1:3] == [None, None]
+    ends = [ends[0], ends[3]]
+    for name, end in zip(("whole", "parts"), ends, strict=True):
+        assert report.read_results(tmp_path / name)["cost"] == end["cost"]
+    whole, parts = (end["cost"]["per_task"][:2] for end in ends)
+    for one, other in zip(whole, parts, strict=True):
+        for key in ("steps", "images", "flops", "evaluation_seconds"):
+            assert one[key] == other[key] > 0
+        assert one["steps"] == 12 and one["images"] == 12 * 48
+        assert one["flops"] == 12 * ends[0]["cost"]["flops_per_step"]["first_task"]
+    # Each process's first call of the step is apart; the last process calls none.
+    assert [(x["compile_seconds"], x["train_seconds"]) for x in whole] == [
+        (30, 11), (0, 12),
+    ]  # fmt: skip
+    assert [(x["compile_seconds"], x["train_seconds"]) for x in parts] == [
+        (60, 10), (0, 12),
+    ]  # fmt: skip
+    assert ends[1]["seconds"][:2] == [1070, 1012]
+
+
+# Results
+
+
+def spent(**changes):
+    machine = {"device": "abacus", "num_devices": 2, "peak_bytes": None}
+    machine |= {k: changes.pop(k) for k in list(changes) if k in machine}
+    base = {"steps": 3, "images": 30, "flops_per_step": 7, "machine": machine}
+    return cost.Spent(**{**base, "seconds": {"train": 1.5, "rest": 9.0}, **changes})
+
+
+def test_costs_of_tasks_add_up():
+    before = cost.empty(3)
+    one = cost.add(before, 0, spent(peak_bytes=90))
+    two = cost.add(one, 1, spent(steps=4, flops_per_step=8, peak_bytes=80, images=40))
+    three = cost.add(two, 2, spent(steps=5, flops_per_step=8, device="slide rule"))
+    assert before == cost.empty(3) and one["per_task"][1:] == [None, None]
+    assert [entry["flops"] for entry in three["per_task"]] == [21, 32, 40]
+    assert three["total"] == {
+        "steps": 12, "images": 100, "flops": 93, "train_seconds": 4.5,
+        "compile_seconds": 0.0, "evaluation_seconds": 0.0, "peak_bytes": 90,
+    }  # fmt: skip
+    assert three["flops_per_step"] == {"first_task": 7, "later_tasks": 8}
+    assert one["flops_per_step"] == {"first_task": 7, "later_tasks": None}
+    assert (two["device"], three["device"]) == ("abacus", "slide rule")
+    assert three["jax"] == jax.__version__ and three["num_devices"] == 2
+    again = cost.add(two, 1, spent(flops_per_step=None))
+    assert again["total"]["flops"] is None and again["total"]["steps"] == 6
+    assert json.loads(json.dumps(three)) == three
+
+
+def test_line_of_text():
+    seconds = {"train": 61.2, "compile": 0.04, "evaluation": 9.96, "rest": 5e9}
+    large = spent(steps=4000, images=1024000, flops_per_step=3075 * 10**6)
+    one = cost.add(cost.empty(1), 0, large._replace(seconds=seconds))
+    assert cost.line(one) == (
+        "cost: 12.3 TFLOP, 4,000 steps, 1,024,000 images, 61 s training + "
+        "0.0 s compiling + 10 s evaluation on 2 x abacus"
+    )
+    small = spent(
+        flops_per_step=None, seconds={"train": 9.94}, peak_bytes=81559 * 10**6
+    )
+    assert cost.line(cost.add(cost.empty(2), 1, small)) == (
+        "cost: 3 steps, 30 images, 9.9 s training + 0.0 s compiling + "
+        "0.0 s evaluation on 2 x abacus, 81.6 GB at the peak"
+    )
+    assert cost.line(cost.empty(1)) == "cost: not measured"
+
+
+@pytest.mark.parametrize(
+    "count, text",
+    [
+        (999, "999 FLOP"),
+        (1000, "1 kFLOP"),
+        (999949, "1 MFLOP"),
+        (998949, "999 kFLOP"),
+        (0, "0 FLOP"),
+        (25e20, "2.5e+03 EFLOP"),
+    ],
+)
+def test_prefixes(count, text):
+    one = cost.add(cost.empty(1), 0, spent(steps=1, flops_per_step=round(count)))
+    assert cost.line(one).split(", ")[0] == f"cost: {text}"
+
+
+def test_the_machine():
+    made = sharding.describe(sharding.mesh(3))
+    assert made == {"device": "cpu", "num_devices": 3, "peak_bytes": None}
+    told = [{"peak_bytes_in_use": 5}, {"peak_bytes_in_use": 7}, None, {}]
+    mesh = types.SimpleNamespace(
+        size=8,
+        devices=np.array([types.SimpleNamespace(device_kind="abacus")]),
+        local_devices=[types.SimpleNamespace(memory_stats=lambda x=x: x) for x in told],
+    )
+    want = {"device": "abacus", "num_devices": 8, "peak_bytes": 7}
+    assert sharding.describe(mesh) == want

@@ -1,0 +1,321 @@
+"""The encoder of another run, judged: what is read, measured, and refused."""
+
+import hashlib
+import json
+import shutil
+
+import jax
+import ml_collections
+import numpy as np
+import pytest
+import toy
+
+from jaxcl import build, checkpoint, core, finish, record, sharding, train, transfer
+from jaxcl.data import stream
+from jaxcl.evals import knn, linear, tsne
+
+STRATEGY = {"method.strategy": "pnr", "scenario.num_tasks": 5, "epochs": 1}
+PROBE = {"epochs": 3, "milestones": (2,), "augment": False}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run directory after one task, as a run that goes on leaves it."""
+    workdir = tmp_path_factory.mktemp("run")
+    train.run(toy.job(workdir, tasks=1, **STRATEGY), workdir)
+    return workdir
+
+
+def config(run, **changes):
+    made = ml_collections.ConfigDict(
+        {
+            "name": "transfer_toy",
+            "checkpoint": str(run),
+            "seed": 3,
+            "data": {"name": "digits", "validation": 0.3},
+            "scenario": {"name": "joint"},
+            "augment": {"size": 8},
+            "evaluators": {"linear": dict(PROBE), "knn": {"k": 5}},
+            "devices": 1,
+            "plots": False,
+            "tensorboard": False,
+            "progress": False,
+        }
+    )
+    for path, value in changes.items():
+        *sections, last = path.split(".")
+        section = made
+        for name in sections:
+            section = section[name]
+        section[last] = value
+    return made
+
+
+def copy_of(run, tmp_path):
+    return shutil.copytree(run, tmp_path / "copy")
+
+
+def contents(folder):
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
+
+
+def judged(run, workdir, **changes):
+    return finish.run(build.build(config(run, **changes), workdir), workdir)
+
+
+def without_clock(results):
+    return {key: value for key, value in results.items() if key != "seconds"}
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, capsys):
+    before = contents(run)
+    results = judged(run, tmp_path, devices=devices)
+    assert contents(run) == before
+    work = toy.job(tmp_path / "like", tasks=1, **STRATEGY)
+    saved = toy.saved(work, run)
+    cut = stream.make(
+        build.sources.digits(validation=0.3), scenario="joint", num_tasks=None
+    )
+    parts = core.EvalParts(
+        embed=work.method.embed, stream=cut, num_classes=10, size=8, mean=(0.3,),
+        std=(0.4,), resize=None, seed=3, mesh=sharding.mesh(1), workers=0,
+    )  # fmt: skip
+    want = {
+        "linear": linear.make(parts, lr=3.0, **PROBE)(saved.state, 0),
+        "knn": knn.make(parts, k=5)(saved.state, 0),
+    }
+    for name, result in want.items():
+        (ours,) = record.matrix(results, f"{name}/class_incremental")
+        gap = 0 if devices == 1 else 2 / len(cut.evaluation.label)
+        assert abs(ours[0] - result.rows["class_incremental"][0]) <= gap
+    loss = results["scalars"][0]["linear/train_loss"]
+    assert loss == pytest.approx(want["linear"].scalars["train_loss"], rel=1e-4)
+    assert loss != want["linear"].scalars["accuracy"]
+    assert results["task_names"] == ["joint"]
+    assert results["checkpoint"]["number"] == saved.number
+    assert results["checkpoint"]["step"] == int(saved.state.step) > 0
+    assert without_clock(record.read_results(tmp_path)) == without_clock(results)
+    (row,) = record.read_rows(tmp_path)
+    assert row["step"] == int(saved.state.step)
+    assert row["eval"]["knn/accuracy"] == results["scalars"][0]["knn/accuracy"]
+    said = capsys.readouterr().out
+    assert "linear/class_incremental (%)" in said and "after the last task" in said
+
+
+def test_again_is_harmless_and_a_newer_checkpoint_is_judged_anew(run, tmp_path):
+    run, here = copy_of(run, tmp_path), tmp_path / "here"
+    first, files = judged(run, here), contents(here)
+    again = judged(run, here)
+    assert again == first and contents(here) == files
+    train.run(toy.job(run, tasks=2, **STRATEGY), run)
+    newer = judged(run, here)
+    assert newer["checkpoint"]["number"] > first["checkpoint"]["number"]
+    assert newer["scalars"] != first["scalars"]
+    assert len(record.read_rows(here)) == 1
+
+
+def test_the_data_of_the_run_need_not_be_there(run, tmp_path):
+    run = copy_of(run, tmp_path)
+    path = run / "config.json"
+    there = json.loads(path.read_text())
+    there["data"] = {"name": "npz", "path": "/no/such"}
+    path.write_text(json.dumps(there))
+    changes = {"data": {"name": "digits", "size": 6}, "augment.resize": 8}
+    results = judged(run, tmp_path / "here", **changes, evaluators={"knn": {"k": 5}})
+    assert results["scalars"][0]["knn/accuracy"] > 0.5
+
+
+def test_pictures_and_what_runs_at_the_end_alone(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(tsne, "project", lambda x, **_: x[:, :2])  # t-SNE is slow
+    evaluators = {"tsne": {"max_points": 20}, "late": {"name": "knn"}}
+    evaluators["late"]["last_only"] = True
+    results = judged(run, tmp_path, plots=True, evaluators=evaluators)
+    assert (tmp_path / "plots" / "tsne_task0.png").exists()
+    assert results["matrices"]["late/class_incremental"][0][0] > 0.5
+
+
+def refused(match, run, workdir, **changes):
+    with pytest.raises(ValueError, match=match) as error:
+        build.build(config(run, **changes), workdir)
+    assert "\n" not in str(error.value)
+    assert not (workdir / "config.json").exists()
+
+
+def test_what_is_wrong_with_the_directory_is_one_line(run, tmp_path):
+    here = tmp_path / "here"
+    refused(
+        r"config\.checkpoint='.*nowhere': it has no config", tmp_path / "nowhere", here
+    )
+    refused(r"config\.checkpoint='': it has no config", "", here)
+    copy = copy_of(run, tmp_path)
+    (copy / "config.json").write_text('{"name": "x"}')
+    refused(r"config\.json lacks \['augment', 'encoder'\]", copy, here)
+    (copy / "config.json").write_text('{"name": ')
+    refused(r"config\.json is damaged", copy, here)
+    shutil.copy(run / "config.json", copy)
+    shutil.rmtree(copy / "checkpoints")
+    refused(r"there is no checkpoint in it yet", copy, here)
+    (copy / "checkpoints").mkdir()
+    (copy / "checkpoints" / "9.orbax-checkpoint-tmp").mkdir()
+    refused(r"there is no checkpoint in it yet", copy, here)
+
+
+def numbers(run):
+    return sorted(int(p.name) for p in (run / "checkpoints").iterdir())
+
+
+def truncate(run, number):
+    files = (run / "checkpoints" / str(number) / "state" / "d").rglob("*")
+    largest = max((p for p in files if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+
+
+def test_damaged_checkpoints_are_passed_over_and_stay(run, tmp_path, caplog):
+    copy, here = copy_of(run, tmp_path), tmp_path / "here"
+    older, newest = numbers(copy)
+    truncate(copy, newest)
+    before = contents(copy)
+    results = judged(copy, here)
+    assert results["checkpoint"]["number"] == older
+    assert f"checkpoint {newest}" in caplog.text and "damaged" in caplog.text
+    assert contents(copy) == before
+    truncate(copy, older)
+    refused(rf"every checkpoint in it is damaged \(\[{older}, {newest}\]\)", copy,
+            tmp_path / "other")  # fmt: skip
+
+
+def test_the_checksums_of_the_encoder_count_and_no_others(run, tmp_path):
+    """Each sum changed in turn: which of them make the checkpoint a damaged one."""
+    state = toy.saved(toy.job(tmp_path / "like", tasks=1, **STRATEGY), run).state
+    paths = [
+        jax.tree_util.keystr(path)
+        for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]
+    ]
+    kept = [p.startswith((".params['encoder']", ".stats['encoder']", ".step"))
+            for p in paths]  # fmt: skip
+    assert sum(kept) > 10 and not all(kept)
+    copy = copy_of(run, tmp_path)
+    folder = copy / "checkpoints" / str(numbers(copy)[-1])
+    like = transfer._abstract(
+        build._encoder(build.Top(**toy.config(**STRATEGY).to_dict())),
+        np.zeros((1, 8, 8, 1), np.float32),
+        sharding.mesh(1),
+    )
+    file = folder / "_CHECKPOINT_METADATA"
+    whole = json.loads(file.read_text())
+    sums = next(x for x in _lists(whole) if len(x) == len(paths))
+    chosen = {"first": 0, "last": len(paths) - 1}
+    edges = [i for i in range(1, len(paths)) if kept[i] != kept[i - 1]]
+    for at in {*chosen.values(), *edges, *(i - 1 for i in edges)}:
+        sums[at] ^= 1
+        file.write_text(json.dumps(whole))
+        if kept[at]:
+            with pytest.raises(ValueError, match="checksum"):
+                transfer._load(folder, like)
+        else:
+            transfer._load(folder, like)
+        sums[at] ^= 1
+
+
+def _lists(value):
+    """All lists within nested JSON."""
+    children = value.values() if isinstance(value, dict) else value
+    if isinstance(value, list):
+        yield value
+    if isinstance(value, dict | list):
+        for child in children:
+            yield from _lists(child)
+
+
+def test_another_encoder_is_refused(run, tmp_path):
+    copy, here = copy_of(run, tmp_path), tmp_path / "here"
+    there = json.loads((copy / "config.json").read_text())
+    there["encoder"]["width"] = 8
+    (copy / "config.json").write_text(json.dumps(there))
+    match = r"\['params'\]\['encoder'\]\['bn1'\]\['bias'\] is float32\[4\] in the "
+    refused(match + r"checkpoint, float32\[8\] here", copy, here)
+    there["encoder"] = {"name": "resnet", "depth": 10, "width": 4}
+    (copy / "config.json").write_text(json.dumps(there))
+    refused(r"is absent in the checkpoint|absent here", copy, here)
+    # Images with three channels for an encoder of one.
+    colour = {"data": {"name": "digits", "channels": 3}}
+    match = r"conv1'\]\['kernel'\] is float32\[3, 3, 1, 4\] .* float32\[3, 3, 3, 4\]"
+    refused(match, run, here, **colour)
+
+
+def test_a_checkpoint_without_an_encoder_is_refused(run, tmp_path):
+    copy = copy_of(run, tmp_path)
+    shutil.rmtree(copy / "checkpoints")
+    state = toy.saved(toy.job(tmp_path / "like", tasks=1, **STRATEGY), run).state
+    state = state.replace(params={"net": state.params["encoder"]})
+    saver = checkpoint.Checkpoints(copy / "checkpoints")
+    saver.save(4, state, {})
+    saver.close()
+    match = r"has no encoder in its parameters, but \['net'\]"
+    refused(match, copy, tmp_path / "here")
+
+
+@pytest.mark.parametrize(
+    "changes, match",
+    [
+        ({"method": {"name": "two_view"}}, r"config\.method: config\.checkpoint is"),
+        ({"encoder": {"name": "resnet"}}, r"config\.encoder: config\.checkpoint is"),
+        ({"schedule": {"name": "cosine"}}, r"config\.schedule: config\.checkpoint"),
+        ({"scenario": {"name": "class", "num_tasks": 2}}, r"scenario\.name='class'"),
+        ({"augment.jitter": (0.1,) * 4}, r"config\.augment\.jitter.*mean, resize"),
+        ({"augment.size": 12}, r"8.*12|12.*8"),
+        ({"evaluators": {"knn": {"k": 0}}}, r"config\.evaluators\.knn\.k=0"),
+        ({"evaluaters": {}}, r"config\.evaluaters.*evaluators"),
+        ({"precision": "float16"}, r"config\.precision='float16'"),
+    ],
+)
+def test_refuses_and_names_the_field(run, tmp_path, changes, match):
+    refused(match, run, tmp_path / "here", **changes)
+
+
+def run_config(**method):
+    made = {"encoder": {"name": "conv_net"}, "precision": "bfloat16"}
+    augment = {"mean": [0.1], "std": [0.2], "size": 99, "jitter": [0.4] * 4}
+    return made | {"augment": augment, "method": {"name": "two_view", **method}}
+
+
+@pytest.mark.parametrize(
+    "base, lr",
+    [("mocov2plus", 3.0), ("simclr", 1.0), ("supcon", 1.0), ("barlow_twins", 0.1),
+     ("byol", 3.0), ("vicreg", 0.3)],
+)  # fmt: skip
+def test_what_the_run_gives(base, lr):
+    raw = {"augment": {"size": 8}, "evaluators": {"x": {"name": "linear"}, "knn": {}}}
+    made = transfer.complete(raw, run_config(base=base))
+    assert made["evaluators"] == {"x": {"name": "linear", "lr": lr}, "knn": {}}
+    assert made["precision"] == "bfloat16" and made["encoder"] == {"name": "conv_net"}
+    assert made["augment"] == {"size": 8, "mean": [0.1], "std": [0.2]}
+    assert raw["evaluators"]["x"] == {"name": "linear"}  # not changed in place
+
+
+def test_what_the_config_says_itself_stays():
+    raw = {"precision": "float32", "evaluators": {"linear": {"lr": 0.7}}}
+    raw["augment"] = {"size": 8, "mean": (0.5,)}
+    made = transfer.complete(raw, run_config())
+    assert made["precision"] == "float32"
+    assert made["evaluators"]["linear"]["lr"] == 0.7
+    assert made["augment"] == {"size": 8, "mean": (0.5,), "std": [0.2]}
+    bare = transfer.complete({"evaluators": {"linear": {}}}, run_config())
+    assert bare["evaluators"]["linear"]["lr"] == 3.0  # two_view's default is MoCo
+    for method in ({"base": "another"}, {"name": "no_such"}):
+        with pytest.raises(
+            ValueError, match=r"config\.evaluators\.linear\.lr: missing"
+        ):
+            transfer.complete({"evaluators": {"linear": {}}}, run_config(**method))
+
+
+def test_the_directory_by_default():
+    made = ml_collections.ConfigDict({"name": "transfer_x", "checkpoint": "runs/a"})
+    assert build.default_workdir(made) == "runs/a/transfer_x"
+    made.checkpoint = None
+    assert build.default_workdir(made) == "runs/transfer_x"
