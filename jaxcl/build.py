@@ -36,7 +36,14 @@ SCHEDULES = {
 
 
 # Where and how a run computes, not what: these may change when it resumes.
-MACHINE = ("devices", "device_bytes", "steps_per_call", "workers", "progress")
+MACHINE = (
+    "devices",
+    "device_bytes",
+    "steps_per_call",
+    "workers",
+    "progress",
+    "data.cache",
+)
 # Nor do these change what a run on one task measures.
 ASIDE = MACHINE + (
     "name", "plasticity", "plasticity_cache", "checkpoint", "log_every", "save_every",
@@ -45,7 +52,12 @@ ASIDE = MACHINE + (
 
 
 def _without(config: dict, fields) -> dict:
-    return {key: value for key, value in config.items() if key not in fields}
+    """The config without fields, named "field" or "section.field"."""
+    kept = {key: value for key, value in config.items() if key not in fields}
+    for section, _, inner in (field.partition(".") for field in fields):
+        if inner and section in kept:
+            kept[section] = _without(kept[section], (inner,))
+    return kept
 
 
 def build(config: ml_collections.ConfigDict, workdir) -> job.Job | transfer.Transfer:
@@ -205,7 +217,8 @@ def _alone(top, made, parts, eval_parts, workdir) -> single.Alone | None:
         return made._replace(method=method, evaluators=own)
 
     facts = _without(dataclasses.asdict(top), ASIDE) | {
-        "method": {"name": top.method["name"], **other},
+        "method": {"name": top.method["name"]}
+        | _without(other, getattr(module, "UNUSED_ALONE", ())),
         "evaluators": sections,
         "dataset": single.fingerprint(made.stream.dataset),
         "decoder": made.stream.dataset.decoder,

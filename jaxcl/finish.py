@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import job, plots, record, single, train, transfer
+from jaxcl import cost, job, plots, record, report, single, train, transfer
 
 
 def run(work: job.Job | transfer.Transfer, workdir, *, stop=lambda: False) -> dict:
@@ -12,13 +12,13 @@ def run(work: job.Job | transfer.Transfer, workdir, *, stop=lambda: False) -> di
 
     A `transfer.Transfer` trains nothing, and is judged.
 
-    Returns: the results, see `record.empty`, with "finetune" where measured.
+    Returns: the results, see `report.empty`, with "finetune" where measured.
     """
     workdir = epath.Path(workdir)
     trains = isinstance(work, job.Job)
     results = (_trained if trains else _judged)(work, workdir, stop)
     if jax.process_index() == 0:
-        record.write_results(workdir, results)
+        report.write_results(workdir, results)
         print(text(results), flush=True)
         if trains and work.plots:
             draw(workdir, results)
@@ -30,7 +30,7 @@ def _trained(work, workdir, stop):
     results = train.run(work, workdir, stop=stop, step=step)
     if work.alone is not None:
         alone = single_tasks(work, workdir / "single", stop=stop, step=step)
-        results["finetune"] = record.plain(alone)
+        results["finetune"] = report.plain(alone)
     return results
 
 
@@ -92,7 +92,7 @@ def text(results: dict) -> str:
     keys = ("average_accuracy", "forgetting", "stability", "plasticity")
     titles = ("average", "forgetting", "stability", "plasticity", "untrained")
     lines = [f"{'after the last task (%)':28}" + "".join(f"{t:>12}" for t in titles)]
-    for name, measures in record.summary(results).items():
+    for name, measures in report.summary(results).items():
         values = [measures.get(key) for key in keys]
         before = results.get("untrained", {}).get(name)
         values.append(
@@ -100,6 +100,8 @@ def text(results: dict) -> str:
         )
         cells = (f"{'-':>12}" if v is None else f"{100 * v:12.1f}" for v in values)
         lines.append(f"{name:28}" + "".join(cells))
+    if results["cost"]["total"] is not None:
+        lines.append(cost.line(results["cost"]))
     return "\n".join(lines)
 
 
@@ -108,7 +110,7 @@ def draw(workdir, results: dict) -> None:
     folder = epath.Path(workdir) / "plots"
     folder.mkdir(parents=True, exist_ok=True)
     for name in results["matrices"]:
-        matrix = record.matrix(results, name)
+        matrix = report.matrix(results, name)
         path = folder / f"{name.replace('/', '_')}.png"
         plots.accuracy_matrix(
             matrix, path, title=name, task_names=results["task_names"]

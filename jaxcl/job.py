@@ -92,6 +92,14 @@ def check(job: Job) -> None:
     Raises:
       ValueError: shapes or sizes do not fit, naming them.
     """
+    train = job.stream.dataset.train
+    unknown = int((train.label < 0).sum())
+    if job.method.supervised and unknown:
+        raise ValueError(
+            f"config.method: needs a label for every train row, but {unknown} of "
+            f"{stream.size(train)} of {job.stream.dataset.name} have none (-1); label "
+            "them, or take a method that reads no labels"
+        )
     for task in job.stream.tasks:
         schedule(job, task.train, task.index)
     jax.eval_shape(job.method.step, *shapes(job))

@@ -19,11 +19,6 @@ from jaxcl import report
 
 ROWS = "metrics.jsonl"
 
-# For callers that look here for what report.py holds.
-RESULTS, plain, empty, add = report.RESULTS, report.plain, report.empty, report.add
-matrix, summary, table = report.matrix, report.summary, report.table
-read_results, write_results = report.read_results, report.write_results
-
 
 def read_rows(workdir) -> list[dict]:
     """Rows of a run's metrics.jsonl, without a last line that a crash cut off."""

@@ -25,7 +25,7 @@ from absl import logging
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from jaxcl import checkpoint, core, record, sharding
+from jaxcl import checkpoint, core, record, report, sharding
 from jaxcl.data import stream
 from jaxcl.nets import chain
 
@@ -241,11 +241,11 @@ def run(work: Transfer, workdir, *, pause=lambda: None) -> dict:
       pause: called before each evaluator; what it raises ends the run.
 
     Returns:
-      The results of a run with one task, see `record.empty`, and the "checkpoint".
+      The results of a run with one task, see `report.empty`, and the "checkpoint".
     """
     workdir = epath.Path(workdir)
-    if (workdir / record.RESULTS).exists():
-        results = record.read_results(workdir)
+    if (workdir / report.RESULTS).exists():
+        results = report.read_results(workdir)
         if results.get("checkpoint") == work.source:
             return results
     names, step = [task.name for task in work.stream.tasks], work.source["step"]
@@ -261,9 +261,9 @@ def run(work: Transfer, workdir, *, pause=lambda: None) -> dict:
         recorder.log(step, 0, eval={**rows, **scalars}, time={"evaluation": spent})
         for draw in work.pictures.values():
             draw(work.state, 0)
-        results = record.empty(len(names), task_names=names)
+        results = report.empty(len(names), task_names=names)
         seconds = time.monotonic() - began
-        results = record.add(results, 0, rows, scalars, seconds)
+        results = report.add(results, 0, rows, scalars, seconds)
         for name in rows:
-            recorder.say(record.table(record.matrix(results, name), name=name))
+            recorder.say(report.table(report.matrix(results, name), name=name))
     return results | {"checkpoint": work.source}

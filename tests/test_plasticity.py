@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import toy
 
-from jaxcl import finish, job, metrics, record, single, train
+from jaxcl import finish, job, metrics, report, single, train
 
 SMALL = {
     "scenario.num_tasks": 2,
@@ -55,8 +55,8 @@ def test_it_is_the_accuracy_of_the_base_alone(root, first):
     results, _ = first
     assert set(results["finetune"]) == {"knn/class_incremental", "knn/task_aware"}
     assert results["finetune"]["knn/class_incremental"] == alone_twin(root)
-    matrix = record.matrix(results, "knn/class_incremental")
-    measures = record.read_results(root / "first"), record.summary(results)
+    matrix = report.matrix(results, "knn/class_incremental")
+    measures = report.read_results(root / "first"), report.summary(results)
     assert measures[0]["finetune"] == results["finetune"]
     want = matrix[0, 1] - alone_twin(root)[1]
     assert measures[1]["knn/class_incremental"]["plasticity"] == pytest.approx(want)
@@ -117,6 +117,8 @@ def key_of(tmp_path, **changes):
 HITS = [
     {"method.strategy": "cassle"},
     {"method.strategy": "finetune"},  # as when it is left out
+    {"method.strategy": "der", "method.weight": 3.0, "method.memory_size": 7},
+    {"method.negative_weight": 3.0, "method.fisher_share": 0.5, "method.pn2": False},
     {
         "method.distill_temperature": 0.2,
         "name": "other",

@@ -52,6 +52,13 @@ class Extra(NamedTuple):
     importance: importance.Importance | None  # EWC's penalty
 
 
+# Options that change nothing where a task is trained alone.
+UNUSED_ALONE = (
+    "distill_temperature", "weight", "negative_weight", "pn1", "pn2",
+    "distill_hidden_dim", "frozen_bn", "memory_size", "mix", "fisher_share",
+)  # fmt: skip
+
+
 def alone(options: dict) -> dict:
     """Options of the same method on one task alone: no strategy is in force there."""
     return options | {"strategy": "finetune"}
