@@ -75,7 +75,7 @@ def get_config(arg=None):
             "augment": False,
             "normalize_features": True,
         },
-        "knn": {"k": 20},
+        "knn": {"k": 20, "last_only": True},
     }
     config.plasticity = False
     config.save_every = 0
