@@ -1,11 +1,14 @@
 """Speed and memory of a real training step, perhaps beside PyTorch.
 
-  python benchmarks/throughput.py --base=mocov2plus --strategy=pnr --peer
+  python benchmarks/throughput.py --base=byol --strategy=pnr --peer
 
 builds a job from a config of PNR (configs/pnr_cifar100.py, above 64 pixels
 configs/pnr_imagenet100.py) with random images, puts it into its second task, where
 teacher, queues and predictor all work, and times the compiled step as the training
 loop calls it. README.md says what each line of the table means.
+
+A teacher costs nothing in the first task, which has none, and one forward pass per
+view in all others; --first-task times both.
 """
 
 import argparse
@@ -24,8 +27,9 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxcl import build, core, sharding
+from jaxcl import build, core, cost, sharding
 from jaxcl import job as jobs
+from jaxcl.methods import ssl_bases, ssl_strategies
 
 _CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
 
@@ -49,12 +53,13 @@ _PEAKS = (
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    made.add_argument("--base", default="mocov2plus", choices=("simclr", "mocov2plus"))
-    strategies = ("finetune", "cassle", "pnr")
+    bases, strategies = (*ssl_bases.BASES,), (*ssl_strategies.STRATEGIES,)
+    made.add_argument("--base", default="mocov2plus", choices=bases)
     made.add_argument("--strategy", default="pnr", choices=strategies)
     made.add_argument("--depth", type=int, default=18, help="10, 18, 34 or 50")
     made.add_argument("--width", type=int, default=64, help="of the first stage")
-    made.add_argument("--hidden", type=int, default=2048, help="of the heads")
+    made.add_argument("--hidden", type=int, help="of all heads; default: the base's")
+    made.add_argument("--output", type=int, help="of projections; default: the base's")
     made.add_argument("--queue", type=int, default=65536, help="rows per bank")
     made.add_argument("--size", type=int, default=32, help="pixels of a side")
     made.add_argument("--batch", type=int, default=256, help="global")
@@ -65,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--steps", type=int, default=10, help="per window")
     made.add_argument("--no-augment", action="store_true", help="on both sides")
     made.add_argument("--stream", action="store_true", help="images are not resident")
+    made.add_argument("--first-task", action="store_true", help="also time that one")
     made.add_argument("--peer", action="store_true", help="also time PyTorch")
     made.add_argument("--json", help="file to append one line to")
     return made
@@ -75,17 +81,21 @@ def config(args, data: str) -> ml_collections.ConfigDict:
     name = "pnr_cifar100" if args.size <= 64 else "pnr_imagenet100"
     made = runpy.run_path(str(_CONFIGS / f"{name}.py"))["get_config"]()
     made.data = {"name": "npz", "path": data}
-    made.scenario = {"name": "class", "num_tasks": 2, "evaluation": "none"}
+    # Updated and not replaced: other values follow these.
+    scenario = {"num_tasks": 2, "class_order": "sorted", "evaluation": "none"}
+    made.scenario.update(scenario)
     made.evaluators = {}
     made.augment.size = args.size
     if args.no_augment:
         off = {"crop": False, "jitter": (0.0,) * 4, "grayscale": 0.0, "flip": 0.0}
         made.augment.update(off, blur=(0.0, 0.0), solarize=(0.0, 0.0))
     made.encoder.update(depth=args.depth, width=args.width)
-    made.method.update(
-        base=args.base, strategy=args.strategy, queue_size=args.queue,
-        hidden_dim=args.hidden, distill_hidden_dim=args.hidden,
-    )  # fmt: skip
+    made.method.update(base=args.base, strategy=args.strategy, queue_size=args.queue)
+    if args.hidden is not None:
+        names = ("hidden_dim", "predictor_hidden_dim", "distill_hidden_dim")
+        made.method.update(dict.fromkeys(names, args.hidden))
+    if args.output is not None:
+        made.method.output_dim = args.output
     made.batch_size, made.precision = args.batch, args.precision
     made.devices, made.steps_per_call = args.devices, args.steps_per_call
     made.save_every = made.eval_every = 0
@@ -106,23 +116,34 @@ def make_job(args, directory) -> jobs.Job:
     return build.build(config(args, str(path)), pathlib.Path(directory) / "run")
 
 
-def second_task(work: jobs.Job) -> core.TrainState:
-    """The state at the first step of the second task, as the training loop has it."""
-    task, state = work.stream.tasks[1], jobs.initial_state(work)
-    steps = len(jobs.schedule(work, task.train, task.index))
-    numbers = {"task": np.int32(task.index), "task_steps": np.int32(steps)}
-    state = state.replace(**sharding.replicate(numbers, work.mesh))
-    return sharding.settle(work.method.begin_task(state, task), work.mesh)
+def begun(work: jobs.Job, index: int) -> core.TrainState:
+    """The state at the first step of a task, as the training loop has it."""
+    method, state = work.method, jobs.initial_state(work)
+    for task in work.stream.tasks[: index + 1]:
+        if task.index:
+            state = method.end_task(state, work.stream.tasks[task.index - 1])
+        steps = len(jobs.schedule(work, task.train, task.index))
+        numbers = {"task": np.int32(task.index), "task_steps": np.int32(steps)}
+        state = state.replace(**sharding.replicate(numbers, work.mesh))
+        state = sharding.settle(method.begin_task(state, task), work.mesh)
+    return state
 
 
 class Ours:
-    """The compiled step of a job with its feed; `window` runs and times it."""
+    """The compiled step of a job with its feed; `window` runs and times it.
 
-    def __init__(self, work, state, feed, steps):
-        self.state, self.feed, self.resident = state, feed, jobs.resident(work)
+    `like` is another one of the same job, whose program and images it shares.
+    """
+
+    def __init__(self, work, state, feed, steps, like=None):
+        self.state, self.feed = state, feed
         self.calls = -(-steps // work.steps_per_call)
         self.steps = self.calls * work.steps_per_call
         _, batches, number = next(feed)
+        if like is not None:
+            self.resident, self.compiled = like.resident, like.compiled
+            return
+        self.resident = jobs.resident(work)
         start = time.perf_counter()
         step = jobs.compile_step(work)
         self.compiled = step.lower(state, self.resident, batches, number).compile()
@@ -145,11 +166,6 @@ class Ours:
         jax.block_until_ready(self.state)
         return time.perf_counter() - start, waited
 
-    def flops(self):
-        """Of one step on one device; the loop over the steps of a call counts once."""
-        analysis = self.compiled.cost_analysis()
-        return float((analysis or {}).get("flops", 0.0)) or None
-
     def memory(self):
         """Bytes on one device, and what they are."""
         stats = jax.local_devices()[0].memory_stats()
@@ -162,6 +178,12 @@ class Ours:
         return total, "temporaries + arguments of the program"
 
 
+def flops(work: jobs.Job, task: int) -> float | None:
+    """Of one step on one device; branches that the task does not take cost none."""
+    count = cost.flops(work.method.step, *jobs.shapes(work), task=task)
+    return count and count / work.mesh.size
+
+
 def cores() -> int:
     """Those that this process may use, as XLA counts them."""
     if hasattr(os, "sched_getaffinity"):  # Linux alone
@@ -169,80 +191,59 @@ def cores() -> int:
     return os.cpu_count()
 
 
-def make_peer(args, work, state):
-    """PyTorch's side: seconds of a window as a function of its steps, and its name.
-
-    `state` is where our side starts, as numpy. Both memory formats are tried, the
-    faster one is kept.
-    """
-    import peer  # PyTorch is needed with --peer alone
-    import torch
-
-    cuda = jax.default_backend() == "gpu" and torch.cuda.is_available()
-    device = "cuda" if cuda else "cpu"
-    torch.set_num_threads(cores())
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
-    images = np.asarray(work.stream.dataset.train.images).transpose(0, 3, 1, 2)
-    data = torch.from_numpy(images.copy()).to(device)
-    lr = work.config["schedule"]["start"]
-    decay = work.config["method"]["momentum_start"]
-
-    def windows(channels_last):
-        net = peer.Peer(
-            work.config, state, device=device, precision=args.precision,
-            channels_last=channels_last,
-        )  # fmt: skip
-
-        def window(steps):
-            start = time.perf_counter()
-            for _ in range(steps):
-                rows = torch.randint(len(data), (args.batch,)).to(device)
-                net.step(net.augment(data[rows]), lr, decay)
-            if cuda:
-                torch.cuda.synchronize()
-            return time.perf_counter() - start
-
-        return window
-
-    tried = []
-    for name, channels_last in (("channels last", True), ("contiguous", False)):
-        window = windows(channels_last)
-        window(1)  # the first step allocates, and tunes cuDNN
-        tried.append((window(min(args.steps, 3)), name, window))
-    _, name, best = min(tried, key=lambda one: one[0])
-    return best, f"PyTorch {torch.__version__} {device} {name}"
-
-
 def run_windows(args, work) -> tuple:
-    """(our side, its windows, their name, their windows).
+    """(our side, side -> its windows, the peer's name).
 
-    A window is (seconds, CPU seconds of the process, seconds it waited for data).
+    A window is (seconds, CPU seconds of the process, seconds it waited for data);
+    sides are "peer", "first" (ours in the first task) and "ours".
     """
-    state, theirs, about = second_task(work), None, None
-    if args.peer:
-        theirs, about = make_peer(args, work, jax.device_get(state.replace(key=None)))
-    task, ours_at, theirs_at = work.stream.tasks[1], [], []
-    with contextlib.closing(jobs.feed(work, task.train, task.index, 0)) as feed:
-        ours = Ours(work, state, feed, args.steps)
-        ours.window(1)
-        for _ in range(args.windows):  # interleaved: noise of the machine hits both
-            if theirs:
+    state, about, sides = begun(work, 1), None, {}
+    with contextlib.ExitStack() as stack:
+
+        def side(state, task, like=None):
+            feed = jobs.feed(work, work.stream.tasks[task].train, task, 0)
+            stack.enter_context(contextlib.closing(feed))
+            made = Ours(work, state, feed, args.steps, like)
+            made.window(1)
+            return made
+
+        if args.peer:
+            import peer  # PyTorch is needed with --peer alone
+
+            numpy = jax.device_get(state.replace(key=None))
+            theirs, about = peer.timed(args, work, numpy, cores())
+            sides["peer"] = lambda: (theirs(ours.steps), 0.0)
+        ours = side(state, 1)
+        if args.first_task:
+            sides["first"] = side(begun(work, 0), 0, like=ours).window
+        sides["ours"] = ours.window
+        windows = {name: [] for name in sides}
+        for _ in range(args.windows):  # interleaved: noise of the machine hits all
+            for name, window in sides.items():
                 busy = time.process_time()
-                spent = theirs(ours.steps)
-                theirs_at.append((spent, time.process_time() - busy, 0.0))
-            busy = time.process_time()
-            spent, waited = ours.window()
-            ours_at.append((spent, time.process_time() - busy, waited))
-    return ours, np.array(ours_at), about, np.array(theirs_at)
+                spent, waited = window()
+                windows[name].append((spent, time.process_time() - busy, waited))
+    return ours, {name: np.array(rows) for name, rows in windows.items()}, about
+
+
+def ratios(name: str, seconds, ours) -> dict:
+    """Of neighbours in time, so that a slow minute slows both."""
+    found = seconds / ours
+    return {
+        f"{name}_ratio_min": found.min(),
+        f"{name}_ratio_max": found.max(),
+        f"{name}_ratio": float(np.median(found)),
+    }
 
 
 def measure(args, directory) -> dict:
     """Everything the table holds, name -> value."""
-    ours, windows, about, peer_windows = run_windows(args, make_job(args, directory))
-    seconds, cpu, waits = windows.T
+    work = make_job(args, directory)
+    first_flops, step_flops = flops(work, 0), flops(work, 1)
+    ours, windows, about = run_windows(args, work)
+    seconds, cpu, waits = windows["ours"].T
     images, typical = ours.steps * args.batch, float(np.median(seconds))
-    speed = ours.flops() and ours.flops() * ours.steps / typical
+    speed = step_flops and step_flops * ours.steps / typical
     peak = device_peak(jax.devices()[0], args.precision)
     memory, memory_is = ours.memory()
     found = {
@@ -254,21 +255,25 @@ def measure(args, directory) -> dict:
         "cpu_ms": 1e3 * cpu.sum() / (len(cpu) * ours.steps),
         "memory_bytes": memory,
         "memory_is": memory_is,
-        "flops_per_step": ours.flops(),
+        "flops_per_step": step_flops,
+        "first_task_flops_per_step": first_flops,
         "flops_per_second": speed,
         "peak_fraction": speed and peak and speed / peak,
         "input_stall": waits.sum() / seconds.sum(),
     }
+    if args.first_task:
+        theirs, their_cpu, _ = windows["first"].T
+        found |= {
+            "first_task_step_ms": 1e3 * float(np.median(theirs)) / ours.steps,
+            **ratios("first_task", theirs, seconds),
+            "first_task_ratio_cpu": their_cpu.sum() / cpu.sum(),
+        }
     if about:
-        theirs, their_cpu, _ = peer_windows.T
-        # Of neighbours in time, so that a slow minute slows both.
-        ratios = theirs / seconds
+        theirs, their_cpu, _ = windows["peer"].T
         found |= {
             "peer": about,
             "peer_images_per_second": images / float(np.median(theirs)),
-            "peer_ratio_min": ratios.min(),
-            "peer_ratio_max": ratios.max(),
-            "peer_ratio": float(np.median(ratios)),
+            **ratios("peer", theirs, seconds),
             "peer_ratio_cpu": their_cpu.sum() / cpu.sum(),
         }
     return found
@@ -289,37 +294,57 @@ def table(found: dict) -> str:
         value = found.get(name)
         return "-" if value is None else f"{value * scale:,.{digits}f}{unit}"
 
+    def span(name):
+        low, high = show(f"{name}_min", digits=2), show(f"{name}_max", digits=2)
+        return f"{show(name, digits=2)}  ({low} to {high})"
+
     speed = f"{show('images_per_second_min')} to {show('images_per_second_max')}"
+    first = show("first_task_flops_per_step", " G", 1e-9, 3)
     lines = [
         ("compile", show("compile_seconds", " s")),
         ("images/s", f"{show('images_per_second')}  ({speed})"),
         ("step", f"{show('step_ms', ' ms')}  ({show('cpu_ms')} of CPU time)"),
         ("memory", f"{show('memory_bytes', ' MB', 1e-6)}  ({found['memory_is']})"),
-        ("FLOPs", show("flops_per_step", " G a step", 1e-9, 3)),
+        ("FLOPs", f"{show('flops_per_step', ' G', 1e-9, 3)}  (first task {first})"),
         ("FLOP/s", show("flops_per_second", " G", 1e-9)),
         ("of the peak", show("peak_fraction", " %", 100)),
         ("input stall", show("input_stall", " %", 100)),
     ]
+    if "first_task_ratio" in found:
+        lines += [
+            ("first task", show("first_task_step_ms", " ms a step")),
+            ("first / second", span("first_task_ratio")),
+            ("in CPU time", show("first_task_ratio_cpu", digits=2)),
+        ]
     if "peer" in found:
-        span = (
-            f"{show('peer_ratio_min', digits=2)} to {show('peer_ratio_max', digits=2)}"
-        )
         lines += [
             ("peer", found["peer"]),
             ("peer images/s", show("peer_images_per_second")),
-            ("ours / peer", f"{show('peer_ratio', digits=2)}  ({span})"),
+            ("ours / peer", span("peer_ratio")),
             ("in CPU time", show("peer_ratio_cpu", digits=2)),
         ]
     return "\n".join(f"{name:14} {value}" for name, value in lines)
 
 
+def check_peer(args) -> None:
+    """Exit with the reason where --peer cannot be had."""
+    if args.stream or args.devices > 1:
+        parser().error("--peer: needs resident images and one device")
+    if importlib.util.find_spec("torch") is None:
+        parser().error("--peer: PyTorch is missing, pip install -e '.[peers]'")
+    import peer
+
+    try:
+        peer.check(args.base, args.strategy)
+    except ValueError as error:
+        parser().error(f"--peer: {error}")
+
+
 def main(argv=None) -> dict:
     """Measure one setting, print the table, return what it holds."""
     args = parser().parse_args(argv)
-    if args.peer and (args.stream or args.devices > 1):
-        parser().error("--peer: needs resident images and one device")
-    if args.peer and importlib.util.find_spec("torch") is None:
-        parser().error("--peer: PyTorch is missing, pip install -e '.[peers]'")
+    if args.peer:
+        check_peer(args)
     # PyTorch must find memory on a GPU too.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     cached = jax.config.jax_enable_compilation_cache
@@ -337,7 +362,8 @@ def main(argv=None) -> dict:
         "cores": cores(),
         "load": round(os.getloadavg()[0], 1),
     }
-    shown = " ".join(f"{name}={value}" for name, value in setting.items())
+    given = {name: value for name, value in setting.items() if value is not None}
+    shown = " ".join(f"{name}={value}" for name, value in given.items())
     print(f"{' '.join(f'{n}={v}' for n, v in about.items())}\n{shown}")
     print(table(found), flush=True)
     found = about | setting | found

@@ -1,5 +1,6 @@
 """Benchmarks: what they count, and that the PyTorch peer takes the same step."""
 
+import itertools
 import json
 import pathlib
 import re
@@ -78,6 +79,7 @@ def test_a_finetune_step_costs_three_forward_passes(throughput, tmp_path, capsys
 
 
 def job(throughput, directory, *more):
+    directory.mkdir(exist_ok=True)
     args = throughput.parser().parse_args([*TINY, "--no-augment", *more])
     return throughput.make_job(args, directory)
 
@@ -148,10 +150,12 @@ def test_every_base_and_strategy_can_be_measured(throughput, tmp_path):
     options = {action.dest: action for action in throughput.parser()._actions}
     assert {*options["base"].choices} == {*ssl_bases.BASES}
     assert {*options["strategy"].choices} == {*ssl_strategies.STRATEGIES}
-    for base in ssl_bases.BASES:  # building a job traces its step
-        job(throughput, tmp_path / base, f"--base={base}", "--output=16")
-    for strategy in ssl_strategies.STRATEGIES:
-        job(throughput, tmp_path / strategy, f"--strategy={strategy}", "--base=simclr")
+    pairs = itertools.zip_longest(
+        ssl_bases.BASES, ssl_strategies.STRATEGIES, fillvalue="simclr"
+    )
+    for base, strategy in pairs:  # building a job traces its step
+        more = [f"--base={base}", f"--strategy={strategy}", "--output=16"]
+        job(throughput, tmp_path / strategy, *more)
 
 
 def test_peaks_are_found_by_the_kind_of_the_device(throughput):
@@ -191,10 +195,21 @@ PAIRS += [("barlow_twins", "pnr"), ("vicreg", "pnr")]
 
 
 @pytest.mark.parametrize("base, strategy", PAIRS)
-def test_the_peer_takes_the_same_steps(throughput, tmp_path, base, strategy):
+def test_the_peer_takes_the_same_steps(
+    throughput, tmp_path, monkeypatch, base, strategy
+):
     torch = pytest.importorskip("torch")
     import peer
 
+    config = throughput.config
+
+    def faster(*given):
+        """Steps so large that three of them show what the optimiser does."""
+        made = config(*given)
+        made.optimizer.weight_decay, made.schedule.start = 0.1, 0.03
+        return made
+
+    monkeypatch.setattr(throughput, "config", faster)
     more = ["--width=4", "--output=24", f"--base={base}", f"--strategy={strategy}"]
     work = job(throughput, tmp_path, *more)
     state = throughput.begun(work, 1)
@@ -223,8 +238,9 @@ def test_the_peer_takes_the_same_steps(throughput, tmp_path, base, strategy):
         views = ((images / np.float32(255) - mean) / std).transpose(1, 0, 4, 2, 3)
         views = [torch.from_numpy(view.copy()) for view in views]
         found = theirs.step(views, float(ours["lr"]), decay)
-        for name in ("loss", "grad_norm"):
-            assert float(found[name]) == pytest.approx(float(ours[name]), rel=1e-4)
+        # The gradient jumps where a ReLU's input is zero but for rounding.
+        for name, rel in (("loss", 1e-5), ("grad_norm", 1e-3)):
+            assert float(found[name]) == pytest.approx(float(ours[name]), rel=rel)
 
 
 def test_the_peers_image_operations_are_ours(throughput):
