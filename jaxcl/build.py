@@ -165,6 +165,7 @@ def _job(top: Top, plain: dict, workdir) -> job.Job:
     parts = parts._replace(num_classes=max(len(tasks.dataset.class_names), 1))
     method = _method(top.method, parts)
     eval_parts = _eval_parts(top, method.embed, tasks, image, mesh)
+    eval_parts = eval_parts._replace(predict=method.predict)
     judges, pictures = evaluators.make(top.evaluators, eval_parts, workdir)
     images = tasks.dataset.train.images
     fields = {field.name for field in dataclasses.fields(Top)}
@@ -212,7 +213,7 @@ def _alone(top, made, parts, eval_parts, workdir) -> single.Alone | None:
         if method is made.method:
             own = {key: made.evaluators[key] for key in judges}
         else:  # made now and not before: they put images on the devices
-            reads = eval_parts._replace(embed=method.embed)
+            reads = eval_parts._replace(embed=method.embed, predict=method.predict)
             own, _ = evaluators.make(sections, reads, workdir)
         return made._replace(method=method, evaluators=own)
 

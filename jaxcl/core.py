@@ -61,6 +61,9 @@ class Method(NamedTuple):
     source: Callable = lambda state, task: task.train
     eval_state: Callable = lambda state: state
     supervised: bool = False  # its steps read labels: every train row needs one
+    # Its steps also want batch["labelled"] = {"image", "label", "index"}, as many rows
+    # again, of the whole train split: of all classes, those of later tasks too.
+    labelled: bool = False
 
 
 class EvalParts(NamedTuple):
@@ -68,7 +71,7 @@ class EvalParts(NamedTuple):
 
     An evaluator is a module of jaxcl.evals with `make(parts, *, ...)`, which
     returns a function (state, number of the task just finished) -> Result. It
-    reads the state through `embed` alone and never changes it.
+    reads the state through `embed` and `predict` alone and never changes it.
     """
 
     embed: Callable  # (state, normalised images) -> f32[B, D], eval mode
@@ -81,6 +84,7 @@ class EvalParts(NamedTuple):
     seed: int
     mesh: Any  # jax.sharding.Mesh
     workers: int  # processes that decode images which do not fit in memory
+    predict: Callable | None = None  # (state, normalised images) -> logits f32[B, C]
 
 
 class Result(NamedTuple):

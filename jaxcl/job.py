@@ -1,6 +1,7 @@
 """A job: what a config asks for, with its compiled step and its input feed."""
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ import numpy as np
 
 from jaxcl import core, sharding
 from jaxcl.data import prefetch, stream
+
+_LABELLED = 0x1ABE1  # keeps the order of labelled batches apart from the tasks'
 
 
 class Job(NamedTuple):
@@ -49,6 +52,32 @@ def schedule(job: Job, source: stream.Source, task: int) -> stream.Schedule:
     )
 
 
+def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
+    """A task's batches from its step `start` on, as this process reads them."""
+    read = functools.partial(
+        prefetch.batches, task=task, batch_size=job.batch_size, start=start,
+        workers=job.workers, crop=job.crop, views=job.views, resident=job.resident,
+        process_index=jax.process_index(), process_count=jax.process_count(),
+    )  # fmt: skip
+    own = read(source, seed=job.seed, epochs=job.epochs)
+    if not job.method.labelled:
+        return own
+    train = job.stream.dataset.train
+    every = stream.Source(train, np.arange(stream.size(train)))
+    steps = len(schedule(job, source, task))
+    # Epochs of its own, as many as the task's steps need.
+    epochs = -(-steps // max(len(every.rows) // job.batch_size, 1))
+    # NumPy reads a seed as 32-bit words: this one has a word more than the task's.
+    seed = job.seed + (_LABELLED << 32)
+    return _paired(own, read(every, seed=seed, epochs=epochs, steps=steps))
+
+
+def _paired(own, labelled):
+    with contextlib.closing(own), contextlib.closing(labelled):
+        for batch, more in zip(own, labelled, strict=True):
+            yield batch | {"labelled": more}
+
+
 def resident(job: Job) -> dict:
     """The train split on every device, {} where it streams."""
     if not job.resident:
@@ -59,7 +88,7 @@ def resident(job: Job) -> dict:
 
 
 def _example(job: Job) -> dict:
-    """One row of a batch, as the method's init and step see it."""
+    """A batch of one row, as the method's init and step see it."""
     examples = job.stream.dataset.train
     if job.resident:
         images = np.asarray(examples.images[:1])
@@ -67,7 +96,8 @@ def _example(job: Job) -> dict:
         first = examples.load(0) if examples.images is None else examples.images[0]
         size, channels = job.crop.size, first.shape[-1]
         images = np.zeros((1, job.views, size, size, channels), np.uint8)
-    return {"image": images, "label": np.asarray(examples.label[:1])}
+    row = {"image": images, "label": np.asarray(examples.label[:1])}
+    return row | ({"labelled": row} if job.method.labelled else {})
 
 
 def initial_state(job: Job) -> core.TrainState:
@@ -79,10 +109,9 @@ def initial_state(job: Job) -> core.TrainState:
 def shapes(job: Job) -> tuple:
     """The (state, batch) that the method's step takes, as shapes."""
     example = _example(job)
-    batch = {
-        name: jax.ShapeDtypeStruct((job.batch_size, *rows.shape[1:]), rows.dtype)
-        for name, rows in example.items()
-    }
+    batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((job.batch_size, *x.shape[1:]), x.dtype), example
+    )
     return jax.eval_shape(job.method.init, jax.random.key(job.seed), example), batch
 
 
@@ -100,9 +129,24 @@ def check(job: Job) -> None:
             f"{stream.size(train)} of {job.stream.dataset.name} have none (-1); label "
             "them, or take a method that reads no labels"
         )
+    if job.method.labelled and unknown:
+        raise ValueError(
+            "config.method: its steps read labelled rows of the whole train split "
+            f"(two_view's do with config.method.online_head=True), but {unknown} of "
+            f"{stream.size(train)} of {job.stream.dataset.name} have none (-1); label "
+            "them, or turn that option off"
+        )
     for task in job.stream.tasks:
         schedule(job, task.train, task.index)
     jax.eval_shape(job.method.step, *shapes(job))
+
+
+def _looked_up(resident, batch):
+    """The rows that a batch names, and those of its labelled part if it has one."""
+    rows = batch["index"]
+    found = {"index": rows, **jax.tree.map(lambda x: x[rows], resident)}
+    more = batch.get("labelled")
+    return found if more is None else {**found, "labelled": _looked_up(resident, more)}
 
 
 def compile_step(job: Job) -> Callable:
@@ -115,8 +159,7 @@ def compile_step(job: Job) -> Callable:
 
     def one(state, resident, batch):
         if resident:
-            rows = batch["index"]
-            batch = {"index": rows, **jax.tree.map(lambda x: x[rows], resident)}
+            batch = _looked_up(resident, batch)
             batch = jax.lax.with_sharding_constraint(batch, split)
         return job.method.step(state, batch)
 
@@ -151,12 +194,7 @@ def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
       time, fewer where a save, an evaluation or the end of the task falls.
     """
     total = len(schedule(job, source, task))
-    host = prefetch.batches(
-        source, seed=job.seed, task=task, epochs=job.epochs,
-        batch_size=job.batch_size, start=start, workers=job.workers,
-        process_index=jax.process_index(), process_count=jax.process_count(),
-        crop=job.crop, views=job.views, resident=job.resident,
-    )  # fmt: skip
+    host = _host_batches(job, source, task, start)
 
     def grouped():
         done = start

@@ -410,7 +410,7 @@ def test_every_function_that_config_names_has_a_table():
     names = {f"{f.__module__}.{f.__name__}" for f in functions}
     assert {table.values[0] for table in TABLES} == names
     there = [m.name for m in pkgutil.iter_modules(jaxcl.evals.__path__)]
-    assert set(there) == {"features", "head", "linear", "knn", "tsne"}
+    assert set(there) == {"features", "head", "linear", "knn", "predict", "tsne"}
 
 
 def test_a_config_reaches_every_documented_option_of_its_source():

@@ -40,6 +40,7 @@ METHODS = {
         }
         for base in BASES
     },
+    "mocov2plus-pnr-head": {"method.strategy": "pnr", "method.online_head": True},
 }
 # What runs every time; the other pairs run with `-m slow`.
 QUICK = {
@@ -49,6 +50,7 @@ QUICK = {
     "mocov2plus-joint",
     "mocov2plus-lump",
     "byol-der",
+    "mocov2plus-pnr-head",
 }
 # The tests of a row share its compiled step: they run in one worker.
 ROWS = [
@@ -177,7 +179,8 @@ def test_each_piece_of_state_counts(name, tmp_path):
         # Statistics steer embeddings, if not every one the gradient; and who has
         # no teacher does not ask which task it is in.
         asks = ssl_strategies.get(name.split("-")[1]).teacher
-        if "stats" in label or (label == "task" and not asks):
+        aside = label in ("extra.layer", "extra.velocity")  # of an online head
+        if aside or "stats" in label or (label == "task" and not asks):
             assert not same(ended, whole), label
         else:
             assert not same(ended.params, whole.params), label

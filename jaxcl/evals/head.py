@@ -1,4 +1,7 @@
-"""A linear layer and how SGD fits it to frozen features, see `linear.py`."""
+"""A linear layer and how SGD fits it to frozen features.
+
+For the probe of `linear.py`, and the head that a two-view method trains as it goes.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -77,23 +80,42 @@ def _begin(key, dim, num_classes) -> _Carry:
     return _Carry(head, jax.tree.map(jnp.zeros_like, head), jnp.zeros(()))
 
 
-def _update(sgd: Sgd, carry: _Carry, features, labels, mask, epoch) -> _Carry:
-    """One step of PyTorch's SGD on the mean cross-entropy of the unmasked rows."""
+def descend(
+    head: Head, velocity: Head, features, labels, mask, *, lr, momentum, weight_decay
+):
+    """One step of PyTorch's SGD on the mean cross-entropy of the unmasked rows.
+
+    Args:
+      velocity: the momentum buffer.
+      features: f32[B, D].
+      labels: i32[B].
+      mask: f32[B], 0 for rows that do not count.
+      lr: a number or f32[].
+
+    Returns:
+      head, velocity; and from before the step the loss f32[] and scores f32[B, C].
+    """
 
     def loss_of(head):
-        losses = optax.softmax_cross_entropy_with_integer_labels(
-            logits(head, features), labels
-        )
-        return jnp.sum(losses * mask) / jnp.maximum(mask.sum(), 1.0)
+        scores = logits(head, features)
+        losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
+        return jnp.sum(losses * mask) / jnp.maximum(mask.sum(), 1.0), scores
 
-    loss, gradient = jax.value_and_grad(loss_of)(carry.head)
-    milestones = jnp.asarray(sgd.milestones, jnp.int32)
-    lr = sgd.lr * sgd.factor ** jnp.sum(milestones <= epoch)
+    (loss, scores), gradient = jax.value_and_grad(loss_of, has_aux=True)(head)
     velocity = jax.tree.map(
-        lambda v, g, p: sgd.momentum * v + g + sgd.weight_decay * p,
-        carry.velocity, gradient, carry.head,
+        lambda v, g, p: momentum * v + g + weight_decay * p, velocity, gradient, head
+    )
+    head = jax.tree.map(lambda p, v: p - lr * v, head, velocity)
+    return head, velocity, loss, scores
+
+
+def _update(sgd: Sgd, carry: _Carry, features, labels, mask, epoch) -> _Carry:
+    milestones = jnp.asarray(sgd.milestones, jnp.int32)
+    head, velocity, loss, _ = descend(
+        carry.head, carry.velocity, features, labels, mask,
+        lr=sgd.lr * sgd.factor ** jnp.sum(milestones <= epoch),
+        momentum=sgd.momentum, weight_decay=sgd.weight_decay,
     )  # fmt: skip
-    head = jax.tree.map(lambda p, v: p - lr * v, carry.head, velocity)
     return _Carry(head, velocity, carry.loss + loss)
 
 

@@ -33,6 +33,7 @@ from absl import logging
 from jaxcl import core, optim
 from jaxcl.losses import contrastive
 from jaxcl.memory import buffer, importance, policies, queue
+from jaxcl.methods import online_head as head_lib
 from jaxcl.methods import ssl_bases, ssl_networks, ssl_strategies
 from jaxcl.nets import chain, heads
 
@@ -92,6 +93,8 @@ def make(
     memory_size=256,
     mix=0.4,
     fisher_share=0.1,
+    online_head=False,
+    head_lr=0.1,
 ) -> core.Method:
     """One base under one strategy; None is the base's default, from its paper.
 
@@ -114,6 +117,8 @@ def make(
       memory_size: examples that DER and LUMP keep.
       mix: LUMP draws mixtures from Beta(mix, mix).
       fisher_share: last share of a task in which EWC sums squared gradients.
+      online_head: train a linear head on labels of all classes, see `online_head.py`.
+      head_lr: learning rate of that head.
     """
     spec, plan = ssl_bases.get(base), ssl_strategies.get(strategy)
     core.check_choice("config.method.frozen_bn", frozen_bn, ("running", "batch"))
@@ -122,6 +127,7 @@ def make(
         ("memory_size", memory_size, memory_size >= 1, "at least 1"),
         ("mix", mix, mix > 0, "above 0"),
         ("fisher_share", fisher_share, 0 < fisher_share <= 1, "in (0, 1]"),
+        ("head_lr", head_lr, head_lr > 0, "above 0"),
     ):
         if not good:
             raise ValueError(f"config.method.{name}={value}: must be {allowed}")
@@ -163,12 +169,13 @@ def make(
         mix=mix,
         fisher_share=fisher_share,
     )  # fmt: skip
-    return core.Method(
+    method = core.Method(
         *(functools.partial(f, setup) for f in (_init, _step, _embed)),
         begin_task=functools.partial(_begin_task, setup),
         end_task=functools.partial(_end_task, setup),
         supervised=spec.supervised,
     )
+    return head_lib.add(method, parts, lr=head_lr) if online_head else method
 
 
 def _or(value, default):

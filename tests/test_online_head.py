@@ -1,0 +1,337 @@
+"""The online head: it learns labels of all classes and tells the network nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_evals
+import toy
+
+from jaxcl import build, core, finish, job, record, sharding, train
+from jaxcl.evals import predict
+from jaxcl.methods import online_head
+
+pytestmark = pytest.mark.xdist_group("online_head")  # tests share a compiled step
+HEAD = {"method.online_head": True}
+SIMCLR = {"method.base": "simclr"}
+PNR = {
+    **SIMCLR,
+    "method.strategy": "pnr",
+    "method.head_lr": 0.7,
+    "augment.solarize": (0.0, 1.0),  # views differ
+}
+# The crop is the image and nothing else is drawn: batches can be told by their pixels.
+WHOLE = {
+    "augment.scale": (1.0, 1.0),
+    "augment.ratio": (1.0, 1.0),
+    "augment.jitter_probability": 0.0,
+}
+BATCH = 48
+
+
+def equal(one, other):
+    one, other = toy.leaves(one), toy.leaves(other)
+    assert len(one) == len(other)
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def host(work, task=0, start=0):
+    """Index and labels of every step's batch and of its labelled one, and images."""
+    found = []
+    source = work.stream.tasks[task].train
+    for _, batches, _ in job.feed(work, source, task, start):
+        found.append(jax.tree.map(lambda x: np.asarray(x)[0], batches))
+    return found
+
+
+def indices(batches):
+    return np.stack([batch["labelled"]["index"] for batch in batches])
+
+
+# What the head must leave alone
+
+
+@pytest.fixture(scope="module")
+def pnr(tmp_path_factory):
+    """A job with a head, and its compiled step."""
+    work = toy.job(tmp_path_factory.mktemp("pnr"), tasks=2, **PNR, **HEAD)
+    return work, job.compile_step(work)
+
+
+def test_the_network_is_bitwise_the_same_with_a_head(pnr, tmp_path):
+    """Two tasks: no statistic, gradient or random number of the head gets out."""
+    works = {"off": (toy.job(tmp_path / "x", tasks=2, **PNR), None), "on": pnr}
+    states, rows = [], []
+    for name, (work, step) in works.items():
+        train.run(work, tmp_path / name, step=step)
+        states.append(toy.saved(work, tmp_path / name).state)
+        rows.append(record.read_rows(tmp_path / name))
+    off, on = states
+    assert int(on.step) == 24 and jax.tree.leaves(off.stats["encoder"])
+    assert equal(off, on.replace(extra=on.extra.method))
+    for without, with_ in zip(*rows, strict=True):
+        if "loss" in without:
+            told = set(with_) - set(without)
+            assert told == {"head_loss", "head_accuracy"}
+        names = set(without) - {"time"}
+        assert {n: without[n] for n in names} == {n: with_[n] for n in names}
+    # A head that stands still would leave all alone, too.
+    fresh = job.initial_state(pnr[0])
+    assert not np.array_equal(on.extra.layer.weight, fresh.extra.layer.weight)
+
+
+# What it learns
+
+
+def head_twin(features, labels, layer, velocity, rate):
+    """A step of SGD on a linear layer's cross-entropy, in float64."""
+    (w, b), (vw, vb) = layer, velocity
+    scores = features @ w + b
+    p = np.exp(scores - scores.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    loss = -np.log(p[np.arange(len(labels)), labels]).mean()
+    accuracy = (scores.argmax(axis=1) == labels).mean()
+    gap = (p - np.eye(p.shape[1])[labels]) / len(labels)
+    vw, vb = 0.9 * vw + features.T @ gap, 0.9 * vb + gap.sum(axis=0)
+    return (w - rate * vw, b - rate * vb), (vw, vb), loss, accuracy
+
+
+def test_the_head_is_sgd_on_features_of_the_network_before_the_step(pnr):
+    """Steps of a task and of the next: its momentum is dropped, the layer stays."""
+    work, step = pnr
+    state, resident = job.initial_state(work), job.resident(work)
+    layer = [np.asarray(x, np.float64) for x in state.extra.layer]
+    assert [x.shape for x in layer] == [(16, 10), (10,)]
+    assert 0.2 < max(abs(x).max() for x in layer) <= 0.25  # nn.Linear's 16 ** -0.5
+    parts = build._parts(build.top_of(toy.config(**PNR).to_dict()))[0]
+    view = jax.jit(lambda key, images: parts.augment(key, images)[:, 1])
+    embed = jax.jit(work.method.embed)
+    train_set = work.stream.dataset.train
+    images, labels = train_set.images, train_set.label
+    for task in work.stream.tasks:
+        numbers = {"task": task.index, "task_start": int(state.step), "task_steps": 12}
+        numbers = {name: jnp.asarray(n, jnp.int32) for name, n in numbers.items()}
+        state = work.method.begin_task(state.replace(**numbers), task)
+        velocity = [np.zeros_like(x) for x in layer]
+        for i, batch in enumerate(host(work, task.index)[:4]):
+            rows = batch["labelled"]["index"]
+            key = jax.random.fold_in(core.step_key(state), online_head._STREAM)
+            features = np.asarray(embed(state, view(key, images[rows])), np.float64)
+            rate = 0.7 * (1 + np.cos(np.pi * i / 12)) / 2
+            layer, velocity, loss, accuracy = head_twin(
+                features, labels[rows], layer, velocity, rate
+            )
+            placed = sharding.shard(
+                jax.tree.map(lambda x: x[None], batch), work.mesh, axis=1
+            )
+            state, metrics = step(state, resident, placed, jnp.int32(1))
+            for ours, twin in zip(state.extra.layer, layer, strict=True):
+                np.testing.assert_allclose(ours, twin, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(metrics["head_loss"], loss, rtol=1e-4)
+            np.testing.assert_allclose(metrics["head_accuracy"], accuracy, rtol=1e-5)
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(5, 8, 8, 1)), "float32")
+    want = np.asarray(embed(state, images), np.float64) @ layer[0] + layer[1]
+    got = work.method.predict(state, images)
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+
+
+# The labelled rows
+
+
+@pytest.fixture(scope="module")
+def incremental(tmp_path_factory):
+    return toy.job(tmp_path_factory.mktemp("x"), tasks=2, **HEAD)
+
+
+def test_labelled_rows_are_of_all_classes_in_an_order_of_their_own(incremental):
+    first, second = host(incremental), host(incremental, task=1)
+    assert len(first) == len(second) == 12  # the task's steps, not the set's
+    labels = incremental.stream.dataset.train.label
+    for batches, task in zip((first, second), incremental.stream.tasks, strict=True):
+        assert all(np.isin(labels[b["index"]], task.classes).all() for b in batches)
+        rows = indices(batches)
+        assert len(np.unique(rows)) == rows.size == 12 * BATCH  # one epoch, no repeats
+        counts = np.bincount(labels[rows[:6].ravel()], minlength=10)
+        assert (counts > 10).all() and (counts < 50).all()
+    assert not np.array_equal(indices(first), indices(second))
+    again = host(incremental)
+    assert all(equal(a, b) for a, b in zip(first, again, strict=True))
+    later = host(incremental, start=5)
+    assert all(equal(a, b) for a, b in zip(first[5:], later, strict=True))
+    seeded = host(incremental._replace(seed=1))
+    assert not np.array_equal(indices(first), indices(seeded))
+
+
+def test_labelled_rows_of_a_joint_task_differ_from_its_own(tmp_path):
+    """And every epoch, which both begin anew here, has an order of its own."""
+    work = toy.job(tmp_path, scenario={"name": "joint"}, **HEAD)
+    batches = host(work)
+    own, labelled = np.stack([b["index"] for b in batches]), indices(batches)
+    assert len(own) == 58 and not np.array_equal(own, labelled)
+    assert (own == labelled).mean() < 0.01
+    first, second = labelled[:29], labelled[29:]
+    for epoch in (first, second):
+        assert len(np.unique(epoch)) == epoch.size
+    assert not np.array_equal(first, second)
+
+
+def test_a_task_of_more_epochs_than_the_set_wraps(tmp_path):
+    """66 steps of a part of the set, in rounds of 29 of the whole."""
+    work = toy.job(tmp_path, tasks=1, epochs=11, **HEAD)
+    rows = indices(host(work))
+    assert len(rows) == 66
+    assert len(np.unique(rows[:29])) == len(np.unique(rows[29:58])) == 29 * BATCH
+    assert not np.array_equal(rows[:29], rows[29:58])
+
+
+def test_processes_share_a_labelled_batch(incremental, monkeypatch):
+    source = incremental.stream.tasks[0].train
+    whole = indices(list(job._host_batches(incremental, source, 0, 0)))
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    parts = []
+    for process in range(2):
+        monkeypatch.setattr(jax, "process_index", lambda p=process: p)
+        parts.append(indices(list(job._host_batches(incremental, source, 0, 0))))
+    assert parts[0].shape == (12, BATCH // 2)
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), whole)
+
+
+def test_labels_belong_to_images_on_the_device_and_streaming(tmp_path):
+    """What the step sees, where it looks rows up and where a second reader cuts."""
+
+    def spy(state, batch):
+        return state, jax.tree.map(lambda x: x, batch["labelled"])
+
+    found = {}
+    for name, size in (("resident", 2**30), ("streams", 100)):
+        work = toy.job(
+            tmp_path / name, tasks=1, device_bytes=size, **HEAD, **WHOLE, workers=0
+        )
+        assert work.resident == (name == "resident")
+        method = work.method._replace(step=spy)
+        step = job.compile_step(work._replace(method=method))
+        state, resident = job.initial_state(work), job.resident(work)
+        batches = []
+        for _, placed, number in job.feed(work, work.stream.tasks[0].train, 0, 2):
+            state, seen = step(state, resident, placed, number)
+            batches.append(jax.tree.map(lambda x: np.asarray(x)[0], seen))
+        found[name] = batches
+        train_set = work.stream.dataset.train
+        for batch in batches:
+            images = train_set.images[batch["index"]]
+            views = batch["image"] if name == "streams" else batch["image"][:, None]
+            for view in range(views.shape[1]):
+                np.testing.assert_array_equal(views[:, view], images)
+            labels = train_set.label[batch["index"]]
+            np.testing.assert_array_equal(batch["label"], labels)
+            assert len(set(labels)) > 5
+    for one, other in zip(*found.values(), strict=True):
+        np.testing.assert_array_equal(one["index"], other["index"])
+
+
+def test_a_set_that_streams_trains_a_head_and_resumes(tmp_path):
+    work = toy.job(tmp_path / "x", tasks=1, device_bytes=100, **SIMCLR, **HEAD)
+    step = job.compile_step(work)
+    train.run(work, tmp_path / "whole", step=step)
+    asked = iter([False] * 4 + [True])
+    with pytest.raises(train.Interrupted):
+        train.run(work, tmp_path / "parts", step=step, stop=lambda: next(asked))
+    train.run(work, tmp_path / "parts", step=step)
+    one, two = (toy.saved(work, tmp_path / x).state for x in ("whole", "parts"))
+    assert equal(one, two) and int(one.step) == 12
+    assert float(abs(one.extra.velocity.weight).max()) > 0
+
+
+def test_rows_without_labels_and_wrong_options_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"config\.method\.head_lr=0\.0: must be abo"):
+        toy.job(tmp_path, **HEAD, **{"method.head_lr": 0.0})
+    whole = build.SOURCES["digits"]
+
+    def unlabelled():
+        data = whole()
+        label = data.train.label.copy()
+        label[3] = -1
+        return data._replace(train=data.train._replace(label=label))
+
+    monkeypatch.setitem(build.SOURCES, "digits", unlabelled)
+    joint = {"scenario": {"name": "joint"}}
+    words = r"config\.method\.online_head=True\), but 1 of \d+ of digits have none"
+    with pytest.raises(ValueError, match=words):
+        toy.job(tmp_path, **joint, **HEAD)
+    toy.job(tmp_path, **joint)  # without the head nothing asks
+
+
+# The evaluator
+
+
+def scores(state, images):
+    return test_evals.embed(state, images) @ jnp.asarray(LAYER, jnp.float32)
+
+
+LAYER = np.random.default_rng(5).normal(size=(test_evals.DIM, test_evals.CLASSES))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("scenario", ["class", "domain", "data"])
+def test_predict_is_the_share_of_right_answers(scenario, streams):
+    data = test_evals.dataset(streams=streams)
+    parts = test_evals.parts_of(scenario, data, devices=2, predict=scores)
+    state = test_evals.state_of(3)
+    result = predict.make(parts)(state, 0)
+    images = test_evals.dataset().test.images
+    found = test_evals.embedded(state, images) @ LAYER
+    labels = data.test.label
+    right = [row.argmax() == label for row, label in zip(found, labels, strict=True)]
+    want = [np.mean([right[i] for i in task.test]) for task in parts.stream.tasks]
+    assert 0 < np.mean(right) < 1
+    np.testing.assert_allclose(result.rows["class_incremental"], want)
+    np.testing.assert_allclose(result.scalars["accuracy"], np.mean(right))
+    assert result.scalars["seconds"] > 0
+    if scenario != "class":
+        assert set(result.rows) == {"class_incremental"}
+        return
+    told = []
+    for task in parts.stream.tasks:
+        best = [task.classes[found[i][task.classes].argmax()] for i in task.test]
+        told.append(np.mean(best == labels[task.test]))
+    np.testing.assert_allclose(result.rows["task_aware"], told)
+    assert not np.allclose(told, want)
+
+
+def test_predict_refuses_what_predicts_nothing(tmp_path):
+    words = r"config\.evaluators\.predict: .*config\.method\.online_head=True"
+    with pytest.raises(ValueError, match=words):
+        toy.job(tmp_path, evaluators={"predict": {}})
+    words = r"config\.evaluators\.mine: "
+    with pytest.raises(ValueError, match=words):
+        toy.job(tmp_path, evaluators={"mine": {"name": "predict"}})
+    with pytest.raises(ValueError, match="evaluation rows"):
+        toy.job(
+            tmp_path, **HEAD, evaluators={"predict": {}},
+            scenario={"name": "class", "num_tasks": 2, "evaluation": "none"},
+        )  # fmt: skip
+
+
+def test_a_run_is_judged_by_its_head_alone_tasks_too(tmp_path):
+    """Digits in two tasks: far above the chance of 1 in 10, FT_i as well."""
+    changes = {
+        "scenario": {"name": "class", "num_tasks": 2},
+        "epochs": 4,
+        "method.head_lr": 1.0,
+        "plasticity": True,
+        "evaluate_untrained": True,
+        "evaluators": {"predict": {}},
+    }
+    work = toy.job(tmp_path, **changes, **SIMCLR, **HEAD)
+    results = finish.run(work, tmp_path)
+    matrix = np.array(results["matrices"]["predict/class_incremental"])
+    aware = np.array(results["matrices"]["predict/task_aware"])
+    untrained = np.array(results["untrained"]["predict/class_incremental"])
+    alone = results["finetune"]["predict/class_incremental"]
+    print(matrix, aware, untrained, alone)
+    assert matrix.shape == (2, 2) and untrained.mean() < 0.25
+    assert (matrix > 0.5).all() and (aware >= matrix).all()
+    # The first task is its own run alone; both see all classes in every task.
+    np.testing.assert_allclose(alone[0], matrix[0, 0])
+    assert alone[1] > 0.5
+    assert results["scalars"][1]["predict/accuracy"] > 0.5
