@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import twins
 
 from jaxcl.losses import distill, noncontrastive
 
@@ -202,36 +203,10 @@ for name, between in DISTANCES.items():
     )
 
 
-def central_difference(twin, arrays, which):
-    gradient = np.zeros_like(arrays[which])
-    for index in np.ndindex(gradient.shape):
-        values = []
-        for shift in (1e-5, -1e-5):
-            moved = [a.copy() for a in arrays]
-            moved[which][index] += shift
-            values.append(twin(*moved))
-        gradient[index] = (values[0] - values[1]) / 2e-5
-    return gradient
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_equal_the_equation(name):
     loss, twin, shapes, moving = CASES[name]
-    arrays = draw(*shapes)
-    with jax.enable_x64(True):
-        value, gradients = jax.jit(
-            jax.value_and_grad(loss, argnums=tuple(range(len(arrays))))
-        )(*map(jnp.asarray, arrays))
-    assert value.dtype == jnp.float64 and value.shape == ()
-    np.testing.assert_allclose(value, twin(*arrays), rtol=1e-12)
-    for i, gradient in enumerate(gradients):
-        if i not in moving:
-            # Stopped inside, so exactly zero.
-            assert not np.any(np.asarray(gradient)), i
-            continue
-        expected = central_difference(twin, arrays, i)
-        assert np.any(np.abs(expected) > 1e-3), i
-        np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-8)
+    twins.check(loss, twin, draw(*shapes), moving)
 
 
 def test_the_drawn_columns_lie_on_both_sides_of_the_hinge():
