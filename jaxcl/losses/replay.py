@@ -1,8 +1,268 @@
-"""Losses on replayed examples."""
+"""Losses of replay methods: over incoming rows, replayed rows, or both.
+
+ER, ER-ACE and ER-AML (Caccia et al., "Reducing Representation Drift in Online
+Continual Learning", 2021, called P below), iCaRL (Rebuffi et al., CVPR 2017) and
+DER (Buzzega et al., NeurIPS 2020). P writes sums over rows; its released code
+takes means, and so do these. ER is `cross_entropy` of the incoming rows plus that
+of the replayed rows, two means and not one over both.
+
+Masks are bool or f32 of zeros and ones. What a masked row or class holds reaches
+neither value nor gradient, not even a nan. A mean over no rows is 0. Work is in
+float32 at least (bfloat16 is cast first).
+"""
 
 import chex
 import jax
 import jax.numpy as jnp
+
+from jaxcl import core
+from jaxcl.losses import contrastive
+
+# Stands for an infinite loss, as in the released code: seen at once, yet finite.
+_IMPOSSIBLE = 1e9
+
+
+def _wide(x):
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _clear(x, mask):
+    """Rows of x, those outside the mask as zeros: nan times 0 is nan."""
+    if mask is None:
+        return x
+    chex.assert_shape(mask, x.shape[:1])
+    return jnp.where(jnp.expand_dims(mask, range(1, x.ndim)).astype(bool), x, 0)
+
+
+def _mean(rows, mask):
+    """Mean of f32[B] over the mask, 0 if it is empty."""
+    mask = jnp.ones_like(rows) if mask is None else mask.astype(rows.dtype)
+    total = jnp.sum(mask)
+    return jnp.sum(rows * mask) / jnp.where(total > 0, total, 1)
+
+
+def cosine_logits(features, weights, *, scale=10.0, eps=1e-5):
+    """Logits of the cosine head of ER-ACE and ER-AML (P, Eq. 2 and 4).
+
+    z_c = scale * <f / (|f| + eps), w_c / (|w_c| + eps)>. P names neither number;
+    both are its released code's. A row of zeros gives zeros and receives no
+    gradient (the formula's would be 1 / eps, and ruin the step).
+
+    Args:
+      features: f32[B, D].
+      weights: f32[C, D], a row per class; no bias.
+      scale: tau of P, multiplies the cosines.
+      eps: is added to the lengths.
+
+    Returns:
+      f32[B, C] in [-scale, scale].
+    """
+    chex.assert_rank([features, weights], 2)
+    chex.assert_equal_shape_suffix([features, weights], 1)
+
+    def unit(x):
+        x = _wide(x)
+        squared = jnp.sum(x * x, axis=-1, keepdims=True)
+        some = squared > 0
+        length = jnp.sqrt(jnp.where(some, squared, 1))
+        return x * jnp.where(some, 1 / (length + eps), 0)
+
+    return scale * contrastive.dot(unit(features), unit(weights))
+
+
+def cross_entropy(logits, labels, *, class_mask=None, example_mask=None):
+    """Cross-entropy over a subset of the classes (P, Eq. 4, as a mean).
+
+    The mean over rows of -z_y + log sum_{c in mask} exp z_c. Classes outside the
+    mask have no probability and receive no gradient. A row without any class is
+    left out, like one outside `example_mask`. A row whose label is not among its
+    classes counts 1e9, in place of infinity, and has no gradient: a caller's
+    mistake that should show.
+
+    Args:
+      logits: f32[B, C].
+      labels: i32[B].
+      class_mask: bool or f32, [C] for all rows or [B, C]; None for all classes.
+      example_mask: bool or f32[B], None for all rows.
+
+    Returns:
+      f32[], in nats; 0 if no row is left.
+    """
+    chex.assert_rank([logits, labels], [2, 1])
+    chex.assert_equal_shape_prefix([logits, labels], 1)
+    logits = _clear(_wide(logits), example_mask)
+    own = labels[:, None] == jnp.arange(logits.shape[1])
+    if class_mask is not None:
+        chex.assert_shape(class_mask, logits.shape[-class_mask.ndim :])
+        allowed = jnp.broadcast_to(class_mask.astype(bool), logits.shape)
+        some = jnp.any(allowed, axis=1)
+        example_mask = some if example_mask is None else example_mask * some
+        own, logits = own & allowed, jnp.where(allowed, logits, -jnp.inf)
+    label = jnp.sum(jnp.where(own, logits, 0), axis=1)
+    rows = jax.nn.logsumexp(logits, axis=1) - label
+    return _mean(jnp.where(jnp.any(own, axis=1), rows, _IMPOSSIBLE), example_mask)
+
+
+def er_ace(
+    incoming_logits,
+    incoming_labels,
+    replay_logits,
+    replay_labels,
+    seen,
+    *,
+    replay_mask=None,
+    incoming_mask=None,
+    form="paper",
+):
+    """ER-ACE: asymmetric cross-entropy of incoming and replayed rows (P, Eq. 5).
+
+    CE(incoming; C_in) + CE(replayed; C_re): the sum of two means, each over its
+    own rows, so a row's weight does not depend on how many the other part has.
+      "paper": C_in is the classes of the incoming labels, C_re is `seen`. Logits
+        of unseen classes are never trained, so predict among `seen` alone; a
+        batch of one class gives an incoming loss of 0.
+      "code": C_in has also every unseen class and, by an off-by-one, the largest
+        seen index; C_re is all classes. So does the code when classes come in
+        the order of their index (in another order it takes wrong ones).
+
+    Args:
+      incoming_logits: f32[B, C]; cosine logits in P.
+      incoming_labels: i32[B].
+      replay_logits: f32[R, C].
+      replay_labels: i32[R].
+      seen: bool[C], classes met so far, those of the incoming rows included.
+      replay_mask: bool or f32[R], rows that exist; None for all.
+      incoming_mask: bool or f32[B]; the classes of masked rows do not compete.
+      form: "paper" or "code".
+
+    Returns:
+      f32[], in nats.
+
+    Raises:
+      ValueError: if `form` is neither.
+    """
+    core.check_choice("form", form, ("paper", "code"))
+    chex.assert_equal_shape_suffix([incoming_logits, replay_logits], 1)
+    chex.assert_shape(seen, incoming_logits.shape[1:])
+    seen = seen.astype(bool)
+    index = jnp.arange(seen.size)
+    own = _clear(incoming_labels[:, None] == index, incoming_mask)
+    incoming = jnp.any(own, axis=0)
+    if form == "code":
+        largest = jnp.max(jnp.where(seen, index, -1))
+        incoming, seen = incoming | ~seen | (index == largest), None
+    first = cross_entropy(
+        incoming_logits,
+        incoming_labels,
+        class_mask=incoming,
+        example_mask=incoming_mask,
+    )
+    return first + cross_entropy(
+        replay_logits, replay_labels, class_mask=seen, example_mask=replay_mask
+    )
+
+
+def _cosine(a, b):
+    return 1 - jnp.sum(a * b, axis=-1)
+
+
+def _euclidean(a, b):
+    squared = jnp.sum(jnp.square(a - b), axis=-1)
+    # The root's slope at 0 is infinite; equal rows get no gradient.
+    root = jnp.sqrt(jnp.where(squared > 0, squared, 1))
+    return jnp.where(squared > 0, root, 0)
+
+
+_DISTANCES = {"cosine": _cosine, "euclidean": _euclidean}
+
+
+def triplet(
+    anchors, positives, negatives, *, margin=0.2, distance="cosine", valid=None
+):
+    """Triplet loss of ER-AML on L2-normalised rows (P, Eq. 1, as a mean).
+
+    The mean over valid rows of max(d(a, p) - d(a, n) + margin, 0). Gradients flow
+    to all three.
+      "cosine": d = 1 - cos, the paper's.
+      "euclidean": d = |a - b|, not squared, the released code's (which adds 1e-6
+        to each component of the difference; this does not).
+
+    Args:
+      anchors: f32[B, D], features of incoming rows.
+      positives: f32[B, D], row i has the class of anchor i.
+      negatives: f32[B, D], row i has another class than anchor i.
+      margin: alpha of P; 0.2 is its code's.
+      distance: "cosine" or "euclidean".
+      valid: bool or f32[B], anchors with both a positive and a negative; None for
+        all.
+
+    Returns:
+      f32[]; 0 if no anchor is valid. Its weight, P's gamma, is the caller's.
+
+    Raises:
+      ValueError: if `distance` is neither.
+    """
+    core.check_choice("distance", distance, tuple(_DISTANCES))
+    chex.assert_rank(anchors, 2)
+    chex.assert_equal_shape([anchors, positives, negatives])
+    a, p, n = (
+        contrastive.l2_normalize(_clear(x, valid))
+        for x in (anchors, positives, negatives)
+    )
+    between = _DISTANCES[distance]
+    return _mean(jax.nn.relu(between(a, p) - between(a, n) + margin), valid)
+
+
+def aml_sup_con(
+    anchors,
+    positives,
+    negatives,
+    labels,
+    negative_labels,
+    *,
+    temperature=0.2,
+    base_temperature=0.07,
+    valid=None,
+):
+    """What ER-AML's later released code has in place of the triplet loss.
+
+    With Z the positives and negatives of all valid anchors, s the cosine over the
+    temperature and P(i) the rows of Z that have the label of anchor i,
+      temperature / base_temperature * mean over valid i, then over p in P(i), of
+        -s(a_i, p) + log sum_{z in Z} exp s(a_i, z).
+
+    Args:
+      anchors: f32[B, D], features of incoming rows.
+      positives: f32[B, D], row i has the class of anchor i.
+      negatives: f32[B, D], row i has another class than anchor i.
+      labels: i32[B], of anchors and positives.
+      negative_labels: i32[B].
+      temperature: divides the cosines.
+      base_temperature: divides the temperature in the weight.
+      valid: bool or f32[B], anchors with both a positive and a negative; the
+        others' rows are not in Z. None for all.
+
+    Returns:
+      f32[], in nats; 0 if no anchor is valid.
+    """
+    chex.assert_rank([anchors, labels], [2, 1])
+    chex.assert_equal_shape([anchors, positives, negatives])
+    chex.assert_equal_shape([labels, negative_labels])
+    rows, pool = (
+        contrastive.l2_normalize(_clear(x, valid))
+        for x in (anchors, jnp.stack([positives, negatives], 1))
+    )
+    logits = contrastive.dot(rows, pool.reshape(-1, pool.shape[-1])) / temperature
+    same = labels[:, None] == jnp.stack([labels, negative_labels], 1).reshape(-1)
+    if valid is not None:
+        inside = jnp.repeat(valid.astype(bool), 2)
+        # Without a valid anchor the pool is empty; its rows count 0 all the same.
+        logits = jnp.where(inside | ~jnp.any(inside), logits, -jnp.inf)
+        same = same & inside
+    pull = jnp.sum(jnp.where(same, logits, 0), axis=1)
+    pull = pull / jnp.maximum(jnp.sum(same, axis=1), 1)
+    loss = _mean(jax.nn.logsumexp(logits, axis=1) - pull, valid)
+    return temperature / base_temperature * loss
 
 
 def der(logits, stored_logits, *, example_mask=None):
@@ -24,10 +284,65 @@ def der(logits, stored_logits, *, example_mask=None):
     """
     chex.assert_rank(logits, 2)
     chex.assert_equal_shape([logits, stored_logits])
-    squares = jnp.square(logits - jax.lax.stop_gradient(stored_logits))
-    rows = jnp.mean(squares.astype(jnp.promote_types(squares.dtype, "float32")), -1)
-    if example_mask is None:
-        return jnp.mean(rows)
-    chex.assert_equal_shape([example_mask, rows])
-    mask = example_mask.astype(rows.dtype)
-    return jnp.sum(rows * mask) / jnp.maximum(jnp.sum(mask), 1.0)
+    difference = _wide(logits) - _wide(jax.lax.stop_gradient(stored_logits))
+    squares = jnp.square(_clear(difference, example_mask))
+    return _mean(jnp.mean(squares, axis=-1), example_mask)
+
+
+def icarl(
+    logits,
+    labels,
+    teacher_logits,
+    old_classes,
+    *,
+    class_mask=None,
+    example_mask=None,
+    reduction="mean",
+):
+    """Binary cross-entropy of iCaRL (Rebuffi et al., CVPR 2017, Algorithm 3).
+
+    Over rows i and classes c, with sigma the logistic function,
+      -t_ic log sigma(z_ic) - (1 - t_ic) log(1 - sigma(z_ic)),
+      t_ic = sigma(teacher_ic) if c is an old class, else 1[c = label_i].
+    The label of a row of an old class is therefore not used. "mean" is over rows
+    and classes, as in the released code; "sum" is the sum over classes, then the
+    mean over rows (the paper sums both). With no old class it is the plain loss
+    of the labels, with all of them distillation alone: the code of the ER-ACE
+    paper adds the two, each with "sum".
+
+    Args:
+      logits: f32[B, C], of new and replayed rows alike.
+      labels: i32[B].
+      teacher_logits: f32[B, C], of the network after the task before; no gradient.
+      old_classes: bool[C], classes of earlier tasks.
+      class_mask: bool or f32[C], classes that count (the paper's are those seen so
+        far, its code's all); None for all.
+      example_mask: bool or f32[B], None for all rows.
+      reduction: "mean" or "sum", over the classes that count.
+
+    Returns:
+      f32[], in nats; 0 if no row or no class is left.
+
+    Raises:
+      ValueError: if `reduction` is neither.
+    """
+    core.check_choice("reduction", reduction, ("mean", "sum"))
+    chex.assert_rank([logits, labels], [2, 1])
+    chex.assert_equal_shape([logits, teacher_logits])
+    chex.assert_equal_shape_prefix([logits, labels], 1)
+    chex.assert_shape(old_classes, logits.shape[1:])
+    z = _clear(_wide(logits), example_mask)
+    teacher = jax.nn.sigmoid(_wide(jax.lax.stop_gradient(teacher_logits)))
+    own = labels[:, None] == jnp.arange(z.shape[1])
+    target = jnp.where(old_classes.astype(bool), teacher, own)
+    target = _clear(target, example_mask)
+    classes = jnp.ones_like(old_classes) if class_mask is None else class_mask
+    chex.assert_shape(classes, old_classes.shape)
+    classes = classes.astype(bool)
+    z, target = jnp.where(classes, z, 0), jnp.where(classes, target, 0)
+    # log(1 + e^z) - t z is the same, and does not overflow.
+    columns = jnp.where(classes, jax.nn.softplus(z) - target * z, 0)
+    rows = jnp.sum(columns, axis=1)
+    if reduction == "mean":
+        rows = rows / jnp.maximum(jnp.sum(classes), 1)
+    return _mean(rows, example_mask)

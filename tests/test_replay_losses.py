@@ -1,0 +1,545 @@
+"""Losses of replay methods against float64 twins that loop over rows and classes."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import twins
+
+from jaxcl.losses import replay
+
+partial = functools.partial
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values) if values else 0.0
+
+
+def logsumexp(values):
+    values = list(values)
+    top = max(values)
+    return top + math.log(sum(math.exp(v - top) for v in values))
+
+
+def cosine_twin(features, weights, mix, scale=10.0, eps=1e-5):
+    """Sum of mix * logits, a scalar whose gradient sees every logit."""
+    total = 0.0
+    for b, c in np.ndindex(mix.shape):
+        f, w = features[b], weights[c]
+        lengths = (math.sqrt(f @ f) + eps) * (math.sqrt(w @ w) + eps)
+        total += mix[b, c] * scale * sum(f * w) / lengths
+    return total
+
+
+def cosine_mixed(features, weights, mix, **options):
+    logits = replay.cosine_logits(features, weights, **options)
+    return jnp.sum(jax.lax.stop_gradient(mix) * logits)
+
+
+def cross_twin(logits, labels, classes=None, rows=None):
+    """`classes`: a list of sets, one per row; `rows`: those that count."""
+    rows = range(len(logits)) if rows is None else rows
+    everything = set(range(logits.shape[1]))
+    per_row = {i: everything if classes is None else classes[i] for i in rows}
+    return mean(
+        logsumexp(logits[i, c] for c in chosen) - logits[i, labels[i]]
+        for i, chosen in per_row.items()
+        if chosen
+    )
+
+
+def ace_twin(incoming, replayed, incoming_classes, replay_classes, rows, old_rows):
+    first = cross_twin(incoming, IN_LABELS, [incoming_classes] * len(incoming), rows)
+    second = cross_twin(replayed, RE_LABELS, [replay_classes] * len(replayed), old_rows)
+    return first + second
+
+
+def unit(x):
+    return x / math.sqrt(sum(x * x))
+
+
+def hinges(a, p, n, margin=0.2, euclidean=False):
+    def between(x, y):
+        x, y = unit(x), unit(y)
+        return math.sqrt(sum((x - y) ** 2)) if euclidean else 1 - sum(x * y)
+
+    return [
+        between(*x[:2]) - between(*x[::2]) + margin for x in zip(a, p, n, strict=True)
+    ]
+
+
+def triplet_twin(a, p, n, rows=None, **options):
+    values = hinges(a, p, n, **options)
+    return mean(max(values[i], 0.0) for i in (range(len(a)) if rows is None else rows))
+
+
+def sup_con_twin(a, p, n, rows=None, t=0.2, base=0.07):
+    rows = range(len(a)) if rows is None else rows
+    pool = [(unit(p[i]), AML_LABELS[i]) for i in rows]
+    pool += [(unit(n[i]), AML_OTHERS[i]) for i in rows]
+    per_row = []
+    for i in rows:
+        total = logsumexp(unit(a[i]) @ z / t for z, _ in pool)
+        same = [unit(a[i]) @ z / t for z, label in pool if label == AML_LABELS[i]]
+        per_row.append(mean(total - s for s in same))
+    return t / base * mean(per_row)
+
+
+def der_twin(logits, stored, rows=None):
+    rows = range(len(logits)) if rows is None else rows
+    return mean((logits[i, c] - stored[i, c]) ** 2 for i in rows for c in range(5))
+
+
+def sigma(z):
+    return 1 / (1 + math.exp(-z))
+
+
+def icarl_twin(logits, teacher, old, classes=range(5), rows=range(4), summed=False):
+    per_row = []
+    for i in rows:
+        terms = []
+        for c in classes:
+            t = sigma(teacher[i, c]) if c in old else float(c == IN_LABELS[i])
+            q = sigma(logits[i, c])
+            terms.append(-t * math.log(q) - (1 - t) * math.log(1 - q))
+        per_row.append(sum(terms) if summed else mean(terms))
+    return mean(per_row)
+
+
+def of(members, size):
+    return jnp.array([i in members for i in range(size)])
+
+
+IN_LABELS, RE_LABELS = [3, 1, 3, 0], [0, 4, 3]
+AML_LABELS, AML_OTHERS = [1, 2, 1, 0, 2, 1], [2, 1, 0, 1, 0, 2]
+INCOMING, REPLAYED, FEATURES = (4, 5), (3, 5), (6, 4)
+EVERY = set(range(5))
+PER_ROW = [{1, 3}, {1}, set(), {0, 1, 4}]
+MASKS = jnp.array([[c in chosen for c in range(5)] for chosen in PER_ROW])
+
+
+def cross(**options):
+    labels = jnp.array(IN_LABELS)
+    return lambda logits: replay.cross_entropy(logits, labels, **options)
+
+
+def ace(seen, **options):
+    def loss(incoming, replayed):
+        labels = jnp.array(IN_LABELS), jnp.array(RE_LABELS)
+        return replay.er_ace(
+            incoming, labels[0], replayed, labels[1], of(seen, 5), **options
+        )
+
+    return loss
+
+
+def aml(**options):
+    labels = jnp.array(AML_LABELS), jnp.array(AML_OTHERS)
+    return lambda a, p, n: replay.aml_sup_con(a, p, n, *labels, **options)
+
+
+def icarl(old, **options):
+    labels = jnp.array(IN_LABELS)
+    return lambda logits, teacher: replay.icarl(
+        logits, labels, teacher, of(old, 5), **options
+    )
+
+
+# name: loss, twin, shapes, and the arguments that receive a gradient
+CASES = {
+    "cosine_default": (cosine_mixed, cosine_twin, [(3, 4), (5, 4), (3, 5)], (0, 1)),
+    "cosine": (
+        partial(cosine_mixed, scale=3.0, eps=0.5),
+        partial(cosine_twin, scale=3.0, eps=0.5),
+        [(3, 4), (5, 4), (3, 5)],
+        (0, 1),
+    ),
+    "cross_entropy": (
+        cross(),
+        lambda z: cross_twin(z, IN_LABELS),
+        [INCOMING],
+        (0,),
+    ),
+    "cross_entropy_classes": (
+        cross(class_mask=of({0, 1, 3}, 5), example_mask=of({0, 1, 3}, 4)),
+        lambda z: cross_twin(z, IN_LABELS, [{0, 1, 3}] * 4, [0, 1, 3]),
+        [INCOMING],
+        (0,),
+    ),
+    "cross_entropy_classes_per_row": (
+        cross(class_mask=MASKS, example_mask=of({0, 1, 2}, 4)),
+        lambda z: cross_twin(z, IN_LABELS, PER_ROW, [0, 1, 2]),
+        [INCOMING],
+        (0,),
+    ),
+    "er_ace_default": (
+        ace({0, 1, 3, 4}),
+        lambda a, b: ace_twin(a, b, {0, 1, 3}, {0, 1, 3, 4}, range(4), range(3)),
+        [INCOMING, REPLAYED],
+        (0, 1),
+    ),
+    "er_ace_masked": (
+        ace(
+            {0, 1, 3, 4},
+            replay_mask=of({0, 2}, 3),
+            incoming_mask=of({0, 1}, 4).astype(jnp.float32),
+        ),
+        lambda a, b: ace_twin(a, b, {1, 3}, {0, 1, 3, 4}, [0, 1], [0, 2]),
+        [INCOMING, REPLAYED],
+        (0, 1),
+    ),
+    # Largest index seen is 3: 4 is unseen, 0 seen and absent, 2 unseen.
+    "er_ace_code": (
+        ace({0, 1, 3}, form="code", incoming_mask=of({1}, 4)),
+        lambda a, b: ace_twin(a, b, {1, 2, 3, 4}, EVERY, [1], range(3)),
+        [INCOMING, REPLAYED],
+        (0, 1),
+    ),
+    "triplet_default": (replay.triplet, triplet_twin, [FEATURES] * 3, (0, 1, 2)),
+    "triplet_euclidean": (
+        partial(
+            replay.triplet,
+            margin=0.5,
+            distance="euclidean",
+            valid=of({0, 1, 3, 5}, 6),
+        ),
+        partial(triplet_twin, margin=0.5, euclidean=True, rows=[0, 1, 3, 5]),
+        [FEATURES] * 3,
+        (0, 1, 2),
+    ),
+    "aml_sup_con_default": (aml(), sup_con_twin, [FEATURES] * 3, (0, 1, 2)),
+    "aml_sup_con": (
+        aml(temperature=0.5, base_temperature=0.2, valid=of({0, 1, 3, 4}, 6)),
+        partial(sup_con_twin, t=0.5, base=0.2, rows=[0, 1, 3, 4]),
+        [FEATURES] * 3,
+        (0, 1, 2),
+    ),
+    "der_default": (replay.der, der_twin, [REPLAYED] * 2, (0,)),
+    "der_masked": (
+        partial(replay.der, example_mask=of({0, 2}, 3)),
+        partial(der_twin, rows=[0, 2]),
+        [REPLAYED] * 2,
+        (0,),
+    ),
+    # Labels are 3, 1 and 0: of new and of old classes; 2 and 4 are nobody's.
+    "icarl_default": (
+        icarl({0, 1}),
+        partial(icarl_twin, old={0, 1}),
+        [INCOMING] * 2,
+        (0,),
+    ),
+    "icarl_masked_sum": (
+        icarl(
+            {0, 1},
+            reduction="sum",
+            class_mask=of({0, 1, 3}, 5),
+            example_mask=of({1, 2}, 4),
+        ),
+        partial(icarl_twin, old={0, 1}, classes=[0, 1, 3], rows=[1, 2], summed=True),
+        [INCOMING] * 2,
+        (0,),
+    ),
+    "icarl_masked_mean": (
+        icarl({0, 1}, class_mask=of({0, 1, 3}, 5)),
+        partial(icarl_twin, old={0, 1}, classes=[0, 1, 3]),
+        [INCOMING] * 2,
+        (0,),
+    ),
+}
+
+
+def draw(shapes, seed=6):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=shape) for shape in shapes]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_equal_the_equation(name):
+    loss, twin, shapes, moving = CASES[name]
+    twins.check(loss, twin, draw(shapes), moving)
+
+
+def test_the_drawn_triplets_lie_on_both_sides_of_the_hinge():
+    for options, rows in (
+        ({}, slice(None)),
+        ({"margin": 0.5, "euclidean": True}, [0, 1, 3, 5]),
+    ):
+        values = np.array(hinges(*draw([FEATURES] * 3), **options))[rows]
+        assert values.min() < -0.1 and values.max() > 0.1
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "default" in name])
+def test_bfloat16_is_computed_in_float32(name):
+    loss, twin, shapes, _ = CASES[name]
+    arrays = [jnp.asarray(a, jnp.bfloat16) for a in draw(shapes, seed=3)]
+    if name.startswith("cosine"):  # this sums in the test, not in the loss
+        arrays[2] = arrays[2].astype(jnp.float32)
+    value, gradient = jax.jit(jax.value_and_grad(loss))(*arrays)
+    assert value.dtype == jnp.float32 and gradient.dtype == jnp.bfloat16
+    exact = twin(*[np.asarray(a, np.float64) for a in arrays])
+    np.testing.assert_allclose(value, exact, rtol=2e-5, atol=1e-6)
+
+
+# name: the loss of a mask and the arrays, the shapes, how many rows the mask has
+MASKED = {
+    "cross_entropy": (lambda m, z: cross(example_mask=m)(z), [INCOMING]),
+    "replay": (lambda m, a, b: ace(EVERY, replay_mask=m)(b, a), [(3, 5), (4, 5)]),
+    "incoming": (lambda m, a, b: ace(EVERY, incoming_mask=m)(a, b), [(4, 5), (3, 5)]),
+    "triplet": (lambda m, *x: replay.triplet(*x, valid=m), [FEATURES] * 3),
+    "euclidean": (
+        lambda m, *x: replay.triplet(*x, valid=m, distance="euclidean"),
+        [FEATURES] * 3,
+    ),
+    "aml_sup_con": (lambda m, *x: aml(valid=m)(*x), [FEATURES] * 3),
+    "der": (lambda m, z, s: replay.der(z, s, example_mask=m), [REPLAYED] * 2),
+    "icarl": (lambda m, z, s: icarl({0, 1}, example_mask=m)(z, s), [INCOMING] * 2),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_masked_rows_change_nothing_whatever_they_hold(name):
+    loss, shapes = MASKED[name]
+    arrays = [jnp.float32(a) for a in draw(shapes, seed=1)]
+    rows = shapes[0][0]
+    step = jax.jit(jax.value_and_grad(loss, argnums=tuple(range(1, 1 + len(shapes)))))
+    mask = of({0, 1}, rows).astype(jnp.float32)
+    value, gradients = step(mask, *arrays)
+    # All arrays of as many rows are masked; the other part of ER-ACE is not.
+    masked = [len(a) == rows for a in arrays]
+    assert value > 0.01 and np.abs(gradients[0]).max() > 1e-3
+    for bad in (np.nan, np.inf, 0.0):
+        spoilt = [
+            a.at[2:].set(bad) if m else a for a, m in zip(arrays, masked, strict=True)
+        ]
+        assert step(mask, *spoilt)[0] == value
+        for was, now, m in zip(gradients, step(mask, *spoilt)[1], masked, strict=True):
+            np.testing.assert_array_equal(was, now)
+            assert not m or not np.any(np.asarray(now[2:]))
+    # Of nothing: 0 and no gradient, but for the part of ER-ACE that is left.
+    value, gradients = step(jnp.zeros_like(mask), *spoilt)
+    assert np.isfinite(value) and not np.any(np.asarray(gradients[0]))
+    assert value == 0 or name in ("replay", "incoming")
+    # A bool mask is the same mask.
+    same = loss(mask.astype(bool), *arrays)
+    np.testing.assert_allclose(same, loss(mask, *arrays), rtol=1e-6)
+
+
+def test_masked_classes_change_nothing_whatever_they_hold():
+    z, labels = jnp.float32(draw([INCOMING])[0]), jnp.array(IN_LABELS)
+    mask = of({0, 1, 3}, 5).astype(jnp.float32)
+    plain = partial(replay.cross_entropy, labels=labels, class_mask=mask)
+    binary = partial(
+        replay.icarl,
+        labels=labels,
+        teacher_logits=z,
+        old_classes=of({0}, 5),
+        class_mask=mask,
+    )
+    for loss in (plain, binary):
+        step = jax.jit(jax.value_and_grad(loss))
+        value, gradient = step(z)
+        for bad in (np.nan, 1e30, -np.inf):
+            again, spoilt = step(z.at[:, 2].set(bad))
+            assert again == value
+            np.testing.assert_array_equal(gradient, spoilt)
+            assert not np.any(np.asarray(spoilt[:, jnp.array([2, 4])]))
+
+
+def test_rows_without_a_class_are_left_out_and_lost_labels_are_seen():
+    z = jnp.float32(draw([(2, 3)])[0])
+    labels = jnp.array([0, 1])
+    step = jax.jit(
+        jax.value_and_grad(
+            lambda z, m, y: replay.cross_entropy(z, y, class_mask=m), argnums=0
+        )
+    )
+    value, gradient = step(z, jnp.zeros(3, bool), labels)
+    assert value == 0 and not np.any(np.asarray(gradient))
+    value, gradient = step(z, jnp.array([[1, 1, 0], [0, 0, 0]], bool), labels)
+    np.testing.assert_allclose(value, cross_twin(z, [0], [{0, 1}], [0]), rtol=1e-5)
+    assert np.abs(gradient[0]).max() > 1e-3 and not np.any(np.asarray(gradient[1]))
+    # No probability for the label, or no such label: an infinite loss, said finitely.
+    for labels in ([0, 2], [0, -1], [0, 3]):
+        value, gradient = step(z, jnp.array([1, 1, 0], bool), jnp.array(labels))
+        np.testing.assert_allclose(value, 5e8, rtol=1e-5)
+        assert np.abs(gradient[0]).max() > 1e-3 and not np.any(np.asarray(gradient[1]))
+
+
+def test_a_square_batch_keeps_classes_and_rows_apart():
+    z, labels = jnp.float32(draw([(3, 3)])[0]), jnp.array([0, 2, 0])
+    value = replay.cross_entropy(z, labels, class_mask=of({0, 2}, 3))
+    expected = cross_twin(np.float64(z), [0, 2, 0], [{0, 2}] * 3)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+
+
+def test_logits_known_by_hand():
+    features, weights = jnp.array([[3.0, 4.0]]), jnp.array([[1.0, 0.0], [0.0, 2.0]])
+    logits = replay.cosine_logits(features, weights)
+    np.testing.assert_allclose(logits, [[6.0, 8.0]], rtol=1e-4)
+    logits = replay.cosine_logits(features, weights, scale=2.0, eps=5.0)
+    np.testing.assert_allclose(logits, [[2 * 0.3 / 6, 2 * 0.4 * 2 / 7]], rtol=1e-6)
+
+
+def test_cross_entropies_known_by_hand():
+    z = jnp.log(jnp.array([[1.0, 2.0, 5.0]]))
+    value = replay.cross_entropy(z, jnp.array([1]))
+    np.testing.assert_allclose(value, math.log(8 / 2), rtol=1e-6)
+    mask = jnp.array([True, True, False])
+    value = replay.cross_entropy(z, jnp.array([1]), class_mask=mask)
+    np.testing.assert_allclose(value, math.log(3 / 2), rtol=1e-6)
+    # Incoming labels 0 and 1 compete alone; replay of a seen class with all seen.
+    two = jnp.repeat(z, 2, axis=0)
+    part = (two, jnp.array([0, 1]), z, jnp.array([2]))
+    ace = jax.jit(replay.er_ace)
+    value = ace(*part, jnp.ones(3, bool))
+    np.testing.assert_allclose(value, math.log(3 * 1.5) / 2 + math.log(8 / 5), 1e-6)
+    # A class that is not seen is in neither denominator.
+    part = (z, jnp.array([0]), z, jnp.array([1]))
+    seen = jnp.array([True, True, False])
+    np.testing.assert_allclose(ace(*part, seen), math.log(3 / 2), 1e-6)
+    # The code: incoming with the unseen class 2 and the largest seen, 1; replay all.
+    value = replay.er_ace(*part, seen, form="code")
+    np.testing.assert_allclose(value, math.log(8) + math.log(8 / 2), 1e-6)
+    # Seen classes of a smaller index do not compete with incoming ones there.
+    part = (z, jnp.array([1]), z, jnp.array([1]))
+    value = replay.er_ace(*part, seen, form="code")
+    np.testing.assert_allclose(value, math.log(7 / 2) + math.log(8 / 2), 1e-6)
+
+
+def test_er_ace_moves_no_prototype_of_an_absent_class():
+    """P, below Eq. 4: rows of W outside the set receive exactly zero gradient."""
+    f, g, w = (jnp.float32(a) for a in draw([(4, 6), (3, 6), (5, 6)], seed=4))
+    seen = of({0, 1, 3, 4}, 5)
+
+    def total(w, replay_mask):
+        return replay.er_ace(
+            replay.cosine_logits(f, w),
+            jnp.array(IN_LABELS),
+            replay.cosine_logits(g, w),
+            jnp.array(RE_LABELS),
+            seen,
+            replay_mask=replay_mask,
+        )
+
+    step = jax.jit(jax.grad(total))
+    for mask, moved in ((jnp.zeros(3), {0, 1, 3}), (jnp.ones(3), {0, 1, 3, 4})):
+        lengths = np.abs(step(w, mask)).max(axis=1)
+        np.testing.assert_array_equal(lengths > 1e-3, of(moved, 5))
+        assert not lengths[[c for c in range(5) if c not in moved]].any()
+
+
+def test_er_ace_of_one_class_and_of_no_replayed_rows():
+    z, labels = jnp.float32(draw([INCOMING])[0]), jnp.full(4, 2)
+    empty = jnp.zeros((0, 5)), jnp.zeros(0, jnp.int32)
+    value, gradient = jax.jit(jax.value_and_grad(replay.er_ace))(
+        z, labels, *empty, of({0, 2}, 5)
+    )
+    np.testing.assert_allclose(value, 0.0, atol=1e-6)
+    np.testing.assert_allclose(gradient, 0.0, atol=1e-6)
+
+
+def test_er_ace_adds_means_whatever_the_number_of_rows():
+    a, b = (jnp.float32(x) for x in draw([INCOMING, REPLAYED]))
+    labels = jnp.array(IN_LABELS), jnp.array(RE_LABELS)
+    once = replay.er_ace(a, labels[0], b, labels[1], jnp.ones(5, bool))
+    rows = jnp.tile(b, (3, 1)), jnp.tile(labels[1], 3)
+    thrice = replay.er_ace(a, labels[0], *rows, jnp.ones(5, bool))
+    np.testing.assert_allclose(once, thrice, rtol=1e-6)
+
+
+def test_triplets_known_by_hand():
+    a, p = jnp.array([[2.0, 0.0]]), jnp.array([[0.0, 3.0]])
+    n = jnp.array([[1.0, 1.0]])
+    # Cosines 0 and 1 / sqrt 2; lengths of chords sqrt 2 and sqrt(2 - sqrt 2).
+    half = math.sqrt(0.5)
+    np.testing.assert_allclose(replay.triplet(a, p, n), half + 0.2, rtol=1e-6)
+    chords = math.sqrt(2) - math.sqrt(2 - math.sqrt(2)) + 0.3
+    value = replay.triplet(a, p, n, margin=0.3, distance="euclidean")
+    np.testing.assert_allclose(value, chords, rtol=1e-6)
+    # The negative further than the positive by more than the margin.
+    assert replay.triplet(a, n, p) == 0
+    # All cosines 1: the logarithm of four columns, times 0.2 / 0.07.
+    ones, labels = jnp.ones((2, 3)), jnp.array([0, 1])
+    value = replay.aml_sup_con(ones, ones, ones, labels, labels[::-1])
+    np.testing.assert_allclose(value, 0.2 / 0.07 * math.log(4), rtol=1e-5)
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_equal_and_empty_rows_have_finite_gradients(distance):
+    rows = jnp.float32(draw([(3, 4)])[0])
+    zero = jnp.zeros_like(rows)
+    loss = partial(replay.triplet, distance=distance)
+    step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
+    for inputs in ((rows, rows, rows), (rows, rows, zero), (zero, rows, rows)):
+        leaves = jax.tree.leaves(step(*inputs))
+        assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
+    # d is the same for positive and negative.
+    np.testing.assert_allclose(step(rows, rows, rows)[0], 0.2, rtol=1e-5)
+
+
+def test_empty_rows_of_the_cosine_head_give_zeros_and_get_no_gradient():
+    f, w = (jnp.float32(a).at[0].set(0.0) for a in draw([(3, 4), (5, 4)]))
+    logits = replay.cosine_logits(f, w)
+    assert not logits[0].any() and not logits[:, 0].any() and logits[1:, 1:].all()
+    gradients = jax.jit(jax.grad(cosine_mixed, (0, 1)))(f, w, jnp.ones((3, 5)))
+    for gradient in gradients:
+        assert np.all(np.isfinite(gradient)) and not gradient[0].any()
+        assert np.abs(gradient[1:]).max() > 1e-2
+
+
+def test_squares_known_by_hand():
+    now, stored = jnp.array([[1.0, 2.0], [0.0, 0.0]]), jnp.array([[0.0, 0], [3, 1]])
+    np.testing.assert_allclose(replay.der(now, stored), (2.5 + 5) / 2)
+    value = replay.der(now, stored, example_mask=jnp.array([0.0, 1.0]))
+    np.testing.assert_allclose(value, 5.0)
+
+
+def test_binary_cross_entropies_known_by_hand():
+    # sigma = 3/4 everywhere; classes: old with a teacher of 1/2, the label, another.
+    z, teacher = jnp.full((1, 3), math.log(3)), jnp.array([[0.0, 9.0, 9.0]])
+    old = jnp.array([True, False, False])
+    parts = [(math.log(4 / 3) + math.log(4)) / 2, math.log(4 / 3), math.log(4)]
+    value = replay.icarl(z, jnp.array([1]), teacher, old)
+    np.testing.assert_allclose(value, sum(parts) / 3, rtol=1e-6)
+    value = replay.icarl(z, jnp.array([1]), teacher, old, reduction="sum")
+    np.testing.assert_allclose(value, sum(parts), rtol=1e-6)
+    # A row of an old class: its label is its teacher's affair.
+    value = replay.icarl(z, jnp.array([0]), teacher, old, reduction="sum")
+    np.testing.assert_allclose(value, parts[0] + 2 * parts[2], rtol=1e-6)
+    # Far out the logarithms of sigma would overflow; unread teachers may be nan.
+    value, gradient = jax.jit(jax.value_and_grad(replay.icarl))(
+        jnp.array([[1e4, -1e4, 1e4]]),
+        jnp.array([1]),
+        jnp.array([[0.0, np.nan, np.nan]]),
+        old,
+    )
+    np.testing.assert_allclose(value, (0.5e4 + 1e4 + 1e4) / 3, rtol=1e-6)
+    np.testing.assert_allclose(gradient, [[1 / 6, -1 / 3, 1 / 3]], rtol=1e-6)
+
+
+def test_wrong_choices_and_shapes_are_refused():
+    z, y = jnp.zeros((2, 3)), jnp.zeros(2, jnp.int32)
+    seen = jnp.ones(3, bool)
+    with pytest.raises(ValueError, match="distance='euclid'.*cosine, euclidean"):
+        replay.triplet(z, z, z, distance="euclid")
+    with pytest.raises(ValueError, match="form='official'.*paper, code"):
+        replay.er_ace(z, y, z, y, seen, form="official")
+    with pytest.raises(ValueError, match="reduction='max'.*mean, sum"):
+        replay.icarl(z, y, z, seen, reduction="max")
+    for call in (
+        lambda: replay.cross_entropy(z, y, class_mask=jnp.ones(2)),
+        lambda: replay.cross_entropy(z, y, class_mask=jnp.ones((1, 3))),
+        lambda: replay.cross_entropy(z, y, example_mask=jnp.ones(3)),
+        lambda: replay.cross_entropy(z, y[:1]),
+        lambda: replay.er_ace(z, y, z, y, seen[:2]),
+        lambda: replay.triplet(z, z[:1], z),
+        lambda: replay.icarl(z, y, z, seen[:2]),
+        lambda: replay.der(z, z[:1]),
+        lambda: replay.cosine_logits(z, z[:, :2]),
+    ):
+        with pytest.raises(AssertionError):
+            call()
