@@ -60,8 +60,22 @@ def consolidate(importance: Importance, params) -> Importance:
     )
 
 
-def gradient(importance: Importance, params):
-    """Gradient of sum_k 1/2 F_k (params - params_k)^2 (Eq. 3, without lambda)."""
+def gradient(importance: Importance, params, *, weight=1.0, lr=0.0):
+    """Gradient of weight / 2 sum_k F_k (params - params_k)^2 (Eq. 3).
+
+    Where weight * sum_k F_k is above 1 / lr, plain gradient descent would jump over
+    the minimum, and soon diverge: there the gradient is scaled down, so that a step
+    of lr ends at the minimum. Such parameters are held as fast as a step can.
+
+    Args:
+      params: f32 tree.
+      weight: the paper's lambda.
+      lr: learning rate of the step; 0 scales nothing.
+
+    Returns:
+      f32 tree.
+    """
     return jax.tree.map(
-        lambda f, a, p: f * p - a, importance.precision, importance.anchor, params
-    )
+        lambda f, a, p: weight * (f * p - a) / jnp.maximum(weight * lr * f, 1.0),
+        importance.precision, importance.anchor, params,
+    )  # fmt: skip

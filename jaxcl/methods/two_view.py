@@ -19,7 +19,8 @@ Departures:
 - `form="paper"` takes the papers' equations where the released code, the
   default, differs from them.
 - EWC estimates the Fisher information along the last part of a task's training
-  (`fisher_share`), not in a pass of its own after it.
+  (`fisher_share`), not in a pass of its own after it; and where the penalty is so
+  stiff that a step would jump over its minimum, the step ends there.
 """
 
 import functools
@@ -326,8 +327,8 @@ def _step(setup, state, batch):
     first, progress = state.task == 0, core.progress(state)
     loss, slopes = _losses(setup, outputs, features, first)
     (grads,) = backward(slopes)
-    grads, extra = _consolidated(setup, extra, state.params, grads, progress)
     lr = setup.parts.lr(progress)
+    grads, extra = _consolidated(setup, extra, state, grads, lr)
     state = core.apply_gradients(state, grads, setup.parts.tx, lr)
     extra = _moved(setup, extra, state.params, features, first, progress)
     if strategy.stores:
@@ -337,16 +338,17 @@ def _step(setup, state, batch):
     return state.replace(stats=stats, extra=extra), metrics
 
 
-def _consolidated(setup, extra, params, grads, progress):
+def _consolidated(setup, extra, state, grads, lr):
     """EWC: the gradient with that of the penalty, and the estimate with this one's."""
     held = extra.importance
     if held is None:
         return grads, extra
-    penalty = importance.gradient(held, params)
-    late = progress >= 1 - setup.fisher_share
-    extra = extra._replace(importance=importance.observe(held, grads, late))
     weight = setup.options.weight
-    return jax.tree.map(lambda g, p: g + weight * p, grads, penalty), extra
+    penalty = importance.gradient(held, state.params, weight=weight, lr=lr)
+    last = state.step + 1 == state.task_start + state.task_steps
+    late = last | (core.progress(state) >= 1 - setup.fisher_share)
+    extra = extra._replace(importance=importance.observe(held, grads, late))
+    return jax.tree.map(jnp.add, grads, penalty), extra
 
 
 def _moved(setup, extra, params, features, first, progress):

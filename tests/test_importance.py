@@ -1,0 +1,117 @@
+"""Elastic weight consolidation against the sum of its quadratics, in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from jaxcl import job as jobs
+from jaxcl.memory import importance
+
+RNG = np.random.default_rng(0)
+SHAPES = {"w": (3, 2), "b": (2,)}
+
+
+def tree(scale=1.0):
+    return {name: scale * RNG.normal(size=shape) for name, shape in SHAPES.items()}
+
+
+def after_tasks(tasks):
+    """The state after tasks of (gradients seen, gradients not to be seen, params)."""
+    held = importance.create(tasks[0][2])
+    for seen, unseen, params in tasks:
+        for grads in unseen:
+            held = importance.observe(held, grads, jnp.asarray(False))
+        for grads in seen:
+            held = importance.observe(held, grads, jnp.asarray(True))
+        held = importance.consolidate(held, params)
+    return held
+
+
+@pytest.fixture(name="tasks")
+def drawn():
+    return [([tree(), tree(), tree()], [tree(9.0)], tree()) for _ in range(3)]
+
+
+def penalty(tasks, params):
+    """1/2 sum_k F_k (p - p_k)^2, F_k the mean square of the gradients seen."""
+    total = 0.0
+    for seen, _, anchor in tasks:
+        for name in SHAPES:
+            fisher = sum(g[name] ** 2 for g in seen) / len(seen)
+            total += 0.5 * np.sum(fisher * (params[name] - anchor[name]) ** 2)
+    return total
+
+
+def test_the_gradient_is_that_of_the_sum_of_quadratics(tasks):
+    params = tree()
+    with jax.enable_x64(True):
+        found = importance.gradient(after_tasks(tasks), params, weight=0.7)
+    for name, shape in SHAPES.items():
+        for index in np.ndindex(shape):
+            values = []
+            for shift in (1e-5, -1e-5):
+                moved = {n: p.copy() for n, p in params.items()}
+                moved[name][index] += shift
+                values.append(penalty(tasks, moved))
+            expected = 0.7 * (values[0] - values[1]) / 2e-5
+            np.testing.assert_allclose(found[name][index], expected, rtol=1e-7)
+
+
+def test_before_the_first_consolidation_there_is_no_penalty(tasks):
+    held = importance.observe(importance.create(tree()), tree(), jnp.asarray(True))
+    found = importance.gradient(held, tree(), weight=5.0, lr=1.0)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(found))
+
+
+def test_a_task_without_a_gradient_adds_nothing(tasks):
+    one, two = after_tasks(tasks), after_tasks([*tasks, ([], [tree()], tree())])
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("weight", [0.1, 1e4])
+def test_a_step_never_jumps_over_the_minimum(tasks, weight):
+    """A stiff penalty is met in one step; a soft one is descended as ever."""
+    params, lr = tree(), 0.3
+    with jax.enable_x64(True):
+        held = jax.tree.map(np.asarray, after_tasks(tasks))
+        found = importance.gradient(held, params, weight=weight, lr=lr)
+        plain = importance.gradient(held, params, weight=weight)
+    for name in SHAPES:
+        minimum = held.anchor[name] / held.precision[name]
+        stiff = weight * lr * held.precision[name] > 1
+        assert stiff.all() == (weight > 1)
+        expected = np.where(stiff, (params[name] - minimum) / lr, plain[name])
+        np.testing.assert_allclose(found[name], expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("share, late", [(0.25, [1, 2, 3]), (0.01, [1])])
+def test_the_method_observes_late_steps_and_consolidates(tmp_path, share, late):
+    """Of 12 steps the last quarter, three steps, counts; and the last one always."""
+    changes = {"method.strategy": "ewc", "method.base": "simclr"}
+    changes["method.fisher_share"] = share
+    work = toy.job(tmp_path, tasks=2, **changes)
+    state, step = jobs.initial_state(work), jobs.compile_step(work)
+    resident, counts = jobs.resident(work), []
+    for task in work.stream.tasks:
+        start = int(state.step)
+        state = work.method.begin_task(state, task)
+        state = state.replace(
+            task=jnp.int32(task.index), task_start=jnp.int32(start),
+            task_steps=jnp.int32(12),
+        )  # fmt: skip
+        for _, batches, number in jobs.feed(work, task.train, task.index, 0):
+            state, _ = step(state, resident, batches, number)
+            counts.append(int(state.extra.importance.count))
+        before = state.params
+        state = work.method.end_task(state, task)
+        held = state.extra.importance
+        if task.index == 0:
+            zero = importance.gradient(held, before)
+            size = jax.tree.map(lambda a: np.abs(a).max(), held.anchor)
+            for a, b in zip(*map(jax.tree.leaves, (zero, size)), strict=True):
+                assert np.abs(a).max() <= 1e-6 * b + 1e-12  # at the anchor
+            assert max(jax.tree.leaves(size)) > 0
+    assert counts == 2 * ([0] * (12 - len(late)) + late)
