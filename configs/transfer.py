@@ -15,7 +15,7 @@ column has 3.0 for all bases with PNR, its scripts have those of the base:
 
   python -m jaxcl.main --config=configs/transfer.py --config.checkpoint=RUN
   python -m jaxcl.main --config=configs/transfer.py:stl10 --config.checkpoint=RUN
-  python -m jaxcl.main --config=configs/transfer.py:clipart --config.checkpoint=RUN \\
+  python -m jaxcl.main --config=configs/transfer.py:clipart --config.checkpoint=RUN \
       --config.data.path=data/domainnet --workdir=runs/clipart
 
 The sets: cifar10 (what the name of the file alone means), cifar100, stl10, clipart;

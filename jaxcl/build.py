@@ -82,9 +82,13 @@ def build(config: ml_collections.ConfigDict, workdir) -> job.Job | transfer.Tran
         made = _transfer(top_of(raw), workdir)
     else:
         made = _job(top_of(raw), plain, workdir)
-    # Which decoder "auto" found is part of what a run computes.
+    # Which decoder "auto" found is part of what a run computes; so is who crops, of
+    # which the crops and what a memory of images holds depend.
     decoder = made.stream.dataset.decoder
-    claim(workdir, plain | ({"decoder": decoder} if decoder else {}))
+    found = {"decoder": decoder} if decoder else {}
+    if not judges:
+        found["resident"] = made.resident
+    claim(workdir, plain | found)
     return made
 
 
@@ -162,7 +166,10 @@ def _job(top: Top, plain: dict, workdir) -> job.Job:
     parts, image = _parts(top)
     _method(top.method, parts)
     tasks = make_stream()
-    parts = parts._replace(num_classes=max(len(tasks.dataset.class_names), 1))
+    parts = parts._replace(
+        num_classes=max(len(tasks.dataset.class_names), 1),
+        split=functools.partial(sharding.spread, mesh=mesh),
+    )
     method = _method(top.method, parts)
     eval_parts = _eval_parts(top, method.embed, tasks, image, mesh)
     eval_parts = eval_parts._replace(predict=method.predict)

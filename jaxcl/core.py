@@ -42,6 +42,8 @@ class Parts(NamedTuple):
     tx: optax.GradientTransformationExtraArgs  # gives a direction, see optim.py
     lr: Callable  # progress f32[] in [0, 1) -> learning rate f32[]
     num_classes: int
+    # Spreads rows that a step drew itself over the devices, as a batch's are.
+    split: Callable = lambda tree: tree
 
 
 class Method(NamedTuple):

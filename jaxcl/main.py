@@ -40,6 +40,8 @@ def parse_flags(argv):
         return flags.FLAGS(argv)
     except (flags.Error, LookupError, AttributeError, TypeError, ValueError) as error:
         message = str(error.args[0] if error.args else error)
+        if type(error) is KeyError:  # ml_collections says no more than the name
+            message = f"config has no section {message!r} to override"
         # A config that refuses its argument comes with a traceback in the text.
         _, refuses, said = message.rpartition("\nValueError: ")
         if refuses:

@@ -121,6 +121,20 @@ def check_batch(batch_size: int, mesh: Mesh) -> None:
         )
 
 
+def spread(tree, *, mesh):
+    """The tree, within a program, with the rows of each leaf split over the devices.
+
+    Leaves whose rows do not divide by the devices stay as they are.
+    """
+
+    def constrain(leaf):
+        if len(leaf) % mesh.size:
+            return leaf
+        return jax.lax.with_sharding_constraint(leaf, split(mesh))
+
+    return jax.tree.map(constrain, tree)
+
+
 def fetch(tree):
     """Numpy copies of replicated arrays, the same on every process."""
     return jax.tree.map(lambda x: np.asarray(jax.device_get(x)), tree)

@@ -1,11 +1,14 @@
 """What bases and strategies hand to their losses, in float64 from the equations."""
 
+import contextlib
 import logging
+import re
 
 import numpy as np
 import pytest
 import toy
 
+from jaxcl import job as jobs
 from jaxcl.methods import ssl_bases, ssl_strategies
 
 RNG = np.random.default_rng(0)
@@ -287,7 +290,7 @@ def test_config_values_replace_defaults(tmp_path):
     made = setup(tmp_path / "b", **one, method__weight=0.0, method__negative_weight=0.0)
     assert (made.options.weight, made.options.negative_weight) == (0.0, 0.0)
     made = setup(tmp_path / "c", method__strategy="ewc")
-    assert made.options.weight == 100.0
+    assert made.options.weight == 0.01
     made = setup(tmp_path / "d", method__base="byol", method__momentum_end=0.5)
     assert made.momentum == {"start": 0.99, "end": 0.5}
 
@@ -300,6 +303,10 @@ def test_config_values_replace_defaults(tmp_path):
         ({"method.memory_size": 0}, "config.method.memory_size=0: must be at least 1"),
         ({"method.mix": 0.0}, "config.method.mix=0.0: must be above 0"),
         ({"method.fisher_share": 1.5}, "config.method.fisher_share=1.5: must be in"),
+        ({"method.temperature": 0.0}, "config.method.temperature=0.0: must be above 0"),
+        ({"method.weight": float("nan")}, "config.method.weight=nan: must be at least"),
+        ({"method.momentum_end": 2.0}, "config.method.momentum_end=2.0: must be in"),
+        ({"method.output_dim": 0}, "config.method.output_dim=0: must be at least 1"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path, change, words):
@@ -323,10 +330,39 @@ def test_supervised_bases_refuse_rows_without_labels(tmp_path, monkeypatch):
         toy.job(tmp_path, method__base="supcon", scenario={"name": "joint"})
 
 
-def test_unbounded_forms_are_warned_about(tmp_path, caplog):
-    one = {"method.strategy": "pnr", "method.form": "paper"}
+PAPERS = {"method.form": "paper"}
+
+
+@pytest.mark.parametrize(
+    "base, changes, warns",
+    [
+        ("simclr", PAPERS, False),
+        ("barlow_twins", {}, False),
+        ("barlow_twins", PAPERS, True),
+        ("barlow_twins", PAPERS | {"method.pn2": False}, False),
+        ("byol", {"method.negative_weight": 2.0}, False),
+        ("byol", PAPERS, True),
+        ("byol", PAPERS | {"method.negative_weight": 0.9}, False),
+        ("vicreg", {}, False),
+        ("vicreg", {"method.weight": 1.0}, True),
+        ("vicreg", PAPERS | {"method.negative_weight": 25.0}, True),
+    ],
+)
+def test_what_has_no_bound_is_warned_about(tmp_path, caplog, base, changes, warns):
     with caplog.at_level(logging.WARNING):
-        toy.job(tmp_path / "a", **one, method__base="simclr")
-        assert "no bound" not in caplog.text
-        toy.job(tmp_path / "b", **one, method__base="byol")
-        assert "no bound" in caplog.text
+        toy.job(tmp_path, method__base=base, method__strategy="pnr", **changes)
+    assert ("has no bound" in caplog.text) == warns
+
+
+def test_replayed_rows_are_spread_over_the_devices(tmp_path):
+    """24 replayed rows on 8 devices: each convolves 3 of them, not all."""
+    work = toy.job(tmp_path, devices=8, method__base="simclr", method__strategy="der")
+    step, resident = jobs.compile_step(work), jobs.resident(work)
+    task = work.stream.tasks[0]
+    state = jobs.initial_state(work)
+    feed = jobs.feed(work, task.train, 0, 0)
+    with contextlib.closing(feed):
+        _, batches, number = next(feed)
+        program = step.lower(state, resident, batches, number).compile().as_text()
+    rows = {int(n) for n in re.findall(r"f32\[(\d+),8,8,4\]\S* convolution\(", program)}
+    assert 3 in rows and 24 not in rows, rows

@@ -35,11 +35,13 @@ def drawn():
 
 
 def penalty(tasks, params):
-    """1/2 sum_k F_k (p - p_k)^2, F_k the mean square of the gradients seen."""
+    """1/2 sum_k F_k (p - p_k)^2, F_k the squares of the gradients over their mean."""
     total = 0.0
     for seen, _, anchor in tasks:
+        squares = {name: sum(g[name] ** 2 for g in seen) for name in SHAPES}
+        mean = np.mean(np.concatenate([x.ravel() for x in squares.values()]))
         for name in SHAPES:
-            fisher = sum(g[name] ** 2 for g in seen) / len(seen)
+            fisher = squares[name] / mean
             total += 0.5 * np.sum(fisher * (params[name] - anchor[name]) ** 2)
     return total
 

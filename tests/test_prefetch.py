@@ -2,6 +2,8 @@ import functools
 import itertools
 import math
 import os
+import subprocess
+import sys
 import threading
 import time
 from typing import NamedTuple
@@ -369,3 +371,11 @@ def test_ahead_raises_in_order_and_closes():
     assert closed == [True] * 3 and threading.active_count() == before
     with pytest.raises(ValueError, match="depth = 0"):
         prefetch.ahead(numbers(), refuse, depth=0)
+
+
+def test_workers_leave_the_group_that_ctrl_c_reaches():
+    """Or they would die before the run has saved."""
+    code = "import os; from jaxcl.data import prefetch; prefetch._settle(0, 1); "
+    code += "print(os.getpgrp() == os.getpid())"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.stdout == "True\n", ran.stderr

@@ -243,7 +243,7 @@ def _read(item: Callable, start: int, stop: int, batch: int, workers: int) -> It
         options = grain.MultiprocessingOptions(
             num_workers=workers, per_worker_buffer_size=2
         )
-        data = data.mp_prefetch(options, worker_init_fn=_one_thread)
+        data = data.mp_prefetch(options, worker_init_fn=_settle)
     iterator = iter(data)
     try:
         yield from iterator
@@ -251,7 +251,11 @@ def _read(item: Callable, start: int, stop: int, batch: int, workers: int) -> It
         iterator.close()
 
 
-def _one_thread(worker: int, workers: int) -> None:
+def _settle(worker: int, workers: int) -> None:
+    # A terminal's Ctrl-C goes to the whole group: the run saves and closes its workers,
+    # which must be there until then.
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
     # Workers are the parallelism; OpenCV's own threads would fight over the cores.
     if importlib.util.find_spec("cv2") is not None:
         import cv2

@@ -29,11 +29,15 @@ def create(params) -> Importance:
     return Importance(*trees, jnp.zeros((), jnp.int32))
 
 
+def _normalised(squares):
+    """Divided by the mean over all parameters; zeros stay zeros."""
+    leaves = jax.tree.leaves(squares)
+    mean = sum(jnp.sum(x) for x in leaves) / sum(x.size for x in leaves)
+    return jax.tree.map(lambda x: x / jnp.where(mean > 0, mean, 1.0), squares)
+
+
 def observe(importance: Importance, grads, active) -> Importance:
     """Add the square of a batch's gradient to the present task's estimate.
-
-    The gradient is that of the mean loss of a batch, so that F is smaller than one
-    of single examples, about by the batch size; the penalty's weight makes up.
 
     Args:
       grads: f32 tree, of the task's own loss, without the penalty.
@@ -49,9 +53,13 @@ def observe(importance: Importance, grads, active) -> Importance:
 
 
 def consolidate(importance: Importance, params) -> Importance:
-    """The penalty with that of the task just finished, and an empty estimate."""
-    count = jnp.maximum(importance.count, 1)
-    fisher = jax.tree.map(lambda s: s / count, importance.squares)
+    """The penalty with that of the task just finished, and an empty estimate.
+
+    F_k is the sum of squares over its mean: gradients of a mean over a batch say
+    nothing of the size of single examples', and shrink with the network, so that the
+    raw estimate would want another weight for each loss, batch and width.
+    """
+    fisher = _normalised(importance.squares)
     return Importance(
         jax.tree.map(jnp.add, importance.precision, fisher),
         jax.tree.map(lambda a, f, p: a + f * p, importance.anchor, fisher, params),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+from absl import logging
 
 from jaxcl import core
 from jaxcl.losses import contrastive, distill, noncontrastive
@@ -254,3 +255,20 @@ def get(name: str) -> Base:
     """The base of that name; ValueError with the nearest ones otherwise."""
     core.check_choice("config.method.base", name, tuple(BASES))
     return BASES[name]
+
+
+def warn_if_unbounded(base, options):
+    """PNR without negatives subtracts a distance, which the loss may fall along."""
+    outweighs = options.negative_weight >= options.weight
+    paper = options.form == "paper"
+    falls = {
+        "barlow_twins": paper and options.negative_weight > 0,
+        "byol": paper and outweighs,
+        "vicreg": outweighs,
+    }
+    if options.pn2 and falls.get(base, False):
+        logging.warning(
+            "PNR with %s, config.method.form=%r, config.method.negative_weight=%s and "
+            "config.method.weight=%s has no bound below: it may diverge",
+            base, options.form, options.negative_weight, options.weight,
+        )  # fmt: skip

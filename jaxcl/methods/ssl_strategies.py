@@ -72,7 +72,7 @@ STRATEGIES = {
     "less_forget": Strategy(_less_forget, teacher=True, weight=1.0),
     # Kirkpatrick et al., PNAS 2017, see memory/importance.py. The base loss stands
     # for the negative log-likelihood.
-    "ewc": Strategy(_base, consolidates=True, weight=100.0),
+    "ewc": Strategy(_base, consolidates=True, weight=0.01),
     "der": Strategy(_der, stores=True, weight=1.0),
     # Madaan et al., ICLR 2022: x <- m x + (1 - m) x', m ~ Beta(mix, mix), one m for
     # the batch and both views, x' a stored example. The base loss, on mixtures.

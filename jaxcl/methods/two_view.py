@@ -24,12 +24,12 @@ Departures:
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from absl import logging
 
 from jaxcl import core, optim
 from jaxcl.losses import contrastive
@@ -54,6 +54,8 @@ class Extra(NamedTuple):
     importance: importance.Importance | None  # EWC's penalty
 
 
+_STREAM = 0xD157  # keeps the fresh g apart from the step's own keys
+
 # Options that change nothing where a task is trained alone.
 UNUSED_ALONE = (
     "distill_temperature", "weight", "negative_weight", "pn1", "pn2",
@@ -64,6 +66,41 @@ UNUSED_ALONE = (
 def alone(options: dict) -> dict:
     """Options of the same method on one task alone: no strategy is in force there."""
     return options | {"strategy": "finetune"}
+
+
+_RANGES = (
+    (
+        ("hidden_dim", "output_dim", "predictor_hidden_dim", "distill_hidden_dim",
+         "queue_size", "memory_size"),
+        lambda x: x >= 1,
+        "at least 1",
+    ),
+    (
+        ("temperature", "distill_temperature", "scale", "mix", "head_lr"),
+        lambda x: 0 < x < math.inf,
+        "above 0",
+    ),
+    (
+        ("weight", "negative_weight", "off_diagonal", "invariance", "variance",
+         "covariance"),
+        lambda x: 0 <= x < math.inf,
+        "at least 0",
+    ),
+    (("momentum_start", "momentum_end"), lambda x: 0 <= x <= 1, "in [0, 1]"),
+    (("fisher_share",), lambda x: 0 < x <= 1, "in (0, 1]"),
+)  # fmt: skip
+
+
+def _or(value, default):
+    return default if value is None else value
+
+
+def _check_ranges(given):
+    for names, good, allowed in _RANGES:
+        for name in names:
+            value = given[name]
+            if value is not None and not good(value):
+                raise ValueError(f"config.method.{name}={value}: must be {allowed}")
 
 
 def make(
@@ -124,19 +161,7 @@ def make(
     spec, plan = ssl_bases.get(base), ssl_strategies.get(strategy)
     core.check_choice("config.method.frozen_bn", frozen_bn, ("running", "batch"))
     core.check_choice("config.method.form", form, ("code", "paper"))
-    for name, value, good, allowed in (
-        ("memory_size", memory_size, memory_size >= 1, "at least 1"),
-        ("mix", mix, mix > 0, "above 0"),
-        ("fisher_share", fisher_share, 0 < fisher_share <= 1, "in (0, 1]"),
-        ("head_lr", head_lr, head_lr > 0, "above 0"),
-    ):
-        if not good:
-            raise ValueError(f"config.method.{name}={value}: must be {allowed}")
-    if form == "paper" and strategy == "pnr" and not spec.contrastive:
-        logging.warning(
-            "config.method.form='paper' with %s and PNR subtracts a squared distance "
-            "of raw features, which has no bound: it may diverge", base,
-        )  # fmt: skip
+    _check_ranges(locals())
     default_weight = spec.weight if plan.weight is None else plan.weight
     net = functools.partial(heads.predictor, dtype=parts.encoder.dtype)
     projector = heads.projector(
@@ -145,26 +170,27 @@ def make(
     dim = projector.features[-1]
     copied = {"encoder": parts.encoder, "projector": projector}
     predictor = net(hidden_dim=predictor_hidden_dim, output_dim=dim)
+    options = ssl_bases.Options(
+        temperature=_or(temperature, spec.temperature),
+        distill_temperature=distill_temperature,
+        weight=_or(weight, default_weight),
+        negative_weight=_or(negative_weight, spec.negative_weight),
+        form=form, pn1=pn1, pn2=pn2, scale=scale, off_diagonal=off_diagonal,
+        invariance=invariance, variance=variance, covariance=covariance,
+    )  # fmt: skip
+    if strategy == "pnr":
+        ssl_bases.warn_if_unbounded(base, options)
     setup = ssl_networks.Setup(
         parts=parts,
         base=spec,
         strategy=plan,
-        options=ssl_bases.Options(
-            temperature=_or(temperature, spec.temperature),
-            distill_temperature=distill_temperature,
-            weight=_or(weight, default_weight),
-            negative_weight=_or(negative_weight, spec.negative_weight),
-            form=form, pn1=pn1, pn2=pn2, scale=scale, off_diagonal=off_diagonal,
-            invariance=invariance, variance=variance, covariance=covariance,
-        ),
+        options=options,
         copied=copied,
         online=copied | ({"predictor": predictor} if spec.predictor else {}),
         distiller={"distiller": net(hidden_dim=distill_hidden_dim, output_dim=dim)},
         dim=dim,
         queue_size=queue_size,
-        momentum={
-            "start": momentum_start, "end": _or(momentum_end, spec.momentum_end),
-        },
+        momentum=dict(start=momentum_start, end=_or(momentum_end, spec.momentum_end)),
         frozen_train=frozen_bn == "batch",
         memory_size=memory_size,
         mix=mix,
@@ -177,10 +203,6 @@ def make(
         supervised=spec.supervised,
     )
     return head_lib.add(method, parts, lr=head_lr) if online_head else method
-
-
-def _or(value, default):
-    return default if value is None else value
 
 
 def _init(setup, key, batch):
@@ -227,7 +249,7 @@ def _begin_task(setup, state, task):
         return state
     if setup.strategy.distiller and task.index == 1:
         # g is born with the second task; what it was in the first is dropped.
-        key = jax.random.fold_in(core.step_key(state), 1)
+        key = jax.random.fold_in(core.step_key(state), _STREAM)
         fresh = jax.jit(functools.partial(ssl_networks.new_distiller, setup))(key)
         state = state.replace(
             params=state.params | fresh[0], stats=state.stats | fresh[1]
@@ -278,7 +300,8 @@ def _drawn(setup, memory, keys, count):
     """Stored examples: two views f32[R,2,H,W,C], bool[R], the items."""
     k_draw, k_augment = keys
     count = min(count, setup.memory_size)
-    items, mask, _ = buffer.sample(memory, k_draw, count)
+    # The memory is whole on every device; what is drawn of it is each one's share.
+    items, mask, _ = setup.parts.split(buffer.sample(memory, k_draw, count))
     return setup.parts.augment(k_augment, items["image"]), mask.astype(bool), items
 
 
