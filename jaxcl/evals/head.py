@@ -196,8 +196,7 @@ def streamed_fit(sgd: Sgd, parts, crop, embed: Callable) -> Callable:
         # Repeating rows is for sets smaller than one batch.
         rows = np.resize(rows, max(len(rows), sgd.batch_size))
         batches = prefetch.batches(
-            stream.Source(train, rows), seed=parts.seed + ((_STREAM + probe) << 32),
-            task=task, epochs=sgd.epochs,
+            stream.Source(train, rows), seed=parts.seed, task=task, epochs=sgd.epochs,
             batch_size=sgd.batch_size, workers=parts.workers, crop=crop,
             process_index=jax.process_index(), process_count=jax.process_count(),
             resident=False,
