@@ -20,6 +20,7 @@ from etils import epath
 from jaxcl import augment as augment_lib
 from jaxcl import core, evaluators, job, optim, schema, sharding, single, transfer
 from jaxcl.data import prefetch, sources, stream, tfds_source
+from jaxcl.methods import online
 from jaxcl.nets import resnet
 
 # sources.tfds passes its options on; the schema is where they arrive.
@@ -128,6 +129,7 @@ class Top:
     optimizer: dict  # name, lr, and its options
     schedule: dict  # name, and its options
     evaluators: dict  # name -> options of its make
+    replay: dict | None = None  # options of online.settings, for methods that replay
     name: str = "run"
     seed: int = 0
     batch_size: int = 256  # global
@@ -166,11 +168,19 @@ def _job(top: Top, plain: dict, workdir) -> job.Job:
     parts, image = _parts(top)
     _method(top.method, parts)
     tasks = make_stream()
+    num_classes = max(len(tasks.dataset.class_names), 1)
+    replay = schema.options(online.settings, top.replay or {}, "config.replay")
     parts = parts._replace(
-        num_classes=max(len(tasks.dataset.class_names), 1),
+        num_classes=num_classes,
+        replay=online.settings(num_classes, top.batch_size, **replay),
         split=functools.partial(sharding.spread, mesh=mesh),
     )
     method = _method(top.method, parts)
+    if top.replay and not method.replays:
+        raise ValueError(
+            f"config.replay={top.replay}: {top.method['name']} replays nothing by it; "
+            "leave the section out"
+        )
     eval_parts = _eval_parts(top, method.embed, tasks, image, mesh)
     eval_parts = eval_parts._replace(predict=method.predict)
     judges, pictures = evaluators.make(top.evaluators, eval_parts, workdir)
@@ -318,6 +328,10 @@ def _parts(top: Top):
     parts = core.Parts(
         encoder=_encoder(top),
         augment=augment_lib.make(**given, dtype=dtype),
+        plain=augment_lib.make_eval(
+            size=given["size"], resize=resize, mean=given["mean"], std=given["std"],
+            dtype=dtype,
+        ),
         tx=optimize(**schema.options(optimize, optimizer, "config.optimizer")),
         lr=curve(lr * (top.batch_size / 256 if top.scale_lr else 1.0), **schedule),
         num_classes=0,

@@ -34,6 +34,16 @@ class TrainState:
     extra: PyTree  # the method's own NamedTuple
 
 
+class Replay(NamedTuple):
+    """What online methods keep of the stream and how they replay it: config.replay."""
+
+    capacity: int  # slots of the memory
+    policy: str = "reservoir"  # a name in memory.policies.POLICIES
+    size: int | None = None  # rows drawn per update; None: as many as come in
+    updates: int = 1  # gradient steps on each incoming batch
+    augment: str = "none"  # which rows: "none", "replay" or "all"
+
+
 class Parts(NamedTuple):
     """What the config builds for every method."""
 
@@ -42,6 +52,8 @@ class Parts(NamedTuple):
     tx: optax.GradientTransformationExtraArgs  # gives a direction, see optim.py
     lr: Callable  # progress f32[] in [0, 1) -> learning rate f32[]
     num_classes: int
+    plain: Callable = None  # u8[B,H,W,C] -> f32[B,H,W,C], as evaluation sees them
+    replay: Replay | None = None  # for methods that replay, see methods/online.py
     # Spreads rows that a step drew itself over the devices, as a batch's are.
     split: Callable = lambda tree: tree
 
@@ -63,6 +75,7 @@ class Method(NamedTuple):
     source: Callable = lambda state, task: task.train
     eval_state: Callable = lambda state: state
     supervised: bool = False  # its steps read labels: every train row needs one
+    replays: bool = False  # it reads `Parts.replay`, which is config.replay
     # Its steps also want batch["labelled"] = {"image", "label", "index"}, as many rows
     # again, of the whole train split: of all classes, those of later tasks too.
     labelled: bool = False

@@ -11,6 +11,16 @@ from jaxcl import job as jobs
 KEY = jax.dtypes.prng_key
 
 
+# Changes to the toy for a method that replays; the method itself is to be named.
+ONLINE = {
+    "augment.views": 1,
+    "augment.crop": False,
+    "augment.flip": 0.5,
+    "optimizer": {"name": "sgd", "lr": 0.2, "momentum": 0.0},
+    "replay": {"capacity": 64, "augment": "all"},
+}
+
+
 def config(**changes):
     """Two class-incremental tasks of ten steps; `changes` as {"method.base": ...}."""
     made = ml_collections.ConfigDict(

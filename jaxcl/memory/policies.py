@@ -5,6 +5,9 @@ the unmasked rows of a stream from 0 by `buffer.seen`, so each batch goes throug
 policy and then through `write`, with the same mask.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -86,3 +89,20 @@ def _upper(a, b):
     first = a1 * b0 + (a0 * b0 >> 16)  # no sum here reaches 2^32
     second = a0 * b1 + (first & 0xFFFF)
     return a1 * b1 + (first >> 16) + (second >> 16)
+
+
+class Policy(NamedTuple):
+    """A policy as methods use it, whatever it must know."""
+
+    # (buffer, kept, key, items, mask) -> (slots i32[B], kept); items has "label" and
+    # "task", i32[B] each, as the buffer's items do.
+    choose: Callable
+    start: Callable = lambda num_classes: {}  # -> kept, what it counts beside
+
+
+POLICIES = {
+    "reservoir": Policy(
+        lambda buffer, kept, key, items, mask: (reservoir(buffer, key, mask), kept)
+    ),
+    "fifo": Policy(lambda buffer, kept, key, items, mask: (fifo(buffer, mask), kept)),
+}

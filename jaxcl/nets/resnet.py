@@ -39,7 +39,15 @@ def _padding(kernel: int, padding: str):
     return "SAME" if padding == "same" else _both_sides(kernel // 2)
 
 
-def _conv(filters, kernel, stride, padding, dtype, name):
+# name -> initialiser of convolutions: Kaiming normal over fan out is torchvision's,
+# uniform within 1 / sqrt(fan in) what a PyTorch layer starts with by itself.
+_INITS = {
+    "kaiming": nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
+    "torch": nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform"),
+}
+
+
+def _conv(filters, kernel, stride, padding, dtype, init, name):
     return nn.Conv(
         filters,
         (kernel, kernel),
@@ -47,7 +55,7 @@ def _conv(filters, kernel, stride, padding, dtype, name):
         padding=padding,
         use_bias=False,
         dtype=dtype,
-        kernel_init=nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
+        kernel_init=_INITS[init],
         name=name,
     )
 
@@ -59,12 +67,14 @@ class Residual(nn.Module):
       convs: (filters, kernel, stride) of each convolution.
       padding: "torch" or "same", see `ResNet`.
       zero_init: start the last batch norm's scale at 0.
+      conv_init: of the convolutions, see `ResNet`.
       dtype: of the computation.
     """
 
     convs: tuple[tuple[int, int, int], ...]
     padding: str
     zero_init: bool
+    conv_init: str
     dtype: Any
 
     @nn.compact
@@ -76,7 +86,9 @@ class Residual(nn.Module):
             last = i == len(self.convs)
             zero = last and self.zero_init
             pad = _padding(kernel, self.padding)
-            y = _conv(filters, kernel, stride, pad, self.dtype, f"conv{i}")(y)
+            y = _conv(
+                filters, kernel, stride, pad, self.dtype, self.conv_init, f"conv{i}"
+            )(y)
             y = norm.BatchNorm(
                 dtype=self.dtype,
                 scale_init=nn.initializers.zeros if zero else nn.initializers.ones,
@@ -86,7 +98,10 @@ class Residual(nn.Module):
             total_stride *= stride
         if total_stride != 1 or x.shape[-1] != filters:
             name = "downsample_conv"
-            x = _conv(filters, 1, total_stride, _both_sides(0), self.dtype, name)(x)
+            pad = _both_sides(0)
+            x = _conv(filters, 1, total_stride, pad, self.dtype, self.conv_init, name)(
+                x
+            )
             bn = norm.BatchNorm(dtype=self.dtype, name="downsample_bn")
             x = bn(x, train=train, groups=groups)
         return nn.relu(y + x)
@@ -95,8 +110,8 @@ class Residual(nn.Module):
 class ResNet(nn.Module):
     """Residual network without its classifier (He et al., CVPR 2016).
 
-    As torchvision's: the stride of a bottleneck is on its 3x3 convolution, weights
-    are Kaiming normal over fan out, convolutions have no bias.
+    As torchvision's: the stride of a bottleneck is on its 3x3 convolution,
+    convolutions have no bias.
 
     Attributes:
       stage_sizes: blocks per stage; stage s has width * 2**s filters.
@@ -107,6 +122,11 @@ class ResNet(nn.Module):
         2, so that a 32x32 image becomes a 34x34 map.
       padding: "torch" pads windows on both sides alike, "same" is XLA's SAME.
       zero_init_residual: every block starts as its shortcut.
+      conv_init: of convolutions, "kaiming" (normal over fan out) or "torch" (uniform
+        within 1 / sqrt(fan in), what a PyTorch layer starts with by itself).
+      pool: side of the windows that are averaged at the end, stride the same, and
+        flattened; None averages the whole map. The reduced ResNet-18 of online
+        continual learning has 4: 160 features at width 20 of 32 pixels, 640 of 84.
       dtype: of the computation; parameters and statistics stay f32.
     """
 
@@ -117,9 +137,14 @@ class ResNet(nn.Module):
     stem_padding: int = 1
     padding: str = "torch"
     zero_init_residual: bool = False
+    conv_init: str = "kaiming"
+    pool: int | None = None
     dtype: Any = jnp.float32
 
     def __post_init__(self):
+        _check("conv_init", self.conv_init, _INITS)
+        if self.pool is not None and self.pool < 1:
+            raise ValueError(f"pool={self.pool}: must be None or at least 1")
         _check("block", self.block, _EXPANSION)
         _check("stem", self.stem, ("cifar", "imagenet"))
         _check("padding", self.padding, ("torch", "same"))
@@ -129,7 +154,7 @@ class ResNet(nn.Module):
 
     @property
     def num_features(self) -> int:
-        """Length D of a feature vector."""
+        """Length D of a feature vector, of each window of a pooled map."""
         last_width = self.width * 2 ** (len(self.stage_sizes) - 1)
         return last_width * _EXPANSION[self.block]
 
@@ -147,16 +172,27 @@ class ResNet(nn.Module):
                     self._convs(stage, 2 if stage > 0 and i == 0 else 1),
                     self.padding,
                     self.zero_init_residual,
+                    self.conv_init,
                     self.dtype,
                     name=f"layer{stage + 1}_{i}",
                 )(x, train=train, groups=groups)
-        return jnp.mean(x.astype(jnp.float32), axis=(1, 2))
+        x = x.astype(jnp.float32)
+        if self.pool is None:
+            return jnp.mean(x, axis=(1, 2))
+        if min(x.shape[1:3]) < self.pool:
+            raise ValueError(
+                f"pool={self.pool}: the last map is {x.shape[1]} x {x.shape[2]}"
+            )
+        window = (self.pool, self.pool)
+        return nn.avg_pool(x, window, window).reshape(len(x), -1)
 
     def _stem(self, x, train, groups):
         cifar = self.stem == "cifar"
         kernel, stride = (3, 1) if cifar else (7, 2)
         pad = _both_sides(self.stem_padding) if cifar else _padding(7, self.padding)
-        x = _conv(self.width, kernel, stride, pad, self.dtype, "conv1")(x)
+        x = _conv(self.width, kernel, stride, pad, self.dtype, self.conv_init, "conv1")(
+            x
+        )
         bn = norm.BatchNorm(dtype=self.dtype, name="bn1")
         x = nn.relu(bn(x, train=train, groups=groups))
         if cifar:
@@ -193,7 +229,9 @@ class ConvNet(nn.Module):
         x = images.astype(self.dtype)
         for i, stride in enumerate((1, 2, 2), start=1):
             filters = self.width * 2 ** (i - 1)
-            x = _conv(filters, 3, stride, _both_sides(1), self.dtype, f"conv{i}")(x)
+            x = _conv(
+                filters, 3, stride, _both_sides(1), self.dtype, "kaiming", f"conv{i}"
+            )(x)
             bn = norm.BatchNorm(dtype=self.dtype, name=f"bn{i}")
             x = nn.relu(bn(x, train=train, groups=groups))
         return jnp.mean(x.astype(jnp.float32), axis=(1, 2))
@@ -207,6 +245,8 @@ def resnet(
     stem_padding: int = 1,
     padding: str = "torch",
     zero_init_residual: bool = False,
+    conv_init: str = "kaiming",
+    pool: int | None = None,
     dtype: Any = jnp.float32,
 ) -> ResNet:
     """ResNet of a usual depth; options as in `ResNet`.
@@ -224,6 +264,8 @@ def resnet(
         stem_padding=stem_padding,
         padding=padding,
         zero_init_residual=zero_init_residual,
+        conv_init=conv_init,
+        pool=pool,
         dtype=dtype,
     )
 

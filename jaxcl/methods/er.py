@@ -1,0 +1,58 @@
+"""Experience replay: cross-entropy of incoming and of replayed rows.
+
+Chaudhry et al., "On Tiny Episodic Memories in Continual Learning", 2019, as the
+baseline of Caccia et al., "Reducing Representation Drift in Online Continual
+Learning", 2021.
+
+Departures:
+- The first draw is of an empty memory; nothing is replayed then, nor, under
+  `replay_from="past_tasks"`, during the first task.
+"""
+
+from jaxcl import core
+from jaxcl.losses import replay as losses
+from jaxcl.methods import online
+
+
+def make(parts: core.Parts, *, head="linear", replay_from="past_tasks") -> core.Method:
+    """The sum of two means: over incoming rows and over replayed ones.
+
+    Args:
+      head: "linear" or "cosine".
+      replay_from: "past_tasks" leaves out examples of the present task (ER in the
+        paper, which must be told of tasks), "all" does not (its ER task-free), and
+        "other_classes" leaves out classes of the incoming batch (task-free in the
+        released code).
+    """
+    sources = ("past_tasks", "all", "other_classes")
+    core.check_choice("config.method.replay_from", replay_from, sources)
+    net = online.network(parts, head)
+
+    def update(state, incoming, key):
+        allowed = replayable(replay_from, state, incoming)
+        replayed = online.draw(
+            parts, state.extra.memory, key, log_weights=online.log_weights(allowed)
+        )
+
+        def loss(params):
+            (new, old), stats = net.both(params, state.stats, incoming, replayed)
+            value = losses.cross_entropy(new.logits, incoming.label)
+            value += losses.cross_entropy(
+                old.logits, replayed.label, example_mask=replayed.mask
+            )
+            return value, stats
+
+        return *online.descend(parts, state, loss), {}
+
+    return online.method(parts, net, update, limit=False)
+
+
+def replayable(replay_from: str, state, incoming: online.Rows):
+    """Slots that may be replayed, bool[capacity]."""
+    memory = state.extra.memory
+    if replay_from == "past_tasks":
+        return online.past_tasks(state)
+    if replay_from == "all":
+        return memory.filled
+    label = memory.items["label"]
+    return ~(label[:, None] == incoming.label).any(axis=1)

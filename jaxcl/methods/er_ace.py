@@ -1,0 +1,42 @@
+"""ER-ACE: experience replay with an asymmetric cross-entropy.
+
+Caccia et al., "Reducing Representation Drift in Online Continual Learning", 2021
+(section 3.4; published at ICLR 2022 as "New Insights on Reducing Abrupt
+Representation Change in Online Continual Learning").
+
+Departures:
+- Means over rows where the paper's equations have sums, as in the released code.
+- `form="code"` lets unseen classes compete with the incoming ones and predicts among
+  all; the released code's first version also trained the first task without any
+  mask or replay, which is not reproduced.
+"""
+
+from jaxcl import core
+from jaxcl.losses import replay as losses
+from jaxcl.methods import online
+
+
+def make(parts: core.Parts, *, head="cosine", form="paper") -> core.Method:
+    """Incoming rows compete over the classes of their batch, replayed over all seen.
+
+    Args:
+      head: "cosine" or "linear".
+      form: "paper" or "code", see `losses.replay.er_ace`.
+    """
+    core.check_choice("config.method.form", form, online.FORMS)
+    net = online.network(parts, head)
+
+    def update(state, incoming, key):
+        replayed = online.draw(parts, state.extra.memory, key)
+
+        def loss(params):
+            (new, old), stats = net.both(params, state.stats, incoming, replayed)
+            value = losses.er_ace(
+                new.logits, incoming.label, old.logits, replayed.label,
+                state.extra.seen, replay_mask=replayed.mask, form=form,
+            )  # fmt: skip
+            return value, stats
+
+        return *online.descend(parts, state, loss), {}
+
+    return online.method(parts, net, update, limit=form == "paper")

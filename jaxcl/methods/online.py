@@ -1,0 +1,322 @@
+"""What online continual methods share: a network with one head, a memory, a step.
+
+One pass over a stream in small batches (Caccia et al., "Reducing Representation Drift
+in Online Continual Learning", 2021, called P). A method is a function `update`, one
+gradient step on the incoming rows and what it draws from the memory; `method` makes
+the rest: several updates on a batch, the write to the memory after them, prediction.
+
+Incoming and replayed rows pass through the network apart, each normalised by its own
+batch statistics, as in P's released code.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcl import core
+from jaxcl.losses import replay as losses
+from jaxcl.memory import buffer, policies
+from jaxcl.nets import chain
+
+HEADS = ("linear", "cosine")
+FORMS = ("paper", "code")
+AUGMENTED = ("none", "replay", "all")
+
+
+class Extra(NamedTuple):
+    """What a method that replays keeps; others add fields, these two stay."""
+
+    memory: buffer.Buffer | None  # "image" u8, "label" i32, "task" i32, method's own
+    seen: jax.Array  # bool[C], classes met so far
+    kept: core.PyTree = {}  # what the memory's policy counts
+
+
+class Rows(NamedTuple):
+    """Examples on their way through the network."""
+
+    images: jax.Array  # f32[R,H,W,C]
+    label: jax.Array  # i32[R]
+    mask: jax.Array  # bool[R], False: there is no such row, it only fills the shape
+    raw: jax.Array  # u8[R,H,W,C], not augmented
+    items: dict = {}  # what else the memory holds of them
+    slots: jax.Array | None = None  # i32[R], where in the memory; its capacity: nowhere
+    labelled: "Rows | None" = None  # of the batch's labelled part, incoming rows only
+
+
+class Outputs(NamedTuple):
+    """What the network says of rows."""
+
+    features: jax.Array  # f32[R,D]
+    logits: jax.Array  # f32[R,C]
+
+
+class Network(NamedTuple):
+    """An encoder and one head over all classes."""
+
+    encoder: Any
+    head: str  # "linear", with a bias, or "cosine", see losses.replay.cosine_logits
+    num_classes: int
+
+    def init(self, key, images):
+        """Parameters and running statistics; the head as PyTorch starts it."""
+        k_encoder, k_weight, k_bias = jax.random.split(key, 3)
+        params, stats = chain.init({"encoder": self.encoder}, k_encoder, images)
+        found = jax.eval_shape(lambda: self._features(params, stats, images, False)[0])
+        shape = self.num_classes, found.shape[1]
+        bound = shape[1] ** -0.5
+        uniform = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
+        head = {"weight": uniform(k_weight, shape)}
+        if self.head == "linear":
+            head["bias"] = uniform(k_bias, shape[:1])
+        return params | {"head": head}, stats
+
+    def _features(self, params, stats, images, train):
+        nets = {"encoder": self.encoder}
+        return chain.apply(nets, params, stats, images, train=train)
+
+    def logits(self, params, features):
+        """f32[R,D] -> f32[R,C]."""
+        head = params["head"]
+        if self.head == "cosine":
+            return losses.cosine_logits(features, head["weight"])
+        return features @ head["weight"].T + head["bias"]
+
+    def __call__(self, params, stats, images, *, train: bool):
+        """Outputs, and the statistics after this pass."""
+        features, stats = self._features(params, stats, images, train)
+        return Outputs(features, self.logits(params, features)), stats
+
+    def both(self, params, stats, incoming: Rows, replayed: Rows):
+        """Outputs of incoming and of replayed rows, one pass each, in this order.
+
+        Without any replayed row the second pass leaves the statistics alone.
+        """
+        first, stats = self(params, stats, incoming.images, train=True)
+        second, after = self(params, stats, replayed.images, train=True)
+        some = jnp.any(replayed.mask)
+        stats = jax.tree.map(lambda new, old: jnp.where(some, new, old), after, stats)
+        return (first, second), stats
+
+
+def settings(
+    num_classes: int,
+    batch_size: int,
+    *,
+    per_class: int | None = None,
+    capacity: int | None = None,
+    policy="reservoir",
+    size: int | None = None,
+    updates=1,
+    augment="none",
+) -> core.Replay:
+    """The section config.replay.
+
+    Args:
+      num_classes: of the whole stream.
+      batch_size: of incoming rows.
+      per_class: slots of the memory per class of the whole stream; 20 if `capacity`
+        is not set either. Which classes they hold is up to the policy.
+      capacity: slots in total, in place of `per_class`.
+      policy: which incoming rows the memory keeps, a name in
+        `memory.policies.POLICIES`.
+      size: rows drawn for each update; None: as many as come in.
+      updates: gradient steps on each incoming batch, each with a draw of its own; the
+        memory is written once, after them.
+      augment: rows under config.augment, "none", "replay" (the drawn ones) or "all".
+
+    Raises:
+      ValueError: naming the field, the value and what is allowed.
+    """
+    core.check_choice("config.replay.policy", policy, tuple(policies.POLICIES))
+    core.check_choice("config.replay.augment", augment, AUGMENTED)
+    if per_class is not None and capacity is not None:
+        raise ValueError(
+            f"config.replay.capacity={capacity}: set it or per_class={per_class}, "
+            "the other to None"
+        )
+    for name, value in (
+        ("per_class", per_class),
+        ("capacity", capacity),
+        ("size", size),
+        ("updates", updates),
+    ):
+        if value is not None and value < 1:
+            raise ValueError(f"config.replay.{name}={value}: must be at least 1")
+    if capacity is None:
+        capacity = (20 if per_class is None else per_class) * num_classes
+    return core.Replay(capacity, policy, size or batch_size, updates, augment)
+
+
+def network(parts: core.Parts, head: str) -> Network:
+    """The network of a method, its head checked."""
+    core.check_choice("config.method.head", head, HEADS)
+    return Network(parts.encoder, head, parts.num_classes)
+
+
+def draw(
+    parts: core.Parts, memory, key, *, size=None, log_weights=None, augment=True
+) -> Rows:
+    """Rows of the memory, without replacement.
+
+    Rows that do not exist repeat those that do, so that batch statistics see no
+    blank image; where none exists all are blank.
+
+    Args:
+      size: how many; None: config.replay.size.
+      log_weights: f32[capacity] as in `buffer.sample`.
+      augment: False leaves the images as they are whatever config.replay.augment.
+    """
+    k_draw, k_augment = jax.random.split(key)
+    size = min(size or parts.replay.size, memory.capacity)
+    items, mask, slots = buffer.sample(memory, k_draw, size, log_weights=log_weights)
+    there = jnp.maximum(jnp.sum(mask), 1)
+    filled = jnp.arange(size) % there  # rows that exist come first
+    items = jax.tree.map(lambda x: x[filled], items)
+    items, mask, slots = parts.split((items, mask, slots))
+    moved = augment and parts.replay.augment != "none"
+    images = images_of(parts, k_augment, items["image"], moved)
+    return Rows(images, items["label"], mask, items["image"], items, slots)
+
+
+def images_of(parts: core.Parts, key, images, augmented: bool):
+    """u8[R,H,W,C] -> f32[R,H,W,C], normalised."""
+    return parts.augment(key, images)[:, 0] if augmented else parts.plain(images)
+
+
+def log_weights(allowed):
+    """bool[capacity] -> f32, for `draw`: uniform over the allowed slots."""
+    return jnp.where(allowed, 0.0, -jnp.inf)
+
+
+def past_tasks(state) -> jax.Array:
+    """Slots whose example came before the present task, bool[capacity]."""
+    return state.extra.memory.items["task"] < state.task
+
+
+def descend(parts: core.Parts, state, loss: Callable):
+    """One step of the optimiser on `loss(params) -> (f32[], stats)`.
+
+    Returns:
+      The new state and metrics.
+    """
+    (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+    return move(parts, state, value, stats, grads)
+
+
+def move(parts: core.Parts, state, value, stats, grads):
+    """`descend`, of a gradient that the method made itself."""
+    lr = parts.lr(core.progress(state))
+    state = core.apply_gradients(state, grads, parts.tx, lr)
+    metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
+    return state.replace(stats=stats), metrics
+
+
+def method(
+    parts: core.Parts,
+    net: Network,
+    update: Callable,
+    *,
+    items: Callable = lambda batch: {},
+    extra: Callable = lambda base, params: base,
+    limit: bool = True,
+    remembers: bool = True,
+    **hooks,
+) -> core.Method:
+    """A method from its gradient step.
+
+    Args:
+      update: (state, incoming Rows, key) -> (state, metrics, {name: [B, ...]}), the
+        last what is to be stored beside image, label and task.
+      items: (one example's logits f32[C]) -> {name: array}, shapes of the above.
+      extra: (Extra, params) -> the method's own extra, with its fields.
+      limit: predict among the classes seen so far only.
+      remembers: keep a memory at all.
+      hooks: other fields of core.Method.
+    """
+    shared = _Shared(parts, net, update, items, extra, limit, remembers)
+    return core.Method(
+        init=shared.init, step=shared.step, embed=shared.embed,
+        **{"predict": shared.predict, "supervised": True, "replays": True} | hooks,
+    )  # fmt: skip
+
+
+class _Shared(NamedTuple):
+    """What every online method does the same way."""
+
+    parts: core.Parts
+    net: Network
+    update: Callable
+    items: Callable
+    extra: Callable
+    limit: bool
+    remembers: bool
+
+    def init(self, key, batch):
+        k_state, k_net = jax.random.split(key)
+        params, stats = self.net.init(k_net, self.parts.plain(batch["image"][:1]))
+        classes = self.parts.num_classes
+        memory, kept = None, {}
+        if self.remembers:
+            scalar = jnp.zeros((), jnp.int32)
+            example = {"image": batch["image"][0], "label": scalar, "task": scalar}
+            example |= self.items(jnp.zeros((classes,)))
+            memory = buffer.create(example, self.parts.replay.capacity)
+            kept = policies.POLICIES[self.parts.replay.policy].start(classes)
+        base = Extra(memory, jnp.zeros((classes,), bool), kept)
+        extra = self.extra(base, params)
+        return core.new_state(k_state, params, stats, self.parts.tx, extra)
+
+    def step(self, state, batch):
+        replay = self.parts.replay
+        updates = replay.updates if replay else 1
+        k_write, *keys = jax.random.split(core.step_key(state), 1 + updates)
+        seen = state.extra.seen.at[batch["label"]].set(True)
+        begun = state.replace(extra=state.extra._replace(seen=seen))
+        state = begun
+        augmented = replay is not None and replay.augment == "all"
+        for key in keys:  # not a loop of XLA's: gradients in it are slow on CPU
+            k_incoming, k_update = jax.random.split(key)
+            incoming = self.incoming(k_incoming, batch, augmented)
+            # The progress, and so the learning rate, is that of the batch.
+            state, metrics, more = self.update(
+                state.replace(step=begun.step), incoming, k_update
+            )
+        if self.remembers:
+            state = self._written(state, k_write, batch, more)
+        return state, metrics
+
+    def incoming(self, key, batch, augmented):
+        """Rows of a batch and, where it has one, of its labelled part."""
+        more = None
+        if "labelled" in batch:
+            more = self.incoming(
+                jax.random.fold_in(key, 1), batch["labelled"], augmented
+            )
+        images, label = batch["image"], batch["label"]
+        return Rows(
+            images_of(self.parts, key, images, augmented), label,
+            jnp.ones(len(label), bool), images, labelled=more,
+        )  # fmt: skip
+
+    def _written(self, state, key, batch, more):
+        extra = state.extra
+        task = jnp.broadcast_to(state.task, batch["label"].shape)
+        items = {"image": batch["image"], "label": batch["label"], "task": task, **more}
+        choose = policies.POLICIES[self.parts.replay.policy].choose
+        everywhere = jnp.ones(len(batch["label"]), bool)
+        slots, kept = choose(extra.memory, extra.kept, key, items, everywhere)
+        # The parameters depend on all that was read of the memory.
+        after = jax.tree.leaves(state.params)[0]
+        memory = buffer.write(extra.memory, slots, items, after=after)
+        return state.replace(extra=extra._replace(memory=memory, kept=kept))
+
+    def embed(self, state, images):
+        return self.net(state.params, state.stats, images, train=False)[0].features
+
+    def predict(self, state, images):
+        logits = self.net(state.params, state.stats, images, train=False)[0].logits
+        return jnp.where(state.extra.seen, logits, -jnp.inf) if self.limit else logits
