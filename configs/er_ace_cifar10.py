@@ -1,17 +1,71 @@
-"""Online class-incremental learning on Split CIFAR-10.
+"""Online class-incremental learning on Split CIFAR-10: ER-ACE and all its rivals.
 
-WIP
+Caccia et al., "Reducing Representation Drift in Online Continual Learning", 2021,
+Table 2: 5 tasks x 2 classes, one pass, batches of 10 with 10 replayed, reduced
+ResNet-18, no augmentation. Paper, final accuracy with a memory of 5, 20, 50, 100
+images per class: ER-ACE 35.3, 43.7, 48.0, 50.9; ER-AML 33.0, 40.1, 46.0, 49.8; ER 19.0,
+26.7, 36.1, 41.5; MIR -, 29.8, 40.0, 47.6; iCaRL 24.7, 28.5, 29.7, 30.3; fine-tuning
+18.4; iid 60.8. Ours: docs/results.md, about 10 minutes a run on one CPU core.
+
+  python -m jaxcl.data.convert cifar10.npz data/cifar10
+  python -m jaxcl.main --config=configs/er_ace_cifar10.py
+  python -m jaxcl.main --config=configs/er_ace_cifar10.py:mir \
+      --config.replay.per_class=100 --config.seeds=3
+
+Rows of the table: er_ace (what the name of the file alone means) and the other keys of
+METHODS below. "+Aug" is --config.replay.augment=replay, "3 iter" is
+--config.replay.updates=3. `configs/er_ace_cifar10.py:debug` and, say,
+`configs/er_ace_cifar10.py:mir,debug` run in seconds, on digits.
 """
 
 import ml_collections
 
 from jaxcl import debug
 
+# row -> its method, learning rate and other changes to the config. The paper prints no
+# learning rates; these are of its released code and, for rivals that it quotes, of
+# the codes they come from.
+JOINT = {"scenario": {"name": "joint", "num_tasks": 1}}
+METHODS = {
+    "er_ace": ({"name": "er_ace"}, 0.1, {}),
+    "er_aml": ({"name": "er_aml"}, 0.05, {}),
+    "er": ({"name": "er"}, 0.1, {}),
+    "er_task_free": ({"name": "er", "replay_from": "all"}, 0.1, {}),
+    "finetune": ({"name": "finetune"}, 0.01, {}),
+    "iid": ({"name": "finetune"}, 0.01, JOINT),
+    "iidpp": ({"name": "finetune", "double": True}, 0.01, JOINT),
+    "iid_offline": (
+        {"name": "finetune"},
+        0.1,
+        JOINT | {"epochs": 50, "batch_size": 128},
+    ),
+    "icarl": ({"name": "icarl"}, 0.01, {}),
+    "gem": ({"name": "gem"}, 0.03, {}),
+    "agem": ({"name": "agem"}, 0.01, {}),
+    "mir": ({"name": "mir"}, 0.1, {}),
+    "aser": ({"name": "aser"}, 0.1, {}),
+    "gdumb": ({"name": "gdumb"}, 0.05, {"replay": {"policy": "greedy_balanced"}}),
+    "der": ({"name": "der"}, 0.03, {}),
+    "derpp": ({"name": "der", "beta": 0.5}, 0.03, {}),
+    "derpp_ace": ({"name": "der", "beta": 0.5, "ace": True}, 0.03, {}),
+    "ss_il": ({"name": "ss_il"}, 0.01, {}),
+    "gss": ({"name": "gss"}, 0.1, {}),
+    "gcr": ({"name": "gcr"}, 0.03, {}),
+}
+
 
 def get_config(arg=None):
+    words = (arg or "").split(",")
+    names = [word for word in words if word not in ("", "debug")] or ["er_ace"]
+    if len(names) > 1 or names[0] not in METHODS:
+        raise ValueError(
+            f"{arg!r}: allowed are {', '.join(METHODS)}, debug, and METHOD,debug"
+        )
+    method, lr, changes = METHODS[names[0]]
     config = ml_collections.ConfigDict()
-    config.method = {"name": "er_ace"}
-    config.name = "er_ace_cifar10"
+    config.name = f"{names[0]}_cifar10"
+    config.seeds = 1  # how many runs, from `seed` on
+    config.seed = 0
     config.batch_size = 10
     config.epochs = 1
     config.data = {"name": "arrays", "path": "data/cifar10", "validation": 0.05}
@@ -20,6 +74,7 @@ def get_config(arg=None):
         "size": 32,
         "views": 1,
         "crop": False,
+        "pad": 4,
         "jitter": (0.0, 0.0, 0.0, 0.0),
         "grayscale": 0.0,
         "flip": 0.5,
@@ -33,13 +88,15 @@ def get_config(arg=None):
         "pool": 4,
         "conv_init": "torch",
     }
-    config.replay = {"per_class": 20}
+    config.replay = {"per_class": 20, "augment": "none", "updates": 1}
+    config.method = method
     config.scale_lr = False
-    config.optimizer = {"name": "sgd", "lr": 0.1, "momentum": 0.0}
+    config.optimizer = {"name": "sgd", "lr": lr, "momentum": 0.0}
     config.schedule = {"name": "constant"}
     config.evaluators = {"predict": {"met_only": True}}
     config.devices = 1  # ten rows do not share out over many
     config.evaluate_untrained = False
     config.plasticity = False
-    config.save_every = 0
-    return debug.shrink(config) if arg == "debug" else config
+    config.save_every = 1000
+    config.update(changes)
+    return debug.shrink(config) if "debug" in words else config

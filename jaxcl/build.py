@@ -18,7 +18,17 @@ import numpy as np
 from etils import epath
 
 from jaxcl import augment as augment_lib
-from jaxcl import core, evaluators, job, optim, schema, sharding, single, transfer
+from jaxcl import (
+    core,
+    evaluators,
+    job,
+    optim,
+    schema,
+    seeds,
+    sharding,
+    single,
+    transfer,
+)
 from jaxcl.data import prefetch, sources, stream, tfds_source
 from jaxcl.methods import online
 from jaxcl.nets import resnet
@@ -44,6 +54,8 @@ MACHINE = (
     "workers",
     "progress",
     "data.cache",
+    "seeds",
+    "side_by_side",
 )
 # Nor do these change what a run on one task measures.
 ASIDE = MACHINE + (
@@ -61,8 +73,13 @@ def _without(config: dict, fields) -> dict:
     return kept
 
 
-def build(config: ml_collections.ConfigDict, workdir) -> job.Job | transfer.Transfer:
+def build(
+    config: ml_collections.ConfigDict, workdir
+) -> job.Job | transfer.Transfer | seeds.Seeds:
     """Everything that a run needs; reads data, compiles nothing.
+
+    With config.seeds above 1, the runs of all; the first is built, so that what is
+    wrong is said, and so is each of the others when its turn comes.
 
     Args:
       config: what a config file's get_config made, overrides applied.
@@ -75,6 +92,8 @@ def build(config: ml_collections.ConfigDict, workdir) -> job.Job | transfer.Tran
         directory cannot be written.
     """
     raw = config.to_dict()
+    if raw.get("seeds", 1) != 1:
+        return _seeds(raw, workdir)
     judges = raw.get("checkpoint") is not None
     if judges:
         raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
@@ -91,6 +110,27 @@ def build(config: ml_collections.ConfigDict, workdir) -> job.Job | transfer.Tran
         found["resident"] = made.resident
     claim(workdir, plain | found)
     return made
+
+
+def _seeds(raw, workdir):
+    """The runs of several seeds, each with a directory and a config of its own."""
+    top = top_of(raw)
+    _check_top(top)
+    if raw.get("checkpoint") is not None:
+        raise ValueError("config.seeds: a checkpoint is judged once; must be 1")
+
+    @functools.lru_cache(maxsize=1)  # the first is asked for again
+    def make(seed):
+        one = ml_collections.ConfigDict(raw | {"seed": seed, "seeds": 1})
+        return build(one, epath.Path(workdir) / seeds.folder(seed))
+
+    make(top.seed)
+    claim(workdir, json.loads(json.dumps(raw)))
+    side_by_side = top.side_by_side
+    if side_by_side is None:
+        side_by_side = not sharding.on_cpu()
+    chosen = tuple(range(top.seed, top.seed + top.seeds))
+    return seeds.Seeds(chosen, make, side_by_side)
 
 
 def default_workdir(config) -> str:
@@ -131,7 +171,9 @@ class Top:
     evaluators: dict  # name -> options of its make
     replay: dict | None = None  # options of online.settings, for methods that replay
     name: str = "run"
-    seed: int = 0
+    seed: int = 0  # the first
+    seeds: int = 1  # how many runs, of seeds that follow one another
+    side_by_side: bool | None = None  # all in one program; None: not on CPU
     batch_size: int = 256  # global
     epochs: int = 1  # per task
     precision: str = "float32"  # of the computation; parameters stay float32
@@ -174,6 +216,8 @@ def _job(top: Top, plain: dict, workdir) -> job.Job:
         num_classes=num_classes,
         replay=online.settings(num_classes, top.batch_size, **replay),
         split=functools.partial(sharding.spread, mesh=mesh),
+        num_tasks=len(tasks.tasks),
+        unroll=sharding.on_cpu(),
     )
     method = _method(top.method, parts)
     if top.replay and not method.replays:
@@ -290,7 +334,7 @@ def _eval_parts(top, embed, tasks, image, mesh) -> core.EvalParts:
 def _check_top(top):
     for least, names in (
         (2, ("keep",)),  # a damaged newest checkpoint has one before it
-        (1, ("batch_size", "epochs", "log_every", "steps_per_call")),
+        (1, ("seeds", "batch_size", "epochs", "log_every", "steps_per_call")),
         (0, ("seed", "workers", "save_every", "eval_every", "device_bytes")),
     ):
         for name in names:
@@ -329,7 +373,10 @@ def _parts(top: Top):
         encoder=_encoder(top),
         augment=augment_lib.make(**given, dtype=dtype),
         plain=augment_lib.make_eval(
-            size=given["size"], resize=resize, mean=given["mean"], std=given["std"],
+            size=given["size"],
+            resize=resize,
+            mean=given["mean"],
+            std=given["std"],
             dtype=dtype,
         ),
         tx=optimize(**schema.options(optimize, optimizer, "config.optimizer")),

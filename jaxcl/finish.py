@@ -4,19 +4,34 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import cost, job, plots, record, report, single, train, transfer
+from jaxcl import cost, job, plots, record, report, seeds, single, train, transfer
 
 
-def run(work: job.Job | transfer.Transfer, workdir, *, stop=lambda: False) -> dict:
+def run(
+    work: job.Job | transfer.Transfer | seeds.Seeds,
+    workdir,
+    *,
+    stop=lambda: False,
+    step=None,
+) -> dict:
     """Train (or resume), measure FT_i where asked, write results and plots.
 
-    A `transfer.Transfer` trains nothing, and is judged.
+    A `transfer.Transfer` trains nothing, and is judged; of `seeds.Seeds` each is run.
 
-    Returns: the results, see `report.empty`, with "finetune" where measured.
+    Args:
+      step: `job.compile_step(work)`, where several runs share the program.
+
+    Returns: the results, see `report.empty`, with "finetune" where measured; of
+      several seeds their `seeds.summary`.
     """
     workdir = epath.Path(workdir)
+    if isinstance(work, seeds.Seeds):
+        return _seeds(work, workdir, stop)
     trains = isinstance(work, job.Job)
-    results = (_trained if trains else _judged)(work, workdir, stop)
+    if trains:
+        results = _trained(work, workdir, stop, step or job.compile_step(work))
+    else:
+        results = _judged(work, workdir, stop)
     if jax.process_index() == 0:
         report.write_results(workdir, results)
         print(text(results), flush=True)
@@ -25,8 +40,29 @@ def run(work: job.Job | transfer.Transfer, workdir, *, stop=lambda: False) -> di
     return results
 
 
-def _trained(work, workdir, stop):
-    step = job.compile_step(work)
+def _seeds(work, workdir, stop):
+    """Every seed, and what they say together."""
+    if work.side_by_side:
+        jobs = {seed: work.make(seed) for seed in work.seeds}
+        whole = train.run(seeds.together(jobs), workdir / "together", stop=stop)
+        results = seeds.apart(whole, work.seeds)
+        for seed in work.seeds if jax.process_index() == 0 else ():
+            report.write_results(workdir / seeds.folder(seed), results[seed])
+    else:
+        results, step = {}, None
+        for seed in work.seeds:
+            one = work.make(seed)
+            # Nothing that is compiled depends on the seed.
+            step = step or job.compile_step(one)
+            results[seed] = run(one, workdir / seeds.folder(seed), stop=stop, step=step)
+    found = seeds.summary(results)
+    if jax.process_index() == 0:
+        seeds.write(workdir, found)
+        print(seeds.text(found), flush=True)
+    return found
+
+
+def _trained(work, workdir, stop, step):
     results = train.run(work, workdir, stop=stop, step=step)
     if work.alone is not None:
         alone = single_tasks(work, workdir / "single", stop=stop, step=step)

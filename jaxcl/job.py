@@ -43,6 +43,12 @@ class Job(NamedTuple):
     record: dict  # options of record.Recorder
     config: dict  # as JSON
     alone: Any = None  # single.Alone, runs on one task; None: no FT_i is measured
+    together: tuple[int, ...] = ()  # seeds of runs in one state, see seeds.py
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch that a step takes."""
+        return self.batch_size * max(len(self.together), 1)
 
 
 def schedule(job: Job, source: stream.Source, task: int) -> stream.Schedule:
@@ -54,6 +60,9 @@ def schedule(job: Job, source: stream.Source, task: int) -> stream.Schedule:
 
 def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
     """A task's batches from its step `start` on, as this process reads them."""
+    if job.together:
+        each = [job._replace(seed=seed, together=()) for seed in job.together]
+        return _joined([_host_batches(one, source, task, start) for one in each])
     read = functools.partial(
         prefetch.batches, task=task, batch_size=job.batch_size, start=start,
         workers=job.workers, crop=job.crop, views=job.views, resident=job.resident,
@@ -70,6 +79,15 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Ite
     # NumPy reads a seed as 32-bit words: this one has a word more than the task's.
     seed = job.seed + (_LABELLED << 32)
     return _paired(own, read(every, seed=seed, epochs=epochs, steps=steps))
+
+
+def _joined(readers):
+    """The batches of several seeds, their rows one after another."""
+    with contextlib.ExitStack() as stack:
+        for reader in readers:
+            stack.enter_context(contextlib.closing(reader))
+        for batches in zip(*readers, strict=True):
+            yield jax.tree.map(lambda *x: np.concatenate(x), *batches)
 
 
 def _paired(own, labelled):
@@ -103,16 +121,23 @@ def _example(job: Job) -> dict:
 def initial_state(job: Job) -> core.TrainState:
     """The state before the first task, on all devices."""
     init = jax.jit(job.method.init, out_shardings=sharding.replicated(job.mesh))
-    return init(jax.random.key(job.seed), _example(job))
+    return init(_key(job), _example(job))
+
+
+def _key(job: Job):
+    """The key of the run, keys[S] of several seeds."""
+    if not job.together:
+        return jax.random.key(job.seed)
+    return jax.vmap(jax.random.key)(np.array(job.together))
 
 
 def shapes(job: Job) -> tuple:
     """The (state, batch) that the method's step takes, as shapes."""
     example = _example(job)
     batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((job.batch_size, *x.shape[1:]), x.dtype), example
+        lambda x: jax.ShapeDtypeStruct((job.rows, *x.shape[1:]), x.dtype), example
     )
-    return jax.eval_shape(job.method.init, jax.random.key(job.seed), example), batch
+    return jax.eval_shape(job.method.init, _key(job), example), batch
 
 
 def check(job: Job) -> None:
@@ -135,6 +160,11 @@ def check(job: Job) -> None:
             f"(two_view's do with config.method.online_head=True), but {unknown} of "
             f"{stream.size(train)} of {job.stream.dataset.name} have none (-1); label "
             "them, or turn that option off"
+        )
+    if job.method.replays and not job.resident:
+        raise ValueError(
+            "config.method: replays images as they are, which must fit on the device: "
+            "give config.data resident=True and size, or raise config.device_bytes"
         )
     for task in job.stream.tasks:
         schedule(job, task.train, task.index)

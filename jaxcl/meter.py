@@ -58,7 +58,7 @@ class Meter:
     def _log(self, row, step):
         now, (then, at) = time.monotonic(), self._last
         self._last = now, step
-        speed = (step - at) * self._work.batch_size / max(now - then, 1e-9)
+        speed = (step - at) * self._work.rows / max(now - then, 1e-9)
         self._recorder.log(step, self._task, **row, time={"images_per_second": speed})
 
 
@@ -85,4 +85,4 @@ def spent(work: job.Job, state, task: int, clock: cost.Clock) -> cost.Spent:
     steps = int(state.step) - int(state.task_start)
     flops = cost.flops(work.method.step, *job.shapes(work), task)
     machine = sharding.describe(work.mesh)
-    return cost.Spent(steps, steps * work.batch_size, flops, clock.read(), machine)
+    return cost.Spent(steps, steps * work.rows, flops, clock.read(), machine)

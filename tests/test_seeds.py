@@ -1,0 +1,121 @@
+"""Several seeds: one after another, side by side, and what they say together."""
+
+import json
+
+import chex
+import jax
+import numpy as np
+import pytest
+import toy
+
+from jaxcl import build, finish, job, report, seeds, train
+
+RUNS = toy.ONLINE | {
+    "method": {"name": "er"},
+    "scenario.num_tasks": 5,
+    "epochs": 1,
+    "seed": 3,
+    "seeds": 2,
+    "evaluators": {"predict": {}},
+}
+
+
+def run(workdir, **changes):
+    work = build.build(toy.config(**RUNS, **changes), workdir)
+    return work, finish.run(work, workdir)
+
+
+def matrices(workdir):
+    return {
+        seed: report.matrix(
+            report.read_results(workdir / seeds.folder(seed)),
+            "predict/class_incremental",
+        )
+        for seed in (3, 4)
+    }
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    """The two runs one after another, as the CPU does them by itself."""
+    workdir = tmp_path_factory.mktemp("apart")
+    return workdir, *run(workdir)
+
+
+def test_one_after_another_each_is_a_run_of_its_own(apart, tmp_path):
+    workdir, work, found = apart
+    assert work.seeds == (3, 4) and not work.side_by_side
+    alone = toy.job(tmp_path, **{**RUNS, "seed": 4, "seeds": 1})
+    results = train.run(alone, tmp_path)
+    second = matrices(workdir)[4]
+    np.testing.assert_array_equal(
+        second, report.matrix(results, "predict/class_incremental")
+    )
+    assert not np.array_equal(second, matrices(workdir)[3], equal_nan=True)
+    kept = json.loads((workdir / "seed_4" / "config.json").read_text())
+    assert kept["seed"] == 4 and kept["seeds"] == 1
+    assert found == json.loads((workdir / seeds.SUMMARY).read_text())
+
+
+def test_summary_is_mean_and_standard_error(apart):
+    workdir, _, found = apart
+    last = np.array([m[-1].mean() for m in matrices(workdir).values()])
+    measure = found["predict/class_incremental"]["average_accuracy"]
+    assert measure["mean"] == pytest.approx(last.mean())
+    assert measure["error"] == pytest.approx(abs(last[0] - last[1]) / 2)
+    assert measure["seeds"] == 2
+    curves = [
+        np.mean([m[i, : i + 1].mean() for i in range(5)])
+        for m in matrices(workdir).values()
+    ]
+    anytime = found["predict/class_incremental"]["anytime"]
+    assert anytime["mean"] == pytest.approx(np.mean(curves))
+    percent = 100 * last.mean()
+    assert f"{percent:.1f} +- " in seeds.text(found)
+
+
+def test_side_by_side_is_the_same(apart, tmp_path):
+    """Rounding differs between the two programs, and a few steps make it grow."""
+    _, (first, found) = tmp_path, run(tmp_path, side_by_side=True)
+    assert first.side_by_side and set(found) == set(apart[2])
+    work = seeds.together({seed: first.make(seed) for seed in first.seeds})
+    state = toy.saved(work, tmp_path / "together").state
+    for i, seed in enumerate((3, 4)):
+        one = toy.saved(first.make(seed), apart[0] / seeds.folder(seed)).state
+        mine = seeds.one_of(state, i)
+        chex.assert_trees_all_equal(mine.extra.memory, one.extra.memory)
+        chex.assert_trees_all_close(mine.params, one.params, rtol=2e-3, atol=2e-4)
+        assert (jax.random.key_data(mine.key) == jax.random.key_data(one.key)).all()
+    for seed, matrix in matrices(tmp_path).items():
+        np.testing.assert_allclose(matrix, matrices(apart[0])[seed], atol=0.05)
+
+
+def test_side_by_side_resumes_bitwise(tmp_path):
+    work = build.build(toy.config(**RUNS, side_by_side=True), tmp_path)
+    jobs = {seed: work.make(seed) for seed in work.seeds}
+    made = seeds.together(jobs)
+    step = job.compile_step(made)
+    whole = train.run(made, tmp_path / "whole", step=step)
+    asked = iter(range(100))
+    with pytest.raises(train.Interrupted):
+        train.run(made, tmp_path / "parts", step=step, stop=lambda: next(asked) == 9)
+    parts = train.run(made, tmp_path / "parts", step=step)
+    assert parts["matrices"] == whole["matrices"]
+    one, other = (toy.saved(made, tmp_path / x).state for x in ("whole", "parts"))
+    chex.assert_trees_all_equal(*(toy.leaves(x) for x in (one, other)))
+
+
+def test_more_seeds_may_follow_and_wrong_ones_are_refused(apart):
+    workdir, *_ = apart
+    more = build.build(toy.config(**{**RUNS, "seeds": 3}), workdir)
+    assert more.seeds == (3, 4, 5)
+    with pytest.raises(ValueError, match=r"config\.seeds=0"):
+        build.build(toy.config(**{**RUNS, "seeds": 0}), workdir)
+    with pytest.raises(ValueError, match="differ in config.epochs"):
+        build.build(toy.config(**{**RUNS, "epochs": 2}), workdir)
+
+
+def test_spread():
+    assert seeds.spread([0.5]) == {"mean": 0.5, "error": None, "seeds": 1}
+    assert seeds.spread([None, 1.0, 3.0]) == {"mean": 2.0, "error": 1.0, "seeds": 2}
+    assert seeds.percent(seeds.spread([None])) == "-"
