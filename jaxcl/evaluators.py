@@ -87,6 +87,30 @@ def make(evaluators: dict, parts: core.EvalParts, workdir):
     return judges, pictures
 
 
+def run(judges: dict, state, task: int, recorder, *, pause=lambda: None) -> core.Result:
+    """What every evaluator that measures says of a state, logged.
+
+    Args:
+      judges: from `make`.
+      task: number of the task just finished, or of the present one.
+      recorder: record.Recorder; the seconds that each took go to it alone.
+      pause: called before each evaluator; what it raises ends the evaluation.
+
+    Returns:
+      Rows and scalars of all, named KEY/NAME.
+    """
+    rows, scalars, spent = {}, {}, {}
+    for key, evaluate in judges.items():
+        pause()
+        found = evaluate(state, task)
+        rows |= {f"{key}/{name}": row for name, row in found.rows.items()}
+        for name, value in found.scalars.items():  # the clock's have a place apart
+            (spent if name == "seconds" else scalars)[f"{key}/{name}"] = value
+    step, time = int(state.step), {"evaluation": spent}
+    recorder.log(step, task, eval={**rows, **scalars}, time=time)
+    return core.Result(rows, scalars)
+
+
 def _at_the_end(evaluate, last):
     """The evaluator, which has nothing to say before the last task is over."""
 

@@ -141,7 +141,11 @@ def apart(results: dict, seeds) -> dict[int, dict]:
 
 
 def spread(values) -> dict:
-    """Mean, standard error of the mean and number of finite values, JSON-ready."""
+    """Mean, standard error of the mean and number of values, JSON-ready.
+
+    Args:
+      values: numbers, or None where nothing was measured.
+    """
     values = np.array([x for x in values if x is not None], float)
     count = len(values)
     error = values.std(ddof=1) / math.sqrt(count) if count > 1 else None
@@ -149,26 +153,34 @@ def spread(values) -> dict:
     return report.plain({"mean": mean, "error": error, "seeds": count})
 
 
+def measures(results: dict) -> dict:
+    """`report.summary` with one number for all times in place of the curve.
+
+    Returns:
+      matrix name -> measure -> number or None; "anytime" is the mean over tasks of
+      the average accuracy after each.
+    """
+    found = report.summary(results)
+    for each in found.values():
+        curve = each.pop("average_accuracy_per_task")
+        whole = curve and None not in curve
+        each["anytime"] = sum(curve) / len(curve) if whole else None
+    return found
+
+
 def summary(results: dict[int, dict]) -> dict:
-    """Mean and standard error over seeds of each measure of each matrix.
+    """Mean and standard error over seeds of each of `measures`.
 
     Args:
       results: seed -> results, see `report.empty`.
 
     Returns:
-      matrix name -> measure -> {"mean", "error", "seeds"}, of what
-      `report.summary` gives; "anytime" is the mean over tasks of the average
-      accuracy after each.
+      matrix name -> measure -> {"mean", "error", "seeds"}.
     """
-    each = [report.summary(one) for one in results.values()]
-    for one in each:
-        for measures in one.values():
-            curve = measures.pop("average_accuracy_per_task")
-            good = [x for x in curve if x is not None]
-            measures["anytime"] = sum(good) / len(good) if good else None
+    each = [measures(one) for one in results.values()]
     return {
         name: {
-            measure: spread([one[name].get(measure) for one in each if name in one])
+            measure: spread([one.get(name, {}).get(measure) for one in each])
             for measure in each[0][name]
         }
         for name in each[0]

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import checkpoint, core, cost, job, meter, record, report, sharding
+from jaxcl import checkpoint, cost, evaluators, job, meter, record, report, sharding
 
 
 class Interrupted(Exception):
@@ -163,20 +163,11 @@ def _save(loop, state, results, phase) -> None:
         loop.checkpoints.save(number, state, cursor)
 
 
-def _evaluate(loop, state, task: int) -> core.Result:
-    """What every evaluator says of a state, logged."""
-    rows, scalars, spent = {}, {}, {}
+def _evaluate(loop, state, task: int):
+    """What every evaluator says of a state, logged, and on the clock."""
     with loop.clock.on("evaluation"):
         state = loop.job.method.eval_state(state)
-        for name, evaluate in loop.job.evaluators.items():
-            result = evaluate(state, task)
-            rows |= {f"{name}/{key}": row for key, row in result.rows.items()}
-            for key, value in result.scalars.items():  # the clock's have a place apart
-                (spent if key == "seconds" else scalars)[f"{name}/{key}"] = value
-    loop.recorder.log(
-        int(state.step), task, eval={**rows, **scalars}, time={"evaluation": spent}
-    )
-    return core.Result(rows, scalars)
+        return evaluators.run(loop.job.evaluators, state, task, loop.recorder)
 
 
 def _judge(loop, state, task, results) -> dict:

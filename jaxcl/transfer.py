@@ -25,7 +25,7 @@ from absl import logging
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from jaxcl import checkpoint, core, record, report, sharding
+from jaxcl import checkpoint, core, evaluators, record, report, sharding
 from jaxcl.data import stream
 from jaxcl.nets import chain
 
@@ -248,17 +248,13 @@ def run(work: Transfer, workdir, *, pause=lambda: None) -> dict:
         results = report.read_results(workdir)
         if results.get("checkpoint") == work.source:
             return results
-    names, step = [task.name for task in work.stream.tasks], work.source["step"]
-    began, rows, scalars, spent = time.monotonic(), {}, {}, {}
+    names = [task.name for task in work.stream.tasks]
+    began = time.monotonic()
     recorder = record.Recorder(workdir, write=jax.process_index() == 0, **work.record)
     with contextlib.closing(recorder):
-        for name, evaluate in work.evaluators.items():
-            pause()
-            result = evaluate(work.state, 0)
-            rows |= {f"{name}/{key}": row for key, row in result.rows.items()}
-            for key, value in result.scalars.items():
-                (spent if key == "seconds" else scalars)[f"{name}/{key}"] = value
-        recorder.log(step, 0, eval={**rows, **scalars}, time={"evaluation": spent})
+        rows, scalars = evaluators.run(
+            work.evaluators, work.state, 0, recorder, pause=pause
+        )
         for draw in work.pictures.values():
             draw(work.state, 0)
         results = report.empty(len(names), task_names=names)

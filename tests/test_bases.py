@@ -339,6 +339,8 @@ PAPERS = {"method.form": "paper"}
         ("simclr", PAPERS, False),
         ("barlow_twins", {}, False),
         ("barlow_twins", PAPERS, True),
+        ("barlow_twins", PAPERS | {"method.negative_weight": 0.01}, True),
+        ("barlow_twins", PAPERS | {"method.negative_weight": 0.0}, False),
         ("barlow_twins", PAPERS | {"method.pn2": False}, False),
         ("byol", {"method.negative_weight": 2.0}, False),
         ("byol", PAPERS, True),
@@ -352,6 +354,27 @@ def test_what_has_no_bound_is_warned_about(tmp_path, caplog, base, changes, warn
     with caplog.at_level(logging.WARNING):
         toy.job(tmp_path, method__base=base, method__strategy="pnr", **changes)
     assert ("has no bound" in caplog.text) == warns
+
+
+@pytest.mark.parametrize(
+    "base, strategy, queues",
+    [
+        ("mocov2plus", "pnr", {"key_queue", "frozen_queue"}),
+        ("mocov2plus", "cassle", {"key_queue"}),
+        ("byol", "pnr", set()),
+    ],
+)
+def test_only_what_a_loss_reads_is_kept(tmp_path, base, strategy, queues):
+    """And the predictor is BYOL's alone."""
+    changes = {"method.base": base, "method.strategy": strategy}
+    state = jobs.initial_state(toy.job(tmp_path, **changes))
+    kept = state.extra._asdict()
+    assert {n for n, x in kept.items() if n.endswith("queue") and x is not None} == (
+        queues
+    )
+    networks = {"encoder", "projector", "distiller"}
+    assert set(state.params) == networks | ({"predictor"} if base == "byol" else set())
+    assert set(kept["teacher"]) == {"encoder", "projector"}
 
 
 def test_replayed_rows_are_spread_over_the_devices(tmp_path):

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import importlib.util
 import json
 import os
 import pathlib
@@ -294,9 +295,17 @@ def test_a_killed_build_leaves_nothing_that_looks_whole(tmp_path):
     assert folders(tmp_path) == [os.path.basename(made.folder)]
 
 
-@pytest.mark.parametrize("locks", [True, False])
+def test_it_can_be_imported_where_there_are_no_locks(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    spec = importlib.util.spec_from_file_location("fresh", cache.__file__)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+@pytest.mark.parametrize("locks", [True, False, None])
 def test_of_several_processes_one_counts(tmp_path, monkeypatch, locks):
-    if not locks:
+    if locks is None:
+        monkeypatch.setitem(sys.modules, "fcntl", None)
+    elif not locks:
 
         def none(*args):
             raise OSError(errno.ENOLCK, "no locks available")

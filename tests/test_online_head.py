@@ -7,7 +7,7 @@ import pytest
 import test_evals
 import toy
 
-from jaxcl import build, core, finish, job, record, sharding, train
+from jaxcl import build, core, finish, job, record, report, sharding, train
 from jaxcl.evals import predict
 from jaxcl.methods import online_head
 
@@ -277,7 +277,7 @@ def test_predict_is_the_share_of_right_answers(scenario, streams):
     data = test_evals.dataset(streams=streams)
     parts = test_evals.parts_of(scenario, data, devices=2, predict=scores)
     state = test_evals.state_of(3)
-    result = predict.make(parts)(state, 0)
+    result = predict.make(parts, met_only=False)(state, 0)
     images = test_evals.dataset().test.images
     found = test_evals.embedded(state, images) @ LAYER
     labels = data.test.label
@@ -296,6 +296,68 @@ def test_predict_is_the_share_of_right_answers(scenario, streams):
         told.append(np.mean(best == labels[task.test]))
     np.testing.assert_allclose(result.rows["task_aware"], told)
     assert not np.allclose(told, want)
+
+
+class Noted(test_evals.Load):
+    """Notes the rows that it reads."""
+
+    def __init__(self, images):
+        super().__init__(images)
+        self.read = []
+
+    def __call__(self, row):
+        self.read.append(int(row))
+        return super().__call__(row)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("scenario", ["class", "domain", "data"])
+def test_predict_judges_the_rows_of_the_tasks_met(scenario, streams):
+    """And reads no others; the last task has no test rows of its own."""
+    data = test_evals.dataset(streams=streams)
+    images, labels = test_evals.dataset().test.images, data.test.label
+    load = Noted(images)
+    if streams:
+        data = data._replace(test=data.test._replace(load=load))
+    parts = test_evals.parts_of(scenario, data, devices=2, predict=scores)
+    *tasks, last = parts.stream.tasks
+    tasks = [*tasks, last._replace(test=last.test[:0])]
+    parts = parts._replace(stream=parts.stream._replace(tasks=tuple(tasks)))
+    state = test_evals.state_of(3)
+    found = test_evals.embedded(state, images) @ LAYER
+    right = found.argmax(axis=1) == labels
+    told = np.array(right)
+    for task in tasks:
+        best = found[task.test][:, task.classes].argmax(axis=1)
+        told[task.test] = task.classes[best] == labels[task.test]
+    evaluate = predict.make(parts)
+    for t in range(3):
+        load.read.clear()
+        result = evaluate(state, t)
+        met = sorted({int(row) for task in tasks[: t + 1] for row in task.test})
+        if streams:
+            assert set(load.read) == set(met)
+        for name, row in result.rows.items():
+            verdict = told if name == "task_aware" else right
+            want = [np.mean(verdict[task.test]) for task in tasks[: min(t + 1, 2)]]
+            np.testing.assert_allclose(row, want + [np.nan] * (3 - len(want)))
+        assert ("task_aware" in result.rows) == (scenario == "class")
+        np.testing.assert_allclose(result.scalars["accuracy"], np.mean(right[met]))
+    if scenario != "data":
+        assert 0 < len(met) < len(labels)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_predict_of_a_first_task_without_rows_measures_nothing(streams):
+    data = test_evals.dataset(streams=streams)
+    parts = test_evals.parts_of("class", data, predict=scores)
+    first, *tasks = parts.stream.tasks
+    tasks = (first._replace(test=first.test[:0]), *tasks)
+    parts = parts._replace(stream=parts.stream._replace(tasks=tasks))
+    result = predict.make(parts)(test_evals.state_of(3), 0)
+    assert np.isnan(
+        [*result.rows["class_incremental"], result.scalars["accuracy"]]
+    ).all()
 
 
 def test_predict_refuses_what_predicts_nothing(tmp_path):
@@ -320,7 +382,10 @@ def test_a_run_is_judged_by_its_head_alone_tasks_too(tmp_path):
         "method.head_lr": 1.0,
         "plasticity": True,
         "evaluate_untrained": True,
-        "evaluators": {"predict": {}},
+        "evaluators": {
+            "predict": {"met_only": False},
+            "met": {"name": "predict"},
+        },
     }
     work = toy.job(tmp_path, **changes, **SIMCLR, **HEAD)
     results = finish.run(work, tmp_path)
@@ -335,3 +400,17 @@ def test_a_run_is_judged_by_its_head_alone_tasks_too(tmp_path):
     np.testing.assert_allclose(alone[0], matrix[0, 0])
     assert alone[1] > 0.5
     assert results["scalars"][1]["predict/accuracy"] > 0.5
+    # With the tasks met alone: nothing above the diagonal, and so no plasticity.
+    met = np.array(results["matrices"]["met/class_incremental"], float)
+    np.testing.assert_array_equal(met, np.where([[1, 0], [1, 1]], matrix, np.nan))
+    np.testing.assert_array_equal(
+        np.array(results["untrained"]["met/class_incremental"], float),
+        [untrained[0], np.nan],
+    )
+    assert results["finetune"]["met/class_incremental"] == alone
+    found = report.summary(results)
+    assert found["met/class_incremental"]["plasticity"] is None
+    assert found["predict/class_incremental"]["plasticity"] is not None
+    for measure in ("average_accuracy", "forgetting"):
+        ours = [found[f"{x}/class_incremental"][measure] for x in ("met", "predict")]
+        assert ours[0] == ours[1]

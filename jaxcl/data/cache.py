@@ -12,7 +12,6 @@ cache size, so a folder is never taken for another. It gets its name once it is 
 import collections
 import concurrent.futures
 import contextlib
-import fcntl
 import glob
 import hashlib
 import itertools
@@ -53,7 +52,7 @@ class Fresh(NamedTuple):
 
 
 class Cached(NamedTuple):
-    """Rows of a cache. Holds its path, since workers get a pickled copy."""
+    """Rows of a cache. Holds its path, since it is sent to workers whole."""
 
     folder: str
     fresh: Fresh  # for the rows that the cache lacks
@@ -150,11 +149,13 @@ def _alone(path: str) -> Iterator[bool]:
     with open(path, "ab") as file:
         alone = True
         try:
+            import fcntl  # which Windows has not
+
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             _say(f"cache {path.removesuffix('.lock')}: another process is at it")
             fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # no locks on this file system
+        except (ImportError, OSError):  # no locks here, or on this file system
             alone = False
         yield alone  # closing the file opens the lock, and so does being killed
 

@@ -288,7 +288,7 @@ def batches(
     b = batch_size / process_count: process p yields rows [p b, (p + 1) b) of every
     global batch. A batch is a function of (seed, task, step) alone: the same for any
     `workers` (processes that decode, 0 = threads here) and after a restart at any
-    `start`. With workers, `load` and `order` must pickle.
+    `start`. With workers, each is sent `load` and `order` whole.
 
     Raises ValueError here, before the first batch, for a bad number or crop, a batch
     larger than the task, or `resident` with a set that is read row by row.

@@ -118,6 +118,34 @@ def per_task(parts, correct: np.ndarray) -> np.ndarray:
     return np.array([correct[r].mean() if len(r) else np.nan for r in tests])
 
 
+def verdicts(parts, groups: Split, examples: stream.Examples, *, rows=None):
+    """Which of the predicted classes are right, judged on the device.
+
+    Args:
+      rows: i32[n], which rows of the split; by default all.
+
+    Returns:
+      scores f32[n, C], on the device -> dict of bool[n]: "class_incremental", over
+      all classes; where tasks are disjoint classes also "task_aware", over those of
+      the row's task, all classes for a row of no task.
+    """
+    rows = slice(None) if rows is None else rows
+    allowed = np.concatenate([groups.classes, np.ones((1, parts.num_classes), bool)])
+    given = sharding.replicate(
+        (examples.label[rows], allowed, groups.test_task[rows]), parts.mesh
+    )
+
+    def judge(scores, labels, allowed, task):
+        right = {"class_incremental": scores.argmax(axis=1) == labels}
+        if groups.aware == "task_aware":
+            told = jnp.where(allowed[task], scores, -jnp.inf)
+            right["task_aware"] = told.argmax(axis=1) == labels
+        return right
+
+    program = jax.jit(judge, out_shardings=sharding.replicated(parts.mesh))
+    return lambda scores: sharding.fetch(program(scores, *given))
+
+
 def blank_unseen(row: np.ndarray, train_on: str, task: int) -> np.ndarray:
     """Nan for later tasks under train_on="seen": nothing was learnt of them."""
     if train_on == "seen":
@@ -157,7 +185,9 @@ def make(parts, examples: stream.Examples, *, rows=None, batch_size=256, images=
       images: `place(parts, examples)`, where the caller holds it already.
 
     Returns:
-      state -> f32[n, D] on the device, whole on each.
+      embed(state, first=n) -> f32[n, D] on the device, whole on each. Batches
+      without any of the first `first` rows are left out, as zeros; all values share
+      one program.
     """
     rows = np.arange(stream.size(examples)) if rows is None else np.asarray(rows)
     count, devices = len(rows), parts.mesh.size
@@ -171,17 +201,30 @@ def make(parts, examples: stream.Examples, *, rows=None, batch_size=256, images=
     view = _eval_view(parts, parts.resize)
     whole, split_rows = sharding.replicated(parts.mesh), sharding.split(parts.mesh)
 
-    def embed_all(state, images, padded):
+    def embed_all(state, images, padded, wanted):
         def embed(at):
             at = jax.lax.with_sharding_constraint(at, split_rows)
             features = parts.embed(state, view(images[at]))
             return jax.lax.with_sharding_constraint(features, whole)
 
-        features = jax.lax.map(embed, padded)
+        one = jax.eval_shape(embed, padded[0])
+        features = jax.lax.fori_loop(
+            0,
+            wanted,
+            lambda i, found: jax.lax.dynamic_update_index_in_dim(
+                found, embed(padded[i]), i, axis=0
+            ),
+            jnp.zeros((steps, *one.shape), one.dtype),
+        )
         return features.reshape(steps * batch_size, -1)[:count]
 
     program = jax.jit(embed_all, out_shardings=whole)
-    return lambda state: program(state, images, padded)
+
+    def run(state, first=None):
+        wanted = steps if first is None else -(-first // batch_size)
+        return program(state, images, padded, np.int32(wanted))
+
+    return run
 
 
 def _eval_view(parts, resize):
@@ -202,9 +245,11 @@ def _streamed(parts, examples, rows, batch_size):
         lambda state, images: parts.embed(state, view(images)), out_shardings=whole
     )
 
-    def embed_all(state):
+    def embed_all(state, first=None):
+        # One row at least, for the shape of the rest.
+        mine = rows if first is None else rows[: max(first, 1)]
         batches = prefetch.evaluation_batches(
-            examples, rows, batch_size, crop=crop, workers=parts.workers,
+            examples, mine, batch_size, crop=crop, workers=parts.workers,
             process_index=jax.process_index(), process_count=jax.process_count(),
         )  # fmt: skip
         placed = prefetch.ahead(
@@ -216,7 +261,9 @@ def _streamed(parts, examples, rows, batch_size):
                 found.append(embed(state, images))
                 # Or images pile up on a device that is slower than the workers.
                 jax.block_until_ready(found[-2:-1])
-        found = np.concatenate(sharding.fetch(found))[: len(rows)]
+        found = np.concatenate(sharding.fetch(found))[: len(mine)]
+        if len(mine) < len(rows):
+            found = np.pad(found, ((0, len(rows) - len(mine)), (0, 0)))
         return sharding.replicate(found, parts.mesh)
 
     return embed_all

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import augment as augment_lib
@@ -91,30 +90,11 @@ def _plain(parts, examples, normalize):
     return lambda state: unit(embed(state)) if normalize else embed(state)
 
 
-def _judge(parts, groups) -> Callable:
-    """(head, test features) -> bool[M]: right over all classes, within the task."""
-    labels = sharding.replicate(parts.stream.evaluation.label, parts.mesh)
-    # A row of no task may be any class.
-    allowed = np.concatenate([groups.classes, np.ones((1, parts.num_classes), bool)])
-    allowed, test_task = sharding.replicate((allowed, groups.test_task), parts.mesh)
-
-    def judge(head, features, labels, allowed, test_task):
-        scores = head_lib.logits(head, features)
-        told = jnp.where(allowed[test_task], scores, -jnp.inf)
-        return scores.argmax(axis=1) == labels, told.argmax(axis=1) == labels
-
-    program = jax.jit(judge, out_shardings=sharding.replicated(parts.mesh))
-
-    def run(head, features):
-        return sharding.fetch(program(head, features, labels, allowed, test_task))
-
-    return run
-
-
 def _evaluate(
     parts, train_on, share, embed_test, data_of, fit, judge, groups
 ) -> Callable:
     """The evaluator, of its compiled parts; `share` bool[N], rows with a label."""
+    logits = jax.jit(head_lib.logits)
 
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
@@ -122,19 +102,20 @@ def _evaluate(
         data = data_of(state, held.shape[1])
         mask = share & features_lib.train_mask(groups, train_on, task)
         head, loss = fit(state, data, np.flatnonzero(mask), task, 0)
-        right, told = judge(head, held)
-        rows = {"class_incremental": features_lib.per_task(parts, right)}
-        if groups.aware == "task_aware":
-            told = features_lib.per_task(parts, told)
-            rows["task_aware"] = features_lib.blank_unseen(told, train_on, task)
+        right = judge(logits(head, held))
+        rows = {name: features_lib.per_task(parts, row) for name, row in right.items()}
+        if "task_aware" in rows:
+            told = features_lib.blank_unseen(rows["task_aware"], train_on, task)
+            rows["task_aware"] = told
         elif groups.aware == "domain_aware":
             rows["domain_aware"] = np.full(len(parts.stream.tasks), np.nan)
             for t in range(task + 1 if train_on == "seen" else len(groups.classes)):
                 mine = np.flatnonzero(share & (groups.train_task == t))
-                right_t, _ = judge(fit(state, data, mine, task, t + 1)[0], held)
-                rows["domain_aware"][t] = features_lib.per_task(parts, right_t)[t]
+                head, _ = fit(state, data, mine, task, t + 1)
+                own = judge(logits(head, held))["class_incremental"]
+                rows["domain_aware"][t] = features_lib.per_task(parts, own)[t]
         scalars = {
-            "accuracy": float(right.mean()),
+            "accuracy": float(right["class_incremental"].mean()),
             "train_loss": float(sharding.fetch(loss)),
             "seconds": time.monotonic() - began,
         }
@@ -229,7 +210,7 @@ def make(
     features_lib.check_labels(parts, "linear")
     groups = features_lib.split(parts)
     embed_test = _plain(parts, parts.stream.evaluation, normalize_features)
-    judge = _judge(parts, groups)
+    judge = features_lib.verdicts(parts, groups, parts.stream.evaluation)
     fit, data_of = _fitting(parts, sgd, augment, scale, flip, normalize_features)
     share = features_lib.stratified(
         parts.stream.dataset.train, fraction=fraction, seed=fraction_seed

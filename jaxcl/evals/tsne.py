@@ -10,7 +10,7 @@ from jaxcl import core, plots, sharding
 from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 
-LAST_ONLY = True  # unless the entry of the config says otherwise, see build.py
+LAST_ONLY = True  # unless the entry of the config says otherwise, see evaluators.py
 
 
 def choose(labels: np.ndarray, count: int, seed: int) -> np.ndarray:

@@ -20,13 +20,11 @@ class Importance(NamedTuple):
     precision: core.PyTree  # f32, sum over tasks k of F_k
     anchor: core.PyTree  # f32, sum over tasks k of F_k * parameters after task k
     squares: core.PyTree  # f32, sum of squared gradients since the task began
-    count: jax.Array  # i32[], how many gradients that are
 
 
 def create(params) -> Importance:
     """No task yet: the penalty is 0."""
-    trees = (jax.tree.map(jnp.zeros_like, params) for _ in range(3))
-    return Importance(*trees, jnp.zeros((), jnp.int32))
+    return Importance(*(jax.tree.map(jnp.zeros_like, params) for _ in range(3)))
 
 
 def _normalised(squares):
@@ -47,9 +45,7 @@ def observe(importance: Importance, grads, active) -> Importance:
         lambda s, g: s + jnp.where(active, jnp.square(g), 0.0),
         importance.squares, grads,
     )  # fmt: skip
-    return importance._replace(
-        squares=squares, count=importance.count + jnp.where(active, 1, 0)
-    )
+    return importance._replace(squares=squares)
 
 
 def consolidate(importance: Importance, params) -> Importance:
@@ -64,7 +60,6 @@ def consolidate(importance: Importance, params) -> Importance:
         jax.tree.map(jnp.add, importance.precision, fisher),
         jax.tree.map(lambda a, f, p: a + f * p, importance.anchor, fisher, params),
         jax.tree.map(jnp.zeros_like, importance.squares),
-        jnp.zeros((), jnp.int32),
     )
 
 

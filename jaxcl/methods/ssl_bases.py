@@ -54,12 +54,13 @@ class Base(NamedTuple):
     loss: Callable  # of a task alone
     distil: Callable  # what CaSSLe adds, without its weight
     pnr: Callable  # the whole loss under PNR
-    contrastive: bool = True
     momentum: bool = False  # has a slow network
     queues: bool = False  # has queues of negatives
     predictor: bool = False  # predicts the slow network's projections, `o`
     supervised: bool = False  # reads labels
     distiller_input: Callable = lambda z: z  # what g is given
+    # Options -> whether PNR's loss may fall for ever along the distance it subtracts.
+    unbounded: Callable = lambda options: False
     # Defaults that differ by base, from the released scripts.
     temperature: float = 0.2
     momentum_end: float = 0.999
@@ -211,6 +212,10 @@ def _squared(features):
     return features.p.shape[-1] * distill.cassle_mse(*_distilled(features))
 
 
+def _outweighs(options):
+    return options.negative_weight >= options.weight
+
+
 BASES = {
     "simclr": Base(_simclr, _contrastive_distil, _simclr_pnr),
     "mocov2plus": Base(
@@ -229,13 +234,15 @@ BASES = {
         _barlow,
         _barlow_distil,
         _apart(_barlow, _barlow_distil, code="cosine", paper="squared"),
-        contrastive=False,
+        unbounded=lambda options: (
+            options.form == "paper" and options.negative_weight > 0
+        ),
     ),
     "byol": Base(
         _byol,
         _byol_distil,
         _apart(_byol, _byol_distil, code="byol", paper="squared_mean"),
-        contrastive=False,
+        unbounded=lambda options: options.form == "paper" and _outweighs(options),
         momentum=True,
         predictor=True,
         momentum_end=1.0,
@@ -244,7 +251,7 @@ BASES = {
         _vicreg,
         _vicreg_distil,
         _apart(_vicreg, _vicreg_distil, code="mse", paper="squared_mean"),
-        contrastive=False,
+        unbounded=_outweighs,
         weight=25.0,
         negative_weight=23.0,
     ),
@@ -259,14 +266,7 @@ def get(name: str) -> Base:
 
 def warn_if_unbounded(base, options):
     """PNR without negatives subtracts a distance, which the loss may fall along."""
-    outweighs = options.negative_weight >= options.weight
-    paper = options.form == "paper"
-    falls = {
-        "barlow_twins": paper and options.negative_weight > 0,
-        "byol": paper and outweighs,
-        "vicreg": outweighs,
-    }
-    if options.pn2 and falls.get(base, False):
+    if options.pn2 and BASES[base].unbounded(options):
         logging.warning(
             "PNR with %s, config.method.form=%r, config.method.negative_weight=%s and "
             "config.method.weight=%s has no bound below: it may diverge",

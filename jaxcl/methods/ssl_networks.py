@@ -19,7 +19,7 @@ class Setup(NamedTuple):
     strategy: ssl_strategies.Strategy
     options: ssl_bases.Options
     copied: dict  # nets that are copied to a slow network and a teacher
-    online: dict  # these, and BYOL's predictor
+    predictor: dict  # BYOL's own; {} without one
     distiller: dict  # g
     dim: int  # of the projections
     queue_size: int
@@ -64,9 +64,8 @@ def forward(setup, params, stats, images, replayed):
     apply = functools.partial(chain.apply, train=True)
     rows, after = apply(setup.copied, params, stats, images, groups=2)
     o = p = r = None
-    if setup.base.predictor:
-        predictor = {"predictor": setup.online["predictor"]}
-        o, more = apply(predictor, params, stats, rows, groups=2)
+    if setup.predictor:
+        o, more = apply(setup.predictor, params, stats, rows, groups=2)
         o, after = two(o), after | more
     if setup.strategy.distiller:
         given = setup.base.distiller_input(rows)

@@ -19,6 +19,7 @@ class Strategy(NamedTuple):
     loss: Callable  # (Base, Features, Options) -> f32[]
     teacher: bool = False  # keeps the network of the last task, frozen
     distiller: bool = False  # has the predictor g on top of the projections
+    frozen_queue: bool = False  # reads the teacher's queue, of bases with queues
     stores: bool = False  # keeps examples of the past, from the first step on
     mixes: bool = False  # trains on mixtures with stored examples, LUMP
     consolidates: bool = False  # penalises moved parameters, EWC
@@ -68,7 +69,7 @@ def _der(base, features, options):
 STRATEGIES = {
     "finetune": Strategy(_base),
     "cassle": Strategy(_cassle, teacher=True, distiller=True),
-    "pnr": Strategy(_pnr, teacher=True, distiller=True),
+    "pnr": Strategy(_pnr, teacher=True, distiller=True, frozen_queue=True),
     "less_forget": Strategy(_less_forget, teacher=True, weight=1.0),
     # Kirkpatrick et al., PNAS 2017, see memory/importance.py. The base loss stands
     # for the negative log-likelihood.
@@ -76,7 +77,7 @@ STRATEGIES = {
     "der": Strategy(_der, stores=True, weight=1.0),
     # Madaan et al., ICLR 2022: x <- m x + (1 - m) x', m ~ Beta(mix, mix), one m for
     # the batch and both views, x' a stored example. The base loss, on mixtures.
-    "lump": Strategy(_base, stores=True, mixes=True, weight=0.0),
+    "lump": Strategy(_base, stores=True, mixes=True),
 }
 
 

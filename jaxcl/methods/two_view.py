@@ -186,7 +186,7 @@ def make(
         strategy=plan,
         options=options,
         copied=copied,
-        online=copied | ({"predictor": predictor} if spec.predictor else {}),
+        predictor={"predictor": predictor} if spec.predictor else {},
         distiller={"distiller": net(hidden_dim=distill_hidden_dim, output_dim=dim)},
         dim=dim,
         queue_size=queue_size,
@@ -210,7 +210,7 @@ def _init(setup, key, batch):
     k_state, k_augment, k_online, k_distiller, *k_queues = keys
     base, strategy = setup.base, setup.strategy
     images = setup.parts.augment(k_augment, batch["image"][:1])[0]
-    params, stats = chain.init(setup.online, k_online, images)
+    params, stats = chain.init(setup.copied | setup.predictor, k_online, images)
     frozen = ssl_networks.copied(setup, params), ssl_networks.copied(setup, stats)
     if strategy.distiller:
         more = ssl_networks.new_distiller(setup, k_distiller)
@@ -230,17 +230,12 @@ def _init(setup, key, batch):
         *(core.copy(frozen) if strategy.teacher else ({}, {})),
         key_queue=banks[0] if base.queues else None,
         key_pointer=jnp.zeros((), jnp.int32),
-        frozen_queue=banks[1] if _has_frozen_queue(setup) else None,
+        frozen_queue=banks[1] if base.queues and strategy.frozen_queue else None,
         frozen_pointer=jnp.zeros((), jnp.int32),
         memory=memory,
         importance=importance.create(params) if strategy.consolidates else None,
     )
     return core.new_state(k_state, params, stats, setup.parts.tx, extra)
-
-
-def _has_frozen_queue(setup):
-    """Only PNR's loss reads the teacher's features of earlier steps."""
-    return setup.base.queues and setup.strategy is ssl_strategies.STRATEGIES["pnr"]
 
 
 def _begin_task(setup, state, task):
@@ -302,7 +297,7 @@ def _drawn(setup, memory, keys, count):
     count = min(count, setup.memory_size)
     # The memory is whole on every device; what is drawn of it is each one's share.
     items, mask, _ = setup.parts.split(buffer.sample(memory, k_draw, count))
-    return setup.parts.augment(k_augment, items["image"]), mask.astype(bool), items
+    return setup.parts.augment(k_augment, items["image"]), mask, items
 
 
 def _mixed(setup, key, views, others, mask):
