@@ -1,0 +1,391 @@
+"""What online methods share, and ER, ER-ACE, ER-AML on it."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcl import augment, core, optim
+from jaxcl.memory import buffer
+from jaxcl.methods import er, er_ace, er_aml, finetune, online
+from jaxcl.nets import resnet
+
+CLASSES, LR = 5, 0.1
+MOMENTS = {"mean": (0.3,), "std": (0.4,)}
+
+
+def parts(**replay):
+    settings = online.settings(CLASSES, 6, **{"capacity": 12, **replay})
+    return core.Parts(
+        encoder=resnet.conv_net(width=2),
+        augment=augment.make(
+            size=8, views=1, crop=False, jitter=(0, 0, 0, 0), flip=1.0, **MOMENTS
+        ),
+        plain=augment.make_eval(size=8, **MOMENTS),
+        tx=optim.sgd(momentum=0.0),
+        lr=optim.constant(LR),
+        num_classes=CLASSES,
+        replay=settings,
+    )
+
+
+def batch(seed, labels):
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (len(labels), 8, 8, 1)).astype(np.uint8)
+    return {"image": jnp.array(images), "label": jnp.array(labels, jnp.int32)}
+
+
+LABELS = (2, 3, 2, 2, 3, 3)
+FIRST, SECOND = batch(0, [0, 1, 1, 0, 0, 1]), batch(1, LABELS)
+
+
+@functools.cache
+def _compiled(method):
+    return jax.jit(method.init), jax.jit(method.step)
+
+
+def started(method, task=1):
+    """A state whose memory holds FIRST, of task 0, at the start of `task`."""
+    init, step = _compiled(method)
+    state, _ = step(init(jax.random.key(0), FIRST), FIRST)
+    return state.replace(task=jnp.int32(task))
+
+
+def nll(logits, label, classes=None):
+    """Mean cross-entropy by hand, over a set of classes."""
+    classes = list(range(CLASSES)) if classes is None else classes
+    own = np.array([classes.index(x) for x in label])
+    chosen = logits[:, jnp.array(classes)]
+    chosen = chosen - chosen.max(axis=1, keepdims=True)
+    share = jnp.exp(chosen) / jnp.exp(chosen).sum(axis=1, keepdims=True)
+    return -jnp.log(share[jnp.arange(len(own)), own]).mean()
+
+
+def moved(method, state, incoming, loss):
+    """The step's parameters, and those of plain descent on `loss(params)`."""
+    new, _ = _compiled(method)[1](core.copy(state), incoming)
+    grads = jax.jit(jax.grad(loss))(state.params)
+    return new, jax.tree.map(lambda p, g: p - LR * g, state.params, grads)
+
+
+def all_rows(state, made, raw=None):
+    """All that the memory holds: where as many are drawn, order does not matter."""
+    items = state.extra.memory.items
+    count = int(state.extra.memory.filled.sum())
+    images = items["image"][:count] if raw is None else raw
+    return made.plain(images), np.array(items["label"][:count])
+
+
+def test_settings():
+    made = online.settings(10, 32, per_class=5)
+    assert (made.capacity, made.size, made.updates) == (50, 32, 1)
+    assert online.settings(10, 32).capacity == 200
+    assert online.settings(10, 32, capacity=7, size=3)[:3] == (7, "reservoir", 3)
+    for wrong, said in (
+        ({"per_class": 2, "capacity": 3}, "capacity=3: set it or per_class=2"),
+        ({"updates": 0}, "updates=0: must be at least 1"),
+        ({"per_class": 0}, "per_class=0"),
+        ({"policy": "resevoir"}, "policy='resevoir': allowed are reservoir, "),
+        ({"augment": "some"}, "augment='some': allowed are none, replay, all"),
+    ):
+        with pytest.raises(ValueError, match=f"config.replay.{said}"):
+            online.settings(10, 32, **wrong)
+
+
+def test_heads():
+    images = jnp.ones((2, 8, 8, 1))
+    for head, names in (("linear", {"weight", "bias"}), ("cosine", {"weight"})):
+        net = online.network(parts(), head)
+        params, stats = jax.jit(net.init)(jax.random.key(0), images)
+        assert set(params["head"]) == names
+        weight = np.array(params["head"]["weight"])
+        assert weight.shape == (CLASSES, 8)
+        # PyTorch's start: uniform within 1 / sqrt(D).
+        assert 0.8 / 8**0.5 < np.abs(weight).max() <= 1 / 8**0.5
+        out, _ = jax.jit(functools.partial(net.__call__, train=False))(
+            params, stats, images
+        )
+        if head == "linear":
+            expected = out.features @ weight.T + params["head"]["bias"]
+            np.testing.assert_allclose(out.logits, expected, rtol=1e-5)
+        else:
+            assert np.abs(out.logits).max() <= 10
+    with pytest.raises(ValueError, match=r"config\.method\.head='cosin'"):
+        online.network(parts(), "cosin")
+
+
+def rows_of(images, labels, mask):
+    return online.Rows(images, labels, mask, images)
+
+
+def test_both_are_two_passes_and_none_replayed_leaves_statistics():
+    made = parts()
+    net = online.network(made, "linear")
+    one, two = made.plain(FIRST["image"]), made.plain(SECOND["image"])
+    params, stats = jax.jit(net.init)(jax.random.key(0), one)
+    first = rows_of(one, FIRST["label"], jnp.ones(6, bool))
+    second = rows_of(two, SECOND["label"], jnp.ones(6, bool))
+    both = jax.jit(net.both)
+    (a, b), after = both(params, stats, first, second)
+    one_pass = jax.jit(functools.partial(net.__call__, train=True))
+    x, between = one_pass(params, stats, one)
+    y, expected = one_pass(params, between, two)
+    chex.assert_trees_all_close((a, b, after), (x, y, expected))
+    nobody = second._replace(mask=jnp.zeros(6, bool))
+    _, after = both(params, stats, first, nobody)
+    chex.assert_trees_all_close(after, between)
+
+
+def test_draws_repeat_rows_that_exist_and_take_allowed_ones():
+    made = parts(size=6)
+    memory = started(er_ace.make(made)).extra.memory
+    allowed = jnp.arange(12) < 2
+    draw = jax.jit(functools.partial(online.draw, made, key=jax.random.key(1)))
+    rows = draw(memory, log_weights=online.log_weights(allowed))
+    np.testing.assert_array_equal(rows.mask, [True] * 2 + [False] * 4)
+    assert sorted(np.array(rows.slots[:2])) == [0, 1]
+    raw = np.array(rows.raw)
+    for i in range(6):  # 0, 1, 0, 1, ..
+        np.testing.assert_array_equal(raw[i], raw[i % 2])
+        assert rows.label[i] == rows.label[i % 2]
+    np.testing.assert_array_equal(rows.images, made.plain(rows.raw))
+    turned = made._replace(replay=made.replay._replace(augment="replay"))
+    draw = jax.jit(
+        functools.partial(online.draw, turned, key=jax.random.key(1)),
+        static_argnames="augment",
+    )
+    flipped, plain = draw(memory).images, draw(memory, augment=False).images
+    np.testing.assert_allclose(flipped, plain[:, :, ::-1], rtol=1e-5)
+    empty = memory._replace(filled=jnp.zeros(12, bool))
+    assert not draw(empty).mask.any()
+
+
+def test_er_is_the_sum_of_two_means():
+    made = parts()
+    method = er.make(made)
+    net = online.network(made, "linear")
+    state = started(method)
+    images, labels = all_rows(state, made)
+
+    def loss(params):
+        new, _ = net(params, state.stats, made.plain(SECOND["image"]), train=True)
+        old, _ = net(params, state.stats, images, train=True)
+        return nll(new.logits, LABELS) + nll(old.logits, labels)
+
+    new, expected = moved(method, state, SECOND, loss)
+    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
+    assert int(new.step) == 2
+
+
+@pytest.mark.parametrize("replay_from", ["past_tasks", "all", "other_classes"])
+def test_er_replays_what_it_may(replay_from):
+    made = parts()
+    method = er.make(made, replay_from=replay_from)
+    state = started(method, task=0)  # the memory is of the present task
+    incoming = online.Rows(None, jnp.array([0, 0, 2]), None, None)
+    allowed = np.array(er.replayable(replay_from, state, incoming))
+    filled = np.array(state.extra.memory.filled)
+    labels = np.array(state.extra.memory.items["label"])
+    expected = {
+        "past_tasks": np.zeros(12, bool),
+        "all": filled,
+        "other_classes": filled & (labels == 1),
+    }[replay_from]
+    np.testing.assert_array_equal(allowed & filled, expected)
+    later = state.replace(task=jnp.int32(1))
+    if replay_from == "past_tasks":
+        allowed = np.array(er.replayable(replay_from, later, incoming))
+        np.testing.assert_array_equal(allowed & filled, filled)
+    with pytest.raises(ValueError, match="replay_from='some'"):
+        er.make(made, replay_from="some")
+
+
+@pytest.mark.parametrize("form", ["paper", "code"])
+def test_er_ace_masks_each_part_by_itself(form):
+    made = parts()
+    method = er_ace.make(made, form=form)
+    net = online.network(made, "cosine")
+    state = started(method)
+    images, labels = all_rows(state, made)
+    present, seen = ([2, 3], [0, 1, 2, 3]) if form == "paper" else ([2, 3, 4], None)
+
+    def loss(params):
+        new, _ = net(params, state.stats, made.plain(SECOND["image"]), train=True)
+        old, _ = net(params, state.stats, images, train=True)
+        value = nll(new.logits, LABELS, present)
+        return value + nll(old.logits, labels, seen)
+
+    new, expected = moved(method, state, SECOND, loss)
+    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(new.extra.seen, [True] * 4 + [False])
+    logits = jax.jit(method.predict)(new, images)
+    unseen = np.isneginf(np.array(logits)).all(axis=0)
+    np.testing.assert_array_equal(unseen, [False] * 4 + [form == "paper"])
+
+
+def test_a_batch_is_written_after_its_updates():
+    made = parts(updates=3)
+    method = er_ace.make(made)
+    init, step = _compiled(method)
+    state, metrics = step(init(jax.random.key(0), FIRST), FIRST)
+    memory = state.extra.memory
+    assert int(memory.seen) == 6 and int(memory.filled.sum()) == 6
+    np.testing.assert_array_equal(memory.items["image"][:6], FIRST["image"])
+    np.testing.assert_array_equal(memory.items["label"][:6], FIRST["label"])
+    state, _ = step(state.replace(task=jnp.int32(4)), SECOND)
+    np.testing.assert_array_equal(state.extra.memory.items["task"], [0] * 6 + [4] * 6)
+    assert int(state.step) == 2
+
+
+def test_updates_descend_again_on_the_same_batch():
+    """Fine-tuning has no draws: three updates are three steps on the batch."""
+    once, thrice = (finetune.make(parts(updates=n)) for n in (1, 3))
+    init, step = _compiled(once)
+    state = init(jax.random.key(0), FIRST)
+    expected = core.copy(state)
+    for _ in range(3):
+        expected, _ = step(expected, FIRST)
+    found, _ = _compiled(thrice)[1](state, FIRST)
+    chex.assert_trees_all_close(found.params, expected.params, rtol=1e-5, atol=1e-7)
+    assert int(found.step) == 1 and state.extra.memory is None
+
+
+def test_incoming_rows_are_augmented_under_all_alone():
+    found = {}
+    for augmented in ("none", "replay", "all"):
+        method = finetune.make(parts(augment=augmented))
+        init, step = _compiled(method)
+        found[augmented], _ = step(init(jax.random.key(0), FIRST), FIRST)
+    chex.assert_trees_all_equal(found["none"].params, found["replay"].params)
+    same = jax.tree.map(
+        lambda a, b: bool((a == b).all()), found["none"].params, found["all"].params
+    )
+    assert not all(jax.tree.leaves(same))
+
+
+def test_iidpp_adds_the_mean_of_a_second_batch():
+    made = parts()
+    method = finetune.make(made, double=True)
+    net = online.network(made, "linear")
+    both = FIRST | {"labelled": SECOND}
+    state = jax.jit(method.init)(jax.random.key(0), both)
+
+    def loss(params):
+        one, _ = net(params, state.stats, made.plain(FIRST["image"]), train=True)
+        two, _ = net(params, state.stats, made.plain(SECOND["image"]), train=True)
+        return nll(one.logits, [0, 1, 1, 0, 0, 1]) + nll(two.logits, LABELS)
+
+    _, expected = moved(method, state, both, loss)
+    new, _ = jax.jit(method.step)(state, both)
+    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
+    assert method.labelled and not finetune.make(made).labelled
+
+
+def drawn_pairs(labels, memory_labels, filled, negatives, draws=4000):
+    """Rows and validity of many independent picks."""
+    keys = jax.random.split(jax.random.key(0), draws)
+    arrays = (jnp.array(x) for x in (labels, memory_labels, filled))
+    pick = functools.partial(er_aml.pick, negatives=negatives)
+    return jax.jit(jax.vmap(pick, (0, None, None, None)))(keys, *arrays)
+
+
+@pytest.mark.parametrize("negatives", ["incoming", "all"])
+def test_picks_are_uniform_over_what_is_allowed(negatives):
+    labels = np.array([2, 3, 2, 4])
+    memory_labels = np.array([0, 2, 3, 1, 2, 0])  # the last two slots are empty
+    filled = np.array([True] * 4 + [False] * 2)
+    found = drawn_pairs(labels, memory_labels, filled, negatives)
+    pool = np.concatenate([memory_labels, labels])
+    there = np.concatenate([filled, np.ones(4, bool)])
+    for i, label in enumerate(labels):
+        same = np.flatnonzero(there & (pool == label))
+        positive = [j for j in same if j != 6 + i]
+        near = np.isin(pool, labels) if negatives == "incoming" else True
+        negative = np.flatnonzero(there & (pool != label) & near)
+        assert bool(found.valid[0, i]) == (len(positive) > 0)
+        for column, allowed in ((0, positive), (1, negative)):
+            rows = np.array(found.rows[:, i, column])
+            if not len(allowed):
+                assert (rows == 6 + i).all()
+                continue
+            counts = np.bincount(rows, minlength=10)
+            assert counts[list(allowed)].sum() == len(rows)
+            expected = len(rows) / len(allowed)
+            assert (abs(counts[list(allowed)] - expected) < 5 * expected**0.5).all()
+        np.testing.assert_array_equal(
+            found.negative_label[:, i], pool[found.rows[:, i, 1]]
+        )
+
+
+def test_a_batch_of_one_class_has_no_valid_anchor():
+    found = drawn_pairs([1, 1], [1, 1], [True, False], "incoming", draws=2)
+    assert not found.valid.any()
+    np.testing.assert_array_equal(found.rows[:, :, 1], [[2, 3]] * 2)
+
+
+@pytest.mark.parametrize("form", ["paper", "code"])
+def test_er_aml_pulls_pairs_and_replays_all_classes_seen(form):
+    made = parts()
+    method = er_aml.make(made, form=form)
+    net = online.network(made, "cosine")
+    state = started(method)
+    images, labels = all_rows(state, made)
+    # The same draws as the step's.
+    k_write, k_batch = jax.random.split(core.step_key(state), 2)
+    _, k_update = jax.random.split(k_batch)
+    _, k_pick, _ = jax.random.split(k_update, 3)
+    memory = state.extra.memory
+    picked = er_aml.pick(k_pick, SECOND["label"], memory.items["label"], memory.filled)
+    raw = jnp.concatenate([memory.items["image"], SECOND["image"]])
+    pairs = made.plain(raw[picked.rows.reshape(-1)])
+
+    def loss(params):
+        new, _ = net(params, state.stats, made.plain(SECOND["image"]), train=True)
+        old, _ = net(params, state.stats, images, train=True)
+        pair, _ = net(params, state.stats, pairs, train=True)
+        a, p, n = (
+            x / jnp.linalg.norm(x, axis=1, keepdims=True)
+            for x in (new.features, pair.features[::2], pair.features[1::2])
+        )
+        near, far = (
+            1 - (a * x).sum(axis=1)
+            if form == "paper"
+            else jnp.linalg.norm(a - x, axis=1)
+            for x in (p, n)
+        )
+        pull = jnp.maximum(near - far + 0.2, 0).mean()
+        classes = [0, 1, 2, 3] if form == "paper" else None
+        return 2 * pull + nll(old.logits, labels, classes)
+
+    new, expected = moved(method, state, SECOND, loss)
+    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_er_aml_code_learns_the_first_task_plainly():
+    made = parts()
+    method = er_aml.make(made, form="code")
+    net = online.network(made, "cosine")
+    state = started(method, task=0)
+
+    def loss(params):
+        new, _ = net(params, state.stats, made.plain(SECOND["image"]), train=True)
+        return nll(new.logits, LABELS)
+
+    new, expected = moved(method, state, SECOND, loss)
+    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"loss": "sup_con"}, {"negatives": "all"}])
+def test_er_aml_options_change_the_step(options):
+    made = parts()
+    plain, other = er_aml.make(made), er_aml.make(made, **options)
+    state = started(plain)
+    ends = [_compiled(m)[1](core.copy(state), SECOND)[0].params for m in (plain, other)]
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_close(*ends, rtol=1e-3, atol=1e-5)
+    with pytest.raises(ValueError, match=r"config\.method\.loss='triplets'"):
+        er_aml.make(made, loss="triplets")
+    assert isinstance(state.extra.memory, buffer.Buffer)
