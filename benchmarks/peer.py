@@ -62,8 +62,9 @@ class Residual(nn.Module):
 class ResNet(nn.Module):
     """The network of `jaxcl.nets.resnet`, modules named as its parameters are."""
 
-    def __init__(self, *, depth, width, stem, stem_padding=1):
+    def __init__(self, *, depth=18, width, stem="cifar", stem_padding=1, pool=None):
         super().__init__()
+        self.window = pool
         kernel, stride, pad = (3, 1, stem_padding) if stem == "cifar" else (7, 2, 3)
         self.conv1 = nn.Conv2d(3, width, kernel, stride, pad, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -84,7 +85,11 @@ class ResNet(nn.Module):
         x = self.pool(functional.relu(self.bn1(self.conv1(x)), inplace=True))
         for name in self.blocks:
             x = self.get_submodule(name)(x)
-        return x.float().mean((2, 3))
+        x = x.float()
+        if self.window is None:
+            return x.mean((2, 3))
+        windows = functional.avg_pool2d(x, self.window)
+        return windows.permute(0, 2, 3, 1).flatten(1)
 
 
 def _mlp(params):
@@ -101,7 +106,7 @@ def _mlp(params):
     return nn.Sequential(layers)
 
 
-def _load(module, params, stats):
+def load(module, params, stats):
     """Copy a tree of flax parameters and statistics into a module."""
     names = {"running_mean": "mean", "running_var": "var"}
     with torch.no_grad():
@@ -184,7 +189,7 @@ class Peer:
             heads = {name: tree for name, tree in params.items() if name != "encoder"}
             net = nn.ModuleDict({"encoder": ResNet(**encoder)})
             net.update({name: _mlp(tree) for name, tree in heads.items()})
-            _load(net, params, stats)
+            load(net, params, stats)
             return net.to(self.device, memory_format=self.format)
 
         self.net = network(state.params, state.stats)

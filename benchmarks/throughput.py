@@ -118,15 +118,20 @@ def make_job(args, directory) -> jobs.Job:
 
 def begun(work: jobs.Job, index: int) -> core.TrainState:
     """The state at the first step of a task, as the training loop has it."""
-    method, state = work.method, jobs.initial_state(work)
-    for task in work.stream.tasks[: index + 1]:
-        if task.index:
-            state = method.end_task(state, work.stream.tasks[task.index - 1])
-        steps = len(jobs.schedule(work, task.train, task.index))
-        numbers = {"task": np.int32(task.index), "task_steps": np.int32(steps)}
-        state = state.replace(**sharding.replicate(numbers, work.mesh))
-        state = sharding.settle(method.begin_task(state, task), work.mesh)
+    state = entered(work, jobs.initial_state(work), 0)
+    for task in work.stream.tasks[:index]:
+        state = entered(work, work.method.end_task(state, task), task.index + 1)
     return state
+
+
+def entered(work: jobs.Job, state, index: int) -> core.TrainState:
+    """The state once a task has begun, all before it being over."""
+    task = work.stream.tasks[index]
+    steps = len(jobs.schedule(work, task.train, index))
+    numbers = {"task": index, "task_start": state.step, "task_steps": steps}
+    numbers = {name: np.int32(value) for name, value in numbers.items()}
+    state = state.replace(**sharding.replicate(numbers, work.mesh))
+    return sharding.settle(work.method.begin_task(state, task), work.mesh)
 
 
 class Ours:

@@ -30,6 +30,7 @@ from jaxcl import (
     transfer,
 )
 from jaxcl.data import prefetch, sources, stream, tfds_source
+from jaxcl.memory import sharded
 from jaxcl.methods import online
 from jaxcl.nets import resnet
 
@@ -108,6 +109,7 @@ def build(
     found = {"decoder": decoder} if decoder else {}
     if not judges:
         found["resident"] = made.resident
+        found |= _shards(plain.get("replay"), made.mesh)
     claim(workdir, plain | found)
     return made
 
@@ -124,11 +126,16 @@ def _seeds(raw, workdir):
         one = ml_collections.ConfigDict(raw | {"seed": seed, "seeds": 1})
         return build(one, epath.Path(workdir) / seeds.folder(seed))
 
+    side_by_side, split = top.side_by_side, (top.replay or {}).get("sharded")
+    if split and side_by_side:
+        raise ValueError(
+            "config.side_by_side=True: runs whose memory is split over the devices "
+            "(config.replay.sharded) go one after another; must be None or False"
+        )
     make(top.seed)
     claim(workdir, json.loads(json.dumps(raw)))
-    side_by_side = top.side_by_side
     if side_by_side is None:
-        side_by_side = not sharding.on_cpu()
+        side_by_side = not split and not sharding.on_cpu()
     chosen = tuple(range(top.seed, top.seed + top.seeds))
     return seeds.Seeds(chosen, make, side_by_side)
 
@@ -212,9 +219,11 @@ def _job(top: Top, plain: dict, workdir) -> job.Job:
     tasks = make_stream()
     num_classes = max(len(tasks.dataset.class_names), 1)
     replay = schema.options(online.settings, top.replay or {}, "config.replay")
+    replay = online.settings(num_classes, top.batch_size, **replay)
     parts = parts._replace(
         num_classes=num_classes,
-        replay=online.settings(num_classes, top.batch_size, **replay),
+        replay=replay,
+        memory=sharded.over(mesh, replay) if replay.sharded else None,
         split=functools.partial(sharding.spread, mesh=mesh),
         num_tasks=len(tasks.tasks),
         unroll=sharding.on_cpu(),
@@ -226,7 +235,7 @@ def _job(top: Top, plain: dict, workdir) -> job.Job:
             "leave the section out"
         )
     eval_parts = _eval_parts(top, method.embed, tasks, image, mesh)
-    eval_parts = eval_parts._replace(predict=method.predict)
+    eval_parts = eval_parts._replace(predict=method.predict, memory=method.memory)
     judges, pictures = evaluators.make(top.evaluators, eval_parts, workdir)
     images = tasks.dataset.train.images
     fields = {field.name for field in dataclasses.fields(Top)}
@@ -274,7 +283,9 @@ def _alone(top, made, parts, eval_parts, workdir) -> single.Alone | None:
         if method is made.method:
             own = {key: made.evaluators[key] for key in judges}
         else:  # made now and not before: they put images on the devices
-            reads = eval_parts._replace(embed=method.embed, predict=method.predict)
+            reads = eval_parts._replace(
+                embed=method.embed, predict=method.predict, memory=method.memory
+            )
             own, _ = evaluators.make(sections, reads, workdir)
         return made._replace(method=method, evaluators=own)
 
@@ -285,10 +296,16 @@ def _alone(top, made, parts, eval_parts, workdir) -> single.Alone | None:
         "dataset": single.fingerprint(made.stream.dataset),
         "decoder": made.stream.dataset.decoder,
         "resident": made.resident,  # or crops are drawn otherwise
+        **_shards(top.replay, made.mesh),
     }
     alone = single.Alone(make, json.loads(json.dumps(facts)), top.plasticity_cache)
     single.prepare(alone)
     return alone
+
+
+def _shards(replay: dict | None, mesh) -> dict:
+    """The number of devices, where what a memory holds depends on it."""
+    return {"memory_shards": mesh.size} if (replay or {}).get("sharded") else {}
 
 
 def _transfer(top: Top, workdir) -> transfer.Transfer:

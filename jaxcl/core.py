@@ -42,6 +42,8 @@ class Replay(NamedTuple):
     size: int | None = None  # rows drawn per update; None: as many as come in
     updates: int = 1  # gradient steps on each incoming batch
     augment: str = "none"  # which rows: "none", "replay" or "all"
+    sharded: bool = False  # the memory is split over the devices
+    measure: tuple[str, ...] = ()  # "drift", "gradients", see methods/online_probe.py
 
 
 class Parts(NamedTuple):
@@ -56,6 +58,10 @@ class Parts(NamedTuple):
     replay: Replay | None = None  # for methods that replay, see methods/online.py
     # Spreads rows that a step drew itself over the devices, as a batch's are.
     split: Callable = lambda tree: tree
+    num_tasks: int = 1  # of the stream
+    memory: Any = None  # memory.sharded.Memory; None: each device holds it whole
+    # Gradients within a loop of XLA's are slow on CPU; there loops are written out.
+    unroll: bool = True
 
 
 class Method(NamedTuple):
@@ -76,6 +82,8 @@ class Method(NamedTuple):
     eval_state: Callable = lambda state: state
     supervised: bool = False  # its steps read labels: every train row needs one
     replays: bool = False  # it reads `Parts.replay`, which is config.replay
+    # state -> memory.buffer.Buffer of "image" u8, "label" i32, "task" i32 and others
+    memory: Callable | None = None
     # Its steps also want batch["labelled"] = {"image", "label", "index"}, as many rows
     # again, of the whole train split: of all classes, those of later tasks too.
     labelled: bool = False
@@ -86,7 +94,7 @@ class EvalParts(NamedTuple):
 
     An evaluator is a module of jaxcl.evals with `make(parts, *, ...)`, which
     returns a function (state, number of the task just finished) -> Result. It
-    reads the state through `embed` and `predict` alone and never changes it.
+    reads the state through `embed`, `predict`, `memory` alone and never changes it.
     """
 
     embed: Callable  # (state, normalised images) -> f32[B, D], eval mode
@@ -100,6 +108,7 @@ class EvalParts(NamedTuple):
     mesh: Any  # jax.sharding.Mesh
     workers: int  # processes that decode images which do not fit in memory
     predict: Callable | None = None  # (state, normalised images) -> logits f32[B, C]
+    memory: Callable | None = None  # the method's, see `Method.memory`
 
 
 class Result(NamedTuple):

@@ -6,6 +6,9 @@ from etils import epath
 
 from jaxcl import cost, job, plots, record, report, seeds, single, train, transfer
 
+# Metrics of steps that have a picture each, see methods/online_probe.py.
+MEASURED = ("drift", "feature_gradient_norm", "prototype_gradient_norm")
+
 
 def run(
     work: job.Job | transfer.Transfer | seeds.Seeds,
@@ -142,7 +145,7 @@ def text(results: dict) -> str:
 
 
 def draw(workdir, results: dict) -> None:
-    """Accuracy matrices and training curves as PNG in `workdir/plots`."""
+    """Accuracy matrices, curves and what was measured, as PNG in `workdir/plots`."""
     folder = epath.Path(workdir) / "plots"
     folder.mkdir(parents=True, exist_ok=True)
     for name in results["matrices"]:
@@ -151,4 +154,13 @@ def draw(workdir, results: dict) -> None:
         plots.accuracy_matrix(
             matrix, path, title=name, task_names=results["task_names"]
         )
-    plots.curves(record.read_rows(workdir), folder / "curves.png")
+    rows = record.read_rows(workdir)
+    plots.curves(rows, folder / "curves.png")
+    ends = {row["task"]: row["step"] for row in rows}  # the last row of each task
+    for name in MEASURED:
+        found = [(row["step"], row[name]) for row in rows if name in row]
+        if found:
+            curve = {name: tuple(np.array(found).T)}
+            label = name.replace("_", " ")
+            path = folder / f"{name}.png"
+            plots.per_step(curve, path, list(ends.values()), ylabel=label)

@@ -120,7 +120,8 @@ def _example(job: Job) -> dict:
 
 def initial_state(job: Job) -> core.TrainState:
     """The state before the first task, on all devices."""
-    init = jax.jit(job.method.init, out_shardings=sharding.replicated(job.mesh))
+    placement = sharding.placement(shapes(job)[0], job.mesh)
+    init = jax.jit(job.method.init, out_shardings=placement)
     return init(_key(job), _example(job))
 
 
@@ -212,8 +213,9 @@ def compile_step(job: Job) -> Callable:
 
         return jax.lax.fori_loop(0, count, body, (state, blank))
 
-    everywhere = sharding.replicated(job.mesh)
-    return jax.jit(several, donate_argnums=0, out_shardings=everywhere)
+    state = sharding.placement(shapes(job)[0], job.mesh)
+    placed = state, sharding.replicated(job.mesh)
+    return jax.jit(several, donate_argnums=0, out_shardings=placed)
 
 
 def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:

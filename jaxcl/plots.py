@@ -173,3 +173,66 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
     axes.grid(color="0.9")
     axes.legend(title=note, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     _save(figure, path)
+
+
+def anytime(runs, path, task_ends, *, title="", ylabel="accuracy (%)") -> None:
+    """Accuracy over a stream of tasks, of several methods.
+
+    Args:
+      runs: name -> (steps i[n], mean f[n] in [0, 1], spread f[n], the half of the
+        band's height, or None for no band); a nan leaves a gap.
+      path: of the PNG.
+      task_ends: i[T], the last step of each task; every other task is shaded.
+    """
+    percent = {
+        name: (steps, 100 * np.asarray(mean, np.float64), spread)
+        for name, (steps, mean, spread) in runs.items()
+    }
+    figure, axes = _stream(task_ends)
+    for number, (name, (steps, mean, spread)) in enumerate(percent.items()):
+        style = _style(number)
+        if spread is not None:
+            wide = 100 * np.asarray(spread, np.float64)
+            low, high = mean - wide, mean + wide
+            axes.fill_between(steps, low, high, color=style["color"], alpha=0.2, lw=0)
+        axes.plot(steps, mean, markersize=4, label=_short(name), **style)
+    _finish(figure, axes, path, title=title, ylabel=ylabel)
+
+
+def per_step(runs, path, task_ends, *, title="", ylabel="drift") -> None:
+    """What was measured of each step of a stream of tasks, of several methods.
+
+    Args:
+      runs: name -> (steps i[n], values f[n]).
+      path: of the PNG.
+      task_ends: i[T], the last step of each task; every other task is shaded.
+    """
+    figure, axes = _stream(task_ends)
+    for number, (name, (steps, values)) in enumerate(runs.items()):
+        # Few points may be a single one, of which no line is seen.
+        marker = "." if len(steps) < 100 else None
+        colour = _style(number)["color"]
+        label = _short(name)
+        axes.plot(steps, values, color=colour, linewidth=1, marker=marker, label=label)
+    axes.set_ylim(bottom=0)
+    _finish(figure, axes, path, title=title, ylabel=ylabel)
+
+
+def _stream(task_ends):
+    """A figure over the steps of a stream, every other task shaded."""
+    figure = Figure(figsize=(7.5, 4.2))
+    axes = figure.add_subplot()
+    ends = [0, *np.asarray(task_ends).tolist()]
+    for first, last in list(zip(ends, ends[1:], strict=False))[1::2]:
+        axes.axvspan(first, last, color="0.93", lw=0, zorder=0)
+    axes.set_xlim(0, ends[-1])
+    return figure, axes
+
+
+def _finish(figure, axes, path, *, title, ylabel):
+    axes.set(title=title, ylabel=ylabel)
+    axes.set_xlabel("optimiser step (shaded: every other task)")
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
+    axes.grid(color="0.85")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    _save(figure, path)

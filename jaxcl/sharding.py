@@ -7,6 +7,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxcl.memory import sharded
+
 AXIS = "data"
 
 
@@ -93,12 +95,27 @@ def replicate(tree, mesh: Mesh):
     return jax.tree.map(place, tree)
 
 
+def placement(tree, mesh: Mesh):
+    """The sharding of each leaf of a state: memories in shards split, the rest whole.
+
+    Args:
+      tree: arrays or their shapes.
+    """
+
+    def of(node):
+        if isinstance(node, sharded.SPLIT):
+            return jax.tree.map(lambda leaf: split(mesh), node)
+        return replicated(mesh)
+
+    return jax.tree.map(of, tree, is_leaf=lambda x: isinstance(x, sharded.SPLIT))
+
+
 def settle(tree, mesh: Mesh):
-    """The same arrays, each replicated and committed, whatever made them.
+    """The same arrays, each committed to its `placement`, whatever made them.
 
     A step that sees its state in one form compiles once.
     """
-    return jax.jit(lambda t: t, out_shardings=replicated(mesh))(tree)
+    return jax.jit(lambda t: t, out_shardings=placement(tree, mesh))(tree)
 
 
 def shard(batch, mesh: Mesh, axis: int = 0):

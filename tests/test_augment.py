@@ -11,7 +11,7 @@ from matplotlib import colors
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from scipy import stats
 
-from jaxcl import augment
+from jaxcl import augment, crops
 
 PLAIN = dict(mean=(0.0,), std=(1.0,))
 OFF = dict(jitter_probability=0.0, grayscale=0.0, flip=0.0, **PLAIN)
@@ -90,11 +90,11 @@ def test_random_resized_crop_is_pillows_crop_then_resize(interpolation):
     image, size = unit(pixels(20, 28, 3)), 9
     many = keys(12)
     out = jax.vmap(
-        lambda key: augment.random_resized_crop(
+        lambda key: crops.random_resized_crop(
             key, image, size=size, interpolation=interpolation
         )
     )(many)
-    box = jax.vmap(lambda k: augment._box(k, 20, 28, (0.08, 1.0), (3 / 4, 4 / 3)))(many)
+    box = jax.vmap(lambda k: crops._box(k, 20, 28, (0.08, 1.0), (3 / 4, 4 / 3)))(many)
     top, left, h, w = np.asarray(box, np.int64)
     # Both directions are met: some boxes shrink, some grow.
     assert h.min() < size < h.max()
@@ -115,7 +115,7 @@ def test_random_resized_crop_is_pillows_crop_then_resize(interpolation):
 )
 def test_boxes_are_distributed_as_torchvisions(height, width, scale, ratio):
     n = 3000
-    box = jax.vmap(lambda key: augment._box(key, height, width, scale, ratio))(keys(n))
+    box = jax.vmap(lambda key: crops._box(key, height, width, scale, ratio))(keys(n))
     ours = np.asarray(box, np.int64).T
     rng = np.random.default_rng(0)
     theirs = [torchvision_box(rng, height, width, scale, ratio) for _ in range(n)]
@@ -136,15 +136,46 @@ def test_resize_and_center_crop_match_pillow():
     for shape, size, out in (((21, 33), 12, (12, 18)), ((30, 14), 20, (42, 20))):
         image = unit(pixels(*shape, 3))
         for interpolation in RESAMPLING:
-            ours = augment.resize(image, size=size, interpolation=interpolation)
+            ours = crops.resize(image, size=size, interpolation=interpolation)
             box = (0, 0, shape[1], shape[0])
             twin = pillow_resize(image, box, out[::-1], interpolation)
             np.testing.assert_allclose(ours, twin, atol=2e-5)
     image = jnp.arange(9 * 11.0).reshape(9, 11, 1)
     # Offsets 2.5 and 3.5 round half to even, as torchvision's int(round(x)) does.
-    np.testing.assert_array_equal(augment.center_crop(image, size=4), image[2:6, 4:8])
+    np.testing.assert_array_equal(crops.center_crop(image, size=4), image[2:6, 4:8])
     with pytest.raises(ValueError, match="size must be at most 9, got 10"):
-        augment.center_crop(image, size=10)
+        crops.center_crop(image, size=10)
+
+
+def shifts(image, pad):
+    """(dy, dx) -> RandomCrop's window of the padded image that starts there."""
+    height, width, channels = image.shape
+    padded = np.zeros((height + 2 * pad, width + 2 * pad, channels), image.dtype)
+    padded[pad : pad + height, pad : pad + width] = image
+    each = range(2 * pad + 1)
+    return {
+        (y, x): padded[y : y + height, x : x + width]
+        for y, x in itertools.product(each, each)
+    }
+
+
+def offsets(images, twins):
+    """Which shift each image is; it must be one, bit for bit."""
+    known = {twin.tobytes(): offset for offset, twin in twins.items()}
+    assert len(known) == len(twins)
+    return [known[np.asarray(image).tobytes()] for image in images]
+
+
+@pytest.mark.parametrize("pad", [1, 3])
+def test_shifts_are_uniform_over_all_offsets(pad):
+    image, n = np.asarray(unit(pixels(5, 8, 3))) + 0.01, 4000  # nothing is black
+    out = jax.vmap(lambda key: crops.shift(key, image, pad=pad))(keys(n))
+    assert out.dtype == jnp.float32 and out.shape == (n, 5, 8, 3)
+    found = offsets(out, shifts(image, pad))
+    cells = [(y, x) for y in range(2 * pad + 1) for x in range(2 * pad + 1)]
+    counts = [found.count(cell) for cell in cells]
+    assert sum(counts) == n and stats.chisquare(counts).pvalue > 1e-3
+    np.testing.assert_array_equal(crops.shift(keys(1)[0], image, pad=0), image)
 
 
 @pytest.mark.parametrize("factor", [0.3, 1.0, 1.7])
@@ -350,8 +381,38 @@ def test_keys_are_folded_from_position_then_view():
     for position, view in ((0, 0), (2, 0), (1, 1)):
         folded = jax.random.fold_in(jax.random.fold_in(key, position), view)
         k_crop = jax.random.split(folded, 3)[0]
-        twin = augment.random_resized_crop(k_crop, unit(images[position]), size=5)
+        twin = crops.random_resized_crop(k_crop, unit(images[position]), size=5)
         np.testing.assert_allclose(out[position, view], twin, atol=1e-6)
+
+
+def test_padded_views_are_shifts_that_no_other_example_changes():
+    """Each example and view has a shift of its own; black is 0 before normalising."""
+    images = jnp.asarray(pixels(40, 6, 6, 3) | 1)
+    mean, std, pad = (0.1, 0.2, 0.3), (0.5, 0.4, 0.3), 2
+    options = OFF | dict(crop=False, pad=pad, mean=mean, std=std)
+    make, key = jax.jit(augment.make(size=6, **options)), jax.random.key(3)
+    out, found = make(key, images), []
+    for image, views in zip(np.asarray(images), out, strict=True):
+        twins = shifts(image, pad)
+        for view in views:
+            shown = np.asarray(view) * std + mean
+            gaps = {at: np.abs(shown - x / 255).max() for at, x in twins.items()}
+            found.append(min(gaps, key=gaps.get))
+            assert gaps[found[-1]] < 1e-5
+    assert len({*found}) > 20
+    assert sum(a != b for a, b in zip(found[::2], found[1::2], strict=True)) > 30
+    np.testing.assert_array_equal(make(key, images.at[1:].set(0))[0], out[0])
+    for position, view in ((0, 0), (7, 1)):
+        folded = jax.random.fold_in(jax.random.fold_in(key, position), view)
+        k_crop = jax.random.split(folded, 3)[0]
+        twin = crops.shift(k_crop, unit(images[position]), pad=pad)
+        np.testing.assert_allclose(
+            out[position, view], augment.normalize(twin, mean, std), atol=1e-6
+        )
+    both = jnp.stack([images, images], axis=1)  # views that were cut before
+    np.testing.assert_array_equal(make(key, both), out)
+    half = augment.make(size=6, dtype=jnp.bfloat16, **options)
+    assert half(key, images).dtype == jnp.bfloat16
 
 
 def primitives(jaxpr):
@@ -385,6 +446,7 @@ def test_operations_of_probability_zero_are_not_in_the_program():
     # One to solarise and one to choose; a plane each; one to choose.
     assert more == {"solarize": 2, "grayscale": 6, "flip": 2}
     assert count("rev", flip=0.5) == 2 and count("rev") == 0
+    assert count("pad", crop=False, pad=1) == 2 and count("pad", crop=False) == 0
 
 
 def test_crops_that_are_already_cut_pass_as_they_are():
@@ -437,6 +499,10 @@ def test_evaluation_is_resize_then_centre():
         (dict(solarize=(0.1, 1.5)), "solarize must be"),
         (dict(std=(0.1, 0.1)), "std must be positive and as long as mean"),
         (dict(std=(0.0,)), "std must be positive"),
+        (dict(pad=4), "pad must be 0 where crop=True, got 4"),
+        (dict(pad=-1, crop=False), "pad must be a whole number from 0 to 7, got -1"),
+        (dict(pad=8, crop=False), "pad must be a whole number from 0 to 7, got 8"),
+        (dict(pad=0.5, crop=False), "pad must be a whole number"),
     ],
 )
 def test_make_rejects(changes, message):

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxcl import augment, core, optim
+from jaxcl import augment, core, crops, optim
 from jaxcl.methods import ssl_bases, ssl_strategies
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
@@ -257,7 +257,7 @@ def test_the_peers_image_operations_are_ours(throughput):
             peer_augment.turned(x, torch.full((1, 1, 1), 0.3)),
             augment.adjust_hue(image, 0.3),
         ),
-        ((weights @ x @ weights.mT).clamp(0, 1), augment.resize(image, size=11)),
+        ((weights @ x @ weights.mT).clamp(0, 1), crops.resize(image, size=11)),
         (whole._blur(x), augment.gaussian_blur(image, 1.3, radius=8)),
         (peer_augment.gray(x).expand(1, 3, 16, 16), augment.grayscale(image)),
     )

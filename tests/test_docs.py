@@ -21,7 +21,7 @@ import jaxcl
 import jaxcl.methods
 from jaxcl import build, evaluators, record, schema, train, transfer
 from jaxcl.data import convert, sources, stream
-from jaxcl.evals import knn, linear, tsne
+from jaxcl.evals import knn, linear, predict, tsne
 from jaxcl.methods import two_view
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -404,7 +404,8 @@ def test_tables_of_options_are_those_of_the_signature(name, without, table):
 
 def test_every_function_that_config_names_has_a_table():
     functions = {build.Top, stream.make, build.augment_lib.make, two_view.make}
-    functions |= {linear.make, knn.make, tsne.make, *build.SOURCES.values()}
+    functions |= {linear.make, knn.make, predict.make, tsne.make}
+    functions |= {*build.SOURCES.values()}
     functions |= {*build.ENCODERS.values(), *build.OPTIMIZERS.values()}
     functions |= {*build.SCHEDULES.values()} - {build.SCHEDULES["constant"]}
     names = {f"{f.__module__}.{f.__name__}" for f in functions}

@@ -9,7 +9,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "jaxcl").rglob("*.py"))
 # A module imports from layers below its own, or from its own.
 LAYERS = [
-    {"main"},
+    {"main", "compare"},
     {"finish"},
     {"train"},
     {"build"},

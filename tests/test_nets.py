@@ -256,7 +256,7 @@ def test_strided_convolution_pads_as_asked(kernel):
     pads = {"torch": (kernel // 2,) * 2, "same": (kernel // 2 - 1, kernel // 2)}
     for padding, pad in pads.items():
         spec = resnet._padding(kernel, padding)
-        net = resnet._conv(3, kernel, 2, spec, jnp.float32, None)
+        net = resnet._conv(3, kernel, 2, spec, jnp.float32, "torch", None)
         tree = net.init(jax.random.key(0), x)
         y = net.apply(tree, x)
         want = np_conv(x, tree["params"]["kernel"], 2, pad)
@@ -283,7 +283,7 @@ def test_imagenet_stem(padding, pad):
 
 
 def test_kernels_are_kaiming_normal_over_fan_out():
-    net = resnet._conv(64, 3, 1, "SAME", jnp.float32, None)
+    net = resnet._conv(64, 3, 1, "SAME", jnp.float32, "kaiming", None)
     kernel = net.init(jax.random.key(0), jnp.zeros((1, 4, 4, 16)))["params"]["kernel"]
     want = np.sqrt(2 / (3 * 3 * 64))  # 9,216 draws: std is known to 0.7 %
     assert abs(np.std(kernel) / want - 1) < 0.03

@@ -110,6 +110,20 @@ def icarl_twin(logits, teacher, old, classes=range(5), rows=range(4), summed=Fal
     return mean(per_row)
 
 
+def task_twin(logits, teacher, groups, rows=range(4), t=2.0):
+    def shares(z, group):
+        total = sum(math.exp(z[c] / t) for c in group)
+        return [math.exp(z[c] / t) / total for c in group]
+
+    def apart(q, p):
+        return sum(a * math.log(a / b) for a, b in zip(q, p, strict=True))
+
+    return mean(
+        sum(apart(shares(teacher[i], g), shares(logits[i], g)) for g in groups)
+        for i in rows
+    )
+
+
 def of(members, size):
     return jnp.array([i in members for i in range(size)])
 
@@ -146,6 +160,13 @@ def icarl(old, **options):
     labels = jnp.array(IN_LABELS)
     return lambda logits, teacher: replay.icarl(
         logits, labels, teacher, of(old, 5), **options
+    )
+
+
+def tasks(numbers, **options):
+    numbers = jnp.array(numbers)
+    return lambda logits, teacher: replay.task_distillation(
+        logits, teacher, numbers, **options
     )
 
 
@@ -249,6 +270,19 @@ CASES = {
         [INCOMING] * 2,
         (0,),
     ),
+    "tasks_default": (
+        tasks([1, 0, 1, 0, 1]),
+        partial(task_twin, groups=[[1, 3], [0, 2, 4]]),
+        [INCOMING] * 2,
+        (0,),
+    ),
+    # Class 1 is a task of its own, 3 and 4 are of none.
+    "tasks_masked": (
+        tasks([7, 2, 7, -1, -1], temperature=0.7, example_mask=of({0, 2, 3}, 4)),
+        partial(task_twin, groups=[[0, 2], [1]], rows=[0, 2, 3], t=0.7),
+        [INCOMING] * 2,
+        (0,),
+    ),
 }
 
 
@@ -297,6 +331,10 @@ MASKED = {
     "aml_sup_con": (lambda m, *x: aml(valid=m)(*x), [FEATURES] * 3),
     "der": (lambda m, z, s: replay.der(z, s, example_mask=m), [REPLAYED] * 2),
     "icarl": (lambda m, z, s: icarl({0, 1}, example_mask=m)(z, s), [INCOMING] * 2),
+    "tasks": (
+        lambda m, z, s: tasks([0, 0, 1, 1, 1], example_mask=m)(z, s),
+        [INCOMING] * 2,
+    ),
 }
 
 
@@ -339,7 +377,12 @@ def test_masked_classes_change_nothing_whatever_they_hold():
         old_classes=of({0}, 5),
         class_mask=mask,
     )
-    for loss in (plain, binary):
+    tasked = partial(
+        replay.task_distillation,
+        teacher_logits=z[::-1],
+        tasks=jnp.array([0, 1, -1, 0, -1]),
+    )
+    for loss in (plain, binary, tasked):
         step = jax.jit(jax.value_and_grad(loss))
         value, gradient = step(z)
         for bad in (np.nan, 1e30, -np.inf):

@@ -346,3 +346,38 @@ def icarl(
     if reduction == "mean":
         rows = rows / jnp.maximum(jnp.sum(classes), 1)
     return _mean(rows, example_mask)
+
+
+def task_distillation(
+    logits, teacher_logits, tasks, *, temperature=2.0, example_mask=None
+):
+    """Task-wise distillation of SS-IL (Ahn et al., ICCV 2021, Sec. 3.3).
+
+    The mean over rows of sum_t KL(q_t || p_t), q_t and p_t the softmax of
+    teacher_logits / temperature and of logits / temperature over the classes of task
+    t alone. Not multiplied by the squared temperature.
+
+    Args:
+      logits: f32[B, C].
+      teacher_logits: f32[B, C], of the network after the task before; no gradient.
+      tasks: i32[C], task of each class; below 0: the class does not take part.
+      temperature: divides the logits.
+      example_mask: bool or f32[B], None for all rows.
+
+    Returns:
+      f32[], in nats; 0 if no row or no class is left.
+    """
+    chex.assert_rank(logits, 2)
+    chex.assert_equal_shape([logits, teacher_logits])
+    chex.assert_shape(tasks, logits.shape[1:])
+    same = tasks[:, None] == tasks  # classes of no task are a task of zeros
+
+    def log_softmax(z):
+        z = jnp.where(tasks >= 0, _clear(_wide(z), example_mask), 0) / temperature
+        rivals = jnp.where(same, z[:, None, :], -jnp.inf)
+        return z - jax.nn.logsumexp(rivals, axis=2)
+
+    now = log_softmax(logits)
+    before = log_softmax(jax.lax.stop_gradient(teacher_logits))
+    rows = jnp.sum(jnp.exp(before) * (before - now), axis=1)
+    return _mean(rows, example_mask)

@@ -39,7 +39,31 @@ def reservoir(buffer, key, mask):
     mask = jnp.asarray(mask, bool)
     chex.assert_rank(mask, 1)
     number = jnp.minimum(_numbers(buffer, mask), _MOST)
-    draw = jax.vmap(_uniform, in_axes=(None, 0))(key, number)
+    draw = jax.vmap(_below, in_axes=(None, 0, 0))(key, number, number + 1)
+    slots = jnp.where(number < buffer.capacity, number, draw).astype(jnp.int32)
+    return jnp.where(mask & (slots < buffer.capacity), slots, buffer.capacity)
+
+
+def batched_reservoir(buffer, key, mask):
+    """The reservoir as released code has it, for a batch at once: slightly biased.
+
+    Free slots first; for every other row of the batch r is drawn uniformly from 0 to
+    n - 1, n the rows before the batch, or before its first row that finds no free
+    slot, and the row goes to slot r if r < capacity, or else is dropped; of rows with
+    the same slot the last stays. So each of them enters with probability
+    capacity / n, where in `reservoir` the i-th (from 1) has capacity / (n + i): late
+    rows of a batch, and late rows of the stream, are kept a little too often. How the
+    stream is cut into batches matters.
+
+    Source: released code of Caccia et al., 2021 (and of MIR, on which it builds).
+
+    Args, Returns: as `reservoir`.
+    """
+    mask = jnp.asarray(mask, bool)
+    chex.assert_rank(mask, 1)
+    number = jnp.minimum(_numbers(buffer, mask), _MOST)
+    span = jnp.maximum(buffer.seen, buffer.capacity).astype(jnp.uint32)
+    draw = jax.vmap(_below, in_axes=(None, 0, None))(key, number, span)
     slots = jnp.where(number < buffer.capacity, number, draw).astype(jnp.int32)
     return jnp.where(mask & (slots < buffer.capacity), slots, buffer.capacity)
 
@@ -64,20 +88,211 @@ def fifo(buffer, mask):
     return jnp.where(mask & (newer < buffer.capacity), slots, buffer.capacity)
 
 
+def ring(buffer, turn, group, mask):
+    """A ring per group: in each, the oldest row is overwritten first.
+
+    The slots are split into shares of equal size, one per group, one after another;
+    of a remainder the first groups have one each. Of a batch with more rows of a
+    group than its share the last ones stay. How the stream is cut into batches
+    changes nothing.
+
+    Source: Lopez-Paz and Ranzato, "Gradient Episodic Memory for Continual Learning",
+    NeurIPS 2017, section 3: the last m examples of each task; per class as in
+    Chaudhry et al., "On Tiny Episodic Memories in Continual Learning", 2019.
+
+    Args:
+      buffer: Buffer.
+      turn: i32[G], the place in each share that is next; zeros at first.
+      group: i32[B], in 0 to G - 1: a class or a task.
+      mask: bool or f32 [B], rows that exist.
+
+    Returns:
+      slots: i32[B], without duplicates but `capacity`.
+      turn: i32[G], after the batch.
+
+    Raises:
+      ValueError: a group would have no slot.
+    """
+    mask = jnp.asarray(mask, bool)
+    chex.assert_rank(mask, 1)
+    chex.assert_equal_shape([group, mask])
+    groups = len(turn)
+    if buffer.capacity < groups:
+        raise ValueError(
+            f"capacity={buffer.capacity}: a ring for each of {groups} groups needs as "
+            "many slots or more"
+        )
+    share, rest = divmod(buffer.capacity, groups)
+    which = jnp.arange(groups, dtype=jnp.int32)
+    size = share + (which < rest)
+    start = share * which + jnp.minimum(which, rest)
+
+    same = (group[:, None] == group) & mask  # [row, other]
+    before = jnp.sum(jnp.tril(same, -1), axis=1, dtype=jnp.int32)
+    newer = jnp.sum(jnp.triu(same, 1), axis=1, dtype=jnp.int32)
+    slots = start[group] + (turn[group] + before) % size[group]
+    more = jnp.sum((group == which[:, None]) & mask, axis=1, dtype=jnp.int32)
+    slots = jnp.where(mask & (newer < size[group]), slots, buffer.capacity)
+    return slots, (turn + more) % size
+
+
+def class_balanced(buffer, met, full, key, label, mask):
+    """Class-balancing reservoir sampling (CBRS): classes as even as the stream allows.
+
+    One row after another, with c its class, m_c the rows of c that are stored and n_c
+    those met, this one included. While a slot is free the row takes the first. Then a
+    class is full if it is, or ever was, among the largest in the memory. A row of a
+    class that is not full replaces a random row of the largest classes; one of a full
+    class replaces, with probability m_c / n_c, a random row of its own. Of each class
+    every row met is then stored with the same probability.
+
+    The draw depends on the key and on the row's number in the stream, so cutting the
+    stream into other batches changes nothing, and one key serves for all of it.
+
+    A class is full by what the memory holds once it has no free slot, not before, or
+    the first row of a stream would stop the growth of its class for good; the paper
+    leaves that open.
+
+    Source: Chrysakis and Moens, "Online Continual Learning from Imbalanced Data",
+    ICML 2020, algorithm 1.
+
+    Args:
+      buffer: Buffer, items with "label" i32[capacity].
+      met: i32[C], rows met of each class; zeros at first.
+      full: bool[C], classes that are full; False at first.
+      key: threefry key.
+      label: i32[B], in 0 to C - 1.
+      mask: bool or f32 [B], rows that exist.
+
+    Returns:
+      slots: i32[B], for rows that are written one after another.
+      met, full: after the batch.
+    """
+
+    def place(stored, counts, kept, label, draw):
+        met, full = kept
+        met = met.at[label].add(met[label] < _MOST)
+        free = stored < 0
+        filling = jnp.any(free)
+        top = jnp.max(counts)
+        full = full | (~filling & (counts == top))
+        largest = (counts == top)[stored]
+        own = full[label]
+        pool = jnp.where(own, stored == label, largest)
+        span = jnp.where(own, met[label], jnp.sum(pool))
+        slot = jnp.where(filling, jnp.argmax(free), _nth(pool, draw(span)))
+        return slot, (met, full)
+
+    slots, (met, full) = _in_turn(buffer, (met, full), key, label, mask, place)
+    return slots, met, full
+
+
+def greedy_balanced(buffer, rank, key, label, mask):
+    """GDumb's sampler: every class up to an equal share, first come, first kept.
+
+    One row after another, with k the capacity: a row of a class that was never stored
+    is, and one of another class if fewer than floor(k / classes stored so far) of it
+    are. It takes the first free slot, or else that of a random row of the largest
+    class, the earliest met of several.
+
+    The draw depends on the key and on the row's number in the stream, so cutting the
+    stream into other batches changes nothing, and one key serves for all of it.
+
+    Source: Prabhu, Torr and Dokania, "GDumb: A Simple Approach that Questions Our
+    Progress in Continual Learning", ECCV 2020, algorithm 1, which breaks ties at
+    random.
+
+    Args:
+      buffer: Buffer, items with "label" i32[capacity].
+      rank: i32[C], classes met before each class; C where it is not met, as at first.
+      key: threefry key.
+      label: i32[B], in 0 to C - 1.
+      mask: bool or f32 [B], rows that exist.
+
+    Returns:
+      slots: i32[B], for rows that are written one after another.
+      rank: after the batch.
+    """
+    classes = len(rank)
+
+    def place(stored, counts, rank, label, draw):
+        known = jnp.sum(rank < classes)
+        new = rank[label] == classes
+        fair = buffer.capacity // jnp.maximum(known, 1)
+        enters = new | (counts[label] < fair)
+        rank = rank.at[label].set(jnp.where(new, known, rank[label]))
+        free = stored < 0
+        largest = jnp.argmin(jnp.where(counts == jnp.max(counts), rank, classes + 1))
+        evicted = _nth(stored == largest, draw(counts[largest]))
+        slot = jnp.where(jnp.any(free), jnp.argmax(free), evicted)
+        return jnp.where(enters, slot, buffer.capacity), rank
+
+    return _in_turn(buffer, rank, key, label, mask, place)
+
+
+def _in_turn(buffer, kept, key, label, mask, place):
+    """Slots of rows that are placed one after another, and what is kept of them.
+
+    Only the labels are carried along, not the items.
+
+    Args:
+      place: (class in each slot i32[capacity], -1 where free; rows stored of each
+        class i32[C]; kept; the row's class; draw) -> (slot, kept), where draw(n) is a
+        whole number below n.
+    """
+    mask = jnp.asarray(mask, bool)
+    chex.assert_rank(mask, 1)
+    chex.assert_equal_shape([label, mask])
+    classes, capacity = len(jax.tree.leaves(kept)[0]), buffer.capacity
+    stored = jnp.where(buffer.filled, buffer.items["label"], -1)
+    there = jnp.where(stored < 0, classes, stored)
+    counts = jnp.zeros((classes,), jnp.int32).at[there].add(1, mode="drop")
+
+    def one(carry, row):
+        stored, counts, kept = carry
+        label, number, exists = row
+
+        def draw(span):
+            drawn = _below(key, number, jnp.maximum(span, 1).astype(jnp.uint32))
+            return drawn.astype(jnp.int32)
+
+        slot, after = place(stored, counts, kept, label, draw)
+        slot = jnp.where(exists, slot, capacity).astype(jnp.int32)
+        kept = jax.tree.map(lambda new, old: jnp.where(exists, new, old), after, kept)
+        enters = slot < capacity
+        evicted = stored[jnp.minimum(slot, capacity - 1)]
+        counts = counts.at[evicted].add(-(enters & (evicted >= 0)).astype(jnp.int32))
+        counts = counts.at[label].add(enters.astype(jnp.int32))
+        stored = stored.at[slot].set(label, mode="drop")
+        return (stored, counts, kept), slot
+
+    number = jnp.minimum(_numbers(buffer, mask), _MOST)
+    carry = stored, counts, kept
+    (_, _, kept), slots = jax.lax.scan(one, carry, (label, number, mask))
+    return slots, kept
+
+
+def _nth(pool, n):
+    """Where True occurs for the (n+1)-th time in bool[K]; K if it does not, i32[]."""
+    return jnp.sum(jnp.cumsum(pool, dtype=jnp.int32) <= n, dtype=jnp.int32)
+
+
 def _numbers(buffer, mask):
     """Number in the stream of each unmasked row, u32[B]; others are arbitrary."""
     before = jnp.cumsum(mask, dtype=jnp.uint32) - mask
     return buffer.seen.astype(jnp.uint32) + before
 
 
-def _uniform(key, number):
-    """A whole number from 0 to `number`, u32[] below 2^31, uniformly, u32[].
+def _below(key, number, span):
+    """A whole number from 0 to span - 1, uniformly, u32[], drawn for row `number`.
 
-    (bits * (number + 1)) >> 64 with 64 random bits. Neither f32, with 24 bits, nor
-    a remainder, which favours small values (by 1/8 at 1.6e9), would do.
+    (bits * span) >> 64 with 64 random bits. Neither f32, with 24 bits, nor a
+    remainder, which favours small values (by 1/8 at 1.6e9), would do.
+
+    Args:
+      number, span: u32[], span from 1 to 2^31.
     """
     high, low = jax.random.bits(jax.random.fold_in(key, number), (2,), jnp.uint32)
-    span = number + 1
     partial = high * span  # modulo 2^32
     carry = partial + _upper(low, span) < partial
     return _upper(high, span) + carry
@@ -97,12 +312,56 @@ class Policy(NamedTuple):
     # (buffer, kept, key, items, mask) -> (slots i32[B], kept); items has "label" and
     # "task", i32[B] each, as the buffer's items do.
     choose: Callable
-    start: Callable = lambda num_classes: {}  # -> kept, what it counts beside
+    # (num_classes, num_tasks) -> kept, what it counts beside
+    start: Callable = lambda num_classes, num_tasks: {}
+    # (num_classes, num_tasks) -> slots that it needs
+    least: Callable = lambda num_classes, num_tasks: 1
+
+
+def _stateless(slots_of):
+    return lambda buffer, kept, key, items, mask: (slots_of(buffer, key, mask), kept)
+
+
+def _ring_by(name, groups):
+    def choose(buffer, kept, key, items, mask):
+        slots, turn = ring(buffer, kept["turn"], items[name], mask)
+        return slots, {"turn": turn}
+
+    def start(num_classes, num_tasks):
+        return {"turn": jnp.zeros((groups(num_classes, num_tasks),), jnp.int32)}
+
+    return Policy(choose, start, groups)
+
+
+def _class_balanced(buffer, kept, key, items, mask):
+    slots, met, full = class_balanced(
+        buffer, kept["met"], kept["full"], key, items["label"], mask
+    )
+    return slots, {"met": met, "full": full}
+
+
+def _start_class_balanced(num_classes, num_tasks):
+    return {
+        "met": jnp.zeros((num_classes,), jnp.int32),
+        "full": jnp.zeros((num_classes,), bool),
+    }
+
+
+def _greedy_balanced(buffer, kept, key, items, mask):
+    slots, rank = greedy_balanced(buffer, kept["rank"], key, items["label"], mask)
+    return slots, {"rank": rank}
+
+
+def _start_greedy_balanced(num_classes, num_tasks):
+    return {"rank": jnp.full((num_classes,), num_classes, jnp.int32)}
 
 
 POLICIES = {
-    "reservoir": Policy(
-        lambda buffer, kept, key, items, mask: (reservoir(buffer, key, mask), kept)
-    ),
-    "fifo": Policy(lambda buffer, kept, key, items, mask: (fifo(buffer, mask), kept)),
+    "reservoir": Policy(_stateless(reservoir)),
+    "batched_reservoir": Policy(_stateless(batched_reservoir)),
+    "fifo": Policy(_stateless(lambda buffer, key, mask: fifo(buffer, mask))),
+    "class_balanced": Policy(_class_balanced, _start_class_balanced),
+    "greedy_balanced": Policy(_greedy_balanced, _start_greedy_balanced),
+    "ring": _ring_by("label", lambda num_classes, num_tasks: num_classes),
+    "task_ring": _ring_by("task", lambda num_classes, num_tasks: num_tasks),
 }

@@ -76,10 +76,14 @@ def make(
             parts, k_augment, raw.reshape(-1, *raw.shape[2:]),
             parts.replay.augment != "none",
         )  # fmt: skip
+        tasks = jnp.append(
+            memory.items["task"], jnp.full(len(incoming.label), state.task)
+        )
+        tasks = jnp.where(picked.valid[:, None], tasks[picked.rows], -1).reshape(-1)
 
         def value_of(params):
             (new, old), stats = net.both(params, state.stats, incoming, replayed)
-            chosen, after = net(params, stats, images, train=True)
+            chosen, after = net(params, stats, images, train=True, tasks=tasks)
             value = metric(new, chosen, incoming.label, picked)
             value += losses.cross_entropy(
                 old.logits, replayed.label, example_mask=replayed.mask,

@@ -19,7 +19,8 @@ import optax
 
 from jaxcl import core
 from jaxcl.losses import replay as losses
-from jaxcl.memory import buffer, policies
+from jaxcl.memory import buffer, policies, sharded
+from jaxcl.methods import online_probe
 from jaxcl.nets import chain
 
 HEADS = ("linear", "cosine")
@@ -85,9 +86,13 @@ class Network(NamedTuple):
             return losses.cosine_logits(features, head["weight"])
         return features @ head["weight"].T + head["bias"]
 
-    def __call__(self, params, stats, images, *, train: bool):
-        """Outputs, and the statistics after this pass."""
+    def __call__(self, params, stats, images, *, train: bool, tasks=None):
+        """Outputs, and the statistics after this pass.
+
+        `tasks` is for `online_probe.tap` alone.
+        """
         features, stats = self._features(params, stats, images, train)
+        features = online_probe.tap(params, features, tasks)
         return Outputs(features, self.logits(params, features)), stats
 
     def both(self, params, stats, incoming: Rows, replayed: Rows):
@@ -96,10 +101,16 @@ class Network(NamedTuple):
         Without any replayed row the second pass leaves the statistics alone.
         """
         first, stats = self(params, stats, incoming.images, train=True)
-        second, after = self(params, stats, replayed.images, train=True)
-        some = jnp.any(replayed.mask)
-        stats = jax.tree.map(lambda new, old: jnp.where(some, new, old), after, stats)
+        second, stats = self.replay(params, stats, replayed)
         return (first, second), stats
+
+    def replay(self, params, stats, rows: Rows):
+        """Outputs of replayed rows; without any the statistics stay as they are."""
+        tasks = online_probe.tasks_of(rows)
+        outputs, after = self(params, stats, rows.images, train=True, tasks=tasks)
+        some = jnp.any(rows.mask)
+        stats = jax.tree.map(lambda new, old: jnp.where(some, new, old), after, stats)
+        return outputs, stats
 
 
 def settings(
@@ -112,6 +123,8 @@ def settings(
     size: int | None = None,
     updates=1,
     augment="none",
+    sharded=False,
+    measure: tuple[str, ...] = (),
 ) -> core.Replay:
     """The section config.replay.
 
@@ -127,12 +140,17 @@ def settings(
       updates: gradient steps on each incoming batch, each with a draw of its own; the
         memory is written once, after them.
       augment: rows under config.augment, "none", "replay" (the drawn ones) or "all".
+      sharded: split the memory over the devices, see `memory.sharded`, where one
+        cannot hold it; capacity and size must be multiples of their number.
+      measure: what else to log of each step, "drift" and "gradients": `online_probe`.
 
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
     core.check_choice("config.replay.policy", policy, tuple(policies.POLICIES))
     core.check_choice("config.replay.augment", augment, AUGMENTED)
+    for name in measure:
+        core.check_choice("config.replay.measure", name, online_probe.MEASURES)
     if per_class is not None and capacity is not None:
         raise ValueError(
             f"config.replay.capacity={capacity}: set it or per_class={per_class}, "
@@ -148,7 +166,28 @@ def settings(
             raise ValueError(f"config.replay.{name}={value}: must be at least 1")
     if capacity is None:
         capacity = (20 if per_class is None else per_class) * num_classes
-    return core.Replay(capacity, policy, size or batch_size, updates, augment)
+    size, measure = size or batch_size, tuple(measure)
+    return core.Replay(capacity, policy, size, updates, augment, sharded, measure)
+
+
+def memory_of(parts: core.Parts) -> sharded.Memory:
+    """What to do with the memory, wherever it lies."""
+    return parts.memory or sharded.WHOLE
+
+
+def _check_memory(replay: core.Replay, parts: core.Parts, write) -> None:
+    least = policies.POLICIES[replay.policy].least(parts.num_classes, parts.num_tasks)
+    least *= memory_of(parts).shards
+    if replay.capacity < least:
+        raise ValueError(
+            f"config.replay.capacity={replay.capacity}: policy={replay.policy!r} needs "
+            f"{least} or more"
+        )
+    if replay.sharded and write:
+        raise ValueError(
+            "config.replay.sharded=True: the method writes its memory by a rule of its "
+            "own, which needs it whole; must be False"
+        )
 
 
 def network(parts: core.Parts, head: str) -> Network:
@@ -160,10 +199,7 @@ def network(parts: core.Parts, head: str) -> Network:
 def draw(
     parts: core.Parts, memory, key, *, size=None, log_weights=None, augment=True
 ) -> Rows:
-    """Rows of the memory, without replacement.
-
-    Rows that do not exist repeat those that do, so that batch statistics see no
-    blank image; where none exists all are blank.
+    """Rows of the memory, without replacement; `taken` says what fills the rest.
 
     Args:
       size: how many; None: config.replay.size.
@@ -172,14 +208,27 @@ def draw(
     """
     k_draw, k_augment = jax.random.split(key)
     size = min(size or parts.replay.size, memory.capacity)
-    items, mask, slots = buffer.sample(memory, k_draw, size, log_weights=log_weights)
-    there = jnp.maximum(jnp.sum(mask), 1)
-    filled = jnp.arange(size) % there  # rows that exist come first
-    items = jax.tree.map(lambda x: x[filled], items)
+    drawn = memory_of(parts).sample(memory, k_draw, size, log_weights=log_weights)
+    return taken(parts, k_augment, *drawn, augment=augment)
+
+
+def taken(parts: core.Parts, key, items, mask, slots, *, augment=True) -> Rows:
+    """Rows that a method took of the memory, those that exist before the others.
+
+    Rows that do not exist repeat those that do, so that batch statistics see no
+    blank image; where none exists all are blank.
+    """
+    items = memory_of(parts).each(_repeated, items, mask)
     items, mask, slots = parts.split((items, mask, slots))
     moved = augment and parts.replay.augment != "none"
-    images = images_of(parts, k_augment, items["image"], moved)
+    images = images_of(parts, key, items["image"], moved)
     return Rows(images, items["label"], mask, items["image"], items, slots)
+
+
+def _repeated(items, mask):
+    there = jnp.maximum(jnp.sum(mask), 1)
+    filled = jnp.arange(len(mask)) % there
+    return jax.tree.map(lambda x: x[filled], items)
 
 
 def images_of(parts: core.Parts, key, images, augmented: bool):
@@ -203,8 +252,9 @@ def descend(parts: core.Parts, state, loss: Callable):
     Returns:
       The new state and metrics.
     """
-    (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-    return move(parts, state, value, stats, grads)
+    (value, stats), grads, found = online_probe.gradient(parts, state, loss)
+    state, metrics = move(parts, state, value, stats, grads)
+    return state, metrics | found
 
 
 def move(parts: core.Parts, state, value, stats, grads):
@@ -222,6 +272,7 @@ def method(
     *,
     items: Callable = lambda batch: {},
     extra: Callable = lambda base, params: base,
+    write: Callable | None = None,
     limit: bool = True,
     remembers: bool = True,
     **hooks,
@@ -233,15 +284,22 @@ def method(
         last what is to be stored beside image, label and task.
       items: (one example's logits f32[C]) -> {name: array}, shapes of the above.
       extra: (Extra, params) -> the method's own extra, with its fields.
+      write: (state, key, batch, what `update` returned last) -> state, after the
+        updates, in place of the write under config.replay.policy.
       limit: predict among the classes seen so far only.
       remembers: keep a memory at all.
       hooks: other fields of core.Method.
     """
-    shared = _Shared(parts, net, update, items, extra, limit, remembers)
-    return core.Method(
-        init=shared.init, step=shared.step, embed=shared.embed,
-        **{"predict": shared.predict, "supervised": True, "replays": True} | hooks,
-    )  # fmt: skip
+    if remembers and parts.replay:  # not yet while options are checked
+        _check_memory(parts.replay, parts, write)
+    shared = _Shared(parts, net, update, items, extra, write, limit, remembers)
+    made = core.Method(
+        init=shared.init, step=shared.step, embed=shared.embed, predict=shared.predict,
+        memory=(lambda state: state.extra.memory) if remembers else None,
+        supervised=True, replays=True,
+    )._replace(**hooks)  # fmt: skip
+    measured = parts.replay is not None and parts.replay.measure
+    return online_probe.add(made, parts) if measured else made
 
 
 class _Shared(NamedTuple):
@@ -252,6 +310,7 @@ class _Shared(NamedTuple):
     update: Callable
     items: Callable
     extra: Callable
+    write: Callable | None
     limit: bool
     remembers: bool
 
@@ -264,8 +323,9 @@ class _Shared(NamedTuple):
             scalar = jnp.zeros((), jnp.int32)
             example = {"image": batch["image"][0], "label": scalar, "task": scalar}
             example |= self.items(jnp.zeros((classes,)))
-            memory = buffer.create(example, self.parts.replay.capacity)
-            kept = policies.POLICIES[self.parts.replay.policy].start(classes)
+            space, replay = memory_of(self.parts), self.parts.replay
+            memory = space.create(example, replay.capacity)
+            kept = space.start(replay.policy, classes, self.parts.num_tasks)
         base = Extra(memory, jnp.zeros((classes,), bool), kept)
         extra = self.extra(base, params)
         return core.new_state(k_state, params, stats, self.parts.tx, extra)
@@ -286,7 +346,8 @@ class _Shared(NamedTuple):
                 state.replace(step=begun.step), incoming, k_update
             )
         if self.remembers:
-            state = self._written(state, k_write, batch, more)
+            write = self.write or self._written
+            state = write(state, k_write, batch, more)
         return state, metrics
 
     def incoming(self, key, batch, augmented):
@@ -306,12 +367,14 @@ class _Shared(NamedTuple):
         extra = state.extra
         task = jnp.broadcast_to(state.task, batch["label"].shape)
         items = {"image": batch["image"], "label": batch["label"], "task": task, **more}
-        choose = policies.POLICIES[self.parts.replay.policy].choose
+        space, policy = memory_of(self.parts), self.parts.replay.policy
         everywhere = jnp.ones(len(batch["label"]), bool)
-        slots, kept = choose(extra.memory, extra.kept, key, items, everywhere)
+        slots, kept = space.choose(
+            policy, extra.memory, extra.kept, key, items, everywhere
+        )
         # The parameters depend on all that was read of the memory.
         after = jax.tree.leaves(state.params)[0]
-        memory = buffer.write(extra.memory, slots, items, after=after)
+        memory = space.write(extra.memory, slots, items, after=after)
         return state.replace(extra=extra._replace(memory=memory, kept=kept))
 
     def embed(self, state, images):

@@ -5,7 +5,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxcl.nets import norm
+from jaxcl.nets import conv, norm
 
 # depth -> blocks per stage, kind of block; 10 is for tests and small machines.
 _DEPTHS = {
@@ -56,6 +56,7 @@ def _conv(filters, kernel, stride, padding, dtype, init, name):
         use_bias=False,
         dtype=dtype,
         kernel_init=_INITS[init],
+        conv_general_dilated=conv.conv,
         name=name,
     )
 

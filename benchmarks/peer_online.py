@@ -1,0 +1,317 @@
+"""The step of the online methods, written in plain eager PyTorch.
+
+`online.py` times it beside ours. Each method is one function that does what
+`jaxcl.methods` has under its name, with the options that `online.py` measures: passes
+apart for incoming and for replayed rows in train mode, plain SGD, u8 images in a
+reservoir, normalised when they are drawn.
+
+Choices that favour this side: the memory is full, so that nothing is masked; slots are
+chosen on the host, so that no step waits for a GPU; the teacher of iCaRL sees incoming
+and replayed rows in one pass; SGD uses torch's multi-tensor functions. Scoring MIR's
+candidates moves the running statistics, as in released code; ours does not. It is not
+`torch.compile`d.
+"""
+
+import copy
+import importlib
+import time
+
+import jax
+import numpy as np
+import peer
+import torch
+from torch import nn
+from torch.nn import functional
+
+from jaxcl import schema
+
+
+class Network(nn.Module):
+    """The encoder and one head over all classes."""
+
+    def __init__(self, encoder, head, params, stats):
+        super().__init__()
+        options = {k: v for k, v in encoder.items() if k not in ("name", "conv_init")}
+        self.encoder, self.cosine = peer.ResNet(**options), head == "cosine"
+        peer.load(self.encoder, params["encoder"], stats["encoder"])
+        tensors = {k: torch.from_numpy(np.array(v)) for k, v in params["head"].items()}
+        self.weight = nn.Parameter(tensors["weight"])
+        self.bias = None if self.cosine else nn.Parameter(tensors["bias"])
+
+    def forward(self, x):
+        """Features f32[B,D] and logits f32[B,C]."""
+        features = self.encoder(x)
+        if not self.cosine:
+            return features, functional.linear(features, self.weight, self.bias)
+        rows, weight = (
+            t / (torch.linalg.vector_norm(t, dim=1, keepdim=True) + 1e-5)
+            for t in (features, self.weight)
+        )
+        return features, 10.0 * rows @ weight.T
+
+
+class Memory:
+    """A full reservoir: u8 images, labels and logits on the device, tasks on the host.
+
+    Args: `buffer`, a `jaxcl.memory.buffer.Buffer` of numpy arrays.
+    """
+
+    def __init__(self, buffer, device, channels_last):
+        items = buffer.items
+        if not buffer.filled.all():
+            raise ValueError("the peer is written for a memory that is full")
+        self.images = _images(items["image"], device, channels_last)
+        self.label = torch.from_numpy(items["label"].astype(np.int64)).to(device)
+        self.task = torch.from_numpy(items["task"].astype(np.int64))
+        self.logits = None
+        if "logits" in items:
+            self.logits = torch.from_numpy(np.array(items["logits"])).to(device)
+        self.seen = int(buffer.seen)
+
+    def draw(self, count, allowed=None):
+        """Slots without replacement, i64[count], of a mask bool[capacity]."""
+        if allowed is None:
+            return torch.randperm(len(self.task))[:count]
+        slots = allowed.nonzero()[:, 0]
+        return slots[torch.randperm(len(slots))[:count]]
+
+    def write(self, images, label, task, logits=None):
+        """Vitter's Algorithm R, for all rows at once."""
+        number = torch.arange(self.seen, self.seen + len(images))
+        drawn = torch.rand(len(number), dtype=torch.float64) * (number + 1)
+        kept = (drawn < len(self.task)).nonzero()[:, 0]
+        slots = drawn[kept].long()
+        self.seen += len(number)
+        self.task[slots] = task
+        kept, slots = kept.to(label.device), slots.to(label.device)
+        self.images[slots], self.label[slots] = images[kept], label[kept]
+        if logits is not None:
+            self.logits[slots] = logits[kept]
+
+
+def _images(images, device, channels_last):
+    """u8[B,H,W,C] of numpy -> u8[B,C,H,W] in the memory format of the convolutions."""
+    tensor = torch.from_numpy(np.array(images)).permute(0, 3, 1, 2)
+    return (tensor if channels_last else tensor.contiguous()).to(device)
+
+
+class Peer:
+    """Network, memory and step of one method.
+
+    Args:
+      config: a job's config.
+      state: a `jaxcl.core.TrainState` of numpy arrays in the second task, its memory
+        full; the peer starts from the same.
+      channels_last: memory format of images and convolutions.
+    """
+
+    def __init__(self, config, state, *, device, channels_last):
+        name = config["method"]["name"]
+        self.method, self.device = METHODS[name], torch.device(device)
+        made = importlib.import_module(f"jaxcl.methods.{name}").make
+        self.options = schema.defaults(made) | dict(config["method"])
+        net = Network(
+            config["encoder"], self.options["head"], state.params, state.stats
+        )
+        self.format = torch.channels_last if channels_last else torch.contiguous_format
+        self.net = net.to(self.device, memory_format=self.format).train()
+        self.params = list(self.net.parameters())
+        extra = state.extra
+        self.memory = Memory(extra.memory, self.device, channels_last)
+        self.seen = torch.from_numpy(np.array(extra.seen)).to(self.device)
+        self.old = self.seen.clone()  # classes before this task
+        self.teacher = copy.deepcopy(self.net).eval()
+        self.lr, self.task = config["optimizer"]["lr"], int(state.task)
+        mean, std = (
+            torch.tensor(config["augment"][k], device=self.device)[:, None, None]
+            for k in ("mean", "std")
+        )
+        self.mean, self.std = 255 * mean, 255 * std
+
+    def plain(self, images):
+        """u8 -> f32, normalised."""
+        x = (images.float() - self.mean) / self.std
+        return x.contiguous(memory_format=self.format)
+
+    def replay(self, slots):
+        """Images f32[R,C,H,W] and labels of stored rows."""
+        slots = slots.to(self.device)
+        return self.plain(self.memory.images[slots]), self.memory.label[slots]
+
+    def past(self):
+        """Slots whose rows came before this task."""
+        return self.memory.task < self.task
+
+    def step(self, images, label):
+        """One step on u8[B,C,H,W] and i64[B]; loss and gradient norm."""
+        self.seen[label] = True
+        for param in self.params:
+            param.grad = None
+        loss, logits = self.method(self, images, label)
+        with torch.no_grad():
+            grads = [param.grad for param in self.params]
+            torch._foreach_add_(self.params, grads, alpha=-self.lr)
+            norm = torch.stack(torch._foreach_norm(grads)).norm()
+        self.memory.write(images, label, self.task, logits)
+        return {"loss": loss.detach(), "grad_norm": norm}
+
+
+def _cross_entropy(logits, label, allowed=None):
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -torch.inf)
+    return functional.cross_entropy(logits, label)
+
+
+def _er(peer, images, label):
+    x, y = peer.replay(peer.memory.draw(len(label), peer.past()))
+    loss = _cross_entropy(peer.net(peer.plain(images))[1], label)
+    loss = loss + _cross_entropy(peer.net(x)[1], y)
+    loss.backward()
+    return loss, None
+
+
+def _er_ace(peer, images, label):
+    x, y = peer.replay(peer.memory.draw(len(label)))
+    present = torch.zeros_like(peer.seen)
+    present[label] = True
+    loss = _cross_entropy(peer.net(peer.plain(images))[1], label, present)
+    loss = loss + _cross_entropy(peer.net(x)[1], y, peer.seen)
+    loss.backward()
+    return loss, None
+
+
+def pick(peer, label):
+    """A positive and a negative of each row, i64[B,2], and which have both, bool[B].
+
+    Rows are counted through the memory, then through the batch.
+    """
+    stored, count = len(peer.memory.label), len(label)
+    own = stored + torch.arange(count, device=label.device)[:, None]
+    pool = torch.cat([peer.memory.label, label])
+    same = label[:, None] == pool
+    other = torch.arange(len(pool), device=label.device) != own
+    present = torch.zeros_like(peer.seen)
+    present[label] = True
+    allowed = torch.stack([same & other, ~same & present[pool]], 1)
+    noise = torch.rand(allowed.shape, device=label.device)
+    rows = torch.where(allowed, noise, -1.0).argmax(2)
+    some = allowed.any(2)
+    return torch.where(some, rows, own), some.all(1)
+
+
+def _er_aml(peer, images, label):
+    x, y = peer.replay(peer.memory.draw(len(label)))
+    rows, valid = pick(peer, label)
+    rows, stored = rows.flatten(), len(peer.memory.label)
+    chosen = torch.where(
+        (rows < stored)[:, None, None, None],
+        peer.memory.images[rows.clamp(max=stored - 1)],
+        images[(rows - stored).clamp(min=0)],
+    )
+    anchors = functional.normalize(peer.net(peer.plain(images))[0])
+    logits = peer.net(x)[1]
+    pairs = functional.normalize(peer.net(peer.plain(chosen))[0])
+    near, far = (pairs.view(len(label), 2, -1) * anchors[:, None]).sum(2).unbind(1)
+    rise = functional.relu(far - near + peer.options["margin"])  # 1 - cos each
+    metric = (rise * valid).sum() / valid.sum().clamp(min=1)
+    loss = peer.options["gamma"] * metric + _cross_entropy(logits, y, peer.seen)
+    loss.backward()
+    return loss, None
+
+
+def _mir(peer, images, label):
+    slots = peer.memory.draw(peer.options["candidates"], peer.past())
+    x, y = peer.replay(slots)
+    loss = _cross_entropy(peer.net(peer.plain(images))[1], label)
+    loss.backward()
+    with torch.no_grad():
+        grads, before = [p.grad for p in peer.params], [p.clone() for p in peer.params]
+        low = functional.cross_entropy(peer.net(x)[1], y, reduction="none")
+        torch._foreach_add_(peer.params, grads, alpha=-peer.lr)
+        high = functional.cross_entropy(peer.net(x)[1], y, reduction="none")
+        torch._foreach_copy_(peer.params, before)
+        worst = (high - low).topk(len(label)).indices
+    # Again from the memory, as where it is augmented.
+    x, y = peer.replay(slots.to(peer.device)[worst])
+    more = _cross_entropy(peer.net(x)[1], y)
+    more.backward()
+    return loss + more, None
+
+
+def _der(peer, images, label):
+    first, second = (peer.memory.draw(len(label)) for _ in range(2))
+    (x, _), stored = peer.replay(first), peer.memory.logits[first.to(peer.device)]
+    logits = peer.net(peer.plain(images))[1]
+    loss = _cross_entropy(logits, label)
+    loss = loss + peer.options["alpha"] * functional.mse_loss(peer.net(x)[1], stored)
+    x, y = peer.replay(second)
+    loss = loss + peer.options["beta"] * _cross_entropy(peer.net(x)[1], y)
+    loss.backward()
+    return loss, logits.detach()
+
+
+def _icarl(peer, images, label):
+    old = peer.replay(peer.memory.draw(len(label), peer.past()))
+    rows, loss = [(peer.plain(images), label), old], 0.0
+    with torch.no_grad():
+        told = peer.teacher(torch.cat([x for x, _ in rows]))[1].sigmoid().chunk(2)
+    for (x, y), answers in zip(rows, told, strict=True):
+        logits = peer.net(x)[1]
+        own = functional.one_hot(y, logits.shape[1]).float()
+        target = torch.where(peer.old, answers, own)
+        terms = functional.binary_cross_entropy_with_logits(
+            logits, target, reduction="none"
+        )
+        loss = loss + (terms * peer.seen).sum(1).mean()
+    loss.backward()
+    return loss, None
+
+
+# (peer, images, label) -> (loss, logits to store), the gradient left in the network.
+METHODS = {
+    "er": _er,
+    "er_ace": _er_ace,
+    "er_aml": _er_aml,
+    "mir": _mir,
+    "der": _der,
+    "icarl": _icarl,
+}
+
+
+def timed(args, work, state, threads) -> tuple:
+    """Seconds of a window as a function of its steps, and what was timed, in words.
+
+    `args` are those of `online.py`, `state` is where our side starts, as numpy. Both
+    memory formats are tried, the faster one is kept.
+    """
+    cuda = jax.default_backend() == "gpu" and torch.cuda.is_available()
+    device = "cuda" if cuda else "cpu"
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    source = work.stream.tasks[1].train
+    examples, rows = source.examples, torch.from_numpy(np.array(source.rows))
+
+    def windows(channels_last):
+        net = Peer(work.config, state, device=device, channels_last=channels_last)
+        images = _images(examples.images, device, channels_last)
+        labels = torch.from_numpy(np.array(examples.label, np.int64)).to(device)
+
+        def window(steps):
+            start = time.perf_counter()
+            for _ in range(steps):
+                chosen = rows[torch.randperm(len(rows))[: args.batch]].to(device)
+                net.step(images[chosen], labels[chosen])
+            if cuda:
+                torch.cuda.synchronize()
+            return time.perf_counter() - start
+
+        return window
+
+    tried = []
+    for name, channels_last in (("channels last", True), ("contiguous", False)):
+        window = windows(channels_last)
+        window(2)  # the first steps allocate, and tune cuDNN
+        tried.append((min(window(1) for _ in range(args.steps)), name, window))
+    _, name, best = min(tried, key=lambda one: one[0])
+    return best, f"PyTorch {torch.__version__} {device} {name}"

@@ -1,0 +1,132 @@
+"""Crops and resampling of images on the device, with torchvision's semantics.
+
+Operations take ONE image f32[H,W,C] in 0..1 (key first where random, options
+keyword-only); batch them with vmap.
+
+Sources: torchvision.transforms (RandomResizedCrop, RandomCrop), Pillow's resampling
+(antialiased, bicubic a = -0.5).
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # RandomResizedCrop's defaults
+KINDS = ("bicubic", "bilinear")
+_TRIES = 10  # boxes that torchvision draws before it falls back
+
+
+def need(condition, name, value, allowed):
+    """Refuse an option, naming it, its value and what is allowed."""
+    if not condition:
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+def check(*, size=1, interpolation=KINDS[0], **ranges):
+    """Refuse a size, a kind of interpolation, or (low, high) that is no range."""
+    need(size >= 1, "size", size, "at least 1")
+    need(interpolation in KINDS, "interpolation", interpolation, f"one of {KINDS}")
+    for name, value in ranges.items():
+        top = 1.0 if name == "scale" else math.inf
+        good = len(value) == 2 and 0 < value[0] <= value[1] <= top
+        need(good, name, value, f"(low, high) with 0 < low <= high <= {top}")
+
+
+def _filter(x, interpolation):
+    x = jnp.abs(x)
+    if interpolation == "bilinear":
+        return jnp.maximum(1.0 - x, 0.0)
+    near = (1.5 * x - 2.5) * x * x + 1.0
+    far = ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0
+    return jnp.where(x < 1.0, near, jnp.where(x < 2.0, far, 0.0))
+
+
+def _resampling(start, length, *, extent, size, interpolation):
+    """Matrix f32[size, extent] that resizes the pixels of a box to `size`."""
+    scale = length / size
+    centre = start + (jnp.arange(size) + 0.5) * scale
+    pixel = jnp.arange(extent) + 0.5
+    # The filter widens when shrinking (antialiasing), never when enlarging.
+    distance = (pixel - centre[:, None]) / jnp.maximum(scale, 1.0)
+    inside = (pixel > start) & (pixel < start + length)
+    weights = jnp.where(inside, _filter(distance, interpolation), 0.0)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+# Full precision: the products are small next to a network's, and weights
+# rounded to bf16 would no longer sum to one.
+dot = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+
+
+def _resample(image, box, shape, interpolation):
+    """Resize a box (top, left, h, w) of f32[H,W,C] to f32[*shape,C]."""
+    top, left, h, w = box
+    weights = functools.partial(_resampling, interpolation=interpolation)
+    rows = weights(top, h, extent=image.shape[0], size=shape[0])
+    columns = weights(left, w, extent=image.shape[1], size=shape[1])
+    # In this order both products read and write memory without a transpose.
+    planes = dot("wci,jw->cij", dot("hwc,ih->wci", image, rows), columns)
+    return jnp.moveaxis(jnp.clip(planes, 0.0, 1.0), 0, -1)  # bicubic overshoots
+
+
+def _box(key, height, width, scale, ratio):
+    """Torchvision's crop box (top, left, h, w), f32[] whole numbers."""
+    u = jax.random.uniform(key, (2 * _TRIES + 2,))
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * u[:_TRIES])
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    aspect = jnp.exp(low + (high - low) * u[_TRIES:-2])
+    w = jnp.round(jnp.sqrt(area * aspect))
+    h = jnp.round(jnp.sqrt(area / aspect))
+    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+    first = fits & (jnp.cumsum(fits) == 1)
+    # If no try fits: the largest central box within the allowed ratios.
+    whole_w = min(width, round(height * ratio[1]))
+    whole_h = min(height, round(width / ratio[0]))
+    found = fits.any()
+    w = jnp.where(found, jnp.sum(first * w), whole_w)
+    h = jnp.where(found, jnp.sum(first * h), whole_h)
+    top = jnp.where(found, jnp.floor(u[-2] * (height - h + 1)), (height - whole_h) // 2)
+    left = jnp.where(found, jnp.floor(u[-1] * (width - w + 1)), (width - whole_w) // 2)
+    return top, left, h, w
+
+
+def random_resized_crop(
+    key, image, *, size, scale=SCALE, ratio=RATIO, interpolation="bicubic"
+):
+    """Random box, resized: f32[H,W,C] -> f32[size,size,C] (RandomResizedCrop).
+
+    `scale` bounds the box's share of the area, `ratio` its width / height.
+    """
+    check(size=size, scale=scale, ratio=ratio, interpolation=interpolation)
+    box = _box(key, *image.shape[:2], scale, ratio)
+    return _resample(image, box, (size, size), interpolation)
+
+
+def resize(image, *, size, interpolation="bicubic"):
+    """Resize so that the shorter side is `size`: f32[H,W,C] -> f32[h,w,C]."""
+    check(size=size, interpolation=interpolation)
+    sides = image.shape[:2]
+    shape = [size * side // min(sides) for side in sides]
+    return _resample(image, (0, 0, *sides), shape, interpolation)
+
+
+def center_crop(image, *, size):
+    """Central f32[size,size,C]. Raises ValueError if the image is smaller."""
+    height, width, _ = image.shape
+    need(size <= min(height, width), "size", size, f"at most {min(height, width)}")
+    top, left = round((height - size) / 2), round((width - size) / 2)
+    return image[top : top + size, left : left + size]
+
+
+def shift(key, image, *, pad):
+    """The image moved by up to `pad` pixels each way, black where it left.
+
+    Rows and columns move by a whole number from -pad to pad, each drawn uniformly:
+    RandomCrop with `padding=pad` and the image's own size.
+    """
+    need(pad >= 0, "pad", pad, "at least 0")
+    start = jax.random.randint(key, (2,), 0, 2 * pad + 1)
+    padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)))
+    return jax.lax.dynamic_slice(padded, (*start, 0), image.shape)

@@ -1,0 +1,265 @@
+"""Which rows stand for all: weighted subsets whose gradients add up to the whole's.
+
+Gradient coresets as in Tiwari et al., "GCR: Gradient Coreset Based Replay Buffer
+Selection for Continual Learning", CVPR 2022, after Killamsetty et al., "GRAD-MATCH",
+ICML 2021: orthogonal matching pursuit with weights of at least 0 and a ridge. It reads
+gradients through their inner products alone.
+"""
+
+import functools
+from collections.abc import Callable
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcl.memory import buffer
+
+_dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
+
+def nonnegative(gram, target, start, *, tol=0.0):
+    """Least squares over weights of at least 0, by active sets.
+
+    argmin over x >= 0 of x'Hx / 2 - t'x (Lawson and Hanson, "Solving Least Squares
+    Problems", 1974, chapter 23). A fixed number of rounds bounds the loop: where
+    rounding keeps it from ending, the last weights are returned, of at least 0.
+
+    Args:
+      gram: f32[S,S], H, positive definite.
+      target: f32[S], t.
+      start: f32[S], weights of at least 0; the closer, the sooner it ends.
+      tol: a weight stays 0 where the objective falls by no more than this per unit.
+
+    Returns:
+      f32[S].
+    """
+    chex.assert_rank([gram, target, start], [2, 1, 1])
+    eye = jnp.eye(len(target), dtype=gram.dtype)
+
+    def solve(active):
+        """The least squares over the active weights alone, others 0."""
+        inner = jnp.where(active[:, None] & active, gram, eye)
+        return jax.scipy.linalg.solve(
+            inner, jnp.where(active, target, 0), assume_a="pos"
+        )
+
+    def body(carry):
+        x, active, _, rounds = carry
+        aim = solve(active)
+        blocked = active & (aim <= 0)
+        # As far towards the aim as no weight falls below 0; what stops it leaves.
+        gap = jnp.where(blocked & (x > 0), x - aim, 1)
+        reach = jnp.where(blocked, jnp.where(x > 0, x / gap, 0), 1)
+        far = jnp.min(reach)
+        stays = active & ~(blocked & (reach <= far))
+        x = jnp.where(stays, jnp.maximum(x + far * (aim - x), 0), 0)
+        slope = jnp.where(stays, -jnp.inf, target - _dot(gram, x))
+        best = jnp.argmax(slope)
+        solved = ~jnp.any(blocked)
+        more = solved & (slope[best] > tol)
+        return x, stays.at[best].set(stays[best] | more), solved & ~more, rounds + 1
+
+    def going(carry):
+        return ~carry[2] & (carry[3] < 3 * len(target) + 10)
+
+    everything = jnp.ones(target.shape, bool)
+    return jax.lax.while_loop(going, body, (start, everything, False, 0))[0]
+
+
+def pursuit(gram, target, member, budget, *, size, ridge=0.5, tol=1e-5):
+    """Few rows, and weights, whose gradients add up to a given one.
+
+    Greedily for |b - sum_i x_i a_i|^2 + ridge |x|^2, x >= 0, at most `budget` of them
+    above 0: the row whose gradient a_i has the largest inner product with what is left
+    of b joins, and all weights are solved for again. Rows whose weight becomes 0 leave.
+    It ends earlier where no row has a positive product.
+
+    Args:
+      gram: f32[N,N], <a_i, a_j>.
+      target: f32[N], <a_i, b>.
+      member: bool[N], rows to choose from.
+      budget: i32[], 1 to `size`.
+      size: Python int, the most that `budget` may be.
+      ridge: above 0 where gradients may be linearly dependent.
+      tol: products count as positive above this, times the largest of `target`.
+
+    Returns:
+      f32[N], weights; 0 where a row is not chosen.
+
+    Source: GCR, algorithm 3; released code's `lam` for `ridge`.
+    """
+    chex.assert_rank([gram, target, member], [2, 1, 1])
+    count = len(target)
+    least = tol * jnp.max(jnp.abs(jnp.where(member, target, 0)))
+
+    def slopes(x):
+        left = target - _dot(gram, x)
+        return jnp.where(member & (x <= 0), left, -jnp.inf)
+
+    def body(carry):
+        x, rounds = carry
+        chosen = (x > 0).at[jnp.argmax(slopes(x))].set(True)
+        rows = jnp.nonzero(chosen, size=size, fill_value=count)[0]
+        there = rows < count
+        inner = gram.at[rows[:, None], rows].get(mode="fill", fill_value=0)
+        # Rows that fill the shape: weight 0, as nothing pulls them.
+        inner += jnp.diag(jnp.where(there, ridge, 1).astype(gram.dtype))
+        aim = target.at[rows].get(mode="fill", fill_value=0)
+        start = x.at[rows].get(mode="fill", fill_value=0)
+        weights = nonnegative(inner, aim, start, tol=least)
+        return jnp.zeros_like(x).at[rows].set(weights, mode="drop"), rounds + 1
+
+    def going(carry):
+        x, rounds = carry
+        few = jnp.sum(x > 0) < budget
+        # Rows may leave and join again; each round is closer, but for rounding.
+        return few & (jnp.max(slopes(x)) > least) & (rounds < 3 * size)
+
+    return jax.lax.while_loop(going, body, (jnp.zeros_like(target), 0))[0]
+
+
+def fill(key, weights, member, budget):
+    """Random rows with weight 1 where fewer than `budget` were chosen.
+
+    Args:
+      weights: f32[N], of `pursuit`. member: bool[N]. budget: i32[].
+
+    Returns:
+      f32[N].
+    """
+    free = member & (weights <= 0)
+    noise = jnp.where(free, jax.random.uniform(key, weights.shape), -1)
+    rank = jnp.argsort(jnp.argsort(-noise))
+    joins = free & (rank < budget - jnp.sum(weights > 0))
+    return jnp.where(joins, 1, weights)
+
+
+def budgets(counts, total: int) -> np.ndarray:
+    """Shares of a memory in proportion to what each class has, on the host.
+
+    Each class gets one slot, then the floor of its share, then what is left goes to the
+    largest remainders, ties to the first; where there are more classes than slots, the
+    largest classes get one each.
+
+    Args:
+      counts: i[C], rows of each class, 1 or more.
+      total: slots.
+
+    Returns:
+      i64[C], at most `counts`; their sum is `total`, or that of `counts` if smaller.
+    """
+    counts = np.asarray(counts, np.int64)
+    total = min(total, int(counts.sum()))
+    if total <= len(counts):
+        shares = np.zeros_like(counts)
+        shares[np.argsort(-counts, kind="stable")[:total]] = 1
+        return shares
+    exact = total * counts / counts.sum()
+    shares = np.maximum(np.floor(exact).astype(np.int64), 1)
+    while shares.sum() != total:
+        step = 1 if shares.sum() < total else -1
+        able = shares < counts if step > 0 else shares > 1
+        gain = np.where(able, step * (exact - shares), -np.inf)
+        shares[np.argmax(gain)] += step
+    return shares
+
+
+@functools.partial(jax.jit, static_argnames=("size", "ridge"))
+def choose(key, atoms, member, budget, *, size, ridge=0.5):
+    """Weights of rows that stand for all: `pursuit` of the sum, `fill` for the rest.
+
+    Args:
+      key: threefry key.
+      atoms: f32[N,P], gradients. member: bool[N]. budget: i32[], 1 to `size`.
+
+    Returns:
+      f32[N], above 0 for `budget` rows, or all members if they are fewer.
+    """
+    atoms = jnp.where(member[:, None], atoms, 0)
+    gram = _dot(atoms, atoms.T)
+    total = jnp.sum(gram, axis=1)
+    weights = pursuit(gram, total, member, budget, size=size, ridge=ridge)
+    return fill(key, weights, member, budget)
+
+
+def reselect(
+    key, atoms_of: Callable, *, weight, task, label, filled, capacity: int, ridge=0.5
+) -> np.ndarray:
+    """Which rows stay, and their weights, where every task gets an equal part.
+
+    Parts are floor(capacity / tasks); the last task has what is left over. Within a
+    part classes have `budgets`, and rows of a class are chosen by `choose`; where a
+    class keeps all its rows their weights stay. Runs on the host.
+
+    Args:
+      key: threefry key.
+      atoms_of: i32[M] rows -> f32[M,P], gradients of the rows' weighted losses. M is a
+        power of two: few programs serve classes of all sizes.
+      weight, task, label, filled: numpy [N], of all rows there are.
+      capacity: slots.
+      ridge: see `pursuit`.
+
+    Returns:
+      f32[N], weights times those of `choose`; 0: the row goes. At most `capacity` stay.
+    """
+    tasks, chosen = np.unique(task[filled]), np.zeros_like(weight)
+    part, number = capacity // max(len(tasks), 1), 0
+    for one in tasks:
+        own = filled & (task == one)
+        classes, counts = np.unique(label[own], return_counts=True)
+        slots = part if one != tasks[-1] else capacity - part * (len(tasks) - 1)
+        for kind, budget in zip(classes, budgets(counts, slots), strict=True):
+            rows, number = np.flatnonzero(own & (label == kind)), number + 1
+            if budget == len(rows):
+                chosen[rows] = weight[rows]
+            elif budget:
+                size, width = (_power(n) for n in (int(budget), len(rows)))
+                atoms = atoms_of(np.pad(rows, (0, width - len(rows))))
+                found = choose(
+                    jax.random.fold_in(key, number), atoms,
+                    np.arange(width) < len(rows), np.int32(budget),
+                    size=size, ridge=ridge,
+                )  # fmt: skip
+                chosen[rows] = weight[rows] * np.asarray(found)[: len(rows)]
+    return chosen
+
+
+def _power(number: int) -> int:
+    """The smallest power of two that is not below."""
+    return 1 << (number - 1).bit_length()
+
+
+def mixture(key, memory, candidates, size: int, *, span):
+    """Rows of two buffers, each in proportion to the rows of the stream it stands for.
+
+    size * candidates.seen / (candidates.seen + memory.seen) are candidates, rounded up
+    or down at random. Where one has too few rows the other makes up for it.
+
+    Args:
+      key: threefry key.
+      memory, candidates: Buffer, with the same items.
+      size: rows, or as many slots as both have.
+      span: i32[], candidates are drawn from the slots below.
+
+    Returns:
+      items, mask and slots as `buffer.sample`, candidates first; slots are those of
+      either buffer.
+    """
+    k_new, k_old, k_round = jax.random.split(key, 3)
+    inside = jnp.arange(candidates.capacity) < span
+    allowed = jnp.where(inside, 0.0, -jnp.inf)
+    most = min(size, candidates.capacity), min(size, memory.capacity)
+    new = buffer.sample(candidates, k_new, most[0], log_weights=allowed)
+    old = buffer.sample(memory, k_old, most[1])
+    met = [b.seen.astype(jnp.float32) for b in (candidates, memory)]
+    share = met[0] / jnp.maximum(met[0] + met[1], 1)
+    wanted = jnp.floor(share * size + jax.random.uniform(k_round)).astype(jnp.int32)
+    there = jnp.sum(new[1]), jnp.sum(old[1])
+    count = jnp.minimum(jnp.maximum(wanted, size - there[1]), there[0])
+    row = jnp.arange(min(size, sum(most)))
+    source = jnp.where(row < count, row, most[0] + row - count)
+    source = jnp.minimum(source, sum(most) - 1)
+    items, _, slots = jax.tree.map(lambda *x: jnp.concatenate(x)[source], new, old)
+    return items, row < count + there[1], slots

@@ -1,0 +1,120 @@
+"""Which rows to keep so that their gradients differ: greedy sample selection, GSS.
+
+Aljundi et al., "Gradient based Sample Selection for Online Continual Learning",
+NeurIPS 2019 (algorithm 2). A row whose gradient looks like those of the memory scores
+high; rows with high scores make room for rows with low ones.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+FIRST = 1.1  # score of rows that meet an empty memory; 0.1 as a cosine in the code
+
+
+def score(gradients, references, valid):
+    """How much each gradient looks like some gradient of the memory.
+
+    c_i = max over k of cos(g_i, G_k), plus 1; the cosine with a gradient of zeros is 0.
+
+    Args:
+      gradients: f32[N, P].
+      references: f32[K, P], of rows of the memory.
+      valid: bool[K]; where none is, all score `FIRST`.
+
+    Returns:
+      f32[N] in [0, 2].
+    """
+    chex.assert_rank([gradients, references, valid], [2, 2, 1])
+    chex.assert_equal_shape_suffix([gradients, references], 1)
+
+    def unit(rows):
+        squared = jnp.sum(jnp.square(rows), axis=1, keepdims=True)
+        some = squared > 0
+        return jnp.where(some, rows / jnp.sqrt(jnp.where(some, squared, 1)), 0)
+
+    cosines = jnp.einsum(
+        "np,kp->nk", unit(gradients), unit(references),
+        precision=jax.lax.Precision.HIGHEST,
+    )  # fmt: skip
+    # Rounding must not leave a score below 0, which would be no weight.
+    cosines = jnp.clip(cosines, -1, 1)
+    largest = jnp.max(jnp.where(valid, cosines, -1), axis=1)
+    return jnp.where(jnp.any(valid), largest + 1, FIRST)
+
+
+def in_turn(key, stored, filled, scores):
+    """Slots of rows that are offered one after another, the paper's algorithm 2.
+
+    A row takes the first free slot. Once there is none, one that scores c < 1 (its
+    cosine is negative) draws slot i in proportion to its score C_i, and replaces it
+    with probability C_i / (C_i + c). The slot's score then is the new row's.
+
+    Args:
+      key: threefry key.
+      stored: f32[capacity], scores of the memory.
+      filled: bool[capacity].
+      scores: f32[B], of the rows, all against the memory as it is before them.
+
+    Returns:
+      i32[B] for `buffer.write`; `capacity` means drop.
+    """
+    chex.assert_rank([stored, scores], 1)
+    chex.assert_equal_shape([stored, filled])
+    capacity = len(stored)
+
+    def offer(carry, row):
+        stored, filled = carry
+        key, own = row
+        k_slot, k_replace = jax.random.split(key)
+        weights = jnp.where(stored > 0, jnp.log(stored), -jnp.inf)
+        drawn = jax.random.categorical(k_slot, weights)
+        enters = (own < 1) & _wins(k_replace, stored[drawn], own)
+        full = jnp.all(filled)
+        slot = jnp.where(full, jnp.where(enters, drawn, capacity), jnp.argmin(filled))
+        slot = slot.astype(jnp.int32)
+        stored = stored.at[slot].set(own, mode="drop")
+        return (stored, filled.at[slot].set(True, mode="drop")), slot
+
+    rows = jax.random.split(key, len(scores)), scores
+    return jax.lax.scan(offer, (stored, filled), rows)[1]
+
+
+def at_once(key, stored, filled, scores, batch_score):
+    """Slots of a batch's rows as the released code decides them.
+
+    While slots are free, rows take them and what does not fit is dropped. Then, if the
+    score of the whole batch is below 1, each row gets a candidate, drawn without
+    replacement in proportion to (C - min C) / (max C - min C + 0.01), and replaces it
+    with probability C_i / (C_i + c).
+
+    Args:
+      key, stored, filled, scores: as for `in_turn`; free slots are the last ones.
+      batch_score: f32[], of the gradient of the batch's mean loss.
+
+    Returns:
+      i32[B] for `buffer.write`; `capacity` means drop.
+    """
+    chex.assert_rank([stored, scores], 1)
+    chex.assert_equal_shape([stored, filled])
+    k_slot, k_replace = jax.random.split(key)
+    capacity, count = len(stored), len(scores)
+    low, high = jnp.min(stored), jnp.max(stored)
+    weights = (stored - low) / (high - low + 0.01)
+    noise = jax.random.gumbel(k_slot, (capacity,), stored.dtype, mode="high")
+    noise += jnp.where(weights > 0, jnp.log(weights), -jnp.inf)
+    best, drawn = jax.lax.top_k(noise, min(count, capacity))
+    missing = count - len(drawn)
+    drawn = jnp.pad(drawn, (0, missing))
+    there = jnp.pad(best > -jnp.inf, (0, missing))
+    enters = there & (batch_score < 1) & _wins(k_replace, stored[drawn], scores)
+    replaced = jnp.where(enters, drawn, capacity)
+    free = jnp.minimum(jnp.sum(filled) + jnp.arange(count), capacity)
+    return jnp.where(jnp.all(filled), replaced, free).astype(jnp.int32)
+
+
+def _wins(key, old, new):
+    """Whether a row of score `new` replaces one of score `old`, of any shape."""
+    total = old + new
+    share = jnp.where(total > 0, old / jnp.where(total > 0, total, 1), 0)
+    return jax.random.uniform(key, jnp.shape(new)) < share

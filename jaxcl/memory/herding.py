@@ -1,0 +1,57 @@
+"""Herding: rows whose mean follows the mean of all, the first ones best.
+
+Any first m of the rows chosen have a mean near that of all rows, so that a list cut
+short still represents them.
+
+Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017,
+algorithm 4, after Welling, "Herding Dynamical Weights to Learn", ICML 2009.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+
+def herding(features, k: int, mask=None):
+    """The k rows that herding picks, in the order of the choice.
+
+    With mu the mean of the rows, the j-th choice is
+
+        p_j = argmin_x || mu - (phi(x) + sum_{i<j} phi(p_i)) / j ||
+
+    among the rows that are not chosen yet; of equal ones the first. Features are used
+    as they are given: normalise them before, where the method does, mu is not
+    normalised again.
+
+    Args:
+      features: [N,D], rows phi(x); computed with in f32.
+      k: number of rows to choose, 1 or more.
+      mask: bool or f32 [N], rows that exist; None: all.
+
+    Returns:
+      i32[k], indices of rows; N where all rows that exist are chosen already.
+
+    Raises:
+      ValueError: k < 1.
+    """
+    if k < 1:
+        raise ValueError(f"k={k}: must be 1 or more")
+    chex.assert_rank(features, 2)
+    count = len(features)
+    mask = jnp.ones((count,), bool) if mask is None else jnp.asarray(mask, bool)
+    chex.assert_shape(mask, (count,))
+    features = jnp.where(mask[:, None], features.astype(jnp.float32), 0.0)
+    mean = jnp.sum(features, axis=0) / jnp.maximum(jnp.sum(mask), 1)
+
+    def choose(j, carry):
+        chosen, total, left = carry
+        # The distance of the equation, times j; not by products, which would round.
+        away = jnp.sum(jnp.square((j + 1) * mean - total - features), axis=1)
+        row = jnp.argmin(jnp.where(left, away, jnp.inf)).astype(jnp.int32)
+        some = jnp.any(left)
+        chosen = chosen.at[j].set(jnp.where(some, row, count))
+        total = total + jnp.where(some, features[row], 0.0)
+        return chosen, total, left.at[row].set(False)
+
+    start = jnp.zeros((k,), jnp.int32), jnp.zeros_like(mean), mask
+    return jax.lax.fori_loop(0, k, choose, start)[0]

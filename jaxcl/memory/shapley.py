@@ -1,0 +1,160 @@
+"""KNN Shapley values of candidates for a memory, and choices by them.
+
+The value of an example is its share in how well nearest neighbours classify others:
+Jia et al., "Efficient Task-Specific Data Valuation for Nearest Neighbor Algorithms",
+VLDB 2019. ASER (Shim et al., "Online Class-Incremental Continual Learning with
+Adversarial Shapley Value", AAAI 2021) replays and stores by it.
+
+Masks are bool, rows that exist. Shapes never depend on what a memory holds.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxcl import core
+
+VARIANTS = ("mean", "max_min", "adversarial")
+
+
+def values(
+    features, labels, eval_features, eval_labels, *, neighbours=3, mask=None
+) -> jax.Array:
+    """Exact Shapley value of each candidate for each evaluation row.
+
+    A set S of candidates is worth 1/K times the number of evaluation row e's
+    min(K, |S|) nearest rows in S that have e's label. With (1), ..., (N) the
+    candidates from the nearest to the farthest and a_m = 1 where (m) has e's label,
+      s_(N) = a_N min(K, N) / (K N),
+      s_(m) = s_(m+1) + (a_m - a_{m+1}) min(K, m) / (K m),
+    which is Jia et al., Theorem 1; there K <= N, and s_(N) = a_N / N. Over candidates
+    they add up to the worth of all. Equally far candidates are in order of their row.
+
+    Args:
+      features: f32[N,D] of the candidates; distances are Euclidean, not normalised.
+      labels: i32[N].
+      eval_features: f32[E,D].
+      eval_labels: i32[E].
+      neighbours: K.
+      mask: bool[N], None for all. A masked candidate is worth 0 and changes nothing.
+
+    Returns:
+      f32[E,N], in [-1/K, 1/K].
+    """
+    chex.assert_rank([features, eval_features], 2)
+    chex.assert_equal_shape_suffix([features, eval_features], 1)
+    chex.assert_equal_shape_prefix([features, labels], 1)
+    chex.assert_equal_shape_prefix([eval_features, eval_labels], 1)
+    mask = jnp.ones(labels.shape, bool) if mask is None else mask
+    chex.assert_equal_shape([labels, mask])
+    # By differences: expanded into products, near rows would cancel to noise.
+    apart = eval_features[:, None] - features
+    distance = jnp.where(mask, jnp.sum(jnp.square(apart), axis=2), jnp.inf)
+    order = jnp.argsort(distance, axis=1)  # rows that do not exist come last
+    agrees = (labels == eval_labels[:, None]) & mask
+    agrees = jnp.take_along_axis(agrees, order, axis=1).astype(features.dtype)
+    following = jnp.pad(agrees[:, 1:], ((0, 0), (0, 1)))
+    place = jnp.arange(1, len(labels) + 1)
+    weight = jnp.minimum(neighbours, place) / (neighbours * place)
+    steps = (agrees - following) * weight.astype(features.dtype)
+    found = jax.lax.cumsum(steps, axis=1, reverse=True)
+    rows = jnp.arange(len(order))[:, None]
+    return jnp.zeros_like(found).at[rows, order].set(found, unique_indices=True)
+
+
+def score(adversarial, cooperative, cooperative_mask, *, variant="mean"):
+    """Adversarial Shapley value of each candidate, of ASER.
+
+    High where a candidate helps to classify the memory and confuses incoming rows,
+    near which it is with another label.
+      "mean": mean over cooperative rows - mean over adversarial ones (ASER_mu).
+      "max_min": maximum over cooperative rows - minimum over adversarial ones (ASER).
+      "adversarial": - sum over adversarial rows.
+    Of no cooperative row, mean and maximum are 0.
+
+    Args:
+      adversarial: f32[B,N], `values` for the incoming rows.
+      cooperative: f32[E,N], `values` for rows of the memory that are no candidates.
+      cooperative_mask: bool[E].
+      variant: see above.
+
+    Returns:
+      f32[N].
+
+    Raises:
+      ValueError: if `variant` is none of them.
+    """
+    core.check_choice("variant", variant, VARIANTS)
+    chex.assert_equal_shape_suffix([adversarial, cooperative], 1)
+    chex.assert_equal_shape_prefix([cooperative, cooperative_mask], 1)
+    if variant == "adversarial":
+        return -jnp.sum(adversarial, axis=0)
+    there = cooperative_mask[:, None]
+    if variant == "mean":
+        total = jnp.sum(jnp.where(there, cooperative, 0), axis=0)
+        helps = total / jnp.maximum(jnp.sum(cooperative_mask), 1)
+        return helps - jnp.mean(adversarial, axis=0)
+    best = jnp.max(jnp.where(there, cooperative, -jnp.inf), axis=0)
+    helps = jnp.where(jnp.any(cooperative_mask), best, 0)
+    return helps - jnp.min(adversarial, axis=0)
+
+
+def ranked(key, scores, mask):
+    """Rows from the highest score to the lowest, i32[N], then those masked.
+
+    Equal scores, of which there are many, are in random order.
+    """
+    chex.assert_equal_shape([scores, mask])
+    noise = jax.random.bits(key, scores.shape)
+    return jnp.lexsort((noise, jnp.where(mask, -scores, jnp.inf)))
+
+
+def replace(key, scores, mask, slots, capacity: int):
+    """Where incoming rows go that are worth more than stored ones.
+
+    As many candidates stay as are stored now, those with the highest scores: incoming
+    rows among them take the slots of stored rows that are not.
+
+    Args:
+      key: threefry key, for equal scores.
+      scores: f32[S+B], of S stored candidates and then B incoming rows.
+      mask: bool[S+B].
+      slots: i32[S], where the stored candidates are.
+      capacity: of the memory.
+
+    Returns:
+      i32[B], slots without duplicates; `capacity` for a row that is not stored.
+    """
+    stored = len(slots)
+    order = ranked(key, scores, mask)
+    place = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
+    stays = mask & (place < jnp.sum(mask[:stored]))
+    enters, leaves = stays[stored:], (mask & ~stays)[:stored]
+    free = slots[jnp.argsort(~leaves)]  # as many leave as enter
+    turn = jnp.cumsum(enters) - 1
+    return jnp.where(enters, free.at[turn].get(mode="clip"), capacity)
+
+
+def balanced(key, labels, allowed, *, num_classes: int, per_class: int):
+    """Up to `per_class` random slots of each class, without replacement.
+
+    Args:
+      key: threefry key.
+      labels: i32[capacity].
+      allowed: bool[capacity], slots to draw from.
+      num_classes: C.
+      per_class: n.
+
+    Returns:
+      slots: i32[C*n], class by class; the capacity where masked.
+      mask: bool[C*n], False where a class has fewer slots.
+    """
+    chex.assert_equal_shape([labels, allowed])
+    capacity = len(labels)
+    label = jnp.where(allowed, labels, num_classes)
+    order = jnp.lexsort((jax.random.bits(key, (capacity,)), label))
+    starts = jnp.searchsorted(label[order], jnp.arange(num_classes + 1))
+    turn = starts[:-1, None] + jnp.arange(per_class)
+    mask = turn < starts[1:, None]
+    slots = jnp.where(mask, order.at[turn].get(mode="clip"), capacity)
+    return slots.reshape(-1), mask.reshape(-1)

@@ -1,0 +1,240 @@
+"""A memory split over the devices: each keeps, writes and draws rows of its own.
+
+For memories that one device should not hold whole. Of n devices each has capacity / n
+slots, offers its own share of every batch (axis 0 split) to a policy of its own, and
+draws k / n of k rows. Nothing of an item ever moves between devices.
+
+A reservoir stays uniform. All devices have been offered the same number of rows, s of
+the S of the stream, S = n s, and each keeps any of them with probability
+(capacity / n) / s = capacity / S, whatever the device. All are then filled alike, so
+that each stored row is drawn with probability (k / n) / (rows stored / n), that of a
+uniform draw; the draw is stratified, as the number that comes from each device is
+fixed. With weights a row is drawn in proportion among those of its own device.
+
+Other policies hold of each device's share of the stream, not of the whole: a ring
+keeps the last rows of each share, classes are balanced within each.
+
+Slots are local: numbers from 0 to capacity / n - 1 on the device that holds the row,
+`capacity / n` for nowhere. With one device all is as in buffer.py, draws included.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jaxcl import core
+from jaxcl.memory import buffer, policies
+
+
+class Shards(NamedTuple):
+    """A buffer in n shards; the fields are those of `buffer.Buffer`."""
+
+    items: object  # pytree of [capacity, ...], split over the devices
+    filled: jax.Array  # bool[capacity], split
+    seen: jax.Array  # i32[n], examples offered to each device
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots of all devices."""
+        return self.filled.shape[0]
+
+
+class Kept(NamedTuple):
+    """What a policy counts, on each device for itself."""
+
+    each: object  # pytree of [n, ...], split over the devices
+
+
+SPLIT = (Shards, Kept)  # of these every leaf is split on axis 0
+
+
+class Memory(NamedTuple):
+    """What a method does with its memory, wherever that lies."""
+
+    create: Callable  # (example, capacity) -> buffer
+    start: Callable  # (name of a policy, num_classes, num_tasks) -> kept
+    choose: Callable  # (name, buffer, kept, key, items, mask) -> (slots, kept)
+    write: Callable  # (buffer, slots, items, mask=None, *, after=()) -> buffer
+    sample: Callable  # (buffer, key, k, *, log_weights=None) -> (items, mask, slots)
+    each: Callable  # (function, *trees) -> the function of each device's own rows
+    shards: int = 1  # devices that hold a part of it each
+
+
+def create(example, capacity: int, mesh) -> Shards:
+    """An empty memory, see `buffer.create`.
+
+    Args:
+      capacity: slots of all devices, a multiple of their number.
+      mesh: of one axis.
+
+    Raises:
+      ValueError: capacity is not a positive multiple of the number of devices.
+    """
+    own = share("capacity", capacity, mesh)
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), example)
+    return _on_each(mesh, lambda: _shards(buffer.create(example, own)))
+
+
+def start(policy: str, num_classes: int, num_tasks: int, *, mesh) -> Kept:
+    """What a policy counts before the first row."""
+    begin = policies.POLICIES[policy].start
+    return _on_each(mesh, lambda: _kept(begin(num_classes, num_tasks)))
+
+
+def choose(policy: str, memory: Shards, kept: Kept, key, items, mask, *, mesh):
+    """Where each row goes on its own device, see `policies.Policy`.
+
+    Args:
+      items: pytree of [B, ...], B a multiple of the number of devices.
+      mask: bool or f32 [B], rows that exist. A draw is uniform over the memory only
+        if each device's share of the stream has as many of them.
+
+    Returns:
+      slots: i32[B], local, split over the devices.
+      kept: after the batch.
+
+    Raises:
+      ValueError: the devices cannot share the rows evenly.
+    """
+    share("rows", len(mask), mesh)
+
+    def one(memory, kept, items, mask, key):
+        own = jax.tree.map(lambda x: x[0], kept.each)
+        slots, own = policies.POLICIES[policy].choose(
+            _whole(memory), own, _own_key(key, mesh), items, mask
+        )
+        return slots, _kept(own)
+
+    return _on_each(mesh, one, memory, kept, items, mask, everywhere=(key,))
+
+
+def write(memory: Shards, slots, items, mask=None, *, after=(), mesh) -> Shards:
+    """Put each row into its slot on the device that has the row, see `buffer.write`.
+
+    Args:
+      slots: i32[B], local; B a multiple of the number of devices.
+
+    Raises:
+      ValueError: `items` does not match the example of `create`, or the devices
+        cannot share the rows evenly.
+    """
+    share("rows", len(slots), mesh)
+    slots = jnp.asarray(slots, jnp.int32)
+    mask = jnp.ones(slots.shape, bool) if mask is None else mask
+    # Of what must come first a flag is enough: nothing of it is sent to all devices.
+    after = [jnp.any(x != 0) for x in jax.tree.leaves(after)]
+
+    def one(memory, slots, items, mask, after):
+        return _shards(buffer.write(_whole(memory), slots, items, mask, after=after))
+
+    return _on_each(mesh, one, memory, slots, items, mask, everywhere=(after,))
+
+
+def sample(memory: Shards, key, k: int, *, log_weights=None, mesh):
+    """Draw k / n rows on each device without replacement, see `buffer.sample`.
+
+    Args:
+      k: rows in all, a multiple of the number of devices.
+      log_weights: f32[capacity]; they compare the rows of one device.
+
+    Returns:
+      items: pytree of [k, ...], split over the devices.
+      mask: bool[k]; False at the end of a device's share, where that has fewer rows.
+      slots: i32[k], local.
+
+    Raises:
+      ValueError: k is not a multiple of the number of devices from it to the capacity.
+    """
+    count = share("k", k, mesh)
+    if k > memory.capacity:
+        raise ValueError(f"k={k}: allowed are up to the capacity, {memory.capacity}")
+
+    def one(memory, log_weights, key):
+        own = _own_key(key, mesh)
+        return buffer.sample(_whole(memory), own, count, log_weights=log_weights)
+
+    return _on_each(mesh, one, memory, log_weights, everywhere=(key,))
+
+
+# A memory that every device holds whole.
+WHOLE = Memory(
+    create=buffer.create,
+    start=lambda policy, *of: policies.POLICIES[policy].start(*of),
+    choose=lambda policy, *of: policies.POLICIES[policy].choose(*of),
+    write=buffer.write,
+    sample=buffer.sample,
+    each=lambda function, *trees: function(*trees),
+)
+
+
+def over(mesh, replay: core.Replay | None = None) -> Memory:
+    """The functions of a memory that is split over the devices of a mesh.
+
+    Args:
+      mesh: of one axis.
+      replay: config.replay, which is checked; None: nothing is.
+
+    Raises:
+      ValueError: the devices cannot share capacity or size evenly.
+    """
+    for name in ("capacity", "size") if replay else ():
+        share(f"config.replay.{name}", getattr(replay, name), mesh)
+    bound = {
+        function.__name__: functools.partial(function, mesh=mesh)
+        for function in (create, start, choose, write, sample)
+    }
+    each = functools.partial(_on_each, mesh)
+    return Memory(**bound, each=each, shards=mesh.size)
+
+
+def share(name: str, value: int, mesh) -> int:
+    """The part of a count that falls to each device.
+
+    Raises:
+      ValueError: the devices cannot share it evenly; `name` is what it is called.
+    """
+    if value < 1 or value % mesh.size:
+        raise ValueError(
+            f"{name}={value}: must be a positive multiple of the {mesh.size} devices "
+            "that share the memory"
+        )
+    return value // mesh.size
+
+
+def _on_each(mesh, function, *trees, everywhere=()):
+    """The function of each device's own rows, results put together on axis 0.
+
+    Args:
+      trees: pytrees of arrays whose axis 0 is split over the devices.
+      everywhere: further arguments, which each device gets whole.
+    """
+    own, whole = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
+    specs = (own,) * len(trees) + (whole,) * len(everywhere)
+    # Nothing is sent inside, so that there is nothing for the check to find.
+    local = jax.shard_map(
+        function, mesh=mesh, in_specs=specs, out_specs=own, check_vma=False
+    )
+    return local(*trees, *everywhere)
+
+
+def _own_key(key, mesh):
+    """A key for each device; of one device the key itself, as buffer.py has it."""
+    if mesh.size == 1:
+        return key
+    return jax.random.fold_in(key, jax.lax.axis_index(mesh.axis_names[0]))
+
+
+def _whole(shards: Shards) -> buffer.Buffer:
+    return buffer.Buffer(shards.items, shards.filled, shards.seen[0])
+
+
+def _shards(whole: buffer.Buffer) -> Shards:
+    return Shards(whole.items, whole.filled, whole.seen[None])
+
+
+def _kept(own) -> Kept:
+    return Kept(jax.tree.map(lambda x: x[None], own))

@@ -1,0 +1,77 @@
+"""A-GEM: the gradient does not point against the gradient of replayed rows.
+
+Chaudhry et al., "Efficient Lifelong Learning with A-GEM", ICLR 2019: GEM with one
+constraint, on the mean over past tasks, which has a solution in closed form. And
+A-GEM++, a baseline in the released code of Caccia et al., "New Insights on Reducing
+Abrupt Representation Change in Online Continual Learning", ICLR 2022.
+
+Departures:
+- One head over all classes; the paper's tasks each have their own.
+- A reference gradient of 0 changes nothing; released codes divide by its length.
+- Incoming and replayed rows pass in training mode; running statistics follow the
+  incoming pass, then the replayed one.
+"""
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+
+from jaxcl import core
+from jaxcl.losses import replay as losses
+from jaxcl.methods import er, online
+
+
+def make(
+    parts: core.Parts, *, head="linear", replay_from="past_tasks", plus=False
+) -> core.Method:
+    """A step on the incoming rows that does not raise the loss of replayed ones.
+
+    Args:
+      head: "linear" or "cosine".
+      replay_from: "past_tasks", "all" or "other_classes", see `er.make`.
+      plus: A-GEM++: the reference gradient is added after the projection.
+    """
+    sources = ("past_tasks", "all", "other_classes")
+    core.check_choice("config.method.replay_from", replay_from, sources)
+    net = online.network(parts, head)
+
+    def loss(params, stats, rows):
+        out, stats = net.replay(params, stats, rows)
+        value = losses.cross_entropy(out.logits, rows.label, example_mask=rows.mask)
+        return value, stats
+
+    slope = jax.value_and_grad(loss, has_aux=True)
+
+    def update(state, incoming, key):
+        allowed = er.replayable(replay_from, state, incoming)
+        replayed = online.draw(
+            parts, state.extra.memory, key, log_weights=online.log_weights(allowed)
+        )
+        (value, stats), grads = slope(state.params, state.stats, incoming)
+        (_, stats), found = slope(state.params, stats, replayed)
+        gradient, restore = jax.flatten_util.ravel_pytree(grads)
+        reference, _ = jax.flatten_util.ravel_pytree(found)
+        gradient = project(gradient, reference) + (reference if plus else 0.0)
+        return *online.move(parts, state, value, stats, restore(gradient)), {}
+
+    return online.method(parts, net, update, limit=False)
+
+
+def project(gradient, reference):
+    """The nearest vector to `gradient` that does not point against `reference`.
+
+    g - <g, r> / <r, r> r where <g, r> < 0, else g; r = 0 changes nothing.
+
+    Args:
+      gradient: f32[P].
+      reference: f32[P].
+
+    Returns:
+      f32[P].
+    """
+    # Of r the direction alone counts; squares of small numbers would vanish.
+    largest = jnp.max(jnp.abs(reference))
+    unit = reference / jnp.where(largest > 0, largest, 1.0)
+    against = jnp.minimum(jnp.vdot(gradient, unit, precision="highest"), 0.0)
+    length = jnp.vdot(unit, unit, precision="highest")
+    return gradient - against / jnp.where(length > 0, length, 1.0) * unit

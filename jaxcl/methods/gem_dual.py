@@ -1,0 +1,72 @@
+"""The quadratic program of GEM, solved where the gradients are."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.linalg
+
+_ROUNDS = 3  # in which the solver's own ridge is taken out again
+
+
+def minimum(matrix, linear):
+    """argmin over u >= 0 of 1/2 u^T matrix u + linear^T u, f32[K].
+
+    Lawson and Hanson's active set method, on a matrix scaled to a diagonal of 1 and
+    with a ridge of the size of its rounding, so that it can be factored whatever the
+    rank. A proximal term in place of the ridge, over a few rounds, takes out what
+    that changes.
+    """
+    count, info = len(linear), jnp.finfo(linear.dtype)
+    own = jnp.diagonal(matrix)
+    scale = jnp.where(own > 0, jnp.sqrt(own), 1)
+    linear = linear / scale
+    size = jnp.max(jnp.abs(linear))
+    size = jnp.where(size > 0, size, 1)
+    ridge = 10 * count * info.eps
+    matrix = matrix / (scale[:, None] * scale)
+    stiff = matrix + ridge * jnp.eye(count, dtype=matrix.dtype)
+
+    def closer(_, found):
+        u, free = found
+        return _active_set(stiff, linear / size - ridge * u, u, free)
+
+    start = jnp.zeros_like(linear), jnp.zeros(count, bool)
+    u, _ = jax.lax.fori_loop(0, _ROUNDS, closer, start)
+    return u * size / scale
+
+
+def _active_set(matrix, linear, u, free):
+    """The same of a positive definite matrix, from a feasible u > 0 where free.
+
+    Each step solves the problem of the free variables without their bounds. If they
+    are all positive the steepest bound is given up, else the step ends at the first
+    bound that it meets.
+    """
+    count, info = len(linear), jnp.finfo(linear.dtype)
+    dot = functools.partial(jnp.matmul, precision="highest")
+    apart = jnp.eye(count, dtype=matrix.dtype)
+
+    def step(carry):
+        u, free, barred, left = carry
+        inner = jnp.where(free[:, None] & free, matrix, apart)
+        factor = jax.scipy.linalg.cho_factor(inner)
+        target = jax.scipy.linalg.cho_solve(factor, jnp.where(free, -linear, 0))
+        blocks = free & ~(target > 0)
+        ratio = jnp.where(blocks, u / jnp.maximum(u - target, info.tiny), jnp.inf)
+        length = jnp.minimum(jnp.min(ratio), 1)
+        u = jnp.maximum(jnp.where(free, u + length * (target - u), 0), 0)
+        leaves = blocks & (ratio <= length)
+        # Who leaves at once, by rounding alone, would come back for ever.
+        barred |= leaves & (length == 0)
+        slope = dot(matrix, u) + linear
+        wanted = ~free & ~barred & (slope < -10 * info.eps)
+        enters = wanted & (jnp.arange(count) == jnp.argmin(jnp.where(wanted, slope, 0)))
+        inside = ~jnp.any(blocks)
+        free = jnp.where(inside, free | enters, free & ~leaves)
+        left = jnp.where(inside & ~jnp.any(wanted), 0, left - 1)
+        return u, free, barred, left
+
+    start = u, free, jnp.zeros(count, bool), jnp.int32(10 * count)
+    u, free, _, _ = jax.lax.while_loop(lambda carry: carry[3] > 0, step, start)
+    return u, free & (u > 0)

@@ -1,0 +1,155 @@
+"""GSS: the memory keeps rows whose gradients differ, greedy variant.
+
+Aljundi et al., "Gradient based Sample Selection for Online Continual Learning",
+NeurIPS 2019 (GSS-Greedy).
+
+Departures:
+- The step is that of experience replay with one mean over incoming rows and one over
+  rows of the whole memory; the released code steps on the two in turn, ten times a
+  batch (config.replay.updates repeats this step).
+- `form="paper"` is algorithm 2, row by row, against gradients of single rows; all rows
+  of a batch are scored against the memory before it. `form="code"` scores against
+  gradients of whole draws and asks the score of the batch first.
+- The paper does not say what rows score that meet an empty memory: as in the code.
+- `gradients="head"` takes the head's parameters alone; off by default.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import flatten_util
+
+from jaxcl import core
+from jaxcl.losses import replay as losses
+from jaxcl.memory import buffer, diversity
+from jaxcl.methods import online
+
+
+def make(
+    parts: core.Parts,
+    *,
+    head="linear",
+    form="paper",
+    gradients="all",
+    vectors=10,
+    rows: int | None = None,
+) -> core.Method:
+    """Experience replay from a memory that is written by similarity of gradients.
+
+    Gradients are of the cross-entropy over all classes, in evaluation mode, after the
+    update, of images without augmentation. A batch of B rows costs `vectors` passes
+    of `rows` rows and B passes of one row, forward and backward, and one pass of B
+    rows under "code", beside the two passes of experience replay.
+
+    Args:
+      head: "linear" or "cosine".
+      form: "paper" or "code", see `diversity.in_turn` and `diversity.at_once`.
+      gradients: with respect to "all" parameters, or to those of the "head": then
+        there are two forward passes and none backward.
+      vectors: gradients of the memory to compare with, of disjoint rows; fewer while
+        the memory holds fewer.
+      rows: of each of them; None: 1 under "paper", config.replay.size under "code".
+
+    Raises:
+      ValueError: naming the field, the value and what is allowed.
+    """
+    core.check_choice("config.method.form", form, online.FORMS)
+    core.check_choice("config.method.gradients", gradients, ("all", "head"))
+    for name, value in (("vectors", vectors), ("rows", rows)):
+        if value is not None and value < 1:
+            raise ValueError(f"config.method.{name}={value}: must be at least 1")
+    if parts.replay:  # the method decides itself
+        policy = parts.replay.policy
+        core.check_choice("config.replay.policy with gss", policy, ("reservoir",))
+    net = online.network(parts, head)
+
+    def update(state, incoming, key):
+        replayed = online.draw(parts, state.extra.memory, key)
+
+        def loss(params):
+            (new, old), stats = net.both(params, state.stats, incoming, replayed)
+            value = losses.cross_entropy(new.logits, incoming.label)
+            value += losses.cross_entropy(
+                old.logits, replayed.label, example_mask=replayed.mask
+            )
+            return value, stats
+
+        return *online.descend(parts, state, loss), {}
+
+    def write(state, key, batch, more):
+        k_draw, k_choose = jax.random.split(key)
+        memory = state.extra.memory
+        size = rows or (1 if form == "paper" else parts.replay.size)
+        size = min(size, memory.capacity)
+        count = min(vectors, memory.capacity // size)
+        drawn = online.draw(parts, memory, k_draw, size=count * size, augment=False)
+        images, label = parts.plain(batch["image"]), batch["label"]
+        ones = jnp.ones(label.shape, bool)
+
+        def scores(images, labels, mask, references, valid):
+            found = vectors_of(parts, net, state, gradients, images, labels, mask)
+            return diversity.score(found, references, valid)
+
+        def cut(x):
+            return x.reshape(count, size, *x.shape[1:])
+
+        mask = cut(drawn.mask)
+        past = cut(drawn.images), cut(drawn.label), mask
+        past = vectors_of(parts, net, state, gradients, *past), complete(mask)
+        own = scores(images[:, None], label[:, None], ones[:, None], *past)
+        stored = memory.items["score"], memory.filled
+        if form == "paper":
+            slots = diversity.in_turn(k_choose, *stored, own)
+        else:
+            whole = scores(images[None], label[None], ones[None], *past)[0]
+            slots = diversity.at_once(k_choose, *stored, own, whole)
+        task = jnp.broadcast_to(state.task, label.shape)
+        items = {"image": batch["image"], "label": label, "task": task, "score": own}
+        memory = buffer.write(memory, slots, items, after=(own, state.params))
+        return state.replace(extra=state.extra._replace(memory=memory))
+
+    return online.method(
+        parts, net, update, write=write, limit=False,
+        items=lambda logits: {"score": jnp.zeros((), jnp.float32)},
+    )  # fmt: skip
+
+
+def complete(mask):
+    """Groups with all their rows; the first, while there is none, with any. bool[N].
+
+    Args:
+      mask: bool[N,R], rows that exist, before those that do not.
+    """
+    first = jnp.arange(len(mask)) == 0
+    return mask.all(axis=1) | (mask.any(axis=1) & first)
+
+
+def vectors_of(parts, net, state, gradients, images, labels, mask):
+    """Gradients of the mean cross-entropy of each group of rows, f32[N, P].
+
+    Args:
+      gradients: "all" or "head".
+      images: f32[N,R,H,W,C]; labels: i32[N,R]; mask: bool[N,R], rows that count.
+    """
+
+    def gradient(params, stats, inputs, labels, mask):
+        def loss(params):
+            if gradients == "head":
+                logits = net.logits(params, inputs)
+            else:
+                logits = net(params, stats, inputs, train=False)[0].logits
+            return losses.cross_entropy(logits, labels, example_mask=mask)
+
+        return flatten_util.ravel_pytree(jax.grad(loss)(params))[0]
+
+    params, stats = state.params, state.stats
+    if gradients == "head":
+        flat = images.reshape(-1, *images.shape[2:])
+        features = net(params, stats, flat, train=False)[0].features
+        images = features.reshape(*labels.shape, -1)
+        params = {"head": params["head"]}
+    elif parts.unroll:
+        gradient = jax.jit(gradient)  # traced once, however many groups
+        groups = zip(images, labels, mask, strict=True)
+        return jnp.stack([gradient(params, stats, *group) for group in groups])
+    each = jax.vmap(gradient, in_axes=(None, None, 0, 0, 0))
+    return each(params, stats, images, labels, mask)

@@ -1,0 +1,134 @@
+"""An online method's step against its equation: a tiny network and 6 rows a batch.
+
+Where as many rows are drawn as may be, their order does not matter, and a step is
+known without its random numbers.
+"""
+
+import functools
+import types
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import twins
+
+from jaxcl import augment, core, optim
+from jaxcl.methods import online
+from jaxcl.nets import resnet
+
+CLASSES, LR = 5, 0.1
+MOMENTS = {"mean": (0.3,), "std": (0.4,)}
+PLAIN = {"jitter_probability": 0.0, **MOMENTS}  # augmentation is a mirror
+
+
+def parts(**replay):
+    return core.Parts(
+        encoder=resnet.conv_net(width=2),
+        augment=augment.make(size=8, views=1, crop=False, flip=1.0, **PLAIN),
+        plain=augment.make_eval(size=8, **MOMENTS),
+        tx=optim.sgd(momentum=0.0),
+        lr=optim.constant(LR),
+        num_classes=CLASSES,
+        replay=online.settings(CLASSES, 6, **{"capacity": 12, **replay}),
+    )
+
+
+def batch(seed, labels):
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (len(labels), 8, 8, 1)).astype(np.uint8)
+    return {"image": jnp.array(images), "label": jnp.array(labels, jnp.int32)}
+
+
+# The classes of two tasks; class 4 never comes.
+FIRST, SECOND = batch(0, [0, 1, 1, 0, 0, 1]), batch(1, [2, 3, 2, 2, 3, 3])
+
+
+@functools.cache
+def compiled(method):
+    return jax.jit(method.init), jax.jit(method.step, donate_argnums=0)
+
+
+def step(method, state, incoming):
+    return compiled(method)[1](core.copy(state), incoming)
+
+
+def fresh(method):
+    return compiled(method)[0](jax.random.key(0), FIRST)
+
+
+def begin(method, state, index):
+    """The state at the first step of a task, as the loop makes it."""
+    state = state.replace(task=jnp.int32(index))
+    return method.begin_task(state, types.SimpleNamespace(index=index))
+
+
+def shaken(state, seed=3):
+    """The state elsewhere: parameters and statistics moved at random."""
+    rng = np.random.default_rng(seed)
+
+    def moved(tree, low, high):
+        return jax.tree.map(
+            lambda x: x + rng.uniform(low, high, x.shape).astype(np.float32), tree
+        )
+
+    params, stats = moved(state.params, -0.3, 0.3), moved(state.stats, 0, 0.3)
+    return state.replace(params=params, stats=stats)
+
+
+def second_task(method):
+    """In the second task: its first batch has come, and the network has moved since.
+
+    The memory holds FIRST in its first six slots and SECOND in its last.
+    """
+    state, _ = step(method, begin(method, fresh(method), 0), FIRST)
+    state = begin(method, shaken(state), 1)
+    return shaken(step(method, state, SECOND)[0], seed=4)
+
+
+def check_step(method, net, state, incoming, images, twin):
+    """The step descends `twin`, whose value and slopes are taken in float64.
+
+    Args:
+      images: u8 batches, one for each pass through the network, in order.
+      twin: logits of each pass, f64[B,C] -> the loss.
+
+    Returns:
+      The new state, and the logits of each pass.
+    """
+    new, metrics = step(method, state, incoming)
+
+    def passes(params):
+        outputs, stats = [], state.stats
+        for rows in images:
+            found, stats = net(params, stats, parts().plain(rows), train=True)
+            outputs.append(found.logits)
+        return outputs, stats
+
+    logits, back, stats = jax.vjp(passes, state.params, has_aux=True)
+    arrays = [np.asarray(x, np.float64) for x in logits]
+    np.testing.assert_allclose(metrics["loss"], twin(*arrays), rtol=1e-5)
+    slopes = [twins.central_difference(twin, arrays, i) for i in range(len(arrays))]
+    assert all(1e-3 < np.abs(slope).max() < 10 for slope in slopes)
+    (grads,) = back([jnp.float32(slope) for slope in slopes])
+    expected = jax.tree.map(lambda p, g: p - LR * g, state.params, grads)
+    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(new.stats, stats, rtol=1e-5, atol=1e-6)
+    assert int(new.step) == int(state.step) + 1
+    return new, arrays
+
+
+def answers(net, params, stats, images):
+    """Logits in eval mode, f64[B,C]."""
+    out, _ = net(params, stats, parts().plain(images), train=False)
+    return np.asarray(out.logits, np.float64)
+
+
+def cross_entropy(logits, label, classes=None):
+    """Mean over rows; `classes`: a list for all of them, or one for each."""
+    rows = []
+    for i, (row, own) in enumerate(zip(logits, np.asarray(label), strict=True)):
+        some = range(CLASSES) if classes is None else classes
+        some = some[i] if isinstance(some[0], list) else some
+        rows.append(np.log(sum(np.exp(row[c]) for c in some)) - row[own])
+    return np.mean(rows)

@@ -1,0 +1,423 @@
+"""ASER against coalitions counted out, and float64 twins of its choices and steps."""
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_mir as tiny
+import twins
+
+from jaxcl import core
+from jaxcl.memory import buffer, shapley
+from jaxcl.methods import aser, er, online, online_shapley
+
+CLASSES = tiny.CLASSES
+VALUES = jax.jit(shapley.values, static_argnames="neighbours")
+
+
+def brute(features, labels, row, label, k):
+    """Shapley values by their definition: a sum over all sets of the others."""
+    count = len(labels)
+    order = np.argsort(np.square(features - row).sum(1), kind="stable")
+
+    def worth(members):
+        nearest = [i for i in order if i in members][:k]
+        return sum(labels[i] == label for i in nearest) / k
+
+    found = np.zeros(count)
+    for i in range(count):
+        others = [j for j in range(count) if j != i]
+        for size in range(count):
+            weight = math.factorial(size) * math.factorial(count - size - 1)
+            for chosen in itertools.combinations(others, size):
+                gain = worth({*chosen, i}) - worth({*chosen})
+                found[i] += gain * weight / math.factorial(count)
+    return found
+
+
+def recursion(features, labels, rows, row_labels, k):
+    """Jia et al., Theorem 1, one candidate after another, f64[E,N]."""
+    found = np.zeros((len(rows), len(labels)))
+    for e, (row, label) in enumerate(zip(rows, row_labels, strict=True)):
+        order = np.argsort(np.square(features - row).sum(1), kind="stable")
+        own = [float(labels[i] == label) for i in order]
+        value = 0.0
+        for m in range(len(order), 0, -1):
+            after = own[m] if m < len(order) else 0.0
+            value += (own[m - 1] - after) / k * min(k, m) / m
+            found[e, order[m - 1]] = value
+    return found
+
+
+def drawn(seed, candidates, rows, classes=2):
+    rng = np.random.default_rng(seed)
+    return (
+        rng.normal(size=(candidates, 3)).astype(np.float32),
+        rng.integers(0, classes, candidates),
+        rng.normal(size=(rows, 3)).astype(np.float32),
+        rng.integers(0, classes, rows),
+    )
+
+
+def test_values_equal_the_definition():
+    """Also with fewer candidates than neighbours."""
+    for seed, (count, k) in enumerate([(6, 1), (6, 2), (6, 3), (5, 5), (5, 7), (1, 3)]):
+        features, labels, rows, row_labels = drawn(seed, count, 4)
+        found = VALUES(features, labels, rows, row_labels, neighbours=k)
+        expected = [
+            brute(features, labels, *e, k) for e in zip(rows, row_labels, strict=True)
+        ]
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        twin = recursion(features, labels, rows, row_labels, k)
+        np.testing.assert_allclose(twin, expected, atol=1e-12)
+
+
+def test_values_by_hand():
+    # From the nearest: right, wrong, right; K = 1: s_3 = 1/3, s_2 = 1/3 - 1/2.
+    found = shapley.values(
+        jnp.array([[3.0], [1.0], [-2.0]]), jnp.array([7, 7, 5]),
+        jnp.array([[0.0]]), jnp.array([7]), neighbours=1,
+    )  # fmt: skip
+    np.testing.assert_allclose(found, [[1 / 3, 1 / 3 - 1 / 2 + 1, -1 / 6]], rtol=1e-6)
+
+
+def test_masked_candidates_change_nothing_whatever_they_hold():
+    features, labels, rows, row_labels = drawn(3, 40, 6, classes=3)
+    mask = np.random.default_rng(4).random(40) < 0.6
+    expected = recursion(features[mask], labels[mask], rows, row_labels, 3)
+    for blank in (0.0, np.nan, np.inf):
+        spoilt = np.where(mask[:, None], features, np.float32(blank))
+        found = VALUES(spoilt, labels, rows, row_labels, neighbours=3, mask=mask)
+        np.testing.assert_allclose(found[:, mask], expected, atol=1e-6)
+        assert not np.any(np.asarray(found)[:, ~mask])
+    none = VALUES(features, labels, rows, row_labels, neighbours=3, mask=mask & False)
+    assert not np.any(np.asarray(none))
+
+
+def test_near_rows_far_from_the_origin_keep_their_order():
+    features = np.float32([[1000.02], [1000.01], [1000.03]])
+    found = VALUES(features, np.array([0, 1, 0]), np.float32([[1000.0]]), np.array([1]))
+    expected = brute(np.float64(features), [0, 1, 0], 1000.0, 1, 3)
+    np.testing.assert_allclose(found[0], expected, atol=1e-6)
+
+
+def score_twin(adversarial, cooperative, variant):
+    """Of cooperative rows that exist."""
+    columns = []
+    for i in range(adversarial.shape[1]):
+        helps, harms = [*cooperative[:, i]], [*adversarial[:, i]]
+        columns.append(
+            {
+                "mean": (sum(helps) / len(helps) if helps else 0)
+                - sum(harms) / len(harms),
+                "max_min": (max(helps) if helps else 0) - min(harms),
+                "adversarial": -sum(harms),
+            }[variant]
+        )
+    return np.array(columns)
+
+
+@pytest.mark.parametrize("variant", shapley.VARIANTS)
+def test_scores(variant):
+    rng = np.random.default_rng(5)
+    harms, helps = rng.normal(size=(3, 4)), rng.normal(size=(5, 4)) - 3
+    mask = np.array([True, False, True, True, False])
+    for there in (mask, mask & False):
+        spoilt = np.where(there[:, None], helps, np.nan)
+        found = shapley.score(
+            jnp.float32(harms), jnp.float32(spoilt), jnp.array(there), variant=variant
+        )
+        expected = score_twin(harms, helps[there], variant)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    with pytest.raises(ValueError, match="variant='max': allowed are mean, max_min"):
+        shapley.score(harms, helps, mask, variant="max")
+
+
+def test_ranks():
+    mask = jnp.array([True, True, False, True, True])
+    scores = jnp.array([0.5, -1.0, 9.0, 2.0, 0.5])
+    rank = jax.jit(shapley.ranked)
+    firsts = set()
+    for seed in range(20):
+        order = rank(jax.random.key(seed), scores, mask).tolist()
+        assert order[0] == 3 and order[3:] == [1, 2]
+        firsts.add(order[1])
+    assert firsts == {0, 4}  # equal ones in random order
+
+
+def test_replace():
+    replace = jax.jit(shapley.replace, static_argnames="capacity")
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        scores = rng.normal(size=9)
+        mask = rng.random(9) < 0.7
+        slots = np.where(mask[:5], rng.permutation(20)[:5], 20)
+        found = replace(
+            jax.random.key(seed), jnp.float32(scores), jnp.array(mask),
+            jnp.array(slots), capacity=20,
+        )  # fmt: skip
+        room = mask[:5].sum()
+        stays = sorted((i for i in range(9) if mask[i]), key=lambda i: -scores[i])
+        stays = {*stays[:room]}
+        entering = [i for i in range(4) if 5 + i in stays]
+        leaving = {int(slots[i]) for i in range(5) if mask[i] and i not in stays}
+        given = [int(found[i]) for i in entering]
+        assert len(given) == len(leaving) and {*given} == leaving
+        assert all(found[i] == 20 for i in range(4) if i not in entering)
+
+
+def test_balanced_draws():
+    labels = np.array([2, 0, 2, 2, 0, 2, 3, 2, 1, 1])
+    allowed = np.array([1, 1, 1, 1, 1, 1, 1, 0, 0, 0], bool)
+    draw = jax.jit(functools.partial(shapley.balanced, num_classes=5, per_class=3))
+    counts = np.zeros(10)
+    for seed in range(300):
+        slots, mask = draw(jax.random.key(seed), jnp.array(labels), jnp.array(allowed))
+        slots, mask = np.array(slots).reshape(5, 3), np.array(mask).reshape(5, 3)
+        assert mask.sum(1).tolist() == [2, 0, 3, 1, 0]
+        assert (slots[~mask] == 10).all() and not (mask[:, 1:] & ~mask[:, :-1]).any()
+        for c in range(5):
+            mine = slots[c, mask[c]]
+            assert (labels[mine] == c).all() and allowed[mine].all()
+            assert len({*mine}) == len(mine)
+        counts[slots[mask]] += 1
+    assert (counts[[1, 4, 6]] == 300).all() and not counts[~allowed].any()
+    # Of class 2 three of four slots, each as often: within 4 deviations.
+    of_two = counts[[0, 2, 3, 5]]
+    assert np.abs(of_two - 225).max() < 4 * (300 * 0.75 * 0.25) ** 0.5
+
+
+# The method. Draws are made to be of the first slots of each class, for twins.
+
+
+def first_slots(key, labels, allowed, *, num_classes, per_class):
+    index = jnp.arange(len(labels))
+    rows = []
+    for c in range(num_classes):
+        mine = jnp.sort(jnp.where(allowed & (labels == c), index, len(labels)))
+        rows.append(mine[:per_class])
+    slots = jnp.concatenate(rows)
+    return slots, slots < len(labels)
+
+
+def first_twin(labels, allowed, per_class):
+    found = []
+    for c in range(CLASSES):
+        found += [i for i in allowed if labels[i] == c][:per_class]
+    return found
+
+
+def features(state, images):
+    """In evaluation mode, float64."""
+    layer = tiny.arrays(state.params)[0]
+    return tiny.normed(layer, tiny.raw(images), tiny.running(state))
+
+
+def retrieve(options, *, size):
+    """(state, batch) -> what is replayed; incoming images as trained on are blank."""
+    made = tiny.make_parts(size=size, augment="replay")
+    judge = online_shapley.Judge(
+        made, online.network(made, "linear"), **options, minority=True
+    )
+
+    def retrieved(state, batch):
+        images, mask = jnp.full((4, 2, 2, 1), jnp.nan), jnp.ones(4, bool)
+        rows = online.Rows(images, batch["label"], mask, batch["image"])
+        return judge.retrieve(state, rows, jax.random.key(0))
+
+    return jax.jit(retrieved)
+
+
+@pytest.mark.parametrize("variant", shapley.VARIANTS)
+def test_what_is_replayed_when_the_memory_is_full(variant, monkeypatch):
+    monkeypatch.setattr(shapley, "balanced", first_slots)
+    labels = [0, 1, 0, 1, 1, 0, 0, 1, 3, 0]
+    label, new_label = np.array(labels), np.array([1, 3, 2, 1])
+    retrieved = retrieve({"variant": variant, "per_class": 2, "neighbours": 2}, size=3)
+    pool = first_twin(labels, range(10), 2)
+    helped = first_twin(labels, [i for i in range(10) if i not in pool], 2)
+    for seed in range(6):
+        state, batch = tiny.start(seed, labels), tiny.incoming(seed, new_label)
+        chosen = retrieved(state, batch)
+        old = features(state, state.extra.memory.items["image"])
+        new = features(state, batch["image"])
+        harms = recursion(old[pool], label[pool], new, new_label, 2)
+        helps = recursion(old[pool], label[pool], old[helped], label[helped], 2)
+        scores = score_twin(harms, helps, variant)
+        assert chosen.mask.all() and len({*chosen.slots.tolist()}) == 3
+        found = [scores[pool.index(slot)] for slot in chosen.slots.tolist()]
+        np.testing.assert_allclose(found, -np.sort(-scores)[:3], atol=1e-6)
+        np.testing.assert_array_equal(chosen.label, label[chosen.slots])
+        stored = state.extra.memory.items["image"][chosen.slots]
+        images = tiny.moved(tiny.plain(stored))
+        np.testing.assert_allclose(chosen.images, images, rtol=1e-6)
+
+
+def test_few_candidates_are_all_replayed_and_no_more():
+    options = {"variant": "mean", "per_class": 1, "neighbours": 3}
+    state, batch = tiny.start(8, [0, 1] * 5), tiny.incoming(8)
+    chosen = retrieve(options, size=6)(state, batch)
+    assert chosen.mask.tolist() == [True, True] + [False] * 4
+    assert {*chosen.label[:2].tolist()} == {0, 1} == {*chosen.label.tolist()}
+
+
+@pytest.mark.parametrize("minority", [True, False])
+def test_what_is_stored_when_the_memory_is_full(minority, monkeypatch):
+    monkeypatch.setattr(shapley, "balanced", first_slots)
+    # Classes 0 and 1 have half of the slots, and are never rare; the others are.
+    labels = [0, 1, 0, 1, 1, 0, 0, 1, 1, 0]
+    made = tiny.make_parts()
+    method = aser.make(made, per_class=2, neighbours=2, minority=minority)
+    step = jax.jit(method.step)
+    for seed in range(3):
+        state, batch = tiny.start(seed, labels), tiny.incoming(seed, [2, 0, 2, 1])
+        after, _ = step(core.copy(state), batch)
+
+        helped = first_twin(labels, range(10), 2)
+        rest = [i for i in range(10) if i not in helped]
+        # Features are those after the step.
+        old = features(after, state.extra.memory.items["image"])
+        new = features(after, batch["image"])
+        everything = np.concatenate([old, new])
+        label = np.array([*labels, 2, 0, 2, 1])
+        pool = rest + [10, 11, 12, 13]
+        judges = helped + ([10, 12] if minority else [])
+        scores = recursion(
+            everything[pool], label[pool], everything[judges], label[judges], 2
+        ).sum(0)
+        order = np.argsort(-scores)
+        assert scores[order[len(rest) - 1]] > scores[order[len(rest)]] + 1e-4
+        expected = {pool[i] for i in order[: len(rest)]} | {*helped}
+
+        images = np.concatenate([state.extra.memory.items["image"], batch["image"]])
+        number = {image.tobytes(): i for i, image in enumerate(images)}
+        memory = after.extra.memory
+        held = [number[np.array(image).tobytes()] for image in memory.items["image"]]
+        assert {*held} == expected and len({*held}) == 10
+        np.testing.assert_array_equal(memory.items["label"], label[held])
+        task = np.array([*np.array(state.extra.memory.items["task"]), 1, 1, 1, 1])
+        np.testing.assert_array_equal(memory.items["task"], task[held])
+        # Who stays does not move.
+        assert all(slot == i for slot, i in enumerate(held) if i < 10)
+        assert memory.seen == 14 and memory.filled.all()
+
+
+def test_rare_classes_are_below_a_random_share():
+    """A class with share 1/8 of 1/4: rare for half of the keys; with 1/4 for none."""
+    made = tiny.make_parts(capacity=8)
+    judge = online_shapley.Judge(made, None, "mean", 1, 1, True)
+    labels = jnp.array([0, 0, 0, 0, 0, 1, 2, 2])
+    share = jax.jit(lambda key, label: judge.rare(key, buffer_of(labels), label))
+    found = np.array(
+        [share(jax.random.key(i), jnp.arange(4)).tolist() for i in range(200)]
+    ).mean(0)
+    assert found[0] == 0 and found[2] == 0 and found[3] > 0.98
+    assert abs(found[1] - 0.5) < 4 * 0.5 / 200**0.5
+
+
+def buffer_of(labels):
+    return buffer.Buffer(
+        {"label": labels}, jnp.ones(len(labels), bool), jnp.int32(len(labels))
+    )
+
+
+def test_the_memory_fills_up_and_the_rest_of_a_batch_competes(monkeypatch):
+    monkeypatch.setattr(shapley, "balanced", first_slots)
+    made = tiny.make_parts(capacity=6, size=2)
+    step = jax.jit(aser.make(made, per_class=1, neighbours=2).step)
+    # In the last, row 4, which fits, would tip the balance if it were a judge.
+    for seed in (0, 1, 2, 3, 4, 41):
+        state = tiny.start(seed, [], capacity=6)
+        first = tiny.incoming(seed, [0, 1, 0, 1])
+        second = tiny.incoming(seed + 10, [2, 1, 2, 1])
+        state, _ = step(state, first)
+        memory = state.extra.memory
+        assert memory.filled.tolist() == [True] * 4 + [False] * 2 and memory.seen == 4
+        np.testing.assert_array_equal(memory.items["image"][:4], first["image"])
+        state, _ = step(state, second)
+        memory = state.extra.memory
+        assert memory.filled.all() and memory.seen == 8
+        np.testing.assert_array_equal(memory.items["image"][4:], second["image"][:2])
+
+        # Slots 0 and 1 are judges, with the rare row 6 of both batches; slots 2 and 3
+        # and rows 6 and 7 compete, and nobody else does.
+        images = np.concatenate([first["image"], second["image"]])
+        pool, judges = [2, 3, 6, 7], [0, 1, 6]
+        label = np.array([0, 1, 0, 1, 2, 1, 2, 1])
+        rows = features(state, images)
+        scores = recursion(rows[pool], label[pool], rows[judges], label[judges], 2)
+        scores = dict(zip(pool, scores.sum(0), strict=True))
+        number = {image.tobytes(): i for i, image in enumerate(images)}
+        held = {number[np.array(image).tobytes()] for image in memory.items["image"]}
+        assert held > {0, 1, 4, 5} and len(held) == 6
+        found = [scores[i] for i in held - {0, 1, 4, 5}]
+        best = sorted(scores.values())[2:]
+        np.testing.assert_allclose(sorted(found), best, atol=1e-6)  # equal ones: any
+
+
+@pytest.mark.parametrize(("form", "stored"), [("paper", 3), ("code", 3), ("code", 0)])
+def test_a_step_equals_its_twin(form, stored):
+    """The memory is not full: as many rows as it holds are all replayed."""
+    made = tiny.make_parts(size=stored or len(tiny.NEW))
+    method = aser.make(made, per_class=1, form=form)
+    labels = [0, 2, 1][:stored]
+    state, batch = tiny.start(9, labels), tiny.incoming(9)
+    params, new = tiny.arrays(state.params), tiny.raw(batch["image"])
+    old = tiny.raw(state.extra.memory.items["image"])[:stored]
+
+    def losses(*params):
+        return tiny.row_losses(params, new, tiny.NEW)
+
+    def loss(*params):
+        if not stored:  # in either form the incoming rows alone
+            return losses(*params).mean()
+        if form == "code":
+            rows = np.concatenate([new, old])
+            return tiny.row_losses(params, rows, tiny.NEW + labels).mean()
+        return losses(*params).mean() + tiny.row_losses(params, old, labels).mean()
+
+    grads = [twins.central_difference(loss, params, i) for i in range(3)]
+    after, metrics = jax.jit(method.step)(core.copy(state), batch)
+    np.testing.assert_allclose(metrics["loss"], loss(*params), rtol=1e-5)
+    expected = tiny.descended(params, grads)
+    for one, other in zip(tiny.arrays(after.params), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=3e-4, atol=3e-5)
+
+
+def test_keep_policy_stores_as_er_does():
+    made, states = tiny.make_parts(capacity=5), []
+    for method in (aser.make(made, keep="policy"), er.make(made)):
+        state, step = tiny.start(0, [], capacity=5), jax.jit(method.step)
+        for seed in range(4):
+            state, _ = step(state, tiny.incoming(seed))
+        states.append(state)
+    one, other = (state.extra.memory for state in states)
+    assert one.filled.all()
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_options_are_checked():
+    made = tiny.make_parts(capacity=12)
+    for options, said in (
+        ({"form": "official"}, "form='official': allowed are paper, code"),
+        ({"variant": "max"}, "variant='max': allowed are mean, max_min, adversarial"),
+        ({"keep": "all"}, "keep='all': allowed are shapley, policy"),
+        ({"neighbours": 0}, "neighbours=0: must be at least 1"),
+        ({"per_class": 0}, "per_class=0: must be at least 1"),
+        ({"per_class": 3}, "per_class=3: .*12 slots.* at most 2"),
+        ({"head": "cosin"}, "head='cosin'"),
+    ):
+        with pytest.raises(ValueError, match=rf"config\.method\.{said}"):
+            aser.make(made, **{"per_class": 2, **options})
+    aser.make(made, per_class=3, keep="policy")
+    made = tiny.make_parts(capacity=12, policy="fifo")
+    with pytest.raises(ValueError, match=r"config\.replay\.policy='fifo'.*asks no"):
+        aser.make(made, per_class=2)
+    aser.make(made, per_class=2, keep="policy")
+    made = tiny.make_parts(capacity=12, sharded=True)
+    with pytest.raises(ValueError, match=r"config\.replay\.sharded=True"):
+        aser.make(made, per_class=2, keep="policy")

@@ -1,0 +1,389 @@
+"""GEM and A-GEM against a general solver in float64, and their steps by hand."""
+
+import functools
+import inspect
+
+import chex
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+from scipy import optimize
+
+from jaxcl import augment, core, optim
+from jaxcl.memory import sharded
+from jaxcl.methods import agem, er, gem, online
+from jaxcl.nets import resnet
+
+CODE = {"margin": 0.5, "ridge": 1e-3}
+PAPER = {"margin": 0.0, "ridge": 0.0}
+WIDTH, MOST = 40, 20
+_project = jax.jit(gem.project)
+
+
+def project(gradient, rows, margin, ridge, mask=None):
+    """One program for all: rows that are not there, and hold nan, are masked."""
+    dtype, missing = gradient.dtype, MOST - len(rows)
+    rows = np.pad(rows, ((0, missing), (0, 0)), constant_values=np.nan)
+    mask = np.ones(MOST - missing, bool) if mask is None else mask
+    mask = np.pad(mask, (0, missing))
+    found = _project(
+        gradient, rows, margin=dtype.type(margin), ridge=dtype.type(ridge), mask=mask
+    )
+    assert found.dtype == dtype and found.shape == gradient.shape
+    return np.array(found)
+
+
+def twin(gradient, rows, margin, ridge):
+    """The same by least squares in v - margin, without a Gram matrix."""
+    if not (rows @ gradient < 0).any():
+        return gradient
+    count = len(rows)
+    matrix = np.concatenate([rows.T, np.sqrt(ridge) * np.eye(count)])
+    target = -np.concatenate([gradient, np.zeros(count)]) - matrix.sum(axis=1) * margin
+    more, _ = optimize.nnls(matrix, target, maxiter=1000 * count)
+    return gradient + rows.T @ (margin + more)
+
+
+def cases(count):
+    """Name, gradient and memory gradients; all but the last are violated."""
+    rng = np.random.default_rng(count)
+    rows, gradient = rng.normal(size=(count, WIDTH)), rng.normal(size=WIDTH)
+    common = rng.normal(size=WIDTH)
+    toward = rows + 2 * common
+    every = np.arange(count)[:, None]
+    pairs, three = every[:, 0] // 2, np.arange(WIDTH) < 3
+    yield "some violated", gradient - rows[0], rows
+    yield "all violated", gradient - 3 * common, toward
+    yield "collinear", gradient - 3 * common, toward[pairs] * (1 + every)
+    yield "opposite", gradient - rows[0], rows[pairs] * (1 - 2 * (every % 2))
+    yield "equal", gradient - 3 * common, np.tile(common, (count, 1))
+    yield "zeros", gradient - 3 * common, toward * (every % 3 != 1)
+    yield "scales", gradient - 3 * common, toward * 10.0 ** ((every * 3) % 7 - 3)
+    yield "three dimensions", gradient - 3 * common, toward * three
+    yield "unviolated", common, toward * np.sign(toward @ common)[:, None]
+
+
+@pytest.mark.parametrize("options", [PAPER, CODE, {"margin": 2.0, "ridge": 0.0}])
+@pytest.mark.parametrize("count", [1, 7, 20])
+def test_projection_is_the_general_solver_s(count, options):
+    for name, gradient, rows in cases(count):
+        expected = twin(gradient, rows, **options)
+        assert np.array_equal(expected, gradient) == (name == "unviolated"), name
+        size = np.abs(expected).max() + np.abs(gradient).max()
+        near = functools.partial(
+            np.testing.assert_allclose, desired=expected, rtol=0, err_msg=name
+        )
+        with jax.enable_x64(True):
+            near(project(gradient, rows, **options), atol=1e-9 * size)
+        gradient, rows = np.float32(gradient), np.float32(rows)
+        near(project(gradient, rows, **options), atol=2e-5 * size)
+        if name == "unviolated":
+            assert np.array_equal(project(gradient, rows, **options), gradient)
+
+
+def test_projection_of_many_that_hardly_differ():
+    """In f32 the constraints hold, if the vector is not quite the nearest."""
+    rng = np.random.default_rng(0)
+    common, noise = rng.normal(size=WIDTH), rng.normal(size=(MOST, WIDTH))
+    for apart in (1e-2, 1e-3, 1e-4, 1e-6):
+        rows = np.float32(common + apart * noise)
+        gradient = np.float32(0.1 * rng.normal(size=WIDTH) - common)
+        found = np.float64(project(gradient, rows, **PAPER))
+        length = np.linalg.norm(gradient)
+        unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        assert (unit @ found).min() > -1e-4 * length
+        exact = twin(np.float64(gradient), np.float64(rows), **PAPER)
+        assert np.linalg.norm(found - exact) < 2e-3 * length
+
+
+def test_projection_by_hand():
+    rows = np.eye(2, WIDTH, dtype=np.float32)
+    for gradient, options, expected in (
+        ([-1.0, -2.0, 3.0], PAPER, [0.0, 0.0, 3.0]),
+        ([-1.0, 2.0, 3.0], PAPER, [0.0, 2.0, 3.0]),
+        # v = (1, 1/2): the bound adds what is not violated.
+        ([-1.0, 3.0, 3.0], {"margin": 0.5, "ridge": 0.0}, [0.0, 3.5, 3.0]),
+        # v = 3 / (1 + 1), above the bound, and the bound.
+        ([-3.0, 3.0, 3.0], {"margin": 0.5, "ridge": 1.0}, [-1.5, 3.5, 3.0]),
+        # An inner product of 0 is none that is violated.
+        ([0.0, 2.0, 3.0], CODE, [0.0, 2.0, 3.0]),
+    ):
+        gradient = np.pad(np.float32(gradient), (0, WIDTH - 3))
+        found = project(gradient, rows, **options)
+        np.testing.assert_allclose(found[:3], expected, atol=1e-6)
+        assert not found[3:].any()
+    defaults = inspect.signature(gem.project).parameters
+    assert {name: defaults[name].default for name in CODE} == CODE
+
+
+@pytest.mark.parametrize("options", [PAPER, CODE])
+def test_rows_that_do_not_exist_reach_nothing(options):
+    _, gradient, rows = next(cases(5))
+    gradient, rows = np.float32(gradient), np.float32(rows)
+    mask = np.array([True, False, True, False, True])
+    expected = project(gradient, rows[mask], **options)
+    assert not np.array_equal(expected, gradient)
+    for other in (np.nan, -1e3 * gradient):
+        given = np.where(mask[:, None], rows, other)
+        found = project(gradient, given, mask=mask, **options)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        none = project(gradient, given, mask=np.zeros(5, bool), **options)
+        assert np.array_equal(none, gradient)
+
+
+def test_projections_side_by_side_and_a_nan_among_them():
+    gradients, rows = (
+        np.float32(np.stack(x)) for x in list(zip(*cases(MOST), strict=True))[1:]
+    )
+    expected = [project(g, r, **CODE) for g, r in zip(gradients, rows, strict=True)]
+    rows[0, 1, 2] = np.nan
+    found = jax.jit(jax.vmap(functools.partial(gem.project, **CODE)))(gradients, rows)
+    np.testing.assert_allclose(found[1:], expected[1:], rtol=1e-4, atol=1e-5)
+    assert np.isnan(found[0]).any()
+
+
+def test_without_a_mask_all_rows_count():
+    _, gradient, rows = next(cases(MOST))
+    gradient, rows = np.float32(gradient), np.float32(rows)
+    found, expected = _project(gradient, rows), project(gradient, rows, **CODE)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert np.array_equal(gem.project(gradient, rows[:0]), gradient)
+
+
+def test_agem_projection():
+    rng = np.random.default_rng(0)
+    gradient, reference = rng.normal(size=(2, 30))
+    reference *= -np.sign(gradient @ reference)
+    expected = gradient - gradient @ reference / (reference @ reference) * reference
+    for scale in (1.0, 1e-30, 1e30):  # their squares are not f32
+        found = agem.project(np.float32(gradient), np.float32(scale * reference))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    gradient = np.float32(gradient)
+    for other in (-reference, 0 * reference):
+        assert np.array_equal(agem.project(gradient, np.float32(other)), gradient)
+    # One constraint: GEM's.
+    same = project(gradient, np.float32(reference[None]), **PAPER)
+    np.testing.assert_allclose(same, expected, rtol=1e-5, atol=1e-6)
+
+
+# Steps
+
+CLASSES, LR, TASKS = 6, 0.1, 4
+MOMENTS = {"mean": (0.3,), "std": (0.4,)}
+
+
+def parts(tasks=TASKS, unroll=True, size=6):
+    settings = online.settings(CLASSES, 6, capacity=24, size=size)
+    return core.Parts(
+        encoder=resnet.conv_net(width=2),
+        augment=augment.make(size=8, views=1, crop=False, **MOMENTS),
+        plain=augment.make_eval(size=8, **MOMENTS),
+        tx=optim.sgd(momentum=0.0),
+        lr=optim.constant(LR),
+        num_classes=CLASSES,
+        replay=settings,
+        num_tasks=tasks,
+        unroll=unroll,
+    )
+
+
+def batch(seed, labels):
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (len(labels), 8, 8, 1)).astype(np.uint8)
+    return {"image": jnp.array(images), "label": jnp.array(labels, jnp.int32)}
+
+
+# Three tasks; the third is the present one, and has rows in the memory too.
+BATCHES = [
+    batch(0, [0, 1, 1, 0, 0, 1]),
+    batch(1, [2, 3, 2, 2, 3, 3]),
+    batch(2, [4, 5, 4, 4, 5, 5]),
+]
+NEXT = batch(3, [4, 4, 5, 5, 5, 5])
+
+
+@functools.cache
+def compiled(module, **given):
+    options = {"size": 12} if module is agem else {}
+    unroll = given.pop("unroll", True)
+    return jax.jit(module.make(parts(unroll=unroll, **options), **given).step)
+
+
+@functools.cache
+def started():
+    """A state in the third task, whose memory holds all BATCHES."""
+    state = jax.jit(agem.make(parts()).init)(jax.random.key(0), NEXT)
+    step = compiled(agem)
+    for task, rows in enumerate(BATCHES):
+        learnt = state.replace(task=jnp.int32(task))
+        state, _ = step(learnt, rows)
+        for _ in range(4):  # on the same batch; it is stored once
+            again = learnt.replace(params=state.params, stats=state.stats)
+            state, _ = step(again, rows)
+    assert int(state.extra.memory.filled.sum()) == 18
+    return state
+
+
+@jax.jit
+def slope(params, stats, rows):
+    """Value, statistics and gradient of the mean cross-entropy, by hand."""
+    net, images = online.network(parts(), "linear"), parts().plain(rows["image"])
+
+    def loss(params):
+        out, after = net(params, stats, images, train=True)
+        chances = jax.nn.log_softmax(out.logits)
+        return -chances[jnp.arange(len(images)), rows["label"]].mean(), after
+
+    return jax.value_and_grad(loss, has_aux=True)(params)
+
+
+def gradient_of(state, stats, rows):
+    """Value, flat gradient, statistics and how to restore a tree."""
+    (value, after), grads = slope(state.params, stats, rows)
+    flat, restore = jax.flatten_util.ravel_pytree(grads)
+    return value, np.float64(flat), after, restore
+
+
+@functools.cache
+def gradients():
+    """Of the incoming rows, then of each past task, with the statistics' path."""
+    state = started()
+    value, own, stats, restore = gradient_of(state, state.stats, NEXT)
+    path, past = [stats], []
+    for rows in BATCHES[:2]:
+        _, flat, stats, _ = gradient_of(state, stats, rows)
+        path.append(stats)
+        past.append(flat)
+    return value, own, np.stack(past), path, restore
+
+
+def check(step, direction, stats, task=2):
+    state = started().replace(task=jnp.int32(task))
+    new, metrics = step(state, NEXT)
+    value, *_, restore = gradients()
+    expected = jax.tree.map(
+        lambda p, g: p - LR * g, state.params, restore(jnp.float32(direction))
+    )
+    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=2e-6)
+    chex.assert_trees_all_close(new.stats, stats, rtol=1e-5, atol=1e-6)
+    length = np.linalg.norm(direction)
+    np.testing.assert_allclose(metrics["grad_norm"], length, rtol=1e-4)
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ({}, PAPER),
+        ({"form": "code", "margin": 0.1, "unroll": False}, CODE | {"margin": 0.1}),
+    ],
+)
+def test_gem_s_step(given, options):
+    """Rows of the present task and tasks to come are no constraints."""
+    _, own, past, path, _ = gradients()
+    assert (past @ own < 0).any()
+    step = compiled(gem, **given)  # six rows are all there are of a task
+    check(step, twin(own, past, **options), path[2])
+    one = twin(own, past[:1], **options)
+    assert not np.allclose(one, twin(own, past, **options), rtol=0.1)
+    check(step, one, path[1], task=1)
+    check(step, own, path[0], task=0)  # fine-tuning
+
+
+def test_each_form_has_a_margin_and_a_ridge(monkeypatch):
+    found = []
+
+    def project(gradient, rows, *, margin, ridge, mask):
+        found.append({"margin": margin, "ridge": ridge})
+        return gradient
+
+    monkeypatch.setattr(gem, "project", project)
+    for given, options in (
+        ({}, PAPER),
+        ({"form": "code"}, CODE),
+        ({"margin": 0.3}, {"margin": 0.3, "ridge": 0.0}),
+        ({"form": "code", "margin": 0.0}, {"margin": 0.0, "ridge": 1e-3}),
+    ):
+        jax.eval_shape(gem.make(parts(unroll=False), **given).step, started(), NEXT)
+        assert found.pop() == options
+
+
+def test_gem_draws_as_many_rows_as_it_is_told(monkeypatch):
+    drawn, whole = [], online.draw
+
+    def draw(*args, **options):
+        rows = whole(*args, **options)
+        drawn.append(len(rows.mask))
+        return rows
+
+    monkeypatch.setattr(online, "draw", draw)
+    for told, tasks, expected in (
+        (None, TASKS, [4, 4, 4]),
+        (7, TASKS, [7, 7, 7]),
+        (100, 2, [24]),
+        (None, 1, []),
+    ):
+        drawn.clear()
+        method = gem.make(parts(tasks=tasks, size=4), memory_rows=told)
+        jax.eval_shape(method.step, started(), NEXT)
+        assert drawn == expected
+
+
+@pytest.mark.parametrize("plus", [False, True])
+def test_agem_s_step(plus):
+    """With twelve rows of two tasks in the past, all are drawn."""
+    _, own, _, path, _ = gradients()
+    rows = {key: jnp.concatenate([b[key] for b in BATCHES[:2]]) for key in NEXT}
+    _, reference, stats, _ = gradient_of(started(), path[0], rows)
+    assert own @ reference < 0
+    direction = own - own @ reference / (reference @ reference) * reference
+    step = compiled(agem, plus=True) if plus else compiled(agem)
+    check(step, direction + plus * reference, stats)
+    check(step, own, path[0], task=0)
+
+
+def test_agem_replays_what_it_is_told(monkeypatch):
+    found, whole = [], er.replayable
+
+    def replayable(told, *args):
+        found.append(told)
+        return whole(told, *args)
+
+    monkeypatch.setattr(er, "replayable", replayable)
+    for told in ("past_tasks", "all", "other_classes"):
+        given = {} if told == "past_tasks" else {"replay_from": told}
+        jax.eval_shape(agem.make(parts(), **given).step, started(), NEXT)
+        assert found.pop() == told
+
+
+def test_the_number_of_tasks_comes_from_the_stream(monkeypatch, tmp_path):
+    given, make = [], gem.make
+
+    @functools.wraps(make)
+    def recorded(parts, **options):
+        given.append(parts)
+        return make(parts, **options)
+
+    monkeypatch.setattr(gem, "make", recorded)
+    changes = toy.ONLINE | {"method": {"name": "gem"}, "scenario.num_tasks": 3}
+    toy.job(tmp_path, **changes)
+    assert given[-1].num_tasks == 3
+    assert given[-1].unroll  # a CPU
+
+
+def test_options_are_checked():
+    shared = parts()._replace(memory=sharded.WHOLE._replace(shards=4))
+    for made, module, options, said in (
+        (parts(), gem, {"form": "papers"}, "form='papers'"),
+        (parts(), gem, {"margin": -0.1}, "margin=-0.1: must be 0 or more"),
+        (parts(), gem, {"margin": float("nan")}, "margin=nan"),
+        (parts(), gem, {"memory_rows": 0}, "memory_rows=0: must be at least 1"),
+        (shared, gem, {"memory_rows": 6}, "memory_rows=6: .* multiple of 4"),
+        (parts(), agem, {"replay_from": "past"}, "replay_from='past'"),
+    ):
+        with pytest.raises(ValueError, match=rf"config\.method\.{said}"):
+            module.make(made, **options)
+    gem.make(shared, memory_rows=8)

@@ -1,0 +1,379 @@
+"""Drift and gradients of past tasks: brute-force twins; training stays as it was."""
+
+import functools
+import itertools
+import pathlib
+import tempfile
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from jaxcl import core, job
+from jaxcl.memory import buffer
+from jaxcl.methods import online, online_probe
+
+pytestmark = pytest.mark.xdist_group("online_probe")  # tests share compiled steps
+BOTH = ("drift", "gradients")
+# Its second pass holds old rows as negatives; a linear head minds lengths.
+ER_AML = {"name": "er_aml", "negatives": "all", "head": "linear"}
+
+
+def make(method, measure=BOTH):
+    replay = {"capacity": 40, "measure": measure}
+    changes = {"method": method, "batch_size": 24, "epochs": 1, "replay": replay}
+    workdir = pathlib.Path(tempfile.mkdtemp())
+    return toy.job(workdir, tasks=2, **toy.ONLINE | changes)
+
+
+class Seen(NamedTuple):
+    """One step of a run."""
+
+    task: int
+    before: core.TrainState
+    batch: dict
+    after: core.TrainState
+    metrics: dict
+
+
+@functools.cache
+def played(measure=BOTH):
+    """Every step of two tasks."""
+    work = make(ER_AML, measure)
+    step, resident = job.compile_step(work), job.resident(work)
+    state, found = job.initial_state(work), []
+    for task in work.stream.tasks:
+        numbers = {"task": task.index, "task_start": int(state.step), "task_steps": 12}
+        numbers = {name: jnp.asarray(n, jnp.int32) for name, n in numbers.items()}
+        state = work.method.begin_task(state.replace(**numbers), task)
+        for _, batches, number in job.feed(work, task.train, task.index, 0):
+            before = core.copy(state)
+            state, metrics = step(state, resident, batches, number)
+            rows = jax.tree.map(lambda x: np.asarray(x)[0], batches)
+            batch = {key: np.asarray(x)[rows["index"]] for key, x in resident.items()}
+            metrics = {key: np.asarray(x)[0] for key, x in metrics.items()}
+            found.append(Seen(task.index, before, batch, core.copy(state), metrics))
+    return work, found
+
+
+def unit(x):
+    x = np.asarray(x, np.float64)
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def test_training_is_bitwise_the_same_when_measured():
+    (_, off), (_, on) = played(()), played()
+    assert len(off) == len(on) > 20
+    for without, with_ in zip(off, on, strict=True):
+        told = set(with_.metrics) - set(without.metrics)
+        assert told == {"drift", *GRADIENTS}
+        for name, value in without.metrics.items():
+            assert with_.metrics[name] == value, name
+    pairs = zip(toy.leaves(off[-1].after), toy.leaves(on[-1].after), strict=True)
+    assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+GRADIENTS = ("feature_gradient_norm", "prototype_gradient_norm")
+
+
+def test_nothing_is_past_in_the_first_task():
+    for seen in played()[1]:
+        values = [float(seen.metrics[key]) for key in ("drift", *GRADIENTS)]
+        assert np.isfinite(values).all()
+        assert (np.array(values) > 0).tolist() == [seen.task > 0] * 3
+
+
+def test_drift_is_of_stored_rows_of_past_tasks():
+    """All of them: the memory has fewer slots than rows are drawn."""
+    work, steps = played()
+    embed = jax.jit(work.method.embed)
+    first = next(i for i, seen in enumerate(steps) if seen.task == 1)
+    for seen in steps[first : first + 4]:
+        memory = jax.device_get(seen.after.extra.memory)
+        rows = [
+            i
+            for i in range(40)
+            if memory.filled[i] and memory.items["task"][i] < seen.task
+        ]
+        assert 0 < len(rows) < 40
+        images = (memory.items["image"][rows].astype(np.float32) / 255 - 0.3) / 0.4
+        one, other = (unit(embed(s, images)) for s in (seen.before, seen.after))
+        twin = np.mean([np.linalg.norm(a - b) for a, b in zip(one, other, strict=True)])
+        np.testing.assert_allclose(seen.metrics["drift"], twin, rtol=1e-4)
+
+
+# Of a memory made by hand
+
+
+class Extra(NamedTuple):
+    memory: buffer.Buffer
+
+
+TASKS = np.array([0, 2, 1, 0, 1, 2, 0, 1, 0, 0, 0], np.int32)
+LABELS = np.array([0, 4, 1, 0, 2, 5, 3, 1, 3, 5, 4], np.int32)
+FILLED = np.array([1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0], bool)
+
+
+def state_of(params, task=2, step=0):
+    rng = np.random.default_rng(0)
+    images = rng.integers(1, 256, (len(TASKS), 2, 2, 1)).astype(np.uint8)
+    items = {"image": images, "label": LABELS, "task": TASKS}
+    memory = jax.tree.map(jnp.asarray, buffer.Buffer(items, FILLED, 9))
+    whole = core.new_state(jax.random.key(0), params, {}, Tx, Extra(memory))
+    return whole.replace(task=jnp.asarray(task), step=jnp.asarray(step))
+
+
+class Tx:
+    @staticmethod
+    def init(params):
+        return {}
+
+
+def parts_of(measure=BOTH, **more):
+    given = dict(
+        encoder=None, augment=None, tx=None, lr=None, num_classes=7, num_tasks=4,
+        plain=lambda images: images / 255.0, replay=core.Replay(11, measure=measure),
+    )  # fmt: skip
+    return core.Parts(**given | more)
+
+
+def test_drift_is_of_a_few_rows_drawn_anew_for_each_step():
+    """Every draw is a mean over three of the rows of past tasks, and all are drawn."""
+    rng = np.random.default_rng(1)
+    old, new = (rng.normal(size=(4, 5)) for _ in range(2))
+
+    def embed(state, images):
+        return images.reshape(len(images), -1) @ state.params
+
+    method = core.Method(
+        init=None, embed=embed, memory=lambda state: state.extra.memory,
+        step=lambda state, _: (state.replace(params=jnp.asarray(new)), {"loss": 0.0}),
+    )  # fmt: skip
+    probed = online_probe.add(method, parts_of(("drift",)), rows=3)
+    step = jax.jit(lambda number: probed.step(state_of(old, step=number), None)[1])
+    pixels = np.asarray(state_of(old).extra.memory.items["image"], np.float64) / 255
+    gap = unit(pixels.reshape(11, 4) @ new) - unit(pixels.reshape(11, 4) @ old)
+    gap = np.linalg.norm(gap, axis=1)
+    past = np.flatnonzero(FILLED & (TASKS < 2))
+    assert len(past) == 7
+    means = {trio: gap[[*trio]].mean() for trio in itertools.combinations(past, 3)}
+    met, values = set(), []
+    for number in range(60):
+        metrics = step(number)
+        assert set(metrics) == {"loss", "drift"}
+        trio = min(means, key=lambda t: abs(means[t] - metrics["drift"]))
+        np.testing.assert_allclose(metrics["drift"], means[trio], rtol=1e-5)
+        met |= {*trio}
+        values.append(float(metrics["drift"]))
+    assert met == {*past} and len({*values}) > 20
+    assert abs(np.mean(values) - gap[past].mean()) < 4 * np.std(values) / 60**0.5
+
+
+def slope_on_sphere(twin, vector):
+    """Norm of the gradient of twin(|v| u) over unit u, by differences."""
+    length, start = np.linalg.norm(vector), unit(vector)
+
+    def at(i, shift):
+        moved = start.copy()
+        moved[i] += shift
+        return twin(length * unit(moved))
+
+    return np.linalg.norm(
+        [(at(i, 1e-5) - at(i, -1e-5)) / 2e-5 for i in range(len(vector))]
+    )
+
+
+def test_gradients_are_along_the_sphere_and_of_past_tasks_alone():
+    """Two passes; a loss that also depends on lengths; rows of all kinds."""
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(2, 5, 3))
+    # Task 3 is yet to come, -1 does not count.
+    tasks = np.array([[0, 1, 2, -1, 1], [2, 0, 3, 1, -1]], np.int32)
+    encoder, head, target = (rng.normal(size=s) for s in ((3, 4), (7, 4), (2, 5, 7)))
+
+    def value(f, weight, norm, tanh):
+        logits = (f[0] @ weight.T, f[1] @ weight.T / norm(f[1], axis=1)[:, None])
+        parts = [tanh(z - t).sum(axis=1) for z, t in zip(logits, target, strict=True)]
+        return parts[0].mean() + 2.0 * (parts[1] ** 2).mean()
+
+    def loss(params):
+        f = [
+            online_probe.tap(params, jnp.asarray(rows) @ params["encoder"], t)
+            for rows, t in zip((x, y), jnp.asarray(tasks), strict=True)
+        ]
+        weight = params["head"]["weight"]
+        return value(f, weight, jnp.linalg.norm, jnp.tanh), jnp.float32(7)
+
+    params = {"encoder": jnp.asarray(encoder), "head": {"weight": jnp.asarray(head)}}
+    state = state_of(params)
+    (found, more), grads, metrics = online_probe.gradient(parts_of(), state, loss)
+    assert more == 7 and set(grads) == set(params)
+    plain = jax.value_and_grad(loss, has_aux=True)(params)
+    off = online_probe.gradient(parts_of(()), state, loss)
+    assert found == plain[0][0] == off[0][0] and off[2] == {}
+    for other in (grads, off[1]):
+        pairs = zip(jax.tree.leaves(other), jax.tree.leaves(plain[1]), strict=True)
+        assert all(np.array_equal(a, b) for a, b in pairs)
+
+    features = np.stack([x @ encoder, y @ encoder])
+    whole = functools.partial(value, norm=np.linalg.norm, tanh=np.tanh)
+
+    def moved(at, rows):
+        copy = features.copy()
+        copy[at] = rows
+        return whole(copy, head)
+
+    norms = [
+        slope_on_sphere(functools.partial(moved, at), features[at])
+        for at in np.ndindex(2, 5)
+        if 0 <= tasks[at] < 2
+    ]
+    assert len(norms) == 5
+    np.testing.assert_allclose(
+        metrics["feature_gradient_norm"], np.mean(norms), rtol=1e-4
+    )
+
+    def turned(c, row):
+        copy = head.copy()
+        copy[c] = row
+        return whole(features, copy)
+
+    # Of classes that a stored row of task 0 or 1 has: not 4 and 5, nor the absent 6.
+    norms = [slope_on_sphere(functools.partial(turned, c), head[c]) for c in range(4)]
+    np.testing.assert_allclose(
+        metrics["prototype_gradient_norm"], np.mean(norms), rtol=1e-4
+    )
+    first = online_probe.gradient(parts_of(), state_of(params, task=0), loss)[2]
+    assert [float(first[name]) for name in GRADIENTS] == [0.0, 0.0]
+
+
+def test_rows_that_do_not_exist_do_not_count():
+    mask = jnp.array([True, True, False])
+    rows = online.Rows(None, None, mask, None, {"task": jnp.array([2, 0, 1])})
+    assert online_probe.tasks_of(rows).tolist() == [2, 0, -1]
+    assert online_probe.tasks_of(rows._replace(items={})) is None
+
+
+# Of the methods' losses
+
+
+def passes(work, seen, monkeypatch):
+    """Of each tapped pass of a step: images, features, tasks, gradient of the features.
+
+    By plain autodiff, of a perturbation added to the features.
+    """
+    images, calls = [], []
+
+    def call(net, params, stats, given, *, train, tasks=None):
+        images.append(given)
+        return network(net, params, stats, given, train=train, tasks=tasks)
+
+    def gradient(parts, state, loss):
+        def perturbed(added):
+            kept, left = [], list(added)
+            images.clear()
+
+            def tap(params, features, tasks):
+                if left or not added:
+                    features = features + (left.pop(0) if left else 0.0)
+                kept.append((features, tasks))
+                return features
+
+            monkeypatch.setattr(online_probe, "tap", tap)
+            value = loss(state.params)[0]
+            of_pass = [
+                (one, *told)
+                for one, told in zip(images, kept, strict=True)
+                if told[1] is not None
+            ]
+            return value, (of_pass, kept)
+
+        _, kept = jax.eval_shape(perturbed, [])[1]
+        zeros = [jnp.zeros(features.shape) for features, _ in kept]
+        slopes, (of_pass, kept) = jax.grad(perturbed, has_aux=True)(zeros)
+        slopes = [
+            slope
+            for slope, told in zip(slopes, kept, strict=True)
+            if told[1] is not None
+        ]
+        calls.append(None)
+        found, grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+        return found, grads, dict.fromkeys(GRADIENTS, (of_pass, slopes))
+
+    network = online.Network.__call__
+    with monkeypatch.context() as patch:
+        patch.setattr(online.Network, "__call__", call)
+        patch.setattr(online_probe, "gradient", gradient)
+        patch.setattr(online_probe, "tap", online_probe.tap)
+        metrics = jax.jit(work.method.step)(seen.before, seen.batch)[1]
+    assert len(calls) == 1
+    return metrics[GRADIENTS[0]]
+
+
+def test_gradients_are_of_the_rows_that_a_method_replays(monkeypatch):
+    work, steps = played()
+    first = next(i for i, seen in enumerate(steps) if seen.task == 1)
+    seen = steps[first + 2]
+    of_pass, slopes = passes(work, seen, monkeypatch)
+    assert len(of_pass) == len(slopes) == 2
+    memory = jax.device_get(seen.before.extra.memory)
+    stored = {
+        image.tobytes(): task
+        for image, task, there in zip(
+            memory.items["image"], memory.items["task"], memory.filled, strict=True
+        )
+        if there
+    }
+    norms, counts = [], []
+    for (images, features, tasks), slope in zip(of_pass, slopes, strict=True):
+        raw = np.rint((np.asarray(images) * 0.4 + 0.3) * 255).astype(np.uint8)
+        told = np.array([stored.get(image.tobytes(), 1) for image in raw])
+        tasks = np.asarray(tasks)
+        counted = tasks >= 0
+        np.testing.assert_array_equal(tasks[counted], told[counted])
+        slope, features = (np.asarray(a, np.float64) for a in (slope, features))
+        # Who does not count has no gradient.
+        assert np.abs(slope[~counted]).max(initial=0.0) == 0.0
+        u = unit(features)
+        across = slope - (slope * u).sum(axis=1, keepdims=True) * u
+        each = np.linalg.norm(features, axis=1) * np.linalg.norm(across, axis=1)
+        norms += each[counted & (told < 1)].tolist()
+        counts.append((counted & (told < 1)).sum())
+    assert min(counts) > 0
+    np.testing.assert_allclose(
+        seen.metrics["feature_gradient_norm"], np.mean(norms), rtol=1e-3
+    )
+
+
+# What is refused
+
+
+def test_what_cannot_be_measured_is_refused():
+    with pytest.raises(ValueError, match=r"config\.replay\.measure='drfit'.*drift"):
+        online.settings(10, 8, measure=("drfit",))
+    assert online.settings(10, 8, measure=["drift"]).measure == ("drift",)
+    with pytest.raises(ValueError, match=r"config\.replay\.measure='drift': must be"):
+        make({"name": "er"}, "drift")
+    with pytest.raises(ValueError, match="stores none; leave it out"):
+        make({"name": "finetune"}, ("drift",))
+    with pytest.raises(ValueError, match="'gradients' is for methods that descend"):
+        make({"name": "agem"}, ("gradients",))
+    make({"name": "agem"}, ("drift",))
+    joint = {"name": "aser", "form": "code", "keep": "policy", "per_class": 1}
+    with pytest.raises(ValueError, match="needs replayed rows to pass by themselves"):
+        make(joint, ("gradients",))
+
+
+def test_a_loss_that_taps_nothing_is_refused():
+    """Or its zeros would pass for a measurement."""
+    params = {"head": {"weight": jnp.ones((7, 2))}}
+
+    def loss(params):
+        f = online_probe.tap(params, params["head"]["weight"], None)
+        return jnp.sum(f**2), None
+
+    with pytest.raises(ValueError, match="needs replayed rows to pass by themselves"):
+        online_probe.gradient(parts_of(), state_of(params), loss)

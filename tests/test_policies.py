@@ -1,0 +1,399 @@
+"""Policies that count classes, tasks or batches, against lists, one row at a time."""
+
+import collections
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from jaxcl import job as jobs
+from jaxcl import sharding
+from jaxcl.memory import buffer, policies
+
+CLASSES, TASKS, CAPACITY = 4, 3, 7
+TOP = 2**31 - 1
+# Of these the cut of the stream into batches decides what is kept.
+BY_BATCH = {"batched_reservoir"}
+NAMES = sorted(policies.POLICIES)
+
+
+def stream(kind, total=60, seed=0):
+    """Rows of a stream by number: {"row", "label", "task"} i32[total]."""
+    rng, rows = np.random.default_rng(seed), np.arange(total, dtype=np.int32)
+    if kind == "by class":  # a task at a time
+        label = np.repeat(np.arange(CLASSES), total // CLASSES)
+    elif kind == "uneven":
+        label = rng.choice(CLASSES, total, p=[0.6, 0.3, 0.07, 0.03])
+    else:
+        label = rng.integers(0, CLASSES, total)
+    task = rows * TASKS // total
+    return {"row": rows, "label": label.astype(np.int32), "task": task}
+
+
+KINDS = ("by class", "uneven", "even")
+
+
+def cut(items, size, seed=0, masked=0.3):
+    """Batches of `size` rows, in order among masked rows of another label."""
+    rng, start, total = np.random.default_rng(seed), 0, len(items["row"])
+    while start < total:
+        mask = rng.random(size) >= masked
+        mask[np.cumsum(mask) > total - start] = False
+        rows = {name: np.full(size, 1, np.int32) for name in items}
+        count = int(mask.sum())
+        for name, values in items.items():
+            rows[name][mask] = values[start : start + count]
+        start += count
+        yield rows, mask
+
+
+def empty(capacity=CAPACITY):
+    names = ("row", "label", "task")
+    return buffer.create({name: np.zeros((), np.int32) for name in names}, capacity)
+
+
+def begin(name, classes=CLASSES, tasks=TASKS):
+    return policies.POLICIES[name].start(classes, tasks)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def offer(name, state, kept, key, rows, mask):
+    slots, kept = policies.POLICIES[name].choose(state, kept, key, rows, mask)
+    return buffer.write(state, slots, rows, mask), kept, slots
+
+
+def kept_rows(name, items, size, key, capacity=CAPACITY, seed=0):
+    """Number of the row in each slot, -1 where free, and what the policy counts."""
+    state, kept = empty(capacity), begin(name)
+    for rows, mask in cut(items, size, seed):
+        state, kept, _ = offer(name, state, kept, key, rows, mask)
+    assert int(state.seen) == len(items["row"])
+    return np.where(state.filled, state.items["row"], -1).tolist(), kept
+
+
+@jax.jit
+def bits(key, rows):
+    draw = functools.partial(jax.random.bits, shape=(2,), dtype=jnp.uint32)
+    return jax.vmap(lambda row: draw(jax.random.fold_in(key, row)))(rows)
+
+
+def drawers(key, total):
+    """Per row a function n -> whole number below n, of the row's 64 random bits."""
+    words = bits(key, np.arange(total, dtype=np.uint32)).tolist()
+    return [lambda n, w=high << 32 | low: w * n >> 64 for high, low in words]
+
+
+def close(counts, probability, trials, sigmas=4.5):
+    """Frequencies of `trials` draws within `sigmas` of their probability."""
+    p = np.asarray(probability)
+    bound = sigmas * np.sqrt(p * (1 - p) / trials) + 1e-12
+    np.testing.assert_array_less(np.abs(np.asarray(counts) / trials - p), bound)
+
+
+def survivors(name, items, size, trials, capacity=CAPACITY, masked=0.0):
+    """Rows kept under many keys, one per batch, i32[trials, capacity]."""
+    batches = [*cut(items, size, masked=masked)]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
+
+    @jax.jit
+    def one(key):
+        def step(carry, batch):
+            (state, kept), (rows, mask) = carry, batch
+            use = jax.random.fold_in(key, state.seen)
+            state, kept, _ = offer(name, state, kept, use, rows, mask)
+            return (state, kept), None
+
+        (state, _), _ = jax.lax.scan(step, (empty(capacity), begin(name)), stacked)
+        return jnp.where(state.filled, state.items["row"], -1)
+
+    return np.asarray(jax.vmap(one)(jax.random.split(jax.random.key(5), trials)))
+
+
+# all policies
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_masked_rows_have_no_slot_and_do_not_count(name):
+    items, key = stream("even"), jax.random.key(1)
+    state, kept = empty(), begin(name)
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), kept)
+    for rows, mask in cut(items, 16):
+        mask = mask.astype(np.float32)
+        before = kept
+        state, kept, slots = offer(name, state, kept, key, rows, mask)
+        assert slots.dtype == jnp.int32 and slots.shape == mask.shape
+        assert (slots[mask == 0] == CAPACITY).all()
+        assert ((slots >= 0) & (slots <= CAPACITY)).all()
+        # Nor do those of a batch without any row.
+        none, same, _ = offer(name, state, kept, key, rows, 0 * mask)
+        jax.tree.map(np.testing.assert_array_equal, (none, same), (state, kept))
+        assert jax.tree.structure(before) == jax.tree.structure(kept)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), kept) == shapes
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - BY_BATCH))
+def test_other_batches_keep_the_same_rows(name):
+    """Batches that are smaller, larger and much larger than the memory."""
+    for kind in KINDS:
+        items, key = stream(kind), jax.random.key(7)
+        first, kept = kept_rows(name, items, 1, key)
+        assert kind != "by class" or max(first) > 30  # late rows enter
+        for size in (16, 64):
+            other, counts = kept_rows(name, items, size, key, seed=size)
+            assert other == first
+            jax.tree.map(np.testing.assert_array_equal, counts, kept)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_devices_agree_in_one_compilation(name):
+    """Replicated memory, split batch, any fill level: the same bits everywhere."""
+    results = {}
+    for devices in (1, 8):
+        mesh = sharding.mesh(devices)
+        whole = sharding.replicated(mesh)
+        step = jax.jit(functools.partial(offer, name), out_shardings=whole)
+        place = functools.partial(sharding.replicate, mesh=mesh)
+        state, kept = place(empty()), place(begin(name))
+        for turn, batch in enumerate(cut(stream("uneven"), 16)):
+            rows, mask = sharding.shard(batch, mesh)
+            key = jax.random.fold_in(jax.random.key(3), turn)
+            state, kept, slots = step(state, kept, key, rows, mask)
+        assert step._cache_size() == 1 and turn > 3
+        results[devices] = sharding.fetch((state, kept, slots))
+    jax.tree.map(np.testing.assert_array_equal, results[1], results[8])
+
+
+# batched_reservoir
+
+
+def batched_twin(batches, draw):
+    """Slots of a stream: free ones first, then by the rows before the batch."""
+    memory, seen = [None] * CAPACITY, 0
+    for rows, mask in batches:
+        count = max(seen, CAPACITY)  # once the free slots are filled
+        for row, exists in zip(rows["row"].tolist(), mask, strict=True):
+            if exists:
+                slot = seen if seen < CAPACITY else draw[seen](count)
+                seen += 1
+                if slot < CAPACITY:
+                    memory[slot] = row
+    return memory
+
+
+@pytest.mark.parametrize("size", [1, 5, 16, 64])
+def test_batched_reservoir_against_one_row_at_a_time(size):
+    items, key = stream("even"), jax.random.key(3)
+    twin = batched_twin(cut(items, size), drawers(key, 60))
+    assert kept_rows("batched_reservoir", items, size, key)[0] == twin
+
+
+@pytest.mark.parametrize("size", [5, 12])
+def test_batched_reservoir_keeps_late_rows_more_often(size):
+    """A row enters with capacity / n; each later one takes its slot with 1 / n."""
+    total, trials = 36, 4000
+    kept = survivors("batched_reservoir", stream("even", total), size, trials)
+    n = np.maximum(np.arange(total) // size * size, CAPACITY)  # rows before the batch
+    enters = np.where(np.arange(total) < CAPACITY, 1.0, CAPACITY / n)
+    hits = np.where(np.arange(total) < CAPACITY, 0.0, 1 / n)
+    stays = np.append(np.cumprod((1 - hits)[::-1])[::-1][1:], 1.0)
+    close(np.bincount(kept.ravel(), minlength=total), enters * stays, trials)
+    assert (enters * stays)[-1] > CAPACITY / total  # where `reservoir` has just that
+
+
+@pytest.mark.parametrize("seen", [2**24 + 1, 1_600_000_000, TOP - 150])
+def test_batched_reservoir_draws_exactly_from_long_streams(seen):
+    """Integer arithmetic of any size; only the shape of `filled` is read."""
+    capacity, key = seen // 4 * 3, jax.random.key(11)
+    filled = jax.ShapeDtypeStruct((capacity,), bool)
+    state = buffer.Buffer(items=None, filled=filled, seen=jnp.int32(seen))
+    slots = policies.batched_reservoir(state, key, jnp.ones(200, bool)).tolist()
+    rows = np.minimum(np.uint32(seen) + np.arange(200, dtype=np.uint32), TOP)
+    words = bits(key, rows.astype(np.uint32)).tolist()
+    drawn = [((high << 32 | low) * seen) >> 64 for high, low in words]
+    assert slots == [min(slot, capacity) for slot in drawn]
+    assert 100 < sum(slot < capacity for slot in slots) < 190  # 3 in 4
+
+
+# class_balanced
+
+
+def class_balanced_twin(labels, draw, capacity=CAPACITY):
+    """Algorithm 1 of the paper, with lists."""
+    memory, met, full = [], collections.Counter(), set()
+
+    def sizes():
+        return collections.Counter(labels[row] for row in memory)
+
+    for row, label in enumerate(labels):
+        met[label] += 1
+        if len(memory) < capacity:
+            memory.append(row)
+        elif label not in full:
+            top = max(sizes().values())
+            largest = {c for c, size in sizes().items() if size == top}
+            places = [i for i, old in enumerate(memory) if labels[old] in largest]
+            memory[places[draw[row](len(places))]] = row
+        else:  # u <= m_c / n_c, and then any of its class: one draw of n_c does both
+            places = [i for i, old in enumerate(memory) if labels[old] == label]
+            drawn = draw[row](met[label])
+            if drawn < len(places):
+                memory[places[drawn]] = row
+        if len(memory) == capacity:
+            top = max(sizes().values())
+            full |= {c for c, size in sizes().items() if size == top}
+    return memory, met, full
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_class_balanced_against_one_row_at_a_time(kind, seed):
+    items, key = stream(kind, seed=seed), jax.random.key(seed)
+    memory, met, full = class_balanced_twin(items["label"].tolist(), drawers(key, 60))
+    rows, kept = kept_rows("class_balanced", items, 16, key)
+    assert rows == memory
+    assert kept["met"].tolist() == [met[c] for c in range(CLASSES)]
+    # What the last row made full is found when the next one comes.
+    found = {c for c in range(CLASSES) if kept["full"][c]}
+    sizes = np.bincount(items["label"][rows], minlength=CLASSES)
+    assert found | {*np.flatnonzero(sizes == sizes.max()).tolist()} == full
+
+
+def test_class_balanced_keeps_few_rows_whole_and_shares_the_rest():
+    labels = [0] * 100 + [1] * 40 + [2] * 3 + [3] * 50 + [1] * 20 + [0] * 60
+    items = stream("even", len(labels)) | {"label": np.array(labels, np.int32)}
+    for seed in range(5):
+        rows, _ = kept_rows("class_balanced", items, 16, jax.random.key(seed), 20)
+        counts = np.bincount(np.take(labels, rows), minlength=4).tolist()
+        assert counts[2] == 3 and sorted(counts) == [3, 5, 6, 6], counts
+
+
+def test_rows_of_a_class_stay_with_the_same_probability():
+    """Class after class and mixed; how many of a class stay may be random itself."""
+    trials = 4000
+    for kind in ("by class", "uneven"):
+        items = stream(kind, 40)
+        kept = survivors("class_balanced", items, 5, trials, masked=0.3)
+        assert (kept >= 0).all() and all(len({*rows}) == CAPACITY for rows in kept)
+        counts = np.bincount(kept.ravel(), minlength=40)
+        for label in range(CLASSES):
+            own = counts[items["label"] == label]
+            close(own, np.full(len(own), own.mean() / trials), trials)
+
+
+def test_counts_of_a_class_end_below_two_to_the_31():
+    """They neither wrap nor let rows in more often."""
+    capacity, key = 3, jax.random.key(0)
+    rows = {name: np.zeros(8, np.int32) for name in ("row", "label", "task")}
+    state = empty(capacity)._replace(
+        filled=jnp.ones(capacity, bool), seen=jnp.int32(TOP - 4)
+    )
+    kept = {"met": jnp.array([TOP - 3, 5], jnp.int32), "full": jnp.array([True, False])}
+    state, kept, slots = offer("class_balanced", state, kept, key, rows, np.ones(8))
+    assert kept["met"].tolist() == [TOP, 5] and slots.tolist() == [capacity] * 8
+
+
+# greedy_balanced
+
+
+def greedy_twin(labels, draw, capacity=CAPACITY):
+    """GDumb's sampler; `sizes` has the classes in the order they were met."""
+    memory, sizes = [], {}
+    for row, label in enumerate(labels):
+        fair = capacity // max(len(sizes), 1)
+        if label in sizes and sizes[label] >= fair:
+            continue
+        if len(memory) < capacity:
+            memory.append(row)
+        else:
+            largest = max(sizes, key=sizes.get)  # the first of several
+            places = [i for i, old in enumerate(memory) if labels[old] == largest]
+            memory[places[draw[row](len(places))]] = row
+            sizes[largest] -= 1
+        sizes[label] = sizes.get(label, 0) + 1
+    return memory, [*sizes]
+
+
+@pytest.mark.parametrize("capacity", [2, CAPACITY])  # fewer slots than classes, too
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_balanced_against_one_row_at_a_time(kind, seed, capacity):
+    items, key = stream(kind, seed=seed), jax.random.key(seed)
+    items["label"] = CLASSES - 1 - items["label"]  # met in another order than counted
+    twin, met = greedy_twin(items["label"].tolist(), drawers(key, 60), capacity)
+    rows, kept = kept_rows("greedy_balanced", items, 16, key, capacity)
+    assert rows == twin + [-1] * (capacity - len(twin))
+    assert [kept["rank"][c] for c in met] == [*range(len(met))]
+    assert (np.delete(kept["rank"], met) == CLASSES).all()
+
+
+def test_greedy_balanced_ends_even_and_evicts_at_random():
+    items, trials = stream("by class", 48), 4000
+    kept = survivors("greedy_balanced", items, 6, trials, capacity=8)
+    assert (np.sort(items["label"][kept], axis=1) == [0, 0, 1, 1, 2, 2, 3, 3]).all()
+    counts = np.bincount(kept.ravel(), minlength=48)
+    # The first 8 rows fill the memory and two of them are left; the rest never enter.
+    close(counts[:8], np.full(8, 2 / 8), trials)
+    assert not counts[8:12].any()
+
+
+# ring and task_ring
+
+
+@pytest.mark.parametrize("size", [1, 16, 64])
+@pytest.mark.parametrize("name", ["ring", "task_ring"])
+def test_rings_against_queues(name, size):
+    by, groups = ("label", CLASSES) if name == "ring" else ("task", TASKS)
+    items, capacity = stream("uneven"), 11
+    shares = [capacity // groups + (g < capacity % groups) for g in range(groups)]
+    queues = [collections.deque(maxlen=share) for share in shares]
+    rows, kept = kept_rows(name, items, size, jax.random.key(0), capacity)
+    for row, group in enumerate(items[by].tolist()):
+        queues[group].append(row)
+    start, counts = 0, np.bincount(items[by], minlength=groups)
+    for queue, share, count, turn in zip(
+        queues, shares, counts, kept["turn"].tolist(), strict=True
+    ):
+        own = rows[start : start + share]
+        assert sorted(row for row in own if row >= 0) == [*queue]
+        assert turn == count % share and (count < share or own[turn] == queue[0])
+        start += share
+    assert start == capacity
+
+
+def test_a_ring_writes_no_slot_twice_in_a_batch():
+    labels, mask = np.array([0, 1, 0, 0, 1, 0, 2], np.int32), np.ones(7, bool)
+    turn = jnp.array([1, 0, 0], jnp.int32)
+    slots, turn = policies.ring(empty(6), turn, labels, mask)
+    assert slots.tolist() == [6, 2, 6, 1, 3, 0, 4]  # of class 0 the last two stay
+    assert turn.tolist() == [1, 0, 1]
+
+
+def test_a_ring_without_slots_is_refused():
+    with pytest.raises(ValueError, match="capacity=3: a ring for each of 4 groups"):
+        kept_rows("ring", stream("even"), 4, jax.random.key(0), 3)
+
+
+# as config.replay.policy
+
+
+def er(**changes):
+    return toy.ONLINE | {"method": {"name": "er"}, "devices": 1} | changes
+
+
+@pytest.mark.parametrize(("name", "least"), [("ring", 10), ("task_ring", 8)])
+def test_a_memory_too_small_for_its_policy_is_refused(tmp_path, name, least):
+    replay = {"capacity": least - 1, "policy": name}
+    wanted = f"config.replay.capacity={least - 1}: policy='{name}' needs {least}"
+    with pytest.raises(ValueError, match=wanted):
+        toy.job(tmp_path, **er(replay=replay))
+
+
+def test_a_step_knows_of_classes_and_tasks(tmp_path):
+    """Ten classes, eight tasks; nothing is computed."""
+    for name, groups in (("ring", 10), ("task_ring", 8)):
+        replay = {"capacity": 17, "policy": name}
+        state, _ = jobs.shapes(toy.job(tmp_path / name, **er(replay=replay)))
+        assert state.extra.kept["turn"].shape == (groups,)

@@ -1,0 +1,296 @@
+"""A memory split over 8 devices, against 8 buffers that know nothing of each other."""
+
+import functools
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from jaxcl import core, sharding, train
+from jaxcl import job as jobs
+from jaxcl.memory import buffer, policies, sharded
+from jaxcl.methods import online
+
+CLASSES, TASKS = 4, 3
+EXAMPLE = {
+    "image": jax.ShapeDtypeStruct((2, 3), np.uint8),
+    "label": np.zeros((), np.int32),
+    "task": np.zeros((), np.int32),
+}
+MOVES = re.compile(r"= (.*) (?:all-|collective-|reduce-scatter)[\w-]*\(")
+
+
+def rows(turn, size=16):
+    n = np.arange(turn * size, (turn + 1) * size, dtype=np.int32)
+    image = np.broadcast_to((n % 256)[:, None, None], (size, 2, 3)).astype(np.uint8)
+    label = np.random.default_rng(turn).integers(0, CLASSES, size).astype(np.int32)
+    return {"image": image, "label": label, "task": np.full(size, turn % TASKS, "i4")}
+
+
+def step(memory, policy, k, state, kept, keys, items, mask):
+    """What a method does, from the functions of a memory."""
+    k_draw, k_write = keys
+    weights = -0.1 * state.items["label"].astype(jnp.float32)
+    drawn = memory.sample(state, k_draw, k, log_weights=weights)
+    repeated = memory.each(lambda label: label[::-1], drawn[0]["label"])
+    slots, kept = memory.choose(policy, state, kept, k_write, items, mask)
+    state = memory.write(state, slots, items, mask, after=drawn)
+    return state, kept, (drawn, slots, repeated)
+
+
+def run(memory, policy, *, k, capacity, keys, part=slice(None), place=lambda x: x):
+    """Six batches of 16 rows, a few of them masked; a trace of all that came out."""
+    state = memory.create(EXAMPLE, capacity)
+    kept = memory.start(policy, CLASSES, TASKS)
+    compiled = jax.jit(functools.partial(step, memory, policy, k))
+    trace = []
+    for turn in range(6):
+        mask = np.arange(16) % 7 != turn
+        items, mask = place(jax.tree.map(lambda x: x[part], (rows(turn), mask)))
+        state, kept, out = compiled(state, kept, keys(turn), items, mask)
+        trace.append(out)
+    return jax.tree.map(np.asarray, (state, kept, trace))
+
+
+def two_keys(turn, device=None):
+    """Those of a step; with the number of a device folded in, as it has them."""
+    keys = jax.random.split(jax.random.key(turn))
+    return keys if device is None else [jax.random.fold_in(k, device) for k in keys]
+
+
+@pytest.mark.parametrize("policy", ["reservoir", "greedy_balanced", "ring"])
+def test_on_one_device_all_is_as_in_a_buffer(policy):
+    plain = run(sharded.WHOLE, policy, k=4, capacity=12, keys=two_keys)
+    memory = sharded.over(sharding.mesh(1))
+    state, kept, trace = run(memory, policy, k=4, capacity=12, keys=two_keys)
+    assert state.seen.shape == (1,) and type(state) is sharded.Shards
+    same = buffer.Buffer(state.items, state.filled, state.seen[0])
+    kept = jax.tree.map(lambda x: x[0], kept.each)
+    jax.tree.map(np.testing.assert_array_equal, plain, (same, kept, trace))
+    offered = sum(np.sum(np.arange(16) % 7 != turn) for turn in range(6))
+    assert plain[0].filled.all() and plain[0].seen == offered
+
+
+@pytest.mark.parametrize("policy", ["class_balanced", "task_ring"])
+def test_each_device_has_a_buffer_of_its_own(policy):
+    """Its rows of the batch, its slots, its counts, and draws under its own keys."""
+    n, capacity, k = 8, 32, 16
+    mesh = sharding.mesh(n)
+    split = functools.partial(sharding.shard, mesh=mesh)
+    memory = sharded.over(mesh)
+    whole = run(memory, policy, k=k, capacity=capacity, keys=two_keys, place=split)
+    for device in range(n):
+        own = run(
+            sharded.WHOLE, policy, k=k // n, capacity=capacity // n,
+            keys=functools.partial(two_keys, device=device),
+            part=slice(2 * device, 2 * device + 2),
+        )  # fmt: skip
+
+        def mine(x, device=device):
+            return x.reshape(n, -1, *x.shape[1:])[device]
+
+        state, kept, trace = jax.tree.map(mine, whole)
+        assert state.capacity == capacity // n
+        same = buffer.Buffer(state.items, state.filled, state.seen[0])
+        kept = jax.tree.map(lambda x: x[0], kept.each)
+        jax.tree.map(np.testing.assert_array_equal, own, (same, kept, trace))
+
+
+def close(counts, probability, trials, sigmas=4.5):
+    bound = sigmas * np.sqrt(probability * (1 - probability) / trials)
+    assert (np.abs(counts / trials - probability) < bound).all(), counts
+
+
+def test_every_row_is_kept_and_drawn_with_the_same_probability():
+    n, capacity, k, total, trials = 4, 8, 4, 48, 2000
+    memory = sharded.over(sharding.mesh(n))
+    batches = np.arange(total, dtype=np.int32).reshape(-1, 8)
+
+    @jax.jit
+    def one(key):
+        state = memory.create(np.zeros((), np.int32), capacity)
+        for turn, numbers in enumerate(batches):
+            use, mask = jax.random.fold_in(key, turn), np.ones(8, bool)
+            slots, _ = memory.choose(
+                "reservoir", state, sharded.Kept({}), use, numbers, mask
+            )
+            state = memory.write(state, slots, numbers)
+        return state.items, memory.sample(state, jax.random.fold_in(key, 99), k)[0]
+
+    found = jax.lax.map(one, jax.random.split(jax.random.key(0), trials))
+    kept, drawn = jax.tree.map(np.asarray, found)
+    assert all(len({*each}) == capacity for each in kept.tolist())
+    assert all({*draw} <= {*each} for draw, each in zip(drawn, kept, strict=True))
+    close(np.bincount(kept.ravel(), minlength=total), capacity / total, trials)
+    close(np.bincount(drawn.ravel(), minlength=total), k / total, trials)
+    # Each device keeps and draws its share, and not always from the same slot.
+    device = kept % 8 // 2
+    np.testing.assert_array_equal(device, np.tile(np.repeat(range(n), 2), (trials, 1)))
+    same = np.mean(np.diff(drawn.reshape(trials, n) // 8, axis=1) == 0)
+    assert same < 0.4  # of 6 batches; 1 if the devices drew with the same numbers
+
+
+def test_a_share_with_few_rows_is_masked_at_its_end():
+    mesh = sharding.mesh(4)
+    memory = sharded.over(mesh)
+    state = memory.create(np.zeros((), np.int32), 16)
+    numbers, mask = jnp.arange(8) + 1, jnp.arange(8) % 4 != 1
+    slots = jnp.array([0, 1, 2, 0, 3, 4, 0, 0], jnp.int32)  # 4: nowhere
+    state = memory.write(state, slots, numbers, mask)
+    assert state.items.tolist() == [1, 0, 0, 0, 4, 0, 3, 0, 0, 0, 0, 5, 8, 0, 0, 0]
+    assert state.filled.tolist() == [x > 0 for x in state.items.tolist()]
+    assert state.seen.tolist() == [1, 2, 1, 2] and state.capacity == 16
+    items, there, slots = memory.sample(state, jax.random.key(0), 8)
+    assert there.tolist() == [True, False, True, True, True, False, True, False]
+    assert sorted(items.tolist()) == [0, 0, 0, 1, 3, 4, 5, 8]
+    assert slots[~there].tolist() == [4] * 3 and sorted(slots[there].tolist()) == [
+        0, 0, 0, 2, 3,
+    ]  # fmt: skip
+
+
+# what moves between devices
+
+
+def compiled_text(function, *arguments, **options):
+    return jax.jit(function, **options).lower(*arguments).compile().as_text()
+
+
+def test_nothing_moves_between_devices():
+    mesh = sharding.mesh(8)
+    memory = sharded.over(mesh)
+    state = memory.create(EXAMPLE, 64)
+    items, mask = sharding.shard((rows(0), np.ones(16, bool)), mesh)
+    for policy in policies.POLICIES:
+        kept = memory.start(policy, CLASSES, TASKS)
+
+        def act(state, kept, key, items, mask, policy=policy):
+            slots, kept = memory.choose(policy, state, kept, key, items, mask)
+            drawn = memory.sample(state, key, 16)
+            return memory.write(state, slots, items, mask), kept, drawn
+
+        text = compiled_text(act, state, kept, jax.random.key(0), items, mask)
+        assert not MOVES.findall(text), policy
+    # The control: one buffer, its slots split in the same way.
+    split = sharding.split(mesh)
+    whole = buffer.Buffer(state.items, state.filled, jnp.int32(0))
+    slots = jax.device_put(np.arange(16, dtype=np.int32), split)
+    text = compiled_text(buffer.write, whole, slots, items)
+    assert any("u8" in moved for moved in MOVES.findall(text))
+
+
+def test_a_donated_memory_is_written_in_place():
+    mesh = sharding.mesh(2)
+    memory = sharded.over(mesh)
+    example = EXAMPLE | {"image": jax.ShapeDtypeStruct((64, 64), np.uint8)}
+    state, kept = memory.create(example, 256), memory.start("reservoir", 2, 2)
+    items = rows(0, 4) | {"image": np.zeros((4, 64, 64), np.uint8)}
+    items, mask = sharding.shard((items, np.ones(4, bool)), mesh)
+    lowered = jax.jit(
+        functools.partial(step, memory, "reservoir", 4), donate_argnums=0
+    ).lower(state, kept, two_keys(0), items, mask)
+    assert lowered.compile().memory_analysis().temp_size_in_bytes < 128 * 64 * 64 / 4
+
+
+# in a run
+
+
+def er(**changes):
+    return toy.ONLINE | {"method": {"name": "er"}, "replay.sharded": True} | changes
+
+
+def final(work, workdir, stop=None, step=None):
+    """The last state of a run that stops when asked for the `stop`-th time."""
+    asked = itertools.count(1)
+    try:
+        train.run(work, workdir, stop=lambda: next(asked) == stop, step=step)
+    except train.Interrupted:
+        assert stop is not None
+    return toy.saved(work, workdir).state
+
+
+def test_a_run_stays_split_and_resumes_bitwise(tmp_path, caplog):
+    changes = er(**{"replay.policy": "class_balanced"})
+    work = toy.job(tmp_path / "whole", tasks=2, devices=2, **changes)
+    step = jobs.compile_step(work)
+    with jax.log_compiles():
+        whole = final(work, tmp_path / "whole", step=step)
+    work = toy.job(tmp_path / "cut", tasks=2, devices=2, **changes)
+    state = final(work, tmp_path / "cut", stop=16, step=step)
+    assert 12 < int(state.step) < int(whole.step)
+    with jax.log_compiles():
+        resumed = final(work, tmp_path / "cut", step=step)
+    for one, other in zip(toy.leaves(whole), toy.leaves(resumed), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert caplog.text.count("Compiling jit(several)") == 1
+    split = sharding.split(work.mesh)
+    for held in (resumed, jobs.initial_state(work)):
+        own = held.extra.memory, held.extra.kept
+        assert isinstance(own[0], sharded.Shards) and isinstance(own[1], sharded.Kept)
+        for leaf in jax.tree.leaves(own):
+            assert leaf.sharding.is_equivalent_to(split, leaf.ndim)
+        rest = held.replace(extra=held.extra._replace(memory=None, kept=None))
+        assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(rest))
+    assert whole.extra.memory.filled.all() and whole.extra.memory.seen.tolist()[0] > 200
+    assert {*whole.extra.memory.items["task"].tolist()} == {0, 1}
+    # No image of the memory, stored or drawn, moves in a step.
+    batch = next(jobs.feed(work, work.stream.tasks[0].train, 0, 0))
+    text = step.lower(state, jobs.resident(work), *batch[1:]).compile().as_text()
+    moved = MOVES.findall(text)
+    assert moved and not [line for line in moved if "u8[" in line]
+    with pytest.raises(ValueError, match="config.memory_shards: 2 -> 4"):
+        toy.job(tmp_path / "cut", tasks=2, devices=4, **changes)
+
+
+def test_a_run_on_one_device_is_that_of_a_whole_memory(tmp_path):
+    states = []
+    for split in (False, True):
+        replay = {"capacity": 17, "policy": "task_ring", "sharded": split, "size": 5}
+        work = toy.job(tmp_path / str(split), tasks=2, devices=1, **er(replay=replay))
+        states.append(final(work, tmp_path / str(split)))
+    for one, other in zip(*map(toy.leaves, states), strict=True):
+        np.testing.assert_array_equal(one, np.reshape(other, one.shape))
+    memory = states[0].extra.memory
+    assert memory.filled.tolist() == [True] * 5 + [False] * 12  # 3 + 2 of 8 tasks
+    assert memory.items["task"][:5].tolist() == [0] * 3 + [1] * 2
+
+
+# what is refused
+
+
+@pytest.mark.parametrize("name", ["capacity", "size"])
+def test_counts_that_devices_cannot_share_are_refused(tmp_path, name):
+    wanted = f"config.replay.{name}=42: must be a positive multiple of the 4 devices"
+    with pytest.raises(ValueError, match=wanted):
+        toy.job(tmp_path, devices=4, **er(**{f"replay.{name}": 42}))
+    memory = sharded.over(sharding.mesh(4))
+    state = memory.create(EXAMPLE, 8)
+    for k in (0, 6):
+        with pytest.raises(ValueError, match=f"k={k}: .*multiple of the 4 devices"):
+            memory.sample(state, jax.random.key(0), k)
+    with pytest.raises(ValueError, match="k=12: allowed are up to the capacity, 8"):
+        memory.sample(state, jax.random.key(0), 12)
+    with pytest.raises(ValueError, match="rows=6: .*multiple of the 4 devices"):
+        memory.write(state, np.zeros(6, np.int32), rows(0, 6))
+    with pytest.raises(ValueError, match="capacity=6: .*multiple of the 4 devices"):
+        memory.create(EXAMPLE, 6)
+
+
+def test_each_share_must_have_room_for_the_policy(tmp_path):
+    changes = er(**{"replay.policy": "ring", "replay.capacity": 36})
+    with pytest.raises(ValueError, match="capacity=36: policy='ring' needs 40 or more"):
+        toy.job(tmp_path, devices=4, **changes)
+
+
+def test_what_needs_the_memory_whole_is_refused(tmp_path):
+    parts = core.Parts(None, None, None, None, 3, replay=core.Replay(4, sharded=True))
+    net, update = online.Network(None, "linear", 3), lambda state, incoming, key: None
+    with pytest.raises(ValueError, match="config.replay.sharded=True: .*whole"):
+        online.method(parts, net, update, write=lambda *given: given[0])
+    online.method(parts, net, update)
+    changes = er(seeds=2, side_by_side=True)
+    with pytest.raises(ValueError, match="config.side_by_side=True: .*split"):
+        toy.job(tmp_path, devices=1, **changes)
