@@ -27,7 +27,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxcl import build, core, cost, sharding
+from jaxcl import build, core, cost, sections, sharding
 from jaxcl import job as jobs
 from jaxcl.methods import ssl_bases, ssl_strategies
 
@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--queue", type=int, default=65536, help="rows per bank")
     made.add_argument("--size", type=int, default=32, help="pixels of a side")
     made.add_argument("--batch", type=int, default=256, help="global")
-    made.add_argument("--precision", default="float32", choices=(*build.PRECISIONS,))
+    made.add_argument("--precision", default="float32", choices=(*sections.PRECISIONS,))
     made.add_argument("--devices", type=int, default=1)
     made.add_argument("--steps-per-call", type=int, help="default: as in training")
     made.add_argument("--windows", type=int, default=5)

@@ -1,51 +1,27 @@
-"""From a ConfigDict to a job: the only reader of config.
-
-Each section of a config names a function and gives its keyword arguments, so
-the signatures are the schema: a key that a function does not take, or a value
-of another type than its default, is an error before anything is read.
-"""
+"""From a ConfigDict to a job: the only reader of config."""
 
 import dataclasses
 import functools
-import inspect
 import json
-from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from etils import epath
 
-from jaxcl import augment as augment_lib
 from jaxcl import (
     core,
     evaluators,
     job,
-    optim,
     schema,
+    sections,
     seeds,
     sharding,
     single,
     transfer,
 )
-from jaxcl.data import prefetch, sources, stream, tfds_source
 from jaxcl.memory import sharded
 from jaxcl.methods import online
-from jaxcl.nets import resnet
-
-# sources.tfds passes its options on; the schema is where they arrive.
-SOURCES = sources.SOURCES | {"tfds": tfds_source.read}
-PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-ENCODERS = {"resnet": resnet.resnet, "conv_net": resnet.conv_net}
-OPTIMIZERS = {"sgd": optim.sgd, "lars": optim.lars, "adam": optim.adam}
-SCHEDULES = {
-    "warmup_cosine": optim.warmup_cosine,
-    "cosine": optim.cosine,
-    "constant": optim.constant,
-    "step_decay": optim.step_decay,
-}
-
 
 # Where and how a run computes, not what: these may change when it resumes.
 MACHINE = (
@@ -100,9 +76,9 @@ def build(
         raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
     plain = json.loads(json.dumps(raw))
     if judges:
-        made = _transfer(top_of(raw), workdir)
+        made = _transfer(sections.top_of(raw), workdir)
     else:
-        made = _job(top_of(raw), plain, workdir)
+        made = _job(sections.top_of(raw), plain, workdir)
     # Which decoder "auto" found is part of what a run computes; so is who crops, of
     # which the crops and what a memory of images holds depend.
     decoder = made.stream.dataset.decoder
@@ -116,8 +92,8 @@ def build(
 
 def _seeds(raw, workdir):
     """The runs of several seeds, each with a directory and a config of its own."""
-    top = top_of(raw)
-    _check_top(top)
+    top = sections.top_of(raw)
+    sections.check(top)
     if raw.get("checkpoint") is not None:
         raise ValueError("config.seeds: a checkpoint is judged once; must be 1")
 
@@ -164,58 +140,13 @@ def claim(workdir, config: dict) -> None:
     sharding.barrier("the config is written")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Top:
-    """What a config may set at its top level; sections are dicts."""
-
-    data: dict  # name of a source, and its options
-    scenario: dict  # name, and options of stream.make
-    augment: dict  # options of augment.make, and `resize` for evaluation
-    encoder: dict  # name, and its options
-    method: dict  # name, and options of its make
-    optimizer: dict  # name, lr, and its options
-    schedule: dict  # name, and its options
-    evaluators: dict  # name -> options of its make
-    replay: dict | None = None  # options of online.settings, for methods that replay
-    name: str = "run"
-    seed: int = 0  # the first
-    seeds: int = 1  # how many runs, of seeds that follow one another
-    side_by_side: bool | None = None  # all in one program; None: not on CPU
-    batch_size: int = 256  # global
-    epochs: int = 1  # per task
-    precision: str = "float32"  # of the computation; parameters stay float32
-    scale_lr: bool = True  # multiply optimizer.lr by batch_size / 256
-    devices: int | None = None  # how many; None: all
-    steps_per_call: int | None = None  # None: 1 on CPU, 8 elsewhere
-    device_bytes: int = 8 * 2**30  # sets up to this size live on the device
-    workers: int = 4  # processes that decode images
-    log_every: int = 10  # steps
-    save_every: int = 500  # steps; 0: after tasks only
-    eval_every: int = 0  # steps; 0: after tasks only
-    keep: int = 2  # checkpoints
-    evaluate_untrained: bool = True
-    plasticity: bool = True  # also train on each task alone, for FT_i
-    plasticity_cache: str | None = None  # directory that keeps FT_i across runs
-    checkpoint: str | None = None  # a run whose encoder is judged; nothing is trained
-    tensorboard: bool = True
-    plots: bool = True
-    progress: str | bool = "auto"  # a bar, none, or a bar on a terminal only
-
-
-def top_of(raw: dict) -> Top:
-    """The top level of a config, checked."""
-    judges = raw.get("checkpoint") is not None
-    unused = dict.fromkeys(transfer.TRAINING, {}) if judges else {}
-    return Top(**schema.options(Top, unused | raw, "config"))
-
-
-def _job(top: Top, plain: dict, workdir) -> job.Job:
+def _job(top: sections.Top, plain: dict, workdir) -> job.Job:
     mesh = sharding.mesh(top.devices)
-    _check_top(top)
+    sections.check(top)
     sharding.check_batch(top.batch_size, mesh)
-    make_stream = _stream(top.data, top.scenario)  # options are checked first
-    parts, image = _parts(top)
-    _method(top.method, parts)
+    make_stream = sections.tasks(top.data, top.scenario)  # options are checked first
+    parts, image = sections.parts(top)
+    sections.method(top.method, parts)
     tasks = make_stream()
     num_classes = max(len(tasks.dataset.class_names), 1)
     replay = schema.options(online.settings, top.replay or {}, "config.replay")
@@ -228,7 +159,7 @@ def _job(top: Top, plain: dict, workdir) -> job.Job:
         num_tasks=len(tasks.tasks),
         unroll=sharding.on_cpu(),
     )
-    method = _method(top.method, parts)
+    method = sections.method(top.method, parts)
     if top.replay and not method.replays:
         raise ValueError(
             f"config.replay={top.replay}: {top.method['name']} replays nothing by it; "
@@ -238,7 +169,7 @@ def _job(top: Top, plain: dict, workdir) -> job.Job:
     eval_parts = eval_parts._replace(predict=method.predict, memory=method.memory)
     judges, pictures = evaluators.make(top.evaluators, eval_parts, workdir)
     images = tasks.dataset.train.images
-    fields = {field.name for field in dataclasses.fields(Top)}
+    fields = {field.name for field in dataclasses.fields(sections.Top)}
     same = fields & {*job.Job._fields} - {"method", "evaluators", "steps_per_call"}
     made = job.Job(
         method=method,
@@ -271,7 +202,7 @@ def _alone(top, made, parts, eval_parts, workdir) -> single.Alone | None:
     if not judges:
         return None
     sections = {key: top.evaluators[key] for key in judges}
-    module, options = _chosen(top.method)
+    module, options = sections.chosen(top.method)
     options = schema.defaults(module.make) | options
     other = getattr(module, "alone", dict)(options)
     method = made.method
@@ -308,13 +239,14 @@ def _shards(replay: dict | None, mesh) -> dict:
     return {"memory_shards": mesh.size} if (replay or {}).get("sharded") else {}
 
 
-def _transfer(top: Top, workdir) -> transfer.Transfer:
+def _transfer(top: sections.Top, workdir) -> transfer.Transfer:
     mesh = sharding.mesh(top.devices)
-    _check_top(top)
-    make_stream = _stream(top.data, top.scenario)
+    sections.check(top)
+    make_stream = sections.tasks(top.data, top.scenario)
     core.check_choice("config.scenario.name", top.scenario.get("name"), ("joint",))
-    image = _image(**schema.options(_image, top.augment, "config.augment"))
-    encoder = _encoder(top)
+    image = schema.options(sections.image, top.augment, "config.augment")
+    image = sections.image(**image)
+    encoder = sections.encoder(top)
     tasks = make_stream()
     train = tasks.dataset.train
     first = train.load(0) if train.images is None else train.images[0]
@@ -333,98 +265,9 @@ def _transfer(top: Top, workdir) -> transfer.Transfer:
     )
 
 
-def _image(
-    *, size: int, resize: int | None = None, mean: Sequence, std: Sequence
-) -> dict:
-    """What a transfer run must know of images: it has no views of its own."""
-    return {"size": size, "resize": resize, "mean": mean, "std": std}
-
-
 def _eval_parts(top, embed, tasks, image, mesh) -> core.EvalParts:
     return core.EvalParts(
         embed=embed, stream=tasks, num_classes=max(len(tasks.dataset.class_names), 1),
         size=image["size"], mean=tuple(image["mean"]), std=tuple(image["std"]),
         resize=image["resize"], seed=top.seed, mesh=mesh, workers=top.workers,
     )  # fmt: skip
-
-
-def _check_top(top):
-    for least, names in (
-        (2, ("keep",)),  # a damaged newest checkpoint has one before it
-        (1, ("seeds", "batch_size", "epochs", "log_every", "steps_per_call")),
-        (0, ("seed", "workers", "save_every", "eval_every", "device_bytes")),
-    ):
-        for name in names:
-            value = getattr(top, name)
-            if value is not None and value < least:
-                raise ValueError(f"config.{name}={value}: must be at least {least}")
-    core.check_choice("config.precision", top.precision, tuple(PRECISIONS))
-
-
-def _stream(data, scenario):
-    """A function that reads the data and cuts the tasks; options checked now."""
-    source, data_options = schema.named(SOURCES, data, "config.data")
-    data_options = schema.options(source, data_options, "config.data")
-    scenario = dict(scenario)
-    scenario["scenario"] = scenario.pop("name", None)
-    given = schema.options(stream.make, scenario, "config.scenario")
-    return lambda: stream.make(source(**data_options), **given)
-
-
-def _parts(top: Top):
-    """Parts, and what evaluators and loaders must know of the images."""
-    dtype, augment = PRECISIONS[top.precision], dict(top.augment)
-    resize = augment.pop("resize", None)
-    given = schema.options(
-        augment_lib.make, augment, "config.augment", given=("dtype",)
-    )
-    optimize, optimizer = schema.named(OPTIMIZERS, top.optimizer, "config.optimizer")
-    lr = optimizer.pop("lr", None)
-    if isinstance(lr, bool) or not isinstance(lr, int | float) or lr <= 0:
-        raise ValueError(f"config.optimizer.lr={lr!r}: must be a number above 0")
-    curve, schedule = schema.named(SCHEDULES, top.schedule, "config.schedule")
-    schedule = schema.options(curve, schedule, "config.schedule", given=("epochs",))
-    if "epochs" in inspect.signature(curve).parameters:
-        schedule["epochs"] = top.epochs
-    parts = core.Parts(
-        encoder=_encoder(top),
-        augment=augment_lib.make(**given, dtype=dtype),
-        plain=augment_lib.make_eval(
-            size=given["size"],
-            resize=resize,
-            mean=given["mean"],
-            std=given["std"],
-            dtype=dtype,
-        ),
-        tx=optimize(**schema.options(optimize, optimizer, "config.optimizer")),
-        lr=curve(lr * (top.batch_size / 256 if top.scale_lr else 1.0), **schedule),
-        num_classes=0,
-    )
-    full = inspect.signature(augment_lib.make).bind_partial(**given)
-    full.apply_defaults()
-    full = full.arguments
-    crop = prefetch.Crop(
-        size=full["size"], scale=tuple(full["scale"]), ratio=tuple(full["ratio"]),
-        interpolation=full["interpolation"],
-    )  # fmt: skip
-    image = {key: full[key] for key in ("size", "mean", "std", "views")}
-    return parts, image | {"resize": resize, "crop": crop}
-
-
-def _encoder(top):
-    make, section = schema.named(ENCODERS, top.encoder, "config.encoder")
-    section = schema.options(make, section, "config.encoder", given=("dtype",))
-    return make(**section, dtype=PRECISIONS[top.precision])
-
-
-def _chosen(method):
-    """The module of a method, and the options of its make."""
-    section = dict(method)
-    name = section.pop("name", None)
-    module = schema.module("jaxcl.methods", name, "config.method.name")
-    return module, schema.options(module.make, section, "config.method")
-
-
-def _method(method, parts):
-    module, options = _chosen(method)
-    return module.make(parts, **options)

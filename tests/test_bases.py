@@ -9,6 +9,7 @@ import pytest
 import toy
 
 from jaxcl import job as jobs
+from jaxcl import sections
 from jaxcl.methods import ssl_bases, ssl_strategies
 
 RNG = np.random.default_rng(0)
@@ -315,9 +316,8 @@ def test_wrong_options_are_refused(tmp_path, change, words):
 
 
 def test_supervised_bases_refuse_rows_without_labels(tmp_path, monkeypatch):
-    from jaxcl import build
 
-    whole = build.SOURCES["digits"]
+    whole = sections.SOURCES["digits"]
 
     def unlabelled():
         data = whole()
@@ -325,7 +325,7 @@ def test_supervised_bases_refuse_rows_without_labels(tmp_path, monkeypatch):
         label[3] = -1
         return data._replace(train=data.train._replace(label=label))
 
-    monkeypatch.setitem(build.SOURCES, "digits", unlabelled)
+    monkeypatch.setitem(sections.SOURCES, "digits", unlabelled)
     with pytest.raises(ValueError, match="needs a label for every train row, but 1 of"):
         toy.job(tmp_path, method__base="supcon", scenario={"name": "joint"})
 

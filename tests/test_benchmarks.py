@@ -263,3 +263,14 @@ def test_the_peers_image_operations_are_ours(throughput):
     )
     for theirs, ours in pairs:
         np.testing.assert_allclose(theirs[0].permute(1, 2, 0), ours, atol=1e-5)
+
+
+def test_seeds_side_by_side_against_one_after_another(throughput, capsys):
+    import seeds as bench
+
+    small = "--seeds=2 --width=4 --size=32 --batch=4 --windows=2 --steps=1"
+    found = bench.main(small.split())
+    assert found["seeds"] == 2 and found["one_ms"] > 0
+    expected = found["side_by_side_ms"] / (2 * found["one_ms"])
+    assert found["ratio"] == expected
+    assert "er_ace, 2 seeds on cpu" in capsys.readouterr().out

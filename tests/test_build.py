@@ -12,7 +12,7 @@ import pytest
 import toy
 from PIL import Image
 
-from jaxcl import build, finish, job, meter, record, report, schema, train
+from jaxcl import build, finish, job, meter, record, report, schema, sections, train
 from jaxcl.evals import tsne
 
 CONFIGS = sorted(pathlib.Path(__file__).parents[1].joinpath("configs").glob("*.py"))
@@ -114,7 +114,7 @@ def test_the_transfer_config_has_its_sets():
         assert config.name.endswith("_debug") == ("debug" in name)
         if "debug" in name:
             assert config.data.name == "digits"
-        build._stream(config.data.to_dict(), config.scenario.to_dict())
+        sections.tasks(config.data.to_dict(), config.scenario.to_dict())
     assert sizes["clipart"] == (224, 256) and module.get_config("clipart").data.domains
     assert all(sizes[name] == (96, 96) for name in module.SETS[:3])
     probe = module.get_config().evaluators.linear
@@ -196,7 +196,7 @@ def test_every_config_states_its_command_and_is_well_formed(path):
     raw = config.to_dict()
     if path.stem == "transfer":
         return
-    top = schema.options(build.Top, raw, "config")
+    top = schema.options(sections.Top, raw, "config")
     assert set(top) == set(raw)
     if path.stem != "quickstart":
         assert f"{path.name}:debug" in text

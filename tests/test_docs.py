@@ -19,12 +19,18 @@ from ml_collections import config_flags
 
 import jaxcl
 import jaxcl.methods
-from jaxcl import build, evaluators, record, schema, train, transfer
+from jaxcl import augment, evaluators, record, schema, sections, train, transfer
 from jaxcl.data import convert, sources, stream
-from jaxcl.evals import knn, linear, predict, tsne
-from jaxcl.methods import two_view
+from jaxcl.evals import alignment, knn, linear, predict, tsne
+from jaxcl.methods import online
 
 ROOT = pathlib.Path(__file__).parents[1]
+METHODS = [
+    module.make
+    for found in pkgutil.iter_modules(jaxcl.methods.__path__)
+    for module in [importlib.import_module(f"jaxcl.methods.{found.name}")]
+    if hasattr(module, "make")
+]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *sorted(ROOT.glob("benchmarks/*.md"))]
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))
@@ -124,14 +130,14 @@ def check_options(config):
     """All that `build` checks before it reads data; and the scenario, on a stand-in."""
     raw = config.to_dict()
     trains = raw.get("checkpoint") is None
-    top = build.top_of(raw if trains else transfer.complete(raw, run_config()))
-    build._stream(top.data, top.scenario)
+    top = sections.top_of(raw if trains else transfer.complete(raw, run_config()))
+    sections.tasks(top.data, top.scenario)
     if trains:
-        parts, _ = build._parts(top)
-        build._method(top.method, parts)
+        parts, _ = sections.parts(top)
+        sections.method(top.method, parts)
     else:
-        build._encoder(top)
-        schema.options(build._image, top.augment, "config.augment")
+        sections.encoder(top)
+        schema.options(sections.image, top.augment, "config.augment")
     for name, section in top.evaluators.items():
         evaluators.entry(name, section)
     scenario = dict(top.scenario)
@@ -274,16 +280,17 @@ def modules():
 def option_exists(path):
     """Whether `config.a.b` is an option of any function that section may name."""
     section, *rest = path.split(".")[1:]
-    if section not in inspect.signature(build.Top).parameters:
+    if section not in inspect.signature(sections.Top).parameters:
         return False
     functions = {
-        "data": build.SOURCES.values(),
+        "data": sections.SOURCES.values(),
         "scenario": [stream.make],
-        "augment": [build.augment_lib.make],
-        "encoder": build.ENCODERS.values(),
-        "method": [two_view.make],
-        "optimizer": build.OPTIMIZERS.values(),
-        "schedule": build.SCHEDULES.values(),
+        "augment": [augment.make],
+        "encoder": sections.ENCODERS.values(),
+        "method": METHODS,
+        "replay": [online.settings],
+        "optimizer": sections.OPTIMIZERS.values(),
+        "schedule": sections.SCHEDULES.values(),
         "evaluators": [],
     }
     extra = {"augment": {"resize"}, "optimizer": {"name", "lr"}}
@@ -363,9 +370,9 @@ def test_limits_are_as_written():
 
     text = " ".join(re.search(r"Imports go down only:.*?\n\n", DESIGN, re.S)[0].split())
     named = [set(re.findall(r"`(\w+)`", part)) for part in text.split(" then ")]
-    assert named[0] == set().union(*LAYERS[:5])
-    assert [part for part in named[1:4]] == LAYERS[5:8]
-    assert named[4] - {"plots", "metrics"} == LAYERS[8]
+    assert named[0] == set().union(*LAYERS[:6])
+    assert [part for part in named[1:4]] == LAYERS[6:9]
+    assert named[4] - {"plots", "metrics"} == LAYERS[9]
 
 
 # Options and defaults
@@ -403,21 +410,22 @@ def test_tables_of_options_are_those_of_the_signature(name, without, table):
 
 
 def test_every_function_that_config_names_has_a_table():
-    functions = {build.Top, stream.make, build.augment_lib.make, two_view.make}
-    functions |= {linear.make, knn.make, predict.make, tsne.make}
-    functions |= {*build.SOURCES.values()}
-    functions |= {*build.ENCODERS.values(), *build.OPTIMIZERS.values()}
-    functions |= {*build.SCHEDULES.values()} - {build.SCHEDULES["constant"]}
+    functions = {sections.Top, stream.make, augment.make, online.settings, *METHODS}
+    functions |= {e.make for e in (linear, knn, predict, tsne, alignment)}
+    functions |= {*sections.SOURCES.values()}
+    functions |= {*sections.ENCODERS.values(), *sections.OPTIMIZERS.values()}
+    functions |= {*sections.SCHEDULES.values()} - {sections.SCHEDULES["constant"]}
     names = {f"{f.__module__}.{f.__name__}" for f in functions}
     assert {table.values[0] for table in TABLES} == names
     there = [m.name for m in pkgutil.iter_modules(jaxcl.evals.__path__)]
-    assert set(there) == {"features", "head", "linear", "knn", "predict", "tsne"}
+    judges = {"linear", "knn", "predict", "tsne", "alignment"}
+    assert set(there) == {"features", "head"} | judges
 
 
 def test_a_config_reaches_every_documented_option_of_its_source():
     """`options` must find the keywords, also where a source passes them on."""
     tables = {t.values[0]: t.values[2] for t in TABLES}
-    for name, function in build.SOURCES.items():
+    for name, function in sections.SOURCES.items():
         table = tables[f"{function.__module__}.{function.__name__}"]
         rows = [cells(row) for row in table.splitlines()[2:]]
         given = {row[0].strip("`"): row[1].strip("`") for row in rows}
@@ -425,7 +433,7 @@ def test_a_config_reaches_every_documented_option_of_its_source():
             option: "somewhere" if default == "required" else ast.literal_eval(default)
             for option, default in given.items()
         }
-        build._stream({"name": name, **section}, {"name": "joint"})
+        sections.tasks({"name": name, **section}, {"name": "joint"})
 
 
 # Messages and code

@@ -99,6 +99,33 @@ def test_projection_of_many_that_hardly_differ():
         assert np.linalg.norm(found - exact) < 2e-3 * length
 
 
+def test_projection_of_many_cases():
+    rng = np.random.default_rng(1)
+    index = np.arange(WIDTH)
+    for trial in range(24):
+        rows, common = rng.normal(size=(MOST, WIDTH)), rng.normal(size=WIDTH)
+        twice = np.repeat(rows[: MOST // 2], 2, axis=0)
+        for given, allowed in (
+            (rows, 1e-5),
+            (rows + 2 * common, 1e-5),
+            (twice * rng.uniform(0.1, 3, (MOST, 1)), 1e-5),
+            # Half of them have next to nothing of their own.
+            (rows * np.where(index < MOST // 2, 1, 1e-2), 2e-3),
+            # They leave so little room that the distance says nothing.
+            (rows * (index < 7 + trial % 4), 1),
+        ):
+            gradient = np.float32(rng.normal(size=WIDTH) - rng.integers(3) * common)
+            given = np.float32(given)
+            expected = twin(np.float64(gradient), np.float64(given), **PAPER)
+            found = np.float64(project(gradient, given, **PAPER))
+            length = np.linalg.norm(gradient)
+            assert np.linalg.norm(found - expected) < allowed * length
+            unit = given / np.linalg.norm(given, axis=1, keepdims=True)
+            assert (unit @ found).min() > -1e-4 * length
+            moved = np.linalg.norm(found - gradient)
+            assert moved < np.linalg.norm(expected - gradient) + 2e-4 * length
+
+
 def test_projection_by_hand():
     rows = np.eye(2, WIDTH, dtype=np.float32)
     for gradient, options, expected in (
@@ -296,7 +323,7 @@ def test_gem_s_step(given, options):
 def test_each_form_has_a_margin_and_a_ridge(monkeypatch):
     found = []
 
-    def project(gradient, rows, *, margin, ridge, mask):
+    def project(gradient, rows, *, margin, ridge):
         found.append({"margin": margin, "ridge": ridge})
         return gradient
 

@@ -160,7 +160,7 @@ def compiled(gradients, unroll):
 
     @jax.jit
     def function(state, images, label, mask):
-        return gss.vectors_of(made, NET, state, gradients, images, label, mask)
+        return gss.group_gradients(made, NET, state, gradients, images, label, mask)
 
     return function
 
@@ -172,6 +172,30 @@ def vectors(state, gradients, rows, mask=None, unroll=True):
     images, label = images.reshape(*mask.shape, 8, 8, 1), label.reshape(mask.shape)
     found = compiled(gradients, unroll)(state, images, label, mask)
     return np.asarray(found, np.float64)
+
+
+def test_rows_that_references_are_of(monkeypatch):
+    made, sizes = toy.parts(capacity=60, size=4), []
+    draw = online.draw
+
+    def drawn(*arguments, size=None, augment=True, **options):
+        if size is not None:
+            sizes.append((size, augment))
+        return draw(*arguments, size=size, augment=augment, **options)
+
+    monkeypatch.setattr(online, "draw", drawn)
+    for options in (
+        {"form": "paper"},
+        {"form": "code"},
+        {"form": "code", "vectors": 3},
+        {"form": "paper", "rows": 25},
+        {"form": "paper", "rows": 99},
+    ):
+        method = gss.make(made, gradients="head", **options)
+        state = jax.eval_shape(method.init, jax.random.key(0), FIRST)
+        jax.eval_shape(method.step, state, FIRST)
+    # Ten vectors of one row, or of config.replay.size; as many as there are slots for.
+    assert sizes == [(size, False) for size in (10, 40, 12, 50, 60)]
 
 
 def test_gradients_of_groups():

@@ -13,6 +13,7 @@ LAYERS = [
     {"finish"},
     {"train"},
     {"build"},
+    {"sections"},
     {"meter", "evaluators", "single", "transfer", "seeds"},
     {"job", "record", "report", "cost", "plots", "checkpoint"},
     {"methods", "evals"},

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxcl import build
+from jaxcl import sections
 from jaxcl.data import convert, prefetch, sources, stream
 
 NAMES = ("apple", "big pear", "plum")
@@ -90,7 +90,7 @@ def test_one_domain_of_several_keeps_its_labels(root, tmp_path):
 def test_the_domain_scenario_streams_through_a_config(root):
     data = {"name": "image_lists", "path": str(root), "domains": ("sketch", "photo")}
     scenario = {"name": "domain", "domain_order": ("photo", "sketch")}
-    tasks = build._stream(data, scenario)()
+    tasks = sections.tasks(data, scenario)()
     assert [task.name for task in tasks.tasks] == ["photo", "sketch"]
     assert [task.classes.tolist() for task in tasks.tasks] == [[0, 2], [0, 1, 2]]
     for index, task in enumerate(tasks.tasks):
@@ -110,7 +110,7 @@ def test_the_domain_scenario_streams_through_a_config(root):
         # Numbers follow `domains`, tasks follow `domain_order`.
         assert (tasks.dataset.train.domain[seen] == 1 - index).all()
     with pytest.raises(ValueError, match=r"config\.data\.domain: no such option.*doma"):
-        build._stream({**data, "domain": "photo"}, scenario)
+        sections.tasks({**data, "domain": "photo"}, scenario)
 
 
 def test_one_train_and_one_test_list_elsewhere(root, tmp_path):

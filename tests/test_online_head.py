@@ -7,7 +7,7 @@ import pytest
 import test_evals
 import toy
 
-from jaxcl import build, core, finish, job, record, report, sharding, train
+from jaxcl import core, finish, job, record, report, sections, sharding, train
 from jaxcl.evals import predict
 from jaxcl.methods import online_head
 
@@ -103,7 +103,7 @@ def test_the_head_is_sgd_on_features_of_the_network_before_the_step(pnr):
     layer = [np.asarray(x, np.float64) for x in state.extra.layer]
     assert [x.shape for x in layer] == [(16, 10), (10,)]
     assert 0.2 < max(abs(x).max() for x in layer) <= 0.25  # nn.Linear's 16 ** -0.5
-    parts = build._parts(build.top_of(toy.config(**PNR).to_dict()))[0]
+    parts = sections.parts(sections.top_of(toy.config(**PNR).to_dict()))[0]
     view = jax.jit(lambda key, images: parts.augment(key, images)[:, 1])
     embed = jax.jit(work.method.embed)
     train_set = work.stream.dataset.train
@@ -245,7 +245,7 @@ def test_a_set_that_streams_trains_a_head_and_resumes(tmp_path):
 def test_rows_without_labels_and_wrong_options_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"config\.method\.head_lr=0\.0: must be abo"):
         toy.job(tmp_path, **HEAD, **{"method.head_lr": 0.0})
-    whole = build.SOURCES["digits"]
+    whole = sections.SOURCES["digits"]
 
     def unlabelled():
         data = whole()
@@ -253,7 +253,7 @@ def test_rows_without_labels_and_wrong_options_are_refused(tmp_path, monkeypatch
         label[3] = -1
         return data._replace(train=data.train._replace(label=label))
 
-    monkeypatch.setitem(build.SOURCES, "digits", unlabelled)
+    monkeypatch.setitem(sections.SOURCES, "digits", unlabelled)
     joint = {"scenario": {"name": "joint"}}
     words = r"config\.method\.online_head=True\), but 1 of \d+ of digits have none"
     with pytest.raises(ValueError, match=words):

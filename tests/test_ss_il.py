@@ -46,13 +46,14 @@ def test_each_side_competes_by_itself_and_old_tasks_are_held(
     past = jax.tree.map(lambda *x: jnp.concatenate(x), FIRST, SECOND)
     held = [past, THIRD][: 2 if form == "paper" else 1] if distill else []
     told = [taught(state, rows["image"]) for rows in held]
+    weight = temperature**2 if form == "paper" else 1
 
     def twin(new, old):
         sides = [[4] if label == 4 else [0, 1, 2, 3] for label in THIRD["label"]]
         value = toy.cross_entropy(new, THIRD["label"], sides)
         value += toy.cross_entropy(old, past["label"], [0, 1, 2, 3])
         for z, said in zip((old, new), told, strict=False):
-            value += kl(z, said, [[0, 1], [2, 3]], temperature)
+            value += weight * kl(z, said, [[0, 1], [2, 3]], temperature)
         return value
 
     images = THIRD["image"], past["image"]

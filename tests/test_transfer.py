@@ -17,6 +17,7 @@ from jaxcl import (
     finish,
     record,
     report,
+    sections,
     sharding,
     train,
     transfer,
@@ -212,7 +213,7 @@ def test_the_checksums_of_the_encoder_count_and_no_others(run, tmp_path):
     copy = copy_of(run, tmp_path)
     folder = copy / "checkpoints" / str(numbers(copy)[-1])
     like = transfer._abstract(
-        build._encoder(build.Top(**toy.config(**STRATEGY).to_dict())),
+        sections.encoder(sections.Top(**toy.config(**STRATEGY).to_dict())),
         np.zeros((1, 8, 8, 1), np.float32),
         sharding.mesh(1),
     )

@@ -351,11 +351,11 @@ def icarl(
 def task_distillation(
     logits, teacher_logits, tasks, *, temperature=2.0, example_mask=None
 ):
-    """Task-wise distillation of SS-IL (Ahn et al., ICCV 2021, Sec. 3.3).
+    """Task-wise distillation of SS-IL (Ahn et al., ICCV 2021), without its weight.
 
     The mean over rows of sum_t KL(q_t || p_t), q_t and p_t the softmax of
     teacher_logits / temperature and of logits / temperature over the classes of task
-    t alone. Not multiplied by the squared temperature.
+    t alone.
 
     Args:
       logits: f32[B, C].

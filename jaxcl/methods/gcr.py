@@ -106,7 +106,7 @@ def make(
         held = buffer.create(example, candidates or parts.replay.capacity)
         return Extra(base.memory, base.seen, {}, held)
 
-    end_task = gcr_selection.make(parts, net, alpha=alpha, beta=beta, ridge=ridge)
+    end_task = gcr_selection.at_the_end(parts, net, alpha=alpha, beta=beta, ridge=ridge)
     return online.method(
         parts, net, update, write=write, extra=extra, end_task=end_task, limit=False,
         items=lambda logits: {"logits": logits, "weight": jnp.zeros(())},

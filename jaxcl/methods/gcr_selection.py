@@ -18,7 +18,7 @@ from jaxcl.memory import buffer, coreset
 _SELECT = 0x6C2  # keeps the selection's randomness apart from that of the next step
 
 
-def make(parts: core.Parts, net, *, alpha, beta, ridge) -> Callable:
+def at_the_end(parts: core.Parts, net, *, alpha, beta, ridge) -> Callable:
     """(state, task) -> state, its candidates gone and its memory chosen anew.
 
     One pass of all stored rows in evaluation mode, and no gradient but the head's. The

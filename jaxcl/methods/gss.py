@@ -10,8 +10,8 @@ Departures:
 - `form="paper"` is algorithm 2, row by row, against gradients of single rows; all rows
   of a batch are scored against the memory before it. `form="code"` scores against
   gradients of whole draws and asks the score of the batch first.
-- The paper does not say what rows score that meet an empty memory: as in the code.
-- `gradients="head"` takes the head's parameters alone; off by default.
+- What rows score that meet an empty memory is the code's, in both.
+- `gradients="head"` takes the head's parameters alone.
 """
 
 import jax
@@ -25,14 +25,9 @@ from jaxcl.methods import online
 
 
 def make(
-    parts: core.Parts,
-    *,
-    head="linear",
-    form="paper",
-    gradients="all",
-    vectors=10,
+    parts: core.Parts, *, head="linear", form="paper", gradients="all", vectors=10,
     rows: int | None = None,
-) -> core.Method:
+) -> core.Method:  # fmt: skip
     """Experience replay from a memory that is written by similarity of gradients.
 
     Gradients are of the cross-entropy over all classes, in evaluation mode, after the
@@ -85,22 +80,22 @@ def make(
         images, label = parts.plain(batch["image"]), batch["label"]
         ones = jnp.ones(label.shape, bool)
 
-        def scores(images, labels, mask, references, valid):
-            found = vectors_of(parts, net, state, gradients, images, labels, mask)
-            return diversity.score(found, references, valid)
+        def vectors_of(*groups):
+            return group_gradients(parts, net, state, gradients, *groups)
 
         def cut(x):
             return x.reshape(count, size, *x.shape[1:])
 
         mask = cut(drawn.mask)
-        past = cut(drawn.images), cut(drawn.label), mask
-        past = vectors_of(parts, net, state, gradients, *past), complete(mask)
-        own = scores(images[:, None], label[:, None], ones[:, None], *past)
+        past = vectors_of(cut(drawn.images), cut(drawn.label), mask), complete(mask)
+        own = vectors_of(images[:, None], label[:, None], ones[:, None])
+        own = diversity.score(own, *past)
         stored = memory.items["score"], memory.filled
         if form == "paper":
             slots = diversity.in_turn(k_choose, *stored, own)
         else:
-            whole = scores(images[None], label[None], ones[None], *past)[0]
+            whole = vectors_of(images[None], label[None], ones[None])
+            whole = diversity.score(whole, *past)[0]
             slots = diversity.at_once(k_choose, *stored, own, whole)
         task = jnp.broadcast_to(state.task, label.shape)
         items = {"image": batch["image"], "label": label, "task": task, "score": own}
@@ -123,7 +118,7 @@ def complete(mask):
     return mask.all(axis=1) | (mask.any(axis=1) & first)
 
 
-def vectors_of(parts, net, state, gradients, images, labels, mask):
+def group_gradients(parts, net, state, gradients, images, labels, mask):
     """Gradients of the mean cross-entropy of each group of rows, f32[N, P].
 
     Args:

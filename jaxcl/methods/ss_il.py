@@ -1,17 +1,19 @@
 """SS-IL: a softmax of its own for old and for new classes.
 
 Ahn et al., "SS-IL: Separated Softmax for Incremental Learning", ICCV 2021, one step at
-a time, as the released code of Caccia et al., "Reducing Representation Drift in Online
-Continual Learning", 2021, has it.
+a time, as in the released code of Caccia et al., "Reducing Representation Drift in
+Online Continual Learning", 2021.
 
 Departures:
-- New classes are those first met in the present task, so far; the released code is
+- New classes are those first met in the present task, so far; both released codes are
   told of all classes of the task before their first row.
 - Predictions are among the classes seen so far, as unseen ones are never trained; the
-  released code predicts among all.
-- The sum of two means, over incoming and over replayed rows. Batches of a fixed share
-  of old rows, which the paper asks for, are what config.replay.size gives.
-- `form="code"` distils on replayed rows alone, the paper on all rows.
+  code of Caccia et al. predicts among all.
+- The sum of two means, over incoming and over replayed rows, where the authors' code
+  takes the mean over all. Batches of a fixed share of old rows, which the paper asks
+  for, are what config.replay.size gives.
+- `form="paper"` distils on all rows, times the squared temperature, as the authors'
+  own code does; `form="code"`, that of Caccia et al., on replayed rows alone, times 1.
 """
 
 import math
@@ -56,6 +58,7 @@ def make(
     if not 0 < temperature < math.inf:
         raise ValueError(f"config.method.temperature={temperature}: must be above 0")
     net = online.network(parts, head)
+    weight = temperature**2 if form == "paper" else 1.0
 
     def update(state, incoming, key):
         task_of = met(state.extra.task_of, incoming.label, state.task)
@@ -81,7 +84,7 @@ def make(
                     class_mask=rivals(task_of, each.label, state.task),
                 )  # fmt: skip
                 if said is not None:
-                    value += losses.task_distillation(
+                    value += weight * losses.task_distillation(
                         logits, said, old_tasks,
                         temperature=temperature, example_mask=each.mask,
                     )  # fmt: skip

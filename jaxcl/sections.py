@@ -1,0 +1,166 @@
+"""Sections of a config and what they name: data, networks, optimisers, methods.
+
+Each names a function and gives its keyword arguments, so the signatures are the
+schema: a key that a function does not take, or a value of another type than its
+default, is an error before anything is read. Only `build` calls these.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from jaxcl import augment as augment_lib
+from jaxcl import core, optim, schema, transfer
+from jaxcl.data import prefetch, sources, stream, tfds_source
+from jaxcl.nets import resnet
+
+# sources.tfds passes its options on; the schema is where they arrive.
+SOURCES = sources.SOURCES | {"tfds": tfds_source.read}
+PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+ENCODERS = {"resnet": resnet.resnet, "conv_net": resnet.conv_net}
+OPTIMIZERS = {"sgd": optim.sgd, "lars": optim.lars, "adam": optim.adam}
+SCHEDULES = {
+    "warmup_cosine": optim.warmup_cosine,
+    "cosine": optim.cosine,
+    "constant": optim.constant,
+    "step_decay": optim.step_decay,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Top:
+    """What a config may set at its top level; sections are dicts."""
+
+    data: dict  # name of a source, and its options
+    scenario: dict  # name, and options of stream.make
+    augment: dict  # options of augment.make, and `resize` for evaluation
+    encoder: dict  # name, and its options
+    method: dict  # name, and options of its make
+    optimizer: dict  # name, lr, and its options
+    schedule: dict  # name, and its options
+    evaluators: dict  # name -> options of its make
+    replay: dict | None = None  # options of online.settings, for methods that replay
+    name: str = "run"
+    seed: int = 0  # the first
+    seeds: int = 1  # how many runs, of seeds that follow one another
+    side_by_side: bool | None = None  # all in one program; None: not on CPU
+    batch_size: int = 256  # global
+    epochs: int = 1  # per task
+    precision: str = "float32"  # of the computation; parameters stay float32
+    scale_lr: bool = True  # multiply optimizer.lr by batch_size / 256
+    devices: int | None = None  # how many; None: all
+    steps_per_call: int | None = None  # None: 1 on CPU, 8 elsewhere
+    device_bytes: int = 8 * 2**30  # sets up to this size live on the device
+    workers: int = 4  # processes that decode images
+    log_every: int = 10  # steps
+    save_every: int = 500  # steps; 0: after tasks only
+    eval_every: int = 0  # steps; 0: after tasks only
+    keep: int = 2  # checkpoints
+    evaluate_untrained: bool = True
+    plasticity: bool = True  # also train on each task alone, for FT_i
+    plasticity_cache: str | None = None  # directory that keeps FT_i across runs
+    checkpoint: str | None = None  # a run whose encoder is judged; nothing is trained
+    tensorboard: bool = True
+    plots: bool = True
+    progress: str | bool = "auto"  # a bar, none, or a bar on a terminal only
+
+
+def top_of(raw: dict) -> Top:
+    """The top level of a config, checked."""
+    judges = raw.get("checkpoint") is not None
+    unused = dict.fromkeys(transfer.TRAINING, {}) if judges else {}
+    return Top(**schema.options(Top, unused | raw, "config"))
+
+
+def image(
+    *, size: int, resize: int | None = None, mean: Sequence, std: Sequence
+) -> dict:
+    """What a transfer run must know of images: it has no views of its own."""
+    return {"size": size, "resize": resize, "mean": mean, "std": std}
+
+
+def check(top: Top) -> None:
+    """Refuse numbers of the top level that are out of range, naming the field."""
+    for least, names in (
+        (2, ("keep",)),  # a damaged newest checkpoint has one before it
+        (1, ("seeds", "batch_size", "epochs", "log_every", "steps_per_call")),
+        (0, ("seed", "workers", "save_every", "eval_every", "device_bytes")),
+    ):
+        for name in names:
+            value = getattr(top, name)
+            if value is not None and value < least:
+                raise ValueError(f"config.{name}={value}: must be at least {least}")
+    core.check_choice("config.precision", top.precision, tuple(PRECISIONS))
+
+
+def tasks(data, scenario):
+    """A function that reads the data and cuts the tasks; options checked now."""
+    source, data_options = schema.named(SOURCES, data, "config.data")
+    data_options = schema.options(source, data_options, "config.data")
+    scenario = dict(scenario)
+    scenario["scenario"] = scenario.pop("name", None)
+    given = schema.options(stream.make, scenario, "config.scenario")
+    return lambda: stream.make(source(**data_options), **given)
+
+
+def parts(top: Top):
+    """Parts, and what evaluators and loaders must know of the images."""
+    dtype, augment = PRECISIONS[top.precision], dict(top.augment)
+    resize = augment.pop("resize", None)
+    given = schema.options(
+        augment_lib.make, augment, "config.augment", given=("dtype",)
+    )
+    optimize, optimizer = schema.named(OPTIMIZERS, top.optimizer, "config.optimizer")
+    lr = optimizer.pop("lr", None)
+    if isinstance(lr, bool) or not isinstance(lr, int | float) or lr <= 0:
+        raise ValueError(f"config.optimizer.lr={lr!r}: must be a number above 0")
+    curve, schedule = schema.named(SCHEDULES, top.schedule, "config.schedule")
+    schedule = schema.options(curve, schedule, "config.schedule", given=("epochs",))
+    if "epochs" in inspect.signature(curve).parameters:
+        schedule["epochs"] = top.epochs
+    parts = core.Parts(
+        encoder=encoder(top),
+        augment=augment_lib.make(**given, dtype=dtype),
+        plain=augment_lib.make_eval(
+            size=given["size"],
+            resize=resize,
+            mean=given["mean"],
+            std=given["std"],
+            dtype=dtype,
+        ),
+        tx=optimize(**schema.options(optimize, optimizer, "config.optimizer")),
+        lr=curve(lr * (top.batch_size / 256 if top.scale_lr else 1.0), **schedule),
+        num_classes=0,
+    )
+    full = inspect.signature(augment_lib.make).bind_partial(**given)
+    full.apply_defaults()
+    full = full.arguments
+    crop = prefetch.Crop(
+        size=full["size"], scale=tuple(full["scale"]), ratio=tuple(full["ratio"]),
+        interpolation=full["interpolation"],
+    )  # fmt: skip
+    image = {key: full[key] for key in ("size", "mean", "std", "views")}
+    return parts, image | {"resize": resize, "crop": crop}
+
+
+def encoder(top: Top):
+    """The module of config.encoder."""
+    make, section = schema.named(ENCODERS, top.encoder, "config.encoder")
+    section = schema.options(make, section, "config.encoder", given=("dtype",))
+    return make(**section, dtype=PRECISIONS[top.precision])
+
+
+def chosen(section):
+    """The module of a method, and the options of its make."""
+    section = dict(section)
+    name = section.pop("name", None)
+    module = schema.module("jaxcl.methods", name, "config.method.name")
+    return module, schema.options(module.make, section, "config.method")
+
+
+def method(section, parts: core.Parts) -> core.Method:
+    """The method of config.method."""
+    module, options = chosen(section)
+    return module.make(parts, **options)

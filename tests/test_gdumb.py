@@ -1,0 +1,261 @@
+"""GDumb: what it stores, the fit against its equation, rates, batches, mixtures."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import online_toy as toy
+import pytest
+
+from jaxcl import core
+from jaxcl.memory import buffer
+from jaxcl.methods import gdumb, gdumb_fit, online
+
+ROWS = toy.batch(0, [0, 1, 1, 0, 2, 1])
+
+
+def parts(**replay):
+    return toy.parts(policy="greedy_balanced", **replay)
+
+
+@functools.cache
+def stored():
+    """A state whose memory holds ROWS."""
+    method = gdumb.make(parts())
+    return toy.step(method, toy.fresh(method), ROWS)[0]
+
+
+def test_rates_are_those_of_the_released_schedule():
+    def released(passes, high, low):
+        """PyTorch's CosineAnnealingWarmRestarts(T_0=1, T_mult=2), as it is stepped."""
+        found, done, length = [high * 0.1, high], 0, 1
+        for _ in range(2, passes):
+            done += 1
+            if done >= length:
+                done, length = 0, length * 2
+            share = (1 + np.cos(np.pi * done / length)) / 2
+            found.append(low + (high - low) * share)
+        return found
+
+    found = [gdumb_fit.rate(i, 0.05, 0.0005) for i in range(130)]
+    np.testing.assert_allclose(found, released(130, 0.05, 0.0005), rtol=1e-12)
+    np.testing.assert_allclose(found[:4], [0.005, 0.05, 0.05, 0.02525])
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 7])
+def test_a_pass_counts_each_stored_row_once(count):
+    slots = np.random.default_rng(0).permutation(9)[:count]
+    filled = np.isin(np.arange(9), slots)
+    items = {"image": jnp.arange(9), "label": 10 * jnp.arange(9)}
+    memory = buffer.Buffer(items, jnp.array(filled), jnp.int32(0))
+    orders = set()
+    for seed in range(6):
+        key, rows = jax.random.key(seed), []
+        for number in range(-(-count // 4)):
+            image, label, mask = gdumb_fit.batch_of(key, memory, number, 4)
+            np.testing.assert_array_equal(label, 10 * image)
+            assert set(np.asarray(image)) <= set(slots)  # what fills up exists, too
+            rows += np.asarray(image)[np.asarray(mask)].tolist()
+        assert sorted(rows) == sorted(slots)
+        orders.add(tuple(rows))
+    assert (len(orders) > 1) == (count > 1)
+
+
+def test_mixed_images_have_a_box_of_another():
+    images = jnp.broadcast_to(jnp.arange(5.0)[:, None, None, None], (5, 8, 6, 1))
+    label, shares = 7 + jnp.arange(5), []
+    mix = jax.jit(functools.partial(gdumb_fit.mixed, probability=0.5, alpha=1.0))
+    for seed in range(60):
+        found, other, share = mix(jax.random.key(seed), images, label)
+        found, partner = np.asarray(found)[..., 0], np.asarray(other) - 7
+        assert sorted(partner) == list(range(5))
+        moved = next((i for i in range(5) if partner[i] != i), None)
+        if moved is None:
+            continue
+        box = found[moved] != moved
+        np.testing.assert_allclose(share, 1 - box.mean(), atol=1e-6)
+        for i in range(5):
+            np.testing.assert_array_equal(found[i], np.where(box, partner[i], i))
+        high, wide = box.any(axis=1), box.any(axis=0)
+        np.testing.assert_array_equal(box, high[:, None] & wide)
+        for side in (high, wide):  # one piece
+            assert np.abs(np.diff(np.pad(side, 1).astype(int))).sum() in (0, 2)
+        shares.append(float(share))
+    assert 0.2 < np.mean(np.array(shares) == 1) < 0.8
+
+
+def test_the_share_of_mixtures_is_the_released_one():
+    def released(rng, high, wide, alpha):
+        cut = np.sqrt(1 - rng.beta(alpha, alpha))
+        area = 1
+        for extent in (high, wide):
+            half, centre = int(extent * cut) // 2, rng.integers(extent)
+            area *= min(centre + half, extent) - max(centre - half, 0)
+        return 1 - area / (high * wide)
+
+    rng, images, label = np.random.default_rng(0), jnp.zeros((2, 8, 6, 1)), jnp.ones(2)
+    for alpha in (1.0, 0.3):
+        mix = functools.partial(gdumb_fit.mixed, probability=1.0, alpha=alpha)
+        keys = jax.random.split(jax.random.key(1), 4000)
+        found = np.asarray(jax.vmap(lambda k, m=mix: m(k, images, label)[2])(keys))
+        wanted = [released(rng, 8, 6, alpha) for _ in range(4000)]
+        edges = np.linspace(0, 1, 6)
+        counts = [np.histogram(x, edges)[0] for x in (found, wanted)]
+        np.testing.assert_allclose(*counts, atol=5 * np.sqrt(2 * 1000))
+        np.testing.assert_allclose(found.mean(), np.mean(wanted), atol=0.03)
+
+
+def test_a_step_stores_and_trains_nothing():
+    method = gdumb.make(parts())
+    state = toy.fresh(method)
+    new, metrics = toy.step(method, state, ROWS)
+    chex.assert_trees_all_equal(new.params, state.params)
+    chex.assert_trees_all_equal(new.stats, state.stats)
+    assert {name: float(x) for name, x in metrics.items()} == {"loss": 0, "lr": 0}
+    assert int(new.step) == 1
+    np.testing.assert_array_equal(new.extra.memory.items["label"][:6], ROWS["label"])
+    assert new.extra.seen.tolist() == [True, True, True, False, False]
+
+
+def fitted(state, replay=None, unroll=True, **options):
+    made = parts(**(replay or {}))._replace(unroll=unroll)
+    return gdumb.make(made, **options).eval_state(state)
+
+
+def slope(params, stats, images, terms):
+    """Gradient of the sum of share * cross-entropy, and statistics after the pass."""
+    net = online.network(parts(), "linear")
+
+    def loss(params):
+        out, after = net(params, stats, images, train=True)
+        logs = jax.nn.log_softmax(out.logits)
+        rows = jnp.arange(len(images))
+        return -sum(share * jnp.mean(logs[rows, y]) for share, y in terms), after
+
+    return jax.grad(loss, has_aux=True)(params)
+
+
+@pytest.mark.parametrize("mixing", [False, True])
+def test_the_fit_is_the_equation(mixing, monkeypatch):
+    """Two passes of one batch: clipping, decay, momentum, a tenth of the rate first."""
+    seen, label = [], ROWS["label"]
+    terms = [(1.0, label)]
+    if mixing:
+        terms = [(0.3, label), (0.7, 4 - label)]
+        monkeypatch.setattr(
+            gdumb_fit, "mixed",
+            lambda key, images, label, **_: (1 - images, 4 - label, jnp.float32(0.3)),
+        )  # fmt: skip
+    options = {"passes": 2, "batch_size": 6, "lr": 0.2, "momentum": 0.8,
+               "weight_decay": 0.1, "clip": 0.5, "cutmix": 0.0}  # fmt: skip
+    state = stored()
+    key = jax.random.fold_in(core.step_key(state), gdumb._FIT)
+    net = online.network(parts(), "linear")
+    images = parts().plain(ROWS["image"])
+    params, stats = jax.jit(net.init)(key, images[:1])
+    images = 1 - images if mixing else images
+    buf = jax.tree.map(jnp.zeros_like, params)
+    step = jax.jit(slope)
+    for lr in (0.02, 0.2):
+        grads, stats = step(params, stats, images, terms)
+        norm = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(grads)))
+        seen.append(norm)
+        scale = min(1, 0.5 / norm)
+        buf = jax.tree.map(
+            lambda b, g, p, s=scale: 0.8 * b + s * g + 0.1 * p, buf, grads, params
+        )
+        params = jax.tree.map(lambda p, b, r=lr: p - r * b, params, buf)
+    assert max(seen) > 0.5  # the gradient is clipped
+    judged = fitted(state, **options)
+    chex.assert_trees_all_close(judged.params, params, rtol=2e-3, atol=1e-5)
+    chex.assert_trees_all_close(judged.stats, stats, rtol=2e-3, atol=1e-5)
+
+
+def test_the_fit_is_a_function_of_memory_and_key():
+    state, options = stored(), {"passes": 3, "batch_size": 4}
+    kept = core.copy(state)
+    method = gdumb.make(parts(augment="replay"), **options)
+    first, again = method.eval_state(state), method.eval_state(state)
+    chex.assert_trees_all_equal(first.params, again.params)
+    chex.assert_trees_all_equal(state, kept)  # what is judged is dropped
+    chex.assert_trees_all_equal(first.extra, kept.extra)
+    moved = toy.shaken(state)
+    chex.assert_trees_all_equal(method.eval_state(moved).params, first.params)
+    items = {**state.extra.memory.items, "label": 2 - state.extra.memory.items["label"]}
+    memory = state.extra.memory._replace(items=items)
+    other = state.replace(extra=state.extra._replace(memory=memory))
+    for changed in (
+        other,
+        state.replace(key=jax.random.key(9)),
+        state.replace(step=state.step + 1),
+    ):
+        with pytest.raises(AssertionError):
+            chex.assert_trees_all_close(
+                method.eval_state(changed).params, first.params, rtol=1e-3
+            )
+    looped = fitted(state, {"augment": "replay"}, unroll=False, **options)
+    chex.assert_trees_all_close(looped.params, first.params, rtol=1e-3, atol=1e-4)
+    plain = fitted(state, **options)  # config.replay.augment is heard
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_close(plain.params, first.params, rtol=1e-3)
+
+
+def test_passes_are_shuffled_apart_and_batches_are_moved_apart(monkeypatch):
+    orders, moves, batch_of = [], [], gdumb_fit.batch_of
+
+    def record(where, key):
+        data = jax.random.key_data(key)
+        jax.debug.callback(lambda x: where.append(tuple(x.tolist())), data)
+
+    def shuffled(key, *arguments):
+        record(orders, key)
+        return batch_of(key, *arguments)
+
+    def mixed(key, images, label, **_):
+        record(moves, key)
+        return images, label, jnp.float32(1)
+
+    monkeypatch.setattr(gdumb_fit, "batch_of", shuffled)
+    monkeypatch.setattr(gdumb_fit, "mixed", mixed)
+    jax.block_until_ready(fitted(stored(), passes=3, batch_size=4).params)
+    jax.effects_barrier()
+    assert sorted(map(orders.count, set(orders))) == [2, 2, 2]
+    assert len(set(moves)) == len(moves) == 6
+
+
+def test_an_empty_memory_is_judged_as_it_is():
+    method = gdumb.make(parts())
+    state = toy.fresh(method)
+    assert method.eval_state(state) is state
+
+
+def test_the_fit_learns_the_memory():
+    state = stored()
+    method = gdumb.make(parts(), passes=31, batch_size=4, cutmix=0.0)
+    judged = method.eval_state(state)
+    logits = method.predict(judged, parts().plain(ROWS["image"]))
+    np.testing.assert_array_equal(jnp.argmax(logits, axis=1), ROWS["label"])
+    assert np.isneginf(logits[:, 3:]).all()  # classes that never came
+
+
+@pytest.mark.parametrize(
+    ("options", "replay", "message"),
+    [
+        ({"passes": 0}, {}, "config.method.passes=0"),
+        ({"batch_size": 0}, {}, "config.method.batch_size=0"),
+        ({"clip": 0.0}, {}, "config.method.clip=0.0"),
+        ({"cutmix": 1.5}, {}, "config.method.cutmix=1.5"),
+        ({"cutmix_alpha": 0.0}, {}, "config.method.cutmix_alpha=0.0"),
+        ({"lr": -1.0}, {}, "config.method.lr=-1.0"),
+        ({"head": "x"}, {}, "config.method.head"),
+        ({}, {"policy": "reservoir"}, "config.replay.policy with gdumb='reservoir'"),
+    ],
+)
+def test_refused(options, replay, message):
+    made = parts() if not replay else toy.parts(**replay)
+    with pytest.raises(ValueError, match=message):
+        gdumb.make(made, **options)
+    if replay:
+        gdumb.make(made, balanced=False)
