@@ -265,6 +265,7 @@ def test_the_peers_image_operations_are_ours(throughput):
         np.testing.assert_allclose(theirs[0].permute(1, 2, 0), ours, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_seeds_side_by_side_against_one_after_another(throughput, capsys):
     import seeds as bench
 
