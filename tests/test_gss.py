@@ -242,7 +242,14 @@ ONE, TWO = toy.batch(0, [0, 1]), toy.batch(1, [2, 3])
 
 
 @pytest.mark.parametrize(("form", "gradients"), [("paper", "all"), ("code", "head")])
-def test_rows_are_scored_after_the_update(form, gradients):
+def test_rows_are_scored_after_the_update(form, gradients, monkeypatch):
+    asked, at_once = [], diversity.at_once
+
+    def recorded(key, stored, filled, scores, batch_score):
+        jax.debug.callback(lambda x: asked.append(float(x)), batch_score)
+        return at_once(key, stored, filled, scores, batch_score)
+
+    monkeypatch.setattr(diversity, "at_once", recorded)
     # As many vectors of one row as there are slots: each stored row is one of them.
     made = toy.parts(augment="all", capacity=4)
     options = {"form": form, "gradients": gradients, "vectors": 99, "rows": 1}
@@ -257,6 +264,11 @@ def test_rows_are_scored_after_the_update(form, gradients):
     np.testing.assert_allclose(found["score"][2:], expected, rtol=1e-3, atol=1e-4)
     np.testing.assert_array_equal(found["image"][2:], TWO["image"])
     np.testing.assert_array_equal(found["label"][2:], TWO["label"])
+    if form == "code":  # the score of the batch is that of its mean loss
+        jax.effects_barrier()
+        whole = score_twin(vectors(new, gradients, TWO, np.ones((1, 2), bool)), past)
+        np.testing.assert_allclose(asked, [1.1, *whole], rtol=1e-3)
+        assert min(np.abs(np.array(expected) - whole)) > 0.01
 
 
 @functools.cache

@@ -6,7 +6,7 @@ A-GEM++, a baseline in the released code of Caccia et al., "New Insights on Redu
 Abrupt Representation Change in Online Continual Learning", ICLR 2022.
 
 Departures:
-- One head over all classes; the paper's tasks each have their own.
+- One head over all classes; on CIFAR-100 the paper's tasks each have their own.
 - A reference gradient of 0 changes nothing; released codes divide by its length.
 - Incoming and replayed rows pass in training mode; running statistics follow the
   incoming pass, then the replayed one.

@@ -5,8 +5,8 @@ Lopez-Paz and Ranzato, "Gradient Episodic Memory for Continual Learning", NeurIP
 incoming rows is moved to the nearest vector with no negative product with any.
 
 Departures:
-- One head over all classes, in training and prediction; the paper's tasks each have
-  their own.
+- One head over all classes, in training and prediction; on CIFAR-100 the paper's
+  tasks each have their own.
 - Of each past task `memory_rows` rows are drawn; the released code takes all it has,
   the same with policy="task_ring" and memory_rows = capacity / number of tasks.
 - The released margin bounds the dual variables; the paper speaks of adding it to them.
