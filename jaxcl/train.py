@@ -163,17 +163,20 @@ def _save(loop, state, results, phase) -> None:
         loop.checkpoints.save(number, state, cursor)
 
 
-def _evaluate(loop, state, task: int):
+def _evaluate(loop, state, task: int, pictures=()):
     """What every evaluator says of a state, logged, and on the clock."""
     with loop.clock.on("evaluation"):
         state = loop.job.method.eval_state(state)
-        return evaluators.run(loop.job.evaluators, state, task, loop.recorder)
+        found = evaluators.run(loop.job.evaluators, state, task, loop.recorder)
+    for draw in pictures:
+        draw(state, task)
+    return found
 
 
 def _judge(loop, state, task, results) -> dict:
     """The results with those of the finished task, shown as a table."""
     work = loop.job
-    rows, scalars = _evaluate(loop, state, task.index)
+    rows, scalars = _evaluate(loop, state, task.index, work.pictures.values())
     spent = meter.spent(work, state, task.index, loop.clock)
     seconds = sum(spent.seconds.values())
     results = report.add(results, task.index, rows, scalars, seconds)
@@ -184,7 +187,5 @@ def _judge(loop, state, task, results) -> dict:
         crowds = work.quiet or name.endswith("/task_aware")  # it is in results.json
         if not crowds:
             loop.recorder.say(report.table(report.matrix(results, name), name=name))
-    for draw in work.pictures.values():
-        draw(state, task.index)
     loop.clock.restart()
     return results

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy
 
-from jaxcl import augment, core, optim
+from jaxcl import augment, core, optim, train
 from jaxcl.memory import buffer
 from jaxcl.methods import er, er_ace, er_aml, finetune, online
 from jaxcl.nets import resnet
@@ -389,3 +390,19 @@ def test_er_aml_options_change_the_step(options):
     with pytest.raises(ValueError, match=r"config\.method\.loss='triplets'"):
         er_aml.make(made, loss="triplets")
     assert isinstance(state.extra.memory, buffer.Buffer)
+
+
+def test_pictures_are_of_the_state_that_is_judged(tmp_path):
+    work = toy.job(tmp_path, tasks=1, method={"name": "er"}, **toy.ONLINE)
+    seen = []
+    work = work._replace(
+        method=work.method._replace(
+            eval_state=lambda state: state.replace(
+                params=jax.tree.map(jnp.zeros_like, state.params)
+            )
+        ),
+        pictures={"drawn": lambda state, task: seen.append(state.params)},
+    )
+    train.run(work, tmp_path)
+    assert len(seen) == 1 and not any(x.any() for x in jax.tree.leaves(seen[0]))
+    assert any(x.any() for x in jax.tree.leaves(toy.saved(work, tmp_path).state.params))
