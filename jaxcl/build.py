@@ -201,7 +201,7 @@ def _alone(top, made, parts, eval_parts, workdir) -> single.Alone | None:
     judges = [key for key, entry in entries.items() if not entry.last_only]
     if not judges:
         return None
-    sections = {key: top.evaluators[key] for key in judges}
+    judged = {key: top.evaluators[key] for key in judges}
     module, options = sections.chosen(top.method)
     options = schema.defaults(module.make) | options
     other = getattr(module, "alone", dict)(options)
@@ -217,13 +217,13 @@ def _alone(top, made, parts, eval_parts, workdir) -> single.Alone | None:
             reads = eval_parts._replace(
                 embed=method.embed, predict=method.predict, memory=method.memory
             )
-            own, _ = evaluators.make(sections, reads, workdir)
+            own, _ = evaluators.make(judged, reads, workdir)
         return made._replace(method=method, evaluators=own)
 
     facts = _without(dataclasses.asdict(top), ASIDE) | {
         "method": {"name": top.method["name"]}
         | _without(other, getattr(module, "UNUSED_ALONE", ())),
-        "evaluators": sections,
+        "evaluators": judged,
         "dataset": single.fingerprint(made.stream.dataset),
         "decoder": made.stream.dataset.decoder,
         "resident": made.resident,  # or crops are drawn otherwise

@@ -8,7 +8,7 @@ import re
 import pytest
 import test_docs
 
-from jaxcl import build, evaluators
+from jaxcl import evaluators, optim
 from jaxcl.data import stream
 from jaxcl.methods import ssl_bases, two_view
 
@@ -228,12 +228,12 @@ def test_the_budget_is_the_papers(name, tasks, epochs, depth, size, probe_batch)
         found = [section[key] for key in ("epochs", "batch_size", "momentum")]
         assert found == [100, probe_batch, 0.9] and section["train_on"] == "all"
         assert section["milestones"] == (60, 80)
-    full = inspect.signature(build.optim.warmup_cosine).parameters
+    full = inspect.signature(optim.warmup_cosine).parameters
     given = {"warmup_epochs": full["warmup_epochs"].default} | config.schedule.to_dict()
     assert (given["name"], given["warmup_epochs"], given["start"]) == (
         "warmup_cosine", 10, 0.003,
     )  # fmt: skip
-    lars = inspect.signature(build.optim.lars).parameters
+    lars = inspect.signature(optim.lars).parameters
     assert config.optimizer.get("eta", lars["eta"].default) == 0.02
     assert config.optimizer.get("clip", lars["clip"].default) is True
     assert config.optimizer.get("momentum", lars["momentum"].default) == 0.9

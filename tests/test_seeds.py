@@ -90,6 +90,7 @@ def test_side_by_side_is_the_same(apart, tmp_path):
         np.testing.assert_allclose(matrix, matrices(apart[0])[seed], atol=0.05)
 
 
+@pytest.mark.slow
 def test_side_by_side_resumes_bitwise(tmp_path):
     work = build.build(toy.config(**RUNS, side_by_side=True), tmp_path)
     jobs = {seed: work.make(seed) for seed in work.seeds}
