@@ -76,7 +76,7 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
         if restored is not None and not work.quiet:
             recorder.say(f"resumed at step {int(state.step)}: {workdir}")
         elif restored is None and work.evaluate_untrained:
-            results["untrained"] = report.plain(_evaluate(loop, state, 0).rows)
+            results["untrained"] = report.plain(_evaluate(loop, state, 0)[0].rows)
         for task in tasks[report.finished(results) :]:
             if phase == "evaluated":
                 state = _begin_task(loop, state, task)
@@ -163,20 +163,18 @@ def _save(loop, state, results, phase) -> None:
         loop.checkpoints.save(number, state, cursor)
 
 
-def _evaluate(loop, state, task: int, pictures=()):
-    """What every evaluator says of a state, logged, and on the clock."""
+def _evaluate(loop, state, task: int):
+    """What every evaluator says of a state, logged, and the state that was judged."""
     with loop.clock.on("evaluation"):
         state = loop.job.method.eval_state(state)
         found = evaluators.run(loop.job.evaluators, state, task, loop.recorder)
-    for draw in pictures:
-        draw(state, task)
-    return found
+    return found, state
 
 
 def _judge(loop, state, task, results) -> dict:
     """The results with those of the finished task, shown as a table."""
     work = loop.job
-    rows, scalars = _evaluate(loop, state, task.index, work.pictures.values())
+    (rows, scalars), judged = _evaluate(loop, state, task.index)
     spent = meter.spent(work, state, task.index, loop.clock)
     seconds = sum(spent.seconds.values())
     results = report.add(results, task.index, rows, scalars, seconds)
@@ -187,5 +185,7 @@ def _judge(loop, state, task, results) -> dict:
         crowds = work.quiet or name.endswith("/task_aware")  # it is in results.json
         if not crowds:
             loop.recorder.say(report.table(report.matrix(results, name), name=name))
+    for draw in work.pictures.values():
+        draw(judged, task.index)
     loop.clock.restart()
     return results
