@@ -76,8 +76,6 @@ QUICK = {
     "mocov2plus-pnr",
     "byol-pnr",
     "simclr-cassle",
-    "simclr-ewc",
-    "byol-der",
     "mocov2plus-joint",
     "mocov2plus-pnr-head",
     "er",
