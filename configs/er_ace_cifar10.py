@@ -44,7 +44,11 @@ METHODS = {
     "agem": ({"name": "agem"}, 0.01, {}),
     "mir": ({"name": "mir"}, 0.1, {}),
     "aser": ({"name": "aser"}, 0.1, {}),
-    "gdumb": ({"name": "gdumb"}, 0.05, {"replay": {"policy": "greedy_balanced"}}),
+    "gdumb": (
+        {"name": "gdumb"},
+        0.05,
+        {"replay": {"policy": "greedy_balanced", "augment": "replay"}},
+    ),
     "der": ({"name": "der"}, 0.03, {}),
     "derpp": ({"name": "der", "beta": 0.5}, 0.03, {}),
     "derpp_ace": ({"name": "der", "beta": 0.5, "ace": True}, 0.03, {}),

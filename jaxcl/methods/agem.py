@@ -12,12 +12,13 @@ Departures:
   incoming pass, then the replayed one.
 """
 
+import functools
+
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
 
 from jaxcl import core
-from jaxcl.losses import replay as losses
 from jaxcl.methods import er, online
 
 
@@ -31,15 +32,10 @@ def make(
       replay_from: "past_tasks", "all" or "other_classes", see `er.make`.
       plus: A-GEM++: the reference gradient is added after the projection.
     """
-    sources = ("past_tasks", "all", "other_classes")
-    core.check_choice("config.method.replay_from", replay_from, sources)
+    core.check_choice("config.method.replay_from", replay_from, er.SOURCES)
     net = online.network(parts, head)
 
-    def loss(params, stats, rows):
-        out, stats = net.replay(params, stats, rows)
-        value = losses.cross_entropy(out.logits, rows.label, example_mask=rows.mask)
-        return value, stats
-
+    loss = functools.partial(online.cross_entropy, net)
     slope = jax.value_and_grad(loss, has_aux=True)
 
     def update(state, incoming, key):

@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core
-from jaxcl.losses import replay as losses
 from jaxcl.memory import shapley
 from jaxcl.methods import online, online_shapley
 
@@ -71,21 +70,12 @@ def make(
     def update(state, incoming, key):
         replayed = judge.retrieve(state, incoming, key)
 
-        def apart(params):
-            (new, old), stats = net.both(params, state.stats, incoming, replayed)
-            value = losses.cross_entropy(new.logits, incoming.label)
-            value += losses.cross_entropy(
-                old.logits, replayed.label, example_mask=replayed.mask
-            )
-            return value, stats
+        apart = incoming, replayed
+        rows = apart if form == "paper" else (together(*apart),)
 
-        def joint(params):
-            rows = together(incoming, replayed)
-            out, stats = net(params, state.stats, rows.images, train=True)
-            value = losses.cross_entropy(out.logits, rows.label, example_mask=rows.mask)
-            return value, stats
+        def loss(params):
+            return online.cross_entropy(net, params, state.stats, *rows)
 
-        loss = apart if form == "paper" else joint
         return *online.descend(parts, state, loss), {}
 
     write = judge.write if keep == "shapley" else None

@@ -10,8 +10,9 @@ Departures:
 """
 
 from jaxcl import core
-from jaxcl.losses import replay as losses
 from jaxcl.methods import online
+
+SOURCES = ("past_tasks", "all", "other_classes")
 
 
 def make(parts: core.Parts, *, head="linear", replay_from="past_tasks") -> core.Method:
@@ -24,8 +25,7 @@ def make(parts: core.Parts, *, head="linear", replay_from="past_tasks") -> core.
         "other_classes" leaves out classes of the incoming batch (task-free in the
         released code).
     """
-    sources = ("past_tasks", "all", "other_classes")
-    core.check_choice("config.method.replay_from", replay_from, sources)
+    core.check_choice("config.method.replay_from", replay_from, SOURCES)
     net = online.network(parts, head)
 
     def update(state, incoming, key):
@@ -35,12 +35,7 @@ def make(parts: core.Parts, *, head="linear", replay_from="past_tasks") -> core.
         )
 
         def loss(params):
-            (new, old), stats = net.both(params, state.stats, incoming, replayed)
-            value = losses.cross_entropy(new.logits, incoming.label)
-            value += losses.cross_entropy(
-                old.logits, replayed.label, example_mask=replayed.mask
-            )
-            return value, stats
+            return online.cross_entropy(net, params, state.stats, incoming, replayed)
 
         return *online.descend(parts, state, loss), {}
 

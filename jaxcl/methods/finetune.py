@@ -6,7 +6,6 @@ replaying methods do; with several epochs "iid offline".
 """
 
 from jaxcl import core
-from jaxcl.losses import replay as losses
 from jaxcl.methods import online
 
 
@@ -19,25 +18,14 @@ def make(parts: core.Parts, *, head="linear", double=False) -> core.Method:
     """
     net = online.network(parts, head)
 
-    def loss_of(params, stats, rows):
-        outputs, stats = net(params, stats, rows.images, train=True)
-        return losses.cross_entropy(outputs.logits, rows.label), stats
-
     def update(state, incoming, key):
-        def loss(params):
-            return loss_of(params, state.stats, incoming)
+        rows = (incoming, incoming.labelled) if double else (incoming,)
 
-        return *online.descend(parts, state, loss), {}
-
-    def update_double(state, incoming, key):
         def loss(params):
-            first, stats = loss_of(params, state.stats, incoming)
-            more, stats = loss_of(params, stats, incoming.labelled)
-            return first + more, stats
+            return online.cross_entropy(net, params, state.stats, *rows)
 
         return *online.descend(parts, state, loss), {}
 
     return online.method(
-        parts, net, update_double if double else update, limit=False,
-        remembers=False, labelled=double,
+        parts, net, update, limit=False, remembers=False, labelled=double
     )  # fmt: skip

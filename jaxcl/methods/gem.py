@@ -22,7 +22,6 @@ import jax.flatten_util
 import jax.numpy as jnp
 
 from jaxcl import core
-from jaxcl.losses import replay as losses
 from jaxcl.methods import gem_dual, online
 
 
@@ -57,11 +56,7 @@ def make(
         )
     net = online.network(parts, head)
 
-    def loss(params, stats, rows):
-        out, stats = net.replay(params, stats, rows)
-        value = losses.cross_entropy(out.logits, rows.label, example_mask=rows.mask)
-        return value, stats
-
+    loss = functools.partial(online.cross_entropy, net)
     slope = jax.value_and_grad(loss, has_aux=True)
 
     def update(state, incoming, key):

@@ -61,12 +61,7 @@ def make(
         replayed = online.draw(parts, state.extra.memory, key)
 
         def loss(params):
-            (new, old), stats = net.both(params, state.stats, incoming, replayed)
-            value = losses.cross_entropy(new.logits, incoming.label)
-            value += losses.cross_entropy(
-                old.logits, replayed.label, example_mask=replayed.mask
-            )
-            return value, stats
+            return online.cross_entropy(net, params, state.stats, incoming, replayed)
 
         return *online.descend(parts, state, loss), {}
 

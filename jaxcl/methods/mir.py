@@ -11,12 +11,13 @@ Departures:
   here, nor is MIR for generative replay.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxcl import core
-from jaxcl.losses import replay as losses
 from jaxcl.methods import er, online
 
 
@@ -44,8 +45,7 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    sources = ("past_tasks", "all", "other_classes")
-    core.check_choice("config.method.replay_from", replay_from, sources)
+    core.check_choice("config.method.replay_from", replay_from, er.SOURCES)
     core.check_choice("config.method.virtual", virtual, ("network", "head"))
     least = parts.replay.size if parts.replay else 1
     if candidates < least:
@@ -61,14 +61,8 @@ def make(
         )
     net = online.network(parts, head)
 
-    def new_loss(params, stats, rows):
-        out, stats = net(params, stats, rows.images, train=True)
-        return losses.cross_entropy(out.logits, rows.label), stats
-
-    def old_loss(params, stats, rows):
-        out, stats = net.replay(params, stats, rows)
-        value = losses.cross_entropy(out.logits, rows.label, example_mask=rows.mask)
-        return value, stats
+    loss = functools.partial(online.cross_entropy, net)
+    slope = jax.value_and_grad(loss, has_aux=True)
 
     def update(state, incoming, key):
         k_draw, k_augment = jax.random.split(key)
@@ -78,8 +72,7 @@ def make(
             log_weights=online.log_weights(allowed), augment=False,
         )  # fmt: skip
         params = state.params
-        gradient = jax.value_and_grad(new_loss, has_aux=True)
-        (value, stats), grads = gradient(params, state.stats, incoming)
+        (value, stats), grads = slope(params, state.stats, incoming)
 
         lr = parts.lr(core.progress(state))
         ahead = jax.tree.map(lambda p, g: p - lr * g, params, grads)
@@ -88,8 +81,7 @@ def make(
         scores = interference(net, params, ahead, stats, pool)
         replayed = most(parts, k_augment, scores, pool)
 
-        gradient = jax.value_and_grad(old_loss, has_aux=True)
-        (more, stats), old_grads = gradient(params, stats, replayed)
+        (more, stats), old_grads = slope(params, stats, replayed)
         grads = jax.tree.map(jnp.add, grads, old_grads)
         return *online.move(parts, state, value + more, stats, grads), {}
 
