@@ -29,7 +29,7 @@ LAYERS = [
         "recipe",
         "debug",
     },
-    {"core", "losses", "memory"},
+    {"core", "losses", "memory", "nnqp"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # evals draw with plots; it is a leaf that imports nothing of jaxcl.

@@ -14,58 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcl import nnqp
 from jaxcl.memory import buffer
 
 _dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-
-
-def nonnegative(gram, target, start, *, tol=0.0):
-    """Least squares over weights of at least 0, by active sets.
-
-    argmin over x >= 0 of x'Hx / 2 - t'x (Lawson and Hanson, "Solving Least Squares
-    Problems", 1974, chapter 23). A fixed number of rounds bounds the loop: where
-    rounding keeps it from ending, the last weights are returned, of at least 0.
-
-    Args:
-      gram: f32[S,S], H, positive definite.
-      target: f32[S], t.
-      start: f32[S], weights of at least 0; the closer, the sooner it ends.
-      tol: a weight stays 0 where the objective falls by no more than this per unit.
-
-    Returns:
-      f32[S].
-    """
-    chex.assert_rank([gram, target, start], [2, 1, 1])
-    eye = jnp.eye(len(target), dtype=gram.dtype)
-
-    def solve(active):
-        """The least squares over the active weights alone, others 0."""
-        inner = jnp.where(active[:, None] & active, gram, eye)
-        return jax.scipy.linalg.solve(
-            inner, jnp.where(active, target, 0), assume_a="pos"
-        )
-
-    def body(carry):
-        x, active, _, rounds = carry
-        aim = solve(active)
-        blocked = active & (aim <= 0)
-        # As far towards the aim as no weight falls below 0; what stops it leaves.
-        gap = jnp.where(blocked & (x > 0), x - aim, 1)
-        reach = jnp.where(blocked, jnp.where(x > 0, x / gap, 0), 1)
-        far = jnp.min(reach)
-        stays = active & ~(blocked & (reach <= far))
-        x = jnp.where(stays, jnp.maximum(x + far * (aim - x), 0), 0)
-        slope = jnp.where(stays, -jnp.inf, target - _dot(gram, x))
-        best = jnp.argmax(slope)
-        solved = ~jnp.any(blocked)
-        more = solved & (slope[best] > tol)
-        return x, stays.at[best].set(stays[best] | more), solved & ~more, rounds + 1
-
-    def going(carry):
-        return ~carry[2] & (carry[3] < 3 * len(target) + 10)
-
-    everything = jnp.ones(target.shape, bool)
-    return jax.lax.while_loop(going, body, (start, everything, False, 0))[0]
 
 
 def pursuit(gram, target, member, budget, *, size, ridge=0.5, tol=1e-5):
@@ -108,7 +60,7 @@ def pursuit(gram, target, member, budget, *, size, ridge=0.5, tol=1e-5):
         inner += jnp.diag(jnp.where(there, ridge, 1).astype(gram.dtype))
         aim = target.at[rows].get(mode="fill", fill_value=0)
         start = x.at[rows].get(mode="fill", fill_value=0)
-        weights = nonnegative(inner, aim, start, tol=least)
+        weights, _ = nnqp.active_set(inner, -aim, start, there, tol=least)
         return jnp.zeros_like(x).at[rows].set(weights, mode="drop"), rounds + 1
 
     def going(carry):

@@ -1,4 +1,7 @@
-"""The quadratic program of GEM, solved where the gradients are."""
+"""Quadratic programs over variables of at least 0, small and on the device.
+
+Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23.
+"""
 
 import functools
 
@@ -12,10 +15,12 @@ _ROUNDS = 4  # in which the solver's own ridge is taken out again
 def minimum(matrix, linear):
     """argmin over u >= 0 of 1/2 u^T matrix u + linear^T u, f32[K].
 
-    Lawson and Hanson's active set method, on a matrix scaled to a diagonal of 1 and
-    with a ridge of the size of its rounding, so that it can be factored whatever the
-    rank. A proximal term in place of the ridge, over a few rounds, takes out what
-    that changes.
+    For a positive semidefinite matrix: it is scaled to a diagonal of 1 and given a
+    ridge of the size of its rounding, so that it can be factored whatever the rank. A
+    proximal term in place of the ridge, over a few rounds, takes out what that changes.
+
+    Args:
+      matrix: f32[K,K]. linear: f32[K].
     """
     count, info = len(linear), jnp.finfo(linear.dtype)
     own = jnp.diagonal(matrix)
@@ -29,19 +34,29 @@ def minimum(matrix, linear):
 
     def closer(_, found):
         u, free = found
-        return _active_set(stiff, linear / size - ridge * u, u, free)
+        aim = linear / size - ridge * u
+        return active_set(stiff, aim, u, free, tol=10 * info.eps)
 
     start = jnp.zeros_like(linear), jnp.zeros(count, bool)
     u, _ = jax.lax.fori_loop(0, _ROUNDS, closer, start)
     return u * size / scale
 
 
-def _active_set(matrix, linear, u, free):
-    """The same of a positive definite matrix, from a feasible u > 0 where free.
+def active_set(matrix, linear, u, free, *, tol=0.0):
+    """The same of a positive definite matrix, from a feasible start.
 
     Each step solves the problem of the free variables without their bounds. If they
     are all positive the steepest bound is given up, else the step ends at the first
-    bound that it meets.
+    bound that it meets. Where rounding keeps it from ending, the last u is returned.
+
+    Args:
+      matrix: f32[K,K]. linear: f32[K].
+      u: f32[K], at least 0, where to start; the closer, the sooner it ends.
+      free: bool[K], True where u > 0, and wherever a variable may well be.
+      tol: a bound is kept where the objective falls by no more than this per unit.
+
+    Returns:
+      u f32[K] and bool[K], where it is above 0.
     """
     count, info = len(linear), jnp.finfo(linear.dtype)
     dot = functools.partial(jnp.matmul, precision="highest")
@@ -58,7 +73,7 @@ def _active_set(matrix, linear, u, free):
         u = jnp.maximum(jnp.where(free, u + length * (target - u), 0), 0)
         leaves = blocks & (ratio <= length)
         slope = dot(matrix, u) + linear
-        wanted = ~free & (slope < -10 * info.eps)
+        wanted = ~free & (slope < -tol)
         enters = wanted & (jnp.arange(count) == jnp.argmin(jnp.where(wanted, slope, 0)))
         inside = ~jnp.any(blocks)
         free = jnp.where(inside, free | enters, free & ~leaves)
