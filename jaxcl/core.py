@@ -52,7 +52,7 @@ class Parts(NamedTuple):
     encoder: Any  # flax.linen module: (images, *, train, groups) -> f32[B, D]
     augment: Callable  # (key, u8[B,H,W,C] or u8[B,V,H,W,C]) -> f32[B,V,H,W,C]
     tx: optax.GradientTransformationExtraArgs  # gives a direction, see optim.py
-    lr: Callable  # progress f32[] in [0, 1) -> learning rate f32[]
+    lr: Callable  # (progress f32[] in [0, 1), task i32[]) -> learning rate f32[]
     num_classes: int
     plain: Callable = None  # u8[B,H,W,C] -> f32[B,H,W,C], as evaluation sees them
     replay: Replay | None = None  # for methods that replay, see methods/online.py
@@ -87,6 +87,8 @@ class Method(NamedTuple):
     # Its steps also want batch["labelled"] = {"image", "label", "index"}, as many rows
     # again, of the whole train split: of all classes, those of later tasks too.
     labelled: bool = False
+    # state -> i32[K], rows of the train split that the present task replayed, -1: none
+    replayed: Callable | None = None
 
 
 class EvalParts(NamedTuple):
@@ -94,7 +96,8 @@ class EvalParts(NamedTuple):
 
     An evaluator is a module of jaxcl.evals with `make(parts, *, ...)`, which
     returns a function (state, number of the task just finished) -> Result. It
-    reads the state through `embed`, `predict`, `memory` alone and never changes it.
+    reads the state through `embed`, `predict`, `memory`, `replayed` alone and never
+    changes it.
     """
 
     embed: Callable  # (state, normalised images) -> f32[B, D], eval mode
@@ -109,6 +112,7 @@ class EvalParts(NamedTuple):
     workers: int  # processes that decode images which do not fit in memory
     predict: Callable | None = None  # (state, normalised images) -> logits f32[B, C]
     memory: Callable | None = None  # the method's, see `Method.memory`
+    replayed: Callable | None = None  # the method's, see `Method.replayed`
 
 
 class Result(NamedTuple):
@@ -145,9 +149,20 @@ def progress(state: TrainState) -> jax.Array:
     return (state.step - state.task_start) / state.task_steps
 
 
-def apply_gradients(state: TrainState, grads, tx, lr) -> TrainState:
-    """Move `params` by `-lr * direction` and count the step."""
+def rate(parts: Parts, state: TrainState) -> jax.Array:
+    """Learning rate of the present step, f32[]."""
+    return parts.lr(progress(state), state.task)
+
+
+def apply_gradients(state: TrainState, grads, tx, lr, shares=None) -> TrainState:
+    """Move `params` by `-lr * direction` and count the step.
+
+    `shares` (dict) multiplies the learning rate of entries of `params` it names.
+    """
     direction, opt_state = tx.update(grads, state.opt_state, state.params, lr=lr)
+    for name, share in (shares or {}).items():
+        scaled = jax.tree.map(lambda d, share=share: share * d, direction[name])
+        direction = direction | {name: scaled}
     params = jax.tree.map(lambda p, d: p - lr * d, state.params, direction)
     return state.replace(params=params, opt_state=opt_state, step=state.step + 1)
 

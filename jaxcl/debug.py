@@ -2,6 +2,8 @@
 
 import ml_collections
 
+from jaxcl import schema
+
 
 def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """The config itself, with small everything; what it composes stays.
@@ -23,7 +25,10 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     config.encoder = {"name": "resnet", "depth": 10, "width": 4, "stem": "cifar"}
     small = {"hidden_dim": 16, "output_dim": 8, "distill_hidden_dim": 16}
     small |= {"predictor_hidden_dim": 16, "queue_size": 64, "memory_size": 32}
-    config.method.update(small)
+    takes = schema.defaults(schema.method(config.method.name).make)
+    config.method.update({k: v for k, v in small.items() if k in takes})
+    if "replay" in config:
+        config.replay.size = 8
     if "warmup_epochs" in config.schedule:
         config.schedule.warmup_epochs = 0
     for name, section in config.evaluators.items():

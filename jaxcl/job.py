@@ -27,7 +27,7 @@ class Job(NamedTuple):
     mesh: Any
     seed: int
     batch_size: int  # global
-    epochs: int  # per task
+    epochs: int | tuple[int, ...]  # per task, see stream.epochs_of_tasks
     resident: bool  # the train split lives on the device
     crop: Any  # prefetch.Crop, for images that stream
     views: int  # crops per image that streams
@@ -114,7 +114,8 @@ def _example(job: Job) -> dict:
         first = examples.load(0) if examples.images is None else examples.images[0]
         size, channels = job.crop.size, first.shape[-1]
         images = np.zeros((1, job.views, size, size, channels), np.uint8)
-    row = {"image": images, "label": np.asarray(examples.label[:1])}
+    label, index = np.asarray(examples.label[:1]), np.zeros(1, np.int32)
+    row = {"image": images, "label": label, "index": index}
     return row | ({"labelled": row} if job.method.labelled else {})
 
 

@@ -3,8 +3,9 @@
 An optimiser's `update(grads, opt_state, params, *, lr)` returns a direction d
 and the caller moves `params - lr * d` (`core.apply_gradients`), so a schedule
 can restart with every task, or be a learned controller, without recompiling.
-A schedule maps progress f32[] in [0, 1), the share of the task that is done,
-to a learning rate f32[]. Defaults are those of the released PNR and CaSSLe code.
+A schedule maps progress f32[] in [0, 1), the share of the task that is done, to
+a learning rate f32[]; `by_task` joins one for each task. Defaults are those of the
+released PNR and CaSSLe code, where nothing else is said.
 """
 
 import jax
@@ -270,6 +271,63 @@ def step_decay(base, *, epochs, milestones, factor=0.1):
         e = _epoch(progress, epochs, True)
         passed = sum((e >= m).astype(jnp.int32) for m in milestones)
         return jnp.asarray(rates, jnp.float32)[passed]
+
+    return schedule
+
+
+def ramped_cosine(base, *, epochs, warmup_epochs=10, start=0.01, floor=1e-3):
+    """Half a cosine over all epochs, whose beginning a linear ramp replaces.
+
+    With c(e) = base (floor + (1 - floor) (1 + cos(pi e / E)) / 2), the fraction x of
+    epochs done and W warm-up epochs:
+      x < W: start + (c(W) - start) x / W, anew at every step,
+      else:  c(floor(x) + 1), once an epoch; the last one has base * floor.
+    Source: released code of SupCon (Khosla et al., NeurIPS 2020), which Co2L and CCLIS
+    build on.
+
+    Args:
+      base: peak of the cosine.
+      epochs: E, epochs of the task.
+      warmup_epochs: W, at most E; 0 for none.
+      start: learning rate of the first step.
+      floor: share of `base` that the cosine runs to.
+
+    Returns:
+      progress f32[] -> f32[].
+
+    Raises:
+      ValueError: for a value out of its range.
+    """
+    _check_schedule(base, epochs, start=start, floor=floor)
+    fits = 0 <= warmup_epochs <= epochs
+    _require(fits, "warmup_epochs", warmup_epochs, f"0 to epochs = {epochs}")
+
+    def curve(e):
+        share = (1.0 + jnp.cos(jnp.pi * e / epochs)) / 2.0
+        return base * (floor + (1.0 - floor) * share)
+
+    def schedule(progress):
+        done = _epoch(progress, epochs, False)
+        ramp = start + (curve(warmup_epochs) - start) * done / max(warmup_epochs, 1)
+        whole = _epoch(progress, epochs, True)
+        return jnp.where(whole < warmup_epochs, ramp, curve(whole + 1))
+
+    return schedule
+
+
+def by_task(schedules):
+    """One schedule for each of the first tasks, the last one for all others.
+
+    Args:
+      schedules: progress f32[] -> f32[] each, at least one.
+
+    Returns:
+      (progress f32[], task i32[]) -> f32[].
+    """
+
+    def schedule(progress, task):
+        rates = jnp.stack([one(progress) for one in schedules])
+        return rates[jnp.minimum(task, len(schedules) - 1)]
 
     return schedule
 

@@ -96,6 +96,11 @@ def module(package, name, field):
     return importlib.import_module(f"{package}.{name}")
 
 
+def method(name):
+    """The module that config.method.name names."""
+    return module("jaxcl.methods", name, "config.method.name")
+
+
 def differences(old: dict, new: dict, field="config") -> list[str]:
     """The fields in which two configs differ, as "field: old -> new"."""
     found = []

@@ -26,6 +26,7 @@ SCHEDULES = {
     "cosine": optim.cosine,
     "constant": optim.constant,
     "step_decay": optim.step_decay,
+    "ramped_cosine": optim.ramped_cosine,
 }
 
 
@@ -47,7 +48,7 @@ class Top:
     seeds: int = 1  # how many runs, of seeds that follow one another
     side_by_side: bool | None = None  # all in one program; None: not on CPU
     batch_size: int = 256  # global
-    epochs: int = 1  # per task
+    epochs: int | tuple[int, ...] = 1  # per task; several: the last for all others
     precision: str = "float32"  # of the computation; parameters stay float32
     scale_lr: bool = True  # multiply optimizer.lr by batch_size / 256
     devices: int | None = None  # how many; None: all
@@ -90,7 +91,8 @@ def check(top: Top) -> None:
     ):
         for name in names:
             value = getattr(top, name)
-            if value is not None and value < least:
+            each = stream.epochs_of_tasks(value) if name == "epochs" else (value,)
+            if value is not None and min(each, default=0) < least:
                 raise ValueError(f"config.{name}={value}: must be at least {least}")
     core.check_choice("config.precision", top.precision, tuple(PRECISIONS))
 
@@ -118,8 +120,10 @@ def parts(top: Top):
         raise ValueError(f"config.optimizer.lr={lr!r}: must be a number above 0")
     curve, schedule = schema.named(SCHEDULES, top.schedule, "config.schedule")
     schedule = schema.options(curve, schedule, "config.schedule", given=("epochs",))
+    peak = lr * (top.batch_size / 256 if top.scale_lr else 1.0)
+    each = [{}]
     if "epochs" in inspect.signature(curve).parameters:
-        schedule["epochs"] = top.epochs
+        each = [{"epochs": n} for n in stream.epochs_of_tasks(top.epochs)]
     parts = core.Parts(
         encoder=encoder(top),
         augment=augment_lib.make(**given, dtype=dtype),
@@ -131,7 +135,7 @@ def parts(top: Top):
             dtype=dtype,
         ),
         tx=optimize(**schema.options(optimize, optimizer, "config.optimizer")),
-        lr=curve(lr * (top.batch_size / 256 if top.scale_lr else 1.0), **schedule),
+        lr=optim.by_task([curve(peak, **schedule, **own) for own in each]),
         num_classes=0,
     )
     full = inspect.signature(augment_lib.make).bind_partial(**given)
@@ -156,7 +160,7 @@ def chosen(section):
     """The module of a method, and the options of its make."""
     section = dict(section)
     name = section.pop("name", None)
-    module = schema.module("jaxcl.methods", name, "config.method.name")
+    module = schema.method(name)
     return module, schema.options(module.make, section, "config.method")
 
 

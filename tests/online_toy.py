@@ -28,7 +28,7 @@ def parts(**replay):
         augment=augment.make(size=8, views=1, crop=False, flip=1.0, **PLAIN),
         plain=augment.make_eval(size=8, **MOMENTS),
         tx=optim.sgd(momentum=0.0),
-        lr=optim.constant(LR),
+        lr=optim.by_task([optim.constant(LR)]),
         num_classes=CLASSES,
         replay=online.settings(CLASSES, 6, **{"capacity": 12, **replay}),
     )

@@ -6,6 +6,7 @@ import re
 
 import chex
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
@@ -89,6 +90,23 @@ def refused(tmp_path, match, **changes):
 )
 def test_refuses_and_names_the_field(tmp_path, changes, match):
     refused(tmp_path, match, **changes)
+
+
+@pytest.mark.parametrize("epochs", [(3, 0), 1.5, ()])
+def test_refuses_epochs(epochs):
+    raw = toy.config().to_dict() | {"epochs": epochs}
+    with pytest.raises(ValueError, match=re.escape(f"config.epochs={epochs}: must be")):
+        sections.check(sections.top_of(raw))
+
+
+def test_first_task_has_a_schedule_of_its_own():
+    raw = toy.config().to_dict() | {"epochs": (2, 4), "scale_lr": False}
+    raw["schedule"] = {"name": "cosine"}
+    parts, _ = sections.parts(sections.top_of(raw))
+    rates = [float(parts.lr(jnp.float32(0.3), jnp.int32(task))) for task in (0, 1, 2)]
+    np.testing.assert_allclose(rates[0], raw["optimizer"]["lr"])
+    later = rates[0] * (0.5 + 0.25 * 2**0.5)
+    np.testing.assert_allclose(rates[1:], [later, later], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

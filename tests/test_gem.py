@@ -209,7 +209,7 @@ def parts(tasks=TASKS, unroll=True, size=6):
         augment=augment.make(size=8, views=1, crop=False, **MOMENTS),
         plain=augment.make_eval(size=8, **MOMENTS),
         tx=optim.sgd(momentum=0.0),
-        lr=optim.constant(LR),
+        lr=optim.by_task([optim.constant(LR)]),
         num_classes=CLASSES,
         replay=settings,
         num_tasks=tasks,

@@ -48,7 +48,7 @@ def make_parts(**replay):
         augment=lambda key, images: moved(plain(images))[:, None],
         plain=plain,
         tx=optim.sgd(momentum=0.0),
-        lr=optim.constant(LR),
+        lr=optim.by_task([optim.constant(LR)]),
         num_classes=CLASSES,
         replay=online.settings(CLASSES, len(NEW), **{"capacity": 10, **replay}),
         num_tasks=2,

@@ -27,7 +27,7 @@ def parts(**replay):
         ),
         plain=augment.make_eval(size=8, **MOMENTS),
         tx=optim.sgd(momentum=0.0),
-        lr=optim.constant(LR),
+        lr=optim.by_task([optim.constant(LR)]),
         num_classes=CLASSES,
         replay=settings,
     )

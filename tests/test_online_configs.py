@@ -6,7 +6,7 @@ import pytest
 import test_docs
 from absl import flags
 
-from jaxcl import sections
+from jaxcl import build, report, sections, train
 from jaxcl.methods import online
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -22,21 +22,25 @@ def take(name, argument):
     return test_docs.parse([f"--config={ROOT}/configs/{name}.py:{argument}"])
 
 
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("name", NAMES)
-def test_every_row_makes_a_method(name, row):
-    config = take(name, row)
-    benchmark = name.removeprefix("er_ace_")
-    assert config.name == f"{row}_{benchmark}"
-    assert take(name, f"{row},debug").name == f"{row}_{benchmark}_debug"
+def made(config, classes):
+    """The method that a config names, of all that its sections make."""
     top = sections.top_of(config.to_dict())
     sections.check(top)
     parts, _ = sections.parts(top)
-    classes = NAMES[name]
     settings = online.settings(classes, top.batch_size, **top.replay)
-    method = sections.method(
-        top.method, parts._replace(num_classes=classes, replay=settings)
-    )
+    parts = parts._replace(num_classes=classes, replay=settings)
+    return top, parts, sections.method(top.method, parts), settings
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_makes_a_method(name, row):
+    benchmark, classes = name.removeprefix("er_ace_"), NAMES[name]
+    small, _, method, _ = made(take(name, f"{row},debug"), 10)
+    assert small.name == f"{row}_{benchmark}_debug" and method.supervised
+    assert small.data["name"] == "digits"
+    top, parts, method, settings = made(take(name, row), classes)
+    assert top.name == f"{row}_{benchmark}"
     assert method.supervised and method.predict is not None
     joint = row.startswith("iid")
     assert (top.scenario["name"] == "joint") == joint
@@ -50,3 +54,9 @@ def test_every_row_makes_a_method(name, row):
 def test_refuses_rows_that_there_are_not(argument):
     with pytest.raises(flags.Error, match=f"'{argument}': allowed are er_ace, er_aml"):
         take("er_ace_cifar10", argument)
+
+
+def test_a_shrunk_config_runs(tmp_path):
+    config = take("er_ace_cifar10", "mir,debug")
+    found = train.run(build.build(config, tmp_path), tmp_path)
+    assert report.finished(found) == 2

@@ -294,3 +294,37 @@ def test_ema_of_trees():
         )
     with pytest.raises(ValueError):
         optim.ema(old, {"a": new["a"]}, 0.5)
+
+
+def ramped_cosine_twin(step, per_epoch, epochs, warmup, base, start=0.01, floor=1e-3):
+    """Epochs e from 1 and steps from 0 within them, as the released code counts."""
+
+    def curve(e):
+        low = base * floor
+        return low + (base - low) * (1 + math.cos(math.pi * e / epochs)) / 2
+
+    e, within = step // per_epoch + 1, step % per_epoch
+    if e > warmup:
+        return curve(e)
+    share = (within + (e - 1) * per_epoch) / (warmup * per_epoch)
+    return start + share * (curve(warmup) - start)
+
+
+@pytest.mark.parametrize("epochs,warmup", [(12, 4), (7, 0), (5, 5)])
+def test_ramped_cosine(epochs, warmup):
+    schedule = optim.ramped_cosine(0.8, epochs=epochs, warmup_epochs=warmup)
+    expected = [
+        ramped_cosine_twin(i, 9, epochs, warmup, 0.8) for i in range(epochs * 9)
+    ]
+    rates = at_steps(schedule, epochs * 9)
+    np.testing.assert_allclose(rates, expected, rtol=1e-5, atol=1e-8)
+    with pytest.raises(
+        ValueError, match=f"warmup_epochs is 13, .* 0 to epochs = {epochs}"
+    ):
+        optim.ramped_cosine(0.8, epochs=epochs, warmup_epochs=13)
+
+
+def test_tasks_have_schedules_of_their_own():
+    made = optim.by_task([optim.cosine(1.0, epochs=2), optim.cosine(1.0, epochs=4)])
+    rates = [float(made(jnp.float32(0.3), jnp.int32(task))) for task in (0, 1, 5)]
+    np.testing.assert_allclose(rates, [1, 0.5 + 0.25 * 2**0.5, 0.5 + 0.25 * 2**0.5])

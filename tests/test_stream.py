@@ -219,6 +219,12 @@ def test_schedule_is_random_access_over_seeded_epochs():
             made[step]
 
 
+def test_first_tasks_may_have_epochs_of_their_own():
+    lengths = [len(plan(epochs=(5, 1, 2), task=task)) for task in range(4)]
+    assert lengths == [10, 2, 4, 4]
+    assert (plan(epochs=(5, 3), task=1)[4] == plan(epochs=3, task=1)[4]).all()
+
+
 def test_schedule_with_an_order_of_its_own():
     def pairs(rng, rows, batch_size):
         first = rng.permutation(rows)[: batch_size // 2]
@@ -244,6 +250,8 @@ def test_schedule_with_an_order_of_its_own():
     [
         ({"batch_size": 11}, "batch_size = 11: task 2 has only 10 train rows"),
         ({"epochs": 0}, "epochs = 0"),
+        ({"epochs": ()}, "epochs = 0"),
+        ({"epochs": (3, 0)}, "epochs = 0"),
         ({"epochs": 1.5}, "epochs = 1.5"),
         ({"batch_size": 0}, "batch_size = 0"),
         ({"seed": -1}, "seed = -1"),

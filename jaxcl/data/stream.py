@@ -121,14 +121,21 @@ def _epoch_rows(plan: Schedule, epoch: int) -> np.ndarray:
     return rows
 
 
+def epochs_of_tasks(epochs: int | Sequence[int]) -> tuple[int, ...]:
+    """Epochs of the first tasks; the last number is for all others, too."""
+    return (epochs,) if np.ndim(epochs) == 0 else tuple(epochs)
+
+
 def schedule(
-    source: Source, *, seed: int, task: int, epochs: int, batch_size: int
+    source: Source, *, seed: int, task: int, epochs, batch_size: int
 ) -> Schedule:
-    """All steps of a task in order, see `Schedule`.
+    """All steps of a task in order, see `Schedule`; `epochs` as `epochs_of_tasks`.
 
     Raises ValueError where a number is below 1 (seed and task: below 0), where
     the task has fewer rows than a batch, or where `source.order` gives no step.
     """
+    each = epochs_of_tasks(epochs)
+    epochs = each[min(task, len(each) - 1)] if each else 0
     for name, value, least in (
         ("seed", seed, 0),
         ("task", task, 0),

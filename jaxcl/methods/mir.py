@@ -74,7 +74,7 @@ def make(
         params = state.params
         (value, stats), grads = slope(params, state.stats, incoming)
 
-        lr = parts.lr(core.progress(state))
+        lr = core.rate(parts, state)
         ahead = jax.tree.map(lambda p, g: p - lr * g, params, grads)
         if virtual == "head":
             ahead = params | {"head": ahead["head"]}

@@ -259,7 +259,7 @@ def descend(parts: core.Parts, state, loss: Callable):
 
 def move(parts: core.Parts, state, value, stats, grads):
     """`descend`, of a gradient that the method made itself."""
-    lr = parts.lr(core.progress(state))
+    lr = core.rate(parts, state)
     state = core.apply_gradients(state, grads, parts.tx, lr)
     metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
     return state.replace(stats=stats), metrics

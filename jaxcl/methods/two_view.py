@@ -345,7 +345,7 @@ def _step(setup, state, batch):
     first, progress = state.task == 0, core.progress(state)
     loss, slopes = _losses(setup, outputs, features, first)
     (grads,) = backward(slopes)
-    lr = setup.parts.lr(progress)
+    lr = core.rate(setup.parts, state)
     grads, extra = _consolidated(setup, extra, state, grads, lr)
     state = core.apply_gradients(state, grads, setup.parts.tx, lr)
     extra = _moved(setup, extra, state.params, features, first, progress)
