@@ -82,7 +82,8 @@ class Method(NamedTuple):
     eval_state: Callable = lambda state: state
     supervised: bool = False  # its steps read labels: every train row needs one
     replays: bool = False  # it reads `Parts.replay`, which is config.replay
-    # state -> memory.buffer.Buffer of "image" u8, "label" i32, "task" i32 and others
+    # state -> memory.buffer.Buffer of "image" u8, "label" i32, "task" i32 and others,
+    # or of "index" i32, rows of the train split, and "label"
     memory: Callable | None = None
     # Its steps also want batch["labelled"] = {"image", "label", "index"}, as many rows
     # again, of the whole train split: of all classes, those of later tasks too.

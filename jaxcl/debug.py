@@ -21,7 +21,8 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     config.augment.size = 16
     config.augment.resize = None
     config.batch_size = 32
-    config.epochs = 1
+    with config.ignore_type():  # a config may have a tuple here
+        config.epochs = 1
     config.encoder = {"name": "resnet", "depth": 10, "width": 4, "stem": "cifar"}
     small = {"hidden_dim": 16, "output_dim": 8, "distill_hidden_dim": 16}
     small |= {"predictor_hidden_dim": 16, "queue_size": 64, "memory_size": 32}

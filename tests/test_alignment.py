@@ -113,6 +113,14 @@ def test_what_cannot_be_aligned_is_refused():
         alignment.make(blind)
 
 
+def test_a_memory_without_images_is_refused():
+    state = state_of()
+    label = state.memory.items["label"]
+    rows = state.memory._replace(items={"index": label, "label": label})
+    with pytest.raises(ValueError, match="alignment: needs a memory of images"):
+        alignment.make(parts_of())(state._replace(memory=rows), 0)
+
+
 def test_a_run_aligns_the_memory_of_its_method(tmp_path):
     """Two tasks of ER, judged before and after each."""
     changes = {"evaluators": {"alignment": {}}, "evaluate_untrained": True}

@@ -585,7 +585,7 @@ def test_points_are_chosen_in_proportion():
 @pytest.mark.parametrize(
     "make, option, value, allowed",
     [
-        (linear.make, "train_on", "sen", "all, seen; did you mean seen"),
+        (linear.make, "train_on", "sen", "all, seen, visible; did you mean seen"),
         (linear.make, "epochs", 0, ">= 1"),
         (linear.make, "lr", 0.0, "> 0"),
         (linear.make, "scale", (0.5, 2.0), "low <= high <= 1"),

@@ -98,6 +98,7 @@ def draw(*shapes, seed=0):
 ROWS = (3, 4)
 LABELS = np.array([0, 1, 0, 2, 1, 0])  # label 2 has no positive
 MASK = np.array([True, True, False, True, True, False])
+EXISTS = np.array([True, True, True, True, False, True])  # label 1 loses its pair
 QUEUES = [ROWS] * 8 + [(2, 5, 4), (2, 6, 4)]
 MOCO = functools.partial(distill.pnr_moco, temperature=0.3, distill_temperature=0.15)
 MOCO_TWIN = functools.partial(pnr_moco_twin, tau=0.3, tau_d=0.15)
@@ -135,6 +136,25 @@ CASES = {
             z, jnp.asarray(LABELS), temperature=0.4, anchor_mask=jnp.asarray(MASK)
         ),
         lambda z: sup_con_twin(z, LABELS, tau=0.4, mask=MASK),
+        [(6, 4)],
+        (0,),
+    ),
+    "sup_con_of_existing_rows": (
+        lambda z: contrastive.sup_con(
+            z, jnp.asarray(LABELS), example_mask=jnp.asarray(EXISTS)
+        ),
+        lambda z: sup_con_twin(z[EXISTS], LABELS[EXISTS]),
+        [(6, 4)],
+        (0,),
+    ),
+    "sup_con_of_existing_rows_masked": (
+        lambda z: contrastive.sup_con(
+            z,
+            jnp.asarray(LABELS),
+            anchor_mask=jnp.asarray(MASK),
+            example_mask=jnp.asarray(EXISTS, jnp.float32),
+        ),
+        lambda z: sup_con_twin(z[EXISTS], LABELS[EXISTS], mask=MASK[EXISTS]),
         [(6, 4)],
         (0,),
     ),
@@ -259,6 +279,28 @@ def test_sup_con_without_positives_is_zero_with_a_zero_gradient():
         step = jax.jit(jax.value_and_grad(contrastive.sup_con))
         value, gradient = step(z, labels, anchor_mask=mask)
         assert value == 0.0 and not np.any(np.asarray(gradient))
+
+
+def test_sup_con_does_not_see_what_rows_that_do_not_exist_hold():
+    (z,) = map(jnp.float32, draw((6, 4), seed=3))
+    labels = jnp.asarray(LABELS)
+    step = jax.jit(
+        jax.value_and_grad(
+            lambda z, y, m: contrastive.sup_con(z, y, example_mask=m, temperature=0.01)
+        )
+    )
+    exists = jnp.asarray(EXISTS)
+    value, gradient = step(z, labels, exists)
+    assert value > 0.1 and not np.any(np.asarray(gradient[4]))
+    for bad in (np.nan, np.inf, 0.0):
+        spoilt = z.at[4].set(bad)
+        again, other = step(spoilt, labels.at[4].set(0), exists)
+        assert again == value
+        np.testing.assert_array_equal(gradient, other)
+        # One row has nothing to be near to; no row has no mean.
+        for few in (jnp.arange(6) == 0, jnp.zeros(6, bool)):
+            none, other = step(spoilt, jnp.zeros(6, int), few)
+            assert none == 0.0 and not np.any(np.asarray(other))
 
 
 def test_losses_at_points_known_by_hand():

@@ -68,6 +68,17 @@ METHODS |= {name: toy.ONLINE | {"method": method} for name, method in ONLINE.ite
 MEASURED = toy.ONLINE["replay"] | {"measure": ("drift", "gradients")}
 METHODS["er_ace-measured"] = METHODS["er_ace"] | {"replay": MEASURED}
 METHODS["gdumb"]["replay"] = toy.ONLINE["replay"] | {"policy": "greedy_balanced"}
+# Rows of the train split kept: name -> the method, views of an image.
+WIDTHS = {"hidden_dim": 16, "output_dim": 8, "memory_size": 24}
+REHEARSAL = {
+    "cclis": ({"name": "cclis"}, 1),
+    "cclis-uniform": ({"name": "cclis", "keep": "uniform", "share": 0.1}, 1),
+    "co2l": ({"name": "co2l"}, 2),
+}
+METHODS |= {
+    name: {"method": method | WIDTHS, "augment.views": views}
+    for name, (method, views) in REHEARSAL.items()
+}
 for name, changes in METHODS.items():
     if name.startswith("vicreg") and "optimizer" not in changes:
         changes["optimizer.lr"] = 0.03  # its terms are weighted by 25
@@ -81,6 +92,7 @@ QUICK = {
     "er",
     "er_aml",
     "icarl",
+    "cclis",
 }
 # Pieces of state that no gradient depends on, within a task.
 IDLE = dict.fromkeys(ONLINE, ("task",)) | {
@@ -103,6 +115,9 @@ IDLE |= {
     "icarl": ("extra.seen",),
     "ss_il": ("extra.seen",),
     **dict.fromkeys(("der", "derpp", "derpp_ace"), ("task", "extra.seen")),
+    "cclis": ("extra.replayed", "extra.count"),
+    "cclis-uniform": ("extra.replayed", "extra.count"),
+    "co2l": ("extra.replayed", "extra.count", "extra.seen"),
     # Its steps have no gradient: they fill the memory, which evaluations train on.
     "gdumb": (
         "key",

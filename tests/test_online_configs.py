@@ -27,7 +27,7 @@ def made(config, classes):
     top = sections.top_of(config.to_dict())
     sections.check(top)
     parts, _ = sections.parts(top)
-    settings = online.settings(classes, top.batch_size, **top.replay)
+    settings = online.settings(classes, top.batch_size, **top.replay or {})
     parts = parts._replace(num_classes=classes, replay=settings)
     return top, parts, sections.method(top.method, parts), settings
 

@@ -100,6 +100,11 @@ def _program(parts, batch_size):
 
     def run(state, held, held_labels):
         memory = parts.memory(state)
+        if "image" not in memory.items:
+            raise ValueError(
+                "config.evaluators.alignment: needs a memory of images, as er and "
+                "er_ace have; this method's names rows; take the evaluator out"
+            )
         size = min(batch_size, memory.capacity)
         size = -(-size // parts.mesh.size) * parts.mesh.size
         steps = -(-memory.capacity // size)

@@ -4,6 +4,7 @@ For the probe of `linear.py`, and the head that a two-view method trains as it g
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -65,6 +66,38 @@ def epoch_order(key: jax.Array, rows: jax.Array, count) -> jax.Array:
     return rows[jnp.lexsort((bits, jnp.arange(len(rows)) >= count))]
 
 
+def class_uniform(rows: jax.Array, count, labels, num_classes: int) -> Callable:
+    """Draws with replacement: one of the classes that occur, then one of its rows.
+
+    A row is drawn with probability 1 / (P n), where P classes occur and n rows have
+    the row's. All in whole numbers: running sums of f32 weights would favour some of
+    a million rows over others.
+
+    Args:
+      rows: i32[n], of which the first `count` are drawn from.
+      labels: i32[N], of every row, 0 to num_classes - 1.
+
+    Returns:
+      key -> i32[n], as many draws.
+    """
+    padding = jnp.arange(len(rows)) >= count
+    mine = jnp.where(padding, num_classes, labels[rows])
+    by_class = rows[jnp.argsort(mine)]
+    sizes = jnp.bincount(mine, length=num_classes + 1)[:num_classes]
+    begins = jnp.cumsum(sizes) - sizes
+    present = jnp.argsort(sizes == 0)  # stable, so those that occur come first
+
+    def below(key, most):
+        return jax.random.randint(key, rows.shape, 0, jnp.maximum(most, 1))
+
+    def draw(key):
+        k_class, k_row = jax.random.split(key)
+        chosen = present[below(k_class, jnp.sum(sizes > 0))]
+        return by_class[begins[chosen] + below(k_row, sizes[chosen])]
+
+    return draw
+
+
 def start(key: jax.Array, dim: int, num_classes: int) -> Head:
     """A layer as PyTorch's nn.Linear(dim, num_classes) draws it."""
     k_weight, k_bias = jax.random.split(key)
@@ -119,12 +152,15 @@ def _update(sgd: Sgd, carry: _Carry, features, labels, mask, epoch) -> _Carry:
     return _Carry(head, velocity, carry.loss + loss)
 
 
-def resident_fit(sgd: Sgd, parts, labels, read: Callable) -> Callable:
+def resident_fit(
+    sgd: Sgd, parts, labels, read: Callable, *, balanced=False
+) -> Callable:
     """Fit a head by one program that holds all epochs.
 
     Args:
       labels: i32[N] on the device.
       read: (state, data, rows i32[B], key) -> f32[B, D], features of a batch.
+      balanced: an epoch draws its rows by `class_uniform`; False: each once.
 
     Returns:
       (state, data, rows i32[count], task, probe) -> (Head, loss of the last epoch).
@@ -135,10 +171,13 @@ def resident_fit(sgd: Sgd, parts, labels, read: Callable) -> Callable:
         k_start, k_epochs = probe_keys(parts.seed, task, probe)
         sample = jax.eval_shape(read, state, data, rows[:batch_size], k_epochs)
         steps = jnp.maximum(count // batch_size, 1)
+        order_of = functools.partial(epoch_order, rows=rows, count=count)
+        if balanced:
+            order_of = class_uniform(rows, count, labels, parts.num_classes)
 
         def epoch(number, carry):
             k_order, k_read = jax.random.split(jax.random.fold_in(k_epochs, number))
-            order = epoch_order(k_order, rows, count)
+            order = order_of(k_order)
 
             def step(i, carry):
                 begin = i * batch_size

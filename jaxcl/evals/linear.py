@@ -9,12 +9,19 @@ also acts on its bias, as PyTorch's SGD. An epoch drops its incomplete last batc
 a set smaller than a batch is one batch, masked (in memory) or with rows repeated
 (streaming). Order, augmentation and start are a function of (seed, task, epoch).
 
+The class-balanced probe of Co2L (Cha et al., ICCV 2021) and CCLIS (Li et al., AAAI
+2024), class- and task-incremental, is train_on="visible", balanced=True, their
+learning rate, milestones=(60, 75, 90), factor=0.2 and the training's augmentation.
+
 Departures: one layer learns from every class at each task ("all", as the released
 code does; the papers' text says the classes seen so far: train_on="seen").
 `fraction` draws the rows of a semi-supervised probe from numbers of its own: the
 released split of PNR's Table 6 is another draw of the same size.
 Images that stream are cropped by the workers from NumPy's random numbers, so that
 an augmented probe of the same set in memory sees other crops and another order.
+The accuracy is that of the last epoch (the released code of CCLIS and Co2L also
+reports the best epoch on the test set, and keeps the incomplete last batch). Their
+blur at 64 pixels has 7 taps, that of `augment.make` as many as its widest needs.
 """
 
 import time
@@ -32,13 +39,12 @@ from jaxcl.evals import head as head_lib
 _RATIO = (3 / 4, 4 / 3)
 
 
-def _augmented(parts, scale, flip, normalize):
+def _augmented(parts, look, normalize):
     """(state, images u8[B,h,w,C] or u8[B,1,S,S,C], key) -> features f32[B, D]."""
     whole = sharding.replicated(parts.mesh)
     view = augment_lib.make(
-        size=parts.size, views=1, scale=scale, ratio=_RATIO, interpolation="bilinear",
-        jitter_probability=0.0, grayscale=0.0, flip=flip,
-        mean=parts.mean, std=parts.std,
+        size=parts.size, views=1, ratio=_RATIO, interpolation="bilinear",
+        mean=parts.mean, std=parts.std, **look,
     )  # fmt: skip
 
     def embed(state, images, key):
@@ -49,8 +55,11 @@ def _augmented(parts, scale, flip, normalize):
     return embed
 
 
-def _fitting(parts, sgd, use_augment, scale, flip, normalize):
+def _fitting(parts, sgd, use_augment, look, normalize, balanced):
     """How a probe reads the train split.
+
+    Args:
+      look: options of `augment.make`.
 
     Returns:
       fit, see `head_lib.resident_fit`, and (state, D) -> the `data` it wants.
@@ -63,14 +72,13 @@ def _fitting(parts, sgd, use_augment, scale, flip, normalize):
         def look_up(state, features, at, key):
             return features[at]
 
-        return head_lib.resident_fit(
-            sgd, parts, labels, look_up
-        ), lambda state, _: embed(state)
-    embed = _augmented(parts, scale, flip, normalize)
+        fit = head_lib.resident_fit(sgd, parts, labels, look_up, balanced=balanced)
+        return fit, lambda state, _: embed(state)
+    embed = _augmented(parts, look, normalize)
     if dataset.train.images is None:
         crop = prefetch.Crop(
-            size=parts.size, scale=scale, ratio=_RATIO, interpolation="bilinear",
-            decoder=dataset.decoder or "auto",
+            size=parts.size, scale=look["scale"], ratio=_RATIO,
+            interpolation="bilinear", decoder=dataset.decoder or "auto",
         )  # fmt: skip
         return head_lib.streamed_fit(sgd, parts, crop, embed), lambda state, dim: dim
     images = features_lib.place(parts, dataset.train)
@@ -80,7 +88,8 @@ def _fitting(parts, sgd, use_augment, scale, flip, normalize):
         at = jax.lax.with_sharding_constraint(at, rows)
         return embed(state, images[at], key)
 
-    return head_lib.resident_fit(sgd, parts, labels, read), lambda state, _: images
+    fit = head_lib.resident_fit(sgd, parts, labels, read, balanced=balanced)
+    return fit, lambda state, _: images
 
 
 def _plain(parts, examples, normalize):
@@ -90,17 +99,35 @@ def _plain(parts, examples, normalize):
     return lambda state: unit(embed(state)) if normalize else embed(state)
 
 
+def _usable(parts, train_on, groups) -> Callable:
+    """(state, task) -> bool[N], train rows that a probe may use after the task."""
+    if train_on != "visible":
+        return lambda state, task: features_lib.train_mask(groups, train_on, task)
+    whole = sharding.replicated(parts.mesh)
+    replayed = jax.jit(parts.replayed, out_shardings=whole)
+
+    def visible(state, task):
+        mask = np.zeros(len(groups.train_task), bool)
+        mask[parts.stream.tasks[task].train.rows] = True
+        rows = sharding.fetch(replayed(state))
+        mask[rows[rows >= 0]] = True
+        return mask
+
+    return visible
+
+
 def _evaluate(
     parts, train_on, share, embed_test, data_of, fit, judge, groups
 ) -> Callable:
     """The evaluator, of its compiled parts; `share` bool[N], rows with a label."""
     logits = jax.jit(head_lib.logits)
+    usable = _usable(parts, train_on, groups)
 
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
         held = embed_test(state)
         data = data_of(state, held.shape[1])
-        mask = share & features_lib.train_mask(groups, train_on, task)
+        mask = share & usable(state, task)
         head, loss = fit(state, data, np.flatnonzero(mask), task, 0)
         right = judge(logits(head, held))
         rows = {name: features_lib.per_task(parts, row) for name, row in right.items()}
@@ -109,8 +136,8 @@ def _evaluate(
             rows["task_aware"] = told
         elif groups.aware == "domain_aware":
             rows["domain_aware"] = np.full(len(parts.stream.tasks), np.nan)
-            for t in range(task + 1 if train_on == "seen" else len(groups.classes)):
-                mine = np.flatnonzero(share & (groups.train_task == t))
+            for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
+                mine = np.flatnonzero(mask & (groups.train_task == t))
                 head, _ = fit(state, data, mine, task, t + 1)
                 own = judge(logits(head, held))["class_incremental"]
                 rows["domain_aware"][t] = features_lib.per_task(parts, own)[t]
@@ -124,9 +151,14 @@ def _evaluate(
     return evaluate
 
 
-def _check(parts, sgd, train_on, use_augment, scale, flip):
-    numbers = "config.evaluators.linear."
-    core.check_choice(numbers + "train_on", train_on, ("all", "seen"))
+def _check(parts, sgd, train_on, use_augment, balanced):
+    field = "config.evaluators.linear.train_on"
+    core.check_choice(field, train_on, ("all", "seen", "visible"))
+    if train_on == "visible" and parts.replayed is None:
+        raise ValueError(
+            f"{field}={train_on!r}: needs a method that says which rows it replayed, "
+            "as cclis and co2l do; use one of these, or choose 'seen' or 'all'"
+        )
     whole = "a whole number >= 1"
     for name, good, allowed in (
         ("epochs", isinstance(sgd.epochs, int) and sgd.epochs >= 1, whole),
@@ -138,15 +170,25 @@ def _check(parts, sgd, train_on, use_augment, scale, flip):
         ("factor", sgd.factor > 0, "> 0"),
     ):
         features_lib.require(f"linear.{name}", getattr(sgd, name), good, allowed)
+    if use_augment and parts.stream.dataset.train.images is None:
+        allowed = "False for images that stream, or augment=False"
+        features_lib.require("linear.balanced", balanced, not balanced, allowed)
+        share = sgd.batch_size % parts.mesh.size == 0
+        allowed = f"a multiple of the {parts.mesh.size} devices for images that stream"
+        features_lib.require("linear.batch_size", sgd.batch_size, share, allowed)
+
+
+def _check_look(*, scale, jitter, **probabilities):
     good = len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1
     features_lib.require(
         "linear.scale", scale, good, "(low, high), 0 < low <= high <= 1"
     )
-    features_lib.require("linear.flip", flip, 0 <= flip <= 1, "in [0, 1]")
-    if use_augment and parts.stream.dataset.train.images is None:
-        share = sgd.batch_size % parts.mesh.size == 0
-        allowed = f"a multiple of the {parts.mesh.size} devices for images that stream"
-        features_lib.require("linear.batch_size", sgd.batch_size, share, allowed)
+    good = len(jitter) == 4 and min(jitter) >= 0 and jitter[3] <= 0.5
+    features_lib.require(
+        "linear.jitter", jitter, good, "4 numbers >= 0, the last (hue) <= 0.5"
+    )
+    for name, value in probabilities.items():
+        features_lib.require(f"linear.{name}", value, 0 <= value <= 1, "in [0, 1]")
 
 
 def _check_fraction(fraction, seed):
@@ -170,6 +212,11 @@ def make(
     augment=True,
     scale=(0.08, 1.0),
     flip=0.5,
+    jitter=(0.4, 0.4, 0.4, 0.1),
+    jitter_probability=0.0,
+    grayscale=0.0,
+    blur=0.0,
+    balanced=False,
     normalize_features=False,
     fraction=1.0,
     fraction_seed=0,
@@ -180,9 +227,15 @@ def make(
       parts: core.EvalParts.
       lr, momentum, weight_decay: of SGD; lr is times `factor` from each of the
         `milestones` (epochs, from 0) on.
-      train_on: "all" train rows after every task, or those of the tasks "seen".
-      augment: random resized crops (`scale`, share of the area) and flips (with
-        probability `flip`) anew each epoch; False embeds each train image once.
+      train_on: "all" train rows after every task, those of the tasks "seen", or the
+        "visible" ones: of the present task and those that it replayed, each once.
+      augment: random resized crops (`scale`, share of the area), flips (with
+        probability `flip`) and what follows anew each epoch; False embeds each
+        train image once.
+      jitter, jitter_probability, grayscale, blur: see `augment.make`; the last three
+        are probabilities, 0 is off.
+      balanced: an epoch draws as many rows as there are, with replacement, by
+        `head.class_uniform`; for images that stream only with augment=False.
       normalize_features: to length 1.
       fraction: the share of the train rows that has labels (1.0: all), see
         `features.stratified`; the probe trains on these alone. It does not depend
@@ -195,23 +248,29 @@ def make(
       task has all test rows, so that each column is the same number); where tasks
       are disjoint classes also "task_aware", the same head over the task's classes;
       where tasks are domains also "domain_aware", a probe of its own per domain,
-      nan for domains to come under "seen". Scalars: "accuracy" on all evaluation
-      rows, "train_loss" of the last epoch, "seconds".
+      nan for domains without a row that it may use. Scalars: "accuracy" on all
+      evaluation rows, "train_loss" of the last epoch, "seconds".
 
     Raises:
-      ValueError: an option out of its range; no evaluation split; no labels.
+      ValueError: an option out of its range; no evaluation split; no labels;
+        "visible" of a method that does not say what it replayed.
     """
-    scale, flip = tuple(scale), float(flip)
+    look = {
+        "scale": tuple(scale), "jitter": tuple(jitter), "flip": float(flip),
+        "jitter_probability": float(jitter_probability),
+        "grayscale": float(grayscale), "blur": float(blur),
+    }  # fmt: skip
     sgd = head_lib.Sgd(
         epochs, batch_size, lr, momentum, weight_decay, tuple(milestones), factor
     )
-    _check(parts, sgd, train_on, augment, scale, flip)
+    _check(parts, sgd, train_on, augment, balanced)
+    _check_look(**look)
     _check_fraction(fraction, fraction_seed)
     features_lib.check_labels(parts, "linear")
     groups = features_lib.split(parts)
     embed_test = _plain(parts, parts.stream.evaluation, normalize_features)
     judge = features_lib.verdicts(parts, groups, parts.stream.evaluation)
-    fit, data_of = _fitting(parts, sgd, augment, scale, flip, normalize_features)
+    fit, data_of = _fitting(parts, sgd, augment, look, normalize_features, balanced)
     share = features_lib.stratified(
         parts.stream.dataset.train, fraction=fraction, seed=fraction_seed
     )

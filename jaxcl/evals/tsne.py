@@ -1,4 +1,10 @@
-"""A t-SNE picture of the evaluation split (van der Maaten and Hinton, JMLR 2008)."""
+"""t-SNE pictures (van der Maaten and Hinton, JMLR 2008): test rows, or the memory.
+
+Which rows a memory holds, and where they lie in the clusters of the train rows, is
+Figure 3 of CCLIS (Li et al., AAAI 2024). It compares two methods, each with a t-SNE
+of its own; here one t-SNE serves both panels, and the second one marks train rows
+drawn at random in place of the stored ones.
+"""
 
 from collections.abc import Callable
 
@@ -6,11 +12,13 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import core, plots, sharding
-from jaxcl.data import stream
+from jaxcl import augment, core, plots, sharding
+from jaxcl.data import prefetch, stream
 from jaxcl.evals import features as features_lib
 
 LAST_ONLY = True  # unless the entry of the config says otherwise, see evaluators.py
+_FEWEST = 5  # points of a picture
+_RANDOM = 0x7A4D  # keeps the random rows apart from the choice of those to embed
 
 
 def choose(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -27,29 +35,68 @@ def choose(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     return np.sort(by_class[steps])
 
 
-def make(parts, *, directory, max_points=1000, perplexity=30.0) -> Callable:
+def as_many(labels: np.ndarray, stored: np.ndarray, seed) -> np.ndarray:
+    """Rows drawn without replacement, of each class as many as are stored.
+
+    Args:
+      labels: i32[n], of the rows to draw from.
+      stored: i32[m], labels of the stored rows.
+      seed: of `numpy.random.default_rng`.
+
+    Returns:
+      bool[n]; all rows of a class with fewer rows than stored ones.
+    """
+    noise = np.random.default_rng(seed).random(len(labels))
+    chosen = np.zeros(len(labels), bool)
+    for label, count in zip(*np.unique(stored, return_counts=True), strict=True):
+        mine = np.flatnonzero(labels == label)
+        chosen[mine[np.argsort(noise[mine])[:count]]] = True
+    return chosen
+
+
+def make(parts, *, directory, show="test", max_points=1000, perplexity=30.0):
     """Draw `tsne_task{t}.png`, t = number of the task from 0.
 
     Args:
-      parts: core.EvalParts.
+      parts: core.EvalParts; with `memory` for show="memory".
       directory: where the pictures go; made if missing, by process 0.
-      max_points: draws this many rows, chosen by the run's seed, the same for all
-        tasks.
+      show: "test": rows of the evaluation split. "memory": train rows of the tasks
+        met, pale, with the stored rows marked (left) and as many train rows of each
+        class, drawn at random among the pale ones (right); all within one t-SNE, in
+        `memory_tsne_task{t}.png`. Nothing is drawn of an empty memory, or of fewer
+        than 5 points.
+      max_points: embeds this many rows, beside the stored ones, each class in
+        proportion; by the run's seed, the same for all tasks under "test". A class
+        with a share s of the n train rows has at least floor(s max_points) pale rows,
+        or all if n is smaller; where more are stored, the right panel marks all.
       perplexity: lowered to (points - 1) / 3 where there are few.
 
     Returns:
       evaluate(state, task) -> core.Result, which is empty.
 
     Raises:
-      ValueError: an option out of its range; no evaluation split, or fewer than 5
-        rows in it; no labels.
+      ValueError: an option out of its range; no labels; "test": no evaluation split,
+        or fewer than 5 rows in it; "memory": a method without one.
     """
-    whole = isinstance(max_points, int) and max_points >= 5
+    core.check_choice("config.evaluators.tsne.show", show, ("test", "memory"))
+    whole = isinstance(max_points, int) and max_points >= _FEWEST
     features_lib.require("tsne.max_points", max_points, whole, "a whole number >= 5")
     features_lib.require("tsne.perplexity", perplexity, perplexity > 0, "> 0")
+    kind = _memory if show == "memory" else _test
+    draw = kind(parts, max_points, perplexity)
+
+    def evaluate(state, task: int) -> core.Result:
+        draw(state, task, epath.Path(directory))
+        return core.Result({}, {})
+
+    return evaluate
+
+
+def _test(parts, max_points, perplexity) -> Callable:
+    """(state, task, folder) -> the picture of the evaluation split."""
     features_lib.check_labels(parts, "tsne")
     examples, dataset = parts.stream.evaluation, parts.stream.dataset
-    if stream.size(examples) < 5:
+    if stream.size(examples) < _FEWEST:
         raise ValueError(
             f"config.evaluators.tsne: {dataset.name} has {stream.size(examples)} "
             "evaluation rows, a picture needs at least 5"
@@ -57,10 +104,9 @@ def make(parts, *, directory, max_points=1000, perplexity=30.0) -> Callable:
     chosen = choose(examples.label, max_points, parts.seed)
     embed = features_lib.make(parts, examples, rows=chosen)
 
-    def evaluate(state, task: int) -> core.Result:
+    def draw(state, task, folder):
         features = sharding.fetch(embed(state))
         if jax.process_index() == 0:
-            folder = epath.Path(directory)
             folder.mkdir(parents=True, exist_ok=True)
             plots.scatter(
                 project(features, perplexity=perplexity, seed=parts.seed),
@@ -69,9 +115,119 @@ def make(parts, *, directory, max_points=1000, perplexity=30.0) -> Callable:
                 title=f"t-SNE after task {task + 1}",
                 class_names=dataset.class_names,
             )
-        return core.Result({}, {})
 
-    return evaluate
+    return draw
+
+
+def _memory(parts, max_points, perplexity) -> Callable:
+    """(state, task, folder) -> the picture of the memory among the train rows."""
+    if parts.memory is None:
+        raise ValueError(
+            "config.evaluators.tsne.show='memory': needs a method with a memory of "
+            "rows, as cclis, co2l and er have; choose 'test'"
+        )
+    dataset, tasks = parts.stream.dataset, parts.stream.tasks
+    train = dataset.train  # no other split is read
+    reads = parts._replace(stream=parts.stream._replace(evaluation=train))
+    features_lib.check_labels(reads, "tsne")
+    embed, stored_rows = _embedder(parts), _stored(parts)
+
+    def draw(state, task, folder):
+        images, stored = stored_rows(state)
+        met = np.unique(np.concatenate([t.train.rows for t in tasks[: task + 1]]))
+        rows = met[choose(train.label[met], max_points, parts.seed)]
+        if len(stored) == 0 or len(rows) + len(stored) < _FEWEST:
+            return
+        features = np.concatenate(
+            [embed(state, _images(parts, train, rows)), embed(state, images)]
+        )
+        if jax.process_index() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            none = np.zeros(len(stored), bool)
+            drawn = as_many(train.label[rows], stored, [parts.seed, task, _RANDOM])
+            plots.marked(
+                project(features, perplexity=perplexity, seed=parts.seed),
+                np.concatenate([train.label[rows], stored]),
+                np.arange(len(features)) < len(rows),
+                {
+                    "stored rows": np.arange(len(features)) >= len(rows),
+                    "as many at random": np.concatenate([drawn, none]),
+                },
+                folder / f"memory_tsne_task{task}.png",
+                title=f"t-SNE of train rows (pale) after task {task + 1}",
+                class_names=dataset.class_names,
+            )
+
+    return draw
+
+
+def _stored(parts) -> Callable:
+    """State -> the stored images u8[m,H,W,C] and labels i32[m], on the host.
+
+    A memory without "image" names rows of the train split, "index".
+    """
+    train = parts.stream.dataset.train
+
+    def read(state):
+        memory = parts.memory(state)
+        source = "image" if "image" in memory.items else "index"
+        kept = {name: memory.items[name] for name in (source, "label")}
+        return kept, memory.filled
+
+    program = jax.jit(read, out_shardings=sharding.replicated(parts.mesh))
+
+    def run(state):
+        kept, filled = sharding.fetch(program(state))
+        kept = {name: leaf[filled] for name, leaf in kept.items()}
+        if "image" not in kept and filled.any():
+            kept["image"] = _images(parts, train, kept["index"])
+        return kept.get("image"), kept["label"]
+
+    return run
+
+
+def _images(parts, examples: stream.Examples, rows) -> np.ndarray:
+    """Images of a few rows, u8[n,H,W,C]; those that stream cut to the eval crop."""
+    if examples.images is not None:
+        return examples.images[rows]
+    crop = prefetch.CenterCrop(
+        size=parts.size,
+        resize=parts.size if parts.resize is None else parts.resize,
+        decoder=parts.stream.dataset.decoder or "auto",
+    )
+    batches = prefetch.evaluation_batches(
+        examples, rows, min(len(rows), 64), crop=crop, workers=parts.workers
+    )
+    return np.concatenate([batch["image"] for batch in batches])[: len(rows)]
+
+
+def _embedder(parts, batch_size=256) -> Callable:
+    """(state, images u8[n,H,W,C]) -> f32[n, D] on the host, one program for all n."""
+    streams = parts.stream.dataset.train.images is None
+    view = augment.make_eval(
+        size=parts.size, resize=None if streams else parts.resize,
+        mean=parts.mean, std=parts.std,
+    )  # fmt: skip
+    batch_size = -(-batch_size // parts.mesh.size) * parts.mesh.size
+    rows, whole = sharding.split(parts.mesh), sharding.replicated(parts.mesh)
+
+    def embed(state, images):
+        images = jax.lax.with_sharding_constraint(images, rows)
+        return parts.embed(state, view(images))
+
+    program = jax.jit(embed, out_shardings=whole)
+
+    def run(state, images):
+        found = []
+        for begin in range(0, len(images), batch_size):
+            batch = np.resize(
+                images[begin : begin + batch_size], (batch_size, *images.shape[1:])
+            )
+            placed = sharding.replicate(batch, parts.mesh)
+            found.append(sharding.fetch(program(state, placed)))
+        return np.concatenate(found)[: len(images)]
+
+    return run
 
 
 def project(features: np.ndarray, *, perplexity: float, seed: int) -> np.ndarray:

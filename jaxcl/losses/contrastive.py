@@ -77,6 +77,23 @@ def logsumexp_of_others(logits):
     return jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=-1)
 
 
+def masked_mean(rows, mask=None):
+    """Mean over the rows that exist.
+
+    Args:
+      rows: f32[N], finite.
+      mask: bool or f32[N] of zeros and ones, None for all.
+
+    Returns:
+      f32[], 0 if the mask is empty.
+    """
+    if mask is None:
+        return jnp.mean(rows)
+    chex.assert_equal_shape([rows, mask])
+    mask = mask.astype(rows.dtype)
+    return jnp.sum(rows * mask) / jnp.maximum(jnp.sum(mask), 1)
+
+
 def nt_xent(z1, z2, *, temperature=0.2):
     """NT-Xent, the loss of SimCLR (Chen et al., ICML 2020, Eq. 1).
 
@@ -142,7 +159,7 @@ def info_nce(
     return jnp.mean(denominator - positive)
 
 
-def sup_con(z, labels, *, temperature=0.1, anchor_mask=None):
+def sup_con(z, labels, *, temperature=0.1, anchor_mask=None, example_mask=None):
     """Supervised contrastive loss (Khosla et al., NeurIPS 2020, Eq. 2, L_out).
 
     For row i, the mean over its positives p (all other rows of its label) of
@@ -154,18 +171,27 @@ def sup_con(z, labels, *, temperature=0.1, anchor_mask=None):
       z: f32[N, D], every row a view.
       labels: i32[N].
       temperature: divides the cosines.
-      anchor_mask: bool or f32[N], None for all rows. The mean is over all N
-        rows; a masked one counts 0.
+      anchor_mask: bool or f32[N], None for all rows. The mean is over all
+        rows that exist; a masked one counts 0.
+      example_mask: bool or f32[N], rows that exist; None for all. The others
+        are neither anchors, positives nor negatives, whatever they hold.
 
     Returns:
-      f32[], in nats.
+      f32[], in nats; 0 if no row exists.
     """
     chex.assert_rank([z, labels], [2, 1])
     chex.assert_equal_shape_prefix([z, labels], 1)
+    if example_mask is not None:
+        chex.assert_equal_shape([example_mask, labels])
+        exists = example_mask.astype(bool)
+        z = jnp.where(exists[:, None], z, 0)
     rows = l2_normalize(z)
     logits = dot(rows, rows) / temperature
     own = jnp.eye(rows.shape[0], dtype=bool)
     positive = (labels[:, None] == labels[None, :]) & ~own
+    if example_mask is not None:
+        positive = positive & exists
+        logits = jnp.where(exists, logits, -jnp.inf)
     count = jnp.sum(positive, axis=-1)
     total = jnp.sum(jnp.where(positive, logits, 0.0), axis=-1)
     loss = logsumexp_of_others(logits) - total / jnp.maximum(count, 1)
@@ -173,4 +199,4 @@ def sup_con(z, labels, *, temperature=0.1, anchor_mask=None):
     if anchor_mask is not None:
         chex.assert_equal_shape([anchor_mask, labels])
         loss = loss * anchor_mask
-    return jnp.mean(loss)
+    return masked_mean(loss, example_mask)

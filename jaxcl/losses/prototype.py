@@ -1,0 +1,239 @@
+"""Losses of CCLIS and Co2L: samples against prototypes, and what a network recalls.
+
+CCLIS (Li et al., "Contrastive Continual Learning with Importance Sampling and
+Prototype-Instance Relation Distillation", AAAI 2024, called P below) and the
+distillation of Co2L (Cha et al., ICCV 2021), whose contrastive loss is
+`contrastive.sup_con`. The papers write sums over rows; their released codes take
+means, and so do these.
+
+Masks are bool or f32 of zeros and ones. What a masked row holds reaches neither
+value nor gradient, not even a nan. A mean over no rows is 0. Work is in float32 at
+least (bfloat16 is cast first).
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxcl import core
+from jaxcl.losses import contrastive
+from jaxcl.memory import selection
+
+SCOPES = ("old", "all_negatives", "none")
+
+# Stands for an infinite loss: seen at once, yet finite.
+_IMPOSSIBLE = 1e9
+
+
+def sample_nce(
+    z, labels, prototypes, weights, old_classes, *,
+    temperature=0.5, scope="old", example_mask=None,
+):  # fmt: skip
+    """Sample-NCE of CCLIS: prototypes are anchors, rows candidates (P, Eq. 8-10).
+
+    The mean over rows j, with s_ij = c_i . z_j / temperature, anchor i = y_j and n_m
+    rows of class m, of
+      -s_ij + log sum_k w_ik exp s_ik.
+    Rows of a class absent from the batch are missed: nothing stands for them.
+      "old": if classes i and m = y_k are old and not the same, w_ik = 1 / (n_m g_k),
+        so that the few stored rows of m weigh as all that they were drawn from;
+        otherwise w_ik = 1.
+      "all_negatives": w_ik = 1 / (n_m g_k) wherever m is not i. The released code
+        does so if tasks do not have two classes each (CIFAR-100, Tiny-ImageNet).
+      "none": w_ik = 1, for a memory chosen at random.
+
+    Args:
+      z: f32[B, D], unit rows, incoming and replayed ones alike.
+      labels: i32[B]; a row of no class counts 1e9.
+      prototypes: f32[C, D], taken as they are.
+      weights: f32[B], g_k: chance of the row in a draw of one from its class's pool,
+        in (0, 1]; no gradient. "all_negatives" needs it of incoming rows too, 1 / N
+        for a class of N; what rows without a weight hold does not matter.
+      old_classes: bool or f32[C], classes of earlier tasks.
+      temperature: divides the products, P's tau.
+      scope: which candidates are weighted, "old", "all_negatives" or "none".
+      example_mask: bool or f32[B], rows that exist; None for all.
+
+    Returns:
+      f32[], in nats; 0 if no row is left. Classes without a row are no anchors.
+
+    Raises:
+      ValueError: if `scope` is none of them.
+    """
+    core.check_choice("scope", scope, SCOPES)
+    chex.assert_rank([z, prototypes], 2)
+    classes, rows = len(prototypes), len(z)
+    chex.assert_shape([labels, weights], (rows,))
+    chex.assert_shape(old_classes, (classes,))
+    exists = _exists(example_mask, rows)
+    similarity = _products(prototypes, z, exists) / temperature
+    own = (labels == jnp.arange(classes)[:, None]) & exists
+    candidates = similarity
+    if scope != "none":
+        weighted = ~own
+        if scope == "old":
+            old = old_classes.astype(bool)[:, None]
+            weighted = weighted & old & jnp.any(own & old, axis=0)
+        candidates = similarity + jnp.where(weighted, _log_importance(weights, own), 0)
+    candidates = jnp.where(exists, candidates, -jnp.inf)
+    total = jax.nn.logsumexp(candidates, axis=1, keepdims=True)
+    loss = jnp.sum(jnp.where(own, total - similarity, 0), axis=0)
+    loss = jnp.where(jnp.any(own, axis=0), loss, _IMPOSSIBLE)
+    return contrastive.masked_mean(loss, example_mask)
+
+
+def prd(
+    z, teacher_z, prototypes, teacher_prototypes, class_mask, *,
+    temperature=0.2, teacher_temperature=0.1, example_mask=None,
+):  # fmt: skip
+    """Prototype-instance relation distillation, PRD, of CCLIS (P, Eq. 13-14).
+
+    The mean over rows j of -sum_i q_ij log p_ij, with q and p the softmax over the
+    chosen classes i of the teacher's c_i . z_j / teacher_temperature and of the present
+    c_i . z_j / temperature. P chooses all classes so far, its released code those the
+    teacher was trained on; the teacher's other prototypes are still random.
+
+    Args:
+      z: f32[B, D], unit rows.
+      teacher_z: f32[B, D], of the same images; no gradient.
+      prototypes, teacher_prototypes: f32[C, D], taken as they are; the latter without
+        gradient.
+      class_mask: bool or f32[C], over which the softmax goes.
+      temperature: P's kappa of the present network.
+      teacher_temperature: that of the teacher; 0.01 is its code's default.
+      example_mask: bool or f32[B], rows that exist; None for all.
+
+    Returns:
+      f32[], in nats; 0 if no class or no row is left. Its weight, P's lambda, is the
+      caller's.
+    """
+    chex.assert_rank([z, prototypes], 2)
+    chex.assert_equal_shape([z, teacher_z])
+    chex.assert_equal_shape([prototypes, teacher_prototypes])
+    chex.assert_shape(class_mask, (len(prototypes),))
+    exists, classes = _exists(example_mask, len(z)), class_mask.astype(bool)
+    told = jax.lax.stop_gradient((teacher_prototypes, teacher_z))
+    now = _products(prototypes, z, exists).T / temperature
+    past = _products(*told, exists).T / teacher_temperature
+    rows = _relation(now, past, classes)
+    return contrastive.masked_mean(rows, example_mask)
+
+
+def ird(z, teacher_z, *, temperature=0.2, teacher_temperature=0.01, example_mask=None):
+    """Instance-wise relation distillation, IRD, of Co2L (Sec. 4.2).
+
+    The mean over rows i of -sum_{k != i} q_ik log p_ik, with q and p the softmax over
+    k != i of cos(f_i, f_k) / teacher_temperature and of cos(z_i, z_k) / temperature, f
+    the teacher's rows.
+
+    Args:
+      z: f32[N, D], every row a view.
+      teacher_z: f32[N, D], of the network after the task before, same images; no
+        gradient.
+      temperature: divides the cosines, kappa of Co2L.
+      teacher_temperature: divides the teacher's, kappa*.
+      example_mask: bool or f32[N], rows that exist; None for all. The others are
+        neither anchors nor candidates.
+
+    Returns:
+      f32[], in nats; 0 if fewer than two rows are left. Its weight is the caller's.
+    """
+    chex.assert_rank(z, 2)
+    chex.assert_equal_shape([z, teacher_z])
+    exists = _exists(example_mask, len(z))
+    now, past = (
+        contrastive.l2_normalize(jnp.where(exists[:, None], x, 0))
+        for x in (z, jax.lax.stop_gradient(teacher_z))
+    )
+    rows = _relation(
+        contrastive.dot(now, now) / temperature,
+        contrastive.dot(past, past) / teacher_temperature,
+        ~jnp.eye(len(z), dtype=bool) & exists,
+    )
+    return contrastive.masked_mean(rows, example_mask)
+
+
+def proposal(
+    z, labels, prototypes, seen, *,
+    temperature=0.5, example_mask=None, leftover=False,
+):  # fmt: skip
+    """Chance of each row in a draw of one from its class's pool: P's g (Eq. 11-12).
+
+    `selection.proposal`, averaged over views and divided by its class's sum.
+
+    Args:
+      z: f32[N, D], unit rows, or f32[R, N, D] of R views of each.
+      labels: i32[N].
+      prototypes: f32[C, D], taken as they are.
+      seen: bool[C], classes met so far.
+      temperature: P's tau.
+      example_mask: bool or f32[N], rows that exist; None for all.
+      leftover: add what the released code adds, by a mistake: the last view's share at
+        the own prototype, over R.
+
+    Returns:
+      f32[N], sums to 1 within each class; 0 where masked. No gradient.
+    """
+    views = z if z.ndim == 3 else z[None]
+    chex.assert_rank([views, prototypes], [3, 2])
+    exists = _exists(example_mask, views.shape[1])
+
+    def add(total, one):
+        near = _products(prototypes, one, exists) / temperature
+        found = selection.proposal(near, labels, seen, exists)
+        return total + found / len(views), None
+
+    total, _ = jax.lax.scan(add, jnp.zeros(exists.shape), views)
+    if leftover:
+        near = _products(prototypes, views[-1], exists) / temperature
+        total += selection.own(near, labels, seen, exists) / len(views)
+    total = jax.lax.stop_gradient(total)
+    return selection.within_class(total, labels, exists, len(prototypes))
+
+
+def _products(prototypes, z, exists):
+    """c_i . z_j, f32[C,B], 0 where there is no row, whatever it holds."""
+    wide = jnp.promote_types(z.dtype, jnp.float32)
+    z = jnp.where(exists[:, None], z, 0).astype(wide)
+    return contrastive.dot(prototypes.astype(wide), z)
+
+
+def _exists(mask, rows):
+    """The mask as bool[B], all True for None."""
+    if mask is None:
+        return jnp.ones(rows, bool)
+    chex.assert_shape(mask, (rows,))
+    return mask.astype(bool)
+
+
+def _log_importance(weights, own):
+    """Logarithm of 1 / (n g), f32[B], n the number of rows of the row's class.
+
+    Args:
+      weights: f32[B], g; no gradient.
+      own: bool[C, B], whether the row exists and is of the class.
+    """
+    count = jnp.sum(own, axis=1, keepdims=True)
+    count = jnp.maximum(jnp.sum(jnp.where(own, count, 0), axis=0), 1)
+    weights = jax.lax.stop_gradient(weights)
+    weights = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
+    # A row of weight 0 cannot have been drawn; it outweighs all others, finitely.
+    weights = jnp.maximum(weights, jnp.finfo(jnp.float32).tiny)
+    return -jnp.log(weights) - jnp.log(count.astype(weights.dtype))
+
+
+def _relation(now, past, allowed):
+    """Cross-entropy of two softmaxes over the allowed columns, f32[B].
+
+    Args:
+      now: f32[B, K], logits.
+      past: f32[B, K], logits of the teacher.
+      allowed: bool[K] or [B, K]; a row without any counts 0.
+    """
+    allowed = jnp.broadcast_to(allowed, now.shape)
+    some = jnp.any(allowed, axis=1, keepdims=True)
+    # A softmax over nothing has a gradient of nan, even where it is multiplied by 0.
+    inside = allowed | ~some
+    target = jax.nn.softmax(jnp.where(inside, past, -jnp.inf), axis=1)
+    total = jax.nn.logsumexp(jnp.where(inside, now, -jnp.inf), axis=1, keepdims=True)
+    return jnp.sum(jnp.where(allowed, target * (total - now), 0), axis=1)

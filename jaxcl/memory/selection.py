@@ -1,0 +1,214 @@
+"""What rehearsal with contrastive losses keeps of a task: how many rows, and which.
+
+CCLIS: Li, Azizov, Li, Liang, "Contrastive Continual Learning with Importance Sampling
+and Prototype-Instance Relation Distillation", AAAI 2024, draws the rows of each class
+by a proposal distribution g; Co2L: Cha, Lee, Shin, "Co2L: Contrastive Continual
+Learning", ICCV 2021, draws them uniformly. The memory is split among classes alike.
+
+Masks are bool or f32, rows that exist. A row whose label is no class does not exist.
+Shapes never depend on what there is, and nothing here has a gradient.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+
+def proposal(similarity, labels, seen, mask):
+    """Proposal g of each row, before it is divided by its class's sum.
+
+    With s_ij = c_i . z_j / tau of prototype i and row j,
+      p_ij = exp(s_ij) / sum_k exp(s_ik)       over all rows k that exist,
+      g_j = 1/n sum_{i seen, i != y_j} p_ij,   n = number of seen classes - 1.
+    Divided by the class's sum, see `within_class`, this g minimises the mean
+    divergence KL(p_i || g) over the other classes' prototypes i. It is high where a
+    row is near them: at hard negatives.
+
+    Args:
+      similarity: f32[C,N], s_ij; values of unseen classes and masked rows are ignored.
+      labels: i32[N], y_j.
+      seen: bool[C], classes met so far.
+      mask: bool or f32 [N].
+
+    Returns:
+      f32[N], 0 where masked. Where fewer than two classes are seen, 1 over the number
+      of rows.
+
+    Source: CCLIS, eq. 11-12, and eq. 36-39.
+    """
+    shares, mine, others = _shares(similarity, labels, seen, mask)
+    rows = jnp.any(mine, axis=0)
+    uniform = rows / jnp.maximum(jnp.sum(rows), 1)
+    found = jnp.sum(jnp.where(mine, 0.0, shares), axis=0) / jnp.maximum(others, 1)
+    return jnp.where(rows, jnp.where(others > 0, found, uniform), 0.0)
+
+
+def own(similarity, labels, seen, mask):
+    """What `proposal` leaves out: p_ij / n of the row's own class i = y_j.
+
+    The authors' code adds it to g, of the last of R augmented passes alone and divided
+    by R, as a leftover of their sum over passes.
+
+    Args:
+      similarity, labels, seen, mask: as in `proposal`.
+
+    Returns:
+      f32[N], 0 where masked, where the row's class is not seen, and where fewer than
+      two classes are seen.
+    """
+    shares, mine, others = _shares(similarity, labels, seen, mask)
+    found = jnp.sum(jnp.where(mine, shares, 0.0), axis=0) / jnp.maximum(others, 1)
+    return jnp.where(others > 0, found, 0.0)
+
+
+def quotas(key, counts, old, new, capacity: int, tasks):
+    """Rows that each class may keep, in all as many as the memory has slots.
+
+    After t tasks the old classes share (t-1)/t of the capacity and the new ones the
+    rest, each alike. Fractions are rounded at random, up with their own probability,
+    so that every quota has its share as its mean:
+      1. Old classes: (t-1)/t * capacity / #old, at most what the class has.
+      2. New classes: what is left / #new. What a class lacks, the other new ones get.
+      3. Old classes that have more, alike: what is still left.
+    Of #new classes with enough rows, a random subset is rounded up, as large as makes
+    the total exact; and so for the old ones, whose total is first rounded itself.
+
+    Departure: the authors' code rounds each old class by itself. The law of one
+    quota is the same; there the old classes' total varies, and may exceed the memory.
+
+    Args:
+      key: threefry key.
+      counts: i32[C], rows to choose from: of an old class those in the memory.
+      old: bool[C], classes met before the task just finished.
+      new: bool[C], its classes, none of them old.
+      capacity: slots of the memory; capacity * tasks and capacity * C below 2^31.
+      tasks: i32[], t, the number of tasks met, the one just finished included.
+
+    Returns:
+      i32[C], at most `counts`, 0 where neither old nor new; the sum is the smaller of
+      `capacity` and the sum of `counts` over old and new classes.
+
+    Raises:
+      ValueError: capacity < 1.
+
+    Source: the authors' code of Co2L and CCLIS.
+    """
+    if capacity < 1:
+        raise ValueError(f"capacity={capacity}: must be 1 or more")
+    chex.assert_rank(counts, 1)
+    chex.assert_equal_shape([counts, old, new])
+    k_total, k_old, k_new, k_more = jax.random.split(key, 4)
+    tasks = jnp.maximum(jnp.asarray(tasks, jnp.int32), 1)
+    total, rest = jnp.divmod((tasks - 1) * capacity, tasks)
+    total = total + (jax.random.randint(k_total, (), 0, tasks) < rest)
+    # What an old class lacks goes to new classes, not to other old ones.
+    kept = _divide(k_old, total, jnp.where(old, capacity, 0))
+    kept = jnp.minimum(kept, counts)
+    kept += _divide(k_new, capacity - jnp.sum(kept), jnp.where(new, counts, 0))
+    room = jnp.where(old | new, counts - kept, 0)
+    return kept + _divide(k_more, capacity - jnp.sum(kept), room)
+
+
+def choose(key, labels, mask, quota, weights=None):
+    """Rows of each class by weighted sampling without replacement.
+
+    The rows of a class are drawn one after another, each in proportion to w_j among
+    those that are left: the quota[c] largest log w_j + G_j, G_j standard Gumbel.
+
+    Source: Kool, van Hoof, Welling, "Stochastic Beams and Where to Find Them",
+    ICML 2019, section 2.3; CCLIS, algorithm 1, line 13.
+
+    Args:
+      key: threefry key.
+      labels: i32[N].
+      mask: bool or f32 [N].
+      quota: i32[C], rows to draw of each class; of a class with fewer all are taken.
+      weights: f32[N], w_j >= 0, up to a constant per class. Rows of weight 0 (or nan)
+        come after all others of their class, in uniform order. None: uniform.
+
+    Returns:
+      bool[N], the rows drawn.
+    """
+    labels, quota = jnp.asarray(labels, jnp.int32), jnp.asarray(quota, jnp.int32)
+    chex.assert_rank([labels, quota], 1)
+    mine = _members(labels, mask, len(quota))
+    # "high": with 23 random bits, ties at the top would favour the first rows.
+    score = jax.random.gumbel(key, labels.shape, jnp.float32, mode="high")
+    late = jnp.zeros(labels.shape, bool)
+    if weights is not None:
+        chex.assert_equal_shape([labels, weights])
+        late = ~(weights > 0)
+        score += jnp.log(jnp.where(late, 1.0, weights))
+    pool = jnp.where(jnp.any(mine, axis=0), labels, len(quota))
+    order = jnp.lexsort((-score, late, pool))
+    pool = pool[order]
+    turn = jnp.arange(len(pool)) - jnp.searchsorted(pool, pool)
+    drawn = turn < quota.at[pool].get(mode="fill", fill_value=0)
+    return jnp.zeros_like(drawn).at[order].set(drawn, unique_indices=True)
+
+
+def within_class(weights, labels, mask, num_classes: int):
+    """Weights divided by the sum of their class.
+
+    Args:
+      weights: f32[N], >= 0; ignored where masked.
+      labels: i32[N].
+      mask: bool or f32 [N].
+      num_classes: C.
+
+    Returns:
+      f32[N], 0 where masked; 1 over the number of rows in a class whose sum is 0.
+    """
+    chex.assert_equal_shape([weights, labels])
+    # Not by a scatter, which adds in any order on a GPU.
+    mine = _members(labels, mask, num_classes)
+    rows = jnp.any(mine, axis=0)
+    sums = jnp.sum(jnp.where(mine, weights, 0.0), axis=1)
+    index = jnp.where(rows, labels, 0)
+    uniform = 1.0 / jnp.maximum(jnp.sum(mine, axis=1), 1)
+    sums, uniform = sums[index], uniform[index]
+    shares = weights / jnp.where(sums > 0, sums, 1.0)
+    return jnp.where(rows, jnp.where(sums > 0, shares, uniform), 0.0)
+
+
+def _members(labels, mask, num_classes):
+    """Whether a row exists and is of a class, bool[C,N]."""
+    chex.assert_equal_shape([labels, mask])
+    classes = jnp.arange(num_classes)[:, None]
+    return (labels == classes) & jnp.asarray(mask, bool)
+
+
+def _shares(similarity, labels, seen, mask):
+    """p_ij f32[C,N], 0 of unseen classes; who is whose bool[C,N]; n i32[]."""
+    chex.assert_rank(similarity, 2)
+    chex.assert_equal_shape_prefix([similarity, seen], 1)
+    chex.assert_shape([labels, mask], (similarity.shape[1],))
+    similarity = jax.lax.stop_gradient(similarity)
+    mine = _members(labels, mask, len(seen))
+    live = jnp.any(mine, axis=0) & seen[:, None]
+    # Not -inf, of which a row without a live entry would make nan.
+    logits = jnp.where(live, similarity, jnp.finfo(similarity.dtype).min)
+    shares = jnp.where(live, jax.nn.softmax(logits, axis=1), 0.0)
+    return shares, mine, jnp.sum(seen, dtype=jnp.int32) - 1
+
+
+def _divide(key, amount, room):
+    """Whole shares of `amount`, i32[C]: alike, but none above its room.
+
+    Of classes with room, a random subset gets one more, so that nothing is left.
+    """
+    classes = len(room)
+    room = jnp.minimum(room, amount)
+    ordered = jnp.sort(room)
+    place = jnp.arange(classes)
+    # What is taken when every class has this one's room, or all of its own.
+    taken = jnp.cumsum(ordered) - ordered + ordered * (classes - place)
+    full = place < jnp.sum(taken <= amount)
+    left = jnp.sum(~full)
+    spare = amount - jnp.sum(jnp.where(full, ordered, 0))
+    level, extra = jnp.divmod(spare, jnp.maximum(left, 1))
+    level = jnp.where(left > 0, level, amount)
+    open_ = room > level
+    order = jnp.lexsort((jax.random.bits(key, (classes,)), ~open_))
+    turn = jnp.zeros_like(order).at[order].set(place, unique_indices=True)
+    return jnp.minimum(room, level) + (open_ & (turn < extra))

@@ -1,0 +1,153 @@
+"""CCLIS and Co2L on three tasks of two classes: tiny images, a tiny network.
+
+Class 6 never comes. Augmentation mirrors every image, and so is no chance.
+"""
+
+import types
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import online_toy
+import twins
+
+from jaxcl.data import stream
+from jaxcl.methods import rehearsal
+
+COUNTS = (7, 9, 8, 7, 8, 7)  # train rows of each class
+CLASSES, LR = 7, online_toy.LR
+WIDTHS = {"hidden_dim": 8, "output_dim": 4}
+shaken, step, compiled = online_toy.shaken, online_toy.step, online_toy.compiled
+
+
+def _examples():
+    rng = np.random.default_rng(0)
+    label = rng.permutation(np.repeat(np.arange(6, dtype=np.int32), COUNTS))
+    shape = len(label), 8, 8, 1
+    # Some are bright and some even: else all features would be near each other.
+    bright, contrast = rng.uniform(0, [[200], [55]], (2, len(label)))[..., *[None] * 3]
+    images = (bright + contrast * rng.uniform(size=shape)).astype(np.uint8)
+    return stream.Examples(label, np.zeros_like(label), images)
+
+
+EXAMPLES = _examples()
+TASKS = stream.make(
+    stream.Dataset(
+        "toy", tuple("abcdef"), ("all",), EXAMPLES, validation=None, test=None
+    ),
+    scenario="class", num_tasks=3, evaluation="none",
+).tasks  # fmt: skip
+
+
+def rows_of(*classes):
+    """Rows of the train split, i32[n]."""
+    return np.flatnonzero(np.isin(EXAMPLES.label, classes)).astype(np.int32)
+
+
+def task_of(index, *classes):
+    """A task like no other, of any classes."""
+    train = stream.Source(EXAMPLES, rows_of(*classes))
+    return types.SimpleNamespace(index=index, train=train)
+
+
+def parts(views=1):
+    """Of two views the second alone is mirrored."""
+    made = online_toy.parts()._replace(num_classes=CLASSES, replay=None)
+    plain, mirror = made.plain, made.augment
+
+    def both(key, images):
+        return jnp.stack([plain(images), mirror(key, images)[:, 0]], axis=1)
+
+    return made if views == 1 else made._replace(augment=both)
+
+
+def fresh(method):
+    return compiled(method)[0](jax.random.key(0), batch([0]))
+
+
+def begin(method, state, task):
+    """The state at the first step of a task, as the loop makes it."""
+    return method.begin_task(state.replace(task=jnp.int32(task.index)), task)
+
+
+def batch(rows):
+    rows = np.asarray(rows, np.int32)
+    arrays = {"image": EXAMPLES.images, "label": EXAMPLES.label}
+    return {"index": jnp.asarray(rows)} | {k: x[rows] for k, x in arrays.items()}
+
+
+def in_task(method, stored, weights=None, task=TASKS[2]):
+    """Within the third task, its network and its teacher both far from fresh.
+
+    The memory holds the rows `stored` and has room for more.
+    """
+    state = fresh(method)
+    for earlier in TASKS[:2]:
+        state = begin(method, state, earlier)
+    size, count = len(state.extra.memory.row), len(stored)
+    weights = np.zeros(count) if weights is None else weights
+    memory = rehearsal.Memory(
+        jnp.full(size, -1, jnp.int32).at[:count].set(jnp.asarray(stored)),
+        jnp.full(size, -1, jnp.int32).at[:count].set(EXAMPLES.label[stored]),
+        jnp.zeros(size).at[:count].set(jnp.asarray(weights, jnp.float32)),
+    )
+    state = shaken(state.replace(extra=state.extra._replace(memory=memory)))
+    return shaken(begin(method, state, task), seed=4)
+
+
+def told(net, state, images, *, train=False):
+    """The teacher's unit rows, f64[N,D]."""
+    extra = state.extra
+    z, _ = net(extra.teacher, extra.teacher_stats, images, train=train)
+    return np.asarray(z, np.float64)
+
+
+def check_step(method, net, state, incoming, images, twin, prototype_rate=None):
+    """The step descends `twin`, whose value and slopes are taken in float64.
+
+    Args:
+      images: f32[N,8,8,1], those that enter the network.
+      twin: unit rows f64[N,D], and if `prototype_rate` is given unit prototypes
+        f64[C,D] -> the loss.
+
+    Returns:
+      The new state.
+    """
+    new, metrics = step(method, state, incoming)
+
+    def forward(params):
+        return net(params, state.stats, images, train=True)
+
+    z, back, stats = jax.vjp(forward, state.params, has_aux=True)
+    arrays = [np.asarray(z, np.float64)]
+    params = state.params
+    if prototype_rate is not None:
+        given = np.asarray(params["prototypes"], np.float64)
+        unit = given / np.sqrt((given**2).sum(axis=1, keepdims=True))
+        assert np.abs(given - unit).max() > 0.1
+        arrays.append(unit)
+        params = params | {"prototypes": jnp.float32(unit)}
+    np.testing.assert_allclose(metrics["loss"], twin(*arrays), rtol=2e-5)
+    slopes = [twins.central_difference(twin, arrays, i) for i in range(len(arrays))]
+    assert all(1e-3 < np.abs(slope).max() < 10 for slope in slopes)
+    (grads,) = back(jnp.float32(slopes[0]))
+    shares = jax.tree.map(lambda x: 1.0, grads)
+    if prototype_rate is not None:
+        grads["prototypes"], shares["prototypes"] = slopes[1], prototype_rate
+    expected = jax.tree.map(lambda p, g, s: p - LR * s * g, params, grads, shares)
+    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=2e-6)
+    chex.assert_trees_all_close(new.stats, stats, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_equal(new.extra, state.extra)
+    norm = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(grads)))
+    np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-4)
+    np.testing.assert_allclose(metrics["lr"], LR, rtol=1e-6)
+    assert int(new.step) == int(state.step) + 1
+    return new
+
+
+def relation(now, past):
+    """-sum q log p of two lists of logits."""
+    now, past = (np.asarray(x) - np.max(x) for x in (now, past))
+    q = np.exp(past) / np.exp(past).sum()
+    return -np.sum(q * (now - np.log(np.exp(now).sum())))

@@ -1,0 +1,59 @@
+"""The configs of the CCLIS paper: every row of their tables is one that builds."""
+
+import pytest
+import test_online_configs
+from absl import flags
+
+from jaxcl import build, report, train
+
+NAMES = {"cclis_cifar10": 10, "cclis_cifar100": 100, "cclis_tinyimagenet": 200}
+CONTRASTIVE = (
+    "cclis", "random", "no_prd", "selection_only", "neither", "co2l", "co2l_no_ird",
+)  # fmt: skip
+REPLAY = ("er", "icarl", "gem", "gss", "der", "derpp", "gcr")
+take, made = test_online_configs.take, test_online_configs.made
+
+
+@pytest.mark.parametrize("row", CONTRASTIVE + REPLAY)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_makes_a_method(name, row):
+    benchmark, tiny = name.removeprefix("cclis_"), name == "cclis_tinyimagenet"
+    small, *_ = made(take(name, f"{row},debug"), 10)
+    assert small.name == f"{row}_{benchmark}_debug"
+    top, parts, method, settings = made(take(name, row), NAMES[name])
+    assert top.name == f"{row}_{benchmark}" and method.supervised
+    assert top.scenario == {"name": "class", "num_tasks": 10 if tiny else 5}
+    assert top.augment["size"] == (64 if tiny else 32)
+    assert top.encoder == {"name": "resnet", "depth": 18, "width": 64}
+    if row in REPLAY:
+        assert (settings.capacity, settings.size, settings.augment) == (200, 32, "all")
+        assert (top.batch_size, top.epochs) == (32, 100 if tiny else 50)
+        assert method.predict is not None and method.replays
+        return
+    assert top.method["memory_size"] == 200 and method.replayed is not None
+    assert (top.batch_size, top.epochs) == (512, (500, 50 if tiny else 100))
+    assert top.augment["views"] == (2 if row.startswith("co2l") else 1)
+    assert top.replay is None
+    judge = top.evaluators["linear"]
+    assert (judge["train_on"], judge["balanced"]) == ("visible", True)
+    assert judge["lr"] == (0.1 if name == "cclis_cifar100" else 0.5)
+    blur = 0.5 if tiny else 0.0
+    assert judge.get("blur", 0.0) == blur
+    assert set(top.augment.get("blur", (0.0,))) == {blur}
+    for where in (judge, top.augment):
+        assert where["scale"] == (0.1 if tiny else 0.2, 1.0)
+
+
+@pytest.mark.parametrize("argument", ["ccliss", "cclis,er", "er,debugg"])
+def test_refuses_rows_that_there_are_not(argument):
+    with pytest.raises(flags.Error, match=f"'{argument}': allowed are cclis, random"):
+        take("cclis_cifar10", argument)
+
+
+@pytest.mark.parametrize("row", ["cclis", "co2l", "icarl"])
+def test_a_shrunk_config_runs(row, tmp_path):
+    config = take("cclis_cifar10", f"{row},debug")
+    found = train.run(build.build(config, tmp_path), tmp_path)
+    assert report.finished(found) == 2
+    pictures = {path.name for path in tmp_path.glob("plots/*.png")}
+    assert pictures == (set() if row in REPLAY else {"memory_tsne_task1.png"})

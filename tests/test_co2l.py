@@ -1,0 +1,193 @@
+"""Co2L: its steps against the equations, what its options change."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import rehearsal_toy as toy
+
+from jaxcl.methods import co2l, rehearsal
+
+NET = rehearsal.network(toy.parts(2), prototypes=False, **toy.WIDTHS)
+LABEL = toy.EXAMPLES.label
+# Of the third task's classes three rows and one, of the memory's 0 and 1 two and one.
+STORED = np.concatenate([toy.rows_of(0)[:2], toy.rows_of(1)[:1]])
+NEW = np.concatenate([toy.rows_of(4)[:3], toy.rows_of(5)[:1]])
+ROWS = np.concatenate([NEW[:2], STORED, NEW[2:]])
+INCOMING = toy.batch(ROWS)
+
+
+def views(incoming):
+    """Rows 2i and 2i + 1 are those of image i; the second is the mirrored one."""
+    plain = toy.parts().plain(incoming["image"])
+    rows = [image for one in plain for image in (one, one[:, ::-1])]
+    return jnp.stack(rows)
+
+
+IMAGES = views(INCOMING)
+
+
+def make(**options):
+    return co2l.make(toy.parts(2), memory_size=8, **toy.WIDTHS, **options)
+
+
+DEFAULT = make()
+
+
+@functools.cache
+def in_task(*classes):
+    """Options of a step change no state."""
+    task = toy.task_of(2, *classes) if classes else toy.TASKS[2]
+    return toy.in_task(DEFAULT, STORED, task=task)
+
+
+def cosine(a, b):
+    return a @ b / np.sqrt((a @ a) * (b @ b))
+
+
+def contrast(z, current=(4, 5), tau=0.5, rows=ROWS):
+    """Anchor by anchor; the mean over all rows, of which old ones count 0."""
+    label = np.repeat(LABEL[rows], 2)
+    total = 0.0
+    for i, anchor in enumerate(label):
+        others = [k for k in range(len(z)) if k != i]
+        s = {k: cosine(z[i], z[k]) / tau for k in others}
+        partition = np.log(sum(np.exp(s[k]) for k in others))
+        if anchor in current:
+            total += np.mean([partition - s[k] for k in others if label[k] == anchor])
+    return total / len(z)
+
+
+def ird(z, teacher, now=0.2, past=0.01):
+    """The mean over rows of the cross-entropy of their relations to the others."""
+    losses = []
+    for i in range(len(z)):
+        others = [k for k in range(len(z)) if k != i]
+        losses.append(
+            toy.relation(
+                [cosine(z[i], z[k]) / now for k in others],
+                [cosine(teacher[i], teacher[k]) / past for k in others],
+            )
+        )
+    return np.mean(losses)
+
+
+@pytest.mark.parametrize(
+    ("options", "scale", "tau", "weight", "of_ird", "train"),
+    [
+        ({}, 0.5 / 0.07, 0.5, 1.0, {}, True),
+        ({"frozen_bn": "running", "loss_scale": 1.0}, 1.0, 0.5, 1.0, {}, False),
+        (
+            dict(temperature=0.2, weight=0.4, distill_temperature=0.3,
+                 past_temperature=0.15),
+            0.2 / 0.07, 0.2, 0.4, {"now": 0.3, "past": 0.15}, True,
+        ),
+    ],
+    ids=["default", "running", "numbers"],
+)  # fmt: skip
+def test_a_later_step_is_the_equation(options, scale, tau, weight, of_ird, train):
+    state = in_task()
+    teacher = toy.told(NET, state, IMAGES, train=train)
+    other = toy.told(NET, state, IMAGES, train=not train)
+    assert np.abs(teacher - other).max() > 0.05
+
+    def twin(z):
+        return scale * contrast(z, tau=tau) + weight * ird(z, teacher, **of_ird)
+
+    toy.check_step(make(**options), NET, state, INCOMING, IMAGES, twin)
+
+
+def test_the_first_task_is_contrast_alone():
+    """Whatever the teacher holds; every row is an anchor."""
+    state = toy.shaken(toy.begin(DEFAULT, toy.fresh(DEFAULT), toy.TASKS[0]))
+    rows = toy.rows_of(0, 1)[:6]
+    incoming = toy.batch(rows)
+
+    def twin(z):
+        return 0.5 / 0.07 * contrast(z, current=(0, 1), rows=rows)
+
+    new = toy.check_step(DEFAULT, NET, state, incoming, views(incoming), twin)
+    extra = state.extra._replace(
+        teacher=jax.tree.map(lambda x: 3 - x, state.extra.teacher),
+        teacher_stats=jax.tree.map(lambda x: 2 + x, state.extra.teacher_stats),
+    )
+    other, _ = toy.step(DEFAULT, state.replace(extra=extra), incoming)
+    chex.assert_trees_all_equal(other.params, new.params)
+
+
+def test_without_distillation_there_is_no_teacher():
+    method, state = make(weight=0.0), in_task()
+
+    def twin(z):
+        return 0.5 / 0.07 * contrast(z)
+
+    new = toy.check_step(method, NET, state, INCOMING, IMAGES, twin)
+    wild = jax.tree.map(lambda x: x + jnp.nan, state.extra.teacher)
+    extra = state.extra._replace(teacher=wild)
+    other, _ = toy.step(method, state.replace(extra=extra), INCOMING)
+    chex.assert_trees_all_equal(other.params, new.params)
+
+    def convolutions(method):
+        traced = jax.make_jaxpr(method.step)(state, INCOMING)
+        return str(traced).count("conv_general_dilated[")
+
+    assert convolutions(DEFAULT) == convolutions(method) + 3
+
+
+def test_rows_of_the_memory_are_anchors_where_their_class_is_current():
+    state = in_task(1, 4, 5)
+    teacher = toy.told(NET, state, IMAGES, train=True)
+
+    def twin(z):
+        return 0.5 / 0.07 * contrast(z, current=(1, 4, 5)) + ird(z, teacher)
+
+    toy.check_step(DEFAULT, NET, state, INCOMING, IMAGES, twin)
+
+
+def test_a_batch_without_current_classes_distils_alone():
+    state, incoming = in_task(), toy.batch(STORED)
+    images = views(incoming)
+    teacher = toy.told(NET, state, images, train=True)
+
+    def twin(z):
+        return ird(z, teacher)
+
+    toy.check_step(DEFAULT, NET, state, incoming, images, twin)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_other_than_two_views_are_refused(count):
+    made = toy.parts()
+    many = made._replace(
+        augment=lambda key, x: jnp.repeat(made.augment(key, x), count, axis=1)
+    )
+    method = co2l.make(many, memory_size=8, **toy.WIDTHS)
+    with pytest.raises(ValueError, match=rf"config\.augment\.views={count}: .*2"):
+        jax.eval_shape(method.step, in_task(), INCOMING)
+
+
+WRONG = {
+    "temperature": [0, -0.5, float("nan"), float("inf")],
+    "loss_scale": [-1.0, float("inf")],
+    "weight": [-0.1, float("inf"), float("nan")],
+    "distill_temperature": [0, float("inf")],
+    "past_temperature": [0, float("nan")],
+    "frozen_bn": ["eval", True],
+    "memory_size": [0],
+    "hidden_dim": [0],
+    "output_dim": [-1],
+}
+
+
+def test_wrong_options_are_refused():
+    for name, values in WRONG.items():
+        for value in values:
+            shown = repr(value) if name == "frozen_bn" else value
+            with pytest.raises(ValueError) as caught:
+                co2l.make(toy.parts(2), **{name: value})
+            said = str(caught.value)
+            assert f"config.method.{name}={shown}: " in said
+            assert "must be at least" in said or "allowed are" in said

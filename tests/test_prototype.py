@@ -1,0 +1,456 @@
+"""Losses of CCLIS and Co2L against float64 twins that loop over classes and rows."""
+
+import functools
+import itertools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import twins
+
+from jaxcl.losses import contrastive, prototype
+
+partial = functools.partial
+EVERY = range(9)
+CLASSES = 5
+# Classes 0 and 1 are old and here, 3 is old and absent; 2 and 4 are current.
+OLD = {0, 1, 3}
+LABELS = [0, 2, 1, 0, 2, 1, 4, 1, 0]
+KEPT = [0, 1, 2, 4, 5, 7]  # rows that exist; of class 0 one is left, of class 4 none
+SIMILARITY = (CLASSES, len(LABELS))
+
+
+def of(chosen, size):
+    return jnp.array([i in chosen for i in range(size)])
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def nce_twin(s, g, rows=EVERY, scope="old", old=OLD):
+    """Eq. 10, class by class."""
+    members = {m: [k for k in rows if LABELS[k] == m] for m in range(CLASSES)}
+
+    def partition(i):
+        total = 0.0
+        for m, pool in members.items():
+            estimated = {
+                "old": i in old and m in old and m != i,
+                "all_negatives": m != i,
+                "none": False,
+            }[scope]
+            for k in pool:
+                term = math.exp(s[i, k])
+                total += term / (g[k] * len(pool)) if estimated else term
+        return total
+
+    return mean(math.log(partition(LABELS[j])) - s[LABELS[j], j] for j in rows)
+
+
+def relation(now, past):
+    """-sum q log p of two lists of logits."""
+    q, p = ([math.exp(v) for v in logits] for logits in (past, now))
+    return -sum(a / sum(q) * math.log(b / sum(p)) for a, b in zip(q, p, strict=True))
+
+
+def prd_twin(s, teacher, classes, rows=EVERY, past=0.1, now=0.2):
+    return mean(
+        relation(
+            [s[i, j] / now for i in classes], [teacher[i, j] / past for i in classes]
+        )
+        for j in rows
+    )
+
+
+def cosine(a, b):
+    return a @ b / math.sqrt((a @ a) * (b @ b))
+
+
+def ird_twin(z, teacher, rows=range(6), past=0.01, now=0.2):
+    return mean(
+        relation(
+            [cosine(z[i], z[k]) / now for k in rows if k != i],
+            [cosine(teacher[i], teacher[k]) / past for k in rows if k != i],
+        )
+        for i in rows
+    )
+
+
+# With unit vectors as prototypes a row's products are its own entries.
+
+
+def nce(labels=LABELS, old=OLD, **options):
+    def loss(similarity, weights):
+        classes = len(similarity)
+        return prototype.sample_nce(
+            similarity.T, jnp.array(labels), jnp.eye(classes), weights,
+            of(old, classes), **{"temperature": 1.0, **options},
+        )  # fmt: skip
+
+    return loss
+
+
+def prd(classes, **options):
+    def loss(similarity, teacher):
+        eyes = [jnp.eye(CLASSES)] * 2
+        chosen = of(classes, CLASSES)
+        return prototype.prd(similarity.T, teacher.T, *eyes, chosen, **options)
+
+    return loss
+
+
+ird = prototype.ird
+NCE = [SIMILARITY, (len(LABELS),)]
+ROWS = [(6, 4)] * 2
+
+# name: loss, twin and shapes; only the first array receives a gradient
+CASES = {
+    "nce_default": (nce(), nce_twin, NCE),
+    "nce_masked": (
+        nce(example_mask=of(KEPT, 9)),
+        partial(nce_twin, rows=KEPT),
+        NCE,
+    ),
+    "nce_first_task": (nce(old=()), partial(nce_twin, old=()), NCE),
+    "nce_none": (nce(scope="none"), partial(nce_twin, scope="none"), NCE),
+    "nce_all_negatives": (
+        nce(scope="all_negatives"),
+        partial(nce_twin, scope="all_negatives"),
+        NCE,
+    ),
+    "nce_all_negatives_masked": (
+        nce(scope="all_negatives", example_mask=of(KEPT, 9).astype(jnp.float32)),
+        partial(nce_twin, scope="all_negatives", rows=KEPT),
+        NCE,
+    ),
+    "prd_default": (
+        prd({0, 1, 3}),
+        partial(prd_twin, classes=[0, 1, 3]),
+        [SIMILARITY] * 2,
+    ),
+    "prd_masked": (
+        prd({1, 4}, teacher_temperature=0.5, temperature=0.3, example_mask=of(KEPT, 9)),
+        partial(prd_twin, classes=[1, 4], rows=KEPT, past=0.5, now=0.3),
+        [SIMILARITY] * 2,
+    ),
+    "ird_default": (ird, ird_twin, ROWS),
+    "ird_masked": (
+        partial(
+            ird,
+            teacher_temperature=0.3,
+            temperature=0.5,
+            example_mask=of({0, 2, 3, 5}, 6),
+        ),
+        partial(ird_twin, rows=[0, 2, 3, 5], past=0.3, now=0.5),
+        ROWS,
+    ),
+}
+
+
+def draw(shapes, seed=0):
+    """Vectors are weights, above 0; the others are of the size of cosines."""
+    rng = np.random.default_rng(seed)
+    return [
+        rng.uniform(0.02, 0.9, shape) if len(shape) == 1 else rng.uniform(-1, 1, shape)
+        for shape in shapes
+    ]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_equal_the_equation(name):
+    loss, twin, shapes = CASES[name]
+    twins.check(loss, twin, draw(shapes), (0,))
+
+
+@pytest.mark.parametrize(
+    "name", ["nce_default", "nce_none", "prd_default", "ird_default"]
+)
+def test_bfloat16_is_computed_in_float32(name):
+    loss, twin, shapes = CASES[name]
+    arrays = [jnp.asarray(a, jnp.bfloat16) for a in draw(shapes, seed=1)]
+    value, gradient = jax.jit(jax.value_and_grad(loss))(*arrays)
+    assert value.dtype == jnp.float32 and gradient.dtype == jnp.bfloat16
+    exact = twin(*[np.asarray(a, np.float64) for a in arrays])
+    # Cosines divided by 0.01 lose two digits more.
+    np.testing.assert_allclose(value, exact, rtol=1e-4)
+
+
+def test_partitions_known_by_hand():
+    labels, weights, none = jnp.array([0, 1]), jnp.array([0.25, 0.5]), jnp.zeros((2, 2))
+    step = jax.jit(prototype.sample_nce, static_argnames="scope")
+
+    def value(old, scope="old"):
+        return step(none, labels, jnp.eye(2), weights, jnp.array(old), scope=scope)
+
+    # Anchor 0 meets itself and 1 / 0.5 rows, anchor 1 itself and 1 / 0.25.
+    estimated = (math.log(3) + math.log(5)) / 2
+    np.testing.assert_allclose(value([True, True]), estimated, rtol=1e-6)
+    for old in ([True, False], [False, True], [False, False]):
+        np.testing.assert_allclose(value(old), math.log(2), rtol=1e-6)
+        everywhere = value(old, "all_negatives")
+        np.testing.assert_allclose(everywhere, estimated, rtol=1e-6)
+    np.testing.assert_allclose(value([True, True], "none"), math.log(2), rtol=1e-6)
+    # One class: all rows are its own, and count 1.
+    one, weights = jnp.ones((1, 1)), jnp.full(4, 0.1)
+    for scope in ("old", "all_negatives", "none"):
+        rows = jnp.zeros((4, 1)), jnp.zeros(4, int), one
+        same = step(*rows, weights, jnp.ones(1, bool), scope=scope)
+        np.testing.assert_allclose(same, math.log(4), rtol=1e-6)
+
+
+@pytest.mark.parametrize("scope", ["old", "all_negatives"])
+def test_uniform_weights_are_no_weights(scope):
+    similarity, weights = map(jnp.float32, draw(NCE, seed=2))
+    plain = jax.jit(nce(scope="none"))(similarity, weights)
+    uniform = jnp.array([1 / LABELS.count(label) for label in LABELS])
+    loss = jax.jit(nce(scope=scope))
+    np.testing.assert_allclose(loss(similarity, uniform), plain, rtol=1e-5)
+    assert loss(similarity, weights / 10) > plain + 0.1
+
+
+def test_the_mean_over_draws_of_a_partition_is_that_of_the_whole_pool():
+    """Two rows of class 1, drawn by g with replacement from a pool of three."""
+    pool, g = np.array([0.3, -0.8, 1.1]), np.array([0.2, 0.5, 0.3])
+    loss = jax.jit(nce(labels=[0, 1, 1], old={0, 1}))
+    expected = 0.0
+    for drawn in itertools.product(range(3), repeat=2):
+        drawn = list(drawn)
+        similarity = jnp.zeros((2, 3)).at[0].set([0.5, *pool[drawn]])
+        value = loss(similarity, jnp.array([0.1, *g[drawn]]))
+        # Prototype 1 is as near to all: 2 own rows, and 1 / 0.1 of class 0.
+        partition = np.exp(3 * value - 2 * math.log(2 + 10) + 0.5)
+        expected += np.prod(g[drawn]) * partition
+    np.testing.assert_allclose(expected, math.exp(0.5) + np.exp(pool).sum(), rtol=1e-5)
+
+
+def test_absent_classes_are_no_anchors():
+    similarity, weights = map(jnp.float32, draw(NCE, seed=3))
+    step = jax.jit(jax.value_and_grad(nce()))
+    value, gradient = step(similarity, weights)
+    moved, again = step(similarity.at[3].add(5.0), weights)
+    assert moved == value and not np.any(np.asarray(gradient[3]))
+    np.testing.assert_array_equal(gradient, again)
+    # Each anchor pulls as much as it pushes.
+    np.testing.assert_allclose(gradient.sum(axis=1), np.zeros(CLASSES), atol=1e-6)
+    assert np.all(np.abs(gradient[jnp.array([0, 1, 2, 4])]).max(axis=1) > 1e-3)
+
+
+def test_a_label_of_no_class_is_seen():
+    similarity, weights = map(jnp.float32, draw(NCE))
+    for label in (-1, CLASSES):
+        loss = nce(labels=[label, *LABELS[1:]])
+        value, gradient = jax.jit(jax.value_and_grad(loss))(similarity, weights)
+        np.testing.assert_allclose(value, 1e9 / 9, rtol=1e-5)
+        assert np.all(np.isfinite(gradient))
+
+
+# name: the loss of a mask and two arrays, and their shapes
+MASKED = {
+    "nce": (lambda m, *x: nce(example_mask=m)(*x), NCE),
+    "nce_all": (
+        lambda m, *x: nce(example_mask=m, scope="all_negatives")(*x),
+        NCE,
+    ),
+    "prd": (lambda m, *x: prd({0, 1}, example_mask=m)(*x), [SIMILARITY] * 2),
+    "ird": (lambda m, *x: ird(*x, example_mask=m), [(9, 4)] * 2),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_masked_rows_change_nothing_whatever_they_hold(name):
+    loss, shapes = MASKED[name]
+    arrays = [jnp.float32(a) for a in draw(shapes, seed=4)]
+    step = jax.jit(jax.value_and_grad(loss, argnums=(1, 2)))
+    mask = of(KEPT, 9).astype(jnp.float32)
+    out = jnp.array([i for i in EVERY if i not in KEPT])
+    value, gradients = step(mask, *arrays)
+    # Rows are the last axis, but for those of IRD.
+    where = (out,) if name == "ird" else (..., out)
+    assert value > 0.01 and np.abs(gradients[0]).max() > 1e-3
+    assert not np.any(np.asarray(gradients[0][where]))
+    for bad in (np.nan, np.inf, 0.0):
+        spoilt = [a.at[where].set(bad) for a in arrays]
+        again, others = step(mask, *spoilt)
+        assert again == value
+        np.testing.assert_array_equal(gradients[0], others[0])
+        assert not np.any(np.asarray(others[1]))
+        # Of nothing: 0 and no gradient.
+        none, others = step(jnp.zeros(9), *spoilt)
+        assert none == 0 and not np.any(np.asarray(others[0]))
+    # A bool mask is the same mask, and no mask one of all rows.
+    np.testing.assert_allclose(loss(mask.astype(bool), *arrays), value, rtol=1e-6)
+    np.testing.assert_allclose(
+        loss(None, *arrays), loss(jnp.ones(9), *arrays), rtol=1e-6
+    )
+
+
+def test_labels_and_weights_that_are_not_used_do_not_matter():
+    similarity, weights = map(jnp.float32, draw(NCE, seed=5))
+    mask = of(KEPT, 9)
+    step = jax.jit(jax.value_and_grad(nce(example_mask=mask)))
+    value, gradient = step(similarity, weights)
+    other = [label if i in KEPT else -1 for i, label in enumerate(LABELS)]
+    again = jax.jit(nce(labels=other, example_mask=mask))(similarity, weights)
+    assert again == value
+    # Incoming rows have no weight under "old".
+    incoming = jnp.array([i for i in EVERY if LABELS[i] not in OLD])
+    for bad in (0.0, np.nan, np.inf):
+        again, spoilt = step(similarity, weights.at[incoming].set(bad))
+        assert again == value
+        np.testing.assert_array_equal(gradient, spoilt)
+
+
+def test_extreme_similarities_and_weights_stay_finite():
+    similarity, weights = map(jnp.float32, draw(NCE, seed=6))
+    for scope in ("old", "all_negatives", "none"):
+        step = jax.jit(jax.value_and_grad(nce(scope=scope)))
+        for s in (similarity / 0.01, similarity / 1e-3, -1e4 * jnp.ones(SIMILARITY)):
+            for g in (weights, 1e-30 * weights, 0 * weights):
+                value, gradient = step(s, g)
+                assert np.isfinite(value) and np.all(np.isfinite(gradient))
+    exact = nce_twin(np.float64(similarity / 0.01), np.float64(1e-30 * weights))
+    value = jax.jit(nce())(similarity / 0.01, 1e-30 * weights)
+    np.testing.assert_allclose(value, exact, rtol=1e-5)
+    loss = prd({0, 1}, teacher_temperature=1e-3, temperature=1e-3)
+    first, second = jnp.float32(draw([SIMILARITY] * 2, seed=7))
+    value, gradient = jax.jit(jax.value_and_grad(loss))(first, second)
+    assert value > 1 and np.all(np.isfinite(gradient))
+    step = jax.jit(jax.value_and_grad(partial(ird, temperature=1e-3)))
+    first, second = jnp.float32(draw(ROWS, seed=8))
+    for rows in (first, 1e6 * first, first.at[0].set(0.0), jnp.zeros((6, 4))):
+        value, gradient = step(rows, second)
+        assert np.isfinite(value) and np.all(np.isfinite(gradient))
+
+
+def test_without_classes_there_is_no_relation_to_keep():
+    arrays = jnp.float32(draw([SIMILARITY] * 2))
+    value, gradient = jax.jit(jax.value_and_grad(prd(())))(*arrays)
+    assert value == 0 and not np.any(np.asarray(gradient))
+    # Nor is there to one's own self.
+    for mask in (None, of({2}, 6)):
+        rows = jnp.float32(draw(ROWS))[:, : 1 if mask is None else 6]
+        loss = jax.jit(jax.value_and_grad(partial(ird, example_mask=mask)))
+        value, gradient = loss(*rows)
+        assert value == 0 and not np.any(np.asarray(gradient))
+
+
+def test_prototypes_outside_the_classes_change_nothing_whatever_they_hold():
+    z, told = jnp.float32(draw([(9, 4)] * 2))
+    pair = jnp.float32(draw([(CLASSES, 4)] * 2, seed=1))
+    step = jax.jit(jax.value_and_grad(prototype.prd))
+    value, gradient = step(z, told, *pair, of({0, 3}, CLASSES))
+    assert value > 0.1 and np.any(np.asarray(gradient))
+    for bad in (1e6, -1e6, 0.0):
+        moved = [c.at[2].set(bad) for c in pair]
+        again, others = step(z, told, *moved, of({0, 3}, CLASSES))
+        assert again == value
+        np.testing.assert_array_equal(gradient, others)
+
+
+@pytest.mark.parametrize("name", ["prd", "ird"])
+def test_nothing_moves_while_the_relations_are_as_before(name):
+    options = {"teacher_temperature": 0.3, "temperature": 0.3}
+    loss = prd({0, 1, 4}, **options) if name == "prd" else partial(ird, **options)
+    first, second = jnp.float32(draw([SIMILARITY] * 2, seed=9))
+    step = jax.jit(jax.value_and_grad(loss))
+    least, gradient = step(first, first)
+    assert least > 0.1  # the entropy of the teacher
+    np.testing.assert_allclose(gradient, jnp.zeros_like(gradient), atol=1e-6)
+    assert step(second, first)[0] > least + 0.01
+
+
+def test_instances_are_compared_by_their_cosines():
+    first, second = jnp.float32(draw(ROWS, seed=10))
+    loss = jax.jit(ird)
+    lengths = jnp.arange(1.0, 7.0)[:, None]
+    np.testing.assert_allclose(
+        loss(lengths * first, second / lengths), loss(first, second), rtol=1e-4
+    )
+
+
+def test_no_array_is_larger_than_the_similarities():
+    for scope in ("old", "all_negatives"):
+        loss = nce(scope=scope, example_mask=of(KEPT, 9))
+        program = str(jax.make_jaxpr(jax.grad(loss))(*map(jnp.float32, draw(NCE))))
+        shapes = re.findall(r"\b[a-z]+\d*\[([\d,]+)\]", program)
+        sizes = [math.prod(map(int, shape.split(","))) for shape in shapes]
+        assert max(sizes) == CLASSES * len(LABELS)
+
+
+def test_mistakes_are_named():
+    arrays = [jnp.ones(shape) for shape in NCE]
+    with pytest.raises(ValueError, match="scope='new': allowed are old, all_neg"):
+        nce(scope="new")(*arrays)
+    for loss in (nce(labels=[0, 1]), nce(example_mask=jnp.ones(4))):
+        with pytest.raises(AssertionError):
+            loss(*arrays)
+    with pytest.raises(AssertionError):
+        nce()(arrays[0], jnp.ones(5))
+    with pytest.raises(AssertionError):
+        prd({0})(arrays[0], jnp.ones((5, 1)))
+    with pytest.raises(AssertionError):
+        ird(jnp.ones((4, 3)), jnp.ones((1, 3)))
+
+
+def test_temperatures_divide_and_gradients_reach_rows_and_prototypes():
+    z, told = jnp.float32(draw([(9, 4)] * 2, seed=11))
+    c, before = jnp.float32(draw([(CLASSES, 4)] * 2))
+    z, weights, old = contrastive.l2_normalize(z), jnp.full(9, 0.2), of(OLD, CLASSES)
+
+    def loss(z, c, told, before):
+        first = prototype.sample_nce(z, jnp.array(LABELS), c, weights, old)
+        return first + 0.6 * prototype.prd(z, told, c, before, old)
+
+    value, gradients = jax.jit(jax.value_and_grad(loss, argnums=range(4)))(
+        z, c, told, before
+    )
+    similarity = np.float64(c @ z.T)
+    expected = nce_twin(similarity / 0.5, np.float64(weights))
+    expected += 0.6 * prd_twin(similarity, np.float64(before @ told.T), sorted(OLD))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for gradient in gradients[:2]:
+        assert np.all(np.abs(gradient).max(axis=1) > 1e-3)
+    for gradient in gradients[2:]:
+        assert not np.any(np.asarray(gradient))
+
+
+def proposal_twin(z, c, mask, seen, temperature, leftover=False):
+    """Eq. 11 and 12, view by view, row by row."""
+    rows = [j for j in range(len(LABELS)) if mask[j]]
+    g = np.zeros(len(LABELS))
+    for number, view in enumerate(z):
+        s = np.exp(c @ view.T / temperature)
+        for j in rows:
+            for i in seen:
+                share = s[i, j] / sum(s[i, k] for k in rows)
+                last = leftover and number == len(z) - 1
+                if i != LABELS[j] or last:
+                    g[j] += share / len(z) / (len(seen) - 1)
+    for m in range(CLASSES):
+        pool = [j for j in rows if LABELS[j] == m]
+        if pool:
+            g[pool] /= g[pool].sum()
+    return g
+
+
+@pytest.mark.parametrize("leftover", [False, True])
+@pytest.mark.parametrize("views", [1, 3])
+def test_proposal_is_the_mean_over_views_within_each_class(views, leftover):
+    z = contrastive.l2_normalize(jnp.float32(draw([(views, 9, 4)], seed=12)[0]))
+    c = jnp.float32(draw([(CLASSES, 4)], seed=13)[0])
+    mask, seen = of(KEPT, 9), of({0, 1, 2}, CLASSES)
+    given = z[0] if views == 1 else z
+    found = jax.jit(prototype.proposal, static_argnames=("leftover",))(
+        given, jnp.array(LABELS), c, seen, example_mask=mask, temperature=0.3,
+        leftover=leftover,
+    )  # fmt: skip
+    arrays = np.float64(z), np.float64(c)
+    expected = proposal_twin(*arrays, mask, [0, 1, 2], 0.3, leftover)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    spread = [expected[[j for j in KEPT if LABELS[j] == m]].std() for m in (1, 2)]
+    assert min(spread) > 1e-3

@@ -1,0 +1,550 @@
+"""The class-balanced probe of the visible rows, and the picture of a memory."""
+
+import inspect
+import logging
+import struct
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_evals
+import toy
+
+from jaxcl import augment, job, plots, sharding
+from jaxcl.data import stream
+from jaxcl.evals import head as head_lib
+from jaxcl.evals import linear, tsne
+from jaxcl.memory import buffer
+from jaxcl.methods import er, two_view
+
+CLASSES, DIM = test_evals.CLASSES, test_evals.DIM
+# Twice the same row, rows of the present task, none at all.
+REPLAYED = {0: [], 1: [42, 42, 0, 17], 2: [3, 17, 41, 0, 42]}
+OPTIONS = test_evals.OPTIONS | dict(batch_size=4, train_on="visible")
+
+
+class State(NamedTuple):
+    params: dict
+    replayed: jax.Array
+    memory: buffer.Buffer | None = None
+
+
+def state_of(task=1, seed=0):
+    rows = np.pad(REPLAYED[task], (0, 6 - len(REPLAYED[task])), constant_values=-1)
+    rows = jnp.asarray(np.roll(rows, 2), jnp.int32)
+    return State(test_evals.state_of(seed).params, rows)
+
+
+def parts_of(scenario="class", data=None, **more):
+    more = {"replayed": lambda state: state.replayed} | more
+    return test_evals.parts_of(scenario, data, **more)
+
+
+def visible_twin(parts, task):
+    return sorted({*parts.stream.tasks[task].train.rows} | {*REPLAYED[task]})
+
+
+# The probe
+
+
+@pytest.mark.parametrize("reading", ["features", "augmented", "streamed"])
+def test_probe_trains_on_the_task_and_what_it_replayed(reading):
+    plain = test_evals.dataset()
+    parts = parts_of(data=test_evals.dataset(streams=reading == "streamed"))
+    options = OPTIONS | dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
+    evaluate = linear.make(parts, **options)
+    images = plain.train.images
+    images = images if reading == "features" else images[:, :, ::-1]
+    for task in (0, 1, 2):
+        check_probe(evaluate, parts, images, task, reading == "streamed")
+
+
+def check_probe(evaluate, parts, images, task, streams):
+    result, plain = evaluate(state_of(task), task), test_evals.dataset()
+    at = visible_twin(parts, task)
+    assert len(at) == len(parts.stream.tasks[task].train.rows) + [0, 2, 4][task]
+    k_start, k_epochs = head_lib.probe_keys(3, task, 0)
+    order_of = test_evals.device_orders(50, 4, len(at), k_epochs)
+    if streams:
+
+        def order_of(epoch):
+            rng = np.random.default_rng([3, task, epoch])
+            return stream.epoch_order(rng, np.arange(len(at)), 4).reshape(-1)
+
+    x = test_evals.embedded(state_of(), images[at])
+    head, labels = head_lib.start(k_start, DIM, CLASSES), plain.train.label[at]
+    w, b, loss = test_evals.probe_twin(x, labels, head, order_of, 4)
+    np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
+    scores = test_evals.embedded(state_of(), plain.test.images) @ w + b
+    want = test_evals.accuracies(parts, scores.argmax(1))
+    np.testing.assert_allclose(result.rows["class_incremental"], want)
+    assert np.isnan(result.rows["task_aware"]).tolist() == [t > task for t in range(3)]
+
+
+def test_a_share_of_the_labels_is_a_share_of_the_visible_rows(monkeypatch):
+    fitted = []
+
+    def fit(*_, **__):
+        def run(state, data, rows, task, probe):
+            fitted.append(rows.tolist())
+            return head_lib.Head(jnp.zeros((DIM, CLASSES)), jnp.zeros(CLASSES)), 0.0
+
+        return run
+
+    monkeypatch.setattr(head_lib, "resident_fit", fit)
+    parts = parts_of()
+    linear.make(parts, augment=False, fraction=0.3, **OPTIONS)(state_of(2), 2)
+    train = test_evals.dataset().train
+    share = test_evals.share_twin(train.label, train.domain, 0.3, 0)
+    assert fitted == [sorted({*share} & {*visible_twin(parts, 2)})] != [[]]
+
+
+def test_domain_probes_see_the_visible_rows_of_their_domain():
+    parts, train = parts_of("domain"), test_evals.dataset().train
+    evaluate = linear.make(parts, augment=False, **OPTIONS)
+    rows = evaluate(state_of(1), 1).rows["domain_aware"]
+    at = [row for row in visible_twin(parts, 1) if train.domain[row] == 0]
+    there = [t in train.domain[visible_twin(parts, 1)] for t in range(3)]
+    assert there == (~np.isnan(rows)).tolist() == [True, True, False]
+    k_start, k_epochs = head_lib.probe_keys(3, 1, 1)
+    order_of = test_evals.device_orders(50, 4, len(at), k_epochs)
+    x = test_evals.embedded(state_of(), train.images[at])
+    head = head_lib.start(k_start, DIM, CLASSES)
+    w, b, _ = test_evals.probe_twin(x, train.label[at], head, order_of, 4)
+    test = parts.stream.evaluation
+    guess = (test_evals.embedded(state_of(), test.images) @ w + b).argmax(1)
+    own = parts.stream.tasks[0].test
+    assert rows[0] == pytest.approx((guess == test.label)[own].mean())
+
+
+# The balanced draw
+
+
+def unequal():
+    """i32[60] labels of four classes of six, which 40 rows in no order have."""
+    rng = np.random.default_rng(0)
+    labels = np.full(60, 2, np.int32)  # a class that no row of the set has
+    rows = rng.permutation(60)[:40].astype(np.int32)
+    labels[rows] = np.repeat([0, 1, 4, 5], [25, 10, 4, 1])
+    return labels, rows
+
+
+def draws(labels, rows, repeats):
+    padded = np.zeros(60, np.int32)
+    padded[: len(rows)] = rows
+
+    @jax.jit
+    def drawn(padded, count, labels, keys):
+        return jax.vmap(head_lib.class_uniform(padded, count, labels, CLASSES))(keys)
+
+    keys = jax.random.split(jax.random.key(7), repeats)
+    return np.asarray(drawn(padded, np.int32(len(rows)), labels, keys))
+
+
+def test_balanced_draws_are_uniform_over_classes_then_rows():
+    labels, rows = unequal()
+    found = draws(labels, rows, 500)
+    assert found.shape == (500, 60)
+    total = found.size
+    share = np.bincount(labels[found.ravel()], minlength=CLASSES) / total
+    # 30 000 draws: five standard deviations are 0.0125 of a class, here and below.
+    np.testing.assert_allclose(share, [0.25, 0.25, 0, 0, 0.25, 0.25], atol=0.0125)
+    counts = np.bincount(found.ravel(), minlength=60)
+    assert set(np.flatnonzero(counts)) == set(rows)
+    for label, n in ((0, 25), (1, 10), (4, 4), (5, 1)):
+        p = 0.25 / n
+        gap = np.abs(counts[rows[labels[rows] == label]] / total - p)
+        assert gap.max() < 5 * np.sqrt(p * (1 - p) / total)
+    # Draws are independent of each other: neighbours agree as often as chance has it.
+    same = (labels[found[:, 1:]] == labels[found[:, :-1]]).mean()
+    assert same == pytest.approx(0.25, abs=0.0125)
+    same = (found[:, 1:] == found[:, :-1]).mean()
+    want = sum((0.25 / n) ** 2 * n for n in (25, 10, 4, 1))
+    assert same == pytest.approx(want, abs=0.012)
+
+
+@pytest.mark.parametrize("augmented, counts", [(False, (1,)), (True, (1, 2))])
+def test_balanced_probe_descends_on_its_draws(augmented, counts):
+    """Anew in each epoch, as many as there are rows, on any number of devices."""
+    train, task = test_evals.dataset().train, 2
+    options = OPTIONS | dict(augment=augmented, scale=(1.0, 1.0), flip=1.0)
+    found = []
+    for devices in counts:
+        parts = parts_of(devices=devices)
+        evaluate = linear.make(parts, balanced=True, **options)
+        found.append(evaluate(sharding.replicate(state_of(task), parts.mesh), task))
+    images = train.images[:, :, ::-1] if augmented else train.images
+    at = np.array(visible_twin(parts, task), np.int32)
+    padded = np.zeros(50, np.int32)
+    padded[: len(at)] = at
+    k_start, k_epochs = head_lib.probe_keys(3, task, 0)
+    draw = head_lib.class_uniform(jnp.asarray(padded), len(at), train.label, CLASSES)
+
+    def order_of(epoch):
+        k_order, _ = jax.random.split(jax.random.fold_in(k_epochs, epoch))
+        return np.asarray(draw(k_order))[: len(at)]
+
+    assert order_of(0).tolist() != order_of(1).tolist()
+    assert len(set(order_of(0))) < len(at)  # with replacement
+    x = test_evals.embedded(state_of(), images)
+    head = head_lib.start(k_start, DIM, CLASSES)
+    w, b, loss = test_evals.probe_twin(x, train.label, head, order_of, 4)
+    test = parts.stream.evaluation
+    guess = (test_evals.embedded(state_of(), test.images) @ w + b).argmax(1)
+    for result in found:
+        np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
+        want = test_evals.accuracies(parts, guess)
+        np.testing.assert_allclose(result.rows["class_incremental"], want)
+
+
+def test_tasks_share_one_program(caplog):
+    parts = parts_of()
+    evaluate = linear.make(parts, balanced=True, **OPTIONS | {"epochs": 1})
+    evaluate(state_of(0), 0)
+    later = [state_of(1), state_of(2)]
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        caplog.clear()
+        for task in (1, 2):
+            evaluate(later[task - 1], task)
+        assert not [r.message for r in caplog.records if "ompil" in r.message]
+        jax.jit(lambda x: x * 3.75)(later[0].replayed)
+        assert "ompil" in caplog.text  # the log is seen at all
+
+
+# What the probe sees
+
+COLOURS = dict(jitter_probability=0.8, grayscale=0.2, blur=0.5)
+
+
+@pytest.mark.parametrize(
+    "streams, given, seen",
+    [
+        (False, {}, dict(jitter_probability=0.0, grayscale=0.0)),
+        (True, {}, dict(jitter_probability=0.0, grayscale=0.0)),
+        (False, COLOURS, COLOURS | {"jitter": (0.4, 0.4, 0.4, 0.1)}),
+        (True, *[COLOURS | {"jitter": [0.1, 0.2, 0.3, 0.4]}] * 2),
+    ],
+)
+def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
+    """With no options crops and flips alone, from the same keys."""
+    scale = (1.0, 1.0) if streams else (0.3, 1.0)  # whole: the workers draw nothing
+    data, state = test_evals.dataset(), test_evals.state_of(0)
+    parts = test_evals.parts_of(data=test_evals.dataset(streams=streams))
+    options = test_evals.OPTIONS | {"scale": scale}
+    result = linear.make(parts, **options, **given)(state, 1)
+    view = augment.make(
+        size=4, views=1, scale=scale, ratio=(3 / 4, 4 / 3), interpolation="bilinear",
+        flip=0.5, mean=test_evals.MEAN, std=test_evals.STD, **seen,
+    )  # fmt: skip
+    view, key_of = jax.jit(view), jax.random.fold_in
+    k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
+    order_of = test_evals.device_orders(50, 16, 50, k_epochs)
+    weight, x, y = np.asarray(state.params["w"], np.float64), [], []
+    for epoch in range(7):
+        order = order_of(epoch)
+        if streams:
+            rng = np.random.default_rng([3, 1, epoch])
+            order = stream.epoch_order(rng, np.arange(50), 16).reshape(-1)
+        _, k_read = jax.random.split(key_of(k_epochs, epoch))
+        for step in range(3):
+            at = order[16 * step : 16 * (step + 1)]
+            key = (
+                key_of(k_epochs, 3 * epoch + step) if streams else key_of(k_read, step)
+            )
+            images = data.train.images[at]
+            pixels = view(key, images[:, None] if streams else images)
+            x.append(np.asarray(pixels, np.float64).reshape(16, -1) @ weight)
+            y.append(data.train.label[at])
+    head = head_lib.start(k_start, DIM, CLASSES)
+    x, y = np.concatenate(x), np.concatenate(y)
+    _, _, loss = test_evals.probe_twin(
+        x, y, head, lambda epoch: 48 * epoch + np.arange(48), 16
+    )
+    np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "option, value, allowed",
+    [
+        ("train_on", "visibl", "all, seen, visible; did you mean visible"),
+        ("jitter", (0.4, 0.4, 0.4), "4 numbers >= 0, the last (hue) <= 0.5"),
+        ("jitter", (0.4, 0.4, 0.4, 0.6), "4 numbers >= 0, the last (hue) <= 0.5"),
+        ("jitter", (-0.4, 0.4, 0.4, 0.1), "4 numbers >= 0, the last (hue) <= 0.5"),
+        ("jitter_probability", 1.5, "in [0, 1]"),
+        ("grayscale", -0.5, "in [0, 1]"),
+        ("blur", 1.5, "in [0, 1]"),
+    ],
+)
+def test_errors_name_the_option(option, value, allowed):
+    with pytest.raises(ValueError) as error:
+        linear.make(parts_of(), **{option: value})
+    assert str(error.value).startswith(f"config.evaluators.linear.{option}={value!r}: ")
+    assert allowed in str(error.value)
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError) as error:
+        linear.make(parts_of(replayed=None), train_on="visible")
+    said = str(error.value)
+    assert said.startswith(
+        "config.evaluators.linear.train_on='visible': needs a method"
+    )
+    assert "cclis and co2l" in said and "'seen' or 'all'" in said
+    parts = parts_of(data=test_evals.dataset(streams=True))
+    with pytest.raises(
+        ValueError, match=r"linear\.balanced=True: must be False for im"
+    ):
+        linear.make(parts, balanced=True)
+    linear.make(parts, balanced=True, augment=False)  # features are in memory
+
+
+# A run
+
+ENTRY = {"name": "linear", "train_on": "visible", "epochs": 1, "augment": False}
+
+
+@pytest.mark.parametrize("name", ["er", "two_view"])
+def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
+    """Also the runs on single tasks, of the method as it is or of another."""
+    module, asked, visible = {"er": er, "two_view": two_view}[name], [], []
+
+    def make(parts, **options):
+        def replayed(state):
+            asked.append(options.get("strategy"))
+            return jnp.stack([state.task - 1, 0 * state.task - 1])
+
+        return real(parts, **options)._replace(replayed=replayed)
+
+    def resident_fit(*_, **__):
+        def run(state, data, rows, task, probe):
+            visible.append(set(rows.tolist()))
+            return head_lib.Head(jnp.zeros((data.shape[1], 10)), jnp.zeros(10)), 0.0
+
+        return run
+
+    real = module.make
+    make.__signature__ = inspect.signature(real)
+    monkeypatch.setattr(module, "make", make)
+    monkeypatch.setattr(head_lib, "resident_fit", resident_fit)
+    changes = toy.ONLINE | {"method": {"name": "er"}} if name == "er" else {}
+    if name == "two_view":
+        changes["method.strategy"] = "pnr"
+    changes |= {"plasticity": True, "evaluators": {"mine": ENTRY}}
+    made = toy.job(tmp_path, **changes)
+    state = job.initial_state(made)
+    tasks = [set(task.train.rows.tolist()) for task in made.stream.tasks]
+    made.evaluators["mine"](state, 0)
+    made.evaluators["mine"](state.replace(task=state.task + 1), 1)
+    alone = made.alone.make()
+    alone.evaluators["mine"](job.initial_state(alone), 0)
+    assert visible == [tasks[0], tasks[1] | {0}, tasks[0]] and 0 not in tasks[1]
+    want = {"er": {None}, "two_view": {"pnr", "finetune"}}[name]
+    assert set(asked) == want
+
+
+# The picture of a memory
+
+
+def remembering(filled=6, seed=0, by_row=False):
+    """A memory of six rows, three of class 0, two of 1, one of 4; two empty slots.
+
+    It holds images, or names rows of the train split.
+    """
+    rng = np.random.default_rng(seed)
+    label = np.array([0, 5, 1, 0, 4, 1, 5, 0], np.int32)
+    there = np.array([1, 0, 1, 1, 1, 1, 0, 1], bool) & (np.arange(8) < filled + 2)
+    images = rng.integers(0, 256, (8, 4, 4, 3)).astype(np.uint8)
+    items = {"image": images, "label": label}
+    if by_row:
+        items = {"index": rng.permutation(50)[:8] * there, "label": label}
+    memory = jax.tree.map(jnp.asarray, buffer.Buffer(items, there, 6))
+    return state_of()._replace(memory=memory)
+
+
+def remembered(data=None, **more):
+    return parts_of(data=data, memory=lambda state: state.memory, **more)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What `plots.marked` was given, and what t-SNE was, which is left out."""
+    calls, features, marked = [], [], plots.marked
+
+    def keep(*given, **options):
+        calls.append((given, options))
+        marked(*given, **options)
+
+    def look(found, **options):
+        features.append(found)
+        return found[:, :2]
+
+    monkeypatch.setattr(plots, "marked", keep)
+    monkeypatch.setattr(tsne, "project", look)
+    return calls, features
+
+
+def size_of(path):
+    """Width and height of a PNG."""
+    start = path.read_bytes()[:24]
+    assert start[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", start[16:])
+
+
+@pytest.mark.parametrize(
+    "streams, devices, by_row", [(False, 2, False), (True, 1, False), (True, 1, True)]
+)
+def test_picture_of_a_memory_marks_its_rows(streams, devices, by_row, tmp_path, drawn):
+    calls, features = drawn
+    data, state = test_evals.dataset(), remembering(by_row=by_row)
+    parts = remembered(test_evals.dataset(streams=streams), devices=devices)
+    placed = sharding.replicate(state, parts.mesh)
+    draw = tsne.make(parts, directory=tmp_path / "a", show="memory", max_points=20)
+    found = draw(placed, 1)
+    assert found.rows == {} and found.scalars == {}
+    width, height = size_of(tmp_path / "a" / "memory_tsne_task1.png")
+    assert 1200 < width < 1600 and 600 < height < 780  # two panels of 6 inches
+    (points, labels, pale, marks, _), options = calls[0]
+    assert options["class_names"] == data.class_names and "task 2" in options["title"]
+    # Twenty of the rows of four classes, then all stored rows.
+    train, memory = data.train, jax.device_get(state.memory)
+    met = np.concatenate([t.train.rows for t in parts.stream.tasks[:2]])
+    met = np.sort(met)
+    rows = met[tsne.choose(train.label[met], 20, 3)]
+    assert points.shape == (26, 2) and pale.tolist() == [True] * 20 + [False] * 6
+    np.testing.assert_array_equal(labels[:20], train.label[rows])
+    np.testing.assert_array_equal(labels[20:], [0, 1, 0, 4, 1, 0])
+    images = train.images[memory.items["index"]] if by_row else memory.items["image"]
+    want = np.concatenate([train.images[rows], images[memory.filled]])
+    np.testing.assert_allclose(
+        features[0], test_evals.embedded(state, want), rtol=1e-4, atol=1e-5
+    )
+    stored, random = marks.values()
+    assert stored.tolist() == [False] * 20 + [True] * 6
+    assert not random[20:].any() and list(marks)[0] == "stored rows"
+    # No train row of class 4 has been met: none can stand for the stored one.
+    counts = np.bincount(labels[random], minlength=CLASSES).tolist()
+    assert counts == [3, 2, 0, 0, 0, 0] and 4 not in labels[:20]
+
+
+def test_any_number_of_images_is_embedded_by_one_program(caplog):
+    parts, images = remembered(devices=2), test_evals.dataset().train.images
+    state = sharding.replicate(test_evals.state_of(0), parts.mesh)
+    embed, want = tsne._embedder(parts, 7), test_evals.embedded(state, images)
+    embed(state, images[:1])
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        caplog.clear()
+        for n in (3, 8, 50):
+            found = embed(state, images[:n])
+            np.testing.assert_allclose(found, want[:n], rtol=1e-4, atol=1e-5)
+        assert "ompil" not in caplog.text
+
+
+def test_picture_of_a_memory_is_the_same_again(tmp_path, monkeypatch):
+    found, project = [], tsne.project
+
+    def keep(features, **options):
+        found.append(project(features, **options))
+        assert options == {"perplexity": 9.0, "seed": 3}
+        return found[-1]
+
+    monkeypatch.setattr(tsne, "project", keep)
+    for name in ("one", "two"):
+        options = dict(show="memory", max_points=12, perplexity=9.0)
+        tsne.make(remembered(), directory=tmp_path / name, **options)(remembering(), 0)
+    one, two = (
+        (tmp_path / n / "memory_tsne_task0.png").read_bytes() for n in ("one", "two")
+    )
+    assert one == two and len(found) == 2 and found[0].shape == (18, 2)
+
+
+def test_as_many_rows_are_drawn_uniformly():
+    labels = np.repeat([0, 1, 2], [8, 4, 2])
+    stored, counts = np.array([1, 0, 0, 2, 2, 2, 7]), np.zeros(14)
+    for seed in range(1000):
+        chosen = tsne.as_many(labels, stored, seed)
+        assert np.bincount(labels[chosen]).tolist() == [2, 1, 2]
+        counts += chosen
+    np.testing.assert_allclose(counts[:8], 250, atol=70)
+    np.testing.assert_allclose(counts[8:12], 250, atol=70)
+    assert (counts[12:] == 1000).all()
+    assert (tsne.as_many(labels, stored, 5) == tsne.as_many(labels, stored, 5)).all()
+
+
+def test_few_points_make_no_picture(tmp_path, drawn):
+    parts = remembered(test_evals.dataset(streams=True))
+    draw = tsne.make(parts, directory=tmp_path / "none", show="memory", max_points=5)
+    for by_row in (False, True):
+        empty = remembering(filled=-2, by_row=by_row)
+        assert not np.asarray(empty.memory.filled).any()
+        draw(empty, 2)
+    few = stream.Source(parts.stream.dataset.train, np.array([4, 7, 9], np.int32))
+    tasks = [t._replace(train=few) for t in parts.stream.tasks]
+    parts = parts._replace(stream=parts.stream._replace(tasks=tasks))
+    draw = tsne.make(parts, directory=tmp_path / "none", show="memory")
+    draw(remembering(filled=-1), 2)  # four points
+    assert not (tmp_path / "none").exists()
+    draw(remembering(filled=1), 2)  # five
+    assert (tmp_path / "none" / "memory_tsne_task2.png").exists()
+    assert len(drawn[0]) == 1
+
+
+def test_a_memory_is_needed_and_no_evaluation_split(tmp_path, drawn):
+    with pytest.raises(
+        ValueError, match=r"tsne\.show='memory': needs a method with a m"
+    ):
+        tsne.make(parts_of(), directory=tmp_path, show="memory")
+    with pytest.raises(
+        ValueError, match=r"tsne\.show='memori': allowed are test, memo"
+    ):
+        tsne.make(parts_of(), directory=tmp_path, show="memori")
+    parts = remembered()
+    parts = parts._replace(stream=parts.stream._replace(evaluation=None))
+    tsne.make(parts, directory=tmp_path, show="memory")(remembering(), 0)
+    assert (tmp_path / "memory_tsne_task0.png").exists()
+    train = test_evals.dataset().train
+    unknown = train._replace(label=np.where(train.label == 1, -1, train.label))
+    data = parts.stream.dataset._replace(train=unknown)
+    parts = parts._replace(stream=parts.stream._replace(dataset=data))
+    with pytest.raises(ValueError, match="tsne: needs a label for every row"):
+        tsne.make(parts, directory=tmp_path, show="memory")
+
+
+@pytest.mark.parametrize("classes", [3, 30])
+def test_panels_share_their_points(classes, tmp_path, monkeypatch):
+    figures, save = [], plots._save
+    monkeypatch.setattr(plots, "_save", lambda f, p: (figures.append(f), save(f, p)))
+    rng = np.random.default_rng(0)
+    points, labels = rng.normal(size=(90, 2)), np.arange(90) % classes
+    pale = np.arange(90) < 60
+    marks = {"left": ~pale, "right": pale & (labels == 1)}
+    names = ("a", "b$", "c")
+    plots.marked(
+        points, labels, pale, marks, tmp_path / "x.png", title="t", class_names=names
+    )
+    figure = figures[0]
+    panels = figure.axes[:2]
+    assert [axes.get_title() for axes in panels] == ["left", "right"]
+    assert panels[0].get_xlim() == panels[1].get_xlim()
+    colours = []
+    for axes, chosen in zip(panels, marks.values(), strict=True):
+        groups = axes.collections
+        soft, strong = np.split(np.array(groups, object), 2)
+        for dots, shown in ((soft, pale), (strong, chosen)):
+            there = np.concatenate([d.get_offsets() for d in dots])
+            want = points[shown]
+            assert {*map(tuple, np.asarray(there))} == {*map(tuple, want)}
+        assert soft[0].get_alpha() < 0.5 and strong[0].get_alpha() is None
+        assert strong[0].get_linewidths()[0] == 1.0
+        assert strong[0].get_sizes()[0] > soft[0].get_sizes()[0]
+        colours.append([d.get_clim() for d in groups] if classes > 20 else [
+            tuple(d.get_facecolor()[0][:3]) for d in groups
+        ])  # fmt: skip
+    if classes > 20:
+        assert set(colours[0] + colours[1]) == {(0, 29)} and len(figure.axes) == 3
+    else:
+        assert colours[0] == colours[1] and colours[0][:3] == colours[0][3:]
+        legend = panels[1].get_legend()
+        assert [x.get_text() for x in legend.get_texts()] == ["a", r"b\$", "c"]
+        assert all(h.get_alpha() is None for h in legend.legend_handles)
