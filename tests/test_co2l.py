@@ -44,35 +44,31 @@ def in_task(*classes):
     return toy.in_task(DEFAULT, STORED, task=task)
 
 
-def cosine(a, b):
-    return a @ b / np.sqrt((a @ a) * (b @ b))
+def cosines(z):
+    z = z / np.sqrt((z * z).sum(axis=1, keepdims=True))
+    return z @ z.T
 
 
 def contrast(z, current=(4, 5), tau=0.5, rows=ROWS):
     """Anchor by anchor; the mean over all rows, of which old ones count 0."""
-    label = np.repeat(LABEL[rows], 2)
-    total = 0.0
+    label, s, total = np.repeat(LABEL[rows], 2), cosines(z) / tau, 0.0
     for i, anchor in enumerate(label):
-        others = [k for k in range(len(z)) if k != i]
-        s = {k: cosine(z[i], z[k]) / tau for k in others}
-        partition = np.log(sum(np.exp(s[k]) for k in others))
+        others = np.arange(len(z)) != i
         if anchor in current:
-            total += np.mean([partition - s[k] for k in others if label[k] == anchor])
+            partition = np.log(np.exp(s[i, others]).sum())
+            total += np.mean(partition - s[i, others & (label == anchor)])
     return total / len(z)
 
 
 def ird(z, teacher, now=0.2, past=0.01):
     """The mean over rows of the cross-entropy of their relations to the others."""
-    losses = []
-    for i in range(len(z)):
-        others = [k for k in range(len(z)) if k != i]
-        losses.append(
-            toy.relation(
-                [cosine(z[i], z[k]) / now for k in others],
-                [cosine(teacher[i], teacher[k]) / past for k in others],
-            )
-        )
-    return np.mean(losses)
+    s, before = cosines(z) / now, cosines(teacher) / past
+    return np.mean(
+        [
+            toy.relation(*(np.delete(x[i], i) for x in (s, before)))
+            for i in range(len(z))
+        ]
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from jaxcl.data import convert, lists, prefetch, splits, stream
+from jaxcl.data import convert, lists, prefetch, splits, stream, tiny_imagenet
 
 TEST_SEED = 0  # of test splits that we draw ourselves
 MAPPED_BYTES = 4 << 30  # image files from this size on are mapped, not read
@@ -209,19 +209,16 @@ def image_folder(
     decoder = prefetch.choose_decoder(decoder)
     held = [x for x in ("val", "test") if os.path.isdir(os.path.join(path, x))]
     inner = "train" if os.path.isdir(os.path.join(path, "train")) else ""
-    names, label, files = _scan(path, inner, wanted)
+    names, label, files = scan(path, inner, wanted)
 
     def examples(label, files):
-        reader = convert.Files(path, np.array(files, bytes), decoder, channels)
-        label = np.array(label, np.int32)
-        load = convert.Loader(reader, np.arange(len(files)))
-        return stream.Examples(label, np.zeros_like(label), load=load)
+        return from_files(path, label, files, decoder=decoder, channels=channels)
 
     whole, name = examples(label, files), os.path.basename(os.path.abspath(path))
     if names and inner:
-        held = [x for x in held if _folders(os.path.join(path, x))]
+        held = [x for x in held if folders(os.path.join(path, x))]
     if inner and held:
-        parts = [examples(*_scan(path, x, names, wanted is None)[1:]) for x in held]
+        parts = [examples(*scan(path, x, names, wanted is None)[1:]) for x in held]
         validation_part = parts[0] if len(parts) == 2 else None
         data = stream.Dataset(
             name, names, ("all",), whole, validation_part, parts[-1], decoder
@@ -236,12 +233,21 @@ def image_folder(
     )  # fmt: skip
 
 
-def _folders(path: str) -> list[str]:
+def from_files(path, label, files, *, decoder, channels=3) -> stream.Examples:
+    """Examples of one domain that are read from `files`, relative to `path`."""
+    reader = convert.Files(path, np.array(files, bytes), decoder, channels)
+    label = np.array(label, np.int32)
+    load = convert.Loader(reader, np.arange(len(files)))
+    return stream.Examples(label, np.zeros_like(label), load=load)
+
+
+def folders(path: str) -> list[str]:
+    """Names of the folders in a folder, sorted."""
     with os.scandir(path) as entries:
         return sorted(x.name for x in entries if x.is_dir() and x.name[0] != ".")
 
 
-def _scan(path, inner, wanted, only=False):
+def scan(path, inner, wanted, only=False):
     """Class names, labels and files (relative to `path`) below path/inner."""
     folder = os.path.join(path, inner)
     if not os.path.isdir(folder):
@@ -249,7 +255,7 @@ def _scan(path, inner, wanted, only=False):
             f"path = {folder!r}: no such directory; expected train/CLASS/* and val/ or "
             "test/, or CLASS/*, or images"
         )
-    names, files, label = _folders(folder), [], []
+    names, files, label = folders(folder), [], []
     if wanted:
         missing, extra = sorted({*wanted} - {*names}), sorted({*names} - {*wanted})
         if missing or (only and extra):
@@ -276,7 +282,16 @@ def tfds(*, path: str | Sequence[str], **options) -> stream.Dataset:
 
 
 SOURCES = {
-    f.__name__: f for f in (digits, npz, arrays, image_folder, lists.image_lists, tfds)
+    f.__name__: f
+    for f in (
+        digits,
+        npz,
+        arrays,
+        image_folder,
+        lists.image_lists,
+        tiny_imagenet.tiny_imagenet,
+        tfds,
+    )
 }
 
 

@@ -1,0 +1,258 @@
+"""tiny-imagenet-200 in its official layout, and with val sorted into folders."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxcl import sections
+from jaxcl.data import convert, prefetch, sources, stream
+
+WNIDS = ("n03", "n01", "n02")  # of wnids.txt: not sorted
+# wnid of val_K.JPEG. Files are sorted as text: val_10 and val_11 before val_2.
+VAL = ("n02", "n03", "n03", "n01", "n02", "n01", *["n03"] * 6)
+TRAIN = {"n01": 4, "n02": 3, "n03": 12}
+
+
+def save(file, rng, size=(8, 8)):
+    """A JPEG, every third one grey; what Pillow reads of it, as RGB."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8))
+    number = int(file.stem.split("_")[1])
+    image.convert("L" if number % 3 == 0 else "RGB").save(file, "JPEG", quality=90)
+
+
+def make(root):
+    rng = np.random.default_rng(0)
+    for wnid, count in TRAIN.items():
+        for i in range(count):
+            save(root / f"train/{wnid}/images/{wnid}_{i}.JPEG", rng)
+        (root / f"train/{wnid}/{wnid}_boxes.txt").write_text("")
+    for i in range(len(VAL)):
+        save(root / f"val/images/val_{i}.JPEG", rng)
+    lines = [f"val_{i}.JPEG\t{wnid}\t0\t32\t44\t62\n" for i, wnid in enumerate(VAL)]
+    (root / "val/val_annotations.txt").write_text("".join(lines))
+    save(root / "test/images/test_0.JPEG", rng)
+    (root / "wnids.txt").write_text("\n".join(WNIDS) + "\n")
+    (root / "words.txt").write_text("n01\tgoldfish, Carassius auratus\n")
+    return root
+
+
+def sort_val(root, inner):
+    for i, wnid in enumerate(VAL):
+        (root / "val" / wnid / inner).mkdir(parents=True, exist_ok=True)
+        file = root / f"val/images/val_{i}.JPEG"
+        file.rename(root / "val" / wnid / inner / file.name)
+
+
+def load(path, **options):
+    return sources.load(
+        "tiny_imagenet", **{"path": str(path), "decoder": "pillow", **options}
+    )
+
+
+def expected(root, names):
+    """(split, label, file) of every train and test row, in order."""
+    for label, wnid in enumerate(names):
+        for i in sorted(range(TRAIN[wnid]), key=str):
+            yield "train", label, root / f"train/{wnid}/images/{wnid}_{i}.JPEG"
+        for i in sorted(np.flatnonzero(np.array(VAL) == wnid), key=str):
+            yield "test", label, root / f"val/images/val_{i}.JPEG"
+
+
+def check(data, rows):
+    for split in ("train", "test"):
+        part, wanted = getattr(data, split), [x for x in rows if x[0] == split]
+        assert part.load is None and part.images.dtype == np.uint8
+        assert part.label.dtype == part.domain.dtype == np.int32
+        assert part.label.tolist() == [label for _, label, _ in wanted]
+        assert not part.domain.any()
+        np.testing.assert_array_equal(part.images, [x for _, _, x in wanted])
+
+
+def with_pixels(root, names=WNIDS):
+    rows = []
+    for split, label, file in expected(root, names):
+        with Image.open(file) as image:
+            rows.append((split, label, np.asarray(image.convert("RGB"))))
+    return rows
+
+
+def test_rows_of_every_layout(tmp_path):
+    rows = with_pixels(make(tmp_path))
+    grey = [(x == x[..., :1]).all() for _, _, x in rows]
+    assert 0 < sum(grey) < len(rows) == sum(TRAIN.values()) + len(VAL)
+    data = load(tmp_path)
+    assert data.name == "tiny_imagenet" and data.decoder == "pillow"
+    assert data.class_names == WNIDS and data.domain_names == ("all",)
+    assert data.validation is None
+    check(data, rows)
+    # Editors leave blank lines, Windows ends its lines otherwise.
+    file = tmp_path / "val/val_annotations.txt"
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n") + b"\n \n")
+    check(load(tmp_path), rows)
+
+
+@pytest.mark.parametrize("inner", ["", "images"])
+@pytest.mark.parametrize("left", [True, False])
+def test_val_sorted_into_folders(tmp_path, inner, left):
+    rows = with_pixels(make(tmp_path))
+    sort_val(tmp_path, inner)
+    if not left:
+        (tmp_path / "val/images").rmdir()
+        (tmp_path / "val/val_annotations.txt").unlink()
+    check(load(tmp_path), rows)
+    (tmp_path / "names").write_text("n02\nn03\n")
+    data = load(tmp_path, classes=str(tmp_path / "names"))
+    assert data.class_names == ("n02", "n03")
+    assert data.test.label.tolist() == [0] * 2 + [1] * 8
+    (tmp_path / "val/n09").mkdir()
+    with pytest.raises(ValueError, match=r"val: wnids that are not in train/: \['n09"):
+        load(tmp_path)
+    (tmp_path / "val/n09").rmdir()
+    for i in np.flatnonzero(np.array(VAL) == "n01"):
+        (tmp_path / "val/n01" / inner / f"val_{i}.JPEG").unlink()
+    with pytest.raises(ValueError, match="val/n01: class 'n01' has no images"):
+        load(tmp_path)
+    assert load(tmp_path, classes=str(tmp_path / "names")).class_names[1] == "n03"
+
+
+def test_classes_to_keep_in_an_order_of_their_own(tmp_path):
+    make(tmp_path)
+    (tmp_path / "names").write_text("n01\nn03\n")
+    (tmp_path / "wnids.txt").unlink()  # not needed then
+    data = load(tmp_path, classes=str(tmp_path / "names"))
+    assert data.class_names == ("n01", "n03")
+    check(data, with_pixels(tmp_path, ("n01", "n03")))
+
+
+def test_options_reach_the_rows(tmp_path):
+    make(tmp_path)
+    whole = load(tmp_path)
+    small = load(tmp_path, size=4)
+    assert small.train.images.shape == (19, 4, 4, 3)
+    assert small.test.images.shape == (12, 4, 4, 3)
+    held = load(tmp_path, validation=0.3, seed=1)
+    assert np.bincount(held.validation.label).tolist() == [4, 1, 1]
+    both = np.concatenate([held.train.images, held.validation.images])
+    assert sorted(x.tobytes() for x in both) == sorted(
+        x.tobytes() for x in whole.train.images
+    )
+    other = load(tmp_path, validation=0.3, seed=2).validation.images
+    assert (other != held.validation.images).any()
+    np.testing.assert_array_equal(held.test.images, whole.test.images)
+    assert load(tmp_path, decoder="auto").decoder == prefetch.choose_decoder("auto")
+    streamed = load(tmp_path, resident=False, cache=str(tmp_path / "cache"))
+    assert list((tmp_path / "cache").glob("*/meta.json"))
+    for split in ("train", "test"):
+        part, want = getattr(streamed, split), getattr(whole, split)
+        assert part.images is None
+        pixels = [part.load(row) for row in range(stream.size(part))]
+        np.testing.assert_array_equal(pixels, want.images)
+    cached = load(
+        tmp_path, resident=False, cache=str(tmp_path / "less"), cache_size=6
+    ).train.load(0)
+    assert cached.shape == (6, 6, 3)
+    for options, words in (
+        ({"decoder": "turbo"}, "decoder = 'turbo'"),
+        ({"on_corrupt": "drop"}, "on_corrupt = 'drop'"),
+        ({"size": 0}, "size = 0"),
+        ({"validation": 2.0}, "fraction = 2.0"),
+        ({"cache_size": 4}, "cache_size = 4: needs a cache"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            load(tmp_path, **options)
+
+
+def test_images_that_cannot_be_decoded(tmp_path):
+    make(tmp_path)
+    bad = tmp_path / "train/n01/images/n01_1.JPEG"
+    bad.write_bytes(b"no image")
+    with pytest.raises(convert.Unreadable, match=r"n01_1\.JPEG cannot be decoded"):
+        load(tmp_path)
+    with pytest.warns(UserWarning, match=r"n01_1\.JPEG.*used .*n01_2\.JPEG"):
+        data = load(tmp_path, on_corrupt="skip")
+    row = int(np.flatnonzero(data.train.label == 1)[1])
+    np.testing.assert_array_equal(data.train.images[row], data.train.images[row + 1])
+
+
+def test_a_config_cuts_it_into_tasks(tmp_path):
+    make(tmp_path)
+    data = {"name": "tiny_imagenet", "path": str(tmp_path)}
+    tasks = sections.tasks(data, {"name": "class", "num_tasks": 3})()
+    assert [task.classes.tolist() for task in tasks.tasks] == [[0], [1], [2]]
+    assert [len(task.test) for task in tasks.tasks] == [VAL.count(x) for x in WNIDS]
+    with pytest.raises(ValueError, match=r"config\.data\.channels: no such option"):
+        sections.tasks({**data, "channels": 1}, {"name": "joint"})
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("", "tiny: no such directory; path = '.*tiny' must be the unpacked tiny-"),
+        ("train", "tiny/train: no such directory"),
+        ("val", "tiny/val: no such directory"),
+        ("wnids.txt", r"classes = '.*tiny/wnids\.txt' cannot be read"),
+        ("val/val_annotations.txt", r"tiny/val/val_annotations\.txt cannot be read"),
+        ("val/images", r"tiny/val: expected images/\* and val_annot.*or folders WNID"),
+        ("train/n02", r"train: class folders missing: \['n02'\]"),
+        ("train/n02/images", "train/n02: class 'n02' has no images"),
+        ("val/images/val_3.JPEG", r"txt names images that .*1, \['val_3\.JPEG'\]"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path, missing, words):
+    root = make(tmp_path / "tiny")
+    (root / missing).rename(tmp_path / "away")
+    with pytest.raises(ValueError, match=words):
+        load(root)
+
+
+def test_unknown_classes(tmp_path):
+    make(tmp_path)
+    (tmp_path / "names").write_text("n01\nn09\n")
+    with pytest.raises(ValueError, match=r"train: class folders missing: \['n09'\]"):
+        load(tmp_path, classes=str(tmp_path / "names"))
+    with pytest.raises(ValueError, match=r"classes = '' cannot be read"):
+        load(tmp_path, classes="")
+    (tmp_path / "wnids.txt").write_text("n01\nn03\n")
+    with pytest.raises(ValueError, match=r"train: class .*unknown: \['n02'\]"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("val_1.JPEG\tn03", "is not file, wnid, x, y, width and height, with tabs"),
+        ("val_1.JPEG n03 0 32 44 62", "is not file, wnid"),
+        ("val_1.JPEG\tn03\t0\t32\t44\t", "is not file, wnid"),
+        ("val_1.JPEG\tn03\t0\t32\t44\t62\t1", "is not file, wnid"),
+        ("\tn03\t0\t32\t44\t62", "is not file, wnid"),
+        ("val_1.JPEG\t\t0\t32\t44\t62", "is not file, wnid"),
+        ("val_1.JPEG\tn09\t0\t32\t44\t62", "wnid 'n09' is not in train/"),
+        ("val_0.JPEG\tn03\t0\t32\t44\t62", "'val_0.JPEG' has an annotation above"),
+    ],
+)
+def test_lines_that_are_none(tmp_path, line, words):
+    make(tmp_path)
+    file = tmp_path / "val/val_annotations.txt"
+    lines = file.read_text().split("\n")
+    lines[1:2] = ["", line]
+    file.write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=words) as error:
+        load(tmp_path)
+    assert f"{file}, line 3: {line!r}" in str(error.value)
+
+
+def test_annotations_and_images_that_do_not_meet(tmp_path):
+    make(tmp_path)
+    file = tmp_path / "val/val_annotations.txt"
+    text = file.read_text()
+    lines = text.splitlines(keepends=True)
+    file.write_text("".join(lines[:4] + lines[5:]))
+    with pytest.raises(ValueError, match=r"lacks images .*: 1, \['val_4\.JPEG'\]"):
+        load(tmp_path)
+    file.write_text(text.replace("n01", "n02"))
+    with pytest.raises(ValueError, match=r"txt: classes without images: \['n01'\]"):
+        load(tmp_path)
+    file.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"val_annotations\.txt cannot be read"):
+        load(tmp_path)
