@@ -193,6 +193,14 @@ def test_prototypes_are_moved_on_the_sphere_whatever_their_length():
     np.testing.assert_allclose(cosine, 1, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("share", "old"), [(None, 3), (0.5, 5)])
+def test_every_batch_has_its_share_of_stored_rows(share, old):
+    """Batches of 10, of 6 stored rows and 15 new ones."""
+    source = make(share=share).source(in_task(), toy.TASKS[2])
+    epoch = source.order(np.random.default_rng(0), source.rows, 10)
+    assert (np.isin(epoch, STORED).sum(axis=1) == old).all()
+
+
 # Views that scores are averaged over
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import rehearsal_toy as toy
 
+from jaxcl.data import stream
 from jaxcl.methods import co2l, rehearsal
 
 NET = rehearsal.network(toy.parts(2), prototypes=False, **toy.WIDTHS)
@@ -152,6 +153,12 @@ def test_a_batch_without_current_classes_distils_alone():
         return ird(z, teacher)
 
     toy.check_step(DEFAULT, NET, state, incoming, images, twin)
+
+
+def test_stored_rows_fall_into_any_batch():
+    source = DEFAULT.source(in_task(), toy.TASKS[2])
+    assert source.order is stream.epoch_order
+    assert sorted(source.rows) == sorted([*STORED, *toy.TASKS[2].train.rows])
 
 
 @pytest.mark.parametrize("count", [1, 3])
