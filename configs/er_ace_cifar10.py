@@ -50,8 +50,17 @@ METHODS = {
         {"replay": {"policy": "greedy_balanced", "augment": "replay"}},
     ),
     "der": ({"name": "der"}, 0.03, {}),
-    "derpp": ({"name": "der", "beta": 0.5}, 0.03, {}),
-    "derpp_ace": ({"name": "der", "beta": 0.5, "ace": True}, 0.03, {}),
+    # With augmentation, as the code has it.
+    "derpp": (
+        {"name": "der", "alpha": 0.75, "beta": 1.0},
+        0.01,
+        {"replay": {"augment": "all"}},
+    ),
+    "derpp_ace": (
+        {"name": "der", "alpha": 0.75, "beta": 1.0, "ace": True},
+        0.01,
+        {"replay": {"augment": "all"}},
+    ),
     "ss_il": ({"name": "ss_il"}, 0.01, {}),
     "gss": ({"name": "gss"}, 0.1, {}),
     "gcr": ({"name": "gcr"}, 0.03, {}),

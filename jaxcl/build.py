@@ -108,10 +108,16 @@ def _seeds(raw, workdir):
             "config.side_by_side=True: runs whose memory is split over the devices "
             "(config.replay.sharded) go one after another; must be None or False"
         )
-    make(top.seed)
+    # Their batches hold rows that the memory of each seed names.
+    mixes = make(top.seed).method.replayed is not None
+    if mixes and side_by_side:
+        raise ValueError(
+            f"config.side_by_side=True: runs of {top.method['name']} read rows that "
+            "differ from seed to seed, and go one after another; must be None or False"
+        )
     claim(workdir, json.loads(json.dumps(raw)))
     if side_by_side is None:
-        side_by_side = not split and not sharding.on_cpu()
+        side_by_side = not (split or mixes or sharding.on_cpu())
     chosen = tuple(range(top.seed, top.seed + top.seeds))
     return seeds.Seeds(chosen, make, side_by_side)
 

@@ -47,7 +47,8 @@ def test_every_row_makes_a_method(name, row):
     assert top.scenario["num_tasks"] == (1 if joint else 5 if classes == 10 else 20)
     assert settings.capacity == (200 if classes == 10 else 10_000)
     assert top.batch_size == (128 if row == "iid_offline" else 10)
-    assert settings.augment == ("replay" if row == "gdumb" else "none")
+    augmented = {"gdumb": "replay", "derpp": "all", "derpp_ace": "all"}
+    assert settings.augment == augmented.get(row, "none")
 
 
 @pytest.mark.parametrize("argument", ["er_acr", "er,mir", "er,debugg"])

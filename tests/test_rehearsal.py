@@ -272,8 +272,9 @@ def proposal(state, rows, temperature, leftover=False, passes=5):
     return dict(zip(rows.tolist(), g, strict=True))
 
 
-@pytest.mark.parametrize("options", [{}, {"leftover": True, "temperature": 0.2}])
-@pytest.mark.parametrize("size", [13, 60])
+@pytest.mark.parametrize(
+    ("size", "options"), [(60, {}), (13, {"leftover": True, "temperature": 0.2})]
+)
 def test_weights_are_those_of_the_proposal(size, options):
     """Of the memory and the task, at the end of the first and of the third."""
     method = make("cclis", size, **options)
@@ -296,7 +297,7 @@ def test_weights_are_those_of_the_proposal(size, options):
         assert np.abs(weight / uniform - 1).max() > 0.1
 
 
-def draws(method, state, task, count=300):
+def draws(method, state, task, count=200):
     """How often each row is kept, over keys, or over steps of one key."""
     found = np.zeros(len(LABEL))
     for i in range(count):
@@ -310,7 +311,7 @@ def _other(state, i):
     return state.replace(key=jax.random.key(i))
 
 
-@pytest.mark.parametrize("name", ["cclis", "uniform", "co2l"])
+@pytest.mark.parametrize("name", ["cclis", "uniform"])
 def test_rows_are_drawn_by_their_weights_or_alike(name):
     """Of each of two classes, one row."""
     options = {"temperature": 0.05} if name == "cclis" else {}
@@ -326,7 +327,7 @@ def test_rows_are_drawn_by_their_weights_or_alike(name):
         chance = 1 / np.array(toy.COUNTS)[LABEL[rows]]
     found = draws(method, state, task)
     assert found.sum() == pytest.approx(2)
-    deviation = np.sqrt(chance * (1 - chance) / 300)
+    deviation = np.sqrt(chance * (1 - chance) / 200)
     assert (np.abs(found[rows] - chance) < 4 * deviation + 1e-3).all()
 
 
@@ -339,6 +340,20 @@ def test_the_end_of_a_task_is_drawn_from_key_and_step():
 
     others = {tuple(kept(_other(state, i))) for i in range(8)}
     assert kept(state) == kept(state) and len(others) > 5
+
+
+# The teacher
+
+
+def test_the_first_task_has_no_teacher():
+    net = rehearsal.network(toy.parts(), prototypes=True, **toy.WIDTHS)
+    state = toy.in_task(make("cclis"), toy.rows_of(0)[:2])
+    images = toy.parts().plain(toy.EXAMPLES.images[:4])
+    teach = jax.jit(functools.partial(rehearsal.teach, net, train=False))
+    expected = toy.told(net, state, images)
+    np.testing.assert_allclose(teach(state, images), expected, rtol=1e-4, atol=1e-6)
+    first = state.replace(task=jnp.int32(0))
+    np.testing.assert_array_equal(teach(first, images), np.zeros((4, 4)))
 
 
 # Images that are read row by row

@@ -57,6 +57,16 @@ def test_one_after_another_each_is_a_run_of_its_own(apart, tmp_path):
     assert found == json.loads((workdir / seeds.SUMMARY).read_text())
 
 
+def test_rows_of_a_seeds_own_are_not_read_side_by_side(tmp_path, monkeypatch):
+    changes = {"method": {"name": "cclis"}, "augment.views": 1, "seeds": 2}
+    with pytest.raises(ValueError, match=r"side_by_side=True: runs of cclis read rows"):
+        build.build(toy.config(**changes, side_by_side=True), tmp_path)
+    monkeypatch.setattr(build.sharding, "on_cpu", lambda: False)
+    assert not build.build(toy.config(**changes), tmp_path).side_by_side
+    more = {"method.base": "simclr", "seeds": 2}
+    assert build.build(toy.config(**more), tmp_path / "simclr").side_by_side
+
+
 def test_summary_is_mean_and_standard_error(apart):
     workdir, _, found = apart
     last = np.array([m[-1].mean() for m in matrices(workdir).values()])

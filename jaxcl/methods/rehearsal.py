@@ -244,7 +244,7 @@ def _empty(size: int) -> Memory:
 
 
 def _chosen(size, score, state, images, rows, label) -> Memory:
-    """The memory for the next task, chosen among `rows`, -1 for none.
+    """The memory for the next task, chosen among `rows`, at least `size`, -1: none.
 
     Those that stay come first, then those of the task, in the order that they have.
     """
@@ -266,13 +266,8 @@ def _chosen(size, score, state, images, rows, label) -> Memory:
         weights = jnp.zeros(rows.shape)
     first = jnp.argsort(~drawn, stable=True)[:size]
     there = drawn[first]
-    found = Memory(
+    return Memory(
         jnp.where(there, rows[first], -1),
         jnp.where(there, label[first], -1),
         jnp.where(there, weights[first], 0),
     )
-    spare = size - len(first)
-    return jax.tree.map(
-        lambda x, fill: jnp.pad(x, (0, spare), constant_values=fill),
-        found, Memory(-1, -1, 0),
-    )  # fmt: skip
