@@ -151,10 +151,18 @@ def test_a_class_of_both_the_memory_and_the_task_is_not_old():
     state = toy.in_task(DEFAULT, STORED, WEIGHTS, toy.task_of(2, 1, 4, 5))
     teacher, old = memory(state), (0, 2, 3)
 
-    def twin(z, c):
-        return nce(z, c, old=old) + 0.6 * prd(z, c, *teacher, classes=old)
+    def twin(z, c):  # the teacher knows the class all the same
+        return nce(z, c, old=old) + 0.6 * prd(z, c, *teacher, classes=range(4))
 
     check(IN_FULL, state, twin, 1.0)
+
+
+def test_takes_one_view():
+    state = in_task()
+    parts = toy.parts(views=2)
+    method = cclis.make(parts, **toy.WIDTHS)
+    with pytest.raises(ValueError, match=r"config\.augment\.views=2: cclis takes 1"):
+        jax.eval_shape(method.step, state, INCOMING)
 
 
 def test_without_distillation_there_is_no_teacher():

@@ -117,7 +117,7 @@ IDLE |= {
     **dict.fromkeys(("der", "derpp", "derpp_ace"), ("task", "extra.seen")),
     "cclis": ("extra.replayed", "extra.count"),
     "cclis-uniform": ("extra.replayed", "extra.count"),
-    "co2l": ("extra.replayed", "extra.count", "extra.seen"),
+    "co2l": ("extra.replayed", "extra.count", "extra.taught"),
     # Its steps have no gradient: they fill the memory, which evaluations train on.
     "gdumb": (
         "key",

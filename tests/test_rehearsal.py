@@ -187,7 +187,8 @@ def test_three_tasks(name, size):
         count = np.bincount(LABEL[task.train.rows], minlength=7)
         np.testing.assert_array_equal(extra.count, count)
         old = np.arange(7) < task.classes[0]
-        np.testing.assert_array_equal(rehearsal.old_classes(extra), old)
+        np.testing.assert_array_equal(extra.old, old)
+        np.testing.assert_array_equal(extra.taught, old)
         chex.assert_trees_all_equal(extra.replayed, extra.memory, end.extra.memory)
         chex.assert_trees_all_equal(extra.teacher, end.params)
         chex.assert_trees_all_equal(extra.teacher_stats, end.stats)
@@ -241,9 +242,7 @@ def test_a_class_of_both_the_memory_and_the_task_is_one_pool():
     task = toy.TASKS[2]._replace(train=train)
     state = toy.in_task(method, stored, task=task)
     np.testing.assert_array_equal(state.extra.current, [0, 1, 0, 0, 1, 1, 0])
-    np.testing.assert_array_equal(
-        rehearsal.old_classes(state.extra), [1, 0, 1, 1, 0, 0, 0]
-    )
+    np.testing.assert_array_equal(state.extra.old, [1, 0, 1, 1, 0, 0, 0])
     memory = method.end_task(state, task).extra.memory
     there = rows_of(memory)
     np.testing.assert_array_equal(np.bincount(LABEL[there]), [3, 9, 3, 3, 8, 7])

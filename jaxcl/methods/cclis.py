@@ -41,7 +41,7 @@ def make(
       temperature: of Sample-NCE, and of the scores that choose the memory.
       weight: of PRD, lambda; 0: without.
       distill_temperature, past_temperature: of PRD, kappa of student and teacher.
-      distill_over: "old" classes or all "seen".
+      distill_over: "old", the classes of earlier tasks, or all "seen".
       scope: which negatives importance weighs, see `prototype.sample_nce`; "none" is
         plain prototype NCE.
       keep: "importance" draws what is kept by `prototype.proposal`, "uniform" draws
@@ -74,9 +74,12 @@ def make(
 
     def step(state, batch):
         extra, label = state.extra, batch["label"]
-        images = parts.augment(core.step_key(state), batch["image"])[:, 0]
-        old = rehearsal.old_classes(extra)
-        over = old if distill_over == "old" else extra.seen & (state.task > 0)
+        images = parts.augment(core.step_key(state), batch["image"])
+        if images.shape[1] != 1:
+            raise ValueError(f"config.augment.views={images.shape[1]}: cclis takes 1")
+        images = images[:, 0]
+        every = distill_over == "seen"
+        over = extra.seen & (state.task > 0) if every else extra.taught
         told = rehearsal.teach(net, state, images, train=False) if weight else None
         chance = rehearsal.weights(extra, batch)
         # On the sphere, outside of the gradient.
@@ -86,7 +89,7 @@ def make(
         def loss(params):
             z, stats = net(params, state.stats, images, train=True)
             value = prototype.sample_nce(
-                z, label, params["prototypes"], chance, old,
+                z, label, params["prototypes"], chance, extra.old,
                 temperature=temperature, scope=scope,
             )  # fmt: skip
             if weight:

@@ -2,7 +2,9 @@
 
 The memory names rows of the train split; they are mixed into the batches of the next
 task by `source`, so that a step sees one batch like any other. When a task ends the
-rows to keep are chosen anew, of the memory and of the task.
+rows to keep are chosen anew, of the memory and of the task, class by class: where a
+class comes again (domains, slices of the data) its rows of both compete alike, so that
+few of the earlier tasks stay.
 """
 
 import functools
@@ -36,11 +38,23 @@ class Extra(NamedTuple):
 
     memory: Memory  # what the present task replays; after its end, what the next will
     replayed: Memory  # what the task that was trained last replayed
-    seen: jax.Array  # bool[C], classes met, those of the present task included
+    taught: (
+        jax.Array
+    )  # bool[C], classes of earlier tasks, which the teacher has learned
     current: jax.Array  # bool[C], classes of the present task
     count: jax.Array  # i32[C], rows that the present task has of each
     teacher: core.PyTree  # f32, all parameters, as the last task left them
     teacher_stats: core.PyTree  # f32
+
+    @property
+    def seen(self) -> jax.Array:
+        """Classes met so far, bool[C]."""
+        return self.taught | self.current
+
+    @property
+    def old(self) -> jax.Array:
+        """Classes of earlier tasks that the present one has not, bool[C]."""
+        return self.taught & ~self.current
 
 
 class Network(NamedTuple):
@@ -66,11 +80,9 @@ class Network(NamedTuple):
     def _nets(self):
         return {"encoder": self.encoder, "projector": self.projector}
 
-    def __call__(self, params, stats, images, *, train: bool, groups: int = 1):
+    def __call__(self, params, stats, images, *, train: bool):
         """Unit rows f32[N,D], and the statistics after this pass."""
-        rows, stats = chain.apply(
-            self._nets(), params, stats, images, train=train, groups=groups
-        )
+        rows, stats = chain.apply(self._nets(), params, stats, images, train=train)
         return contrastive.l2_normalize(rows), stats
 
     def embed(self, state, images):
@@ -120,20 +132,15 @@ def _stratified(rng, rows, batch_size, *, stored, share):
     return np.hstack([part.reshape(steps, -1) for part in parts])
 
 
-def teach(net: Network, state, images, *, train: bool, groups: int = 1):
+def teach(net: Network, state, images, *, train: bool):
     """The teacher's unit rows f32[N,D]; zeros in the first task, at no cost."""
 
     def rows():
         teacher = state.extra.teacher, state.extra.teacher_stats
-        return net(*teacher, images, train=train, groups=groups)[0]
+        return net(*teacher, images, train=train)[0]
 
     absent = jnp.zeros((len(images), net.projector.features[-1]))
     return jax.lax.cond(state.task == 0, lambda: absent, rows)
-
-
-def old_classes(extra: Extra):
-    """Classes of earlier tasks that the present one has not, bool[C]."""
-    return extra.seen & ~extra.current
 
 
 def weights(extra: Extra, batch):
@@ -192,7 +199,7 @@ def method(
         extra = state.extra._replace(
             replayed=core.copy(state.extra.memory),
             current=jnp.asarray(count > 0), count=jnp.asarray(count),
-            seen=state.extra.seen | (count > 0),
+            taught=core.copy(state.extra.seen),
         )  # fmt: skip
         if task.index > 0:
             extra = extra._replace(
@@ -257,7 +264,7 @@ def _chosen(size, score, state, images, rows, label) -> Memory:
         weights = score(state, k_score, images, label, mask)
     classes = len(extra.seen)
     member = (label == jnp.arange(classes)[:, None]) & mask
-    old = old_classes(extra)
+    old = extra.old
     quota = selection.quotas(
         k_quota, jnp.sum(member, axis=1), old, extra.current, size, state.task + 1
     )
