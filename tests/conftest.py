@@ -22,6 +22,17 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+SLOW = pathlib.Path(__file__).with_name("slow.txt")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark what slow.txt lists: variants that take long and have a quick sister."""
+    listed = set(SLOW.read_text().splitlines())
+    for item in items:
+        if item.nodeid.removeprefix("tests/") in listed:
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _programs_of_other_modules_are_dropped():

@@ -223,15 +223,11 @@ def test_every_config_states_its_command_and_is_well_formed(path):
         assert small.data.name == "digits"
 
 
-PAPERS = [
-    # They differ in little that digits can show: one is quick, the others are slow.
-    pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "pnr_imagenet100"))
-    for path in CONFIGS
-    if path.stem not in ("quickstart", "transfer")
-]
+PAPERS = [path for path in CONFIGS if path.stem not in ("quickstart", "transfer")]
 
 
-@pytest.mark.parametrize("path", PAPERS)
+@pytest.mark.slow  # tests/test_online_configs.py shrinks and runs one that is quick
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
 def test_debug_config_trains(path, tmp_path):
     config = load(path).get_config("debug")
     config.update(devices=1, plots=False, plasticity=False, progress=False)

@@ -85,13 +85,8 @@ for name, changes in METHODS.items():
 # What runs every time; the other pairs run with `-m slow`.
 QUICK = {
     "mocov2plus-pnr",
-    "byol-pnr",
-    "simclr-cassle",
     "mocov2plus-joint",
-    "mocov2plus-pnr-head",
     "er",
-    "er_aml",
-    "icarl",
     "cclis",
 }
 # Pieces of state that no gradient depends on, within a task.
