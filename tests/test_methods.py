@@ -110,8 +110,8 @@ IDLE |= {
     "icarl": ("extra.seen",),
     "ss_il": ("extra.seen",),
     **dict.fromkeys(("der", "derpp", "derpp_ace"), ("task", "extra.seen")),
-    "cclis": ("extra.replayed", "extra.count"),
-    "cclis-uniform": ("extra.replayed", "extra.count"),
+    "cclis": ("extra.replayed", "extra.count", "extra.current"),
+    "cclis-uniform": ("extra.replayed", "extra.count", "extra.current"),
     "co2l": ("extra.replayed", "extra.count", "extra.taught"),
     # Its steps have no gradient: they fill the memory, which evaluations train on.
     "gdumb": (
