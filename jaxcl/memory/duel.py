@@ -1,0 +1,264 @@
+"""DUEL: the memory drops what it holds most of, without labels.
+
+Each incoming row takes the place of the stored row that is most alike to all others.
+With the affine score that row has the largest product with the sum of the stored rows,
+so no matrix of scores is needed, and most of the rows need not be looked at in most of
+the rounds: see `select`.
+
+Source: Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
+Class-Imbalanced Learning", AAAI 2024.
+"""
+
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxcl import core
+from jaxcl.losses import contrastive
+
+SCORES = ("affine", "exponential")
+# Rows that a round looks at (the second number: a share of K), and rounds before all
+# are looked at again. Of 64 to 4096 rows and 32 to 256 rounds these were fastest, or
+# nearly so, on two CPU cores for K = 2048 to 65536.
+_CANDIDATES = 512, 1 / 32
+_ROUNDS = 256
+_BLOCK = 256  # stored rows whose exponential scores are summed at a time
+
+
+class _Window(NamedTuple):
+    """Rounds that a few candidates decide."""
+
+    rows: jax.Array  # f32[C+R, Z], candidates by index, then the next rows to come
+    where: jax.Array  # i32[C+R], their indices in [memory; incoming]
+    alive: jax.Array  # bool[C+R], present
+    total: jax.Array  # f32[Z], sum of all present rows
+    start: jax.Array  # f32[Z], `total` when the window began
+    bound: jax.Array  # f32[], best score of the rows left out, at the start
+    first: jax.Array  # i32[], round at which the window began
+    round: jax.Array  # i32[], the next
+    sure: jax.Array  # bool[], no row left out can be the most duplicated one
+
+
+def similarity(cosines, *, score="affine", temperature=0.5):
+    """Mutual duplication probability q of two unit rows with that product.
+
+    "affine": (1 + s) / 2 (DUEL, Appendix D); "exponential": exp((s - 1) / tau)
+    (Section 3).
+
+    Args:
+      cosines: f32[...].
+
+    Returns:
+      f32[...], in [0, 1].
+    """
+    core.check_choice("score", score, SCORES)
+    if score == "affine":
+        return (1 + cosines) / 2
+    return jnp.exp((cosines - 1) / temperature)
+
+
+def distinctiveness(
+    queries, memory, *, temperature=0.5, score="exponential", filled=None
+):
+    """Distinctiveness information of each query against a memory (DUEL, Section 3).
+
+    I_d(x; M) = -log (1/K sum_k q(x, m_k)), in nats; large where the memory holds
+    little that is like x.
+
+    Args:
+      queries: f32[N, Z], unit rows.
+      memory: f32[K, Z], unit rows.
+      temperature: tau of the exponential score.
+      score: "exponential" or "affine", see `similarity`.
+      filled: bool[K], rows that exist; None: all.
+
+    Returns:
+      f32[N]; inf where no row exists.
+    """
+    chex.assert_rank([queries, memory], 2)
+    core.check_choice("score", score, SCORES)
+    filled = jnp.ones(len(memory), bool) if filled is None else filled
+    count = jnp.sum(filled)
+    if score == "affine":  # linear in the rows: their sum is enough
+        total = jnp.sum(jnp.where(filled[:, None], memory, 0), axis=0)
+        products = contrastive.dot(queries, total[None])[:, 0]
+        return -jnp.log((1 + products / count) / 2)
+    logits = (contrastive.dot(queries, memory) - 1) / temperature
+    logits = jnp.where(filled, logits, -jnp.inf)
+    return jnp.log(count) - jax.nn.logsumexp(logits, axis=-1)
+
+
+def slots(keep, capacity: int):
+    """Where the incoming rows go that `select` keeps.
+
+    Args:
+      keep: bool[K+B], of `select`.
+      capacity: K.
+
+    Returns:
+      i32[B], the n-th row kept to the n-th slot that is free; K: it is dropped.
+    """
+    free, comes = ~keep[:capacity], keep[capacity:]
+    order = jnp.argsort(~free, stable=True)  # free slots first, in order
+    rank = jnp.cumsum(comes) - 1
+    return jnp.where(comes, order[jnp.clip(rank, 0)], capacity).astype(jnp.int32)
+
+
+def select(
+    memory,
+    incoming,
+    *,
+    score="affine",
+    temperature=0.5,
+    filled=None,
+    newcomer_competes=False,
+):
+    """Which rows of [memory; incoming] the memory holds after the batch (DUEL).
+
+    For each incoming row in order: the row present with the largest sum of q to all
+    rows present, itself included, is evicted, then the row is inserted (Algorithm 4,
+    "implemented version"). The first of equal rows goes. While the memory has room,
+    rows are inserted and none is evicted.
+
+    With the affine score the sum is (n + z_j . t) / 2, t the sum of the n rows present,
+    and changing t costs a row. Since z_j . t moves by at most |t - t_0|, rows that lie
+    further below the best one than that need not be looked at: a window of rounds looks
+    at the best rows and at those that came since, and all are looked at again where
+    this bound does not decide. The choices are those of the plain loop. The
+    exponential score has no such form: all rows in every round, and once all pairs.
+
+    No array is larger than the inputs. `memory` may be split over devices on axis 0.
+
+    Args:
+      memory: f32[K, Z], unit rows.
+      incoming: f32[B, Z], unit rows.
+      score: "affine" or "exponential", see `similarity`.
+      temperature: tau of the exponential score.
+      filled: bool[K], slots that hold a row; None: all.
+      newcomer_competes: the row is inserted first, so that it may be the one evicted
+        (Algorithm 1).
+
+    Returns:
+      bool[K+B], at most K of them True.
+
+    Raises:
+      ValueError: an unknown score.
+    """
+    chex.assert_rank([memory, incoming], 2)
+    core.check_choice("score", score, SCORES)
+    filled = jnp.ones(len(memory), bool) if filled is None else filled
+    room = jnp.minimum(len(memory) - jnp.sum(filled), len(incoming))
+    # A round evicts, then inserts row number round + ahead, if there is one: after the
+    # last eviction it does not matter what is added to the scores.
+    ahead = int(newcomer_competes)
+    present = jnp.concatenate([filled, jnp.arange(len(incoming)) < room + ahead])
+    if score == "affine":
+        return _select_affine(memory, incoming, present, room, ahead)
+    return _select_exponential(memory, incoming, present, room, ahead, temperature)
+
+
+def _products(memory, incoming, row):
+    """Of all rows with one, f32[K+B]; the rows themselves are not joined (a copy)."""
+    return jnp.concatenate(
+        [contrastive.dot(rows, row[None])[:, 0] for rows in (memory, incoming)]
+    )
+
+
+def _row(memory, incoming, index):
+    """Row number `index` of [memory; incoming]."""
+    capacity = len(memory)
+    stored = memory[jnp.minimum(index, capacity - 1)]
+    came = incoming[jnp.clip(index - capacity, 0, len(incoming) - 1)]
+    return jnp.where(jnp.asarray(index < capacity)[..., None], stored, came)
+
+
+def _total(memory, incoming, present):
+    capacity = len(memory)
+    return present[:capacity].astype(memory.dtype) @ memory + (
+        present[capacity:].astype(memory.dtype) @ incoming
+    )
+
+
+def _select_affine(memory, incoming, present, room, ahead):
+    capacity, count = len(memory), len(incoming)
+    least, share = _CANDIDATES
+    looked_at = min(max(least, int(share * capacity)), capacity)
+    rounds = min(_ROUNDS, count)
+    # Twice the rounding error of a product with a sum of K unit rows.
+    slack = 64 * jnp.finfo(memory.dtype).eps * capacity
+
+    def opened(present, total, first):
+        scores = jnp.where(present, _products(memory, incoming, total), -jnp.inf)
+        best, where = jax.lax.top_k(scores, looked_at + 1)
+        # By index, so that the first of equal rows is met first.
+        where = jnp.sort(where[:-1])
+        comes = first + ahead + jnp.arange(rounds)
+        where = jnp.concatenate([where, capacity + comes])
+        alive = jnp.arange(len(where)) < len(where) - rounds
+        return _Window(
+            _row(memory, incoming, where), where, alive, total, total, best[-1],
+            first, first, jnp.array(True),
+        )  # fmt: skip
+
+    def play(window):
+        scores = window.rows @ window.total
+        scores = jnp.where(window.alive, scores, -jnp.inf)
+        worst = jnp.argmax(scores)
+        moved = jnp.linalg.norm(window.total - window.start)
+        begins = window.round == window.first
+        sure = begins | (scores[worst] > window.bound + moved + slack)
+        joins = len(window.rows) - rounds + window.round - window.first
+        gain = window.rows[joins] - window.rows[worst]
+        alive = window.alive.at[worst].set(False).at[joins].set(True)
+        return window._replace(
+            alive=jnp.where(sure, alive, window.alive),
+            total=jnp.where(sure, window.total + gain, window.total),
+            round=window.round + sure,
+            sure=sure,
+        )
+
+    def goes_on(window):
+        played = window.round - window.first
+        return window.sure & (played < rounds) & (window.round < count)
+
+    def turn(carry):
+        present, total, first = carry
+        window = jax.lax.while_loop(goes_on, play, opened(present, total, first))
+        present = present.at[window.where].set(window.alive, mode="drop")
+        return present, window.total, window.round
+
+    carry = present, _total(memory, incoming, present), room
+    carry = jax.lax.while_loop(lambda carry: carry[2] < count, turn, carry)
+    return carry[0]
+
+
+def _select_exponential(memory, incoming, present, room, ahead, temperature):
+    capacity, count = len(memory), len(incoming)
+
+    def alike(row):
+        return similarity(
+            _products(memory, incoming, row), score="exponential",
+            temperature=temperature,
+        )  # fmt: skip
+
+    def add(block, scores):
+        index = block * _BLOCK + jnp.arange(_BLOCK)
+        there = present.at[index].get(mode="fill", fill_value=False)
+        columns = jax.vmap(alike)(_row(memory, incoming, index))
+        return scores + there.astype(scores.dtype) @ columns
+
+    def play(round, carry):
+        present, scores = carry
+        worst = jnp.argmax(jnp.where(present, scores, -jnp.inf))
+        present = present.at[worst].set(False)
+        scores = scores - alike(_row(memory, incoming, worst))
+        joins = capacity + round + ahead
+        present = present.at[joins].set(True, mode="drop")
+        return present, scores + alike(_row(memory, incoming, joins))
+
+    blocks = -(-(capacity + count) // _BLOCK)
+    scores = jnp.zeros(capacity + count, memory.dtype)
+    scores = jax.lax.fori_loop(0, blocks, add, scores)
+    return jax.lax.fori_loop(room, count, play, (present, scores))[0]

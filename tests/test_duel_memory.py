@@ -1,0 +1,257 @@
+"""DUEL's policy against the plain loop of Algorithms 1 and 4, in float64."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import twins
+
+from jaxcl import metrics, sharding
+from jaxcl.memory import buffer, duel
+
+SCORES = {
+    "affine": lambda s: (1 + s) / 2,
+    "exponential": lambda s: np.exp((s - 1) / 0.3),
+}
+
+
+def loop(memory, incoming, q, *, filled=None, competes=False):
+    """Algorithm 4, and Algorithm 1 where the newcomer competes, row by row."""
+    rows = np.concatenate([memory, incoming])
+    capacity = len(memory)
+    filled = np.ones(capacity, bool) if filled is None else filled
+    present = [k for k in range(capacity) if filled[k]]
+    for new in range(capacity, len(rows)):
+        full = len(present) == capacity
+        if competes:
+            present.append(new)
+        if full:
+            sums = [sum(q(rows[j] @ rows[k]) for k in present) for j in present]
+            present.remove(present[int(np.argmax(sums))])
+        if not competes:
+            present.append(new)
+    return np.isin(np.arange(len(rows)), present)
+
+
+def units(rng, count, dim, *, spread=1.0):
+    """Unit rows around one of three directions."""
+    centres = rng.normal(size=(3, dim))
+    rows = centres[rng.integers(0, 3, count)] + spread * rng.normal(size=(count, dim))
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def select64(memory, incoming, **options):
+    with jax.enable_x64(True):
+        arrays = {k: v for k, v in options.items() if k == "filled"}
+        fixed = {k: v for k, v in options.items() if k not in arrays}
+        chosen = _jitted(tuple(fixed.items()), duel._CANDIDATES)
+        return np.asarray(chosen(jnp.asarray(memory), jnp.asarray(incoming), **arrays))
+
+
+@functools.lru_cache
+def _jitted(options, _):
+    return jax.jit(functools.partial(duel.select, **dict(options)))
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """Few candidates and short windows, so that the bound has to decide."""
+    monkeypatch.setattr(duel, "_CANDIDATES", (4, 0.0))
+    monkeypatch.setattr(duel, "_ROUNDS", 5)
+    monkeypatch.setattr(duel, "_BLOCK", 7)
+
+
+@pytest.mark.parametrize("competes", [False, True])
+@pytest.mark.parametrize("score", SCORES)
+def test_select_is_the_plain_loop(score, competes, narrow):
+    rng = np.random.default_rng(0)
+    for spread in (0.3, 1.0, 3.0):
+        rows = units(rng, 40, 5, spread=spread)
+        memory, incoming = rows[:24], rows[24:]
+        got = select64(
+            memory, incoming, score=score, temperature=0.3, newcomer_competes=competes
+        )
+        want = loop(memory, incoming, SCORES[score], competes=competes)
+        np.testing.assert_array_equal(got, want)
+        assert got.sum() == 24 and 0 < got[24:].sum() < 16
+
+
+@pytest.mark.parametrize("competes", [False, True])
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("stored", [0, 5, 9])
+def test_a_memory_with_room_takes_what_comes_first(score, competes, stored, narrow):
+    rng = np.random.default_rng(stored)
+    rows = units(rng, 20, 4)
+    filled = rng.permutation(12) < stored
+    got = select64(
+        rows[:12], rows[12:], score=score, temperature=0.3, filled=filled,
+        newcomer_competes=competes,
+    )  # fmt: skip
+    want = loop(rows[:12], rows[12:], SCORES[score], filled=filled, competes=competes)
+    np.testing.assert_array_equal(got, want)
+    assert got.sum() == min(12, stored + 8)
+
+
+def test_default_sizes_choose_as_the_loop():
+    """More rows than candidates, more rounds than a window has."""
+    rng = np.random.default_rng(3)
+    rows = units(rng, 1000, 8, spread=0.8)
+    memory, incoming = rows[:700], rows[700:]
+    gram = (1 + rows @ rows.T) / 2
+    present = np.arange(1000) < 700
+    for new in range(700, 1000):
+        sums = np.where(present, gram @ present, -np.inf)
+        present[np.argmax(sums)] = False
+        present[new] = True
+    np.testing.assert_array_equal(select64(memory, incoming), present)
+
+
+@pytest.mark.parametrize("candidates", [4, 12])
+def test_the_first_of_equal_rows_goes(candidates, narrow, monkeypatch):
+    """Rows whose products are exact: signs of a Hadamard matrix over 4."""
+    monkeypatch.setattr(duel, "_CANDIDATES", (candidates, 0.0))
+    signs = np.array([[1]])
+    for _ in range(4):
+        signs = np.block([[signs, signs], [signs, -signs]])
+    rng = np.random.default_rng(1)
+    for competes in (False, True):
+        for _ in range(40):
+            rows = signs[rng.choice([3, 5, 7, 9], 20)] * rng.choice([1, 1, -1], (20, 1))
+            got = select64(rows[:12] / 4, rows[12:] / 4, newcomer_competes=competes)
+            want = loop(
+                rows[:12] / 4, rows[12:] / 4, SCORES["affine"], competes=competes
+            )
+            np.testing.assert_array_equal(got, want)
+
+
+def test_in_float32_the_memory_is_as_distinct():
+    rng = np.random.default_rng(4)
+    rows = units(rng, 900, 32, spread=0.5)
+    memory, incoming = rows[:600], rows[600:]
+    half = memory.astype(np.float32), incoming.astype(np.float32)
+    got = np.asarray(jax.jit(duel.select)(*half))
+    want = select64(memory, incoming)
+    assert got.sum() == 600 and (got != want).mean() < 0.02
+    q = SCORES["affine"]
+    mean = [np.mean(_distinct(rows, rows[keep], q)) for keep in (got, want)]
+    before = np.mean(_distinct(rows, memory, q))
+    assert mean[1] > before + 1e-3
+    np.testing.assert_allclose(mean[0], mean[1], rtol=1e-4)
+
+
+def _distinct(queries, memory, q):
+    return -np.log(np.mean(q(queries @ memory.T), axis=1))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_distinctiveness_and_its_gradient(score):
+    rng = np.random.default_rng(5)
+    queries, memory = units(rng, 6, 4), units(rng, 9, 4)
+    filled = np.arange(9) % 3 > 0
+
+    def loss(queries, memory):
+        return jnp.mean(
+            duel.distinctiveness(
+                queries, memory, temperature=0.3, score=score, filled=filled
+            )
+        )
+
+    def twin(queries, memory):
+        return np.mean(_distinct(queries, memory[filled], SCORES[score]))
+
+    twins.check(loss, twin, [queries, memory], moving={0, 1})
+    with jax.enable_x64(True):
+        whole = duel.distinctiveness(queries, memory, temperature=0.3, score=score)
+    np.testing.assert_allclose(whole, _distinct(queries, memory, SCORES[score]))
+
+
+def test_distinctiveness_is_exponential_unless_said_otherwise():
+    rng = np.random.default_rng(6)
+    queries, memory = units(rng, 3, 4), units(rng, 5, 4)
+    want = _distinct(queries, memory, lambda s: np.exp((s - 1) / 0.5))
+    np.testing.assert_allclose(
+        duel.distinctiveness(np.float32(queries), np.float32(memory)), want, rtol=1e-5
+    )
+
+
+def test_slots_pair_kept_rows_with_free_slots_in_order():
+    for kept in itertools.product([False, True], repeat=7):
+        stays, comes = kept[:4], kept[4:]
+        free = [k for k in range(4) if not stays[k]]
+        if sum(comes) > len(free):
+            continue
+        turn = iter(free)
+        want = [next(turn) if c else 4 for c in comes]
+        np.testing.assert_array_equal(duel.slots(jnp.array(kept), 4), want)
+
+
+def test_entropy_of_the_memory_rises_on_an_imbalanced_stream():
+    """70 % of the rows are of one class of 5; in turn they fill 70 % of a FIFO."""
+    rng = np.random.default_rng(7)
+    centres = np.linalg.qr(rng.normal(size=(16, 5)))[0].T
+
+    def draw(count):
+        labels = np.where(rng.random(count) < 0.7, 0, rng.integers(1, 5, count))
+        rows = centres[labels] + 0.15 * rng.normal(size=(count, 16))
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        return np.float32(rows), labels.astype(np.int32)
+
+    choose = jax.jit(duel.select)
+    rows, labels = draw(64)
+    entropies = [float(metrics.class_entropy(labels, 5))]
+    for _ in range(8):
+        more, theirs = draw(32)
+        keep = np.asarray(choose(rows, more))
+        rows = np.concatenate([rows, more])[keep]
+        labels = np.concatenate([labels, theirs])[keep]
+        entropies.append(float(metrics.class_entropy(labels, 5)))
+    assert np.all(np.diff(entropies) > -0.02)  # no fall but by a chance row
+    assert entropies[0] < 1.2 and entropies[-1] > 0.98 * np.log(5)
+
+
+def test_memory_over_devices_is_chosen_alike_and_stays_there():
+    mesh = sharding.mesh(2)
+    rng = np.random.default_rng(8)
+    rows = np.float32(units(rng, 640, 16, spread=0.5))
+    over, everywhere = sharding.split(mesh), sharding.replicated(mesh)
+
+    def update(memory, incoming):
+        keep = duel.select(memory.items, incoming, filled=memory.filled)
+        return buffer.write(memory, duel.slots(keep, 512), incoming), keep
+
+    held = buffer.Buffer(rows[:512], np.ones(512, bool), np.int32(512))
+    alone, want = jax.jit(update)(held, rows[512:])
+    places = buffer.Buffer(over, over, everywhere)
+    program = jax.jit(
+        update, in_shardings=(places, everywhere), out_shardings=(places, everywhere)
+    )
+    spread, got = program(held, rows[512:])
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(spread.items, alone.items)
+    text = program.lower(held, rows[512:]).compile().as_text()
+    assert "f32[256,16]" in text and "f32[512,16]" not in text
+
+
+def test_memory_use_is_linear():
+    """Neither K x K nor K x B scores."""
+    for score in SCORES:
+        used = []
+        for capacity in (2048, 8192):
+            shapes = [
+                jax.ShapeDtypeStruct((n, 32), jnp.float32) for n in (capacity, 2048)
+            ]
+            choose = jax.jit(functools.partial(duel.select, score=score))
+            plan = choose.lower(*shapes).compile().memory_analysis()
+            used.append(plan.temp_size_in_bytes)
+        assert used[1] < 5 * used[0]
+        assert used[1] < 32 * 2**20  # half of 8192 x 2048 floats
+
+
+def test_an_unknown_score_is_refused():
+    rows = jnp.ones((3, 2))
+    for call in (duel.select, duel.distinctiveness):
+        with pytest.raises(ValueError, match="affine, exponential"):
+            call(rows, rows, score="cosine")
