@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxcl import augment as augment_lib
 from jaxcl import core, optim, schema, transfer
-from jaxcl.data import prefetch, sources, stream, tfds_source
+from jaxcl.data import imbalance, prefetch, sources, stream, tfds_source
 from jaxcl.nets import resnet
 
 # sources.tfds passes its options on; the schema is where they arrive.
@@ -104,6 +104,8 @@ def tasks(data, scenario):
     scenario = dict(scenario)
     scenario["scenario"] = scenario.pop("name", None)
     given = schema.options(stream.make, scenario, "config.scenario")
+    uneven = given.get("imbalance"), given.get("long_tail")
+    imbalance.options(*uneven, field="config.scenario.")
     return lambda: stream.make(source(**data_options), **given)
 
 

@@ -42,6 +42,11 @@ def load(path, **options):
     return sources.load("image_lists", path=str(path), **options)
 
 
+def read(path, **options):
+    """Lists alone: of their images none need be there."""
+    return load(path, **options, on_corrupt="skip")
+
+
 def write(path, **lists):
     for name, text in lists.items():
         data = text if isinstance(text, bytes) else text.encode()
@@ -149,11 +154,11 @@ def test_one_train_and_one_test_list_elsewhere(root, tmp_path):
 )
 def test_default_class_names(tmp_path, lines, names):
     options = write(tmp_path, train="\n".join(lines))
-    assert load(tmp_path, **options).class_names == names
+    assert read(tmp_path, **options).class_names == names
     # Names are those of train, as many as all lists need.
     more = write(tmp_path, train="\n".join(lines), test="z/1.jpg 0\nz/1.jpg 4")
     wanted = (*names, *"01234"[len(names) :])
-    assert load(tmp_path, **more).class_names == wanted
+    assert read(tmp_path, **more).class_names == wanted
 
 
 @pytest.mark.parametrize(
@@ -164,7 +169,7 @@ def test_lines_that_are_none(tmp_path, line):
     options = write(tmp_path, train="a.jpg 0\n\n" + line + "\nb.jpg\n")
     with pytest.raises(ValueError, match=r"train\.txt, line 3: '.*0 to 999999"):
         load(tmp_path, **options)
-    assert load(tmp_path, **write(tmp_path, train="a.jpg 42")).train.label == [42]
+    assert read(tmp_path, **write(tmp_path, train="a.jpg 42")).train.label == [42]
     (tmp_path / "names").write_text("a\nb\n")
     write(tmp_path, train="a.jpg 1\na.jpg 2")
     with pytest.raises(ValueError, match=r"line 2: 'a\.jpg 2'.*0 to 1"):
@@ -200,16 +205,119 @@ def test_errors_at_once(root, tmp_path):
             load(tmp_path, **write(tmp_path, train=text))
 
 
-def test_missing_images_are_reported_when_read(root, tmp_path):
+def test_missing_images_are_errors_at_once_or_replaced(root, tmp_path):
     lines = "photo/apple/none.jpg 0\nphoto/apple/train 0.jpg 0\n"
     options = write(tmp_path, train=lines) | {"lists": str(tmp_path)}
-    with pytest.raises(convert.Unreadable, match="apple/none.jpg cannot be read"):
-        load(root, **options).train.load(0)
-    data = load(root, **options, on_corrupt="skip")
+    with pytest.raises(ValueError, match=r"train: 1 of 2 images .*apple/none\.jpg"):
+        load(root, **options)
+    data = read(root, **options)
     with pytest.warns(UserWarning, match="none.jpg.*used .*train 0.jpg in its place"):
         assert data.train.load(0).shape == (20, 30, 3)
     assert stream.size(data.train) == 2
-    kept = load(root, **options, cache=str(tmp_path / "cache")).train.load
-    with pytest.raises(convert.Unreadable, match="apple/none.jpg cannot be read"):
-        kept(0)
-    np.testing.assert_array_equal(kept(1), data.train.load(1))
+    # An image that goes later is an error when it is read.
+    late = tmp_path / "late" / "1.jpg"
+    late.parent.mkdir()
+    Image.new("RGB", (9, 7)).save(late)
+    options = write(tmp_path, train="late/1.jpg 0\nlate/1.jpg 0")
+    data = load(tmp_path, **options)
+    kept = load(tmp_path, **options, cache=str(tmp_path / "cache")).train.load
+    late.unlink()
+    with pytest.raises(convert.Unreadable, match="late/1.jpg cannot be read"):
+        data.train.load(0)
+    assert kept(0).shape == (7, 9, 3)
+    assert read(tmp_path, **options).train.label.tolist() == [0, 0]
+
+
+def test_every_missing_image_of_every_list_is_counted(root, tmp_path):
+    there = "photo/apple/train 0.jpg 0\nsketch/apple/train 1.jpg 0\n"
+    gone = "\n".join(["gone/1.jpg 0", "photo/apple 0", "photo/apple/2/3.jpg 0"])
+    names = "test.txt", "train.txt", "validation_list.txt"
+    for field in ("train", "validation_list", "test"):
+        write(tmp_path, train=there, validation_list=there, test=there)
+        options = dict(zip(("test", "train", "validation_list"), names, strict=True))
+        options |= {"lists": str(tmp_path)}
+        assert load(root, **options).validation.label.tolist() == [0, 0]
+        write(tmp_path, **{field: there + gone})
+        with pytest.raises(ValueError, match=rf"^{field}: 2 of 5 images.*gone/1.*2/3"):
+            load(root, **options)
+
+
+@pytest.mark.parametrize("name", ["../a.jpg", "/a.jpg", "x/../../a.jpg", ".."])
+def test_paths_that_lead_out(tmp_path, name):
+    (tmp_path / "in").mkdir()
+    Image.new("RGB", (9, 7)).save(tmp_path / "a.jpg")
+    options = write(tmp_path, train=f"a.jpg 0\n{name} 1") | {"lists": str(tmp_path)}
+    with pytest.raises(ValueError, match=r"train\.txt, line 2: '.*is outside"):
+        read(tmp_path / "in", **options)
+
+
+def test_paths_that_stay_in(tmp_path):
+    for folder in ("..x", "y"):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (9, 7)).save(tmp_path / folder / "..1.jpg")
+    lines = "..x/..1.jpg 0\ny/../..x/..1.jpg 1\n./y//..1.jpg 2"
+    data = load(tmp_path, **write(tmp_path, train=lines))
+    assert [data.train.load(row).shape for row in range(3)] == [(7, 9, 3)] * 3
+
+
+# --- ImageNet-LT
+
+
+WNIDS = ("n01440764", "n01443537", "n03888257")
+
+
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory):
+    """Folders as ImageNet-1k's, and lists as ImageNet-LT's, not sorted by label."""
+    path = tmp_path_factory.mktemp("imagenet")
+    lists = {"train": [], "val": [], "test": []}
+    for label, (wnid, count) in enumerate(zip(WNIDS, (4, 2, 1), strict=True)):
+        files = [f"train/{wnid}/{wnid}_{i}.JPEG" for i in range(6)]
+        files += [f"val/{wnid}/ILSVRC2012_val_0000000{label}.JPEG"]
+        for i, file in enumerate(files):
+            (path / file).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (10 + i, 12), 30 * label + i).save(path / file)
+        parts = files[:count], files[5:6], files[6:]
+        for split, chosen in zip(lists, parts, strict=True):
+            lists[split] = [f"{x} {label}\n" for x in chosen] + lists[split]
+    (path / "lt").mkdir()
+    for split, lines in lists.items():
+        (path / "lt" / f"ImageNet_LT_{split}.txt").write_text("".join(lines))
+    return path
+
+
+def long_tailed(path, **options):
+    lists = {"train": "train", "validation_list": "val", "test": "test"}
+    lists = {key: f"ImageNet_LT_{name}.txt" for key, name in lists.items()}
+    return load(path, **lists, lists=str(path / "lt"), **options)
+
+
+def test_imagenet_lt_has_the_classes_of_the_folders(imagenet):
+    data = long_tailed(imagenet, size=8, resident=True)
+    whole = sources.load("image_folder", path=str(imagenet))
+    assert data.class_names == whole.class_names == WNIDS
+    assert data.train.label.tolist() == [2, 1, 1, 0, 0, 0, 0]
+    for examples in (data.validation, data.test):
+        assert np.bincount(examples.label).tolist() == [1, 1, 1]
+        assert examples.images.shape == (3, 8, 8, 3)
+    # The same label for the same file.
+    lines = (imagenet / "lt" / "ImageNet_LT_train.txt").read_text().split("\n")[:-1]
+    rows = {whole.train.load.name(row): row for row in range(18)}
+    found = [rows[str(imagenet / line.split()[0])] for line in lines]
+    assert whole.train.label[found].tolist() == data.train.label.tolist()
+    values = [60, 30, 31, 0, 1, 2, 3]  # grey levels, as drawn above
+    assert abs(data.train.images[:, 4, 4, 0].astype(int) - values).max() <= 1
+
+
+def test_imagenet_lt_through_a_config(imagenet):
+    lists = {"train": "train", "validation_list": "val", "test": "test"}
+    data = {key: f"ImageNet_LT_{name}.txt" for key, name in lists.items()}
+    data |= {"name": "image_lists", "path": str(imagenet)}
+    data |= {"lists": str(imagenet / "lt")}
+    for evaluation, want in (("validation", (15, 12)), ("test", (16, 12))):
+        scenario = {"name": "joint", "evaluation": evaluation}
+        made = sections.tasks(data, scenario)()
+        assert made.tasks[0].classes.tolist() == [0, 1, 2]
+        assert made.evaluation.load(0).shape == (want[1], want[0], 3)
+    with pytest.raises(ValueError, match="already has a validation split"):
+        sections.tasks({**data, "validation": 0.5}, scenario)()

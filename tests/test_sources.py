@@ -456,6 +456,79 @@ def test_folder_errors(tmp_path):
         load(cache_size=9)
 
 
+# --- STL-10
+
+
+def stl10_folder(path, counts=(4, 3, 2)):
+    """Files as in the archive, and the images and labels that they hold."""
+    rng, want = np.random.default_rng(0), {}
+    for split, count in zip(("train", "test", "unlabeled"), counts, strict=True):
+        images = rng.integers(0, 256, (count, 96, 96, 3), np.uint8)
+        label = rng.integers(1, 11, count).astype(np.uint8)
+        # Byte by byte: planes of red, green, blue, each column after column.
+        raw = bytearray()
+        for image in images:
+            for channel in range(3):
+                for column in range(96):
+                    raw += image[:, column, channel].tobytes()
+        (path / f"{split}_X.bin").write_bytes(bytes(raw))
+        if split != "unlabeled":
+            (path / f"{split}_y.bin").write_bytes(label.tobytes())
+        want[split] = images, label
+    return want
+
+
+def test_stl10(tmp_path):
+    want = stl10_folder(tmp_path)
+    data = sources.load("stl10", path=str(tmp_path))
+    assert data.name == "stl10" and data.validation is None and data.decoder == ""
+    assert data.class_names[0] == "airplane" and data.class_names[9] == "truck"
+    assert data.class_names == tuple(sorted(data.class_names)) and data.mean is None
+    for examples, split in ((data.train, "train"), (data.test, "test")):
+        images, label = want[split]
+        np.testing.assert_array_equal(examples.images, images)
+        assert examples.images.flags.c_contiguous
+        assert examples.label.tolist() == [int(x) - 1 for x in label]
+        assert examples.domain.tolist() == [0] * len(label)
+    both = sources.load("stl10", path=str(tmp_path), unlabelled=True)
+    pixels = np.concatenate([want["train"][0], want["unlabeled"][0]])
+    np.testing.assert_array_equal(both.train.images, pixels)
+    assert both.train.images.flags.c_contiguous
+    assert both.train.label.tolist() == [*data.train.label.tolist(), -1, -1]
+    assert both.train.label.dtype == np.int32
+    np.testing.assert_array_equal(both.test.images, data.test.images)
+    held = sources.load("stl10", path=str(tmp_path), unlabelled=True, validation=0.5)
+    assert len(held.validation.label) + len(held.train.label) == 6
+
+
+def test_stl10_errors(tmp_path):
+    def load(words, **options):
+        with pytest.raises(ValueError, match=words):
+            sources.load("stl10", path=str(tmp_path), **options)
+
+    load("train_X.bin cannot be read: .*stl10_binary")
+    stl10_folder(tmp_path)
+    for name in ("test_y.bin", "unlabeled_X.bin"):
+        kept = (tmp_path / name).read_bytes()
+        (tmp_path / name).unlink()
+        load(f"{name} cannot be read", unlabelled=True)
+        (tmp_path / name).write_bytes(kept)
+    (tmp_path / "unlabeled_X.bin").write_bytes(bytes(27647))
+    load("unlabeled_X.bin: 27647 bytes, must be a multiple of 27648", unlabelled=True)
+    sources.load("stl10", path=str(tmp_path))
+    (tmp_path / "train_y.bin").write_bytes(bytes([1, 2, 10]))
+    load("train_y.bin: 3 labels for 4 images")
+    for wrong, words in (
+        ([1, 0, 2, 3], "from 0 to 3"),
+        ([1, 2, 3, 11], "from 1 to 11"),
+    ):
+        (tmp_path / "train_y.bin").write_bytes(bytes(wrong))
+        load(f"train_y.bin: labels run {words}, must be 1 to 10")
+    (tmp_path / "train_X.bin").write_bytes(b"")
+    (tmp_path / "train_y.bin").write_bytes(b"")
+    load("stl10: train has no examples")
+
+
 # --- TFDS
 
 NAMES = ["cat", "dog", "owl"]

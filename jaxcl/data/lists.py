@@ -1,5 +1,6 @@
 """Image files that list files name, one `relative/path.jpg LABEL` a line."""
 
+import concurrent.futures
 import os
 import pathlib
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ def image_lists(
     *,
     path: str,
     train: str = "{domain}_train.txt",
+    validation_list: str | None = None,
     test: str | None = "{domain}_test.txt",
     domains: Sequence[str] | None = None,
     lists: str | None = None,
@@ -36,14 +38,16 @@ def image_lists(
     skipped. Labels stay as they are: a class that a list lacks keeps its number.
 
     path: the folder that the paths in the lists begin in.
-    train, test: list files in `lists` (default `path`), {domain} standing for each of
-      `domains`; test None or "": no test split.
+    train, validation_list, test: list files in `lists` (default `path`), {domain}
+      standing for each of `domains`; None or "": no such list.
     domains: names, in the order that numbers them; None: one domain, "all".
     class_names: a text file, one a line, label 0 first. Default: the folder that holds
       all train files of a label, and the number where there is no such folder.
     Others as in `sources.image_folder`.
 
-    A missing list or a wrong line raises ValueError here, a missing image when read.
+    Raises ValueError for a missing list, a line that is not a path and a label, a path
+    that leads out of `path`, and an image that is not there; the latter not with
+    on_corrupt "skip".
     """
     if not os.path.isdir(path):
         raise ValueError(f"path = {path!r}: no such directory")
@@ -52,26 +56,32 @@ def image_lists(
     if class_names is not None:
         names = convert.class_list(class_names, option="class_names")
     limit = LABELS if names is None else len(names)
-    parts = {}
-    for option, pattern in (("train", train), ("test", test)):
+    patterns = {"train": train, "validation_list": validation_list, "test": test}
+    pixels, check, parts = (decoder, channels), on_corrupt != "skip", {}
+    for option, pattern in patterns.items():
         if pattern or option == "train":
             where = _list_files(option, pattern, domains, lists or path)
-            files, label, domain = _joined(where, option, limit)
-            read = convert.Files(path, files, decoder, channels)
-            load = convert.Loader(read, np.arange(len(files)))
-            parts[option] = stream.Examples(label, domain, load=load)
+            parts[option] = _examples(path, option, where, limit, pixels, check)
     if names is None:
         count = 1 + max(int(x.label.max()) for x in parts.values())
         files, label = parts["train"].load.read.paths, parts["train"].label
         names = _folder_names(files.tolist(), label.tolist(), count)
     name, shown = os.path.basename(os.path.abspath(path)), tuple(domains or ("all",))
-    data = stream.Dataset(
-        name, names, shown, parts["train"], None, parts.get("test"), decoder
-    )
+    held = parts.get("validation_list"), parts.get("test")
+    data = stream.Dataset(name, names, shown, parts["train"], *held, decoder)
     return splits.finish(
         data, validation=validation, seed=seed, size=size, resident=resident,
         on_corrupt=on_corrupt, cache=cache, cache_size=cache_size,
     )  # fmt: skip
+
+
+def _examples(path, option, where, limit, pixels, check) -> stream.Examples:
+    """The images of the lists `where`, one of each domain."""
+    files, label, domain = _joined(where, option, limit)
+    if check:
+        _check_there(option, path, files.tolist())
+    load = convert.Loader(convert.Files(path, files, *pixels), np.arange(len(files)))
+    return stream.Examples(label, domain, load=load)
 
 
 def _list_files(option, pattern, domains, folder) -> list[str]:
@@ -119,11 +129,46 @@ def _read(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
                 f"{file}, line {number}: {line.decode()[:200]!r} is not a path and a "
                 f"label, a whole number from 0 to {limit - 1}"
             )
-        files.append(parts[0].lstrip())
+        name = parts[0].lstrip()
+        if os.path.isabs(name) or os.path.normpath(name).split(b"/")[0] == b"..":
+            raise ValueError(
+                f"{file}, line {number}: {name.decode()[:200]!r} is outside the folder "
+                "of the images; must be relative to it"
+            )
+        files.append(name)
         label.append(int(parts[1]))
     if not files:
         raise ValueError(f"{option}: {file} names no images")
     return files, label
+
+
+def _check_there(option: str, path: str, files: list[bytes]) -> None:
+    """Refuse a list that names images which are not there."""
+    root, folders = os.fsencode(path), {}
+    for file in files:
+        folder, _, name = file.rpartition(b"/")
+        folders.setdefault(folder, []).append(name)
+
+    def missing(folder):
+        where = os.path.join(root, folder)
+        try:
+            held = {*os.listdir(where)}
+        except OSError:
+            return [os.path.join(folder, name) for name in folders[folder]]
+        lost = (name for name in folders[folder] if name not in held)
+        # A file system may give another spelling of a name back.
+        lost = (name for name in lost if not os.path.exists(os.path.join(where, name)))
+        return [os.path.join(folder, name) for name in lost]
+
+    # Folders are read, not files looked at: a set has 10^6 files in 10^3 folders.
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        lost = [file for found in pool.map(missing, folders) for file in found]
+    if lost:
+        shown = [file.decode() for file in lost[:5]]
+        raise ValueError(
+            f"{option}: {len(lost)} of {len(files)} images are not in {path}: {shown}; "
+            'with on_corrupt="skip" others of their class take their place'
+        )
 
 
 def _folder_names(files, label, count: int) -> tuple[str, ...]:

@@ -186,6 +186,8 @@ def make(
     domain_order: Sequence[int | str] | None = None,
     seed: int = 0,
     evaluation: str = "test",
+    imbalance: dict | None = None,
+    long_tail: dict | None = None,
 ) -> Stream:
     """Cut a dataset into the tasks of a scenario.
 
@@ -204,11 +206,15 @@ def make(
     num_tasks: may be left out for "joint" and "domain".
     evaluation: "test", "validation" or "none". A task is judged on the rows of its
       classes ("class"), of its domain ("domain"), or on all rows.
+    imbalance, long_tail: options of `imbalance.dominated` and `imbalance.long_tail`,
+      by which tasks train on uneven classes; None: on all rows, evenly.
 
     Raises ValueError for an unknown option, more tasks than there are classes,
     rows or domains, an order that repeats or lacks an entry, unlabelled rows under
     "class", and a task without train or evaluation rows.
     """
+    from jaxcl.data import imbalance as imbalance_lib  # which imports this module
+
     validate(dataset)
     if scenario not in SCENARIOS:
         raise ValueError(f"scenario = {scenario!r}: must be one of {SCENARIOS}")
@@ -228,11 +234,8 @@ def make(
     elif scenario == "domain":
         tasks = _domain_tasks(dataset, judge, num_tasks, domain_order)
     else:
-        if scenario == "joint":
-            num_tasks = 1 if num_tasks is None else num_tasks
-            if num_tasks != 1:
-                raise ValueError(f"num_tasks = {num_tasks}: scenario 'joint' has 1")
         tasks = _data_tasks(dataset, judge, num_tasks, scenario)
+    tasks = imbalance_lib.applied(dataset, tasks, imbalance, long_tail)
     return Stream(dataset, tuple(tasks), judge)
 
 
@@ -261,30 +264,28 @@ def _class_tasks(dataset, judge, num_tasks, class_order, seed):
             f"rows of {dataset.name} have none"
         )
     _check_num_tasks(num_tasks, len(names), "classes")
-    order = _class_order(names, class_order, seed)
+    order = order_of_classes(names, class_order, seed)
     counts = np.bincount(label, minlength=len(names))
     if (counts == 0).any():
         raise ValueError(f"class {names[int(np.argmin(counts))]!r} has no train rows")
     tasks = []
     for index, classes in enumerate(np.array_split(order, num_tasks)):
-        shown = ", ".join(names[c] for c in classes[:3])
-        more = f" +{len(classes) - 3}" if len(classes) > 3 else ""
+        name = ", ".join(names[c] for c in classes[:3])
+        name += f" +{len(classes) - 3}" if len(classes) > 3 else ""
         rows = np.flatnonzero(np.isin(label, classes))
         test = [] if judge is None else np.flatnonzero(np.isin(judge.label, classes))
-        name = shown + more
         tasks.append(_task(dataset, judge, index, name, rows, test, classes=classes))
     return tasks
 
 
-def _class_order(names, class_order, seed) -> np.ndarray:
+def order_of_classes(names, class_order, seed, field="class_order") -> np.ndarray:
+    """All class numbers in the order i64[C] that an option asks for, see `make`."""
     n = len(names)
     if not isinstance(class_order, str):
-        order = _numbers(class_order, names, "class_order")
+        order = numbers(class_order, names, field)
         missing = [names[c] for c in range(n) if c not in set(order)]
         if missing:
-            raise ValueError(
-                f"class_order lacks {missing[:5]}: it must hold all {n} classes"
-            )
+            raise ValueError(f"{field} lacks {missing[:5]}: must hold all {n} classes")
         return np.asarray(order)
     if class_order == "sorted":
         return np.arange(n)
@@ -293,7 +294,7 @@ def _class_order(names, class_order, seed) -> np.ndarray:
     if class_order == "shuffled":
         return np.random.default_rng(seed).permutation(n)
     raise ValueError(
-        f"class_order = {class_order!r}: must be 'sorted', 'released', 'shuffled' or a "
+        f"{field} = {class_order!r}: must be 'sorted', 'released', 'shuffled' or a "
         "list of classes"
     )
 
@@ -302,6 +303,8 @@ def _data_tasks(dataset, judge, num_tasks, scenario):
     rows = np.arange(size(dataset.train))
     test = np.arange(0 if judge is None else size(judge))
     if scenario == "joint":
+        if num_tasks not in (None, 1):
+            raise ValueError(f"num_tasks = {num_tasks}: scenario 'joint' has 1")
         return [_task(dataset, judge, 0, "joint", rows, test)]
     _check_num_tasks(num_tasks, len(rows), "train rows")
     by_label = np.argsort(dataset.train.label, kind="stable")
@@ -317,7 +320,7 @@ def _data_tasks(dataset, judge, num_tasks, scenario):
 def _domain_tasks(dataset, judge, num_tasks, domain_order):
     names = dataset.domain_names
     order = range(len(names)) if domain_order is None else domain_order
-    order = _numbers(order, names, "domain_order")
+    order = numbers(order, names, "domain_order")
     if num_tasks is not None and num_tasks != len(order):
         raise ValueError(
             f"num_tasks = {num_tasks}: scenario 'domain' has one task for each of "
@@ -342,8 +345,9 @@ def _check_num_tasks(num_tasks, most, what):
         )
 
 
-def _numbers(entries, names, field) -> list[int]:
-    numbers = []
+def numbers(entries, names, field) -> list[int]:
+    """The numbers of entries that are numbers or names, each at most once."""
+    found = []
     for entry in entries:
         if isinstance(entry, str) and entry in names:
             entry = names.index(entry)
@@ -353,11 +357,11 @@ def _numbers(entries, names, field) -> list[int]:
                 f"{field}: {entry!r} is neither a number below {len(names)} nor one of "
                 f"{names[:10]}{'...' if len(names) > 10 else ''}"
             )
-        numbers.append(int(entry))
-    twice = {names[n] for n in numbers if numbers.count(n) > 1}
+        found.append(int(entry))
+    twice = {names[n] for n in found if found.count(n) > 1}
     if twice:
         raise ValueError(f"{field}: {sorted(twice)} more than once")
-    return numbers
+    return found
 
 
 def validate(dataset: Dataset) -> None:

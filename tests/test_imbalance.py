@@ -1,0 +1,467 @@
+"""Uneven classes: the stream that one class dominates, and long-tailed sets."""
+
+import ast
+import inspect
+import pathlib
+import pickle
+import re
+
+import numpy as np
+import pytest
+import toy
+from test_stream import dataset, examples
+
+from jaxcl import build, sections
+from jaxcl.data import imbalance, prefetch, stream
+from jaxcl.methods import rehearsal
+
+DOCS = pathlib.Path(__file__).parents[1] / "docs" / "data.md"
+
+
+def uneven(sizes=(30, 4, 50, 16), domains=1):
+    """Classes of these sizes, their rows all mixed up."""
+    label = np.repeat(np.arange(len(sizes)), sizes)
+    label = np.random.default_rng(3).permutation(label)
+    train = examples(label, np.arange(len(label)) % domains)
+    test = examples(np.arange(len(sizes) * domains) % len(sizes),
+                    np.arange(len(sizes) * domains) // len(sizes))  # fmt: skip
+    return dataset(train, test, classes=len(sizes), domains=domains)
+
+
+def made(data, *, name="joint", **options):
+    return stream.make(data, scenario=name, **options)
+
+
+def planned(task, *, seed=0, epochs=1, batch_size=10):
+    return stream.schedule(
+        task.train, seed=seed, task=task.index, epochs=epochs, batch_size=batch_size
+    )
+
+
+def drawn(task, **options):
+    """All rows of a task's schedule, [steps, batch]."""
+    plan = planned(task, **options)
+    return np.stack([plan[step] for step in range(len(plan))])
+
+
+# --- one class dominates
+
+
+@pytest.mark.parametrize(
+    ("rho_max", "rho_min"), [(0.1, 0.1), (0.25, 1 / 12), (0.5, 1 / 18), (0.75, 1 / 36)]
+)
+def test_probabilities_are_the_papers(rho_max, rho_min):
+    for dominant in (0, 7):
+        rho = imbalance.probabilities(np.arange(10), dominant=dominant, rho_max=rho_max)
+        want = np.full(10, rho_min)
+        want[dominant] = rho_max
+        np.testing.assert_allclose(rho, want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("rho_max", [0.25, 0.5, 0.75])
+def test_classes_come_by_rho_and_rows_evenly_within_each(rho_max):
+    data = uneven()
+    section = {"rho_max": rho_max, "dominant": 1, "epoch_steps": 3000}
+    (task,) = made(data, imbalance=section).tasks
+    rows = drawn(task, batch_size=20)
+    label = data.train.label
+    assert rows.shape == (3000, 20) and rows.dtype == np.int32
+    share = np.bincount(label[rows].ravel(), minlength=4) / rows.size
+    want = np.array([(1 - rho_max) / 3, rho_max, *[(1 - rho_max) / 3] * 2])
+    # Five standard deviations of 60,000 draws.
+    assert (abs(share - want) < 5 * np.sqrt(want * (1 - want) / rows.size)).all()
+    # Row by row: the four of the dominant class are drawn often, each as the others.
+    each = np.bincount(rows.ravel(), minlength=100) / rows.size
+    want = want[label] / np.bincount(label)[label]
+    assert (abs(each - want) < 5 * np.sqrt(want / rows.size)).all()
+    # Rows are independent: the number of the class in a batch is binomial.
+    count = (label[rows] == 1).sum(axis=1)
+    spread = 20 * rho_max * (1 - rho_max)
+    assert abs(count.var() / spread - 1) < 5 * np.sqrt(2 / 3000)
+    assert (label[rows] == 1).mean(axis=0).std() < 5 * np.sqrt(spread / 20 / 3000)
+    # Successive rows too, of which an order by class would leave no pair.
+    one, two = label[rows][:, :-1] == 1, label[rows][:, 1:] == 1
+    assert abs((one & two).mean() - rho_max**2) < 0.02
+
+
+def test_rows_are_drawn_with_replacement():
+    data = uneven((4, 4))
+    (task,) = made(data, imbalance={"rho_max": 0.5, "epoch_steps": 400}).tasks
+    batches = drawn(task, batch_size=2)
+    # Two rows of a batch are the same one with probability 2 (1 / 2)^2 / 4 = 1 / 8.
+    assert abs((batches[:, 0] == batches[:, 1]).mean() - 1 / 8) < 0.08
+    batches = drawn(task, batch_size=8)
+    assert all(len({*batch.tolist()}) < 9 for batch in batches)
+    assert {len({*batch.tolist()}) for batch in batches} >= {4, 5, 6}
+
+
+def test_an_epoch_is_a_number_of_steps():
+    data = uneven()
+    for steps, want in ((None, 100 // 7), (1, 1), (250, 250)):
+        section = {"rho_max": 0.5, "dominant": 0, "epoch_steps": steps}
+        (task,) = made(data, imbalance=section).tasks
+        plan = planned(task, epochs=3, batch_size=7)
+        assert (plan.steps_per_epoch, len(plan)) == (want, 3 * want)
+
+
+def test_the_stream_is_a_function_of_seed_task_and_epoch():
+    data = uneven()
+    options = {"name": "data", "num_tasks": 2, "imbalance": {"rho_max": 0.6}}
+    one, two = made(data, **options).tasks
+    plan = planned(one, seed=5, epochs=3)
+    want = [plan[step].tolist() for step in range(len(plan))]
+    again = pickle.loads(pickle.dumps(planned(one, seed=5, epochs=3)))
+    steps = np.random.default_rng(0).permutation(len(plan))
+    assert [again[step].tolist() for step in steps] == [want[step] for step in steps]
+    assert len({str(rows) for rows in want}) == len(want)  # epochs differ
+    assert drawn(one, seed=6).tolist() != want[: len(plan) // 3]
+    assert drawn(two._replace(train=one.train), seed=5).tolist() != want[:5]
+    # The first epoch is the same, however many there are.
+    assert drawn(one, seed=5).tolist() == want[: len(plan) // 3]
+
+
+def test_all_but_the_order_stays():
+    data = uneven()
+    plain = made(data, name="class", num_tasks=2)
+    changed = made(data, name="class", num_tasks=2, imbalance={"rho_max": 0.75})
+    assert changed.dataset is data and changed.evaluation is plain.evaluation
+    for one, two in zip(plain.tasks, changed.tasks, strict=True):
+        assert two.train.examples is data.train
+        np.testing.assert_array_equal(one.train.rows, two.train.rows)
+        np.testing.assert_array_equal(one.classes, two.classes)
+        np.testing.assert_array_equal(one.test, two.test)
+        assert (one.name, one.index, one.domain) == (two.name, two.index, two.domain)
+        # Classes of the task alone, its rows alone.
+        assert {*data.train.label[drawn(two)].ravel()} == {*two.classes.tolist()}
+        assert {*drawn(two).ravel()} <= {*one.train.rows.tolist()}
+
+
+@pytest.mark.parametrize(
+    ("options", "want"),
+    [
+        ({"name": "joint"}, [0]),
+        ({"name": "joint", "imbalance.dominant": 2}, [2]),
+        ({"name": "joint", "imbalance.dominant": "c3"}, [3]),
+        ({"name": "joint", "imbalance.dominant": ["c1"]}, [1]),
+        ({"name": "data", "num_tasks": 2, "imbalance.dominant": 2}, [2, 2]),
+        ({"name": "data", "num_tasks": 2, "imbalance.dominant": (2, "c0")}, [2, 0]),
+        ({"name": "domain", "imbalance.dominant": "c2"}, [2, 2]),
+        ({"name": "class", "num_tasks": 2}, [0, 2]),
+        ({"name": "class", "num_tasks": 2, "imbalance.dominant": ("c1", 2)}, [1, 2]),
+        ({"name": "class", "num_tasks": 2, "class_order": [2, 3, 1, 0]}, [2, 1]),
+    ],
+)
+def test_which_class_dominates(options, want):
+    data = uneven((40, 40, 40, 40), domains=2)
+    section = {"rho_max": 0.8, "epoch_steps": 100}
+    if "imbalance.dominant" in options:
+        options = dict(options)
+        section["dominant"] = options.pop("imbalance.dominant")
+    found = [
+        int(np.bincount(data.train.label[drawn(task)].ravel()).argmax())
+        for task in made(data, **options, imbalance=section).tasks
+    ]
+    assert found == want
+
+
+def test_the_others_are_those_of_the_task():
+    """Of 3 classes that a domain has, and not of the 4 that there are."""
+    label = np.array([0, 1, 2] * 5 + [0, 1, 2, 3] * 5)
+    domain = np.repeat([0, 1], [15, 20])
+    data = dataset(examples(label, domain), None, classes=4, domains=2)
+    options = {"evaluation": "none", "imbalance": {"rho_max": 0.4, "epoch_steps": 900}}
+    first, second = made(data, name="domain", **options).tasks
+    for task, want in ((first, [0.4, 0.3, 0.3]), (second, [0.4, 0.2, 0.2, 0.2])):
+        share = np.bincount(label[drawn(task)].ravel()) / 9000
+        assert abs(share - want).max() < 5 * np.sqrt(0.25 / 9000)
+
+
+def test_stored_rows_of_other_tasks_join_as_other_classes():
+    data = uneven()
+    section = {"rho_max": 0.5, "epoch_steps": 500}
+    _, task = made(data, name="class", num_tasks=2, imbalance=section).tasks
+    stored = np.flatnonzero(data.train.label < 2)[:5]
+    joined = task._replace(train=rehearsal.together(task.train, stored))
+    rows = drawn(joined)
+    old = np.isin(rows, stored)
+    count = len({*data.train.label[stored].tolist()})
+    assert abs(old.mean() - 0.5 * count / (count + 1)) < 0.04
+    assert abs((data.train.label[rows] == 2).mean() - 0.5) < 0.04
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_batches_read_the_stream(resident):
+    data = uneven()
+    images = np.arange(100, dtype=np.uint8)[:, None, None, None]
+    data = data._replace(train=data.train._replace(images=images))
+    (task,) = made(data, imbalance={"rho_max": 0.9, "epoch_steps": 6}).tasks
+    want = drawn(task, seed=1, epochs=2)
+    found = list(
+        prefetch.batches(
+            task.train, seed=1, task=0, epochs=2, batch_size=10, resident=resident
+        )
+    )
+    assert [batch["index"].tolist() for batch in found] == want.tolist()
+    if not resident:
+        assert [batch["image"].ravel().tolist() for batch in found] == want.tolist()
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({}, r"imbalance\.rho_max: missing"),
+        ({"rho_max": 0.5, "rhomin": 0.1}, r"imbalance\.rhomin: no such.*rho_max"),
+        ({"rho_max": 0}, r"imbalance\.rho_max=0: must be a number above 0"),
+        ({"rho_max": 1.0}, r"imbalance\.rho_max=1\.0: .*below 1"),
+        ({"rho_max": True}, r"imbalance\.rho_max=True"),
+        ({"rho_max": "0.5"}, r"imbalance\.rho_max='0\.5'"),
+        ({"rho_max": float("nan")}, r"imbalance\.rho_max=nan"),
+        ({"rho_max": 0.24}, r"rho_max=0\.24: task 0 \(joint\) .* 4 .*'c0'.*1 / 4"),
+        ({"rho_max": 0.5, "epoch_steps": 0}, r"imbalance\.epoch_steps=0: .*least 1"),
+        ({"rho_max": 0.5, "epoch_steps": 1.5}, r"imbalance\.epoch_steps=1\.5"),
+        ({"rho_max": 0.5, "epoch_steps": True}, r"imbalance\.epoch_steps=True"),
+        ({"rho_max": 0.5, "dominant": 4}, r"imbalance\.dominant: 4 is neither"),
+        ({"rho_max": 0.5, "dominant": "cat"}, r"imbalance\.dominant: 'cat' is nei"),
+        ({"rho_max": 0.5, "dominant": 0.5}, r"imbalance\.dominant=0\.5: must be"),
+        ({"rho_max": 0.5, "dominant": [0, 1]}, r"imbalance\.dominant=\[0, 1\]: .* 1 "),
+    ],
+)
+def test_imbalance_errors(section, words):
+    with pytest.raises(ValueError, match=words):
+        made(uneven(), imbalance=section)
+
+
+def test_imbalance_errors_of_tasks():
+    data, even = uneven(), {"rho_max": 0.5}
+    for options, words in (
+        ({"num_tasks": 2, "imbalance": even | {"dominant": 0}},
+         r"imbalance\.dominant=0: task 1 \(c2, c3\) has no 'c0', but \['c2', 'c3'\]"),
+        ({"num_tasks": 2, "imbalance": even | {"dominant": [0, 1]}},
+         r"dominant=\[0, 1\]: task 1 .* has no 'c1'"),
+        ({"num_tasks": 2, "imbalance": even | {"dominant": [0]}}, "of the 2 tasks"),
+        ({"num_tasks": 2, "imbalance": {"rho_max": 0.4}}, r"rho_max=0\.4: task 0"),
+        ({"num_tasks": 3, "imbalance": even}, r"task 1 \(c2\) needs 2 classes, .* 1"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            made(data, name="class", **options)
+    made(uneven((9, 9, 9)), imbalance={"rho_max": 0.3333333})
+    blind = dataset(examples([0, 1, -1]), examples([0]))
+    for option in ({"imbalance": even}, {"long_tail": {"factor": 2}}):
+        with pytest.raises(ValueError, match="needs labels: 1 of 3 train rows of toy"):
+            made(blind, **option)
+
+
+# --- long tails
+
+
+@pytest.mark.parametrize(
+    ("largest", "classes", "factor", "total", "some"),
+    [  # what papers on CIFAR-10-LT and CIFAR-100-LT print
+        (5000, 10, 100, 12406, [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]),
+        (5000, 10, 10, 20431, [5000, 3871, 2997, 2320, 1796]),
+        (5000, 10, 50, 13996, [5000]),
+        (500, 100, 100, 10847, [500, 477]),
+        (500, 100, 50, 12608, [500]),
+        (500, 100, 10, 19573, [500]),
+        (7, 3, 1, 21, [7, 7, 7]),
+        (10, 3, 1000, 12, [10, 1, 1]),
+        (9, 1, 10, 9, [9]),
+    ],
+)
+def test_sizes_are_the_published_ones(largest, classes, factor, total, some):
+    sizes = imbalance.tail_sizes(largest, classes, factor=factor)
+    assert sizes.sum() == total and len(sizes) == classes
+    assert sizes[: len(some)].tolist() == some
+
+
+def balanced(classes=5, each=40):
+    return uneven((each,) * classes)
+
+
+def counts(data, tasks):
+    rows = np.concatenate([task.train.rows for task in tasks])
+    assert len({*rows.tolist()}) == len(rows)
+    return np.bincount(data.train.label[rows], minlength=len(data.class_names)).tolist()
+
+
+def test_a_long_tail_keeps_rows_of_each_class_and_the_split():
+    data = balanced()
+    plain = made(data)
+    tailed = made(data, long_tail={"factor": 10})
+    # 40 * 10^(-c / 4), cut.
+    assert counts(data, tailed.tasks) == [40, 22, 12, 7, 4]
+    rows = tailed.tasks[0].train.rows
+    assert rows.dtype == np.int32 and (np.diff(rows) > 0).all()
+    assert tailed.dataset is data and tailed.tasks[0].train.examples is data.train
+    assert tailed.tasks[0].train.order is stream.epoch_order
+    np.testing.assert_array_equal(tailed.tasks[0].test, plain.tasks[0].test)
+    # Not the first ones of a class, and others by another seed.
+    last, kept = np.flatnonzero(data.train.label == 4), set()
+    for seed in range(6):
+        (task,) = made(data, long_tail={"factor": 10, "seed": seed}).tasks
+        kept.add(tuple(np.intersect1d(last, task.train.rows).tolist()))
+    assert len(kept) == 6 and tuple(last[:4].tolist()) not in kept
+    (again,) = made(data, long_tail={"factor": 10}).tasks
+    np.testing.assert_array_equal(again.train.rows, rows)
+
+
+def test_smaller_factors_keep_all_that_larger_ones_do():
+    data, before = balanced(), {*range(200)}
+    for factor in (1, 3, 10, 40):
+        (task,) = made(data, long_tail={"factor": factor}).tasks
+        rows = {*task.train.rows.tolist()}
+        assert rows <= before and (factor == 1) == (len(rows) == 200)
+        before = rows
+
+
+@pytest.mark.parametrize(
+    ("order", "want"),
+    [
+        ("sorted", [0, 1, 2, 3, 4]),
+        ("shuffled", np.random.default_rng(2).permutation(5).tolist()),
+        ("released", stream.released_permutation(5, seed=5).tolist()),
+        (["c3", 1, 0, "c4", 2], [3, 1, 0, 4, 2]),
+    ],
+)
+def test_the_order_of_a_long_tail(order, want):
+    data = balanced()
+    section = {"factor": 10, "class_order": order, "seed": 2}
+    found = counts(data, made(data, long_tail=section).tasks)
+    assert [found[number] for number in want] == [40, 22, 12, 7, 4]
+
+
+def test_classes_that_have_too_few_keep_all():
+    data = uneven((30, 4, 50, 16))
+    assert counts(data, made(data, long_tail={"factor": 8}).tasks) == [30, 4, 12, 6]
+    assert counts(data, made(data, long_tail={"factor": 10**6}).tasks) == [30, 1, 1, 1]
+    lacking = uneven((30, 0, 50))
+    assert counts(lacking, made(lacking, long_tail={"factor": 5}).tasks) == [30, 0, 10]
+
+
+def test_scenarios_cut_a_long_tailed_set():
+    data, tail = balanced(4), {"factor": 8, "class_order": [3, 2, 1, 0]}
+    whole = made(data, long_tail=tail).tasks[0].train.rows.tolist()
+    sizes = [5, 10, 20, 40]
+    for options in (
+        {"name": "class", "num_tasks": 2, "class_order": [2, 0, 3, 1]},
+        {"name": "data", "num_tasks": 3},
+    ):
+        plain, tailed = made(data, **options), made(data, **options, long_tail=tail)
+        assert counts(data, tailed.tasks) == sizes
+        rows = [task.train.rows for task in tailed.tasks]
+        assert sorted(np.concatenate(rows).tolist()) == whole
+        for one, two in zip(plain.tasks, tailed.tasks, strict=True):
+            kept = [row for row in one.train.rows.tolist() if row in whole]
+            assert two.train.rows.tolist() == kept
+            left = {*data.train.label[kept].tolist()}
+            assert two.classes.tolist() == [c for c in one.classes if c in left]
+            assert two.test.tolist() == one.test.tolist()
+
+
+def test_a_domain_may_lose_a_class_to_the_tail():
+    data = uneven((8, 8), domains=2)
+    tasks = made(data, name="domain", long_tail={"factor": 8}).tasks
+    assert counts(data, tasks) == [8, 1]
+    for task in tasks:
+        assert {*task.classes.tolist()} == {*data.train.label[task.train.rows].tolist()}
+    assert sorted(len(task.classes) for task in tasks) == [1, 2]
+    options = {"name": "data", "num_tasks": 16, "long_tail": {"factor": 8}}
+    with pytest.raises(ValueError, match=r"long_tail: keeps no train row of task \d+ "):
+        made(data, **options)
+
+
+def test_both_at_once():
+    data = balanced(3)
+    tail, even = {"factor": 40}, {"rho_max": 0.6, "dominant": 2, "epoch_steps": 200}
+    (task,) = made(data, long_tail=tail, imbalance=even).tasks
+    rows = drawn(task)
+    assert {*rows.ravel().tolist()} == {*task.train.rows.tolist()}
+    (most,) = np.flatnonzero(np.bincount(rows.ravel()) > 900)  # of 2,000
+    assert data.train.label[most] == 2
+    assert planned(task).steps_per_epoch == 200
+    one = imbalance.Dominated(data.train.label, 2, 0.6, None)
+    assert one(np.random.default_rng(0), task.train.rows, 4).shape == (47 // 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({}, r"long_tail\.factor: missing"),
+        ({"factor": 0.01}, r"long_tail\.factor=0\.01: must be a number of at least 1"),
+        ({"factor": float("inf")}, r"long_tail\.factor=inf"),
+        ({"factor": "10"}, r"long_tail\.factor='10'"),
+        ({"factor": 10, "seed": -1}, r"long_tail\.seed=-1: must be .* at least 0"),
+        ({"factor": 10, "order": 1}, r"long_tail\.order: no such option.*class_order"),
+        ({"factor": 10, "class_order": "up"}, r"long_tail\.class_order = 'up'"),
+        ({"factor": 10, "class_order": [0, 1]}, r"long_tail\.class_order lacks.*'c2'"),
+        ({"factor": 10, "class_order": ["x"]}, r"long_tail\.class_order: 'x'"),
+        ({"factor": 10, "class_order": 3}, r"long_tail\.class_order=3: must be str"),
+    ],
+)
+def test_long_tail_errors(section, words):
+    with pytest.raises(ValueError, match=words):
+        made(balanced(), long_tail=section)
+
+
+# --- through a config
+
+
+@pytest.mark.parametrize(
+    ("scenario", "words"),
+    [
+        ({"imbalance": {"rho_max": 2}}, r"config\.scenario\.imbalance\.rho_max=2: mu"),
+        ({"imbalance": {"rho": 0.5}}, r"config\.scenario\.imbalance\.rho: no such"),
+        ({"imbalance": 0.5}, r"config\.scenario\.imbalance=0\.5: must be dict or No"),
+        ({"long_tail": {}}, r"config\.scenario\.long_tail\.factor: missing"),
+        ({"long_tail": {"factor": 0}}, r"config\.scenario\.long_tail\.factor=0: must"),
+    ],
+)
+def test_options_are_refused_before_data_is_read(scenario, words):
+    data = {"name": "npz", "path": "there/is/none.npz"}
+    with pytest.raises(ValueError, match=words):
+        sections.tasks(data, {"name": "joint", **scenario})
+
+
+def test_a_run_trains_on_the_stream_and_remembers_it(tmp_path):
+    scenario = {
+        "name": "class",
+        "num_tasks": 2,
+        "imbalance": {"dominant": ("3", 8), "rho_max": 0.75, "epoch_steps": 7},
+        "long_tail": {"factor": 2},
+    }
+    job = toy.job(tmp_path, scenario=scenario)
+    plans = [planned(task, batch_size=48) for task in job.stream.tasks]
+    assert [plan.steps_per_epoch for plan in plans] == [7, 7]
+    label = job.stream.dataset.train.label
+    assert len(label) == 1438  # probes train on all
+    assert sum(len(task.train.rows) for task in job.stream.tasks) < 1100
+    for plan, number in zip(plans, (3, 8), strict=True):
+        share = (label[np.stack([plan[step] for step in range(7)])] == number).mean()
+        assert abs(share - 0.75) < 5 * np.sqrt(0.75 * 0.25 / (7 * 48))
+    scenario["imbalance"]["rho_max"] = 0.5
+    with pytest.raises(
+        ValueError, match=r"scenario\.imbalance\.rho_max: 0\.75 -> 0\.5"
+    ):
+        build.build(toy.config(scenario=scenario), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("imbalance", imbalance.dominated), ("long_tail", imbalance.long_tail)],
+)
+def test_the_documented_options_are_those_there_are(name, function):
+    text = DOCS.read_text()
+    table = re.search(rf"^\| `{name}` \| default \|.*\n((?:\|.*\n)+)", text, re.M)[1]
+    rows = [row.split("|")[1:3] for row in table.splitlines()[1:]]
+    found = {option.strip(" `"): default.strip(" `") for option, default in rows}
+    want = {
+        parameter.name: parameter.default
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind == parameter.KEYWORD_ONLY
+    }
+    assert list(found) == list(want)
+    for option, default in want.items():
+        if default is inspect.Parameter.empty:
+            assert found[option] == "required", option
+        else:
+            assert ast.literal_eval(found[option]) == default, option
