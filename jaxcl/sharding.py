@@ -100,12 +100,17 @@ def placement(tree, mesh: Mesh):
 
     Args:
       tree: arrays or their shapes.
+
+    Raises:
+      ValueError: the devices cannot share the rows of a memory evenly.
     """
 
     def of(node):
-        if isinstance(node, sharded.SPLIT):
-            return jax.tree.map(lambda leaf: split(mesh), node)
-        return replicated(mesh)
+        if not isinstance(node, sharded.SPLIT):
+            return replicated(mesh)
+        for leaf in jax.tree.leaves(node):
+            sharded.share("the memory's rows", leaf.shape[0], mesh)
+        return jax.tree.map(lambda leaf: split(mesh), node)
 
     return jax.tree.map(of, tree, is_leaf=lambda x: isinstance(x, sharded.SPLIT))
 

@@ -9,6 +9,9 @@ import chex
 import jax
 import jax.numpy as jnp
 
+# Logit of what does not exist: -inf would have no gradient where nothing exists.
+_ABSENT = -1e30
+
 
 def l2_normalize(x, *, eps=1e-12):
     """Rows of unit length, x / max(|x|, eps).
@@ -122,41 +125,97 @@ def nt_xent(z1, z2, *, temperature=0.2):
 def info_nce(
     anchors,
     positives,
-    negatives,
+    negatives=None,
     *,
     temperature=0.2,
     positive_in_denominator=True,
     unit_negatives=False,
+    negative_mask=None,
+    examples=None,
 ):
     """InfoNCE against shared negatives (van den Oord et al., 2018; MoCo, Eq. 1).
 
     The mean over rows of -s(a, p) + log(e exp s(a, p) + sum_k exp s(a, n_k)),
     with s the cosine over the temperature and e 1 or 0. Gradients flow to all
-    three inputs: keys and queues are the caller's to stop.
+    inputs: keys and queues are the caller's to stop.
 
     Args:
       anchors: f32[N, D].
       positives: f32[N, D], row i belongs to anchor i.
-      negatives: f32[K, D], shared by all anchors.
+      negatives: f32[K, D], shared by all anchors; None: there are only those of the
+        batch.
       temperature: divides the cosines.
       positive_in_denominator: False gives the decoupled form (e = 0), which
         can be negative.
       unit_negatives: they are unit rows already, as those of a queue: normalising
         a large one at every step would cost time and change nothing.
+      negative_mask: bool[K], rows of `negatives` that exist; None: all.
+      examples: i32[N], which example each row is a view of: positives of other
+        examples are negatives, too. None: they are not.
 
     Returns:
-      f32[], in nats.
+      f32[], in nats. An anchor without any negative counts 0.
+
+    Raises:
+      ValueError: neither `negatives` nor `examples` is given.
     """
-    chex.assert_rank([anchors, positives, negatives], 2)
+    chex.assert_rank([anchors, positives], 2)
     chex.assert_equal_shape([anchors, positives])
-    anchors = l2_normalize(anchors)
-    positive = jnp.sum(anchors * l2_normalize(positives), axis=-1) / temperature
-    negatives = negatives if unit_negatives else l2_normalize(negatives)
-    logits = dot(anchors, negatives) / temperature
-    denominator = jax.nn.logsumexp(logits, axis=-1)
+    if negatives is None and examples is None:
+        raise ValueError("negatives=None, examples=None: one of them must be given")
+    anchors, positives = l2_normalize(anchors), l2_normalize(positives)
+    positive = jnp.sum(anchors * positives, axis=-1) / temperature
+    parts = []
+    if negatives is not None:
+        chex.assert_rank(negatives, 2)
+        negatives = negatives if unit_negatives else l2_normalize(negatives)
+        parts.append((negatives, negative_mask))
+    if examples is not None:
+        parts.append((positives, examples[:, None] != examples[None, :]))
+    denominator = None
+    for rows, exists in parts:
+        logits = dot(anchors, rows) / temperature
+        if exists is not None:
+            logits = jnp.where(exists, logits, _ABSENT)
+        total = jax.nn.logsumexp(logits, axis=-1)
+        denominator = (
+            total if denominator is None else jnp.logaddexp(denominator, total)
+        )
+    lonely = denominator < _ABSENT / 2
     if positive_in_denominator:
         denominator = jnp.logaddexp(positive, denominator)
-    return jnp.mean(denominator - positive)
+    return jnp.mean(jnp.where(lonely, 0.0, denominator - positive))
+
+
+def m_hml(anchors, positives, memory, *, weight=1.0, temperature=0.5, mask=None):
+    """Memory-integrated Hebbian metric learning, what the network minimises.
+
+    weight * I_h - I_d (Choi et al., "DUEL", AAAI 2024, Eq. 5) with the duplication
+    probability q = exp((cosine - 1) / temperature): I_h is the mean of -log q of the
+    positives, I_d that of -log of the mean q over the memory. With weight 1 it is
+    InfoNCE with e = 0, less log K.
+
+    Args:
+      anchors: f32[N, D].
+      positives: f32[N, D], row i belongs to anchor i.
+      memory: f32[K, D].
+      weight: lambda, 1 / (number of classes * probability of the rarest) in theory.
+      temperature: tau of q.
+      mask: bool[K], rows of the memory that exist; None: all.
+
+    Returns:
+      f32[], in nats; I_d is 0 while the memory is empty.
+    """
+    chex.assert_rank([anchors, positives, memory], 2)
+    chex.assert_equal_shape([anchors, positives])
+    anchors, positives = l2_normalize(anchors), l2_normalize(positives)
+    apart = (1 - jnp.sum(anchors * positives, axis=-1)) / temperature
+    logits = (dot(anchors, l2_normalize(memory)) - 1) / temperature
+    count = len(memory)
+    if mask is not None:
+        logits, count = jnp.where(mask, logits, _ABSENT), jnp.sum(mask)
+    alike = jax.nn.logsumexp(logits, axis=-1) - jnp.log(count)
+    return weight * jnp.mean(apart) + jnp.mean(jnp.where(count > 0, alike, 0.0))
 
 
 def sup_con(z, labels, *, temperature=0.1, anchor_mask=None, example_mask=None):

@@ -106,6 +106,34 @@ def slots(keep, capacity: int):
     return jnp.where(comes, order[jnp.clip(rank, 0)], capacity).astype(jnp.int32)
 
 
+def is_safe(memory, incoming, keep, *, score="affine", temperature=0.5, filled=None):
+    """Whether the memory is at least as distinct after an update (DUEL, Definition 4).
+
+    The mean distinctiveness over the data is that over the incoming rows, with the
+    score of the policy; a memory that was empty is always safe to fill.
+
+    Args:
+      memory, incoming, score, temperature, filled: as in `select`.
+      keep: bool[K+B], of `select`.
+
+    Returns:
+      bool[].
+    """
+    filled = jnp.ones(len(memory), bool) if filled is None else filled
+    options = dict(temperature=temperature, score=score)
+    before = distinctiveness(incoming, memory, filled=filled, **options)
+    # The rows lie in two arrays: a mean of q over both from the means over each.
+    parts, weights = [], []
+    for rows, stay in ((memory, keep[: len(memory)]), (incoming, keep[len(memory) :])):
+        parts.append(-distinctiveness(incoming, rows, filled=stay, **options))
+        weights.append(jnp.sum(stay))
+    shares = jnp.stack(weights) / jnp.sum(keep)
+    after = -jax.nn.logsumexp(
+        jnp.stack(parts, axis=-1), axis=-1, b=jnp.where(shares > 0, shares, 0)
+    )
+    return (jnp.mean(before) <= jnp.mean(after)) | ~jnp.any(filled)
+
+
 def select(
     memory,
     incoming,

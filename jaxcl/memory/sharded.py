@@ -49,7 +49,17 @@ class Kept(NamedTuple):
     each: object  # pytree of [n, ...], split over the devices
 
 
-SPLIT = (Shards, Kept)  # of these every leaf is split on axis 0
+class Spread(NamedTuple):
+    """Rows that lie on all devices and are used as one array: XLA sends what it must.
+
+    For policies that look at all rows, as DUEL's: what it keeps is the same on any
+    number of devices.
+    """
+
+    rows: object  # pytree of [capacity, ...], split over the devices
+
+
+SPLIT = (Shards, Kept, Spread)  # of these every leaf is split on axis 0
 
 
 class Memory(NamedTuple):

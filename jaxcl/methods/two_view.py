@@ -82,7 +82,7 @@ _RANGES = (
     ),
     (
         ("weight", "negative_weight", "off_diagonal", "invariance", "variance",
-         "covariance"),
+         "covariance", "hidden_layers"),
         lambda x: 0 <= x < math.inf,
         "at least 0",
     ),
@@ -114,6 +114,7 @@ def make(
     negative_weight: float | None = None,
     hidden_dim: int | None = None,
     output_dim: int | None = None,
+    hidden_layers: int | None = None,
     predictor_hidden_dim=4096,
     distill_hidden_dim=2048,
     queue_size=65536,
@@ -142,7 +143,7 @@ def make(
       temperature, distill_temperature: of the base loss and of distillation.
       weight: of what the strategy adds to the base loss.
       negative_weight: PNR's lambda, for bases without negatives.
-      hidden_dim, output_dim: of the projector.
+      hidden_dim, output_dim, hidden_layers: of the projector.
       predictor_hidden_dim: hidden units of BYOL's own predictor.
       distill_hidden_dim: hidden units of the predictor g.
       queue_size: rows of each queue bank; at least the global batch.
@@ -165,8 +166,9 @@ def make(
     default_weight = spec.weight if plan.weight is None else plan.weight
     net = functools.partial(heads.predictor, dtype=parts.encoder.dtype)
     projector = heads.projector(
-        base, hidden_dim=hidden_dim, output_dim=output_dim, dtype=parts.encoder.dtype
-    )
+        base, hidden_dim=hidden_dim, output_dim=output_dim,
+        hidden_layers=hidden_layers, dtype=parts.encoder.dtype,
+    )  # fmt: skip
     dim = projector.features[-1]
     copied = {"encoder": parts.encoder, "projector": projector}
     predictor = net(hidden_dim=predictor_hidden_dim, output_dim=dim)

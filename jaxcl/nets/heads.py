@@ -35,6 +35,7 @@ def projector(
     *,
     hidden_dim: int | None = None,
     output_dim: int | None = None,
+    hidden_layers: int | None = None,
     dtype: Any = jnp.float32,
 ) -> mlp.MLP:
     """Projector of a base loss: [B, D] -> f32[B, output_dim].
@@ -42,7 +43,8 @@ def projector(
     Linear-ReLU-Linear for simclr, supcon and mocov2plus; with batch norm for byol;
     two hidden layers with batch norm for barlow_twins and vicreg. A width of None
     is the paper's: hidden 2048 (byol 4096), output 128 for the contrastive ones,
-    256 for byol, 2048 for the other two.
+    256 for byol, 2048 for the other two. `hidden_layers` other than None changes how
+    many there are; 0 is one Linear alone.
 
     Raises:
       ValueError: `base` is not one of the six.
@@ -55,7 +57,8 @@ def projector(
     shape = _PROJECTORS[base]
     hidden = shape.hidden_dim if hidden_dim is None else hidden_dim
     output = shape.output_dim if output_dim is None else output_dim
-    features = (hidden,) * shape.hidden_layers + (output,)
+    layers = shape.hidden_layers if hidden_layers is None else hidden_layers
+    features = (hidden,) * layers + (output,)
     return mlp.MLP(features, batch_norm=shape.batch_norm, dtype=dtype)
 
 

@@ -1,0 +1,212 @@
+"""DUEL: contrast against a memory that drops what it holds most of.
+
+Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
+Class-Imbalanced Learning", AAAI 2024: D-MoCo (`base="moco"`) and D-SimCLR
+(`base="simclr"`). With `policy="fifo"`, or `negatives="batch"`, they are the MoCo v2
+and the SimCLR that the paper compares them with.
+
+Departures:
+- The paper trains from a full memory; here it fills from the stream, and what does not
+  exist yet is masked.
+- D-SimCLR's policy compares the features that rows had when they came in; the paper
+  does not say which it takes, and its 2 MB for them allow no more. `refresh` renews
+  those of the rows that were drawn.
+- What is drawn of the memory is augmented like the batch, and normalised by statistics
+  of its own, which do not move the running ones.
+- Keys are not shuffled among devices: batch statistics are those of the global batch.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcl import core, optim
+from jaxcl.losses import contrastive
+from jaxcl.memory import buffer
+from jaxcl.methods import active_memory
+from jaxcl.nets import chain, mlp
+
+
+class Extra(NamedTuple):
+    """What DUEL keeps beside the network that learns."""
+
+    momentum: core.PyTree  # f32, slow copy of encoder and projector; {} for SimCLR
+    momentum_stats: core.PyTree  # f32, its own running statistics
+    # feature f32[D] unit row, label and index i32; SimCLR: image u8. None: no memory
+    memory: buffer.Buffer | None
+
+
+_LIMITS = {
+    "memory_size": (1, math.inf), "output_dim": (1, math.inf),
+    "hidden_dim": (1, math.inf), "hidden_layers": (0, math.inf),
+    "temperature": (1e-6, math.inf), "hml_weight": (0, math.inf), "momentum": (0, 1),
+}  # fmt: skip
+
+
+def _check(given):
+    limits = _LIMITS | {"drawn": (1, given["memory_size"])}
+    for name, (least, most) in limits.items():
+        if given[name] is not None and not least <= given[name] <= most:
+            raise ValueError(
+                f"config.method.{name}={given[name]}: must be from {least} to {most}"
+            )
+    core.check_choice("config.method.base", given["base"], ("moco", "simclr"))
+    core.check_choice(
+        "config.method.negatives", given["negatives"], ("mixed", "memory", "batch")
+    )
+    if given["hml_weight"] is not None and given["negatives"] != "memory":
+        raise ValueError(
+            f"config.method.negatives={given['negatives']!r}: must be 'memory' where "
+            "config.method.hml_weight is given, since M-HML is against the memory alone"
+        )
+
+
+def make(
+    parts: core.Parts, *, base="moco", policy="duel", negatives="mixed",
+    positive_in_denominator=True, hml_weight: float | None = None, temperature=0.5,
+    memory_size=2048, drawn=256, score="affine", newcomer_competes=False,
+    safe_update=False, refresh=False, sharded=False, momentum=0.9, hidden_layers=0,
+    hidden_dim=512, output_dim=256,
+) -> core.Method:  # fmt: skip
+    """MoCo v2 or SimCLR with an active memory of negatives.
+
+    Args:
+      base: "moco" (a slow network makes the keys; contrasts with the whole memory) or
+        "simclr" (the present network embeds rows drawn of the memory).
+      policy: "duel", "fifo" or "reservoir", which rows the memory keeps.
+      negatives: "mixed" (of batch and memory), "memory" or "batch" (Table 4); with
+        "batch" SimCLR keeps no memory.
+      positive_in_denominator: epsilon of Eq. 17 is 1, else 0.
+      hml_weight: lambda of M-HML (Eq. 5), which is then the loss; None: InfoNCE.
+      temperature: of the loss, and tau of the exponential score.
+      memory_size: rows, K.
+      drawn: rows that SimCLR draws of the memory at every step.
+      score: "affine" or "exponential", duplication probability of the policy.
+      newcomer_competes: Algorithm 1 in place of Algorithm 4.
+      safe_update: keep the memory as it is where its distinctiveness to the batch
+        would fall (Algorithm 2).
+      refresh: renew the stored features of the rows that SimCLR draws.
+      sharded: each device holds its share of the memory.
+      momentum: of the slow network.
+      hidden_layers, hidden_dim, output_dim: of the projector; 0 layers: one Linear.
+
+    Raises:
+      ValueError: naming the field, the value and what is allowed.
+    """
+    _check(locals())
+    moco = base == "moco"
+    settings = active_memory.Settings(
+        policy, memory_size, output_dim, not moco, sharded, safe_update,
+        newcomer_competes, score, temperature,
+    )  # fmt: skip
+    active_memory.check(settings)
+    remembers = moco or negatives != "batch"
+    widths = (hidden_dim,) * hidden_layers + (output_dim,)
+    projector = mlp.MLP(widths, dtype=parts.encoder.dtype)
+    nets = {"encoder": parts.encoder, "projector": projector}
+
+    def init(key, batch):
+        k_state, k_augment, k_net = jax.random.split(key, 3)
+        images = parts.augment(k_augment, batch["image"][:1])[0]
+        params, stats = chain.init(nets, k_net, images)
+        slow = (core.copy(params), core.copy(stats)) if moco else ({}, {})
+        memory = active_memory.create(settings, batch) if remembers else None
+        return core.new_state(k_state, params, stats, parts.tx, Extra(*slow, memory))
+
+    def contrast(anchors, positives, examples, rows, exists):
+        if hml_weight is not None:
+            return contrastive.m_hml(
+                anchors, positives, rows, weight=hml_weight, temperature=temperature,
+                mask=exists,
+            )  # fmt: skip
+        return contrastive.info_nce(
+            anchors, positives, None if negatives == "batch" else rows,
+            temperature=temperature, positive_in_denominator=positive_in_denominator,
+            unit_negatives=True, negative_mask=exists,
+            examples=None if negatives == "memory" else examples,
+        )  # fmt: skip
+
+    def moco_step(state, views, memory, _):
+        slow = state.extra.momentum, state.extra.momentum_stats
+        keys, slow_stats = chain.apply(nets, *slow, views[:, 1], train=True)
+        keys = contrastive.l2_normalize(keys)
+
+        def loss(params):
+            queries, stats = chain.apply(
+                nets, params, state.stats, views[:, 0], train=True
+            )
+            held = memory.items["feature"], memory.filled
+            value = contrast(queries, keys, jnp.arange(len(keys)), *held)
+            return value, (stats, keys)
+
+        return loss, memory, slow_stats
+
+    def simclr_step(state, views, memory, keys):
+        images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
+        rows = exists = None
+        if remembers:
+            items, exists, slots = buffer.sample(memory, keys[0], drawn)
+            others = parts.augment(keys[1], parts.split(items["image"]))[:, 0]
+            rows, _ = chain.apply(nets, state.params, state.stats, others, train=True)
+            rows = contrastive.l2_normalize(rows)
+            if refresh:
+                memory = active_memory.refreshed(memory, slots, rows, exists)
+
+        def loss(params):
+            z, stats = chain.apply(
+                nets, params, state.stats, images, train=True, groups=2
+            )
+            pairs = z.reshape(-1, 2, output_dim)
+            partners, examples = pairs[:, ::-1].reshape(z.shape), jnp.arange(len(z))
+            target = contrastive.l2_normalize(jax.lax.stop_gradient(pairs[:, 0]))
+            value = contrast(z, partners, examples // 2, rows, exists)
+            return value, (stats, target)
+
+        return loss, memory, {}
+
+    def step(state, batch):
+        k_augment, k_write, *k_drawn = jax.random.split(core.step_key(state), 4)
+        views = parts.augment(k_augment, batch["image"])
+        if views.shape[1] != 2:
+            raise ValueError(f"config.augment.views={views.shape[1]}: duel takes 2")
+        memory = active_memory.whole(state.extra.memory) if remembers else None
+        loss, memory, slow_stats = (moco_step if moco else simclr_step)(
+            state, views, memory, k_drawn
+        )
+        (value, (stats, target)), grads = jax.value_and_grad(loss, has_aux=True)(
+            state.params
+        )
+        lr = core.rate(parts, state)
+        state = core.apply_gradients(state, grads, parts.tx, lr)
+        metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
+        extra = state.extra._replace(momentum_stats=slow_stats)
+        if moco:
+            slow = optim.ema(extra.momentum, state.params, momentum)
+            extra = extra._replace(momentum=slow)
+        if remembers:
+            memory, metrics["joined"] = active_memory.update(
+                settings, memory, k_write, batch, target, after=value
+            )
+            extra = extra._replace(memory=memory)
+        return state.replace(stats=stats, extra=extra), metrics
+
+    def begin_task(state, task):
+        return state.replace(opt_state=parts.tx.init(state.params))
+
+    def embed(state, images):
+        encoder = {"encoder": parts.encoder}
+        return chain.apply(encoder, state.params, state.stats, images, train=False)[0]
+
+    def memory_of(state):
+        return active_memory.whole(state.extra.memory)
+
+    return core.Method(
+        init,
+        step,
+        embed,
+        begin_task=begin_task,
+        memory=memory_of if remembers else None,
+    )
