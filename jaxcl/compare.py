@@ -3,6 +3,7 @@
 Each directory is a run, or one of several seeds (config.seeds). Prints mean and
 standard error over seeds, the cost of a step, and the paired difference to the first
 directory over the seeds that both have; draws accuracy over time into one figure.
+With `--scalar`, of what an evaluator measures beside accuracies.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import plots, record, report, seeds
+from jaxcl.evals import spread
 
 MEASURES = ("average_accuracy", "anytime", "forgetting")
 
@@ -73,12 +75,16 @@ def cost(run: Run) -> dict[str, float | None]:
     }
 
 
-def curve(run: Run, name: str):
-    """Average accuracy over the tasks met, over steps.
+def curve(run: Run, name: str, *, band="error"):
+    """Average accuracy over the tasks met, or a scalar as it is, over steps.
+
+    Args:
+      name: of a matrix or a scalar, as under "eval" in metrics.jsonl.
+      band: "error", the standard error of the mean, or "std".
 
     Returns:
-      (steps i64[n], mean f64[n], standard error f64[n], 0 for one seed), at the
-      steps that every seed has.
+      (steps i64[n], mean f64[n], band f64[n], 0 for one seed), at the steps after the
+      first that every seed has.
     """
     each = []
     for path in run.folders.values():
@@ -86,15 +92,15 @@ def curve(run: Run, name: str):
         for row in record.read_rows(path):
             found = row.get("eval", {}).get(name)
             if found is not None and row["step"]:
-                met = np.array(found[: row["task"] + 1], float)
-                points[row["step"]] = met.mean()
+                met = found[: row["task"] + 1] if isinstance(found, list) else found
+                points[row["step"]] = np.mean(np.array(met, float))
         each.append(points)
     steps = sorted(set.intersection(*(set(points) for points in each)))
     values = np.array([[points[s] for s in steps] for points in each])
-    error = np.zeros(len(steps))
+    half = np.zeros(len(steps))
     if len(each) > 1:
-        error = values.std(axis=0, ddof=1) / len(each) ** 0.5
-    return np.array(steps), values.mean(axis=0), error
+        half = values.std(axis=0, ddof=1) / (1 if band == "std" else len(each) ** 0.5)
+    return np.array(steps), values.mean(axis=0), half
 
 
 def text(runs: list[Run], name: str) -> str:
@@ -117,15 +123,31 @@ def text(runs: list[Run], name: str) -> str:
     return "\n".join(lines)
 
 
+def scalar_text(curves, name: str, band: str) -> str:
+    """The last value of each run, one line each, the mean and the band over seeds."""
+    kind = {"error": "standard error", "std": "std"}[band]
+    lines = [f"{name}, mean +- {kind} at the last step"]
+    for run, (steps, mean, half) in curves.items():
+        lines.append(f"{run:24}{mean[-1]:>12.4f} +- {half[-1]:.4f}  step {steps[-1]}")
+    return "\n".join(lines)
+
+
 def main(argv=None) -> int:
     """The command; exit code 2 where a directory or a name is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workdirs", nargs="+", help="run directories")
     parser.add_argument("--matrix", default=None, help="default: the first's first")
-    parser.add_argument("--out", default=None, help="a .png of accuracy over time")
+    parser.add_argument("--scalar", default=None, help="as memory/entropy")
+    parser.add_argument("--classes", default=None, help="a spread entry, as spread")
+    parser.add_argument("--band", default="error", choices=["error", "std"])
+    parser.add_argument("--out", default=None, help="a .png of it over time")
     options = parser.parse_args(argv)
     try:
         runs = [read(workdir) for workdir in options.workdirs]
+        if options.scalar:
+            return _scalar(runs, options)
+        if options.classes:
+            return _classes(runs, options)
         names = [set(r["matrices"]) for run in runs for r in run.results.values()]
         first = next(iter(runs[0].results.values()))["matrices"]
         name = options.matrix or next(iter(first), None)
@@ -140,9 +162,37 @@ def main(argv=None) -> int:
         return 2
     print(text(runs, name))
     if options.out:
-        curves = {run.name: curve(run, name) for run in runs}
+        curves = {run.name: curve(run, name, band=options.band) for run in runs}
         ends = _task_ends(next(iter(runs[0].results.values())))
         plots.anytime(curves, options.out, task_ends=ends)
+    return 0
+
+
+def _scalar(runs, options) -> int:
+    """`main` of a scalar."""
+    name = options.scalar
+    curves = {run.name: curve(run, name, band=options.band) for run in runs}
+    lacking = [run for run, (steps, *_) in curves.items() if not len(steps)]
+    if lacking:
+        raise ValueError(f"--scalar={name}: not measured by {', '.join(lacking)}")
+    print(scalar_text(curves, name, options.band))
+    if options.out:
+        ends = _task_ends(next(iter(runs[0].results.values())))
+        plots.anytime(curves, options.out, task_ends=ends, ylabel=name, scale=1.0)
+    return 0
+
+
+def _classes(runs, options) -> int:
+    """`main` of what a spread entry measured of each class: a mean over seeds."""
+    key, found = options.classes, {}
+    for run in runs:
+        each = [spread.by_class(record.read_rows(p)) for p in run.folders.values()]
+        if not all(key in one for one in each):
+            raise ValueError(f"--classes={key}: not measured by {run.name}")
+        found[run.name] = np.mean([one[key] for one in each], axis=0)
+    if options.out is None:
+        raise ValueError("--classes: wants --out, a .png")
+    plots.class_spread(found, options.out, title=key)
     return 0
 
 

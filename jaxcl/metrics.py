@@ -170,6 +170,31 @@ def _class_means(features, labels, num_classes):
     return rows, member, jnp.sum(member, axis=0), contrastive.l2_normalize(total)
 
 
+def _over_classes(values, labels, num_classes):
+    """Mean of f32[C] over the classes that occur, 0 if there is none."""
+    present = jnp.any(labels[:, None] == jnp.arange(num_classes), axis=0)
+    return jnp.sum(values) / jnp.maximum(jnp.sum(present), 1)
+
+
+def intra_class_variances(features, labels, num_classes):
+    """E_{x in c} [(r_c . f(x) - 1)^2] of each class c, see `intra_class_variance`.
+
+    Args:
+      features: f32[N, D]; rows are L2-normalised here.
+      labels: i32[N]; rows labelled outside [0, C), such as -1, are left out.
+      num_classes: C, a Python int.
+
+    Returns:
+      f32[C], 0 for a class that does not occur.
+
+    Source: DUEL (Choi et al., AAAI 2024), Fig. 9.
+    """
+    rows, member, count, means = _class_means(features, labels, num_classes)
+    own = jnp.sum(rows * means[jnp.clip(labels, 0, num_classes - 1)], axis=-1)
+    total = jnp.sum(member * jnp.square(own - 1.0)[:, None], axis=0)
+    return total / jnp.maximum(count, 1.0)
+
+
 def intra_class_variance(features, labels, num_classes):
     """Mean over classes c of E_{x in c} [(r_c . f(x) - 1)^2] (DUEL Eq. 8).
 
@@ -184,11 +209,27 @@ def intra_class_variance(features, labels, num_classes):
     Returns:
       f32[], 0 if no class occurs.
     """
-    rows, member, count, means = _class_means(features, labels, num_classes)
-    own = jnp.sum(rows * means[jnp.clip(labels, 0, num_classes - 1)], axis=-1)
-    total = jnp.sum(member * jnp.square(own - 1.0)[:, None], axis=0)
-    present = jnp.sum(count > 0)
-    return jnp.sum(total / jnp.maximum(count, 1.0)) / jnp.maximum(present, 1)
+    found = intra_class_variances(features, labels, num_classes)
+    return _over_classes(found, labels, num_classes)
+
+
+def inter_class_similarities(features, labels, num_classes):
+    """Mean over c' != c of r_c . r_c', of each class c, see `inter_class_similarity`.
+
+    Args:
+      features: f32[N, D]; rows are L2-normalised here.
+      labels: i32[N]; rows labelled outside [0, C), such as -1, are left out.
+      num_classes: C, a Python int.
+
+    Returns:
+      f32[C] in [-1, 1], 0 for a class that does not occur or has no other beside it.
+
+    Source: DUEL (Choi et al., AAAI 2024), Fig. 9.
+    """
+    _, _, count, means = _class_means(features, labels, num_classes)
+    # r_c with the sum of the others; C x C products are saved.
+    others = jnp.sum(means, axis=0) - means
+    return jnp.sum(means * others, axis=1) / jnp.maximum(jnp.sum(count > 0) - 1, 1)
 
 
 def inter_class_similarity(features, labels, num_classes):
@@ -205,11 +246,8 @@ def inter_class_similarity(features, labels, num_classes):
     Returns:
       f32[] in [-1, 1], 0 if fewer than two classes occur.
     """
-    _, _, count, means = _class_means(features, labels, num_classes)
-    # Sum over all pairs = squared length of the sum; C x C products are saved.
-    pairs = jnp.sum(jnp.square(jnp.sum(means, axis=0))) - jnp.sum(jnp.square(means))
-    present = jnp.sum(count > 0)
-    return pairs / jnp.maximum(present * (present - 1), 1)
+    found = inter_class_similarities(features, labels, num_classes)
+    return _over_classes(found, labels, num_classes)
 
 
 def class_entropy(labels, num_classes):

@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 from etils import epath
-from matplotlib import ticker
+from matplotlib import colormaps, ticker
 from matplotlib.figure import Figure
 
 # Okabe and Ito's colours: told apart with any colour vision.
@@ -15,6 +15,7 @@ COLOURS = (
 MARKERS = ("o", "^", "s")  # with the colours again
 MOST_NAMES = 20  # more classes or tasks than this are not written out
 LONGEST = 24  # letters of a name
+MOST_TIMES = 6  # curves of one thing at several times
 
 
 def _save(figure: Figure, path) -> None:
@@ -170,7 +171,7 @@ def marked(points, labels, pale, marks, path, *, title, class_names=None) -> Non
     points, labels = np.asarray(points), np.asarray(labels)
     present, names = np.unique(labels), class_names or ()
     figure = Figure(figsize=(6 * len(marks), 6))
-    figure.suptitle(title, y=0.95)
+    figure.suptitle(title, y=0.98)
     panels = figure.subplots(1, len(marks), sharex=True, sharey=True, squeeze=False)[0]
     strong = {"s": 34, "linewidths": 1.0, "edgecolors": "black"}
     for (name, chosen), axes in zip(marks.items(), panels, strict=True):
@@ -221,7 +222,9 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
     _save(figure, path)
 
 
-def anytime(runs, path, task_ends, *, title="", ylabel="accuracy (%)") -> None:
+def anytime(
+    runs, path, task_ends, *, title="", ylabel="accuracy (%)", scale=100.0
+) -> None:
     """Accuracy over a stream of tasks, of several methods.
 
     Args:
@@ -229,16 +232,17 @@ def anytime(runs, path, task_ends, *, title="", ylabel="accuracy (%)") -> None:
         band's height, or None for no band); a nan leaves a gap.
       path: of the PNG.
       task_ends: i[T], the last step of each task; every other task is shaded.
+      scale: what is drawn of 1; 1.0 for what is no share.
     """
-    percent = {
-        name: (steps, 100 * np.asarray(mean, np.float64), spread)
+    scaled = {
+        name: (steps, scale * np.asarray(mean, np.float64), spread)
         for name, (steps, mean, spread) in runs.items()
     }
     figure, axes = _stream(task_ends)
-    for number, (name, (steps, mean, spread)) in enumerate(percent.items()):
+    for number, (name, (steps, mean, spread)) in enumerate(scaled.items()):
         style = _style(number)
         if spread is not None:
-            wide = 100 * np.asarray(spread, np.float64)
+            wide = scale * np.asarray(spread, np.float64)
             low, high = mean - wide, mean + wide
             axes.fill_between(steps, low, high, color=style["color"], alpha=0.2, lw=0)
         axes.plot(steps, mean, markersize=4, label=_short(name), **style)
@@ -262,6 +266,80 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift") -> None:
         axes.plot(steps, values, color=colour, linewidth=1, marker=marker, label=label)
     axes.set_ylim(bottom=0)
     _finish(figure, axes, path, title=title, ylabel=ylabel)
+
+
+def class_shares(steps, shares, path, *, title="") -> None:
+    """How the classes of a set shift over time, as Fig. 10 of DUEL.
+
+    Classes stand in the order of their shares at the first time, the largest first.
+
+    Args:
+      steps: i[n], n >= 1, increasing.
+      shares: f[n, C] in [0, 1], of each class at each of these steps. Of more than
+        `MOST_TIMES` so many are drawn, evenly spread, the first and last among them.
+      path: of the PNG.
+    """
+    shares = 100 * np.asarray(shares, np.float64)
+    times, size = shares.shape
+    figure, axes, groups, what = _classes(np.argsort(-shares[0], kind="stable"))
+    axes.axhline(100 / size, color="0.5", linestyle=":", linewidth=1)
+    chosen = np.linspace(0, times - 1, min(times, MOST_TIMES)).round().astype(int)
+    # From dark to light, but for the palest of the colours.
+    colours = colormaps["viridis"](np.linspace(0.0, 0.9, len(chosen)))
+    for number, (at, colour) in enumerate(zip(chosen, colours, strict=True)):
+        style = _style(number * len(COLOURS)) | {"color": colour, "markersize": 4}
+        values = [shares[at, group].mean() for group in groups]
+        axes.plot(range(len(groups)), values, label=f"step {steps[at]}", **style)
+    axes.set_ylim(bottom=0)
+    xlabel = f"{what}, by its share at step {steps[0]}"
+    axes.set(title=title, xlabel=xlabel, ylabel="share of the labelled rows (%)")
+    axes.legend(
+        title="dotted: balanced", loc="center left", bbox_to_anchor=(1.0, 0.5),
+        frameon=False,
+    )  # fmt: skip
+    _save(figure, path)
+
+
+def class_spread(runs, path, *, title="") -> None:
+    """Variance within each class and its similarity to others, as Fig. 9 of DUEL.
+
+    Classes stand in the order of the first run's similarities, the smallest first.
+
+    Args:
+      runs: name -> (variances f[C], similarities f[C]), nan where a class has none.
+      path: of the PNG.
+    """
+    first = next(iter(runs.values()))
+    order = np.argsort(np.asarray(first[1], np.float64), kind="stable")
+    figure, axes, groups, what = _classes(order)
+    for number, (name, values) in enumerate(runs.items()):
+        for kind, line, each in zip(("intra", "inter"), ":-", values, strict=True):
+            each = np.asarray(each, np.float64)
+            style = _style(number) | {"linestyle": line, "markersize": 4}
+            style["label"] = f"{_short(name)}: {kind}"
+            axes.plot(range(len(groups)), [each[g].mean() for g in groups], **style)
+    ylabel = "intra-class variance, inter-class similarity"
+    axes.set(title=title, xlabel=f"{what}, by its similarity to others", ylabel=ylabel)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    _save(figure, path)
+
+
+def _classes(order):
+    """A figure over classes that stand in the order i[C].
+
+    Returns:
+      Figure, axes, the classes of each place, one or many, and what a place is.
+    """
+    figure = Figure(figsize=(7.5, 4.2))
+    axes = figure.add_subplot()
+    axes.grid(color="0.9")
+    groups = np.array_split(order, min(len(order), MOST_NAMES))
+    if len(groups) == len(order):
+        axes.set_xticks(range(len(groups)), [str(label) for label in order])
+        return figure, axes, groups, "class"
+    begins = np.cumsum([1] + [len(group) for group in groups[:-1]])
+    axes.set_xticks(range(len(groups)), [str(begin) for begin in begins], rotation=45)
+    return figure, axes, groups, f"class (mean of {len(groups[-1])} or more at a time)"
 
 
 def _stream(task_ends):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxcl import compare, cost, report, seeds
+from jaxcl import compare, cost, plots, report, seeds
 
 NAME = "predict/class_incremental"
 
@@ -20,12 +20,15 @@ def leave(folder, matrix, *, seed, milliseconds=10.0, flops=100, matrix_name=NAM
         spent = cost.Spent(5, 50, flops, seconds, machine)
         results["cost"] = cost.add(results["cost"], task, spent)
     folder.mkdir(parents=True)
+    first = {"memory/entropy": 0.9 + 0.1 * seed}
+    last = {"memory/entropy": 2.0, "spread/intra_0": 0.1 + 0.1 * seed}
+    last |= {"spread/intra_1": 0.4, "spread/inter_0": 0.1, "spread/inter_1": 0.3}
     (folder / "config.json").write_text(json.dumps({"seed": seed}))
     rows = [
-        {"step": 5, "task": 0, "eval": {matrix_name: matrix[0]}},
+        {"step": 5, "task": 0, "eval": {matrix_name: matrix[0]} | first},
         {"step": 7, "task": 1, "loss": 1.0},
         {"step": 8, "task": 1, "eval": {matrix_name: [0.5, 0.1]}},
-        {"step": 10, "task": 1, "eval": {matrix_name: matrix[1]}},
+        {"step": 10, "task": 1, "eval": {matrix_name: matrix[1]} | last},
     ]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "metrics.jsonl").write_text(text)
@@ -75,6 +78,49 @@ def test_curve_is_the_average_over_tasks_met(runs):
     finals = np.array([0.5, 0.4, 0.9])
     np.testing.assert_allclose(mean, [np.mean([0.8, 0.9, 0.9]), 0.3, finals.mean()])
     np.testing.assert_allclose(error[2], finals.std(ddof=1) / 3**0.5)
+
+
+def test_a_band_is_the_deviation_and_a_scalar_has_a_curve(runs):
+    er = compare.read(runs / "er")
+    steps, mean, half = compare.curve(er, NAME, band="std")
+    finals = np.array([0.5, 0.4, 0.9])
+    np.testing.assert_allclose([mean[2], half[2]], [finals.mean(), finals.std(ddof=1)])
+    steps, mean, half = compare.curve(er, "memory/entropy")
+    np.testing.assert_array_equal(steps, [5, 10])
+    np.testing.assert_allclose(mean, [1.0, 2.0])
+    np.testing.assert_allclose(half, [0.1 / 3**0.5, 0.0])
+
+
+def test_the_command_of_a_scalar_and_of_classes(runs, capsys, monkeypatch):
+    calls, anytime = [], plots.anytime
+
+    def keep(*given, **options):
+        calls.append(options)
+        anytime(*given, **options)
+
+    monkeypatch.setattr(plots, "anytime", keep)
+    figure, folders = runs / "x.png", [str(runs / "er"), str(runs / "one")]
+    told = ["--scalar=memory/entropy", "--band=std", f"--out={figure}"]
+    assert compare.main([*folders, *told]) == 0
+    head, er, one = capsys.readouterr().out.splitlines()
+    assert head == "memory/entropy, mean +- std at the last step"
+    assert er.split() == "er 2.0000 +- 0.0000 step 10".split()
+    assert one.split()[0] == "one" and figure.stat().st_size > 5000
+    ((ends, label, scale),) = [(x["task_ends"], x["ylabel"], x["scale"]) for x in calls]
+    assert (ends, label, scale) == ([5, 10], "memory/entropy", 1.0)
+    assert compare.main([*folders, "--scalar=memory/x"]) == 2
+    assert "--scalar=memory/x: not measured by er, one" in capsys.readouterr().err
+    drawn = []
+    monkeypatch.setattr(plots, "class_spread", lambda *x, **y: drawn.append((x, y)))
+    assert compare.main([*folders, "--classes=spread", "--out=y.png"]) == 0
+    (((found, path), options),) = drawn
+    np.testing.assert_allclose(found["er"], [[0.2, 0.4], [0.1, 0.3]])
+    assert list(found) == ["er", "one"] and path == "y.png"
+    assert options == {"title": "spread"}
+    assert compare.main([*folders, "--classes=spread"]) == 2
+    assert compare.main([*folders, "--classes=x", "--out=y.png"]) == 2
+    err = capsys.readouterr().err
+    assert "wants --out" in err and "--classes=x: not measured by er" in err
 
 
 def test_the_command(runs, capsys):

@@ -21,7 +21,7 @@ import jaxcl
 import jaxcl.methods
 from jaxcl import augment, evaluators, record, schema, sections, train, transfer
 from jaxcl.data import convert, sources, stream
-from jaxcl.evals import alignment, knn, linear, predict, tsne
+from jaxcl.evals import alignment, knn, linear, predict, spread, tsne
 from jaxcl.methods import online
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -411,14 +411,14 @@ def test_tables_of_options_are_those_of_the_signature(name, without, table):
 
 def test_every_function_that_config_names_has_a_table():
     functions = {sections.Top, stream.make, augment.make, online.settings, *METHODS}
-    functions |= {e.make for e in (linear, knn, predict, tsne, alignment)}
+    functions |= {e.make for e in (linear, knn, predict, tsne, alignment, spread)}
     functions |= {*sections.SOURCES.values()}
     functions |= {*sections.ENCODERS.values(), *sections.OPTIMIZERS.values()}
     functions |= {*sections.SCHEDULES.values()} - {sections.SCHEDULES["constant"]}
     names = {f"{f.__module__}.{f.__name__}" for f in functions}
     assert {table.values[0] for table in TABLES} == names
     there = [m.name for m in pkgutil.iter_modules(jaxcl.evals.__path__)]
-    judges = {"linear", "knn", "predict", "tsne", "alignment"}
+    judges = {"linear", "knn", "predict", "tsne", "alignment", "memory", "spread"}
     assert set(there) == {"features", "head"} | judges
 
 

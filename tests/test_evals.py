@@ -113,6 +113,29 @@ def probe_twin(x, y, head, order_of, batch):
     return w, b, np.mean(losses)
 
 
+def adam_twin(x, y, head, order_of, batch):
+    """PyTorch's Adam on a linear layer, from its documentation, with OPTIONS."""
+    p = [np.asarray(leaf, np.float64) for leaf in head]
+    m, v, t = [np.zeros_like(leaf) for leaf in p], [0.0, 0.0], 0
+    for epoch in range(7):
+        order, losses = order_of(epoch), []
+        rate = 0.3 * 0.1 ** sum(s <= epoch for s in (3, 5))
+        for step in range(max(len(order) // batch, 1)):
+            at, t = order[step * batch : (step + 1) * batch], t + 1
+            scores = x[at] @ p[0] + p[1]
+            scores -= scores.max(1, keepdims=True)
+            share = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+            losses.append(-np.log(share[np.arange(len(at)), y[at]]).mean())
+            gap = (share - np.eye(CLASSES)[y[at]]) / len(at)
+            for i, slope in enumerate((x[at].T @ gap, gap.sum(0))):
+                slope = slope + 0.01 * p[i]
+                m[i] = 0.9 * m[i] + 0.1 * slope
+                v[i] = 0.999 * v[i] + 0.001 * slope**2
+                first, second = m[i] / (1 - 0.9**t), v[i] / (1 - 0.999**t)
+                p[i] = p[i] - rate * first / (np.sqrt(second) + 1e-8)
+    return *p, np.mean(losses)
+
+
 def accuracies(parts, guess):
     label = parts.stream.evaluation.label
     return [(guess[t.test] == label[t.test]).mean() for t in parts.stream.tasks]
@@ -158,6 +181,35 @@ def test_probe_is_the_sgd_of_the_equations(reading, batch_size):
         told[task.test] = task.classes[scores[task.test][:, task.classes].argmax(1)]
     np.testing.assert_allclose(result.rows["task_aware"], accuracies(parts, told))
     assert (result.rows["task_aware"] > result.rows["class_incremental"]).any()
+
+
+@pytest.mark.parametrize("reading", ["features", "streamed"])
+def test_probe_is_the_adam_of_the_equations(reading):
+    data, state = dataset(streams=reading == "streamed"), state_of(0)
+    options = dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
+    # Adam has no momentum to be told.
+    options |= OPTIONS | dict(optimizer="adam", momentum=0.123)
+    parts = parts_of(data=data)
+    result = linear.make(parts, **options)(state, 1)
+    data = dataset()
+    images = data.train.images
+    images = images if reading == "features" else images[:, :, ::-1]
+    k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
+    order_of = device_orders(50, 16, 50, k_epochs)
+    if reading == "streamed":
+
+        def order_of(epoch):
+            rng = np.random.default_rng([3, 1, epoch])
+            return stream.epoch_order(rng, np.arange(50), 16).reshape(-1)
+
+    head = head_lib.start(k_start, DIM, CLASSES)
+    x, y = embedded(state, images), data.train.label
+    w, b, loss = adam_twin(x, y, head, order_of, 16)
+    np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
+    scores = embedded(state, data.test.images) @ w + b
+    want = accuracies(parts, scores.argmax(1))
+    np.testing.assert_allclose(result.rows["class_incremental"], want)
+    assert abs(probe_twin(x, y, head, order_of, 16)[2] - loss) > 0.01
 
 
 def test_probe_learns_what_is_separable_and_nothing_else():
@@ -588,6 +640,7 @@ def test_points_are_chosen_in_proportion():
         (linear.make, "train_on", "sen", "all, seen, visible; did you mean seen"),
         (linear.make, "epochs", 0, ">= 1"),
         (linear.make, "lr", 0.0, "> 0"),
+        (linear.make, "optimizer", "adamw", "sgd, adam; did you mean adam"),
         (linear.make, "scale", (0.5, 2.0), "low <= high <= 1"),
         (linear.make, "fraction", 0.0, "above 0 and at most 1"),
         (linear.make, "fraction", 1.5, "above 0 and at most 1"),

@@ -81,6 +81,17 @@ def test_steps_are_drawn_as_they_are(draw):
     assert axes.get_ylabel() == "drift"
 
 
+def test_a_run_has_pictures_of_its_classes(tmp_path, monkeypatch):
+    shares = {"memory/class_0": 0.5, "memory/class_1": 0.5, "memory/entropy": 0.7}
+    shares |= {"spread/intra_0": 0.5, "spread/inter_0": 0.5}
+    rows = [{"step": 4, "task": 0, "eval": shares}]
+    monkeypatch.setattr(record, "read_rows", lambda _: rows)
+    finish.draw(tmp_path, {"matrices": {}})
+    names = {path.stem for path in (tmp_path / "plots").iterdir()}
+    new = {"memory_classes", "memory_entropy", "spread_by_class"}
+    assert names == new | {"curves"}
+
+
 def test_a_run_has_a_picture_of_each_measure(tmp_path, monkeypatch):
     rows, calls = [], []
     for step in range(2, 21, 2):

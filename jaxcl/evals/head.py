@@ -1,4 +1,4 @@
-"""A linear layer and how SGD fits it to frozen features.
+"""A linear layer and how SGD or Adam fits it to frozen features.
 
 For the probe of `linear.py`, and the head that a two-view method trains as it goes.
 """
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxcl import sharding
+from jaxcl import optim, sharding
 from jaxcl.data import prefetch, stream
 
 _STREAM = 0x11EA4  # keeps the probe's random numbers apart from the training's
@@ -27,23 +27,27 @@ class Head(NamedTuple):
     bias: jax.Array  # f32[C]
 
 
-class Sgd(NamedTuple):
+OPTIMIZERS = ("sgd", "adam")
+
+
+class Rule(NamedTuple):
     """How a head is trained; all fixed when `make` is called."""
 
     epochs: int
     batch_size: int
     lr: float
-    momentum: float
+    momentum: float  # of SGD alone
     weight_decay: float
     milestones: tuple[int, ...]
     factor: float
+    optimizer: str = "sgd"  # one of OPTIMIZERS
 
 
 class _Carry(NamedTuple):
     """What a step of the head changes."""
 
     head: Head
-    velocity: Head
+    kept: object  # the momentum buffer of SGD, a Head, or the moments of Adam
     loss: jax.Array  # f32[], sum over the batches of the present epoch
 
 
@@ -108,9 +112,29 @@ def start(key: jax.Array, dim: int, num_classes: int) -> Head:
     )
 
 
-def _begin(key, dim, num_classes) -> _Carry:
+def _adam(rule: Rule):
+    """PyTorch's Adam, which adds weight decay to the gradient."""
+    return optim.adam(weight_decay=rule.weight_decay)
+
+
+def _begin(rule: Rule, key, dim, num_classes) -> _Carry:
     head = start(key, dim, num_classes)
-    return _Carry(head, jax.tree.map(jnp.zeros_like, head), jnp.zeros(()))
+    if rule.optimizer == "adam":
+        kept = _adam(rule).init(head)
+    else:
+        kept = jax.tree.map(jnp.zeros_like, head)
+    return _Carry(head, kept, jnp.zeros(()))
+
+
+def _gradient(head: Head, features, labels, mask):
+    """(loss, scores), gradient of the mean cross-entropy of the unmasked rows."""
+
+    def loss_of(head):
+        scores = logits(head, features)
+        losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
+        return jnp.sum(losses * mask) / jnp.maximum(mask.sum(), 1.0), scores
+
+    return jax.value_and_grad(loss_of, has_aux=True)(head)
 
 
 def descend(
@@ -128,13 +152,7 @@ def descend(
     Returns:
       head, velocity; and from before the step the loss f32[] and scores f32[B, C].
     """
-
-    def loss_of(head):
-        scores = logits(head, features)
-        losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
-        return jnp.sum(losses * mask) / jnp.maximum(mask.sum(), 1.0), scores
-
-    (loss, scores), gradient = jax.value_and_grad(loss_of, has_aux=True)(head)
+    (loss, scores), gradient = _gradient(head, features, labels, mask)
     velocity = jax.tree.map(
         lambda v, g, p: momentum * v + g + weight_decay * p, velocity, gradient, head
     )
@@ -142,18 +160,23 @@ def descend(
     return head, velocity, loss, scores
 
 
-def _update(sgd: Sgd, carry: _Carry, features, labels, mask, epoch) -> _Carry:
-    milestones = jnp.asarray(sgd.milestones, jnp.int32)
-    head, velocity, loss, _ = descend(
-        carry.head, carry.velocity, features, labels, mask,
-        lr=sgd.lr * sgd.factor ** jnp.sum(milestones <= epoch),
-        momentum=sgd.momentum, weight_decay=sgd.weight_decay,
-    )  # fmt: skip
-    return _Carry(head, velocity, carry.loss + loss)
+def _update(rule: Rule, carry: _Carry, features, labels, mask, epoch) -> _Carry:
+    milestones = jnp.asarray(rule.milestones, jnp.int32)
+    lr = rule.lr * rule.factor ** jnp.sum(milestones <= epoch)
+    if rule.optimizer == "adam":
+        (loss, _), gradient = _gradient(carry.head, features, labels, mask)
+        direction, kept = _adam(rule).update(gradient, carry.kept, carry.head)
+        head = jax.tree.map(lambda p, d: p - lr * d, carry.head, direction)
+    else:
+        head, kept, loss, _ = descend(
+            carry.head, carry.kept, features, labels, mask,
+            lr=lr, momentum=rule.momentum, weight_decay=rule.weight_decay,
+        )  # fmt: skip
+    return _Carry(head, kept, carry.loss + loss)
 
 
 def resident_fit(
-    sgd: Sgd, parts, labels, read: Callable, *, balanced=False
+    rule: Rule, parts, labels, read: Callable, *, balanced=False
 ) -> Callable:
     """Fit a head by one program that holds all epochs.
 
@@ -165,7 +188,7 @@ def resident_fit(
     Returns:
       (state, data, rows i32[count], task, probe) -> (Head, loss of the last epoch).
     """
-    batch_size = sgd.batch_size
+    batch_size = rule.batch_size
 
     def fit(state, data, labels, rows, count, task, probe):
         k_start, k_epochs = probe_keys(parts.seed, task, probe)
@@ -184,13 +207,13 @@ def resident_fit(
                 at = jax.lax.dynamic_slice_in_dim(order, begin, batch_size)
                 mask = (begin + jnp.arange(batch_size) < count).astype(jnp.float32)
                 seen = read(state, data, at, jax.random.fold_in(k_read, i))
-                return _update(sgd, carry, seen, labels[at], mask, number)
+                return _update(rule, carry, seen, labels[at], mask, number)
 
             carry = carry._replace(loss=jnp.zeros(()))
             return jax.lax.fori_loop(0, steps, step, carry)
 
-        carry = _begin(k_start, sample.shape[1], parts.num_classes)
-        carry = jax.lax.fori_loop(0, sgd.epochs, epoch, carry)
+        carry = _begin(rule, k_start, sample.shape[1], parts.num_classes)
+        carry = jax.lax.fori_loop(0, rule.epochs, epoch, carry)
         return carry.head, carry.loss / steps
 
     program = jax.jit(fit, out_shardings=sharding.replicated(parts.mesh))
@@ -205,7 +228,7 @@ def resident_fit(
     return run
 
 
-def streamed_fit(sgd: Sgd, parts, crop, embed: Callable) -> Callable:
+def streamed_fit(rule: Rule, parts, crop, embed: Callable) -> Callable:
     """`resident_fit` for images that workers decode and crop.
 
     Args:
@@ -219,28 +242,29 @@ def streamed_fit(sgd: Sgd, parts, crop, embed: Callable) -> Callable:
     whole, mesh = sharding.replicated(parts.mesh), parts.mesh
 
     def begin(task, probe, *, dim):
-        return _begin(probe_keys(parts.seed, task, probe)[0], dim, parts.num_classes)
+        key, _ = probe_keys(parts.seed, task, probe)
+        return _begin(rule, key, dim, parts.num_classes)
 
     def update(state, carry, batch, step, steps, task, probe):
         epoch = step // steps
         _, k_epochs = probe_keys(parts.seed, task, probe)
         found = embed(state, batch["image"], jax.random.fold_in(k_epochs, step))
         carry = carry._replace(loss=jnp.where(step % steps == 0, 0.0, carry.loss))
-        return _update(sgd, carry, found, batch["label"], jnp.ones(len(found)), epoch)
+        return _update(rule, carry, found, batch["label"], jnp.ones(len(found)), epoch)
 
     begin = jax.jit(begin, static_argnames="dim", out_shardings=whole)
     update = jax.jit(update, donate_argnums=1, out_shardings=whole)
 
     def run(state, data, rows, task, probe):
         # Repeating rows is for sets smaller than one batch.
-        rows = np.resize(rows, max(len(rows), sgd.batch_size))
+        rows = np.resize(rows, max(len(rows), rule.batch_size))
         batches = prefetch.batches(
-            stream.Source(train, rows), seed=parts.seed, task=task, epochs=sgd.epochs,
-            batch_size=sgd.batch_size, workers=parts.workers, crop=crop,
+            stream.Source(train, rows), seed=parts.seed, task=task, epochs=rule.epochs,
+            batch_size=rule.batch_size, workers=parts.workers, crop=crop,
             process_index=jax.process_index(), process_count=jax.process_count(),
             resident=False,
         )  # fmt: skip
-        steps = np.int32(len(rows) // sgd.batch_size)
+        steps = np.int32(len(rows) // rule.batch_size)
         task, probe = np.int32(task), np.int32(probe)
         carry = begin(task, probe, dim=data)
         placed = prefetch.ahead(batches, lambda batch: sharding.shard(batch, mesh))

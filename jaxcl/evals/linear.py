@@ -13,6 +13,10 @@ The class-balanced probe of Co2L (Cha et al., ICCV 2021) and CCLIS (Li et al., A
 2024), class- and task-incremental, is train_on="visible", balanced=True, their
 learning rate, milestones=(60, 75, 90), factor=0.2 and the training's augmentation.
 
+The probe of DUEL (Choi et al., AAAI 2024, appendix E) is optimizer="adam", lr=1e-3,
+weight_decay=1e-6, without milestones; on ImageNet-LT milestones=(10, 20, ..., 90) and
+factor=0.5. The paper names no augmentation of the probe's images.
+
 Departures: one layer learns from every class at each task ("all", as the released
 code does; the papers' text says the classes seen so far: train_on="seen").
 `fraction` draws the rows of a semi-supervised probe from numbers of its own: the
@@ -55,7 +59,7 @@ def _augmented(parts, look, normalize):
     return embed
 
 
-def _fitting(parts, sgd, use_augment, look, normalize, balanced):
+def _fitting(parts, rule, use_augment, look, normalize, balanced):
     """How a probe reads the train split.
 
     Args:
@@ -72,7 +76,7 @@ def _fitting(parts, sgd, use_augment, look, normalize, balanced):
         def look_up(state, features, at, key):
             return features[at]
 
-        fit = head_lib.resident_fit(sgd, parts, labels, look_up, balanced=balanced)
+        fit = head_lib.resident_fit(rule, parts, labels, look_up, balanced=balanced)
         return fit, lambda state, _: embed(state)
     embed = _augmented(parts, look, normalize)
     if dataset.train.images is None:
@@ -80,15 +84,15 @@ def _fitting(parts, sgd, use_augment, look, normalize, balanced):
             size=parts.size, scale=look["scale"], ratio=_RATIO,
             interpolation="bilinear", decoder=dataset.decoder or "auto",
         )  # fmt: skip
-        return head_lib.streamed_fit(sgd, parts, crop, embed), lambda state, dim: dim
+        return head_lib.streamed_fit(rule, parts, crop, embed), lambda state, dim: dim
     images = features_lib.place(parts, dataset.train)
-    rows = features_lib.constraint(parts, sgd.batch_size)
+    rows = features_lib.constraint(parts, rule.batch_size)
 
     def read(state, images, at, key):
         at = jax.lax.with_sharding_constraint(at, rows)
         return embed(state, images[at], key)
 
-    fit = head_lib.resident_fit(sgd, parts, labels, read, balanced=balanced)
+    fit = head_lib.resident_fit(rule, parts, labels, read, balanced=balanced)
     return fit, lambda state, _: images
 
 
@@ -151,7 +155,7 @@ def _evaluate(
     return evaluate
 
 
-def _check(parts, sgd, train_on, use_augment, balanced):
+def _check(parts, rule, train_on, use_augment, balanced):
     field = "config.evaluators.linear.train_on"
     core.check_choice(field, train_on, ("all", "seen", "visible"))
     if train_on == "visible" and parts.replayed is None:
@@ -159,23 +163,25 @@ def _check(parts, sgd, train_on, use_augment, balanced):
             f"{field}={train_on!r}: needs a method that says which rows it replayed, "
             "as cclis and co2l do; use one of these, or choose 'seen' or 'all'"
         )
+    field = "config.evaluators.linear.optimizer"
+    core.check_choice(field, rule.optimizer, head_lib.OPTIMIZERS)
     whole = "a whole number >= 1"
     for name, good, allowed in (
-        ("epochs", isinstance(sgd.epochs, int) and sgd.epochs >= 1, whole),
-        ("batch_size", isinstance(sgd.batch_size, int) and sgd.batch_size >= 1, whole),
-        ("lr", sgd.lr > 0, "> 0"),
-        ("momentum", 0 <= sgd.momentum < 1, "in [0, 1)"),
-        ("weight_decay", sgd.weight_decay >= 0, ">= 0"),
-        ("milestones", all(m > 0 for m in sgd.milestones), "epochs >= 1"),
-        ("factor", sgd.factor > 0, "> 0"),
+        ("epochs", isinstance(rule.epochs, int) and rule.epochs >= 1, whole),
+        ("batch_size", isinstance(rule.batch_size, int) and rule.batch_size > 0, whole),
+        ("lr", rule.lr > 0, "> 0"),
+        ("momentum", 0 <= rule.momentum < 1, "in [0, 1)"),
+        ("weight_decay", rule.weight_decay >= 0, ">= 0"),
+        ("milestones", all(m > 0 for m in rule.milestones), "epochs >= 1"),
+        ("factor", rule.factor > 0, "> 0"),
     ):
-        features_lib.require(f"linear.{name}", getattr(sgd, name), good, allowed)
+        features_lib.require(f"linear.{name}", getattr(rule, name), good, allowed)
     if use_augment and parts.stream.dataset.train.images is None:
         allowed = "False for images that stream, or augment=False"
         features_lib.require("linear.balanced", balanced, not balanced, allowed)
-        share = sgd.batch_size % parts.mesh.size == 0
+        share = rule.batch_size % parts.mesh.size == 0
         allowed = f"a multiple of the {parts.mesh.size} devices for images that stream"
-        features_lib.require("linear.batch_size", sgd.batch_size, share, allowed)
+        features_lib.require("linear.batch_size", rule.batch_size, share, allowed)
 
 
 def _check_look(*, scale, jitter, **probabilities):
@@ -208,6 +214,7 @@ def make(
     weight_decay=0.0,
     milestones=(60, 80),
     factor=0.1,
+    optimizer="sgd",
     train_on="all",
     augment=True,
     scale=(0.08, 1.0),
@@ -225,8 +232,11 @@ def make(
 
     Args:
       parts: core.EvalParts.
-      lr, momentum, weight_decay: of SGD; lr is times `factor` from each of the
+      lr, weight_decay: of the optimiser; lr is times `factor` from each of the
         `milestones` (epochs, from 0) on.
+      momentum: of SGD; Adam does not read it.
+      optimizer: "sgd", or "adam" with PyTorch's moments (0.9, 0.999; eps 1e-8). Weight
+        decay is added to the gradient of either.
       train_on: "all" train rows after every task, those of the tasks "seen", or the
         "visible" ones: of the present task and those that it replayed, each once.
       augment: random resized crops (`scale`, share of the area), flips (with
@@ -260,17 +270,18 @@ def make(
         "jitter_probability": float(jitter_probability),
         "grayscale": float(grayscale), "blur": float(blur),
     }  # fmt: skip
-    sgd = head_lib.Sgd(
-        epochs, batch_size, lr, momentum, weight_decay, tuple(milestones), factor
-    )
-    _check(parts, sgd, train_on, augment, balanced)
+    rule = head_lib.Rule(
+        epochs, batch_size, lr, momentum, weight_decay, tuple(milestones), factor,
+        optimizer,
+    )  # fmt: skip
+    _check(parts, rule, train_on, augment, balanced)
     _check_look(**look)
     _check_fraction(fraction, fraction_seed)
     features_lib.check_labels(parts, "linear")
     groups = features_lib.split(parts)
     embed_test = _plain(parts, parts.stream.evaluation, normalize_features)
     judge = features_lib.verdicts(parts, groups, parts.stream.evaluation)
-    fit, data_of = _fitting(parts, sgd, augment, look, normalize_features, balanced)
+    fit, data_of = _fitting(parts, rule, augment, look, normalize_features, balanced)
     share = features_lib.stratified(
         parts.stream.dataset.train, fraction=fraction, seed=fraction_seed
     )

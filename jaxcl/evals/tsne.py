@@ -1,9 +1,14 @@
-"""t-SNE pictures (van der Maaten and Hinton, JMLR 2008): test rows, or the memory.
+"""t-SNE pictures (van der Maaten and Hinton, JMLR 2008): test rows, a memory, a stream.
 
 Which rows a memory holds, and where they lie in the clusters of the train rows, is
 Figure 3 of CCLIS (Li et al., AAAI 2024). It compares two methods, each with a t-SNE
 of its own; here one t-SNE serves both panels, and the second one marks train rows
 drawn at random in place of the stored ones.
+
+What a memory makes of an imbalanced stream is Figure 5 of DUEL (Choi et al., 2024):
+representations, those of a batch, those of the memory. Here the first are of as many
+rows of each class, all three lie in one t-SNE, and the memory's rows are embedded by
+the network as it is, whatever features the method stored.
 """
 
 from collections.abc import Callable
@@ -35,6 +40,21 @@ def choose(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     return np.sort(by_class[steps])
 
 
+def balanced(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """`count` rows, as many of each class as there can be (within one row).
+
+    Returns:
+      i64[min(count, n)], increasing.
+    """
+    noise = np.random.default_rng(seed).random(len(labels))
+    by_class = np.lexsort((noise, labels))
+    sorted_ = labels[by_class]
+    # The first row of each class comes before the second of any.
+    turn = np.arange(len(labels)) - np.searchsorted(sorted_, sorted_)
+    chosen = np.lexsort((noise[by_class], turn))[:count]
+    return np.sort(by_class[chosen])
+
+
 def as_many(labels: np.ndarray, stored: np.ndarray, seed) -> np.ndarray:
     """Rows drawn without replacement, of each class as many as are stored.
 
@@ -54,36 +74,48 @@ def as_many(labels: np.ndarray, stored: np.ndarray, seed) -> np.ndarray:
     return chosen
 
 
-def make(parts, *, directory, show="test", max_points=1000, perplexity=30.0):
+def make(
+    parts, *, directory, show="test", max_points=1000, perplexity=30.0, batch_size=256
+):
     """Draw `tsne_task{t}.png`, t = number of the task from 0.
 
     Args:
-      parts: core.EvalParts; with `memory` for show="memory".
+      parts: core.EvalParts; with `memory` for show="memory" and "filter".
       directory: where the pictures go; made if missing, by process 0.
       show: "test": rows of the evaluation split. "memory": train rows of the tasks
         met, pale, with the stored rows marked (left) and as many train rows of each
         class, drawn at random among the pale ones (right); all within one t-SNE, in
-        `memory_tsne_task{t}.png`. Nothing is drawn of an empty memory, or of fewer
-        than 5 points.
+        `memory_tsne_task{t}.png`. "filter": the same number of evaluation rows of each
+        class (train rows where there is no evaluation split), pale, with all of them
+        marked (left), the task's first batch (middle), and the stored rows (right), in
+        `filter_tsne_task{t}.png`; the last two titles name the batch's largest class
+        and its share. Nothing is drawn of an empty memory, or of fewer than 5 points.
       max_points: embeds this many rows, beside the stored ones, each class in
         proportion; by the run's seed, the same for all tasks under "test". A class
         with a share s of the n train rows has at least floor(s max_points) pale rows,
         or all if n is smaller; where more are stored, the right panel marks all.
       perplexity: lowered to (points - 1) / 3 where there are few.
+      batch_size: of "filter", rows of the batch. With that of the run they are those
+        of its first step of the task, for a method that trains on the stream alone.
 
     Returns:
       evaluate(state, task) -> core.Result, which is empty.
 
     Raises:
       ValueError: an option out of its range; no labels; "test": no evaluation split,
-        or fewer than 5 rows in it; "memory": a method without one.
+        or fewer than 5 rows in it; "memory" and "filter": a method without a memory.
     """
-    core.check_choice("config.evaluators.tsne.show", show, ("test", "memory"))
+    core.check_choice("config.evaluators.tsne.show", show, ("test", "memory", "filter"))
     whole = isinstance(max_points, int) and max_points >= _FEWEST
     features_lib.require("tsne.max_points", max_points, whole, "a whole number >= 5")
     features_lib.require("tsne.perplexity", perplexity, perplexity > 0, "> 0")
-    kind = _memory if show == "memory" else _test
-    draw = kind(parts, max_points, perplexity)
+    whole = isinstance(batch_size, int) and batch_size >= 1
+    features_lib.require("tsne.batch_size", batch_size, whole, "a whole number >= 1")
+    if show == "filter":
+        draw = _filter(parts, max_points, perplexity, batch_size)
+    else:
+        kind = _memory if show == "memory" else _test
+        draw = kind(parts, max_points, perplexity)
 
     def evaluate(state, task: int) -> core.Result:
         draw(state, task, epath.Path(directory))
@@ -121,11 +153,7 @@ def _test(parts, max_points, perplexity) -> Callable:
 
 def _memory(parts, max_points, perplexity) -> Callable:
     """(state, task, folder) -> the picture of the memory among the train rows."""
-    if parts.memory is None:
-        raise ValueError(
-            "config.evaluators.tsne.show='memory': needs a method with a memory of "
-            "rows, as cclis, co2l and er have; choose 'test'"
-        )
+    _check_memory(parts, "memory")
     dataset, tasks = parts.stream.dataset, parts.stream.tasks
     train = dataset.train  # no other split is read
     reads = parts._replace(stream=parts.stream._replace(evaluation=train))
@@ -159,6 +187,75 @@ def _memory(parts, max_points, perplexity) -> Callable:
             )
 
     return draw
+
+
+def _check_memory(parts, show):
+    if parts.memory is None:
+        raise ValueError(
+            f"config.evaluators.tsne.show={show!r}: needs a method with a memory of "
+            "rows, as cclis, duel and er have; choose 'test'"
+        )
+
+
+def _filter(parts, max_points, perplexity, batch_size) -> Callable:
+    """(state, task, folder) -> the picture of what the memory makes of the stream."""
+    _check_memory(parts, "filter")
+    dataset, tasks = parts.stream.dataset, parts.stream.tasks
+    train, examples = dataset.train, parts.stream.evaluation
+    if examples is None:
+        examples = train
+        parts = parts._replace(stream=parts.stream._replace(evaluation=train))
+    features_lib.check_labels(parts, "tsne")
+    chosen = balanced(examples.label, max_points, parts.seed)
+    embed_data = features_lib.make(parts, examples, rows=chosen)
+    embed, stored_rows = _embedder(parts), _stored(parts)
+
+    def draw(state, task, folder):
+        images, stored = stored_rows(state)
+        batch = _batch(parts, tasks[task], batch_size)
+        sizes = [len(chosen), len(batch), len(stored)]
+        if len(stored) == 0 or sum(sizes) < _FEWEST:
+            return
+        labels = [examples.label[chosen], train.label[batch], stored]
+        features = np.concatenate(
+            [
+                sharding.fetch(embed_data(state)),
+                embed(state, _images(parts, train, batch)),
+                embed(state, images),
+            ]
+        )
+        if jax.process_index() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            panel = np.repeat(np.arange(3), sizes)
+            largest = np.bincount(labels[1]).argmax()
+            name = dataset.class_names[largest]
+            titles = ["as many rows of each class"]
+            for what, mine in zip(("a batch", "the memory"), labels[1:], strict=True):
+                share = (mine == largest).mean()
+                titles.append(f"{what}: {100 * share:.0f} % {name}")
+            plots.marked(
+                project(features, perplexity=perplexity, seed=parts.seed),
+                np.concatenate(labels),
+                panel == 0,
+                {title: panel == i for i, title in enumerate(titles)},
+                folder / f"filter_tsne_task{task}.png",
+                title=f"t-SNE after task {task + 1}",
+                class_names=dataset.class_names,
+            )
+
+    return draw
+
+
+def _batch(parts, task, size) -> np.ndarray:
+    """Train rows of the first step of a task, i32[n], as a run of the seed draws them.
+
+    n is `size`, or the number of rows that the task has if that is smaller.
+    """
+    size = min(size, len(task.train.rows))
+    plan = stream.schedule(
+        task.train, seed=parts.seed, task=task.index, epochs=1, batch_size=size
+    )
+    return plan[0]
 
 
 def _stored(parts) -> Callable:

@@ -1,0 +1,499 @@
+"""What a memory holds and how classes lie: by hand, in pictures, over a killed run."""
+
+import functools
+import itertools
+import json
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_evals
+import test_visible
+import toy
+from PIL import Image
+
+from jaxcl import job, metrics, plots, record, report, sharding, train
+from jaxcl.data import stream
+from jaxcl.evals import memory, spread, tsne
+from jaxcl.memory import buffer
+
+CLASSES, DIM = test_evals.CLASSES, test_evals.DIM
+# Of ten slots two are empty; of the eight rows two have no label that counts.
+LABEL = np.array([2, 0, 0, -1, 5, 2, 0, 7, 0, 1], np.int32)
+FILLED = np.array([1, 1, 1, 1, 1, 1, 0, 1, 1, 0], bool)
+
+
+class State(NamedTuple):
+    memory: buffer.Buffer
+
+
+def state_of(label=LABEL, filled=FILLED):
+    """Rows written one by one, as a method does, some slots left out."""
+    example = {"index": np.zeros((), np.int32), "label": np.zeros((), np.int32)}
+    made = buffer.create(example, len(label))
+    # What an empty slot holds must not count.
+    items = {"index": jnp.arange(len(label)), "label": jnp.asarray(label)}
+    made = made._replace(items=jax.tree.map(jnp.int32, items))
+    slots = jnp.asarray(np.flatnonzero(filled), jnp.int32)
+    rows = jax.tree.map(lambda x: x[slots], made.items)
+    return State(buffer.write(made, slots, rows))
+
+
+def parts_of(scenario="joint", data=None, **more):
+    more = {"memory": lambda state: state.memory} | more
+    return test_evals.parts_of(scenario, data, **more)
+
+
+def entropy(counts):
+    shares = [n / sum(counts) for n in counts if n]
+    return -sum(p * math.log(p) for p in shares)
+
+
+def of_stream(parts, task, order=stream.epoch_order):
+    """Entropy of a task's first epoch in batches of 16, as a run of seed 3 draws it."""
+    rows = parts.stream.tasks[task].train.rows
+    drawn = order(np.random.default_rng([3, task, 0]), rows, 16)
+    label = test_evals.dataset().train.label[drawn.reshape(-1)]
+    return entropy(np.bincount(label, minlength=CLASSES))
+
+
+# The memory
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_shares_and_entropy_of_a_memory(devices):
+    parts = parts_of(devices=devices)
+    state = sharding.replicate(state_of(), parts.mesh)
+    found = memory.make(parts)(state, 0)
+    scalars = dict(found.scalars)
+    assert found.rows == {} and scalars.pop("seconds") > 0
+    counts = [3, 0, 2, 0, 0, 1]
+    want = {"rows": 8, "unlabelled": 2, "entropy": entropy(counts)}
+    want |= {f"class_{c}": n / 6 for c, n in enumerate(counts)}
+    want["stream_entropy"] = of_stream(parts, 0)
+    assert scalars == {name: pytest.approx(x, rel=1e-5) for name, x in want.items()}
+
+
+@pytest.mark.parametrize(
+    "label, filled", [(LABEL, 0 * FILLED), (0 * LABEL - 1, FILLED)]
+)
+def test_a_memory_without_labelled_rows_has_no_shares(label, filled):
+    scalars = dict(memory.make(parts_of())(state_of(label, filled), 0).scalars)
+    scalars.pop("seconds")
+    rows = int(filled.sum())
+    assert set(scalars) == {"rows", "unlabelled", "stream_entropy"}
+    assert (scalars["rows"], scalars["unlabelled"]) == (rows, rows)
+
+
+def dominated(rng, rows, batch_size):
+    """Seven rows of ten are of class 3, as an endless stream may draw them."""
+    label = test_evals.dataset().train.label
+    mine, others = rows[label[rows] == 3], rows[label[rows] != 3]
+    steps = 40
+    where = rng.random((steps, batch_size)) < 0.7
+    drawn = rng.choice(others, (steps, batch_size))
+    return np.where(where, rng.choice(mine, (steps, batch_size)), drawn)
+
+
+def imbalanced(parts):
+    tasks = [
+        t._replace(train=t.train._replace(order=dominated)) for t in parts.stream.tasks
+    ]
+    return parts._replace(stream=parts.stream._replace(tasks=tuple(tasks)))
+
+
+def test_the_stream_is_what_its_order_draws():
+    parts = imbalanced(parts_of())
+    found = memory.make(parts)(state_of(), 0).scalars["stream_entropy"]
+    assert found == pytest.approx(of_stream(parts, 0, dominated), rel=1e-5)
+    # Close to what 0.7 in one class has.
+    assert found == pytest.approx(entropy([14] + 5 * [1.2]), abs=0.15)
+    # Each task has its own, which is drawn once.
+    parts, asked = parts_of("class"), []
+
+    def order(rng, rows, batch_size):
+        asked.append((len(rows), batch_size))
+        return stream.epoch_order(rng, rows, batch_size)
+
+    train = parts.stream.dataset.train
+    label = np.where(train.label == 5, -1, train.label)
+    label = np.where(label == 4, -1, label).astype(np.int32)
+    blind = train._replace(label=label)
+    tasks = [
+        t._replace(train=t.train._replace(order=order, examples=blind))
+        for t in parts.stream.tasks
+    ]
+    evaluate = memory.make(parts._replace(stream=parts.stream._replace(tasks=tasks)))
+    for task in (0, 1, 1, 2, 0):
+        scalars = evaluate(state_of(), task).scalars
+        # The classes of the last task have no labels.
+        want = None if task == 2 else of_stream(parts, task)
+        assert scalars.get("stream_entropy") == (want and pytest.approx(want, rel=1e-6))
+    assert asked == [(18, 16), (16, 16), (16, 16)]
+
+
+def test_a_memory_is_needed():
+    with pytest.raises(ValueError, match=r"evaluators\.memory: needs a method with a"):
+        memory.make(parts_of(memory=None))
+
+
+# The spread
+
+
+def spread_twins(x, label):
+    """Eqs. 8 and 9 of each class, in float64: {c: (variance, similarity)}."""
+    x = x / np.linalg.norm(x, axis=1, keepdims=True)
+    classes = [c for c in range(CLASSES) if (label == c).any()]
+    means = {c: x[label == c].mean(axis=0) for c in classes}
+    means = {c: m / np.linalg.norm(m) for c, m in means.items()}
+    found = {}
+    for c in classes:
+        variance = np.mean([(means[c] @ row - 1) ** 2 for row in x[label == c]])
+        others = [means[c] @ means[d] for d in classes if d != c]
+        found[c] = variance, np.mean(others)
+    return found
+
+
+@pytest.mark.parametrize("split, devices", [("evaluation", 2), ("train", 1)])
+def test_spread_is_the_equations(split, devices):
+    data = test_evals.dataset()
+    train, test = (
+        s._replace(label=np.where(s.label == 4, 3, s.label).astype(np.int32))
+        for s in (data.train, data.test)
+    )  # no row of class 4
+    parts = test_evals.parts_of(
+        "joint", data._replace(train=train, test=test), devices=devices
+    )
+    examples = {"train": train, "evaluation": test}[split]
+    if split == "train":
+        parts = parts._replace(stream=parts.stream._replace(evaluation=None))
+    state = test_evals.state_of(0)
+    evaluate = spread.make(parts, split=split)
+    found = evaluate(sharding.replicate(state, parts.mesh), 0)
+    twins = spread_twins(test_evals.embedded(state, examples.images), examples.label)
+    assert set(twins) == {0, 1, 2, 3, 5}
+    want = {}
+    for c, (variance, similarity) in twins.items():
+        want |= {f"intra_{c}": variance, f"inter_{c}": similarity}
+    values = np.array([*twins.values()])
+    want["intra_class_variance"], want["inter_class_similarity"] = values.mean(axis=0)
+    scalars = dict(found.scalars)
+    assert found.rows == {} and scalars.pop("seconds") > 0
+    assert scalars == {n: pytest.approx(x, rel=1e-4) for n, x in want.items()}
+
+
+def test_measures_by_class_at_their_limits():
+    x = jnp.asarray([[1.0, 0], [0, 2], [3, 0], [0, -1], [5, 5]])
+    label = jnp.asarray([0, 0, 1, 3, -1])
+    # Class 0 lies at 45 degrees to its rows and to class 1, at 135 to class 3.
+    half = math.sqrt(0.5)
+    found = metrics.intra_class_variances(x, label, 4)
+    np.testing.assert_allclose(found, [(half - 1) ** 2, 0, 0, 0], atol=1e-6)
+    found = metrics.inter_class_similarities(x, label, 4)
+    np.testing.assert_allclose(found, [0, half / 2, 0, -half / 2], atol=1e-6)
+    alone = metrics.inter_class_similarities(x, 0 * label, 4)
+    np.testing.assert_array_equal(alone, np.zeros(4))
+
+
+def test_spread_refuses_what_cannot_be():
+    with pytest.raises(ValueError, match=r"spread\.split='test': allowed are evalu"):
+        spread.make(test_evals.parts_of(), split="test")
+    parts = test_evals.parts_of()
+    parts = parts._replace(stream=parts.stream._replace(evaluation=None))
+    with pytest.raises(ValueError, match=r"evaluators\.spread: needs evaluation rows"):
+        spread.make(parts)
+
+
+# Pictures
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Every figure that is saved; nothing of it may be cut off."""
+    found, save = [], plots._save
+
+    def keep(figure, path):
+        save(figure, path)
+        ink = np.asarray(Image.open(path).convert("L")) < 250
+        assert ink.any()
+        assert not any((ink[0].any(), ink[-1].any(), ink[:, 0].any(), ink[:, -1].any()))
+        found.append(figure)
+
+    monkeypatch.setattr(plots, "_save", keep)
+    return found
+
+
+def legend(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def ticks(axes):
+    return [text.get_text() for text in axes.get_xticklabels()]
+
+
+def test_shares_are_drawn_in_the_order_of_the_first(figures, tmp_path):
+    shares = np.array([[0.1, 0.6, 0.3], [0.2, 0.5, 0.3], [0.3, 0.3, 0.4]])
+    plots.class_shares([8, 16, 40], shares, tmp_path / "x.png", title="t")
+    (axes,) = figures[0].axes
+    balanced, *lines = axes.lines
+    np.testing.assert_allclose(balanced.get_ydata(), 100 / 3)
+    assert ticks(axes) == ["1", "2", "0"] and axes.get_title() == "t"
+    for line, row in zip(lines, shares, strict=True):
+        assert line.get_xdata().tolist() == [0, 1, 2]
+        np.testing.assert_allclose(line.get_ydata(), 100 * row[[1, 2, 0]])
+    assert legend(axes) == ["step 8", "step 16", "step 40"]
+    assert "step 8" in axes.get_xlabel() and axes.get_ylim()[0] == 0
+    assert len({line.get_color().tobytes() for line in lines}) == 3
+
+
+def test_of_many_times_and_classes_few_are_written(figures, tmp_path):
+    shares = np.random.default_rng(0).dirichlet(np.ones(50), 101)
+    plots.class_shares(np.arange(101) * 8, shares, tmp_path / "x.png")
+    (axes,) = figures[0].axes
+    steps = [0, 160, 320, 480, 640, 800]
+    assert legend(axes) == [f"step {s}" for s in steps]
+    # 50 classes in 20 places: three in each of the first ten, then two.
+    order, ends = np.argsort(-shares[0]), [*range(0, 30, 3), *range(30, 51, 2)]
+    for line, step in zip(axes.lines[1:], steps, strict=True):
+        row = 100 * shares[step // 8][order]
+        places = [row[i:j].mean() for i, j in itertools.pairwise(ends)]
+        np.testing.assert_allclose(line.get_ydata(), places)
+    assert ticks(axes) == [str(1 + i) for i in ends[:-1]]
+    assert "mean of 2 or more at a time" in axes.get_xlabel()
+
+
+def test_spreads_of_several_runs_share_their_classes(figures, tmp_path):
+    ours = np.array([0.2, np.nan, 0.4]), np.array([0.5, np.nan, -0.1])
+    peer = np.array([0.3, 0.3, 0.5]), np.array([0.1, 0.2, 0.3])
+    plots.class_spread({"ours": ours, "peer": peer}, tmp_path / "x.png", title="t")
+    (axes,) = figures[0].axes
+    assert ticks(axes) == ["2", "0", "1"]  # a class without rows comes last
+    drawn = {line.get_label(): line for line in axes.lines}
+    assert list(drawn) == ["ours: intra", "ours: inter", "peer: intra", "peer: inter"]
+    for name, values in (("ours", ours), ("peer", peer)):
+        pair = drawn[f"{name}: intra"], drawn[f"{name}: inter"]
+        for line, each, style in zip(pair, values, ":-", strict=True):
+            np.testing.assert_allclose(line.get_ydata(), each[[2, 0, 1]])
+            assert line.get_linestyle() == style
+        assert pair[0].get_color() == pair[1].get_color()
+    assert drawn["ours: intra"].get_color() != drawn["peer: intra"].get_color()
+
+
+def test_a_scalar_is_drawn_as_it_is(figures, tmp_path):
+    curve = [4, 8], np.array([1.5, 2.0]), np.array([0.25, 0.5])
+    given = {"ylabel": "nats", "scale": 1.0}
+    plots.anytime({"a": curve}, tmp_path / "x.png", [8], **given)
+    (axes,) = figures[0].axes
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [1.5, 2.0])
+    corners = axes.collections[0].get_paths()[0].vertices
+    at = corners[corners[:, 0] == 8, 1]
+    np.testing.assert_allclose([at.min(), at.max()], [1.5, 2.5])
+
+
+def rows_of():
+    """metrics.jsonl of two entries, one of them empty at first."""
+    evals = [
+        (0, 0, {"memory/rows": 0.0, "memory/stream_entropy": 0.5}),
+        (4, 0, {"memory/class_0": 1.0, "memory/class_1": 0.0, "memory/entropy": 0.0}),
+        (6, 0, {"spread/intra_0": 0.9, "spread/inter_0": 0.8}),
+        (
+            12,
+            1,
+            {
+                "linear/class_incremental": [0.5, 0.5],
+                "memory/class_1": 0.25,
+                "memory/class_0": 0.75,
+                "memory/entropy": 0.5,
+                "memory/stream_entropy": 0.7,
+                "spread/intra_0": 0.1,
+                "spread/intra_2": 0.3,
+                "spread/inter_0": -0.2,
+                "spread/inter_2": None,
+                "mine/class_0": 0.0,
+                "mine/class_1": 1.0,
+                "mine/entropy": 0.0,
+            },
+        ),
+    ]
+    rows = [{"step": s, "task": t, "eval": found} for s, t, found in evals]
+    return rows[:2] + [{"step": 5, "task": 0, "loss": 1.0}] + rows[2:]
+
+
+def test_rows_are_read_back():
+    found = memory.histories(rows_of())
+    assert set(found) == {"memory", "mine"}
+    one = found["memory"]
+    assert one.steps.tolist() == [4, 12]
+    assert one.shares.tolist() == [[1, 0], [0.75, 0.25]]
+    assert one.entropy.tolist() == [0, 0.5]
+    np.testing.assert_array_equal(one.stream, [np.nan, 0.7])
+    assert found["mine"].steps.tolist() == [12]
+    ((key, (intra, inter)),) = spread.by_class(rows_of()).items()
+    assert key == "spread"
+    np.testing.assert_array_equal(intra, [0.1, np.nan, 0.3])
+    np.testing.assert_array_equal(inter, [-0.2, np.nan, np.nan])
+
+
+def test_a_run_has_its_pictures(figures, tmp_path):
+    memory.draw(rows_of(), tmp_path)
+    spread.draw(rows_of(), tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    want = {f"{key}_{what}.png" for key in ("memory", "mine") for what in PICTURES}
+    assert names == want | {"spread_by_class.png"}
+    entropies = figures[1].axes[0]
+    held, whole = entropies.lines
+    assert held.get_xydata().tolist() == [[4, 0], [12, 0.5]]
+    np.testing.assert_array_equal(whole.get_ydata(), [np.nan, 0.7])
+    assert legend(entropies) == ["memory", "stream"]
+    assert legend(figures[3].axes[0]) == ["memory"]  # nothing known of the stream
+    assert entropies.get_xlim() == (0, 12) and "nats" in entropies.get_ylabel()
+    assert legend(figures[4].axes[0]) == ["spread: intra", "spread: inter"]
+
+
+PICTURES = ("classes", "entropy")
+
+
+def test_nothing_to_draw_is_no_error(tmp_path):
+    rows = [{"step": 1, "task": 0, "loss": 1.0}, {"step": 1, "task": 0, "eval": {}}]
+    memory.draw(rows, tmp_path)
+    spread.draw(rows, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+# The filter, in a t-SNE
+
+
+def test_rows_are_balanced_over_classes():
+    labels = np.random.default_rng(0).permutation(
+        np.repeat([0, 1, 2, 3], [50, 9, 2, 5])
+    )
+    for count, want in ((20, [7, 6, 2, 5]), (8, [2, 2, 2, 2]), (99, [50, 9, 2, 5])):
+        chosen = tsne.balanced(labels, count, seed=1)
+        counts = np.bincount(labels[chosen], minlength=4)
+        assert len(set(chosen)) == len(chosen) and (np.diff(chosen) > 0).all()
+        # Which of the larger classes has one row more is left to the draw.
+        assert sorted(counts[:2]) == sorted(want[:2])
+        assert counts[2:].tolist() == want[2:]
+    other = tsne.balanced(labels, 20, seed=2)
+    assert set(other) != set(tsne.balanced(labels, 20, seed=1))
+    assert 0 < len({*other} & {*np.flatnonzero(labels == 2)}) == 2
+
+
+@pytest.mark.parametrize(
+    "streams, judged, by_row",
+    [(False, True, True), (True, False, True), (True, True, False)],
+)
+def test_picture_of_the_filter(streams, judged, by_row, tmp_path, drawn, figures):
+    calls, features = drawn
+    data, state = test_evals.dataset(), test_visible.remembering(by_row=by_row)
+    parts = test_visible.remembered(test_evals.dataset(streams=streams))
+    parts = imbalanced(parts)
+    if not judged:
+        parts = parts._replace(stream=parts.stream._replace(evaluation=None))
+    parts = parts._replace(
+        stream=parts.stream._replace(tasks=tuple(all_rows(parts, parts.stream.tasks)))
+    )
+    options = dict(show="filter", max_points=13, batch_size=20)
+    draw = tsne.make(parts, directory=tmp_path / "a", **options)
+    found = draw(state, 1)
+    assert found.rows == {} and found.scalars == {}
+    assert (tmp_path / "a" / "filter_tsne_task1.png").exists()
+    (_, labels, pale, marks, _), given = calls[0]
+    split = data.test if judged else data.train
+    shown = tsne.balanced(split.label, 13, 3)
+    assert np.bincount(split.label[shown]).min() >= 2
+    # The run's first batch of the task, were its batches of 20 rows.
+    rng = np.random.default_rng([3, 1, 0])
+    rows = dominated(rng, np.arange(50, dtype=np.int32), 20)[0]
+    kept = jax.device_get(state.memory)
+    stored = kept.items["label"][kept.filled]
+    want = np.concatenate([split.label[shown], data.train.label[rows], stored])
+    np.testing.assert_array_equal(labels, want)
+    panel = np.repeat([0, 1, 2], [13, 20, 6])
+    assert pale.tolist() == (panel == 0).tolist() and "task 2" in given["title"]
+    for number, chosen in enumerate(marks.values()):
+        assert chosen.tolist() == (panel == number).tolist()
+    share = 100 * (data.train.label[rows] == 3).mean()
+    assert share > 45
+    titles = ["as many rows of each class", f"a batch: {share:.0f} % d"]
+    assert list(marks) == [*titles, "the memory: 0 % d"]
+    assert [a.get_title() for a in figures[0].axes] == list(marks)
+    images = data.train.images[kept.items["index"]] if by_row else kept.items["image"]
+    images = [split.images[shown], data.train.images[rows], images[kept.filled]]
+    np.testing.assert_allclose(
+        features[0],
+        test_evals.embedded(state, np.concatenate(images)),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+drawn = test_visible.drawn
+
+
+def all_rows(parts, tasks):
+    """The tasks, each with all train rows."""
+    rows = np.arange(50, dtype=np.int32)
+    return [t._replace(train=t.train._replace(rows=rows)) for t in tasks]
+
+
+def test_a_small_task_or_empty_memory_is_no_trouble(tmp_path, drawn):
+    parts = test_visible.remembered()
+    make = functools.partial(tsne.make, parts, directory=tmp_path, show="filter")
+    draw = make(max_points=12)
+    draw(test_visible.remembering(filled=-2), 0)
+    assert not drawn[0] and not list(tmp_path.iterdir())
+    draw(test_visible.remembering(), 0)
+    (_, labels, *_), _ = drawn[0][0]
+    assert len(labels) == 12 + len(parts.stream.tasks[0].train.rows) + 6
+    with pytest.raises(ValueError, match=r"tsne\.batch_size=0: must be a whole number"):
+        make(batch_size=0)
+    with pytest.raises(ValueError, match=r"tsne\.show='filter': needs a method with a"):
+        tsne.make(parts._replace(memory=None), directory=tmp_path, show="filter")
+
+
+# A run
+
+JUDGES = {"memory": {}, "spread": {}, "knn": {"k": 3}}
+
+
+def test_a_killed_run_loses_no_point(tmp_path, figures):
+    """ER on two tasks, judged every four steps, stopped twice and continued."""
+    changes = toy.ONLINE | {"method": {"name": "er"}, "evaluators": JUDGES}
+    changes |= {"eval_every": 4, "epochs": 1}
+    work = toy.job(tmp_path / "built", tasks=2, **changes)
+    step, parts = job.compile_step(work), tmp_path / "parts"
+    whole = train.run(work, tmp_path / "whole", step=step)
+    for asked in (5, 6):
+        answers = iter([False] * (asked - 1) + [True])
+        with pytest.raises(train.Interrupted):
+            train.run(work, parts, step=step, stop=functools.partial(next, answers))
+    results = train.run(work, parts, step=step)
+    rows = record.read_rows(parts)
+    uncut = record.read_rows(tmp_path / "whole")
+    one, other = (memory.histories(found)["memory"] for found in (uncut, rows))
+    for mine, theirs in zip(one, other, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    ends = np.cumsum([task["steps"] for task in results["cost"]["per_task"] if task])
+    # Every four steps of each task, and after it.
+    assert one.steps.tolist() == [4, 6, 10, 12] and ends.tolist() == [6, 12]
+    # What the last checkpoint holds is what the last point shows.
+    held = jax.device_get(toy.saved(work, parts).state.extra.memory)
+    counts = np.bincount(held.items["label"][held.filled], minlength=10)
+    np.testing.assert_allclose(one.shares[-1], counts / counts.sum())
+    assert one.entropy[-1] == pytest.approx(entropy(counts), rel=1e-5)
+    np.testing.assert_allclose(one.shares.sum(axis=1), 1)
+    for task, scalars in enumerate(results["scalars"][:2]):
+        assert scalars["memory/entropy"] == one.entropy[one.steps == ends[task]]
+        assert scalars["memory/rows"] == 64
+        assert {"spread/intra_class_variance", "spread/inter_3"} < set(scalars)
+    assert report.plain(whole["matrices"]) == results["matrices"]
+    # Accuracy is there at the same steps, for `jaxcl.compare`.
+    there = [r["step"] for r in rows if "knn/class_incremental" in r.get("eval", {})]
+    assert there == one.steps.tolist()
+    memory.draw(rows, tmp_path)
+    assert len(figures) == 2
+    assert json.loads(json.dumps(results)) == results
