@@ -18,6 +18,8 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         # Digits are one domain: their slices stand in.
         name = "data" if config.scenario.name == "domain" else config.scenario.name
         config.scenario = {"name": name, "num_tasks": 2}
+    if config.scenario.get("imbalance") is not None:
+        config.scenario.imbalance.update(dominant=0, epoch_steps=5)
     config.augment.size = 16
     config.augment.resize = None
     config.batch_size = 32
@@ -26,6 +28,7 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     config.encoder = {"name": "resnet", "depth": 10, "width": 4, "stem": "cifar"}
     small = {"hidden_dim": 16, "output_dim": 8, "distill_hidden_dim": 16}
     small |= {"predictor_hidden_dim": 16, "queue_size": 64, "memory_size": 32}
+    small |= {"drawn": 8}
     takes = schema.defaults(schema.method(config.method.name).make)
     config.method.update({k: v for k, v in small.items() if k in takes})
     if "replay" in config:
