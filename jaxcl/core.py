@@ -90,6 +90,8 @@ class Method(NamedTuple):
     labelled: bool = False
     # state -> i32[K], rows of the train split that the present task replayed, -1: none
     replayed: Callable | None = None
+    # (state, normalised images) -> f32[B, Z], what the loss compares, in eval mode
+    project: Callable | None = None
 
 
 class EvalParts(NamedTuple):
@@ -97,8 +99,8 @@ class EvalParts(NamedTuple):
 
     An evaluator is a module of jaxcl.evals with `make(parts, *, ...)`, which
     returns a function (state, number of the task just finished) -> Result. It
-    reads the state through `embed`, `predict`, `memory`, `replayed` alone and never
-    changes it.
+    reads the state through `embed`, `project`, `predict`, `memory`, `replayed` alone
+    and never changes it.
     """
 
     embed: Callable  # (state, normalised images) -> f32[B, D], eval mode
@@ -114,6 +116,7 @@ class EvalParts(NamedTuple):
     predict: Callable | None = None  # (state, normalised images) -> logits f32[B, C]
     memory: Callable | None = None  # the method's, see `Method.memory`
     replayed: Callable | None = None  # the method's, see `Method.replayed`
+    project: Callable | None = None  # the method's, see `Method.project`
 
 
 class Result(NamedTuple):
@@ -166,6 +169,23 @@ def apply_gradients(state: TrainState, grads, tx, lr, shares=None) -> TrainState
         direction = direction | {name: scaled}
     params = jax.tree.map(lambda p, d: p - lr * d, state.params, direction)
     return state.replace(params=params, opt_state=opt_state, step=state.step + 1)
+
+
+def descend(parts: Parts, state: TrainState, loss, shares=None):
+    """One step down a loss.
+
+    Args:
+      loss: params -> (f32[], anything).
+      shares: as in `apply_gradients`.
+
+    Returns:
+      the state with new parameters, what the loss gave beside its value, and the
+      metrics {"loss", "lr", "grad_norm"}.
+    """
+    (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+    lr = rate(parts, state)
+    metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
+    return apply_gradients(state, grads, parts.tx, lr, shares), aux, metrics
 
 
 def copy(tree: PyTree) -> PyTree:

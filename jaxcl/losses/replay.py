@@ -34,13 +34,6 @@ def _clear(x, mask):
     return jnp.where(jnp.expand_dims(mask, range(1, x.ndim)).astype(bool), x, 0)
 
 
-def _mean(rows, mask):
-    """Mean of f32[B] over the mask, 0 if it is empty."""
-    mask = jnp.ones_like(rows) if mask is None else mask.astype(rows.dtype)
-    total = jnp.sum(mask)
-    return jnp.sum(rows * mask) / jnp.where(total > 0, total, 1)
-
-
 def cosine_logits(features, weights, *, scale=10.0, eps=1e-5):
     """Logits of the cosine head of ER-ACE and ER-AML (P, Eq. 2 and 4).
 
@@ -100,7 +93,8 @@ def cross_entropy(logits, labels, *, class_mask=None, example_mask=None):
         own, logits = own & allowed, jnp.where(allowed, logits, -jnp.inf)
     label = jnp.sum(jnp.where(own, logits, 0), axis=1)
     rows = jax.nn.logsumexp(logits, axis=1) - label
-    return _mean(jnp.where(jnp.any(own, axis=1), rows, _IMPOSSIBLE), example_mask)
+    rows = jnp.where(jnp.any(own, axis=1), rows, _IMPOSSIBLE)
+    return contrastive.masked_mean(rows, example_mask)
 
 
 def er_ace(
@@ -210,7 +204,8 @@ def triplet(
         for x in (anchors, positives, negatives)
     )
     between = _DISTANCES[distance]
-    return _mean(jax.nn.relu(between(a, p) - between(a, n) + margin), valid)
+    rows = jax.nn.relu(between(a, p) - between(a, n) + margin)
+    return contrastive.masked_mean(rows, valid)
 
 
 def aml_sup_con(
@@ -261,7 +256,7 @@ def aml_sup_con(
         same = same & inside
     pull = jnp.sum(jnp.where(same, logits, 0), axis=1)
     pull = pull / jnp.maximum(jnp.sum(same, axis=1), 1)
-    loss = _mean(jax.nn.logsumexp(logits, axis=1) - pull, valid)
+    loss = contrastive.masked_mean(jax.nn.logsumexp(logits, axis=1) - pull, valid)
     return temperature / base_temperature * loss
 
 
@@ -286,7 +281,7 @@ def der(logits, stored_logits, *, example_mask=None):
     chex.assert_equal_shape([logits, stored_logits])
     difference = _wide(logits) - _wide(jax.lax.stop_gradient(stored_logits))
     squares = jnp.square(_clear(difference, example_mask))
-    return _mean(jnp.mean(squares, axis=-1), example_mask)
+    return contrastive.masked_mean(jnp.mean(squares, axis=-1), example_mask)
 
 
 def icarl(
@@ -345,7 +340,7 @@ def icarl(
     rows = jnp.sum(columns, axis=1)
     if reduction == "mean":
         rows = rows / jnp.maximum(jnp.sum(classes), 1)
-    return _mean(rows, example_mask)
+    return contrastive.masked_mean(rows, example_mask)
 
 
 def task_distillation(
@@ -380,4 +375,4 @@ def task_distillation(
     now = log_softmax(logits)
     before = log_softmax(jax.lax.stop_gradient(teacher_logits))
     rows = jnp.sum(jnp.exp(before) * (before - now), axis=1)
-    return _mean(rows, example_mask)
+    return contrastive.masked_mean(rows, example_mask)

@@ -110,7 +110,9 @@ def is_safe(memory, incoming, keep, *, score="affine", temperature=0.5, filled=N
     """Whether the memory is at least as distinct after an update (DUEL, Definition 4).
 
     The mean distinctiveness over the data is that over the incoming rows, with the
-    score of the policy; a memory that was empty is always safe to fill.
+    score of the policy. An update of a memory with room is always safe: the definition
+    compares memories of one size, and rows that come are alike to themselves, so that
+    a memory of the first few batches would seem best to keep.
 
     Args:
       memory, incoming, score, temperature, filled: as in `select`.
@@ -121,7 +123,7 @@ def is_safe(memory, incoming, keep, *, score="affine", temperature=0.5, filled=N
     """
     filled = jnp.ones(len(memory), bool) if filled is None else filled
     options = dict(temperature=temperature, score=score)
-    before = distinctiveness(incoming, memory, filled=filled, **options)
+    before = distinctiveness(incoming, memory, **options)
     # The rows lie in two arrays: a mean of q over both from the means over each.
     parts, weights = [], []
     for rows, stay in ((memory, keep[: len(memory)]), (incoming, keep[len(memory) :])):
@@ -131,7 +133,7 @@ def is_safe(memory, incoming, keep, *, score="affine", temperature=0.5, filled=N
     after = -jax.nn.logsumexp(
         jnp.stack(parts, axis=-1), axis=-1, b=jnp.where(shares > 0, shares, 0)
     )
-    return (jnp.mean(before) <= jnp.mean(after)) | ~jnp.any(filled)
+    return (jnp.mean(before) <= jnp.mean(after)) | ~jnp.all(filled)
 
 
 def select(

@@ -20,7 +20,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxcl import core
 from jaxcl.losses import contrastive, prototype
@@ -100,11 +99,8 @@ def make(
                 )  # fmt: skip
             return value, stats
 
-        (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-        lr = core.rate(parts, state)
         shares = {"prototypes": prototype_rate}
-        state = core.apply_gradients(state, grads, parts.tx, lr, shares)
-        metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
+        state, stats, metrics = core.descend(parts, state, loss, shares)
         return state.replace(stats=stats), metrics
 
     def score(state, key, images, label, mask):
@@ -128,7 +124,7 @@ _RANGES = (
         "above 0",
     ),
     (("weight",), lambda x: 0 <= x < math.inf, "at least 0"),
-    (("passes", "memory_size"), lambda x: x >= 1, "at least 1"),
+    (("passes",), lambda x: x >= 1, "at least 1"),
     (("share",), lambda x: x is None or 0 < x < 1, "between 0 and 1, or None"),
 )
 

@@ -14,9 +14,7 @@ Departures:
 
 import math
 
-import jax
 import jax.numpy as jnp
-import optax
 
 from jaxcl import core
 from jaxcl.losses import contrastive, prototype
@@ -84,10 +82,7 @@ def make(
                 value += jnp.where(state.task > 0, later, 0)
             return value, stats
 
-        (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-        lr = core.rate(parts, state)
-        state = core.apply_gradients(state, grads, parts.tx, lr)
-        metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
+        state, stats, metrics = core.descend(parts, state, loss)
         return state.replace(stats=stats), metrics
 
     return rehearsal.method(

@@ -10,7 +10,7 @@ Departures:
   exist yet is masked.
 - D-SimCLR's policy compares the features that rows had when they came in; the paper
   does not say which it takes, and its 2 MB for them allow no more. `refresh` renews
-  those of the rows that were drawn.
+  some at every step, also for D-MoCo, whose keys grow old in the paper's form.
 - What is drawn of the memory is augmented like the batch, and normalised by statistics
   of its own, which do not move the running ones.
 - Keys are not shuffled among devices: batch statistics are those of the global batch.
@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxcl import core, optim
 from jaxcl.losses import contrastive
@@ -35,7 +34,8 @@ class Extra(NamedTuple):
 
     momentum: core.PyTree  # f32, slow copy of encoder and projector; {} for SimCLR
     momentum_stats: core.PyTree  # f32, its own running statistics
-    # feature f32[D] unit row, label and index i32; SimCLR: image u8. None: no memory
+    # feature f32[D] unit row, label and index i32; SimCLR, or where features are
+    # renewed: image u8. None: no memory
     memory: buffer.Buffer | None
 
 
@@ -47,9 +47,12 @@ _LIMITS = {
 
 
 def _check(given):
-    limits = _LIMITS | {"drawn": (1, given["memory_size"])}
+    simclr = given["base"] == "simclr"
+    draws = given["negatives"] != "batch" if simclr else given["refresh"]
+    limits = _LIMITS | ({"drawn": (1, given["memory_size"])} if draws else {})
     for name, (least, most) in limits.items():
-        if given[name] is not None and not least <= given[name] <= most:
+        value = given[name]
+        if value is not None and not (least <= value <= most and value < math.inf):
             raise ValueError(
                 f"config.method.{name}={given[name]}: must be from {least} to {most}"
             )
@@ -83,12 +86,14 @@ def make(
       hml_weight: lambda of M-HML (Eq. 5), which is then the loss; None: InfoNCE.
       temperature: of the loss, and tau of the exponential score.
       memory_size: rows, K.
-      drawn: rows that SimCLR draws of the memory at every step.
+      drawn: rows of the memory that SimCLR contrasts with at every step, and that are
+        renewed.
       score: "affine" or "exponential", duplication probability of the policy.
       newcomer_competes: Algorithm 1 in place of Algorithm 4.
       safe_update: keep the memory as it is where its distinctiveness to the batch
         would fall (Algorithm 2).
-      refresh: renew the stored features of the rows that SimCLR draws.
+      refresh: renew the stored features of `drawn` rows at every step; MoCo then keeps
+        images, too, and its slow network embeds them.
       sharded: each device holds its share of the memory.
       momentum: of the slow network.
       hidden_layers, hidden_dim, output_dim: of the projector; 0 layers: one Linear.
@@ -99,7 +104,7 @@ def make(
     _check(locals())
     moco = base == "moco"
     settings = active_memory.Settings(
-        policy, memory_size, output_dim, not moco, sharded, safe_update,
+        policy, memory_size, output_dim, not moco or refresh, sharded, safe_update,
         newcomer_competes, score, temperature,
     )  # fmt: skip
     active_memory.check(settings)
@@ -129,10 +134,22 @@ def make(
             examples=None if negatives == "memory" else examples,
         )  # fmt: skip
 
-    def moco_step(state, views, memory, _):
+    def draw(network, memory, keys):
+        """Features f32[R, D] of rows drawn of the memory, which exist, the memory."""
+        items, exists, slots = buffer.sample(memory, keys[0], drawn)
+        others = parts.augment(keys[1], parts.split(items["image"]))[:, 0]
+        rows, _ = chain.apply(nets, *network, others, train=True)
+        rows = contrastive.l2_normalize(rows)
+        if refresh:
+            memory = active_memory.refreshed(memory, slots, rows, exists)
+        return rows, exists, memory
+
+    def moco_step(state, views, memory, k_drawn):
         slow = state.extra.momentum, state.extra.momentum_stats
         keys, slow_stats = chain.apply(nets, *slow, views[:, 1], train=True)
         keys = contrastive.l2_normalize(keys)
+        if refresh:
+            *_, memory = draw(slow, memory, k_drawn)
 
         def loss(params):
             queries, stats = chain.apply(
@@ -144,16 +161,12 @@ def make(
 
         return loss, memory, slow_stats
 
-    def simclr_step(state, views, memory, keys):
+    def simclr_step(state, views, memory, k_drawn):
         images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
         rows = exists = None
         if remembers:
-            items, exists, slots = buffer.sample(memory, keys[0], drawn)
-            others = parts.augment(keys[1], parts.split(items["image"]))[:, 0]
-            rows, _ = chain.apply(nets, state.params, state.stats, others, train=True)
-            rows = contrastive.l2_normalize(rows)
-            if refresh:
-                memory = active_memory.refreshed(memory, slots, rows, exists)
+            network = state.params, state.stats
+            rows, exists, memory = draw(network, memory, k_drawn)
 
         def loss(params):
             z, stats = chain.apply(
@@ -176,19 +189,14 @@ def make(
         loss, memory, slow_stats = (moco_step if moco else simclr_step)(
             state, views, memory, k_drawn
         )
-        (value, (stats, target)), grads = jax.value_and_grad(loss, has_aux=True)(
-            state.params
-        )
-        lr = core.rate(parts, state)
-        state = core.apply_gradients(state, grads, parts.tx, lr)
-        metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
+        state, (stats, target), metrics = core.descend(parts, state, loss)
         extra = state.extra._replace(momentum_stats=slow_stats)
         if moco:
             slow = optim.ema(extra.momentum, state.params, momentum)
             extra = extra._replace(momentum=slow)
         if remembers:
             memory, metrics["joined"] = active_memory.update(
-                settings, memory, k_write, batch, target, after=value
+                settings, memory, k_write, batch, target, after=metrics["loss"]
             )
             extra = extra._replace(memory=memory)
         return state.replace(stats=stats, extra=extra), metrics
@@ -200,6 +208,9 @@ def make(
         encoder = {"encoder": parts.encoder}
         return chain.apply(encoder, state.params, state.stats, images, train=False)[0]
 
+    def project(state, images):
+        return chain.apply(nets, state.params, state.stats, images, train=False)[0]
+
     def memory_of(state):
         return active_memory.whole(state.extra.memory)
 
@@ -209,4 +220,5 @@ def make(
         embed,
         begin_task=begin_task,
         memory=memory_of if remembers else None,
+        project=project,
     )

@@ -94,6 +94,9 @@ def add(
         rest = jax.tree.map(jnp.zeros_like, state.extra.velocity)
         return state.replace(extra=state.extra._replace(velocity=rest))
 
+    def project(state, images):
+        return method.project(_own(state), images)
+
     return core.Method(
         init=init,
         step=step,
@@ -107,4 +110,5 @@ def add(
         eval_state=lambda state: _with(state, method.eval_state(_own(state))),
         supervised=method.supervised,
         labelled=True,
+        project=method.project and project,
     )

@@ -38,9 +38,7 @@ class Extra(NamedTuple):
 
     memory: Memory  # what the present task replays; after its end, what the next will
     replayed: Memory  # what the task that was trained last replayed
-    taught: (
-        jax.Array
-    )  # bool[C], classes of earlier tasks, which the teacher has learned
+    taught: jax.Array  # bool[C], classes of earlier tasks, which the teacher has met
     current: jax.Array  # bool[C], classes of the present task
     count: jax.Array  # i32[C], rows that the present task has of each
     teacher: core.PyTree  # f32, all parameters, as the last task left them
@@ -113,8 +111,8 @@ def stratified(train: stream.Source, stored, *, share: float | None) -> stream.S
 
     Args:
       share: of a batch that is stored rows; None: theirs of all rows. At least one row
-        of a batch is a stored one, and at least one is not. Where a batch takes more
-        than there are, some come twice in it.
+        of a batch is not a stored one and, of two or more, at least one is. Where a
+        batch takes more than there are, some come twice in it.
     """
     order = functools.partial(_stratified, stored=len(stored), share=share)
     return together(train, stored)._replace(order=order)
@@ -264,9 +262,9 @@ def _chosen(size, score, state, images, rows, label) -> Memory:
         weights = score(state, k_score, images, label, mask)
     classes = len(extra.seen)
     member = (label == jnp.arange(classes)[:, None]) & mask
-    old = extra.old
+    count = jnp.sum(member, axis=1)
     quota = selection.quotas(
-        k_quota, jnp.sum(member, axis=1), old, extra.current, size, state.task + 1
+        k_quota, count, extra.old, extra.current, size, state.task + 1
     )
     drawn = selection.choose(k_draw, label, mask, quota, weights)
     if weights is None:

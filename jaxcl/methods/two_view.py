@@ -199,7 +199,9 @@ def make(
         fisher_share=fisher_share,
     )  # fmt: skip
     method = core.Method(
-        *(functools.partial(f, setup) for f in (_init, _step, _embed)),
+        *(functools.partial(f, setup) for f in (_init, _step)),
+        embed=functools.partial(_features, {"encoder": parts.encoder}),
+        project=functools.partial(_features, copied),
         begin_task=functools.partial(_begin_task, setup),
         end_task=functools.partial(_end_task, setup),
         supervised=spec.supervised,
@@ -265,9 +267,8 @@ def _end_task(setup, state, task):
     return state.replace(extra=state.extra._replace(importance=held))
 
 
-def _embed(setup, state, images):
-    encoder = {"encoder": setup.parts.encoder}
-    return chain.apply(encoder, state.params, state.stats, images, train=False)[0]
+def _features(nets, state, images):
+    return chain.apply(nets, state.params, state.stats, images, train=False)[0]
 
 
 def _banks(embeddings):
