@@ -2,7 +2,7 @@
 
 The comparison of the DUEL paper (Choi et al., AAAI 2024, Tables 1 and 2) in some
 minutes a run on one CPU core: a stream in which one class has probability rho_max,
-three convolutions of width 16 on 16 pixels, 3k steps of 128 rows, a memory of 1024. The
+three convolutions of width 16 on 16 pixels, 1.5k steps of 128 rows, a memory of 1024. The
 paper has no scores for it; ours, with 3 seeds, are in docs/results.md.
 
   python -m jaxcl.data.convert cifar10.npz data/cifar10
@@ -61,7 +61,7 @@ def get_config(arg=None):
         "drawn": 128,
         "output_dim": 64,
     }
-    config.epochs = 30  # of 100 steps each
+    config.epochs = 15  # of 100 steps each
     config.batch_size = 128
     config.scale_lr = False
     config.optimizer = {"name": "adam", "lr": 1e-3}
