@@ -2,8 +2,8 @@
 
 The comparison of the DUEL paper (Choi et al., AAAI 2024, Tables 1 and 2) in some
 minutes a run on one CPU core: a stream in which one class has probability rho_max,
-three convolutions of width 16 on 16 pixels, 1.5k steps of 128 rows, a memory of 1024. The
-paper has no scores for it; ours, with 3 seeds, are in docs/results.md.
+three convolutions of width 16 on 16 pixels, 1.5k steps of 128 rows, a memory of 1024.
+The paper has no scores for it; ours, with 3 seeds, are in docs/results.md.
 
   python -m jaxcl.data.convert cifar10.npz data/cifar10
   python -m jaxcl.main --config=configs/duel_cifar10_small.py
@@ -75,7 +75,8 @@ def get_config(arg=None):
             "milestones": (),
             "augment": False,
         },
-        "spread": {},
+        "spread": {"features": "projection"},
+        "filtering": {"size": 1024, "batch_size": 128},
     }
     if names[0] != "simclr":  # it has no memory
         config.evaluators.memory = {}

@@ -88,7 +88,8 @@ def get_config(arg=None):
             "factor": 0.5,
             "augment": False,
         },
-        "spread": {},
+        "spread": {"features": "projection"},
+        "filtering": {},
     }
     if names[0] != "simclr":  # it has no memory
         config.evaluators.memory = {}

@@ -82,10 +82,11 @@ def get_config(arg=None):
             "milestones": (),
             "augment": False,
         },
-        "spread": {},  # Table 2, Figure 9
+        "spread": {"features": "projection"},  # Table 2, Figure 9
+        "filtering": {},  # Figures 9 and 10, with the network held fixed
     }
     if names[0] not in ("simclr", "barlow_twins", "byol"):  # they have no memory
-        config.evaluators.memory = {}  # Table 2, Figures 9 and 10
+        config.evaluators.memory = {}  # Table 2
         config.evaluators.tsne = {"show": "filter"}  # Figure 5
     config.eval_every = 5_000  # steps; Figures 4 and 8
     config.save_every = 2_000

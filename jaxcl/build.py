@@ -173,8 +173,9 @@ def _job(top: sections.Top, plain: dict, workdir) -> job.Job:
         )
     eval_parts = _eval_parts(top, method.embed, tasks, image, mesh)
     eval_parts = eval_parts._replace(
-        predict=method.predict, memory=method.memory, replayed=method.replayed
-    )
+        predict=method.predict, memory=method.memory, replayed=method.replayed,
+        project=method.project,
+    )  # fmt: skip
     judges, pictures = evaluators.make(top.evaluators, eval_parts, workdir)
     images = tasks.dataset.train.images
     fields = {field.name for field in dataclasses.fields(sections.Top)}
@@ -224,7 +225,7 @@ def _alone(top, made, parts, eval_parts, workdir) -> single.Alone | None:
         else:  # made now and not before: they put images on the devices
             reads = eval_parts._replace(
                 embed=method.embed, predict=method.predict, memory=method.memory,
-                replayed=method.replayed,
+                replayed=method.replayed, project=method.project,
             )  # fmt: skip
             own, _ = evaluators.make(judged, reads, workdir)
         return made._replace(method=method, evaluators=own)

@@ -38,6 +38,8 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     for name, section in config.evaluators.items():
         if section.get("name", name) == "linear":
             section.update(epochs=3, milestones=(2,), augment=False)
+        if section.get("name", name) == "filtering":
+            section.update(size=32, batch_size=16)
     config.workers = 0
     config.save_every = 10
     return config

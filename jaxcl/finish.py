@@ -5,7 +5,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import cost, job, plots, record, report, seeds, single, train, transfer
-from jaxcl.evals import memory, spread
+from jaxcl.evals import filtering, memory, spread
 
 # Metrics of steps that have a picture each, see methods/online_probe.py.
 MEASURED = ("drift", "feature_gradient_norm", "prototype_gradient_norm")
@@ -158,6 +158,7 @@ def draw(workdir, results: dict) -> None:
     rows = record.read_rows(workdir)
     memory.draw(rows, folder)
     spread.draw(rows, folder)
+    filtering.draw(rows, folder)
     plots.curves(rows, folder / "curves.png")
     ends = {row["task"]: row["step"] for row in rows}  # the last row of each task
     for name in MEASURED:

@@ -16,6 +16,7 @@ MARKERS = ("o", "^", "s")  # with the colours again
 MOST_NAMES = 20  # more classes or tasks than this are not written out
 LONGEST = 24  # letters of a name
 MOST_TIMES = 6  # curves of one thing at several times
+_STEPS = "optimiser step (shaded: every other task)"
 
 
 def _save(figure: Figure, path) -> None:
@@ -249,13 +250,14 @@ def anytime(
     _finish(figure, axes, path, title=title, ylabel=ylabel)
 
 
-def per_step(runs, path, task_ends, *, title="", ylabel="drift") -> None:
+def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) -> None:
     """What was measured of each step of a stream of tasks, of several methods.
 
     Args:
       runs: name -> (steps i[n], values f[n]).
       path: of the PNG.
       task_ends: i[T], the last step of each task; every other task is shaded.
+      xlabel: what is counted, where it is not steps.
     """
     figure, axes = _stream(task_ends)
     for number, (name, (steps, values)) in enumerate(runs.items()):
@@ -265,10 +267,10 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift") -> None:
         label = _short(name)
         axes.plot(steps, values, color=colour, linewidth=1, marker=marker, label=label)
     axes.set_ylim(bottom=0)
-    _finish(figure, axes, path, title=title, ylabel=ylabel)
+    _finish(figure, axes, path, title=title, ylabel=ylabel, xlabel=xlabel)
 
 
-def class_shares(steps, shares, path, *, title="") -> None:
+def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
     """How the classes of a set shift over time, as Fig. 10 of DUEL.
 
     Classes stand in the order of their shares at the first time, the largest first.
@@ -278,6 +280,7 @@ def class_shares(steps, shares, path, *, title="") -> None:
       shares: f[n, C] in [0, 1], of each class at each of these steps. Of more than
         `MOST_TIMES` so many are drawn, evenly spread, the first and last among them.
       path: of the PNG.
+      time: how one of `steps` is written.
     """
     shares = 100 * np.asarray(shares, np.float64)
     times, size = shares.shape
@@ -289,9 +292,9 @@ def class_shares(steps, shares, path, *, title="") -> None:
     for number, (at, colour) in enumerate(zip(chosen, colours, strict=True)):
         style = _style(number * len(COLOURS)) | {"color": colour, "markersize": 4}
         values = [shares[at, group].mean() for group in groups]
-        axes.plot(range(len(groups)), values, label=f"step {steps[at]}", **style)
+        axes.plot(range(len(groups)), values, label=time.format(steps[at]), **style)
     axes.set_ylim(bottom=0)
-    xlabel = f"{what}, by its share at step {steps[0]}"
+    xlabel = f"{what}, by its share at {time.format(steps[0])}"
     axes.set(title=title, xlabel=xlabel, ylabel="share of the labelled rows (%)")
     axes.legend(
         title="dotted: balanced", loc="center left", bbox_to_anchor=(1.0, 0.5),
@@ -353,9 +356,8 @@ def _stream(task_ends):
     return figure, axes
 
 
-def _finish(figure, axes, path, *, title, ylabel):
-    axes.set(title=title, ylabel=ylabel)
-    axes.set_xlabel("optimiser step (shaded: every other task)")
+def _finish(figure, axes, path, *, title, ylabel, xlabel=_STEPS):
+    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(color="0.85")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import augment, sharding
+from jaxcl import augment, core, sharding
 from jaxcl.data import prefetch, stream
 
 
@@ -42,6 +42,24 @@ def check_labels(parts, name: str) -> None:
                 f"{dataset.name} have none (-1); use a labelled dataset, or take "
                 "the evaluator out"
             )
+
+
+def reading(parts, name: str, features: str):
+    """EvalParts whose `embed` gives "embedding" or "projection".
+
+    Raises:
+      ValueError: another name; a method without a projection.
+    """
+    field, choices = f"config.evaluators.{name}.features", ("embedding", "projection")
+    core.check_choice(field, features, choices)
+    if features == "embedding":
+        return parts
+    if parts.project is None:
+        raise ValueError(
+            f"{field}='projection': needs a method with a projection, as duel and "
+            "two_view have; choose 'embedding'"
+        )
+    return parts._replace(embed=parts.project)
 
 
 class Split(NamedTuple):

@@ -8,7 +8,8 @@ What each evaluation finds goes to metrics.jsonl, which a resumed run continues,
 `draw` reads it there.
 
 Departures: the figures go from a memory filled once to one that was offered five times
-as many rows; here the time is the step of each evaluation.
+as many rows, as those of `evals/filtering.py` do; here the time is the step of each
+evaluation.
 """
 
 import re

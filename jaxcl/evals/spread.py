@@ -4,11 +4,11 @@ Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
 Class-Imbalanced Learning", AAAI 2024, Eqs. 8 and 9, Table 2, and by class Figs. 9(b)
 and 9(c). No code of it was released.
 
-Departures: f(x) is the encoder's feature, as for every evaluator; the paper does not
-say whether it measures that or the projection. Its similarities are below 0, which
-those of features without negative entries, as a ResNet's, cannot be: they compare
-between runs here, not with the paper's. Features are those of the network in
-evaluation mode.
+Departures: by default f(x) is the encoder's feature, as for every evaluator. The paper
+does not say whether it measures that or the projection; its similarities are below 0,
+which those of features without negative entries, as a ResNet's, cannot be, so that it
+must be `features="projection"` that its Table 2 compares with. Both are those of the
+network in evaluation mode.
 """
 
 import re
@@ -24,12 +24,13 @@ from jaxcl.evals import features as features_lib
 _CLASS = re.compile(r"(.+)/(intra|inter)_(\d+)")
 
 
-def make(parts, *, split="evaluation") -> Callable:
+def make(parts, *, split="evaluation", features="embedding") -> Callable:
     """Intra-class variance and inter-class similarity of a split.
 
     Args:
-      parts: core.EvalParts.
+      parts: core.EvalParts, with `project` for features="projection".
       split: "evaluation" or "train", all rows of it, whatever their task.
+      features: "embedding", of the encoder, or "projection", what the loss compares.
 
     Returns:
       evaluate(state, task) -> core.Result without rows. Scalars:
@@ -38,9 +39,10 @@ def make(parts, *, split="evaluation") -> Callable:
       ... and "inter_0", ..., whose means over the classes these two are; "seconds".
 
     Raises:
-      ValueError: no such split; no labels.
+      ValueError: no such split or features; a method without a projection; no labels.
     """
     core.check_choice("config.evaluators.spread.split", split, ("evaluation", "train"))
+    parts = features_lib.reading(parts, "spread", features)
     examples = parts.stream.evaluation
     if split == "train":  # no other split is read
         examples = parts.stream.dataset.train

@@ -1,0 +1,382 @@
+"""What DUEL's policy keeps of a stream, against a plain loop; projections."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_evals
+import test_memory_evals
+import toy
+from test_duel_memory import SCORES, loop
+
+from jaxcl import core, finish, job, optim, plots, record, sharding, train
+from jaxcl.augment import make_eval
+from jaxcl.data import stream
+from jaxcl.evals import filtering, memory, spread
+from jaxcl.methods import duel, online_head, two_view
+from jaxcl.nets import resnet
+
+CLASSES = test_evals.CLASSES
+figures, entropy = test_memory_evals.figures, test_memory_evals.entropy
+
+
+def projected(state, images):
+    """Other directions than those of `embed`, and longer."""
+    return 3 * jnp.tanh(test_evals.embed(state, images))[:, :3]
+
+
+def twin(features, label, rows, size, batch_size, q, competes=False):
+    """The scalars in float64, by the plain loop; `rows`: all that is offered."""
+    x = features / np.linalg.norm(features, axis=1, keepdims=True)
+    held, found = np.zeros(0, int), {}
+
+    def measure(entropy_name, share_name, of):
+        counts = np.bincount(label[of], minlength=CLASSES)
+        shares = {share_name.format(c): n / len(of) for c, n in enumerate(counts)}
+        found.update({entropy_name: entropy(counts)} | shares)
+
+    measure("stream_entropy", "stream_class_{}", rows)
+    for i in range(len(rows) // size):
+        offered = rows[i * size : (i + 1) * size]
+        for row in offered:
+            slots = np.resize(held, size) if len(held) else np.zeros(size, int)
+            both = x[slots], x[[row]]
+            filled = np.arange(size) < len(held)
+            keep = loop(*both, q, filled=filled, competes=competes)
+            held = np.concatenate([slots, [row]])[keep]
+        assert len(held) == size
+        measure(f"entropy_{i + 1}", f"class_{{}}_{i + 1}", held)
+        counts = np.bincount(label[offered], minlength=CLASSES)
+        found[f"fifo_entropy_{i + 1}"] = entropy(counts)
+    return found
+
+
+def offered(parts, task, count, batch_size):
+    """The task's first rows, epoch after epoch, as a run of seed 3 draws them."""
+    rows, drawn, epoch = parts.stream.tasks[task].train.rows, [], 0
+    while sum(map(len, drawn)) < count:
+        rng = np.random.default_rng([3, task, epoch])
+        drawn.append(stream.epoch_order(rng, rows, batch_size).reshape(-1))
+        epoch += 1
+    assert epoch > 1
+    return np.concatenate(drawn)[:count]
+
+
+@pytest.mark.parametrize(
+    "options, streams, devices",
+    [
+        ({}, False, 1),
+        ({"score": "exponential", "temperature": 0.3}, True, 1),
+        ({"newcomer_competes": True, "features": "embedding"}, False, 2),
+    ],
+)
+def test_scalars_are_those_of_the_plain_loop(options, streams, devices):
+    data, state = test_evals.dataset(), test_evals.state_of(0)
+    parts = test_evals.parts_of(
+        "data", test_evals.dataset(streams=streams), devices, 2, project=projected
+    )
+    evaluate = filtering.make(parts, size=8, times=4, batch_size=5, **options)
+    images = data.train.images
+    features = test_evals.embedded(state, images)
+    if "features" not in options:
+        features = 3 * np.tanh(features)[:, :3]
+    q = SCORES[options.get("score", "affine")]
+    competes = options.get("newcomer_competes", False)
+    state = sharding.replicate(state, parts.mesh)
+    for task in (1, 0):
+        found = evaluate(state, task)
+        scalars = dict(found.scalars)
+        assert found.rows == {} and scalars.pop("seconds") > 0
+        rows = offered(parts, task, 32, 5)
+        want = twin(features, data.train.label, rows, 8, 5, q, competes)
+        assert scalars == {n: pytest.approx(x, rel=1e-5) for n, x in want.items()}
+        assert len(scalars) == 2 * 4 + 4 * CLASSES + 1 + CLASSES
+        assert scalars["entropy_1"] == scalars["fifo_entropy_1"]
+        pairs = [(f"entropy_{i}", f"fifo_entropy_{i}") for i in (2, 3, 4)]
+        assert any(scalars[a] != scalars[b] for a, b in pairs)
+
+
+def test_each_row_is_embedded_once():
+    seen = []
+
+    def embed(state, images):
+        jax.debug.callback(lambda x: seen.append(np.asarray(x)), images)
+        return test_evals.embed(state, images)
+
+    parts = test_evals.parts_of("data", tasks=2, embed=embed)
+    filtering.make(parts, size=8, times=4, batch_size=5)(test_evals.state_of(0), 0)
+    jax.effects_barrier()
+    assert sum(map(len, seen)) == len(np.unique(offered(parts, 0, 32, 5))) < 32
+
+
+def clusters(rng, rows, batch_size):
+    """An endless stream, a seventh of it of the second half of the rows."""
+    steps, half = 20, len(rows) // 2
+    rare = rng.random((steps, batch_size)) < 1 / 7
+    drawn = rng.integers(0, half, (steps, batch_size))
+    return rows[np.where(rare, half + drawn, drawn)]
+
+
+def two_clusters():
+    """40 bright and 40 dark images, each set with a little noise."""
+    rng = np.random.default_rng(0)
+    label = np.repeat([0, 1], 40).astype(np.int32)
+    images = np.where(label, 40, 200)[:, None, None, None]
+    images = (images + rng.integers(0, 20, (80, 4, 4, 3))).astype(np.uint8)
+    examples = stream.Examples(label, 0 * label, images)
+    data = test_evals.dataset()._replace(train=examples, test=examples)
+    parts = test_evals.parts_of("joint", data)
+    tasks = [
+        t._replace(train=t.train._replace(order=clusters)) for t in parts.stream.tasks
+    ]
+    return parts._replace(stream=parts.stream._replace(tasks=tuple(tasks)))
+
+
+def test_the_filter_evens_out_two_clusters():
+    evaluate = filtering.make(two_clusters(), size=20, times=6, batch_size=10)
+    scalars = evaluate(test_evals.state_of(1), 0).scalars
+    held = [scalars[f"entropy_{i}"] for i in range(1, 7)]
+    last = [scalars[f"fifo_entropy_{i}"] for i in range(1, 7)]
+    assert held[0] == last[0] < 0.5 and np.diff(held).min() > -0.01
+    assert held[-1] == pytest.approx(np.log(2), abs=0.01) and max(last) < 0.6
+    assert scalars["class_1_6"] == pytest.approx(0.5, abs=0.05)
+    assert scalars["class_1_6"] + scalars["class_0_6"] == 1
+    assert scalars["stream_class_1"] < 0.2
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"size": 0}, r"filtering\.size=0: must be a whole number >= 1"),
+        ({"times": 2.5}, r"filtering\.times=2\.5: must be a whole"),
+        ({"batch_size": -1}, r"filtering\.batch_size=-1: must be a whole"),
+        ({"temperature": 0.0}, r"filtering\.temperature=0\.0: must be above 0"),
+        ({"score": "afine"}, r"filtering\.score='afine': .*did you mean affine"),
+        ({"features": "x"}, r"filtering\.features='x': allowed are embedding, proj"),
+        (
+            {"features": "projection"},
+            r"evaluators\.filtering\.features='projection': needs a method with a pro",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        filtering.make(test_evals.parts_of(), **options)
+
+
+def test_rows_without_a_label_are_refused():
+    data = test_evals.dataset()
+    label = data.train.label.copy()
+    label[[3, 7]] = -1
+    parts = test_evals.parts_of("joint", data)
+    dataset = data._replace(train=data.train._replace(label=label))
+    # No evaluation row is needed.
+    cut = parts.stream._replace(dataset=dataset, evaluation=None)
+    with pytest.raises(ValueError, match=r"evaluators\.filtering: .* 2 of 50 train"):
+        filtering.make(parts._replace(stream=cut))
+    cut = cut._replace(dataset=data)
+    filtering.make(parts._replace(stream=cut))
+
+
+# Projections
+
+
+def test_spread_is_of_the_features_asked_for():
+    parts, state = test_evals.parts_of("joint"), test_evals.state_of(0)
+    with pytest.raises(ValueError, match=r"spread\.features='projection': needs a met"):
+        spread.make(parts, features="projection")
+    with pytest.raises(ValueError, match=r"spread\.features='x': allowed are embeddi"):
+        spread.make(parts, features="x")
+    parts = parts._replace(project=projected)
+    examples = test_evals.dataset().test
+    x = test_evals.embedded(state, examples.images)
+    for features, rows in (("embedding", x), ("projection", np.tanh(x)[:, :3])):
+        twins = test_memory_evals.spread_twins(rows, examples.label)
+        found = spread.make(parts, features=features)(state, 0).scalars
+        for c, pair in twins.items():
+            got = found[f"intra_{c}"], found[f"inter_{c}"]
+            np.testing.assert_allclose(got, pair, rtol=1e-4)
+        default = features == "embedding"
+        assert (spread.make(parts)(state, 0).scalars["inter_0"] == got[1]) <= default
+
+
+def parts_of_method():
+    return core.Parts(
+        encoder=resnet.conv_net(width=4),
+        augment=lambda key, images: jnp.stack([images / 255.0] * 2, axis=1),
+        tx=optim.sgd(),
+        lr=optim.by_task([optim.constant(0.1)]),
+        num_classes=4,
+        plain=lambda images: images / 255.0,
+    )
+
+
+NARROW = {
+    two_view: {"base": "simclr", "hidden_dim": 6, "output_dim": 5},
+    duel: {"hidden_layers": 1, "hidden_dim": 6, "output_dim": 5}
+    | {"memory_size": 8, "drawn": 8},
+}
+
+
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("module", NARROW, ids=["two_view", "duel"])
+def test_projections_are_the_projector_on_the_embeddings(module, head):
+    given = parts_of_method()
+    method = module.make(given, **NARROW[module])
+    rng = np.random.default_rng(0)
+    batch = {
+        "image": rng.integers(0, 256, (8, 8, 8, 1)).astype(np.uint8),
+        "label": np.zeros(8, np.int32),
+        "index": np.arange(8, dtype=np.int32),
+    }
+    if head:
+        method = online_head.add(method, given, lr=0.1)
+        batch["labelled"] = batch.copy()
+    state = method.init(jax.random.key(0), batch)
+    shift = lambda x: x + rng.uniform(0.1, 0.5, x.shape).astype(np.float32)  # noqa: E731
+    state = state.replace(stats=jax.tree.map(shift, state.stats))
+    images = rng.normal(size=(3, 8, 8, 1)).astype(np.float32)
+    x = np.asarray(method.embed(state, images), np.float64)
+    layers, stats = state.params["projector"], state.stats["projector"]
+    x = x @ layers["linear1"]["kernel"] + layers["linear1"]["bias"]
+    if stats:
+        mean, var = stats["bn1"]["mean"], stats["bn1"]["var"]
+        x = (x - mean) / np.sqrt(var + 1e-5)
+        x = x * layers["bn1"]["scale"] + layers["bn1"]["bias"]
+    x = np.maximum(x, 0) @ layers["linear2"]["kernel"] + layers["linear2"]["bias"]
+    found = method.project(state, images)
+    assert found.shape == (3, 5)
+    np.testing.assert_allclose(found, x, rtol=1e-4, atol=1e-5)
+
+
+def test_a_method_without_a_projection_has_none_with_a_head():
+    plain = two_view.make(parts_of_method(), **NARROW[two_view])._replace(project=None)
+    assert online_head.add(plain, parts_of_method(), lr=0.1).project is None
+
+
+def test_a_config_reaches_the_projection(tmp_path):
+    judges = {"spread": {"features": "projection"}, "knn": {"k": 3}}
+    changes = {"evaluators": judges, "plasticity": True, "method.strategy": "cassle"}
+    work = toy.job(tmp_path / "a", **changes)
+    assert work.alone is not None and "spread" in work.alone.make().evaluators
+    er = toy.ONLINE | {"method": {"name": "er"}, "epochs": 1}
+    with pytest.raises(ValueError, match=r"evaluators\.tight\.features='projection'"):
+        tight = {"name": "spread", "features": "projection"}
+        toy.job(tmp_path / "b", **er | {"evaluators": {"tight": tight}})
+
+
+# Pictures and runs
+
+
+def rows_of():
+    """metrics.jsonl of two entries, judged twice and once."""
+
+    def said(key, *times):
+        found = {f"{key}/stream_entropy": 0.4, f"{key}/stream_class_0": 0.9}
+        for i, (entropy_, fifo, share) in enumerate(times, start=1):
+            found |= {f"{key}/entropy_{i}": entropy_, f"{key}/fifo_entropy_{i}": fifo}
+            found |= {f"{key}/class_0_{i}": share, f"{key}/class_1_{i}": 1 - share}
+        return found
+
+    first = said("filtering", (0.1, 0.1, 0.95), (0.2, 0.2, 0.9))
+    last = said("filtering", (0.3, 0.3, 0.875), (0.6, 0.2, 0.75))
+    other = said("seed/mine", (0.5, 0.5, 0.25))
+    rows = [{"step": 2, "task": 0, "eval": first}, {"step": 3, "task": 0, "loss": 1.0}]
+    return [*rows, {"step": 4, "task": 1, "eval": last | other | {"knn/x": [0.5]}}]
+
+
+def test_rows_are_read_back():
+    found = filtering.courses(rows_of())
+    assert set(found) == {"filtering", "seed/mine"}
+    one = found["filtering"]
+    assert one.shares.tolist() == [[0.875, 0.125], [0.75, 0.25]]
+    assert one.entropy.tolist() == [0.3, 0.6] and one.fifo.tolist() == [0.3, 0.2]
+    # They are no memory of a method.
+    assert memory.histories(rows_of()) == {}
+
+
+def test_a_run_has_its_pictures(figures, tmp_path):
+    filtering.draw(rows_of(), tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    keys, kinds = ("filtering", "seed_mine"), ("classes", "entropy")
+    assert names == {f"{key}_{kind}.png" for key in keys for kind in kinds}
+    classes, entropies = (figure.axes[0] for figure in figures[:2])
+    legend, ticks = test_memory_evals.legend, test_memory_evals.ticks
+    assert legend(classes) == ["1M", "2M"] and ticks(classes) == ["0", "1"]
+    assert "at 1M" in classes.get_xlabel() and classes.get_title() == "filtering"
+    np.testing.assert_allclose(classes.lines[2].get_ydata(), [75, 25])
+    assert legend(entropies) == ["DUEL", "first in, first out"]
+    ours, fifo = entropies.lines
+    assert ours.get_xydata().tolist() == [[1, 0.3], [2, 0.6]]
+    assert fifo.get_xydata().tolist() == [[1, 0.3], [2, 0.2]]
+    assert entropies.get_xlim() == (0, 2) and "offered" in entropies.get_xlabel()
+    assert "nats" in entropies.get_ylabel() and not entropies.patches
+
+
+def test_nothing_to_draw_is_no_error(tmp_path):
+    filtering.draw([{"step": 1, "task": 0, "loss": 1.0}], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_pictures_have_their_labels(figures, tmp_path):
+    curve = {"a": ([1, 2], [0.1, 0.2])}
+    plots.per_step(curve, tmp_path / "a.png", [2])
+    plots.anytime({"a": (*curve["a"], None)}, tmp_path / "b.png", [2])
+    for figure in figures:
+        assert figure.axes[0].get_xlabel().startswith("optimiser step")
+
+
+def test_a_killed_run_draws_the_same(tmp_path, figures):
+    judges = {"filtering": {"size": 16, "times": 3, "batch_size": 8}}
+    judges["each"] = {"name": "filtering", "last_only": False} | judges["filtering"]
+    changes = {"evaluators": judges, "epochs": 1, "eval_every": 2, "plots": True}
+    changes |= {"scenario": {"name": "joint"}, "batch_size": 240}
+    work = toy.job(tmp_path / "built", **changes | {"method.base": "simclr"})
+    run = functools.partial(finish.run, work, step=job.compile_step(work))
+    whole = run(tmp_path / "whole")
+    drawn = [figure.axes[0] for figure in figures]
+    figures.clear()
+    answers = iter([False] * 2 + [True])
+    with pytest.raises(train.Interrupted):
+        run(tmp_path / "parts", stop=functools.partial(next, answers))
+    results = run(tmp_path / "parts")
+    again = [figure.axes[0] for figure in figures]
+    assert len(again) == len(drawn) > 4
+    for one, other in zip(drawn, again, strict=True):
+        assert len(one.lines) == len(other.lines)
+        for mine, theirs in zip(one.lines, other.lines, strict=True):
+            np.testing.assert_array_equal(mine.get_xydata(), theirs.get_xydata())
+    for folder in ("whole", "parts"):
+        names = {path.stem for path in (tmp_path / folder / "plots").iterdir()}
+        assert {"filtering_classes", "filtering_entropy", "each_entropy"} < names
+    rows = [r["eval"] for r in record.read_rows(tmp_path / "parts") if r.get("eval")]
+    there = ["filtering/entropy_3" in row for row in rows]
+    assert there == [False] * (len(rows) - 1) + [True] and len(rows) > 2
+    assert all("each/entropy_3" in row for row in rows)
+    last, said = filtering.courses([{"eval": rows[-1]}]), results["scalars"][0]
+    for key in ("filtering", "each"):
+        np.testing.assert_array_equal(last[key].entropy, last["each"].entropy)
+        assert said[f"{key}/entropy_3"] == last[key].entropy[-1]
+    assert said == whole["scalars"][0] and json.loads(json.dumps(results)) == results
+    # What the checkpoint's network makes of the first rows.
+    state = toy.saved(work, tmp_path / "parts").state
+    images = work.stream.dataset.train.images
+    view = make_eval(size=8, resize=None, mean=(0.3,), std=(0.4,))
+    task = work.stream.tasks[0]
+    rng = np.random.default_rng([work.seed, 0, 0])
+    rows = stream.epoch_order(rng, task.train.rows, 8).reshape(-1)[:48]
+    x = np.asarray(work.method.project(state, view(images)), np.float64)
+    want = twin_of_digits(x, work.stream.dataset.train.label, rows)
+    assert said["filtering/entropy_3"] == pytest.approx(want, rel=1e-5)
+
+
+def twin_of_digits(features, label, rows):
+    x = features / np.linalg.norm(features, axis=1, keepdims=True)
+    held = rows[:16]
+    for row in rows[16:]:
+        both = np.concatenate([held, [row]])
+        held = both[loop(x[held], x[[row]], SCORES["affine"])]
+    return entropy(np.bincount(label[held]))
