@@ -102,11 +102,13 @@ def _seeds(raw, workdir):
         one = ml_collections.ConfigDict(raw | {"seed": seed, "seeds": 1})
         return build(one, epath.Path(workdir) / seeds.folder(seed))
 
-    side_by_side, split = top.side_by_side, (top.replay or {}).get("sharded")
+    side_by_side = top.side_by_side
+    split = (top.replay or {}).get("sharded") or top.method.get("sharded")
     if split and side_by_side:
         raise ValueError(
             "config.side_by_side=True: runs whose memory is split over the devices "
-            "(config.replay.sharded) go one after another; must be None or False"
+            "(config.replay.sharded or config.method.sharded) go one after another; "
+            "must be None or False"
         )
     # Their batches hold rows that the memory of each seed names.
     mixes = make(top.seed).method.replayed is not None

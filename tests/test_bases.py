@@ -294,6 +294,8 @@ def test_config_values_replace_defaults(tmp_path):
     assert made.options.weight == 0.01
     made = setup(tmp_path / "d", method__base="byol", method__momentum_end=0.5)
     assert made.momentum == {"start": 0.99, "end": 0.5}
+    made = setup(tmp_path / "e", method__base="barlow_twins", method__hidden_layers=0)
+    assert made.copied["projector"].features == (8,)
 
 
 @pytest.mark.parametrize(
@@ -308,6 +310,7 @@ def test_config_values_replace_defaults(tmp_path):
         ({"method.weight": float("nan")}, "config.method.weight=nan: must be at least"),
         ({"method.momentum_end": 2.0}, "config.method.momentum_end=2.0: must be in"),
         ({"method.output_dim": 0}, "config.method.output_dim=0: must be at least 1"),
+        ({"method.hidden_layers": -1}, "config.method.hidden_layers=-1: must be at l"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path, change, words):

@@ -177,6 +177,27 @@ def test_distinctiveness_is_exponential_unless_said_otherwise():
     )
 
 
+@pytest.mark.parametrize("score", SCORES)
+def test_an_update_is_safe_where_the_memory_stays_as_distinct(score):
+    """To the incoming rows, whatever rows are kept; those that come may be all."""
+    rng, found = np.random.default_rng(9), []
+    q, arguments = SCORES[score], {"score": score, "temperature": 0.3}
+    with jax.enable_x64(True):
+        is_safe = jax.jit(functools.partial(duel.is_safe, **arguments))
+        for trial in range(40):
+            rows = units(rng, 12, 3, spread=0.4)
+            keep = rng.permutation(12) < 5 if trial else np.arange(12) >= 7
+            memory, incoming = rows[:5], rows[5:]
+            found.append(bool(is_safe(memory, incoming, keep)))
+            before, after = (
+                np.mean(_distinct(incoming, some, q)) for some in (memory, rows[keep])
+            )
+            assert found[-1] == (before < after)
+            # One that still fills up goes on.
+            assert is_safe(memory, incoming, keep, filled=np.arange(5) != trial % 5)
+    assert 2 < sum(found) < 38
+
+
 def test_slots_pair_kept_rows_with_free_slots_in_order():
     for kept in itertools.product([False, True], repeat=7):
         stays, comes = kept[:4], kept[4:]

@@ -43,6 +43,26 @@ def info_nce_twin(a, p, n, tau=0.2, inside=True):
     return sum(terms) / len(terms)
 
 
+def mixed_twin(a, p, n, examples, tau=0.2, inside=True):
+    """Negatives: the rows of n, and positives of other examples."""
+    total = 0.0
+    for i in range(len(a)):
+        batch = [p[j] for j in range(len(p)) if examples[j] != examples[i]]
+        total += term(a[i], p[i], [*n, *batch] + [p[i]] * inside, tau)
+    return total / len(a)
+
+
+def m_hml_twin(a, p, memory, weight, tau):
+    """DUEL, Eq. 5, with q = exp((cos - 1) / tau)."""
+
+    def q(x, y):
+        return math.exp((cos(x, y) - 1) / tau)
+
+    hebbian = -sum(math.log(q(*pair)) for pair in zip(a, p, strict=True)) / len(a)
+    means = [sum(q(x, m) for m in memory) / len(memory) for x in a]
+    return weight * hebbian + sum(map(math.log, means)) / len(a)
+
+
 def sup_con_twin(z, labels, tau=0.1, mask=None):
     total = 0.0
     for i in range(len(z)):
@@ -99,6 +119,8 @@ ROWS = (3, 4)
 LABELS = np.array([0, 1, 0, 2, 1, 0])  # label 2 has no positive
 MASK = np.array([True, True, False, True, True, False])
 EXISTS = np.array([True, True, True, True, False, True])  # label 1 loses its pair
+OF = np.array([0, 0, 1, 2])  # two views of one example, one of two others
+THERE = np.array([True, False, True, True, False])
 QUEUES = [ROWS] * 8 + [(2, 5, 4), (2, 6, 4)]
 MOCO = functools.partial(distill.pnr_moco, temperature=0.3, distill_temperature=0.15)
 MOCO_TWIN = functools.partial(pnr_moco_twin, tau=0.3, tau_d=0.15)
@@ -124,6 +146,59 @@ CASES = {
         functools.partial(info_nce_twin, inside=False),
         [ROWS, ROWS, (5, 4)],
         (0, 1, 2),
+    ),
+    "info_nce_masked": (
+        functools.partial(contrastive.info_nce, negative_mask=jnp.asarray(THERE)),
+        lambda a, p, n: info_nce_twin(a, p, n[THERE]),
+        [ROWS, ROWS, (5, 4)],
+        (0, 1, 2),
+    ),
+    "info_nce_of_the_batch": (
+        functools.partial(contrastive.info_nce, examples=jnp.asarray(OF)),
+        lambda a, p: mixed_twin(a, p, [], OF),
+        [(4, 4)] * 2,
+        (0, 1),
+    ),
+    "info_nce_mixed": (
+        functools.partial(
+            contrastive.info_nce,
+            examples=jnp.asarray(OF),
+            temperature=0.3,
+            negative_mask=jnp.asarray(THERE),
+        ),
+        lambda a, p, n: mixed_twin(a, p, n[THERE], OF, tau=0.3),
+        [(4, 4), (4, 4), (5, 4)],
+        (0, 1, 2),
+    ),
+    "info_nce_mixed_decoupled": (
+        functools.partial(
+            contrastive.info_nce,
+            examples=jnp.asarray(OF),
+            positive_in_denominator=False,
+        ),
+        lambda a, p, n: mixed_twin(a, p, n, OF, inside=False),
+        [(4, 4), (4, 4), (5, 4)],
+        (0, 1, 2),
+    ),
+    "m_hml": (
+        functools.partial(contrastive.m_hml, weight=0.4, temperature=0.3),
+        functools.partial(m_hml_twin, weight=0.4, tau=0.3),
+        [ROWS, ROWS, (5, 4)],
+        (0, 1, 2),
+    ),
+    "m_hml_masked": (
+        functools.partial(contrastive.m_hml, mask=jnp.asarray(THERE)),
+        lambda a, p, m: m_hml_twin(a, p, m[THERE], weight=1.0, tau=0.5),
+        [ROWS, ROWS, (5, 4)],
+        (0, 1, 2),
+    ),
+    "m_hml_of_nothing": (
+        functools.partial(
+            contrastive.m_hml, weight=0.4, mask=jnp.zeros(5, bool), temperature=0.3
+        ),
+        lambda a, p, m: m_hml_twin(a, p, a, 0.4, 0.3) - m_hml_twin(a, p, a, 0, 0.3),
+        [ROWS, ROWS, (5, 4)],
+        (0, 1),
     ),
     "sup_con": (
         lambda z: contrastive.sup_con(z, jnp.asarray(LABELS)),
@@ -279,6 +354,44 @@ def test_sup_con_without_positives_is_zero_with_a_zero_gradient():
         step = jax.jit(jax.value_and_grad(contrastive.sup_con))
         value, gradient = step(z, labels, anchor_mask=mask)
         assert value == 0.0 and not np.any(np.asarray(gradient))
+
+
+def test_info_nce_without_any_negative_is_zero_with_a_zero_gradient():
+    anchors, positives, negatives = map(jnp.float32, draw(ROWS, ROWS, (5, 4)))
+    nobody = jnp.zeros(5, bool)
+    for options in (
+        {"negatives": negatives, "negative_mask": nobody},
+        {"examples": jnp.zeros(3, int)},
+        {"negatives": negatives, "negative_mask": nobody, "examples": jnp.ones(3)},
+    ):
+        for inside in (True, False):
+            loss = functools.partial(
+                contrastive.info_nce, positive_in_denominator=inside, **options
+            )
+            step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+            value, gradients = step(anchors, positives)
+            assert value == 0.0 and not any(np.any(g) for g in gradients)
+
+
+def test_info_nce_needs_negatives():
+    with pytest.raises(ValueError, match="negatives=None, examples=None: one of them"):
+        contrastive.info_nce(jnp.ones(ROWS), jnp.ones(ROWS))
+
+
+def test_m_hml_of_weight_one_is_info_nce_less_a_constant():
+    arrays = [jnp.float32(a) for a in draw(ROWS, ROWS, (5, 4), seed=7)]
+    plain = contrastive.info_nce(
+        *arrays, temperature=0.3, positive_in_denominator=False
+    )
+    value = contrastive.m_hml(*arrays, temperature=0.3)
+    np.testing.assert_allclose(value, plain - math.log(5), rtol=1e-5)
+
+
+def test_batch_negatives_of_both_views_are_nt_xent():
+    z1, z2 = map(jnp.float32, draw(ROWS, ROWS, seed=8))
+    rows, partners = contrastive.interleave(z1, z2), contrastive.interleave(z2, z1)
+    value = contrastive.info_nce(rows, partners, examples=jnp.arange(6) // 2)
+    np.testing.assert_allclose(value, contrastive.nt_xent(z1, z2), rtol=1e-5)
 
 
 def test_sup_con_does_not_see_what_rows_that_do_not_exist_hold():

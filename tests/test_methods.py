@@ -79,16 +79,21 @@ METHODS |= {
     name: {"method": method | WIDTHS, "augment.views": views}
     for name, (method, views) in REHEARSAL.items()
 }
+# A memory that is filtered at every step: name -> options.
+DUEL = {
+    "duel-moco": {},
+    "duel-moco-sharded": {"sharded": True},
+    "duel-simclr": {"base": "simclr", "drawn": 16, "refresh": True},
+}
+METHODS |= {
+    name: {"method": {"name": "duel"} | WIDTHS | options}
+    for name, options in DUEL.items()
+}
 for name, changes in METHODS.items():
     if name.startswith("vicreg") and "optimizer" not in changes:
         changes["optimizer.lr"] = 0.03  # its terms are weighted by 25
 # What runs every time; the other pairs run with `-m slow`.
-QUICK = {
-    "mocov2plus-pnr",
-    "mocov2plus-joint",
-    "er",
-    "cclis",
-}
+QUICK = {"mocov2plus-pnr", "er"}
 # Pieces of state that no gradient depends on, within a task.
 IDLE = dict.fromkeys(ONLINE, ("task",)) | {
     f"{base}-{strategy}": ("task",)
@@ -96,6 +101,7 @@ IDLE = dict.fromkeys(ONLINE, ("task",)) | {
     for strategy in STRATEGIES
     if not ssl_strategies.get(strategy).teacher
 }
+IDLE |= dict.fromkeys(DUEL, ("task",))
 IDLE |= {
     "mocov2plus-pnr-head": ("extra.layer", "extra.velocity"),
     "finetune": ("task", "extra.seen"),

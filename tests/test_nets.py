@@ -493,6 +493,20 @@ def test_projector_layers(base, layers):
     assert small.dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize(
+    "base,hidden,layers",
+    [
+        ("simclr", 0, [(512, 128)]),
+        ("mocov2plus", 3, [(512, 7), (7, 7), (7, 7), (7, 128)]),
+        ("barlow_twins", 0, [(512, 2048)]),
+        ("byol", 2, [(512, 7), "bn", (7, 7), "bn", (7, 256)]),
+    ],
+)
+def test_projectors_have_as_many_hidden_layers_as_asked(base, hidden, layers):
+    net = heads.projector(base, hidden_layers=hidden, hidden_dim=7)
+    assert shapes_of(net) == layers
+
+
 def test_predictor_layers():
     layers = [(512, 2048), "bn", (2048, 128)]
     assert shapes_of(heads.predictor(output_dim=128)) == layers

@@ -1,0 +1,713 @@
+"""D-MoCo and D-SimCLR: whole steps in float64 from the equations, and what they keep.
+
+The network is a linear layer, batch norm and a linear projector, which numpy does, too;
+the second view is the first one mirrored and squared, so that nothing is chance.
+"""
+
+import functools
+import itertools
+import types
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+from test_duel_memory import SCORES, loop
+
+from jaxcl import core, optim, sharding
+from jaxcl import job as jobs
+from jaxcl.losses import contrastive
+from jaxcl.memory import buffer, duel, policies, queue
+from jaxcl.methods import active_memory
+from jaxcl.methods import duel as method_lib
+from jaxcl.nets import chain, mlp, norm
+
+K, B, D, SIDE, LR = 8, 6, 3, 4, 0.1
+STORED = np.array([True, True, False, True, True, False, True, False])
+# The exponential score of the twin has this tau.
+OPTIONS = {"memory_size": K, "drawn": K, "output_dim": D, "temperature": 0.3}
+
+
+class Flat(nn.Module):
+    dtype: object = jnp.float32
+
+    @nn.compact
+    def __call__(self, x, *, train, groups=1):
+        x = nn.Dense(5, name="linear")(x.reshape(len(x), -1))
+        return norm.BatchNorm(name="norm")(x, train=train, groups=groups)
+
+
+def views_of(images):
+    """f[B,2,...]; of crops already cut, as many as there are."""
+    x = images / 255.0
+    if x.ndim == 5:
+        return x
+    return (jnp if isinstance(x, jax.Array) else np).stack([x, x[:, ::-1] ** 2], axis=1)
+
+
+def parts(augment=lambda key, images: views_of(images)):
+    return core.Parts(
+        encoder=Flat(),
+        augment=augment,
+        tx=optim.sgd(momentum=0.0),
+        lr=optim.by_task([optim.constant(LR)]),
+        num_classes=4,
+    )
+
+
+def make(**options):
+    return method_lib.make(parts(), **(OPTIONS | options))
+
+
+def batch(seed, first=0, count=B):
+    """Rows `first`, `first` + 1, ... of some train split."""
+    rng = np.random.default_rng(seed)
+    return {
+        "image": rng.integers(0, 256, (count, SIDE, SIDE, 1)).astype(np.uint8),
+        "label": rng.integers(0, 4, count).astype(np.int32),
+        "index": np.arange(first, first + count, dtype=np.int32),
+    }
+
+
+INCOMING = batch(1, first=50)
+
+
+def moved(tree, seed, low=-0.5):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: x + rng.uniform(low, 0.5, x.shape).astype(np.float32), tree
+    )
+
+
+@functools.cache
+def fresh(base, **options):
+    """Few options change the state."""
+    method = make(base=base, **options)
+    return jax.jit(method.init)(jax.random.key(0), INCOMING)
+
+
+def under_way(base="moco", filled=STORED, **options):
+    """A state whose networks all differ, with a memory that has room."""
+    state = fresh(base, **options)
+    extra = state.extra._replace(
+        momentum=moved(state.extra.momentum, 1),
+        momentum_stats=moved(state.extra.momentum_stats, 2, low=0.1),
+    )
+    if extra.memory is not None:
+        extra = extra._replace(memory=_held(extra.memory, filled))
+    params, stats = moved(state.params, 3), moved(state.stats, 4, low=0.1)
+    return state.replace(params=params, stats=stats, extra=extra)
+
+
+def _held(memory, filled):
+    """Rows 0 to K - 1; what is not there is far from blank."""
+    rng = np.random.default_rng(5)
+    features = rng.normal(size=(K, D))
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    items = {
+        "feature": np.float32(features),
+        "label": rng.integers(0, 4, K).astype(np.int32),
+        "index": np.arange(K, dtype=np.int32),
+        "image": rng.integers(0, 256, (K, SIDE, SIDE, 1)).astype(np.uint8),
+    }
+    items = {name: jnp.asarray(items[name]) for name in memory.items}
+    return buffer.Buffer(items, jnp.asarray(filled), jnp.int32(filled.sum()))
+
+
+@functools.cache
+def compiled(method):
+    return jax.jit(method.step)
+
+
+def step(method, state, incoming=INCOMING):
+    return compiled(method)(state, incoming)
+
+
+# The step in float64
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def forward(params, stats, views, groups=1):
+    """Projections and the running statistics after; rows of a group are every V-th."""
+    layer, bn = params["encoder"]["linear"], params["encoder"]["norm"]
+    x = views.reshape(len(views), -1) @ layer["kernel"] + layer["bias"]
+    kept, y = stats["encoder"]["norm"], np.empty_like(x)
+    for v in range(groups):
+        rows = x[v::groups]
+        scaled = (rows - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-5)
+        y[v::groups] = scaled * bn["scale"] + bn["bias"]
+        now = {"mean": rows.mean(0), "var": rows.var(0, ddof=1)}
+        kept = {name: 0.9 * kept[name] + 0.1 * now[name] for name in now}
+    last = params["projector"]["linear1"]
+    stats = {"encoder": {"norm": kept}, "projector": {}}
+    return y @ last["kernel"] + last["bias"], stats
+
+
+def info_nce(anchors, positives, negatives, tau, inside):
+    """Eq. 17; `negatives`: those of each anchor."""
+    total = 0.0
+    for a, p, others in zip(unit(anchors), unit(positives), negatives, strict=True):
+        right = np.exp(a @ p / tau)
+        wrong = sum(np.exp(a @ n / tau) for n in others)
+        total -= np.log(right / (inside * right + wrong))
+    return total / len(anchors)
+
+
+def m_hml(anchors, positives, memory, tau, weight):
+    """Eq. 5: lambda I_h - I_d, with q = exp((s - 1) / tau)."""
+
+    def q(a, b):
+        return np.exp((a @ b - 1) / tau)
+
+    pairs = list(zip(unit(anchors), unit(positives), strict=True))
+    hebbian = np.mean([-np.log(q(a, p)) for a, p in pairs])
+    distinct = np.mean([-np.log(np.mean([q(a, m) for m in memory])) for a, _ in pairs])
+    return weight * hebbian - distinct
+
+
+def loss_of(z, positives, example, rows, options):
+    """The loss of anchors z against the rows of the memory that exist."""
+    tau, negatives = options["temperature"], options.get("negatives", "mixed")
+    if options.get("hml_weight") is not None:
+        return m_hml(z, positives, rows, tau, options["hml_weight"])
+    columns = unit(positives)
+    each = []
+    for i in range(len(z)):
+        others = [c for c, e in zip(columns, example, strict=True) if e != example[i]]
+        each.append(
+            (others if negatives != "memory" else [])
+            + (list(rows) if negatives != "batch" else [])
+        )
+    inside = options.get("positive_in_denominator", True)
+    return info_nce(z, positives, each, tau, inside)
+
+
+class Twin:
+    """What a step must give, from the state before it."""
+
+    def __init__(self, state, incoming, options, drawn=None):
+        self.options = OPTIONS | options
+        self.moco = self.options.get("base", "moco") == "moco"
+        to64 = functools.partial(jax.tree.map, lambda x: np.asarray(x, np.float64))
+        self.params, self.stats = to64(state.params), to64(state.stats)
+        self.slow = to64((state.extra.momentum, state.extra.momentum_stats))
+        self.views = views_of(np.asarray(incoming["image"], np.float64))
+        self.memory = state.extra.memory
+        if self.memory is None:
+            return
+        self.filled = np.asarray(self.memory.filled)
+        self.features = np.asarray(self.memory.items["feature"], np.float64)
+        if not self.moco or self.options.get("refresh"):
+            drawn = np.arange(K) if drawn is None else drawn
+            there = self.filled[drawn]
+            images = np.asarray(self.memory.items["image"], np.float64)[drawn]
+            images[~there] = 0  # slots that hold nothing are blank
+            network = self.slow if self.moco else (self.params, self.stats)
+            self.rows = unit(forward(*network, views_of(images)[:, 0])[0])[there]
+        if self.options.get("refresh"):
+            self.features[drawn[there]] = self.rows
+        if self.moco:
+            self.rows = self.features[self.filled]
+
+    def loss(self, params):
+        """The loss, the statistics after, and the targets that are kept."""
+        if self.moco:
+            keys, self.slow_stats = forward(*self.slow, self.views[:, 1])
+            z, stats = forward(params, self.stats, self.views[:, 0])
+            rows = self.rows
+            return loss_of(z, keys, range(B), rows, self.options), stats, unit(keys)
+        both = self.views.reshape(2 * B, SIDE, SIDE, 1)
+        z, stats = forward(params, self.stats, both, groups=2)
+        partner = z.reshape(B, 2, D)[:, ::-1].reshape(2 * B, D)
+        rows = None if self.memory is None else self.rows
+        value = loss_of(z, partner, [i // 2 for i in range(2 * B)], rows, self.options)
+        return value, stats, unit(z[::2])
+
+    def gradient(self):
+        """By differences, over all parameters."""
+        leaves, structure = jax.tree.flatten(self.params)
+        slopes = []
+        for leaf in leaves:
+            slope = np.zeros_like(leaf)
+            for index in np.ndindex(leaf.shape):
+                old, values = leaf[index], []
+                for shift in (1e-5, -1e-5):
+                    leaf[index] = old + shift
+                    values.append(self.loss(self.params)[0])
+                leaf[index] = old
+                slope[index] = (values[0] - values[1]) / 2e-5
+            slopes.append(slope)
+        return jax.tree.unflatten(structure, slopes)
+
+    def slots(self, targets):
+        """Where each row of the batch goes, K: nowhere."""
+        if self.options.get("policy", "duel") == "fifo":
+            return [(int(self.memory.seen) + i) % K for i in range(B)]
+        q = SCORES[self.options.get("score", "affine")]
+        keep = loop(
+            self.features, targets, q, filled=self.filled,
+            competes=self.options.get("newcomer_competes", False),
+        )  # fmt: skip
+        free = iter(np.flatnonzero(~keep[:K]))
+        return [next(free) if comes else K for comes in keep[K:]]
+
+
+CASES = {
+    "moco": {},
+    "moco-decoupled": {"positive_in_denominator": False, "momentum": 0.6},
+    "moco-memory": {"negatives": "memory", "score": "exponential"},
+    "moco-batch": {"negatives": "batch", "policy": "fifo"},
+    "moco-hml": {"negatives": "memory", "hml_weight": 0.4, "newcomer_competes": True},
+    "moco-refresh": {"refresh": True},
+    "simclr": {"base": "simclr", "refresh": True},
+    "simclr-decoupled": {"base": "simclr", "positive_in_denominator": False},
+    "simclr-memory": {"base": "simclr", "negatives": "memory"},
+    "simclr-batch": {"base": "simclr", "negatives": "batch"},
+    "simclr-hml": {"base": "simclr", "negatives": "memory", "hml_weight": 0.4},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_is_the_equation(name):
+    options = CASES[name]
+    method = make(**options)
+    # A ring is filled from its first slot on.
+    stored = np.arange(K) < 5 if options.get("policy") == "fifo" else STORED
+    shapes = {"simclr-batch": {"negatives": "batch"}, "moco-refresh": {"refresh": True}}
+    state = under_way(options.get("base", "moco"), stored, **shapes.get(name, {}))
+    blank = jax.eval_shape(method.init, jax.random.key(0), INCOMING)
+    chex.assert_trees_all_equal_shapes_and_dtypes(blank, state)
+    new, metrics = step(method, state)
+    twin = Twin(state, INCOMING, options)
+    value, stats, targets = twin.loss(twin.params)
+    slopes = twin.gradient()
+    close = functools.partial(chex.assert_trees_all_close, rtol=1e-4, atol=3e-6)
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
+    norms = [np.square(x).sum() for x in jax.tree.leaves(slopes)]
+    np.testing.assert_allclose(metrics["grad_norm"], np.sqrt(sum(norms)), rtol=1e-4)
+    np.testing.assert_allclose(metrics["lr"], LR, rtol=1e-6)
+    params = jax.tree.map(lambda p, g: p - LR * g, twin.params, slopes)
+    close(new.params, params)
+    # What is drawn of the memory moves no running statistics.
+    close(new.stats, stats)
+    assert int(new.step) == 1
+    if twin.moco:
+        decay = options.get("momentum", 0.9)
+        slow = jax.tree.map(
+            lambda a, b: decay * a + (1 - decay) * b, twin.slow[0], params
+        )
+        close(new.extra.momentum, slow)
+        close(new.extra.momentum_stats, twin.slow_stats)
+    else:
+        assert new.extra.momentum == new.extra.momentum_stats == {}
+    if name == "simclr-batch":
+        assert new.extra.memory is None and method.memory is None
+        assert "joined" not in metrics
+    else:
+        _check_memory(method, new, metrics, twin, targets)
+
+
+def _check_memory(method, new, metrics, twin, targets):
+    """The memory holds the batch's targets where the policy puts them."""
+    slots = np.array(twin.slots(targets))
+    enters = slots < K
+    assert enters.any()
+    items = {n: np.array(x) for n, x in twin.memory.items.items()}
+    items["feature"] = twin.features.copy()
+    arrives = dict(INCOMING) | {"feature": targets}
+    for leaf, name in zip(items.values(), items, strict=True):
+        leaf[slots[enters]] = arrives[name][enters]
+    names = {"feature", "label", "index"}
+    if not twin.moco or twin.options.get("refresh"):
+        names.add("image")
+    assert set(items) == names
+    filled = twin.filled.copy()
+    filled[slots[enters]] = True
+    held = method.memory(new)
+    features = held.items.pop("feature"), items.pop("feature")
+    np.testing.assert_allclose(*features, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_equal(held.items, items)
+    np.testing.assert_array_equal(held.filled, filled)
+    assert int(held.seen) == int(twin.memory.seen) + B
+    np.testing.assert_allclose(metrics["joined"], enters.mean(), rtol=1e-6)
+
+
+def test_rows_are_drawn_at_random_of_those_that_are_there():
+    method = make(base="simclr", drawn=3)
+    state, losses, found = under_way("simclr"), {}, set()
+    for rows in itertools.combinations(np.flatnonzero(STORED), 3):
+        twin = Twin(state, INCOMING, {"base": "simclr"}, np.array(rows))
+        losses[rows] = twin.loss(twin.params)[0]
+    for seed in range(12):
+        value = step(method, state.replace(key=jax.random.key(seed)))[1]["loss"]
+        (rows,) = (r for r, loss in losses.items() if abs(loss - value) < 2e-6)
+        found.add(rows)
+    assert len(found) > 4  # of 10
+    # With fewer rows than are drawn the others are masked.
+    few = np.arange(K) == 3
+    state = under_way("simclr", few)
+    twin = Twin(state, INCOMING, {"base": "simclr"}, np.array([3, 0, 1]))
+    value = step(method, state)[1]["loss"]
+    np.testing.assert_allclose(value, twin.loss(twin.params)[0], rtol=1e-5)
+
+
+def test_an_empty_memory_has_no_negatives():
+    """Nothing to be told apart from, so nothing moves; but the memory fills."""
+    for base in ("moco", "simclr"):
+        method = make(negatives="memory", base=base)
+        state = under_way(base, np.zeros(K, bool))
+        new, metrics = step(method, state)
+        assert metrics["loss"] == 0 and metrics["grad_norm"] == 0
+        chex.assert_trees_all_equal(new.params, state.params)
+        held = method.memory(new)
+        np.testing.assert_array_equal(held.filled, np.arange(K) < B)
+        np.testing.assert_array_equal(held.items["index"][:B], INCOMING["index"])
+        assert metrics["joined"] == 1
+
+
+NETS = {"encoder": Flat(), "projector": mlp.MLP((D,))}
+
+
+def test_a_step_may_leave_the_memory_as_it_is():
+    """Where the keys lie far from all that is stored, they are alike to themselves."""
+    state = under_way(filled=np.ones(K, bool))
+    keys = Twin(state, INCOMING, {}).loss(jax.tree.map(np.float64, state.params))[2]
+    rows = unit(np.random.default_rng(6).normal(size=(K, D)) - 9 * keys.mean(0))
+    items = state.extra.memory.items | {"feature": jnp.float32(rows)}
+    memory = state.extra.memory._replace(items=items)
+    state = state.replace(extra=state.extra._replace(memory=memory))
+    for safe in (False, True):
+        new, metrics = step(make(safe_update=safe), state)
+        assert (metrics["joined"] == 0) == safe
+    chex.assert_trees_all_equal(new.extra.memory.items, items)
+    assert int(new.extra.memory.seen) == K + B and metrics["loss"] > 0
+
+
+def test_with_a_ring_it_is_moco_with_a_queue():
+    method = make(policy="fifo", negatives="memory")
+    state = under_way(filled=np.zeros(K, bool))
+    bank, pointer = jnp.zeros((1, K, D)), jnp.int32(0)
+
+    @jax.jit
+    def embedded(state, images):
+        views = views_of(images.astype(jnp.float32))
+        slow = state.extra.momentum, state.extra.momentum_stats
+        z = chain.apply(NETS, state.params, state.stats, views[:, 0], train=True)[0]
+        return z, chain.apply(NETS, *slow, views[:, 1], train=True)[0]
+
+    for i in range(4):
+        incoming = batch(10 + i)
+        z, keys = embedded(state, incoming["image"])
+        state, metrics = step(method, state, incoming)
+        if i:
+            want = contrastive.info_nce(
+                z, keys, bank[0, : min(i * B, K)], temperature=0.3
+            )
+            np.testing.assert_allclose(metrics["loss"], want, rtol=1e-5)
+        keys = contrastive.l2_normalize(keys)
+        bank, pointer = queue.enqueue(bank, pointer, keys[None])
+        memory = method.memory(state)
+        there = np.asarray(memory.filled)
+        np.testing.assert_array_equal(there, np.arange(K) < (i + 1) * B)
+        stored = memory.items["feature"][there]
+        np.testing.assert_allclose(stored, bank[0][there], rtol=1e-5, atol=1e-6)
+
+
+def test_without_a_memory_it_is_simclr():
+    method = make(base="simclr", negatives="batch")
+    state = under_way("simclr", negatives="batch")
+    views = views_of(jnp.float32(INCOMING["image"])).reshape(2 * B, SIDE, SIDE, 1)
+
+    @jax.value_and_grad
+    def loss(params):
+        z = chain.apply(NETS, params, state.stats, views, train=True, groups=2)[0]
+        return contrastive.nt_xent(z[::2], z[1::2], temperature=0.3)
+
+    value, slopes = jax.jit(loss)(state.params)
+    new, metrics = step(method, state)
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
+    want = jax.tree.map(lambda p, g: p - LR * g, state.params, slopes)
+    chex.assert_trees_all_close(new.params, want, rtol=1e-4, atol=1e-6)
+
+
+def test_no_two_uses_share_a_key(monkeypatch):
+    """Called without jit, so that keys are seen."""
+    keys = []
+
+    def seen(key):
+        keys.append(jax.random.key_data(key).tolist())
+
+    def augment(key, images):
+        seen(key)
+        return views_of(images)
+
+    sample, reservoir = buffer.sample, policies.reservoir
+    monkeypatch.setattr(
+        buffer, "sample", lambda memory, key, k: seen(key) or sample(memory, key, k)
+    )
+    monkeypatch.setattr(
+        policies, "reservoir", lambda m, key, mask: seen(key) or reservoir(m, key, mask)
+    )
+    options = OPTIONS | {"base": "simclr", "policy": "reservoir"}
+    state, method = under_way("simclr"), method_lib.make(parts(augment), **options)
+    for number in (0, 1):
+        method.step(state.replace(step=jnp.int32(number)), INCOMING)
+    assert len(keys) == 8 and len(set(map(tuple, keys))) == 8
+
+
+# What is kept
+
+
+def settings(**changes):
+    given = dict(
+        policy="duel", size=K, dim=D, images=False, spread=False, safe=False,
+        newcomer_competes=False, score="affine", temperature=0.3,
+    )  # fmt: skip
+    return active_memory.Settings(**(given | changes))
+
+
+def held(rows, filled=None):
+    """A memory of these rows, row i of the train split in slot i."""
+    number = jnp.arange(len(rows), dtype=jnp.int32)
+    filled = jnp.ones(len(rows), bool) if filled is None else jnp.asarray(filled)
+    items = {"feature": jnp.float32(rows), "label": number, "index": number}
+    return buffer.Buffer(items, filled, jnp.int32(filled.sum()))
+
+
+def updated(given, memory, rows, seed=0):
+    number = jnp.arange(100, 100 + len(rows), dtype=jnp.int32)
+    incoming = {"label": number, "index": number}
+    key = jax.random.key(seed)
+    return active_memory.update(given, memory, key, incoming, jnp.float32(rows), ())
+
+
+def circle(*degrees):
+    turn = np.radians(degrees)
+    return np.stack([np.cos(turn), np.sin(turn), 0 * turn], axis=1)
+
+
+def test_the_most_alike_rows_go_and_others_take_their_slots():
+    """Rows 1 to 3 are near each other, the newcomers are where nothing is."""
+    memory = held(circle(180, 0, 1, 2, 90))
+    new, joined = updated(settings(), memory, circle(270, 135))
+    # Of 0, 1, 2 degrees that nearest to the sum of all goes, twice.
+    assert sorted(np.asarray(new.items["index"])[[0, 4]]) == [0, 4]
+    assert sorted(set(np.asarray(new.items["index"]).tolist())) == [0, 1, 4, 100, 101]
+    assert joined == 1
+    chex.assert_trees_all_equal(new.items["label"], new.items["index"])
+
+
+def test_a_ring_and_a_reservoir_are_those_of_policies():
+    rng = np.random.default_rng(0)
+    memory, rows = held(unit(rng.normal(size=(K, D)))), unit(rng.normal(size=(5, D)))
+    memory = memory._replace(seen=jnp.int32(12))
+    mask = jnp.ones(5, bool)
+    for seed in range(6):
+        want = {
+            "fifo": policies.fifo(memory, mask),
+            "reservoir": policies.reservoir(memory, jax.random.key(seed), mask),
+        }
+        for policy, slots in want.items():
+            new, joined = updated(settings(policy=policy), memory, rows, seed)
+            items = {"feature": jnp.float32(rows)}
+            items["label"] = items["index"] = jnp.arange(100, 105, dtype=jnp.int32)
+            chex.assert_trees_all_equal(new, buffer.write(memory, slots, items))
+            assert joined == np.float32(np.mean(slots < K))
+    assert len({tuple(np.asarray(want[name])) for name in want}) == 2
+
+
+def test_a_safe_update_keeps_the_memory_where_it_would_grow_less_distinct():
+    """Rows far from the memory are alike to themselves once they are in it."""
+    memory, rows = held(circle(0, 20, 40, 60)), circle(180, 181)
+    for safe in (False, True):
+        given = settings(size=4, safe=safe)
+        new, joined = updated(given, memory, rows)
+        assert (joined == 0) == safe
+        assert int(new.seen) == 6
+        if safe:
+            chex.assert_trees_all_equal(new.items, memory.items)
+        # Where there is room all come, and what makes the memory more distinct does.
+        some = held(circle(0, 20, 40, 60), np.arange(4) < 2)
+        assert updated(given, some, rows)[1] == 1
+        assert updated(given, held(circle(0, 0, 0, 0)), circle(0, 0, 0, 90))[1] > 0
+
+
+def test_features_are_renewed_where_rows_were_drawn():
+    memory = held(circle(0, 20, 40, 60))
+    features = jnp.float32(circle(100, 120, 140))
+    exists = jnp.array([True, False, True])
+    new = active_memory.refreshed(memory, jnp.array([2, 4, 0]), features, exists)
+    want = memory.items["feature"].at[2].set(features[0]).at[0].set(features[2])
+    np.testing.assert_array_equal(new.items["feature"], want)
+    new = active_memory.refreshed(memory, jnp.array([2, 1, 0]), features, exists)
+    np.testing.assert_array_equal(new.items["feature"], want)
+
+
+def test_the_policys_options_reach_it(monkeypatch):
+    calls = []
+
+    def select(memory, incoming, **options):
+        calls.append(options)
+        return jnp.arange(len(memory) + len(incoming)) < len(memory)
+
+    monkeypatch.setattr(duel, "select", select)
+    given = settings(score="exponential", newcomer_competes=True)
+    memory = held(circle(*range(K)))
+    new, joined = updated(given, memory, circle(3, 4))
+    (options,) = calls
+    np.testing.assert_array_equal(options.pop("filled"), memory.filled)
+    assert options == {
+        "score": "exponential", "temperature": 0.3, "newcomer_competes": True,
+    }  # fmt: skip
+    assert joined == 0
+    chex.assert_trees_all_equal(new.items, memory.items)
+
+
+def test_of_crops_already_cut_one_is_kept_and_used_as_it_is():
+    rng = np.random.default_rng(3)
+    crops = rng.integers(0, 256, (B, 2, SIDE, SIDE, 1)).astype(np.uint8)
+    incoming = INCOMING | {"image": crops}
+    method = make(base="simclr")
+    state = jax.jit(method.init)(jax.random.key(0), incoming)
+    state, _ = jax.jit(method.step)(state, incoming)
+    images = method.memory(state).items["image"]
+    assert images.shape == (K, 1, SIDE, SIDE, 1) and images.dtype == jnp.uint8
+    np.testing.assert_array_equal(images[:B], crops[:, :1])
+    state, metrics = jax.jit(method.step)(state, incoming)
+    assert np.isfinite(metrics["loss"])
+
+
+# Runs
+
+
+def over(devices, base):
+    """Four steps with a memory that lies on the devices; the last state."""
+    method = make(base=base, memory_size=24, drawn=16, sharded=True)
+    mesh = sharding.mesh(devices)
+    rows = [sharding.shard(batch(i, 8 * i, 8), mesh) for i in range(20, 24)]
+    shapes = jax.eval_shape(method.init, jax.random.key(0), rows[0])
+    placed = sharding.placement(shapes, mesh), sharding.replicated(mesh)
+    step = jax.jit(method.step, donate_argnums=0, out_shardings=placed)
+    state = jax.jit(method.init, out_shardings=placed[0])(jax.random.key(0), rows[0])
+    state = sharding.settle(state, mesh)
+    program = step.lower(state, rows[0]).compile()  # takes no state that lies otherwise
+    if devices > 1:  # no device ever holds all rows
+        text = program.as_text()
+        assert "[3,3]" in text and "[24,3]" not in text and "[24,4,4,1]" not in text
+    for one in rows:
+        state, metrics = program(state, one)
+    return method, state, metrics
+
+
+@pytest.mark.parametrize("base", ["moco", "simclr"])
+def test_a_memory_over_devices_is_that_of_one(base):
+    method, alone, metrics = over(1, base)
+    _, state, others = over(8, base)
+    for leaf in jax.tree.leaves(state.extra.memory)[:-1]:  # but `seen`
+        assert len(leaf) == 24 and len(leaf.addressable_shards) == 8
+        assert {len(shard.data) for shard in leaf.addressable_shards} == {3}
+    close = functools.partial(chex.assert_trees_all_close, rtol=1e-4, atol=1e-5)
+    close(state.params, alone.params)
+    close(others, metrics)
+    assert 0 < metrics["joined"] < 1
+    one, spread = method.memory(alone), method.memory(state)
+    close(spread.items.pop("feature"), one.items.pop("feature"))
+    chex.assert_trees_all_equal(jax.device_get(spread), jax.device_get(one))
+
+
+def test_a_memory_that_devices_cannot_share_is_refused(tmp_path):
+    method = {"name": "duel", "memory_size": 60, "sharded": True}
+    work = toy.job(tmp_path, method=method, devices=8)
+    with pytest.raises(ValueError, match=r"memory's rows=60: .*multiple of the 8 dev"):
+        jobs.initial_state(work)
+
+
+def test_what_carries_over_between_tasks():
+    """All but the optimiser's state."""
+    tx = optim.sgd(momentum=0.9)
+    method = method_lib.make(parts()._replace(tx=tx), **OPTIONS)
+    state = under_way()
+    state = state.replace(opt_state=moved(tx.init(state.params), 7))
+    after = method.begin_task(state, types.SimpleNamespace(index=1))
+    assert any(np.any(x) for x in jax.tree.leaves(state.opt_state))
+    assert not any(np.any(x) for x in jax.tree.leaves(after.opt_state))
+    chex.assert_trees_all_equal(after.replace(opt_state=state.opt_state), state)
+
+
+def test_evaluators_read_the_network_in_evaluation_mode():
+    method, state = make(), under_way()
+    images = views_of(jnp.float32(INCOMING["image"]))[:, 0]
+    layer, bn = state.params["encoder"]["linear"], state.params["encoder"]["norm"]
+    kept, last = state.stats["encoder"]["norm"], state.params["projector"]["linear1"]
+    x = images.reshape(B, -1) @ layer["kernel"] + layer["bias"]
+    want = (x - kept["mean"]) / np.sqrt(kept["var"] + 1e-5) * bn["scale"] + bn["bias"]
+    np.testing.assert_allclose(method.embed(state, images), want, rtol=1e-3, atol=1e-5)
+    want = want @ last["kernel"] + last["bias"]
+    found = method.project(state, images)
+    np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-5)
+
+
+def test_projectors_have_as_many_layers_as_asked():
+    for layers, widths in ((0, [3]), (1, [7, 3]), (3, [7, 7, 7, 3])):
+        method = make(hidden_layers=layers, hidden_dim=7)
+        state = jax.eval_shape(method.init, jax.random.key(0), INCOMING)
+        for params in (state.params, state.extra.momentum):
+            kernels = [x["kernel"].shape for x in params["projector"].values()]
+            assert kernels == list(zip([5, *widths[:-1]], widths, strict=True))
+
+
+WRONG = {
+    "base": ["byol", None],
+    "policy": ["lifo"],
+    "negatives": ["none"],
+    "score": ["cosine"],
+    "temperature": [0.0, -1.0, float("nan"), float("inf")],
+    "memory_size": [0],
+    "hidden_layers": [-1],
+    "hidden_dim": [0],
+    "output_dim": [0],
+    "momentum": [-0.1, 1.1, float("nan")],
+    "hml_weight": [-1.0, float("inf")],
+}
+
+
+def test_wrong_options_are_refused():
+    for name, values in WRONG.items():
+        for value in values:
+            with pytest.raises(ValueError) as caught:
+                make(**({"negatives": "memory"} | {name: value}))
+            said = str(caught.value)
+            place = name if name == "score" else f"config.method.{name}"
+            shown = repr(value) if name in ("base", "policy", "negatives") else value
+            assert f"{place}={shown}" in said or f"{place}={shown!r}" in said, said
+            assert "must be from" in said or "allowed are" in said
+
+
+def test_rows_that_are_drawn_are_no_more_than_are_kept():
+    with pytest.raises(ValueError, match=r"config\.method\.drawn=9: must be from 1 to"):
+        make(base="simclr", drawn=9)
+    with pytest.raises(ValueError, match=r"config\.method\.drawn=0: must be from 1 to"):
+        make(refresh=True, drawn=0)
+    make(drawn=9)  # which MoCo does not read
+    make(base="simclr", negatives="batch", drawn=9)
+
+
+@pytest.mark.parametrize("negatives", ["mixed", "batch"])
+def test_m_hml_is_against_the_memory_alone(negatives):
+    with pytest.raises(ValueError, match=f"negatives='{negatives}': must be 'memory'"):
+        make(negatives=negatives, hml_weight=1.0)
+
+
+def test_other_than_two_views_are_refused():
+    made = parts(lambda key, images: views_of(images)[:, :1])
+    for base in ("moco", "simclr"):
+        method = method_lib.make(made, **OPTIONS, base=base)
+        state = jax.eval_shape(method.init, jax.random.key(0), INCOMING)
+        with pytest.raises(ValueError, match=r"config\.augment\.views=1: duel takes 2"):
+            jax.eval_shape(method.step, state, INCOMING)

@@ -1,0 +1,67 @@
+"""The configs of the DUEL paper: every row of their tables is one that builds."""
+
+import pytest
+import test_online_configs
+from absl import flags
+
+from jaxcl import build, report, train
+
+COMPARED = ("d_moco", "moco", "d_simclr", "simclr")
+ROWS = {
+    "duel_cifar10": (
+        *COMPARED, "memory_only", "mixed_eps0", "barlow_twins", "byol"
+    ),
+    "duel_stl10": (*COMPARED, "barlow_twins", "byol"),
+    "duel_imagenetlt": COMPARED,
+    "duel_cifar10_small": COMPARED,
+}  # fmt: skip
+# without a memory
+FORGETFUL = ("simclr", "barlow_twins", "byol")
+take, made = test_online_configs.take, test_online_configs.made
+
+
+@pytest.mark.parametrize(
+    "name, row", [(name, row) for name, rows in ROWS.items() for row in rows]
+)
+def test_every_row_makes_a_method(name, row):
+    small, *_ = made(take(name, f"{row},debug"), 10)
+    assert small.name.startswith(row) and small.name.endswith("_debug")
+    top, _, method, _ = made(take(name, row), 10)
+    assert not method.supervised and method.project is not None
+    assert (method.memory is None) == (row in FORGETFUL)
+    assert ("memory" in top.evaluators) == (row not in FORGETFUL)
+    assert top.optimizer["name"] == "adam"
+    if name == "duel_cifar10_small":
+        return
+    steps = top.scenario.get("imbalance", {"epoch_steps": 115_846 // 256})
+    total = top.epochs * steps["epoch_steps"]
+    assert abs(total - (40_000 if name == "duel_stl10" else 160_000)) < 256
+    assert (top.batch_size, top.encoder["depth"]) == (256, 50)
+    assert top.encoder["stem"] == ("cifar" if name == "duel_cifar10" else "imagenet")
+    assert top.augment["flip"] == 0.75 and not top.augment["crop"]
+    judge = top.evaluators["linear"]
+    assert (judge["optimizer"], judge["lr"], judge["weight_decay"]) == (
+        "adam", 1e-3, 1e-6,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("argument", ["d_mocoo", "moco,simclr", "moco,debugg"])
+def test_refuses_rows_that_there_are_not(argument):
+    with pytest.raises(flags.Error, match=f"'{argument}': allowed are d_moco, moco"):
+        take("duel_cifar10", argument)
+
+
+def test_another_share_of_the_dominant_class():
+    config = take("duel_cifar10", "moco")
+    config.scenario.imbalance.rho_max = 0.75
+    top, *_ = made(config, 10)
+    assert top.scenario["imbalance"]["rho_max"] == 0.75
+
+
+@pytest.mark.parametrize("row", ["d_moco", "d_simclr"])
+def test_a_shrunk_config_runs(row, tmp_path):
+    config = take("duel_cifar10_small", f"{row},debug")
+    found = train.run(build.build(config, tmp_path), tmp_path)
+    assert report.finished(found) == 1
+    pictures = {path.name for path in tmp_path.glob("plots/*.png")}
+    assert "filter_tsne_task0.png" in pictures
