@@ -21,6 +21,8 @@ LAYERS = [
         "data",
         "nets",
         "augment",
+        "augment_graph",
+        "ddpg",
         "crops",
         "sharding",
         "metrics",

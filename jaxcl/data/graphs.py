@@ -1,0 +1,233 @@
+"""Sets of graphs, and batches of them that have one of a few static shapes.
+
+`graph_files` reads a set, `pad` cuts a batch out of it on the host, and `buckets` says
+how large batches are made. All are undirected: an edge is there in both directions,
+once, and never leads back to its own node.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_DRAWS = 1000  # batches whose sizes `buckets` looks at
+
+
+class GraphSet(NamedTuple):
+    """G graphs with N nodes and E directed edges in all, addressed by row."""
+
+    features: np.ndarray  # f32[N,F]
+    edges: np.ndarray  # i32[2,E], nodes of the whole set, sorted by edges[0]
+    graph_ptr: np.ndarray  # i32[G+1], graph g's nodes: graph_ptr[g]..graph_ptr[g+1]-1
+    edge_ptr: np.ndarray  # i32[G+1], the same of its edges
+    label: np.ndarray  # i32[G], from 0
+    name: str
+    class_names: tuple[str, ...]
+
+
+class Graphs(NamedTuple):
+    """A batch of B graphs with room for n nodes and e edges: a pytree.
+
+    Nodes of a graph are neighbours, graphs are in order, edges are sorted by receiver;
+    filling is at the end. Whoever takes nodes away unsets masks, moves nothing, and
+    unsets all edges of a masked node.
+    """
+
+    features: jax.Array  # f32[n,F]
+    node_graph: jax.Array  # i32[n], slot of the node's graph; B-1 where filling
+    node_mask: jax.Array  # bool[n]
+    senders: jax.Array  # i32[e], slots of nodes; n-1 where filling
+    receivers: jax.Array  # i32[e]
+    edge_mask: jax.Array  # bool[e]
+    graph_mask: jax.Array  # bool[B]
+
+
+class Budget(NamedTuple):
+    """The static shape of a batch: the options of `pad`."""
+
+    nodes: int
+    edges: int
+    graphs: int
+
+
+class Waste(NamedTuple):
+    """How much of an epoch's batches is filling."""
+
+    nodes: float  # share of all node slots
+    edges: float
+    batches: tuple[int, ...]  # how many batches have each budget
+
+
+def epoch_order(rng: np.random.Generator, rows: np.ndarray, batch_size: int):
+    """One shuffled epoch with all rows, i32[steps, batch].
+
+    The last batch ends in -1, no graph, where rows run out. `stream.epoch_order` leaves
+    an incomplete last batch out instead.
+    """
+    steps = -(-len(rows) // batch_size)
+    order = np.full(steps * batch_size, -1, np.int32)
+    order[: len(rows)] = rng.permutation(rows)
+    return order.reshape(steps, batch_size)
+
+
+def pad(graph_set: GraphSet, rows, *, nodes: int, edges: int, graphs: int) -> Graphs:
+    """The graphs of some rows as one batch of that size; arrays are of NumPy.
+
+    Args:
+      graph_set: what rows are of.
+      rows: i[b], b <= graphs; graph i gets slot i, which stays empty for row -1.
+      nodes, edges, graphs: sizes n, e and B of the batch.
+
+    Raises:
+      ValueError: no such row, or the graphs are larger than the batch.
+    """
+    rows, count = np.asarray(rows), len(graph_set.label)
+    good = rows.ndim == 1 and np.issubdtype(rows.dtype, np.integer)
+    if not good or (rows.size and not -1 <= rows.min() <= rows.max() < count):
+        raise ValueError(f"rows = {rows}: must be integers below {count}, or -1")
+    slots = np.flatnonzero(rows >= 0)
+    chosen = rows[slots]
+    size, links = (x[chosen] for x in _sizes(graph_set))
+    for name, need, have in (
+        ("graphs", max(len(rows), 1), graphs),
+        ("nodes", max(size.sum(), 1), nodes),
+        ("edges", links.sum(), edges),
+    ):
+        if need > have:
+            raise ValueError(f"{name} = {have}: the rows need at least {need}")
+    first, new = graph_set.graph_ptr[chosen], np.cumsum(size) - size
+    features = np.zeros((nodes, graph_set.features.shape[1]), np.float32)
+    features[: size.sum()] = graph_set.features[_runs(first, size)]
+    pairs = graph_set.edges[:, _runs(graph_set.edge_ptr[chosen], links)]
+    pairs = pairs + np.repeat(new - first, links)
+    # The set is sorted by source; as edges go both ways, that serves for receivers.
+    return Graphs(
+        features=features,
+        node_graph=_filled(np.repeat(slots, size), nodes, graphs - 1),
+        node_mask=np.arange(nodes) < size.sum(),
+        senders=_filled(pairs[1], edges, nodes - 1),
+        receivers=_filled(pairs[0], edges, nodes - 1),
+        edge_mask=np.arange(edges) < links.sum(),
+        graph_mask=np.isin(np.arange(graphs), slots),
+    )
+
+
+def _sizes(graph_set):
+    """Nodes and edges of each graph."""
+    pointers = (graph_set.graph_ptr, graph_set.edge_ptr)
+    return [np.diff(pointer).astype(np.int64) for pointer in pointers]
+
+
+def _runs(first, count) -> np.ndarray:
+    """first[0], first[0] + 1, ... count[0] of them, then from first[1] on."""
+    return np.repeat(first - (np.cumsum(count) - count), count) + np.arange(count.sum())
+
+
+def _filled(values, length, filling) -> np.ndarray:
+    made = np.full(length, filling, np.int32)
+    made[: len(values)] = values
+    return made
+
+
+def buckets(
+    graph_set: GraphSet,
+    batch_size: int,
+    *,
+    rows=None,
+    levels: tuple[float, ...] = (0.5, 0.9, 1.0),
+    multiple: int = 32,
+    seed: int = 0,
+) -> tuple[Budget, ...]:
+    """A few sizes, rising, one of which holds any batch of `batch_size` different rows.
+
+    Each size is one compiled program, once a batch needs it. The last one holds the
+    batch_size graphs with the most nodes and those with the most edges, and is hardly
+    ever used. The others are quantiles of the sizes of a thousand drawn batches.
+
+    Args:
+      graph_set: what rows are of.
+      batch_size: graphs of a batch.
+      rows: that batches are made of; None: all.
+      levels: rising, in 0 to 1: the quantiles; () for the largest size alone.
+      multiple: sizes are rounded up to multiples of it.
+      seed: of the draws.
+
+    Raises:
+      ValueError: an option is out of range.
+    """
+    rows = np.arange(len(graph_set.label)) if rows is None else np.asarray(rows)
+    good = (*levels,) == (*sorted(levels),) and all(0 <= x <= 1 for x in levels)
+    for name, value, fine, allowed in (
+        ("batch_size", batch_size, batch_size >= 1, "at least 1"),
+        ("multiple", multiple, multiple >= 1, "at least 1"),
+        ("levels", levels, good, "rising numbers in [0, 1]"),
+        ("rows", rows, len(rows) > 0, "at least one row"),
+    ):
+        if not fine:
+            raise ValueError(f"{name} = {value!r}: must be {allowed}")
+    sizes, rng = np.stack(_sizes(graph_set), axis=-1), np.random.default_rng(seed)
+    steps = -(-len(rows) // batch_size)
+    epochs = range(-(-_DRAWS // steps))
+    orders = [epoch_order(rng, rows, batch_size) for _ in epochs]
+    drawn = _batch_sizes(sizes, np.concatenate(orders))
+    worst = np.sort(sizes[rows], axis=0)[-batch_size:].sum(axis=0)
+    wanted = np.stack([*(np.quantile(drawn, level, axis=0) for level in levels), worst])
+    wanted = np.ceil(np.maximum(wanted, 1) / multiple).astype(int) * multiple
+    return tuple(
+        Budget(*pair, batch_size) for pair in sorted({*map(tuple, wanted.tolist())})
+    )
+
+
+def _batch_sizes(sizes, order) -> np.ndarray:
+    """Nodes and edges of each batch of i[steps, batch], i64[steps,2]."""
+    return np.where((order >= 0)[..., None], sizes[order], 0).sum(axis=1)
+
+
+def budget_of(graph_set: GraphSet, rows, budgets) -> Budget:
+    """The first of `budgets` that holds the graphs of some rows; -1 is no graph.
+
+    Raises ValueError where none does.
+    """
+    rows = np.asarray(rows)
+    return budgets[_fit(graph_set, rows[None], budgets)[0]]
+
+
+def _fit(graph_set, order, budgets) -> np.ndarray:
+    """Number of the first budget that holds each batch, i64[steps]."""
+    need = _batch_sizes(np.stack(_sizes(graph_set), axis=-1), order)
+    have = np.array([budget[:2] for budget in budgets])
+    fits = (need[:, None] <= have).all(axis=-1)
+    fits &= np.array([b.graphs for b in budgets]) >= order.shape[1]
+    for step in np.flatnonzero(~fits.any(axis=1))[:1]:
+        raise ValueError(
+            f"{order.shape[1]} rows with {need[step, 0]} nodes and {need[step, 1]} "
+            f"edges fit none of {budgets}"
+        )
+    return fits.argmax(axis=1)
+
+
+def waste(graph_set: GraphSet, order, budgets) -> Waste:
+    """Share of filling in the batches of an epoch, `order` i[steps, batch]."""
+    which = _fit(graph_set, order, budgets)
+    need = _batch_sizes(np.stack(_sizes(graph_set), axis=-1), order).sum(axis=0)
+    have = np.array([budget[:2] for budget in budgets])[which].sum(axis=0)
+    uses = np.bincount(which, minlength=len(budgets))
+    return Waste(*(1 - need / have).tolist(), tuple(uses.tolist()))
+
+
+def first_nodes(graphs: Graphs) -> jax.Array:
+    """Where the nodes of each graph begin, i32[B]; masked nodes are among them."""
+    slots = jnp.arange(len(graphs.graph_mask))
+    return jnp.searchsorted(graphs.node_graph, slots).astype(jnp.int32)
+
+
+def node_keys(key, graphs: Graphs) -> jax.Array:
+    """A key for each node, keys[n], that no filling and no other graph can change.
+
+    fold_in(fold_in(key, slot of the graph), position of the node in its graph).
+    """
+    each = jax.vmap(jax.random.fold_in, (None, 0))
+    keys = each(key, jnp.arange(len(graphs.graph_mask)))[graphs.node_graph]
+    within = jnp.arange(len(graphs.node_graph)) - first_nodes(graphs)[graphs.node_graph]
+    return jax.vmap(jax.random.fold_in)(keys, within)

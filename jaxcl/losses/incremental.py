@@ -1,0 +1,316 @@
+"""Losses of ICL: InfoNCE, and what new data change of it.
+
+ICL (Ji et al., "Unbiased and Efficient Self-Supervised Incremental Contrastive
+Learning", WSDM 2023, called P below). With f = exp(cosine / temperature), f+ that of an
+anchor's positive, E_S the mean f over a set S of negatives and K `num_negatives`:
+  nce_one       -log[f+ / (f+ + K E_S)]                      (P, Eq. 1 and 2)
+  change_ratio  r = (f+ + K E_new) / (f+ + K E_old)          (P, Eq. 6)
+  nce_two       log(growth r + 1 - growth)                   (P, Eq. 7 and 8)
+`growth` is P's alpha, new items over all items. P's Eq. 5 and 9 are sums; Eq. 5 equals
+Eq. 6 only for sets of one size, so this is Eq. 6, and means over anchors. Sets are as
+large as they are: K weighs their mean, and no set counts more for being larger.
+
+The sum of NCE-I with old negatives and NCE-II is NCE-I with all negatives (P, Theorem
+3). That is exact, for any K and temperature, if the sets are whole and `growth` fits:
+  dN / (N + dN)      N old and dN new items, an anchor's own positive among the N;
+  dN / (N - 1 + dN)  an old anchor's own item is left out;
+  (dN - 1) / (N + dN - 1)  the same for a new anchor (`nce_one`).
+It is not for drawn sets: the logarithm of a drawn mean is too low on average. The toy
+of tests/test_incremental.py has a positive at cosine 0.5, a quarter of the old and half
+of the new items there too and the others at 0, growth 0.3 and temperature 0.1. The mean
+over all draws of M old and M new items, less the loss over the whole sets:
+                                       M = 2       7      31
+  NCE-I + NCE-II, K = M              -0.0402 -0.0379 -0.0143
+  NCE-I + NCE-II, K = 31             -0.3125 -0.0696 -0.0143  of 2.4173
+  NCE-I of M drawn of all, K = 31    -0.7321 -0.1718 -0.0285  of 2.4173, retraining
+  NCE-II alone, K = 31               +0.4974 +0.1660 +0.0249  of 0.2305
+So "unbiased" is of the sets and not of a batch, where NCE-II alone is too high, by a
+tenth at M = 31. The bias shrinks like 1 / M; for K = M only once K E exceeds f+.
+
+Minimising NCE-II repels anchors from new negatives, but attracts them to old ones, and
+to their positives only where E_new > E_old. Alone it favours old items at one point:
+far from the new ones it is log(1 - growth + growth / (K + 1)) there.
+
+Gradients flow to all rows. Masks are bool or f32 of zeros and ones. What a masked row
+holds reaches neither value nor gradient, not even a nan. Work is in float32 at least
+(bfloat16 is cast first), in logarithms, so that low temperatures overflow nothing.
+"""
+
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxcl.losses import contrastive
+
+# Logarithm of the mean of nothing: -inf would have no gradient.
+_ABSENT = -1e30
+
+
+def nce_one(
+    anchors, positives, negatives, *,
+    temperature=0.1, num_negatives=31, more_negatives=None, growth=None,
+    mask=None, negative_mask=None, more_mask=None,
+):  # fmt: skip
+    """NCE-I: InfoNCE with a mean over negatives (P, Eq. 1; with more, Eq. 2).
+
+    The mean over anchors of log(1 + K E / f+). With `more_negatives` E is, for anchors
+    among the new items,
+      growth given: (1 - growth) E_negatives + growth E_more, the mean over the grown
+        set whatever number of rows was drawn of each part;
+      growth None: the mean over the rows of both, as if concatenated. With the numbers
+        of `split_negatives` it is the released code's.
+    Where one of the two sets has no row, E is the mean over the other.
+
+    Args:
+      anchors: f32[B, D].
+      positives: f32[B, D], row i belongs to anchor i.
+      negatives: f32[M, D], shared by all anchors, or f32[B, M, D]. The anchors' own
+        batch: `positives` with `others(B)` as their mask.
+      temperature: divides the cosines, P's tau.
+      num_negatives: K, which multiplies the mean; 31 is a batch of 32 less one.
+      more_negatives: f32[M', D] or f32[B, M', D], a second set: the new items, with
+        `negatives` the old ones.
+      growth: in [0, 1) or f32[], the share of `more_negatives` in the mean.
+      mask: bool or f32[B], anchors that exist; None: all.
+      negative_mask, more_mask: bool or f32, [M] or [B, M], which rows are negatives (of
+        which anchor); None: all.
+
+    Returns:
+      f32[], in nats, the mean over the anchors that exist; 0 if none does. An anchor
+      without any negative counts 0.
+
+    Raises:
+      ValueError: a number is out of its range, or `growth` or `more_mask` is given
+        without `more_negatives`.
+    """
+    _check_numbers(temperature, num_negatives, growth)
+    sets = [(negatives, negative_mask)]
+    if more_negatives is not None:
+        sets.append((more_negatives, more_mask))
+    elif growth is not None or more_mask is not None:
+        raise ValueError(
+            f"more_negatives=None: must be given with growth={growth}, "
+            f"more_mask={'None' if more_mask is None else 'an array'}"
+        )
+    found = _odds(anchors, positives, sets, temperature, num_negatives, mask)
+    odds = found[0][0] if more_negatives is None else _mixture(*found, growth)
+    return contrastive.masked_mean(jax.nn.softplus(odds), mask)
+
+
+def change_ratio(
+    anchors, positives, old_negatives, new_negatives, *,
+    temperature=0.1, num_negatives=31, log=False,
+    mask=None, old_mask=None, new_mask=None,
+):  # fmt: skip
+    """How much new negatives weigh for an anchor, by how much old ones do (P, Eq. 6).
+
+    r = (f+ + K E_new) / (f+ + K E_old), 1 if both means are the same.
+
+    Args:
+      anchors: f32[B, D].
+      positives: f32[B, D], row i belongs to anchor i.
+      old_negatives, new_negatives: f32[M, D], shared by all anchors, or f32[B, M, D];
+        they need not be as many.
+      temperature: divides the cosines, P's tau.
+      num_negatives: K, which multiplies the means.
+      log: return log r, which is finite where r is not: r reaches exp(2 / temperature),
+        beyond float32 for temperatures below 0.023.
+      mask: bool or f32[B], anchors that exist; None: all.
+      old_mask, new_mask: bool or f32, [M] or [B, M], which rows are negatives (of which
+        anchor); None: all.
+
+    Returns:
+      f32[B]; r is 1 for anchors that do not exist or have no negative in one of the
+      sets, of whose change nothing is known.
+
+    Raises:
+      ValueError: a number is out of its range.
+    """
+    _check_numbers(temperature, num_negatives)
+    sets = (old_negatives, old_mask), (new_negatives, new_mask)
+    (old, old_count), (new, new_count) = _odds(
+        anchors, positives, sets, temperature, num_negatives, mask
+    )
+    ratio = jax.nn.softplus(new) - jax.nn.softplus(old)
+    ratio = jnp.where((old_count > 0) & (new_count > 0), ratio, 0.0)
+    return ratio if log else jnp.exp(ratio)
+
+
+def nce_two(
+    anchors, positives, old_negatives, new_negatives, *, growth,
+    temperature=0.1, num_negatives=31, mask=None, old_mask=None, new_mask=None,
+):  # fmt: skip
+    """NCE-II, Incremental InfoNCE: what new items add to an old anchor's (P, Eq. 7-8).
+
+    The mean over anchors of log(growth r + 1 - growth), r the `change_ratio`: 0 if
+    nothing is new or nothing changed, negative where new items are less alike than old
+    ones, above log(1 - growth).
+
+    Args:
+      anchors: f32[B, D], of old items.
+      positives: f32[B, D], row i belongs to anchor i.
+      old_negatives, new_negatives: f32[M, D], shared by all anchors, or f32[B, M, D];
+        they need not be as many. The anchors' own batch: `positives` with `others(B)`
+        as `old_mask`.
+      growth: in [0, 1) or f32[], P's alpha, number of new items by that of all.
+      temperature: divides the cosines, P's tau.
+      num_negatives: K, which multiplies the means.
+      mask: bool or f32[B], anchors that exist; None: all.
+      old_mask, new_mask: bool or f32, [M] or [B, M], which rows are negatives (of which
+        anchor); None: all.
+
+    Returns:
+      f32[], in nats, the mean over the anchors that exist; 0 if none does. An anchor
+      without a negative in one of the sets counts 0.
+
+    Raises:
+      ValueError: a number is out of its range.
+    """
+    _check_numbers(temperature, num_negatives, growth)
+    ratio = change_ratio(
+        anchors, positives, old_negatives, new_negatives,
+        temperature=temperature, num_negatives=num_negatives, log=True,
+        mask=mask, old_mask=old_mask, new_mask=new_mask,
+    )  # fmt: skip
+    growth = jnp.asarray(growth, ratio.dtype)
+    rows = jnp.logaddexp(jnp.log(growth) + ratio, jnp.log1p(-growth))
+    # Without a change the two logarithms need not cancel to the last digit.
+    rows = jnp.where(ratio == 0, growth * ratio, rows)
+    return contrastive.masked_mean(rows, mask)
+
+
+def others(size, count=None):
+    """Which rows of a batch are each other's negatives, for `negative_mask`.
+
+    Row i's are all but itself, or `count` of them: the first `count` rows, where row
+    `count` stands in for i itself, as in ICL's released code.
+
+    Args:
+      size: rows of the batch.
+      count: negatives of each row; None: size - 1. Fewer leave room for others, see
+        `split_negatives`.
+
+    Returns:
+      bool[size, size], True at [i, j] if row j is a negative of row i.
+
+    Raises:
+      ValueError: the batch has not as many others.
+    """
+    count = size - 1 if count is None else count
+    if not 0 <= count < size:
+        raise ValueError(
+            f"count={count}: must be in [0, {size}), the size of the batch"
+        )
+    row = jnp.arange(size)[:, None]
+    column = jnp.arange(size)[None, :]
+    return (column < count + (row < count)) & (row != column)
+
+
+def split_negatives(num_negatives, growth):
+    """Numbers of old and new negatives that a new anchor gets in ICL's released code.
+
+    The old share is rounded down: of 31 at growth 0.1 there are 4 new ones, 0.129.
+
+    Args:
+      num_negatives: of both together, the size of the batch less one.
+      growth: in [0, 1), new items over all items.
+
+    Returns:
+      Two ints.
+
+    Raises:
+      ValueError: `growth` is out of its range.
+    """
+    _check_numbers(growth=growth)
+    # (1 - 0.9) * 30 is 3 less a rounding error.
+    old = math.floor((1 - growth) * num_negatives + 1e-9)
+    return old, num_negatives - old
+
+
+def _check_numbers(temperature=1.0, num_negatives=1, growth=None):
+    """Refuse Python numbers out of range; arrays may be known to the device alone."""
+    for field, value in [
+        ("temperature", temperature),
+        ("num_negatives", num_negatives),
+    ]:
+        if isinstance(value, int | float) and not value > 0:
+            raise ValueError(f"{field}={value}: must be above 0")
+    if isinstance(growth, int | float) and not 0 <= growth < 1:
+        raise ValueError(
+            f"growth={growth}: must be in [0, 1), new items over all items"
+        )
+
+
+def _odds(anchors, positives, sets, temperature, num_negatives, mask):
+    """For each set of negatives log(K E / f+), f32[B], and the number of its rows.
+
+    Args:
+      sets: pairs of negatives and their mask, or None.
+    """
+    chex.assert_rank([anchors, positives], 2)
+    chex.assert_equal_shape([anchors, positives])
+    real = jnp.ones(len(anchors), bool)
+    if mask is not None:
+        chex.assert_shape(mask, (len(anchors),))
+        real = mask.astype(bool)
+    anchors, positives = (_unit(x, real) for x in (anchors, positives))
+    positive = jnp.sum(anchors * positives, axis=-1)
+    found = []
+    for rows, exists in sets:
+        cosines, exists = _cosines(anchors, rows, exists, real)
+        logits = jnp.where(exists, cosines / temperature, _ABSENT)
+        count = jnp.sum(exists, axis=-1).astype(logits.dtype)
+        mean = jax.nn.logsumexp(logits, axis=-1) - jnp.log(jnp.maximum(count, 1))
+        weight = jnp.log(jnp.asarray(num_negatives, mean.dtype))
+        odds = weight + mean - positive / temperature
+        found.append((jnp.where(count > 0, odds, _ABSENT), count))
+    return found
+
+
+def _cosines(anchors, rows, exists, real):
+    """Cosines f32[B, M] of anchors and negatives, and which of them there are.
+
+    Args:
+      anchors: f32[B, D], unit rows.
+      rows: f32[M, D] or f32[B, M, D].
+      exists: bool or f32, [M] or [B, M], or None.
+      real: bool[B], anchors that exist.
+    """
+    chex.assert_rank(rows, {2, 3})
+    shape = len(anchors), rows.shape[-2]
+    shared = rows.ndim == 2
+    chex.assert_shape(rows, (*(shape[1:] if shared else shape), anchors.shape[-1]))
+    if exists is None:
+        exists = jnp.ones(shape, bool)
+    else:
+        chex.assert_shape(exists, shape[2 - exists.ndim :])
+        exists = jnp.broadcast_to(exists.astype(bool), shape)
+    exists = exists & real[:, None]
+    if shared:
+        rows = _unit(rows, jnp.any(exists, axis=0))
+        return contrastive.dot(anchors, rows), exists
+    rows = _unit(rows, exists)
+    return contrastive.dot(anchors[:, None], rows)[:, 0], exists
+
+
+def _unit(rows, exists):
+    """Rows of unit length; zeros where there is none, as nan times 0 is nan."""
+    return contrastive.l2_normalize(jnp.where(exists[..., None], rows, 0))
+
+
+def _mixture(first, second, growth):
+    """Logarithm of (1 - growth) exp(odds) of the first and growth of the second.
+
+    Args:
+      first, second: odds f32[B] and number of rows f32[B].
+      growth: None weighs each row the same.
+    """
+    (odds, count), (more, more_count) = first, second
+    if growth is None:
+        share = more_count / jnp.maximum(count + more_count, 1)
+    else:
+        share = jnp.where(count > 0, jnp.asarray(growth, odds.dtype), 1.0)
+        share = jnp.where(more_count > 0, share, 0.0)
+    return jnp.logaddexp(jnp.log1p(-share) + odds, jnp.log(share) + more)

@@ -1,0 +1,184 @@
+"""Graph convolutional network over padded batches of graphs.
+
+Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks",
+ICLR 2017, with the layers and the readout of the ICL paper's encoder. Filling and
+masked nodes and edges add exactly nothing, so no result depends on how much of it there
+is.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcl.data import graphs as graphs_lib
+
+
+def propagate(x, graphs: graphs_lib.Graphs):
+    """D^-1/2 (A + I) D^-1/2 x over the edges that are not masked, f[n,C].
+
+    D is diagonal, the row sums of A + I. A masked node keeps its own x.
+    """
+    nodes = len(graphs.node_graph)
+    live = graphs.edge_mask.astype(x.dtype)
+    scale = lax.rsqrt(1.0 + _received(live, graphs, nodes))[:, None]
+    scaled = scale * x
+    sent = jnp.where(graphs.edge_mask[:, None], scaled[graphs.senders], 0.0)
+    return scale * (scaled + _received(sent, graphs, nodes))
+
+
+def _received(sent, graphs, nodes):
+    """Sum over the edges into each node."""
+    return jax.ops.segment_sum(
+        sent, graphs.receivers, num_segments=nodes, indices_are_sorted=True
+    )
+
+
+def readout(x, graphs: graphs_lib.Graphs):
+    """Sum over the nodes of each graph that are not masked, f[B,C]."""
+    return jax.ops.segment_sum(
+        jnp.where(graphs.node_mask[:, None], x, 0.0),
+        graphs.node_graph,
+        num_segments=len(graphs.graph_mask),
+        indices_are_sorted=True,
+    )
+
+
+def dropout(key, x, graphs: graphs_lib.Graphs, *, rate: float = 0.5):
+    """Zero entries of f[n,C] with probability `rate`, scale the rest by 1/(1 - rate).
+
+    Draws are per node (`graphs.node_keys`): filling does not change them.
+    """
+    keys = graphs_lib.node_keys(key, graphs)
+    kept = jax.vmap(lambda k: jax.random.bernoulli(k, 1.0 - rate, x.shape[1:]))(keys)
+    return jnp.where(kept, x / (1.0 - rate), 0.0)
+
+
+class GCNConv(nn.Module):
+    """D^-1/2 (A + I) D^-1/2 x W + b, W of Glorot's uniform, b zero at first.
+
+    Attributes:
+      features: width of the output.
+    """
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x, graphs: graphs_lib.Graphs):
+        """f[n,F] -> f[n,features]; masked nodes must be finite and reach no other."""
+        shape = (x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.glorot_uniform(), shape)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        # Either order gives the same; edges should carry the narrower rows.
+        if shape[0] < shape[1]:
+            return propagate(x, graphs) @ kernel + bias
+        return propagate(x @ kernel, graphs) + bias
+
+
+class MaskedBatchNorm(nn.Module):
+    """Batch normalisation over the rows that are not masked, as PyTorch's of these.
+
+    Rows are normalised with the biased variance, the running statistics keep the
+    unbiased one, and do not move where fewer than two rows are left.
+
+    Attributes:
+      momentum: weight of the OLD running value (PyTorch's momentum is 1 - this).
+      epsilon: added to the variance.
+      affine: learn a factor and an offset per channel.
+    """
+
+    momentum: float = 0.9
+    epsilon: float = 1e-5
+    affine: bool = False
+
+    @nn.compact
+    def __call__(self, x, mask, *, train: bool):
+        """Normalise f[n,C] by the rows of bool[n]; `train` as in `norm.BatchNorm`."""
+        width = x.shape[-1:]
+        mean = self.variable("batch_stats", "mean", jnp.zeros, width)
+        var = self.variable("batch_stats", "var", jnp.ones, width)
+        center, spread = mean.value, var.value
+        if train:
+            rows = mask[:, None]
+            count = jnp.sum(mask).astype(x.dtype)
+            center = jnp.sum(jnp.where(rows, x, 0.0), 0) / jnp.maximum(count, 1.0)
+            squares = jnp.sum(jnp.where(rows, jnp.square(x - center), 0.0), 0)
+            spread = squares / jnp.maximum(count, 1.0)
+            if not self.is_initializing():
+                unbiased = squares / jnp.maximum(count - 1.0, 1.0)
+                for kept, new in ((mean, center), (var, unbiased)):
+                    moved = self.momentum * kept.value + (1.0 - self.momentum) * new
+                    kept.value = jnp.where(count > 1, moved, kept.value)
+        y = (x - center) * lax.rsqrt(spread + self.epsilon)
+        if self.affine:
+            y *= self.param("scale", nn.initializers.ones, width)
+            y += self.param("bias", nn.initializers.zeros, width)
+        return y
+
+
+class GCN(nn.Module):
+    """Layers of GCNConv, batch norm, LeakyReLU(0.01), dropout; sums over nodes.
+
+    The output joins the readouts of all layers (ICL, section 5.1; its released code
+    has two layers of 32).
+
+    Attributes:
+      width: of each layer.
+      layers: how many.
+      dropout: rate after each layer, in training.
+      affine: batch norm learns a factor and an offset.
+      momentum: of batch norm, weight of the OLD running value.
+    """
+
+    width: int = 32
+    layers: int = 2
+    dropout: float = 0.5
+    affine: bool = False
+    momentum: float = 0.9
+
+    def __post_init__(self):
+        for name, value, good, allowed in (
+            ("width", self.width, self.width >= 1, "at least 1"),
+            ("layers", self.layers, self.layers >= 1, "at least 1"),
+            ("dropout", self.dropout, 0 <= self.dropout < 1, "in [0, 1)"),
+            ("momentum", self.momentum, 0 <= self.momentum <= 1, "in [0, 1]"),
+        ):
+            if not good:
+                raise ValueError(f"{name}={value!r}: must be {allowed}")
+        super().__post_init__()
+
+    @property
+    def num_features(self) -> int:
+        """Length of a graph's embedding."""
+        return self.width * self.layers
+
+    @nn.compact
+    def __call__(self, graphs: graphs_lib.Graphs, *, train: bool = False, key=None):
+        """A batch of graphs -> f32[B, layers * width], zero for empty slots.
+
+        Args:
+          graphs: the batch; what its masked nodes hold does not matter.
+          train: use and move batch statistics (collection "batch_stats" must be
+            mutable), and drop out.
+          key: of the dropout; needed by `train` alone, and there unless dropout is 0.
+
+        Raises:
+          ValueError: it is missing.
+        """
+        drops = train and self.dropout > 0
+        if drops and key is None:
+            raise ValueError(
+                f"key=None: dropout={self.dropout} in training needs a key"
+            )
+        mask = graphs.node_mask
+        # A masked number that is not finite would still reach W's gradient.
+        x, outputs = jnp.where(mask[:, None], graphs.features, 0.0), []
+        for layer in range(1, self.layers + 1):
+            x = GCNConv(self.width, name=f"conv{layer}")(x, graphs)
+            bn = MaskedBatchNorm(self.momentum, affine=self.affine, name=f"bn{layer}")
+            x = nn.leaky_relu(bn(x, mask, train=train), 0.01)
+            if drops:
+                layer_key = jax.random.fold_in(key, layer)
+                x = dropout(layer_key, x, graphs, rate=self.dropout)
+            outputs.append(readout(x, graphs))
+        return jnp.concatenate(outputs, axis=-1)

@@ -1,0 +1,346 @@
+"""The network against a float64 twin over dense matrices, graph by graph."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import twins
+from test_graphs import graph_set, random_set
+
+from jaxcl.data import graphs
+from jaxcl.nets import gcn
+
+SMALL = dict(nodes=30, edges=80, graphs=5)
+LARGE = dict(nodes=47, edges=131, graphs=9)
+ROWS = [4, 0, 2, 5]
+MADE = random_set(6, np.random.default_rng(0), least=2, features=3)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def init(net, batch, seed=0):
+    return net.init(jax.random.key(seed), batch)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def evaluate(net, tree, batch, key=None):
+    return net.apply(tree, batch, key=key)
+
+
+def variables(net, batch, seed=0):
+    """Parameters and statistics away from 0 and 1, so that each one matters."""
+    tree = init(net, batch, seed)
+    rng = np.random.default_rng(seed)
+
+    def shake(path, leaf):
+        noise = rng.normal(size=leaf.shape)
+        if path[-1].key == "kernel":
+            return leaf
+        return 0.8 + np.abs(noise) if path[-1].key in ("scale", "var") else 0.3 * noise
+
+    return jax.tree_util.tree_map_with_path(shake, tree)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def train_apply(net, tree, batch, key=None):
+    kind = {"train": True, "mutable": "batch_stats", "key": key}
+    return net.apply(tree, batch, **kind)
+
+
+# --- the same in float64, from the definitions --------------------------------
+
+
+def np_graphs(batch):
+    """(features, A) of each slot."""
+    for slot in range(len(batch.graph_mask)):
+        nodes = np.flatnonzero((batch.node_graph == slot) & batch.node_mask)
+        matrix = np.zeros((len(nodes),) * 2)
+        for s, r in zip(
+            batch.senders[batch.edge_mask], batch.receivers[batch.edge_mask],
+            strict=True,
+        ):  # fmt: skip
+            if r in nodes:
+                matrix[list(nodes).index(r), list(nodes).index(s)] = 1
+        yield np.asarray(batch.features[nodes], np.float64), matrix
+
+
+def np_gcn(net, params, stats, batch, train):
+    """Embeddings and the statistics after it."""
+    given = list(np_graphs(batch))
+    cuts = np.cumsum([len(x) for x, _ in given])[:-1]
+    x, hats = [x for x, _ in given], []
+    for _, matrix in given:
+        hat = matrix + np.eye(len(matrix))
+        scale = np.diag(1 / np.sqrt(hat.sum(1)))
+        hats.append(scale @ hat @ scale)
+    outputs, after = [], {}
+    for layer in range(1, net.layers + 1):
+        p, bn = params[f"conv{layer}"], f"bn{layer}"
+        x = np.concatenate([h @ y @ p["kernel"] for h, y in zip(hats, x, strict=True)])
+        x = x + p["bias"]
+        mean, var = stats[bn]["mean"], stats[bn]["var"]
+        if train:
+            mean, var, m = x.mean(0), x.var(0), net.momentum
+            after[bn] = {
+                "mean": m * stats[bn]["mean"] + (1 - m) * mean,
+                "var": m * stats[bn]["var"] + (1 - m) * x.var(0, ddof=1),
+            }
+        x = (x - mean) / np.sqrt(var + 1e-5)
+        if net.affine:
+            x = x * params[bn]["scale"] + params[bn]["bias"]
+        x = np.split(np.where(x > 0, x, 0.01 * x), cuts)
+        outputs.append([y.sum(0) for y in x])
+    return np.concatenate([np.stack(o) for o in outputs], axis=1), after
+
+
+def assert_trees_close(got, want, **tolerance):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), got, want)
+
+
+# Widths above and below the 3 features: either order of the two products.
+NETS = {
+    "wide": gcn.GCN(width=4, dropout=0.0),
+    "narrow": gcn.GCN(width=2, layers=3, dropout=0.0, affine=True, momentum=0.7),
+}
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("name", NETS)
+def test_equals_dense_matrices_in_float64(name, train):
+    net, batch = NETS[name], graphs.pad(MADE, ROWS, **SMALL)
+    tree = variables(net, batch)
+    want, want_stats = np_gcn(net, tree["params"], tree["batch_stats"], batch, train)
+    if train:
+        got, updated = train_apply(net, tree, batch)
+        assert_trees_close(updated["batch_stats"], want_stats, rtol=1e-5, atol=1e-6)
+    else:
+        got = evaluate(net, tree, batch)
+    assert got.shape == (5, net.num_features) and got.dtype == jnp.float32
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert not np.any(got[4])  # an empty slot
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_gradients_equal_differences_of_the_twin(name):
+    net, batch = NETS[name], graphs.pad(MADE, ROWS, **SMALL)
+    tree = jax.tree.map(np.asarray, variables(net, batch))
+    leaves, structure = jax.tree.flatten(tree["params"])
+    leaves = [np.asarray(leaf, np.float64) for leaf in leaves]
+    weight = np.random.default_rng(1).normal(size=(5, net.num_features))
+    paths = [p[-1].key for p, _ in jax.tree_util.tree_leaves_with_path(tree["params"])]
+    owner = [p[0].key for p, _ in jax.tree_util.tree_leaves_with_path(tree["params"])]
+
+    def loss(features, *leaves):
+        given = {"params": jax.tree.unflatten(structure, leaves)}
+        given["batch_stats"] = tree["batch_stats"]
+        out = net.apply(given, batch._replace(features=features), **kind)[0]
+        return jnp.sum(weight * out)
+
+    def twin(features, *leaves):
+        params = jax.tree.unflatten(structure, leaves)
+        moved = batch._replace(features=features)
+        return np.sum(weight * np_gcn(net, params, tree["batch_stats"], moved, True)[0])
+
+    kind = {"train": True, "mutable": "batch_stats"}
+    features = np.asarray(batch.features, np.float64)
+    # The mean that batch norm takes off cancels the offset of a convolution.
+    moving = [
+        i + 1
+        for i, (who, what) in enumerate(zip(owner, paths, strict=True))
+        if not (who.startswith("conv") and what == "bias")
+    ]
+    with jax.enable_x64(True):
+        biases = [i for i in range(1, len(leaves) + 1) if i not in moving]
+        gradients = jax.jit(jax.grad(loss, argnums=biases))(features, *leaves)
+        for gradient in gradients:
+            np.testing.assert_allclose(gradient, 0, atol=1e-9)
+
+    def rest(values):
+        given, moved = list(leaves), dict(zip(moving, values, strict=True))
+        return [moved.get(i + 1, leaf) for i, leaf in enumerate(given)]
+
+    twins.check(
+        lambda x, *values: loss(x, *rest(values)),
+        lambda x, *values: twin(x, *rest(values)),
+        [features, *(leaves[i - 1] for i in moving)],
+        range(len(moving) + 1),
+    )
+
+
+def test_propagation_of_a_path_by_hand():
+    batch = graphs.pad(graph_set([[(0, 1), (1, 2)]], [3]), [0], nodes=4, edges=6,
+                       graphs=1)  # fmt: skip
+    x = jnp.array([[1.0], [10.0], [100.0], [7.0]])
+    # Degrees with the loop: 2, 3, 2.
+    a, b = 1 / 2, 1 / np.sqrt(6)
+    want = [a * 1 + b * 10, b * 1 + 10 / 3 + b * 100, b * 10 + a * 100, 7.0]
+    np.testing.assert_allclose(gcn.propagate(x, batch)[:, 0], want, rtol=1e-6)
+
+
+# --- filling and order --------------------------------------------------------
+
+DROPS = gcn.GCN(width=4, dropout=0.4)
+
+
+@pytest.mark.parametrize("layout", [LARGE, dict(nodes=200, edges=80, graphs=5)])
+def test_filling_changes_nothing(layout):
+    key = jax.random.key(1)
+    small, large = (graphs.pad(MADE, ROWS, **x) for x in (SMALL, layout))
+    tree = variables(DROPS, small)
+    want, want_stats = train_apply(DROPS, tree, small, key)
+    got, stats = train_apply(DROPS, tree, large, key)
+    np.testing.assert_allclose(got[:4], want[:4], rtol=1e-5, atol=1e-5)
+    assert not np.any(got[4:])
+    assert_trees_close(stats, want_stats, rtol=1e-5, atol=1e-6)
+
+
+def test_what_the_filling_holds_does_not_matter():
+    batch = graphs.pad(MADE, ROWS, **LARGE)
+    features = np.where(batch.node_mask[:, None], batch.features, np.nan)
+    senders = np.where(batch.edge_mask, batch.senders, 0)
+    receivers = np.where(batch.edge_mask, batch.receivers, len(features) - 1)
+    other = batch._replace(features=features, senders=senders, receivers=receivers)
+    tree = variables(DROPS, batch)
+
+    def loss(params, batch):
+        given = tree | {"params": params}
+        out, stats = train_apply(DROPS, given, batch, jax.random.key(1))
+        return jnp.sum(out**2), (out, stats)
+
+    value = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    same = value(tree["params"], batch), value(tree["params"], other)
+    assert np.isfinite(same[1][0][0]) and np.any(same[0][1]["conv1"]["kernel"])
+    assert_trees_close(*same, rtol=0, atol=0)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        evaluate(DROPS, tree, batch),
+        evaluate(DROPS, tree, other),
+    )
+
+
+def test_order_of_the_graphs_is_that_of_the_rows():
+    net = NETS["wide"]
+    rows, turned = [4, 0, 2, 5, -1], [2, -1, 5, 4, 0]
+    first, second = (graphs.pad(MADE, r, **SMALL) for r in (rows, turned))
+    tree = variables(net, first)
+    a, stats_a = train_apply(net, tree, first)
+    b, stats_b = train_apply(net, tree, second)
+    back = [turned.index(row) for row in rows]
+    np.testing.assert_allclose(a, b[np.array(back)], rtol=1e-4, atol=1e-5)
+    assert np.abs(a - b).max() > 0.1
+    assert_trees_close(stats_a, stats_b, rtol=1e-5, atol=1e-6)
+
+
+def test_masked_nodes_and_edges_are_as_if_they_were_not_there():
+    whole = graph_set([[(0, 1), (1, 2), (2, 3)], [(0, 1)]], [4, 2])
+    batch = graphs.pad(whole, [0, 1], nodes=8, edges=10, graphs=2)
+    gone = ~np.isin(np.arange(8), [1])
+    live = batch.edge_mask & gone[batch.senders] & gone[batch.receivers]
+    batch = batch._replace(node_mask=batch.node_mask & gone, edge_mask=live)
+    part = graph_set([[(1, 2)], [(0, 1)]], [3, 2], whole.features[[0, 2, 3, 4, 5]])
+    want = graphs.pad(part, [0, 1], nodes=5, edges=4, graphs=2)
+    net = NETS["wide"]
+    tree = variables(net, batch)
+    assert_trees_close(
+        train_apply(net, tree, batch), train_apply(net, tree, want),
+        rtol=1e-5, atol=1e-5,
+    )  # fmt: skip
+
+
+# --- parts --------------------------------------------------------------------
+
+
+def test_dropout_zeroes_entries_by_themselves_and_scales_the_rest():
+    batch = graphs.pad(graph_set([[]] * 10, [200] * 10), range(10), nodes=2000,
+                       edges=1, graphs=10)  # fmt: skip
+    x = jnp.arange(1.0, 17.0) * jnp.ones((2000, 1))
+    y = np.asarray(gcn.dropout(jax.random.key(0), x, batch, rate=0.3)) / x
+    values = np.unique(np.round(y, 4))
+    np.testing.assert_allclose(values, [0, 1 / 0.7], atol=1e-3)
+    # 32,000 draws: the share is known to 0.26 %; columns and rows are independent.
+    dropped = y == 0
+    assert abs(dropped.mean() - 0.3) < 0.01
+    assert np.abs(np.corrcoef(dropped.T) - np.eye(16)).max() < 0.12
+    by_graph = dropped.reshape(10, -1)
+    assert np.abs(np.corrcoef(by_graph) - np.eye(10)).max() < 0.08
+
+
+def test_dropout_of_a_graph_is_not_changed_by_the_others():
+    drawn = []
+    for rows in ([4, 0, 2], [5, 0, 4]):
+        batch = graphs.pad(MADE, rows, **SMALL)
+        y = gcn.dropout(jax.random.key(0), jnp.ones((30, 8)), batch)
+        drawn.append(np.asarray(y)[batch.node_graph == 1])
+    assert {*np.unique(drawn[0])} == {0.0, 2.0}
+    np.testing.assert_array_equal(*drawn)
+
+
+def test_each_layer_drops_and_only_training_does():
+    net = gcn.GCN(width=64, dropout=0.5)
+    batch = graphs.pad(graph_set([[]], [1]), [0, -1], nodes=2, edges=1, graphs=2)
+    tree = init(net, batch)
+    # A single node: a zero of a readout is a dropped entry. Its statistics stay.
+    tree["batch_stats"]["bn1"]["mean"] = jnp.full(64, 5.0)
+    whole = evaluate(net, tree, batch)
+    assert (whole[0] != 0).all() and not np.any(whole[1])
+    np.testing.assert_array_equal(whole, evaluate(net, tree, batch, jax.random.key(1)))
+    bias = jnp.ones(64)
+    shifted = jax.tree.map(lambda x: x, tree)
+    shifted["params"] = tree["params"] | {
+        f"bn{i}": {"scale": jnp.zeros(64), "bias": bias} for i in (1, 2)
+    }
+    net = gcn.GCN(width=64, dropout=0.5, affine=True)
+    apply = functools.partial(train_apply, net, shifted, batch)
+    one, two = (np.asarray(apply(jax.random.key(i))[0][0]) for i in (1, 2))
+    for out in (one[:64], one[64:], two[:64]):
+        assert set(out) == {0.0, 2.0} and 16 < (out == 0).sum() < 48
+    assert (one[:64] != one[64:]).any() and (one != two).any()
+    np.testing.assert_array_equal(one, apply(jax.random.key(1))[0][0])
+
+
+def test_statistics_of_fewer_than_two_nodes_do_not_move():
+    bn = gcn.MaskedBatchNorm()
+    x = jnp.array([[3.0], [9.0], [5.0]])
+    tree = {"batch_stats": {"mean": jnp.array([2.0]), "var": jnp.array([4.0])}}
+
+    def apply(*mask):
+        kind = {"train": True, "mutable": "batch_stats"}
+        y, updated = bn.apply(tree, x, jnp.array(mask), **kind)
+        return y, updated["batch_stats"]
+
+    for mask in ((False, True, False), (False, False, False)):
+        y, stats = apply(*mask)
+        assert np.isfinite(y).all()
+        assert_trees_close(stats, tree["batch_stats"], rtol=0, atol=0)
+    y, stats = apply(True, False, True)
+    # Mean 4, variance 1 of all and 2 of a sample.
+    np.testing.assert_allclose(y[jnp.array([0, 2]), 0], [-1, 1], atol=1e-4)
+    np.testing.assert_allclose([stats["mean"][0], stats["var"][0]], [2.2, 3.8])
+
+
+def test_parameters_begin_as_written():
+    net = gcn.GCN()
+    batch = graphs.pad(random_set(2, np.random.default_rng(0), features=64), [0, 1],
+                       nodes=20, edges=80, graphs=2)  # fmt: skip
+    tree = init(net, batch)
+    shapes = jax.tree.map(jnp.shape, tree["params"])
+    one, two = ({"kernel": (n, 32), "bias": (32,)} for n in (64, 32))
+    assert shapes == {"conv1": one, "conv2": two} and net.num_features == 64
+    kernel, bound = tree["params"]["conv1"]["kernel"], np.sqrt(6 / 96)
+    assert 0.98 * bound < np.abs(kernel).max() <= bound
+    assert abs(np.std(kernel) - bound / np.sqrt(3)) < 0.01
+    assert not np.any(tree["params"]["conv1"]["bias"])
+    np.testing.assert_array_equal(tree["batch_stats"]["bn2"]["mean"], np.zeros(32))
+    np.testing.assert_array_equal(tree["batch_stats"]["bn2"]["var"], np.ones(32))
+
+
+def test_wrong_options_are_refused():
+    for wrong in ({"width": 0}, {"layers": 0}, {"dropout": 1.0}, {"momentum": 1.5}):
+        with pytest.raises(ValueError, match="=.*".join([*wrong, "must be"])):
+            gcn.GCN(**wrong)
+    batch = graphs.pad(MADE, ROWS, **SMALL)
+    tree = init(DROPS, batch)
+    with pytest.raises(ValueError, match=r"key=None: dropout=0.4 in training"):
+        DROPS.apply(tree, batch, train=True, mutable="batch_stats")

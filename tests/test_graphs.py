@@ -1,0 +1,424 @@
+"""Readers against hand-made sets, batches against the graphs they were cut from."""
+
+import math
+import statistics
+
+import jax
+import numpy as np
+import pytest
+
+from jaxcl.data import graph_files, graphs
+
+
+def graph_set(pairs, sizes, features=None, labels=None):
+    """A set of graphs given as lists of undirected pairs of their own nodes."""
+    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
+    edges, edge_ptr = [], [0]
+    for start, own in zip(starts, pairs, strict=False):
+        edges += sorted((start + a, start + b) for p in own for a, b in (p, p[::-1]))
+        edge_ptr.append(len(edges))
+    if features is None:
+        features = np.random.default_rng(len(edges)).normal(size=(starts[-1], 3))
+    label = np.arange(len(sizes)) % 2 if labels is None else labels
+    return graphs.GraphSet(
+        np.asarray(features, np.float32),
+        np.array(edges, np.int32).reshape(-1, 2).T,
+        starts.astype(np.int32),
+        np.array(edge_ptr, np.int32),
+        np.asarray(label, np.int32),
+        "made",
+        ("0", "1"),
+    )
+
+
+def random_set(count, rng, least=1, most=8, density=0.4, features=3):
+    sizes = rng.integers(least, most + 1, count)
+    pairs = [
+        [(a, b) for a in range(n) for b in range(a) if rng.random() < density]
+        for n in sizes
+    ]
+    return graph_set(pairs, sizes, rng.normal(size=(sizes.sum(), features)))
+
+
+def dense(batch, slot):
+    """Features and adjacency matrix of the live nodes of one slot."""
+    nodes = np.flatnonzero((batch.node_graph == slot) & batch.node_mask)
+    matrix = np.zeros((len(batch.node_mask),) * 2, int)
+    live = batch.edge_mask
+    np.add.at(matrix, (batch.senders[live], batch.receivers[live]), 1)
+    return batch.features[nodes], matrix[np.ix_(nodes, nodes)]
+
+
+def own(made, row):
+    """The same of a row of a set."""
+    low, high = made.graph_ptr[row : row + 2]
+    matrix = np.zeros((high - low,) * 2, int)
+    first, last = made.edge_ptr[row : row + 2]
+    for a, b in made.edges[:, first:last].T:
+        matrix[a - low, b - low] += 1
+    return made.features[low:high], matrix
+
+
+# --- readers ------------------------------------------------------------------
+
+
+# A path of three nodes, a node alone, a triangle.
+FILE = {
+    "edges": [[0, 1, 1, 2, 4, 4, 5, 5, 6, 6], [1, 0, 2, 1, 5, 6, 4, 6, 4, 5]],
+    "graph_ptr": [0, 3, 4, 7],
+    "edge_ptr": [0, 4, 4, 10],
+    "label": [1, 0, 1],
+}
+LABELS = [0, 2, 0, 1, 2, 2, 0]
+ATTRIBUTES = [[0.5], [3.0], [0.0], [1.0], [-2.0], [0.25], [7.0]]
+
+
+def write(path, **arrays):
+    arrays = {k: v for k, v in (FILE | arrays).items() if v is not None}
+    np.savez(path, **{k: np.asarray(v) for k, v in arrays.items()})
+    return str(path)
+
+
+def test_npz_is_read_as_written(tmp_path):
+    path = write(tmp_path / "small.npz", node_label=LABELS, node_attr=ATTRIBUTES)
+    made = graph_files.npz(path=path, normalise=False)
+    for field in ("edges", "graph_ptr", "edge_ptr", "label"):
+        np.testing.assert_array_equal(getattr(made, field), FILE[field])
+        assert getattr(made, field).dtype == np.int32
+    want = np.concatenate([ATTRIBUTES, np.eye(3)[LABELS]], axis=1)
+    np.testing.assert_array_equal(made.features, want.astype(np.float32))
+    assert made.features.dtype == np.float32
+    assert (made.name, made.class_names) == ("small", ("0", "1"))
+    path = write(tmp_path / "named.npz", class_names=["enzyme", "none"])
+    assert graph_files.npz(path=path).class_names == ("enzyme", "none")
+
+
+def test_rows_are_divided_by_their_sum_if_it_is_above_one(tmp_path):
+    path = write(tmp_path / "a.npz", node_label=LABELS, node_attr=ATTRIBUTES)
+    made = graph_files.npz(path=path).features
+    rows = np.concatenate([ATTRIBUTES, np.eye(3)[LABELS]], axis=1)
+    # Sums are 1.5, 4, 1, 2, -1, 1.25, 8: the third and the fifth stay.
+    want = rows / np.array([1.5, 4, 1, 2, 1, 1.25, 8])[:, None]
+    np.testing.assert_allclose(made, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "given, features, width",
+    [
+        ({}, None, 5),  # nothing in the file: degrees
+        ({"node_label": [0] * 7}, None, 5),  # one label for all says nothing
+        ({"node_label": [0] * 7}, ("labels",), 1),
+        ({"node_label": LABELS}, None, 3),
+        ({"node_attr": ATTRIBUTES}, None, 1),
+        ({"node_label": LABELS, "node_attr": ATTRIBUTES}, ("labels", "ldp"), 8),
+        ({"node_label": np.stack([LABELS, [4, 5, 4, 5, 4, 4, 4]], 1)}, None, 5),
+    ],
+)
+def test_features_are_those_asked_for(tmp_path, given, features, width):
+    path = write(tmp_path / "a.npz", **given)
+    made = graph_files.npz(path=path, features=features, normalise=False).features
+    assert made.shape == (7, width)
+    if features == ("labels", "ldp"):
+        np.testing.assert_array_equal(made[:, :3], np.eye(3)[LABELS])
+        np.testing.assert_array_equal(made[:, 3], [1, 2, 1, 0, 2, 2, 2])
+
+
+def swapped(edges, *columns):
+    edges = np.array(edges)
+    edges[:, list(columns)] = edges[:, list(columns[::-1])]
+    return edges
+
+
+def changed(field, at, value):
+    array = np.array(FILE[field])
+    array[at] = value
+    return {field: array}
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"edge_ptr": None}, r"lacks \['edge_ptr'\]"),
+        ({"label": [0.0, 1.0, 1.0]}, "label is float64, expected integers"),
+        ({"label": [0, -1, 1]}, "label holds -1"),
+        ({"class_names": ["one"]}, "label holds 1, class_names only 1"),
+        ({"label": [0, 1]}, r"graph_ptr has shape \(4,\), expected \[3\]"),
+        (changed("graph_ptr", 1, 5), "graph_ptr must begin with 0 and never fall"),
+        (changed("edge_ptr", 0, 1), "edge_ptr must begin with 0 and never fall"),
+        (changed("edge_ptr", 3, 11), r"edges has shape \(2, 10\), expected \(2, 11\)"),
+        (changed("edges", (1, 2), 4), r"edge \[1, 4\] leaves its graph, 0"),
+        (changed("edges", (1, 9), 7), r"edge \[6, 7\] leaves its graph, 2"),
+        ({"edges": swapped(FILE["edges"], 0, 1)}, "sorted by source"),
+        (changed("edges", (1, 0), 0), "node 0 has an edge to itself"),
+        (changed("edges", (1, 5), 5), r"edge \[4, 5\] is there more than once"),
+        (changed("edges", (1, 0), 2), "in both directions"),
+        ({"node_label": [0, 1]}, r"node labels \(2,\) for 7 nodes"),
+        ({"node_label": [0.5] * 7}, "node_label is float64"),
+        ({"node_attr": [[np.nan]] * 7}, "node attributes that are not finite"),
+        ({"node_attr": np.array([None] * 7)}, "cannot be read: Object arrays"),
+    ],
+)
+def test_npz_refuses_what_breaks_its_promises(tmp_path, wrong, message):
+    path = write(tmp_path / "wrong.npz", **wrong)
+    with pytest.raises(ValueError, match="wrong.npz.*" + message):
+        graph_files.npz(path=path)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"features": "labels"}, "features = 'labels': must be a list of"),
+        ({"features": ()}, "must be a list of"),
+        ({"features": ("label",)}, "features='label': allowed are .*mean labels"),
+        ({"features": ("attributes",)}, r"features = \('attributes',\).*no node attr"),
+        ({"std": "biased"}, "std='biased': allowed are sample, population"),
+        ({"path": "nowhere.npz"}, "nowhere.npz cannot be read"),
+    ],
+)
+def test_npz_refuses_wrong_options(tmp_path, options, message):
+    path = write(tmp_path / "a.npz", node_label=LABELS)
+    with pytest.raises(ValueError, match=message):
+        graph_files.npz(**({"path": path} | options))
+
+
+# The graphs of FILE: one direction of an edge missing, one line twice, a node with an
+# edge to itself, lines in any order.
+TEXT = {
+    "A": "7, 6\n1, 2\n2, 1\n2, 3\n3,2\n5, 6\n6, 5\n5, 7\n7, 5\n5, 7\n4, 4\n",
+    "graph_indicator": "1\n1\n1\n2\n3\n3\n3\n",
+    "graph_labels": "1\n-1\n1\n",
+    "node_labels": "".join(f"{10 * label}\n" for label in LABELS),
+    "node_attributes": "".join(f"{x}\n" for (x,) in ATTRIBUTES),
+}
+
+
+def write_text(folder, name="TOY", **files):
+    folder.mkdir(exist_ok=True)
+    for part, text in (TEXT | files).items():
+        if text is not None:
+            (folder / f"{name}_{part}.txt").write_text(text)
+    return str(folder)
+
+
+def test_tu_text_gives_what_npz_gives(tmp_path):
+    made = graph_files.tu(path=write_text(tmp_path / "toy"))
+    path = write(tmp_path / "a.npz", node_label=LABELS, node_attr=ATTRIBUTES)
+    want = graph_files.npz(path=path)
+    for field in ("features", "edges", "graph_ptr", "edge_ptr", "label"):
+        np.testing.assert_array_equal(getattr(made, field), getattr(want, field))
+        assert getattr(made, field).dtype == getattr(want, field).dtype
+    assert (made.name, made.class_names) == ("TOY", ("-1", "1"))
+
+
+def test_tu_text_without_node_files_or_edges(tmp_path):
+    folder = write_text(tmp_path / "x", node_labels=None, node_attributes=None)
+    made = graph_files.tu(path=folder, features=("ldp",), normalise=False)
+    np.testing.assert_array_equal(made.features[:, 0], [1, 2, 1, 0, 2, 2, 2])
+    made = graph_files.tu(path=write_text(tmp_path / "y", A=""))
+    assert made.edges.shape == (2, 0) and made.edge_ptr.tolist() == [0] * 4
+    write_text(tmp_path / "x", name="OTHER", graph_labels="0\n0\n0\n")
+    other = graph_files.tu(path=folder, name="OTHER")
+    assert other.name == "OTHER" and other.label.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        ({"A": "1, 2\n3, 8\n"}, r"TOY_A.txt, line 2: nodes \[3, 8\].*1 to 7"),
+        ({"A": "0, 2\n"}, r"TOY_A.txt, line 1: nodes \[0, 2\]"),
+        ({"A": "1, 2\n2, 1\n3, 4\n"}, r"line 3: nodes \[3, 4\] are of graphs \[1, 2\]"),
+        ({"A": "1, 2, 3\n"}, "TOY_A.txt has 3 columns, expected 2"),
+        ({"A": "1, x\n"}, "TOY_A.txt cannot be read"),
+        ({"graph_labels": None}, "TOY_graph_labels.txt cannot be read"),
+        ({"graph_labels": ""}, "TOY has no graphs"),
+        ({"graph_labels": "1\n1\n"}, "graph_indicator.txt.*in 1 to 2"),
+        ({"graph_indicator": "1\n1\n1\n3\n2\n3\n3\n"}, "must not fall"),
+        ({"node_labels": "1\n2\n"}, "node_labels.txt has 2 lines.*one per node: 7"),
+        ({"A": None}, "holds 0 files NAME_A.txt"),
+    ],
+)
+def test_tu_text_refuses_what_does_not_fit(tmp_path, files, message):
+    with pytest.raises(ValueError, match=message):
+        graph_files.tu(path=write_text(tmp_path / "toy", **files))
+    with pytest.raises(ValueError, match="path = 'nowhere': no such directory"):
+        graph_files.tu(path="nowhere")
+
+
+def test_degree_profile_of_a_star_by_hand():
+    # Node 1 has neighbours 0, 2 (which has 3 as well) and 4; node 5 none.
+    made = graph_set([[(1, 0), (1, 2), (1, 4), (2, 3)]], [6])
+    got = graph_files.degree_profile(made.edges, 6)
+    third = math.sqrt(1 / 3)
+    want = [
+        [1, 3, 3, 3, 0],
+        [3, 1, 2, 4 / 3, third],
+        [2, 1, 3, 2, math.sqrt(2)],
+        [1, 2, 2, 2, 0],
+        [1, 3, 3, 3, 0],
+        [0, 0, 0, 0, 0],
+    ]
+    np.testing.assert_allclose(got, want, atol=1e-12)
+    got = graph_files.degree_profile(made.edges, 6, std="population")
+    np.testing.assert_allclose(got[1:3, 4], [math.sqrt(2 / 9), 1.0], atol=1e-12)
+
+
+@pytest.mark.parametrize("std", graph_files.STD)
+def test_degree_profile_equals_loops(std):
+    made = random_set(20, np.random.default_rng(0))
+    got = graph_files.degree_profile(made.edges, len(made.features), std=std)
+    neighbours = [made.edges[1, made.edges[0] == v] for v in range(len(got))]
+    spread = statistics.pstdev if std == "population" else statistics.stdev
+    for v, near in enumerate(neighbours):
+        degrees = [float(len(neighbours[u])) for u in near]
+        want = [0.0] * 5
+        if degrees:
+            last = spread(degrees) if len(degrees) > 1 else 0.0
+            middle = statistics.fmean(degrees)
+            want = [len(near), min(degrees), max(degrees), middle, last]
+        np.testing.assert_allclose(got[v], want, atol=1e-9)
+
+
+# --- batches ------------------------------------------------------------------
+
+
+def test_an_epoch_holds_every_row_once_and_says_where_rows_end():
+    rows = np.arange(100, 111)
+    order = graphs.epoch_order(np.random.default_rng(0), rows, 4)
+    assert order.shape == (3, 4) and order.dtype == np.int32
+    assert order.ravel()[-1] == -1 and (order.ravel()[:-1] >= 0).all()
+    assert sorted(order.ravel()[:-1]) == rows.tolist()
+    assert order.ravel()[:-1].tolist() != rows.tolist()
+    again = graphs.epoch_order(np.random.default_rng(0), rows, 4)
+    np.testing.assert_array_equal(order, again)
+    assert graphs.epoch_order(np.random.default_rng(0), rows, 11).min() == 100
+
+
+def test_a_batch_holds_the_graphs_of_its_rows():
+    made = random_set(12, np.random.default_rng(1))
+    rows = [7, 0, -1, 11, 3]
+    batch = graphs.pad(made, rows, nodes=50, edges=160, graphs=7)
+    assert batch.graph_mask.tolist() == [True, True, False, True, True, False, False]
+    for slot in range(7):
+        features, matrix = dense(batch, slot)
+        row = rows[slot] if slot < 5 else -1
+        want = own(made, row) if row >= 0 else (features[:0], matrix[:0, :0])
+        np.testing.assert_array_equal(features, want[0])
+        np.testing.assert_array_equal(matrix, want[1])
+    # What fast sums rely on, and indices that need no check.
+    for index, top in ((batch.node_graph, 7), (batch.receivers, 50)):
+        assert (np.diff(index) >= 0).all() and 0 <= index.min() <= index.max() < top
+    assert (batch.senders[~batch.edge_mask] == 49).all()
+    assert not batch.features[~batch.node_mask].any()
+    assert {x.dtype for x in batch} == {np.dtype(t) for t in ("f4", "i4", "?")}
+
+
+def test_a_batch_that_is_exactly_full_and_one_without_graphs():
+    made = graph_set([[(0, 1)], [(0, 1), (1, 2)]], [2, 3])
+    full = graphs.pad(made, [1, 0], nodes=5, edges=6, graphs=2)
+    assert full.node_mask.all() and full.edge_mask.all() and full.graph_mask.all()
+    assert full.node_graph.tolist() == [0, 0, 0, 1, 1]
+    assert full.receivers.tolist() == [0, 1, 1, 2, 3, 4]
+    assert full.senders.tolist() == [1, 0, 2, 1, 4, 3]
+    empty = graphs.pad(made, np.array([-1, -1]), nodes=5, edges=6, graphs=2)
+    assert not any(mask.any() for mask in (empty.node_mask, empty.edge_mask))
+
+
+@pytest.mark.parametrize(
+    "rows, change, message",
+    [
+        ([0, 2], {}, "rows = .*must be integers below 2, or -1"),
+        ([-2], {}, "rows"),
+        ([0.0], {}, "rows"),
+        ([[0, 1]], {}, "rows"),
+        ([0, 1, -1], {}, "graphs = 2: the rows need at least 3"),
+        ([0, 1], {"nodes": 4}, "nodes = 4: the rows need at least 5"),
+        ([0, 1], {"edges": 5}, "edges = 5: the rows need at least 6"),
+    ],
+)
+def test_a_batch_refuses_what_does_not_fit(rows, change, message):
+    made = graph_set([[(0, 1)], [(0, 1), (1, 2)]], [2, 3])
+    with pytest.raises(ValueError, match=message):
+        graphs.pad(made, rows, **({"nodes": 5, "edges": 6, "graphs": 2} | change))
+
+
+def test_every_batch_fits_a_bucket_the_largest_graphs_too():
+    rng = np.random.default_rng(2)
+    made = random_set(60, rng, most=20)
+    rows = np.arange(10, 60)
+    budgets = graphs.buckets(made, 8, rows=rows, multiple=4)
+    assert budgets == graphs.buckets(made, 8, rows=rows, multiple=4)
+    assert 2 <= len(budgets) <= 4
+    pairs = np.array([b[:2] for b in budgets])
+    assert (np.diff(pairs, axis=0) >= 0).all() and (pairs % 4 == 0).all()
+    nodes, links = np.diff(made.graph_ptr)[10:], np.diff(made.edge_ptr)[10:]
+    largest = [np.sort(x)[-8:].sum() for x in (nodes, links)]
+    assert budgets[-1][:2] == tuple(4 * math.ceil(x / 4) for x in largest)
+    most = [rows[np.argsort(x)[-8:]] for x in (nodes, links)]
+    epochs = [graphs.epoch_order(rng, rows, 8) for _ in range(20)]
+    for batch in [*most, *np.concatenate(epochs)]:
+        graphs.pad(made, batch, **graphs.budget_of(made, batch, budgets)._asdict())
+    # The first size is the median: more than a third of batches, fewer than two.
+    uses = graphs.waste(made, np.concatenate(epochs), budgets).batches
+    assert 1 / 3 < uses[0] / sum(uses) < 2 / 3 and uses[-1] <= 2
+
+
+def test_graphs_of_one_size_need_one_bucket():
+    made = graph_set([[(0, 1), (1, 2)]] * 9, [3] * 9)
+    assert graphs.buckets(made, 4) == (graphs.Budget(32, 32, 4),)
+    # Half-full last batches would be a bucket of their own at a low quantile.
+    assert graphs.buckets(made, 4, multiple=1) == (graphs.Budget(12, 16, 4),)
+    assert graphs.buckets(made, 20, multiple=1) == (graphs.Budget(27, 36, 20),)
+    assert graphs.buckets(made, 4, levels=()) == (graphs.Budget(32, 32, 4),)
+    for wrong, message in (
+        ({"batch_size": 0}, "batch_size = 0: must be at least 1"),
+        ({"levels": (0.9, 0.5)}, r"levels = \(0.9, 0.5\): must be rising"),
+        ({"levels": (1.5,)}, "levels"),
+        ({"multiple": 0}, "multiple = 0"),
+        ({"rows": []}, "rows"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            graphs.buckets(made, **({"batch_size": 4} | wrong))
+
+
+def test_waste_counts_the_filling_of_each_batch():
+    made = random_set(23, np.random.default_rng(3))
+    budgets = (graphs.Budget(18, 30, 5), graphs.Budget(40, 120, 5))
+    order = graphs.epoch_order(np.random.default_rng(0), np.arange(23), 5)
+    got = graphs.waste(made, order, budgets)
+    filling, slots, uses = np.zeros(2), np.zeros(2), [0, 0]
+    for rows in order:
+        for i, budget in enumerate(budgets):
+            try:
+                batch = graphs.pad(made, rows, **budget._asdict())
+            except ValueError:
+                continue
+            uses[i] += 1
+            masks = (batch.node_mask, batch.edge_mask)
+            filling += [(~mask).sum() for mask in masks]
+            slots += [mask.size for mask in masks]
+            assert graphs.budget_of(made, rows, budgets) == budget
+            break
+    assert min(uses) > 0 and got.batches == tuple(uses)
+    np.testing.assert_allclose(got[:2], filling / slots)
+    with pytest.raises(ValueError, match="5 rows with .* nodes .* fit none of"):
+        graphs.waste(made, order, budgets[:1])
+    with pytest.raises(ValueError, match="6 rows"):
+        graphs.budget_of(made, np.full(6, -1), budgets)
+
+
+def test_node_keys_are_those_of_slot_and_place():
+    made = random_set(6, np.random.default_rng(4))
+    key = jax.random.key(3)
+    for budget in (graphs.Budget(40, 120, 4), graphs.Budget(61, 99, 9)):
+        batch = graphs.pad(made, [5, -1, 2, 3], **budget._asdict())
+        keys = graphs.node_keys(key, batch)
+        assert keys.shape == (budget.nodes,)
+        got = jax.random.key_data(keys)
+        assert len(np.unique(np.asarray(got), axis=0)) == budget.nodes
+        place = 0
+        for node in np.flatnonzero(batch.node_mask):
+            slot = int(batch.node_graph[node])
+            new = node == 0 or batch.node_graph[node - 1] != slot
+            place = 0 if new else place + 1
+            want = jax.random.fold_in(jax.random.fold_in(key, slot), place)
+            np.testing.assert_array_equal(got[node], jax.random.key_data(want))

@@ -1,0 +1,831 @@
+"""Losses of ICL against float64 twins, and what its Theorem 3 says and does not say."""
+
+import functools
+import itertools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import twins
+
+from jaxcl.losses import contrastive, incremental
+
+partial = functools.partial
+one, two = jax.jit(incremental.nce_one), jax.jit(incremental.nce_two)
+ratio = jax.jit(incremental.change_ratio, static_argnames="log")
+
+
+def f(a, b, tau):
+    return math.exp(a @ b / math.sqrt((a @ a) * (b @ b)) / tau)
+
+
+def mean_f(a, i, rows, chosen, tau):
+    """Mean of f over the negatives of anchor i, None if there is none."""
+    rows = rows if rows.ndim == 2 else rows[i]
+    chosen = range(len(rows)) if chosen is None else chosen[i]
+    terms = [f(a[i], rows[j], tau) for j in chosen]
+    return sum(terms) / len(terms) if terms else None
+
+
+def one_twin(a, p, n, more=None, *, tau=0.1, k=31, growth=None, anchors=None,
+             chosen=None, chosen_more=None):  # fmt: skip
+    """Eq. 1, or with more Eq. 2, anchor by anchor."""
+    anchors, total = range(len(a)) if anchors is None else anchors, 0.0
+    for i in anchors:
+        e, positive = mean_f(a, i, n, chosen, tau), f(a[i], p[i], tau)
+        if more is not None:
+            e_more = mean_f(a, i, more, chosen_more, tau)
+            share = growth
+            if growth is None:
+                sizes = [
+                    len(rows) if c is None else len(c[i])
+                    for rows, c in ((n, chosen), (more, chosen_more))
+                ]
+                share = sizes[1] / sum(sizes)
+            if e is None:
+                e = e_more
+            elif e_more is not None:
+                e = (1 - share) * e + share * e_more
+        if e is not None:
+            total -= math.log(positive / (positive + k * e))
+    return total / len(anchors)
+
+
+def ratios(a, p, old, new, *, tau=0.1, k=31, chosen=None, chosen_new=None):
+    """Eq. 6."""
+    found = []
+    for i in range(len(a)):
+        positive = f(a[i], p[i], tau)
+        was, now = (
+            mean_f(a, i, rows, c, tau) for rows, c in ((old, chosen), (new, chosen_new))
+        )
+        lonely = was is None or now is None
+        r = 1.0 if lonely else (positive + k * now) / (positive + k * was)
+        found.append(r)
+    return found
+
+
+def two_twin(a, p, old, new, *, growth, anchors=None, **options):
+    """Eq. 7."""
+    rows = [
+        math.log(growth * r + 1 - growth) for r in ratios(a, p, old, new, **options)
+    ]
+    anchors = range(len(a)) if anchors is None else anchors
+    return sum(rows[i] for i in anchors) / len(anchors)
+
+
+WEIGHTS = [0.3, -1.0, 2.0]
+
+
+def ratio_sum(*arrays, **options):
+    return jnp.dot(jnp.array(WEIGHTS), ratio(*arrays, **options))
+
+
+def ratio_sum_twin(*arrays, **options):
+    return np.dot(WEIGHTS, ratios(*arrays, **options))
+
+
+def table(chosen, columns):
+    """Lists of columns as bool[B, columns]."""
+    return jnp.array([[j in row for j in range(columns)] for row in chosen])
+
+
+A, SHARED, MORE, OWN = (3, 4), (5, 4), (2, 4), (3, 5, 4)
+KEPT = [1, 3, 4]  # of SHARED
+ALL_KEPT = [KEPT] * 3
+SOME = [[0, 2], [1, 2, 3, 4], [3]]
+NONE_OF_ONE = [[0, 1], [], [1]]  # of MORE
+OTHERS = [[1, 2], [0, 2], [0, 1]]
+FLOATS = table([KEPT], 5)[0].astype(jnp.float32)
+TWO_OF_THREE = jnp.array([True, False, True])
+ONES = jnp.ones(5)
+
+# name: loss, twin and shapes
+CASES = {
+    "one": (one, one_twin, [A, A, SHARED]),
+    "one_options": (
+        partial(one, temperature=0.3, num_negatives=7),
+        partial(one_twin, tau=0.3, k=7),
+        [A, A, SHARED],
+    ),
+    "one_own": (one, one_twin, [A, A, OWN]),
+    "one_masked": (
+        partial(one, mask=TWO_OF_THREE, negative_mask=FLOATS),
+        partial(one_twin, anchors=[0, 2], chosen=ALL_KEPT),
+        [A, A, SHARED],
+    ),
+    "one_some": (
+        partial(one, negative_mask=table(SOME, 5)),
+        partial(one_twin, chosen=SOME),
+        [A, A, SHARED],
+    ),
+    "one_own_masked": (
+        partial(one, mask=ONES[:3].at[1].set(0), negative_mask=table(SOME, 5)),
+        partial(one_twin, anchors=[0, 2], chosen=SOME),
+        [A, A, OWN],
+    ),
+    "one_own_kept": (
+        partial(one, negative_mask=FLOATS),
+        partial(one_twin, chosen=ALL_KEPT),
+        [A, A, OWN],
+    ),
+    "one_in_batch": (
+        lambda a, p: one(a, p, p, negative_mask=incremental.others(3)),
+        lambda a, p: one_twin(a, p, p, chosen=OTHERS),
+        [A, A],
+    ),
+    "one_lonely": (
+        partial(one, negative_mask=table(NONE_OF_ONE, 5)),
+        partial(one_twin, chosen=NONE_OF_ONE),
+        [A, A, SHARED],
+    ),
+    "one_mixture": (
+        lambda a, p, n, m: one(a, p, n, more_negatives=m, growth=0.3),
+        partial(one_twin, growth=0.3),
+        [A, A, SHARED, MORE],
+    ),
+    "one_pooled": (
+        lambda a, p, n, m: one(a, p, n, more_negatives=m),
+        one_twin,
+        [A, A, SHARED, MORE],
+    ),
+    "one_mixture_masked": (
+        lambda a, p, n, m: one(
+            a, p, n, more_negatives=m, growth=0.7, mask=TWO_OF_THREE,
+            negative_mask=FLOATS, more_mask=table(OTHERS, 3),
+        ),
+        partial(one_twin, growth=0.7, anchors=[0, 2], chosen=ALL_KEPT,
+                chosen_more=OTHERS),
+        [A, A, SHARED, A],
+    ),
+    "one_pooled_masked": (
+        lambda a, p, n, m: one(
+            a, p, n, more_negatives=m, negative_mask=table(SOME, 5),
+            more_mask=table(OTHERS, 3),
+        ),
+        partial(one_twin, chosen=SOME, chosen_more=OTHERS),
+        [A, A, SHARED, OWN[:1] + A],
+    ),
+    "one_mixture_without_more": (
+        lambda a, p, n, m: one(
+            a, p, n, more_negatives=m, growth=0.4, more_mask=table(NONE_OF_ONE, 2)
+        ),
+        partial(one_twin, growth=0.4, chosen_more=NONE_OF_ONE),
+        [A, A, SHARED, MORE],
+    ),
+    "one_mixture_without_first": (
+        lambda a, p, n, m: one(
+            a, p, n, more_negatives=m, growth=0.4, negative_mask=table(NONE_OF_ONE, 5)
+        ),
+        partial(one_twin, growth=0.4, chosen=NONE_OF_ONE),
+        [A, A, SHARED, MORE],
+    ),
+    "ratio": (ratio_sum, ratio_sum_twin, [A, A, SHARED, MORE]),
+    "ratio_options": (
+        partial(ratio_sum, temperature=0.4, num_negatives=3,
+                old_mask=table(SOME, 5), new_mask=table(NONE_OF_ONE, 2)),
+        partial(ratio_sum_twin, tau=0.4, k=3, chosen=SOME, chosen_new=NONE_OF_ONE),
+        [A, A, SHARED, MORE],
+    ),
+    "two": (
+        partial(two, growth=0.3), partial(two_twin, growth=0.3), [A, A, SHARED, MORE]
+    ),
+    "two_nearly_all_new": (
+        partial(two, growth=0.999, temperature=0.5, num_negatives=2),
+        partial(two_twin, growth=0.999, tau=0.5, k=2),
+        [A, A, MORE, SHARED],
+    ),
+    "two_own": (
+        partial(two, growth=0.6), partial(two_twin, growth=0.6), [A, A, OWN, MORE]
+    ),
+    "two_masked": (
+        partial(two, growth=0.5, temperature=0.4, mask=TWO_OF_THREE,
+                old_mask=table(SOME, 5), new_mask=jnp.array([0.0, 1.0])),
+        partial(two_twin, growth=0.5, tau=0.4, anchors=[0, 2], chosen=SOME,
+                chosen_new=[[1]] * 3),
+        [A, A, SHARED, MORE],
+    ),
+    "two_in_batch": (
+        lambda a, p, n: two(a, p, p, n, growth=0.2, old_mask=incremental.others(3)),
+        lambda a, p, n: two_twin(a, p, p, n, growth=0.2, chosen=OTHERS),
+        [A, A, MORE],
+    ),
+    "two_lonely": (
+        partial(two, growth=0.5, new_mask=table(NONE_OF_ONE, 2),
+                old_mask=table([[0], [1], []], 5)),
+        partial(two_twin, growth=0.5, chosen=[[0], [1], []], chosen_new=NONE_OF_ONE),
+        [A, A, SHARED, MORE],
+    ),
+}  # fmt: skip
+
+
+def draw(shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=shape) for shape in shapes]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_equal_the_equation(name):
+    loss, twin, shapes = CASES[name]
+    # No gradient is stopped: those of all arrays are compared.
+    twins.check(loss, twin, draw(shapes), range(len(shapes)))
+
+
+@pytest.mark.parametrize("name", ["one", "one_mixture", "ratio", "two"])
+def test_bfloat16_is_computed_in_float32(name):
+    loss, twin, shapes = CASES[name]
+    arrays = [jnp.asarray(a, jnp.bfloat16) for a in draw(shapes, seed=1)]
+    value, gradient = jax.jit(jax.value_and_grad(loss))(*arrays)
+    assert value.dtype == jnp.float32 and gradient.dtype == jnp.bfloat16
+    exact = twin(*[np.asarray(a, np.float64) for a in arrays])
+    np.testing.assert_allclose(value, exact, rtol=1e-5)
+
+
+def test_numbers_known_by_hand():
+    # All at right angles: f = 1 everywhere.
+    eye = jnp.eye(6)
+    a, p, n, more = eye[:1], eye[1:2], eye[2:4], eye[4:]
+    np.testing.assert_allclose(one(a, p, n), math.log(32), rtol=1e-6)
+    np.testing.assert_allclose(one(a, p, n, num_negatives=2), math.log(3), rtol=1e-6)
+    # New items like the anchor: f = 9 at temperature 1 / log 9.
+    options = {"temperature": 1 / math.log(9), "num_negatives": 3}
+    np.testing.assert_allclose(ratio(a, p, n, a, **options), [7.0], rtol=1e-5)
+    value = two(a, p, n, a, growth=0.25, **options)
+    np.testing.assert_allclose(value, math.log(2.5), rtol=1e-5)
+    mixed = one(a, p, n, more_negatives=a, growth=0.25, **options)
+    np.testing.assert_allclose(mixed, math.log(1 + 3 * 3), rtol=1e-5)
+    pooled = one(a, p, n, more_negatives=a, **options)
+    np.testing.assert_allclose(pooled, math.log(1 + 3 * 11 / 3), rtol=1e-5)
+    # No number of rows makes a set count more.
+    again = two(a, p, jnp.tile(n, (5, 1)), a, growth=0.25, **options)
+    np.testing.assert_allclose(again, value, rtol=1e-6)
+    both = one(a, p, more, more_negatives=n, growth=0.1)
+    np.testing.assert_allclose(both, one(a, p, n), rtol=1e-6)
+
+
+def test_nce_one_with_as_many_negatives_as_k_is_info_nce():
+    arrays = jnp.float32(draw([(5, 4)] * 3, seed=2))
+    np.testing.assert_allclose(
+        one(*arrays, num_negatives=5),
+        contrastive.info_nce(*arrays, temperature=0.1),
+        rtol=1e-5,
+    )
+
+
+# Theorem 3
+
+
+def each(loss):
+    """The loss of every anchor, f64[B]; `loss` takes one as a batch, with its masks."""
+    return jax.jit(jax.vmap(lambda *row: loss(*[x[None] for x in row])))
+
+
+def theorem(old, new, tau, k, growth, exclude):
+    """L^{I,X'} - L^{I,X} - L^{II} of every old anchor, over the whole sets."""
+    a, p, n = draw([(old, 3), (old, 3), (new, 3)], seed=old + new)
+    options = {"temperature": tau, "num_negatives": k}
+    with jax.enable_x64(True):
+        a, p, n = map(jnp.asarray, (a, p, n))
+        exists = ~jnp.eye(old, dtype=bool) if exclude else jnp.ones((old, old), bool)
+        everywhere = jnp.concatenate([exists, jnp.ones((old, new), bool)], axis=1)
+        grown = jnp.concatenate([p, n])
+
+        def residual(a, z, exists, everywhere):
+            after = one(a, z, grown, negative_mask=everywhere, **options)
+            before = one(a, z, p, negative_mask=exists, **options)
+            change = two(a, z, p, n, growth=growth, old_mask=exists, **options)
+            mixed = one(
+                a, z, p, negative_mask=exists, more_negatives=n, growth=growth,
+                **options,
+            )  # fmt: skip
+            return jnp.stack([after - before - change, mixed - before - change])
+
+        return np.asarray(each(residual)(a, p, exists, everywhere)).T
+
+
+@pytest.mark.parametrize("exclude", [False, True], ids=["all", "but_own"])
+@pytest.mark.parametrize(
+    "old, new, tau, k",
+    [(6, 4, 0.1, 31), (6, 4, 1.0, 2), (9, 1, 0.01, 7), (20, 30, 0.5, 1)],
+)  # fmt: skip
+def test_nce_one_of_old_plus_nce_two_is_nce_one_of_all(old, new, tau, k, exclude):
+    counted = old - 1 if exclude else old
+    residual, mixed = theorem(old, new, tau, k, new / (counted + new), exclude)
+    np.testing.assert_allclose(residual, 0, atol=1e-12)
+    np.testing.assert_allclose(mixed, 0, atol=1e-12)
+    # The other reading's share is not exact.
+    wrong = new / (old + new) if exclude else new / (old - 1 + new)
+    residual, mixed = theorem(old, new, tau, k, wrong, exclude)
+    assert np.abs(residual).max() > 1e-3
+    # Whatever the share, NCE-II is what a mixture of that share adds.
+    np.testing.assert_allclose(mixed, 0, atol=1e-12)
+
+
+def test_a_new_anchor_that_is_no_negative_of_its_own_has_its_share_too():
+    old, new = 5, 4
+    with jax.enable_x64(True):
+        x, a, p = map(jnp.asarray, draw([(old, 3), (new, 3), (new, 3)], seed=3))
+        own = incremental.others(new)
+        everywhere = jnp.concatenate([jnp.ones((new, old), bool), own], axis=1)
+        grown = one(a, p, jnp.concatenate([x, p]), negative_mask=everywhere)
+        mixed = partial(one, a, p, x, more_negatives=p, more_mask=own)
+        np.testing.assert_allclose(mixed(growth=3 / 8), grown, rtol=1e-12)
+        np.testing.assert_allclose(mixed(), grown, rtol=1e-12)
+        assert abs(mixed(growth=4 / 9) - grown) > 1e-3
+
+
+def test_over_all_subsets_the_sum_is_too_low_and_exact_only_for_the_whole():
+    """Means over all pairs of m of five old and m of five new items."""
+    a, p, old, new = draw([(1, 3), (1, 3), (5, 3), (5, 3)], seed=4)
+    # Each size has as many rows: those that are no pair are masked.
+    pairs = np.zeros((5, 100, 2, 5), bool)
+    for m in range(1, 6):
+        chosen = np.asarray(table(itertools.combinations(range(5), m), 5))
+        drawn = [np.stack(pair) for pair in itertools.product(chosen, repeat=2)]
+        pairs[m - 1, : len(drawn)] = drawn
+    anchors, positives = (np.tile(x, (100, 1)) for x in (a, p))
+    residuals = []
+    with jax.enable_x64(True):
+        after = one(a, p, np.concatenate([old, new]))
+        for first, second in pairs.swapaxes(1, 2):
+            real = first.any(axis=1)
+            before = one(anchors, positives, old, negative_mask=first, mask=real)
+            change = two(
+                anchors, positives, old, new, growth=0.5, mask=real, old_mask=first,
+                new_mask=second,
+            )  # fmt: skip
+            residuals.append(float(before + change - after))
+    assert residuals == sorted(residuals) and residuals[0] < -0.5
+    assert residuals[3] < -0.01 and abs(residuals[4]) < 1e-12
+
+
+# Of the two-level toy: share of items at cosine 0.5, the others are at 0.
+OLD_NEAR, NEW_NEAR, GROWTH = 0.25, 0.5, 0.3
+ROWS = jnp.array([[1.0, 0.0], [0.5, math.sqrt(0.75)], [0.0, 1.0]])
+ANCHOR, NEAR, FAR = ROWS[:1], ROWS[1:2], ROWS[2:]
+
+
+def binomial(m, near):
+    chances = [math.comb(m, i) * near**i * (1 - near) ** (m - i) for i in range(m + 1)]
+    return jnp.array(chances)
+
+
+@partial(jax.jit, static_argnums=0)
+def two_level(m, k):
+    """Mean over all draws of m items of a set each, less the loss of the whole sets."""
+    rows = jnp.concatenate([jnp.tile(NEAR, (m, 1)), jnp.tile(FAR, (m, 1))])
+    # Row i of the draws holds i near items and m - i far ones.
+    draws = table([[*range(i), *range(m, 2 * m - i)] for i in range(m + 1)], 2 * m)
+    before_all = jnp.repeat(draws, m + 1, axis=0)
+    after_all = jnp.tile(draws, (m + 1, 1))
+    everyone = [jnp.tile(x, (len(before_all), 1)) for x in (ANCHOR, NEAR)]
+    single = [jnp.tile(x, (m + 1, 1)) for x in (ANCHOR, NEAR)]
+
+    def nce(a, p, drawn):
+        return one(a, p, rows, negative_mask=drawn, num_negatives=k)
+
+    def change(a, p, old, new):
+        return two(
+            a, p, rows, rows, growth=GROWTH, num_negatives=k, old_mask=old, new_mask=new
+        )
+
+    old, new, mixed = (
+        binomial(m, near)
+        for near in (OLD_NEAR, NEW_NEAR, (1 - GROWTH) * OLD_NEAR + GROWTH * NEW_NEAR)
+    )
+    drawn = jnp.dot(old, each(nce)(*single, draws))
+    retrained = jnp.dot(mixed, each(nce)(*single, draws))
+    changed = jnp.dot(
+        jnp.outer(old, new).ravel(), each(change)(*everyone, before_all, after_all)
+    )
+    # A whole set of four: one or two near.
+    whole = [jnp.concatenate([NEAR] * i + [FAR] * (4 - i)) for i in (1, 2)]
+    before = one(ANCHOR, NEAR, whole[0], num_negatives=k)
+    exact = two(ANCHOR, NEAR, *whole, growth=GROWTH, num_negatives=k)
+    after = before + exact
+    biases = drawn + changed - after, retrained - after, changed - exact
+    return jnp.stack([*biases, after, exact])
+
+
+def test_the_bias_of_drawn_negatives_is_as_documented():
+    with jax.enable_x64(True):
+        same = [np.asarray(two_level(m, m)) for m in (2, 7, 31)]
+        fixed = [np.asarray(two_level(m, 31)) for m in (2, 7, 31)]
+    both, retrained, alone = zip(*[row[:3] for row in fixed], strict=True)
+    measured = [[row[0] for row in same], both, retrained, alone]
+    text = incremental.__doc__
+    assert text.count("+0.") == 3
+    for values in measured:
+        assert " ".join(f"{v:+.4f}" for v in values) in text, values
+    for value in fixed[0][3:]:
+        assert re.search(rf"of {value:.4f}\b", text)
+    # Logarithms of drawn means are too low, but NCE-II subtracts one; all shrink.
+    assert max(both + retrained) < -0.01 and min(alone) > 0.02
+    for values in measured:
+        assert sorted(np.abs(values), reverse=True) == list(np.abs(values))
+    # Like 1 / M.
+    for values in (both, retrained, alone):
+        assert 0.5 < values[2] * 31 / (values[1] * 7) < 1
+
+
+# What the gradient of NCE-II does
+
+
+def at(cosines):
+    """Rows at the given cosines to (1, 0)."""
+    return jnp.stack([cosines, jnp.sqrt(1 - cosines**2)], axis=1)
+
+
+def of_cosines(loss):
+    """The loss and its gradient by the cosines: positive, old, new."""
+
+    def value(positive, *sets):
+        return loss(jnp.array([[1.0, 0.0]]), at(positive), *map(at, sets))
+
+    def run(*cosines):
+        with jax.enable_x64(True):
+            arrays = [jnp.asarray(c, jnp.float64) for c in cosines]
+            numbers = tuple(range(len(arrays)))
+            found = jax.jit(jax.value_and_grad(value, argnums=numbers))(*arrays)
+        return float(found[0]), [np.asarray(g) for g in found[1]]
+
+    return run
+
+
+TAU, K, ALPHA = 0.3, 5, 0.4
+OPTIONS = {"temperature": TAU, "num_negatives": K}
+COSINES = {"new_nearer": ([0.6], [-0.3, 0.1, 0.0], [0.4, 0.5])}
+COSINES["old_nearer"] = (COSINES["new_nearer"][0], [0.4, 0.5, 0.3], [-0.3, 0.1])
+
+
+def parts(name):
+    """f+, A, B, D and the f of each negative."""
+    positive, old, new = (np.exp(np.array(c) / TAU) for c in COSINES[name])
+    a, b = K * old.mean(), K * new.mean()
+    d = positive[0] + (1 - ALPHA) * a + ALPHA * b
+    return positive[0], a, b, d, old, new
+
+
+@pytest.fixture(params=COSINES)
+def situation(request):
+    loss = of_cosines(partial(two, growth=ALPHA, **OPTIONS))
+    return request.param, loss(*COSINES[request.param])[1], parts(request.param)
+
+
+def test_nce_two_repels_new_negatives(situation):
+    _, (_, _, gradient), (_, _, _, d, _, new) = situation
+    assert np.all(gradient > 1e-3)
+    expected = ALPHA / d * K / len(new) * new / TAU
+    np.testing.assert_allclose(gradient, expected, rtol=1e-9)
+
+
+def test_nce_two_attracts_old_negatives_where_nce_one_repels_them(situation):
+    name, (_, gradient, _), (positive, a, b, d, old, _) = situation
+    assert np.all(gradient < -1e-3)
+    expected = -ALPHA * (positive + b) / ((positive + a) * d)
+    expected = expected * K / len(old) * old / TAU
+    np.testing.assert_allclose(gradient, expected, rtol=1e-9)
+    _, (_, before) = of_cosines(partial(one, **OPTIONS))(*COSINES[name][:2])
+    assert np.all(before > 1e-3)
+    # The sum repels: it is NCE-I with the smaller share of old negatives.
+    assert np.all(before + gradient > 1e-3)
+
+
+def test_nce_two_pulls_the_positive_only_where_new_negatives_are_nearer(situation):
+    name, (gradient, _, _), (positive, a, b, d, _, _) = situation
+    assert np.sign(gradient[0]) == (-1 if name == "new_nearer" else 1)
+    expected = ALPHA * (a - b) / ((positive + a) * d) * positive / TAU
+    np.testing.assert_allclose(gradient, [expected], rtol=1e-9)
+    _, (before, _) = of_cosines(partial(one, **OPTIONS))(*COSINES[name][:2])
+    assert before[0] < -1e-3
+
+
+def test_nce_two_alone_favours_old_items_at_one_point():
+    loss = of_cosines(partial(two, growth=0.6, temperature=0.01, num_negatives=7))
+    collapsed, _ = loss([1.0], [1.0, 1.0], [-1.0, -0.9])
+    np.testing.assert_allclose(collapsed, math.log(0.4 + 0.6 / 8), rtol=1e-12)
+    spread, _ = loss([1.0], [0.9, -0.5], [-1.0, -0.9])
+    assert spread > collapsed + 0.5
+
+
+def test_nce_two_is_above_its_bound():
+    for seed, growth in enumerate((0.1, 0.5, 0.9)):
+        for tau in (0.05, 1.0):
+            arrays = draw([(1, 3), (1, 3), (4, 3), (4, 3)], seed=seed)
+            assert two(*map(jnp.float32, arrays), growth=growth, temperature=tau) > (
+                math.log(1 - growth)
+            )
+    # Reached where new items are far and old ones are not.
+    loss = of_cosines(partial(two, growth=0.9, temperature=0.01))
+    value, _ = loss([-1.0], [1.0], [-1.0])
+    np.testing.assert_allclose(value, math.log(0.1), rtol=1e-12)
+
+
+# Edges
+
+
+def test_nothing_new_is_no_loss_and_no_gradient():
+    arrays = [jnp.float32(a) for a in draw([A, A, SHARED, MORE], seed=5)]
+    grad = jax.jit(jax.value_and_grad(two, argnums=range(4)))
+    value, gradients = grad(*arrays, growth=0.0)
+    assert value == 0 and not any(np.any(np.asarray(g)) for g in gradients)
+    assert two(*arrays, growth=0) == 0
+    # As new negatives the old ones change nothing, but they would, were they moved.
+    a, p, n, _ = arrays
+    np.testing.assert_array_equal(ratio(a, p, n, n), [1, 1, 1])
+    # log 0.4 and log 0.6 do not cancel in float32.
+    value, gradients = grad(a, p, n, n, growth=0.4)
+    assert value == 0 and np.abs(gradients[3]).max() > 1e-3
+    np.testing.assert_allclose(gradients[3], -gradients[2], rtol=1e-5)
+    assert not np.any(np.asarray(gradients[1]))
+    # And NCE-I of the grown set is that of the old one, and in the limit of the new.
+    np.testing.assert_allclose(
+        one(a, p, n, more_negatives=arrays[3], growth=0.0), one(a, p, n), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        one(a, p, n, more_negatives=arrays[3], growth=jnp.float32(1.0)),
+        one(a, p, arrays[3]),
+        rtol=1e-6,
+    )
+    np.testing.assert_allclose(
+        two(*arrays, growth=jnp.float32(1.0)),
+        jnp.mean(ratio(*arrays, log=True)),
+        rtol=1e-6,
+    )
+
+
+def test_extreme_cosines_and_temperatures_stay_finite():
+    positives = jnp.array([[1.0, 0.0], [-1.0, 0.0], [0.6, 0.8]])
+    anchors = jnp.array([[1.0, 0.0]] * 3)
+    sets = [jnp.array([[1.0, 0.0]] * 3), jnp.array([[-1.0, 0.0]] * 2), positives]
+    exact = np.float64
+
+    def both(a, p, old, new, growth, tau):
+        first = one(a, p, old, more_negatives=new, growth=growth, temperature=tau)
+        pair = first, two(a, p, old, new, growth=growth, temperature=tau)
+        return sum(pair), (*pair, ratio(a, p, old, new, temperature=tau, log=True))
+
+    step = jax.jit(jax.value_and_grad(both, argnums=range(4), has_aux=True))
+    for old, new in itertools.permutations(sets, 2):
+        for tau, growth in itertools.product(
+            (1e-3, 0.01, 0.1), (0, 1e-6, 0.5, 1 - 1e-6)
+        ):
+            arrays = anchors, positives, old, new
+            growth = jnp.float32(growth)
+            (_, found), gradients = step(*arrays, growth, tau)
+            for x in (*found, *gradients):
+                assert np.all(np.isfinite(x)), (tau, growth)
+            if tau == 1e-3:
+                continue
+            options = {"tau": tau, "growth": exact(growth)}
+            wide = [exact(x) for x in arrays]
+            expected = one_twin(*wide, **options), two_twin(*wide, **options)
+            np.testing.assert_allclose(found[:2], expected, rtol=3e-5, atol=1e-6)
+            expected = np.log(ratios(*wide, tau=tau))
+            np.testing.assert_allclose(found[2], expected, rtol=3e-5, atol=1e-6)
+    # A loss next to nothing keeps its digits.
+    value = one(anchors[:1], positives[:1], sets[1], temperature=0.05)
+    np.testing.assert_allclose(value, 31 * math.exp(-40), rtol=1e-4)
+    for rows in (jnp.zeros((3, 2)), 1e6 * positives, 1e-6 * positives):
+        _, gradients = step(rows, positives, rows, sets[0], jnp.float32(0.3), 0.1)
+        assert all(np.all(np.isfinite(x)) for x in gradients)
+    # The ratio itself has no number in float32 there.
+    arrays = anchors[1:2], positives[1:2], sets[1], sets[0]
+    assert np.isinf(ratio(*arrays, temperature=0.02)[0])
+    np.testing.assert_allclose(
+        ratio(*arrays, temperature=0.02, log=True), 100 + math.log(31 / 32), rtol=1e-6
+    )
+
+
+# name: loss of a mask of three anchors, one of five negatives, and arrays
+MASKED = {
+    "one": lambda m, n, *x: one(*x[:3], mask=m, negative_mask=n),
+    "one_mixture": lambda m, n, *x: one(
+        *x[:2], x[3], more_negatives=x[2], more_mask=n, mask=m, growth=0.3
+    ),
+    "one_pooled": lambda m, n, *x: one(
+        *x[:3], more_negatives=x[3], negative_mask=n, mask=m
+    ),
+    "two_old": lambda m, n, *x: two(*x, growth=0.3, mask=m, old_mask=n),
+    "two_new": lambda m, n, *x: two(*x[:2], x[3], x[2], growth=0.3, mask=m, new_mask=n),
+    "ratio": lambda m, n, *x: jnp.sum(
+        jnp.log(ratio(*x, mask=m, old_mask=n)) * (1 if m is None else m)
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name, shape",
+    [*((name, SHARED) for name in MASKED), ("one", OWN), ("two_new", OWN)],
+)
+def test_masked_rows_change_nothing_whatever_they_hold(name, shape):
+    loss = MASKED[name]
+    arrays = [jnp.float32(a) for a in draw([A, A, shape, MORE], seed=6)]
+    step = jax.jit(jax.value_and_grad(loss, argnums=range(2, 6)))
+    mask = TWO_OF_THREE.astype(jnp.float32)
+    value, gradients = step(mask, FLOATS, *arrays)
+    assert abs(value) > 0.01 and np.abs(gradients[0]).max() > 1e-3
+    out = jnp.array([0, 2])  # of the negatives
+    for bad in (np.nan, np.inf, 0.0):
+        spoilt = [a.at[1].set(bad) for a in arrays[:2]]
+        negatives = arrays[2].at[..., out, :].set(bad)
+        if shape == OWN:
+            negatives = negatives.at[1].set(bad)
+        spoilt += [negatives, arrays[3]]
+        again, others = step(mask, FLOATS, *spoilt)
+        assert again == value
+        for i, other in enumerate(others):
+            np.testing.assert_array_equal(gradients[i], other)
+        for i in (0, 1):
+            assert not np.any(np.asarray(others[i][1]))
+        assert not np.any(np.asarray(others[2][..., out, :]))
+        # Of nothing: 0 and no gradient.
+        none, others = step(jnp.zeros(3), FLOATS, *spoilt)
+        assert none == 0 and not any(np.any(np.asarray(g)) for g in others)
+    with jax.enable_x64(True):
+        wide = [np.float64(a) for a in arrays]
+        same = jax.jit(loss)(mask.astype(bool), table(ALL_KEPT, 5), *wide)
+        np.testing.assert_allclose(same, value, rtol=1e-3)
+        all_rows = jax.jit(loss)(jnp.ones(3), jnp.ones(5), *wide)
+        np.testing.assert_allclose(
+            jax.jit(loss)(None, None, *wide), all_rows, rtol=1e-12
+        )
+        assert abs(all_rows - same) > 0.01
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_without_negatives_nothing_is_known(count):
+    a, p, n = jnp.float32(draw([A] * 3, seed=7))
+    rows, none = jnp.full((count, 4), jnp.nan), jnp.zeros(count)
+    assert one(a, p, rows, negative_mask=none) == 0
+    expected = one(a, p, n)
+    for growth in (None, 0.3):
+        both = partial(one, a, p, growth=growth)
+        found = [
+            both(n, more_negatives=rows, more_mask=none),
+            both(rows, negative_mask=none, more_negatives=n),
+        ]
+        np.testing.assert_allclose(found, [expected] * 2, rtol=1e-6)
+    step = jax.jit(jax.value_and_grad(partial(two, growth=0.4)))
+    for old, new in ((rows, n), (n, rows)):
+        known = jnp.ones(3)
+        masks = {
+            "old_mask": none if old is rows else known,
+            "new_mask": none if new is rows else known,
+        }
+        np.testing.assert_array_equal(ratio(a, p, old, new, **masks), [1, 1, 1])
+        value, gradient = step(a, p, old, new, **masks)
+        assert value == 0 and not np.any(np.asarray(gradient))
+
+
+def test_a_padded_batch_is_the_batch_without_padding():
+    a, p, n = (jnp.float32(x) for x in draw([(4, 3), (4, 3), (6, 3)], seed=8))
+    padded = [jnp.concatenate([x, jnp.full((3, 3), jnp.nan)]) for x in (a, p)]
+    exists = jnp.arange(7) < 4
+    own, others = incremental.others(4), incremental.others(7) & exists
+    np.testing.assert_allclose(
+        two(*padded, padded[1], n, growth=0.3, mask=exists, old_mask=others),
+        two(a, p, p, n, growth=0.3, old_mask=own),
+        rtol=1e-6,
+    )
+    np.testing.assert_allclose(
+        one(*padded, n, more_negatives=padded[1], more_mask=others, mask=exists),
+        one(a, p, n, more_negatives=p, more_mask=own),
+        rtol=1e-6,
+    )
+
+
+# The released code's negatives
+
+
+def test_others_known_by_hand():
+    for size in (1, 2, 5):
+        np.testing.assert_array_equal(incremental.others(size), 1 - np.eye(size))
+    chosen = [[1, 2], [0, 2], [0, 1], [0, 1], [0, 1]]
+    np.testing.assert_array_equal(incremental.others(5, 2), table(chosen, 5))
+    assert not np.any(incremental.others(3, 0))
+    for count in range(8):
+        found = np.asarray(incremental.others(8, count))
+        assert np.all(found.sum(axis=1) == count) and not np.any(np.diag(found))
+    for count in (-1, 3):
+        with pytest.raises(ValueError, match=rf"count={count}: must be in \[0, 3\)"):
+            incremental.others(3, count)
+
+
+def test_numbers_of_the_split():
+    split = incremental.split_negatives
+    for growth, new in ((0.1, 4), (0.3, 10), (0.5, 16), (0.7, 22), (0.9, 28), (0, 0)):
+        assert split(31, growth) == (31 - new, new)
+    # (1 - 0.9) * 30 is 2.9999999999999996
+    assert split(30, 0.9) == (3, 27) and split(31, 0.99) == (0, 31)
+    with pytest.raises(ValueError, match="growth=1"):
+        split(31, 1)
+
+
+def test_the_released_codes_loss_of_new_anchors():
+    """Plain sums over its draw: K is the number of rows, and so the mean's weight."""
+    size, growth = 6, 0.4
+    a, p, x = draw([(size, 4), (size, 4), (size, 4)], seed=9)
+    old, new = incremental.split_negatives(size - 1, growth)
+    assert (old, new) == (3, 2)
+    total = 0.0
+    for i in range(size):
+        columns = [j for j in range(new + 1) if j != i] if i < new else range(new)
+        noise = sum(f(a[i], p[j], 0.1) for j in columns)
+        noise += sum(f(a[i], x[j], 0.1) for j in range(old))
+        positive = f(a[i], p[i], 0.1)
+        total -= math.log(positive / (positive + noise)) / size
+    a, p, x = map(jnp.float32, (a, p, x))
+    value = one(
+        a, p, x[:old], more_negatives=p, more_mask=incremental.others(size, new),
+        num_negatives=size - 1,
+    )  # fmt: skip
+    np.testing.assert_allclose(value, total, rtol=1e-5)
+
+
+def test_no_array_is_larger_than_the_similarities():
+    def loss(a, p, old, new):
+        change = two(a, p, old, new, growth=0.3, old_mask=incremental.others(8))
+        return change + one(a, p, old, more_negatives=new, growth=0.3)
+
+    arrays = [jnp.ones((8, 2)), jnp.ones((8, 2)), jnp.ones((8, 2)), jnp.ones((12, 2))]
+    program = str(jax.make_jaxpr(jax.grad(loss))(*arrays))
+    shapes = re.findall(r"\b[a-z]+\d*\[([\d,]+)\]", program)
+    assert max(math.prod(map(int, shape.split(","))) for shape in shapes) == 8 * 12
+
+
+def test_numbers_may_be_arrays():
+    arrays = [jnp.float32(a) for a in draw([A, A, SHARED, MORE], seed=10)]
+    numbers = {"growth": 0.3, "temperature": 0.2, "num_negatives": 7}
+    value = incremental.nce_two(*arrays, **numbers)
+    assert value.dtype == jnp.float32
+    found = two(*arrays, **{name: jnp.array(x) for name, x in numbers.items()})
+    np.testing.assert_allclose(found, value, rtol=1e-6)
+    assert found.dtype == jnp.float32
+
+
+def test_mistakes_are_named_before_anything_compiles():
+    shapes = [
+        jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (A, A, SHARED, MORE)
+    ]
+
+    def refuses(loss, arrays, match=None, **options):
+        expected = AssertionError if match is None else ValueError
+        with pytest.raises(expected, match=match):
+            jax.eval_shape(partial(loss, **options), *arrays)
+
+    def grown(a, p, n, more, **options):
+        return incremental.nce_one(a, p, n, more_negatives=more, **options)
+
+    plain, change, r = (
+        incremental.nce_one,
+        incremental.nce_two,
+        incremental.change_ratio,
+    )
+    for growth in (-0.1, 1, 1.5, float("nan")):
+        for loss in (change, grown):
+            match = rf"growth={growth}: must be in \[0, 1\)"
+            refuses(loss, shapes, match, growth=growth)
+    for field, value in itertools.product(("temperature", "num_negatives"), (0, -1)):
+        match = rf"^{field}={value}: must be above 0"
+        for loss in (grown, r, partial(change, growth=0.3)):
+            refuses(loss, shapes, match, **{field: value})
+    refuses(plain, shapes[:3], "more_negatives=None: .* growth=0.3", growth=0.3)
+    match = "more_negatives=None: .* more_mask=an array"
+    refuses(plain, shapes[:3], match, more_mask=ONES)
+
+    for wrong in (
+        (A, (2, 4), SHARED),
+        (A, A, (5, 3)),
+        (A, A, (4,)),
+        (A, A, (2, 5, 4)),
+        (OWN, OWN, OWN),
+    ):
+        refuses(plain, [jax.ShapeDtypeStruct(s, jnp.float32) for s in wrong])
+    refuses(plain, shapes[:3], mask=ONES)
+    for mask in (ONES[:3], ONES[None], jnp.ones((1, 3, 5))):
+        refuses(plain, shapes[:3], negative_mask=mask)
+    refuses(change, shapes, growth=0.3, new_mask=jnp.ones((3, 5)))
+
+
+def test_second_derivatives_are_those_of_the_gradient():
+    """MAML may differentiate through a step; masked rows hold nothing but nan."""
+    arrays = draw([A, A, SHARED, A], seed=11)
+    direction = draw([A], seed=12)[0]
+    spoilt = [arrays[0], arrays[1], arrays[2].copy(), arrays[3]]
+    spoilt[2][[0, 2]] = np.nan
+    masks = {"old_mask": FLOATS, "new_mask": table(NONE_OF_ONE, 3)}
+    with jax.enable_x64(True):
+        gradient = jax.jit(jax.grad(partial(two, growth=0.4, **masks)))
+        turned = jax.jit(jax.grad(lambda a, *x: jnp.vdot(gradient(a, *x), direction)))
+        found = turned(*spoilt)
+        after, before = (
+            gradient(spoilt[0] + step * direction, *spoilt[1:])
+            for step in (1e-6, -1e-6)
+        )
+        expected = (after - before) / 2e-6
+    assert np.abs(found).max() > 1e-3
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
