@@ -37,7 +37,9 @@ def get_config(arg=None):
         allowed = ", ".join(METHODS)
         raise ValueError(f"{arg!r}: allowed are {allowed}, debug, and METHOD,debug")
     config = ml_collections.ConfigDict()
-    config.name = f"{names[0]}_cifar10_small"
+    config.name = "duel_cifar10_small"
+    if names[0] != "d_moco":
+        config.name += f"_{names[0]}"
     config.seeds = 1  # how many runs, from `seed` on
     config.seed = 0
     config.data = {"name": "arrays", "path": "data/cifar10"}

@@ -22,7 +22,6 @@ LAYERS = [
         "nets",
         "augment",
         "augment_graph",
-        "ddpg",
         "crops",
         "sharding",
         "metrics",
