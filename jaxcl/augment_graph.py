@@ -246,9 +246,10 @@ def _growth(key, graphs, clock, grown, growing):
 def _in_time(draws, time, rank, graphs, growing):
     """Whether n draws from the neighbours of the set are enough to reach each node.
 
-    After j nodes beside the first, of m neighbours that are drawn from m - j are new
-    (the first node is one of the m once a neighbour of it is inside): the draws that
-    hit no new one until the next that does are geometric with p = 1 - j / m.
+    After step j, with j nodes beside the first inside, some of the neighbours that are
+    drawn from are new, the others are those j (and with `growing` the first node, which
+    is a neighbour of one of them). The draws that hit none of the new ones before one
+    that does are geometric with p = new / (new + others).
 
     Args:
       draws: f32[n] in (0, 1); those of a graph's j-th node serve step j.
@@ -271,8 +272,8 @@ def _in_time(draws, time, rank, graphs, growing):
     )
     step = jnp.arange(nodes) - start
     new = _before(entered, graphs) + entered - step
-    stale = step + (step > 0) if growing else step
-    p = jnp.where(new > 0, new / jnp.maximum(new + stale, 1), 1.0)
+    others = step + (step > 0) if growing else step
+    p = jnp.where(new > 0, new / jnp.maximum(new + others, 1), 1.0)
     size = _counts(graphs)[graphs.node_graph]
     wasted = jnp.floor(jnp.log(draws) / jnp.log1p(-p))
     used = 1 + jnp.minimum(wasted, size).astype(jnp.int32)
