@@ -23,6 +23,7 @@ LAYERS = [
         "augment",
         "augment_graph",
         "crops",
+        "ddpg",
         "sharding",
         "metrics",
         "optim",

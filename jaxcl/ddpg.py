@@ -1,0 +1,400 @@
+"""A learning rate that an agent sets at every step, from the losses: ICL's LRL.
+
+The state s_t is the loss of the present mini-batch, or the last few of them; the
+action a_t in [0, 1] is the place of the learning rate on the log scale,
+  lr_t = exp(log low + (log high - log low) a_t),
+and the reward is how far the loss falls after it, r_t = L_t - L_{t+1} (eq. 15). An
+LSTM mu picks a_t = sigmoid(mu(s_t) + e_t x_t), x_t Ornstein-Uhlenbeck noise (eq. 14);
+a small network Q(s, a) judges it. Both learn by DDPG from a memory of transitions.
+
+All of it is pure functions over one pytree, `Agent`, from `init(key, options)`, so that
+it runs within a jitted step, is saved with the state, and works under `vmap`:
+
+  options = ddpg.Options(high=1.0)
+  agent = ddpg.init(key, options)
+  def step(carry, key):
+      params, agent = carry
+      k_observe, k_act = jax.random.split(key)
+      value, grads = jax.value_and_grad(loss)(params)
+      agent = ddpg.observe(agent, k_observe, value, options)
+      lr, agent = ddpg.act(agent, k_act, options)
+      params = jax.tree.map(lambda p, g: p - lr * g, params, grads)
+      return (params, agent), (value, lr)
+
+Departures. ICL states no range of rates and no constants of DDPG: they are Lillicrap et
+al.'s, without weight decay and batch norm, but for
+- the log scale, noise within the sigmoid, 100 uniform actions at first,
+- `standardise`: losses as they are, times 0.01, taught an agent nothing,
+- dt = 1, Adam of 3e-3 for the critic: with 0.01 and 1e-3 agents learnt less often,
+- transitions are drawn with replacement.
+The released code has Options(state="window", standardise=False, actor_width=10,
+actor_lr=1e-5, critic_lr=1e-5, noise_step=0.01, capacity=6_000_000).
+
+Sources: Ji et al., WSDM 2023, Section 3.3.2; Lillicrap et al., "Continuous Control with
+Deep Reinforcement Learning", ICLR 2016, Algorithm 1.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcl import core
+from jaxcl.memory import buffer, policies
+
+STATES = ("scalar", "window")
+_HUGE = 1e9  # losses beyond it are dropped: gradients of their squares overflow
+_CLIP = 5.0  # bound of standardised losses and rewards
+_WEIGHT = 1e-3  # least weight of the newest value in the running moments
+_TINY = 1e-12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What stays the same while an agent lives; ValueErrors for what cannot be."""
+
+    low: float = 1e-6  # smallest learning rate
+    high: float = 0.1  # largest
+    state: str = "scalar"  # the last loss; "window": the last `window` of them
+    window: int = 32
+    standardise: bool = True  # losses and rewards by running moments, see `learn`
+    actor_width: int = 20  # hidden units of each of the two LSTM layers
+    critic_width: int = 10  # of each of the critic's two hidden layers
+    actor_lr: float = 1e-4  # of Adam
+    critic_lr: float = 3e-3
+    discount: float = 0.99  # gamma
+    target_rate: float = 1e-3  # m, share of the networks that enters their targets
+    batch: int = 32  # transitions of an update
+    capacity: int = 10_000  # transitions that are kept, the latest
+    warmup: int = 100  # first actions, which are uniform in [0, 1]
+    noise_reversion: float = 0.15  # theta, per unit of time
+    noise_scale: float = 0.2  # sigma, before the sigmoid
+    noise_step: float = 1.0  # dt, units of time between two actions
+    noise_decay: int = 50_000  # actions after which there is no noise
+
+    def __post_init__(self):
+        core.check_choice("state", self.state, STATES)
+        _require(0 < self.low < self.high, "low", self.low, f"in (0, {self.high})")
+        for name in ("discount", "target_rate"):
+            value = getattr(self, name)
+            _require(0 <= value <= 1, name, value, "in [0, 1]")
+        for name in ("window", "actor_width", "critic_width", "batch", "noise_decay"):
+            value = getattr(self, name)
+            _require(value >= 1, name, value, "1 or more")
+        more = "warmup", "noise_reversion", "noise_scale", "noise_step"
+        for name in ("actor_lr", "critic_lr", *more):
+            value = getattr(self, name)
+            _require(value >= 0, name, value, "0 or more")
+        enough = self.capacity >= self.batch
+        _require(enough, "capacity", self.capacity, f"batch={self.batch} or more")
+
+    @property
+    def length(self) -> int:
+        """Losses of a state, W."""
+        return 1 if self.state == "scalar" else self.window
+
+
+class Rows(NamedTuple):
+    """Transitions (s, a, r, s'): s and s' overlap, and r follows from them."""
+
+    losses: jax.Array  # f32[N, W+1], the W of s, oldest first, then the loss after a
+    known: jax.Array  # i32[N], how many of the W of s there are, the last ones
+    action: jax.Array  # f32[N], a in [0, 1]
+
+
+class Agent(NamedTuple):
+    """All that changes while an agent lives."""
+
+    actor: core.PyTree  # f32, parameters of mu
+    critic: core.PyTree  # f32, of Q
+    target_actor: core.PyTree  # f32, of mu', which follows mu slowly
+    target_critic: core.PyTree  # f32, of Q'
+    actor_opt: core.PyTree  # Adam's
+    critic_opt: core.PyTree
+    memory: buffer.Buffer  # of `Rows`, the oldest overwritten first
+    losses: jax.Array  # f32[W], the last ones, newest at the end, before them zeros
+    count: jax.Array  # i32[], losses so far
+    action: jax.Array  # f32[], the last one, in [0, 1]
+    fresh: jax.Array  # bool[], whether the present step's loss is known
+    pending: jax.Array  # bool[], whether the next loss gives `action` its reward
+    noise: jax.Array  # f32[], x of the Ornstein-Uhlenbeck process
+    steps: jax.Array  # i32[], actions so far
+    mean: jax.Array  # f32[], running mean of the losses
+    variance: jax.Array  # f32[], and their running variance
+    power: jax.Array  # f32[], running mean of the squared rewards
+
+
+class Actor(nn.Module):
+    """mu: two LSTM layers over the losses of a state, then a Linear of the last step.
+
+    A layer starts from h = c = 0 and passes over what is not known. Of the quarters
+    (i, f, g, o) of x W + h U + b:
+      c <- sigmoid(f) c + sigmoid(i) tanh(g),  h <- sigmoid(o) tanh(c).
+    """
+
+    width: int  # of h and of c, in both layers
+
+    @nn.compact
+    def __call__(self, losses, known):
+        """Losses f32[B, W], known bool[B, W] -> f32[B], before the sigmoid."""
+        x, known = losses.T[..., None], known.T[..., None]  # time first
+        shape = self.width, 4 * self.width
+        for layer in (1, 2):
+            # All steps at once. linen's RNN is no faster and compiles longer.
+            gates = nn.Dense(shape[1], name=f"input{layer}")(x)
+            start = nn.initializers.orthogonal()
+            recurrent = self.param(f"recurrent{layer}", start, shape)
+
+            def cell(carry, step, recurrent=recurrent):
+                (h, c), (gates, known) = carry, step
+                i, f, g, o = jnp.split(gates + h @ recurrent, 4, axis=-1)
+                new = nn.sigmoid(f) * c + nn.sigmoid(i) * jnp.tanh(g)
+                h = jnp.where(known, nn.sigmoid(o) * jnp.tanh(new), h)
+                return (h, jnp.where(known, new, c)), h
+
+            zeros = jnp.zeros((len(losses), self.width), x.dtype)
+            _, x = jax.lax.scan(cell, (zeros, zeros), (gates, known))
+        return nn.Dense(1, name="output")(x[-1])[:, 0]
+
+
+class Critic(nn.Module):
+    """Q: three Linears, leaky ReLUs between them; what is not known is 0."""
+
+    width: int  # of the two hidden layers
+
+    @nn.compact
+    def __call__(self, losses, known, action):
+        """Losses f32[B, W], known bool[B, W], action f32[B] in [0, 1] -> f32[B]."""
+        losses = jnp.where(known, losses, 0)
+        x = jnp.concatenate([losses, 2 * action[:, None] - 1], axis=-1)
+        for layer in (1, 2):
+            start = nn.initializers.he_normal()
+            x = nn.Dense(self.width, kernel_init=start, name=f"linear{layer}")(x)
+            x = nn.leaky_relu(x)
+        return nn.Dense(1, name="linear3")(x)[:, 0]
+
+
+def init(key, options: Options) -> Agent:
+    """An agent that has seen nothing.
+
+    Args:
+      key: threefry key.
+    """
+    k_actor, k_critic = jax.random.split(key)
+    (actor, adam_actor), (critic, adam_critic) = _networks(options)
+    losses = jnp.zeros((1, options.length), jnp.float32)
+    mu = actor.init(k_actor, losses, losses == 0)["params"]
+    q = critic.init(k_critic, losses, losses == 0, losses[:, 0])["params"]
+
+    row = jnp.zeros(options.length + 1, jnp.float32), jnp.int32(0), jnp.float32(0)
+    counts = {name: jnp.zeros((), jnp.int32) for name in ("count", "steps")}
+    names = "action", "noise", "mean", "variance", "power"
+    numbers = {name: jnp.zeros((), jnp.float32) for name in names}
+    return Agent(  # each leaf its own buffer: a donated state holds no array twice
+        actor=mu,
+        critic=q,
+        target_actor=core.copy(mu),
+        target_critic=core.copy(q),
+        actor_opt=adam_actor.init(mu),
+        critic_opt=adam_critic.init(q),
+        memory=buffer.create(Rows(*row), options.capacity),
+        losses=losses[0] + 0,
+        fresh=jnp.zeros((), bool),
+        pending=jnp.zeros((), bool),
+        **counts,
+        **numbers,
+    )
+
+
+def act(agent: Agent, key, options: Options):
+    """The next learning rate: for the step down the loss last observed.
+
+    The first `warmup` actions are uniform in [0, 1]. Then a = sigmoid(mu(s) + e x),
+    e = max(1 - steps / noise_decay, 0), where at each action, n standard normal,
+      x <- x - theta x dt + sigma sqrt(dt) n.
+
+    Args:
+      key: threefry key.
+
+    Returns:
+      lr: f32[], in [low, high].
+      agent: expects the loss after this step. Where that is not due to the step (the
+        parameters are set back), set `pending` to False before it is observed.
+    """
+    k_uniform, k_noise = jax.random.split(key)
+    (actor, _), _ = _networks(options)
+    dtype = agent.losses.dtype
+    known = jnp.minimum(agent.count, options.length)
+    state = _state(agent, agent.losses[None], known[None], options)
+    mu = actor.apply({"params": agent.actor}, *state)[0]
+    fading = jnp.maximum(1 - agent.steps / options.noise_decay, 0).astype(dtype)
+    pull = options.noise_reversion * agent.noise * options.noise_step
+    kick = math.sqrt(options.noise_step) * jax.random.normal(k_noise, (), dtype)
+    noise = agent.noise - pull + options.noise_scale * kick
+    action = jnp.where(
+        agent.steps < options.warmup,
+        jax.random.uniform(k_uniform, (), dtype),
+        nn.sigmoid(mu + fading * noise),
+    )
+    agent = agent._replace(
+        action=action,
+        fresh=jnp.zeros_like(agent.fresh),
+        pending=agent.fresh,  # no reward without a loss just before the action
+        noise=noise,
+        steps=agent.steps + 1,
+    )
+    return rate(action, options), agent
+
+
+def rate(action, options: Options):
+    """Learning rate of actions in [0, 1]: exp(log low + (log high - log low) a)."""
+    low, high = math.log(options.low), math.log(options.high)
+    return jnp.exp(low + (high - low) * action)
+
+
+def observe(agent: Agent, key, loss, options: Options) -> Agent:
+    """Tell the agent the loss of a step, before the step is made; it learns.
+
+    It is the state of the next action, and gives the one before its reward: that
+    transition is stored now, over the oldest one if the memory is full. Once there are
+    `batch` of them, one update follows (`learn`), on as many drawn uniformly.
+
+    A loss that is nan, infinite or beyond 1e9 is forgotten, with the actions before and
+    after it: a transition needs both losses. Of two losses after one action, the second
+    ends no transition.
+
+    Args:
+      key: threefry key.
+      loss: f32[], mean over the mini-batch.
+    """
+    loss = jnp.asarray(loss, agent.losses.dtype)
+    chex.assert_rank(loss, 0)
+    usable = jnp.abs(loss) < _HUGE
+    loss = jnp.where(usable, loss, 0)
+    stored = agent.pending & usable
+    losses = jnp.append(agent.losses, loss)
+    row = Rows(losses, jnp.minimum(agent.count, options.length), agent.action)
+    row, mask = jax.tree.map(lambda x: x[None], (row, stored))
+    slots = policies.fifo(agent.memory, mask)
+    memory = buffer.write(agent.memory, slots, row, mask)
+    agent = _with_moments(agent, loss, usable, stored, memory.seen)
+    agent = agent._replace(
+        losses=jnp.where(usable, losses[1:], agent.losses),
+        count=agent.count + usable,
+        fresh=usable,
+        pending=jnp.zeros_like(agent.pending),
+    )
+    # Without replacement, a draw would sort as many numbers as the memory has slots.
+    there = jnp.minimum(memory.seen, memory.capacity)
+    drawn = jax.random.randint(key, (options.batch,), 0, jnp.maximum(there, 1))
+    rows = jax.tree.map(lambda x: x[drawn], memory.items)
+    # The memory stays outside: what passes through a cond may be copied.
+    agent = jax.lax.cond(
+        stored & (there >= options.batch),
+        lambda agent: learn(agent, rows, options),
+        lambda agent: agent,
+        agent._replace(memory=None),
+    )
+    return agent._replace(memory=memory)
+
+
+def learn(agent: Agent, rows: Rows, options: Options) -> Agent:
+    """One update of DDPG (Lillicrap et al., Algorithm 1), where no state is terminal.
+
+      y = r + gamma Q'(s', mu'(s'))
+      theta_Q:  a step of Adam down the mean of (Q(s, a) - y)^2
+      theta_mu: a step of Adam up the mean of Q(s, mu(s)), Q the new one
+      theta' <- theta' + m (theta - theta'), for both networks
+
+    where mu includes the sigmoid. With `standardise` a loss L enters a state as
+    (L - mean) / std and r is divided by the root of its mean square, both by running
+    moments and clipped to +-5.
+
+    Args:
+      rows: the transitions of a mini-batch.
+    """
+    (actor, adam_actor), (critic, adam_critic) = _networks(options)
+
+    def mu(params, state):
+        return nn.sigmoid(actor.apply({"params": params}, *state))
+
+    def q(params, state, action):
+        return critic.apply({"params": params}, *state, action)
+
+    now = _state(agent, rows.losses[:, :-1], rows.known, options)
+    known = jnp.minimum(rows.known + 1, options.length)
+    then = _state(agent, rows.losses[:, 1:], known, options)
+    reward = rows.losses[:, -2] - rows.losses[:, -1]
+    if options.standardise:
+        reward = jnp.clip(reward / jnp.sqrt(agent.power + _TINY), -_CLIP, _CLIP)
+    action = mu(agent.target_actor, then)
+    y = reward + options.discount * q(agent.target_critic, then, action)
+
+    def critic_loss(params):
+        return jnp.mean((q(params, now, rows.action) - y) ** 2)
+
+    grads = jax.grad(critic_loss)(agent.critic)
+    step, critic_opt = adam_critic.update(grads, agent.critic_opt)
+    new_critic = optax.apply_updates(agent.critic, step)
+
+    def actor_loss(params):
+        return -jnp.mean(q(new_critic, now, mu(params, now)))
+
+    grads = jax.grad(actor_loss)(agent.actor)
+    step, actor_opt = adam_actor.update(grads, agent.actor_opt)
+    new_actor = optax.apply_updates(agent.actor, step)
+    m = options.target_rate
+    return agent._replace(
+        actor=new_actor,
+        critic=new_critic,
+        target_actor=optax.incremental_update(new_actor, agent.target_actor, m),
+        target_critic=optax.incremental_update(new_critic, agent.target_critic, m),
+        actor_opt=actor_opt,
+        critic_opt=critic_opt,
+    )
+
+
+def _networks(options):
+    """Actor and critic, each with its optimiser."""
+    actor = Actor(options.actor_width), optax.adam(options.actor_lr)
+    return actor, (Critic(options.critic_width), optax.adam(options.critic_lr))
+
+
+def _state(agent, losses, known, options):
+    """What the networks are given: losses [B, W], and which of them there are."""
+    if options.standardise:
+        std = jnp.sqrt(agent.variance + _TINY)
+        losses = jnp.clip((losses - agent.mean) / std, -_CLIP, _CLIP)
+    length = options.length
+    return losses, jnp.arange(length) >= length - known[:, None]
+
+
+def _with_moments(agent, loss, usable, stored, rewards):
+    """The running moments with a loss and, where `stored`, the last of `rewards`.
+
+    Of n values the newest has the weight 1/n, but 1e-3 at least. A squared reward
+    counts as 25 times their mean at most: one loss far out does not drown the others.
+    """
+    weight = jnp.maximum(1 / (agent.count + 1), _WEIGHT).astype(loss.dtype)
+    off = loss - agent.mean
+    variance = (1 - weight) * (agent.variance + weight * off**2)
+    square = (agent.losses[-1] - loss) ** 2
+    most = _CLIP**2 * agent.power + _TINY
+    square = jnp.where(rewards > 1, jnp.minimum(square, most), square)
+    share = jnp.maximum(1 / jnp.maximum(rewards, 1), _WEIGHT).astype(loss.dtype)
+    power = agent.power + share * (square - agent.power)
+    return agent._replace(
+        mean=jnp.where(usable, agent.mean + weight * off, agent.mean),
+        variance=jnp.where(usable, variance, agent.variance),
+        power=jnp.where(stored, power, agent.power),
+    )
+
+
+def _require(good, name, value, allowed):
+    if not good:
+        raise ValueError(f"{name}={value}: must be {allowed}")

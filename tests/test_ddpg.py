@@ -1,0 +1,493 @@
+"""The agent that sets a learning rate, against twins in numpy and on quadratics."""
+
+import dataclasses
+import functools
+import re
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import twins
+
+from jaxcl import ddpg
+
+SMALL = dict(actor_width=3, critic_width=4, batch=5, capacity=8, window=4)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def actor_twin(params, losses, known):
+    """mu of each row by loops over rows, layers and steps, before the sigmoid."""
+    out = []
+    for row, there in zip(losses, known, strict=True):
+        x = [np.array([loss]) for loss in row[len(row) - there :]]
+        for layer in "12":
+            h = c = np.zeros(len(params["recurrent" + layer]))
+            kernel, bias = (params["input" + layer][n] for n in ("kernel", "bias"))
+            for step, value in enumerate(x):
+                z = value @ kernel + bias + h @ params["recurrent" + layer]
+                i, f, g, o = np.split(z, 4)
+                c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+                x[step] = h = sigmoid(o) * np.tanh(c)
+        out.append(x[-1] @ params["output"]["kernel"][:, 0] + params["output"]["bias"])
+    return np.array(out)[:, 0]
+
+
+def critic_twin(params, losses, known, action):
+    out = []
+    for row, there, a in zip(losses, known, action, strict=True):
+        x = np.append(
+            np.where(np.arange(len(row)) < len(row) - there, 0, row), 2 * a - 1
+        )
+        for layer in "123":
+            x = (
+                x @ params["linear" + layer]["kernel"]
+                + params["linear" + layer]["bias"]
+            )
+            x = x if layer == "3" else np.where(x > 0, x, 0.01 * x)
+        out.append(x[0])
+    return np.array(out)
+
+
+def gradient(function, params):
+    """Central differences of function(params), in every leaf."""
+    leaves, tree = jax.tree.flatten(params)
+    twin = lambda *arrays: function(jax.tree.unflatten(tree, arrays))  # noqa: E731
+    found = [twins.central_difference(twin, leaves, i) for i in range(len(leaves))]
+    return jax.tree.unflatten(tree, found)
+
+
+def adam_step(params, grads, lr):
+    """The first step of Adam: m / (1 - b1) = g and v / (1 - b2) = g^2."""
+    return jax.tree.map(lambda p, g: p - lr * g / (np.abs(g) + 1e-8), params, grads)
+
+
+def close(found, expected, **tolerance):
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, **tolerance), found, expected
+    )
+
+
+def f64(tree):
+    """Copies in numpy, as wide as they come."""
+    wide = lambda x: np.asarray(x, np.float64 if x.dtype.kind == "f" else None)  # noqa: E731
+    return jax.tree.map(lambda x: wide(np.asarray(x)), tree)
+
+
+def shaken(agent, seed=0):
+    """The agent in f64 with networks that all differ and have biases."""
+    rng = np.random.default_rng(seed)
+    networks = ("actor", "critic", "target_actor", "target_critic")
+    agent = f64(agent._replace(memory=None))
+    shake = lambda x: x + 0.3 * rng.normal(size=x.shape)  # noqa: E731
+    return agent._replace(
+        **{name: jax.tree.map(shake, getattr(agent, name)) for name in networks}
+    )
+
+
+@pytest.mark.parametrize("state, standardise", [("scalar", False), ("window", True)])
+def test_an_update_is_ddpg(state, standardise):
+    options = ddpg.Options(
+        state=state, standardise=standardise, actor_lr=0.01, critic_lr=0.1,
+        discount=0.9, target_rate=0.2, **SMALL,
+    )  # fmt: skip
+    length = options.length
+    rng = np.random.default_rng(1)
+    agent = shaken(ddpg.init(jax.random.key(0), options))
+    mean, std, power = 0.4, 1.3, 0.01
+    agent = agent._replace(mean=np.array(mean), variance=np.array(std**2))
+    agent = agent._replace(power=np.array(power))
+    # Of unknown losses the values must not matter.
+    rows = ddpg.Rows(
+        losses=rng.normal(size=(5, length + 1)) * [[1], [1], [0.1], [1], [8]],
+        known=np.minimum([1, 2, 3, 4, 4], length).astype(np.int32),
+        action=rng.uniform(size=5),
+    )
+    with jax.enable_x64(True):
+        given = jax.tree.map(jnp.asarray, (agent, rows))
+        found = jax.jit(lambda a, r: ddpg.learn(a, r, options))(*given)
+        found = f64(found)
+
+    losses = rows.losses
+    reward = losses[:, -2] - losses[:, -1]
+    if standardise:
+        losses = np.clip((losses - mean) / std, -5, 5)
+        reward = np.clip(reward / np.sqrt(power), -5, 5)
+        assert (np.abs(losses) == 5).any() and (np.abs(reward) == 5).any()
+        assert (np.abs(reward) < 5).any()
+    s, after = losses[:, :-1], losses[:, 1:]
+    known, later = rows.known, np.minimum(rows.known + 1, length)
+    action = sigmoid(actor_twin(agent.target_actor, after, later))
+    y = reward + 0.9 * critic_twin(agent.target_critic, after, later, action)
+
+    # At the first step of Adam its first moment is a tenth of the gradient.
+    grads = jax.tree.map(lambda m: 10 * m, found.critic_opt[0].mu)
+    error = lambda p: np.mean((critic_twin(p, s, known, rows.action) - y) ** 2)  # noqa: E731
+    close(grads, gradient(error, agent.critic), rtol=1e-6, atol=1e-8)
+    close(found.critic, adam_step(agent.critic, grads, 0.1), rtol=1e-9)
+
+    def value(params):
+        act = sigmoid(actor_twin(params, s, known))
+        return -np.mean(critic_twin(found.critic, s, known, act))
+
+    grads = jax.tree.map(lambda m: 10 * m, found.actor_opt[0].mu)
+    expected = gradient(value, agent.actor)
+    assert np.abs(expected["output"]["kernel"]).max() > 1e-3
+    close(grads, expected, rtol=1e-5, atol=1e-9)
+    close(found.actor, adam_step(agent.actor, grads, 0.01), rtol=1e-9)
+
+    for name in ("actor", "critic"):
+        old, new = getattr(agent, "target_" + name), getattr(found, name)
+        mixed = jax.tree.map(lambda o, n: 0.8 * o + 0.2 * n, old, new)
+        close(getattr(found, "target_" + name), mixed, rtol=1e-12)
+
+
+def test_actions_are_the_actors_with_noise_that_fades():
+    options = ddpg.Options(
+        state="window", warmup=2, noise_decay=6, noise_reversion=0.3, noise_scale=2.0,
+        noise_step=0.25, low=1e-4, high=1.0, **SMALL,
+    )  # fmt: skip
+    agent = ddpg.init(jax.random.key(0), options)
+    agent = agent._replace(
+        losses=jnp.array([9.0, 9.0, 0.3, -0.2]), count=jnp.int32(2),
+        mean=jnp.float32(0.1), variance=jnp.float32(0.04), noise=jnp.float32(0.7),
+    )  # fmt: skip
+    seen = (np.array([[0.0, 0.0, 0.3, -0.2]]) - 0.1) / 0.2
+    u = actor_twin(f64(agent.actor), seen, [2])[0]
+    act, x = jax.jit(lambda a, k: ddpg.act(a, k, options)), 0.7
+    for step, key in enumerate(jax.random.split(jax.random.key(1), 8)):
+        # A reward is due to an action that has a loss just before it.
+        lr, agent = act(agent._replace(fresh=jnp.bool_(step != 3)), key)
+        uniform, normal = jax.random.split(key)
+        x = x - 0.3 * x * 0.25 + 2.0 * 0.5 * float(jax.random.normal(normal))
+        action = sigmoid(u + max(1 - step / 6, 0) * x)
+        if step < 2:
+            action = float(jax.random.uniform(uniform))
+        np.testing.assert_allclose(agent.noise, x, rtol=1e-5)
+        np.testing.assert_allclose(agent.action, action, rtol=1e-5)
+        np.testing.assert_allclose(lr, 1e-4 ** (1 - action), rtol=1e-4)
+        assert agent.steps == step + 1 and agent.pending == (step != 3)
+        assert agent.losses.tolist() == np.float32([9, 9, 0.3, -0.2]).tolist()
+
+
+def test_rates_span_the_range_evenly_on_the_log_scale():
+    options = ddpg.Options(low=1e-5, high=10.0)
+    rates = ddpg.rate(jnp.array([0.0, 0.5, 1.0]), options)
+    np.testing.assert_allclose(rates, [1e-5, 1e-2, 10.0], rtol=1e-5)
+    # The first actions are uniform.
+    agent = ddpg.init(jax.random.key(0), options)
+    keys = jax.random.split(jax.random.key(1), 500)
+    lr, _ = jax.jit(jax.vmap(lambda key: ddpg.act(agent, key, options)))(keys)
+    shares = np.sort((np.log10(lr) + 5) / 6)
+    np.testing.assert_allclose(shares, (np.arange(500) + 0.5) / 500, atol=0.08)
+
+
+def small(**options):
+    return ddpg.Options(**(dict(state="window", warmup=4) | SMALL | options))
+
+
+def jitted(options):
+    """`act` and `observe`."""
+    return [jax.jit(lambda *a, f=f: f(*a, options)) for f in (ddpg.act, ddpg.observe)]
+
+
+def test_a_transition_is_stored_once_its_loss_is_known(monkeypatch):
+    options = small(window=2, capacity=3, batch=3)
+    monkeypatch.setattr(ddpg, "learn", lambda agent, rows, options: agent)
+    agent = ddpg.init(jax.random.key(0), options)
+    key, actions = jax.random.key(1), []
+    chosen, seen = jitted(options)
+    act = None  # one action; else a loss
+    order = [act, 5.0, act, 3.0, act, 2.5, 2.0, act, jnp.nan, act, 1.5, act, 1.0]
+    for loss in [*order, act, act, 0.5, act, 0.25]:
+        if loss is act:
+            key = jax.random.fold_in(key, 0)
+            _, agent = chosen(agent, key)
+            actions.append(float(agent.action))
+        else:
+            agent = seen(agent, key, jnp.float32(loss))
+    stored = agent.memory.items
+    # Not stored: the action before any loss, those around nan, the first of two in a
+    # row and the second, of which the loss before it is not known. The last transition
+    # took the place of the first, [0, 5, 3].
+    found = [[1.0, 0.5, 0.25], [5.0, 3.0, 2.5], [2.0, 1.5, 1.0]]
+    assert stored.losses.tolist() == found
+    assert stored.known.tolist() == [2, 2, 2]
+    assert stored.action.tolist() == [actions[8], actions[2], actions[5]]
+    assert agent.memory.seen == 4 and agent.losses.tolist() == [0.5, 0.25]
+    assert agent.count == 8 and not agent.pending
+
+
+def test_the_first_states_are_padded_on_the_left():
+    options = small(window=3)
+    agent = ddpg.init(jax.random.key(0), options)
+    act, observe = jitted(options)
+    for loss in (5.0, 3.0, 2.0):
+        agent = observe(agent, jax.random.key(1), loss)
+        _, agent = act(agent, jax.random.key(2))
+    assert agent.memory.items.known.tolist()[:3] == [1, 2, 0]
+    assert agent.memory.items.losses.tolist()[:2] == [[0, 0, 5, 3], [0, 5, 3, 2]]
+
+
+def test_moments_are_those_of_the_losses_and_bounded():
+    options = small(batch=8)
+    agent = ddpg.init(jax.random.key(0), options)
+    losses = np.array([2.0, 1.5, 1.6, 40.0, 1.0, 1.1, 0.7])
+    power, rewards = 0.0, losses[:-1] - losses[1:]
+    for n, reward in enumerate(rewards, start=1):
+        square = reward**2 if n == 1 else min(reward**2, 25 * power + 1e-12)
+        power += (square - power) / n
+    assert power < np.mean(rewards**2) / 2
+    act, observe = jitted(options)
+    for loss in losses:
+        agent = observe(agent, jax.random.key(1), loss)
+        _, agent = act(agent, jax.random.key(2))
+    np.testing.assert_allclose(agent.mean, losses.mean(), rtol=1e-5)
+    np.testing.assert_allclose(agent.variance, losses.var(), rtol=1e-5)
+    np.testing.assert_allclose(agent.power, power, rtol=1e-5)
+    # With many values the newest counts for a thousandth.
+    memory = agent.memory._replace(seen=jnp.int32(5000))
+    late = agent._replace(count=jnp.int32(5000), memory=memory)
+    then = observe(late, jax.random.key(1), 2.7)
+    off = 2.7 - losses.mean()
+    np.testing.assert_allclose(then.mean, losses.mean() + 1e-3 * off, rtol=1e-5)
+    variance = 0.999 * (losses.var() + 1e-3 * off**2)
+    np.testing.assert_allclose(then.variance, variance, rtol=1e-5)
+    np.testing.assert_allclose(then.power, power + 1e-3 * (4 - power), rtol=1e-5)
+
+
+def test_it_learns_from_what_is_stored_alone(monkeypatch):
+    options = small(state="scalar", capacity=50, batch=4)
+    # What `learn` is given, seen through what it returns.
+    monkeypatch.setattr(
+        ddpg, "learn", lambda agent, rows, options: agent._replace(critic=rows)
+    )
+    agent = ddpg.init(jax.random.key(0), options)
+    empty = ddpg.Rows(jnp.zeros((4, 2)), jnp.zeros(4, jnp.int32), jnp.zeros(4))
+    agent = agent._replace(critic=empty)
+    act, observe = jitted(options)
+    for loss in [1.0, 2.0, 3.0, 4.0, 5.0]:
+        assert not np.any(agent.critic.losses)
+        before = observe(agent, jax.random.key(1), loss)
+        _, agent = act(before, jax.random.key(2))
+    assert np.all(agent.critic.losses > 0)  # four there are, so there was an update
+    keys = jax.random.split(jax.random.key(1), 100)
+    drawn = jax.vmap(observe, (None, 0, None))(agent, keys, 6.0).critic
+    assert set(drawn.losses[..., 0].ravel().tolist()) == {1.0, 2.0, 3.0, 4.0, 5.0}
+    np.testing.assert_array_equal(drawn.losses[..., 1], drawn.losses[..., 0] + 1)
+    # No new transition, no update.
+    same = observe(before._replace(critic=empty), keys[0], 6.0)
+    assert not np.any(same.critic.losses)
+
+
+@functools.cache
+def program(**options):
+    """One compiled step: the agent is told a loss and answers with a rate."""
+    options = small(**options)
+
+    def step(agent, key, loss):
+        k_observe, k_act = jax.random.split(key)
+        agent = ddpg.observe(agent, k_observe, loss, options)
+        return ddpg.act(agent, k_act, options)
+
+    return options, jax.jit(step)
+
+
+def told(agent, losses, seed=1, start=0, step=None):
+    """Rates and the agent after some losses, which come with keys of their own."""
+    step = step or program()[1]
+    rates = []
+    for i, loss in enumerate(losses, start=start):
+        key = jax.random.fold_in(jax.random.key(seed), i)
+        lr, agent = step(agent, key, jnp.float32(loss))
+        rates.append(float(lr))
+    return rates, agent
+
+
+LOSSES = 2 + np.sin(np.arange(24.0))
+
+
+def test_a_run_goes_on_bitwise_and_compiles_once():
+    options, step = program()
+    agent = ddpg.init(jax.random.key(0), options)
+    assert all(leaf.size for leaf in jax.tree.leaves(agent))
+    start = agent
+    rates, whole = told(agent, LOSSES)
+    _, half = told(agent, LOSSES[:11])
+    half = jax.tree.map(jnp.asarray, jax.device_get(half))
+    later, again = told(half, LOSSES[11:], start=11)
+    assert later == rates[11:] and len(set(rates)) == len(rates)
+    jax.tree.map(np.testing.assert_array_equal, again, whole)
+    assert step._cache_size() == 1
+    moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), start.critic, whole.critic)
+    assert all(jax.tree.leaves(moved))
+    assert jax.tree.map(lambda x: x.dtype, start) == jax.tree.map(
+        lambda x: x.dtype, whole
+    )
+
+
+def test_the_key_decides():
+    options, _ = program()
+    agent = ddpg.init(jax.random.key(0), options)
+    rates, one = told(agent, LOSSES[:9])
+    same, two = told(agent, LOSSES[:9])
+    other, three = told(agent, LOSSES[:9], seed=2)
+    assert rates == same and not set(rates) & set(other)
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+    # The update draws other transitions.
+    assert np.any(one.critic["linear1"]["kernel"] != three.critic["linear1"]["kernel"])
+    born = [ddpg.init(jax.random.key(seed), options).actor for seed in (0, 1)]
+    assert np.any(born[0]["recurrent1"] != born[1]["recurrent1"])
+
+
+def test_two_agents_run_side_by_side():
+    options, step = program()
+    agents = [ddpg.init(jax.random.key(seed), options) for seed in (0, 1)]
+    both = jax.tree.map(lambda *x: jnp.stack(x), *agents)
+    mapped = jax.jit(jax.vmap(step, in_axes=(0, None, 0)))
+    rates = []
+    for i, loss in enumerate(LOSSES[:10]):
+        key = jax.random.fold_in(jax.random.key(1), i)
+        lr, both = mapped(both, key, jnp.float32([loss, 3 - loss]))
+        rates.append(lr)
+    for n, losses in enumerate((LOSSES[:10], 3 - LOSSES[:10])):
+        alone, agent = told(agents[n], losses)
+        np.testing.assert_allclose([lr[n] for lr in rates], alone, rtol=1e-4)
+        mine = jax.tree.map(lambda x, n=n: x[n], both)
+        close(mine, agent, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
+def test_a_loss_that_is_no_number_poisons_nothing(bad):
+    options, _ = program()
+    agent = ddpg.init(jax.random.key(0), options)
+    _, agent = told(agent, [bad, *LOSSES[:9]])
+    _, after = told(agent, [bad], start=50)
+    kept = ("actor", "critic", "memory", "losses", "count", "mean", "variance", "power")
+    for name in kept:
+        jax.tree.map(
+            np.testing.assert_array_equal, getattr(after, name), getattr(agent, name)
+        )
+    rates, after = told(after, LOSSES[9:], start=60)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(after))
+    assert np.all(np.isfinite(rates))
+    # Actions before the first loss, and before the bad ones, are in no transition.
+    assert after.memory.seen == len(LOSSES) - 2
+
+
+def test_the_memory_is_written_in_place():
+    options, step = program(capacity=100_000)
+    agent = ddpg.init(jax.random.key(0), options)
+    size = sum(leaf.nbytes for leaf in agent.memory.items)
+    lowered = jax.jit(step, donate_argnums=0).lower(
+        agent, jax.random.key(1), jnp.float32(0)
+    )
+    assert lowered.compile().memory_analysis().temp_size_in_bytes < size / 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"low": 0.0},
+        {"low": 0.2},
+        {"state": "windw"},
+        {"window": 0},
+        {"discount": 1.1},
+        {"target_rate": -0.1},
+        {"actor_lr": -1.0},
+        {"noise_decay": 0},
+        {"capacity": 31},
+    ],
+)
+def test_options_that_cannot_be_are_refused(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"^{name}="):
+        ddpg.Options(**options)
+
+
+def test_the_words_of_the_module_are_true():
+    numbers = re.search(r"Options\(\s*state=.*?\)", ddpg.__doc__, re.S)[0]
+    assert eval(f"ddpg.{numbers}").capacity == 6_000_000
+    example = re.search(r"  options = .*?\(value, lr\)\n", ddpg.__doc__, re.S)[0]
+    names = {"jax": jax, "ddpg": ddpg, "key": jax.random.key(0)}
+    names["loss"] = lambda params: jnp.sum(params["w"] ** 2)
+    exec(textwrap.dedent(example), names)
+    carry = {"w": jnp.ones(3)}, names["agent"]
+    keys = jax.random.split(jax.random.key(1), 3)
+    (params, agent), (values, lr) = jax.lax.scan(names["step"], carry, keys)
+    assert agent.memory.seen == 2 and values.shape == lr.shape == (3,)
+    assert values[2] < values[0] and 1e-6 < lr.min() < lr.max() < 1
+    assert dataclasses.is_dataclass(names["options"])
+
+
+# A quadratic whose parameters are set back every ten steps, and beyond a loss of 10.
+CURVATURE = np.array([20.0, 30.0, 40.0, 60.0])
+HORIZON, BEYOND = 10, 10.0
+
+
+def quadratic(theta):
+    return 0.5 * jnp.mean(CURVATURE * theta**2)
+
+
+def descent(key, steps, pick, agent, options=None):
+    """Losses after each step and rates, f32[steps]; `pick`: key -> rate, or None."""
+
+    def fresh(key):
+        return jax.random.normal(key, (4,)) / jnp.sqrt(CURVATURE)
+
+    def step(carry, i):
+        theta, agent = carry
+        k_observe, k_act, k_fresh = jax.random.split(jax.random.fold_in(key, i), 3)
+        if pick is None:
+            agent = ddpg.observe(agent, k_observe, quadratic(theta), options)
+        again = (i % HORIZON == 0) | (quadratic(theta) > BEYOND)
+        theta = jnp.where(again, fresh(k_fresh), theta)
+        if pick is None:
+            # Set back: the state is the new loss, and no action is to blame for it.
+            losses = agent.losses.at[-1].set(quadratic(theta))
+            agent = agent._replace(losses=losses, pending=agent.pending & ~again)
+            lr, agent = ddpg.act(agent, k_act, options)
+        else:
+            lr = pick(k_act)
+        theta = theta - lr * CURVATURE * theta
+        return (theta, agent), (jnp.minimum(quadratic(theta), BEYOND), lr)
+
+    start = fresh(jax.random.fold_in(key, steps)), agent
+    return jax.lax.scan(step, start, jnp.arange(steps))[1]
+
+
+def learnt(options, steps, seeds=3):
+    """Of each seed: mean loss and geometric mean of the rate in the last quarter."""
+
+    def run(key):
+        agent = ddpg.init(jax.random.fold_in(key, steps + 1), options)
+        return descent(key, steps, None, agent, options)
+
+    keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
+    losses, lr = jax.jit(jax.vmap(run))(keys)
+    late = slice(-steps // 4, None)
+    return np.mean(losses[:, late], 1), np.exp(np.mean(np.log(lr[:, late]), 1))
+
+
+def test_it_learns_a_learning_rate():
+    # Above 2 / 60 steps diverge; the middle of the range, on the log scale, is 0.1.
+    options = ddpg.Options(low=1e-4, high=100.0, noise_decay=3000)
+    losses, rates = learnt(options, 4000)
+
+    def mean_loss(pick):
+        return descent(jax.random.key(3), 2000, pick, None)[0].mean()
+
+    def uniform(key):
+        return ddpg.rate(jax.random.uniform(key), options)
+
+    constant = jnp.exp(jnp.linspace(jnp.log(1e-4), jnp.log(1.0), 31))
+    found = jax.jit(jax.vmap(lambda lr: mean_loss(lambda key: lr)))(constant)
+    best = constant[found.argmin()]
+    assert 0.015 < best < 0.035
+    random = float(mean_loss(uniform))
+    assert losses.max() < 0.1 * random and np.median(losses) < 0.02 * random
+    assert best / 4 < rates.min() and rates.max() < 2 * best
