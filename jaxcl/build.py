@@ -37,7 +37,8 @@ MACHINE = (
 # Nor do these change what a run on one task measures.
 ASIDE = MACHINE + (
     "name", "plasticity", "plasticity_cache", "checkpoint", "log_every", "save_every",
-    "eval_every", "keep", "evaluate_untrained", "tensorboard", "plots",
+    "eval_every", "eval_epochs", "start", "first_tasks", "keep", "evaluate_untrained",
+    "tensorboard", "plots",
 )  # fmt: skip
 
 
@@ -99,7 +100,10 @@ def _seeds(raw, workdir):
 
     @functools.lru_cache(maxsize=1)  # the first is asked for again
     def make(seed):
-        one = ml_collections.ConfigDict(raw | {"seed": seed, "seeds": 1})
+        own = {"seed": seed, "seeds": 1}
+        if raw.get("start") is not None:
+            own["start"] = str(epath.Path(raw["start"]) / seeds.folder(seed))
+        one = ml_collections.ConfigDict(raw | own)
         return build(one, epath.Path(workdir) / seeds.folder(seed))
 
     side_by_side = top.side_by_side
@@ -110,12 +114,17 @@ def _seeds(raw, workdir):
             "(config.replay.sharded or config.method.sharded) go one after another; "
             "must be None or False"
         )
-    # Their batches hold rows that the memory of each seed names.
-    mixes = make(top.seed).method.replayed is not None
+    # Batches with rows that the memory of each seed names, or several batches, and
+    # tasks that end when a seed's loss says so.
+    first = make(top.seed)
+    mixes = first.method.replayed is not None or first.counts_epochs or any(
+        first.parts(task.index) > 1 for task in first.stream.tasks
+    )  # fmt: skip
     if mixes and side_by_side:
         raise ValueError(
-            f"config.side_by_side=True: runs of {top.method['name']} read rows that "
-            "differ from seed to seed, and go one after another; must be None or False"
+            f"config.side_by_side=True: runs of {top.method['name']} have batches "
+            "that cannot be joined, or count epochs (config.patience, eval_epochs), "
+            "and go one after another; must be None or False"
         )
     claim(workdir, json.loads(json.dumps(raw)))
     if side_by_side is None:
@@ -152,7 +161,8 @@ def _job(top: sections.Top, plain: dict, workdir) -> job.Job:
     mesh = sharding.mesh(top.devices)
     sections.check(top)
     sharding.check_batch(top.batch_size, mesh)
-    make_stream = sections.tasks(top.data, top.scenario)  # options are checked first
+    # Options are checked first.
+    make_stream = sections.tasks(top.data, top.scenario, top.seed)
     parts, image = sections.parts(top)
     sections.method(top.method, parts)
     tasks = make_stream()
@@ -165,6 +175,7 @@ def _job(top: sections.Top, plain: dict, workdir) -> job.Job:
         memory=sharded.over(mesh, replay) if replay.sharded else None,
         split=functools.partial(sharding.spread, mesh=mesh),
         num_tasks=len(tasks.tasks),
+        batch_size=top.batch_size,
         unroll=sharding.on_cpu(),
     )
     method = sections.method(top.method, parts)
@@ -176,8 +187,10 @@ def _job(top: sections.Top, plain: dict, workdir) -> job.Job:
     eval_parts = _eval_parts(top, method.embed, tasks, image, mesh)
     eval_parts = eval_parts._replace(
         predict=method.predict, memory=method.memory, replayed=method.replayed,
-        project=method.project,
+        project=method.project, objective=method.objective,
     )  # fmt: skip
+    if top.start is not None:
+        _check_start(top.start, plain)
     judges, pictures = evaluators.make(top.evaluators, eval_parts, workdir)
     images = tasks.dataset.train.images
     fields = {field.name for field in dataclasses.fields(sections.Top)}
@@ -190,9 +203,10 @@ def _job(top: sections.Top, plain: dict, workdir) -> job.Job:
         pictures=pictures if top.plots else {},
         mesh=mesh,
         resident=images is not None and images.nbytes <= top.device_bytes,
-        crop=image["crop"]._replace(decoder=tasks.dataset.decoder or "auto"),
+        crop=image["crop"]
+        and image["crop"]._replace(decoder=tasks.dataset.decoder or "auto"),
         views=image["views"],
-        steps_per_call=top.steps_per_call or (1 if sharding.on_cpu() else 8),
+        steps_per_call=_steps_per_call(top, tasks.dataset.train),
         record={"tensorboard": top.tensorboard, "progress": top.progress},
         quiet=False,
         config=plain,
@@ -202,6 +216,34 @@ def _job(top: sections.Top, plain: dict, workdir) -> job.Job:
     if top.plasticity and len(tasks.tasks) > 1:
         made = made._replace(alone=_alone(top, made, parts, eval_parts, workdir))
     return made
+
+
+def _check_start(start, plain) -> None:
+    """Refuse to go on from a run of other data or another network."""
+    path = epath.Path(start) / "config.json"
+    if not path.exists():
+        raise ValueError(f"config.start={start!r}: there is no run in it")
+    theirs = json.loads(path.read_text())
+    same = "seed", "data", "scenario", "encoder", "augment", "batch_size", "precision"
+    pair = [{name: x[name] for name in same if name in x} for x in (theirs, plain)]
+    changed = schema.differences(*pair)
+    if changed:
+        raise ValueError(
+            f"config.start={start!r}: a run of another config; they differ in "
+            f"{'; '.join(changed)}"
+        )
+
+
+def _steps_per_call(top, train) -> int:
+    """Graphs come in batches of several sizes, which no call can hold together."""
+    if train.graphs is None:
+        return top.steps_per_call or (1 if sharding.on_cpu() else 8)
+    if top.steps_per_call not in (None, 1):
+        raise ValueError(
+            f"config.steps_per_call={top.steps_per_call}: batches of graphs have "
+            "several sizes; must be None or 1"
+        )
+    return 1
 
 
 def _alone(top, made, parts, eval_parts, workdir) -> single.Alone | None:
@@ -228,6 +270,7 @@ def _alone(top, made, parts, eval_parts, workdir) -> single.Alone | None:
             reads = eval_parts._replace(
                 embed=method.embed, predict=method.predict, memory=method.memory,
                 replayed=method.replayed, project=method.project,
+                objective=method.objective,
             )  # fmt: skip
             own, _ = evaluators.make(judged, reads, workdir)
         return made._replace(method=method, evaluators=own)

@@ -11,7 +11,8 @@ import numpy as np
 import optax
 
 # image u8[B,H,W,C] (or u8[B,V,H,W,C], V crops already cut), label i32[B],
-# index i32[B]; axis 0 of every leaf is the example.
+# index i32[B]; axis 0 of every leaf is the example. In place of image there may be
+# graph, a data.graphs.Graphs; then index is -1 where a slot is empty.
 Batch = dict[str, jax.Array]
 PyTree = Any
 
@@ -59,6 +60,7 @@ class Parts(NamedTuple):
     # Spreads rows that a step drew itself over the devices, as a batch's are.
     split: Callable = lambda tree: tree
     num_tasks: int = 1  # of the stream
+    batch_size: int = 0  # global
     memory: Any = None  # memory.sharded.Memory; None: each device holds it whole
     # Gradients within a loop of XLA's are slow on CPU; there loops are written out.
     unroll: bool = True
@@ -88,6 +90,11 @@ class Method(NamedTuple):
     # Its steps also want batch["labelled"] = {"image", "label", "index"}, as many rows
     # again, of the whole train split: of all classes, those of later tasks too.
     labelled: bool = False
+    # task -> P, how many batches its steps take side by side. With P > 1 leaves of a
+    # batch are [P, B, ...]; an order gives P B rows a step, place P i + p for part p.
+    parts: Callable = lambda task: 1
+    # (state, key, batch) -> f32[], a loss of the network as it is evaluated
+    objective: Callable | None = None
     # state -> i32[K], rows of the train split that the present task replayed, -1: none
     replayed: Callable | None = None
     # (state, normalised images) -> f32[B, Z], what the loss compares, in eval mode
@@ -117,6 +124,7 @@ class EvalParts(NamedTuple):
     memory: Callable | None = None  # the method's, see `Method.memory`
     replayed: Callable | None = None  # the method's, see `Method.replayed`
     project: Callable | None = None  # the method's, see `Method.project`
+    objective: Callable | None = None  # the method's, see `Method.objective`
 
 
 class Result(NamedTuple):

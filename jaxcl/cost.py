@@ -8,7 +8,6 @@ since of others XLA takes the dearest branch. The body of a loop counts once.
 
 import contextlib
 import functools
-import itertools
 import operator
 import time
 from collections.abc import Callable
@@ -48,14 +47,19 @@ class Clock:
             self._turn(before)
 
     def first_apart(self, step: Callable) -> Callable:
-        """The same function; its first call, which compiles, goes to "compile"."""
-        calls = itertools.count()
+        """The same function of (state, resident, batches, count).
 
-        def timed(*arguments):
-            if next(calls):
-                return step(*arguments)
+        The first call with batches of a shape, which compiles, goes to "compile".
+        """
+        met = set()
+
+        def timed(state, resident, batches, count):
+            shape = tuple(leaf.shape for leaf in jax.tree.leaves(batches))
+            if shape in met:
+                return step(state, resident, batches, count)
+            met.add(shape)
             with self.on("compile"):
-                return step(*arguments)
+                return step(state, resident, batches, count)
 
         return timed
 

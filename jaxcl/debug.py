@@ -8,24 +8,27 @@ from jaxcl import schema
 def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """The config itself, with small everything; what it composes stays.
 
-    Digits, resized to 16 colour pixels, stand in for the data set, so that no
-    data need be there; numbers that come out mean nothing. Values that follow
-    another field (`recipe.by`) still do.
+    Digits, resized to 16 colour pixels, stand in for the data set, and rings and trees
+    for a set of graphs, so that no data need be there; numbers mean nothing. Values
+    that follow another field (`recipe.by`) still do.
     """
     config.name = f"{config.name}_debug"
-    config.data = {"name": "digits", "size": 16, "channels": 3}
-    if config.scenario.name != "joint":
+    if config.augment.get("name") == "graphs":
+        config.data = {"name": "rings_and_trees"}
+    else:
+        config.data = {"name": "digits", "size": 16, "channels": 3}
+        config.augment.size = 16
+        config.augment.resize = None
+        config.encoder = {"name": "resnet", "depth": 10, "width": 4, "stem": "cifar"}
+    if config.scenario.name not in ("joint", "growth"):
         # Digits are one domain: their slices stand in.
         name = "data" if config.scenario.name == "domain" else config.scenario.name
         config.scenario = {"name": name, "num_tasks": 2}
     if config.scenario.get("imbalance") is not None:
         config.scenario.imbalance.update(dominant=0, epoch_steps=5)
-    config.augment.size = 16
-    config.augment.resize = None
     config.batch_size = 32
     with config.ignore_type():  # a config may have a tuple here
         config.epochs = 1
-    config.encoder = {"name": "resnet", "depth": 10, "width": 4, "stem": "cifar"}
     small = {"hidden_dim": 16, "output_dim": 8, "distill_hidden_dim": 16}
     small |= {"predictor_hidden_dim": 16, "queue_size": 64, "memory_size": 32}
     small |= {"drawn": 8}
@@ -40,6 +43,10 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
             section.update(epochs=3, milestones=(2,), augment=False)
         if section.get("name", name) == "filtering":
             section.update(size=32, batch_size=16)
+        if section.get("name", name) == "objective":
+            section.update(batch_size=16, max_rows=32)
+        if section.get("name", name) == "svm":
+            section.update(folds=2, inner_folds=2, penalties=(1.0,), max_rows=40)
     config.workers = 0
     config.save_every = 10
     return config

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, sharding
-from jaxcl.data import prefetch, stream
+from jaxcl.data import graph_batches, prefetch, stream
 
 _LABELLED = 0x1ABE1  # keeps the order of labelled batches apart from the tasks'
 
@@ -28,6 +28,7 @@ class Job(NamedTuple):
     seed: int
     batch_size: int  # global
     epochs: int | tuple[int, ...]  # per task, see stream.epochs_of_tasks
+    patience: int  # epochs without a better loss that end a task; 0: none does
     resident: bool  # the train split lives on the device
     crop: Any  # prefetch.Crop, for images that stream
     views: int  # crops per image that streams
@@ -36,7 +37,10 @@ class Job(NamedTuple):
     log_every: int
     save_every: int  # 0: after tasks only
     eval_every: int  # 0: after tasks only
+    eval_epochs: int  # the same in epochs
     keep: int
+    start: str | None  # run directory that this one goes on from
+    first_tasks: int | None  # how many are trained; None: all
     evaluate_untrained: bool
     plots: bool
     quiet: bool  # no tables: a run within a run
@@ -47,15 +51,30 @@ class Job(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of the batch that a step takes."""
+        """Rows of a batch, of all seeds."""
         return self.batch_size * max(len(self.together), 1)
+
+    @property
+    def graphs(self) -> bool:
+        """Whether examples are graphs, and not images."""
+        return self.stream.dataset.train.graphs is not None
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether something is done at the end of every epoch."""
+        return bool(self.patience or self.eval_epochs)
+
+    def parts(self, task: int) -> int:
+        """Batches that a step of a task takes, see `core.Method.parts`."""
+        return self.method.parts(self.stream.tasks[task])
 
 
 def schedule(job: Job, source: stream.Source, task: int) -> stream.Schedule:
     """Which rows each step of a task reads, a function of (seed, task, epoch)."""
     return stream.schedule(
-        source, seed=job.seed, task=task, epochs=job.epochs, batch_size=job.batch_size
-    )
+        source, seed=job.seed, task=task, epochs=job.epochs,
+        batch_size=job.batch_size * job.parts(task),
+    )  # fmt: skip
 
 
 def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
@@ -63,12 +82,22 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Ite
     if job.together:
         each = [job._replace(seed=seed, together=()) for seed in job.together]
         return _joined([_host_batches(one, source, task, start) for one in each])
+    parts = job.parts(task)
+    if job.graphs:  # which every process reads whole, see `feed`
+        return graph_batches.batches(
+            source, seed=job.seed, task=task, epochs=job.epochs,
+            batch_size=job.batch_size, parts=parts, start=start,
+        )  # fmt: skip
     read = functools.partial(
-        prefetch.batches, task=task, batch_size=job.batch_size, start=start,
+        prefetch.batches, task=task, start=start,
         workers=job.workers, crop=job.crop, views=job.views, resident=job.resident,
         process_index=jax.process_index(), process_count=jax.process_count(),
     )  # fmt: skip
-    own = read(source, seed=job.seed, epochs=job.epochs)
+    own = read(
+        source, seed=job.seed, epochs=job.epochs, batch_size=job.batch_size * parts
+    )
+    if parts > 1:
+        own = _side_by_side(own, parts)
     if not job.method.labelled:
         return own
     train = job.stream.dataset.train
@@ -78,7 +107,8 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Ite
     epochs = -(-steps // max(len(every.rows) // job.batch_size, 1))
     # NumPy reads a seed as 32-bit words: this one has a word more than the task's.
     seed = job.seed + (_LABELLED << 32)
-    return _paired(own, read(every, seed=seed, epochs=epochs, steps=steps))
+    more = read(every, seed=seed, epochs=epochs, steps=steps, batch_size=job.batch_size)
+    return _paired(own, more)
 
 
 def _joined(readers):
@@ -88,6 +118,19 @@ def _joined(readers):
             stack.enter_context(contextlib.closing(reader))
         for batches in zip(*readers, strict=True):
             yield jax.tree.map(lambda *x: np.concatenate(x), *batches)
+
+
+def _side_by_side(reader, parts):
+    """The parts of each batch, leaves [P, B, ...]."""
+
+    def part(x):
+        return np.ascontiguousarray(
+            np.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0)
+        )
+
+    with contextlib.closing(reader):
+        for batch in reader:
+            yield jax.tree.map(part, batch)
 
 
 def _paired(own, labelled):
@@ -108,6 +151,8 @@ def resident(job: Job) -> dict:
 def _example(job: Job) -> dict:
     """A batch of one row, as the method's init and step see it."""
     examples = job.stream.dataset.train
+    if job.graphs:
+        return graph_batches.blank(examples, 1)
     if job.resident:
         images = np.asarray(examples.images[:1])
     else:
@@ -133,12 +178,19 @@ def _key(job: Job):
     return jax.vmap(jax.random.key)(np.array(job.together))
 
 
-def shapes(job: Job) -> tuple:
-    """The (state, batch) that the method's step takes, as shapes."""
-    example = _example(job)
+def shapes(job: Job, parts: int = 1) -> tuple:
+    """The (state, batch) that the method's step takes, as shapes.
+
+    Of graphs, whose batches have a few sizes, that which serves for half of them.
+    """
+    example, sides = _example(job), (parts,) if parts > 1 else ()
     batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((job.rows, *x.shape[1:]), x.dtype), example
+        lambda x: jax.ShapeDtypeStruct((*sides, job.rows, *x.shape[1:]), x.dtype),
+        example,
     )
+    if job.graphs:
+        batch = graph_batches.blank(job.stream.dataset.train, job.batch_size, parts)
+        batch = jax.eval_shape(lambda: batch)
     return jax.eval_shape(job.method.init, _key(job), example), batch
 
 
@@ -163,14 +215,28 @@ def check(job: Job) -> None:
             f"{stream.size(train)} of {job.stream.dataset.name} have none (-1); label "
             "them, or turn that option off"
         )
+    if job.first_tasks is not None and job.first_tasks > len(job.stream.tasks):
+        raise ValueError(
+            f"config.first_tasks={job.first_tasks}: the scenario has only "
+            f"{len(job.stream.tasks)} tasks"
+        )
+    if job.graphs and job.method.objective is None:
+        raise ValueError(
+            "config.data.name='graphs': methods of images cannot read them; use "
+            "config.method.name='icl'"
+        )
     if job.method.replays and not job.resident:
         raise ValueError(
             "config.method: replays images as they are, which must fit on the device: "
             "give config.data resident=True and size, or raise config.device_bytes"
         )
     for task in job.stream.tasks:
-        schedule(job, task.train, task.index)
-    jax.eval_shape(job.method.step, *shapes(job))
+        stream.schedule(
+            task.train, seed=job.seed, task=task.index, epochs=job.epochs,
+            batch_size=job.batch_size,
+        )  # fmt: skip
+    for parts in {job.parts(task.index) for task in job.stream.tasks}:
+        jax.eval_shape(job.method.step, *shapes(job, parts))
 
 
 def _looked_up(resident, batch):
@@ -187,11 +253,12 @@ def compile_step(job: Job) -> Callable:
     The state is donated. Leaves of `batches` are [K, B, ...]; the first `count`
     (i32[]) of the K batches are trained on, so that no boundary recompiles.
     """
-    split = sharding.split(job.mesh)
 
     def one(state, resident, batch):
         if resident:
             batch = _looked_up(resident, batch)
+            # An image has three axes, before them there are examples, and parts.
+            split = sharding.split(job.mesh, axis=batch["image"].ndim - 4)
             batch = jax.lax.with_sharding_constraint(batch, split)
         return job.method.step(state, batch)
 
@@ -226,7 +293,9 @@ def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
       (count, batches, count on the device): up to `steps_per_call` steps at a
       time, fewer where a save, an evaluation or the end of the task falls.
     """
-    total = len(schedule(job, source, task))
+    plan = schedule(job, source, task)
+    total, epoch = len(plan), plan.steps_per_epoch if job.counts_epochs else 0
+    axis = 2 if job.parts(task) > 1 else 1
     host = _host_batches(job, source, task, start)
 
     def grouped():
@@ -234,7 +303,7 @@ def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
         with contextlib.closing(host):
             while done < total:
                 ends = [done + job.steps_per_call, total]
-                for every in (job.save_every, job.eval_every):
+                for every in (job.save_every, job.eval_every, epoch):
                     ends += [(done // every + 1) * every] if every else []
                 count = min(ends) - done
                 taken = list(itertools.islice(host, count))
@@ -245,7 +314,9 @@ def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
     def place(item):
         count, batches = item
         number = sharding.replicate(np.int32(count), job.mesh)
-        return count, sharding.shard(batches, job.mesh, axis=1), number
+        if job.graphs:  # nodes of a batch are one array, which devices do not share
+            return count, sharding.replicate(batches, job.mesh), number
+        return count, sharding.shard(batches, job.mesh, axis=axis), number
 
     with contextlib.closing(prefetch.ahead(grouped(), place, depth=2)) as ahead:
         yield from ahead

@@ -1,4 +1,7 @@
-"""Metrics on their way from the device: fetched late, checked, logged; and the cost."""
+"""Metrics on their way from the device: fetched late, checked, logged; what they say.
+
+Epochs of which the mean loss no longer falls end a task; the cost of a task is counted.
+"""
 
 import time
 
@@ -20,9 +23,11 @@ class Meter:
     waits for the host; what is saved or evaluated is checked first.
     """
 
-    def __init__(self, work: job.Job, recorder: record.Recorder, task: int, step: int):
-        """Args: the job, where rows go, the task's number and the run's step."""
+    def __init__(self, work: job.Job, recorder: record.Recorder, task: int, step: int,
+                 epochs):  # fmt: skip
+        """Args: the job, where rows go, the task's number, the run's step, `Epochs`."""
         self._work, self._recorder, self._task = work, recorder, task
+        self._epochs = epochs
         self._pending = []  # (steps done before, count, metrics f32[K] each)
         self._last = time.monotonic(), step  # of the last row
 
@@ -43,6 +48,7 @@ class Meter:
             for i in range(count):
                 row = {name: values[i] for name, values in metrics.items()}
                 self._check(row, before + i + 1)
+                self._epochs.add(row)
                 if (before + i + 1) % self._work.log_every == 0:
                     self._log(row, before + i + 1)
 
@@ -58,8 +64,64 @@ class Meter:
     def _log(self, row, step):
         now, (then, at) = time.monotonic(), self._last
         self._last = now, step
-        speed = (step - at) * self._work.rows / max(now - then, 1e-9)
+        rows = self._work.rows * self._work.parts(self._task)
+        speed = (step - at) * rows / max(now - then, 1e-9)
         self._recorder.log(step, self._task, **row, time={"images_per_second": speed})
+
+
+class Epochs:
+    """The epochs of a task: their mean losses, and whether these still fall.
+
+    An epoch is the best so far if its mean loss is at most that of the best before it.
+    With patience n the task is over n epochs after the best one (the rule of ICL, Ji et
+    al., WSDM 2023, as released; the paper has n = 50).
+    """
+
+    def __init__(self, patience: int, found: dict):
+        """Args: n, 0 for never; what `read` gave, {} for a new task."""
+        start = {"sum": 0.0, "steps": 0, "passes": 0.0, "number": 0, "best": None}
+        self._patience, self._found = patience, start | found
+
+    def add(self, row: dict) -> None:
+        """Take the metrics of a step: its loss, and the passes that it took."""
+        self._found["sum"] += float(row["loss"])
+        self._found["steps"] += 1
+        self._found["passes"] += float(row.get("passes", 0.0))
+
+    def end(self, seconds: float) -> dict:
+        """End an epoch, with the seconds that the task has trained.
+
+        Returns:
+          its number from 1, its mean loss, and the seconds and passes of the task.
+        """
+        now = self._found
+        now["number"] += 1
+        row = {"number": now["number"], "loss": now["sum"] / now["steps"]}
+        row |= {"seconds": seconds, "passes": now["passes"]}
+        if now["best"] is None or row["loss"] <= now["best"]["loss"]:
+            now["best"] = row
+        now |= {"last": row, "sum": 0.0, "steps": 0}
+        return row
+
+    @property
+    def number(self) -> int:
+        """How many have ended."""
+        return self._found["number"]
+
+    @property
+    def over(self) -> bool:
+        """Whether the patience is at its end."""
+        best = self._found["best"]
+        late = best is not None and self.number - best["number"] >= self._patience
+        return self._patience > 0 and late
+
+    def read(self) -> dict:
+        """All that it knows, as JSON."""
+        return dict(self._found)
+
+    def summary(self) -> dict:
+        """{"best": row, "last": row}, as `end` gave them."""
+        return {name: self._found.get(name) for name in ("best", "last")}
 
 
 @jax.jit
@@ -83,6 +145,7 @@ def check_parameters(params, step: int) -> None:
 def spent(work: job.Job, state, task: int, clock: cost.Clock) -> cost.Spent:
     """What a task took, once its steps are done; counts FLOPs."""
     steps = int(state.step) - int(state.task_start)
-    flops = cost.flops(work.method.step, *job.shapes(work), task)
+    parts = work.parts(task)
+    flops = cost.flops(work.method.step, *job.shapes(work, parts), task)
     machine = sharding.describe(work.mesh)
-    return cost.Spent(steps, steps * work.rows, flops, clock.read(), machine)
+    return cost.Spent(steps, steps * work.rows * parts, flops, clock.read(), machine)

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from jaxcl import augment as augment_lib
-from jaxcl import core, optim, schema, transfer
-from jaxcl.data import imbalance, prefetch, sources, stream, tfds_source
-from jaxcl.nets import resnet
+from jaxcl import augment_graph, core, optim, schema, transfer
+from jaxcl.data import imbalance, prefetch, scenarios, sources, stream, tfds_source
+from jaxcl.nets import gcn, resnet
 
 # sources.tfds passes its options on; the schema is where they arrive.
 SOURCES = sources.SOURCES | {"tfds": tfds_source.read}
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-ENCODERS = {"resnet": resnet.resnet, "conv_net": resnet.conv_net}
+ENCODERS = {"resnet": resnet.resnet, "conv_net": resnet.conv_net, "gcn": gcn.gcn}
 OPTIMIZERS = {"sgd": optim.sgd, "lars": optim.lars, "adam": optim.adam}
 SCHEDULES = {
     "warmup_cosine": optim.warmup_cosine,
@@ -35,8 +35,10 @@ class Top:
     """What a config may set at its top level; sections are dicts."""
 
     data: dict  # name of a source, and its options
-    scenario: dict  # name, and options of stream.make
-    augment: dict  # options of augment.make, and `resize` for evaluation
+    scenario: dict  # name, and options of scenarios.make
+    # options of augment.make, and `resize` for evaluation; or name="graphs" and those
+    # of augment_graph.make
+    augment: dict
     encoder: dict  # name, and its options
     method: dict  # name, and options of its make
     optimizer: dict  # name, lr, and its options
@@ -49,6 +51,7 @@ class Top:
     side_by_side: bool | None = None  # all in one program; None: not on CPU
     batch_size: int = 256  # global
     epochs: int | tuple[int, ...] = 1  # per task; several: the last for all others
+    patience: int = 0  # epochs without a lower mean loss that end a task; 0: none
     precision: str = "float32"  # of the computation; parameters stay float32
     scale_lr: bool = True  # multiply optimizer.lr by batch_size / 256
     devices: int | None = None  # how many; None: all
@@ -58,10 +61,13 @@ class Top:
     log_every: int = 10  # steps
     save_every: int = 500  # steps; 0: after tasks only
     eval_every: int = 0  # steps; 0: after tasks only
+    eval_epochs: int = 0  # the same in epochs
     keep: int = 2  # checkpoints
     evaluate_untrained: bool = True
     plasticity: bool = True  # also train on each task alone, for FT_i
     plasticity_cache: str | None = None  # directory that keeps FT_i across runs
+    start: str | None = None  # a run that has done the first tasks; this one goes on
+    first_tasks: int | None = None  # how many tasks are trained; None: all
     checkpoint: str | None = None  # a run whose encoder is judged; nothing is trained
     tensorboard: bool = True
     plots: bool = True
@@ -87,7 +93,9 @@ def check(top: Top) -> None:
     for least, names in (
         (2, ("keep",)),  # a damaged newest checkpoint has one before it
         (1, ("seeds", "batch_size", "epochs", "log_every", "steps_per_call")),
+        (1, ("first_tasks",)),
         (0, ("seed", "workers", "save_every", "eval_every", "device_bytes")),
+        (0, ("patience", "eval_epochs")),
     ):
         for name in names:
             value = getattr(top, name)
@@ -97,25 +105,26 @@ def check(top: Top) -> None:
     core.check_choice("config.precision", top.precision, tuple(PRECISIONS))
 
 
-def tasks(data, scenario):
-    """A function that reads the data and cuts the tasks; options checked now."""
+def tasks(data, scenario, seed=0):
+    """A function that reads the data and cuts the tasks; options checked now.
+
+    `seed` is the run's, which a scenario "growth" takes unless it has its own.
+    """
     source, data_options = schema.named(SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
     scenario = dict(scenario)
     scenario["scenario"] = scenario.pop("name", None)
-    given = schema.options(stream.make, scenario, "config.scenario")
+    if scenario["scenario"] == "growth":
+        scenario.setdefault("seed", seed)
+    given = schema.options(scenarios.make, scenario, "config.scenario")
     uneven = given.get("imbalance"), given.get("long_tail")
     imbalance.options(*uneven, field="config.scenario.")
-    return lambda: stream.make(source(**data_options), **given)
+    return lambda: scenarios.make(source(**data_options), **given)
 
 
 def parts(top: Top):
     """Parts, and what evaluators and loaders must know of the images."""
-    dtype, augment = PRECISIONS[top.precision], dict(top.augment)
-    resize = augment.pop("resize", None)
-    given = schema.options(
-        augment_lib.make, augment, "config.augment", given=("dtype",)
-    )
+    views, image = _views(top)
     optimize, optimizer = schema.named(OPTIMIZERS, top.optimizer, "config.optimizer")
     lr = optimizer.pop("lr", None)
     if isinstance(lr, bool) or not isinstance(lr, int | float) or lr <= 0:
@@ -128,18 +137,33 @@ def parts(top: Top):
         each = [{"epochs": n} for n in stream.epochs_of_tasks(top.epochs)]
     parts = core.Parts(
         encoder=encoder(top),
-        augment=augment_lib.make(**given, dtype=dtype),
-        plain=augment_lib.make_eval(
-            size=given["size"],
-            resize=resize,
-            mean=given["mean"],
-            std=given["std"],
-            dtype=dtype,
-        ),
+        **views,
         tx=optimize(**schema.options(optimize, optimizer, "config.optimizer")),
         lr=optim.by_task([curve(peak, **schedule, **own) for own in each]),
         num_classes=0,
     )
+    return parts, image
+
+
+def _views(top: Top):
+    """`augment` and `plain` of Parts, and what is known of the images, if any."""
+    dtype, augment = PRECISIONS[top.precision], dict(top.augment)
+    name = augment.pop("name", "images")
+    core.check_choice("config.augment.name", name, ("images", "graphs"))
+    if name == "graphs":
+        given = schema.options(augment_graph.make, augment, "config.augment")
+        # Pixels there are none: what evaluators would ask of them.
+        blank = dict(size=1, mean=(0.0,), std=(1.0,), views=1, resize=None, crop=None)
+        return {"augment": augment_graph.make(**given)}, blank
+    resize = augment.pop("resize", None)
+    given = schema.options(
+        augment_lib.make, augment, "config.augment", given=("dtype",)
+    )
+    moments = {"mean": given["mean"], "std": given["std"], "dtype": dtype}
+    views = {
+        "augment": augment_lib.make(**given, dtype=dtype),
+        "plain": augment_lib.make_eval(size=given["size"], resize=resize, **moments),
+    }
     full = inspect.signature(augment_lib.make).bind_partial(**given)
     full.apply_defaults()
     full = full.arguments
@@ -148,7 +172,7 @@ def parts(top: Top):
         interpolation=full["interpolation"],
     )  # fmt: skip
     image = {key: full[key] for key in ("size", "mean", "std", "views")}
-    return parts, image | {"resize": resize, "crop": crop}
+    return views, image | {"resize": resize, "crop": crop}
 
 
 def encoder(top: Top):

@@ -32,6 +32,7 @@ class _Loop(NamedTuple):
     stop: Callable  # () -> bool
     total_steps: int
     clock: cost.Clock  # of the present task
+    epochs: dict  # task number -> meter.Epochs
 
 
 def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
@@ -48,7 +49,8 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
 
     Raises:
       Interrupted: after `stop`. meter.Diverged: something is not finite.
-      checkpoint.CheckpointError: a checkpoint could not be written or read.
+      checkpoint.CheckpointError: a checkpoint could not be written or read; the run
+        of config.start has not come to the end of a task.
     """
     workdir, tasks = epath.Path(workdir), work.stream.tasks
     total = sum(len(job.schedule(work, task.train, task.index)) for task in tasks)
@@ -59,6 +61,8 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
         checkpoints = checkpoint.Checkpoints(workdir / "checkpoints", keep=work.keep)
         stack.enter_context(contextlib.closing(checkpoints))
         restored = checkpoints.restore(state)
+        if restored is None and work.start is not None:
+            restored = _taken_over(work, state)
         if restored is not None:
             state = sharding.settle(restored.state, work.mesh)
             cursor = restored.cursor
@@ -70,18 +74,20 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
         clock = cost.Clock(cursor["seconds"])
         step = clock.first_apart(step or job.compile_step(work))
         loop = _Loop(
-            work, workdir, checkpoints, recorder, step, resident, stop, total, clock
+            work, workdir, checkpoints, recorder, step, resident, stop, total, clock, {}
         )
         results, phase = cursor["results"], cursor["phase"]
         if restored is not None and not work.quiet:
             recorder.say(f"resumed at step {int(state.step)}: {workdir}")
         elif restored is None and work.evaluate_untrained:
             results["untrained"] = report.plain(_evaluate(loop, state, 0)[0].rows)
-        for task in tasks[report.finished(results) :]:
+        for task in tasks[report.finished(results) : work.first_tasks]:
             if phase == "evaluated":
                 state = _begin_task(loop, state, task)
             if phase != "trained":
-                state = _train_task(loop, state, task, results)
+                found = cursor.get("epochs", {}) if phase == "training" else {}
+                loop.epochs[task.index] = meter.Epochs(work.patience, found)
+                state, results = _train_task(loop, state, task, results)
                 state = work.method.end_task(state, task)
                 state = sharding.settle(state, work.mesh)
                 _save(loop, state, results, "trained")
@@ -91,6 +97,22 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
             _pause(loop, state)
             phase = "evaluated"
         return results
+
+
+def _taken_over(work, like) -> checkpoint.Restored:
+    """What the run of config.start came to at the end of a task."""
+    folder = epath.Path(work.start) / "checkpoints"
+    found = None
+    if folder.exists():
+        with contextlib.closing(checkpoint.Checkpoints(folder, keep=work.keep)) as old:
+            found = old.restore(like)
+    if found is None or found.cursor["phase"] != "evaluated":
+        raise checkpoint.CheckpointError(
+            f"config.start={work.start!r}: has not come to the end of a task; let it "
+            "finish (config.first_tasks says how many it trains)"
+        )
+    cursor = {**found.cursor, "offset": 0, "seconds": {}}
+    return found._replace(cursor=cursor)
 
 
 def _begin_task(loop, state, task):
@@ -106,14 +128,15 @@ def _begin_task(loop, state, task):
 
 
 def _train_task(loop, state, task, results):
-    """All steps of a task that are not done yet."""
+    """All steps of a task that are not done yet; the state and the results after."""
     work, begun, step = loop.job, int(state.task_start), int(state.step)
     source = work.method.source(state, task)
-    end = begun + len(job.schedule(work, source, task.index))
-    rows = meter.Meter(work, loop.recorder, task.index, step)
+    plan, epochs = job.schedule(work, source, task.index), loop.epochs[task.index]
+    end = begun + len(plan)
+    rows = meter.Meter(work, loop.recorder, task.index, step, epochs)
     feed = job.feed(work, source, task.index, step - begun)
     with loop.clock.on("train"), contextlib.closing(feed):
-        for count, batches, number in feed:
+        for count, batches, number in () if epochs.over else feed:
             with jax.transfer_guard("disallow"):
                 state, metrics = loop.step(state, loop.resident, batches, number)
             rows.add(step, count, metrics)
@@ -123,14 +146,35 @@ def _train_task(loop, state, task, results):
             if inside and work.eval_every and local % work.eval_every == 0:
                 rows.flush(step)
                 _evaluate(loop, state, task.index)
+            if work.counts_epochs and local % plan.steps_per_epoch == 0:
+                rows.flush(step)
+                _end_epoch(loop, state, task.index, inside)
             stopped = _stopped(loop, step, count)
             if stopped or (inside and work.save_every and local % work.save_every == 0):
                 rows.flush(step)
                 _save(loop, state, results, "training")
             if stopped:
                 _leave(loop, state)
+            if epochs.over:
+                break
         rows.flush(step)  # waits for the last step
-    return state
+    if work.counts_epochs:
+        before, mine = results.get("convergence", {}), epochs.summary()
+        results = {**results, "convergence": {**before, str(task.index): mine}}
+    if step < end:  # or evaluators of the end of a task would wait for more
+        done = sharding.replicate(np.int32(step - begun), work.mesh)
+        state = state.replace(task_steps=done)
+    return state, results
+
+
+def _end_epoch(loop, state, task, inside) -> None:
+    """Log what an epoch came to, and evaluate where it is due."""
+    epochs, every = loop.epochs[task], loop.job.eval_epochs
+    row = dict(epochs.end(loop.clock.read().get("train", 0.0)))
+    time = {"train": row.pop("seconds")}
+    loop.recorder.log(int(state.step), task, epoch=row, time=time)
+    if every and epochs.number % every == 0 and inside and not epochs.over:
+        _evaluate(loop, state, task)
 
 
 def _stopped(loop, step: int, count: int) -> bool:
@@ -160,6 +204,8 @@ def _save(loop, state, results, phase) -> None:
         number = step + 2 * report.finished(results) + (phase == "trained")
         cursor = {"phase": phase, "seconds": loop.clock.read(), "results": results}
         cursor["offset"] = loop.recorder.offset()
+        if phase == "training":
+            cursor["epochs"] = loop.epochs[max(loop.epochs)].read()
         loop.checkpoints.save(number, state, cursor)
 
 

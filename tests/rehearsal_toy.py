@@ -12,7 +12,7 @@ import numpy as np
 import online_toy
 import twins
 
-from jaxcl.data import stream
+from jaxcl.data import scenarios, stream
 from jaxcl.methods import rehearsal
 
 COUNTS = (7, 9, 8, 7, 8, 7)  # train rows of each class
@@ -32,7 +32,7 @@ def _examples():
 
 
 EXAMPLES = _examples()
-TASKS = stream.make(
+TASKS = scenarios.make(
     stream.Dataset(
         "toy", tuple("abcdef"), ("all",), EXAMPLES, validation=None, test=None
     ),

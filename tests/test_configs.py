@@ -9,7 +9,7 @@ import pytest
 import test_docs
 
 from jaxcl import evaluators, optim
-from jaxcl.data import stream
+from jaxcl.data import scenarios
 from jaxcl.methods import ssl_bases, two_view
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -170,7 +170,7 @@ def test_an_override_wins_and_leaves_the_rest_tied(name):
 def test_ten_tasks_change_no_more_than_they_should(name, base):
     if name == "pnr_domainnet":  # as many tasks as domains
         with pytest.raises(ValueError, match="num_tasks = 10.*'domain'"):
-            stream.make(test_docs.stand_in(), scenario="domain", num_tasks=10)
+            scenarios.make(test_docs.stand_in(), scenario="domain", num_tasks=10)
         return
     want = {"config.scenario.num_tasks"}
     if (name, base) == ("pnr_cifar100", "byol"):
@@ -251,7 +251,7 @@ def test_what_each_set_has_of_its_own():
         "real", "quickdraw", "painting", "sketch", "infograph", "clipart",
     )  # fmt: skip
     assert domains.scenario.to_dict() == {"name": "domain"}
-    tasks = stream.make(test_docs.stand_in(), scenario="domain").tasks
+    tasks = scenarios.make(test_docs.stand_in(), scenario="domain").tasks
     assert [task.domain for task in tasks] == [*range(6)]  # the order of the domains
 
 

@@ -20,8 +20,8 @@ from ml_collections import config_flags
 import jaxcl
 import jaxcl.methods
 from jaxcl import augment, evaluators, record, schema, sections, train, transfer
-from jaxcl.data import convert, sources, stream
-from jaxcl.evals import alignment, filtering, knn, linear, predict, spread, tsne
+from jaxcl.data import convert, scenarios, sources, stream
+from jaxcl.evals import alignment, filtering, knn, linear, predict, spread, svm, tsne
 from jaxcl.methods import online
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -141,7 +141,7 @@ def check_options(config):
     for name, section in top.evaluators.items():
         evaluators.entry(name, section)
     scenario = dict(top.scenario)
-    stream.make(stand_in(), scenario=scenario.pop("name"), **scenario)
+    scenarios.make(stand_in(), scenario=scenario.pop("name"), **scenario)
 
 
 def run_config():
@@ -284,7 +284,7 @@ def option_exists(path):
         return False
     functions = {
         "data": sections.SOURCES.values(),
-        "scenario": [stream.make],
+        "scenario": [scenarios.make],
         "augment": [augment.make],
         "encoder": sections.ENCODERS.values(),
         "method": METHODS,
@@ -409,9 +409,9 @@ def test_tables_of_options_are_those_of_the_signature(name, without, table):
 
 
 def test_every_function_that_config_names_has_a_table():
-    functions = {sections.Top, stream.make, augment.make, online.settings, *METHODS}
+    functions = {sections.Top, scenarios.make, augment.make, online.settings, *METHODS}
     functions |= {e.make for e in (linear, knn, predict, tsne, alignment, spread)}
-    functions |= {filtering.make}
+    functions |= {filtering.make, svm.make}
     functions |= {*sections.SOURCES.values()}
     functions |= {*sections.ENCODERS.values(), *sections.OPTIMIZERS.values()}
     functions |= {*sections.SCHEDULES.values()} - {sections.SCHEDULES["constant"]}
@@ -419,7 +419,7 @@ def test_every_function_that_config_names_has_a_table():
     assert {table.values[0] for table in TABLES} == names
     there = [m.name for m in pkgutil.iter_modules(jaxcl.evals.__path__)]
     judges = {"linear", "knn", "predict", "tsne", "alignment", "memory", "spread"}
-    assert set(there) == {"features", "head", "filtering"} | judges
+    assert set(there) == {"features", "head", "filtering", "svm"} | judges
 
 
 def test_a_config_reaches_every_documented_option_of_its_source():

@@ -10,7 +10,7 @@ import pytest
 
 from jaxcl import core, sharding
 from jaxcl import evaluators as evaluators_lib
-from jaxcl.data import stream
+from jaxcl.data import scenarios, stream
 from jaxcl.evals import features, knn, linear, predict, tsne
 from jaxcl.evals import head as head_lib
 from jaxcl.nets import resnet
@@ -66,7 +66,7 @@ def dataset(noise=60, streams=False):
 def parts_of(scenario="class", data=None, devices=1, tasks=3, **more):
     data = dataset() if data is None else data
     count = None if scenario in ("joint", "domain") else tasks
-    cut = stream.make(data, scenario=scenario, num_tasks=count)
+    cut = scenarios.make(data, scenario=scenario, num_tasks=count)
     given = dict(
         embed=embed, stream=cut, num_classes=CLASSES, size=SIZE, mean=MEAN, std=STD,
         resize=None, seed=3, mesh=sharding.mesh(devices), workers=0,

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxcl.data import graph_files, graphs
+from jaxcl.data import graph_files, graphs, stream
 
 
 def graph_set(pairs, sizes, features=None, labels=None):
@@ -283,14 +283,14 @@ def test_degree_profile_equals_loops(std):
 
 def test_an_epoch_holds_every_row_once_and_says_where_rows_end():
     rows = np.arange(100, 111)
-    order = graphs.epoch_order(np.random.default_rng(0), rows, 4)
+    order = stream.filled_order(np.random.default_rng(0), rows, 4)
     assert order.shape == (3, 4) and order.dtype == np.int32
     assert order.ravel()[-1] == -1 and (order.ravel()[:-1] >= 0).all()
     assert sorted(order.ravel()[:-1]) == rows.tolist()
     assert order.ravel()[:-1].tolist() != rows.tolist()
-    again = graphs.epoch_order(np.random.default_rng(0), rows, 4)
+    again = stream.filled_order(np.random.default_rng(0), rows, 4)
     np.testing.assert_array_equal(order, again)
-    assert graphs.epoch_order(np.random.default_rng(0), rows, 11).min() == 100
+    assert stream.filled_order(np.random.default_rng(0), rows, 11).min() == 100
 
 
 def test_a_batch_holds_the_graphs_of_its_rows():
@@ -354,7 +354,7 @@ def test_every_batch_fits_a_bucket_the_largest_graphs_too():
     largest = [np.sort(x)[-8:].sum() for x in (nodes, links)]
     assert budgets[-1][:2] == tuple(4 * math.ceil(x / 4) for x in largest)
     most = [rows[np.argsort(x)[-8:]] for x in (nodes, links)]
-    epochs = [graphs.epoch_order(rng, rows, 8) for _ in range(20)]
+    epochs = [stream.filled_order(rng, rows, 8) for _ in range(20)]
     for batch in [*most, *np.concatenate(epochs)]:
         graphs.pad(made, batch, **graphs.budget_of(made, batch, budgets)._asdict())
     # The first size is the median: more than a third of batches, fewer than two.
@@ -383,7 +383,7 @@ def test_graphs_of_one_size_need_one_bucket():
 def test_waste_counts_the_filling_of_each_batch():
     made = random_set(23, np.random.default_rng(3))
     budgets = (graphs.Budget(18, 30, 5), graphs.Budget(40, 120, 5))
-    order = graphs.epoch_order(np.random.default_rng(0), np.arange(23), 5)
+    order = stream.filled_order(np.random.default_rng(0), np.arange(23), 5)
     got = graphs.waste(made, order, budgets)
     filling, slots, uses = np.zeros(2), np.zeros(2), [0, 0]
     for rows in order:

@@ -12,7 +12,7 @@ import toy
 from test_stream import dataset, examples
 
 from jaxcl import build, sections
-from jaxcl.data import imbalance, prefetch, stream
+from jaxcl.data import imbalance, prefetch, scenarios, stream
 from jaxcl.methods import rehearsal
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs" / "data.md"
@@ -29,7 +29,7 @@ def uneven(sizes=(30, 4, 50, 16), domains=1):
 
 
 def made(data, *, name="joint", **options):
-    return stream.make(data, scenario=name, **options)
+    return scenarios.make(data, scenario=name, **options)
 
 
 def planned(task, *, seed=0, epochs=1, batch_size=10):

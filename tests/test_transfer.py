@@ -22,7 +22,7 @@ from jaxcl import (
     train,
     transfer,
 )
-from jaxcl.data import sources, stream
+from jaxcl.data import scenarios, sources
 from jaxcl.evals import knn, linear, tsne
 
 STRATEGY = {"method.strategy": "pnr", "scenario.num_tasks": 5, "epochs": 1}
@@ -89,7 +89,9 @@ def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, ca
     assert contents(run) == before
     work = toy.job(tmp_path / "like", tasks=1, **STRATEGY)
     saved = toy.saved(work, run)
-    cut = stream.make(sources.digits(validation=0.3), scenario="joint", num_tasks=None)
+    cut = scenarios.make(
+        sources.digits(validation=0.3), scenario="joint", num_tasks=None
+    )
     parts = core.EvalParts(
         embed=work.method.embed, stream=cut, num_classes=10, size=8, mean=(0.3,),
         std=(0.4,), resize=None, seed=3, mesh=sharding.mesh(1), workers=0,

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcl.data import stream
+
 _DRAWS = 1000  # batches whose sizes `buckets` looks at
 
 
@@ -57,18 +59,6 @@ class Waste(NamedTuple):
     nodes: float  # share of all node slots
     edges: float
     batches: tuple[int, ...]  # how many batches have each budget
-
-
-def epoch_order(rng: np.random.Generator, rows: np.ndarray, batch_size: int):
-    """One shuffled epoch with all rows, i32[steps, batch].
-
-    The last batch ends in -1, no graph, where rows run out. `stream.epoch_order` leaves
-    an incomplete last batch out instead.
-    """
-    steps = -(-len(rows) // batch_size)
-    order = np.full(steps * batch_size, -1, np.int32)
-    order[: len(rows)] = rng.permutation(rows)
-    return order.reshape(steps, batch_size)
 
 
 def pad(graph_set: GraphSet, rows, *, nodes: int, edges: int, graphs: int) -> Graphs:
@@ -135,6 +125,7 @@ def buckets(
     batch_size: int,
     *,
     rows=None,
+    parts: int = 1,
     levels: tuple[float, ...] = (0.5, 0.9, 1.0),
     multiple: int = 32,
     seed: int = 0,
@@ -149,6 +140,7 @@ def buckets(
       graph_set: what rows are of.
       batch_size: graphs of a batch.
       rows: that batches are made of; None: all.
+      parts: batches that one size must hold side by side, see `pad_parts`.
       levels: rising, in 0 to 1: the quantiles; () for the largest size alone.
       multiple: sizes are rounded up to multiples of it.
       seed: of the draws.
@@ -160,6 +152,7 @@ def buckets(
     good = (*levels,) == (*sorted(levels),) and all(0 <= x <= 1 for x in levels)
     for name, value, fine, allowed in (
         ("batch_size", batch_size, batch_size >= 1, "at least 1"),
+        ("parts", parts, parts >= 1, "at least 1"),
         ("multiple", multiple, multiple >= 1, "at least 1"),
         ("levels", levels, good, "rising numbers in [0, 1]"),
         ("rows", rows, len(rows) > 0, "at least one row"),
@@ -168,9 +161,10 @@ def buckets(
             raise ValueError(f"{name} = {value!r}: must be {allowed}")
     sizes, rng = np.stack(_sizes(graph_set), axis=-1), np.random.default_rng(seed)
     steps = -(-len(rows) // batch_size)
-    epochs = range(-(-_DRAWS // steps))
-    orders = [epoch_order(rng, rows, batch_size) for _ in epochs]
-    drawn = _batch_sizes(sizes, np.concatenate(orders))
+    epochs = range(-(-_DRAWS * parts // steps))
+    orders = [stream.filled_order(rng, rows, batch_size) for _ in epochs]
+    drawn = _batch_sizes(sizes, np.concatenate(orders)[: _DRAWS * parts])
+    drawn = drawn.reshape(_DRAWS, parts, 2).max(axis=1)
     worst = np.sort(sizes[rows], axis=0)[-batch_size:].sum(axis=0)
     wanted = np.stack([*(np.quantile(drawn, level, axis=0) for level in levels), worst])
     wanted = np.ceil(np.maximum(wanted, 1) / multiple).astype(int) * multiple
@@ -187,10 +181,18 @@ def _batch_sizes(sizes, order) -> np.ndarray:
 def budget_of(graph_set: GraphSet, rows, budgets) -> Budget:
     """The first of `budgets` that holds the graphs of some rows; -1 is no graph.
 
-    Raises ValueError where none does.
+    Rows i[b], or i[P, b]: then it holds each of the P batches. Raises ValueError where
+    none does.
     """
-    rows = np.asarray(rows)
-    return budgets[_fit(graph_set, rows[None], budgets)[0]]
+    rows = np.atleast_2d(rows)
+    return budgets[_fit(graph_set, rows, budgets).max()]
+
+
+def pad_parts(graph_set: GraphSet, rows, budgets) -> Graphs:
+    """P batches of one size: `pad` of each row of i[P, b], leaves [P, ...]."""
+    budget = budget_of(graph_set, rows, budgets)._asdict()
+    made = [pad(graph_set, part, **budget) for part in rows]
+    return Graphs(*(np.stack(leaves) for leaves in zip(*made, strict=True)))
 
 
 def _fit(graph_set, order, budgets) -> np.ndarray:

@@ -149,7 +149,7 @@ def long_tail(
       names: of the classes.
       factor: rows of the first class over those of the last, at least 1.
       class_order: from the largest to the smallest: "sorted", "released", "shuffled"
-        (by `seed`) or a list of all classes, see `stream.make`.
+        (by `seed`) or a list of all classes, see `scenarios.make`.
       seed: of the draw; not the run's.
 
     Raises:

@@ -12,7 +12,16 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from jaxcl.data import convert, lists, prefetch, splits, stream, tiny_imagenet
+from jaxcl.data import (
+    convert,
+    graph_files,
+    graph_toys,
+    lists,
+    prefetch,
+    splits,
+    stream,
+    tiny_imagenet,
+)
 
 TEST_SEED = 0  # of test splits that we draw ourselves
 MAPPED_BYTES = 4 << 30  # image files from this size on are mapped, not read
@@ -338,12 +347,36 @@ def tfds(*, path: str | Sequence[str], **options) -> stream.Dataset:
     return tfds_source.read(path=path, **options)
 
 
+def graphs(
+    *,
+    path: str,
+    features: Sequence[str] | None = None,
+    std: str = "sample",
+    normalise: bool = True,
+) -> stream.Dataset:
+    """A set of graphs, all of it for training: there is no test part.
+
+    Args:
+      path: an .npz file (`graph_files.npz`) or a folder in the text format of the
+        TUDataset collection (`graph_files.tu`).
+      features, std, normalise: options of both.
+    """
+    read = graph_files.npz if path.endswith(".npz") else graph_files.tu
+    features = None if features is None else tuple(features)
+    found = read(path=path, features=features, std=std, normalise=normalise)
+    domain = np.zeros_like(found.label)
+    train = stream.Examples(label=found.label, domain=domain, graphs=found)
+    return stream.Dataset(found.name, found.class_names, ("all",), train, None, None)
+
+
 SOURCES = {
     f.__name__: f
     for f in (
         digits,
         npz,
         arrays,
+        graphs,
+        graph_toys.rings_and_trees,
         image_folder,
         lists.image_lists,
         tiny_imagenet.tiny_imagenet,

@@ -1,29 +1,27 @@
-"""Datasets, the tasks cut from them, and the order in which a task is read."""
+"""Datasets, tasks, and the order in which a task is read; `scenarios` cuts them."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-SCENARIOS = ("joint", "class", "data", "domain")
-# Seeds of the released PNR and CaSSLe experiments: class orders are drawn with 5,
-# the slices of the data-incremental scenario with 42.
+# Seed of the released PNR and CaSSLe experiments: class orders are drawn with it.
 CLASS_SEED = 5
-DATA_SEED = 42
 
 
 class Examples(NamedTuple):
     """One split of a dataset, addressed by row.
 
-    Exactly one of `images` and `load` is there: sets that fit in memory are
-    one array, others are decoded row by row.
+    Exactly one of `images`, `load` and `graphs` is there: images that fit in memory
+    are one array, others are decoded row by row.
     """
 
     label: np.ndarray  # i32[N], -1 where unknown
     domain: np.ndarray  # i32[N], 0 where the set has one domain
     images: np.ndarray | None = None  # u8[N,H,W,C]
     load: Callable | None = None  # row -> u8[h,w,C]; picklable, no jax inside
+    graphs: Any = None  # graphs.GraphSet
 
 
 class Dataset(NamedTuple):
@@ -46,6 +44,18 @@ def epoch_order(rng: np.random.Generator, rows: np.ndarray, batch_size: int):
     return rng.permutation(rows)[: steps * batch_size].reshape(steps, batch_size)
 
 
+def filled_order(rng: np.random.Generator, rows: np.ndarray, batch_size: int):
+    """One shuffled epoch with all rows, i32[steps, batch].
+
+    The last batch ends in -1, no example, where rows run out: for graphs, whose
+    batches have masks.
+    """
+    steps = -(-len(rows) // batch_size)
+    order = np.full(steps * batch_size, -1, np.int32)
+    order[: len(rows)] = rng.permutation(rows)
+    return order.reshape(steps, batch_size)
+
+
 class Source(NamedTuple):
     """What a task trains on: rows of some examples and how to order an epoch."""
 
@@ -63,6 +73,7 @@ class Task(NamedTuple):
     domain: int  # -1 where the task is not one domain
     train: Source
     test: np.ndarray  # i32[m], rows of the stream's evaluation examples
+    earlier: np.ndarray = np.zeros(0, np.int32)  # train rows of all tasks before it
 
 
 class Stream(NamedTuple):
@@ -144,7 +155,7 @@ def schedule(
     ):
         if not isinstance(value, int | np.integer) or value < least:
             raise ValueError(f"{name} = {value!r}: must be an integer >= {least}")
-    if batch_size > len(source.rows):
+    if batch_size > len(source.rows) and source.order is epoch_order:
         raise ValueError(
             f"batch_size = {batch_size}: task {task} has only {len(source.rows)} "
             "train rows; use a smaller batch or fewer tasks"
@@ -177,107 +188,6 @@ def released_permutation(n: int, *, seed: int) -> np.ndarray:
     return np.asarray(order, np.int64)
 
 
-def make(
-    dataset: Dataset,
-    *,
-    scenario: str,
-    num_tasks: int | None = None,
-    class_order: str | Sequence[int | str] = "sorted",
-    domain_order: Sequence[int | str] | None = None,
-    seed: int = 0,
-    evaluation: str = "test",
-    imbalance: dict | None = None,
-    long_tail: dict | None = None,
-) -> Stream:
-    """Cut a dataset into the tasks of a scenario.
-
-    scenario:
-      "joint"   one task that holds everything.
-      "class"   disjoint classes: `class_order` in `num_tasks` consecutive chunks;
-                where they do not divide evenly the first tasks take one class more.
-      "data"    a random partition of the train rows: label-sorted rows, permuted
-                with seed 42 whatever the run's seed, in consecutive equal slices;
-                task 0 also takes the remainder (the first slice is that longer).
-      "domain"  one task per domain, in `domain_order` (names or numbers, default
-                the dataset's order; a part of the domains is allowed).
-    class_order: "sorted", "released" (the order of the PNR and CaSSLe experiments,
-      `released_permutation` with seed 5), "shuffled" (by `seed`) or a list of
-      class numbers or names that holds every class once.
-    num_tasks: may be left out for "joint" and "domain".
-    evaluation: "test", "validation" or "none". A task is judged on the rows of its
-      classes ("class"), of its domain ("domain"), or on all rows.
-    imbalance, long_tail: options of `imbalance.dominated` and `imbalance.long_tail`,
-      by which tasks train on uneven classes; None: on all rows, evenly.
-
-    Raises ValueError for an unknown option, more tasks than there are classes,
-    rows or domains, an order that repeats or lacks an entry, unlabelled rows under
-    "class", and a task without train or evaluation rows.
-    """
-    from jaxcl.data import imbalance as imbalance_lib  # which imports this module
-
-    validate(dataset)
-    if scenario not in SCENARIOS:
-        raise ValueError(f"scenario = {scenario!r}: must be one of {SCENARIOS}")
-    judges = {"test": dataset.test, "validation": dataset.validation, "none": None}
-    if evaluation not in judges:
-        raise ValueError(f"evaluation = {evaluation!r}: must be one of {(*judges,)}")
-    judge = judges[evaluation]
-    if judge is None and evaluation != "none":
-        raise ValueError(
-            f"evaluation = {evaluation!r}: {dataset.name} has no {evaluation} split; "
-            "give the source a validation fraction, or use evaluation = 'none'"
-        )
-    if domain_order is not None and scenario != "domain":
-        raise ValueError(f"domain_order is for scenario 'domain', not {scenario!r}")
-    if scenario == "class":
-        tasks = _class_tasks(dataset, judge, num_tasks, class_order, seed)
-    elif scenario == "domain":
-        tasks = _domain_tasks(dataset, judge, num_tasks, domain_order)
-    else:
-        tasks = _data_tasks(dataset, judge, num_tasks, scenario)
-    tasks = imbalance_lib.applied(dataset, tasks, imbalance, long_tail)
-    return Stream(dataset, tuple(tasks), judge)
-
-
-def _task(dataset, judge, index, name, rows, test, *, classes=None, domain=-1):
-    rows = np.asarray(rows, np.int32)
-    if classes is None:
-        classes = np.unique(dataset.train.label[rows])
-        classes = classes[classes >= 0]
-    if judge is not None and len(test) == 0:
-        raise ValueError(f"task {index} ({name}) has no evaluation rows")
-    return Task(
-        index=index,
-        name=name,
-        classes=np.asarray(classes, np.int32),
-        domain=domain,
-        train=Source(dataset.train, rows),
-        test=np.asarray(test, np.int32),
-    )
-
-
-def _class_tasks(dataset, judge, num_tasks, class_order, seed):
-    names, label = dataset.class_names, dataset.train.label
-    if (label < 0).any():
-        raise ValueError(
-            f"scenario 'class' needs labels: {(label < 0).sum()} of {len(label)} train "
-            f"rows of {dataset.name} have none"
-        )
-    _check_num_tasks(num_tasks, len(names), "classes")
-    order = order_of_classes(names, class_order, seed)
-    counts = np.bincount(label, minlength=len(names))
-    if (counts == 0).any():
-        raise ValueError(f"class {names[int(np.argmin(counts))]!r} has no train rows")
-    tasks = []
-    for index, classes in enumerate(np.array_split(order, num_tasks)):
-        name = ", ".join(names[c] for c in classes[:3])
-        name += f" +{len(classes) - 3}" if len(classes) > 3 else ""
-        rows = np.flatnonzero(np.isin(label, classes))
-        test = [] if judge is None else np.flatnonzero(np.isin(judge.label, classes))
-        tasks.append(_task(dataset, judge, index, name, rows, test, classes=classes))
-    return tasks
-
-
 def order_of_classes(names, class_order, seed, field="class_order") -> np.ndarray:
     """All class numbers in the order i64[C] that an option asks for, see `make`."""
     n = len(names)
@@ -297,52 +207,6 @@ def order_of_classes(names, class_order, seed, field="class_order") -> np.ndarra
         f"{field} = {class_order!r}: must be 'sorted', 'released', 'shuffled' or a "
         "list of classes"
     )
-
-
-def _data_tasks(dataset, judge, num_tasks, scenario):
-    rows = np.arange(size(dataset.train))
-    test = np.arange(0 if judge is None else size(judge))
-    if scenario == "joint":
-        if num_tasks not in (None, 1):
-            raise ValueError(f"num_tasks = {num_tasks}: scenario 'joint' has 1")
-        return [_task(dataset, judge, 0, "joint", rows, test)]
-    _check_num_tasks(num_tasks, len(rows), "train rows")
-    by_label = np.argsort(dataset.train.label, kind="stable")
-    shuffled = by_label[released_permutation(len(rows), seed=DATA_SEED)]
-    each, rest = divmod(len(rows), num_tasks)
-    cuts = [rest + each * (index + 1) for index in range(num_tasks - 1)]
-    return [
-        _task(dataset, judge, index, f"slice {index}", part, test)
-        for index, part in enumerate(np.split(shuffled, cuts))
-    ]
-
-
-def _domain_tasks(dataset, judge, num_tasks, domain_order):
-    names = dataset.domain_names
-    order = range(len(names)) if domain_order is None else domain_order
-    order = numbers(order, names, "domain_order")
-    if num_tasks is not None and num_tasks != len(order):
-        raise ValueError(
-            f"num_tasks = {num_tasks}: scenario 'domain' has one task for each of "
-            f"{[names[d] for d in order]}; name the wanted ones in domain_order"
-        )
-    tasks = []
-    for index, domain in enumerate(order):
-        rows = np.flatnonzero(dataset.train.domain == domain)
-        if len(rows) == 0:
-            raise ValueError(f"domain {names[domain]!r} has no train rows")
-        test = [] if judge is None else np.flatnonzero(judge.domain == domain)
-        tasks.append(
-            _task(dataset, judge, index, names[domain], rows, test, domain=domain)
-        )
-    return tasks
-
-
-def _check_num_tasks(num_tasks, most, what):
-    if not isinstance(num_tasks, int | np.integer) or not 1 <= num_tasks <= most:
-        raise ValueError(
-            f"num_tasks = {num_tasks!r}: must be an integer from 1 to the {most} {what}"
-        )
 
 
 def numbers(entries, names, field) -> list[int]:
@@ -373,8 +237,9 @@ def validate(dataset: Dataset) -> None:
         where, n = f"{dataset.name}: {split}", size(examples)
         if n == 0:
             raise ValueError(f"{where} has no examples")
-        if (examples.images is None) == (examples.load is None):
-            raise ValueError(f"{where} must have exactly one of images and load")
+        given = [examples.images, examples.load, examples.graphs]
+        if sum(one is not None for one in given) != 1:
+            raise ValueError(f"{where} must have one of images, load and graphs")
         images = examples.images
         if images is not None and (images.dtype != np.uint8 or images.ndim != 4):
             raise ValueError(

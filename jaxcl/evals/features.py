@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import augment, core, sharding
-from jaxcl.data import prefetch, stream
+from jaxcl.data import graph_batches, prefetch, stream
 
 
 def require(field: str, value, good: bool, allowed: str) -> None:
@@ -210,6 +210,8 @@ def make(parts, examples: stream.Examples, *, rows=None, batch_size=256, images=
     rows = np.arange(stream.size(examples)) if rows is None else np.asarray(rows)
     count, devices = len(rows), parts.mesh.size
     batch_size = -(-min(batch_size, count) // devices) * devices
+    if examples.graphs is not None:
+        return _of_graphs(parts, examples, rows, batch_size)
     if examples.images is None:
         return _streamed(parts, examples, rows, batch_size)
     images = place(parts, examples) if images is None else images
@@ -249,6 +251,21 @@ def _eval_view(parts, resize):
     return augment.make_eval(
         size=parts.size, resize=resize, mean=parts.mean, std=parts.std
     )
+
+
+def _of_graphs(parts, examples, rows, batch_size):
+    """`make` for graphs, whose batches stay on the devices, each of which has all."""
+    batches = graph_batches.evaluation_batches(examples, rows, batch_size)
+    placed = [sharding.replicate(batch["graph"], parts.mesh) for batch in batches]
+    embed = jax.jit(parts.embed, out_shardings=sharding.replicated(parts.mesh))
+
+    def embed_all(state, first=None):
+        wanted = len(placed) if first is None else -(-first // batch_size)
+        found = [embed(state, graphs) for graphs in placed[: max(wanted, 1)]]
+        found = jnp.concatenate(found)[: len(rows)]
+        return jnp.pad(found, ((0, len(rows) - len(found)), (0, 0)))
+
+    return embed_all
 
 
 def _streamed(parts, examples, rows, batch_size):

@@ -182,3 +182,18 @@ class GCN(nn.Module):
                 x = dropout(layer_key, x, graphs, rate=self.dropout)
             outputs.append(readout(x, graphs))
         return jnp.concatenate(outputs, axis=-1)
+
+
+def gcn(
+    *, width: int = 32, layers: int = 2, dropout: float = 0.5, affine: bool = False,
+    momentum: float = 0.9, dtype=jnp.float32,
+) -> GCN:  # fmt: skip
+    """The encoder of graphs, see `GCN`.
+
+    Raises:
+      ValueError: an option is out of its range; `dtype` is not float32, in which sums
+        over many nodes are made.
+    """
+    if dtype != jnp.float32:
+        raise ValueError("config.precision: graphs are computed in 'float32'")
+    return GCN(width, layers, dropout, affine, momentum)

@@ -1,0 +1,63 @@
+"""Batches of graphs for training and evaluation, padded on the host.
+
+A batch is {"graph": graphs.Graphs, "label": i32[B], "index": i32[B]}. Rows that are
+missing have index -1 and label -1, and their slots are empty. With P > 1 parts, batches
+that a step takes side by side, leaves are [P, ...].
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxcl.data import graphs, stream
+
+
+def blank(examples: stream.Examples, batch_size: int, parts: int = 1) -> dict:
+    """A batch without graphs, of the size that serves for half of all batches."""
+    rows = np.full((parts, batch_size), -1, np.int32)
+    budgets = graphs.buckets(examples.graphs, batch_size, parts=parts)
+    return _padded(examples, rows, budgets, parts > 1)
+
+
+def batches(
+    source: stream.Source, *, seed: int, task: int, epochs, batch_size: int,
+    parts: int = 1, start: int = 0,
+) -> Iterator[dict]:  # fmt: skip
+    """A task's batches from its step `start` on, on the host.
+
+    Args:
+      source: whose order gives rows of batch_size x parts: place P i + p is row i of
+        part p.
+      batch_size: of each part.
+    """
+    plan = stream.schedule(
+        source, seed=seed, task=task, epochs=epochs, batch_size=batch_size * parts
+    )
+    budgets = graphs.buckets(
+        source.examples.graphs, batch_size, rows=source.rows, parts=parts
+    )
+    for step in range(start, len(plan)):
+        rows = plan[step].reshape(batch_size, parts).T
+        yield _padded(source.examples, rows, budgets, parts > 1)
+
+
+def evaluation_batches(
+    examples: stream.Examples, rows: np.ndarray, batch_size: int
+) -> Iterator[dict]:
+    """Batches of some rows in order, the last filled up with index -1."""
+    filled = np.full(-(-len(rows) // batch_size) * batch_size, -1, np.int32)
+    filled[: len(rows)] = rows
+    budgets = graphs.buckets(examples.graphs, batch_size, rows=rows)
+    for part in filled.reshape(-1, 1, batch_size):
+        yield _padded(examples, part, budgets, False)
+
+
+def _padded(examples, rows, budgets, side_by_side):
+    """The batch of i32[P, B]."""
+    label = np.where(rows < 0, -1, examples.label[rows]).astype(np.int32)
+    graph = graphs.pad_parts(examples.graphs, rows, budgets)
+    batch = {"graph": graph, "label": label, "index": rows.astype(np.int32)}
+    if side_by_side:
+        return batch
+    batch["graph"] = graphs.Graphs(*(leaf[0] for leaf in graph))
+    return batch | {"label": label[0], "index": batch["index"][0]}

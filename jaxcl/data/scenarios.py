@@ -1,0 +1,189 @@
+"""Scenarios: how a dataset is cut into the tasks of a stream."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcl.data import imbalance as imbalance_lib
+from jaxcl.data import stream
+
+SCENARIOS = ("joint", "class", "data", "domain", "growth")
+# Of the released PNR and CaSSLe experiments: the slices of "data" are drawn with it.
+DATA_SEED = 42
+
+
+def make(
+    dataset: stream.Dataset,
+    *,
+    scenario: str,
+    num_tasks: int | None = None,
+    class_order: str | Sequence[int | str] = "sorted",
+    domain_order: Sequence[int | str] | None = None,
+    seed: int = 0,
+    evaluation: str = "test",
+    growth: float = 0.5,
+    imbalance: dict | None = None,
+    long_tail: dict | None = None,
+) -> stream.Stream:
+    """Cut a dataset into the tasks of a scenario.
+
+    scenario:
+      "joint"   one task that holds everything.
+      "class"   disjoint classes: `class_order` in `num_tasks` consecutive chunks;
+                where they do not divide evenly the first tasks take one class more.
+      "data"    a random partition of the train rows: label-sorted rows, permuted
+                with seed 42 whatever the run's seed, in consecutive equal slices;
+                task 0 also takes the remainder (the first slice is that longer).
+      "domain"  one task per domain, in `domain_order` (names or numbers, default
+                the dataset's order; a part of the domains is allowed).
+      "growth"  an old set and what comes in later: of the n train rows, permuted by
+                `seed`, the first round((1 - growth) n), then the others (ICL).
+    class_order: "sorted", "released" (the order of the PNR and CaSSLe experiments,
+      `released_permutation` with seed 5), "shuffled" (by `seed`) or a list of
+      class numbers or names that holds every class once.
+    num_tasks: may be left out for "joint" and "domain".
+    seed: of "shuffled" and "growth"; for "growth" a config without one gives its own.
+    growth: of "growth": the share of the rows that is new, ICL's alpha.
+    evaluation: "test", "validation" or "none". A task is judged on the rows of its
+      classes ("class"), of its domain ("domain"), or on all rows.
+    imbalance, long_tail: options of `imbalance.dominated` and `imbalance.long_tail`,
+      by which tasks train on uneven classes; None: on all rows, evenly.
+
+    Raises ValueError for an unknown option, more tasks than there are classes,
+    rows or domains, an order that repeats or lacks an entry, unlabelled rows under
+    "class", and a task without train or evaluation rows.
+    """
+    stream.validate(dataset)
+    if scenario not in SCENARIOS:
+        raise ValueError(f"scenario = {scenario!r}: must be one of {SCENARIOS}")
+    judges = {"test": dataset.test, "validation": dataset.validation, "none": None}
+    if evaluation not in judges:
+        raise ValueError(f"evaluation = {evaluation!r}: must be one of {(*judges,)}")
+    judge = judges[evaluation]
+    if judge is None and evaluation != "none":
+        raise ValueError(
+            f"evaluation = {evaluation!r}: {dataset.name} has no {evaluation} split; "
+            "give the source a validation fraction, or use evaluation = 'none'"
+        )
+    if domain_order is not None and scenario != "domain":
+        raise ValueError(f"domain_order is for scenario 'domain', not {scenario!r}")
+    if scenario == "class":
+        tasks = _class_tasks(dataset, judge, num_tasks, class_order, seed)
+    elif scenario == "domain":
+        tasks = _domain_tasks(dataset, judge, num_tasks, domain_order)
+    elif scenario == "growth":
+        tasks = _growth_tasks(dataset, judge, num_tasks, growth, seed)
+    else:
+        tasks = _data_tasks(dataset, judge, num_tasks, scenario)
+    tasks = imbalance_lib.applied(dataset, tasks, imbalance, long_tail)
+    before = [task.train.rows for task in tasks]
+    tasks = [
+        task._replace(earlier=np.concatenate([task.earlier, *before[:index]]))
+        for index, task in enumerate(tasks)
+    ]
+    return stream.Stream(dataset, tuple(tasks), judge)
+
+
+def _task(dataset, judge, index, name, rows, test, *, classes=None, domain=-1):
+    rows = np.asarray(rows, np.int32)
+    if classes is None:
+        classes = np.unique(dataset.train.label[rows])
+        classes = classes[classes >= 0]
+    if judge is not None and len(test) == 0:
+        raise ValueError(f"task {index} ({name}) has no evaluation rows")
+    return stream.Task(
+        index=index,
+        name=name,
+        classes=np.asarray(classes, np.int32),
+        domain=domain,
+        train=stream.Source(
+            dataset.train,
+            rows,
+            stream.epoch_order if dataset.train.graphs is None else stream.filled_order,
+        ),
+        test=np.asarray(test, np.int32),
+    )
+
+
+def _class_tasks(dataset, judge, num_tasks, class_order, seed):
+    names, label = dataset.class_names, dataset.train.label
+    if (label < 0).any():
+        raise ValueError(
+            f"scenario 'class' needs labels: {(label < 0).sum()} of {len(label)} train "
+            f"rows of {dataset.name} have none"
+        )
+    _check_num_tasks(num_tasks, len(names), "classes")
+    order = stream.order_of_classes(names, class_order, seed)
+    counts = np.bincount(label, minlength=len(names))
+    if (counts == 0).any():
+        raise ValueError(f"class {names[int(np.argmin(counts))]!r} has no train rows")
+    tasks = []
+    for index, classes in enumerate(np.array_split(order, num_tasks)):
+        name = ", ".join(names[c] for c in classes[:3])
+        name += f" +{len(classes) - 3}" if len(classes) > 3 else ""
+        rows = np.flatnonzero(np.isin(label, classes))
+        test = [] if judge is None else np.flatnonzero(np.isin(judge.label, classes))
+        tasks.append(_task(dataset, judge, index, name, rows, test, classes=classes))
+    return tasks
+
+
+def _data_tasks(dataset, judge, num_tasks, scenario):
+    rows = np.arange(stream.size(dataset.train))
+    test = np.arange(0 if judge is None else stream.size(judge))
+    if scenario == "joint":
+        if num_tasks not in (None, 1):
+            raise ValueError(f"num_tasks = {num_tasks}: scenario 'joint' has 1")
+        return [_task(dataset, judge, 0, "joint", rows, test)]
+    _check_num_tasks(num_tasks, len(rows), "train rows")
+    by_label = np.argsort(dataset.train.label, kind="stable")
+    shuffled = by_label[stream.released_permutation(len(rows), seed=DATA_SEED)]
+    each, rest = divmod(len(rows), num_tasks)
+    cuts = [rest + each * (index + 1) for index in range(num_tasks - 1)]
+    return [
+        _task(dataset, judge, index, f"slice {index}", part, test)
+        for index, part in enumerate(np.split(shuffled, cuts))
+    ]
+
+
+def _domain_tasks(dataset, judge, num_tasks, domain_order):
+    names = dataset.domain_names
+    order = range(len(names)) if domain_order is None else domain_order
+    order = stream.numbers(order, names, "domain_order")
+    if num_tasks is not None and num_tasks != len(order):
+        raise ValueError(
+            f"num_tasks = {num_tasks}: scenario 'domain' has one task for each of "
+            f"{[names[d] for d in order]}; name the wanted ones in domain_order"
+        )
+    tasks = []
+    for index, domain in enumerate(order):
+        rows = np.flatnonzero(dataset.train.domain == domain)
+        if len(rows) == 0:
+            raise ValueError(f"domain {names[domain]!r} has no train rows")
+        test = [] if judge is None else np.flatnonzero(judge.domain == domain)
+        tasks.append(
+            _task(dataset, judge, index, names[domain], rows, test, domain=domain)
+        )
+    return tasks
+
+
+def _growth_tasks(dataset, judge, num_tasks, growth, seed):
+    if num_tasks not in (None, 2):
+        raise ValueError(f"num_tasks = {num_tasks}: scenario 'growth' has 2")
+    rows = np.random.default_rng(seed).permutation(stream.size(dataset.train))
+    old = round((1 - growth) * len(rows))
+    if not 0 < old < len(rows):
+        raise ValueError(
+            f"growth = {growth}: must leave old and new rows, of {len(rows)} in all"
+        )
+    test = np.arange(0 if judge is None else stream.size(judge))
+    return [
+        _task(dataset, judge, index, name, part, test)
+        for index, (name, part) in enumerate((("old", rows[:old]), ("new", rows[old:])))
+    ]
+
+
+def _check_num_tasks(num_tasks, most, what):
+    if not isinstance(num_tasks, int | np.integer) or not 1 <= num_tasks <= most:
+        raise ValueError(
+            f"num_tasks = {num_tasks!r}: must be an integer from 1 to the {most} {what}"
+        )
