@@ -93,7 +93,7 @@ class Method(NamedTuple):
     # task -> P, how many batches its steps take side by side. With P > 1 leaves of a
     # batch are [P, B, ...]; an order gives P B rows a step, place P i + p for part p.
     parts: Callable = lambda task: 1
-    # (state, key, batch) -> f32[], a loss of the network as it is evaluated
+    # (state, key, batch) -> f32[], the loss that it would lower were all data at hand
     objective: Callable | None = None
     # state -> i32[K], rows of the train split that the present task replayed, -1: none
     replayed: Callable | None = None

@@ -24,6 +24,8 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         # Digits are one domain: their slices stand in.
         name = "data" if config.scenario.name == "domain" else config.scenario.name
         config.scenario = {"name": name, "num_tasks": 2}
+    if config.scenario.get("per_class") is not None:
+        config.scenario.per_class = 60
     if config.scenario.get("imbalance") is not None:
         config.scenario.imbalance.update(dominant=0, epoch_steps=5)
     config.batch_size = 32

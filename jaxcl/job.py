@@ -181,7 +181,7 @@ def _key(job: Job):
 def shapes(job: Job, parts: int = 1) -> tuple:
     """The (state, batch) that the method's step takes, as shapes.
 
-    Of graphs, whose batches have a few sizes, that which serves for half of them.
+    Of graphs, whose batches have a few sizes, that which serves for most.
     """
     example, sides = _example(job), (parts,) if parts > 1 else ()
     batch = jax.tree.map(

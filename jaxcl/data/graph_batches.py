@@ -11,11 +11,14 @@ import numpy as np
 
 from jaxcl.data import graphs, stream
 
+# A program for each size that is met compiles for seconds.
+_LEVELS = (0.9, 1.0)
+
 
 def blank(examples: stream.Examples, batch_size: int, parts: int = 1) -> dict:
-    """A batch without graphs, of the size that serves for half of all batches."""
+    """A batch without graphs, of the size that serves for most batches."""
     rows = np.full((parts, batch_size), -1, np.int32)
-    budgets = graphs.buckets(examples.graphs, batch_size, parts=parts)
+    budgets = graphs.buckets(examples.graphs, batch_size, parts=parts, levels=_LEVELS)
     return _padded(examples, rows, budgets, parts > 1)
 
 
@@ -34,7 +37,11 @@ def batches(
         source, seed=seed, task=task, epochs=epochs, batch_size=batch_size * parts
     )
     budgets = graphs.buckets(
-        source.examples.graphs, batch_size, rows=source.rows, parts=parts
+        source.examples.graphs,
+        batch_size,
+        rows=source.rows,
+        parts=parts,
+        levels=_LEVELS,
     )
     for step in range(start, len(plan)):
         rows = plan[step].reshape(batch_size, parts).T
@@ -47,7 +54,7 @@ def evaluation_batches(
     """Batches of some rows in order, the last filled up with index -1."""
     filled = np.full(-(-len(rows) // batch_size) * batch_size, -1, np.int32)
     filled[: len(rows)] = rows
-    budgets = graphs.buckets(examples.graphs, batch_size, rows=rows)
+    budgets = graphs.buckets(examples.graphs, batch_size, rows=rows, levels=(1.0,))
     for part in filled.reshape(-1, 1, batch_size):
         yield _padded(examples, part, budgets, False)
 

@@ -61,6 +61,20 @@ class Waste(NamedTuple):
     batches: tuple[int, ...]  # how many batches have each budget
 
 
+def take(graph_set: GraphSet, rows) -> GraphSet:
+    """The graphs at `rows`, renumbered from 0; classes keep their numbers."""
+    size, links = (x[rows] for x in _sizes(graph_set))
+    first, new = graph_set.graph_ptr[rows], np.cumsum(size) - size
+    edges = graph_set.edges[:, _runs(graph_set.edge_ptr[rows], links)]
+    return graph_set._replace(
+        features=graph_set.features[_runs(first, size)],
+        edges=(edges + np.repeat(new - first, links)).astype(np.int32),
+        graph_ptr=np.append(0, np.cumsum(size)).astype(np.int32),
+        edge_ptr=np.append(0, np.cumsum(links)).astype(np.int32),
+        label=graph_set.label[rows],
+    )
+
+
 def pad(graph_set: GraphSet, rows, *, nodes: int, edges: int, graphs: int) -> Graphs:
     """The graphs of some rows as one batch of that size; arrays are of NumPy.
 

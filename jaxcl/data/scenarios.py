@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxcl.data import imbalance as imbalance_lib
-from jaxcl.data import stream
+from jaxcl.data import splits, stream
 
 SCENARIOS = ("joint", "class", "data", "domain", "growth")
 # Of the released PNR and CaSSLe experiments: the slices of "data" are drawn with it.
@@ -22,6 +22,8 @@ def make(
     seed: int = 0,
     evaluation: str = "test",
     growth: float = 0.5,
+    classes: Sequence[int | str] | None = None,
+    per_class: int | None = None,
     imbalance: dict | None = None,
     long_tail: dict | None = None,
 ) -> stream.Stream:
@@ -46,6 +48,8 @@ def make(
     growth: of "growth": the share of the rows that is new, ICL's alpha.
     evaluation: "test", "validation" or "none". A task is judged on the rows of its
       classes ("class"), of its domain ("domain"), or on all rows.
+    classes, per_class: of which alone the dataset consists from here on, and how many
+      train rows of each are drawn by `seed`, see `splits.of_classes`; None: all.
     imbalance, long_tail: options of `imbalance.dominated` and `imbalance.long_tail`,
       by which tasks train on uneven classes; None: on all rows, evenly.
 
@@ -54,6 +58,8 @@ def make(
     "class", and a task without train or evaluation rows.
     """
     stream.validate(dataset)
+    if classes is not None or per_class is not None:
+        dataset = splits.of_classes(dataset, classes, per_class, seed)
     if scenario not in SCENARIOS:
         raise ValueError(f"scenario = {scenario!r}: must be one of {SCENARIOS}")
     judges = {"test": dataset.test, "validation": dataset.validation, "none": None}

@@ -5,18 +5,66 @@ import concurrent.futures
 import numpy as np
 
 from jaxcl.data import cache as cache_lib
-from jaxcl.data import prefetch, stream
+from jaxcl.data import graphs, prefetch, stream
 
 
 def take(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
     """The examples at `rows`, renumbered from 0."""
-    images, load = examples.images, examples.load
+    images, load, held = examples.images, examples.load, examples.graphs
     return stream.Examples(
         examples.label[rows],
         examples.domain[rows],
         None if images is None else images[rows],
         None if load is None else load._replace(rows=load.rows[rows]),
+        None if held is None else graphs.take(held, rows),
     )
+
+
+def of_classes(
+    dataset: stream.Dataset, classes, per_class: int | None, seed: int
+) -> stream.Dataset:
+    """The dataset without other classes, which are numbered anew, in every split.
+
+    Args:
+      classes: numbers or names; None: all.
+      per_class: train rows of each, drawn by `seed`; None: all.
+
+    Raises:
+      ValueError: a class that is not there, or given twice; none; too few rows.
+    """
+    names = dataset.class_names
+    kept = range(len(names)) if classes is None else classes
+    kept = stream.numbers(kept, names, "classes")
+    if not kept:
+        raise ValueError(f"classes = {classes!r}: must name at least one class")
+    new = np.full(len(names) + 1, -1, np.int32)
+    new[kept] = np.arange(len(kept))
+    rng = np.random.default_rng([seed, len(kept)])
+
+    def rows_of(examples, most):
+        each = [np.flatnonzero(examples.label == label) for label in kept]
+        short = min(each, key=len)
+        if most is not None and not 1 <= most <= len(short):
+            raise ValueError(
+                f"per_class = {most}: must be from 1 to the {len(short)} train rows of "
+                "the smallest class"
+            )
+        if most is not None:
+            each = [rng.permutation(rows)[:most] for rows in each]
+        return np.sort(np.concatenate(each))
+
+    def cut(examples, most=None):
+        if examples is None:
+            return None
+        found = take(examples, rows_of(examples, most))
+        return found._replace(label=new[found.label])
+
+    parts = cut(dataset.train, per_class), cut(dataset.validation), cut(dataset.test)
+    train, validation, test = parts
+    return dataset._replace(
+        class_names=tuple(names[label] for label in kept), train=train,
+        validation=validation, test=test,
+    )  # fmt: skip
 
 
 def drawn(examples: stream.Examples, fraction: float, seed: list[int]) -> np.ndarray:

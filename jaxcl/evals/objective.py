@@ -2,8 +2,8 @@
 
 What a method trains on differs from method to method, and so do its losses; this is one
 number for all of them: the method's plain loss on all rows of the tasks so far, the new
-one too, in batches and with random views that never change, in evaluation mode. Several
-ways to train can then be asked when each comes as low as another.
+one too, in batches, with random views and dropout that never change. Several ways to
+train can then be asked when each comes as low as another.
 """
 
 import time

@@ -1,0 +1,75 @@
+"""ICL on two digits of MNIST: an image encoder meets new images of both.
+
+Ji et al., WSDM 2023, Table 3: the first 1 - growth of the images, shuffled by the seed,
+then the others; batches of 32, until the mean loss of an epoch has not come lower for
+50 epochs. The paper names neither the digits nor the learning rate, which it searches
+among 1e-3, 1e-4 and 1e-5; it enlarges the images to 224 pixels of three channels.
+
+  python -m jaxcl.data.convert mnist.npz data/mnist
+  python -m jaxcl.main --config=configs/icl_mnist2.py:small
+  python -m jaxcl.main --config=configs/icl_mnist2.py:retrain,small \
+      --config.scenario.growth=0.3 --config.seeds=5
+
+Rows: icl (what the name of the file alone means), no_lrl, no_meta, no_both; retrain,
+continue, finetune, replay, distill; the controls frozen and random, which learn nothing
+of what is new. With `:old` the first task alone is trained, from which each row can go
+on: `--config.start=runs/icl_mnist2_old`. The word `small` makes of each what a CPU core
+trains in minutes: 28 pixels, three convolutions, 500 images of each digit.
+`configs/icl_mnist2.py:debug` and, say, `configs/icl_mnist2.py:finetune,debug` run in
+seconds, on other digits.
+"""
+
+import ml_collections
+
+from jaxcl import debug
+from jaxcl.methods import icl
+
+
+def get_config(arg=None):
+    words = (arg or "").split(",")
+    names = [word for word in words if word not in ("", "debug", "small")] or ["icl"]
+    if len(names) > 1 or names[0] not in {*icl.VARIANTS, "old"}:
+        allowed = ", ".join(icl.VARIANTS)
+        raise ValueError(
+            f"{arg!r}: allowed are {allowed}, old, small, debug, and ROW,small,debug"
+        )
+    small = "small" in words
+    config = ml_collections.ConfigDict()
+    config.name = "icl_mnist2"
+    if names[0] != "icl":
+        config.name += f"_{names[0]}"
+    config.seeds = 1  # how many runs, from `seed` on
+    config.seed = 0
+    config.data = {"name": "arrays", "path": "data/mnist"}
+    config.scenario = {"name": "growth", "growth": 0.5, "classes": (3, 8)}
+    config.augment = {
+        "size": 28 if small else 224,
+        "resize": 28 if small else 224,
+        "scale": (0.2, 1.0),
+        "interpolation": "bilinear",
+        "jitter": (0.4, 0.4, 0.4, 0.1),
+        "blur": 0.0 if small else 0.5,
+        "mean": (0.1307,),
+        "std": (0.3081,),
+    }
+    config.encoder = {"name": "resnet", "depth": 18}
+    config.method = {"name": "icl", **icl.VARIANTS.get(names[0], {})}
+    config.method.output_dim = 1000
+    config.epochs = 1000  # at most
+    config.patience = 50
+    config.batch_size = 32
+    config.scale_lr = False
+    config.optimizer = {"name": "adam", "lr": 1e-3, "weight_decay": 1e-5}
+    config.schedule = {"name": "constant"}
+    config.evaluators = {"objective": {}, "svm": {"last_only": True, "max_rows": 2000}}
+    config.eval_epochs = 1
+    config.evaluate_untrained = False
+    config.plasticity = False
+    if small:
+        config.scenario.per_class = 500
+        config.encoder = {"name": "conv_net", "width": 16}
+        config.method.output_dim = 0
+        config.save_every = 0  # steps; a run takes minutes
+    if names[0] == "old":
+        config.first_tasks = 1
+    return debug.shrink(config) if "debug" in words else config

@@ -1,0 +1,58 @@
+"""ICL on REDDIT-BINARY: threads of discussion as graphs, old ones and new ones.
+
+Ji et al., WSDM 2023, Table 4: the first 1 - growth of the 2000 graphs, shuffled by the
+seed, then the others; nodes have their degree profile for features, and the largest
+graph has 3782 of them. A GCN of two layers of 32, batches of 32, until the mean loss of
+an epoch has not come lower for 50 epochs. The paper searches Adam's learning rate among
+1e-3, 1e-4 and 1e-5 and does not say which it took.
+
+  python -m jaxcl.main --config=configs/icl_reddit.py --config.data.path=reddit_binary.npz
+  python -m jaxcl.main --config=configs/icl_reddit.py:retrain \
+      --config.scenario.growth=0.3 --config.seeds=5 --config.data.path=data/REDDIT-BINARY
+
+Rows: icl (what the name of the file alone means), no_lrl, no_meta, no_both; retrain,
+continue, finetune, replay, distill; the controls frozen and random, which learn nothing
+of what is new. With `:old` the first task alone is trained, from which each row can go
+on: `--config.start=runs/icl_reddit_old`.
+`configs/icl_reddit.py:debug` and, say, `configs/icl_reddit.py:finetune,debug` run
+in seconds, on small rings and trees.
+"""
+
+import ml_collections
+
+from jaxcl import debug
+from jaxcl.methods import icl
+
+
+def get_config(arg=None):
+    words = (arg or "").split(",")
+    names = [word for word in words if word not in ("", "debug")] or ["icl"]
+    if len(names) > 1 or names[0] not in {*icl.VARIANTS, "old"}:
+        allowed = ", ".join(icl.VARIANTS)
+        raise ValueError(f"{arg!r}: allowed are {allowed}, old, debug, and ROW,debug")
+    config = ml_collections.ConfigDict()
+    config.name = "icl_reddit"
+    if names[0] != "icl":
+        config.name += f"_{names[0]}"
+    config.seeds = 1  # how many runs, from `seed` on
+    config.seed = 0
+    # A file with the arrays of docs/data.md, or a folder in TUDataset's format.
+    config.data = {"name": "graphs", "path": "data/REDDIT-BINARY"}
+    config.scenario = {"name": "growth", "growth": 0.5, "evaluation": "none"}
+    config.augment = {"name": "graphs"}
+    config.encoder = {"name": "gcn"}
+    config.method = {"name": "icl", **icl.VARIANTS.get(names[0], {})}
+    config.epochs = 1000  # at most
+    config.patience = 50
+    config.batch_size = 32
+    config.scale_lr = False
+    config.optimizer = {"name": "adam", "lr": 1e-3, "weight_decay": 1e-5}
+    config.schedule = {"name": "constant"}
+    config.evaluators = {"objective": {}, "svm": {"last_only": True}}
+    config.eval_epochs = 1
+    config.evaluate_untrained = False
+    config.plasticity = False
+    config.save_every = 0  # steps; a run takes minutes
+    if names[0] == "old":
+        config.first_tasks = 1
+    return debug.shrink(config) if "debug" in words else config
