@@ -6,9 +6,9 @@ graph has 3782 of them. A GCN of two layers of 32, batches of 32, until the mean
 an epoch has not come lower for 50 epochs. The paper searches Adam's learning rate among
 1e-3, 1e-4 and 1e-5 and does not say which it took.
 
-  python -m jaxcl.main --config=configs/icl_reddit.py --config.data.path=reddit_binary.npz
+  python -m jaxcl.main --config=configs/icl_reddit.py --config.data.path=REDDIT-BINARY
   python -m jaxcl.main --config=configs/icl_reddit.py:retrain \
-      --config.scenario.growth=0.3 --config.seeds=5 --config.data.path=data/REDDIT-BINARY
+      --config.scenario.growth=0.3 --config.data.path=data/REDDIT-BINARY
 
 Rows: icl (what the name of the file alone means), no_lrl, no_meta, no_both; retrain,
 continue, finetune, replay, distill; the controls frozen and random, which learn nothing

@@ -19,9 +19,29 @@ from ml_collections import config_flags
 
 import jaxcl
 import jaxcl.methods
-from jaxcl import augment, evaluators, record, schema, sections, train, transfer
+from jaxcl import (
+    augment,
+    augment_graph,
+    ddpg,
+    evaluators,
+    record,
+    schema,
+    sections,
+    train,
+    transfer,
+)
 from jaxcl.data import convert, scenarios, sources, stream
-from jaxcl.evals import alignment, filtering, knn, linear, predict, spread, svm, tsne
+from jaxcl.evals import (
+    alignment,
+    filtering,
+    knn,
+    linear,
+    objective,
+    predict,
+    spread,
+    svm,
+    tsne,
+)
 from jaxcl.methods import online
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -141,6 +161,8 @@ def check_options(config):
     for name, section in top.evaluators.items():
         evaluators.entry(name, section)
     scenario = dict(top.scenario)
+    if scenario.get("per_class") is not None:
+        scenario["per_class"] = min(scenario["per_class"], 6)
     scenarios.make(stand_in(), scenario=scenario.pop("name"), **scenario)
 
 
@@ -285,7 +307,7 @@ def option_exists(path):
     functions = {
         "data": sections.SOURCES.values(),
         "scenario": [scenarios.make],
-        "augment": [augment.make],
+        "augment": [augment.make, augment_graph.make],
         "encoder": sections.ENCODERS.values(),
         "method": METHODS,
         "replay": [online.settings],
@@ -293,7 +315,7 @@ def option_exists(path):
         "schedule": sections.SCHEDULES.values(),
         "evaluators": [],
     }
-    extra = {"augment": {"resize"}, "optimizer": {"name", "lr"}}
+    extra = {"augment": {"name", "resize"}, "optimizer": {"name", "lr"}}
     known = {
         p for f in functions.get(section, []) for p in inspect.signature(f).parameters
     }
@@ -411,7 +433,8 @@ def test_tables_of_options_are_those_of_the_signature(name, without, table):
 def test_every_function_that_config_names_has_a_table():
     functions = {sections.Top, scenarios.make, augment.make, online.settings, *METHODS}
     functions |= {e.make for e in (linear, knn, predict, tsne, alignment, spread)}
-    functions |= {filtering.make, svm.make}
+    functions |= {filtering.make, svm.make, objective.make}
+    functions |= {augment_graph.make, ddpg.Options}
     functions |= {*sections.SOURCES.values()}
     functions |= {*sections.ENCODERS.values(), *sections.OPTIMIZERS.values()}
     functions |= {*sections.SCHEDULES.values()} - {sections.SCHEDULES["constant"]}
@@ -419,7 +442,8 @@ def test_every_function_that_config_names_has_a_table():
     assert {table.values[0] for table in TABLES} == names
     there = [m.name for m in pkgutil.iter_modules(jaxcl.evals.__path__)]
     judges = {"linear", "knn", "predict", "tsne", "alignment", "memory", "spread"}
-    assert set(there) == {"features", "head", "filtering", "svm"} | judges
+    judges |= {"filtering", "svm", "objective"}
+    assert set(there) == {"features", "head"} | judges
 
 
 def test_a_config_reaches_every_documented_option_of_its_source():

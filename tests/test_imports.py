@@ -9,12 +9,12 @@ ROOT = pathlib.Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "jaxcl").rglob("*.py"))
 # A module imports from layers below its own, or from its own.
 LAYERS = [
-    {"main", "compare"},
+    {"main", "compare", "speedup"},
     {"finish"},
     {"train"},
     {"build"},
     {"sections"},
-    {"meter", "evaluators", "single", "transfer", "seeds"},
+    {"meter", "evaluators", "single", "transfer", "seeds", "convergence"},
     {"job", "record", "report", "cost", "plots", "checkpoint"},
     {"methods", "evals"},
     {

@@ -15,10 +15,15 @@ from jaxcl.data import graphs, stream
 _LEVELS = (0.9, 1.0)
 
 
+def _budgets(examples, batch_size, parts=1):
+    """Sizes, of the whole set: seeds, tasks and subsets share their programs."""
+    return graphs.buckets(examples.graphs, batch_size, parts=parts, levels=_LEVELS)
+
+
 def blank(examples: stream.Examples, batch_size: int, parts: int = 1) -> dict:
     """A batch without graphs, of the size that serves for most batches."""
     rows = np.full((parts, batch_size), -1, np.int32)
-    budgets = graphs.buckets(examples.graphs, batch_size, parts=parts, levels=_LEVELS)
+    budgets = _budgets(examples, batch_size, parts)
     return _padded(examples, rows, budgets, parts > 1)
 
 
@@ -36,13 +41,7 @@ def batches(
     plan = stream.schedule(
         source, seed=seed, task=task, epochs=epochs, batch_size=batch_size * parts
     )
-    budgets = graphs.buckets(
-        source.examples.graphs,
-        batch_size,
-        rows=source.rows,
-        parts=parts,
-        levels=_LEVELS,
-    )
+    budgets = _budgets(source.examples, batch_size, parts)
     for step in range(start, len(plan)):
         rows = plan[step].reshape(batch_size, parts).T
         yield _padded(source.examples, rows, budgets, parts > 1)
@@ -54,7 +53,7 @@ def evaluation_batches(
     """Batches of some rows in order, the last filled up with index -1."""
     filled = np.full(-(-len(rows) // batch_size) * batch_size, -1, np.int32)
     filled[: len(rows)] = rows
-    budgets = graphs.buckets(examples.graphs, batch_size, rows=rows, levels=(1.0,))
+    budgets = _budgets(examples, batch_size)
     for part in filled.reshape(-1, 1, batch_size):
         yield _padded(examples, part, budgets, False)
 

@@ -1,0 +1,865 @@
+"""ICL: whole steps in float64 from the equations, its orders, rates and baselines.
+
+The network is a linear layer; the second view is the first one mirrored and squared, so
+that nothing is chance.
+"""
+
+import functools
+import itertools
+import types
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import flatten_util
+
+from jaxcl import augment_graph, core, job, optim
+from jaxcl.data import graph_batches, graph_toys, graphs, scenarios, stream
+from jaxcl.losses import incremental
+from jaxcl.methods import icl, icl_orders, icl_passes
+from jaxcl.nets import gcn, norm
+
+B, D, SIDE, TAU, LR = 4, 3, 2, 0.4, 0.2
+OPTIONS = {"temperature": TAU, "learnt_rate": False}
+RATES = {"low": 1e-3, "high": 0.5, "actor_width": 2, "capacity": 64}
+
+
+class Flat(nn.Module):
+    normed: bool = False
+    dtype: object = jnp.float32
+
+    @nn.compact
+    def __call__(self, x, *, train, groups=1):
+        x = nn.Dense(D, name="linear")(x.reshape(len(x), -1))
+        if not self.normed:
+            return x
+        return norm.BatchNorm(name="norm")(x, train=train, groups=groups)
+
+
+def views_of(images):
+    """f[B,2,...]"""
+    x = images / 255.0
+    xp = jnp if isinstance(x, jax.Array) else np
+    return xp.stack([x, x[:, ::-1] ** 2], axis=1)
+
+
+def parts(*, normed=False, augment=lambda key, images: views_of(images), **changes):
+    return core.Parts(
+        encoder=Flat(normed),
+        augment=augment,
+        tx=optim.sgd(momentum=0.0),
+        lr=optim.by_task([optim.constant(LR)]),
+        num_classes=2,
+        batch_size=B,
+    )._replace(**changes)
+
+
+def make(made=None, **options):
+    return icl.make(parts() if made is None else made, **(OPTIONS | options))
+
+
+def task(old=12, new=8, index=1, order=stream.epoch_order):
+    """Old rows from 0 on, then new ones; growth is 0.4 of 20."""
+    rows = np.arange(old, old + new, dtype=np.int32)
+    train = stream.Source(None, rows, order)
+    earlier = np.arange(old if index else 0, dtype=np.int32)
+    nothing = np.zeros(0, np.int32)
+    return stream.Task(index, "made", nothing, -1, train, nothing, earlier)
+
+
+def batch(seed, *sides):
+    rng = np.random.default_rng(seed)
+    shape = (*sides, B)
+    return {
+        "image": rng.integers(0, 256, (*shape, SIDE, SIDE, 1)).astype(np.uint8),
+        "label": np.zeros(shape, np.int32),
+        "index": np.arange(np.prod(shape), dtype=np.int32).reshape(shape),
+    }
+
+
+def part(given, at):
+    return jax.tree.map(lambda x: x[at], given)
+
+
+@functools.cache
+def fresh(normed=False):
+    """What a run begins with; the same for all options but those of agents."""
+    method = make(parts(normed=normed), agent=RATES)
+    return jax.jit(method.init)(jax.random.key(0), batch(0))
+
+
+def moved(tree, seed):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: x + rng.uniform(0.1, 0.6, x.shape).astype(np.float32), tree
+    )
+
+
+def under_way(method, the_task=None, normed=False):
+    """A state in a task, its weights not those that the run began with."""
+    the_task = task() if the_task is None else the_task
+    state = fresh(normed)
+    state = state.replace(
+        params=moved(state.params, 1),
+        stats=moved(state.stats, 2),
+        task=jnp.int32(the_task.index),
+        task_start=jnp.int32(5),
+        step=jnp.int32(5),
+    )
+    return method.begin_task(state, the_task)
+
+
+@functools.cache
+def compiled(method):
+    return jax.jit(method.step)
+
+
+def step(method, state, given):
+    return compiled(method)(state, given)
+
+
+# The equations in float64
+
+
+def numbers(params):
+    """All parameters in one row, the bias first."""
+    return np.float64(flatten_util.ravel_pytree(params)[0])
+
+
+def rows_of(theta, given, view):
+    """Embeddings f64[b, D] of the examples that there are."""
+    images = np.float64(given["image"][np.asarray(given["index"]) >= 0])
+    x = views_of(images)[:, view].reshape(len(images), -1)
+    return x @ theta[D:].reshape(-1, D) + theta[:D]
+
+
+def f(a, b):
+    a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (a, b))
+    return np.exp(a @ b.T / TAU)
+
+
+def within(theta, given):
+    """f+ and E of the batch itself, of each anchor, and K."""
+    table = f(rows_of(theta, given, 0), rows_of(theta, given, 1))
+    positive = np.diag(table)
+    own = (table.sum(axis=1) - positive) / (len(table) - 1)
+    return positive, own, len(given["index"]) - 1
+
+
+def nce_one(theta, given):
+    positive, own, k = within(theta, given)
+    return -np.mean(np.log(positive / (positive + k * own)))
+
+
+def across(theta, given, other):
+    return f(rows_of(theta, given, 0), rows_of(theta, other, 0)).mean(axis=1)
+
+
+def nce_two(theta, old, new, growth, keep=0.0):
+    positive, e_old, k = within(theta, old)
+    ratio = (positive + k * across(theta, old, new)) / (positive + k * e_old)
+    change = np.mean(np.log(growth * ratio + 1 - growth))
+    return change + keep * nce_one(theta, old)
+
+
+def nce_new(theta, new, old, growth):
+    positive, e_new, k = within(theta, new)
+    e = (1 - growth) * across(theta, new, old) + growth * e_new
+    return -np.mean(np.log(positive / (positive + k * e)))
+
+
+def slope(loss, theta, h=1e-5):
+    """Gradient by central differences."""
+    units = h * np.eye(len(theta))
+    return np.array([loss(theta + u) - loss(theta - u) for u in units]) / (2 * h)
+
+
+def adapted(theta, given, steps, growth, rate):
+    """Weights after the inner steps, and the losses before each."""
+    losses = []
+    for i in range(steps):
+        old, new = part(given, i), part(given, steps + i)
+        loss = functools.partial(nce_two, old=old, new=new, growth=growth)
+        losses.append(loss(theta))
+        theta = theta - rate * slope(loss, theta)
+    return theta, losses
+
+
+def fell(before, after, rate=LR):
+    """The gradient that a step of SGD went down."""
+    return (numbers(before.params) - numbers(after.params)) / rate
+
+
+close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=3e-5)
+
+
+# The meta steps
+
+
+@pytest.mark.parametrize(
+    "steps, second_order, unroll",
+    [(1, False, True), (1, True, True), (3, False, True), (3, True, True),
+     (3, False, False), (3, True, False)],
+)  # fmt: skip
+def test_a_meta_step_is_the_equation(steps, second_order, unroll):
+    # One inner step at the optimiser's rate, three at their own.
+    inner = LR if steps == 1 else 0.5
+    method = make(
+        parts(unroll=unroll), inner_steps=steps, second_order=second_order,
+        inner_lr=None if steps == 1 else inner,
+    )  # fmt: skip
+    state, given = under_way(method), batch(7, 2 * steps + 2)
+    after, metrics = step(method, state, given)
+    theta, growth = numbers(state.params), 0.4
+    there, losses = adapted(theta, given, steps, growth, inner)
+    outer = functools.partial(
+        nce_new, new=part(given, -2), old=part(given, -1), growth=growth
+    )
+    first = slope(outer, there)
+    second = slope(
+        lambda t: outer(adapted(t, given, steps, growth, inner)[0]), theta, h=1e-4
+    )
+    # Neither order is the other, nor the gradient without any inner step.
+    for one, other in itertools.combinations((first, second, slope(outer, theta)), 2):
+        assert np.abs(one - other).max() > 2e-3
+    expected = second if second_order else first
+    close(fell(state, after), expected)
+    np.testing.assert_allclose(metrics["loss"], outer(there), rtol=1e-5)
+    np.testing.assert_allclose(metrics["inner_loss"], np.mean(losses), rtol=1e-4)
+    np.testing.assert_allclose(metrics["inner_lr"], inner, rtol=1e-6)
+    np.testing.assert_allclose(metrics["lr"], LR, rtol=1e-6)
+    np.testing.assert_allclose(
+        metrics["grad_norm"], np.linalg.norm(expected), rtol=1e-3
+    )
+    assert metrics["passes"] == 3 * B * (steps + 1)
+    assert after.step == state.step + 1
+    for name in ("first", "teacher", "growth"):
+        chex.assert_trees_all_equal(
+            getattr(after.extra, name), getattr(state.extra, name)
+        )
+
+
+def test_a_meta_step_takes_the_statistics_of_its_outer_pass():
+    made = parts(normed=True)
+    method = make(made, inner_steps=1, inner_lr=0.0)
+    state = under_way(method, normed=True)
+    given = batch(8, 4)
+    after = step(method, state, given)[0]
+    # Two views, then the old batch, one after another; momentum is 0.9.
+    mean = np.asarray(state.stats["encoder"]["norm"]["mean"], np.float64)
+    layer = jax.tree.map(np.float64, state.params["encoder"]["linear"])
+
+    def sent(given, view):
+        x = views_of(np.float64(given["image"]))[:, view].reshape(B, -1)
+        return x @ layer["kernel"] + layer["bias"]
+
+    both = [sent(part(given, -2), view) for view in (0, 1)]
+    for rows in (*both, sent(part(given, -1), 0)):
+        mean = 0.9 * mean + 0.1 * rows.mean(axis=0)
+    np.testing.assert_allclose(after.stats["encoder"]["norm"]["mean"], mean, rtol=1e-4)
+
+
+# The steps without meta
+
+
+def test_old_and_new_anchors_take_turns():
+    method = make(meta=False, keep=0.7)
+    # Three batches of old rows, two of new ones.
+    state, given = under_way(method, task(old=13, new=8)), batch(9, 2)
+    growth, theta = 8 / 21, numbers(state.params)
+    one, other = part(given, 0), part(given, 1)
+    losses = [
+        functools.partial(nce_two, old=one, new=other, growth=growth, keep=0.7),
+        functools.partial(nce_new, new=one, old=other, growth=growth),
+    ]
+    assert abs(losses[0](theta) - losses[1](theta)) > 1e-2
+    slopes = [slope(loss, theta) for loss in losses]
+    found = []
+    for done in range(11):
+        now = state.replace(step=state.task_start + done)
+        after, metrics = step(method, now, given)
+        which = int(abs(metrics["loss"] - losses[1](theta)) < 1e-5)
+        np.testing.assert_allclose(metrics["loss"], losses[which](theta), rtol=1e-5)
+        close(fell(now, after), slopes[which])
+        found.append(which)
+    assert found == [0, 0, 0, 1, 1] * 2 + [0]
+    assert metrics["passes"] == 3 * B
+
+
+def test_without_keep_old_anchors_have_nce_two_alone():
+    method = make(meta=False)
+    state, given = under_way(method), batch(10, 2)
+    expected = nce_two(numbers(state.params), part(given, 0), part(given, 1), 0.4)
+    np.testing.assert_allclose(
+        step(method, state, given)[1]["loss"], expected, rtol=1e-5
+    )
+
+
+def test_with_keep_whole_sets_give_the_gradient_of_retraining():
+    """Both views are the same: of the other set negatives are first views."""
+    made = parts(augment=lambda key, images: views_of(images)[:, :1].repeat(2, axis=1))
+    turns, retrain = make(made, meta=False, keep=1.0), make(made, strategy="retrain")
+    given = batch(11)
+    # Two old and two new items are all there are; K is 3 in each.
+    sides = [np.array([0, 1, 0, 1]), np.array([2, 3, 2, 3])]
+    old, new = (part(given, side) for side in sides)
+    for each in (old, new):
+        each["index"] = np.array([0, 1, -1, -1], np.int32)
+    state = under_way(turns)
+    expected, metrics = step(retrain, state, given)
+    slopes, losses = [], []
+    # An anchor's own item is left out: 2 of 3 others are new, or 1 of 3.
+    cases = ((0, old, new, 2 / 3), (state.extra.old_steps, new, old, 1 / 3))
+    for done, anchors, others, growth in cases:
+        extra = state.extra._replace(growth=jnp.float32(growth))
+        now = state.replace(extra=extra, step=state.task_start + done)
+        side_by_side = jax.tree.map(lambda *x: np.stack(x), anchors, others)
+        after, found = step(turns, now, side_by_side)
+        slopes.append(fell(now, after))
+        losses.append(found["loss"])
+    np.testing.assert_allclose(np.mean(losses), metrics["loss"], rtol=1e-5)
+    close(np.mean(slopes, axis=0), fell(state, expected), atol=3e-6)
+    assert np.abs(slopes[0] - slopes[1]).max() > 1e-2
+
+
+# Learnt rates
+
+
+def heavy(**changes):
+    """With an optimiser that has something to remember."""
+    return parts(tx=optim.sgd(momentum=0.9), **changes)
+
+
+def test_both_agents_set_rates_of_plain_sgd():
+    method = make(heavy(), learnt_rate=True, agent=RATES, inner_steps=1)
+    state = under_way(method)
+    opt_state = moved(state.opt_state, 3)
+    state, rates = state.replace(opt_state=opt_state), []
+    for seed in (12, 13):
+        given = batch(seed, 4)
+        after, metrics = step(method, state, given)
+        inner, lr = float(metrics["inner_lr"]), float(metrics["lr"])
+        theta = numbers(state.params)
+        there, losses = adapted(theta, given, 1, 0.4, inner)
+        outer = functools.partial(
+            nce_new, new=part(given, -2), old=part(given, -1), growth=0.4
+        )
+        wanted = theta - lr * slope(outer, there)
+        np.testing.assert_allclose(numbers(after.params), wanted, rtol=1e-4, atol=3e-6)
+        agents = after.extra.agents
+        np.testing.assert_allclose(agents["old"].losses[-1], losses[0], rtol=1e-4)
+        np.testing.assert_allclose(agents["new"].losses[-1], outer(there), rtol=1e-4)
+        chex.assert_trees_all_equal(after.opt_state, opt_state)
+        state, rates = after, [*rates, inner, lr]
+    assert after.step == 7
+    assert all(RATES["low"] <= rate <= RATES["high"] for rate in rates)
+    assert len(set(rates)) == 4
+
+
+def test_an_inner_loop_begins_without_a_reward():
+    """The loss there is not due to the last action, which was on other weights."""
+    made = heavy(unroll=False)
+    method = make(made, learnt_rate=True, agent=RATES, inner_steps=3)
+    state = under_way(method)
+    for done in (1, 2):
+        state, _ = step(method, state, batch(done, 8))
+        old, new = (state.extra.agents[name] for name in ("old", "new"))
+        assert old.steps == old.count == 3 * done and new.steps == new.count == done
+        # Between three losses there are two rewards.
+        assert old.memory.seen == 2 * done and new.memory.seen == done - 1
+
+
+def test_one_agent_sets_the_rates_without_meta():
+    method = make(heavy(), learnt_rate=True, agent=RATES, meta=False)
+    state, given = under_way(method), batch(14, 2)
+    before = state
+    for done in (0, 1, int(state.extra.old_steps)):  # an old anchor's, a new one's
+        state = state.replace(step=state.task_start + done)
+        after, metrics = step(method, state, given)
+        theta, growth = numbers(state.params), 0.4
+        loss = nce_two if done < 2 else nce_new
+        slopes = slope(lambda t, f=loss: f(t, part(given, 0), part(given, 1), growth),
+                       theta)  # fmt: skip
+        wanted = theta - float(metrics["lr"]) * slopes
+        np.testing.assert_allclose(numbers(after.params), wanted, rtol=1e-4, atol=3e-6)
+        assert RATES["low"] <= metrics["lr"] <= RATES["high"]
+        state = after
+    agents = state.extra.agents
+    assert agents["new"].steps == 3 and agents["new"].memory.seen == 2
+    chex.assert_trees_all_equal(agents["old"], before.extra.agents["old"])
+    chex.assert_trees_all_equal(state.opt_state, before.opt_state)
+
+
+def test_the_first_task_is_nce_one_by_the_optimiser():
+    method = make(learnt_rate=True, agent=RATES)
+    state, given = under_way(method, task(index=0)), batch(15)
+    assert method.parts(task(index=0)) == 1
+    after, metrics = step(method, state, given)
+    theta = numbers(state.params)
+    loss = functools.partial(nce_one, given=given)
+    np.testing.assert_allclose(metrics["loss"], loss(theta), rtol=1e-5)
+    close(fell(state, after), slope(loss, theta))
+    np.testing.assert_allclose(metrics["lr"], LR, rtol=1e-6)
+    assert metrics["passes"] == 2 * B
+    chex.assert_trees_all_equal(after.extra, state.extra)
+
+
+# What ICL is compared with
+
+
+def test_strategies_read_their_rows():
+    state, the_task = fresh(), task(old=20, new=5)
+    new, every = np.arange(20, 25), np.arange(25)
+    for strategy in icl.STRATEGIES:
+        method = make(strategy=strategy, replay_share=0.3)
+        first = method.source(state, task(index=0))
+        np.testing.assert_array_equal(first.rows, task(index=0).train.rows)
+        source = method.source(state, the_task)
+        if strategy == "replay":
+            assert len(set(source.rows)) == len(source.rows) == 11
+            assert set(source.rows) < set(every) and set(new) < set(source.rows)
+            again = method.source(state, the_task)
+            np.testing.assert_array_equal(source.rows, again.rows)
+            # By the key of the state, and by nothing that a step changes.
+            other = method.source(state.replace(step=jnp.int32(3)), the_task)
+            np.testing.assert_array_equal(source.rows, other.rows)
+            other = method.source(state.replace(key=jax.random.key(1)), the_task)
+            assert {*source.rows} != {*other.rows}
+        else:
+            few = strategy in ("finetune", "distill")
+            np.testing.assert_array_equal(source.rows, new if few else every)
+        assert (source.order is stream.epoch_order) == (strategy != "icl")
+        assert method.parts(task(index=0)) == 1
+        assert method.parts(the_task) == (10 if strategy == "icl" else 1)
+    assert make(strategy="icl", inner_steps=2).parts(the_task) == 6
+    assert make(strategy="icl", meta=False).parts(the_task) == 2
+    share = {0.0: 5, 1.0: 25}
+    for value, count in share.items():
+        method = make(strategy="replay", replay_share=value)
+        assert len(method.source(state, the_task).rows) == count
+
+
+@pytest.mark.parametrize("strategy", icl.STRATEGIES)
+def test_a_task_begins_with_its_weights(strategy):
+    method = make(heavy(normed=True), strategy=strategy)
+    state = fresh(normed=True)
+    state = state.replace(
+        params=moved(state.params, 1),
+        stats=moved(state.stats, 2),
+        opt_state=moved(heavy().tx.init(state.params), 3),
+    )
+    first = method.begin_task(state, task(index=0))
+    chex.assert_trees_all_equal(
+        (first.params, first.stats), (state.params, state.stats)
+    )
+    assert first.extra.growth == 0
+    later = method.begin_task(state, task(old=13))
+    kept = state.extra.first, (state.params, state.stats)
+    wanted = kept[0] if strategy in ("retrain", "random") else kept[1]
+    chex.assert_trees_all_equal((later.params, later.stats), wanted)
+    chex.assert_trees_all_equal(later.extra.teacher, wanted)
+    chex.assert_trees_all_equal(later.extra.first, state.extra.first)
+    np.testing.assert_allclose(later.extra.growth, 8 / 21, rtol=1e-6)
+    assert (later.extra.old_steps, later.extra.epoch_steps) == (3, 5)
+    for each in (first, later):
+        assert not any(np.any(x) for x in jax.tree.leaves(each.opt_state))
+        # Donated, no array may be there twice.
+        pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(
+            (each.params, each.stats, each.extra.first, each.extra.teacher)
+        )]  # fmt: skip
+        assert len(set(pointers)) == len(pointers)
+
+
+@pytest.mark.parametrize("strategy", ["frozen", "random"])
+def test_controls_learn_the_first_task_alone(strategy):
+    method = make(parts(normed=True), strategy=strategy)
+    given = batch(16)
+    for index in (0, 1, 2):
+        state = under_way(method, task(index=index), normed=True)
+        after, metrics = step(method, state, given)
+        assert np.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0
+        assert after.step == state.step + 1
+        for old, new in zip(
+            jax.tree.leaves((state.params, state.stats)),
+            jax.tree.leaves((after.params, after.stats)),
+            strict=True,
+        ):
+            assert np.array_equal(old, new) == (index > 0)
+
+
+def log_softmax(x):
+    x = x - x.max()
+    return x - np.log(np.exp(x).sum())
+
+
+def ird(theta, past, given):
+    """Co2L's distillation, kappa 0.2 and of the teacher 0.01."""
+
+    def cosines(theta):
+        z = np.concatenate([rows_of(theta, given, view) for view in (0, 1)])
+        z /= np.linalg.norm(z, axis=1, keepdims=True)
+        return z @ z.T
+
+    now, then, total = cosines(theta), cosines(past), 0.0
+    for i in range(len(now)):
+        others = [k for k in range(len(now)) if k != i]
+        q = np.exp(log_softmax(then[i, others] / 0.01))
+        total -= np.sum(q * log_softmax(now[i, others] / 0.2))
+    return total / len(now)
+
+
+def test_distillation_holds_to_the_task_before():
+    method, given = make(strategy="distill", distill_weight=0.6), batch(17)
+    given["index"][1] = -1  # is no example
+    for index in (0, 1):
+        state = under_way(method, task(index=index))
+        past = numbers(state.extra.teacher)
+        state = state.replace(params=moved(state.params, 4))
+
+        def loss(theta, index=index, past=past):
+            held = 0.6 * ird(theta, past, given) if index else 0.0
+            return nce_one(theta, given) + held
+
+        after, metrics = step(method, state, given)
+        theta = numbers(state.params)
+        np.testing.assert_allclose(metrics["loss"], loss(theta), rtol=1e-5)
+        close(fell(state, after), slope(loss, theta))
+
+
+def test_the_teacher_sees_the_same_views():
+    seen = []
+
+    def augment(key, images):
+        views = jax.random.uniform(key, (len(images), 2, SIDE, SIDE, 1))
+        jax.debug.callback(lambda x: seen.append(np.array(x)), views)
+        return views
+
+    method = make(parts(augment=augment), strategy="distill")
+    jax.block_until_ready(step(method, under_way(method), batch(18)))
+    jax.effects_barrier()
+    assert len(seen) == 2
+    np.testing.assert_array_equal(*seen)
+
+
+def test_the_teacher_is_in_evaluation_mode():
+    method = make(parts(normed=True), strategy="distill")
+    state, given = under_way(method, normed=True), batch(19)
+    teacher, stats = state.extra.teacher
+    losses = []
+    for there in (stats, moved(stats, 5)):
+        extra = state.extra._replace(teacher=(teacher, there))
+        losses.append(step(method, state.replace(extra=extra), given)[1]["loss"])
+    assert abs(losses[0] - losses[1]) > 1e-3
+
+
+def test_what_is_evaluated():
+    method, given = make(parts(normed=True), output_dim=2), batch(20)
+    state = jax.jit(method.init)(jax.random.key(0), given)
+    state = state.replace(params=moved(state.params, 1), stats=moved(state.stats, 2))
+    images = views_of(np.float64(given["image"]))[:, 0]
+    tree = jax.tree.map(np.float64, (state.params, state.stats["encoder"]["norm"]))
+    params, kept = tree
+    layer, bn, head = (
+        params["encoder"]["linear"], params["encoder"]["norm"],
+        params["head"]["linear1"],
+    )  # fmt: skip
+    x = images.reshape(B, -1) @ layer["kernel"] + layer["bias"]
+    x = (x - kept["mean"]) / np.sqrt(kept["var"] + 1e-5) * bn["scale"] + bn["bias"]
+    wanted = x @ head["kernel"] + head["bias"]
+    found = method.embed(state, jnp.float32(images))
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
+    # The objective is what a plain step lowers.
+    value = method.objective(state, jax.random.key(1), given)
+    loss = step(method, method.begin_task(state, task(index=0)), given)[1]["loss"]
+    np.testing.assert_allclose(value, loss, rtol=1e-5)
+
+
+# Orders
+
+
+def sides_of(order, count):
+    """i32[steps, P, B] as the feed cuts them, place P i + p being row i of part p."""
+    batches = [{"index": rows} for rows in order]
+    return np.stack([x["index"] for x in job._side_by_side(_closing(batches), count)])
+
+
+def _closing(batches):
+    yield from batches
+
+
+def test_inner_steps_are_those_of_the_paper():
+    found = [icl_orders.inner_steps(x) for x in (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)]
+    assert found == [9, 4, 3, 1, 1, 1]
+    assert icl_orders.inner_steps(icl_orders.growth(task(old=12, new=8))) == 2
+
+
+def test_an_order_with_meta():
+    the_task = task(old=23, new=11)
+    old, new = set(range(23)), set(range(23, 34))
+    order = functools.partial(icl_orders.meta, task=the_task, steps=2)
+    made = order(np.random.default_rng(0), None, 6 * B)
+    # 11 new rows are two batches and three that stay out.
+    assert made.shape == (2, 6 * B)
+    sides = sides_of(made, 6)
+    np.testing.assert_array_equal(made[1, 2::6], sides[1, 2])
+    anchors = sides[:, 4].ravel()
+    assert len(set(anchors)) == 8 and set(anchors) <= new
+    stored = sides[:, [0, 1, 5]].reshape(6, B)
+    assert set(stored.ravel()) <= old
+    # Five batches of 23 rows are an epoch, the sixth is of the next.
+    assert len(set(stored[:5].ravel())) == 20
+    beside = sides[:, 2:4].reshape(4, B)
+    assert set(beside.ravel()) <= new
+    for epoch in (beside[:2], beside[2:]):
+        assert len(set(epoch.ravel())) == 8
+    again = order(np.random.default_rng(0), None, 6 * B)
+    np.testing.assert_array_equal(made, again)
+    assert (order(np.random.default_rng(1), None, 6 * B) != made).any()
+
+
+def test_an_order_without_meta():
+    the_task = task(old=13, new=9)
+    old, new = set(range(13)), set(range(13, 22))
+    order = functools.partial(icl_orders.turns, task=the_task)
+    made = order(np.random.default_rng(0), None, 2 * B)
+    assert made.shape == (5, 2 * B)
+    sides = sides_of(made, 2)
+    for first, last, own, other in ((0, 3, old, new), (3, 5, new, old)):
+        anchors, beside = (sides[first:last, i].ravel() for i in (0, 1))
+        assert len(set(anchors)) == len(anchors) and set(anchors) <= own
+        assert set(beside) <= other
+    # What is beside the anchors goes through shuffled epochs, too.
+    assert len(set(sides[:2, 1].ravel())) == len(set(sides[3:, 1].ravel())) == 8
+    np.testing.assert_array_equal(made, order(np.random.default_rng(0), None, 2 * B))
+    assert (order(np.random.default_rng(1), None, 2 * B) != made).any()
+    # The steps are as many as a task is told.
+    extra = make(meta=False).begin_task(fresh(), the_task).extra
+    assert (extra.old_steps, extra.epoch_steps) == (3, 5)
+
+
+@pytest.mark.parametrize("meta", [True, False])
+def test_a_method_is_fed_by_its_order(meta):
+    the_task, method = task(old=12, new=8), make(meta=meta)
+    source, count = method.source(fresh(), the_task), method.parts(the_task)
+    plan = stream.schedule(source, seed=0, task=1, epochs=2, batch_size=count * B)
+    assert len(plan) == (4 if meta else 10)
+    sides = sides_of([plan[i] for i in range(plan.steps_per_epoch)], count)
+    assert sides.shape[1:] == (count, B)
+    is_old = (sides < 12).all(axis=-1)
+    assert ((sides < 12).any(axis=-1) == is_old).all()
+    wanted = [[1, 1, 0, 0, 0, 1]] * 2 if meta else [[1, 0]] * 3 + [[0, 1]] * 2
+    np.testing.assert_array_equal(is_old, wanted)
+
+
+def test_graphs_that_are_missing_are_minus_one():
+    the_task = task(old=9, new=6, order=stream.filled_order)
+    old, new = set(range(9)), set(range(9, 15))
+    for order, count, steps, at in (
+        (functools.partial(icl_orders.meta, steps=1), 4, 2, -2),
+        (icl_orders.turns, 2, 5, 0),
+    ):
+        made = order(np.random.default_rng(0), None, count * B, task=the_task)
+        sides = sides_of(made, count)
+        assert sides.shape == (steps, count, B)
+        anchors = sides[-2:, at].ravel()
+        assert sorted(anchors) == [-1, -1, *sorted(new)]
+        if count == 2:
+            assert sorted(sides[:3, 0].ravel()) == [-1, -1, -1, *sorted(old)]
+        assert set(sides.ravel()) <= old | new | {-1}
+
+
+@pytest.mark.parametrize("old, new, few", [(12, 3, 3), (2, 8, 2)])
+def test_too_few_rows_are_refused(old, new, few):
+    the_task, rng = task(old=old, new=new), np.random.default_rng(0)
+    message = rf"config\.batch_size=4: task 1 has only {few} old or new rows"
+    for fails in (
+        lambda: icl_orders.meta(rng, None, 4 * B, task=the_task, steps=1),
+        lambda: icl_orders.turns(rng, None, 2 * B, task=the_task),
+        lambda: make().begin_task(fresh(), the_task),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fails()
+
+
+# Graphs
+
+
+SET = graph_toys.rings_and_trees(count=15, nodes=(4, 6))
+ROWS = np.array([3, 8, 1, 12, -1, -1], np.int32)
+
+
+def graph_parts(**options):
+    return core.Parts(
+        encoder=gcn.GCN(width=3, layers=1, **options),
+        augment=augment_graph.make(kinds=("drop", "mask"), share=0.4),
+        tx=optim.sgd(momentum=0.0),
+        lr=optim.by_task([optim.constant(LR)]),
+        num_classes=2,
+        batch_size=B,
+    )
+
+
+@functools.cache
+def graph_task():
+    made = scenarios.make(SET, scenario="growth", growth=0.4, evaluation="none")
+    return made.tasks[1]
+
+
+@functools.cache
+def graph_state(method):
+    """In the second task, the first batch there, and its rows i32[P, B]."""
+    blank = graph_batches.blank(SET.train, 1)
+    state = jax.jit(method.init)(jax.random.key(0), blank)
+    the_task = graph_task()
+    source, count = method.source(state, the_task), method.parts(the_task)
+    feed = graph_batches.batches(
+        source, seed=0, task=1, epochs=1, batch_size=B, parts=count
+    )
+    given = [each for each in feed if (each["index"] < 0).any()][-1]
+    state = state.replace(task=jnp.int32(1))
+    return method.begin_task(state, the_task), given
+
+
+GRAPHS = {
+    "icl": {"agent": RATES, "learnt_rate": True, "inner_steps": 2},
+    "no_both": {"meta": False},
+    "retrain": {"strategy": "retrain", "anchors": "original"},
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_step_of_graphs(name):
+    method = icl.make(graph_parts(), **(OPTIONS | GRAPHS[name]))
+    state, given = graph_state(method)
+    count = method.parts(graph_task())
+    assert given["index"].shape == ((count, B) if count > 1 else (B,))
+    after, metrics = step(method, state, given)
+    chex.assert_tree_all_finite((after.params, after.stats, metrics))
+    assert np.abs(numbers(after.params) - numbers(state.params)).max() > 1e-4
+    assert metrics["grad_norm"] > 0
+    if name == "icl":
+        assert after.extra.agents["old"].steps == 2
+    # Room for more nodes and edges changes nothing.
+    rows = np.atleast_2d(given["index"])
+    wide = graphs.Budget(
+        given["graph"].features.shape[-2] + 7, given["graph"].senders.shape[-1] + 11, B
+    )
+    padded = graphs.pad_parts(SET.train.graphs, rows, (wide,))
+    if count == 1:
+        padded = jax.tree.map(lambda x: x[0], padded)
+    again, more = step(method, state, given | {"graph": padded})
+    np.testing.assert_allclose(more["loss"], metrics["loss"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        numbers(again.params), numbers(after.params), rtol=1e-4, atol=1e-5
+    )
+
+
+@functools.cache
+def graph_passes(anchors):
+    made = graph_parts(dropout=0.0)
+    return icl_passes.make_passes(
+        made, temperature=TAU, keep=0.3, anchors=anchors, output_dim=2
+    )
+
+
+def graph_part(rows):
+    return graph_batches._padded(
+        SET.train, rows[None], (graphs.Budget(64, 128, len(rows)),), False
+    )
+
+
+def test_empty_slots_are_no_anchors_and_no_negatives():
+    """Of six slots two are empty; K is that of six."""
+    passes, growth, key = graph_passes("augmented"), 0.3, jax.random.key(3)
+    params, stats = passes.init(jax.random.key(0), graph_part(ROWS))
+    other = np.array([5, -1, 7, 0, 2, -1], np.int32)
+    k_part, _ = jax.random.split(key)
+
+    @jax.jit
+    def losses(part, more):
+        old, new, after = passes.against(params, stats, key, part, more, growth)
+        return old(), new(), passes.plain_loss(params, stats, k_part, part)[0], after
+
+    @jax.jit
+    def rows(part, more):
+        own = passes.pairs(params, stats, k_part, part)[:2]
+        return *own, passes.network(params, stats, key, more["graph"], train=True)[0]
+
+    found = losses(graph_part(ROWS), graph_part(other))
+    # The others are not augmented.
+    a, p, n = rows(graph_part(ROWS[:4]), graph_part(other[other >= 0]))
+    assert a.shape == (4, 2) and not np.allclose(a, p, rtol=1e-2)
+    given = {"temperature": TAU, "num_negatives": 5}
+    own = incremental.others(4)
+    plain = incremental.nce_one(a, p, p, negative_mask=own, **given)
+    old = incremental.nce_two(a, p, p, n, growth=growth, old_mask=own, **given)
+    new = incremental.nce_one(
+        a, p, n, more_negatives=p, more_mask=own, growth=growth, **given
+    )
+    wanted = old + 0.3 * plain, new, plain
+    np.testing.assert_allclose(found[:3], wanted, rtol=1e-4)
+    # Three passes of batch norm.
+    before, after = stats["encoder"]["bn1"]["mean"], found[3]["encoder"]["bn1"]["mean"]
+    assert np.abs(before - after).max() > 1e-4
+
+
+def test_anchors_are_augmented_or_original():
+    given, key = graph_part(ROWS[:4]), jax.random.key(4)
+    params, stats = graph_passes("original").init(jax.random.key(0), given)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def found(anchors):
+        passes = graph_passes(anchors)
+        rows = passes.pairs(params, stats, key, given)[:2]
+        return *rows, passes.network(params, stats, key, given["graph"], train=True)[0]
+
+    anchor, positive, original = found("original")
+    np.testing.assert_allclose(anchor, original, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(positive, original, rtol=1e-2)
+    anchor, positive, original = found("augmented")
+    for one, other in itertools.combinations((anchor, positive, original), 2):
+        assert not np.allclose(one, other, rtol=1e-2)
+
+
+# Options
+
+
+WRONG = {
+    "strategy": ["joint", None],
+    "anchors": ["both"],
+    "temperature": [0.0, -1.0, float("nan"), float("inf")],
+    "inner_steps": [0, -1],
+    "inner_lr": [-0.1, float("inf")],
+    "keep": [-0.1, float("nan")],
+    "replay_share": [-0.1, 1.1],
+    "distill_weight": [-1.0],
+    "output_dim": [-1],
+}
+
+
+def test_wrong_options_are_refused():
+    for name, values in WRONG.items():
+        for value in values:
+            with pytest.raises(ValueError) as caught:
+                make(**{name: value})
+            said = str(caught.value)
+            assert f"config.method.{name}={value!r}: " in said, said
+            assert "must be from" in said or "allowed are" in said
+    with pytest.raises(ValueError, match=r"config\.method\.anchors='original'.*graphs"):
+        make(anchors="original")
+    with pytest.raises(ValueError, match=r"config\.method\.agent\.hihg: .*high"):
+        make(agent={"hihg": 1.0})
+    with pytest.raises(ValueError, match="low=1.0: must be in"):
+        make(agent={"low": 1.0})
+
+
+def test_names_of_the_tables_are_options():
+    assert set(icl.VARIANTS) == {*icl.STRATEGIES, "no_lrl", "no_meta", "no_both"}
+    found = {name: make(**options) for name, options in icl.VARIANTS.items()}
+    the_task = types.SimpleNamespace(**task()._asdict())
+    assert {name: method.parts(the_task) for name, method in found.items()} == (
+        dict.fromkeys(found, 1) | {"icl": 6, "no_lrl": 6, "no_meta": 2, "no_both": 2}
+    )
