@@ -61,19 +61,21 @@ def make(parts, *, batch_size=32, max_rows: int | None = None) -> Callable:
         _batches(parts, examples, chosen(t), batch_size) for t in range(len(tasks))
     ]
     images = features_lib.place(parts, examples) if examples.graphs is None else None
-    key = jax.random.key(parts.seed)
+    key = sharding.replicate(np.asarray([parts.seed, 0], np.uint32), parts.mesh)
 
-    def loss(state, images, i, batch):
+    # The seed is an argument, or each seed had a program of its own.
+    def loss(state, images, seed, i, batch):
         if images is not None:
             batch = {**batch, "image": images[batch["index"]]}
-        return parts.objective(state, jax.random.fold_in(key, i), batch)
+        key = jax.random.fold_in(jax.random.wrap_key_data(seed), i)
+        return parts.objective(state, key, batch)
 
     program = jax.jit(loss, out_shardings=sharding.replicated(parts.mesh))
 
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
         found = [
-            program(state, images, np.int32(i), batch)
+            program(state, images, key, np.int32(i), batch)
             for i, batch in enumerate(given[task])
         ]
         mean = float(jnp.mean(jnp.stack(found)))
