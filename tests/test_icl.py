@@ -22,7 +22,7 @@ from jaxcl.losses import incremental
 from jaxcl.methods import icl, icl_orders, icl_passes
 from jaxcl.nets import gcn, norm
 
-B, D, SIDE, TAU, LR = 4, 3, 2, 0.4, 0.2
+B, D, SIDE, TAU, LR = 4, 3, 2, 0.25, 1.0
 OPTIONS = {"temperature": TAU, "learnt_rate": False}
 RATES = {"low": 1e-3, "high": 0.5, "actor_width": 2, "capacity": 64}
 
@@ -85,10 +85,25 @@ def part(given, at):
 
 
 @functools.cache
-def fresh(normed=False):
-    """What a run begins with; the same for all options but those of agents."""
-    method = make(parts(normed=normed), agent=RATES)
-    return jax.jit(method.init)(jax.random.key(0), batch(0))
+def fresh(normed=False, output_dim=0):
+    """What a run begins with; agents are those of RATES, and compile only once."""
+    if not normed and not output_dim:
+        method = make(agent=RATES)
+        return jax.jit(method.init)(jax.random.key(0), batch(0))
+    passes = icl_passes.make_passes(
+        parts(normed=normed), temperature=TAU, keep=0.0, anchors="augmented",
+        output_dim=output_dim,
+    )  # fmt: skip
+    return begun(passes, batch(0))
+
+
+def begun(passes, given):
+    """The same with another network."""
+    params, stats = jax.jit(passes.init)(jax.random.key(0), given)
+    extra = fresh().extra._replace(
+        first=core.copy((params, stats)), teacher=core.copy((params, stats))
+    )
+    return fresh().replace(params=params, stats=stats, extra=extra)
 
 
 def moved(tree, seed):
@@ -201,9 +216,15 @@ close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=3e-5)
 
 @pytest.mark.parametrize(
     "steps, second_order, unroll",
-    [(1, False, True), (1, True, True), (3, False, True), (3, True, True),
-     (3, False, False), (3, True, False)],
-)  # fmt: skip
+    [
+        (1, True, True),
+        (3, False, False),
+        pytest.param(1, False, True, marks=pytest.mark.slow),
+        pytest.param(3, False, True, marks=pytest.mark.slow),
+        pytest.param(3, True, True, marks=pytest.mark.slow),
+        pytest.param(3, True, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_meta_step_is_the_equation(steps, second_order, unroll):
     # One inner step at the optimiser's rate, three at their own.
     inner = LR if steps == 1 else 0.5
@@ -224,7 +245,7 @@ def test_a_meta_step_is_the_equation(steps, second_order, unroll):
     )
     # Neither order is the other, nor the gradient without any inner step.
     for one, other in itertools.combinations((first, second, slope(outer, theta)), 2):
-        assert np.abs(one - other).max() > 2e-3
+        assert np.abs(one - other).max() > 1e-3
     expected = second if second_order else first
     close(fell(state, after), expected)
     np.testing.assert_allclose(metrics["loss"], outer(there), rtol=1e-5)
@@ -242,6 +263,7 @@ def test_a_meta_step_is_the_equation(steps, second_order, unroll):
         )
 
 
+@pytest.mark.slow
 def test_a_meta_step_takes_the_statistics_of_its_outer_pass():
     made = parts(normed=True)
     method = make(made, inner_steps=1, inner_lr=0.0)
@@ -287,15 +309,6 @@ def test_old_and_new_anchors_take_turns():
         found.append(which)
     assert found == [0, 0, 0, 1, 1] * 2 + [0]
     assert metrics["passes"] == 3 * B
-
-
-def test_without_keep_old_anchors_have_nce_two_alone():
-    method = make(meta=False)
-    state, given = under_way(method), batch(10, 2)
-    expected = nce_two(numbers(state.params), part(given, 0), part(given, 1), 0.4)
-    np.testing.assert_allclose(
-        step(method, state, given)[1]["loss"], expected, rtol=1e-5
-    )
 
 
 def test_with_keep_whole_sets_give_the_gradient_of_retraining():
@@ -352,13 +365,18 @@ def test_both_agents_set_rates_of_plain_sgd():
         agents = after.extra.agents
         np.testing.assert_allclose(agents["old"].losses[-1], losses[0], rtol=1e-4)
         np.testing.assert_allclose(agents["new"].losses[-1], outer(there), rtol=1e-4)
+        # One inner step has no reward: the loss after it is of other weights.
+        assert agents["old"].memory.seen == 0
         chex.assert_trees_all_equal(after.opt_state, opt_state)
         state, rates = after, [*rates, inner, lr]
     assert after.step == 7
     assert all(RATES["low"] <= rate <= RATES["high"] for rate in rates)
     assert len(set(rates)) == 4
+    old, new = (state.extra.agents[name] for name in ("old", "new"))
+    assert old.steps == new.steps == old.count == 2 and new.memory.seen == 1
 
 
+@pytest.mark.slow
 def test_an_inner_loop_begins_without_a_reward():
     """The loss there is not due to the last action, which was on other weights."""
     made = heavy(unroll=False)
@@ -380,9 +398,10 @@ def test_one_agent_sets_the_rates_without_meta():
         state = state.replace(step=state.task_start + done)
         after, metrics = step(method, state, given)
         theta, growth = numbers(state.params), 0.4
-        loss = nce_two if done < 2 else nce_new
-        slopes = slope(lambda t, f=loss: f(t, part(given, 0), part(given, 1), growth),
-                       theta)  # fmt: skip
+        equation = nce_two if done < 2 else nce_new
+        loss = functools.partial(equation, growth=growth)
+        sides = part(given, 0), part(given, 1)
+        slopes = slope(lambda t, loss=loss, sides=sides: loss(t, *sides), theta)
         wanted = theta - float(metrics["lr"]) * slopes
         np.testing.assert_allclose(numbers(after.params), wanted, rtol=1e-4, atol=3e-6)
         assert RATES["low"] <= metrics["lr"] <= RATES["high"]
@@ -557,7 +576,7 @@ def test_the_teacher_is_in_evaluation_mode():
 
 def test_what_is_evaluated():
     method, given = make(parts(normed=True), output_dim=2), batch(20)
-    state = jax.jit(method.init)(jax.random.key(0), given)
+    state = fresh(normed=True, output_dim=2)
     state = state.replace(params=moved(state.params, 1), stats=moved(state.stats, 2))
     images = views_of(np.float64(given["image"]))[:, 0]
     tree = jax.tree.map(np.float64, (state.params, state.stats["encoder"]["norm"]))
@@ -691,10 +710,17 @@ SET = graph_toys.rings_and_trees(count=15, nodes=(4, 6))
 ROWS = np.array([3, 8, 1, 12, -1, -1], np.int32)
 
 
-def graph_parts(**options):
+def shaken(key, given):
+    """Noise on the features that only the place in the batch decides."""
+    keys = graphs.node_keys(key, given)
+    noise = jax.vmap(lambda k: jax.random.normal(k, given.features.shape[1:]))(keys)
+    return given._replace(features=given.features + 0.5 * noise)
+
+
+def graph_parts(augment=shaken, **options):
     return core.Parts(
         encoder=gcn.GCN(width=3, layers=1, **options),
-        augment=augment_graph.make(kinds=("drop", "mask"), share=0.4),
+        augment=augment,
         tx=optim.sgd(momentum=0.0),
         lr=optim.by_task([optim.constant(LR)]),
         num_classes=2,
@@ -708,48 +734,43 @@ def graph_task():
     return made.tasks[1]
 
 
-@functools.cache
-def graph_state(method):
-    """In the second task, the first batch there, and its rows i32[P, B]."""
-    blank = graph_batches.blank(SET.train, 1)
-    state = jax.jit(method.init)(jax.random.key(0), blank)
-    the_task = graph_task()
-    source, count = method.source(state, the_task), method.parts(the_task)
-    feed = graph_batches.batches(
-        source, seed=0, task=1, epochs=1, batch_size=B, parts=count
-    )
-    given = [each for each in feed if (each["index"] < 0).any()][-1]
-    state = state.replace(task=jnp.int32(1))
-    return method.begin_task(state, the_task), given
-
-
+# As in a config, and two with a cheap augmentation.
 GRAPHS = {
     "icl": {"agent": RATES, "learnt_rate": True, "inner_steps": 2},
     "no_both": {"meta": False},
     "retrain": {"strategy": "retrain", "anchors": "original"},
 }
+ROWS_OF = [pytest.param(n, marks=[pytest.mark.slow] * (n != "retrain")) for n in GRAPHS]
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", ROWS_OF)
 def test_a_step_of_graphs(name):
-    method = icl.make(graph_parts(), **(OPTIONS | GRAPHS[name]))
-    state, given = graph_state(method)
-    count = method.parts(graph_task())
+    made = graph_parts(augment_graph.make() if name == "icl" else shaken)
+    method = icl.make(made, **(OPTIONS | GRAPHS[name]))
+    the_task, blank = graph_task(), graph_batches.blank(SET.train, 1)
+    if name == "icl":
+        state = jax.jit(method.init)(jax.random.key(0), blank)
+    else:
+        state = begun(graph_passes("augmented", 0, 0.5), blank)
+    source, count = method.source(state, the_task), method.parts(the_task)
+    feed = graph_batches.batches(
+        source, seed=0, task=1, epochs=1, batch_size=B, parts=count
+    )
+    # The last one has fewer graphs.
+    given = [each for each in feed if (each["index"] < 0).any()][-1]
     assert given["index"].shape == ((count, B) if count > 1 else (B,))
+    state = method.begin_task(state.replace(task=jnp.int32(1)), the_task)
     after, metrics = step(method, state, given)
     chex.assert_tree_all_finite((after.params, after.stats, metrics))
     assert np.abs(numbers(after.params) - numbers(state.params)).max() > 1e-4
-    assert metrics["grad_norm"] > 0
     if name == "icl":
         assert after.extra.agents["old"].steps == 2
     # Room for more nodes and edges changes nothing.
+    room = given["graph"].features.shape[-2] + 7, given["graph"].senders.shape[-1] + 9
     rows = np.atleast_2d(given["index"])
-    wide = graphs.Budget(
-        given["graph"].features.shape[-2] + 7, given["graph"].senders.shape[-1] + 11, B
-    )
-    padded = graphs.pad_parts(SET.train.graphs, rows, (wide,))
+    padded = graphs.pad_parts(SET.train.graphs, rows, (graphs.Budget(*room, B),))
     if count == 1:
-        padded = jax.tree.map(lambda x: x[0], padded)
+        padded = part(padded, 0)
     again, more = step(method, state, given | {"graph": padded})
     np.testing.assert_allclose(more["loss"], metrics["loss"], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(
@@ -758,10 +779,10 @@ def test_a_step_of_graphs(name):
 
 
 @functools.cache
-def graph_passes(anchors):
-    made = graph_parts(dropout=0.0)
+def graph_passes(anchors, output_dim=2, dropout=0.0):
+    made = graph_parts(dropout=dropout)
     return icl_passes.make_passes(
-        made, temperature=TAU, keep=0.3, anchors=anchors, output_dim=2
+        made, temperature=TAU, keep=0.3, anchors=anchors, output_dim=output_dim
     )
 
 
@@ -810,18 +831,20 @@ def test_anchors_are_augmented_or_original():
     given, key = graph_part(ROWS[:4]), jax.random.key(4)
     params, stats = graph_passes("original").init(jax.random.key(0), given)
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def found(anchors):
-        passes = graph_passes(anchors)
-        rows = passes.pairs(params, stats, key, given)[:2]
-        return *rows, passes.network(params, stats, key, given["graph"], train=True)[0]
+    @jax.jit
+    def found():
+        rows = [
+            graph_passes(anchors).pairs(params, stats, key, given)[:2]
+            for anchors in icl.ANCHORS
+        ]
+        network = graph_passes("original").network
+        return *rows, network(params, stats, key, given["graph"], train=True)[0]
 
-    anchor, positive, original = found("original")
+    augmented, (anchor, positive), original = found()
     np.testing.assert_allclose(anchor, original, rtol=1e-5, atol=1e-6)
-    assert not np.allclose(positive, original, rtol=1e-2)
-    anchor, positive, original = found("augmented")
-    for one, other in itertools.combinations((anchor, positive, original), 2):
-        assert not np.allclose(one, other, rtol=1e-2)
+    for one, other in itertools.combinations((*augmented, positive, original), 2):
+        same = other is positive and one is augmented[0]
+        assert same or not np.allclose(one, other, rtol=1e-2)
 
 
 # Options

@@ -1,7 +1,7 @@
 """One table, one row per method: what every method must do.
 
-Finite for two tasks, one compilation, the same on 8 devices, bitwise resume, and
-for each piece of its state a control: without it the resumed run must differ.
+Finite for two tasks, one compilation (of each shape of its batches), the same on 8
+devices, bitwise resume, and for each piece of its state a control: without it the resumed run must differ.
 """
 
 import dataclasses
@@ -89,6 +89,21 @@ METHODS |= {
     name: {"method": {"name": "duel"} | WIDTHS | options}
     for name, options in DUEL.items()
 }
+# The second task has steps of its own: name -> options, epochs of the two tasks.
+AGENT = {"warmup": 2, "batch": 4}  # it acts, and learns, within the few steps here
+ICL = {
+    "icl": ({"agent": AGENT}, 2),
+    "icl-no_meta": ({"meta": False, "agent": AGENT}, (2, 1)),
+    "icl-retrain": ({"strategy": "retrain"}, (2, 1)),
+}
+METHODS |= {
+    name: {
+        "method": {"name": "icl", "output_dim": 8} | options,
+        "epochs": epochs,
+        "optimizer.lr": 0.05,
+    }
+    for name, (options, epochs) in ICL.items()
+}
 for name, changes in METHODS.items():
     if name.startswith("vicreg") and "optimizer" not in changes:
         changes["optimizer.lr"] = 0.03  # its terms are weighted by 25
@@ -102,6 +117,16 @@ IDLE = dict.fromkeys(ONLINE, ("task",)) | {
     if not ssl_strategies.get(strategy).teacher
 }
 IDLE |= dict.fromkeys(DUEL, ("task",))
+# What a task begins with, or "retrain" and "distill" alone read.
+KEPT = ("task", "extra.first", "extra.teacher")
+TURNS = ("extra.old_steps", "extra.epoch_steps")
+IDLE |= {
+    # An agent sets the rates.
+    "icl": (*KEPT, *TURNS, "task_start", "task_steps"),
+    # An epoch is as long as the first task: the start is 0 as well.
+    "icl-no_meta": (*KEPT, "task_start", "task_steps"),
+    "icl-retrain": (*KEPT, *TURNS, "extra.growth", "extra.agents"),
+}
 IDLE |= {
     "mocov2plus-pnr-head": ("extra.layer", "extra.velocity"),
     "finetune": ("task", "extra.seen"),
@@ -131,7 +156,11 @@ IDLE |= {
         "extra.kept",
     ),
 }
-STILL = {"gdumb": ("stats.encoder",)}  # pieces that no step moves
+STILL = {  # pieces that no step moves, in the second task
+    "gdumb": ("stats.encoder",),
+    "icl": ("opt_state",),
+    "icl-no_meta": ("opt_state",),
+}
 # The tests of a row share its compiled step: they run in one worker.
 ROWS = [
     pytest.param(
@@ -213,7 +242,9 @@ def test_resumes_bitwise_finite_one_compile(name, tmp_path):
     losses = [row["loss"] for row in rows(tmp_path / "whole") if "loss" in row]
     assert np.isfinite(losses).all() and len(losses) == int(whole.state.step)
     chex.assert_tree_all_finite(whole.state.params)
-    assert compiled(name)._cache_size() == 1
+    sides = {make(name).parts(task.index) for task in make(name).stream.tasks}
+    assert len(sides) == (2 if name in ("icl", "icl-no_meta") else 1)
+    assert compiled(name)._cache_size() == len(sides)
 
 
 def pieces(state):

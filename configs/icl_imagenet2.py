@@ -1,0 +1,74 @@
+"""ICL on two classes of ImageNet: an image encoder meets new images of both.
+
+Ji et al., WSDM 2023, Table 3: the first 1 - growth of the images, shuffled by the seed,
+then the others; a ResNet-18 with its Linear of 1000, batches of 32, until the mean loss
+of an epoch has not come lower for 50 epochs. The paper names neither the classes nor
+the learning rate, which it searches among 1e-3, 1e-4 and 1e-5.
+
+  python -m jaxcl.main --config=configs/icl_imagenet2.py
+  python -m jaxcl.main --config=configs/icl_imagenet2.py:retrain \
+      --config.scenario.growth=0.3 --config.seeds=5
+
+Rows: icl (what the name of the file alone means), no_lrl, no_meta, no_both; retrain,
+continue, finetune, replay, distill; the controls frozen and random, which learn nothing
+of what is new. With `:old` the first task alone is trained, from which each row can go
+on: `--config.start=runs/icl_imagenet2_old`.
+`configs/icl_imagenet2.py:debug` and, say, `configs/icl_imagenet2.py:finetune,debug` run
+in seconds, on digits.
+"""
+
+import pathlib
+
+import ml_collections
+
+from jaxcl import debug
+from jaxcl.methods import icl
+
+
+def get_config(arg=None):
+    words = (arg or "").split(",")
+    names = [word for word in words if word not in ("", "debug")] or ["icl"]
+    if len(names) > 1 or names[0] not in {*icl.VARIANTS, "old"}:
+        allowed = ", ".join(icl.VARIANTS)
+        raise ValueError(f"{arg!r}: allowed are {allowed}, old, debug, and ROW,debug")
+    config = ml_collections.ConfigDict()
+    config.name = "icl_imagenet2"
+    if names[0] != "icl":
+        config.name += f"_{names[0]}"
+    config.seeds = 1  # how many runs, from `seed` on
+    config.seed = 0
+    config.data = {
+        "name": "image_folder",
+        "path": "data/imagenet",  # holds train/CLASS/IMAGE and val/CLASS/IMAGE
+        # Chihuahua, tabby
+        "classes": str(pathlib.Path(__file__).parent / "imagenet2.txt"),
+        "size": 224,  # all images are in memory, which the fixed loss needs
+        "resident": True,
+    }
+    config.scenario = {"name": "growth", "growth": 0.5}
+    config.augment = {
+        "size": 224,
+        "resize": 224,
+        "scale": (0.2, 1.0),
+        "interpolation": "bilinear",
+        "jitter": (0.4, 0.4, 0.4, 0.1),
+        "blur": 0.5,
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+    }
+    config.encoder = {"name": "resnet", "depth": 18}
+    config.method = {"name": "icl", **icl.VARIANTS.get(names[0], {})}
+    config.method.output_dim = 1000
+    config.epochs = 1000  # at most
+    config.patience = 50
+    config.batch_size = 32
+    config.scale_lr = False
+    config.optimizer = {"name": "adam", "lr": 1e-3, "weight_decay": 1e-5}
+    config.schedule = {"name": "constant"}
+    config.evaluators = {"objective": {}, "svm": {"last_only": True, "max_rows": 2000}}
+    config.eval_epochs = 1
+    config.evaluate_untrained = False
+    config.plasticity = False
+    if names[0] == "old":
+        config.first_tasks = 1
+    return debug.shrink(config) if "debug" in words else config
