@@ -160,12 +160,14 @@ def claim(workdir, config: dict) -> None:
 def _job(top: sections.Top, plain: dict, workdir) -> job.Job:
     mesh = sharding.mesh(top.devices)
     sections.check(top)
+    sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
     # Options are checked first.
     make_stream = sections.tasks(top.data, top.scenario, top.seed)
     parts, image = sections.parts(top)
     sections.method(top.method, parts)
     tasks = make_stream()
+    sections.check_graphs(top, tasks.dataset.train)
     num_classes = max(len(tasks.dataset.class_names), 1)
     replay = schema.options(online.settings, top.replay or {}, "config.replay")
     replay = online.settings(num_classes, top.batch_size, **replay)

@@ -51,7 +51,7 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         if section.get("name", name) == "objective":
             section.update(batch_size=16, max_rows=32)
         if section.get("name", name) == "svm":
-            section.update(folds=2, inner_folds=2, penalties=(1.0,), max_rows=40)
+            section.update(folds=2, inner_folds=2, penalties=(1.0,), max_rows=200)
     config.workers = 0
     config.save_every = 10
     return config

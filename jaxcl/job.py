@@ -220,11 +220,6 @@ def check(job: Job) -> None:
             f"config.first_tasks={job.first_tasks}: the scenario has only "
             f"{len(job.stream.tasks)} tasks"
         )
-    if job.graphs and job.method.objective is None:
-        raise ValueError(
-            "config.data.name='graphs': methods of images cannot read them; use "
-            "config.method.name='icl'"
-        )
     if job.method.replays and not job.resident:
         raise ValueError(
             "config.method: replays images as they are, which must fit on the device: "

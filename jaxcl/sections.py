@@ -105,6 +105,36 @@ def check(top: Top) -> None:
     core.check_choice("config.precision", top.precision, tuple(PRECISIONS))
 
 
+def check_graphs(top: Top, train: stream.Examples | None = None) -> None:
+    """Refuse sections of which some are of graphs and others of images.
+
+    Args:
+      train: the examples, once they are read.
+    """
+    wanted = {"augment": "graphs", "encoder": "gcn"}
+    found = {}
+    for section, want in wanted.items():
+        name = getattr(top, section).get("name")
+        found[f"config.{section}.name={name!r}"] = name == want
+    if train is not None:
+        name = f"config.data.name={top.data.get('name')!r}"
+        found[name] = train.graphs is not None
+    if any(found.values()) and not all(found.values()):
+        wrong = [name for name, graphs in found.items() if not graphs]
+        raise ValueError(
+            f"{', '.join(wrong)}: must be of graphs, as "
+            f"{', '.join(name for name in found if name not in wrong)} is: a set of "
+            "graphs goes with config.augment.name='graphs' and "
+            "config.encoder.name='gcn'"
+        )
+    module = schema.method(top.method.get("name"))
+    if any(found.values()) and not getattr(module, "TAKES_GRAPHS", False):
+        raise ValueError(
+            f"config.method.name={top.method['name']!r}: reads images alone; for "
+            "graphs there is 'icl'"
+        )
+
+
 def tasks(data, scenario, seed=0):
     """A function that reads the data and cuts the tasks; options checked now.
 

@@ -56,6 +56,7 @@ VARIANTS = {
     "no_meta": {"meta": False},
     "no_both": {"meta": False, "learnt_rate": False},
 } | {name: {"strategy": name} for name in STRATEGIES if name != "icl"}
+TAKES_GRAPHS = True  # or images, by the encoder
 ANCHORS = ("augmented", "original")
 _CONTROLS = ("frozen", "random")
 

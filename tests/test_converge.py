@@ -1,0 +1,333 @@
+"""Tasks that end when the loss stops falling, and runs that go on from another."""
+
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+import toy
+
+from jaxcl import build, checkpoint, job, meter, record, report, train
+from jaxcl.data import graph_batches, graph_toys, graphs, scenarios, splits, stream
+
+EVALUATORS = {"knn": {"k": 5}}
+
+
+def epochs(patience, means, found=None):
+    """Epochs of two steps each with these mean losses."""
+    made = meter.Epochs(patience, found or {})
+    for mean in means:
+        made.add({"loss": np.float32(mean - 0.5), "passes": np.float32(3)})
+        made.add({"loss": np.float32(mean + 0.5), "passes": np.float32(3)})
+        made.end(10.0 * (made.number + 1))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("means", "best", "over"),
+    [
+        ([5, 4, 3], 3, False),
+        ([5, 3, 4, 4.5], 2, True),
+        ([5, 3, 4, 3], 4, False),  # as low as the best is better
+        ([5, 3, 4, 3, 3.5, 9], 4, True),
+        ([5], 1, False),
+    ],
+)
+def test_patience(means, best, over):
+    made = epochs(2, means)
+    assert made.over is over and made.number == len(means)
+    found = made.summary()
+    assert found["best"] == {
+        "number": best, "loss": means[best - 1], "seconds": 10.0 * best,
+        "passes": 6.0 * best,
+    }  # fmt: skip
+    assert found["last"]["number"] == len(means)
+    assert not epochs(0, [1, *means, 99, 99, 99]).over
+
+
+def test_epochs_go_on_from_what_was_saved():
+    whole = epochs(2, [5, 3, 4, 3.5])
+    half = epochs(2, [5, 3])
+    half.add({"loss": np.float32(3.5), "passes": np.float32(3)})
+    again = meter.Epochs(2, json.loads(json.dumps(half.read())))
+    again.add({"loss": np.float32(4.5), "passes": np.float32(3)})
+    again.end(30.0)
+    assert epochs(2, [3.5], again.read()).read() == whole.read()
+
+
+def config(**changes):
+    return toy.config(
+        **{
+            "epochs": 6,
+            "eval_epochs": 2,
+            "patience": 2,
+            "evaluators": EVALUATORS,
+            "method.name": "finetune",
+            **changes,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A run whose losses are told: (results, rows of metrics.jsonl, state)."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, *run(folder)
+
+
+# Mean losses of the epochs of each task: the first stops early, the second does not.
+LOSSES = {0: [3.0, 2.0, 2.5, 2.2, 1.0, 1.0], 1: [5.0, 4.0, 3.0, 2.0, 1.0, 0.5]}
+STEPS = 5  # of an epoch
+
+
+def toy_job(folder, **changes):
+    changes = {
+        "scenario": {"name": "growth", "growth": 0.5, "seed": 3},
+        "batch_size": 140,
+        "method": {"name": "icl", "strategy": "finetune"},
+        **changes,
+    }
+    made = build.build(toy.config(**{
+        "epochs": 6, "eval_epochs": 2, "patience": 2, "evaluators": EVALUATORS,
+        **changes,
+    }), folder)  # fmt: skip
+    told = np.array([LOSSES[0], LOSSES[1]], np.float32)
+
+    def step(state, batch):
+        del batch
+        epoch = (state.step - state.task_start) // STEPS
+        loss = jax.numpy.asarray(told)[state.task, epoch]
+        params = jax.tree.map(lambda x: x + loss, state.params)
+        return state.replace(step=state.step + 1, params=params), {"loss": loss}
+
+    return made._replace(method=made.method._replace(step=step))
+
+
+def run(folder, stop_at=None, **changes):
+    work, asked = toy_job(folder, **changes), itertools.count(1)
+    try:
+        results = train.run(work, folder, stop=lambda: next(asked) == stop_at)
+    except train.Interrupted:
+        assert stop_at is not None
+        results = train.run(work, folder)
+    return results, record.read_rows(folder), toy.saved(work, folder).state
+
+
+def untimed(rows):
+    return [{key: x for key, x in row.items() if key != "time"} for row in rows]
+
+
+def untimed_convergence(results):
+    return json.loads(json.dumps(results["convergence"]), object_hook=lambda found: {
+        key: x for key, x in found.items() if key != "seconds"
+    })  # fmt: skip
+
+
+def test_a_task_ends_when_its_patience_does(rows):
+    _, results, logged, state = rows
+    ends = [row for row in logged if "epoch" in row]
+    assert [(row["task"], row["epoch"]["number"]) for row in ends] == [
+        *((0, n) for n in (1, 2, 3, 4)),
+        *((1, n) for n in (1, 2, 3, 4, 5, 6)),
+    ]
+    means = [row["epoch"]["loss"] for row in ends]
+    np.testing.assert_allclose(means, LOSSES[0][:4] + LOSSES[1], rtol=1e-6)
+    assert [row["step"] for row in ends] == [STEPS * n for n in range(1, 11)]
+    assert all(row["time"]["train"] > 0 for row in ends)
+    found = results["convergence"]
+    assert found["0"]["best"]["number"] == 2 and found["0"]["last"]["number"] == 4
+    assert (
+        found["1"]["best"] == found["1"]["last"] and found["1"]["best"]["loss"] == 0.5
+    )
+    # Every second epoch but the last of a task, whose end is evaluated anyway.
+    inside = [row["step"] for row in logged if "eval" in row]
+    assert inside == [10, 20, 30, 40, 50]
+    assert int(state.task_steps) == 30 and int(state.step) == 50
+    assert results["cost"]["per_task"][0]["steps"] == 20
+
+
+@pytest.mark.parametrize("stop_at", [7, 15, 20, 24])
+def test_it_resumes_bitwise_amid_an_epoch_and_at_its_end(rows, tmp_path, stop_at):
+    _, results, logged, state = rows
+    again, relogged, final = run(tmp_path, stop_at)
+    assert untimed(relogged) == untimed(logged)
+    assert untimed_convergence(again) == untimed_convergence(results)
+    for a, b in zip(toy.leaves(state), toy.leaves(final), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_run_goes_on_from_the_first_tasks_of_another(rows, tmp_path):
+    _, results, logged, state = rows
+    old, new = tmp_path / "old", tmp_path / "new"
+    first, _, _ = run(old, first_tasks=1)
+    assert report.finished(first) == 1
+    assert first["matrices"]["knn/class_incremental"][1] == [None, None]
+    before = sorted(path.name for path in (old / "checkpoints").iterdir())
+    whole, relogged, final = run(new, start=str(old))
+    assert untimed(relogged) == [x for x in untimed(logged) if x["task"] == 1]
+    assert untimed_convergence(whole) == untimed_convergence(results)
+    assert whole["matrices"] == results["matrices"]
+    for a, b in zip(toy.leaves(state), toy.leaves(final), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert sorted(path.name for path in (old / "checkpoints").iterdir()) == before
+
+
+def test_what_cannot_be_gone_on_from_is_refused(rows, tmp_path):
+    with pytest.raises(ValueError, match="config.start=.*there is no run in it"):
+        toy_job(tmp_path / "a", start=str(tmp_path / "none"))
+    said = r"config.start=.*config.batch_size: 140 -> 120"
+    with pytest.raises(ValueError, match=said):
+        toy_job(tmp_path / "a", start=str(rows[0]), batch_size=120)
+    with pytest.raises(ValueError, match="config.first_tasks=3: .* only 2 tasks"):
+        toy_job(tmp_path / "b", first_tasks=3)
+    with pytest.raises(ValueError, match="config.patience=-1: must be at least 0"):
+        toy_job(tmp_path / "b", patience=-1)
+    toy_job(tmp_path / "begun")  # writes its config, trains nothing
+    work = toy_job(tmp_path / "c", start=str(tmp_path / "begun"))
+    with pytest.raises(checkpoint.CheckpointError, match="has not come to the end"):
+        train.run(work, tmp_path / "c")
+    with pytest.raises(ValueError, match="config.side_by_side=True: .* count epochs"):
+        toy_job(tmp_path / "d", seeds=2, side_by_side=True)
+
+
+def test_growth_cuts_by_the_seed(tmp_path):
+    data = graph_toys.rings_and_trees(count=41)
+    old, new = scenarios.make(
+        data, scenario="growth", growth=0.3, seed=5, evaluation="none"
+    ).tasks
+    order = np.random.default_rng(5).permutation(41)
+    assert old.train.rows.tolist() == order[:29].tolist()
+    assert new.train.rows.tolist() == order[29:].tolist()
+    assert new.earlier.tolist() == order[:29].tolist() and len(old.earlier) == 0
+    assert (old.name, new.name) == ("old", "new")
+    assert old.train.order is stream.filled_order
+    # A run's seed is the scenario's, unless it has its own.
+    for seed, other in ((5, 5), (6, 6)):
+        work = build.build(toy.config(scenario={"name": "growth"}, seed=seed), tmp_path
+                           / str(seed))  # fmt: skip
+        want = np.random.default_rng(other).permutation(
+            len(work.stream.dataset.train.label)
+        )
+        half = round(len(want) / 2)
+        assert work.stream.tasks[0].train.rows.tolist() == want[:half].tolist()
+    for wrong, said in ((0.0, "growth = 0.0"), (1.0, "growth = 1.0")):
+        with pytest.raises(ValueError, match=said):
+            scenarios.make(data, scenario="growth", growth=wrong, evaluation="none")
+    with pytest.raises(ValueError, match="num_tasks = 3: scenario 'growth' has 2"):
+        scenarios.make(data, scenario="growth", num_tasks=3, evaluation="none")
+
+
+def test_earlier_rows_of_every_scenario():
+    data = graph_toys.rings_and_trees(count=30)
+    tasks = scenarios.make(data, scenario="data", num_tasks=3, evaluation="none").tasks
+    before = [task.train.rows.tolist() for task in tasks]
+    assert [task.earlier.tolist() for task in tasks] == [
+        [], before[0], before[0] + before[1]
+    ]  # fmt: skip
+
+
+def test_some_classes_and_some_rows_of_each():
+    data = graph_toys.rings_and_trees(count=40)
+    cut = splits.of_classes(data, ("trees",), None, 0)
+    assert cut.class_names == ("trees",) and cut.train.label.tolist() == [0] * 20
+    for mine, theirs in ((0, 1), (7, 15)):
+        shape = {"nodes": 64, "edges": 128, "graphs": 1}
+        pairs = zip(
+            graphs.pad(cut.train.graphs, [mine], **shape),
+            graphs.pad(data.train.graphs, [theirs], **shape),
+            strict=True,
+        )
+        assert all(np.array_equal(a, b) for a, b in pairs)
+    swapped = splits.of_classes(data, (1, 0), 4, 0)
+    assert np.bincount(swapped.train.label).tolist() == [4, 4]
+    assert swapped.class_names == ("trees", "rings")
+    again = splits.of_classes(data, (1, 0), 4, 0)
+    assert np.array_equal(swapped.train.graphs.features, again.train.graphs.features)
+    for given, said in (
+        (((3,), None), "classes: 3"),
+        (((), None), "must name at least one class"),
+        ((None, 21), "per_class = 21: must be from 1 to the 20 train rows"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            splits.of_classes(data, *given, 0)
+
+
+def test_graph_batches_are_the_rows_of_the_plan():
+    data = graph_toys.rings_and_trees(count=37)
+    source = stream.Source(data.train, np.arange(37), stream.filled_order)
+    plan = stream.schedule(source, seed=1, task=0, epochs=2, batch_size=8)
+    found = [*graph_batches.batches(source, seed=1, task=0, epochs=2, batch_size=8)]
+    assert len(found) == len(plan) == 10
+    late = [*graph_batches.batches(
+        source, seed=1, task=0, epochs=2, batch_size=8, start=7)]  # fmt: skip
+    for step, batch in enumerate(found):
+        rows = plan[step]
+        assert batch["index"].tolist() == rows.tolist()
+        want = np.where(rows < 0, -1, data.train.label[rows])
+        assert batch["label"].tolist() == want.tolist()
+        assert batch["graph"].graph_mask.tolist() == (rows >= 0).tolist()
+        sizes = np.diff(data.train.graphs.graph_ptr)[rows[rows >= 0]]
+        assert batch["graph"].node_mask.sum() == sizes.sum()
+        if step >= 7:
+            again = jax.tree.leaves(late[step - 7])
+            pairs = zip(jax.tree.leaves(batch), again, strict=True)
+            assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+def test_parts_of_a_batch_lie_side_by_side():
+    data = graph_toys.rings_and_trees(count=24)
+
+    def order(rng, rows, batch_size):
+        return rng.permutation(rows).reshape(-1, batch_size)
+
+    source = stream.Source(data.train, np.arange(24), order)
+    plan = stream.schedule(source, seed=0, task=0, epochs=1, batch_size=12)
+    first = next(graph_batches.batches(
+        source, seed=0, task=0, epochs=1, batch_size=4, parts=3))  # fmt: skip
+    assert first["index"].shape == (3, 4)
+    for part in range(3):
+        for i in range(4):
+            assert first["index"][part, i] == plan[0][3 * i + part]
+    assert {leaf.shape[0] for leaf in first["graph"]} == {3}
+    alone = graphs.pad(
+        data.train.graphs, first["index"][1], nodes=first["graph"].features.shape[1],
+        edges=first["graph"].senders.shape[1], graphs=4,
+    )  # fmt: skip
+    pairs = zip(alone, (leaf[1] for leaf in first["graph"]), strict=True)
+    assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+def test_parts_of_images_lie_side_by_side(tmp_path):
+    work = toy_job(tmp_path, **{"method": {"name": "icl", "meta": False}})
+    task = work.stream.tasks[1]
+    source = work.method.source(job.initial_state(work), task)
+    plan = job.schedule(work, source, 1)
+    count, batches, _ = next(job.feed(work, source, 1, 0))
+    found = np.asarray(batches["index"])[0]
+    assert count == 1 and found.shape == (2, 140)
+    assert found.T.ravel().tolist() == plan[0].tolist()
+
+
+def test_only_a_method_of_graphs_takes_graphs(tmp_path):
+    changes = {
+        "data": {"name": "rings_and_trees"},
+        "augment": {"name": "graphs"},
+        "encoder": {"name": "gcn"},
+        "scenario": {"name": "growth", "evaluation": "none"},
+        "batch_size": 16,
+    }
+    with pytest.raises(ValueError, match="config.method.name='two_view': .* 'icl'"):
+        build.build(toy.config(**changes), tmp_path / "a")
+    changes["method"] = {"name": "icl"}
+    for name, other in (
+        ("augment", toy.config().augment.to_dict()),
+        ("encoder", {"name": "conv_net"}),
+        ("data", {"name": "digits"}),
+    ):
+        with pytest.raises(ValueError, match=f"^config.{name}.name=[^,]*: must be of"):
+            build.build(toy.config(**{**changes, name: other}), tmp_path / name)
+    with pytest.raises(ValueError, match="config.steps_per_call=4: .* None or 1"):
+        build.build(toy.config(steps_per_call=4, **changes), tmp_path / "b")
+    with pytest.raises(ValueError, match="config.precision: .* 'float32'"):
+        build.build(toy.config(precision="bfloat16", **changes), tmp_path / "c")
