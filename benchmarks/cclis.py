@@ -95,16 +95,6 @@ def make_job(args, method: str, directory) -> jobs.Job:
     return build.build(made, pathlib.Path(directory) / method)
 
 
-def ready(args, work: jobs.Job, stack) -> throughput.Ours:
-    """The step in the second task, after one window; `stack` closes its feed."""
-    state, task = throughput.begun(work, 1), work.stream.tasks[1]
-    feed = jobs.feed(work, work.method.source(state, task), 1, 0)
-    feed = stack.enter_context(contextlib.closing(feed))
-    ours = throughput.Ours(work, state, feed, args.steps)
-    ours.window(1)
-    return ours
-
-
 def ending(work: jobs.Job, state) -> float:
     """Seconds that the end of the second task takes."""
     start = time.perf_counter()
@@ -116,7 +106,10 @@ def measure(args, directory) -> list[dict]:
     """What the table says of each method, name -> value."""
     with contextlib.ExitStack() as stack:
         works = {name: make_job(args, name, directory) for name in METHODS}
-        sides = {name: ready(args, work, stack) for name, work in works.items()}
+        sides = {
+            name: throughput.in_second_task(work, args.steps, stack)
+            for name, work in works.items()
+        }
         seconds = {name: [] for name in sides}
         for _ in range(args.windows):  # in turns: noise of the machine hits both
             for name, ours in sides.items():

@@ -151,6 +151,9 @@ class Ours:
         self.resident = jobs.resident(work)
         start = time.perf_counter()
         step = jobs.compile_step(work)
+        if work.graphs:  # batches of several sizes, a program each
+            self.compiled, self.compile_seconds = step, None
+            return
         self.compiled = step.lower(state, self.resident, batches, number).compile()
         self.compile_seconds = time.perf_counter() - start
 
@@ -183,9 +186,20 @@ class Ours:
         return total, "temporaries + arguments of the program"
 
 
+def in_second_task(work: jobs.Job, steps: int, stack) -> Ours:
+    """The step in the second task, once it is compiled; `stack` closes its feed."""
+    state, task = begun(work, 1), work.stream.tasks[1]
+    feed = jobs.feed(work, work.method.source(state, task), 1, 0)
+    feed = stack.enter_context(contextlib.closing(feed))
+    ours = Ours(work, state, feed, steps)
+    ours.window(60 if work.graphs else 1)  # until each size of batches has been met
+    return ours
+
+
 def flops(work: jobs.Job, task: int) -> float | None:
     """Of one step on one device; branches that the task does not take cost none."""
-    count = cost.flops(work.method.step, *jobs.shapes(work), task=task)
+    shapes = jobs.shapes(work, work.parts(task))
+    count = cost.flops(work.method.step, *shapes, task=task)
     return count and count / work.mesh.size
 
 

@@ -98,6 +98,7 @@ def draw(found: list, path, *, baseline: str, measure="patience") -> None:
     names = dict.fromkeys(n for group in found for n in group["runs"] if n != baseline)
     for (title, key), axes in zip(PANELS[measure], panels, strict=True):
         axes.axhline(1, color="0.5", linestyle=":", linewidth=1)
+        shown = [1.0]
         for number, name in enumerate(names):
             at = [group["runs"].get(name, {}).get(key) for group in found]
             x = [g for g, one in zip(growths, at, strict=True) if one and one["mean"]]
@@ -107,6 +108,7 @@ def draw(found: list, path, *, baseline: str, measure="patience") -> None:
                 [m - (m if one["low"] is None else one["low"]), (one["high"] or m) - m]
                 for m, one in zip(y, at, strict=True)
             ]
+            shown += y
             marker = plots.MARKERS[number // len(plots.COLOURS) % len(plots.MARKERS)]
             colour = plots.COLOURS[number % len(plots.COLOURS)]
             axes.errorbar(
@@ -115,7 +117,10 @@ def draw(found: list, path, *, baseline: str, measure="patience") -> None:
             )  # fmt: skip
         # A speed-up of 2 is as far from 1 as one of 1/2.
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        # Intervals of two seeds would leave no room for what differs.
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, min(shown) / 4), min(high, max(shown) * 4))
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5)))
         axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
         axes.yaxis.set_minor_locator(ticker.NullLocator())
         axes.set_xticks(growths, [f"{growth:g}" for growth in growths])

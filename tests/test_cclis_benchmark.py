@@ -24,7 +24,7 @@ def test_the_second_task_replays_what_the_first_left(bench, tmp_path):
     args = bench.parser().parse_args([*SMALL, "--steps=1"])
     work = bench.make_job(args, "cclis", tmp_path)
     with contextlib.ExitStack() as stack:
-        state = bench.ready(args, work, stack).state
+        state = bench.throughput.in_second_task(work, args.steps, stack).state
     assert int(state.task) == 1
     stored = state.extra.memory.row
     assert (stored >= 0).all() and len(set(stored.tolist())) == 10

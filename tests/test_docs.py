@@ -163,6 +163,8 @@ def check_options(config):
     scenario = dict(top.scenario)
     if scenario.get("per_class") is not None:
         scenario["per_class"] = min(scenario["per_class"], 6)
+    if scenario.get("classes") is not None:  # names, of the classes of another set
+        scenario["classes"] = range(len(scenario["classes"]))
     scenarios.make(stand_in(), scenario=scenario.pop("name"), **scenario)
 
 

@@ -25,7 +25,8 @@ ROWS = {
     "random": {"strategy": "random"},
 }
 GRAPHS = ("icl_proteins", "icl_reddit")
-NAMES = (*GRAPHS, "icl_mnist2")
+SMALL = ("icl_mnist2", "icl_cifar10")
+NAMES = (*GRAPHS, *SMALL, "icl_imagenet2")
 take = test_online_configs.take
 
 
@@ -54,7 +55,7 @@ def test_every_row_makes_a_method(name, row):
     assert top.data["name"] == ("rings_and_trees" if graphs else "digits")
     top, parts = made(take(name, row))
     assert top.name == name + own and top.first_tasks is None
-    wide = {} if graphs else {"output_dim": 1000}
+    wide = {"output_dim": 1000} if name in ("icl_mnist2", "icl_imagenet2") else {}
     assert top.method == {"name": "icl", **ROWS[row], **wide}
     # Section 4.1.4 of the paper.
     assert (top.batch_size, top.patience, top.scale_lr) == (32, 50, False)
@@ -67,16 +68,22 @@ def test_every_row_makes_a_method(name, row):
         assert (encoder.width, encoder.layers, encoder.num_features) == (32, 2, 64)
         assert top.scenario["evaluation"] == "none"
     else:
-        assert top.encoder["depth"] == 18 and top.augment["size"] == 224
-        assert len(top.scenario["classes"]) == 2
+        assert top.encoder["depth"] == 18
+        assert top.augment["size"] == (224 if wide else 32)
+        if name in SMALL:  # the other's are in configs/imagenet2.txt
+            assert len(top.scenario["classes"]) == 2
 
 
-def test_the_small_images_are_another_size_alone():
+@pytest.mark.parametrize("name", SMALL)
+def test_the_small_images_are_another_size_alone(name):
     for row in ROWS:
-        whole, small = (take("icl_mnist2", f"{row}{s}") for s in ("", ",small"))
+        whole, small = (take(name, f"{row}{s}") for s in ("", ",small"))
         top, _ = made(small)
-        assert top.augment["size"] == 28 and top.scenario["per_class"] == 500
-        assert {**top.method, "output_dim": 1000} == whole.method.to_dict()
+        assert top.augment["size"] < 32 and top.scenario["per_class"] == 500
+        assert top.encoder["name"] == "conv_net"
+        assert top.method.get("output_dim", 0) == 0
+        options = [{**m, "output_dim": 0} for m in (top.method, whole.method)]
+        assert options[0] == options[1]
         for key in ("patience", "batch_size", "optimizer", "evaluators", "epochs"):
             assert getattr(top, key) == whole.to_dict()[key]
 

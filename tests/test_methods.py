@@ -1,7 +1,8 @@
 """One table, one row per method: what every method must do.
 
 Finite for two tasks, one compilation (of each shape of its batches), the same on 8
-devices, bitwise resume, and for each piece of its state a control: without it the resumed run must differ.
+devices, bitwise resume, and for each piece of its state a control: without it the
+resumed run must differ.
 """
 
 import dataclasses

@@ -62,7 +62,7 @@ def config(**changes):
             "progress": False,
         }
     )
-    with made.unlocked():
+    with made.unlocked(), made.ignore_type():
         for path, value in changes.items():
             *sections, last = path.replace("__", ".").split(".")
             section = made

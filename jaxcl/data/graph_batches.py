@@ -15,7 +15,7 @@ from jaxcl.data import graphs, stream
 _LEVELS = (0.9, 1.0)
 
 
-def _budgets(examples, batch_size, parts=1):
+def budgets(examples, batch_size, parts=1):
     """Sizes, of the whole set: seeds, tasks and subsets share their programs."""
     return graphs.buckets(examples.graphs, batch_size, parts=parts, levels=_LEVELS)
 
@@ -23,8 +23,8 @@ def _budgets(examples, batch_size, parts=1):
 def blank(examples: stream.Examples, batch_size: int, parts: int = 1) -> dict:
     """A batch without graphs, of the size that serves for most batches."""
     rows = np.full((parts, batch_size), -1, np.int32)
-    budgets = _budgets(examples, batch_size, parts)
-    return _padded(examples, rows, budgets, parts > 1)
+    sizes = budgets(examples, batch_size, parts)
+    return _padded(examples, rows, sizes, parts > 1)
 
 
 def batches(
@@ -41,10 +41,10 @@ def batches(
     plan = stream.schedule(
         source, seed=seed, task=task, epochs=epochs, batch_size=batch_size * parts
     )
-    budgets = _budgets(source.examples, batch_size, parts)
+    sizes = budgets(source.examples, batch_size, parts)
     for step in range(start, len(plan)):
         rows = plan[step].reshape(batch_size, parts).T
-        yield _padded(source.examples, rows, budgets, parts > 1)
+        yield _padded(source.examples, rows, sizes, parts > 1)
 
 
 def evaluation_batches(
@@ -53,15 +53,15 @@ def evaluation_batches(
     """Batches of some rows in order, the last filled up with index -1."""
     filled = np.full(-(-len(rows) // batch_size) * batch_size, -1, np.int32)
     filled[: len(rows)] = rows
-    budgets = _budgets(examples, batch_size)
+    sizes = budgets(examples, batch_size)
     for part in filled.reshape(-1, 1, batch_size):
-        yield _padded(examples, part, budgets, False)
+        yield _padded(examples, part, sizes, False)
 
 
-def _padded(examples, rows, budgets, side_by_side):
+def _padded(examples, rows, sizes, side_by_side):
     """The batch of i32[P, B]."""
     label = np.where(rows < 0, -1, examples.label[rows]).astype(np.int32)
-    graph = graphs.pad_parts(examples.graphs, rows, budgets)
+    graph = graphs.pad_parts(examples.graphs, rows, sizes)
     batch = {"graph": graph, "label": label, "index": rows.astype(np.int32)}
     if side_by_side:
         return batch
