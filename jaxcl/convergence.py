@@ -156,7 +156,7 @@ def target(baseline: Run, within: float) -> float:
 
 def reached(run: Run, goal: float) -> Epoch | None:
     """The first epoch that ends with the scalar at most `goal`; None: there is none."""
-    return next((epoch for epoch in run.epochs if epoch.value < goal), None)
+    return next((epoch for epoch in run.epochs if epoch.value <= goal), None)
 
 
 def _ratio(theirs, mine) -> float | None:
