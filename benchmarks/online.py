@@ -124,9 +124,8 @@ def ready(args, work: jobs.Job, stack) -> throughput.Ours:
         first = throughput.Ours(work, state, feed, args.steps)
         memory = state.extra.memory.capacity if state.extra.memory else 0
         first.window(-(-memory // (args.batch * work.steps_per_call)))
-    task = work.stream.tasks[0]
-    state = throughput.entered(work, work.method.end_task(first.state, task), 1)
-    task = work.stream.tasks[1]
+    before, task = work.stream.tasks[:2]
+    state = jobs.begin(work, work.method.end_task(first.state, before), task)
     feed = stack.enter_context(contextlib.closing(jobs.feed(work, task.train, 1, 0)))
     ours = throughput.Ours(work, state, feed, args.steps, like=first)
     ours.compile_seconds = first.compile_seconds

@@ -27,7 +27,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxcl import build, core, cost, sections, sharding
+from jaxcl import build, core, cost, sections
 from jaxcl import job as jobs
 from jaxcl.methods import ssl_bases, ssl_strategies
 
@@ -118,20 +118,11 @@ def make_job(args, directory) -> jobs.Job:
 
 def begun(work: jobs.Job, index: int) -> core.TrainState:
     """The state at the first step of a task, as the training loop has it."""
-    state = entered(work, jobs.initial_state(work), 0)
-    for task in work.stream.tasks[:index]:
-        state = entered(work, work.method.end_task(state, task), task.index + 1)
+    tasks = work.stream.tasks
+    state = jobs.begin(work, jobs.initial_state(work), tasks[0])
+    for task, following in zip(tasks[:index], tasks[1:], strict=False):
+        state = jobs.begin(work, work.method.end_task(state, task), following)
     return state
-
-
-def entered(work: jobs.Job, state, index: int) -> core.TrainState:
-    """The state once a task has begun, all before it being over."""
-    task = work.stream.tasks[index]
-    steps = len(jobs.schedule(work, task.train, index))
-    numbers = {"task": index, "task_start": state.step, "task_steps": steps}
-    numbers = {name: np.int32(value) for name, value in numbers.items()}
-    state = state.replace(**sharding.replicate(numbers, work.mesh))
-    return sharding.settle(work.method.begin_task(state, task), work.mesh)
 
 
 class Ours:

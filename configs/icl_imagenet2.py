@@ -56,7 +56,7 @@ def get_config(arg=None):
         "mean": (0.485, 0.456, 0.406),
         "std": (0.229, 0.224, 0.225),
     }
-    config.encoder = {"name": "resnet", "depth": 18}
+    config.encoder = {"name": "resnet", "depth": 18, "stem": "imagenet"}
     config.method = {"name": "icl", **icl.VARIANTS.get(names[0], {})}
     config.method.output_dim = 1000
     config.epochs = 1000  # at most

@@ -52,7 +52,7 @@ def get_config(arg=None):
         "mean": (0.1307,),
         "std": (0.3081,),
     }
-    config.encoder = {"name": "resnet", "depth": 18}
+    config.encoder = {"name": "resnet", "depth": 18, "stem": "imagenet"}
     config.method = {"name": "icl", **icl.VARIANTS.get(names[0], {})}
     config.method.output_dim = 1000
     config.epochs = 1000  # at most

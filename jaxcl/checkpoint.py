@@ -6,6 +6,7 @@ Beside the state stands a checksum of every leaf: a file that was damaged
 later is noticed, and the checkpoint before it is used.
 """
 
+import contextlib
 import itertools
 import os
 from typing import NamedTuple
@@ -170,3 +171,25 @@ def abstract_state(tree):
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree
     )
+
+
+def taken_over(start: str, like, *, keep: int) -> Restored:
+    """What another run came to at the end of a task, to go on from.
+
+    Args:
+      start: its directory.
+      like, keep: as in `Checkpoints`.
+
+    Raises:
+      CheckpointError: it has not come to the end of a task.
+    """
+    folder, found = epath.Path(start) / "checkpoints", None
+    if folder.exists():
+        with contextlib.closing(Checkpoints(folder, keep=keep)) as theirs:
+            found = theirs.restore(like)
+    if found is None or found.cursor["phase"] != "evaluated":
+        raise CheckpointError(
+            f"config.start={start!r}: has not come to the end of a task; let it finish "
+            "(config.first_tasks says how many it trains)"
+        )
+    return found._replace(cursor={**found.cursor, "offset": 0, "seconds": {}})

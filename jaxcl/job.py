@@ -77,6 +77,32 @@ def schedule(job: Job, source: stream.Source, task: int) -> stream.Schedule:
     )  # fmt: skip
 
 
+def plain_schedules(job: Job) -> list[stream.Schedule]:
+    """Of each task's own rows in single batches: what every task must have.
+
+    A method may read other rows and more batches at a step, see `schedule`.
+    """
+    return [
+        stream.schedule(
+            task.train, seed=job.seed, task=task.index, epochs=job.epochs,
+            batch_size=job.batch_size,
+        )
+        for task in job.stream.tasks
+    ]  # fmt: skip
+
+
+def begin(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainState:
+    """The state at the first step of a task."""
+    source = job.method.source(state, task)
+    numbers = {
+        "task": np.int32(task.index),
+        "task_start": np.int32(state.step),
+        "task_steps": np.int32(len(schedule(job, source, task.index))),
+    }
+    state = state.replace(**sharding.replicate(numbers, job.mesh))
+    return sharding.settle(job.method.begin_task(state, task), job.mesh)
+
+
 def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
     """A task's batches from its step `start` on, as this process reads them."""
     if job.together:
@@ -225,11 +251,7 @@ def check(job: Job) -> None:
             "config.method: replays images as they are, which must fit on the device: "
             "give config.data resident=True and size, or raise config.device_bytes"
         )
-    for task in job.stream.tasks:
-        stream.schedule(
-            task.train, seed=job.seed, task=task.index, epochs=job.epochs,
-            batch_size=job.batch_size,
-        )  # fmt: skip
+    plain_schedules(job)
     for parts in {job.parts(task.index) for task in job.stream.tasks}:
         jax.eval_shape(job.method.step, *shapes(job, parts))
 

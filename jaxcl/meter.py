@@ -77,8 +77,9 @@ class Epochs:
     al., WSDM 2023, as released; the paper has n = 50).
     """
 
-    def __init__(self, patience: int, found: dict):
-        """Args: n, 0 for never; what `read` gave, {} for a new task."""
+    def __init__(self, patience: int, found: dict, task: int = 0):
+        """Args: n, 0 for never; what `read` gave, {} for a new task; its number."""
+        self._task = task
         start = {"sum": 0.0, "steps": 0, "passes": 0.0, "number": 0, "best": None}
         self._patience, self._found = patience, start | found
 
@@ -88,11 +89,11 @@ class Epochs:
         self._found["steps"] += 1
         self._found["passes"] += float(row.get("passes", 0.0))
 
-    def end(self, seconds: float) -> dict:
-        """End an epoch, with the seconds that the task has trained.
+    def end(self, seconds: float, recorder=None, step: int = 0) -> None:
+        """End an epoch, with the seconds that the task has trained, and log it.
 
-        Returns:
-          its number from 1, its mean loss, and the seconds and passes of the task.
+        What is kept of it is its number from 1, its mean loss, and the seconds and
+        passes of the task.
         """
         now = self._found
         now["number"] += 1
@@ -101,12 +102,18 @@ class Epochs:
         if now["best"] is None or row["loss"] <= now["best"]["loss"]:
             now["best"] = row
         now |= {"last": row, "sum": 0.0, "steps": 0}
-        return row
+        if recorder is not None:
+            shown = {name: value for name, value in row.items() if name != "seconds"}
+            recorder.log(step, self._task, epoch=shown, time={"train": seconds})
 
     @property
     def number(self) -> int:
         """How many have ended."""
         return self._found["number"]
+
+    def due(self, every: int) -> bool:
+        """Whether what is done at the end of each so many epochs is; 0: never."""
+        return bool(every) and self.number % every == 0 and not self.over
 
     @property
     def over(self) -> bool:
@@ -120,7 +127,7 @@ class Epochs:
         return dict(self._found)
 
     def summary(self) -> dict:
-        """{"best": row, "last": row}, as `end` gave them."""
+        """{"best": epoch, "last": epoch}, as `end` keeps them."""
         return {name: self._found.get(name) for name in ("best", "last")}
 
 

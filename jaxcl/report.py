@@ -129,6 +129,12 @@ def add(results: dict, task: int, rows: dict, scalars: dict, seconds) -> dict:
     }
 
 
+def add_convergence(results: dict, task: int, found: dict) -> dict:
+    """New results that also hold what `meter.Epochs.summary` found of a task."""
+    before = results.get("convergence", {})
+    return {**results, "convergence": {**before, str(task): plain(found)}}
+
+
 def finished(results: dict) -> int:
     """How many tasks have been evaluated."""
     return sum(scalars is not None for scalars in results["scalars"])

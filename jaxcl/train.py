@@ -30,7 +30,7 @@ class _Loop(NamedTuple):
     step: Callable
     resident: dict
     stop: Callable  # () -> bool
-    total_steps: int
+    total_steps: int  # about, for the progress bar
     clock: cost.Clock  # of the present task
     epochs: dict  # task number -> meter.Epochs
 
@@ -53,7 +53,6 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
         of config.start has not come to the end of a task.
     """
     workdir, tasks = epath.Path(workdir), work.stream.tasks
-    total = sum(len(job.schedule(work, task.train, task.index)) for task in tasks)
     state, resident = job.initial_state(work), job.resident(work)
     results = report.empty(len(work.task_names), task_names=work.task_names)
     cursor = {"offset": 0, "phase": "evaluated", "seconds": {}, "results": results}
@@ -62,7 +61,7 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
         stack.enter_context(contextlib.closing(checkpoints))
         restored = checkpoints.restore(state)
         if restored is None and work.start is not None:
-            restored = _taken_over(work, state)
+            restored = checkpoint.taken_over(work.start, state, keep=work.keep)
         if restored is not None:
             state = sharding.settle(restored.state, work.mesh)
             cursor = restored.cursor
@@ -73,6 +72,7 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
         stack.enter_context(contextlib.closing(recorder))
         clock = cost.Clock(cursor["seconds"])
         step = clock.first_apart(step or job.compile_step(work))
+        total = sum(map(len, job.plain_schedules(work)))
         loop = _Loop(
             work, workdir, checkpoints, recorder, step, resident, stop, total, clock, {}
         )
@@ -83,10 +83,10 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
             results["untrained"] = report.plain(_evaluate(loop, state, 0)[0].rows)
         for task in tasks[report.finished(results) : work.first_tasks]:
             if phase == "evaluated":
-                state = _begin_task(loop, state, task)
+                state = job.begin(work, state, task)
             if phase != "trained":
                 found = cursor.get("epochs", {}) if phase == "training" else {}
-                loop.epochs[task.index] = meter.Epochs(work.patience, found)
+                loop.epochs[task.index] = meter.Epochs(work.patience, found, task.index)
                 state, results = _train_task(loop, state, task, results)
                 state = work.method.end_task(state, task)
                 state = sharding.settle(state, work.mesh)
@@ -97,34 +97,6 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
             _pause(loop, state)
             phase = "evaluated"
         return results
-
-
-def _taken_over(work, like) -> checkpoint.Restored:
-    """What the run of config.start came to at the end of a task."""
-    folder = epath.Path(work.start) / "checkpoints"
-    found = None
-    if folder.exists():
-        with contextlib.closing(checkpoint.Checkpoints(folder, keep=work.keep)) as old:
-            found = old.restore(like)
-    if found is None or found.cursor["phase"] != "evaluated":
-        raise checkpoint.CheckpointError(
-            f"config.start={work.start!r}: has not come to the end of a task; let it "
-            "finish (config.first_tasks says how many it trains)"
-        )
-    cursor = {**found.cursor, "offset": 0, "seconds": {}}
-    return found._replace(cursor=cursor)
-
-
-def _begin_task(loop, state, task):
-    """The state at the first step of a task."""
-    source = loop.job.method.source(state, task)
-    numbers = {
-        "task": np.int32(task.index),
-        "task_start": np.int32(state.step),
-        "task_steps": np.int32(len(job.schedule(loop.job, source, task.index))),
-    }
-    state = state.replace(**sharding.replicate(numbers, loop.job.mesh))
-    return sharding.settle(loop.job.method.begin_task(state, task), loop.job.mesh)
 
 
 def _train_task(loop, state, task, results):
@@ -148,7 +120,9 @@ def _train_task(loop, state, task, results):
                 _evaluate(loop, state, task.index)
             if work.counts_epochs and local % plan.steps_per_epoch == 0:
                 rows.flush(step)
-                _end_epoch(loop, state, task.index, inside)
+                epochs.end(loop.clock.read().get("train", 0.0), loop.recorder, step)
+                if inside and epochs.due(work.eval_epochs):
+                    _evaluate(loop, state, task.index)
             stopped = _stopped(loop, step, count)
             if stopped or (inside and work.save_every and local % work.save_every == 0):
                 rows.flush(step)
@@ -159,22 +133,11 @@ def _train_task(loop, state, task, results):
                 break
         rows.flush(step)  # waits for the last step
     if work.counts_epochs:
-        before, mine = results.get("convergence", {}), epochs.summary()
-        results = {**results, "convergence": {**before, str(task.index): mine}}
+        results = report.add_convergence(results, task.index, epochs.summary())
     if step < end:  # or evaluators of the end of a task would wait for more
         done = sharding.replicate(np.int32(step - begun), work.mesh)
         state = state.replace(task_steps=done)
     return state, results
-
-
-def _end_epoch(loop, state, task, inside) -> None:
-    """Log what an epoch came to, and evaluate where it is due."""
-    epochs, every = loop.epochs[task], loop.job.eval_epochs
-    row = dict(epochs.end(loop.clock.read().get("train", 0.0)))
-    time = {"train": row.pop("seconds")}
-    loop.recorder.log(int(state.step), task, epoch=row, time=time)
-    if every and epochs.number % every == 0 and inside and not epochs.over:
-        _evaluate(loop, state, task)
 
 
 def _stopped(loop, step: int, count: int) -> bool:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxcl import job as jobs
 from jaxcl.memory import sharded
 from jaxcl.methods import er_aml
 
@@ -167,9 +168,8 @@ def full(work, rng):
         extra=state.extra._replace(memory=memory, seen=seen), stats=stats
     )
     state = jax.tree.map(jnp.asarray, state)
-    return throughput.entered(
-        work, work.method.end_task(state, work.stream.tasks[0]), 1
-    )
+    first, second = work.stream.tasks[:2]
+    return jobs.begin(work, work.method.end_task(state, first), second)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -29,6 +29,7 @@ Departures:
 - Graphs that are negatives of another set are not augmented; images are.
 - Batch statistics are each pass's own. Of those within the inner loop nothing stays:
   the running ones take the passes at theta'.
+- What is evaluated is the network at the end of a task, not that of its best epoch.
 - Each epoch shuffles the old items anew, where the released code runs on through them.
 """
 
