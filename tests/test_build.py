@@ -224,7 +224,12 @@ def test_every_config_states_its_command_and_is_well_formed(path):
         assert small.data.name == ("rings_and_trees" if graphs else "digits")
 
 
-PAPERS = [path for path in CONFIGS if path.stem not in ("quickstart", "transfer")]
+# Those of ICL, which a kNN does not judge, run in tests/test_icl_configs.py.
+PAPERS = [
+    path
+    for path in CONFIGS
+    if path.stem not in ("quickstart", "transfer") and not path.stem.startswith("icl_")
+]
 
 
 @pytest.mark.slow  # tests/test_online_configs.py shrinks and runs one that is quick
