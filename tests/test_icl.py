@@ -316,8 +316,9 @@ def test_with_keep_whole_sets_give_the_gradient_of_retraining():
     made = parts(augment=lambda key, images: views_of(images)[:, :1].repeat(2, axis=1))
     turns, retrain = make(made, meta=False, keep=1.0), make(made, strategy="retrain")
     given = batch(11)
-    # Two old and two new items are all there are; K is 3 in each.
-    sides = [np.array([0, 1, 0, 1]), np.array([2, 3, 2, 3])]
+    # Two old and two new items are all there are; other slots are empty, whatever
+    # they hold. K is 3 in each.
+    sides = [np.array([0, 1, 2, 3]), np.array([2, 3, 0, 1])]
     old, new = (part(given, side) for side in sides)
     for each in (old, new):
         each["index"] = np.array([0, 1, -1, -1], np.int32)
