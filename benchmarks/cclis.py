@@ -10,10 +10,7 @@ that of the end in a whole task of `--epochs`. README.md says what the columns m
 
 import argparse
 import contextlib
-import datetime
-import json
 import pathlib
-import tempfile
 import time
 
 import jax
@@ -161,24 +158,7 @@ def line(found: dict | None = None) -> str:
 
 def main(argv=None) -> list[dict]:
     """Measure both methods, print the table, return what it holds."""
-    args = parser().parse_args(argv)
-    about = {
-        "date": datetime.date.today().isoformat(),
-        "jax": jax.__version__,
-        "device": jax.devices()[0].device_kind,
-    }
-    setting = {k: v for k, v in vars(args).items() if k != "json" and v is not None}
-    for values in (about, setting):
-        print(" ".join(f"{k}={v}" for k, v in values.items()))
-    with tempfile.TemporaryDirectory() as directory:
-        rows = [about | setting | found for found in measure(args, directory)]
-    print(line())
-    for row in rows:
-        print(line(row))
-    if args.json:
-        with open(args.json, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-    return rows
+    return throughput.lines(parser().parse_args(argv), measure, line)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,8 @@ columns mean.
 
 import argparse
 import contextlib
-import datetime
-import json
 import pathlib
-import tempfile
 
-import jax
 import ml_collections
 import numpy as np
 import throughput
@@ -159,26 +155,10 @@ def line(found: dict | None = None) -> str:
 
 def main(argv=None) -> list[dict]:
     """Measure all variants, print the table, return what it holds."""
-    args = parser().parse_args(argv)
-    about = {
-        "date": datetime.date.today().isoformat(),
-        "jax": jax.__version__,
-        "device": jax.devices()[0].device_kind,
-    }
-    setting = {k: v for k, v in vars(args).items() if k != "json" and v is not None}
-    for values in (about, setting):
-        print(" ".join(f"{k}={v}" for k, v in values.items()))
-    with tempfile.TemporaryDirectory() as directory:
-        rows = [about | setting | found for found in measure(args, directory)]
-    print(line())
-    for row in rows:
-        print(line(row))
+    rows = throughput.lines(parser().parse_args(argv), measure, line)
     if rows[0]["waste"] is not None:
         nodes, edges = (f"{100 * x:.0f} %" for x in rows[0]["waste"])
         print(f"filling of batches: {nodes} of the nodes, {edges} of the edges")
-    if args.json:
-        with open(args.json, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
     return rows
 
 

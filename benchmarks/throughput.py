@@ -350,6 +350,33 @@ def check_peer(args) -> None:
         parser().error(f"--peer: {error}")
 
 
+def lines(args, measure, line) -> list[dict]:
+    """Rows that a benchmark measures, printed as a table and kept where args.json says.
+
+    Args:
+      args: parsed.
+      measure: (args, an empty directory) -> dicts.
+      line: a dict -> a line of text; without one the head.
+    """
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "jax": jax.__version__,
+        "device": jax.devices()[0].device_kind,
+    }
+    setting = {k: v for k, v in vars(args).items() if k != "json" and v is not None}
+    for values in (about, setting):
+        print(" ".join(f"{k}={v}" for k, v in values.items()))
+    with tempfile.TemporaryDirectory() as directory:
+        rows = [about | setting | found for found in measure(args, directory)]
+    print(line())
+    for row in rows:
+        print(line(row))
+    if args.json:
+        with open(args.json, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    return rows
+
+
 def main(argv=None) -> dict:
     """Measure one setting, print the table, return what it holds."""
     args = parser().parse_args(argv)
