@@ -103,14 +103,7 @@ def measure(args, directory) -> list[dict]:
     """What the table says of each method, name -> value."""
     with contextlib.ExitStack() as stack:
         works = {name: make_job(args, name, directory) for name in METHODS}
-        sides = {
-            name: throughput.in_second_task(work, args.steps, stack)
-            for name, work in works.items()
-        }
-        seconds = {name: [] for name in sides}
-        for _ in range(args.windows):  # in turns: noise of the machine hits both
-            for name, ours in sides.items():
-                seconds[name].append(ours.window()[0] / ours.steps)
+        sides, seconds = throughput.in_turns(works, args, stack)
         # The first call of each compiles, where the task is of another size.
         ends = {
             name: [ending(work, sides[name].state) for _ in range(3)][1:]

@@ -104,14 +104,7 @@ def measure(args, directory) -> list[dict]:
     """What the table says of each variant, name -> value."""
     with contextlib.ExitStack() as stack:
         works = {name: make_job(args, name, directory) for name in VARIANTS}
-        sides = {
-            name: throughput.in_second_task(work, args.steps, stack)
-            for name, work in works.items()
-        }
-        seconds = {name: [] for name in sides}
-        for _ in range(args.windows):  # in turns: noise of the machine hits all
-            for name, ours in sides.items():
-                seconds[name].append(ours.window()[0] / ours.steps)
+        _, seconds = throughput.in_turns(works, args, stack)
     found, waste = [], filling(works["icl"])
     for name, work in works.items():
         step, ratio = seconds[name], np.divide(seconds[name], seconds["continue"])

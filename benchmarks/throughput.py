@@ -187,6 +187,27 @@ def in_second_task(work: jobs.Job, steps: int, stack) -> Ours:
     return ours
 
 
+def in_turns(works: dict, args, stack) -> tuple[dict, dict]:
+    """Steps of the second task of several jobs, timed in turns.
+
+    Noise of the machine hits all sides alike.
+
+    Args:
+      works: name -> job.
+      args: with `steps` of a window and `windows`.
+      stack: closes the feeds.
+
+    Returns:
+      name -> `Ours`, and name -> seconds of a step in each window.
+    """
+    sides = {k: in_second_task(work, args.steps, stack) for k, work in works.items()}
+    seconds = {name: [] for name in sides}
+    for _ in range(args.windows):
+        for name, ours in sides.items():
+            seconds[name].append(ours.window()[0] / ours.steps)
+    return sides, seconds
+
+
 def flops(work: jobs.Job, task: int) -> float | None:
     """Of one step on one device; branches that the task does not take cost none."""
     shapes = jobs.shapes(work, work.parts(task))

@@ -1,6 +1,7 @@
 """The types that every method, evaluator and the training loop share."""
 
 import difflib
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -199,6 +200,20 @@ def descend(parts: Parts, state: TrainState, loss, shares=None):
 def copy(tree: PyTree) -> PyTree:
     """Arrays with buffers of their own, so that both trees can be donated."""
     return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+
+
+def check_ranges(field: str, given: dict, limits: dict) -> None:
+    """Refuse options that are infinite or outside of (least, most); None is fine.
+
+    Args:
+      field: what the options are under, "config.method".
+      given: name -> value.
+      limits: name -> (least, most) allowed.
+    """
+    for name, (least, most) in limits.items():
+        value = given[name]
+        if value is not None and not (least <= value <= most and value < math.inf):
+            raise ValueError(f"{field}.{name}={value}: must be from {least} to {most}")
 
 
 def check_choice(field: str, value, allowed) -> None:

@@ -92,10 +92,10 @@ def check(top: Top) -> None:
     """Refuse numbers of the top level that are out of range, naming the field."""
     for least, names in (
         (2, ("keep",)),  # a damaged newest checkpoint has one before it
-        (1, ("seeds", "batch_size", "epochs", "log_every", "steps_per_call")),
-        (1, ("first_tasks",)),
-        (0, ("seed", "workers", "save_every", "eval_every", "device_bytes")),
-        (0, ("patience", "eval_epochs")),
+        (1, ("seeds", "batch_size", "epochs", "first_tasks")),
+        (1, ("log_every", "steps_per_call")),
+        (0, ("seed", "workers", "patience", "device_bytes")),
+        (0, ("save_every", "eval_every", "eval_epochs")),
     ):
         for name in names:
             value = getattr(top, name)

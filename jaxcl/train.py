@@ -32,7 +32,6 @@ class _Loop(NamedTuple):
     stop: Callable  # () -> bool
     total_steps: int  # about, for the progress bar
     clock: cost.Clock  # of the present task
-    epochs: dict  # task number -> meter.Epochs
 
 
 def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
@@ -74,7 +73,7 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
         step = clock.first_apart(step or job.compile_step(work))
         total = sum(map(len, job.plain_schedules(work)))
         loop = _Loop(
-            work, workdir, checkpoints, recorder, step, resident, stop, total, clock, {}
+            work, workdir, checkpoints, recorder, step, resident, stop, total, clock
         )
         results, phase = cursor["results"], cursor["phase"]
         if restored is not None and not work.quiet:
@@ -85,9 +84,9 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
             if phase == "evaluated":
                 state = job.begin(work, state, task)
             if phase != "trained":
-                found = cursor.get("epochs", {}) if phase == "training" else {}
-                loop.epochs[task.index] = meter.Epochs(work.patience, found, task.index)
-                state, results = _train_task(loop, state, task, results)
+                begun = cursor.get("epochs", {}) if phase == "training" else {}
+                epochs = meter.Epochs(work.patience, begun, task.index)
+                state, results = _train_task(loop, state, task, results, epochs)
                 state = work.method.end_task(state, task)
                 state = sharding.settle(state, work.mesh)
                 _save(loop, state, results, "trained")
@@ -99,11 +98,11 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
         return results
 
 
-def _train_task(loop, state, task, results):
+def _train_task(loop, state, task, results, epochs):
     """All steps of a task that are not done yet; the state and the results after."""
     work, begun, step = loop.job, int(state.task_start), int(state.step)
     source = work.method.source(state, task)
-    plan, epochs = job.schedule(work, source, task.index), loop.epochs[task.index]
+    plan = job.schedule(work, source, task.index)
     end = begun + len(plan)
     rows = meter.Meter(work, loop.recorder, task.index, step, epochs)
     feed = job.feed(work, source, task.index, step - begun)
@@ -126,7 +125,7 @@ def _train_task(loop, state, task, results):
             stopped = _stopped(loop, step, count)
             if stopped or (inside and work.save_every and local % work.save_every == 0):
                 rows.flush(step)
-                _save(loop, state, results, "training")
+                _save(loop, state, results, "training", epochs=epochs.read())
             if stopped:
                 _leave(loop, state)
             if epochs.over:
@@ -159,16 +158,14 @@ def _leave(loop, state) -> None:
     raise Interrupted(f"stopped at step {int(state.step)}, saved")
 
 
-def _save(loop, state, results, phase) -> None:
+def _save(loop, state, results, phase, **more) -> None:
     """Save the state, after which phase it is, and what was recorded so far."""
     with loop.clock.on("rest"):
         step = int(state.step)
         meter.check_parameters(state.params, step)
         number = step + 2 * report.finished(results) + (phase == "trained")
         cursor = {"phase": phase, "seconds": loop.clock.read(), "results": results}
-        cursor["offset"] = loop.recorder.offset()
-        if phase == "training":
-            cursor["epochs"] = loop.epochs[max(loop.epochs)].read()
+        cursor |= {"offset": loop.recorder.offset(), **more}
         loop.checkpoints.save(number, state, cursor)
 
 

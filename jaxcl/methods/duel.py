@@ -50,12 +50,7 @@ def _check(given):
     simclr = given["base"] == "simclr"
     draws = given["negatives"] != "batch" if simclr else given["refresh"]
     limits = _LIMITS | ({"drawn": (1, given["memory_size"])} if draws else {})
-    for name, (least, most) in limits.items():
-        value = given[name]
-        if value is not None and not (least <= value <= most and value < math.inf):
-            raise ValueError(
-                f"config.method.{name}={given[name]}: must be from {least} to {most}"
-            )
+    core.check_ranges("config.method", given, limits)
     core.check_choice("config.method.base", given["base"], ("moco", "simclr"))
     core.check_choice(
         "config.method.negatives", given["negatives"], ("mixed", "memory", "batch")

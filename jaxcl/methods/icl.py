@@ -83,12 +83,7 @@ _LIMITS = {
 def _check(given, graphs):
     core.check_choice("config.method.strategy", given["strategy"], STRATEGIES)
     core.check_choice("config.method.anchors", given["anchors"], ANCHORS)
-    for name, (least, most) in _LIMITS.items():
-        value = given[name]
-        if value is not None and not (least <= value <= most and value < math.inf):
-            raise ValueError(
-                f"config.method.{name}={value}: must be from {least} to {most}"
-            )
+    core.check_ranges("config.method", given, _LIMITS)
     if given["anchors"] == "original" and not graphs:
         raise ValueError(
             "config.method.anchors='original': is for graphs; images have two views, "

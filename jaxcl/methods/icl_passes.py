@@ -25,9 +25,7 @@ class Passes(NamedTuple):
     against: Callable
 
 
-def make_passes(
-    parts: core.Parts, *, temperature, keep, anchors, output_dim
-) -> Passes:  # fmt: skip
+def make_passes(parts: core.Parts, *, temperature, keep, anchors, output_dim) -> Passes:
     """The passes of an encoder, see `icl.make` for the options."""
     graphs = isinstance(parts.encoder, gcn.GCN)
     head = {"head": mlp.MLP((output_dim,), dtype=jnp.float32)} if output_dim else {}
@@ -111,7 +109,7 @@ def make_passes(
                 rows, positives, positives, others, growth=growth, old_mask=own,
                 new_mask=there, **given,
             )  # fmt: skip
-            return change + keep * value
+            return change + keep * value if keep else change
 
         def new():
             return incremental.nce_one(
