@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+from typing import NamedTuple
 
 import jax
 import ml_collections
@@ -20,6 +21,8 @@ from jaxcl import (
     single,
     transfer,
 )
+from jaxcl.data import stream
+from jaxcl.evals import features
 from jaxcl.memory import sharded
 from jaxcl.methods import online
 
@@ -191,6 +194,12 @@ def _job(top: sections.Top, plain: dict, workdir) -> job.Job:
         predict=method.predict, memory=method.memory, replayed=method.replayed,
         project=method.project, objective=method.objective,
     )  # fmt: skip
+    after = top.scenario.get("name") == "after"
+    if after and top.start is None:
+        raise ValueError(
+            "config.scenario.name='after': the tasks before are those of config.start; "
+            "set it to a run directory"
+        )
     if top.start is not None:
         _check_start(top.start, plain)
     judges, pictures = evaluators.make(top.evaluators, eval_parts, workdir)
@@ -221,12 +230,17 @@ def _job(top: sections.Top, plain: dict, workdir) -> job.Job:
 
 
 def _check_start(start, plain) -> None:
-    """Refuse to go on from a run of other data or another network."""
+    """Refuse to go on from a run of other data or another network.
+
+    After its last task there may be other data, but the state is that of the method.
+    """
     path = epath.Path(start) / "config.json"
     if not path.exists():
         raise ValueError(f"config.start={start!r}: there is no run in it")
     theirs = json.loads(path.read_text())
-    same = "seed", "data", "scenario", "encoder", "augment", "batch_size", "precision"
+    same = ["encoder", "augment", "precision"]
+    after = plain["scenario"].get("name") == "after"
+    same += ["method"] if after else ["seed", "data", "scenario", "batch_size"]
     pair = [{name: x[name] for name in same if name in x} for x in (theirs, plain)]
     changed = schema.differences(*pair)
     if changed:
@@ -296,7 +310,15 @@ def _shards(replay: dict | None, mesh) -> dict:
     return {"memory_shards": mesh.size} if (replay or {}).get("sharded") else {}
 
 
-def _transfer(top: sections.Top, workdir) -> transfer.Transfer:
+class _Frozen(NamedTuple):
+    """The encoder of a run, and the images that it is to judge or embed."""
+
+    state: core.TrainState
+    source: dict
+    parts: core.EvalParts
+
+
+def _frozen(top: sections.Top) -> _Frozen:
     mesh = sharding.mesh(top.devices)
     sections.check(top)
     make_stream = sections.tasks(top.data, top.scenario)
@@ -310,12 +332,40 @@ def _transfer(top: sections.Top, workdir) -> transfer.Transfer:
     blank = np.zeros((1, image["size"], image["size"], first.shape[-1]), np.float32)
     state, source = transfer.restore(top.checkpoint, encoder, blank, mesh)
     embed = functools.partial(transfer.embed, encoder)
-    eval_parts = _eval_parts(top, embed, tasks, image, mesh)
+    return _Frozen(state, source, _eval_parts(top, embed, tasks, image, mesh))
+
+
+def embedder(config: ml_collections.ConfigDict):
+    """What the encoder of config.checkpoint makes of the train rows of config.data.
+
+    Args:
+      config: as of a transfer run; evaluators do not matter.
+
+    Returns:
+      (number of rows, rows i32[n] -> f32[n, D]).
+
+    Raises:
+      ValueError, OSError: as `build`.
+    """
+    raw = config.to_dict()
+    raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
+    state, _, parts = _frozen(sections.top_of(raw))
+    examples = parts.stream.dataset.train
+
+    def embed(rows):
+        found = features.make(parts, examples, rows=rows)(state)
+        return sharding.fetch(found)
+
+    return stream.size(examples), embed
+
+
+def _transfer(top: sections.Top, workdir) -> transfer.Transfer:
+    state, source, eval_parts = _frozen(top)
     judges, pictures = evaluators.make(top.evaluators, eval_parts, workdir)
     return transfer.Transfer(
         state=state,
         source=source,
-        stream=tasks,
+        stream=eval_parts.stream,
         evaluators=judges,
         pictures=pictures if top.plots else {},
         record={"tensorboard": top.tensorboard, "progress": top.progress},

@@ -9,6 +9,7 @@ later is noticed, and the checkpoint before it is used.
 import contextlib
 import itertools
 import os
+import re
 from typing import NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ from absl import logging
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from jaxcl import sharding
+from jaxcl import outcome, sharding
 
 
 class Restored(NamedTuple):
@@ -42,6 +43,17 @@ def _bits(leaf) -> jax.Array:
     if leaf.dtype.itemsize == 2:
         return jax.lax.bitcast_convert_type(leaf, jnp.uint16).astype(jnp.uint32)
     return jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+
+
+def _shapes(tree) -> dict:
+    """Shapes of leaves, by a path that Orbax's metadata and the state share."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        # Its metadata have dicts where the state has fields; keys are saved as words.
+        name = re.sub(r"\.(\w+)", r"['\1']", jax.tree_util.keystr(path))
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        found[name] = tuple(leaf.shape) + ((2,) if is_key else ())
+    return found
 
 
 @jax.jit
@@ -145,6 +157,25 @@ class Checkpoints:
             )
         return None
 
+    def check_shapes(self, like, field: str) -> None:
+        """Refuse the newest checkpoint where it holds another state than `like`.
+
+        Raises:
+          CheckpointError: naming the first leaf that differs; what cannot be read
+            is left to `restore`.
+        """
+        for found in self._checkpointer.checkpoints[-1:]:
+            try:
+                theirs = _shapes(self._checkpointer.metadata(found.step).metadata)
+            except Exception:  # whatever the storage raises
+                return
+            for name, shape in _shapes(like).items():
+                if theirs.get(name, shape) != shape:
+                    raise CheckpointError(
+                        f"{field}: its state has {name} of shape {theirs[name]}, this "
+                        f"run's has {shape}; images and sizes must be the same in both"
+                    )
+
     def _drop(self, numbers) -> None:
         """Put damaged checkpoints aside: their numbers will be written again."""
         for number in numbers:
@@ -173,23 +204,27 @@ def abstract_state(tree):
     )
 
 
-def taken_over(start: str, like, *, keep: int) -> Restored:
+def taken_over(start: str, like, task_names, *, keep: int) -> Restored:
     """What another run came to at the end of a task, to go on from.
 
     Args:
       start: its directory.
       like, keep: as in `Checkpoints`.
+      task_names: of this run, which may have more tasks, see `outcome.widened`.
 
     Raises:
-      CheckpointError: it has not come to the end of a task.
+      CheckpointError: it has not come to the end of a task, or its state is another.
     """
     folder, found = epath.Path(start) / "checkpoints", None
     if folder.exists():
         with contextlib.closing(Checkpoints(folder, keep=keep)) as theirs:
+            theirs.check_shapes(like, f"config.start={start!r}")
             found = theirs.restore(like)
     if found is None or found.cursor["phase"] != "evaluated":
         raise CheckpointError(
             f"config.start={start!r}: has not come to the end of a task; let it finish "
             "(config.first_tasks says how many it trains)"
         )
-    return found._replace(cursor={**found.cursor, "offset": 0, "seconds": {}})
+    results = outcome.widened(found.cursor["results"], task_names)
+    cursor = {**found.cursor, "offset": 0, "seconds": {}, "results": results}
+    return found._replace(cursor=cursor)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from jaxcl import plots, record, report, seeds
+from jaxcl import outcome, plots, record, seeds
 from jaxcl.evals import spread
 
 MEASURES = ("average_accuracy", "anytime", "forgetting")
@@ -24,7 +24,7 @@ class Run(NamedTuple):
     """One directory."""
 
     name: str
-    results: dict[int, dict]  # seed -> results, see report.empty
+    results: dict[int, dict]  # seed -> results, see outcome.empty
     folders: dict[int, epath.Path]  # seed -> where its metrics.jsonl is
 
 
@@ -38,14 +38,14 @@ def read(workdir) -> Run:
     found = {}
     for path in workdir.glob("seed_*"):
         digits = path.name.removeprefix("seed_")
-        if digits.isdigit() and (path / report.RESULTS).exists():
+        if digits.isdigit() and (path / outcome.RESULTS).exists():
             found[int(digits)] = path
-    if not found and (workdir / report.RESULTS).exists():
+    if not found and (workdir / outcome.RESULTS).exists():
         found = {_seed(workdir): workdir}
     if not found:
-        raise ValueError(f"{workdir}: holds no {report.RESULTS}, nor do its seed_*")
+        raise ValueError(f"{workdir}: holds no {outcome.RESULTS}, nor do its seed_*")
     found = dict(sorted(found.items()))
-    results = {seed: report.read_results(path) for seed, path in found.items()}
+    results = {seed: outcome.read_results(path) for seed, path in found.items()}
     return Run(workdir.name, results, found)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 from scipy import special
 
-from jaxcl import record, report
+from jaxcl import outcome, record
 from jaxcl.data import scenarios
 
 SCALARS = ("svm/all", "svm/old", "svm/new")
@@ -75,9 +75,9 @@ def read(name: str, workdir, *, task: int, scalar: str) -> list[Run]:
 
 def _run(name, folder, seed, config, task, scalar) -> Run:
     where = f"{name}={folder}"
-    done = (folder / report.RESULTS).exists()
-    results = report.read_results(folder) if done else report.empty(0)
-    if report.finished(results) <= task:
+    done = (folder / outcome.RESULTS).exists()
+    results = outcome.read_results(folder) if done else outcome.empty(0)
+    if outcome.finished(results) <= task:
         raise ValueError(f"{where}: not finished: it has no results of task {task}")
     found = results.get("convergence", {}).get(str(task))
     if not found or found["best"] is None:
@@ -195,7 +195,7 @@ def spread(values) -> dict:
     values = np.array([x for x in values if x is not None], float)
     mean = values.mean() if len(values) else None
     std = values.std(ddof=1) if len(values) > 1 else None
-    return report.plain({"mean": mean, "std": std, "seeds": len(values)})
+    return outcome.plain({"mean": mean, "std": std, "seeds": len(values)})
 
 
 def geometric(ratios) -> dict:
@@ -216,7 +216,7 @@ def geometric(ratios) -> dict:
         half = quantile * logs.std(ddof=1) / math.sqrt(count)
     found = {"mean": mean, "low": mean - half, "high": mean + half}
     found = {name: math.exp(value) for name, value in found.items()}
-    return report.plain({**found, "seeds": count})
+    return outcome.plain({**found, "seeds": count})
 
 
 def summary(runs: list[Run], baseline: dict[int, Run], *, within, scalars) -> dict:

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import cost, job, plots, record, report, seeds, single, train, transfer
+from jaxcl import cost, job, outcome, plots, record, seeds, single, train, transfer
 from jaxcl.evals import filtering, memory, spread
 
 # Metrics of steps that have a picture each, see methods/online_probe.py.
@@ -25,7 +25,7 @@ def run(
     Args:
       step: `job.compile_step(work)`, where several runs share the program.
 
-    Returns: the results, see `report.empty`, with "finetune" where measured; of
+    Returns: the results, see `outcome.empty`, with "finetune" where measured; of
       several seeds their `seeds.summary`.
     """
     workdir = epath.Path(workdir)
@@ -37,7 +37,7 @@ def run(
     else:
         results = _judged(work, workdir, stop)
     if jax.process_index() == 0:
-        report.write_results(workdir, results)
+        outcome.write_results(workdir, results)
         print(text(results), flush=True)
         if trains and work.plots:
             draw(workdir, results)
@@ -51,7 +51,7 @@ def _seeds(work, workdir, stop):
         whole = train.run(seeds.together(jobs), workdir / "together", stop=stop)
         results = seeds.apart(whole, work.seeds)
         for seed in work.seeds if jax.process_index() == 0 else ():
-            report.write_results(workdir / seeds.folder(seed), results[seed])
+            outcome.write_results(workdir / seeds.folder(seed), results[seed])
     else:
         results, step = {}, None
         for seed in work.seeds:
@@ -70,7 +70,7 @@ def _trained(work, workdir, stop, step):
     results = train.run(work, workdir, stop=stop, step=step)
     if work.alone is not None:
         alone = single_tasks(work, workdir / "single", stop=stop, step=step)
-        results["finetune"] = report.plain(alone)
+        results["finetune"] = outcome.plain(alone)
     return results
 
 
@@ -132,7 +132,7 @@ def text(results: dict) -> str:
     keys = ("average_accuracy", "forgetting", "stability", "plasticity")
     titles = ("average", "forgetting", "stability", "plasticity", "untrained")
     lines = [f"{'after the last task (%)':28}" + "".join(f"{t:>12}" for t in titles)]
-    for name, measures in report.summary(results).items():
+    for name, measures in outcome.summary(results).items():
         values = [measures.get(key) for key in keys]
         before = results.get("untrained", {}).get(name)
         values.append(
@@ -150,7 +150,7 @@ def draw(workdir, results: dict) -> None:
     folder = epath.Path(workdir) / "plots"
     folder.mkdir(parents=True, exist_ok=True)
     for name in results["matrices"]:
-        matrix = report.matrix(results, name)
+        matrix = outcome.matrix(results, name)
         path = folder / f"{name.replace('/', '_')}.png"
         plots.accuracy_matrix(
             matrix, path, title=name, task_names=results["task_names"]

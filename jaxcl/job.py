@@ -91,6 +91,11 @@ def plain_schedules(job: Job) -> list[stream.Schedule]:
     ]  # fmt: skip
 
 
+def steps_left(job: Job, finished: int) -> int:
+    """About how many steps the tasks after the first `finished` have."""
+    return sum(map(len, plain_schedules(job)[finished:]))
+
+
 def begin(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainState:
     """The state at the first step of a task."""
     source = job.method.source(state, task)

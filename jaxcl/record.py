@@ -15,7 +15,7 @@ import time
 
 from etils import epath
 
-from jaxcl import report
+from jaxcl import outcome
 
 ROWS = "metrics.jsonl"
 
@@ -125,13 +125,13 @@ class Recorder:
         Args:
           step: optimiser steps done since the run began.
           task: number of the present task, from 0.
-          values: anything `report.plain` takes.
+          values: anything `outcome.plain` takes.
         """
         if not self._write:
             return
         clock = {"unix": time.time(), **values.pop("time", {})}
         row = {"step": int(step), "task": int(task), **values, "time": clock}
-        row = report.plain(row)
+        row = outcome.plain(row)
         self._rows.append(row)
         if self._writer:
             _add_events(self._writer, row)

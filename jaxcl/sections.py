@@ -13,11 +13,19 @@ import jax.numpy as jnp
 
 from jaxcl import augment as augment_lib
 from jaxcl import augment_graph, core, optim, schema, transfer
-from jaxcl.data import imbalance, prefetch, scenarios, sources, stream, tfds_source
+from jaxcl.data import (
+    imbalance,
+    joined,
+    prefetch,
+    scenarios,
+    sources,
+    stream,
+    tfds_source,
+)
 from jaxcl.nets import gcn, resnet
 
 # sources.tfds passes its options on; the schema is where they arrive.
-SOURCES = sources.SOURCES | {"tfds": tfds_source.read}
+SOURCES = sources.SOURCES | {"tfds": tfds_source.read, "joined": joined.joined}
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 ENCODERS = {"resnet": resnet.resnet, "conv_net": resnet.conv_net, "gcn": gcn.gcn}
 OPTIMIZERS = {"sgd": optim.sgd, "lars": optim.lars, "adam": optim.adam}

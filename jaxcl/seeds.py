@@ -7,7 +7,6 @@ accelerator that small batches leave idle takes many seeds in the time of one.
 """
 
 import functools
-import json
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,7 +15,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import core, job, report
+from jaxcl import core, job, outcome
 
 SUMMARY = "seeds.json"
 # Axes of a state of several seeds; what is None they share.
@@ -150,17 +149,17 @@ def spread(values) -> dict:
     count = len(values)
     error = values.std(ddof=1) / math.sqrt(count) if count > 1 else None
     mean = values.mean() if count else None
-    return report.plain({"mean": mean, "error": error, "seeds": count})
+    return outcome.plain({"mean": mean, "error": error, "seeds": count})
 
 
 def measures(results: dict) -> dict:
-    """`report.summary` with one number for all times in place of the curve.
+    """`outcome.summary` with one number for all times in place of the curve.
 
     Returns:
       matrix name -> measure -> number or None; "anytime" is the mean over tasks of
       the average accuracy after each.
     """
-    found = report.summary(results)
+    found = outcome.summary(results)
     for each in found.values():
         curve = each.pop("average_accuracy_per_task")
         whole = curve and None not in curve
@@ -172,7 +171,7 @@ def summary(results: dict[int, dict]) -> dict:
     """Mean and standard error over seeds of each of `measures`.
 
     Args:
-      results: seed -> results, see `report.empty`.
+      results: seed -> results, see `outcome.empty`.
 
     Returns:
       matrix name -> measure -> {"mean", "error", "seeds"}.
@@ -212,5 +211,4 @@ def percent(found: dict) -> str:
 
 def write(workdir, found: dict) -> None:
     """Leave the summary in the directory of all seeds."""
-    whole = json.dumps(found, indent=1) + "\n"
-    (epath.Path(workdir) / SUMMARY).write_text(whole)
+    outcome.write(epath.Path(workdir) / SUMMARY, found)

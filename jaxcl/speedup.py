@@ -19,7 +19,7 @@ from etils import epath
 from matplotlib import ticker
 from matplotlib.figure import Figure
 
-from jaxcl import convergence, plots, report
+from jaxcl import convergence, outcome, plots
 
 # Measure -> (title, key of the ratio) of the panels.
 PANELS = {
@@ -195,7 +195,7 @@ def _tell(options) -> None:
     setting["scalar"] = options.scalar
     print("\n\n".join(text(group, **setting) for group in found))
     if options.json:
-        whole = report.plain({"task": options.task, **setting, "growths": found})
+        whole = outcome.plain({"task": options.task, **setting, "growths": found})
         epath.Path(options.json).write_text(json.dumps(whole, indent=1) + "\n")
     if options.plot:
         draw(found, options.plot, baseline=options.baseline, measure=options.measure)

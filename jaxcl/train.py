@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import checkpoint, cost, evaluators, job, meter, record, report, sharding
+from jaxcl import checkpoint, cost, evaluators, job, meter, outcome, record, sharding
 
 
 class Interrupted(Exception):
@@ -44,7 +44,7 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
       step: `job.compile_step(work)`, where several runs share the program.
 
     Returns:
-      The results so far and of this run, see `report.empty`.
+      The results so far and of this run, see `outcome.empty`.
 
     Raises:
       Interrupted: after `stop`. meter.Diverged: something is not finite.
@@ -53,14 +53,15 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
     """
     workdir, tasks = epath.Path(workdir), work.stream.tasks
     state, resident = job.initial_state(work), job.resident(work)
-    results = report.empty(len(work.task_names), task_names=work.task_names)
+    results = outcome.empty(len(work.task_names), task_names=work.task_names)
     cursor = {"offset": 0, "phase": "evaluated", "seconds": {}, "results": results}
     with contextlib.ExitStack() as stack:
         checkpoints = checkpoint.Checkpoints(workdir / "checkpoints", keep=work.keep)
         stack.enter_context(contextlib.closing(checkpoints))
         restored = checkpoints.restore(state)
         if restored is None and work.start is not None:
-            restored = checkpoint.taken_over(work.start, state, keep=work.keep)
+            names = work.task_names
+            restored = checkpoint.taken_over(work.start, state, names, keep=work.keep)
         if restored is not None:
             state = sharding.settle(restored.state, work.mesh)
             cursor = restored.cursor
@@ -71,7 +72,8 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
         stack.enter_context(contextlib.closing(recorder))
         clock = cost.Clock(cursor["seconds"])
         step = clock.first_apart(step or job.compile_step(work))
-        total = sum(map(len, job.plain_schedules(work)))
+        begun = int(state.step if cursor["phase"] == "evaluated" else state.task_start)
+        total = begun + job.steps_left(work, outcome.finished(cursor["results"]))
         loop = _Loop(
             work, workdir, checkpoints, recorder, step, resident, stop, total, clock
         )
@@ -79,8 +81,8 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
         if restored is not None and not work.quiet:
             recorder.say(f"resumed at step {int(state.step)}: {workdir}")
         elif restored is None and work.evaluate_untrained:
-            results["untrained"] = report.plain(_evaluate(loop, state, 0)[0].rows)
-        for task in tasks[report.finished(results) : work.first_tasks]:
+            results["untrained"] = outcome.plain(_evaluate(loop, state, 0)[0].rows)
+        for task in tasks[outcome.finished(results) : work.first_tasks]:
             if phase == "evaluated":
                 state = job.begin(work, state, task)
             if phase != "trained":
@@ -132,7 +134,7 @@ def _train_task(loop, state, task, results, epochs):
                 break
         rows.flush(step)  # waits for the last step
     if work.counts_epochs:
-        results = report.add_convergence(results, task.index, epochs.summary())
+        results = outcome.add_convergence(results, task.index, epochs.summary())
     if step < end:  # or evaluators of the end of a task would wait for more
         done = sharding.replicate(np.int32(step - begun), work.mesh)
         state = state.replace(task_steps=done)
@@ -163,7 +165,7 @@ def _save(loop, state, results, phase, **more) -> None:
     with loop.clock.on("rest"):
         step = int(state.step)
         meter.check_parameters(state.params, step)
-        number = step + 2 * report.finished(results) + (phase == "trained")
+        number = step + 2 * outcome.finished(results) + (phase == "trained")
         cursor = {"phase": phase, "seconds": loop.clock.read(), "results": results}
         cursor |= {"offset": loop.recorder.offset(), **more}
         loop.checkpoints.save(number, state, cursor)
@@ -183,14 +185,14 @@ def _judge(loop, state, task, results) -> dict:
     (rows, scalars), judged = _evaluate(loop, state, task.index)
     spent = meter.spent(work, state, task.index, loop.clock)
     seconds = sum(spent.seconds.values())
-    results = report.add(results, task.index, rows, scalars, seconds)
+    results = outcome.add(results, task.index, rows, scalars, seconds)
     results["cost"] = cost.add(results["cost"], task.index, spent)
     if jax.process_index() == 0:
-        report.write_results(loop.workdir, results)
+        outcome.write_results(loop.workdir, results)
     for name in rows:
         crowds = work.quiet or name.endswith("/task_aware")  # it is in results.json
         if not crowds:
-            loop.recorder.say(report.table(report.matrix(results, name), name=name))
+            loop.recorder.say(outcome.table(outcome.matrix(results, name), name=name))
     for draw in work.pictures.values():
         draw(judged, task.index)
     loop.clock.restart()

@@ -25,7 +25,7 @@ from absl import logging
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from jaxcl import checkpoint, core, evaluators, record, report, sharding
+from jaxcl import checkpoint, core, evaluators, outcome, record, seeds, sharding
 from jaxcl.data import stream
 from jaxcl.nets import chain
 
@@ -57,13 +57,16 @@ class _Unfit(ValueError):
     """The checkpoint is whole, but it is not of the encoder that was asked for."""
 
 
-def config_of(run: str) -> dict:
+def config_of(run: str, *, field="config.checkpoint") -> dict:
     """The config that a run directory was started with.
+
+    Args:
+      field: what named the run, for messages.
 
     Raises:
       ValueError: there is none, or it cannot be read.
     """
-    where = f"config.checkpoint={run!r}"
+    where = f"{field}={run!r}"
     try:
         config = json.loads((epath.Path(str(run)) / "config.json").read_text())
         missing = {"encoder", "augment"} - set(config)
@@ -128,7 +131,72 @@ def embed(encoder, state, images):
     return chain.apply(nets, state.params, state.stats, images, train=False)[0]
 
 
-def restore(run: str, encoder, image, mesh) -> tuple[core.TrainState, dict]:
+class Place(NamedTuple):
+    """Where the checkpoints of a run are."""
+
+    folder: epath.Path
+    numbers: tuple[int, ...]  # from the oldest
+    seed: int = 0
+    at: int | None = None  # of seeds that were trained side by side, which; None: one
+    count: int = 1  # how many of them there are
+
+
+def place(run: str, *, field="config.checkpoint") -> Place:
+    """The checkpoints of a run, or of all seeds that were trained beside it.
+
+    Raises:
+      ValueError: there are none.
+    """
+    path = epath.Path(run)
+    path = path if "://" in os.fspath(path) else path.resolve()
+    found, together = {}, path.parent / "together"
+    if not (path / "checkpoints").exists() and (together / "checkpoints").exists():
+        whole = config_of(path.parent, field=field)
+        ordered = range(whole["seed"], whole["seed"] + whole["seeds"])
+        for at, seed in enumerate(ordered):
+            if path.name == seeds.folder(seed):
+                path, found = together, {"seed": seed, "at": at, "count": len(ordered)}
+    folder = path / "checkpoints"
+    there = list(folder.iterdir()) if folder.exists() else []
+    numbers = sorted(int(p.name) for p in there if p.name.isdigit())
+    if not numbers:
+        raise ValueError(f"{field}={run!r}: there is no checkpoint in it yet")
+    return Place(folder, tuple(numbers), **found)
+
+
+def input_width(where: Place) -> int:
+    """Channels of the images, or features of the nodes, that the encoder was given.
+
+    All checkpoints of a run say the same, so that any one that can be read will do.
+
+    Raises:
+      ValueError: none can be read, or there is no encoder in it.
+    """
+    for number in reversed(where.numbers):
+        path = where.folder / str(number)
+        try:
+            tree = ocp.metadata(path).metadata["params"]
+        except Exception:  # any damage: the one before it serves
+            continue
+        if "encoder" not in tree:
+            raise ValueError(_no_encoder(path, tree))
+        return tree["encoder"]["conv1"]["kernel"].shape[-2]  # of all our encoders
+    raise ValueError(
+        f"{where.folder}: every checkpoint in it is damaged {list(where.numbers)}"
+    )
+
+
+def cursor(where: Place, number: int) -> dict:
+    """What a run noted beside a checkpoint: its "phase", its "results" so far."""
+    found = ocp.metadata(where.folder / str(number)).custom_metadata["cursor"]
+    if where.at is None:
+        return found
+    return found | {"results": seeds.apart(found["results"], [where.seed])[where.seed]}
+
+
+def restore(
+    run: str, encoder, inputs, mesh, *, field="config.checkpoint"
+) -> tuple[core.TrainState, dict]:
     """The encoder of the newest whole checkpoint, and which one that is.
 
     Nothing but the encoder is read, and nothing in the run directory changes: the
@@ -136,30 +204,27 @@ def restore(run: str, encoder, image, mesh) -> tuple[core.TrainState, dict]:
 
     Args:
       encoder: flax module, as the run's config describes it.
-      image: what it is given, a zero array f32[1, S, S, C].
+      inputs: what it is given, zeros f32[1, S, S, C] or a batch of graphs.
+      field: what named the run, for messages.
 
     Raises:
       ValueError: there is no checkpoint, none is whole, or the newest whole one has
         no such encoder.
     """
-    folder = epath.Path(run) / "checkpoints"
-    folder = folder if "://" in os.fspath(folder) else folder.resolve()
-    there = list(folder.iterdir()) if folder.exists() else []
-    numbers = sorted(int(p.name) for p in there if p.name.isdigit())
-    if not numbers:
-        raise ValueError(f"config.checkpoint={run!r}: there is no checkpoint in it yet")
-    like = _abstract(encoder, image, mesh)
-    for number in reversed(numbers):
+    where = place(run, field=field)
+    like = _abstract(encoder, inputs, mesh, where)
+    for number in reversed(where.numbers):
         try:
-            found, total = _load(folder / str(number), like)
+            found, total = _load(where.folder / str(number), like)
         except _Unfit:
             raise
         except Exception as error:  # any damage: the one before it serves
             logging.error(
                 "checkpoint %s in %s is damaged (%s: %s); trying the one before it",
-                number, folder, type(error).__name__, str(error)[:300],
+                number, where.folder, type(error).__name__, str(error)[:300],
             )  # fmt: skip
             continue
+        found = _one_of(found, where)
         # A task of no steps: it is over, so that evaluators at its end run too.
         state = core.TrainState(
             key=jax.random.key(0), step=found["step"], task=np.int32(0),
@@ -170,22 +235,33 @@ def restore(run: str, encoder, image, mesh) -> tuple[core.TrainState, dict]:
         source["checksum"] = total
         return sharding.settle(state, mesh), source
     raise ValueError(
-        f"config.checkpoint={run!r}: every checkpoint in it is damaged ({numbers})"
+        f"{field}={run!r}: every checkpoint in it is damaged ({[*where.numbers]})"
     )
 
 
-def _abstract(encoder, image, mesh):
+def _abstract(encoder, inputs, mesh, where=None):
     """Shapes of what is read of a checkpoint."""
-    nets = {"encoder": encoder}
-    params, stats = jax.eval_shape(
-        lambda key: chain.init(nets, key, image), jax.random.key(0)
-    )
-    step = jax.ShapeDtypeStruct((), jnp.int32)
+    made = jax.eval_shape(encoder.init, jax.random.key(0), inputs)
+    trees = {
+        "params": {"encoder": made["params"]},
+        "stats": {"encoder": made.get("batch_stats", {})},
+    }
+    together = where is not None and where.at is not None
+    axes = (where.count,) if together else ()
     whole = sharding.replicated(mesh)
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
-        {"params": params, "stats": stats, "step": step},
+    trees = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype, sharding=whole),
+        trees,
     )
+    return trees | {"step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)}
+
+
+def _one_of(found, where):
+    """What was loaded, of one seed where it is of several."""
+    if where.at is None:
+        return found
+    mine = {name: found[name] for name in ("params", "stats")}
+    return found | jax.tree.map(lambda x: x[where.at], mine)
 
 
 def _leaves(tree):
@@ -213,11 +289,14 @@ def _load(path, like):
     return found, sum(want) % 2**32
 
 
+def _no_encoder(path, params):
+    return f"{path} has no encoder in its parameters, but {sorted(params)}"
+
+
 def _check(tree, like, path):
     """Refuse a checkpoint of another encoder, naming what differs first."""
-    sections = sorted(tree.get("params", {}))
-    if "encoder" not in sections:
-        raise _Unfit(f"{path} has no encoder in its parameters, but {sections}")
+    if "encoder" not in tree.get("params", {}):
+        raise _Unfit(_no_encoder(path, tree.get("params", {})))
     for part in ("params", "stats"):
         ours = _leaves({part: like[part]})
         theirs = _leaves({part: {"encoder": tree[part].get("encoder", {})}})
@@ -241,11 +320,11 @@ def run(work: Transfer, workdir, *, pause=lambda: None) -> dict:
       pause: called before each evaluator; what it raises ends the run.
 
     Returns:
-      The results of a run with one task, see `report.empty`, and the "checkpoint".
+      The results of a run with one task, see `outcome.empty`, and the "checkpoint".
     """
     workdir = epath.Path(workdir)
-    if (workdir / report.RESULTS).exists():
-        results = report.read_results(workdir)
+    if (workdir / outcome.RESULTS).exists():
+        results = outcome.read_results(workdir)
         if results.get("checkpoint") == work.source:
             return results
     names = [task.name for task in work.stream.tasks]
@@ -257,9 +336,9 @@ def run(work: Transfer, workdir, *, pause=lambda: None) -> dict:
         )
         for draw in work.pictures.values():
             draw(work.state, 0)
-        results = report.empty(len(names), task_names=names)
+        results = outcome.empty(len(names), task_names=names)
         seconds = time.monotonic() - began
-        results = report.add(results, 0, rows, scalars, seconds)
+        results = outcome.add(results, 0, rows, scalars, seconds)
         for name in rows:
-            recorder.say(report.table(report.matrix(results, name), name=name))
+            recorder.say(outcome.table(outcome.matrix(results, name), name=name))
     return results | {"checkpoint": work.source}

@@ -13,7 +13,7 @@ import pytest
 import toy
 from PIL import Image
 
-from jaxcl import build, finish, job, meter, record, report, schema, sections, train
+from jaxcl import build, finish, job, meter, outcome, record, schema, sections, train
 from jaxcl.evals import tsne
 
 CONFIGS = sorted(pathlib.Path(__file__).parents[1].joinpath("configs").glob("*.py"))
@@ -312,7 +312,7 @@ def test_entries_have_names_of_their_own_and_may_run_at_the_end_alone(
     work = toy.job(tmp_path, **changes)
     assert set(work.evaluators) == {"knn", "far", "late"}
     results = finish.run(work, tmp_path)
-    found = {name: report.matrix(results, name) for name in results["matrices"]}
+    found = {name: outcome.matrix(results, name) for name in results["matrices"]}
     rows = ("class_incremental", "task_aware")
     assert set(found) == {f"{key}/{row}" for key in work.evaluators for row in rows}
     late, knn = found["late/class_incremental"], found["knn/class_incremental"]
@@ -324,7 +324,7 @@ def test_entries_have_names_of_their_own_and_may_run_at_the_end_alone(
     assert len(named) > 4  # untrained, within the tasks, and after each
     late = {"late/accuracy", *(f"late/{row}" for row in rows)}
     assert not any(late & names for names in named[:-1]) and late <= named[-1]
-    measures = report.summary(results)["late/class_incremental"]
+    measures = outcome.summary(results)["late/class_incremental"]
     assert measures["average_accuracy"] == pytest.approx(knn[1].mean())
     assert measures["average_accuracy_per_task"][0] is None
     assert measures["forgetting"] is None and measures["stability"] is None

@@ -4,7 +4,7 @@ import pytest
 import test_online_configs
 from absl import flags
 
-from jaxcl import build, report, train
+from jaxcl import build, outcome, train
 
 NAMES = {"cclis_cifar10": 10, "cclis_cifar100": 100, "cclis_tinyimagenet": 200}
 CONTRASTIVE = (
@@ -54,6 +54,6 @@ def test_refuses_rows_that_there_are_not(argument):
 def test_a_shrunk_config_runs(row, tmp_path):
     config = take("cclis_cifar10", f"{row},debug")
     found = train.run(build.build(config, tmp_path), tmp_path)
-    assert report.finished(found) == 2
+    assert outcome.finished(found) == 2
     pictures = {path.name for path in tmp_path.glob("plots/*.png")}
     assert pictures == (set() if row in REPLAY else {"memory_tsne_task1.png"})

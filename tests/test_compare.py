@@ -5,16 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from jaxcl import compare, cost, plots, report, seeds
+from jaxcl import compare, cost, outcome, plots, seeds
 
 NAME = "predict/class_incremental"
 
 
 def leave(folder, matrix, *, seed, milliseconds=10.0, flops=100, matrix_name=NAME):
     """A finished run of two tasks, with an evaluation in the middle of the second."""
-    results = report.empty(2)
+    results = outcome.empty(2)
     for task, row in enumerate(matrix):
-        results = report.add(results, task, {matrix_name: row}, {}, 1.0)
+        results = outcome.add(results, task, {matrix_name: row}, {}, 1.0)
         seconds = {"train": 5 * milliseconds / 1000}
         machine = {"device": "cpu", "num_devices": 1, "peak_bytes": None}
         spent = cost.Spent(5, 50, flops, seconds, machine)
@@ -32,7 +32,7 @@ def leave(folder, matrix, *, seed, milliseconds=10.0, flops=100, matrix_name=NAM
     ]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "metrics.jsonl").write_text(text)
-    report.write_results(folder, results)
+    outcome.write_results(folder, results)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import toy
 
-from jaxcl import build, checkpoint, job, meter, record, report, train
+from jaxcl import build, checkpoint, job, meter, outcome, record, train
 from jaxcl.data import graph_batches, graph_toys, graphs, scenarios, splits, stream
 
 EVALUATORS = {"knn": {"k": 5}}
@@ -161,7 +161,7 @@ def test_a_run_goes_on_from_the_first_tasks_of_another(rows, tmp_path):
     _, results, logged, state = rows
     old, new = tmp_path / "old", tmp_path / "new"
     first, _, _ = run(old, first_tasks=1)
-    assert report.finished(first) == 1
+    assert outcome.finished(first) == 1
     assert first["matrices"]["knn/class_incremental"][1] == [None, None]
     before = sorted(path.name for path in (old / "checkpoints").iterdir())
     whole, relogged, final = run(new, start=str(old))

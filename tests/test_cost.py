@@ -11,7 +11,7 @@ import pytest
 import toy
 from flax import struct
 
-from jaxcl import checkpoint, core, cost, job, meter, report, sharding, train
+from jaxcl import checkpoint, core, cost, job, meter, outcome, sharding, train
 from jaxcl.nets import resnet
 
 
@@ -301,7 +301,7 @@ def test_a_resumed_run_adds_up(tmp_path, compiled, clock):
     assert ends[1:3] == [None, None]
     ends = [ends[0], ends[3]]
     for name, end in zip(("whole", "parts"), ends, strict=True):
-        assert report.read_results(tmp_path / name)["cost"] == end["cost"]
+        assert outcome.read_results(tmp_path / name)["cost"] == end["cost"]
     whole, parts = (end["cost"]["per_task"][:2] for end in ends)
     for one, other in zip(whole, parts, strict=True):
         for key in ("steps", "images", "flops", "evaluation_seconds"):

@@ -29,6 +29,7 @@ from jaxcl import (
     sections,
     train,
     transfer,
+    update,
 )
 from jaxcl.data import convert, scenarios, sources, stream
 from jaxcl.evals import (
@@ -200,9 +201,29 @@ def test_commands_name_configs_and_options_there_are(arguments, tree, monkeypatc
     check_options(parse(arguments))
 
 
+UPDATES = [
+    pytest.param(arguments, id=f"{where}-{i}")
+    for where, text in written()
+    for i, arguments in enumerate(commands(text, "jaxcl.update"))
+]
+
+
+@pytest.mark.parametrize("arguments", UPDATES)
+def test_updates_have_the_options_there_are(arguments):
+    values = flags.FlagValues()
+    update.define_flags(values, ["update", *arguments])
+    assert values(["update", *arguments]) == ["update"]
+    given = values["config"].value.to_dict()
+    update.read_options(given)
+    changed = {f"--config.{name}" for name in given["train"]}
+    assert changed <= {
+        f"--config.{f}" for f in inspect.signature(sections.Top).parameters
+    }
+
+
 def overrides(text):
     """Overrides in running text; "with" or a blank between two joins them."""
-    text = re.sub(r"python -m [^\n`]*(\\\n[^\n`]*)*", "", text)
+    text = re.sub(r"python -m (?:[^\n`\\]|\\\n)*", "", text)
     one = r"--config\.[\w.]+=(?:\"[^\"]*\"|[^\s`,;()]+)"
     for group in re.findall(rf"{one}(?:\s+(?:with\s+)?{one})*", text):
         parts = [filled(part).rstrip(".:") for part in shlex.split(group)]
@@ -304,6 +325,8 @@ def modules():
 def option_exists(path):
     """Whether `config.a.b` is an option of any function that section may name."""
     section, *rest = path.split(".")[1:]
+    if section in inspect.signature(update.Options).parameters and not rest:
+        return True
     if section not in inspect.signature(sections.Top).parameters:
         return False
     functions = {
@@ -436,7 +459,7 @@ def test_every_function_that_config_names_has_a_table():
     functions = {sections.Top, scenarios.make, augment.make, online.settings, *METHODS}
     functions |= {e.make for e in (linear, knn, predict, tsne, alignment, spread)}
     functions |= {filtering.make, svm.make, objective.make}
-    functions |= {augment_graph.make, ddpg.Options}
+    functions |= {augment_graph.make, ddpg.Options, update.Options, update.Limits}
     functions |= {*sections.SOURCES.values()}
     functions |= {*sections.ENCODERS.values(), *sections.OPTIMIZERS.values()}
     functions |= {*sections.SCHEDULES.values()} - {sections.SCHEDULES["constant"]}

@@ -4,7 +4,7 @@ import pytest
 import test_online_configs
 from absl import flags
 
-from jaxcl import build, report, train
+from jaxcl import build, outcome, train
 
 COMPARED = ("d_moco", "moco", "d_simclr", "simclr")
 ROWS = {
@@ -62,6 +62,6 @@ def test_another_share_of_the_dominant_class():
 def test_a_shrunk_config_runs(row, tmp_path):
     config = take("duel_cifar10_small", f"{row},debug")
     found = train.run(build.build(config, tmp_path), tmp_path)
-    assert report.finished(found) == 1
+    assert outcome.finished(found) == 1
     pictures = {path.name for path in tmp_path.glob("plots/*.png")}
     assert "filter_tsne_task0.png" in pictures

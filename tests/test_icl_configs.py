@@ -7,7 +7,7 @@ import test_docs
 import test_online_configs
 from absl import flags
 
-from jaxcl import build, report, sections, train
+from jaxcl import build, outcome, sections, train
 from jaxcl.methods import icl
 
 # Of the paper, by its tables; the last three are controls of our own.
@@ -124,7 +124,7 @@ def old(tmp_path_factory):
 
 def test_a_shrunk_old_encoder_is_trained(old):
     workdir, found = old
-    assert report.finished(found) == 1
+    assert outcome.finished(found) == 1
     assert json.loads((workdir / "config.json").read_text())["first_tasks"] == 1
     assert set(found["convergence"]) == {"0"}
 
@@ -134,7 +134,7 @@ def test_a_shrunk_row_goes_on_from_it(row, old, tmp_path):
     config = take("icl_proteins", f"{row},debug")
     config.start = str(old[0])
     found = train.run(build.build(config, tmp_path), tmp_path)
-    assert report.finished(found) == 2
+    assert outcome.finished(found) == 2
     assert found["scalars"][0] == old[1]["scalars"][0]
     new, past = found["convergence"]["1"]["last"], old[1]["convergence"]["0"]
     assert found["convergence"]["0"] == past and new["number"] == 1

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import toy
 
-from jaxcl import checkpoint, record, report
+from jaxcl import checkpoint, outcome, record
 
 pytestmark = pytest.mark.xdist_group("main")  # one undisturbed run serves them all
 TESTS = pathlib.Path(__file__).parent
@@ -88,7 +88,7 @@ def check_same(workdir, whole):
     np.testing.assert_array_equal(sums, want_sums)
     assert rows == want_rows
     assert sorted(r["step"] for r in rows if "loss" in r) == list(range(1, STEPS + 1))
-    ours, theirs = (report.read_results(w) for w in (workdir, whole))
+    ours, theirs = (outcome.read_results(w) for w in (workdir, whole))
     assert ours["matrices"] == theirs["matrices"]
     assert ours["scalars"] == theirs["scalars"]
 
@@ -110,7 +110,7 @@ def test_its_encoder_is_judged_on_other_images(whole, tmp_path):
     arguments += ["--config.augment.size=8", "--config.augment.resize=8"]
     told, _ = finish(start(tmp_path, *arguments, config=f"{TRANSFER}:stl10,debug"))
     assert "linear/class_incremental" in told and "after the last task" in told
-    results = report.read_results(tmp_path)
+    results = outcome.read_results(tmp_path)
     assert results["task_names"] == ["joint"]
     assert results["checkpoint"]["step"] == STEPS
     assert results["checkpoint"]["path"] == str(whole[0])
@@ -250,4 +250,4 @@ def test_an_override_reaches_the_run(tmp_path):
     finish(other, code=0)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["method"]["temperature"] == 0.1
-    assert len(report.read_results(tmp_path)["task_names"]) == 9
+    assert len(outcome.read_results(tmp_path)["task_names"]) == 9

@@ -15,7 +15,7 @@ import test_visible
 import toy
 from PIL import Image
 
-from jaxcl import job, metrics, plots, record, report, sharding, train
+from jaxcl import job, metrics, outcome, plots, record, sharding, train
 from jaxcl.data import stream
 from jaxcl.evals import memory, spread, tsne
 from jaxcl.memory import buffer
@@ -490,7 +490,7 @@ def test_a_killed_run_loses_no_point(tmp_path, figures):
         assert scalars["memory/entropy"] == one.entropy[one.steps == ends[task]]
         assert scalars["memory/rows"] == 64
         assert {"spread/intra_class_variance", "spread/inter_3"} < set(scalars)
-    assert report.plain(whole["matrices"]) == results["matrices"]
+    assert outcome.plain(whole["matrices"]) == results["matrices"]
     # Accuracy is there at the same steps, for `jaxcl.compare`.
     there = [r["step"] for r in rows if "knn/class_incremental" in r.get("eval", {})]
     assert there == one.steps.tolist()

@@ -6,7 +6,7 @@ import pytest
 import test_docs
 from absl import flags
 
-from jaxcl import build, report, sections, train
+from jaxcl import build, outcome, sections, train
 from jaxcl.methods import online
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -60,4 +60,4 @@ def test_refuses_rows_that_there_are_not(argument):
 def test_a_shrunk_config_runs(tmp_path):
     config = take("er_ace_cifar10", "mir,debug")
     found = train.run(build.build(config, tmp_path), tmp_path)
-    assert report.finished(found) == 2
+    assert outcome.finished(found) == 2

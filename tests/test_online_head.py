@@ -7,7 +7,7 @@ import pytest
 import test_evals
 import toy
 
-from jaxcl import core, finish, job, record, report, sections, sharding, train
+from jaxcl import core, finish, job, outcome, record, sections, sharding, train
 from jaxcl.evals import predict
 from jaxcl.methods import online_head
 
@@ -408,7 +408,7 @@ def test_a_run_is_judged_by_its_head_alone_tasks_too(tmp_path):
         [untrained[0], np.nan],
     )
     assert results["finetune"]["met/class_incremental"] == alone
-    found = report.summary(results)
+    found = outcome.summary(results)
     assert found["met/class_incremental"]["plasticity"] is None
     assert found["predict/class_incremental"]["plasticity"] is not None
     for measure in ("average_accuracy", "forgetting"):

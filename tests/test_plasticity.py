@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import toy
 
-from jaxcl import finish, job, metrics, report, single, train
+from jaxcl import finish, job, metrics, outcome, single, train
 
 SMALL = {
     "scenario.num_tasks": 2,
@@ -55,8 +55,8 @@ def test_it_is_the_accuracy_of_the_base_alone(root, first):
     results, _ = first
     assert set(results["finetune"]) == {"knn/class_incremental", "knn/task_aware"}
     assert results["finetune"]["knn/class_incremental"] == alone_twin(root)
-    matrix = report.matrix(results, "knn/class_incremental")
-    measures = report.read_results(root / "first"), report.summary(results)
+    matrix = outcome.matrix(results, "knn/class_incremental")
+    measures = outcome.read_results(root / "first"), outcome.summary(results)
     assert measures[0]["finetune"] == results["finetune"]
     want = matrix[0, 1] - alone_twin(root)[1]
     assert measures[1]["knn/class_incremental"]["plasticity"] == pytest.approx(want)

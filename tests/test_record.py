@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from tensorboardX.proto import event_pb2
 
-from jaxcl import plots, record, report
+from jaxcl import outcome, plots, record
 
 QUIET = {"tensorboard": False, "progress": False}
 AWKWARD = np.array(
@@ -172,7 +172,7 @@ class Bucket:
 
 
 def test_a_bucket_holds_the_rows_from_offset_on(monkeypatch):
-    for module in (record, report):
+    for module in (record, outcome):
         paths = types.SimpleNamespace(Path=lambda path: path)
         monkeypatch.setattr(module, "epath", paths)
     bucket = Bucket("gs://runs/a", {})
@@ -191,8 +191,8 @@ def test_a_bucket_holds_the_rows_from_offset_on(monkeypatch):
     assert [r["step"] for r in record.read_rows(bucket)] == [1, 2, 3, 4]
     with pytest.raises(ValueError, match="a row lies across"):
         record.Recorder(bucket, offset=offset - 1, **QUIET)
-    report.write_results(bucket, report.empty(2))
-    assert report.read_results(bucket) == report.empty(2)
+    outcome.write_results(bucket, outcome.empty(2))
+    assert outcome.read_results(bucket) == outcome.empty(2)
 
 
 def test_other_processes_write_nothing(tmp_path, capfd):
@@ -323,10 +323,10 @@ def test_wrong_options_are_named(tmp_path, options):
 def filled(size=4, done=3, seed=0):
     rng = np.random.default_rng(seed)
     rows, alone = rng.random((2, done, size)), rng.random(size)
-    results = report.empty(size, finetune={"knn": alone})
+    results = outcome.empty(size, finetune={"knn": alone})
     for task in range(done):
         both = {"knn": rows[0, task], "linear": rows[1, task]}
-        results = report.add(results, task, both, {"drift": task / 2}, 1.5 * task)
+        results = outcome.add(results, task, both, {"drift": task / 2}, 1.5 * task)
     return results, rows, alone
 
 
@@ -334,9 +334,9 @@ def test_summary_is_that_of_the_equations():
     """Against loops over the definitions, with three of four tasks done."""
     results, rows, alone = filled()
     for name, a in zip(("knn", "linear"), rows, strict=True):
-        np.testing.assert_array_equal(report.matrix(results, name)[:3], a)
-        assert np.isnan(report.matrix(results, name)[3]).all()
-        found = report.summary(results)[name]
+        np.testing.assert_array_equal(outcome.matrix(results, name)[:3], a)
+        assert np.isnan(outcome.matrix(results, name)[3]).all()
+        found = outcome.summary(results)[name]
         averages = [sum(a[t, : t + 1]) / (t + 1) for t in range(3)]
         want = {
             "average_accuracy": averages[2],
@@ -353,29 +353,30 @@ def test_summary_is_that_of_the_equations():
 
 
 def test_summary_of_what_was_not_measured_is_null():
-    assert report.summary(report.empty(3)) == {}
-    one = report.add(
-        report.empty(3, finetune={"x": [1, 1, 1]}), 0, {"x": [0.5] * 3}, {}, 1
+    assert outcome.summary(outcome.empty(3)) == {}
+    one = outcome.add(
+        outcome.empty(3, finetune={"x": [1, 1, 1]}), 0, {"x": [0.5] * 3}, {}, 1
     )
-    assert report.summary(one) == {
+    assert outcome.summary(one) == {
         "x": {
             "average_accuracy": 0.5, "average_accuracy_per_task": [0.5],
             "forgetting": None, "stability": None, "plasticity": None,
         }
     }  # fmt: skip
-    two = report.add(one, 1, {"x": [np.nan, 0.5, 0.5]}, {}, 1)
-    assert report.summary(two)["x"]["average_accuracy_per_task"] == [0.5, None]
+    two = outcome.add(one, 1, {"x": [np.nan, 0.5, 0.5]}, {}, 1)
+    assert outcome.summary(two)["x"]["average_accuracy_per_task"] == [0.5, None]
 
 
 def test_add_replaces_a_task_and_leaves_the_old_results_alone():
     results, rows, _ = filled()
     before = json.dumps(results)
-    changed = report.add(
+    changed = outcome.add(
         results, 1, {"linear": np.arange(4) / 4, "new": [0] * 4}, {}, 9
     )
     assert json.dumps(results) == before
     np.testing.assert_array_equal(
-        report.matrix(changed, "linear")[:3], [rows[1, 0], np.arange(4) / 4, rows[1, 2]]
+        outcome.matrix(changed, "linear")[:3],
+        [rows[1, 0], np.arange(4) / 4, rows[1, 2]],
     )
     assert changed["matrices"]["knn"][1] == [None] * 4
     assert changed["matrices"]["new"] == [[None] * 4, [0] * 4, *[[None] * 4] * 2]
@@ -384,36 +385,36 @@ def test_add_replaces_a_task_and_leaves_the_old_results_alone():
 
 
 def test_wrong_results_are_named():
-    results = report.empty(3)
+    results = outcome.empty(3)
     for task in (-1, 3):
         with pytest.raises(ValueError, match=rf"task={task}: must be in \[0, 3\)"):
-            report.add(results, task, {}, {}, 0)
+            outcome.add(results, task, {}, {}, 0)
     with pytest.raises(ValueError, match=r"rows\['x'\] has 2 entries: must be 3"):
-        report.add(results, 0, {"x": [1, 2]}, {}, 0)
+        outcome.add(results, 0, {"x": [1, 2]}, {}, 0)
     with pytest.raises(ValueError, match="task_names has 1 entries: must be 3"):
-        report.empty(3, task_names=["a"])
+        outcome.empty(3, task_names=["a"])
     with pytest.raises(ValueError, match=r"finetune\['x'\] has 1 entries: must be 3"):
-        report.empty(3, finetune={"x": [1]})
+        outcome.empty(3, finetune={"x": [1]})
 
 
 def test_results_and_added_keys_survive_the_file(tmp_path):
-    results = report.empty(3, task_names=["a", "b", "c"])
+    results = outcome.empty(3, task_names=["a", "b", "c"])
     results["untrained"] = {"x": np.array([0.5, np.nan, 0.25], np.float32)}
     results["finetune"] = {"x": [0.5, 0.5, 0.5]}
-    results = report.add(results, 0, {"x": [0.75, 0.25, 0.5]}, {"nan": np.nan}, 2)
-    results = report.add(results, 1, {"x": [0.5, 0.75, 0.5]}, {}, 2)
-    report.write_results(tmp_path, results)
-    back = report.read_results(tmp_path)
-    assert back == report.plain(results)
+    results = outcome.add(results, 0, {"x": [0.75, 0.25, 0.5]}, {"nan": np.nan}, 2)
+    results = outcome.add(results, 1, {"x": [0.5, 0.75, 0.5]}, {}, 2)
+    outcome.write_results(tmp_path, results)
+    back = outcome.read_results(tmp_path)
+    assert back == outcome.plain(results)
     assert back["untrained"] == {"x": [0.5, None, 0.25]}
-    assert report.add(back, 2, {}, {}, 1)["untrained"] == back["untrained"]
+    assert outcome.add(back, 2, {}, {}, 1)["untrained"] == back["untrained"]
     whole = strict((tmp_path / "results.json").read_text())
-    assert whole.pop("summary") == report.summary(results) and whole == back
-    assert report.summary(results)["x"]["plasticity"] == -0.25
+    assert whole.pop("summary") == outcome.summary(results) and whole == back
+    assert outcome.summary(results)["x"]["plasticity"] == -0.25
 
 
 def test_a_crash_in_write_results_leaves_the_old(tmp_path, monkeypatch):
-    report.write_results(tmp_path, report.empty(2))
+    outcome.write_results(tmp_path, outcome.empty(2))
     old = (tmp_path / "results.json").read_bytes()
 
     def crash(*_):
@@ -423,15 +424,15 @@ def test_a_crash_in_write_results_leaves_the_old(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(os, call, crash)
             with pytest.raises(OSError):
-                report.write_results(tmp_path, report.empty(3))
+                outcome.write_results(tmp_path, outcome.empty(3))
         assert (tmp_path / "results.json").read_bytes() == old
-    report.write_results(tmp_path, report.empty(3))
-    assert len(report.read_results(tmp_path)["task_names"]) == 3
+    outcome.write_results(tmp_path, outcome.empty(3))
+    assert len(outcome.read_results(tmp_path)["task_names"]) == 3
 
 
 def test_table_text():
     matrix = [[1.0, 0.25, None], [0.5, 0.7504, 0.1], [None] * 3]
-    assert report.table(matrix, name="linear").splitlines() == [
+    assert outcome.table(matrix, name="linear").splitlines() == [
         "linear (%)       task 1   task 2   task 3  average",
         "after task 1      100.0     25.0        -    100.0",
         "after task 2       50.0     75.0     10.0     62.5",
@@ -440,7 +441,7 @@ def test_table_text():
 
 def test_table_of_many_tasks_leaves_out_the_middle():
     matrix = np.random.default_rng(0).random((30, 30))
-    lines = report.table(matrix, name="a/quite/long/name", columns=6).splitlines()
+    lines = outcome.table(matrix, name="a/quite/long/name", columns=6).splitlines()
     assert len({len(line) for line in lines}) == 1 and len(lines) == 31
     shown = [0, 1, 2, 27, 28, 29]
     titles = re.findall(r"task \d+|\.\.\.|average", lines[0])

@@ -15,8 +15,8 @@ from jaxcl import (
     checkpoint,
     core,
     finish,
+    outcome,
     record,
-    report,
     sections,
     sharding,
     train,
@@ -101,7 +101,7 @@ def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, ca
         "knn": knn.make(parts, k=5)(saved.state, 0),
     }
     for name, result in want.items():
-        (ours,) = report.matrix(results, f"{name}/class_incremental")
+        (ours,) = outcome.matrix(results, f"{name}/class_incremental")
         gap = 0 if devices == 1 else 2 / len(cut.evaluation.label)
         assert abs(ours[0] - result.rows["class_incremental"][0]) <= gap
     loss = results["scalars"][0]["linear/train_loss"]
@@ -110,7 +110,7 @@ def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, ca
     assert results["task_names"] == ["joint"]
     assert results["checkpoint"]["number"] == saved.number
     assert results["checkpoint"]["step"] == int(saved.state.step) > 0
-    assert without_clock(report.read_results(tmp_path)) == without_clock(results)
+    assert without_clock(outcome.read_results(tmp_path)) == without_clock(results)
     (row,) = record.read_rows(tmp_path)
     assert row["step"] == int(saved.state.step)
     assert row["eval"]["knn/accuracy"] == results["scalars"][0]["knn/accuracy"]

@@ -7,7 +7,7 @@ import numpy as np
 from jaxcl.data import imbalance as imbalance_lib
 from jaxcl.data import splits, stream
 
-SCENARIOS = ("joint", "class", "data", "domain", "growth")
+SCENARIOS = ("joint", "class", "data", "domain", "growth", "after")
 # Of the released PNR and CaSSLe experiments: the slices of "data" are drawn with it.
 DATA_SEED = 42
 
@@ -40,6 +40,9 @@ def make(
                 the dataset's order; a part of the domains is allowed).
       "growth"  an old set and what comes in later: of the n train rows, permuted by
                 `seed`, the first round((1 - growth) n), then the others (ICL).
+      "after"   the next task of a run that has done `num_tasks` - 1 on other data, see
+                config.start: all rows, or those of the last domain where there are
+                several; rows of the others count as earlier ones.
     class_order: "sorted", "released" (the order of the PNR and CaSSLe experiments,
       `released_permutation` with seed 5), "shuffled" (by `seed`) or a list of
       class numbers or names that holds every class once.
@@ -79,6 +82,8 @@ def make(
         tasks = _domain_tasks(dataset, judge, num_tasks, domain_order)
     elif scenario == "growth":
         tasks = _growth_tasks(dataset, judge, num_tasks, growth, seed)
+    elif scenario == "after":
+        return stream.Stream(dataset, _after_tasks(dataset, judge, num_tasks), judge)
     else:
         tasks = _data_tasks(dataset, judge, num_tasks, scenario)
     tasks = imbalance_lib.applied(dataset, tasks, imbalance, long_tail)
@@ -186,6 +191,27 @@ def _growth_tasks(dataset, judge, num_tasks, growth, seed):
         _task(dataset, judge, index, name, part, test)
         for index, (name, part) in enumerate((("old", rows[:old]), ("new", rows[old:])))
     ]
+
+
+def _after_tasks(dataset, judge, num_tasks):
+    if not isinstance(num_tasks, int | np.integer) or num_tasks < 2:
+        raise ValueError(
+            f"num_tasks = {num_tasks!r}: scenario 'after' has as many as the run "
+            "before it, and one more: an integer of at least 2"
+        )
+    domain, last = dataset.train.domain, len(dataset.domain_names) - 1
+    rows, earlier = np.flatnonzero(domain == last), np.flatnonzero(domain < last)
+    test = np.arange(0 if judge is None else stream.size(judge))
+    if len(rows) == 0:
+        raise ValueError(f"domain {dataset.domain_names[last]!r} has no train rows")
+    names = [f"earlier {i + 1}" for i in range(num_tasks - 1)] + [dataset.name]
+    # Tasks before the last stand for those of the run before, and are not trained.
+    return tuple(
+        _task(dataset, judge, index, name, rows, test)._replace(
+            earlier=earlier.astype(np.int32)
+        )
+        for index, name in enumerate(names)
+    )
 
 
 def _check_num_tasks(num_tasks, most, what):

@@ -60,6 +60,7 @@ VARIANTS = {
 TAKES_GRAPHS = True  # or images, by the encoder
 ANCHORS = ("augmented", "original")
 _CONTROLS = ("frozen", "random")
+_NEW_ALONE = ("finetune", "distill")  # read no rows of the tasks before
 
 
 class Extra(NamedTuple):
@@ -293,13 +294,14 @@ def make(
         growth, old_steps, epoch_steps = 0.0, 0, 1
         if task.index > 0:
             growth = icl_orders.growth(task)
+        if task.index > 0 and learns:
             old_steps, new_steps = (
                 len(icl_orders.batches(task, rows, parts.batch_size, 1))
                 for rows in (task.earlier, task.train.rows)
             )
             epoch_steps = old_steps + new_steps
-            if strategy in ("retrain", "random"):
-                params, stats = core.copy(state.extra.first)
+        if task.index > 0 and strategy in ("retrain", "random"):
+            params, stats = core.copy(state.extra.first)
         extra = state.extra._replace(
             growth=jnp.float32(growth),
             old_steps=jnp.int32(old_steps),
@@ -312,7 +314,16 @@ def make(
         )
 
     def sides(task):
-        if task.index == 0 or not learns:
+        if task.index == 0 or strategy in _NEW_ALONE:
+            return 1
+        if len(task.earlier) == 0:
+            raise ValueError(
+                f"config.method.strategy={strategy!r}: learns from rows of the tasks "
+                f"before, too, of which {task.name} has none; join their data to it "
+                "(source 'joined', of an update --join), or take 'finetune' or "
+                "'distill'"
+            )
+        if not learns:
             return 1
         return 2 * _inner(task) + 2 if meta else 2
 
@@ -320,7 +331,7 @@ def make(
         return inner_steps or icl_orders.inner_steps(icl_orders.growth(task))
 
     def source(state, task):
-        if task.index == 0 or strategy in ("finetune", "distill"):
+        if task.index == 0 or strategy in _NEW_ALONE:
             return task.train
         rows, earlier = task.train.rows, task.earlier
         if strategy == "replay":

@@ -135,6 +135,29 @@ def add_convergence(results: dict, task: int, found: dict) -> dict:
     return {**results, "convergence": {**before, str(task): plain(found)}}
 
 
+def widened(results: dict, task_names) -> dict:
+    """The results of a run, with room for the tasks that another adds to its own.
+
+    Args:
+      task_names: of all; tasks that are there already keep their names.
+
+    Returns:
+      The results as they are, if they have as many tasks. Else without matrices, which
+      are of other evaluation data than the new tasks'.
+    """
+    more = len(task_names) - len(results["task_names"])
+    if more <= 0:
+        return results
+    blank, spent = [None] * more, results["cost"]
+    return {
+        **empty(len(task_names)),
+        "task_names": [*results["task_names"], *map(str, task_names[-more:])],
+        "scalars": [*results["scalars"], *blank],
+        "seconds": [*results["seconds"], *blank],
+        "cost": {**spent, "per_task": [*spent["per_task"], *blank]},
+    }
+
+
 def finished(results: dict) -> int:
     """How many tasks have been evaluated."""
     return sum(scalars is not None for scalars in results["scalars"])
@@ -168,14 +191,19 @@ def summary(results: dict) -> dict:
 
 
 def write_results(workdir, results: dict) -> None:
-    """Write `results.json`, with the summary; a crash leaves the old or the new."""
-    path = epath.Path(workdir) / RESULTS
-    whole = plain({**results, "summary": summary(results)})
-    text = json.dumps(whole, allow_nan=False, indent=1) + "\n"
+    """Write `results.json`, with the summary, see `write`."""
+    whole = {**results, "summary": summary(results)}
+    write(epath.Path(workdir) / RESULTS, whole)
+
+
+def write(path, value) -> None:
+    """Write a value as JSON, see `plain`; a crash leaves the old file or the new."""
+    path = epath.Path(path)
+    text = json.dumps(plain(value), allow_nan=False, indent=1) + "\n"
     if "://" in os.fspath(path):
         path.write_text(text)  # a bucket replaces an object whole
         return
-    draft = path.with_name(RESULTS + ".tmp")
+    draft = path.with_name(path.name + ".tmp")
     with open(draft, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

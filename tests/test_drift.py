@@ -1,0 +1,92 @@
+"""How far embeddings moved, against float64 loops, and in cases known by hand."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxcl import drift
+
+RNG = np.random.default_rng(0)
+OLD = RNG.normal(size=(60, 6))
+NEW = OLD + 0.4 * RNG.normal(size=OLD.shape)
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def turn(seed=1, size=6):
+    return np.linalg.qr(np.random.default_rng(seed).normal(size=(size, size)))[0]
+
+
+def nearest(query, index, k, own=None):
+    found = [
+        (-float(query @ row), i)
+        for i, row in enumerate(unit(index))
+        if own is None or i != own
+    ]
+    return {i for _, i in sorted(found)[:k]}
+
+
+def share(queries, index, rows, k):
+    """Mean overlap with the old queries' neighbours in the old index."""
+    shares = []
+    for query, i in zip(unit(queries), rows, strict=True):
+        old = nearest(unit(OLD)[i], OLD, k, i)
+        shares.append(len(old & nearest(query, index, k, i)) / k)
+    return np.mean(shares)
+
+
+def test_measures_are_those_of_loops():
+    found = drift.measures(OLD, NEW, k=4)
+    a, b = unit(OLD), unit(NEW)
+    np.testing.assert_allclose(found["cosine"], np.mean(np.sum(a * b, 1)), rtol=1e-5)
+    u, _, vt = np.linalg.svd(b[::2].T @ a[::2])
+    best = u @ vt
+    np.testing.assert_allclose(found["rotation"], best, atol=1e-5)
+    aligned = np.mean(np.sum(a[1::2] * (b[1::2] @ best), 1))
+    np.testing.assert_allclose(found["aligned_cosine"], aligned, rtol=1e-5)
+    rows = range(len(OLD))
+    np.testing.assert_allclose(found["overlap"], share(NEW, NEW, rows, 4), rtol=1e-6)
+    np.testing.assert_allclose(
+        found["index_overlap"], share(NEW, OLD, rows, 4), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        found["aligned_index_overlap"], share(b[1::2] @ best, OLD, rows[1::2], 4),
+        rtol=1e-6,
+    )  # fmt: skip
+    a, b = a - a.mean(0), b - b.mean(0)
+    top = np.trace(a @ a.T @ b @ b.T)
+    want = top / np.linalg.norm(a @ a.T) / np.linalg.norm(b @ b.T)
+    np.testing.assert_allclose(found["cka"], want, rtol=1e-5)
+    assert 0.1 < found["index_overlap"] < 0.99  # neither case is trivial
+    assert found["overlap"] != found["index_overlap"]
+
+
+def test_nothing_moved():
+    found = drift.measures(OLD, 3 * OLD, k=4)  # lengths do not count
+    found.pop("rotation")
+    assert all(value == pytest.approx(1, abs=1e-5) for value in found.values())
+
+
+def test_a_turned_space_needs_turned_queries():
+    found = drift.measures(OLD, OLD @ turn(), k=4)
+    np.testing.assert_allclose(found["rotation"], turn().T, atol=1e-4)
+    for name in ("cka", "aligned_cosine", "overlap", "aligned_index_overlap"):
+        assert found[name] == pytest.approx(1, abs=1e-4), name
+    assert found["cosine"] < 0.6 and found["index_overlap"] < 0.5
+
+
+def test_the_rotation_is_judged_on_rows_that_it_was_not_fitted_to():
+    # As many features as rows to fit: these would fit perfectly, whatever they are.
+    old, new = RNG.normal(size=(2, 40, 20))
+    found = drift.measures(old, new, k=4)
+    fitted = drift.cosine(old[::2], unit(new[::2]) @ found["rotation"])
+    assert fitted > 0.5 > abs(found["aligned_cosine"]) + 0.2
+
+
+def test_measures_compile():
+    found = jax.jit(lambda a, b: drift.measures(a, b, k=4))(OLD, NEW)
+    again = drift.measures(OLD, NEW, k=4)
+    for name, value in found.items():
+        np.testing.assert_allclose(value, again[name], atol=1e-4)

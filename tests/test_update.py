@@ -1,0 +1,304 @@
+"""Updates: the next task of a finished run, judged, accepted or rolled back."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import jax
+import ml_collections
+import numpy as np
+import pytest
+import toy
+from sklearn import datasets
+
+from jaxcl import build, checkpoint, drift, finish, lineage, outcome, transfer, update
+
+PIXELS = (datasets.load_digits().images * 255 / 16).astype(np.uint8)[..., None]
+LABELS = datasets.load_digits().target.astype(np.int32)
+RUN = {
+    "data": {"name": "digits"},
+    "scenario.num_tasks": 5,
+    "epochs": 1,
+    "method.strategy": "pnr",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of five tasks, and sets of images beside it."""
+    root = tmp_path_factory.mktemp("update")
+    made = build.build(toy.config(**RUN), root / "run")
+    finish.run(made, root / "run")
+    np.savez(root / "new.npz", train_x=PIXELS[:240])
+    np.savez(
+        root / "test.npz", train_x=PIXELS[300:500], train_y=LABELS[300:500],
+        test_x=PIXELS[500:700], test_y=LABELS[500:700],
+    )  # fmt: skip
+    return root
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    """One that a test may update."""
+    shutil.copytree(run, tmp_path / "root", dirs_exist_ok=True)
+    return tmp_path / "root"
+
+
+def config(**changes):
+    made = update.defaults()
+    for path, value in {"rows": 200, "evaluators.knn.k": 5, **changes}.items():
+        section, _, name = path.rpartition(".")
+        place = made
+        for part in section.split(".") if section else ():
+            place = place[part]
+        place[name] = value
+    return made.to_dict()
+
+
+def plan(root, *, test=True, data="new.npz", **changes):
+    options = {k: changes.pop(k) for k in ("old", "join", "again") if k in changes}
+    judge = str(root / "test.npz") if test else None
+    data, given = str(root / data), config(**changes)
+    return update.plan(str(root / "run"), data, given, test=judge, **options)
+
+
+def encoder(run):
+    """What the newest checkpoint has of an encoder."""
+    own = transfer.config_of(str(run))
+    made = build.sections.encoder(
+        build.sections.Top(**{k: v for k, v in own.items() if k in FIELDS})
+    )
+    blank = np.zeros((1, 8, 8, 1), np.float32)
+    state, _ = transfer.restore(str(run), made, blank, build.sharding.mesh(1))
+    return jax.device_get((state.params, state.stats)), int(state.step)
+
+
+FIELDS = {field.name for field in build.dataclasses.fields(build.sections.Top)}
+
+
+def same(a, b):
+    return all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
+
+
+def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
+    work = plan(copy, **{"limits.accuracy_drop": 1.0})
+    before = encoder(copy / "run")
+    found = update.carry_out(work)
+    assert found["accepted"] and found["broken"] == []
+    assert lineage.current(copy / "run") == str(work.workdir) == found["run"]
+    # The run itself is as it was; the update goes on from its weights and steps.
+    assert same(encoder(copy / "run"), before)
+    (weights, steps), new = encoder(work.workdir), 240 // 48
+    assert steps == before[1] + new and not same(weights, before[0])
+    made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
+    state = toy.saved(made, work.workdir).state
+    assert int(state.task) == 5 and int(state.task_steps) == new
+    # PNR's teacher is the network that the run ended with.
+    teacher = jax.device_get(state.extra.teacher["encoder"])
+    assert same(teacher, before[0][0]["encoder"])
+    results = outcome.read_results(work.workdir)
+    assert results["task_names"][-1] == "new" and len(results["task_names"]) == 6
+    assert results["cost"]["per_task"][-1]["steps"] == new
+    # What was said is what separate measurements say.
+    (name,) = found["accuracy"]
+    for when, where in (("before", copy / "run"), ("after", work.workdir)):
+        judged = ml_collections.ConfigDict({**work.judge, "checkpoint": str(where)})
+        again = finish.run(build.build(judged, copy / when), copy / when)
+        want = again["matrices"][name][0][0]
+        assert found["accuracy"][name][when] == want
+    change = found["accuracy"][name]
+    assert change["change"] == change["after"] - change["before"]
+    rows = np.sort(np.random.default_rng(0).permutation(1438)[:200])
+    old, fresh = (
+        build.embedder(ml_collections.ConfigDict({**work.old, "checkpoint": str(x)}))[1]
+        for x in (copy / "run", work.workdir)
+    )
+    moved = drift.measures(old(rows), fresh(rows), k=10)
+    turn = np.load(work.workdir / "rotation.npy")
+    np.testing.assert_array_equal(turn, moved.pop("rotation"))
+    assert found["drift"] == outcome.plain(moved) | {"rows": 200}
+    assert found["index"] == update.index_verdict(found["drift"], 0.9)
+
+    # The same command finds it done; other data go on from it.
+    again = plan(copy, **{"limits.accuracy_drop": 1.0})
+    assert again.workdir == work.workdir and lineage.read(again.workdir) == json.loads(
+        json.dumps(found)
+    )
+    other = plan(copy, **{"limits.accuracy_drop": 1.0}, again=True)
+    assert other.workdir.name == "0002" and other.parent == str(work.workdir)
+    assert other.config["scenario"]["num_tasks"] == 7
+
+
+@pytest.mark.slow
+def test_updates_go_on_from_each_other(copy):
+    for number, (limit, current) in enumerate([(1.0, 1), (-2.0, 1), (1.0, 3)], 1):
+        work = plan(copy, again=True, **{"limits.accuracy_drop": limit})
+        assert work.workdir.name == f"{number:04d}"
+        update.carry_out(work)
+        assert lineage.current(copy / "run").endswith(f"updates/{current:04d}")
+    # The second, rolled back, left no trace in the third.
+    assert encoder(work.workdir)[1] == encoder(copy / "run")[1] + 2 * (240 // 48)
+
+
+def test_the_command_rolls_back_and_resumes(copy):
+    command = [
+        sys.executable, "-m", "jaxcl.update", f"--run={copy / 'run'}",
+        f"--data={copy / 'new.npz'}", f"--test={copy / 'test.npz'}",
+        "--config.rows=100", "--config.limits.accuracy=1.1",
+        "--config.train.optimizer.lr=0.1", "--config.train.epochs=2",
+    ]  # fmt: skip
+    # What a stop amid the new task leaves: a claimed directory, no verdict.
+    work = plan(
+        copy, rows=100,
+        **{"limits.accuracy": 1.1, "train.optimizer.lr": 0.1, "train.epochs": 2},
+    )  # fmt: skip
+    build.build(ml_collections.ConfigDict(work.config), work.workdir)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == update.ROLLED_BACK, done.stderr
+    assert "limit broken: knn/class_incremental is 0." in done.stdout
+    assert done.stdout.strip().endswith(f"rolled back: {work.workdir}")
+    found = lineage.read(work.workdir)
+    assert not found["accepted"] and found["cost"]["steps"] == 2 * (240 // 48)
+    assert lineage.current(copy / "run") == str(copy / "run")
+    assert not (work.workdir / "checkpoints").exists()
+    assert len(lineage.updates(copy / "run")) == 1
+
+
+def test_an_unfinished_update_is_not_mixed_with_another(copy):
+    work = plan(copy)
+    build.build(ml_collections.ConfigDict(work.config), work.workdir)
+    np.savez(copy / "more.npz", train_x=PIXELS[240:360])
+    other = plan(copy, data="more.npz")
+    assert other.workdir == work.workdir
+    with pytest.raises(ValueError, match=r"another config.*data\.path.*more\.npz"):
+        update.carry_out(other)
+
+
+def test_a_joined_update_reads_old_images_as_earlier_ones(copy):
+    work = plan(copy, join=True)
+    made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
+    *before, task = made.stream.tasks
+    assert len(before) == 5 and task.name == "new"
+    images = made.stream.dataset.train.images
+    np.testing.assert_array_equal(images[task.train.rows], PIXELS[:240])
+    assert len(task.earlier) == 1438
+    assert not set(task.earlier) & set(task.train.rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": "none.npz"}, r"config\.data: there is nothing at '.*none\.npz'"),
+        ({"rows": 20}, r"config\.rows=20: must be above 2 config\.neighbours = 20"),
+        ({"neighbours": 0}, r"config\.neighbours=0: must be from 1"),
+        ({"index": 1.5}, r"config\.index=1\.5: must be from 0 to 1"),
+        ({"limits.index": "best"}, r"config\.limits\.index='best': must be None, 'kee"),
+        ({"limits.acuracy": 1.0}, r"config\.limits\.acuracy: no such option; did you"),
+        ({"limits.accuracy": 0.5, "test": False}, r"accuracy=0\.5: nothing measures"),
+        ({"train.method": {"name": "er"}}, r"config\.train\.method: is the run's"),
+        ({"old": "none"}, r"config\.old: there is nothing"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_trained(run, changes, said):
+    with pytest.raises(ValueError, match=said):
+        plan(run, **changes)
+    assert not (run / "run" / "updates").exists()
+
+
+def test_a_run_that_cannot_be_updated(run, tmp_path):
+    given = str(run / "new.npz"), config()
+    with pytest.raises(ValueError, match="no config.json that can be read"):
+        update.plan(str(tmp_path), *given)
+    own = json.loads((run / "run" / "config.json").read_text())
+    for change, said in (
+        ({"seeds": 3}, "several seeds; name the directory of one"),
+        ({}, "is not finished; let it finish first"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**own, **change}))
+        with pytest.raises(ValueError, match=said):
+            update.plan(str(tmp_path), *given)
+
+
+def test_old_data_that_are_gone(copy, capsys):
+    own = json.loads((copy / "run" / "config.json").read_text())
+    own["data"] = {"name": "npz", "path": str(copy / "gone.npz")}
+    (copy / "run" / "config.json").write_text(json.dumps(own))
+    work = plan(copy, test=False)
+    assert work.old is None
+    assert "gone.npz" in capsys.readouterr().out
+    with pytest.raises((ValueError, OSError), match=r"gone\.npz"):
+        plan(copy, **{"limits.index": "keep"})
+
+
+def test_icl_wants_the_old_images(tmp_path):
+    method = {"name": "icl", "strategy": "icl", "output_dim": 8}
+    after = {"name": "after", "num_tasks": 2, "evaluation": "none"}
+    given = {"method": method, "start": "somewhere", "scenario": after}
+    with pytest.raises(ValueError, match="somewhere.*there is no run in it"):
+        toy.job(tmp_path / "a", **given)
+    given["start"] = None
+    with pytest.raises(ValueError, match="'after'.*those of config.start"):
+        toy.job(tmp_path / "a", **given)
+    start = tmp_path / "start"
+    start.mkdir()
+    own = toy.config(method=method).to_dict()
+    (start / "config.json").write_text(json.dumps(own))
+    given["start"] = str(start)
+    with pytest.raises(ValueError, match="learns from rows of the tasks before"):
+        toy.job(tmp_path / "a", **given)
+    digits = {"name": "digits"}
+    given["data"] = {"name": "joined", "sets": [digits, digits]}
+    assert toy.job(tmp_path / "a", **given).parts(1) > 1
+    with pytest.raises(ValueError, match=r"config\.start.*config\.method"):
+        toy.job(tmp_path / "b", **{**given, "method.strategy": "pnr"} | {
+            "method": {"name": "two_view"}
+        })  # fmt: skip
+
+
+def test_a_state_of_another_shape_is_named(copy):
+    own = transfer.config_of(str(copy / "run"))
+    own["method"] = {**own["method"], "queue_size": 144}
+    (copy / "run" / "config.json").write_text(json.dumps(own))
+    work = plan(copy)
+    match = r"config\.start.*key_queue'\] of shape \(2, 96, 8\).*\(2, 144, 8\)"
+    with pytest.raises(checkpoint.CheckpointError, match=match):
+        update.carry_out(work)
+
+
+MOVED = {"index_overlap": 0.85, "aligned_index_overlap": 0.95, "overlap": 0.7}
+
+
+def test_the_verdict_on_an_index():
+    assert update.index_verdict(None, 0.9) == "unknown"
+    assert update.index_verdict(MOVED, 0.8) == "keep"
+    assert update.index_verdict(MOVED, 0.85) == "keep"
+    assert update.index_verdict(MOVED, 0.9) == "rotate"
+    assert update.index_verdict(MOVED, 0.96) == "rebuild"
+
+
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [
+        ({}, 1),
+        ({"accuracy_drop": 0.05}, 0),
+        ({"accuracy_drop": None}, 0),
+        ({"accuracy_drop": None, "accuracy": 0.86}, 1),
+        ({"accuracy_drop": None, "accuracy": 0.85}, 0),
+        ({"accuracy_drop": 0.05, "index": "keep"}, 1),
+        ({"accuracy_drop": 0.05, "index": "rotate"}, 0),
+        ({"accuracy_drop": 0.05, "overlap": 0.71}, 1),
+        ({"accuracy_drop": 0.05, "overlap": 0.7}, 0),
+        ({"accuracy": 0.9, "index": "keep", "overlap": 0.9}, 4),
+    ],
+)
+def test_limits(limits, count):
+    accuracy = {
+        "a/all": {"before": 0.89, "after": 0.85, "change": -0.04},
+        "b/all": {"before": 0.8, "after": 0.9, "change": 0.1},
+    }
+    found = {"accuracy": accuracy, "drift": MOVED, "index": "rotate"}
+    said = update.broken(found, update.Limits(**limits))
+    assert len(said) == count
+    if not limits:
+        assert said == ["a/all lost 0.0400, allowed 0.02"]
