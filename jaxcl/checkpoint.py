@@ -8,7 +8,6 @@ later is noticed, and the checkpoint before it is used.
 
 import contextlib
 import itertools
-import os
 import re
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from jaxcl import outcome, sharding
+from jaxcl.data import places
 
 
 class Restored(NamedTuple):
@@ -74,7 +74,7 @@ class Checkpoints:
         """Args: directory, and how many of the newest checkpoints to keep."""
         path = epath.Path(directory)
         # Orbax wants it absolute, as an address in a bucket is.
-        self._directory = path if "://" in os.fspath(path) else path.resolve()
+        self._directory = path if places.in_bucket(path) else path.resolve()
         training = ocp.training
         self._checkpointer = training.Checkpointer(
             self._directory,

@@ -8,6 +8,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import cost, metrics
+from jaxcl.data import places
 
 RESULTS = "results.json"
 
@@ -200,7 +201,7 @@ def write(path, value) -> None:
     """Write a value as JSON, see `plain`; a crash leaves the old file or the new."""
     path = epath.Path(path)
     text = json.dumps(plain(value), allow_nan=False, indent=1) + "\n"
-    if "://" in os.fspath(path):
+    if places.in_bucket(path):
         path.write_text(text)  # a bucket replaces an object whole
         return
     draft = path.with_name(path.name + ".tmp")

@@ -16,6 +16,7 @@ import time
 from etils import epath
 
 from jaxcl import outcome
+from jaxcl.data import places
 
 ROWS = "metrics.jsonl"
 
@@ -42,7 +43,7 @@ class _Rows:
                 f"offset={offset}: {path} held whole rows of so many bytes when the "
                 f"checkpoint was saved; now {now}. Put it back, or use a new directory"
             )
-        self._bucket = path if "://" in os.fspath(path) else None
+        self._bucket = path if places.in_bucket(path) else None
         self._file = io.BytesIO(head) if self._bucket else open(path, "ab")
         self._file.truncate(offset)
         self._file.seek(0, io.SEEK_END)

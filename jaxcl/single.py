@@ -19,7 +19,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import sharding
-from jaxcl.data import stream
+from jaxcl.data import places, stream
 
 
 class Alone(NamedTuple):
@@ -84,7 +84,7 @@ def write(alone: Alone, task: int, accuracy: dict) -> None:
     where = path(alone, task)
     whole = {"accuracy": accuracy, "task": task, "version": version()}
     text = json.dumps(whole | {"config": alone.facts}, indent=1) + "\n"
-    if "://" in os.fspath(where):
+    if places.in_bucket(where):
         where.write_text(text)  # a bucket replaces an object whole
         return
     draft = where.with_name(f"{where.stem}.{uuid.uuid4().hex}.tmp")

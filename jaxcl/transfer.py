@@ -13,7 +13,6 @@ import dataclasses
 import importlib
 import inspect
 import json
-import os
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -26,7 +25,7 @@ from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from jaxcl import checkpoint, core, evaluators, outcome, record, seeds, sharding
-from jaxcl.data import stream
+from jaxcl.data import places, stream
 from jaxcl.nets import chain
 
 # PNR, Table 17; VICReg's as in the scripts. The table's last column has 3.0 for
@@ -148,7 +147,7 @@ def place(run: str, *, field="config.checkpoint") -> Place:
       ValueError: there are none.
     """
     path = epath.Path(run)
-    path = path if "://" in os.fspath(path) else path.resolve()
+    path = path if places.in_bucket(path) else path.resolve()
     found, together = {}, path.parent / "together"
     if not (path / "checkpoints").exists() and (together / "checkpoints").exists():
         whole = config_of(path.parent, field=field)

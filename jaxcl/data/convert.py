@@ -22,9 +22,10 @@ import zipfile
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 from PIL import Image, UnidentifiedImageError
 
-from jaxcl.data import stream
+from jaxcl.data import places, stream
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
 
@@ -71,11 +72,7 @@ def _complete(data: bytes) -> bool:
 
 def image_files(folder: str) -> list[str]:
     """Paths of all images below a folder, sorted."""
-    found = []
-    for where, _, files in os.walk(folder, followlinks=True):
-        images = (f for f in files if f.lower().endswith(EXTENSIONS) and f[0] != ".")
-        found += [os.path.join(where, file) for file in images]
-    return sorted(found)
+    return places.files(folder, EXTENSIONS)
 
 
 class Files(NamedTuple):
@@ -90,7 +87,7 @@ class Files(NamedTuple):
         """Read and decode one file."""
         name = self.name(row)
         try:
-            data = pathlib.Path(name).read_bytes()
+            data = places.read(name)
         except OSError as error:
             raise Unreadable(f"{name} cannot be read: {error}") from error
         return decode(data, name, decoder=self.decoder, channels=self.channels)
@@ -101,10 +98,10 @@ class Files(NamedTuple):
 
     def stamp(self) -> tuple[int, str]:
         """Number of files; digest of their paths, sizes and times of change."""
-        root = os.fsencode(self.root)
 
         def look(paths):
-            return [_size_and_time(os.path.join(root, path)) for path in paths]
+            found = (os.path.join(self.root, path.decode()) for path in paths)
+            return [_size_and_time(path) for path in found]
 
         paths = self.paths.tolist()
         parts = [paths[i : i + 1024] for i in range(0, len(paths), 1024)]
@@ -116,8 +113,11 @@ class Files(NamedTuple):
         return len(paths), digest.hexdigest()
 
 
-def _size_and_time(path: bytes) -> tuple[int, int]:
+def _size_and_time(path: str) -> tuple[int, int]:
     try:
+        if places.in_bucket(path):
+            found = epath.Path(path).stat()
+            return found.length, int(found.mtime)
         found = os.stat(path)
     except OSError:  # a missing file is an error when it is read
         return -1, -1
@@ -211,9 +211,10 @@ def read_npz(path: str, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
     W, C) of K; K__sha256 of K's bytes. A strip is n images on top of each other.
     """
     try:
-        if not zipfile.is_zipfile(path):
+        held = places.whole(path)
+        if not zipfile.is_zipfile(held):
             raise ValueError("no such file, or not an .npz file")
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(held, allow_pickle=False) as file:
             found = {key: file[key] for key in keys if key in file}
             packed = [key for key in keys if key + "__strips" in file]
             return found | {key: _unpack(file, key) for key in packed}
@@ -250,7 +251,7 @@ def read_entry(directory: str, entry: dict) -> np.ndarray:
     """An array of a directory, whole, compared with its digest where it has one."""
     path = os.path.join(directory, entry["file"])
     try:
-        array = np.load(path, allow_pickle=False)
+        array = np.load(places.whole(path), allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if "sha256" in entry and sha256(array) != entry["sha256"]:

@@ -17,6 +17,7 @@ from jaxcl.data import (
     graph_files,
     graph_toys,
     lists,
+    places,
     prefetch,
     splits,
     stream,
@@ -139,8 +140,7 @@ def arrays(
     """
     meta_path = os.path.join(path, "meta.json")
     try:
-        with open(meta_path, encoding="utf-8") as file:
-            meta = json.load(file)
+        meta = json.loads(places.read(meta_path))
         found = meta["splits"]
         names = [tuple(meta.get(key, ())) for key in ("class_names", "domain_names")]
         parts = {split: _array_split(path, found[split], resident) for split in found}
@@ -171,7 +171,12 @@ def _array_split(path, entries, resident) -> stream.Examples:
     )
     file = os.path.join(path, entries["images"]["file"])
     if resident is None:
-        resident = os.path.getsize(file) < MAPPED_BYTES
+        resident = places.size(file) < MAPPED_BYTES
+    if not resident and places.in_bucket(file):
+        raise ValueError(
+            f"{file}: rows of a file in a bucket cannot be read one by one; copy the "
+            "directory to a disk, or give resident=True"
+        )
     if resident:
         images = convert.read_entry(path, entries["images"])
         return _examples(file, images, label, domain)
@@ -217,8 +222,8 @@ def image_folder(
     """
     wanted = None if classes is None else convert.class_list(classes)
     decoder = prefetch.choose_decoder(decoder)
-    held = [x for x in ("val", "test") if os.path.isdir(os.path.join(path, x))]
-    inner = "train" if os.path.isdir(os.path.join(path, "train")) else ""
+    held = [x for x in ("val", "test") if places.is_folder(os.path.join(path, x))]
+    inner = "train" if places.is_folder(os.path.join(path, "train")) else ""
     names, label, files = scan(path, inner, wanted)
 
     def examples(label, files):
@@ -226,7 +231,7 @@ def image_folder(
 
     whole, name = examples(label, files), os.path.basename(os.path.abspath(path))
     if names and inner:
-        held = [x for x in held if folders(os.path.join(path, x))]
+        held = [x for x in held if places.folders(os.path.join(path, x))]
     if inner and held:
         parts = [examples(*scan(path, x, names, wanted is None)[1:]) for x in held]
         validation_part = parts[0] if len(parts) == 2 else None
@@ -251,21 +256,16 @@ def from_files(path, label, files, *, decoder, channels=3) -> stream.Examples:
     return stream.Examples(label, np.zeros_like(label), load=load)
 
 
-def folders(path: str) -> list[str]:
-    """Names of the folders in a folder, sorted."""
-    with os.scandir(path) as entries:
-        return sorted(x.name for x in entries if x.is_dir() and x.name[0] != ".")
-
-
 def scan(path, inner, wanted, only=False):
     """Class names, labels and files (relative to `path`) below path/inner."""
-    folder = os.path.join(path, inner)
-    if not os.path.isdir(folder):
+    start = path if places.in_bucket(path) else os.path.normpath(path)
+    folder = os.path.join(start, inner) if inner else start
+    if not places.is_folder(folder):
         raise ValueError(
             f"path = {folder!r}: no such directory; expected train/CLASS/* and val/ or "
             "test/, or CLASS/*, or images"
         )
-    names, files, label = folders(folder), [], []
+    names, files, label = places.folders(folder), [], []
     if wanted:
         missing, extra = sorted({*wanted} - {*names}), sorted({*names} - {*wanted})
         if missing or (only and extra):
@@ -279,7 +279,8 @@ def scan(path, inner, wanted, only=False):
             what = f"class {name!r} has no images" if name else "no images"
             where = os.path.join(folder, name)
             raise ValueError(f"{where}: {what}, looked for {convert.EXTENSIONS}")
-        files += [os.path.relpath(file, path).encode() for file in found]
+        # Not os.path.relpath, which takes an address for a path.
+        files += [file[len(start) :].lstrip("/").encode() for file in found]
         label += [number if names else -1] * len(found)
     return tuple(names), label, files
 

@@ -2,7 +2,7 @@
 
 import os
 
-from jaxcl.data import convert, prefetch, splits, stream
+from jaxcl.data import convert, places, prefetch, splits, stream
 
 ANNOTATIONS = "val_annotations.txt"
 
@@ -50,7 +50,7 @@ def tiny_imagenet(
     wanted = convert.class_list(file)
     decoder = prefetch.choose_decoder(decoder)
     names, *train = sources.scan(path, "train", wanted, only=classes is None)
-    known = sources.folders(os.path.join(path, "train"))
+    known = places.folders(os.path.join(path, "train"))
     if convert.image_files(os.path.join(path, "val", "images")):
         test = _annotated(path, names, known)
     else:
@@ -70,7 +70,7 @@ def _sorted(path, names, known) -> tuple[list[int], list[bytes]]:
     from jaxcl.data import sources
 
     where = os.path.join(path, "val")
-    found = {*sources.folders(where)} - {"images"}  # which sorting leaves, empty
+    found = {*places.folders(where)} - {"images"}  # which sorting leaves, empty
     if not found:
         raise ValueError(
             f"{where}: expected images/* and {ANNOTATIONS}, or folders WNID/*"
