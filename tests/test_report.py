@@ -1,0 +1,907 @@
+"""A page of runs: its numbers by hand, what it refuses, and a browser that opens it."""
+
+import base64
+import hashlib
+import html.parser
+import io
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import toy
+from PIL import Image
+from scipy import stats
+
+from jaxcl import (
+    compare,
+    cost,
+    finish,
+    outcome,
+    report,
+    report_charts,
+    report_numbers,
+)
+
+ROOT = pathlib.Path(__file__).parents[1]
+KNN = "knn/class_incremental"
+UNIX = 1_800_000_000.0  # 2027-01-15 08:00
+EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)>\"' onload=y&amp;"
+ER = ([[0.8, 0.2], [0.4, 0.6]], [[0.9, 0.1], [0.2, 0.6]], [[0.9, 0.3], [0.8, 0.9]])
+ACE = ([[0.7, 0.1], [0.6, 0.8]], [[0.8, 0.1], [0.6, 0.6]])
+VOID = {"meta", "img", "link", "br"}
+
+
+# Runs as they are left
+
+
+def leave(
+    folder, matrix, *, seed=0, name=KNN, config=None, rows=None, lengths=None,
+    size=None, scalars=None, seconds=10.0, flops=100, names=None, **more,
+):  # fmt: skip
+    """A run after as many tasks as the matrix has rows; `more` goes to its results."""
+    folder.mkdir(parents=True)
+    size = size or (len(matrix[0]) if matrix else 2)
+    lengths = lengths or [5] * len(matrix)
+    results, logged, step = outcome.empty(size, task_names=names), [], 0
+    for task, row in enumerate(matrix):
+        found = (scalars or {}).get(task, {})
+        whole = seconds + 1.0 + 2.0 + 0.5
+        results = outcome.add(results, task, {name: row}, found, whole)
+        spent = {"train": seconds, "compile": 1.0, "evaluation": 2.0}
+        machine = {"device": "cpu", "num_devices": 2, "peak_bytes": None}
+        entry = cost.Spent(lengths[task], 50, flops, spent, machine)
+        results["cost"] = cost.add(results["cost"], task, entry)
+        step += lengths[task]
+        logged.append({"step": step, "task": task, "eval": {name: row, **found}})
+    rows = logged if rows is None else rows
+    for row in rows:
+        row.setdefault("time", {"unix": UNIX + row["step"]})
+    if rows:
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "metrics.jsonl").write_text(text)
+    whole = {"seed": seed, "name": "x", **(config or {})}
+    (folder / "config.json").write_text(json.dumps(whole))
+    outcome.write_results(folder, {**results, **more})
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for seed, matrix in enumerate(ER):
+        more = {"lengths": [5, 5], "scalars": {1: {"memory/entropy": 1.0 + seed}}}
+        leave(tmp_path / "er" / f"seed_{seed}", matrix, seed=seed, **more)
+    for seed, matrix in enumerate(ACE):
+        more = {"seconds": 20.0, "flops": 300, "config": {"lr": 0.5}}
+        more["scalars"] = {1: {"memory/entropy": 3.0 + 2 * seed}}
+        leave(tmp_path / "ace" / f"seed_{seed}", matrix, seed=seed, **more)
+    leave(tmp_path / "one", [[1.0, 0.0], [0.5, 0.5]], seed=1)
+    return tmp_path
+
+
+# Reading a page
+
+
+class Node:
+    def __init__(self, tag, attributes, parent):
+        self.tag, self.attributes, self.parent = tag, attributes, parent
+        self.children = []
+
+    def text(self):
+        parts = [c if isinstance(c, str) else c.text() for c in self.children]
+        return "".join(parts)
+
+    def all(self, tag, **wanted):
+        for child in self.children:
+            if isinstance(child, Node):
+                have = {k: child.attributes.get(k.rstrip("_")) for k in wanted}
+                if child.tag == tag and have == wanted:
+                    yield child
+                yield from child.all(tag, **wanted)
+
+    def one(self, tag, **wanted):
+        (found,) = self.all(tag, **wanted)
+        return found
+
+
+class Tree(html.parser.HTMLParser):
+    """The page as a tree; it fails where elements are not closed as they should be."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.root = self.at = Node("root", {}, None)
+        self.tags, self.given = set(), []
+        self.feed(text)
+        self.close()
+        assert self.at is self.root
+
+    def handle_starttag(self, tag, attrs):
+        assert len(dict(attrs)) == len(attrs), (tag, attrs)
+        node = Node(tag, dict(attrs), self.at)
+        self.at.children.append(node)
+        self.tags.add(tag)
+        self.given += attrs
+        if tag not in VOID:
+            self.at = node
+
+    def handle_endtag(self, tag):
+        assert self.at.tag == tag, f"</{tag}> in <{self.at.tag}>"
+        self.at = self.at.parent
+
+    def handle_data(self, data):
+        self.at.children.append(data)
+
+
+def made(*folders, out=None, **options):
+    out = out or pathlib.Path(folders[0]).parent / "page.html"
+    told = [f"--{key}={value}" for key, value in options.items()]
+    assert report.main([*map(str, folders), f"--out={out}", *told]) == 0
+    return out
+
+
+def page(*folders, **options):
+    return Tree(made(*folders, **options).read_text()).root
+
+
+def table(root, label):
+    """Row header -> {column: lines of the cell}."""
+    boxes = root.all("div")
+    (inside,) = [box for box in boxes if box.attributes.get("aria-label") == label]
+    grid = inside.one("table")
+    head = [*grid.one("thead").all("th")]
+    assert {cell.attributes["scope"] for cell in head} == {"col"}
+    titles = [
+        "".join(c if isinstance(c, str) else "" for c in th.children) for th in head
+    ]
+    found = {}
+    for row in grid.one("tbody").all("tr"):
+        name = row.one("th", scope="row").text()
+        cells = [
+            [c if isinstance(c, str) else c.text() for c in cell.children]
+            for cell in row.all("td")
+        ]
+        # Above the names of rows there may be no header.
+        found[name] = dict(zip(titles[-len(cells) :], cells, strict=True))
+    return found
+
+
+def interval(values, *, scale=100.0, form="{:.1f}"):
+    """Mean and interval as text, by scipy."""
+    values = scale * np.array(values, float)
+    mean, ends = values.mean(), "-"
+    if len(values) > 1:
+        half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+        ends = f"[{form.format(mean - half)}, {form.format(mean + half)}]"
+        ends = ends.replace("-", "−")
+    return form.format(mean).replace("-", "−"), ends
+
+
+def title_of(root):
+    return root.one("head").one("title").text()
+
+
+def measures_of(matrix):
+    a = np.array(matrix, float)
+    return {
+        "average accuracy": a[1].mean(),
+        "anytime": (a[0, 0] + a[1].mean()) / 2,
+        "forgetting": a[0, 0] - a[1, 0],
+        "stability": max(a[0, 0], a[1, 0]) - a[1, 0],
+    }
+
+
+# Numbers
+
+
+def test_means_intervals_and_paired_differences(runs):
+    found = table(page(runs / "er", runs / "ace", runs / "one"), f"measures of {KNN}")
+    each = {"er": [*map(measures_of, ER)], "ace": [*map(measures_of, ACE)]}
+    each["one"] = [measures_of([[1.0, 0.0], [0.5, 0.5]])]
+    assert list(found) == ["er", "ace", "one"]
+    assert [found[name]["seeds"] for name in found] == [["3"], ["2"], ["1"]]
+    for measure in each["er"][0]:
+        er = [one[measure] for one in each["er"]]
+        ace = [one[measure] for one in each["ace"]]
+        assert tuple(found["er"][measure]) == interval(er)
+        pairs = [a - b for a, b in zip(ace, er[:2], strict=True)]
+        delta = "Δ " + " ".join(interval(pairs, form="{:+.1f}"))
+        assert found["ace"][measure] == [*interval(ace), delta]
+        # "one" has seed 1 alone.
+        (value,) = (one[measure] for one in each["one"])
+        delta = "Δ " + " ".join(interval([value - er[1]], form="{:+.1f}"))
+        assert found["one"][measure] == [f"{100 * value:.1f}", "-", delta]
+    # By hand: 50, 40 and 85 %; t of 2 degrees of freedom is 4.303, the error 13.64.
+    assert found["er"]["average accuracy"] == ["58.3", "[−0.4, 117.0]"]
+
+
+def test_plasticity_and_the_untrained_network(tmp_path):
+    matrix = [[0.8, 0.3], [0.6, 0.7]]
+    alone = {"finetune": {KNN: [0.9, 0.75]}, "untrained": {KNN: [0.1, None]}}
+    leave(tmp_path / "a", matrix, **alone)
+    leave(tmp_path / "b", matrix)
+    root = page(tmp_path / "a", tmp_path / "b")
+    found = table(root, f"measures of {KNN}")
+    assert found["a"]["plasticity"] == ["−45.0", "-"]  # 0.3 - 0.75
+    assert found["b"]["plasticity"] == ["-"]
+    assert found["a"]["untrained"] == ["10.0", "-"]
+    assert found["b"]["untrained"] == ["-"]
+    rows = table(root, f"{KNN} of a")
+    assert list(rows) == ["untrained", "after 1", "after 2", "alone"]
+    assert rows["untrained"]["1"] == ["10.0"] and rows["untrained"]["mean"] == ["10.0"]
+    assert rows["untrained"]["2"] == ["·", "not measured"]
+    assert rows["alone"]["mean"] == ["82.5"]
+
+
+def test_accuracy_matrices_are_means_over_seeds(runs):
+    leave(runs / "gaps" / "seed_0", [[0.5, None], [0.4, 0.75]])
+    leave(runs / "gaps" / "seed_1", [[0.7, None], [None, 0.25]])
+    root = page(runs / "er", runs / "gaps")
+    mean = np.mean(ER, axis=0)
+    rows = table(root, f"{KNN} of er")
+    for i in range(2):
+        got = [rows[f"after {i + 1}"][str(j + 1)] for j in range(2)]
+        assert got == [[f"{100 * mean[i, j]:.1f}"] for j in range(2)]
+    assert rows["after 1"]["mean"] == [f"{100 * mean[0, 0]:.1f}"]
+    assert rows["after 2"]["mean"] == [f"{100 * mean[1].mean():.1f}"]
+    rows = table(root, f"{KNN} of gaps")
+    assert rows["after 1"] == {
+        "1": ["60.0"], "2": ["·", "not measured"], "mean": ["60.0"]
+    }  # fmt: skip
+    assert rows["after 2"]["1"] == ["40.0"] and rows["after 2"]["2"] == ["50.0"]
+    cells = [*root.all("td")]
+    (some,) = [c for c in cells if c.attributes.get("title") == "task 1, n = 1"]
+    assert some.text() == "40.0" and "--p:40%" in some.attributes["style"]
+    none = [c for c in cells if c.attributes.get("class") == "none"]
+    assert len(none) == 1 and "style" not in none[0].attributes
+
+
+def test_many_tasks_are_a_picture(tmp_path):
+    size = report_charts.MOST_TASKS + 1
+    matrix = np.tril(np.linspace(0, 1, size * size).reshape(size, size))
+    rows = [
+        [None if j > i else v for j, v in enumerate(r)] for i, r in enumerate(matrix)
+    ]
+    leave(tmp_path / "a", rows)
+    image = page(tmp_path / "a").one("img")
+    assert "21 rows" in image.attributes["alt"]
+    assert f"{100 * matrix[-1].mean():.1f} %" in image.attributes["alt"]
+    kind, _, data = image.attributes["src"].partition(",")
+    assert kind == "data:image/png;base64"
+    pixels = np.array(Image.open(io.BytesIO(base64.b64decode(data))))
+    assert pixels.shape == (size, size, 4)
+    below = np.tri(size, dtype=bool)
+    np.testing.assert_array_equal(
+        pixels[..., 3][below], np.round(255 * matrix[below]).astype(np.uint8)
+    )
+    assert (pixels[~below] == (128, 128, 128, 110)).all()
+
+
+def test_cost_is_beside_accuracy(runs):
+    found = table(page(runs / "er", runs / "ace"), "cost")
+    assert found["ace"] == {
+        KNN: ["65.0"], "training (s)": ["40.0"], "compiling (s)": ["2.0"],
+        "evaluation (s)": ["4.0"], "rest (s)": ["1.0"], "steps": ["10"],
+        "images": ["100"], "FLOPs": ["3 k"], "ms/step": ["4,000"],
+    }  # fmt: skip
+    assert found["er"]["training (s)"] == ["20.0"] and found["er"]["FLOPs"] == ["1 k"]
+
+
+def test_accuracy_against_time_lies_where_it_should(runs):
+    root = page(runs / "er", runs / "ace", runs / "one")
+    (chart,) = [
+        svg for svg in root.all("svg")
+        if svg.attributes.get("aria-label", "").startswith("average accuracy (%) aga")
+    ]  # fmt: skip
+    marks = {}
+    for group in chart.all("g"):
+        of = group.one("title").text().partition(":")[0]
+        move = group.one("path", class_="m").attributes["d"]
+        marks[of] = [float(x) for x in re.match(r"M(\S+) ([\d.]+)", move).groups()]
+    assert group.one("title").text() == "one: 50.0 % in 20 s"
+    assert marks["er"][0] == marks["one"][0] < marks["ace"][0]
+    assert marks["ace"][1] < marks["er"][1] < marks["one"][1]
+    # One seed has no interval.
+    assert len([*chart.all("path", class_="e")]) == 2
+
+
+def test_scalars_have_differences_and_families_are_folded(runs):
+    many = {f"memory/class_{i}": 0.1 * i for i in range(4)}
+    leave(runs / "many", ER[0], scalars={1: {"memory/entropy": 9.0, **many}})
+    root = page(runs / "er", runs / "ace", runs / "many")
+    tables = [*root.one("section", id="scalars").all("table")]
+    assert len(tables) == 2 and tables[0].text().count("memory/class") == 0
+    fold = root.one("section", id="scalars").one("details")
+    assert fold.one("summary").text() == "memory/class_# (4 scalars)"
+    row = [*tables[0].one("tbody").all("tr")][0]
+    er, ace, other = (
+        [c if isinstance(c, str) else c.text() for c in cell.children]
+        for cell in row.all("td")
+    )
+    mean, ends = interval([1.0, 2.0, 3.0], scale=1, form="{:.4g}")
+    assert er[0] == mean == "2" and ends == "[−0.4841, 4.484]" == er[1]
+    # Seeds 0 and 1 are in both: 2 and 3.
+    low, high = stats.t.interval(0.95, 1, loc=2.5, scale=0.5)
+    assert ace[0] == "4" and ace[2] == f"Δ +2.500 [−{-low:.3f}, +{high:.3f}]"
+    assert other == ["9", "-", "Δ +8 -"]
+    assert [*tables[1].one("tbody").all("tr")][2].text().startswith("memory/class_2--")
+
+
+# Which seeds and tasks count
+
+
+def test_seeds_that_are_behind_are_left_out_and_named(runs):
+    leave(runs / "er" / "seed_7", [[0.1, 0.1]], size=2)
+    root = page(runs / "er", runs / "ace")
+    assert (
+        "er: left out, since others have come further: seed 7 (1 of 2)." in root.text()
+    )
+    assert table(root, f"measures of {KNN}")["er"]["seeds"] == ["3"]
+
+
+def test_a_run_that_goes_on_is_not_set_against_one_that_is_over(runs):
+    leave(runs / "part", [[0.9, 0.1]], size=2)
+    leave(runs / "same", [[0.7, 0.1]], size=2)
+    root = page(runs / "er", runs / "part")
+    assert "part: 1 of 2 tasks are finished" in root.text()
+    found = table(root, f"measures of {KNN}")["part"]
+    assert found["average accuracy"] == ["90.0", "-", "Δ -"]
+    assert found["forgetting"] == ["-"] or found["forgetting"][0] == "-"
+    found = table(page(runs / "part", runs / "same"), f"measures of {KNN}")["same"]
+    assert found["average accuracy"] == ["70.0", "-", "Δ −20.0 -"]
+
+
+def test_runs_without_tasks_rows_or_the_same_evaluators(runs):
+    leave(runs / "nothing", [], size=3)
+    leave(runs / "silent", ER[0], rows=[])
+    leave(runs / "svm", ER[0], name="svm/x")
+    root = page(*(runs / name for name in ("svm", "nothing", "silent", "er")))
+    text = root.text()
+    assert "nothing: no task is finished yet." in text
+    assert "nothing: there is no metrics.jsonl, so no curves." in text
+    assert "silent: there is no metrics.jsonl, so no curves." in text
+    assert "Not measured by svm, nothing." in text
+    assert "Not measured by nothing, silent, er." in text
+    knn = table(root, f"measures of {KNN}")
+    # The first run has no such evaluator, so there is nothing to compare with.
+    assert list(knn) == ["silent", "er"] and len(knn["er"]["anytime"]) == 2
+    (row,) = [r for n, r in table(root, "cost").items() if n == "nothing"]
+    assert row["training (s)"] == ["-"] and row[KNN] == ["-"]
+    alone = page(runs / "nothing").text()
+    assert "No evaluator of these runs left an accuracy matrix" in alone
+    assert "No curves: there are no logged steps" in alone
+
+
+def test_a_transfer_run_says_what_it_judged(tmp_path):
+    folder = leave(tmp_path / "transfer", [[0.4]], names=["joint"])
+    results = outcome.read_results(folder)
+    source = {"path": "runs/pnr", "number": 48, "step": 44, "checksum": 5}
+    blank = {"cost": cost.empty(1), "checkpoint": source}
+    outcome.write_results(folder, {**results, **blank})
+    root = page(folder)
+    row = table(root, "runs")["transfer"]
+    assert row["encoder judged"] == ["runs/pnr (step 44, checksum 5)"]
+    assert row["device"] == ["-"]
+    assert (
+        table(root, f"measures of {KNN}")["transfer"]["average accuracy"][0] == "40.0"
+    )
+    assert set(table(root, "cost")["transfer"]["steps"]) == {"-"}
+
+
+def test_header_and_title(runs):
+    root = page(runs / "er", title="Two & more")
+    assert title_of(root) == root.one("h1").text() == "Two & more"
+    row = table(root, "runs")["er"]
+    assert row["seeds"] == ["3: 0–2"] and row["tasks"] == ["2 of 2"]
+    assert row["results of"] == ["2027-01-15 08:00 UTC"]
+    assert row["device"] == ["2 x cpu"]
+    assert "page made by jaxcl" in root.one("header").text()
+    for path in (runs / "er").glob("*/metrics.jsonl"):
+        path.unlink()
+        os.utime(path.with_name("results.json"), (0, 86_400))
+    assert table(page(runs / "er"), "runs")["er"]["results of"] == [
+        "1970-01-02 00:00 UTC"
+    ]
+    root = page(runs / "er", runs / "ace")
+    assert root.one("h1").text() == "er, ace"
+
+
+def test_names_tell_directories_apart(tmp_path, monkeypatch):
+    leave(tmp_path / "a" / "x", ER[0])
+    leave(tmp_path / "b" / "x", ER[1])
+    leave(tmp_path / "y", ER[2])
+    folders = [tmp_path / "a" / "x", tmp_path / "b" / "x", tmp_path / "y"]
+    assert [*table(page(*folders), "runs")] == ["a/x", "b/x", "y"]
+    monkeypatch.chdir(tmp_path / "y")
+    assert [*table(page(".", folders[0], out=tmp_path / "z.html"), "runs")] == [
+        "y",
+        "x",
+    ]
+
+
+# Curves
+
+
+def loaded(folder, name="run"):
+    return report.load(folder, name)
+
+
+def test_a_curve_is_that_of_compare_with_an_interval(runs):
+    for seed, path in enumerate(sorted((runs / "er").iterdir())):
+        middle = {"step": 7, "task": 1, "eval": {KNN: [0.5 + 0.1 * seed, 0.1]}}
+        first = {"step": 0, "task": 0, "eval": {KNN: [0.1, 0.1]}}
+        text = (path / "metrics.jsonl").read_text()
+        (path / "metrics.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in (first, middle)) + text
+        )
+    run = loaded(runs / "er")
+    curve = report_numbers.curves(run)["accuracy", KNN]
+    steps, mean, error = compare.curve(run.run, KNN)
+    np.testing.assert_array_equal(curve.x, [5, 7, 10])
+    np.testing.assert_array_equal(curve.x, steps)
+    np.testing.assert_allclose(curve.mean, mean)
+    quantile = stats.t.ppf(0.975, 2)
+    np.testing.assert_allclose(curve.high - curve.mean, quantile * error)
+    np.testing.assert_allclose(curve.mean - curve.low, quantile * error)
+    assert curve.task.tolist() == [0, 1, 1] and curve.seeds == 3
+
+
+def test_seeds_whose_tasks_end_elsewhere_are_aligned_by_task(tmp_path):
+    for seed, lengths in enumerate(([4, 6], [8, 3])):
+        begin, end = lengths[0], sum(lengths)
+        rows = [
+            {"step": begin, "task": 0, "eval": {"s": 1.0 + seed}},
+            {"step": begin + 2, "task": 1, "eval": {"s": 3.0 + seed}},
+            {"step": begin + 3, "task": 1, "eval": {"s": 50.0}},
+            {"step": begin + 5, "task": 1, "eval": {"s": 60.0}},
+            {"step": end, "task": 1, "eval": {"s": 5.0 + seed}},
+        ]
+        rows = [row for row in rows if row["step"] != end or row["eval"]["s"] < 10]
+        rows = [row for row in rows if row["step"] <= end]
+        folder = tmp_path / "a" / f"seed_{seed}"
+        leave(folder, ER[seed], lengths=lengths, rows=rows, seed=seed)
+    curve = report_numbers.curves(loaded(tmp_path / "a"))["scalar", "s"]
+    # Task 0 ends after 6 steps in the mean, the run after 10.5; step 3 of task 1 is
+    # the end of one seed's and not of the other's, step 5 is met by one alone.
+    np.testing.assert_array_equal(curve.x, [6.0, 8.0, 10.5])
+    np.testing.assert_array_equal(curve.mean, [1.5, 3.5, 5.5])
+    assert report_numbers.common_ends([loaded(tmp_path / "a")]) is None
+
+
+def test_training_rows_at_round_steps_of_the_run_meet_all_the_same(tmp_path):
+    for seed, lengths in enumerate(([43, 60], [57, 60])):
+        rows = [
+            {"step": step, "task": int(step > lengths[0]), "loss": float(step + seed)}
+            for step in range(20, sum(lengths) + 1, 20)
+        ]
+        folder = tmp_path / "a" / f"seed_{seed}"
+        leave(folder, ER[seed], lengths=lengths, rows=rows, seed=seed)
+    curve = report_numbers.curves(loaded(tmp_path / "a"))["training", "loss"]
+    # Task 1: steps 60, 80, 100 of the first seed, 60, 80, 100 of the other.
+    assert curve.task.tolist() == [0, 0, 1, 1, 1] and curve.every == 1
+    np.testing.assert_array_equal(curve.x, [20, 40, 60, 80, 100])
+    np.testing.assert_array_equal(curve.mean, curve.x + 0.5)
+    assert np.isnan(curve.low).all()
+
+
+def test_long_curves_are_means_of_stretches_or_every_nth(tmp_path):
+    values = np.random.default_rng(0).normal(size=(2, 3000))
+    rows = [
+        {"step": 3000 * task + i + 1, "task": task, "loss": values[task, i],
+         "lr": 0.1 / (i + 1), "eval": {"s": values[task, i]}}
+        for task in range(2) for i in range(3000)
+    ]  # fmt: skip
+    leave(tmp_path / "a", ER[0], lengths=[3000, 3000], rows=rows)
+    found = report_numbers.curves(loaded(tmp_path / "a"))
+    loss = found["training", "loss"]
+    assert loss.every == 40 and len(loss.x) == 150
+    np.testing.assert_allclose(loss.mean, values.reshape(150, 40).mean(axis=1))
+    np.testing.assert_allclose(loss.x, np.arange(1, 6001).reshape(150, 40).mean(axis=1))
+    thin = report_numbers.thin(found["scalar", "s"])
+    assert thin.every == 40 and {3000, 6000} <= set(thin.x) and len(thin.x) == 152
+    np.testing.assert_array_equal(thin.mean, values.reshape(-1)[thin.x.astype(int) - 1])
+    root = page(tmp_path / "a")
+    notes = [caption.text() for caption in root.all("figcaption")]
+    assert "loss; means of 40" in notes and "s; every 40th" in notes
+    assert any("logarithmic" in n for n in notes if n.startswith("lr")) is False
+
+
+def test_the_line_goes_through_the_numbers(runs):
+    root = page(runs / "er", runs / "ace")
+    (chart,) = [
+        svg for svg in root.all("svg")
+        if svg.attributes.get("aria-label", "").startswith("average accuracy over")
+    ]  # fmt: skip
+    assert "er ends at 58.33; ace ends at 65" in chart.attributes["aria-label"]
+    want = {"er": np.mean(ER, axis=0), "ace": np.mean(ACE, axis=0)}
+    axes = []
+    for key in ("data-x", "data-y"):
+        start, end, low, high, log = map(float, chart.attributes[key].split())
+        assert not log
+        axes.append(lambda at, s=start, e=end, lo=low, hi=high: (
+            lo + (at - s) / (e - s) * (hi - lo)
+        ))  # fmt: skip
+    seen = set()
+    for path in chart.all("path", class_="l"):
+        name = path.attributes["data-name"]
+        pairs = re.findall(r"([\d.]+) ([\d.]+)", path.attributes["d"])
+        x, y = np.array(pairs, float).T
+        np.testing.assert_allclose(axes[0](x), [5, 10], atol=0.01)
+        ends = 100 * np.array([want[name][0, 0], want[name][1].mean()])
+        np.testing.assert_allclose(axes[1](y), ends, atol=0.02)
+        seen.add(name)
+    assert seen == set(want)
+    # The second task is shaded: x of step 5 to x of step 10.
+    rect = chart.one("rect", class_="task").attributes
+    left, width = float(rect["x"]), float(rect["width"])
+    np.testing.assert_allclose(
+        [axes[0](left), axes[0](left + width)], [5, 10], atol=0.1
+    )
+    assert len([*chart.all("path", class_="b")]) == 2
+
+
+def test_ticks_are_round_and_within():
+    assert report_charts.ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    np.testing.assert_allclose(report_charts.ticks(41.2, 43.9, 4), [42, 43])
+    np.testing.assert_allclose(
+        report_charts.ticks(-0.13, 0.12, 5), [-0.1, -0.05, 0, 0.05, 0.1]
+    )
+    np.testing.assert_allclose(
+        report_charts.ticks(1e-4, 10, log=True), 10.0 ** np.arange(-4, 2)
+    )
+    assert report_charts.ticks(20, 250, log=True) == [20, 50, 100, 200]
+    for low, high in ((3.0, 3.0000001), (-5e8, 7e9), (1e-7, 2e-7)):
+        found = report_charts.ticks(low, high)
+        assert 2 <= len(found) <= 8 and min(found) >= low - 1e-9 * abs(low)
+
+
+def test_seeds_side_by_side_share_a_file(tmp_path):
+    for seed, matrix in enumerate(ER[:2]):
+        leave(tmp_path / "a" / f"seed_{seed}", matrix, rows=[], seed=seed)
+    rows = [{"step": 2, "task": 0, "loss": 7.0, "time": {}}]
+    rows += [{"step": 4, "task": 0, "loss": 6.0, "time": {}}]
+    for task in range(2):
+        found = {
+            f"knn/seed_{seed}/class_incremental": ER[seed][task] for seed in range(2)
+        }
+        rows.append({"step": 5 * task + 5, "task": task, "eval": found, "time": {}})
+    (tmp_path / "a" / "together").mkdir()
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "a" / "together" / "metrics.jsonl").write_text(text)
+    found = report_numbers.curves(loaded(tmp_path / "a"))
+    assert set(found) == {("accuracy", KNN), ("training", "loss")}
+    np.testing.assert_allclose(found["accuracy", KNN].mean, [0.85, 0.45])
+    assert found["accuracy", KNN].seeds == 2 and found["training", "loss"].seeds == 1
+    assert "a: its seeds ran side by side" in page(tmp_path / "a").text()
+
+
+# Configs, convergence
+
+
+def test_fields_that_differ(tmp_path):
+    ours = {"method": {"name": "er", "w": None}, "lr": 0.1, "t": [1, 2], "e": {}}
+    theirs = {"method": {"name": "ace"}, "lr": 0.1, "t": [1, 2], "e": {"knn": {}}}
+    leave(tmp_path / "a", ER[0], config=ours)
+    leave(tmp_path / "b", ER[0], config=theirs, seed=1)
+    root = page(tmp_path / "a", tmp_path / "b")
+    assert table(root, "fields that differ") == {
+        "e": {"a": ["{}"], "b": ["not set"]},
+        "e.knn": {"a": ["not set"], "b": ["{}"]},
+        "method.name": {"a": ['"er"'], "b": ['"ace"']},
+        "method.w": {"a": ["null"], "b": ["not set"]},
+        "seed": {"a": ["0"], "b": ["1"]},
+    }
+    whole = [pre.text() for pre in root.all("pre")]
+    assert json.loads(whole[0]) == {"seed": 0, "name": "x", **ours}
+    same = page(tmp_path / "a").one("section", id="configs")
+    assert not [*same.all("table")]
+
+
+def test_convergence_is_a_mean_over_seeds(tmp_path):
+    for seed, number in enumerate((30, 36)):
+        best = {"number": number, "loss": 1.5, "seconds": 8.0, "passes": 100.0}
+        pair = {"best": best, "last": {**best, "number": 80 + seed}}
+        leave(
+            tmp_path / "a" / f"seed_{seed}", ER[seed], names=["old", "new"],
+            convergence={"1": pair},
+        )  # fmt: skip
+    found = table(page(tmp_path / "a"), "convergence")["a"]
+    low, high = stats.t.interval(0.95, 1, loc=33, scale=3)
+    assert found["task"] == ["new"]
+    assert found["best epoch"] == ["33", f"[−{-low:.3f}, {high:.2f}]"]
+    assert found["last epoch"][0] == "80.50"
+    assert found["loss at best"] == ["1.500", "[1.500, 1.500]"]
+
+
+# Safety
+
+
+ALLOWED = set(
+    "html head meta title style body header main section nav h1 h2 h3 p a table thead "
+    "tbody tr th td caption small span ul li div figure figcaption b svg g path rect "
+    "line text details summary pre code script img".split()
+)
+
+
+def check_harmless(path):
+    tree = Tree(path.read_text())
+    assert tree.tags <= ALLOWED
+    assert len([*tree.root.all("script")]) == 1
+    assert not [key for key, _ in tree.given if key.startswith("on")]
+    loads = [value for key, value in tree.given if key in ("src", "href", "srcset")]
+    assert all(value.startswith(("#", "data:image/png")) for value in loads)
+    text = path.read_text()
+    assert "://" not in text and "url(" not in text and "@import" not in text
+    script = tree.root.one("script").text()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = [
+        meta.attributes["content"] for meta in tree.root.all("meta")
+        if "http-equiv" in meta.attributes
+    ]  # fmt: skip
+    assert "default-src 'none'" in policy and f"script-src 'sha256-{digest}';" in policy
+    return tree.root
+
+
+def evil(tmp_path):
+    """Runs where every name that a file may hold is markup."""
+    short = EVIL.replace("/", "")  # a directory has no slash
+    rows = [
+        {"step": step, "task": 0, EVIL: 1.0 * step, "eval": {EVIL: 0.5 * step}}
+        for step in (1, 2, 3)
+    ]
+    source = {"path": EVIL, "step": EVIL, "checksum": EVIL}
+    best = {"number": 1, "loss": 1.0, "seconds": 1.0, "passes": 1.0}
+    more = {"checkpoint": source, "convergence": {"0": {"best": best, "last": best}}}
+    more["untrained"] = {EVIL: [0.5, 0.5]}
+    folders = []
+    for number in range(2):
+        folder = leave(
+            tmp_path / str(number) / short, ER[0], name=EVIL, rows=rows,
+            names=[EVIL, "\ud800"], scalars={1: {EVIL: 1.0}},
+            config={EVIL: {EVIL: f"{EVIL}{number}"}}, **more,
+        )  # fmt: skip
+        results = outcome.read_results(folder)
+        results["cost"] |= {"device": EVIL, "jax": EVIL}
+        outcome.write_results(folder, results)
+        folders.append(folder)
+    return folders
+
+
+def test_nothing_that_comes_from_files_becomes_markup(tmp_path):
+    path = made(*evil(tmp_path), out=tmp_path / "page.html", title=EVIL)
+    root = check_harmless(path)
+    assert root.one("h1").text() == title_of(root) == EVIL
+    assert root.text().count("<script>alert('x')</script>") > 20
+    assert f"measures of {EVIL}" in {
+        n.attributes.get("aria-label") for n in root.all("div")
+    }
+
+
+def test_the_page_loads_nothing_and_stays_small(tmp_path):
+    rng = np.random.default_rng(0)
+    folders = []
+    for number in range(4):
+        for seed in range(2):
+            rows = [
+                {"step": i + 1, "task": i // 500, "loss": rng.normal(), "lr": 0.1,
+                 "grad_norm": rng.normal(),
+                 "eval": {KNN: rng.random(3).tolist(), "knn/accuracy": rng.random()}}
+                for i in range(1500)
+            ]  # fmt: skip
+            leave(
+                tmp_path / f"run_{number}" / f"seed_{seed}",
+                rng.random((3, 3)).tolist(),
+                rows=rows, lengths=[500] * 3, seed=seed,
+            )  # fmt: skip
+        folders.append(tmp_path / f"run_{number}")
+    path = made(*folders)
+    check_harmless(path)
+    assert path.stat().st_size < 150_000
+
+
+def test_runs_differ_in_colour_and_in_marker_or_dash():
+    seen = set()
+    for style in range(2 * report_charts.COLOURS):
+        drawn = report_charts.swatch(style)
+        mark, dash = re.search(r'd="(M11[^"]*)"', drawn)[1], "dasharray" in drawn
+        assert f"c{style % report_charts.COLOURS}" in drawn
+        seen.add((mark, dash))
+    assert len(seen) >= 10  # 5 markers, with and without dashes
+
+
+# The command
+
+
+def test_refuses_what_is_no_run(runs, capsys):
+    def refused(*arguments):
+        out = runs / "refused.html"
+        assert report.main([*map(str, arguments), f"--out={out}"]) == 2
+        assert not out.exists()
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("jaxcl: ")
+        return line
+
+    assert "none: holds no results.json" in refused(runs / "er", runs / "none")
+    assert "given 2 times" in refused(runs / "er", f"{runs}/er/")
+    (runs / "one" / "results.json").write_text("{")
+    assert f"{runs}/one: a file in it is damaged" in refused(runs / "one")
+    (runs / "one" / "results.json").write_text("[]")
+    assert "damaged" in refused(runs / "one")
+    (runs / "ace" / "seed_0" / "metrics.jsonl").write_text("{\n")
+    assert "ace: a file in it is damaged" in refused(runs / "ace")
+    missing = runs / "no" / "x.html"
+    assert report.main([str(runs / "er"), f"--out={missing}"]) == 2
+    assert capsys.readouterr().err.startswith("jaxcl: ")
+
+
+def test_the_page_may_go_to_a_bucket(runs, monkeypatch, capsys):
+    kept = {}
+
+    def path(where):
+        if not str(where).startswith("gs://"):
+            return pathlib.Path(where)
+        return type(
+            "Bucket", (), {"write_text": lambda _, x: kept.update({where: x})}
+        )()
+
+    folders = [report.epath.Path(runs / "er")]
+    monkeypatch.setattr(report.epath, "Path", path)
+    assert report.main([str(folders[0]), "--out=gs://pages/er.html"]) == 0
+    assert kept["gs://pages/er.html"].startswith("<!doctype html>")
+    assert capsys.readouterr().out.startswith("gs://pages/er.html: 1 run, ")
+
+
+def test_the_commands_of_the_docs(tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "running.md").read_text()
+    commands = re.findall(r"python -m jaxcl\.report ([^\n`]*)", text)
+    assert len(commands) == 2
+    monkeypatch.chdir(tmp_path)
+    for name in ("er_cifar10", "er_ace_cifar10", "quickstart"):
+        leave(tmp_path / "runs" / name, ER[0])
+    for command in commands:
+        assert report.main(shlex.split(command)) == 0
+        assert (tmp_path / "report.html").stat().st_size > 10_000
+        (tmp_path / "report.html").unlink()
+
+
+def test_a_real_run(tmp_path):
+    changes = {"method": {"name": "er"}, "evaluators": {"predict": {"met_only": False}}}
+    changes |= {"scenario.num_tasks": 5, "epochs": 1, "evaluate_untrained": True}
+    work = toy.job(tmp_path / "run", tasks=2, **toy.ONLINE, **changes)
+    results, name = finish.run(work, tmp_path / "run"), "predict/class_incremental"
+    root = page(tmp_path / "run")
+    want = outcome.summary(results)[name]
+    found = table(root, f"measures of {name}")["run"]
+    for title in ("average accuracy", "forgetting", "stability"):
+        value = want[title.replace(" ", "_")]
+        assert found[title] == [f"{100 * value:.1f}".replace("-", "−"), "-"]
+    before = np.mean(results["untrained"][name])
+    assert found["untrained"] == [f"{100 * before:.1f}", "-"]
+    spent, row = results["cost"]["total"], table(root, "cost")["run"]
+    assert row["steps"] == [str(spent["steps"])]
+    seconds = float(row["training (s)"][0])
+    assert seconds == pytest.approx(spent["train_seconds"], abs=0.06)
+    titles = {caption.one("b").text() for caption in root.all("figcaption")}
+    assert {"loss", "lr", "grad_norm", "predict/accuracy"} <= titles
+    check_harmless(tmp_path / "page.html")
+
+
+# In a browser
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+# Two frames of the page, judged and clicked by the page around them.
+AROUND = """<!doctype html><body><script>
+const text = %s, found = {};
+const frame = (width) => new Promise((done) => {
+  const one = document.createElement("iframe");
+  one.width = width; one.height = 800; one.srcdoc = text;
+  one.onload = () => done(one.contentDocument);
+  document.body.append(one);
+});
+const wide = (page) => {
+  const root = page.documentElement;
+  const beyond = [...page.body.querySelectorAll("*")].filter((e) =>
+    !e.closest(".scroll, pre, svg, .sr") &&
+    e.getBoundingClientRect().right > root.clientWidth + 1);
+  return [root.scrollWidth, root.clientWidth, ...beyond.map((e) => e.outerHTML)];
+};
+(async () => {
+  for (const width of [400, 1200]) {
+    const page = await frame(width);
+    page.querySelectorAll("details").forEach((d) => { d.open = true; });
+    found["at " + width] = wide(page);
+    const select = page.querySelector(".choose select");
+    const shown = () => [...page.querySelectorAll("[data-choose=evaluator] > section")]
+      .filter((s) => s.getBoundingClientRect().height > 0).map((s) => s.dataset.name);
+    found.before = shown();
+    found.options = [...select.options].map((o) => o.text);
+    select.value = "1";
+    select.dispatchEvent(new Event("change"));
+    found.after = shown();
+    found["chosen " + width] = wide(page);
+    select.value = "";
+    select.dispatchEvent(new Event("change"));
+    const svg = page.querySelector("svg[data-x]"), box = svg.getBoundingClientRect();
+    svg.dispatchEvent(new PointerEvent("pointermove", {
+      clientX: box.right - 12, clientY: box.top + 20 }));
+    found.readout = svg.nextElementSibling.textContent;
+    const tenth = box.left + box.width * (48 + 422 * 5 / 55) / 480;  // steps 5 to 60
+    svg.dispatchEvent(new PointerEvent("pointermove", {
+      clientX: tenth, clientY: box.top + 20 }));
+    found.early = svg.nextElementSibling.textContent;
+    const ink = (e) => page.defaultView.getComputedStyle(e);
+    found.line = ink(page.querySelector("svg[data-x] path.l")).stroke;
+    found.cell = ink(page.querySelector(".heat .cell")).backgroundColor;
+    found.alerts = [...page.querySelectorAll("script")].length;
+  }
+  const out = document.createElement("pre");
+  out.id = "found"; out.textContent = JSON.stringify(found);
+  document.body.replaceChildren(out);
+})();
+</script></body>"""
+
+
+def browse(path, tmp_path):
+    """The DOM of a page once its scripts ran, and what came to the console."""
+    arguments = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
+        "--no-first-run", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+        f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000",
+        "--enable-logging=stderr", "--dump-dom", path.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(arguments, capture_output=True, timeout=120, check=True)
+    console = [x for x in done.stderr.decode().splitlines() if "CONSOLE" in x]
+    return done.stdout.decode(), console
+
+
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no chromium; apt-get install chromium"
+)
+
+
+@needs_chromium
+@pytest.mark.parametrize("which", ["runs", "evil"])
+def test_a_browser_shows_it(which, runs, tmp_path):
+    if which == "evil":
+        folders = evil(tmp_path / "evil")
+        other, name = "svm/x", EVIL
+        leave(tmp_path / "more", ER[1], name=other)
+    else:
+        folders, name, other = [runs / "er", runs / "ace"], KNN, "svm/x"
+        long = "a_rather_long_name_of_a_run_that_goes_on_and_on_and_on_without_end"
+        matrix = np.tril(np.full((12, 12), 0.5)).tolist()
+        leave(tmp_path / "more", ER[1], name=other)
+        folders.append(leave(tmp_path / long, matrix, names=["n" * 80] * 12))
+    path = made(*folders, tmp_path / "more", out=tmp_path / "page.html")
+    text = json.dumps(path.read_text()).replace("<", "\\u003c")
+    around = tmp_path / "around.html"
+    around.write_text(AROUND % text)
+    dom, console = browse(around, tmp_path)
+    assert console == []
+    found = json.loads(Tree(dom).root.one("pre", id="found").text())
+    for width in (400, 1200):
+        for key in ("at", "chosen"):
+            whole, client, *beyond = found[f"{key} {width}"]
+            assert whole <= client == width and beyond == []
+    assert found["before"] == [name, other] and found["after"] == [other]
+    assert found["options"] == ["all", name, other]
+    assert found["alerts"] == 1
+    assert "rgb" in found["line"] and found["line"] != "rgb(0, 0, 0)"
+    assert found["cell"] not in ("", "rgba(0, 0, 0, 0)")
+    if which == "runs":
+        # Runs that had ended before are not told.
+        assert found["readout"] == f"step 60: {long} 50"
+        assert found["early"] == f"step 10: er 58.33, ace 65, {long} 50"
+
+
+@needs_chromium
+def test_a_console_error_would_be_noticed(tmp_path):
+    page = tmp_path / "bad.html"
+    page.write_text("<script>nothing.there()</script>")
+    dom, console = browse(page, tmp_path)
+    assert len(console) == 1 and "nothing is not defined" in console[0]
