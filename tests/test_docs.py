@@ -3,16 +3,19 @@
 import ast
 import importlib
 import inspect
+import os
 import pathlib
 import pkgutil
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 
 import jax
 import numpy as np
 import pytest
+import test_launch
 import toy
 from absl import flags
 from ml_collections import config_flags
@@ -280,8 +283,74 @@ def test_convert_is_called_as_it_wants(arguments, monkeypatch):
     assert seen == [tuple(arguments)] and arguments[0].endswith(".npz")
 
 
+def launches(text):
+    """Words of every command that starts a script of launch/, up to a pipe."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    found = re.findall(r"^ *((?:python )?launch/\w+\.\w+ [^\n|>]*)", joined, re.M)
+    return [shlex.split(command) for command in found]
+
+
+def scripts():
+    """(where, text) of all that states such commands."""
+    yield from written()
+    for path in sorted((ROOT / "launch").glob("*.py")):
+        yield ids(path), ast.get_docstring(ast.parse(path.read_text()))
+
+
+LAUNCHES = [
+    pytest.param(words, id=f"{where}-{i}")
+    for where, text in scripts()
+    for i, words in enumerate(launches(text))
+]
+
+
+@pytest.mark.parametrize("words", LAUNCHES)
+def test_launch_commands_run_dry(words, tree, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tree)
+    start = [sys.executable] * (words[0] == "python")
+    script, *arguments = words[len(start) :]
+    assert os.access(ROOT / script, os.R_OK if start else os.X_OK)
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    if cut < len(arguments):
+        check_options(parse(arguments[cut + 1 :]))
+    for option in arguments[:cut]:
+        if option.startswith("--commands="):
+            (tree / option.partition("=")[2]).write_text("python -m jaxcl.main\n")
+    if script in ("launch/table.py", "launch/sweep.py"):  # they import much
+        module = test_launch.load(pathlib.Path(script).stem)
+        if script == "launch/table.py":
+            monkeypatch.chdir(tmp_path)
+            leave_runs(arguments)
+        else:
+            arguments.append("--dry-run")
+        assert module.main(arguments) == 0
+        printed = capsys.readouterr().out
+        for one in commands(printed, "jaxcl.main"):
+            check_options(parse(one))
+    else:
+        arguments.insert(0, "--dry-run")
+        command = [*start, ROOT / script, *arguments]
+        printed = subprocess.check_output(command, text=True, timeout=60)
+    assert printed.strip()
+
+
+def leave_runs(arguments):
+    """The finished runs that a command of launch/table.py reads, in this directory."""
+    from test_compare import leave
+
+    (name,) = [a.partition("=")[2] for a in arguments if a.startswith("--matrix=")]
+    for folder in arguments[: [a.startswith("-") for a in arguments].index(True)]:
+        matrix = [[0.8, None], [0.4, 0.6]]
+        leave(pathlib.Path(folder), matrix, seed=0, matrix_name=name)
+
+
 def test_there_are_commands_to_check():
     assert len(COMMANDS) > 10 and len(CONVERT) > 2
+    named = {word for param in LAUNCHES for word in param.values[0]}
+    assert {f"launch/{p.name}" for p in (ROOT / "launch").glob("*.*")} - named == {
+        "launch/common.sh",
+        "launch/slurm_job.sh",
+    }
 
 
 # Links

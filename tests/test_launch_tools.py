@@ -1,0 +1,362 @@
+"""launch/sweep.py and launch/table.py: names, what is left to do, numbers by hand."""
+
+import csv
+import json
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import test_compare
+import test_launch
+
+from jaxcl import compare, outcome
+
+NAME = test_compare.NAME
+KNN = "knn/class_incremental"
+sweep, table = (test_launch.load(name) for name in ("sweep", "table"))
+LAUNCH = test_launch.LAUNCH
+
+
+# Sweep
+
+
+def runs(*arguments):
+    return sweep.expand(sweep.parser().parse_args(arguments))
+
+
+TWO = ["--config", "configs/a.py:x", "configs/b.py", "--vary", "config.m.t", "1", "2"]
+
+
+def printed(capsys, *arguments, code=0):
+    assert sweep.main([*arguments, "--python=py"]) == code
+    return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_every_combination_is_a_command_once(capsys, tmp_path):
+    root = tmp_path / "my runs"
+    lines = printed(capsys, *TWO, "--seeds", "3", "5", f"--root={root}")
+    want = [
+        ["py", "-m", "jaxcl.main", f"--config=configs/{config}", f"--config.m.t={t}",
+         f"--config.seed={seed}", f"--workdir={root}/{name},m.t={t}/seed_{seed}"]
+        for config, name in (("a.py:x", "a+x"), ("b.py", "b"))
+        for t in (1, 2)
+        for seed in (3, 5)
+    ]  # fmt: skip
+    assert lines == want
+
+
+def test_names_depend_on_the_run_alone():
+    """Not on the rest of the sweep, nor on the order of its options."""
+    small = runs("--config", "configs/b.py", "--vary", "config.m.t", "2")
+    assert small[0].folder in [one.folder for one in runs(*TWO)]
+    ab, ba = (
+        runs("--config", "b.py", "--vary", first, "1", "--vary", second, "1")[0]
+        for first, second in (
+            ("config.a.x", "config.b.y"),
+            ("config.b.y", "config.a.x"),
+        )
+    )
+    assert ab.folder == ba.folder and ab.folder.parent.name == "b,a.x=1,b.y=1"
+    assert [path for path, _ in ba.overrides] == ["config.b.y", "config.a.x"]
+
+
+def test_names_of_different_runs_differ():
+    tricky = ["(0.5,0.5)", "(0.5 0.5)", "0.5,0.5", "a/b", "a_b", "x" * 300, "x" * 301]
+    folders = [
+        one.folder for one in runs("--config", "b.py", "--vary", "config.a", *tricky)
+    ]
+    assert len({*folders}) == len(tricky)
+    for folder in folders:
+        name = folder.parent.name
+        assert len(name) < 140 and "/" not in name and " " not in name
+        assert folder.parents[1].name == "runs"
+    # Written down: a directory must be found again by later versions.
+    assert folders[0].parent.name == "b,a=_0.5,0.5_-cc7283d5"
+
+
+def leave(folder, *, tasks=2, done=2, finetune=True, **config):
+    results = outcome.empty(tasks)
+    for task in range(done):
+        row = [0.5] * (task + 1) + [None] * (tasks - task - 1)
+        results = outcome.add(results, task, {NAME: row}, {}, 1.0)
+    if finetune:
+        results["finetune"] = {NAME: [0.5] * tasks}
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    outcome.write_results(folder, results)
+
+
+@pytest.mark.parametrize(
+    "left, want",
+    [
+        ({}, True),
+        ({"done": 1}, False),
+        ({"finetune": False}, False),  # training on each task alone comes last
+        ({"finetune": False, "plasticity": False}, True),
+        ({"tasks": 1, "done": 1, "finetune": False}, True),
+        ({"done": 1, "first_tasks": 1, "plasticity": False}, True),
+        ({"done": 1, "first_tasks": 2, "plasticity": False}, False),
+    ],
+)
+def test_finished_runs_are_left_out(capsys, tmp_path, left, want):
+    arguments = ["--config", "b.py", f"--root={tmp_path}"]
+    (one,) = runs(*arguments)
+    assert not sweep.finished(one.folder)
+    leave(pathlib.Path(one.folder), **left)
+    assert sweep.finished(one.folder) == want
+    assert len(printed(capsys, *arguments)) == (not want)
+    assert len(printed(capsys, *arguments, "--all")) == 1
+
+
+# A stand-in for Python: notes what it was called with, waits for its turn, ends.
+STAND_IN = """#!/usr/bin/env bash
+for word; do case $word in
+  --workdir=*) work=${word#*=} ;;
+  --config.code=*) code=${word#*=} ;;
+esac; done
+echo "said $CUDA_VISIBLE_DEVICES"
+trap 'if [[ $CUDA_VISIBLE_DEVICES == 1 ]]; then sleep 1; fi; exit 75' TERM
+touch "$FAKE/$BASHPID.up"
+while [[ $code == wait || ! -e $FAKE/go ]]; do sleep 0.05; done
+rm "$FAKE/$BASHPID.up"
+exit "$code"
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    home = tmp_path / "a b"
+    home.mkdir()
+    (home / "python").write_text(STAND_IN)
+    (home / "python").chmod(0o755)
+    monkeypatch.setenv("FAKE", str(home))
+    return home
+
+
+def begin(home, *arguments):
+    command = [sys.executable, LAUNCH / "sweep.py", "--config", "b.py", "--run"]
+    command += [f"--root={home}/runs", f"--python={home}/python", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def wait(ready):
+    give_up = time.monotonic() + 60
+    while not ready():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+def test_runs_so_many_at_once_whatever_fails(fake):
+    six = ["--vary", "config.code", "0", "3", "--seeds", "0", "1", "2"]
+    process = begin(fake, *six, "--jobs=2", "--gpus")
+    wait(lambda: len([*fake.glob("*.up")]) == 2)
+    time.sleep(0.3)
+    assert len([*fake.glob("*.up")]) == 2
+    (fake / "go").touch()
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    told = [line.partition(": ") for line in out.splitlines()]
+    assert [kind for kind, *_ in told].count("started") == 6
+    assert [kind for kind, *_ in told].count("finished") == 3
+    assert [kind for kind, *_ in told].count("failed with 3, see its .log") == 3
+    for code in (0, 3):
+        logs = sorted(fake.glob(f"runs/b,code={code}/seed_*.log"))
+        assert [path.name for path in logs] == [f"seed_{i}.log" for i in range(3)]
+        assert {path.read_text() for path in logs} <= {"said 0\n", "said 1\n"}
+
+
+def test_a_signal_stops_those_at_work_and_starts_no_more(fake):
+    (fake / "go").touch()
+    options = ["--seeds", "0", "1", "2", "--jobs=2", "--gpus"]
+    process = begin(fake, "--vary", "config.code", "0", "wait", *options)
+    wait(lambda: "said" in _log(fake / "runs/b,code=wait/seed_1.log"))
+    wait(lambda: len([*fake.glob("*.up")]) == 2)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 75
+    ended = [line for line in out.splitlines() if not line.startswith("started")]
+    assert [line.partition(":")[0] for line in ended] == [
+        *["finished"] * 3,
+        *["stopped"] * 2,
+    ]
+    assert not (fake / "runs/b,code=wait/seed_2.log").exists()
+
+
+def _log(path):
+    return path.read_text() if path.exists() else ""
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--vary", "method.base", "byol"], ["method.base", "config.PATH"]),
+        (["--vary", "config.method.base"], ["config.method.base", "values"]),
+        (["--vary", "config.seed", "1"], ["config.seed", "--seeds"]),
+        (["--vary", "config.a", "1", "1"], ["two runs", "b,a=1"]),
+        (["--jobs=0"], ["--jobs=0"]),
+        (["--run", "--root=gs://b"], ["--root=gs://b"]),
+    ],
+)
+def test_a_wrong_sweep_is_one_line(capsys, arguments, words):
+    assert sweep.main(["--config", "b.py", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("jaxcl: ") and all(word in err for word in words), err
+
+
+def test_the_lines_are_for_xargs_as_documented(fake, tmp_path):
+    page = (LAUNCH.parent / "docs" / "launching.md").read_text()
+    (line,) = [x for x in page.splitlines() if x.startswith("xargs")]
+    values = ["it's", "(1, 2)", "$x"]
+    for file, python in ("sweep.txt", "echo"), ("plain.txt", "py"):
+        with open(tmp_path / file, "w") as out:
+            for one in runs("--config", "b.py", "--vary", "config.a", *values):
+                print(shlex.join(one.command(python)), file=out)
+    told = subprocess.check_output(line, shell=True, text=True, cwd=tmp_path)
+    want = (tmp_path / "plain.txt").read_text().splitlines()
+    assert sorted(told.splitlines()) == sorted(
+        " ".join(shlex.split(one)[1:]) for one in want
+    )
+
+
+# Table
+
+
+@pytest.fixture
+def three(tmp_path):
+    """er of three seeds, ace of one that has another evaluator too, b,x=1 of knn."""
+    put = test_compare.leave
+    put(tmp_path / "er" / "seed_0", [[0.8, None], [0.4, 0.6]], seed=0)
+    put(tmp_path / "er" / "seed_1", [[0.9, None], [0.2, 0.6]], seed=1)
+    put(tmp_path / "er" / "seed_2", [[0.9, None], [0.9, 0.9]], seed=2)
+    put(tmp_path / "ace", [[0.8, None], [0.6, 0.8]], seed=0)
+    put(tmp_path / "b,x=1", [[1.0, None], [0.5, 0.4]], seed=0, matrix_name=KNN)
+    return tmp_path
+
+
+def shown(capsys, *arguments, code=0):
+    assert table.main([str(a) for a in arguments]) == code
+    told = capsys.readouterr()
+    return told.out.splitlines() if code == 0 else told.err
+
+
+def row(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_mean_deviation_and_difference(capsys, three):
+    lines = shown(
+        capsys, three / "er", three / "ace", f"--matrix={NAME}", "--paper", "er=26.7",
+        "--measure=average_accuracy", "--measure=forgetting",
+    )  # fmt: skip
+    assert "standard deviation" in lines[0] and "not the standard error" in lines[0]
+    assert row(lines[2]) == [
+        "run", "matrix", "seeds", "average accuracy", "paper", "difference",
+        "forgetting",
+    ]  # fmt: skip
+    # Averages 50, 40, 90: the squares of 10, 20 and 30 add up to 1400, over 2.
+    assert row(lines[4]) == [
+        "er", NAME, "3", "60.00 ± 26.46", "26.70", "+33.30", "36.67 ± 35.12",
+    ]  # fmt: skip
+    assert row(lines[5]) == ["ace", NAME, "1", "70.00", "no number", "-", "20.00"]
+    assert len(lines) == 6
+
+
+def test_other_evaluators_are_not_compared(capsys, three):
+    """Neither a run without the evaluator, nor a number of another one."""
+    paper = three / "paper.json"
+    keys = {"name": "b,x=1", "measure": "average_accuracy", "value": 40}
+    paper.write_text(json.dumps([{**keys, "matrix": NAME, "std": 0.5}]))
+    lines = shown(
+        capsys, three / "er", three / "b,x=1", "--measure=average_accuracy",
+        "--paper", paper,
+    )  # fmt: skip
+    rows = {tuple(row(line)[:2]): row(line)[3:] for line in lines[4:8]}
+    assert rows == {
+        ("er", NAME): ["60.00 ± 26.46", "no number", "-"],
+        ("er", KNN): ["not measured", "no number", "-"],
+        ("b,x=1", NAME): ["not measured", "40.00 ± 0.50", "-"],
+        ("b,x=1", KNN): ["45.00", "no number", "-"],
+    }
+    lines = shown(capsys, three / "b,x=1", "--paper", paper)
+    said = f"b,x=1 {NAME} average_accuracy: the paper has 40, and no row here is of it"
+    assert lines[-1] == said and "difference" not in lines[2]
+
+
+def test_csv_in_and_out(capsys, three):
+    paper, out, text = (three / name for name in ("paper.csv", "out.csv", "out.md"))
+    paper.write_text(
+        f"name,matrix,measure,value,std\nmine,{NAME},forgetting,40,1.5\n"
+        f"mine,{NAME},average_accuracy,50,\n"
+    )
+    lines = shown(
+        capsys, f"mine={three}/er", "--paper", paper, f"--csv={out}", f"--out={text}"
+    )
+    assert text.read_text() == "\n".join(lines) + "\n"
+    assert row(lines[4])[-3:] == ["36.67 ± 35.12", "40.00 ± 1.50", "-3.33"]
+    rows = list(csv.DictReader(out.open()))
+    assert [one["measure"] for one in rows] == [*compare.MEASURES]
+    last = rows[2]
+    assert (last["name"], last["seeds"], last["paper_std"]) == ("mine", "3", "1.5")
+    assert float(last["difference"]) == pytest.approx(100 * 1.1 / 3 - 40)
+    assert rows[1]["paper"] == rows[1]["difference"] == ""
+
+
+def test_what_is_not_there_is_said(capsys, three):
+    """A seed not begun, one not finished, a measure of some seeds alone."""
+    (three / "er" / "seed_7").mkdir()
+    leave(three / "er" / "seed_3", done=1)
+    path = three / "er" / "seed_0" / "results.json"
+    results = json.loads(path.read_text())
+    results["finetune"] = {NAME: [0.5, 0.5]}
+    results["matrices"][NAME][0][1] = 0.4
+    path.write_text(json.dumps(results))
+    lines = shown(capsys, three / "er", "--measure=plasticity", "--measure=forgetting")
+    cells = row(lines[4])
+    assert cells[2:4] == ["3", "-10.00 (1 of 3 seeds)"]
+    assert cells[4] == "36.67 ± 35.12"
+    assert lines[-1] == "er: left out, not finished: seed 3, 7"
+    lines = shown(capsys, three / "ace", "--measure=forgetting")
+    assert len(lines) == 5
+    leave(three / "new", done=1)
+    assert "no run in it is finished" in shown(capsys, three / "new", code=2)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["er", "--paper", "er=4"], ["er=4", "--matrix=NAME is missing"]),
+        (["er", f"--matrix={NAME}", "--paper", "=4"], ["row 1", "has no name"]),
+        (["er", f"--matrix={NAME}", "--paper", "er=x"], ["value=x"]),
+        (["er", f"--matrix={NAME}", "--paper", "er=1", "er=2"], ["a second number"]),
+        (["er", "--paper", "none.csv"], ["row 1", "has no matrix"]),
+        (["er", "--paper", "no_such.json"], ["no_such.json"]),
+        (["er", "--matrix=linear"], ["--matrix=linear", f"allowed are {NAME}"]),
+        (["er", "--measure=accuracy"], ["--measure=accuracy", "average_accuracy"]),
+        (["er", "er"], ["there is a run er already"]),
+        (["nothing"], ["nothing: holds no results.json"]),
+    ],
+)
+def test_a_wrong_table_is_one_line(capsys, three, monkeypatch, arguments, words):
+    monkeypatch.chdir(three)
+    (three / "none.csv").write_text("name,measure,value\ner,forgetting,3\n")
+    err = shown(capsys, *arguments, code=2)
+    assert err.startswith("jaxcl: ") and err.count("\n") == 1
+    assert all(word in err for word in words), err
+
+
+def test_a_sweep_is_read_as_one_directory(capsys, tmp_path):
+    arguments = ["--config", "b.py", "--seeds", "0", "1", f"--root={tmp_path}"]
+    places = runs(*arguments, "--vary", "config.a", "2")
+    for seed, one in enumerate(places):
+        test_compare.leave(
+            pathlib.Path(one.folder), [[0.8, None], [0.4, 0.6 + seed / 10]], seed=seed
+        )
+    lines = shown(
+        capsys, os.fspath(places[0].folder.parent), "--measure=average_accuracy"
+    )
+    assert row(lines[4]) == ["b,a=2", NAME, "2", "52.50 ± 3.54"]

@@ -1,0 +1,310 @@
+"""launch/tpu.sh, on a gcloud of ours that runs what it sends to the workers."""
+
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+SCRIPT = ROOT / "launch" / "tpu.sh"
+RUN = ["--config=a b.py", "--workdir=gs://bucket/x", "--config.x=it's (1,2)"]
+MAKE = ["--zone=z", "--type=v5litepod-16", "--version=v2"]
+NODE, QUEUE = "compute tpus tpu-vm".split(), "compute tpus queued-resources".split()
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """The directory of the fake, which is on PATH."""
+    home = tmp_path / "fake home"
+    home.mkdir()
+    for name, text in {
+        "gcloud": f'exec {sys.executable} -ES {ROOT}/tests/fake_gcloud.py "$@"',
+        "python3": 'echo "$@" >>"$HOME/python3"',  # of the workers
+        "tail": f'exec {shutil.which("tail")} -s 0.05 "$@"',  # looks more often
+    }.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE", str(home))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return home
+
+
+def tpu(*arguments, code=0, **options):
+    done = subprocess.run(
+        [SCRIPT, *arguments], capture_output=True, text=True, timeout=60, **options
+    )
+    assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.fixture
+def package(tmp_path):
+    """The option for a package that is quickly copied."""
+    for name in ("pyproject.toml", "README.md", "LICENSE", "jaxcl", "configs"):
+        path = tmp_path / "package" / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    return f"--source={path.parent}"
+
+
+def calls(fake):
+    """Verbs of what was called, without the looks at states."""
+    rows = [json.loads(line) for line in (fake / "log").read_text().splitlines()]
+    verbs = [" ".join(row[2:4]) for row in rows]
+    return [verb for verb in verbs if not verb.endswith("describe")]
+
+
+def begin(fake, *codes, state=None):
+    """What jaxcl.main does at each start; the state of a TPU that is there."""
+    (fake / "codes").write_text("\n".join(map(str, codes)) + "\n")
+    if state:
+        tpu("create", "n", *MAKE)
+        (fake / "state").write_text(state)
+        (fake / "log").unlink()
+    for worker in fake.glob("worker_*"):
+        (worker / "jaxcl").mkdir()
+
+
+def test_dry_run_prints_what_is_run(tmp_path):
+    where = {"TMPDIR": str(tmp_path), "PATH": os.environ["PATH"]}
+    text = tpu("resume", "n", "--dry-run", *MAKE, "--spot", "--", *RUN, env=where)
+    words = [w for w in shlex.split(text.stdout, comments=False)]
+    starts = [i for i, word in enumerate(words) if word in ("gcloud", "tar", "rm")]
+    lines = [words[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
+    archive = f"{tmp_path}/jaxcl-n.tar.gz"
+    keep = "--ssh-flag=-oServerAliveInterval=30"
+    zone = "--zone=z"
+    assert lines[0] == ["gcloud", *NODE, "describe", "n", "--format=value(state)", zone]
+    assert lines[1] == [
+        "gcloud", *NODE, "create", "n", "--accelerator-type=v5litepod-16",
+        "--version=v2", "--spot", zone,
+    ]  # fmt: skip
+    assert lines[2] == [
+        "tar", "-czf", archive, "-C", str(ROOT), "--exclude=__pycache__",
+        "pyproject.toml", "README.md", "LICENSE", "jaxcl", "configs",
+    ]  # fmt: skip
+    scp = ["gcloud", *NODE, "scp", archive, "n:jaxcl.tar.gz", "--worker=all", zone]
+    assert lines[3:5] == [scp, ["rm", "-f", archive]]
+    heads = [line[:-2] + line[-1:] for line in lines[5:]]
+    ssh = ["gcloud", *NODE, "ssh", "n"]
+    everyone, first = ([*ssh, f"--worker={w}", keep, zone] for w in ("all", "0"))
+    assert heads == [everyone, everyone, first, everyone]
+    started = lines[6][-2]
+    assert f"-m jaxcl.main {shlex.join(RUN)}".replace("'\"'\"'", "'\\''") in started
+    assert "JAXCL_DISTRIBUTED=1" in started and started.startswith("--command=mkdir")
+    again = tpu("resume", "n", "--dry-run", *MAKE, "--spot", "--", *RUN, env=where)
+    assert again.stdout == text.stdout and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments, want",
+    [
+        (
+            ["delete", "n", "--project=p"],
+            [
+                [*NODE, "describe", "n", "--format=value(state)", "--project=p"],
+                [*NODE, "delete", "n", "--quiet", "--project=p"],
+            ],
+        ),
+        (
+            ["delete", "n", "--queued"],
+            [
+                [*QUEUE, "describe", "n", "--format=value(state.state)"],
+                [*QUEUE, "delete", "n", "--force", "--quiet"],
+            ],
+        ),
+        (
+            ["create", "n", "--queued", *MAKE],
+            [
+                [*QUEUE, "describe", "n", "--format=value(state.state)", "--zone=z"],
+                [
+                    *QUEUE, "create", "n", "--node-id=n",
+                    "--accelerator-type=v5litepod-16", "--runtime-version=v2",
+                    "--zone=z",
+                ],
+            ],
+        ),
+        (
+            ["fetch", "n", "--workdir=gs://b/my run", "--to=my runs"],
+            [["storage", "rsync", "--recursive", "gs://b/my run", "my runs/my run"]],
+        ),
+        (
+            ["fetch", "n", "--workdir=runs/x"],
+            [
+                [
+                    *NODE, "scp", "--recurse", "n:jaxcl/runs/x", "runs", "--worker=0",
+                ]
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_dry_run_is_exact(arguments, want):
+    lines = tpu(*arguments, "--dry-run").stdout.splitlines()
+    if arguments[0] == "fetch":
+        assert shlex.split(lines.pop(0))[:2] == ["mkdir", "-p"]
+    assert [shlex.split(line) for line in lines] == [["gcloud", *x] for x in want]
+
+
+def test_a_tpu_is_made_once_and_taken_as_it_is(fake):
+    begin(fake, 0)
+    tpu("create", "n", *MAKE)
+    tpu("create", "n", *MAKE)
+    assert calls(fake) == ["tpu-vm create"]
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "TERMINATED"])
+def test_a_lost_tpu_is_made_anew(fake, state):
+    begin(fake, 0, state=state)
+    tpu("create", "n", *MAKE)
+    assert calls(fake) == ["tpu-vm delete", "tpu-vm create"]
+
+
+def test_a_stopped_one_is_started_and_one_on_its_way_waited_for(fake):
+    begin(fake, 0, state="CREATING\nSTOPPED\nREADY")
+    tpu("create", "n", *MAKE, "--poll=0")
+    assert calls(fake) == ["tpu-vm start"]
+
+
+def test_the_queue_is_waited_for_and_left(fake):
+    begin(fake, 0)
+    done = tpu("create", "n", *MAKE, "--queued", "--poll=0")
+    assert "n is WAITING_FOR_RESOURCES: waiting" in done.stderr
+    assert calls(fake) == ["queued-resources create"]
+    (fake / "queue").write_text("SUSPENDED")
+    tpu("create", "n", *MAKE, "--queued", "--poll=0")
+    assert calls(fake)[1:] == ["queued-resources delete", "queued-resources create"]
+    tpu("delete", "n", "--queued")
+    assert not (fake / "queue").exists() and not (fake / "worker_0").exists()
+    assert "there is no n" in tpu("delete", "n", "--queued").stderr
+    assert calls(fake)[3:] == ["queued-resources delete"]
+
+
+def test_a_gcloud_that_fails_makes_nothing(fake):
+    (fake / "broken").touch()
+    assert "active account" in tpu("create", "n", *MAKE, code=1).stderr
+    assert calls(fake) == []
+
+
+def test_install_brings_the_package_to_all_workers(fake):
+    begin(fake, 0, state="READY")
+    tpu("install", "n")
+    for worker in ("worker_0", "worker_1"):
+        home = fake / worker
+        assert (home / "jaxcl" / "jaxcl" / "main.py").exists()
+        assert (home / "jaxcl" / "configs" / "imagenet100.txt").exists()
+        assert (home / "python3").read_text() == "-m pip install --user --quiet uv\n"
+        assert "-e ./jaxcl[tpu] gcsfs" in (home / "uv").read_text()
+        with tarfile.open(home / "jaxcl.tar.gz") as archive:
+            names = archive.getnames()
+            assert not any(".git" in n or "__pycache__" in n for n in names)
+    assert not list(fake.parent.glob("*.tar.gz"))
+
+
+def ran(fake, worker=0):
+    return (fake / f"worker_{worker}" / "started").read_text().splitlines()
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_run_follows_the_log_and_ends_with_its_code(fake, code):
+    begin(fake, code, code, state="READY")
+    done = tpu("run", "n", "--poll=0", "--", *RUN, code=code)
+    work = fake / "worker_0" / "jaxcl"
+    assert f"step of {code}, JAXCL_DISTRIBUTED=1, in {work}" in done.stdout
+    for worker in (0, 1):
+        assert ran(fake, worker) == [f"-m jaxcl.main {' '.join(RUN)}"]
+    assert tpu("logs", "n", code=code).stdout.count("step of") == 1
+    again = tpu("run", "n", "--poll=0", "--", *RUN, code=code)
+    assert again.stdout.count("step of") == 2  # nothing of the log is lost
+
+
+def test_a_run_is_started_once_and_stopped(fake):
+    begin(fake, "wait", state="READY")
+    follower = subprocess.Popen([SCRIPT, "run", "n", "--poll=0", "--", *RUN])
+    waits = [fake / f"worker_{i}" / "waits" for i in (0, 1)]
+    give_up = time.monotonic() + 30
+    while not all(path.exists() for path in waits):
+        assert follower.poll() is None and time.monotonic() < give_up
+        time.sleep(0.05)
+    # The end of the script is not that of the run.
+    follower.send_signal(signal.SIGKILL)
+    follower.wait()
+    again = subprocess.Popen(
+        [SCRIPT, "run", "n", "--poll=0", "--", *RUN], stdout=subprocess.PIPE, text=True
+    )
+    for line in again.stdout:
+        if "step of wait" in line:
+            break
+    tpu("stop", "n")
+    assert again.wait(timeout=30) == 75
+    assert len(ran(fake)) == len(ran(fake, 1)) == 1
+
+
+def test_resume_goes_on_until_the_run_is_finished(fake, package):
+    """Stopped, preempted, restarted by its host, failed, finished."""
+    begin(fake, 75, "restarted", "preempted")
+    script = ["resume", "n", *MAKE, package, "--poll=0", "--retries=1", "--", *RUN]
+    done = subprocess.Popen([SCRIPT, *script], stderr=subprocess.PIPE, text=True)
+    said = []
+    for line in done.stderr:
+        said.append(line)
+        if "made anew" in line:  # the homes are new, and so are the counts of starts
+            (fake / "codes").write_text("1\n0\n")
+    assert done.wait(timeout=60) == 0, said
+    said = [line.strip() for line in said if line.startswith("jaxcl:")]
+    assert said == [
+        "jaxcl: the run on n ended with 75; going on",
+        "jaxcl: the run on n ended with LOST; going on",
+        "jaxcl: the run on n ended with UNREACHABLE; going on",
+        "jaxcl: n is PREEMPTED: made anew",
+        "jaxcl: the run on n ended with 1; going on",
+    ]
+    assert calls(fake).count("tpu-vm create") == 2
+    assert calls(fake).count("tpu-vm delete") == 1
+    assert len(ran(fake)) == 2
+
+
+@pytest.mark.parametrize("code, starts", [(2, 1), (134, 2)])
+def test_resume_ends_where_it_is_of_no_use(fake, package, code, starts):
+    begin(fake, *[code] * 5)
+    script = ["resume", "n", *MAKE, package, "--poll=0", "--retries=1", "--", *RUN]
+    tpu(*script, code=code)
+    assert len(ran(fake)) == starts
+
+
+def test_resume_does_not_ask_for_ever_for_what_it_never_had(fake):
+    (fake / "full").touch()
+    script = ["resume", "n", *MAKE, "--poll=0", "--", *RUN]
+    assert "no more capacity" in tpu(*script, code=1).stderr
+    (fake / "broken").touch()
+    tpu(*script, "--retries=1", code=1)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["create"], ["want COMMAND NAME, got 1"]),
+        (["crate", "n"], ["crate", "allowed are create"]),
+        (["create", "n", "--typ=x"], ["--typ=x"]),
+        (["create", "n", "--poll=soon"], ["--poll=soon", "0 or more"]),
+        (["run", "n"], ["run", "-- and the options of jaxcl.main are missing"]),
+        (["fetch", "n"], ["--workdir is missing"]),
+        (["resume", "n", *MAKE, "--", "--config=a"], ["--workdir=gs://", "missing"]),
+        (["resume", "n", "--", *RUN], ["--type or --version is missing"]),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_code_2(fake, arguments, words):
+    err = tpu(*arguments, code=2).stderr
+    assert err.startswith("jaxcl: ") and err.count("\n") == 1
+    assert all(word in err for word in words), err
+    assert not (fake / "log").exists()
