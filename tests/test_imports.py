@@ -9,11 +9,13 @@ ROOT = pathlib.Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "jaxcl").rglob("*.py"))
 # A module imports from layers below its own, or from its own.
 LAYERS = [
-    {"main", "compare", "speedup", "update"},
+    {"main", "compare", "speedup", "update", "export"}
+    | {"report", "report_page", "report_parts", "report_charts"}
+    | {"report_html", "report_numbers"},
     {"finish", "command"},
     {"train"},
     {"build"},
-    {"sections"},
+    {"sections", "encoder", "torch_resnet"},
     {"meter", "evaluators", "single", "transfer", "seeds", "convergence", "lineage"},
     {"job", "record", "outcome", "cost", "plots", "checkpoint"},
     {"methods", "evals"},

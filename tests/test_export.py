@@ -1,0 +1,758 @@
+"""The encoder of a run as a folder: what is written, read back, and refused."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+from unittest import mock
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_docs
+import test_methods
+import toy
+from etils import epath
+from safetensors import numpy as tensors
+
+import jaxcl
+from jaxcl import (
+    augment,
+    build,
+    checkpoint,
+    core,
+    encoder,
+    export,
+    outcome,
+    seeds,
+    sharding,
+    torch_resnet,
+    train,
+)
+from jaxcl import job as jobs
+from jaxcl.data import graphs, sources, stream
+from jaxcl.evals import features
+from jaxcl.nets import resnet
+
+PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "export.md").read_text()
+RUN = {"method.strategy": "pnr", "scenario.num_tasks": 5, "epochs": 1}
+RESNET = {"name": "resnet", "depth": 10, "width": 4, "stem_padding": 2}
+
+
+def random_state(work, seed=0):
+    """A state that no training made: any numbers in the shapes of the method's."""
+    rng = np.random.default_rng(seed)
+
+    def number(leaf):
+        if jax.dtypes.issubdtype(leaf.dtype, toy.KEY):
+            keys = [jax.random.key(i) for i in range(max(leaf.size, 1))]
+            return jnp.stack(keys).reshape(leaf.shape)
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.asarray(rng.uniform(0.2, 0.7, leaf.shape), leaf.dtype)
+        return jnp.zeros(leaf.shape, leaf.dtype)
+
+    state = jax.tree.map(number, jobs.shapes(work)[0])
+    params = jax.tree.map(lambda x: x - 0.45 if x.ndim > 1 else x, state.params)
+    return state.replace(step=jnp.int32(7), params=params)
+
+
+def results_of(work, done=1):
+    """As they are after `done` tasks."""
+    names = work.task_names
+    found = outcome.empty(len(names), task_names=names)
+    for task in range(done):
+        row = np.where(np.arange(len(names)) <= task, 0.5 + 0.1 * task, np.nan)
+        found = outcome.add(found, task, {"knn/x": row}, {"knn/loss": 1.5}, 1.0)
+    return found
+
+
+def save(work, workdir, state, *, number=9, phase="evaluated", done=1, results=None):
+    cursor = {"phase": phase, "results": results or results_of(work, done)}
+    with contextlib.closing(checkpoint.Checkpoints(workdir / "checkpoints")) as there:
+        there.save(number, state, cursor)
+
+
+def untried(workdir, **changes):
+    """A job of which no step is traced, which takes its time and changes nothing."""
+    with mock.patch.object(jobs, "check"):
+        return toy.job(workdir, **changes)
+
+
+def run_of(workdir, **changes):
+    """A run directory with one checkpoint of any numbers; its job and its state."""
+    work = untried(workdir, **changes)
+    state = random_state(work)
+    save(work, workdir, state)
+    return work, state
+
+
+def contents(folder):
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
+
+
+def eval_parts(work, **changes):
+    """What an evaluator of the run is given."""
+    made = core.EvalParts(
+        embed=work.method.embed, stream=work.stream, num_classes=10, size=8,
+        mean=(0.3,), std=(0.4,), resize=None, seed=0, mesh=sharding.mesh(1), workers=0,
+    )  # fmt: skip
+    return made._replace(**changes)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of one task, in truth trained, and its export."""
+    workdir = tmp_path_factory.mktemp("run")
+    changes = {**RUN, "evaluators": {"knn": {"k": 5}}}
+    train.run(untried(workdir, tasks=1, **changes), workdir)
+    out = tmp_path_factory.mktemp("out") / "deep" / "export"
+    before = contents(workdir)
+    card = export.export(str(workdir), str(out))
+    assert contents(workdir) == before
+    return workdir, out, card
+
+
+@pytest.fixture(scope="module")
+def residual(tmp_path_factory):
+    """A run with a ResNet, and its export with the file for PyTorch."""
+    workdir = tmp_path_factory.mktemp("resnet")
+    run_of(workdir, encoder=RESNET)
+    out = tmp_path_factory.mktemp("out") / "export"
+    return workdir, out, export.export(str(workdir), str(out), torch=True)
+
+
+def test_embeds_as_an_evaluation_of_the_run_does(trained, tmp_path):
+    workdir, out, _ = trained
+    work = untried(tmp_path / "like", tasks=1, **RUN)
+    state = toy.saved(work, workdir).state
+    parts = eval_parts(work)
+    want = features.make(parts, work.stream.evaluation, batch_size=100)(state)
+    made = jaxcl.load_encoder(out)
+    images = work.stream.evaluation.images
+    np.testing.assert_allclose(made.embed(images), want, rtol=1e-5, atol=1e-6)
+    assert made.embed(images).dtype == np.float32
+    chex.assert_trees_all_equal(made.params, state.params["encoder"])
+    chex.assert_trees_all_equal(made.stats, state.stats["encoder"])
+    assert made.num_features == want.shape[1] == 16
+
+
+def test_the_last_batch_and_few_images(trained):
+    made, images = jaxcl.load_encoder(trained[1]), sources.digits().test.images
+    whole = made.embed(images[:11])
+    compiled = []
+    monitored = jax.jit(
+        lambda *x: compiled.append(1) or encoder._apply(made.module, *x)[0]
+    )
+    counted = dataclasses.replace(made, _program=monitored)
+    for batch_size in (4, 16, 256):
+        found = counted.embed(images[:11], batch_size=batch_size)
+        np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-6)
+    assert len(compiled) == 2  # of 4 rows and of 16
+    counted.embed(images[:14])
+    assert len(compiled) == 2
+    assert made.embed(images[:0]).shape == (0, 16)
+    np.testing.assert_allclose(made.embed(images[3:4])[0], whole[3], rtol=1e-5)
+    with pytest.raises(ValueError, match="batch_size=0: must be at least 1"):
+        made.embed(images, batch_size=0)
+
+
+def test_apply_is_pure_and_trains(trained):
+    made, images = jaxcl.load_encoder(trained[1]), sources.digits().test.images[:32]
+    inputs = made.prepare(images)
+    want = (images / 255.0 - 0.3) / 0.4
+    np.testing.assert_allclose(inputs, want, atol=1e-5)
+    rows, same = made.apply(made.params, made.stats, inputs)
+    np.testing.assert_allclose(rows, made.embed(images), rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_equal(same, made.stats)
+    other, moved = jax.jit(made.apply, static_argnames="train")(
+        made.params, made.stats, inputs, train=True
+    )
+    assert np.abs(other - rows).max() > 1e-3
+    assert not np.allclose(moved["bn1"]["mean"], made.stats["bn1"]["mean"])
+    zero = jax.tree.map(jnp.zeros_like, made.params)
+    tuned = dataclasses.replace(made, params=zero)
+    assert not tuned.embed(images).any() and made.embed(images).any()
+
+
+# The others run with `-m slow`.
+FAMILIES = ("mocov2plus-pnr-head", "er_ace-measured", "cclis", "icl")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in FAMILIES else pytest.mark.slow)
+        for name in test_methods.METHODS
+        if name != "gdumb"
+    ],
+)
+def test_every_method(name, tmp_path):
+    changes = json.loads(json.dumps(test_methods.METHODS[name]))
+    if changes.get("method", {}).get("name") == "icl":
+        changes["method"]["output_dim"] = 0
+    work, state = run_of(tmp_path / "run", **changes)
+    card = export.export(str(tmp_path / "run"), str(tmp_path / "out"))
+    made = jaxcl.load_encoder(tmp_path / "out")
+    images = sources.digits().test.images[:16]
+    view = augment.make_eval(size=8, mean=(0.3,), std=(0.4,))
+    want = jax.jit(work.method.embed)(state, view(images))
+    assert np.std(want, axis=0).max() > 1e-3
+    np.testing.assert_allclose(made.embed(images), want, rtol=1e-5, atol=1e-6)
+    method = changes.get("method", {}).get("name", "two_view")
+    assert card["method"]["name"] == method and card["results"]["of"] == "encoder"
+
+
+def test_icl_leaves_its_head_behind_and_says_so(tmp_path):
+    _, state = run_of(tmp_path / "run", method={"name": "icl", "output_dim": 8})
+    card = export.export(str(tmp_path / "run"), str(tmp_path / "out"))
+    assert card["results"]["of"] == "encoder and head" and card["num_features"] == 16
+    made = jaxcl.load_encoder(tmp_path / "out")
+    chex.assert_trees_all_equal(made.params, state.params["encoder"])
+
+
+def test_gdumb_has_nothing_to_export(tmp_path, capsys):
+    run_of(tmp_path / "run", **test_methods.METHODS["gdumb"])
+    refused(r"config\.method\.name='gdumb' trains a network at each", tmp_path / "run",
+            tmp_path / "out", capsys)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def of_graphs(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("graphs")
+    changes = {
+        "data": {"name": "rings_and_trees"},
+        "scenario": {"name": "growth", "evaluation": "none"},
+        "augment": {"name": "graphs"},
+        "encoder": {"name": "gcn", "width": 4},
+        "method": {"name": "icl"},
+    }
+    work, state = run_of(workdir, **changes)
+    card = export.export(str(workdir), str(workdir / "export"))
+    return work, state, card, jaxcl.load_encoder(workdir / "export")
+
+
+def test_graphs(of_graphs):
+    work, state, card, made = of_graphs
+    rows, examples = np.arange(11), work.stream.dataset.train
+    want = features.make(eval_parts(work), examples, rows=rows)(state)
+    batch = graphs.pad(examples.graphs, rows, nodes=400, edges=900, graphs=16)
+    found = made.embed(batch)
+    np.testing.assert_allclose(found[:11], want, rtol=1e-4, atol=1e-5)
+    assert found.shape == (16, card["num_features"]) == (16, 8)
+    assert card["input"] == {
+        "kind": "graphs", "features": examples.graphs.features.shape[1]
+    }  # fmt: skip
+    other, _ = made.apply(
+        made.params, made.stats, batch, train=True, key=jax.random.key(0)
+    )
+    assert np.abs(other - found).max() > 1e-3
+    wide = batch._replace(features=np.zeros((400, 99), np.float32))
+    with pytest.raises(ValueError, match="nodes have 99 features, must have"):
+        made.embed(wide)
+    with pytest.raises(ValueError, match=r"is ndarray, must be a data\.graphs\.Graphs"):
+        made.embed(np.zeros((2, 8, 8, 1), np.uint8))
+    with pytest.raises(ValueError, match="inputs: must be graphs"):
+        made.prepare(np.zeros((2, 8, 8, 1), np.uint8))
+
+
+# Images of other sizes
+
+
+def resized(out, resize, decoder=None):
+    """The encoder of an export as if its run had resized images."""
+    made = jaxcl.load_encoder(out)
+    given = made.card["input"] | {"resize": resize, "decoder": decoder}
+    return dataclasses.replace(made, card=made.card | {"input": given})
+
+
+@pytest.mark.parametrize("resize", [None, 10])
+def test_a_list_is_resized_as_a_set_that_streams(trained, tmp_path, resize):
+    rng = np.random.default_rng(0)
+    sizes = [(20, 13), (8, 8), (11, 30), (16, 16), (9, 12)]
+    images = [rng.integers(0, 256, (*size, 1), np.uint8) for size in sizes]
+    label = np.zeros(len(images), np.int32)
+    examples = stream.Examples(label, label, load=images.__getitem__)
+    work = untried(tmp_path, tasks=1, **RUN)
+    state = toy.saved(work, trained[0]).state
+    parts = eval_parts(work, resize=resize)
+    streamed = work.stream.dataset._replace(decoder="pillow")
+    parts = parts._replace(stream=work.stream._replace(dataset=streamed))
+    want = features.make(parts, examples)(state)
+    found = resized(trained[1], resize, "pillow").embed(images, batch_size=2)
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+def test_an_array_is_resized_as_a_set_in_memory(trained, tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (5, 20, 13, 1), np.uint8)
+    label = np.zeros(5, np.int32)
+    work = untried(tmp_path, tasks=1, **RUN)
+    state = toy.saved(work, trained[0]).state
+    examples = stream.Examples(label, label, images)
+    want = features.make(eval_parts(work, resize=10), examples)(state)
+    made = resized(trained[1], 10)
+    np.testing.assert_allclose(made.embed(images), want, rtol=1e-5, atol=1e-6)
+    assert np.abs(made.embed(list(images)) - want).max() < 0.1 * np.abs(want).max()
+
+
+@pytest.mark.parametrize(
+    "images, match",
+    [
+        (np.zeros((2, 8, 8, 1), np.float32), r"images: is float32\[2, 8, 8, 1\], must"),
+        (np.zeros((2, 8, 8, 3), np.uint8), r"must be uint8\[N, H, W, 1\]"),
+        (np.zeros((8, 8, 1), np.uint8), r"images: is uint8\[8, 8, 1\]"),
+        (np.zeros((2, 9, 8, 1), np.uint8), r"9 x 8 pixels, must be 8 x 8; of a list"),
+        ([np.zeros((8, 8, 1), np.uint8), np.zeros((8, 8), np.uint8)],
+         r"images\[1\]: is uint8\[8, 8\], must be uint8\[h, w, 1\]"),
+        (["a.png"], r"images\[0\]: is str\[\], must be uint8"),
+    ],
+)  # fmt: skip
+def test_refuses_other_images(trained, images, match):
+    with pytest.raises(ValueError, match=match):
+        jaxcl.load_encoder(trained[1]).embed(images)
+
+
+# The card
+
+
+def test_the_card_of_a_trained_run(trained):
+    workdir, out, card = trained
+    assert json.loads((out / "card.json").read_text()) == card
+    assert card["encoder"] == {
+        "name": "conv_net", "width": 4, "precision": "float32"
+    }  # fmt: skip
+    assert card["input"] == {
+        "kind": "images", "dtype": "uint8", "channels": 1, "size": 8, "resize": None,
+        "interpolation": "bicubic", "mean": [0.3], "std": [0.4], "decoder": None,
+    }  # fmt: skip
+    digits = sources.digits()
+    names = [task.name for task in untried(workdir / "like", **RUN).stream.tasks]
+    assert card["training"] == {
+        "run": "toy", "seed": 0, "tasks": names[:1], "num_tasks": 5, "whole_tasks": 1
+    }  # fmt: skip
+    assert card["data"] == {
+        "source": "digits", "options": {}, "name": digits.name,
+        "scenario": {"name": "class", "num_tasks": 5},
+        "train_rows": len(digits.train.label),
+    }  # fmt: skip
+    method = card["method"]
+    assert (method["base"], method["strategy"]) == ("mocov2plus", "pnr")
+    assert method["momentum_start"] == 0.99 and method["queue_size"] == 96
+    results = outcome.read_results(workdir)
+    row = results["matrices"]["knn/class_incremental"][0]
+    found = card["results"]["matrices"]["knn/class_incremental"]
+    assert found == {"accuracy": row, "average": row[0]}
+    assert card["results"]["scalars"] == results["scalars"][0]
+    newest = max(int(p.name) for p in (workdir / "checkpoints").iterdir())
+    assert card["checkpoint"]["number"] == newest
+    assert card["checkpoint"]["step"] == newest - 2 and card["torch"] is None
+    assert card["config"] == json.loads((workdir / "config.json").read_text())
+    data = (out / "encoder.safetensors").read_bytes()
+    assert card["files"] == {"encoder.safetensors": hashlib.sha256(data).hexdigest()}
+    leaves = tensors.load(data)
+    assert leaves["params/conv1/kernel"].shape == (3, 3, 1, 4)
+    count = sum(x.size for name, x in leaves.items() if name.startswith("params/"))
+    assert card["parameters"] == count and "stats/bn3/var" in leaves
+    assert card["versions"]["jax"] == jax.__version__
+    assert card["versions"]["jaxcl"] == jaxcl.__version__ != "unknown"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", card["date"])
+
+
+def test_every_option_of_the_encoder_is_in_the_card(residual, monkeypatch):
+    _, out, card = residual
+    assert card["encoder"] == RESNET | {
+        "stem": "cifar", "padding": "torch", "zero_init_residual": False,
+        "conv_init": "kaiming", "pool": None, "precision": "float32",
+    }  # fmt: skip
+    want = jaxcl.load_encoder(out).embed(np.ones((1, 8, 8, 1), np.uint8))
+    options = dict(encoder.sections.ENCODERS)
+    monkeypatch.setitem(encoder.sections.ENCODERS, "resnet", _later(options["resnet"]))
+    found = jaxcl.load_encoder(out).embed(np.ones((1, 8, 8, 1), np.uint8))
+    np.testing.assert_array_equal(found, want)
+
+
+def _later(make):
+    """The function in a later version, which has other defaults."""
+
+    def resnet(
+        *, depth=50, width=8, stem="imagenet", stem_padding=1, padding="same",
+        zero_init_residual=True, conv_init="torch", pool=4, dtype=jnp.bfloat16,
+    ):  # fmt: skip
+        given = dict(locals())
+        return make(**{name: x for name, x in given.items() if name != "make"})
+
+    return resnet
+
+
+def test_precision_and_pooled_windows_are_kept(tmp_path):
+    made = {"name": "resnet", "depth": 10, "width": 4, "pool": 1}
+    changes = {"encoder": made, "precision": "bfloat16", "augment.size": 16}
+    changes["data"] = {"name": "digits", "size": 16}
+    work, state = run_of(tmp_path / "run", **changes)
+    card = export.export(str(tmp_path / "run"), str(tmp_path / "out"))
+    assert card["encoder"]["precision"] == "bfloat16"
+    assert card["num_features"] == 4 * 32  # two by two windows
+    found = jaxcl.load_encoder(tmp_path / "out")
+    images = work.stream.evaluation.images[:4]
+    view = augment.make_eval(size=16, mean=(0.3,), std=(0.4,))
+    want = jax.jit(work.method.embed)(state, view(images))
+    np.testing.assert_allclose(found.embed(images), want, rtol=2e-2, atol=1e-3)
+    assert found.module.dtype == jnp.bfloat16
+
+
+def test_data_that_cannot_be_read_or_are_others(trained, tmp_path):
+    for name, changes in (
+        ("gone", {"data": {"name": "npz", "path": "/no/such"}}),
+        ("other", {"scenario": {"name": "class", "num_tasks": 2}}),
+    ):
+        copy = shutil.copytree(trained[0], tmp_path / name)
+        there = json.loads((copy / "config.json").read_text()) | changes
+        (copy / "config.json").write_text(json.dumps(there))
+        card = export.export(str(copy), str(tmp_path / f"out_{name}"))
+        assert card["data"]["source"] == there["data"]["name"]
+        assert card["data"]["name"] is None and card["data"]["train_rows"] is None
+    assert card["checkpoint"]["checksum"] == trained[2]["checkpoint"]["checksum"]
+
+
+def test_how_far_the_run_had_come(tmp_path):
+    run = tmp_path / "run"
+    work = untried(run, **RUN)
+    state = random_state(work)
+    for number, (phase, done, begun, whole) in enumerate(
+        [("training", 0, 1, 0), ("training", 2, 3, 2), ("trained", 2, 3, 3),
+         ("evaluated", 3, 3, 3)]
+    ):  # fmt: skip
+        save(work, run, state, number=number, phase=phase, done=done)
+        card = export.export(str(run), str(tmp_path / "out"))
+        assert card["checkpoint"]["number"] == number
+        assert card["training"]["tasks"] == list(work.task_names[:begun])
+        assert card["training"]["whole_tasks"] == whole
+        assert (card["results"] is not None) == (phase == "evaluated")
+    row = [0.7, 0.7, 0.7, None, None]
+    found = {"knn/x": {"accuracy": row, "average": pytest.approx(0.7)}}
+    assert card["results"]["matrices"] == found
+    assert card["results"]["scalars"] == {"knn/loss": 1.5}
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_its_results(tmp_path, caplog):
+    work = untried(tmp_path / "run", **RUN)
+    states = [random_state(work, seed) for seed in (0, 1)]
+    for number, (done, state) in zip((9, 21), enumerate(states, start=1), strict=True):
+        save(work, tmp_path / "run", state, number=number, done=done)
+    files = (tmp_path / "run" / "checkpoints" / "21" / "state" / "d").rglob("*")
+    largest = max((p for p in files if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+    card = export.export(str(tmp_path / "run"), str(tmp_path / "out"))
+    assert "checkpoint 21" in caplog.text and card["checkpoint"]["number"] == 9
+    assert card["training"]["whole_tasks"] == 1
+    made = jaxcl.load_encoder(tmp_path / "out")
+    chex.assert_trees_all_equal(made.params, states[0].params["encoder"])
+
+
+def test_seeds_that_were_trained_side_by_side(tmp_path, capsys):
+    changes = {"seed": 4, "seeds": 2, "side_by_side": True}
+    with mock.patch.object(jobs, "check"):
+        several = build.build(toy.config(**changes), tmp_path)
+        work = seeds.together({seed: several.make(seed) for seed in several.seeds})
+    state = random_state(work)
+    results = outcome.empty(len(work.task_names), task_names=work.task_names)
+    nothing = [np.nan] * (len(work.task_names) - 1)
+    rows = {f"knn/seed_{seed}/x": [seed / 10, *nothing] for seed in (4, 5)}
+    results = outcome.add(results, 0, rows, {}, 1.0)
+    save(work, tmp_path / "together", state, results=results)
+    for at, seed in enumerate((4, 5)):
+        out = tmp_path / f"out_{seed}"
+        card = export.export(str(tmp_path / f"seed_{seed}"), str(out))
+        assert card["results"]["matrices"]["knn/x"]["average"] == seed / 10
+        assert card["training"]["seed"] == seed and card["checkpoint"]["step"] == 7
+        mine = seeds.one_of(state, at)
+        made = jaxcl.load_encoder(out)
+        chex.assert_trees_all_equal(made.params, mine.params["encoder"])
+        chex.assert_trees_all_equal(made.stats, mine.stats["encoder"])
+    refused(r"holds 2 seeds; name one of them, as .*/seed_4$", tmp_path,
+            tmp_path / "out", capsys)  # fmt: skip
+
+
+def test_the_last_accepted_update_takes_the_place_of_its_run(trained, tmp_path):
+    run, out = shutil.copytree(trained[0], tmp_path / "run"), tmp_path / "out"
+    states = []
+    for number, accepted in ((1, True), (2, False)):
+        folder = run / "updates" / f"{number:04d}"
+        scenario = {"name": "after", "num_tasks": 2}
+        data = {"name": "digits", "size": 8}
+        with mock.patch.object(build, "_check_start"):
+            _, state = run_of(folder, data=data, scenario=scenario, start=str(run))
+        (folder / "update.json").write_text(json.dumps({"accepted": accepted}))
+        states.append(state)
+    shutil.rmtree(run / "updates" / "0002" / "checkpoints")  # as one rolled back
+    card = export.export(str(run), str(out))
+    assert card["checkpoint"]["run"] == str(run / "updates" / "0001")
+    assert card["data"]["name"] == "digits" and card["data"]["train_rows"] > 1000
+    made = jaxcl.load_encoder(out)
+    chex.assert_trees_all_equal(made.params, states[0].params["encoder"])
+    (run / "updates" / "0001" / "update.json").write_text('{"accepted": false}')
+    export.export(str(run), str(out), force=True)
+    found = jaxcl.load_encoder(out).card["checkpoint"]
+    assert found == trained[2]["checkpoint"] | {"run": str(run)}
+
+
+# What is refused
+
+
+def refused(match, run, out, capsys, *options):
+    assert export.main([f"--run={run}", f"--out={out}", *options]) == 2
+    said = capsys.readouterr().err
+    assert re.search(f"^jaxcl: .*{match}", said, re.M), said
+    assert said.count("\n") == 1
+
+
+def test_what_is_wrong_with_the_run_is_one_line(trained, tmp_path, capsys):
+    out = tmp_path / "out"
+    refused(r"--run='.*nowhere': it has no config", tmp_path / "nowhere", out, capsys)
+    copy = shutil.copytree(trained[0], tmp_path / "copy")
+    there = json.loads((copy / "config.json").read_text())
+    there["encoder"]["width"] = 8
+    (copy / "config.json").write_text(json.dumps(there))
+    match = r"does not fit the encoder .*\['bn1'\]\['bias'\] is float32\[4\] in"
+    refused(match, copy, out, capsys)
+    there["checkpoint"] = "runs/a"
+    (copy / "config.json").write_text(json.dumps(there))
+    refused(r"judged the encoder of runs/a and trained none", copy, out, capsys)
+    shutil.copy(trained[0] / "config.json", copy)
+    shutil.rmtree(copy / "checkpoints")
+    refused(r"--run='.*copy': there is no checkpoint in it yet", copy, out, capsys)
+    (copy / "checkpoints" / "3").mkdir(parents=True)
+    refused(r"every checkpoint in it is damaged \[3\]", copy, out, capsys)
+    assert not out.exists()
+
+
+def test_a_folder_of_something_else_is_refused(trained, tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    export.export(str(trained[0]), str(out))  # it was empty
+    again = export.export(str(trained[0]), str(out), torch=False)
+    same = {name: x for name, x in again.items() if name != "date"}
+    assert same == {name: x for name, x in trained[2].items() if name != "date"}
+    assert {p.name for p in out.iterdir()} == {"card.json", "encoder.safetensors"}
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    (out / "notes.txt").write_text("mine")
+    before = contents(out)
+    match = r"holds notes\.txt, which is no part of an export"
+    for options in ([], ["--force"]):
+        refused(match, trained[0], out, capsys, *options)
+    assert contents(out) == before
+    refused("is a file; must be a folder", trained[0], out / "notes.txt", capsys)
+
+
+def test_another_export_gives_way_to_force(trained, residual, tmp_path, capsys):
+    out = shutil.copytree(residual[1], tmp_path / "out")
+    refused("holds another export, of step 7; --force", trained[0], out, capsys)
+    assert contents(out) == contents(residual[1])
+    assert export.main([f"--run={trained[0]}", f"--out={out}", "--force"]) == 0
+    assert jaxcl.load_encoder(out).num_features == 16
+    assert {p.name for p in out.iterdir()} == {"card.json", "encoder.safetensors"}
+    (out / "card.json").write_text("{")
+    refused(r"card\.json: it is damaged.*--force replaces it", trained[0], out, capsys)
+    assert export.main([f"--run={trained[0]}", f"--out={out}", "--force"]) == 0
+    said = capsys.readouterr().out
+    assert "conv_net, 1,572 parameters, 16 features, of two_view mocov2plus pnr" in (
+        said.replace(f"{trained[2]['parameters']:,}", "1,572")
+    )
+    assert "1 of 5 tasks" in said and f"jaxcl.load_encoder({str(out)!r})" in said
+
+
+@pytest.mark.slow
+def test_in_a_bucket(residual):
+    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # read at its import
+    pytest.importorskip("gcsfs", reason="gs:// needs gcsfs: pip install -e '.[gcs]'")
+    import fake_gcs
+
+    with fake_gcs.serve("bucket") as server:
+        run, out = epath.Path("gs://bucket/runs/a"), "gs://bucket/exports/a"
+        _, state = run_of(run, encoder=RESNET)
+        card = export.export(str(run), out, torch=True)
+        assert card["files"] == residual[2]["files"]
+        made = jaxcl.load_encoder(out)
+        chex.assert_trees_all_equal(made.params, state.params["encoder"])
+        export.export(str(run), out)
+        names = {name for _, name in server.objects if name.startswith("exports")}
+        assert names == {f"exports/a/{x}" for x in ("card.json", encoder.TENSORS)}
+        (epath.Path(out) / "notes.txt").write_text("mine")
+        with pytest.raises(ValueError, match=r"holds notes\.txt"):
+            export.export(str(run), out)
+
+
+def change(out, name, value):
+    card = json.loads((out / "card.json").read_text())
+    *sections, last = name.split(".")
+    place = card
+    for section in sections:
+        place = place[section]
+    place[last] = value
+    (out / "card.json").write_text(json.dumps(card))
+
+
+@pytest.mark.parametrize(
+    "name, value, match",
+    [
+        ("format", 2, "format=2: this version of jaxcl reads 1"),
+        ("num_features", 99, "num_features=99, but its encoder has 16"),
+        ("encoder.width", 8, r"params/bn1/bias is float32\[4\], in .* float32\[8\]"),
+        ("encoder.name", "resnet", r"encoder\.name.*is .*absent|in the network of"),
+        ("encoder.name", "vit", r"encoder\.name='vit': allowed are resnet"),
+        ("encoder.size", 8, r"encoder\.size: no such option"),
+        ("encoder.precision", "int8", r"encoder\.precision='int8'"),
+        ("input.channels", 3, r"params/conv1/kernel is float32\[3, 3, 1, 4\], in"),
+    ],
+)
+def test_a_card_that_does_not_fit_is_refused(trained, tmp_path, name, value, match):
+    out = shutil.copytree(trained[1], tmp_path / "out")
+    change(out, name, value)
+    with pytest.raises(ValueError, match=match):
+        jaxcl.load_encoder(out)
+
+
+def test_damaged_files_are_refused(trained, residual, tmp_path):
+    out = shutil.copytree(trained[1], tmp_path / "out")
+    path = out / "encoder.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="its sha256 is .*it is damaged or of another"):
+        jaxcl.load_encoder(out)
+    path.write_bytes(b"no tensors")
+    change(out, "files", {path.name: hashlib.sha256(b"no tensors").hexdigest()})
+    with pytest.raises(ValueError, match="it is no safetensors file"):
+        jaxcl.load_encoder(out)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"encoder\.safetensors: it cannot be read"):
+        jaxcl.load_encoder(out)
+    (out / "card.json").write_text('{"format": 1}')
+    with pytest.raises(ValueError, match=r"it lacks \['encoder', 'files', 'input'"):
+        jaxcl.load_encoder(out)
+    (out / "card.json").write_text("{")
+    with pytest.raises(ValueError, match="it is damaged"):
+        jaxcl.load_encoder(out)
+    with pytest.raises(ValueError, match="it has no card.json that can be read"):
+        jaxcl.load_encoder(tmp_path / "nowhere")
+
+
+# PyTorch's file, without PyTorch
+
+
+def test_the_state_dict_by_hand(residual):
+    workdir, out, card = residual
+    made, state = jaxcl.load_encoder(out), torch_resnet.torch_state(out)
+    saved = tensors.load((out / "resnet_torch.safetensors").read_bytes())
+    again = torch_resnet.torch_state(made)
+    assert set(state) == set(saved) == set(again) == set(card["torch"])
+    for name in state:
+        np.testing.assert_array_equal(saved[name], state[name])
+    kernel = np.asarray(made.params["layer2_0"]["conv1"]["kernel"])
+    assert saved["layer2.0.conv1.weight"].shape == (8, 4, 3, 3)
+    assert saved["layer2.0.conv1.weight"][5, 2, 0, 1] == kernel[0, 1, 2, 5]
+    bn = made.params["layer3_0"]["downsample_bn"], made.stats["layer3_0"]
+    for name, want in (
+        ("weight", bn[0]["scale"]), ("bias", bn[0]["bias"]),
+        ("running_mean", bn[1]["downsample_bn"]["mean"]),
+        ("running_var", bn[1]["downsample_bn"]["var"]),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(saved[f"layer3.0.downsample.1.{name}"], want)
+    seen = saved["layer3.0.downsample.1.num_batches_tracked"]
+    assert seen.shape == () and seen.dtype == np.int64 and seen == 0
+    assert card["torch"]["layer3.0.downsample.0.weight"] == (
+        "params/layer3_0/downsample_conv/kernel"
+    )
+    assert card["torch"]["bn1.num_batches_tracked"] is None
+    data = (out / "resnet_torch.safetensors").read_bytes()
+    assert card["files"]["resnet_torch.safetensors"] == hashlib.sha256(data).hexdigest()
+    # Of the other parameters each has one place.
+    names = [ours for ours in card["torch"].values() if ours]
+    assert sorted(names) == sorted(encoder.flat(made.params, made.stats))
+
+
+@pytest.mark.parametrize("depth, count", [(18, 120), (34, 216), (50, 318)])
+def test_as_many_tensors_as_torchvision_has(depth, count):
+    """122, 218 and 320 are in its state dicts, two of them of `fc`."""
+    net = resnet.resnet(depth=depth)
+    like = jax.eval_shape(net.init, jax.random.key(0), np.zeros((1, 8, 8, 3), "f4"))
+    leaves = jax.tree.map(lambda x: np.zeros(x.shape, "f4"), like)
+    names = encoder.flat(leaves["params"], leaves["batch_stats"])
+    assert len(torch_resnet.key_map(names)) == count
+
+
+def test_networks_that_pytorch_has_not_are_refused(trained, tmp_path, capsys):
+    match = r"--torch: config\.encoder\.name='conv_net' has no twin"
+    refused(match, trained[0], tmp_path / "out", capsys, "--torch")
+    run_of(tmp_path / "run", encoder=RESNET | {"padding": "same"})
+    match = r"--torch: config\.encoder\.padding='same' pads windows"
+    refused(match, tmp_path / "run", tmp_path / "out", capsys, "--torch")
+    assert not (tmp_path / "out").exists()
+    export.export(str(tmp_path / "run"), str(tmp_path / "out"))
+    with pytest.raises(ValueError, match=r"padding='same'"):
+        torch_resnet.torch_state(tmp_path / "out")
+
+
+# The page
+
+
+def test_the_commands_and_the_code_of_the_page(
+    trained, residual, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained[0], tmp_path / "runs" / "quickstart")
+    shutil.copytree(residual[0], tmp_path / "runs" / "pnr_cifar100")
+    commands = test_docs.commands(PAGE, "jaxcl.export")
+    whole = [arguments for arguments in commands if len(arguments) > 1]
+    assert len(whole) == 2
+    for arguments in whole:
+        assert export.main(arguments) == 0
+    found = jaxcl.load_encoder("exports/pnr_cifar100")
+    assert found.card["torch"]
+    assert found.card["checkpoint"]["run"] == "runs/pnr_cifar100"
+    capsys.readouterr()
+    mine = [code for code in test_docs.blocks(PAGE, "python") if "import jaxcl" in code]
+    assert len(mine) == 2
+    for code in mine:
+        exec(compile(code, "export.md", "exec"), {})
+    first, last, *_ = capsys.readouterr().out.splitlines()[1].split()
+    assert float(last) < 0.9 * float(first)
+
+
+def test_the_options_of_the_page_are_those_of_the_command():
+    table = PAGE.partition("| option |")[2].partition("\n\n")[0]
+    options = set(re.findall(r"^\| `(--\w+)`", table, re.M))
+    assert options | {"-h", "--help"} == set(export.parser()._option_string_actions)
+
+
+def test_the_table_of_the_card_is_that_of_real_cards(trained, residual, of_graphs):
+    open_ended = ("method", "encoder", "files", "torch", "config")
+    told, section = set(), None
+    table = PAGE.partition("| card | field |")[2].partition("\n\n")[0]
+    for row in table.splitlines()[2:]:
+        first, field, _ = (x.strip(" `") for x in row.strip("|").split("|"))
+        section = first or section
+        told.add(f"{section} {field}".strip())
+    found = {"method name", "encoder name", "encoder precision"}
+    for card in (trained[2], residual[2], of_graphs[2]):
+        for name, value in card.items():
+            if isinstance(value, dict) and name not in open_ended:
+                found |= {f"{name} {field}" for field in value}
+            elif name not in ("method", "encoder"):
+                found.add(name)
+    assert told == found
+
+
+def test_the_package_names_its_version_and_its_loader():
+    assert jaxcl.load_encoder is encoder.load_encoder
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        jaxcl.nothing  # noqa: B018

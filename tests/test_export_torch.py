@@ -1,0 +1,183 @@
+"""PyTorch computes what an exported ResNet does, by the module of docs/export.md."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_docs
+import test_export
+from safetensors import numpy as tensors
+
+import jaxcl
+from jaxcl import encoder, export, torch_resnet
+from jaxcl.nets import norm
+
+torch = pytest.importorskip(
+    "torch", reason="PyTorch is not installed: pip install torch==2.13.0"
+)
+BASIC = {"name": "resnet", "depth": 10, "width": 8}
+BOTTLENECK = {"name": "resnet", "depth": 50, "width": 4}
+# name -> options of the encoder, pixels, channels; maps are even where strides are 2
+NETS = {
+    "basic-cifar": (BASIC, 16, 3),
+    "basic-cifar-padded": (BASIC | {"depth": 18, "stem_padding": 2}, 16, 3),
+    "basic-imagenet": (BASIC | {"stem": "imagenet"}, 64, 3),
+    "basic-gray-pooled": (BASIC | {"pool": 2}, 32, 1),
+    "basic-deep": (BASIC | {"depth": 34, "width": 4, "stem": "imagenet"}, 65, 3),
+    "bottleneck-cifar": (BOTTLENECK | {"stem_padding": 2}, 16, 3),
+    "bottleneck-imagenet": (BOTTLENECK | {"stem": "imagenet"}, 64, 3),
+}
+
+
+@pytest.fixture(scope="module")
+def page():
+    """What the page's block for PyTorch defines."""
+    (code,) = [
+        code
+        for code in test_docs.blocks(test_export.PAGE, "python")
+        if "class ResNet" in code
+    ]
+    names = {}
+    exec(compile(code, "export.md", "exec"), names)
+    return names
+
+
+def network(options, size, channels, seed=0):
+    """An encoder of any numbers, running statistics far from those it starts with."""
+    rng = np.random.default_rng(seed)
+    section = export._architecture({"encoder": options})
+    card = {"encoder": section, "input": {"kind": "images", "channels": channels}}
+    card["input"] |= {"size": size, "resize": None, "interpolation": "bicubic"}
+    card["input"] |= {"mean": [0.4] * channels, "std": [0.2, 0.3, 0.25][:channels]}
+    module, blank = encoder.module_of(section), encoder.blank(card["input"])
+    like = jax.eval_shape(module.init, jax.random.key(0), blank)
+
+    def number(path, leaf):
+        kind = path[-1].key
+        if kind == "kernel":
+            scale = np.sqrt(2 / np.prod(leaf.shape[:3]))
+            return rng.normal(scale=scale, size=leaf.shape).astype(np.float32)
+        low, high = (-0.3, 0.3) if kind in ("bias", "mean") else (0.5, 1.5)
+        return rng.uniform(low, high, leaf.shape).astype(np.float32)
+
+    made = jax.tree_util.tree_map_with_path(number, like)
+    return encoder.make(card, made["params"], made["batch_stats"])
+
+
+def images_for(made, count=3):
+    given = made.card["input"]
+    shape = count, given["size"], given["size"], given["channels"]
+    return np.random.default_rng(1).integers(0, 256, shape, np.uint8)
+
+
+def twin(page, made, state=None):
+    """The page's module with the parameters of an encoder."""
+    model = page["ResNet"](made.card)
+    state = torch_resnet.torch_state(made) if state is None else state
+    model.load_state_dict({name: torch.from_numpy(x) for name, x in state.items()})
+    return model.eval()
+
+
+def check(ours, theirs, tolerance=1e-4):
+    theirs = np.asarray(theirs)
+    assert ours.shape == theirs.shape and np.std(theirs, axis=0).max() > 1e-2
+    gap = np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max()
+    assert gap < tolerance, gap
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_features_are_the_same(name, page):
+    made = network(*NETS[name])
+    images = images_for(made)
+    with torch.no_grad():
+        theirs = twin(page, made)(torch.from_numpy(images))
+    check(made.embed(images), theirs)
+
+
+@pytest.mark.parametrize("name", ["basic-cifar", "basic-imagenet"])
+def test_a_training_pass_moves_the_same_statistics(name, page):
+    """Momentum, epsilon, and which variance is kept."""
+    made = network(*NETS[name])
+    images, model = images_for(made, 6), twin(page, made).train()
+    theirs = model(torch.from_numpy(images)).detach()
+    inputs = made.prepare(images)
+    ours, stats = jax.jit(made.apply, static_argnames="train")(
+        made.params, made.stats, inputs, train=True
+    )
+    check(ours, theirs, 1e-3)
+    leaves = encoder.flat(made.params, stats)
+    before = encoder.flat(made.params, made.stats)
+    moved = model.state_dict()
+    for theirs_name, ours_name in torch_resnet.key_map(leaves).items():
+        if ours_name and ours_name.startswith("stats/"):
+            want = moved[theirs_name].numpy()
+            np.testing.assert_allclose(leaves[ours_name], want, rtol=2e-3, atol=2e-4)
+            assert np.abs(want - before[ours_name]).max() > 1e-3
+    assert int(moved["bn1.num_batches_tracked"]) == 1
+    theirs = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    ours = norm.BatchNorm()
+    assert {m.eps for m in theirs} == {ours.epsilon}
+    assert all(m.momentum == pytest.approx(1 - ours.momentum) for m in theirs)
+
+
+def test_padding_of_another_kind_is_refused_with_reason(page):
+    options, size, channels = NETS["basic-cifar"]
+    made = network(options | {"padding": "same"}, size, channels)
+    with pytest.raises(ValueError, match=r"config\.encoder\.padding='same' pads"):
+        torch_resnet.torch_state(made)
+    # What the file would have computed.
+    plain = network(options, size, channels)
+    np.testing.assert_array_equal(
+        plain.params["layer2_0"]["conv1"]["kernel"],
+        made.params["layer2_0"]["conv1"]["kernel"],
+    )
+    images = images_for(made)
+    with torch.no_grad():
+        theirs = np.asarray(twin(page, plain)(torch.from_numpy(images)))
+    gap = np.abs(made.embed(images) - theirs).max() / np.abs(theirs).max()
+    assert gap > 1e-2
+
+
+def test_bfloat16_is_near(page):
+    """As the page says: by a percent of the largest feature, about."""
+    options, size, channels = NETS["basic-cifar"]
+    made = network(options, size, channels)
+    card = made.card | {"encoder": made.card["encoder"] | {"precision": "bfloat16"}}
+    rough = encoder.make(card, made.params, made.stats)
+    images = images_for(made)
+    with torch.no_grad():
+        theirs = np.asarray(twin(page, rough)(torch.from_numpy(images)))
+    gap = np.abs(rough.embed(images) - theirs).max() / np.abs(theirs).max()
+    assert 1e-3 < gap < 3e-2, gap
+
+
+def test_a_folder_of_the_command(page, tmp_path):
+    run, out = tmp_path / "run", tmp_path / "out"
+    changes = {"encoder": test_export.RESNET, "augment.size": 16}
+    work, _ = test_export.run_of(run, **changes, data={"name": "digits", "size": 16})
+    assert export.main([f"--run={run}", f"--out={out}", "--torch"]) == 0
+    model, images = page["load"](out), work.stream.evaluation.images[:8]
+    assert not model.training
+    with torch.no_grad():
+        theirs = model(torch.from_numpy(images))
+    check(jaxcl.load_encoder(out).embed(images), theirs)
+    state = tensors.load((out / "resnet_torch.safetensors").read_bytes())
+    keys = json.loads((out / "card.json").read_text())["torch"]
+    assert set(keys) == set(state) == set(model.state_dict())
+
+
+def test_what_the_check_would_notice(page):
+    """Kernels mirrored, or their axes exchanged, are other features."""
+    made = network(BASIC, 16, 3)
+    images, state = images_for(made), torch_resnet.torch_state(made)
+    ours = made.embed(images)
+    for change in (lambda x: x[:, :, ::-1], lambda x: x.swapaxes(2, 3)):
+        other = {
+            name: change(x).copy() if x.ndim == 4 else x for name, x in state.items()
+        }
+        with torch.no_grad():
+            theirs = twin(page, made, other)(torch.from_numpy(images))
+        with pytest.raises(AssertionError):
+            check(ours, jnp.asarray(theirs.numpy()))
