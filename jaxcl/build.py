@@ -136,6 +136,20 @@ def _seeds(raw, workdir):
     return seeds.Seeds(chosen, make, side_by_side)
 
 
+def planned(config: ml_collections.ConfigDict, stand_in=None) -> job.Job:
+    """The job of a config, to be compiled and not run: one step at a call, no judges.
+
+    Nothing is written. A `stream.Dataset` may stand in for config.data, which is then
+    not read. Raises ValueError as `build`, and where the config trains nothing.
+    """
+    raw = config.to_dict()
+    if raw.get("checkpoint") is not None:
+        raise ValueError("config.checkpoint: nothing is trained; must be None")
+    off = dict(evaluators={}, plasticity=False, start=None, steps_per_call=1)
+    top = dataclasses.replace(sections.top_of(raw), **off)
+    return _job(top, json.loads(json.dumps(raw)), None, stand_in)
+
+
 def default_workdir(config) -> str:
     """runs/NAME of the config; RUN/NAME, where the encoder of RUN is judged."""
     return f"{config.get('checkpoint') or 'runs'}/{config.get('name', 'run')}"
@@ -160,13 +174,13 @@ def claim(workdir, config: dict) -> None:
     sharding.barrier("the config is written")
 
 
-def _job(top: sections.Top, plain: dict, workdir) -> job.Job:
+def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     mesh = sharding.mesh(top.devices)
     sections.check(top)
     sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
     # Options are checked first.
-    make_stream = sections.tasks(top.data, top.scenario, top.seed)
+    make_stream = sections.tasks(top.data, top.scenario, top.seed, stand_in)
     parts, image = sections.parts(top)
     sections.method(top.method, parts)
     tasks = make_stream()

@@ -143,10 +143,11 @@ def check_graphs(top: Top, train: stream.Examples | None = None) -> None:
         )
 
 
-def tasks(data, scenario, seed=0):
+def tasks(data, scenario, seed=0, stand_in=None):
     """A function that reads the data and cuts the tasks; options checked now.
 
-    `seed` is the run's, which a scenario "growth" takes unless it has its own.
+    `seed` is the run's, which a scenario "growth" takes unless it has its own;
+    `stand_in` a dataset in place of what would be read.
     """
     source, data_options = schema.named(SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
@@ -157,7 +158,7 @@ def tasks(data, scenario, seed=0):
     given = schema.options(scenarios.make, scenario, "config.scenario")
     uneven = given.get("imbalance"), given.get("long_tail")
     imbalance.options(*uneven, field="config.scenario.")
-    return lambda: scenarios.make(source(**data_options), **given)
+    return lambda: scenarios.make(stand_in or source(**data_options), **given)
 
 
 def parts(top: Top):

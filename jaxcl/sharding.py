@@ -1,5 +1,7 @@
 """Devices and hosts: the only file that knows how many there are."""
 
+import contextlib
+import contextvars
 import os
 
 import jax
@@ -10,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxcl.memory import sharded
 
 AXIS = "data"
+_ELSEWHERE = contextvars.ContextVar("elsewhere", default=False)
 
 
 def initialize(coordinator=None, num_processes=None, process_id=None, timeout=300):
@@ -47,7 +50,17 @@ def mesh(num_devices: int | None = None) -> Mesh:
 
 def on_cpu() -> bool:
     """Whether the devices are CPUs, where loops over steps are slow."""
-    return jax.default_backend() == "cpu"
+    return jax.default_backend() == "cpu" and not _ELSEWHERE.get()
+
+
+@contextlib.contextmanager
+def for_elsewhere():
+    """Context in which programs are traced as for accelerators, to be run there."""
+    before = _ELSEWHERE.set(True)
+    try:
+        yield
+    finally:
+        _ELSEWHERE.reset(before)
 
 
 def on_host():

@@ -11,13 +11,15 @@ SOURCES = sorted((ROOT / "jaxcl").rglob("*.py"))
 LAYERS = [
     {"main", "compare", "speedup", "update", "export"}
     | {"report", "report_page", "report_parts", "report_charts"}
-    | {"report_html", "report_numbers"},
+    | {"report_html", "report_numbers", "scaling", "scaling_text"},
     {"finish", "command"},
     {"train"},
     {"build"},
     {"sections", "encoder", "torch_resnet"},
-    {"meter", "evaluators", "single", "transfer", "seeds", "convergence", "lineage"},
-    {"job", "record", "outcome", "cost", "plots", "checkpoint"},
+    {"meter", "evaluators", "single", "transfer", "seeds", "convergence", "lineage"}
+    | {"planned"},
+    {"job", "record", "outcome", "cost", "plots", "checkpoint"}
+    | {"collectives", "machines"},
     {"methods", "evals"},
     {
         "data",
@@ -40,7 +42,7 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # evals draw with plots; it is a leaf that imports nothing of jaxcl.
 LEAVES = {"plots", "metrics"}
 # Modules that may know ConfigDicts; all others take arguments.
-READ_CONFIG = {"build", "debug", "main", "recipe", "command", "update"}
+READ_CONFIG = {"build", "debug", "main", "recipe", "command", "update", "scaling"}
 
 
 def part(path):
