@@ -113,7 +113,11 @@ def commands(text, module):
 
 def filled(argument):
     """An argument with something for each word that stands for a choice."""
-    for word, value in {"SEED": "5", "STRATEGY": "pnr", "BASE": "simclr"}.items():
+    rows = {"er_ace": "mir", "cclis": "co2l", "duel": "simclr", "icl": "retrain"}
+    family = re.search(r"configs/(er_ace|cclis|duel|icl)_", argument)
+    row = rows[family[1]] if family else "row"
+    words = {"SEED": "5", "STRATEGY": "pnr", "BASE": "simclr", "ROW": row}
+    for word, value in words.items():
         argument = re.sub(rf"(?<![A-Z]){word}(?![A-Z])", value, argument)
     return argument
 

@@ -1,0 +1,186 @@
+"""docs/getting_started.md: its commands and code run, in its order."""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from jaxcl import export, lineage, outcome, report
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "getting_started.md").read_text()
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+# Less of everything: of options that a command gives the value, else one more.
+SMALL = {
+    "jaxcl.main": {
+        "--config=configs/quickstart.py": [
+            "--config.epochs=2",
+            "--config.schedule.warmup_epochs=1",
+            "--config.evaluators.linear.epochs=5",
+            "--config.encoder.width=8",
+        ],
+        "--config=configs/transfer.py": ["--config.evaluators.linear.epochs=5"],
+        "--workdir=runs/finetune": ["--config.plasticity=False"],
+    },
+    "jaxcl.update": {"--run=runs/mine": ["--config.limits.accuracy_drop=1.0"]},
+}
+
+
+def blocks():
+    """("python" or "command", text) of what the page runs, in its order."""
+    found = []
+    for language, body in FENCE.findall(PAGE):
+        if language == "python":
+            found.append((language, body))
+        elif "python -m jaxcl" in body:
+            lines = re.sub(r"\\\n\s*", " ", body).strip().splitlines()
+            found += [("command", line) for line in lines]
+    return found
+
+
+def smaller(words):
+    """A command with the values of SMALL in place of its own."""
+    for mark, options in SMALL.get(words[2], {}).items():
+        if mark in words:
+            names = {option.partition("=")[0] for option in options}
+            kept = [word for word in words if word.partition("=")[0] not in names]
+            words = kept + options
+    return words
+
+
+def load_config():
+    names = {}
+    exec((ROOT / "configs" / "quickstart.py").read_text(), names)
+    return names["get_config"]()
+
+
+def run_page(folder, *, small):
+    """Run all of the page in a folder.
+
+    Returns:
+      what each command and each piece of code printed.
+    """
+    shutil.copytree(ROOT / "configs", folder / "configs")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"}
+    printed = []
+    for kind, body in blocks():
+        words = shlex.split(body) if kind == "command" else ["python", "-c", body]
+        words = smaller(words) if small and kind == "command" else words
+        done = subprocess.run(
+            [sys.executable, *words[1:]], cwd=folder, env=env, timeout=600,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{body}\n{done.stdout}\n{done.stderr[-3000:]}"
+        printed.append(done.stdout)
+    return printed
+
+
+def named(pattern):
+    """Inline code of the page's prose that matches."""
+    prose = FENCE.sub("", PAGE)
+    return [
+        name for name in re.findall(r"`([^`\n]+)`", prose) if re.match(pattern, name)
+    ]
+
+
+def test_the_page_has_all_steps_in_order():
+    modules = [shlex.split(body)[2] for kind, body in blocks() if kind == "command"]
+    train = "jaxcl.main"
+    assert modules == [
+        train, train, "jaxcl.compare", "jaxcl.report", train, train,
+        "jaxcl.update", "jaxcl.export",
+    ]  # fmt: skip
+    kinds = [kind for kind, _ in blocks()]
+    assert kinds.count("python") == 3 and kinds[-1] == "python"
+    for kind, body in blocks():
+        if kind == "command":
+            words = shlex.split(body)
+            assert words[:2] == ["python", "-m"]
+            if words[2] in ("jaxcl.export", "jaxcl.report"):
+                module = {"jaxcl.export": export, "jaxcl.report": report}[words[2]]
+                module.parser().parse_args(words[3:])
+
+
+def test_what_is_installed_is_there():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = re.findall(r"pip install -e '\.\[([\w,]+)\]'", PAGE)
+    assert {"cuda", "tpu"} <= {name for group in asked for name in group.split(",")}
+    for group in asked:
+        assert set(group.split(",")) <= set(project["optional-dependencies"])
+    least = re.search(r"Python (\d\.\d+) or newer", PAGE)[1]
+    assert project["requires-python"] == f">={least}"
+
+
+def test_the_folders_hold_what_the_page_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = [body for kind, body in blocks() if "mkdir" in body]
+    exec(compile(code, "getting_started.md", "exec"), {})
+    said = re.search(
+        r"`my_images` now has (\d+) images in folders `0` to `7`, `new_images` (\d+) "
+        r"and\s+`labelled_images` (\d+)", PAGE,
+    )  # fmt: skip
+    folders = ("my_images", "new_images", "labelled_images")
+    there = [len([*pathlib.Path(name).rglob("*.png")]) for name in folders]
+    assert there == [int(count) for count in said.groups()]
+    assert {p.name for p in pathlib.Path("my_images").iterdir()} == set("01234567")
+    assert {p.name for p in pathlib.Path("labelled_images").iterdir()} == set(
+        "0123456789"
+    )
+    assert all(path.suffix == ".png" for path in pathlib.Path("new_images").iterdir())
+
+
+def test_the_sample_output_agrees_with_the_text():
+    """The numbers that the text explains are those of the tables above it."""
+    table = re.search(r"^after task 2 .*", PAGE, re.M)[0].split()
+    first, last = table[3], table[-2]
+    assert f"{first} % of the digits 0 and 1" in PAGE
+    assert f"{last} % of 8\nand 9" in PAGE
+    assert float(table[-1]) == round((float(table[3]) + float(table[4])) / 2, 1)
+    end = re.search(r"^linear/class_incremental  .*untrained\n", PAGE, re.M)
+    assert end is None  # the head of the table has another name
+    cells = re.search(r"^linear/class_incremental +\d.*", PAGE, re.M)[0].split()
+    assert f"the probe went from {cells[-1]} to {cells[1]} %" in PAGE
+
+
+@pytest.mark.slow
+def test_the_page_runs_and_leaves_what_it_names(tmp_path):
+    printed = run_page(tmp_path, small=True)
+    paths = named(r"(runs|exports)/")
+    assert len(paths) > 12
+    for path in paths:
+        assert (tmp_path / path).exists(), path
+    for word in ("forgetting", "stability", "plasticity", "untrained", "cost: "):
+        assert word in printed[0]
+    results = outcome.read_results(tmp_path / "runs" / "quickstart")
+    measures = outcome.summary(results)["linear/class_incremental"]
+    assert printed[1].split("]]")[1].split()[0] == str(measures["average_accuracy"])
+    config = json.loads((tmp_path / "runs" / "finetune" / "config.json").read_text())
+    assert config["method"]["strategy"] == "finetune"
+    assert "finetune" in printed[3] and "runs/report.html: 2 runs" in printed[4]
+    mine = tmp_path / "runs" / "mine"
+    results = outcome.read_results(mine)
+    assert len(results["task_names"]) == 2
+    judged = outcome.read_results(tmp_path / "runs" / "judged")
+    accuracy = outcome.summary(judged)["linear/class_incremental"]["average_accuracy"]
+    assert 0.1 < accuracy < 1 and judged["checkpoint"]["path"] == "runs/mine"
+    update = lineage.read(mine / "updates" / "0001")
+    assert update["accepted"] and "accepted: runs/mine/updates/0001" in printed[8]
+    for line in ("before and after", "index of the old embeddings: "):
+        assert line in printed[8]
+    card = json.loads((tmp_path / "exports" / "mine" / "card.json").read_text())
+    assert card["checkpoint"]["run"].endswith("runs/mine/updates/0001")
+    assert card["input"]["size"] == 16 and card["input"]["channels"] == 1
+    features = re.search(r"It prints `\((\d+), (\d+)\)`", PAGE).groups()
+    width = load_config().encoder.width
+    shape, digits = re.match(r"(\(.*?\)) (\[.*\])", printed[-1]).groups()
+    count, wide = (int(x) for x in features)
+    assert count == len([*(tmp_path / "labelled_images").rglob("*.png")])
+    assert shape == f"({count}, {wide * 8 // width})"
+    assert json.loads(digits.replace("'", '"'))[0] == "0"

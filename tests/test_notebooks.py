@@ -1,0 +1,421 @@
+"""The notebooks: valid and without outputs, their commands parse, they run."""
+
+import ast
+import io
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tarfile
+
+import nbclient
+import nbformat
+import numpy as np
+import pytest
+import test_docs
+from absl import flags
+from IPython.core import inputtransformer2
+
+from jaxcl import compare, export, update
+from jaxcl.data import sources
+
+ROOT = pathlib.Path(__file__).parents[1]
+FOLDER = ROOT / "notebooks"
+BOOKS = sorted(FOLDER.glob("*.ipynb"))
+NAMES = [
+    "1_quick_start", "2_pnr_cifar10", "3_in_your_own_loop", "4_your_own_images",
+    "5_duel_imbalanced",
+]  # fmt: skip
+QUICK = "3_in_your_own_loop"
+# Of the shell or of IPython, with the lines that continue it.
+COMMAND = re.compile(r"^( *)[!%]((?:[^\n\\]|\\\n|\\.)*)", re.M)
+each = pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code(path):
+    return [cell.source for cell in read(path).cells if cell.cell_type == "code"]
+
+
+def text(path):
+    return "\n".join(c.source for c in read(path).cells if c.cell_type == "markdown")
+
+
+def plain(source):
+    """The cell as Python: each command of the shell or of IPython is a `pass`."""
+    return COMMAND.sub(r"\1pass", source)
+
+
+def constants(path):
+    """Name -> value of every top-level assignment of a constant."""
+    found = {}
+    for node in ast.parse("\n".join(map(plain, code(path)))).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            found |= {target.id: node.value.value for target in node.targets}
+    return found
+
+
+def shell(path):
+    """The commands of the cells, constants filled in."""
+    values = constants(path)
+    lines = "\n".join(line for _, line in COMMAND.findall("\n".join(code(path))))
+    # What is None at first the notebook fills in itself.
+    return re.sub(r"{(\w+)}", lambda name: str(values[name[1]] or "my_images"), lines)
+
+
+def commands(module):
+    return [
+        pytest.param(arguments, id=f"{path.stem}-{i}")
+        for path in BOOKS
+        for i, arguments in enumerate(test_docs.commands(shell(path), module))
+    ]
+
+
+# The files
+
+
+def test_there_are_five_and_the_pages_name_them():
+    assert [path.stem for path in BOOKS] == NAMES
+    page = (FOLDER / "README.md").read_text()
+    assert re.findall(r"^\| `(\w+)\.ipynb`", page, re.M) == NAMES
+    assert "`notebooks/README.md`" in (ROOT / "docs" / "index.md").read_text()
+    files = {path.name for path in FOLDER.iterdir() if not path.name.startswith(".")}
+    assert files - {"README.md"} == {f"{name}.ipynb" for name in NAMES}
+
+
+@each
+def test_the_file_is_valid_and_holds_no_outputs(path):
+    book = read(path)
+    nbformat.validate(book)
+    assert (book.nbformat, book.nbformat_minor) == (4, 5)
+    assert book.metadata.kernelspec.name == "python3"
+    for cell in book.cells:
+        assert not cell.metadata  # neither of an editor nor of a run
+        if cell.cell_type == "code":
+            assert cell.outputs == [] and cell.execution_count is None
+    ids = [cell.id for cell in book.cells]
+    assert ids[1] == "install" and book.cells[0].source.startswith("# ")
+    ids[1] = "cell-02"
+    assert ids == [f"cell-{i:02d}" for i in range(1, len(ids) + 1)]
+    assert path.read_text() == nbformat.writes(book) + "\n"
+
+
+@each
+def test_cells_are_python_and_figures_have_labels(path):
+    for i, source in enumerate(code(path)):
+        compile(plain(source), f"{path.name}, code cell {i + 1}", "exec")
+        for axis in "xy" if "plt.subplots" in source else "":
+            assert re.search(rf"\b(sup)?{axis}label\b", source), source
+
+
+def test_plain_leaves_python_alone():
+    source = "a = 1 % 2\nif a:\n    %pip x\n!run \\\n    --b=1 \\\n    --c\nb = 2"
+    assert plain(source) == "a = 1 % 2\nif a:\n    pass\npass\nb = 2"
+
+
+@each
+def test_what_the_text_names_is_there(path):
+    names = re.findall(r"`((?:docs|configs)/[\w/]+\.\w+|\w+\.ipynb)`", text(path))
+    for name in names:
+        assert (ROOT / name).exists() or (FOLDER / name).exists(), name
+
+
+# Commands
+
+
+@pytest.mark.parametrize("arguments", commands("jaxcl.main"))
+def test_runs_have_the_options_there_are(arguments, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    test_docs.check_options(test_docs.parse(arguments))
+
+
+@pytest.mark.parametrize("arguments", commands("jaxcl.update"))
+def test_updates_have_the_options_there_are(arguments):
+    values = flags.FlagValues()
+    update.define_flags(values, ["update", *arguments])
+    assert values(["update", *arguments]) == ["update"]
+    update.read_options(values["config"].value.to_dict())
+
+
+@pytest.mark.parametrize("module", [compare, export])
+def test_other_commands_have_the_options_there_are(module, capsys):
+    with pytest.raises(SystemExit):
+        module.main(["--help"])
+    known = set(re.findall(r"--\w+", capsys.readouterr().out))
+    found = commands(module.__name__)
+    for (arguments,) in (param.values for param in found):
+        assert {a.partition("=")[0] for a in arguments if a.startswith("-")} <= known
+    assert found
+
+
+def test_no_command_is_left_unchecked():
+    known = {"jaxcl.main", "jaxcl.update", "jaxcl.compare", "jaxcl.export"}
+    known |= {"jaxcl.data.convert"}  # run by the test of the archive
+    source = "\n".join(shell(path) for path in BOOKS)
+    assert set(re.findall(r"^ *python -m ([\w.]+)", source, re.M)) == known
+    (arguments,) = test_docs.commands(source, "jaxcl.data.convert")
+    assert arguments == ["cifar10.npz", "data/cifar10"]
+
+
+# The first cell
+
+
+def test_the_first_cell_is_the_same_and_short():
+    (first,) = {code(path)[0] for path in BOOKS}
+    assert len(first.splitlines()) <= 10
+
+
+class Shell:
+    """What IPython gives a cell: commands are run, installations noted."""
+
+    def __init__(self, names):
+        self.names, self.installed, self.ran = names, [], []
+
+    def __call__(self):
+        return self
+
+    def filled(self, line):
+        return re.sub(r"{(.+?)}", lambda found: eval(found[1], self.names), line)
+
+    def run_line_magic(self, name, line, **_):
+        assert name == "pip"
+        self.installed.append(self.filled(line))
+
+    def system(self, line):
+        self.ran.append(self.filled(line))
+        subprocess.run(self.ran[-1], shell=True, check=True, timeout=60)
+
+
+def install(source, names=None):
+    names = {} if names is None else names
+    names["get_ipython"] = found = Shell(names)
+    exec(inputtransformer2.TransformerManager().transform_cell(source), names)
+    return found
+
+
+@pytest.fixture
+def first():
+    return code(BOOKS[0])[0]
+
+
+@pytest.mark.parametrize("here", ["", "notebooks"])
+def test_in_a_checkout_nothing_is_fetched(first, here, tmp_path, monkeypatch):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "quickstart.py").touch()
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / here)
+    for _ in range(2):  # a cell may be run again
+        done = install(first)
+        assert (done.installed, done.ran) == ([], [])
+        assert pathlib.Path.cwd() == tmp_path
+
+
+def test_elsewhere_jaxcl_and_its_configs_are_fetched(first, tmp_path, monkeypatch):
+    origin, here = tmp_path / "origin", tmp_path / "here"
+    (origin / "configs").mkdir(parents=True)
+    (origin / "configs" / "quickstart.py").write_text("1\n")
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@localhost"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], cwd=origin, check=True, timeout=60)
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    address = f"file://{origin}"
+    mine = re.sub(r"https://[^\"]+", address, first)
+    assert mine != first
+    done = install(mine)
+    assert done.installed == [f'install --quiet "jaxcl @ git+{address}"']
+    assert (here / "configs" / "quickstart.py").read_text() == "1\n"
+    assert len(done.ran) == 1 and install(mine).ran == []
+
+
+# CIFAR-10, where there is a network
+
+
+def archive(path, rng):
+    """A small archive in the layout of CIFAR-10's binary version; its rows by split."""
+    labels = {"train": np.arange(10).repeat(2), "test": np.arange(10)}
+    rows = {
+        split: rng.integers(0, 256, (len(label), 3073), np.uint8)
+        for split, label in labels.items()
+    }
+    for split, label in labels.items():
+        rows[split][:, 0] = label
+    parts = np.split(rows["train"], 5)
+    files = {f"data_batch_{i}.bin": part for i, part in enumerate(parts, 1)}
+    files = {name: part.tobytes() for name, part in files.items()}
+    files["test_batch.bin"] = rows["test"].tobytes()
+    files["batches.meta.txt"] = "\n".join([*"abcdefghij", "", ""]).encode()
+    with tarfile.open(path, "w:gz") as made:
+        for name, data in files.items():
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(data)
+            made.addfile(member, io.BytesIO(data))
+    return rows
+
+
+def test_the_archive_becomes_what_the_configs_read(tmp_path, monkeypatch, capfd):
+    rows = archive(tmp_path / "cifar.tar.gz", np.random.default_rng(0))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", path_with_python())
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    _, settings, reads, converts, *_ = code(FOLDER / "2_pnr_cifar10.ipynb")
+    address = f"file://{tmp_path}/cifar.tar.gz"
+    settings = re.sub(r"https://[^\"]+", address, settings)
+    names = {}
+    for source in (settings, reads, converts):
+        ran = install(source, names).ran
+    assert ran and not names["STAND_IN"] and "is there" in capfd.readouterr().out
+    made = sources.arrays(path="data/cifar10")
+    assert made.class_names == tuple("abcdefghij")
+    for split, want in rows.items():
+        examples = getattr(made, split)
+        np.testing.assert_array_equal(examples.label, want[:, 0])
+        planes = want[:, 1:].reshape(-1, 3, 32, 32)
+        np.testing.assert_array_equal(examples.images[:, 4, 7, 2], planes[:, 2, 4, 7])
+    # What is there is not fetched again.
+    os.remove("cifar.tar.gz")
+    for source in (reads, converts):
+        assert install(source, names).ran == []
+
+
+# From top to bottom
+
+
+def path_with_python():
+    """PATH on which `python` is this one."""
+    return f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def environment(work):
+    """That of the tests, with one device, without a network and a user's files."""
+    left_out = ("MPLBACKEND", "no_proxy", "NO_PROXY")
+    env = {k: v for k, v in os.environ.items() if k not in left_out}
+    proxies = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+    env |= dict.fromkeys(proxies, "http://127.0.0.1:9")  # nobody listens there
+    folders = ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")
+    env |= {name: str(work / f".{name}") for name in folders}
+    env |= {"PATH": path_with_python(), "PYTHONPATH": str(ROOT)}
+    return env | {"JAX_NUM_CPU_DEVICES": "1"}
+
+
+class Done:
+    """A notebook after its execution: what it printed, its pictures, its folder."""
+
+    def __init__(self, book, folder):
+        outputs = [out for cell in book.cells for out in cell.get("outputs", ())]
+        self.folder = folder
+        self.printed = "".join(out.get("text", "") for out in outputs)
+        self.pictures = [
+            out.data["image/png"]
+            for out in outputs
+            if "image/png" in out.get("data", ())
+        ]
+
+    def find(self, pattern):
+        """Numbers that the groups of a pattern match in what was printed."""
+        found = re.search(pattern, self.printed, re.M)
+        assert found, f"{pattern!r} in {self.printed}"
+        return [float(group) for group in found.groups()]
+
+    def results(self, run):
+        return json.loads((self.folder / run / "results.json").read_text())
+
+
+def check_1(done):
+    name = "linear/class_incremental"
+    for run in ("pnr", "finetune"):
+        found = done.results(f"runs/{run}")
+        learned = found["summary"][name]["average_accuracy"]
+        assert learned > 0.93 > np.mean(found["untrained"][name])
+        seeds, shown = done.find(rf"^{run} +(\d+) +([\d.]+) ")
+        assert seeds == 1 and shown == pytest.approx(100 * learned, abs=0.051)
+    assert (done.folder / "runs" / "compare.png").exists()
+    assert len(done.pictures) == 4
+
+
+def check_2(done):
+    assert "STAND-IN" in done.printed and not (done.folder / "data").exists()
+    for strategy in ("finetune", "pnr"):
+        found = done.results(f"runs/stand_in_mocov2plus_{strategy}")["summary"]
+        want = found["linear/class_incremental"]
+        average, forgetting = done.find(
+            rf"^{strategy} +average ([\d.]+) %, forgetting (-?[\d.]+) points"
+        )
+        assert average == pytest.approx(100 * want["average_accuracy"], abs=0.051)
+        assert forgetting == pytest.approx(100 * want["forgetting"], abs=0.051)
+        assert average > 40
+    assert len(done.pictures) == 6
+
+
+def check_3(done):
+    jitted, by_hand = done.find(r"^jitted ([\d.]+), by hand ([\d.]+)")
+    assert jitted == pytest.approx(by_hand, abs=2e-4)
+    kept = done.find(r"^reservoir \[(\d+), (\d+), (\d+), (\d+), (\d+)\]")
+    assert min(kept) > 0 and sum(kept) == 50
+    assert "fifo [0, 0, 0, 0, 50]" in done.printed
+    for name in ("untrained", "first half", "finetune", "pnr", "replay"):
+        shares = done.find(rf"^{name} +classes 0-4: ([\d.]+) %, 5-9: ([\d.]+) %")
+        assert min(shares) > 80 and max(shares) <= 100
+    queue, chosen, centred = (
+        done.find(rf"^{name} +(\d+) % of class 0")[0]
+        for name in ("the last rows", "duel.select", "centred")
+    )
+    assert chosen < min(centred, queue) - 5
+    assert len(done.pictures) == 4
+
+
+def check_4(done):
+    for judge in ("knn", "linear"):
+        before, after = done.find(
+            rf"^{judge}/class_incremental: ([\d.]+) % untrained, ([\d.]+) % trained"
+        )
+        assert after > before
+    update_json = done.folder / "runs/mine/updates/0001/update.json"
+    assert json.loads(update_json.read_text())["accepted"]
+    before, after = done.find(r"([\d.]+) % before, ([\d.]+) % after")
+    assert after > before - 5 and re.search(r"^accepted$", done.printed, re.M)
+    card = json.loads((done.folder / "exports/mine/card.json").read_text())
+    assert card["num_features"] == done.find(r"^(\d+) features from runs/mine/upd")[0]
+    assert done.find(r"([\d.]+) % of 6 neighbours")[0] > 60
+    assert len(done.pictures) == 2
+
+
+def check_5(done):
+    for row in ("moco", "d_moco", "the stream"):
+        entropy, step = done.find(rf"^{row} +([\d.]+) \+- 0.0000  step (\d+)")
+        assert 1.2 < entropy < np.log(10) and step == 240
+    for row in ("moco", "d_moco"):
+        (accuracy,) = done.find(rf"^{row} +probe accuracy ([\d.]+) % at step 240")
+        want = done.results(f"runs/duel_digits_{row}")["summary"]
+        want = want["linear/class_incremental"]["average_accuracy"]
+        assert accuracy == pytest.approx(100 * want, abs=0.051)
+        assert done.find(rf"^{row} +mean over classes ([\d.]+) %")[0] > 70
+    assert len(done.pictures) == 6
+
+
+CHECKS = dict(zip(NAMES, [check_1, check_2, check_3, check_4, check_5], strict=True))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n == QUICK else pytest.mark.slow) for n in NAMES],
+)
+def test_it_runs_from_top_to_bottom(name, tmp_path):
+    work = tmp_path / "notebooks"  # as in a checkout
+    work.mkdir()
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    book = read(FOLDER / f"{name}.ipynb")
+    client = nbclient.NotebookClient(
+        book, timeout=600, kernel_name="python3", resources={"metadata": {"path": work}}
+    )
+    client.execute(env=environment(tmp_path))
+    done = Done(book, tmp_path)
+    assert not re.search(r"Traceback|^jaxcl: ", done.printed, re.M), done.printed
+    assert not list(work.iterdir())  # nothing is left beside the notebooks
+    CHECKS[name](done)

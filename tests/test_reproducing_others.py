@@ -1,0 +1,326 @@
+"""docs/reproducing_others.md: its rows run, its costs are those of the configs."""
+
+import ast
+import decimal
+import importlib.util
+import pathlib
+import re
+
+import numpy as np
+import pytest
+import test_docs
+
+from jaxcl import speedup
+from jaxcl.data import stream
+from jaxcl.methods import icl, icl_orders, rehearsal
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "reproducing_others.md").read_text()
+PAPERS = {
+    "ER-ACE and ER-AML": "er_ace",
+    "CCLIS": "cclis",
+    "DUEL": "duel",
+    "ICL": "icl",
+}
+# Train images of each set, all classes together, as the papers' sets are split.
+TRAIN = {
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "miniimagenet": 60_000 - 12_000,
+    "tinyimagenet": 100_000,
+    "imagenetlt": 115_846,
+}
+CLASSES = {
+    "cifar10": 10,
+    "cifar100": 100,
+    "miniimagenet": 100,
+    "tinyimagenet": 200,
+    "imagenetlt": 1000,
+}
+# What a docstring has otherwise than the paper: a slip of its own.
+SLIPS = {("cclis_cifar100", "65.7")}
+
+
+def part(title):
+    """The page's text on one paper."""
+    return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S)[1]
+
+
+def load(name):
+    path = ROOT / "configs" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows_of(module):
+    """The words that a config takes after its colon."""
+    if hasattr(module, "METHODS"):
+        return list(module.METHODS)
+    if hasattr(module, "CONTRASTIVE"):
+        return [*module.CONTRASTIVE, *module.REPLAY]
+    return [*icl.VARIANTS, "old"]
+
+
+def numbers(text):
+    return [int(cell.replace(",", "")) for cell in text]
+
+
+def tables(text):
+    """Each table of a text: rows of cells, the head first."""
+    for table in re.findall(r"^\|.*(?:\n\|.*)+", text, re.M):
+        lines = [test_docs.cells(line) for line in table.splitlines()]
+        yield [lines[0], *lines[2:]]
+
+
+# Rows and commands
+
+
+@pytest.mark.parametrize("title", PAPERS)
+def test_every_row_of_a_table_is_one_of_the_configs(title):
+    text, seen = part(title), set()
+    names = sorted(set(re.findall(r"configs/(\w+)\.py", text)))
+    known = {name: rows_of(load(name)) for name in names if "transfer" not in name}
+    allowed = {row for rows in known.values() for row in rows}
+    for head, *lines in tables(text):
+        if "row" in head:
+            column = head.index("row")
+            for line in lines:
+                if line[column] in ("all", ""):
+                    continue
+                found = re.findall(r"`(\w+)`", line[column]) or [line[column]]
+                given = {row for row in found if not row.startswith("all but")}
+                assert given <= allowed, line
+                seen |= given
+    paper = {"er_ace": "er_ace", "cclis": "cclis", "duel": "d_moco", "icl": "icl"}
+    assert paper[PAPERS[title]] in seen and len(seen) > 5
+
+
+def places():
+    """Commands of the page with ROW, once for each row of their config."""
+    for title in PAPERS:
+        for arguments in raw_commands(part(title)):
+            name = re.search(r"configs/(\w+)\.py", arguments[0])[1]
+            filled = [test_docs.filled(word) for word in arguments]
+            if any("config.replay.capacity" in word for word in arguments):
+                arguments[0] = arguments[0].replace(":er", ":ROW")
+            if "ROW" not in " ".join(arguments) or name == "transfer":
+                yield pytest.param(filled, id=f"{title}-{name}")
+                continue
+            for row in usable(load(name), arguments):
+                words = [word.replace("ROW", row) for word in arguments]
+                words = [test_docs.filled(word) for word in words]
+                yield pytest.param(words, id=f"{title}-{name}-{row}")
+
+
+def raw_commands(text):
+    """As `test_docs.commands`, with the words that stand for a choice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(test_docs, "filled", lambda word: word)
+        return test_docs.commands(text, "jaxcl.main")
+
+
+def usable(module, arguments):
+    """Rows that the page gives a command with these options."""
+    given = " ".join(arguments)
+    rows = rows_of(module)
+    if "config.method.memory_size" in given:
+        return list(module.CONTRASTIVE)
+    if "config.replay.capacity" in given:
+        return list(module.REPLAY)
+    if "config.replay.measure" in given:
+        return ["er", "er_ace", "er_aml"]
+    return [row for row in rows if row != "old"]
+
+
+@pytest.mark.parametrize("arguments", list(places()))
+def test_every_command_takes_every_row(arguments, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    test_docs.check_options(test_docs.parse(arguments))
+
+
+def test_the_gradients_can_be_measured_for_the_rows_of_figure_1(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    option = re.search(r"as Table 1, with `([^`]+)`", PAGE)[1].replace('"', "")
+    for row in ("er", "er_ace", "er_aml"):
+        words = [f"--config=configs/er_ace_cifar10.py:{row}", option]
+        config = test_docs.parse(words)
+        assert config.replay.measure == ("drift", "gradients")
+        test_docs.check_options(config)
+
+
+def test_speedups_are_asked_for_as_the_command_wants():
+    found = test_docs.commands(PAGE, "jaxcl.speedup")
+    whole = [arguments for arguments in found if arguments and "=" in arguments[0]]
+    assert whole
+    for arguments in whole:
+        options = speedup.parser().parse_args(arguments)
+        assert options.baseline == "retrain"
+
+
+# Costs
+
+
+def rows_a_task(name, config):
+    """Train rows of each task, by hand: what is held out is of each class."""
+    data = name.rpartition("_")[2]
+    rows, classes = TRAIN[data], CLASSES[data]
+    held = round(rows / classes * config.data.get("validation", 0.0))
+    return (rows - held * classes) // config.scenario.get("num_tasks", 1)
+
+
+def cost(name, config, memory=None):
+    """Optimiser steps and rows of a whole run.
+
+    Args:
+      memory: rows that CCLIS and Co2L store and mix into later tasks.
+    """
+    size, scenario = config.batch_size, config.scenario
+    if scenario.get("imbalance"):
+        steps = config.epochs * scenario.imbalance.epoch_steps
+        return steps, steps * size
+    tasks, rows = scenario.get("num_tasks", 1), rows_a_task(name, config)
+    epochs = config.epochs
+    first, later = epochs if isinstance(epochs, tuple) else (epochs, epochs)
+    steps = first * (rows // size)
+    for _ in range(tasks - 1):
+        new = size
+        if memory:  # in proportion, at least one
+            new = size - max(round(size * memory / (memory + rows)), 1)
+        steps += later * (rows // new)
+    return steps, steps * size
+
+
+def cost_tables():
+    for title in PAPERS:
+        for head, *lines in tables(part(title)):
+            if "steps" in head and head[0] == "config":
+                yield from (dict(zip(head, line, strict=True)) for line in lines)
+
+
+COSTS = list(cost_tables())
+
+
+def meant(line, names):
+    """Rows of a config that a line of a cost table is of."""
+    text = line["row"]
+    marked = re.findall(r"`(\w+)`", text)
+    if " to " in text:
+        return names[names.index(marked[0]) : names.index(marked[1]) + 1]
+    if marked:
+        return marked
+    here = [other for other in COSTS if other["config"] == line["config"]]
+    apart = [row for o in here for row in re.findall(r"`(\w+)`", o["row"])]
+    return [name for name in names if name not in apart]
+
+
+@pytest.mark.parametrize(
+    "line", COSTS, ids=lambda line: line["config"].strip("`")[8:] + line["row"]
+)
+def test_costs_are_those_of_the_configs(line):
+    name = re.search(r"configs/(\w+)\.py", line["config"])[1]
+    module = load(name)
+    want = tuple(numbers([line["steps"], line["images"]]))
+    rows = meant(line, rows_of(module))
+    assert rows
+    for row in rows:
+        config = module.get_config(row)
+        memory = line.get("memory", "any")
+        stored = None
+        if memory != "any":
+            config.method.memory_size = stored = int(memory)
+        assert cost(name, config, stored) == want, row
+
+
+def test_two_tasks_are_as_many_steps_as_table_1_says():
+    config = load("er_ace_cifar10").get_config("er")
+    each = rows_a_task("er_ace_cifar10", config) // config.batch_size
+    said = re.search(r"Two of the five tasks are enough, ([\d,]+) steps", PAGE)[1]
+    assert numbers([said]) == [2 * each]
+
+
+def test_the_passes_of_icl_follow_from_its_inner_steps():
+    for head, *lines in tables(part("ICL")):
+        if head[:2] != ["growth", "inner steps"]:
+            continue
+        assert len(lines) == 3
+        for growth, inner, retrain, own, ratio in lines:
+            steps = icl_orders.inner_steps(float(growth))
+            assert int(inner) == steps and retrain == "2"
+            assert float(own) == pytest.approx(3 * (steps + 1) * float(growth))
+            assert float(ratio) == pytest.approx(float(own) / 2, abs=0.05)
+
+
+def test_epochs_with_stored_rows_have_the_steps_that_costs_are_made_of():
+    """The formula for stored rows, against batches that are really drawn."""
+    size = 512
+    for memory, rows in ((200, 10_000), (500, 10_000), (50, 2_000)):
+        blank = np.zeros(rows + memory, np.int32)
+        examples = stream.Examples(blank, blank, None)
+        train = stream.Source(examples, np.arange(memory, rows + memory))
+        for mixed in (
+            rehearsal.together(train, np.arange(memory)),
+            rehearsal.stratified(train, np.arange(memory), share=None),
+        ):
+            rng = np.random.default_rng(0)
+            drawn = mixed.order(rng, mixed.rows, size)
+            new = size - max(round(size * memory / (memory + rows)), 1)
+            assert drawn.shape == (rows // new, size)
+
+
+# Figures of the papers
+
+
+def half_up(text):
+    return decimal.Decimal(text).quantize(decimal.Decimal("0.1"), "ROUND_HALF_UP")
+
+
+@pytest.mark.parametrize(
+    "title, name",
+    [
+        ("ER-ACE and ER-AML", "er_ace_cifar10"),
+        ("CCLIS", "cclis_cifar10"),
+        ("CCLIS", "cclis_cifar100"),
+        ("CCLIS", "cclis_tinyimagenet"),
+        ("DUEL", "duel_cifar10"),
+        ("DUEL", "duel_stl10"),
+        ("DUEL", "duel_imagenetlt"),
+    ],
+)
+def test_the_configs_have_the_same_figures_rounded(title, name):
+    text = ast.get_docstring(ast.parse((ROOT / f"configs/{name}.py").read_text()))
+    said = re.search(
+        r"^Paper, .*?(?=Ours|Values)|Paper, .*?(?=Ours|Values)", text, re.S
+    )
+    # Of entropies three digits stand there, of hours and accuracies one.
+    mentioned = set(re.findall(r"(?<![\d.])\d+\.\d(?!\d)", said[0]))
+    there = {half_up(x) for x in re.findall(r"(?<![\d.])\d+\.\d+", part(title))}
+    lost = {x for x in mentioned if decimal.Decimal(x) not in there}
+    assert len(mentioned) > 10
+    assert {(name, x) for x in lost} <= SLIPS
+
+
+def cell(text, section, label, column):
+    """A cell of a table below a heading, by its row's label and column."""
+    body = re.search(rf"^### {section}.*?\n(.*?)(?=^##|\Z)", text, re.M | re.S)[1]
+    for head, *lines in tables(body):
+        for line in lines:
+            if label in line and column in head:
+                return line[head.index(column)]
+    raise AssertionError((section, label, column))
+
+
+def test_tables_that_repeat_a_cell_agree():
+    text = part("CCLIS")
+    seven = "Tables 3, 4 and 7"
+    table1 = re.search(r"^\| \| CCLIS \| `cclis` \| (.*) \|$", text, re.M)[1]
+    assert table1.split(" | ")[0] == cell(text, seven, "`cclis`", "200")
+    assert table1.split(" | ")[2] == cell(text, seven, "`cclis`", "500")
+    for memory in ("100", "300"):
+        for row in ("`cclis`", "`neither`"):
+            assert cell(text, "Table 8", row, memory) == cell(text, seven, row, memory)
+    duel = part("DUEL")
+    one = dict(re.findall(r"^\|[^|]*\| [\w -]+ \| `(\w+)` \| (.*) \|$", duel, re.M))
+    four = dict(re.findall(r"^\| [a-z ]+ \| [01] \| `(\w+)` \| (.*) \|$", duel, re.M))
+    assert one["simclr"] == four["simclr"] and one["d_simclr"] == four["d_simclr"]
