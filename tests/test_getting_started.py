@@ -25,6 +25,7 @@ SMALL = {
             "--config.schedule.warmup_epochs=1",
             "--config.evaluators.linear.epochs=5",
             "--config.encoder.width=8",
+            "--config.evaluators.tsne.max_points=60",
         ],
         "--config=configs/transfer.py": ["--config.evaluators.linear.epochs=5"],
         "--workdir=runs/finetune": ["--config.plasticity=False"],
