@@ -7,7 +7,7 @@ with a head of their own 50 epochs a task, batches of 32 with 32 replayed. Paper
 accuracy over all classes / within the task with a memory of 200 and of 500: CCLIS
 42.4 / 72.9 and 46.1 / 74.5, GCR 33.7 / 64.2 and 45.9 / 71.6, DER 31.2 / 63.1 and 41.4 /
 71.7, iCaRL 28.0 / 51.4 and 33.3 / 58.2, Co2L 27.7 / 54.3 and 36.4 / 62.0, ER 21.8 /
-60.2 and 27.7 / 66.2, GEM 20.8 / 58.8 and 25.5 / 65.7, GSS 19.4 / 55.4 and 21.9 / 60.3.
+60.2 and 27.7 / 66.2, GEM 20.8 / 58.8 and 25.5 / 66.3, GSS 19.4 / 55.4 and 21.9 / 60.3.
 Ours: not run at this size.
 
 The released code weighs every negative here (`--config.method.scope=all_negatives`),
