@@ -280,10 +280,12 @@ def test_the_archive_becomes_what_the_configs_read(tmp_path, monkeypatch, capfd)
         np.testing.assert_array_equal(examples.label, want[:, 0])
         planes = want[:, 1:].reshape(-1, 3, 32, 32)
         np.testing.assert_array_equal(examples.images[:, 4, 7, 2], planes[:, 2, 4, 7])
-    # What is there is not fetched again.
+    # What is there is not fetched again; the archive is gone.
     os.remove("cifar.tar.gz")
+    os.remove("cifar10.npz")
     for source in (reads, converts):
         assert install(source, names).ran == []
+    assert "tar.gz" not in capfd.readouterr().out
 
 
 # From top to bottom
@@ -330,10 +332,14 @@ class Done:
     def results(self, run):
         return json.loads((self.folder / run / "results.json").read_text())
 
+    def config(self, run):
+        return json.loads((self.folder / run / "config.json").read_text())
+
 
 def check_1(done):
     name = "linear/class_incremental"
     for run in ("pnr", "finetune"):
+        assert done.config(f"runs/{run}")["method"]["strategy"] == run
         found = done.results(f"runs/{run}")
         learned = found["summary"][name]["average_accuracy"]
         assert learned > 0.93 > np.mean(found["untrained"][name])
@@ -346,8 +352,9 @@ def check_1(done):
 def check_2(done):
     assert "STAND-IN" in done.printed and not (done.folder / "data").exists()
     for strategy in ("finetune", "pnr"):
-        found = done.results(f"runs/stand_in_mocov2plus_{strategy}")["summary"]
-        want = found["linear/class_incremental"]
+        run = f"runs/stand_in_mocov2plus_{strategy}"
+        assert done.config(run)["method"]["strategy"] == strategy
+        want = done.results(run)["summary"]["linear/class_incremental"]
         average, forgetting = done.find(
             rf"^{strategy} +average ([\d.]+) %, forgetting (-?[\d.]+) points"
         )
@@ -396,7 +403,10 @@ def check_5(done):
         assert 1.2 < entropy < np.log(10) and step == 240
     for row in ("moco", "d_moco"):
         (accuracy,) = done.find(rf"^{row} +probe accuracy ([\d.]+) % at step 240")
-        want = done.results(f"runs/duel_digits_{row}")["summary"]
+        run = f"runs/duel_digits_{row}"
+        policy = done.config(run)["method"].get("policy", "duel")
+        assert policy == {"moco": "fifo", "d_moco": "duel"}[row]
+        want = done.results(run)["summary"]
         want = want["linear/class_incremental"]["average_accuracy"]
         assert accuracy == pytest.approx(100 * want, abs=0.051)
         assert done.find(rf"^{row} +mean over classes ([\d.]+) %")[0] > 70
