@@ -212,6 +212,7 @@ UPDATES = [
     pytest.param(arguments, id=f"{where}-{i}")
     for where, text in written()
     for i, arguments in enumerate(commands(text, "jaxcl.update"))
+    if arguments  # or it is but spoken of
 ]
 
 
