@@ -70,6 +70,7 @@ class Plan(NamedTuple):
     config: dict  # of the run that it is
     judge: dict | None  # config of a transfer run on --test, without checkpoint
     old: dict | None  # the same, to embed old images
+    sample: tuple | None  # of old images: rows i32[n], and what embeds them by `parent`
     options: Options
     limits: Limits
     asked: dict  # as JSON: what makes two updates the same
@@ -152,17 +153,18 @@ def plan(run, data, config, *, test=None, old=None, join=False, again=False) -> 
         section = lineage.section(old, options.old or {}, theirs, "config.old")
     held = _joint(section, "none", theirs)
     try:
-        _sample(held, parent, options)
+        sample = _sample(held, parent, options)
     except (ValueError, OSError) as error:
         if old is not None or (limits.index or limits.overlap) is not None:
             raise
         print(f"old embeddings are not compared: {error}; --old=PATH", flush=True)
-        held = None
+        held = sample = None
     own = lineage.next_config(parent, theirs, made, options.train or {})
     asked = {"data": made, "train": options.train, "test": judge, "old": held}
+    asked |= {name: getattr(options, name) for name in ("rows", "neighbours", "index")}
     asked = json.loads(json.dumps(asked | {"limits": vars(limits)}))
     workdir = lineage.next_update(run, None if again else asked)
-    return Plan(parent, workdir, own, judge, held, options, limits, asked)
+    return Plan(parent, workdir, own, judge, held, sample, options, limits, asked)
 
 
 def _joint(section, evaluation, theirs):
@@ -207,7 +209,8 @@ def carry_out(work: Plan, *, stop=lambda: False) -> dict:
     made = build.build(ml_collections.ConfigDict(work.config), folder)
     found = {"parent": work.parent, "asked": work.asked}
     before = accuracies(work, work.parent, BEFORE, stop)
-    old = embedded(work, work.parent)
+    rows, embed = work.sample or (None, None)
+    old = None if embed is None else embed(rows)
     results = finish.run(made, folder, stop=stop)
     after = accuracies(work, folder, AFTER, stop)
     found["accuracy"] = {
@@ -216,7 +219,8 @@ def carry_out(work: Plan, *, stop=lambda: False) -> dict:
     }
     found["drift"], turn = None, None
     if old is not None:
-        moved = drift.measures(old, embedded(work, folder), k=work.options.neighbours)
+        new = build.embedder(_of(work.old, folder))[1](rows)
+        moved = drift.measures(old, new, k=work.options.neighbours)
         turn = np.asarray(moved.pop("rotation"))
         found["drift"] = outcome.plain(moved) | {"rows": len(old)}
     found["index"] = index_verdict(found["drift"], work.options.index)
@@ -244,14 +248,6 @@ def accuracies(work: Plan, run, name, stop) -> dict[str, float]:
         matrix: measures["average_accuracy"]
         for matrix, measures in outcome.summary(results).items()
     }
-
-
-def embedded(work: Plan, run):
-    """Embeddings f32[N, D] of old images; None without."""
-    if work.old is None:
-        return None
-    rows, embed = _sample(work.old, run, work.options)
-    return embed(rows)
 
 
 def index_verdict(moved: dict | None, least: float) -> str:
