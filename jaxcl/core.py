@@ -216,6 +216,22 @@ def check_ranges(field: str, given: dict, limits: dict) -> None:
             raise ValueError(f"{field}.{name}={value}: must be from {least} to {most}")
 
 
+def first_misfit(theirs: dict, ours: dict) -> tuple[str, str, str] | None:
+    """The first name whose leaf differs in type or shape: it, and both in words.
+
+    Args:
+      theirs, ours: name -> array or what has its `dtype` and `shape`.
+    """
+    for name in sorted({*theirs, *ours}):
+        said = [
+            f"{x[name].dtype}{list(x[name].shape)}" if name in x else "absent"
+            for x in (theirs, ours)
+        ]
+        if said[0] != said[1]:
+            return name, *said
+    return None
+
+
 def check_choice(field: str, value, allowed) -> None:
     """Refuse a value that is not one of `allowed`, naming the nearest of them."""
     if value in allowed:

@@ -7,12 +7,10 @@ embedded before and after. All of them look at directions alone, as cosine searc
 import jax.numpy as jnp
 from jax import lax
 
+from jaxcl.losses import contrastive
+
 _EXACT = lax.Precision.HIGHEST  # TF32 would swap neighbours
-
-
-def _unit(features):
-    length = jnp.linalg.norm(features, axis=-1, keepdims=True)
-    return features / jnp.maximum(length, 1e-12)
+_unit = contrastive.l2_normalize
 
 
 def _dot(a, b):

@@ -289,15 +289,11 @@ def _trees(card, leaves: dict, path):
     like = {"params": like["params"], "stats": like.get("batch_stats", {})}
     found, tree = jax.tree_util.tree_flatten_with_path(like)
     want = {"/".join(entry.key for entry in path): leaf for path, leaf in found}
-    for name in sorted({*want, *leaves}):
-        shapes = [
-            f"{x[name].dtype}{list(x[name].shape)}" if name in x else "absent"
-            for x in (leaves, want)
-        ]
-        if shapes[0] != shapes[1]:
-            raise ValueError(
-                f"{path}: {name} is {shapes[0]}, in the network of {CARD} it is "
-                f"{shapes[1]}"
-            )
+    misfit = core.first_misfit(leaves, want)
+    if misfit:
+        name, have, expected = misfit
+        raise ValueError(
+            f"{path}: {name} is {have}, in the network of {CARD} it is {expected}"
+        )
     filled = jax.tree.unflatten(tree, [jnp.asarray(leaves[name]) for name in want])
     return filled["params"], filled["stats"]

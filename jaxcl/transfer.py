@@ -299,17 +299,13 @@ def _check(tree, like, path):
     for part in ("params", "stats"):
         ours = _leaves({part: like[part]})
         theirs = _leaves({part: {"encoder": tree[part].get("encoder", {})}})
-        for name in sorted({*ours, *theirs}):
-            shapes = [
-                f"{x[name].dtype}{list(x[name].shape)}" if name in x else "absent"
-                for x in (theirs, ours)
-            ]
-            if shapes[0] != shapes[1]:
-                raise _Unfit(
-                    f"{path} does not fit the encoder of the run's config.json and "
-                    f"these images: {name} is {shapes[0]} in the checkpoint, "
-                    f"{shapes[1]} here"
-                )
+        misfit = core.first_misfit(theirs, ours)
+        if misfit:
+            name, have, want = misfit
+            raise _Unfit(
+                f"{path} does not fit the encoder of the run's config.json and "
+                f"these images: {name} is {have} in the checkpoint, {want} here"
+            )
 
 
 def run(work: Transfer, workdir, *, pause=lambda: None) -> dict:
