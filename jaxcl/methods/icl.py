@@ -35,16 +35,12 @@ Departures:
 
 import functools
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 
 from jaxcl import core, ddpg, schema
-from jaxcl.losses import prototype
-from jaxcl.methods import icl_orders, icl_passes
+from jaxcl.methods import icl_orders, icl_passes, icl_steps
 from jaxcl.nets import gcn
 
 STRATEGIES = (
@@ -59,20 +55,6 @@ VARIANTS = {
 } | {name: {"strategy": name} for name in STRATEGIES if name != "icl"}
 TAKES_GRAPHS = True  # or images, by the encoder
 ANCHORS = ("augmented", "original")
-_CONTROLS = ("frozen", "random")
-_NEW_ALONE = ("finetune", "distill")  # read no rows of the tasks before
-
-
-class Extra(NamedTuple):
-    """What ICL keeps beside the network; the same for all strategies."""
-
-    growth: jax.Array  # f32[], new items over all items; 0 in the first task
-    old_steps: jax.Array  # i32[], of an epoch without meta: those on old items,
-    epoch_steps: jax.Array  # i32[], and all
-    agents: dict[str, ddpg.Agent]  # "old" and "new", of the rates on these items
-    first: core.PyTree  # f32, params and stats that the run began with
-    teacher: core.PyTree  # f32, those from the task before
-
 
 _LIMITS = {
     "temperature": (1e-6, math.inf), "inner_steps": (1, math.inf),
@@ -122,239 +104,63 @@ def make(
     graphs = isinstance(parts.encoder, gcn.GCN)
     _check(locals(), graphs)
     chosen = schema.options(ddpg.Options, agent or {}, "config.method.agent")
-    options = ddpg.Options(**chosen)
-    init_net, network, pairs, plain_loss, against = icl_passes.make_passes(
+    passes = icl_passes.make_passes(
         parts, temperature=temperature, keep=keep, anchors=anchors,
         output_dim=output_dim,
     )  # fmt: skip
-    learns = strategy == "icl"
-
-    def old_loss(params, stats, key, part, more, growth):
-        old, _, stats = against(params, stats, key, part, more, growth)
-        return old(), stats
-
-    def new_loss(params, stats, key, part, more, growth):
-        _, new, stats = against(params, stats, key, part, more, growth)
-        return new(), stats
-
-    def descended(state, params, held, key, value, grads):
-        """Parameters after a step of SGD, at the rate of an agent or a fixed one."""
-        if not learnt_rate:
-            lr = core.rate(parts, state) if inner_lr is None else inner_lr
-        else:
-            k_observe, k_act = jax.random.split(key)
-            held = ddpg.observe(held, k_observe, jax.lax.stop_gradient(value), options)
-            lr, held = ddpg.act(held, k_act, options)
-        return jax.tree.map(lambda p, g: p - lr * g, params, grads), held, lr
-
-    def updated(state, key, value, grads, stats, metrics, passes):
-        """The state after an outer step down `grads`."""
-        metrics |= {"loss": value, "grad_norm": optax.tree.norm(grads)}
-        if learnt_rate:
-            agents = state.extra.agents
-            params, held, lr = descended(
-                state, state.params, agents["new"], key, value, grads
-            )
-            extra = state.extra._replace(agents=agents | {"new": held})
-            state = state.replace(params=params, step=state.step + 1, extra=extra)
-        else:
-            lr = core.rate(parts, state)
-            state = core.apply_gradients(state, grads, parts.tx, lr)
-        metrics |= {"lr": lr, "passes": jnp.float32(passes)}
-        return state.replace(stats=stats), metrics
-
-    def meta_step(state, batch):
-        size = batch["index"].shape[1]
-        steps = batch["index"].shape[0] // 2 - 1
-        k_inner, k_outer, k_agent = jax.random.split(core.step_key(state), 3)
-        old, more, new, stored = (
-            jax.tree.map(lambda x, at=at: x[at], batch)
-            for at in (slice(0, steps), slice(steps, 2 * steps), -2, -1)
-        )
-        growth, agents = state.extra.growth, state.extra.agents
-
-        def inner(carry, given):
-            (params, stats, held), (key, part, others) = carry, given
-            k_loss, k_rate = jax.random.split(key)
-            (value, stats), grads = jax.value_and_grad(old_loss, has_aux=True)(
-                params, stats, k_loss, part, others, growth
-            )
-            params, held, lr = descended(state, params, held, k_rate, value, grads)
-            return (params, stats, held), (value, lr)
-
-        def adapted(params):
-            # The first loss is of other weights than the last action's.
-            held = agents["old"]._replace(pending=jnp.zeros((), bool))
-            carry = params, state.stats, held
-            given = jax.random.split(k_inner, steps), old, more
-            if graphs or not parts.unroll:
-                (params, _, held), found = jax.lax.scan(inner, carry, given)
-            else:
-                found = []
-                for i in range(steps):
-                    one = jax.tree.map(lambda x, i=i: x[i], given)
-                    carry, each = inner(carry, one)
-                    found.append(each)
-                params, _, held = carry
-                found = jax.tree.map(lambda *x: jnp.stack(x), *found)
-            return params, (held, found)
-
-        def outer(params):
-            return new_loss(params, state.stats, k_outer, new, stored, growth)
-
-        if second_order:
-
-            def through(params):
-                params, aux = adapted(params)
-                value, stats = outer(params)
-                return value, (stats, aux)
-
-            (value, (stats, aux)), grads = jax.value_and_grad(through, has_aux=True)(
-                state.params
-            )
-        else:
-            params, aux = adapted(state.params)
-            (value, stats), grads = jax.value_and_grad(outer, has_aux=True)(params)
-        held, (losses, rates) = aux
-        metrics = {"inner_loss": losses.mean(), "inner_lr": rates.mean()}
-        extra = state.extra._replace(agents=agents | {"old": held})
-        state, passes = state.replace(extra=extra), 3 * size * (steps + 1)
-        return updated(state, k_agent, value, grads, stats, metrics, passes)
-
-    def turn_step(state, batch):
-        k_loss, k_agent = jax.random.split(core.step_key(state))
-        part, more = (jax.tree.map(lambda x, i=i: x[i], batch) for i in (0, 1))
-        extra, done = state.extra, state.step - state.task_start
-        turn = done % extra.epoch_steps < extra.old_steps
-
-        def loss(params):
-            old, new, stats = against(
-                params, state.stats, k_loss, part, more, extra.growth
-            )
-            return jnp.where(turn, old(), new()), stats
-
-        (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-        passes = 3 * len(part["index"])
-        return updated(state, k_agent, value, grads, stats, {}, passes)
-
-    def plain_step(state, batch):
-        key = core.step_key(state)
-
-        def loss(params):
-            value, (stats, *rows) = plain_loss(params, state.stats, key, batch)
-            if strategy == "distill":
-                value += distill_weight * distilled(state, key, batch, *rows)
-            return value, stats
-
-        after, stats, metrics = core.descend(parts, state, loss)
-        metrics["passes"] = jnp.float32(2 * len(batch["index"]))
-        trees = after.params, stats
-        if strategy in _CONTROLS:
-            before = state.params, state.stats
-            trees = jax.tree.map(
-                lambda old, new: jnp.where(state.task > 0, old, new), before, trees
-            )
-        return after.replace(params=trees[0], stats=trees[1]), metrics
-
-    def distilled(state, key, part, rows, positives):
-        """IRD to the encoder of the task before; 0 in the first task."""
-
-        def apart():
-            *past, _ = pairs(*state.extra.teacher, key, part, train=False)
-            mask = jnp.concatenate([part["index"] >= 0] * 2)
-            both = jnp.concatenate([rows, positives]), jnp.concatenate(past)
-            return prototype.ird(*both, example_mask=mask)
-
-        return jax.lax.cond(state.task == 0, lambda: jnp.zeros(()), apart)
-
-    def step(state, batch):
-        sides = batch["index"].ndim - 1
-        if not sides:
-            return plain_step(state, batch)
-        return (meta_step if meta else turn_step)(state, batch)
-
-    def init(key, batch):
-        k_state, k_net, *k_agents = jax.random.split(key, 4)
-        params, stats = init_net(k_net, batch)
-        extra = Extra(
-            growth=jnp.zeros((), jnp.float32),
-            old_steps=jnp.zeros((), jnp.int32),
-            epoch_steps=jnp.ones((), jnp.int32),
-            agents={
-                name: ddpg.init(k, options)
-                for name, k in zip(("old", "new"), k_agents, strict=True)
-            },
-            first=core.copy((params, stats)),
-            teacher=core.copy((params, stats)),
-        )
-        return core.new_state(k_state, params, stats, parts.tx, extra)
-
-    def begin_task(state, task):
-        params, stats = state.params, state.stats
-        growth, old_steps, epoch_steps = 0.0, 0, 1
-        if task.index > 0:
-            growth = icl_orders.growth(task)
-        if task.index > 0 and learns:
-            old_steps, new_steps = (
-                len(icl_orders.batches(task, rows, parts.batch_size, 1))
-                for rows in (task.earlier, task.train.rows)
-            )
-            epoch_steps = old_steps + new_steps
-        if task.index > 0 and strategy in ("retrain", "random"):
-            params, stats = core.copy(state.extra.first)
-        extra = state.extra._replace(
-            growth=jnp.float32(growth),
-            old_steps=jnp.int32(old_steps),
-            epoch_steps=jnp.int32(epoch_steps),
-            teacher=core.copy((params, stats)),
-        )
-        opt_state = parts.tx.init(params)
-        return state.replace(
-            params=params, stats=stats, extra=extra, opt_state=opt_state
-        )
-
-    def sides(task):
-        if task.index == 0 or strategy in _NEW_ALONE:
-            return 1
-        if len(task.earlier) == 0:
-            raise ValueError(
-                f"config.method.strategy={strategy!r}: learns from rows of the tasks "
-                f"before, too, of which {task.name} has none; join their data to it "
-                "(source 'joined', of an update --join), or take 'finetune' or "
-                "'distill'"
-            )
-        if not learns:
-            return 1
-        return 2 * _inner(task) + 2 if meta else 2
-
-    def _inner(task):
-        return inner_steps or icl_orders.inner_steps(icl_orders.growth(task))
-
-    def source(state, task):
-        if task.index == 0 or strategy in _NEW_ALONE:
-            return task.train
-        rows, earlier = task.train.rows, task.earlier
-        if strategy == "replay":
-            rng = np.random.default_rng(np.asarray(jax.random.key_data(state.key)))
-            earlier = rng.permutation(earlier)[: round(replay_share * len(earlier))]
-        both = task.train._replace(rows=np.concatenate([earlier, rows]))
-        if not learns:
-            return both
-        if meta:
-            order = functools.partial(icl_orders.meta, task=task, steps=_inner(task))
-        else:
-            order = functools.partial(icl_orders.turns, task=task)
-        return both._replace(order=order)
+    setup = icl_steps.Setup(
+        parts, passes, strategy, meta, learnt_rate, inner_lr, second_order,
+        distill_weight, ddpg.Options(**chosen), parts.unroll and not graphs,
+    )  # fmt: skip
+    plan = icl_orders.Plan(strategy, meta, inner_steps, replay_share)
 
     def embed(state, inputs):
         key = jax.random.key(0)  # of the dropout, of which there is none
-        return network(state.params, state.stats, key, inputs, train=False)[0]
+        return passes.network(state.params, state.stats, key, inputs, train=False)[0]
 
     def objective(state, key, batch):
         # With the batch's own statistics: running ones lag behind, each time otherwise.
-        return plain_loss(state.params, state.stats, key, batch)[0]
+        return passes.plain_loss(state.params, state.stats, key, batch)[0]
 
     return core.Method(
-        init, step, embed, begin_task=begin_task, source=source, parts=sides,
+        functools.partial(_init, setup),
+        functools.partial(icl_steps.step, setup),
+        embed,
+        begin_task=functools.partial(_begin_task, setup, plan),
+        source=functools.partial(icl_orders.source, plan),
+        parts=functools.partial(icl_orders.sides, plan),
         objective=objective,
-    )  # fmt: skip
+    )
+
+
+def _init(setup, key, batch):
+    k_state, k_net, *k_agents = jax.random.split(key, 4)
+    params, stats = setup.passes.init(k_net, batch)
+    extra = icl_steps.Extra(
+        growth=jnp.zeros((), jnp.float32),
+        old_steps=jnp.zeros((), jnp.int32),
+        epoch_steps=jnp.ones((), jnp.int32),
+        agents={
+            name: ddpg.init(k, setup.agent)
+            for name, k in zip(("old", "new"), k_agents, strict=True)
+        },
+        first=core.copy((params, stats)),
+        teacher=core.copy((params, stats)),
+    )
+    return core.new_state(k_state, params, stats, setup.parts.tx, extra)
+
+
+def _begin_task(setup, plan, state, task):
+    params, stats = state.params, state.stats
+    if task.index > 0 and plan.strategy in ("retrain", "random"):
+        params, stats = core.copy(state.extra.first)
+    growth = icl_orders.growth(task) if task.index > 0 else 0.0
+    old_steps, epoch_steps = icl_orders.epoch(plan, task, setup.parts.batch_size)
+    extra = state.extra._replace(
+        growth=jnp.float32(growth),
+        old_steps=jnp.int32(old_steps),
+        epoch_steps=jnp.int32(epoch_steps),
+        teacher=core.copy((params, stats)),
+    )
+    opt_state = setup.parts.tx.init(params)
+    return state.replace(params=params, stats=stats, extra=extra, opt_state=opt_state)

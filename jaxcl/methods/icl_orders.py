@@ -1,10 +1,24 @@
-"""What a step of ICL reads: batches of old and of new rows side by side."""
+"""What ICL reads: rows of a task, batches of old and of new ones side by side."""
 
+import functools
 import math
+from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from jaxcl.data import stream
+
+_NEW_ALONE = ("finetune", "distill")  # read no rows of the tasks before
+
+
+class Plan(NamedTuple):
+    """What decides which rows a step reads; for the options see `icl.make`."""
+
+    strategy: str
+    meta: bool
+    inner_steps: int | None
+    replay_share: float
 
 
 def inner_steps(growth: float) -> int:
@@ -66,3 +80,56 @@ def turns(rng, rows, batch_size, *, task):
     beside_new = batches(task, task.earlier, size, len(new), rng)[: len(new)]
     anchors = np.concatenate([old, new])
     return _side_by_side([anchors, np.concatenate([beside_old, beside_new])])
+
+
+def _inner(plan, task):
+    return plan.inner_steps or inner_steps(growth(task))
+
+
+def sides(plan: Plan, task: stream.Task) -> int:
+    """How many batches a step takes, see `core.Method.parts`.
+
+    Raises:
+      ValueError: if the task has no rows before it and the strategy reads some.
+    """
+    if task.index == 0 or plan.strategy in _NEW_ALONE:
+        return 1
+    if len(task.earlier) == 0:
+        raise ValueError(
+            f"config.method.strategy={plan.strategy!r}: learns from rows of the tasks "
+            f"before, too, of which {task.name} has none; join their data to it "
+            "(source 'joined', of an update --join), or take 'finetune' or 'distill'"
+        )
+    if plan.strategy != "icl":
+        return 1
+    return 2 * _inner(plan, task) + 2 if plan.meta else 2
+
+
+def epoch(plan: Plan, task: stream.Task, batch_size: int) -> tuple[int, int]:
+    """Steps of an epoch of `turns`: those on old rows, and all; 0, 1 of any other."""
+    if task.index == 0 or plan.strategy != "icl":
+        return 0, 1
+    old, new = (
+        len(batches(task, rows, batch_size, 1))
+        for rows in (task.earlier, task.train.rows)
+    )
+    return old, old + new
+
+
+def source(plan: Plan, state, task: stream.Task):
+    """The task's training set: its own rows and, by the strategy, earlier ones."""
+    if task.index == 0 or plan.strategy in _NEW_ALONE:
+        return task.train
+    earlier = task.earlier
+    if plan.strategy == "replay":
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(state.key)))
+        stored = round(plan.replay_share * len(earlier))
+        earlier = rng.permutation(earlier)[:stored]
+    both = task.train._replace(rows=np.concatenate([earlier, task.train.rows]))
+    if plan.strategy != "icl":
+        return both
+    if plan.meta:
+        order = functools.partial(meta, task=task, steps=_inner(plan, task))
+    else:
+        order = functools.partial(turns, task=task)
+    return both._replace(order=order)
