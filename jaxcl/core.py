@@ -60,6 +60,8 @@ class Parts(NamedTuple):
     replay: Replay | None = None  # for methods that replay, see methods/online.py
     # Spreads rows that a step drew itself over the devices, as a batch's are.
     split: Callable = lambda tree: tree
+    # Its reverse, for rows that a loop reads in turn: sent once, not in every turn.
+    gather: Callable = lambda tree: tree
     num_tasks: int = 1  # of the stream
     batch_size: int = 0  # global
     memory: Any = None  # memory.sharded.Memory; None: each device holds it whole

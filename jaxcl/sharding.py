@@ -170,6 +170,11 @@ def spread(tree, *, mesh):
     return jax.tree.map(constrain, tree)
 
 
+def gathered(tree, *, mesh):
+    """The tree, within a program, with every row of each leaf on every device."""
+    return jax.lax.with_sharding_constraint(tree, replicated(mesh))
+
+
 def fetch(tree):
     """Numpy copies of replicated arrays, the same on every process."""
     return jax.tree.map(lambda x: np.asarray(jax.device_get(x)), tree)

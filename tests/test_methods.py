@@ -126,7 +126,7 @@ IDLE |= {
     "icl": (*KEPT, *TURNS, "task_start", "task_steps"),
     # An epoch is as long as the first task: the start is 0 as well.
     "icl-no_meta": (*KEPT, "task_start", "task_steps"),
-    "icl-retrain": (*KEPT, *TURNS, "extra.growth", "extra.agents"),
+    "icl-retrain": (*KEPT, "extra.growth", "extra.agents"),
 }
 IDLE |= {
     "mocov2plus-pnr-head": ("extra.layer", "extra.velocity"),
@@ -161,6 +161,7 @@ STILL = {  # pieces that no step moves, in the second task
     "gdumb": ("stats.encoder",),
     "icl": ("opt_state",),
     "icl-no_meta": ("opt_state",),
+    "icl-retrain": TURNS,
 }
 # The tests of a row share its compiled step: they run in one worker.
 ROWS = [

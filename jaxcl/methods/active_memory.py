@@ -1,5 +1,6 @@
 """A memory of features that is filtered at every step, for `duel.py`."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ class Settings(NamedTuple):
     newcomer_competes: bool
     score: str
     temperature: float
+    gather: Callable = lambda tree: tree  # see `core.Parts`
 
 
 def check(settings: Settings) -> None:
@@ -72,12 +74,14 @@ def refreshed(memory: buffer.Buffer, slots, features, exists) -> buffer.Buffer:
 
 def _filtered(settings, memory, features):
     """Slots of the rows that DUEL's policy lets in."""
-    both = memory.items["feature"], features
+    # The filter is a loop, whose turns would send what is split among the devices.
+    both = memory.items["feature"], settings.gather(features)
     options = dict(
         score=settings.score, temperature=settings.temperature, filled=memory.filled
     )
     keep = duel.select(*both, newcomer_competes=settings.newcomer_competes, **options)
-    slots = duel.slots(keep, memory.capacity)
+    keep = settings.gather(keep)
+    slots = settings.gather(duel.slots(keep, memory.capacity))
     if settings.safe:
         slots = jnp.where(duel.is_safe(*both, keep, **options), slots, memory.capacity)
     return slots

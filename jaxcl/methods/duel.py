@@ -16,6 +16,7 @@ Departures:
 - Keys are not shuffled among devices: batch statistics are those of the global batch.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -37,6 +38,23 @@ class Extra(NamedTuple):
     # feature f32[D] unit row, label and index i32; SimCLR, or where features are
     # renewed: image u8. None: no memory
     memory: buffer.Buffer | None
+
+
+class Setup(NamedTuple):
+    """What a step knows beside its state; for the options see `make`."""
+
+    parts: core.Parts
+    nets: dict  # encoder and projector
+    settings: active_memory.Settings
+    moco: bool  # otherwise SimCLR
+    remembers: bool  # there is a memory
+    negatives: str
+    positive_in_denominator: bool
+    hml_weight: float | None
+    temperature: float
+    drawn: int
+    refresh: bool
+    momentum: float
 
 
 _LIMITS = {
@@ -100,120 +118,128 @@ def make(
     moco = base == "moco"
     settings = active_memory.Settings(
         policy, memory_size, output_dim, not moco or refresh, sharded, safe_update,
-        newcomer_competes, score, temperature,
+        newcomer_competes, score, temperature, parts.gather,
     )  # fmt: skip
     active_memory.check(settings)
-    remembers = moco or negatives != "batch"
     widths = (hidden_dim,) * hidden_layers + (output_dim,)
     projector = mlp.MLP(widths, dtype=parts.encoder.dtype)
     nets = {"encoder": parts.encoder, "projector": projector}
-
-    def init(key, batch):
-        k_state, k_augment, k_net = jax.random.split(key, 3)
-        images = parts.augment(k_augment, batch["image"][:1])[0]
-        params, stats = chain.init(nets, k_net, images)
-        slow = (core.copy(params), core.copy(stats)) if moco else ({}, {})
-        memory = active_memory.create(settings, batch) if remembers else None
-        return core.new_state(k_state, params, stats, parts.tx, Extra(*slow, memory))
-
-    def contrast(anchors, positives, examples, rows, exists):
-        if hml_weight is not None:
-            return contrastive.m_hml(
-                anchors, positives, rows, weight=hml_weight, temperature=temperature,
-                mask=exists,
-            )  # fmt: skip
-        return contrastive.info_nce(
-            anchors, positives, None if negatives == "batch" else rows,
-            temperature=temperature, positive_in_denominator=positive_in_denominator,
-            unit_negatives=True, negative_mask=exists,
-            examples=None if negatives == "memory" else examples,
-        )  # fmt: skip
-
-    def draw(network, memory, keys):
-        """Features f32[R, D] of rows drawn of the memory, which exist, the memory."""
-        items, exists, slots = buffer.sample(memory, keys[0], drawn)
-        others = parts.augment(keys[1], parts.split(items["image"]))[:, 0]
-        rows, _ = chain.apply(nets, *network, others, train=True)
-        rows = contrastive.l2_normalize(rows)
-        if refresh:
-            memory = active_memory.refreshed(memory, slots, rows, exists)
-        return rows, exists, memory
-
-    def moco_step(state, views, memory, k_drawn):
-        slow = state.extra.momentum, state.extra.momentum_stats
-        keys, slow_stats = chain.apply(nets, *slow, views[:, 1], train=True)
-        keys = contrastive.l2_normalize(keys)
-        if refresh:
-            *_, memory = draw(slow, memory, k_drawn)
-
-        def loss(params):
-            queries, stats = chain.apply(
-                nets, params, state.stats, views[:, 0], train=True
-            )
-            held = memory.items["feature"], memory.filled
-            value = contrast(queries, keys, jnp.arange(len(keys)), *held)
-            return value, (stats, keys)
-
-        return loss, memory, slow_stats
-
-    def simclr_step(state, views, memory, k_drawn):
-        images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
-        rows = exists = None
-        if remembers:
-            network = state.params, state.stats
-            rows, exists, memory = draw(network, memory, k_drawn)
-
-        def loss(params):
-            z, stats = chain.apply(
-                nets, params, state.stats, images, train=True, groups=2
-            )
-            pairs = z.reshape(-1, 2, output_dim)
-            partners, examples = pairs[:, ::-1].reshape(z.shape), jnp.arange(len(z))
-            target = contrastive.l2_normalize(jax.lax.stop_gradient(pairs[:, 0]))
-            value = contrast(z, partners, examples // 2, rows, exists)
-            return value, (stats, target)
-
-        return loss, memory, {}
-
-    def step(state, batch):
-        k_augment, k_write, *k_drawn = jax.random.split(core.step_key(state), 4)
-        views = parts.augment(k_augment, batch["image"])
-        if views.shape[1] != 2:
-            raise ValueError(f"config.augment.views={views.shape[1]}: duel takes 2")
-        memory = active_memory.whole(state.extra.memory) if remembers else None
-        loss, memory, slow_stats = (moco_step if moco else simclr_step)(
-            state, views, memory, k_drawn
-        )
-        state, (stats, target), metrics = core.descend(parts, state, loss)
-        extra = state.extra._replace(momentum_stats=slow_stats)
-        if moco:
-            slow = optim.ema(extra.momentum, state.params, momentum)
-            extra = extra._replace(momentum=slow)
-        if remembers:
-            memory, metrics["joined"] = active_memory.update(
-                settings, memory, k_write, batch, target, after=metrics["loss"]
-            )
-            extra = extra._replace(memory=memory)
-        return state.replace(stats=stats, extra=extra), metrics
-
-    def begin_task(state, task):
-        return state.replace(opt_state=parts.tx.init(state.params))
-
-    def embed(state, images):
-        encoder = {"encoder": parts.encoder}
-        return chain.apply(encoder, state.params, state.stats, images, train=False)[0]
-
-    def project(state, images):
-        return chain.apply(nets, state.params, state.stats, images, train=False)[0]
-
-    def memory_of(state):
-        return active_memory.whole(state.extra.memory)
-
+    setup = Setup(
+        parts, nets, settings, moco, moco or negatives != "batch", negatives,
+        positive_in_denominator, hml_weight, temperature, drawn, refresh, momentum,
+    )  # fmt: skip
     return core.Method(
-        init,
-        step,
-        embed,
-        begin_task=begin_task,
-        memory=memory_of if remembers else None,
-        project=project,
+        functools.partial(_init, setup),
+        functools.partial(_step, setup),
+        embed=functools.partial(_features, {"encoder": parts.encoder}),
+        project=functools.partial(_features, nets),
+        begin_task=lambda state, task: state.replace(
+            opt_state=parts.tx.init(state.params)
+        ),
+        memory=_memory if setup.remembers else None,
     )
+
+
+def _features(nets, state, images):
+    return chain.apply(nets, state.params, state.stats, images, train=False)[0]
+
+
+def _memory(state):
+    return active_memory.whole(state.extra.memory)
+
+
+def _init(setup, key, batch):
+    k_state, k_augment, k_net = jax.random.split(key, 3)
+    images = setup.parts.augment(k_augment, batch["image"][:1])[0]
+    params, stats = chain.init(setup.nets, k_net, images)
+    slow = (core.copy(params), core.copy(stats)) if setup.moco else ({}, {})
+    memory = active_memory.create(setup.settings, batch) if setup.remembers else None
+    extra = Extra(*slow, memory)
+    return core.new_state(k_state, params, stats, setup.parts.tx, extra)
+
+
+def _step(setup, state, batch):
+    k_augment, k_write, *k_drawn = jax.random.split(core.step_key(state), 4)
+    views = setup.parts.augment(k_augment, batch["image"])
+    if views.shape[1] != 2:
+        raise ValueError(f"config.augment.views={views.shape[1]}: duel takes 2")
+    memory = _memory(state) if setup.remembers else None
+    loss, memory, slow_stats = (_moco if setup.moco else _simclr)(
+        setup, state, views, memory, k_drawn
+    )
+    state, (stats, target), metrics = core.descend(setup.parts, state, loss)
+    extra = state.extra._replace(momentum_stats=slow_stats)
+    if setup.moco:
+        slow = optim.ema(extra.momentum, state.params, setup.momentum)
+        extra = extra._replace(momentum=slow)
+    if setup.remembers:
+        memory, metrics["joined"] = active_memory.update(
+            setup.settings, memory, k_write, batch, target, after=metrics["loss"]
+        )
+        extra = extra._replace(memory=memory)
+    return state.replace(stats=stats, extra=extra), metrics
+
+
+def _moco(setup, state, views, memory, k_drawn):
+    """A step's loss, the memory that it reads, the slow network's statistics."""
+    slow = state.extra.momentum, state.extra.momentum_stats
+    keys, slow_stats = chain.apply(setup.nets, *slow, views[:, 1], train=True)
+    keys = contrastive.l2_normalize(keys)
+    if setup.refresh:
+        *_, memory = _draw(setup, slow, memory, k_drawn)
+
+    def loss(params):
+        queries, stats = chain.apply(
+            setup.nets, params, state.stats, views[:, 0], train=True
+        )
+        held = memory.items["feature"], memory.filled
+        value = _contrast(setup, queries, keys, jnp.arange(len(keys)), *held)
+        return value, (stats, keys)
+
+    return loss, memory, slow_stats
+
+
+def _simclr(setup, state, views, memory, k_drawn):
+    images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
+    rows = exists = None
+    if setup.remembers:
+        network = state.params, state.stats
+        rows, exists, memory = _draw(setup, network, memory, k_drawn)
+
+    def loss(params):
+        z, stats = chain.apply(
+            setup.nets, params, state.stats, images, train=True, groups=2
+        )
+        pairs = z.reshape(-1, 2, z.shape[-1])
+        partners, examples = pairs[:, ::-1].reshape(z.shape), jnp.arange(len(z))
+        target = contrastive.l2_normalize(jax.lax.stop_gradient(pairs[:, 0]))
+        value = _contrast(setup, z, partners, examples // 2, rows, exists)
+        return value, (stats, target)
+
+    return loss, memory, {}
+
+
+def _contrast(setup, anchors, positives, examples, rows, exists):
+    """The loss of anchors against their positives and rows of the memory."""
+    given = dict(temperature=setup.temperature)
+    if setup.hml_weight is not None:
+        given |= dict(weight=setup.hml_weight, mask=exists)
+        return contrastive.m_hml(anchors, positives, rows, **given)
+    return contrastive.info_nce(
+        anchors, positives, None if setup.negatives == "batch" else rows,
+        positive_in_denominator=setup.positive_in_denominator,
+        unit_negatives=True, negative_mask=exists,
+        examples=None if setup.negatives == "memory" else examples, **given,
+    )  # fmt: skip
+
+
+def _draw(setup, network, memory, keys):
+    """Features f32[R, D] of rows drawn of the memory, which exist, the memory."""
+    items, exists, slots = buffer.sample(memory, keys[0], setup.drawn)
+    images = setup.parts.split(items["image"])
+    others = setup.parts.augment(keys[1], images)[:, 0]
+    rows, _ = chain.apply(setup.nets, *network, others, train=True)
+    rows = contrastive.l2_normalize(rows)
+    if setup.refresh:
+        memory = active_memory.refreshed(memory, slots, rows, exists)
+    return rows, exists, memory
