@@ -17,7 +17,7 @@ import pytest
 import toy
 from test_duel_memory import SCORES, loop
 
-from jaxcl import core, optim, sharding
+from jaxcl import collectives, core, optim, sharding
 from jaxcl import job as jobs
 from jaxcl.losses import contrastive
 from jaxcl.memory import buffer, duel, policies, queue
@@ -619,6 +619,29 @@ def test_a_memory_over_devices_is_that_of_one(base):
     one, spread = method.memory(alone), method.memory(state)
     close(spread.items.pop("feature"), one.items.pop("feature"))
     chex.assert_trees_all_equal(jax.device_get(spread), jax.device_get(one))
+
+
+@pytest.mark.parametrize("gathers", [True, False])
+def test_no_turn_of_the_filter_sends_anything(gathers):
+    """Control: left to itself the loop is split over the devices as the batch is."""
+    mesh = sharding.mesh(2)
+    gather = functools.partial(sharding.gathered, mesh=mesh)
+    given = settings(size=64, **({"gather": gather} if gathers else {}))
+    shapes = jax.eval_shape(lambda: held(jnp.zeros((64, D))))
+    number = jax.ShapeDtypeStruct((8,), jnp.int32)
+    incoming = {"label": number, "index": number}
+    features = jax.ShapeDtypeStruct((8, D), jnp.float32)
+    update = functools.partial(active_memory.update, given, after=())
+    whole, parted = sharding.replicated(mesh), sharding.split(mesh)
+    text = (
+        jax.jit(update, in_shardings=(whole, whole, parted, parted))
+        .lower(shapes, jax.random.key(0), incoming, features)
+        .compile()
+        .as_text()
+    )
+    found = collectives.read(text)
+    assert found
+    assert all(message.counted for message in found) == gathers
 
 
 def test_a_memory_that_devices_cannot_share_is_refused(tmp_path):
