@@ -3,7 +3,8 @@
 FLOPs are XLA's count of one step as written, before its compiler: products, sums and
 the like of all devices together, a multiply-add as two. The program is that of the
 first task or of a later one: conditionals on the task's number are decided first,
-since of others XLA takes the dearest branch. The body of a loop counts once.
+since of others XLA takes the dearest branch. The body of a loop counts as often as it
+runs where that is known (`lax.scan`, `lax.map`), else once.
 """
 
 import contextlib
@@ -100,10 +101,23 @@ def _count(step, tree, leaves, task):
     known = [None] * len(leaves)
     known[jax.tree.unflatten(tree, range(len(leaves)))[0].task] = np.int32(task)
     with sharding.on_host():
-        return _lowered(_decided(program, known))
+        program = _decided(program, known)
+        return _lowered(program) + _turns(program.jaxpr)
 
 
-@functools.lru_cache(maxsize=4)  # where no branch depends on the task there is but one
+def _turns(program) -> int:
+    """FLOPs that loops of known length add to XLA's count, which takes one turn."""
+    more = 0
+    for equation in program.eqns:
+        options = equation.params
+        inner = [_turns(each) for each in core.jaxprs_in_params(options)]
+        more += max(inner) if equation.primitive is primitives.cond_p else sum(inner)
+        if equation.primitive is primitives.scan_p:
+            more += (options["length"] - 1) * (_lowered(options["jaxpr"]) + sum(inner))
+    return more
+
+
+@functools.lru_cache(maxsize=16)  # where no branch depends on the task there is but one
 def _lowered(program):
     run = jax.jit(core.jaxpr_as_fun(program))
     return round(run.lower(*program.in_avals).cost_analysis()["flops"])

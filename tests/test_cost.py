@@ -112,16 +112,46 @@ def test_a_branch_that_a_task_does_not_take_costs_nothing(first, jitted):
 
 
 def test_what_the_count_cannot_know():
-    """The dearest branch where none is picked; the body of a loop once."""
+    """The dearest branch where none is picked; a loop of unknown length once."""
     branches = [lambda x: x, dear, square]
 
     def step(state, x):
         x = jax.lax.switch(jnp.int32(x[0, 0]), branches, x)
         x = jax.lax.switch(state.task + 7, branches[::2], x)  # clamped to the last
-        return state, jax.lax.fori_loop(0, 10, lambda _, x: square(x), x)
+        turns = 10 + jnp.int32(x[0, 0])
+        return state, jax.lax.fori_loop(0, turns, lambda _, x: square(x), x)
 
     given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
     assert cost.flops(step, *given, 0) == pytest.approx((3 + 1 + 1) * PRODUCT, rel=0.03)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_every_turn_of_a_loop_counts(jitted):
+    """7 turns of one product and of a loop of 3; then a branch with a loop of 5."""
+
+    def loop(length, body, x):
+        return jax.lax.scan(lambda x, _: (body(x), None), x, length=length)[0]
+
+    def body(state, x):
+        x = loop(7, lambda x: loop(3, square, square(x)), x)
+        x = jax.lax.cond(x[0, 0] > 0, lambda x: loop(5, square, x), square, x)
+        return state, jax.lax.map(square, jnp.stack([x] * 2))
+
+    step = jax.jit(body) if jitted else body
+    given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
+    want = 7 * (1 + 3) + 5 + 2
+    assert cost.flops(step, *given, 0) == pytest.approx(want * PRODUCT, rel=0.03)
+
+
+def test_the_gradient_of_a_loop_counts_every_turn():
+    def loss(w, x):
+        return jnp.sum(jax.lax.scan(lambda x, _: (x @ w, None), x, length=6)[0])
+
+    def step(state, x):
+        return state, jax.grad(loss)(x, x)
+
+    given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
+    assert cost.flops(step, *given, 0) == pytest.approx(18 * PRODUCT, rel=0.06)
 
 
 def both(step, given):
