@@ -159,6 +159,7 @@ def running(state):
 # options of config.replay; what is not to be replayed is at the end.
 CASES = {
     "past": (3, {"candidates": 8}, OLD, 8, 3, {}),
+    "still": (3, {"candidates": 8, "moves_statistics": False}, OLD, 8, 3, {}),
     "all_head": (
         2,
         {"candidates": 10, "replay_from": "all", "virtual": "head"},
@@ -208,8 +209,9 @@ def test_a_step_equals_its_twin(name):
     value = row_losses(params, new, label).mean()
     value += row_losses(params, replayed, old_label[best])[:count].mean()
     np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
-    # Scoring leaves the running statistics alone.
     stats = after_pass(running(state), params[0], new)
+    if options.get("moves_statistics", True):
+        stats = after_pass(stats, params[0], old)  # all are candidates
     stats = after_pass(stats, params[0], replayed)
     for one, other in zip(running(after), stats, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4)
