@@ -1,6 +1,5 @@
 """Passes of ICL through the network, of graphs or of images, and its losses."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -57,13 +56,12 @@ class Passes(NamedTuple):
 
     def pairs(self, params, stats, key, part, *, train=True):
         """Anchors and positives f32[B, D], and the statistics."""
-        k_view, *k_drop = jax.random.split(key, 3)
         if not self.graphs:
-            views = self.augment(k_view, part["image"])
-            images = views.reshape((-1,) + views.shape[2:])
-            apply = functools.partial(self.network, train=train, groups=2)
-            rows, stats = apply(params, stats, k_drop[0], images)
+            rows, stats = self._interleaved(
+                params, stats, key, self.augment(key, part["image"]), train=train
+            )
             return rows[0::2], rows[1::2], stats
+        k_view, *k_drop = jax.random.split(key, 3)
         # Mapped, a program has the operations once, which compiles twice as fast.
         views = jax.vmap(self.augment, (0, None))(
             jax.random.split(k_view, 2 if self.anchors == "augmented" else 1),
@@ -76,13 +74,26 @@ class Passes(NamedTuple):
         other, stats = self.network(params, stats, k_drop[1], positive, train=train)
         return rows, other, stats
 
-    def singles(self, params, stats, key, part):
-        """Rows f32[B, D] that are negatives alone, and the statistics."""
-        k_view, k_drop = jax.random.split(key)
+    def triples(self, params, stats, key, part, more):
+        """Anchors, positives, rows that are negatives alone; and the statistics."""
+        k_part, k_more = jax.random.split(key)
         if self.graphs:
-            return self.network(params, stats, k_drop, part["graph"], train=True)
-        images = self.augment(k_view, part["image"])[:, 0]
-        return self.network(params, stats, k_drop, images, train=True)
+            rows, positives, stats = self.pairs(params, stats, k_part, part)
+            given = k_more, more["graph"]
+            others, stats = self.network(params, stats, *given, train=True)
+            return rows, positives, others, stats
+        # One pass of three views: devices sum one gradient, not that of two passes.
+        own = self.augment(k_part, part["image"])
+        other = self.augment(k_more, more["image"])[:, :1]
+        views = jnp.concatenate([own, other], axis=1)
+        rows, stats = self._interleaved(params, stats, key, views, train=True)
+        return rows[0::3], rows[1::3], rows[2::3], stats
+
+    def _interleaved(self, params, stats, key, views, *, train):
+        """Views [B, V, H, W, C] in one pass, view by view normalised: f32[B V, D]."""
+        images = views.reshape((-1,) + views.shape[2:])
+        groups = views.shape[1]
+        return self.network(params, stats, key, images, train=train, groups=groups)
 
     def within(self, rows, positives, part):
         """NCE-I with a batch's own positives as negatives, their mask, and others."""
@@ -110,9 +121,7 @@ class Passes(NamedTuple):
         Returns:
           () -> f32[] for old anchors; () -> f32[] for new ones; statistics.
         """
-        k_part, k_more = jax.random.split(key)
-        rows, positives, stats = self.pairs(params, stats, k_part, part)
-        others, stats = self.singles(params, stats, k_more, more)
+        rows, positives, others, stats = self.triples(params, stats, key, part, more)
         value, own, given = self.within(rows, positives, part)
         there = more["index"] >= 0
 
