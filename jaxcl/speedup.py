@@ -10,6 +10,7 @@ baseline did, by a scalar that is measured of all runs alike.
 
 import argparse
 import io
+import itertools
 import json
 import math
 import sys
@@ -96,12 +97,20 @@ def draw(found: list, path, *, baseline: str, measure="patience") -> None:
     panels = figure.subplots(1, 2)
     growths = [group["growth"] for group in found]
     names = dict.fromkeys(n for group in found for n in group["runs"] if n != baseline)
+    # Side by side, or the interval of one run would hide that of another.
+    gaps = [b - a for a, b in itertools.pairwise(sorted(growths))]
+    apart = min(gaps, default=0.1) / 2 / max(len(names), 1)
+    beside = apart * (np.arange(len(names)) - (len(names) - 1) / 2)
     for (title, key), axes in zip(PANELS[measure], panels, strict=True):
         axes.axhline(1, color="0.5", linestyle=":", linewidth=1)
         shown = [1.0]
         for number, name in enumerate(names):
             at = [group["runs"].get(name, {}).get(key) for group in found]
-            x = [g for g, one in zip(growths, at, strict=True) if one and one["mean"]]
+            x = [
+                growth + beside[number]
+                for growth, one in zip(growths, at, strict=True)
+                if one and one["mean"]
+            ]
             at = [one for one in at if one and one["mean"]]
             y = [one["mean"] for one in at]
             bars = [
@@ -113,7 +122,7 @@ def draw(found: list, path, *, baseline: str, measure="patience") -> None:
             colour = plots.COLOURS[number % len(plots.COLOURS)]
             axes.errorbar(
                 x, y, yerr=np.reshape(bars, (-1, 2)).T, color=colour, marker=marker,
-                markersize=4, capsize=3, label=name.replace("$", r"\$"),
+                linewidth=1, markersize=4, capsize=3, label=name.replace("$", r"\$"),
             )  # fmt: skip
         # A speed-up of 2 is as far from 1 as one of 1/2.
         axes.set_yscale("log")
