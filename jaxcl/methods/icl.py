@@ -108,11 +108,11 @@ def make(
         parts, temperature=temperature, keep=keep, anchors=anchors,
         output_dim=output_dim,
     )  # fmt: skip
-    setup = icl_steps.Setup(
-        parts, passes, strategy, meta, learnt_rate, inner_lr, second_order,
-        distill_weight, ddpg.Options(**chosen), parts.unroll and not graphs,
-    )  # fmt: skip
     plan = icl_orders.Plan(strategy, meta, inner_steps, replay_share)
+    setup = icl_steps.Setup(
+        parts, passes, plan, learnt_rate, inner_lr, second_order, distill_weight,
+        ddpg.Options(**chosen), parts.unroll and not graphs,
+    )  # fmt: skip
 
     def embed(state, inputs):
         key = jax.random.key(0)  # of the dropout, of which there is none
@@ -126,7 +126,7 @@ def make(
         functools.partial(_init, setup),
         functools.partial(icl_steps.step, setup),
         embed,
-        begin_task=functools.partial(_begin_task, setup, plan),
+        begin_task=functools.partial(_begin_task, setup),
         source=functools.partial(icl_orders.source, plan),
         parts=functools.partial(icl_orders.sides, plan),
         objective=objective,
@@ -150,8 +150,8 @@ def _init(setup, key, batch):
     return core.new_state(k_state, params, stats, setup.parts.tx, extra)
 
 
-def _begin_task(setup, plan, state, task):
-    params, stats = state.params, state.stats
+def _begin_task(setup, state, task):
+    plan, params, stats = setup.plan, state.params, state.stats
     if task.index > 0 and plan.strategy in ("retrain", "random"):
         params, stats = core.copy(state.extra.first)
     growth = icl_orders.growth(task) if task.index > 0 else 0.0

@@ -8,7 +8,7 @@ import optax
 
 from jaxcl import core, ddpg
 from jaxcl.losses import prototype
-from jaxcl.methods import icl_passes
+from jaxcl.methods import icl_orders, icl_passes
 
 CONTROLS = ("frozen", "random")  # whose network no step changes after the first task
 
@@ -18,8 +18,7 @@ class Setup(NamedTuple):
 
     parts: core.Parts
     passes: icl_passes.Passes
-    strategy: str
-    meta: bool
+    plan: icl_orders.Plan
     learnt_rate: bool
     inner_lr: float | None
     second_order: bool
@@ -43,7 +42,7 @@ def step(setup: Setup, state, batch):
     """One step on a batch, or on the parts that `icl_orders` laid side by side."""
     if batch["index"].ndim == 1:
         return _plain_step(setup, state, batch)
-    return (_meta_step if setup.meta else _turn_step)(setup, state, batch)
+    return (_meta_step if setup.plan.meta else _turn_step)(setup, state, batch)
 
 
 def _descended(setup, state, params, held, key, value, grads):
@@ -164,14 +163,14 @@ def _plain_step(setup, state, batch):
 
     def loss(params):
         value, (stats, *rows) = setup.passes.plain_loss(params, state.stats, key, batch)
-        if setup.strategy == "distill":
+        if setup.plan.strategy == "distill":
             value += setup.distill_weight * _distilled(setup, state, key, batch, *rows)
         return value, stats
 
     after, stats, metrics = core.descend(setup.parts, state, loss)
     metrics["passes"] = jnp.float32(2 * len(batch["index"]))
     trees = after.params, stats
-    if setup.strategy in CONTROLS:
+    if setup.plan.strategy in CONTROLS:
         before = state.params, state.stats
         trees = jax.tree.map(
             lambda old, new: jnp.where(state.task > 0, old, new), before, trees

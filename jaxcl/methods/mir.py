@@ -6,8 +6,8 @@ Drift in Online Continual Learning", 2021.
 
 Departures:
 - Scoring normalises by the batch statistics of the candidates and moves the running
-  ones, as released code does and no paper says. On Split CIFAR-10 it is worth more than
-  the choice of the rows (docs/results.md); `moves_statistics=False` leaves it out.
+  ones, as released code does and no paper says; what that changes on Split CIFAR-10 is
+  in docs/results.md. `moves_statistics=False` leaves it out.
 - The MNIST experiments' comparison with the lowest loss that a row ever had is not
   here, nor is MIR for generative replay.
 """
