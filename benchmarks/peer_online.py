@@ -7,8 +7,7 @@ reservoir, normalised when they are drawn.
 
 Choices that favour this side: the memory is full, so that nothing is masked; slots are
 chosen on the host, so that no step waits for a GPU; the teacher of iCaRL sees incoming
-and replayed rows in one pass; SGD uses torch's multi-tensor functions. Scoring MIR's
-candidates moves the running statistics, as in released code; ours does not. It is not
+and replayed rows in one pass; SGD uses torch's multi-tensor functions. It is not
 `torch.compile`d.
 """
 
@@ -227,9 +226,13 @@ def _mir(peer, images, label):
     with torch.no_grad():
         grads, before = [p.grad for p in peer.params], [p.clone() for p in peer.params]
         low = functional.cross_entropy(peer.net(x)[1], y, reduction="none")
+        # The pass after the step moves no running statistics: only the first one does.
+        buffers = list(peer.net.buffers())
+        kept = [b.clone() for b in buffers]
         torch._foreach_add_(peer.params, grads, alpha=-peer.lr)
         high = functional.cross_entropy(peer.net(x)[1], y, reduction="none")
         torch._foreach_copy_(peer.params, before)
+        torch._foreach_copy_(buffers, kept)
         worst = (high - low).topk(len(label)).indices
     # Again from the memory, as where it is augmented.
     x, y = peer.replay(slots.to(peer.device)[worst])
