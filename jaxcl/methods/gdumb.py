@@ -12,15 +12,10 @@ Departures:
   config.replay.augment, which is to be "replay" for them.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 
-from jaxcl import core, optim, sharding
-from jaxcl.losses import replay as losses
+from jaxcl import core, sharding
 from jaxcl.methods import gdumb_fit, online
 
 _FIT = 0x6D0B  # keeps the randomness of a fit apart from that of the next step
@@ -53,68 +48,22 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    for name, value, least in (
-        ("passes", passes, 1), ("batch_size", batch_size, 1), ("lr", lr, 0),
-        ("end_lr", end_lr, 0), ("clip", clip, 1e-6), ("cutmix", cutmix, 0),
-        ("cutmix_alpha", cutmix_alpha, 1e-6),
-    ):  # fmt: skip
-        most = 1 if name == "cutmix" else math.inf
-        if not least <= value <= most:
-            raise ValueError(
-                f"config.method.{name}={value}: allowed is {least} to {most}"
-            )
+    recipe = gdumb_fit.Recipe(
+        passes, batch_size, lr, end_lr, momentum, weight_decay, clip, cutmix,
+        cutmix_alpha,
+    )  # fmt: skip
+    recipe.check()
     if parts.replay:
         core.check_choice("config.replay.sharded", parts.replay.sharded, (False,))
         if balanced:
             policy, wanted = parts.replay.policy, ("greedy_balanced",)
             core.check_choice("config.replay.policy with gdumb", policy, wanted)
     net = online.network(parts, head)
-    sgd = optim.sgd(momentum=momentum, weight_decay=weight_decay)
-    tx = optax.chain(optax.clip_by_global_norm(clip), sgd)
+    fit = gdumb_fit.fit(parts, net, recipe)
 
     def update(state, incoming, key):
         zero = jnp.zeros(())
         return state.replace(step=state.step + 1), {"loss": zero, "lr": zero}, {}
-
-    @jax.jit
-    def start(key, images):
-        params, stats = net.init(key, parts.plain(images[:1]))
-        return params, stats, tx.init(params)
-
-    def one(fit, memory, key, number, lr):
-        """Batch `number` of a pass; the key is that of the pass."""
-        k_order, key = jax.random.split(key)
-        k_augment, k_mix = jax.random.split(jax.random.fold_in(key, number))
-        raw, label, mask = gdumb_fit.batch_of(k_order, memory, number, batch_size)
-        images = online.images_of(parts, k_augment, raw, parts.replay.augment != "none")
-        images, other, share = gdumb_fit.mixed(
-            k_mix, images, label, probability=cutmix, alpha=cutmix_alpha
-        )
-        params, stats, opt_state = fit
-
-        def loss(params):
-            outputs, after = net(params, stats, images, train=True)
-            terms = (share, label), (1 - share, other)
-            return sum(
-                weight * losses.cross_entropy(outputs.logits, y, example_mask=mask)
-                for weight, y in terms
-            ), after
-
-        grads, stats = jax.grad(loss, has_aux=True)(params)
-        direction, opt_state = tx.update(grads, opt_state, params)
-        params = jax.tree.map(lambda p, d: p - lr * d, params, direction)
-        return params, stats, opt_state
-
-    def several(fit, memory, key, number, begin, end, lr):
-        """Batches `begin` to `end` of pass `number`; one of them where loops cost."""
-        key = jax.random.fold_in(key, number)
-        if parts.unroll:
-            return one(fit, memory, key, begin, lr)
-        return jax.lax.fori_loop(
-            begin, end, lambda i, fit: one(fit, memory, key, i, lr), fit
-        )
-
-    run = jax.jit(several, donate_argnums=0)
 
     def eval_state(state):
         memory = state.extra.memory
@@ -122,13 +71,7 @@ def make(
         if not count:
             return state
         key = jax.random.fold_in(core.step_key(state), _FIT)
-        fit, batches = start(key, memory.items["image"]), -(-count // batch_size)
-        stride = 1 if parts.unroll else batches
-        for number in range(passes):
-            speed = np.float32(gdumb_fit.rate(number, lr, end_lr))
-            for begin in range(0, batches, stride):
-                span = np.int32([number, begin, begin + stride])
-                fit = run(fit, memory, key, *span, speed)
-        return state.replace(params=fit[0], stats=fit[1])
+        params, stats = fit(key, memory, count)
+        return state.replace(params=params, stats=stats)
 
     return online.method(parts, net, update, eval_state=eval_state)
