@@ -36,6 +36,24 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True, scope="module")
 def _programs_of_other_modules_are_dropped():
-    """Each compiled program maps memory, of which a process may have so many pieces."""
     yield
     jax.clear_caches()
+
+
+_MAPS = pathlib.Path("/proc/self/maps")  # Linux alone has it, and the limit
+
+
+@pytest.fixture(autouse=True)
+def _programs_fit_into_the_process(request):
+    """Each compiled program maps memory, of which a process has 65,530 pieces at most.
+
+    Above that XLA dies of a segmentation fault, as it did in the slow rows of
+    test_methods.py, one module.
+    """
+    yield
+    done = request.config.stash[_DONE] = request.config.stash.get(_DONE, 0) + 1
+    if done % 10 == 0 and _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > 30_000:
+        jax.clear_caches()
+
+
+_DONE = pytest.StashKey[int]()
