@@ -24,7 +24,7 @@ from jaxcl import (
 from jaxcl.data import stream
 from jaxcl.evals import features
 from jaxcl.memory import sharded
-from jaxcl.methods import online
+from jaxcl.methods import online_replay
 
 # Where and how a run computes, not what: these may change when it resumes.
 MACHINE = (
@@ -186,8 +186,8 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     tasks = make_stream()
     sections.check_graphs(top, tasks.dataset.train)
     num_classes = max(len(tasks.dataset.class_names), 1)
-    replay = schema.options(online.settings, top.replay or {}, "config.replay")
-    replay = online.settings(num_classes, top.batch_size, **replay)
+    replay = schema.options(online_replay.settings, top.replay or {}, "config.replay")
+    replay = online_replay.settings(num_classes, top.batch_size, **replay)
     parts = parts._replace(
         num_classes=num_classes,
         replay=replay,

@@ -46,6 +46,7 @@ class Replay(NamedTuple):
     augment: str = "none"  # which rows: "none", "replay" or "all"
     sharded: bool = False  # the memory is split over the devices
     measure: tuple[str, ...] = ()  # "drift", "gradients", see methods/online_probe.py
+    statistics: str = "running"  # or "memory", see methods/online_statistics.py
 
 
 class Parts(NamedTuple):

@@ -52,7 +52,7 @@ class Top:
     optimizer: dict  # name, lr, and its options
     schedule: dict  # name, and its options
     evaluators: dict  # name -> options of its make
-    replay: dict | None = None  # options of online.settings, for methods that replay
+    replay: dict | None = None  # options of online_replay.settings
     name: str = "run"
     seed: int = 0  # the first
     seeds: int = 1  # how many runs, of seeds that follow one another

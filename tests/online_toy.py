@@ -14,7 +14,7 @@ import numpy as np
 import twins
 
 from jaxcl import augment, core, optim
-from jaxcl.methods import online
+from jaxcl.methods import online_replay
 from jaxcl.nets import resnet
 
 CLASSES, LR = 5, 0.1
@@ -30,7 +30,7 @@ def parts(**replay):
         tx=optim.sgd(momentum=0.0),
         lr=optim.by_task([optim.constant(LR)]),
         num_classes=CLASSES,
-        replay=online.settings(CLASSES, 6, **{"capacity": 12, **replay}),
+        replay=online_replay.settings(CLASSES, 6, **{"capacity": 12, **replay}),
     )
 
 

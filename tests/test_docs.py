@@ -46,7 +46,7 @@ from jaxcl.evals import (
     svm,
     tsne,
 )
-from jaxcl.methods import online
+from jaxcl.methods import online_replay
 
 ROOT = pathlib.Path(__file__).parents[1]
 METHODS = [
@@ -409,7 +409,7 @@ def option_exists(path):
         "augment": [augment.make, augment_graph.make],
         "encoder": sections.ENCODERS.values(),
         "method": METHODS,
-        "replay": [online.settings],
+        "replay": [online_replay.settings],
         "optimizer": sections.OPTIMIZERS.values(),
         "schedule": sections.SCHEDULES.values(),
         "evaluators": [],
@@ -530,7 +530,8 @@ def test_tables_of_options_are_those_of_the_signature(name, without, table):
 
 
 def test_every_function_that_config_names_has_a_table():
-    functions = {sections.Top, scenarios.make, augment.make, online.settings, *METHODS}
+    functions = {sections.Top, scenarios.make, augment.make, *METHODS}
+    functions |= {online_replay.settings}
     functions |= {e.make for e in (linear, knn, predict, tsne, alignment, spread)}
     functions |= {filtering.make, svm.make, objective.make}
     functions |= {augment_graph.make, ddpg.Options, update.Options, update.Limits}

@@ -14,7 +14,7 @@ from scipy import optimize
 
 from jaxcl import augment, core, optim
 from jaxcl.memory import sharded
-from jaxcl.methods import agem, er, gem, online
+from jaxcl.methods import agem, er, gem, online, online_replay
 from jaxcl.nets import resnet
 
 CODE = {"margin": 0.5, "ridge": 1e-3}
@@ -203,7 +203,7 @@ MOMENTS = {"mean": (0.3,), "std": (0.4,)}
 
 
 def parts(tasks=TASKS, unroll=True, size=6):
-    settings = online.settings(CLASSES, 6, capacity=24, size=size)
+    settings = online_replay.settings(CLASSES, 6, capacity=24, size=size)
     return core.Parts(
         encoder=resnet.conv_net(width=2),
         augment=augment.make(size=8, views=1, crop=False, **MOMENTS),

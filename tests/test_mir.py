@@ -12,7 +12,7 @@ import twins
 
 from jaxcl import core, optim
 from jaxcl.memory import buffer, sharded
-from jaxcl.methods import er, mir, online
+from jaxcl.methods import er, mir, online, online_replay
 
 CLASSES, LR, MOMENTUM = 4, 0.7, 0.5
 NEW = [2, 3, 2, 2]  # labels of the incoming rows, of task 1
@@ -50,7 +50,7 @@ def make_parts(**replay):
         tx=optim.sgd(momentum=0.0),
         lr=optim.by_task([optim.constant(LR)]),
         num_classes=CLASSES,
-        replay=online.settings(CLASSES, len(NEW), **{"capacity": 10, **replay}),
+        replay=online_replay.settings(CLASSES, len(NEW), **{"capacity": 10, **replay}),
         num_tasks=2,
     )
 

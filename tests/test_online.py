@@ -11,7 +11,7 @@ import toy
 
 from jaxcl import augment, core, optim, train
 from jaxcl.memory import buffer
-from jaxcl.methods import er, er_ace, er_aml, finetune, online
+from jaxcl.methods import er, er_ace, er_aml, finetune, online, online_replay
 from jaxcl.nets import resnet
 
 CLASSES, LR = 5, 0.1
@@ -19,7 +19,7 @@ MOMENTS = {"mean": (0.3,), "std": (0.4,)}
 
 
 def parts(**replay):
-    settings = online.settings(CLASSES, 6, **{"capacity": 12, **replay})
+    settings = online_replay.settings(CLASSES, 6, **{"capacity": 12, **replay})
     return core.Parts(
         encoder=resnet.conv_net(width=2),
         augment=augment.make(
@@ -81,10 +81,10 @@ def all_rows(state, made, raw=None):
 
 
 def test_settings():
-    made = online.settings(10, 32, per_class=5)
+    made = online_replay.settings(10, 32, per_class=5)
     assert (made.capacity, made.size, made.updates) == (50, 32, 1)
-    assert online.settings(10, 32).capacity == 200
-    assert online.settings(10, 32, capacity=7, size=3)[:3] == (7, "reservoir", 3)
+    assert online_replay.settings(10, 32).capacity == 200
+    assert online_replay.settings(10, 32, capacity=7, size=3)[:3] == (7, "reservoir", 3)
     for wrong, said in (
         ({"per_class": 2, "capacity": 3}, "capacity=3: set it or per_class=2"),
         ({"updates": 0}, "updates=0: must be at least 1"),
@@ -93,7 +93,7 @@ def test_settings():
         ({"augment": "some"}, "augment='some': allowed are none, replay, all"),
     ):
         with pytest.raises(ValueError, match=f"config.replay.{said}"):
-            online.settings(10, 32, **wrong)
+            online_replay.settings(10, 32, **wrong)
 
 
 def test_heads():

@@ -7,7 +7,7 @@ import test_docs
 from absl import flags
 
 from jaxcl import build, outcome, sections, train
-from jaxcl.methods import online
+from jaxcl.methods import online_replay
 
 ROOT = pathlib.Path(__file__).parents[1]
 NAMES = {"er_ace_cifar10": 10, "er_ace_cifar100": 100, "er_ace_miniimagenet": 100}
@@ -27,7 +27,7 @@ def made(config, classes):
     top = sections.top_of(config.to_dict())
     sections.check(top)
     parts, _ = sections.parts(top)
-    settings = online.settings(classes, top.batch_size, **top.replay or {})
+    settings = online_replay.settings(classes, top.batch_size, **top.replay or {})
     parts = parts._replace(num_classes=classes, replay=settings)
     return top, parts, sections.method(top.method, parts), settings
 

@@ -14,7 +14,7 @@ import toy
 
 from jaxcl import core, job
 from jaxcl.memory import buffer
-from jaxcl.methods import online, online_probe
+from jaxcl.methods import online, online_probe, online_replay
 
 pytestmark = pytest.mark.xdist_group("online_probe")  # tests share compiled steps
 BOTH = ("drift", "gradients")
@@ -353,8 +353,8 @@ def test_gradients_are_of_the_rows_that_a_method_replays(monkeypatch):
 
 def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ValueError, match=r"config\.replay\.measure='drfit'.*drift"):
-        online.settings(10, 8, measure=("drfit",))
-    assert online.settings(10, 8, measure=["drift"]).measure == ("drift",)
+        online_replay.settings(10, 8, measure=("drfit",))
+    assert online_replay.settings(10, 8, measure=["drift"]).measure == ("drift",)
     with pytest.raises(ValueError, match=r"config\.replay\.measure='drift': must be"):
         make({"name": "er"}, "drift")
     with pytest.raises(ValueError, match="stores none; leave it out"):

@@ -55,6 +55,9 @@ def make(
     recipe.check()
     if parts.replay:
         core.check_choice("config.replay.sharded", parts.replay.sharded, (False,))
+        core.check_choice(  # the fit has its own
+            "config.replay.statistics", parts.replay.statistics, ("running",)
+        )
         if balanced:
             policy, wanted = parts.replay.policy, ("greedy_balanced",)
             core.check_choice("config.replay.policy with gdumb", policy, wanted)

@@ -20,12 +20,11 @@ import optax
 from jaxcl import core
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer, policies, sharded
-from jaxcl.methods import online_probe
+from jaxcl.methods import online_probe, online_statistics
 from jaxcl.nets import chain
 
 HEADS = ("linear", "cosine")
 FORMS = ("paper", "code")
-AUGMENTED = ("none", "replay", "all")
 
 
 class Extra(NamedTuple):
@@ -111,63 +110,6 @@ class Network(NamedTuple):
         some = jnp.any(rows.mask)
         stats = jax.tree.map(lambda new, old: jnp.where(some, new, old), after, stats)
         return outputs, stats
-
-
-def settings(
-    num_classes: int,
-    batch_size: int,
-    *,
-    per_class: int | None = None,
-    capacity: int | None = None,
-    policy="reservoir",
-    size: int | None = None,
-    updates=1,
-    augment="none",
-    sharded=False,
-    measure: tuple[str, ...] = (),
-) -> core.Replay:
-    """The section config.replay.
-
-    Args:
-      num_classes: of the whole stream.
-      batch_size: of incoming rows.
-      per_class: slots of the memory per class of the whole stream; 20 if `capacity`
-        is not set either. Which classes they hold is up to the policy.
-      capacity: slots in total, in place of `per_class`.
-      policy: which incoming rows the memory keeps, a name in
-        `memory.policies.POLICIES`.
-      size: rows drawn for each update; None: as many as come in.
-      updates: gradient steps on each incoming batch, each with a draw of its own; the
-        memory is written once, after them.
-      augment: rows under config.augment, "none", "replay" (the drawn ones) or "all".
-      sharded: split the memory over the devices, see `memory.sharded`, where one
-        cannot hold it; capacity and size must be multiples of their number.
-      measure: what else to log of each step, "drift" and "gradients": `online_probe`.
-
-    Raises:
-      ValueError: naming the field, the value and what is allowed.
-    """
-    core.check_choice("config.replay.policy", policy, tuple(policies.POLICIES))
-    core.check_choice("config.replay.augment", augment, AUGMENTED)
-    for name in measure:
-        core.check_choice("config.replay.measure", name, online_probe.MEASURES)
-    if per_class is not None and capacity is not None:
-        raise ValueError(
-            f"config.replay.capacity={capacity}: set it or per_class={per_class}, "
-            "the other to None"
-        )
-    for name, value in (
-        ("per_class", per_class),
-        ("capacity", capacity),
-        ("size", size),
-        ("updates", updates),
-    ):
-        if value is not None and value < 1:
-            raise ValueError(f"config.replay.{name}={value}: must be at least 1")
-    if capacity is None:
-        capacity = (20 if per_class is None else per_class) * num_classes
-    size, measure = size or batch_size, tuple(measure)
-    return core.Replay(capacity, policy, size, updates, augment, sharded, measure)
 
 
 def memory_of(parts: core.Parts) -> sharded.Memory:
@@ -298,6 +240,9 @@ def method(
         memory=(lambda state: state.extra.memory) if remembers else None,
         supervised=True, replays=True,
     )._replace(**hooks)  # fmt: skip
+    if parts.replay and parts.replay.statistics == "memory":
+        rows = functools.partial(draw, parts, augment=False)
+        made = online_statistics.add(made, net.replay, rows)
     measured = parts.replay is not None and parts.replay.measure
     return online_probe.add(made, parts) if measured else made
 
