@@ -120,7 +120,8 @@ def _turns(program) -> int:
 @functools.lru_cache(maxsize=16)  # where no branch depends on the task there is but one
 def _lowered(program):
     run = jax.jit(core.jaxpr_as_fun(program))
-    return round(run.lower(*program.in_avals).cost_analysis()["flops"])
+    lowered = run.trace(*program.in_avals).lower(lowering_platforms=("cpu",))
+    return round(lowered.cost_analysis()["flops"])
 
 
 def _decided(program, arguments):

@@ -154,6 +154,20 @@ def test_the_gradient_of_a_loop_counts_every_turn():
     assert cost.flops(step, *given, 0) == pytest.approx(18 * PRODUCT, rel=0.06)
 
 
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_loop_over_rows_that_the_step_spread_counts(devices):
+    """Its body, counted alone, takes rows of a mesh and has none that is on a device."""
+    mesh = sharding.mesh(devices)
+
+    def step(state, x):
+        x = sharding.spread(x, mesh=mesh)
+        x, _ = jax.lax.scan(lambda x, _: (square(x), None), x, length=7)
+        return state, x
+
+    given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
+    assert cost.flops(step, *given, 0) == pytest.approx(7 * PRODUCT, rel=0.03)
+
+
 def both(step, given):
     """The count of a later task, and that of the whole program, compiled."""
     compiled = jax.jit(step).lower(*given).compile().cost_analysis()["flops"]
