@@ -156,7 +156,7 @@ def test_the_gradient_of_a_loop_counts_every_turn():
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_a_loop_over_rows_that_the_step_spread_counts(devices):
-    """Its body, counted alone, takes rows of a mesh and has none that is on a device."""
+    """Its body, counted alone, takes rows of a mesh; none of them is on a device."""
     mesh = sharding.mesh(devices)
 
     def step(state, x):
