@@ -305,6 +305,11 @@ def test_each_piece_of_state_counts(name, tmp_path):
     ), unchecked
 
 
+# Rows where an activation rounds to either side of a ReLU's zero on some processors: on
+# one device, too, a start that differs in the last bit ends as far apart (up to 4e-3).
+KINKS = {"simclr-der": 5e-3}
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_one_and_eight_devices_agree(name, tmp_path):
     """Tolerance: sums over the batch are added in another order, 20 steps long."""
@@ -313,4 +318,5 @@ def test_one_and_eight_devices_agree(name, tmp_path):
         step = compiled(name) if devices == 1 else None
         train.run(work, tmp_path / str(devices), step=step)
     one, eight = (final(name, tmp_path / str(d)).state for d in (1, 8))
-    chex.assert_trees_all_close(one.params, eight.params, rtol=2e-3, atol=2e-4)
+    atol = KINKS.get(name, 2e-4)
+    chex.assert_trees_all_close(one.params, eight.params, rtol=2e-3, atol=atol)
