@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 import pytest
-import toy
 
+from helpers import toy
 from jaxcl import job as jobs
 from jaxcl import sections
 from jaxcl.methods import ssl_bases, ssl_strategies
