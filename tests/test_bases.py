@@ -6,17 +6,15 @@ import re
 
 import numpy as np
 import pytest
-import toy
-from helpers import two_view_losses as losses
 
+from helpers import toy
+from helpers import two_view_losses as losses
 from jaxcl import job as jobs
 from jaxcl import sections
 from jaxcl.methods import ssl_bases, ssl_strategies
 
 RNG = np.random.default_rng(0)
 B, K, D, R = 4, 7, 5, 3
-
-
 Z, OWN, P, K2, F = (RNG.normal(size=(B, 2, D)) for _ in range(5))
 KEYS, FROZEN = (losses.unit(RNG.normal(size=(2, K, D))) for _ in range(2))
 REPLAYED, STORED = (RNG.normal(size=(R, D)) for _ in range(2))

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import dense_net, two_view_losses
 
+from helpers import dense_net, two_view_losses
 from jaxcl import core, optim
 from jaxcl.memory import buffer, importance, policies
 from jaxcl.methods import ssl_bases, ssl_strategies, two_view
