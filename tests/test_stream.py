@@ -112,6 +112,32 @@ def test_domain_scenario():
     assert len(scenarios.make(data, scenario="domain", num_tasks=3).tasks) == 3
 
 
+def test_earlier_rows_are_those_of_the_tasks_before():
+    """Of all of them, and none of the task's own; in the order of the tasks."""
+    data = toy()
+    skewed = {"long_tail": {"factor": 4}}
+    for options in (
+        {"scenario": "joint"},
+        {"scenario": "class", "num_tasks": 5, "class_order": [3, 1, 4, 0, 2]},
+        {"scenario": "data", "num_tasks": 4},
+        {"scenario": "domain", "domain_order": ["d2", "d0", "d1"]},
+        {"scenario": "growth", "growth": 0.3},
+        {"scenario": "class", "num_tasks": 3, **skewed},
+    ):
+        met = []
+        for task in scenarios.make(data, **options).tasks:
+            assert task.earlier.tolist() == met and task.earlier.dtype == np.int32
+            met += task.train.rows.tolist()
+        assert len(set(met)) == len(met) <= 40
+        assert (len(met) < 40) == ("long_tail" in options)
+    # Of another run's data: rows of all domains but the last, in each of the tasks.
+    domain = data.train.domain
+    for task in scenarios.make(data, scenario="after", num_tasks=3).tasks:
+        assert task.earlier.tolist() == np.flatnonzero(domain < 2).tolist()
+        assert task.train.rows.tolist() == np.flatnonzero(domain == 2).tolist()
+        assert task.earlier.dtype == np.int32
+
+
 def test_evaluation_split():
     held = examples([0, 1, 2, 3, 4])
     data = toy()._replace(validation=held)
