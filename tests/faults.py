@@ -374,6 +374,12 @@ _MEMORIES = [
             "test_duel_memory.py::test_rows_that_are_left_out_win_no_near_tie",
         ),
         (
+            "memory: duel multiplies as coarsely as the device likes to",
+            "jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)",
+            "jnp.matmul(a, b)",
+            "test_duel_memory.py::test_scores_are_products_in_full_precision",
+        ),
+        (
             "memory: duel's scores lack the row that joined",
             "return present, scores + alike(_row(memory, incoming, joins))",
             "return present, scores",
