@@ -20,7 +20,14 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
 import jax  # noqa: E402
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from PIL import Image  # noqa: E402
+
+pytest.register_assert_rewrite("helpers")  # what they assert is shown in full
+
+from jaxcl import plots  # noqa: E402
+from jaxcl.evals import tsne  # noqa: E402
 
 SLOW = pathlib.Path(__file__).with_name("slow.txt")
 
@@ -57,3 +64,37 @@ def _programs_fit_into_the_process(request):
 
 
 _DONE = pytest.StashKey[int]()
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Every figure that is saved; nothing of it may be cut off."""
+    found, save = [], plots._save
+
+    def keep(figure, path):
+        save(figure, path)
+        ink = np.asarray(Image.open(path).convert("L")) < 250
+        assert ink.any()
+        assert not any((ink[0].any(), ink[-1].any(), ink[:, 0].any(), ink[:, -1].any()))
+        found.append(figure)
+
+    monkeypatch.setattr(plots, "_save", keep)
+    return found
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What `plots.marked` was given, and what t-SNE was, which is left out."""
+    calls, features, marked = [], [], plots.marked
+
+    def keep(*given, **options):
+        calls.append((given, options))
+        marked(*given, **options)
+
+    def look(found, **options):
+        features.append(found)
+        return found[:, :2]
+
+    monkeypatch.setattr(plots, "marked", keep)
+    monkeypatch.setattr(tsne, "project", look)
+    return calls, features

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_evals
-import toy
 
+from helpers import eval_toy, toy
 from jaxcl import sharding, train
 from jaxcl.evals import alignment
 from jaxcl.memory import buffer
@@ -29,19 +28,19 @@ def state_of(seed=0):
     items = {"image": images, "label": label, "task": label // 2}
     filled = np.arange(CAPACITY) < 11
     memory = jax.tree.map(jnp.asarray, buffer.Buffer(items, filled, 11))
-    return State(test_evals.state_of(seed).params, memory)
+    return State(eval_toy.state_of(seed).params, memory)
 
 
 def parts_of(data=None, **more):
-    return test_evals.parts_of(data=data, memory=lambda state: state.memory, **more)
+    return eval_toy.parts_of(data=data, memory=lambda state: state.memory, **more)
 
 
 def twin(state, held):
     """task -> the largest cosines of its stored rows, in float64."""
     found = {}
     items = jax.tree.map(np.asarray, state.memory.items)
-    stored = test_evals.embedded(state, items["image"])
-    others = test_evals.embedded(state, held.images)
+    stored = eval_toy.embedded(state, items["image"])
+    others = eval_toy.embedded(state, held.images)
     for i in range(11):
         cosines = [
             stored[i] @ other / np.linalg.norm(stored[i]) / np.linalg.norm(other)
@@ -77,8 +76,8 @@ def test_alignment_is_the_nearest_row_of_the_class(devices, options):
 
 
 def test_validation_rows_come_first_and_a_class_may_have_none():
-    data, state = test_evals.dataset(), state_of()
-    few = test_evals.split_of(7, 40)
+    data, state = eval_toy.dataset(), state_of()
+    few = eval_toy.split_of(7, 40)
     keep = np.flatnonzero(~np.isin(few.label, [1, 4, 5]))
     few = few._replace(
         label=few.label[keep], domain=few.domain[keep], images=few.images[keep]
@@ -103,7 +102,7 @@ def test_what_cannot_be_aligned_is_refused():
         alignment.make(parts_of()._replace(memory=None))
     with pytest.raises(ValueError, match=r"alignment\.batch_size=0: must be at least"):
         alignment.make(parts_of(), batch_size=0)
-    parts, data = parts_of(), test_evals.dataset()
+    parts, data = parts_of(), eval_toy.dataset()
     nothing = parts._replace(stream=parts.stream._replace(evaluation=None))
     with pytest.raises(ValueError, match="alignment: needs evaluation rows"):
         alignment.make(nothing)

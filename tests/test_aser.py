@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_mir as tiny
-import twins
 
+from helpers import tiny, twins
 from jaxcl import core
 from jaxcl.memory import buffer, shapley
 from jaxcl.methods import aser, er, online, online_shapley

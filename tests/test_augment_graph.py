@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 from scipy import stats
-from test_graphs import graph_set, random_set
 
+from helpers import graph_sets
 from jaxcl import augment_graph
 from jaxcl.data import graphs
 
@@ -30,7 +30,7 @@ def run(batch, seed=0, **options):
 
 def copies(pairs, size, count, features=None):
     """A batch of `count` equal graphs, without filling."""
-    made = graph_set([pairs], [size], features)
+    made = graph_sets.graph_set([pairs], [size], features)
     edges = max(2 * len(pairs), 1) * count
     budget = dict(nodes=size * count, edges=edges, graphs=count)
     return graphs.pad(made, np.zeros(count, int), **budget)
@@ -59,7 +59,7 @@ def of_sizes(density=1.0):
         [(a, b) for a in range(n) for b in range(a) if rng.random() < density]
         for n in SIZES
     ]
-    made = graph_set(pairs, SIZES)
+    made = graph_sets.graph_set(pairs, SIZES)
     return graphs.pad(made, range(8), nodes=130, edges=2600, graphs=10)
 
 
@@ -246,7 +246,9 @@ def test_one_kind_is_drawn_for_each_graph_or_for_the_batch():
 
 @pytest.mark.parametrize("choice, growth", [("graph", "growing"), ("batch", "one_hop")])
 def test_filling_and_other_graphs_change_nothing(choice, growth):
-    made = random_set(30, np.random.default_rng(1), least=5, most=30, density=0.2)
+    made = graph_sets.random_set(
+        30, np.random.default_rng(1), least=5, most=30, density=0.2
+    )
     rows = np.arange(30)[::-1]
     small = graphs.pad(made, rows[:20], nodes=500, edges=3000, graphs=20)
     large = graphs.pad(made, rows, nodes=1111, edges=7000, graphs=40)
@@ -267,7 +269,9 @@ def test_filling_and_other_graphs_change_nothing(choice, growth):
 
 
 def test_what_a_graph_gets_is_not_changed_by_those_before_it():
-    made = random_set(30, np.random.default_rng(1), least=5, most=30, density=0.2)
+    made = graph_sets.random_set(
+        30, np.random.default_rng(1), least=5, most=30, density=0.2
+    )
     rows = np.arange(30)[::-1][:20].copy()
     budget = dict(nodes=500, edges=3000, graphs=20)
     found, options = [], dict(choice="graph", growth="growing")
@@ -302,7 +306,7 @@ def test_masked_nodes_do_not_count():
 def sparse():
     """30 times: half of the nodes without an edge, then a graph without any."""
     pairs = [(0, 1), (2, 3), (3, 4), (4, 5), (5, 2)]  # 6 .. 11 have none
-    made = graph_set([pairs, []], [12, 12])
+    made = graph_sets.graph_set([pairs, []], [12, 12])
     return graphs.pad(made, [0, 1] * 30, nodes=720, edges=300, graphs=60)
 
 
@@ -337,7 +341,7 @@ def test_nodes_without_an_edge_leave_and_no_graph_does(kind):
 
 
 def test_a_batch_without_graphs_passes():
-    made = random_set(3, np.random.default_rng(0))
+    made = graph_sets.random_set(3, np.random.default_rng(0))
     for rows in ([-1], [-1, 0]):
         batch = graphs.pad(made, rows, nodes=130, edges=2600, graphs=10)
         out = run(batch, 2, kinds=("subgraph",), growth="growing",

@@ -7,16 +7,17 @@ import os
 
 import numpy as np
 import pytest
-import toy
 from PIL import Image
+
+from helpers import toy
 
 # Asked when gcsfs is imported: no look for zonal buckets, of which there are none.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 pytest.importorskip("gcsfs", reason="gs:// needs gcsfs: pip install -e '.[gcs]'")
 
-import fake_gcs  # noqa: E402
 from etils import epath  # noqa: E402
 
+from helpers import fake_gcs  # noqa: E402
 from jaxcl import build, finish, outcome, record, train, transfer  # noqa: E402
 from jaxcl.data import places, sources  # noqa: E402
 

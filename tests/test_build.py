@@ -1,6 +1,5 @@
 """Configs: overrides, wrong keys and types, refusals before anything compiles."""
 
-import importlib.util
 import pathlib
 import re
 
@@ -10,20 +9,13 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
-import toy
 from PIL import Image
 
+from helpers import config_files, toy
 from jaxcl import build, finish, job, meter, outcome, record, schema, sections, train
 from jaxcl.evals import tsne
 
 CONFIGS = sorted(pathlib.Path(__file__).parents[1].joinpath("configs").glob("*.py"))
-
-
-def load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def refused(tmp_path, match, **changes):
@@ -123,7 +115,9 @@ def test_every_section_is_needed(tmp_path, section):
 
 
 def test_the_transfer_config_has_its_sets():
-    module = load(next(path for path in CONFIGS if path.stem == "transfer"))
+    module = config_files.load(
+        next(path for path in CONFIGS if path.stem == "transfer")
+    )
     sizes = {}
     for name in (*module.SETS, "debug", "stl10,debug", "debug,clipart"):
         config = module.get_config(name)
@@ -206,7 +200,7 @@ def test_divergence_stops_names_the_step_and_keeps_the_last_good_one(tmp_path):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_states_its_command_and_is_well_formed(path):
-    module = load(path)
+    module = config_files.load(path)
     text = module.__doc__
     assert f"--config=configs/{path.name}" in text
     config = module.get_config()
@@ -235,7 +229,7 @@ PAPERS = [
 @pytest.mark.slow  # tests/test_online_configs.py shrinks and runs one that is quick
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
 def test_debug_config_trains(path, tmp_path):
-    config = load(path).get_config("debug")
+    config = config_files.load(path).get_config("debug")
     config.update(devices=1, plots=False, plasticity=False, progress=False)
     config.evaluators = ml_collections.ConfigDict({"knn": {"k": 5}})
     work = build.build(config, tmp_path)

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rehearsal_toy as toy
 
+from helpers import rehearsal_toy as toy
 from jaxcl.methods import cclis, rehearsal
 
 NET = rehearsal.network(toy.parts(), prototypes=True, **toy.WIDTHS)

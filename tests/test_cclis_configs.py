@@ -1,9 +1,9 @@
 """The configs of the CCLIS paper: every row of their tables is one that builds."""
 
 import pytest
-import test_online_configs
 from absl import flags
 
+from helpers import config_files
 from jaxcl import build, outcome, train
 
 NAMES = {"cclis_cifar10": 10, "cclis_cifar100": 100, "cclis_tinyimagenet": 200}
@@ -11,16 +11,17 @@ CONTRASTIVE = (
     "cclis", "random", "no_prd", "selection_only", "neither", "co2l", "co2l_no_ird",
 )  # fmt: skip
 REPLAY = ("er", "icarl", "gem", "gss", "der", "derpp", "gcr")
-take, made = test_online_configs.take, test_online_configs.made
 
 
 @pytest.mark.parametrize("row", CONTRASTIVE + REPLAY)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_row_makes_a_method(name, row):
     benchmark, tiny = name.removeprefix("cclis_"), name == "cclis_tinyimagenet"
-    small, *_ = made(take(name, f"{row},debug"), 10)
+    small, *_ = config_files.made(config_files.take(name, f"{row},debug"), 10)
     assert small.name == f"{row}_{benchmark}_debug"
-    top, parts, method, settings = made(take(name, row), NAMES[name])
+    top, parts, method, settings = config_files.made(
+        config_files.take(name, row), NAMES[name]
+    )
     assert top.name == f"{row}_{benchmark}" and method.supervised
     assert top.scenario == {"name": "class", "num_tasks": 10 if tiny else 5}
     assert top.augment["size"] == (64 if tiny else 32)
@@ -47,12 +48,12 @@ def test_every_row_makes_a_method(name, row):
 @pytest.mark.parametrize("argument", ["ccliss", "cclis,er", "er,debugg"])
 def test_refuses_rows_that_there_are_not(argument):
     with pytest.raises(flags.Error, match=f"'{argument}': allowed are cclis, random"):
-        take("cclis_cifar10", argument)
+        config_files.take("cclis_cifar10", argument)
 
 
 @pytest.mark.parametrize("row", ["cclis", "co2l", "icarl"])
 def test_a_shrunk_config_runs(row, tmp_path):
-    config = take("cclis_cifar10", f"{row},debug")
+    config = config_files.take("cclis_cifar10", f"{row},debug")
     found = train.run(build.build(config, tmp_path), tmp_path)
     assert outcome.finished(found) == 2
     pictures = {path.name for path in tmp_path.glob("plots/*.png")}

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rehearsal_toy as toy
 
+from helpers import rehearsal_toy as toy
 from jaxcl.data import stream
 from jaxcl.methods import co2l, rehearsal
 

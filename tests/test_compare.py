@@ -1,65 +1,39 @@
 """Comparing run directories: numbers by hand, and what is refused."""
 
-import json
-
 import numpy as np
 import pytest
 
-from jaxcl import compare, cost, outcome, plots, seeds
-
-NAME = "predict/class_incremental"
-
-
-def leave(folder, matrix, *, seed, milliseconds=10.0, flops=100, matrix_name=NAME):
-    """A finished run of two tasks, with an evaluation in the middle of the second."""
-    results = outcome.empty(2)
-    for task, row in enumerate(matrix):
-        results = outcome.add(results, task, {matrix_name: row}, {}, 1.0)
-        seconds = {"train": 5 * milliseconds / 1000}
-        machine = {"device": "cpu", "num_devices": 1, "peak_bytes": None}
-        spent = cost.Spent(5, 50, flops, seconds, machine)
-        results["cost"] = cost.add(results["cost"], task, spent)
-    folder.mkdir(parents=True)
-    first = {"memory/entropy": 0.9 + 0.1 * seed}
-    last = {"memory/entropy": 2.0, "spread/intra_0": 0.1 + 0.1 * seed}
-    last |= {"spread/intra_1": 0.4, "spread/inter_0": 0.1, "spread/inter_1": 0.3}
-    (folder / "config.json").write_text(json.dumps({"seed": seed}))
-    rows = [
-        {"step": 5, "task": 0, "eval": {matrix_name: matrix[0]} | first},
-        {"step": 7, "task": 1, "loss": 1.0},
-        {"step": 8, "task": 1, "eval": {matrix_name: [0.5, 0.1]}},
-        {"step": 10, "task": 1, "eval": {matrix_name: matrix[1]} | last},
-    ]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "metrics.jsonl").write_text(text)
-    outcome.write_results(folder, results)
+from helpers import run_directories
+from jaxcl import compare, plots, seeds
 
 
 @pytest.fixture
 def runs(tmp_path):
-    leave(tmp_path / "er" / "seed_0", [[0.8, None], [0.4, 0.6]], seed=0)
-    leave(tmp_path / "er" / "seed_1", [[0.9, None], [0.2, 0.6]], seed=1)
-    leave(tmp_path / "er" / "seed_2", [[0.9, None], [0.9, 0.9]], seed=2)
-    leave(
+    run_directories.leave(tmp_path / "er" / "seed_0", [[0.8, None], [0.4, 0.6]], seed=0)
+    run_directories.leave(tmp_path / "er" / "seed_1", [[0.9, None], [0.2, 0.6]], seed=1)
+    run_directories.leave(tmp_path / "er" / "seed_2", [[0.9, None], [0.9, 0.9]], seed=2)
+    run_directories.leave(
         tmp_path / "ace" / "seed_0", [[0.8, None], [0.6, 0.8]], seed=0, milliseconds=20
     )
-    leave(tmp_path / "ace" / "seed_1", [[0.8, None], [0.6, 0.6]], seed=1, flops=300)
-    leave(tmp_path / "one", [[1.0, None], [0.5, 0.5]], seed=1)
+    run_directories.leave(
+        tmp_path / "ace" / "seed_1", [[0.8, None], [0.6, 0.6]], seed=1, flops=300
+    )
+    run_directories.leave(tmp_path / "one", [[1.0, None], [0.5, 0.5]], seed=1)
     return tmp_path
 
 
 def test_measures_and_paired_differences(runs):
     er, ace, one = (compare.read(runs / name) for name in ("er", "ace", "one"))
     assert list(er.results) == [0, 1, 2] and list(one.results) == [1]
-    found = seeds.summary(ace.results)[NAME]
+    found = seeds.summary(ace.results)[run_directories.NAME]
     assert found["average_accuracy"]["mean"] == pytest.approx(0.65)
     assert found["average_accuracy"]["error"] == pytest.approx(0.05)
     assert found["anytime"]["mean"] == pytest.approx((0.75 + 0.7) / 2)
     assert found["forgetting"]["mean"] == pytest.approx(0.2)
     # Seed 2 is not in both: (0.7 - 0.5, 0.6 - 0.4).
-    paired = compare.difference(ace, er, NAME, "average_accuracy")
+    paired = compare.difference(ace, er, run_directories.NAME, "average_accuracy")
     assert paired == {"mean": pytest.approx(0.2), "error": pytest.approx(0), "seeds": 2}
-    alone = compare.difference(one, er, NAME, "average_accuracy")
+    alone = compare.difference(one, er, run_directories.NAME, "average_accuracy")
     assert alone == {"mean": pytest.approx(0.1), "error": None, "seeds": 1}
 
 
@@ -73,7 +47,7 @@ def test_cost_of_a_step(runs):
 
 
 def test_curve_is_the_average_over_tasks_met(runs):
-    steps, mean, error = compare.curve(compare.read(runs / "er"), NAME)
+    steps, mean, error = compare.curve(compare.read(runs / "er"), run_directories.NAME)
     np.testing.assert_array_equal(steps, [5, 8, 10])
     finals = np.array([0.5, 0.4, 0.9])
     np.testing.assert_allclose(mean, [np.mean([0.8, 0.9, 0.9]), 0.3, finals.mean()])
@@ -82,7 +56,7 @@ def test_curve_is_the_average_over_tasks_met(runs):
 
 def test_a_band_is_the_deviation_and_a_scalar_has_a_curve(runs):
     er = compare.read(runs / "er")
-    steps, mean, half = compare.curve(er, NAME, band="std")
+    steps, mean, half = compare.curve(er, run_directories.NAME, band="std")
     finals = np.array([0.5, 0.4, 0.9])
     np.testing.assert_allclose([mean[2], half[2]], [finals.mean(), finals.std(ddof=1)])
     steps, mean, half = compare.curve(er, "memory/entropy")
@@ -139,8 +113,13 @@ def test_the_command(runs, capsys):
 def test_refuses_what_is_no_run(runs, capsys):
     assert compare.main([str(runs / "nothing")]) == 2
     assert "nothing: holds no results.json" in capsys.readouterr().err
-    leave(runs / "other", [[1.0, None], [0.5, 0.5]], seed=0, matrix_name="knn/x")
+    run_directories.leave(
+        runs / "other", [[1.0, None], [0.5, 0.5]], seed=0, matrix_name="knn/x"
+    )
     assert compare.main([str(runs / "er"), str(runs / "other")]) == 2
     assert "allowed are what all runs have, nothing" in capsys.readouterr().err
     assert compare.main([str(runs / "er"), "--matrix=linear"]) == 2
-    assert f"allowed are what all runs have, {NAME}" in capsys.readouterr().err
+    assert (
+        f"allowed are what all runs have, {run_directories.NAME}"
+        in capsys.readouterr().err
+    )

@@ -6,8 +6,8 @@ import pathlib
 import re
 
 import pytest
-import test_docs
 
+from helpers import config_files
 from jaxcl import evaluators, optim
 from jaxcl.data import scenarios
 from jaxcl.methods import ssl_bases, two_view
@@ -68,7 +68,7 @@ def parsed(name, *arguments):
     """The config as the command line makes it, overrides in their order."""
     path, _, argument = name.partition(":")
     where = f"{ROOT}/configs/{path}.py" + (f":{argument}" if argument else "")
-    return test_docs.parse([f"--config={where}", *arguments])
+    return config_files.parse([f"--config={where}", *arguments])
 
 
 def take(name, base, *arguments):
@@ -134,14 +134,14 @@ def test_lambda_follows_base_and_scenario(name):
 def test_every_base_builds_under_any_strategy_and_scenario(name, base):
     for strategy in ("finetune", "cassle", "pnr", "ewc", "der", "lump", "less_forget"):
         arguments = [f"--config.method.strategy={strategy}"]
-        test_docs.check_options(take(name, base, *arguments))
+        config_files.check_options(take(name, base, *arguments))
         if strategy == "finetune":
             arguments.append("--config.scenario.name=joint")
-            test_docs.check_options(
+            config_files.check_options(
                 take(name, base, *arguments, "--config.scenario.num_tasks=1")
             )
         if strategy == "pnr" and name != "pnr_domainnet":
-            test_docs.check_options(take(name, base, *arguments, DATA, TEN))
+            config_files.check_options(take(name, base, *arguments, DATA, TEN))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -163,14 +163,14 @@ def test_an_override_wins_and_leaves_the_rest_tied(name):
             assert flat(config)[option.removeprefix("--")] == value
             # The other probes of ImageNet-100 too keep what they follow.
             assert changed(plain, config) == {option.removeprefix("--")}
-            test_docs.check_options(config)
+            config_files.check_options(config)
 
 
 @pytest.mark.parametrize("name, base", PAIRS)
 def test_ten_tasks_change_no_more_than_they_should(name, base):
     if name == "pnr_domainnet":  # as many tasks as domains
         with pytest.raises(ValueError, match="num_tasks = 10.*'domain'"):
-            scenarios.make(test_docs.stand_in(), scenario="domain", num_tasks=10)
+            scenarios.make(config_files.stand_in(), scenario="domain", num_tasks=10)
         return
     want = {"config.scenario.num_tasks"}
     if (name, base) == ("pnr_cifar100", "byol"):
@@ -190,7 +190,7 @@ def test_the_data_scenario_changes_lambda_alone(base):
 @pytest.mark.parametrize("name, base", PAIRS)
 def test_debug_follows_the_base(name, base):
     small, whole = take(f"{name}:debug", base), take(name, base)
-    test_docs.check_options(small)
+    config_files.check_options(small)
     shrunk = {
         "name", "data", "scenario", "batch_size", "epochs", "encoder", "workers",
         "save_every", "schedule",
@@ -251,7 +251,7 @@ def test_what_each_set_has_of_its_own():
         "real", "quickdraw", "painting", "sketch", "infograph", "clipart",
     )  # fmt: skip
     assert domains.scenario.to_dict() == {"name": "domain"}
-    tasks = scenarios.make(test_docs.stand_in(), scenario="domain").tasks
+    tasks = scenarios.make(config_files.stand_in(), scenario="domain").tasks
     assert [task.domain for task in tasks] == [*range(6)]  # the order of the domains
 
 
@@ -284,7 +284,7 @@ def test_the_released_rivals_are_overrides_away(name):
     config = parsed(
         name, "--config.optimizer.name=sgd", "--config.schedule.warmup_epochs=0"
     )
-    test_docs.check_options(config)
+    config_files.check_options(config)
 
 
 # The pages

@@ -6,8 +6,8 @@ import json
 import jax
 import numpy as np
 import pytest
-import toy
 
+from helpers import toy
 from jaxcl import build, checkpoint, job, meter, outcome, record, train
 from jaxcl.data import graph_batches, graph_toys, graphs, scenarios, splits, stream
 

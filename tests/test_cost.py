@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 from flax import struct
 
+from helpers import toy
 from jaxcl import checkpoint, core, cost, job, meter, outcome, sharding, train
 from jaxcl.nets import resnet
 

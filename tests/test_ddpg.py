@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import twins
 
+from helpers import twins
 from jaxcl import ddpg
 
 SMALL = dict(actor_width=3, critic_width=4, batch=5, capacity=8, window=4)

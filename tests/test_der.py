@@ -4,9 +4,9 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import online_toy as toy
 import pytest
 
+from helpers import online_toy as toy
 from jaxcl import core
 from jaxcl.methods import der, online
 

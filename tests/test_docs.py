@@ -15,26 +15,21 @@ import sys
 import jax
 import numpy as np
 import pytest
-import test_launch
-import toy
 from absl import flags
-from ml_collections import config_flags
 
 import jaxcl
 import jaxcl.methods
+from helpers import config_files, pages, run_directories, toy
 from jaxcl import (
     augment,
     augment_graph,
     ddpg,
-    evaluators,
     record,
-    schema,
     sections,
     train,
-    transfer,
     update,
 )
-from jaxcl.data import convert, scenarios, sources, stream
+from jaxcl.data import convert, scenarios, sources
 from jaxcl.evals import (
     alignment,
     filtering,
@@ -58,22 +53,12 @@ METHODS = [
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *sorted(ROOT.glob("benchmarks/*.md"))]
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 EXAMPLE = (ROOT / "docs" / "adding_a_method.md").read_text()
 FILES = ("py", "md", "json", "jsonl", "npy", "npz", "txt", "toml", "png", "log")
 
 
 def ids(path):
     return str(path.relative_to(ROOT))
-
-
-def blocks(text, language):
-    return [body for kind, body in FENCE.findall(text) if kind == language]
-
-
-def prose(text):
-    """The text without its fenced blocks."""
-    return FENCE.sub("", text)
 
 
 def of_file(name):
@@ -104,24 +89,6 @@ def tree(tmp_path_factory):
 # Commands
 
 
-def commands(text, module):
-    """Arguments of every `python -m MODULE ...` line, one list each."""
-    joined = re.sub(r"\\\n\s*", " ", text)
-    found = re.findall(rf"python -m {re.escape(module)}\b([^\n`]*)", joined)
-    return [list(map(filled, shlex.split(arguments))) for arguments in found]
-
-
-def filled(argument):
-    """An argument with something for each word that stands for a choice."""
-    rows = {"er_ace": "mir", "cclis": "co2l", "duel": "simclr", "icl": "retrain"}
-    family = re.search(r"configs/(er_ace|cclis|duel|icl)_", argument)
-    row = rows[family[1]] if family else "row"
-    words = {"SEED": "5", "STRATEGY": "pnr", "BASE": "simclr", "ROW": row}
-    for word, value in words.items():
-        argument = re.sub(rf"(?<![A-Z]){word}(?![A-Z])", value, argument)
-    return argument
-
-
 def written():
     """(where, text) of all that states commands."""
     for path in PAGES:
@@ -136,65 +103,10 @@ def written():
     )
 
 
-def parse(arguments):
-    """The config that a command runs, overrides applied, as main parses them."""
-    values, argv = flags.FlagValues(), ["main", *arguments]
-    config_flags.DEFINE_config_file(
-        "config", None, flag_values=values, sys_argv=argv, lock_config=False,
-        accept_new_attributes=True,
-    )  # fmt: skip
-    for name in main_flags() - {"config"}:
-        flags.DEFINE_string(name, None, "", flag_values=values)
-    assert values(argv) == ["main"], f"{argv}: an argument is no option"
-    return values["config"].value
-
-
-def main_flags():
-    source = (ROOT / "jaxcl/main.py").read_text()
-    return set(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', source))
-
-
-def check_options(config):
-    """All that `build` checks before it reads data; and the scenario, on a stand-in."""
-    raw = config.to_dict()
-    trains = raw.get("checkpoint") is None
-    top = sections.top_of(raw if trains else transfer.complete(raw, run_config()))
-    sections.tasks(top.data, top.scenario)
-    if trains:
-        parts, _ = sections.parts(top)
-        sections.method(top.method, parts)
-    else:
-        sections.encoder(top)
-        schema.options(sections.image, top.augment, "config.augment")
-    for name, section in top.evaluators.items():
-        evaluators.entry(name, section)
-    scenario = dict(top.scenario)
-    if scenario.get("per_class") is not None:
-        scenario["per_class"] = min(scenario["per_class"], 6)
-    if scenario.get("classes") is not None:  # names, of the classes of another set
-        scenario["classes"] = range(len(scenario["classes"]))
-    scenarios.make(stand_in(), scenario=scenario.pop("name"), **scenario)
-
-
-def run_config():
-    """The config of the run that commands call RUN."""
-    return parse([f"--config={ROOT}/configs/pnr_imagenet100.py"]).to_dict()
-
-
-def stand_in():
-    """A set of 100 classes and 6 domains that any scenario can cut."""
-    label = np.tile(np.arange(100, dtype=np.int32), 6)
-    domain = np.repeat(np.arange(6, dtype=np.int32), 100)
-    images = np.zeros((600, 1, 1, 1), np.uint8)
-    split = stream.Examples(label, domain, images)
-    names = [tuple(map(str, range(n))) for n in (100, 6)]
-    return stream.Dataset("stand-in", *names, split, split, split)
-
-
 COMMANDS = [
     pytest.param(arguments, id=f"{where}-{i}")
     for where, text in written()
-    for i, arguments in enumerate(commands(text, "jaxcl.main"))
+    for i, arguments in enumerate(pages.commands(text, "jaxcl.main"))
 ]
 
 
@@ -205,13 +117,13 @@ def test_commands_name_configs_and_options_there_are(arguments, tree, monkeypatc
         return
     named = [a.partition("=")[2].partition(":")[0] for a in arguments[:1]]
     assert arguments[0].startswith("--config=") and (tree / named[0]).exists()
-    check_options(parse(arguments))
+    config_files.check_options(config_files.parse(arguments))
 
 
 UPDATES = [
     pytest.param(arguments, id=f"{where}-{i}")
     for where, text in written()
-    for i, arguments in enumerate(commands(text, "jaxcl.update"))
+    for i, arguments in enumerate(pages.commands(text, "jaxcl.update"))
     if arguments  # or it is but spoken of
 ]
 
@@ -234,7 +146,7 @@ def overrides(text):
     text = re.sub(r"python -m (?:[^\n`\\]|\\\n)*", "", text)
     one = r"--config\.[\w.]+=(?:\"[^\"]*\"|[^\s`,;()]+)"
     for group in re.findall(rf"{one}(?:\s+(?:with\s+)?{one})*", text):
-        parts = [filled(part).rstrip(".:") for part in shlex.split(group)]
+        parts = [pages.filled(part).rstrip(".:") for part in shlex.split(group)]
         yield [part for part in parts if part != "with"]
 
 
@@ -247,7 +159,9 @@ def test_overrides_in_prose_are_options(where, text, tree, monkeypatch):
         for path in (p for p in mine if p.parent.name == "configs"):
             if path.suffix == ".py":
                 try:
-                    check_options(parse([f"--config={path}", *group]))
+                    config_files.check_options(
+                        config_files.parse([f"--config={path}", *group])
+                    )
                     break
                 except (ValueError, AttributeError, KeyError) as error:
                     problems.append(f"{path.name}: {error}")
@@ -258,7 +172,7 @@ def test_overrides_in_prose_are_options(where, text, tree, monkeypatch):
 def test_a_wrong_command_would_be_noticed(tree, monkeypatch):
     monkeypatch.chdir(tree)
     good = "--config=configs/quickstart.py"
-    check_options(parse([good, "--workdir=x"]))
+    config_files.check_options(config_files.parse([good, "--workdir=x"]))
     for wrong in (
         "--config.method.temprature=1",
         "--config.evaluators.knn.kk=3",
@@ -268,13 +182,13 @@ def test_a_wrong_command_would_be_noticed(tree, monkeypatch):
         "left over",
     ):
         with pytest.raises((ValueError, AttributeError, AssertionError, flags.Error)):
-            check_options(parse([good, wrong]))
+            config_files.check_options(config_files.parse([good, wrong]))
 
 
 CONVERT = [
     pytest.param(arguments, id=f"{where}-{i}")
     for where, text in written()
-    for i, arguments in enumerate(commands(text, "jaxcl.data.convert"))
+    for i, arguments in enumerate(pages.commands(text, "jaxcl.data.convert"))
 ]
 
 
@@ -317,12 +231,12 @@ def test_launch_commands_run_dry(words, tree, tmp_path, monkeypatch, capsys):
     assert os.access(ROOT / script, os.R_OK if start else os.X_OK)
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     if cut < len(arguments):
-        check_options(parse(arguments[cut + 1 :]))
+        config_files.check_options(config_files.parse(arguments[cut + 1 :]))
     for option in arguments[:cut]:
         if option.startswith("--commands="):
             (tree / option.partition("=")[2]).write_text("python -m jaxcl.main\n")
     if script in ("launch/table.py", "launch/sweep.py"):  # they import much
-        module = test_launch.load(pathlib.Path(script).stem)
+        module = config_files.load(ROOT / script)
         if script == "launch/table.py":
             monkeypatch.chdir(tmp_path)
             leave_runs(arguments)
@@ -330,8 +244,8 @@ def test_launch_commands_run_dry(words, tree, tmp_path, monkeypatch, capsys):
             arguments.append("--dry-run")
         assert module.main(arguments) == 0
         printed = capsys.readouterr().out
-        for one in commands(printed, "jaxcl.main"):
-            check_options(parse(one))
+        for one in pages.commands(printed, "jaxcl.main"):
+            config_files.check_options(config_files.parse(one))
     else:
         arguments.insert(0, "--dry-run")
         command = [*start, ROOT / script, *arguments]
@@ -341,12 +255,11 @@ def test_launch_commands_run_dry(words, tree, tmp_path, monkeypatch, capsys):
 
 def leave_runs(arguments):
     """The finished runs that a command of launch/table.py reads, in this directory."""
-    from test_compare import leave
-
     (name,) = [a.partition("=")[2] for a in arguments if a.startswith("--matrix=")]
     for folder in arguments[: [a.startswith("-") for a in arguments].index(True)]:
         matrix = [[0.8, None], [0.4, 0.6]]
-        leave(pathlib.Path(folder), matrix, seed=0, matrix_name=name)
+        folder = pathlib.Path(folder)
+        run_directories.leave(folder, matrix, seed=0, matrix_name=name)
 
 
 def test_there_are_commands_to_check():
@@ -363,7 +276,7 @@ def test_there_are_commands_to_check():
 
 def slugs(path):
     """Anchors of a page's headings, as mkdocs and GitHub make them."""
-    titles = re.findall(r"^#+ (.+)$", prose(path.read_text()), re.M)
+    titles = re.findall(r"^#+ (.+)$", pages.prose(path.read_text()), re.M)
     return {
         re.sub(r"[^\w\- ]", "", t).strip().lower().replace(" ", "-") for t in titles
     }
@@ -371,7 +284,7 @@ def slugs(path):
 
 @pytest.mark.parametrize("path", PAGES, ids=ids)
 def test_links_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path.read_text())):
+    for target in re.findall(r"\]\(([^)\s]+)\)", pages.prose(path.read_text())):
         if "://" in target or target.startswith("mailto:"):
             continue
         name, _, anchor = target.partition("#")
@@ -425,7 +338,7 @@ def option_exists(path):
 @pytest.mark.parametrize("path", DOCS, ids=ids)
 def test_names_in_backticks_exist(path):
     there, checked = modules(), 0
-    for name in re.findall(r"`([^`\n]+)`", prose(path.read_text())):
+    for name in re.findall(r"`([^`\n]+)`", pages.prose(path.read_text())):
         if re.fullmatch(r"[\w/]+\.(py|md)", name) and "/" in name:
             assert (ROOT / name).exists() or name in EXAMPLE, name
             continue
@@ -485,16 +398,6 @@ def test_the_tree_is_as_drawn():
     assert drawn == {name for name in real if not name.endswith("__init__.py")}
 
 
-def test_limits_are_as_written():
-    from test_imports import LAYERS
-
-    text = " ".join(re.search(r"Imports go down only:.*?\n\n", DESIGN, re.S)[0].split())
-    named = [set(re.findall(r"`(\w+)`", part)) for part in text.split(" then ")]
-    assert named[0] == set().union(*LAYERS[:6])
-    assert [part for part in named[1:4]] == LAYERS[6:9]
-    assert named[4] - {"plots", "metrics"} == LAYERS[9]
-
-
 # Options and defaults
 
 MARKER = re.compile(r"<!-- options: ([\w.]+)(?: except (\w+))? -->\n\n((?:\|.*\n)+)")
@@ -503,10 +406,6 @@ TABLES = [
     for path in DOCS
     for found in MARKER.findall(path.read_text())
 ]
-
-
-def cells(row):
-    return [cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip("|"))]
 
 
 @pytest.mark.parametrize("name, without, table", TABLES)
@@ -518,7 +417,7 @@ def test_tables_of_options_are_those_of_the_signature(name, without, table):
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind == parameter.KEYWORD_ONLY and parameter.name != without
     }
-    rows = [cells(row) for row in table.splitlines()[2:]]
+    rows = [pages.cells(row) for row in table.splitlines()[2:]]
     given = {row[0].strip("`"): row[1].strip("`") for row in rows}
     assert list(given) == list(want)
     for option, default in given.items():
@@ -551,7 +450,7 @@ def test_a_config_reaches_every_documented_option_of_its_source():
     tables = {t.values[0]: t.values[2] for t in TABLES}
     for name, function in sections.SOURCES.items():
         table = tables[f"{function.__module__}.{function.__name__}"]
-        rows = [cells(row) for row in table.splitlines()[2:]]
+        rows = [pages.cells(row) for row in table.splitlines()[2:]]
         given = {row[0].strip("`"): row[1].strip("`") for row in rows}
         section = {
             option: "somewhere" if default == "required" else ast.literal_eval(default)
@@ -588,13 +487,13 @@ def test_messages_of_the_troubleshooting_table_are_real():
 
 @pytest.mark.parametrize("path", PAGES, ids=ids)
 def test_python_in_the_pages_compiles(path):
-    for code in blocks(path.read_text(), "python"):
+    for code in pages.blocks(path.read_text(), "python"):
         if not code.startswith("    "):  # a row of a table in a file
             compile(code, str(path), "exec")
 
 
 def test_the_readme_snippet_runs(capsys):
-    (code,) = blocks((ROOT / "README.md").read_text(), "python")
+    (code,) = pages.blocks((ROOT / "README.md").read_text(), "python")
     exec(compile(code, "README.md", "exec"), {})
     assert all(np.isfinite(float(x)) for x in capsys.readouterr().out.split())
 
@@ -611,7 +510,7 @@ def test_the_cifar_snippet_makes_a_file_that_npz_reads(tmp_path, monkeypatch):
         want[split] = rows
     (folder / "fine_label_names.txt").write_text("apple\nbaby\nbear\n\n")
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks((ROOT / "docs" / "data.md").read_text(), "python")
+    (code,) = pages.blocks((ROOT / "docs" / "data.md").read_text(), "python")
     exec(compile(code, "data.md", "exec"), {})
     made = sources.npz(path="cifar100.npz")
     assert made.class_names == ("apple", "baby", "bear")
@@ -626,7 +525,7 @@ def test_the_cifar_snippet_makes_a_file_that_npz_reads(tmp_path, monkeypatch):
 
 
 def test_the_example_trains_by_its_row_of_the_table(tree, tmp_path):
-    row = next(b for b in blocks(EXAMPLE, "python") if b.startswith("    "))
+    row = next(b for b in pages.blocks(EXAMPLE, "python") if b.startswith("    "))
     ((name, changes),) = ast.literal_eval("{" + row + "}").items()
     assert name == "simclr-l2" and changes["method"]["name"] == "simclr_l2"
     work = toy.job(tmp_path, tasks=2, epochs=1, **changes)
@@ -651,7 +550,7 @@ def test_the_example_refuses_what_it_cannot_take(tree, tmp_path):
 
 
 def test_the_examples_own_test_passes(tree):
-    code = next(b for b in blocks(EXAMPLE, "python") if "def test_" in b)
+    code = next(b for b in pages.blocks(EXAMPLE, "python") if "def test_" in b)
     names = {}
     exec(compile(code, "adding_a_method.md", "exec"), names)
     tests = [value for name, value in names.items() if name.startswith("test_")]
@@ -661,12 +560,10 @@ def test_the_examples_own_test_passes(tree):
 
 
 def test_the_examples_config_is_one_that_the_tests_take(tree):
-    from test_build import load
-
     path = tree / "configs" / "simclr_l2_digits.py"
-    module = load(path)
+    module = config_files.load(path)
     config, small = module.get_config(), module.get_config("debug")
     assert f"--config=configs/{path.name}" in module.__doc__
     assert f"{path.name}:debug" in module.__doc__ and config.name == path.stem
     assert set(small.method) == set(config.method) and small.data.name == "digits"
-    check_options(small)
+    config_files.check_options(small)

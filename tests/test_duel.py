@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
-from test_duel_memory import SCORES, loop
 
+from helpers import duel_twin, toy
 from jaxcl import collectives, core, optim, sharding
 from jaxcl import job as jobs
 from jaxcl.losses import contrastive
@@ -249,8 +248,8 @@ class Twin:
         """Where each row of the batch goes, K: nowhere."""
         if self.options.get("policy", "duel") == "fifo":
             return [(int(self.memory.seen) + i) % K for i in range(B)]
-        q = SCORES[self.options.get("score", "affine")]
-        keep = loop(
+        q = duel_twin.SCORES[self.options.get("score", "affine")]
+        keep = duel_twin.loop(
             self.features, targets, q, filled=self.filled,
             competes=self.options.get("newcomer_competes", False),
         )  # fmt: skip

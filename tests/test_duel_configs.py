@@ -1,9 +1,9 @@
 """The configs of the DUEL paper: every row of their tables is one that builds."""
 
 import pytest
-import test_online_configs
 from absl import flags
 
+from helpers import config_files
 from jaxcl import build, outcome, train
 
 COMPARED = ("d_moco", "moco", "d_simclr", "simclr")
@@ -17,16 +17,15 @@ ROWS = {
 }  # fmt: skip
 # without a memory
 FORGETFUL = ("simclr", "barlow_twins", "byol")
-take, made = test_online_configs.take, test_online_configs.made
 
 
 @pytest.mark.parametrize(
     "name, row", [(name, row) for name, rows in ROWS.items() for row in rows]
 )
 def test_every_row_makes_a_method(name, row):
-    small, *_ = made(take(name, f"{row},debug"), 10)
+    small, *_ = config_files.made(config_files.take(name, f"{row},debug"), 10)
     assert small.name == name + ("" if row == "d_moco" else f"_{row}") + "_debug"
-    top, _, method, _ = made(take(name, row), 10)
+    top, _, method, _ = config_files.made(config_files.take(name, row), 10)
     assert not method.supervised and method.project is not None
     assert (method.memory is None) == (row in FORGETFUL)
     assert ("memory" in top.evaluators) == (row not in FORGETFUL)
@@ -48,19 +47,19 @@ def test_every_row_makes_a_method(name, row):
 @pytest.mark.parametrize("argument", ["d_mocoo", "moco,simclr", "moco,debugg"])
 def test_refuses_rows_that_there_are_not(argument):
     with pytest.raises(flags.Error, match=f"'{argument}': allowed are d_moco, moco"):
-        take("duel_cifar10", argument)
+        config_files.take("duel_cifar10", argument)
 
 
 def test_another_share_of_the_dominant_class():
-    config = take("duel_cifar10", "moco")
+    config = config_files.take("duel_cifar10", "moco")
     config.scenario.imbalance.rho_max = 0.75
-    top, *_ = made(config, 10)
+    top, *_ = config_files.made(config, 10)
     assert top.scenario["imbalance"]["rho_max"] == 0.75
 
 
 @pytest.mark.parametrize("row", ["d_moco", "d_simclr"])
 def test_a_shrunk_config_runs(row, tmp_path):
-    config = take("duel_cifar10_small", f"{row},debug")
+    config = config_files.take("duel_cifar10_small", f"{row},debug")
     found = train.run(build.build(config, tmp_path), tmp_path)
     assert outcome.finished(found) == 1
     pictures = {path.name for path in tmp_path.glob("plots/*.png")}

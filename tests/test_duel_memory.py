@@ -7,33 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import twins
 
+from helpers import duel_twin, twins
 from jaxcl import metrics, sharding
 from jaxcl.memory import buffer, duel
-
-SCORES = {
-    "affine": lambda s: (1 + s) / 2,
-    "exponential": lambda s: np.exp((s - 1) / 0.3),
-}
-
-
-def loop(memory, incoming, q, *, filled=None, competes=False):
-    """Algorithm 4, and Algorithm 1 where the newcomer competes, row by row."""
-    rows = np.concatenate([memory, incoming])
-    capacity = len(memory)
-    filled = np.ones(capacity, bool) if filled is None else filled
-    present = [k for k in range(capacity) if filled[k]]
-    for new in range(capacity, len(rows)):
-        full = len(present) == capacity
-        if competes:
-            present.append(new)
-        if full:
-            sums = [sum(q(rows[j] @ rows[k]) for k in present) for j in present]
-            present.remove(present[int(np.argmax(sums))])
-        if not competes:
-            present.append(new)
-    return np.isin(np.arange(len(rows)), present)
 
 
 def units(rng, count, dim, *, spread=1.0):
@@ -65,7 +42,7 @@ def narrow(monkeypatch):
 
 
 @pytest.mark.parametrize("competes", [False, True])
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", duel_twin.SCORES)
 def test_select_is_the_plain_loop(score, competes, narrow):
     rng = np.random.default_rng(0)
     for spread in (0.3, 1.0, 3.0):
@@ -74,13 +51,15 @@ def test_select_is_the_plain_loop(score, competes, narrow):
         got = select64(
             memory, incoming, score=score, temperature=0.3, newcomer_competes=competes
         )
-        want = loop(memory, incoming, SCORES[score], competes=competes)
+        want = duel_twin.loop(
+            memory, incoming, duel_twin.SCORES[score], competes=competes
+        )
         np.testing.assert_array_equal(got, want)
         assert got.sum() == 24 and 0 < got[24:].sum() < 16
 
 
 @pytest.mark.parametrize("competes", [False, True])
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", duel_twin.SCORES)
 @pytest.mark.parametrize("stored", [0, 5, 9])
 def test_a_memory_with_room_takes_what_comes_first(score, competes, stored, narrow):
     rng = np.random.default_rng(stored)
@@ -90,7 +69,9 @@ def test_a_memory_with_room_takes_what_comes_first(score, competes, stored, narr
         rows[:12], rows[12:], score=score, temperature=0.3, filled=filled,
         newcomer_competes=competes,
     )  # fmt: skip
-    want = loop(rows[:12], rows[12:], SCORES[score], filled=filled, competes=competes)
+    want = duel_twin.loop(
+        rows[:12], rows[12:], duel_twin.SCORES[score], filled=filled, competes=competes
+    )
     np.testing.assert_array_equal(got, want)
     assert got.sum() == min(12, stored + 8)
 
@@ -121,8 +102,11 @@ def test_the_first_of_equal_rows_goes(candidates, narrow, monkeypatch):
         for _ in range(40):
             rows = signs[rng.choice([3, 5, 7, 9], 20)] * rng.choice([1, 1, -1], (20, 1))
             got = select64(rows[:12] / 4, rows[12:] / 4, newcomer_competes=competes)
-            want = loop(
-                rows[:12] / 4, rows[12:] / 4, SCORES["affine"], competes=competes
+            want = duel_twin.loop(
+                rows[:12] / 4,
+                rows[12:] / 4,
+                duel_twin.SCORES["affine"],
+                competes=competes,
             )
             np.testing.assert_array_equal(got, want)
 
@@ -167,7 +151,7 @@ def test_rows_that_are_left_out_win_no_near_tie(dim, monkeypatch):
     assert 0.05 < stays.mean() < 0.95
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", duel_twin.SCORES)
 def test_scores_are_products_in_full_precision(score):
     """Others than a CPU multiply coarsely by default, more than `slack` allows."""
     shapes = [jax.ShapeDtypeStruct((n, 8), jnp.float32) for n in (600, 40)]
@@ -185,7 +169,7 @@ def test_in_float32_the_memory_is_as_distinct():
     got = np.asarray(jax.jit(duel.select)(*half))
     want = select64(memory, incoming)
     assert got.sum() == 600 and (got != want).mean() < 0.02
-    q = SCORES["affine"]
+    q = duel_twin.SCORES["affine"]
     mean = [np.mean(_distinct(rows, rows[keep], q)) for keep in (got, want)]
     before = np.mean(_distinct(rows, memory, q))
     assert mean[1] > before + 1e-3
@@ -196,7 +180,7 @@ def _distinct(queries, memory, q):
     return -np.log(np.mean(q(queries @ memory.T), axis=1))
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", duel_twin.SCORES)
 def test_distinctiveness_and_its_gradient(score):
     rng = np.random.default_rng(5)
     queries, memory = units(rng, 6, 4), units(rng, 9, 4)
@@ -210,12 +194,14 @@ def test_distinctiveness_and_its_gradient(score):
         )
 
     def twin(queries, memory):
-        return np.mean(_distinct(queries, memory[filled], SCORES[score]))
+        return np.mean(_distinct(queries, memory[filled], duel_twin.SCORES[score]))
 
     twins.check(loss, twin, [queries, memory], moving={0, 1})
     with jax.enable_x64(True):
         whole = duel.distinctiveness(queries, memory, temperature=0.3, score=score)
-    np.testing.assert_allclose(whole, _distinct(queries, memory, SCORES[score]))
+    np.testing.assert_allclose(
+        whole, _distinct(queries, memory, duel_twin.SCORES[score])
+    )
 
 
 def test_distinctiveness_is_exponential_unless_said_otherwise():
@@ -227,11 +213,11 @@ def test_distinctiveness_is_exponential_unless_said_otherwise():
     )
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", duel_twin.SCORES)
 def test_an_update_is_safe_where_the_memory_stays_as_distinct(score):
     """To the incoming rows, whatever rows are kept; those that come may be all."""
     rng, found = np.random.default_rng(9), []
-    q, arguments = SCORES[score], {"score": score, "temperature": 0.3}
+    q, arguments = duel_twin.SCORES[score], {"score": score, "temperature": 0.3}
     with jax.enable_x64(True):
         is_safe = jax.jit(functools.partial(duel.is_safe, **arguments))
         for trial in range(40):
@@ -308,7 +294,7 @@ def test_memory_over_devices_is_chosen_alike_and_stays_there():
 
 def test_memory_use_is_linear():
     """Neither K x K nor K x B scores."""
-    for score in SCORES:
+    for score in duel_twin.SCORES:
         used = []
         for capacity in (2048, 8192):
             shapes = [

@@ -8,109 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import eval_toy
 from jaxcl import core, sharding
 from jaxcl import evaluators as evaluators_lib
-from jaxcl.data import scenarios, stream
+from jaxcl.data import stream
 from jaxcl.evals import features, knn, linear, predict, tsne
 from jaxcl.evals import head as head_lib
 from jaxcl.nets import resnet
-
-CLASSES, SIZE, DIM = 6, 4, 5
-MEAN, STD = (0.4, 0.5, 0.6), (0.25, 0.2, 0.3)
-
-
-class State(core.NamedTuple):
-    params: dict
-
-
-def state_of(seed):
-    shape = (SIZE * SIZE * 3, DIM)
-    weight = np.random.default_rng(seed).normal(size=shape) / 4
-    return State({"w": jnp.asarray(weight, jnp.float32)})
-
-
-def embed(state, images):
-    return images.reshape(len(images), -1) @ state.params["w"]
-
-
-def split_of(seed, count, noise=60):
-    """Images whose class is a pattern under noise."""
-    rng = np.random.default_rng(seed)
-    label = rng.permutation(np.arange(count) % CLASSES).astype(np.int32)
-    pattern = np.random.default_rng(99).uniform(40, 215, (CLASSES, SIZE, SIZE, 3))
-    images = pattern[label] + rng.normal(0, noise, (count, SIZE, SIZE, 3))
-    images = np.clip(images, 0, 255).astype(np.uint8)
-    domain = rng.integers(0, 3, count).astype(np.int32)
-    return stream.Examples(label, domain, images)
-
-
-class Load:
-    """Reads a row, like a set that streams."""
-
-    def __init__(self, images):
-        self.images = images
-
-    def __call__(self, row):
-        return self.images[row]
-
-
-@functools.cache
-def dataset(noise=60, streams=False):
-    names = tuple("abcdef")
-    splits = [split_of(0, 50, noise), split_of(1, 31, noise)]
-    if streams:
-        splits = [s._replace(images=None, load=Load(s.images)) for s in splits]
-    return stream.Dataset("toy", names, tuple("xyz"), splits[0], None, splits[1])
-
-
-def parts_of(scenario="class", data=None, devices=1, tasks=3, **more):
-    data = dataset() if data is None else data
-    count = None if scenario in ("joint", "domain") else tasks
-    cut = scenarios.make(data, scenario=scenario, num_tasks=count)
-    given = dict(
-        embed=embed, stream=cut, num_classes=CLASSES, size=SIZE, mean=MEAN, std=STD,
-        resize=None, seed=3, mesh=sharding.mesh(devices), workers=0,
-    )  # fmt: skip
-    return core.EvalParts(**given | more)
-
-
-def embedded(state, images):
-    """Float64 twin of `embed` on normalised images."""
-    pixels = (np.asarray(images, np.float64) / 255 - MEAN) / np.asarray(STD)
-    return pixels.reshape(len(images), -1) @ np.asarray(state.params["w"], np.float64)
-
-
-def device_orders(n, batch, count, k_epochs):
-    """Epoch -> the `count` of n rows that a set in memory takes, in order."""
-
-    def order_of(epoch):
-        k_order, _ = jax.random.split(jax.random.fold_in(k_epochs, epoch))
-        rows = jnp.pad(jnp.arange(count), (0, max(n, batch) - count))
-        order = np.asarray(head_lib.epoch_order(k_order, rows, count)[:count])
-        assert sorted(order) == list(range(count))
-        return order
-
-    return order_of
-
-
-def probe_twin(x, y, head, order_of, batch):
-    """PyTorch's SGD on a linear layer, from the equations, with OPTIONS."""
-    w, b = (np.asarray(leaf, np.float64) for leaf in head)
-    vw, vb = np.zeros_like(w), np.zeros_like(b)
-    for epoch in range(7):
-        order, losses = order_of(epoch), []
-        rate = 0.3 * 0.1 ** sum(m <= epoch for m in (3, 5))
-        for step in range(max(len(order) // batch, 1)):
-            at = order[step * batch : (step + 1) * batch]
-            scores = x[at] @ w + b
-            p = np.exp(scores - scores.max(1, keepdims=True))
-            p /= p.sum(1, keepdims=True)
-            losses.append(-np.log(p[np.arange(len(at)), y[at]]).mean())
-            gap = (p - np.eye(CLASSES)[y[at]]) / len(at)
-            vw = 0.9 * vw + x[at].T @ gap + 0.01 * w
-            vb = 0.9 * vb + gap.sum(0) + 0.01 * b
-            w, b = w - rate * vw, b - rate * vb
-    return w, b, np.mean(losses)
 
 
 def adam_twin(x, y, head, order_of, batch):
@@ -126,7 +30,7 @@ def adam_twin(x, y, head, order_of, batch):
             scores -= scores.max(1, keepdims=True)
             share = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
             losses.append(-np.log(share[np.arange(len(at)), y[at]]).mean())
-            gap = (share - np.eye(CLASSES)[y[at]]) / len(at)
+            gap = (share - np.eye(eval_toy.CLASSES)[y[at]]) / len(at)
             for i, slope in enumerate((x[at].T @ gap, gap.sum(0))):
                 slope = slope + 0.01 * p[i]
                 m[i] = 0.9 * m[i] + 0.1 * slope
@@ -136,42 +40,34 @@ def adam_twin(x, y, head, order_of, batch):
     return *p, np.mean(losses)
 
 
-def accuracies(parts, guess):
-    label = parts.stream.evaluation.label
-    return [(guess[t.test] == label[t.test]).mean() for t in parts.stream.tasks]
-
-
-OPTIONS = dict(epochs=7, batch_size=16, lr=0.3, weight_decay=0.01, milestones=(3, 5))
-
-
 @pytest.mark.parametrize(
     "reading, batch_size",
     [("features", 16), ("features", 64), ("augmented", 16), ("streamed", 16)],
 )  # 64: fewer rows than a batch
 def test_probe_is_the_sgd_of_the_equations(reading, batch_size):
-    data = dataset(streams=reading == "streamed")
-    parts, state = parts_of(data=data), state_of(0)
-    options = OPTIONS | {"batch_size": batch_size}
+    data = eval_toy.dataset(streams=reading == "streamed")
+    parts, state = eval_toy.parts_of(data=data), eval_toy.state_of(0)
+    options = eval_toy.OPTIONS | {"batch_size": batch_size}
     # Crops that are the whole image, always flipped: nothing is left to chance.
     options |= dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
     result = linear.make(parts, **options)(state, 1)
-    data = dataset()
+    data = eval_toy.dataset()
     images = data.train.images
     images = images if reading == "features" else images[:, :, ::-1]
     k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
-    order_of = device_orders(50, batch_size, 50, k_epochs)
+    order_of = eval_toy.device_orders(50, batch_size, 50, k_epochs)
     if reading == "streamed":
 
         def order_of(epoch):
             rng = np.random.default_rng([3, 1, epoch])
             return stream.epoch_order(rng, np.arange(50), 16).reshape(-1)
 
-    head = head_lib.start(k_start, DIM, CLASSES)
-    x, y = embedded(state, images), data.train.label
-    w, b, loss = probe_twin(x, y, head, order_of, batch_size)
-    scores = embedded(state, data.test.images) @ w + b
+    head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
+    x, y = eval_toy.embedded(state, images), data.train.label
+    w, b, loss = eval_toy.probe_twin(x, y, head, order_of, batch_size)
+    scores = eval_toy.embedded(state, data.test.images) @ w + b
     np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
-    want = accuracies(parts, scores.argmax(1))
+    want = eval_toy.accuracies(parts, scores.argmax(1))
     np.testing.assert_allclose(result.rows["class_incremental"], want)
     right = (scores.argmax(1) == data.test.label).mean()
     assert result.scalars["accuracy"] == pytest.approx(right)
@@ -179,7 +75,9 @@ def test_probe_is_the_sgd_of_the_equations(reading, batch_size):
     told = np.full(len(scores), -1)
     for task in parts.stream.tasks:
         told[task.test] = task.classes[scores[task.test][:, task.classes].argmax(1)]
-    np.testing.assert_allclose(result.rows["task_aware"], accuracies(parts, told))
+    np.testing.assert_allclose(
+        result.rows["task_aware"], eval_toy.accuracies(parts, told)
+    )
     assert (result.rows["task_aware"] > result.rows["class_incremental"]).any()
 
 
@@ -202,92 +100,86 @@ def test_epochs_of_a_probe_are_shuffled_anew():
 
 @pytest.mark.parametrize("reading", ["features", "streamed"])
 def test_probe_is_the_adam_of_the_equations(reading):
-    data, state = dataset(streams=reading == "streamed"), state_of(0)
+    data, state = eval_toy.dataset(streams=reading == "streamed"), eval_toy.state_of(0)
     options = dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
     # Adam has no momentum to be told.
-    options |= OPTIONS | dict(optimizer="adam", momentum=0.123)
-    parts = parts_of(data=data)
+    options |= eval_toy.OPTIONS | dict(optimizer="adam", momentum=0.123)
+    parts = eval_toy.parts_of(data=data)
     result = linear.make(parts, **options)(state, 1)
-    data = dataset()
+    data = eval_toy.dataset()
     images = data.train.images
     images = images if reading == "features" else images[:, :, ::-1]
     k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
-    order_of = device_orders(50, 16, 50, k_epochs)
+    order_of = eval_toy.device_orders(50, 16, 50, k_epochs)
     if reading == "streamed":
 
         def order_of(epoch):
             rng = np.random.default_rng([3, 1, epoch])
             return stream.epoch_order(rng, np.arange(50), 16).reshape(-1)
 
-    head = head_lib.start(k_start, DIM, CLASSES)
-    x, y = embedded(state, images), data.train.label
+    head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
+    x, y = eval_toy.embedded(state, images), data.train.label
     w, b, loss = adam_twin(x, y, head, order_of, 16)
     np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
-    scores = embedded(state, data.test.images) @ w + b
-    want = accuracies(parts, scores.argmax(1))
+    scores = eval_toy.embedded(state, data.test.images) @ w + b
+    want = eval_toy.accuracies(parts, scores.argmax(1))
     np.testing.assert_allclose(result.rows["class_incremental"], want)
-    assert abs(probe_twin(x, y, head, order_of, 16)[2] - loss) > 0.01
+    assert abs(eval_toy.probe_twin(x, y, head, order_of, 16)[2] - loss) > 0.01
 
 
 def test_probe_learns_what_is_separable_and_nothing_else():
     rng = np.random.default_rng(5)
-    clear = dataset(noise=5)
+    clear = eval_toy.dataset(noise=5)
     for augment, flip in ((False, 0.5), (True, 0.0)):
         options = dict(epochs=20, batch_size=10, milestones=(15,), augment=augment)
         options |= dict(flip=flip, scale=(0.9, 1.0))
-        result = linear.make(parts_of("joint", clear), **options)(state_of(0), 0)
+        result = linear.make(eval_toy.parts_of("joint", clear), **options)(
+            eval_toy.state_of(0), 0
+        )
         assert result.scalars["accuracy"] > 0.95
         train = clear.train._replace(label=rng.permutation(clear.train.label))
         mixed = clear._replace(train=train)
-        result = linear.make(parts_of("joint", mixed), **options)(state_of(0), 0)
+        result = linear.make(eval_toy.parts_of("joint", mixed), **options)(
+            eval_toy.state_of(0), 0
+        )
         assert result.scalars["accuracy"] < 0.6
         assert set(result.rows) == {"class_incremental"}
 
 
 def test_probe_of_seen_tasks_knows_only_their_classes():
-    parts = parts_of(data=dataset(noise=5))
+    parts = eval_toy.parts_of(data=eval_toy.dataset(noise=5))
     options = dict(epochs=20, batch_size=8, milestones=(), augment=False)
     evaluate = linear.make(parts, train_on="seen", **options)
-    first, last = evaluate(state_of(0), 0).rows, evaluate(state_of(0), 2).rows
+    first, last = (
+        evaluate(eval_toy.state_of(0), 0).rows,
+        evaluate(eval_toy.state_of(0), 2).rows,
+    )
     np.testing.assert_allclose(first["class_incremental"], [1, 0, 0])
     assert np.isnan(first["task_aware"][1:]).all() and first["task_aware"][0] == 1
     assert (last["class_incremental"] > 0.8).all()
 
 
 def test_domain_probe_trains_on_its_domain_alone():
-    parts, state = parts_of("domain"), state_of(0)
-    evaluate = linear.make(parts, augment=False, **OPTIONS)
+    parts, state = eval_toy.parts_of("domain"), eval_toy.state_of(0)
+    evaluate = linear.make(parts, augment=False, **eval_toy.OPTIONS)
     rows = evaluate(state, 1).rows
     assert set(rows) == {"class_incremental", "domain_aware"}
     train, test = parts.stream.dataset.train, parts.stream.evaluation
     want = []
     for t, task in enumerate(parts.stream.tasks):
         at = task.train.rows
-        x, y = embedded(state, train.images[at]), train.label[at]
+        x, y = eval_toy.embedded(state, train.images[at]), train.label[at]
         k_start, k_epochs = head_lib.probe_keys(3, 1, t + 1)
-        order_of = device_orders(50, 16, len(at), k_epochs)
-        head = head_lib.start(k_start, DIM, CLASSES)
-        w, b, _ = probe_twin(x, y, head, order_of, 16)
-        guess = (embedded(state, test.images) @ w + b).argmax(1)
+        order_of = eval_toy.device_orders(50, 16, len(at), k_epochs)
+        head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
+        w, b, _ = eval_toy.probe_twin(x, y, head, order_of, 16)
+        guess = (eval_toy.embedded(state, test.images) @ w + b).argmax(1)
         want.append((guess == test.label)[task.test].mean())
     np.testing.assert_allclose(rows["domain_aware"], want)
-    seen = linear.make(parts, augment=False, train_on="seen", **OPTIONS)
+    seen = linear.make(parts, augment=False, train_on="seen", **eval_toy.OPTIONS)
     own = seen(state, 1).rows["domain_aware"]
     np.testing.assert_allclose(own[:2], want[:2])
     assert np.isnan(own[2])
-
-
-def share_twin(label, domain, fraction, seed):
-    """Rows of a semi-supervised probe, class by class."""
-    rows = []
-    for c in sorted(set(label)):
-        for d in sorted(set(domain)):
-            mine = [i for i in range(len(label)) if (label[i], domain[i]) == (c, d)]
-            order = np.random.default_rng([seed, c, d]).permutation(mine)
-            rows += (
-                order[: max(1, round(fraction * len(mine)))].tolist() if mine else []
-            )
-    return sorted(rows)
 
 
 def test_a_share_of_the_labels_is_stratified_nested_and_seeded():
@@ -315,55 +207,61 @@ def test_a_share_of_the_labels_is_stratified_nested_and_seeded():
     }
     domain = rng.integers(0, 3, 661).astype(np.int32)
     both = features.stratified(data._replace(domain=domain), fraction=0.1, seed=2)
-    assert np.flatnonzero(both).tolist() == share_twin(label, domain, 0.1, 2)
+    assert np.flatnonzero(both).tolist() == eval_toy.share_twin(label, domain, 0.1, 2)
 
 
 @pytest.mark.parametrize("reading", ["features", "augmented", "streamed"])
 @pytest.mark.parametrize("train_on", ["all", "seen"])
 def test_semi_supervised_probe_trains_on_its_share_alone(reading, train_on):
-    plain = dataset()
-    parts = parts_of(data=dataset(streams=reading == "streamed"), seed=3)
-    options = OPTIONS | dict(batch_size=4, fraction=0.3, train_on=train_on)
+    plain = eval_toy.dataset()
+    parts = eval_toy.parts_of(
+        data=eval_toy.dataset(streams=reading == "streamed"), seed=3
+    )
+    options = eval_toy.OPTIONS | dict(batch_size=4, fraction=0.3, train_on=train_on)
     options |= dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
-    result = linear.make(parts, **options)(state_of(0), 1)
+    result = linear.make(parts, **options)(eval_toy.state_of(0), 1)
     # 50 rows in 6 classes and 3 domains: about a third, at least one of each pair.
-    at = share_twin(plain.train.label, plain.train.domain, 0.3, 0)
+    at = eval_toy.share_twin(plain.train.label, plain.train.domain, 0.3, 0)
     if train_on == "seen":
         met = [c for task in parts.stream.tasks[:2] for c in task.classes]
         at = [row for row in at if plain.train.label[row] in met]
     images = plain.train.images
     images = images if reading == "features" else images[:, :, ::-1]
     k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
-    order_of = device_orders(50, 4, len(at), k_epochs)
+    order_of = eval_toy.device_orders(50, 4, len(at), k_epochs)
     if reading == "streamed":
 
         def order_of(epoch):
             rng = np.random.default_rng([3, 1, epoch])
             return stream.epoch_order(rng, np.arange(len(at)), 4).reshape(-1)
 
-    x = embedded(state_of(0), images[at])
-    head = head_lib.start(k_start, DIM, CLASSES)
-    w, b, loss = probe_twin(x, plain.train.label[at], head, order_of, 4)
+    x = eval_toy.embedded(eval_toy.state_of(0), images[at])
+    head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
+    w, b, loss = eval_toy.probe_twin(x, plain.train.label[at], head, order_of, 4)
     np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
-    scores = embedded(state_of(0), plain.test.images) @ w + b
-    want = accuracies(parts, scores.argmax(1))
+    scores = eval_toy.embedded(eval_toy.state_of(0), plain.test.images) @ w + b
+    want = eval_toy.accuracies(parts, scores.argmax(1))
     np.testing.assert_allclose(result.rows["class_incremental"], want)
 
 
 def test_domain_probes_have_their_share_each():
-    plain, parts, state = dataset(), parts_of("domain"), state_of(0)
-    options = OPTIONS | dict(batch_size=4, fraction=0.3, fraction_seed=7)
+    plain, parts, state = (
+        eval_toy.dataset(),
+        eval_toy.parts_of("domain"),
+        eval_toy.state_of(0),
+    )
+    options = eval_toy.OPTIONS | dict(batch_size=4, fraction=0.3, fraction_seed=7)
     rows = linear.make(parts, augment=False, **options)(state, 2).rows
-    share = share_twin(plain.train.label, plain.train.domain, 0.3, 7)
+    share = eval_toy.share_twin(plain.train.label, plain.train.domain, 0.3, 7)
     for t, task in enumerate(parts.stream.tasks):
         at = [row for row in share if plain.train.domain[row] == task.domain]
         assert set(plain.train.label[at]) == set(task.classes)
         k_start, k_epochs = head_lib.probe_keys(3, 2, t + 1)
-        order_of = device_orders(50, 4, len(at), k_epochs)
-        x, y = embedded(state, plain.train.images[at]), plain.train.label[at]
-        head = head_lib.start(k_start, DIM, CLASSES)
-        w, b, _ = probe_twin(x, y, head, order_of, 4)
-        guess = (embedded(state, plain.test.images) @ w + b).argmax(1)
+        order_of = eval_toy.device_orders(50, 4, len(at), k_epochs)
+        x, y = eval_toy.embedded(state, plain.train.images[at]), plain.train.label[at]
+        head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
+        w, b, _ = eval_toy.probe_twin(x, y, head, order_of, 4)
+        guess = (eval_toy.embedded(state, plain.test.images) @ w + b).argmax(1)
         right = (guess == plain.test.label)[task.test].mean()
         assert rows["domain_aware"][t] == pytest.approx(right)
 
@@ -379,7 +277,7 @@ def knn_twin(x, y, bank, labels, mask, k, temperature, distance):
             closeness = -np.linalg.norm(bank - x[row], axis=1)
             weight = 1 / (1e-5 - closeness)
         there = [i for i in np.argsort(-closeness) if mask[row, i]][:k]
-        votes = np.bincount(labels[there], weight[there], minlength=CLASSES)
+        votes = np.bincount(labels[there], weight[there], minlength=eval_toy.CLASSES)
         guess.append(votes.argmax() if there else -1)
     return np.array(guess)
 
@@ -387,10 +285,13 @@ def knn_twin(x, y, bank, labels, mask, k, temperature, distance):
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
 @pytest.mark.parametrize("scenario", ["class", "domain"])
 def test_neighbours_are_those_of_brute_force(distance, scenario):
-    parts, state = parts_of(scenario), state_of(1)
+    parts, state = eval_toy.parts_of(scenario), eval_toy.state_of(1)
     train, test = parts.stream.dataset.train, parts.stream.evaluation
     groups = features.split(parts)
-    x, bank = embedded(state, test.images), embedded(state, train.images)
+    x, bank = (
+        eval_toy.embedded(state, test.images),
+        eval_toy.embedded(state, train.images),
+    )
     for train_on, met in (("all", 3), ("seen", 2)):
         options = dict(k=9, temperature=0.2, distance=distance, train_on=train_on)
         rows = knn.make(parts, batch_size=8, **options)(state, 1).rows
@@ -401,9 +302,9 @@ def test_neighbours_are_those_of_brute_force(distance, scenario):
             knn_twin, x, test.label, bank, train.label, k=9, temperature=0.2,
             distance=distance,
         )  # fmt: skip
-        want = accuracies(parts, twin(mask=everyone))
+        want = eval_toy.accuracies(parts, twin(mask=everyone))
         np.testing.assert_allclose(rows["class_incremental"], want)
-        told = np.array(accuracies(parts, twin(mask=own)))
+        told = np.array(eval_toy.accuracies(parts, twin(mask=own)))
         told[met:] = np.nan
         np.testing.assert_allclose(rows[f"{groups.aware}"], told)
     assert groups.aware == {"class": "task_aware", "domain": "domain_aware"}[scenario]
@@ -427,14 +328,14 @@ def test_votes_weigh_by_distance():
 
 
 def test_data_incremental_columns_agree():
-    result = knn.make(parts_of("data"), k=3)(state_of(0), 2)
+    result = knn.make(eval_toy.parts_of("data"), k=3)(eval_toy.state_of(0), 2)
     assert set(result.rows) == {"class_incremental"}
     assert result.rows["class_incremental"].tolist() == [result.scalars["accuracy"]] * 3
 
 
 def evaluators(parts):
     def scores(state, images):
-        return jnp.tile(parts.embed(state, images), 2)[:, :CLASSES]
+        return jnp.tile(parts.embed(state, images), 2)[:, : eval_toy.CLASSES]
 
     small = dict(epochs=2, batch_size=16)
     return {
@@ -446,18 +347,20 @@ def evaluators(parts):
 
 
 def streamed(scenario):
-    parts = parts_of(scenario, dataset(streams=True))
+    parts = eval_toy.parts_of(scenario, eval_toy.dataset(streams=True))
     return {"streamed": linear.make(parts, epochs=1, batch_size=16, train_on="seen")}
 
 
 @pytest.mark.parametrize("scenario", ["class", "domain"])
 def test_tasks_share_one_program_and_leave_the_state(scenario, caplog):
-    parts = parts_of(scenario)
-    state = state_of(0)
+    parts = eval_toy.parts_of(scenario)
+    state = eval_toy.state_of(0)
     before = jax.tree.map(lambda x: np.array(x, copy=True), state)
     for name, evaluate in (evaluators(parts) | streamed(scenario)).items():
         evaluate(state, 0)
-        later = [state_of(task) for task in (1, 2)]  # makes its arrays beforehand
+        later = [
+            eval_toy.state_of(task) for task in (1, 2)
+        ]  # makes its arrays beforehand
         with jax.log_compiles(), caplog.at_level(logging.WARNING):
             caplog.clear()
             for task in (1, 2):
@@ -472,7 +375,7 @@ def test_tasks_share_one_program_and_leave_the_state(scenario, caplog):
 
 def conv_state():
     net = resnet.conv_net(width=2)
-    images = jnp.zeros((1, SIZE, SIZE, 3))
+    images = jnp.zeros((1, eval_toy.SIZE, eval_toy.SIZE, 3))
     variables = jax.jit(functools.partial(net.init, train=False))(
         jax.random.key(0), images
     )
@@ -480,14 +383,14 @@ def conv_state():
     def embed_conv(state, images):
         return net.apply(state.params, images, train=False)
 
-    return State(variables), embed_conv
+    return eval_toy.State(variables), embed_conv
 
 
 def test_devices_do_not_matter():
     state, embed_conv = conv_state()
     found = []
     for devices in (1, 2):
-        parts = parts_of(devices=devices, embed=embed_conv)
+        parts = eval_toy.parts_of(devices=devices, embed=embed_conv)
         everywhere = sharding.replicate(state, parts.mesh)
         held = features.make(parts, parts.stream.evaluation)(everywhere)
         made = evaluators(parts)
@@ -507,15 +410,22 @@ def test_devices_do_not_matter():
 
 
 def test_streaming_agrees_with_memory():
-    state, parts = state_of(0), [parts_of(), parts_of(data=dataset(streams=True))]
+    state, parts = (
+        eval_toy.state_of(0),
+        [eval_toy.parts_of(), eval_toy.parts_of(data=eval_toy.dataset(streams=True))],
+    )
     one, two = (
         np.asarray(features.make(p, p.stream.evaluation, batch_size=8)(state))
         for p in parts
     )  # 31 rows: the last batch is padded
-    assert one.shape == (31, DIM)
-    np.testing.assert_allclose(one, embedded(state, dataset().test.images), atol=1e-5)
+    assert one.shape == (31, eval_toy.DIM)
+    np.testing.assert_allclose(
+        one, eval_toy.embedded(state, eval_toy.dataset().test.images), atol=1e-5
+    )
     np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
-    one, two = (linear.make(p, augment=False, **OPTIONS)(state, 1) for p in parts)
+    one, two = (
+        linear.make(p, augment=False, **eval_toy.OPTIONS)(state, 1) for p in parts
+    )
     one.scalars.pop("seconds"), two.scalars.pop("seconds")
     for row in one.rows:
         np.testing.assert_allclose(one.rows[row], two.rows[row])
@@ -526,11 +436,11 @@ def test_streaming_agrees_with_memory():
 @pytest.mark.parametrize("streams", [False, True])
 def test_rows_beyond_the_first_are_left_out(streams, devices, caplog):
     """Whole batches of them; how many there are compiles nothing."""
-    parts = parts_of(data=dataset(streams=streams), devices=devices)
-    state, order = state_of(0), np.random.default_rng(1).permutation(31)
+    parts = eval_toy.parts_of(data=eval_toy.dataset(streams=streams), devices=devices)
+    state, order = eval_toy.state_of(0), np.random.default_rng(1).permutation(31)
     run = features.make(parts, parts.stream.evaluation, rows=order, batch_size=8)
     whole = np.asarray(run(state))
-    want = embedded(state, dataset().test.images[order])
+    want = eval_toy.embedded(state, eval_toy.dataset().test.images[order])
     np.testing.assert_allclose(whole, want, atol=1e-5)
     # The last batch is padded; a reader of files repeats no row that nobody wants.
     for first, there in {31: 31, 25: 31, 16: 16, 9: 16, 1: 8, 0: 0}.items():
@@ -547,12 +457,12 @@ def test_rows_beyond_the_first_are_left_out(streams, devices, caplog):
 
 def test_verdicts_are_those_of_brute_force():
     """In the order of the rows asked for; a row of no task may be any class."""
-    parts = parts_of(devices=2)
+    parts = eval_toy.parts_of(devices=2)
     tasks = parts.stream.tasks
     parts = parts._replace(stream=parts.stream._replace(tasks=tasks[:2]))
     groups, examples = features.split(parts), parts.stream.evaluation
     assert set(groups.test_task) == {-1, 0, 1}
-    scores = np.random.default_rng(0).normal(size=(31, CLASSES)).astype("f4")
+    scores = np.random.default_rng(0).normal(size=(31, eval_toy.CLASSES)).astype("f4")
     scores[np.arange(31), examples.label] += 0.5
     rows = np.random.default_rng(1).permutation(31)[:29]
     for chosen in (None, rows):
@@ -567,7 +477,7 @@ def test_verdicts_are_those_of_brute_force():
                 own = tasks[task].classes
                 told = own[scores[row][own].argmax()]
             assert found == (best == examples.label[row], told == examples.label[row])
-    parts = parts_of("domain")
+    parts = eval_toy.parts_of("domain")
     judge = features.verdicts(parts, features.split(parts), parts.stream.evaluation)
     assert set(judge(jnp.asarray(scores))) == {"class_incremental"}
 
@@ -577,12 +487,16 @@ def test_predictions_of_rows_of_no_task_count_only_if_asked():
 
     Without it all rows count in the accuracy, as a row of no task may be any class.
     """
-    parts = parts_of(predict=lambda state, images: embed(state, images) @ layer)
-    layer = np.float32(np.random.default_rng(5).normal(size=(DIM, CLASSES)))
+    parts = eval_toy.parts_of(
+        predict=lambda state, images: eval_toy.embed(state, images) @ layer
+    )
+    layer = np.float32(
+        np.random.default_rng(5).normal(size=(eval_toy.DIM, eval_toy.CLASSES))
+    )
     tasks = parts.stream.tasks[:2]
     parts = parts._replace(stream=parts.stream._replace(tasks=tasks))
-    state, test = state_of(3), parts.stream.evaluation
-    scores = embedded(state, test.images) @ layer
+    state, test = eval_toy.state_of(3), parts.stream.evaluation
+    scores = eval_toy.embedded(state, test.images) @ layer
     right = scores.argmax(axis=1) == test.label
     told = right.copy()
     for task in tasks:
@@ -652,10 +566,10 @@ NOTHING = core.Result({}, {})
 
 
 def test_normalised_features_ignore_their_length():
-    parts, state = parts_of(), state_of(0)
-    long = State({"w": 64 * state.params["w"]})
+    parts, state = eval_toy.parts_of(), eval_toy.state_of(0)
+    long = eval_toy.State({"w": 64 * state.params["w"]})
     for augment in (False, True):
-        options = OPTIONS | dict(epochs=2, augment=augment)
+        options = eval_toy.OPTIONS | dict(epochs=2, augment=augment)
         evaluate = linear.make(parts, normalize_features=True, **options)
         one, two = (evaluate(s, 1).scalars["train_loss"] for s in (state, long))
         np.testing.assert_allclose(one, two, rtol=1e-5)
@@ -665,7 +579,7 @@ def test_normalised_features_ignore_their_length():
 
 
 def test_picture(tmp_path):
-    parts, state = parts_of(), state_of(0)
+    parts, state = eval_toy.parts_of(), eval_toy.state_of(0)
     options = dict(max_points=20, perplexity=30.0)
     for name in ("one", "two"):
         draw = tsne.make(parts, directory=tmp_path / name, **options)
@@ -707,7 +621,7 @@ def test_points_are_chosen_in_proportion():
 )
 def test_errors_name_the_option(make, option, value, allowed):
     with pytest.raises(ValueError) as error:
-        make(parts_of(), **{option: value})
+        make(eval_toy.parts_of(), **{option: value})
     message = str(error.value)
     assert message.startswith("config.evaluators.") and f".{option}=" in message
     assert repr(value) in message and allowed in message
@@ -717,13 +631,15 @@ def test_errors_name_the_option(make, option, value, allowed):
     "make", [linear.make, knn.make, functools.partial(tsne.make, directory="x")]
 )
 def test_labels_and_evaluation_rows_are_needed(make):
-    data = dataset()
+    data = eval_toy.dataset()
     label = data.train.label.copy()
     label[:4] = -1
-    parts = parts_of("data", data._replace(train=data.train._replace(label=label)))
+    parts = eval_toy.parts_of(
+        "data", data._replace(train=data.train._replace(label=label))
+    )
     with pytest.raises(ValueError, match="4 of 50 train rows of toy"):
         make(parts)
-    parts = parts_of()
+    parts = eval_toy.parts_of()
     parts = parts._replace(stream=parts.stream._replace(evaluation=None))
     with pytest.raises(ValueError, match="config.scenario.evaluation"):
         make(parts)

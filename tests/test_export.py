@@ -1,6 +1,5 @@
 """The encoder of a run as a folder: what is written, read back, and refused."""
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -15,17 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_docs
-import test_methods
-import toy
 from etils import epath
 from safetensors import numpy as tensors
 
 import jaxcl
+import test_methods
+from helpers import pages, run_directories, toy
 from jaxcl import (
     augment,
     build,
-    checkpoint,
     core,
     encoder,
     export,
@@ -42,54 +39,6 @@ from jaxcl.nets import resnet
 
 PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "export.md").read_text()
 RUN = {"method.strategy": "pnr", "scenario.num_tasks": 5, "epochs": 1}
-RESNET = {"name": "resnet", "depth": 10, "width": 4, "stem_padding": 2}
-
-
-def random_state(work, seed=0):
-    """A state that no training made: any numbers in the shapes of the method's."""
-    rng = np.random.default_rng(seed)
-
-    def number(leaf):
-        if jax.dtypes.issubdtype(leaf.dtype, toy.KEY):
-            keys = [jax.random.key(i) for i in range(max(leaf.size, 1))]
-            return jnp.stack(keys).reshape(leaf.shape)
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
-            return jnp.asarray(rng.uniform(0.2, 0.7, leaf.shape), leaf.dtype)
-        return jnp.zeros(leaf.shape, leaf.dtype)
-
-    state = jax.tree.map(number, jobs.shapes(work)[0])
-    params = jax.tree.map(lambda x: x - 0.45 if x.ndim > 1 else x, state.params)
-    return state.replace(step=jnp.int32(7), params=params)
-
-
-def results_of(work, done=1):
-    """As they are after `done` tasks."""
-    names = work.task_names
-    found = outcome.empty(len(names), task_names=names)
-    for task in range(done):
-        row = np.where(np.arange(len(names)) <= task, 0.5 + 0.1 * task, np.nan)
-        found = outcome.add(found, task, {"knn/x": row}, {"knn/loss": 1.5}, 1.0)
-    return found
-
-
-def save(work, workdir, state, *, number=9, phase="evaluated", done=1, results=None):
-    cursor = {"phase": phase, "results": results or results_of(work, done)}
-    with contextlib.closing(checkpoint.Checkpoints(workdir / "checkpoints")) as there:
-        there.save(number, state, cursor)
-
-
-def untried(workdir, **changes):
-    """A job of which no step is traced, which takes its time and changes nothing."""
-    with mock.patch.object(jobs, "check"):
-        return toy.job(workdir, **changes)
-
-
-def run_of(workdir, **changes):
-    """A run directory with one checkpoint of any numbers; its job and its state."""
-    work = untried(workdir, **changes)
-    state = random_state(work)
-    save(work, workdir, state)
-    return work, state
 
 
 def contents(folder):
@@ -114,7 +63,7 @@ def trained(tmp_path_factory):
     """A run of one task, in truth trained, and its export."""
     workdir = tmp_path_factory.mktemp("run")
     changes = {**RUN, "evaluators": {"knn": {"k": 5}}}
-    train.run(untried(workdir, tasks=1, **changes), workdir)
+    train.run(run_directories.untried(workdir, tasks=1, **changes), workdir)
     out = tmp_path_factory.mktemp("out") / "deep" / "export"
     before = contents(workdir)
     card = export.export(str(workdir), str(out))
@@ -126,14 +75,14 @@ def trained(tmp_path_factory):
 def residual(tmp_path_factory):
     """A run with a ResNet, and its export with the file for PyTorch."""
     workdir = tmp_path_factory.mktemp("resnet")
-    run_of(workdir, encoder=RESNET)
+    run_directories.run_of(workdir, encoder=run_directories.RESNET)
     out = tmp_path_factory.mktemp("out") / "export"
     return workdir, out, export.export(str(workdir), str(out), torch=True)
 
 
 def test_embeds_as_an_evaluation_of_the_run_does(trained, tmp_path):
     workdir, out, _ = trained
-    work = untried(tmp_path / "like", tasks=1, **RUN)
+    work = run_directories.untried(tmp_path / "like", tasks=1, **RUN)
     state = toy.saved(work, workdir).state
     parts = eval_parts(work)
     want = features.make(parts, work.stream.evaluation, batch_size=100)(state)
@@ -200,7 +149,7 @@ def test_every_method(name, tmp_path):
     changes = json.loads(json.dumps(test_methods.METHODS[name]))
     if changes.get("method", {}).get("name") == "icl":
         changes["method"]["output_dim"] = 0
-    work, state = run_of(tmp_path / "run", **changes)
+    work, state = run_directories.run_of(tmp_path / "run", **changes)
     card = export.export(str(tmp_path / "run"), str(tmp_path / "out"))
     made = jaxcl.load_encoder(tmp_path / "out")
     images = sources.digits().test.images[:16]
@@ -213,7 +162,9 @@ def test_every_method(name, tmp_path):
 
 
 def test_icl_leaves_its_head_behind_and_says_so(tmp_path):
-    _, state = run_of(tmp_path / "run", method={"name": "icl", "output_dim": 8})
+    _, state = run_directories.run_of(
+        tmp_path / "run", method={"name": "icl", "output_dim": 8}
+    )
     card = export.export(str(tmp_path / "run"), str(tmp_path / "out"))
     assert card["results"]["of"] == "encoder and head" and card["num_features"] == 16
     made = jaxcl.load_encoder(tmp_path / "out")
@@ -221,7 +172,7 @@ def test_icl_leaves_its_head_behind_and_says_so(tmp_path):
 
 
 def test_gdumb_has_nothing_to_export(tmp_path, capsys):
-    run_of(tmp_path / "run", **test_methods.METHODS["gdumb"])
+    run_directories.run_of(tmp_path / "run", **test_methods.METHODS["gdumb"])
     refused(r"config\.method\.name='gdumb' trains a network at each", tmp_path / "run",
             tmp_path / "out", capsys)  # fmt: skip
 
@@ -236,7 +187,7 @@ def of_graphs(tmp_path_factory):
         "encoder": {"name": "gcn", "width": 4},
         "method": {"name": "icl"},
     }
-    work, state = run_of(workdir, **changes)
+    work, state = run_directories.run_of(workdir, **changes)
     card = export.export(str(workdir), str(workdir / "export"))
     return work, state, card, jaxcl.load_encoder(workdir / "export")
 
@@ -282,7 +233,7 @@ def test_a_list_is_resized_as_a_set_that_streams(trained, tmp_path, resize):
     images = [rng.integers(0, 256, (*size, 1), np.uint8) for size in sizes]
     label = np.zeros(len(images), np.int32)
     examples = stream.Examples(label, label, load=images.__getitem__)
-    work = untried(tmp_path, tasks=1, **RUN)
+    work = run_directories.untried(tmp_path, tasks=1, **RUN)
     state = toy.saved(work, trained[0]).state
     parts = eval_parts(work, resize=resize)
     streamed = work.stream.dataset._replace(decoder="pillow")
@@ -295,7 +246,7 @@ def test_a_list_is_resized_as_a_set_that_streams(trained, tmp_path, resize):
 def test_an_array_is_resized_as_a_set_in_memory(trained, tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (5, 20, 13, 1), np.uint8)
     label = np.zeros(5, np.int32)
-    work = untried(tmp_path, tasks=1, **RUN)
+    work = run_directories.untried(tmp_path, tasks=1, **RUN)
     state = toy.saved(work, trained[0]).state
     examples = stream.Examples(label, label, images)
     want = features.make(eval_parts(work, resize=10), examples)(state)
@@ -335,7 +286,10 @@ def test_the_card_of_a_trained_run(trained):
         "interpolation": "bicubic", "mean": [0.3], "std": [0.4], "decoder": None,
     }  # fmt: skip
     digits = sources.digits()
-    names = [task.name for task in untried(workdir / "like", **RUN).stream.tasks]
+    names = [
+        task.name
+        for task in run_directories.untried(workdir / "like", **RUN).stream.tasks
+    ]
     assert card["training"] == {
         "run": "toy", "seed": 0, "tasks": names[:1], "num_tasks": 5, "whole_tasks": 1
     }  # fmt: skip
@@ -369,7 +323,7 @@ def test_the_card_of_a_trained_run(trained):
 
 def test_every_option_of_the_encoder_is_in_the_card(residual, monkeypatch):
     _, out, card = residual
-    assert card["encoder"] == RESNET | {
+    assert card["encoder"] == run_directories.RESNET | {
         "stem": "cifar", "padding": "torch", "zero_init_residual": False,
         "conv_init": "kaiming", "pool": None, "precision": "float32",
     }  # fmt: skip
@@ -397,7 +351,7 @@ def test_precision_and_pooled_windows_are_kept(tmp_path):
     made = {"name": "resnet", "depth": 10, "width": 4, "pool": 1}
     changes = {"encoder": made, "precision": "bfloat16", "augment.size": 16}
     changes["data"] = {"name": "digits", "size": 16}
-    work, state = run_of(tmp_path / "run", **changes)
+    work, state = run_directories.run_of(tmp_path / "run", **changes)
     card = export.export(str(tmp_path / "run"), str(tmp_path / "out"))
     assert card["encoder"]["precision"] == "bfloat16"
     assert card["num_features"] == 4 * 32  # two by two windows
@@ -425,13 +379,13 @@ def test_data_that_cannot_be_read_or_are_others(trained, tmp_path):
 
 def test_how_far_the_run_had_come(tmp_path):
     run = tmp_path / "run"
-    work = untried(run, **RUN)
-    state = random_state(work)
+    work = run_directories.untried(run, **RUN)
+    state = run_directories.random_state(work)
     for number, (phase, done, begun, whole) in enumerate(
         [("training", 0, 1, 0), ("training", 2, 3, 2), ("trained", 2, 3, 3),
          ("evaluated", 3, 3, 3)]
     ):  # fmt: skip
-        save(work, run, state, number=number, phase=phase, done=done)
+        run_directories.save(work, run, state, number=number, phase=phase, done=done)
         card = export.export(str(run), str(tmp_path / "out"))
         assert card["checkpoint"]["number"] == number
         assert card["training"]["tasks"] == list(work.task_names[:begun])
@@ -444,10 +398,10 @@ def test_how_far_the_run_had_come(tmp_path):
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_its_results(tmp_path, caplog):
-    work = untried(tmp_path / "run", **RUN)
-    states = [random_state(work, seed) for seed in (0, 1)]
+    work = run_directories.untried(tmp_path / "run", **RUN)
+    states = [run_directories.random_state(work, seed) for seed in (0, 1)]
     for number, (done, state) in zip((9, 21), enumerate(states, start=1), strict=True):
-        save(work, tmp_path / "run", state, number=number, done=done)
+        run_directories.save(work, tmp_path / "run", state, number=number, done=done)
     files = (tmp_path / "run" / "checkpoints" / "21" / "state" / "d").rglob("*")
     largest = max((p for p in files if p.is_file()), key=lambda p: p.stat().st_size)
     largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
@@ -463,12 +417,12 @@ def test_seeds_that_were_trained_side_by_side(tmp_path, capsys):
     with mock.patch.object(jobs, "check"):
         several = build.build(toy.config(**changes), tmp_path)
         work = seeds.together({seed: several.make(seed) for seed in several.seeds})
-    state = random_state(work)
+    state = run_directories.random_state(work)
     results = outcome.empty(len(work.task_names), task_names=work.task_names)
     nothing = [np.nan] * (len(work.task_names) - 1)
     rows = {f"knn/seed_{seed}/x": [seed / 10, *nothing] for seed in (4, 5)}
     results = outcome.add(results, 0, rows, {}, 1.0)
-    save(work, tmp_path / "together", state, results=results)
+    run_directories.save(work, tmp_path / "together", state, results=results)
     for at, seed in enumerate((4, 5)):
         out = tmp_path / f"out_{seed}"
         card = export.export(str(tmp_path / f"seed_{seed}"), str(out))
@@ -490,7 +444,9 @@ def test_the_last_accepted_update_takes_the_place_of_its_run(trained, tmp_path):
         scenario = {"name": "after", "num_tasks": 2}
         data = {"name": "digits", "size": 8}
         with mock.patch.object(build, "_check_start"):
-            _, state = run_of(folder, data=data, scenario=scenario, start=str(run))
+            _, state = run_directories.run_of(
+                folder, data=data, scenario=scenario, start=str(run)
+            )
         (folder / "update.json").write_text(json.dumps({"accepted": accepted}))
         states.append(state)
     shutil.rmtree(run / "updates" / "0002" / "checkpoints")  # as one rolled back
@@ -574,11 +530,11 @@ def test_another_export_gives_way_to_force(trained, residual, tmp_path, capsys):
 def test_in_a_bucket(residual):
     os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # read at its import
     pytest.importorskip("gcsfs", reason="gs:// needs gcsfs: pip install -e '.[gcs]'")
-    import fake_gcs
+    from helpers import fake_gcs
 
     with fake_gcs.serve("bucket") as server:
         run, out = epath.Path("gs://bucket/runs/a"), "gs://bucket/exports/a"
-        _, state = run_of(run, encoder=RESNET)
+        _, state = run_directories.run_of(run, encoder=run_directories.RESNET)
         card = export.export(str(run), out, torch=True)
         assert card["files"] == residual[2]["files"]
         made = jaxcl.load_encoder(out)
@@ -693,7 +649,9 @@ def test_as_many_tensors_as_torchvision_has(depth, count):
 def test_networks_that_pytorch_has_not_are_refused(trained, tmp_path, capsys):
     match = r"--torch: config\.encoder\.name='conv_net' has no twin"
     refused(match, trained[0], tmp_path / "out", capsys, "--torch")
-    run_of(tmp_path / "run", encoder=RESNET | {"padding": "same"})
+    run_directories.run_of(
+        tmp_path / "run", encoder=run_directories.RESNET | {"padding": "same"}
+    )
     match = r"--torch: config\.encoder\.padding='same' pads windows"
     refused(match, tmp_path / "run", tmp_path / "out", capsys, "--torch")
     assert not (tmp_path / "out").exists()
@@ -711,7 +669,7 @@ def test_the_commands_and_the_code_of_the_page(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained[0], tmp_path / "runs" / "quickstart")
     shutil.copytree(residual[0], tmp_path / "runs" / "pnr_cifar100")
-    commands = test_docs.commands(PAGE, "jaxcl.export")
+    commands = pages.commands(PAGE, "jaxcl.export")
     whole = [arguments for arguments in commands if len(arguments) > 1]
     assert len(whole) == 2
     for arguments in whole:
@@ -720,7 +678,7 @@ def test_the_commands_and_the_code_of_the_page(
     assert found.card["torch"]
     assert found.card["checkpoint"]["run"] == "runs/pnr_cifar100"
     capsys.readouterr()
-    mine = [code for code in test_docs.blocks(PAGE, "python") if "import jaxcl" in code]
+    mine = [code for code in pages.blocks(PAGE, "python") if "import jaxcl" in code]
     assert len(mine) == 2
     for code in mine:
         exec(compile(code, "export.md", "exec"), {})

@@ -6,17 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_docs
-import test_export
 from safetensors import numpy as tensors
 
 import jaxcl
+from helpers import config_files, pages, run_directories
 from jaxcl import encoder, export, torch_resnet
 from jaxcl.nets import norm
 
 torch = pytest.importorskip(
     "torch", reason="PyTorch is not installed: pip install torch==2.13.0"
 )
+PAGE = (config_files.ROOT / "docs" / "export.md").read_text()
 BASIC = {"name": "resnet", "depth": 10, "width": 8}
 BOTTLENECK = {"name": "resnet", "depth": 50, "width": 4}
 # name -> options of the encoder, pixels, channels; maps are even where strides are 2
@@ -34,11 +34,7 @@ NETS = {
 @pytest.fixture(scope="module")
 def page():
     """What the page's block for PyTorch defines."""
-    (code,) = [
-        code
-        for code in test_docs.blocks(test_export.PAGE, "python")
-        if "class ResNet" in code
-    ]
+    (code,) = [code for code in pages.blocks(PAGE, "python") if "class ResNet" in code]
     names = {}
     exec(compile(code, "export.md", "exec"), names)
     return names
@@ -155,8 +151,10 @@ def test_bfloat16_is_near(page):
 
 def test_a_folder_of_the_command(page, tmp_path):
     run, out = tmp_path / "run", tmp_path / "out"
-    changes = {"encoder": test_export.RESNET, "augment.size": 16}
-    work, _ = test_export.run_of(run, **changes, data={"name": "digits", "size": 16})
+    changes = {"encoder": run_directories.RESNET, "augment.size": 16}
+    work, _ = run_directories.run_of(
+        run, **changes, data={"name": "digits", "size": 16}
+    )
     assert export.main([f"--run={run}", f"--out={out}", "--torch"]) == 0
     model, images = page["load"](out), work.stream.evaluation.images[:8]
     assert not model.training

@@ -7,11 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_evals
-import test_memory_evals
-import toy
-from test_duel_memory import SCORES, loop
 
+from helpers import duel_twin, eval_toy, pictures, toy
 from jaxcl import core, finish, job, optim, plots, record, sharding, train
 from jaxcl.augment import make_eval
 from jaxcl.data import stream
@@ -19,13 +16,12 @@ from jaxcl.evals import filtering, memory, spread
 from jaxcl.methods import duel, online_head, two_view
 from jaxcl.nets import resnet
 
-CLASSES = test_evals.CLASSES
-figures, entropy = test_memory_evals.figures, test_memory_evals.entropy
+CLASSES = eval_toy.CLASSES
 
 
 def projected(state, images):
     """Other directions than those of `embed`, and longer."""
-    return 3 * jnp.tanh(test_evals.embed(state, images))[:, :3]
+    return 3 * jnp.tanh(eval_toy.embed(state, images))[:, :3]
 
 
 def twin(features, label, rows, size, batch_size, q, competes=False):
@@ -36,7 +32,7 @@ def twin(features, label, rows, size, batch_size, q, competes=False):
     def measure(entropy_name, share_name, of):
         counts = np.bincount(label[of], minlength=CLASSES)
         shares = {share_name.format(c): n / len(of) for c, n in enumerate(counts)}
-        found.update({entropy_name: entropy(counts)} | shares)
+        found.update({entropy_name: eval_toy.entropy(counts)} | shares)
 
     measure("stream_entropy", "stream_class_{}", rows)
     for i in range(len(rows) // size):
@@ -45,12 +41,12 @@ def twin(features, label, rows, size, batch_size, q, competes=False):
             slots = np.resize(held, size) if len(held) else np.zeros(size, int)
             both = x[slots], x[[row]]
             filled = np.arange(size) < len(held)
-            keep = loop(*both, q, filled=filled, competes=competes)
+            keep = duel_twin.loop(*both, q, filled=filled, competes=competes)
             held = np.concatenate([slots, [row]])[keep]
         assert len(held) == size
         measure(f"entropy_{i + 1}", f"class_{{}}_{i + 1}", held)
         counts = np.bincount(label[offered], minlength=CLASSES)
-        found[f"fifo_entropy_{i + 1}"] = entropy(counts)
+        found[f"fifo_entropy_{i + 1}"] = eval_toy.entropy(counts)
     return found
 
 
@@ -74,16 +70,16 @@ def offered(parts, task, count, batch_size):
     ],
 )
 def test_scalars_are_those_of_the_plain_loop(options, streams, devices):
-    data, state = test_evals.dataset(), test_evals.state_of(0)
-    parts = test_evals.parts_of(
-        "data", test_evals.dataset(streams=streams), devices, 2, project=projected
+    data, state = eval_toy.dataset(), eval_toy.state_of(0)
+    parts = eval_toy.parts_of(
+        "data", eval_toy.dataset(streams=streams), devices, 2, project=projected
     )
     evaluate = filtering.make(parts, size=8, times=4, batch_size=5, **options)
     images = data.train.images
-    features = test_evals.embedded(state, images)
+    features = eval_toy.embedded(state, images)
     if "features" not in options:
         features = 3 * np.tanh(features)[:, :3]
-    q = SCORES[options.get("score", "affine")]
+    q = duel_twin.SCORES[options.get("score", "affine")]
     competes = options.get("newcomer_competes", False)
     state = sharding.replicate(state, parts.mesh)
     for task in (1, 0):
@@ -104,10 +100,10 @@ def test_each_row_is_embedded_once():
 
     def embed(state, images):
         jax.debug.callback(lambda x: seen.append(np.asarray(x)), images)
-        return test_evals.embed(state, images)
+        return eval_toy.embed(state, images)
 
-    parts = test_evals.parts_of("data", tasks=2, embed=embed)
-    filtering.make(parts, size=8, times=4, batch_size=5)(test_evals.state_of(0), 0)
+    parts = eval_toy.parts_of("data", tasks=2, embed=embed)
+    filtering.make(parts, size=8, times=4, batch_size=5)(eval_toy.state_of(0), 0)
     jax.effects_barrier()
     assert sum(map(len, seen)) == len(np.unique(offered(parts, 0, 32, 5))) < 32
 
@@ -127,8 +123,8 @@ def two_clusters():
     images = np.where(label, 40, 200)[:, None, None, None]
     images = (images + rng.integers(0, 20, (80, 4, 4, 3))).astype(np.uint8)
     examples = stream.Examples(label, 0 * label, images)
-    data = test_evals.dataset()._replace(train=examples, test=examples)
-    parts = test_evals.parts_of("joint", data)
+    data = eval_toy.dataset()._replace(train=examples, test=examples)
+    parts = eval_toy.parts_of("joint", data)
     tasks = [
         t._replace(train=t.train._replace(order=clusters)) for t in parts.stream.tasks
     ]
@@ -137,7 +133,7 @@ def two_clusters():
 
 def test_the_filter_evens_out_two_clusters():
     evaluate = filtering.make(two_clusters(), size=20, times=6, batch_size=10)
-    scalars = evaluate(test_evals.state_of(1), 0).scalars
+    scalars = evaluate(eval_toy.state_of(1), 0).scalars
     held = [scalars[f"entropy_{i}"] for i in range(1, 7)]
     last = [scalars[f"fifo_entropy_{i}"] for i in range(1, 7)]
     assert held[0] == last[0] < 0.5 and np.diff(held).min() > -0.01
@@ -164,14 +160,14 @@ def test_the_filter_evens_out_two_clusters():
 )
 def test_what_cannot_be_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
-        filtering.make(test_evals.parts_of(), **options)
+        filtering.make(eval_toy.parts_of(), **options)
 
 
 def test_rows_without_a_label_are_refused():
-    data = test_evals.dataset()
+    data = eval_toy.dataset()
     label = data.train.label.copy()
     label[[3, 7]] = -1
-    parts = test_evals.parts_of("joint", data)
+    parts = eval_toy.parts_of("joint", data)
     dataset = data._replace(train=data.train._replace(label=label))
     # No evaluation row is needed.
     cut = parts.stream._replace(dataset=dataset, evaluation=None)
@@ -185,16 +181,16 @@ def test_rows_without_a_label_are_refused():
 
 
 def test_spread_is_of_the_features_asked_for():
-    parts, state = test_evals.parts_of("joint"), test_evals.state_of(0)
+    parts, state = eval_toy.parts_of("joint"), eval_toy.state_of(0)
     with pytest.raises(ValueError, match=r"spread\.features='projection': needs a met"):
         spread.make(parts, features="projection")
     with pytest.raises(ValueError, match=r"spread\.features='x': allowed are embeddi"):
         spread.make(parts, features="x")
     parts = parts._replace(project=projected)
-    examples = test_evals.dataset().test
-    x = test_evals.embedded(state, examples.images)
+    examples = eval_toy.dataset().test
+    x = eval_toy.embedded(state, examples.images)
     for features, rows in (("embedding", x), ("projection", np.tanh(x)[:, :3])):
-        twins = test_memory_evals.spread_twins(rows, examples.label)
+        twins = eval_toy.spread_twins(rows, examples.label)
         found = spread.make(parts, features=features)(state, 0).scalars
         for c, pair in twins.items():
             got = found[f"intra_{c}"], found[f"inter_{c}"]
@@ -304,7 +300,7 @@ def test_a_run_has_its_pictures(figures, tmp_path):
     keys, kinds = ("filtering", "seed_mine"), ("classes", "entropy")
     assert names == {f"{key}_{kind}.png" for key in keys for kind in kinds}
     classes, entropies = (figure.axes[0] for figure in figures[:2])
-    legend, ticks = test_memory_evals.legend, test_memory_evals.ticks
+    legend, ticks = pictures.legend, pictures.ticks
     assert legend(classes) == ["1M", "2M"] and ticks(classes) == ["0", "1"]
     assert "at 1M" in classes.get_xlabel() and classes.get_title() == "filtering"
     np.testing.assert_allclose(classes.lines[2].get_ydata(), [75, 25])
@@ -378,5 +374,5 @@ def twin_of_digits(features, label, rows):
     held = rows[:16]
     for row in rows[16:]:
         both = np.concatenate([held, [row]])
-        held = both[loop(x[held], x[[row]], SCORES["affine"])]
-    return entropy(np.bincount(label[held]))
+        held = both[duel_twin.loop(x[held], x[[row]], duel_twin.SCORES["affine"])]
+    return eval_toy.entropy(np.bincount(label[held]))

@@ -6,16 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import twins
-from test_graphs import graph_set, random_set
 
+from helpers import graph_sets, twins
 from jaxcl.data import graphs
 from jaxcl.nets import gcn
 
 SMALL = dict(nodes=30, edges=80, graphs=5)
 LARGE = dict(nodes=47, edges=131, graphs=9)
 ROWS = [4, 0, 2, 5]
-MADE = random_set(6, np.random.default_rng(0), least=2, features=3)
+MADE = graph_sets.random_set(6, np.random.default_rng(0), least=2, features=3)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
@@ -170,8 +169,8 @@ def test_gradients_equal_differences_of_the_twin(name):
 
 
 def test_propagation_of_a_path_by_hand():
-    batch = graphs.pad(graph_set([[(0, 1), (1, 2)]], [3]), [0], nodes=4, edges=6,
-                       graphs=1)  # fmt: skip
+    path = graph_sets.graph_set([[(0, 1), (1, 2)]], [3])
+    batch = graphs.pad(path, [0], nodes=4, edges=6, graphs=1)
     x = jnp.array([[1.0], [10.0], [100.0], [7.0]])
     # Degrees with the loop: 2, 3, 2.
     a, b = 1 / 2, 1 / np.sqrt(6)
@@ -234,12 +233,14 @@ def test_order_of_the_graphs_is_that_of_the_rows():
 
 
 def test_masked_nodes_and_edges_are_as_if_they_were_not_there():
-    whole = graph_set([[(0, 1), (1, 2), (2, 3)], [(0, 1)]], [4, 2])
+    whole = graph_sets.graph_set([[(0, 1), (1, 2), (2, 3)], [(0, 1)]], [4, 2])
     batch = graphs.pad(whole, [0, 1], nodes=8, edges=10, graphs=2)
     gone = ~np.isin(np.arange(8), [1])
     live = batch.edge_mask & gone[batch.senders] & gone[batch.receivers]
     batch = batch._replace(node_mask=batch.node_mask & gone, edge_mask=live)
-    part = graph_set([[(1, 2)], [(0, 1)]], [3, 2], whole.features[[0, 2, 3, 4, 5]])
+    part = graph_sets.graph_set(
+        [[(1, 2)], [(0, 1)]], [3, 2], whole.features[[0, 2, 3, 4, 5]]
+    )
     want = graphs.pad(part, [0, 1], nodes=5, edges=4, graphs=2)
     net = NETS["wide"]
     tree = variables(net, batch)
@@ -253,8 +254,8 @@ def test_masked_nodes_and_edges_are_as_if_they_were_not_there():
 
 
 def test_dropout_zeroes_entries_by_themselves_and_scales_the_rest():
-    batch = graphs.pad(graph_set([[]] * 10, [200] * 10), range(10), nodes=2000,
-                       edges=1, graphs=10)  # fmt: skip
+    loose = graph_sets.graph_set([[]] * 10, [200] * 10)
+    batch = graphs.pad(loose, range(10), nodes=2000, edges=1, graphs=10)
     x = jnp.arange(1.0, 17.0) * jnp.ones((2000, 1))
     y = np.asarray(gcn.dropout(jax.random.key(0), x, batch, rate=0.3)) / x
     values = np.unique(np.round(y, 4))
@@ -279,7 +280,9 @@ def test_dropout_of_a_graph_is_not_changed_by_the_others():
 
 def test_each_layer_drops_and_only_training_does():
     net = gcn.GCN(width=64, dropout=0.5)
-    batch = graphs.pad(graph_set([[]], [1]), [0, -1], nodes=2, edges=1, graphs=2)
+    batch = graphs.pad(
+        graph_sets.graph_set([[]], [1]), [0, -1], nodes=2, edges=1, graphs=2
+    )
     tree = init(net, batch)
     # A single node: a zero of a readout is a dropped entry. Its statistics stay.
     tree["batch_stats"]["bn1"]["mean"] = jnp.full(64, 5.0)
@@ -322,8 +325,8 @@ def test_statistics_of_fewer_than_two_nodes_do_not_move():
 
 def test_parameters_begin_as_written():
     net = gcn.GCN()
-    batch = graphs.pad(random_set(2, np.random.default_rng(0), features=64), [0, 1],
-                       nodes=20, edges=80, graphs=2)  # fmt: skip
+    two = graph_sets.random_set(2, np.random.default_rng(0), features=64)
+    batch = graphs.pad(two, [0, 1], nodes=20, edges=80, graphs=2)
     tree = init(net, batch)
     shapes = jax.tree.map(jnp.shape, tree["params"])
     one, two = ({"kernel": (n, 32), "bias": (32,)} for n in (64, 32))

@@ -7,10 +7,10 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import online_toy as toy
 import pytest
 from scipy import optimize
 
+from helpers import online_toy as toy
 from jaxcl import nnqp
 from jaxcl.memory import buffer, coreset
 from jaxcl.methods import gcr, gcr_selection, online

@@ -6,9 +6,9 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import online_toy as toy
 import pytest
 
+from helpers import online_toy as toy
 from jaxcl import core
 from jaxcl.memory import buffer
 from jaxcl.methods import gdumb, gdumb_fit, online

@@ -9,9 +9,9 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 from scipy import optimize
 
+from helpers import toy
 from jaxcl import augment, core, optim
 from jaxcl.memory import sharded
 from jaxcl.methods import agem, er, gem, online, online_replay

@@ -7,37 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from helpers import graph_sets
 from jaxcl.data import graph_files, graphs, stream
-
-
-def graph_set(pairs, sizes, features=None, labels=None):
-    """A set of graphs given as lists of undirected pairs of their own nodes."""
-    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
-    edges, edge_ptr = [], [0]
-    for start, own in zip(starts, pairs, strict=False):
-        edges += sorted((start + a, start + b) for p in own for a, b in (p, p[::-1]))
-        edge_ptr.append(len(edges))
-    if features is None:
-        features = np.random.default_rng(len(edges)).normal(size=(starts[-1], 3))
-    label = np.arange(len(sizes)) % 2 if labels is None else labels
-    return graphs.GraphSet(
-        np.asarray(features, np.float32),
-        np.array(edges, np.int32).reshape(-1, 2).T,
-        starts.astype(np.int32),
-        np.array(edge_ptr, np.int32),
-        np.asarray(label, np.int32),
-        "made",
-        ("0", "1"),
-    )
-
-
-def random_set(count, rng, least=1, most=8, density=0.4, features=3):
-    sizes = rng.integers(least, most + 1, count)
-    pairs = [
-        [(a, b) for a in range(n) for b in range(a) if rng.random() < density]
-        for n in sizes
-    ]
-    return graph_set(pairs, sizes, rng.normal(size=(sizes.sum(), features)))
 
 
 def dense(batch, slot):
@@ -246,7 +217,7 @@ def test_tu_text_refuses_what_does_not_fit(tmp_path, files, message):
 
 def test_degree_profile_of_a_star_by_hand():
     # Node 1 has neighbours 0, 2 (which has 3 as well) and 4; node 5 none.
-    made = graph_set([[(1, 0), (1, 2), (1, 4), (2, 3)]], [6])
+    made = graph_sets.graph_set([[(1, 0), (1, 2), (1, 4), (2, 3)]], [6])
     got = graph_files.degree_profile(made.edges, 6)
     third = math.sqrt(1 / 3)
     want = [
@@ -264,7 +235,7 @@ def test_degree_profile_of_a_star_by_hand():
 
 @pytest.mark.parametrize("std", graph_files.STD)
 def test_degree_profile_equals_loops(std):
-    made = random_set(20, np.random.default_rng(0))
+    made = graph_sets.random_set(20, np.random.default_rng(0))
     got = graph_files.degree_profile(made.edges, len(made.features), std=std)
     neighbours = [made.edges[1, made.edges[0] == v] for v in range(len(got))]
     spread = statistics.pstdev if std == "population" else statistics.stdev
@@ -294,7 +265,7 @@ def test_an_epoch_holds_every_row_once_and_says_where_rows_end():
 
 
 def test_a_batch_holds_the_graphs_of_its_rows():
-    made = random_set(12, np.random.default_rng(1))
+    made = graph_sets.random_set(12, np.random.default_rng(1))
     rows = [7, 0, -1, 11, 3]
     batch = graphs.pad(made, rows, nodes=50, edges=160, graphs=7)
     assert batch.graph_mask.tolist() == [True, True, False, True, True, False, False]
@@ -313,7 +284,7 @@ def test_a_batch_holds_the_graphs_of_its_rows():
 
 
 def test_a_batch_that_is_exactly_full_and_one_without_graphs():
-    made = graph_set([[(0, 1)], [(0, 1), (1, 2)]], [2, 3])
+    made = graph_sets.graph_set([[(0, 1)], [(0, 1), (1, 2)]], [2, 3])
     full = graphs.pad(made, [1, 0], nodes=5, edges=6, graphs=2)
     assert full.node_mask.all() and full.edge_mask.all() and full.graph_mask.all()
     assert full.node_graph.tolist() == [0, 0, 0, 1, 1]
@@ -336,14 +307,14 @@ def test_a_batch_that_is_exactly_full_and_one_without_graphs():
     ],
 )
 def test_a_batch_refuses_what_does_not_fit(rows, change, message):
-    made = graph_set([[(0, 1)], [(0, 1), (1, 2)]], [2, 3])
+    made = graph_sets.graph_set([[(0, 1)], [(0, 1), (1, 2)]], [2, 3])
     with pytest.raises(ValueError, match=message):
         graphs.pad(made, rows, **({"nodes": 5, "edges": 6, "graphs": 2} | change))
 
 
 def test_every_batch_fits_a_bucket_the_largest_graphs_too():
     rng = np.random.default_rng(2)
-    made = random_set(60, rng, most=20)
+    made = graph_sets.random_set(60, rng, most=20)
     rows = np.arange(10, 60)
     budgets = graphs.buckets(made, 8, rows=rows, multiple=4)
     assert budgets == graphs.buckets(made, 8, rows=rows, multiple=4)
@@ -363,7 +334,7 @@ def test_every_batch_fits_a_bucket_the_largest_graphs_too():
 
 
 def test_graphs_of_one_size_need_one_bucket():
-    made = graph_set([[(0, 1), (1, 2)]] * 9, [3] * 9)
+    made = graph_sets.graph_set([[(0, 1), (1, 2)]] * 9, [3] * 9)
     assert graphs.buckets(made, 4) == (graphs.Budget(32, 32, 4),)
     # Half-full last batches would be a bucket of their own at a low quantile.
     assert graphs.buckets(made, 4, multiple=1) == (graphs.Budget(12, 16, 4),)
@@ -381,7 +352,7 @@ def test_graphs_of_one_size_need_one_bucket():
 
 
 def test_waste_counts_the_filling_of_each_batch():
-    made = random_set(23, np.random.default_rng(3))
+    made = graph_sets.random_set(23, np.random.default_rng(3))
     budgets = (graphs.Budget(18, 30, 5), graphs.Budget(40, 120, 5))
     order = stream.filled_order(np.random.default_rng(0), np.arange(23), 5)
     got = graphs.waste(made, order, budgets)
@@ -407,7 +378,7 @@ def test_waste_counts_the_filling_of_each_batch():
 
 
 def test_node_keys_are_those_of_slot_and_place():
-    made = random_set(6, np.random.default_rng(4))
+    made = graph_sets.random_set(6, np.random.default_rng(4))
     key = jax.random.key(3)
     for budget in (graphs.Budget(40, 120, 4), graphs.Budget(61, 99, 9)):
         batch = graphs.pad(made, [5, -1, 2, 3], **budget._asdict())

@@ -5,10 +5,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import online_toy as toy
 import pytest
 from jax import flatten_util
 
+from helpers import online_toy as toy
 from jaxcl.memory import diversity
 from jaxcl.methods import gss, online
 

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import online_toy as toy
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from helpers import online_toy as toy
 from jaxcl import core, sharding
 from jaxcl.memory import sharded
 from jaxcl.methods import icarl, online, online_means

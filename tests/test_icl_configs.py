@@ -3,10 +3,9 @@
 import json
 
 import pytest
-import test_docs
-import test_online_configs
 from absl import flags
 
+from helpers import config_files
 from jaxcl import build, outcome, sections, train
 from jaxcl.methods import icl
 
@@ -27,7 +26,6 @@ ROWS = {
 GRAPHS = ("icl_proteins", "icl_reddit")
 SMALL = ("icl_mnist2", "icl_cifar10")
 NAMES = (*GRAPHS, *SMALL, "icl_imagenet2")
-take = test_online_configs.take
 
 
 def made(config):
@@ -48,12 +46,12 @@ def test_the_rows_here_are_those_there_are():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_row_makes_a_method(name, row):
     own = "" if row == "icl" else f"_{row}"
-    small = take(name, f"{row},debug")
+    small = config_files.take(name, f"{row},debug")
     top, _ = made(small)
     assert top.name == f"{name}{own}_debug" and top.epochs == 1
     graphs = name in GRAPHS
     assert top.data["name"] == ("rings_and_trees" if graphs else "digits")
-    top, parts = made(take(name, row))
+    top, parts = made(config_files.take(name, row))
     assert top.name == name + own and top.first_tasks is None
     wide = {"output_dim": 1000} if name in ("icl_mnist2", "icl_imagenet2") else {}
     assert top.method == {"name": "icl", **ROWS[row], **wide}
@@ -77,7 +75,7 @@ def test_every_row_makes_a_method(name, row):
 @pytest.mark.parametrize("name", SMALL)
 def test_the_small_images_are_another_size_alone(name):
     for row in ROWS:
-        whole, small = (take(name, f"{row}{s}") for s in ("", ",small"))
+        whole, small = (config_files.take(name, f"{row}{s}") for s in ("", ",small"))
         top, _ = made(small)
         assert top.augment["size"] < 32 and top.scenario["per_class"] == 500
         assert top.encoder["name"] == "conv_net"
@@ -90,7 +88,7 @@ def test_the_small_images_are_another_size_alone(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_old_is_the_first_task_of_any_row(name):
-    old, whole = take(name, "old").to_dict(), take(name, "retrain").to_dict()
+    old, whole = (config_files.take(name, r).to_dict() for r in ("old", "retrain"))
     assert old.pop("name") == f"{name}_old" and old.pop("first_tasks") == 1
     assert old["method"].pop("strategy", None) is None
     # What is left is the same, so that each row can go on from it.
@@ -102,12 +100,12 @@ def test_old_is_the_first_task_of_any_row(name):
 @pytest.mark.parametrize("argument", ["icll", "icl,frozen", "old,debugg"])
 def test_refuses_rows_that_there_are_not(name, argument):
     with pytest.raises(flags.Error, match=f"'{argument}': allowed are icl, no_lrl"):
-        take(name, argument)
+        config_files.take(name, argument)
 
 
 def test_growth_and_rate_are_overridden_by_the_command_line():
-    config = test_docs.parse([
-        f"--config={test_docs.ROOT}/configs/icl_proteins.py:no_lrl",
+    config = config_files.parse([
+        f"--config={config_files.ROOT}/configs/icl_proteins.py:no_lrl",
         "--config.scenario.growth=0.3", "--config.optimizer.lr=1e-5",
     ])  # fmt: skip
     top, _ = made(config)
@@ -118,7 +116,8 @@ def test_growth_and_rate_are_overridden_by_the_command_line():
 def old(tmp_path_factory):
     """A shrunk run of the first task alone, and its results."""
     workdir = tmp_path_factory.mktemp("old")
-    found = train.run(build.build(take("icl_proteins", "old,debug"), workdir), workdir)
+    config = config_files.take("icl_proteins", "old,debug")
+    found = train.run(build.build(config, workdir), workdir)
     return workdir, found
 
 
@@ -131,7 +130,7 @@ def test_a_shrunk_old_encoder_is_trained(old):
 
 @pytest.mark.parametrize("row", ["icl", "no_meta", "frozen"])
 def test_a_shrunk_row_goes_on_from_it(row, old, tmp_path):
-    config = take("icl_proteins", f"{row},debug")
+    config = config_files.take("icl_proteins", f"{row},debug")
     config.start = str(old[0])
     found = train.run(build.build(config, tmp_path), tmp_path)
     assert outcome.finished(found) == 2

@@ -8,9 +8,8 @@ import re
 
 import numpy as np
 import pytest
-import toy
-from test_stream import dataset, examples
 
+from helpers import small_sets, toy
 from jaxcl import build, sections
 from jaxcl.data import imbalance, prefetch, scenarios, stream
 from jaxcl.methods import rehearsal
@@ -22,10 +21,10 @@ def uneven(sizes=(30, 4, 50, 16), domains=1):
     """Classes of these sizes, their rows all mixed up."""
     label = np.repeat(np.arange(len(sizes)), sizes)
     label = np.random.default_rng(3).permutation(label)
-    train = examples(label, np.arange(len(label)) % domains)
-    test = examples(np.arange(len(sizes) * domains) % len(sizes),
+    train = small_sets.examples(label, np.arange(len(label)) % domains)
+    test = small_sets.examples(np.arange(len(sizes) * domains) % len(sizes),
                     np.arange(len(sizes) * domains) // len(sizes))  # fmt: skip
-    return dataset(train, test, classes=len(sizes), domains=domains)
+    return small_sets.dataset(train, test, classes=len(sizes), domains=domains)
 
 
 def made(data, *, name="joint", **options):
@@ -168,7 +167,9 @@ def test_the_others_are_those_of_the_task():
     """Of 3 classes that a domain has, and not of the 4 that there are."""
     label = np.array([0, 1, 2] * 5 + [0, 1, 2, 3] * 5)
     domain = np.repeat([0, 1], [15, 20])
-    data = dataset(examples(label, domain), None, classes=4, domains=2)
+    data = small_sets.dataset(
+        small_sets.examples(label, domain), None, classes=4, domains=2
+    )
     options = {"evaluation": "none", "imbalance": {"rho_max": 0.4, "epoch_steps": 900}}
     first, second = made(data, name="domain", **options).tasks
     for task, want in ((first, [0.4, 0.3, 0.3]), (second, [0.4, 0.2, 0.2, 0.2])):
@@ -245,7 +246,9 @@ def test_imbalance_errors_of_tasks():
         with pytest.raises(ValueError, match=words):
             made(data, name="class", **options)
     made(uneven((9, 9, 9)), imbalance={"rho_max": 0.3333333})
-    blind = dataset(examples([0, 1, -1]), examples([0]))
+    blind = small_sets.dataset(
+        small_sets.examples([0, 1, -1]), small_sets.examples([0])
+    )
     for option in ({"imbalance": even}, {"long_tail": {"factor": 2}}):
         with pytest.raises(ValueError, match="needs labels: 1 of 3 train rows of toy"):
             made(blind, **option)

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 
+from helpers import toy
 from jaxcl import core, train
 from jaxcl import job as jobs
 from jaxcl.memory import importance

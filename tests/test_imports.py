@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 
 import pytest
 
@@ -67,6 +68,15 @@ def test_imports_go_down(path):
         return
     for other in imported(path):
         assert RANK[other] >= RANK[mine] or other in LEAVES, f"{mine} imports {other}"
+
+
+def test_the_page_of_the_design_names_these_layers():
+    page = (ROOT / "docs" / "design.md").read_text()
+    text = " ".join(re.search(r"Imports go down only:.*?\n\n", page, re.S)[0].split())
+    named = [set(re.findall(r"`(\w+)`", part)) for part in text.split(" then ")]
+    assert named[0] == set().union(*LAYERS[:6])
+    assert [part for part in named[1:4]] == LAYERS[6:9]
+    assert named[4] - {"plots", "metrics"} == LAYERS[9]
 
 
 def test_devices_appear_in_one_file():

@@ -1,6 +1,5 @@
 """launch/: shell style, SLURM and Kubernetes, whose commands are fakes with a log."""
 
-import importlib.util
 import os
 import pathlib
 import shlex
@@ -13,22 +12,14 @@ import time
 import pytest
 import yaml
 
+from helpers import config_files
+
 ROOT = pathlib.Path(__file__).parents[1]
 LAUNCH = ROOT / "launch"
 SHELL = sorted(LAUNCH.glob("*.sh"))
 COMMANDS = [p for p in sorted(LAUNCH.iterdir()) if p.suffix in (".sh", ".py")]
 COMMANDS = [p for p in COMMANDS if p.name not in ("common.sh", "slurm_job.sh")]
 RUN = ["--config=a b.py", "--workdir=runs/x y", "--config.x=it's (1,$2)"]
-
-
-def load(name):
-    """A script of launch/ as a module."""
-    spec = importlib.util.spec_from_file_location(
-        f"launch_{name}", LAUNCH / f"{name}.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def started(script):
@@ -381,7 +372,9 @@ def test_logs_and_delete(fake):
     ],
 )
 def test_yaml_reads_back(value):
-    assert yaml.safe_load(load("kubernetes").yaml(value)) == value
+    assert (
+        yaml.safe_load(config_files.load(LAUNCH / "kubernetes.py").yaml(value)) == value
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import time
 
 import psutil
 import pytest
-import test_main
+
+from helpers import processes
 
 pytestmark = pytest.mark.xdist_group("main")  # beside them there are cores for no more
 SCRIPT = pathlib.Path(__file__).parents[1] / "launch" / "local.sh"
@@ -88,7 +89,7 @@ RUN = ["--config=a b.py", "--config.x=it's (1,2)"]
 def test_dry_run_prints_what_is_run(fake):
     home = fake(["0"], ["0"])
     done = start("--dry-run", "--port=99", "--gpus=2", "--", *RUN)
-    out, _ = test_main.finish(done)
+    out, _ = processes.finish(done)
     words = [shlex.split(line) for line in out.splitlines()]
     for i, gpus in enumerate(("0,1", "2,3")):
         assert words[i] == [
@@ -97,7 +98,7 @@ def test_dry_run_prints_what_is_run(fake):
             *RUN, "--coordinator=127.0.0.1:99", "--processes=2", f"--process={i}", "&",
         ]  # fmt: skip
     assert len(words) == 2 and not starts(home, 0)
-    test_main.finish(start("--port=99", "--gpus=2", "--", *RUN))
+    processes.finish(start("--port=99", "--gpus=2", "--", *RUN))
     for i, (_, gpus, address) in enumerate(up(home)):
         assert starts(home, i) == [" ".join(words[i][5:-1])]
         assert [gpus, address] == [("0,1", "2,3")[i], "127.0.0.1:99\n"]
@@ -108,12 +109,12 @@ def test_dry_run_prints_what_is_run(fake):
 )
 def test_the_code_is_that_of_all(fake, codes, want):
     fake(*([code] for code in codes))
-    test_main.finish(start("--", *RUN), code=want)
+    processes.finish(start("--", *RUN), code=want)
 
 
 def test_all_have_one_free_port_and_another_one_next_time(fake):
     home = fake(["9", "0"], ["9", "0"], ["9", "0"])
-    test_main.finish(start("--processes=3", "--retries=1", "--", *RUN))
+    processes.finish(start("--processes=3", "--retries=1", "--", *RUN))
     ports = [[line.split("--coordinator=")[1].split()[0] for line in starts(home, i)]
              for i in range(3)]  # fmt: skip
     assert ports[0] == ports[1] == ports[2] and len(set(ports[0])) == 2
@@ -130,7 +131,7 @@ def test_if_one_dies_the_others_are_killed_with_their_own(fake, what):
     family += family[0].children(recursive=True)
     assert len(family) == 2
     os.kill(int(second), signal.SIGKILL)
-    _, err = test_main.finish(process, code=137, timeout=30)
+    _, err = processes.finish(process, code=137, timeout=30)
     assert "jaxcl: process 1 ended with 137" in err
     assert not psutil.wait_procs(family, timeout=10)[1]
 
@@ -141,7 +142,7 @@ def test_a_signal_stops_and_saves(fake, number):
     process = start("--retries=3", "--", *RUN)
     up(home)
     process.send_signal(number)
-    test_main.finish(process, code=75, timeout=30)
+    processes.finish(process, code=75, timeout=30)
     assert len(starts(home, 0)) == 1
 
 
@@ -153,16 +154,16 @@ def test_a_second_signal_kills(fake):
     time.sleep(0.7)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    test_main.finish(process, code=137, timeout=30)
+    processes.finish(process, code=137, timeout=30)
     assert len(starts(home, 1)) == 1
 
 
 def test_it_starts_again_so_many_times(fake):
     home = fake(["9"] * 5, ["wait"] * 5)
-    _, err = test_main.finish(start("--retries=2", "--", *RUN), code=9)
+    _, err = processes.finish(start("--retries=2", "--", *RUN), code=9)
     assert len(starts(home, 0)) == 3 and "starting again; 0 more times" in err
     home = fake(["2"] * 9, ["wait"] * 9)  # a wrong command stays wrong
-    test_main.finish(start("--retries=2", "--", *RUN), code=2)
+    processes.finish(start("--retries=2", "--", *RUN), code=2)
     assert len(starts(home, 0)) == 4
 
 
@@ -177,7 +178,7 @@ def test_it_starts_again_so_many_times(fake):
 )
 def test_a_wrong_command_is_one_line(fake, arguments, words):
     home = fake(["0"], ["0"])
-    _, err = test_main.finish(start(*arguments), code=2)
+    _, err = processes.finish(start(*arguments), code=2)
     assert err.startswith("jaxcl: ") and err.count("\n") == 1 and not starts(home, 0)
     assert all(word in err for word in words), err
 
@@ -186,9 +187,9 @@ def test_a_wrong_command_is_one_line(fake, arguments, words):
 
 
 def real(workdir, *arguments):
-    paths = os.pathsep.join([str(test_main.TESTS.parent), str(test_main.TESTS)])
+    paths = os.pathsep.join([str(processes.TESTS.parent), str(processes.TESTS)])
     env = {"PYTHON": sys.executable, "PYTHONPATH": paths, "JAX_NUM_CPU_DEVICES": "1"}
-    options = [f"--config={test_main.CONFIG}", f"--workdir={workdir}", *arguments]
+    options = [f"--config={processes.CONFIG}", f"--workdir={workdir}", *arguments]
     return start("--", *options, env=os.environ | env)
 
 
@@ -205,9 +206,9 @@ def kill_one(process, number):
 def test_a_lost_process_ends_a_real_run(tmp_path):
     work = tmp_path / "my run"
     process = real(work, "--config.method.strategy=finetune")  # quickly compiled
-    test_main.until(process, lambda: test_main.lines(work) > 2)
+    processes.until(process, lambda: processes.lines(work) > 2)
     family = kill_one(process, 0)  # the coordinator
-    _, err = test_main.finish(process, code=137)
+    _, err = processes.finish(process, code=137)
     assert "jaxcl: process 0 ended with 137" in err
     assert not psutil.wait_procs(family, timeout=10)[1]
 
@@ -215,17 +216,17 @@ def test_a_lost_process_ends_a_real_run(tmp_path):
 @pytest.mark.slow
 def test_stopped_lost_and_continued_is_the_same(tmp_path):
     whole, work = tmp_path / "whole", tmp_path / "my run"
-    test_main.finish(real(whole))
+    processes.finish(real(whole))
     process = real(work)
-    test_main.until(process, lambda: test_main.lines(work) > 12)
+    processes.until(process, lambda: processes.lines(work) > 12)
     process.terminate()
-    _, err = test_main.finish(process, code=75)
+    _, err = processes.finish(process, code=75)
     assert err.count("the same command continues") == 2  # one of each process
     process = real(work)
-    before = test_main.lines(work)
-    test_main.until(process, lambda: test_main.lines(work) > before + 12)
+    before = processes.lines(work)
+    processes.until(process, lambda: processes.lines(work) > before + 12)
     kill_one(process, 1)
-    test_main.finish(process, code=137)
-    out, _ = test_main.finish(real(work))
+    processes.finish(process, code=137)
+    out, _ = processes.finish(real(work))
     assert "resumed at step" in out
-    test_main.check_same(work, whole)
+    processes.check_same(work, whole)

@@ -11,15 +11,14 @@ import sys
 import time
 
 import pytest
-import test_compare
-import test_launch
 
+from helpers import config_files, run_directories
 from jaxcl import compare, outcome
 
-NAME = test_compare.NAME
+NAME = run_directories.NAME
 KNN = "knn/class_incremental"
-sweep, table = (test_launch.load(name) for name in ("sweep", "table"))
-LAUNCH = test_launch.LAUNCH
+LAUNCH = config_files.ROOT / "launch"
+sweep, table = (config_files.load(LAUNCH / f"{name}.py") for name in ("sweep", "table"))
 
 
 # Sweep
@@ -229,7 +228,7 @@ def test_the_lines_are_for_xargs_as_documented(fake, tmp_path):
 @pytest.fixture
 def three(tmp_path):
     """er of three seeds, ace of one that has another evaluator too, b,x=1 of knn."""
-    put = test_compare.leave
+    put = run_directories.leave
     put(tmp_path / "er" / "seed_0", [[0.8, None], [0.4, 0.6]], seed=0)
     put(tmp_path / "er" / "seed_1", [[0.9, None], [0.2, 0.6]], seed=1)
     put(tmp_path / "er" / "seed_2", [[0.9, None], [0.9, 0.9]], seed=2)
@@ -353,7 +352,7 @@ def test_a_sweep_is_read_as_one_directory(capsys, tmp_path):
     arguments = ["--config", "b.py", "--seeds", "0", "1", f"--root={tmp_path}"]
     places = runs(*arguments, "--vary", "config.a", "2")
     for seed, one in enumerate(places):
-        test_compare.leave(
+        run_directories.leave(
             pathlib.Path(one.folder), [[0.8, None], [0.4, 0.6 + seed / 10]], seed=seed
         )
     lines = shown(

@@ -26,7 +26,7 @@ def fake(tmp_path, monkeypatch):
     home = tmp_path / "fake home"
     home.mkdir()
     for name, text in {
-        "gcloud": f'exec {sys.executable} -ES {ROOT}/tests/fake_gcloud.py "$@"',
+        "gcloud": f'exec {sys.executable} -ES {ROOT}/tests/helpers/fake_gcloud.py "$@"',
         "python3": 'echo "$@" >>"$HOME/python3"',  # of the workers
         "tail": f'exec {shutil.which("tail")} -s 0.05 "$@"',  # looks more often
     }.items():

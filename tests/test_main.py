@@ -1,73 +1,19 @@
 """The command itself: overrides, kills, signals, several processes."""
 
 import json
-import os
 import pathlib
 import signal
 import socket
 import subprocess
-import sys
-import time
 
 import jax
 import numpy as np
 import pytest
-import toy
 
-from jaxcl import checkpoint, outcome, record
+from helpers import processes
+from jaxcl import outcome
 
 pytestmark = pytest.mark.xdist_group("main")  # one undisturbed run serves them all
-TESTS = pathlib.Path(__file__).parent
-CONFIG = TESTS / "toy_config.py"
-STEPS = 58  # of five tasks, two epochs each
-
-
-def start(workdir, *arguments, devices=1, config=CONFIG):
-    command = [sys.executable, "-m", "jaxcl.main", f"--config={config}"]
-    command += [f"--workdir={workdir}", *arguments]
-    paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-    return subprocess.Popen(
-        command,
-        env={**os.environ, "PYTHONPATH": paths, "JAX_NUM_CPU_DEVICES": str(devices)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=TESTS.parent,
-    )
-
-
-def finish(process, code=0, timeout=300):
-    out, err = process.communicate(timeout=timeout)
-    assert process.returncode == code, f"{process.returncode}\n{out}\n{err[-4000:]}"
-    return out, err
-
-
-def ended(workdir):
-    """Checksum of the final state, and all rows without the clock."""
-    config = toy.config(**{"scenario.num_tasks": 5, "method.strategy": "pnr"})
-    work = toy.build.build(config, workdir / "like")
-    state = toy.saved(work, workdir).state
-    rows = [{k: v for k, v in r.items() if k != "time"} for r in rows_of(workdir)]
-    return np.asarray(checkpoint.checksum(state)), rows, state
-
-
-def rows_of(workdir):
-    path = pathlib.Path(workdir) / "metrics.jsonl"
-    return record.read_rows(workdir) if path.exists() else []
-
-
-def until(process, ready, seconds=120):
-    """Wait for `ready()` while the process lives."""
-    give_up = time.monotonic() + seconds
-    while not ready():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < give_up
-        time.sleep(0.0005)
-
-
-def lines(workdir):
-    path = pathlib.Path(workdir) / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def saving(workdir):
@@ -79,18 +25,8 @@ def saving(workdir):
 def whole(tmp_path_factory):
     """A run that nobody disturbed."""
     workdir = tmp_path_factory.mktemp("whole")
-    out, _ = finish(start(workdir))
+    out, _ = processes.finish(processes.start(workdir))
     return workdir, out
-
-
-def check_same(workdir, whole):
-    (sums, rows, _), (want_sums, want_rows, _) = ended(workdir), ended(whole)
-    np.testing.assert_array_equal(sums, want_sums)
-    assert rows == want_rows
-    assert sorted(r["step"] for r in rows if "loss" in r) == list(range(1, STEPS + 1))
-    ours, theirs = (outcome.read_results(w) for w in (workdir, whole))
-    assert ours["matrices"] == theirs["matrices"]
-    assert ours["scalars"] == theirs["scalars"]
 
 
 def test_leaves_a_run_directory_and_ends_again_at_once(whole):
@@ -98,23 +34,25 @@ def test_leaves_a_run_directory_and_ends_again_at_once(whole):
     assert out.count("after task") == 1 + 2 + 3 + 4 + 5
     results = json.loads((workdir / "results.json").read_text())
     assert set(results["summary"]) == set(results["matrices"])
-    again, _ = finish(start(workdir))
-    assert f"resumed at step {STEPS}" in again
+    again, _ = processes.finish(processes.start(workdir))
+    assert f"resumed at step {processes.STEPS}" in again
 
 
-TRANSFER = TESTS.parent / "configs" / "transfer.py"
+TRANSFER = processes.TESTS.parent / "configs" / "transfer.py"
 
 
 def test_its_encoder_is_judged_on_other_images(whole, tmp_path):
     arguments = [f"--config.checkpoint={whole[0]}", "--config.data.channels=1"]
     arguments += ["--config.augment.size=8", "--config.augment.resize=8"]
-    told, _ = finish(start(tmp_path, *arguments, config=f"{TRANSFER}:stl10,debug"))
+    told, _ = processes.finish(
+        processes.start(tmp_path, *arguments, config=f"{TRANSFER}:stl10,debug")
+    )
     assert "linear/class_incremental" in told and "after the last task" in told
     results = outcome.read_results(tmp_path)
     assert results["task_names"] == ["joint"]
-    assert results["checkpoint"]["step"] == STEPS
+    assert results["checkpoint"]["step"] == processes.STEPS
     assert results["checkpoint"]["path"] == str(whole[0])
-    assert len(rows_of(tmp_path)) == 1
+    assert len(processes.rows_of(tmp_path)) == 1
 
 
 def test_a_wrong_transfer_command_is_one_line(whole, tmp_path):
@@ -123,25 +61,29 @@ def test_a_wrong_transfer_command_is_one_line(whole, tmp_path):
         f"{TRANSFER}:mnist": ["'mnist'", "cifar10, cifar100, stl10, clipart"],
     }
     for config, words in wrong.items():
-        out, err = finish(start(tmp_path / "run", config=config), code=2)
+        out, err = processes.finish(
+            processes.start(tmp_path / "run", config=config), code=2
+        )
         assert all(word in err for word in words), err
         assert "Traceback" not in err and not (tmp_path / "run").exists()
 
 
 def test_killed_and_continued_is_the_same_bit_for_bit(whole, tmp_path):
     """SIGKILL in the midst of training, then in the midst of a save."""
-    killed = start(tmp_path)
-    until(killed, lambda: lines(tmp_path) > 10)
+    killed = processes.start(tmp_path)
+    processes.until(killed, lambda: processes.lines(tmp_path) > 10)
     killed.kill()
     killed.communicate()
-    killed = start(tmp_path)
-    before = lines(tmp_path)
-    until(killed, lambda: lines(tmp_path) > before + 3 and saving(tmp_path))
+    killed = processes.start(tmp_path)
+    before = processes.lines(tmp_path)
+    processes.until(
+        killed, lambda: processes.lines(tmp_path) > before + 3 and saving(tmp_path)
+    )
     killed.kill()
     killed.communicate()
-    out, _ = finish(start(tmp_path))
+    out, _ = processes.finish(processes.start(tmp_path))
     assert "resumed at step" in out
-    check_same(tmp_path, whole[0])
+    processes.check_same(tmp_path, whole[0])
 
 
 @pytest.mark.slow
@@ -149,7 +91,7 @@ def test_killed_many_times_anywhere(whole, tmp_path):
     rng = np.random.default_rng(0)
     kills = 0
     while True:
-        process = start(tmp_path)
+        process = processes.start(tmp_path)
         try:
             process.communicate(timeout=rng.uniform(2.0, 12.0))
             break
@@ -157,21 +99,21 @@ def test_killed_many_times_anywhere(whole, tmp_path):
             process.kill()
             process.communicate()
             kills += 1
-    finish(start(tmp_path))
+    processes.finish(processes.start(tmp_path))
     assert kills > 0
-    check_same(tmp_path, whole[0])
+    processes.check_same(tmp_path, whole[0])
 
 
 def test_sigterm_saves_and_exits_with_75(whole, tmp_path):
-    process = start(tmp_path)
-    until(process, lambda: lines(tmp_path) > 10)
+    process = processes.start(tmp_path)
+    processes.until(process, lambda: processes.lines(tmp_path) > 10)
     process.send_signal(signal.SIGTERM)
-    _, err = finish(process, code=75)
+    _, err = processes.finish(process, code=75)
     assert "the same command continues" in err
-    stopped = max(r["step"] for r in rows_of(tmp_path))
-    out, _ = finish(start(tmp_path))
+    stopped = max(r["step"] for r in processes.rows_of(tmp_path))
+    out, _ = processes.finish(processes.start(tmp_path))
     assert f"resumed at step {stopped}" in out
-    check_same(tmp_path, whole[0])
+    processes.check_same(tmp_path, whole[0])
 
 
 def free_port():
@@ -184,7 +126,7 @@ def two(workdir, devices=2):
     """Two processes on this machine over loopback, of `devices` devices each."""
     port = free_port()
     return [
-        start(
+        processes.start(
             workdir,
             f"--coordinator=127.0.0.1:{port}",
             "--processes=2",
@@ -198,20 +140,23 @@ def two(workdir, devices=2):
 def test_two_processes_train_save_resume_and_one_goes_on(whole, tmp_path):
     """4 devices in 2 processes, killed, resumed, and finished on 2 devices in one."""
     pair = two(tmp_path)
-    until(pair[0], lambda: lines(tmp_path) > 12)
+    processes.until(pair[0], lambda: processes.lines(tmp_path) > 12)
     for process in pair:
         process.kill()
     for process in pair:
         process.communicate()
     pair = two(tmp_path)
-    until(pair[0], lambda: lines(tmp_path) > 26)
+    processes.until(pair[0], lambda: processes.lines(tmp_path) > 26)
     for process in pair:
         process.send_signal(signal.SIGTERM)
     for process in pair:
-        finish(process, code=75)
-    out, _ = finish(start(tmp_path, devices=2))
+        processes.finish(process, code=75)
+    out, _ = processes.finish(processes.start(tmp_path, devices=2))
     assert "resumed at step" in out
-    (_, rows, state), (_, want, one) = ended(tmp_path), ended(whole[0])
+    (_, rows, state), (_, want, one) = (
+        processes.ended(tmp_path),
+        processes.ended(whole[0]),
+    )
     assert [r["step"] for r in rows] == [r["step"] for r in want]
     for ours, theirs in zip(
         *map(jax.tree.leaves, (state.params, one.params)), strict=True
@@ -237,17 +182,17 @@ def test_two_processes_train_save_resume_and_one_goes_on(whole, tmp_path):
     ],
 )
 def test_a_wrong_command_is_one_line_and_code_2(tmp_path, arguments, words):
-    out, err = finish(start(tmp_path / "run", *arguments), code=2)
+    out, err = processes.finish(processes.start(tmp_path / "run", *arguments), code=2)
     assert all(word in err for word in words), err
     assert "Traceback" not in err
     assert not (tmp_path / "run").exists()
 
 
 def test_an_override_reaches_the_run(tmp_path):
-    other = start(
+    other = processes.start(
         tmp_path, "--config.scenario.num_tasks=9", "--config.method.temperature=0.1"
     )
-    finish(other, code=0)
+    processes.finish(other, code=0)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["method"]["temperature"] == 0.1
     assert len(outcome.read_results(tmp_path)["task_names"]) == 9

@@ -10,17 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_evals
-import test_visible
-import toy
-from PIL import Image
 
+from helpers import eval_toy, memory_toy, pictures, toy
 from jaxcl import job, metrics, outcome, plots, record, sharding, train
 from jaxcl.data import stream
 from jaxcl.evals import memory, spread, tsne
 from jaxcl.memory import buffer
 
-CLASSES, DIM = test_evals.CLASSES, test_evals.DIM
+CLASSES, DIM = eval_toy.CLASSES, eval_toy.DIM
 # Of ten slots two are empty; of the eight rows two have no label that counts.
 LABEL = np.array([2, 0, 0, -1, 5, 2, 0, 7, 0, 1], np.int32)
 FILLED = np.array([1, 1, 1, 1, 1, 1, 0, 1, 1, 0], bool)
@@ -44,20 +41,15 @@ def state_of(label=LABEL, filled=FILLED):
 
 def parts_of(scenario="joint", data=None, **more):
     more = {"memory": lambda state: state.memory} | more
-    return test_evals.parts_of(scenario, data, **more)
-
-
-def entropy(counts):
-    shares = [n / sum(counts) for n in counts if n]
-    return -sum(p * math.log(p) for p in shares)
+    return eval_toy.parts_of(scenario, data, **more)
 
 
 def of_stream(parts, task, order=stream.epoch_order):
     """Entropy of a task's first epoch in batches of 16, as a run of seed 3 draws it."""
     rows = parts.stream.tasks[task].train.rows
     drawn = order(np.random.default_rng([3, task, 0]), rows, 16)
-    label = test_evals.dataset().train.label[drawn.reshape(-1)]
-    return entropy(np.bincount(label, minlength=CLASSES))
+    label = eval_toy.dataset().train.label[drawn.reshape(-1)]
+    return eval_toy.entropy(np.bincount(label, minlength=CLASSES))
 
 
 # The memory
@@ -71,7 +63,7 @@ def test_shares_and_entropy_of_a_memory(devices):
     scalars = dict(found.scalars)
     assert found.rows == {} and scalars.pop("seconds") > 0
     counts = [3, 0, 2, 0, 0, 1]
-    want = {"rows": 8, "unlabelled": 2, "entropy": entropy(counts)}
+    want = {"rows": 8, "unlabelled": 2, "entropy": eval_toy.entropy(counts)}
     want |= {f"class_{c}": n / 6 for c, n in enumerate(counts)}
     want["stream_entropy"] = of_stream(parts, 0)
     assert scalars == {name: pytest.approx(x, rel=1e-5) for name, x in want.items()}
@@ -90,7 +82,7 @@ def test_a_memory_without_labelled_rows_has_no_shares(label, filled):
 
 def dominated(rng, rows, batch_size):
     """Seven rows of ten are of class 3, as an endless stream may draw them."""
-    label = test_evals.dataset().train.label
+    label = eval_toy.dataset().train.label
     mine, others = rows[label[rows] == 3], rows[label[rows] != 3]
     steps = 40
     where = rng.random((steps, batch_size)) < 0.7
@@ -110,7 +102,7 @@ def test_the_stream_is_what_its_order_draws():
     found = memory.make(parts)(state_of(), 0).scalars["stream_entropy"]
     assert found == pytest.approx(of_stream(parts, 0, dominated), rel=1e-5)
     # Close to what 0.7 in one class has.
-    assert found == pytest.approx(entropy([14] + 5 * [1.2]), abs=0.15)
+    assert found == pytest.approx(eval_toy.entropy([14] + 5 * [1.2]), abs=0.15)
     # Each task has its own, which is drawn once.
     parts, asked = parts_of("class"), []
 
@@ -143,37 +135,25 @@ def test_a_memory_is_needed():
 # The spread
 
 
-def spread_twins(x, label):
-    """Eqs. 8 and 9 of each class, in float64: {c: (variance, similarity)}."""
-    x = x / np.linalg.norm(x, axis=1, keepdims=True)
-    classes = [c for c in range(CLASSES) if (label == c).any()]
-    means = {c: x[label == c].mean(axis=0) for c in classes}
-    means = {c: m / np.linalg.norm(m) for c, m in means.items()}
-    found = {}
-    for c in classes:
-        variance = np.mean([(means[c] @ row - 1) ** 2 for row in x[label == c]])
-        others = [means[c] @ means[d] for d in classes if d != c]
-        found[c] = variance, np.mean(others)
-    return found
-
-
 @pytest.mark.parametrize("split, devices", [("evaluation", 2), ("train", 1)])
 def test_spread_is_the_equations(split, devices):
-    data = test_evals.dataset()
+    data = eval_toy.dataset()
     train, test = (
         s._replace(label=np.where(s.label == 4, 3, s.label).astype(np.int32))
         for s in (data.train, data.test)
     )  # no row of class 4
-    parts = test_evals.parts_of(
+    parts = eval_toy.parts_of(
         "joint", data._replace(train=train, test=test), devices=devices
     )
     examples = {"train": train, "evaluation": test}[split]
     if split == "train":
         parts = parts._replace(stream=parts.stream._replace(evaluation=None))
-    state = test_evals.state_of(0)
+    state = eval_toy.state_of(0)
     evaluate = spread.make(parts, split=split)
     found = evaluate(sharding.replicate(state, parts.mesh), 0)
-    twins = spread_twins(test_evals.embedded(state, examples.images), examples.label)
+    twins = eval_toy.spread_twins(
+        eval_toy.embedded(state, examples.images), examples.label
+    )
     assert set(twins) == {0, 1, 2, 3, 5}
     want = {}
     for c, (variance, similarity) in twins.items():
@@ -200,8 +180,8 @@ def test_measures_by_class_at_their_limits():
 
 def test_spread_refuses_what_cannot_be():
     with pytest.raises(ValueError, match=r"spread\.split='test': allowed are evalu"):
-        spread.make(test_evals.parts_of(), split="test")
-    parts = test_evals.parts_of()
+        spread.make(eval_toy.parts_of(), split="test")
+    parts = eval_toy.parts_of()
     parts = parts._replace(stream=parts.stream._replace(evaluation=None))
     with pytest.raises(ValueError, match=r"evaluators\.spread: needs evaluation rows"):
         spread.make(parts)
@@ -210,41 +190,17 @@ def test_spread_refuses_what_cannot_be():
 # Pictures
 
 
-@pytest.fixture
-def figures(monkeypatch):
-    """Every figure that is saved; nothing of it may be cut off."""
-    found, save = [], plots._save
-
-    def keep(figure, path):
-        save(figure, path)
-        ink = np.asarray(Image.open(path).convert("L")) < 250
-        assert ink.any()
-        assert not any((ink[0].any(), ink[-1].any(), ink[:, 0].any(), ink[:, -1].any()))
-        found.append(figure)
-
-    monkeypatch.setattr(plots, "_save", keep)
-    return found
-
-
-def legend(axes):
-    return [text.get_text() for text in axes.get_legend().get_texts()]
-
-
-def ticks(axes):
-    return [text.get_text() for text in axes.get_xticklabels()]
-
-
 def test_shares_are_drawn_in_the_order_of_the_first(figures, tmp_path):
     shares = np.array([[0.1, 0.6, 0.3], [0.2, 0.5, 0.3], [0.3, 0.3, 0.4]])
     plots.class_shares([8, 16, 40], shares, tmp_path / "x.png", title="t")
     (axes,) = figures[0].axes
     balanced, *lines = axes.lines
     np.testing.assert_allclose(balanced.get_ydata(), 100 / 3)
-    assert ticks(axes) == ["1", "2", "0"] and axes.get_title() == "t"
+    assert pictures.ticks(axes) == ["1", "2", "0"] and axes.get_title() == "t"
     for line, row in zip(lines, shares, strict=True):
         assert line.get_xdata().tolist() == [0, 1, 2]
         np.testing.assert_allclose(line.get_ydata(), 100 * row[[1, 2, 0]])
-    assert legend(axes) == ["step 8", "step 16", "step 40"]
+    assert pictures.legend(axes) == ["step 8", "step 16", "step 40"]
     assert "step 8" in axes.get_xlabel() and axes.get_ylim()[0] == 0
     assert len({line.get_color().tobytes() for line in lines}) == 3
 
@@ -254,14 +210,14 @@ def test_of_many_times_and_classes_few_are_written(figures, tmp_path):
     plots.class_shares(np.arange(101) * 8, shares, tmp_path / "x.png")
     (axes,) = figures[0].axes
     steps = [0, 160, 320, 480, 640, 800]
-    assert legend(axes) == [f"step {s}" for s in steps]
+    assert pictures.legend(axes) == [f"step {s}" for s in steps]
     # 50 classes in 20 places: three in each of the first ten, then two.
     order, ends = np.argsort(-shares[0]), [*range(0, 30, 3), *range(30, 51, 2)]
     for line, step in zip(axes.lines[1:], steps, strict=True):
         row = 100 * shares[step // 8][order]
         places = [row[i:j].mean() for i, j in itertools.pairwise(ends)]
         np.testing.assert_allclose(line.get_ydata(), places)
-    assert ticks(axes) == [str(1 + i) for i in ends[:-1]]
+    assert pictures.ticks(axes) == [str(1 + i) for i in ends[:-1]]
     assert "mean of 2 or more at a time" in axes.get_xlabel()
 
 
@@ -270,7 +226,7 @@ def test_spreads_of_several_runs_share_their_classes(figures, tmp_path):
     peer = np.array([0.3, 0.3, 0.5]), np.array([0.1, 0.2, 0.3])
     plots.class_spread({"ours": ours, "peer": peer}, tmp_path / "x.png", title="t")
     (axes,) = figures[0].axes
-    assert ticks(axes) == ["2", "0", "1"]  # a class without rows comes last
+    assert pictures.ticks(axes) == ["2", "0", "1"]  # a class without rows comes last
     drawn = {line.get_label(): line for line in axes.lines}
     assert list(drawn) == ["ours: intra", "ours: inter", "peer: intra", "peer: inter"]
     for name, values in (("ours", ours), ("peer", peer)):
@@ -347,10 +303,12 @@ def test_a_run_has_its_pictures(figures, tmp_path):
     held, whole = entropies.lines
     assert held.get_xydata().tolist() == [[4, 0], [12, 0.5]]
     np.testing.assert_array_equal(whole.get_ydata(), [np.nan, 0.7])
-    assert legend(entropies) == ["memory", "stream"]
-    assert legend(figures[3].axes[0]) == ["memory"]  # nothing known of the stream
+    assert pictures.legend(entropies) == ["memory", "stream"]
+    assert pictures.legend(figures[3].axes[0]) == [
+        "memory"
+    ]  # nothing known of the stream
     assert entropies.get_xlim() == (0, 12) and "nats" in entropies.get_ylabel()
-    assert legend(figures[4].axes[0]) == ["spread: intra", "spread: inter"]
+    assert pictures.legend(figures[4].axes[0]) == ["spread: intra", "spread: inter"]
 
 
 PICTURES = ("classes", "entropy")
@@ -388,8 +346,8 @@ def test_rows_are_balanced_over_classes():
 )
 def test_picture_of_the_filter(streams, judged, by_row, tmp_path, drawn, figures):
     calls, features = drawn
-    data, state = test_evals.dataset(), test_visible.remembering(by_row=by_row)
-    parts = test_visible.remembered(test_evals.dataset(streams=streams))
+    data, state = eval_toy.dataset(), memory_toy.remembering(by_row=by_row)
+    parts = memory_toy.remembered(eval_toy.dataset(streams=streams))
     parts = imbalanced(parts)
     if not judged:
         parts = parts._replace(stream=parts.stream._replace(evaluation=None))
@@ -425,13 +383,10 @@ def test_picture_of_the_filter(streams, judged, by_row, tmp_path, drawn, figures
     images = [split.images[shown], data.train.images[rows], images[kept.filled]]
     np.testing.assert_allclose(
         features[0],
-        test_evals.embedded(state, np.concatenate(images)),
+        eval_toy.embedded(state, np.concatenate(images)),
         rtol=1e-4,
         atol=1e-5,
     )
-
-
-drawn = test_visible.drawn
 
 
 def all_rows(parts, tasks):
@@ -441,12 +396,12 @@ def all_rows(parts, tasks):
 
 
 def test_a_small_task_or_empty_memory_is_no_trouble(tmp_path, drawn):
-    parts = test_visible.remembered()
+    parts = memory_toy.remembered()
     make = functools.partial(tsne.make, parts, directory=tmp_path, show="filter")
     draw = make(max_points=12)
-    draw(test_visible.remembering(filled=-2), 0)
+    draw(memory_toy.remembering(filled=-2), 0)
     assert not drawn[0] and not list(tmp_path.iterdir())
-    draw(test_visible.remembering(), 0)
+    draw(memory_toy.remembering(), 0)
     (_, labels, *_), _ = drawn[0][0]
     assert len(labels) == 12 + len(parts.stream.tasks[0].train.rows) + 6
     with pytest.raises(ValueError, match=r"tsne\.batch_size=0: must be a whole number"):
@@ -484,7 +439,7 @@ def test_a_killed_run_loses_no_point(tmp_path, figures):
     held = jax.device_get(toy.saved(work, parts).state.extra.memory)
     counts = np.bincount(held.items["label"][held.filled], minlength=10)
     np.testing.assert_allclose(one.shares[-1], counts / counts.sum())
-    assert one.entropy[-1] == pytest.approx(entropy(counts), rel=1e-5)
+    assert one.entropy[-1] == pytest.approx(eval_toy.entropy(counts), rel=1e-5)
     np.testing.assert_allclose(one.shares.sum(axis=1), 1)
     for task, scalars in enumerate(results["scalars"][:2]):
         assert scalars["memory/entropy"] == one.entropy[one.steps == ends[task]]

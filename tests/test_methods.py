@@ -15,8 +15,8 @@ import chex
 import jax
 import numpy as np
 import pytest
-import toy
 
+from helpers import toy
 from jaxcl import checkpoint, core, job, record, train
 from jaxcl.methods import ssl_bases, ssl_strategies
 

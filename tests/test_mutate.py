@@ -2,9 +2,10 @@
 
 import subprocess
 
+import pytest
+
 import faults
 import mutate
-import pytest
 
 CODE = """def double(x):
     return 2 * x

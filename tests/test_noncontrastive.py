@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import twins
 
+from helpers import twins
 from jaxcl.losses import distill, noncontrastive
 
 

@@ -14,10 +14,10 @@ import nbclient
 import nbformat
 import numpy as np
 import pytest
-import test_docs
 from absl import flags
 from IPython.core import inputtransformer2
 
+from helpers import config_files, pages
 from jaxcl import compare, export, update
 from jaxcl.data import sources
 
@@ -74,7 +74,7 @@ def commands(module):
     return [
         pytest.param(arguments, id=f"{path.stem}-{i}")
         for path in BOOKS
-        for i, arguments in enumerate(test_docs.commands(shell(path), module))
+        for i, arguments in enumerate(pages.commands(shell(path), module))
     ]
 
 
@@ -133,7 +133,7 @@ def test_what_the_text_names_is_there(path):
 @pytest.mark.parametrize("arguments", commands("jaxcl.main"))
 def test_runs_have_the_options_there_are(arguments, monkeypatch):
     monkeypatch.chdir(ROOT)
-    test_docs.check_options(test_docs.parse(arguments))
+    config_files.check_options(config_files.parse(arguments))
 
 
 @pytest.mark.parametrize("arguments", commands("jaxcl.update"))
@@ -160,7 +160,7 @@ def test_no_command_is_left_unchecked():
     known |= {"jaxcl.data.convert"}  # run by the test of the archive
     source = "\n".join(shell(path) for path in BOOKS)
     assert set(re.findall(r"^ *python -m ([\w.]+)", source, re.M)) == known
-    (arguments,) = test_docs.commands(source, "jaxcl.data.convert")
+    (arguments,) = pages.commands(source, "jaxcl.data.convert")
     assert arguments == ["cifar10.npz", "data/cifar10"]
 
 

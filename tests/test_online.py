@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 
+from helpers import toy
 from jaxcl import augment, core, optim, train
 from jaxcl.memory import buffer
 from jaxcl.methods import er, er_ace, er_aml, finetune, online, online_replay

@@ -3,11 +3,10 @@
 import pathlib
 
 import pytest
-import test_docs
 from absl import flags
 
-from jaxcl import build, outcome, sections, train
-from jaxcl.methods import online_replay
+from helpers import config_files
+from jaxcl import build, outcome, train
 
 ROOT = pathlib.Path(__file__).parents[1]
 NAMES = {"er_ace_cifar10": 10, "er_ace_cifar100": 100, "er_ace_miniimagenet": 100}
@@ -18,28 +17,16 @@ ROWS = (
 )  # fmt: skip
 
 
-def take(name, argument):
-    return test_docs.parse([f"--config={ROOT}/configs/{name}.py:{argument}"])
-
-
-def made(config, classes):
-    """The method that a config names, of all that its sections make."""
-    top = sections.top_of(config.to_dict())
-    sections.check(top)
-    parts, _ = sections.parts(top)
-    settings = online_replay.settings(classes, top.batch_size, **top.replay or {})
-    parts = parts._replace(num_classes=classes, replay=settings)
-    return top, parts, sections.method(top.method, parts), settings
-
-
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_row_makes_a_method(name, row):
     benchmark, classes = name.removeprefix("er_ace_"), NAMES[name]
-    small, _, method, _ = made(take(name, f"{row},debug"), 10)
+    small, _, method, _ = config_files.made(config_files.take(name, f"{row},debug"), 10)
     assert small.name == f"{row}_{benchmark}_debug" and method.supervised
     assert small.data["name"] == "digits"
-    top, parts, method, settings = made(take(name, row), classes)
+    top, parts, method, settings = config_files.made(
+        config_files.take(name, row), classes
+    )
     assert top.name == f"{row}_{benchmark}"
     assert method.supervised and method.predict is not None
     joint = row.startswith("iid")
@@ -54,10 +41,10 @@ def test_every_row_makes_a_method(name, row):
 @pytest.mark.parametrize("argument", ["er_acr", "er,mir", "er,debugg"])
 def test_refuses_rows_that_there_are_not(argument):
     with pytest.raises(flags.Error, match=f"'{argument}': allowed are er_ace, er_aml"):
-        take("er_ace_cifar10", argument)
+        config_files.take("er_ace_cifar10", argument)
 
 
 def test_a_shrunk_config_runs(tmp_path):
-    config = take("er_ace_cifar10", "mir,debug")
+    config = config_files.take("er_ace_cifar10", "mir,debug")
     found = train.run(build.build(config, tmp_path), tmp_path)
     assert outcome.finished(found) == 2

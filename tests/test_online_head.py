@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_evals
-import toy
 
+from helpers import eval_toy, toy
 from jaxcl import core, finish, job, outcome, record, sections, sharding, train
 from jaxcl.evals import predict
 from jaxcl.methods import online_head
@@ -265,21 +264,21 @@ def test_rows_without_labels_and_wrong_options_are_refused(tmp_path, monkeypatch
 
 
 def scores(state, images):
-    return test_evals.embed(state, images) @ jnp.asarray(LAYER, jnp.float32)
+    return eval_toy.embed(state, images) @ jnp.asarray(LAYER, jnp.float32)
 
 
-LAYER = np.random.default_rng(5).normal(size=(test_evals.DIM, test_evals.CLASSES))
+LAYER = np.random.default_rng(5).normal(size=(eval_toy.DIM, eval_toy.CLASSES))
 
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("scenario", ["class", "domain", "data"])
 def test_predict_is_the_share_of_right_answers(scenario, streams):
-    data = test_evals.dataset(streams=streams)
-    parts = test_evals.parts_of(scenario, data, devices=2, predict=scores)
-    state = test_evals.state_of(3)
+    data = eval_toy.dataset(streams=streams)
+    parts = eval_toy.parts_of(scenario, data, devices=2, predict=scores)
+    state = eval_toy.state_of(3)
     result = predict.make(parts, met_only=False)(state, 0)
-    images = test_evals.dataset().test.images
-    found = test_evals.embedded(state, images) @ LAYER
+    images = eval_toy.dataset().test.images
+    found = eval_toy.embedded(state, images) @ LAYER
     labels = data.test.label
     right = [row.argmax() == label for row, label in zip(found, labels, strict=True)]
     want = [np.mean([right[i] for i in task.test]) for task in parts.stream.tasks]
@@ -298,7 +297,7 @@ def test_predict_is_the_share_of_right_answers(scenario, streams):
     assert not np.allclose(told, want)
 
 
-class Noted(test_evals.Load):
+class Noted(eval_toy.Load):
     """Notes the rows that it reads."""
 
     def __init__(self, images):
@@ -314,17 +313,17 @@ class Noted(test_evals.Load):
 @pytest.mark.parametrize("scenario", ["class", "domain", "data"])
 def test_predict_judges_the_rows_of_the_tasks_met(scenario, streams):
     """And reads no others; the last task has no test rows of its own."""
-    data = test_evals.dataset(streams=streams)
-    images, labels = test_evals.dataset().test.images, data.test.label
+    data = eval_toy.dataset(streams=streams)
+    images, labels = eval_toy.dataset().test.images, data.test.label
     load = Noted(images)
     if streams:
         data = data._replace(test=data.test._replace(load=load))
-    parts = test_evals.parts_of(scenario, data, devices=2, predict=scores)
+    parts = eval_toy.parts_of(scenario, data, devices=2, predict=scores)
     *tasks, last = parts.stream.tasks
     tasks = [*tasks, last._replace(test=last.test[:0])]
     parts = parts._replace(stream=parts.stream._replace(tasks=tuple(tasks)))
-    state = test_evals.state_of(3)
-    found = test_evals.embedded(state, images) @ LAYER
+    state = eval_toy.state_of(3)
+    found = eval_toy.embedded(state, images) @ LAYER
     right = found.argmax(axis=1) == labels
     told = np.array(right)
     for task in tasks:
@@ -349,12 +348,12 @@ def test_predict_judges_the_rows_of_the_tasks_met(scenario, streams):
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_predict_of_a_first_task_without_rows_measures_nothing(streams):
-    data = test_evals.dataset(streams=streams)
-    parts = test_evals.parts_of("class", data, predict=scores)
+    data = eval_toy.dataset(streams=streams)
+    parts = eval_toy.parts_of("class", data, predict=scores)
     first, *tasks = parts.stream.tasks
     tasks = (first._replace(test=first.test[:0]), *tasks)
     parts = parts._replace(stream=parts.stream._replace(tasks=tasks))
-    result = predict.make(parts)(test_evals.state_of(3), 0)
+    result = predict.make(parts)(eval_toy.state_of(3), 0)
     assert np.isnan(
         [*result.rows["class_incremental"], result.scalars["accuracy"]]
     ).all()

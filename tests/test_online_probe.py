@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 
+from helpers import toy
 from jaxcl import core, job
 from jaxcl.memory import buffer
 from jaxcl.methods import online, online_probe, online_replay

@@ -4,10 +4,9 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import online_toy as toy
 import pytest
-from online_toy import FIRST, SECOND
 
+from helpers import online_toy as toy
 from jaxcl import core
 from jaxcl.methods import er, er_aml, finetune, gdumb, icarl, online
 
@@ -84,7 +83,7 @@ def test_training_and_running_statistics_are_as_without():
     states = []
     for statistics in ("running", "memory"):
         method = er.make(toy.parts(statistics=statistics))
-        state, _ = toy.step(method, toy.second_task(method), FIRST)
+        state, _ = toy.step(method, toy.second_task(method), toy.FIRST)
         states.append(state.replace(key=None))
     chex.assert_trees_all_equal(*states)
     method = er.make(toy.parts())
@@ -105,7 +104,7 @@ def test_class_means_see_them():
 def test_predictions_move():
     method = er.make(toy.parts(statistics="memory"))
     state = toy.second_task(method)
-    images = toy.parts().plain(SECOND["image"])
+    images = toy.parts().plain(toy.SECOND["image"])
     before, after = (method.predict(x, images) for x in (state, judged(method, state)))
     assert np.abs(before - after).max() > 1e-2
 

@@ -4,8 +4,8 @@ import functools
 
 import numpy as np
 import pytest
-import toy
 
+from helpers import toy
 from jaxcl import finish, job, metrics, outcome, single, train
 
 SMALL = {

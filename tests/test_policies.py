@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 
+from helpers import toy
 from jaxcl import job as jobs
 from jaxcl import sharding
 from jaxcl.memory import buffer, policies

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import twins
 
+from helpers import twins
 from jaxcl.losses import contrastive, prototype
 
 partial = functools.partial

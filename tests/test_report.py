@@ -14,10 +14,10 @@ import subprocess
 
 import numpy as np
 import pytest
-import toy
 from PIL import Image
 from scipy import stats
 
+from helpers import toy
 from jaxcl import (
     compare,
     cost,

@@ -2,14 +2,13 @@
 
 import ast
 import decimal
-import importlib.util
 import pathlib
 import re
 
 import numpy as np
 import pytest
-import test_docs
 
+from helpers import config_files, pages
 from jaxcl import speedup
 from jaxcl.data import stream
 from jaxcl.methods import icl, icl_orders, rehearsal
@@ -45,11 +44,7 @@ def part(title):
 
 
 def load(name):
-    path = ROOT / "configs" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return config_files.load(ROOT / "configs" / f"{name}.py")
 
 
 def rows_of(module):
@@ -68,7 +63,7 @@ def numbers(text):
 def tables(text):
     """Each table of a text: rows of cells, the head first."""
     for table in re.findall(r"^\|.*(?:\n\|.*)+", text, re.M):
-        lines = [test_docs.cells(line) for line in table.splitlines()]
+        lines = [pages.cells(line) for line in table.splitlines()]
         yield [lines[0], *lines[2:]]
 
 
@@ -98,9 +93,11 @@ def test_every_row_of_a_table_is_one_of_the_configs(title):
 def places():
     """Commands of the page with ROW, once for each row of their config."""
     for title in PAPERS:
-        for arguments in raw_commands(part(title)):
+        for arguments in pages.commands(
+            part(title), "jaxcl.main", fill=lambda word: word
+        ):
             name = re.search(r"configs/(\w+)\.py", arguments[0])[1]
-            filled = [test_docs.filled(word) for word in arguments]
+            filled = [pages.filled(word) for word in arguments]
             if any("config.replay.capacity" in word for word in arguments):
                 arguments[0] = arguments[0].replace(":er", ":ROW")
             if "ROW" not in " ".join(arguments) or name == "transfer":
@@ -108,15 +105,8 @@ def places():
                 continue
             for row in usable(load(name), arguments):
                 words = [word.replace("ROW", row) for word in arguments]
-                words = [test_docs.filled(word) for word in words]
+                words = [pages.filled(word) for word in words]
                 yield pytest.param(words, id=f"{title}-{name}-{row}")
-
-
-def raw_commands(text):
-    """As `test_docs.commands`, with the words that stand for a choice."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(test_docs, "filled", lambda word: word)
-        return test_docs.commands(text, "jaxcl.main")
 
 
 def usable(module, arguments):
@@ -135,7 +125,7 @@ def usable(module, arguments):
 @pytest.mark.parametrize("arguments", list(places()))
 def test_every_command_takes_every_row(arguments, monkeypatch):
     monkeypatch.chdir(ROOT)
-    test_docs.check_options(test_docs.parse(arguments))
+    config_files.check_options(config_files.parse(arguments))
 
 
 def test_the_gradients_can_be_measured_for_the_rows_of_figure_1(monkeypatch):
@@ -143,13 +133,13 @@ def test_the_gradients_can_be_measured_for_the_rows_of_figure_1(monkeypatch):
     option = re.search(r"as Table 1, with `([^`]+)`", PAGE)[1].replace('"', "")
     for row in ("er", "er_ace", "er_aml"):
         words = [f"--config=configs/er_ace_cifar10.py:{row}", option]
-        config = test_docs.parse(words)
+        config = config_files.parse(words)
         assert config.replay.measure == ("drift", "gradients")
-        test_docs.check_options(config)
+        config_files.check_options(config)
 
 
 def test_speedups_are_asked_for_as_the_command_wants():
-    found = test_docs.commands(PAGE, "jaxcl.speedup")
+    found = pages.commands(PAGE, "jaxcl.speedup")
     whole = [arguments for arguments in found if arguments and "=" in arguments[0]]
     assert whole
     for arguments in whole:

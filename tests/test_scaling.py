@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 from absl import flags
 from flax import struct
 from jax.sharding import PartitionSpec
 
+from helpers import toy
 from jaxcl import build, collectives, machines, planned, scaling, sections, sharding
 from jaxcl import job as jobs
 
@@ -684,7 +684,7 @@ def command(*arguments):
     )  # fmt: skip
 
 
-TOY = f"--config={ROOT}/tests/toy_config.py"
+TOY = f"--config={ROOT}/tests/helpers/toy_config.py"
 
 
 def test_a_child_says_what_is_wrong_with_its_number_of_devices():

@@ -6,8 +6,8 @@ import chex
 import jax
 import numpy as np
 import pytest
-import toy
 
+from helpers import toy
 from jaxcl import build, finish, job, outcome, seeds, train
 
 RUNS = toy.ONLINE | {

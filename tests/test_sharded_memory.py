@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 
+from helpers import toy
 from jaxcl import core, sharding, train
 from jaxcl import job as jobs
 from jaxcl.memory import buffer, policies, sharded

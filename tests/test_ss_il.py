@@ -5,9 +5,9 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import online_toy as toy
 import pytest
 
+from helpers import online_toy as toy
 from jaxcl.methods import online, ss_il
 
 FIRST, SECOND, THIRD = toy.FIRST, toy.SECOND, toy.batch(2, [4, 4, 4, 2, 3, 4])

@@ -3,6 +3,7 @@ import pickle
 import numpy as np
 import pytest
 
+from helpers import small_sets
 from jaxcl.data import scenarios, stream
 
 # The class order of the released PNR and CaSSLe experiments for 100 classes.
@@ -14,30 +15,14 @@ RELEASED = """
 """
 
 
-def examples(label, domain=None):
-    label = np.asarray(label, np.int32)
-    domain = np.zeros_like(label) if domain is None else np.asarray(domain, np.int32)
-    images = np.zeros((len(label), 2, 2, 1), np.uint8)
-    return stream.Examples(label, domain, images)
-
-
-def dataset(train, test=None, *, classes=5, domains=1, validation=None):
-    return stream.Dataset(
-        name="toy",
-        class_names=tuple(f"c{i}" for i in range(classes)),
-        domain_names=tuple(f"d{i}" for i in range(domains)),
-        train=train,
-        validation=validation,
-        test=test,
-    )
-
-
 def toy():
     rng = np.random.default_rng(0)
     label, domain = np.arange(40) % 5, np.arange(40) // 5 % 3
     order = rng.permutation(40)
-    train = examples(label[order], domain[order])
-    return dataset(train, examples(label[:20], domain[:20]), domains=3)
+    train = small_sets.examples(label[order], domain[order])
+    return small_sets.dataset(
+        train, small_sets.examples(label[:20], domain[:20]), domains=3
+    )
 
 
 def test_released_permutation_is_the_published_one():
@@ -49,7 +34,11 @@ def test_released_permutation_is_the_published_one():
 
 
 def test_class_scenario_released_order_in_tens():
-    data = dataset(examples(np.arange(100)), examples(np.arange(100)), classes=100)
+    data = small_sets.dataset(
+        small_sets.examples(np.arange(100)),
+        small_sets.examples(np.arange(100)),
+        classes=100,
+    )
     made = scenarios.make(data, scenario="class", num_tasks=10, class_order="released")
     want = np.array(RELEASED.split(), int).reshape(10, 10)
     np.testing.assert_array_equal([t.classes for t in made.tasks], want)
@@ -139,7 +128,7 @@ def test_earlier_rows_are_those_of_the_tasks_before():
 
 
 def test_evaluation_split():
-    held = examples([0, 1, 2, 3, 4])
+    held = small_sets.examples([0, 1, 2, 3, 4])
     data = toy()._replace(validation=held)
     options = {"scenario": "class", "num_tasks": 5}
     made = scenarios.make(data, **options, evaluation="validation")
@@ -150,7 +139,7 @@ def test_evaluation_split():
 
 
 def test_unlabelled_rows_are_fine_without_classes():
-    data = dataset(examples([-1] * 10), classes=0)
+    data = small_sets.dataset(small_sets.examples([-1] * 10), classes=0)
     made = scenarios.make(data, scenario="data", num_tasks=2, evaluation="none")
     assert sorted(np.concatenate([t.train.rows for t in made.tasks])) == [*range(10)]
     assert made.tasks[0].classes.tolist() == []
@@ -188,18 +177,32 @@ def test_bad_data():
         scenarios.make(data, **{"scenario": "class", "num_tasks": 2, **options})
 
     with pytest.raises(ValueError, match="'c3' has no train rows"):
-        make(dataset(examples([0, 1, 2, 4]), examples([0])))
+        make(
+            small_sets.dataset(
+                small_sets.examples([0, 1, 2, 4]), small_sets.examples([0])
+            )
+        )
     with pytest.raises(ValueError, match="1 of 6 train rows of toy have none"):
-        make(dataset(examples([0, 1, 2, 3, 4, -1]), examples([0])))
+        make(
+            small_sets.dataset(
+                small_sets.examples([0, 1, 2, 3, 4, -1]), small_sets.examples([0])
+            )
+        )
     with pytest.raises(ValueError, match="task 1 .* has no evaluation rows"):
-        make(dataset(examples([0, 1, 2, 3, 4]), examples([0])))
+        make(
+            small_sets.dataset(
+                small_sets.examples([0, 1, 2, 3, 4]), small_sets.examples([0])
+            )
+        )
     with pytest.raises(ValueError, match="'d1' has no train rows"):
-        data = dataset(examples([0]), examples([0]), domains=2)
+        data = small_sets.dataset(
+            small_sets.examples([0]), small_sets.examples([0]), domains=2
+        )
         make(data, scenario="domain", num_tasks=None)
 
 
 def test_validate():
-    good = examples([0, 1])
+    good = small_sets.examples([0, 1])
     cases = [
         (good._replace(label=np.array([0, 5], np.int32)), "0 to 5, allowed -1 to 4"),
         (good._replace(label=np.array([0, -2], np.int32)), "-2 to 0"),
@@ -210,18 +213,18 @@ def test_validate():
         (good._replace(images=good.images[:1]), "1 images and 2 labels"),
         (good._replace(images=None), "must have one of"),
         (good._replace(load=abs), "must have one of"),
-        (examples([]), "has no examples"),
+        (small_sets.examples([]), "has no examples"),
     ]
-    stream.validate(dataset(good))
+    stream.validate(small_sets.dataset(good))
     for bad, words in cases:
         with pytest.raises(ValueError, match=words):
-            stream.validate(dataset(bad))
+            stream.validate(small_sets.dataset(bad))
         with pytest.raises(ValueError, match="toy: test"):
-            stream.validate(dataset(good, bad))
+            stream.validate(small_sets.dataset(good, bad))
 
 
 def plan(**options):
-    source = stream.Source(examples(np.zeros(10)), np.arange(3, 13))
+    source = stream.Source(small_sets.examples(np.zeros(10)), np.arange(3, 13))
     defaults = {"seed": 4, "task": 2, "epochs": 3, "batch_size": 4}
     return stream.schedule(source, **defaults | options)
 
@@ -256,7 +259,7 @@ def test_schedule_with_an_order_of_its_own():
         first = rng.permutation(rows)[: batch_size // 2]
         return np.stack([first, first + 100], 1).reshape(1, batch_size)
 
-    source = stream.Source(examples(np.zeros(10)), np.arange(10), pairs)
+    source = stream.Source(small_sets.examples(np.zeros(10)), np.arange(10), pairs)
     made = stream.schedule(source, seed=0, task=0, epochs=2, batch_size=4)
     assert (made.steps_per_epoch, len(made)) == (1, 2)
     assert (made[1][1::2] - made[1][::2]).tolist() == [100, 100]

@@ -4,9 +4,9 @@ import shutil
 
 import numpy as np
 import pytest
-import toy
 from PIL import Image
 
+from helpers import toy
 from jaxcl import job, train
 from jaxcl.data import convert
 

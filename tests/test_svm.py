@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_evals
-import toy
 from sklearn import model_selection
 from sklearn import svm as sklearn_svm
 
+from helpers import eval_toy, toy
 from jaxcl import record, sharding, train
 from jaxcl.data import stream
 from jaxcl.evals import svm
@@ -100,7 +99,7 @@ def images_of(x):
 def parts_of(label, images, rows, devices=1, **more):
     """A stream of tasks with the given train rows; features are the first pixel."""
     data = dataset(label, images)
-    parts = test_evals.parts_of("joint", devices=devices)
+    parts = eval_toy.parts_of("joint", devices=devices)
     (whole,) = parts.stream.tasks
     tasks = tuple(
         whole._replace(index=t, train=stream.Source(data.train, r))

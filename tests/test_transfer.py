@@ -8,8 +8,8 @@ import jax
 import ml_collections
 import numpy as np
 import pytest
-import toy
 
+from helpers import toy
 from jaxcl import (
     build,
     checkpoint,

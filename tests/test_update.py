@@ -9,9 +9,9 @@ import jax
 import ml_collections
 import numpy as np
 import pytest
-import toy
 from sklearn import datasets
 
+from helpers import toy
 from jaxcl import build, checkpoint, drift, finish, lineage, outcome, transfer, update
 
 PIXELS = (datasets.load_digits().images * 255 / 16).astype(np.uint8)[..., None]

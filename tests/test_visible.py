@@ -3,47 +3,25 @@
 import inspect
 import logging
 import struct
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_evals
-import toy
 
+from helpers import eval_toy, memory_toy, toy
 from jaxcl import augment, job, plots, sharding
 from jaxcl.data import stream
 from jaxcl.evals import head as head_lib
 from jaxcl.evals import linear, tsne
-from jaxcl.memory import buffer
 from jaxcl.methods import er, two_view
 
-CLASSES, DIM = test_evals.CLASSES, test_evals.DIM
-# Twice the same row, rows of the present task, none at all.
-REPLAYED = {0: [], 1: [42, 42, 0, 17], 2: [3, 17, 41, 0, 42]}
-OPTIONS = test_evals.OPTIONS | dict(batch_size=4, train_on="visible")
-
-
-class State(NamedTuple):
-    params: dict
-    replayed: jax.Array
-    memory: buffer.Buffer | None = None
-
-
-def state_of(task=1, seed=0):
-    rows = np.pad(REPLAYED[task], (0, 6 - len(REPLAYED[task])), constant_values=-1)
-    rows = jnp.asarray(np.roll(rows, 2), jnp.int32)
-    return State(test_evals.state_of(seed).params, rows)
-
-
-def parts_of(scenario="class", data=None, **more):
-    more = {"replayed": lambda state: state.replayed} | more
-    return test_evals.parts_of(scenario, data, **more)
+CLASSES, DIM = eval_toy.CLASSES, eval_toy.DIM
+OPTIONS = eval_toy.OPTIONS | dict(batch_size=4, train_on="visible")
 
 
 def visible_twin(parts, task):
-    return sorted({*parts.stream.tasks[task].train.rows} | {*REPLAYED[task]})
+    return sorted({*parts.stream.tasks[task].train.rows} | {*memory_toy.REPLAYED[task]})
 
 
 # The probe
@@ -51,8 +29,8 @@ def visible_twin(parts, task):
 
 @pytest.mark.parametrize("reading", ["features", "augmented", "streamed"])
 def test_probe_trains_on_the_task_and_what_it_replayed(reading):
-    plain = test_evals.dataset()
-    parts = parts_of(data=test_evals.dataset(streams=reading == "streamed"))
+    plain = eval_toy.dataset()
+    parts = memory_toy.parts_of(data=eval_toy.dataset(streams=reading == "streamed"))
     options = OPTIONS | dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
     evaluate = linear.make(parts, **options)
     images = plain.train.images
@@ -62,23 +40,23 @@ def test_probe_trains_on_the_task_and_what_it_replayed(reading):
 
 
 def check_probe(evaluate, parts, images, task, streams):
-    result, plain = evaluate(state_of(task), task), test_evals.dataset()
+    result, plain = evaluate(memory_toy.state_of(task), task), eval_toy.dataset()
     at = visible_twin(parts, task)
     assert len(at) == len(parts.stream.tasks[task].train.rows) + [0, 2, 4][task]
     k_start, k_epochs = head_lib.probe_keys(3, task, 0)
-    order_of = test_evals.device_orders(50, 4, len(at), k_epochs)
+    order_of = eval_toy.device_orders(50, 4, len(at), k_epochs)
     if streams:
 
         def order_of(epoch):
             rng = np.random.default_rng([3, task, epoch])
             return stream.epoch_order(rng, np.arange(len(at)), 4).reshape(-1)
 
-    x = test_evals.embedded(state_of(), images[at])
+    x = eval_toy.embedded(memory_toy.state_of(), images[at])
     head, labels = head_lib.start(k_start, DIM, CLASSES), plain.train.label[at]
-    w, b, loss = test_evals.probe_twin(x, labels, head, order_of, 4)
+    w, b, loss = eval_toy.probe_twin(x, labels, head, order_of, 4)
     np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
-    scores = test_evals.embedded(state_of(), plain.test.images) @ w + b
-    want = test_evals.accuracies(parts, scores.argmax(1))
+    scores = eval_toy.embedded(memory_toy.state_of(), plain.test.images) @ w + b
+    want = eval_toy.accuracies(parts, scores.argmax(1))
     np.testing.assert_allclose(result.rows["class_incremental"], want)
     assert np.isnan(result.rows["task_aware"]).tolist() == [t > task for t in range(3)]
 
@@ -94,27 +72,29 @@ def test_a_share_of_the_labels_is_a_share_of_the_visible_rows(monkeypatch):
         return run
 
     monkeypatch.setattr(head_lib, "resident_fit", fit)
-    parts = parts_of()
-    linear.make(parts, augment=False, fraction=0.3, **OPTIONS)(state_of(2), 2)
-    train = test_evals.dataset().train
-    share = test_evals.share_twin(train.label, train.domain, 0.3, 0)
+    parts = memory_toy.parts_of()
+    linear.make(parts, augment=False, fraction=0.3, **OPTIONS)(
+        memory_toy.state_of(2), 2
+    )
+    train = eval_toy.dataset().train
+    share = eval_toy.share_twin(train.label, train.domain, 0.3, 0)
     assert fitted == [sorted({*share} & {*visible_twin(parts, 2)})] != [[]]
 
 
 def test_domain_probes_see_the_visible_rows_of_their_domain():
-    parts, train = parts_of("domain"), test_evals.dataset().train
+    parts, train = memory_toy.parts_of("domain"), eval_toy.dataset().train
     evaluate = linear.make(parts, augment=False, **OPTIONS)
-    rows = evaluate(state_of(1), 1).rows["domain_aware"]
+    rows = evaluate(memory_toy.state_of(1), 1).rows["domain_aware"]
     at = [row for row in visible_twin(parts, 1) if train.domain[row] == 0]
     there = [t in train.domain[visible_twin(parts, 1)] for t in range(3)]
     assert there == (~np.isnan(rows)).tolist() == [True, True, False]
     k_start, k_epochs = head_lib.probe_keys(3, 1, 1)
-    order_of = test_evals.device_orders(50, 4, len(at), k_epochs)
-    x = test_evals.embedded(state_of(), train.images[at])
+    order_of = eval_toy.device_orders(50, 4, len(at), k_epochs)
+    x = eval_toy.embedded(memory_toy.state_of(), train.images[at])
     head = head_lib.start(k_start, DIM, CLASSES)
-    w, b, _ = test_evals.probe_twin(x, train.label[at], head, order_of, 4)
+    w, b, _ = eval_toy.probe_twin(x, train.label[at], head, order_of, 4)
     test = parts.stream.evaluation
-    guess = (test_evals.embedded(state_of(), test.images) @ w + b).argmax(1)
+    guess = (eval_toy.embedded(memory_toy.state_of(), test.images) @ w + b).argmax(1)
     own = parts.stream.tasks[0].test
     assert rows[0] == pytest.approx((guess == test.label)[own].mean())
 
@@ -168,13 +148,15 @@ def test_balanced_draws_are_uniform_over_classes_then_rows():
 @pytest.mark.parametrize("augmented, counts", [(False, (1,)), (True, (1, 2))])
 def test_balanced_probe_descends_on_its_draws(augmented, counts):
     """Anew in each epoch, as many as there are rows, on any number of devices."""
-    train, task = test_evals.dataset().train, 2
+    train, task = eval_toy.dataset().train, 2
     options = OPTIONS | dict(augment=augmented, scale=(1.0, 1.0), flip=1.0)
     found = []
     for devices in counts:
-        parts = parts_of(devices=devices)
+        parts = memory_toy.parts_of(devices=devices)
         evaluate = linear.make(parts, balanced=True, **options)
-        found.append(evaluate(sharding.replicate(state_of(task), parts.mesh), task))
+        found.append(
+            evaluate(sharding.replicate(memory_toy.state_of(task), parts.mesh), task)
+        )
     images = train.images[:, :, ::-1] if augmented else train.images
     at = np.array(visible_twin(parts, task), np.int32)
     padded = np.zeros(50, np.int32)
@@ -188,22 +170,22 @@ def test_balanced_probe_descends_on_its_draws(augmented, counts):
 
     assert order_of(0).tolist() != order_of(1).tolist()
     assert len(set(order_of(0))) < len(at)  # with replacement
-    x = test_evals.embedded(state_of(), images)
+    x = eval_toy.embedded(memory_toy.state_of(), images)
     head = head_lib.start(k_start, DIM, CLASSES)
-    w, b, loss = test_evals.probe_twin(x, train.label, head, order_of, 4)
+    w, b, loss = eval_toy.probe_twin(x, train.label, head, order_of, 4)
     test = parts.stream.evaluation
-    guess = (test_evals.embedded(state_of(), test.images) @ w + b).argmax(1)
+    guess = (eval_toy.embedded(memory_toy.state_of(), test.images) @ w + b).argmax(1)
     for result in found:
         np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
-        want = test_evals.accuracies(parts, guess)
+        want = eval_toy.accuracies(parts, guess)
         np.testing.assert_allclose(result.rows["class_incremental"], want)
 
 
 def test_tasks_share_one_program(caplog):
-    parts = parts_of()
+    parts = memory_toy.parts_of()
     evaluate = linear.make(parts, balanced=True, **OPTIONS | {"epochs": 1})
-    evaluate(state_of(0), 0)
-    later = [state_of(1), state_of(2)]
+    evaluate(memory_toy.state_of(0), 0)
+    later = [memory_toy.state_of(1), memory_toy.state_of(2)]
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         caplog.clear()
         for task in (1, 2):
@@ -230,17 +212,17 @@ COLOURS = dict(jitter_probability=0.8, grayscale=0.2, blur=0.5)
 def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
     """With no options crops and flips alone, from the same keys."""
     scale = (1.0, 1.0) if streams else (0.3, 1.0)  # whole: the workers draw nothing
-    data, state = test_evals.dataset(), test_evals.state_of(0)
-    parts = test_evals.parts_of(data=test_evals.dataset(streams=streams))
-    options = test_evals.OPTIONS | {"scale": scale}
+    data, state = eval_toy.dataset(), eval_toy.state_of(0)
+    parts = eval_toy.parts_of(data=eval_toy.dataset(streams=streams))
+    options = eval_toy.OPTIONS | {"scale": scale}
     result = linear.make(parts, **options, **given)(state, 1)
     view = augment.make(
         size=4, views=1, scale=scale, ratio=(3 / 4, 4 / 3), interpolation="bilinear",
-        flip=0.5, mean=test_evals.MEAN, std=test_evals.STD, **seen,
+        flip=0.5, mean=eval_toy.MEAN, std=eval_toy.STD, **seen,
     )  # fmt: skip
     view, key_of = jax.jit(view), jax.random.fold_in
     k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
-    order_of = test_evals.device_orders(50, 16, 50, k_epochs)
+    order_of = eval_toy.device_orders(50, 16, 50, k_epochs)
     weight, x, y = np.asarray(state.params["w"], np.float64), [], []
     for epoch in range(7):
         order = order_of(epoch)
@@ -259,7 +241,7 @@ def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
             y.append(data.train.label[at])
     head = head_lib.start(k_start, DIM, CLASSES)
     x, y = np.concatenate(x), np.concatenate(y)
-    _, _, loss = test_evals.probe_twin(
+    _, _, loss = eval_toy.probe_twin(
         x, y, head, lambda epoch: 48 * epoch + np.arange(48), 16
     )
     np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
@@ -279,20 +261,20 @@ def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
 )
 def test_errors_name_the_option(option, value, allowed):
     with pytest.raises(ValueError) as error:
-        linear.make(parts_of(), **{option: value})
+        linear.make(memory_toy.parts_of(), **{option: value})
     assert str(error.value).startswith(f"config.evaluators.linear.{option}={value!r}: ")
     assert allowed in str(error.value)
 
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError) as error:
-        linear.make(parts_of(replayed=None), train_on="visible")
+        linear.make(memory_toy.parts_of(replayed=None), train_on="visible")
     said = str(error.value)
     assert said.startswith(
         "config.evaluators.linear.train_on='visible': needs a method"
     )
     assert "cclis and co2l" in said and "'seen' or 'all'" in said
-    parts = parts_of(data=test_evals.dataset(streams=True))
+    parts = memory_toy.parts_of(data=eval_toy.dataset(streams=True))
     with pytest.raises(
         ValueError, match=r"linear\.balanced=True: must be False for im"
     ):
@@ -347,44 +329,6 @@ def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
 # The picture of a memory
 
 
-def remembering(filled=6, seed=0, by_row=False):
-    """A memory of six rows, three of class 0, two of 1, one of 4; two empty slots.
-
-    It holds images, or names rows of the train split.
-    """
-    rng = np.random.default_rng(seed)
-    label = np.array([0, 5, 1, 0, 4, 1, 5, 0], np.int32)
-    there = np.array([1, 0, 1, 1, 1, 1, 0, 1], bool) & (np.arange(8) < filled + 2)
-    images = rng.integers(0, 256, (8, 4, 4, 3)).astype(np.uint8)
-    items = {"image": images, "label": label}
-    if by_row:
-        items = {"index": rng.permutation(50)[:8] * there, "label": label}
-    memory = jax.tree.map(jnp.asarray, buffer.Buffer(items, there, 6))
-    return state_of()._replace(memory=memory)
-
-
-def remembered(data=None, **more):
-    return parts_of(data=data, memory=lambda state: state.memory, **more)
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """What `plots.marked` was given, and what t-SNE was, which is left out."""
-    calls, features, marked = [], [], plots.marked
-
-    def keep(*given, **options):
-        calls.append((given, options))
-        marked(*given, **options)
-
-    def look(found, **options):
-        features.append(found)
-        return found[:, :2]
-
-    monkeypatch.setattr(plots, "marked", keep)
-    monkeypatch.setattr(tsne, "project", look)
-    return calls, features
-
-
 def size_of(path):
     """Width and height of a PNG."""
     start = path.read_bytes()[:24]
@@ -397,8 +341,8 @@ def size_of(path):
 )
 def test_picture_of_a_memory_marks_its_rows(streams, devices, by_row, tmp_path, drawn):
     calls, features = drawn
-    data, state = test_evals.dataset(), remembering(by_row=by_row)
-    parts = remembered(test_evals.dataset(streams=streams), devices=devices)
+    data, state = eval_toy.dataset(), memory_toy.remembering(by_row=by_row)
+    parts = memory_toy.remembered(eval_toy.dataset(streams=streams), devices=devices)
     placed = sharding.replicate(state, parts.mesh)
     draw = tsne.make(parts, directory=tmp_path / "a", show="memory", max_points=20)
     found = draw(placed, 1)
@@ -418,7 +362,7 @@ def test_picture_of_a_memory_marks_its_rows(streams, devices, by_row, tmp_path, 
     images = train.images[memory.items["index"]] if by_row else memory.items["image"]
     want = np.concatenate([train.images[rows], images[memory.filled]])
     np.testing.assert_allclose(
-        features[0], test_evals.embedded(state, want), rtol=1e-4, atol=1e-5
+        features[0], eval_toy.embedded(state, want), rtol=1e-4, atol=1e-5
     )
     stored, random = marks.values()
     assert stored.tolist() == [False] * 20 + [True] * 6
@@ -429,9 +373,9 @@ def test_picture_of_a_memory_marks_its_rows(streams, devices, by_row, tmp_path, 
 
 
 def test_any_number_of_images_is_embedded_by_one_program(caplog):
-    parts, images = remembered(devices=2), test_evals.dataset().train.images
-    state = sharding.replicate(test_evals.state_of(0), parts.mesh)
-    embed, want = tsne._embedder(parts, 7), test_evals.embedded(state, images)
+    parts, images = memory_toy.remembered(devices=2), eval_toy.dataset().train.images
+    state = sharding.replicate(eval_toy.state_of(0), parts.mesh)
+    embed, want = tsne._embedder(parts, 7), eval_toy.embedded(state, images)
     embed(state, images[:1])
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         caplog.clear()
@@ -452,7 +396,9 @@ def test_picture_of_a_memory_is_the_same_again(tmp_path, monkeypatch):
     monkeypatch.setattr(tsne, "project", keep)
     for name in ("one", "two"):
         options = dict(show="memory", max_points=12, perplexity=9.0)
-        tsne.make(remembered(), directory=tmp_path / name, **options)(remembering(), 0)
+        tsne.make(memory_toy.remembered(), directory=tmp_path / name, **options)(
+            memory_toy.remembering(), 0
+        )
     one, two = (
         (tmp_path / n / "memory_tsne_task0.png").read_bytes() for n in ("one", "two")
     )
@@ -473,19 +419,19 @@ def test_as_many_rows_are_drawn_uniformly():
 
 
 def test_few_points_make_no_picture(tmp_path, drawn):
-    parts = remembered(test_evals.dataset(streams=True))
+    parts = memory_toy.remembered(eval_toy.dataset(streams=True))
     draw = tsne.make(parts, directory=tmp_path / "none", show="memory", max_points=5)
     for by_row in (False, True):
-        empty = remembering(filled=-2, by_row=by_row)
+        empty = memory_toy.remembering(filled=-2, by_row=by_row)
         assert not np.asarray(empty.memory.filled).any()
         draw(empty, 2)
     few = stream.Source(parts.stream.dataset.train, np.array([4, 7, 9], np.int32))
     tasks = [t._replace(train=few) for t in parts.stream.tasks]
     parts = parts._replace(stream=parts.stream._replace(tasks=tasks))
     draw = tsne.make(parts, directory=tmp_path / "none", show="memory")
-    draw(remembering(filled=-1), 2)  # four points
+    draw(memory_toy.remembering(filled=-1), 2)  # four points
     assert not (tmp_path / "none").exists()
-    draw(remembering(filled=1), 2)  # five
+    draw(memory_toy.remembering(filled=1), 2)  # five
     assert (tmp_path / "none" / "memory_tsne_task2.png").exists()
     assert len(drawn[0]) == 1
 
@@ -494,16 +440,16 @@ def test_a_memory_is_needed_and_no_evaluation_split(tmp_path, drawn):
     with pytest.raises(
         ValueError, match=r"tsne\.show='memory': needs a method with a m"
     ):
-        tsne.make(parts_of(), directory=tmp_path, show="memory")
+        tsne.make(memory_toy.parts_of(), directory=tmp_path, show="memory")
     with pytest.raises(
         ValueError, match=r"tsne\.show='memori': allowed are test, memo"
     ):
-        tsne.make(parts_of(), directory=tmp_path, show="memori")
-    parts = remembered()
+        tsne.make(memory_toy.parts_of(), directory=tmp_path, show="memori")
+    parts = memory_toy.remembered()
     parts = parts._replace(stream=parts.stream._replace(evaluation=None))
-    tsne.make(parts, directory=tmp_path, show="memory")(remembering(), 0)
+    tsne.make(parts, directory=tmp_path, show="memory")(memory_toy.remembering(), 0)
     assert (tmp_path / "memory_tsne_task0.png").exists()
-    train = test_evals.dataset().train
+    train = eval_toy.dataset().train
     unknown = train._replace(label=np.where(train.label == 1, -1, train.label))
     data = parts.stream.dataset._replace(train=unknown)
     parts = parts._replace(stream=parts.stream._replace(dataset=data))

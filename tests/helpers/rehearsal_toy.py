@@ -9,9 +9,8 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import online_toy
-import twins
 
+from helpers import online_toy, twins
 from jaxcl.data import scenarios, stream
 from jaxcl.methods import rehearsal
 

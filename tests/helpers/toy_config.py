@@ -1,6 +1,6 @@
 """The toy of toy.py as a config file, for tests that start processes."""
 
-import toy
+from helpers import toy
 
 
 def get_config(arg=None):

@@ -11,8 +11,8 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import twins
 
+from helpers import twins
 from jaxcl import augment, core, optim
 from jaxcl.methods import online_replay
 from jaxcl.nets import resnet

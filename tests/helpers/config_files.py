@@ -1,0 +1,92 @@
+"""Configs as the command line makes them, checked as far as no data are needed."""
+
+import importlib.util
+import pathlib
+import re
+
+import numpy as np
+from absl import flags
+from ml_collections import config_flags
+
+from jaxcl import evaluators, schema, sections, transfer
+from jaxcl.data import scenarios, stream
+from jaxcl.methods import online_replay
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def load(path):
+    """A file as a module that no `import` finds."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def parse(arguments):
+    """The config that a command runs, overrides applied, as main parses them."""
+    values, argv = flags.FlagValues(), ["main", *arguments]
+    config_flags.DEFINE_config_file(
+        "config", None, flag_values=values, sys_argv=argv, lock_config=False,
+        accept_new_attributes=True,
+    )  # fmt: skip
+    for name in main_flags() - {"config"}:
+        flags.DEFINE_string(name, None, "", flag_values=values)
+    assert values(argv) == ["main"], f"{argv}: an argument is no option"
+    return values["config"].value
+
+
+def main_flags():
+    source = (ROOT / "jaxcl/main.py").read_text()
+    return set(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', source))
+
+
+def check_options(config):
+    """All that `build` checks before it reads data; and the scenario, on a stand-in."""
+    raw = config.to_dict()
+    trains = raw.get("checkpoint") is None
+    top = sections.top_of(raw if trains else transfer.complete(raw, run_config()))
+    sections.tasks(top.data, top.scenario)
+    if trains:
+        parts, _ = sections.parts(top)
+        sections.method(top.method, parts)
+    else:
+        sections.encoder(top)
+        schema.options(sections.image, top.augment, "config.augment")
+    for name, section in top.evaluators.items():
+        evaluators.entry(name, section)
+    scenario = dict(top.scenario)
+    if scenario.get("per_class") is not None:
+        scenario["per_class"] = min(scenario["per_class"], 6)
+    if scenario.get("classes") is not None:  # names, of the classes of another set
+        scenario["classes"] = range(len(scenario["classes"]))
+    scenarios.make(stand_in(), scenario=scenario.pop("name"), **scenario)
+
+
+def run_config():
+    """The config of the run that commands call RUN."""
+    return parse([f"--config={ROOT}/configs/pnr_imagenet100.py"]).to_dict()
+
+
+def stand_in():
+    """A set of 100 classes and 6 domains that any scenario can cut."""
+    label = np.tile(np.arange(100, dtype=np.int32), 6)
+    domain = np.repeat(np.arange(6, dtype=np.int32), 100)
+    images = np.zeros((600, 1, 1, 1), np.uint8)
+    split = stream.Examples(label, domain, images)
+    names = [tuple(map(str, range(n))) for n in (100, 6)]
+    return stream.Dataset("stand-in", *names, split, split, split)
+
+
+def take(name, argument):
+    return parse([f"--config={ROOT}/configs/{name}.py:{argument}"])
+
+
+def made(config, classes):
+    """The method that a config names, of all that its sections make."""
+    top = sections.top_of(config.to_dict())
+    sections.check(top)
+    parts, _ = sections.parts(top)
+    settings = online_replay.settings(classes, top.batch_size, **top.replay or {})
+    parts = parts._replace(num_classes=classes, replay=settings)
+    return top, parts, sections.method(top.method, parts), settings

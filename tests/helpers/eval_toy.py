@@ -1,0 +1,149 @@
+"""What evaluators judge: a linear map of images of 4 x 4 pixels, and their twins."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcl import core, sharding
+from jaxcl.data import scenarios, stream
+from jaxcl.evals import head as head_lib
+
+CLASSES, SIZE, DIM = 6, 4, 5
+MEAN, STD = (0.4, 0.5, 0.6), (0.25, 0.2, 0.3)
+
+
+class State(core.NamedTuple):
+    params: dict
+
+
+def state_of(seed):
+    shape = (SIZE * SIZE * 3, DIM)
+    weight = np.random.default_rng(seed).normal(size=shape) / 4
+    return State({"w": jnp.asarray(weight, jnp.float32)})
+
+
+def embed(state, images):
+    return images.reshape(len(images), -1) @ state.params["w"]
+
+
+def split_of(seed, count, noise=60):
+    """Images whose class is a pattern under noise."""
+    rng = np.random.default_rng(seed)
+    label = rng.permutation(np.arange(count) % CLASSES).astype(np.int32)
+    pattern = np.random.default_rng(99).uniform(40, 215, (CLASSES, SIZE, SIZE, 3))
+    images = pattern[label] + rng.normal(0, noise, (count, SIZE, SIZE, 3))
+    images = np.clip(images, 0, 255).astype(np.uint8)
+    domain = rng.integers(0, 3, count).astype(np.int32)
+    return stream.Examples(label, domain, images)
+
+
+class Load:
+    """Reads a row, like a set that streams."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __call__(self, row):
+        return self.images[row]
+
+
+@functools.cache
+def dataset(noise=60, streams=False):
+    names = tuple("abcdef")
+    splits = [split_of(0, 50, noise), split_of(1, 31, noise)]
+    if streams:
+        splits = [s._replace(images=None, load=Load(s.images)) for s in splits]
+    return stream.Dataset("toy", names, tuple("xyz"), splits[0], None, splits[1])
+
+
+def parts_of(scenario="class", data=None, devices=1, tasks=3, **more):
+    data = dataset() if data is None else data
+    count = None if scenario in ("joint", "domain") else tasks
+    cut = scenarios.make(data, scenario=scenario, num_tasks=count)
+    given = dict(
+        embed=embed, stream=cut, num_classes=CLASSES, size=SIZE, mean=MEAN, std=STD,
+        resize=None, seed=3, mesh=sharding.mesh(devices), workers=0,
+    )  # fmt: skip
+    return core.EvalParts(**given | more)
+
+
+def embedded(state, images):
+    """Float64 twin of `embed` on normalised images."""
+    pixels = (np.asarray(images, np.float64) / 255 - MEAN) / np.asarray(STD)
+    return pixels.reshape(len(images), -1) @ np.asarray(state.params["w"], np.float64)
+
+
+def device_orders(n, batch, count, k_epochs):
+    """Epoch -> the `count` of n rows that a set in memory takes, in order."""
+
+    def order_of(epoch):
+        k_order, _ = jax.random.split(jax.random.fold_in(k_epochs, epoch))
+        rows = jnp.pad(jnp.arange(count), (0, max(n, batch) - count))
+        order = np.asarray(head_lib.epoch_order(k_order, rows, count)[:count])
+        assert sorted(order) == list(range(count))
+        return order
+
+    return order_of
+
+
+def probe_twin(x, y, head, order_of, batch):
+    """PyTorch's SGD on a linear layer, from the equations, with OPTIONS."""
+    w, b = (np.asarray(leaf, np.float64) for leaf in head)
+    vw, vb = np.zeros_like(w), np.zeros_like(b)
+    for epoch in range(7):
+        order, losses = order_of(epoch), []
+        rate = 0.3 * 0.1 ** sum(m <= epoch for m in (3, 5))
+        for step in range(max(len(order) // batch, 1)):
+            at = order[step * batch : (step + 1) * batch]
+            scores = x[at] @ w + b
+            p = np.exp(scores - scores.max(1, keepdims=True))
+            p /= p.sum(1, keepdims=True)
+            losses.append(-np.log(p[np.arange(len(at)), y[at]]).mean())
+            gap = (p - np.eye(CLASSES)[y[at]]) / len(at)
+            vw = 0.9 * vw + x[at].T @ gap + 0.01 * w
+            vb = 0.9 * vb + gap.sum(0) + 0.01 * b
+            w, b = w - rate * vw, b - rate * vb
+    return w, b, np.mean(losses)
+
+
+def accuracies(parts, guess):
+    label = parts.stream.evaluation.label
+    return [(guess[t.test] == label[t.test]).mean() for t in parts.stream.tasks]
+
+
+OPTIONS = dict(epochs=7, batch_size=16, lr=0.3, weight_decay=0.01, milestones=(3, 5))
+
+
+def share_twin(label, domain, fraction, seed):
+    """Rows of a semi-supervised probe, class by class."""
+    rows = []
+    for c in sorted(set(label)):
+        for d in sorted(set(domain)):
+            mine = [i for i in range(len(label)) if (label[i], domain[i]) == (c, d)]
+            order = np.random.default_rng([seed, c, d]).permutation(mine)
+            rows += (
+                order[: max(1, round(fraction * len(mine)))].tolist() if mine else []
+            )
+    return sorted(rows)
+
+
+def entropy(counts):
+    shares = [n / sum(counts) for n in counts if n]
+    return -sum(p * math.log(p) for p in shares)
+
+
+def spread_twins(x, label):
+    """Eqs. 8 and 9 of each class, in float64: {c: (variance, similarity)}."""
+    x = x / np.linalg.norm(x, axis=1, keepdims=True)
+    classes = [c for c in range(CLASSES) if (label == c).any()]
+    means = {c: x[label == c].mean(axis=0) for c in classes}
+    means = {c: m / np.linalg.norm(m) for c, m in means.items()}
+    found = {}
+    for c in classes:
+        variance = np.mean([(means[c] @ row - 1) ** 2 for row in x[label == c]])
+        others = [means[c] @ means[d] for d in classes if d != c]
+        found[c] = variance, np.mean(others)
+    return found

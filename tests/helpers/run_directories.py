@@ -1,0 +1,90 @@
+"""Run directories that no training made, so that a test has one at once."""
+
+import contextlib
+import json
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from helpers import toy
+from jaxcl import checkpoint, cost, outcome
+from jaxcl import job as jobs
+
+NAME = "predict/class_incremental"
+
+
+def leave(folder, matrix, *, seed, milliseconds=10.0, flops=100, matrix_name=NAME):
+    """A finished run of two tasks, with an evaluation in the middle of the second."""
+    results = outcome.empty(2)
+    for task, row in enumerate(matrix):
+        results = outcome.add(results, task, {matrix_name: row}, {}, 1.0)
+        seconds = {"train": 5 * milliseconds / 1000}
+        machine = {"device": "cpu", "num_devices": 1, "peak_bytes": None}
+        spent = cost.Spent(5, 50, flops, seconds, machine)
+        results["cost"] = cost.add(results["cost"], task, spent)
+    folder.mkdir(parents=True)
+    first = {"memory/entropy": 0.9 + 0.1 * seed}
+    last = {"memory/entropy": 2.0, "spread/intra_0": 0.1 + 0.1 * seed}
+    last |= {"spread/intra_1": 0.4, "spread/inter_0": 0.1, "spread/inter_1": 0.3}
+    (folder / "config.json").write_text(json.dumps({"seed": seed}))
+    rows = [
+        {"step": 5, "task": 0, "eval": {matrix_name: matrix[0]} | first},
+        {"step": 7, "task": 1, "loss": 1.0},
+        {"step": 8, "task": 1, "eval": {matrix_name: [0.5, 0.1]}},
+        {"step": 10, "task": 1, "eval": {matrix_name: matrix[1]} | last},
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text)
+    outcome.write_results(folder, results)
+
+
+RESNET = {"name": "resnet", "depth": 10, "width": 4, "stem_padding": 2}
+
+
+def random_state(work, seed=0):
+    """A state that no training made: any numbers in the shapes of the method's."""
+    rng = np.random.default_rng(seed)
+
+    def number(leaf):
+        if jax.dtypes.issubdtype(leaf.dtype, toy.KEY):
+            keys = [jax.random.key(i) for i in range(max(leaf.size, 1))]
+            return jnp.stack(keys).reshape(leaf.shape)
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.asarray(rng.uniform(0.2, 0.7, leaf.shape), leaf.dtype)
+        return jnp.zeros(leaf.shape, leaf.dtype)
+
+    state = jax.tree.map(number, jobs.shapes(work)[0])
+    params = jax.tree.map(lambda x: x - 0.45 if x.ndim > 1 else x, state.params)
+    return state.replace(step=jnp.int32(7), params=params)
+
+
+def results_of(work, done=1):
+    """As they are after `done` tasks."""
+    names = work.task_names
+    found = outcome.empty(len(names), task_names=names)
+    for task in range(done):
+        row = np.where(np.arange(len(names)) <= task, 0.5 + 0.1 * task, np.nan)
+        found = outcome.add(found, task, {"knn/x": row}, {"knn/loss": 1.5}, 1.0)
+    return found
+
+
+def save(work, workdir, state, *, number=9, phase="evaluated", done=1, results=None):
+    cursor = {"phase": phase, "results": results or results_of(work, done)}
+    with contextlib.closing(checkpoint.Checkpoints(workdir / "checkpoints")) as there:
+        there.save(number, state, cursor)
+
+
+def untried(workdir, **changes):
+    """A job of which no step is traced, which takes its time and changes nothing."""
+    with mock.patch.object(jobs, "check"):
+        return toy.job(workdir, **changes)
+
+
+def run_of(workdir, **changes):
+    """A run directory with one checkpoint of any numbers; its job and its state."""
+    work = untried(workdir, **changes)
+    state = random_state(work)
+    save(work, workdir, state)
+    return work, state

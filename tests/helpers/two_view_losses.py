@@ -1,0 +1,229 @@
+"""Losses of two-view methods in float64 NumPy, from the papers' equations.
+
+`x` is an `ssl_bases.Features` of NumPy arrays, `o` an `ssl_bases.Options`. Nothing of
+the library's losses is called.
+"""
+
+import numpy as np
+
+VIEWS = ((0, 1), (1, 0))  # a view and the other one
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def cross_entropy(anchors, positives, negatives, tau, inside=True):
+    """-s(a, p) + log(exp s(a, p) + sum_n exp s(a, n)), the mean over rows.
+
+    Without `inside` the positive is not in the sum.
+    """
+    a, p = unit(anchors), unit(positives)
+    right = np.sum(a * p, axis=1) / tau
+    total = np.exp(a @ negatives.T / tau).sum(axis=1)
+    return np.mean(np.log(total + inside * np.exp(right)) - right)
+
+
+def moco(x, o):
+    """The query of a view meets the key and the bank of the other one."""
+    terms = [
+        cross_entropy(x.z[:, v], x.k[:, w], x.key_queue[w], o.temperature)
+        for v, w in VIEWS
+    ]
+    return np.mean(terms)
+
+
+def moco_pnr(x, o):
+    """PNR, Eq. 2 + 3: both banks of the other view are negatives of both terms."""
+    total, inside = 0.0, o.form == "code"
+    for v, w in VIEWS:
+        both = np.concatenate([x.key_queue[w], x.frozen_queue[w]])
+        first = both if o.pn1 else x.key_queue[w]
+        second = both if o.pn2 else x.frozen_queue[w]
+        total += cross_entropy(x.z[:, v], x.k[:, w], first, o.temperature)
+        total += cross_entropy(
+            x.p[:, v], x.f[:, v], second, o.distill_temperature, inside
+        )
+    return total / 2
+
+
+def _rows(views):
+    """Unit rows of both views: 2i and 2i + 1 are of example i."""
+    return unit(views.reshape(-1, views.shape[-1]))
+
+
+def _others(logits):
+    """Logarithm of the sum over j != i of exp logits_ij."""
+    return np.log(np.exp(logits).sum(axis=1) - np.exp(np.diag(logits)))
+
+
+def _partner(count):
+    """The other view of the same example."""
+    return np.arange(count) ^ 1
+
+
+def simclr(x, o):
+    z = _rows(x.z)
+    s, every = z @ z.T / o.temperature, np.arange(len(z))
+    return np.mean(_others(s) - s[every, _partner(len(z))])
+
+
+def _of_both(anchors, sets, tau):
+    """Logarithm of the sum over sets and j != i of exp s(anchors_i, set_j)."""
+    return np.logaddexp.reduce([_others(anchors @ rows.T / tau) for rows in sets])
+
+
+def _kept_apart(x, o):
+    """PNR's second term, Eq. 3: g(z) near its frozen feature, far from all others."""
+    z, p, f = map(_rows, (x.z, x.p, x.f))
+    tau = o.distill_temperature
+    total = _of_both(p, (f, z) if o.pn2 else (f,), tau)
+    return np.mean(total - np.sum(p * f, axis=1) / tau)
+
+
+def simclr_pnr(x, o):
+    z, f, tau = _rows(x.z), _rows(x.f), o.distill_temperature
+    right = np.sum(z * z[_partner(len(z))], axis=1) / tau
+    total = _of_both(z, (z, f) if o.pn1 else (z,), tau)
+    return np.mean(total - right) + _kept_apart(x, o)
+
+
+def _pull(x, tau):
+    """Mean of s(i, p) over the positives p of each row: all others of its label."""
+    z, labels = _rows(x.z), np.repeat(x.label, 2)
+    alike = (labels[:, None] == labels) & ~np.eye(len(z), dtype=bool)
+    return np.sum(alike * (z @ z.T), axis=1) / alike.sum(axis=1) / tau
+
+
+def supcon(x, o):
+    z, tau = _rows(x.z), o.temperature
+    return np.mean(_others(z @ z.T / tau) - _pull(x, tau))
+
+
+def supcon_pnr(x, o):
+    z, f, tau = _rows(x.z), _rows(x.f), o.temperature
+    total = _of_both(z, (z, f) if o.pn1 else (z,), tau)
+    return np.mean(total - _pull(x, tau)) + _kept_apart(x, o)
+
+
+def contrastive_distil(x, o):
+    s = _rows(x.p) @ _rows(x.f).T / o.distill_temperature
+    if o.form == "paper":
+        return np.mean(_others(s) - np.diag(s))
+    return np.mean([np.log(np.exp(t).sum(axis=1)) - np.diag(t) for t in (s, s.T)])
+
+
+def correlation(a, b, o):
+    """Barlow Twins, Eq. 1, of standardised features."""
+    a, b = ((x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 1e-5) for x in (a, b))
+    c = a.T @ b / len(a)
+    own = np.sum((np.diag(c) - 1) ** 2)
+    return o.scale * (own + o.off_diagonal * (np.sum(c**2) - np.sum(np.diag(c) ** 2)))
+
+
+def barlow(x, o):
+    return correlation(x.z[:, 0], x.z[:, 1], o)
+
+
+def barlow_distil(x, o):
+    return np.mean([correlation(x.p[:, v], x.f[:, v], o) for v in (0, 1)])
+
+
+def cosine(a, b):
+    return np.mean(np.sum(unit(a) * unit(b), axis=-1))
+
+
+def squared(a, b):
+    return np.sum((a - b) ** 2, axis=-1)
+
+
+def byol(x, o):
+    total = sum(2 - 2 * cosine(x.o[:, v], x.k[:, w]) for v, w in VIEWS)
+    return total / 2 if o.form == "paper" else total
+
+
+def byol_distil(x, o):
+    if o.form == "paper":
+        return np.mean(squared(x.p, x.f))
+    return 2 - 2 * cosine(x.p, x.f)
+
+
+def _features(x, o):
+    """What a sum over the features is divided by: the released code's are means."""
+    return 1 if o.form == "paper" else x.z.shape[-1]
+
+
+def vicreg(x, o):
+    total = o.invariance * np.mean(squared(x.z[:, 0], x.z[:, 1])) / _features(x, o)
+    for v in (0, 1):
+        view = x.z[:, v]
+        spread = np.sqrt(view.var(axis=0, ddof=1) + 1e-4)
+        c = np.cov(view.T)
+        off = (np.sum(c**2) - np.sum(np.diag(c) ** 2)) / len(c)
+        total += o.variance * np.mean(np.maximum(1 - spread, 0)) + o.covariance * off
+    return total
+
+
+def vicreg_distil(x, o):
+    return np.mean(squared(x.p, x.f)) / _features(x, o)
+
+
+def _swapped(x):
+    """The frozen feature of the other view."""
+    return x.f[:, ::-1]
+
+
+def apart_barlow(x, o):
+    if o.form == "paper":  # Eq. 5: a sum over the batch, the mean of both view orders
+        return np.sum(squared(x.p, _swapped(x))) / 2
+    return -cosine(x.p, _swapped(x))
+
+
+def apart_byol(x, o):
+    if o.form == "paper":
+        return np.mean(squared(x.p, _swapped(x)))
+    return 2 - 2 * cosine(x.p, _swapped(x))
+
+
+def apart_vicreg(x, o):
+    return np.mean(squared(x.p, _swapped(x))) / _features(x, o)
+
+
+def _without_negatives(loss, distil, apart):
+    """PNR, Eq. 4 + 5: CaSSLe's loss less lambda times a distance."""
+
+    def pnr(x, o):
+        cassle = loss(x, o) + o.weight * distil(x, o)
+        return cassle - o.negative_weight * apart(x, o) * o.pn2
+
+    return pnr
+
+
+# base -> its loss, its distillation, PNR's whole loss
+BASES = {
+    "simclr": (simclr, contrastive_distil, simclr_pnr),
+    "mocov2plus": (moco, contrastive_distil, moco_pnr),
+    "supcon": (supcon, contrastive_distil, supcon_pnr),
+} | {
+    base: (loss, distil, _without_negatives(loss, distil, apart))
+    for base, loss, distil, apart in (
+        ("barlow_twins", barlow, barlow_distil, apart_barlow),
+        ("byol", byol, byol_distil, apart_byol),
+        ("vicreg", vicreg, vicreg_distil, apart_vicreg),
+    )
+}
+
+
+def loss(base, strategy, x, o):
+    """What a task after the first is trained with; EWC's penalty is not in it."""
+    alone, distil, pnr = BASES[base]
+    if strategy == "pnr":
+        return pnr(x, o)
+    if strategy == "cassle":
+        return alone(x, o) + o.weight * distil(x, o)
+    if strategy == "less_forget":
+        return alone(x, o) + o.weight * (1 - cosine(x.z, x.f))
+    if strategy == "der" and x.stored_mask.any():
+        held = (x.replayed - x.stored)[x.stored_mask]
+        return alone(x, o) + o.weight * np.mean(held**2)
+    return alone(x, o)
