@@ -1,6 +1,6 @@
 """Puts one fault at a time into the code and asks whether the tests notice.
 
-    python tests/mutate.py                      all faults of faults.py
+    python tests/mutate.py                      all faults of faults/
     python tests/mutate.py 'memory: *' --jobs 2   those whose name matches
     python tests/mutate.py --check              do all faults still apply?
 
@@ -34,6 +34,7 @@ import time
 from typing import NamedTuple
 
 import faults
+from faults import fault as fault_lib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # A failure of this kind says that the code is wrong, whatever it computes.
@@ -48,7 +49,7 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", re.MULTILINE)
 class Verdict(NamedTuple):
     """What the tests said of a fault."""
 
-    fault: faults.Fault
+    fault: fault_lib.Fault
     word: str  # one of those at the top, or "stale"
     seconds: float = 0.0
     note: str = ""

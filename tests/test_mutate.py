@@ -6,6 +6,7 @@ import pytest
 
 import faults
 import mutate
+from faults import fault as fault_lib
 
 CODE = """def double(x):
     return 2 * x
@@ -63,7 +64,7 @@ def tree(tmp_path_factory):
 
 def fault(name, old, new, *tests, **options):
     tests = tests or ("test_code.py::test_double",)
-    return faults.Fault(name, "code_under_test.py", old, new, tests, **options)
+    return fault_lib.Fault(name, "code_under_test.py", old, new, tests, **options)
 
 
 GOOD = fault("code: good", "2 * x", "3 * x")
