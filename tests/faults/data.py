@@ -93,7 +93,13 @@ FAULTS = [
                 "data: the test split is not cut to the classes",
                 "cut(dataset.test)\n",
                 "dataset.test\n",
-                "test_converge.py::test_some_classes_and_some_rows_of_each",
+                "test_stream.py::test_chosen_classes_are_cut_out_of_every_split",
+            ),
+            (
+                "data: chosen classes keep their numbers",
+                "found._replace(label=new[found.label])",
+                "found",
+                "test_stream.py::test_chosen_classes_are_cut_out_of_every_split",
             ),
         ),
         *fault.of(
