@@ -111,6 +111,56 @@ def test_the_first_of_equal_rows_goes(candidates, narrow, monkeypatch):
             np.testing.assert_array_equal(got, want)
 
 
+def near_tie(rng, dim):
+    """A memory of five rows and two to come, after the first of which two rows tie.
+
+    The first evicts row c and is c mirrored at the plane that row j is normal to, so
+    that the sum moves along j: j's score grows by all that the bound allows. The sum is
+    chosen so that the mirrored row then has j's score, in exact arithmetic.
+    """
+    angle, along = np.radians(rng.uniform(55, 65)), rng.uniform(0.2, 0.35)
+    cos, sin = np.cos(angle), np.sin(angle)
+    total = np.array([along, (along + 2 * cos) * np.tan(angle / 2), 0])
+    rows = [[-cos, sin, 0], [-0.6, 0.8, 0], [1, 0, 0]]  # c, another candidate, j
+    # Two rows far from all others, which bring the sum there.
+    half = (total - np.sum(rows, axis=0)) / 2
+    away = np.array([0, 0, np.sqrt(1 - half @ half)])
+    rows = np.array([*rows, half + away, half - away])
+    scores = rows @ total
+    assert (np.diff(scores[:3]) < -0.01).all() and (scores[3:] < 0).all()
+    frame = np.linalg.qr(rng.normal(size=(dim, dim)))[0][:3]
+    incoming = np.array([[cos, sin, 0], [0, 0, 1]])
+    return rows[rng.permutation(5)] @ frame, incoming @ frame
+
+
+@pytest.mark.parametrize("dim", [3, 64])
+def test_rows_that_are_left_out_win_no_near_tie(dim, monkeypatch):
+    """Rounding decides in both, a window of two candidates and one of all rows.
+
+    Without `slack` the two choose differently in one of ten of these memories.
+    """
+    rng = np.random.default_rng(0)
+    ties = zip(*[near_tie(rng, dim) for _ in range(200)], strict=True)
+    memory, incoming = (np.float32(np.stack(rows)) for rows in ties)
+    kept = []
+    for candidates in (2, 5):
+        monkeypatch.setattr(duel, "_CANDIDATES", (candidates, 0.0))
+        kept.append(np.asarray(jax.jit(jax.vmap(duel.select))(memory, incoming)))
+    np.testing.assert_array_equal(*kept)
+    stays = kept[0][:, 5]  # the mirrored row, where j goes
+    assert 0.05 < stays.mean() < 0.95
+
+
+@pytest.mark.parametrize("score", duel_twin.SCORES)
+def test_scores_are_products_in_full_precision(score):
+    """Others than a CPU multiply coarsely by default, more than `slack` allows."""
+    shapes = [jax.ShapeDtypeStruct((n, 8), jnp.float32) for n in (600, 40)]
+    choose = jax.jit(functools.partial(duel.select, score=score))
+    text = choose.lower(*shapes).as_text()
+    count = text.count("stablehlo.dot_general")
+    assert count >= 4 and text.count("precision = [HIGHEST, HIGHEST]") == count
+
+
 def test_in_float32_the_memory_is_as_distinct():
     rng = np.random.default_rng(4)
     rows = units(rng, 900, 32, spread=0.5)

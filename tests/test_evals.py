@@ -81,6 +81,23 @@ def test_probe_is_the_sgd_of_the_equations(reading, batch_size):
     assert (result.rows["task_aware"] > result.rows["class_incremental"]).any()
 
 
+def test_epochs_of_a_probe_are_shuffled_anew():
+    """Each row is at each place equally often; rows that do not count stay last."""
+    rows, count, draws = jnp.array([9, 4, 7, 5, 1, 0, 0]), 5, 3000
+    keys = jax.random.split(jax.random.key(0), draws)
+    order_of = jax.jit(jax.vmap(lambda key: head_lib.epoch_order(key, rows, count)))
+    orders = np.asarray(order_of(keys))
+    np.testing.assert_array_equal(orders[:, count:], 0)
+    np.testing.assert_array_equal(
+        np.sort(orders[:, :count]), np.broadcast_to([1, 4, 5, 7, 9], (draws, count))
+    )
+    for row in (1, 4, 5, 7, 9):
+        share = (orders[:, :count] == row).mean(axis=0)
+        assert np.abs(share - 0.2).max() < 5 * np.sqrt(0.2 * 0.8 / draws)
+    # Neighbours part, too: 120 orders are as likely.
+    assert len({tuple(order) for order in orders.tolist()}) == 120
+
+
 @pytest.mark.parametrize("reading", ["features", "streamed"])
 def test_probe_is_the_adam_of_the_equations(reading):
     data, state = eval_toy.dataset(streams=reading == "streamed"), eval_toy.state_of(0)
@@ -463,6 +480,48 @@ def test_verdicts_are_those_of_brute_force():
     parts = eval_toy.parts_of("domain")
     judge = features.verdicts(parts, features.split(parts), parts.stream.evaluation)
     assert set(judge(jnp.asarray(scores))) == {"class_incremental"}
+
+
+def test_predictions_of_rows_of_no_task_count_only_if_asked():
+    """The last classes are of no task: met_only leaves out their rows, and later ones.
+
+    Without it all rows count in the accuracy, as a row of no task may be any class.
+    """
+    parts = eval_toy.parts_of(
+        predict=lambda state, images: eval_toy.embed(state, images) @ layer
+    )
+    layer = np.float32(
+        np.random.default_rng(5).normal(size=(eval_toy.DIM, eval_toy.CLASSES))
+    )
+    tasks = parts.stream.tasks[:2]
+    parts = parts._replace(stream=parts.stream._replace(tasks=tasks))
+    state, test = eval_toy.state_of(3), parts.stream.evaluation
+    scores = eval_toy.embedded(state, test.images) @ layer
+    right = scores.argmax(axis=1) == test.label
+    told = right.copy()
+    for task in tasks:
+        best = task.classes[scores[task.test][:, task.classes].argmax(axis=1)]
+        told[task.test] = best == test.label[task.test]
+    assert 0 < sum(len(task.test) for task in tasks) < len(right)
+    shares = [
+        [verdict[task.test].mean() for task in tasks] for verdict in (right, told)
+    ]
+    met = tasks[0].test, np.concatenate([task.test for task in tasks])
+    for done in (0, 1):
+        for options, rows in (
+            ({}, met[done]),
+            ({"met_only": True}, met[done]),
+            ({"met_only": False}, np.arange(len(right))),
+        ):
+            result = predict.make(parts, **options)(state, done)
+            accuracy = right[rows].mean()
+            np.testing.assert_allclose(result.scalars["accuracy"], accuracy)
+            shown = 2 if len(rows) == len(right) else done + 1
+            for row, share in zip(result.rows.values(), shares, strict=True):
+                want = share[:shown] + [np.nan] * (2 - shown)
+                np.testing.assert_allclose(row, want)
+    accuracies_differ = {right[rows].mean() for rows in (*met, np.arange(len(right)))}
+    assert len(accuracies_differ) == 3
 
 
 def test_what_all_evaluators_say_is_one_result(tmp_path):

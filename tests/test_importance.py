@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from helpers import toy
-from jaxcl import core
+from jaxcl import core, train
 from jaxcl import job as jobs
 from jaxcl.memory import importance
 
@@ -121,3 +121,36 @@ def test_the_method_observes_late_steps_and_consolidates(tmp_path, share, late):
                 assert np.abs(a).max() <= 1e-6 * b + 1e-12  # at the anchor
             assert max(jax.tree.leaves(size)) > 0
     assert counted == 2 * ([False] * (12 - late) + [True] * late)
+
+
+def test_a_run_consolidates_at_the_end_of_each_task(tmp_path):
+    """The loop tells the method: by then each task has had all of its steps."""
+    changes = {"method.strategy": "ewc", "method.base": "simclr", "epochs": 1}
+    work = toy.job(tmp_path, tasks=2, **changes)
+    told = []
+
+    def noted(state, task):
+        told.append((int(state.task), int(state.step), task.index))
+        return work.method.end_task(state, task)
+
+    @jax.jit
+    def step(state, resident, batches, count):
+        """Each step squares a gradient of 1."""
+        held = state.extra.importance
+        held = held._replace(squares=jax.tree.map(lambda x: x + 1, held.squares))
+        extra = state.extra._replace(importance=held)
+        ones = jnp.ones(1)
+        metrics = {"loss": ones, "lr": ones, "grad_norm": ones}
+        return state.replace(step=state.step + count, extra=extra), metrics
+
+    method = work.method._replace(end_task=noted)
+    train.run(work._replace(method=method), tmp_path, step=step)
+    assert told == [(0, 6, 0), (1, 12, 1)]
+    state = toy.saved(work, tmp_path).state
+    held = state.extra.importance
+    for precision, anchor, squares, param in zip(
+        *map(jax.tree.leaves, (*held, state.params)), strict=True
+    ):
+        np.testing.assert_allclose(precision, np.full(param.shape, 2.0))  # of two tasks
+        np.testing.assert_allclose(anchor, 2 * param, rtol=1e-6)
+        assert not squares.any()

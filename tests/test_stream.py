@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from helpers import small_sets
-from jaxcl.data import scenarios, stream
+from jaxcl.data import scenarios, splits, stream
 
 # The class order of the released PNR and CaSSLe experiments for 100 classes.
 RELEASED = """
@@ -101,6 +101,32 @@ def test_domain_scenario():
     assert len(scenarios.make(data, scenario="domain", num_tasks=3).tasks) == 3
 
 
+def test_earlier_rows_are_those_of_the_tasks_before():
+    """Of all of them, and none of the task's own; in the order of the tasks."""
+    data = toy()
+    skewed = {"long_tail": {"factor": 4}}
+    for options in (
+        {"scenario": "joint"},
+        {"scenario": "class", "num_tasks": 5, "class_order": [3, 1, 4, 0, 2]},
+        {"scenario": "data", "num_tasks": 4},
+        {"scenario": "domain", "domain_order": ["d2", "d0", "d1"]},
+        {"scenario": "growth", "growth": 0.3},
+        {"scenario": "class", "num_tasks": 3, **skewed},
+    ):
+        met = []
+        for task in scenarios.make(data, **options).tasks:
+            assert task.earlier.tolist() == met and task.earlier.dtype == np.int32
+            met += task.train.rows.tolist()
+        assert len(set(met)) == len(met) <= 40
+        assert (len(met) < 40) == ("long_tail" in options)
+    # Of another run's data: rows of all domains but the last, in each of the tasks.
+    domain = data.train.domain
+    for task in scenarios.make(data, scenario="after", num_tasks=3).tasks:
+        assert task.earlier.tolist() == np.flatnonzero(domain < 2).tolist()
+        assert task.train.rows.tolist() == np.flatnonzero(domain == 2).tolist()
+        assert task.earlier.dtype == np.int32
+
+
 def test_evaluation_split():
     held = small_sets.examples([0, 1, 2, 3, 4])
     data = toy()._replace(validation=held)
@@ -110,6 +136,39 @@ def test_evaluation_split():
     assert [t.test.tolist() for t in made.tasks] == [[0], [1], [2], [3], [4]]
     made = scenarios.make(toy()._replace(test=None), **options, evaluation="none")
     assert made.evaluation is None and len(made.tasks[0].test) == 0
+
+
+def test_chosen_classes_are_cut_out_of_every_split():
+    """Their rows stay in order, under new numbers; a few are drawn of train alone."""
+    rng = np.random.default_rng(1)
+
+    def numbered(count):
+        label = rng.permutation(np.arange(count) % 5)
+        rows = small_sets.examples(label, rng.integers(0, 3, count))
+        images = np.arange(4 * count, dtype=np.uint8).reshape(count, 2, 2, 1)
+        return rows._replace(images=images)
+
+    whole = [numbered(count) for count in (40, 25, 35)]
+    data = small_sets.dataset(whole[0], whole[2], domains=3, validation=whole[1])
+    for few in (None, 3):
+        cut = splits.of_classes(data, ("c3", 1), few, seed=2)
+        assert cut.class_names == ("c3", "c1") and cut.domain_names == data.domain_names
+        for mine, theirs in zip(
+            (cut.train, cut.validation, cut.test), whole, strict=True
+        ):
+            rows = mine.images[:, 0, 0, 0].astype(int) // 4
+            wanted = np.flatnonzero(np.isin(theirs.label, (1, 3)))
+            if few and theirs is whole[0]:
+                assert np.bincount(mine.label).tolist() == [3, 3]
+                assert set(rows) < set(wanted)
+            else:
+                assert rows.tolist() == wanted.tolist()
+            assert (np.diff(rows) > 0).all()
+            assert mine.label.tolist() == [{3: 0, 1: 1}[n] for n in theirs.label[rows]]
+            np.testing.assert_array_equal(mine.images, theirs.images[rows])
+            np.testing.assert_array_equal(mine.domain, theirs.domain[rows])
+    other = splits.of_classes(data, ("c3", 1), 3, seed=3)
+    assert not np.array_equal(other.train.images, cut.train.images)
 
 
 def test_unlabelled_rows_are_fine_without_classes():

@@ -189,11 +189,18 @@ def select(
     return _select_exponential(memory, incoming, present, room, ahead, temperature)
 
 
+def _dot(a, b):
+    """Products of which the largest is sought: of f32, as `slack` in `_select_affine`.
+
+    A TPU's default is one pass of bf16, a GPU's TF32: both lose more than that. These
+    are products with a vector, which wait for the memory and not for the multiplying.
+    """
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
 def _products(memory, incoming, row):
     """Of all rows with one, f32[K+B]; the rows themselves are not joined (a copy)."""
-    return jnp.concatenate(
-        [contrastive.dot(rows, row[None])[:, 0] for rows in (memory, incoming)]
-    )
+    return jnp.concatenate([_dot(rows, row) for rows in (memory, incoming)])
 
 
 def _row(memory, incoming, index):
@@ -206,9 +213,8 @@ def _row(memory, incoming, index):
 
 def _total(memory, incoming, present):
     capacity = len(memory)
-    return present[:capacity].astype(memory.dtype) @ memory + (
-        present[capacity:].astype(memory.dtype) @ incoming
-    )
+    present = present.astype(memory.dtype)
+    return _dot(present[:capacity], memory) + _dot(present[capacity:], incoming)
 
 
 def _select_affine(memory, incoming, present, room, ahead):
@@ -216,7 +222,9 @@ def _select_affine(memory, incoming, present, room, ahead):
     least, share = _CANDIDATES
     looked_at = min(max(least, int(share * capacity)), capacity)
     rounds = min(_ROUNDS, count)
-    # Twice the rounding error of a product with a sum of K unit rows.
+    # Twice the rounding error of a product with a sum of K unit rows: a row that is
+    # left out, lies along the way that the sum moved and ties with the best one would
+    # pass for the lesser.
     slack = 64 * jnp.finfo(memory.dtype).eps * capacity
 
     def opened(present, total, first):
@@ -233,7 +241,7 @@ def _select_affine(memory, incoming, present, room, ahead):
         )  # fmt: skip
 
     def play(window):
-        scores = window.rows @ window.total
+        scores = _dot(window.rows, window.total)
         scores = jnp.where(window.alive, scores, -jnp.inf)
         worst = jnp.argmax(scores)
         moved = jnp.linalg.norm(window.total - window.start)
@@ -277,7 +285,7 @@ def _select_exponential(memory, incoming, present, room, ahead, temperature):
         index = block * _BLOCK + jnp.arange(_BLOCK)
         there = present.at[index].get(mode="fill", fill_value=False)
         columns = jax.vmap(alike)(_row(memory, incoming, index))
-        return scores + there.astype(scores.dtype) @ columns
+        return scores + _dot(there.astype(scores.dtype), columns)
 
     def play(round, carry):
         present, scores = carry

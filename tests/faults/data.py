@@ -1,0 +1,212 @@
+"""Faults of data and views, and of how a run goes through its tasks."""
+
+from faults import fault
+
+FAULTS = [
+    *[
+        *fault.of(
+            "data/scenarios.py",
+            "test_stream.py::test_class_scenario_released_order_in_tens",
+            (
+                "data: the order of classes is ignored",
+                "enumerate(np.array_split(order, num_tasks))",
+                "enumerate(np.array_split(np.sort(order), num_tasks))",
+            ),
+            (
+                "data: a task is judged on all classes",
+                "np.flatnonzero(np.isin(judge.label, classes))",
+                "np.arange(len(judge.label))",
+                "test_stream.py::test_class_scenario_partitions_by_label",
+            ),
+            (
+                "data: earlier rows are also the task's own",
+                "*before[:index]]",
+                "*before[: index + 1]]",
+                "test_stream.py::test_earlier_rows_are_those_of_the_tasks_before",
+            ),
+            (
+                "data: earlier rows lack those of the last task",
+                "*before[:index]]",
+                "*before[: max(index - 1, 0)]]",
+                "test_stream.py::test_earlier_rows_are_those_of_the_tasks_before",
+            ),
+            (
+                "data: earlier rows of another run are also the new ones",
+                "np.flatnonzero(domain < last)",
+                "np.flatnonzero(domain <= last)",
+                "test_stream.py::test_earlier_rows_are_those_of_the_tasks_before",
+            ),
+            (
+                "data: slices are not shuffled",
+                "np.split(shuffled, cuts)",
+                "np.split(by_label, cuts)",
+                "test_stream.py::test_data_scenario_slices_the_released_permutation",
+            ),
+            (
+                "data: the last slice takes the remainder",
+                "cuts = [rest + each * (index + 1)",
+                "cuts = [each * (index + 1)",
+                "test_stream.py::test_data_scenario_slices_the_released_permutation",
+            ),
+            (
+                "data: a domain is judged on all domains",
+                "np.flatnonzero(judge.domain == domain)",
+                "np.arange(len(judge.domain))",
+                "test_stream.py::test_domain_scenario",
+            ),
+            (
+                "data: growth is the share of the old rows",
+                "old = round((1 - growth) * len(rows))",
+                "old = round(growth * len(rows))",
+                "test_converge.py::test_growth_cuts_by_the_seed",
+            ),
+        ),
+        *fault.of(
+            "data/stream.py",
+            "test_stream.py::test_schedule_is_random_access_over_seeded_epochs",
+            (
+                "data: every epoch has the same order",
+                "default_rng([plan.seed, plan.task, epoch])",
+                "default_rng([plan.seed, plan.task, 0])",
+            ),
+            (
+                "data: every task has the same order",
+                "default_rng([plan.seed, plan.task, epoch])",
+                "default_rng([plan.seed, 0, epoch])",
+            ),
+            (
+                "data: every task has the epochs of the first",
+                "epochs = each[min(task, len(each) - 1)] if each else 0",
+                "epochs = each[0] if each else 0",
+                "test_stream.py::test_first_tasks_may_have_epochs_of_their_own",
+            ),
+        ),
+        *fault.of(
+            "data/splits.py",
+            "test_sources.py::test_validation_is_stratified_seeded_and_apart_from_test",
+            (
+                "data: validation rows stay in the train split",
+                "return take(train, np.flatnonzero(~mask)), take(",
+                "return train, take(",
+            ),
+            (
+                "data: the test split is not cut to the classes",
+                "cut(dataset.test)\n",
+                "dataset.test\n",
+                "test_stream.py::test_chosen_classes_are_cut_out_of_every_split",
+            ),
+            (
+                "data: chosen classes keep their numbers",
+                "found._replace(label=new[found.label])",
+                "found",
+                "test_stream.py::test_chosen_classes_are_cut_out_of_every_split",
+            ),
+        ),
+        *fault.of(
+            "crops.py",
+            "test_augment.py::test_random_resized_crop_is_pillows_crop_then_resize",
+            (
+                "data: shrinking has no antialiasing",
+                "jnp.maximum(scale, 1.0)",
+                "jnp.minimum(scale, 1.0)",
+            ),
+            (
+                "data: crops swap width and height",
+                "w = jnp.round(jnp.sqrt(area * aspect))\n"
+                "    h = jnp.round(jnp.sqrt(area / aspect))",
+                "h = jnp.round(jnp.sqrt(area * aspect))\n"
+                "    w = jnp.round(jnp.sqrt(area / aspect))",
+                "test_augment.py::test_boxes_are_distributed_as_torchvisions",
+            ),
+            (
+                "data: crops begin at the top",
+                "jnp.floor(u[-2] * (height - h + 1))",
+                "jnp.floor(0 * (height - h + 1))",
+                "test_augment.py::test_boxes_are_distributed_as_torchvisions",
+            ),
+        ),
+        *fault.of(
+            "augment.py",
+            "test_augment.py::test_default_views_are_those_of_the_published_recipe",
+            (
+                "data: saturation is jittered as strongly as contrast",
+                "_JITTER = (0.4, 0.4, 0.2, 0.1)",
+                "_JITTER = (0.4, 0.4, 0.4, 0.1)",
+            ),
+            (
+                "data: views are gray half as often",
+                "grayscale: float = 0.2,",
+                "grayscale: float = 0.1,",
+            ),
+            (
+                "data: both views are the same",
+                "jax.vmap(jax.random.fold_in, (0, None))(keys, view)",
+                "jax.vmap(jax.random.fold_in, (0, None))(keys, 0)",
+                "test_augment.py::test_keys_are_folded_from_position_then_view",
+            ),
+            (
+                "data: solarising inverts the dark pixels",
+                "jnp.where(image >= threshold, 1.0 - image, image)",
+                "jnp.where(image < threshold, 1.0 - image, image)",
+                "test_augment.py::test_gray_solarize_flip_normalize",
+            ),
+        ),
+    ],
+    *[
+        *fault.of(
+            "job.py",
+            "test_core.py::test_a_task_begins_where_the_run_stands",
+            (
+                "run: a task's start is not noted",
+                '"task_start": np.int32(state.step)',
+                '"task_start": np.int32(state.task_start)',
+            ),
+            (
+                "run: a task's steps are those of one epoch",
+                "np.int32(len(schedule(job, source, task.index)))",
+                "np.int32(schedule(job, source, task.index).steps_per_epoch)",
+            ),
+            (
+                "run: the method is not told of a task's beginning",
+                "sharding.settle(job.method.begin_task(state, task), job.mesh)",
+                "sharding.settle(state, job.mesh)",
+            ),
+        ),
+        *fault.of(
+            "train.py",
+            "test_methods.py::test_resumes_bitwise_finite_one_compile[er]",
+            (
+                "run: a resumed task begins with its first batch",
+                "work, source, task.index, step - begun)",
+                "work, source, task.index, 0)",
+            ),
+            (
+                "run: the end of a task is not told",
+                "state = work.method.end_task(state, task)",
+                "state = state",
+                "test_importance.py::test_a_run_consolidates_at_the_end_of_each_task",
+            ),
+        ),
+        *fault.of(
+            "checkpoint.py",
+            "test_checkpoint.py::test_restores_every_type_bitwise_on_another_mesh",
+            (
+                "run: a key is not restored",
+                "return Restored(state, metadata",
+                'return Restored({**state, "key": like["key"]}, metadata',
+            ),
+            (
+                "run: the oldest checkpoint is restored",
+                "for number in reversed(numbers):",
+                "for number in numbers:",
+                "test_checkpoint.py::test_damaged_newest_falls_back_and_says_so[flip]",
+            ),
+            (
+                "run: a checksum does not see a swap",
+                "weights = 2 * jnp.arange(words.size, dtype=jnp.uint32) + 1",
+                "weights = jnp.ones(words.size, jnp.uint32)",
+                "test_checkpoint.py::test_checksum_sees_one_bit_and_a_swap",
+            ),
+        ),
+    ],
+]

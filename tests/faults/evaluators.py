@@ -1,0 +1,140 @@
+"""Faults of evaluators and of metrics."""
+
+from faults import fault
+
+FAULTS = [
+    *fault.of(
+        "evals/knn.py",
+        "test_evals.py::test_votes_weigh_by_distance",
+        (
+            "eval: knn's weights have no temperature",
+            "weights = jnp.exp(scores / temperature)",
+            "weights = jnp.exp(scores)",
+        ),
+        (
+            "eval: knn asks rows that it may not",
+            "jax.lax.top_k(jnp.where(mask, scores, -jnp.inf), k)",
+            "jax.lax.top_k(scores, k)",
+        ),
+    ),
+    *fault.of(
+        "evals/features.py",
+        "test_evals.py::test_neighbours_are_those_of_brute_force[class-cosine]",
+        (
+            "eval: rows seen are those of earlier tasks",
+            "(groups.train_task <= task)",
+            "(groups.train_task < task)",
+        ),
+        (
+            "eval: a task's classes are not told",
+            "told = jnp.where(allowed[task], scores, -jnp.inf)",
+            "told = scores",
+            "test_evals.py::test_verdicts_are_those_of_brute_force",
+        ),
+        (
+            "eval: a row of several tasks is of the last",
+            "for t, task in reversed(list(enumerate(tasks))):",
+            "for t, task in enumerate(tasks):",
+            "test_online_head.py::test_predict_judges_the_rows_of_the_tasks_met",
+        ),
+        (
+            "eval: tasks to come are judged",
+            "np.arange(len(row)) <= task, row, np.nan",
+            "np.arange(len(row)) <= task + 1, row, np.nan",
+        ),
+    ),
+    *fault.of(
+        "evals/linear.py",
+        "test_evals.py::test_domain_probe_trains_on_its_domain_alone",
+        (
+            "eval: a domain's probe trains on all domains",
+            "mine = np.flatnonzero(mask & (groups.train_task == t))",
+            "mine = np.flatnonzero(mask)",
+        ),
+        (
+            "eval: the semi-supervised probe has all labels",
+            "mask = share & usable(state, task)",
+            "mask = usable(state, task)",
+            "test_evals.py"
+            "::test_semi_supervised_probe_trains_on_its_share_alone[all-features]",
+        ),
+    ),
+    *fault.of(
+        "evals/head.py",
+        "test_evals.py::test_probe_is_the_sgd_of_the_equations[features-16]",
+        (
+            "eval: the probe has no momentum",
+            "momentum * v + g + weight_decay * p",
+            "g + weight_decay * p",
+        ),
+        (
+            "eval: the probe's rate falls an epoch late",
+            "jnp.sum(milestones <= epoch)",
+            "jnp.sum(milestones < epoch)",
+        ),
+        (
+            "eval: the probe takes rows in order",
+            "bits = jax.random.bits(key, rows.shape, jnp.uint32)",
+            "bits = jnp.zeros(rows.shape, jnp.uint32)",
+            "test_evals.py::test_epochs_of_a_probe_are_shuffled_anew",
+        ),
+    ),
+    *fault.of(
+        "evals/predict.py",
+        "test_evals.py::test_predictions_of_rows_of_no_task_count_only_if_asked",
+        (
+            "eval: predictions of all tasks are judged by default",
+            "met_only=True",
+            "met_only=False",
+        ),
+        (
+            "eval: met_only is ignored",
+            "(task if met_only else none)",
+            "task",
+        ),
+        (
+            "eval: rows of no task are never judged",
+            "(task if met_only else none)",
+            "(task if met_only else none - 1)",
+        ),
+        (
+            "eval: met_only leaves out the task just finished",
+            "unjudged = met_only & (np.arange(len(row)) > task)",
+            "unjudged = met_only & (np.arange(len(row)) >= task)",
+        ),
+        (
+            "eval: met_only shows tasks to come",
+            "unjudged = met_only & (np.arange(len(row)) > task)",
+            "unjudged = np.zeros(len(row), bool)",
+        ),
+    ),
+    *fault.of(
+        "metrics.py",
+        "test_metrics.py",
+        (
+            "eval: forgetting never is negative",
+            "(_best(matrix[:-1]) - matrix[-1])[:-1]",
+            "(_best(matrix) - matrix[-1])[:-1]",
+        ),
+        (
+            "eval: stability may be negative",
+            "best = np.maximum(_best(matrix[:-1]), matrix[-1])",
+            "best = _best(matrix[:-1])",
+        ),
+        (
+            "eval: plasticity counts the diagonal",
+            "gain[j, j + 1 :]",
+            "gain[j, j:]",
+        ),
+        (
+            "eval: the accuracy after a task counts tasks to come",
+            "_mean(row[: t + 1])",
+            "_mean(row)",
+        ),
+        (
+            "eval: a class is compared with itself",
+            "others = jnp.sum(means, axis=0) - means",
+            "others = jnp.sum(means, axis=0)",
+        ),
+    ),
+]

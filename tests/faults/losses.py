@@ -1,0 +1,242 @@
+"""Faults of the losses."""
+
+from faults import fault
+
+FAULTS = [
+    *fault.of(
+        "losses/contrastive.py",
+        fault.twins("losses", "nt_xent"),
+        (
+            "loss: nt_xent has the row itself in the denominator",
+            "denominator = logsumexp_of_others(dot(rows, rows) / temperature)",
+            "denominator = jax.nn.logsumexp(dot(rows, rows) / temperature, axis=-1)",
+        ),
+        (
+            "loss: nt_xent multiplies the positive by the temperature",
+            "positive = jnp.sum(z1 * z2, axis=-1) / temperature",
+            "positive = jnp.sum(z1 * z2, axis=-1) * temperature",
+        ),
+        (
+            "loss: info_nce leaves its positive out where it is to be in",
+            "    if positive_in_denominator:",
+            "    if not positive_in_denominator:",
+            fault.twins("losses", "info_nce"),
+        ),
+        (
+            "loss: info_nce counts negatives that do not exist",
+            "logits = jnp.where(exists, logits, _ABSENT)",
+            "logits = jnp.where(exists, logits, logits)",
+            fault.twins("losses", "info_nce_masked"),
+        ),
+        (
+            "loss: m_hml divides by the slots, not by the rows stored",
+            "- jnp.log(count)",
+            "- jnp.log(len(memory))",
+            fault.twins("losses", "m_hml_masked"),
+        ),
+        (
+            "loss: sup_con sums over positives",
+            "- total / jnp.maximum(count, 1)",
+            "- total",
+            fault.twins("losses", "sup_con"),
+        ),
+        (
+            "loss: sup_con has the row itself among its positives",
+            "(labels[:, None] == labels[None, :]) & ~own",
+            "(labels[:, None] == labels[None, :]) | own",
+            fault.twins("losses", "sup_con"),
+        ),
+        (
+            "loss: sup_con ignores which rows are anchors",
+            "loss = loss * anchor_mask",
+            "loss = loss * jnp.ones_like(anchor_mask)",
+            fault.twins("losses", "sup_con_masked"),
+        ),
+        (
+            "loss: a mean over masked rows divides by all rows",
+            "return jnp.sum(rows * mask) / jnp.maximum(jnp.sum(mask), 1)",
+            "return jnp.sum(rows * mask) / len(rows)",
+            fault.twins("replay_losses", "er_ace_masked"),
+        ),
+    ),
+    *fault.of(
+        "losses/noncontrastive.py",
+        fault.twins("noncontrastive", "barlow"),
+        (
+            "loss: barlow_twins divides by B - 1",
+            "contrastive.dot(a.T, b.T) / rows",
+            "contrastive.dot(a.T, b.T) / (rows - 1)",
+        ),
+        (
+            "loss: barlow_twins pulls the diagonal to 0",
+            "jnp.square(correlation - own)",
+            "jnp.square(correlation)",
+        ),
+        (
+            "loss: vicreg counts variances as covariances",
+            "jnp.where(jnp.eye(features, dtype=bool), 0.0, product)",
+            "product",
+            fault.twins("noncontrastive", "vicreg"),
+        ),
+        (
+            "loss: vicreg has the biased variance",
+            "jnp.sqrt(jnp.sum(z * z, axis=0) / (rows - 1) + 1e-4)",
+            "jnp.sqrt(jnp.sum(z * z, axis=0) / rows + 1e-4)",
+            fault.twins("noncontrastive", "vicreg"),
+        ),
+        (
+            "loss: byol sends a gradient to its target",
+            "mean_cosine(predictions, jax.lax.stop_gradient(targets))",
+            "mean_cosine(predictions, targets)",
+            fault.twins("noncontrastive", "byol"),
+        ),
+    ),
+    *fault.of(
+        "losses/distill.py",
+        fault.twins("losses", "cassle"),
+        (
+            "loss: cassle has one direction twice",
+            "jax.nn.logsumexp(logits, axis=0) - positive",
+            "jax.nn.logsumexp(logits, axis=1) - positive",
+        ),
+        (
+            "loss: frozen features get a gradient",
+            "return contrastive.l2_normalize(jax.lax.stop_gradient(x))",
+            "return contrastive.l2_normalize(x)",
+        ),
+        (
+            "loss: pseudo_negative takes the frozen feature of the same view",
+            "return (between(p1, f2) + between(p2, f1)) / 2",
+            "return (between(p1, f1) + between(p2, f2)) / 2",
+            fault.twins("noncontrastive", "pseudo_negative_byol"),
+        ),
+        (
+            "loss: pnr_simclr has frozen rows for pseudo-negatives of L2",
+            "second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), temperature)",
+            "second = _logsumexp_of_others(p, (f, f) if pn2 else (f,), temperature)",
+            fault.twins("losses", "pnr_simclr_True_True"),
+        ),
+        (
+            "loss: pnr_simclr keeps its pseudo-negatives where pn1 is off",
+            "(z, f) if pn1 else (z,), temperature)\n"
+            "    second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), temp",
+            "(z, f), temperature)\n"
+            "    second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), temp",
+            fault.twins("losses", "pnr_simclr_False_True"),
+        ),
+        (
+            "loss: pnr_moco meets the key bank of its own view",
+            "_queue_logsumexp(q, p if pn2 else None, key_queue)",
+            "_queue_logsumexp(q, p if pn2 else None, key_queue[::-1])",
+            fault.twins("losses", "pnr_moco"),
+        ),
+        (
+            "loss: pnr_moco has one temperature",
+            "jnp.stack([p2, p1])) / distill_temperature",
+            "jnp.stack([p2, p1])) / temperature",
+            fault.twins("losses", "pnr_moco"),
+        ),
+        (
+            "loss: pnr_moco sends a gradient to its queues",
+            "    queue = jax.lax.stop_gradient(queue)\n",
+            "",
+            fault.twins("losses", "pnr_moco"),
+        ),
+    ),
+    *fault.of(
+        "losses/prototype.py",
+        fault.twins("prototype", "nce_default"),
+        (
+            "loss: sample_nce multiplies by the chance of a row",
+            "return -jnp.log(weights) - jnp.log(",
+            "return jnp.log(weights) - jnp.log(",
+        ),
+        (
+            "loss: sample_nce weights candidates of new classes",
+            "weighted = weighted & old & jnp.any(own & old, axis=0)",
+            "weighted = weighted & old",
+        ),
+        (
+            "loss: prd has the student's temperature for the teacher",
+            "_products(*told, exists).T / teacher_temperature",
+            "_products(*told, exists).T / temperature",
+            fault.twins("prototype", "prd_default"),
+        ),
+        (
+            "loss: prd sends a gradient to the teacher",
+            "told = jax.lax.stop_gradient((teacher_prototypes, teacher_z))",
+            "told = (teacher_prototypes, teacher_z)",
+            fault.twins("prototype", "prd_default"),
+        ),
+        (
+            "loss: ird relates a row to itself",
+            "~jnp.eye(len(z), dtype=bool) & exists",
+            "jnp.ones((len(z), len(z)), bool) & exists",
+            fault.twins("prototype", "ird_default"),
+        ),
+    ),
+    *fault.of(
+        "losses/replay.py",
+        fault.twins("replay_losses", "er_ace_default"),
+        (
+            "loss: er_ace lets incoming rows compete over all seen classes",
+            "class_mask=incoming,",
+            "class_mask=seen,",
+        ),
+        (
+            "loss: er_ace lets replayed rows compete over unseen classes",
+            "replay_labels, class_mask=seen, example_mask=replay_mask",
+            "replay_labels, class_mask=None, example_mask=replay_mask",
+        ),
+        (
+            "loss: triplet pushes positives and pulls negatives",
+            "between(a, p) - between(a, n) + margin",
+            "between(a, n) - between(a, p) + margin",
+            fault.twins("replay_losses", "triplet_default"),
+        ),
+        (
+            "loss: der sums over columns",
+            "contrastive.masked_mean(jnp.mean(squares, axis=-1), example_mask)",
+            "contrastive.masked_mean(jnp.sum(squares, axis=-1), example_mask)",
+            fault.twins("replay_losses", "der_default"),
+        ),
+        (
+            "loss: der sends a gradient to stored logits",
+            "_wide(jax.lax.stop_gradient(stored_logits))",
+            "_wide(stored_logits)",
+            fault.twins("replay_losses", "der_default"),
+        ),
+        (
+            "loss: icarl has labels for old classes and the teacher for new ones",
+            "jnp.where(old_classes.astype(bool), teacher, own)",
+            "jnp.where(old_classes.astype(bool), own, teacher)",
+            fault.twins("replay_losses", "icarl_default"),
+        ),
+    ),
+    *fault.of(
+        "losses/incremental.py",
+        fault.twins("incremental", "one"),
+        (
+            "loss: nce_one sums over negatives",
+            " - jnp.log(jnp.maximum(count, 1))",
+            "",
+        ),
+        (
+            "loss: nce_one pushes its positive",
+            "odds = weight + mean - positive / temperature",
+            "odds = weight + mean + positive / temperature",
+        ),
+        (
+            "loss: nce_two swaps the shares of old and new",
+            "jnp.logaddexp(jnp.log(growth) + ratio, jnp.log1p(-growth))",
+            "jnp.logaddexp(jnp.log1p(-growth) + ratio, jnp.log(growth))",
+            fault.twins("incremental", "two"),
+        ),
+        (
+            "loss: change_ratio is upside down",
+            "ratio = jax.nn.softplus(new) - jax.nn.softplus(old)",
+            "ratio = jax.nn.softplus(old) - jax.nn.softplus(new)",
+            fault.twins("incremental", "ratio"),
+        ),
+    ),
+]

@@ -1,0 +1,175 @@
+"""Faults of the memories, of queues and of what consolidates."""
+
+from faults import fault
+
+FAULTS = [
+    *fault.of(
+        "memory/policies.py",
+        "test_memory.py::test_reservoir_against_one_row_at_a_time",
+        (
+            "memory: the reservoir draws below n, not up to n",
+            "(key, number, number + 1)",
+            "(key, number, jnp.maximum(number, 1))",
+            "test_memory.py::test_reservoir_draws_exactly_from_long_streams[10000]",
+        ),
+        (
+            "memory: fifo keeps the first rows of a batch that is too large",
+            "newer = jnp.sum(mask, dtype=jnp.int32) - jnp.cumsum",
+            "newer = jnp.cumsum",
+            "test_memory.py::test_fifo_against_a_queue",
+        ),
+        (
+            "memory: a ring begins each batch where the last began",
+            "return slots, (turn + more) % size",
+            "return slots, turn",
+            "test_policies.py::test_rings_against_queues",
+        ),
+        (
+            "memory: class_balanced forgets how many rows of a full class came",
+            "span = jnp.where(own, met[label], jnp.sum(pool))",
+            "span = jnp.sum(pool)",
+            "test_policies.py::test_class_balanced_against_one_row_at_a_time",
+        ),
+    ),
+    *fault.of(
+        "memory/buffer.py",
+        "test_memory.py::test_write_against_one_row_at_a_time",
+        (
+            "memory: of rows with one slot the first stays",
+            "jnp.full((capacity,), -1, jnp.int32).at[slots].max(rows, mode=",
+            "jnp.full((capacity,), 9999, jnp.int32).at[slots].min(rows, mode=",
+        ),
+        (
+            "memory: masked rows are written",
+            "_last_writers(slots, mask & _computed(after), buffer.capacity)",
+            "_last_writers(slots, _computed(after), buffer.capacity)",
+        ),
+        (
+            "memory: rows that are dropped do not count as seen",
+            "jnp.sum(mask, dtype=jnp.uint32)",
+            "jnp.sum(mask & (slots < buffer.capacity), dtype=jnp.uint32)",
+        ),
+        (
+            "memory: empty slots are drawn",
+            "drawable = buffer.filled\n",
+            "drawable = jnp.ones_like(buffer.filled)\n",
+            "test_memory.py::test_rows_that_do_not_exist_are_masked",
+        ),
+        (
+            "memory: draws ignore the weights",
+            "score = score + log_weights",
+            "score = score + 0.0",
+            "test_memory.py::test_weighted_draws_follow_the_weights",
+        ),
+    ),
+    *fault.of(
+        "memory/herding.py",
+        "test_herding.py::test_against_all_rows_for_every_choice",
+        (
+            "memory: herding follows the mean one row late",
+            "(j + 1) * mean - total",
+            "j * mean - total",
+        ),
+        (
+            "memory: herding chooses a row twice",
+            "return chosen, total, left.at[row].set(False)",
+            "return chosen, total, left",
+        ),
+    ),
+    *fault.of(
+        "memory/duel.py",
+        "test_duel_memory.py::test_select_is_the_plain_loop[affine-False]",
+        (
+            "memory: duel drops the most distinct row",
+            "worst = jnp.argmax(scores)\n",
+            "worst = jnp.argmin(jnp.where(window.alive, scores, jnp.inf))\n",
+        ),
+        (
+            "memory: duel's sum stays as it was",
+            "total=jnp.where(sure, window.total + gain, window.total)",
+            "total=window.total",
+        ),
+        (
+            "memory: duel's bound does not grow while the sum moves",
+            "window.bound + moved + slack",
+            "window.bound + slack",
+        ),
+        (
+            "memory: duel's bound has no room for rounding",
+            "window.bound + moved + slack",
+            "window.bound + moved",
+            "test_duel_memory.py::test_rows_that_are_left_out_win_no_near_tie",
+        ),
+        (
+            "memory: duel multiplies as coarsely as the device likes to",
+            "jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)",
+            "jnp.matmul(a, b)",
+            "test_duel_memory.py::test_scores_are_products_in_full_precision",
+        ),
+        (
+            "memory: duel's scores lack the row that joined",
+            "return present, scores + alike(_row(memory, incoming, joins))",
+            "return present, scores",
+            "test_duel_memory.py::test_select_is_the_plain_loop[exponential-False]",
+        ),
+        (
+            "memory: duel's slots are one too far",
+            "rank = jnp.cumsum(comes) - 1",
+            "rank = jnp.cumsum(comes)",
+            "test_duel_memory.py::test_slots_pair_kept_rows_with_free_slots_in_order",
+        ),
+    ),
+    *fault.of(
+        "memory/selection.py",
+        "test_selection.py::test_proposal_against_loops",
+        (
+            "memory: the proposal counts a row's own prototype",
+            "found = jnp.sum(jnp.where(mine, 0.0, shares), axis=0)",
+            "found = jnp.sum(shares, axis=0)",
+        ),
+        (
+            "memory: old classes have t / (t + 1) of the slots",
+            "jnp.divmod((tasks - 1) * capacity, tasks)",
+            "jnp.divmod(tasks * capacity, tasks + 1)",
+            "test_selection.py::test_every_quota_has_its_share_as_its_mean",
+        ),
+    ),
+    *fault.of(
+        "memory/importance.py",
+        "test_importance.py::test_the_gradient_is_that_of_the_sum_of_quadratics",
+        (
+            "memory: the penalty pushes parameters away",
+            "weight * (f * p - a) / jnp.maximum",
+            "weight * (a - f * p) / jnp.maximum",
+        ),
+        (
+            "memory: the penalty holds to the last task alone",
+            "lambda a, f, p: a + f * p",
+            "lambda a, f, p: f * p",
+        ),
+        (
+            "memory: squared gradients of the last task stay",
+            "jax.tree.map(jnp.zeros_like, importance.squares)",
+            "importance.squares",
+        ),
+        (
+            "memory: importance is not divided by its mean",
+            "x / jnp.where(mean > 0, mean, 1.0)",
+            "x / jnp.where(mean > 0, 1.0, 1.0)",
+        ),
+    ),
+    *fault.of(
+        "memory/queue.py",
+        "test_queue.py::test_enqueue_against_a_list",
+        (
+            "memory: the pointer of a queue at rest moves",
+            "(pointer + jnp.where(active, count, 0)) % size",
+            "(pointer + count) % size",
+        ),
+        (
+            "memory: a queue at rest is written",
+            "rows = jnp.where(active, rows, old)",
+            "rows = jnp.where(True, rows, old)",
+        ),
+    ),
+]

@@ -1,0 +1,355 @@
+"""Faults of the methods' steps, but for that of two_view."""
+
+from faults import fault
+
+_BASE = "test_bases.py::test_a_base_is_its_equations"
+
+FAULTS = [
+    *[
+        *fault.of(
+            "methods/online.py",
+            "test_online.py::test_er_replays_what_it_may[past_tasks]",
+            (
+                "step: past tasks are also the present one",
+                'state.extra.memory.items["task"] < state.task',
+                'state.extra.memory.items["task"] <= state.task',
+            ),
+            (
+                "step: a pass without rows moves the statistics",
+                "lambda new, old: jnp.where(some, new, old), after, stats",
+                "lambda new, old: new, after, stats",
+                "test_online.py"
+                "::test_both_are_two_passes_and_none_replayed_leaves_statistics",
+            ),
+            (
+                "step: classes that come are not seen",
+                'state.extra.seen.at[batch["label"]].set(True)',
+                "state.extra.seen | False",
+                "test_online.py::test_er_ace_masks_each_part_by_itself[paper]",
+            ),
+            (
+                "step: every update on a batch counts as a step",
+                "state.replace(step=begun.step), incoming",
+                "state, incoming",
+                "test_online.py::test_updates_descend_again_on_the_same_batch",
+            ),
+            (
+                "step: rows are stored with the task before",
+                'jnp.broadcast_to(state.task, batch["label"].shape)',
+                'jnp.broadcast_to(state.task - 1, batch["label"].shape)',
+                "test_online.py::test_a_batch_is_written_after_its_updates",
+            ),
+        ),
+        *fault.of(
+            "methods/er.py",
+            "test_online.py::test_er_replays_what_it_may",
+            (
+                "step: er replays classes of the batch, not the others",
+                "return ~(label[:, None] == incoming.label).any(axis=1)",
+                "return (label[:, None] == incoming.label).any(axis=1)",
+            ),
+        ),
+        *fault.of(
+            "methods/er_ace.py",
+            "test_online.py::test_er_ace_masks_each_part_by_itself[paper]",
+            (
+                "step: er_ace swaps incoming and replayed rows",
+                "new.logits, incoming.label, old.logits, replayed.label,",
+                "old.logits, replayed.label, new.logits, incoming.label,",
+            ),
+        ),
+        *fault.of(
+            "methods/er_aml.py",
+            "test_online.py::test_picks_are_uniform_over_what_is_allowed",
+            (
+                "step: er_aml picks the anchor for its positive",
+                "same & there & (jnp.arange(capacity + count) != own[:, None])",
+                "same & there",
+            ),
+            (
+                "step: er_aml leaves gamma out",
+                "return gamma * losses.triplet(",
+                "return losses.triplet(",
+                "test_online.py"
+                "::test_er_aml_pulls_pairs_and_replays_all_classes_seen[paper]",
+            ),
+        ),
+        *fault.of(
+            "methods/mir.py",
+            "test_mir.py::test_a_step_equals_its_twin[past]",
+            (
+                "step: mir replays what the step helps",
+                "return later - before, scored",
+                "return before - later, scored",
+            ),
+            (
+                "step: mir's virtual step has rate 1",
+                "ahead = jax.tree.map(lambda p, g: p - lr * g, params, grads)",
+                "ahead = jax.tree.map(lambda p, g: p - g, params, grads)",
+                "test_mir.py::test_a_step_equals_its_twin",
+            ),
+        ),
+        *fault.of(
+            "methods/gem.py",
+            "test_gem.py::test_projection_by_hand",
+            (
+                "step: gem projects where all constraints are violated",
+                "violated = jnp.any(along < 0)",
+                "violated = jnp.all(along < 0)",
+            ),
+            (
+                "step: gem leaves its margin out of the dual",
+                "along + margin * jnp.sum(matrix, axis=1)",
+                "along",
+            ),
+            (
+                "step: gem is held by the present task, too",
+                '(memory.items["task"] == task) & online.past_tasks(state)',
+                '(memory.items["task"] == task)',
+                "test_gem.py::test_gem_s_step",
+            ),
+        ),
+        *fault.of(
+            "methods/agem.py",
+            "test_gem.py::test_agem_projection",
+            (
+                "step: agem projects gradients that agree",
+                'jnp.minimum(jnp.vdot(gradient, unit, precision="highest"), 0.0)',
+                'jnp.maximum(jnp.vdot(gradient, unit, precision="highest"), 0.0)',
+            ),
+        ),
+        *fault.of(
+            "methods/online_teacher.py",
+            "test_icarl.py"
+            "::test_the_teacher_is_the_network_at_the_begin_of_the_task_and_stays",
+            (
+                "step: icarl's teacher is that of the first task for good",
+                "if task.index == 0:",
+                "if task.index != 1:",
+            ),
+            (
+                "step: icarl's teacher is in training mode",
+                "each.images, train=False)",
+                "each.images, train=True)",
+                "test_icarl.py::test_paper_has_the_teacher_for_old_classes_of_every_row",
+            ),
+        ),
+        *fault.of(
+            "methods/icarl.py",
+            "test_icarl.py"
+            "::test_the_teacher_is_the_network_at_the_begin_of_the_task_and_stays",
+            (
+                "step: icarl's old classes stay none",
+                "old = core.copy(state.extra.seen)",
+                "old = core.copy(state.extra.old)",
+            ),
+        ),
+        *fault.of(
+            "methods/online_means.py",
+            "test_icarl.py::test_the_nearest_mean_wins",
+            (
+                "step: empty slots count in the class means",
+                "there = filled[slots] & (number < capacity)",
+                "there = number < capacity",
+            ),
+            (
+                "step: rows of the last chunk count twice in the class means",
+                "there = filled[slots] & (number < capacity)",
+                "there = filled[slots]",
+            ),
+        ),
+        *fault.of(
+            "methods/der.py",
+            "test_der.py::test_a_step_is_the_equation",
+            (
+                "step: der leaves alpha out",
+                "value += alpha * losses.der(",
+                "value += losses.der(",
+            ),
+            (
+                "step: der stores what it says of replayed rows",
+                "return value, (stats, new.logits)",
+                "return value, (stats, old.logits)",
+            ),
+        ),
+        *fault.of(
+            "methods/cclis.py",
+            "test_cclis.py::test_a_later_step_is_the_equation[default]",
+            (
+                "step: cclis does not bring prototypes back to the sphere",
+                'contrastive.l2_normalize(state.params["prototypes"])',
+                'state.params["prototypes"]',
+                "test_cclis.py"
+                "::test_prototypes_are_moved_on_the_sphere_whatever_their_length",
+            ),
+            (
+                "step: cclis trains prototypes at the network's rate",
+                'shares = {"prototypes": prototype_rate}',
+                "shares = {}",
+            ),
+            (
+                "step: cclis has its teacher in training mode",
+                "rehearsal.teach(net, state, images, train=False)",
+                "rehearsal.teach(net, state, images, train=True)",
+            ),
+        ),
+        *fault.of(
+            "methods/co2l.py",
+            "test_co2l.py::test_a_later_step_is_the_equation[default]",
+            (
+                "step: co2l has stored rows for anchors",
+                "anchor_mask=state.extra.current[label]",
+                "anchor_mask=None",
+            ),
+            (
+                "step: co2l distils in the first task",
+                "value += jnp.where(state.task > 0, later, 0)",
+                "value += later",
+                "test_co2l.py::test_the_first_task_is_contrast_alone",
+            ),
+        ),
+        *fault.of(
+            "methods/rehearsal.py",
+            "test_rehearsal.py::test_three_tasks[co2l-12]",
+            (
+                "step: stored rows weigh like those of the task",
+                "return jnp.where(jnp.any(same, axis=1), stored, fresh)",
+                "return fresh",
+                "test_rehearsal.py::test_weights_of_stored_rows_and_of_others",
+            ),
+            (
+                "step: the teacher of cclis and co2l stays that of the first task",
+                "if task.index > 0:",
+                "if task.index == 1:",
+            ),
+            (
+                "step: the end of a task counts one task too few",
+                "extra.current, size, state.task + 1",
+                "extra.current, size, state.task",
+            ),
+            (
+                "step: a task's end forgets what was stored",
+                "np.concatenate([stored, task.train.rows]).astype(np.int32)",
+                "np.concatenate([0 * stored - 1, task.train.rows]).astype(np.int32)",
+            ),
+            (
+                "step: a class of two tasks is old in the second",
+                "return self.taught & ~self.current",
+                "return self.taught",
+                "test_rehearsal.py"
+                "::test_a_class_of_both_the_memory_and_the_task_is_one_pool",
+            ),
+        ),
+        *fault.of(
+            "methods/duel.py",
+            "test_duel.py::test_a_step_is_the_equation[moco]",
+            (
+                "step: duel's keys are of the queries' view",
+                "*slow, views[:, 1], train=True",
+                "*slow, views[:, 0], train=True",
+            ),
+            (
+                "step: duel's slow network never moves",
+                "slow = optim.ema(extra.momentum, state.params, setup.momentum)",
+                "slow = extra.momentum",
+            ),
+            (
+                "step: duel's slow network keeps no statistics",
+                "extra = state.extra._replace(momentum_stats=slow_stats)",
+                "extra = state.extra",
+            ),
+            (
+                "step: duel's simclr has each row for its own positive",
+                "pairs[:, ::-1].reshape(z.shape)",
+                "pairs.reshape(z.shape)",
+                "test_duel.py::test_a_step_is_the_equation[simclr]",
+            ),
+        ),
+        *fault.of(
+            "methods/icl_steps.py",
+            "test_icl.py::test_old_and_new_anchors_take_turns",
+            (
+                "step: icl sees old rows in the first epoch alone",
+                "turn = done % extra.epoch_steps < extra.old_steps",
+                "turn = done < extra.old_steps",
+            ),
+            (
+                "step: icl's outer gradient is at the weights before the inner steps",
+                "jax.value_and_grad(outer, has_aux=True)(params)",
+                "jax.value_and_grad(outer, has_aux=True)(state.params)",
+                "test_icl.py::test_a_meta_step_is_the_equation[3-False-False]",
+            ),
+        ),
+        *fault.of(
+            "methods/icl.py",
+            "test_icl.py::test_a_task_begins_with_its_weights[retrain]",
+            (
+                "step: icl's retraining begins from the present weights",
+                'plan.strategy in ("retrain", "random")',
+                'plan.strategy in ("random",)',
+            ),
+            (
+                "step: icl's growth is none",
+                "icl_orders.growth(task) if task.index > 0 else 0.0",
+                "icl_orders.growth(task) if task.index < 0 else 0.0",
+            ),
+        ),
+        *fault.of(
+            "methods/icl_passes.py",
+            "test_icl.py::test_old_and_new_anchors_take_turns",
+            (
+                "step: icl has a row's own positive among its negatives",
+                "own = incremental.others(size) & mask",
+                "own = jnp.ones((size, size), bool) & mask",
+            ),
+        ),
+    ],
+    *[
+        *fault.of(
+            "methods/ssl_bases.py",
+            f"{_BASE}[mocov2plus-code]",
+            (
+                "step: moco swaps its key banks",
+                "bank1, bank2 = features.key_queue",
+                "bank2, bank1 = features.key_queue",
+            ),
+            (
+                "step: moco swaps its keys",
+                "(q1, q2), (k1, k2) = _views(features.z), _views(features.k)",
+                "(q1, q2), (k2, k1) = _views(features.z), _views(features.k)",
+            ),
+            (
+                "step: byol predicts the same view",
+                "noncontrastive.byol(o1, k2) + noncontrastive.byol(o2, k1)",
+                "noncontrastive.byol(o1, k1) + noncontrastive.byol(o2, k2)",
+                f"{_BASE}[byol-code]",
+            ),
+            (
+                "step: pnr adds its pseudo-negatives",
+                "return total - options.negative_weight * apart",
+                "return total + options.negative_weight * apart",
+                f"{_BASE}[barlow_twins-code]",
+            ),
+            (
+                "step: vicreg's lambda is cassle's weight",
+                "negative_weight=23.0",
+                "negative_weight=25.0",
+                "test_bases.py::test_defaults_are_the_papers",
+            ),
+        ),
+        *fault.of(
+            "methods/ssl_strategies.py",
+            "test_bases.py::test_a_strategy_is_its_equation[simclr]",
+            (
+                "step: cassle leaves its weight out",
+                "+ options.weight * distilled",
+                "+ distilled",
+            ),
+            (
+                "step: der replays rows that do not exist",
+                "example_mask=features.stored_mask",
+                "example_mask=None",
+            ),
+        ),
+    ],
+]

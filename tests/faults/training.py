@@ -1,0 +1,156 @@
+"""Faults of optimisers, of the state that they move, and of batch norm."""
+
+from faults import fault
+
+FAULTS = [
+    *fault.of(
+        "optim.py",
+        "test_optim.py::test_lars_follows_the_released_code",
+        (
+            "optim: lars clips at 1, whatever the rate",
+            "jnp.minimum(ratio / lr, 1.0)",
+            "jnp.minimum(ratio, 1.0)",
+        ),
+        (
+            "optim: lars scales biases",
+            "if exclude_1d and w.ndim <= 1:",
+            "if exclude_1d and w.ndim < 1:",
+        ),
+        (
+            "optim: weight decay acts on biases",
+            "lambda p: p.ndim > 1, params",
+            "lambda p: p.ndim > 0, params",
+            "test_optim.py::test_sgd_is_torchs",
+        ),
+        (
+            "optim: nesterov is ignored",
+            "optax.trace(momentum, nesterov) if",
+            "optax.trace(momentum) if",
+            "test_optim.py::test_sgd_is_torchs",
+        ),
+        (
+            "optim: adam's decay is decoupled where it is not to be",
+            "((moments, decay) if decoupled else (decay, moments))",
+            "((decay, moments) if decoupled else (moments, decay))",
+            "test_optim.py::test_adam_and_adamw",
+        ),
+        (
+            "optim: the warm-up ends an epoch late",
+            "ramp = jnp.minimum(e / max(warmup_epochs - 1, 1), 1.0)",
+            "ramp = jnp.minimum(e / max(warmup_epochs, 1), 1.0)",
+            "test_optim.py::test_warmup_cosine_steps_once_an_epoch",
+        ),
+        (
+            "optim: the cosine does not come to its end",
+            "(e - warmup_epochs) / (epochs - warmup_epochs)",
+            "(e - warmup_epochs) / epochs",
+            "test_optim.py::test_warmup_cosine_steps_once_an_epoch",
+        ),
+        (
+            "optim: milestones come an epoch late",
+            "(e >= m).astype",
+            "(e > m).astype",
+            "test_optim.py::test_step_decay_and_constant",
+        ),
+        (
+            "optim: a task has the schedule of the next",
+            "rates[jnp.minimum(task, len(schedules) - 1)]",
+            "rates[jnp.minimum(task + 1, len(schedules) - 1)]",
+            "test_optim.py::test_tasks_have_schedules_of_their_own",
+            "test_core.py::test_each_task_has_its_rates_and_later_ones_the_last",
+        ),
+        (
+            "optim: the slow network is nearly the fast one",
+            "(decay * o + (1.0 - decay) * n)",
+            "(decay * n + (1.0 - decay) * o)",
+            "test_optim.py::test_ema_of_trees",
+        ),
+        (
+            "optim: the momentum falls over a task",
+            "return end - (end - start) * (jnp.cos(jnp.pi * progress) + 1.0) / 2.0",
+            "return start + (end - start) * (jnp.cos(jnp.pi * progress) + 1.0) / 2.0",
+            "test_optim.py::test_momentum_schedule",
+        ),
+    ),
+    *fault.of(
+        "core.py",
+        "test_core.py::test_progress_is_the_share_of_the_task_that_is_done",
+        (
+            "core: progress is that of the run",
+            "return (state.step - state.task_start) / state.task_steps",
+            "return state.step / state.task_steps",
+        ),
+        (
+            "core: keys repeat in every task",
+            "jax.random.fold_in(state.key, state.step)",
+            "jax.random.fold_in(state.key, state.step - state.task_start)",
+            "test_core.py::test_every_step_of_every_task_has_a_key_of_its_own",
+        ),
+        (
+            "core: a share is ignored",
+            "lambda d, share=share: share * d, direction[name]",
+            "lambda d, share=share: d, direction[name]",
+            "test_core.py::test_shares_scale_the_entries_that_they_name",
+        ),
+        (
+            "core: a share is that of every entry",
+            "direction = direction | {name: scaled}",
+            "direction = jax.tree.map(lambda d: share * d, direction)",
+            "test_core.py::test_shares_scale_the_entries_that_they_name",
+        ),
+        (
+            "core: parameters go up the gradient",
+            "lambda p, d: p - lr * d, state.params, direction",
+            "lambda p, d: p + lr * d, state.params, direction",
+            "test_core.py::test_shares_scale_the_entries_that_they_name",
+        ),
+        (
+            "core: steps are not counted",
+            "opt_state=opt_state, step=state.step + 1",
+            "opt_state=opt_state, step=state.step",
+            "test_core.py::test_shares_scale_the_entries_that_they_name",
+        ),
+        (
+            "core: the state's numbers share a buffer",
+            "task_start=zero + 0",
+            "task_start=zero",
+            "test_core.py::test_a_new_state_holds_no_array_twice",
+        ),
+        (
+            "core: a copy is no copy",
+            "jnp.array(x, copy=True)",
+            "jnp.asarray(x)",
+            "test_core.py::test_a_copy_has_buffers_of_its_own",
+        ),
+        (
+            "core: a limit itself is refused",
+            "(least <= value <= most and",
+            "(least < value <= most and",
+            "test_core.py::test_options_outside_of_their_range_are_named",
+        ),
+    ),
+    *fault.of(
+        "nets/norm.py",
+        "test_nets.py::test_batch_norm_equals_pytorch_passes_one_after_the_other",
+        (
+            "norm: running variances are biased",
+            "batch_var = batch_var * (count / (count - 1))",
+            "batch_var = batch_var * 1.0",
+        ),
+        (
+            "norm: all views have the same statistics",
+            "groups if train else 1)",
+            "1)",
+        ),
+        (
+            "norm: momentum is the new value's weight",
+            "self.momentum * old + (1.0 - self.momentum) * new",
+            "self.momentum * new + (1.0 - self.momentum) * old",
+        ),
+        (
+            "norm: the last view alone moves the running mean",
+            "mean.value = self._blend(mean.value, batch_mean[0, view])",
+            "mean.value = self._blend(mean.value, batch_mean[0, -1])",
+        ),
+    ),
+]

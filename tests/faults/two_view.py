@@ -1,0 +1,239 @@
+"""Faults of the step of two-view methods, line by line."""
+
+from faults import fault
+
+
+def _step(name):
+    return f"test_two_view.py::test_a_step_is_the_equations[{name}]"
+
+
+def _tasks(name):
+    return f"test_two_view.py::test_three_tasks_are_the_equations[{name}]"
+
+
+FAULTS = [
+    *fault.of(
+        "methods/two_view.py",
+        _step("mocov2plus-pnr"),
+        (
+            "two_view: the slow network never moves",
+            "slow = optim.ema(extra.momentum, ssl_networks.copied(setup, params), "
+            "decay)",
+            "slow = extra.momentum",
+        ),
+        (
+            "two_view: the slow network follows the parameters before the step",
+            "    state = core.apply_gradients(state, grads, setup.parts.tx, lr)\n"
+            "    extra = _moved(setup, extra, state.params, features, first, progress)",
+            "    begun = state.params\n"
+            "    state = core.apply_gradients(state, grads, setup.parts.tx, lr)\n"
+            "    extra = _moved(setup, extra, begun, features, first, progress)",
+        ),
+        (
+            "two_view: the momentum follows the progress of the run",
+            "first, progress = state.task == 0, core.progress(state)",
+            "first, progress = state.task == 0, state.step / state.task_steps",
+        ),
+        (
+            "two_view: the slow network keeps no statistics",
+            "extra = extra._replace(momentum_stats=slow_stats)",
+            "extra = extra._replace(momentum_stats=extra.momentum_stats)",
+        ),
+        (
+            "two_view: the slow network normalises both views at once",
+            "images, train=True,\n            groups=2,",
+            "images, train=True,\n            groups=1,",
+        ),
+        (
+            "two_view: keys go to the bank of the other view",
+            "extra.key_queue, extra.key_pointer, _banks(features.k))",
+            "extra.key_queue, extra.key_pointer, _banks(features.k)[::-1])",
+        ),
+        (
+            "two_view: queues hold raw rows",
+            "return contrastive.l2_normalize(embeddings).swapaxes(0, 1)",
+            "return embeddings.swapaxes(0, 1)",
+        ),
+        (
+            "two_view: the frozen queue is filled with keys",
+            "extra.frozen_queue, extra.frozen_pointer, _banks(features.f),",
+            "extra.frozen_queue, extra.frozen_pointer, _banks(features.k),",
+        ),
+        (
+            "two_view: the frozen queue is filled in the first task",
+            "active=~first,",
+            "active=True,",
+        ),
+        (
+            "two_view: the first task has the strategy's loss, later ones the base's",
+            "jax.lax.cond(first, gradient_of(setup.base.loss), later, outputs)",
+            "jax.lax.cond(~first, gradient_of(setup.base.loss), later, outputs)",
+        ),
+        (
+            "two_view: the teacher is that of the first task for good",
+            "if not setup.strategy.teacher or task.index == 0:",
+            "if not setup.strategy.teacher or task.index != 1:",
+            _tasks("mocov2plus-pnr"),
+        ),
+        (
+            "two_view: the teacher has the slow network's statistics",
+            "teacher_stats=core.copy(ssl_networks.copied(setup, state.stats)),",
+            "teacher_stats=core.copy(\n            state.extra.momentum_stats\n"
+            "            or ssl_networks.copied(setup, state.stats)\n        ),",
+            _tasks("mocov2plus-pnr"),
+        ),
+        (
+            "two_view: the optimiser goes on into the next task",
+            "state = state.replace(opt_state=setup.parts.tx.init(state.params))",
+            "state = state.replace(opt_state=state.opt_state)",
+            _tasks("mocov2plus-pnr"),
+        ),
+        (
+            "two_view: g is not born anew with the second task",
+            "if setup.strategy.distiller and task.index == 1:",
+            "if setup.strategy.distiller and task.index == -1:",
+            _tasks("mocov2plus-pnr"),
+        ),
+        (
+            "two_view: the step's statistics are dropped",
+            "return state.replace(stats=stats, extra=extra), metrics",
+            "return state.replace(extra=extra), metrics",
+        ),
+        (
+            "two_view: ewc has no penalty",
+            "return jax.tree.map(jnp.add, grads, penalty), extra",
+            "return grads, extra",
+            _tasks("mocov2plus-ewc"),
+        ),
+        (
+            "two_view: ewc's penalty has the wrong sign",
+            "return jax.tree.map(jnp.add, grads, penalty), extra",
+            "return jax.tree.map(jnp.subtract, grads, penalty), extra",
+            _tasks("mocov2plus-ewc"),
+        ),
+        (
+            "two_view: ewc's penalty does not know the rate",
+            "importance.gradient(held, state.params, weight=weight, lr=lr)",
+            "importance.gradient(held, state.params, weight=weight)",
+            _tasks("mocov2plus-ewc"),
+        ),
+        (
+            "two_view: ewc sums gradients with the penalty",
+            "importance.observe(held, grads, late)",
+            "importance.observe(held, jax.tree.map(jnp.add, grads, penalty), late)",
+            _tasks("mocov2plus-ewc"),
+        ),
+        (
+            "two_view: ewc observes all but the beginning of a task",
+            "(core.progress(state) >= 1 - setup.fisher_share)",
+            "(core.progress(state) >= setup.fisher_share)",
+            _step("mocov2plus-ewc"),
+        ),
+        (
+            "two_view: ewc does not observe the last step of a short task",
+            "last = state.step + 1 == state.task_start + state.task_steps",
+            "last = state.step == state.task_start + state.task_steps",
+            "test_importance.py"
+            "::test_the_method_observes_late_steps_and_consolidates[0.01-1]",
+        ),
+        (
+            "two_view: ewc does not consolidate",
+            "held = jax.jit(importance.consolidate)(state.extra.importance, "
+            "state.params)",
+            "held = state.extra.importance",
+            _tasks("mocov2plus-ewc"),
+        ),
+        (
+            "two_view: lump does not mix",
+            "return jnp.where(mask[rows][:, None, None, None, None], mixed, views)",
+            "return views",
+            _step("mocov2plus-lump"),
+        ),
+        (
+            "two_view: lump mixes with partners that do not exist",
+            "return jnp.where(mask[rows][:, None, None, None, None], mixed, views)",
+            "return mixed",
+            _step("mocov2plus-lump"),
+        ),
+        (
+            "two_view: der stores the projection of the other view",
+            '"projection": outputs.z[:, 0]}',
+            '"projection": outputs.z[:, 1]}',
+            _step("mocov2plus-der"),
+        ),
+        (
+            "two_view: der replays the other view",
+            "replayed = others[:, 0]",
+            "replayed = others[:, 1]",
+            _step("mocov2plus-der"),
+        ),
+        (
+            "two_view: der holds to rows that do not exist",
+            'stored=items["projection"], stored_mask=mask)',
+            'stored=items["projection"], stored_mask=None)',
+            _step("mocov2plus-der"),
+        ),
+        (
+            "two_view: the batch is stored before the memory is read",
+            "        others, mask, items = _drawn(",
+            '        early = {"image": batch["image"]}\n'
+            '        early["projection"] = jnp.zeros((len(views), setup.dim))\n'
+            "        extra = _stored(extra, k_write, early, after=())\n"
+            "        others, mask, items = _drawn(",
+            _step("mocov2plus-der"),
+        ),
+        (
+            "two_view: nothing is stored",
+            "extra = _stored(extra, k_write, offered, after=items)",
+            "extra = extra",
+            _step("mocov2plus-der"),
+        ),
+    ),
+    *fault.of(
+        "methods/ssl_networks.py",
+        _step("mocov2plus-pnr"),
+        (
+            "two_view: g is given raw queries",
+            "given = setup.base.distiller_input(rows)",
+            "given = rows",
+        ),
+        (
+            "two_view: g's statistics are dropped",
+            "p, after = two(p), after | more",
+            "p, after = two(p), after | {name: stats[name] for name in more}",
+        ),
+        (
+            "two_view: g normalises both views at once",
+            "apply(setup.distiller, params, stats, given, groups=2)",
+            "apply(setup.distiller, params, stats, given, groups=1)",
+        ),
+        (
+            "two_view: byol's predictor keeps no statistics",
+            "o, after = two(o), after | more",
+            "o, after = two(o), after | {name: stats[name] for name in more}",
+            _step("byol-pnr"),
+        ),
+        (
+            "two_view: replayed rows move the statistics from before the step",
+            "apply(setup.copied, params, after, replayed)",
+            "apply(setup.copied, params, stats, replayed)",
+            _step("mocov2plus-der"),
+        ),
+        (
+            "two_view: the teacher is always in training mode",
+            "train=setup.frozen_train, groups=2,",
+            "train=True, groups=2,",
+        ),
+        (
+            "two_view: the teacher is never in training mode",
+            "train=setup.frozen_train, groups=2,",
+            "train=False, groups=2,",
+            _step("byol-cassle-batch"),
+        ),
+        (
+            "two_view: the teacher is asked in the first task alone",
+            "jax.lax.cond(state.task == 0, lambda: absent, features)",
+            "jax.lax.cond(state.task != 0, lambda: absent, features)",
+        ),
+    ),
+]
