@@ -228,7 +228,7 @@ class Twin:
             ]
         )
 
-    def forward(self, images, replayed):
+    def forward(self, images, replayed, exist):
         """What the losses read of the network that learns, and the way back."""
         run = functools.partial(dense_net.apply, train=True)
         rows, after, back_rows = run(COPIED, self.params, self.stats, images, groups=2)
@@ -250,7 +250,8 @@ class Twin:
             outputs["replayed"], more, back_replayed = run(
                 COPIED, self.params, stats, replayed
             )
-            stats = stats | more
+            if exist.any():  # blank images say nothing
+                stats = stats | more
 
         def backward(slopes):
             down, grads = slopes["z"], []
@@ -338,7 +339,9 @@ class Twin:
                 COPIED, self.teacher, self.teacher_stats, rows, groups=2,
                 train=self.options.get("frozen_bn") == "batch",
             )  # fmt: skip
-        outputs, self.stats, backward = self.forward(rows, replayed)
+        outputs, self.stats, backward = self.forward(
+            rows, replayed, frozen.get("stored_mask")
+        )
         loss, slopes = self.loss_and_slopes(outputs, label, frozen)
         grads = plus(jax.tree.map(np.zeros_like, self.params), backward(slopes))
         progress = (self.step_number - self.start) / STEPS
