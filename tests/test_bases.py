@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from helpers import toy
+from helpers import toy, twins
 from jaxcl import job as jobs
 from jaxcl import sections
 from jaxcl.methods import ssl_bases, ssl_strategies
@@ -16,12 +16,8 @@ RNG = np.random.default_rng(0)
 B, K, D, R = 4, 7, 5, 3
 
 
-def unit(x):
-    return x / np.linalg.norm(x, axis=-1, keepdims=True)
-
-
 Z, OWN, P, K2, F = (RNG.normal(size=(B, 2, D)) for _ in range(5))
-KEYS, FROZEN = (unit(RNG.normal(size=(2, K, D))) for _ in range(2))
+KEYS, FROZEN = (twins.unit(RNG.normal(size=(2, K, D))) for _ in range(2))
 REPLAYED, STORED = (RNG.normal(size=(R, D)) for _ in range(2))
 LABEL = np.array([0, 1, 0, 2])
 MASK = np.array([True, False, True])
@@ -49,7 +45,7 @@ PAPER = CODE._replace(form="paper")
 def cross_entropy(anchors, positives, negatives, tau):
     """MoCo's loss; the positive is in the denominator."""
     total = 0.0
-    for a, p in zip(unit(anchors), unit(positives), strict=True):
+    for a, p in zip(twins.unit(anchors), twins.unit(positives), strict=True):
         right = np.exp(a @ p / tau)
         total -= np.log(right / (right + np.exp(negatives @ a / tau).sum())) / B
     return total
@@ -71,7 +67,7 @@ def moco_pnr(_):
 
 
 def rows(x):
-    return unit(x.reshape(2 * B, D))
+    return twins.unit(x.reshape(2 * B, D))
 
 
 def simclr(_):
@@ -146,7 +142,7 @@ def barlow_distil(_):
 
 
 def cosine(a, b):
-    return np.mean(np.sum(unit(a) * unit(b), axis=-1))
+    return np.mean(np.sum(twins.unit(a) * twins.unit(b), axis=-1))
 
 
 def squared(a, b):
@@ -319,16 +315,7 @@ def test_wrong_options_are_refused(tmp_path, change, words):
 
 
 def test_supervised_bases_refuse_rows_without_labels(tmp_path, monkeypatch):
-
-    whole = sections.SOURCES["digits"]
-
-    def unlabelled():
-        data = whole()
-        label = data.train.label.copy()
-        label[3] = -1
-        return data._replace(train=data.train._replace(label=label))
-
-    monkeypatch.setitem(sections.SOURCES, "digits", unlabelled)
+    monkeypatch.setitem(sections.SOURCES, "digits", toy.unlabelled)
     with pytest.raises(ValueError, match="needs a label for every train row, but 1 of"):
         toy.job(tmp_path, method__base="supcon", scenario={"name": "joint"})
 

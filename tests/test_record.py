@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from tensorboardX.proto import event_pb2
 
+from helpers import pictures
 from jaxcl import outcome, plots, record
 
 QUIET = {"tensorboard": False, "progress": False}
@@ -472,10 +473,7 @@ def draw(tmp_path, monkeypatch):
         assert 250 < height < 2000 and 250 < width < 2000
         ink = (pixels < 250).any(-1)
         assert 0.002 < ink.mean() < 0.95
-        # Nothing is cut off at the edge.
-        assert not (
-            ink[0].any() or ink[-1].any() or ink[:, 0].any() or ink[:, -1].any()
-        )
+        pictures.check_whole(path)
         return pixels, figures[-1]
 
     return run
