@@ -25,12 +25,11 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
 import jax  # noqa: E402
-import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-from PIL import Image  # noqa: E402
 
 pytest.register_assert_rewrite("helpers")  # what they assert is shown in full
 
+from helpers import pictures  # noqa: E402
 from jaxcl import plots  # noqa: E402
 from jaxcl.evals import tsne  # noqa: E402
 
@@ -185,9 +184,7 @@ def figures(monkeypatch):
 
     def keep(figure, path):
         save(figure, path)
-        ink = np.asarray(Image.open(path).convert("L")) < 250
-        assert ink.any()
-        assert not any((ink[0].any(), ink[-1].any(), ink[:, 0].any(), ink[:, -1].any()))
+        pictures.check_whole(path)
         found.append(figure)
 
     monkeypatch.setattr(plots, "_save", keep)
