@@ -21,6 +21,7 @@ import ast
 import concurrent.futures
 import contextlib
 import fnmatch
+import importlib.util
 import os
 import pathlib
 import queue
@@ -122,7 +123,8 @@ def _pytest(tree, tests, *, slow, timeout, options=()):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["-m", "" if slow else "not slow", *options]
     command += [f"tests/{test}" for test in tests]
-    environment = os.environ | {"PYTHONPATH": str(tree)}
+    # Wide enough that no reason at the end of a line is cut off.
+    environment = os.environ | {"PYTHONPATH": str(tree), "COLUMNS": "300"}
     process = subprocess.Popen(
         command, cwd=tree, env=environment, start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -161,15 +163,21 @@ def judge(fault, tree, timeout=600.0) -> Verdict:
     path, began = tree / fault.file, time.monotonic()
     text = path.read_text()
     try:
-        path.write_text(text.replace(fault.old, fault.new))
+        _write(path, text.replace(fault.old, fault.new))
         status, output = _pytest(
             tree, fault.tests, slow=fault.slow, timeout=timeout,
             options=("-x", "-n", "0"),
         )  # fmt: skip
     finally:
-        path.write_text(text)
+        _write(path, text)
     word, note = _word(fault, status, output)
     return Verdict(fault, word, time.monotonic() - began, note)
+
+
+def _write(path, text):
+    """Python tells a module's bytecode from an older one by second and size alone."""
+    path.write_text(text)
+    pathlib.Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
 
 
 def _word(fault, status, output):
@@ -202,14 +210,14 @@ def run(asked, *, jobs=1, timeout=600.0, root=ROOT, say=print) -> bool:
         for tree in trees:
             free.put(tree)
 
-        def one(fault):
+        def judge_somewhere(fault):
             tree = free.get()
             try:
                 return judge(fault, tree, timeout)
             finally:
                 free.put(tree)
 
-        for verdict in pool.map(one, asked):
+        for verdict in pool.map(judge_somewhere, asked):
             counts[verdict.word] = counts.get(verdict.word, 0) + 1
             fault, word, seconds, note = verdict
             say(f"{word:9} {seconds:6.1f} s  {fault.name}  {note}".rstrip())
@@ -226,21 +234,21 @@ def main(arguments=None) -> int:
     parser.add_argument("--timeout", type=float, default=600.0, help="of a fault, s")
     parser.add_argument("--list", action="store_true", help="say the names and end")
     parser.add_argument("--check", action="store_true", help="do the faults apply?")
-    given = parser.parse_args(arguments)
-    asked = chosen(faults.FAULTS, given.names, given.without)
+    options = parser.parse_args(arguments)
+    asked = chosen(faults.FAULTS, options.names, options.without)
     if not asked:
-        parser.error(f"no fault is called {' '.join(given.names)}")
-    if given.list:
+        parser.error(f"no fault is called {' '.join(options.names)}")
+    if options.list:
         for fault in asked:
             print(f"{fault.name}  {fault.file}  {' '.join(fault.tests)}")
         return 0
     stale = problems(asked)
     print("".join(f"{line}\n" for line in stale), end="")
-    if given.check or stale:
+    if options.check or stale:
         print(f"{len(asked)} faults, {len(stale)} problems")
         return int(bool(stale))
     sys.stdout.reconfigure(line_buffering=True)  # a line as soon as it is known
-    all_caught = run(asked, jobs=given.jobs, timeout=given.timeout)
+    all_caught = run(asked, jobs=options.jobs, timeout=options.timeout)
     return int(not all_caught)
 
 

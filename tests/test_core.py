@@ -77,17 +77,17 @@ def test_each_task_has_its_rates_and_later_ones_the_last():
         optim.step_decay(0.1, epochs=4, milestones=(2,)),
     ]
     rate = jax.jit(lambda state: core.rate(parts_of(None, *rates), state))
-    found = {}
+    rates_at = {}
     for task in range(5):
         for done in (0, 3, 6, 9):
             state = state_of(
                 step=100 + done, task=task, task_start=100, task_steps=12
             )  # 0, 1/4, 1/2 and 3/4 of a task
-            found[task, done] = float(rate(state))
+            rates_at[task, done] = float(rate(state))
     cosine = [0.2 * (1 + np.cos(np.pi * done / 12)) for done in (0, 3, 6, 9)]
     expected = [[0.5] * 4, cosine] + [[0.1, 0.1, 0.01, 0.01]] * 3
     for task, row in enumerate(expected):
-        got = [found[task, done] for done in (0, 3, 6, 9)]
+        got = [rates_at[task, done] for done in (0, 3, 6, 9)]
         np.testing.assert_allclose(got, row, rtol=1e-6)
     assert rate._cache_size() == 1
 
@@ -157,8 +157,8 @@ def test_a_new_state_holds_no_array_twice():
     """A step donates it; a buffer that is there twice would be refused."""
     tx = optim.sgd()
     state = core.new_state(jax.random.key(0), tree(), {"mean": jnp.ones(2)}, tx, ())
-    found = pointers(state)
-    assert len(set(found)) == len(found)
+    buffers = pointers(state)
+    assert len(set(buffers)) == len(buffers)
     counts = state.step, state.task, state.task_start, state.task_steps
     assert [int(n) for n in counts] == [0, 0, 0, 1]
     assert all(n.dtype == jnp.int32 and n.shape == () for n in counts)
@@ -167,16 +167,16 @@ def test_a_new_state_holds_no_array_twice():
 
 
 def test_a_copy_has_buffers_of_its_own():
-    given = {"a": jnp.arange(3.0), "key": jax.random.key(3), "b": (jnp.ones(()), None)}
-    copied = core.copy(given)
-    assert jax.tree.structure(copied) == jax.tree.structure(given)
-    np.testing.assert_array_equal(copied["a"], given["a"])
-    assert copied["a"].unsafe_buffer_pointer() != given["a"].unsafe_buffer_pointer()
-    # Both can be given away.
-    jax.block_until_ready(jax.jit(lambda x: x + 1, donate_argnums=0)(given["a"]))
-    assert given["a"].is_deleted() and copied["a"].tolist() == [0.0, 1.0, 2.0]
+    held = {"a": jnp.arange(3.0), "key": jax.random.key(3), "b": (jnp.ones(()), None)}
+    copied = core.copy(held)
+    assert jax.tree.structure(copied) == jax.tree.structure(held)
+    np.testing.assert_array_equal(copied["a"], held["a"])
+    assert copied["a"].unsafe_buffer_pointer() != held["a"].unsafe_buffer_pointer()
+    # Both can be held away.
+    jax.block_until_ready(jax.jit(lambda x: x + 1, donate_argnums=0)(held["a"]))
+    assert held["a"].is_deleted() and copied["a"].tolist() == [0.0, 1.0, 2.0]
     assert (
-        jax.random.key_data(copied["key"]) == jax.random.key_data(given["key"])
+        jax.random.key_data(copied["key"]) == jax.random.key_data(held["key"])
     ).all()
 
 
@@ -218,7 +218,7 @@ def test_options_outside_of_their_range_are_named():
     limits = {"rate": (0, 1), "size": (1, float("inf"))}
     for rate, size in ((0, 1), (1, 10**9), (0.5, None), (None, 3)):
         core.check_ranges("config.method", {"rate": rate, "size": size}, limits)
-    for given, words in (
+    for options, words in (
         ({"rate": -0.1, "size": 1}, r"config\.method\.rate=-0\.1: must be from 0 to 1"),
         ({"rate": 1.1, "size": 1}, r"config\.method\.rate=1\.1: must be from 0 to 1"),
         ({"rate": float("nan"), "size": 1}, r"config\.method\.rate=nan: must be from"),
@@ -226,7 +226,7 @@ def test_options_outside_of_their_range_are_named():
         ({"rate": 1, "size": float("inf")}, r"config\.method\.size=inf: must be from"),
     ):
         with pytest.raises(ValueError, match=words):
-            core.check_ranges("config.method", given, limits)
+            core.check_ranges("config.method", options, limits)
 
 
 def test_a_choice_that_is_none_has_the_nearest_beside_it():

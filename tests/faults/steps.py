@@ -344,6 +344,7 @@ FAULTS = [
                 "step: cassle leaves its weight out",
                 "+ options.weight * distilled",
                 "+ distilled",
+                f"{_BASE}[simclr-code]",
             ),
             (
                 "step: der replays rows that do not exist",
