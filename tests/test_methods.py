@@ -101,6 +101,9 @@ TWO_VIEW = {
         ),
     ),
 }
+# With seed 0 an activation rounds to either side of a ReLU's zero: there a start that
+# differs in the last bit ends 4e-3 apart, on one device, too. With this one 6e-7.
+TWO_VIEW["simclr-der"].changes["seed"] = 1
 TWO_VIEW["mocov2plus-pnr"] = TWO_VIEW["mocov2plus-pnr"]._replace(quick=True)
 
 # Online methods, in the toy's batches.
@@ -492,15 +495,10 @@ def test_each_piece_of_state_counts(name, tmp_path):
     )
 
 
-# Rows where an activation rounds to either side of a ReLU's zero on some processors: on
-# one device, too, a start that differs in the last bit ends as far apart (up to 4e-3).
-KINKS = {"simclr-der": 5e-3}
-
-
-def assert_close(expected, found, what, atol=2e-4):
+def assert_close(expected, found, what):
     """Agree but for sums in another order, whose rounding some 20 steps let grow."""
     chex.assert_trees_all_close(
-        expected, found, rtol=2e-3, atol=atol, custom_message=what
+        expected, found, rtol=2e-3, atol=2e-4, custom_message=what
     )
 
 
@@ -517,7 +515,6 @@ def test_one_and_eight_devices_agree(name, tmp_path):
         "and draws must be those of the global batch, and each example's augmentation "
         "have a key of its own. Where a start that differs in the last bit ends as far "
         "apart on one device, the row is at a kink: give it another `seed`",
-        KINKS.get(name, 2e-4),
     )
 
 
