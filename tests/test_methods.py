@@ -5,15 +5,20 @@ Each column is a test, and each row runs through all of them on a toy:
             run that was stopped and resumed ends with the same bits
   counts    a control: a run that forgets one piece of its state ends elsewhere
   devices   one device and eight agree
+Of each family of methods one row has two columns more:
+  elsewhere the program that accelerators run, run here, agrees with that of a CPU
+  bfloat16  a step computed in bfloat16 is near the same step in float32
 
 A new method is one row of `METHODS`: an entry of the name and a `Row` with the changes
 to the toy's config, see docs/adding_a_method.md. What a row is spared stands in it,
 with the reason; a spared thing that need not be spared is an error, too.
 """
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
+import re
 import tempfile
 from typing import NamedTuple
 
@@ -22,8 +27,9 @@ import jax
 import numpy as np
 import pytest
 import toy
+from jax import flatten_util
 
-from jaxcl import checkpoint, core, job, record, train
+from jaxcl import build, checkpoint, core, job, record, seeds, sharding, train
 from jaxcl.methods import ssl_bases, ssl_strategies
 
 TASKS = 2
@@ -33,6 +39,8 @@ STOP_STEP = STEPS_PER_TASK + 4
 JOINT_STEPS = (
     29  # one epoch of 1,437 images in batches of 48, of which 45 are left over
 )
+STEPS_PER_CALL = 8  # on accelerators, unless the config says otherwise
+SEEDS = (0, 2)  # both away from kinks, see "simclr-der"
 
 
 class Row(NamedTuple):
@@ -51,6 +59,7 @@ class Row(NamedTuple):
     tasks: int = TASKS  # 1: the columns of the second task leave the row out
     steps: int = TASKS * STEPS_PER_TASK
     programs: int = 1  # shapes of batches, each compiled by itself
+    family: str | None = None  # this row runs as on accelerators for its family
     quick: bool = False  # runs every time; the others with `-m slow`
 
 
@@ -104,7 +113,9 @@ TWO_VIEW = {
 # With seed 0 an activation rounds to either side of a ReLU's zero: there a start that
 # differs in the last bit ends 4e-3 apart, on one device, too. With this one 6e-7.
 TWO_VIEW["simclr-der"].changes["seed"] = 1
-TWO_VIEW["mocov2plus-pnr"] = TWO_VIEW["mocov2plus-pnr"]._replace(quick=True)
+TWO_VIEW["mocov2plus-pnr"] = TWO_VIEW["mocov2plus-pnr"]._replace(
+    family="two-view", quick=True
+)
 
 # Online methods, in the toy's batches.
 
@@ -126,6 +137,7 @@ ONLINE = {
     "er": Row(
         toy.ONLINE | {"method": {"name": "er"}},
         idle={"extra.seen": "it asks for the task instead"},
+        family="online",
         quick=True,
     ),
     "er_ace": Row(toy.ONLINE | {"method": {"name": "er_ace"}}, idle=STORED),
@@ -188,6 +200,7 @@ REHEARSAL = {
     "cclis": Row(
         {"method": NARROW | {"name": "cclis"}, "augment.views": 1},
         idle=CCLIS_IDLE,
+        family="rehearsal",
     ),
     "cclis-uniform": Row(
         {
@@ -209,7 +222,7 @@ REHEARSAL = {
 # A memory that is filtered at every step.
 
 DUEL = {
-    "duel-moco": Row({"method": NARROW | {"name": "duel"}}, TASKLESS),
+    "duel-moco": Row({"method": NARROW | {"name": "duel"}}, TASKLESS, family="duel"),
     "duel-moco-sharded": Row(
         {"method": NARROW | {"name": "duel", "sharded": True}}, idle=TASKLESS
     ),
@@ -246,6 +259,7 @@ ICL = {
         idle=OTHERS | AGENTS_RATES | dict.fromkeys(TURNS, "'meta' takes no turns"),
         still=PLAIN_SGD,
         programs=2,
+        family="icl",
     ),
     "icl-no_meta": Row(
         {
@@ -292,6 +306,7 @@ def rows_where(wanted):
 
 EVERY_ROW = rows_where(lambda row: True)
 TWO_TASKS = rows_where(lambda row: row.tasks > 1)
+FAMILIES = rows_where(lambda row: row.family is not None)
 
 
 @functools.cache
@@ -523,3 +538,141 @@ COLUMNS = (
     test_each_piece_of_state_counts,
     test_one_and_eight_devices_agree,
 )  # of every row
+
+# What accelerators run, and in which precision.
+
+CALLS = TASKS * -(-STEPS_PER_TASK // STEPS_PER_CALL)
+# Families whose batches cannot be joined: their memory names rows of its own, or a step
+# takes several batches.
+ONE_AFTER_ANOTHER = ("rehearsal", "icl")
+
+
+def traced(work) -> str:
+    """The text of a job's step, of each shape of its batches."""
+    shapes = {work.parts(task.index) for task in work.stream.tasks}
+    programs = [jax.make_jaxpr(work.method.step)(*job.shapes(work, n)) for n in shapes]
+    return "\n".join(map(str, programs))
+
+
+def number_of(operation, work) -> int:
+    return len(re.findall(rf" = {operation}\[", traced(work)))
+
+
+def cpu_runs(name, workdir, chosen):
+    """Runs of a CPU's program, step by step, one after another: states and metrics."""
+    work = make(name)
+    for seed in chosen:
+        one = work._replace(seed=seed)
+        train.run(one, workdir / f"seed_{seed}", step=compiled(name))
+    folders = [workdir / f"seed_{seed}" for seed in chosen]
+    return [final(name, x).state for x in folders], [logged(x) for x in folders]
+
+
+def run_elsewhere(work, workdir):
+    """State and metrics of a run by the program that accelerators have."""
+    assert work.steps_per_call == STEPS_PER_CALL
+    step, calls = counted(job.compile_step(work))
+    train.run(work, workdir, step=step)
+    assert len(calls) == CALLS
+    return toy.saved(work, workdir).state, logged(workdir)
+
+
+def assert_same_run(name, expected, found, lines, form):
+    """Parameters and statistics of one seed, and metrics, the mean of all seeds."""
+    assert_close(
+        (expected.params, expected.stats),
+        (found.params, found.stats),
+        f"{name}: {form} ends elsewhere than on a CPU. What a method computes must not "
+        "depend on `parts.unroll`, on the number of steps in a call, or on other seeds",
+    )
+    *cpu, other = lines
+    for *each, line in zip(*cpu, other, strict=True):
+        for metric, value in line.items():
+            if isinstance(value, float):
+                want = np.mean([one[metric] for one in each])
+                where = f"{name}: {form}: {metric} of step {line['step']}"
+                np.testing.assert_allclose(value, want, 1e-3, 1e-6, err_msg=where)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_programs_of_accelerators_agree(name, tmp_path):
+    """Eight steps in a call, loops not written out, convolutions as they are.
+
+    Tolerance: that of one and eight devices, since sums are in another order here, too.
+    """
+    states, lines = cpu_runs(name, tmp_path, SEEDS[:1])
+    with sharding.for_elsewhere():
+        work = new_job(name)
+        found, line = run_elsewhere(work, tmp_path / "elsewhere")
+        # Controls: it is the other program. Images of one channel get more on a CPU.
+        fewer, loops = number_of("pad", work), number_of("scan", work)
+    assert fewer < number_of("pad", make(name))
+    if METHODS[name].family == "icl":  # whose inner steps a CPU has written out
+        assert loops > number_of("scan", make(name))
+    assert_same_run(name, *states, found, [*lines, line], "the accelerators' program")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_seeds_side_by_side_agree(name, tmp_path):
+    """Two seeds in one program, as accelerators run them, and each by itself.
+
+    Tolerance: that of one and eight devices, since sums are in another order here, too.
+    """
+    row = METHODS[name]
+    with sharding.for_elsewhere():
+        asked = build.build(toy.config(seeds=2, **row.changes), tmp_path / "asked")
+        assert asked.side_by_side == (row.family not in ONE_AFTER_ANOTHER)
+        if not asked.side_by_side:
+            return
+        work = new_job(name)
+        work = seeds.together({seed: work._replace(seed=seed) for seed in SEEDS})
+        found, line = run_elsewhere(work, tmp_path / "elsewhere")
+    states, lines = cpu_runs(name, tmp_path, SEEDS)
+    assert not same(states[0].params, states[1].params)
+    for i, state in enumerate(states):
+        mine = seeds.one_of(found, i)
+        assert_same_run(name, state, mine, [*lines, line], f"seed {SEEDS[i]} of two")
+
+
+def convolutions(work) -> set[str]:
+    """Types of the outputs of all convolutions of a job's step."""
+    return set(re.findall(r":(\w+)\[[\d,]*\] = conv_general_dilated\[", traced(work)))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_bfloat16_step_is_near_that_in_float32(name, tmp_path):
+    """One step of each from the same state, late in the second task.
+
+    bfloat16 keeps 8 bits, so that a number is off by up to 0.4%; the loss, a mean in
+    float32 over all rows, by less than 0.2%, and the update turns by less than 6
+    degrees (cosine 0.995) and is as long to 3%.
+    """
+    run(name, tmp_path, stop_at=STOP_STEP)
+    state = final(name, tmp_path).state
+    # Without the momentum of the steps before, which both would go on with.
+    state = state.replace(opt_state=job.initial_state(make(name)).opt_state)
+    coarse = new_job(name, precision="bfloat16")
+    steps = {"f32": compiled(name), "bf16": job.compile_step(coarse)}
+    ends, losses, updates = [], [], []
+    for (precision, step), work in zip(
+        steps.items(), (make(name), coarse), strict=True
+    ):
+        assert convolutions(work) == {precision}
+        with contextlib.closing(feed(work, state)) as left:
+            _, batches, number = next(left)
+        end, metrics = step(core.copy(state), job.resident(work), batches, number)
+        before, after = (flatten_util.ravel_pytree(x.params)[0] for x in (state, end))
+        ends.append(end)
+        losses.append(float(metrics["loss"][0]))
+        updates.append(np.asarray(after - before, np.float64))
+    chex.assert_trees_all_equal_dtypes(*ends)
+    assert not same(*(end.params for end in ends))  # control: another computation
+    np.testing.assert_allclose(*losses, rtol=2e-3, err_msg=f"{name}: the loss")
+    lengths = [np.linalg.norm(x) for x in updates]
+    cosine = np.dot(*updates) / np.prod(lengths)
+    assert cosine > 0.995, (
+        f"{name}: in bfloat16 the update points elsewhere (cosine {cosine:.4f}). "
+        "Losses and statistics must be computed in float32: cast features before them"
+    )
+    np.testing.assert_allclose(*lengths, rtol=0.03, err_msg=f"{name}: its length")
+    print("MEASURED", name, losses, 1 - cosine, lengths[1] / lengths[0])
