@@ -20,6 +20,7 @@ from absl import flags
 import jaxcl
 import jaxcl.evals
 import jaxcl.methods
+import test_methods
 from helpers import config_files, pages, run_directories, toy
 from jaxcl import (
     augment,
@@ -518,9 +519,28 @@ def test_the_cifar_snippet_makes_a_file_that_npz_reads(tmp_path, monkeypatch):
 # The worked example
 
 
+def rows_of_the_example():
+    """Name -> row, of the blocks that stand for rows of the table of methods."""
+    names = {"Row": test_methods.Row, "toy": toy}
+    rows = [
+        block for block in pages.blocks(EXAMPLE, "python") if block.startswith("    ")
+    ]
+    return eval(f"{{{''.join(rows)}}}", names)
+
+
+def test_rows_and_fields_of_the_example_are_those_of_the_table():
+    _, er = rows_of_the_example().values()
+    real = test_methods.METHODS["er"]
+    assert (er.changes, er.idle, er.still) == (real.changes, real.idle, real.still)
+    fields = re.search(r"^\| field of `Row` .*\n((?:\|.*\n)+)", EXAMPLE, re.M)[1]
+    told = re.findall(
+        r"`(\w+)`", " ".join(pages.cells(x)[0] for x in fields.splitlines())
+    )
+    assert told == list(test_methods.Row._fields)
+
+
 def test_the_example_trains_by_its_row_of_the_table(tree, tmp_path):
-    row = next(b for b in pages.blocks(EXAMPLE, "python") if b.startswith("    "))
-    ((name, changes),) = ast.literal_eval("{" + row + "}").items()
+    name, (changes, *_) = next(iter(rows_of_the_example().items()))
     assert name == "simclr-l2" and changes["method"]["name"] == "simclr_l2"
     work = toy.job(tmp_path, tasks=2, epochs=1, **changes)
     train.run(work, tmp_path)
@@ -535,6 +555,15 @@ def test_the_example_trains_by_its_row_of_the_table(tree, tmp_path):
         state.extra.teacher["encoder"], state.params["encoder"],
     )  # fmt: skip
     assert any(jax.tree.leaves(moved))
+
+
+@pytest.mark.slow
+def test_the_example_passes_the_table(tree, tmp_path, monkeypatch):
+    row = rows_of_the_example()["simclr-l2"]
+    monkeypatch.setitem(test_methods.METHODS, "simclr-l2", row)
+    for column in test_methods.COLUMNS:
+        (tmp_path / column.__name__).mkdir()
+        column("simclr-l2", tmp_path / column.__name__)
 
 
 def test_the_example_refuses_what_it_cannot_take(tree, tmp_path):

@@ -138,7 +138,7 @@ FAMILIES = ("mocov2plus-pnr-head", "er_ace-measured", "cclis", "icl")
     ],
 )
 def test_every_method(name, tmp_path):
-    changes = json.loads(json.dumps(test_methods.METHODS[name]))
+    changes = json.loads(json.dumps(test_methods.METHODS[name].changes))
     if changes.get("method", {}).get("name") == "icl":
         changes["method"]["output_dim"] = 0
     work, state = run_directories.run_of(tmp_path / "run", **changes)
@@ -164,7 +164,7 @@ def test_icl_leaves_its_head_behind_and_says_so(tmp_path):
 
 
 def test_gdumb_has_nothing_to_export(tmp_path, capsys):
-    run_directories.run_of(tmp_path / "run", **test_methods.METHODS["gdumb"])
+    run_directories.run_of(tmp_path / "run", **test_methods.METHODS["gdumb"].changes)
     refused(r"config\.method\.name='gdumb' trains a network at each", tmp_path / "run",
             tmp_path / "out", capsys)  # fmt: skip
 

@@ -102,8 +102,8 @@ def modules_imported(path):
             yield (node.module or "").partition(".")[0]
 
 
-# The table of methods moves to tests/helpers when test_methods.py is rewritten.
-OPEN = {("test_export", "test_methods")}
+# A newcomer looks for the table of methods in test_methods.py; these read it there.
+READ_THE_TABLE = {("test_export", "test_methods"), ("test_docs", "test_methods")}
 
 
 def test_no_test_module_is_imported():
@@ -111,4 +111,4 @@ def test_no_test_module_is_imported():
     modules = sorted((ROOT / "tests").rglob("*.py"))
     tests = {path.stem for path in modules if path.stem.startswith("test_")}
     imports = {(path.stem, name) for path in modules for name in modules_imported(path)}
-    assert {pair for pair in imports if pair[1] in tests} == OPEN
+    assert {pair for pair in imports if pair[1] in tests} == READ_THE_TABLE
