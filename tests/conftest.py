@@ -1,6 +1,7 @@
 """Settings for all tests: 8 fake CPU devices, cheap compilation, a shared cache."""
 
 import collections
+import gc
 import json
 import os
 import pathlib
@@ -150,6 +151,16 @@ class _Reports:
             "minutes": round((time.time() - self.begun) / 60),
             "cores": os.cpu_count(),
         }
+
+
+def pytest_collection_finish():
+    """Thousands of tests need not be looked through each time a trace leaves garbage.
+
+    Measured on 33 tests: 5 % less processor time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -220,6 +220,12 @@ FAULTS = [
             _step("mocov2plus-der"),
         ),
         (
+            "two_view: blank images of an empty memory move the statistics",
+            "met = jnp.any(stored)",
+            "met = True",
+            _tasks("mocov2plus-der"),
+        ),
+        (
             "two_view: the teacher is always in training mode",
             "train=setup.frozen_train, groups=2,",
             "train=True, groups=2,",
