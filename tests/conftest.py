@@ -1,8 +1,13 @@
 """Settings for all tests: 8 fake CPU devices, cheap compilation, a shared cache."""
 
+import collections
+import json
 import os
 import pathlib
+import re
+import subprocess
 import tempfile
+import time
 
 # Before jax is imported anywhere; processes that tests start inherit these.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -20,25 +25,131 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
 import jax  # noqa: E402
-import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-from PIL import Image  # noqa: E402
 
 pytest.register_assert_rewrite("helpers")  # what they assert is shown in full
 
+from helpers import pictures  # noqa: E402
 from jaxcl import plots  # noqa: E402
 from jaxcl.evals import tsne  # noqa: E402
 
 SLOW = pathlib.Path(__file__).with_name("slow.txt")
+LAST_SLOW_RUN = pathlib.Path(__file__).with_name("last_slow_run.json")
+# What a run with --strict-skips may skip: part of the reason -> why that is allowed.
+EXPECTED_SKIPS = {"there is no chromium": "some machines' apt has none"}
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("jaxcl")
+    group.addoption(
+        "--shard", metavar="I/N", help="of the tests chosen, part I (from 1) of N"
+    )
+    group.addoption(
+        "--skipped", metavar="FILE", help="write what was skipped, for pytest @FILE"
+    )
+    group.addoption(
+        "--strict-skips", action="store_true",
+        help="fail where a test is skipped for a reason not in EXPECTED_SKIPS",
+    )  # fmt: skip
+    group.addoption("--record", action="store_true", help=f"write {LAST_SLOW_RUN.name}")
+
+
+def pytest_configure(config):
+    if config.option.shard:
+        config.pluginmanager.register(_Shard())
+    if not hasattr(config, "workerinput"):  # once, not in each process of xdist
+        config.pluginmanager.register(_Reports(config))
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Mark what slow.txt lists: variants that take long and have a quick sister."""
     listed = set(SLOW.read_text().splitlines())
     for item in items:
         if item.nodeid.removeprefix("tests/") in listed:
             item.add_marker(pytest.mark.slow)
+
+
+class _Shard:
+    """Keeps one part of the tests that -m and -k left."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config, items):
+        part, parts = map(int, config.option.shard.split("/"))
+        if not 1 <= part <= parts:
+            raise pytest.UsageError(f"--shard={part}/{parts}: I must be from 1 to N")
+        # Neighbours cost alike, so they go to different shards.
+        mine = set(sorted({_group(item) for item in items})[part - 1 :: parts])
+        left_out = [item for item in items if _group(item) not in mine]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _group(item) in mine]
+
+
+def _group(item) -> str:
+    """Tests that share a compiled program or a fixture stay together."""
+    marks = [mark.args[0] for mark in item.iter_markers("xdist_group")]
+    return f"{item.path.name}::{marks[0] if marks else item.originalname}"
+
+
+class _Reports:
+    """What was skipped, and what a whole run of the slow tests came to."""
+
+    def __init__(self, config):
+        self.config, self.begun = config, time.time()
+        self.skipped = {}  # node id -> reason
+        self.counts = collections.Counter()
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" or report.outcome != "passed":
+            self.counts[report.outcome] += 1
+        self._note(report)
+
+    def pytest_collectreport(self, report):
+        self._note(report)
+
+    def _note(self, report):
+        if report.skipped:
+            # xdist adds the group to a node id.
+            name = re.sub(r"@[^@\]]*$", "", report.nodeid)
+            self.skipped[name] = str(report.longrepr[-1])
+
+    def _unexpected(self):
+        return {
+            name: reason
+            for name, reason in self.skipped.items()
+            if not any(part in reason for part in EXPECTED_SKIPS)
+        }
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session, exitstatus):
+        options = self.config.option
+        if options.skipped:
+            lines = "".join(f"{name}\n" for name in sorted(self.skipped))
+            pathlib.Path(options.skipped).write_text(lines)
+        if options.strict_skips and self._unexpected() and exitstatus == 0:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if options.record:
+            LAST_SLOW_RUN.write_text(json.dumps(self._record(), indent=1) + "\n")
+
+    def pytest_terminal_summary(self, terminalreporter):
+        if self.config.option.strict_skips:
+            for name, reason in self._unexpected().items():
+                terminalreporter.write_line(f"SKIPPED, NOT EXPECTED {name}: {reason}")
+
+    def _record(self):
+        def git(*words):
+            done = subprocess.run(["git", *words], capture_output=True, text=True)
+            return done.stdout.strip()
+
+        return {
+            "command": "pytest " + " ".join(self.config.invocation_params.args),
+            "commit": git("rev-parse", "HEAD"),
+            "changed_files": git("status", "--porcelain").splitlines(),
+            "date": time.strftime("%Y-%m-%d"),
+            **{name: self.counts[name] for name in ("passed", "failed", "skipped")},
+            "minutes": round((time.time() - self.begun) / 60),
+            "cores": os.cpu_count(),
+        }
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -73,9 +184,7 @@ def figures(monkeypatch):
 
     def keep(figure, path):
         save(figure, path)
-        ink = np.asarray(Image.open(path).convert("L")) < 250
-        assert ink.any()
-        assert not any((ink[0].any(), ink[-1].any(), ink[:, 0].any(), ink[:, -1].any()))
+        pictures.check_whole(path)
         found.append(figure)
 
     monkeypatch.setattr(plots, "_save", keep)

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from helpers import toy
+from helpers import toy, twins
 from helpers import two_view_losses as losses
 from jaxcl import job as jobs
 from jaxcl import sections
@@ -16,7 +16,7 @@ from jaxcl.methods import ssl_bases, ssl_strategies
 RNG = np.random.default_rng(0)
 B, K, D, R = 4, 7, 5, 3
 Z, OWN, P, K2, F = (RNG.normal(size=(B, 2, D)) for _ in range(5))
-KEYS, FROZEN = (losses.unit(RNG.normal(size=(2, K, D))) for _ in range(2))
+KEYS, FROZEN = (twins.unit(RNG.normal(size=(2, K, D))) for _ in range(2))
 REPLAYED, STORED = (RNG.normal(size=(R, D)) for _ in range(2))
 LABEL = np.array([0, 1, 0, 2])
 MASK = np.array([True, False, True])

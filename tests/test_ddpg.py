@@ -5,6 +5,7 @@ import functools
 import re
 import textwrap
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,12 +67,6 @@ def adam_step(params, grads, lr):
     return jax.tree.map(lambda p, g: p - lr * g / (np.abs(g) + 1e-8), params, grads)
 
 
-def close(found, expected, **tolerance):
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, **tolerance), found, expected
-    )
-
-
 def f64(tree):
     """Copies in numpy, as wide as they come."""
     wide = lambda x: np.asarray(x, np.float64 if x.dtype.kind == "f" else None)  # noqa: E731
@@ -127,8 +122,12 @@ def test_an_update_is_ddpg(state, standardise):
     # At the first step of Adam its first moment is a tenth of the gradient.
     grads = jax.tree.map(lambda m: 10 * m, found.critic_opt[0].mu)
     error = lambda p: np.mean((critic_twin(p, s, known, rows.action) - y) ** 2)  # noqa: E731
-    close(grads, gradient(error, agent.critic), rtol=1e-6, atol=1e-8)
-    close(found.critic, adam_step(agent.critic, grads, 0.1), rtol=1e-9)
+    chex.assert_trees_all_close(
+        grads, gradient(error, agent.critic), rtol=1e-6, atol=1e-8
+    )
+    chex.assert_trees_all_close(
+        found.critic, adam_step(agent.critic, grads, 0.1), rtol=1e-9
+    )
 
     def value(params):
         act = sigmoid(actor_twin(params, s, known))
@@ -137,13 +136,15 @@ def test_an_update_is_ddpg(state, standardise):
     grads = jax.tree.map(lambda m: 10 * m, found.actor_opt[0].mu)
     expected = gradient(value, agent.actor)
     assert np.abs(expected["output"]["kernel"]).max() > 1e-3
-    close(grads, expected, rtol=1e-5, atol=1e-9)
-    close(found.actor, adam_step(agent.actor, grads, 0.01), rtol=1e-9)
+    chex.assert_trees_all_close(grads, expected, rtol=1e-5, atol=1e-9)
+    chex.assert_trees_all_close(
+        found.actor, adam_step(agent.actor, grads, 0.01), rtol=1e-9
+    )
 
     for name in ("actor", "critic"):
         old, new = getattr(agent, "target_" + name), getattr(found, name)
         mixed = jax.tree.map(lambda o, n: 0.8 * o + 0.2 * n, old, new)
-        close(getattr(found, "target_" + name), mixed, rtol=1e-12)
+        chex.assert_trees_all_close(getattr(found, "target_" + name), mixed, rtol=1e-12)
 
 
 def test_actions_are_the_actors_with_noise_that_fades():
@@ -358,7 +359,7 @@ def test_two_agents_run_side_by_side():
         alone, agent = told(agents[n], losses)
         np.testing.assert_allclose([lr[n] for lr in rates], alone, rtol=1e-4)
         mine = jax.tree.map(lambda x, n=n: x[n], both)
-        close(mine, agent, rtol=1e-3, atol=1e-5)
+        chex.assert_trees_all_close(mine, agent, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])

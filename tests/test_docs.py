@@ -18,7 +18,9 @@ import pytest
 from absl import flags
 
 import jaxcl
+import jaxcl.evals
 import jaxcl.methods
+import test_methods
 from helpers import config_files, pages, run_directories, toy
 from jaxcl import (
     augment,
@@ -30,17 +32,6 @@ from jaxcl import (
     update,
 )
 from jaxcl.data import convert, scenarios, sources
-from jaxcl.evals import (
-    alignment,
-    filtering,
-    knn,
-    linear,
-    objective,
-    predict,
-    spread,
-    svm,
-    tsne,
-)
 from jaxcl.methods import online_replay
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -428,21 +419,25 @@ def test_tables_of_options_are_those_of_the_signature(name, without, table):
             assert shown == want[option] and type(shown) is type(want[option]), option
 
 
+def judges():
+    """`make` of every evaluator that has options."""
+    for found in pkgutil.iter_modules(jaxcl.evals.__path__):
+        module = importlib.import_module(f"jaxcl.evals.{found.name}")
+        if hasattr(module, "make") and found.name != "features":  # it is no evaluator
+            parts, *options = inspect.signature(module.make).parameters
+            if options:
+                yield module.make
+
+
 def test_every_function_that_config_names_has_a_table():
-    functions = {sections.Top, scenarios.make, augment.make, *METHODS}
-    functions |= {online_replay.settings}
-    functions |= {e.make for e in (linear, knn, predict, tsne, alignment, spread)}
-    functions |= {filtering.make, svm.make, objective.make}
-    functions |= {augment_graph.make, ddpg.Options, update.Options, update.Limits}
+    functions = {sections.Top, scenarios.make, augment.make, *METHODS, *judges()}
+    functions |= {online_replay.settings, augment_graph.make}
+    functions |= {ddpg.Options, update.Options, update.Limits}
     functions |= {*sections.SOURCES.values()}
     functions |= {*sections.ENCODERS.values(), *sections.OPTIMIZERS.values()}
     functions |= {*sections.SCHEDULES.values()} - {sections.SCHEDULES["constant"]}
     names = {f"{f.__module__}.{f.__name__}" for f in functions}
     assert {table.values[0] for table in TABLES} == names
-    there = [m.name for m in pkgutil.iter_modules(jaxcl.evals.__path__)]
-    judges = {"linear", "knn", "predict", "tsne", "alignment", "memory", "spread"}
-    judges |= {"filtering", "svm", "objective"}
-    assert set(there) == {"features", "head"} | judges
 
 
 def test_a_config_reaches_every_documented_option_of_its_source():
@@ -524,9 +519,28 @@ def test_the_cifar_snippet_makes_a_file_that_npz_reads(tmp_path, monkeypatch):
 # The worked example
 
 
+def rows_of_the_example():
+    """Name -> row, of the blocks that stand for rows of the table of methods."""
+    names = {"Row": test_methods.Row, "toy": toy}
+    rows = [
+        block for block in pages.blocks(EXAMPLE, "python") if block.startswith("    ")
+    ]
+    return eval(f"{{{''.join(rows)}}}", names)
+
+
+def test_rows_and_fields_of_the_example_are_those_of_the_table():
+    _, er = rows_of_the_example().values()
+    real = test_methods.METHODS["er"]
+    assert (er.changes, er.idle, er.still) == (real.changes, real.idle, real.still)
+    fields = re.search(r"^\| field of `Row` .*\n((?:\|.*\n)+)", EXAMPLE, re.M)[1]
+    told = re.findall(
+        r"`(\w+)`", " ".join(pages.cells(x)[0] for x in fields.splitlines())
+    )
+    assert told == list(test_methods.Row._fields)
+
+
 def test_the_example_trains_by_its_row_of_the_table(tree, tmp_path):
-    row = next(b for b in pages.blocks(EXAMPLE, "python") if b.startswith("    "))
-    ((name, changes),) = ast.literal_eval("{" + row + "}").items()
+    name, (changes, *_) = next(iter(rows_of_the_example().items()))
     assert name == "simclr-l2" and changes["method"]["name"] == "simclr_l2"
     work = toy.job(tmp_path, tasks=2, epochs=1, **changes)
     train.run(work, tmp_path)
@@ -541,6 +555,15 @@ def test_the_example_trains_by_its_row_of_the_table(tree, tmp_path):
         state.extra.teacher["encoder"], state.params["encoder"],
     )  # fmt: skip
     assert any(jax.tree.leaves(moved))
+
+
+@pytest.mark.slow
+def test_the_example_passes_the_table(tree, tmp_path, monkeypatch):
+    row = rows_of_the_example()["simclr-l2"]
+    monkeypatch.setitem(test_methods.METHODS, "simclr-l2", row)
+    for column in test_methods.COLUMNS:
+        (tmp_path / column.__name__).mkdir()
+        column("simclr-l2", tmp_path / column.__name__)
 
 
 def test_the_example_refuses_what_it_cannot_take(tree, tmp_path):

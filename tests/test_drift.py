@@ -4,15 +4,12 @@ import jax
 import numpy as np
 import pytest
 
+from helpers import twins
 from jaxcl import drift
 
 RNG = np.random.default_rng(0)
 OLD = RNG.normal(size=(60, 6))
 NEW = OLD + 0.4 * RNG.normal(size=OLD.shape)
-
-
-def unit(x):
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
 def turn(seed=1, size=6):
@@ -22,7 +19,7 @@ def turn(seed=1, size=6):
 def nearest(query, index, k, own=None):
     found = [
         (-float(query @ row), i)
-        for i, row in enumerate(unit(index))
+        for i, row in enumerate(twins.unit(index))
         if own is None or i != own
     ]
     return {i for _, i in sorted(found)[:k]}
@@ -31,15 +28,15 @@ def nearest(query, index, k, own=None):
 def share(queries, index, rows, k):
     """Mean overlap with the old queries' neighbours in the old index."""
     shares = []
-    for query, i in zip(unit(queries), rows, strict=True):
-        old = nearest(unit(OLD)[i], OLD, k, i)
+    for query, i in zip(twins.unit(queries), rows, strict=True):
+        old = nearest(twins.unit(OLD)[i], OLD, k, i)
         shares.append(len(old & nearest(query, index, k, i)) / k)
     return np.mean(shares)
 
 
 def test_measures_are_those_of_loops():
     found = drift.measures(OLD, NEW, k=4)
-    a, b = unit(OLD), unit(NEW)
+    a, b = twins.unit(OLD), twins.unit(NEW)
     np.testing.assert_allclose(found["cosine"], np.mean(np.sum(a * b, 1)), rtol=1e-5)
     u, _, vt = np.linalg.svd(b[::2].T @ a[::2])
     best = u @ vt
@@ -81,7 +78,7 @@ def test_the_rotation_is_judged_on_rows_that_it_was_not_fitted_to():
     # As many features as rows to fit: these would fit perfectly, whatever they are.
     old, new = RNG.normal(size=(2, 40, 20))
     found = drift.measures(old, new, k=4)
-    fitted = drift.cosine(old[::2], unit(new[::2]) @ found["rotation"])
+    fitted = drift.cosine(old[::2], twins.unit(new[::2]) @ found["rotation"])
     assert fitted > 0.5 > abs(found["aligned_cosine"]) + 0.2
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import duel_twin, toy
+from helpers import duel_twin, toy, twins
 from jaxcl import collectives, core, optim, sharding
 from jaxcl import job as jobs
 from jaxcl.losses import contrastive
@@ -128,10 +128,6 @@ def step(method, state, incoming=INCOMING):
 # The step in float64
 
 
-def unit(x):
-    return x / np.linalg.norm(x, axis=-1, keepdims=True)
-
-
 def forward(params, stats, views, groups=1):
     """Projections and the running statistics after; rows of a group are every V-th."""
     layer, bn = params["encoder"]["linear"], params["encoder"]["norm"]
@@ -151,7 +147,9 @@ def forward(params, stats, views, groups=1):
 def info_nce(anchors, positives, negatives, tau, inside):
     """Eq. 17; `negatives`: those of each anchor."""
     total = 0.0
-    for a, p, others in zip(unit(anchors), unit(positives), negatives, strict=True):
+    for a, p, others in zip(
+        twins.unit(anchors), twins.unit(positives), negatives, strict=True
+    ):
         right = np.exp(a @ p / tau)
         wrong = sum(np.exp(a @ n / tau) for n in others)
         total -= np.log(right / (inside * right + wrong))
@@ -164,7 +162,7 @@ def m_hml(anchors, positives, memory, tau, weight):
     def q(a, b):
         return np.exp((a @ b - 1) / tau)
 
-    pairs = list(zip(unit(anchors), unit(positives), strict=True))
+    pairs = list(zip(twins.unit(anchors), twins.unit(positives), strict=True))
     hebbian = np.mean([-np.log(q(a, p)) for a, p in pairs])
     distinct = np.mean([-np.log(np.mean([q(a, m) for m in memory])) for a, _ in pairs])
     return weight * hebbian - distinct
@@ -175,7 +173,7 @@ def loss_of(z, positives, example, rows, options):
     tau, negatives = options["temperature"], options.get("negatives", "mixed")
     if options.get("hml_weight") is not None:
         return m_hml(z, positives, rows, tau, options["hml_weight"])
-    columns = unit(positives)
+    columns = twins.unit(positives)
     each = []
     for i in range(len(z)):
         others = [c for c, e in zip(columns, example, strict=True) if e != example[i]]
@@ -208,7 +206,7 @@ class Twin:
             images = np.asarray(self.memory.items["image"], np.float64)[drawn]
             images[~there] = 0  # slots that hold nothing are blank
             network = self.slow if self.moco else (self.params, self.stats)
-            self.rows = unit(forward(*network, views_of(images)[:, 0])[0])[there]
+            self.rows = twins.unit(forward(*network, views_of(images)[:, 0])[0])[there]
         if self.options.get("refresh"):
             self.features[drawn[there]] = self.rows
         if self.moco:
@@ -220,29 +218,27 @@ class Twin:
             keys, self.slow_stats = forward(*self.slow, self.views[:, 1])
             z, stats = forward(params, self.stats, self.views[:, 0])
             rows = self.rows
-            return loss_of(z, keys, range(B), rows, self.options), stats, unit(keys)
+            return (
+                loss_of(z, keys, range(B), rows, self.options),
+                stats,
+                twins.unit(keys),
+            )
         both = self.views.reshape(2 * B, SIDE, SIDE, 1)
         z, stats = forward(params, self.stats, both, groups=2)
         partner = z.reshape(B, 2, D)[:, ::-1].reshape(2 * B, D)
         rows = None if self.memory is None else self.rows
         value = loss_of(z, partner, [i // 2 for i in range(2 * B)], rows, self.options)
-        return value, stats, unit(z[::2])
+        return value, stats, twins.unit(z[::2])
 
     def gradient(self):
         """By differences, over all parameters."""
         leaves, structure = jax.tree.flatten(self.params)
-        slopes = []
-        for leaf in leaves:
-            slope = np.zeros_like(leaf)
-            for index in np.ndindex(leaf.shape):
-                old, values = leaf[index], []
-                for shift in (1e-5, -1e-5):
-                    leaf[index] = old + shift
-                    values.append(self.loss(self.params)[0])
-                leaf[index] = old
-                slope[index] = (values[0] - values[1]) / 2e-5
-            slopes.append(slope)
-        return jax.tree.unflatten(structure, slopes)
+
+        def loss(*leaves):
+            return self.loss(structure.unflatten(leaves))[0]
+
+        slopes = [twins.central_difference(loss, leaves, i) for i in range(len(leaves))]
+        return structure.unflatten(slopes)
 
     def slots(self, targets):
         """Where each row of the batch goes, K: nowhere."""
@@ -377,7 +373,7 @@ def test_a_step_may_leave_the_memory_as_it_is():
     """Where the keys lie far from all that is stored, they are alike to themselves."""
     state = under_way(filled=np.ones(K, bool))
     keys = Twin(state, INCOMING, {}).loss(jax.tree.map(np.float64, state.params))[2]
-    rows = unit(np.random.default_rng(6).normal(size=(K, D)) - 9 * keys.mean(0))
+    rows = twins.unit(np.random.default_rng(6).normal(size=(K, D)) - 9 * keys.mean(0))
     items = state.extra.memory.items | {"feature": jnp.float32(rows)}
     memory = state.extra.memory._replace(items=items)
     state = state.replace(extra=state.extra._replace(memory=memory))
@@ -504,7 +500,10 @@ def test_the_most_alike_rows_go_and_others_take_their_slots():
 
 def test_a_ring_and_a_reservoir_are_those_of_policies():
     rng = np.random.default_rng(0)
-    memory, rows = held(unit(rng.normal(size=(K, D)))), unit(rng.normal(size=(5, D)))
+    memory, rows = (
+        held(twins.unit(rng.normal(size=(K, D)))),
+        twins.unit(rng.normal(size=(5, D))),
+    )
     memory = memory._replace(seen=jnp.int32(12))
     mask = jnp.ones(5, bool)
     for seed in range(6):

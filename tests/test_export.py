@@ -41,14 +41,6 @@ PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "export.md").read_text()
 RUN = {"method.strategy": "pnr", "scenario.num_tasks": 5, "epochs": 1}
 
 
-def contents(folder):
-    return {
-        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
-        for p in sorted(folder.rglob("*"))
-        if p.is_file()
-    }
-
-
 def eval_parts(work, **changes):
     """What an evaluator of the run is given."""
     made = core.EvalParts(
@@ -65,9 +57,9 @@ def trained(tmp_path_factory):
     changes = {**RUN, "evaluators": {"knn": {"k": 5}}}
     train.run(run_directories.untried(workdir, tasks=1, **changes), workdir)
     out = tmp_path_factory.mktemp("out") / "deep" / "export"
-    before = contents(workdir)
+    before = run_directories.contents(workdir)
     card = export.export(str(workdir), str(out))
-    assert contents(workdir) == before
+    assert run_directories.contents(workdir) == before
     return workdir, out, card
 
 
@@ -146,7 +138,7 @@ FAMILIES = ("mocov2plus-pnr-head", "er_ace-measured", "cclis", "icl")
     ],
 )
 def test_every_method(name, tmp_path):
-    changes = json.loads(json.dumps(test_methods.METHODS[name]))
+    changes = json.loads(json.dumps(test_methods.METHODS[name].changes))
     if changes.get("method", {}).get("name") == "icl":
         changes["method"]["output_dim"] = 0
     work, state = run_directories.run_of(tmp_path / "run", **changes)
@@ -172,7 +164,7 @@ def test_icl_leaves_its_head_behind_and_says_so(tmp_path):
 
 
 def test_gdumb_has_nothing_to_export(tmp_path, capsys):
-    run_directories.run_of(tmp_path / "run", **test_methods.METHODS["gdumb"])
+    run_directories.run_of(tmp_path / "run", **test_methods.METHODS["gdumb"].changes)
     refused(r"config\.method\.name='gdumb' trains a network at each", tmp_path / "run",
             tmp_path / "out", capsys)  # fmt: skip
 
@@ -501,18 +493,18 @@ def test_a_folder_of_something_else_is_refused(trained, tmp_path, capsys):
     assert {p.name for p in out.iterdir()} == {"card.json", "encoder.safetensors"}
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     (out / "notes.txt").write_text("mine")
-    before = contents(out)
+    before = run_directories.contents(out)
     match = r"holds notes\.txt, which is no part of an export"
     for options in ([], ["--force"]):
         refused(match, trained[0], out, capsys, *options)
-    assert contents(out) == before
+    assert run_directories.contents(out) == before
     refused("is a file; must be a folder", trained[0], out / "notes.txt", capsys)
 
 
 def test_another_export_gives_way_to_force(trained, residual, tmp_path, capsys):
     out = shutil.copytree(residual[1], tmp_path / "out")
     refused("holds another export, of step 7; --force", trained[0], out, capsys)
-    assert contents(out) == contents(residual[1])
+    assert run_directories.contents(out) == run_directories.contents(residual[1])
     assert export.main([f"--run={trained[0]}", f"--out={out}", "--force"]) == 0
     assert jaxcl.load_encoder(out).num_features == 16
     assert {p.name for p in out.iterdir()} == {"card.json", "encoder.safetensors"}

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,11 +94,6 @@ def np_gcn(net, params, stats, batch, train):
     return np.concatenate([np.stack(o) for o in outputs], axis=1), after
 
 
-def assert_trees_close(got, want, **tolerance):
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), got, want)
-
-
 # Widths above and below the 3 features: either order of the two products.
 NETS = {
     "wide": gcn.GCN(width=4, dropout=0.0),
@@ -113,7 +109,9 @@ def test_equals_dense_matrices_in_float64(name, train):
     want, want_stats = np_gcn(net, tree["params"], tree["batch_stats"], batch, train)
     if train:
         got, updated = train_apply(net, tree, batch)
-        assert_trees_close(updated["batch_stats"], want_stats, rtol=1e-5, atol=1e-6)
+        chex.assert_trees_all_close(
+            updated["batch_stats"], want_stats, rtol=1e-5, atol=1e-6
+        )
     else:
         got = evaluate(net, tree, batch)
     assert got.shape == (5, net.num_features) and got.dtype == jnp.float32
@@ -192,7 +190,7 @@ def test_filling_changes_nothing(layout):
     got, stats = train_apply(DROPS, tree, large, key)
     np.testing.assert_allclose(got[:4], want[:4], rtol=1e-5, atol=1e-5)
     assert not np.any(got[4:])
-    assert_trees_close(stats, want_stats, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(stats, want_stats, rtol=1e-5, atol=1e-6)
 
 
 def test_what_the_filling_holds_does_not_matter():
@@ -211,7 +209,7 @@ def test_what_the_filling_holds_does_not_matter():
     value = jax.jit(jax.value_and_grad(loss, has_aux=True))
     same = value(tree["params"], batch), value(tree["params"], other)
     assert np.isfinite(same[1][0][0]) and np.any(same[0][1]["conv1"]["kernel"])
-    assert_trees_close(*same, rtol=0, atol=0)
+    chex.assert_trees_all_close(*same, rtol=0, atol=0)
     jax.tree.map(
         np.testing.assert_array_equal,
         evaluate(DROPS, tree, batch),
@@ -229,7 +227,7 @@ def test_order_of_the_graphs_is_that_of_the_rows():
     back = [turned.index(row) for row in rows]
     np.testing.assert_allclose(a, b[np.array(back)], rtol=1e-4, atol=1e-5)
     assert np.abs(a - b).max() > 0.1
-    assert_trees_close(stats_a, stats_b, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(stats_a, stats_b, rtol=1e-5, atol=1e-6)
 
 
 def test_masked_nodes_and_edges_are_as_if_they_were_not_there():
@@ -244,7 +242,7 @@ def test_masked_nodes_and_edges_are_as_if_they_were_not_there():
     want = graphs.pad(part, [0, 1], nodes=5, edges=4, graphs=2)
     net = NETS["wide"]
     tree = variables(net, batch)
-    assert_trees_close(
+    chex.assert_trees_all_close(
         train_apply(net, tree, batch), train_apply(net, tree, want),
         rtol=1e-5, atol=1e-5,
     )  # fmt: skip
@@ -316,7 +314,7 @@ def test_statistics_of_fewer_than_two_nodes_do_not_move():
     for mask in ((False, True, False), (False, False, False)):
         y, stats = apply(*mask)
         assert np.isfinite(y).all()
-        assert_trees_close(stats, tree["batch_stats"], rtol=0, atol=0)
+        chex.assert_trees_all_close(stats, tree["batch_stats"], rtol=0, atol=0)
     y, stats = apply(True, False, True)
     # Mean 4, variance 1 of all and 2 of a sample.
     np.testing.assert_allclose(y[jnp.array([0, 2]), 0], [-1, 1], atol=1e-4)

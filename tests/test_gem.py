@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from helpers import toy
+from helpers import online_toy, toy
 from jaxcl import augment, core, optim
 from jaxcl.memory import sharded
 from jaxcl.methods import agem, er, gem, online, online_replay
@@ -217,19 +217,13 @@ def parts(tasks=TASKS, unroll=True, size=6):
     )
 
 
-def batch(seed, labels):
-    rng = np.random.default_rng(seed)
-    images = rng.integers(0, 256, (len(labels), 8, 8, 1)).astype(np.uint8)
-    return {"image": jnp.array(images), "label": jnp.array(labels, jnp.int32)}
-
-
 # Three tasks; the third is the present one, and has rows in the memory too.
 BATCHES = [
-    batch(0, [0, 1, 1, 0, 0, 1]),
-    batch(1, [2, 3, 2, 2, 3, 3]),
-    batch(2, [4, 5, 4, 4, 5, 5]),
+    online_toy.batch(0, [0, 1, 1, 0, 0, 1]),
+    online_toy.batch(1, [2, 3, 2, 2, 3, 3]),
+    online_toy.batch(2, [4, 5, 4, 4, 5, 5]),
 ]
-NEXT = batch(3, [4, 4, 5, 5, 5, 5])
+NEXT = online_toy.batch(3, [4, 4, 5, 5, 5, 5])
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import pytest
 from jax import flatten_util
 
 from helpers import online_toy as toy
+from helpers import twins
 from jaxcl.memory import diversity
 from jaxcl.methods import gss, online
 
@@ -18,13 +19,8 @@ FULL = jnp.array([1.6, 0.4, 1.0, 0.8])
 ALL = jnp.ones(4, bool)
 
 
-def cosine(a, b):
-    size = np.sqrt(a @ a) * np.sqrt(b @ b)
-    return a @ b / size if size else 0.0
-
-
 def score_twin(gradients, references):
-    return [max(cosine(g, r) for r in references) + 1 for g in gradients]
+    return [max(twins.cosine(g, r) for r in references) + 1 for g in gradients]
 
 
 def test_score_is_the_largest_cosine_plus_one():

@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from helpers import online_toy as toy
+from helpers import twins
 from jaxcl import core, sharding
 from jaxcl.memory import sharded
 from jaxcl.methods import icarl, online, online_means
@@ -107,10 +108,6 @@ def test_the_teacher_is_the_network_at_the_begin_of_the_task_and_stays():
 # Prediction
 
 
-def unit(x):
-    return x / np.sqrt((x * x).sum(axis=-1, keepdims=True))
-
-
 def nearest(state, images, form, mirror=False):
     """Minus the squared distances, item by item."""
 
@@ -118,7 +115,7 @@ def nearest(state, images, form, mirror=False):
         rows = toy.parts().plain(rows)
         out, _ = NET(state.params, state.stats, rows, train=False)
         out = np.asarray(out.features, np.float64)
-        return unit(out) if form == "paper" else out
+        return twins.unit(out) if form == "paper" else out
 
     memory, means = state.extra.memory, {}
     for c in range(toy.CLASSES):
@@ -128,7 +125,9 @@ def nearest(state, images, form, mirror=False):
             if mirror:
                 turned = memory.items["image"][slots][:, :, ::-1]
                 rows = np.concatenate([rows, features(turned)])
-            means[c] = unit(rows.mean(axis=0)) if form == "paper" else rows.mean(axis=0)
+            means[c] = (
+                twins.unit(rows.mean(axis=0)) if form == "paper" else rows.mean(axis=0)
+            )
     queries = features(images)
     found = np.full((len(queries), toy.CLASSES), -np.inf)
     for c, mean in means.items():

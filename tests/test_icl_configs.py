@@ -7,7 +7,6 @@ from absl import flags
 
 from helpers import config_files
 from jaxcl import build, outcome, sections, train
-from jaxcl.methods import icl
 
 # Of the paper, by its tables; the last three are controls of our own.
 ROWS = {
@@ -36,10 +35,6 @@ def made(config):
     method = sections.method(top.method, parts)
     assert method.objective is not None and not method.supervised
     return top, parts
-
-
-def test_the_rows_here_are_those_there_are():
-    assert ROWS == icl.VARIANTS
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -93,7 +93,22 @@ def test_config_is_read_in_one_file():
             assert "ml_collections" not in path.read_text(), path
 
 
-def test_limits():
-    for path in SOURCES:
-        lines = path.read_text().count("\n")
-        assert lines <= (200 if path.name == "train.py" else 400), (path, lines)
+def modules_imported(path):
+    """First part of the name of every module that a file imports, wherever it does."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").partition(".")[0]
+
+
+# A newcomer looks for the table of methods in test_methods.py; these read it there.
+READ_THE_TABLE = {("test_export", "test_methods"), ("test_docs", "test_methods")}
+
+
+def test_no_test_module_is_imported():
+    """What several modules need is in tests/helpers, or a fixture of conftest.py."""
+    modules = sorted((ROOT / "tests").rglob("*.py"))
+    tests = {path.stem for path in modules if path.stem.startswith("test_")}
+    imports = {(path.stem, name) for path in modules for name in modules_imported(path)}
+    assert {pair for pair in imports if pair[1] in tests} == READ_THE_TABLE

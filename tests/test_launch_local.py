@@ -55,16 +55,12 @@ def fake(tmp_path, monkeypatch):
     return make
 
 
-def _heard():
-    """What nohup or a background job made deaf to a signal is not to stay so."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
 def start(*arguments, **options):
+    # nohup and background jobs ignore these signals, and so would the script.
+    heard = ["env", "--default-signal=INT,HUP"]
     return subprocess.Popen(
-        [SCRIPT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, preexec_fn=_heard, **options,
+        [*heard, SCRIPT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, **options,
     )  # fmt: skip
 
 

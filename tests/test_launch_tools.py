@@ -297,7 +297,8 @@ def test_csv_in_and_out(capsys, three):
     )
     assert text.read_text() == "\n".join(lines) + "\n"
     assert row(lines[4])[-3:] == ["36.67 ± 35.12", "40.00 ± 1.50", "-3.33"]
-    rows = list(csv.DictReader(out.open()))
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
     assert [one["measure"] for one in rows] == [*compare.MEASURES]
     last = rows[2]
     assert (last["name"], last["seeds"], last["paper_std"]) == ("mine", "3", "1.5")

@@ -239,14 +239,13 @@ def test_a_run_is_started_once_and_stopped(fake):
     # The end of the script is not that of the run.
     follower.send_signal(signal.SIGKILL)
     follower.wait()
-    again = subprocess.Popen(
-        [SCRIPT, "run", "n", "--poll=0", "--", *RUN], stdout=subprocess.PIPE, text=True
-    )
-    for line in again.stdout:
-        if "step of wait" in line:
-            break
-    tpu("stop", "n")
-    assert again.wait(timeout=30) == 75
+    command = [SCRIPT, "run", "n", "--poll=0", "--", *RUN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as again:
+        for line in again.stdout:
+            if "step of wait" in line:
+                break
+        tpu("stop", "n")
+        assert again.wait(timeout=30) == 75
     assert len(ran(fake)) == len(ran(fake, 1)) == 1
 
 
@@ -254,13 +253,14 @@ def test_resume_goes_on_until_the_run_is_finished(fake, package):
     """Stopped, preempted, restarted by its host, failed, finished."""
     begin(fake, 75, "restarted", "preempted")
     script = ["resume", "n", *MAKE, package, "--poll=0", "--retries=1", "--", *RUN]
-    done = subprocess.Popen([SCRIPT, *script], stderr=subprocess.PIPE, text=True)
     said = []
-    for line in done.stderr:
-        said.append(line)
-        if "made anew" in line:  # the homes are new, and so are the counts of starts
-            (fake / "codes").write_text("1\n0\n")
-    assert done.wait(timeout=60) == 0, said
+    command = [SCRIPT, *script]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as done:
+        for line in done.stderr:
+            said.append(line)
+            if "made anew" in line:  # homes are new, and so are the counts of starts
+                (fake / "codes").write_text("1\n0\n")
+        assert done.wait(timeout=60) == 0, said
     said = [line.strip() for line in said if line.startswith("jaxcl:")]
     assert said == [
         "jaxcl: the run on n ended with 75; going on",

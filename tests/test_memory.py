@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import chance
 from jaxcl import checkpoint, sharding
 from jaxcl.memory import buffer, policies
 
@@ -46,13 +47,6 @@ def labelled(slots):
 
 def numbers(capacity):
     return buffer.create(jax.ShapeDtypeStruct((), np.int32), capacity)
-
-
-def close(counts, probability, trials, sigmas=4.5):
-    """Frequencies of `trials` draws within `sigmas` of their probability."""
-    p = np.asarray(probability)
-    bound = sigmas * np.sqrt(p * (1 - p) / trials) + 1e-12
-    np.testing.assert_array_less(np.abs(np.asarray(counts) / trials - p), bound)
 
 
 # create and write
@@ -160,8 +154,9 @@ def test_uniform_draws_of_the_rows_there_are():
     assert all(len(set(drawn)) == 4 for drawn in slots.tolist())
     np.testing.assert_array_equal(items, slots + 6)  # as the list was made
     there = np.array([row is not None for row in rows])
-    close(inclusions(slots, 12), there * 4 / 9, 4000)
-    close(inclusions(slots[:, 3], 12), there / 9, 4000)  # nor does the order matter
+    chance.check_frequencies(inclusions(slots, 12), there * 4 / 9, 4000)
+    # Nor does the order matter.
+    chance.check_frequencies(inclusions(slots[:, 3], 12), there / 9, 4000)
 
 
 def test_rows_that_do_not_exist_are_masked():
@@ -200,7 +195,7 @@ def test_weighted_draws_follow_the_weights():
     assert mask.all()
     counts = np.zeros((7, 7))
     np.add.at(counts, (slots[:, 0], slots[:, 1]), 1)
-    close(counts, pairs, 4000)
+    chance.check_frequencies(counts, pairs, 4000)
     items, mask, slots = draws(6, 30, True)(state, log_weights)
     assert (mask.sum(axis=1) == 4).all() and (slots[~mask] == 7).all()
     assert set(np.unique(items)) == {0, 1, 2, 4, 7}
@@ -236,20 +231,12 @@ def cut(total, size, rng, masked=0.3):
         yield rows, mask
 
 
-@jax.jit
-def bits(key, rows):
-    draw = functools.partial(jax.random.bits, shape=(2,), dtype=jnp.uint32)
-    return jax.vmap(lambda row: draw(jax.random.fold_in(key, row)))(rows)
-
-
 def reservoir_twin(key, capacity, rows):
     """Slots of the rows with these numbers, with integers of any size."""
-    slots = []
-    words = bits(key, np.asarray(rows, np.uint32)).tolist()
-    for row, (high, low) in zip(rows, words, strict=True):
-        drawn = ((high << 32 | low) * (row + 1)) >> 64
-        slots.append(row if row < capacity else min(drawn, capacity))
-    return slots
+    draws = zip(rows, chance.drawers(key, rows), strict=True)
+    return [
+        row if row < capacity else min(below(row + 1), capacity) for row, below in draws
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 4, 17, 64])
@@ -292,7 +279,9 @@ def test_every_row_of_the_stream_stays_with_the_same_probability(size):
 
     kept = jax.vmap(survivors)(jax.random.split(jax.random.key(size), trials))
     assert all(len(set(rows)) == capacity for rows in kept.tolist())
-    close(np.bincount(np.ravel(kept), minlength=total), capacity / total, trials)
+    chance.check_frequencies(
+        np.bincount(np.ravel(kept), minlength=total), capacity / total, trials
+    )
 
 
 @pytest.mark.parametrize("seen", [10_000, 2**24 + 1, 1_600_000_000, TOP - 150])

@@ -1,5 +1,6 @@
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,11 +126,6 @@ def np_resnet(net, tree, images):
     return x.mean((1, 2)), new
 
 
-def assert_trees_close(got, want, **tolerance):
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), got, want)
-
-
 # --- batch norm ---------------------------------------------------------------
 
 
@@ -150,7 +146,7 @@ def test_batch_norm_equals_pytorch_passes_one_after_the_other(shape, groups, dty
     tolerance = 4e-5 if dtype == jnp.float32 else 2e-2
     np.testing.assert_allclose(y.astype("f4"), want, rtol=tolerance, atol=tolerance)
     # bf16 inputs are exact in float64: statistics are f32-accurate all the same.
-    assert_trees_close(stats, want_stats, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(stats, want_stats, rtol=1e-5, atol=1e-6)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(stats))
 
     y = net.apply(tree, x, train=False, groups=groups)
@@ -163,7 +159,7 @@ def test_batch_norm_options():
     net = norm.BatchNorm(momentum=0.7, unbiased=False, use_scale=False, use_bias=False)
     tree = net.init(jax.random.key(0), x, train=True)
     assert set(tree) == {"batch_stats"}
-    assert_trees_close(
+    chex.assert_trees_all_close(
         tree["batch_stats"], {"mean": np.zeros(3), "var": np.ones(3)}, atol=0
     )
     y, stats = train_apply(net, tree, x)
@@ -172,7 +168,7 @@ def test_batch_norm_options():
         x, identity, tree["batch_stats"], train=True, momentum=0.7, unbiased=False
     )
     np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-6)
-    assert_trees_close(stats, want_stats, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(stats, want_stats, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +182,7 @@ def test_batch_norm_survives_a_large_mean(mean, known, rtol):
     y, stats = train_apply(net, tree, x)
     want, want_stats = np_batch_norm(x, tree["params"], tree["batch_stats"], train=True)
     np.testing.assert_allclose(y, want, atol=2e-3)
-    assert_trees_close(stats, want_stats, rtol=rtol)
+    chex.assert_trees_all_close(stats, want_stats, rtol=rtol)
 
 
 def test_batch_norm_of_a_constant_is_its_bias():
@@ -272,7 +268,7 @@ def test_statistics_are_of_the_whole_batch_on_two_devices():
     assert len(split.addressable_shards) == 2
     tolerance = dict(rtol=1e-5, atol=1e-5)
     whole = train_apply(net, tree, x, 2)
-    assert_trees_close(train_apply(net, tree, split, 2), whole, **tolerance)
+    chex.assert_trees_all_close(train_apply(net, tree, split, 2), whole, **tolerance)
 
 
 # --- convolutions and pooling -------------------------------------------------
@@ -371,7 +367,7 @@ def test_forward_equals_numpy(name):
     want, want_stats = np_resnet(net, tree, images)
     assert got.shape == (3, net.num_features)
     np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
-    assert_trees_close(stats, want_stats, rtol=2e-4, atol=2e-5)
+    chex.assert_trees_all_close(stats, want_stats, rtol=2e-4, atol=2e-5)
 
 
 def test_conv_net():
@@ -409,7 +405,7 @@ def test_groups_reach_every_layer():
     second, want_stats = train_apply(net, then, images[1::2])
     np.testing.assert_allclose(got[0::2], first, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(got[1::2], second, rtol=1e-4, atol=1e-5)
-    assert_trees_close(stats, want_stats, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(stats, want_stats, rtol=1e-4, atol=1e-5)
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
@@ -430,11 +426,13 @@ def test_initialisation_is_a_function_of_the_key():
     images = jnp.zeros((2, 8, 8, 1))
     net = resnet.conv_net(width=2)
     one, again, other = (variables(net, images, seed=s) for s in (1, 1, 2))
-    assert_trees_close(one, again, rtol=0, atol=0)
+    chex.assert_trees_all_close(one, again, rtol=0, atol=0)
     assert np.any(
         one["params"]["conv1"]["kernel"] != other["params"]["conv1"]["kernel"]
     )
-    assert_trees_close(one["batch_stats"], other["batch_stats"], rtol=0, atol=0)
+    chex.assert_trees_all_close(
+        one["batch_stats"], other["batch_stats"], rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -609,4 +607,4 @@ def test_forward_equals_pytorch(name):
     second, want_stats = torch_resnet(torch, net, then, images[1::2])
     np.testing.assert_allclose(got[0::2], first, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(got[1::2], second, rtol=2e-4, atol=2e-5)
-    assert_trees_close(stats, want_stats, rtol=2e-4, atol=2e-5)
+    chex.assert_trees_all_close(stats, want_stats, rtol=2e-4, atol=2e-5)

@@ -81,13 +81,10 @@ def commands(module):
 # The files
 
 
-def test_there_are_five_and_the_pages_name_them():
-    assert [path.stem for path in BOOKS] == NAMES
+def test_their_page_names_all():
     page = (FOLDER / "README.md").read_text()
-    assert re.findall(r"^\| `(\w+)\.ipynb`", page, re.M) == NAMES
-    assert "`notebooks/README.md`" in (ROOT / "docs" / "index.md").read_text()
-    files = {path.name for path in FOLDER.iterdir() if not path.name.startswith(".")}
-    assert files - {"README.md"} == {f"{name}.ipynb" for name in NAMES}
+    named = re.findall(r"^\| `(\w+)\.ipynb`", page, re.M)
+    assert named == [path.stem for path in BOOKS]
 
 
 @each
@@ -167,9 +164,8 @@ def test_no_command_is_left_unchecked():
 # The first cell
 
 
-def test_the_first_cell_is_the_same_and_short():
-    (first,) = {code(path)[0] for path in BOOKS}
-    assert len(first.splitlines()) <= 10
+def test_the_first_cell_is_the_same():
+    assert len({code(path)[0] for path in BOOKS}) == 1
 
 
 class Shell:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import toy
+from helpers import online_toy, toy
 from jaxcl import augment, core, optim, train
 from jaxcl.memory import buffer
 from jaxcl.methods import er, er_ace, er_aml, finetune, online, online_replay
@@ -33,14 +33,8 @@ def parts(**replay):
     )
 
 
-def batch(seed, labels):
-    rng = np.random.default_rng(seed)
-    images = rng.integers(0, 256, (len(labels), 8, 8, 1)).astype(np.uint8)
-    return {"image": jnp.array(images), "label": jnp.array(labels, jnp.int32)}
-
-
 LABELS = (2, 3, 2, 2, 3, 3)
-FIRST, SECOND = batch(0, [0, 1, 1, 0, 0, 1]), batch(1, LABELS)
+FIRST, SECOND = online_toy.batch(0, [0, 1, 1, 0, 0, 1]), online_toy.batch(1, LABELS)
 
 
 @functools.cache

@@ -42,10 +42,6 @@ def job(online, directory, method, *more):
     return args, online.make_job(args, method, directory)
 
 
-def test_the_methods(online):
-    assert (*online.METHODS,) == METHODS
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_passes_are_those_that_the_step_makes(online, tmp_path, method):
     import throughput

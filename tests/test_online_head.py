@@ -244,15 +244,7 @@ def test_a_set_that_streams_trains_a_head_and_resumes(tmp_path):
 def test_rows_without_labels_and_wrong_options_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"config\.method\.head_lr=0\.0: must be abo"):
         toy.job(tmp_path, **HEAD, **{"method.head_lr": 0.0})
-    whole = sections.SOURCES["digits"]
-
-    def unlabelled():
-        data = whole()
-        label = data.train.label.copy()
-        label[3] = -1
-        return data._replace(train=data.train._replace(label=label))
-
-    monkeypatch.setitem(sections.SOURCES, "digits", unlabelled)
+    monkeypatch.setitem(sections.SOURCES, "digits", toy.unlabelled)
     joint = {"scenario": {"name": "joint"}}
     words = r"config\.method\.online_head=True\), but 1 of \d+ of digits have none"
     with pytest.raises(ValueError, match=words):

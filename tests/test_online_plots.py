@@ -3,8 +3,8 @@
 import matplotlib
 import numpy as np
 import pytest
-from PIL import Image
 
+from helpers import pictures
 from jaxcl import finish, plots, record
 
 
@@ -17,9 +17,7 @@ def draw(tmp_path, monkeypatch):
     def run(function, runs, *arguments, **options):
         path = tmp_path / "picture.png"
         function(runs, path, *arguments, **options)
-        ink = np.asarray(Image.open(path).convert("L")) < 250
-        edges = ink[0].any(), ink[-1].any(), ink[:, 0].any(), ink[:, -1].any()
-        assert ink.any() and not any(edges)  # nothing is cut off
+        pictures.check_whole(path)
         return figures[-1].axes[0]
 
     return run

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import toy
+from helpers import chance, toy
 from jaxcl import job as jobs
 from jaxcl import sharding
 from jaxcl.memory import buffer, policies
@@ -72,25 +72,6 @@ def kept_rows(name, items, size, key, capacity=CAPACITY, seed=0):
         state, kept, _ = offer(name, state, kept, key, rows, mask)
     assert int(state.seen) == len(items["row"])
     return np.where(state.filled, state.items["row"], -1).tolist(), kept
-
-
-@jax.jit
-def bits(key, rows):
-    draw = functools.partial(jax.random.bits, shape=(2,), dtype=jnp.uint32)
-    return jax.vmap(lambda row: draw(jax.random.fold_in(key, row)))(rows)
-
-
-def drawers(key, total):
-    """Per row a function n -> whole number below n, of the row's 64 random bits."""
-    words = bits(key, np.arange(total, dtype=np.uint32)).tolist()
-    return [lambda n, w=high << 32 | low: w * n >> 64 for high, low in words]
-
-
-def close(counts, probability, trials, sigmas=4.5):
-    """Frequencies of `trials` draws within `sigmas` of their probability."""
-    p = np.asarray(probability)
-    bound = sigmas * np.sqrt(p * (1 - p) / trials) + 1e-12
-    np.testing.assert_array_less(np.abs(np.asarray(counts) / trials - p), bound)
 
 
 def survivors(name, items, size, trials, capacity=CAPACITY, masked=0.0):
@@ -186,7 +167,7 @@ def batched_twin(batches, draw):
 @pytest.mark.parametrize("size", [1, 5, 16, 64])
 def test_batched_reservoir_against_one_row_at_a_time(size):
     items, key = stream("even"), jax.random.key(3)
-    twin = batched_twin(cut(items, size), drawers(key, 60))
+    twin = batched_twin(cut(items, size), chance.drawers(key, range(60)))
     assert kept_rows("batched_reservoir", items, size, key)[0] == twin
 
 
@@ -199,7 +180,9 @@ def test_batched_reservoir_keeps_late_rows_more_often(size):
     enters = np.where(np.arange(total) < CAPACITY, 1.0, CAPACITY / n)
     hits = np.where(np.arange(total) < CAPACITY, 0.0, 1 / n)
     stays = np.append(np.cumprod((1 - hits)[::-1])[::-1][1:], 1.0)
-    close(np.bincount(kept.ravel(), minlength=total), enters * stays, trials)
+    chance.check_frequencies(
+        np.bincount(kept.ravel(), minlength=total), enters * stays, trials
+    )
     assert (enters * stays)[-1] > CAPACITY / total  # where `reservoir` has just that
 
 
@@ -211,8 +194,7 @@ def test_batched_reservoir_draws_exactly_from_long_streams(seen):
     state = buffer.Buffer(items=None, filled=filled, seen=jnp.int32(seen))
     slots = policies.batched_reservoir(state, key, jnp.ones(200, bool)).tolist()
     rows = np.minimum(np.uint32(seen) + np.arange(200, dtype=np.uint32), TOP)
-    words = bits(key, rows.astype(np.uint32)).tolist()
-    drawn = [((high << 32 | low) * seen) >> 64 for high, low in words]
+    drawn = [below(seen) for below in chance.drawers(key, rows)]
     assert slots == [min(slot, capacity) for slot in drawn]
     assert 100 < sum(slot < capacity for slot in slots) < 190  # 3 in 4
 
@@ -251,7 +233,9 @@ def class_balanced_twin(labels, draw, capacity=CAPACITY):
 @pytest.mark.parametrize("kind", KINDS)
 def test_class_balanced_against_one_row_at_a_time(kind, seed):
     items, key = stream(kind, seed=seed), jax.random.key(seed)
-    memory, met, full = class_balanced_twin(items["label"].tolist(), drawers(key, 60))
+    memory, met, full = class_balanced_twin(
+        items["label"].tolist(), chance.drawers(key, range(60))
+    )
     rows, kept = kept_rows("class_balanced", items, 16, key)
     assert rows == memory
     assert kept["met"].tolist() == [met[c] for c in range(CLASSES)]
@@ -280,7 +264,9 @@ def test_rows_of_a_class_stay_with_the_same_probability():
         counts = np.bincount(kept.ravel(), minlength=40)
         for label in range(CLASSES):
             own = counts[items["label"] == label]
-            close(own, np.full(len(own), own.mean() / trials), trials)
+            chance.check_frequencies(
+                own, np.full(len(own), own.mean() / trials), trials
+            )
 
 
 def test_counts_of_a_class_end_below_two_to_the_31():
@@ -322,7 +308,9 @@ def greedy_twin(labels, draw, capacity=CAPACITY):
 def test_greedy_balanced_against_one_row_at_a_time(kind, seed, capacity):
     items, key = stream(kind, seed=seed), jax.random.key(seed)
     items["label"] = CLASSES - 1 - items["label"]  # met in another order than counted
-    twin, met = greedy_twin(items["label"].tolist(), drawers(key, 60), capacity)
+    twin, met = greedy_twin(
+        items["label"].tolist(), chance.drawers(key, range(60)), capacity
+    )
     rows, kept = kept_rows("greedy_balanced", items, 16, key, capacity)
     assert rows == twin + [-1] * (capacity - len(twin))
     assert [kept["rank"][c] for c in met] == [*range(len(met))]
@@ -335,7 +323,7 @@ def test_greedy_balanced_ends_even_and_evicts_at_random():
     assert (np.sort(items["label"][kept], axis=1) == [0, 0, 1, 1, 2, 2, 3, 3]).all()
     counts = np.bincount(kept.ravel(), minlength=48)
     # The first 8 rows fill the memory and two of them are left; the rest never enter.
-    close(counts[:8], np.full(8, 2 / 8), trials)
+    chance.check_frequencies(counts[:8], np.full(8, 2 / 8), trials)
     assert not counts[8:12].any()
 
 

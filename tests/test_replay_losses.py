@@ -58,13 +58,9 @@ def ace_twin(incoming, replayed, incoming_classes, replay_classes, rows, old_row
     return first + second
 
 
-def unit(x):
-    return x / math.sqrt(sum(x * x))
-
-
 def hinges(a, p, n, margin=0.2, euclidean=False):
     def between(x, y):
-        x, y = unit(x), unit(y)
+        x, y = twins.unit(x), twins.unit(y)
         return math.sqrt(sum((x - y) ** 2)) if euclidean else 1 - sum(x * y)
 
     return [
@@ -79,12 +75,12 @@ def triplet_twin(a, p, n, rows=None, **options):
 
 def sup_con_twin(a, p, n, rows=None, t=0.2, base=0.07):
     rows = range(len(a)) if rows is None else rows
-    pool = [(unit(p[i]), AML_LABELS[i]) for i in rows]
-    pool += [(unit(n[i]), AML_OTHERS[i]) for i in rows]
+    pool = [(twins.unit(p[i]), AML_LABELS[i]) for i in rows]
+    pool += [(twins.unit(n[i]), AML_OTHERS[i]) for i in rows]
     per_row = []
     for i in rows:
-        total = logsumexp(unit(a[i]) @ z / t for z, _ in pool)
-        same = [unit(a[i]) @ z / t for z, label in pool if label == AML_LABELS[i]]
+        total = logsumexp(twins.unit(a[i]) @ z / t for z, _ in pool)
+        same = [twins.unit(a[i]) @ z / t for z, label in pool if label == AML_LABELS[i]]
         per_row.append(mean(total - s for s in same))
     return t / base * mean(per_row)
 

@@ -1,7 +1,5 @@
 """docs/reproducing_others.md: its rows run, its costs are those of the configs."""
 
-import ast
-import decimal
 import pathlib
 import re
 
@@ -255,60 +253,3 @@ def test_epochs_with_stored_rows_have_the_steps_that_costs_are_made_of():
             drawn = mixed.order(rng, mixed.rows, size)
             new = size - max(round(size * memory / (memory + rows)), 1)
             assert drawn.shape == (rows // new, size)
-
-
-# Figures of the papers
-
-
-def half_up(text):
-    return decimal.Decimal(text).quantize(decimal.Decimal("0.1"), "ROUND_HALF_UP")
-
-
-@pytest.mark.parametrize(
-    "title, name",
-    [
-        ("ER-ACE and ER-AML", "er_ace_cifar10"),
-        ("CCLIS", "cclis_cifar10"),
-        ("CCLIS", "cclis_cifar100"),
-        ("CCLIS", "cclis_tinyimagenet"),
-        ("DUEL", "duel_cifar10"),
-        ("DUEL", "duel_stl10"),
-        ("DUEL", "duel_imagenetlt"),
-    ],
-)
-def test_the_configs_have_the_same_figures_rounded(title, name):
-    text = ast.get_docstring(ast.parse((ROOT / f"configs/{name}.py").read_text()))
-    said = re.search(
-        r"^Paper, .*?(?=Ours|Values)|Paper, .*?(?=Ours|Values)", text, re.S
-    )
-    # Of entropies three digits stand there, of hours and accuracies one.
-    mentioned = set(re.findall(r"(?<![\d.])\d+\.\d(?!\d)", said[0]))
-    there = {half_up(x) for x in re.findall(r"(?<![\d.])\d+\.\d+", part(title))}
-    lost = {x for x in mentioned if decimal.Decimal(x) not in there}
-    assert len(mentioned) > 10
-    assert not lost, name
-
-
-def cell(text, section, label, column):
-    """A cell of a table below a heading, by its row's label and column."""
-    body = re.search(rf"^### {section}.*?\n(.*?)(?=^##|\Z)", text, re.M | re.S)[1]
-    for head, *lines in tables(body):
-        for line in lines:
-            if label in line and column in head:
-                return line[head.index(column)]
-    raise AssertionError((section, label, column))
-
-
-def test_tables_that_repeat_a_cell_agree():
-    text = part("CCLIS")
-    seven = "Tables 3, 4 and 7"
-    table1 = re.search(r"^\| \| CCLIS \| `cclis` \| (.*) \|$", text, re.M)[1]
-    assert table1.split(" | ")[0] == cell(text, seven, "`cclis`", "200")
-    assert table1.split(" | ")[2] == cell(text, seven, "`cclis`", "500")
-    for memory in ("100", "300"):
-        for row in ("`cclis`", "`neither`"):
-            assert cell(text, "Table 8", row, memory) == cell(text, seven, row, memory)
-    duel = part("DUEL")
-    one = dict(re.findall(r"^\|[^|]*\| [\w -]+ \| `(\w+)` \| (.*) \|$", duel, re.M))
-    four = dict(re.findall(r"^\| [a-z ]+ \| [01] \| `(\w+)` \| (.*) \|$", duel, re.M))
-    assert one["simclr"] == four["simclr"] and one["d_simclr"] == four["d_simclr"]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import chance
 from jaxcl.memory import selection
 
 PROPOSAL, OWN = jax.jit(selection.proposal), jax.jit(selection.own)
@@ -15,11 +16,8 @@ WITHIN = jax.jit(selection.within_class, static_argnums=3)
 TRIALS = 4000
 
 
-def close(counts, probability, sigmas=4.5):
-    """Frequencies of TRIALS draws within `sigmas` of their probability."""
-    p = np.asarray(probability)
-    bound = sigmas * np.sqrt(p * (1 - p) / TRIALS) + 1e-12
-    np.testing.assert_array_less(np.abs(np.asarray(counts) / TRIALS - p), bound)
+def close(counts, probability):
+    chance.check_frequencies(counts, probability, TRIALS)
 
 
 def near(samples, mean, sigmas=4.5):
@@ -277,11 +275,11 @@ def successive(weights, count):
     """Probability of each set of rows, over all orders in which it can be drawn."""
     law = {}
     for order in itertools.permutations(range(len(weights)), count):
-        left, chance = float(sum(weights)), 1.0
+        left, share = float(sum(weights)), 1.0
         for row in order:
-            chance *= weights[row] / left
+            share *= weights[row] / left
             left -= weights[row]
-        law[frozenset(order)] = law.get(frozenset(order), 0.0) + chance
+        law[frozenset(order)] = law.get(frozenset(order), 0.0) + share
     return law
 
 

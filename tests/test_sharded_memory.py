@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import toy
+from helpers import chance, toy
 from jaxcl import core, sharding, train
 from jaxcl import job as jobs
 from jaxcl.memory import buffer, policies, sharded
@@ -100,11 +100,6 @@ def test_each_device_has_a_buffer_of_its_own(policy):
         jax.tree.map(np.testing.assert_array_equal, own, (same, kept, trace))
 
 
-def close(counts, probability, trials, sigmas=4.5):
-    bound = sigmas * np.sqrt(probability * (1 - probability) / trials)
-    assert (np.abs(counts / trials - probability) < bound).all(), counts
-
-
 def test_every_row_is_kept_and_drawn_with_the_same_probability():
     n, capacity, k, total, trials = 4, 8, 4, 48, 2000
     memory = sharded.over(sharding.mesh(n))
@@ -125,8 +120,12 @@ def test_every_row_is_kept_and_drawn_with_the_same_probability():
     kept, drawn = jax.tree.map(np.asarray, found)
     assert all(len({*each}) == capacity for each in kept.tolist())
     assert all({*draw} <= {*each} for draw, each in zip(drawn, kept, strict=True))
-    close(np.bincount(kept.ravel(), minlength=total), capacity / total, trials)
-    close(np.bincount(drawn.ravel(), minlength=total), k / total, trials)
+    chance.check_frequencies(
+        np.bincount(kept.ravel(), minlength=total), capacity / total, trials
+    )
+    chance.check_frequencies(
+        np.bincount(drawn.ravel(), minlength=total), k / total, trials
+    )
     # Each device keeps and draws its share, and not always from the same slot.
     device = kept % 8 // 2
     np.testing.assert_array_equal(device, np.tile(np.repeat(range(n), 2), (trials, 1)))

@@ -583,7 +583,8 @@ def tfrecord(array_record, tmp_path_factory):
     out = tmp_path_factory.mktemp("tfds") / "toy" / "1.0.0"
     out.mkdir(parents=True)
     builder = tfds.builder_from_directory(array_record)
-    meta = json.loads(open(f"{array_record}/dataset_info.json").read())
+    with open(f"{array_record}/dataset_info.json") as file:
+        meta = json.load(file)
     meta["fileFormat"] = "tfrecord"
     for name in ("features.json", "label.labels.txt", "style.labels.txt"):
         shutil.copy(f"{array_record}/{name}", out / name)

@@ -1,6 +1,5 @@
 """The encoder of another run, judged: what is read, measured, and refused."""
 
-import hashlib
 import json
 import shutil
 
@@ -9,7 +8,7 @@ import ml_collections
 import numpy as np
 import pytest
 
-from helpers import toy
+from helpers import run_directories, toy
 from jaxcl import (
     build,
     checkpoint,
@@ -66,14 +65,6 @@ def copy_of(run, tmp_path):
     return shutil.copytree(run, tmp_path / "copy")
 
 
-def contents(folder):
-    return {
-        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
-        for p in sorted(folder.rglob("*"))
-        if p.is_file()
-    }
-
-
 def judged(run, workdir, **changes):
     return finish.run(build.build(config(run, **changes), workdir), workdir)
 
@@ -84,9 +75,9 @@ def without_clock(results):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, capsys):
-    before = contents(run)
+    before = run_directories.contents(run)
     results = judged(run, tmp_path, devices=devices)
-    assert contents(run) == before
+    assert run_directories.contents(run) == before
     work = toy.job(tmp_path / "like", tasks=1, **STRATEGY)
     saved = toy.saved(work, run)
     cut = scenarios.make(
@@ -120,9 +111,9 @@ def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, ca
 
 def test_again_is_harmless_and_a_newer_checkpoint_is_judged_anew(run, tmp_path):
     run, here = copy_of(run, tmp_path), tmp_path / "here"
-    first, files = judged(run, here), contents(here)
+    first, files = judged(run, here), run_directories.contents(here)
     again = judged(run, here)
-    assert again == first and contents(here) == files
+    assert again == first and run_directories.contents(here) == files
     train.run(toy.job(run, tasks=2, **STRATEGY), run)
     newer = judged(run, here)
     assert newer["checkpoint"]["number"] > first["checkpoint"]["number"]
@@ -190,11 +181,11 @@ def test_damaged_checkpoints_are_passed_over_and_stay(run, tmp_path, caplog):
     copy, here = copy_of(run, tmp_path), tmp_path / "here"
     older, newest = numbers(copy)
     truncate(copy, newest)
-    before = contents(copy)
+    before = run_directories.contents(copy)
     results = judged(copy, here)
     assert results["checkpoint"]["number"] == older
     assert f"checkpoint {newest}" in caplog.text and "damaged" in caplog.text
-    assert contents(copy) == before
+    assert run_directories.contents(copy) == before
     truncate(copy, older)
     refused(rf"every checkpoint in it is damaged \(\[{older}, {newest}\]\)", copy,
             tmp_path / "other")  # fmt: skip

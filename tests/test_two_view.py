@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import dense_net, two_view_losses
+from helpers import dense_net, twins, two_view_losses
 from jaxcl import core, optim
 from jaxcl.memory import buffer, importance, policies
 from jaxcl.methods import ssl_bases, ssl_strategies, two_view
@@ -228,7 +228,7 @@ class Twin:
             ]
         )
 
-    def forward(self, images, replayed):
+    def forward(self, images, replayed, exist):
         """What the losses read of the network that learns, and the way back."""
         run = functools.partial(dense_net.apply, train=True)
         rows, after, back_rows = run(COPIED, self.params, self.stats, images, groups=2)
@@ -241,7 +241,7 @@ class Twin:
             stats = stats | more
         normalised = self.base == "mocov2plus"  # before g
         if self.plan.distiller:
-            read = two_view_losses.unit(rows) if normalised else rows
+            read = twins.unit(rows) if normalised else rows
             outputs["p"], more, back_g = run(
                 ("distiller",), self.params, stats, read, groups=2
             )
@@ -250,7 +250,8 @@ class Twin:
             outputs["replayed"], more, back_replayed = run(
                 COPIED, self.params, stats, replayed
             )
-            stats = stats | more
+            if exist.any():  # blank images say nothing
+                stats = stats | more
 
         def backward(slopes):
             down, grads = slopes["z"], []
@@ -295,23 +296,19 @@ class Twin:
                "off_diagonal": 5e-3} | names
         )  # fmt: skip
 
-        def value():
+        def value(*rows):
             return two_view_losses.loss(
                 self.base, "finetune" if alone else self.strategy,
-                self.features(outputs, label, frozen), options,
+                self.features(dict(zip(outputs, rows, strict=True)), label, frozen),
+                options,
             )  # fmt: skip
 
-        slopes = {}
-        for name, rows in outputs.items():
-            slopes[name] = np.zeros_like(rows)
-            for index in np.ndindex(rows.shape):
-                kept, values = rows[index], []
-                for shift in (1e-5, -1e-5):
-                    rows[index] = kept + shift
-                    values.append(value())
-                rows[index] = kept
-                slopes[name][index] = (values[0] - values[1]) / 2e-5
-        return value(), slopes
+        arrays = list(outputs.values())
+        slopes = {
+            name: twins.central_difference(value, arrays, i)
+            for i, name in enumerate(outputs)
+        }
+        return value(*arrays), slopes
 
     def step(self, incoming):
         """The metrics of a step that changes all that is here."""
@@ -338,7 +335,9 @@ class Twin:
                 COPIED, self.teacher, self.teacher_stats, rows, groups=2,
                 train=self.options.get("frozen_bn") == "batch",
             )  # fmt: skip
-        outputs, self.stats, backward = self.forward(rows, replayed)
+        outputs, self.stats, backward = self.forward(
+            rows, replayed, frozen.get("stored_mask")
+        )
         loss, slopes = self.loss_and_slopes(outputs, label, frozen)
         grads = plus(jax.tree.map(np.zeros_like, self.params), backward(slopes))
         progress = (self.step_number - self.start) / STEPS
@@ -447,7 +446,7 @@ class Twin:
 
 def _enqueue(queue, pointer, rows):
     """Unit rows into the bank of their view, the oldest first; the new pointer."""
-    for i, pair in enumerate(two_view_losses.unit(rows.reshape(B, 2, D))):
+    for i, pair in enumerate(twins.unit(rows.reshape(B, 2, D))):
         for view in (0, 1):
             queue[view, (pointer + i) % K] = pair[view]
     return (pointer + B) % K

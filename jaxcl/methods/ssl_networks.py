@@ -54,12 +54,13 @@ def two(rows):
     return rows.reshape(-1, 2, rows.shape[-1])
 
 
-def forward(setup, params, stats, images, replayed):
+def forward(setup, params, stats, images, replayed, stored):
     """What the losses read of the network that learns, and its statistics.
 
     Args:
       images: f32[2B,H,W,C], rows 2i and 2i + 1 of one example.
       replayed: f32[R,H,W,C] or None.
+      stored: bool[R], which of these exist.
     """
     apply = functools.partial(chain.apply, train=True)
     rows, after = apply(setup.copied, params, stats, images, groups=2)
@@ -73,7 +74,12 @@ def forward(setup, params, stats, images, replayed):
         p, after = two(p), after | more
     if replayed is not None:
         r, more = apply(setup.copied, params, after, replayed)
-        after = after | more
+        # In the first step of a run nothing is stored, and the images are blank.
+        met = jnp.any(stored)
+        after = after | {
+            name: jax.tree.map(lambda a, b: jnp.where(met, a, b), new, after[name])
+            for name, new in more.items()
+        }
     return Outputs(two(rows), o, p, r), after
 
 

@@ -342,7 +342,9 @@ def _step(setup, state, batch):
     )
 
     def forward(params):
-        return ssl_networks.forward(setup, params, state.stats, images, replayed)
+        return ssl_networks.forward(
+            setup, params, state.stats, images, replayed, features.stored_mask
+        )
 
     outputs, backward, stats = jax.vjp(forward, state.params, has_aux=True)
     first, progress = state.task == 0, core.progress(state)

@@ -145,6 +145,20 @@ def check_step(method, net, state, incoming, images, twin, prototype_rate=None):
     return new
 
 
+def check_teacher_is_not_read(method, state, incoming, new):
+    """The step to `new` is the same whatever the teacher is."""
+    wild = jax.tree.map(lambda x: x + jnp.nan, state.extra.teacher)
+    extra = state.extra._replace(teacher=wild)
+    other, _ = step(method, state.replace(extra=extra), incoming)
+    chex.assert_trees_all_equal(other.params, new.params)
+
+
+def convolutions(method, state, incoming):
+    """How many a step has."""
+    traced = jax.make_jaxpr(method.step)(state, incoming)
+    return str(traced).count("conv_general_dilated[")
+
+
 def relation(now, past):
     """-sum q log p of two lists of logits."""
     now, past = (np.asarray(x) - np.max(x) for x in (now, past))

@@ -1,6 +1,7 @@
 """Run directories that no training made, so that a test has one at once."""
 
 import contextlib
+import hashlib
 import json
 from unittest import mock
 
@@ -88,3 +89,12 @@ def run_of(workdir, **changes):
     state = random_state(work)
     save(work, workdir, state)
     return work, state
+
+
+def contents(folder):
+    """Name below the folder -> checksum, of every file."""
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }

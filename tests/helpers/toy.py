@@ -7,6 +7,7 @@ import ml_collections
 
 from jaxcl import build, checkpoint
 from jaxcl import job as jobs
+from jaxcl.data import sources
 
 KEY = jax.dtypes.prng_key
 
@@ -79,6 +80,14 @@ def job(workdir, *, tasks=None, **changes):
         stream = made.stream._replace(tasks=made.stream.tasks[:tasks])
         made = made._replace(stream=stream)
     return made
+
+
+def unlabelled():
+    """A source: the digits, of which one train row has no label."""
+    data = sources.digits()
+    label = data.train.label.copy()
+    label[3] = -1
+    return data._replace(train=data.train._replace(label=label))
 
 
 def saved(work, workdir):

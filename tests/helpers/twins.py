@@ -1,20 +1,38 @@
-"""A loss against its float64 twin: the value, and the gradient by differences."""
+"""Losses against their float64 twins, and what the twins are written with."""
+
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 
-def central_difference(twin, arrays, which):
+def unit(x):
+    """Rows of length 1; rows of zeros stay."""
+    x = np.asarray(x, np.float64)
+    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+
+def cosine(a, b):
+    return float(unit(a) @ unit(b))
+
+
+def nce(anchor, positive, columns, temperature):
+    """-s(a, p) + log of the sum over columns of exp s, for one anchor."""
+    total = sum(math.exp(cosine(anchor, c) / temperature) for c in columns)
+    return -cosine(anchor, positive) / temperature + math.log(total)
+
+
+def central_difference(twin, arrays, which, h=1e-5):
     """Gradient of twin(*arrays) with respect to arrays[which]."""
     gradient = np.zeros_like(arrays[which])
     for index in np.ndindex(gradient.shape):
         values = []
-        for shift in (1e-5, -1e-5):
+        for shift in (h, -h):
             moved = [a.copy() for a in arrays]
             moved[which][index] += shift
             values.append(twin(*moved))
-        gradient[index] = (values[0] - values[1]) / 2e-5
+        gradient[index] = (values[0] - values[1]) / (2 * h)
     return gradient
 
 
@@ -34,3 +52,12 @@ def check(loss, twin, arrays, moving):
         # Nothing would be compared, but for a loss that is 0 whatever it is given.
         assert np.any(np.abs(expected) > 1e-3) or abs(value) < 1e-12, i
         np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-8)
+
+
+def check_bfloat16(loss, twin, arrays, *, rtol, atol=0.0):
+    """Of bfloat16 arrays the value is computed in float32, the gradient not."""
+    arrays = [jnp.asarray(a, jnp.bfloat16) for a in arrays]
+    value, gradient = jax.jit(jax.value_and_grad(loss))(*arrays)
+    assert value.dtype == jnp.float32 and gradient.dtype == jnp.bfloat16
+    exact = twin(*[np.asarray(a, np.float64) for a in arrays])
+    np.testing.assert_allclose(value, exact, rtol=rtol, atol=atol)

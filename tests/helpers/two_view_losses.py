@@ -6,11 +6,9 @@ the library's losses is called.
 
 import numpy as np
 
+from helpers import twins
+
 VIEWS = ((0, 1), (1, 0))  # a view and the other one
-
-
-def unit(x):
-    return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
 def cross_entropy(anchors, positives, negatives, tau, inside=True):
@@ -18,7 +16,7 @@ def cross_entropy(anchors, positives, negatives, tau, inside=True):
 
     Without `inside` the positive is not in the sum.
     """
-    a, p = unit(anchors), unit(positives)
+    a, p = twins.unit(anchors), twins.unit(positives)
     right = np.sum(a * p, axis=1) / tau
     total = np.exp(a @ negatives.T / tau).sum(axis=1)
     return np.mean(np.log(total + inside * np.exp(right)) - right)
@@ -49,7 +47,7 @@ def moco_pnr(x, o):
 
 def _rows(views):
     """Unit rows of both views: 2i and 2i + 1 are of example i."""
-    return unit(views.reshape(-1, views.shape[-1]))
+    return twins.unit(views.reshape(-1, views.shape[-1]))
 
 
 def _others(logits):
@@ -130,7 +128,7 @@ def barlow_distil(x, o):
 
 
 def cosine(a, b):
-    return np.mean(np.sum(unit(a) * unit(b), axis=-1))
+    return np.mean(np.sum(twins.unit(a) * twins.unit(b), axis=-1))
 
 
 def squared(a, b):
