@@ -12,7 +12,7 @@ from helpers import eval_toy
 from jaxcl import core, sharding
 from jaxcl import evaluators as evaluators_lib
 from jaxcl.data import stream
-from jaxcl.evals import features, knn, linear, predict, tsne
+from jaxcl.evals import features, knn, linear, objective, predict, tsne
 from jaxcl.evals import head as head_lib
 from jaxcl.nets import resnet
 
@@ -522,6 +522,49 @@ def test_predictions_of_rows_of_no_task_count_only_if_asked():
                 np.testing.assert_allclose(row, want)
     accuracies_differ = {right[rows].mean() for rows in (*met, np.arange(len(right)))}
     assert len(accuracies_differ) == 3
+
+
+@pytest.mark.parametrize("max_rows", [None, 10])
+def test_the_objective_is_the_mean_over_batches_of_the_tasks_so_far(max_rows):
+    """Each row at most once, in batches that never change, under keys of their own."""
+    words = []
+
+    def loss(state, key, batch):
+        jax.debug.callback(
+            lambda *x: words.append([np.asarray(n).tolist() for n in x]),
+            jax.random.key_data(key), batch["index"],
+        )  # fmt: skip
+        bright = batch["image"].astype(jnp.float32).mean() / 255
+        return state.params["w"].sum() * bright
+
+    parts = eval_toy.parts_of(objective=loss)
+    train, tasks = parts.stream.dataset.train, parts.stream.tasks
+    evaluate = objective.make(parts, batch_size=8, max_rows=max_rows)
+    state, sizes = eval_toy.state_of(2), [len(task.train.rows) for task in tasks]
+    whole = [size if max_rows is None else min(size, max_rows) for size in sizes]
+    for done in (2, 0, 1):
+        words.clear()
+        value = evaluate(state, done).scalars["loss"]
+        jax.effects_barrier()
+        keys, batches = zip(*words, strict=True)
+        rows = np.concatenate(batches)
+        assert len(set(rows.tolist())) == len(rows) == sum(whole[: done + 1]) // 8 * 8
+        owners = [np.isin(rows, task.train.rows).sum() for task in tasks]
+        assert all(owners[: done + 1]) and not any(owners[done + 1 :])
+        assert all(n <= most for n, most in zip(owners, whole, strict=True))
+        assert len(set(map(tuple, keys))) == len(batches)
+        bright = [train.images[list(batch)].mean() / 255 for batch in batches]
+        total = np.asarray(state.params["w"], np.float64).sum()
+        np.testing.assert_allclose(value, total * np.mean(bright), rtol=1e-4)
+        again = evaluate(state, done).scalars["loss"]
+        assert again == value
+        jax.effects_barrier()
+        assert words[len(batches) :] == words[: len(batches)]  # same rows, same keys
+    other = objective.make(parts._replace(seed=4), batch_size=8, max_rows=max_rows)
+    words.clear()
+    other(state, 1)
+    jax.effects_barrier()
+    assert [batch for _, batch in words] != [list(batch) for batch in batches]
 
 
 def test_what_all_evaluators_say_is_one_result(tmp_path):

@@ -123,14 +123,17 @@ def test_the_method_observes_late_steps_and_consolidates(tmp_path, share, late):
 
 
 def test_a_run_consolidates_at_the_end_of_each_task(tmp_path):
-    """The loop tells the method: by then each task has had all of its steps."""
+    """The loop tells the method once: by then each task has had all of its steps.
+
+    A run that stops between a task's end and its evaluation does not end it again.
+    """
     changes = {"method.strategy": "ewc", "method.base": "simclr", "epochs": 1}
     work = toy.job(tmp_path, tasks=2, **changes)
-    told = []
+    told, end_task = [], work.method.end_task
 
     def noted(state, task):
         told.append((int(state.task), int(state.step), task.index))
-        return work.method.end_task(state, task)
+        return end_task(state, task)
 
     @jax.jit
     def step(state, resident, batches, count):
@@ -143,10 +146,18 @@ def test_a_run_consolidates_at_the_end_of_each_task(tmp_path):
         return state.replace(step=state.step + count, extra=extra), metrics
 
     method = work.method._replace(end_task=noted)
-    train.run(work._replace(method=method), tmp_path, step=step)
+    work = work._replace(method=method)
+    asked = iter([False] * 6 + [True])  # after each step, and before the evaluation
+    with pytest.raises(train.Interrupted):
+        train.run(work, tmp_path, step=step, stop=lambda: next(asked))
+    assert told == [(0, 6, 0)]
+    # Steps, and the end of the training and of the evaluation of every task.
+    assert toy.saved(work, tmp_path).number == 6 + 1
+    train.run(work, tmp_path, step=step)
     assert told == [(0, 6, 0), (1, 12, 1)]
-    state = toy.saved(work, tmp_path).state
-    held = state.extra.importance
+    saved = toy.saved(work, tmp_path)
+    assert saved.number == 12 + 2 * 2
+    state, held = saved.state, saved.state.extra.importance
     for precision, anchor, squares, param in zip(
         *map(jax.tree.leaves, (*held, state.params)), strict=True
     ):

@@ -31,6 +31,15 @@ FAULTS = [
                 "test_stream.py::test_earlier_rows_are_those_of_the_tasks_before",
             ),
             (
+                "data: earlier rows are those before the tail was cut",
+                "tasks = imbalance_lib.applied(dataset, tasks, imbalance, long_tail)\n"
+                "    before = [task.train.rows for task in tasks]",
+                "uncut = tasks\n    tasks = imbalance_lib.applied("
+                "dataset, tasks, imbalance, long_tail)\n"
+                "    before = [task.train.rows for task in uncut]",
+                "test_stream.py::test_earlier_rows_are_those_of_the_tasks_before",
+            ),
+            (
                 "data: earlier rows of another run are also the new ones",
                 "np.flatnonzero(domain < last)",
                 "np.flatnonzero(domain <= last)",
@@ -167,6 +176,12 @@ FAULTS = [
                 "np.int32(schedule(job, source, task.index).steps_per_epoch)",
             ),
             (
+                "run: labelled batches come in the order of the task's",
+                "seed = job.seed + (_LABELLED << 32)",
+                "seed = job.seed",
+                "test_online_head.py::test_labelled_rows_of_a_joint_task_differ_from_its_own",
+            ),
+            (
                 "run: the method is not told of a task's beginning",
                 "sharding.settle(job.method.begin_task(state, task), job.mesh)",
                 "sharding.settle(state, job.mesh)",
@@ -179,6 +194,23 @@ FAULTS = [
                 "run: a resumed task begins with its first batch",
                 "work, source, task.index, step - begun)",
                 "work, source, task.index, 0)",
+            ),
+            (
+                "run: a resumed task begins anew",
+                'if phase == "evaluated":\n                state = job.begin',
+                'if phase != "trained":\n                state = job.begin',
+            ),
+            (
+                "run: a task that has ended ends again on resuming",
+                'if phase != "trained":',
+                "if True:",
+                "test_importance.py::test_a_run_consolidates_at_the_end_of_each_task",
+            ),
+            (
+                "run: the end of a task and its last step have one checkpoint",
+                ' + (phase == "trained")',
+                "",
+                "test_importance.py::test_a_run_consolidates_at_the_end_of_each_task",
             ),
             (
                 "run: the end of a task is not told",

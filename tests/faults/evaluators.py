@@ -12,6 +12,12 @@ FAULTS = [
             "weights = jnp.exp(scores)",
         ),
         (
+            "eval: a query's neighbours are of any domain",
+            "mask & (train_task == own[:, None])",
+            "mask & (train_task <= own[:, None])",
+            "test_evals.py::test_neighbours_are_those_of_brute_force[domain-cosine]",
+        ),
+        (
             "eval: knn asks rows that it may not",
             "jax.lax.top_k(jnp.where(mask, scores, -jnp.inf), k)",
             "jax.lax.top_k(scores, k)",
@@ -106,6 +112,21 @@ FAULTS = [
             "eval: met_only shows tasks to come",
             "unjudged = met_only & (np.arange(len(row)) > task)",
             "unjudged = np.zeros(len(row), bool)",
+        ),
+    ),
+    *fault.of(
+        "evals/objective.py",
+        "test_evals.py"
+        "::test_the_objective_is_the_mean_over_batches_of_the_tasks_so_far",
+        (
+            "eval: the objective is that of the last task's rows",
+            "for one in tasks[: task + 1]]",
+            "for one in tasks[task : task + 1]]",
+        ),
+        (
+            "eval: the objective has one key for all batches",
+            "jax.random.fold_in(jax.random.wrap_key_data(seed), i)",
+            "jax.random.fold_in(jax.random.wrap_key_data(seed), 0)",
         ),
     ),
     *fault.of(

@@ -111,6 +111,13 @@ FAULTS = [
             fault.twins("noncontrastive", "pseudo_negative_byol"),
         ),
         (
+            "loss: less_forget moves the frozen features",
+            "    f1, f2 = jax.lax.stop_gradient((f1, f2))\n"
+            "    first = noncontrastive.mean_cosine",
+            "    first = noncontrastive.mean_cosine",
+            fault.twins("noncontrastive", "less_forget"),
+        ),
+        (
             "loss: pnr_simclr has frozen rows for pseudo-negatives of L2",
             "second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), temperature)",
             "second = _logsumexp_of_others(p, (f, f) if pn2 else (f,), temperature)",

@@ -34,6 +34,18 @@ FAULTS = [
                 "test_online.py::test_updates_descend_again_on_the_same_batch",
             ),
             (
+                "step: rows that fill a draw are blank",
+                "filled = jnp.arange(len(mask)) % there",
+                "filled = jnp.arange(len(mask))",
+                "test_online.py::test_draws_repeat_rows_that_exist_and_take_allowed_ones",
+            ),
+            (
+                "step: unseen classes are predicted",
+                "jnp.where(state.extra.seen, logits, -jnp.inf) if self.limit else",
+                "logits if self.limit else",
+                "test_online.py::test_er_ace_masks_each_part_by_itself[paper]",
+            ),
+            (
                 "step: rows are stored with the task before",
                 'jnp.broadcast_to(state.task, batch["label"].shape)',
                 'jnp.broadcast_to(state.task - 1, batch["label"].shape)',
@@ -221,6 +233,11 @@ FAULTS = [
                 "step: the teacher of cclis and co2l stays that of the first task",
                 "if task.index > 0:",
                 "if task.index == 1:",
+            ),
+            (
+                "step: cclis and co2l forget the classes that their teacher has met",
+                "taught=core.copy(state.extra.seen),",
+                "taught=core.copy(state.extra.taught),",
             ),
             (
                 "step: the end of a task counts one task too few",

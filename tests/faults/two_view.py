@@ -183,6 +183,25 @@ FAULTS = [
             _step("mocov2plus-der"),
         ),
         (
+            "two_view: embeddings are those of training mode",
+            "state.params, state.stats, images, train=False)[0]",
+            "state.params, state.stats, images, train=True)[0]",
+            "test_two_view.py"
+            "::test_evaluators_read_the_encoder_and_the_projector_in_evaluation_mode",
+        ),
+        (
+            "two_view: both queues begin with the same rows",
+            "frozen_queue=banks[1] if",
+            "frozen_queue=banks[0] + 0.0 if",
+            "test_two_view.py::test_a_fresh_state_holds_the_equations_start",
+        ),
+        (
+            "two_view: lump's share has the key of the write",
+            "views = _mixed(setup, k_mix, views, others, mask)",
+            "views = _mixed(setup, k_write, views, others, mask)",
+            "test_two_view.py::test_no_two_uses_share_a_key",
+        ),
+        (
             "two_view: nothing is stored",
             "extra = _stored(extra, k_write, offered, after=items)",
             "extra = extra",
