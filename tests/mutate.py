@@ -44,7 +44,10 @@ _BROKEN = re.compile(
     r"(NameError|SyntaxError|IndentationError|ImportError|ModuleNotFoundError)",
     re.MULTILINE,
 )
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", re.MULTILINE)
+# The test that failed, and by what: a crash says less of the tests than an assertion.
+_FAILED = re.compile(
+    r"^(?:FAILED|ERROR) (?:tests/)?(\S+)(?: - (?:\w+\.)*(\w+))?", re.MULTILINE
+)
 
 
 class Verdict(NamedTuple):
@@ -188,7 +191,8 @@ def _word(fault, status, output):
     # 1: tests failed. Others: nothing was collected, or the process died.
     if status != 1 or _BROKEN.search(output):
         return "broken", "\n" + "\n".join(output.splitlines()[-20:])
-    return "caught", " ".join(_FAILED.findall(output))
+    failed = _FAILED.search(output)
+    return "caught", "  ".join(filter(None, failed.groups())) if failed else ""
 
 
 def run(asked, *, jobs=1, timeout=600.0, root=ROOT, say=print) -> bool:

@@ -92,7 +92,7 @@ def test_what_is_said_of_faults(tree):
     assert [line.split()[0] for line in said[:5] if line] == [
         "caught", "survived", "broken", "broken", "caught"
     ]  # fmt: skip
-    assert "code: good  test_code.py::test_double" in said[0]
+    assert said[0].endswith("code: good  test_code.py::test_double  assert")
     assert "code_under_test.py: test_code.py::test_four" in said[1]
     assert "name 'two' is not defined" in said[2] and "nothing" in said[3]
     assert said[5:] == ["2 broken, 2 caught, 1 survived"]

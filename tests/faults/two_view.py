@@ -233,6 +233,12 @@ FAULTS = [
             _step("byol-pnr"),
         ),
         (
+            "two_view: blank rows of an empty memory move the statistics",
+            "lambda a, b: jnp.where(met, a, b), new, after[name]",
+            "lambda a, b: a, new, after[name]",
+            _tasks("mocov2plus-der"),
+        ),
+        (
             "two_view: replayed rows move the statistics from before the step",
             "apply(setup.copied, params, after, replayed)",
             "apply(setup.copied, params, stats, replayed)",
