@@ -42,6 +42,7 @@ def test_nonnegative_least_squares():
             gram = atoms @ atoms.T + ridge * np.eye(7)
             free = np.ones(7, bool)
             found, more = active_set(gram, -atoms @ target, start, free, tol=1e-12)
+        found, more = np.asarray(found), np.asarray(more)  # as 64 bits still
         expected = squares_twin(atoms, target, ridge)
         np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
         assert (more == (expected > 0)).all()

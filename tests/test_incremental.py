@@ -536,7 +536,8 @@ def test_nothing_new_is_no_loss_and_no_gradient():
     value, gradients = grad(a, p, n, n, growth=0.4)
     assert value == 0 and np.abs(gradients[3]).max() > 1e-3
     np.testing.assert_allclose(gradients[3], -gradients[2], rtol=1e-5)
-    assert not np.any(np.asarray(gradients[1]))
+    # Two terms cancel, to the last bit where the compiler rounds both alike.
+    np.testing.assert_allclose(gradients[1], 0, atol=1e-7)
     # And NCE-I of the grown set is that of the old one, and in the limit of the new.
     np.testing.assert_allclose(
         one(a, p, n, more_negatives=arrays[3], growth=0.0), one(a, p, n), rtol=1e-6
