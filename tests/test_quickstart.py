@@ -14,8 +14,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 CHEAP = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")  # settings of tests, not of users
 
 
-# The whole of it is a slow test; this shows in a quarter of the time that it learns.
-SHORT = ("--config.epochs=20", "--config.plasticity=False")
+# The whole of it is a slow test; this shows in a sixth of the steps that it learns.
+SHORT = ("--config.epochs=10", "--config.plasticity=False")
 
 
 @pytest.mark.xdist_group("main")
