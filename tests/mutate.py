@@ -128,6 +128,7 @@ def _pytest(tree, tests, *, slow, timeout, options=()):
     command += [f"tests/{test}" for test in tests]
     # Wide enough that no reason at the end of a line is cut off.
     environment = os.environ | {"PYTHONPATH": str(tree), "COLUMNS": "300"}
+    environment.pop("PYTEST_ADDOPTS", None)  # meant for whoever runs this
     process = subprocess.Popen(
         command, cwd=tree, env=environment, start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
