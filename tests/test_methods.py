@@ -69,8 +69,9 @@ SMALLER_STEPS = {"vicreg": {"optimizer.lr": 0.03}}
 # One epoch, with small steps: rounding grows with the number and the size of them.
 JOINT = {"scenario": {"name": "joint"}, "epochs": 1, "optimizer.lr": 0.05}
 # With seed 0 an activation rounds to either side of a ReLU's zero: a start that differs
-# in the last bit ends 4e-3 apart, on one device, too. With this seed 1e-6.
-AWAY_FROM_KINKS = {("simclr", "der"): {"seed": 1}}
+# in the last bit ends 4e-3 apart (simclr; barlow_twins 6e-4), on one device, too. With
+# this seed 1e-6.
+AWAY_FROM_KINKS = {("simclr", "der"): {"seed": 1}, ("barlow_twins", "der"): {"seed": 1}}
 NO_TEACHER = {"task": "a strategy without a teacher does not ask which task it is in"}
 
 
