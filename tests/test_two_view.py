@@ -51,7 +51,8 @@ COPIED = ("encoder", "projector")
 PAIRS = [(base, strategy) for base in ssl_bases.BASES for strategy in
          ssl_strategies.STRATEGIES]  # fmt: skip
 CASES = {f"{base}-{strategy}": (base, strategy, {}) for base, strategy in PAIRS} | {
-    # The teacher normalises by its batch; g's input and the loss in the paper's form.
+    # A teacher that normalises by its batch, the paper's form of the loss, and each of
+    # the pseudo-negatives alone (Table 7).
     "mocov2plus-pnr-batch": ("mocov2plus", "pnr", {"frozen_bn": "batch"}),
     "byol-cassle-batch": ("byol", "cassle", {"frozen_bn": "batch"}),
     "mocov2plus-pnr-paper": ("mocov2plus", "pnr", {"form": "paper"}),

@@ -190,10 +190,10 @@ def select(
 
 
 def _dot(a, b):
-    """Products of which the largest is sought: of f32, as `slack` in `_select_affine`.
+    """Products in full float32, whose rounding `slack` in `_select_affine` bounds.
 
-    A TPU's default is one pass of bf16, a GPU's TF32: both lose more than that. These
-    are products with a vector, which wait for the memory and not for the multiplying.
+    A TPU's default, one pass of bfloat16, and a GPU's TF32 round more coarsely. These
+    are products with a vector: reading the memory takes the time, not multiplying.
     """
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
@@ -222,9 +222,9 @@ def _select_affine(memory, incoming, present, room, ahead):
     least, share = _CANDIDATES
     looked_at = min(max(least, int(share * capacity)), capacity)
     rounds = min(_ROUNDS, count)
-    # Twice the rounding error of a product with a sum of K unit rows: a row that is
-    # left out, lies along the way that the sum moved and ties with the best one would
-    # pass for the lesser.
+    # Twice the rounding error of a product with a sum of K unit rows. Without it a row
+    # outside the window that ties with the best candidate could be missed, if the sum
+    # moved exactly towards it.
     slack = 64 * jnp.finfo(memory.dtype).eps * capacity
 
     def opened(present, total, first):
