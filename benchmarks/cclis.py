@@ -18,8 +18,8 @@ import ml_collections
 import numpy as np
 import throughput
 
-from jaxcl import build
-from jaxcl import job as jobs
+from jaxcl.config import build
+from jaxcl.run import job
 
 METHODS = {"cclis": 1, "co2l": 2}  # views of an image
 
@@ -80,7 +80,7 @@ def config(args, method: str, data: str) -> ml_collections.ConfigDict:
     )
 
 
-def make_job(args, method: str, directory) -> jobs.Job:
+def make_job(args, method: str, directory) -> job.Job:
     """The job, its random images written to `directory` and read back."""
     label = np.arange(5 * args.rows) % args.classes
     shape = (len(label), args.size, args.size, 3)
@@ -92,7 +92,7 @@ def make_job(args, method: str, directory) -> jobs.Job:
     return build.build(made, pathlib.Path(directory) / method)
 
 
-def ending(work: jobs.Job, state) -> float:
+def ending(work: job.Job, state) -> float:
     """Seconds that the end of the second task takes."""
     start = time.perf_counter()
     jax.block_until_ready(work.method.end_task(state, work.stream.tasks[1]))
@@ -113,7 +113,7 @@ def measure(args, directory) -> list[dict]:
     for name, work in works.items():
         step, end = np.median(seconds[name]), np.median(ends[name])
         source = work.method.source(sides[name].state, work.stream.tasks[1])
-        steps = len(jobs.schedule(work._replace(epochs=args.epochs), source, 1))
+        steps = len(job.schedule(work._replace(epochs=args.epochs), source, 1))
         ratio = np.divide(seconds[name], seconds["co2l"])
         found.append(
             {

@@ -31,9 +31,9 @@ import ml_collections
 import numpy as np
 import throughput
 
-from jaxcl import build, sections
-from jaxcl import job as jobs
+from jaxcl.config import build, sections
 from jaxcl.memory import duel
+from jaxcl.run import job
 
 _CONFIG = pathlib.Path(__file__).resolve().parents[1] / "configs" / "duel_cifar10.py"
 CLASSES = 10
@@ -273,7 +273,7 @@ def _settling(args, steps_per_call) -> int:
     return -int(-rows // (args.batch * steps_per_call))
 
 
-def make_job(args, name: str, directory) -> jobs.Job:
+def make_job(args, name: str, directory) -> job.Job:
     """The job; its images are a pattern for each class, and noise."""
     rng, shape = np.random.default_rng(0), (args.size, args.size, 3)
     label = np.arange(max(2 * args.batch, 20 * CLASSES)) % CLASSES
@@ -284,10 +284,10 @@ def make_job(args, name: str, directory) -> jobs.Job:
     return build.build(config(args, name, str(path)), pathlib.Path(directory) / name)
 
 
-def ready(args, work: jobs.Job, stack) -> throughput.Ours:
+def ready(args, work: job.Job, stack) -> throughput.Ours:
     """The step, its memory, if there is one, settled; `stack` closes its feed."""
     state = throughput.begun(work, 0)
-    feed = jobs.feed(work, work.stream.tasks[0].train, 0, 0)
+    feed = job.feed(work, work.stream.tasks[0].train, 0, 0)
     feed = stack.enter_context(contextlib.closing(feed))
     ours = throughput.Ours(work, state, feed, args.steps)
     remembers = state.extra.memory is not None

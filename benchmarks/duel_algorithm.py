@@ -7,7 +7,7 @@ beside jaxcl.memory.duel.select, which makes the same choices without the produc
 import jax
 import jax.numpy as jnp
 
-from jaxcl.losses import contrastive
+from jaxcl import core
 from jaxcl.memory import duel
 
 
@@ -23,7 +23,7 @@ def in_jax(memory, incoming):
     """
     capacity, count = len(memory), len(incoming)
     both = jnp.concatenate([memory, incoming])
-    alike = duel.similarity(contrastive.dot(both, both))
+    alike = duel.similarity(core.dot(both, both))
     none = jnp.zeros(count, both.dtype)
     sums = jnp.concatenate([jnp.sum(alike[:capacity, :capacity], axis=1), none])
 

@@ -17,10 +17,10 @@ import ml_collections
 import numpy as np
 import throughput
 
-from jaxcl import build
-from jaxcl import job as jobs
+from jaxcl.config import build
 from jaxcl.data import graph_batches, graphs, stream
 from jaxcl.methods import icl
+from jaxcl.run import job
 
 # With its agents, and the same without: the agents' share is the difference.
 PAIRS = {"icl": "no_lrl", "no_meta": "no_both"}
@@ -67,7 +67,7 @@ def _examples(args, directory) -> dict:
     }  # fmt: skip
 
 
-def make_job(args, variant: str, directory) -> jobs.Job:
+def make_job(args, variant: str, directory) -> job.Job:
     """The job of a variant: the old rows, then the new ones, without an end."""
     made = {
         "name": variant,
@@ -89,7 +89,7 @@ def make_job(args, variant: str, directory) -> jobs.Job:
     return build.build(ml_collections.ConfigDict(made), where)
 
 
-def filling(work: jobs.Job) -> graphs.Waste | None:
+def filling(work: job.Job) -> graphs.Waste | None:
     """How much of the batches of twenty epochs is filling; None of images."""
     examples = work.stream.dataset.train
     if examples.graphs is None:

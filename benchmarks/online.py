@@ -23,8 +23,8 @@ import ml_collections
 import numpy as np
 import throughput
 
-from jaxcl import build
-from jaxcl import job as jobs
+from jaxcl.config import build
+from jaxcl.run import job
 
 
 class Measured(NamedTuple):
@@ -106,7 +106,7 @@ def _labels(args):
     return np.arange(max(20 * args.batch, 10 * args.classes)) % args.classes
 
 
-def make_job(args, method: str, directory) -> jobs.Job:
+def make_job(args, method: str, directory) -> job.Job:
     """The job, its random images written to `directory` and read back."""
     label = _labels(args)
     shape = (len(label), args.size, args.size, 3)
@@ -117,16 +117,16 @@ def make_job(args, method: str, directory) -> jobs.Job:
     return build.build(made, pathlib.Path(directory) / method)
 
 
-def ready(args, work: jobs.Job, stack) -> throughput.Ours:
+def ready(args, work: job.Job, stack) -> throughput.Ours:
     """Our side in the second task, its memory full; `stack` closes its feed."""
     state = throughput.begun(work, 0)
-    with contextlib.closing(jobs.feed(work, work.stream.tasks[0].train, 0, 0)) as feed:
+    with contextlib.closing(job.feed(work, work.stream.tasks[0].train, 0, 0)) as feed:
         first = throughput.Ours(work, state, feed, args.steps)
         memory = state.extra.memory.capacity if state.extra.memory else 0
         first.window(-(-memory // (args.batch * work.steps_per_call)))
     before, task = work.stream.tasks[:2]
-    state = jobs.begin(work, work.method.end_task(first.state, before), task)
-    feed = stack.enter_context(contextlib.closing(jobs.feed(work, task.train, 1, 0)))
+    state = job.begin(work, work.method.end_task(first.state, before), task)
+    feed = stack.enter_context(contextlib.closing(job.feed(work, task.train, 1, 0)))
     ours = throughput.Ours(work, state, feed, args.steps, like=first)
     ours.compile_seconds = first.compile_seconds
     return ours

@@ -12,7 +12,8 @@ import torch
 from torch.nn import functional
 
 from jaxcl import schema
-from jaxcl.methods import ssl_bases, two_view
+from jaxcl.methods import two_view
+from jaxcl.methods.two_view import bases
 
 STRATEGIES = ("finetune", "cassle", "pnr")
 
@@ -29,7 +30,7 @@ class Features(NamedTuple):
 
 
 class Base(NamedTuple):
-    """One base: losses are (Features, options) -> f32[], as `ssl_bases.Base`."""
+    """One base: losses are (Features, options) -> f32[], as `bases.Base`."""
 
     loss: Callable
     distil: Callable
@@ -41,7 +42,7 @@ class Base(NamedTuple):
 def options(method: dict) -> dict:
     """Options of a config's `method`, the base's own where it has none."""
     found = schema.defaults(two_view.make) | dict(method)
-    base = ssl_bases.get(found["base"])
+    base = bases.get(found["base"])
     own = ("temperature", "weight", "negative_weight")
     return found | {name: getattr(base, name) for name in own if found[name] is None}
 

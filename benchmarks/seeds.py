@@ -16,8 +16,7 @@ import numpy as np
 import online
 import throughput
 
-from jaxcl import job as jobs
-from jaxcl import seeds
+from jaxcl.run import job, seeds
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
 def _ours(args, work, stack):
     """A running step in the first task of a job."""
     state = throughput.begun(work, 0)
-    feed = jobs.feed(work, work.stream.tasks[0].train, 0, 0)
+    feed = job.feed(work, work.stream.tasks[0].train, 0, 0)
     feed = stack.enter_context(contextlib.closing(feed))
     ours = throughput.Ours(work, state, feed, args.steps)
     ours.window(1)  # compiles

@@ -27,9 +27,11 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxcl import build, core, cost, sections
-from jaxcl import job as jobs
-from jaxcl.methods import ssl_bases, ssl_strategies
+from jaxcl import core
+from jaxcl.config import build, sections
+from jaxcl.methods.two_view import bases as bases_lib
+from jaxcl.methods.two_view import strategies as strategies_lib
+from jaxcl.run import cost, job
 
 _CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
 
@@ -53,7 +55,7 @@ _PEAKS = (
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    bases, strategies = (*ssl_bases.BASES,), (*ssl_strategies.STRATEGIES,)
+    bases, strategies = (*bases_lib.BASES,), (*strategies_lib.STRATEGIES,)
     made.add_argument("--base", default="mocov2plus", choices=bases)
     made.add_argument("--strategy", default="pnr", choices=strategies)
     made.add_argument("--depth", type=int, default=18, help="10, 18, 34 or 50")
@@ -106,7 +108,7 @@ def config(args, data: str) -> ml_collections.ConfigDict:
     return made
 
 
-def make_job(args, directory) -> jobs.Job:
+def make_job(args, directory) -> job.Job:
     """The job, its random images written to `directory` and read back."""
     rng, count = np.random.default_rng(0), max(4 * args.batch, 64)
     images = rng.integers(0, 256, (count, args.size, args.size, 3), np.uint8)
@@ -116,12 +118,12 @@ def make_job(args, directory) -> jobs.Job:
     return build.build(config(args, str(path)), pathlib.Path(directory) / "run")
 
 
-def begun(work: jobs.Job, index: int) -> core.TrainState:
+def begun(work: job.Job, index: int) -> core.TrainState:
     """The state at the first step of a task, as the training loop has it."""
     tasks = work.stream.tasks
-    state = jobs.begin(work, jobs.initial_state(work), tasks[0])
+    state = job.begin(work, job.initial_state(work), tasks[0])
     for task, following in zip(tasks[:index], tasks[1:], strict=False):
-        state = jobs.begin(work, work.method.end_task(state, task), following)
+        state = job.begin(work, work.method.end_task(state, task), following)
     return state
 
 
@@ -139,9 +141,9 @@ class Ours:
         if like is not None:
             self.resident, self.compiled = like.resident, like.compiled
             return
-        self.resident = jobs.resident(work)
+        self.resident = job.resident(work)
         start = time.perf_counter()
-        step = jobs.compile_step(work)
+        step = job.compile_step(work)
         if work.graphs:  # batches of several sizes, a program each
             self.compiled, self.compile_seconds = step, None
             return
@@ -177,10 +179,10 @@ class Ours:
         return total, "temporaries + arguments of the program"
 
 
-def in_second_task(work: jobs.Job, steps: int, stack) -> Ours:
+def in_second_task(work: job.Job, steps: int, stack) -> Ours:
     """The step in the second task, once it is compiled; `stack` closes its feed."""
     state, task = begun(work, 1), work.stream.tasks[1]
-    feed = jobs.feed(work, work.method.source(state, task), 1, 0)
+    feed = job.feed(work, work.method.source(state, task), 1, 0)
     feed = stack.enter_context(contextlib.closing(feed))
     ours = Ours(work, state, feed, steps)
     ours.window(60 if work.graphs else 1)  # until each size of batches has been met
@@ -208,9 +210,9 @@ def in_turns(works: dict, args, stack) -> tuple[dict, dict]:
     return sides, seconds
 
 
-def flops(work: jobs.Job, task: int) -> float | None:
+def flops(work: job.Job, task: int) -> float | None:
     """Of one step on one device; branches that the task does not take cost none."""
-    shapes = jobs.shapes(work, work.parts(task))
+    shapes = job.shapes(work, work.parts(task))
     count = cost.flops(work.method.step, *shapes, task=task)
     return count and count / work.mesh.size
 
@@ -232,7 +234,7 @@ def run_windows(args, work) -> tuple:
     with contextlib.ExitStack() as stack:
 
         def side(state, task, like=None):
-            feed = jobs.feed(work, work.stream.tasks[task].train, task, 0)
+            feed = job.feed(work, work.stream.tasks[task].train, task, 0)
             stack.enter_context(contextlib.closing(feed))
             made = Ours(work, state, feed, args.steps, like)
             made.window(1)

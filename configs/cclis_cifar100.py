@@ -25,7 +25,7 @@ below. `configs/cclis_cifar100.py:debug` and, say,
 
 import ml_collections
 
-from jaxcl import debug
+from jaxcl.config import shrink
 
 # row -> its method, learning rate, views of an image
 CONTRASTIVE = {
@@ -108,4 +108,4 @@ def get_config(arg=None):
         config.evaluators = {"predict": {"met_only": True}}
     config.evaluate_untrained = False
     config.plasticity = False
-    return debug.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if "debug" in words else config

@@ -16,7 +16,7 @@ Rows: cclis (what the name of the file alone means) and the other keys of METHOD
 
 import ml_collections
 
-from jaxcl import debug
+from jaxcl.config import shrink
 
 # row -> its method, learning rate, views of an image
 METHODS = {
@@ -79,4 +79,4 @@ def get_config(arg=None):
         }
     config.evaluate_untrained = False
     config.plasticity = False
-    return debug.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if "debug" in words else config

@@ -25,7 +25,7 @@ means) and the other keys of CONTRASTIVE and REPLAY below.
 
 import ml_collections
 
-from jaxcl import debug
+from jaxcl.config import shrink
 
 # row -> its method, learning rate, views of an image
 CONTRASTIVE = {
@@ -114,4 +114,4 @@ def get_config(arg=None):
         config.evaluators = {"predict": {"met_only": True}}
     config.evaluate_untrained = False
     config.plasticity = False
-    return debug.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if "debug" in words else config

@@ -19,7 +19,7 @@ learns little, and Adam does not train it at 0.05.
 
 import ml_collections
 
-from jaxcl import debug
+from jaxcl.config import shrink
 
 # row -> its method
 METHODS = {
@@ -84,4 +84,4 @@ def get_config(arg=None):
         config.evaluators.memory = {}
         config.evaluators.tsne = {"show": "filter"}
     config.eval_every = 500  # steps
-    return debug.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if "debug" in words else config

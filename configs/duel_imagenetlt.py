@@ -24,7 +24,7 @@ alone means), moco, d_simclr, simclr. What the paper leaves open is as in
 
 import ml_collections
 
-from jaxcl import debug
+from jaxcl.config import shrink
 
 # row -> its method
 METHODS = {
@@ -97,4 +97,4 @@ def get_config(arg=None):
         config.evaluators.memory = {}
     config.eval_every = 40_000  # steps
     config.save_every = 2_000
-    return debug.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if "debug" in words else config

@@ -21,7 +21,7 @@ seconds, on digits.
 
 import ml_collections
 
-from jaxcl import debug
+from jaxcl.config import shrink
 
 # row -> its method
 METHODS = {
@@ -92,4 +92,4 @@ def get_config(arg=None):
         config.evaluators.tsne = {"show": "filter"}  # Figure 5
     config.eval_every = 5_000  # steps; Figures 4 and 8
     config.save_every = 2_000
-    return debug.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if "debug" in words else config

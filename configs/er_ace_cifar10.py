@@ -20,7 +20,7 @@ METHODS below. "+Aug" is --config.replay.augment=replay, "3 iter" is
 
 import ml_collections
 
-from jaxcl import debug
+from jaxcl.config import shrink
 
 # row -> its method, learning rate and other changes to the config. The paper prints no
 # learning rates; these are of its released code and, for rivals that it quotes, of
@@ -112,4 +112,4 @@ def get_config(arg=None):
     config.plasticity = False
     config.save_every = 1000
     config.update(changes)
-    return debug.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if "debug" in words else config

@@ -21,7 +21,7 @@ import pathlib
 
 import ml_collections
 
-from jaxcl import debug
+from jaxcl.config import shrink
 from jaxcl.methods import icl
 
 
@@ -71,4 +71,4 @@ def get_config(arg=None):
     config.plasticity = False
     if names[0] == "old":
         config.first_tasks = 1
-    return debug.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if "debug" in words else config

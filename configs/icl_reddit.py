@@ -20,7 +20,7 @@ in seconds, on small rings and trees.
 
 import ml_collections
 
-from jaxcl import debug
+from jaxcl.config import shrink
 from jaxcl.methods import icl
 
 
@@ -55,4 +55,4 @@ def get_config(arg=None):
     config.save_every = 0  # steps; a run takes minutes
     if names[0] == "old":
         config.first_tasks = 1
-    return debug.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if "debug" in words else config

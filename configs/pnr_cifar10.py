@@ -21,7 +21,7 @@ Departures: as configs/pnr_cifar100.py; and the classes come in their own order.
 
 import ml_collections
 
-from jaxcl import debug, recipe
+from jaxcl.config import recipe, shrink
 
 # base -> learning rate, weight decay, probe's learning rate, PNR's lambda
 BASES = {
@@ -89,4 +89,4 @@ def get_config(arg=None):
         "tsne": {},
     }
     config.save_every = 1000
-    return debug.shrink(config) if arg == "debug" else config
+    return shrink.shrink(config) if arg == "debug" else config

@@ -35,7 +35,7 @@ SupCon has no script for CIFAR: SimCLR's augmentation, CaSSLe's ImageNet rates.
 
 import ml_collections
 
-from jaxcl import debug, recipe
+from jaxcl.config import recipe, shrink
 
 # base -> learning rate, weight decay, probe's learning rate, PNR's lambda
 BASES = {
@@ -107,4 +107,4 @@ def get_config(arg=None):
         "tsne": {},
     }
     config.save_every = 1000
-    return debug.shrink(config) if arg == "debug" else config
+    return shrink.shrink(config) if arg == "debug" else config

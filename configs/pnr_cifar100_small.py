@@ -19,7 +19,7 @@ the probe's learning rate is at most 1.0, since its features have no augmentatio
 
 import ml_collections
 
-from jaxcl import debug, recipe
+from jaxcl.config import recipe, shrink
 
 # base -> learning rate, weight decay, probe's learning rate, PNR's lambda
 BASES = {
@@ -86,4 +86,4 @@ def get_config(arg=None):
     }
     config.plasticity = False
     config.save_every = 250
-    return debug.shrink(config) if arg == "debug" else config
+    return shrink.shrink(config) if arg == "debug" else config

@@ -16,7 +16,7 @@ CaSSLe and PNR with 3 seeds, are in docs/results.md.
 
 import ml_collections
 
-from jaxcl import debug, recipe
+from jaxcl.config import recipe, shrink
 
 # base -> learning rate, weight decay, PNR's lambda
 BASES = {
@@ -79,4 +79,4 @@ def get_config(arg=None):
     }
     config.plasticity = False
     config.save_every = 0
-    return debug.shrink(config) if arg == "debug" else config
+    return shrink.shrink(config) if arg == "debug" else config

@@ -35,7 +35,7 @@ plasticity, for their cost (--config.evaluators.linear.last_only=False and
 
 import ml_collections
 
-from jaxcl import debug, recipe
+from jaxcl.config import recipe, shrink
 
 # base -> learning rate, weight decay, probe's learning rate, PNR's lambda
 BASES = {
@@ -108,4 +108,4 @@ def get_config(arg=None):
     }
     config.plasticity = False
     config.save_every = 1000
-    return debug.shrink(config) if arg == "debug" else config
+    return shrink.shrink(config) if arg == "debug" else config

@@ -47,7 +47,7 @@ import pathlib
 
 import ml_collections
 
-from jaxcl import debug, recipe
+from jaxcl.config import recipe, shrink
 
 # base -> learning rate, weight decay, probe's learning rate, and PNR's lambda,
 # class- and data-incremental
@@ -128,4 +128,4 @@ def get_config(arg=None):
         "tsne": {},
     }
     config.save_every = 1000
-    return debug.shrink(config) if arg == "debug" else config
+    return shrink.shrink(config) if arg == "debug" else config

@@ -37,7 +37,7 @@ no kNN, whose bank of 1.3 million features of 2,048 would need 10 GB on each dev
 
 import ml_collections
 
-from jaxcl import debug, recipe
+from jaxcl.config import recipe, shrink
 
 # base -> learning rate, weight decay, probe's learning rate, PNR's lambda; the paper
 # has MoCo and BYOL alone, the others are ImageNet-100's too
@@ -106,4 +106,4 @@ def get_config(arg=None):
     }
     config.plasticity = False
     config.save_every = 1000
-    return debug.shrink(config) if arg == "debug" else config
+    return shrink.shrink(config) if arg == "debug" else config

@@ -17,7 +17,7 @@ domain_names (docs/data.md).
 
 import ml_collections
 
-from jaxcl import debug, recipe
+from jaxcl.config import recipe, shrink
 
 
 def get_config(arg=None):
@@ -70,4 +70,4 @@ def get_config(arg=None):
     }
     config.plasticity = False
     config.save_every = 0
-    return debug.shrink(config) if arg == "debug" else config
+    return shrink.shrink(config) if arg == "debug" else config

@@ -7,7 +7,7 @@ import importlib.metadata
 def __getattr__(name):
     """What takes its time to import is imported when it is asked for."""
     if name == "load_encoder":
-        return importlib.import_module("jaxcl.encoder").load_encoder
+        return importlib.import_module("jaxcl.export.encoder").load_encoder
     if name == "__version__":
         try:
             return importlib.metadata.version("jaxcl")

@@ -45,8 +45,8 @@ class Replay(NamedTuple):
     updates: int = 1  # gradient steps on each incoming batch
     augment: str = "none"  # which rows: "none", "replay" or "all"
     sharded: bool = False  # the memory is split over the devices
-    measure: tuple[str, ...] = ()  # "drift", "gradients", see methods/online_probe.py
-    statistics: str = "running"  # or "memory", see methods/online_statistics.py
+    measure: tuple[str, ...] = ()  # "drift", "gradients", see methods/online/probe.py
+    statistics: str = "running"  # or "memory", see methods/online/statistics.py
 
 
 class Parts(NamedTuple):
@@ -58,7 +58,7 @@ class Parts(NamedTuple):
     lr: Callable  # (progress f32[] in [0, 1), task i32[]) -> learning rate f32[]
     num_classes: int
     plain: Callable = None  # u8[B,H,W,C] -> f32[B,H,W,C], as evaluation sees them
-    replay: Replay | None = None  # for methods that replay, see methods/online.py
+    replay: Replay | None = None  # for methods that replay, see methods/online/step.py
     # Spreads rows that a step drew itself over the devices, as a batch's are.
     split: Callable = lambda tree: tree
     # Its reverse, for rows that a loop reads in turn: sent once, not in every turn.
@@ -203,6 +203,46 @@ def descend(parts: Parts, state: TrainState, loss, shares=None):
 def copy(tree: PyTree) -> PyTree:
     """Arrays with buffers of their own, so that both trees can be donated."""
     return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+
+
+def l2_normalize(x, *, eps=1e-12):
+    """Rows of unit length, x / max(|x|, eps).
+
+    A row of zeros stays zero and receives a zero gradient, where x / |x| would
+    give nan and x / eps a gradient of 1e12.
+
+    Args:
+      x: f32[..., D]; bfloat16 is cast to float32.
+      eps: smallest length that is divided by.
+
+    Returns:
+      f32[..., D].
+    """
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    squared = jnp.sum(x * x, axis=-1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.maximum(squared, eps**2))
+    return x * jnp.where(squared > 0, inverse, 0.0)
+
+
+def dot(a, b):
+    """Inner products of the rows of `a` and `b`.
+
+    Args:
+      a: f32[..., N, D].
+      b: f32[..., M, D].
+
+    Returns:
+      f32[..., N, M].
+    """
+    # One bfloat16 pass, a TPU's default, is too coarse to be divided by a
+    # temperature; HIGH is three passes there and TF32 on a GPU.
+    return jnp.einsum(
+        "...nd,...md->...nm",
+        a,
+        b,
+        precision=jax.lax.Precision.HIGH,
+        preferred_element_type=a.dtype,
+    )
 
 
 def check_ranges(field: str, given: dict, limits: dict) -> None:

@@ -9,7 +9,9 @@ failed, 2 the command or config is wrong, 75 stopped by a signal and saved.
 from absl import app, flags
 from ml_collections import config_flags
 
-from jaxcl import build, command, finish, sharding
+from jaxcl import sharding
+from jaxcl.config import build, command
+from jaxcl.run import finish
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file.", lock_config=False, accept_new_attributes=True

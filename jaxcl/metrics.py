@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl.losses import contrastive
+from jaxcl import core
 
 
 def _square(matrix):
@@ -162,12 +162,12 @@ def _class_means(features, labels, num_classes):
     """
     chex.assert_rank([features, labels], [2, 1])
     chex.assert_equal_shape_prefix([features, labels], 1)
-    rows = contrastive.l2_normalize(features)
+    rows = core.l2_normalize(features)
     member = jax.nn.one_hot(labels, num_classes, dtype=rows.dtype)
     # The direction of the sum is that of the mean; an absent class gives zeros.
     # Full precision, since the variance is a small difference of large numbers.
     total = jnp.matmul(member.T, rows, precision=jax.lax.Precision.HIGHEST)
-    return rows, member, jnp.sum(member, axis=0), contrastive.l2_normalize(total)
+    return rows, member, jnp.sum(member, axis=0), core.l2_normalize(total)
 
 
 def _over_classes(values, labels, num_classes):

@@ -9,8 +9,6 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxcl.memory import sharded
-
 AXIS = "data"
 _ELSEWHERE = contextvars.ContextVar("elsewhere", default=False)
 
@@ -108,6 +106,24 @@ def replicate(tree, mesh: Mesh):
     return jax.tree.map(place, tree)
 
 
+def _is_split(node):
+    return getattr(node, "over_devices", False)
+
+
+def share(name: str, value: int, mesh) -> int:
+    """The part of a count that falls to each device.
+
+    Raises:
+      ValueError: the devices cannot share it evenly; `name` is what it is called.
+    """
+    if value < 1 or value % mesh.size:
+        raise ValueError(
+            f"{name}={value}: must be a positive multiple of the {mesh.size} devices "
+            "that share the memory"
+        )
+    return value // mesh.size
+
+
 def placement(tree, mesh: Mesh):
     """The sharding of each leaf of a state: memories in shards split, the rest whole.
 
@@ -119,13 +135,13 @@ def placement(tree, mesh: Mesh):
     """
 
     def of(node):
-        if not isinstance(node, sharded.SPLIT):
+        if not _is_split(node):
             return replicated(mesh)
         for leaf in jax.tree.leaves(node):
-            sharded.share("the memory's rows", leaf.shape[0], mesh)
+            share("the memory's rows", leaf.shape[0], mesh)
         return jax.tree.map(lambda leaf: split(mesh), node)
 
-    return jax.tree.map(of, tree, is_leaf=lambda x: isinstance(x, sharded.SPLIT))
+    return jax.tree.map(of, tree, is_leaf=_is_split)
 
 
 def settle(tree, mesh: Mesh):

@@ -26,7 +26,8 @@ from typing import NamedTuple
 
 from etils import epath
 
-from jaxcl import outcome, seeds
+from jaxcl.run import results as results_lib
+from jaxcl.run import seeds
 
 LONGEST = 120  # of a directory's name; file systems take 255
 STOPPED = 75  # exit code of jaxcl.main
@@ -97,12 +98,12 @@ def expand(options) -> list[Run]:
 def finished(folder) -> bool:
     """Whether nothing is left to do there; False where that is not certain."""
     folder = epath.Path(folder)
-    if not (folder / outcome.RESULTS).exists():
+    if not (folder / results_lib.RESULTS).exists():
         return False
     config = json.loads((folder / "config.json").read_text())
-    results = outcome.read_results(folder)
+    results = results_lib.read_results(folder)
     tasks = len(results["task_names"])
-    if outcome.finished(results) < (config.get("first_tasks") or tasks):
+    if results_lib.finished(results) < (config.get("first_tasks") or tasks):
         return False
     # Training on each task alone comes last.
     return tasks == 1 or not config.get("plasticity", True) or bool(results["finetune"])

@@ -21,7 +21,9 @@ from typing import NamedTuple
 
 from etils import epath
 
-from jaxcl import compare, convergence, outcome, seeds
+from jaxcl.report import compare, convergence
+from jaxcl.run import results as results_lib
+from jaxcl.run import seeds
 
 HEAD = (
     "Percent; mean ± standard deviation over seeds (n - 1), not the standard error. "
@@ -92,7 +94,7 @@ def read_runs(given: list[str]) -> tuple[dict[str, compare.Run], list[str]]:
 
 
 def _whole(results: dict) -> bool:
-    return outcome.finished(results) == len(results["task_names"])
+    return results_lib.finished(results) == len(results["task_names"])
 
 
 def read_paper(given: list[str], *, matrix, measure) -> dict[tuple, Number]:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from helpers import eval_toy, toy
-from jaxcl import sharding, train
+from jaxcl import sharding
 from jaxcl.evals import alignment
 from jaxcl.memory import buffer
+from jaxcl.run import train
 
 CAPACITY = 13
 

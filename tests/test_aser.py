@@ -12,7 +12,8 @@ import pytest
 from helpers import tiny, twins
 from jaxcl import core
 from jaxcl.memory import buffer, shapley
-from jaxcl.methods import aser, er, online, online_shapley
+from jaxcl.methods import aser, er, online
+from jaxcl.methods.online import shapley as shapley_lib
 
 CLASSES = tiny.CLASSES
 VALUES = jax.jit(shapley.values, static_argnames="neighbours")
@@ -219,7 +220,7 @@ def features(state, images):
 def retrieve(options, *, size):
     """(state, batch) -> what is replayed; incoming images as trained on are blank."""
     made = tiny.make_parts(size=size, augment="replay")
-    judge = online_shapley.Judge(
+    judge = shapley_lib.Judge(
         made, online.network(made, "linear"), **options, minority=True
     )
 
@@ -308,7 +309,7 @@ def test_what_is_stored_when_the_memory_is_full(minority, monkeypatch):
 def test_rare_classes_are_below_a_random_share():
     """A class with share 1/8 of 1/4: rare for half of the keys; with 1/4 for none."""
     made = tiny.make_parts(capacity=8)
-    judge = online_shapley.Judge(made, None, "mean", 1, 1, True)
+    judge = shapley_lib.Judge(made, None, "mean", 1, 1, True)
     labels = jnp.array([0, 0, 0, 0, 0, 1, 2, 2])
     share = jax.jit(lambda key, label: judge.rare(key, buffer_of(labels), label))
     found = np.array(

@@ -12,7 +12,8 @@ from matplotlib import colors
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from scipy import stats
 
-from jaxcl import augment, crops
+from jaxcl.augment import crops
+from jaxcl.augment import images as augment_images
 
 PLAIN = dict(mean=(0.0,), std=(1.0,))
 OFF = dict(jitter_probability=0.0, grayscale=0.0, flip=0.0, **PLAIN)
@@ -183,9 +184,9 @@ def test_shifts_are_uniform_over_all_offsets(pad):
 def test_blends_match_pillow(factor):
     image = pixels(11, 7, 3)
     for ours, enhancer in (
-        (augment.adjust_brightness, ImageEnhance.Brightness),
-        (augment.adjust_contrast, ImageEnhance.Contrast),
-        (augment.adjust_saturation, ImageEnhance.Color),
+        (augment_images.adjust_brightness, ImageEnhance.Brightness),
+        (augment_images.adjust_contrast, ImageEnhance.Contrast),
+        (augment_images.adjust_saturation, ImageEnhance.Color),
     ):
         theirs = enhancer(Image.fromarray(image)).enhance(factor)
         difference = 255 * np.asarray(ours(unit(image), factor)) - np.asarray(theirs)
@@ -197,10 +198,10 @@ def test_adjustments_match_float64_formulas():
     image[0] = image[0, :, :1]  # gray pixels have no hue
     image[1, 0], image[1, 1], image[1, 2] = (1, 1, 0), (0, 1, 1), (1, 0, 1)  # ties
     ours = (
-        augment.adjust_brightness,
-        augment.adjust_contrast,
-        augment.adjust_saturation,
-        augment.adjust_hue,
+        augment_images.adjust_brightness,
+        augment_images.adjust_contrast,
+        augment_images.adjust_saturation,
+        augment_images.adjust_hue,
     )
     for operation, factors in enumerate([(0.0, 0.6, 1.4)] * 3 + [(-0.5, -0.1, 0, 0.3)]):
         for factor in factors:
@@ -215,7 +216,7 @@ def test_color_jitter_applies_its_draws_in_the_drawn_order():
     names = ("brightness", "contrast", "saturation", "hue")
     many = keys(60)
     out = jax.vmap(
-        lambda key: augment.color_jitter(
+        lambda key: augment_images.color_jitter(
             key,
             jnp.asarray(image, jnp.float32),
             **dict(zip(names, strength, strict=True)),
@@ -241,14 +242,18 @@ def test_color_jitter_applies_its_draws_in_the_drawn_order():
 @pytest.mark.parametrize("sigma, radius", [(0.1, 11), (0.8, 2), (2.0, 11)])
 def test_blur_is_a_convolution_with_replicated_edges(sigma, radius):
     image = pixels(7, 16, 3) / 255  # narrower than the kernel
-    ours = augment.gaussian_blur(jnp.asarray(image, jnp.float32), sigma, radius=radius)
+    ours = augment_images.gaussian_blur(
+        jnp.asarray(image, jnp.float32), sigma, radius=radius
+    )
     np.testing.assert_allclose(ours, blur(image, sigma, radius), atol=2e-6)
 
 
 def test_blur_is_near_pillows():
     image = pixels(32, 32, 3)
     theirs = Image.fromarray(image).filter(ImageFilter.GaussianBlur(2.0))
-    difference = 255 * augment.gaussian_blur(unit(image), 2.0) - np.asarray(theirs)
+    difference = 255 * augment_images.gaussian_blur(unit(image), 2.0) - np.asarray(
+        theirs
+    )
     # Pillow replicates the edge again in each of its three box passes.
     assert np.abs(difference[8:-8, 8:-8]).max() < 3.0
 
@@ -256,16 +261,18 @@ def test_blur_is_near_pillows():
 def test_gray_solarize_flip_normalize():
     image = pixels(9, 8, 3)
     gray = np.asarray(Image.fromarray(image).convert("L"))
-    difference = 255 * augment.grayscale(unit(image)) - gray[..., None]
+    difference = 255 * augment_images.grayscale(unit(image)) - gray[..., None]
     assert np.abs(difference).max() < 1.0
     levels = np.arange(256, dtype=np.uint8).reshape(16, 16)
     theirs = np.asarray(ImageOps.solarize(Image.fromarray(levels), 128))
-    ours = jax.jit(lambda x: augment.solarize(x / 255.0))(levels.astype(np.float32))
+    ours = jax.jit(lambda x: augment_images.solarize(x / 255.0))(
+        levels.astype(np.float32)
+    )
     np.testing.assert_allclose(255 * ours, theirs, atol=1e-3)
     flipped = np.asarray(ImageOps.mirror(Image.fromarray(image)))
-    np.testing.assert_array_equal(augment.horizontal_flip(image), flipped)
+    np.testing.assert_array_equal(augment_images.horizontal_flip(image), flipped)
     mean, std = (0.1, 0.2, 0.3), (0.5, 2.0, 4.0)
-    got = augment.normalize(unit(image), mean, std)
+    got = augment_images.normalize(unit(image), mean, std)
     np.testing.assert_allclose(got, (image / 255 - mean) / std, atol=1e-6)
 
 
@@ -276,7 +283,9 @@ def test_probabilities_and_order_for_each_view():
     n, size = 2000, 6
     image = pixels(size, size, 3, seed=3)
     chances = dict(grayscale=0.3, flip=0.6, blur=(0.7, 0.25), solarize=(0.0, 0.4))
-    make = augment.make(size=size, crop=False, sigma=(0.9, 0.9), **{**OFF, **chances})
+    make = augment_images.make(
+        size=size, crop=False, sigma=(0.9, 0.9), **{**OFF, **chances}
+    )
     batch = jnp.broadcast_to(image, (n, *image.shape))
     out = np.asarray(jax.jit(make)(jax.random.key(1), batch))
 
@@ -308,7 +317,7 @@ def test_whole_pipeline_has_the_statistics_of_a_numpy_twin():
     image = pixels(5, 6, 3, seed=4).repeat(3, 0).repeat(3, 1)
     image[..., 0] //= 2  # no two channels alike
     strength, mean, std = (0.4, 0.4, 0.8, 0.1), (0.2, 0.4, 0.5), (0.5, 0.4, 0.3)
-    make = augment.make(
+    make = augment_images.make(
         size=size, views=1, jitter=strength, blur=0.5, solarize=0.3, mean=mean, std=std
     )
     batch = jnp.broadcast_to(image, (n, *image.shape))
@@ -356,7 +365,7 @@ RECIPE = dict(
 
 
 def test_default_views_are_those_of_the_published_recipe():
-    given = inspect.signature(augment.make).parameters
+    given = inspect.signature(augment_images.make).parameters
     found = {name: given[name].default for name in given}
     assert {name: found[name] for name in RECIPE} == RECIPE
     assert set(found) == {*RECIPE, "size", "mean", "std", "dtype"}
@@ -366,7 +375,7 @@ def test_results_depend_on_position_only():
     images = jnp.asarray(pixels(4, 10, 10, 3))
     images = images.at[1].set(images[0])
     key = jax.random.key(5)
-    make = augment.make(size=8, blur=(1.0, 0.1), solarize=(0.0, 0.2), **PLAIN)
+    make = augment_images.make(size=8, blur=(1.0, 0.1), solarize=(0.0, 0.2), **PLAIN)
     step = jax.jit(make)
     out = step(key, images)
     assert out.shape == (4, 2, 8, 8, 3) and out.dtype == jnp.float32
@@ -394,7 +403,7 @@ def test_results_depend_on_position_only():
 def test_keys_are_folded_from_position_then_view():
     images = jnp.asarray(pixels(3, 12, 12, 3))
     key = jax.random.key(7)
-    out = jax.jit(augment.make(size=5, **OFF))(key, images)
+    out = jax.jit(augment_images.make(size=5, **OFF))(key, images)
     for position, view in ((0, 0), (2, 0), (1, 1)):
         folded = jax.random.fold_in(jax.random.fold_in(key, position), view)
         k_crop = jax.random.split(folded, 3)[0]
@@ -407,7 +416,7 @@ def test_padded_views_are_shifts_that_no_other_example_changes():
     images = jnp.asarray(pixels(40, 6, 6, 3) | 1)
     mean, std, pad = (0.1, 0.2, 0.3), (0.5, 0.4, 0.3), 2
     options = OFF | dict(crop=False, pad=pad, mean=mean, std=std)
-    make, key = jax.jit(augment.make(size=6, **options)), jax.random.key(3)
+    make, key = jax.jit(augment_images.make(size=6, **options)), jax.random.key(3)
     out, found = make(key, images), []
     for image, views in zip(np.asarray(images), out, strict=True):
         twins = shifts(image, pad)
@@ -424,11 +433,11 @@ def test_padded_views_are_shifts_that_no_other_example_changes():
         k_crop = jax.random.split(folded, 3)[0]
         twin = crops.shift(k_crop, unit(images[position]), pad=pad)
         np.testing.assert_allclose(
-            out[position, view], augment.normalize(twin, mean, std), atol=1e-6
+            out[position, view], augment_images.normalize(twin, mean, std), atol=1e-6
         )
     both = jnp.stack([images, images], axis=1)  # views that were cut before
     np.testing.assert_array_equal(make(key, both), out)
-    half = augment.make(size=6, dtype=jnp.bfloat16, **options)
+    half = augment_images.make(size=6, dtype=jnp.bfloat16, **options)
     assert half(key, images).dtype == jnp.bfloat16
 
 
@@ -444,7 +453,7 @@ def test_operations_of_probability_zero_are_not_in_the_program():
     images = jnp.asarray(pixels(2, 8, 8, 3))
 
     def count(name, images=images, **changes):
-        make = augment.make(size=8, **{**OFF, **changes})
+        make = augment_images.make(size=8, **{**OFF, **changes})
         return list(primitives(jax.make_jaxpr(make)(jax.random.key(0), images))).count(
             name
         )
@@ -469,16 +478,16 @@ def test_operations_of_probability_zero_are_not_in_the_program():
 def test_crops_that_are_already_cut_pass_as_they_are():
     images = pixels(3, 2, 5, 5, 3)
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.4, 0.3)
-    make = augment.make(size=5, **{**OFF, "mean": mean, "std": std})
+    make = augment_images.make(size=5, **{**OFF, "mean": mean, "std": std})
     out = make(jax.random.key(0), jnp.asarray(images))
     np.testing.assert_allclose(out, (images / 255 - mean) / std, atol=1e-6)
-    half = augment.make(size=5, dtype=jnp.bfloat16, **OFF)
+    half = augment_images.make(size=5, dtype=jnp.bfloat16, **OFF)
     assert half(jax.random.key(0), jnp.asarray(images)).dtype == jnp.bfloat16
 
 
 def test_one_channel_is_a_gray_image():
     images = jnp.asarray(pixels(6, 10, 10, 1))
-    make = jax.jit(augment.make(size=8, blur=0.5, solarize=0.5, **PLAIN))
+    make = jax.jit(augment_images.make(size=8, blur=0.5, solarize=0.5, **PLAIN))
     one = make(jax.random.key(0), images)
     three = make(jax.random.key(0), images.repeat(3, -1))
     assert one.shape == (6, 2, 8, 8, 1)
@@ -488,13 +497,13 @@ def test_one_channel_is_a_gray_image():
 def test_evaluation_is_resize_then_centre():
     images = pixels(2, 20, 31, 3)
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.4, 0.3)
-    out = augment.make_eval(size=10, resize=12, mean=mean, std=std)(images)
+    out = augment_images.make_eval(size=10, resize=12, mean=mean, std=std)(images)
     for ours, image in zip(out, images, strict=True):
         small = Image.fromarray(image).resize((18, 12), Image.BICUBIC)
         centre = np.asarray(small.crop((4, 1, 14, 11))) / 255
         pixel_error = (ours - (centre - mean) / std) * np.array(std) * 255
         assert np.abs(pixel_error).max() < 2.0  # Pillow rounds to u8
-    same = augment.make_eval(size=20, mean=mean, std=std)(images[:, :, :20])
+    same = augment_images.make_eval(size=20, mean=mean, std=std)(images[:, :, :20])
     np.testing.assert_allclose(same, (images[:, :, :20] / 255 - mean) / std, atol=1e-6)
 
 
@@ -524,7 +533,7 @@ def test_evaluation_is_resize_then_centre():
 )
 def test_make_rejects(changes, message):
     with pytest.raises(ValueError, match=message):
-        augment.make(**{"size": 8, **PLAIN, **changes})
+        augment_images.make(**{"size": 8, **PLAIN, **changes})
 
 
 @pytest.mark.parametrize(
@@ -540,15 +549,15 @@ def test_make_rejects(changes, message):
     ],
 )
 def test_augment_rejects(shape, dtype, changes, message):
-    make = augment.make(**{"size": 8, **PLAIN, **changes})
+    make = augment_images.make(**{"size": 8, **PLAIN, **changes})
     with pytest.raises(ValueError, match=message):
         make(jax.random.key(0), np.zeros(shape, dtype))
 
 
 def test_evaluation_rejects():
     with pytest.raises(ValueError, match="resize must be None or >= 8, got 7"):
-        augment.make_eval(size=8, resize=7, **PLAIN)
-    prepare = augment.make_eval(size=8, **PLAIN)
+        augment_images.make_eval(size=8, resize=7, **PLAIN)
+    prepare = augment_images.make_eval(size=8, **PLAIN)
     for shape in ((2, 9, 8, 3), (2, 2, 8, 8, 3)):
         with pytest.raises(ValueError, match="images must be"):
             prepare(np.zeros(shape, np.uint8))

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from helpers import graph_sets
-from jaxcl import augment_graph
+from jaxcl.augment import graphs as augment_graphs
 from jaxcl.data import graphs
 
 COMPLETE = [(a, b) for a in range(20) for b in range(a)]
@@ -18,7 +18,7 @@ COMPLETE = [(a, b) for a in range(20) for b in range(a)]
 
 @functools.lru_cache
 def build(**options):
-    return jax.jit(augment_graph.make(**options))
+    return jax.jit(augment_graphs.make(**options))
 
 
 def run(batch, seed=0, **options):
@@ -89,7 +89,7 @@ def test_a_tenth_of_the_nodes_gets_drawn_features():
     np.testing.assert_array_equal(out.edge_mask, batch.edge_mask)
 
 
-@pytest.mark.parametrize("growth", augment_graph.GROWTHS)
+@pytest.mark.parametrize("growth", augment_graphs.GROWTHS)
 def test_a_fifth_of_the_nodes_and_one_stay_and_hang_together(growth):
     batch = of_sizes()
     out = run(batch, kinds=("subgraph",), growth=growth, remove_isolated=False)
@@ -188,7 +188,7 @@ TREES = {
 
 
 @pytest.mark.parametrize("keep", [0.4, 0.7])
-@pytest.mark.parametrize("growth", augment_graph.GROWTHS)
+@pytest.mark.parametrize("growth", augment_graphs.GROWTHS)
 @pytest.mark.parametrize("name", TREES)
 def test_sets_grow_with_the_probabilities_of_single_draws(name, growth, keep):
     pairs, size = TREES[name]
@@ -231,12 +231,12 @@ def kinds_of(out, batch, size):
 def test_one_kind_is_drawn_for_each_graph_or_for_the_batch():
     batch = copies(COMPLETE, 20, 200)
     found = collections.Counter(kinds_of(run(batch), batch, 20))
-    assert chi_square(found, dict.fromkeys(augment_graph.KINDS, 1 / 3)) > 1e-3
+    assert chi_square(found, dict.fromkeys(augment_graphs.KINDS, 1 / 3)) > 1e-3
     batch = copies(COMPLETE, 20, 3)
     drawn = [set(kinds_of(run(batch, i, choice="batch"), batch, 20)) for i in range(40)]
     assert all(len(names) == 1 for names in drawn)
     found = collections.Counter(name for names in drawn for name in names)
-    assert chi_square(found, dict.fromkeys(augment_graph.KINDS, 1 / 3)) > 1e-3
+    assert chi_square(found, dict.fromkeys(augment_graphs.KINDS, 1 / 3)) > 1e-3
     two = run(batch, kinds=("mask", "drop"), choice="graph")
     assert set(kinds_of(two, batch, 20)) <= {"mask", "drop"}
 
@@ -310,7 +310,7 @@ def sparse():
     return graphs.pad(made, [0, 1] * 30, nodes=720, edges=300, graphs=60)
 
 
-@pytest.mark.parametrize("kind", augment_graph.KINDS)
+@pytest.mark.parametrize("kind", augment_graphs.KINDS)
 def test_nodes_without_an_edge_leave_and_no_graph_does(kind):
     batch = sparse()
     whole = run(batch, kinds=(kind,), remove_isolated=False)
@@ -363,4 +363,4 @@ def test_wrong_options_are_refused():
         ({"std": -1}, "std=-1: must be at least 0"),
     ):
         with pytest.raises(ValueError, match=message):
-            augment_graph.make(**wrong)
+            augment_graphs.make(**wrong)

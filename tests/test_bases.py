@@ -9,9 +9,9 @@ import pytest
 
 from helpers import toy, twins
 from helpers import two_view_losses as losses
-from jaxcl import job as jobs
-from jaxcl import sections
-from jaxcl.methods import ssl_bases, ssl_strategies
+from jaxcl.data import sources
+from jaxcl.methods.two_view import bases, strategies
+from jaxcl.run import job
 
 RNG = np.random.default_rng(0)
 B, K, D, R = 4, 7, 5, 3
@@ -20,10 +20,8 @@ KEYS, FROZEN = (twins.unit(RNG.normal(size=(2, K, D))) for _ in range(2))
 REPLAYED, STORED = (RNG.normal(size=(R, D)) for _ in range(2))
 LABEL = np.array([0, 1, 0, 2])
 MASK = np.array([True, False, True])
-FEATURES = ssl_bases.Features(
-    Z, LABEL, OWN, P, K2, F, KEYS, FROZEN, REPLAYED, STORED, MASK
-)
-CODE = ssl_bases.Options(
+FEATURES = bases.Features(Z, LABEL, OWN, P, K2, F, KEYS, FROZEN, REPLAYED, STORED, MASK)
+CODE = bases.Options(
     temperature=0.3,
     distill_temperature=0.5,
     weight=0.7,
@@ -44,8 +42,8 @@ def value(base, strategy, options):
     single = [
         x if x is None or x.dtype != np.float64 else np.float32(x) for x in FEATURES
     ]
-    loss = ssl_strategies.get(strategy).loss
-    return loss(ssl_bases.get(base), ssl_bases.Features(*single), options)
+    loss = strategies.get(strategy).loss
+    return loss(bases.get(base), bases.Features(*single), options)
 
 
 def check(ours, twin):
@@ -53,7 +51,7 @@ def check(ours, twin):
 
 
 @pytest.mark.parametrize("options", [CODE, PAPER], ids=lambda o: o.form)
-@pytest.mark.parametrize("base", ssl_bases.BASES)
+@pytest.mark.parametrize("base", bases.BASES)
 def test_a_base_is_its_equations(base, options):
     for strategy in ("finetune", "cassle", "pnr"):
         twin = losses.loss(base, strategy, FEATURES, options)
@@ -90,7 +88,7 @@ def test_without_pseudo_negatives_pnr_is_cassle(base):
 )
 def test_defaults_are_the_papers(base, expected):
     """And a value from the config takes their place, 0 too."""
-    spec = ssl_bases.get(base)
+    spec = bases.get(base)
     found = (spec.temperature, spec.weight, spec.negative_weight)
     assert found == expected[:3]
     if spec.momentum:
@@ -138,7 +136,7 @@ def test_wrong_options_are_refused(tmp_path, change, words):
 
 def test_supervised_bases_refuse_rows_without_labels(tmp_path, monkeypatch):
 
-    whole = sections.SOURCES["digits"]
+    whole = sources.SOURCES["digits"]
 
     def unlabelled():
         data = whole()
@@ -146,7 +144,7 @@ def test_supervised_bases_refuse_rows_without_labels(tmp_path, monkeypatch):
         label[3] = -1
         return data._replace(train=data.train._replace(label=label))
 
-    monkeypatch.setitem(sections.SOURCES, "digits", unlabelled)
+    monkeypatch.setitem(sources.SOURCES, "digits", unlabelled)
     with pytest.raises(ValueError, match="needs a label for every train row, but 1 of"):
         toy.job(tmp_path, method__base="supcon", scenario={"name": "joint"})
 
@@ -188,7 +186,7 @@ def test_what_has_no_bound_is_warned_about(tmp_path, caplog, base, changes, warn
 def test_only_what_a_loss_reads_is_kept(tmp_path, base, strategy, queues):
     """And the predictor is BYOL's alone."""
     changes = {"method.base": base, "method.strategy": strategy}
-    state = jobs.initial_state(toy.job(tmp_path, **changes))
+    state = job.initial_state(toy.job(tmp_path, **changes))
     kept = state.extra._asdict()
     assert {n for n, x in kept.items() if n.endswith("queue") and x is not None} == (
         queues
@@ -201,10 +199,10 @@ def test_only_what_a_loss_reads_is_kept(tmp_path, base, strategy, queues):
 def test_replayed_rows_are_spread_over_the_devices(tmp_path):
     """24 replayed rows on 8 devices: each convolves 3 of them, not all."""
     work = toy.job(tmp_path, devices=8, method__base="simclr", method__strategy="der")
-    step, resident = jobs.compile_step(work), jobs.resident(work)
+    step, resident = job.compile_step(work), job.resident(work)
     task = work.stream.tasks[0]
-    state = jobs.initial_state(work)
-    feed = jobs.feed(work, task.train, 0, 0)
+    state = job.initial_state(work)
+    feed = job.feed(work, task.train, 0, 0)
     with contextlib.closing(feed):
         _, batches, number = next(feed)
         program = step.lower(state, resident, batches, number).compile().as_text()

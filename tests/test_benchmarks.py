@@ -10,8 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxcl import augment, core, crops, optim
-from jaxcl.methods import ssl_bases, ssl_strategies
+from jaxcl import core, optim
+from jaxcl.augment import crops
+from jaxcl.augment import images as augment_images
+from jaxcl.methods.two_view import bases, strategies
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
 TINY = "--depth=10 --width=16 --hidden=32 --queue=64 --size=16 --batch=16".split()
@@ -148,10 +150,10 @@ def test_values_follow_the_base(throughput):
 
 def test_every_base_and_strategy_can_be_measured(throughput, tmp_path):
     options = {action.dest: action for action in throughput.parser()._actions}
-    assert {*options["base"].choices} == {*ssl_bases.BASES}
-    assert {*options["strategy"].choices} == {*ssl_strategies.STRATEGIES}
+    assert {*options["base"].choices} == {*bases.BASES}
+    assert {*options["strategy"].choices} == {*strategies.STRATEGIES}
     pairs = itertools.zip_longest(
-        ssl_bases.BASES, ssl_strategies.STRATEGIES, fillvalue="simclr"
+        bases.BASES, strategies.STRATEGIES, fillvalue="simclr"
     )
     for base, strategy in pairs:  # building a job traces its step
         more = [f"--base={base}", f"--strategy={strategy}", "--output=16"]
@@ -227,7 +229,7 @@ def test_the_peer_takes_the_same_steps(
         work.config, jax.device_get(state.replace(key=None)), device="cpu",
         precision="float32", channels_last=True,
     )  # fmt: skip
-    step, end = jax.jit(work.method.step), ssl_bases.BASES[base].momentum_end
+    step, end = jax.jit(work.method.step), bases.BASES[base].momentum_end
     # The optimiser, the average and the queues show from the second step on.
     for _ in range(3):
         images = rng.integers(0, 256, (16, 2, 16, 16, 3), np.uint8)
@@ -255,11 +257,11 @@ def test_the_peers_image_operations_are_ours(throughput):
     pairs = (
         (
             peer_augment.turned(x, torch.full((1, 1, 1), 0.3)),
-            augment.adjust_hue(image, 0.3),
+            augment_images.adjust_hue(image, 0.3),
         ),
         ((weights @ x @ weights.mT).clamp(0, 1), crops.resize(image, size=11)),
-        (whole._blur(x), augment.gaussian_blur(image, 1.3, radius=8)),
-        (peer_augment.gray(x).expand(1, 3, 16, 16), augment.grayscale(image)),
+        (whole._blur(x), augment_images.gaussian_blur(image, 1.3, radius=8)),
+        (peer_augment.gray(x).expand(1, 3, 16, 16), augment_images.grayscale(image)),
     )
     for theirs, ours in pairs:
         np.testing.assert_allclose(theirs[0].permute(1, 2, 0), ours, atol=1e-5)

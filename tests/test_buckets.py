@@ -18,8 +18,9 @@ pytest.importorskip("gcsfs", reason="gs:// needs gcsfs: pip install -e '.[gcs]'"
 from etils import epath  # noqa: E402
 
 from helpers import fake_gcs  # noqa: E402
-from jaxcl import build, finish, outcome, record, train, transfer  # noqa: E402
-from jaxcl.data import places, sources  # noqa: E402
+from jaxcl.config import build
+from jaxcl.data import convert, from_arrays, from_folders, sources, storage  # noqa: E402
+from jaxcl.run import finish, record, results, train, transfer  # noqa: E402
 
 RUN = {
     "scenario.num_tasks": 10,
@@ -64,7 +65,7 @@ def test_a_run_in_a_bucket_is_stopped_and_goes_on(server, tmp_path):
     local = tmp_path / "a"
     finish.run(build.build(toy.config(**RUN), local), local)
     assert half < len(rows(workdir)) and rows(workdir) == rows(local)
-    found = [outcome.read_results(x)["matrices"] for x in (workdir, local)]
+    found = [results.read_results(x)["matrices"] for x in (workdir, local)]
     assert found[0] == found[1]
     path = epath.Path(workdir)
     same = [leaves(path), leaves(local)]
@@ -93,7 +94,7 @@ def data(server, tmp_path_factory):
         folder = root / "folder" / "train" / f"class {i % 2}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image(i)).save(folder / f"{i}.png")
-    sources.convert.write(sources.npz(path=str(root / "set.npz")), str(root / "arrays"))
+    convert.write(from_arrays.npz(path=str(root / "set.npz")), str(root / "arrays"))
     for path in root.rglob("*"):
         if path.is_file():
             name = f"gs://bucket/data/{path.relative_to(root)}"
@@ -119,21 +120,23 @@ def test_sets_in_a_bucket_are_those_on_a_disk(data):
         same(*(sources.load(name, path=f"{root}/{path}") for root in data))
     for resident in (False, True):
         found = [
-            sources.image_folder(path=f"{root}/folder", resident=resident, test=0.0)
+            from_folders.image_folder(
+                path=f"{root}/folder", resident=resident, test=0.0
+            )
             for root in data
         ]
         same(*found)
     assert len(found[0].class_names) == 2
-    here, there = (sources.image_folder(path=f"{r}/folder") for r in data)
+    here, there = (from_folders.image_folder(path=f"{r}/folder") for r in data)
     assert there.train.load.name(0).startswith("gs://bucket/data/folder/train/class")
     assert there.train.load.read.stamp()[0] == here.train.load.read.stamp()[0] == 12
 
 
 def test_what_a_bucket_cannot_do_is_said(data):
     with pytest.raises(ValueError, match=r"gs://.*copy the directory to a disk"):
-        sources.arrays(path=f"{data[1]}/arrays", resident=False)
+        from_arrays.arrays(path=f"{data[1]}/arrays", resident=False)
     with pytest.raises(ValueError, match=r"gs://bucket/data/no\.npz cannot be read"):
-        sources.npz(path=f"{data[1]}/no.npz")
+        from_arrays.npz(path=f"{data[1]}/no.npz")
     with pytest.raises(ValueError, match=r"gs://bucket/none.*no such directory"):
-        sources.image_folder(path="gs://bucket/none")
-    assert places.exists(f"{data[1]}/set.npz") and not places.exists("gs://bucket/x")
+        from_folders.image_folder(path="gs://bucket/none")
+    assert storage.exists(f"{data[1]}/set.npz") and not storage.exists("gs://bucket/x")

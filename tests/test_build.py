@@ -12,8 +12,11 @@ import pytest
 from PIL import Image
 
 from helpers import config_files, toy
-from jaxcl import build, finish, job, meter, outcome, record, schema, sections, train
+from jaxcl import schema
+from jaxcl.config import build, sections
 from jaxcl.evals import tsne
+from jaxcl.run import finish, job, metrics_log, record, train
+from jaxcl.run import results as results_lib
 
 CONFIGS = sorted(pathlib.Path(__file__).parents[1].joinpath("configs").glob("*.py"))
 
@@ -192,7 +195,7 @@ def test_options_default_to_the_signature_alone():
 
 def test_divergence_stops_names_the_step_and_keeps_the_last_good_one(tmp_path):
     changes = {"optimizer.lr": 1e30, "save_every": 1, "batch_size": 48}
-    with pytest.raises(meter.Diverged, match=r"at step \d+"):
+    with pytest.raises(metrics_log.Diverged, match=r"at step \d+"):
         train.run(toy.job(tmp_path, tasks=1, **changes), tmp_path)
     saved = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
     assert saved  # the steps before it went wrong
@@ -308,7 +311,7 @@ def test_entries_have_names_of_their_own_and_may_run_at_the_end_alone(
     work = toy.job(tmp_path, **changes)
     assert set(work.evaluators) == {"knn", "far", "late"}
     results = finish.run(work, tmp_path)
-    found = {name: outcome.matrix(results, name) for name in results["matrices"]}
+    found = {name: results_lib.matrix(results, name) for name in results["matrices"]}
     rows = ("class_incremental", "task_aware")
     assert set(found) == {f"{key}/{row}" for key in work.evaluators for row in rows}
     late, knn = found["late/class_incremental"], found["knn/class_incremental"]
@@ -320,7 +323,7 @@ def test_entries_have_names_of_their_own_and_may_run_at_the_end_alone(
     assert len(named) > 4  # untrained, within the tasks, and after each
     late = {"late/accuracy", *(f"late/{row}" for row in rows)}
     assert not any(late & names for names in named[:-1]) and late <= named[-1]
-    measures = outcome.summary(results)["late/class_incremental"]
+    measures = results_lib.summary(results)["late/class_incremental"]
     assert measures["average_accuracy"] == pytest.approx(knn[1].mean())
     assert measures["average_accuracy_per_task"][0] is None
     assert measures["forgetting"] is None and measures["stability"] is None

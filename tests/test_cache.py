@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxcl.data import cache, convert, prefetch, sources, stream
+from jaxcl.data import cache, prefetch, sources, stream
+from jaxcl.data import files as files_lib
 
 HERE = pathlib.Path(__file__).parent
 DECODED = []  # rows, by Made; append() is safe among threads
@@ -40,7 +41,7 @@ class Made(NamedTuple):
         if self.hook is not None:
             self.hook(row)
         if self.damage and row % 5 == 3:
-            raise convert.Unreadable(f"{self.name(row)} cannot be decoded: made so")
+            raise files_lib.Unreadable(f"{self.name(row)} cannot be decoded: made so")
         rng = np.random.default_rng(row)
         return rng.integers(0, 256, (6 + row % 4, 9 - row % 3, self.channels), np.uint8)
 
@@ -65,7 +66,7 @@ def folders(directory):
 def check(read, made):
     for row in range(read.n):
         if read.damage and row % 5 == 3:
-            with pytest.raises(convert.Unreadable, match=f"made/{row}.jpg cannot"):
+            with pytest.raises(files_lib.Unreadable, match=f"made/{row}.jpg cannot"):
                 made(row)
         else:
             np.testing.assert_array_equal(made(row), read(row))
@@ -104,7 +105,7 @@ def no_decoding(monkeypatch):
     def refuse(*args, **options):
         raise AssertionError("decoded")
 
-    monkeypatch.setattr(convert, "decode", refuse)
+    monkeypatch.setattr(files_lib, "decode", refuse)
 
 
 @pytest.mark.parametrize("decoder", ["pillow", "cv2"])
@@ -206,9 +207,9 @@ def test_corrupt_images_behave_as_without_a_cache(images, tmp_path):
     options = {"decoder": "pillow", "cache": str(tmp_path / "cache")}
     plain, data = load(root, decoder="pillow"), load(root, **options)
     for row in (2, 5):
-        with pytest.raises(convert.Unreadable) as theirs:
+        with pytest.raises(files_lib.Unreadable) as theirs:
             plain.train.load(row)
-        with pytest.raises(convert.Unreadable) as ours:
+        with pytest.raises(files_lib.Unreadable) as ours:
             data.train.load(row)
         assert str(ours.value) == str(theirs.value)
     skip = load(root, **options, on_corrupt="skip")
@@ -229,11 +230,11 @@ def test_what_failed_once_is_tried_again(tmp_path, capsys):
 
     def hook(row):
         if row == 4 and away[0]:
-            raise convert.Unreadable("made/4.jpg cannot be read: away")
+            raise files_lib.Unreadable("made/4.jpg cannot be read: away")
 
     made = cache.cached(Made(hook=hook), str(tmp_path))
     assert "3 images are left out" in capsys.readouterr().err
-    with pytest.raises(convert.Unreadable, match="4.jpg cannot be read"):
+    with pytest.raises(files_lib.Unreadable, match="4.jpg cannot be read"):
         made(4)
     away[0] = False
     np.testing.assert_array_equal(made(4), Made()(4))
@@ -248,10 +249,10 @@ def test_what_failed_once_is_tried_again(tmp_path, capsys):
 
 def test_a_cache_of_nothing_that_can_be_decoded(tmp_path):
     def hook(row):
-        raise convert.Unreadable(f"made/{row}.jpg cannot be read")
+        raise files_lib.Unreadable(f"made/{row}.jpg cannot be read")
 
     made = cache.cached(Made(hook=hook), str(tmp_path))
-    with pytest.raises(convert.Unreadable, match="made/7.jpg"):
+    with pytest.raises(files_lib.Unreadable, match="made/7.jpg"):
         made(7)
 
 

@@ -4,7 +4,8 @@ import pytest
 from absl import flags
 
 from helpers import config_files
-from jaxcl import build, outcome, train
+from jaxcl.config import build
+from jaxcl.run import results, train
 
 NAMES = {"cclis_cifar10": 10, "cclis_cifar100": 100, "cclis_tinyimagenet": 200}
 CONTRASTIVE = (
@@ -55,6 +56,6 @@ def test_refuses_rows_that_there_are_not(argument):
 def test_a_shrunk_config_runs(row, tmp_path):
     config = config_files.take("cclis_cifar10", f"{row},debug")
     found = train.run(build.build(config, tmp_path), tmp_path)
-    assert outcome.finished(found) == 2
+    assert results.finished(found) == 2
     pictures = {path.name for path in tmp_path.glob("plots/*.png")}
     assert pictures == (set() if row in REPLAY else {"memory_tsne_task1.png"})

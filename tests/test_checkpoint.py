@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcl import checkpoint, core, sharding
+from jaxcl import core, sharding
+from jaxcl.run import checkpoint
 
 
 def make_state(seed, mesh):

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from helpers import run_directories
-from jaxcl import compare, plots, seeds
+from jaxcl import plots
+from jaxcl.report import compare
+from jaxcl.run import seeds
 
 
 @pytest.fixture

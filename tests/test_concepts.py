@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from jaxcl import metrics, sections
+from jaxcl import metrics
+from jaxcl.config import sections
 from jaxcl.data import scenarios
 
 PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "concepts.md").read_text()

@@ -7,9 +7,11 @@ import pathlib
 import pytest
 
 from helpers import config_files
-from jaxcl import evaluators, optim
+from jaxcl import optim
 from jaxcl.data import scenarios
-from jaxcl.methods import ssl_bases, two_view
+from jaxcl.methods import two_view
+from jaxcl.methods.two_view import bases
+from jaxcl.run import evaluation
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -95,7 +97,7 @@ def probes(config):
 
 
 def test_the_tables_here_know_every_base():
-    assert set(BASES) == set(ssl_bases.BASES)
+    assert set(BASES) == set(bases.BASES)
     assert all(set(rows) == set(BASES) for rows in RATES.values())
 
 
@@ -257,7 +259,7 @@ def test_what_each_set_has_of_its_own():
 def test_semi_supervised_probes_are_those_of_table_6():
     config = parsed("pnr_imagenet100")
     found = {
-        key: evaluators.entry(key, section)
+        key: evaluation.entry(key, section)
         for key, section in config.evaluators.to_dict().items()
     }
     shares = {
@@ -273,7 +275,7 @@ def test_semi_supervised_probes_are_those_of_table_6():
         assert full == {k: v for k, v in found[key].options.items() if k != "fraction"}
     for name in ("pnr_imagenet1k", "pnr_domainnet"):  # for their cost
         section = parsed(name).evaluators.linear
-        assert evaluators.entry("linear", section.to_dict()).last_only
+        assert evaluation.entry("linear", section.to_dict()).last_only
         assert parsed(name).plasticity is False
 
 

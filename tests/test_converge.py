@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from helpers import toy
-from jaxcl import build, checkpoint, job, meter, outcome, record, train
-from jaxcl.data import graph_batches, graph_toys, graphs, scenarios, splits, stream
+from jaxcl.config import build
+from jaxcl.data import graph_batches, graphs, scenarios, splits, stream, toys
+from jaxcl.run import checkpoint, job, metrics_log, record, train
+from jaxcl.run import results as results_lib
 
 EVALUATORS = {"knn": {"k": 5}}
 
 
 def epochs(patience, means, found=None):
     """Epochs of two steps each with these mean losses."""
-    made = meter.Epochs(patience, found or {})
+    made = metrics_log.Epochs(patience, found or {})
     for mean in means:
         made.add({"loss": np.float32(mean - 0.5), "passes": np.float32(3)})
         made.add({"loss": np.float32(mean + 0.5), "passes": np.float32(3)})
@@ -50,7 +52,7 @@ def test_epochs_go_on_from_what_was_saved():
     whole = epochs(2, [5, 3, 4, 3.5])
     half = epochs(2, [5, 3])
     half.add({"loss": np.float32(3.5), "passes": np.float32(3)})
-    again = meter.Epochs(2, json.loads(json.dumps(half.read())))
+    again = metrics_log.Epochs(2, json.loads(json.dumps(half.read())))
     again.add({"loss": np.float32(4.5), "passes": np.float32(3)})
     again.end(30.0)
     assert epochs(2, [3.5], again.read()).read() == whole.read()
@@ -161,7 +163,7 @@ def test_a_run_goes_on_from_the_first_tasks_of_another(rows, tmp_path):
     _, results, logged, state = rows
     old, new = tmp_path / "old", tmp_path / "new"
     first, _, _ = run(old, first_tasks=1)
-    assert outcome.finished(first) == 1
+    assert results_lib.finished(first) == 1
     assert first["matrices"]["knn/class_incremental"][1] == [None, None]
     before = sorted(path.name for path in (old / "checkpoints").iterdir())
     whole, relogged, final = run(new, start=str(old))
@@ -192,7 +194,7 @@ def test_what_cannot_be_gone_on_from_is_refused(rows, tmp_path):
 
 
 def test_growth_cuts_by_the_seed(tmp_path):
-    data = graph_toys.rings_and_trees(count=41)
+    data = toys.rings_and_trees(count=41)
     old, new = scenarios.make(
         data, scenario="growth", growth=0.3, seed=5, evaluation="none"
     ).tasks
@@ -219,7 +221,7 @@ def test_growth_cuts_by_the_seed(tmp_path):
 
 
 def test_earlier_rows_of_every_scenario():
-    data = graph_toys.rings_and_trees(count=30)
+    data = toys.rings_and_trees(count=30)
     tasks = scenarios.make(data, scenario="data", num_tasks=3, evaluation="none").tasks
     before = [task.train.rows.tolist() for task in tasks]
     assert [task.earlier.tolist() for task in tasks] == [
@@ -228,7 +230,7 @@ def test_earlier_rows_of_every_scenario():
 
 
 def test_some_classes_and_some_rows_of_each():
-    data = graph_toys.rings_and_trees(count=40)
+    data = toys.rings_and_trees(count=40)
     cut = splits.of_classes(data, ("trees",), None, 0)
     assert cut.class_names == ("trees",) and cut.train.label.tolist() == [0] * 20
     for mine, theirs in ((0, 1), (7, 15)):
@@ -254,7 +256,7 @@ def test_some_classes_and_some_rows_of_each():
 
 
 def test_graph_batches_are_the_rows_of_the_plan():
-    data = graph_toys.rings_and_trees(count=37)
+    data = toys.rings_and_trees(count=37)
     source = stream.Source(data.train, np.arange(37), stream.filled_order)
     plan = stream.schedule(source, seed=1, task=0, epochs=2, batch_size=8)
     found = [*graph_batches.batches(source, seed=1, task=0, epochs=2, batch_size=8)]
@@ -276,7 +278,7 @@ def test_graph_batches_are_the_rows_of_the_plan():
 
 
 def test_parts_of_a_batch_lie_side_by_side():
-    data = graph_toys.rings_and_trees(count=24)
+    data = toys.rings_and_trees(count=24)
 
     def order(rng, rows, batch_size):
         return rng.permutation(rows).reshape(-1, batch_size)

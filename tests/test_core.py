@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcl import core, job, optim, sharding
+from jaxcl import core, optim, sharding
 from jaxcl.data import stream
+from jaxcl.run import job
 
 
 def tree(seed=0):

@@ -11,8 +11,10 @@ import pytest
 from flax import struct
 
 from helpers import toy
-from jaxcl import checkpoint, core, cost, job, meter, outcome, sharding, train
+from jaxcl import core, sharding
 from jaxcl.nets import resnet
+from jaxcl.run import checkpoint, cost, job, metrics_log, train
+from jaxcl.run import results as results_lib
 
 
 @struct.dataclass
@@ -223,7 +225,7 @@ def test_what_cannot_be_counted_is_null(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setattr(sharding, "on_host", refuse)
     work = toy.job(tmp_path)
-    found = meter.spent(work, job.initial_state(work), 0, cost.Clock({}))
+    found = metrics_log.spent(work, job.initial_state(work), 0, cost.Clock({}))
     assert found.flops_per_step is None and found.steps == 0
     assert "no cpu here" in caplog.text
     made = cost.add(cost.empty(1), 0, found)
@@ -345,7 +347,7 @@ def test_a_resumed_run_adds_up(tmp_path, compiled, clock):
     assert ends[1:3] == [None, None]
     ends = [ends[0], ends[3]]
     for name, end in zip(("whole", "parts"), ends, strict=True):
-        assert outcome.read_results(tmp_path / name)["cost"] == end["cost"]
+        assert results_lib.read_results(tmp_path / name)["cost"] == end["cost"]
     whole, parts = (end["cost"]["per_task"][:2] for end in ends)
     for one, other in zip(whole, parts, strict=True):
         for key in ("steps", "images", "flops", "evaluation_seconds"):

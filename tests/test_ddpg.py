@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from helpers import twins
-from jaxcl import ddpg
+from jaxcl.methods.icl import ddpg
 
 SMALL = dict(actor_width=3, critic_width=4, batch=5, capacity=8, window=4)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from helpers import twins
-from jaxcl import drift
+from jaxcl.update import drift
 
 RNG = np.random.default_rng(0)
 OLD = RNG.normal(size=(60, 6))

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 from helpers import duel_twin, toy, twins
-from jaxcl import collectives, core, optim, sharding
-from jaxcl import job as jobs
+from jaxcl import core, optim, sharding
 from jaxcl.losses import contrastive
 from jaxcl.memory import buffer, duel, policies, queue
-from jaxcl.methods import active_memory
 from jaxcl.methods import duel as method_lib
+from jaxcl.methods.duel import active_memory
 from jaxcl.nets import chain, mlp, norm
+from jaxcl.run import job
+from jaxcl.scaling import collectives
 
 K, B, D, SIDE, LR = 8, 6, 3, 4, 0.1
 STORED = np.array([True, True, False, True, True, False, True, False])
@@ -405,7 +406,7 @@ def test_with_a_ring_it_is_moco_with_a_queue():
                 z, keys, bank[0, : min(i * B, K)], temperature=0.3
             )
             np.testing.assert_allclose(metrics["loss"], want, rtol=1e-5)
-        keys = contrastive.l2_normalize(keys)
+        keys = core.l2_normalize(keys)
         bank, pointer = queue.enqueue(bank, pointer, keys[None])
         memory = method.memory(state)
         there = np.asarray(memory.filled)
@@ -653,7 +654,7 @@ def test_a_memory_that_devices_cannot_share_is_refused(tmp_path):
     method = {"name": "duel", "memory_size": 60, "sharded": True}
     work = toy.job(tmp_path, method=method, devices=8)
     with pytest.raises(ValueError, match=r"memory's rows=60: .*multiple of the 8 dev"):
-        jobs.initial_state(work)
+        job.initial_state(work)
 
 
 def test_what_carries_over_between_tasks():

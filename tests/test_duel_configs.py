@@ -4,7 +4,8 @@ import pytest
 from absl import flags
 
 from helpers import config_files
-from jaxcl import build, outcome, train
+from jaxcl.config import build
+from jaxcl.run import results, train
 
 COMPARED = ("d_moco", "moco", "d_simclr", "simclr")
 ROWS = {
@@ -61,6 +62,6 @@ def test_another_share_of_the_dominant_class():
 def test_a_shrunk_config_runs(row, tmp_path):
     config = config_files.take("duel_cifar10_small", f"{row},debug")
     found = train.run(build.build(config, tmp_path), tmp_path)
-    assert outcome.finished(found) == 1
+    assert results.finished(found) == 1
     pictures = {path.name for path in tmp_path.glob("plots/*.png")}
     assert "filter_tsne_task0.png" in pictures

@@ -10,11 +10,11 @@ import pytest
 
 from helpers import eval_toy
 from jaxcl import core, sharding
-from jaxcl import evaluators as evaluators_lib
 from jaxcl.data import stream
 from jaxcl.evals import features, knn, linear, objective, predict, tsne
 from jaxcl.evals import head as head_lib
 from jaxcl.nets import resnet
+from jaxcl.run import evaluation
 
 
 def adam_twin(x, y, head, order_of, batch):
@@ -587,7 +587,7 @@ def test_what_all_evaluators_say_is_one_result(tmp_path):
         step: np.ndarray
 
     judges = {"one": judge(0.5), "two": judge(0.25), "silent": lambda *_: NOTHING}
-    found = evaluators_lib.run(
+    found = evaluation.run(
         judges, At(np.int32(7)), 3, Log(), pause=lambda: said.append("pause")
     )
     assert said[:5] == ["pause", 0.5, "pause", 0.25, "pause"]

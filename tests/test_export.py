@@ -20,22 +20,16 @@ from safetensors import numpy as tensors
 import jaxcl
 import test_methods
 from helpers import pages, run_directories, toy
-from jaxcl import (
-    augment,
-    build,
-    core,
-    encoder,
-    export,
-    outcome,
-    seeds,
-    sharding,
-    torch_resnet,
-    train,
-)
-from jaxcl import job as jobs
-from jaxcl.data import graphs, prefetch, sources, stream
+from jaxcl import core, sharding
+from jaxcl.augment import images as augment_images
+from jaxcl.config import build
+from jaxcl.data import graphs, prefetch, stream, toys
 from jaxcl.evals import features
+from jaxcl.export import command as export_command
+from jaxcl.export import encoder, torch_resnet
 from jaxcl.nets import resnet
+from jaxcl.run import job, seeds, train
+from jaxcl.run import results as results_lib
 
 PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "export.md").read_text()
 RUN = {"method.strategy": "pnr", "scenario.num_tasks": 5, "epochs": 1}
@@ -58,7 +52,7 @@ def trained(tmp_path_factory):
     train.run(run_directories.untried(workdir, tasks=1, **changes), workdir)
     out = tmp_path_factory.mktemp("out") / "deep" / "export"
     before = run_directories.contents(workdir)
-    card = export.export(str(workdir), str(out))
+    card = export_command.export(str(workdir), str(out))
     assert run_directories.contents(workdir) == before
     return workdir, out, card
 
@@ -69,7 +63,7 @@ def residual(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("resnet")
     run_directories.run_of(workdir, encoder=run_directories.RESNET)
     out = tmp_path_factory.mktemp("out") / "export"
-    return workdir, out, export.export(str(workdir), str(out), torch=True)
+    return workdir, out, export_command.export(str(workdir), str(out), torch=True)
 
 
 def test_embeds_as_an_evaluation_of_the_run_does(trained, tmp_path):
@@ -88,7 +82,7 @@ def test_embeds_as_an_evaluation_of_the_run_does(trained, tmp_path):
 
 
 def test_the_last_batch_and_few_images(trained):
-    made, images = jaxcl.load_encoder(trained[1]), sources.digits().test.images
+    made, images = jaxcl.load_encoder(trained[1]), toys.digits().test.images
     whole = made.embed(images[:11])
     compiled = []
     monitored = jax.jit(
@@ -108,7 +102,7 @@ def test_the_last_batch_and_few_images(trained):
 
 
 def test_apply_is_pure_and_trains(trained):
-    made, images = jaxcl.load_encoder(trained[1]), sources.digits().test.images[:32]
+    made, images = jaxcl.load_encoder(trained[1]), toys.digits().test.images[:32]
     inputs = made.prepare(images)
     want = (images / 255.0 - 0.3) / 0.4
     np.testing.assert_allclose(inputs, want, atol=1e-5)
@@ -142,10 +136,10 @@ def test_every_method(name, tmp_path):
     if changes.get("method", {}).get("name") == "icl":
         changes["method"]["output_dim"] = 0
     work, state = run_directories.run_of(tmp_path / "run", **changes)
-    card = export.export(str(tmp_path / "run"), str(tmp_path / "out"))
+    card = export_command.export(str(tmp_path / "run"), str(tmp_path / "out"))
     made = jaxcl.load_encoder(tmp_path / "out")
-    images = sources.digits().test.images[:16]
-    view = augment.make_eval(size=8, mean=(0.3,), std=(0.4,))
+    images = toys.digits().test.images[:16]
+    view = augment_images.make_eval(size=8, mean=(0.3,), std=(0.4,))
     want = jax.jit(work.method.embed)(state, view(images))
     assert np.std(want, axis=0).max() > 1e-3
     np.testing.assert_allclose(made.embed(images), want, rtol=1e-5, atol=1e-6)
@@ -157,7 +151,7 @@ def test_icl_leaves_its_head_behind_and_says_so(tmp_path):
     _, state = run_directories.run_of(
         tmp_path / "run", method={"name": "icl", "output_dim": 8}
     )
-    card = export.export(str(tmp_path / "run"), str(tmp_path / "out"))
+    card = export_command.export(str(tmp_path / "run"), str(tmp_path / "out"))
     assert card["results"]["of"] == "encoder and head" and card["num_features"] == 16
     made = jaxcl.load_encoder(tmp_path / "out")
     chex.assert_trees_all_equal(made.params, state.params["encoder"])
@@ -180,7 +174,7 @@ def of_graphs(tmp_path_factory):
         "method": {"name": "icl"},
     }
     work, state = run_directories.run_of(workdir, **changes)
-    card = export.export(str(workdir), str(workdir / "export"))
+    card = export_command.export(str(workdir), str(workdir / "export"))
     return work, state, card, jaxcl.load_encoder(workdir / "export")
 
 
@@ -279,7 +273,7 @@ def test_the_card_of_a_trained_run(trained):
         "kind": "images", "dtype": "uint8", "channels": 1, "size": 8, "resize": None,
         "interpolation": "bicubic", "mean": [0.3], "std": [0.4], "decoder": None,
     }  # fmt: skip
-    digits = sources.digits()
+    digits = toys.digits()
     names = [
         task.name
         for task in run_directories.untried(workdir / "like", **RUN).stream.tasks
@@ -295,7 +289,7 @@ def test_the_card_of_a_trained_run(trained):
     method = card["method"]
     assert (method["base"], method["strategy"]) == ("mocov2plus", "pnr")
     assert method["momentum_start"] == 0.99 and method["queue_size"] == 96
-    results = outcome.read_results(workdir)
+    results = results_lib.read_results(workdir)
     row = results["matrices"]["knn/class_incremental"][0]
     found = card["results"]["matrices"]["knn/class_incremental"]
     assert found == {"accuracy": row, "average": row[0]}
@@ -346,12 +340,12 @@ def test_precision_and_pooled_windows_are_kept(tmp_path):
     changes = {"encoder": made, "precision": "bfloat16", "augment.size": 16}
     changes["data"] = {"name": "digits", "size": 16}
     work, state = run_directories.run_of(tmp_path / "run", **changes)
-    card = export.export(str(tmp_path / "run"), str(tmp_path / "out"))
+    card = export_command.export(str(tmp_path / "run"), str(tmp_path / "out"))
     assert card["encoder"]["precision"] == "bfloat16"
     assert card["num_features"] == 4 * 32  # two by two windows
     found = jaxcl.load_encoder(tmp_path / "out")
     images = work.stream.evaluation.images[:4]
-    view = augment.make_eval(size=16, mean=(0.3,), std=(0.4,))
+    view = augment_images.make_eval(size=16, mean=(0.3,), std=(0.4,))
     want = jax.jit(work.method.embed)(state, view(images))
     np.testing.assert_allclose(found.embed(images), want, rtol=2e-2, atol=1e-3)
     assert found.module.dtype == jnp.bfloat16
@@ -365,7 +359,7 @@ def test_data_that_cannot_be_read_or_are_others(trained, tmp_path):
         copy = shutil.copytree(trained[0], tmp_path / name)
         there = json.loads((copy / "config.json").read_text()) | changes
         (copy / "config.json").write_text(json.dumps(there))
-        card = export.export(str(copy), str(tmp_path / f"out_{name}"))
+        card = export_command.export(str(copy), str(tmp_path / f"out_{name}"))
         assert card["data"]["source"] == there["data"]["name"]
         assert card["data"]["name"] is None and card["data"]["train_rows"] is None
     assert card["checkpoint"]["checksum"] == trained[2]["checkpoint"]["checksum"]
@@ -380,7 +374,7 @@ def test_how_far_the_run_had_come(tmp_path):
          ("evaluated", 3, 3, 3)]
     ):  # fmt: skip
         run_directories.save(work, run, state, number=number, phase=phase, done=done)
-        card = export.export(str(run), str(tmp_path / "out"))
+        card = export_command.export(str(run), str(tmp_path / "out"))
         assert card["checkpoint"]["number"] == number
         assert card["training"]["tasks"] == list(work.task_names[:begun])
         assert card["training"]["whole_tasks"] == whole
@@ -399,7 +393,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_its_results(tmp_path, caplog):
     files = (tmp_path / "run" / "checkpoints" / "21" / "state" / "d").rglob("*")
     largest = max((p for p in files if p.is_file()), key=lambda p: p.stat().st_size)
     largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
-    card = export.export(str(tmp_path / "run"), str(tmp_path / "out"))
+    card = export_command.export(str(tmp_path / "run"), str(tmp_path / "out"))
     assert "checkpoint 21" in caplog.text and card["checkpoint"]["number"] == 9
     assert card["training"]["whole_tasks"] == 1
     made = jaxcl.load_encoder(tmp_path / "out")
@@ -408,18 +402,18 @@ def test_a_damaged_checkpoint_is_passed_over_with_its_results(tmp_path, caplog):
 
 def test_seeds_that_were_trained_side_by_side(tmp_path, capsys):
     changes = {"seed": 4, "seeds": 2, "side_by_side": True}
-    with mock.patch.object(jobs, "check"):
+    with mock.patch.object(job, "check"):
         several = build.build(toy.config(**changes), tmp_path)
         work = seeds.together({seed: several.make(seed) for seed in several.seeds})
     state = run_directories.random_state(work)
-    results = outcome.empty(len(work.task_names), task_names=work.task_names)
+    results = results_lib.empty(len(work.task_names), task_names=work.task_names)
     nothing = [np.nan] * (len(work.task_names) - 1)
     rows = {f"knn/seed_{seed}/x": [seed / 10, *nothing] for seed in (4, 5)}
-    results = outcome.add(results, 0, rows, {}, 1.0)
+    results = results_lib.add(results, 0, rows, {}, 1.0)
     run_directories.save(work, tmp_path / "together", state, results=results)
     for at, seed in enumerate((4, 5)):
         out = tmp_path / f"out_{seed}"
-        card = export.export(str(tmp_path / f"seed_{seed}"), str(out))
+        card = export_command.export(str(tmp_path / f"seed_{seed}"), str(out))
         assert card["results"]["matrices"]["knn/x"]["average"] == seed / 10
         assert card["training"]["seed"] == seed and card["checkpoint"]["step"] == 7
         mine = seeds.one_of(state, at)
@@ -444,13 +438,13 @@ def test_the_last_accepted_update_takes_the_place_of_its_run(trained, tmp_path):
         (folder / "update.json").write_text(json.dumps({"accepted": accepted}))
         states.append(state)
     shutil.rmtree(run / "updates" / "0002" / "checkpoints")  # as one rolled back
-    card = export.export(str(run), str(out))
+    card = export_command.export(str(run), str(out))
     assert card["checkpoint"]["run"] == str(run / "updates" / "0001")
     assert card["data"]["name"] == "digits" and card["data"]["train_rows"] > 1000
     made = jaxcl.load_encoder(out)
     chex.assert_trees_all_equal(made.params, states[0].params["encoder"])
     (run / "updates" / "0001" / "update.json").write_text('{"accepted": false}')
-    export.export(str(run), str(out), force=True)
+    export_command.export(str(run), str(out), force=True)
     found = jaxcl.load_encoder(out).card["checkpoint"]
     assert found == trained[2]["checkpoint"] | {"run": str(run)}
 
@@ -459,7 +453,7 @@ def test_the_last_accepted_update_takes_the_place_of_its_run(trained, tmp_path):
 
 
 def refused(match, run, out, capsys, *options):
-    assert export.main([f"--run={run}", f"--out={out}", *options]) == 2
+    assert export_command.main([f"--run={run}", f"--out={out}", *options]) == 2
     said = capsys.readouterr().err
     assert re.search(f"^jaxcl: .*{match}", said, re.M), said
     assert said.count("\n") == 1
@@ -488,8 +482,8 @@ def test_what_is_wrong_with_the_run_is_one_line(trained, tmp_path, capsys):
 def test_a_folder_of_something_else_is_refused(trained, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
-    export.export(str(trained[0]), str(out))  # it was empty
-    again = export.export(str(trained[0]), str(out), torch=False)
+    export_command.export(str(trained[0]), str(out))  # it was empty
+    again = export_command.export(str(trained[0]), str(out), torch=False)
     same = {name: x for name, x in again.items() if name != "date"}
     assert same == {name: x for name, x in trained[2].items() if name != "date"}
     assert {p.name for p in out.iterdir()} == {"card.json", "encoder.safetensors"}
@@ -507,12 +501,12 @@ def test_another_export_gives_way_to_force(trained, residual, tmp_path, capsys):
     out = shutil.copytree(residual[1], tmp_path / "out")
     refused("holds another export, of step 7; --force", trained[0], out, capsys)
     assert run_directories.contents(out) == run_directories.contents(residual[1])
-    assert export.main([f"--run={trained[0]}", f"--out={out}", "--force"]) == 0
+    assert export_command.main([f"--run={trained[0]}", f"--out={out}", "--force"]) == 0
     assert jaxcl.load_encoder(out).num_features == 16
     assert {p.name for p in out.iterdir()} == {"card.json", "encoder.safetensors"}
     (out / "card.json").write_text("{")
     refused(r"card\.json: it is damaged.*--force replaces it", trained[0], out, capsys)
-    assert export.main([f"--run={trained[0]}", f"--out={out}", "--force"]) == 0
+    assert export_command.main([f"--run={trained[0]}", f"--out={out}", "--force"]) == 0
     said = capsys.readouterr().out
     assert "conv_net, 1,572 parameters, 16 features, of two_view mocov2plus pnr" in (
         said.replace(f"{trained[2]['parameters']:,}", "1,572")
@@ -529,16 +523,16 @@ def test_in_a_bucket(residual):
     with fake_gcs.serve("bucket") as server:
         run, out = epath.Path("gs://bucket/runs/a"), "gs://bucket/exports/a"
         _, state = run_directories.run_of(run, encoder=run_directories.RESNET)
-        card = export.export(str(run), out, torch=True)
+        card = export_command.export(str(run), out, torch=True)
         assert card["files"] == residual[2]["files"]
         made = jaxcl.load_encoder(out)
         chex.assert_trees_all_equal(made.params, state.params["encoder"])
-        export.export(str(run), out)
+        export_command.export(str(run), out)
         names = {name for _, name in server.objects if name.startswith("exports")}
         assert names == {f"exports/a/{x}" for x in ("card.json", encoder.TENSORS)}
         (epath.Path(out) / "notes.txt").write_text("mine")
         with pytest.raises(ValueError, match=r"holds notes\.txt"):
-            export.export(str(run), out)
+            export_command.export(str(run), out)
 
 
 def change(out, name, value):
@@ -649,7 +643,7 @@ def test_networks_that_pytorch_has_not_are_refused(trained, tmp_path, capsys):
     match = r"--torch: config\.encoder\.padding='same' pads windows"
     refused(match, tmp_path / "run", tmp_path / "out", capsys, "--torch")
     assert not (tmp_path / "out").exists()
-    export.export(str(tmp_path / "run"), str(tmp_path / "out"))
+    export_command.export(str(tmp_path / "run"), str(tmp_path / "out"))
     with pytest.raises(ValueError, match=r"padding='same'"):
         torch_resnet.torch_state(tmp_path / "out")
 
@@ -667,7 +661,7 @@ def test_the_commands_and_the_code_of_the_page(
     whole = [arguments for arguments in commands if len(arguments) > 1]
     assert len(whole) == 2
     for arguments in whole:
-        assert export.main(arguments) == 0
+        assert export_command.main(arguments) == 0
     found = jaxcl.load_encoder("exports/pnr_cifar100")
     assert found.card["torch"]
     assert found.card["checkpoint"]["run"] == "runs/pnr_cifar100"
@@ -683,7 +677,9 @@ def test_the_commands_and_the_code_of_the_page(
 def test_the_options_of_the_page_are_those_of_the_command():
     table = PAGE.partition("| option |")[2].partition("\n\n")[0]
     options = set(re.findall(r"^\| `(--\w+)`", table, re.M))
-    assert options | {"-h", "--help"} == set(export.parser()._option_string_actions)
+    assert options | {"-h", "--help"} == set(
+        export_command.parser()._option_string_actions
+    )
 
 
 def test_the_table_of_the_card_is_that_of_real_cards(trained, residual, of_graphs):

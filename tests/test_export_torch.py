@@ -10,7 +10,8 @@ from safetensors import numpy as tensors
 
 import jaxcl
 from helpers import config_files, pages, run_directories
-from jaxcl import encoder, export, torch_resnet
+from jaxcl.export import command as export_command
+from jaxcl.export import encoder, torch_resnet
 from jaxcl.nets import norm
 
 torch = pytest.importorskip(
@@ -43,7 +44,7 @@ def page():
 def network(options, size, channels, seed=0):
     """An encoder of any numbers, running statistics far from those it starts with."""
     rng = np.random.default_rng(seed)
-    section = export._architecture({"encoder": options})
+    section = export_command._architecture({"encoder": options})
     card = {"encoder": section, "input": {"kind": "images", "channels": channels}}
     card["input"] |= {"size": size, "resize": None, "interpolation": "bicubic"}
     card["input"] |= {"mean": [0.4] * channels, "std": [0.2, 0.3, 0.25][:channels]}
@@ -155,7 +156,7 @@ def test_a_folder_of_the_command(page, tmp_path):
     work, _ = run_directories.run_of(
         run, **changes, data={"name": "digits", "size": 16}
     )
-    assert export.main([f"--run={run}", f"--out={out}", "--torch"]) == 0
+    assert export_command.main([f"--run={run}", f"--out={out}", "--torch"]) == 0
     model, images = page["load"](out), work.stream.evaluation.images[:8]
     assert not model.training
     with torch.no_grad():

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from helpers import duel_twin, eval_toy, pictures, toy
-from jaxcl import core, finish, job, optim, plots, record, sharding, train
-from jaxcl.augment import make_eval
+from jaxcl import core, optim, plots, sharding
+from jaxcl.augment.images import make_eval
 from jaxcl.data import stream
 from jaxcl.evals import filtering, memory, spread
-from jaxcl.methods import duel, online_head, two_view
+from jaxcl.methods import duel, two_view
+from jaxcl.methods.two_view import head as head_lib
 from jaxcl.nets import resnet
+from jaxcl.run import finish, job, record, train
 
 CLASSES = eval_toy.CLASSES
 
@@ -229,7 +231,7 @@ def test_projections_are_the_projector_on_the_embeddings(module, head):
         "index": np.arange(8, dtype=np.int32),
     }
     if head:
-        method = online_head.add(method, given, lr=0.1)
+        method = head_lib.add(method, given, lr=0.1)
         batch["labelled"] = batch.copy()
     state = method.init(jax.random.key(0), batch)
     shift = lambda x: x + rng.uniform(0.1, 0.5, x.shape).astype(np.float32)  # noqa: E731
@@ -250,7 +252,7 @@ def test_projections_are_the_projector_on_the_embeddings(module, head):
 
 def test_a_method_without_a_projection_has_none_with_a_head():
     plain = two_view.make(parts_of_method(), **NARROW[two_view])._replace(project=None)
-    assert online_head.add(plain, parts_of_method(), lr=0.1).project is None
+    assert head_lib.add(plain, parts_of_method(), lr=0.1).project is None
 
 
 def test_a_config_reaches_the_projection(tmp_path):

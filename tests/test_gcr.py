@@ -11,13 +11,12 @@ import pytest
 from scipy import optimize
 
 from helpers import online_toy as toy
-from jaxcl import nnqp
-from jaxcl.memory import buffer, coreset
+from jaxcl.memory import buffer, coreset, quadratic
 from jaxcl.methods import gcr, gcr_selection, online
 
 FIRST, SECOND = toy.FIRST, toy.SECOND
 NET = online.network(toy.parts(), "linear")
-active_set = jax.jit(nnqp.active_set)
+active_set = jax.jit(quadratic.active_set)
 pursuit = jax.jit(coreset.pursuit, static_argnames=("size", "ridge", "tol"))
 
 

@@ -12,9 +12,11 @@ import pytest
 from scipy import optimize
 
 from helpers import online_toy, toy
-from jaxcl import augment, core, optim
+from jaxcl import core, optim
+from jaxcl.augment import images as augment_images
 from jaxcl.memory import sharded
-from jaxcl.methods import agem, er, gem, online, online_replay
+from jaxcl.methods import agem, er, gem, online
+from jaxcl.methods.online import replay
 from jaxcl.nets import resnet
 
 CODE = {"margin": 0.5, "ridge": 1e-3}
@@ -203,11 +205,11 @@ MOMENTS = {"mean": (0.3,), "std": (0.4,)}
 
 
 def parts(tasks=TASKS, unroll=True, size=6):
-    settings = online_replay.settings(CLASSES, 6, capacity=24, size=size)
+    settings = replay.settings(CLASSES, 6, capacity=24, size=size)
     return core.Parts(
         encoder=resnet.conv_net(width=2),
-        augment=augment.make(size=8, views=1, crop=False, **MOMENTS),
-        plain=augment.make_eval(size=8, **MOMENTS),
+        augment=augment_images.make(size=8, views=1, crop=False, **MOMENTS),
+        plain=augment_images.make_eval(size=8, **MOMENTS),
         tx=optim.sgd(momentum=0.0),
         lr=optim.by_task([optim.constant(LR)]),
         num_classes=CLASSES,

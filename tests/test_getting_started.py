@@ -12,7 +12,10 @@ import tomllib
 
 import pytest
 
-from jaxcl import export, lineage, outcome, report
+from jaxcl.export import command as export_command
+from jaxcl.report import command as report_command
+from jaxcl.run import results as results_lib
+from jaxcl.update import lineage
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "getting_started.md").read_text()
@@ -92,7 +95,7 @@ def named(pattern):
 
 
 def test_exports_and_reports_are_asked_for_as_the_commands_want():
-    modules = {"jaxcl.export": export, "jaxcl.report": report}
+    modules = {"jaxcl.export": export_command, "jaxcl.report": report_command}
     commands = [shlex.split(body) for kind, body in blocks() if kind == "command"]
     asked = [words[2:] for words in commands if words[2] in modules]
     assert {name for name, *_ in asked} == set(modules)
@@ -137,17 +140,19 @@ def test_the_page_runs_and_leaves_what_it_names(tmp_path):
         assert (tmp_path / path).exists(), path
     for word in ("forgetting", "stability", "plasticity", "untrained", "cost: "):
         assert word in printed[0]
-    results = outcome.read_results(tmp_path / "runs" / "quickstart")
-    measures = outcome.summary(results)["linear/class_incremental"]
+    results = results_lib.read_results(tmp_path / "runs" / "quickstart")
+    measures = results_lib.summary(results)["linear/class_incremental"]
     assert printed[1].split("]]")[1].split()[0] == str(measures["average_accuracy"])
     config = json.loads((tmp_path / "runs" / "finetune" / "config.json").read_text())
     assert config["method"]["strategy"] == "finetune"
     assert "finetune" in printed[3] and "runs/report.html: 2 runs" in printed[4]
     mine = tmp_path / "runs" / "mine"
-    results = outcome.read_results(mine)
+    results = results_lib.read_results(mine)
     assert len(results["task_names"]) == 2
-    judged = outcome.read_results(tmp_path / "runs" / "judged")
-    accuracy = outcome.summary(judged)["linear/class_incremental"]["average_accuracy"]
+    judged = results_lib.read_results(tmp_path / "runs" / "judged")
+    accuracy = results_lib.summary(judged)["linear/class_incremental"][
+        "average_accuracy"
+    ]
     assert 0.1 < accuracy < 1 and judged["checkpoint"]["path"] == "runs/mine"
     update = lineage.read(mine / "updates" / "0001")
     assert update["accepted"] and "accepted: runs/mine/updates/0001" in printed[8]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from helpers import graph_sets
-from jaxcl.data import graph_files, graphs, stream
+from jaxcl.data import from_graphs, graphs, stream
 
 
 def dense(batch, slot):
@@ -52,7 +52,7 @@ def write(path, **arrays):
 
 def test_npz_is_read_as_written(tmp_path):
     path = write(tmp_path / "small.npz", node_label=LABELS, node_attr=ATTRIBUTES)
-    made = graph_files.npz(path=path, normalise=False)
+    made = from_graphs.npz(path=path, normalise=False)
     for field in ("edges", "graph_ptr", "edge_ptr", "label"):
         np.testing.assert_array_equal(getattr(made, field), FILE[field])
         assert getattr(made, field).dtype == np.int32
@@ -61,12 +61,12 @@ def test_npz_is_read_as_written(tmp_path):
     assert made.features.dtype == np.float32
     assert (made.name, made.class_names) == ("small", ("0", "1"))
     path = write(tmp_path / "named.npz", class_names=["enzyme", "none"])
-    assert graph_files.npz(path=path).class_names == ("enzyme", "none")
+    assert from_graphs.npz(path=path).class_names == ("enzyme", "none")
 
 
 def test_rows_are_divided_by_their_sum_if_it_is_above_one(tmp_path):
     path = write(tmp_path / "a.npz", node_label=LABELS, node_attr=ATTRIBUTES)
-    made = graph_files.npz(path=path).features
+    made = from_graphs.npz(path=path).features
     rows = np.concatenate([ATTRIBUTES, np.eye(3)[LABELS]], axis=1)
     # Sums are 1.5, 4, 1, 2, -1, 1.25, 8: the third and the fifth stay.
     want = rows / np.array([1.5, 4, 1, 2, 1, 1.25, 8])[:, None]
@@ -87,7 +87,7 @@ def test_rows_are_divided_by_their_sum_if_it_is_above_one(tmp_path):
 )
 def test_features_are_those_asked_for(tmp_path, given, features, width):
     path = write(tmp_path / "a.npz", **given)
-    made = graph_files.npz(path=path, features=features, normalise=False).features
+    made = from_graphs.npz(path=path, features=features, normalise=False).features
     assert made.shape == (7, width)
     if features == ("labels", "ldp"):
         np.testing.assert_array_equal(made[:, :3], np.eye(3)[LABELS])
@@ -132,7 +132,7 @@ def changed(field, at, value):
 def test_npz_refuses_what_breaks_its_promises(tmp_path, wrong, message):
     path = write(tmp_path / "wrong.npz", **wrong)
     with pytest.raises(ValueError, match="wrong.npz.*" + message):
-        graph_files.npz(path=path)
+        from_graphs.npz(path=path)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_npz_refuses_what_breaks_its_promises(tmp_path, wrong, message):
 def test_npz_refuses_wrong_options(tmp_path, options, message):
     path = write(tmp_path / "a.npz", node_label=LABELS)
     with pytest.raises(ValueError, match=message):
-        graph_files.npz(**({"path": path} | options))
+        from_graphs.npz(**({"path": path} | options))
 
 
 # The graphs of FILE: one direction of an edge missing, one line twice, a node with an
@@ -172,9 +172,9 @@ def write_text(folder, name="TOY", **files):
 
 
 def test_tu_text_gives_what_npz_gives(tmp_path):
-    made = graph_files.tu(path=write_text(tmp_path / "toy"))
+    made = from_graphs.tu(path=write_text(tmp_path / "toy"))
     path = write(tmp_path / "a.npz", node_label=LABELS, node_attr=ATTRIBUTES)
-    want = graph_files.npz(path=path)
+    want = from_graphs.npz(path=path)
     for field in ("features", "edges", "graph_ptr", "edge_ptr", "label"):
         np.testing.assert_array_equal(getattr(made, field), getattr(want, field))
         assert getattr(made, field).dtype == getattr(want, field).dtype
@@ -183,12 +183,12 @@ def test_tu_text_gives_what_npz_gives(tmp_path):
 
 def test_tu_text_without_node_files_or_edges(tmp_path):
     folder = write_text(tmp_path / "x", node_labels=None, node_attributes=None)
-    made = graph_files.tu(path=folder, features=("ldp",), normalise=False)
+    made = from_graphs.tu(path=folder, features=("ldp",), normalise=False)
     np.testing.assert_array_equal(made.features[:, 0], [1, 2, 1, 0, 2, 2, 2])
-    made = graph_files.tu(path=write_text(tmp_path / "y", A=""))
+    made = from_graphs.tu(path=write_text(tmp_path / "y", A=""))
     assert made.edges.shape == (2, 0) and made.edge_ptr.tolist() == [0] * 4
     write_text(tmp_path / "x", name="OTHER", graph_labels="0\n0\n0\n")
-    other = graph_files.tu(path=folder, name="OTHER")
+    other = from_graphs.tu(path=folder, name="OTHER")
     assert other.name == "OTHER" and other.label.tolist() == [0, 0, 0]
 
 
@@ -210,15 +210,15 @@ def test_tu_text_without_node_files_or_edges(tmp_path):
 )
 def test_tu_text_refuses_what_does_not_fit(tmp_path, files, message):
     with pytest.raises(ValueError, match=message):
-        graph_files.tu(path=write_text(tmp_path / "toy", **files))
+        from_graphs.tu(path=write_text(tmp_path / "toy", **files))
     with pytest.raises(ValueError, match="path = 'nowhere': no such directory"):
-        graph_files.tu(path="nowhere")
+        from_graphs.tu(path="nowhere")
 
 
 def test_degree_profile_of_a_star_by_hand():
     # Node 1 has neighbours 0, 2 (which has 3 as well) and 4; node 5 none.
     made = graph_sets.graph_set([[(1, 0), (1, 2), (1, 4), (2, 3)]], [6])
-    got = graph_files.degree_profile(made.edges, 6)
+    got = from_graphs.degree_profile(made.edges, 6)
     third = math.sqrt(1 / 3)
     want = [
         [1, 3, 3, 3, 0],
@@ -229,14 +229,14 @@ def test_degree_profile_of_a_star_by_hand():
         [0, 0, 0, 0, 0],
     ]
     np.testing.assert_allclose(got, want, atol=1e-12)
-    got = graph_files.degree_profile(made.edges, 6, std="population")
+    got = from_graphs.degree_profile(made.edges, 6, std="population")
     np.testing.assert_allclose(got[1:3, 4], [math.sqrt(2 / 9), 1.0], atol=1e-12)
 
 
-@pytest.mark.parametrize("std", graph_files.STD)
+@pytest.mark.parametrize("std", from_graphs.STD)
 def test_degree_profile_equals_loops(std):
     made = graph_sets.random_set(20, np.random.default_rng(0))
-    got = graph_files.degree_profile(made.edges, len(made.features), std=std)
+    got = from_graphs.degree_profile(made.edges, len(made.features), std=std)
     neighbours = [made.edges[1, made.edges[0] == v] for v in range(len(got))]
     spread = statistics.pstdev if std == "population" else statistics.stdev
     for v, near in enumerate(neighbours):

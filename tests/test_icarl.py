@@ -10,7 +10,8 @@ from helpers import online_toy as toy
 from helpers import twins
 from jaxcl import core, sharding
 from jaxcl.memory import sharded
-from jaxcl.methods import icarl, online, online_means
+from jaxcl.methods import icarl, online
+from jaxcl.methods.online import means as means_lib
 
 FIRST, SECOND, LATER = toy.FIRST, toy.SECOND, toy.batch(2, [3, 2, 3, 3, 2, 3])
 NET = online.network(toy.parts(), "linear")
@@ -150,7 +151,7 @@ def filled_state(method):
     [("paper", False, 256), ("paper", True, 5), ("code", False, 5)],
 )
 def test_the_nearest_mean_wins(form, mirror, chunk, monkeypatch):
-    monkeypatch.setattr(online_means, "_CHUNK", chunk)
+    monkeypatch.setattr(means_lib, "_CHUNK", chunk)
     method = icarl.make(toy.parts(), form=form, mirror=mirror)
     state = filled_state(method)
     images = LATER["image"]

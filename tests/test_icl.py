@@ -17,11 +17,15 @@ import pytest
 from jax import flatten_util
 
 from helpers import twins
-from jaxcl import augment_graph, core, job, optim
-from jaxcl.data import graph_batches, graph_toys, graphs, scenarios, stream
+from jaxcl import core, optim
+from jaxcl.augment import graphs as augment_graphs
+from jaxcl.data import graph_batches, graphs, scenarios, stream, toys
 from jaxcl.losses import incremental
-from jaxcl.methods import icl, icl_orders, icl_passes
+from jaxcl.methods import icl
+from jaxcl.methods.icl import orders
+from jaxcl.methods.icl import passes as passes_lib
 from jaxcl.nets import gcn, norm
+from jaxcl.run import job
 
 B, D, SIDE, TAU, LR = 4, 3, 2, 0.25, 1.0
 OPTIONS = {"temperature": TAU, "learnt_rate": False}
@@ -91,7 +95,7 @@ def fresh(normed=False, output_dim=0):
     if not normed and not output_dim:
         method = make(agent=RATES)
         return jax.jit(method.init)(jax.random.key(0), batch(0))
-    passes = icl_passes.make_passes(
+    passes = passes_lib.make_passes(
         parts(normed=normed), temperature=TAU, keep=0.0, anchors="augmented",
         output_dim=output_dim,
     )  # fmt: skip
@@ -612,15 +616,15 @@ def _closing(batches):
 
 
 def test_inner_steps_are_those_of_the_paper():
-    found = [icl_orders.inner_steps(x) for x in (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)]
+    found = [orders.inner_steps(x) for x in (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)]
     assert found == [9, 4, 3, 1, 1, 1]
-    assert icl_orders.inner_steps(icl_orders.growth(task(old=12, new=8))) == 2
+    assert orders.inner_steps(orders.growth(task(old=12, new=8))) == 2
 
 
 def test_an_order_with_meta():
     the_task = task(old=23, new=11)
     old, new = set(range(23)), set(range(23, 34))
-    order = functools.partial(icl_orders.meta, task=the_task, steps=2)
+    order = functools.partial(orders.meta, task=the_task, steps=2)
     made = order(np.random.default_rng(0), None, 6 * B)
     # 11 new rows are two batches and three that stay out.
     assert made.shape == (2, 6 * B)
@@ -644,7 +648,7 @@ def test_an_order_with_meta():
 def test_an_order_without_meta():
     the_task = task(old=13, new=9)
     old, new = set(range(13)), set(range(13, 22))
-    order = functools.partial(icl_orders.turns, task=the_task)
+    order = functools.partial(orders.turns, task=the_task)
     made = order(np.random.default_rng(0), None, 2 * B)
     assert made.shape == (5, 2 * B)
     sides = sides_of(made, 2)
@@ -679,8 +683,8 @@ def test_graphs_that_are_missing_are_minus_one():
     the_task = task(old=9, new=6, order=stream.filled_order)
     old, new = set(range(9)), set(range(9, 15))
     for order, count, steps, at in (
-        (functools.partial(icl_orders.meta, steps=1), 4, 2, -2),
-        (icl_orders.turns, 2, 5, 0),
+        (functools.partial(orders.meta, steps=1), 4, 2, -2),
+        (orders.turns, 2, 5, 0),
     ):
         made = order(np.random.default_rng(0), None, count * B, task=the_task)
         sides = sides_of(made, count)
@@ -697,8 +701,8 @@ def test_too_few_rows_are_refused(old, new, few):
     the_task, rng = task(old=old, new=new), np.random.default_rng(0)
     message = rf"config\.batch_size=4: task 1 has only {few} old or new rows"
     for fails in (
-        lambda: icl_orders.meta(rng, None, 4 * B, task=the_task, steps=1),
-        lambda: icl_orders.turns(rng, None, 2 * B, task=the_task),
+        lambda: orders.meta(rng, None, 4 * B, task=the_task, steps=1),
+        lambda: orders.turns(rng, None, 2 * B, task=the_task),
         lambda: make().begin_task(fresh(), the_task),
     ):
         with pytest.raises(ValueError, match=message):
@@ -708,7 +712,7 @@ def test_too_few_rows_are_refused(old, new, few):
 # Graphs
 
 
-SET = graph_toys.rings_and_trees(count=15, nodes=(4, 6))
+SET = toys.rings_and_trees(count=15, nodes=(4, 6))
 ROWS = np.array([3, 8, 1, 12, -1, -1], np.int32)
 
 
@@ -747,7 +751,7 @@ ROWS_OF = [pytest.param(n, marks=[pytest.mark.slow] * (n != "retrain")) for n in
 
 @pytest.mark.parametrize("name", ROWS_OF)
 def test_a_step_of_graphs(name):
-    made = graph_parts(augment_graph.make() if name == "icl" else shaken)
+    made = graph_parts(augment_graphs.make() if name == "icl" else shaken)
     method = icl.make(made, **(OPTIONS | GRAPHS[name]))
     the_task, blank = graph_task(), graph_batches.blank(SET.train, 1)
     if name == "icl":
@@ -783,7 +787,7 @@ def test_a_step_of_graphs(name):
 @functools.cache
 def graph_passes(anchors, output_dim=2, dropout=0.0):
     made = graph_parts(dropout=dropout)
-    return icl_passes.make_passes(
+    return passes_lib.make_passes(
         made, temperature=TAU, keep=0.3, anchors=anchors, output_dim=output_dim
     )
 

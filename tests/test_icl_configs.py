@@ -6,7 +6,8 @@ import pytest
 from absl import flags
 
 from helpers import config_files
-from jaxcl import build, outcome, sections, train
+from jaxcl.config import build, sections
+from jaxcl.run import results, train
 
 # Of the paper, by its tables; the last three are controls of our own.
 ROWS = {
@@ -118,7 +119,7 @@ def old(tmp_path_factory):
 
 def test_a_shrunk_old_encoder_is_trained(old):
     workdir, found = old
-    assert outcome.finished(found) == 1
+    assert results.finished(found) == 1
     assert json.loads((workdir / "config.json").read_text())["first_tasks"] == 1
     assert set(found["convergence"]) == {"0"}
 
@@ -128,7 +129,7 @@ def test_a_shrunk_row_goes_on_from_it(row, old, tmp_path):
     config = config_files.take("icl_proteins", f"{row},debug")
     config.start = str(old[0])
     found = train.run(build.build(config, tmp_path), tmp_path)
-    assert outcome.finished(found) == 2
+    assert results.finished(found) == 2
     assert found["scalars"][0] == old[1]["scalars"][0]
     new, past = found["convergence"]["1"]["last"], old[1]["convergence"]["0"]
     assert found["convergence"]["0"] == past and new["number"] == 1

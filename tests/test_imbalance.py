@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers import small_sets, toy
-from jaxcl import build, sections
+from jaxcl.config import build, sections
 from jaxcl.data import imbalance, prefetch, scenarios, stream
 from jaxcl.methods import rehearsal
 

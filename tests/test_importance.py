@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from helpers import toy, twins
-from jaxcl import core, train
-from jaxcl import job as jobs
+from jaxcl import core
 from jaxcl.memory import importance
+from jaxcl.run import job, train
 
 RNG = np.random.default_rng(0)
 SHAPES = {"w": (3, 2), "b": (2,)}
@@ -95,8 +95,8 @@ def test_the_method_observes_late_steps_and_consolidates(tmp_path, share, late):
     changes = {"method.strategy": "ewc", "method.base": "simclr"}
     changes["method.fisher_share"] = share
     work = toy.job(tmp_path, tasks=2, **changes)
-    state, step = jobs.initial_state(work), jobs.compile_step(work)
-    resident, counted = jobs.resident(work), []
+    state, step = job.initial_state(work), job.compile_step(work)
+    resident, counted = job.resident(work), []
     for task in work.stream.tasks:
         start = int(state.step)
         state = work.method.begin_task(state, task)
@@ -104,7 +104,7 @@ def test_the_method_observes_late_steps_and_consolidates(tmp_path, share, late):
             task=jnp.int32(task.index), task_start=jnp.int32(start),
             task_steps=jnp.int32(12),
         )  # fmt: skip
-        for _, batches, number in jobs.feed(work, task.train, task.index, 0):
+        for _, batches, number in job.feed(work, task.train, task.index, 0):
             before = toy.leaves(core.copy(state.extra.importance.squares))
             state, _ = step(state, resident, batches, number)
             after = toy.leaves(state.extra.importance.squares)

@@ -1,6 +1,7 @@
 """The rules of the design that a reader of the sources can check."""
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -8,88 +9,109 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "jaxcl").rglob("*.py"))
-# A module imports from layers below its own, or from its own.
-LAYERS = [
-    {"main", "compare", "speedup", "update", "export"}
-    | {"report", "report_page", "report_parts", "report_charts"}
-    | {"report_html", "report_numbers", "scaling", "scaling_text"},
-    {"finish", "command"},
-    {"train"},
-    {"build"},
-    {"sections", "encoder", "torch_resnet"},
-    {"meter", "evaluators", "single", "transfer", "seeds", "convergence", "lineage"}
-    | {"planned"},
-    {"job", "record", "outcome", "cost", "plots", "checkpoint"}
-    | {"collectives", "machines"},
-    {"methods", "evals"},
-    {
-        "data",
-        "nets",
-        "augment",
-        "augment_graph",
-        "crops",
-        "ddpg",
-        "sharding",
-        "metrics",
-        "drift",
-        "optim",
-        "schema",
-        "recipe",
-        "debug",
-    },
-    {"core", "losses", "memory", "nnqp"},
-]
-RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-# evals draw with plots; it is a leaf that imports nothing of jaxcl.
-LEAVES = {"plots", "metrics"}
-# Modules that may know ConfigDicts; all others take arguments.
-READ_CONFIG = {"build", "debug", "main", "recipe", "command", "update", "scaling"}
+# A package, or a module beside them, imports from rows below its own, and of its own
+# row what stands to the right of it.
+ROWS = (
+    ("main", "compare", "speedup"),
+    ("report", "scaling", "export", "update"),
+    ("config", "run"),
+    ("methods", "evals"),
+    ("nets", "augment", "data"),
+    ("losses", "memory"),
+    ("sharding", "optim", "metrics", "plots", "schema", "core"),
+)
+RANK = {
+    name: (row, at) for row, names in enumerate(ROWS) for at, name in enumerate(names)
+}
+LOOSE = 10  # modules that may lie at the top, beside the packages
+# Below `config`, which alone reads them, functions take arguments. The schema knows
+# sections as mappings.
+READS_CONFIG = ("main", "config", "update", "scaling")
 
 
-def part(path):
-    return path.relative_to(ROOT / "jaxcl").parts[0].removesuffix(".py")
+def name_of(path) -> str:
+    """jaxcl.data.stream; of an __init__.py the package."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxcl"):
-            parts = node.module.split(".")[1:]
-            yield from ([parts[0]] if parts else [a.name for a in node.names])
+MODULES = {name_of(path): path for path in SOURCES}
+
+
+def part(name) -> str:
+    """What of the table a module belongs to."""
+    return name.split(".")[1]
+
+
+@functools.cache
+def imported(name) -> tuple:
+    """The modules of jaxcl that one imports, wherever in the file it does."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module in {"jaxcl", *MODULES}:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {x if x in MODULES else node.module for x in inside}
         elif isinstance(node, ast.Import):
-            for name in node.names:
-                if name.name.startswith("jaxcl."):
-                    yield name.name.split(".")[1]
+            found |= {alias.name for alias in node.names if alias.name in MODULES}
+        assert not getattr(node, "level", 0), f"{name}: imports are absolute"
+    return tuple(sorted(found))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_go_down(path):
-    mine = part(path)
-    if mine == "__init__":
-        return
-    for other in imported(path):
-        assert RANK[other] >= RANK[mine] or other in LEAVES, f"{mine} imports {other}"
+@pytest.mark.parametrize("name", sorted(set(MODULES) - {"jaxcl"}))
+def test_imports_go_down(name):
+    for other in imported(name):
+        above, below = part(name), part(other)
+        allowed = above == below or RANK[above] < RANK[below]
+        assert allowed, f"{name} imports {other}"
 
 
-def test_the_page_of_the_design_names_these_layers():
+def circle(name, path=()):
+    """The modules from `name` back to itself, if its imports lead there."""
+    if name in path:
+        return path[path.index(name) :]
+    if name in SETTLED:
+        return ()
+    for other in imported(name):
+        if around := circle(other, (*path, name)):
+            return around
+    SETTLED.add(name)
+    return ()
+
+
+SETTLED = set()  # modules that no circle is reached from
+
+
+def test_no_imports_go_in_a_circle():
+    for name in MODULES:
+        assert not circle(name)
+
+
+def test_few_modules_lie_loose():
+    loose = {path.stem for path in (ROOT / "jaxcl").glob("*.py")}
+    assert len(loose) <= LOOSE, loose
+    assert loose - {"__init__", "__main__"} <= set(RANK)
+
+
+def test_the_page_of_the_design_has_this_table():
     page = (ROOT / "docs" / "design.md").read_text()
-    text = " ".join(re.search(r"Imports go down only:.*?\n\n", page, re.S)[0].split())
-    named = [set(re.findall(r"`(\w+)`", part)) for part in text.split(" then ")]
-    assert named[0] == set().union(*LAYERS[:6])
-    assert [part for part in named[1:4]] == LAYERS[6:9]
-    assert named[4] - {"plots", "metrics"} == LAYERS[9]
+    table = page.partition("## The packages")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| \d \| (.*?) \|", table, re.M)
+    assert [tuple(re.findall(r"`([\w.]+?)(?:\.py|/)?`", row)) for row in rows] == [
+        *ROWS
+    ]
 
 
 def test_devices_appear_in_one_file():
     words = ("jax.devices", "device_count", "device_put", "process_allgather", "Mesh(")
-    for path in SOURCES:
-        if part(path) != "sharding":
+    for name, path in MODULES.items():
+        if name != "jaxcl.sharding":
             found = [word for word in words if word in path.read_text()]
             assert not found, f"{path}: {found}"
 
 
-def test_config_is_read_in_one_file():
-    for path in SOURCES:
-        if part(path) not in READ_CONFIG:
+def test_config_is_read_in_one_package():
+    for name, path in MODULES.items():
+        if name != "jaxcl" and part(name) not in READS_CONFIG:
             assert "ml_collections" not in path.read_text(), path
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxcl import outcome
-from jaxcl.data import joined, scenarios, sources
+from jaxcl.data import from_arrays, scenarios, sources
+from jaxcl.run import results
 
 RNG = np.random.default_rng(0)
 
@@ -38,7 +38,7 @@ def section(path):
 
 
 def read(root, *names):
-    return joined.joined(sets=[section(root / name) for name in names])
+    return sources.joined(sets=[section(root / name) for name in names])
 
 
 def test_sets_of_one_shape_stay_in_memory_and_share_classes(sets):
@@ -72,7 +72,7 @@ def test_others_are_read_row_by_row(sets):
 def test_a_set_joins_a_joined_one(sets):
     root, *_ = sets
     inner = {"name": "joined", "sets": [section(root / "a.npz")]}
-    data = joined.joined(sets=[inner, section(root / "b.npz")])
+    data = sources.joined(sets=[inner, section(root / "b.npz")])
     assert data.train.domain.tolist() == [0] * 6 + [1] * 4
 
 
@@ -87,7 +87,7 @@ def test_a_set_joins_a_joined_one(sets):
 )
 def test_what_is_wrong_is_named(given, said):
     with pytest.raises(ValueError, match=said):
-        joined.joined(sets=given)
+        sources.joined(sets=given)
 
 
 def test_the_next_task_is_the_last_set(sets):
@@ -99,7 +99,7 @@ def test_the_next_task_is_the_last_set(sets):
     assert task.train.rows.tolist() == [6, 7, 8, 9]
     assert task.earlier.tolist() == [0, 1, 2, 3, 4, 5] and len(before) == 3
     alone = scenarios.make(
-        sources.npz(path=str(root / "c.npz")), scenario="after", num_tasks=2,
+        from_arrays.npz(path=str(root / "c.npz")), scenario="after", num_tasks=2,
         evaluation="none",
     )  # fmt: skip
     assert alone.tasks[1].train.rows.tolist() == [0, 1, 2, 3, 4]
@@ -110,15 +110,15 @@ def test_the_next_task_is_the_last_set(sets):
 
 
 def test_results_of_a_run_make_room_for_another_task():
-    found = outcome.empty(2, task_names=["a", "b"])
+    found = results.empty(2, task_names=["a", "b"])
     for task in range(2):
-        found = outcome.add(found, task, {"knn/all": [0.5, 0.5]}, {"x": task}, 3.0)
+        found = results.add(found, task, {"knn/all": [0.5, 0.5]}, {"x": task}, 3.0)
     found["cost"]["total"] = {"steps": 7}
-    wide = outcome.widened(found, ["earlier 1", "earlier 2", "c"])
+    wide = results.widened(found, ["earlier 1", "earlier 2", "c"])
     assert wide["task_names"] == ["a", "b", "c"] and wide["matrices"] == {}
     assert wide["scalars"] == [{"x": 0}, {"x": 1}, None]
     assert wide["cost"]["total"] == {"steps": 7} and wide["seconds"] == [3.0, 3.0, None]
-    assert len(wide["cost"]["per_task"]) == 3 and outcome.finished(wide) == 2
-    assert outcome.widened(found, ["x", "y"]) == found
-    added = outcome.add(wide, 2, {}, {}, 1.0)
-    assert outcome.finished(added) == 3
+    assert len(wide["cost"]["per_task"]) == 3 and results.finished(wide) == 2
+    assert results.widened(found, ["x", "y"]) == found
+    added = results.add(wide, 2, {}, {}, 1.0)
+    assert results.finished(added) == 3

@@ -13,7 +13,8 @@ import time
 import pytest
 
 from helpers import config_files, run_directories
-from jaxcl import compare, outcome
+from jaxcl.report import compare
+from jaxcl.run import results as results_lib
 
 NAME = run_directories.NAME
 KNN = "knn/class_incremental"
@@ -79,15 +80,15 @@ def test_names_of_different_runs_differ():
 
 
 def leave(folder, *, tasks=2, done=2, finetune=True, **config):
-    results = outcome.empty(tasks)
+    results = results_lib.empty(tasks)
     for task in range(done):
         row = [0.5] * (task + 1) + [None] * (tasks - task - 1)
-        results = outcome.add(results, task, {NAME: row}, {}, 1.0)
+        results = results_lib.add(results, task, {NAME: row}, {}, 1.0)
     if finetune:
         results["finetune"] = {NAME: [0.5] * tasks}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    outcome.write_results(folder, results)
+    results_lib.write_results(folder, results)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxcl import sections
-from jaxcl.data import convert, prefetch, sources, stream
+from jaxcl.config import sections
+from jaxcl.data import files as files_lib
+from jaxcl.data import prefetch, sources, stream
 
 NAMES = ("apple", "big pear", "plum")
 LISTS = {  # pear has no photo to learn from
@@ -222,7 +223,7 @@ def test_missing_images_are_errors_at_once_or_replaced(root, tmp_path):
     data = load(tmp_path, **options)
     kept = load(tmp_path, **options, cache=str(tmp_path / "cache")).train.load
     late.unlink()
-    with pytest.raises(convert.Unreadable, match="late/1.jpg cannot be read"):
+    with pytest.raises(files_lib.Unreadable, match="late/1.jpg cannot be read"):
         data.train.load(0)
     assert kept(0).shape == (7, 9, 3)
     assert read(tmp_path, **options).train.label.tolist() == [0, 0]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from helpers import twins
+from jaxcl import core
 from jaxcl.losses import contrastive, distill
 
 
@@ -470,8 +471,8 @@ def test_a_batch_split_over_devices_gives_the_loss_of_the_whole_batch():
 def test_l2_normalize_divides_by_length_or_eps():
     x = jnp.array([[3.0, 4.0], [0.0, 0.0], [3e-13, 4e-13], [3e8, -4e8]])
     expected = [[0.6, 0.8], [0.0, 0.0], [0.3, 0.4], [0.6, -0.8]]
-    np.testing.assert_allclose(contrastive.l2_normalize(x), expected, rtol=1e-5)
-    gradient = jax.grad(lambda x: contrastive.l2_normalize(x)[:, 0].sum())(x)
+    np.testing.assert_allclose(core.l2_normalize(x), expected, rtol=1e-5)
+    gradient = jax.grad(lambda x: core.l2_normalize(x)[:, 0].sum())(x)
     assert not np.any(np.asarray(gradient[1]))
     np.testing.assert_allclose(gradient[0], [0.128, -0.096], rtol=1e-5)
 
@@ -481,7 +482,7 @@ def test_unit_rows_need_no_normalising():
     keys = jax.random.split(jax.random.key(0), 10)
     rows = [jax.random.normal(key, (4, 6)) for key in keys[:8]]
     queues = [jax.random.normal(key, (2, 9, 6)) for key in keys[8:]]
-    unit = [contrastive.l2_normalize(queue) for queue in queues]
+    unit = [core.l2_normalize(queue) for queue in queues]
     for own in (queues, unit):
         plain = distill.pnr_moco(*rows, *own)
         skipped = distill.pnr_moco(*rows, *own, unit_queues=True)

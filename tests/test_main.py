@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from helpers import processes
-from jaxcl import outcome
+from jaxcl.run import results as results_lib
 
 pytestmark = pytest.mark.xdist_group("main")  # one undisturbed run serves them all
 
@@ -48,7 +48,7 @@ def test_its_encoder_is_judged_on_other_images(whole, tmp_path):
         processes.start(tmp_path, *arguments, config=f"{TRANSFER}:stl10,debug")
     )
     assert "linear/class_incremental" in told and "after the last task" in told
-    results = outcome.read_results(tmp_path)
+    results = results_lib.read_results(tmp_path)
     assert results["task_names"] == ["joint"]
     assert results["checkpoint"]["step"] == processes.STEPS
     assert results["checkpoint"]["path"] == str(whole[0])
@@ -195,4 +195,4 @@ def test_an_override_reaches_the_run(tmp_path):
     processes.finish(other, code=0)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["method"]["temperature"] == 0.1
-    assert len(outcome.read_results(tmp_path)["task_names"]) == 9
+    assert len(results_lib.read_results(tmp_path)["task_names"]) == 9

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from helpers import chance
-from jaxcl import checkpoint, sharding
+from jaxcl import sharding
 from jaxcl.memory import buffer, policies
+from jaxcl.run import checkpoint
 
 EXAMPLE = {
     "image": jax.ShapeDtypeStruct((2, 3), np.uint8),

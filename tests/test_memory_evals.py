@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from helpers import eval_toy, memory_toy, pictures, toy
-from jaxcl import job, metrics, outcome, plots, record, sharding, train
+from jaxcl import metrics, plots, sharding
 from jaxcl.data import stream
 from jaxcl.evals import memory, spread, tsne
 from jaxcl.memory import buffer
+from jaxcl.run import job, record, train
+from jaxcl.run import results as results_lib
 
 CLASSES, DIM = eval_toy.CLASSES, eval_toy.DIM
 # Of ten slots two are empty; of the eight rows two have no label that counts.
@@ -445,7 +447,7 @@ def test_a_killed_run_loses_no_point(tmp_path, figures):
         assert scalars["memory/entropy"] == one.entropy[one.steps == ends[task]]
         assert scalars["memory/rows"] == 64
         assert {"spread/intra_class_variance", "spread/inter_3"} < set(scalars)
-    assert outcome.plain(whole["matrices"]) == results["matrices"]
+    assert results_lib.plain(whole["matrices"]) == results["matrices"]
     # Accuracy is there at the same steps, for `jaxcl.compare`.
     there = [r["step"] for r in rows if "knn/class_incremental" in r.get("eval", {})]
     assert there == one.steps.tolist()

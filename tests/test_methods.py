@@ -29,8 +29,10 @@ import pytest
 from jax import flatten_util
 
 from helpers import toy
-from jaxcl import build, checkpoint, core, job, record, seeds, sharding, train
-from jaxcl.methods import ssl_bases, ssl_strategies
+from jaxcl import core, sharding
+from jaxcl.config import build
+from jaxcl.methods.two_view import bases, strategies
+from jaxcl.run import checkpoint, job, record, seeds, train
 
 TASKS = 2
 STEPS_PER_TASK = 12
@@ -63,7 +65,7 @@ class Row(NamedTuple):
 
 # Two-view methods: every base under every strategy.
 
-BASES, STRATEGIES = tuple(ssl_bases.BASES), tuple(ssl_strategies.STRATEGIES)
+BASES, STRATEGIES = tuple(bases.BASES), tuple(strategies.STRATEGIES)
 # vicreg's terms are weighted by 25.
 SMALLER_STEPS = {"vicreg": {"optimizer.lr": 0.03}}
 # One epoch, with small steps: rounding grows with the number and the size of them.
@@ -80,7 +82,7 @@ def pair(base, strategy) -> Row:
     changes = {"method.base": base, "method.strategy": strategy}
     changes |= SMALLER_STEPS.get(base, {})
     changes |= AWAY_FROM_KINKS.get((base, strategy), {})
-    taught = ssl_strategies.get(strategy).teacher
+    taught = strategies.get(strategy).teacher
     return Row(changes, idle={} if taught else NO_TEACHER)
 
 

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcl import collectives
 from jaxcl.nets import heads, mlp, norm, resnet
+from jaxcl.scaling import collectives
 
 EPS = 1e-5
 

@@ -18,8 +18,10 @@ from absl import flags
 from IPython.core import inputtransformer2
 
 from helpers import config_files, pages
-from jaxcl import compare, export, update
-from jaxcl.data import sources
+from jaxcl.data import from_arrays
+from jaxcl.export import command as export_command
+from jaxcl.report import compare
+from jaxcl.update import command as update_command
 
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"
@@ -136,12 +138,12 @@ def test_runs_have_the_options_there_are(arguments, monkeypatch):
 @pytest.mark.parametrize("arguments", commands("jaxcl.update"))
 def test_updates_have_the_options_there_are(arguments):
     values = flags.FlagValues()
-    update.define_flags(values, ["update", *arguments])
+    update_command.define_flags(values, ["update", *arguments])
     assert values(["update", *arguments]) == ["update"]
-    update.read_options(values["config"].value.to_dict())
+    update_command.read_options(values["config"].value.to_dict())
 
 
-@pytest.mark.parametrize("module", [compare, export])
+@pytest.mark.parametrize("module", [compare, export_command])
 def test_other_commands_have_the_options_there_are(module, capsys):
     with pytest.raises(SystemExit):
         module.main(["--help"])
@@ -269,7 +271,7 @@ def test_the_archive_becomes_what_the_configs_read(tmp_path, monkeypatch, capfd)
     for source in (settings, reads, converts):
         ran = install(source, names).ran
     assert ran and not names["STAND_IN"] and "is there" in capfd.readouterr().out
-    made = sources.arrays(path="data/cifar10")
+    made = from_arrays.arrays(path="data/cifar10")
     assert made.class_names == tuple("abcdefghij")
     for split, want in rows.items():
         examples = getattr(made, split)

@@ -9,23 +9,26 @@ import numpy as np
 import pytest
 
 from helpers import online_toy, toy
-from jaxcl import augment, core, optim, train
+from jaxcl import core, optim
+from jaxcl.augment import images as augment_images
 from jaxcl.memory import buffer
-from jaxcl.methods import er, er_ace, er_aml, finetune, online, online_replay
+from jaxcl.methods import er, er_ace, er_aml, finetune, online
+from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import resnet
+from jaxcl.run import train
 
 CLASSES, LR = 5, 0.1
 MOMENTS = {"mean": (0.3,), "std": (0.4,)}
 
 
 def parts(**replay):
-    settings = online_replay.settings(CLASSES, 6, **{"capacity": 12, **replay})
+    settings = replay_lib.settings(CLASSES, 6, **{"capacity": 12, **replay})
     return core.Parts(
         encoder=resnet.conv_net(width=2),
-        augment=augment.make(
+        augment=augment_images.make(
             size=8, views=1, crop=False, jitter=(0, 0, 0, 0), flip=1.0, **MOMENTS
         ),
-        plain=augment.make_eval(size=8, **MOMENTS),
+        plain=augment_images.make_eval(size=8, **MOMENTS),
         tx=optim.sgd(momentum=0.0),
         lr=optim.by_task([optim.constant(LR)]),
         num_classes=CLASSES,
@@ -75,10 +78,10 @@ def all_rows(state, made, raw=None):
 
 
 def test_settings():
-    made = online_replay.settings(10, 32, per_class=5)
+    made = replay_lib.settings(10, 32, per_class=5)
     assert (made.capacity, made.size, made.updates) == (50, 32, 1)
-    assert online_replay.settings(10, 32).capacity == 200
-    assert online_replay.settings(10, 32, capacity=7, size=3)[:3] == (7, "reservoir", 3)
+    assert replay_lib.settings(10, 32).capacity == 200
+    assert replay_lib.settings(10, 32, capacity=7, size=3)[:3] == (7, "reservoir", 3)
     for wrong, said in (
         ({"per_class": 2, "capacity": 3}, "capacity=3: set it or per_class=2"),
         ({"updates": 0}, "updates=0: must be at least 1"),
@@ -87,7 +90,7 @@ def test_settings():
         ({"augment": "some"}, "augment='some': allowed are none, replay, all"),
     ):
         with pytest.raises(ValueError, match=f"config.replay.{said}"):
-            online_replay.settings(10, 32, **wrong)
+            replay_lib.settings(10, 32, **wrong)
 
 
 def test_heads():

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcl import job as jobs
 from jaxcl.memory import sharded
 from jaxcl.methods import er_aml
+from jaxcl.run import job as job_lib
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
 TINY = "--width=4 --batch=4 --per-class=2 --windows=2 --steps=3".split()
@@ -165,7 +165,7 @@ def full(work, rng):
     )
     state = jax.tree.map(jnp.asarray, state)
     first, second = work.stream.tasks[:2]
-    return jobs.begin(work, work.method.end_task(state, first), second)
+    return job_lib.begin(work, work.method.end_task(state, first), second)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -6,7 +6,8 @@ import pytest
 from absl import flags
 
 from helpers import config_files
-from jaxcl import build, outcome, train
+from jaxcl.config import build
+from jaxcl.run import results, train
 
 ROOT = pathlib.Path(__file__).parents[1]
 NAMES = {"er_ace_cifar10": 10, "er_ace_cifar100": 100, "er_ace_miniimagenet": 100}
@@ -47,4 +48,4 @@ def test_refuses_rows_that_there_are_not(argument):
 def test_a_shrunk_config_runs(tmp_path):
     config = config_files.take("er_ace_cifar10", "mir,debug")
     found = train.run(build.build(config, tmp_path), tmp_path)
-    assert outcome.finished(found) == 2
+    assert results.finished(found) == 2

@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from helpers import eval_toy, toy
-from jaxcl import core, finish, job, outcome, record, sections, sharding, train
+from jaxcl import core, sharding
+from jaxcl.config import sections
+from jaxcl.data import sources
 from jaxcl.evals import predict
-from jaxcl.methods import online_head
+from jaxcl.methods.two_view import head
+from jaxcl.run import finish, job, record, train
+from jaxcl.run import results as results_lib
 
 pytestmark = pytest.mark.xdist_group("online_head")  # tests share a compiled step
 HEAD = {"method.online_head": True}
@@ -114,7 +118,7 @@ def test_the_head_is_sgd_on_features_of_the_network_before_the_step(pnr):
         velocity = [np.zeros_like(x) for x in layer]
         for i, batch in enumerate(host(work, task.index)[:4]):
             rows = batch["labelled"]["index"]
-            key = jax.random.fold_in(core.step_key(state), online_head._STREAM)
+            key = jax.random.fold_in(core.step_key(state), head._STREAM)
             features = np.asarray(embed(state, view(key, images[rows])), np.float64)
             rate = 0.7 * (1 + np.cos(np.pi * i / 12)) / 2
             layer, velocity, loss, accuracy = head_twin(
@@ -244,7 +248,7 @@ def test_a_set_that_streams_trains_a_head_and_resumes(tmp_path):
 def test_rows_without_labels_and_wrong_options_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"config\.method\.head_lr=0\.0: must be abo"):
         toy.job(tmp_path, **HEAD, **{"method.head_lr": 0.0})
-    monkeypatch.setitem(sections.SOURCES, "digits", toy.unlabelled)
+    monkeypatch.setitem(sources.SOURCES, "digits", toy.unlabelled)
     joint = {"scenario": {"name": "joint"}}
     words = r"config\.method\.online_head=True\), but 1 of \d+ of digits have none"
     with pytest.raises(ValueError, match=words):
@@ -399,7 +403,7 @@ def test_a_run_is_judged_by_its_head_alone_tasks_too(tmp_path):
         [untrained[0], np.nan],
     )
     assert results["finetune"]["met/class_incremental"] == alone
-    found = outcome.summary(results)
+    found = results_lib.summary(results)
     assert found["met/class_incremental"]["plasticity"] is None
     assert found["predict/class_incremental"]["plasticity"] is not None
     for measure in ("average_accuracy", "forgetting"):

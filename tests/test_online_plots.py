@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from helpers import pictures
-from jaxcl import finish, plots, record
+from jaxcl import plots
+from jaxcl.run import finish, record
 
 
 @pytest.fixture

@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 
 from helpers import toy, twins
-from jaxcl import core, job
+from jaxcl import core
 from jaxcl.memory import buffer
-from jaxcl.methods import online, online_probe, online_replay
+from jaxcl.methods import online
+from jaxcl.methods.online import probe
+from jaxcl.methods.online import replay as replay_lib
+from jaxcl.run import job
 
 pytestmark = pytest.mark.xdist_group("online_probe")  # tests share compiled steps
 BOTH = ("drift", "gradients")
@@ -147,7 +150,7 @@ def test_drift_is_of_a_few_rows_drawn_anew_for_each_step():
         init=None, embed=embed, memory=lambda state: state.extra.memory,
         step=lambda state, _: (state.replace(params=jnp.asarray(new)), {"loss": 0.0}),
     )  # fmt: skip
-    probed = online_probe.add(method, parts_of(("drift",)), rows=3)
+    probed = probe.add(method, parts_of(("drift",)), rows=3)
     step = jax.jit(lambda number: probed.step(state_of(old, step=number), None)[1])
     pixels = np.asarray(state_of(old).extra.memory.items["image"], np.float64) / 255
     gap = twins.unit(pixels.reshape(11, 4) @ new) - twins.unit(
@@ -194,7 +197,7 @@ def test_gradients_are_along_the_sphere_and_of_past_tasks_alone():
 
     def loss(params):
         f = [
-            online_probe.tap(params, jnp.asarray(rows) @ params["encoder"], t)
+            probe.tap(params, jnp.asarray(rows) @ params["encoder"], t)
             for rows, t in zip((x, y), jnp.asarray(tasks), strict=True)
         ]
         weight = params["head"]["weight"]
@@ -202,10 +205,10 @@ def test_gradients_are_along_the_sphere_and_of_past_tasks_alone():
 
     params = {"encoder": jnp.asarray(encoder), "head": {"weight": jnp.asarray(head)}}
     state = state_of(params)
-    (found, more), grads, metrics = online_probe.gradient(parts_of(), state, loss)
+    (found, more), grads, metrics = probe.gradient(parts_of(), state, loss)
     assert more == 7 and set(grads) == set(params)
     plain = jax.value_and_grad(loss, has_aux=True)(params)
-    off = online_probe.gradient(parts_of(()), state, loss)
+    off = probe.gradient(parts_of(()), state, loss)
     assert found == plain[0][0] == off[0][0] and off[2] == {}
     for other in (grads, off[1]):
         pairs = zip(jax.tree.leaves(other), jax.tree.leaves(plain[1]), strict=True)
@@ -239,15 +242,15 @@ def test_gradients_are_along_the_sphere_and_of_past_tasks_alone():
     np.testing.assert_allclose(
         metrics["prototype_gradient_norm"], np.mean(norms), rtol=1e-4
     )
-    first = online_probe.gradient(parts_of(), state_of(params, task=0), loss)[2]
+    first = probe.gradient(parts_of(), state_of(params, task=0), loss)[2]
     assert [float(first[name]) for name in GRADIENTS] == [0.0, 0.0]
 
 
 def test_rows_that_do_not_exist_do_not_count():
     mask = jnp.array([True, True, False])
     rows = online.Rows(None, None, mask, None, {"task": jnp.array([2, 0, 1])})
-    assert online_probe.tasks_of(rows).tolist() == [2, 0, -1]
-    assert online_probe.tasks_of(rows._replace(items={})) is None
+    assert probe.tasks_of(rows).tolist() == [2, 0, -1]
+    assert probe.tasks_of(rows._replace(items={})) is None
 
 
 # Of the methods' losses
@@ -275,7 +278,7 @@ def passes(work, seen, monkeypatch):
                 kept.append((features, tasks))
                 return features
 
-            monkeypatch.setattr(online_probe, "tap", tap)
+            monkeypatch.setattr(probe, "tap", tap)
             value = loss(state.params)[0]
             of_pass = [
                 (one, *told)
@@ -299,8 +302,8 @@ def passes(work, seen, monkeypatch):
     network = online.Network.__call__
     with monkeypatch.context() as patch:
         patch.setattr(online.Network, "__call__", call)
-        patch.setattr(online_probe, "gradient", gradient)
-        patch.setattr(online_probe, "tap", online_probe.tap)
+        patch.setattr(probe, "gradient", gradient)
+        patch.setattr(probe, "tap", probe.tap)
         metrics = jax.jit(work.method.step)(seen.before, seen.batch)[1]
     assert len(calls) == 1
     return metrics[GRADIENTS[0]]
@@ -346,8 +349,8 @@ def test_gradients_are_of_the_rows_that_a_method_replays(monkeypatch):
 
 def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ValueError, match=r"config\.replay\.measure='drfit'.*drift"):
-        online_replay.settings(10, 8, measure=("drfit",))
-    assert online_replay.settings(10, 8, measure=["drift"]).measure == ("drift",)
+        replay_lib.settings(10, 8, measure=("drfit",))
+    assert replay_lib.settings(10, 8, measure=["drift"]).measure == ("drift",)
     with pytest.raises(ValueError, match=r"config\.replay\.measure='drift': must be"):
         make({"name": "er"}, "drift")
     with pytest.raises(ValueError, match="stores none; leave it out"):
@@ -365,8 +368,8 @@ def test_a_loss_that_taps_nothing_is_refused():
     params = {"head": {"weight": jnp.ones((7, 2))}}
 
     def loss(params):
-        f = online_probe.tap(params, params["head"]["weight"], None)
+        f = probe.tap(params, params["head"]["weight"], None)
         return jnp.sum(f**2), None
 
     with pytest.raises(ValueError, match="needs replayed rows to pass by themselves"):
-        online_probe.gradient(parts_of(), state_of(params), loss)
+        probe.gradient(parts_of(), state_of(params), loss)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from helpers import toy
-from jaxcl import finish, job, metrics, outcome, single, train
+from jaxcl import metrics
+from jaxcl.run import finish, job, task_alone, train
+from jaxcl.run import results as results_lib
 
 SMALL = {
     "scenario.num_tasks": 2,
@@ -55,8 +57,8 @@ def test_it_is_the_accuracy_of_the_base_alone(root, first):
     results, _ = first
     assert set(results["finetune"]) == {"knn/class_incremental", "knn/task_aware"}
     assert results["finetune"]["knn/class_incremental"] == alone_twin(root)
-    matrix = outcome.matrix(results, "knn/class_incremental")
-    measures = outcome.read_results(root / "first"), outcome.summary(results)
+    matrix = results_lib.matrix(results, "knn/class_incremental")
+    measures = results_lib.read_results(root / "first"), results_lib.summary(results)
     assert measures[0]["finetune"] == results["finetune"]
     want = matrix[0, 1] - alone_twin(root)[1]
     assert measures[1]["knn/class_incremental"]["plasticity"] == pytest.approx(want)
@@ -92,9 +94,9 @@ def test_another_strategy_finds_it_and_trains_nothing(root, first, capsys, monke
     assert all(said.count(f"from {file}\n") == 1 for file in files)
     assert all(f"FT of {task.name}: " in said for task in work.stream.tasks)
     # A damaged file is measured again.
-    path = single.path(work.alone, 1)
+    path = task_alone.path(work.alone, 1)
     path.write_text(path.read_text()[:100])
-    assert single.read(work.alone, 0) and single.read(work.alone, 1) is None
+    assert task_alone.read(work.alone, 0) and task_alone.read(work.alone, 1) is None
     monkeypatch.setattr(finish.job, "compile_step", counted := Counted())
     assert finish.run(work, here)["finetune"] == results["finetune"]
     assert [p.name for p in (here / "single").iterdir()] == ["task_1"]
@@ -111,7 +113,7 @@ def key_of(tmp_path, **changes):
     """Name of the file, built without tracing the step."""
     work = work_of(tmp_path / "keys", **{"plasticity_cache": "cache"} | changes)
     (tmp_path / "keys" / "config.json").unlink()
-    return single.path(work.alone, 0).name
+    return task_alone.path(work.alone, 0).name
 
 
 HITS = [
@@ -150,7 +152,7 @@ MISSES = [
 
 def test_what_it_depends_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("jaxcl.build.job.check", lambda work: None)  # slow
+    monkeypatch.setattr("jaxcl.config.build.job.check", lambda work: None)  # slow
     mine = key_of(tmp_path)
     assert len(mine) == len("x" * 64 + ".json")
     for changes in HITS:
@@ -158,12 +160,12 @@ def test_what_it_depends_on(tmp_path, monkeypatch):
     keys = [key_of(tmp_path, **changes) for changes in MISSES]
     assert len({mine, *keys}) == 1 + len(MISSES), MISSES
     work = work_of(tmp_path / "other", plasticity_cache="cache")
-    assert single.path(work.alone, 1).name not in (mine, *keys)
+    assert task_alone.path(work.alone, 1).name not in (mine, *keys)
     label = work.stream.dataset.train.label
     label[[0, 1]] = label[[1, 0]]
-    relabelled = single.fingerprint(work.stream.dataset)
+    relabelled = task_alone.fingerprint(work.stream.dataset)
     assert relabelled != work.alone.facts["dataset"]
-    monkeypatch.setattr(single, "version", lambda: "0.0")
+    monkeypatch.setattr(task_alone, "version", lambda: "0.0")
     assert key_of(tmp_path) not in (mine, *keys)
 
 
@@ -182,11 +184,11 @@ def test_a_cache_that_cannot_be_is_said_at_once(tmp_path):
 
 
 def test_an_interrupted_write_leaves_no_file(tmp_path, monkeypatch):
-    alone = single.Alone(None, {"seed": 1}, str(tmp_path))
-    monkeypatch.setattr(single.os, "replace", lambda *_: 1 / 0)
+    alone = task_alone.Alone(None, {"seed": 1}, str(tmp_path))
+    monkeypatch.setattr(task_alone.os, "replace", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        single.write(alone, 0, {"knn": 0.5})
-    assert single.read(alone, 0) is None
+        task_alone.write(alone, 0, {"knn": 0.5})
+    assert task_alone.read(alone, 0) is None
     monkeypatch.undo()
-    single.write(alone, 0, {"knn": np.float64(0.1) + 0.2, "other": None})
-    assert single.read(alone, 0) == {"knn": 0.1 + 0.2, "other": None}
+    task_alone.write(alone, 0, {"knn": np.float64(0.1) + 0.2, "other": None})
+    assert task_alone.read(alone, 0) == {"knn": 0.1 + 0.2, "other": None}

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from helpers import chance, toy
-from jaxcl import job as jobs
 from jaxcl import sharding
 from jaxcl.memory import buffer, policies
+from jaxcl.run import job
 
 CLASSES, TASKS, CAPACITY = 4, 3, 7
 TOP = 2**31 - 1
@@ -383,5 +383,5 @@ def test_a_step_knows_of_classes_and_tasks(tmp_path):
     """Ten classes, eight tasks; nothing is computed."""
     for name, groups in (("ring", 10), ("task_ring", 8)):
         replay = {"capacity": 17, "policy": name}
-        state, _ = jobs.shapes(toy.job(tmp_path / name, **er(replay=replay)))
+        state, _ = job.shapes(toy.job(tmp_path / name, **er(replay=replay)))
         assert state.extra.kept["turn"].shape == (groups,)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from helpers import twins
-from jaxcl.losses import contrastive, prototype
+from jaxcl import core
+from jaxcl.losses import prototype
 
 partial = functools.partial
 EVERY = range(9)
@@ -392,7 +393,7 @@ def test_mistakes_are_named():
 def test_temperatures_divide_and_gradients_reach_rows_and_prototypes():
     z, told = jnp.float32(draw([(9, 4)] * 2, seed=11))
     c, before = jnp.float32(draw([(CLASSES, 4)] * 2))
-    z, weights, old = contrastive.l2_normalize(z), jnp.full(9, 0.2), of(OLD, CLASSES)
+    z, weights, old = core.l2_normalize(z), jnp.full(9, 0.2), of(OLD, CLASSES)
 
     def loss(z, c, told, before):
         first = prototype.sample_nce(z, jnp.array(LABELS), c, weights, old)
@@ -433,7 +434,7 @@ def proposal_twin(z, c, mask, seen, temperature, leftover=False):
 @pytest.mark.parametrize("leftover", [False, True])
 @pytest.mark.parametrize("views", [1, 3])
 def test_proposal_is_the_mean_over_views_within_each_class(views, leftover):
-    z = contrastive.l2_normalize(jnp.float32(draw([(views, 9, 4)], seed=12)[0]))
+    z = core.l2_normalize(jnp.float32(draw([(views, 9, 4)], seed=12)[0]))
     c = jnp.float32(draw([(CLASSES, 4)], seed=13)[0])
     mask, seen = of(KEPT, 9), of({0, 1, 2}, CLASSES)
     given = z[0] if views == 1 else z

@@ -15,7 +15,9 @@ from PIL import Image
 from tensorboardX.proto import event_pb2
 
 from helpers import pictures
-from jaxcl import outcome, plots, record
+from jaxcl import plots
+from jaxcl.run import record
+from jaxcl.run import results as results_lib
 
 QUIET = {"tensorboard": False, "progress": False}
 AWKWARD = np.array(
@@ -179,7 +181,7 @@ class Bucket:
 
 
 def test_a_bucket_holds_the_rows_from_offset_on(monkeypatch):
-    for module in (record, outcome):
+    for module in (record, results_lib):
         paths = types.SimpleNamespace(Path=lambda path: path)
         monkeypatch.setattr(module, "epath", paths)
     bucket = Bucket("gs://runs/a", {})
@@ -198,8 +200,8 @@ def test_a_bucket_holds_the_rows_from_offset_on(monkeypatch):
     assert [r["step"] for r in record.read_rows(bucket)] == [1, 2, 3, 4]
     with pytest.raises(ValueError, match="a row lies across"):
         record.Recorder(bucket, offset=offset - 1, **QUIET)
-    outcome.write_results(bucket, outcome.empty(2))
-    assert outcome.read_results(bucket) == outcome.empty(2)
+    results_lib.write_results(bucket, results_lib.empty(2))
+    assert results_lib.read_results(bucket) == results_lib.empty(2)
 
 
 def test_other_processes_write_nothing(tmp_path, capfd):
@@ -330,10 +332,10 @@ def test_wrong_options_are_named(tmp_path, options):
 def filled(size=4, done=3, seed=0):
     rng = np.random.default_rng(seed)
     rows, alone = rng.random((2, done, size)), rng.random(size)
-    results = outcome.empty(size, finetune={"knn": alone})
+    results = results_lib.empty(size, finetune={"knn": alone})
     for task in range(done):
         both = {"knn": rows[0, task], "linear": rows[1, task]}
-        results = outcome.add(results, task, both, {"drift": task / 2}, 1.5 * task)
+        results = results_lib.add(results, task, both, {"drift": task / 2}, 1.5 * task)
     return results, rows, alone
 
 
@@ -341,9 +343,9 @@ def test_summary_is_that_of_the_equations():
     """Against loops over the definitions, with three of four tasks done."""
     results, rows, alone = filled()
     for name, a in zip(("knn", "linear"), rows, strict=True):
-        np.testing.assert_array_equal(outcome.matrix(results, name)[:3], a)
-        assert np.isnan(outcome.matrix(results, name)[3]).all()
-        found = outcome.summary(results)[name]
+        np.testing.assert_array_equal(results_lib.matrix(results, name)[:3], a)
+        assert np.isnan(results_lib.matrix(results, name)[3]).all()
+        found = results_lib.summary(results)[name]
         averages = [sum(a[t, : t + 1]) / (t + 1) for t in range(3)]
         want = {
             "average_accuracy": averages[2],
@@ -360,29 +362,29 @@ def test_summary_is_that_of_the_equations():
 
 
 def test_summary_of_what_was_not_measured_is_null():
-    assert outcome.summary(outcome.empty(3)) == {}
-    one = outcome.add(
-        outcome.empty(3, finetune={"x": [1, 1, 1]}), 0, {"x": [0.5] * 3}, {}, 1
+    assert results_lib.summary(results_lib.empty(3)) == {}
+    one = results_lib.add(
+        results_lib.empty(3, finetune={"x": [1, 1, 1]}), 0, {"x": [0.5] * 3}, {}, 1
     )
-    assert outcome.summary(one) == {
+    assert results_lib.summary(one) == {
         "x": {
             "average_accuracy": 0.5, "average_accuracy_per_task": [0.5],
             "forgetting": None, "stability": None, "plasticity": None,
         }
     }  # fmt: skip
-    two = outcome.add(one, 1, {"x": [np.nan, 0.5, 0.5]}, {}, 1)
-    assert outcome.summary(two)["x"]["average_accuracy_per_task"] == [0.5, None]
+    two = results_lib.add(one, 1, {"x": [np.nan, 0.5, 0.5]}, {}, 1)
+    assert results_lib.summary(two)["x"]["average_accuracy_per_task"] == [0.5, None]
 
 
 def test_add_replaces_a_task_and_leaves_the_old_results_alone():
     results, rows, _ = filled()
     before = json.dumps(results)
-    changed = outcome.add(
+    changed = results_lib.add(
         results, 1, {"linear": np.arange(4) / 4, "new": [0] * 4}, {}, 9
     )
     assert json.dumps(results) == before
     np.testing.assert_array_equal(
-        outcome.matrix(changed, "linear")[:3],
+        results_lib.matrix(changed, "linear")[:3],
         [rows[1, 0], np.arange(4) / 4, rows[1, 2]],
     )
     assert changed["matrices"]["knn"][1] == [None] * 4
@@ -392,36 +394,36 @@ def test_add_replaces_a_task_and_leaves_the_old_results_alone():
 
 
 def test_wrong_results_are_named():
-    results = outcome.empty(3)
+    results = results_lib.empty(3)
     for task in (-1, 3):
         with pytest.raises(ValueError, match=rf"task={task}: must be in \[0, 3\)"):
-            outcome.add(results, task, {}, {}, 0)
+            results_lib.add(results, task, {}, {}, 0)
     with pytest.raises(ValueError, match=r"rows\['x'\] has 2 entries: must be 3"):
-        outcome.add(results, 0, {"x": [1, 2]}, {}, 0)
+        results_lib.add(results, 0, {"x": [1, 2]}, {}, 0)
     with pytest.raises(ValueError, match="task_names has 1 entries: must be 3"):
-        outcome.empty(3, task_names=["a"])
+        results_lib.empty(3, task_names=["a"])
     with pytest.raises(ValueError, match=r"finetune\['x'\] has 1 entries: must be 3"):
-        outcome.empty(3, finetune={"x": [1]})
+        results_lib.empty(3, finetune={"x": [1]})
 
 
 def test_results_and_added_keys_survive_the_file(tmp_path):
-    results = outcome.empty(3, task_names=["a", "b", "c"])
+    results = results_lib.empty(3, task_names=["a", "b", "c"])
     results["untrained"] = {"x": np.array([0.5, np.nan, 0.25], np.float32)}
     results["finetune"] = {"x": [0.5, 0.5, 0.5]}
-    results = outcome.add(results, 0, {"x": [0.75, 0.25, 0.5]}, {"nan": np.nan}, 2)
-    results = outcome.add(results, 1, {"x": [0.5, 0.75, 0.5]}, {}, 2)
-    outcome.write_results(tmp_path, results)
-    back = outcome.read_results(tmp_path)
-    assert back == outcome.plain(results)
+    results = results_lib.add(results, 0, {"x": [0.75, 0.25, 0.5]}, {"nan": np.nan}, 2)
+    results = results_lib.add(results, 1, {"x": [0.5, 0.75, 0.5]}, {}, 2)
+    results_lib.write_results(tmp_path, results)
+    back = results_lib.read_results(tmp_path)
+    assert back == results_lib.plain(results)
     assert back["untrained"] == {"x": [0.5, None, 0.25]}
-    assert outcome.add(back, 2, {}, {}, 1)["untrained"] == back["untrained"]
+    assert results_lib.add(back, 2, {}, {}, 1)["untrained"] == back["untrained"]
     whole = strict((tmp_path / "results.json").read_text())
-    assert whole.pop("summary") == outcome.summary(results) and whole == back
-    assert outcome.summary(results)["x"]["plasticity"] == -0.25
+    assert whole.pop("summary") == results_lib.summary(results) and whole == back
+    assert results_lib.summary(results)["x"]["plasticity"] == -0.25
 
 
 def test_a_crash_in_write_results_leaves_the_old(tmp_path, monkeypatch):
-    outcome.write_results(tmp_path, outcome.empty(2))
+    results_lib.write_results(tmp_path, results_lib.empty(2))
     old = (tmp_path / "results.json").read_bytes()
 
     def crash(*_):
@@ -431,15 +433,15 @@ def test_a_crash_in_write_results_leaves_the_old(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(os, call, crash)
             with pytest.raises(OSError):
-                outcome.write_results(tmp_path, outcome.empty(3))
+                results_lib.write_results(tmp_path, results_lib.empty(3))
         assert (tmp_path / "results.json").read_bytes() == old
-    outcome.write_results(tmp_path, outcome.empty(3))
-    assert len(outcome.read_results(tmp_path)["task_names"]) == 3
+    results_lib.write_results(tmp_path, results_lib.empty(3))
+    assert len(results_lib.read_results(tmp_path)["task_names"]) == 3
 
 
 def test_table_text():
     matrix = [[1.0, 0.25, None], [0.5, 0.7504, 0.1], [None] * 3]
-    assert outcome.table(matrix, name="linear").splitlines() == [
+    assert results_lib.table(matrix, name="linear").splitlines() == [
         "linear (%)       task 1   task 2   task 3  average",
         "after task 1      100.0     25.0        -    100.0",
         "after task 2       50.0     75.0     10.0     62.5",
@@ -448,7 +450,7 @@ def test_table_text():
 
 def test_table_of_many_tasks_leaves_out_the_middle():
     matrix = np.random.default_rng(0).random((30, 30))
-    lines = outcome.table(matrix, name="a/quite/long/name", columns=6).splitlines()
+    lines = results_lib.table(matrix, name="a/quite/long/name", columns=6).splitlines()
     assert len({len(line) for line in lines}) == 1 and len(lines) == 31
     shown = [0, 1, 2, 27, 28, 29]
     titles = re.findall(r"task \d+|\.\.\.|average", lines[0])

@@ -18,15 +18,10 @@ from PIL import Image
 from scipy import stats
 
 from helpers import toy
-from jaxcl import (
-    compare,
-    cost,
-    finish,
-    outcome,
-    report,
-    report_charts,
-    report_numbers,
-)
+from jaxcl.report import charts, compare, numbers
+from jaxcl.report import command as report_command
+from jaxcl.run import cost, finish
+from jaxcl.run import results as results_lib
 
 ROOT = pathlib.Path(__file__).parents[1]
 KNN = "knn/class_incremental"
@@ -48,11 +43,11 @@ def leave(
     folder.mkdir(parents=True)
     size = size or (len(matrix[0]) if matrix else 2)
     lengths = lengths or [5] * len(matrix)
-    results, logged, step = outcome.empty(size, task_names=names), [], 0
+    results, logged, step = results_lib.empty(size, task_names=names), [], 0
     for task, row in enumerate(matrix):
         found = (scalars or {}).get(task, {})
         whole = seconds + 1.0 + 2.0 + 0.5
-        results = outcome.add(results, task, {name: row}, found, whole)
+        results = results_lib.add(results, task, {name: row}, found, whole)
         spent = {"train": seconds, "compile": 1.0, "evaluation": 2.0}
         machine = {"device": "cpu", "num_devices": 2, "peak_bytes": None}
         entry = cost.Spent(lengths[task], 50, flops, spent, machine)
@@ -67,7 +62,7 @@ def leave(
         (folder / "metrics.jsonl").write_text(text)
     whole = {"seed": seed, "name": "x", **(config or {})}
     (folder / "config.json").write_text(json.dumps(whole))
-    outcome.write_results(folder, {**results, **more})
+    results_lib.write_results(folder, {**results, **more})
     return folder
 
 
@@ -140,7 +135,7 @@ class Tree(html.parser.HTMLParser):
 def made(*folders, out=None, **options):
     out = out or pathlib.Path(folders[0]).parent / "page.html"
     told = [f"--{key}={value}" for key, value in options.items()]
-    assert report.main([*map(str, folders), f"--out={out}", *told]) == 0
+    assert report_command.main([*map(str, folders), f"--out={out}", *told]) == 0
     return out
 
 
@@ -261,7 +256,7 @@ def test_accuracy_matrices_are_means_over_seeds(runs):
 
 
 def test_many_tasks_are_a_picture(tmp_path):
-    size = report_charts.MOST_TASKS + 1
+    size = charts.MOST_TASKS + 1
     matrix = np.tril(np.linspace(0, 1, size * size).reshape(size, size))
     rows = [
         [None if j > i else v for j, v in enumerate(r)] for i, r in enumerate(matrix)
@@ -378,10 +373,10 @@ def test_runs_without_tasks_rows_or_the_same_evaluators(runs):
 
 def test_a_transfer_run_says_what_it_judged(tmp_path):
     folder = leave(tmp_path / "transfer", [[0.4]], names=["joint"])
-    results = outcome.read_results(folder)
+    results = results_lib.read_results(folder)
     source = {"path": "runs/pnr", "number": 48, "step": 44, "checksum": 5}
     blank = {"cost": cost.empty(1), "checkpoint": source}
-    outcome.write_results(folder, {**results, **blank})
+    results_lib.write_results(folder, {**results, **blank})
     root = page(folder)
     row = table(root, "runs")["transfer"]
     assert row["encoder judged"] == ["runs/pnr (step 44, checksum 5)"]
@@ -427,7 +422,7 @@ def test_names_tell_directories_apart(tmp_path, monkeypatch):
 
 
 def loaded(folder, name="run"):
-    return report.load(folder, name)
+    return report_command.load(folder, name)
 
 
 def test_a_curve_is_that_of_compare_with_an_interval(runs):
@@ -439,7 +434,7 @@ def test_a_curve_is_that_of_compare_with_an_interval(runs):
             "".join(json.dumps(row) + "\n" for row in (first, middle)) + text
         )
     run = loaded(runs / "er")
-    curve = report_numbers.curves(run)["accuracy", KNN]
+    curve = numbers.curves(run)["accuracy", KNN]
     steps, mean, error = compare.curve(run.run, KNN)
     np.testing.assert_array_equal(curve.x, [5, 7, 10])
     np.testing.assert_array_equal(curve.x, steps)
@@ -464,12 +459,12 @@ def test_seeds_whose_tasks_end_elsewhere_are_aligned_by_task(tmp_path):
         rows = [row for row in rows if row["step"] <= end]
         folder = tmp_path / "a" / f"seed_{seed}"
         leave(folder, ER[seed], lengths=lengths, rows=rows, seed=seed)
-    curve = report_numbers.curves(loaded(tmp_path / "a"))["scalar", "s"]
+    curve = numbers.curves(loaded(tmp_path / "a"))["scalar", "s"]
     # Task 0 ends after 6 steps in the mean, the run after 10.5; step 3 of task 1 is
     # the end of one seed's and not of the other's, step 5 is met by one alone.
     np.testing.assert_array_equal(curve.x, [6.0, 8.0, 10.5])
     np.testing.assert_array_equal(curve.mean, [1.5, 3.5, 5.5])
-    assert report_numbers.common_ends([loaded(tmp_path / "a")]) is None
+    assert numbers.common_ends([loaded(tmp_path / "a")]) is None
 
 
 def test_training_rows_at_round_steps_of_the_run_meet_all_the_same(tmp_path):
@@ -480,7 +475,7 @@ def test_training_rows_at_round_steps_of_the_run_meet_all_the_same(tmp_path):
         ]
         folder = tmp_path / "a" / f"seed_{seed}"
         leave(folder, ER[seed], lengths=lengths, rows=rows, seed=seed)
-    curve = report_numbers.curves(loaded(tmp_path / "a"))["training", "loss"]
+    curve = numbers.curves(loaded(tmp_path / "a"))["training", "loss"]
     # Task 1: steps 60, 80, 100 of the first seed, 60, 80, 100 of the other.
     assert curve.task.tolist() == [0, 0, 1, 1, 1] and curve.every == 1
     np.testing.assert_array_equal(curve.x, [20, 40, 60, 80, 100])
@@ -496,12 +491,12 @@ def test_long_curves_are_means_of_stretches_or_every_nth(tmp_path):
         for task in range(2) for i in range(3000)
     ]  # fmt: skip
     leave(tmp_path / "a", ER[0], lengths=[3000, 3000], rows=rows)
-    found = report_numbers.curves(loaded(tmp_path / "a"))
+    found = numbers.curves(loaded(tmp_path / "a"))
     loss = found["training", "loss"]
     assert loss.every == 40 and len(loss.x) == 150
     np.testing.assert_allclose(loss.mean, values.reshape(150, 40).mean(axis=1))
     np.testing.assert_allclose(loss.x, np.arange(1, 6001).reshape(150, 40).mean(axis=1))
-    thin = report_numbers.thin(found["scalar", "s"])
+    thin = numbers.thin(found["scalar", "s"])
     assert thin.every == 40 and {3000, 6000} <= set(thin.x) and len(thin.x) == 152
     np.testing.assert_array_equal(thin.mean, values.reshape(-1)[thin.x.astype(int) - 1])
     root = page(tmp_path / "a")
@@ -545,17 +540,17 @@ def test_the_line_goes_through_the_numbers(runs):
 
 
 def test_ticks_are_round_and_within():
-    assert report_charts.ticks(0, 10) == [0, 2, 4, 6, 8, 10]
-    np.testing.assert_allclose(report_charts.ticks(41.2, 43.9, 4), [42, 43])
+    assert charts.ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    np.testing.assert_allclose(charts.ticks(41.2, 43.9, 4), [42, 43])
     np.testing.assert_allclose(
-        report_charts.ticks(-0.13, 0.12, 5), [-0.1, -0.05, 0, 0.05, 0.1]
+        charts.ticks(-0.13, 0.12, 5), [-0.1, -0.05, 0, 0.05, 0.1]
     )
     np.testing.assert_allclose(
-        report_charts.ticks(1e-4, 10, log=True), 10.0 ** np.arange(-4, 2)
+        charts.ticks(1e-4, 10, log=True), 10.0 ** np.arange(-4, 2)
     )
-    assert report_charts.ticks(20, 250, log=True) == [20, 50, 100, 200]
+    assert charts.ticks(20, 250, log=True) == [20, 50, 100, 200]
     for low, high in ((3.0, 3.0000001), (-5e8, 7e9), (1e-7, 2e-7)):
-        found = report_charts.ticks(low, high)
+        found = charts.ticks(low, high)
         assert 2 <= len(found) <= 8 and min(found) >= low - 1e-9 * abs(low)
 
 
@@ -572,7 +567,7 @@ def test_seeds_side_by_side_share_a_file(tmp_path):
     (tmp_path / "a" / "together").mkdir()
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "a" / "together" / "metrics.jsonl").write_text(text)
-    found = report_numbers.curves(loaded(tmp_path / "a"))
+    found = numbers.curves(loaded(tmp_path / "a"))
     assert set(found) == {("accuracy", KNN), ("training", "loss")}
     np.testing.assert_allclose(found["accuracy", KNN].mean, [0.85, 0.45])
     assert found["accuracy", KNN].seeds == 2 and found["training", "loss"].seeds == 1
@@ -664,9 +659,9 @@ def evil(tmp_path):
             names=[EVIL, "\ud800"], scalars={1: {EVIL: 1.0}},
             config={EVIL: {EVIL: f"{EVIL}{number}"}}, **more,
         )  # fmt: skip
-        results = outcome.read_results(folder)
+        results = results_lib.read_results(folder)
         results["cost"] |= {"device": EVIL, "jax": EVIL}
-        outcome.write_results(folder, results)
+        results_lib.write_results(folder, results)
         folders.append(folder)
     return folders
 
@@ -705,10 +700,10 @@ def test_the_page_loads_nothing_and_stays_small(tmp_path):
 
 def test_runs_differ_in_colour_and_in_marker_or_dash():
     seen = set()
-    for style in range(2 * report_charts.COLOURS):
-        drawn = report_charts.swatch(style)
+    for style in range(2 * charts.COLOURS):
+        drawn = charts.swatch(style)
         mark, dash = re.search(r'd="(M11[^"]*)"', drawn)[1], "dasharray" in drawn
-        assert f"c{style % report_charts.COLOURS}" in drawn
+        assert f"c{style % charts.COLOURS}" in drawn
         seen.add((mark, dash))
     assert len(seen) >= 10  # 5 markers, with and without dashes
 
@@ -719,7 +714,7 @@ def test_runs_differ_in_colour_and_in_marker_or_dash():
 def test_refuses_what_is_no_run(runs, capsys):
     def refused(*arguments):
         out = runs / "refused.html"
-        assert report.main([*map(str, arguments), f"--out={out}"]) == 2
+        assert report_command.main([*map(str, arguments), f"--out={out}"]) == 2
         assert not out.exists()
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("jaxcl: ")
@@ -734,7 +729,7 @@ def test_refuses_what_is_no_run(runs, capsys):
     (runs / "ace" / "seed_0" / "metrics.jsonl").write_text("{\n")
     assert "ace: a file in it is damaged" in refused(runs / "ace")
     missing = runs / "no" / "x.html"
-    assert report.main([str(runs / "er"), f"--out={missing}"]) == 2
+    assert report_command.main([str(runs / "er"), f"--out={missing}"]) == 2
     assert capsys.readouterr().err.startswith("jaxcl: ")
 
 
@@ -748,9 +743,9 @@ def test_the_page_may_go_to_a_bucket(runs, monkeypatch, capsys):
             "Bucket", (), {"write_text": lambda _, x: kept.update({where: x})}
         )()
 
-    folders = [report.epath.Path(runs / "er")]
-    monkeypatch.setattr(report.epath, "Path", path)
-    assert report.main([str(folders[0]), "--out=gs://pages/er.html"]) == 0
+    folders = [report_command.epath.Path(runs / "er")]
+    monkeypatch.setattr(report_command.epath, "Path", path)
+    assert report_command.main([str(folders[0]), "--out=gs://pages/er.html"]) == 0
     assert kept["gs://pages/er.html"].startswith("<!doctype html>")
     assert capsys.readouterr().out.startswith("gs://pages/er.html: 1 run, ")
 
@@ -763,7 +758,7 @@ def test_the_commands_of_the_docs(tmp_path, monkeypatch):
     for name in ("er_cifar10", "er_ace_cifar10", "quickstart"):
         leave(tmp_path / "runs" / name, ER[0])
     for command in commands:
-        assert report.main(shlex.split(command)) == 0
+        assert report_command.main(shlex.split(command)) == 0
         assert (tmp_path / "report.html").stat().st_size > 10_000
         (tmp_path / "report.html").unlink()
 
@@ -774,7 +769,7 @@ def test_a_real_run(tmp_path):
     work = toy.job(tmp_path / "run", tasks=2, **toy.ONLINE, **changes)
     results, name = finish.run(work, tmp_path / "run"), "predict/class_incremental"
     root = page(tmp_path / "run")
-    want = outcome.summary(results)[name]
+    want = results_lib.summary(results)[name]
     found = table(root, f"measures of {name}")["run"]
     for title in ("average accuracy", "forgetting", "stability"):
         value = want[title.replace(" ", "_")]

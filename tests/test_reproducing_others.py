@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from helpers import config_files, pages
-from jaxcl import speedup
 from jaxcl.data import stream
-from jaxcl.methods import icl, icl_orders, rehearsal
+from jaxcl.methods import icl, rehearsal
+from jaxcl.methods.icl import orders
+from jaxcl.report import speedup
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "reproducing_others.md").read_text()
@@ -232,7 +233,7 @@ def test_the_passes_of_icl_follow_from_its_inner_steps():
             continue
         assert len(lines) == 3
         for growth, inner, retrain, own, ratio in lines:
-            steps = icl_orders.inner_steps(float(growth))
+            steps = orders.inner_steps(float(growth))
             assert int(inner) == steps and retrain == "2"
             assert float(own) == pytest.approx(3 * (steps + 1) * float(growth))
             assert float(ratio) == pytest.approx(float(own) / 2, abs=0.05)

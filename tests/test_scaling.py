@@ -21,8 +21,12 @@ from flax import struct
 from jax.sharding import PartitionSpec
 
 from helpers import toy
-from jaxcl import build, collectives, machines, planned, scaling, sections, sharding
-from jaxcl import job as jobs
+from jaxcl import sharding
+from jaxcl.config import build, sections
+from jaxcl.run import job
+from jaxcl.scaling import collectives, hardware
+from jaxcl.scaling import command as scaling_command
+from jaxcl.scaling import compiled as compiled_lib
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "scaling.md").read_text()
@@ -330,7 +334,7 @@ def test_gradients_of_weights_are_summed_and_not_waited_for(dtype, width):
 def toy_step(number, **changes):
     changes = {name.replace("__", "."): value for name, value in changes.items()}
     work = build.planned(toy.config(devices=number, **changes))
-    return work, planned.measure(work, 1)
+    return work, compiled_lib.measure(work, 1)
 
 
 SIMPLE = {"method__base": "simclr"}
@@ -405,8 +409,8 @@ def test_a_memory_in_shards_lies_on_all_devices():
     for split in (False, True):
         made = {**changes, "replay.sharded": split, "devices": DEVICES}
         work = build.planned(toy.config(**made))
-        state = planned._arguments(work, 1)[0]
-        sizes.append(planned._parts(state))
+        state = compiled_lib._arguments(work, 1)[0]
+        sizes.append(compiled_lib._parts(state))
     whole, split = (sum(x.values()) for x in sizes)
     image = 8 * 8 * 1
     assert whole - split > 64 * image * 7 / 8
@@ -440,10 +444,10 @@ def test_shapes_are_those_that_a_run_gives_its_step(changes, tmp_path):
     changes |= {"devices": DEVICES, "steps_per_call": 1}
     real = toy.job(tmp_path, **changes)
     task = real.stream.tasks[1]
-    with contextlib.closing(jobs.feed(real, task.train, 1, 0)) as feed:
+    with contextlib.closing(job.feed(real, task.train, 1, 0)) as feed:
         _, batch, _ = next(feed)
-    given = jobs.initial_state(real), batch, jobs.resident(real)
-    ours = planned._arguments(build.planned(toy.config(**changes)), 1)
+    given = job.initial_state(real), batch, job.resident(real)
+    ours = compiled_lib._arguments(build.planned(toy.config(**changes)), 1)
     assert jax.tree.structure(given) == jax.tree.structure(ours)
     for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(ours), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
@@ -471,14 +475,14 @@ def test_the_number_of_the_task_decides_what_is_compiled(task, products, monkeyp
 
     work = build.planned(toy.config(devices=2))
     work = work._replace(method=work.method._replace(step=step))
-    monkeypatch.setattr(planned.job, "compile_step", compile_step)
+    monkeypatch.setattr(compiled_lib.job, "compile_step", compile_step)
     with pytest.raises(Stop):
-        planned.measure(work, task)
+        compiled_lib.measure(work, task)
 
 
 # Machines, by hand
 
-FLAT = machines.Machine(
+FLAT = hardware.Machine(
     peak=100e12, peak_float32=50e12, memory=1e9, bandwidth=1e9, latency=1e-3
 )
 ISLANDS = FLAT._replace(island=4, outside=1e8)
@@ -506,7 +510,7 @@ ISLANDS = FLAT._replace(island=4, outside=1e8)
     ],
 )
 def test_seconds_of_a_message(machine, kind, group, moving, hops):
-    found = machines.seconds(kind, 1_600_000_000, group, machine)
+    found = hardware.seconds(kind, 1_600_000_000, group, machine)
     np.testing.assert_allclose(found, (moving, hops), rtol=1e-12)
 
 
@@ -521,24 +525,24 @@ def test_seconds_of_a_step():
         message((5_000_000, False), times=2),  # 2 x (5 + 2) ms
     ]
     options = {"utilisation": 0.5, "precision": "bfloat16"}
-    found = machines.estimate(1e12, sent, FLAT, **options)
+    found = hardware.estimate(1e12, sent, FLAT, **options)
     want = 20e-3, 5e-3, 15e-3
     np.testing.assert_allclose(found, want)
     np.testing.assert_allclose((found.fast, found.slow), (25e-3, 40e-3))
-    wide = machines.estimate(1e12, sent, FLAT, utilisation=0.5, precision="float32")
+    wide = hardware.estimate(1e12, sent, FLAT, utilisation=0.5, precision="float32")
     np.testing.assert_allclose(wide.compute, 40e-3)
-    little = machines.estimate(1e11, sent, FLAT, **options)
+    little = hardware.estimate(1e11, sent, FLAT, **options)
     np.testing.assert_allclose(little.fast, 20e-3)  # 5 and, beside the 2, 15
 
 
 def test_efficiency_is_of_examples_a_second():
     # A quarter of the examples in half of the time.
-    assert machines.efficiency(8, 32, 0.5, 1.0) == 0.5
-    assert machines.efficiency(32, 32, 1.25, 1.0) == 0.8
+    assert hardware.efficiency(8, 32, 0.5, 1.0) == 0.5
+    assert hardware.efficiency(32, 32, 1.25, 1.0) == 0.8
 
 
 def test_machines_have_sane_numbers():
-    for name, machine in machines.MACHINES.items():
+    for name, machine in hardware.MACHINES.items():
         assert 1e14 < machine.peak < 2e15 and machine.peak_float32 <= machine.peak, name
         assert 1e10 < machine.memory < 2e11 and 1e10 < machine.bandwidth < 1e12, name
         assert (machine.island is None) == (machine.outside is None), name
@@ -546,10 +550,10 @@ def test_machines_have_sane_numbers():
 
 def test_the_tables_compare_with_the_fewest_devices():
     found = [toy_step(number, **SIMPLE)[1] for number in (2, DEVICES)]
-    setting = scaling._setting(parsed(TOY, "--machine=h100"))
-    made = scaling.estimates(found, setting)
+    setting = scaling_command._setting(parsed(TOY, "--machine=h100"))
+    made = scaling_command.estimates(found, setting)
     two, eight = made["h100"]
-    shown = rows(scaling.scaling_text.text(found, made, setting))
+    shown = rows(scaling_command.tables.text(found, made, setting))
     # A quarter of the examples; slow and fast bounds are compared each with its own.
     want = [25 * two.slow / eight.slow, 25 * two.fast / eight.fast]
     assert shown["efficiency, %"][0] == [100]
@@ -566,7 +570,7 @@ def test_the_tables_compare_with_the_fewest_devices():
 def given(data, scenario=None, augment=None, **size):
     augment = {"size": 24, "mean": (0.5,) * 3} | (augment or {})
     size = {"classes": None, "rows": None, "pixels": None} | size
-    return planned.blank(data, scenario or {}, augment, **size)
+    return compiled_lib.blank(data, scenario or {}, augment, **size)
 
 
 def shape(data):
@@ -626,7 +630,7 @@ def test_what_no_stand_in_is_for(data, size, said):
 
 def parsed(*arguments):
     values = flags.FlagValues()
-    scaling.define_flags(values, ["scaling", *arguments])
+    scaling_command.define_flags(values, ["scaling", *arguments])
     assert values(["scaling", *arguments]) == ["scaling"], arguments
     return values
 
@@ -635,10 +639,10 @@ CONFIG = f"--config={ROOT}/configs/quickstart.py"
 
 
 def test_numbers_of_devices_are_sorted_and_checked():
-    assert scaling.counts(["64", " 8", "1", "8"]) == [1, 8, 64]
+    assert scaling_command.counts(["64", " 8", "1", "8"]) == [1, 8, 64]
     for wrong in (["0"], ["a"], [], ["-1"], ["1", ""]):
         with pytest.raises(ValueError, match="--devices=.*must be numbers from 1"):
-            scaling.counts(wrong)
+            scaling_command.counts(wrong)
 
 
 def test_flags_override_what_a_machine_is():
@@ -646,18 +650,18 @@ def test_flags_override_what_a_machine_is():
         CONFIG, "--machine=h100,tpu-v4", "--peak_flops=5e14", "--outside=25e9",
         "--latency=2e-6", "--bandwidth=1e11", "--island=4",
     )  # fmt: skip
-    found = scaling.chosen(values)
+    found = scaling_command.chosen(values)
     assert list(found) == ["h100", "tpu-v4"]
     for name, machine in found.items():
-        memory = machines.MACHINES[name].memory
+        memory = hardware.MACHINES[name].memory
         assert machine == (5e14, 5e14, memory, 1e11, 2e-6, 4, 25e9)
-    assert scaling.chosen(parsed(CONFIG, "--machine=h100")) == {
-        "h100": machines.MACHINES["h100"]
+    assert scaling_command.chosen(parsed(CONFIG, "--machine=h100")) == {
+        "h100": hardware.MACHINES["h100"]
     }
     with pytest.raises(
         ValueError, match="--machine=abacus: must be of tpu-v4, tpu-v5e"
     ):
-        scaling.chosen(parsed(CONFIG, "--machine=abacus"))
+        scaling_command.chosen(parsed(CONFIG, "--machine=abacus"))
 
 
 def test_the_batch_is_of_all_devices_or_of_each(monkeypatch):
@@ -668,10 +672,12 @@ def test_the_batch_is_of_all_devices_or_of_each(monkeypatch):
         return types.SimpleNamespace(stream=types.SimpleNamespace(tasks=(1, 2)))
 
     monkeypatch.setattr(build, "planned", planned_job)
-    monkeypatch.setattr(planned, "measure", lambda work, task: task)
-    assert scaling.one(parsed(CONFIG), 4) == 1
-    assert scaling.one(parsed(CONFIG, "--per_device_batch=6", "--task=7"), 4) == 1
-    assert scaling.one(parsed(CONFIG, "--task=0"), 4) == 0
+    monkeypatch.setattr(compiled_lib, "measure", lambda work, task: task)
+    assert scaling_command.one(parsed(CONFIG), 4) == 1
+    assert (
+        scaling_command.one(parsed(CONFIG, "--per_device_batch=6", "--task=7"), 4) == 1
+    )
+    assert scaling_command.one(parsed(CONFIG, "--task=0"), 4) == 0
     assert seen == [(4, 64), (4, 24), (4, 64)]
 
 
@@ -726,10 +732,10 @@ def test_the_command_compiles_where_there_are_devices_enough(tmp_path):
 def test_what_is_wrong_is_said_in_a_line(arguments, said, capsys, monkeypatch):
     values = flags.FlagValues()
     argv = ["scaling", TOY, *arguments]
-    scaling.define_flags(values, argv)
+    scaling_command.define_flags(values, argv)
     rest = values(argv)
-    monkeypatch.setattr(scaling.flags, "FLAGS", values)
-    assert scaling.main(rest) == 2
+    monkeypatch.setattr(scaling_command.flags, "FLAGS", values)
+    assert scaling_command.main(rest) == 2
     error = capsys.readouterr().err
     assert error.startswith("jaxcl: ") and said in error and error.count("\n") == 1
 
@@ -746,9 +752,9 @@ def child(monkeypatch, *arguments, code=0, late=False, said=""):
         return types.SimpleNamespace(returncode=code, stdout=f"noise\n{said}\n")
 
     values = parsed(TOY, "--devices=8", *arguments)
-    monkeypatch.setattr(scaling.flags, "FLAGS", values)
-    monkeypatch.setattr(scaling.subprocess, "run", run)
-    return scaling.main(["scaling"])
+    monkeypatch.setattr(scaling_command.flags, "FLAGS", values)
+    monkeypatch.setattr(scaling_command.subprocess, "run", run)
+    return scaling_command.main(["scaling"])
 
 
 def test_a_compilation_that_fails_or_takes_too_long(monkeypatch, capsys):
@@ -797,11 +803,11 @@ def test_commands_of_the_page_are_right():
     assert len(lines) >= 4
     for line in lines:
         values = parsed(*shlex.split(line.replace("configs/", f"{ROOT}/configs/")))
-        assert scaling.counts(values.devices) and scaling.chosen(values)
+        assert scaling_command.counts(values.devices) and scaling_command.chosen(values)
         raw = values.config.to_dict()
         top = sections.top_of(raw)
         size = {x: getattr(values, x) for x in ("classes", "rows", "pixels")}
-        made = planned.blank(top.data, top.scenario, top.augment, **size)
+        made = compiled_lib.blank(top.data, top.scenario, top.augment, **size)
         sections.tasks(top.data, top.scenario, top.seed, made)()
 
 
@@ -824,9 +830,11 @@ def test_the_small_table_of_the_page_is_what_the_command_prints():
     """Its last column; numbers of shapes exactly, what XLA does about so."""
     line = commands(PAGE)[0]
     values = parsed(*shlex.split(line.replace("configs/", f"{ROOT}/configs/")))
-    found = [scaling.one(values, scaling.counts(values.devices)[-1])]
-    setting = scaling._setting(values)
-    text = scaling.scaling_text.text(found, scaling.estimates(found, setting), setting)
+    found = [scaling_command.one(values, scaling_command.counts(values.devices)[-1])]
+    setting = scaling_command._setting(values)
+    text = scaling_command.tables.text(
+        found, scaling_command.estimates(found, setting), setting
+    )
     shown = re.search(r"^```text\n(.*?)^```", PAGE, re.M | re.S)[1]
     ours, theirs = rows(text), rows(shown)
     assert list(ours) == list(theirs) and len(ours) > 20
@@ -855,7 +863,7 @@ def test_machines_of_the_page_are_those_of_the_code():
             m.peak / 1e12, m.peak_float32 / 1e12, m.memory / 1e9, m.bandwidth / 1e9,
             m.island, (m.outside or m.bandwidth) / 1e9, m.latency * 1e6,
         ]
-        for name, m in machines.MACHINES.items()
+        for name, m in hardware.MACHINES.items()
     }  # fmt: skip
     assert list(shown) == list(want)
     for name, numbers in want.items():

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from helpers import toy
-from jaxcl import build, finish, job, outcome, seeds, train
+from jaxcl.config import build
+from jaxcl.run import finish, job, seeds, train
+from jaxcl.run import results as results_lib
 
 RUNS = toy.ONLINE | {
     "method": {"name": "er"},
@@ -27,8 +29,8 @@ def run(workdir, **changes):
 
 def matrices(workdir):
     return {
-        seed: outcome.matrix(
-            outcome.read_results(workdir / seeds.folder(seed)),
+        seed: results_lib.matrix(
+            results_lib.read_results(workdir / seeds.folder(seed)),
             "predict/class_incremental",
         )
         for seed in (3, 4)
@@ -49,7 +51,7 @@ def test_one_after_another_each_is_a_run_of_its_own(apart, tmp_path):
     results = train.run(alone, tmp_path)
     second = matrices(workdir)[4]
     np.testing.assert_array_equal(
-        second, outcome.matrix(results, "predict/class_incremental")
+        second, results_lib.matrix(results, "predict/class_incremental")
     )
     assert not np.array_equal(second, matrices(workdir)[3], equal_nan=True)
     kept = json.loads((workdir / "seed_4" / "config.json").read_text())

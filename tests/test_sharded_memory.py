@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from helpers import chance, toy
-from jaxcl import core, sharding, train
-from jaxcl import job as jobs
+from jaxcl import core, sharding
 from jaxcl.memory import buffer, policies, sharded
 from jaxcl.methods import online
+from jaxcl.run import job, train
 
 CLASSES, TASKS = 4, 3
 EXAMPLE = {
@@ -214,7 +214,7 @@ def final(work, workdir, stop=None, step=None):
 def test_a_run_stays_split_and_resumes_bitwise(tmp_path, caplog):
     changes = er(**{"replay.policy": "class_balanced"})
     work = toy.job(tmp_path / "whole", tasks=2, devices=2, **changes)
-    step = jobs.compile_step(work)
+    step = job.compile_step(work)
     with jax.log_compiles():
         whole = final(work, tmp_path / "whole", step=step)
     work = toy.job(tmp_path / "cut", tasks=2, devices=2, **changes)
@@ -226,7 +226,7 @@ def test_a_run_stays_split_and_resumes_bitwise(tmp_path, caplog):
         np.testing.assert_array_equal(one, other)
     assert caplog.text.count("Compiling jit(several)") == 1
     split = sharding.split(work.mesh)
-    for held in (resumed, jobs.initial_state(work)):
+    for held in (resumed, job.initial_state(work)):
         own = held.extra.memory, held.extra.kept
         assert isinstance(own[0], sharded.Shards) and isinstance(own[1], sharded.Kept)
         for leaf in jax.tree.leaves(own):
@@ -236,8 +236,8 @@ def test_a_run_stays_split_and_resumes_bitwise(tmp_path, caplog):
     assert whole.extra.memory.filled.all() and whole.extra.memory.seen.tolist()[0] > 200
     assert {*whole.extra.memory.items["task"].tolist()} == {0, 1}
     # No image of the memory, stored or drawn, moves in a step.
-    batch = next(jobs.feed(work, work.stream.tasks[0].train, 0, 0))
-    text = step.lower(state, jobs.resident(work), *batch[1:]).compile().as_text()
+    batch = next(job.feed(work, work.stream.tasks[0].train, 0, 0))
+    text = step.lower(state, job.resident(work), *batch[1:]).compile().as_text()
     moved = MOVES.findall(text)
     assert moved and not [line for line in moved if "u8[" in line]
     with pytest.raises(ValueError, match="config.memory_shards: 2 -> 4"):

@@ -15,7 +15,8 @@ from etils import epath
 from PIL import Image
 from sklearn import datasets
 
-from jaxcl.data import convert, sources, stream
+from jaxcl.data import files as files_lib
+from jaxcl.data import from_tfds, sources, stream
 from jaxcl.data import splits as cuts
 
 
@@ -125,7 +126,7 @@ def test_decoding_of_every_kind_of_image(decoder):
         pytest.importorskip("cv2")
 
     def decode(data, channels=3):
-        return convert.decode(data, "x.img", decoder=decoder, channels=channels)
+        return files_lib.decode(data, "x.img", decoder=decoder, channels=channels)
 
     smooth = np.linspace(0, 255, 16 * 12 * 3).reshape(16, 12, 3).astype(np.uint8)
     grey = smooth[..., 0]
@@ -674,12 +675,10 @@ def test_tfds_directories_as_domains(array_record, tfrecord):
 def test_tfds_index_spares_the_scan(kind, request, tmp_path, monkeypatch):
     path, index = request.getfixturevalue(kind), str(tmp_path / "index.npz")
     first = sources.load("tfds", path=path, index=index)
-    from jaxcl.data import tfds_source
-
-    scan = tfds_source._scan
-    monkeypatch.setattr(tfds_source, "_scan", None)
+    scan = from_tfds._scan
+    monkeypatch.setattr(from_tfds, "_scan", None)
     same(splits(sources.load("tfds", path=path, index=index)), splits(first))
-    monkeypatch.setattr(tfds_source, "_scan", scan)
+    monkeypatch.setattr(from_tfds, "_scan", scan)
     # Other labels or another part are scanned again, not taken from the file.
     blind = sources.load("tfds", path=path, index=index, label_key=None)
     assert (blind.train.label == -1).all()
@@ -697,7 +696,7 @@ def test_tfds_with_a_cache(kind, request, tmp_path, monkeypatch):
         want.append(splits(sources.load("tfds", **options, resident=True)))
         sources.load("tfds", **options, cache=str(there))
         assert len([x for x in there.iterdir() if x.is_dir()]) == (2, 3, 4)[n]
-    monkeypatch.setattr(convert, "decode", None)
+    monkeypatch.setattr(files_lib, "decode", None)
     for options, theirs in zip((whole, part, grey), want, strict=True):
         same(splits(sources.load("tfds", **options, cache=str(there))), theirs)
     # Only the classes that are kept are on disk.

@@ -9,7 +9,8 @@ import shlex
 import numpy as np
 import pytest
 
-from jaxcl import convergence, outcome, speedup
+from jaxcl.report import convergence, speedup
+from jaxcl.run import results as results_lib
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Two-sided 95 % quantiles of Student's t, from a printed table.
@@ -50,13 +51,15 @@ def leave(
             rows.append({"step": step, "task": 1, "eval": found})
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "metrics.jsonl").write_text(text)
-    results = outcome.add(outcome.empty(2), 0, {}, {"objective/loss": 0.01}, 1.0)
+    results = results_lib.add(
+        results_lib.empty(2), 0, {}, {"objective/loss": 0.01}, 1.0
+    )
     ends = {"svm/all": svm, "svm/old": svm + 0.1, "svm/new": svm - 0.1, "knn/x": 7.0}
-    results = outcome.add(results, 1, {}, ends, 1.0)
+    results = results_lib.add(results, 1, {}, ends, 1.0)
     pair = {"best": epochs[best - 1], "last": epochs[-1]}
     zero = {"number": 1, "loss": 9.0, "seconds": 0.5, "passes": 7.0}
     results["convergence"] = {"0": {"best": zero, "last": zero}, "1": pair}
-    outcome.write_results(folder, results)
+    results_lib.write_results(folder, results)
     return folder
 
 
@@ -322,11 +325,13 @@ def test_refuses_runs_that_lack_something(runs, capsys):
 def test_refuses_runs_that_are_not_finished(runs, capsys):
     of = "--baseline=retrain"
     path = runs / "retrain_3"
-    results = outcome.read_results(path)
-    outcome.write_results(path, {**results, "convergence": {}})
+    results = results_lib.read_results(path)
+    results_lib.write_results(path, {**results, "convergence": {}})
     err = refused(capsys, of, f"retrain={path}")
     assert "retrain_3: no convergence of task 1: config.patience was 2" in err
-    outcome.write_results(path, {**results, "scalars": [results["scalars"][0], None]})
+    results_lib.write_results(
+        path, {**results, "scalars": [results["scalars"][0], None]}
+    )
     err = refused(capsys, of, f"retrain={path}")
     assert "retrain_3: not finished: it has no results of task 1" in err
     (runs / "retrain" / "seed_1" / "results.json").unlink()

@@ -10,9 +10,10 @@ from sklearn import model_selection
 from sklearn import svm as sklearn_svm
 
 from helpers import eval_toy, toy
-from jaxcl import record, sharding, train
+from jaxcl import sharding
 from jaxcl.data import stream
 from jaxcl.evals import svm
+from jaxcl.run import record, train
 
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 FEW = dict(folds=3, inner_folds=2, penalties=(0.1, 1.0, 10.0))

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxcl import sections
-from jaxcl.data import convert, prefetch, sources, stream
+from jaxcl.config import sections
+from jaxcl.data import files as files_lib
+from jaxcl.data import prefetch, sources, stream
 
 WNIDS = ("n03", "n01", "n02")  # of wnids.txt: not sorted
 # wnid of val_K.JPEG. Files are sorted as text: val_10 and val_11 before val_2.
@@ -167,7 +168,7 @@ def test_images_that_cannot_be_decoded(tmp_path):
     make(tmp_path)
     bad = tmp_path / "train/n01/images/n01_1.JPEG"
     bad.write_bytes(b"no image")
-    with pytest.raises(convert.Unreadable, match=r"n01_1\.JPEG cannot be decoded"):
+    with pytest.raises(files_lib.Unreadable, match=r"n01_1\.JPEG cannot be decoded"):
         load(tmp_path)
     with pytest.warns(UserWarning, match=r"n01_1\.JPEG.*used .*n01_2\.JPEG"):
         data = load(tmp_path, on_corrupt="skip")

@@ -9,20 +9,12 @@ import numpy as np
 import pytest
 
 from helpers import run_directories, toy
-from jaxcl import (
-    build,
-    checkpoint,
-    core,
-    finish,
-    outcome,
-    record,
-    sections,
-    sharding,
-    train,
-    transfer,
-)
-from jaxcl.data import scenarios, sources
+from jaxcl import core, sharding
+from jaxcl.config import build, sections
+from jaxcl.data import scenarios, toys
 from jaxcl.evals import knn, linear, tsne
+from jaxcl.run import checkpoint, finish, record, train, transfer
+from jaxcl.run import results as results_lib
 
 STRATEGY = {"method.strategy": "pnr", "scenario.num_tasks": 5, "epochs": 1}
 PROBE = {"epochs": 3, "milestones": (2,), "augment": False}
@@ -80,9 +72,7 @@ def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, ca
     assert run_directories.contents(run) == before
     work = toy.job(tmp_path / "like", tasks=1, **STRATEGY)
     saved = toy.saved(work, run)
-    cut = scenarios.make(
-        sources.digits(validation=0.3), scenario="joint", num_tasks=None
-    )
+    cut = scenarios.make(toys.digits(validation=0.3), scenario="joint", num_tasks=None)
     parts = core.EvalParts(
         embed=work.method.embed, stream=cut, num_classes=10, size=8, mean=(0.3,),
         std=(0.4,), resize=None, seed=3, mesh=sharding.mesh(1), workers=0,
@@ -92,7 +82,7 @@ def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, ca
         "knn": knn.make(parts, k=5)(saved.state, 0),
     }
     for name, result in want.items():
-        (ours,) = outcome.matrix(results, f"{name}/class_incremental")
+        (ours,) = results_lib.matrix(results, f"{name}/class_incremental")
         gap = 0 if devices == 1 else 2 / len(cut.evaluation.label)
         assert abs(ours[0] - result.rows["class_incremental"][0]) <= gap
     loss = results["scalars"][0]["linear/train_loss"]
@@ -101,7 +91,7 @@ def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, ca
     assert results["task_names"] == ["joint"]
     assert results["checkpoint"]["number"] == saved.number
     assert results["checkpoint"]["step"] == int(saved.state.step) > 0
-    assert without_clock(outcome.read_results(tmp_path)) == without_clock(results)
+    assert without_clock(results_lib.read_results(tmp_path)) == without_clock(results)
     (row,) = record.read_rows(tmp_path)
     assert row["step"] == int(saved.state.step)
     assert row["eval"]["knn/accuracy"] == results["scalars"][0]["knn/accuracy"]

@@ -19,7 +19,8 @@ import pytest
 from helpers import dense_net, twins, two_view_losses
 from jaxcl import core, optim
 from jaxcl.memory import buffer, importance, policies
-from jaxcl.methods import ssl_bases, ssl_strategies, two_view
+from jaxcl.methods import two_view
+from jaxcl.methods.two_view import bases, strategies
 from jaxcl.nets import heads
 
 # Rows of a batch, of a queue bank (which the batch does not divide) and of the memory;
@@ -48,8 +49,8 @@ OPTIONS = {
 }
 EWC = {"weight": 4.0}  # some parameters are held stiffly with it, others are not
 COPIED = ("encoder", "projector")
-PAIRS = [(base, strategy) for base in ssl_bases.BASES for strategy in
-         ssl_strategies.STRATEGIES]  # fmt: skip
+PAIRS = [(base, strategy) for base in bases.BASES for strategy in
+         strategies.STRATEGIES]  # fmt: skip
 CASES = {f"{base}-{strategy}": (base, strategy, {}) for base, strategy in PAIRS} | {
     # A teacher that normalises by its batch, the paper's form of the loss, and each of
     # the pseudo-negatives alone (Table 7).
@@ -60,9 +61,9 @@ CASES = {f"{base}-{strategy}": (base, strategy, {}) for base, strategy in PAIRS}
     "mocov2plus-pnr-pn2": ("mocov2plus", "pnr", {"pn1": False}),
 }
 # Every strategy on one base and every base under PNR run every time.
-QUICK = {f"mocov2plus-{strategy}" for strategy in ssl_strategies.STRATEGIES} | {
+QUICK = {f"mocov2plus-{strategy}" for strategy in strategies.STRATEGIES} | {
     "byol-cassle-batch",
-    *(f"{base}-pnr" for base in ssl_bases.BASES),
+    *(f"{base}-pnr" for base in bases.BASES),
 }
 ROWS = [
     pytest.param(
@@ -158,8 +159,8 @@ class Twin:
 
     def __init__(self, name, state):
         self.base, self.strategy, self.options = options_of(name)
-        self.spec = ssl_bases.get(self.base)
-        self.plan = ssl_strategies.get(self.strategy)
+        self.spec = bases.get(self.base)
+        self.plan = strategies.get(self.strategy)
         extra = state.extra
         self.key, self.step_number = core.copy(state.key), int(state.step)
         self.task, self.start = int(state.task), int(state.task_start)
@@ -280,7 +281,7 @@ class Twin:
         views = {n: by_view(x) for n, x in outputs.items() if n != "replayed"}
         if "replayed" in outputs:
             views["replayed"] = outputs["replayed"]
-        return ssl_bases.Features(
+        return bases.Features(
             **views, label=label, key_queue=self.key_queue,
             frozen_queue=self.frozen_queue,
             **{n: x if n.startswith("stored") else by_view(x) for n, x in
@@ -290,9 +291,9 @@ class Twin:
     def loss_and_slopes(self, outputs, label, frozen):
         """The loss, and its slopes with respect to the outputs by differences."""
         alone = self.task == 0 and self.plan.teacher
-        names = {n: self.options[n] for n in ssl_bases.Options._fields
+        names = {n: self.options[n] for n in bases.Options._fields
                  if n in self.options}  # fmt: skip
-        options = ssl_bases.Options(
+        options = bases.Options(
             **{"form": "code", "pn1": True, "pn2": True, "scale": 0.1,
                "off_diagonal": 5e-3} | names
         )  # fmt: skip

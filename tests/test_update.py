@@ -12,7 +12,11 @@ import pytest
 from sklearn import datasets
 
 from helpers import toy
-from jaxcl import build, checkpoint, drift, finish, lineage, outcome, transfer, update
+from jaxcl.config import build
+from jaxcl.run import checkpoint, finish, transfer
+from jaxcl.run import results as results_lib
+from jaxcl.update import command as update_command
+from jaxcl.update import drift, lineage
 
 PIXELS = (datasets.load_digits().images * 255 / 16).astype(np.uint8)[..., None]
 LABELS = datasets.load_digits().target.astype(np.int32)
@@ -46,7 +50,7 @@ def copy(run, tmp_path):
 
 
 def config(**changes):
-    made = update.defaults()
+    made = update_command.defaults()
     for path, value in {"rows": 200, "evaluators.knn.k": 5, **changes}.items():
         section, _, name = path.rpartition(".")
         place = made
@@ -60,7 +64,7 @@ def plan(root, *, test=True, data="new.npz", **changes):
     options = {k: changes.pop(k) for k in ("old", "join", "again") if k in changes}
     judge = str(root / "test.npz") if test else None
     data, given = str(root / data), config(**changes)
-    return update.plan(str(root / "run"), data, given, test=judge, **options)
+    return update_command.plan(str(root / "run"), data, given, test=judge, **options)
 
 
 def encoder(run):
@@ -84,7 +88,7 @@ def same(a, b):
 def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     work = plan(copy, **{"limits.accuracy_drop": 1.0})
     before = encoder(copy / "run")
-    found = update.carry_out(work)
+    found = update_command.carry_out(work)
     assert found["accepted"] and found["broken"] == []
     assert lineage.current(copy / "run") == str(work.workdir) == found["run"]
     # The run itself is as it was; the update goes on from its weights and steps.
@@ -97,7 +101,7 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     # PNR's teacher is the network that the run ended with.
     teacher = jax.device_get(state.extra.teacher["encoder"])
     assert same(teacher, before[0][0]["encoder"])
-    results = outcome.read_results(work.workdir)
+    results = results_lib.read_results(work.workdir)
     assert results["task_names"][-1] == "new" and len(results["task_names"]) == 6
     assert results["cost"]["per_task"][-1]["steps"] == new
     # What was said is what separate measurements say.
@@ -117,8 +121,8 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     moved = drift.measures(old(rows), fresh(rows), k=10)
     turn = np.load(work.workdir / "rotation.npy")
     np.testing.assert_array_equal(turn, moved.pop("rotation"))
-    assert found["drift"] == outcome.plain(moved) | {"rows": 200}
-    assert found["index"] == update.index_verdict(found["drift"], 0.9)
+    assert found["drift"] == results_lib.plain(moved) | {"rows": 200}
+    assert found["index"] == update_command.index_verdict(found["drift"], 0.9)
 
     # The same command finds it done; other data go on from it.
     again = plan(copy, **{"limits.accuracy_drop": 1.0})
@@ -135,7 +139,7 @@ def test_updates_go_on_from_each_other(copy):
     for number, (limit, current) in enumerate([(1.0, 1), (-2.0, 1), (1.0, 3)], 1):
         work = plan(copy, again=True, **{"limits.accuracy_drop": limit})
         assert work.workdir.name == f"{number:04d}"
-        update.carry_out(work)
+        update_command.carry_out(work)
         assert lineage.current(copy / "run").endswith(f"updates/{current:04d}")
     # The second, rolled back, left no trace in the third.
     assert encoder(work.workdir)[1] == encoder(copy / "run")[1] + 2 * (240 // 48)
@@ -155,7 +159,7 @@ def test_the_command_rolls_back_and_resumes(copy):
     )  # fmt: skip
     build.build(ml_collections.ConfigDict(work.config), work.workdir)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == update.ROLLED_BACK, done.stderr
+    assert done.returncode == update_command.ROLLED_BACK, done.stderr
     assert "limit broken: knn/class_incremental is 0." in done.stdout
     assert done.stdout.strip().endswith(f"rolled back: {work.workdir}")
     found = lineage.read(work.workdir)
@@ -172,7 +176,7 @@ def test_an_unfinished_update_is_not_mixed_with_another(copy):
     other = plan(copy, data="more.npz")
     assert other.workdir == work.workdir
     with pytest.raises(ValueError, match=r"another config.*data\.path.*more\.npz"):
-        update.carry_out(other)
+        update_command.carry_out(other)
 
 
 def test_a_joined_update_reads_old_images_as_earlier_ones(copy):
@@ -209,7 +213,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(run, changes, said):
 def test_a_run_that_cannot_be_updated(run, tmp_path):
     given = str(run / "new.npz"), config()
     with pytest.raises(ValueError, match="no config.json that can be read"):
-        update.plan(str(tmp_path), *given)
+        update_command.plan(str(tmp_path), *given)
     own = json.loads((run / "run" / "config.json").read_text())
     for change, said in (
         ({"seeds": 3}, "several seeds; name the directory of one"),
@@ -217,7 +221,7 @@ def test_a_run_that_cannot_be_updated(run, tmp_path):
     ):
         (tmp_path / "config.json").write_text(json.dumps({**own, **change}))
         with pytest.raises(ValueError, match=said):
-            update.plan(str(tmp_path), *given)
+            update_command.plan(str(tmp_path), *given)
 
 
 def test_old_data_that_are_gone(copy, capsys):
@@ -263,18 +267,18 @@ def test_a_state_of_another_shape_is_named(copy):
     work = plan(copy)
     match = r"config\.start.*key_queue'\] of shape \(2, 96, 8\).*\(2, 144, 8\)"
     with pytest.raises(checkpoint.CheckpointError, match=match):
-        update.carry_out(work)
+        update_command.carry_out(work)
 
 
 MOVED = {"index_overlap": 0.85, "aligned_index_overlap": 0.95, "overlap": 0.7}
 
 
 def test_the_verdict_on_an_index():
-    assert update.index_verdict(None, 0.9) == "unknown"
-    assert update.index_verdict(MOVED, 0.8) == "keep"
-    assert update.index_verdict(MOVED, 0.85) == "keep"
-    assert update.index_verdict(MOVED, 0.9) == "rotate"
-    assert update.index_verdict(MOVED, 0.96) == "rebuild"
+    assert update_command.index_verdict(None, 0.9) == "unknown"
+    assert update_command.index_verdict(MOVED, 0.8) == "keep"
+    assert update_command.index_verdict(MOVED, 0.85) == "keep"
+    assert update_command.index_verdict(MOVED, 0.9) == "rotate"
+    assert update_command.index_verdict(MOVED, 0.96) == "rebuild"
 
 
 @pytest.mark.parametrize(
@@ -298,7 +302,7 @@ def test_limits(limits, count):
         "b/all": {"before": 0.8, "after": 0.9, "change": 0.1},
     }
     found = {"accuracy": accuracy, "drift": MOVED, "index": "rotate"}
-    said = update.broken(found, update.Limits(**limits))
+    said = update_command.broken(found, update_command.Limits(**limits))
     assert len(said) == count
     if not limits:
         assert said == ["a/all lost 0.0400, allowed 0.02"]

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from helpers import eval_toy, memory_toy, toy
-from jaxcl import augment, job, plots, sharding
+from jaxcl import plots, sharding
+from jaxcl.augment import images as augment_images
 from jaxcl.data import stream
 from jaxcl.evals import head as head_lib
 from jaxcl.evals import linear, tsne
 from jaxcl.methods import er, two_view
+from jaxcl.run import job
 
 CLASSES, DIM = eval_toy.CLASSES, eval_toy.DIM
 OPTIONS = eval_toy.OPTIONS | dict(batch_size=4, train_on="visible")
@@ -216,7 +218,7 @@ def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
     parts = eval_toy.parts_of(data=eval_toy.dataset(streams=streams))
     options = eval_toy.OPTIONS | {"scale": scale}
     result = linear.make(parts, **options, **given)(state, 1)
-    view = augment.make(
+    view = augment_images.make(
         size=4, views=1, scale=scale, ratio=(3 / 4, 4 / 3), interpolation="bilinear",
         flip=0.5, mean=eval_toy.MEAN, std=eval_toy.STD, **seen,
     )  # fmt: skip

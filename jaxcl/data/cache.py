@@ -1,6 +1,6 @@
 """Decoded images on disk: files are decoded once, later runs map the pixels.
 
-DIRECTORY/KEY/ holds what one reader (`convert.Files`, say) gives:
+DIRECTORY/KEY/ holds what one reader (`files_lib.Files`, say) gives:
     pixels.bin   u8, image after image, each [h,w,C] in C order
     offsets.npy  i64[N], where each begins
     shapes.npy   i32[N,3], h, w, C; zeros where an image could not be decoded
@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxcl.data import convert, prefetch
+from jaxcl.data import files as files_lib
+from jaxcl.data import prefetch
 
 FORMAT = 1  # of the files above; part of KEY
 SAMPLE = 500  # images that the estimate of the size is made from
@@ -93,7 +94,7 @@ def cached(read: Any, directory: str, *, size: int | None = None) -> Cached:
 
     Args:
       read: row -> u8[h,w,C] with `name(row)`, `stamp()` -> (rows, digest), `decoder`
-        and `channels`, as `convert.Files`.
+        and `channels`, as `files_lib.Files`.
       directory: for any number of caches.
       size: shorter sides above it are shrunk to it. None: pixels as decoded.
 
@@ -231,7 +232,7 @@ def _decoded(fresh: Fresh, rows: Iterable[int]) -> Iterator:
     def one(row):
         try:
             return fresh(row), None
-        except convert.Unreadable as error:
+        except files_lib.Unreadable as error:
             return None, error
 
     threads = min(32, (os.cpu_count() or 1) + 2)

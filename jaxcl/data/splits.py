@@ -7,6 +7,8 @@ import numpy as np
 from jaxcl.data import cache as cache_lib
 from jaxcl.data import graphs, prefetch, stream
 
+TEST_SEED = 0  # of test splits that we draw ourselves
+
 
 def take(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
     """The examples at `rows`, renumbered from 0."""
@@ -85,6 +87,14 @@ def drawn(examples: stream.Examples, fraction: float, seed: list[int]) -> np.nda
         count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
         mask[rng.permutation(rows)[:count]] = True
     return mask
+
+
+def draw_test(name, class_names, whole, fraction, seed, decoder="") -> stream.Dataset:
+    """A set of one domain whose test split, a fraction of each class, is drawn."""
+    mask = drawn(whole, fraction, [seed, 2])
+    test = take(whole, np.flatnonzero(mask)) if mask.any() else None
+    train = take(whole, np.flatnonzero(~mask))
+    return stream.Dataset(name, class_names, ("all",), train, None, test, decoder)
 
 
 def split_validation(train: stream.Examples, fraction: float, seed: int):

@@ -2,9 +2,11 @@
 
 import os
 
-from jaxcl.data import convert, places, prefetch, splits, stream
+from jaxcl.data import files as files_lib
+from jaxcl.data import from_folders, prefetch, splits, storage, stream
 
 ANNOTATIONS = "val_annotations.txt"
+SIZE = (200, 100_000, 64)  # classes, train rows, pixels of a side
 
 
 def tiny_imagenet(
@@ -32,14 +34,12 @@ def tiny_imagenet(
       take their arrays from.
     size: None: as stored; else shorter side to `size`, then a centre crop.
     resident: decode all, once, into 1.4 GB of memory.
-    Others as in `sources.image_folder`.
+    Others as in `from_folders.image_folder`.
 
     Raises ValueError for a file that is missing, a wrong line of val_annotations.txt,
     an image without an annotation or the reverse, a wnid that is not in train/, and a
     class without images.
     """
-    from jaxcl.data import sources  # which imports this module
-
     for folder in (path, os.path.join(path, "train"), os.path.join(path, "val")):
         if not os.path.isdir(folder):
             raise ValueError(
@@ -47,15 +47,15 @@ def tiny_imagenet(
                 "tiny-imagenet-200, with train/, val/ and wnids.txt"
             )
     file = os.path.join(path, "wnids.txt") if classes is None else classes
-    wanted = convert.class_list(file)
+    wanted = files_lib.class_list(file)
     decoder = prefetch.choose_decoder(decoder)
-    names, *train = sources.scan(path, "train", wanted, only=classes is None)
-    known = places.folders(os.path.join(path, "train"))
-    if convert.image_files(os.path.join(path, "val", "images")):
+    names, *train = from_folders.scan(path, "train", wanted, only=classes is None)
+    known = storage.folders(os.path.join(path, "train"))
+    if files_lib.image_files(os.path.join(path, "val", "images")):
         test = _annotated(path, names, known)
     else:
         test = _sorted(path, names, known)
-    parts = [sources.from_files(path, *x, decoder=decoder) for x in (train, test)]
+    parts = [from_folders.from_files(path, *x, decoder=decoder) for x in (train, test)]
     data = stream.Dataset(
         "tiny_imagenet", names, ("all",), parts[0], None, parts[1], decoder
     )
@@ -67,10 +67,8 @@ def tiny_imagenet(
 
 def _sorted(path, names, known) -> tuple[list[int], list[bytes]]:
     """Labels and files (relative to `path`) of val/WNID."""
-    from jaxcl.data import sources
-
     where = os.path.join(path, "val")
-    found = {*places.folders(where)} - {"images"}  # which sorting leaves, empty
+    found = {*storage.folders(where)} - {"images"}  # which sorting leaves, empty
     if not found:
         raise ValueError(
             f"{where}: expected images/* and {ANNOTATIONS}, or folders WNID/*"
@@ -78,7 +76,7 @@ def _sorted(path, names, known) -> tuple[list[int], list[bytes]]:
     unknown = sorted(found - {*known})
     if unknown:
         raise ValueError(f"{where}: wnids that are not in train/: {unknown[:5]}")
-    return sources.scan(path, "val", names)[1:]
+    return from_folders.scan(path, "val", names)[1:]
 
 
 def _annotated(path, names, known) -> tuple[list[int], list[bytes]]:
@@ -86,7 +84,7 @@ def _annotated(path, names, known) -> tuple[list[int], list[bytes]]:
     where = os.path.join(path, "val", "images")
     file = os.path.join(path, "val", ANNOTATIONS)
     given = _annotations(file, known)
-    images = {os.path.relpath(x, where) for x in convert.image_files(where)}
+    images = {os.path.relpath(x, where) for x in files_lib.image_files(where)}
     for problem, found in (
         (f"names images that {where} lacks", {*given} - images),
         (f"lacks images that are in {where}", images - {*given}),

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import augment, core, sharding
+from jaxcl import core, sharding
+from jaxcl.augment import images as augment_images
 from jaxcl.evals import features as features_lib
 
 _EXACT = jax.lax.Precision.HIGHEST
@@ -93,7 +94,7 @@ def _program(parts, batch_size):
 
     -inf also where a slot holds no row.
     """
-    view = augment.make_eval(
+    view = augment_images.make_eval(
         size=parts.size, resize=parts.resize, mean=parts.mean, std=parts.std
     )
     everywhere = sharding.replicated(parts.mesh)

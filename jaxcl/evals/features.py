@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import augment, core, sharding
+from jaxcl import core, sharding
+from jaxcl.augment import images as augment_images
 from jaxcl.data import graph_batches, prefetch, stream
 
 
@@ -248,7 +249,7 @@ def make(parts, examples: stream.Examples, *, rows=None, batch_size=256, images=
 
 
 def _eval_view(parts, resize):
-    return augment.make_eval(
+    return augment_images.make_eval(
         size=parts.size, resize=resize, mean=parts.mean, std=parts.std
     )
 

@@ -28,7 +28,7 @@ from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 from jaxcl.memory import duel
 
-LAST_ONLY = True  # unless the entry of the config says otherwise, see evaluators.py
+LAST_ONLY = True  # unless the entry of the config says otherwise, see run/evaluation.py
 
 
 class Course(NamedTuple):

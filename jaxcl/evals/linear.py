@@ -34,8 +34,8 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from jaxcl import augment as augment_lib
 from jaxcl import core, sharding
+from jaxcl.augment import images as augment_images
 from jaxcl.data import prefetch
 from jaxcl.evals import features as features_lib
 from jaxcl.evals import head as head_lib
@@ -46,7 +46,7 @@ _RATIO = (3 / 4, 4 / 3)
 def _augmented(parts, look, normalize):
     """(state, images u8[B,h,w,C] or u8[B,1,S,S,C], key) -> features f32[B, D]."""
     whole = sharding.replicated(parts.mesh)
-    view = augment_lib.make(
+    view = augment_images.make(
         size=parts.size, views=1, ratio=_RATIO, interpolation="bilinear",
         mean=parts.mean, std=parts.std, **look,
     )  # fmt: skip

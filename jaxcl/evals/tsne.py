@@ -17,11 +17,12 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import augment, core, plots, sharding
+from jaxcl import core, plots, sharding
+from jaxcl.augment import images as augment_images
 from jaxcl.data import prefetch, stream
 from jaxcl.evals import features as features_lib
 
-LAST_ONLY = True  # unless the entry of the config says otherwise, see evaluators.py
+LAST_ONLY = True  # unless the entry of the config says otherwise, see run/evaluation.py
 _FEWEST = 5  # points of a picture
 _RANDOM = 0x7A4D  # keeps the random rows apart from the choice of those to embed
 
@@ -301,7 +302,7 @@ def _images(parts, examples: stream.Examples, rows) -> np.ndarray:
 def _embedder(parts, batch_size=256) -> Callable:
     """(state, images u8[n,H,W,C]) -> f32[n, D] on the host, one program for all n."""
     streams = parts.stream.dataset.train.images is None
-    view = augment.make_eval(
+    view = augment_images.make_eval(
         size=parts.size, resize=None if streams else parts.resize,
         mean=parts.mean, std=parts.std,
     )  # fmt: skip

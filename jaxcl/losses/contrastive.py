@@ -9,27 +9,10 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxcl import core
+
 # Logit of what does not exist: -inf would have no gradient where nothing exists.
 _ABSENT = -1e30
-
-
-def l2_normalize(x, *, eps=1e-12):
-    """Rows of unit length, x / max(|x|, eps).
-
-    A row of zeros stays zero and receives a zero gradient, where x / |x| would
-    give nan and x / eps a gradient of 1e12.
-
-    Args:
-      x: f32[..., D]; bfloat16 is cast to float32.
-      eps: smallest length that is divided by.
-
-    Returns:
-      f32[..., D].
-    """
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    squared = jnp.sum(x * x, axis=-1, keepdims=True)
-    inverse = jax.lax.rsqrt(jnp.maximum(squared, eps**2))
-    return x * jnp.where(squared > 0, inverse, 0.0)
 
 
 def interleave(a, b):
@@ -44,27 +27,6 @@ def interleave(a, b):
     """
     # Concatenation would move rows between devices, this keeps each in place.
     return jnp.stack([a, b], axis=1).reshape(-1, a.shape[-1])
-
-
-def dot(a, b):
-    """Inner products of the rows of `a` and `b`.
-
-    Args:
-      a: f32[..., N, D].
-      b: f32[..., M, D].
-
-    Returns:
-      f32[..., N, M].
-    """
-    # One bfloat16 pass, a TPU's default, is too coarse to be divided by a
-    # temperature; HIGH is three passes there and TF32 on a GPU.
-    return jnp.einsum(
-        "...nd,...md->...nm",
-        a,
-        b,
-        precision=jax.lax.Precision.HIGH,
-        preferred_element_type=a.dtype,
-    )
 
 
 def logsumexp_of_others(logits):
@@ -114,9 +76,9 @@ def nt_xent(z1, z2, *, temperature=0.2):
     """
     chex.assert_rank(z1, 2)
     chex.assert_equal_shape([z1, z2])
-    z1, z2 = l2_normalize(z1), l2_normalize(z2)
+    z1, z2 = core.l2_normalize(z1), core.l2_normalize(z2)
     rows = interleave(z1, z2)
-    denominator = logsumexp_of_others(dot(rows, rows) / temperature)
+    denominator = logsumexp_of_others(core.dot(rows, rows) / temperature)
     # Both rows of an example have the same positive logit.
     positive = jnp.sum(z1 * z2, axis=-1) / temperature
     return jnp.mean(denominator) - jnp.mean(positive)
@@ -163,18 +125,18 @@ def info_nce(
     chex.assert_equal_shape([anchors, positives])
     if negatives is None and examples is None:
         raise ValueError("negatives=None, examples=None: one of them must be given")
-    anchors, positives = l2_normalize(anchors), l2_normalize(positives)
+    anchors, positives = core.l2_normalize(anchors), core.l2_normalize(positives)
     positive = jnp.sum(anchors * positives, axis=-1) / temperature
     parts = []
     if negatives is not None:
         chex.assert_rank(negatives, 2)
-        negatives = negatives if unit_negatives else l2_normalize(negatives)
+        negatives = negatives if unit_negatives else core.l2_normalize(negatives)
         parts.append((negatives, negative_mask))
     if examples is not None:
         parts.append((positives, examples[:, None] != examples[None, :]))
     denominator = None
     for rows, exists in parts:
-        logits = dot(anchors, rows) / temperature
+        logits = core.dot(anchors, rows) / temperature
         if exists is not None:
             logits = jnp.where(exists, logits, _ABSENT)
         total = jax.nn.logsumexp(logits, axis=-1)
@@ -208,9 +170,9 @@ def m_hml(anchors, positives, memory, *, weight=1.0, temperature=0.5, mask=None)
     """
     chex.assert_rank([anchors, positives, memory], 2)
     chex.assert_equal_shape([anchors, positives])
-    anchors, positives = l2_normalize(anchors), l2_normalize(positives)
+    anchors, positives = core.l2_normalize(anchors), core.l2_normalize(positives)
     apart = (1 - jnp.sum(anchors * positives, axis=-1)) / temperature
-    logits = (dot(anchors, l2_normalize(memory)) - 1) / temperature
+    logits = (core.dot(anchors, core.l2_normalize(memory)) - 1) / temperature
     count = len(memory)
     if mask is not None:
         logits, count = jnp.where(mask, logits, _ABSENT), jnp.sum(mask)
@@ -244,8 +206,8 @@ def sup_con(z, labels, *, temperature=0.1, anchor_mask=None, example_mask=None):
         chex.assert_equal_shape([example_mask, labels])
         exists = example_mask.astype(bool)
         z = jnp.where(exists[:, None], z, 0)
-    rows = l2_normalize(z)
-    logits = dot(rows, rows) / temperature
+    rows = core.l2_normalize(z)
+    logits = core.dot(rows, rows) / temperature
     own = jnp.eye(rows.shape[0], dtype=bool)
     positive = (labels[:, None] == labels[None, :]) & ~own
     if example_mask is not None:

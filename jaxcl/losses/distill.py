@@ -48,9 +48,9 @@ def cassle_contrastive(p1, p2, f1, f2, *, temperature=0.2, form="code"):
     _check_form(form)
     chex.assert_rank(p1, 2)
     chex.assert_equal_shape([p1, p2, f1, f2])
-    p = contrastive.l2_normalize(contrastive.interleave(p1, p2))
+    p = core.l2_normalize(contrastive.interleave(p1, p2))
     f = _constant(contrastive.interleave(f1, f2))
-    logits = contrastive.dot(p, f) / temperature
+    logits = core.dot(p, f) / temperature
     positive = jnp.sum(p * f, axis=-1) / temperature
     if form == "paper":
         return jnp.mean(contrastive.logsumexp_of_others(logits) - positive)
@@ -194,9 +194,9 @@ def pnr_simclr(z1, z2, p1, p2, f1, f2, *, temperature=0.2, pn1=True, pn2=True):
     """
     chex.assert_rank(z1, 2)
     chex.assert_equal_shape([z1, z2, p1, p2, f1, f2])
-    z1, z2 = contrastive.l2_normalize(z1), contrastive.l2_normalize(z2)
+    z1, z2 = core.l2_normalize(z1), core.l2_normalize(z2)
     z = contrastive.interleave(z1, z2)
-    p = contrastive.l2_normalize(contrastive.interleave(p1, p2))
+    p = core.l2_normalize(contrastive.interleave(p1, p2))
     f = _constant(contrastive.interleave(f1, f2))
 
     first = _logsumexp_of_others(z, (z, f) if pn1 else (z,), temperature)
@@ -247,13 +247,13 @@ def pnr_supcon(
     chex.assert_rank([z1, labels], [2, 1])
     chex.assert_equal_shape([z1, z2, p1, p2, f1, f2])
     chex.assert_equal_shape_prefix([z1, labels], 1)
-    z = contrastive.l2_normalize(contrastive.interleave(z1, z2))
-    p = contrastive.l2_normalize(contrastive.interleave(p1, p2))
+    z = core.l2_normalize(contrastive.interleave(z1, z2))
+    p = core.l2_normalize(contrastive.interleave(p1, p2))
     f = _constant(contrastive.interleave(f1, f2))
     labels = jnp.stack([labels, labels], axis=1).reshape(-1)
     positive = (labels[:, None] == labels) & ~jnp.eye(labels.size, dtype=bool)
     # The compiler makes this product and the denominator's one.
-    logits = contrastive.dot(z, z) / temperature
+    logits = core.dot(z, z) / temperature
     pull = jnp.sum(jnp.where(positive, logits, 0.0), axis=1) / jnp.sum(positive, axis=1)
     first = _logsumexp_of_others(z, (z, f) if pn1 else (z,), temperature)
     second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), distill_temperature)
@@ -308,14 +308,12 @@ def pnr_moco(
     chex.assert_shape([q1, q2, k1, k2, p1, p2, f1, f2], q1.shape)
     chex.assert_shape([key_queue, frozen_queue], (2, None, q1.shape[-1]))
     # [2, B, D] by the bank that is met: view 2 comes first, to meet bank 0.
-    q = contrastive.l2_normalize(jnp.stack([q2, q1])) / temperature
-    p = contrastive.l2_normalize(jnp.stack([p2, p1])) / distill_temperature
+    q = core.l2_normalize(jnp.stack([q2, q1])) / temperature
+    p = core.l2_normalize(jnp.stack([p2, p1])) / distill_temperature
     q_positive = jnp.sum(q * _constant(jnp.stack([k1, k2])), axis=-1)
     p_positive = jnp.sum(p * _constant(jnp.stack([f2, f1])), axis=-1)
     if not unit_queues:
-        key_queue, frozen_queue = map(
-            contrastive.l2_normalize, (key_queue, frozen_queue)
-        )
+        key_queue, frozen_queue = map(core.l2_normalize, (key_queue, frozen_queue))
     q_keys, p_keys = _queue_logsumexp(q, p if pn2 else None, key_queue)
     p_frozen, q_frozen = _queue_logsumexp(p, q if pn1 else None, frozen_queue)
     first = jnp.logaddexp(q_positive, q_keys)
@@ -329,7 +327,7 @@ def pnr_moco(
 
 def _constant(x):
     """Unit rows that carry no gradient."""
-    return contrastive.l2_normalize(jax.lax.stop_gradient(x))
+    return core.l2_normalize(jax.lax.stop_gradient(x))
 
 
 def _logsumexp_of_others(anchors, sets, temperature):
@@ -342,7 +340,7 @@ def _logsumexp_of_others(anchors, sets, temperature):
       temperature: divides the cosines.
     """
     terms = (
-        contrastive.logsumexp_of_others(contrastive.dot(anchors, rows) / temperature)
+        contrastive.logsumexp_of_others(core.dot(anchors, rows) / temperature)
         for rows in sets
     )
     return functools.reduce(jnp.logaddexp, terms)
@@ -361,9 +359,9 @@ def _queue_logsumexp(a, b, queue):
     """
     queue = jax.lax.stop_gradient(queue)
     if b is None:
-        return jax.nn.logsumexp(contrastive.dot(a, queue), axis=-1), None
+        return jax.nn.logsumexp(core.dot(a, queue), axis=-1), None
     # One product reads the queue once for both; K is large, so that counts.
     rows = jnp.stack([a, b], axis=2)
-    logits = contrastive.dot(rows.reshape(2, -1, rows.shape[-1]), queue)
+    logits = core.dot(rows.reshape(2, -1, rows.shape[-1]), queue)
     result = jax.nn.logsumexp(logits, axis=-1).reshape(rows.shape[:3])
     return result[..., 0], result[..., 1]

@@ -42,6 +42,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxcl import core
 from jaxcl.losses import contrastive
 
 # Logarithm of the mean of nothing: -inf would have no gradient.
@@ -290,14 +291,14 @@ def _cosines(anchors, rows, exists, real):
     exists = exists & real[:, None]
     if shared:
         rows = _unit(rows, jnp.any(exists, axis=0))
-        return contrastive.dot(anchors, rows), exists
+        return core.dot(anchors, rows), exists
     rows = _unit(rows, exists)
-    return contrastive.dot(anchors[:, None], rows)[:, 0], exists
+    return core.dot(anchors[:, None], rows)[:, 0], exists
 
 
 def _unit(rows, exists):
     """Rows of unit length; zeros where there is none, as nan times 0 is nan."""
-    return contrastive.l2_normalize(jnp.where(exists[..., None], rows, 0))
+    return core.l2_normalize(jnp.where(exists[..., None], rows, 0))
 
 
 def _mixture(first, second, growth):

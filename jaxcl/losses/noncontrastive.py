@@ -10,7 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxcl.losses import contrastive
+from jaxcl import core
 
 
 def mse(a, b):
@@ -38,7 +38,7 @@ def mean_cosine(a, b):
     """
     chex.assert_rank(a, 2)
     chex.assert_equal_shape([a, b])
-    a, b = contrastive.l2_normalize(a), contrastive.l2_normalize(b)
+    a, b = core.l2_normalize(a), core.l2_normalize(b)
     return jnp.mean(jnp.sum(a * b, axis=-1))
 
 
@@ -63,7 +63,7 @@ def barlow_twins(z1, z2, *, scale=0.1, off_diagonal=5e-3):
     chex.assert_equal_shape([z1, z2])
     rows, features = z1.shape
     a, b = _standardize(z1), _standardize(z2)
-    correlation = contrastive.dot(a.T, b.T) / rows
+    correlation = core.dot(a.T, b.T) / rows
     own = jnp.eye(features, dtype=bool)
     # One weighted sum: all squares less the diagonal's would cancel in float32.
     weight = jnp.where(own, 1.0, off_diagonal)
@@ -123,7 +123,7 @@ def _moment_terms(z):
     z = _centre(z)
     rows, features = z.shape
     spread = jnp.sqrt(jnp.sum(z * z, axis=0) / (rows - 1) + 1e-4)
-    product = contrastive.dot(z.T, z.T) / (rows - 1)
+    product = core.dot(z.T, z.T) / (rows - 1)
     others = jnp.where(jnp.eye(features, dtype=bool), 0.0, product)
     hinge = jnp.mean(jax.nn.relu(1 - spread))
     return hinge, jnp.sum(jnp.square(others)) / features

@@ -142,12 +142,12 @@ def ird(z, teacher_z, *, temperature=0.2, teacher_temperature=0.01, example_mask
     chex.assert_equal_shape([z, teacher_z])
     exists = _exists(example_mask, len(z))
     now, past = (
-        contrastive.l2_normalize(jnp.where(exists[:, None], x, 0))
+        core.l2_normalize(jnp.where(exists[:, None], x, 0))
         for x in (z, jax.lax.stop_gradient(teacher_z))
     )
     rows = _relation(
-        contrastive.dot(now, now) / temperature,
-        contrastive.dot(past, past) / teacher_temperature,
+        core.dot(now, now) / temperature,
+        core.dot(past, past) / teacher_temperature,
         ~jnp.eye(len(z), dtype=bool) & exists,
     )
     return contrastive.masked_mean(rows, example_mask)
@@ -195,7 +195,7 @@ def _products(prototypes, z, exists):
     """c_i . z_j, f32[C,B], 0 where there is no row, whatever it holds."""
     wide = jnp.promote_types(z.dtype, jnp.float32)
     z = jnp.where(exists[:, None], z, 0).astype(wide)
-    return contrastive.dot(prototypes.astype(wide), z)
+    return core.dot(prototypes.astype(wide), z)
 
 
 def _exists(mask, rows):

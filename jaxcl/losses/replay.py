@@ -60,7 +60,7 @@ def cosine_logits(features, weights, *, scale=10.0, eps=1e-5):
         length = jnp.sqrt(jnp.where(some, squared, 1))
         return x * jnp.where(some, 1 / (length + eps), 0)
 
-    return scale * contrastive.dot(unit(features), unit(weights))
+    return scale * core.dot(unit(features), unit(weights))
 
 
 def cross_entropy(logits, labels, *, class_mask=None, example_mask=None):
@@ -200,8 +200,7 @@ def triplet(
     chex.assert_rank(anchors, 2)
     chex.assert_equal_shape([anchors, positives, negatives])
     a, p, n = (
-        contrastive.l2_normalize(_clear(x, valid))
-        for x in (anchors, positives, negatives)
+        core.l2_normalize(_clear(x, valid)) for x in (anchors, positives, negatives)
     )
     between = _DISTANCES[distance]
     rows = jax.nn.relu(between(a, p) - between(a, n) + margin)
@@ -244,10 +243,10 @@ def aml_sup_con(
     chex.assert_equal_shape([anchors, positives, negatives])
     chex.assert_equal_shape([labels, negative_labels])
     rows, pool = (
-        contrastive.l2_normalize(_clear(x, valid))
+        core.l2_normalize(_clear(x, valid))
         for x in (anchors, jnp.stack([positives, negatives], 1))
     )
-    logits = contrastive.dot(rows, pool.reshape(-1, pool.shape[-1])) / temperature
+    logits = core.dot(rows, pool.reshape(-1, pool.shape[-1])) / temperature
     same = labels[:, None] == jnp.stack([labels, negative_labels], 1).reshape(-1)
     if valid is not None:
         inside = jnp.repeat(valid.astype(bool), 2)

@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import nnqp
-from jaxcl.memory import buffer
+from jaxcl.memory import buffer, quadratic
 
 _dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
@@ -60,7 +59,7 @@ def pursuit(gram, target, member, budget, *, size, ridge=0.5, tol=1e-5):
         inner += jnp.diag(jnp.where(there, ridge, 1).astype(gram.dtype))
         aim = target.at[rows].get(mode="fill", fill_value=0)
         start = x.at[rows].get(mode="fill", fill_value=0)
-        weights, _ = nnqp.active_set(inner, -aim, start, there, tol=least)
+        weights, _ = quadratic.active_set(inner, -aim, start, there, tol=least)
         return jnp.zeros_like(x).at[rows].set(weights, mode="drop"), rounds + 1
 
     def going(carry):

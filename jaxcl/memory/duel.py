@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core
-from jaxcl.losses import contrastive
 
 SCORES = ("affine", "exponential")
 # Rows that a round looks at (the second number: a share of K), and rounds before all
@@ -83,9 +82,9 @@ def distinctiveness(
     count = jnp.sum(filled)
     if score == "affine":  # linear in the rows: their sum is enough
         total = jnp.sum(jnp.where(filled[:, None], memory, 0), axis=0)
-        products = contrastive.dot(queries, total[None])[:, 0]
+        products = core.dot(queries, total[None])[:, 0]
         return -jnp.log((1 + products / count) / 2)
-    logits = (contrastive.dot(queries, memory) - 1) / temperature
+    logits = (core.dot(queries, memory) - 1) / temperature
     logits = jnp.where(filled, logits, -jnp.inf)
     return jnp.log(count) - jax.nn.logsumexp(logits, axis=-1)
 

@@ -26,12 +26,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.memory import buffer, policies
 
 
 class Shards(NamedTuple):
     """A buffer in n shards; the fields are those of `buffer.Buffer`."""
+
+    over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
 
     items: object  # pytree of [capacity, ...], split over the devices
     filled: jax.Array  # bool[capacity], split
@@ -46,6 +48,8 @@ class Shards(NamedTuple):
 class Kept(NamedTuple):
     """What a policy counts, on each device for itself."""
 
+    over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
+
     each: object  # pytree of [n, ...], split over the devices
 
 
@@ -56,10 +60,9 @@ class Spread(NamedTuple):
     number of devices.
     """
 
+    over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
+
     rows: object  # pytree of [capacity, ...], split over the devices
-
-
-SPLIT = (Shards, Kept, Spread)  # of these every leaf is split on axis 0
 
 
 class Memory(NamedTuple):
@@ -84,7 +87,7 @@ def create(example, capacity: int, mesh) -> Shards:
     Raises:
       ValueError: capacity is not a positive multiple of the number of devices.
     """
-    own = share("capacity", capacity, mesh)
+    own = sharding.share("capacity", capacity, mesh)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), example)
     return _on_each(mesh, lambda: _shards(buffer.create(example, own)))
 
@@ -110,7 +113,7 @@ def choose(policy: str, memory: Shards, kept: Kept, key, items, mask, *, mesh):
     Raises:
       ValueError: the devices cannot share the rows evenly.
     """
-    share("rows", len(mask), mesh)
+    sharding.share("rows", len(mask), mesh)
 
     def one(memory, kept, items, mask, key):
         own = jax.tree.map(lambda x: x[0], kept.each)
@@ -132,7 +135,7 @@ def write(memory: Shards, slots, items, mask=None, *, after=(), mesh) -> Shards:
       ValueError: `items` does not match the example of `create`, or the devices
         cannot share the rows evenly.
     """
-    share("rows", len(slots), mesh)
+    sharding.share("rows", len(slots), mesh)
     slots = jnp.asarray(slots, jnp.int32)
     mask = jnp.ones(slots.shape, bool) if mask is None else mask
     # Of what must come first a flag is enough: nothing of it is sent to all devices.
@@ -159,7 +162,7 @@ def sample(memory: Shards, key, k: int, *, log_weights=None, mesh):
     Raises:
       ValueError: k is not a multiple of the number of devices from it to the capacity.
     """
-    count = share("k", k, mesh)
+    count = sharding.share("k", k, mesh)
     if k > memory.capacity:
         raise ValueError(f"k={k}: allowed are up to the capacity, {memory.capacity}")
 
@@ -192,27 +195,13 @@ def over(mesh, replay: core.Replay | None = None) -> Memory:
       ValueError: the devices cannot share capacity or size evenly.
     """
     for name in ("capacity", "size") if replay else ():
-        share(f"config.replay.{name}", getattr(replay, name), mesh)
+        sharding.share(f"config.replay.{name}", getattr(replay, name), mesh)
     bound = {
         function.__name__: functools.partial(function, mesh=mesh)
         for function in (create, start, choose, write, sample)
     }
     each = functools.partial(_on_each, mesh)
     return Memory(**bound, each=each, shards=mesh.size)
-
-
-def share(name: str, value: int, mesh) -> int:
-    """The part of a count that falls to each device.
-
-    Raises:
-      ValueError: the devices cannot share it evenly; `name` is what it is called.
-    """
-    if value < 1 or value % mesh.size:
-        raise ValueError(
-            f"{name}={value}: must be a positive multiple of the {mesh.size} devices "
-            "that share the memory"
-        )
-    return value // mesh.size
 
 
 def _on_each(mesh, function, *trees, everywhere=()):

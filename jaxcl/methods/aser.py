@@ -20,7 +20,8 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.memory import shapley
-from jaxcl.methods import online, online_shapley
+from jaxcl.methods import online
+from jaxcl.methods.online import shapley as shapley_lib
 
 
 def make(
@@ -65,7 +66,7 @@ def make(
         if keep == "shapley":
             _check(parts.replay, parts.num_classes, per_class)
     net = online.network(parts, head)
-    judge = online_shapley.Judge(parts, net, variant, neighbours, per_class, minority)
+    judge = shapley_lib.Judge(parts, net, variant, neighbours, per_class, minority)
 
     def update(state, incoming, key):
         replayed = judge.retrieve(state, incoming, key)

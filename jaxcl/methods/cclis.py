@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core
-from jaxcl.losses import contrastive, prototype
+from jaxcl.losses import prototype
 from jaxcl.methods import rehearsal
 
 _CHUNK = 256  # images that are scored at a time
@@ -82,7 +82,7 @@ def make(
         told = rehearsal.teach(net, state, images, train=False) if weight else None
         chance = rehearsal.weights(extra, batch)
         # On the sphere, outside of the gradient.
-        unit = contrastive.l2_normalize(state.params["prototypes"])
+        unit = core.l2_normalize(state.params["prototypes"])
         state = state.replace(params=state.params | {"prototypes": unit})
 
         def loss(params):

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.losses import replay as losses
-from jaxcl.methods import online, online_probe
+from jaxcl.methods import online
+from jaxcl.methods.online import probe
 
 
 def make(
@@ -72,7 +73,7 @@ def make(
                 )
             return value, (stats, new.logits)
 
-        found = online_probe.gradient(parts, state, loss)
+        found = probe.gradient(parts, state, loss)
         (value, (stats, logits)), grads, more_metrics = found
         state, metrics = online.move(parts, state, value, stats, grads)
         return state, metrics | more_metrics, {"logits": logits}

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from jaxcl import core
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer, coreset, policies
-from jaxcl.methods import gcr_selection, online, online_probe
+from jaxcl.methods import gcr_selection, online
+from jaxcl.methods.online import probe
 
 
 class Extra(NamedTuple):
@@ -85,7 +86,7 @@ def make(
             )  # fmt: skip
             return value, (stats, new.logits)
 
-        found, grads, more = online_probe.gradient(parts, state, loss)
+        found, grads, more = probe.gradient(parts, state, loss)
         value, (stats, logits) = found
         state, metrics = online.move(parts, state, value, stats, grads)
         return state, metrics | more, {"logits": logits}

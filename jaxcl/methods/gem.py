@@ -21,7 +21,8 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 
-from jaxcl import core, nnqp
+from jaxcl import core
+from jaxcl.memory import quadratic
 from jaxcl.methods import online
 
 
@@ -141,5 +142,5 @@ def project(gradient, memory_gradients, *, margin=0.5, ridge=1e-3, mask=None):
     violated = jnp.any(along < 0)
     matrix = dot(rows, rows.T) + ridge * jnp.eye(count, dtype=rows.dtype)
     linear = jnp.where(violated, along + margin * jnp.sum(matrix, axis=1), 0)
-    moved = gradient + dot(margin + nnqp.minimum(matrix, linear), rows)
+    moved = gradient + dot(margin + quadratic.minimum(matrix, linear), rows)
     return jnp.where(violated, moved, gradient)

@@ -24,7 +24,9 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.losses import replay as losses
-from jaxcl.methods import online, online_means, online_teacher
+from jaxcl.methods import online
+from jaxcl.methods.online import means as means_lib
+from jaxcl.methods.online import teacher as teacher_lib
 
 
 class Extra(NamedTuple):
@@ -33,9 +35,9 @@ class Extra(NamedTuple):
     memory: Any
     seen: jax.Array
     kept: core.PyTree
-    teacher: online_teacher.Teacher
+    teacher: teacher_lib.Teacher
     old: jax.Array  # bool[C], classes met before the present task
-    means: online_means.Means | None = None  # of a state that is evaluated
+    means: means_lib.Means | None = None  # of a state that is evaluated
 
 
 def make(
@@ -66,7 +68,7 @@ def make(
         replayed = online.draw(parts, extra.memory, key, log_weights=allowed)
         rows = incoming, replayed
         asked = rows if paper else rows[1:]
-        told = online_teacher.logits(net, extra.teacher, *asked)
+        told = teacher_lib.logits(net, extra.teacher, *asked)
 
         def loss(params):
             outputs, stats = net.both(params, state.stats, *rows)
@@ -78,10 +80,10 @@ def make(
     def init(key, batch):
         state = method.init(key, batch)
         old = jnp.zeros(parts.num_classes, bool)
-        extra = Extra(*state.extra, online_teacher.create(state), old)
+        extra = Extra(*state.extra, teacher_lib.create(state), old)
         return state.replace(extra=extra)
 
-    nearest = online_means.Nearest(parts, net, unit=paper, mirror=mirror)
+    nearest = means_lib.Nearest(parts, net, unit=paper, mirror=mirror)
     method = online.method(
         parts, net, update, begin_task=_begin_task, **nearest.hooks()
     )
@@ -92,7 +94,7 @@ def _begin_task(state, task):
     if task.index > 0:
         old = core.copy(state.extra.seen)
         state = state.replace(extra=state.extra._replace(old=old))
-    return online_teacher.begin_task(state, task)
+    return teacher_lib.begin_task(state, task)
 
 
 def _bce(outputs, rows, told, old, classes):

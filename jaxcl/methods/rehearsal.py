@@ -17,7 +17,6 @@ import numpy as np
 
 from jaxcl import core, sharding
 from jaxcl.data import stream
-from jaxcl.losses import contrastive
 from jaxcl.memory import buffer, selection
 from jaxcl.nets import chain, mlp
 
@@ -81,7 +80,7 @@ class Network(NamedTuple):
     def __call__(self, params, stats, images, *, train: bool):
         """Unit rows f32[N,D], and the statistics after this pass."""
         rows, stats = chain.apply(self._nets(), params, stats, images, train=train)
-        return contrastive.l2_normalize(rows), stats
+        return core.l2_normalize(rows), stats
 
     def embed(self, state, images):
         """Features of the encoder, in evaluation mode, f32[N,D]."""

@@ -24,7 +24,8 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.losses import replay as losses
-from jaxcl.methods import online, online_teacher
+from jaxcl.methods import online
+from jaxcl.methods.online import teacher as teacher_lib
 
 
 class Extra(NamedTuple):
@@ -33,7 +34,7 @@ class Extra(NamedTuple):
     memory: Any
     seen: jax.Array
     kept: core.PyTree
-    teacher: online_teacher.Teacher | None  # None where nothing is distilled
+    teacher: teacher_lib.Teacher | None  # None where nothing is distilled
     task_of: jax.Array  # i32[C], task in which the class was met first; -1: not yet
 
 
@@ -71,7 +72,7 @@ def make(
         held = rows if form == "paper" else rows[1:]
         told = None, None
         if distill:
-            said = online_teacher.logits(net, state.extra.teacher, *held)
+            said = teacher_lib.logits(net, state.extra.teacher, *held)
             told = (*told, *said)[-2:]
         old_tasks = jnp.where(task_of < state.task, task_of, -1)
 
@@ -95,10 +96,10 @@ def make(
     def init(key, batch):
         state = method.init(key, batch)
         task_of = jnp.full(parts.num_classes, -1, jnp.int32)
-        teacher = online_teacher.create(state) if distill else None
+        teacher = teacher_lib.create(state) if distill else None
         return state.replace(extra=Extra(*state.extra, teacher, task_of))
 
-    hooks = {"begin_task": online_teacher.begin_task} if distill else {}
+    hooks = {"begin_task": teacher_lib.begin_task} if distill else {}
     method = online.method(parts, net, update, **hooks)
     return method._replace(init=init)
 

@@ -112,7 +112,7 @@ FAULTS = [
             ),
         ),
         *fault.of(
-            "crops.py",
+            "augment/crops.py",
             "test_augment.py::test_random_resized_crop_is_pillows_crop_then_resize",
             (
                 "data: shrinking has no antialiasing",
@@ -135,7 +135,7 @@ FAULTS = [
             ),
         ),
         *fault.of(
-            "augment.py",
+            "augment/images.py",
             "test_augment.py::test_default_views_are_those_of_the_published_recipe",
             (
                 "data: saturation is jittered as strongly as contrast",
@@ -163,7 +163,7 @@ FAULTS = [
     ],
     *[
         *fault.of(
-            "job.py",
+            "run/job.py",
             "test_core.py::test_a_task_begins_where_the_run_stands",
             (
                 "run: a task's start is not noted",
@@ -188,7 +188,7 @@ FAULTS = [
             ),
         ),
         *fault.of(
-            "train.py",
+            "run/train.py",
             "test_methods.py::test_resumes_bitwise_finite_one_compile[er]",
             (
                 "run: a resumed task begins with its first batch",
@@ -220,7 +220,7 @@ FAULTS = [
             ),
         ),
         *fault.of(
-            "checkpoint.py",
+            "run/checkpoint.py",
             "test_checkpoint.py::test_restores_every_type_bitwise_on_another_mesh",
             (
                 "run: a key is not restored",

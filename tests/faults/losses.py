@@ -8,8 +8,9 @@ FAULTS = [
         fault.twins("losses", "nt_xent"),
         (
             "loss: nt_xent has the row itself in the denominator",
-            "denominator = logsumexp_of_others(dot(rows, rows) / temperature)",
-            "denominator = jax.nn.logsumexp(dot(rows, rows) / temperature, axis=-1)",
+            "denominator = logsumexp_of_others(core.dot(rows, rows) / temperature)",
+            "denominator = jax.nn.logsumexp(core.dot(rows, rows) / temperature, "
+            "axis=-1)",
         ),
         (
             "loss: nt_xent multiplies the positive by the temperature",
@@ -64,8 +65,8 @@ FAULTS = [
         fault.twins("noncontrastive", "barlow"),
         (
             "loss: barlow_twins divides by B - 1",
-            "contrastive.dot(a.T, b.T) / rows",
-            "contrastive.dot(a.T, b.T) / (rows - 1)",
+            "core.dot(a.T, b.T) / rows",
+            "core.dot(a.T, b.T) / (rows - 1)",
         ),
         (
             "loss: barlow_twins pulls the diagonal to 0",
@@ -101,8 +102,8 @@ FAULTS = [
         ),
         (
             "loss: frozen features get a gradient",
-            "return contrastive.l2_normalize(jax.lax.stop_gradient(x))",
-            "return contrastive.l2_normalize(x)",
+            "return core.l2_normalize(jax.lax.stop_gradient(x))",
+            "return core.l2_normalize(x)",
         ),
         (
             "loss: pseudo_negative takes the frozen feature of the same view",

@@ -7,7 +7,7 @@ _BASE = "test_bases.py::test_a_base_is_its_equations"
 FAULTS = [
     *[
         *fault.of(
-            "methods/online.py",
+            "methods/online/step.py",
             "test_online.py::test_er_replays_what_it_may[past_tasks]",
             (
                 "step: past tasks are also the present one",
@@ -131,7 +131,7 @@ FAULTS = [
             ),
         ),
         *fault.of(
-            "methods/online_teacher.py",
+            "methods/online/teacher.py",
             "test_icarl.py"
             "::test_the_teacher_is_the_network_at_the_begin_of_the_task_and_stays",
             (
@@ -157,7 +157,7 @@ FAULTS = [
             ),
         ),
         *fault.of(
-            "methods/online_means.py",
+            "methods/online/means.py",
             "test_icarl.py::test_the_nearest_mean_wins",
             (
                 "step: empty slots count in the class means",
@@ -189,7 +189,7 @@ FAULTS = [
             "test_cclis.py::test_a_later_step_is_the_equation[default]",
             (
                 "step: cclis does not bring prototypes back to the sphere",
-                'contrastive.l2_normalize(state.params["prototypes"])',
+                'core.l2_normalize(state.params["prototypes"])',
                 'state.params["prototypes"]',
                 "test_cclis.py"
                 "::test_prototypes_are_moved_on_the_sphere_whatever_their_length",
@@ -258,7 +258,7 @@ FAULTS = [
             ),
         ),
         *fault.of(
-            "methods/duel.py",
+            "methods/duel/step.py",
             "test_duel.py::test_a_step_is_the_equation[moco]",
             (
                 "step: duel's keys are of the queries' view",
@@ -283,7 +283,7 @@ FAULTS = [
             ),
         ),
         *fault.of(
-            "methods/icl_steps.py",
+            "methods/icl/steps.py",
             "test_icl.py::test_old_and_new_anchors_take_turns",
             (
                 "step: icl sees old rows in the first epoch alone",
@@ -298,7 +298,7 @@ FAULTS = [
             ),
         ),
         *fault.of(
-            "methods/icl.py",
+            "methods/icl/method.py",
             "test_icl.py::test_a_task_begins_with_its_weights[retrain]",
             (
                 "step: icl's retraining begins from the present weights",
@@ -307,12 +307,12 @@ FAULTS = [
             ),
             (
                 "step: icl's growth is none",
-                "icl_orders.growth(task) if task.index > 0 else 0.0",
-                "icl_orders.growth(task) if task.index < 0 else 0.0",
+                "orders.growth(task) if task.index > 0 else 0.0",
+                "orders.growth(task) if task.index < 0 else 0.0",
             ),
         ),
         *fault.of(
-            "methods/icl_passes.py",
+            "methods/icl/passes.py",
             "test_icl.py::test_old_and_new_anchors_take_turns",
             (
                 "step: icl has a row's own positive among its negatives",
@@ -323,7 +323,7 @@ FAULTS = [
     ],
     *[
         *fault.of(
-            "methods/ssl_bases.py",
+            "methods/two_view/bases.py",
             f"{_BASE}[mocov2plus-code]",
             (
                 "step: moco swaps its key banks",
@@ -355,7 +355,7 @@ FAULTS = [
             ),
         ),
         *fault.of(
-            "methods/ssl_strategies.py",
+            "methods/two_view/strategies.py",
             "test_bases.py::test_a_strategy_is_its_equation[simclr]",
             (
                 "step: cassle leaves its weight out",

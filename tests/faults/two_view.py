@@ -13,12 +13,11 @@ def _tasks(name):
 
 FAULTS = [
     *fault.of(
-        "methods/two_view.py",
+        "methods/two_view/step.py",
         _step("mocov2plus-pnr"),
         (
             "two_view: the slow network never moves",
-            "slow = optim.ema(extra.momentum, ssl_networks.copied(setup, params), "
-            "decay)",
+            "slow = optim.ema(extra.momentum, networks.copied(setup, params), decay)",
             "slow = extra.momentum",
         ),
         (
@@ -51,7 +50,7 @@ FAULTS = [
         ),
         (
             "two_view: queues hold raw rows",
-            "return contrastive.l2_normalize(embeddings).swapaxes(0, 1)",
+            "return core.l2_normalize(embeddings).swapaxes(0, 1)",
             "return embeddings.swapaxes(0, 1)",
         ),
         (
@@ -77,9 +76,9 @@ FAULTS = [
         ),
         (
             "two_view: the teacher has the slow network's statistics",
-            "teacher_stats=core.copy(ssl_networks.copied(setup, state.stats)),",
+            "teacher_stats=core.copy(networks.copied(setup, state.stats)),",
             "teacher_stats=core.copy(\n            state.extra.momentum_stats\n"
-            "            or ssl_networks.copied(setup, state.stats)\n        ),",
+            "            or networks.copied(setup, state.stats)\n        ),",
             _tasks("mocov2plus-pnr"),
         ),
         (
@@ -209,7 +208,7 @@ FAULTS = [
         ),
     ),
     *fault.of(
-        "methods/ssl_networks.py",
+        "methods/two_view/networks.py",
         _step("mocov2plus-pnr"),
         (
             "two_view: g is given raw queries",

@@ -8,9 +8,11 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
-from jaxcl import evaluators, schema, sections, transfer
+from jaxcl import schema
+from jaxcl.config import sections
 from jaxcl.data import scenarios, stream
-from jaxcl.methods import online_replay
+from jaxcl.methods.online import replay
+from jaxcl.run import evaluation, transfer
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -54,7 +56,7 @@ def check_options(config):
         sections.encoder(top)
         schema.options(sections.image, top.augment, "config.augment")
     for name, section in top.evaluators.items():
-        evaluators.entry(name, section)
+        evaluation.entry(name, section)
     scenario = dict(top.scenario)
     if scenario.get("per_class") is not None:
         scenario["per_class"] = min(scenario["per_class"], 6)
@@ -87,6 +89,6 @@ def made(config, classes):
     top = sections.top_of(config.to_dict())
     sections.check(top)
     parts, _ = sections.parts(top)
-    settings = online_replay.settings(classes, top.batch_size, **top.replay or {})
+    settings = replay.settings(classes, top.batch_size, **top.replay or {})
     parts = parts._replace(num_classes=classes, replay=settings)
     return top, parts, sections.method(top.method, parts), settings

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from helpers import twins
-from jaxcl import augment, core, optim
-from jaxcl.methods import online_replay
+from jaxcl import core, optim
+from jaxcl.augment import images as augment_images
+from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import resnet
 
 CLASSES, LR = 5, 0.1
@@ -25,12 +26,12 @@ PLAIN = {"jitter_probability": 0.0, **MOMENTS}  # augmentation is a mirror
 def parts(**replay):
     return core.Parts(
         encoder=resnet.conv_net(width=2),
-        augment=augment.make(size=8, views=1, crop=False, flip=1.0, **PLAIN),
-        plain=augment.make_eval(size=8, **MOMENTS),
+        augment=augment_images.make(size=8, views=1, crop=False, flip=1.0, **PLAIN),
+        plain=augment_images.make_eval(size=8, **MOMENTS),
         tx=optim.sgd(momentum=0.0),
         lr=optim.by_task([optim.constant(LR)]),
         num_classes=CLASSES,
-        replay=online_replay.settings(CLASSES, 6, **{"capacity": 12, **replay}),
+        replay=replay_lib.settings(CLASSES, 6, **{"capacity": 12, **replay}),
     )
 
 

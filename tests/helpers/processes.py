@@ -9,7 +9,8 @@ import time
 import numpy as np
 
 from helpers import toy
-from jaxcl import build, checkpoint, outcome, record
+from jaxcl.config import build
+from jaxcl.run import checkpoint, record, results
 
 TESTS = pathlib.Path(__file__).parents[1]
 CONFIG = TESTS / "helpers" / "toy_config.py"
@@ -69,6 +70,6 @@ def check_same(workdir, whole):
     np.testing.assert_array_equal(sums, want_sums)
     assert rows == want_rows
     assert sorted(r["step"] for r in rows if "loss" in r) == list(range(1, STEPS + 1))
-    ours, theirs = (outcome.read_results(w) for w in (workdir, whole))
+    ours, theirs = (results.read_results(w) for w in (workdir, whole))
     assert ours["matrices"] == theirs["matrices"]
     assert ours["scalars"] == theirs["scalars"]

@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from helpers import toy
-from jaxcl import checkpoint, cost, outcome
-from jaxcl import job as jobs
+from jaxcl.run import checkpoint, cost, job
+from jaxcl.run import results as results_lib
 
 NAME = "predict/class_incremental"
 
 
 def leave(folder, matrix, *, seed, milliseconds=10.0, flops=100, matrix_name=NAME):
     """A finished run of two tasks, with an evaluation in the middle of the second."""
-    results = outcome.empty(2)
+    results = results_lib.empty(2)
     for task, row in enumerate(matrix):
-        results = outcome.add(results, task, {matrix_name: row}, {}, 1.0)
+        results = results_lib.add(results, task, {matrix_name: row}, {}, 1.0)
         seconds = {"train": 5 * milliseconds / 1000}
         machine = {"device": "cpu", "num_devices": 1, "peak_bytes": None}
         spent = cost.Spent(5, 50, flops, seconds, machine)
@@ -38,7 +38,7 @@ def leave(folder, matrix, *, seed, milliseconds=10.0, flops=100, matrix_name=NAM
     ]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "metrics.jsonl").write_text(text)
-    outcome.write_results(folder, results)
+    results_lib.write_results(folder, results)
 
 
 RESNET = {"name": "resnet", "depth": 10, "width": 4, "stem_padding": 2}
@@ -56,7 +56,7 @@ def random_state(work, seed=0):
             return jnp.asarray(rng.uniform(0.2, 0.7, leaf.shape), leaf.dtype)
         return jnp.zeros(leaf.shape, leaf.dtype)
 
-    state = jax.tree.map(number, jobs.shapes(work)[0])
+    state = jax.tree.map(number, job.shapes(work)[0])
     params = jax.tree.map(lambda x: x - 0.45 if x.ndim > 1 else x, state.params)
     return state.replace(step=jnp.int32(7), params=params)
 
@@ -64,10 +64,10 @@ def random_state(work, seed=0):
 def results_of(work, done=1):
     """As they are after `done` tasks."""
     names = work.task_names
-    found = outcome.empty(len(names), task_names=names)
+    found = results_lib.empty(len(names), task_names=names)
     for task in range(done):
         row = np.where(np.arange(len(names)) <= task, 0.5 + 0.1 * task, np.nan)
-        found = outcome.add(found, task, {"knn/x": row}, {"knn/loss": 1.5}, 1.0)
+        found = results_lib.add(found, task, {"knn/x": row}, {"knn/loss": 1.5}, 1.0)
     return found
 
 
@@ -79,7 +79,7 @@ def save(work, workdir, state, *, number=9, phase="evaluated", done=1, results=N
 
 def untried(workdir, **changes):
     """A job of which no step is traced, which takes its time and changes nothing."""
-    with mock.patch.object(jobs, "check"):
+    with mock.patch.object(job, "check"):
         return toy.job(workdir, **changes)
 
 

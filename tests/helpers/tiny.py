@@ -10,7 +10,8 @@ import numpy as np
 from helpers import twins
 from jaxcl import core, optim
 from jaxcl.memory import buffer
-from jaxcl.methods import er, online_replay
+from jaxcl.methods import er
+from jaxcl.methods.online import replay as replay_lib
 
 CLASSES, LR, MOMENTUM = 4, 0.7, 0.5
 NEW = [2, 3, 2, 2]  # labels of the incoming rows, of task 1
@@ -47,7 +48,7 @@ def make_parts(**replay):
         tx=optim.sgd(momentum=0.0),
         lr=optim.by_task([optim.constant(LR)]),
         num_classes=CLASSES,
-        replay=online_replay.settings(CLASSES, len(NEW), **{"capacity": 10, **replay}),
+        replay=replay_lib.settings(CLASSES, len(NEW), **{"capacity": 10, **replay}),
         num_tasks=2,
     )
 

@@ -5,9 +5,10 @@ import contextlib
 import jax
 import ml_collections
 
-from jaxcl import build, checkpoint
-from jaxcl import job as jobs
-from jaxcl.data import sources
+from jaxcl.config import build
+from jaxcl.data import toys
+from jaxcl.run import checkpoint
+from jaxcl.run import job as job_lib
 
 KEY = jax.dtypes.prng_key
 
@@ -84,7 +85,7 @@ def job(workdir, *, tasks=None, **changes):
 
 def unlabelled():
     """A source: the digits, of which one train row has no label."""
-    data = sources.digits()
+    data = toys.digits()
     label = data.train.label.copy()
     label[3] = -1
     return data._replace(train=data.train._replace(label=label))
@@ -92,7 +93,7 @@ def unlabelled():
 
 def saved(work, workdir):
     """The newest checkpoint of a run directory."""
-    like = jobs.initial_state(work)
+    like = job_lib.initial_state(work)
     with contextlib.closing(checkpoint.Checkpoints(workdir / "checkpoints")) as there:
         return there.restore(like)
 

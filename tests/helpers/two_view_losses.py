@@ -1,6 +1,6 @@
 """Losses of two-view methods in float64 NumPy, from the papers' equations.
 
-`x` is an `ssl_bases.Features` of NumPy arrays, `o` an `ssl_bases.Options`. Nothing of
+`x` is an `bases.Features` of NumPy arrays, `o` an `bases.Options`. Nothing of
 the library's losses is called.
 """
 

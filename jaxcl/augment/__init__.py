@@ -1,0 +1,1 @@
+"""Random changes of images and of graphs, on the device."""

@@ -1,0 +1,1 @@
+"""From a ConfigDict to a job; configs are read nowhere else."""

@@ -1,0 +1,387 @@
+"""From a ConfigDict to a job: the only reader of config."""
+
+import dataclasses
+import functools
+import json
+from typing import NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+from etils import epath
+
+from jaxcl import core, schema, sharding
+from jaxcl.config import sections
+from jaxcl.data import stream
+from jaxcl.evals import features
+from jaxcl.memory import sharded
+from jaxcl.methods.online import replay as replay_lib
+from jaxcl.run import evaluation, job, seeds, task_alone, transfer
+
+# Where and how a run computes, not what: these may change when it resumes.
+MACHINE = (
+    "devices",
+    "device_bytes",
+    "steps_per_call",
+    "workers",
+    "progress",
+    "data.cache",
+    "seeds",
+    "side_by_side",
+)
+# Nor do these change what a run on one task measures.
+ASIDE = MACHINE + (
+    "name", "plasticity", "plasticity_cache", "checkpoint", "log_every", "save_every",
+    "eval_every", "eval_epochs", "start", "first_tasks", "keep", "evaluate_untrained",
+    "tensorboard", "plots",
+)  # fmt: skip
+
+
+def _without(config: dict, fields) -> dict:
+    """The config without fields, named "field" or "section.field"."""
+    kept = {key: value for key, value in config.items() if key not in fields}
+    for section, _, inner in (field.partition(".") for field in fields):
+        if inner and section in kept:
+            kept[section] = _without(kept[section], (inner,))
+    return kept
+
+
+def build(
+    config: ml_collections.ConfigDict, workdir
+) -> job.Job | transfer.Transfer | seeds.Seeds:
+    """Everything that a run needs; reads data, compiles nothing.
+
+    With config.seeds above 1, the runs of all; the first is built, so that what is
+    wrong is said, and so is each of the others when its turn comes.
+
+    Args:
+      config: what a config file's get_config made, overrides applied.
+      workdir: the run directory; it must be this config's or new.
+
+    Raises:
+      ValueError: a wrong key, type or value, naming it and what is allowed; a
+        run directory that belongs to another config, naming the fields.
+      OSError: data is not where the config says, or cannot be read; the run
+        directory cannot be written.
+    """
+    raw = config.to_dict()
+    if raw.get("seeds", 1) != 1:
+        return _seeds(raw, workdir)
+    judges = raw.get("checkpoint") is not None
+    if judges:
+        raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
+    plain = json.loads(json.dumps(raw))
+    if judges:
+        made = _transfer(sections.top_of(raw), workdir)
+    else:
+        made = _job(sections.top_of(raw), plain, workdir)
+    # Which decoder "auto" found is part of what a run computes; so is who crops, of
+    # which the crops and what a memory of images holds depend.
+    decoder = made.stream.dataset.decoder
+    found = {"decoder": decoder} if decoder else {}
+    if not judges:
+        found["resident"] = made.resident
+        found |= _shards(plain.get("replay"), made.mesh)
+    claim(workdir, plain | found)
+    return made
+
+
+def _seeds(raw, workdir):
+    """The runs of several seeds, each with a directory and a config of its own."""
+    top = sections.top_of(raw)
+    sections.check(top)
+    if raw.get("checkpoint") is not None:
+        raise ValueError("config.seeds: a checkpoint is judged once; must be 1")
+
+    @functools.lru_cache(maxsize=1)  # the first is asked for again
+    def make(seed):
+        own = {"seed": seed, "seeds": 1}
+        if raw.get("start") is not None:
+            own["start"] = str(epath.Path(raw["start"]) / seeds.folder(seed))
+        one = ml_collections.ConfigDict(raw | own)
+        return build(one, epath.Path(workdir) / seeds.folder(seed))
+
+    side_by_side = top.side_by_side
+    split = (top.replay or {}).get("sharded") or top.method.get("sharded")
+    if split and side_by_side:
+        raise ValueError(
+            "config.side_by_side=True: runs whose memory is split over the devices "
+            "(config.replay.sharded or config.method.sharded) go one after another; "
+            "must be None or False"
+        )
+    # Batches with rows that the memory of each seed names, or several batches, and
+    # tasks that end when a seed's loss says so.
+    first = make(top.seed)
+    mixes = first.method.replayed is not None or first.counts_epochs or any(
+        first.parts(task.index) > 1 for task in first.stream.tasks
+    )  # fmt: skip
+    if mixes and side_by_side:
+        raise ValueError(
+            f"config.side_by_side=True: runs of {top.method['name']} have batches "
+            "that cannot be joined, or count epochs (config.patience, eval_epochs), "
+            "and go one after another; must be None or False"
+        )
+    claim(workdir, json.loads(json.dumps(raw)))
+    if side_by_side is None:
+        side_by_side = not (split or mixes or sharding.on_cpu())
+    chosen = tuple(range(top.seed, top.seed + top.seeds))
+    return seeds.Seeds(chosen, make, side_by_side)
+
+
+def planned(config: ml_collections.ConfigDict, stand_in=None) -> job.Job:
+    """The job of a config, to be compiled and not run: one step at a call, no judges.
+
+    Nothing is written. A `stream.Dataset` may stand in for config.data, which is then
+    not read. Raises ValueError as `build`, and where the config trains nothing.
+    """
+    raw = config.to_dict()
+    if raw.get("checkpoint") is not None:
+        raise ValueError("config.checkpoint: nothing is trained; must be None")
+    off = dict(evaluators={}, plasticity=False, start=None, steps_per_call=1)
+    top = dataclasses.replace(sections.top_of(raw), **off)
+    return _job(top, json.loads(json.dumps(raw)), None, stand_in)
+
+
+def default_workdir(config) -> str:
+    """runs/NAME of the config; RUN/NAME, where the encoder of RUN is judged."""
+    return f"{config.get('checkpoint') or 'runs'}/{config.get('name', 'run')}"
+
+
+def claim(workdir, config: dict) -> None:
+    """Write the config to its run directory, or check that it is the same."""
+    path = epath.Path(workdir) / "config.json"
+    old = json.loads(path.read_text()) if path.exists() else None
+    sharding.barrier("the config is read")
+    if old is not None:
+        changed = schema.differences(_without(old, MACHINE), _without(config, MACHINE))
+        if changed:
+            raise ValueError(
+                f"{workdir} holds a run of another config; they differ in "
+                f"{'; '.join(changed)}. Give another --workdir, or the same config"
+            )
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if jax.process_index() == 0:
+        path.write_text(json.dumps(config, indent=1) + "\n")
+    sharding.barrier("the config is written")
+
+
+def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
+    mesh = sharding.mesh(top.devices)
+    sections.check(top)
+    sections.check_graphs(top)
+    sharding.check_batch(top.batch_size, mesh)
+    # Options are checked first.
+    make_stream = sections.tasks(top.data, top.scenario, top.seed, stand_in)
+    parts, image = sections.parts(top)
+    sections.method(top.method, parts)
+    tasks = make_stream()
+    sections.check_graphs(top, tasks.dataset.train)
+    num_classes = max(len(tasks.dataset.class_names), 1)
+    replay = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
+    replay = replay_lib.settings(num_classes, top.batch_size, **replay)
+    parts = parts._replace(
+        num_classes=num_classes,
+        replay=replay,
+        memory=sharded.over(mesh, replay) if replay.sharded else None,
+        split=functools.partial(sharding.spread, mesh=mesh),
+        gather=functools.partial(sharding.gathered, mesh=mesh),
+        num_tasks=len(tasks.tasks),
+        batch_size=top.batch_size,
+        unroll=sharding.on_cpu(),
+    )
+    method = sections.method(top.method, parts)
+    if top.replay and not method.replays:
+        raise ValueError(
+            f"config.replay={top.replay}: {top.method['name']} replays nothing by it; "
+            "leave the section out"
+        )
+    eval_parts = _eval_parts(top, method.embed, tasks, image, mesh)
+    eval_parts = eval_parts._replace(
+        predict=method.predict, memory=method.memory, replayed=method.replayed,
+        project=method.project, objective=method.objective,
+    )  # fmt: skip
+    after = top.scenario.get("name") == "after"
+    if after and top.start is None:
+        raise ValueError(
+            "config.scenario.name='after': the tasks before are those of config.start; "
+            "set it to a run directory"
+        )
+    if top.start is not None:
+        _check_start(top.start, plain)
+    judges, pictures = evaluation.make(top.evaluators, eval_parts, workdir)
+    images = tasks.dataset.train.images
+    fields = {field.name for field in dataclasses.fields(sections.Top)}
+    same = fields & {*job.Job._fields} - {"method", "evaluators", "steps_per_call"}
+    made = job.Job(
+        method=method,
+        stream=tasks,
+        task_names=tuple(task.name for task in tasks.tasks),
+        evaluators=judges,
+        pictures=pictures if top.plots else {},
+        mesh=mesh,
+        resident=images is not None and images.nbytes <= top.device_bytes,
+        crop=image["crop"]
+        and image["crop"]._replace(decoder=tasks.dataset.decoder or "auto"),
+        views=image["views"],
+        steps_per_call=_steps_per_call(top, tasks.dataset.train),
+        record={"tensorboard": top.tensorboard, "progress": top.progress},
+        quiet=False,
+        config=plain,
+        **{name: getattr(top, name) for name in same},
+    )
+    job.check(made)
+    if top.plasticity and len(tasks.tasks) > 1:
+        made = made._replace(alone=_alone(top, made, parts, eval_parts, workdir))
+    return made
+
+
+def _check_start(start, plain) -> None:
+    """Refuse to go on from a run of other data or another network.
+
+    After its last task there may be other data, but the state is that of the method.
+    """
+    path = epath.Path(start) / "config.json"
+    if not path.exists():
+        raise ValueError(f"config.start={start!r}: there is no run in it")
+    theirs = json.loads(path.read_text())
+    same = ["encoder", "augment", "precision"]
+    after = plain["scenario"].get("name") == "after"
+    same += ["method"] if after else ["seed", "data", "scenario", "batch_size"]
+    pair = [{name: x[name] for name in same if name in x} for x in (theirs, plain)]
+    changed = schema.differences(*pair)
+    if changed:
+        raise ValueError(
+            f"config.start={start!r}: a run of another config; they differ in "
+            f"{'; '.join(changed)}"
+        )
+
+
+def _steps_per_call(top, train) -> int:
+    """Graphs come in batches of several sizes, which no call can hold together."""
+    if train.graphs is None:
+        return top.steps_per_call or (1 if sharding.on_cpu() else 8)
+    if top.steps_per_call not in (None, 1):
+        raise ValueError(
+            f"config.steps_per_call={top.steps_per_call}: batches of graphs have "
+            "several sizes; must be None or 1"
+        )
+    return 1
+
+
+def _alone(top, made, parts, eval_parts, workdir) -> task_alone.Alone | None:
+    """How to train on one task alone; None where nothing would judge it."""
+    entries = {
+        key: evaluation.entry(key, top.evaluators[key]) for key in made.evaluators
+    }
+    judges = [key for key, entry in entries.items() if not entry.last_only]
+    if not judges:
+        return None
+    judged = {key: top.evaluators[key] for key in judges}
+    module, options = sections.chosen(top.method)
+    options = schema.defaults(module.make) | options
+    other = getattr(module, "alone", dict)(options)
+    method = made.method
+    if other != options:
+        method = module.make(parts, **other)
+        job.check(made._replace(method=method))
+
+    def make():
+        if method is made.method:
+            own = {key: made.evaluators[key] for key in judges}
+        else:  # made now and not before: they put images on the devices
+            reads = eval_parts._replace(
+                embed=method.embed, predict=method.predict, memory=method.memory,
+                replayed=method.replayed, project=method.project,
+                objective=method.objective,
+            )  # fmt: skip
+            own, _ = evaluation.make(judged, reads, workdir)
+        return made._replace(method=method, evaluators=own)
+
+    facts = _without(dataclasses.asdict(top), ASIDE) | {
+        "method": {"name": top.method["name"]}
+        | _without(other, getattr(module, "UNUSED_ALONE", ())),
+        "evaluators": judged,
+        "dataset": task_alone.fingerprint(made.stream.dataset),
+        "decoder": made.stream.dataset.decoder,
+        "resident": made.resident,  # or crops are drawn otherwise
+        **_shards(top.replay, made.mesh),
+    }
+    alone = task_alone.Alone(make, json.loads(json.dumps(facts)), top.plasticity_cache)
+    task_alone.prepare(alone)
+    return alone
+
+
+def _shards(replay: dict | None, mesh) -> dict:
+    """The number of devices, where what a memory holds depends on it."""
+    return {"memory_shards": mesh.size} if (replay or {}).get("sharded") else {}
+
+
+class _Frozen(NamedTuple):
+    """The encoder of a run, and the images that it is to judge or embed."""
+
+    state: core.TrainState
+    source: dict
+    parts: core.EvalParts
+
+
+def _frozen(top: sections.Top) -> _Frozen:
+    mesh = sharding.mesh(top.devices)
+    sections.check(top)
+    make_stream = sections.tasks(top.data, top.scenario)
+    core.check_choice("config.scenario.name", top.scenario.get("name"), ("joint",))
+    image = schema.options(sections.image, top.augment, "config.augment")
+    image = sections.image(**image)
+    encoder = sections.encoder(top)
+    tasks = make_stream()
+    train = tasks.dataset.train
+    first = train.load(0) if train.images is None else train.images[0]
+    blank = np.zeros((1, image["size"], image["size"], first.shape[-1]), np.float32)
+    state, source = transfer.restore(top.checkpoint, encoder, blank, mesh)
+    embed = functools.partial(transfer.embed, encoder)
+    return _Frozen(state, source, _eval_parts(top, embed, tasks, image, mesh))
+
+
+def embedder(config: ml_collections.ConfigDict):
+    """What the encoder of config.checkpoint makes of the train rows of config.data.
+
+    Args:
+      config: as of a transfer run; evaluators do not matter.
+
+    Returns:
+      (number of rows, rows i32[n] -> f32[n, D]).
+
+    Raises:
+      ValueError, OSError: as `build`.
+    """
+    raw = config.to_dict()
+    raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
+    state, _, parts = _frozen(sections.top_of(raw))
+    examples = parts.stream.dataset.train
+
+    def embed(rows):
+        found = features.make(parts, examples, rows=rows)(state)
+        return sharding.fetch(found)
+
+    return stream.size(examples), embed
+
+
+def _transfer(top: sections.Top, workdir) -> transfer.Transfer:
+    state, source, eval_parts = _frozen(top)
+    judges, pictures = evaluation.make(top.evaluators, eval_parts, workdir)
+    return transfer.Transfer(
+        state=state,
+        source=source,
+        stream=eval_parts.stream,
+        evaluators=judges,
+        pictures=pictures if top.plots else {},
+        record={"tensorboard": top.tensorboard, "progress": top.progress},
+    )
+
+
+def _eval_parts(top, embed, tasks, image, mesh) -> core.EvalParts:
+    return core.EvalParts(
+        embed=embed, stream=tasks, num_classes=max(len(tasks.dataset.class_names), 1),
+        size=image["size"], mean=tuple(image["mean"]), std=tuple(image["std"]),
+        resize=image["resize"], seed=top.seed, mesh=mesh, workers=top.workers,
+    )  # fmt: skip

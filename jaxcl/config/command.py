@@ -1,0 +1,69 @@
+"""What the commands that train share: flags, signals, exit codes."""
+
+import signal
+import sys
+import threading
+
+from absl import flags, logging
+
+from jaxcl.data import files
+from jaxcl.run import checkpoint, metrics_log, record, train
+
+# What a user can mend: one line says it. Anything else is a bug, with a traceback.
+FAILURES = (
+    metrics_log.Diverged,
+    checkpoint.CheckpointError,
+    record.RowsLost,
+    files.Unreadable,
+    OSError,
+)
+
+
+def parse_flags(argv):
+    """Parse, with one line on stderr where the command is wrong."""
+    try:
+        return flags.FLAGS(argv)
+    except (flags.Error, LookupError, AttributeError, TypeError, ValueError) as error:
+        message = str(error.args[0] if error.args else error)
+        if type(error) is KeyError:  # ml_collections says no more than the name
+            message = f"config has no section {message!r} to override"
+        # A config that refuses its argument comes with a traceback in the text.
+        _, refuses, said = message.rpartition("\nValueError: ")
+        if refuses:
+            message = message.partition("Error whilst parsing")[0] + said.strip()
+        sys.exit(complain(message.replace("\n", " ")))
+    except OSError as error:  # no such config file
+        sys.exit(complain(error))
+
+
+def complain(message, code=2) -> int:
+    """One line on stderr; the exit code."""
+    print(f"jaxcl: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def run(make, work) -> int:
+    """Make what a run needs, and run it until its end or a signal.
+
+    Args:
+      make: () -> anything; its ValueError or OSError is the user's to mend, 2.
+      work: (what was made, stop: () -> bool) -> exit code or None.
+
+    Returns:
+      The exit code: that of `work`, 0 for None; 2, 1 or 75 as in `main`.
+    """
+    stopping = threading.Event()
+    # After the distributed runtime has started, which would take SIGTERM for itself.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    logging.set_verbosity(logging.WARNING)
+    try:
+        made = make()
+    except (ValueError, OSError) as error:
+        return complain(error)
+    try:
+        return work(made, stopping.is_set) or 0
+    except train.Interrupted as stop:
+        return complain(f"{stop}; the same command continues", code=75)
+    except FAILURES as error:
+        return complain(error, code=1)

@@ -1,0 +1,233 @@
+"""Sections of a config and what they name: data, networks, optimisers, methods.
+
+Each names a function and gives its keyword arguments, so the signatures are the
+schema: a key that a function does not take, or a value of another type than its
+default, is an error before anything is read. Only `build` calls these.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from jaxcl import core, optim, schema
+from jaxcl.augment import graphs as augment_graphs
+from jaxcl.augment import images as augment_images
+from jaxcl.data import (
+    imbalance,
+    prefetch,
+    scenarios,
+    sources,
+    stream,
+)
+from jaxcl.nets import gcn, resnet
+from jaxcl.run import transfer
+
+PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+ENCODERS = {"resnet": resnet.resnet, "conv_net": resnet.conv_net, "gcn": gcn.gcn}
+OPTIMIZERS = {"sgd": optim.sgd, "lars": optim.lars, "adam": optim.adam}
+SCHEDULES = {
+    "warmup_cosine": optim.warmup_cosine,
+    "cosine": optim.cosine,
+    "constant": optim.constant,
+    "step_decay": optim.step_decay,
+    "ramped_cosine": optim.ramped_cosine,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Top:
+    """What a config may set at its top level; sections are dicts."""
+
+    data: dict  # name of a source, and its options
+    scenario: dict  # name, and options of scenarios.make
+    # options of augment.make, and `resize` for evaluation; or name="graphs" and those
+    # of augment_graph.make
+    augment: dict
+    encoder: dict  # name, and its options
+    method: dict  # name, and options of its make
+    optimizer: dict  # name, lr, and its options
+    schedule: dict  # name, and its options
+    evaluators: dict  # name -> options of its make
+    replay: dict | None = None  # options of online_replay.settings
+    name: str = "run"
+    seed: int = 0  # the first
+    seeds: int = 1  # how many runs, of seeds that follow one another
+    side_by_side: bool | None = None  # all in one program; None: not on CPU
+    batch_size: int = 256  # global
+    epochs: int | tuple[int, ...] = 1  # per task; several: the last for all others
+    patience: int = 0  # epochs without a lower mean loss that end a task; 0: none
+    precision: str = "float32"  # of the computation; parameters stay float32
+    scale_lr: bool = True  # multiply optimizer.lr by batch_size / 256
+    devices: int | None = None  # how many; None: all
+    steps_per_call: int | None = None  # None: 1 on CPU, 8 elsewhere
+    device_bytes: int = 8 * 2**30  # sets up to this size live on the device
+    workers: int = 4  # processes that decode images
+    log_every: int = 10  # steps
+    save_every: int = 500  # steps; 0: after tasks only
+    eval_every: int = 0  # steps; 0: after tasks only
+    eval_epochs: int = 0  # the same in epochs
+    keep: int = 2  # checkpoints
+    evaluate_untrained: bool = True
+    plasticity: bool = True  # also train on each task alone, for FT_i
+    plasticity_cache: str | None = None  # directory that keeps FT_i across runs
+    start: str | None = None  # a run that has done the first tasks; this one goes on
+    first_tasks: int | None = None  # how many tasks are trained; None: all
+    checkpoint: str | None = None  # a run whose encoder is judged; nothing is trained
+    tensorboard: bool = True
+    plots: bool = True
+    progress: str | bool = "auto"  # a bar, none, or a bar on a terminal only
+
+
+def top_of(raw: dict) -> Top:
+    """The top level of a config, checked."""
+    judges = raw.get("checkpoint") is not None
+    unused = dict.fromkeys(transfer.TRAINING, {}) if judges else {}
+    return Top(**schema.options(Top, unused | raw, "config"))
+
+
+def image(
+    *, size: int, resize: int | None = None, mean: Sequence, std: Sequence
+) -> dict:
+    """What a transfer run must know of images: it has no views of its own."""
+    return {"size": size, "resize": resize, "mean": mean, "std": std}
+
+
+def check(top: Top) -> None:
+    """Refuse numbers of the top level that are out of range, naming the field."""
+    for least, names in (
+        (2, ("keep",)),  # a damaged newest checkpoint has one before it
+        (1, ("seeds", "batch_size", "epochs", "first_tasks")),
+        (1, ("log_every", "steps_per_call")),
+        (0, ("seed", "workers", "patience", "device_bytes")),
+        (0, ("save_every", "eval_every", "eval_epochs")),
+    ):
+        for name in names:
+            value = getattr(top, name)
+            each = stream.epochs_of_tasks(value) if name == "epochs" else (value,)
+            if value is not None and min(each, default=0) < least:
+                raise ValueError(f"config.{name}={value}: must be at least {least}")
+    core.check_choice("config.precision", top.precision, tuple(PRECISIONS))
+
+
+def check_graphs(top: Top, train: stream.Examples | None = None) -> None:
+    """Refuse sections of which some are of graphs and others of images.
+
+    Args:
+      train: the examples, once they are read.
+    """
+    wanted = {"augment": "graphs", "encoder": "gcn"}
+    found = {}
+    for section, want in wanted.items():
+        name = getattr(top, section).get("name")
+        found[f"config.{section}.name={name!r}"] = name == want
+    if train is not None:
+        name = f"config.data.name={top.data.get('name')!r}"
+        found[name] = train.graphs is not None
+    if any(found.values()) and not all(found.values()):
+        wrong = [name for name, graphs in found.items() if not graphs]
+        raise ValueError(
+            f"{', '.join(wrong)}: must be of graphs, as "
+            f"{', '.join(name for name in found if name not in wrong)} is: a set of "
+            "graphs goes with config.augment.name='graphs' and "
+            "config.encoder.name='gcn'"
+        )
+    module = schema.method(top.method.get("name"))
+    if any(found.values()) and not getattr(module, "TAKES_GRAPHS", False):
+        raise ValueError(
+            f"config.method.name={top.method['name']!r}: reads images alone; for "
+            "graphs there is 'icl'"
+        )
+
+
+def tasks(data, scenario, seed=0, stand_in=None):
+    """A function that reads the data and cuts the tasks; options checked now.
+
+    `seed` is the run's, which a scenario "growth" takes unless it has its own;
+    `stand_in` a dataset in place of what would be read.
+    """
+    source, data_options = schema.named(sources.SOURCES, data, "config.data")
+    data_options = schema.options(source, data_options, "config.data")
+    scenario = dict(scenario)
+    scenario["scenario"] = scenario.pop("name", None)
+    if scenario["scenario"] == "growth":
+        scenario.setdefault("seed", seed)
+    given = schema.options(scenarios.make, scenario, "config.scenario")
+    uneven = given.get("imbalance"), given.get("long_tail")
+    imbalance.options(*uneven, field="config.scenario.")
+    return lambda: scenarios.make(stand_in or source(**data_options), **given)
+
+
+def parts(top: Top):
+    """Parts, and what evaluators and loaders must know of the images."""
+    views, image = _views(top)
+    optimize, optimizer = schema.named(OPTIMIZERS, top.optimizer, "config.optimizer")
+    lr = optimizer.pop("lr", None)
+    if isinstance(lr, bool) or not isinstance(lr, int | float) or lr <= 0:
+        raise ValueError(f"config.optimizer.lr={lr!r}: must be a number above 0")
+    curve, schedule = schema.named(SCHEDULES, top.schedule, "config.schedule")
+    schedule = schema.options(curve, schedule, "config.schedule", given=("epochs",))
+    peak = lr * (top.batch_size / 256 if top.scale_lr else 1.0)
+    each = [{}]
+    if "epochs" in inspect.signature(curve).parameters:
+        each = [{"epochs": n} for n in stream.epochs_of_tasks(top.epochs)]
+    parts = core.Parts(
+        encoder=encoder(top),
+        **views,
+        tx=optimize(**schema.options(optimize, optimizer, "config.optimizer")),
+        lr=optim.by_task([curve(peak, **schedule, **own) for own in each]),
+        num_classes=0,
+    )
+    return parts, image
+
+
+def _views(top: Top):
+    """`augment` and `plain` of Parts, and what is known of the images, if any."""
+    dtype, augment = PRECISIONS[top.precision], dict(top.augment)
+    name = augment.pop("name", "images")
+    core.check_choice("config.augment.name", name, ("images", "graphs"))
+    if name == "graphs":
+        given = schema.options(augment_graphs.make, augment, "config.augment")
+        # Pixels there are none: what evaluators would ask of them.
+        blank = dict(size=1, mean=(0.0,), std=(1.0,), views=1, resize=None, crop=None)
+        return {"augment": augment_graphs.make(**given)}, blank
+    resize = augment.pop("resize", None)
+    given = schema.options(
+        augment_images.make, augment, "config.augment", given=("dtype",)
+    )
+    moments = {"mean": given["mean"], "std": given["std"], "dtype": dtype}
+    views = {
+        "augment": augment_images.make(**given, dtype=dtype),
+        "plain": augment_images.make_eval(size=given["size"], resize=resize, **moments),
+    }
+    full = inspect.signature(augment_images.make).bind_partial(**given)
+    full.apply_defaults()
+    full = full.arguments
+    crop = prefetch.Crop(
+        size=full["size"], scale=tuple(full["scale"]), ratio=tuple(full["ratio"]),
+        interpolation=full["interpolation"],
+    )  # fmt: skip
+    image = {key: full[key] for key in ("size", "mean", "std", "views")}
+    return views, image | {"resize": resize, "crop": crop}
+
+
+def encoder(top: Top):
+    """The module of config.encoder."""
+    make, section = schema.named(ENCODERS, top.encoder, "config.encoder")
+    section = schema.options(make, section, "config.encoder", given=("dtype",))
+    return make(**section, dtype=PRECISIONS[top.precision])
+
+
+def chosen(section):
+    """The module of a method, and the options of its make."""
+    section = dict(section)
+    name = section.pop("name", None)
+    module = schema.method(name)
+    return module, schema.options(module.make, section, "config.method")
+
+
+def method(section, parts: core.Parts) -> core.Method:
+    """The method of config.method."""
+    module, options = chosen(section)
+    return module.make(parts, **options)

@@ -1,0 +1,103 @@
+"""Sets of image files in folders, a folder for each class."""
+
+import os
+
+import numpy as np
+
+from jaxcl.data import files as files_lib
+from jaxcl.data import prefetch, splits, storage, stream
+
+
+def image_folder(
+    *,
+    path: str,
+    classes: str | None = None,
+    test: float = 0.2,
+    test_seed: int = splits.TEST_SEED,
+    size: int | None = None,
+    resident: bool = False,
+    channels: int = 3,
+    decoder: str = "auto",
+    on_corrupt: str = "error",
+    cache: str | None = None,
+    cache_size: int | None = None,
+    validation: float = 0.0,
+    seed: int = 0,
+) -> stream.Dataset:
+    """Image files in folders, decoded row by row.
+
+    Layouts: train/CLASS/* with test/ or val/ of the same classes (where both are
+    there, val/ is the validation split; one without class folders is left out);
+    CLASS/* alone, of which `test` of every class, drawn by `test_seed`, is the test
+    split; or images without class folders: unlabelled, no test split. Classes are
+    sorted by name.
+
+    classes: a text file that names the classes to keep, in that order.
+    size: shorter side to `size`, then a centre crop; resident: decode all, once.
+    on_corrupt: "error", or "skip": another image of the class takes the place.
+    cache: a folder that keeps the decoded images for later runs, see `cache.cached`;
+      cache_size: shorter sides above it are shrunk to it there.
+    """
+    wanted = None if classes is None else files_lib.class_list(classes)
+    decoder = prefetch.choose_decoder(decoder)
+    held = [x for x in ("val", "test") if storage.is_folder(os.path.join(path, x))]
+    inner = "train" if storage.is_folder(os.path.join(path, "train")) else ""
+    names, label, files = scan(path, inner, wanted)
+
+    def examples(label, files):
+        return from_files(path, label, files, decoder=decoder, channels=channels)
+
+    whole, name = examples(label, files), os.path.basename(os.path.abspath(path))
+    if names and inner:
+        held = [x for x in held if storage.folders(os.path.join(path, x))]
+    if inner and held:
+        parts = [examples(*scan(path, x, names, wanted is None)[1:]) for x in held]
+        validation_part = parts[0] if len(parts) == 2 else None
+        data = stream.Dataset(
+            name, names, ("all",), whole, validation_part, parts[-1], decoder
+        )
+    else:
+        data = splits.draw_test(
+            name, names, whole, test if names else 0.0, test_seed, decoder
+        )
+    return splits.finish(
+        data, validation=validation, seed=seed, size=size, resident=resident,
+        on_corrupt=on_corrupt, cache=cache, cache_size=cache_size,
+    )  # fmt: skip
+
+
+def from_files(path, label, files, *, decoder, channels=3) -> stream.Examples:
+    """Examples of one domain that are read from `files`, relative to `path`."""
+    reader = files_lib.Files(path, np.array(files, bytes), decoder, channels)
+    label = np.array(label, np.int32)
+    load = files_lib.Loader(reader, np.arange(len(files)))
+    return stream.Examples(label, np.zeros_like(label), load=load)
+
+
+def scan(path, inner, wanted, only=False):
+    """Class names, labels and files (relative to `path`) below path/inner."""
+    start = path if storage.in_bucket(path) else os.path.normpath(path)
+    folder = os.path.join(start, inner) if inner else start
+    if not storage.is_folder(folder):
+        raise ValueError(
+            f"path = {folder!r}: no such directory; expected train/CLASS/* and val/ or "
+            "test/, or CLASS/*, or images"
+        )
+    names, files, label = storage.folders(folder), [], []
+    if wanted:
+        missing, extra = sorted({*wanted} - {*names}), sorted({*names} - {*wanted})
+        if missing or (only and extra):
+            raise ValueError(
+                f"{folder}: class folders missing: {missing[:5]}, unknown: {extra[:5]}"
+            )
+        names = wanted
+    for number, name in enumerate(names or [""]):
+        found = files_lib.image_files(os.path.join(folder, name))
+        if not found:
+            what = f"class {name!r} has no images" if name else "no images"
+            where = os.path.join(folder, name)
+            raise ValueError(f"{where}: {what}, looked for {files_lib.EXTENSIONS}")
+        # Not os.path.relpath, which takes an address for a path.
+        files += [file[len(start) :].lstrip("/").encode() for file in found]
+        label += [number if names else -1] * len(found)
+    return tuple(names), label, files

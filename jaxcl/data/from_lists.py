@@ -1,0 +1,186 @@
+"""Image files that list files name, one `relative/path.jpg LABEL` a line."""
+
+import concurrent.futures
+import os
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcl.data import files as files_lib
+from jaxcl.data import prefetch, splits, stream
+
+LABELS = 10**6  # a larger one is a slip, and would make as many classes
+MARK = b"\xef\xbb\xbf"  # that some editors put before utf-8
+
+
+def image_lists(
+    *,
+    path: str,
+    train: str = "{domain}_train.txt",
+    validation_list: str | None = None,
+    test: str | None = "{domain}_test.txt",
+    domains: Sequence[str] | None = None,
+    lists: str | None = None,
+    class_names: str | None = None,
+    size: int | None = None,
+    resident: bool = False,
+    channels: int = 3,
+    decoder: str = "auto",
+    on_corrupt: str = "error",
+    cache: str | None = None,
+    cache_size: int | None = None,
+    validation: float = 0.0,
+    seed: int = 0,
+) -> stream.Dataset:
+    """Image files and labels from list files, decoded row by row.
+
+    A line is a path and, last, its label, a whole number from 0; blank lines are
+    skipped. Labels stay as they are: a class that a list lacks keeps its number.
+
+    path: the folder that the paths in the lists begin in.
+    train, validation_list, test: list files in `lists` (default `path`), {domain}
+      standing for each of `domains`; None or "": no such list.
+    domains: names, in the order that numbers them; None: one domain, "all".
+    class_names: a text file, one a line, label 0 first. Default: the folder that holds
+      all train files of a label, and the number where there is no such folder.
+    Others as in `from_folders.image_folder`.
+
+    Raises ValueError for a missing list, a line that is not a path and a label, a path
+    that leads out of `path`, and an image that is not there; the latter not with
+    on_corrupt "skip".
+    """
+    if not os.path.isdir(path):
+        raise ValueError(f"path = {path!r}: no such directory")
+    decoder = prefetch.choose_decoder(decoder)
+    names = None
+    if class_names is not None:
+        names = files_lib.class_list(class_names, option="class_names")
+    limit = LABELS if names is None else len(names)
+    patterns = {"train": train, "validation_list": validation_list, "test": test}
+    pixels, check, parts = (decoder, channels), on_corrupt != "skip", {}
+    for option, pattern in patterns.items():
+        if pattern or option == "train":
+            where = _list_files(option, pattern, domains, lists or path)
+            parts[option] = _examples(path, option, where, limit, pixels, check)
+    if names is None:
+        count = 1 + max(int(x.label.max()) for x in parts.values())
+        files, label = parts["train"].load.read.paths, parts["train"].label
+        names = _folder_names(files.tolist(), label.tolist(), count)
+    name, shown = os.path.basename(os.path.abspath(path)), tuple(domains or ("all",))
+    held = parts.get("validation_list"), parts.get("test")
+    data = stream.Dataset(name, names, shown, parts["train"], *held, decoder)
+    return splits.finish(
+        data, validation=validation, seed=seed, size=size, resident=resident,
+        on_corrupt=on_corrupt, cache=cache, cache_size=cache_size,
+    )  # fmt: skip
+
+
+def _examples(path, option, where, limit, pixels, check) -> stream.Examples:
+    """The images of the lists `where`, one of each domain."""
+    files, label, domain = _joined(where, option, limit)
+    if check:
+        _check_there(option, path, files.tolist())
+    load = files_lib.Loader(
+        files_lib.Files(path, files, *pixels), np.arange(len(files))
+    )
+    return stream.Examples(label, domain, load=load)
+
+
+def _list_files(option, pattern, domains, folder) -> list[str]:
+    """Path of the list of every domain."""
+    if domains is None:
+        if "{domain}" in pattern:
+            raise ValueError(
+                f"{option} = {pattern!r}: domains is not given; give their names, or "
+                "the name of one list"
+            )
+        return [os.path.join(folder, pattern)]
+    if isinstance(domains, str) or not domains or len({*domains}) < len(domains):
+        raise ValueError(f"domains = {domains!r}: must be a list of names, each once")
+    if len(domains) > 1 and "{domain}" not in pattern:
+        raise ValueError(
+            f"{option} = {pattern!r}: must hold {{domain}}, for there are "
+            f"{len(domains)} domains"
+        )
+    return [os.path.join(folder, pattern.replace("{domain}", x)) for x in domains]
+
+
+def _joined(where, option, limit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Paths, labels and domains of the lists of all domains."""
+    found = [_read(file, option, limit) for file in where]
+    files = [file for names, _ in found for file in names]
+    label = [number for _, numbers in found for number in numbers]
+    domain = np.repeat(np.arange(len(found)), [len(names) for names, _ in found])
+    return np.array(files, bytes), np.array(label, np.int32), domain.astype(np.int32)
+
+
+def _read(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
+    """Paths and labels of one list; bytes, since a set has 10^6 of them."""
+    try:
+        data = pathlib.Path(file).read_bytes()
+        data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{option}: {file} cannot be read: {error}") from error
+    files, label = [], []
+    for number, line in enumerate(data.removeprefix(MARK).splitlines(), 1):
+        parts = line.rsplit(None, 1)
+        if not parts:
+            continue
+        if len(parts) < 2 or not parts[1].isdigit() or int(parts[1]) >= limit:
+            raise ValueError(
+                f"{file}, line {number}: {line.decode()[:200]!r} is not a path and a "
+                f"label, a whole number from 0 to {limit - 1}"
+            )
+        name = parts[0].lstrip()
+        if os.path.isabs(name) or os.path.normpath(name).split(b"/")[0] == b"..":
+            raise ValueError(
+                f"{file}, line {number}: {name.decode()[:200]!r} is outside the folder "
+                "of the images; must be relative to it"
+            )
+        files.append(name)
+        label.append(int(parts[1]))
+    if not files:
+        raise ValueError(f"{option}: {file} names no images")
+    return files, label
+
+
+def _check_there(option: str, path: str, files: list[bytes]) -> None:
+    """Refuse a list that names images which are not there."""
+    root, folders = os.fsencode(path), {}
+    for file in files:
+        folder, _, name = file.rpartition(b"/")
+        folders.setdefault(folder, []).append(name)
+
+    def missing(folder):
+        where = os.path.join(root, folder)
+        try:
+            held = {*os.listdir(where)}
+        except OSError:
+            return [os.path.join(folder, name) for name in folders[folder]]
+        lost = (name for name in folders[folder] if name not in held)
+        # A file system may give another spelling of a name back.
+        lost = (name for name in lost if not os.path.exists(os.path.join(where, name)))
+        return [os.path.join(folder, name) for name in lost]
+
+    # Folders are read, not files looked at: a set has 10^6 files in 10^3 folders.
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        lost = [file for found in pool.map(missing, folders) for file in found]
+    if lost:
+        shown = [file.decode() for file in lost[:5]]
+        raise ValueError(
+            f"{option}: {len(lost)} of {len(files)} images are not in {path}: {shown}; "
+            'with on_corrupt="skip" others of their class take their place'
+        )
+
+
+def _folder_names(files, label, count: int) -> tuple[str, ...]:
+    """Class names: the folder that all files of a label share, else the number."""
+    folders = {}
+    for file, number in zip(files, label, strict=True):
+        folder = file.rsplit(b"/", 2)[-2] if b"/" in file else b""
+        if folders.setdefault(number, folder) != folder:
+            folders[number] = b""
+    names = tuple(folders.get(n, b"").decode() or str(n) for n in range(count))
+    # Where classes share a folder its name tells nothing.
+    return names if len({*names}) == count else tuple(map(str, range(count)))

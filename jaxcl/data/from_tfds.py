@@ -1,0 +1,327 @@
+"""Reading TFDS directories, array_record or tfrecord, without TensorFlow.
+
+TFDS itself only serves the metadata and the features; records are read here, at
+random. A tfrecord file is a row of: length u64, crc u32, bytes, crc u32, little
+endian; the checksums are not compared.
+"""
+
+import functools
+import hashlib
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow_datasets
+from array_record.python import array_record_module
+from etils import epath
+from google.protobuf import message
+
+from jaxcl.data import files as files_lib
+from jaxcl.data import prefetch, splits, stream
+
+FORMATS = ("array_record", "tfrecord")
+CHUNK = 256  # array_record entries read at once when scanning
+
+
+class Table(NamedTuple):
+    """What a scan over one split finds, one entry per record."""
+
+    file: np.ndarray  # i32[N], number of the record's file
+    place: np.ndarray  # i64[N], byte (tfrecord) or number (array_record) in it
+    length: np.ndarray  # i64[N], bytes; 0 for array_record
+    label: np.ndarray  # i32[N], -1 where there is none
+    domain: np.ndarray  # i32[N]
+
+
+class Records(NamedTuple):
+    """Encoded images in records: row -> u8[h,w,C]."""
+
+    files: tuple[str, ...]
+    table: Table
+    features: Any  # FeaturesDict of the image alone
+    key: str
+    decoder: str
+    channels: int
+
+    def __call__(self, row: int) -> np.ndarray:
+        """Read one record and decode its image."""
+        name, place = self.name(row), int(self.table.place[row])
+        file, length = self.files[self.table.file[row]], int(self.table.length[row])
+        try:
+            if length:
+                with epath.Path(file).open("rb") as opened:
+                    opened.seek(place)
+                    raw = opened.read(length)
+            else:
+                raw = _reader(file).read([place])[0]
+        except (OSError, RuntimeError, IndexError, ValueError) as error:
+            raise files_lib.Unreadable(f"{name} cannot be read: {error}") from error
+        skip = {self.key: tensorflow_datasets.decode.SkipDecoding()}
+        data = _parse(self.features, raw, name, decoders=skip)[self.key]
+        return files_lib.decode(
+            data, name, decoder=self.decoder, channels=self.channels
+        )
+
+    def name(self, row: int) -> str:
+        """File and position of a record."""
+        unit = "byte" if self.table.length[row] else "record"
+        file = self.files[self.table.file[row]]
+        return f"{file} ({unit} {self.table.place[row]})"
+
+    def stamp(self) -> tuple[int, str]:
+        """Number of records; digest of their places and of the files, for a cache."""
+        found = [(file, epath.Path(file).stat()) for file in self.files]
+        files = [f"{os.path.basename(x)}:{s.length}:{s.mtime}" for x, s in found]
+        digest = hashlib.sha256("\0".join([self.key, *files]).encode())
+        for column in (self.table.file, self.table.place, self.table.length):
+            digest.update(column.astype("<i8").tobytes())
+        return len(self.table.label), digest.hexdigest()
+
+
+@functools.lru_cache(maxsize=64)
+def _reader(file: str):
+    # Read-ahead is for sequential reading: off, a random record costs its own bytes.
+    return array_record_module.ArrayRecordReader(file, "readahead_buffer_size:0")
+
+
+def _parse(features, raw: bytes, name: str, **options) -> dict:
+    try:
+        return features.deserialize_example_np(raw, **options)
+    except (message.DecodeError, KeyError, ValueError, TypeError) as error:
+        raise files_lib.Unreadable(f"{name} is no such example: {error!r}") from error
+
+
+def tfds(
+    *,
+    path: str | Sequence[str],
+    train_split: str = "train",
+    validation_split: str | None = None,
+    test_split: str | None = "test",
+    image_key: str = "image",
+    label_key: str | None = "label",
+    domain_key: str | None = None,
+    domain_names: Sequence[str] = (),
+    classes: str | None = None,
+    index: str | None = None,
+    size: int | None = None,
+    resident: bool = False,
+    channels: int = 3,
+    decoder: str = "auto",
+    on_corrupt: str = "error",
+    cache: str | None = None,
+    cache_size: int | None = None,
+    validation: float = 0.0,
+    seed: int = 0,
+) -> stream.Dataset:
+    """A prepared TFDS directory (.../NAME/CONFIG/VERSION), or several.
+
+    path: several directories are several domains, named by `domain_names`.
+    *_split: any TFDS split, such as "train[:90%]"; None for none.
+    *_key: features of each example; None for unlabelled, for one domain.
+    classes: a text file that names the classes to keep, in that order.
+    index: a file that keeps what the first scan finds. Labels lie in the records, so
+      without it every start reads the whole set once.
+    Others as in `from_folders.image_folder`. Images must be u8 Image features.
+
+    Raises ValueError for what is missing, another file format and damaged records.
+    """
+    infos, names, domains = _open(path, image_key, label_key, domain_key, domain_names)
+    decoder = prefetch.choose_decoder(decoder)
+    wanted = names if classes is None else files_lib.class_list(classes)
+    part = functools.partial(
+        _examples,
+        infos=infos,
+        keys=(image_key, label_key, domain_key),
+        keep=None if classes is None else _kept(wanted, names),
+        index=index,
+        pixels=(decoder, channels),
+    )
+    data = stream.Dataset(
+        name=infos[0].name,
+        class_names=wanted,
+        domain_names=domains,
+        train=part(train_split),
+        validation=part(validation_split),
+        test=part(test_split),
+        decoder=decoder,
+    )
+    return splits.finish(
+        data, validation=validation, seed=seed, size=size, resident=resident,
+        on_corrupt=on_corrupt, cache=cache, cache_size=cache_size,
+    )  # fmt: skip
+
+
+def _examples(split, *, infos, keys, keep, index, pixels) -> stream.Examples | None:
+    """One split of all directories, with only the classes that `keep` numbers."""
+    if split is None:
+        return None
+    image_key, label_key, domain_key = keys
+    files, table = _table(infos, split, label_key, domain_key, index)
+    if keep is not None:
+        label = np.where(table.label < 0, -1, keep[table.label])
+        table = table._replace(label=label)
+        table = Table(*(column[label >= 0] for column in table))
+    features = tensorflow_datasets.features.FeaturesDict(
+        {image_key: infos[0].features[image_key]}
+    )
+    reader = Records(files, table, features, image_key, *pixels)
+    load = files_lib.Loader(reader, np.arange(len(table.label)))
+    return stream.Examples(table.label, table.domain, load=load)
+
+
+def _open(path, image_key, label_key, domain_key, domain_names):
+    """Metadata of every directory, class names, domain names."""
+    paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+    if len(paths) > 1 and (len(domain_names) != len(paths) or domain_key):
+        raise ValueError(
+            f"path: {len(paths)} directories need as many domain_names (and no "
+            f"domain_key), got {(*domain_names,)}, {domain_key!r}"
+        )
+    infos = [_info(one) for one in paths]
+    _feature(infos, image_key, tensorflow_datasets.features.Image, "image_key")
+    names = _names(infos, label_key, "label_key")
+    domains = _names(infos, domain_key, "domain_key") or (*domain_names,) or ("all",)
+    return infos, names, domains
+
+
+def _info(path):
+    if not (epath.Path(path) / "dataset_info.json").exists():
+        raise ValueError(
+            f"path = {str(path)!r}: expected a prepared TFDS directory with "
+            "dataset_info.json, features.json and record files"
+        )
+    info = tensorflow_datasets.builder_from_directory(path).info
+    found = info.file_format.value if info.file_format else None
+    if found not in FORMATS:
+        raise ValueError(
+            f"path = {str(path)!r}: its files are {found}, readable are {FORMATS}"
+        )
+    return info
+
+
+def _feature(infos, key, kind, option):
+    for info in infos:
+        feature = info.features[key] if key in info.features else None
+        if not isinstance(feature, kind):
+            fit = sorted(k for k, f in info.features.items() if isinstance(f, kind))
+            raise ValueError(
+                f"{option} = {key!r}: {info.name} has no such {kind.__name__} feature; "
+                f"it has {fit}"
+            )
+        if kind is tensorflow_datasets.features.Image and feature.np_dtype != np.uint8:
+            raise ValueError(f"{option} = {key!r}: {feature.np_dtype}, must be uint8")
+    return infos[0].features[key]
+
+
+def _names(infos, key, option) -> tuple[str, ...]:
+    if key is None:
+        return ()
+    names = tuple(
+        _feature(infos, key, tensorflow_datasets.features.ClassLabel, option).names
+    )
+    if any(tuple(info.features[key].names) != names for info in infos):
+        raise ValueError(f"{option} = {key!r}: the directories differ in their names")
+    return names
+
+
+def _kept(wanted, names) -> np.ndarray:
+    """New number of every class, i32[C], -1 for those left out."""
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise ValueError(f"classes: {missing[:5]} not among the {len(names)} classes")
+    numbers = np.full(len(names), -1, np.int32)
+    numbers[[names.index(name) for name in wanted]] = np.arange(len(wanted))
+    return numbers
+
+
+def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
+    """Files and records of one split of all directories; from `index` if there."""
+    shards, files = [], []
+    for domain, info in enumerate(infos):
+        try:
+            parts = info.splits[split].file_instructions
+        except (KeyError, ValueError, AssertionError) as error:
+            raise ValueError(
+                f"split {split!r}: {info.name} has {sorted(info.splits)}"
+            ) from error
+        shards += [(info, domain, part) for part in parts]
+    files = tuple(str(part.filename) for _, _, part in shards)
+    # Sizes too: a set may be prepared again at the same place.
+    ranges = [
+        f"{x.filename}:{x.skip}:{x.take}:{info.dataset_size}" for info, _, x in shards
+    ]
+    stamp = np.array([str(label_key), str(domain_key), *ranges])
+    known = {}
+    if index is not None and os.path.exists(index):
+        with np.load(index, allow_pickle=False) as opened:
+            known = dict(opened)
+    if f"{split}/stamp" in known and np.array_equal(known[f"{split}/stamp"], stamp):
+        return files, Table(*(known[f"{split}/{field}"] for field in Table._fields))
+    found = [
+        _scan(info, number, domain, part, label_key, domain_key)
+        for number, (info, domain, part) in enumerate(shards)
+    ]
+    table = Table(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    if index is not None:
+        fresh = {f"{split}/{key}": value for key, value in table._asdict().items()}
+        part = f"{index}.{os.getpid()}"  # renamed at the end: other processes read
+        with open(part, "wb") as opened:
+            np.savez(opened, **known | fresh | {f"{split}/stamp": stamp})
+        os.replace(part, index)
+    return files, table
+
+
+def _scan(info, number, domain, part, label_key, domain_key) -> Table:
+    """Positions and labels of the records of one file."""
+    keys = [key for key in (label_key, domain_key) if key is not None]
+    features = tensorflow_datasets.features.FeaturesDict(
+        {key: info.features[key] for key in keys}
+    )
+    name, stop = str(part.filename), part.skip + part.take
+    rows = []
+    walk = _walk_tfrecord if info.file_format.value == "tfrecord" else _walk_array
+    for place, length, raw in walk(name, part.skip, stop):
+        example = _parse(features, raw, f"{name} ({place})") if keys else {}
+        label = -1 if label_key is None else example[label_key]
+        where = domain if domain_key is None else example[domain_key]
+        rows.append((number, place, length, label, where))
+    if len(rows) != part.take:
+        raise ValueError(
+            f"{name}: {part.skip + len(rows)} records, dataset_info.json says {stop}"
+        )
+    table = np.array(rows, np.int64).reshape(-1, 5).T
+    kinds = (np.int32, np.int64, np.int64, np.int32, np.int32)
+    return Table(*(x.astype(kind) for x, kind in zip(table, kinds, strict=True)))
+
+
+def _walk_tfrecord(name, skip, stop):
+    try:
+        with epath.Path(name).open("rb") as file:
+            place = 0
+            for record in range(stop):
+                header = file.read(12)
+                if len(header) < 12:
+                    return
+                (length,) = struct.unpack("<Q", header[:8])
+                raw = file.read(length + 4)
+                if len(raw) < length + 4:
+                    return
+                if record >= skip:
+                    yield place + 12, length, raw[:length]
+                place += length + 16
+    except (OSError, OverflowError, MemoryError) as error:
+        raise ValueError(f"{name} cannot be read: {error}") from error
+
+
+def _walk_array(name, skip, stop):
+    try:
+        reader = array_record_module.ArrayRecordReader(name)
+        for start in range(skip, min(stop, reader.num_records()), CHUNK):
+            end = min(start + CHUNK, stop, reader.num_records())
+            for place, raw in enumerate(reader.read(start, end), start):
+                yield place, 0, raw
+        reader.close()
+    except (OSError, RuntimeError, IndexError) as error:
+        raise ValueError(f"{name} cannot be read: {error}") from error

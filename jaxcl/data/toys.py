@@ -1,0 +1,89 @@
+"""Small sets that need no files: digits, and graphs made by rule."""
+
+import numpy as np
+from PIL import Image
+
+from jaxcl.data import from_graphs, graphs, splits, stream
+
+_NAMES = ("rings", "trees")
+
+
+def digits(
+    *,
+    validation: float = 0.0,
+    seed: int = 0,
+    size: int | None = None,
+    interpolation: str = "bicubic",
+    channels: int = 1,
+) -> stream.Dataset:
+    """scikit-learn's 1,797 handwritten digits, u8[N,8,8,1], 0..16 scaled to 0..255.
+
+    Test is a fixed fifth of every class. `size` resizes by Pillow ("nearest" or
+    "bicubic"); channels = 3 repeats the grey one.
+    """
+    from sklearn import datasets  # a second to import, only needed here
+
+    if channels not in (1, 3):
+        raise ValueError(f"channels = {channels}: must be 1 or 3")
+    if interpolation not in ("nearest", "bicubic"):
+        raise ValueError(
+            f"interpolation = {interpolation!r}: must be 'nearest' or 'bicubic'"
+        )
+    raw = datasets.load_digits()
+    images = np.round(raw.images * (255 / 16)).astype(np.uint8)
+    if size is not None:
+        how = Image.Resampling[interpolation.upper()]
+        resized = [Image.fromarray(x).resize((size, size), how) for x in images]
+        images = np.stack([np.asarray(x) for x in resized])
+    images = np.repeat(images[..., None], channels, axis=-1)
+    label = raw.target.astype(np.int32)
+    whole = stream.Examples(label, np.zeros_like(label), images)
+    names = tuple(str(digit) for digit in range(10))
+    data = splits.draw_test("digits", names, whole, 0.2, splits.TEST_SEED)
+    return splits.finish(data, validation=validation, seed=seed)
+
+
+def rings_and_trees(
+    *, count: int = 96, nodes: tuple[int, int] = (6, 14), seed: int = 0
+) -> stream.Dataset:
+    """Rings with a few chords, and random trees, in turn.
+
+    Features are degree profiles, see `from_graphs.degree_profile`.
+
+    Args:
+      count: graphs.
+      nodes: least and most nodes of a graph.
+      seed: of sizes, chords and trees.
+
+    Raises:
+      ValueError: a number is out of its range.
+    """
+    if count < 2 or not 4 <= nodes[0] <= nodes[1]:
+        raise ValueError(
+            f"count = {count}, nodes = {nodes}: must be at least 2, and rise from 4"
+        )
+    rng = np.random.default_rng(seed)
+    pairs, sizes = [], rng.integers(nodes[0], nodes[1], size=count, endpoint=True)
+    for graph, size in enumerate(sizes):
+        each = np.arange(size)
+        if graph % 2:
+            edges = [(i, rng.integers(i)) for i in each[1:]]
+        else:
+            edges = [(i, (i + 1) % size) for i in each]
+            edges += [(i, (i + size // 2) % size) for i in rng.choice(size, 2)]
+        pairs.append(np.array(edges) + sizes[:graph].sum())
+    ends = np.concatenate(pairs).T
+    both = np.unique(np.concatenate([ends, ends[::-1]], axis=1), axis=1)
+    graph_ptr = np.concatenate([[0], np.cumsum(sizes)])
+    made = graphs.GraphSet(
+        from_graphs.degree_profile(both, graph_ptr[-1]).astype(np.float32),
+        both.astype(np.int32),
+        graph_ptr.astype(np.int32),
+        np.searchsorted(both[0], graph_ptr).astype(np.int32),
+        (np.arange(count) % 2).astype(np.int32),
+        "rings_and_trees",
+        _NAMES,
+    )
+    domain = np.zeros_like(made.label)
+    train = stream.Examples(label=made.label, domain=domain, graphs=made)
+    return stream.Dataset(made.name, made.class_names, ("all",), train, None, None)

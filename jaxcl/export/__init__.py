@@ -1,0 +1,1 @@
+"""Encoders of runs as folders, and those folders read back."""

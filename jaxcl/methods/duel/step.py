@@ -1,0 +1,245 @@
+"""DUEL: contrast against a memory that drops what it holds most of.
+
+Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
+Class-Imbalanced Learning", AAAI 2024: D-MoCo (`base="moco"`) and D-SimCLR
+(`base="simclr"`). With `policy="fifo"`, or `negatives="batch"`, they are the MoCo v2
+and the SimCLR that the paper compares them with.
+
+Departures:
+- The paper trains from a full memory; here it fills from the stream, and what does not
+  exist yet is masked.
+- D-SimCLR's policy compares the features that rows had when they came in; the paper
+  does not say which it takes, and its 2 MB for them allow no more. `refresh` renews
+  some at every step, also for D-MoCo, whose keys grow old in the paper's form.
+- What is drawn of the memory is augmented like the batch, and normalised by statistics
+  of its own, which do not move the running ones.
+- Keys are not shuffled among devices: batch statistics are those of the global batch.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcl import core, optim
+from jaxcl.losses import contrastive
+from jaxcl.memory import buffer
+from jaxcl.methods.duel import active_memory
+from jaxcl.nets import chain, mlp
+
+
+class Extra(NamedTuple):
+    """What DUEL keeps beside the network that learns."""
+
+    momentum: core.PyTree  # f32, slow copy of encoder and projector; {} for SimCLR
+    momentum_stats: core.PyTree  # f32, its own running statistics
+    # feature f32[D] unit row, label and index i32; SimCLR, or where features are
+    # renewed: image u8. None: no memory
+    memory: buffer.Buffer | None
+
+
+class Setup(NamedTuple):
+    """What a step knows beside its state; for the options see `make`."""
+
+    parts: core.Parts
+    nets: dict  # encoder and projector
+    settings: active_memory.Settings
+    moco: bool  # otherwise SimCLR
+    remembers: bool  # there is a memory
+    negatives: str
+    positive_in_denominator: bool
+    hml_weight: float | None
+    temperature: float
+    drawn: int
+    refresh: bool
+    momentum: float
+
+
+_LIMITS = {
+    "memory_size": (1, math.inf), "output_dim": (1, math.inf),
+    "hidden_dim": (1, math.inf), "hidden_layers": (0, math.inf),
+    "temperature": (1e-6, math.inf), "hml_weight": (0, math.inf), "momentum": (0, 1),
+}  # fmt: skip
+
+
+def _check(given):
+    simclr = given["base"] == "simclr"
+    draws = given["negatives"] != "batch" if simclr else given["refresh"]
+    limits = _LIMITS | ({"drawn": (1, given["memory_size"])} if draws else {})
+    core.check_ranges("config.method", given, limits)
+    core.check_choice("config.method.base", given["base"], ("moco", "simclr"))
+    core.check_choice(
+        "config.method.negatives", given["negatives"], ("mixed", "memory", "batch")
+    )
+    if given["hml_weight"] is not None and given["negatives"] != "memory":
+        raise ValueError(
+            f"config.method.negatives={given['negatives']!r}: must be 'memory' where "
+            "config.method.hml_weight is given, since M-HML is against the memory alone"
+        )
+
+
+def make(
+    parts: core.Parts, *, base="moco", policy="duel", negatives="mixed",
+    positive_in_denominator=True, hml_weight: float | None = None, temperature=0.5,
+    memory_size=2048, drawn=256, score="affine", newcomer_competes=False,
+    safe_update=False, refresh=False, sharded=False, momentum=0.9, hidden_layers=0,
+    hidden_dim=512, output_dim=256,
+) -> core.Method:  # fmt: skip
+    """MoCo v2 or SimCLR with an active memory of negatives.
+
+    Args:
+      base: "moco" (a slow network makes the keys; contrasts with the whole memory) or
+        "simclr" (the present network embeds rows drawn of the memory).
+      policy: "duel", "fifo" or "reservoir", which rows the memory keeps.
+      negatives: "mixed" (of batch and memory), "memory" or "batch" (Table 4); with
+        "batch" SimCLR keeps no memory.
+      positive_in_denominator: epsilon of Eq. 17 is 1, else 0.
+      hml_weight: lambda of M-HML (Eq. 5), which is then the loss; None: InfoNCE.
+      temperature: of the loss, and tau of the exponential score.
+      memory_size: rows, K.
+      drawn: rows of the memory that SimCLR contrasts with at every step, and that are
+        renewed.
+      score: "affine" or "exponential", duplication probability of the policy.
+      newcomer_competes: Algorithm 1 in place of Algorithm 4.
+      safe_update: keep the memory as it is where its distinctiveness to the batch
+        would fall (Algorithm 2).
+      refresh: renew the stored features of `drawn` rows at every step; MoCo then keeps
+        images, too, and its slow network embeds them.
+      sharded: each device holds its share of the memory.
+      momentum: of the slow network.
+      hidden_layers, hidden_dim, output_dim: of the projector; 0 layers: one Linear.
+
+    Raises:
+      ValueError: naming the field, the value and what is allowed.
+    """
+    _check(locals())
+    moco = base == "moco"
+    settings = active_memory.Settings(
+        policy, memory_size, output_dim, not moco or refresh, sharded, safe_update,
+        newcomer_competes, score, temperature, parts.gather,
+    )  # fmt: skip
+    active_memory.check(settings)
+    widths = (hidden_dim,) * hidden_layers + (output_dim,)
+    projector = mlp.MLP(widths, dtype=parts.encoder.dtype)
+    nets = {"encoder": parts.encoder, "projector": projector}
+    setup = Setup(
+        parts, nets, settings, moco, moco or negatives != "batch", negatives,
+        positive_in_denominator, hml_weight, temperature, drawn, refresh, momentum,
+    )  # fmt: skip
+    return core.Method(
+        functools.partial(_init, setup),
+        functools.partial(_step, setup),
+        embed=functools.partial(_features, {"encoder": parts.encoder}),
+        project=functools.partial(_features, nets),
+        begin_task=lambda state, task: state.replace(
+            opt_state=parts.tx.init(state.params)
+        ),
+        memory=_memory if setup.remembers else None,
+    )
+
+
+def _features(nets, state, images):
+    return chain.apply(nets, state.params, state.stats, images, train=False)[0]
+
+
+def _memory(state):
+    return active_memory.whole(state.extra.memory)
+
+
+def _init(setup, key, batch):
+    k_state, k_augment, k_net = jax.random.split(key, 3)
+    images = setup.parts.augment(k_augment, batch["image"][:1])[0]
+    params, stats = chain.init(setup.nets, k_net, images)
+    slow = (core.copy(params), core.copy(stats)) if setup.moco else ({}, {})
+    memory = active_memory.create(setup.settings, batch) if setup.remembers else None
+    extra = Extra(*slow, memory)
+    return core.new_state(k_state, params, stats, setup.parts.tx, extra)
+
+
+def _step(setup, state, batch):
+    k_augment, k_write, *k_drawn = jax.random.split(core.step_key(state), 4)
+    views = setup.parts.augment(k_augment, batch["image"])
+    if views.shape[1] != 2:
+        raise ValueError(f"config.augment.views={views.shape[1]}: duel takes 2")
+    memory = _memory(state) if setup.remembers else None
+    loss, memory, slow_stats = (_moco if setup.moco else _simclr)(
+        setup, state, views, memory, k_drawn
+    )
+    state, (stats, target), metrics = core.descend(setup.parts, state, loss)
+    extra = state.extra._replace(momentum_stats=slow_stats)
+    if setup.moco:
+        slow = optim.ema(extra.momentum, state.params, setup.momentum)
+        extra = extra._replace(momentum=slow)
+    if setup.remembers:
+        memory, metrics["joined"] = active_memory.update(
+            setup.settings, memory, k_write, batch, target, after=metrics["loss"]
+        )
+        extra = extra._replace(memory=memory)
+    return state.replace(stats=stats, extra=extra), metrics
+
+
+def _moco(setup, state, views, memory, k_drawn):
+    """A step's loss, the memory that it reads, the slow network's statistics."""
+    slow = state.extra.momentum, state.extra.momentum_stats
+    keys, slow_stats = chain.apply(setup.nets, *slow, views[:, 1], train=True)
+    keys = core.l2_normalize(keys)
+    if setup.refresh:
+        *_, memory = _draw(setup, slow, memory, k_drawn)
+
+    def loss(params):
+        queries, stats = chain.apply(
+            setup.nets, params, state.stats, views[:, 0], train=True
+        )
+        held = memory.items["feature"], memory.filled
+        value = _contrast(setup, queries, keys, jnp.arange(len(keys)), *held)
+        return value, (stats, keys)
+
+    return loss, memory, slow_stats
+
+
+def _simclr(setup, state, views, memory, k_drawn):
+    images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
+    rows = exists = None
+    if setup.remembers:
+        network = state.params, state.stats
+        rows, exists, memory = _draw(setup, network, memory, k_drawn)
+
+    def loss(params):
+        z, stats = chain.apply(
+            setup.nets, params, state.stats, images, train=True, groups=2
+        )
+        pairs = z.reshape(-1, 2, z.shape[-1])
+        partners, examples = pairs[:, ::-1].reshape(z.shape), jnp.arange(len(z))
+        target = core.l2_normalize(jax.lax.stop_gradient(pairs[:, 0]))
+        value = _contrast(setup, z, partners, examples // 2, rows, exists)
+        return value, (stats, target)
+
+    return loss, memory, {}
+
+
+def _contrast(setup, anchors, positives, examples, rows, exists):
+    """The loss of anchors against their positives and rows of the memory."""
+    given = dict(temperature=setup.temperature)
+    if setup.hml_weight is not None:
+        given |= dict(weight=setup.hml_weight, mask=exists)
+        return contrastive.m_hml(anchors, positives, rows, **given)
+    return contrastive.info_nce(
+        anchors, positives, None if setup.negatives == "batch" else rows,
+        positive_in_denominator=setup.positive_in_denominator,
+        unit_negatives=True, negative_mask=exists,
+        examples=None if setup.negatives == "memory" else examples, **given,
+    )  # fmt: skip
+
+
+def _draw(setup, network, memory, keys):
+    """Features f32[R, D] of rows drawn of the memory, which exist, the memory."""
+    items, exists, slots = buffer.sample(memory, keys[0], setup.drawn)
+    images = setup.parts.split(items["image"])
+    others = setup.parts.augment(keys[1], images)[:, 0]
+    rows, _ = chain.apply(setup.nets, *network, others, train=True)
+    rows = core.l2_normalize(rows)
+    if setup.refresh:
+        memory = active_memory.refreshed(memory, slots, rows, exists)
+    return rows, exists, memory

@@ -1,0 +1,5 @@
+"""ICL: what new data change of InfoNCE, learnt by meta-optimisation at learnt rates."""
+
+from jaxcl.methods.icl.method import ANCHORS, STRATEGIES, TAKES_GRAPHS, VARIANTS, make
+
+__all__ = ["ANCHORS", "STRATEGIES", "TAKES_GRAPHS", "VARIANTS", "make"]

@@ -1,0 +1,96 @@
+"""Prediction by the nearest class mean of what the memory holds.
+
+Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017,
+Algorithm 1. A method that predicts so has a field `means` in its extra, None but in
+what `Nearest.eval_state` returns, so that an evaluation finds the means once.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcl import core
+from jaxcl.methods import online
+
+_CHUNK = 256  # images that are embedded at a time
+
+
+class Means(NamedTuple):
+    """The mean feature of each class's items."""
+
+    rows: jax.Array  # f32[C,D], zeros where there is no item
+    there: jax.Array  # bool[C], the memory holds an item of the class
+
+
+class Nearest(NamedTuple):
+    """How features are averaged and compared, in eval mode, not augmented."""
+
+    parts: core.Parts
+    net: Any  # online.Network
+    unit: bool  # L2-normalise features and means
+    mirror: bool  # average over the items and their mirror images
+
+    def _scaled(self, rows):
+        return core.l2_normalize(rows) if self.unit else rows
+
+    def features(self, params, stats, images):
+        """f32[B,H,W,C] -> f32[B,D]."""
+        outputs, _ = self.net(params, stats, images, train=False)
+        return self._scaled(outputs.features)
+
+    def means(self, state) -> Means:
+        """Of each class's items, embedded chunk by chunk where they are stored."""
+        memory, space = state.extra.memory, online.memory_of(self.parts)
+        # Each device its own copy: it reads nothing but what it is given.
+        network = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (space.shards, *x.shape)),
+            (state.params, state.stats),
+        )
+        total, counts = space.each(self._sums, network, memory.items, memory.filled)
+        total, counts = total.sum(axis=0), counts.sum(axis=0)
+        rows = self._scaled(total / jnp.maximum(counts, 1)[:, None])
+        return Means(rows, counts > 0)
+
+    def _sums(self, network, items, filled):
+        """Sum and number of each class's features, f32[1,C,D] and i32[1,C]."""
+        params, stats = jax.tree.map(lambda x: x[0], network)
+        classes, capacity = jnp.arange(self.parts.num_classes), len(filled)
+        size = min(_CHUNK, capacity)
+        # A memory that is split over the devices is so already.
+        split = self.parts.split if self.parts.memory is None else lambda rows: rows
+
+        def add(sums, start):
+            total, counts = sums
+            number = start + jnp.arange(size)
+            slots = number % capacity  # the last chunk has rows to spare
+            images = self.parts.plain(split(items["image"][slots]))
+            rows = self.features(params, stats, images)
+            if self.mirror:
+                turned = self.features(params, stats, images[:, :, ::-1])
+                rows = (rows + turned) / 2
+            there = filled[slots] & (number < capacity)
+            own = (items["label"][slots][:, None] == classes) & there[:, None]
+            total += jnp.einsum("rc,rd->cd", own, rows, precision="highest")
+            return (total, counts + jnp.sum(own, axis=0)), None
+
+        blank = jnp.zeros_like(params["head"]["weight"]), jnp.zeros_like(classes)
+        (total, counts), _ = jax.lax.scan(add, blank, jnp.arange(0, capacity, size))
+        return total[None], counts[None]
+
+    def predict(self, state, images):
+        """Minus the squared distance to each class's mean, -inf without an item."""
+        found = state.extra.means
+        means = self.means(state) if found is None else found
+        rows = self.features(state.params, state.stats, images)
+        gaps = rows[:, None] - means.rows
+        return jnp.where(means.there, -jnp.sum(gaps * gaps, axis=2), -jnp.inf)
+
+    def hooks(self) -> dict:
+        """`predict` and `eval_state` of core.Method."""
+        compiled = jax.jit(self.means)
+
+        def eval_state(state):
+            return state.replace(extra=state.extra._replace(means=compiled(state)))
+
+        return {"predict": self.predict, "eval_state": eval_state}

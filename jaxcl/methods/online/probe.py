@@ -1,0 +1,184 @@
+"""What a step does to the representation of past tasks, measured beside the method.
+
+Caccia et al., "Reducing Representation Drift in Online Continual Learning", 2021,
+called P: sections 3.3 and 4.5, Table 1, Figs 1, 3 and 9. No code of these was
+released. With f^n the features of an image, scaled to length 1:
+- drift, of stored rows x of past tasks: the mean of |f^n_before(x) - f^n_after(x)|,
+  of one incoming batch, all its updates included, both in evaluation mode.
+- gradients, of replayed rows x of past tasks: the mean of |dL / df^n(x)|, L the loss of
+  the (last) update; and the same of the head's rows w_c, P's prototypes, of their
+  classes.
+
+Departures:
+- Drift is of rows drawn from those that the memory holds after the step.
+- Gradients are along the unit sphere, |f| times what of dL/df is at right angles to f.
+  That is all of dL/df^n that can move f^n; and the length of f, of which a linear head
+  makes use, is left out.
+- A row that passes through the network several times in an update counts as often.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxcl import core
+from jaxcl.memory import sharded
+
+MEASURES = ("drift", "gradients")
+_STREAM = 0xD21F7  # keeps the probe's random numbers apart from the method's
+_PROBE = "probe"  # a parameter that only `tap` uses, which puts what it saw there
+
+
+def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Method:
+    """The method with what `parts.replay.measure` names among its metrics.
+
+    What it trains is the same, bit for bit. Metrics are 0 where there is no row of a
+    past task.
+
+    Args:
+      method: with a `memory`.
+      rows: stored rows whose drift is measured, drawn anew for each step with a key
+        of their own; two passes of as many rows in evaluation mode are the cost.
+
+    Returns:
+      A method whose steps also give "drift", f32[]; "feature_gradient_norm" and
+      "prototype_gradient_norm" are from `gradient`.
+
+    Raises:
+      ValueError: the method has no memory; when traced: it does not go by `gradient`.
+    """
+    measure = parts.replay.measure
+    if method.memory is None:
+        raise ValueError(
+            f"config.replay.measure={measure}: is of stored rows, and "
+            "config.method.name stores none; leave it out"
+        )
+
+    def step(state, batch):
+        after, metrics = method.step(state, batch)
+        if "gradients" in measure and "feature_gradient_norm" not in metrics:
+            raise ValueError(
+                f"config.replay.measure={measure}: 'gradients' is for methods that "
+                "descend a loss (online.descend), which config.method.name does not"
+            )
+        if "drift" in measure:
+            metrics = {**metrics, "drift": drift(state, after)}
+        return after, metrics
+
+    def drift(state, after):
+        memory = method.memory(after)
+        key = jax.random.fold_in(core.step_key(state), _STREAM)
+        space = parts.memory or sharded.WHOLE
+        count = -(-rows // space.shards) * space.shards  # each device its share
+        items, mask, _ = space.sample(
+            memory, key, min(count, memory.capacity),
+            log_weights=jnp.where(memory.items["task"] < state.task, 0.0, -jnp.inf),
+        )  # fmt: skip
+        images, mask = parts.split((items["image"], mask))
+        images = parts.plain(images)
+        one, other = (_unit(method.embed(s, images)) for s in (state, after))
+        return _mean(jnp.linalg.norm(one - other, axis=1), mask)
+
+    return method._replace(step=step)
+
+
+def gradient(parts: core.Parts, state, loss: Callable):
+    """The gradient of a step, and what config.replay.measure asks of it.
+
+    Args:
+      loss: params -> (f32[], anything), by passes of `online.Network`.
+
+    Returns:
+      (value, anything); the gradient of `state.params`; metrics, {} unless asked:
+      "feature_gradient_norm" and "prototype_gradient_norm", f32[].
+
+    Raises:
+      ValueError: asked, and no pass says of which tasks its rows are.
+    """
+    slope = jax.value_and_grad(loss, has_aux=True)
+    if parts.replay is None or "gradients" not in parts.replay.measure:
+        return *slope(state.params), {}
+    memory = state.extra.memory
+    params = {**state.params, _PROBE: jnp.zeros((parts.num_tasks, 2))}
+    _check_used(loss, params)
+    found, grads = slope(params)
+    grads = dict(grads)
+    total, count = jnp.where(
+        jnp.arange(parts.num_tasks) < state.task, grads.pop(_PROBE).T, 0
+    ).sum(axis=1)
+    past = memory.filled & (memory.items["task"] < state.task)
+    classes = jnp.zeros(parts.num_classes, bool).at[memory.items["label"]].max(past)
+    weights = (tree["head"]["weight"] for tree in (grads, state.params))
+    metrics = {
+        "feature_gradient_norm": total / jnp.maximum(count, 1),
+        "prototype_gradient_norm": _mean(_along_sphere(*weights), classes),
+    }
+    return found, grads, metrics
+
+
+def tasks_of(rows) -> jax.Array | None:
+    """Task of each replayed row, i32[R] for `tap`, where the memory told it."""
+    task = rows.items.get("task")
+    return None if task is None else jnp.where(rows.mask, task, -1)
+
+
+def tap(params, features, tasks):
+    """The features; norms of their gradient are kept for `gradient`, by task.
+
+    Args:
+      features: f32[R,D].
+      tasks: i32[R], in which each row came, -1: it does not count; None: none counts.
+    """
+    if tasks is None or _PROBE not in params:
+        return features
+    return _tap(features, tasks, params[_PROBE])
+
+
+@jax.custom_vjp
+def _tap(features, tasks, probe):
+    return features
+
+
+def _tap_forward(features, tasks, probe):
+    return features, (features, tasks, probe)
+
+
+def _tap_backward(saved, slope):
+    features, tasks, probe = saved
+    norms = _along_sphere(slope, features)
+    own = tasks[:, None] == jnp.arange(len(probe))
+    # The gradient of what several passes use is the sum of theirs.
+    found = jnp.stack([jnp.sum(norms[:, None], axis=0, where=own), own.sum(axis=0)], 1)
+    return slope, None, found.astype(probe.dtype)
+
+
+_tap.defvjp(_tap_forward, _tap_backward)
+
+
+def _along_sphere(slope, vectors):
+    """|v| times the norm of what of dL/dv is at right angles to v, f32[R]."""
+    slope, vectors = (x.astype(jnp.float32) for x in (slope, vectors))
+    unit = core.l2_normalize(vectors)
+    across = slope - jnp.sum(slope * unit, axis=1, keepdims=True) * unit
+    return jnp.linalg.norm(vectors, axis=1) * jnp.linalg.norm(across, axis=1)
+
+
+def _unit(features):
+    return core.l2_normalize(features.astype(jnp.float32))
+
+
+def _mean(values, mask):
+    return jnp.sum(values, where=mask) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def _check_used(loss, params):
+    """Refuse a loss that taps nothing: its zeros would pass for a measurement."""
+    names = [path[0].key for path, _ in jax.tree.leaves_with_path(params)]
+    traced = jax.make_jaxpr(loss)(params).jaxpr
+    probe = traced.invars[names.index(_PROBE)]
+    if not any(probe is given for line in traced.eqns for given in line.invars):
+        raise ValueError(
+            "config.replay.measure: 'gradients' needs replayed rows to pass by "
+            "themselves (online.Network.replay), which config.method as set does not do"
+        )

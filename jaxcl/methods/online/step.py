@@ -1,0 +1,343 @@
+"""What online continual methods share: a network with one head, a memory, a step.
+
+One pass over a stream in small batches (Caccia et al., "Reducing Representation Drift
+in Online Continual Learning", 2021, called P). A method is a function `update`, one
+gradient step on the incoming rows and what it draws from the memory; `method` makes
+the rest: several updates on a batch, the write to the memory after them, prediction.
+
+Incoming and replayed rows pass through the network apart, each normalised by its own
+batch statistics, as in P's released code.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcl import core
+from jaxcl.losses import replay as losses
+from jaxcl.memory import buffer, policies, sharded
+from jaxcl.methods.online import probe, statistics
+from jaxcl.nets import chain
+
+HEADS = ("linear", "cosine")
+FORMS = ("paper", "code")
+
+
+class Extra(NamedTuple):
+    """What a method that replays keeps; others add fields, these two stay."""
+
+    memory: buffer.Buffer | None  # "image" u8, "label" i32, "task" i32, method's own
+    seen: jax.Array  # bool[C], classes met so far
+    kept: core.PyTree = {}  # what the memory's policy counts
+
+
+class Rows(NamedTuple):
+    """Examples on their way through the network."""
+
+    images: jax.Array  # f32[R,H,W,C]
+    label: jax.Array  # i32[R]
+    mask: jax.Array  # bool[R], False: there is no such row, it only fills the shape
+    raw: jax.Array  # u8[R,H,W,C], not augmented
+    items: dict = {}  # what else the memory holds of them
+    slots: jax.Array | None = None  # i32[R], where in the memory; its capacity: nowhere
+    labelled: "Rows | None" = None  # of the batch's labelled part, incoming rows only
+
+
+class Outputs(NamedTuple):
+    """What the network says of rows."""
+
+    features: jax.Array  # f32[R,D]
+    logits: jax.Array  # f32[R,C]
+
+
+class Network(NamedTuple):
+    """An encoder and one head over all classes."""
+
+    encoder: Any
+    head: str  # "linear", with a bias, or "cosine", see losses.replay.cosine_logits
+    num_classes: int
+
+    def init(self, key, images):
+        """Parameters and running statistics; the head as PyTorch starts it."""
+        k_encoder, k_weight, k_bias = jax.random.split(key, 3)
+        params, stats = chain.init({"encoder": self.encoder}, k_encoder, images)
+        found = jax.eval_shape(lambda: self._features(params, stats, images, False)[0])
+        shape = self.num_classes, found.shape[1]
+        bound = shape[1] ** -0.5
+        uniform = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
+        head = {"weight": uniform(k_weight, shape)}
+        if self.head == "linear":
+            head["bias"] = uniform(k_bias, shape[:1])
+        return params | {"head": head}, stats
+
+    def _features(self, params, stats, images, train):
+        nets = {"encoder": self.encoder}
+        return chain.apply(nets, params, stats, images, train=train)
+
+    def logits(self, params, features):
+        """f32[R,D] -> f32[R,C]."""
+        head = params["head"]
+        if self.head == "cosine":
+            return losses.cosine_logits(features, head["weight"])
+        return features @ head["weight"].T + head["bias"]
+
+    def __call__(self, params, stats, images, *, train: bool, tasks=None):
+        """Outputs, and the statistics after this pass.
+
+        `tasks` is for `probe.tap` alone.
+        """
+        features, stats = self._features(params, stats, images, train)
+        features = probe.tap(params, features, tasks)
+        return Outputs(features, self.logits(params, features)), stats
+
+    def both(self, params, stats, incoming: Rows, replayed: Rows):
+        """Outputs of incoming and of replayed rows, one pass each, in this order.
+
+        Without any replayed row the second pass leaves the statistics alone.
+        """
+        first, stats = self(params, stats, incoming.images, train=True)
+        second, stats = self.replay(params, stats, replayed)
+        return (first, second), stats
+
+    def replay(self, params, stats, rows: Rows):
+        """Outputs of replayed rows; without any the statistics stay as they are."""
+        tasks = probe.tasks_of(rows)
+        outputs, after = self(params, stats, rows.images, train=True, tasks=tasks)
+        some = jnp.any(rows.mask)
+        stats = jax.tree.map(lambda new, old: jnp.where(some, new, old), after, stats)
+        return outputs, stats
+
+
+def memory_of(parts: core.Parts) -> sharded.Memory:
+    """What to do with the memory, wherever it lies."""
+    return parts.memory or sharded.WHOLE
+
+
+def _check_memory(replay: core.Replay, parts: core.Parts, write) -> None:
+    least = policies.POLICIES[replay.policy].least(parts.num_classes, parts.num_tasks)
+    least *= memory_of(parts).shards
+    if replay.capacity < least:
+        raise ValueError(
+            f"config.replay.capacity={replay.capacity}: policy={replay.policy!r} needs "
+            f"{least} or more"
+        )
+    if replay.sharded and write:
+        raise ValueError(
+            "config.replay.sharded=True: the method writes its memory by a rule of its "
+            "own, which needs it whole; must be False"
+        )
+
+
+def network(parts: core.Parts, head: str) -> Network:
+    """The network of a method, its head checked."""
+    core.check_choice("config.method.head", head, HEADS)
+    return Network(parts.encoder, head, parts.num_classes)
+
+
+def draw(
+    parts: core.Parts, memory, key, *, size=None, log_weights=None, augment=True
+) -> Rows:
+    """Rows of the memory, without replacement; `taken` says what fills the rest.
+
+    Args:
+      size: how many; None: config.replay.size.
+      log_weights: f32[capacity] as in `buffer.sample`.
+      augment: False leaves the images as they are whatever config.replay.augment.
+    """
+    k_draw, k_augment = jax.random.split(key)
+    size = min(size or parts.replay.size, memory.capacity)
+    drawn = memory_of(parts).sample(memory, k_draw, size, log_weights=log_weights)
+    return taken(parts, k_augment, *drawn, augment=augment)
+
+
+def taken(parts: core.Parts, key, items, mask, slots, *, augment=True) -> Rows:
+    """Rows that a method took of the memory, those that exist before the others.
+
+    Rows that do not exist repeat those that do, so that batch statistics see no
+    blank image; where none exists all are blank.
+    """
+    items = memory_of(parts).each(_repeated, items, mask)
+    items, mask, slots = parts.split((items, mask, slots))
+    moved = augment and parts.replay.augment != "none"
+    images = images_of(parts, key, items["image"], moved)
+    return Rows(images, items["label"], mask, items["image"], items, slots)
+
+
+def _repeated(items, mask):
+    there = jnp.maximum(jnp.sum(mask), 1)
+    filled = jnp.arange(len(mask)) % there
+    return jax.tree.map(lambda x: x[filled], items)
+
+
+def images_of(parts: core.Parts, key, images, augmented: bool):
+    """u8[R,H,W,C] -> f32[R,H,W,C], normalised."""
+    return parts.augment(key, images)[:, 0] if augmented else parts.plain(images)
+
+
+def log_weights(allowed):
+    """bool[capacity] -> f32, for `draw`: uniform over the allowed slots."""
+    return jnp.where(allowed, 0.0, -jnp.inf)
+
+
+def past_tasks(state) -> jax.Array:
+    """Slots whose example came before the present task, bool[capacity]."""
+    return state.extra.memory.items["task"] < state.task
+
+
+def descend(parts: core.Parts, state, loss: Callable):
+    """One step of the optimiser on `loss(params) -> (f32[], stats)`.
+
+    Returns:
+      The new state and metrics.
+    """
+    (value, stats), grads, found = probe.gradient(parts, state, loss)
+    state, metrics = move(parts, state, value, stats, grads)
+    return state, metrics | found
+
+
+def move(parts: core.Parts, state, value, stats, grads):
+    """`descend`, of a gradient that the method made itself."""
+    lr = core.rate(parts, state)
+    state = core.apply_gradients(state, grads, parts.tx, lr)
+    metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
+    return state.replace(stats=stats), metrics
+
+
+def method(
+    parts: core.Parts,
+    net: Network,
+    update: Callable,
+    *,
+    items: Callable = lambda batch: {},
+    extra: Callable = lambda base, params: base,
+    write: Callable | None = None,
+    limit: bool = True,
+    remembers: bool = True,
+    **hooks,
+) -> core.Method:
+    """A method from its gradient step.
+
+    Args:
+      update: (state, incoming Rows, key) -> (state, metrics, {name: [B, ...]}), the
+        last what is to be stored beside image, label and task.
+      items: (one example's logits f32[C]) -> {name: array}, shapes of the above.
+      extra: (Extra, params) -> the method's own extra, with its fields.
+      write: (state, key, batch, what `update` returned last) -> state, after the
+        updates, in place of the write under config.replay.policy.
+      limit: predict among the classes seen so far only.
+      remembers: keep a memory at all.
+      hooks: other fields of core.Method.
+    """
+    if remembers and parts.replay:  # not yet while options are checked
+        _check_memory(parts.replay, parts, write)
+    shared = _Shared(parts, net, update, items, extra, write, limit, remembers)
+    made = core.Method(
+        init=shared.init, step=shared.step, embed=shared.embed, predict=shared.predict,
+        memory=(lambda state: state.extra.memory) if remembers else None,
+        supervised=True, replays=True,
+    )._replace(**hooks)  # fmt: skip
+    if parts.replay and parts.replay.statistics == "memory":
+        rows = functools.partial(draw, parts, augment=False)
+        made = statistics.add(made, net.replay, rows)
+    measured = parts.replay is not None and parts.replay.measure
+    return probe.add(made, parts) if measured else made
+
+
+def cross_entropy(net: Network, params, stats, *parts: Rows):
+    """The sum of each part's mean cross-entropy over all classes, a pass each.
+
+    Returns:
+      f32[], 0 of a part without rows, and the statistics after the passes.
+    """
+    value = 0.0
+    for rows in parts:
+        out, stats = net.replay(params, stats, rows)
+        value += losses.cross_entropy(out.logits, rows.label, example_mask=rows.mask)
+    return value, stats
+
+
+class _Shared(NamedTuple):
+    """What every online method does the same way."""
+
+    parts: core.Parts
+    net: Network
+    update: Callable
+    items: Callable
+    extra: Callable
+    write: Callable | None
+    limit: bool
+    remembers: bool
+
+    def init(self, key, batch):
+        k_state, k_net = jax.random.split(key)
+        params, stats = self.net.init(k_net, self.parts.plain(batch["image"][:1]))
+        classes = self.parts.num_classes
+        memory, kept = None, {}
+        if self.remembers:
+            scalar = jnp.zeros((), jnp.int32)
+            example = {"image": batch["image"][0], "label": scalar, "task": scalar}
+            example |= self.items(jnp.zeros((classes,)))
+            space, replay = memory_of(self.parts), self.parts.replay
+            memory = space.create(example, replay.capacity)
+            kept = space.start(replay.policy, classes, self.parts.num_tasks)
+        base = Extra(memory, jnp.zeros((classes,), bool), kept)
+        extra = self.extra(base, params)
+        return core.new_state(k_state, params, stats, self.parts.tx, extra)
+
+    def step(self, state, batch):
+        replay = self.parts.replay
+        updates = replay.updates if replay else 1
+        k_write, *keys = jax.random.split(core.step_key(state), 1 + updates)
+        seen = state.extra.seen.at[batch["label"]].set(True)
+        begun = state.replace(extra=state.extra._replace(seen=seen))
+        state = begun
+        augmented = replay is not None and replay.augment == "all"
+        for key in keys:  # not a loop of XLA's: gradients in it are slow on CPU
+            k_incoming, k_update = jax.random.split(key)
+            incoming = self.incoming(k_incoming, batch, augmented)
+            # The progress, and so the learning rate, is that of the batch.
+            state, metrics, more = self.update(
+                state.replace(step=begun.step), incoming, k_update
+            )
+        if self.remembers:
+            write = self.write or self._written
+            state = write(state, k_write, batch, more)
+        return state, metrics
+
+    def incoming(self, key, batch, augmented):
+        """Rows of a batch and, where it has one, of its labelled part."""
+        more = None
+        if "labelled" in batch:
+            more = self.incoming(
+                jax.random.fold_in(key, 1), batch["labelled"], augmented
+            )
+        images, label = batch["image"], batch["label"]
+        return Rows(
+            images_of(self.parts, key, images, augmented), label,
+            jnp.ones(len(label), bool), images, labelled=more,
+        )  # fmt: skip
+
+    def _written(self, state, key, batch, more):
+        extra = state.extra
+        task = jnp.broadcast_to(state.task, batch["label"].shape)
+        items = {"image": batch["image"], "label": batch["label"], "task": task, **more}
+        space, policy = memory_of(self.parts), self.parts.replay.policy
+        everywhere = jnp.ones(len(batch["label"]), bool)
+        slots, kept = space.choose(
+            policy, extra.memory, extra.kept, key, items, everywhere
+        )
+        # The parameters depend on all that was read of the memory.
+        after = jax.tree.leaves(state.params)[0]
+        memory = space.write(extra.memory, slots, items, after=after)
+        return state.replace(extra=extra._replace(memory=memory, kept=kept))
+
+    def embed(self, state, images):
+        return self.net(state.params, state.stats, images, train=False)[0].features
+
+    def predict(self, state, images):
+        logits = self.net(state.params, state.stats, images, train=False)[0].logits
+        return jnp.where(state.extra.seen, logits, -jnp.inf) if self.limit else logits

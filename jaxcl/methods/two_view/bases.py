@@ -1,0 +1,274 @@
+"""Base losses of two-view methods, with their CaSSLe and PNR forms.
+
+A base is one entry of `BASES`; `two_view.py` turns it into a method under each
+strategy of `strategies.py`. Non-contrastive bases have no negatives: PNR takes
+away the distance to the OTHER view's frozen feature (Cha et al., ICML 2024, Eq. 5).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from absl import logging
+
+from jaxcl import core
+from jaxcl.losses import contrastive, distill, noncontrastive
+
+
+class Features(NamedTuple):
+    """What a loss may read; [:, v] belongs to view v, None where a method has none."""
+
+    z: jax.Array  # f32[B,2,D], projections of the network that learns
+    label: jax.Array  # i32[B]
+    o: jax.Array | None = None  # f32[B,2,D], BYOL's own predictor of z
+    p: jax.Array | None = None  # f32[B,2,D], the distillation predictor g of z
+    k: jax.Array | None = None  # f32[B,2,D], of the slow network
+    f: jax.Array | None = None  # f32[B,2,D], of the teacher
+    key_queue: jax.Array | None = None  # f32[2,K,D]
+    frozen_queue: jax.Array | None = None  # f32[2,K,D]
+    replayed: jax.Array | None = None  # f32[R,D], projections of stored examples
+    stored: jax.Array | None = None  # f32[R,D], the same when they were stored
+    stored_mask: jax.Array | None = None  # bool[R], rows that exist
+
+
+class Options(NamedTuple):
+    """Hyper-parameters of the losses; see `two_view.make`."""
+
+    temperature: float
+    distill_temperature: float
+    weight: float
+    negative_weight: float
+    form: str
+    pn1: bool
+    pn2: bool
+    scale: float
+    off_diagonal: float
+    invariance: float
+    variance: float
+    covariance: float
+
+
+class Base(NamedTuple):
+    """One self-supervised method: losses are (Features, Options) -> f32[]."""
+
+    loss: Callable  # of a task alone
+    distil: Callable  # what CaSSLe adds, without its weight
+    pnr: Callable  # the whole loss under PNR
+    momentum: bool = False  # has a slow network
+    queues: bool = False  # has queues of negatives
+    predictor: bool = False  # predicts the slow network's projections, `o`
+    supervised: bool = False  # reads labels
+    distiller_input: Callable = lambda z: z  # what g is given
+    # Options -> whether PNR's loss may fall for ever along the distance it subtracts.
+    unbounded: Callable = lambda options: False
+    # Defaults that differ by base, from the released scripts.
+    temperature: float = 0.2
+    momentum_end: float = 0.999
+    weight: float = 1.0  # of the distillation
+    negative_weight: float = 1.0  # PNR's lambda
+
+
+def _views(x):
+    return x[:, 0], x[:, 1]
+
+
+def _distilled(features):
+    return (*_views(features.p), *_views(features.f))
+
+
+def _contrastive_distil(features, options):
+    return distill.cassle_contrastive(
+        *_distilled(features),
+        temperature=options.distill_temperature,
+        form=options.form,
+    )
+
+
+def _simclr(features, options):
+    return contrastive.nt_xent(*_views(features.z), temperature=options.temperature)
+
+
+def _simclr_pnr(features, options):
+    return distill.pnr_simclr(
+        *_views(features.z),
+        *_distilled(features),
+        temperature=options.distill_temperature,
+        pn1=options.pn1,
+        pn2=options.pn2,
+    )
+
+
+def _supcon(features, options):
+    rows = features.z.reshape(-1, features.z.shape[-1])
+    labels = features.label.repeat(2)  # rows 2i and 2i + 1 are the views of i
+    return contrastive.sup_con(rows, labels, temperature=options.temperature)
+
+
+def _supcon_pnr(features, options):
+    return distill.pnr_supcon(
+        *_views(features.z),
+        *_distilled(features),
+        features.label,
+        temperature=options.temperature,
+        distill_temperature=options.distill_temperature,
+        pn1=options.pn1,
+        pn2=options.pn2,
+    )
+
+
+def _moco(features, options):
+    (q1, q2), (k1, k2) = _views(features.z), _views(features.k)
+    bank1, bank2 = features.key_queue
+    # The query of one view meets key and negatives of the other.
+    terms = (
+        contrastive.info_nce(
+            *rows, temperature=options.temperature, unit_negatives=True
+        )
+        for rows in ((q1, k2, bank2), (q2, k1, bank1))
+    )
+    return sum(terms) / 2
+
+
+def _moco_pnr(features, options):
+    return distill.pnr_moco(
+        *_views(features.z),
+        *_views(features.k),
+        *_distilled(features),
+        features.key_queue,
+        features.frozen_queue,
+        temperature=options.temperature,
+        distill_temperature=options.distill_temperature,
+        form=options.form,
+        pn1=options.pn1,
+        pn2=options.pn2,
+        unit_queues=True,
+    )
+
+
+def _apart(loss, distil, *, code, paper):
+    """PNR without negatives: CaSSLe's loss less lambda times a distance, Eq. 4 + 5.
+
+    Args:
+      code, paper: the distance in each form, see `distill.pseudo_negative`.
+    """
+    distances = {"code": code, "paper": paper}
+
+    def pnr(features, options):
+        total = loss(features, options) + options.weight * distil(features, options)
+        if not options.pn2:
+            return total
+        apart = distill.pseudo_negative(
+            *_distilled(features), distance=distances[options.form]
+        )
+        return total - options.negative_weight * apart
+
+    return pnr
+
+
+def _barlow(features, options):
+    return noncontrastive.barlow_twins(
+        *_views(features.z), scale=options.scale, off_diagonal=options.off_diagonal
+    )
+
+
+def _barlow_distil(features, options):
+    return distill.cassle_barlow(
+        *_distilled(features), scale=options.scale, off_diagonal=options.off_diagonal
+    )
+
+
+def _byol(features, options):
+    (o1, o2), (k1, k2) = _views(features.o), _views(features.k)
+    total = noncontrastive.byol(o1, k2) + noncontrastive.byol(o2, k1)
+    # The released code adds the views, the paper's Eq. 6 averages over their order.
+    return total / 2 if options.form == "paper" else total
+
+
+def _byol_distil(features, options):
+    if options.form == "paper":
+        return _squared(features)  # Eq. 7, on raw features
+    return distill.cassle_byol(*_distilled(features))
+
+
+def _vicreg(features, options):
+    # The paper's distance is a sum over the D features, the released code's a mean.
+    dim = features.z.shape[-1] if options.form == "paper" else 1
+    return noncontrastive.vicreg(
+        *_views(features.z),
+        invariance=options.invariance * dim,
+        variance=options.variance,
+        covariance=options.covariance,
+    )
+
+
+def _vicreg_distil(features, options):
+    if options.form == "paper":
+        return _squared(features)  # Eq. 11
+    return distill.cassle_mse(*_distilled(features))
+
+
+def _squared(features):
+    """Mean over rows and views of |g(z) - f|^2, f32[]."""
+    return features.p.shape[-1] * distill.cassle_mse(*_distilled(features))
+
+
+def _outweighs(options):
+    return options.negative_weight >= options.weight
+
+
+BASES = {
+    "simclr": Base(_simclr, _contrastive_distil, _simclr_pnr),
+    "mocov2plus": Base(
+        _moco,
+        _contrastive_distil,
+        _moco_pnr,
+        momentum=True,
+        queues=True,
+        # The released code hands g the already normalised query.
+        distiller_input=core.l2_normalize,
+    ),
+    "supcon": Base(
+        _supcon, _contrastive_distil, _supcon_pnr, supervised=True, temperature=0.1
+    ),
+    "barlow_twins": Base(
+        _barlow,
+        _barlow_distil,
+        _apart(_barlow, _barlow_distil, code="cosine", paper="squared"),
+        unbounded=lambda options: (
+            options.form == "paper" and options.negative_weight > 0
+        ),
+    ),
+    "byol": Base(
+        _byol,
+        _byol_distil,
+        _apart(_byol, _byol_distil, code="byol", paper="squared_mean"),
+        unbounded=lambda options: options.form == "paper" and _outweighs(options),
+        momentum=True,
+        predictor=True,
+        momentum_end=1.0,
+    ),
+    "vicreg": Base(
+        _vicreg,
+        _vicreg_distil,
+        _apart(_vicreg, _vicreg_distil, code="mse", paper="squared_mean"),
+        unbounded=_outweighs,
+        weight=25.0,
+        negative_weight=23.0,
+    ),
+}
+
+
+def get(name: str) -> Base:
+    """The base of that name; ValueError with the nearest ones otherwise."""
+    core.check_choice("config.method.base", name, tuple(BASES))
+    return BASES[name]
+
+
+def warn_if_unbounded(base, options):
+    """PNR without negatives subtracts a distance, which the loss may fall along."""
+    if options.pn2 and BASES[base].unbounded(options):
+        logging.warning(
+            "PNR with %s, config.method.form=%r, config.method.negative_weight=%s and "
+            "config.method.weight=%s has no bound below: it may diverge",
+            base, options.form, options.negative_weight, options.weight,
+        )  # fmt: skip

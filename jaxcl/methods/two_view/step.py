@@ -1,0 +1,396 @@
+"""Two-view self-supervised learning under a continual strategy.
+
+One file, longer than a method's usually is, instead of one for each pair of a base
+and a strategy. A base (`bases.py`) is the loss of one task alone, a strategy
+(`strategies.py`) what the tasks after the first train with.
+
+Papers: Cha, Cho, Moon, "Regularizing with Pseudo-Negatives for Continual
+Self-Supervised Learning", ICML 2024 (PNR); Fini et al., "Self-Supervised
+Models are Continual Learners", CVPR 2022 (CaSSLe); those of the bases and of the
+other strategies stand where they are defined.
+
+Departures:
+- Negatives and batch statistics span the global batch; the released code
+  takes them per device.
+- The frozen network is in eval mode by default (`frozen_bn="running"`); the
+  released code flips between both modes by accident.
+- The momentum of the slow network follows the progress within the task at
+  every step; the released code skips the first step and lags by one.
+- `form="paper"` takes the papers' equations where the released code, the
+  default, differs from them.
+- EWC estimates the Fisher information along the last part of a task's training
+  (`fisher_share`), not in a pass of its own after it; and where the penalty is so
+  stiff that a step would jump over its minimum, the step ends there.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcl import core, optim
+from jaxcl.memory import buffer, importance, policies, queue
+from jaxcl.methods.two_view import bases, head, networks, strategies
+from jaxcl.nets import chain, heads
+
+
+class Extra(NamedTuple):
+    """What two-view methods keep beside the network that learns."""
+
+    momentum: core.PyTree  # f32, slow copy of encoder and projector; {} without one
+    momentum_stats: core.PyTree  # f32, its own running statistics
+    teacher: core.PyTree  # f32, encoder and projector as the last task left them
+    teacher_stats: core.PyTree  # f32
+    key_queue: jax.Array | None  # f32[2,K,D] unit rows, [v] from view v of `momentum`
+    key_pointer: jax.Array  # i32[], where the next keys go
+    frozen_queue: jax.Array | None  # f32[2,K,D] unit rows, [v] from view v of `teacher`
+    frozen_pointer: jax.Array  # i32[]
+    memory: buffer.Buffer | None  # u8 images; DER: and f32[D], their projections
+    importance: importance.Importance | None  # EWC's penalty
+
+
+_STREAM = 0xD157  # keeps the fresh g apart from the step's own keys
+
+# Options that change nothing where a task is trained alone.
+UNUSED_ALONE = (
+    "distill_temperature", "weight", "negative_weight", "pn1", "pn2",
+    "distill_hidden_dim", "frozen_bn", "memory_size", "mix", "fisher_share",
+)  # fmt: skip
+
+
+def alone(options: dict) -> dict:
+    """Options of the same method on one task alone: no strategy is in force there."""
+    return options | {"strategy": "finetune"}
+
+
+_RANGES = (
+    (
+        ("hidden_dim", "output_dim", "predictor_hidden_dim", "distill_hidden_dim",
+         "queue_size", "memory_size"),
+        lambda x: x >= 1,
+        "at least 1",
+    ),
+    (
+        ("temperature", "distill_temperature", "scale", "mix", "head_lr"),
+        lambda x: 0 < x < math.inf,
+        "above 0",
+    ),
+    (
+        ("weight", "negative_weight", "off_diagonal", "invariance", "variance",
+         "covariance", "hidden_layers"),
+        lambda x: 0 <= x < math.inf,
+        "at least 0",
+    ),
+    (("momentum_start", "momentum_end"), lambda x: 0 <= x <= 1, "in [0, 1]"),
+    (("fisher_share",), lambda x: 0 < x <= 1, "in (0, 1]"),
+)  # fmt: skip
+
+
+def _or(value, default):
+    return default if value is None else value
+
+
+def _check_ranges(given):
+    for names, good, allowed in _RANGES:
+        for name in names:
+            value = given[name]
+            if value is not None and not good(value):
+                raise ValueError(f"config.method.{name}={value}: must be {allowed}")
+
+
+def make(
+    parts: core.Parts,
+    *,
+    base="mocov2plus",
+    strategy="finetune",
+    temperature: float | None = None,
+    distill_temperature=0.2,
+    weight: float | None = None,
+    negative_weight: float | None = None,
+    hidden_dim: int | None = None,
+    output_dim: int | None = None,
+    hidden_layers: int | None = None,
+    predictor_hidden_dim=4096,
+    distill_hidden_dim=2048,
+    queue_size=65536,
+    momentum_start=0.99,
+    momentum_end: float | None = None,
+    frozen_bn="running",
+    form="code",
+    pn1=True,
+    pn2=True,
+    scale=0.1,
+    off_diagonal=5e-3,
+    invariance=25.0,
+    variance=25.0,
+    covariance=1.0,
+    memory_size=256,
+    mix=0.4,
+    fisher_share=0.1,
+    online_head=False,
+    head_lr=0.1,
+) -> core.Method:
+    """One base under one strategy; None is the base's default, from its paper.
+
+    Args:
+      base: a name in `bases.BASES`.
+      strategy: a name in `strategies.STRATEGIES`.
+      temperature, distill_temperature: of the base loss and of distillation.
+      weight: of what the strategy adds to the base loss.
+      negative_weight: PNR's lambda, for bases without negatives.
+      hidden_dim, output_dim, hidden_layers: of the projector.
+      predictor_hidden_dim: hidden units of BYOL's own predictor.
+      distill_hidden_dim: hidden units of the predictor g.
+      queue_size: rows of each queue bank; at least the global batch.
+      momentum_start, momentum_end: of the slow network, over each task.
+      frozen_bn: "running" (eval mode) or "batch" statistics in the teacher.
+      form: "code" or "paper", where they differ.
+      pn1, pn2: pseudo-negatives in the first and second term (Table 7).
+      scale, off_diagonal: of Barlow Twins.
+      invariance, variance, covariance: weights of VICReg.
+      memory_size: examples that DER and LUMP keep.
+      mix: LUMP draws mixtures from Beta(mix, mix).
+      fisher_share: last share of a task in which EWC sums squared gradients.
+      online_head: train a linear head on labels of all classes, see `head.py`.
+      head_lr: learning rate of that head.
+    """
+    spec, plan = bases.get(base), strategies.get(strategy)
+    core.check_choice("config.method.frozen_bn", frozen_bn, ("running", "batch"))
+    core.check_choice("config.method.form", form, ("code", "paper"))
+    _check_ranges(locals())
+    default_weight = spec.weight if plan.weight is None else plan.weight
+    net = functools.partial(heads.predictor, dtype=parts.encoder.dtype)
+    projector = heads.projector(
+        base, hidden_dim=hidden_dim, output_dim=output_dim,
+        hidden_layers=hidden_layers, dtype=parts.encoder.dtype,
+    )  # fmt: skip
+    dim = projector.features[-1]
+    copied = {"encoder": parts.encoder, "projector": projector}
+    predictor = net(hidden_dim=predictor_hidden_dim, output_dim=dim)
+    options = bases.Options(
+        temperature=_or(temperature, spec.temperature),
+        distill_temperature=distill_temperature,
+        weight=_or(weight, default_weight),
+        negative_weight=_or(negative_weight, spec.negative_weight),
+        form=form, pn1=pn1, pn2=pn2, scale=scale, off_diagonal=off_diagonal,
+        invariance=invariance, variance=variance, covariance=covariance,
+    )  # fmt: skip
+    if strategy == "pnr":
+        bases.warn_if_unbounded(base, options)
+    setup = networks.Setup(
+        parts=parts,
+        base=spec,
+        strategy=plan,
+        options=options,
+        copied=copied,
+        predictor={"predictor": predictor} if spec.predictor else {},
+        distiller={"distiller": net(hidden_dim=distill_hidden_dim, output_dim=dim)},
+        dim=dim,
+        queue_size=queue_size,
+        momentum=dict(start=momentum_start, end=_or(momentum_end, spec.momentum_end)),
+        frozen_train=frozen_bn == "batch",
+        memory_size=memory_size,
+        mix=mix,
+        fisher_share=fisher_share,
+    )  # fmt: skip
+    method = core.Method(
+        *(functools.partial(f, setup) for f in (_init, _step)),
+        embed=functools.partial(_features, {"encoder": parts.encoder}),
+        project=functools.partial(_features, copied),
+        begin_task=functools.partial(_begin_task, setup),
+        end_task=functools.partial(_end_task, setup),
+        supervised=spec.supervised,
+    )
+    return head.add(method, parts, lr=head_lr) if online_head else method
+
+
+def _init(setup, key, batch):
+    keys = jax.random.split(key, 6)
+    k_state, k_augment, k_online, k_distiller, *k_queues = keys
+    base, strategy = setup.base, setup.strategy
+    images = setup.parts.augment(k_augment, batch["image"][:1])[0]
+    params, stats = chain.init(setup.copied | setup.predictor, k_online, images)
+    frozen = networks.copied(setup, params), networks.copied(setup, stats)
+    if strategy.distiller:
+        more = networks.new_distiller(setup, k_distiller)
+        params, stats = params | more[0], stats | more[1]
+    banks = [
+        core.l2_normalize(jax.random.normal(k, (2, setup.queue_size, setup.dim)))
+        for k in k_queues
+    ]
+    memory = None
+    if strategy.stores:
+        example = {"image": batch["image"][0]}
+        if not strategy.mixes:
+            example["projection"] = jnp.zeros((setup.dim,))
+        memory = buffer.create(example, setup.memory_size)
+    extra = Extra(
+        *(core.copy(frozen) if base.momentum else ({}, {})),
+        *(core.copy(frozen) if strategy.teacher else ({}, {})),
+        key_queue=banks[0] if base.queues else None,
+        key_pointer=jnp.zeros((), jnp.int32),
+        frozen_queue=banks[1] if base.queues and strategy.frozen_queue else None,
+        frozen_pointer=jnp.zeros((), jnp.int32),
+        memory=memory,
+        importance=importance.create(params) if strategy.consolidates else None,
+    )
+    return core.new_state(k_state, params, stats, setup.parts.tx, extra)
+
+
+def _begin_task(setup, state, task):
+    state = state.replace(opt_state=setup.parts.tx.init(state.params))
+    if not setup.strategy.teacher or task.index == 0:
+        return state
+    if setup.strategy.distiller and task.index == 1:
+        # g is born with the second task; what it was in the first is dropped.
+        key = jax.random.fold_in(core.step_key(state), _STREAM)
+        fresh = jax.jit(functools.partial(networks.new_distiller, setup))(key)
+        state = state.replace(
+            params=state.params | fresh[0], stats=state.stats | fresh[1]
+        )
+    extra = state.extra._replace(
+        teacher=core.copy(networks.copied(setup, state.params)),
+        teacher_stats=core.copy(networks.copied(setup, state.stats)),
+    )
+    return state.replace(extra=extra)
+
+
+def _end_task(setup, state, task):
+    if not setup.strategy.consolidates:
+        return state
+    held = jax.jit(importance.consolidate)(state.extra.importance, state.params)
+    return state.replace(extra=state.extra._replace(importance=held))
+
+
+def _features(nets, state, images):
+    return chain.apply(nets, state.params, state.stats, images, train=False)[0]
+
+
+def _banks(embeddings):
+    """f32[B,2,D] -> unit rows f32[2,B,D], as the queues hold them."""
+    return core.l2_normalize(embeddings).swapaxes(0, 1)
+
+
+def _losses(setup, outputs, features, first):
+    """The loss and its gradient with respect to `outputs`."""
+
+    def gradient_of(loss):
+        def of(outputs):
+            return loss(features._replace(**outputs._asdict()), setup.options)
+
+        return jax.value_and_grad(of)
+
+    later = gradient_of(functools.partial(setup.strategy.loss, setup.base))
+    if not setup.strategy.teacher:
+        return later(outputs)
+    # The gradient is taken inside, or the residuals of both branches, as large
+    # as the logits, would leave the cond. No convolution is in it: on CPU its
+    # gradient would be slow there.
+    return jax.lax.cond(first, gradient_of(setup.base.loss), later, outputs)
+
+
+def _drawn(setup, memory, keys, count):
+    """Stored examples: two views f32[R,2,H,W,C], bool[R], the items."""
+    k_draw, k_augment = keys
+    count = min(count, setup.memory_size)
+    # The memory is whole on every device; what is drawn of it is each one's share.
+    items, mask, _ = setup.parts.split(buffer.sample(memory, k_draw, count))
+    return setup.parts.augment(k_augment, items["image"]), mask, items
+
+
+def _mixed(setup, key, views, others, mask):
+    """LUMP's mixtures; a row whose partner does not exist yet stays itself."""
+    rows = jnp.arange(len(views)) % len(others)
+    share = jax.random.beta(key, setup.mix, setup.mix).astype(views.dtype)
+    mixed = share * views + (1 - share) * others[rows]
+    return jnp.where(mask[rows][:, None, None, None, None], mixed, views)
+
+
+def _step(setup, state, batch):
+    base, strategy, extra = setup.base, setup.strategy, state.extra
+    keys = jax.random.split(core.step_key(state), 5)
+    k_augment, k_mix, k_write, *k_drawn = keys
+    views = setup.parts.augment(k_augment, batch["image"])
+    features = bases.Features(None, batch["label"])
+    replayed = items = None
+    if strategy.stores:
+        others, mask, items = _drawn(setup, extra.memory, k_drawn, len(views))
+        if strategy.mixes:
+            views = _mixed(setup, k_mix, views, others, mask)
+        else:
+            replayed = others[:, 0]
+            features = features._replace(stored=items["projection"], stored_mask=mask)
+    images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
+    if base.momentum:
+        rows, slow_stats = chain.apply(
+            setup.copied, extra.momentum, extra.momentum_stats, images, train=True,
+            groups=2,
+        )  # fmt: skip
+        features = features._replace(k=networks.two(rows))
+        extra = extra._replace(momentum_stats=slow_stats)
+    if strategy.teacher:
+        features = features._replace(f=networks.frozen_features(setup, state, images))
+    features = features._replace(
+        key_queue=extra.key_queue, frozen_queue=extra.frozen_queue
+    )
+
+    def forward(params):
+        return networks.forward(
+            setup, params, state.stats, images, replayed, features.stored_mask
+        )
+
+    outputs, backward, stats = jax.vjp(forward, state.params, has_aux=True)
+    first, progress = state.task == 0, core.progress(state)
+    loss, slopes = _losses(setup, outputs, features, first)
+    (grads,) = backward(slopes)
+    lr = core.rate(setup.parts, state)
+    grads, extra = _consolidated(setup, extra, state, grads, lr)
+    state = core.apply_gradients(state, grads, setup.parts.tx, lr)
+    extra = _moved(setup, extra, state.params, features, first, progress)
+    if strategy.stores:
+        offered = {"image": batch["image"], "projection": outputs.z[:, 0]}
+        extra = _stored(extra, k_write, offered, after=items)
+    metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
+    return state.replace(stats=stats, extra=extra), metrics
+
+
+def _consolidated(setup, extra, state, grads, lr):
+    """EWC: the gradient with that of the penalty, and the estimate with this one's."""
+    held = extra.importance
+    if held is None:
+        return grads, extra
+    weight = setup.options.weight
+    penalty = importance.gradient(held, state.params, weight=weight, lr=lr)
+    last = state.step + 1 == state.task_start + state.task_steps
+    late = last | (core.progress(state) >= 1 - setup.fisher_share)
+    extra = extra._replace(importance=importance.observe(held, grads, late))
+    return jax.tree.map(jnp.add, grads, penalty), extra
+
+
+def _moved(setup, extra, params, features, first, progress):
+    """The slow network and the queues after a step."""
+    if setup.base.momentum:
+        decay = optim.momentum_schedule(progress, **setup.momentum)
+        slow = optim.ema(extra.momentum, networks.copied(setup, params), decay)
+        extra = extra._replace(momentum=slow)
+    if extra.key_queue is not None:
+        pair = queue.enqueue(extra.key_queue, extra.key_pointer, _banks(features.k))
+        extra = extra._replace(key_queue=pair[0], key_pointer=pair[1])
+    if extra.frozen_queue is not None:  # filled from the second task on
+        pair = queue.enqueue(
+            extra.frozen_queue, extra.frozen_pointer, _banks(features.f),
+            active=~first,
+        )  # fmt: skip
+        extra = extra._replace(frozen_queue=pair[0], frozen_pointer=pair[1])
+    return extra
+
+
+def _stored(extra, key, offered, after):
+    """The memory, to which a step's examples were offered; `after` was read of it."""
+    items = {name: offered[name] for name in extra.memory.items}
+    slots = policies.reservoir(extra.memory, key, jnp.ones(len(items["image"]), bool))
+    written = buffer.write(extra.memory, slots, items, after=after)
+    return extra._replace(memory=written)

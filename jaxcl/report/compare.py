@@ -1,0 +1,206 @@
+"""Compare runs: `python -m jaxcl.compare runs/er runs/er_ace --out=compare.png`.
+
+Each directory is a run, or one of several seeds (config.seeds). Prints mean and
+standard error over seeds, the cost of a step, and the paired difference to the first
+directory over the seeds that both have; draws accuracy over time into one figure.
+With `--scalar`, of what an evaluator measures beside accuracies.
+"""
+
+import argparse
+import json
+import sys
+from typing import NamedTuple
+
+import numpy as np
+from etils import epath
+
+from jaxcl import plots
+from jaxcl.evals import spread
+from jaxcl.run import record, seeds
+from jaxcl.run import results as results_lib
+
+MEASURES = ("average_accuracy", "anytime", "forgetting")
+
+
+class Run(NamedTuple):
+    """One directory."""
+
+    name: str
+    results: dict[int, dict]  # seed -> results, see outcome.empty
+    folders: dict[int, epath.Path]  # seed -> where its metrics.jsonl is
+
+
+def read(workdir) -> Run:
+    """The finished runs below a directory.
+
+    Raises:
+      ValueError: there is none.
+    """
+    workdir = epath.Path(workdir)
+    found = {}
+    for path in workdir.glob("seed_*"):
+        digits = path.name.removeprefix("seed_")
+        if digits.isdigit() and (path / results_lib.RESULTS).exists():
+            found[int(digits)] = path
+    if not found and (workdir / results_lib.RESULTS).exists():
+        found = {_seed(workdir): workdir}
+    if not found:
+        raise ValueError(
+            f"{workdir}: holds no {results_lib.RESULTS}, nor do its seed_*"
+        )
+    found = dict(sorted(found.items()))
+    results = {seed: results_lib.read_results(path) for seed, path in found.items()}
+    return Run(workdir.name, results, found)
+
+
+def _seed(workdir) -> int:
+    return json.loads((workdir / "config.json").read_text()).get("seed", 0)
+
+
+def difference(run: Run, other: Run, name: str, measure: str) -> dict:
+    """Mean and standard error of `run` less `other`, over seeds that both have."""
+    mine, theirs = (
+        {seed: seeds.measures(one)[name][measure] for seed, one in r.results.items()}
+        for r in (run, other)
+    )
+    pairs = [(mine[seed], theirs[seed]) for seed in sorted({*mine} & {*theirs})]
+    return seeds.spread([a - b for a, b in pairs if None not in (a, b)])
+
+
+def cost(run: Run) -> dict[str, float | None]:
+    """Milliseconds and FLOPs of a step, a mean over seeds; None where not known."""
+    totals = [results["cost"]["total"] for results in run.results.values()]
+    totals = [total for total in totals if total and total["steps"]]
+    flops = [x["flops"] / x["steps"] for x in totals if x["flops"] is not None]
+    times = [1000 * x["train_seconds"] / x["steps"] for x in totals]
+    return {
+        "milliseconds": float(np.mean(times)) if times else None,
+        "flops": float(np.mean(flops)) if flops else None,
+    }
+
+
+def curve(run: Run, name: str, *, band="error"):
+    """Average accuracy over the tasks met, or a scalar as it is, over steps.
+
+    Args:
+      name: of a matrix or a scalar, as under "eval" in metrics.jsonl.
+      band: "error", the standard error of the mean, or "std".
+
+    Returns:
+      (steps i64[n], mean f64[n], band f64[n], 0 for one seed), at the steps after the
+      first that every seed has.
+    """
+    each = []
+    for path in run.folders.values():
+        points = {}
+        for row in record.read_rows(path):
+            found = row.get("eval", {}).get(name)
+            if found is not None and row["step"]:
+                met = found[: row["task"] + 1] if isinstance(found, list) else found
+                points[row["step"]] = np.mean(np.array(met, float))
+        each.append(points)
+    steps = sorted(set.intersection(*(set(points) for points in each)))
+    values = np.array([[points[s] for s in steps] for points in each])
+    half = np.zeros(len(steps))
+    if len(each) > 1:
+        half = values.std(axis=0, ddof=1) / (1 if band == "std" else len(each) ** 0.5)
+    return np.array(steps), values.mean(axis=0), half
+
+
+def text(runs: list[Run], name: str) -> str:
+    """A table, one line per run, the first being what others are compared with."""
+    head = ("seeds", "average", "anytime", "forgetting", "ms/step", "FLOPs", "- first")
+    width = max(24, *(len(run.name) + 2 for run in runs))
+    lines = [f"{name} (%)".ljust(width) + "".join(f"{h:>15}" for h in head)]
+    first = cost(runs[0])
+    for run in runs:
+        found, spent = seeds.summary(run.results)[name], cost(run)
+        cells = [str(len(run.results))]
+        cells += [seeds.percent(found[measure]) for measure in MEASURES]
+        time, flops = spent["milliseconds"], spent["flops"]
+        cells.append("-" if time is None else f"{time:.1f}")
+        share = flops and first["flops"] and flops / first["flops"]
+        cells.append(f"{share:.2f}x" if share else "-")
+        paired = difference(run, runs[0], name, "average_accuracy")
+        cells.append(seeds.percent(paired) if run is not runs[0] else "")
+        lines.append(run.name.ljust(width) + "".join(f"{c:>15}" for c in cells))
+    return "\n".join(lines)
+
+
+def scalar_text(curves, name: str, band: str) -> str:
+    """The last value of each run, one line each, the mean and the band over seeds."""
+    kind = {"error": "standard error", "std": "std"}[band]
+    lines = [f"{name}, mean +- {kind} at the last step"]
+    for run, (steps, mean, half) in curves.items():
+        lines.append(f"{run:24}{mean[-1]:>12.4f} +- {half[-1]:.4f}  step {steps[-1]}")
+    return "\n".join(lines)
+
+
+def main(argv=None) -> int:
+    """The command; exit code 2 where a directory or a name is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("workdirs", nargs="+", help="run directories")
+    parser.add_argument("--matrix", default=None, help="default: the first's first")
+    parser.add_argument("--scalar", default=None, help="as memory/entropy")
+    parser.add_argument("--classes", default=None, help="a spread entry, as spread")
+    parser.add_argument("--band", default="error", choices=["error", "std"])
+    parser.add_argument("--out", default=None, help="a .png of it over time")
+    options = parser.parse_args(argv)
+    try:
+        runs = [read(workdir) for workdir in options.workdirs]
+        if options.scalar:
+            return _scalar(runs, options)
+        if options.classes:
+            return _classes(runs, options)
+        names = [set(r["matrices"]) for run in runs for r in run.results.values()]
+        first = next(iter(runs[0].results.values()))["matrices"]
+        name = options.matrix or next(iter(first), None)
+        if name is None or not all(name in each for each in names):
+            common = sorted(set.intersection(*names))
+            raise ValueError(
+                f"--matrix={name}: allowed are what all runs have, "
+                f"{', '.join(common) or 'nothing'}"
+            )
+    except (ValueError, OSError) as error:
+        print(f"jaxcl: {error}", file=sys.stderr)
+        return 2
+    print(text(runs, name))
+    if options.out:
+        curves = {run.name: curve(run, name, band=options.band) for run in runs}
+        ends = _task_ends(next(iter(runs[0].results.values())))
+        plots.anytime(curves, options.out, task_ends=ends)
+    return 0
+
+
+def _scalar(runs, options) -> int:
+    """`main` of a scalar."""
+    name = options.scalar
+    curves = {run.name: curve(run, name, band=options.band) for run in runs}
+    lacking = [run for run, (steps, *_) in curves.items() if not len(steps)]
+    if lacking:
+        raise ValueError(f"--scalar={name}: not measured by {', '.join(lacking)}")
+    print(scalar_text(curves, name, options.band))
+    if options.out:
+        ends = _task_ends(next(iter(runs[0].results.values())))
+        plots.anytime(curves, options.out, task_ends=ends, ylabel=name, scale=1.0)
+    return 0
+
+
+def _classes(runs, options) -> int:
+    """`main` of what a spread entry measured of each class: a mean over seeds."""
+    key, found = options.classes, {}
+    for run in runs:
+        each = [spread.by_class(record.read_rows(p)) for p in run.folders.values()]
+        if not all(key in one for one in each):
+            raise ValueError(f"--classes={key}: not measured by {run.name}")
+        found[run.name] = np.mean([one[key] for one in each], axis=0)
+    if options.out is None:
+        raise ValueError("--classes: wants --out, a .png")
+    plots.class_spread(found, options.out, title=key)
+    return 0
+
+
+def _task_ends(results: dict) -> list[int]:
+    """Step after which each task ends."""
+    steps = [each["steps"] for each in results["cost"]["per_task"] if each]
+    return np.cumsum(steps).tolist()

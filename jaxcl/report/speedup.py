@@ -1,0 +1,212 @@
+"""How much sooner runs converge than a baseline: `python -m jaxcl.speedup`.
+
+  python -m jaxcl.speedup --baseline=retrain retrain=runs/retrain icl=runs/icl
+
+A directory is a run, or one of several seeds; a name may come several times, with
+runs of other growths or other seeds. Seeds are paired within a growth. Two measures:
+the epoch that config.patience found best, and how much it took to come as low as the
+baseline did, by a scalar that is measured of all runs alike.
+"""
+
+import argparse
+import io
+import itertools
+import json
+import math
+import sys
+
+import numpy as np
+from etils import epath
+from matplotlib import ticker
+from matplotlib.figure import Figure
+
+from jaxcl import plots
+from jaxcl.report import convergence
+from jaxcl.run import results
+
+# Measure -> (title, key of the ratio) of the panels.
+PANELS = {
+    "patience": (("time", "time_ratio"), ("epochs", "epoch_ratio")),
+    "fair": (("time", "target_time_ratio"), ("passes", "target_passes_ratio")),
+}
+
+
+def _number(value, digits) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}"
+
+
+def _mean(found) -> str:
+    if found["mean"] is None:
+        return "-"
+    std = "" if found["std"] is None else f" ± {_number(found['std'], 3)}"
+    return _number(found["mean"], 4) + std
+
+
+def _times(found) -> str:
+    if found["mean"] is None:
+        return "-"
+    low, high = found["low"], found["high"]
+    ends = "-" if low is None else f"{low:.2f}, {high:.2f}"
+    return f"{found['mean']:.2f} [{ends}]"
+
+
+def text(group: dict, *, baseline, scalar, within) -> str:
+    """The markdown table of one growth, and what it means.
+
+    Args:
+      group: an entry of `convergence.compared`.
+    """
+    scalars = list(next(iter(group["runs"].values()))["scalars"])
+    head = ["", "seeds", "best epoch", "seconds", "T", "E", "reached"]
+    head += ["target passes", "target seconds", "target T", "target P", *scalars]
+    lines = [
+        "",
+        f"T, E: seconds and epochs up to the best one, {baseline}'s / the row's",
+        f"Target: {scalar} within {within:g} of {baseline}'s at its best epoch; T, P: "
+        "seconds and passes up to it",
+        "Ratios: geometric mean [95 % confidence]; others: mean ± standard deviation",
+        "",
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+    ]
+    if group["growth"] is not None:
+        lines[0] = f"Growth {group['growth']:g}"
+    for name, run in group["runs"].items():
+        cells = [name, str(run["seeds"]), _mean(run["epoch"]), _mean(run["seconds"])]
+        cells += [_times(run["time_ratio"]), _times(run["epoch_ratio"])]
+        cells += [f"{run['reached']} of {run['seeds']}"]
+        cells += [_mean(run["target_passes"]), _mean(run["target_seconds"])]
+        cells += [_times(run["target_time_ratio"]), _times(run["target_passes_ratio"])]
+        cells += [_mean(run["scalars"][scalar]) for scalar in scalars]
+        lines.append("| " + " | ".join(cells) + " |")
+    cut = {name: run for name, run in group["runs"].items() if run["cut_off"]}
+    if cut:
+        told = [f"{n} ({run['cut_off']} of {run['seeds']})" for n, run in cut.items()]
+        lines += ["", f"Ended by config.epochs, not by patience: {', '.join(told)}"]
+    return "\n".join(lines)
+
+
+def draw(found: list, path, *, baseline: str, measure="patience") -> None:
+    """Speed-ups against the growth, one line per name, as Figure 4 of ICL.
+
+    Args:
+      found: from `convergence.compared`, with growths.
+      path: of the PNG.
+      measure: "patience", or "fair", that of the target. Bars are the 95 %
+        confidence intervals.
+    """
+    figure = Figure(figsize=(10, 4.2))
+    panels = figure.subplots(1, 2)
+    growths = [group["growth"] for group in found]
+    names = dict.fromkeys(n for group in found for n in group["runs"] if n != baseline)
+    # Side by side, or the interval of one run would hide that of another.
+    gaps = [b - a for a, b in itertools.pairwise(sorted(growths))]
+    apart = min(gaps, default=0.1) / 2 / max(len(names), 1)
+    beside = apart * (np.arange(len(names)) - (len(names) - 1) / 2)
+    for (title, key), axes in zip(PANELS[measure], panels, strict=True):
+        axes.axhline(1, color="0.5", linestyle=":", linewidth=1)
+        shown = [1.0]
+        for number, name in enumerate(names):
+            at = [group["runs"].get(name, {}).get(key) for group in found]
+            x = [
+                growth + beside[number]
+                for growth, one in zip(growths, at, strict=True)
+                if one and one["mean"]
+            ]
+            at = [one for one in at if one and one["mean"]]
+            y = [one["mean"] for one in at]
+            bars = [
+                [m - (m if one["low"] is None else one["low"]), (one["high"] or m) - m]
+                for m, one in zip(y, at, strict=True)
+            ]
+            shown += y
+            marker = plots.MARKERS[number // len(plots.COLOURS) % len(plots.MARKERS)]
+            colour = plots.COLOURS[number % len(plots.COLOURS)]
+            axes.errorbar(
+                x, y, yerr=np.reshape(bars, (-1, 2)).T, color=colour, marker=marker,
+                linewidth=1, markersize=4, capsize=3, label=name.replace("$", r"\$"),
+            )  # fmt: skip
+        # A speed-up of 2 is as far from 1 as one of 1/2.
+        axes.set_yscale("log")
+        # Intervals of two seeds would leave no room for what differs.
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, min(shown) / 4), min(high, max(shown) * 4))
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5)))
+        axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
+        axes.set_xticks(growths, [f"{growth:g}" for growth in growths])
+        axes.set(xlabel="growth", ylabel=f"{baseline} / run", title=title)
+        axes.grid(color="0.9")
+        axes.margins(x=0.1)
+    if names:
+        panels[1].legend(
+            title="95 % intervals", loc="center left", bbox_to_anchor=(1.0, 0.5),
+            frameon=False,
+        )  # fmt: skip
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120, bbox_inches="tight")
+    epath.Path(path).write_bytes(picture.getvalue())
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the command."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    made.add_argument("runs", nargs="+", metavar="NAME=DIR", help="run directories")
+    made.add_argument("--baseline", required=True, help="a NAME")
+    made.add_argument("--task", type=int, default=1, help="its number, from 0")
+    made.add_argument("--scalar", default="objective/loss", help="lower is better")
+    made.add_argument("--within", type=float, default=0.01, help="of the baseline's")
+    made.add_argument(
+        "--scalars", default=None, help=f"default: {','.join(convergence.SCALARS)}"
+    )
+    made.add_argument("--measure", default="patience", choices=[*PANELS])
+    made.add_argument("--plot", default=None, help="a .png of --measure by growth")
+    made.add_argument("--json", default=None, help="a file for all numbers")
+    return made
+
+
+def main(argv=None) -> int:
+    """The command; exit code 2 where an argument is wrong or a run lacks something."""
+    options = parser().parse_args(argv)
+    try:
+        _tell(options)
+    except (ValueError, OSError) as error:
+        print(f"jaxcl: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _tell(options) -> None:
+    for field in ("within", "task"):
+        value = getattr(options, field)
+        if not 0 <= value < math.inf:
+            raise ValueError(f"--{field}={value}: must be 0 or more")
+    runs = []
+    for given in options.runs:
+        name, _, workdir = given.partition("=")
+        if not (name and workdir):
+            raise ValueError(f"{given}: must be NAME=DIR")
+        runs += convergence.read(
+            name, workdir, task=options.task, scalar=options.scalar
+        )
+    scalars = (
+        convergence.SCALARS if options.scalars is None else options.scalars.split(",")
+    )
+    for run in runs:
+        lacking = [name for name in scalars if name not in run.scalars]
+        if lacking and options.scalars is not None:
+            raise ValueError(
+                f"{run.name}={run.folder}: no scalar {lacking[0]} at the end of task "
+                f"{options.task}: there are {', '.join(run.scalars) or 'none'}"
+            )
+        if options.plot and run.growth is None:
+            raise ValueError(f"{run.name}={run.folder}: no growth, which --plot wants")
+    setting = {"baseline": options.baseline, "within": options.within}
+    found = convergence.compared(runs, scalars=scalars, **setting)
+    setting["scalar"] = options.scalar
+    print("\n\n".join(text(group, **setting) for group in found))
+    if options.json:
+        whole = results.plain({"task": options.task, **setting, "growths": found})
+        epath.Path(options.json).write_text(json.dumps(whole, indent=1) + "\n")
+    if options.plot:
+        draw(found, options.plot, baseline=options.baseline, measure=options.measure)

@@ -1,0 +1,233 @@
+"""What a run leaves behind: logged rows, TensorBoard events, progress.
+
+`metrics.jsonl` holds one JSON object per line; TensorBoard is a view of it. Nan and
+infinity are null there, other floats come back bit for bit. What depends on the clock
+is under "time" in a row, so two runs are the same if the rest of their rows is.
+"""
+
+import datetime
+import io
+import json
+import math
+import os
+import sys
+import time
+
+from etils import epath
+
+from jaxcl.data import storage
+from jaxcl.run import results
+
+ROWS = "metrics.jsonl"
+
+
+def read_rows(workdir) -> list[dict]:
+    """Rows of a run's metrics.jsonl, without a last line that a crash cut off."""
+    data = (epath.Path(workdir) / ROWS).read_bytes()
+    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+
+
+class RowsLost(ValueError):
+    """metrics.jsonl is not what it was when the checkpoint was saved."""
+
+
+class _Rows:
+    """The file of rows; in a bucket, where objects cannot grow, kept in memory."""
+
+    def __init__(self, path, offset):
+        head = path.read_bytes()[:offset] if path.exists() else b""
+        short = len(head) < offset
+        if short or (offset and not head.endswith(b"\n")):
+            now = f"it has {len(head)}" if short else "a row lies across that mark"
+            raise RowsLost(
+                f"offset={offset}: {path} held whole rows of so many bytes when the "
+                f"checkpoint was saved; now {now}. Put it back, or use a new directory"
+            )
+        self._bucket = path if storage.in_bucket(path) else None
+        self._file = io.BytesIO(head) if self._bucket else open(path, "ab")
+        self._file.truncate(offset)
+        self._file.seek(0, io.SEEK_END)
+        self.offset()
+
+    def append(self, row):
+        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        self._file.flush()  # visible at once to whoever follows the run
+
+    def offset(self):
+        if self._bucket:
+            self._bucket.write_bytes(self._file.getvalue())
+        else:
+            os.fsync(self._file.fileno())  # append() flushed
+        return self._file.tell()
+
+    def close(self):
+        self.offset()
+        self._file.close()
+
+
+class Recorder:
+    """Writes what one run logs; `offset` is what a checkpoint keeps of it.
+
+    Rows go to `workdir/metrics.jsonl`. A resumed run passes the offset of its
+    checkpoint: rows logged after it are cut off, since they will be logged
+    again. In a bucket the file is written at `offset()` and `close()` only.
+
+    Args:
+      workdir: directory of the run, made if missing.
+      num_tasks: T, for the progress line.
+      offset: bytes of metrics.jsonl to keep, 0 to start afresh.
+      write: False on all processes but the first: every method does nothing.
+      tensorboard: also write events to `workdir/tensorboard`.
+      progress: True for a bar on stderr, False for none, "auto" for a bar if
+        stderr is a terminal and else a line every `every` seconds.
+      every: seconds between two progress lines.
+
+    Raises:
+      ValueError: `progress` or `every` is not allowed, or metrics.jsonl does
+        not hold `offset` bytes of whole rows.
+    """
+
+    def __init__(
+        self,
+        workdir,
+        *,
+        num_tasks=1,
+        offset=0,
+        write=True,
+        tensorboard=True,
+        progress="auto",
+        every=10.0,
+    ):
+        if progress not in ("auto", True, False):
+            raise ValueError(f"progress={progress!r}: allowed are 'auto', True, False")
+        if not every >= 0:
+            raise ValueError(f"every={every}: must be >= 0 seconds")
+        self._write, self._every, self._num_tasks = write, every, num_tasks
+        self._rows = self._writer = self._bar = self._started = None
+        self._shown = ""  # last logged loss and speed
+        if not write:
+            return
+        directory = epath.Path(workdir)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._rows = _Rows(directory / ROWS, offset)
+        if tensorboard:
+            self._writer = _open_events(directory / "tensorboard", read_rows(directory))
+        bar = sys.stderr.isatty() if progress == "auto" else progress
+        self._mode = "bar" if bar else ("line" if progress == "auto" else "none")
+
+    def log(self, step: int, task: int, **values) -> None:
+        """Append one row `{"step", "task", **values}`.
+
+        Training rows: `log(step, task, epoch=0, loss=..., lr=..., time={...})`;
+        evaluation rows: `log(step, task, eval={...})`. The recorder adds the
+        time of day as `time["unix"]`; `loss` and `time["images_per_second"]`
+        are what the progress bar shows.
+
+        Args:
+          step: optimiser steps done since the run began.
+          task: number of the present task, from 0.
+          values: anything `results.plain` takes.
+        """
+        if not self._write:
+            return
+        clock = {"unix": time.time(), **values.pop("time", {})}
+        row = {"step": int(step), "task": int(task), **values, "time": clock}
+        row = results.plain(row)
+        self._rows.append(row)
+        if self._writer:
+            _add_events(self._writer, row)
+        if "loss" in row:
+            loss, speed = row["loss"], row["time"].get("images_per_second")
+            self._shown = f"  loss {math.nan if loss is None else loss:.4g}"
+            self._shown += "" if speed is None else f"  {speed:.0f} images/s"
+
+    def offset(self) -> int:
+        """Bytes of metrics.jsonl that are safely on disk: all logged so far."""
+        return self._rows.offset() if self._write else 0
+
+    def advance(self, step: int, task: int, total_steps: int) -> None:
+        """Move the progress bar; call it after every step.
+
+        Args:
+          step: optimiser steps done since the run began.
+          task: number of the present task, from 0.
+          total_steps: steps of the whole run, all tasks; may change.
+        """
+        if not self._write or self._mode == "none":
+            return
+        now = time.monotonic()
+        if self._started is None:
+            # From the first step on, so that compiling does not count.
+            self._started, self._printed = (step, now), now
+        text = f"{step}/{total_steps} steps  task {task + 1}/{self._num_tasks}"
+        text += self._shown
+        done = step - self._started[0]
+        if done > 0:
+            left = max(total_steps - step, 0) * (now - self._started[1]) / done
+            text += f"  {datetime.timedelta(seconds=round(left))} left"
+        if self._mode == "bar":
+            self._draw(step, total_steps, text)
+        elif now - self._printed >= self._every or step >= total_steps:
+            print(text, file=sys.stderr, flush=True)
+            self._printed = now
+
+    def _draw(self, step, total_steps, text):
+        if self._bar is None:
+            import tqdm  # only runs with a bar pay for it
+
+            layout = "{percentage:3.0f}%|{bar:20}| {desc}"
+            self._bar = tqdm.tqdm(total=total_steps, initial=step, bar_format=layout)
+        self._bar.total = total_steps  # may have changed
+        self._bar.set_description_str(text, refresh=False)
+        self._bar.update(step - self._bar.n)
+
+    def say(self, text: str) -> None:
+        """Print to stdout without tearing the progress bar."""
+        if self._write:
+            write = print if self._bar is None else self._bar.write
+            write(text, file=sys.stdout)
+            sys.stdout.flush()
+
+    def close(self) -> None:
+        """Save all that was logged; a second call does nothing."""
+        for part in (self._rows, self._writer, self._bar):
+            if self._write and part is not None:
+                part.close()
+        self._write = False
+
+
+def _open_events(directory, rows):
+    """A TensorBoard writer that has seen `rows` and nothing else.
+
+    Events reach the disk in a queue of their own, so a crash loses some from
+    before the checkpoint and keeps some from after it: they are written anew.
+    """
+    import tensorboardX  # only runs with TensorBoard pay for it
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for old in list(directory.glob("events.out.tfevents.*")):
+        old.unlink()
+    # A TensorBoard that is looking on drops what it has from step 0 on.
+    path = os.fspath(directory)
+    writer = tensorboardX.SummaryWriter(path, purge_step=0, flush_secs=30)
+    for row in rows:
+        _add_events(writer, row)
+    return writer
+
+
+def _add_events(writer, row):
+    for tag, value in _flatten(row):
+        if tag not in ("step", "task", "time/unix"):
+            tag = tag if "/" in tag else f"train/{tag}"
+            writer.add_scalar(tag, value, row["step"], walltime=row["time"]["unix"])
+
+
+def _flatten(value, tag=""):
+    """(tag, number) of every number in nested dicts and lists; lists from 1."""
+    if isinstance(value, list):
+        value = dict(enumerate(value, 1))
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from _flatten(child, f"{tag}/{key}" if tag else str(key))
+    elif isinstance(value, int | float):
+        yield tag, float(value)

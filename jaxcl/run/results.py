@@ -1,0 +1,219 @@
+"""What results.json holds: matrices, measures, cost; and how to read and show it."""
+
+import json
+import math
+import os
+
+import numpy as np
+from etils import epath
+
+from jaxcl import metrics
+from jaxcl.data import storage
+from jaxcl.run import cost
+
+RESULTS = "results.json"
+
+
+def plain(value):
+    """The value in Python types that JSON knows; nan and infinity become None.
+
+    Takes scalars and arrays of any numeric dtype, strings, None, and lists, tuples
+    and dicts of these. Integers and bools stay what they are.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    array = np.asarray(value)
+    # Widening to float64 is exact for every float dtype, so float32 round-trips.
+    exact = array if array.dtype.kind in "biu" else array.astype(np.float64)
+    return plain(exact.tolist())
+
+
+def table(matrix, *, name="accuracy", columns=12) -> str:
+    """Text table of what was measured after each task.
+
+    Args:
+      matrix: f[T, T] in [0, 1] or rows with None; `matrix[i, j]` = accuracy on
+        task j after task i. Rows that hold nothing are left out.
+      columns: with more tasks than this the middle ones are left out.
+
+    Returns:
+      One line per finished task: percent per task, `-` where not measured, and
+      the average over the tasks met so far.
+    """
+    matrix = np.asarray(matrix, np.float64)
+    size, half = len(matrix), columns // 2
+    cut = size > columns
+    shown = [*range(half), *range(size - half, size)] if cut else range(size)
+
+    def line(title, cells):
+        if cut:
+            cells = [*cells[:half], "...", *cells[half:]]
+        return title.ljust(max(len(name) + 4, 14)) + "".join(f"{c:>9}" for c in cells)
+
+    lines = [line(f"{name} (%)", [*(f"task {j + 1}" for j in shown), "average"])]
+    for i in np.flatnonzero(~np.isnan(matrix).all(axis=1)):
+        values = 100 * np.append(matrix[i, shown], matrix[i, : i + 1].mean())
+        cells = ["-" if np.isnan(v) else f"{v:.1f}" for v in values]
+        lines.append(line(f"after task {i + 1}", cells))
+    return "\n".join(lines)
+
+
+def empty(num_tasks: int, *, task_names=None, finetune=None) -> dict:
+    """Results before the first task: a dict that JSON can hold as it is.
+
+    Args:
+      num_tasks: T.
+      task_names: T strings; by default "task 1", "task 2", ...
+      finetune: matrix name -> f[T], accuracy on each task of a model trained
+        on that task alone, judged by the same evaluator; plasticity needs it.
+
+    Raises:
+      ValueError: a length is not T.
+    """
+    names = [f"task {i + 1}" for i in range(num_tasks)]
+    names = names if task_names is None else [str(n) for n in task_names]
+    _check_length("task_names", names, num_tasks)
+    for name, values in (finetune or {}).items():
+        _check_length(f"finetune[{name!r}]", values, num_tasks)
+    return {
+        "task_names": names,
+        "matrices": {},
+        "finetune": None if finetune is None else plain(finetune),
+        "scalars": [None] * num_tasks,
+        "seconds": [None] * num_tasks,
+        "cost": cost.empty(num_tasks),
+    }
+
+
+def _check_length(field, values, length):
+    if len(values) != length:
+        raise ValueError(f"{field} has {len(values)} entries: must be {length}")
+
+
+def add(results: dict, task: int, rows: dict, scalars: dict, seconds) -> dict:
+    """New results that hold what was measured after a task.
+
+    Args:
+      results: from `empty` or `add`; not changed.
+      task: number of the task, from 0; if it is there already, all that was
+        measured after it is replaced.
+      rows: matrix name -> f[T], accuracy on each task, nan if not measured.
+      scalars: name -> number.
+      seconds: time spent on the task.
+
+    Raises:
+      ValueError: `task` is not in [0, T) or a row has not T entries.
+    """
+    size = len(results["task_names"])
+    if not 0 <= task < size:
+        raise ValueError(f"task={task}: must be in [0, {size})")
+    for name, row in rows.items():
+        _check_length(f"rows[{name!r}]", row, size)
+
+    def replace(items, item):
+        return [*items[:task], plain(item), *items[task + 1 :]]
+
+    blank, old = [[None] * size] * size, results["matrices"]
+    return {
+        **results,
+        "matrices": {
+            name: replace(old.get(name, blank), rows.get(name, blank[0]))
+            for name in {**old, **rows}
+        },
+        "scalars": replace(results["scalars"], scalars),
+        "seconds": replace(results["seconds"], seconds),
+    }
+
+
+def add_convergence(results: dict, task: int, found: dict) -> dict:
+    """New results that also hold what `metrics_log.Epochs.summary` found of a task."""
+    before = results.get("convergence", {})
+    return {**results, "convergence": {**before, str(task): plain(found)}}
+
+
+def widened(results: dict, task_names) -> dict:
+    """The results of a run, with room for the tasks that another adds to its own.
+
+    Args:
+      task_names: of all; tasks that are there already keep their names.
+
+    Returns:
+      The results as they are, if they have as many tasks. Else without matrices, which
+      are of other evaluation data than the new tasks'.
+    """
+    more = len(task_names) - len(results["task_names"])
+    if more <= 0:
+        return results
+    blank, spent = [None] * more, results["cost"]
+    return {
+        **empty(len(task_names)),
+        "task_names": [*results["task_names"], *map(str, task_names[-more:])],
+        "scalars": [*results["scalars"], *blank],
+        "seconds": [*results["seconds"], *blank],
+        "cost": {**spent, "per_task": [*spent["per_task"], *blank]},
+    }
+
+
+def finished(results: dict) -> int:
+    """How many tasks have been evaluated."""
+    return sum(scalars is not None for scalars in results["scalars"])
+
+
+def matrix(results: dict, name: str) -> np.ndarray:
+    """Accuracies f64[T, T] of one evaluator, nan where not measured."""
+    return np.array(results["matrices"][name], np.float64)
+
+
+def summary(results: dict) -> dict:
+    """Per matrix name, the measures of `jaxcl.metrics` over the tasks met so far.
+
+    `average_accuracy`, `average_accuracy_per_task` (after each task),
+    `forgetting`, `stability` and, for names in `finetune`, `plasticity`; None
+    where they are not defined (one task, or accuracies that were not measured).
+    """
+    out, size = {}, finished(results)
+    for name in results["matrices"]:
+        block = matrix(results, name)[:size, :size]
+        out[name] = {
+            "average_accuracy": metrics.average_accuracy(block),
+            "average_accuracy_per_task": metrics.average_accuracy_per_task(block),
+            "forgetting": metrics.forgetting(block),
+            "stability": metrics.stability(block),
+        }
+        alone = (results["finetune"] or {}).get(name)
+        if alone is not None:
+            out[name]["plasticity"] = metrics.plasticity(block, alone[:size])
+    return plain(out)
+
+
+def write_results(workdir, results: dict) -> None:
+    """Write `results.json`, with the summary, see `write`."""
+    whole = {**results, "summary": summary(results)}
+    write(epath.Path(workdir) / RESULTS, whole)
+
+
+def write(path, value) -> None:
+    """Write a value as JSON, see `plain`; a crash leaves the old file or the new."""
+    path = epath.Path(path)
+    text = json.dumps(plain(value), allow_nan=False, indent=1) + "\n"
+    if storage.in_bucket(path):
+        path.write_text(text)  # a bucket replaces an object whole
+        return
+    draft = path.with_name(path.name + ".tmp")
+    with open(draft, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+
+
+def read_results(workdir) -> dict:
+    """Results as they were written; `summary` derives the rest again."""
+    whole = json.loads((epath.Path(workdir) / RESULTS).read_text())
+    return {key: value for key, value in whole.items() if key != "summary"}

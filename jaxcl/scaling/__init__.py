@@ -1,0 +1,1 @@
+"""How a step would run on chips that are not there."""

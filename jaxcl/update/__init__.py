@@ -1,0 +1,1 @@
+"""A run's encoder, taught new images and judged before it is accepted."""

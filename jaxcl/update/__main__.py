@@ -1,0 +1,10 @@
+"""`python -m jaxcl.update`: a run's encoder is taught new images."""
+
+from absl import app
+
+from jaxcl.config import command as shared
+from jaxcl.update import command
+
+if __name__ == "__main__":
+    command.define_flags()
+    app.run(command.main, flags_parser=shared.parse_flags)
