@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import functools
 import os
 
 import jax
@@ -59,6 +60,22 @@ def for_elsewhere():
         yield
     finally:
         _ELSEWHERE.reset(before)
+
+
+def traced_once(function):
+    """The function, traced once for arguments of the same shapes and placement.
+
+    However many programs it becomes a part of: tracing a step takes Python seconds.
+    What is traced for other machines (`for_elsewhere`) is kept apart.
+    """
+    here = jax.jit(function, inline=True)
+    there = jax.jit(lambda *arguments: function(*arguments), inline=True)
+
+    @functools.wraps(function)
+    def traced(*arguments):
+        return (there if _ELSEWHERE.get() else here)(*arguments)
+
+    return traced
 
 
 def on_host():

@@ -1,5 +1,6 @@
 """Configs: overrides, wrong keys and types, refusals before anything compiles."""
 
+import functools
 import pathlib
 import re
 
@@ -15,6 +16,7 @@ from helpers import config_files, toy
 from jaxcl import schema
 from jaxcl.config import build, sections
 from jaxcl.evals import tsne
+from jaxcl.methods import two_view
 from jaxcl.run import finish, job, metrics_log, record, train
 from jaxcl.run import results as results_lib
 
@@ -339,3 +341,26 @@ def test_one_task_that_has_no_steps_yet_is_not_over(tmp_path):
     work = toy.job(tmp_path, **changes, evaluators={"knn": {"last_only": True}})
     results = train.run(work, tmp_path)
     assert results["untrained"] == {} and len(results["matrices"]) == 1
+
+
+@pytest.mark.parametrize("devices, steps_per_call", [(1, 1), (8, 4)])
+def test_the_step_is_traced_once(devices, steps_per_call, tmp_path, monkeypatch):
+    """To check the config, to compile, to count FLOPs: Python runs it once."""
+    made, traced = two_view.make, []
+
+    @functools.wraps(made)
+    def make(parts, **options):
+        method = made(parts, **options)
+
+        def step(state, batch):
+            traced.append(batch)
+            return method.step(state, batch)
+
+        return method._replace(step=step)
+
+    monkeypatch.setattr(two_view, "make", make)
+    work = toy.job(
+        tmp_path, devices=devices, steps_per_call=steps_per_call, first_tasks=1
+    )
+    results = train.run(work, tmp_path)
+    assert results["cost"]["flops_per_step"]["first_task"] and len(traced) == 1

@@ -230,7 +230,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         config=plain,
         **{name: getattr(top, name) for name in same},
     )
-    job.check(made)
+    made = job.checked(made)
     if top.plasticity and len(tasks.tasks) > 1:
         made = made._replace(alone=_alone(top, made, parts, eval_parts, workdir))
     return made
@@ -284,7 +284,7 @@ def _alone(top, made, parts, eval_parts, workdir) -> task_alone.Alone | None:
     method = made.method
     if other != options:
         method = module.make(parts, **other)
-        job.check(made._replace(method=method))
+        method = job.checked(made._replace(method=method)).method
 
     def make():
         if method is made.method:

@@ -97,7 +97,7 @@ def flops(step: Callable, state, batch, task: int) -> int | None:
 @functools.lru_cache(maxsize=4)  # runs on single tasks share a step
 def _count(step, tree, leaves, task):
     state, batch = jax.tree.unflatten(tree, leaves)
-    program = jax.jit(step).trace(state, batch).jaxpr  # traced before, by job.check
+    program = jax.jit(step).trace(state, batch).jaxpr  # traced before, by job.checked
     known = [None] * len(leaves)
     known[jax.tree.unflatten(tree, range(len(leaves)))[0].task] = np.int32(task)
     with sharding.on_host():

@@ -225,8 +225,23 @@ def shapes(job: Job, parts: int = 1) -> tuple:
     return jax.eval_shape(job.method.init, _key(job), example), batch
 
 
-def check(job: Job) -> None:
+def placed(job: Job, parts: int = 1) -> tuple:
+    """`shapes`, each with its sharding: with these `compile_step` calls the step."""
+    state, batch = shapes(job, parts)
+    whole = sharding.replicated(job.mesh)
+    where = sharding.placement(state, job.mesh), jax.tree.map(lambda _: whole, batch)
+    return jax.tree.map(
+        lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
+        (state, batch),
+        where,
+    )
+
+
+def checked(job: Job) -> Job:
     """Trace the step and plan every task, so that what cannot run is said now.
+
+    Returns:
+      The job with a step that `compile_step` need not trace again.
 
     Raises:
       ValueError: shapes or sizes do not fit, naming them.
@@ -257,8 +272,12 @@ def check(job: Job) -> None:
             "give config.data resident=True and size, or raise config.device_bytes"
         )
     plain_schedules(job)
+    job = job._replace(
+        method=job.method._replace(step=sharding.traced_once(job.method.step))
+    )
     for parts in {job.parts(task.index) for task in job.stream.tasks}:
-        jax.eval_shape(job.method.step, *shapes(job, parts))
+        jax.eval_shape(job.method.step, *placed(job, parts))
+    return job
 
 
 def _looked_up(resident, batch):

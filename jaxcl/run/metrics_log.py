@@ -154,6 +154,6 @@ def spent(work: job.Job, state, task: int, clock: cost.Clock) -> cost.Spent:
     """What a task took, once its steps are done; counts FLOPs."""
     steps = int(state.step) - int(state.task_start)
     parts = work.parts(task)
-    flops = cost.flops(work.method.step, *job.shapes(work, parts), task)
+    flops = cost.flops(work.method.step, *job.placed(work, parts), task)
     machine = sharding.describe(work.mesh)
     return cost.Spent(steps, steps * work.rows * parts, flops, clock.read(), machine)

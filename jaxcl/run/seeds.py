@@ -120,8 +120,7 @@ def together(jobs: dict[int, job.Job]) -> job.Job:
         quiet=True,
         alone=None,
     )
-    job.check(made)
-    return made
+    return job.checked(made)
 
 
 def apart(results: dict, seeds) -> dict[int, dict]:
