@@ -4,8 +4,6 @@ import io
 
 import numpy as np
 from etils import epath
-from matplotlib import colormaps, ticker
-from matplotlib.figure import Figure
 
 # Okabe and Ito's colours: told apart with any colour vision.
 COLOURS = (
@@ -19,7 +17,19 @@ MOST_TIMES = 6  # curves of one thing at several times
 _STEPS = "optimiser step (shaded: every other task)"
 
 
-def _save(figure: Figure, path) -> None:
+def _figure(width, height):
+    from matplotlib.figure import Figure  # half a second, for runs that draw alone
+
+    return Figure(figsize=(width, height))
+
+
+def _whole_numbers():
+    from matplotlib import ticker
+
+    return ticker.MaxNLocator(integer=True, min_n_ticks=1)
+
+
+def _save(figure, path) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120, bbox_inches="tight")
     epath.Path(path).write_bytes(picture.getvalue())
@@ -57,7 +67,7 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
     matrix = np.asarray(matrix, np.float64)
     size = len(matrix)
     side = float(np.clip(2.0 + 0.62 * size, 4.0, 14.0))
-    figure = Figure(figsize=(side + 1.2, side))
+    figure = _figure(side + 1.2, side)
     axes = figure.add_subplot()
     picture = axes.imshow(100 * matrix, vmin=0, vmax=100, cmap="cividis")
     axes.set(title=title, xlabel="accuracy on task", ylabel="after task")
@@ -87,12 +97,12 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
       rows: rows of metrics.jsonl, see `record.read_rows`.
       keys: what to draw, one panel each; rows without a key are passed over.
     """
-    figure = Figure(figsize=(8, 2.6 * len(keys)))
+    figure = _figure(8, 2.6 * len(keys))
     panels = figure.subplots(len(keys), 1, sharex=True, squeeze=False)[:, 0]
     for number, (key, axes) in enumerate(zip(keys, panels, strict=True)):
         axes.set_ylabel({"lr": "learning rate"}.get(key, key))
         axes.margins(x=0.02)
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
+        axes.xaxis.set_major_locator(_whole_numbers())
         points = [
             (r["step"], r["task"], r[key]) for r in rows if r.get(key) is not None
         ]
@@ -127,7 +137,7 @@ def scatter(points, labels, path, *, title, class_names=None) -> None:
     """
     points, labels = np.asarray(points), np.asarray(labels)
     present, names = np.unique(labels), class_names or ()
-    figure = Figure(figsize=(7, 6))
+    figure = _figure(7, 6)
     axes = figure.add_subplot()
     axes.set(title=title, xticks=[], yticks=[])
     axes.set(xlabel="dimension 1 (no unit)", ylabel="dimension 2 (no unit)")
@@ -171,7 +181,7 @@ def marked(points, labels, pale, marks, path, *, title, class_names=None) -> Non
     """
     points, labels = np.asarray(points), np.asarray(labels)
     present, names = np.unique(labels), class_names or ()
-    figure = Figure(figsize=(6 * len(marks), 6))
+    figure = _figure(6 * len(marks), 6)
     figure.suptitle(title, y=0.98)
     panels = figure.subplots(1, len(marks), sharex=True, sharey=True, squeeze=False)[0]
     strong = {"s": 34, "linewidths": 1.0, "edgecolors": "black"}
@@ -202,7 +212,7 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
       named_curves: name -> f[seeds, T] or f[T] in [0, 1]; the band is one
         standard deviation over the seeds.
     """
-    figure = Figure(figsize=(6.5, 4.2))
+    figure = _figure(6.5, 4.2)
     axes = figure.add_subplot()
     note, longest = None, 1
     for number, (name, runs) in enumerate(named_curves.items()):
@@ -282,6 +292,8 @@ def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
       path: of the PNG.
       time: how one of `steps` is written.
     """
+    from matplotlib import colormaps
+
     shares = 100 * np.asarray(shares, np.float64)
     times, size = shares.shape
     figure, axes, groups, what = _classes(np.argsort(-shares[0], kind="stable"))
@@ -333,7 +345,7 @@ def _classes(order):
     Returns:
       Figure, axes, the classes of each place, one or many, and what a place is.
     """
-    figure = Figure(figsize=(7.5, 4.2))
+    figure = _figure(7.5, 4.2)
     axes = figure.add_subplot()
     axes.grid(color="0.9")
     groups = np.array_split(order, min(len(order), MOST_NAMES))
@@ -347,7 +359,7 @@ def _classes(order):
 
 def _stream(task_ends):
     """A figure over the steps of a stream, every other task shaded."""
-    figure = Figure(figsize=(7.5, 4.2))
+    figure = _figure(7.5, 4.2)
     axes = figure.add_subplot()
     ends = [0, *np.asarray(task_ends).tolist()]
     for first, last in list(zip(ends, ends[1:], strict=False))[1::2]:
@@ -358,7 +370,7 @@ def _stream(task_ends):
 
 def _finish(figure, axes, path, *, title, ylabel, xlabel=_STEPS):
     axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(_whole_numbers())
     axes.grid(color="0.85")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     _save(figure, path)

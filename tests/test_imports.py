@@ -4,6 +4,8 @@ import ast
 import functools
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -134,3 +136,11 @@ def test_no_test_module_is_imported():
     tests = {path.stem for path in modules if path.stem.startswith("test_")}
     imports = {(path.stem, name) for path in modules for name in modules_imported(path)}
     assert {pair for pair in imports if pair[1] in tests} == READ_THE_TABLE
+
+
+def test_what_few_runs_need_is_imported_late():
+    """Half a second each: a command's help and its errors need none of them."""
+    late = {"matplotlib", "tensorflow_datasets", "sklearn", "scipy.stats", "grain"}
+    code = f"import sys, jaxcl.main; print(*({late} & {{*sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow_datasets
 from array_record.python import array_record_module
 from etils import epath
 from google.protobuf import message
@@ -23,6 +22,12 @@ from jaxcl.data import prefetch, splits, stream
 
 FORMATS = ("array_record", "tfrecord")
 CHUNK = 256  # array_record entries read at once when scanning
+
+
+def _library():
+    import tensorflow_datasets  # half a second, for runs on TFDS's sets alone
+
+    return tensorflow_datasets
 
 
 class Table(NamedTuple):
@@ -58,7 +63,7 @@ class Records(NamedTuple):
                 raw = _reader(file).read([place])[0]
         except (OSError, RuntimeError, IndexError, ValueError) as error:
             raise files_lib.Unreadable(f"{name} cannot be read: {error}") from error
-        skip = {self.key: tensorflow_datasets.decode.SkipDecoding()}
+        skip = {self.key: _library().decode.SkipDecoding()}
         data = _parse(self.features, raw, name, decoders=skip)[self.key]
         return files_lib.decode(
             data, name, decoder=self.decoder, channels=self.channels
@@ -163,7 +168,7 @@ def _examples(split, *, infos, keys, keep, index, pixels) -> stream.Examples | N
         label = np.where(table.label < 0, -1, keep[table.label])
         table = table._replace(label=label)
         table = Table(*(column[label >= 0] for column in table))
-    features = tensorflow_datasets.features.FeaturesDict(
+    features = _library().features.FeaturesDict(
         {image_key: infos[0].features[image_key]}
     )
     reader = Records(files, table, features, image_key, *pixels)
@@ -180,7 +185,7 @@ def _open(path, image_key, label_key, domain_key, domain_names):
             f"domain_key), got {(*domain_names,)}, {domain_key!r}"
         )
     infos = [_info(one) for one in paths]
-    _feature(infos, image_key, tensorflow_datasets.features.Image, "image_key")
+    _feature(infos, image_key, _library().features.Image, "image_key")
     names = _names(infos, label_key, "label_key")
     domains = _names(infos, domain_key, "domain_key") or (*domain_names,) or ("all",)
     return infos, names, domains
@@ -192,7 +197,7 @@ def _info(path):
             f"path = {str(path)!r}: expected a prepared TFDS directory with "
             "dataset_info.json, features.json and record files"
         )
-    info = tensorflow_datasets.builder_from_directory(path).info
+    info = _library().builder_from_directory(path).info
     found = info.file_format.value if info.file_format else None
     if found not in FORMATS:
         raise ValueError(
@@ -210,7 +215,7 @@ def _feature(infos, key, kind, option):
                 f"{option} = {key!r}: {info.name} has no such {kind.__name__} feature; "
                 f"it has {fit}"
             )
-        if kind is tensorflow_datasets.features.Image and feature.np_dtype != np.uint8:
+        if kind is _library().features.Image and feature.np_dtype != np.uint8:
             raise ValueError(f"{option} = {key!r}: {feature.np_dtype}, must be uint8")
     return infos[0].features[key]
 
@@ -218,9 +223,7 @@ def _feature(infos, key, kind, option):
 def _names(infos, key, option) -> tuple[str, ...]:
     if key is None:
         return ()
-    names = tuple(
-        _feature(infos, key, tensorflow_datasets.features.ClassLabel, option).names
-    )
+    names = tuple(_feature(infos, key, _library().features.ClassLabel, option).names)
     if any(tuple(info.features[key].names) != names for info in infos):
         raise ValueError(f"{option} = {key!r}: the directories differ in their names")
     return names
@@ -276,7 +279,7 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
 def _scan(info, number, domain, part, label_key, domain_key) -> Table:
     """Positions and labels of the records of one file."""
     keys = [key for key in (label_key, domain_key) if key is not None]
-    features = tensorflow_datasets.features.FeaturesDict(
+    features = _library().features.FeaturesDict(
         {key: info.features[key] for key in keys}
     )
     name, stop = str(part.filename), part.skip + part.take
