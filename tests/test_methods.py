@@ -71,9 +71,13 @@ SMALLER_STEPS = {"vicreg": {"optimizer.lr": 0.03}}
 # One epoch, with small steps: rounding grows with the number and the size of them.
 JOINT = {"scenario": {"name": "joint"}, "epochs": 1, "optimizer.lr": 0.05}
 # With seed 0 an activation rounds to either side of a ReLU's zero: a start that differs
-# in the last bit ends 4e-3 apart (simclr; barlow_twins 6e-4), on one device, too. With
-# this seed 1e-6.
-AWAY_FROM_KINKS = {("simclr", "der"): {"seed": 1}, ("barlow_twins", "der"): {"seed": 1}}
+# in the last bit ends 4e-3 apart on one device, too (simclr; barlow_twins 6e-4, supcon
+# 8e-4). With these seeds 1e-6.
+AWAY_FROM_KINKS = {
+    ("simclr", "der"): {"seed": 1},
+    ("barlow_twins", "der"): {"seed": 1},
+    ("supcon", "cassle"): {"seed": 3},
+}
 NO_TEACHER = {"task": "a strategy without a teacher does not ask which task it is in"}
 
 
@@ -100,7 +104,8 @@ def paper(base) -> Row:
         "method.form": "paper",
         "method.frozen_bn": "batch",
         "method.negative_weight": 1e-3,  # Eq. 5 is a sum that has no bound
-        "optimizer": {"name": "lars", "lr": 0.3},
+        # From 0.1 on a last bit of vicreg's start grows to 0.015 on one device, too.
+        "optimizer": {"name": "lars", "lr": 0.03 if base == "vicreg" else 0.3},
     }
     return Row(changes)
 

@@ -386,11 +386,16 @@ def check_4(done):
         )
         assert after > before
     update_json = done.folder / "runs/mine/updates/0001/update.json"
-    assert json.loads(update_json.read_text())["accepted"]
+    accepted = json.loads(update_json.read_text())["accepted"]
+    # Of 70 labelled images one is 1.4 points, so that either may come out.
     before, after = done.find(r"([\d.]+) % before, ([\d.]+) % after")
-    assert after > before - 5 and re.search(r"^accepted$", done.printed, re.M)
+    assert accepted == (after >= before - 5) and after > before - 15
+    said = r"^accepted$" if accepted else r"^rolled back: \['knn/class_incremental lost"
+    assert re.search(said, done.printed, re.M)
     card = json.loads((done.folder / "exports/mine/card.json").read_text())
-    assert card["num_features"] == done.find(r"^(\d+) features from runs/mine/upd")[0]
+    exported = "runs/mine/updates/0001" if accepted else "runs/mine"
+    counted = done.find(rf"^(\d+) features from {exported}$")
+    assert card["num_features"] == counted[0]
     assert done.find(r"([\d.]+) % of 6 neighbours")[0] > 60
     assert len(done.pictures) == 2
 

@@ -38,6 +38,13 @@ def equal(one, other):
     return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+def same(one, other):
+    """Equal to rounding."""
+    one, other = toy.leaves(one), toy.leaves(other)
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
 def host(work, task=0, start=0):
     """Index and labels of every step's batch and of its labelled one, and images."""
     found = []
@@ -61,8 +68,11 @@ def pnr(tmp_path_factory):
     return work, job.compile_step(work)
 
 
-def test_the_network_is_bitwise_the_same_with_a_head(pnr, tmp_path):
-    """Two tasks: no statistic, gradient or random number of the head gets out."""
+def test_the_network_is_the_same_with_a_head(pnr, tmp_path):
+    """Two tasks: no statistic, gradient or random number of the head gets out.
+
+    The two are different programs, which XLA may round differently.
+    """
     works = {"off": (toy.job(tmp_path / "x", tasks=2, **PNR), None), "on": pnr}
     states, rows = [], []
     for name, (work, step) in works.items():
@@ -71,13 +81,14 @@ def test_the_network_is_bitwise_the_same_with_a_head(pnr, tmp_path):
         rows.append(record.read_rows(tmp_path / name))
     off, on = states
     assert int(on.step) == 24 and jax.tree.leaves(off.stats["encoder"])
-    assert equal(off, on.replace(extra=on.extra.method))
+    same(off, on.replace(extra=on.extra.method))
     for without, with_ in zip(*rows, strict=True):
         if "loss" in without:
             told = set(with_) - set(without)
             assert told == {"head_loss", "head_accuracy"}
         names = set(without) - {"time"}
-        assert {n: without[n] for n in names} == {n: with_[n] for n in names}
+        numbers = [[row[n] for n in sorted(names)] for row in (without, with_)]
+        same(*(jax.tree.map(np.asarray, x) for x in numbers))
     # A head that stands still would leave all alone, too.
     fresh = job.initial_state(pnr[0])
     assert not np.array_equal(on.extra.layer.weight, fresh.extra.layer.weight)

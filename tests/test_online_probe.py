@@ -62,16 +62,17 @@ def played(measure=BOTH):
     return work, found
 
 
-def test_training_is_bitwise_the_same_when_measured():
+def test_training_is_the_same_when_measured():
+    """Two programs, which XLA may round differently; a leak would be no rounding."""
     (_, off), (_, on) = played(()), played()
     assert len(off) == len(on) > 20
     for without, with_ in zip(off, on, strict=True):
         told = set(with_.metrics) - set(without.metrics)
         assert told == {"drift", *GRADIENTS}
         for name, value in without.metrics.items():
-            assert with_.metrics[name] == value, name
-    pairs = zip(toy.leaves(off[-1].after), toy.leaves(on[-1].after), strict=True)
-    assert all(np.array_equal(a, b) for a, b in pairs)
+            np.testing.assert_allclose(with_.metrics[name], value, 1e-5, err_msg=name)
+    for a, b in zip(toy.leaves(off[-1].after), toy.leaves(on[-1].after), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
 
 
 GRADIENTS = ("feature_gradient_norm", "prototype_gradient_norm")
