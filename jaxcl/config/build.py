@@ -211,8 +211,6 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         _check_start(top.start, plain)
     judges, pictures = evaluation.make(top.evaluators, eval_parts, workdir)
     images = tasks.dataset.train.images
-    fields = {field.name for field in dataclasses.fields(sections.Top)}
-    same = fields & {*job.Job._fields} - {"method", "evaluators", "steps_per_call"}
     made = job.Job(
         method=method,
         stream=tasks,
@@ -228,7 +226,20 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         record={"tensorboard": top.tensorboard, "progress": top.progress},
         quiet=False,
         config=plain,
-        **{name: getattr(top, name) for name in same},
+        seed=top.seed,
+        batch_size=top.batch_size,
+        epochs=top.epochs,
+        patience=top.patience,
+        workers=top.workers,
+        log_every=top.log_every,
+        save_every=top.save_every,
+        eval_every=top.eval_every,
+        eval_epochs=top.eval_epochs,
+        keep=top.keep,
+        start=top.start,
+        first_tasks=top.first_tasks,
+        evaluate_untrained=top.evaluate_untrained,
+        plots=top.plots,
     )
     made = job.checked(made)
     if top.plasticity and len(tasks.tasks) > 1:
