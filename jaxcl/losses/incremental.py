@@ -50,10 +50,18 @@ _ABSENT = -1e30
 
 
 def nce_one(
-    anchors, positives, negatives, *,
-    temperature=0.1, num_negatives=31, more_negatives=None, growth=None,
-    mask=None, negative_mask=None, more_mask=None,
-):  # fmt: skip
+    anchors,
+    positives,
+    negatives,
+    *,
+    temperature=0.1,
+    num_negatives=31,
+    more_negatives=None,
+    growth=None,
+    mask=None,
+    negative_mask=None,
+    more_mask=None,
+):
     """NCE-I: InfoNCE with a mean over negatives (P, Eq. 1; with more, Eq. 2).
 
     The mean over anchors of log(1 + K E / f+). With `more_negatives` E is, for anchors
@@ -101,10 +109,18 @@ def nce_one(
 
 
 def change_ratio(
-    anchors, positives, old_negatives, new_negatives, *,
-    temperature=0.1, num_negatives=31, log=False,
-    mask=None, old_mask=None, new_mask=None,
-):  # fmt: skip
+    anchors,
+    positives,
+    old_negatives,
+    new_negatives,
+    *,
+    temperature=0.1,
+    num_negatives=31,
+    log=False,
+    mask=None,
+    old_mask=None,
+    new_mask=None,
+):
     """How much new negatives weigh for an anchor, by how much old ones do (P, Eq. 6).
 
     r = (f+ + K E_new) / (f+ + K E_old), 1 if both means are the same.
@@ -140,9 +156,18 @@ def change_ratio(
 
 
 def nce_two(
-    anchors, positives, old_negatives, new_negatives, *, growth,
-    temperature=0.1, num_negatives=31, mask=None, old_mask=None, new_mask=None,
-):  # fmt: skip
+    anchors,
+    positives,
+    old_negatives,
+    new_negatives,
+    *,
+    growth,
+    temperature=0.1,
+    num_negatives=31,
+    mask=None,
+    old_mask=None,
+    new_mask=None,
+):
     """NCE-II, Incremental InfoNCE: what new items add to an old anchor's (P, Eq. 7-8).
 
     The mean over anchors of log(growth r + 1 - growth), r the `change_ratio`: 0 if
@@ -171,10 +196,17 @@ def nce_two(
     """
     _check_numbers(temperature, num_negatives, growth)
     ratio = change_ratio(
-        anchors, positives, old_negatives, new_negatives,
-        temperature=temperature, num_negatives=num_negatives, log=True,
-        mask=mask, old_mask=old_mask, new_mask=new_mask,
-    )  # fmt: skip
+        anchors,
+        positives,
+        old_negatives,
+        new_negatives,
+        temperature=temperature,
+        num_negatives=num_negatives,
+        log=True,
+        mask=mask,
+        old_mask=old_mask,
+        new_mask=new_mask,
+    )
     growth = jnp.asarray(growth, ratio.dtype)
     rows = jnp.logaddexp(jnp.log(growth) + ratio, jnp.log1p(-growth))
     # Without a change the two logarithms need not cancel to the last digit.

@@ -26,9 +26,16 @@ _IMPOSSIBLE = 1e9
 
 
 def sample_nce(
-    z, labels, prototypes, weights, old_classes, *,
-    temperature=0.5, scope="old", example_mask=None,
-):  # fmt: skip
+    z,
+    labels,
+    prototypes,
+    weights,
+    old_classes,
+    *,
+    temperature=0.5,
+    scope="old",
+    example_mask=None,
+):
     """Sample-NCE of CCLIS: prototypes are anchors, rows candidates (P, Eq. 8-10).
 
     The mean over rows j, with s_ij = c_i . z_j / temperature, anchor i = y_j and n_m
@@ -83,9 +90,16 @@ def sample_nce(
 
 
 def prd(
-    z, teacher_z, prototypes, teacher_prototypes, class_mask, *,
-    temperature=0.2, teacher_temperature=0.1, example_mask=None,
-):  # fmt: skip
+    z,
+    teacher_z,
+    prototypes,
+    teacher_prototypes,
+    class_mask,
+    *,
+    temperature=0.2,
+    teacher_temperature=0.1,
+    example_mask=None,
+):
     """Prototype-instance relation distillation, PRD, of CCLIS (P, Eq. 13-14).
 
     The mean over rows j of -sum_i q_ij log p_ij, with q and p the softmax over the
@@ -154,9 +168,8 @@ def ird(z, teacher_z, *, temperature=0.2, teacher_temperature=0.01, example_mask
 
 
 def proposal(
-    z, labels, prototypes, seen, *,
-    temperature=0.5, example_mask=None, leftover=False,
-):  # fmt: skip
+    z, labels, prototypes, seen, *, temperature=0.5, example_mask=None, leftover=False
+):
     """Chance of each row in a draw of one from its class's pool: P's g (Eq. 11-12).
 
     `selection.proposal`, averaged over views and divided by its class's sum.

@@ -29,11 +29,23 @@ _CHUNK = 256  # images that are scored at a time
 
 
 def make(
-    parts: core.Parts, *, temperature=0.5, weight=0.6, distill_temperature=0.2,
-    past_temperature=0.1, distill_over="old", scope="old", keep="importance",
-    passes=5, leftover=False, share: float | None = None, memory_size=200,
-    prototype_rate=0.01, hidden_dim=512, output_dim=128,
-) -> core.Method:  # fmt: skip
+    parts: core.Parts,
+    *,
+    temperature=0.5,
+    weight=0.6,
+    distill_temperature=0.2,
+    past_temperature=0.1,
+    distill_over="old",
+    scope="old",
+    keep="importance",
+    passes=5,
+    leftover=False,
+    share: float | None = None,
+    memory_size=200,
+    prototype_rate=0.01,
+    hidden_dim=512,
+    output_dim=128,
+) -> core.Method:
     """Sample-NCE + weight * PRD, on a memory chosen near other classes' prototypes.
 
     Args:
@@ -88,15 +100,24 @@ def make(
         def loss(params):
             z, stats = net(params, state.stats, images, train=True)
             value = prototype.sample_nce(
-                z, label, params["prototypes"], chance, extra.old,
-                temperature=temperature, scope=scope,
-            )  # fmt: skip
+                z,
+                label,
+                params["prototypes"],
+                chance,
+                extra.old,
+                temperature=temperature,
+                scope=scope,
+            )
             if weight:
                 value += weight * prototype.prd(
-                    z, told, params["prototypes"], extra.teacher["prototypes"], over,
+                    z,
+                    told,
+                    params["prototypes"],
+                    extra.teacher["prototypes"],
+                    over,
                     temperature=distill_temperature,
                     teacher_temperature=past_temperature,
-                )  # fmt: skip
+                )
             return value, stats
 
         shares = {"prototypes": prototype_rate}
@@ -106,15 +127,23 @@ def make(
     def score(state, key, images, label, mask):
         z = views(parts, net, state, key, images, passes)
         return prototype.proposal(
-            z, label, state.params["prototypes"], state.extra.seen,
-            temperature=temperature, example_mask=mask, leftover=leftover,
-        )  # fmt: skip
+            z,
+            label,
+            state.params["prototypes"],
+            state.extra.seen,
+            temperature=temperature,
+            example_mask=mask,
+            leftover=leftover,
+        )
 
     return rehearsal.method(
-        parts, net, step, memory_size=memory_size,
+        parts,
+        net,
+        step,
+        memory_size=memory_size,
         mixed=functools.partial(rehearsal.stratified, share=share),
         score=score if keep == "importance" else None,
-    )  # fmt: skip
+    )
 
 
 _RANGES = (

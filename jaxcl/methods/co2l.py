@@ -24,10 +24,18 @@ _BASE_TEMPERATURE = 0.07  # of the released code of SupCon
 
 
 def make(
-    parts: core.Parts, *, temperature=0.5, loss_scale: float | None = None, weight=1.0,
-    distill_temperature=0.2, past_temperature=0.01, frozen_bn="batch",
-    memory_size=200, hidden_dim=512, output_dim=128,
-) -> core.Method:  # fmt: skip
+    parts: core.Parts,
+    *,
+    temperature=0.5,
+    loss_scale: float | None = None,
+    weight=1.0,
+    distill_temperature=0.2,
+    past_temperature=0.01,
+    frozen_bn="batch",
+    memory_size=200,
+    hidden_dim=512,
+    output_dim=128,
+) -> core.Method:
     """Asymmetric supervised contrast + weight * IRD, on a uniformly drawn memory.
 
     Rows of the present task's classes are anchors; stored ones are their negatives.
@@ -47,10 +55,12 @@ def make(
     core.check_choice("config.method.frozen_bn", frozen_bn, ("batch", "running"))
     scale = temperature / _BASE_TEMPERATURE if loss_scale is None else loss_scale
     for name, value, least in (
-        ("temperature", temperature, 1e-6), ("weight", weight, 0),
-        ("loss_scale", scale, 0), ("distill_temperature", distill_temperature, 1e-6),
+        ("temperature", temperature, 1e-6),
+        ("weight", weight, 0),
+        ("loss_scale", scale, 0),
+        ("distill_temperature", distill_temperature, 1e-6),
         ("past_temperature", past_temperature, 1e-6),
-    ):  # fmt: skip
+    ):
         if not least <= value < math.inf:
             raise ValueError(f"config.method.{name}={value}: must be at least {least}")
     net = rehearsal.network(
@@ -71,14 +81,18 @@ def make(
         def loss(params):
             z, stats = net(params, state.stats, images, train=True)
             value = scale * contrastive.sup_con(
-                z, label, temperature=temperature,
+                z,
+                label,
+                temperature=temperature,
                 anchor_mask=state.extra.current[label],
-            )  # fmt: skip
+            )
             if weight:
                 later = weight * prototype.ird(
-                    z, told, temperature=distill_temperature,
+                    z,
+                    told,
+                    temperature=distill_temperature,
                     teacher_temperature=past_temperature,
-                )  # fmt: skip
+                )
                 value += jnp.where(state.task > 0, later, 0)
             return value, stats
 

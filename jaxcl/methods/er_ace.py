@@ -32,9 +32,14 @@ def make(parts: core.Parts, *, head="cosine", form="paper") -> core.Method:
         def loss(params):
             (new, old), stats = net.both(params, state.stats, incoming, replayed)
             value = losses.er_ace(
-                new.logits, incoming.label, old.logits, replayed.label,
-                state.extra.seen, replay_mask=replayed.mask, form=form,
-            )  # fmt: skip
+                new.logits,
+                incoming.label,
+                old.logits,
+                replayed.label,
+                state.extra.seen,
+                replay_mask=replayed.mask,
+                form=form,
+            )
             return value, stats
 
         return *online.descend(parts, state, loss), {}

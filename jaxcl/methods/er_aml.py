@@ -60,9 +60,12 @@ def make(
                 *rows, margin=margin, distance=distance, valid=picked.valid
             )
         return losses.aml_sup_con(
-            *rows, labels, picked.negative_label,
-            temperature=temperature, valid=picked.valid,
-        )  # fmt: skip
+            *rows,
+            labels,
+            picked.negative_label,
+            temperature=temperature,
+            valid=picked.valid,
+        )
 
     def update(state, incoming, key):
         k_draw, k_pick, k_augment = jax.random.split(key, 3)
@@ -73,9 +76,11 @@ def make(
         )
         raw = jnp.concatenate([memory.items["image"], incoming.raw])[picked.rows]
         images = online.images_of(
-            parts, k_augment, raw.reshape(-1, *raw.shape[2:]),
+            parts,
+            k_augment,
+            raw.reshape(-1, *raw.shape[2:]),
             parts.replay.augment != "none",
-        )  # fmt: skip
+        )
         tasks = jnp.append(
             memory.items["task"], jnp.full(len(incoming.label), state.task)
         )
@@ -86,9 +91,11 @@ def make(
             chosen, after = net(params, stats, images, train=True, tasks=tasks)
             value = metric(new, chosen, incoming.label, picked)
             value += losses.cross_entropy(
-                old.logits, replayed.label, example_mask=replayed.mask,
+                old.logits,
+                replayed.label,
+                example_mask=replayed.mask,
                 class_mask=seen if form == "paper" else None,
-            )  # fmt: skip
+            )
             if form == "code":
                 plain = losses.cross_entropy(new.logits, incoming.label)
                 value = jnp.where(state.task == 0, plain, value)

@@ -28,4 +28,4 @@ def make(parts: core.Parts, *, head="linear", double=False) -> core.Method:
 
     return online.method(
         parts, net, update, limit=False, remembers=False, labelled=double
-    )  # fmt: skip
+    )

@@ -36,9 +36,14 @@ class Extra(NamedTuple):
 
 
 def make(
-    parts: core.Parts, *, head="linear", alpha=0.1, beta=0.5, ridge=0.5,
+    parts: core.Parts,
+    *,
+    head="linear",
+    alpha=0.1,
+    beta=0.5,
+    ridge=0.5,
     candidates: int | None = None,
-) -> core.Method:  # fmt: skip
+) -> core.Method:
     """DER++ on weighted rows: CE(incoming) + alpha * MSE(logits) + beta * CE(replayed).
 
     Means over replayed rows are weighted; the last two terms have a draw each. When a
@@ -58,9 +63,11 @@ def make(
       ValueError: naming the field, the value and what is allowed.
     """
     for name, value, least in (
-        ("alpha", alpha, 0), ("beta", beta, 0), ("ridge", ridge, 1e-6),
+        ("alpha", alpha, 0),
+        ("beta", beta, 0),
+        ("ridge", ridge, 1e-6),
         ("candidates", 1 if candidates is None else candidates, 1),
-    ):  # fmt: skip
+    ):
         if not least <= value < math.inf:
             raise ValueError(f"config.method.{name}={value}: must be at least {least}")
     if parts.replay:  # the method decides itself
@@ -77,13 +84,15 @@ def make(
             value = losses.cross_entropy(new.logits, incoming.label)
             # A mask of weights makes a weighted mean.
             value += alpha * losses.der(
-                old.logits, first.items["logits"],
+                old.logits,
+                first.items["logits"],
                 example_mask=first.items["weight"] * first.mask,
-            )  # fmt: skip
+            )
             value += beta * losses.cross_entropy(
-                again.logits, second.label,
+                again.logits,
+                second.label,
                 example_mask=second.items["weight"] * second.mask,
-            )  # fmt: skip
+            )
             return value, (stats, new.logits)
 
         found, grads, more = probe.gradient(parts, state, loss)
@@ -94,10 +103,12 @@ def make(
     def write(state, key, batch, more):
         label, held = batch["label"], state.extra.candidates
         items = {
-            "image": batch["image"], "label": label, "logits": more["logits"],
+            "image": batch["image"],
+            "label": label,
+            "logits": more["logits"],
             "task": jnp.broadcast_to(state.task, label.shape),
             "weight": jnp.ones(label.shape),
-        }  # fmt: skip
+        }
         slots = policies.reservoir(held, key, jnp.ones(label.shape, bool))
         held = buffer.write(held, slots, items, after=jax.tree.leaves(state.params)[0])
         return state.replace(extra=state.extra._replace(candidates=held))
@@ -109,9 +120,15 @@ def make(
 
     end_task = gcr_selection.at_the_end(parts, net, alpha=alpha, beta=beta, ridge=ridge)
     return online.method(
-        parts, net, update, write=write, extra=extra, end_task=end_task, limit=False,
+        parts,
+        net,
+        update,
+        write=write,
+        extra=extra,
+        end_task=end_task,
+        limit=False,
         items=lambda logits: {"logits": logits, "weight": jnp.zeros(())},
-    )  # fmt: skip
+    )
 
 
 def mix(parts, state, key) -> online.Rows:

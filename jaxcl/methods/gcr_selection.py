@@ -41,9 +41,15 @@ def at_the_end(parts: core.Parts, net, *, alpha, beta, ridge) -> Callable:
     @jax.jit
     def atoms(head, items, features, rows):
         return gradients(
-            net, head, features[rows], items["logits"][rows], items["label"][rows],
-            items["weight"][rows], alpha=alpha, beta=beta,
-        )  # fmt: skip
+            net,
+            head,
+            features[rows],
+            items["logits"][rows],
+            items["label"][rows],
+            items["weight"][rows],
+            alpha=alpha,
+            beta=beta,
+        )
 
     @jax.jit
     def rebuilt(state, items, rows, weight, filled):
@@ -62,8 +68,10 @@ def at_the_end(parts: core.Parts, net, *, alpha, beta, ridge) -> Callable:
         weight = coreset.reselect(
             jax.random.fold_in(core.step_key(state), _SELECT),
             lambda rows: atoms(state.params["head"], items, features, rows),
-            **facts, capacity=capacity, ridge=ridge,
-        )  # fmt: skip
+            **facts,
+            capacity=capacity,
+            ridge=ridge,
+        )
         rows = np.flatnonzero(weight)
         there = np.arange(capacity) < len(rows)
         rows = np.pad(rows, (0, capacity - len(rows)))

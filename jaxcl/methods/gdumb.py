@@ -22,10 +22,20 @@ _FIT = 0x6D0B  # keeps the randomness of a fit apart from that of the next step
 
 
 def make(
-    parts: core.Parts, *, head="linear", balanced=True, passes=256, batch_size=16,
-    lr=0.05, end_lr=0.0005, momentum=0.9, weight_decay=1e-6, clip=10.0, cutmix=0.5,
+    parts: core.Parts,
+    *,
+    head="linear",
+    balanced=True,
+    passes=256,
+    batch_size=16,
+    lr=0.05,
+    end_lr=0.0005,
+    momentum=0.9,
+    weight_decay=1e-6,
+    clip=10.0,
+    cutmix=0.5,
     cutmix_alpha=1.0,
-) -> core.Method:  # fmt: skip
+) -> core.Method:
     """Steps only store; an evaluation trains a new network on the memory alone.
 
     The loss that a step reports is 0. Of config.optimizer and config.schedule nothing
@@ -49,9 +59,16 @@ def make(
       ValueError: naming the field, the value and what is allowed.
     """
     recipe = gdumb_fit.Recipe(
-        passes, batch_size, lr, end_lr, momentum, weight_decay, clip, cutmix,
+        passes,
+        batch_size,
+        lr,
+        end_lr,
+        momentum,
+        weight_decay,
+        clip,
+        cutmix,
         cutmix_alpha,
-    )  # fmt: skip
+    )
     recipe.check()
     if parts.replay:
         core.check_choice("config.replay.sharded", parts.replay.sharded, (False,))

@@ -42,10 +42,14 @@ class Recipe(NamedTuple):
 
 
 _RANGES = (
-    ("passes", 1, math.inf), ("batch_size", 1, math.inf), ("lr", 0, math.inf),
-    ("end_lr", 0, math.inf), ("clip", 1e-6, math.inf), ("cutmix", 0, 1),
+    ("passes", 1, math.inf),
+    ("batch_size", 1, math.inf),
+    ("lr", 0, math.inf),
+    ("end_lr", 0, math.inf),
+    ("clip", 1e-6, math.inf),
+    ("cutmix", 0, 1),
     ("cutmix_alpha", 1e-6, math.inf),
-)  # fmt: skip
+)
 
 
 class _Setup(NamedTuple):

@@ -25,9 +25,14 @@ from jaxcl.methods import online
 
 
 def make(
-    parts: core.Parts, *, head="linear", form="paper", gradients="all", vectors=10,
+    parts: core.Parts,
+    *,
+    head="linear",
+    form="paper",
+    gradients="all",
+    vectors=10,
     rows: int | None = None,
-) -> core.Method:  # fmt: skip
+) -> core.Method:
     """Experience replay from a memory that is written by similarity of gradients.
 
     Gradients are of the cross-entropy over all classes, in evaluation mode, after the
@@ -98,9 +103,13 @@ def make(
         return state.replace(extra=state.extra._replace(memory=memory))
 
     return online.method(
-        parts, net, update, write=write, limit=False,
+        parts,
+        net,
+        update,
+        write=write,
+        limit=False,
         items=lambda logits: {"score": jnp.zeros((), jnp.float32)},
-    )  # fmt: skip
+    )
 
 
 def complete(mask):

@@ -99,9 +99,14 @@ def _begin_task(state, task):
 
 def _bce(outputs, rows, told, old, classes):
     return losses.icarl(
-        outputs.logits, rows.label, told, old,
-        class_mask=classes, example_mask=rows.mask, reduction="sum",
-    )  # fmt: skip
+        outputs.logits,
+        rows.label,
+        told,
+        old,
+        class_mask=classes,
+        example_mask=rows.mask,
+        reduction="sum",
+    )
 
 
 def _of_paper(outputs, rows, told, extra):

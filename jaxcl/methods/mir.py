@@ -71,9 +71,13 @@ def make(
         k_draw, k_augment = jax.random.split(key)
         allowed = er.replayable(replay_from, state, incoming)
         pool = online.draw(
-            parts, state.extra.memory, k_draw, size=candidates,
-            log_weights=online.log_weights(allowed), augment=False,
-        )  # fmt: skip
+            parts,
+            state.extra.memory,
+            k_draw,
+            size=candidates,
+            log_weights=online.log_weights(allowed),
+            augment=False,
+        )
         params = state.params
         (value, stats), grads = slope(params, state.stats, incoming)
 

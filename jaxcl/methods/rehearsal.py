@@ -182,10 +182,14 @@ def method(
         params, stats = net.init(k_net, images)
         blank = jnp.zeros((parts.num_classes,), bool)
         extra = Extra(
-            _empty(memory_size), _empty(memory_size), blank, blank | False,
-            jnp.zeros((parts.num_classes,), jnp.int32), core.copy(params),
+            _empty(memory_size),
+            _empty(memory_size),
+            blank,
+            blank | False,
+            jnp.zeros((parts.num_classes,), jnp.int32),
+            core.copy(params),
             core.copy(stats),
-        )  # fmt: skip
+        )
         return core.new_state(k_state, params, stats, parts.tx, extra)
 
     def begin_task(state, task):
@@ -195,9 +199,10 @@ def method(
         count = np.bincount(label, minlength=parts.num_classes).astype(np.int32)
         extra = state.extra._replace(
             replayed=core.copy(state.extra.memory),
-            current=jnp.asarray(count > 0), count=jnp.asarray(count),
+            current=jnp.asarray(count > 0),
+            count=jnp.asarray(count),
             taught=core.copy(state.extra.seen),
-        )  # fmt: skip
+        )
         if task.index > 0:
             extra = extra._replace(
                 teacher=core.copy(state.params), teacher_stats=core.copy(state.stats)
@@ -220,10 +225,16 @@ def method(
         return state.replace(extra=state.extra._replace(memory=memory))
 
     return core.Method(
-        init=init, step=step, embed=net.embed, begin_task=begin_task,
-        end_task=end_task, source=source, supervised=True,
-        replayed=lambda state: state.extra.replayed.row, memory=_stored,
-    )  # fmt: skip
+        init=init,
+        step=step,
+        embed=net.embed,
+        begin_task=begin_task,
+        end_task=end_task,
+        source=source,
+        supervised=True,
+        replayed=lambda state: state.extra.replayed.row,
+        memory=_stored,
+    )
 
 
 def _stored(state) -> buffer.Buffer:

@@ -65,9 +65,11 @@ def make(
         task_of = met(state.extra.task_of, incoming.label, state.task)
         state = state.replace(extra=state.extra._replace(task_of=task_of))
         replayed = online.draw(
-            parts, state.extra.memory, key,
+            parts,
+            state.extra.memory,
+            key,
             log_weights=online.log_weights(online.past_tasks(state)),
-        )  # fmt: skip
+        )
         rows = incoming, replayed
         held = rows if form == "paper" else rows[1:]
         told = None, None
@@ -81,14 +83,19 @@ def make(
             value = 0.0
             for (_, logits), each, said in zip(outputs, rows, told, strict=True):
                 value += losses.cross_entropy(
-                    logits, each.label, example_mask=each.mask,
+                    logits,
+                    each.label,
+                    example_mask=each.mask,
                     class_mask=rivals(task_of, each.label, state.task),
-                )  # fmt: skip
+                )
                 if said is not None:
                     value += weight * losses.task_distillation(
-                        logits, said, old_tasks,
-                        temperature=temperature, example_mask=each.mask,
-                    )  # fmt: skip
+                        logits,
+                        said,
+                        old_tasks,
+                        temperature=temperature,
+                        example_mask=each.mask,
+                    )
             return value, stats
 
         return *online.descend(parts, state, loss), {}

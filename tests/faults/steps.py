@@ -66,8 +66,10 @@ FAULTS = [
             "test_online.py::test_er_ace_masks_each_part_by_itself[paper]",
             (
                 "step: er_ace swaps incoming and replayed rows",
-                "new.logits, incoming.label, old.logits, replayed.label,",
-                "old.logits, replayed.label, new.logits, incoming.label,",
+                "new.logits,\n                incoming.label,\n"
+                "                old.logits,\n                replayed.label,",
+                "old.logits,\n                replayed.label,\n"
+                "                new.logits,\n                incoming.label,",
             ),
         ),
         *fault.of(

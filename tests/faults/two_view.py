@@ -40,8 +40,8 @@ FAULTS = [
         ),
         (
             "two_view: the slow network normalises both views at once",
-            "images, train=True,\n            groups=2,",
-            "images, train=True,\n            groups=1,",
+            "images,\n            train=True,\n            groups=2,",
+            "images,\n            train=True,\n            groups=1,",
         ),
         (
             "two_view: keys go to the bank of the other view",
@@ -60,8 +60,8 @@ FAULTS = [
         ),
         (
             "two_view: the frozen queue is filled in the first task",
-            "active=~first,",
-            "active=True,",
+            "_banks(features.f), active=~first",
+            "_banks(features.f), active=True",
         ),
         (
             "two_view: the first task has the strategy's loss, later ones the base's",
@@ -251,13 +251,13 @@ FAULTS = [
         ),
         (
             "two_view: the teacher is always in training mode",
-            "train=setup.frozen_train, groups=2,",
-            "train=True, groups=2,",
+            "train=setup.frozen_train,",
+            "train=True,",
         ),
         (
             "two_view: the teacher is never in training mode",
-            "train=setup.frozen_train, groups=2,",
-            "train=False, groups=2,",
+            "train=setup.frozen_train,",
+            "train=False,",
             _step("byol-cassle-batch"),
         ),
         (

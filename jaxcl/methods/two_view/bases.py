@@ -270,5 +270,8 @@ def warn_if_unbounded(base, options):
         logging.warning(
             "PNR with %s, config.method.form=%r, config.method.negative_weight=%s and "
             "config.method.weight=%s has no bound below: it may diverge",
-            base, options.form, options.negative_weight, options.weight,
-        )  # fmt: skip
+            base,
+            options.form,
+            options.negative_weight,
+            options.weight,
+        )

@@ -80,10 +80,15 @@ def add(
         own = _own(state)
         features = method.embed(own, views(core.step_key(state), images))
         layer, velocity, loss, scores = head_lib.descend(
-            state.extra.layer, state.extra.velocity, features, labels,
-            jnp.ones(len(labels)), lr=curve(core.progress(state)), momentum=momentum,
+            state.extra.layer,
+            state.extra.velocity,
+            features,
+            labels,
+            jnp.ones(len(labels)),
+            lr=curve(core.progress(state)),
+            momentum=momentum,
             weight_decay=0.0,
-        )  # fmt: skip
+        )
         own, metrics = method.step(own, batch)
         right = scores.argmax(axis=1) == labels
         metrics = {**metrics, "head_loss": loss, "head_accuracy": jnp.mean(right)}

@@ -89,9 +89,13 @@ def frozen_features(setup, state, images):
     def features():
         extra = state.extra
         rows, _ = chain.apply(
-            setup.copied, extra.teacher, extra.teacher_stats, images,
-            train=setup.frozen_train, groups=2,
-        )  # fmt: skip
+            setup.copied,
+            extra.teacher,
+            extra.teacher_stats,
+            images,
+            train=setup.frozen_train,
+            groups=2,
+        )
         return rows
 
     absent = jnp.zeros((len(images), setup.dim))

@@ -56,9 +56,17 @@ _STREAM = 0xD157  # keeps the fresh g apart from the step's own keys
 
 # Options that change nothing where a task is trained alone.
 UNUSED_ALONE = (
-    "distill_temperature", "weight", "negative_weight", "pn1", "pn2",
-    "distill_hidden_dim", "frozen_bn", "memory_size", "mix", "fisher_share",
-)  # fmt: skip
+    "distill_temperature",
+    "weight",
+    "negative_weight",
+    "pn1",
+    "pn2",
+    "distill_hidden_dim",
+    "frozen_bn",
+    "memory_size",
+    "mix",
+    "fisher_share",
+)
 
 
 def alone(options: dict) -> dict:
@@ -68,8 +76,14 @@ def alone(options: dict) -> dict:
 
 _RANGES = (
     (
-        ("hidden_dim", "output_dim", "predictor_hidden_dim", "distill_hidden_dim",
-         "queue_size", "memory_size"),
+        (
+            "hidden_dim",
+            "output_dim",
+            "predictor_hidden_dim",
+            "distill_hidden_dim",
+            "queue_size",
+            "memory_size",
+        ),
         lambda x: x >= 1,
         "at least 1",
     ),
@@ -79,14 +93,21 @@ _RANGES = (
         "above 0",
     ),
     (
-        ("weight", "negative_weight", "off_diagonal", "invariance", "variance",
-         "covariance", "hidden_layers"),
+        (
+            "weight",
+            "negative_weight",
+            "off_diagonal",
+            "invariance",
+            "variance",
+            "covariance",
+            "hidden_layers",
+        ),
         lambda x: 0 <= x < math.inf,
         "at least 0",
     ),
     (("momentum_start", "momentum_end"), lambda x: 0 <= x <= 1, "in [0, 1]"),
     (("fisher_share",), lambda x: 0 < x <= 1, "in (0, 1]"),
-)  # fmt: skip
+)
 
 
 def _or(value, default):
@@ -164,9 +185,12 @@ def make(
     default_weight = spec.weight if plan.weight is None else plan.weight
     net = functools.partial(heads.predictor, dtype=parts.encoder.dtype)
     projector = heads.projector(
-        base, hidden_dim=hidden_dim, output_dim=output_dim,
-        hidden_layers=hidden_layers, dtype=parts.encoder.dtype,
-    )  # fmt: skip
+        base,
+        hidden_dim=hidden_dim,
+        output_dim=output_dim,
+        hidden_layers=hidden_layers,
+        dtype=parts.encoder.dtype,
+    )
     dim = projector.features[-1]
     copied = {"encoder": parts.encoder, "projector": projector}
     predictor = net(hidden_dim=predictor_hidden_dim, output_dim=dim)
@@ -175,9 +199,15 @@ def make(
         distill_temperature=distill_temperature,
         weight=_or(weight, default_weight),
         negative_weight=_or(negative_weight, spec.negative_weight),
-        form=form, pn1=pn1, pn2=pn2, scale=scale, off_diagonal=off_diagonal,
-        invariance=invariance, variance=variance, covariance=covariance,
-    )  # fmt: skip
+        form=form,
+        pn1=pn1,
+        pn2=pn2,
+        scale=scale,
+        off_diagonal=off_diagonal,
+        invariance=invariance,
+        variance=variance,
+        covariance=covariance,
+    )
     if strategy == "pnr":
         bases.warn_if_unbounded(base, options)
     setup = networks.Setup(
@@ -195,7 +225,7 @@ def make(
         memory_size=memory_size,
         mix=mix,
         fisher_share=fisher_share,
-    )  # fmt: skip
+    )
     method = core.Method(
         *(functools.partial(f, setup) for f in (_init, _step)),
         embed=functools.partial(_features, {"encoder": parts.encoder}),
@@ -326,9 +356,13 @@ def _step(setup, state, batch):
     images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
     if base.momentum:
         rows, slow_stats = chain.apply(
-            setup.copied, extra.momentum, extra.momentum_stats, images, train=True,
+            setup.copied,
+            extra.momentum,
+            extra.momentum_stats,
+            images,
+            train=True,
             groups=2,
-        )  # fmt: skip
+        )
         features = features._replace(k=networks.two(rows))
         extra = extra._replace(momentum_stats=slow_stats)
     if strategy.teacher:
@@ -381,9 +415,8 @@ def _moved(setup, extra, params, features, first, progress):
         extra = extra._replace(key_queue=pair[0], key_pointer=pair[1])
     if extra.frozen_queue is not None:  # filled from the second task on
         pair = queue.enqueue(
-            extra.frozen_queue, extra.frozen_pointer, _banks(features.f),
-            active=~first,
-        )  # fmt: skip
+            extra.frozen_queue, extra.frozen_pointer, _banks(features.f), active=~first
+        )
         extra = extra._replace(frozen_queue=pair[0], frozen_pointer=pair[1])
     return extra
 
