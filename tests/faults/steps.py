@@ -191,14 +191,14 @@ FAULTS = [
             "test_cclis.py::test_a_later_step_is_the_equation[default]",
             (
                 "step: cclis does not bring prototypes back to the sphere",
-                'core.l2_normalize(state.params["prototypes"])',
-                'state.params["prototypes"]',
+                'core.l2_normalize(params["prototypes"])',
+                'params["prototypes"]',
                 "test_cclis.py"
                 "::test_prototypes_are_moved_on_the_sphere_whatever_their_length",
             ),
             (
                 "step: cclis trains prototypes at the network's rate",
-                'shares = {"prototypes": prototype_rate}',
+                'shares = {"prototypes": settings.prototype_rate}',
                 "shares = {}",
             ),
             (
@@ -217,8 +217,8 @@ FAULTS = [
             ),
             (
                 "step: co2l distils in the first task",
-                "value += jnp.where(state.task > 0, later, 0)",
-                "value += later",
+                "return jnp.where(state.task > 0, weight * value, 0)",
+                "return weight * value",
                 "test_co2l.py::test_the_first_task_is_contrast_alone",
             ),
         ),
