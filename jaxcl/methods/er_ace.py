@@ -16,8 +16,10 @@ from jaxcl.losses import replay as losses
 from jaxcl.methods import online
 
 
-def make(parts: core.Parts, *, head="cosine", form="paper") -> core.Method:
-    """Incoming rows compete over the classes of their batch, replayed over all seen.
+def make(
+    parts: core.Parts, *, head: str = "cosine", form: str = "paper"
+) -> core.Method:
+    """Incoming rows compete over classes of their batch, replayed ones over all seen.
 
     Args:
       head: "cosine" or "linear".

@@ -77,8 +77,8 @@ FAULTS = [
             "test_online.py::test_picks_are_uniform_over_what_is_allowed",
             (
                 "step: er_aml picks the anchor for its positive",
-                "same & there & (jnp.arange(capacity + count) != own[:, None])",
-                "same & there",
+                "same & exists & (jnp.arange(capacity + count) != own[:, None])",
+                "same & exists",
             ),
             (
                 "step: er_aml leaves gamma out",
