@@ -61,9 +61,15 @@ def image_folder(
             name, names, whole, test if names else 0.0, test_seed, decoder
         )
     return splits.finish(
-        data, validation=validation, seed=seed, size=size, resident=resident,
-        on_corrupt=on_corrupt, cache=cache, cache_size=cache_size,
-    )  # fmt: skip
+        data,
+        validation=validation,
+        seed=seed,
+        size=size,
+        resident=resident,
+        on_corrupt=on_corrupt,
+        cache=cache,
+        cache_size=cache_size,
+    )
 
 
 def from_files(path, label, files, *, decoder, channels=3) -> stream.Examples:

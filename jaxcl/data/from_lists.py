@@ -71,9 +71,15 @@ def image_lists(
     held = parts.get("validation_list"), parts.get("test")
     data = stream.Dataset(name, names, shown, parts["train"], *held, decoder)
     return splits.finish(
-        data, validation=validation, seed=seed, size=size, resident=resident,
-        on_corrupt=on_corrupt, cache=cache, cache_size=cache_size,
-    )  # fmt: skip
+        data,
+        validation=validation,
+        seed=seed,
+        size=size,
+        resident=resident,
+        on_corrupt=on_corrupt,
+        cache=cache,
+        cache_size=cache_size,
+    )
 
 
 def _examples(path, option, where, limit, pixels, check) -> stream.Examples:

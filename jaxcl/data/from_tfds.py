@@ -153,9 +153,15 @@ def tfds(
         decoder=decoder,
     )
     return splits.finish(
-        data, validation=validation, seed=seed, size=size, resident=resident,
-        on_corrupt=on_corrupt, cache=cache, cache_size=cache_size,
-    )  # fmt: skip
+        data,
+        validation=validation,
+        seed=seed,
+        size=size,
+        resident=resident,
+        on_corrupt=on_corrupt,
+        cache=cache,
+        cache_size=cache_size,
+    )
 
 
 def _examples(split, *, infos, keys, keep, index, pixels) -> stream.Examples | None:

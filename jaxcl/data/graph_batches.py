@@ -28,9 +28,15 @@ def blank(examples: stream.Examples, batch_size: int, parts: int = 1) -> dict:
 
 
 def batches(
-    source: stream.Source, *, seed: int, task: int, epochs, batch_size: int,
-    parts: int = 1, start: int = 0,
-) -> Iterator[dict]:  # fmt: skip
+    source: stream.Source,
+    *,
+    seed: int,
+    task: int,
+    epochs,
+    batch_size: int,
+    parts: int = 1,
+    start: int = 0,
+) -> Iterator[dict]:
     """A task's batches from its step `start` on, on the host.
 
     Args:

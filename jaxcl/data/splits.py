@@ -64,9 +64,11 @@ def of_classes(
     parts = cut(dataset.train, per_class), cut(dataset.validation), cut(dataset.test)
     train, validation, test = parts
     return dataset._replace(
-        class_names=tuple(names[label] for label in kept), train=train,
-        validation=validation, test=test,
-    )  # fmt: skip
+        class_names=tuple(names[label] for label in kept),
+        train=train,
+        validation=validation,
+        test=test,
+    )
 
 
 def drawn(examples: stream.Examples, fraction: float, seed: list[int]) -> np.ndarray:

@@ -60,9 +60,15 @@ def tiny_imagenet(
         "tiny_imagenet", names, ("all",), parts[0], None, parts[1], decoder
     )
     return splits.finish(
-        data, validation=validation, seed=seed, size=size, resident=resident,
-        on_corrupt=on_corrupt, cache=cache, cache_size=cache_size,
-    )  # fmt: skip
+        data,
+        validation=validation,
+        seed=seed,
+        size=size,
+        resident=resident,
+        on_corrupt=on_corrupt,
+        cache=cache,
+        cache_size=cache_size,
+    )
 
 
 def _sorted(path, names, known) -> tuple[list[int], list[bytes]]:

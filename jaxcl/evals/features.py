@@ -285,9 +285,14 @@ def _streamed(parts, examples, rows, batch_size):
         # One row at least, for the shape of the rest.
         mine = rows if first is None else rows[: max(first, 1)]
         batches = prefetch.evaluation_batches(
-            examples, mine, batch_size, crop=crop, workers=parts.workers,
-            process_index=jax.process_index(), process_count=jax.process_count(),
-        )  # fmt: skip
+            examples,
+            mine,
+            batch_size,
+            crop=crop,
+            workers=parts.workers,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
         placed = prefetch.ahead(
             batches, lambda batch: sharding.shard(batch["image"], parts.mesh)
         )

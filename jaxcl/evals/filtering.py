@@ -40,9 +40,16 @@ class Course(NamedTuple):
 
 
 def make(
-    parts, *, size=2048, times=5, batch_size=256, score="affine", temperature=0.5,
-    features: str | None = None, newcomer_competes=False,
-) -> Callable:  # fmt: skip
+    parts,
+    *,
+    size=2048,
+    times=5,
+    batch_size=256,
+    score="affine",
+    temperature=0.5,
+    features: str | None = None,
+    newcomer_competes=False,
+) -> Callable:
     """Class entropy and class shares of a memory that a fixed network filters.
 
     The rows are the first `times` x `size` that the present task's order draws, of
@@ -206,6 +213,10 @@ def draw(rows, folder) -> None:
         }
         path = folder / f"{key.replace('/', '_')}_entropy.png"
         plots.per_step(
-            curves, path, times[-1:], title=key, ylabel="class entropy (nats)",
+            curves,
+            path,
+            times[-1:],
+            title=key,
+            ylabel="class entropy (nats)",
             xlabel="rows offered, in sizes M of the memory",
-        )  # fmt: skip
+        )

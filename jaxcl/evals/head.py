@@ -169,9 +169,15 @@ def _update(rule: Rule, carry: _Carry, features, labels, mask, epoch) -> _Carry:
         head = jax.tree.map(lambda p, d: p - lr * d, carry.head, direction)
     else:
         head, kept, loss, _ = descend(
-            carry.head, carry.kept, features, labels, mask,
-            lr=lr, momentum=rule.momentum, weight_decay=rule.weight_decay,
-        )  # fmt: skip
+            carry.head,
+            carry.kept,
+            features,
+            labels,
+            mask,
+            lr=lr,
+            momentum=rule.momentum,
+            weight_decay=rule.weight_decay,
+        )
     return _Carry(head, kept, carry.loss + loss)
 
 
@@ -259,11 +265,17 @@ def streamed_fit(rule: Rule, parts, crop, embed: Callable) -> Callable:
         # Repeating rows is for sets smaller than one batch.
         rows = np.resize(rows, max(len(rows), rule.batch_size))
         batches = prefetch.batches(
-            stream.Source(train, rows), seed=parts.seed, task=task, epochs=rule.epochs,
-            batch_size=rule.batch_size, workers=parts.workers, crop=crop,
-            process_index=jax.process_index(), process_count=jax.process_count(),
+            stream.Source(train, rows),
+            seed=parts.seed,
+            task=task,
+            epochs=rule.epochs,
+            batch_size=rule.batch_size,
+            workers=parts.workers,
+            crop=crop,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
             resident=False,
-        )  # fmt: skip
+        )
         steps = np.int32(len(rows) // rule.batch_size)
         task, probe = np.int32(task), np.int32(probe)
         carry = begin(task, probe, dim=data)

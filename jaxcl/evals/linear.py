@@ -47,9 +47,14 @@ def _augmented(parts, look, normalize):
     """(state, images u8[B,h,w,C] or u8[B,1,S,S,C], key) -> features f32[B, D]."""
     whole = sharding.replicated(parts.mesh)
     view = augment_images.make(
-        size=parts.size, views=1, ratio=_RATIO, interpolation="bilinear",
-        mean=parts.mean, std=parts.std, **look,
-    )  # fmt: skip
+        size=parts.size,
+        views=1,
+        ratio=_RATIO,
+        interpolation="bilinear",
+        mean=parts.mean,
+        std=parts.std,
+        **look,
+    )
 
     def embed(state, images, key):
         found = parts.embed(state, view(key, images)[:, 0])
@@ -81,9 +86,12 @@ def _fitting(parts, rule, use_augment, look, normalize, balanced):
     embed = _augmented(parts, look, normalize)
     if dataset.train.images is None:
         crop = prefetch.Crop(
-            size=parts.size, scale=look["scale"], ratio=_RATIO,
-            interpolation="bilinear", decoder=dataset.decoder or "auto",
-        )  # fmt: skip
+            size=parts.size,
+            scale=look["scale"],
+            ratio=_RATIO,
+            interpolation="bilinear",
+            decoder=dataset.decoder or "auto",
+        )
         return head_lib.streamed_fit(rule, parts, crop, embed), lambda state, dim: dim
     images = features_lib.place(parts, dataset.train)
     rows = features_lib.constraint(parts, rule.batch_size)
@@ -266,14 +274,23 @@ def make(
         "visible" of a method that does not say what it replayed.
     """
     look = {
-        "scale": tuple(scale), "jitter": tuple(jitter), "flip": float(flip),
+        "scale": tuple(scale),
+        "jitter": tuple(jitter),
+        "flip": float(flip),
         "jitter_probability": float(jitter_probability),
-        "grayscale": float(grayscale), "blur": float(blur),
-    }  # fmt: skip
+        "grayscale": float(grayscale),
+        "blur": float(blur),
+    }
     rule = head_lib.Rule(
-        epochs, batch_size, lr, momentum, weight_decay, tuple(milestones), factor,
+        epochs,
+        batch_size,
+        lr,
+        momentum,
+        weight_decay,
+        tuple(milestones),
+        factor,
         optimizer,
-    )  # fmt: skip
+    )
     _check(parts, rule, train_on, augment, balanced)
     _check_look(**look)
     _check_fraction(fraction, fraction_seed)

@@ -89,6 +89,8 @@ def _batches(parts, examples, rows, batch_size):
     if examples.graphs is not None:
         batches = graph_batches.evaluation_batches(examples, rows, batch_size)
     else:
-        batches = ({"index": one} for one in np.split(rows, range(
-            batch_size, len(rows), batch_size)))  # fmt: skip
+        batches = (
+            {"index": one}
+            for one in np.split(rows, range(batch_size, len(rows), batch_size))
+        )
     return [sharding.replicate(batch, parts.mesh) for batch in batches]

@@ -72,10 +72,12 @@ def make(
     chosen = [plan(task) for task in range(_tasks(parts))]
     used = list(itertools.chain(*(found.values() for found in chosen)))
     features_lib.require(
-        "svm.subsets", subsets, used,
+        "svm.subsets",
+        subsets,
+        used,
         f"able to measure something: of {parts.stream.dataset.name}, cut into "
         f"{_tasks(parts)} tasks, none has rows of two classes in any task",
-    )  # fmt: skip
+    )
     used = np.unique(np.concatenate(used))
     embed = features_lib.make(
         parts, parts.stream.dataset.train, rows=used, batch_size=batch_size
@@ -89,9 +91,13 @@ def make(
             mine = features[np.searchsorted(used, rows)]
             if np.isfinite(mine).all():
                 scalars[name] = accuracy(
-                    mine, label[rows], folds=folds, inner_folds=inner_folds,
-                    penalties=penalties, seed=parts.seed,
-                )  # fmt: skip
+                    mine,
+                    label[rows],
+                    folds=folds,
+                    inner_folds=inner_folds,
+                    penalties=penalties,
+                    seed=parts.seed,
+                )
         scalars["seconds"] = time.monotonic() - began
         return core.Result({}, scalars)
 

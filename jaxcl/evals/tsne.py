@@ -303,9 +303,11 @@ def _embedder(parts, batch_size=256) -> Callable:
     """(state, images u8[n,H,W,C]) -> f32[n, D] on the host, one program for all n."""
     streams = parts.stream.dataset.train.images is None
     view = augment_images.make_eval(
-        size=parts.size, resize=None if streams else parts.resize,
-        mean=parts.mean, std=parts.std,
-    )  # fmt: skip
+        size=parts.size,
+        resize=None if streams else parts.resize,
+        mean=parts.mean,
+        std=parts.std,
+    )
     batch_size = -(-batch_size // parts.mesh.size) * parts.mesh.size
     rows, whole = sharding.split(parts.mesh), sharding.replicated(parts.mesh)
 

@@ -185,9 +185,14 @@ class GCN(nn.Module):
 
 
 def gcn(
-    *, width: int = 32, layers: int = 2, dropout: float = 0.5, affine: bool = False,
-    momentum: float = 0.9, dtype=jnp.float32,
-) -> GCN:  # fmt: skip
+    *,
+    width: int = 32,
+    layers: int = 2,
+    dropout: float = 0.5,
+    affine: bool = False,
+    momentum: float = 0.9,
+    dtype=jnp.float32,
+) -> GCN:
     """The encoder of graphs, see `GCN`.
 
     Raises:
