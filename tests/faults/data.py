@@ -33,10 +33,10 @@ FAULTS = [
             (
                 "data: earlier rows are those before the tail was cut",
                 "tasks = imbalance_lib.applied(dataset, tasks, imbalance, long_tail)\n"
-                "    before = [task.train.rows for task in tasks]",
-                "uncut = tasks\n    tasks = imbalance_lib.applied("
-                "dataset, tasks, imbalance, long_tail)\n"
-                "    before = [task.train.rows for task in uncut]",
+                "    tasks = _with_earlier_rows(tasks)",
+                "tasks = _with_earlier_rows(tasks)\n"
+                "    tasks = imbalance_lib.applied("
+                "dataset, tasks, imbalance, long_tail)",
                 "test_stream.py::test_earlier_rows_are_those_of_the_tasks_before",
             ),
             (
@@ -53,8 +53,8 @@ FAULTS = [
             ),
             (
                 "data: the last slice takes the remainder",
-                "cuts = [rest + each * (index + 1)",
-                "cuts = [each * (index + 1)",
+                "cuts = [remainder + length * (index + 1)",
+                "cuts = [length * (index + 1)",
                 "test_stream.py::test_data_scenario_slices_the_released_permutation",
             ),
             (
