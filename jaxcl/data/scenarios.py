@@ -50,7 +50,6 @@ def make(
     num_tasks: may be left out for "joint" and "domain".
     seed: draws "shuffled", "growth" and the rows of `per_class`; a "growth" config
       without one uses the run's seed.
-      run's seed.
     growth: the share of the rows that is new under "growth", ICL's alpha.
     evaluation: "test", "validation" or "none". A task is judged on the rows of its
       classes ("class"), of its domain ("domain"), or on all rows.

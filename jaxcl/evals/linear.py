@@ -29,7 +29,8 @@ blur at 64 pixels has 7 taps, that of `augment.make` as many as its widest needs
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -57,43 +58,50 @@ def _augmented(parts, look, normalize):
     )
 
     def embed(state, images, key):
-        found = parts.embed(state, view(key, images)[:, 0])
-        found = jax.lax.with_sharding_constraint(found, whole)
-        return features_lib.unit(found) if normalize else found
+        features = parts.embed(state, view(key, images)[:, 0])
+        features = jax.lax.with_sharding_constraint(features, whole)
+        return features_lib.unit(features) if normalize else features
 
     return embed
 
 
-def _fitting(parts, rule, use_augment, look, normalize, balanced):
-    """How a probe reads the train split.
+def _plain(parts, examples, normalize):
+    """State -> f32[n, D], features of a split without augmentation."""
+    embed = features_lib.make(parts, examples)
+    unit = jax.jit(features_lib.unit)
+    return lambda state: unit(embed(state)) if normalize else embed(state)
 
-    Args:
-      look: options of `augment.make`.
 
-    Returns:
-      fit, see `head_lib.resident_fit`, and (state, D) -> the `data` it wants.
-    """
-    dataset = parts.stream.dataset
-    labels = sharding.replicate(dataset.train.label, parts.mesh)
-    if not use_augment:
-        embed = _plain(parts, dataset.train, normalize)
+# Three ways to fit a probe. Each returns `fit`, see `head_lib.resident_fit`, and
+# (state, D) -> the `data` that it wants.
 
-        def look_up(state, features, at, key):
-            return features[at]
 
-        fit = head_lib.resident_fit(rule, parts, labels, look_up, balanced=balanced)
-        return fit, lambda state, _: embed(state)
-    embed = _augmented(parts, look, normalize)
-    if dataset.train.images is None:
-        crop = prefetch.Crop(
-            size=parts.size,
-            scale=look["scale"],
-            ratio=_RATIO,
-            interpolation="bilinear",
-            decoder=dataset.decoder or "auto",
-        )
-        return head_lib.streamed_fit(rule, parts, crop, embed), lambda state, dim: dim
-    images = features_lib.place(parts, dataset.train)
+def _fit_to_features(parts, rule, labels, normalize, balanced):
+    """The train rows are embedded once, without augmentation."""
+    embed = _plain(parts, parts.stream.dataset.train, normalize)
+
+    def look_up(state, features, at, key):
+        return features[at]
+
+    fit = head_lib.resident_fit(rule, parts, labels, look_up, balanced=balanced)
+    return fit, lambda state, _: embed(state)
+
+
+def _fit_to_streamed_views(parts, rule, embed, scale):
+    """Workers decode and crop the train rows anew in each epoch."""
+    crop = prefetch.Crop(
+        size=parts.size,
+        scale=scale,
+        ratio=_RATIO,
+        interpolation="bilinear",
+        decoder=parts.stream.dataset.decoder or "auto",
+    )
+    return head_lib.streamed_fit(rule, parts, crop, embed), lambda state, dim: dim
+
+
+def _fit_to_views(parts, rule, labels, embed, balanced):
+    """The device crops the train rows, which lie there, anew in each epoch."""
+    images = features_lib.place(parts, parts.stream.dataset.train)
     rows = features_lib.constraint(parts, rule.batch_size)
 
     def read(state, images, at, key):
@@ -104,11 +112,20 @@ def _fitting(parts, rule, use_augment, look, normalize, balanced):
     return fit, lambda state, _: images
 
 
-def _plain(parts, examples, normalize):
-    """State -> f32[n, D], features of a split without augmentation."""
-    embed = features_lib.make(parts, examples)
-    unit = jax.jit(features_lib.unit)
-    return lambda state: unit(embed(state)) if normalize else embed(state)
+def _fitting(parts, rule, use_augment, look, normalize, balanced):
+    """How a probe reads the train split: one of the three ways above.
+
+    Args:
+      look: options of `augment.make`.
+    """
+    train = parts.stream.dataset.train
+    labels = sharding.replicate(train.label, parts.mesh)
+    if not use_augment:
+        return _fit_to_features(parts, rule, labels, normalize, balanced)
+    embed = _augmented(parts, look, normalize)
+    if train.images is None:
+        return _fit_to_streamed_views(parts, rule, embed, look["scale"])
+    return _fit_to_views(parts, rule, labels, embed, balanced)
 
 
 def _usable(parts, train_on, groups) -> Callable:
@@ -128,31 +145,46 @@ def _usable(parts, train_on, groups) -> Callable:
     return visible
 
 
-def _evaluate(
-    parts, train_on, share, embed_test, data_of, fit, judge, groups
-) -> Callable:
-    """The evaluator, of its compiled parts; `share` bool[N], rows with a label."""
-    logits = jax.jit(head_lib.logits)
-    usable = _usable(parts, train_on, groups)
+class _Probe(NamedTuple):
+    """A linear probe, compiled."""
+
+    groups: features_lib.Split
+    embed_test: Callable  # state -> f32[M, D]
+    usable: Callable  # (state, task) -> bool[N]
+    fit: Callable  # see `head_lib.resident_fit`
+    data_of: Callable  # (state, D) -> what `fit` reads the train rows from
+    logits: Callable  # (head, f32[M, D]) -> f32[M, C]
+    judge: Callable  # f32[M, C] -> dict of bool[M], see `features.verdicts`
+
+
+def _domain_rows(parts, probe, state, task, data, held, mask) -> np.ndarray:
+    """Accuracy f64[T] of a probe of its own for each domain, nan without train rows."""
+    groups, accuracy = probe.groups, np.full(len(parts.stream.tasks), np.nan)
+    for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
+        mine = np.flatnonzero(mask & (groups.train_task == t))
+        head, _ = probe.fit(state, data, mine, task, t + 1)
+        right = probe.judge(probe.logits(head, held))["class_incremental"]
+        accuracy[t] = features_lib.per_task(parts, right)[t]
+    return accuracy
+
+
+def _evaluator(parts, probe, train_on, share) -> Callable:
+    """The evaluator of a probe; `share` bool[N] are the rows that have labels."""
 
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
-        held = embed_test(state)
-        data = data_of(state, held.shape[1])
-        mask = share & usable(state, task)
-        head, loss = fit(state, data, np.flatnonzero(mask), task, 0)
-        right = judge(logits(head, held))
+        held = probe.embed_test(state)
+        data = probe.data_of(state, held.shape[1])
+        mask = share & probe.usable(state, task)
+        head, loss = probe.fit(state, data, np.flatnonzero(mask), task, 0)
+        right = probe.judge(probe.logits(head, held))
         rows = {name: features_lib.per_task(parts, row) for name, row in right.items()}
         if "task_aware" in rows:
             told = features_lib.blank_unseen(rows["task_aware"], train_on, task)
             rows["task_aware"] = told
-        elif groups.aware == "domain_aware":
-            rows["domain_aware"] = np.full(len(parts.stream.tasks), np.nan)
-            for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
-                mine = np.flatnonzero(mask & (groups.train_task == t))
-                head, _ = fit(state, data, mine, task, t + 1)
-                own = judge(logits(head, held))["class_incremental"]
-                rows["domain_aware"][t] = features_lib.per_task(parts, own)[t]
+        elif probe.groups.aware == "domain_aware":
+            own = _domain_rows(parts, probe, state, task, data, held, mask)
+            rows["domain_aware"] = own
         scalars = {
             "accuracy": float(right["class_incremental"].mean()),
             "train_loss": float(sharding.fetch(loss)),
@@ -213,28 +245,28 @@ def _check_fraction(fraction, seed):
 
 
 def make(
-    parts,
+    parts: core.EvalParts,
     *,
-    epochs=100,
-    batch_size=256,
-    lr=0.1,
-    momentum=0.9,
-    weight_decay=0.0,
-    milestones=(60, 80),
-    factor=0.1,
-    optimizer="sgd",
-    train_on="all",
-    augment=True,
-    scale=(0.08, 1.0),
-    flip=0.5,
-    jitter=(0.4, 0.4, 0.4, 0.1),
-    jitter_probability=0.0,
-    grayscale=0.0,
-    blur=0.0,
-    balanced=False,
-    normalize_features=False,
-    fraction=1.0,
-    fraction_seed=0,
+    epochs: int = 100,
+    batch_size: int = 256,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    milestones: Sequence[int] = (60, 80),
+    factor: float = 0.1,
+    optimizer: str = "sgd",
+    train_on: str = "all",
+    augment: bool = True,
+    scale: tuple[float, float] = (0.08, 1.0),
+    flip: float = 0.5,
+    jitter: Sequence[float] = (0.4, 0.4, 0.4, 0.1),
+    jitter_probability: float = 0.0,
+    grayscale: float = 0.0,
+    blur: float = 0.0,
+    balanced: bool = False,
+    normalize_features: bool = False,
+    fraction: float = 1.0,
+    fraction_seed: int = 0,
 ) -> Callable:
     """Linear evaluation after a task.
 
@@ -281,25 +313,26 @@ def make(
         "grayscale": float(grayscale),
         "blur": float(blur),
     }
+    milestones = tuple(milestones)
     rule = head_lib.Rule(
-        epochs,
-        batch_size,
-        lr,
-        momentum,
-        weight_decay,
-        tuple(milestones),
-        factor,
-        optimizer,
+        epochs, batch_size, lr, momentum, weight_decay, milestones, factor, optimizer
     )
     _check(parts, rule, train_on, augment, balanced)
     _check_look(**look)
     _check_fraction(fraction, fraction_seed)
     features_lib.check_labels(parts, "linear")
-    groups = features_lib.split(parts)
-    embed_test = _plain(parts, parts.stream.evaluation, normalize_features)
-    judge = features_lib.verdicts(parts, groups, parts.stream.evaluation)
+    groups, evaluation = features_lib.split(parts), parts.stream.evaluation
     fit, data_of = _fitting(parts, rule, augment, look, normalize_features, balanced)
+    probe = _Probe(
+        groups=groups,
+        embed_test=_plain(parts, evaluation, normalize_features),
+        usable=_usable(parts, train_on, groups),
+        fit=fit,
+        data_of=data_of,
+        logits=jax.jit(head_lib.logits),
+        judge=features_lib.verdicts(parts, groups, evaluation),
+    )
     share = features_lib.stratified(
         parts.stream.dataset.train, fraction=fraction, seed=fraction_seed
     )
-    return _evaluate(parts, train_on, share, embed_test, data_of, fit, judge, groups)
+    return _evaluator(parts, probe, train_on, share)

@@ -59,8 +59,8 @@ FAULTS = [
         ),
         (
             "eval: the semi-supervised probe has all labels",
-            "mask = share & usable(state, task)",
-            "mask = usable(state, task)",
+            "mask = share & probe.usable(state, task)",
+            "mask = probe.usable(state, task)",
             "test_evals.py"
             "::test_semi_supervised_probe_trains_on_its_share_alone[all-features]",
         ),
