@@ -40,15 +40,15 @@ class Course(NamedTuple):
 
 
 def make(
-    parts,
+    parts: core.EvalParts,
     *,
-    size=2048,
-    times=5,
-    batch_size=256,
-    score="affine",
-    temperature=0.5,
+    size: int = 2048,
+    times: int = 5,
+    batch_size: int = 256,
+    score: str = "affine",
+    temperature: float = 0.5,
     features: str | None = None,
-    newcomer_competes=False,
+    newcomer_competes: bool = False,
 ) -> Callable:
     """Class entropy and class shares of a memory that a fixed network filters.
 
@@ -80,42 +80,32 @@ def make(
       ValueError: an option out of its range; a method without a projection; rows
         without a label.
     """
-    counts = {"size": size, "times": times, "batch_size": batch_size}
-    for name, value in counts.items():
-        whole = isinstance(value, int) and value >= 1
-        features_lib.require(f"filtering.{name}", value, whole, "a whole number >= 1")
-    core.check_choice("config.evaluators.filtering.score", score, duel.SCORES)
-    warm = temperature > 0
-    features_lib.require("filtering.temperature", temperature, warm, "above 0")
+    _check(size, times, batch_size, score, temperature)
     if features is None:
         features = "embedding" if parts.project is None else "projection"
     reads = _unit(features_lib.reading(parts, "filtering", features))
     train = parts.stream.dataset.train  # no other split is read
     labelled = parts._replace(stream=parts.stream._replace(evaluation=train))
     features_lib.check_labels(labelled, "filtering")
+    # Placed once, and only when a task is evaluated.
     place = functools.cache(functools.partial(features_lib.place, parts, train))
+    offered_in = functools.cache(
+        functools.partial(_offered, reads, place, size * times, batch_size)
+    )
     offer = _offer(
         parts, score=score, temperature=temperature, newcomer_competes=newcomer_competes
     )
 
-    @functools.cache
-    def drawn(task):
-        """Labels of the distinct rows, which of them come i32[n], how to embed them."""
-        rows = _rows(parts, parts.stream.tasks[task], size * times, batch_size)
-        distinct, order = np.unique(rows, return_inverse=True)
-        embed = features_lib.make(reads, train, rows=distinct, images=place())
-        return train.label[distinct], order.astype(np.int32), embed
-
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
-        labels, order, embed = drawn(task)
-        found, held = embed(state), _empty(parts, size)
+        labels, order, embed = offered_in(task)
+        features, held = embed(state), _empty(parts, size)
         scalars = _measured(parts, "stream_entropy", "stream_class_{}", labels[order])
         for i in range(times):
             offered = order[i * size : (i + 1) * size]
             for first in range(0, size, batch_size):
                 batch = offered[first : first + batch_size]
-                held = offer(found, held, sharding.replicate(batch, parts.mesh))
+                held = offer(features, held, sharding.replicate(batch, parts.mesh))
             kept, n = labels[sharding.fetch(held)], i + 1
             scalars |= _measured(parts, f"entropy_{n}", f"class_{{}}_{n}", kept)
             scalars[f"fifo_entropy_{n}"] = _entropy(parts, labels[offered])
@@ -123,6 +113,31 @@ def make(
         return core.Result({}, scalars)
 
     return evaluate
+
+
+def _check(size, times, batch_size, score, temperature):
+    """Refuse options out of their range."""
+    counts = {"size": size, "times": times, "batch_size": batch_size}
+    for name, value in counts.items():
+        whole = isinstance(value, int) and value >= 1
+        features_lib.require(f"filtering.{name}", value, whole, "a whole number >= 1")
+    core.check_choice("config.evaluators.filtering.score", score, duel.SCORES)
+    warm = temperature > 0
+    features_lib.require("filtering.temperature", temperature, warm, "above 0")
+
+
+def _offered(reads, place, count, batch_size, task):
+    """The first `count` rows that a task draws.
+
+    Returns:
+      labels i32[n] of the distinct rows; i32[count], which of them come, in order; and
+      state -> f32[n, D], their features.
+    """
+    train = reads.stream.dataset.train
+    rows = _rows(reads, reads.stream.tasks[task], count, batch_size)
+    distinct, order = np.unique(rows, return_inverse=True)
+    embed = features_lib.make(reads, train, rows=distinct, images=place())
+    return train.label[distinct], order.astype(np.int32), embed
 
 
 def _unit(parts):
@@ -166,8 +181,8 @@ def _entropy(parts, labels) -> float:
 def _measured(parts, entropy, share, labels) -> dict[str, float]:
     """Entropy and shares of labels, under a name and a name with room for the class."""
     shares = np.bincount(labels, minlength=parts.num_classes) / len(labels)
-    found = {share.format(c): float(x) for c, x in enumerate(shares)}
-    return {entropy: _entropy(parts, labels), **found}
+    by_class = {share.format(c): float(x) for c, x in enumerate(shares)}
+    return {entropy: _entropy(parts, labels), **by_class}
 
 
 def courses(rows) -> dict[str, Course]:

@@ -17,7 +17,7 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -29,14 +29,14 @@ SUBSETS = ("all", "old", "new")
 
 
 def make(
-    parts,
+    parts: core.EvalParts,
     *,
-    folds=5,
-    inner_folds=5,
-    penalties=(1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3),
-    subsets=("all", "old", "new"),
+    folds: int = 5,
+    inner_folds: int = 5,
+    penalties: Sequence[float] = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3),
+    subsets: Sequence[str] = ("all", "old", "new"),
     max_rows: int | None = None,
-    batch_size=256,
+    batch_size: int = 256,
 ) -> Callable:
     """Accuracy of a support vector machine on the train rows met so far.
 
@@ -65,22 +65,19 @@ def make(
     subsets, penalties = _listed(subsets), _listed(penalties)
     _check(folds, inner_folds, penalties, subsets, max_rows, batch_size)
     _check_labels(parts)
-    label = parts.stream.dataset.train.label
+    train = parts.stream.dataset.train
     plan = functools.partial(
         _chosen, parts, subsets, max_rows, folds=folds, inner_folds=inner_folds
     )
     chosen = [plan(task) for task in range(_tasks(parts))]
-    used = list(itertools.chain(*(found.values() for found in chosen)))
-    features_lib.require(
-        "svm.subsets",
-        subsets,
-        used,
-        f"able to measure something: of {parts.stream.dataset.name}, cut into "
-        f"{_tasks(parts)} tasks, none has rows of two classes in any task",
-    )
-    used = np.unique(np.concatenate(used))
-    embed = features_lib.make(
-        parts, parts.stream.dataset.train, rows=used, batch_size=batch_size
+    used = _used(parts, subsets, chosen)
+    embed = features_lib.make(parts, train, rows=used, batch_size=batch_size)
+    measure = functools.partial(
+        accuracy,
+        folds=folds,
+        inner_folds=inner_folds,
+        penalties=penalties,
+        seed=parts.seed,
     )
 
     def evaluate(state, task: int) -> core.Result:
@@ -90,18 +87,28 @@ def make(
         for name, rows in chosen[task].items():
             mine = features[np.searchsorted(used, rows)]
             if np.isfinite(mine).all():
-                scalars[name] = accuracy(
-                    mine,
-                    label[rows],
-                    folds=folds,
-                    inner_folds=inner_folds,
-                    penalties=penalties,
-                    seed=parts.seed,
-                )
+                scalars[name] = measure(mine, train.label[rows])
         scalars["seconds"] = time.monotonic() - began
         return core.Result({}, scalars)
 
     return evaluate
+
+
+def _used(parts, subsets, chosen) -> np.ndarray:
+    """Every row that any task's evaluation reads, each once, increasing.
+
+    Args:
+      chosen: the subsets of each task, see `_chosen`.
+    """
+    rows = list(itertools.chain(*(of_task.values() for of_task in chosen)))
+    features_lib.require(
+        "svm.subsets",
+        subsets,
+        rows,
+        f"able to measure something: of {parts.stream.dataset.name}, cut into "
+        f"{_tasks(parts)} tasks, none has rows of two classes in any task",
+    )
+    return np.unique(np.concatenate(rows))
 
 
 def accuracy(

@@ -120,8 +120,8 @@ FAULTS = [
         "::test_the_objective_is_the_mean_over_batches_of_the_tasks_so_far",
         (
             "eval: the objective is that of the last task's rows",
-            "for one in tasks[: task + 1]]",
-            "for one in tasks[task : task + 1]]",
+            "for met in parts.stream.tasks[: task + 1]",
+            "for met in parts.stream.tasks[task : task + 1]",
         ),
         (
             "eval: the objective has one key for all batches",
