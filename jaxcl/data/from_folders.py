@@ -1,5 +1,6 @@
 """Sets of image files in folders, a folder for each class."""
 
+import functools
 import os
 
 import numpy as np
@@ -40,18 +41,13 @@ def image_folder(
     """
     wanted = None if classes is None else files_lib.class_list(classes)
     decoder = prefetch.choose_decoder(decoder)
-    held = [x for x in ("val", "test") if storage.is_folder(os.path.join(path, x))]
     inner = "train" if storage.is_folder(os.path.join(path, "train")) else ""
-    names, label, files = scan(path, inner, wanted)
-
-    def examples(label, files):
-        return from_files(path, label, files, decoder=decoder, channels=channels)
-
-    whole, name = examples(label, files), os.path.basename(os.path.abspath(path))
-    if names and inner:
-        held = [x for x in held if storage.folders(os.path.join(path, x))]
-    if inner and held:
-        parts = [examples(*scan(path, x, names, wanted is None)[1:]) for x in held]
+    names, *scanned = scan(path, inner, wanted)
+    held_out = _held_out(path, names) if inner else []
+    examples = functools.partial(from_files, path, decoder=decoder, channels=channels)
+    whole, name = examples(*scanned), os.path.basename(os.path.abspath(path))
+    if held_out:
+        parts = [examples(*scan(path, x, names, wanted is None)[1:]) for x in held_out]
         validation_part = parts[0] if len(parts) == 2 else None
         data = stream.Dataset(
             name, names, ("all",), whole, validation_part, parts[-1], decoder
@@ -70,6 +66,17 @@ def image_folder(
         cache=cache,
         cache_size=cache_size,
     )
+
+
+def _held_out(path, names) -> list[str]:
+    """Which of val/ and test/ are splits beside train/.
+
+    Where train/ has class folders, they need class folders, too.
+    """
+    there = [x for x in ("val", "test") if storage.is_folder(os.path.join(path, x))]
+    if not names:
+        return there
+    return [x for x in there if storage.folders(os.path.join(path, x))]
 
 
 def from_files(path, label, files, *, decoder, channels=3) -> stream.Examples:

@@ -63,13 +63,15 @@ def image_lists(
         if pattern or option == "train":
             where = _list_files(option, pattern, domains, lists or path)
             parts[option] = _examples(path, option, where, limit, pixels, check)
-    if names is None:
-        count = 1 + max(int(x.label.max()) for x in parts.values())
-        files, label = parts["train"].load.read.paths, parts["train"].label
-        names = _folder_names(files.tolist(), label.tolist(), count)
-    name, shown = os.path.basename(os.path.abspath(path)), tuple(domains or ("all",))
-    held = parts.get("validation_list"), parts.get("test")
-    data = stream.Dataset(name, names, shown, parts["train"], *held, decoder)
+    data = stream.Dataset(
+        name=os.path.basename(os.path.abspath(path)),
+        class_names=_folder_names(parts) if names is None else names,
+        domain_names=tuple(domains or ("all",)),
+        train=parts["train"],
+        validation=parts.get("validation_list"),
+        test=parts.get("test"),
+        decoder=decoder,
+    )
     return splits.finish(
         data,
         validation=validation,
@@ -180,13 +182,17 @@ def _check_there(option: str, path: str, files: list[bytes]) -> None:
         )
 
 
-def _folder_names(files, label, count: int) -> tuple[str, ...]:
-    """Class names: the folder that all files of a label share, else the number."""
-    folders = {}
-    for file, number in zip(files, label, strict=True):
+def _folder_names(parts: dict[str, stream.Examples]) -> tuple[str, ...]:
+    """Class names: the folder that all train files of a label share, else the label.
+
+    Every name is the label where two classes share a folder.
+    """
+    train, folders = parts["train"], {}
+    files, labels = train.load.read.paths.tolist(), train.label.tolist()
+    for file, label in zip(files, labels, strict=True):
         folder = file.rsplit(b"/", 2)[-2] if b"/" in file else b""
-        if folders.setdefault(number, folder) != folder:
-            folders[number] = b""
+        if folders.setdefault(label, folder) != folder:
+            folders[label] = b""
+    count = 1 + max(int(part.label.max()) for part in parts.values())
     names = tuple(folders.get(n, b"").decode() or str(n) for n in range(count))
-    # Where classes share a folder its name tells nothing.
     return names if len({*names}) == count else tuple(map(str, range(count)))

@@ -39,36 +39,36 @@ def of_classes(
     kept = stream.numbers(kept, names, "classes")
     if not kept:
         raise ValueError(f"classes = {classes!r}: must name at least one class")
-    new = np.full(len(names) + 1, -1, np.int32)
-    new[kept] = np.arange(len(kept))
+    renumbered = np.full(len(names) + 1, -1, np.int32)
+    renumbered[kept] = np.arange(len(kept))
     rng = np.random.default_rng([seed, len(kept)])
-
-    def rows_of(examples, most):
-        each = [np.flatnonzero(examples.label == label) for label in kept]
-        short = min(each, key=len)
-        if most is not None and not 1 <= most <= len(short):
-            raise ValueError(
-                f"per_class = {most}: must be from 1 to the {len(short)} train rows of "
-                "the smallest class"
-            )
-        if most is not None:
-            each = [rng.permutation(rows)[:most] for rows in each]
-        return np.sort(np.concatenate(each))
 
     def cut(examples, most=None):
         if examples is None:
             return None
-        found = take(examples, rows_of(examples, most))
-        return found._replace(label=new[found.label])
+        part = take(examples, _rows_of(examples.label, kept, most, rng))
+        return part._replace(label=renumbered[part.label])
 
-    parts = cut(dataset.train, per_class), cut(dataset.validation), cut(dataset.test)
-    train, validation, test = parts
     return dataset._replace(
         class_names=tuple(names[label] for label in kept),
-        train=train,
-        validation=validation,
-        test=test,
+        train=cut(dataset.train, per_class),
+        validation=cut(dataset.validation),
+        test=cut(dataset.test),
     )
+
+
+def _rows_of(label, classes, most, rng) -> np.ndarray:
+    """Rows of some classes, increasing; `most` of each, drawn, None: all."""
+    by_class = [np.flatnonzero(label == number) for number in classes]
+    fewest = min(map(len, by_class))
+    if most is not None and not 1 <= most <= fewest:
+        raise ValueError(
+            f"per_class = {most}: must be from 1 to the {fewest} train rows of "
+            "the smallest class"
+        )
+    if most is not None:
+        by_class = [rng.permutation(rows)[:most] for rows in by_class]
+    return np.sort(np.concatenate(by_class))
 
 
 def drawn(examples: stream.Examples, fraction: float, seed: list[int]) -> np.ndarray:
@@ -118,16 +118,12 @@ def finish(
     cache: str | None = None,
     cache_size: int | None = None,
 ) -> stream.Dataset:
-    """What every source does last: check, cut validation, wrap loaders.
+    """What every source does last: check, cut out the validation split, wrap loaders.
 
-    `dataset.validation` is only there before if the source came with one. A cache is
-    made here, after all that may be refused.
+    `dataset.validation` is there already only if the source came with one. Caches are
+    made here, after every check, since making one takes long.
     """
-    if on_corrupt not in ("error", "skip"):
-        raise ValueError(f"on_corrupt = {on_corrupt!r}: must be 'error' or 'skip'")
-    if size is not None and size < 1:
-        raise ValueError(f"size = {size}: must be at least 1")
-    _check_cache(cache, cache_size, size)
+    _check_options(size, on_corrupt, cache, cache_size)
     stream.validate(dataset)
     if validation and dataset.validation is not None:
         raise ValueError(
@@ -136,18 +132,18 @@ def finish(
     if validation:
         train, held = split_validation(dataset.train, validation, seed)
         dataset = dataset._replace(train=train, validation=held)
+    caches = {}  # id of a reader -> its cache; splits of one set share a reader
 
-    opened = {}  # splits that were cut from one another share a reader
+    def cached(load):
+        key = id(load.read)
+        if key not in caches:
+            caches[key] = cache_lib.cached(load.read, cache, size=cache_size)
+        return load._replace(read=caches[key])
 
-    def wrap(examples):
+    def finished(examples):
         if examples is None or examples.load is None:
             return examples
-        load = examples.load
-        if cache is not None:
-            key = id(load.read)
-            if key not in opened:
-                opened[key] = cache_lib.cached(load.read, cache, size=cache_size)
-            load = load._replace(read=opened[key])
+        load = examples.load if cache is None else cached(examples.load)
         if size is not None:
             crop = prefetch.CenterCrop(size, size, decoder=dataset.decoder)
             load = load._replace(crop=crop)
@@ -158,13 +154,18 @@ def finish(
         return _resident(examples) if resident else examples
 
     return dataset._replace(
-        train=wrap(dataset.train),
-        validation=wrap(dataset.validation),
-        test=wrap(dataset.test),
+        train=finished(dataset.train),
+        validation=finished(dataset.validation),
+        test=finished(dataset.test),
     )
 
 
-def _check_cache(cache, cache_size, size):
+def _check_options(size, on_corrupt, cache, cache_size):
+    """Refuse options of `finish` that are out of their range."""
+    if on_corrupt not in ("error", "skip"):
+        raise ValueError(f"on_corrupt = {on_corrupt!r}: must be 'error' or 'skip'")
+    if size is not None and size < 1:
+        raise ValueError(f"size = {size}: must be at least 1")
     if cache_size is None:
         return
     if cache is None:

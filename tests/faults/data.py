@@ -100,14 +100,14 @@ FAULTS = [
             ),
             (
                 "data: the test split is not cut to the classes",
-                "cut(dataset.test)\n",
-                "dataset.test\n",
+                "test=cut(dataset.test),",
+                "test=dataset.test,",
                 "test_stream.py::test_chosen_classes_are_cut_out_of_every_split",
             ),
             (
                 "data: chosen classes keep their numbers",
-                "found._replace(label=new[found.label])",
-                "found",
+                "part._replace(label=renumbered[part.label])",
+                "part",
                 "test_stream.py::test_chosen_classes_are_cut_out_of_every_split",
             ),
         ),
