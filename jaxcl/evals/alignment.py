@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, sharding
-from jaxcl.augment import images as augment_images
 from jaxcl.evals import features as features_lib
 
 _EXACT = jax.lax.Precision.HIGHEST
@@ -62,12 +61,10 @@ def make(parts, *, batch_size=256) -> Callable:
             "config.evaluators.alignment: needs a method with a memory of images, as "
             "er and er_ace have; take the evaluator out"
         )
-    dataset, stream_ = parts.stream.dataset, parts.stream
-    examples = dataset.validation
+    examples = parts.stream.dataset.validation
     if examples is None:
-        examples = stream_.evaluation
-    reads = parts._replace(stream=stream_._replace(evaluation=examples))
-    features_lib.check_labels(reads, "alignment")
+        examples = parts.stream.evaluation
+    features_lib.check_labels(features_lib.judged_on(parts, examples), "alignment")
     embed = features_lib.make(parts, examples)
     labels = sharding.replicate(examples.label, parts.mesh)
     program = _program(parts, batch_size)
@@ -94,9 +91,7 @@ def _program(parts, batch_size):
 
     -inf also where a slot holds no row.
     """
-    view = augment_images.make_eval(
-        size=parts.size, resize=parts.resize, mean=parts.mean, std=parts.std
-    )
+    view = features_lib.eval_view(parts)
     everywhere = sharding.replicated(parts.mesh)
 
     def run(state, held, held_labels):
@@ -106,8 +101,7 @@ def _program(parts, batch_size):
                 "config.evaluators.alignment: needs a memory of images, as er and "
                 "er_ace have; this method's names rows; take the evaluator out"
             )
-        size = min(batch_size, memory.capacity)
-        size = -(-size // parts.mesh.size) * parts.mesh.size
+        size = features_lib.padded_size(parts, min(batch_size, memory.capacity))
         steps = -(-memory.capacity // size)
         slots = jnp.arange(steps * size).reshape(steps, size) % memory.capacity
 

@@ -85,8 +85,7 @@ def make(
         features = "embedding" if parts.project is None else "projection"
     reads = _unit(features_lib.reading(parts, "filtering", features))
     train = parts.stream.dataset.train  # no other split is read
-    labelled = parts._replace(stream=parts.stream._replace(evaluation=train))
-    features_lib.check_labels(labelled, "filtering")
+    features_lib.check_labels(features_lib.judged_on(parts, train), "filtering")
     # Placed once, and only when a task is evaluated.
     place = functools.cache(functools.partial(features_lib.place, parts, train))
     offered_in = functools.cache(

@@ -65,8 +65,8 @@ def votes(
 def _judge(parts, groups, batch_size, options) -> Callable:
     """(bank, bank mask, test features) -> bool[M]: right among all, within task."""
     stream_, mesh = parts.stream, parts.mesh
-    count, devices = stream.size(stream_.evaluation), mesh.size
-    batch_size = -(-min(batch_size, count) // devices) * devices
+    count = stream.size(stream_.evaluation)
+    batch_size = features_lib.padded_size(parts, min(batch_size, count))
     steps = -(-count // batch_size)
     arrays = (
         stream_.dataset.train.label,

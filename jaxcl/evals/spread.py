@@ -46,7 +46,7 @@ def make(parts, *, split="evaluation", features="embedding") -> Callable:
     examples = parts.stream.evaluation
     if split == "train":  # no other split is read
         examples = parts.stream.dataset.train
-        parts = parts._replace(stream=parts.stream._replace(evaluation=examples))
+        parts = features_lib.judged_on(parts, examples)
     features_lib.check_labels(parts, "spread")
     embed = features_lib.make(parts, examples)
     labels = sharding.replicate(examples.label, parts.mesh)

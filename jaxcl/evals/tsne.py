@@ -18,8 +18,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import core, plots, sharding
-from jaxcl.augment import images as augment_images
-from jaxcl.data import prefetch, stream
+from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 
 LAST_ONLY = True  # unless the entry of the config says otherwise, see run/evaluation.py
@@ -157,9 +156,8 @@ def _memory(parts, max_points, perplexity) -> Callable:
     _check_memory(parts, "memory")
     dataset, tasks = parts.stream.dataset, parts.stream.tasks
     train = dataset.train  # no other split is read
-    reads = parts._replace(stream=parts.stream._replace(evaluation=train))
-    features_lib.check_labels(reads, "tsne")
-    embed, stored_rows = _embedder(parts), _stored(parts)
+    features_lib.check_labels(features_lib.judged_on(parts, train), "tsne")
+    embed, stored_rows = features_lib.of_images(parts), _stored(parts)
 
     def draw(state, task, folder):
         images, stored = stored_rows(state)
@@ -168,7 +166,10 @@ def _memory(parts, max_points, perplexity) -> Callable:
         if len(stored) == 0 or len(rows) + len(stored) < _FEWEST:
             return
         features = np.concatenate(
-            [embed(state, _images(parts, train, rows)), embed(state, images)]
+            [
+                embed(state, features_lib.images_of(parts, train, rows)),
+                embed(state, images),
+            ]
         )
         if jax.process_index() == 0:
             folder.mkdir(parents=True, exist_ok=True)
@@ -205,11 +206,11 @@ def _filter(parts, max_points, perplexity, batch_size) -> Callable:
     train, examples = dataset.train, parts.stream.evaluation
     if examples is None:
         examples = train
-        parts = parts._replace(stream=parts.stream._replace(evaluation=train))
+        parts = features_lib.judged_on(parts, train)
     features_lib.check_labels(parts, "tsne")
     chosen = balanced(examples.label, max_points, parts.seed)
     embed_data = features_lib.make(parts, examples, rows=chosen)
-    embed, stored_rows = _embedder(parts), _stored(parts)
+    embed, stored_rows = features_lib.of_images(parts), _stored(parts)
 
     def draw(state, task, folder):
         images, stored = stored_rows(state)
@@ -221,7 +222,7 @@ def _filter(parts, max_points, perplexity, batch_size) -> Callable:
         features = np.concatenate(
             [
                 sharding.fetch(embed_data(state)),
-                embed(state, _images(parts, train, batch)),
+                embed(state, features_lib.images_of(parts, train, batch)),
                 embed(state, images),
             ]
         )
@@ -278,54 +279,8 @@ def _stored(parts) -> Callable:
         kept, filled = sharding.fetch(program(state))
         kept = {name: leaf[filled] for name, leaf in kept.items()}
         if "image" not in kept and filled.any():
-            kept["image"] = _images(parts, train, kept["index"])
+            kept["image"] = features_lib.images_of(parts, train, kept["index"])
         return kept.get("image"), kept["label"]
-
-    return run
-
-
-def _images(parts, examples: stream.Examples, rows) -> np.ndarray:
-    """Images of a few rows, u8[n,H,W,C]; those that stream cut to the eval crop."""
-    if examples.images is not None:
-        return examples.images[rows]
-    crop = prefetch.CenterCrop(
-        size=parts.size,
-        resize=parts.size if parts.resize is None else parts.resize,
-        decoder=parts.stream.dataset.decoder or "auto",
-    )
-    batches = prefetch.evaluation_batches(
-        examples, rows, min(len(rows), 64), crop=crop, workers=parts.workers
-    )
-    return np.concatenate([batch["image"] for batch in batches])[: len(rows)]
-
-
-def _embedder(parts, batch_size=256) -> Callable:
-    """(state, images u8[n,H,W,C]) -> f32[n, D] on the host, one program for all n."""
-    streams = parts.stream.dataset.train.images is None
-    view = augment_images.make_eval(
-        size=parts.size,
-        resize=None if streams else parts.resize,
-        mean=parts.mean,
-        std=parts.std,
-    )
-    batch_size = -(-batch_size // parts.mesh.size) * parts.mesh.size
-    rows, whole = sharding.split(parts.mesh), sharding.replicated(parts.mesh)
-
-    def embed(state, images):
-        images = jax.lax.with_sharding_constraint(images, rows)
-        return parts.embed(state, view(images))
-
-    program = jax.jit(embed, out_shardings=whole)
-
-    def run(state, images):
-        found = []
-        for begin in range(0, len(images), batch_size):
-            batch = np.resize(
-                images[begin : begin + batch_size], (batch_size, *images.shape[1:])
-            )
-            placed = sharding.replicate(batch, parts.mesh)
-            found.append(sharding.fetch(program(state, placed)))
-        return np.concatenate(found)[: len(images)]
 
     return run
 
