@@ -1,4 +1,4 @@
-"""Image files that list files name, one `relative/path.jpg LABEL` a line."""
+"""Image files named in list files, one `relative/path.jpg LABEL` a line."""
 
 import concurrent.futures
 import os
@@ -10,8 +10,8 @@ import numpy as np
 from jaxcl.data import files as files_lib
 from jaxcl.data import prefetch, splits, stream
 
-LABELS = 10**6  # a larger one is a slip, and would make as many classes
-MARK = b"\xef\xbb\xbf"  # that some editors put before utf-8
+LABELS = 10**6  # a larger label is a typing error, and would make as many classes
+MARK = b"\xef\xbb\xbf"  # some editors put it before utf-8
 
 
 def image_lists(
@@ -36,19 +36,18 @@ def image_lists(
     """Image files and labels from list files, decoded row by row.
 
     A line is a path and, last, its label, a whole number from 0; blank lines are
-    skipped. Labels stay as they are: a class that a list lacks keeps its number.
+    skipped. Labels are never renumbered, even where a list lacks a class.
 
-    path: the folder that the paths in the lists begin in.
-    train, validation_list, test: list files in `lists` (default `path`), {domain}
-      standing for each of `domains`; None or "": no such list.
-    domains: names, in the order that numbers them; None: one domain, "all".
-    class_names: a text file, one a line, label 0 first. Default: the folder that holds
-      all train files of a label, and the number where there is no such folder.
+    path: the folder that the paths in the lists are relative to.
+    train, validation_list, test: names of list files in the folder `lists` (default
+      `path`), where {domain} stands for each of `domains`; None or "": no such list.
+    domains: their names, in the order of their numbers; None: one domain, "all".
+    class_names: a text file, one name a line, label 0 first. Default: the folder that
+      holds all train files of a label; the label itself if there is no such folder.
     Others as in `from_folders.image_folder`.
 
     Raises ValueError for a missing list, a line that is not a path and a label, a path
-    that leads out of `path`, and an image that is not there; the latter not with
-    on_corrupt "skip".
+    that leads out of `path`, and a missing image, unless on_corrupt is "skip".
     """
     if not os.path.isdir(path):
         raise ValueError(f"path = {path!r}: no such directory")
@@ -85,7 +84,14 @@ def image_lists(
 
 
 def _examples(path, option, where, limit, pixels, check) -> stream.Examples:
-    """The images of the lists `where`, one of each domain."""
+    """The images of one split.
+
+    Args:
+      where: its lists, one of each domain.
+      limit: labels are below it.
+      pixels: decoder and channels.
+      check: refuse missing images.
+    """
     files, label, domain = _joined(where, option, limit)
     if check:
         _check_there(option, path, files.tolist())
@@ -96,7 +102,7 @@ def _examples(path, option, where, limit, pixels, check) -> stream.Examples:
 
 
 def _list_files(option, pattern, domains, folder) -> list[str]:
-    """Path of the list of every domain."""
+    """Paths of the lists of one split, one of each domain."""
     if domains is None:
         if "{domain}" in pattern:
             raise ValueError(
@@ -116,10 +122,10 @@ def _list_files(option, pattern, domains, folder) -> list[str]:
 
 def _joined(where, option, limit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Paths, labels and domains of the lists of all domains."""
-    found = [_read(file, option, limit) for file in where]
-    files = [file for names, _ in found for file in names]
-    label = [number for _, numbers in found for number in numbers]
-    domain = np.repeat(np.arange(len(found)), [len(names) for names, _ in found])
+    lists = [_read(file, option, limit) for file in where]
+    files = [file for of_list, _ in lists for file in of_list]
+    label = [number for _, of_list in lists for number in of_list]
+    domain = np.repeat(np.arange(len(lists)), [len(of_list) for of_list, _ in lists])
     return np.array(files, bytes), np.array(label, np.int32), domain.astype(np.int32)
 
 
@@ -154,7 +160,7 @@ def _read(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
 
 
 def _check_there(option: str, path: str, files: list[bytes]) -> None:
-    """Refuse a list that names images which are not there."""
+    """Refuse a list that names missing images."""
     root, folders = os.fsencode(path), {}
     for file in files:
         folder, _, name = file.rpartition(b"/")
@@ -163,17 +169,17 @@ def _check_there(option: str, path: str, files: list[bytes]) -> None:
     def missing(folder):
         where = os.path.join(root, folder)
         try:
-            held = {*os.listdir(where)}
+            there = {*os.listdir(where)}
         except OSError:
             return [os.path.join(folder, name) for name in folders[folder]]
-        lost = (name for name in folders[folder] if name not in held)
-        # A file system may give another spelling of a name back.
+        lost = (name for name in folders[folder] if name not in there)
+        # A file system may list a name in another spelling than it was given.
         lost = (name for name in lost if not os.path.exists(os.path.join(where, name)))
         return [os.path.join(folder, name) for name in lost]
 
-    # Folders are read, not files looked at: a set has 10^6 files in 10^3 folders.
+    # One listing per folder, not one look per file: 10^6 files lie in 10^3 folders.
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        lost = [file for found in pool.map(missing, folders) for file in found]
+        lost = [file for files in pool.map(missing, folders) for file in files]
     if lost:
         shown = [file.decode() for file in lost[:5]]
         raise ValueError(
