@@ -1,38 +1,42 @@
-"""Splits: cutting validation and test out, and what every source does last."""
+"""Validation and test splits, chosen classes, and the last step of every source."""
 
 import concurrent.futures
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxcl.data import cache as cache_lib
 from jaxcl.data import graphs, prefetch, stream
 
-TEST_SEED = 0  # of test splits that we draw ourselves
+TEST_SEED = 0  # draws the test split of sets that come without one
 
 
 def take(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
     """The examples at `rows`, renumbered from 0."""
-    images, load, held = examples.images, examples.load, examples.graphs
+    images, load, graph_set = examples.images, examples.load, examples.graphs
     return stream.Examples(
         examples.label[rows],
         examples.domain[rows],
         None if images is None else images[rows],
         None if load is None else load._replace(rows=load.rows[rows]),
-        None if held is None else graphs.take(held, rows),
+        None if graph_set is None else graphs.take(graph_set, rows),
     )
 
 
 def of_classes(
-    dataset: stream.Dataset, classes, per_class: int | None, seed: int
+    dataset: stream.Dataset,
+    classes: Sequence[int | str] | None,
+    per_class: int | None,
+    seed: int,
 ) -> stream.Dataset:
-    """The dataset without other classes, which are numbered anew, in every split.
+    """The dataset with some of its classes, renumbered from 0, in every split.
 
     Args:
-      classes: numbers or names; None: all.
-      per_class: train rows of each, drawn by `seed`; None: all.
+      classes: numbers or names, in their new order; None: all.
+      per_class: train rows to keep of each class, drawn by `seed`; None: all.
 
     Raises:
-      ValueError: a class that is not there, or given twice; none; too few rows.
+      ValueError: an unknown class, a class given twice, no class, or too few rows.
     """
     names = dataset.class_names
     kept = range(len(names)) if classes is None else classes
@@ -72,7 +76,10 @@ def _rows_of(label, classes, most, rng) -> np.ndarray:
 
 
 def drawn(examples: stream.Examples, fraction: float, seed: list[int]) -> np.ndarray:
-    """bool[N], about `fraction` of every class and domain: at least 1 of 2 or more."""
+    """bool[N], a drawn share of the rows of every class in every domain.
+
+    Of two rows or more it draws and leaves at least one; a fraction of 0 draws none.
+    """
     if not 0 <= fraction < 1:
         raise ValueError(f"fraction = {fraction}: must be at least 0 and below 1")
     label, domain = examples.label, examples.domain
@@ -83,7 +90,7 @@ def drawn(examples: stream.Examples, fraction: float, seed: list[int]) -> np.nda
     pairs = np.stack([label[order], domain[order]])
     starts = np.flatnonzero((pairs[:, 1:] != pairs[:, :-1]).any(0)) + 1
     for rows in np.split(order, starts):
-        # A generator per class: a class list does not change what the others get.
+        # A generator for each class, so its draw does not depend on the other classes.
         tags = [int(label[rows[0]]) + 1, int(domain[rows[0]]) + 1]
         rng = np.random.default_rng([*seed, *tags])
         count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
@@ -91,16 +98,25 @@ def drawn(examples: stream.Examples, fraction: float, seed: list[int]) -> np.nda
     return mask
 
 
-def draw_test(name, class_names, whole, fraction, seed, decoder="") -> stream.Dataset:
-    """A set of one domain whose test split, a fraction of each class, is drawn."""
+def draw_test(
+    name: str,
+    class_names: tuple[str, ...],
+    whole: stream.Examples,
+    fraction: float,
+    seed: int,
+    decoder: str = "",
+) -> stream.Dataset:
+    """A dataset of one domain that draws a fraction of each class as its test split."""
     mask = drawn(whole, fraction, [seed, 2])
     test = take(whole, np.flatnonzero(mask)) if mask.any() else None
     train = take(whole, np.flatnonzero(~mask))
     return stream.Dataset(name, class_names, ("all",), train, None, test, decoder)
 
 
-def split_validation(train: stream.Examples, fraction: float, seed: int):
-    """(train, validation): a seeded share of every class; None for fraction 0."""
+def split_validation(
+    train: stream.Examples, fraction: float, seed: int
+) -> tuple[stream.Examples, stream.Examples | None]:
+    """Train and validation split, a drawn share of every class; None if it is empty."""
     mask = drawn(train, fraction, [seed, 1])
     if not mask.any():
         return train, None
@@ -130,8 +146,8 @@ def finish(
             f"validation = {validation}: {dataset.name} already has a validation split"
         )
     if validation:
-        train, held = split_validation(dataset.train, validation, seed)
-        dataset = dataset._replace(train=train, validation=held)
+        train, held_out = split_validation(dataset.train, validation, seed)
+        dataset = dataset._replace(train=train, validation=held_out)
     caches = {}  # id of a reader -> its cache; splits of one set share a reader
 
     def cached(load):
@@ -178,6 +194,7 @@ def _check_options(size, on_corrupt, cache, cache_size):
 
 
 def _resident(examples: stream.Examples) -> stream.Examples:
+    """The examples, all images read into one array."""
     first = examples.load(0)
     images = np.empty((stream.size(examples), *first.shape), np.uint8)
 

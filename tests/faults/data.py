@@ -85,8 +85,8 @@ FAULTS = [
             ),
             (
                 "data: every task has the epochs of the first",
-                "epochs = each[min(task, len(each) - 1)] if each else 0",
-                "epochs = each[0] if each else 0",
+                "epochs = by_task[min(task, len(by_task) - 1)] if by_task else 0",
+                "epochs = by_task[0] if by_task else 0",
                 "test_stream.py::test_first_tasks_may_have_epochs_of_their_own",
             ),
         ),
