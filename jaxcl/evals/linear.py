@@ -1,13 +1,13 @@
-"""Linear probe: how well one linear layer on frozen features tells the classes.
+"""Linear probe: how well one linear layer tells the classes apart by frozen features.
 
 Sources: the offline linear evaluation of CaSSLe (Fini et al., CVPR 2022) and PNR
 (Cha et al., ICML 2024): SGD, learning rate not scaled by the batch, times 0.1
 after epochs 60 and 80, random resized crops and flips, encoder in evaluation mode.
 
-The layer starts as PyTorch's nn.Linear, uniform in +-1/sqrt(D), and weight decay
-also acts on its bias, as PyTorch's SGD. An epoch drops its incomplete last batch;
-a set smaller than a batch is one batch, masked (in memory) or with rows repeated
-(streaming). Order, augmentation and start are a function of (seed, task, epoch).
+The layer starts as PyTorch's nn.Linear, uniform in +-1/sqrt(D), and weight decay also
+acts on its bias, as in PyTorch's SGD. An epoch drops its incomplete last batch; a set
+smaller than a batch is one batch, masked (in memory) or with repeated rows (streaming).
+Order, augmentation and start depend on (seed, task, epoch) alone.
 
 The class-balanced probe of Co2L (Cha et al., ICCV 2021) and CCLIS (Li et al., AAAI
 2024), class- and task-incremental, is train_on="visible", balanced=True, their
@@ -17,15 +17,16 @@ The probe of DUEL (Choi et al., AAAI 2024, appendix E) is optimizer="adam", lr=1
 weight_decay=1e-6, without milestones; on ImageNet-LT milestones=(10, 20, ..., 90) and
 factor=0.5. The paper names no augmentation of the probe's images.
 
-Departures: one layer learns from every class at each task ("all", as the released
+Departures: after each task one layer learns from every class ("all", as the released
 code does; the papers' text says the classes seen so far: train_on="seen").
-`fraction` draws the rows of a semi-supervised probe from numbers of its own: the
-released split of PNR's Table 6 is another draw of the same size.
-Images that stream are cropped by the workers from NumPy's random numbers, so that
-an augmented probe of the same set in memory sees other crops and another order.
+The rows that `fraction` draws for a semi-supervised probe are not those of the split
+released for PNR's Table 6, but another draw of the same size.
+Workers crop images that stream with NumPy's random numbers, so an augmented probe of
+the same set in memory sees other crops in another order.
 The accuracy is that of the last epoch (the released code of CCLIS and Co2L also
 reports the best epoch on the test set, and keeps the incomplete last batch). Their
-blur at 64 pixels has 7 taps, that of `augment.make` as many as its widest needs.
+blur at 64 pixels has 7 taps; that of `augment.make` has as many as its widest sigma
+needs.
 """
 
 import time
@@ -77,7 +78,7 @@ def _plain(parts, examples, normalize):
 
 
 def _fit_to_features(parts, rule, labels, normalize, balanced):
-    """The train rows are embedded once, without augmentation."""
+    """Embed the train rows once, without augmentation."""
     embed = _plain(parts, parts.stream.dataset.train, normalize)
 
     def look_up(state, features, at, key):
@@ -88,7 +89,7 @@ def _fit_to_features(parts, rule, labels, normalize, balanced):
 
 
 def _fit_to_streamed_views(parts, rule, embed, scale):
-    """Workers decode and crop the train rows anew in each epoch."""
+    """Let workers decode and crop the train rows anew in each epoch."""
     crop = prefetch.Crop(
         size=parts.size,
         scale=scale,
@@ -100,7 +101,7 @@ def _fit_to_streamed_views(parts, rule, embed, scale):
 
 
 def _fit_to_views(parts, rule, labels, embed, balanced):
-    """The device crops the train rows, which lie there, anew in each epoch."""
+    """Crop the train rows, which are on the device, anew in each epoch."""
     images = features_lib.place(parts, parts.stream.dataset.train)
     rows = features_lib.constraint(parts, rule.batch_size)
 
@@ -113,7 +114,7 @@ def _fit_to_views(parts, rule, labels, embed, balanced):
 
 
 def _fitting(parts, rule, use_augment, look, normalize, balanced):
-    """How a probe reads the train split: one of the three ways above.
+    """How to fit a probe: one of the three ways above.
 
     Args:
       look: options of `augment.make`.
@@ -196,6 +197,7 @@ def _evaluator(parts, probe, train_on, share) -> Callable:
 
 
 def _check(parts, rule, train_on, use_augment, balanced):
+    """Refuse options out of their range, or that do not go together."""
     field = "config.evaluators.linear.train_on"
     core.check_choice(field, train_on, ("all", "seen", "visible"))
     if train_on == "visible" and parts.replayed is None:
@@ -219,12 +221,13 @@ def _check(parts, rule, train_on, use_augment, balanced):
     if use_augment and parts.stream.dataset.train.images is None:
         allowed = "False for images that stream, or augment=False"
         features_lib.require("linear.balanced", balanced, not balanced, allowed)
-        share = rule.batch_size % parts.mesh.size == 0
+        divides = rule.batch_size % parts.mesh.size == 0
         allowed = f"a multiple of the {parts.mesh.size} devices for images that stream"
-        features_lib.require("linear.batch_size", rule.batch_size, share, allowed)
+        features_lib.require("linear.batch_size", rule.batch_size, divides, allowed)
 
 
 def _check_look(*, scale, jitter, **probabilities):
+    """Refuse options of the augmentation that are out of their range."""
     good = len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1
     features_lib.require(
         "linear.scale", scale, good, "(low, high), 0 < low <= high <= 1"
@@ -271,35 +274,35 @@ def make(
     """Linear evaluation after a task.
 
     Args:
-      parts: core.EvalParts.
-      lr, weight_decay: of the optimiser; lr is times `factor` from each of the
-        `milestones` (epochs, from 0) on.
-      momentum: of SGD; Adam does not read it.
-      optimizer: "sgd", or "adam" with PyTorch's moments (0.9, 0.999; eps 1e-8). Weight
-        decay is added to the gradient of either.
+      parts: what every evaluator is given.
+      lr, weight_decay: of the optimiser; lr is multiplied by `factor` at each of the
+        `milestones` (epochs, from 0).
+      momentum: for SGD only.
+      optimizer: "sgd", or "adam" with PyTorch's moments (0.9, 0.999; eps 1e-8). Both
+        add the weight decay to the gradient.
       train_on: "all" train rows after every task, those of the tasks "seen", or the
-        "visible" ones: of the present task and those that it replayed, each once.
-      augment: random resized crops (`scale`, share of the area), flips (with
-        probability `flip`) and what follows anew each epoch; False embeds each
-        train image once.
+        "visible" ones: those of the present task and those that it replayed, each once.
+      augment: every epoch draws new random resized crops (`scale`, share of the area),
+        flips (with probability `flip`) and the changes below; False embeds each train
+        image once, without augmentation.
       jitter, jitter_probability, grayscale, blur: see `augment.make`; the last three
         are probabilities, 0 is off.
       balanced: an epoch draws as many rows as there are, with replacement, by
         `head.class_uniform`; for images that stream only with augment=False.
       normalize_features: to length 1.
       fraction: the share of the train rows that has labels (1.0: all), see
-        `features.stratified`; the probe trains on these alone. It does not depend
-        on the run's seed or the task, and a smaller share is within a larger one.
-      fraction_seed: of the draw.
+        `features.stratified`; the probe trains on these alone. They do not depend on
+        the run's seed or the task, and a larger share contains a smaller one.
+      fraction_seed: of that draw.
 
     Returns:
-      evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without
-      test rows): "class_incremental", over all classes ("data" and "joint": every
-      task has all test rows, so that each column is the same number); where tasks
-      are disjoint classes also "task_aware", the same head over the task's classes;
-      where tasks are domains also "domain_aware", a probe of its own per domain,
-      nan for domains without a row that it may use. Scalars: "accuracy" on all
-      evaluation rows, "train_loss" of the last epoch, "seconds".
+      evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without test
+      rows): "class_incremental", over all classes (under "data" and "joint" every task
+      has all test rows, so all columns are the same number); if tasks are disjoint
+      classes also "task_aware", the same head over the task's classes; if tasks are
+      domains also "domain_aware", a separate probe for each domain, nan for a domain
+      without usable train rows. Scalars: "accuracy" on all evaluation rows,
+      "train_loss" of the last epoch, "seconds".
 
     Raises:
       ValueError: an option out of its range; no evaluation split; no labels;

@@ -90,8 +90,8 @@ FAULTS = [
         "test_evals.py::test_predictions_of_rows_of_no_task_count_only_if_asked",
         (
             "eval: predictions of all tasks are judged by default",
-            "met_only=True",
-            "met_only=False",
+            "met_only: bool = True",
+            "met_only: bool = False",
         ),
         (
             "eval: met_only is ignored",
