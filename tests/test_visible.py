@@ -13,6 +13,7 @@ from helpers import eval_toy, memory_toy, toy
 from jaxcl import plots, sharding
 from jaxcl.augment import images as augment_images
 from jaxcl.data import stream
+from jaxcl.evals import features as features_lib
 from jaxcl.evals import head as head_lib
 from jaxcl.evals import linear, tsne
 from jaxcl.methods import er, two_view
@@ -377,7 +378,8 @@ def test_picture_of_a_memory_marks_its_rows(streams, devices, by_row, tmp_path, 
 def test_any_number_of_images_is_embedded_by_one_program(caplog):
     parts, images = memory_toy.remembered(devices=2), eval_toy.dataset().train.images
     state = sharding.replicate(eval_toy.state_of(0), parts.mesh)
-    embed, want = tsne._embedder(parts, 7), eval_toy.embedded(state, images)
+    embed = features_lib.of_images(parts, batch_size=7)
+    want = eval_toy.embedded(state, images)
     embed(state, images[:1])
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         caplog.clear()

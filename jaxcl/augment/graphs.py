@@ -80,9 +80,15 @@ def make(
         if not good:
             raise ValueError(f"{name}={value!r}: must be {allowed}")
     changed = functools.partial(
-        _changed, kinds=kinds, choice=choice, share=share, keep=keep,
-        growing=growth == "growing", mean=mean, std=std,
-    )  # fmt: skip
+        _changed,
+        kinds=kinds,
+        choice=choice,
+        share=share,
+        keep=keep,
+        growing=growth == "growing",
+        mean=mean,
+        std=std,
+    )
 
     def augment(key, graphs):
         out = changed(key, graphs)

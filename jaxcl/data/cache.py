@@ -1,12 +1,13 @@
-"""Decoded images on disk: files are decoded once, later runs map the pixels.
+"""Decoded images on disk: the first run decodes the files, later runs map the pixels.
 
-DIRECTORY/KEY/ holds what one reader (`files_lib.Files`, say) gives:
+DIRECTORY/KEY/ holds the images of one reader, such as `files.Files`:
     pixels.bin   u8, image after image, each [h,w,C] in C order
     offsets.npy  i64[N], where each begins
     shapes.npy   i32[N,3], h, w, C; zeros where an image could not be decoded
     meta.json    what KEY is a digest of, the bytes of pixels.bin, and a first file
-KEY changes with the files (paths, sizes, times of change), decoder, channels and
-cache size, so a folder is never taken for another. It gets its name once it is whole.
+KEY is a digest of the files (paths, sizes, times of change), decoder, channels and
+cache size, so a cache is never used for other images. The folder gets this name only
+when it is complete.
 """
 
 import collections
@@ -30,12 +31,12 @@ from jaxcl.data import files as files_lib
 from jaxcl.data import prefetch
 
 FORMAT = 1  # of the files above; part of KEY
-SAMPLE = 500  # images that the estimate of the size is made from
+SAMPLE = 500  # images that the size of a cache is estimated from
 PAUSE = 10.0  # seconds between two lines of progress
 
 
 class Fresh(NamedTuple):
-    """Images as a cache keeps them, decoded anew."""
+    """Decodes images from their files, to the size that a cache keeps."""
 
     read: Any  # row -> u8[h,w,C]
     size: int | None
@@ -53,13 +54,13 @@ class Fresh(NamedTuple):
 
 
 class Cached(NamedTuple):
-    """Rows of a cache. Holds its path, since it is sent to workers whole."""
+    """Reads rows of a cache. Holds only its path, since workers get a copy."""
 
     folder: str
-    fresh: Fresh  # for the rows that the cache lacks
+    fresh: Fresh  # for rows that the cache lacks
 
     def __call__(self, row: int) -> np.ndarray:
-        """u8[h,w,C], to be read only; raises what decoding it raises."""
+        """u8[h,w,C], read-only; a row that the cache lacks may raise `Unreadable`."""
         pixels, offsets, shapes = _arrays(self.folder)
         shape = shapes[row]
         if not shape[0]:
@@ -72,12 +73,13 @@ class Cached(NamedTuple):
         return self.fresh.read.name(row)
 
 
-_mapped = {}  # folder -> its arrays, in each process
+_mapped = {}  # folder -> its arrays; each process maps a folder once
 
 
 def _arrays(folder: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    found = _mapped.get(folder)
-    if found is None:
+    """Pixels, offsets and shapes of a cache."""
+    arrays = _mapped.get(folder)
+    if arrays is None:
         offsets, shapes = (
             np.asarray(np.load(os.path.join(folder, name), mmap_mode="r"))
             for name in ("offsets.npy", "shapes.npy")
@@ -85,22 +87,23 @@ def _arrays(folder: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         pixels = np.empty(0, np.uint8)  # an empty file cannot be mapped
         if shapes.any():
             pixels = np.memmap(os.path.join(folder, "pixels.bin"), np.uint8, "r")
-        found = _mapped[folder] = np.asarray(pixels), offsets, shapes
-    return found
+        arrays = _mapped[folder] = np.asarray(pixels), offsets, shapes
+    return arrays
 
 
 def cached(read: Any, directory: str, *, size: int | None = None) -> Cached:
-    """The images of `read`, from a cache in `directory` that is made if need be.
+    """The images of `read`, from a cache in `directory`; makes the cache if needed.
 
     Args:
       read: row -> u8[h,w,C] with `name(row)`, `stamp()` -> (rows, digest), `decoder`
-        and `channels`, as `files_lib.Files`.
-      directory: for any number of caches.
-      size: shorter sides above it are shrunk to it. None: pixels as decoded.
+        and `channels`, as `files.Files`.
+      directory: may hold any number of caches.
+      size: images with a longer shorter side are shrunk to it. None: as decoded.
 
     Processes that share `directory` may all call this: one builds, the others wait.
-    Where the file system has no locks each builds its own, and the first to be done
-    counts. An image that cannot be decoded is left out; it is read from its file.
+    Where the file system has no locks, each builds its own and the first to finish
+    wins. A cache leaves out images that cannot be decoded; they are read from their
+    files.
 
     Raises:
       ValueError: too little space, a directory that cannot be written, a damaged
@@ -133,24 +136,25 @@ def cached(read: Any, directory: str, *, size: int | None = None) -> Cached:
 
 
 def _check(folder, key):
+    """Refuse a cache of other images, or one whose files are damaged."""
     try:
         with open(os.path.join(folder, "meta.json"), encoding="utf-8") as file:
             meta = json.load(file)
-        found = os.path.getsize(os.path.join(folder, "pixels.bin"))
-        right = key.items() <= meta.items() and found == meta["bytes"]
+        size = os.path.getsize(os.path.join(folder, "pixels.bin"))
+        whole = key.items() <= meta.items() and size == meta["bytes"]
     except (OSError, ValueError, KeyError, AttributeError):
-        right = False
-    if not right:
+        whole = False
+    if not whole:
         raise ValueError(f"cache: {folder} is damaged; delete it, to have it made anew")
 
 
 @contextlib.contextmanager
 def _alone(path: str) -> Iterator[bool]:
-    """Whether this process is the only one that builds; others wait here."""
+    """Hold the lock, waiting for it; yields False where there are no locks."""
     with open(path, "ab") as file:
         alone = True
         try:
-            import fcntl  # which Windows has not
+            import fcntl  # not on Windows
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -158,14 +162,14 @@ def _alone(path: str) -> Iterator[bool]:
             fcntl.flock(file, fcntl.LOCK_EX)
         except (ImportError, OSError):  # no locks here, or on this file system
             alone = False
-        yield alone  # closing the file opens the lock, and so does being killed
+        yield alone  # closing the file frees the lock, and so does being killed
 
 
 def _build(fresh: Fresh, folder: str, key: dict, alone: bool) -> None:
-    """Decode all into a folder of another name, then give it its name."""
-    if alone:  # then what is there was left by a process that was killed
-        for left in glob.glob(glob.escape(folder) + ".*.part"):
-            shutil.rmtree(left, ignore_errors=True)
+    """Decode all images into a folder of another name, then rename it."""
+    if alone:  # so other unfinished folders belong to processes that were killed
+        for unfinished in glob.glob(glob.escape(folder) + ".*.part"):
+            shutil.rmtree(unfinished, ignore_errors=True)
     count, directory = key["images"], os.path.dirname(folder)
     need, free = _estimate(fresh, count), shutil.disk_usage(directory).free
     if need > free:
@@ -183,14 +187,14 @@ def _build(fresh: Fresh, folder: str, key: dict, alone: bool) -> None:
         try:
             os.rename(part, folder)
         except OSError:
-            if not os.path.exists(folder):  # else another process was faster
+            if not os.path.exists(folder):  # or another process was faster
                 raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
 def _write(fresh: Fresh, count: int, part: str, folder: str) -> dict:
-    """Write pixels, offsets and shapes; returns what meta.json adds to the key."""
+    """Write pixels, offsets and shapes; return what meta.json holds beside the key."""
     shapes, problems = np.zeros((count, 3), np.int32), []
     start = said = time.monotonic()
     with (
@@ -212,7 +216,7 @@ def _write(fresh: Fresh, count: int, part: str, folder: str) -> dict:
                     f"{rate:,.0f} a second, {left:.0f} minutes left"
                 )
         file.flush()
-        os.fsync(file.fileno())  # the name must not outlive the pixels
+        os.fsync(file.fileno())  # after a crash no renamed folder may lack pixels
     sizes = shapes.prod(1, dtype=np.int64)
     np.save(os.path.join(part, "offsets.npy"), np.cumsum(sizes) - sizes)
     np.save(os.path.join(part, "shapes.npy"), shapes)
@@ -227,9 +231,9 @@ def _write(fresh: Fresh, count: int, part: str, folder: str) -> dict:
 
 
 def _decoded(fresh: Fresh, rows: Iterable[int]) -> Iterator:
-    """(image, None) or (None, problem) for each row, in order, by threads."""
+    """(image, None) or (None, problem) for each row, in order; threads decode."""
 
-    def one(row):
+    def decode(row):
         try:
             return fresh(row), None
         except files_lib.Unreadable as error:
@@ -237,18 +241,19 @@ def _decoded(fresh: Fresh, rows: Iterable[int]) -> Iterator:
 
     threads = min(32, (os.cpu_count() or 1) + 2)
     rows, ahead = iter(rows), 2 * threads
-    # Decoders let go of Python's lock. A map() would hold all images at once.
+    # Decoders release the GIL. pool.map() would hold all images at once.
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         waiting = collections.deque(
-            pool.submit(one, row) for row in itertools.islice(rows, ahead)
+            pool.submit(decode, row) for row in itertools.islice(rows, ahead)
         )
         while waiting:
             yield waiting.popleft().result()
-            waiting.extend(pool.submit(one, row) for row in itertools.islice(rows, 1))
+            following = itertools.islice(rows, 1)
+            waiting.extend(pool.submit(decode, row) for row in following)
 
 
 def _estimate(fresh: Fresh, count: int) -> int:
-    """Bytes of all images, from a sample spread evenly over the rows."""
+    """Bytes of all images, estimated from a sample spread evenly over the rows."""
     rows = np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).astype(int))
     sizes = [0 if image is None else image.nbytes for image, _ in _decoded(fresh, rows)]
     return round(sum(sizes) * (count / len(rows)))

@@ -5,8 +5,8 @@
 writes what `from_arrays.arrays` reads: one .npy file per array, and a meta.json
 {"name", "class_names", "domain_names", "mean", "std", "decoder",
  "splits": {"train": {"images": ENTRY, "label": ENTRY, "domain": ENTRY}, "test": ...}}
-with ENTRY = {"file", "sha256" of the array's bytes}. Only "images" entries with a
-"file" are required, so that such a directory is easily written by hand.
+with ENTRY = {"file", "sha256" of the array's bytes}. Only the "file" of each split's
+"images" is required, so such a directory is easily written by hand.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from jaxcl.data import files, from_arrays, stream
 def write(dataset: stream.Dataset, directory: str) -> None:
     """Write a dataset that lies in memory as a directory for `from_arrays.arrays`.
 
-    Raises ValueError where the directory has something in it.
+    Raises ValueError if the directory is not empty.
     """
     out = pathlib.Path(directory)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -55,7 +55,7 @@ def write(dataset: stream.Dataset, directory: str) -> None:
 
 
 def mean_std(images: np.ndarray) -> tuple[list[float], list[float]]:
-    """Mean and deviation per channel of u8[N,H,W,C], pixels scaled to [0, 1]."""
+    """Mean and standard deviation of each channel of u8[N,H,W,C], scaled to [0, 1]."""
     counts = np.stack(
         [
             np.bincount(images[..., c].ravel(), minlength=256)

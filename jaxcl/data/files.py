@@ -25,9 +25,9 @@ class Unreadable(ValueError):
 def decode(data: bytes, name: str, *, decoder: str, channels: int = 3) -> np.ndarray:
     """An encoded image as u8[h,w,C], C = `channels`: 3 is RGB, 1 is grey.
 
-    Grey and CMYK images turn into RGB, alpha is dropped, the orientation noted in
-    EXIF is NOT applied (as torchvision's loader and TFDS do). Raises ValueError
-    naming `name` where the bytes are no image or are cut short.
+    Grey and CMYK images become RGB, and alpha is dropped. The orientation in EXIF is
+    NOT applied, as in torchvision's loader and TFDS. Raises `Unreadable`, a ValueError
+    with `name` in its message, for bytes that are no image or are truncated.
     """
     if decoder == "cv2" and _complete(data):
         import cv2  # an extra; without it Pillow decodes
@@ -37,8 +37,8 @@ def decode(data: bytes, name: str, *, decoder: str, channels: int = 3) -> np.nda
         image = cv2.imdecode(buffer, mode | cv2.IMREAD_IGNORE_ORIENTATION)
         if image is not None:
             return image.reshape(*image.shape[:2], channels)
-    # OpenCV fills the missing part of a truncated image with grey and says nothing;
-    # Pillow raises, so it gets all doubtful ones.
+    # OpenCV silently fills the missing part of a truncated image with grey; Pillow
+    # raises, so Pillow decodes every image that may be truncated.
     try:
         with Image.open(io.BytesIO(data)) as opened:
             if opened.mode.startswith("I;16"):  # convert() would clip, not scale
@@ -52,7 +52,7 @@ def decode(data: bytes, name: str, *, decoder: str, channels: int = 3) -> np.nda
 
 
 def _complete(data: bytes) -> bool:
-    """Whether the end marker is where it belongs; only for cv2's common formats."""
+    """Whether a JPEG or PNG ends in its end marker; False for other formats."""
     if data[:2] == b"\xff\xd8":
         return b"\xff\xd9" in data[-64:]
     return data[:4] == b"\x89PNG" and b"IEND" in data[-64:]
@@ -67,7 +67,7 @@ class Files(NamedTuple):
     """Images in files: row -> u8[h,w,C]."""
 
     root: str
-    paths: np.ndarray  # S[N], utf-8, relative to root: a quarter of str's memory
+    paths: np.ndarray  # S[N], utf-8, relative to root; str takes four times the memory
     decoder: str
     channels: int
 
@@ -87,35 +87,36 @@ class Files(NamedTuple):
     def stamp(self) -> tuple[int, str]:
         """Number of files; digest of their paths, sizes and times of change."""
 
-        def look(paths):
-            found = (os.path.join(self.root, path.decode()) for path in paths)
-            return [_size_and_time(path) for path in found]
+        def sizes_and_times(paths):
+            files = (os.path.join(self.root, path.decode()) for path in paths)
+            return [_size_and_time(file) for file in files]
 
         paths = self.paths.tolist()
         parts = [paths[i : i + 1024] for i in range(0, len(paths), 1024)]
-        # Threads: on a network drive each look is a wait.
+        # Threads, since on a network drive every file is a wait.
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            found = np.array([x for part in pool.map(look, parts) for x in part])
+            pairs = [x for part in pool.map(sizes_and_times, parts) for x in part]
         digest = hashlib.sha256(b"\0".join(paths))
-        digest.update(found.astype("<i8").tobytes())
+        digest.update(np.array(pairs).astype("<i8").tobytes())
         return len(paths), digest.hexdigest()
 
 
 def _size_and_time(path: str) -> tuple[int, int]:
+    """Bytes and time of change of a file, -1 if it is missing: reading it will fail."""
     try:
         if storage.in_bucket(path):
-            found = epath.Path(path).stat()
-            return found.length, int(found.mtime)
-        found = os.stat(path)
-    except OSError:  # a missing file is an error when it is read
+            status = epath.Path(path).stat()
+            return status.length, int(status.mtime)
+        status = os.stat(path)
+    except OSError:
         return -1, -1
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 class Mapped(NamedTuple):
     """Rows of an .npy file that is never read as a whole.
 
-    Holds the path, since a pickled memmap would carry its pixels to the workers.
+    Holds the path, since a pickled memmap would send its pixels to the workers.
     """
 
     path: str
@@ -131,25 +132,25 @@ class Mapped(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def mapped(path: str) -> np.ndarray:
-    """An .npy file without reading it; each process opens it when it first asks."""
+    """An .npy file, mapped and not read; each process opens it once."""
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 class Loader(NamedTuple):
-    """Row by row reading of a part of a set: row -> u8[h,w,C]."""
+    """Reads a part of a set row by row: row -> u8[h,w,C]."""
 
     read: Any  # row -> u8[h,w,C], with a method name(row)
     rows: np.ndarray  # i64[N], which rows of `read` these are
-    crop: Any = None  # a prefetch.CenterCrop that all images go through
-    # Classes and domains, where unreadable images are to be replaced.
+    crop: Any = None  # a prefetch.CenterCrop for every image
+    # Classes and domains, if unreadable images are to be replaced; else None.
     label: np.ndarray | None = None
     domain: np.ndarray | None = None
 
     def __call__(self, row: int) -> np.ndarray:
-        """One image; a substitute for an unreadable one comes with a warning.
+        """One image, or a substitute and a warning if it is unreadable.
 
-        It is the next readable row of the same class and domain (after the last
-        the first), so that the label stays true.
+        The substitute is the next readable row of the same class and domain, from the
+        first again after the last, so the label stays true.
         """
         try:
             return self._image(row)
@@ -164,7 +165,7 @@ class Loader(NamedTuple):
                 image = self._image(other)
             except ValueError:
                 continue
-            # Python shows the same text once per process.
+            # Python shows a warning of the same text once per process.
             text = f"{problem}; used {self.name(other)} in its place"
             warnings.warn(text, stacklevel=2)
             return image
@@ -194,18 +195,18 @@ def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
 def read_npz(path: str, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
     """The arrays among `keys` that a file holds; packed image arrays are decoded.
 
-    An array K that would be big raw may be four arrays: K__strips u8[B], encoded
-    images one after the other; K__ptr i64[S+1], where each begins; K__shape (N, H,
-    W, C) of K; K__sha256 of K's bytes. A strip is n images on top of each other.
+    A packed array K is four arrays: K__strips u8[B], encoded strips one after the
+    other; K__ptr i64[S+1], where each strip begins; K__shape (N, H, W, C) of K;
+    K__sha256 of K's bytes. A strip is n images on top of each other.
     """
     try:
-        held = storage.whole(path)
-        if not zipfile.is_zipfile(held):
+        source = storage.whole(path)
+        if not zipfile.is_zipfile(source):
             raise ValueError("no such file, or not an .npz file")
-        with np.load(held, allow_pickle=False) as file:
-            found = {key: file[key] for key in keys if key in file}
+        with np.load(source, allow_pickle=False) as file:
+            plain = {key: file[key] for key in keys if key in file}
             packed = [key for key in keys if key + "__strips" in file]
-            return found | {key: _unpack(file, key) for key in packed}
+            return plain | {key: _unpack(file, key) for key in packed}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
@@ -213,18 +214,18 @@ def read_npz(path: str, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
 def _unpack(file, key: str) -> np.ndarray:
     n, h, w, c = (int(x) for x in file[key + "__shape"])
     raw, pointers = file[key + "__strips"], file[key + "__ptr"]
-    images, row, exact = np.empty((n, h, w, c), np.uint8), 0, True
+    images, row, lossless = np.empty((n, h, w, c), np.uint8), 0, True
     for i, (start, end) in enumerate(zip(pointers[:-1], pointers[1:], strict=True)):
         data = raw[start:end].tobytes()
         strip = decode(data, f"{key} strip {i}", decoder="pillow", channels=c)
         strip = strip.reshape(-1, h, w, c)
         images[row : row + len(strip)] = strip
         row += len(strip)
-        exact = exact and data[:2] != b"\xff\xd8"
+        lossless = lossless and data[:2] != b"\xff\xd8"
     if row != n:
         raise ValueError(f"{key}: strips hold {row} images, {key}__shape says {n}")
-    # JPEG decoders differ by a level or two; everything else must match.
-    if exact and sha256(images) != str(file[key + "__sha256"]):
+    # JPEG decoders differ by a level or two; every other format must match.
+    if lossless and sha256(images) != str(file[key + "__sha256"]):
         raise ValueError(f"{key}: decoded pixels do not match {key}__sha256")
     return images
 
@@ -236,7 +237,7 @@ def sha256(array: np.ndarray) -> str:
 
 
 def read_entry(directory: str, entry: dict) -> np.ndarray:
-    """An array of a directory, whole, compared with its digest where it has one."""
+    """An array of a directory, checked against its digest if the entry has one."""
     path = os.path.join(directory, entry["file"])
     try:
         array = np.load(storage.whole(path), allow_pickle=False)

@@ -7,15 +7,16 @@ import numpy as np
 
 from jaxcl.data import files, splits, storage, stream
 
-MAPPED_BYTES = 4 << 30  # image files from this size on are mapped, not read
+MAPPED_BYTES = 4 << 30  # larger image files are mapped, not read
 
 
 def npz(*, path: str, validation: float = 0.0, seed: int = 0) -> stream.Dataset:
     """An .npz file, plain or packed (see `files.read_npz`).
 
-    Either train_x, train_y, test_x, test_y (and train_domain, test_domain), or x, y,
-    is_test (and domain); with class_names, domain_names. Images u8[N,H,W] or
-    u8[N,H,W,C]; labels and the test part may be missing.
+    The file holds either train_x, train_y, test_x, test_y (and train_domain,
+    test_domain), or x, y, is_test (and domain), and perhaps class_names and
+    domain_names. Images are u8[N,H,W] or u8[N,H,W,C]. Labels and the test part are
+    optional.
     """
     split_keys = [f"{s}_{k}" for s in ("train", "test") for k in ("x", "y", "domain")]
     keys = ("x", "y", "domain", "is_test", "class_names", "domain_names")
@@ -57,15 +58,17 @@ def arrays(
 ) -> stream.Dataset:
     """A directory of .npy files with a meta.json, see `jaxcl.data.convert`.
 
-    resident: read the images whole (then compared with their sha256); False maps
-    the file and reads row by row; None decides by size, 4 GiB and more are mapped.
+    resident: True reads all images into memory and checks their sha256; False maps
+      the file and reads row by row; None maps files of 4 GiB and more.
     """
     meta_path = os.path.join(path, "meta.json")
     try:
         meta = json.loads(storage.read(meta_path))
-        found = meta["splits"]
         names = [tuple(meta.get(key, ())) for key in ("class_names", "domain_names")]
-        parts = {split: _array_split(path, found[split], resident) for split in found}
+        parts = {
+            split: _array_split(path, entries, resident)
+            for split, entries in meta["splits"].items()
+        }
         train = parts["train"]
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(
@@ -113,7 +116,7 @@ def _array_split(path, entries, resident) -> stream.Examples:
 
 
 def _examples(where, images, label, domain) -> stream.Examples:
-    """Examples of arrays as files hold them: any integers, grey without channels."""
+    """Examples from arrays of any integer type; grey images may lack the channel."""
     if images.ndim == 3:
         images = images[..., None]
     label = np.full(len(images), -1) if label is None else label

@@ -1,6 +1,8 @@
 """Sets of image files in folders, a folder for each class."""
 
+import functools
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -26,32 +28,29 @@ def image_folder(
 ) -> stream.Dataset:
     """Image files in folders, decoded row by row.
 
-    Layouts: train/CLASS/* with test/ or val/ of the same classes (where both are
-    there, val/ is the validation split; one without class folders is left out);
-    CLASS/* alone, of which `test` of every class, drawn by `test_seed`, is the test
-    split; or images without class folders: unlabelled, no test split. Classes are
-    sorted by name.
+    Three layouts are known; classes are sorted by name:
+      train/CLASS/*  with test/ or val/ of the same classes. If both are there, val/ is
+                     the validation split. One without class folders is ignored.
+      CLASS/*        alone. A share `test` of every class, drawn by `test_seed`, is the
+                     test split.
+      *              images without class folders: no labels, no test split.
 
     classes: a text file that names the classes to keep, in that order.
-    size: shorter side to `size`, then a centre crop; resident: decode all, once.
-    on_corrupt: "error", or "skip": another image of the class takes the place.
-    cache: a folder that keeps the decoded images for later runs, see `cache.cached`;
-      cache_size: shorter sides above it are shrunk to it there.
+    size: resize the shorter side to `size`, then crop the centre; None: as stored.
+    resident: decode all images once, into memory.
+    on_corrupt: "error", or "skip": another image of the same class is used instead.
+    cache: a folder that keeps the decoded images for later runs, see `cache.cached`.
+    cache_size: the cache shrinks images with a longer shorter side to it.
     """
     wanted = None if classes is None else files_lib.class_list(classes)
     decoder = prefetch.choose_decoder(decoder)
-    held = [x for x in ("val", "test") if storage.is_folder(os.path.join(path, x))]
     inner = "train" if storage.is_folder(os.path.join(path, "train")) else ""
-    names, label, files = scan(path, inner, wanted)
-
-    def examples(label, files):
-        return from_files(path, label, files, decoder=decoder, channels=channels)
-
-    whole, name = examples(label, files), os.path.basename(os.path.abspath(path))
-    if names and inner:
-        held = [x for x in held if storage.folders(os.path.join(path, x))]
-    if inner and held:
-        parts = [examples(*scan(path, x, names, wanted is None)[1:]) for x in held]
+    names, *scanned = scan(path, inner, wanted)
+    held_out = _held_out(path, names) if inner else []
+    examples = functools.partial(from_files, path, decoder=decoder, channels=channels)
+    whole, name = examples(*scanned), os.path.basename(os.path.abspath(path))
+    if held_out:
+        parts = [examples(*scan(path, x, names, wanted is None)[1:]) for x in held_out]
         validation_part = parts[0] if len(parts) == 2 else None
         data = stream.Dataset(
             name, names, ("all",), whole, validation_part, parts[-1], decoder
@@ -61,12 +60,36 @@ def image_folder(
             name, names, whole, test if names else 0.0, test_seed, decoder
         )
     return splits.finish(
-        data, validation=validation, seed=seed, size=size, resident=resident,
-        on_corrupt=on_corrupt, cache=cache, cache_size=cache_size,
-    )  # fmt: skip
+        data,
+        validation=validation,
+        seed=seed,
+        size=size,
+        resident=resident,
+        on_corrupt=on_corrupt,
+        cache=cache,
+        cache_size=cache_size,
+    )
 
 
-def from_files(path, label, files, *, decoder, channels=3) -> stream.Examples:
+def _held_out(path, names) -> list[str]:
+    """Which of val/ and test/ are splits beside train/.
+
+    Where train/ has class folders, they need class folders, too.
+    """
+    there = [x for x in ("val", "test") if storage.is_folder(os.path.join(path, x))]
+    if not names:
+        return there
+    return [x for x in there if storage.folders(os.path.join(path, x))]
+
+
+def from_files(
+    path: str,
+    label: Sequence[int],
+    files: Sequence[bytes],
+    *,
+    decoder: str,
+    channels: int = 3,
+) -> stream.Examples:
     """Examples of one domain that are read from `files`, relative to `path`."""
     reader = files_lib.Files(path, np.array(files, bytes), decoder, channels)
     label = np.array(label, np.int32)
@@ -74,8 +97,15 @@ def from_files(path, label, files, *, decoder, channels=3) -> stream.Examples:
     return stream.Examples(label, np.zeros_like(label), load=load)
 
 
-def scan(path, inner, wanted, only=False):
-    """Class names, labels and files (relative to `path`) below path/inner."""
+def scan(
+    path: str, inner: str, wanted: Sequence[str] | None, only: bool = False
+) -> tuple[tuple[str, ...], list[int], list[bytes]]:
+    """Class names, labels and files (relative to `path`) below path/inner.
+
+    Args:
+      wanted: classes to read, in this order; None: every class folder.
+      only: refuse class folders that are not wanted.
+    """
     start = path if storage.in_bucket(path) else os.path.normpath(path)
     folder = os.path.join(start, inner) if inner else start
     if not storage.is_folder(folder):
@@ -92,12 +122,12 @@ def scan(path, inner, wanted, only=False):
             )
         names = wanted
     for number, name in enumerate(names or [""]):
-        found = files_lib.image_files(os.path.join(folder, name))
-        if not found:
+        images = files_lib.image_files(os.path.join(folder, name))
+        if not images:
             what = f"class {name!r} has no images" if name else "no images"
             where = os.path.join(folder, name)
             raise ValueError(f"{where}: {what}, looked for {files_lib.EXTENSIONS}")
-        # Not os.path.relpath, which takes an address for a path.
-        files += [file[len(start) :].lstrip("/").encode() for file in found]
-        label += [number if names else -1] * len(found)
+        # Not os.path.relpath, which would change the address of a bucket.
+        files += [file[len(start) :].lstrip("/").encode() for file in images]
+        label += [number if names else -1] * len(images)
     return tuple(names), label, files

@@ -1,4 +1,4 @@
-"""Readers of sets of graphs, and the features that they give to nodes."""
+"""Readers of sets of graphs, and the node features they compute."""
 
 import os
 import warnings
@@ -23,7 +23,7 @@ def graphs(
     std: str = "sample",
     normalise: bool = True,
 ) -> stream.Dataset:
-    """A set of graphs, all of it for training: there is no test part.
+    """A set of graphs. All graphs are for training; there is no test split.
 
     Args:
       path: an .npz file (`npz`) or a folder in the text format of the
@@ -32,10 +32,10 @@ def graphs(
     """
     read = npz if path.endswith(".npz") else tu
     features = None if features is None else tuple(features)
-    found = read(path=path, features=features, std=std, normalise=normalise)
-    domain = np.zeros_like(found.label)
-    train = stream.Examples(label=found.label, domain=domain, graphs=found)
-    return stream.Dataset(found.name, found.class_names, ("all",), train, None, None)
+    graph_set = read(path=path, features=features, std=std, normalise=normalise)
+    label, names = graph_set.label, graph_set.class_names
+    train = stream.Examples(label, np.zeros_like(label), graphs=graph_set)
+    return stream.Dataset(graph_set.name, names, ("all",), train, None, None)
 
 
 def npz(
@@ -50,41 +50,40 @@ def npz(
     Args:
       path: holds edges [2,E] (both directions, sorted by source, nodes numbered over
         the whole set), graph_ptr and edge_ptr [G+1] (graph g's nodes and edges begin
-        at entry g), label [G] from 0, and if there are any node_label [N] or [N,k],
-        node_attr [N,A], class_names.
-      features: names in `FEATURES`, side by side in the order given: "attributes",
-        "labels" (one-hot), "ldp" (see `degree_profile`). None: the first two as far as
-        the file has them, a single label for all not counted; "ldp" without any.
+        at entry g) and label [G] from 0; optionally node_label [N] or [N,k], node_attr
+        [N,A] and class_names.
+      features: names in `FEATURES`, concatenated in this order: "attributes", "labels"
+        (one-hot), "ldp" (see `degree_profile`). None: attributes and labels if the
+        file has them, but no labels if all nodes have the same; "ldp" if neither.
       std: see `degree_profile`.
       normalise: divide each node's features x by max(sum x, 1).
 
     Raises:
       ValueError: the file breaks these promises or lacks what `features` names.
     """
-    found = files.read_npz(path, (*_ARRAYS, *_OPTIONAL))
-    missing = [key for key in _ARRAYS if key not in found]
+    arrays = files.read_npz(path, (*_ARRAYS, *_OPTIONAL))
+    missing = [key for key in _ARRAYS if key not in arrays]
     if missing:
         raise ValueError(f"{path} lacks {missing}: must hold {list(_ARRAYS)}")
-    for key in (*_ARRAYS, *({"node_label"} & {*found})):
-        if not np.issubdtype(found[key].dtype, np.integer):
-            raise ValueError(f"{path}: {key} is {found[key].dtype}, expected integers")
-    arrays = [found[key] for key in _ARRAYS]
-    for good, problem in _promises(*arrays, found.get("class_names")):
-        if not good:
+    for key in (*_ARRAYS, *({"node_label"} & {*arrays})):
+        if not np.issubdtype(arrays[key].dtype, np.integer):
+            raise ValueError(f"{path}: {key} is {arrays[key].dtype}, expected integers")
+    structure = [arrays[key] for key in _ARRAYS]
+    for holds, problem in _promises(*structure, arrays.get("class_names")):
+        if not holds:
             raise ValueError(f"{path}: {problem}")
-    label = found["label"]
-    names = found.get("class_names", np.arange(label.max() + 1))
+    names = arrays.get("class_names", np.arange(arrays["label"].max() + 1))
     base = os.path.splitext(os.path.basename(path))[0]
     return graphs_lib.GraphSet(
-        _features(path, found, features, std, normalise),
-        *(array.astype(np.int32) for array in arrays),
+        _features(path, arrays, features, std, normalise),
+        *(array.astype(np.int32) for array in structure),
         base,
         tuple(str(name) for name in names),
     )
 
 
 def _promises(edges, graph_ptr, edge_ptr, label, names):
-    """Yield (whether it holds, what is wrong); each builds on those before."""
+    """Yield (whether a promise holds, the message if not); later ones need earlier."""
     count = label.size
     yield label.ndim == 1 and count > 0, f"label has shape {label.shape}, expected [G]"
     yield label.min() >= 0, f"label holds {label.min()}: classes count from 0"
@@ -128,19 +127,19 @@ def tu(
 ) -> graphs_lib.GraphSet:
     """A set in the text format of the TUDataset collection (Morris et al., 2020).
 
-    Edges of a node to itself and repeated ones are left out, and the reverse of an
-    edge is added where it is missing. Classes and node labels are renumbered from 0 in
-    the order of their codes; a class is called by its code.
+    Self-loops and repeated edges are dropped, and missing reverse edges are added.
+    Classes and node labels are renumbered from 0 in the order of their codes; a class
+    is named by its code.
 
     Args:
-      path: the folder of NAME_A.txt, NAME_graph_indicator.txt, NAME_graph_labels.txt,
-        and if there are any NAME_node_labels.txt, NAME_node_attributes.txt.
+      path: the folder of NAME_A.txt, NAME_graph_indicator.txt, NAME_graph_labels.txt;
+        optionally NAME_node_labels.txt and NAME_node_attributes.txt.
       name: NAME; None: that of the only *_A.txt in the folder.
-      features, std, normalise: as of `npz`.
+      features, std, normalise: as in `npz`.
 
     Raises:
-      ValueError: a file is missing or cannot be understood, files do not fit each
-        other, or they lack what `features` names.
+      ValueError: a file is missing or malformed, files contradict each other, or they
+        lack what `features` names.
     """
     name = _tu_name(path) if name is None else name
 
@@ -148,28 +147,27 @@ def tu(
         return os.path.join(path, f"{name}_{part}.txt")
 
     codes = _table(file("graph_labels"), np.int64, columns=1)[:, 0]
-    of = _table(file("graph_indicator"), np.int64, columns=1)[:, 0]
-    if len(codes) == 0 or len(of) == 0:
+    graph = _table(file("graph_indicator"), np.int64, columns=1)[:, 0]
+    if len(codes) == 0 or len(graph) == 0:
         raise ValueError(f"{path}: {name} has no graphs or no nodes")
-    if of[0] < 1 or of[-1] > len(codes) or (np.diff(of) < 0).any():
+    if graph[0] < 1 or graph[-1] > len(codes) or (np.diff(graph) < 0).any():
         raise ValueError(
             f"{file('graph_indicator')}: numbers must not fall and be in 1 to "
             f"{len(codes)}, the lines of {file('graph_labels')}"
         )
-    graph_ptr = np.searchsorted(of, np.arange(1, len(codes) + 2))
+    graph_ptr = np.searchsorted(graph, np.arange(1, len(codes) + 2))
     pairs = _table(file("A"), np.int64, columns=2).T - 1
-    edges = _undirected(file("A"), pairs, of)
-    given = {}
+    edges = _undirected(file("A"), pairs, graph)
+    arrays = {"edges": edges, "graph_ptr": graph_ptr}
     for key, part, kind in (
         ("node_label", "node_labels", np.int64),
         ("node_attr", "node_attributes", np.float64),
     ):
         if os.path.exists(file(part)):
-            given[key] = _table(file(part), kind, rows=len(of))
-    given |= {"edges": edges, "graph_ptr": graph_ptr}
+            arrays[key] = _table(file(part), kind, rows=len(graph))
     classes, label = np.unique(codes, return_inverse=True)
     return graphs_lib.GraphSet(
-        _features(path, given, features, std, normalise),
+        _features(path, arrays, features, std, normalise),
         edges.astype(np.int32),
         graph_ptr.astype(np.int32),
         np.searchsorted(edges[0], graph_ptr).astype(np.int32),
@@ -179,21 +177,22 @@ def tu(
     )
 
 
-def _tu_name(path):
+def _tu_name(path) -> str:
+    """NAME of the only NAME_A.txt in a folder."""
     if not os.path.isdir(path):
         raise ValueError(f"path = {path!r}: no such directory")
     end = "_A.txt"
-    found = sorted(f for f in os.listdir(path) if f.endswith(end))
-    if len(found) != 1:
+    names = sorted(f for f in os.listdir(path) if f.endswith(end))
+    if len(names) != 1:
         raise ValueError(
-            f"path = {path!r}: holds {len(found)} files NAME{end} {found[:5]}, "
+            f"path = {path!r}: holds {len(names)} files NAME{end} {names[:5]}, "
             "expected 1; say which by name"
         )
-    return found[0].removesuffix(end)
+    return names[0].removesuffix(end)
 
 
 def _table(file, kind, *, columns=None, rows=None) -> np.ndarray:
-    """Numbers with commas between, one row a line, [lines, columns]."""
+    """Numbers separated by commas, one row a line, [lines, columns]."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # an empty file
@@ -211,28 +210,39 @@ def _table(file, kind, *, columns=None, rows=None) -> np.ndarray:
     return table
 
 
-def _undirected(file, pairs, of) -> np.ndarray:
-    """Pairs of nodes i64[2,P] as sorted edges, each in both directions, once."""
-    nodes = len(of)
+def _undirected(file, pairs, graph) -> np.ndarray:
+    """Pairs of nodes i64[2,P] as sorted edges, each in both directions, once.
+
+    Args:
+      file: where the pairs come from, for messages.
+      graph: i64[N], number of each node's graph.
+    """
+    nodes = len(graph)
     for line in np.flatnonzero(((pairs < 0) | (pairs >= nodes)).any(axis=0))[:1]:
         raise ValueError(
             f"{file}, line {line + 1}: nodes {(pairs[:, line] + 1).tolist()} must be "
             f"in 1 to {nodes}"
         )
-    for line in np.flatnonzero(of[pairs[0]] != of[pairs[1]])[:1]:
+    for line in np.flatnonzero(graph[pairs[0]] != graph[pairs[1]])[:1]:
         raise ValueError(
             f"{file}, line {line + 1}: nodes {(pairs[:, line] + 1).tolist()} are of "
-            f"graphs {of[pairs[:, line]].tolist()}, expected one graph"
+            f"graphs {graph[pairs[:, line]].tolist()}, expected one graph"
         )
     pairs = pairs[:, pairs[0] != pairs[1]]
     both = np.concatenate([pairs, pairs[::-1]], axis=1)
     return np.stack(np.divmod(np.unique(both[0] * nodes + both[1]), nodes))
 
 
-def _features(where, found, names, std, normalise) -> np.ndarray:
-    """What a reader's options make of `found`, f32[N,F]."""
-    nodes, labels = int(found["graph_ptr"][-1]), found.get("node_label")
-    attributes = found.get("node_attr")
+def _features(where, arrays, names, std, normalise) -> np.ndarray:
+    """Node features f32[N,F] as the options of a reader ask.
+
+    Args:
+      where: what the arrays come from, for messages.
+      arrays: "edges", "graph_ptr" and perhaps "node_label" and "node_attr", as `npz`.
+      names: option `features`.
+    """
+    nodes, labels = int(arrays["graph_ptr"][-1]), arrays.get("node_label")
+    attributes = arrays.get("node_attr")
     if names is None:
         several = labels is not None and len(np.unique(labels)) > 1
         names = ("attributes",) * (attributes is not None) + ("labels",) * several
@@ -244,7 +254,7 @@ def _features(where, found, names, std, normalise) -> np.ndarray:
     for name in names:
         core.check_choice("features", name, FEATURES)
         if name == "ldp":
-            columns.append(degree_profile(found["edges"], nodes, std=std))
+            columns.append(degree_profile(arrays["edges"], nodes, std=std))
             continue
         values = attributes if name == "attributes" else labels
         if values is None:
@@ -256,10 +266,10 @@ def _features(where, found, names, std, normalise) -> np.ndarray:
         if not np.isfinite(values).all():
             raise ValueError(f"{where}: node {name} that are not finite")
         columns += [_one_hot(c) for c in values.T] if name == "labels" else [values]
-    made = np.concatenate(columns, axis=1, dtype=np.float64)
+    features = np.concatenate(columns, axis=1, dtype=np.float64)
     if normalise:
-        made /= np.maximum(made.sum(axis=1, keepdims=True), 1.0)
-    return made.astype(np.float32)
+        features /= np.maximum(features.sum(axis=1, keepdims=True), 1.0)
+    return features.astype(np.float32)
 
 
 def _one_hot(codes):
@@ -267,16 +277,16 @@ def _one_hot(codes):
     return number[:, None] == np.arange(len(kinds))
 
 
-def degree_profile(edges, nodes: int, *, std: str = "sample") -> np.ndarray:
-    """Degree, and minimum, maximum, mean and deviation of the neighbours' degrees.
+def degree_profile(edges: np.ndarray, nodes: int, *, std: str = "sample") -> np.ndarray:
+    """Degree; minimum, maximum, mean and standard deviation of neighbours' degrees.
 
-    Zeros where a node has no neighbour.
+    A node without neighbours has zeros.
 
     Args:
       edges: i[2,E], each in both directions, sorted by edges[0].
-      nodes: how many there are.
-      std: "sample" divides by max(d - 1, 1), as the released code of ICL does by way
-        of its library; "population" by d, the number of neighbours.
+      nodes: number of nodes.
+      std: "sample" divides by max(d - 1, 1), where d is the number of neighbours, as
+        the library that ICL's released code uses does; "population" divides by d.
 
     Returns:
       f64[nodes,5].
@@ -293,12 +303,12 @@ def degree_profile(edges, nodes: int, *, std: str = "sample") -> np.ndarray:
         return profile
     count = degree[linked]
     first = np.cumsum(count) - count
-    theirs = degree[edges[1]].astype(np.float64)
-    mean = np.add.reduceat(theirs, first) / count
-    squares = np.add.reduceat((theirs - np.repeat(mean, count)) ** 2, first)
+    neighbours = degree[edges[1]].astype(np.float64)
+    mean = np.add.reduceat(neighbours, first) / count
+    squares = np.add.reduceat((neighbours - np.repeat(mean, count)) ** 2, first)
     divisor = np.maximum(count - 1, 1) if std == "sample" else count
-    profile[linked, 1] = np.minimum.reduceat(theirs, first)
-    profile[linked, 2] = np.maximum.reduceat(theirs, first)
+    profile[linked, 1] = np.minimum.reduceat(neighbours, first)
+    profile[linked, 2] = np.maximum.reduceat(neighbours, first)
     profile[linked, 3] = mean
     profile[linked, 4] = np.sqrt(squares / divisor)
     return profile

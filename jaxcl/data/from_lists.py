@@ -1,4 +1,4 @@
-"""Image files that list files name, one `relative/path.jpg LABEL` a line."""
+"""Image files named in list files, one `relative/path.jpg LABEL` a line."""
 
 import concurrent.futures
 import os
@@ -10,8 +10,8 @@ import numpy as np
 from jaxcl.data import files as files_lib
 from jaxcl.data import prefetch, splits, stream
 
-LABELS = 10**6  # a larger one is a slip, and would make as many classes
-MARK = b"\xef\xbb\xbf"  # that some editors put before utf-8
+LABELS = 10**6  # a larger label is a typing error, and would make as many classes
+MARK = b"\xef\xbb\xbf"  # some editors put it before utf-8
 
 
 def image_lists(
@@ -36,19 +36,18 @@ def image_lists(
     """Image files and labels from list files, decoded row by row.
 
     A line is a path and, last, its label, a whole number from 0; blank lines are
-    skipped. Labels stay as they are: a class that a list lacks keeps its number.
+    skipped. Labels are never renumbered, even where a list lacks a class.
 
-    path: the folder that the paths in the lists begin in.
-    train, validation_list, test: list files in `lists` (default `path`), {domain}
-      standing for each of `domains`; None or "": no such list.
-    domains: names, in the order that numbers them; None: one domain, "all".
-    class_names: a text file, one a line, label 0 first. Default: the folder that holds
-      all train files of a label, and the number where there is no such folder.
+    path: the folder that the paths in the lists are relative to.
+    train, validation_list, test: names of list files in the folder `lists` (default
+      `path`), where {domain} stands for each of `domains`; None or "": no such list.
+    domains: their names, in the order of their numbers; None: one domain, "all".
+    class_names: a text file, one name a line, label 0 first. Default: the folder that
+      holds all train files of a label; the label itself if there is no such folder.
     Others as in `from_folders.image_folder`.
 
     Raises ValueError for a missing list, a line that is not a path and a label, a path
-    that leads out of `path`, and an image that is not there; the latter not with
-    on_corrupt "skip".
+    that leads out of `path`, and a missing image, unless on_corrupt is "skip".
     """
     if not os.path.isdir(path):
         raise ValueError(f"path = {path!r}: no such directory")
@@ -63,21 +62,36 @@ def image_lists(
         if pattern or option == "train":
             where = _list_files(option, pattern, domains, lists or path)
             parts[option] = _examples(path, option, where, limit, pixels, check)
-    if names is None:
-        count = 1 + max(int(x.label.max()) for x in parts.values())
-        files, label = parts["train"].load.read.paths, parts["train"].label
-        names = _folder_names(files.tolist(), label.tolist(), count)
-    name, shown = os.path.basename(os.path.abspath(path)), tuple(domains or ("all",))
-    held = parts.get("validation_list"), parts.get("test")
-    data = stream.Dataset(name, names, shown, parts["train"], *held, decoder)
+    data = stream.Dataset(
+        name=os.path.basename(os.path.abspath(path)),
+        class_names=_folder_names(parts) if names is None else names,
+        domain_names=tuple(domains or ("all",)),
+        train=parts["train"],
+        validation=parts.get("validation_list"),
+        test=parts.get("test"),
+        decoder=decoder,
+    )
     return splits.finish(
-        data, validation=validation, seed=seed, size=size, resident=resident,
-        on_corrupt=on_corrupt, cache=cache, cache_size=cache_size,
-    )  # fmt: skip
+        data,
+        validation=validation,
+        seed=seed,
+        size=size,
+        resident=resident,
+        on_corrupt=on_corrupt,
+        cache=cache,
+        cache_size=cache_size,
+    )
 
 
 def _examples(path, option, where, limit, pixels, check) -> stream.Examples:
-    """The images of the lists `where`, one of each domain."""
+    """The images of one split.
+
+    Args:
+      where: its lists, one of each domain.
+      limit: labels are below it.
+      pixels: decoder and channels.
+      check: refuse missing images.
+    """
     files, label, domain = _joined(where, option, limit)
     if check:
         _check_there(option, path, files.tolist())
@@ -88,7 +102,7 @@ def _examples(path, option, where, limit, pixels, check) -> stream.Examples:
 
 
 def _list_files(option, pattern, domains, folder) -> list[str]:
-    """Path of the list of every domain."""
+    """Paths of the lists of one split, one of each domain."""
     if domains is None:
         if "{domain}" in pattern:
             raise ValueError(
@@ -108,10 +122,10 @@ def _list_files(option, pattern, domains, folder) -> list[str]:
 
 def _joined(where, option, limit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Paths, labels and domains of the lists of all domains."""
-    found = [_read(file, option, limit) for file in where]
-    files = [file for names, _ in found for file in names]
-    label = [number for _, numbers in found for number in numbers]
-    domain = np.repeat(np.arange(len(found)), [len(names) for names, _ in found])
+    lists = [_read(file, option, limit) for file in where]
+    files = [file for of_list, _ in lists for file in of_list]
+    label = [number for _, of_list in lists for number in of_list]
+    domain = np.repeat(np.arange(len(lists)), [len(of_list) for of_list, _ in lists])
     return np.array(files, bytes), np.array(label, np.int32), domain.astype(np.int32)
 
 
@@ -146,7 +160,7 @@ def _read(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
 
 
 def _check_there(option: str, path: str, files: list[bytes]) -> None:
-    """Refuse a list that names images which are not there."""
+    """Refuse a list that names missing images."""
     root, folders = os.fsencode(path), {}
     for file in files:
         folder, _, name = file.rpartition(b"/")
@@ -155,17 +169,17 @@ def _check_there(option: str, path: str, files: list[bytes]) -> None:
     def missing(folder):
         where = os.path.join(root, folder)
         try:
-            held = {*os.listdir(where)}
+            there = {*os.listdir(where)}
         except OSError:
             return [os.path.join(folder, name) for name in folders[folder]]
-        lost = (name for name in folders[folder] if name not in held)
-        # A file system may give another spelling of a name back.
+        lost = (name for name in folders[folder] if name not in there)
+        # A file system may list a name in another spelling than it was given.
         lost = (name for name in lost if not os.path.exists(os.path.join(where, name)))
         return [os.path.join(folder, name) for name in lost]
 
-    # Folders are read, not files looked at: a set has 10^6 files in 10^3 folders.
+    # One listing per folder, not one look per file: 10^6 files lie in 10^3 folders.
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        lost = [file for found in pool.map(missing, folders) for file in found]
+        lost = [file for files in pool.map(missing, folders) for file in files]
     if lost:
         shown = [file.decode() for file in lost[:5]]
         raise ValueError(
@@ -174,13 +188,17 @@ def _check_there(option: str, path: str, files: list[bytes]) -> None:
         )
 
 
-def _folder_names(files, label, count: int) -> tuple[str, ...]:
-    """Class names: the folder that all files of a label share, else the number."""
-    folders = {}
-    for file, number in zip(files, label, strict=True):
+def _folder_names(parts: dict[str, stream.Examples]) -> tuple[str, ...]:
+    """Class names: the folder that all train files of a label share, else the label.
+
+    Every name is the label where two classes share a folder.
+    """
+    train, folders = parts["train"], {}
+    files, labels = train.load.read.paths.tolist(), train.label.tolist()
+    for file, label in zip(files, labels, strict=True):
         folder = file.rsplit(b"/", 2)[-2] if b"/" in file else b""
-        if folders.setdefault(number, folder) != folder:
-            folders[number] = b""
+        if folders.setdefault(label, folder) != folder:
+            folders[label] = b""
+    count = 1 + max(int(part.label.max()) for part in parts.values())
     names = tuple(folders.get(n, b"").decode() or str(n) for n in range(count))
-    # Where classes share a folder its name tells nothing.
     return names if len({*names}) == count else tuple(map(str, range(count)))

@@ -1,8 +1,8 @@
 """Reading TFDS directories, array_record or tfrecord, without TensorFlow.
 
-TFDS itself only serves the metadata and the features; records are read here, at
-random. A tfrecord file is a row of: length u64, crc u32, bytes, crc u32, little
-endian; the checksums are not compared.
+TFDS gives the metadata and parses the features; this module reads the records, in any
+order. A tfrecord file is a sequence of records: length u64, crc u32, bytes, crc u32,
+little endian. The checksums are not compared.
 """
 
 import functools
@@ -25,16 +25,17 @@ CHUNK = 256  # array_record entries read at once when scanning
 
 
 def _library():
-    import tensorflow_datasets  # half a second, for runs on TFDS's sets alone
+    # Takes half a second, so only runs that read a TFDS directory import it.
+    import tensorflow_datasets
 
     return tensorflow_datasets
 
 
 class Table(NamedTuple):
-    """What a scan over one split finds, one entry per record."""
+    """Where the records of one split are, and their labels; one entry per record."""
 
     file: np.ndarray  # i32[N], number of the record's file
-    place: np.ndarray  # i64[N], byte (tfrecord) or number (array_record) in it
+    place: np.ndarray  # i64[N], its byte (tfrecord) or number (array_record) there
     length: np.ndarray  # i64[N], bytes; 0 for array_record
     label: np.ndarray  # i32[N], -1 where there is none
     domain: np.ndarray  # i32[N]
@@ -77,8 +78,8 @@ class Records(NamedTuple):
 
     def stamp(self) -> tuple[int, str]:
         """Number of records; digest of their places and of the files, for a cache."""
-        found = [(file, epath.Path(file).stat()) for file in self.files]
-        files = [f"{os.path.basename(x)}:{s.length}:{s.mtime}" for x, s in found]
+        stats = [(file, epath.Path(file).stat()) for file in self.files]
+        files = [f"{os.path.basename(x)}:{s.length}:{s.mtime}" for x, s in stats]
         digest = hashlib.sha256("\0".join([self.key, *files]).encode())
         for column in (self.table.file, self.table.place, self.table.length):
             digest.update(column.astype("<i8").tobytes())
@@ -87,11 +88,12 @@ class Records(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _reader(file: str):
-    # Read-ahead is for sequential reading: off, a random record costs its own bytes.
+    # Without read-ahead a record costs no more than its own bytes.
     return array_record_module.ArrayRecordReader(file, "readahead_buffer_size:0")
 
 
 def _parse(features, raw: bytes, name: str, **options) -> dict:
+    """The features of a record; `name` says which one in messages."""
     try:
         return features.deserialize_example_np(raw, **options)
     except (message.DecodeError, KeyError, ValueError, TypeError) as error:
@@ -122,15 +124,16 @@ def tfds(
 ) -> stream.Dataset:
     """A prepared TFDS directory (.../NAME/CONFIG/VERSION), or several.
 
-    path: several directories are several domains, named by `domain_names`.
-    *_split: any TFDS split, such as "train[:90%]"; None for none.
-    *_key: features of each example; None for unlabelled, for one domain.
+    path: each of several directories is a domain, named by `domain_names`.
+    *_split: any TFDS split, such as "train[:90%]"; None: no such split.
+    *_key: names of features; label_key None: no labels; domain_key None: one domain.
     classes: a text file that names the classes to keep, in that order.
-    index: a file that keeps what the first scan finds. Labels lie in the records, so
-      without it every start reads the whole set once.
+    index: a file that keeps the result of the first scan. Labels are stored in the
+      records, so without it every start reads the whole set once.
     Others as in `from_folders.image_folder`. Images must be u8 Image features.
 
-    Raises ValueError for what is missing, another file format and damaged records.
+    Raises ValueError for a missing directory, split or feature, another file format,
+    and damaged records.
     """
     infos, names, domains = _open(path, image_key, label_key, domain_key, domain_names)
     decoder = prefetch.choose_decoder(decoder)
@@ -153,13 +156,27 @@ def tfds(
         decoder=decoder,
     )
     return splits.finish(
-        data, validation=validation, seed=seed, size=size, resident=resident,
-        on_corrupt=on_corrupt, cache=cache, cache_size=cache_size,
-    )  # fmt: skip
+        data,
+        validation=validation,
+        seed=seed,
+        size=size,
+        resident=resident,
+        on_corrupt=on_corrupt,
+        cache=cache,
+        cache_size=cache_size,
+    )
 
 
 def _examples(split, *, infos, keys, keep, index, pixels) -> stream.Examples | None:
-    """One split of all directories, with only the classes that `keep` numbers."""
+    """One split of all directories.
+
+    Args:
+      infos: metadata of each directory.
+      keys: names of the image, label and domain features.
+      keep: i32[C], new number of every class, -1: left out; None: all as they are.
+      index: see `tfds`.
+      pixels: decoder and channels.
+    """
     if split is None:
         return None
     image_key, label_key, domain_key = keys
@@ -184,7 +201,7 @@ def _open(path, image_key, label_key, domain_key, domain_names):
             f"path: {len(paths)} directories need as many domain_names (and no "
             f"domain_key), got {(*domain_names,)}, {domain_key!r}"
         )
-    infos = [_info(one) for one in paths]
+    infos = [_info(directory) for directory in paths]
     _feature(infos, image_key, _library().features.Image, "image_key")
     names = _names(infos, label_key, "label_key")
     domains = _names(infos, domain_key, "domain_key") or (*domain_names,) or ("all",)
@@ -192,21 +209,23 @@ def _open(path, image_key, label_key, domain_key, domain_names):
 
 
 def _info(path):
+    """Metadata of one directory."""
     if not (epath.Path(path) / "dataset_info.json").exists():
         raise ValueError(
             f"path = {str(path)!r}: expected a prepared TFDS directory with "
             "dataset_info.json, features.json and record files"
         )
     info = _library().builder_from_directory(path).info
-    found = info.file_format.value if info.file_format else None
-    if found not in FORMATS:
+    kind = info.file_format.value if info.file_format else None
+    if kind not in FORMATS:
         raise ValueError(
-            f"path = {str(path)!r}: its files are {found}, readable are {FORMATS}"
+            f"path = {str(path)!r}: its files are {kind}, readable are {FORMATS}"
         )
     return info
 
 
 def _feature(infos, key, kind, option):
+    """The feature `key` of the first directory; every directory must have it."""
     for info in infos:
         feature = info.features[key] if key in info.features else None
         if not isinstance(feature, kind):
@@ -221,6 +240,7 @@ def _feature(infos, key, kind, option):
 
 
 def _names(infos, key, option) -> tuple[str, ...]:
+    """Names of a ClassLabel feature, () where `key` is None."""
     if key is None:
         return ()
     names = tuple(_feature(infos, key, _library().features.ClassLabel, option).names)
@@ -230,7 +250,7 @@ def _names(infos, key, option) -> tuple[str, ...]:
 
 
 def _kept(wanted, names) -> np.ndarray:
-    """New number of every class, i32[C], -1 for those left out."""
+    """New number of every class, i32[C], -1 for classes that are left out."""
     missing = [name for name in wanted if name not in names]
     if missing:
         raise ValueError(f"classes: {missing[:5]} not among the {len(names)} classes")
@@ -240,7 +260,7 @@ def _kept(wanted, names) -> np.ndarray:
 
 
 def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
-    """Files and records of one split of all directories; from `index` if there."""
+    """Files and records of one split of all directories, from `index` if possible."""
     shards, files = [], []
     for domain, info in enumerate(infos):
         try:
@@ -251,7 +271,7 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
             ) from error
         shards += [(info, domain, part) for part in parts]
     files = tuple(str(part.filename) for _, _, part in shards)
-    # Sizes too: a set may be prepared again at the same place.
+    # With sizes, since a set may be prepared again in the same directory.
     ranges = [
         f"{x.filename}:{x.skip}:{x.take}:{info.dataset_size}" for info, _, x in shards
     ]
@@ -262,22 +282,27 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
             known = dict(opened)
     if f"{split}/stamp" in known and np.array_equal(known[f"{split}/stamp"], stamp):
         return files, Table(*(known[f"{split}/{field}"] for field in Table._fields))
-    found = [
+    tables = [
         _scan(info, number, domain, part, label_key, domain_key)
         for number, (info, domain, part) in enumerate(shards)
     ]
-    table = Table(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    table = Table(*(np.concatenate(column) for column in zip(*tables, strict=True)))
     if index is not None:
         fresh = {f"{split}/{key}": value for key, value in table._asdict().items()}
-        part = f"{index}.{os.getpid()}"  # renamed at the end: other processes read
-        with open(part, "wb") as opened:
-            np.savez(opened, **known | fresh | {f"{split}/stamp": stamp})
-        os.replace(part, index)
+        _save(index, known | fresh | {f"{split}/stamp": stamp})
     return files, table
 
 
+def _save(index, arrays) -> None:
+    """Write the index under another name first: other processes may be reading it."""
+    draft = f"{index}.{os.getpid()}"
+    with open(draft, "wb") as opened:
+        np.savez(opened, **arrays)
+    os.replace(draft, index)
+
+
 def _scan(info, number, domain, part, label_key, domain_key) -> Table:
-    """Positions and labels of the records of one file."""
+    """Places and labels of the records of one file."""
     keys = [key for key in (label_key, domain_key) if key is not None]
     features = _library().features.FeaturesDict(
         {key: info.features[key] for key in keys}
@@ -300,6 +325,7 @@ def _scan(info, number, domain, part, label_key, domain_key) -> Table:
 
 
 def _walk_tfrecord(name, skip, stop):
+    """Yield (place, length, bytes) of records `skip` to `stop`, fewer if damaged."""
     try:
         with epath.Path(name).open("rb") as file:
             place = 0
@@ -319,6 +345,7 @@ def _walk_tfrecord(name, skip, stop):
 
 
 def _walk_array(name, skip, stop):
+    """The same for array_record, whose lengths are given as 0."""
     try:
         reader = array_record_module.ArrayRecordReader(name)
         for start in range(skip, min(stop, reader.num_records()), CHUNK):

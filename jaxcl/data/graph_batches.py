@@ -1,42 +1,52 @@
 """Batches of graphs for training and evaluation, padded on the host.
 
-A batch is {"graph": graphs.Graphs, "label": i32[B], "index": i32[B]}. Rows that are
-missing have index -1 and label -1, and their slots are empty. With P > 1 parts, batches
-that a step takes side by side, leaves are [P, ...].
+A batch is {"graph": graphs.Graphs, "label": i32[B], "index": i32[B]}. An empty slot has
+index -1 and label -1. A step may take P > 1 batches, its parts, side by side; then the
+leaves are [P, ...].
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from jaxcl.data import graphs, stream
 
-# A program for each size that is met compiles for seconds.
+# Two sizes and no more, since the program of each takes seconds to compile.
 _LEVELS = (0.9, 1.0)
 
 
-def budgets(examples, batch_size, parts=1):
-    """Sizes, of the whole set: seeds, tasks and subsets share their programs."""
+def budgets(
+    examples: stream.Examples, batch_size: int, parts: int = 1
+) -> tuple[graphs.Budget, ...]:
+    """Sizes of batches. They fit the whole set, so all seeds and tasks share them."""
     return graphs.buckets(examples.graphs, batch_size, parts=parts, levels=_LEVELS)
 
 
 def blank(examples: stream.Examples, batch_size: int, parts: int = 1) -> dict:
-    """A batch without graphs, of the size that serves for most batches."""
+    """A batch without graphs, of the size used most often."""
     rows = np.full((parts, batch_size), -1, np.int32)
     sizes = budgets(examples, batch_size, parts)
     return _padded(examples, rows, sizes, parts > 1)
 
 
 def batches(
-    source: stream.Source, *, seed: int, task: int, epochs, batch_size: int,
-    parts: int = 1, start: int = 0,
-) -> Iterator[dict]:  # fmt: skip
+    source: stream.Source,
+    *,
+    seed: int,
+    task: int,
+    epochs: int | Sequence[int],
+    batch_size: int,
+    parts: int = 1,
+    start: int = 0,
+) -> Iterator[dict]:
     """A task's batches from its step `start` on, on the host.
 
     Args:
-      source: whose order gives rows of batch_size x parts: place P i + p is row i of
-        part p.
-      batch_size: of each part.
+      source: what the task trains on. Each step takes batch_size x P rows of its order;
+        place P i + p is row i of part p.
+      epochs: see `stream.epochs_of_tasks`.
+      batch_size: graphs of each part.
+      parts: P.
     """
     plan = stream.schedule(
         source, seed=seed, task=task, epochs=epochs, batch_size=batch_size * parts
@@ -50,7 +60,7 @@ def batches(
 def evaluation_batches(
     examples: stream.Examples, rows: np.ndarray, batch_size: int
 ) -> Iterator[dict]:
-    """Batches of some rows in order, the last filled up with index -1."""
+    """Batches of some rows in order; the last is filled with empty slots."""
     filled = np.full(-(-len(rows) // batch_size) * batch_size, -1, np.int32)
     filled[: len(rows)] = rows
     sizes = budgets(examples, batch_size)
@@ -59,7 +69,7 @@ def evaluation_batches(
 
 
 def _padded(examples, rows, sizes, side_by_side):
-    """The batch of i32[P, B]."""
+    """The batch of rows i32[P, B]; without P if a step takes one part."""
     label = np.where(rows < 0, -1, examples.label[rows]).astype(np.int32)
     graph = graphs.pad_parts(examples.graphs, rows, sizes)
     batch = {"graph": graph, "label": label, "index": rows.astype(np.int32)}

@@ -1,10 +1,11 @@
-"""Sets of graphs, and batches of them that have one of a few static shapes.
+"""Sets of graphs, and batches of graphs in one of a few static shapes.
 
-`graph_files` reads a set, `pad` cuts a batch out of it on the host, and `buckets` says
-how large batches are made. All are undirected: an edge is there in both directions,
-once, and never leads back to its own node.
+`from_graphs` reads a set, `buckets` chooses the shapes, and `pad` makes a batch of some
+rows on the host. Graphs are undirected: each edge is stored once in each direction, and
+no node has an edge to itself.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,12 +18,12 @@ _DRAWS = 1000  # batches whose sizes `buckets` looks at
 
 
 class GraphSet(NamedTuple):
-    """G graphs with N nodes and E directed edges in all, addressed by row."""
+    """G graphs, addressed by row, with N nodes and E directed edges in all."""
 
     features: np.ndarray  # f32[N,F]
     edges: np.ndarray  # i32[2,E], nodes of the whole set, sorted by edges[0]
     graph_ptr: np.ndarray  # i32[G+1], graph g's nodes: graph_ptr[g]..graph_ptr[g+1]-1
-    edge_ptr: np.ndarray  # i32[G+1], the same of its edges
+    edge_ptr: np.ndarray  # i32[G+1], the same for its edges
     label: np.ndarray  # i32[G], from 0
     name: str
     class_names: tuple[str, ...]
@@ -31,15 +32,14 @@ class GraphSet(NamedTuple):
 class Graphs(NamedTuple):
     """A batch of B graphs with room for n nodes and e edges: a pytree.
 
-    Nodes of a graph are neighbours, graphs are in order, edges are sorted by receiver;
-    filling is at the end. Whoever takes nodes away unsets masks, moves nothing, and
-    unsets all edges of a masked node.
+    Nodes are sorted by graph, edges by receiver; padding comes last. Code that removes
+    nodes unsets their masks and those of their edges, and moves nothing.
     """
 
     features: jax.Array  # f32[n,F]
-    node_graph: jax.Array  # i32[n], slot of the node's graph; B-1 where filling
+    node_graph: jax.Array  # i32[n], slot of the node's graph; B-1 for padding
     node_mask: jax.Array  # bool[n]
-    senders: jax.Array  # i32[e], slots of nodes; n-1 where filling
+    senders: jax.Array  # i32[e], slots of nodes; n-1 for padding
     receivers: jax.Array  # i32[e]
     edge_mask: jax.Array  # bool[e]
     graph_mask: jax.Array  # bool[B]
@@ -54,15 +54,15 @@ class Budget(NamedTuple):
 
 
 class Waste(NamedTuple):
-    """How much of an epoch's batches is filling."""
+    """How much of an epoch's batches is padding."""
 
     nodes: float  # share of all node slots
     edges: float
     batches: tuple[int, ...]  # how many batches have each budget
 
 
-def take(graph_set: GraphSet, rows) -> GraphSet:
-    """The graphs at `rows`, renumbered from 0; classes keep their numbers."""
+def take(graph_set: GraphSet, rows: np.ndarray) -> GraphSet:
+    """The graphs at `rows`, renumbered from 0; labels are kept."""
     size, links = (x[rows] for x in _sizes(graph_set))
     first, new = graph_set.graph_ptr[rows], np.cumsum(size) - size
     edges = graph_set.edges[:, _runs(graph_set.edge_ptr[rows], links)]
@@ -75,12 +75,14 @@ def take(graph_set: GraphSet, rows) -> GraphSet:
     )
 
 
-def pad(graph_set: GraphSet, rows, *, nodes: int, edges: int, graphs: int) -> Graphs:
-    """The graphs of some rows as one batch of that size; arrays are of NumPy.
+def pad(
+    graph_set: GraphSet, rows: np.ndarray, *, nodes: int, edges: int, graphs: int
+) -> Graphs:
+    """The graphs of some rows as one batch of this size, in NumPy arrays.
 
     Args:
-      graph_set: what rows are of.
-      rows: i[b], b <= graphs; graph i gets slot i, which stays empty for row -1.
+      graph_set: the set that `rows` index.
+      rows: i[b], b <= graphs. The graph of rows[i] takes slot i; -1 leaves it empty.
       nodes, edges, graphs: sizes n, e and B of the batch.
 
     Raises:
@@ -105,7 +107,8 @@ def pad(graph_set: GraphSet, rows, *, nodes: int, edges: int, graphs: int) -> Gr
     features[: size.sum()] = graph_set.features[_runs(first, size)]
     pairs = graph_set.edges[:, _runs(graph_set.edge_ptr[chosen], links)]
     pairs = pairs + np.repeat(new - first, links)
-    # The set is sorted by source; as edges go both ways, that serves for receivers.
+    # The set is sorted by source. Each edge has its reverse, so swapping the ends gives
+    # the same edges, sorted by receiver.
     return Graphs(
         features=features,
         node_graph=_filled(np.repeat(slots, size), nodes, graphs - 1),
@@ -117,45 +120,46 @@ def pad(graph_set: GraphSet, rows, *, nodes: int, edges: int, graphs: int) -> Gr
     )
 
 
-def _sizes(graph_set):
-    """Nodes and edges of each graph."""
+def _sizes(graph_set) -> list[np.ndarray]:
+    """Number of nodes and number of edges of each graph, i64[G] each."""
     pointers = (graph_set.graph_ptr, graph_set.edge_ptr)
     return [np.diff(pointer).astype(np.int64) for pointer in pointers]
 
 
 def _runs(first, count) -> np.ndarray:
-    """first[0], first[0] + 1, ... count[0] of them, then from first[1] on."""
+    """count[0] numbers from first[0] on, then count[1] numbers from first[1] on, ..."""
     return np.repeat(first - (np.cumsum(count) - count), count) + np.arange(count.sum())
 
 
-def _filled(values, length, filling) -> np.ndarray:
-    made = np.full(length, filling, np.int32)
-    made[: len(values)] = values
-    return made
+def _filled(values, length, padding) -> np.ndarray:
+    """The values, followed by padding up to the length."""
+    array = np.full(length, padding, np.int32)
+    array[: len(values)] = values
+    return array
 
 
 def buckets(
     graph_set: GraphSet,
     batch_size: int,
     *,
-    rows=None,
+    rows: np.ndarray | None = None,
     parts: int = 1,
     levels: tuple[float, ...] = (0.5, 0.9, 1.0),
     multiple: int = 32,
     seed: int = 0,
 ) -> tuple[Budget, ...]:
-    """A few sizes, rising, one of which holds any batch of `batch_size` different rows.
+    """A few sizes, rising; any batch of `batch_size` different rows fits the last.
 
-    Each size is one compiled program, once a batch needs it. The last one holds the
-    batch_size graphs with the most nodes and those with the most edges, and is hardly
-    ever used. The others are quantiles of the sizes of a thousand drawn batches.
+    Each size costs one compilation, when a batch first needs it. The last holds the
+    `batch_size` graphs with the most nodes and those with the most edges; batches
+    hardly ever need it. The others are quantiles of the sizes of 1,000 drawn batches.
 
     Args:
-      graph_set: what rows are of.
+      graph_set: the set that batches are drawn from.
       batch_size: graphs of a batch.
-      rows: that batches are made of; None: all.
-      parts: batches that one size must hold side by side, see `pad_parts`.
-      levels: rising, in 0 to 1: the quantiles; () for the largest size alone.
+      rows: i[n], rows that batches are drawn from; None: all.
+      parts: number of batches that share one size, see `pad_parts`.
+      levels: the quantiles, rising, in 0 to 1; (): the largest size alone.
       multiple: sizes are rounded up to multiples of it.
       seed: of the draws.
 
@@ -163,28 +167,33 @@ def buckets(
       ValueError: an option is out of range.
     """
     rows = np.arange(len(graph_set.label)) if rows is None else np.asarray(rows)
-    good = (*levels,) == (*sorted(levels),) and all(0 <= x <= 1 for x in levels)
-    for name, value, fine, allowed in (
+    rising = (*levels,) == (*sorted(levels),) and all(0 <= x <= 1 for x in levels)
+    for name, value, good, allowed in (
         ("batch_size", batch_size, batch_size >= 1, "at least 1"),
         ("parts", parts, parts >= 1, "at least 1"),
         ("multiple", multiple, multiple >= 1, "at least 1"),
-        ("levels", levels, good, "rising numbers in [0, 1]"),
+        ("levels", levels, rising, "rising numbers in [0, 1]"),
         ("rows", rows, len(rows) > 0, "at least one row"),
     ):
-        if not fine:
+        if not good:
             raise ValueError(f"{name} = {value!r}: must be {allowed}")
-    sizes, rng = np.stack(_sizes(graph_set), axis=-1), np.random.default_rng(seed)
-    steps = -(-len(rows) // batch_size)
+    sizes = np.stack(_sizes(graph_set), axis=-1)
+    drawn = _drawn_sizes(sizes, rows, batch_size, parts, seed)
+    largest = np.sort(sizes[rows], axis=0)[-batch_size:].sum(axis=0)
+    chosen = [*(np.quantile(drawn, level, axis=0) for level in levels), largest]
+    chosen = np.ceil(np.maximum(chosen, 1) / multiple).astype(int) * multiple
+    return tuple(
+        Budget(*pair, batch_size) for pair in sorted({*map(tuple, chosen.tolist())})
+    )
+
+
+def _drawn_sizes(sizes, rows, batch_size, parts, seed) -> np.ndarray:
+    """Nodes and edges of drawn batches, i64[_DRAWS,2]; the most of `parts` batches."""
+    rng, steps = np.random.default_rng(seed), -(-len(rows) // batch_size)
     epochs = range(-(-_DRAWS * parts // steps))
     orders = [stream.filled_order(rng, rows, batch_size) for _ in epochs]
     drawn = _batch_sizes(sizes, np.concatenate(orders)[: _DRAWS * parts])
-    drawn = drawn.reshape(_DRAWS, parts, 2).max(axis=1)
-    worst = np.sort(sizes[rows], axis=0)[-batch_size:].sum(axis=0)
-    wanted = np.stack([*(np.quantile(drawn, level, axis=0) for level in levels), worst])
-    wanted = np.ceil(np.maximum(wanted, 1) / multiple).astype(int) * multiple
-    return tuple(
-        Budget(*pair, batch_size) for pair in sorted({*map(tuple, wanted.tolist())})
-    )
+    return drawn.reshape(_DRAWS, parts, 2).max(axis=1)
 
 
 def _batch_sizes(sizes, order) -> np.ndarray:
@@ -192,21 +201,25 @@ def _batch_sizes(sizes, order) -> np.ndarray:
     return np.where((order >= 0)[..., None], sizes[order], 0).sum(axis=1)
 
 
-def budget_of(graph_set: GraphSet, rows, budgets) -> Budget:
+def budget_of(
+    graph_set: GraphSet, rows: np.ndarray, budgets: Sequence[Budget]
+) -> Budget:
     """The first of `budgets` that holds the graphs of some rows; -1 is no graph.
 
-    Rows i[b], or i[P, b]: then it holds each of the P batches. Raises ValueError where
-    none does.
+    Rows are i[b], or i[P, b] for P batches, each of which must fit. Raises ValueError
+    if no budget is large enough.
     """
     rows = np.atleast_2d(rows)
     return budgets[_fit(graph_set, rows, budgets).max()]
 
 
-def pad_parts(graph_set: GraphSet, rows, budgets) -> Graphs:
-    """P batches of one size: `pad` of each row of i[P, b], leaves [P, ...]."""
+def pad_parts(
+    graph_set: GraphSet, rows: np.ndarray, budgets: Sequence[Budget]
+) -> Graphs:
+    """P batches of one size, leaves [P, ...]: `pad` for each row of i[P, b]."""
     budget = budget_of(graph_set, rows, budgets)._asdict()
-    made = [pad(graph_set, part, **budget) for part in rows]
-    return Graphs(*(np.stack(leaves) for leaves in zip(*made, strict=True)))
+    batches = [pad(graph_set, part, **budget) for part in rows]
+    return Graphs(*(np.stack(leaves) for leaves in zip(*batches, strict=True)))
 
 
 def _fit(graph_set, order, budgets) -> np.ndarray:
@@ -223,8 +236,8 @@ def _fit(graph_set, order, budgets) -> np.ndarray:
     return fits.argmax(axis=1)
 
 
-def waste(graph_set: GraphSet, order, budgets) -> Waste:
-    """Share of filling in the batches of an epoch, `order` i[steps, batch]."""
+def waste(graph_set: GraphSet, order: np.ndarray, budgets: Sequence[Budget]) -> Waste:
+    """Share of padding in the batches of an epoch, `order` i[steps, batch]."""
     which = _fit(graph_set, order, budgets)
     need = _batch_sizes(np.stack(_sizes(graph_set), axis=-1), order).sum(axis=0)
     have = np.array([budget[:2] for budget in budgets])[which].sum(axis=0)
@@ -233,17 +246,17 @@ def waste(graph_set: GraphSet, order, budgets) -> Waste:
 
 
 def first_nodes(graphs: Graphs) -> jax.Array:
-    """Where the nodes of each graph begin, i32[B]; masked nodes are among them."""
+    """First node slot of each graph, i32[B], whether that node is masked or not."""
     slots = jnp.arange(len(graphs.graph_mask))
     return jnp.searchsorted(graphs.node_graph, slots).astype(jnp.int32)
 
 
-def node_keys(key, graphs: Graphs) -> jax.Array:
-    """A key for each node, keys[n], that no filling and no other graph can change.
+def node_keys(key: jax.Array, graphs: Graphs) -> jax.Array:
+    """A key for each node, keys[n], whatever the padding and the other graphs.
 
     fold_in(fold_in(key, slot of the graph), position of the node in its graph).
     """
-    each = jax.vmap(jax.random.fold_in, (None, 0))
-    keys = each(key, jnp.arange(len(graphs.graph_mask)))[graphs.node_graph]
+    fold_each = jax.vmap(jax.random.fold_in, (None, 0))
+    keys = fold_each(key, jnp.arange(len(graphs.graph_mask)))[graphs.node_graph]
     within = jnp.arange(len(graphs.node_graph)) - first_nodes(graphs)[graphs.node_graph]
     return jax.vmap(jax.random.fold_in)(keys, within)

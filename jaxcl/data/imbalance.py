@@ -1,6 +1,6 @@
-"""Uneven classes: a stream that one class dominates, and long-tailed sets.
+"""Uneven classes: streams that one class dominates, and long-tailed sets.
 
-Both change what a task trains on and leave the train split whole, so that probes
+Both change which rows a task trains on and leave the train split whole, so probes
 still train on all of it.
 """
 
@@ -14,7 +14,7 @@ from jaxcl.data import stream
 
 
 class Dominated(NamedTuple):
-    """Order of an epoch in which one class dominates; see `dominated`."""
+    """Draws an epoch in which one class dominates; see `dominated`."""
 
     label: np.ndarray  # i32[N], of all train rows
     dominant: int
@@ -34,7 +34,7 @@ class Dominated(NamedTuple):
 
 
 def probabilities(classes: np.ndarray, *, dominant: int, rho_max: float) -> np.ndarray:
-    """How likely a row is of each class, f64[C].
+    """Probability that a drawn row is of each class, f64[C].
 
     rho_c = rho_max for the dominant class, (1 - rho_max) / (C - 1) for all others.
 
@@ -54,59 +54,59 @@ def dominated(
 ) -> list[stream.Task]:
     """Tasks whose batches one class dominates.
 
-    Each row of a batch is drawn by itself: its class c with probability rho_c, see
-    `probabilities`, where the classes are those of the task; then one of the task's
-    rows of class c, all alike, with replacement. An epoch is thus a number of steps
-    and not a pass.
+    Rows of a batch are drawn independently. First a class c of the task is drawn with
+    probability rho_c, see `probabilities`; then one of the task's rows of class c,
+    uniformly and with replacement. So an epoch is a number of steps and not a pass.
 
     Args:
-      tasks: whose train rows all have a label.
+      tasks: all their train rows need labels.
       names: of the classes.
-      rho_max: probability of the dominant class, from 1 / C of each task (all classes
-        alike) to below 1.
+      rho_max: probability of the dominant class, from 1 / C of each task (even classes)
+        to below 1.
       dominant: a class that every task has, or one for each task, by number or name;
-        None: the first class of each task, in the order that the task has them.
+        None: the first class of each task, in the task's own order.
       epoch_steps: steps of an epoch; None: as many as one pass over the rows has.
 
     Returns:
-      The tasks, with an order of their own.
+      The tasks, each with a new order of its train rows.
 
     Raises:
-      ValueError: an option out of its range; a task that has not two classes, or not
-        the dominant one, or so few that `rho_max` is not the largest probability.
+      ValueError: an option out of its range; a task with fewer than two classes,
+        without the dominant class, or with so few classes that another one would be
+        more probable than the dominant one.
 
     Source: DUEL (Choi et al., AAAI 2024), "Class-imbalanced environment". The paper
     does not say which class dominates.
     """
     _check("imbalance", rho_max=rho_max, epoch_steps=epoch_steps)
-    made = []
+    uneven = []
     for task, number in zip(tasks, _dominants(tasks, names, dominant), strict=True):
         where, count = f"task {task.index} ({task.name})", len(task.classes)
         if count < 2:
             raise ValueError(f"imbalance: {where} needs 2 classes, it has {count}")
-        if rho_max * count < 1 - 1e-6:  # 1 / 3 may be written in six digits
+        if rho_max * count < 1 - 1e-6:  # a config may say 0.333333 for 1 / 3
             raise ValueError(
                 f"imbalance.rho_max={rho_max!r}: {where} has {count} classes, of which "
                 f"{names[number]!r} would be the rarest; must be at least 1 / {count}"
             )
         order = Dominated(task.train.examples.label, number, rho_max, epoch_steps)
-        made.append(task._replace(train=task.train._replace(order=order)))
-    return made
+        uneven.append(task._replace(train=task.train._replace(order=order)))
+    return uneven
 
 
 def _dominants(tasks, names, dominant) -> list[int]:
     """Number of the dominant class of every task."""
     if dominant is None:
         return [int(task.classes[0]) if len(task.classes) else -1 for task in tasks]
-    one = isinstance(dominant, str | int | np.integer)
-    each = [dominant] * len(tasks) if one else list(dominant)
-    if len(each) != len(tasks):
+    alone = isinstance(dominant, str | int | np.integer)
+    classes = [dominant] * len(tasks) if alone else list(dominant)
+    if len(classes) != len(tasks):
         raise ValueError(
             f"imbalance.dominant={dominant!r}: must be one class, or one for each of "
             f"the {len(tasks)} tasks"
         )
-    found = [stream.numbers([x], names, "imbalance.dominant")[0] for x in each]
-    for task, number in zip(tasks, found, strict=True):
+    numbers = [stream.numbers([x], names, "imbalance.dominant")[0] for x in classes]
+    for task, number in zip(tasks, numbers, strict=True):
         if number not in task.classes:
             has = [names[c] for c in task.classes[:10]]
             more = "..." if len(task.classes) > 10 else ""
@@ -115,7 +115,7 @@ def _dominants(tasks, names, dominant) -> list[int]:
                 f"no {names[number]!r}, but {has}{more}; name a class of each task, or "
                 "None: the first of each"
             )
-    return found
+    return numbers
 
 
 def tail_sizes(largest: int, num_classes: int, *, factor: float) -> np.ndarray:
@@ -123,8 +123,8 @@ def tail_sizes(largest: int, num_classes: int, *, factor: float) -> np.ndarray:
 
     n_c = max(1, floor(largest * factor^(-c / (C - 1)))), c = 0 ... C - 1.
 
-    Source: Cui et al. (CVPR 2019), with the rounding and the order of
-    operations of the code that the field shares (where 1 / factor is the argument).
+    Source: Cui et al. (CVPR 2019). Rounding and order of operations are those of the
+    code in common use, whose argument is 1 / factor.
     """
     place = np.arange(num_classes) / max(num_classes - 1, 1)
     return np.maximum((largest * (1 / factor) ** place).astype(np.int64), 1)
@@ -140,17 +140,17 @@ def long_tail(
 ) -> np.ndarray:
     """Rows that an exponentially long-tailed set keeps, bool[N].
 
-    The class at place c of the order keeps `tail_sizes` rows, drawn by (seed, class)
-    alone, so that a smaller factor keeps all that a larger one does. A class that has
-    fewer keeps them all.
+    The class at place c of the order keeps `tail_sizes`[c] rows, or all if it has
+    fewer. They are drawn by (seed, class) alone, so a smaller factor keeps every row
+    that a larger one keeps.
 
     Args:
       label: i32[N], from 0.
       names: of the classes.
       factor: rows of the first class over those of the last, at least 1.
-      class_order: from the largest to the smallest: "sorted", "released", "shuffled"
-        (by `seed`) or a list of all classes, see `scenarios.make`.
-      seed: of the draw; not the run's.
+      class_order: from the largest class to the smallest: "sorted", "released",
+        "shuffled" (by `seed`) or a list of all classes, see `scenarios.make`.
+      seed: of the draw; it is not the run's seed.
 
     Raises:
       ValueError: an option out of its range.
@@ -161,15 +161,15 @@ def long_tail(
     kept = np.zeros(len(label), bool)
     sizes = tail_sizes(int(count.max()), len(names), factor=factor)
     for number, size in zip(order, sizes, strict=True):
-        # Apart from what else is drawn by a source's seed: splits has 1 and 2.
+        # Tag 3 keeps this draw apart from those of `splits`, which have 1 and 2.
         rng = np.random.default_rng([seed, 3, int(number) + 1, 1])
         kept[rng.permutation(np.flatnonzero(label == number))[:size]] = True
     return kept
 
 
 def _restricted(tasks, label, kept) -> list[stream.Task]:
-    """Tasks that train on kept rows alone."""
-    made = []
+    """The tasks without the train rows that are not kept."""
+    restricted = []
     for task in tasks:
         rows = task.train.rows[kept[task.train.rows]]
         if len(rows) == 0:
@@ -179,21 +179,26 @@ def _restricted(tasks, label, kept) -> list[stream.Task]:
             )
         classes = task.classes[np.isin(task.classes, label[rows])]
         train = task.train._replace(rows=rows)
-        made.append(task._replace(train=train, classes=classes))
-    return made
+        restricted.append(task._replace(train=train, classes=classes))
+    return restricted
 
 
-def applied(dataset: stream.Dataset, tasks, imbalance, tail) -> list[stream.Task]:
-    """Tasks as the options of a scenario leave them, its `imbalance` and `long_tail`.
+def applied(
+    dataset: stream.Dataset,
+    tasks: Sequence[stream.Task],
+    imbalance: dict | None,
+    tail: dict | None,
+) -> Sequence[stream.Task]:
+    """The tasks, changed by the options `imbalance` and `long_tail` of a scenario.
 
-    With both, the tail is cut first: the dominated stream draws from what it keeps.
+    The tail is cut first; the dominated stream draws from the rows it keeps.
 
     Raises ValueError as `dominated` and `long_tail`, and for rows without a label.
     """
     imbalance, tail = options(imbalance, tail)
     label = dataset.train.label
-    for name, given in (("imbalance", imbalance), ("long_tail", tail)):
-        if given is not None and (label < 0).any():
+    for name, section in (("imbalance", imbalance), ("long_tail", tail)):
+        if section is not None and (label < 0).any():
             raise ValueError(
                 f"{name} needs labels: {(label < 0).sum()} of {len(label)} train rows "
                 f"of {dataset.name} have none"
@@ -206,30 +211,32 @@ def applied(dataset: stream.Dataset, tasks, imbalance, tail) -> list[stream.Task
     return tasks
 
 
-def options(imbalance, tail, field: str = "") -> tuple[dict | None, dict | None]:
-    """Keyword arguments of `dominated` and `long_tail`, None where not asked for.
+def options(
+    imbalance: dict | None, tail: dict | None, field: str = ""
+) -> tuple[dict | None, dict | None]:
+    """Keyword arguments of `dominated` and of `long_tail`; None for an absent section.
 
     Args:
       imbalance, tail: sections of a config, or None.
-      field: what messages begin the names of the sections with.
+      field: prefix of the sections' names in messages.
 
     Raises:
-      ValueError: an option that is not there, missing, or out of its range.
+      ValueError: an option is unknown, missing, or out of its range.
     """
-    found = []
-    for name, function, given in (
+    checked = []
+    for name, function, section in (
         ("imbalance", dominated, imbalance),
         ("long_tail", long_tail, tail),
     ):
-        if given is not None:
-            given = schema.options(function, given, field + name)
-            _check(field + name, **given)
-        found.append(given)
-    return tuple(found)
+        if section is not None:
+            section = schema.options(function, section, field + name)
+            _check(field + name, **section)
+        checked.append(section)
+    return tuple(checked)
 
 
 _WHOLE = (int, np.integer)
-# option -> its types, whether a value is allowed, and what to say
+# option -> its types, whether a value is allowed, and how messages say it
 _RULES = {
     "rho_max": ((int, float), lambda x: 0 < x < 1, "a number above 0 and below 1"),
     "epoch_steps": (_WHOLE, lambda x: x >= 1, "an integer of at least 1, or None"),
@@ -239,7 +246,7 @@ _RULES = {
 
 
 def _check(field, **options):
-    """Refuse numbers that are out of range, naming the option."""
+    """Refuse numbers that are out of their range, naming the option."""
     for name, value in options.items():
         if name not in _RULES or (name == "epoch_steps" and value is None):
             continue

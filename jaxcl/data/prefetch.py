@@ -1,4 +1,4 @@
-"""From rows to batches: cropping, worker processes, reading ahead."""
+"""From rows to batches on the host: cropping, worker processes, reading ahead."""
 
 import functools
 import importlib.util
@@ -24,19 +24,21 @@ def choose_decoder(decoder: str = "auto") -> str:
     """The image library of a run, "cv2" or "pillow"; "auto" prefers cv2.
 
     The two differ by a level or two in JPEG pixels and more in resizing, so a run
-    picks one, once, and records it (`Dataset.decoder`).
+    chooses one, once, and records it (`Dataset.decoder`).
     """
-    found = importlib.util.find_spec("cv2") is not None
+    installed = importlib.util.find_spec("cv2") is not None
     if decoder == "auto":
-        return "cv2" if found else "pillow"
+        return "cv2" if installed else "pillow"
     if decoder not in ("cv2", "pillow"):
         raise ValueError(f"decoder = {decoder!r}: must be 'auto', 'cv2' or 'pillow'")
-    if decoder == "cv2" and not found:
+    if decoder == "cv2" and not installed:
         raise ValueError("decoder = 'cv2': opencv-python-headless is not installed")
     return decoder
 
 
-def resize(image, height: int, width: int, *, interpolation: str, decoder: str):
+def resize(
+    image: np.ndarray, height: int, width: int, *, interpolation: str, decoder: str
+) -> np.ndarray:
     """u8[h,w,C] to u8[height,width,C], antialiased.
 
     Pillow widens its filter when shrinking; cv2 shrinks by area averaging and
@@ -63,7 +65,7 @@ def resize(image, height: int, width: int, *, interpolation: str, decoder: str):
 
 
 class CenterCrop(NamedTuple):
-    """Shorter side to `resize`, then the middle `size` x `size`."""
+    """Resizes the shorter side to `resize`, then cuts the middle `size` x `size`."""
 
     size: int
     resize: int
@@ -84,7 +86,7 @@ class CenterCrop(NamedTuple):
 
 
 class Crop(NamedTuple):
-    """Random resized crop with torchvision's distribution of boxes."""
+    """Random resized crop, with torchvision's distribution of boxes."""
 
     size: int
     scale: tuple[float, float] = (0.08, 1.0)  # share of the image's area
@@ -103,8 +105,10 @@ class Crop(NamedTuple):
             decoder=self.decoder,
         )
 
-    def box(self, height: int, width: int, rng) -> tuple[int, int, int, int]:
-        """Top, left, height and width of a box inside a height x width image."""
+    def box(
+        self, height: int, width: int, rng: np.random.Generator
+    ) -> tuple[int, int, int, int]:
+        """Top, left, height and width of a drawn box in a height x width image."""
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(10):
             area = height * width * rng.uniform(*self.scale)
@@ -114,14 +118,14 @@ class Crop(NamedTuple):
                 top = rng.integers(0, height - h, endpoint=True)
                 left = rng.integers(0, width - w, endpoint=True)
                 return int(top), int(left), h, w
-        # No draw fitted: the largest middle box whose ratio is allowed.
+        # No draw fitted; take the largest middle box whose ratio is allowed.
         ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
         w, h = min(width, round(height * ratio)), min(height, round(width / ratio))
         return (height - h) // 2, (width - w) // 2, h, w
 
 
 def _check_crop(crop):
-    """The crop with its decoder settled, so that all workers use the same one."""
+    """The crop, checked, with a decoder that is the same for all workers."""
     if crop is None:
         return None
     if crop.interpolation not in INTERPOLATIONS:
@@ -151,13 +155,14 @@ class _Share(NamedTuple):
 
 
 def _share(batch_size: int, index: int, count: int) -> _Share:
+    """The share of process `index` of `count`."""
     if batch_size % count or not 0 <= index < count:
         raise ValueError(
             f"batch_size = {batch_size}: process {index} of {count} cannot take an "
             "equal share; it must be a multiple of the number of processes"
         )
-    each = batch_size // count
-    return _Share(index * each, each)
+    size = batch_size // count
+    return _Share(index * size, size)
 
 
 def _image(examples: stream.Examples, row: int) -> np.ndarray:
@@ -165,7 +170,7 @@ def _image(examples: stream.Examples, row: int) -> np.ndarray:
 
 
 class _TrainItem(NamedTuple):
-    """Position in this process's part of the schedule -> one example."""
+    """Position in this process's share of the schedule -> one example."""
 
     examples: stream.Examples
     plan: stream.Schedule
@@ -180,8 +185,8 @@ class _TrainItem(NamedTuple):
         image = _image(self.examples, row)
         if self.crop is not None:
             epoch, step = divmod(step, self.plan.steps_per_epoch)
-            # From 1: NumPy pads seeds with zeros, so that a last 0 would give the
-            # generator of the epoch's order.
+            # From 1, since NumPy pads seeds with zeros: with a last 0 the seed would
+            # be that of the epoch's order.
             place = step * self.plan.batch_size + within + 1
             seed = [self.plan.seed, self.plan.task, epoch, place]
             rng = np.random.default_rng(seed)
@@ -191,7 +196,7 @@ class _TrainItem(NamedTuple):
 
 
 class _EvalItem(NamedTuple):
-    """Position in the padded rows -> one example."""
+    """Position in this process's share of the padded rows -> one example."""
 
     examples: stream.Examples
     rows: np.ndarray
@@ -213,6 +218,7 @@ class _EvalItem(NamedTuple):
 
 
 def _stack(items) -> dict[str, np.ndarray]:
+    """A batch of examples, whose images must be of one size."""
     images = [item["image"] for item in items]
     odd = next((i for i, x in enumerate(images) if x.shape != images[0].shape), None)
     if odd is not None:
@@ -225,8 +231,14 @@ def _stack(items) -> dict[str, np.ndarray]:
 
 
 def _read(item: Callable, start: int, stop: int, batch: int, workers: int) -> Iterator:
-    """Batches of `item(start * batch)` ... in order, whatever `workers`."""
-    # Here, not above: it takes a second, and sets in memory never need it.
+    """Batches `start` to `stop` of the examples item(0), item(1), ..., in order.
+
+    Args:
+      item: position -> example.
+      batch: examples of a batch.
+      workers: processes that read; 0: threads of this one. Both give the same batches.
+    """
+    # Imported here since it takes a second, and sets in memory never need it.
     import grain
     from absl import flags
 
@@ -252,11 +264,12 @@ def _read(item: Callable, start: int, stop: int, batch: int, workers: int) -> It
 
 
 def _settle(worker: int, workers: int) -> None:
-    # A terminal's Ctrl-C goes to the whole group: the run saves and closes its workers,
-    # which must be there until then.
+    """Set up a worker process before it reads."""
+    # A terminal sends Ctrl-C to a whole process group. In a group of their own workers
+    # live until the run has saved its state and closes them.
     if hasattr(os, "setpgrp"):
         os.setpgrp()
-    # Workers are the parallelism; OpenCV's own threads would fight over the cores.
+    # Each worker has a core; OpenCV's own threads would compete for the same cores.
     if importlib.util.find_spec("cv2") is not None:
         import cv2
 
@@ -281,14 +294,14 @@ def batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Host batches of a task's steps `start` to `steps` (default: its last).
 
-    resident: {"index": i32[b]}, rows of `source.examples`; the pixels are gathered
-    where the set lies, on the device. Otherwise {"image", "label": i32[b], "index"},
-    image u8[b,views,S,S,C] cut by `crop`, or u8[b,H,W,C] without one.
+    With `resident` a batch is {"index": i32[b]}, rows of `source.examples`, whose
+    pixels are on the device already. Otherwise it is {"image", "label": i32[b],
+    "index"}, with images u8[b,views,S,S,C] cut by `crop`, or u8[b,H,W,C] without one.
 
     b = batch_size / process_count: process p yields rows [p b, (p + 1) b) of every
-    global batch. A batch is a function of (seed, task, step) alone: the same for any
-    `workers` (processes that decode, 0 = threads here) and after a restart at any
-    `start`. With workers, each is sent `load` and `order` whole.
+    global batch. A batch depends on (seed, task, step) alone: it is the same for any
+    number of `workers` (processes that decode; 0: threads here) and after a restart at
+    any `start`. Every worker is sent a copy of `load` and `order`.
 
     Raises ValueError here, before the first batch, for a bad number or crop, a batch
     larger than the task, or `resident` with a set that is read row by row.
@@ -312,13 +325,14 @@ def batches(
             raise ValueError("resident = True: this set is read row by row; set False")
         return _indices(plan, share, start, stop)
     examples = source.examples
-    # An array in memory is indexed here: workers would each get a copy of it.
+    # An array in memory is indexed in this process: each worker would get a copy.
     workers = workers if examples.images is None else 0
     item = _TrainItem(examples, plan, share, _check_crop(crop), views)
     return _read(item, start, stop, share.batch, workers)
 
 
 def _indices(plan, share, start, stop):
+    """Batches of rows alone."""
     for step in range(start, stop):
         yield {"index": plan[step][share.offset : share.offset + share.batch]}
 
@@ -335,8 +349,8 @@ def evaluation_batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """All `rows` in order, in batches of one size; the last one is padded.
 
-    {"image": u8[b,H,W,C], "label": i32[b], "index": i32[b], "mask": f32[b]}, mask 0
-    where the last row is repeated as padding. `b`, `workers` as in `batches`.
+    A batch is {"image": u8[b,H,W,C], "label": i32[b], "index": i32[b], "mask": f32[b]};
+    padding repeats the last row, with mask 0. `b` and `workers` are as in `batches`.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size = {batch_size}: must be at least 1")
@@ -348,10 +362,10 @@ def evaluation_batches(
 
 
 def ahead(iterator: Iterator, place: Callable, *, depth: int = 2) -> Iterator:
-    """`place(batch)` for each batch, computed up to `depth` batches ahead.
+    """Yield `place(batch)` for each batch, computed up to `depth` batches ahead.
 
-    One background thread reads and places; what it raises is raised here, in order.
-    Closing this generator stops the thread and closes `iterator`.
+    One background thread reads and places batches. Its exceptions are raised here, in
+    order. Closing this generator stops the thread and closes `iterator`.
     """
     if depth < 1:
         raise ValueError(f"depth = {depth}: must be at least 1")
@@ -359,6 +373,7 @@ def ahead(iterator: Iterator, place: Callable, *, depth: int = 2) -> Iterator:
 
 
 def _ahead(iterator, place, ready, stopped):
+    """Yield what the thread has put in the queue `ready`."""
     fill = functools.partial(_fill, iterator, place, ready, stopped)
     thread = threading.Thread(target=fill, daemon=True)
     thread.start()
@@ -376,6 +391,8 @@ def _ahead(iterator, place, ready, stopped):
 
 
 def _fill(iterator, place, ready, stopped):
+    """The thread: put (batch, error, whether more follow) in the queue `ready`."""
+
     def put(*item):
         while not stopped.is_set():
             try:
@@ -389,7 +406,7 @@ def _fill(iterator, place, ready, stopped):
             if stopped.is_set():
                 return
         put(None, None, False)
-    except BaseException as error:  # raised again by the thread that consumes
+    except BaseException as error:  # `_ahead` raises it again
         put(None, error, False)
     finally:
         if hasattr(iterator, "close"):

@@ -1,5 +1,6 @@
 """Scenarios: how a dataset is cut into the tasks of a stream."""
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,7 +9,7 @@ from jaxcl.data import imbalance as imbalance_lib
 from jaxcl.data import splits, stream
 
 SCENARIOS = ("joint", "class", "data", "domain", "growth", "after")
-# Of the released PNR and CaSSLe experiments: the slices of "data" are drawn with it.
+# The released PNR and CaSSLe experiments draw the slices of "data" with this seed.
 DATA_SEED = 42
 
 
@@ -37,9 +38,9 @@ def make(
                 with seed 42 whatever the run's seed, in consecutive equal slices;
                 task 0 also takes the remainder (the first slice is that longer).
       "domain"  one task per domain, in `domain_order` (names or numbers, default
-                the dataset's order; a part of the domains is allowed).
-      "growth"  an old set and what comes in later: of the n train rows, permuted by
-                `seed`, the first round((1 - growth) n), then the others (ICL).
+                the dataset's order; it may leave domains out).
+      "growth"  an old set and its growth: of the n train rows, permuted by `seed`,
+                the first round((1 - growth) n), then the others (ICL).
       "after"   the next task of a run that has done `num_tasks` - 1 on other data, see
                 config.start: all rows, or those of the last domain where there are
                 several; rows of the others count as earlier ones.
@@ -47,14 +48,15 @@ def make(
       `released_permutation` with seed 5), "shuffled" (by `seed`) or a list of
       class numbers or names that holds every class once.
     num_tasks: may be left out for "joint" and "domain".
-    seed: of "shuffled" and "growth"; for "growth" a config without one gives its own.
-    growth: of "growth": the share of the rows that is new, ICL's alpha.
+    seed: draws "shuffled", "growth" and the rows of `per_class`; a "growth" config
+      without one uses the run's seed.
+    growth: the share of the rows that is new under "growth", ICL's alpha.
     evaluation: "test", "validation" or "none". A task is judged on the rows of its
       classes ("class"), of its domain ("domain"), or on all rows.
-    classes, per_class: of which alone the dataset consists from here on, and how many
-      train rows of each are drawn by `seed`, see `splits.of_classes`; None: all.
+    classes, per_class: reduce the dataset to these classes, and to so many train rows
+      of each, drawn by `seed`; see `splits.of_classes`. None keeps all.
     imbalance, long_tail: options of `imbalance.dominated` and `imbalance.long_tail`,
-      by which tasks train on uneven classes; None: on all rows, evenly.
+      which make the classes of the tasks uneven. None leaves them as they are.
 
     Raises ValueError for an unknown option, more tasks than there are classes,
     rows or domains, an order that repeats or lacks an entry, unlabelled rows under
@@ -65,6 +67,26 @@ def make(
         dataset = splits.of_classes(dataset, classes, per_class, seed)
     if scenario not in SCENARIOS:
         raise ValueError(f"scenario = {scenario!r}: must be one of {SCENARIOS}")
+    judge = _judge(dataset, evaluation)
+    if domain_order is not None and scenario != "domain":
+        raise ValueError(f"domain_order is for scenario 'domain', not {scenario!r}")
+    if scenario == "after":
+        return stream.Stream(dataset, _after_tasks(dataset, judge, num_tasks), judge)
+    cut = {
+        "joint": _joint_tasks,
+        "class": functools.partial(_class_tasks, class_order=class_order, seed=seed),
+        "data": _data_tasks,
+        "domain": functools.partial(_domain_tasks, domain_order=domain_order),
+        "growth": functools.partial(_growth_tasks, growth=growth, seed=seed),
+    }
+    tasks = cut[scenario](dataset, judge, num_tasks)
+    tasks = imbalance_lib.applied(dataset, tasks, imbalance, long_tail)
+    tasks = _with_earlier_rows(tasks)
+    return stream.Stream(dataset, tasks, judge)
+
+
+def _judge(dataset, evaluation) -> stream.Examples | None:
+    """The split that tasks are judged on, None for "none"."""
     judges = {"test": dataset.test, "validation": dataset.validation, "none": None}
     if evaluation not in judges:
         raise ValueError(f"evaluation = {evaluation!r}: must be one of {(*judges,)}")
@@ -74,44 +96,39 @@ def make(
             f"evaluation = {evaluation!r}: {dataset.name} has no {evaluation} split; "
             "give the source a validation fraction, or use evaluation = 'none'"
         )
-    if domain_order is not None and scenario != "domain":
-        raise ValueError(f"domain_order is for scenario 'domain', not {scenario!r}")
-    if scenario == "class":
-        tasks = _class_tasks(dataset, judge, num_tasks, class_order, seed)
-    elif scenario == "domain":
-        tasks = _domain_tasks(dataset, judge, num_tasks, domain_order)
-    elif scenario == "growth":
-        tasks = _growth_tasks(dataset, judge, num_tasks, growth, seed)
-    elif scenario == "after":
-        return stream.Stream(dataset, _after_tasks(dataset, judge, num_tasks), judge)
-    else:
-        tasks = _data_tasks(dataset, judge, num_tasks, scenario)
-    tasks = imbalance_lib.applied(dataset, tasks, imbalance, long_tail)
+    return judge
+
+
+def _with_earlier_rows(tasks) -> tuple[stream.Task, ...]:
+    """The tasks, each told the train rows of all tasks before it."""
     before = [task.train.rows for task in tasks]
-    tasks = [
+    return tuple(
         task._replace(earlier=np.concatenate([task.earlier, *before[:index]]))
         for index, task in enumerate(tasks)
-    ]
-    return stream.Stream(dataset, tuple(tasks), judge)
+    )
+
+
+def _every_row(judge) -> np.ndarray:
+    """All rows of the split that judges, none without one."""
+    return np.arange(0 if judge is None else stream.size(judge))
 
 
 def _task(dataset, judge, index, name, rows, test, *, classes=None, domain=-1):
+    """A task on train `rows`; `classes` default to those that occur in them."""
     rows = np.asarray(rows, np.int32)
     if classes is None:
         classes = np.unique(dataset.train.label[rows])
         classes = classes[classes >= 0]
     if judge is not None and len(test) == 0:
         raise ValueError(f"task {index} ({name}) has no evaluation rows")
+    in_graphs = dataset.train.graphs is not None
+    order = stream.filled_order if in_graphs else stream.epoch_order
     return stream.Task(
         index=index,
         name=name,
         classes=np.asarray(classes, np.int32),
         domain=domain,
-        train=stream.Source(
-            dataset.train,
-            rows,
-            stream.epoch_order if dataset.train.graphs is None else stream.filled_order,
-        ),
+        train=stream.Source(dataset.train, rows, order),
         test=np.asarray(test, np.int32),
     )
 
@@ -138,18 +155,20 @@ def _class_tasks(dataset, judge, num_tasks, class_order, seed):
     return tasks
 
 
-def _data_tasks(dataset, judge, num_tasks, scenario):
+def _joint_tasks(dataset, judge, num_tasks):
+    if num_tasks not in (None, 1):
+        raise ValueError(f"num_tasks = {num_tasks}: scenario 'joint' has 1")
     rows = np.arange(stream.size(dataset.train))
-    test = np.arange(0 if judge is None else stream.size(judge))
-    if scenario == "joint":
-        if num_tasks not in (None, 1):
-            raise ValueError(f"num_tasks = {num_tasks}: scenario 'joint' has 1")
-        return [_task(dataset, judge, 0, "joint", rows, test)]
-    _check_num_tasks(num_tasks, len(rows), "train rows")
+    return [_task(dataset, judge, 0, "joint", rows, _every_row(judge))]
+
+
+def _data_tasks(dataset, judge, num_tasks):
+    count, test = stream.size(dataset.train), _every_row(judge)
+    _check_num_tasks(num_tasks, count, "train rows")
     by_label = np.argsort(dataset.train.label, kind="stable")
-    shuffled = by_label[stream.released_permutation(len(rows), seed=DATA_SEED)]
-    each, rest = divmod(len(rows), num_tasks)
-    cuts = [rest + each * (index + 1) for index in range(num_tasks - 1)]
+    shuffled = by_label[stream.released_permutation(count, seed=DATA_SEED)]
+    length, remainder = divmod(count, num_tasks)
+    cuts = [remainder + length * (index + 1) for index in range(num_tasks - 1)]
     return [
         _task(dataset, judge, index, f"slice {index}", part, test)
         for index, part in enumerate(np.split(shuffled, cuts))
@@ -186,10 +205,10 @@ def _growth_tasks(dataset, judge, num_tasks, growth, seed):
         raise ValueError(
             f"growth = {growth}: must leave old and new rows, of {len(rows)} in all"
         )
-    test = np.arange(0 if judge is None else stream.size(judge))
+    test, parts = _every_row(judge), {"old": rows[:old], "new": rows[old:]}
     return [
         _task(dataset, judge, index, name, part, test)
-        for index, (name, part) in enumerate((("old", rows[:old]), ("new", rows[old:])))
+        for index, (name, part) in enumerate(parts.items())
     ]
 
 
@@ -201,11 +220,11 @@ def _after_tasks(dataset, judge, num_tasks):
         )
     domain, last = dataset.train.domain, len(dataset.domain_names) - 1
     rows, earlier = np.flatnonzero(domain == last), np.flatnonzero(domain < last)
-    test = np.arange(0 if judge is None else stream.size(judge))
+    test = _every_row(judge)
     if len(rows) == 0:
         raise ValueError(f"domain {dataset.domain_names[last]!r} has no train rows")
     names = [f"earlier {i + 1}" for i in range(num_tasks - 1)] + [dataset.name]
-    # Tasks before the last stand for those of the run before, and are not trained.
+    # Only the last task is trained; the others stand for those of the earlier run.
     return tuple(
         _task(dataset, judge, index, name, rows, test)._replace(
             earlier=earlier.astype(np.int32)

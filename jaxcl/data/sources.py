@@ -1,7 +1,7 @@
-"""Where examples come from: functions that return a `stream.Dataset`, by name.
+"""Sources of examples, by name: functions that return a `stream.Dataset`.
 
-Every source takes `validation`, the share of each class (and domain) that is cut
-out of train by `seed`; the test split never changes with the run's seed.
+Every source takes `validation`, the share of each class (and domain) that `seed` draws
+from the train split. The test split never depends on the run's seed.
 """
 
 import difflib
@@ -27,12 +27,13 @@ from jaxcl.data import (
 
 
 class _Readers(NamedTuple):
-    """Row-by-row reading of several parts; picklable as each of them is."""
+    """Reads rows of several parts; picklable if each of them is."""
 
     loads: tuple[Any, ...]  # of stream.Examples, or _Array
     starts: np.ndarray  # i64[parts], first row of each
 
     def _find(self, row):
+        """The part of a row, and the row's number there."""
         part = int(np.searchsorted(self.starts, row, "right")) - 1
         return self.loads[part], int(row - self.starts[part])
 
@@ -48,7 +49,7 @@ class _Readers(NamedTuple):
 
 
 class _Array(NamedTuple):
-    """Images in memory, read as files are."""
+    """Reads images in memory row by row, as if they were files."""
 
     images: np.ndarray  # u8[N,H,W,C]
     where: str
@@ -63,37 +64,39 @@ class _Array(NamedTuple):
 def joined(
     *, sets: Sequence[dict], validation: float = 0.0, seed: int = 0
 ) -> stream.Dataset:
-    """Several sources one after another, for one encoder to learn from.
+    """Several sources, one after another; each is a domain.
 
-    Classes of the same name are one class. Sets in memory whose images have one shape
-    stay there together; others are read row by row.
+    Classes of the same name are one class. The joined set is in memory if all its parts
+    are and their images have one shape; else it is read row by row.
 
     Args:
-      sets: sections as config.data, each with the name of a source and its options.
+      sets: sections like config.data, each with the name of a source and its options.
 
     Raises:
-      ValueError: no sets, a set of graphs, or what a source refuses, by its number.
+      ValueError: no sets, a set of graphs, or an option that a source refuses; the
+        message has the number of the set.
     """
     if not sets:
         raise ValueError("sets = (): must have at least one")
-    found = [_read(i, dict(section)) for i, section in enumerate(sets)]
-    names = tuple(dict.fromkeys(name for data in found for name in data.class_names))
-    decoders = {data.decoder for data in found} - {""}
+    datasets = [_read(i, dict(section)) for i, section in enumerate(sets)]
+    names = tuple(dict.fromkeys(name for data in datasets for name in data.class_names))
+    decoders = {data.decoder for data in datasets} - {""}
     if len(decoders) > 1:
         raise ValueError(f"sets: read by {sorted(decoders)}; must be one decoder")
     data = stream.Dataset(
-        name=found[-1].name,
+        name=datasets[-1].name,
         class_names=names,
-        domain_names=tuple(f"{i}: {data.name}" for i, data in enumerate(found)),
-        train=_one(found, "train", names),
-        validation=_one(found, "validation", names),
-        test=_one(found, "test", names),
+        domain_names=tuple(f"{i}: {data.name}" for i, data in enumerate(datasets)),
+        train=_joined_split(datasets, "train", names),
+        validation=_joined_split(datasets, "validation", names),
+        test=_joined_split(datasets, "test", names),
         decoder="".join(decoders),
     )
     return splits.finish(data, validation=validation, seed=seed)
 
 
 def _read(number, section) -> stream.Dataset:
+    """The dataset of section `number` of `sets`."""
     field = f"config.data.sets[{number}]"
     source, options = schema.named(SOURCES, section, field)
     data = source(**schema.options(source, options, field))
@@ -102,19 +105,19 @@ def _read(number, section) -> stream.Dataset:
     return data
 
 
-def _one(found, split, names) -> stream.Examples | None:
-    """A split of all sets that have it."""
+def _joined_split(datasets, split, names) -> stream.Examples | None:
+    """A split, joined from all datasets that have it; None if none has."""
     parts = [
         (number, data, getattr(data, split))
-        for number, data in enumerate(found)
+        for number, data in enumerate(datasets)
         if getattr(data, split) is not None
     ]
     if not parts:
         return None
     label, domain = [], []
     for number, data, part in parts:
-        new = [names.index(name) for name in data.class_names]
-        label.append(np.array([*new, -1], np.int32)[part.label])
+        renumbered = [names.index(name) for name in data.class_names]
+        label.append(np.array([*renumbered, -1], np.int32)[part.label])
         domain.append(np.full(len(part.label), number, np.int32))
     label, domain = np.concatenate(label), np.concatenate(domain)
     images = [part.images for _, _, part in parts]
@@ -130,8 +133,8 @@ def _one(found, split, names) -> stream.Examples | None:
 
 
 SOURCES = {
-    f.__name__: f
-    for f in (
+    source.__name__: source
+    for source in (
         toys.digits,
         from_arrays.npz,
         from_arrays.arrays,
@@ -145,14 +148,14 @@ SOURCES = {
         joined,
     )
 }
-MADE = ("digits", "rings_and_trees")  # of nothing that would have to be there
-# Of sources of one set each: classes, train rows, pixels of a side.
+MADE = ("digits", "rings_and_trees")  # these need no files
+# Classes, train rows and pixels of a side, where the source tells them.
 SIZES = {"stl10": stl10.SIZE, "tiny_imagenet": tiny_imagenet.SIZE}
 IN_MEMORY = ("npz", "arrays", *SIZES)  # unless config.data.resident is False
 
 
-def load(name: str, **options) -> stream.Dataset:
-    """The source called `name`; raises ValueError naming all for an unknown one."""
+def load(name: str, **options: Any) -> stream.Dataset:
+    """The dataset of a source; raises ValueError with all names for an unknown one."""
     if name not in SOURCES:
         near = difflib.get_close_matches(name, SOURCES, n=1, cutoff=0.0)[0]
         raise ValueError(

@@ -1,76 +1,85 @@
-"""Splits: cutting validation and test out, and what every source does last."""
+"""Validation and test splits, chosen classes, and the last step of every source."""
 
 import concurrent.futures
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxcl.data import cache as cache_lib
 from jaxcl.data import graphs, prefetch, stream
 
-TEST_SEED = 0  # of test splits that we draw ourselves
+TEST_SEED = 0  # draws the test split of sets that come without one
 
 
 def take(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
     """The examples at `rows`, renumbered from 0."""
-    images, load, held = examples.images, examples.load, examples.graphs
+    images, load, graph_set = examples.images, examples.load, examples.graphs
     return stream.Examples(
         examples.label[rows],
         examples.domain[rows],
         None if images is None else images[rows],
         None if load is None else load._replace(rows=load.rows[rows]),
-        None if held is None else graphs.take(held, rows),
+        None if graph_set is None else graphs.take(graph_set, rows),
     )
 
 
 def of_classes(
-    dataset: stream.Dataset, classes, per_class: int | None, seed: int
+    dataset: stream.Dataset,
+    classes: Sequence[int | str] | None,
+    per_class: int | None,
+    seed: int,
 ) -> stream.Dataset:
-    """The dataset without other classes, which are numbered anew, in every split.
+    """The dataset with some of its classes, renumbered from 0, in every split.
 
     Args:
-      classes: numbers or names; None: all.
-      per_class: train rows of each, drawn by `seed`; None: all.
+      classes: numbers or names, in their new order; None: all.
+      per_class: train rows to keep of each class, drawn by `seed`; None: all.
 
     Raises:
-      ValueError: a class that is not there, or given twice; none; too few rows.
+      ValueError: an unknown class, a class given twice, no class, or too few rows.
     """
     names = dataset.class_names
     kept = range(len(names)) if classes is None else classes
     kept = stream.numbers(kept, names, "classes")
     if not kept:
         raise ValueError(f"classes = {classes!r}: must name at least one class")
-    new = np.full(len(names) + 1, -1, np.int32)
-    new[kept] = np.arange(len(kept))
+    renumbered = np.full(len(names) + 1, -1, np.int32)
+    renumbered[kept] = np.arange(len(kept))
     rng = np.random.default_rng([seed, len(kept)])
-
-    def rows_of(examples, most):
-        each = [np.flatnonzero(examples.label == label) for label in kept]
-        short = min(each, key=len)
-        if most is not None and not 1 <= most <= len(short):
-            raise ValueError(
-                f"per_class = {most}: must be from 1 to the {len(short)} train rows of "
-                "the smallest class"
-            )
-        if most is not None:
-            each = [rng.permutation(rows)[:most] for rows in each]
-        return np.sort(np.concatenate(each))
 
     def cut(examples, most=None):
         if examples is None:
             return None
-        found = take(examples, rows_of(examples, most))
-        return found._replace(label=new[found.label])
+        part = take(examples, _rows_of(examples.label, kept, most, rng))
+        return part._replace(label=renumbered[part.label])
 
-    parts = cut(dataset.train, per_class), cut(dataset.validation), cut(dataset.test)
-    train, validation, test = parts
     return dataset._replace(
-        class_names=tuple(names[label] for label in kept), train=train,
-        validation=validation, test=test,
-    )  # fmt: skip
+        class_names=tuple(names[label] for label in kept),
+        train=cut(dataset.train, per_class),
+        validation=cut(dataset.validation),
+        test=cut(dataset.test),
+    )
+
+
+def _rows_of(label, classes, most, rng) -> np.ndarray:
+    """Rows of some classes, increasing; `most` of each, drawn, None: all."""
+    by_class = [np.flatnonzero(label == number) for number in classes]
+    fewest = min(map(len, by_class))
+    if most is not None and not 1 <= most <= fewest:
+        raise ValueError(
+            f"per_class = {most}: must be from 1 to the {fewest} train rows of "
+            "the smallest class"
+        )
+    if most is not None:
+        by_class = [rng.permutation(rows)[:most] for rows in by_class]
+    return np.sort(np.concatenate(by_class))
 
 
 def drawn(examples: stream.Examples, fraction: float, seed: list[int]) -> np.ndarray:
-    """bool[N], about `fraction` of every class and domain: at least 1 of 2 or more."""
+    """bool[N], a drawn share of the rows of every class in every domain.
+
+    Of two rows or more it draws and leaves at least one; a fraction of 0 draws none.
+    """
     if not 0 <= fraction < 1:
         raise ValueError(f"fraction = {fraction}: must be at least 0 and below 1")
     label, domain = examples.label, examples.domain
@@ -81,7 +90,7 @@ def drawn(examples: stream.Examples, fraction: float, seed: list[int]) -> np.nda
     pairs = np.stack([label[order], domain[order]])
     starts = np.flatnonzero((pairs[:, 1:] != pairs[:, :-1]).any(0)) + 1
     for rows in np.split(order, starts):
-        # A generator per class: a class list does not change what the others get.
+        # A generator for each class, so its draw does not depend on the other classes.
         tags = [int(label[rows[0]]) + 1, int(domain[rows[0]]) + 1]
         rng = np.random.default_rng([*seed, *tags])
         count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
@@ -89,16 +98,25 @@ def drawn(examples: stream.Examples, fraction: float, seed: list[int]) -> np.nda
     return mask
 
 
-def draw_test(name, class_names, whole, fraction, seed, decoder="") -> stream.Dataset:
-    """A set of one domain whose test split, a fraction of each class, is drawn."""
+def draw_test(
+    name: str,
+    class_names: tuple[str, ...],
+    whole: stream.Examples,
+    fraction: float,
+    seed: int,
+    decoder: str = "",
+) -> stream.Dataset:
+    """A dataset of one domain that draws a fraction of each class as its test split."""
     mask = drawn(whole, fraction, [seed, 2])
     test = take(whole, np.flatnonzero(mask)) if mask.any() else None
     train = take(whole, np.flatnonzero(~mask))
     return stream.Dataset(name, class_names, ("all",), train, None, test, decoder)
 
 
-def split_validation(train: stream.Examples, fraction: float, seed: int):
-    """(train, validation): a seeded share of every class; None for fraction 0."""
+def split_validation(
+    train: stream.Examples, fraction: float, seed: int
+) -> tuple[stream.Examples, stream.Examples | None]:
+    """Train and validation split, a drawn share of every class; None if it is empty."""
     mask = drawn(train, fraction, [seed, 1])
     if not mask.any():
         return train, None
@@ -116,36 +134,32 @@ def finish(
     cache: str | None = None,
     cache_size: int | None = None,
 ) -> stream.Dataset:
-    """What every source does last: check, cut validation, wrap loaders.
+    """What every source does last: check, cut out the validation split, wrap loaders.
 
-    `dataset.validation` is only there before if the source came with one. A cache is
-    made here, after all that may be refused.
+    `dataset.validation` is there already only if the source came with one. Caches are
+    made here, after every check, since making one takes long.
     """
-    if on_corrupt not in ("error", "skip"):
-        raise ValueError(f"on_corrupt = {on_corrupt!r}: must be 'error' or 'skip'")
-    if size is not None and size < 1:
-        raise ValueError(f"size = {size}: must be at least 1")
-    _check_cache(cache, cache_size, size)
+    _check_options(size, on_corrupt, cache, cache_size)
     stream.validate(dataset)
     if validation and dataset.validation is not None:
         raise ValueError(
             f"validation = {validation}: {dataset.name} already has a validation split"
         )
     if validation:
-        train, held = split_validation(dataset.train, validation, seed)
-        dataset = dataset._replace(train=train, validation=held)
+        train, held_out = split_validation(dataset.train, validation, seed)
+        dataset = dataset._replace(train=train, validation=held_out)
+    caches = {}  # id of a reader -> its cache; splits of one set share a reader
 
-    opened = {}  # splits that were cut from one another share a reader
+    def cached(load):
+        key = id(load.read)
+        if key not in caches:
+            caches[key] = cache_lib.cached(load.read, cache, size=cache_size)
+        return load._replace(read=caches[key])
 
-    def wrap(examples):
+    def finished(examples):
         if examples is None or examples.load is None:
             return examples
-        load = examples.load
-        if cache is not None:
-            key = id(load.read)
-            if key not in opened:
-                opened[key] = cache_lib.cached(load.read, cache, size=cache_size)
-            load = load._replace(read=opened[key])
+        load = examples.load if cache is None else cached(examples.load)
         if size is not None:
             crop = prefetch.CenterCrop(size, size, decoder=dataset.decoder)
             load = load._replace(crop=crop)
@@ -156,13 +170,18 @@ def finish(
         return _resident(examples) if resident else examples
 
     return dataset._replace(
-        train=wrap(dataset.train),
-        validation=wrap(dataset.validation),
-        test=wrap(dataset.test),
+        train=finished(dataset.train),
+        validation=finished(dataset.validation),
+        test=finished(dataset.test),
     )
 
 
-def _check_cache(cache, cache_size, size):
+def _check_options(size, on_corrupt, cache, cache_size):
+    """Refuse options of `finish` that are out of their range."""
+    if on_corrupt not in ("error", "skip"):
+        raise ValueError(f"on_corrupt = {on_corrupt!r}: must be 'error' or 'skip'")
+    if size is not None and size < 1:
+        raise ValueError(f"size = {size}: must be at least 1")
     if cache_size is None:
         return
     if cache is None:
@@ -175,6 +194,7 @@ def _check_cache(cache, cache_size, size):
 
 
 def _resident(examples: stream.Examples) -> stream.Examples:
+    """The examples, all images read into one array."""
     first = examples.load(0)
     images = np.empty((stream.size(examples), *first.shape), np.uint8)
 

@@ -1,4 +1,4 @@
-"""A set of blank images in place of one that is not there, for programs never run."""
+"""A set of blank images, to compile programs for a set that is not at hand."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -27,15 +27,15 @@ def dataset(
     domain_names: Sequence[str] = ("all",),
     in_memory: bool = False,
 ) -> stream.Dataset:
-    """A set whose splits all are `rows` blank images, classes and domains in turn.
+    """A set whose splits are each `rows` blank images, classes and domains in turn.
 
     Args:
       pixels: side of the (square) images.
-      class_names: of the first classes; others are called by their number.
-      in_memory: the images are one array, which takes no memory whatever its size.
+      class_names: of the first classes; the others are named by their numbers.
+      in_memory: the images are one array (a broadcast zero, which takes no memory).
 
     Raises:
-      ValueError: there are fewer rows than classes in each domain.
+      ValueError: too few rows for one of each class in each domain.
     """
     domains = len(domain_names)
     if rows < classes * domains:

@@ -15,11 +15,11 @@ def stl10(
 ) -> stream.Dataset:
     """STL-10 as its archive unpacks (stl10_binary), u8[N,96,96,3], in memory.
 
-    unlabelled: the 100,000 images without labels join the train split, after the 5,000
-      that have them, with label -1; 2.8 GB more.
+    unlabelled: append the 100,000 images without labels, 2.8 GB, to the train split,
+      with label -1.
 
-    Raises ValueError for a file that is missing or no whole number of images, a label
-    that is not 1 to 10, and another number of labels than of images.
+    Raises ValueError for a missing file, a file that is not a whole number of images, a
+    label that is not 1 to 10, and labels whose number is not that of the images.
     """
     train = _stl10_split(path, "train", "unlabeled_X.bin" if unlabelled else None)
     test, names = _stl10_split(path, "test"), tuple(NAMES.split())
@@ -28,6 +28,7 @@ def stl10(
 
 
 def _stl10_split(path, split, more=None) -> stream.Examples:
+    """A labelled split, followed by the unlabelled images of the file `more`."""
     parts = [_stl10_images(os.path.join(path, f"{split}_X.bin"))]
     file = os.path.join(path, f"{split}_y.bin")
     label = _bytes(file).astype(np.int32) - 1
@@ -41,14 +42,15 @@ def _stl10_split(path, split, more=None) -> stream.Examples:
     if more is not None:
         parts.append(_stl10_images(os.path.join(path, more)))
         label = np.concatenate([label, np.full(len(parts[1]), -1, np.int32)])
-    # Without `out` the images would lie in memory as the files have them.
+    # With `out` the pixels are stored in the order of the axes. The parts are views of
+    # the files, whose order is another.
     images = np.empty((len(label), 96, 96, 3), np.uint8)
     np.concatenate(parts, out=images)
     return stream.Examples(label, np.zeros_like(label), images)
 
 
 def _stl10_images(file) -> np.ndarray:
-    """u8[N,96,96,3], a view of what the file holds: planes, each column by column."""
+    """u8[N,96,96,3], a view of the file, which stores planes column by column."""
     data = _bytes(file)
     if len(data) % (3 * 96 * 96):
         raise ValueError(
@@ -58,6 +60,7 @@ def _stl10_images(file) -> np.ndarray:
 
 
 def _bytes(file) -> np.ndarray:
+    """All bytes of a file."""
     try:
         return np.fromfile(file, np.uint8)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Datasets, tasks, and the order in which a task is read; `scenarios` cuts them."""
+"""Datasets, tasks, and the order of a task's rows; `scenarios` makes the tasks."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Seed of the released PNR and CaSSLe experiments: class orders are drawn with it.
+# The released PNR and CaSSLe experiments draw class orders with this seed.
 CLASS_SEED = 5
 
 
 class Examples(NamedTuple):
     """One split of a dataset, addressed by row.
 
-    Exactly one of `images`, `load` and `graphs` is there: images that fit in memory
-    are one array, others are decoded row by row.
+    Exactly one of `images`, `load` and `graphs` is set: images that fit in memory are
+    one array, others are decoded row by row.
     """
 
     label: np.ndarray  # i32[N], -1 where unknown
@@ -31,24 +31,27 @@ class Dataset(NamedTuple):
     class_names: tuple[str, ...]
     domain_names: tuple[str, ...]
     train: Examples
-    validation: Examples | None  # cut out of train by a seeded draw
+    validation: Examples | None  # of the source, or drawn from its train split
     test: Examples | None
-    decoder: str = ""  # "cv2" or "pillow", "" where nothing is decoded
-    mean: tuple[float, ...] | None = None  # per channel of train in [0, 1], if known
+    decoder: str = ""  # "cv2" or "pillow", "" if nothing is decoded
+    mean: tuple[float, ...] | None = None  # of each channel, of train in [0, 1]
     std: tuple[float, ...] | None = None
 
 
-def epoch_order(rng: np.random.Generator, rows: np.ndarray, batch_size: int):
+def epoch_order(
+    rng: np.random.Generator, rows: np.ndarray, batch_size: int
+) -> np.ndarray:
     """One shuffled epoch without its incomplete last batch, i32[steps, batch]."""
     steps = len(rows) // batch_size
     return rng.permutation(rows)[: steps * batch_size].reshape(steps, batch_size)
 
 
-def filled_order(rng: np.random.Generator, rows: np.ndarray, batch_size: int):
-    """One shuffled epoch with all rows, i32[steps, batch].
+def filled_order(
+    rng: np.random.Generator, rows: np.ndarray, batch_size: int
+) -> np.ndarray:
+    """One shuffled epoch with all rows, i32[steps, batch], for batches with masks.
 
-    The last batch ends in -1, no example, where rows run out: for graphs, whose
-    batches have masks.
+    The last batch is filled with -1, which is no row.
     """
     steps = -(-len(rows) // batch_size)
     order = np.full(steps * batch_size, -1, np.int32)
@@ -57,7 +60,7 @@ def filled_order(rng: np.random.Generator, rows: np.ndarray, batch_size: int):
 
 
 class Source(NamedTuple):
-    """What a task trains on: rows of some examples and how to order an epoch."""
+    """What a task trains on: rows of some examples, and how to order an epoch."""
 
     examples: Examples
     rows: np.ndarray  # i32[n]
@@ -70,7 +73,7 @@ class Task(NamedTuple):
     index: int  # from 0
     name: str
     classes: np.ndarray  # i32[k], classes that occur in it
-    domain: int  # -1 where the task is not one domain
+    domain: int  # -1 unless the task is one domain
     train: Source
     test: np.ndarray  # i32[m], rows of the stream's evaluation examples
     earlier: np.ndarray = np.zeros(0, np.int32)  # train rows of all tasks before it
@@ -81,15 +84,15 @@ class Stream(NamedTuple):
 
     dataset: Dataset
     tasks: tuple[Task, ...]
-    evaluation: Examples | None  # dataset.test, dataset.validation or nothing
+    evaluation: Examples | None  # dataset.test, dataset.validation or None
 
 
 @dataclasses.dataclass
 class Schedule:
     """Rows of every step of a task: `schedule[step]` is i32[batch].
 
-    A pure function of (seed, task, epoch), so there is no position to save;
-    `cache` only spares recomputing the epochs in use. Make one by `schedule`.
+    A pure function of (seed, task, epoch), so there is no position to save. `cache`
+    keeps the epochs in use. Made by `schedule`.
     """
 
     rows: np.ndarray  # i32[n]
@@ -113,7 +116,7 @@ class Schedule:
         rows = self.cache.get(epoch)
         if rows is None:
             rows = _epoch_rows(self, epoch)
-            # Two epochs stay: reading threads cross an epoch's end side by side.
+            # Two epochs are kept: near an epoch's end threads read from both.
             if len(self.cache) > 1:
                 self.cache.clear()
             self.cache[epoch] = rows
@@ -121,6 +124,7 @@ class Schedule:
 
 
 def _epoch_rows(plan: Schedule, epoch: int) -> np.ndarray:
+    """Rows of one epoch, i32[steps, batch]."""
     rng = np.random.default_rng([plan.seed, plan.task, epoch])
     rows = np.asarray(plan.order(rng, plan.rows, plan.batch_size), np.int32)
     want = (plan.steps_per_epoch or len(rows), plan.batch_size)
@@ -133,20 +137,25 @@ def _epoch_rows(plan: Schedule, epoch: int) -> np.ndarray:
 
 
 def epochs_of_tasks(epochs: int | Sequence[int]) -> tuple[int, ...]:
-    """Epochs of the first tasks; the last number is for all others, too."""
+    """Epochs of each task as a tuple; its last number is also that of later tasks."""
     return (epochs,) if np.ndim(epochs) == 0 else tuple(epochs)
 
 
 def schedule(
-    source: Source, *, seed: int, task: int, epochs, batch_size: int
+    source: Source,
+    *,
+    seed: int,
+    task: int,
+    epochs: int | Sequence[int],
+    batch_size: int,
 ) -> Schedule:
-    """All steps of a task in order, see `Schedule`; `epochs` as `epochs_of_tasks`.
+    """All steps of a task in order, see `Schedule`; `epochs` as in `epochs_of_tasks`.
 
-    Raises ValueError where a number is below 1 (seed and task: below 0), where
-    the task has fewer rows than a batch, or where `source.order` gives no step.
+    Raises ValueError if a number is below 1 (seed and task: below 0), if the task has
+    fewer rows than a batch, or if `source.order` gives no step.
     """
-    each = epochs_of_tasks(epochs)
-    epochs = each[min(task, len(each) - 1)] if each else 0
+    by_task = epochs_of_tasks(epochs)
+    epochs = by_task[min(task, len(by_task) - 1)] if by_task else 0
     for name, value, least in (
         ("seed", seed, 0),
         ("task", task, 0),
@@ -177,8 +186,8 @@ def size(examples: Examples) -> int:
 def released_permutation(n: int, *, seed: int) -> np.ndarray:
     """The permutation i64[n] that torch.randperm(n) draws right after seeding.
 
-    The same Mersenne Twister as NumPy's RandomState; position i swaps with
-    position i + (draw mod (n - i)). Holds for n < 2^32 / 20.
+    PyTorch has the same Mersenne Twister as NumPy's RandomState, and swaps position i
+    with position i + (draw mod (n - i)). Holds for n < 2^32 / 20.
     """
     draws = np.random.RandomState(seed).randint(0, 2**32, size=n, dtype=np.uint32)
     order = list(range(n))
@@ -188,8 +197,19 @@ def released_permutation(n: int, *, seed: int) -> np.ndarray:
     return np.asarray(order, np.int64)
 
 
-def order_of_classes(names, class_order, seed, field="class_order") -> np.ndarray:
-    """All class numbers in the order i64[C] that an option asks for, see `make`."""
+def order_of_classes(
+    names: Sequence[str],
+    class_order: str | Sequence[int | str],
+    seed: int,
+    field: str = "class_order",
+) -> np.ndarray:
+    """All class numbers in the order i64[C] of an option, see `scenarios.make`.
+
+    Args:
+      names: of all classes.
+      seed: shuffles the order "shuffled".
+      field: name of the option in messages.
+    """
     n = len(names)
     if not isinstance(class_order, str):
         order = numbers(class_order, names, field)
@@ -209,9 +229,11 @@ def order_of_classes(names, class_order, seed, field="class_order") -> np.ndarra
     )
 
 
-def numbers(entries, names, field) -> list[int]:
-    """The numbers of entries that are numbers or names, each at most once."""
-    found = []
+def numbers(
+    entries: Sequence[int | str], names: Sequence[str], field: str
+) -> list[int]:
+    """The numbers of entries, which are numbers or names, each at most once."""
+    chosen = []
     for entry in entries:
         if isinstance(entry, str) and entry in names:
             entry = names.index(entry)
@@ -221,15 +243,15 @@ def numbers(entries, names, field) -> list[int]:
                 f"{field}: {entry!r} is neither a number below {len(names)} nor one of "
                 f"{names[:10]}{'...' if len(names) > 10 else ''}"
             )
-        found.append(int(entry))
-    twice = {names[n] for n in found if found.count(n) > 1}
+        chosen.append(int(entry))
+    twice = {names[n] for n in chosen if chosen.count(n) > 1}
     if twice:
         raise ValueError(f"{field}: {sorted(twice)} more than once")
-    return found
+    return chosen
 
 
 def validate(dataset: Dataset) -> None:
-    """Raise ValueError where a split breaks the promises of its type."""
+    """Raise ValueError if a split breaks the promises of its type."""
     for split in ("train", "validation", "test"):
         examples = getattr(dataset, split)
         if examples is None:
@@ -237,8 +259,8 @@ def validate(dataset: Dataset) -> None:
         where, n = f"{dataset.name}: {split}", size(examples)
         if n == 0:
             raise ValueError(f"{where} has no examples")
-        given = [examples.images, examples.load, examples.graphs]
-        if sum(one is not None for one in given) != 1:
+        contents = [examples.images, examples.load, examples.graphs]
+        if sum(content is not None for content in contents) != 1:
             raise ValueError(f"{where} must have one of images, load and graphs")
         images = examples.images
         if images is not None and (images.dtype != np.uint8 or images.ndim != 4):

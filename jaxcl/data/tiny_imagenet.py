@@ -24,56 +24,72 @@ def tiny_imagenet(
 ) -> stream.Dataset:
     """tiny-imagenet-200; its annotated val split is the test split.
 
-    Grey images turn into RGB. Rows are sorted by class, then by file. test/, which has
-    no labels, is not read, nor are boxes and words.txt; a class is called by its wnid.
+    Grey images become RGB. Rows are sorted by class, then by file. A class is named by
+    its wnid. test/, which has no labels, boxes and words.txt are not read.
 
     path: holds train/WNID/images/*, val/images/* with val/val_annotations.txt, and
       wnids.txt. val/ may be sorted into folders, val/WNID/* or val/WNID/images/*.
     classes: a text file that names the wnids to keep, in that order. Default:
-      wnids.txt, whose order is not sorted; mammoth's is the same, which Co2L and CCLIS
-      take their arrays from.
-    size: None: as stored; else shorter side to `size`, then a centre crop.
-    resident: decode all, once, into 1.4 GB of memory.
+      wnids.txt, whose order is not sorted. It is the order of mammoth's arrays, which
+      Co2L and CCLIS use.
+    size: resize the shorter side to `size`, then crop the centre; None: as stored.
+    resident: decode all images once, into 1.4 GB of memory.
     Others as in `from_folders.image_folder`.
 
-    Raises ValueError for a file that is missing, a wrong line of val_annotations.txt,
-    an image without an annotation or the reverse, a wnid that is not in train/, and a
+    Raises ValueError for a missing file, a malformed line of val_annotations.txt, an
+    image without an annotation or the reverse, a wnid that is not in train/, and a
     class without images.
     """
+    _check_folders(path)
+    file = os.path.join(path, "wnids.txt") if classes is None else classes
+    wanted = files_lib.class_list(file)
+    decoder = prefetch.choose_decoder(decoder)
+    names, *train = from_folders.scan(path, "train", wanted, only=classes is None)
+    test = _scan_val(path, names)
+    parts = [from_folders.from_files(path, *x, decoder=decoder) for x in (train, test)]
+    data = stream.Dataset(
+        "tiny_imagenet", names, ("all",), parts[0], None, parts[1], decoder
+    )
+    return splits.finish(
+        data,
+        validation=validation,
+        seed=seed,
+        size=size,
+        resident=resident,
+        on_corrupt=on_corrupt,
+        cache=cache,
+        cache_size=cache_size,
+    )
+
+
+def _check_folders(path):
+    """Refuse a path that is not the unpacked archive."""
     for folder in (path, os.path.join(path, "train"), os.path.join(path, "val")):
         if not os.path.isdir(folder):
             raise ValueError(
                 f"{folder}: no such directory; path = {path!r} must be the unpacked "
                 "tiny-imagenet-200, with train/, val/ and wnids.txt"
             )
-    file = os.path.join(path, "wnids.txt") if classes is None else classes
-    wanted = files_lib.class_list(file)
-    decoder = prefetch.choose_decoder(decoder)
-    names, *train = from_folders.scan(path, "train", wanted, only=classes is None)
+
+
+def _scan_val(path, names) -> tuple[list[int], list[bytes]]:
+    """Labels and files (relative to `path`) of val/, in either layout."""
     known = storage.folders(os.path.join(path, "train"))
     if files_lib.image_files(os.path.join(path, "val", "images")):
-        test = _annotated(path, names, known)
-    else:
-        test = _sorted(path, names, known)
-    parts = [from_folders.from_files(path, *x, decoder=decoder) for x in (train, test)]
-    data = stream.Dataset(
-        "tiny_imagenet", names, ("all",), parts[0], None, parts[1], decoder
-    )
-    return splits.finish(
-        data, validation=validation, seed=seed, size=size, resident=resident,
-        on_corrupt=on_corrupt, cache=cache, cache_size=cache_size,
-    )  # fmt: skip
+        return _annotated(path, names, known)
+    return _sorted(path, names, known)
 
 
 def _sorted(path, names, known) -> tuple[list[int], list[bytes]]:
     """Labels and files (relative to `path`) of val/WNID."""
     where = os.path.join(path, "val")
-    found = {*storage.folders(where)} - {"images"}  # which sorting leaves, empty
-    if not found:
+    # Sorting val/ into folders leaves an empty images/ behind.
+    folders = {*storage.folders(where)} - {"images"}
+    if not folders:
         raise ValueError(
             f"{where}: expected images/* and {ANNOTATIONS}, or folders WNID/*"
         )
-    unknown = sorted(found - {*known})
+    unknown = sorted(folders - {*known})
     if unknown:
         raise ValueError(f"{where}: wnids that are not in train/: {unknown[:5]}")
     return from_folders.scan(path, "val", names)[1:]
@@ -83,32 +99,32 @@ def _annotated(path, names, known) -> tuple[list[int], list[bytes]]:
     """Labels and files (relative to `path`) that val_annotations.txt gives."""
     where = os.path.join(path, "val", "images")
     file = os.path.join(path, "val", ANNOTATIONS)
-    given = _annotations(file, known)
+    wnids = _annotations(file, known)
     images = {os.path.relpath(x, where) for x in files_lib.image_files(where)}
-    for problem, found in (
-        (f"names images that {where} lacks", {*given} - images),
-        (f"lacks images that are in {where}", images - {*given}),
+    for problem, odd in (
+        (f"names images that {where} lacks", {*wnids} - images),
+        (f"lacks images that are in {where}", images - {*wnids}),
     ):
-        if found:
-            raise ValueError(f"{file} {problem}: {len(found)}, {sorted(found)[:5]}")
-    without = sorted({*names} - {*given.values()})
+        if odd:
+            raise ValueError(f"{file} {problem}: {len(odd)}, {sorted(odd)[:5]}")
+    without = sorted({*names} - {*wnids.values()})
     if without:
         raise ValueError(f"{file}: classes without images: {without[:5]}")
     number = {name: i for i, name in enumerate(names)}
-    # As in sorted folders: both layouts make the same rows.
-    kept = sorted((number[wnid], x) for x, wnid in given.items() if wnid in number)
+    # Sorted, so that both layouts give the same rows.
+    kept = sorted((number[wnid], x) for x, wnid in wnids.items() if wnid in number)
     files = [os.path.join("val", "images", image).encode() for _, image in kept]
     return [label for label, _ in kept], files
 
 
 def _annotations(file, known) -> dict[str, str]:
-    """Image -> wnid."""
+    """Image -> wnid, from val_annotations.txt; `known` are the allowed wnids."""
     try:
         with open(file, encoding="utf-8") as opened:
             lines = opened.read().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
-    known, given = {*known}, {}
+    known, wnids = {*known}, {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -120,7 +136,7 @@ def _annotations(file, known) -> dict[str, str]:
         image, wnid = fields[:2]
         if wnid not in known:
             raise ValueError(f"{where}: wnid {wnid!r} is not in train/")
-        if image in given:
+        if image in wnids:
             raise ValueError(f"{where}: {image!r} has an annotation above")
-        given[image] = wnid
-    return given
+        wnids[image] = wnid
+    return wnids

@@ -1,4 +1,4 @@
-"""Small sets that need no files: digits, and graphs made by rule."""
+"""Small sets that need no files: digits, and generated graphs."""
 
 import numpy as np
 from PIL import Image
@@ -18,10 +18,13 @@ def digits(
 ) -> stream.Dataset:
     """scikit-learn's 1,797 handwritten digits, u8[N,8,8,1], 0..16 scaled to 0..255.
 
-    Test is a fixed fifth of every class. `size` resizes by Pillow ("nearest" or
-    "bicubic"); channels = 3 repeats the grey one.
+    The test split is a fixed fifth of every class.
+
+    size: Pillow resizes the images to it, by `interpolation`, "nearest" or "bicubic";
+      None: 8.
+    channels: 1, or 3 to repeat the grey channel.
     """
-    from sklearn import datasets  # a second to import, only needed here
+    from sklearn import datasets  # takes a second, and few sources need it
 
     if channels not in (1, 3):
         raise ValueError(f"channels = {channels}: must be 1 or 3")
@@ -46,14 +49,14 @@ def digits(
 def rings_and_trees(
     *, count: int = 96, nodes: tuple[int, int] = (6, 14), seed: int = 0
 ) -> stream.Dataset:
-    """Rings with a few chords, and random trees, in turn.
+    """Two classes of graphs in turn: rings with two chords, and random trees.
 
-    Features are degree profiles, see `from_graphs.degree_profile`.
+    Node features are degree profiles, see `from_graphs.degree_profile`.
 
     Args:
-      count: graphs.
+      count: number of graphs.
       nodes: least and most nodes of a graph.
-      seed: of sizes, chords and trees.
+      seed: draws sizes, chords and trees.
 
     Raises:
       ValueError: a number is out of its range.
@@ -65,17 +68,17 @@ def rings_and_trees(
     rng = np.random.default_rng(seed)
     pairs, sizes = [], rng.integers(nodes[0], nodes[1], size=count, endpoint=True)
     for graph, size in enumerate(sizes):
-        each = np.arange(size)
+        numbers = np.arange(size)
         if graph % 2:
-            edges = [(i, rng.integers(i)) for i in each[1:]]
+            edges = [(i, rng.integers(i)) for i in numbers[1:]]
         else:
-            edges = [(i, (i + 1) % size) for i in each]
+            edges = [(i, (i + 1) % size) for i in numbers]
             edges += [(i, (i + size // 2) % size) for i in rng.choice(size, 2)]
         pairs.append(np.array(edges) + sizes[:graph].sum())
     ends = np.concatenate(pairs).T
     both = np.unique(np.concatenate([ends, ends[::-1]], axis=1), axis=1)
     graph_ptr = np.concatenate([[0], np.cumsum(sizes)])
-    made = graphs.GraphSet(
+    graph_set = graphs.GraphSet(
         from_graphs.degree_profile(both, graph_ptr[-1]).astype(np.float32),
         both.astype(np.int32),
         graph_ptr.astype(np.int32),
@@ -84,6 +87,6 @@ def rings_and_trees(
         "rings_and_trees",
         _NAMES,
     )
-    domain = np.zeros_like(made.label)
-    train = stream.Examples(label=made.label, domain=domain, graphs=made)
-    return stream.Dataset(made.name, made.class_names, ("all",), train, None, None)
+    label = graph_set.label
+    train = stream.Examples(label, np.zeros_like(label), graphs=graph_set)
+    return stream.Dataset(graph_set.name, _NAMES, ("all",), train, None, None)

@@ -1,9 +1,10 @@
-"""How near held-out rows come to the rows that a method stored.
+"""How well the stored rows of a method align with held-out rows.
 
 Caccia et al., "Reducing Representation Drift in Online Continual Learning", 2021,
-section 4.8 and Fig. 8: of each stored row the largest cosine between its features and
+section 4.8 and Fig. 8: for each stored row, the largest cosine between its features and
 those of a held-out row of its class, averaged over the stored rows of each task. A
-network that has overfitted to its memory has a low one. No code of it was released.
+network that has overfitted to its memory has a low alignment. The authors released no
+code for it.
 """
 
 import time
@@ -14,14 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, sharding
-from jaxcl.augment import images as augment_images
 from jaxcl.evals import features as features_lib
 
 _EXACT = jax.lax.Precision.HIGHEST
 
 
-def nearest(stored, labels, held, held_labels):
-    """Largest cosine of each stored row with a held-out row of its class.
+def nearest(
+    stored: jax.Array, labels: jax.Array, held: jax.Array, held_labels: jax.Array
+) -> jax.Array:
+    """Largest cosine between each stored row and the held-out rows of its class.
 
     Args:
       stored: f32[B, D].
@@ -30,7 +32,7 @@ def nearest(stored, labels, held, held_labels):
       held_labels: i32[N].
 
     Returns:
-      f32[B]; -inf where no held-out row has the class.
+      f32[B]; -inf if no held-out row has the class.
     """
     stored, held = features_lib.unit(stored), features_lib.unit(held)
     cosines = jnp.dot(stored, held.T, precision=_EXACT)
@@ -38,19 +40,19 @@ def nearest(stored, labels, held, held_labels):
     return jnp.max(jnp.where(same, cosines, -jnp.inf), axis=1)
 
 
-def make(parts, *, batch_size=256) -> Callable:
+def make(parts: core.EvalParts, *, batch_size: int = 256) -> Callable:
     """Alignment of a method's memory with held-out rows.
 
-    These are the validation split where the data have one, else the evaluation rows.
+    Held-out rows are the validation split if there is one, else the evaluation rows.
 
     Args:
-      parts: core.EvalParts, with `memory`.
+      parts: with `memory`.
       batch_size: stored rows at a time; rounded up to a multiple of the devices.
 
     Returns:
-      evaluate(state, task) -> core.Result without rows. Scalars: "task_T", T from 1,
-      for each task of which the memory holds rows whose class has held-out ones;
-      "mean" over all such rows; "seconds".
+      evaluate(state, task) -> core.Result without rows. It measures the stored rows
+      whose class has held-out rows. Scalars: "task_T", T from 1, the mean over the
+      stored rows of a task, absent without any; "mean" over all; "seconds".
 
     Raises:
       ValueError: the method keeps no memory; no held-out split; no labels.
@@ -62,20 +64,17 @@ def make(parts, *, batch_size=256) -> Callable:
             "config.evaluators.alignment: needs a method with a memory of images, as "
             "er and er_ace have; take the evaluator out"
         )
-    dataset, stream_ = parts.stream.dataset, parts.stream
-    examples = dataset.validation
+    examples = parts.stream.dataset.validation
     if examples is None:
-        examples = stream_.evaluation
-    reads = parts._replace(stream=stream_._replace(evaluation=examples))
-    features_lib.check_labels(reads, "alignment")
+        examples = parts.stream.evaluation
+    features_lib.check_labels(features_lib.judged_on(parts, examples), "alignment")
     embed = features_lib.make(parts, examples)
     labels = sharding.replicate(examples.label, parts.mesh)
     program = _program(parts, batch_size)
 
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
-        found = program(state, embed(state), labels)
-        cosines, tasks = sharding.fetch(found)
+        cosines, tasks = sharding.fetch(program(state, embed(state), labels))
         measured = np.isfinite(cosines)
         cosines, tasks = cosines[measured].astype(np.float64), tasks[measured]
         scalars = {
@@ -90,13 +89,11 @@ def make(parts, *, batch_size=256) -> Callable:
 
 
 def _program(parts, batch_size):
-    """(state, features, labels) -> f32 and i32[capacity]: `nearest`, and the task.
+    """(state, features, labels) -> `nearest` f32[capacity], and task i32[capacity].
 
-    -inf also where a slot holds no row.
+    The cosine of an empty slot is -inf.
     """
-    view = augment_images.make_eval(
-        size=parts.size, resize=parts.resize, mean=parts.mean, std=parts.std
-    )
+    view = features_lib.eval_view(parts)
     everywhere = sharding.replicated(parts.mesh)
 
     def run(state, held, held_labels):
@@ -106,8 +103,7 @@ def _program(parts, batch_size):
                 "config.evaluators.alignment: needs a memory of images, as er and "
                 "er_ace have; this method's names rows; take the evaluator out"
             )
-        size = min(batch_size, memory.capacity)
-        size = -(-size // parts.mesh.size) * parts.mesh.size
+        size = features_lib.padded_size(parts, min(batch_size, memory.capacity))
         steps = -(-memory.capacity // size)
         slots = jnp.arange(steps * size).reshape(steps, size) % memory.capacity
 
@@ -115,8 +111,8 @@ def _program(parts, batch_size):
             at = jax.lax.with_sharding_constraint(at, sharding.split(parts.mesh))
             images, labels = memory.items["image"][at], memory.items["label"][at]
             stored = parts.embed(state, view(images))
-            found = nearest(stored, labels, held, held_labels)
-            return jax.lax.with_sharding_constraint(found, everywhere)
+            cosines = nearest(stored, labels, held, held_labels)
+            return jax.lax.with_sharding_constraint(cosines, everywhere)
 
         cosines = jax.lax.map(of_slots, slots).reshape(-1)[: memory.capacity]
         return jnp.where(memory.filled, cosines, -jnp.inf), memory.items["task"]

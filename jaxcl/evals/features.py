@@ -1,7 +1,11 @@
-"""What the evaluators share: embeddings of a split, and which task a row is of."""
+"""What evaluators share: embedding rows, and which task and class a row belongs to.
+
+`make` embeds the rows of a split, `of_images` embeds images that lie on the host.
+"""
 
 import contextlib
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +16,19 @@ from jaxcl.augment import images as augment_images
 from jaxcl.data import graph_batches, prefetch, stream
 
 
-def require(field: str, value, good: bool, allowed: str) -> None:
-    """Refuse an option of an evaluator: `config.evaluators.{field}`."""
+def require(field: str, value: Any, good: bool, allowed: str) -> None:
+    """Refuse the value of an option, `config.evaluators.{field}`, unless it is good."""
     if not good:
         raise ValueError(f"config.evaluators.{field}={value!r}: must be {allowed}")
 
 
-def check_labels(parts, name: str) -> None:
-    """Refuse a stream that has nothing to judge by.
+def judged_on(parts: core.EvalParts, examples: stream.Examples) -> core.EvalParts:
+    """EvalParts whose evaluation rows are `examples`."""
+    return parts._replace(stream=parts.stream._replace(evaluation=examples))
+
+
+def check_labels(parts: core.EvalParts, name: str) -> None:
+    """Refuse a stream without evaluation rows, or with rows that have no label.
 
     Raises:
       ValueError: no evaluation split, or rows without a label, naming the dataset.
@@ -45,8 +54,8 @@ def check_labels(parts, name: str) -> None:
             )
 
 
-def reading(parts, name: str, features: str):
-    """EvalParts whose `embed` gives "embedding" or "projection".
+def reading(parts: core.EvalParts, name: str, features: str) -> core.EvalParts:
+    """EvalParts whose `embed` gives the `features`, "embedding" or "projection".
 
     Raises:
       ValueError: another name; a method without a projection.
@@ -64,21 +73,21 @@ def reading(parts, name: str, features: str):
 
 
 class Split(NamedTuple):
-    """To which task each row belongs, and what a judge may be told of it."""
+    """Which task each row belongs to, and what a row's task says about it."""
 
-    # "task_aware": tasks are disjoint classes. "domain_aware": each is a domain.
-    # None: a row's task tells nothing of its label (joint, data-incremental).
+    # "task_aware": tasks are disjoint classes. "domain_aware": each task is a domain.
+    # None: a row's task says nothing about its label (joint, data-incremental).
     aware: str | None
     train_task: np.ndarray  # i32[N], -1 where no task has the row
     test_task: np.ndarray  # i32[M]
     classes: np.ndarray  # bool[T, C], classes that occur in each task
 
 
-def split(parts) -> Split:
-    """Read off the tasks what kind of scenario they are.
+def split(parts: core.EvalParts) -> Split:
+    """Tell from the tasks which kind of scenario they are, and sort the rows by task.
 
-    A train row is of the task that has its class where classes are disjoint, else
-    of the first task that trains on it.
+    Where the tasks are disjoint classes, a train row belongs to the task of its class;
+    otherwise to the first task that trains on it.
     """
     tasks = parts.stream.tasks
     classes = np.zeros((len(tasks), parts.num_classes), bool)
@@ -102,19 +111,18 @@ def split(parts) -> Split:
 
 
 def train_mask(groups: Split, train_on: str, task: int) -> np.ndarray:
-    """Which train rows a probe may use after `task`: all, or of tasks met, bool[N]."""
+    """Train rows a probe may use after `task`: "all", or of tasks "seen"; bool[N]."""
     if train_on == "all":
         return np.ones(len(groups.train_task), bool)
     return (groups.train_task >= 0) & (groups.train_task <= task)
 
 
 def stratified(examples: stream.Examples, *, fraction: float, seed: int) -> np.ndarray:
-    """A share of the rows of every class, bool[N].
+    """A share of the rows of every class, and of every domain within it, bool[N].
 
-    Of a class (of each domain, where there are several) with n rows
-    max(1, round(fraction n)) are taken, a half rounded to even. They come first in an
-    order of its rows that `seed`, the class and the domain alone decide, so that the
-    rows of a smaller fraction are among those of a larger one.
+    It takes max(1, round(fraction n)) of n rows; a half is rounded to even. They are
+    the first rows of an order that depends on `seed`, the class and the domain alone,
+    so a larger fraction contains all rows of a smaller one.
     """
     label, domain = examples.label, examples.domain
     chosen = np.zeros(len(label), bool)
@@ -127,8 +135,8 @@ def stratified(examples: stream.Examples, *, fraction: float, seed: int) -> np.n
     return chosen
 
 
-def per_task(parts, correct: np.ndarray) -> np.ndarray:
-    """Share of right answers on each task's test rows, f64[T], nan without rows.
+def per_task(parts: core.EvalParts, correct: np.ndarray) -> np.ndarray:
+    """Accuracy on each task's test rows, f64[T], nan for a task without rows.
 
     Args:
       correct: bool[M], one entry per evaluation row.
@@ -137,20 +145,27 @@ def per_task(parts, correct: np.ndarray) -> np.ndarray:
     return np.array([correct[r].mean() if len(r) else np.nan for r in tests])
 
 
-def verdicts(parts, groups: Split, examples: stream.Examples, *, rows=None):
+def verdicts(
+    parts: core.EvalParts,
+    groups: Split,
+    examples: stream.Examples,
+    *,
+    rows: np.ndarray | None = None,
+) -> Callable:
     """Which of the predicted classes are right, judged on the device.
 
     Args:
       rows: i32[n], which rows of the split; by default all.
 
     Returns:
-      scores f32[n, C], on the device -> dict of bool[n]: "class_incremental", over
-      all classes; where tasks are disjoint classes also "task_aware", over those of
-      the row's task, all classes for a row of no task.
+      scores f32[n, C], on the device -> dict of bool[n]. "class_incremental": the
+      prediction is among all classes. "task_aware", where tasks are disjoint classes:
+      it is among the classes of the row's task; a row of no task has all classes.
     """
     rows = slice(None) if rows is None else rows
+    # Row -1, for rows of no task, allows every class.
     allowed = np.concatenate([groups.classes, np.ones((1, parts.num_classes), bool)])
-    given = sharding.replicate(
+    truth = sharding.replicate(
         (examples.label[rows], allowed, groups.test_task[rows]), parts.mesh
     )
 
@@ -162,84 +177,121 @@ def verdicts(parts, groups: Split, examples: stream.Examples, *, rows=None):
         return right
 
     program = jax.jit(judge, out_shardings=sharding.replicated(parts.mesh))
-    return lambda scores: sharding.fetch(program(scores, *given))
+    return lambda scores: sharding.fetch(program(scores, *truth))
 
 
 def blank_unseen(row: np.ndarray, train_on: str, task: int) -> np.ndarray:
-    """Nan for later tasks unless train_on="all": nothing was learnt of them."""
+    """Nan for later tasks unless train_on="all": no probe has trained on them."""
     if train_on != "all":
         row = np.where(np.arange(len(row)) <= task, row, np.nan)
     return row
 
 
-def place(parts, examples: stream.Examples):
-    """The images of a set in memory on every device, None for one that streams."""
+def place(parts: core.EvalParts, examples: stream.Examples) -> jax.Array | None:
+    """The images of a set in memory, whole on every device; None if the set streams."""
     if examples.images is None:
         return None
     return sharding.replicate(examples.images, parts.mesh)
 
 
-def unit(features):
-    """Rows of length 1, f32[n, D]; zero rows stay zero."""
+def unit(features: jax.Array) -> jax.Array:
+    """Rows scaled to length 1, f32[n, D]; zero rows stay zero."""
     length = jnp.linalg.norm(features, axis=-1, keepdims=True)
     return features / jnp.maximum(length, 1e-12)
 
 
-def constraint(parts, batch_size: int):
-    """The sharding of a batch: its rows split, or whole where they do not divide."""
+def constraint(parts: core.EvalParts, batch_size: int) -> jax.sharding.Sharding:
+    """Sharding of a batch: split by rows if the devices divide them, else whole."""
     if batch_size % parts.mesh.size:
         return sharding.replicated(parts.mesh)
     return sharding.split(parts.mesh)
 
 
-def make(parts, examples: stream.Examples, *, rows=None, batch_size=256, images=None):
+def padded_size(parts: core.EvalParts, batch_size: int) -> int:
+    """A batch size, rounded up to a multiple of the devices."""
+    return -(-batch_size // parts.mesh.size) * parts.mesh.size
+
+
+def eval_view(parts: core.EvalParts, *, resize: bool = True) -> Callable:
+    """u8[B,H,W,C] -> normalised f32[B,S,S,C], without augmentation.
+
+    Args:
+      resize: False for images that `eval_crop` has cut already.
+    """
+    return augment_images.make_eval(
+        size=parts.size,
+        resize=parts.resize if resize else None,
+        mean=parts.mean,
+        std=parts.std,
+    )
+
+
+def eval_crop(parts: core.EvalParts) -> prefetch.CenterCrop:
+    """What workers cut out of an image that streams."""
+    return prefetch.CenterCrop(
+        size=parts.size,
+        resize=parts.size if parts.resize is None else parts.resize,
+        decoder=parts.stream.dataset.decoder or "auto",
+    )
+
+
+def make(
+    parts: core.EvalParts,
+    examples: stream.Examples,
+    *,
+    rows: np.ndarray | None = None,
+    batch_size: int = 256,
+    images: jax.Array | None = None,
+) -> Callable:
     """Embeddings of a split, in evaluation mode, without augmentation.
 
-    A set in memory is embedded by one program that loops over batches; one that
+    A set in memory is embedded by one program that loops over batches. A set that
     streams is decoded by workers and embedded batch by batch.
 
     Args:
       rows: i32[n], which rows; by default all.
       batch_size: rounded up to a multiple of the devices.
-      images: `place(parts, examples)`, where the caller holds it already.
+      images: `place(parts, examples)`, if the caller has it already.
 
     Returns:
-      embed(state, first=n) -> f32[n, D] on the device, whole on each. Batches
-      without any of the first `first` rows are left out, as zeros; all values share
-      one program.
+      embed(state, first=n) -> f32[n, D], whole on every device. Only batches with some
+      of the first `first` rows are embedded; the rest is zeros. Every `first` runs the
+      same program.
     """
     rows = np.arange(stream.size(examples)) if rows is None else np.asarray(rows)
-    count, devices = len(rows), parts.mesh.size
-    batch_size = -(-min(batch_size, count) // devices) * devices
+    batch_size = padded_size(parts, min(batch_size, len(rows)))
     if examples.graphs is not None:
         return _of_graphs(parts, examples, rows, batch_size)
     if examples.images is None:
-        return _streamed(parts, examples, rows, batch_size)
+        return _of_streamed(parts, examples, rows, batch_size)
     images = place(parts, examples) if images is None else images
-    steps = -(-count // batch_size)
+    return _of_resident(parts, images, rows, batch_size)
+
+
+def _of_resident(parts, images, rows, batch_size) -> Callable:
+    """`make` for images that lie on the devices."""
+    count, steps = len(rows), -(-len(rows) // batch_size)
     padded = np.resize(rows, steps * batch_size).astype(np.int32)
     padded = sharding.replicate(padded.reshape(steps, batch_size), parts.mesh)
-    view = _eval_view(parts, parts.resize)
+    view = eval_view(parts)
     whole, split_rows = sharding.replicated(parts.mesh), sharding.split(parts.mesh)
 
-    def embed_all(state, images, padded, wanted):
+    def embed_batches(state, images, padded, wanted):
         def embed(at):
             at = jax.lax.with_sharding_constraint(at, split_rows)
             features = parts.embed(state, view(images[at]))
             return jax.lax.with_sharding_constraint(features, whole)
 
-        one = jax.eval_shape(embed, padded[0])
-        features = jax.lax.fori_loop(
-            0,
-            wanted,
-            lambda i, found: jax.lax.dynamic_update_index_in_dim(
-                found, embed(padded[i]), i, axis=0
-            ),
-            jnp.zeros((steps, *one.shape), one.dtype),
-        )
+        def write(step, features):
+            batch = embed(padded[step])
+            return jax.lax.dynamic_update_index_in_dim(features, batch, step, axis=0)
+
+        batch = jax.eval_shape(embed, padded[0])
+        blank = jnp.zeros((steps, *batch.shape), batch.dtype)
+        features = jax.lax.fori_loop(0, wanted, write, blank)
         return features.reshape(steps * batch_size, -1)[:count]
 
-    program = jax.jit(embed_all, out_shardings=whole)
+    program = jax.jit(embed_batches, out_shardings=whole)
 
     def run(state, first=None):
         wanted = steps if first is None else -(-first // batch_size)
@@ -248,58 +300,104 @@ def make(parts, examples: stream.Examples, *, rows=None, batch_size=256, images=
     return run
 
 
-def _eval_view(parts, resize):
-    return augment_images.make_eval(
-        size=parts.size, resize=resize, mean=parts.mean, std=parts.std
-    )
-
-
-def _of_graphs(parts, examples, rows, batch_size):
-    """`make` for graphs, whose batches stay on the devices, each of which has all."""
+def _of_graphs(parts, examples, rows, batch_size) -> Callable:
+    """`make` for graphs; every device keeps all their batches."""
     batches = graph_batches.evaluation_batches(examples, rows, batch_size)
     placed = [sharding.replicate(batch["graph"], parts.mesh) for batch in batches]
     embed = jax.jit(parts.embed, out_shardings=sharding.replicated(parts.mesh))
 
-    def embed_all(state, first=None):
+    def run(state, first=None):
         wanted = len(placed) if first is None else -(-first // batch_size)
-        found = [embed(state, graphs) for graphs in placed[: max(wanted, 1)]]
-        found = jnp.concatenate(found)[: len(rows)]
-        return jnp.pad(found, ((0, len(rows) - len(found)), (0, 0)))
+        # One batch at least: it tells D.
+        features = [embed(state, graphs) for graphs in placed[: max(wanted, 1)]]
+        features = jnp.concatenate(features)[: len(rows)]
+        return jnp.pad(features, ((0, len(rows) - len(features)), (0, 0)))
 
-    return embed_all
+    return run
 
 
-def _streamed(parts, examples, rows, batch_size):
-    """`make` for sets that are read row by row."""
-    crop = prefetch.CenterCrop(
-        size=parts.size,
-        resize=parts.size if parts.resize is None else parts.resize,
-        decoder=parts.stream.dataset.decoder or "auto",
-    )
-    view, whole = _eval_view(parts, None), sharding.replicated(parts.mesh)
+def _of_streamed(parts, examples, rows, batch_size) -> Callable:
+    """`make` for images that workers decode row by row."""
+    crop, view = eval_crop(parts), eval_view(parts, resize=False)
     embed = jax.jit(
-        lambda state, images: parts.embed(state, view(images)), out_shardings=whole
+        lambda state, images: parts.embed(state, view(images)),
+        out_shardings=sharding.replicated(parts.mesh),
     )
 
-    def embed_all(state, first=None):
-        # One row at least, for the shape of the rest.
-        mine = rows if first is None else rows[: max(first, 1)]
+    def run(state, first=None):
+        # One row at least: it tells D.
+        wanted = rows if first is None else rows[: max(first, 1)]
         batches = prefetch.evaluation_batches(
-            examples, mine, batch_size, crop=crop, workers=parts.workers,
-            process_index=jax.process_index(), process_count=jax.process_count(),
-        )  # fmt: skip
+            examples,
+            wanted,
+            batch_size,
+            crop=crop,
+            workers=parts.workers,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
         placed = prefetch.ahead(
             batches, lambda batch: sharding.shard(batch["image"], parts.mesh)
         )
-        found = []
+        features = []
         with contextlib.closing(placed):
             for images in placed:
-                found.append(embed(state, images))
+                features.append(embed(state, images))
                 # Or images pile up on a device that is slower than the workers.
-                jax.block_until_ready(found[-2:-1])
-        found = np.concatenate(sharding.fetch(found))[: len(mine)]
-        if len(mine) < len(rows):
-            found = np.pad(found, ((0, len(rows) - len(mine)), (0, 0)))
-        return sharding.replicate(found, parts.mesh)
+                jax.block_until_ready(features[-2:-1])
+        features = np.concatenate(sharding.fetch(features))[: len(wanted)]
+        if len(wanted) < len(rows):
+            features = np.pad(features, ((0, len(rows) - len(wanted)), (0, 0)))
+        return sharding.replicate(features, parts.mesh)
 
-    return embed_all
+    return run
+
+
+def images_of(
+    parts: core.EvalParts, examples: stream.Examples, rows: np.ndarray
+) -> np.ndarray:
+    """Images of a few rows, u8[n,H,W,C]; `eval_crop` cuts those that stream."""
+    if examples.images is not None:
+        return examples.images[rows]
+    batches = prefetch.evaluation_batches(
+        examples,
+        rows,
+        min(len(rows), 64),
+        crop=eval_crop(parts),
+        workers=parts.workers,
+    )
+    return np.concatenate([batch["image"] for batch in batches])[: len(rows)]
+
+
+def of_images(parts: core.EvalParts, *, batch_size: int = 256) -> Callable:
+    """Embeddings of any number of images that lie on the host, by one program.
+
+    Args:
+      batch_size: rounded up to a multiple of the devices.
+
+    Returns:
+      (state, images u8[n,H,W,C]) -> f32[n, D] on the host. Where the train split
+      streams, the images are already cut by `eval_crop`.
+    """
+    streams = parts.stream.dataset.train.images is None
+    view = eval_view(parts, resize=not streams)
+    batch_size = padded_size(parts, batch_size)
+    rows, whole = sharding.split(parts.mesh), sharding.replicated(parts.mesh)
+
+    def embed(state, images):
+        images = jax.lax.with_sharding_constraint(images, rows)
+        return parts.embed(state, view(images))
+
+    program = jax.jit(embed, out_shardings=whole)
+
+    def run(state, images):
+        features = []
+        for begin in range(0, len(images), batch_size):
+            batch = np.resize(
+                images[begin : begin + batch_size], (batch_size, *images.shape[1:])
+            )
+            placed = sharding.replicate(batch, parts.mesh)
+            features.append(sharding.fetch(program(state, placed)))
+        return np.concatenate(features)[: len(images)]
+
+    return run

@@ -1,27 +1,28 @@
-"""Which classes DUEL's policy keeps of a stream while the network stands still.
+"""Which classes of a stream DUEL's policy keeps while the network does not change.
 
 Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
-Class-Imbalanced Learning", AAAI 2024, Figs. 9(a) and 10: a memory of M rows that is
-filled from the stream (1M), and then offered rows until it has seen five times as many
-(5M). Beside it a memory that keeps the last M rows sees the same. No code of it was
-released.
+Class-Imbalanced Learning", AAAI 2024, Figs. 9(a) and 10: a memory of M rows is filled
+from the stream (1M), and then offered rows until it has seen five times as many (5M).
+For comparison, a second memory keeps the last M rows of the same stream. The authors
+released no code.
 
-What an evaluation finds goes to metrics.jsonl, which a resumed run continues, and
-`draw` reads it there. What a memory holds while a method trains: `evals/memory.py`.
+Results go to metrics.jsonl, which a resumed run continues; `draw` reads them there. For
+what a memory holds while a method trains, see `evals/memory.py`.
 
 Departures: the paper does not say which network embeds the rows, or after how many
-steps. Here it is the one that learns, in evaluation mode, when it is evaluated, on
-images without augmentation; and the memory is a new one, whatever the method keeps.
+steps. Here it is the network at the time of the evaluation, in evaluation mode, on
+images without augmentation. The memory starts empty, whatever the method keeps.
 """
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 
 from jaxcl import core, metrics, plots, sharding
 from jaxcl.data import stream
@@ -32,83 +33,78 @@ LAST_ONLY = True  # unless the entry of the config says otherwise, see run/evalu
 
 
 class Course(NamedTuple):
-    """What one evaluation found, after 1, 2, ... times as many rows as are stored."""
+    """What one evaluator measured after M, 2 M, ..., n M rows."""
 
     shares: np.ndarray  # f64[n, C], of each class in the memory
     entropy: np.ndarray  # f64[n], of these shares, nats
-    fifo: np.ndarray  # f64[n], of a memory that keeps the last rows
+    fifo: np.ndarray  # f64[n], entropy of a memory that keeps the last M rows
 
 
 def make(
-    parts, *, size=2048, times=5, batch_size=256, score="affine", temperature=0.5,
-    features: str | None = None, newcomer_competes=False,
-) -> Callable:  # fmt: skip
-    """Class entropy and class shares of a memory that a fixed network filters.
+    parts: core.EvalParts,
+    *,
+    size: int = 2048,
+    times: int = 5,
+    batch_size: int = 256,
+    score: str = "affine",
+    temperature: float = 0.5,
+    features: str | None = None,
+    newcomer_competes: bool = False,
+) -> Callable:
+    """Class entropy and class shares of a memory that DUEL's policy fills.
 
-    The rows are the first `times` x `size` that the present task's order draws, of
-    several epochs where one has fewer.
+    It is offered the first `times` x `size` rows of the present task's order, from
+    several epochs if one has fewer.
 
     Args:
-      parts: core.EvalParts, with `project` for features="projection".
+      parts: with `project` for features="projection".
       size: rows that the memory holds, M.
-      times: how many times as many are offered in all.
-      batch_size: rows that the stream draws and the policy is offered at a time. With
-        that of the run they are those of its first steps of the task, for a method
-        that trains on the stream alone.
+      times: rows offered in all, as a multiple of M.
+      batch_size: rows that the policy is offered at a time. With the batch size of the
+        run, a method that trains on the stream alone gets the same rows in the first
+        steps of the task.
       score: "affine" or "exponential", see `memory.duel.similarity`.
       temperature: tau of the exponential score.
-      features: "projection" (what the loss compares) or "embedding" (of the encoder),
-        which the policy compares as unit rows; None: "projection" where the method has
-        one.
-      newcomer_competes: Algorithm 1 in place of Algorithm 4, see `memory.duel.select`.
+      features: the policy compares unit rows of the "projection" (as the loss does) or
+        of the "embedding" (of the encoder); None: "projection" if the method has one.
+      newcomer_competes: Algorithm 1 instead of Algorithm 4, see `memory.duel.select`.
 
     Returns:
-      evaluate(state, task) -> core.Result without rows. Scalars, for i = 1, ...,
-      `times`: "entropy_i" and "fifo_entropy_i", class entropies in nats of DUEL's
-      memory and of the last `size` rows once i x `size` rows were offered, "class_c_i",
-      the share of class c in DUEL's; "stream_entropy" and "stream_class_c", of all rows
-      offered; "seconds".
+      evaluate(state, task) -> core.Result without rows. Scalars after i x `size` rows,
+      i = 1, ..., `times`: "entropy_i" and "fifo_entropy_i", class entropies in nats of
+      DUEL's memory and of the last `size` rows; "class_c_i", the share of class c in
+      DUEL's memory. Besides "stream_entropy" and "stream_class_c", of all offered rows,
+      and "seconds".
 
     Raises:
       ValueError: an option out of its range; a method without a projection; rows
         without a label.
     """
-    counts = {"size": size, "times": times, "batch_size": batch_size}
-    for name, value in counts.items():
-        whole = isinstance(value, int) and value >= 1
-        features_lib.require(f"filtering.{name}", value, whole, "a whole number >= 1")
-    core.check_choice("config.evaluators.filtering.score", score, duel.SCORES)
-    warm = temperature > 0
-    features_lib.require("filtering.temperature", temperature, warm, "above 0")
+    _check(size, times, batch_size, score, temperature)
     if features is None:
         features = "embedding" if parts.project is None else "projection"
     reads = _unit(features_lib.reading(parts, "filtering", features))
     train = parts.stream.dataset.train  # no other split is read
-    labelled = parts._replace(stream=parts.stream._replace(evaluation=train))
-    features_lib.check_labels(labelled, "filtering")
+    features_lib.check_labels(features_lib.judged_on(parts, train), "filtering")
+    # Placed once, and only when a task is evaluated.
     place = functools.cache(functools.partial(features_lib.place, parts, train))
+    offered_in = functools.cache(
+        functools.partial(_offered, reads, place, size * times, batch_size)
+    )
     offer = _offer(
         parts, score=score, temperature=temperature, newcomer_competes=newcomer_competes
     )
 
-    @functools.cache
-    def drawn(task):
-        """Labels of the distinct rows, which of them come i32[n], how to embed them."""
-        rows = _rows(parts, parts.stream.tasks[task], size * times, batch_size)
-        distinct, order = np.unique(rows, return_inverse=True)
-        embed = features_lib.make(reads, train, rows=distinct, images=place())
-        return train.label[distinct], order.astype(np.int32), embed
-
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
-        labels, order, embed = drawn(task)
-        found, held = embed(state), _empty(parts, size)
+        labels, order, embed = offered_in(task)
+        features, held = embed(state), _empty(parts, size)
         scalars = _measured(parts, "stream_entropy", "stream_class_{}", labels[order])
         for i in range(times):
             offered = order[i * size : (i + 1) * size]
             for first in range(0, size, batch_size):
                 batch = offered[first : first + batch_size]
-                held = offer(found, held, sharding.replicate(batch, parts.mesh))
+                held = offer(features, held, sharding.replicate(batch, parts.mesh))
             kept, n = labels[sharding.fetch(held)], i + 1
             scalars |= _measured(parts, f"entropy_{n}", f"class_{{}}_{n}", kept)
             scalars[f"fifo_entropy_{n}"] = _entropy(parts, labels[offered])
@@ -116,6 +112,31 @@ def make(
         return core.Result({}, scalars)
 
     return evaluate
+
+
+def _check(size, times, batch_size, score, temperature):
+    """Refuse options out of their range."""
+    counts = {"size": size, "times": times, "batch_size": batch_size}
+    for name, value in counts.items():
+        whole = isinstance(value, int) and value >= 1
+        features_lib.require(f"filtering.{name}", value, whole, "a whole number >= 1")
+    core.check_choice("config.evaluators.filtering.score", score, duel.SCORES)
+    warm = temperature > 0
+    features_lib.require("filtering.temperature", temperature, warm, "above 0")
+
+
+def _offered(reads, place, count, batch_size, task):
+    """The first `count` rows that a task draws.
+
+    Returns:
+      labels i32[n] of the distinct rows; i32[count], which of them come, in order; and
+      state -> f32[n, D], their features.
+    """
+    train = reads.stream.dataset.train
+    rows = _rows(reads, reads.stream.tasks[task], count, batch_size)
+    distinct, order = np.unique(rows, return_inverse=True)
+    embed = features_lib.make(reads, train, rows=distinct, images=place())
+    return train.label[distinct], order.astype(np.int32), embed
 
 
 def _unit(parts):
@@ -126,9 +147,9 @@ def _unit(parts):
 
 
 def _rows(parts, task, count, batch_size) -> np.ndarray:
-    """The first train rows that a task draws, i32[count], as a run of the seed does."""
+    """The first train rows that a run of this seed draws for a task, i32[count]."""
     size = min(batch_size, len(task.train.rows))
-    # As many epochs as rows are enough; only those in use are drawn.
+    # `count` epochs are always enough; only those in use are computed.
     plan = stream.schedule(
         task.train, seed=parts.seed, task=task.index, epochs=count, batch_size=size
     )
@@ -136,13 +157,14 @@ def _rows(parts, task, count, batch_size) -> np.ndarray:
 
 
 def _empty(parts, size):
+    """A memory without rows."""
     return sharding.replicate(np.full(size, -1, np.int32), parts.mesh)
 
 
 def _offer(parts, **policy) -> Callable:
-    """(features f32[N, Z], held i32[M], batch i32[B]) -> held after a batch.
+    """(features f32[N, Z], held i32[M], batch i32[B]) -> `held` after the batch.
 
-    Stored and offered rows are numbers of features; -1: nothing is held.
+    Stored and offered rows are given as row numbers of `features`; -1: an empty slot.
     """
 
     def run(features, held, batch):
@@ -157,55 +179,60 @@ def _entropy(parts, labels) -> float:
 
 
 def _measured(parts, entropy, share, labels) -> dict[str, float]:
-    """Entropy and shares of labels, under a name and a name with room for the class."""
+    """Scalars: the entropy of labels, and their shares under `share.format(class)`."""
     shares = np.bincount(labels, minlength=parts.num_classes) / len(labels)
-    found = {share.format(c): float(x) for c, x in enumerate(shares)}
-    return {entropy: _entropy(parts, labels), **found}
+    by_class = {share.format(c): float(x) for c, x in enumerate(shares)}
+    return {entropy: _entropy(parts, labels), **by_class}
 
 
-def courses(rows) -> dict[str, Course]:
-    """What the evaluators of this module last left in the rows of metrics.jsonl.
+def courses(rows: Sequence[dict]) -> dict[str, Course]:
+    """The last results of this module's evaluators, read from rows of metrics.jsonl.
 
     Returns:
-      key of the evaluator's entry -> what it found.
+      key of the evaluator's entry in the config -> its results.
     """
-    made = {}
-    for said in (row.get("eval", {}) for row in rows):
-        for name in said:
-            key, _, what = name.rpartition("/")
-            if what == "fifo_entropy_1":
-                made[key] = _course(said, key)
-    return made
+    last = {}
+    for scalars in (row.get("eval", {}) for row in rows):
+        for name in scalars:
+            key, _, measure = name.rpartition("/")
+            if measure == "fifo_entropy_1":
+                last[key] = _course(scalars, key)
+    return last
 
 
-def _course(said, key) -> Course:
-    most = range(1 + len(said))
-    times = [i for i in most if f"{key}/fifo_entropy_{i}" in said]
-    classes = [c for c in most if f"{key}/class_{c}_1" in said]
+def _course(scalars, key) -> Course:
+    """The results of one evaluator, among the scalars of one evaluation."""
+    numbers = range(1 + len(scalars))
+    times = [i for i in numbers if f"{key}/fifo_entropy_{i}" in scalars]
+    classes = [c for c in numbers if f"{key}/class_{c}_1" in scalars]
     return Course(
-        np.array([[said[f"{key}/class_{c}_{i}"] for c in classes] for i in times]),
-        np.array([said[f"{key}/entropy_{i}"] for i in times]),
-        np.array([said[f"{key}/fifo_entropy_{i}"] for i in times]),
+        np.array([[scalars[f"{key}/class_{c}_{i}"] for c in classes] for i in times]),
+        np.array([scalars[f"{key}/entropy_{i}"] for i in times]),
+        np.array([scalars[f"{key}/fifo_entropy_{i}"] for i in times]),
     )
 
 
-def draw(rows, folder) -> None:
+def draw(rows: Sequence[dict], folder: epath.Path) -> None:
     """Pictures of the last evaluation: KEY_classes.png and KEY_entropy.png.
 
     Args:
       rows: of metrics.jsonl, see `record.read_rows`.
-      folder: where the pictures go; epath.Path, there already.
+      folder: an existing folder, which gets the pictures.
     """
-    for key, found in courses(rows).items():
-        times = np.arange(1, 1 + len(found.shares))
+    for key, course in courses(rows).items():
+        times = np.arange(1, 1 + len(course.shares))
         path = folder / f"{key.replace('/', '_')}_classes.png"
-        plots.class_shares(times, found.shares, path, title=key, time="{}M")
+        plots.class_shares(times, course.shares, path, title=key, time="{}M")
         curves = {
-            "DUEL": (times, found.entropy),
-            "first in, first out": (times, found.fifo),
+            "DUEL": (times, course.entropy),
+            "first in, first out": (times, course.fifo),
         }
         path = folder / f"{key.replace('/', '_')}_entropy.png"
         plots.per_step(
-            curves, path, times[-1:], title=key, ylabel="class entropy (nats)",
+            curves,
+            path,
+            times[-1:],
+            title=key,
+            ylabel="class entropy (nats)",
             xlabel="rows offered, in sizes M of the memory",
-        )  # fmt: skip
+        )

@@ -1,6 +1,6 @@
-"""A linear layer and how SGD or Adam fits it to frozen features.
+"""A linear layer, and how SGD or Adam fits it to frozen features.
 
-For the probe of `linear.py`, and the head that a two-view method trains as it goes.
+Used by the probe of `linear.py` and by the online head of a two-view method.
 """
 
 import contextlib
@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxcl import optim, sharding
+from jaxcl import core, optim, sharding
 from jaxcl.data import prefetch, stream
 
 _STREAM = 0x11EA4  # keeps the probe's random numbers apart from the training's
-_EXACT = jax.lax.Precision.HIGHEST  # the layer is small, TF32 would cost accuracy
+_EXACT = jax.lax.Precision.HIGHEST  # TF32 loses accuracy; the layer is cheap anyway
 
 
 class Head(NamedTuple):
@@ -31,12 +31,12 @@ OPTIMIZERS = ("sgd", "adam")
 
 
 class Rule(NamedTuple):
-    """How a head is trained; all fixed when `make` is called."""
+    """How a head is trained."""
 
     epochs: int
     batch_size: int
     lr: float
-    momentum: float  # of SGD alone
+    momentum: float  # for SGD only
     weight_decay: float
     milestones: tuple[int, ...]
     factor: float
@@ -47,8 +47,8 @@ class _Carry(NamedTuple):
     """What a step of the head changes."""
 
     head: Head
-    kept: object  # the momentum buffer of SGD, a Head, or the moments of Adam
-    loss: jax.Array  # f32[], sum over the batches of the present epoch
+    buffers: object  # a Head, the momentum of SGD; or the moments of Adam
+    loss: jax.Array  # f32[], sum over the batches of the present epoch so far
 
 
 def logits(head: Head, features: jax.Array) -> jax.Array:
@@ -56,40 +56,53 @@ def logits(head: Head, features: jax.Array) -> jax.Array:
     return jnp.dot(features, head.weight, precision=_EXACT) + head.bias
 
 
-def probe_keys(seed: int, task, probe):
-    """Keys of a probe: (start of the layer, epochs). probe 0 is over all classes."""
+def probe_keys(
+    seed: int, task: jax.typing.ArrayLike, probe: jax.typing.ArrayLike
+) -> jax.Array:
+    """The keys of a probe, for the layer's start and for its epochs.
+
+    Args:
+      probe: 0 for the probe over all classes, t + 1 for that of domain t alone.
+    """
     key = jax.random.key(seed, impl="threefry2x32")
     for number in (_STREAM, task, probe):
         key = jax.random.fold_in(key, number)
     return jax.random.split(key)
 
 
-def epoch_order(key: jax.Array, rows: jax.Array, count) -> jax.Array:
-    """`rows` i32[n] with its first `count` entries shuffled and the others last."""
+def epoch_order(
+    key: jax.Array, rows: jax.Array, count: jax.typing.ArrayLike
+) -> jax.Array:
+    """`rows` i32[n], the first `count` shuffled and the others behind them."""
     bits = jax.random.bits(key, rows.shape, jnp.uint32)
     return rows[jnp.lexsort((bits, jnp.arange(len(rows)) >= count))]
 
 
-def class_uniform(rows: jax.Array, count, labels, num_classes: int) -> Callable:
-    """Draws with replacement: one of the classes that occur, then one of its rows.
+def class_uniform(
+    rows: jax.Array,
+    count: jax.typing.ArrayLike,
+    labels: jax.Array,
+    num_classes: int,
+) -> Callable:
+    """Draws with replacement: first one of the present classes, then one of its rows.
 
-    A row is drawn with probability 1 / (P n), where P classes occur and n rows have
-    the row's. All in whole numbers: running sums of f32 weights would favour some of
-    a million rows over others.
+    A row is drawn with probability 1 / (P n), where P classes are present and n rows
+    have the row's class. The draws are integers, since running sums of f32 weights
+    would favour some of a million rows over others.
 
     Args:
-      rows: i32[n], of which the first `count` are drawn from.
+      rows: i32[n]; only the first `count` are drawn.
       labels: i32[N], of every row, 0 to num_classes - 1.
 
     Returns:
-      key -> i32[n], as many draws.
+      key -> i32[n], n drawn rows.
     """
     padding = jnp.arange(len(rows)) >= count
-    mine = jnp.where(padding, num_classes, labels[rows])
-    by_class = rows[jnp.argsort(mine)]
-    sizes = jnp.bincount(mine, length=num_classes + 1)[:num_classes]
+    classes = jnp.where(padding, num_classes, labels[rows])
+    by_class = rows[jnp.argsort(classes)]
+    sizes = jnp.bincount(classes, length=num_classes + 1)[:num_classes]
     begins = jnp.cumsum(sizes) - sizes
-    present = jnp.argsort(sizes == 0)  # stable, so those that occur come first
+    present = jnp.argsort(sizes == 0)  # a stable sort: the present classes come first
 
     def below(key, most):
         return jax.random.randint(key, rows.shape, 0, jnp.maximum(most, 1))
@@ -103,7 +116,7 @@ def class_uniform(rows: jax.Array, count, labels, num_classes: int) -> Callable:
 
 
 def start(key: jax.Array, dim: int, num_classes: int) -> Head:
-    """A layer as PyTorch's nn.Linear(dim, num_classes) draws it."""
+    """A new layer, drawn as PyTorch's nn.Linear(dim, num_classes) draws it."""
     k_weight, k_bias = jax.random.split(key)
     bound = dim**-0.5
     return Head(
@@ -120,14 +133,14 @@ def _adam(rule: Rule):
 def _begin(rule: Rule, key, dim, num_classes) -> _Carry:
     head = start(key, dim, num_classes)
     if rule.optimizer == "adam":
-        kept = _adam(rule).init(head)
+        buffers = _adam(rule).init(head)
     else:
-        kept = jax.tree.map(jnp.zeros_like, head)
-    return _Carry(head, kept, jnp.zeros(()))
+        buffers = jax.tree.map(jnp.zeros_like, head)
+    return _Carry(head, buffers, jnp.zeros(()))
 
 
 def _gradient(head: Head, features, labels, mask):
-    """(loss, scores), gradient of the mean cross-entropy of the unmasked rows."""
+    """((loss, scores), gradient), for the mean cross-entropy of the unmasked rows."""
 
     def loss_of(head):
         scores = logits(head, features)
@@ -138,8 +151,16 @@ def _gradient(head: Head, features, labels, mask):
 
 
 def descend(
-    head: Head, velocity: Head, features, labels, mask, *, lr, momentum, weight_decay
-):
+    head: Head,
+    velocity: Head,
+    features: jax.Array,
+    labels: jax.Array,
+    mask: jax.Array,
+    *,
+    lr: jax.typing.ArrayLike,
+    momentum: float,
+    weight_decay: float,
+) -> tuple[Head, Head, jax.Array, jax.Array]:
     """One step of PyTorch's SGD on the mean cross-entropy of the unmasked rows.
 
     Args:
@@ -150,7 +171,7 @@ def descend(
       lr: a number or f32[].
 
     Returns:
-      head, velocity; and from before the step the loss f32[] and scores f32[B, C].
+      head and velocity after the step; loss f32[] and scores f32[B, C] before it.
     """
     (loss, scores), gradient = _gradient(head, features, labels, mask)
     velocity = jax.tree.map(
@@ -161,29 +182,42 @@ def descend(
 
 
 def _update(rule: Rule, carry: _Carry, features, labels, mask, epoch) -> _Carry:
+    """One step of the rule's optimiser, with the learning rate of the epoch."""
     milestones = jnp.asarray(rule.milestones, jnp.int32)
     lr = rule.lr * rule.factor ** jnp.sum(milestones <= epoch)
     if rule.optimizer == "adam":
         (loss, _), gradient = _gradient(carry.head, features, labels, mask)
-        direction, kept = _adam(rule).update(gradient, carry.kept, carry.head)
+        adam = _adam(rule)
+        direction, buffers = adam.update(gradient, carry.buffers, carry.head)
         head = jax.tree.map(lambda p, d: p - lr * d, carry.head, direction)
     else:
-        head, kept, loss, _ = descend(
-            carry.head, carry.kept, features, labels, mask,
-            lr=lr, momentum=rule.momentum, weight_decay=rule.weight_decay,
-        )  # fmt: skip
-    return _Carry(head, kept, carry.loss + loss)
+        head, buffers, loss, _ = descend(
+            carry.head,
+            carry.buffers,
+            features,
+            labels,
+            mask,
+            lr=lr,
+            momentum=rule.momentum,
+            weight_decay=rule.weight_decay,
+        )
+    return _Carry(head, buffers, carry.loss + loss)
 
 
 def resident_fit(
-    rule: Rule, parts, labels, read: Callable, *, balanced=False
+    rule: Rule,
+    parts: core.EvalParts,
+    labels: jax.Array,
+    read: Callable,
+    *,
+    balanced: bool = False,
 ) -> Callable:
-    """Fit a head by one program that holds all epochs.
+    """Fit a head in one program that runs all epochs.
 
     Args:
       labels: i32[N] on the device.
       read: (state, data, rows i32[B], key) -> f32[B, D], features of a batch.
-      balanced: an epoch draws its rows by `class_uniform`; False: each once.
+      balanced: an epoch draws its rows by `class_uniform`; False: it has each row once.
 
     Returns:
       (state, data, rows i32[count], task, probe) -> (Head, loss of the last epoch).
@@ -206,8 +240,8 @@ def resident_fit(
                 begin = i * batch_size
                 at = jax.lax.dynamic_slice_in_dim(order, begin, batch_size)
                 mask = (begin + jnp.arange(batch_size) < count).astype(jnp.float32)
-                seen = read(state, data, at, jax.random.fold_in(k_read, i))
-                return _update(rule, carry, seen, labels[at], mask, number)
+                features = read(state, data, at, jax.random.fold_in(k_read, i))
+                return _update(rule, carry, features, labels[at], mask, number)
 
             carry = carry._replace(loss=jnp.zeros(()))
             return jax.lax.fori_loop(0, steps, step, carry)
@@ -219,7 +253,7 @@ def resident_fit(
     program = jax.jit(fit, out_shardings=sharding.replicated(parts.mesh))
 
     def run(state, data, rows, task, probe):
-        # One length for every subset of the rows, so that none compiles anew.
+        # Every subset of the rows has the same length, so it runs the same program.
         padded = np.zeros(max(labels.size, batch_size), np.int32)
         padded[: len(rows)] = rows
         numbers = [np.int32(n) for n in (len(rows), task, probe)]
@@ -228,15 +262,17 @@ def resident_fit(
     return run
 
 
-def streamed_fit(rule: Rule, parts, crop, embed: Callable) -> Callable:
+def streamed_fit(
+    rule: Rule, parts: core.EvalParts, crop: prefetch.Crop, embed: Callable
+) -> Callable:
     """`resident_fit` for images that workers decode and crop.
 
     Args:
-      crop: what the workers do.
+      crop: how the workers crop.
       embed: (state, images u8[B,S,S,C], key) -> f32[B, D].
 
     Returns:
-      As `resident_fit`, but `data` is D.
+      As `resident_fit`, but its argument `data` is the width D.
     """
     train = parts.stream.dataset.train
     whole, mesh = sharding.replicated(parts.mesh), parts.mesh
@@ -248,22 +284,29 @@ def streamed_fit(rule: Rule, parts, crop, embed: Callable) -> Callable:
     def update(state, carry, batch, step, steps, task, probe):
         epoch = step // steps
         _, k_epochs = probe_keys(parts.seed, task, probe)
-        found = embed(state, batch["image"], jax.random.fold_in(k_epochs, step))
+        features = embed(state, batch["image"], jax.random.fold_in(k_epochs, step))
         carry = carry._replace(loss=jnp.where(step % steps == 0, 0.0, carry.loss))
-        return _update(rule, carry, found, batch["label"], jnp.ones(len(found)), epoch)
+        mask = jnp.ones(len(features))
+        return _update(rule, carry, features, batch["label"], mask, epoch)
 
     begin = jax.jit(begin, static_argnames="dim", out_shardings=whole)
     update = jax.jit(update, donate_argnums=1, out_shardings=whole)
 
     def run(state, data, rows, task, probe):
-        # Repeating rows is for sets smaller than one batch.
+        # A set smaller than a batch repeats its rows.
         rows = np.resize(rows, max(len(rows), rule.batch_size))
         batches = prefetch.batches(
-            stream.Source(train, rows), seed=parts.seed, task=task, epochs=rule.epochs,
-            batch_size=rule.batch_size, workers=parts.workers, crop=crop,
-            process_index=jax.process_index(), process_count=jax.process_count(),
+            stream.Source(train, rows),
+            seed=parts.seed,
+            task=task,
+            epochs=rule.epochs,
+            batch_size=rule.batch_size,
+            workers=parts.workers,
+            crop=crop,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
             resident=False,
-        )  # fmt: skip
+        )
         steps = np.int32(len(rows) // rule.batch_size)
         task, probe = np.int32(task), np.int32(probe)
         carry = begin(task, probe, dim=data)
@@ -272,7 +315,8 @@ def streamed_fit(rule: Rule, parts, crop, embed: Callable) -> Callable:
             for i, batch in enumerate(placed):
                 number = np.int32(i)
                 carry = update(state, carry, batch, number, steps, task, probe)
-                if i % 16 == 0:  # or batches pile up on a device slower than the host
+                # Or batches pile up on a device that is slower than the host.
+                if i % 16 == 0:
                     jax.block_until_ready(carry.loss)
         return carry.head, carry.loss / steps
 

@@ -1,9 +1,9 @@
 """Weighted k-nearest neighbours on frozen features.
 
 Sources: Wu et al. (CVPR 2018), cosine similarity with weights exp(similarity /
-temperature); and the online kNN of CaSSLe's code (Fini et al., CVPR 2022), which
-weights by 1 / (Euclidean distance + 1e-5). Neighbours are exact; of classes with
-the same vote the first wins.
+temperature); and the online kNN of CaSSLe's code (Fini et al., CVPR 2022), with weights
+1 / (Euclidean distance + 1e-5). Neighbours are exact; on equal votes the class with the
+smaller number wins.
 """
 
 import time
@@ -21,24 +21,24 @@ _EXACT = jax.lax.Precision.HIGHEST  # TF32 would swap neighbours
 
 
 def votes(
-    queries,
-    bank,
-    labels,
-    mask,
+    queries: jax.Array,
+    bank: jax.Array,
+    labels: jax.Array,
+    mask: jax.Array,
     *,
     num_classes: int,
     k: int = 20,
     temperature: float = 0.07,
     distance: str = "cosine",
-):
+) -> jax.Array:
     """Summed weights of the k nearest bank rows, per class.
 
     Args:
       queries: f32[B, D].
       bank: f32[N, D], N >= k.
       labels: i32[N].
-      mask: bool[B, N] or bool[N], which bank rows there are (for each query);
-        where fewer than k, these vote alone.
+      mask: bool[B, N] or bool[N], bank rows that may vote (for each query); if they
+        are fewer than k, all of them vote.
 
     Returns:
       f32[B, num_classes].
@@ -47,26 +47,30 @@ def votes(
         queries, bank = features_lib.unit(queries), features_lib.unit(bank)
         scores = jnp.dot(queries, bank.T, precision=_EXACT)
     else:
-        # |q|^2 is the same for all of a query's neighbours and left out.
+        # |q|^2 is left out, since it is the same for all neighbours of a query.
         scores = 2.0 * jnp.dot(queries, bank.T, precision=_EXACT)
         scores = scores - jnp.sum(bank**2, axis=1)
     scores, nearest = jax.lax.top_k(jnp.where(mask, scores, -jnp.inf), k)
     if distance == "cosine":
         weights = jnp.exp(scores / temperature)
     else:
-        # Not from the scores: |q|^2 + |b|^2 - 2 q.b loses all digits when near.
+        # Not from the scores: for near rows |q|^2 + |b|^2 - 2 q.b loses all digits.
         gap = jnp.linalg.norm(queries[:, None] - bank[nearest], axis=-1)
         weights = jnp.where(jnp.isfinite(scores), 1.0 / (gap + 1e-5), 0.0)
-    # Not a scatter: its order of summation may change from run to run on GPUs.
+    # Not a scatter, whose order of summation varies from run to run on GPUs.
     chosen = jax.nn.one_hot(labels[nearest], num_classes)
     return jnp.einsum("bk,bkc->bc", weights, chosen, precision=_EXACT)
 
 
 def _judge(parts, groups, batch_size, options) -> Callable:
-    """(bank, bank mask, test features) -> bool[M]: right among all, within task."""
+    """(test features, bank, bank mask) -> whether each guess is right.
+
+    The result is bool[1, M], or bool[2, M] where tasks are classes or domains: with
+    neighbours from the whole bank, and from the row's own task.
+    """
     stream_, mesh = parts.stream, parts.mesh
-    count, devices = stream.size(stream_.evaluation), mesh.size
-    batch_size = -(-min(batch_size, count) // devices) * devices
+    count = stream.size(stream_.evaluation)
+    batch_size = features_lib.padded_size(parts, min(batch_size, count))
     steps = -(-count // batch_size)
     arrays = (
         stream_.dataset.train.label,
@@ -78,7 +82,7 @@ def _judge(parts, groups, batch_size, options) -> Callable:
     whole, split_rows = sharding.replicated(mesh), sharding.split(mesh)
 
     def judge(held, bank, mask, labels, train_task, test_task):
-        # Distances do not change, but rounding does: far from 0 it would dominate.
+        # Centring keeps distances but reduces rounding errors, large far from 0.
         if options["distance"] == "euclidean":
             held, bank = held - bank.mean(axis=0), bank - bank.mean(axis=0)
         padded = jnp.pad(held, ((0, steps * batch_size - count), (0, 0)))
@@ -88,9 +92,9 @@ def _judge(parts, groups, batch_size, options) -> Callable:
             guesses = []
             masks = [mask, mask & (train_task == own[:, None])]
             for allowed in masks if groups.aware else masks[:1]:
-                found = votes(queries, bank, labels, allowed, **options)
-                # No neighbour, no guess.
-                guess = jnp.where(found.max(axis=1) > 0, found.argmax(axis=1), -1)
+                weights = votes(queries, bank, labels, allowed, **options)
+                # Without a neighbour the guess is -1, which is never right.
+                guess = jnp.where(weights.max(axis=1) > 0, weights.argmax(axis=1), -1)
                 guesses.append(jax.lax.with_sharding_constraint(guess, whole))
             return jnp.stack(guesses, axis=1)
 
@@ -101,19 +105,20 @@ def _judge(parts, groups, batch_size, options) -> Callable:
     program = jax.jit(judge, out_shardings=whole)
 
     def run(held, bank, mask):
-        found = program(held, bank, mask, labels, train_task, test_task)
-        return sharding.fetch(found).T == truth
+        guesses = program(held, bank, mask, labels, train_task, test_task)
+        return sharding.fetch(guesses).T == truth
 
     return run
 
 
 def _check(parts, k, temperature, distance, train_on, batch_size):
+    """Refuse options out of their range."""
     field = "config.evaluators.knn."
     core.check_choice(field + "distance", distance, ("cosine", "euclidean"))
     core.check_choice(field + "train_on", train_on, ("all", "seen"))
     whole = isinstance(batch_size, int) and batch_size >= 1
     features_lib.require("knn.batch_size", batch_size, whole, "a whole number >= 1")
-    # exp(1 / temperature) must fit f32.
+    # exp(1 / temperature) must be finite in f32.
     features_lib.require("knn.temperature", temperature, temperature > 0.012, "> 0.012")
     most = stream.size(parts.stream.dataset.train)
     good = isinstance(k, int) and 1 <= k <= most
@@ -121,31 +126,30 @@ def _check(parts, k, temperature, distance, train_on, batch_size):
 
 
 def make(
-    parts,
+    parts: core.EvalParts,
     *,
-    k=20,
-    temperature=0.07,
-    distance="cosine",
-    train_on="all",
-    batch_size=256,
+    k: int = 20,
+    temperature: float = 0.07,
+    distance: str = "cosine",
+    train_on: str = "all",
+    batch_size: int = 256,
 ) -> Callable:
     """kNN evaluation after a task.
 
     Args:
-      parts: core.EvalParts.
+      parts: what every evaluator is given.
       k: neighbours that vote.
       temperature: of the cosine weights.
       distance: "cosine" or "euclidean".
       train_on: "all" train rows after every task, or those of the tasks "seen".
-      batch_size: test rows at a time; memory is batch_size x train rows.
+      batch_size: test rows at a time; memory grows with batch_size x train rows.
 
     Returns:
-      evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without
-      test rows): "class_incremental", neighbours among all train rows; where tasks
-      are disjoint classes "task_aware", where they are domains "domain_aware":
-      neighbours among the train rows of the test row's own task only, nan for
-      tasks to come under "seen". Scalars: "accuracy" on all evaluation rows,
-      "seconds".
+      evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without test
+      rows): "class_incremental", with neighbours from all train rows; "task_aware" if
+      tasks are disjoint classes, "domain_aware" if they are domains, with neighbours
+      from the test row's own task, nan for later tasks under "seen". Scalars:
+      "accuracy" on all evaluation rows, "seconds".
 
     Raises:
       ValueError: an option out of its range; no evaluation split; no labels.

@@ -1,13 +1,13 @@
-"""Linear probe: how well one linear layer on frozen features tells the classes.
+"""Linear probe: how well one linear layer tells the classes apart by frozen features.
 
 Sources: the offline linear evaluation of CaSSLe (Fini et al., CVPR 2022) and PNR
 (Cha et al., ICML 2024): SGD, learning rate not scaled by the batch, times 0.1
 after epochs 60 and 80, random resized crops and flips, encoder in evaluation mode.
 
-The layer starts as PyTorch's nn.Linear, uniform in +-1/sqrt(D), and weight decay
-also acts on its bias, as PyTorch's SGD. An epoch drops its incomplete last batch;
-a set smaller than a batch is one batch, masked (in memory) or with rows repeated
-(streaming). Order, augmentation and start are a function of (seed, task, epoch).
+The layer starts as PyTorch's nn.Linear, uniform in +-1/sqrt(D), and weight decay also
+acts on its bias, as in PyTorch's SGD. An epoch drops its incomplete last batch; a set
+smaller than a batch is one batch, masked (in memory) or with repeated rows (streaming).
+Order, augmentation and start depend on (seed, task, epoch) alone.
 
 The class-balanced probe of Co2L (Cha et al., ICCV 2021) and CCLIS (Li et al., AAAI
 2024), class- and task-incremental, is train_on="visible", balanced=True, their
@@ -17,19 +17,21 @@ The probe of DUEL (Choi et al., AAAI 2024, appendix E) is optimizer="adam", lr=1
 weight_decay=1e-6, without milestones; on ImageNet-LT milestones=(10, 20, ..., 90) and
 factor=0.5. The paper names no augmentation of the probe's images.
 
-Departures: one layer learns from every class at each task ("all", as the released
+Departures: after each task one layer learns from every class ("all", as the released
 code does; the papers' text says the classes seen so far: train_on="seen").
-`fraction` draws the rows of a semi-supervised probe from numbers of its own: the
-released split of PNR's Table 6 is another draw of the same size.
-Images that stream are cropped by the workers from NumPy's random numbers, so that
-an augmented probe of the same set in memory sees other crops and another order.
+The rows that `fraction` draws for a semi-supervised probe are not those of the split
+released for PNR's Table 6, but another draw of the same size.
+Workers crop images that stream with NumPy's random numbers, so an augmented probe of
+the same set in memory sees other crops in another order.
 The accuracy is that of the last epoch (the released code of CCLIS and Co2L also
 reports the best epoch on the test set, and keeps the incomplete last batch). Their
-blur at 64 pixels has 7 taps, that of `augment.make` as many as its widest needs.
+blur at 64 pixels has 7 taps; that of `augment.make` has as many as its widest sigma
+needs.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -47,45 +49,60 @@ def _augmented(parts, look, normalize):
     """(state, images u8[B,h,w,C] or u8[B,1,S,S,C], key) -> features f32[B, D]."""
     whole = sharding.replicated(parts.mesh)
     view = augment_images.make(
-        size=parts.size, views=1, ratio=_RATIO, interpolation="bilinear",
-        mean=parts.mean, std=parts.std, **look,
-    )  # fmt: skip
+        size=parts.size,
+        views=1,
+        ratio=_RATIO,
+        interpolation="bilinear",
+        mean=parts.mean,
+        std=parts.std,
+        **look,
+    )
 
     def embed(state, images, key):
-        found = parts.embed(state, view(key, images)[:, 0])
-        found = jax.lax.with_sharding_constraint(found, whole)
-        return features_lib.unit(found) if normalize else found
+        features = parts.embed(state, view(key, images)[:, 0])
+        features = jax.lax.with_sharding_constraint(features, whole)
+        return features_lib.unit(features) if normalize else features
 
     return embed
 
 
-def _fitting(parts, rule, use_augment, look, normalize, balanced):
-    """How a probe reads the train split.
+def _plain(parts, examples, normalize):
+    """State -> f32[n, D], features of a split without augmentation."""
+    embed = features_lib.make(parts, examples)
+    unit = jax.jit(features_lib.unit)
+    return lambda state: unit(embed(state)) if normalize else embed(state)
 
-    Args:
-      look: options of `augment.make`.
 
-    Returns:
-      fit, see `head_lib.resident_fit`, and (state, D) -> the `data` it wants.
-    """
-    dataset = parts.stream.dataset
-    labels = sharding.replicate(dataset.train.label, parts.mesh)
-    if not use_augment:
-        embed = _plain(parts, dataset.train, normalize)
+# Three ways to fit a probe. Each returns `fit`, see `head_lib.resident_fit`, and
+# (state, D) -> the `data` that it wants.
 
-        def look_up(state, features, at, key):
-            return features[at]
 
-        fit = head_lib.resident_fit(rule, parts, labels, look_up, balanced=balanced)
-        return fit, lambda state, _: embed(state)
-    embed = _augmented(parts, look, normalize)
-    if dataset.train.images is None:
-        crop = prefetch.Crop(
-            size=parts.size, scale=look["scale"], ratio=_RATIO,
-            interpolation="bilinear", decoder=dataset.decoder or "auto",
-        )  # fmt: skip
-        return head_lib.streamed_fit(rule, parts, crop, embed), lambda state, dim: dim
-    images = features_lib.place(parts, dataset.train)
+def _fit_to_features(parts, rule, labels, normalize, balanced):
+    """Embed the train rows once, without augmentation."""
+    embed = _plain(parts, parts.stream.dataset.train, normalize)
+
+    def look_up(state, features, at, key):
+        return features[at]
+
+    fit = head_lib.resident_fit(rule, parts, labels, look_up, balanced=balanced)
+    return fit, lambda state, _: embed(state)
+
+
+def _fit_to_streamed_views(parts, rule, embed, scale):
+    """Let workers decode and crop the train rows anew in each epoch."""
+    crop = prefetch.Crop(
+        size=parts.size,
+        scale=scale,
+        ratio=_RATIO,
+        interpolation="bilinear",
+        decoder=parts.stream.dataset.decoder or "auto",
+    )
+    return head_lib.streamed_fit(rule, parts, crop, embed), lambda state, dim: dim
+
+
+def _fit_to_views(parts, rule, labels, embed, balanced):
+    """Crop the train rows, which are on the device, anew in each epoch."""
+    images = features_lib.place(parts, parts.stream.dataset.train)
     rows = features_lib.constraint(parts, rule.batch_size)
 
     def read(state, images, at, key):
@@ -96,11 +113,20 @@ def _fitting(parts, rule, use_augment, look, normalize, balanced):
     return fit, lambda state, _: images
 
 
-def _plain(parts, examples, normalize):
-    """State -> f32[n, D], features of a split without augmentation."""
-    embed = features_lib.make(parts, examples)
-    unit = jax.jit(features_lib.unit)
-    return lambda state: unit(embed(state)) if normalize else embed(state)
+def _fitting(parts, rule, use_augment, look, normalize, balanced):
+    """How to fit a probe: one of the three ways above.
+
+    Args:
+      look: options of `augment.make`.
+    """
+    train = parts.stream.dataset.train
+    labels = sharding.replicate(train.label, parts.mesh)
+    if not use_augment:
+        return _fit_to_features(parts, rule, labels, normalize, balanced)
+    embed = _augmented(parts, look, normalize)
+    if train.images is None:
+        return _fit_to_streamed_views(parts, rule, embed, look["scale"])
+    return _fit_to_views(parts, rule, labels, embed, balanced)
 
 
 def _usable(parts, train_on, groups) -> Callable:
@@ -120,31 +146,46 @@ def _usable(parts, train_on, groups) -> Callable:
     return visible
 
 
-def _evaluate(
-    parts, train_on, share, embed_test, data_of, fit, judge, groups
-) -> Callable:
-    """The evaluator, of its compiled parts; `share` bool[N], rows with a label."""
-    logits = jax.jit(head_lib.logits)
-    usable = _usable(parts, train_on, groups)
+class _Probe(NamedTuple):
+    """A linear probe, compiled."""
+
+    groups: features_lib.Split
+    embed_test: Callable  # state -> f32[M, D]
+    usable: Callable  # (state, task) -> bool[N]
+    fit: Callable  # see `head_lib.resident_fit`
+    data_of: Callable  # (state, D) -> what `fit` reads the train rows from
+    logits: Callable  # (head, f32[M, D]) -> f32[M, C]
+    judge: Callable  # f32[M, C] -> dict of bool[M], see `features.verdicts`
+
+
+def _domain_rows(parts, probe, state, task, data, held, mask) -> np.ndarray:
+    """Accuracy f64[T] of a probe of its own for each domain, nan without train rows."""
+    groups, accuracy = probe.groups, np.full(len(parts.stream.tasks), np.nan)
+    for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
+        mine = np.flatnonzero(mask & (groups.train_task == t))
+        head, _ = probe.fit(state, data, mine, task, t + 1)
+        right = probe.judge(probe.logits(head, held))["class_incremental"]
+        accuracy[t] = features_lib.per_task(parts, right)[t]
+    return accuracy
+
+
+def _evaluator(parts, probe, train_on, share) -> Callable:
+    """The evaluator of a probe; `share` bool[N] are the rows that have labels."""
 
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
-        held = embed_test(state)
-        data = data_of(state, held.shape[1])
-        mask = share & usable(state, task)
-        head, loss = fit(state, data, np.flatnonzero(mask), task, 0)
-        right = judge(logits(head, held))
+        held = probe.embed_test(state)
+        data = probe.data_of(state, held.shape[1])
+        mask = share & probe.usable(state, task)
+        head, loss = probe.fit(state, data, np.flatnonzero(mask), task, 0)
+        right = probe.judge(probe.logits(head, held))
         rows = {name: features_lib.per_task(parts, row) for name, row in right.items()}
         if "task_aware" in rows:
             told = features_lib.blank_unseen(rows["task_aware"], train_on, task)
             rows["task_aware"] = told
-        elif groups.aware == "domain_aware":
-            rows["domain_aware"] = np.full(len(parts.stream.tasks), np.nan)
-            for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
-                mine = np.flatnonzero(mask & (groups.train_task == t))
-                head, _ = fit(state, data, mine, task, t + 1)
-                own = judge(logits(head, held))["class_incremental"]
-                rows["domain_aware"][t] = features_lib.per_task(parts, own)[t]
+        elif probe.groups.aware == "domain_aware":
+            own = _domain_rows(parts, probe, state, task, data, held, mask)
+            rows["domain_aware"] = own
         scalars = {
             "accuracy": float(right["class_incremental"].mean()),
             "train_loss": float(sharding.fetch(loss)),
@@ -156,6 +197,7 @@ def _evaluate(
 
 
 def _check(parts, rule, train_on, use_augment, balanced):
+    """Refuse options out of their range, or that do not go together."""
     field = "config.evaluators.linear.train_on"
     core.check_choice(field, train_on, ("all", "seen", "visible"))
     if train_on == "visible" and parts.replayed is None:
@@ -179,12 +221,13 @@ def _check(parts, rule, train_on, use_augment, balanced):
     if use_augment and parts.stream.dataset.train.images is None:
         allowed = "False for images that stream, or augment=False"
         features_lib.require("linear.balanced", balanced, not balanced, allowed)
-        share = rule.batch_size % parts.mesh.size == 0
+        divides = rule.batch_size % parts.mesh.size == 0
         allowed = f"a multiple of the {parts.mesh.size} devices for images that stream"
-        features_lib.require("linear.batch_size", rule.batch_size, share, allowed)
+        features_lib.require("linear.batch_size", rule.batch_size, divides, allowed)
 
 
 def _check_look(*, scale, jitter, **probabilities):
+    """Refuse options of the augmentation that are out of their range."""
     good = len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1
     features_lib.require(
         "linear.scale", scale, good, "(low, high), 0 < low <= high <= 1"
@@ -205,84 +248,94 @@ def _check_fraction(fraction, seed):
 
 
 def make(
-    parts,
+    parts: core.EvalParts,
     *,
-    epochs=100,
-    batch_size=256,
-    lr=0.1,
-    momentum=0.9,
-    weight_decay=0.0,
-    milestones=(60, 80),
-    factor=0.1,
-    optimizer="sgd",
-    train_on="all",
-    augment=True,
-    scale=(0.08, 1.0),
-    flip=0.5,
-    jitter=(0.4, 0.4, 0.4, 0.1),
-    jitter_probability=0.0,
-    grayscale=0.0,
-    blur=0.0,
-    balanced=False,
-    normalize_features=False,
-    fraction=1.0,
-    fraction_seed=0,
+    epochs: int = 100,
+    batch_size: int = 256,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    milestones: Sequence[int] = (60, 80),
+    factor: float = 0.1,
+    optimizer: str = "sgd",
+    train_on: str = "all",
+    augment: bool = True,
+    scale: tuple[float, float] = (0.08, 1.0),
+    flip: float = 0.5,
+    jitter: Sequence[float] = (0.4, 0.4, 0.4, 0.1),
+    jitter_probability: float = 0.0,
+    grayscale: float = 0.0,
+    blur: float = 0.0,
+    balanced: bool = False,
+    normalize_features: bool = False,
+    fraction: float = 1.0,
+    fraction_seed: int = 0,
 ) -> Callable:
     """Linear evaluation after a task.
 
     Args:
-      parts: core.EvalParts.
-      lr, weight_decay: of the optimiser; lr is times `factor` from each of the
-        `milestones` (epochs, from 0) on.
-      momentum: of SGD; Adam does not read it.
-      optimizer: "sgd", or "adam" with PyTorch's moments (0.9, 0.999; eps 1e-8). Weight
-        decay is added to the gradient of either.
+      parts: what every evaluator is given.
+      lr, weight_decay: of the optimiser; lr is multiplied by `factor` at each of the
+        `milestones` (epochs, from 0).
+      momentum: for SGD only.
+      optimizer: "sgd", or "adam" with PyTorch's moments (0.9, 0.999; eps 1e-8). Both
+        add the weight decay to the gradient.
       train_on: "all" train rows after every task, those of the tasks "seen", or the
-        "visible" ones: of the present task and those that it replayed, each once.
-      augment: random resized crops (`scale`, share of the area), flips (with
-        probability `flip`) and what follows anew each epoch; False embeds each
-        train image once.
+        "visible" ones: those of the present task and those that it replayed, each once.
+      augment: every epoch draws new random resized crops (`scale`, share of the area),
+        flips (with probability `flip`) and the changes below; False embeds each train
+        image once, without augmentation.
       jitter, jitter_probability, grayscale, blur: see `augment.make`; the last three
         are probabilities, 0 is off.
       balanced: an epoch draws as many rows as there are, with replacement, by
         `head.class_uniform`; for images that stream only with augment=False.
       normalize_features: to length 1.
       fraction: the share of the train rows that has labels (1.0: all), see
-        `features.stratified`; the probe trains on these alone. It does not depend
-        on the run's seed or the task, and a smaller share is within a larger one.
-      fraction_seed: of the draw.
+        `features.stratified`; the probe trains on these alone. They do not depend on
+        the run's seed or the task, and a larger share contains a smaller one.
+      fraction_seed: of that draw.
 
     Returns:
-      evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without
-      test rows): "class_incremental", over all classes ("data" and "joint": every
-      task has all test rows, so that each column is the same number); where tasks
-      are disjoint classes also "task_aware", the same head over the task's classes;
-      where tasks are domains also "domain_aware", a probe of its own per domain,
-      nan for domains without a row that it may use. Scalars: "accuracy" on all
-      evaluation rows, "train_loss" of the last epoch, "seconds".
+      evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without test
+      rows): "class_incremental", over all classes (under "data" and "joint" every task
+      has all test rows, so all columns are the same number); if tasks are disjoint
+      classes also "task_aware", the same head over the task's classes; if tasks are
+      domains also "domain_aware", a separate probe for each domain, nan for a domain
+      without usable train rows. Scalars: "accuracy" on all evaluation rows,
+      "train_loss" of the last epoch, "seconds".
 
     Raises:
       ValueError: an option out of its range; no evaluation split; no labels;
         "visible" of a method that does not say what it replayed.
     """
     look = {
-        "scale": tuple(scale), "jitter": tuple(jitter), "flip": float(flip),
+        "scale": tuple(scale),
+        "jitter": tuple(jitter),
+        "flip": float(flip),
         "jitter_probability": float(jitter_probability),
-        "grayscale": float(grayscale), "blur": float(blur),
-    }  # fmt: skip
+        "grayscale": float(grayscale),
+        "blur": float(blur),
+    }
+    milestones = tuple(milestones)
     rule = head_lib.Rule(
-        epochs, batch_size, lr, momentum, weight_decay, tuple(milestones), factor,
-        optimizer,
-    )  # fmt: skip
+        epochs, batch_size, lr, momentum, weight_decay, milestones, factor, optimizer
+    )
     _check(parts, rule, train_on, augment, balanced)
     _check_look(**look)
     _check_fraction(fraction, fraction_seed)
     features_lib.check_labels(parts, "linear")
-    groups = features_lib.split(parts)
-    embed_test = _plain(parts, parts.stream.evaluation, normalize_features)
-    judge = features_lib.verdicts(parts, groups, parts.stream.evaluation)
+    groups, evaluation = features_lib.split(parts), parts.stream.evaluation
     fit, data_of = _fitting(parts, rule, augment, look, normalize_features, balanced)
+    probe = _Probe(
+        groups=groups,
+        embed_test=_plain(parts, evaluation, normalize_features),
+        usable=_usable(parts, train_on, groups),
+        fit=fit,
+        data_of=data_of,
+        logits=jax.jit(head_lib.logits),
+        judge=features_lib.verdicts(parts, groups, evaluation),
+    )
     share = features_lib.stratified(
         parts.stream.dataset.train, fraction=fraction, seed=fraction_seed
     )
-    return _evaluate(parts, train_on, share, embed_test, data_of, fit, judge, groups)
+    return _evaluator(parts, probe, train_on, share)

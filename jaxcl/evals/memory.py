@@ -2,29 +2,28 @@
 
 Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
 Class-Imbalanced Learning", AAAI 2024: the class entropy of Table 2 and Fig. 9(a), the
-class frequencies of Fig. 10. No code of it was released.
+class frequencies of Fig. 10. The authors released no code.
 
-What each evaluation finds goes to metrics.jsonl, which a resumed run continues, and
-`draw` reads it there.
+Results go to metrics.jsonl, which a resumed run continues; `draw` reads them there.
 
-Departures: the figures go from a memory filled once to one that was offered five times
-as many rows, as those of `evals/filtering.py` do; here the time is the step of each
-evaluation.
+Departures: the paper's figures count time in rows offered, from one memory size to five
+(`evals/filtering.py` draws them so); here time is the step of each evaluation.
 """
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 
 from jaxcl import core, metrics, plots, sharding
 
-# Rows of a batch of the stream. The shares hardly depend on it, but an order may give
-# a number of steps, whatever the batch.
+# Rows of a batch when the stream's entropy is measured. An order may fix the number of
+# steps of an epoch, so this decides how many rows are drawn, not how their classes mix.
 _BATCH = 16
 _CLASS = re.compile(r"(.+)/class_(\d+)")
 
@@ -32,26 +31,27 @@ _CLASS = re.compile(r"(.+)/class_(\d+)")
 class History(NamedTuple):
     """What one evaluator measured over a run."""
 
-    steps: np.ndarray  # i64[n], with labelled rows in the memory
+    steps: np.ndarray  # i64[n], at which the memory held labelled rows
     shares: np.ndarray  # f64[n, C], of each class
     entropy: np.ndarray  # f64[n], nats
     stream: np.ndarray  # f64[n], entropy of the task's stream; nan: no labels
 
 
-def make(parts) -> Callable:
+def make(parts: core.EvalParts) -> Callable:
     """Class entropy and class shares of a method's memory.
 
-    Rows labelled outside [0, C), such as -1, count as stored and are left out of both.
+    Stored rows with a label outside [0, C), such as -1, are counted but left out of
+    entropy and shares.
 
     Args:
-      parts: core.EvalParts, with `memory`.
+      parts: with `memory`.
 
     Returns:
-      evaluate(state, task) -> core.Result without rows. Scalars: "rows", how many are
-      stored; "unlabelled", how many of these are left out. Of the others "entropy" in
-      nats, 0 to log C, and "class_0", "class_1", ..., the share of each class: absent
-      where there are none. "stream_entropy", that of the rows of the task's first
-      epoch as its order draws them, absent where none has a label; "seconds".
+      evaluate(state, task) -> core.Result without rows. Scalars: "rows", the number of
+      stored rows; "unlabelled", how many of them are left out; "entropy" of the others
+      in nats, 0 to log C, and "class_0", "class_1", ..., the share of each class, both
+      absent without labelled rows; "stream_entropy", that of the rows of the task's
+      first epoch in the task's order, absent if none has a label; "seconds".
 
     Raises:
       ValueError: the method keeps no memory.
@@ -62,7 +62,7 @@ def make(parts) -> Callable:
             "er and cclis have; take the evaluator out"
         )
     program = _program(parts)
-    streams = {}  # task -> entropy, which no step changes
+    streams = {}  # task -> entropy, measured once since no step changes it
 
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
@@ -86,7 +86,7 @@ def make(parts) -> Callable:
 
 
 def _program(parts):
-    """State -> labels i32[capacity], -1: none that counts; bool[capacity]; f32[]."""
+    """State -> labels i32[capacity], -1: left out; filled bool[capacity]; entropy."""
 
     def read(state):
         memory = parts.memory(state)
@@ -99,58 +99,69 @@ def _program(parts):
 
 
 def _of_stream(parts, task) -> float | None:
-    """Entropy of what the first epoch of a task draws, None without labels."""
-    one = parts.stream.tasks[task]
-    rng = np.random.default_rng([parts.seed, one.index, 0])
-    rows = np.asarray(one.train.rows, np.int32)
-    drawn = one.train.order(rng, rows, min(_BATCH, len(rows)))
-    labels = one.train.examples.label[np.asarray(drawn).reshape(-1)]
+    """Entropy of the rows that a task's first epoch draws, None without labels."""
+    task = parts.stream.tasks[task]
+    rng = np.random.default_rng([parts.seed, task.index, 0])
+    rows = np.asarray(task.train.rows, np.int32)
+    drawn = task.train.order(rng, rows, min(_BATCH, len(rows)))
+    labels = task.train.examples.label[np.asarray(drawn).reshape(-1)]
     if not (labels >= 0).any():
         return None
     return float(metrics.class_entropy(jnp.asarray(labels), parts.num_classes))
 
 
-def histories(rows) -> dict[str, History]:
-    """What the evaluators of this module left in the rows of metrics.jsonl.
+def histories(rows: Sequence[dict]) -> dict[str, History]:
+    """Results of this module's evaluators, read from the rows of metrics.jsonl.
 
     Returns:
-      key of the evaluator's entry -> what it measured where there was anything.
+      key of the evaluator's entry in the config -> its results, if it has any.
     """
-    found = {}
+    shares = {}  # key -> step -> class -> share
     for row in rows:
         for name, share in row.get("eval", {}).items():
             match = _CLASS.fullmatch(name)
             if match:
-                one = found.setdefault(match[1], {}).setdefault(row["step"], {})
-                one[int(match[2])] = share
-    said = {row["step"]: row["eval"] for row in rows if "eval" in row}
-    made = {}
-    for key, times in found.items():
-        steps = sorted(times)
-
-        def scalar(name, key=key, steps=steps):
-            return np.array([said[s].get(f"{key}/{name}") for s in steps], np.float64)
-
-        shares = np.array([[times[s][c] for c in sorted(times[s])] for s in steps])
-        entropies = scalar("entropy"), scalar("stream_entropy")
-        made[key] = History(np.array(steps), shares, *entropies)
-    return made
+                at_step = shares.setdefault(match[1], {}).setdefault(row["step"], {})
+                at_step[int(match[2])] = share
+    scalars = {row["step"]: row["eval"] for row in rows if "eval" in row}
+    return {key: _history(key, by_step, scalars) for key, by_step in shares.items()}
 
 
-def draw(rows, folder) -> None:
+def _history(key, shares, scalars) -> History:
+    """The history of one evaluator.
+
+    Args:
+      shares: step -> class -> share.
+      scalars: step -> name -> value, of all evaluators.
+    """
+    steps = sorted(shares)
+
+    def over_time(name):
+        values = [scalars[step].get(f"{key}/{name}") for step in steps]
+        return np.array(values, np.float64)
+
+    return History(
+        steps=np.array(steps),
+        shares=np.array([[shares[s][c] for c in sorted(shares[s])] for s in steps]),
+        entropy=over_time("entropy"),
+        stream=over_time("stream_entropy"),
+    )
+
+
+def draw(rows: Sequence[dict], folder: epath.Path) -> None:
     """Pictures of what a run measured: KEY_classes.png and KEY_entropy.png.
 
     Args:
       rows: of metrics.jsonl, see `record.read_rows`.
-      folder: where the pictures go; epath.Path, there already.
+      folder: an existing folder, which gets the pictures.
     """
-    ends = {row["task"]: row["step"] for row in rows}  # the last row of each task
-    for key, found in histories(rows).items():
+    ends = {row["task"]: row["step"] for row in rows}  # last step of each task
+    for key, history in histories(rows).items():
         path = folder / f"{key.replace('/', '_')}_classes.png"
-        plots.class_shares(found.steps, found.shares, path, title=key)
-        curves = {"memory": (found.steps, found.entropy)}
-        if np.isfinite(found.stream).any():
-            curves["stream"] = found.steps, found.stream
+        plots.class_shares(history.steps, history.shares, path, title=key)
+        curves = {"memory": (history.steps, history.entropy)}
+        if np.isfinite(history.stream).any():
+            curves["stream"] = history.steps, history.stream
         path = folder / f"{key.replace('/', '_')}_entropy.png"
         label = "class entropy (nats)"
         plots.per_step(curves, path, list(ends.values()), title=key, ylabel=label)

@@ -1,9 +1,9 @@
 """The loss of a method on fixed batches, seen the same by every network.
 
-What a method trains on differs from method to method, and so do its losses; this is one
-number for all of them: the method's plain loss on all rows of the tasks so far, the new
-one too, in batches, with random views and dropout that never change. Several ways to
-train can then be asked when each comes as low as another.
+Training losses of different methods cannot be compared: each trains on other rows, with
+another loss. This evaluator gives one number that can: the method's plain loss on all
+rows of the tasks so far, the present one included, in batches whose rows, random views
+and dropout never change. It tells when one way to train comes as low as another.
 """
 
 import time
@@ -18,13 +18,15 @@ from jaxcl.data import graph_batches
 from jaxcl.evals import features as features_lib
 
 
-def make(parts, *, batch_size=32, max_rows: int | None = None) -> Callable:
+def make(
+    parts: core.EvalParts, *, batch_size: int = 32, max_rows: int | None = None
+) -> Callable:
     """The method's own loss on rows of the tasks so far.
 
     Args:
       parts: core.EvalParts.
-      batch_size: rows that are compared with one another.
-      max_rows: at most so many rows of each task, drawn once; None: all.
+      batch_size: rows of a batch, which the loss compares with one another.
+      max_rows: at most this many rows of each task, drawn once; None: all.
 
     Returns:
       evaluate(state, task) -> core.Result, without rows. Scalars: "loss", the mean over
@@ -35,35 +37,16 @@ def make(parts, *, batch_size=32, max_rows: int | None = None) -> Callable:
       ValueError: an option is out of its range; the method has no such loss; images
         that do not fit in memory.
     """
-    examples, tasks = parts.stream.dataset.train, parts.stream.tasks
-    least = isinstance(batch_size, int) and batch_size >= 2
-    features_lib.require("objective.batch_size", batch_size, least, "at least 2")
-    some = max_rows is None or max_rows >= batch_size
-    features_lib.require("objective.max_rows", max_rows, some, "None or a batch's rows")
-    if parts.objective is None:
-        raise ValueError(
-            "config.evaluators.objective: needs a method with a loss of its own, as "
-            "icl has; take the evaluator out"
-        )
-    if examples.images is None and examples.graphs is None:
-        raise ValueError(
-            "config.evaluators.objective: needs images in memory; give config.data "
-            "resident=True and size, or take the evaluator out"
-        )
-
-    def chosen(task):
-        rng = np.random.default_rng([parts.seed, task])
-        each = [rng.permutation(one.train.rows)[:max_rows] for one in tasks[: task + 1]]
-        rows = rng.permutation(np.concatenate(each))
-        return rows[: max(len(rows) // batch_size, 1) * batch_size].astype(np.int32)
-
-    given = [
-        _batches(parts, examples, chosen(t), batch_size) for t in range(len(tasks))
+    _check(parts, batch_size, max_rows)
+    examples, tasks = parts.stream.dataset.train, range(len(parts.stream.tasks))
+    batches = [
+        _batches(parts, examples, _chosen(parts, t, batch_size, max_rows), batch_size)
+        for t in tasks
     ]
     images = features_lib.place(parts, examples) if examples.graphs is None else None
+    # An argument of the program: as a constant, each seed would compile its own.
     key = sharding.replicate(np.asarray([parts.seed, 0], np.uint32), parts.mesh)
 
-    # The seed is an argument, or each seed had a program of its own.
     def loss(state, images, seed, i, batch):
         if images is not None:
             batch = {**batch, "image": images[batch["index"]]}
@@ -74,14 +57,44 @@ def make(parts, *, batch_size=32, max_rows: int | None = None) -> Callable:
 
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
-        found = [
+        losses = [
             program(state, images, key, np.int32(i), batch)
-            for i, batch in enumerate(given[task])
+            for i, batch in enumerate(batches[task])
         ]
-        mean = float(jnp.mean(jnp.stack(found)))
+        mean = float(jnp.mean(jnp.stack(losses)))
         return core.Result({}, {"loss": mean, "seconds": time.monotonic() - began})
 
     return evaluate
+
+
+def _check(parts, batch_size, max_rows):
+    """Refuse options out of their range, and what has no such loss."""
+    least = isinstance(batch_size, int) and batch_size >= 2
+    features_lib.require("objective.batch_size", batch_size, least, "at least 2")
+    some = max_rows is None or max_rows >= batch_size
+    features_lib.require("objective.max_rows", max_rows, some, "None or a batch's rows")
+    if parts.objective is None:
+        raise ValueError(
+            "config.evaluators.objective: needs a method with a loss of its own, as "
+            "icl has; take the evaluator out"
+        )
+    examples = parts.stream.dataset.train
+    if examples.images is None and examples.graphs is None:
+        raise ValueError(
+            "config.evaluators.objective: needs images in memory; give config.data "
+            "resident=True and size, or take the evaluator out"
+        )
+
+
+def _chosen(parts, task, batch_size, max_rows) -> np.ndarray:
+    """Rows of the tasks up to `task`, shuffled, in full batches if there is one."""
+    rng = np.random.default_rng([parts.seed, task])
+    rows = [
+        rng.permutation(met.train.rows)[:max_rows]
+        for met in parts.stream.tasks[: task + 1]
+    ]
+    rows = rng.permutation(np.concatenate(rows))
+    return rows[: max(len(rows) // batch_size, 1) * batch_size].astype(np.int32)
 
 
 def _batches(parts, examples, rows, batch_size):
@@ -89,6 +102,6 @@ def _batches(parts, examples, rows, batch_size):
     if examples.graphs is not None:
         batches = graph_batches.evaluation_batches(examples, rows, batch_size)
     else:
-        batches = ({"index": one} for one in np.split(rows, range(
-            batch_size, len(rows), batch_size)))  # fmt: skip
+        cuts = range(batch_size, len(rows), batch_size)
+        batches = ({"index": part} for part in np.split(rows, cuts))
     return [sharding.replicate(batch, parts.mesh) for batch in batches]

@@ -1,22 +1,22 @@
-"""How tight the classes lie in feature space, and how far apart.
+"""How compact the classes are in feature space, and how far apart.
 
 Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
 Class-Imbalanced Learning", AAAI 2024, Eqs. 8 and 9, Table 2, and by class Figs. 9(b)
-and 9(c). No code of it was released.
+and 9(c). The authors released no code.
 
 Departures: by default f(x) is the encoder's feature, as for every evaluator. The paper
-does not say whether it measures that or the projection; its similarities are below 0,
-which those of features without negative entries, as a ResNet's, cannot be, so that it
-must be `features="projection"` that its Table 2 compares with. Both are those of the
-network in evaluation mode.
+does not say whether it measures features or projections. Its similarities are negative,
+which is impossible for a ResNet's features, whose entries are not: so its Table 2 must
+be compared with `features="projection"`. Both are taken in evaluation mode.
 """
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
+from etils import epath
 
 from jaxcl import core, metrics, plots, sharding
 from jaxcl.evals import features as features_lib
@@ -24,19 +24,22 @@ from jaxcl.evals import features as features_lib
 _CLASS = re.compile(r"(.+)/(intra|inter)_(\d+)")
 
 
-def make(parts, *, split="evaluation", features="embedding") -> Callable:
+def make(
+    parts: core.EvalParts, *, split: str = "evaluation", features: str = "embedding"
+) -> Callable:
     """Intra-class variance and inter-class similarity of a split.
 
     Args:
-      parts: core.EvalParts, with `project` for features="projection".
-      split: "evaluation" or "train", all rows of it, whatever their task.
-      features: "embedding", of the encoder, or "projection", what the loss compares.
+      parts: with `project` for features="projection".
+      split: "evaluation" or "train"; all its rows are measured, whatever their task.
+      features: "embedding" of the encoder, or "projection", which the loss compares.
 
     Returns:
       evaluate(state, task) -> core.Result without rows. Scalars:
-      "intra_class_variance", `metrics.intra_class_variance`; "inter_class_similarity",
-      `metrics.inter_class_similarity`; of each class that occurs "intra_0", "intra_1",
-      ... and "inter_0", ..., whose means over the classes these two are; "seconds".
+      "intra_class_variance", see `metrics.intra_class_variance`;
+      "inter_class_similarity", see `metrics.inter_class_similarity`; "intra_0",
+      "intra_1", ... and "inter_0", ..., the same for each class that occurs, whose
+      means over the classes are the first two; "seconds".
 
     Raises:
       ValueError: no such split or features; a method without a projection; no labels.
@@ -46,7 +49,7 @@ def make(parts, *, split="evaluation", features="embedding") -> Callable:
     examples = parts.stream.evaluation
     if split == "train":  # no other split is read
         examples = parts.stream.dataset.train
-        parts = parts._replace(stream=parts.stream._replace(evaluation=examples))
+        parts = features_lib.judged_on(parts, examples)
     features_lib.check_labels(parts, "spread")
     embed = features_lib.make(parts, examples)
     labels = sharding.replicate(examples.label, parts.mesh)
@@ -55,13 +58,13 @@ def make(parts, *, split="evaluation", features="embedding") -> Callable:
 
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
-        found = sharding.fetch(program(embed(state), labels))
+        measured = sharding.fetch(program(embed(state), labels))
         scalars = {
-            name: float(found[name])
+            name: float(measured[name])
             for name in ("intra_class_variance", "inter_class_similarity")
         }
         for name in ("intra", "inter"):
-            scalars |= {f"{name}_{c}": float(found[name][c]) for c in present}
+            scalars |= {f"{name}_{c}": float(measured[name][c]) for c in present}
         scalars["seconds"] = time.monotonic() - began
         return core.Result({}, scalars)
 
@@ -69,7 +72,7 @@ def make(parts, *, split="evaluation", features="embedding") -> Callable:
 
 
 def _program(parts):
-    """(features, labels) -> the measures, whole and by class."""
+    """(features, labels) -> the measures, over all classes and by class."""
     measures = {
         "intra_class_variance": metrics.intra_class_variance,
         "inter_class_similarity": metrics.inter_class_similarity,
@@ -78,42 +81,44 @@ def _program(parts):
     }
 
     def run(features, labels):
-        given = features, labels, parts.num_classes
-        return {name: measure(*given) for name, measure in measures.items()}
+        return {
+            name: measure(features, labels, parts.num_classes)
+            for name, measure in measures.items()
+        }
 
     return jax.jit(run, out_shardings=sharding.replicated(parts.mesh))
 
 
-def by_class(rows) -> dict[str, tuple]:
-    """What the evaluators of this module last left in the rows of metrics.jsonl.
+def by_class(rows: Sequence[dict]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The last results of this module's evaluators, read from rows of metrics.jsonl.
 
     Returns:
-      key of the evaluator's entry -> (variances f64[C], similarities f64[C]), nan for
-      a class that does not occur.
+      key of the evaluator's entry in the config -> (variances f64[C], similarities
+      f64[C]), nan for a class that does not occur.
     """
-    found = {}
+    last = {}  # key -> (kind, class) -> value
     for row in rows:
         for name, value in row.get("eval", {}).items():
             match = _CLASS.fullmatch(name)
             if match:
-                found.setdefault(match[1], {})[match[2], int(match[3])] = value
-    made = {}
-    for key, values in found.items():
+                last.setdefault(match[1], {})[match[2], int(match[3])] = value
+    measures = {}
+    for key, values in last.items():
         size = 1 + max(label for _, label in values)
-        made[key] = tuple(
+        measures[key] = tuple(
             np.array([values.get((kind, c)) for c in range(size)], np.float64)
             for kind in ("intra", "inter")
         )
-    return made
+    return measures
 
 
-def draw(rows, folder) -> None:
+def draw(rows: Sequence[dict], folder: epath.Path) -> None:
     """A picture of each class at the last evaluation: KEY_by_class.png.
 
     Args:
       rows: of metrics.jsonl, see `record.read_rows`.
-      folder: where the pictures go; epath.Path, there already.
+      folder: an existing folder, which gets the pictures.
     """
-    for key, found in by_class(rows).items():
+    for key, measures in by_class(rows).items():
         path = folder / f"{key.replace('/', '_')}_by_class.png"
-        plots.class_spread({key: found}, path, title=key)
+        plots.class_spread({key: measures}, path, title=key)

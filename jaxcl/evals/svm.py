@@ -5,19 +5,20 @@ Learning" (ICL), WSDM 2023, section 5, after GraphCL (You et al., NeurIPS 2020).
 paper names the classifier alone; kernel, folds and penalties are those of the released
 code: nested cross-validation with 5 outer folds (GraphCL reports 10) and 5 inner ones.
 
-A machine is trained and tested on rows of one subset of the train split, by the
-features as they are now: "old" is no measure of forgetting, as the accuracy of an old
-classifier would be.
+A machine is trained and tested on rows of the same subset of the train split, with the
+present features. So "old" does not measure forgetting, as the accuracy of a classifier
+trained earlier would.
 
-Departures: the outer folds are drawn from the run's seed, the released code draws them
-anew each time; it embeds one random crop of each image, here images are not augmented.
+Departures: the outer folds are drawn from the run's seed, while the released code draws
+them anew each time. The released code embeds one random crop of each image; here images
+are not augmented.
 """
 
 import functools
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -29,34 +30,34 @@ SUBSETS = ("all", "old", "new")
 
 
 def make(
-    parts,
+    parts: core.EvalParts,
     *,
-    folds=5,
-    inner_folds=5,
-    penalties=(1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3),
-    subsets=("all", "old", "new"),
+    folds: int = 5,
+    inner_folds: int = 5,
+    penalties: Sequence[float] = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3),
+    subsets: Sequence[str] = ("all", "old", "new"),
     max_rows: int | None = None,
-    batch_size=256,
+    batch_size: int = 256,
 ) -> Callable:
     """Accuracy of a support vector machine on the train rows met so far.
 
     Args:
-      parts: core.EvalParts; no evaluation split is read.
-      folds: of the test, stratified and shuffled by the run's seed. Each row is
-        tested once, by a machine that the other folds trained.
-      inner_folds: of the choice of the penalty, within those other folds.
+      parts: its evaluation split is not read.
+      folds: of the test, stratified and shuffled by the run's seed. Each row is tested
+        once, by a machine that is trained on the other folds.
+      inner_folds: into which those other folds are split to choose the penalty.
       penalties: C to choose from; of equally good ones the first.
-      subsets: which are measured: "all" rows of the tasks up to the present one,
-        "old" ones, of the tasks before it, "new" ones, of the present task.
-      max_rows: as many rows of a subset at most, each class in proportion, by the
-        run's seed; None: all. Time and memory grow with the square of the rows.
+      subsets: what is measured: "all" rows of the tasks up to the present one, "old"
+        rows of the tasks before it, "new" rows of the present task.
+      max_rows: at most this many rows of a subset, each class in proportion, drawn by
+        the run's seed; None: all. Time and memory grow with the square of the rows.
       batch_size: rows that are embedded at a time.
 
     Returns:
       evaluate(state, task) -> core.Result without rows. Scalars: "all", "old", "new",
-      mean accuracy over the folds, in [0, 1]; "seconds". In the first task "old" has
-      no rows and "new" has the same as "all": both are left out. So is a subset of
-      one class alone, and one with a feature that is not finite.
+      mean accuracy over the folds, in [0, 1]; "seconds". The first task has no "old"
+      rows, and its "new" rows are all: both scalars are left out. So are those of a
+      subset with a single class or with a feature that is not finite.
 
     Raises:
       ValueError: an option out of its range; rows without a label; a class with too
@@ -65,20 +66,19 @@ def make(
     subsets, penalties = _listed(subsets), _listed(penalties)
     _check(folds, inner_folds, penalties, subsets, max_rows, batch_size)
     _check_labels(parts)
-    label = parts.stream.dataset.train.label
+    train = parts.stream.dataset.train
     plan = functools.partial(
         _chosen, parts, subsets, max_rows, folds=folds, inner_folds=inner_folds
     )
     chosen = [plan(task) for task in range(_tasks(parts))]
-    used = list(itertools.chain(*(found.values() for found in chosen)))
-    features_lib.require(
-        "svm.subsets", subsets, used,
-        f"able to measure something: of {parts.stream.dataset.name}, cut into "
-        f"{_tasks(parts)} tasks, none has rows of two classes in any task",
-    )  # fmt: skip
-    used = np.unique(np.concatenate(used))
-    embed = features_lib.make(
-        parts, parts.stream.dataset.train, rows=used, batch_size=batch_size
+    used = _used(parts, subsets, chosen)
+    embed = features_lib.make(parts, train, rows=used, batch_size=batch_size)
+    measure = functools.partial(
+        accuracy,
+        folds=folds,
+        inner_folds=inner_folds,
+        penalties=penalties,
+        seed=parts.seed,
     )
 
     def evaluate(state, task: int) -> core.Result:
@@ -88,34 +88,54 @@ def make(
         for name, rows in chosen[task].items():
             mine = features[np.searchsorted(used, rows)]
             if np.isfinite(mine).all():
-                scalars[name] = accuracy(
-                    mine, label[rows], folds=folds, inner_folds=inner_folds,
-                    penalties=penalties, seed=parts.seed,
-                )  # fmt: skip
+                scalars[name] = measure(mine, train.label[rows])
         scalars["seconds"] = time.monotonic() - began
         return core.Result({}, scalars)
 
     return evaluate
 
 
+def _used(parts, subsets, chosen) -> np.ndarray:
+    """Every row that any task's evaluation reads, each once, increasing.
+
+    Args:
+      chosen: the subsets of each task, see `_chosen`.
+    """
+    rows = list(itertools.chain(*(of_task.values() for of_task in chosen)))
+    features_lib.require(
+        "svm.subsets",
+        subsets,
+        rows,
+        f"able to measure something: of {parts.stream.dataset.name}, cut into "
+        f"{_tasks(parts)} tasks, none has rows of two classes in any task",
+    )
+    return np.unique(np.concatenate(rows))
+
+
 def accuracy(
-    features, labels, *, folds: int, inner_folds: int, penalties, seed: int
+    features: np.ndarray,
+    labels: np.ndarray,
+    *,
+    folds: int,
+    inner_folds: int,
+    penalties: Sequence[float],
+    seed: int,
 ) -> float:
     """Accuracy of nested cross-validation, a mean over the outer folds.
 
     The kernel is k(x, y) = exp(-|x - y|^2 / (D v)), where v is the variance of all
-    numbers of the rows that train: scikit-learn's gamma="scale". Squared distances are
-    computed once and each kernel serves all penalties; results are those of
-    GridSearchCV over SVC within StratifiedKFold, at less than half the time for 1,100
+    entries of the training rows: scikit-learn's gamma="scale". Squared distances are
+    computed once, and each kernel once for all penalties. The results are those of
+    GridSearchCV over SVC within StratifiedKFold, in less than half the time for 1,100
     rows of 64 features.
 
     Args:
-      features: f[n, D], as they are: no scaling.
-      labels: i32[n], of two classes at least.
+      features: f[n, D]; they are not scaled.
+      labels: i32[n], of at least two classes.
       folds, inner_folds, penalties: see `make`.
       seed: shuffles the outer folds; the inner ones are not shuffled.
     """
-    from sklearn import model_selection  # takes a second, and few runs want it
+    from sklearn import model_selection  # takes a second, and few runs need it
 
     features, labels = np.asarray(features, np.float64), np.asarray(labels)
     squares = _squared_distances(features)
@@ -134,28 +154,28 @@ def accuracy(
 
 
 def _scores(kernels, labels, train, test, penalties) -> list:
-    """Accuracy on the test rows of one machine for each penalty."""
+    """Accuracy on the test rows for each penalty, by a machine of its own."""
     from sklearn import svm
 
-    found = []
+    shares = []
     for penalty in penalties:
         machine = svm.SVC(C=penalty, kernel="precomputed")
         machine.fit(kernels[0], labels[train])
-        found.append((machine.predict(kernels[1]) == labels[test]).mean())
-    return found
+        shares.append((machine.predict(kernels[1]) == labels[test]).mean())
+    return shares
 
 
 def _squared_distances(features) -> np.ndarray:
     """|x - y|^2 of all pairs, f64[n, n]."""
-    # Distances do not change, but rounding does: far from 0 it would dominate.
+    # Centring keeps distances but reduces rounding errors, large far from 0.
     centred = features - features.mean(axis=0)
     lengths = (centred**2).sum(axis=1)
-    found = lengths[:, None] + lengths - 2.0 * centred @ centred.T
-    return np.maximum(found, 0.0)
+    squares = lengths[:, None] + lengths - 2.0 * centred @ centred.T
+    return np.maximum(squares, 0.0)
 
 
 def _kernels(features, squares) -> Callable:
-    """(train rows, test rows) -> kernels among the first, and of second with first."""
+    """(train rows, test rows) -> kernels [train, train] and [test, train]."""
 
     def kernels(train, test):
         variance = features[train].var()
@@ -167,6 +187,7 @@ def _kernels(features, squares) -> Callable:
 
 
 def _tasks(parts) -> int:
+    """Number of tasks."""
     return len(parts.stream.tasks)
 
 
@@ -179,10 +200,10 @@ def _rows(parts, tasks) -> np.ndarray:
 def _chosen(parts, subsets, max_rows, task, **folds) -> dict[str, np.ndarray]:
     """The rows of each subset that is measured after a task."""
     label = parts.stream.dataset.train.label
-    of = {"all": range(task + 1), "old": range(task), "new": [task]}
-    found = {}
+    tasks = {"all": range(task + 1), "old": range(task), "new": [task]}
+    chosen = {}
     for name in subsets if task else {"all"} & {*subsets}:
-        rows = _rows(parts, of[name])
+        rows = _rows(parts, tasks[name])
         classes = np.unique(label[rows])
         if len(classes) < 2:
             continue
@@ -190,12 +211,12 @@ def _chosen(parts, subsets, max_rows, task, **folds) -> dict[str, np.ndarray]:
             rows = rows[tsne.choose(label[rows], max_rows, parts.seed)]
         where = f"the {name!r} rows of task {task} of {parts.stream.dataset.name}"
         _check_classes(label[rows], classes, where, **folds)
-        found[name] = rows
-    return found
+        chosen[name] = rows
+    return chosen
 
 
 def _listed(values):
-    """A tuple of what the config may give as a list."""
+    """A list, as a config gives it, as a tuple; anything else as it is."""
     return tuple(values) if isinstance(values, list) else values
 
 
@@ -225,7 +246,7 @@ def _check(folds, inner_folds, penalties, subsets, max_rows, batch_size):
 
 
 def _check_labels(parts):
-    """Refuse tasks with rows that have no label."""
+    """Refuse tasks with rows without a label."""
     dataset = parts.stream.dataset
     rows = _rows(parts, range(_tasks(parts)))
     unknown = int((dataset.train.label[rows] < 0).sum())
@@ -238,10 +259,10 @@ def _check_labels(parts):
 
 
 def _check_classes(labels, classes, where, *, folds, inner_folds):
-    """Refuse a class that some fold would lack, in training or in the test.
+    """Refuse a class that is missing from some fold, in training or in the test.
 
-    Of n rows of a class at most ceil(n / folds) are in one outer fold; the others must
-    give one row to each inner fold.
+    At most ceil(n / folds) of a class's n rows are in one outer fold; the others must
+    suffice for one row in each inner fold.
     """
     least = next(n for n in itertools.count(folds) if n - -(-n // folds) >= inner_folds)
     for label in classes:

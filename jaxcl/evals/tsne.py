@@ -1,34 +1,34 @@
 """t-SNE pictures (van der Maaten and Hinton, JMLR 2008): test rows, a memory, a stream.
 
-Which rows a memory holds, and where they lie in the clusters of the train rows, is
-Figure 3 of CCLIS (Li et al., AAAI 2024). It compares two methods, each with a t-SNE
-of its own; here one t-SNE serves both panels, and the second one marks train rows
-drawn at random in place of the stored ones.
+"memory" is Figure 3 of CCLIS (Li et al., AAAI 2024): which rows a memory holds, and
+where they are in the clusters of the train rows. The paper compares two methods, each
+with its own t-SNE. Here both panels show one t-SNE, and the second marks random train
+rows instead of the stored ones.
 
-What a memory makes of an imbalanced stream is Figure 5 of DUEL (Choi et al., 2024):
-representations, those of a batch, those of the memory. Here the first are of as many
-rows of each class, all three lie in one t-SNE, and the memory's rows are embedded by
-the network as it is, whatever features the method stored.
+"filter" is Figure 5 of DUEL (Choi et al., 2024): representations of all rows, of a
+batch and of the memory, for an imbalanced stream. Here the first panel has equally many
+rows of each class, all three show one t-SNE, and the present network embeds the
+memory's rows, whatever features the method stored.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 from etils import epath
 
 from jaxcl import core, plots, sharding
-from jaxcl.augment import images as augment_images
-from jaxcl.data import prefetch, stream
+from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 
 LAST_ONLY = True  # unless the entry of the config says otherwise, see run/evaluation.py
 _FEWEST = 5  # points of a picture
-_RANDOM = 0x7A4D  # keeps the random rows apart from the choice of those to embed
+_RANDOM = 0x7A4D  # keeps the draw of random rows apart from the choice of pale ones
 
 
 def choose(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """`count` rows, each class in proportion to its size (within one row).
+    """`count` drawn rows, each class in proportion to its size (within one row).
 
     Returns:
       i64[min(count, n)], increasing.
@@ -36,13 +36,13 @@ def choose(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     noise = np.random.default_rng(seed).random(len(labels))
     by_class = np.lexsort((noise, labels))
     count = min(count, len(labels))
-    # Every (n / count)-th row of a list sorted by class.
+    # Every (n / count)-th row of the list, which is sorted by class.
     steps = ((np.arange(count) + 0.5) * len(labels) / count).astype(np.int64)
     return np.sort(by_class[steps])
 
 
 def balanced(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """`count` rows, as many of each class as there can be (within one row).
+    """`count` drawn rows, evenly over the classes as far as they have rows.
 
     Returns:
       i64[min(count, n)], increasing.
@@ -50,22 +50,24 @@ def balanced(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     noise = np.random.default_rng(seed).random(len(labels))
     by_class = np.lexsort((noise, labels))
     sorted_ = labels[by_class]
-    # The first row of each class comes before the second of any.
+    # One row of every class comes before a second row of any class.
     turn = np.arange(len(labels)) - np.searchsorted(sorted_, sorted_)
     chosen = np.lexsort((noise[by_class], turn))[:count]
     return np.sort(by_class[chosen])
 
 
-def as_many(labels: np.ndarray, stored: np.ndarray, seed) -> np.ndarray:
-    """Rows drawn without replacement, of each class as many as are stored.
+def as_many(
+    labels: np.ndarray, stored: np.ndarray, seed: int | Sequence[int]
+) -> np.ndarray:
+    """As many rows of each class as are stored, drawn without replacement.
 
     Args:
       labels: i32[n], of the rows to draw from.
       stored: i32[m], labels of the stored rows.
-      seed: of `numpy.random.default_rng`.
+      seed: for `numpy.random.default_rng`.
 
     Returns:
-      bool[n]; all rows of a class with fewer rows than stored ones.
+      bool[n]; a class with too few rows has all of them.
     """
     noise = np.random.default_rng(seed).random(len(labels))
     chosen = np.zeros(len(labels), bool)
@@ -76,28 +78,36 @@ def as_many(labels: np.ndarray, stored: np.ndarray, seed) -> np.ndarray:
 
 
 def make(
-    parts, *, directory, show="test", max_points=1000, perplexity=30.0, batch_size=256
-):
-    """Draw `tsne_task{t}.png`, t = number of the task from 0.
+    parts: core.EvalParts,
+    *,
+    directory: str | os.PathLike,
+    show: str = "test",
+    max_points: int = 1000,
+    perplexity: float = 30.0,
+    batch_size: int = 256,
+) -> Callable:
+    """Draw a t-SNE after a task; t is the number of the task, from 0.
 
     Args:
-      parts: core.EvalParts; with `memory` for show="memory" and "filter".
-      directory: where the pictures go; made if missing, by process 0.
-      show: "test": rows of the evaluation split. "memory": train rows of the tasks
-        met, pale, with the stored rows marked (left) and as many train rows of each
-        class, drawn at random among the pale ones (right); all within one t-SNE, in
-        `memory_tsne_task{t}.png`. "filter": the same number of evaluation rows of each
-        class (train rows where there is no evaluation split), pale, with all of them
-        marked (left), the task's first batch (middle), and the stored rows (right), in
-        `filter_tsne_task{t}.png`; the last two titles name the batch's largest class
-        and its share. Nothing is drawn of an empty memory, or of fewer than 5 points.
-      max_points: embeds this many rows, beside the stored ones, each class in
-        proportion; by the run's seed, the same for all tasks under "test". A class
-        with a share s of the n train rows has at least floor(s max_points) pale rows,
-        or all if n is smaller; where more are stored, the right panel marks all.
-      perplexity: lowered to (points - 1) / 3 where there are few.
-      batch_size: of "filter", rows of the batch. With that of the run they are those
-        of its first step of the task, for a method that trains on the stream alone.
+      parts: with `memory` for show="memory" and "filter".
+      directory: the folder for the pictures; process 0 makes it if it is missing.
+      show: "test", in `tsne_task{t}.png`: rows of the evaluation split.
+        "memory", in `memory_tsne_task{t}.png`: train rows of the tasks met, pale. The
+        left panel marks the stored rows; the right one marks as many train rows of each
+        class, drawn at random among the pale ones.
+        "filter", in `filter_tsne_task{t}.png`: equally many evaluation rows of each
+        class (train rows without an evaluation split), pale. The left panel marks all
+        of them, the middle one the task's first batch, the right one the stored rows;
+        the last two titles have the batch's largest class and its share.
+        No picture is drawn of an empty memory, or of fewer than 5 points.
+      max_points: rows to embed beside the stored ones, each class in proportion, drawn
+        by the run's seed; under "test" the same for all tasks. A class with a share s
+        of the n train rows has at least floor(s max_points) pale rows, or all if n is
+        smaller; if more are stored, the right panel marks all its pale rows.
+      perplexity: at most (points - 1) / 3, to which it is lowered.
+      batch_size: rows of the batch of "filter". With the batch size of the run, a
+        method that trains on the stream alone gets the same rows in the first step of
+        the task.
 
     Returns:
       evaluate(state, task) -> core.Result, which is empty.
@@ -126,7 +136,7 @@ def make(
 
 
 def _test(parts, max_points, perplexity) -> Callable:
-    """(state, task, folder) -> the picture of the evaluation split."""
+    """(state, task, folder) -> draws the evaluation split."""
     features_lib.check_labels(parts, "tsne")
     examples, dataset = parts.stream.evaluation, parts.stream.dataset
     if stream.size(examples) < _FEWEST:
@@ -153,13 +163,12 @@ def _test(parts, max_points, perplexity) -> Callable:
 
 
 def _memory(parts, max_points, perplexity) -> Callable:
-    """(state, task, folder) -> the picture of the memory among the train rows."""
+    """(state, task, folder) -> draws the memory among the train rows."""
     _check_memory(parts, "memory")
     dataset, tasks = parts.stream.dataset, parts.stream.tasks
     train = dataset.train  # no other split is read
-    reads = parts._replace(stream=parts.stream._replace(evaluation=train))
-    features_lib.check_labels(reads, "tsne")
-    embed, stored_rows = _embedder(parts), _stored(parts)
+    features_lib.check_labels(features_lib.judged_on(parts, train), "tsne")
+    embed, stored_rows = features_lib.of_images(parts), _stored(parts)
 
     def draw(state, task, folder):
         images, stored = stored_rows(state)
@@ -168,7 +177,10 @@ def _memory(parts, max_points, perplexity) -> Callable:
         if len(stored) == 0 or len(rows) + len(stored) < _FEWEST:
             return
         features = np.concatenate(
-            [embed(state, _images(parts, train, rows)), embed(state, images)]
+            [
+                embed(state, features_lib.images_of(parts, train, rows)),
+                embed(state, images),
+            ]
         )
         if jax.process_index() == 0:
             folder.mkdir(parents=True, exist_ok=True)
@@ -191,6 +203,7 @@ def _memory(parts, max_points, perplexity) -> Callable:
 
 
 def _check_memory(parts, show):
+    """Refuse a method without a memory."""
     if parts.memory is None:
         raise ValueError(
             f"config.evaluators.tsne.show={show!r}: needs a method with a memory of "
@@ -199,17 +212,17 @@ def _check_memory(parts, show):
 
 
 def _filter(parts, max_points, perplexity, batch_size) -> Callable:
-    """(state, task, folder) -> the picture of what the memory makes of the stream."""
+    """(state, task, folder) -> draws all rows, those of a batch, and the memory."""
     _check_memory(parts, "filter")
     dataset, tasks = parts.stream.dataset, parts.stream.tasks
     train, examples = dataset.train, parts.stream.evaluation
     if examples is None:
         examples = train
-        parts = parts._replace(stream=parts.stream._replace(evaluation=train))
+        parts = features_lib.judged_on(parts, train)
     features_lib.check_labels(parts, "tsne")
     chosen = balanced(examples.label, max_points, parts.seed)
     embed_data = features_lib.make(parts, examples, rows=chosen)
-    embed, stored_rows = _embedder(parts), _stored(parts)
+    embed, stored_rows = features_lib.of_images(parts), _stored(parts)
 
     def draw(state, task, folder):
         images, stored = stored_rows(state)
@@ -221,24 +234,19 @@ def _filter(parts, max_points, perplexity, batch_size) -> Callable:
         features = np.concatenate(
             [
                 sharding.fetch(embed_data(state)),
-                embed(state, _images(parts, train, batch)),
+                embed(state, features_lib.images_of(parts, train, batch)),
                 embed(state, images),
             ]
         )
         if jax.process_index() == 0:
             folder.mkdir(parents=True, exist_ok=True)
             panel = np.repeat(np.arange(3), sizes)
-            largest = np.bincount(labels[1]).argmax()
-            name = dataset.class_names[largest]
-            titles = ["as many rows of each class"]
-            for what, mine in zip(("a batch", "the memory"), labels[1:], strict=True):
-                share = (mine == largest).mean()
-                titles.append(f"{what}: {100 * share:.0f} % {name}")
+            titles = enumerate(_filter_titles(dataset.class_names, labels))
             plots.marked(
                 project(features, perplexity=perplexity, seed=parts.seed),
                 np.concatenate(labels),
                 panel == 0,
-                {title: panel == i for i, title in enumerate(titles)},
+                {title: panel == i for i, title in titles},
                 folder / f"filter_tsne_task{task}.png",
                 title=f"t-SNE after task {task + 1}",
                 class_names=dataset.class_names,
@@ -247,10 +255,21 @@ def _filter(parts, max_points, perplexity, batch_size) -> Callable:
     return draw
 
 
-def _batch(parts, task, size) -> np.ndarray:
-    """Train rows of the first step of a task, i32[n], as a run of the seed draws them.
+def _filter_titles(class_names, labels) -> list[str]:
+    """Titles of the panels of "filter", for the labels of the rows in each."""
+    _, batch, memory = labels
+    largest = np.bincount(batch).argmax()
+    titles = ["as many rows of each class"]
+    for name, shown in (("a batch", batch), ("the memory", memory)):
+        share = (shown == largest).mean()
+        titles.append(f"{name}: {100 * share:.0f} % {class_names[largest]}")
+    return titles
 
-    n is `size`, or the number of rows that the task has if that is smaller.
+
+def _batch(parts, task, size) -> np.ndarray:
+    """Train rows that a run of this seed draws in the first step of a task, i32[n].
+
+    n is `size`, or the number of the task's rows if that is smaller.
     """
     size = min(size, len(task.train.rows))
     plan = stream.schedule(
@@ -262,7 +281,7 @@ def _batch(parts, task, size) -> np.ndarray:
 def _stored(parts) -> Callable:
     """State -> the stored images u8[m,H,W,C] and labels i32[m], on the host.
 
-    A memory without "image" names rows of the train split, "index".
+    A memory without "image" holds rows of the train split in "index".
     """
     train = parts.stream.dataset.train
 
@@ -278,62 +297,18 @@ def _stored(parts) -> Callable:
         kept, filled = sharding.fetch(program(state))
         kept = {name: leaf[filled] for name, leaf in kept.items()}
         if "image" not in kept and filled.any():
-            kept["image"] = _images(parts, train, kept["index"])
+            kept["image"] = features_lib.images_of(parts, train, kept["index"])
         return kept.get("image"), kept["label"]
-
-    return run
-
-
-def _images(parts, examples: stream.Examples, rows) -> np.ndarray:
-    """Images of a few rows, u8[n,H,W,C]; those that stream cut to the eval crop."""
-    if examples.images is not None:
-        return examples.images[rows]
-    crop = prefetch.CenterCrop(
-        size=parts.size,
-        resize=parts.size if parts.resize is None else parts.resize,
-        decoder=parts.stream.dataset.decoder or "auto",
-    )
-    batches = prefetch.evaluation_batches(
-        examples, rows, min(len(rows), 64), crop=crop, workers=parts.workers
-    )
-    return np.concatenate([batch["image"] for batch in batches])[: len(rows)]
-
-
-def _embedder(parts, batch_size=256) -> Callable:
-    """(state, images u8[n,H,W,C]) -> f32[n, D] on the host, one program for all n."""
-    streams = parts.stream.dataset.train.images is None
-    view = augment_images.make_eval(
-        size=parts.size, resize=None if streams else parts.resize,
-        mean=parts.mean, std=parts.std,
-    )  # fmt: skip
-    batch_size = -(-batch_size // parts.mesh.size) * parts.mesh.size
-    rows, whole = sharding.split(parts.mesh), sharding.replicated(parts.mesh)
-
-    def embed(state, images):
-        images = jax.lax.with_sharding_constraint(images, rows)
-        return parts.embed(state, view(images))
-
-    program = jax.jit(embed, out_shardings=whole)
-
-    def run(state, images):
-        found = []
-        for begin in range(0, len(images), batch_size):
-            batch = np.resize(
-                images[begin : begin + batch_size], (batch_size, *images.shape[1:])
-            )
-            placed = sharding.replicate(batch, parts.mesh)
-            found.append(sharding.fetch(program(state, placed)))
-        return np.concatenate(found)[: len(images)]
 
     return run
 
 
 def project(features: np.ndarray, *, perplexity: float, seed: int) -> np.ndarray:
     """Features f32[n, D] as points f32[n, 2]."""
-    from sklearn import manifold  # takes a second, and few runs draw
+    from sklearn import manifold  # takes a second, and few runs need it
 
     perplexity = min(perplexity, (len(features) - 1) / 3)
-    # Features that have collapsed to a point have no principal components.
+    # Features that have all collapsed to one point have no principal components.
     init = (
         "pca" if features.shape[1] > 1 and np.ptp(features, axis=0).any() else "random"
     )

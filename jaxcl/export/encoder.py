@@ -199,9 +199,14 @@ def blank(given: dict):
         return np.zeros((1, given["size"], given["size"], given["channels"]), "f4")
     none, nothing = np.zeros(1, bool), np.zeros(1, np.int32)
     return graphs_lib.Graphs(
-        np.zeros((1, given["features"]), "f4"), nothing, none, nothing, nothing, none,
+        np.zeros((1, given["features"]), "f4"),
+        nothing,
         none,
-    )  # fmt: skip
+        nothing,
+        nothing,
+        none,
+        none,
+    )
 
 
 def flat(params, stats) -> dict[str, np.ndarray]:

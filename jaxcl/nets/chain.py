@@ -1,16 +1,17 @@
 """Networks applied one after another, each with its own entry in the trees."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 
 
-def init(nets: Mapping, key, inputs) -> tuple[dict, dict]:
-    """Parameters and running statistics of nets that feed one another.
+def init(nets: Mapping, key: jax.Array, inputs: Any) -> tuple[dict, dict]:
+    """Parameters and running statistics of nets of which each feeds the next.
 
     Args:
       nets: name -> flax module called as `(x, *, train, groups)`, in order.
-      inputs: what the first net is given, f32[N, ...].
+      inputs: of the first net, f32[N, ...].
 
     Returns: params and stats, each name -> tree ({} for a net without any).
     """
@@ -24,13 +25,21 @@ def init(nets: Mapping, key, inputs) -> tuple[dict, dict]:
     return params, stats
 
 
-def apply(nets: Mapping, params, stats, inputs, *, train: bool, groups: int = 1):
-    """Outputs of the last net, and the statistics of all after this pass.
+def apply(
+    nets: Mapping,
+    params: Mapping,
+    stats: Mapping,
+    inputs: Any,
+    *,
+    train: bool,
+    groups: int = 1,
+) -> tuple[jax.Array, dict]:
+    """Outputs of the last net, and the statistics of all nets after this pass.
 
     Args:
-      params, stats: trees with an entry per net, and perhaps others.
-      groups: views per example, interleaved over the rows; batch statistics are
-        taken per view.
+      params, stats: trees with an entry for each net; other entries are ignored.
+      groups: views per example, interleaved over the rows. Each view has its own batch
+        statistics.
 
     Returns: f32[N, D] and name -> stats.
     """

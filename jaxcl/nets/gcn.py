@@ -1,10 +1,12 @@
 """Graph convolutional network over padded batches of graphs.
 
 Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks",
-ICLR 2017, with the layers and the readout of the ICL paper's encoder. Filling and
-masked nodes and edges add exactly nothing, so no result depends on how much of it there
-is.
+ICLR 2017, with the layers and the readout of the ICL paper's encoder. Padding and
+masked nodes and edges contribute exactly zero, so no result depends on the amount of
+padding.
 """
+
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -14,10 +16,10 @@ from jax import lax
 from jaxcl.data import graphs as graphs_lib
 
 
-def propagate(x, graphs: graphs_lib.Graphs):
-    """D^-1/2 (A + I) D^-1/2 x over the edges that are not masked, f[n,C].
+def propagate(x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
+    """D^-1/2 (A + I) D^-1/2 x over the unmasked edges, f[n,C].
 
-    D is diagonal, the row sums of A + I. A masked node keeps its own x.
+    D is the diagonal matrix of the row sums of A + I. A masked node keeps its own x.
     """
     nodes = len(graphs.node_graph)
     live = graphs.edge_mask.astype(x.dtype)
@@ -28,14 +30,14 @@ def propagate(x, graphs: graphs_lib.Graphs):
 
 
 def _received(sent, graphs, nodes):
-    """Sum over the edges into each node."""
+    """Sum of what the edges send into each node."""
     return jax.ops.segment_sum(
         sent, graphs.receivers, num_segments=nodes, indices_are_sorted=True
     )
 
 
-def readout(x, graphs: graphs_lib.Graphs):
-    """Sum over the nodes of each graph that are not masked, f[B,C]."""
+def readout(x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
+    """Sum over the unmasked nodes of each graph, f[B,C]."""
     return jax.ops.segment_sum(
         jnp.where(graphs.node_mask[:, None], x, 0.0),
         graphs.node_graph,
@@ -44,10 +46,12 @@ def readout(x, graphs: graphs_lib.Graphs):
     )
 
 
-def dropout(key, x, graphs: graphs_lib.Graphs, *, rate: float = 0.5):
+def dropout(
+    key: jax.Array, x: jax.Array, graphs: graphs_lib.Graphs, *, rate: float = 0.5
+) -> jax.Array:
     """Zero entries of f[n,C] with probability `rate`, scale the rest by 1/(1 - rate).
 
-    Draws are per node (`graphs.node_keys`): filling does not change them.
+    Every node has its own key (`graphs.node_keys`), so padding does not change draws.
     """
     keys = graphs_lib.node_keys(key, graphs)
     kept = jax.vmap(lambda k: jax.random.bernoulli(k, 1.0 - rate, x.shape[1:]))(keys)
@@ -55,7 +59,7 @@ def dropout(key, x, graphs: graphs_lib.Graphs, *, rate: float = 0.5):
 
 
 class GCNConv(nn.Module):
-    """D^-1/2 (A + I) D^-1/2 x W + b, W of Glorot's uniform, b zero at first.
+    """D^-1/2 (A + I) D^-1/2 x W + b; W starts as Glorot's uniform, b as zero.
 
     Attributes:
       features: width of the output.
@@ -64,22 +68,22 @@ class GCNConv(nn.Module):
     features: int
 
     @nn.compact
-    def __call__(self, x, graphs: graphs_lib.Graphs):
-        """f[n,F] -> f[n,features]; masked nodes must be finite and reach no other."""
+    def __call__(self, x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
+        """f[n,F] -> f[n,features]; masked nodes must be finite, their edges masked."""
         shape = (x.shape[-1], self.features)
         kernel = self.param("kernel", nn.initializers.glorot_uniform(), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        # Either order gives the same; edges should carry the narrower rows.
+        # Both orders give the same result; the narrower rows go over the edges.
         if shape[0] < shape[1]:
             return propagate(x, graphs) @ kernel + bias
         return propagate(x @ kernel, graphs) + bias
 
 
 class MaskedBatchNorm(nn.Module):
-    """Batch normalisation over the rows that are not masked, as PyTorch's of these.
+    """Batch normalisation over the unmasked rows, as PyTorch's over these rows alone.
 
-    Rows are normalised with the biased variance, the running statistics keep the
-    unbiased one, and do not move where fewer than two rows are left.
+    Rows are normalised with the biased variance; the running statistics keep the
+    unbiased one, and do not move if fewer than two rows are unmasked.
 
     Attributes:
       momentum: weight of the OLD running value (PyTorch's momentum is 1 - this).
@@ -92,8 +96,8 @@ class MaskedBatchNorm(nn.Module):
     affine: bool = False
 
     @nn.compact
-    def __call__(self, x, mask, *, train: bool):
-        """Normalise f[n,C] by the rows of bool[n]; `train` as in `norm.BatchNorm`."""
+    def __call__(self, x: jax.Array, mask: jax.Array, *, train: bool) -> jax.Array:
+        """Normalise f[n,C] by the rows in bool[n]; `train` as in `norm.BatchNorm`."""
         width = x.shape[-1:]
         mean = self.variable("batch_stats", "mean", jnp.zeros, width)
         var = self.variable("batch_stats", "var", jnp.ones, width)
@@ -106,9 +110,9 @@ class MaskedBatchNorm(nn.Module):
             spread = squares / jnp.maximum(count, 1.0)
             if not self.is_initializing():
                 unbiased = squares / jnp.maximum(count - 1.0, 1.0)
-                for kept, new in ((mean, center), (var, unbiased)):
-                    moved = self.momentum * kept.value + (1.0 - self.momentum) * new
-                    kept.value = jnp.where(count > 1, moved, kept.value)
+                for running, new in ((mean, center), (var, unbiased)):
+                    moved = self.momentum * running.value + (1.0 - self.momentum) * new
+                    running.value = jnp.where(count > 1, moved, running.value)
         y = (x - center) * lax.rsqrt(spread + self.epsilon)
         if self.affine:
             y *= self.param("scale", nn.initializers.ones, width)
@@ -117,14 +121,14 @@ class MaskedBatchNorm(nn.Module):
 
 
 class GCN(nn.Module):
-    """Layers of GCNConv, batch norm, LeakyReLU(0.01), dropout; sums over nodes.
+    """Layers of GCNConv, batch norm, LeakyReLU(0.01) and dropout.
 
-    The output joins the readouts of all layers (ICL, section 5.1; its released code
-    has two layers of 32).
+    The output concatenates the readouts of all layers (ICL, section 5.1; its released
+    code has two layers of 32).
 
     Attributes:
       width: of each layer.
-      layers: how many.
+      layers: number of layers.
       dropout: rate after each layer, in training.
       affine: batch norm learns a factor and an offset.
       momentum: of batch norm, weight of the OLD running value.
@@ -153,17 +157,23 @@ class GCN(nn.Module):
         return self.width * self.layers
 
     @nn.compact
-    def __call__(self, graphs: graphs_lib.Graphs, *, train: bool = False, key=None):
+    def __call__(
+        self,
+        graphs: graphs_lib.Graphs,
+        *,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
         """A batch of graphs -> f32[B, layers * width], zero for empty slots.
 
         Args:
-          graphs: the batch; what its masked nodes hold does not matter.
-          train: use and move batch statistics (collection "batch_stats" must be
-            mutable), and drop out.
-          key: of the dropout; needed by `train` alone, and there unless dropout is 0.
+          graphs: the batch; features of masked nodes are ignored.
+          train: apply dropout, and use and move batch statistics (collection
+            "batch_stats" must be mutable).
+          key: of the dropout; needed in training unless the dropout is 0.
 
         Raises:
-          ValueError: it is missing.
+          ValueError: the key is missing.
         """
         drops = train and self.dropout > 0
         if drops and key is None:
@@ -171,7 +181,7 @@ class GCN(nn.Module):
                 f"key=None: dropout={self.dropout} in training needs a key"
             )
         mask = graphs.node_mask
-        # A masked number that is not finite would still reach W's gradient.
+        # Zeros, since a masked number that is not finite would reach W's gradient.
         x, outputs = jnp.where(mask[:, None], graphs.features, 0.0), []
         for layer in range(1, self.layers + 1):
             x = GCNConv(self.width, name=f"conv{layer}")(x, graphs)
@@ -185,14 +195,19 @@ class GCN(nn.Module):
 
 
 def gcn(
-    *, width: int = 32, layers: int = 2, dropout: float = 0.5, affine: bool = False,
-    momentum: float = 0.9, dtype=jnp.float32,
-) -> GCN:  # fmt: skip
+    *,
+    width: int = 32,
+    layers: int = 2,
+    dropout: float = 0.5,
+    affine: bool = False,
+    momentum: float = 0.9,
+    dtype: Any = jnp.float32,
+) -> GCN:
     """The encoder of graphs, see `GCN`.
 
     Raises:
-      ValueError: an option is out of its range; `dtype` is not float32, in which sums
-        over many nodes are made.
+      ValueError: an option is out of its range; `dtype` is not float32, which sums over
+        many nodes need.
     """
     if dtype != jnp.float32:
         raise ValueError("config.precision: graphs are computed in 'float32'")

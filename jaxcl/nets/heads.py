@@ -40,11 +40,15 @@ def projector(
 ) -> mlp.MLP:
     """Projector of a base loss: [B, D] -> f32[B, output_dim].
 
-    Linear-ReLU-Linear for simclr, supcon and mocov2plus; with batch norm for byol;
-    two hidden layers with batch norm for barlow_twins and vicreg. A width of None
-    is the paper's: hidden 2048 (byol 4096), output 128 for the contrastive ones,
-    256 for byol, 2048 for the other two. `hidden_layers` other than None changes how
-    many there are; 0 is one Linear alone.
+    Linear-ReLU-Linear for simclr, supcon and mocov2plus; with batch norm for byol; two
+    hidden layers with batch norm for barlow_twins and vicreg.
+
+    Args:
+      base: name of the base loss.
+      hidden_dim: None: the paper's, 2048 (byol 4096).
+      output_dim: None: the paper's, 128 for simclr, supcon and mocov2plus, 256 for
+        byol, 2048 for barlow_twins and vicreg.
+      hidden_layers: None: as above; 0: a single Linear.
 
     Raises:
       ValueError: `base` is not one of the six.
@@ -67,7 +71,7 @@ def predictor(
 ) -> mlp.MLP:
     """Linear-BN-ReLU-Linear: [B, D] -> f32[B, output_dim].
 
-    The distillation predictor g of CaSSLe and PNR (hidden 2048 for every loss) and
-    BYOL's own predictor (there hidden 4096 on CIFAR, 8192 on ImageNet).
+    The distillation predictor g of CaSSLe and PNR (hidden width 2048 for every loss)
+    and BYOL's own predictor (hidden width 4096 on CIFAR, 8192 on ImageNet).
     """
     return mlp.MLP((hidden_dim, output_dim), batch_norm=True, dtype=dtype)

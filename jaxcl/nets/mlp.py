@@ -13,7 +13,7 @@ _KERNEL_INIT = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 def _bias_init(fan_in: int):
-    """Biases uniform in +-1/sqrt(fan_in), which their own shape does not tell."""
+    """Biases uniform in +-1/sqrt(fan_in); a bias's own shape does not have fan_in."""
     bound = fan_in**-0.5
 
     def init(key, shape, dtype=jnp.float32):
@@ -23,10 +23,10 @@ def _bias_init(fan_in: int):
 
 
 class MLP(nn.Module):
-    """Linear-(BN)-ReLU repeated, then a Linear alone; every Linear has a bias.
+    """Linear-(BN)-ReLU layers, then a single Linear; every Linear has a bias.
 
     Attributes:
-      features: width of each layer, the last one is the output.
+      features: width of each layer; the last is that of the output.
       batch_norm: batch norm between each hidden Linear and its ReLU.
       dtype: of the computation; parameters stay f32.
     """
@@ -44,7 +44,9 @@ class MLP(nn.Module):
         super().__post_init__()
 
     @nn.compact
-    def __call__(self, x, *, train: bool = False, groups: int = 1):
+    def __call__(
+        self, x: jax.Array, *, train: bool = False, groups: int = 1
+    ) -> jax.Array:
         """x [B, D] -> f32[B, features[-1]]; `groups` as in `norm.BatchNorm`."""
         x = x.astype(self.dtype)
         for i, width in enumerate(self.features, start=1):

@@ -1,8 +1,9 @@
-"""Batch normalisation that gives what separate PyTorch forward passes give."""
+"""Batch normalisation that equals separate PyTorch forward passes of each view."""
 
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -10,14 +11,14 @@ from jax import lax
 class BatchNorm(nn.Module):
     """Batch normalisation over all axes but the last (Ioffe and Szegedy, 2015).
 
-    Differs from `flax.linen.BatchNorm` in two ways. As in PyTorch, rows are
-    normalised with the biased variance while the running statistics keep the
-    unbiased one. And with `groups=V` row i belongs to view i % V: every view is
-    normalised by its own statistics, and the running ones move once per view in
-    order, as V forward passes one after the other would do.
+    Differs from `flax.linen.BatchNorm` in two ways. As in PyTorch, rows are normalised
+    with the biased variance while the running statistics keep the unbiased one. With
+    `groups=V`, row i belongs to view i % V: each view is normalised by its own
+    statistics, and the running statistics move once for each view, in order, as in V
+    successive forward passes.
 
-    Statistics are f32 whatever `dtype` is. With the batch split over a mesh under
-    jit they are those of the whole batch.
+    Statistics are f32 whatever `dtype` is. Under jit with a batch that is split over a
+    mesh, they are those of the whole batch.
 
     Attributes:
       momentum: weight of the OLD running value (PyTorch's momentum is 1 - this).
@@ -38,16 +39,16 @@ class BatchNorm(nn.Module):
     scale_init: Any = nn.initializers.ones
 
     @nn.compact
-    def __call__(self, x, *, train: bool, groups: int = 1):
+    def __call__(self, x: jax.Array, *, train: bool, groups: int = 1) -> jax.Array:
         """Normalise [B, C] or [B, H, W, C]; the output has the shape of `x`.
 
-        `train=True` reads the statistics of the batch and moves the running ones
+        `train=True` uses the statistics of the batch and moves the running ones
         (collection "batch_stats" must be mutable); `train=False` uses the running
         ones and ignores `groups`.
 
         Raises:
-          ValueError: B is no multiple of `groups`, or a channel of a group has a
-            single value, so that its variance says nothing.
+          ValueError: B is not a multiple of `groups`, or a channel of a group has a
+            single value, and so no variance.
         """
         channels = x.shape[-1]
         mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,))
@@ -61,8 +62,8 @@ class BatchNorm(nn.Module):
         factor = lax.rsqrt(spread + self.epsilon)
         if self.use_scale:
             factor *= self.param("scale", self.scale_init, (channels,), jnp.float32)
-        # x * factor + offset, not (x - center) * factor: XLA's CPU backend trains
-        # a ResNet-18 a fifth faster on this form.
+        # x * factor + offset, not (x - center) * factor: with it XLA's CPU backend
+        # trains a ResNet-18 a fifth faster.
         offset = -center * factor
         if self.use_bias:
             offset += self.param(
@@ -81,7 +82,7 @@ class BatchNorm(nn.Module):
         return x.reshape(x.shape[0] // groups, groups, *x.shape[1:])
 
     def _update(self, mean, var, batch_mean, batch_var, values):
-        """Move the running statistics once per group; `values` per channel."""
+        """Move the running statistics once per group; channels have `values` each."""
         groups = batch_mean.shape[1]
         count = values // groups
         if count < 2:
@@ -101,16 +102,16 @@ class BatchNorm(nn.Module):
 
 
 def _moments(views, near):
-    """Mean and biased variance of each view, f32[1, V, 1, .., C]; `near` the mean.
+    """Mean and biased variance of each view, f32[1, V, 1, .., C].
 
-    Both in one pass over `views`, and in one message between devices. What is squared
-    is the distance to the running mean: the variance loses the digits of
-    ((mean - near) / deviation)^2, which are few unless a batch is unlike all before.
+    Both take one pass over `views` and one message between devices. Squares are of
+    distances to `near`, the running mean: so the variance loses only as many digits as
+    ((mean - near) / deviation)^2 has, few unless a batch differs from all before.
     """
     axes = (0, *range(2, views.ndim - 1))
-    # The moments do not depend on `near`, however it came about.
+    # The moments do not depend on `near`, so neither does their gradient.
     near = lax.stop_gradient(near)
-    away = views - near
-    mean = jnp.mean(away, axes, keepdims=True)
-    spread = jnp.mean(jnp.square(away), axes, keepdims=True) - jnp.square(mean)
+    distance = views - near
+    mean = jnp.mean(distance, axes, keepdims=True)
+    spread = jnp.mean(jnp.square(distance), axes, keepdims=True) - jnp.square(mean)
     return mean + near, jnp.maximum(spread, 0.0)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from jaxcl.nets import conv, norm
@@ -18,11 +19,13 @@ _EXPANSION = {"basic": 1, "bottleneck": 4}
 
 
 def _check(field, value, allowed):
+    """Refuse a value that is not allowed."""
     if value not in allowed:
         raise ValueError(f"{field}={value!r}: allowed are {list(allowed)}")
 
 
 def _check_images(images):
+    """Refuse images that are not of four axes."""
     if images.ndim != 4:
         raise ValueError(
             f"images.shape={images.shape}: must be [B, H, W, C], with C = 1 for gray"
@@ -34,13 +37,13 @@ def _both_sides(pad: int):
 
 
 def _padding(kernel: int, padding: str):
-    # XLA's SAME puts the odd pixel of a strided window at the end only, PyTorch
-    # pads both sides alike: on even maps the two read different pixels.
+    # XLA's SAME puts the odd pixel of a strided window at the end; PyTorch pads both
+    # sides alike. So on maps with an even side the two read different pixels.
     return "SAME" if padding == "same" else _both_sides(kernel // 2)
 
 
-# name -> initialiser of convolutions: Kaiming normal over fan out is torchvision's,
-# uniform within 1 / sqrt(fan in) what a PyTorch layer starts with by itself.
+# name -> initialiser of convolutions: torchvision's ResNet has Kaiming normal over fan
+# out, PyTorch's layers by default uniform within 1 / sqrt(fan in).
 _INITS = {
     "kaiming": nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
     "torch": nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform"),
@@ -79,7 +82,7 @@ class Residual(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x, *, train: bool, groups: int):
+    def __call__(self, x: jax.Array, *, train: bool, groups: int) -> jax.Array:
         """x [B, H, W, C] -> [B, H / stride, W / stride, filters of the last conv]."""
         y = x
         total_stride = 1
@@ -87,9 +90,11 @@ class Residual(nn.Module):
             last = i == len(self.convs)
             zero = last and self.zero_init
             pad = _padding(kernel, self.padding)
-            y = _conv(
-                filters, kernel, stride, pad, self.dtype, self.conv_init, f"conv{i}"
-            )(y)
+            name = f"conv{i}"
+            layer = _conv(
+                filters, kernel, stride, pad, self.dtype, self.conv_init, name
+            )
+            y = layer(y)
             y = norm.BatchNorm(
                 dtype=self.dtype,
                 scale_init=nn.initializers.zeros if zero else nn.initializers.ones,
@@ -98,11 +103,11 @@ class Residual(nn.Module):
             y = y if last else nn.relu(y)
             total_stride *= stride
         if total_stride != 1 or x.shape[-1] != filters:
-            name = "downsample_conv"
-            pad = _both_sides(0)
-            x = _conv(filters, 1, total_stride, pad, self.dtype, self.conv_init, name)(
-                x
+            name, pad = "downsample_conv", _both_sides(0)
+            layer = _conv(
+                filters, 1, total_stride, pad, self.dtype, self.conv_init, name
             )
+            x = layer(x)
             bn = norm.BatchNorm(dtype=self.dtype, name="downsample_bn")
             x = bn(x, train=train, groups=groups)
         return nn.relu(y + x)
@@ -111,7 +116,7 @@ class Residual(nn.Module):
 class ResNet(nn.Module):
     """Residual network without its classifier (He et al., CVPR 2016).
 
-    As torchvision's: the stride of a bottleneck is on its 3x3 convolution,
+    As in torchvision, the stride of a bottleneck is on its 3x3 convolution, and
     convolutions have no bias.
 
     Attributes:
@@ -119,15 +124,15 @@ class ResNet(nn.Module):
       block: "basic" (two 3x3) or "bottleneck" (1x1, 3x3, 1x1 with 4 times as many).
       width: filters of the stem and of the first stage.
       stem: "cifar" (3x3, stride 1) or "imagenet" (7x7, stride 2, 3x3 max pool).
-      stem_padding: of the cifar stem, each side, in pixels. PNR's released code has
-        2, so that a 32x32 image becomes a 34x34 map.
+      stem_padding: pixels on each side, for the cifar stem. PNR's released code has 2,
+        so a 32x32 image becomes a 34x34 map.
       padding: "torch" pads windows on both sides alike, "same" is XLA's SAME.
       zero_init_residual: every block starts as its shortcut.
       conv_init: of convolutions, "kaiming" (normal over fan out) or "torch" (uniform
-        within 1 / sqrt(fan in), what a PyTorch layer starts with by itself).
-      pool: side of the windows that are averaged at the end, stride the same, and
-        flattened; None averages the whole map. The reduced ResNet-18 of online
-        continual learning has 4: 160 features at width 20 of 32 pixels, 640 of 84.
+        within 1 / sqrt(fan in), PyTorch's default).
+      pool: side and stride of the windows that are averaged at the end and flattened;
+        None averages the whole map. The reduced ResNet-18 of online continual learning
+        has 4: with width 20 it gives 160 features for 32 pixels, 640 for 84.
       dtype: of the computation; parameters and statistics stay f32.
     """
 
@@ -155,12 +160,14 @@ class ResNet(nn.Module):
 
     @property
     def num_features(self) -> int:
-        """Length D of a feature vector, of each window of a pooled map."""
+        """Length D of a feature vector; with `pool`, of each window's part of it."""
         last_width = self.width * 2 ** (len(self.stage_sizes) - 1)
         return last_width * _EXPANSION[self.block]
 
     @nn.compact
-    def __call__(self, images, *, train: bool = False, groups: int = 1):
+    def __call__(
+        self, images: jax.Array, *, train: bool = False, groups: int = 1
+    ) -> jax.Array:
         """Images [B, H, W, C], normalised -> f32[B, D], averaged over the map.
 
         `train` and `groups` as in `norm.BatchNorm`.
@@ -191,9 +198,10 @@ class ResNet(nn.Module):
         cifar = self.stem == "cifar"
         kernel, stride = (3, 1) if cifar else (7, 2)
         pad = _both_sides(self.stem_padding) if cifar else _padding(7, self.padding)
-        x = _conv(self.width, kernel, stride, pad, self.dtype, self.conv_init, "conv1")(
-            x
+        layer = _conv(
+            self.width, kernel, stride, pad, self.dtype, self.conv_init, "conv1"
         )
+        x = layer(x)
         bn = norm.BatchNorm(dtype=self.dtype, name="bn1")
         x = nn.relu(bn(x, train=train, groups=groups))
         if cifar:
@@ -208,7 +216,7 @@ class ResNet(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Three 3x3 conv-BN-ReLU blocks, strides 1, 2, 2, for images of about 8x8.
+    """Three blocks of 3x3 conv, BN, ReLU, strides 1, 2, 2, for images of about 8x8.
 
     Attributes:
       width: filters of the first block, doubled by each further one.
@@ -224,15 +232,16 @@ class ConvNet(nn.Module):
         return self.width * 4
 
     @nn.compact
-    def __call__(self, images, *, train: bool = False, groups: int = 1):
+    def __call__(
+        self, images: jax.Array, *, train: bool = False, groups: int = 1
+    ) -> jax.Array:
         """Images [B, H, W, C], normalised -> f32[B, D], averaged over the map."""
         _check_images(images)
         x = images.astype(self.dtype)
         for i, stride in enumerate((1, 2, 2), start=1):
             filters = self.width * 2 ** (i - 1)
-            x = _conv(
-                filters, 3, stride, _both_sides(1), self.dtype, "kaiming", f"conv{i}"
-            )(x)
+            pad, name = _both_sides(1), f"conv{i}"
+            x = _conv(filters, 3, stride, pad, self.dtype, "kaiming", name)(x)
             bn = norm.BatchNorm(dtype=self.dtype, name=f"bn{i}")
             x = nn.relu(bn(x, train=train, groups=groups))
         return jnp.mean(x.astype(jnp.float32), axis=(1, 2))

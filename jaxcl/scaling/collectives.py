@@ -12,9 +12,14 @@ from typing import NamedTuple
 # Bytes are of the whole buffer that the devices share: what each of them holds after
 # an all-reduce or all-gather, or holds before a reduce-scatter.
 KINDS = (
-    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
-    "collective-permute", "collective-broadcast",
-)  # fmt: skip
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 _NAMED = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (.*)$")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.-]+) .*\{$")

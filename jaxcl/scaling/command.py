@@ -24,15 +24,23 @@ def define_flags(values=flags.FLAGS, argv=None) -> None:
     """The command's flags; not at import, for other commands have a config too."""
     own = {"flag_values": values}
     config_flags.DEFINE_config_file(
-        "config", None, "Config file.", lock_config=False, accept_new_attributes=True,
-        sys_argv=argv, **own,
-    )  # fmt: skip
+        "config",
+        None,
+        "Config file.",
+        lock_config=False,
+        accept_new_attributes=True,
+        sys_argv=argv,
+        **own,
+    )
     flags.mark_flag_as_required("config", **own)
     flags.DEFINE_list("devices", "1,8,64,256", "Numbers of devices.", **own)
     flags.DEFINE_integer(
-        "per_device_batch", None, "Rows of each device; else config.batch_size in all.",
-        lower_bound=1, **own,
-    )  # fmt: skip
+        "per_device_batch",
+        None,
+        "Rows of each device; else config.batch_size in all.",
+        lower_bound=1,
+        **own,
+    )
     flags.DEFINE_integer("task", 1, "Number of the task, from 0.", 0, **own)
     for name, what in (
         ("classes", "Classes of the data set, which is not read."),
@@ -104,8 +112,11 @@ def _elsewhere(argv, number, timeout) -> dict | int:
     fake = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(number)}
     ran = subprocess.run(
         [sys.executable, "-m", "jaxcl.scaling", *argv, f"--one={number}"],
-        env=os.environ | fake, stdout=subprocess.PIPE, text=True, timeout=timeout,
-    )  # fmt: skip
+        env=os.environ | fake,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=timeout,
+    )
     if ran.returncode:
         return ran.returncode
     return json.loads(ran.stdout.splitlines()[-1])

@@ -33,10 +33,10 @@ FAULTS = [
             (
                 "data: earlier rows are those before the tail was cut",
                 "tasks = imbalance_lib.applied(dataset, tasks, imbalance, long_tail)\n"
-                "    before = [task.train.rows for task in tasks]",
-                "uncut = tasks\n    tasks = imbalance_lib.applied("
-                "dataset, tasks, imbalance, long_tail)\n"
-                "    before = [task.train.rows for task in uncut]",
+                "    tasks = _with_earlier_rows(tasks)",
+                "tasks = _with_earlier_rows(tasks)\n"
+                "    tasks = imbalance_lib.applied("
+                "dataset, tasks, imbalance, long_tail)",
                 "test_stream.py::test_earlier_rows_are_those_of_the_tasks_before",
             ),
             (
@@ -53,8 +53,8 @@ FAULTS = [
             ),
             (
                 "data: the last slice takes the remainder",
-                "cuts = [rest + each * (index + 1)",
-                "cuts = [each * (index + 1)",
+                "cuts = [remainder + length * (index + 1)",
+                "cuts = [length * (index + 1)",
                 "test_stream.py::test_data_scenario_slices_the_released_permutation",
             ),
             (
@@ -85,8 +85,8 @@ FAULTS = [
             ),
             (
                 "data: every task has the epochs of the first",
-                "epochs = each[min(task, len(each) - 1)] if each else 0",
-                "epochs = each[0] if each else 0",
+                "epochs = by_task[min(task, len(by_task) - 1)] if by_task else 0",
+                "epochs = by_task[0] if by_task else 0",
                 "test_stream.py::test_first_tasks_may_have_epochs_of_their_own",
             ),
         ),
@@ -100,14 +100,14 @@ FAULTS = [
             ),
             (
                 "data: the test split is not cut to the classes",
-                "cut(dataset.test)\n",
-                "dataset.test\n",
+                "test=cut(dataset.test),",
+                "test=dataset.test,",
                 "test_stream.py::test_chosen_classes_are_cut_out_of_every_split",
             ),
             (
                 "data: chosen classes keep their numbers",
-                "found._replace(label=new[found.label])",
-                "found",
+                "part._replace(label=renumbered[part.label])",
+                "part",
                 "test_stream.py::test_chosen_classes_are_cut_out_of_every_split",
             ),
         ),

@@ -59,8 +59,8 @@ FAULTS = [
         ),
         (
             "eval: the semi-supervised probe has all labels",
-            "mask = share & usable(state, task)",
-            "mask = usable(state, task)",
+            "mask = share & probe.usable(state, task)",
+            "mask = probe.usable(state, task)",
             "test_evals.py"
             "::test_semi_supervised_probe_trains_on_its_share_alone[all-features]",
         ),
@@ -90,8 +90,8 @@ FAULTS = [
         "test_evals.py::test_predictions_of_rows_of_no_task_count_only_if_asked",
         (
             "eval: predictions of all tasks are judged by default",
-            "met_only=True",
-            "met_only=False",
+            "met_only: bool = True",
+            "met_only: bool = False",
         ),
         (
             "eval: met_only is ignored",
@@ -120,8 +120,8 @@ FAULTS = [
         "::test_the_objective_is_the_mean_over_batches_of_the_tasks_so_far",
         (
             "eval: the objective is that of the last task's rows",
-            "for one in tasks[: task + 1]]",
-            "for one in tasks[task : task + 1]]",
+            "for met in parts.stream.tasks[: task + 1]",
+            "for met in parts.stream.tasks[task : task + 1]",
         ),
         (
             "eval: the objective has one key for all batches",
