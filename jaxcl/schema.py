@@ -3,6 +3,7 @@
 import collections.abc
 import difflib
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import types
@@ -76,27 +77,86 @@ def _checked(value, parameter, field):
     return value
 
 
-def named(choices, section, field):
-    """The function that a section's `name` picks, and the section's other keys."""
+def named(choices: dict, section, field: str):
+    """The function that a section's `name` picks, and the section's other keys.
+
+    Args:
+      choices: name -> function. A name with a dot is a function of the user's own
+        package: "mypackage.mymodule.function".
+      section: ConfigDict or dict.
+      field: its path, for messages ("config.encoder").
+
+    Raises:
+      ValueError: there is no such function.
+    """
     section = dict(section)
     name = section.pop("name", None)
-    core.check_choice(f"{field}.name", name, tuple(choices))
-    return choices[name], section
+    if not _is_foreign(name):
+        core.check_choice(f"{field}.name", name, tuple(choices))
+        return choices[name], section
+    package, _, function = name.rpartition(".")
+    found = getattr(_imported(package, name, f"{field}.name"), function, None)
+    if not callable(found):
+        raise ValueError(
+            f"{field}.name={name!r}: {package} has no function {function!r}; must be "
+            f"package.module.function, or one of {', '.join(choices)}"
+        )
+    return found, section
 
 
-def module(package, name, field):
-    """The module `package.name`, or an error that names those there are."""
+def module(package: str, name: str, field: str):
+    """The module `package.name`, or that of the user's own package; no other is read.
+
+    Args:
+      package: "jaxcl.methods" or "jaxcl.evals".
+      name: of one of its modules, or with a dot "mypackage.mymodule"; the module has a
+        function `make`.
+      field: for messages.
+
+    Raises:
+      ValueError: there is none, or it has no `make`.
+    """
+    foreign = _is_foreign(name)
+    path = name if foreign else f"{package}.{name}"
+    known = isinstance(name, str) and name.isidentifier()
+    if foreign or (known and importlib.util.find_spec(path) is not None):
+        found = _imported(path, name, field)
+        if callable(getattr(found, "make", None)):
+            return found
+        if foreign:
+            raise ValueError(f"{field}={name!r}: the module has no function `make`")
+    core.check_choice(field, name, _with_make(package))
+    raise AssertionError("check_choice lets no other name pass")
+
+
+def _with_make(package) -> list[str]:
+    """Modules of a package that have `make`. It imports all of them, for a message."""
     folder = importlib.import_module(package)
-    names = [
+    return [
         info.name
         for info in pkgutil.iter_modules(folder.__path__)
         if hasattr(importlib.import_module(f"{package}.{info.name}"), "make")
     ]
-    core.check_choice(field, name, names)
-    return importlib.import_module(f"{package}.{name}")
 
 
-def method(name):
+def _is_foreign(name) -> bool:
+    return isinstance(name, str) and "." in name.strip(".")
+
+
+def _imported(path, name, field):
+    """A module; what it does not find itself is an error of its own."""
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(
+            f"{field}={name!r}: there is no module {error.name!r}; must be one that "
+            "Python finds where the command runs"
+        ) from error
+
+
+def method(name: str):
     """The module that config.method.name names."""
     return module("jaxcl.methods", name, "config.method.name")
 

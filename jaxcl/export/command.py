@@ -58,7 +58,8 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
     if torch:
         torch_resnet.check(section)
     where = transfer.place(run, field="--run")
-    given = _inputs(config, transfer.input_width(where))
+    width = transfer.input_width(where) or len(config["augment"]["mean"])
+    given = _inputs(config, width)
     module, blank = encoder.module_of(section), encoder.blank(given)
     state, source = transfer.restore(
         run, module, blank, sharding.mesh(1), field="--run"

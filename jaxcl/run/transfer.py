@@ -10,7 +10,6 @@ cut from the image as it is stored and resized once, straight to the encoder's s
 
 import contextlib
 import dataclasses
-import importlib
 import inspect
 import json
 import time
@@ -24,7 +23,7 @@ from absl import logging
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from jaxcl import core, sharding
+from jaxcl import core, schema, sharding
 from jaxcl.data import storage, stream
 from jaxcl.nets import chain
 from jaxcl.run import checkpoint, evaluation, record, seeds
@@ -115,8 +114,8 @@ def _linear_lr(run, key):
     method = run.get("method", {})
     base = method.get("base")
     if base is None:
-        with contextlib.suppress(ImportError, KeyError):  # a method without bases
-            module = importlib.import_module(f"jaxcl.methods.{method.get('name')}")
+        with contextlib.suppress(ValueError, KeyError):  # a method without bases
+            module = schema.method(method.get("name"))
             base = inspect.signature(module.make).parameters["base"].default
     if base not in LINEAR_LR:
         raise ValueError(
@@ -165,10 +164,13 @@ def place(run: str, *, field="config.checkpoint") -> Place:
     return Place(folder, tuple(numbers), **found)
 
 
-def input_width(where: Place) -> int:
+def input_width(where: Place) -> int | None:
     """Channels of the images, or features of the nodes, that the encoder was given.
 
-    All checkpoints of a run say the same, so that any one that can be read will do.
+    All checkpoints of a run say the same, so any one that can be read will do.
+
+    Returns:
+      None where the encoder is the user's own, whose parameters have other names.
 
     Raises:
       ValueError: none can be read, or there is no encoder in it.
@@ -181,7 +183,8 @@ def input_width(where: Place) -> int:
             continue
         if "encoder" not in tree:
             raise ValueError(_no_encoder(path, tree))
-        return tree["encoder"]["conv1"]["kernel"].shape[-2]  # of all our encoders
+        first = tree["encoder"].get("conv1")  # of our encoders; a user's has its own
+        return None if first is None else first["kernel"].shape[-2]
     raise ValueError(
         f"{where.folder}: every checkpoint in it is damaged {list(where.numbers)}"
     )
