@@ -98,7 +98,9 @@ def get_config(arg=None):
     config.method.predictor_hidden_dim = 8192  # BYOL's
     apart = {(name, "class"): value for name, value in by_class.items()}
     apart |= {(name, "data"): value for name, value in by_data.items()}
-    config.method.negative_weight = recipe.by(apart, base, scenario)
+    config.method.negative_weight = recipe.by(
+        apart, base, scenario, default=recipe.by(by_class, base)
+    )
     config.optimizer = {
         "name": "lars",
         "lr": recipe.by(lr, base),  # times batch_size / 256

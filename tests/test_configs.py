@@ -4,10 +4,12 @@ import inspect
 import itertools
 import pathlib
 
+import ml_collections
 import pytest
 
 from helpers import config_files
 from jaxcl import optim
+from jaxcl.config import recipe
 from jaxcl.data import scenarios
 from jaxcl.methods import two_view
 from jaxcl.methods.two_view import bases
@@ -286,3 +288,30 @@ def test_the_released_rivals_are_overrides_away(name):
         name, "--config.optimizer.name=sgd", "--config.schedule.warmup_epochs=0"
     )
     config_files.check_options(config)
+
+
+def test_a_base_without_an_entry_is_an_error_that_names_it():
+    """It trained at the first one's learning rate in silence."""
+    method = ml_collections.ConfigDict({"base": "simclr", "tasks": 5})
+    base, tasks = method.get_ref("base"), method.get_ref("tasks")
+    config = ml_collections.ConfigDict(
+        {
+            "lr": recipe.by({"mocov2plus": 0.6, "simclr": 0.4}, base),
+            "flip": recipe.by({"": 0.5, "vicreg": 0.1}, base),
+            "apart": recipe.by({("byol", 10): 0.7}, base, tasks, default=1.0),
+        }
+    )
+    assert (config.lr, config.flip, config.apart) == (0.4, 0.5, 1.0)
+    method.base, method.tasks = "byol", 10
+    assert (config.flip, config.apart) == (0.5, 0.7)
+    words = "'byol': the config has no value for it, only for 'mocov2plus', 'simclr'"
+    with pytest.raises(ValueError, match=words):
+        config.to_dict()
+    config.lr = 0.3  # cuts the tie
+    assert config.to_dict()["lr"] == 0.3
+
+
+def test_a_wrong_base_in_a_command_is_an_error():
+    words = ["--config=configs/pnr_cifar100.py", "--config.method.base=byoll"]
+    with pytest.raises(ValueError, match="'byoll': the config has no value for it"):
+        config_files.parse(words).to_dict()

@@ -23,16 +23,28 @@ def by(table: dict, *fields: config_dict.FieldReference, default=None):
 
     Args:
       table: what the field holds (a tuple of what several hold) -> value. All values
-        have one type.
+        have one type. The key "" stands for all that the table lacks.
       fields: `config.section.get_ref(name)` each.
-      default: stands for whatever the table lacks, and may itself be of `by`; None:
-        the first value of the table.
+      default: the same as the key "", and may itself be of `by`.
+
+    Raises:
+      ValueError: once the value is asked for, where the table has none for what the
+        fields hold: another field's value would train something else in silence.
     """
     first = next(iter(table.values()))
     start = first if default is None else default
 
     def find(value, *held):
-        return table.get(held if len(held) > 1 else held[0], value)
+        held = held if len(held) > 1 else held[0]
+        if held in table:
+            return table[held]
+        if default is None and "" not in table:
+            known = ", ".join(map(repr, table))
+            raise ValueError(
+                f"{held!r}: the config has no value for it, only for {known}; set the "
+                "value itself"
+            )
+        return value if default is not None else table[""]
 
     look = _Lookup(find, list(fields))
     return config_dict.FieldReference(start, field_type=type(first), op=look)

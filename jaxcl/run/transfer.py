@@ -25,20 +25,11 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxcl import core, schema, sharding
 from jaxcl.data import storage, stream
+from jaxcl.methods.two_view import bases
 from jaxcl.nets import chain
 from jaxcl.run import checkpoint, evaluation, record, seeds
 from jaxcl.run import results as results_lib
 
-# PNR, Table 17; VICReg's as in the scripts. The table's last column has 3.0 for
-# every base with PNR, its scripts those of the base alone.
-LINEAR_LR = {
-    "mocov2plus": 3.0,
-    "simclr": 1.0,
-    "supcon": 1.0,
-    "barlow_twins": 0.1,
-    "byol": 3.0,
-    "vicreg": 0.3,
-}
 TRAINING = ("method", "optimizer", "schedule")  # sections of runs that train
 
 
@@ -117,12 +108,12 @@ def _linear_lr(run, key):
         with contextlib.suppress(ValueError, KeyError):  # a method without bases
             module = schema.method(method.get("name"))
             base = inspect.signature(module.make).parameters["base"].default
-    if base not in LINEAR_LR:
+    if base not in bases.BASES:
         raise ValueError(
             f"config.evaluators.{key}.lr: missing, and the run's method has none in "
-            f"the paper's table, which knows the bases {', '.join(LINEAR_LR)}"
+            f"the paper's table, which knows the bases {', '.join(bases.BASES)}"
         )
-    return LINEAR_LR[base]
+    return bases.BASES[base].linear_lr
 
 
 def embed(encoder, state, images):

@@ -54,6 +54,10 @@ class Base(NamedTuple):
     loss: Callable  # the loss of a task alone
     distil: Callable  # the term that CaSSLe adds, without its weight
     pnr: Callable  # the whole loss under PNR
+    # Learning rate of a linear probe on another data set: PNR, Table 17; VICReg's as in
+    # the scripts. The table's last column has 3.0 for every base with PNR, its scripts
+    # those of the base alone.
+    linear_lr: float
     momentum: bool = False  # has a slow network
     queues: bool = False  # has queues of negatives
     predictor: bool = False  # predicts the slow network's projections, `o`
@@ -217,23 +221,30 @@ def _outweighs(options):
 
 
 BASES = {
-    "simclr": Base(_simclr, _contrastive_distil, _simclr_pnr),
+    "simclr": Base(_simclr, _contrastive_distil, _simclr_pnr, linear_lr=1.0),
     "mocov2plus": Base(
         _moco,
         _contrastive_distil,
         _moco_pnr,
+        linear_lr=3.0,
         momentum=True,
         queues=True,
         # The released code hands g the already normalised query.
         distiller_input=core.l2_normalize,
     ),
     "supcon": Base(
-        _supcon, _contrastive_distil, _supcon_pnr, supervised=True, temperature=0.1
+        _supcon,
+        _contrastive_distil,
+        _supcon_pnr,
+        linear_lr=1.0,
+        supervised=True,
+        temperature=0.1,
     ),
     "barlow_twins": Base(
         _barlow,
         _barlow_distil,
         _apart(_barlow, _barlow_distil, code="cosine", paper="squared"),
+        linear_lr=0.1,
         unbounded=lambda options: (
             options.form == "paper" and options.negative_weight > 0
         ),
@@ -242,6 +253,7 @@ BASES = {
         _byol,
         _byol_distil,
         _apart(_byol, _byol_distil, code="byol", paper="squared_mean"),
+        linear_lr=3.0,
         unbounded=lambda options: options.form == "paper" and _outweighs(options),
         momentum=True,
         predictor=True,
@@ -251,6 +263,7 @@ BASES = {
         _vicreg,
         _vicreg_distil,
         _apart(_vicreg, _vicreg_distil, code="mse", paper="squared_mean"),
+        linear_lr=0.3,
         unbounded=_outweighs,
         weight=25.0,
         negative_weight=23.0,
