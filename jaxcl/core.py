@@ -18,8 +18,7 @@ Batch = dict[str, jax.Array]
 PyTree = Any
 
 
-@flax.struct.dataclass
-class TrainState:
+class TrainState(flax.struct.PyTreeNode):
     """All that changes while training, and therefore all that is saved.
 
     `key` never changes: a step's randomness is `step_key(state)`.

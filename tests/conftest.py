@@ -40,6 +40,16 @@ SLOW = pathlib.Path(__file__).with_name("slow.txt")
 LAST_SLOW_RUN = pathlib.Path(__file__).with_name("last_slow_run.json")
 # What a run with --strict-skips may skip: part of the reason -> why that is allowed.
 EXPECTED_SKIPS = {"there is no chromium": "some machines' apt has none"}
+# Modules that take longest, these the first; and the group of a module's tests.
+LONG = {
+    name: place
+    for place, name in enumerate(
+        ("test_quickstart", "test_main", "test_launch_local", "test_update")
+        + ("test_methods", "test_seeds", "test_streaming", "test_export")
+        + ("test_converge", "test_scaling", "test_benchmarks", "test_online_benchmark")
+    )
+}
+_MODULE = "module "
 
 
 def pytest_addoption(parser):
@@ -71,6 +81,13 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.nodeid.removeprefix("tests/") in listed:
             item.add_marker(pytest.mark.slow)
+    # What one process of xdist made for a module, its fixtures and its compiled
+    # programs, serves all of the module's tests: they stay in that process.
+    for item in items:
+        if not [*item.iter_markers("xdist_group")]:
+            item.add_marker(pytest.mark.xdist_group(_MODULE + item.path.stem))
+    # The longest first, or one process waits for the other at the end.
+    items.sort(key=lambda item: LONG.get(item.path.stem, len(LONG)))
 
 
 class _Shard:
@@ -90,8 +107,10 @@ class _Shard:
 
 def _group(item) -> str:
     """Tests that share a compiled program or a fixture stay together."""
-    marks = [mark.args[0] for mark in item.iter_markers("xdist_group")]
-    return f"{item.path.name}::{marks[0] if marks else item.originalname}"
+    (mark,) = item.iter_markers("xdist_group")
+    group = mark.args[0]
+    name = item.originalname if group.startswith(_MODULE) else group
+    return f"{item.path.name}::{name}"
 
 
 class _Reports:

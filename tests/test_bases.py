@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from helpers import toy, twins
+from helpers import run_directories, toy, twins
 from helpers import two_view_losses as losses
 from jaxcl.data import sources
 from jaxcl.methods.two_view import bases, strategies
@@ -97,7 +97,7 @@ def test_defaults_are_the_papers(base, expected):
 
 def setup(tmp_path, **changes):
     """What `make` fixed, of the toy job."""
-    return toy.job(tmp_path, **changes).method.step.args[0]
+    return run_directories.untried(tmp_path, **changes).method.init.args[0]
 
 
 def test_config_values_replace_defaults(tmp_path):

@@ -22,7 +22,6 @@ from jaxcl.memory import buffer, duel, policies, queue
 from jaxcl.methods import duel as method_lib
 from jaxcl.methods.duel import active_memory
 from jaxcl.nets import chain, mlp, norm
-from jaxcl.run import job
 from jaxcl.scaling import collectives
 
 K, B, D, SIDE, LR = 8, 6, 3, 4, 0.1
@@ -652,9 +651,8 @@ def test_no_turn_of_the_filter_sends_anything(gathers):
 
 def test_a_memory_that_devices_cannot_share_is_refused(tmp_path):
     method = {"name": "duel", "memory_size": 60, "sharded": True}
-    work = toy.job(tmp_path, method=method, devices=8)
     with pytest.raises(ValueError, match=r"memory's rows=60: .*multiple of the 8 dev"):
-        job.initial_state(work)
+        toy.job(tmp_path, method=method, devices=8)
 
 
 def test_what_carries_over_between_tasks():

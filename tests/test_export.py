@@ -402,7 +402,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_its_results(tmp_path, caplog):
 
 def test_seeds_that_were_trained_side_by_side(tmp_path, capsys):
     changes = {"seed": 4, "seeds": 2, "side_by_side": True}
-    with mock.patch.object(job, "check"):
+    with mock.patch.object(job, "checked", lambda work: work):
         several = build.build(toy.config(**changes), tmp_path)
         work = seeds.together({seed: several.make(seed) for seed in several.seeds})
     state = run_directories.random_state(work)

@@ -12,7 +12,7 @@ from scipy import optimize
 
 from helpers import online_toy as toy
 from jaxcl.memory import buffer, coreset, quadratic
-from jaxcl.methods import gcr, gcr_selection, online
+from jaxcl.methods import gcr, online
 
 FIRST, SECOND = toy.FIRST, toy.SECOND
 NET = online.network(toy.parts(), "linear")
@@ -241,7 +241,7 @@ def test_gradients_of_the_head():
     features, logits = judged(state, FIRST["image"])
     rng = np.random.default_rng(0)
     stored, weight = rng.normal(size=logits.shape), rng.uniform(0.5, 3, 6)
-    found = gcr_selection.gradients(
+    found = gcr.gradients(
         NET, state.params["head"], *map(jnp.float32, (features, stored)),
         FIRST["label"], jnp.float32(weight), alpha=0.3, beta=0.7,
     )  # fmt: skip

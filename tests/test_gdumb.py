@@ -11,7 +11,7 @@ import pytest
 from helpers import online_toy as toy
 from jaxcl import core
 from jaxcl.memory import buffer
-from jaxcl.methods import gdumb, gdumb_fit, online
+from jaxcl.methods import gdumb, online
 
 ROWS = toy.batch(0, [0, 1, 1, 0, 2, 1])
 
@@ -39,7 +39,7 @@ def test_rates_are_those_of_the_released_schedule():
             found.append(low + (high - low) * share)
         return found
 
-    found = [gdumb_fit.rate(i, 0.05, 0.0005) for i in range(130)]
+    found = [gdumb.rate(i, 0.05, 0.0005) for i in range(130)]
     np.testing.assert_allclose(found, released(130, 0.05, 0.0005), rtol=1e-12)
     np.testing.assert_allclose(found[:4], [0.005, 0.05, 0.05, 0.02525])
 
@@ -54,7 +54,7 @@ def test_a_pass_counts_each_stored_row_once(count):
     for seed in range(6):
         key, rows = jax.random.key(seed), []
         for number in range(-(-count // 4)):
-            image, label, mask = gdumb_fit.batch_of(key, memory, number, 4)
+            image, label, mask = gdumb.batch_of(key, memory, number, 4)
             np.testing.assert_array_equal(label, 10 * image)
             assert set(np.asarray(image)) <= set(slots)  # what fills up exists, too
             rows += np.asarray(image)[np.asarray(mask)].tolist()
@@ -66,7 +66,7 @@ def test_a_pass_counts_each_stored_row_once(count):
 def test_mixed_images_have_a_box_of_another():
     images = jnp.broadcast_to(jnp.arange(5.0)[:, None, None, None], (5, 8, 6, 1))
     label, shares = 7 + jnp.arange(5), []
-    mix = jax.jit(functools.partial(gdumb_fit.mixed, probability=0.5, alpha=1.0))
+    mix = jax.jit(functools.partial(gdumb.mixed, probability=0.5, alpha=1.0))
     for seed in range(60):
         found, other, share = mix(jax.random.key(seed), images, label)
         found, partner = np.asarray(found)[..., 0], np.asarray(other) - 7
@@ -97,7 +97,7 @@ def test_the_share_of_mixtures_is_the_released_one():
 
     rng, images, label = np.random.default_rng(0), jnp.zeros((2, 8, 6, 1)), jnp.ones(2)
     for alpha in (1.0, 0.3):
-        mix = functools.partial(gdumb_fit.mixed, probability=1.0, alpha=alpha)
+        mix = functools.partial(gdumb.mixed, probability=1.0, alpha=alpha)
         keys = jax.random.split(jax.random.key(1), 4000)
         found = np.asarray(jax.vmap(lambda k, m=mix: m(k, images, label)[2])(keys))
         wanted = [released(rng, 8, 6, alpha) for _ in range(4000)]
@@ -145,7 +145,7 @@ def test_the_fit_is_the_equation(mixing, monkeypatch):
     if mixing:
         terms = [(0.3, label), (0.7, 4 - label)]
         monkeypatch.setattr(
-            gdumb_fit, "mixed",
+            gdumb, "mixed",
             lambda key, images, label, **_: (1 - images, 4 - label, jnp.float32(0.3)),
         )  # fmt: skip
     options = {"passes": 2, "batch_size": 6, "lr": 0.2, "momentum": 0.8,
@@ -203,7 +203,7 @@ def test_the_fit_is_a_function_of_memory_and_key():
 
 
 def test_passes_are_shuffled_apart_and_batches_are_moved_apart(monkeypatch):
-    orders, moves, batch_of = [], [], gdumb_fit.batch_of
+    orders, moves, batch_of = [], [], gdumb.batch_of
 
     def record(where, key):
         data = jax.random.key_data(key)
@@ -217,8 +217,8 @@ def test_passes_are_shuffled_apart_and_batches_are_moved_apart(monkeypatch):
         record(moves, key)
         return images, label, jnp.float32(1)
 
-    monkeypatch.setattr(gdumb_fit, "batch_of", shuffled)
-    monkeypatch.setattr(gdumb_fit, "mixed", mixed)
+    monkeypatch.setattr(gdumb, "batch_of", shuffled)
+    monkeypatch.setattr(gdumb, "mixed", mixed)
     jax.block_until_ready(fitted(stored(), passes=3, batch_size=4).params)
     jax.effects_barrier()
     assert sorted(map(orders.count, set(orders))) == [2, 2, 2]

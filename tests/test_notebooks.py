@@ -143,12 +143,14 @@ def test_updates_have_the_options_there_are(arguments):
     update_command.read_options(values["config"].value.to_dict())
 
 
-@pytest.mark.parametrize("module", [compare, export_command])
-def test_other_commands_have_the_options_there_are(module, capsys):
+@pytest.mark.parametrize(
+    "name, module", [("jaxcl.compare", compare), ("jaxcl.export", export_command)]
+)
+def test_other_commands_have_the_options_there_are(name, module, capsys):
     with pytest.raises(SystemExit):
         module.main(["--help"])
     known = set(re.findall(r"--\w+", capsys.readouterr().out))
-    found = commands(module.__name__)
+    found = commands(name)
     for (arguments,) in (param.values for param in found):
         assert {a.partition("=")[0] for a in arguments if a.startswith("-")} <= known
     assert found

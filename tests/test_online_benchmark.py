@@ -47,7 +47,7 @@ def test_passes_are_those_that_the_step_makes(online, tmp_path, method):
     import throughput
 
     args, work = job(online, tmp_path, method)
-    state = jax.eval_shape(lambda: throughput.jobs.initial_state(work))
+    state = jax.eval_shape(lambda: throughput.job.initial_state(work))
     encoder = work.config["encoder"]
     images = jax.ShapeDtypeStruct((args.batch, args.size, args.size, 3), jnp.float32)
 

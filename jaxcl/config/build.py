@@ -71,18 +71,20 @@ def build(
     if judges:
         raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
     plain = json.loads(json.dumps(raw))
+    # What the machine decided is noted with the config, for it is part of what a run
+    # computes: the decoder that "auto" took, and whether the images are on the device,
+    # which says who crops them, so which crops there are and what a memory holds.
+    noted = {}
+    made: job.Job | transfer.Transfer
     if judges:
         made = _transfer(sections.top_of(raw), workdir)
     else:
-        made = _job(sections.top_of(raw), plain, workdir)
-    # Which decoder "auto" found is part of what a run computes; so is who crops, of
-    # which the crops and what a memory of images holds depend.
-    decoder = made.stream.dataset.decoder
-    found = {"decoder": decoder} if decoder else {}
-    if not judges:
-        found["resident"] = made.resident
-        found |= _shards(plain.get("replay"), made.mesh)
-    claim(workdir, plain | found)
+        made = work = _job(sections.top_of(raw), plain, workdir)
+        noted["resident"] = work.resident
+        noted |= _shards(plain.get("replay"), work.mesh)
+    if made.stream.dataset.decoder:
+        noted["decoder"] = made.stream.dataset.decoder
+    claim(workdir, plain | noted)
     return made
 
 
@@ -178,8 +180,8 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     tasks = make_stream()
     sections.check_graphs(top, tasks.dataset.train)
     num_classes = max(len(tasks.dataset.class_names), 1)
-    replay = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
-    replay = replay_lib.settings(num_classes, top.batch_size, **replay)
+    options = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
+    replay = replay_lib.settings(num_classes, top.batch_size, **options)
     parts = parts._replace(
         num_classes=num_classes,
         replay=replay,
@@ -211,8 +213,6 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         _check_start(top.start, plain)
     judges, pictures = evaluation.make(top.evaluators, eval_parts, workdir)
     images = tasks.dataset.train.images
-    fields = {field.name for field in dataclasses.fields(sections.Top)}
-    same = fields & {*job.Job._fields} - {"method", "evaluators", "steps_per_call"}
     made = job.Job(
         method=method,
         stream=tasks,
@@ -228,7 +228,20 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         record={"tensorboard": top.tensorboard, "progress": top.progress},
         quiet=False,
         config=plain,
-        **{name: getattr(top, name) for name in same},
+        seed=top.seed,
+        batch_size=top.batch_size,
+        epochs=top.epochs,
+        patience=top.patience,
+        workers=top.workers,
+        log_every=top.log_every,
+        save_every=top.save_every,
+        eval_every=top.eval_every,
+        eval_epochs=top.eval_epochs,
+        keep=top.keep,
+        start=top.start,
+        first_tasks=top.first_tasks,
+        evaluate_untrained=top.evaluate_untrained,
+        plots=top.plots,
     )
     made = job.checked(made)
     if top.plasticity and len(tasks.tasks) > 1:

@@ -180,8 +180,8 @@ def buckets(
     sizes = np.stack(_sizes(graph_set), axis=-1)
     drawn = _drawn_sizes(sizes, rows, batch_size, parts, seed)
     largest = np.sort(sizes[rows], axis=0)[-batch_size:].sum(axis=0)
-    chosen = [*(np.quantile(drawn, level, axis=0) for level in levels), largest]
-    chosen = np.ceil(np.maximum(chosen, 1) / multiple).astype(int) * multiple
+    wanted = [*(np.quantile(drawn, level, axis=0) for level in levels), largest]
+    chosen = np.ceil(np.maximum(wanted, 1) / multiple).astype(int) * multiple
     return tuple(
         Budget(*pair, batch_size) for pair in sorted({*map(tuple, chosen.tolist())})
     )

@@ -20,7 +20,7 @@ class Examples(NamedTuple):
     label: np.ndarray  # i32[N], -1 where unknown
     domain: np.ndarray  # i32[N], 0 where the set has one domain
     images: np.ndarray | None = None  # u8[N,H,W,C]
-    load: Callable | None = None  # row -> u8[h,w,C]; picklable, no jax inside
+    load: Any = None  # row -> u8[h,w,C]; picklable, no jax inside; None: in `images`
     graphs: Any = None  # graphs.GraphSet
 
 

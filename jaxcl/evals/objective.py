@@ -89,11 +89,11 @@ def _check(parts, batch_size, max_rows):
 def _chosen(parts, task, batch_size, max_rows) -> np.ndarray:
     """Rows of the tasks up to `task`, shuffled, in full batches if there is one."""
     rng = np.random.default_rng([parts.seed, task])
-    rows = [
+    per_task = [
         rng.permutation(met.train.rows)[:max_rows]
         for met in parts.stream.tasks[: task + 1]
     ]
-    rows = rng.permutation(np.concatenate(rows))
+    rows = rng.permutation(np.concatenate(per_task))
     return rows[: max(len(rows) // batch_size, 1) * batch_size].astype(np.int32)
 
 

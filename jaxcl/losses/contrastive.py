@@ -15,7 +15,7 @@ from jaxcl import core
 _ABSENT = -1e30
 
 
-def interleave(a, b):
+def interleave(a: jax.Array, b: jax.Array) -> jax.Array:
     """Rows of two views, [B, D] each, as [2B, D]: 2i and 2i + 1 are example i.
 
     Args:
@@ -29,7 +29,7 @@ def interleave(a, b):
     return jnp.stack([a, b], axis=1).reshape(-1, a.shape[-1])
 
 
-def logsumexp_of_others(logits):
+def logsumexp_of_others(logits: jax.Array) -> jax.Array:
     """Logarithm of sum_{j != i} exp(logits[i, j]).
 
     Args:
@@ -42,7 +42,7 @@ def logsumexp_of_others(logits):
     return jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=-1)
 
 
-def masked_mean(rows, mask=None):
+def masked_mean(rows: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     """Mean over the rows that exist.
 
     Args:
@@ -59,7 +59,7 @@ def masked_mean(rows, mask=None):
     return jnp.sum(rows * mask) / jnp.maximum(jnp.sum(mask), 1)
 
 
-def nt_xent(z1, z2, *, temperature=0.2):
+def nt_xent(z1: jax.Array, z2: jax.Array, *, temperature: float = 0.2) -> jax.Array:
     """NT-Xent, the loss of SimCLR (Chen et al., ICML 2020, Eq. 1).
 
     The mean over all 2B rows i of -s(i, pos) + log sum_{j != i} exp s(i, j),
@@ -73,6 +73,13 @@ def nt_xent(z1, z2, *, temperature=0.2):
 
     Returns:
       f32[], in nats.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import contrastive
+      >>> z = jnp.eye(2)
+      >>> round(float(contrastive.nt_xent(z, z, temperature=0.5)), 3)
+      0.24
     """
     chex.assert_rank(z1, 2)
     chex.assert_equal_shape([z1, z2])
@@ -85,16 +92,16 @@ def nt_xent(z1, z2, *, temperature=0.2):
 
 
 def info_nce(
-    anchors,
-    positives,
-    negatives=None,
+    anchors: jax.Array,
+    positives: jax.Array,
+    negatives: jax.Array | None = None,
     *,
-    temperature=0.2,
-    positive_in_denominator=True,
-    unit_negatives=False,
-    negative_mask=None,
-    examples=None,
-):
+    temperature: float = 0.2,
+    positive_in_denominator: bool = True,
+    unit_negatives: bool = False,
+    negative_mask: jax.Array | None = None,
+    examples: jax.Array | None = None,
+) -> jax.Array:
     """InfoNCE against shared negatives (van den Oord et al., 2018; MoCo, Eq. 1).
 
     The mean over rows of -s(a, p) + log(e exp s(a, p) + sum_k exp s(a, n_k)),
@@ -120,6 +127,14 @@ def info_nce(
 
     Raises:
       ValueError: neither `negatives` nor `examples` is given.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import contrastive
+      >>> anchors, queue = jnp.eye(1, 2), jnp.array([[0.0, 1.0], [-1.0, 0.0]])
+      >>> loss = contrastive.info_nce(anchors, anchors, queue, temperature=0.5)
+      >>> round(float(loss), 3)
+      0.143
     """
     chex.assert_rank([anchors, positives], 2)
     chex.assert_equal_shape([anchors, positives])
@@ -149,7 +164,15 @@ def info_nce(
     return jnp.mean(jnp.where(lonely, 0.0, denominator - positive))
 
 
-def m_hml(anchors, positives, memory, *, weight=1.0, temperature=0.5, mask=None):
+def m_hml(
+    anchors: jax.Array,
+    positives: jax.Array,
+    memory: jax.Array,
+    *,
+    weight: float = 1.0,
+    temperature: float = 0.5,
+    mask: jax.Array | None = None,
+) -> jax.Array:
     """Memory-integrated Hebbian metric learning, what the network minimises.
 
     weight * I_h - I_d (Choi et al., "DUEL", AAAI 2024, Eq. 5) with the duplication
@@ -167,6 +190,13 @@ def m_hml(anchors, positives, memory, *, weight=1.0, temperature=0.5, mask=None)
 
     Returns:
       f32[], in nats; I_d is 0 while the memory is empty.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import contrastive
+      >>> anchors, memory = jnp.eye(1, 2), jnp.array([[0.0, 1.0], [-1.0, 0.0]])
+      >>> round(float(contrastive.m_hml(anchors, anchors, memory)), 3)
+      -2.566
     """
     chex.assert_rank([anchors, positives, memory], 2)
     chex.assert_equal_shape([anchors, positives])
@@ -180,7 +210,14 @@ def m_hml(anchors, positives, memory, *, weight=1.0, temperature=0.5, mask=None)
     return weight * jnp.mean(apart) + jnp.mean(jnp.where(count > 0, alike, 0.0))
 
 
-def sup_con(z, labels, *, temperature=0.1, anchor_mask=None, example_mask=None):
+def sup_con(
+    z: jax.Array,
+    labels: jax.Array,
+    *,
+    temperature: float = 0.1,
+    anchor_mask: jax.Array | None = None,
+    example_mask: jax.Array | None = None,
+) -> jax.Array:
     """Supervised contrastive loss (Khosla et al., NeurIPS 2020, Eq. 2, L_out).
 
     For row i, the mean over its positives p (all other rows of its label) of
@@ -199,6 +236,14 @@ def sup_con(z, labels, *, temperature=0.1, anchor_mask=None, example_mask=None):
 
     Returns:
       f32[], in nats; 0 if no row exists.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import contrastive
+      >>> z = jnp.array([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
+      >>> labels = jnp.array([0, 0, 1])
+      >>> round(float(contrastive.sup_con(z, labels, temperature=0.5)), 3)
+      0.304
     """
     chex.assert_rank([z, labels], [2, 1])
     chex.assert_equal_shape_prefix([z, labels], 1)

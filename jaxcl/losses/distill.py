@@ -23,7 +23,15 @@ def _check_form(form):
         raise ValueError(f"form is {form!r}, allowed are 'code' and 'paper'")
 
 
-def cassle_contrastive(p1, p2, f1, f2, *, temperature=0.2, form="code"):
+def cassle_contrastive(
+    p1: jax.Array,
+    p2: jax.Array,
+    f1: jax.Array,
+    f2: jax.Array,
+    *,
+    temperature: float = 0.2,
+    form: str = "code",
+) -> jax.Array:
     """Contrastive distillation, as CaSSLe has it, over the 2B rows of both views.
 
     With s the cosine over the temperature, row i of P belongs to row i of F, the
@@ -44,6 +52,13 @@ def cassle_contrastive(p1, p2, f1, f2, *, temperature=0.2, form="code"):
 
     Raises:
       ValueError: if `form` is neither.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import distill
+      >>> p, f = jnp.eye(2), jnp.eye(2)  # the same in both views
+      >>> round(float(distill.cassle_contrastive(p, p, f, f, temperature=0.5)), 3)
+      0.82
     """
     _check_form(form)
     chex.assert_rank(p1, 2)
@@ -59,7 +74,15 @@ def cassle_contrastive(p1, p2, f1, f2, *, temperature=0.2, form="code"):
     return (jnp.mean(forward) + jnp.mean(backward)) / 2
 
 
-def cassle_barlow(p1, p2, f1, f2, *, scale=0.1, off_diagonal=5e-3):
+def cassle_barlow(
+    p1: jax.Array,
+    p2: jax.Array,
+    f1: jax.Array,
+    f2: jax.Array,
+    *,
+    scale: float = 0.1,
+    off_diagonal: float = 5e-3,
+) -> jax.Array:
     """CaSSLe with Barlow Twins, (barlow(p1, f1) + barlow(p2, f2)) / 2.
 
     Args:
@@ -69,6 +92,13 @@ def cassle_barlow(p1, p2, f1, f2, *, scale=0.1, off_diagonal=5e-3):
 
     Returns:
       f32[]; the weight is the caller's, 1 in CaSSLe.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import distill
+      >>> p, f = jnp.array([[1.0, 1.0], [-1.0, -1.0]]), jnp.eye(2)
+      >>> round(float(distill.cassle_barlow(p, p, f, f)), 3)
+      0.401
     """
     options = {"scale": scale, "off_diagonal": off_diagonal}
     first = noncontrastive.barlow_twins(p1, jax.lax.stop_gradient(f1), **options)
@@ -76,7 +106,9 @@ def cassle_barlow(p1, p2, f1, f2, *, scale=0.1, off_diagonal=5e-3):
     return (first + second) / 2
 
 
-def cassle_byol(p1, p2, f1, f2):
+def cassle_byol(
+    p1: jax.Array, p2: jax.Array, f1: jax.Array, f2: jax.Array
+) -> jax.Array:
     """CaSSLe with BYOL, the mean over views and rows of 2 - 2 cos(p, f).
 
     PNR Eq. 7 writes |p - f|^2; in both released codes the rows have unit length.
@@ -87,11 +119,18 @@ def cassle_byol(p1, p2, f1, f2):
 
     Returns:
       f32[] in [0, 4]; the weight is the caller's, 1 in CaSSLe.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import distill
+      >>> p, f = jnp.array([[2.0, 0.0]]), jnp.array([[0.0, 3.0]])
+      >>> round(float(distill.cassle_byol(p, f, f, f)), 3)  # view 2 is as before
+      1.0
     """
     return (noncontrastive.byol(p1, f1) + noncontrastive.byol(p2, f2)) / 2
 
 
-def cassle_mse(p1, p2, f1, f2):
+def cassle_mse(p1: jax.Array, p2: jax.Array, f1: jax.Array, f2: jax.Array) -> jax.Array:
     """CaSSLe with VICReg, the mean of (p - f)^2 over views, rows and features.
 
     PNR Eq. 11 writes a sum over the D features; both released codes divide by D.
@@ -102,6 +141,13 @@ def cassle_mse(p1, p2, f1, f2):
 
     Returns:
       f32[]; the weight is the caller's, 25 in CaSSLe.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import distill
+      >>> p, f = jnp.array([[2.0, 0.0]]), jnp.array([[0.0, 0.0]])
+      >>> round(float(distill.cassle_mse(p, f, f, f)), 3)  # view 2 is as before
+      1.0
     """
     f1, f2 = jax.lax.stop_gradient((f1, f2))
     return (noncontrastive.mse(p1, f1) + noncontrastive.mse(p2, f2)) / 2
@@ -116,7 +162,9 @@ _DISTANCES = {
 }
 
 
-def pseudo_negative(p1, p2, f1, f2, *, distance):
+def pseudo_negative(
+    p1: jax.Array, p2: jax.Array, f1: jax.Array, f2: jax.Array, *, distance: str
+) -> jax.Array:
     """Distance of p to the frozen feature of the OTHER view; PNR subtracts it.
 
     PNR without negatives is base + w * cassle - weight * this, where this is
@@ -142,6 +190,13 @@ def pseudo_negative(p1, p2, f1, f2, *, distance):
 
     Raises:
       ValueError: if `distance` is none of them.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import distill
+      >>> p, f = jnp.array([[2.0, 0.0]]), jnp.array([[0.0, 0.0]])
+      >>> round(float(distill.pseudo_negative(p, p, f, p, distance="mse")), 3)
+      1.0
     """
     core.check_choice("distance", distance, tuple(_DISTANCES))
     chex.assert_rank(p1, 2)
@@ -151,7 +206,9 @@ def pseudo_negative(p1, p2, f1, f2, *, distance):
     return (between(p1, f2) + between(p2, f1)) / 2
 
 
-def less_forget(z1, z2, f1, f2):
+def less_forget(
+    z1: jax.Array, z2: jax.Array, f1: jax.Array, f2: jax.Array
+) -> jax.Array:
     """LUCIR's less-forget constraint (Hou et al., CVPR 2019, Sec. 3.3).
 
     The mean over views and rows of 1 - cos(z, f): the same view of the same
@@ -163,13 +220,31 @@ def less_forget(z1, z2, f1, f2):
 
     Returns:
       f32[] in [0, 2]; the weight is the caller's.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import distill
+      >>> z, f = jnp.array([[2.0, 0.0]]), jnp.array([[0.0, 3.0]])
+      >>> round(float(distill.less_forget(z, f, f, f)), 3)  # view 2 is as before
+      0.5
     """
     f1, f2 = jax.lax.stop_gradient((f1, f2))
     first = noncontrastive.mean_cosine(z1, f1)
     return 1 - (first + noncontrastive.mean_cosine(z2, f2)) / 2
 
 
-def pnr_simclr(z1, z2, p1, p2, f1, f2, *, temperature=0.2, pn1=True, pn2=True):
+def pnr_simclr(
+    z1: jax.Array,
+    z2: jax.Array,
+    p1: jax.Array,
+    p2: jax.Array,
+    f1: jax.Array,
+    f2: jax.Array,
+    *,
+    temperature: float = 0.2,
+    pn1: bool = True,
+    pn2: bool = True,
+) -> jax.Array:
     """PNR with SimCLR, PNR Eq. 2 + 3; it replaces the base loss from task 2 on.
 
     Z, P, F are the 2B rows of both views and s the cosine over the temperature:
@@ -191,6 +266,13 @@ def pnr_simclr(z1, z2, p1, p2, f1, f2, *, temperature=0.2, pn1=True, pn2=True):
 
     Returns:
       f32[], L1 + L2 in nats.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import distill
+      >>> z, p, f = jnp.eye(2), jnp.eye(2), jnp.eye(2)  # the same in both views
+      >>> round(float(distill.pnr_simclr(z, z, p, p, f, f, temperature=0.5)), 3)
+      1.865
     """
     chex.assert_rank(z1, 2)
     chex.assert_equal_shape([z1, z2, p1, p2, f1, f2])
@@ -206,19 +288,19 @@ def pnr_simclr(z1, z2, p1, p2, f1, f2, *, temperature=0.2, pn1=True, pn2=True):
 
 
 def pnr_supcon(
-    z1,
-    z2,
-    p1,
-    p2,
-    f1,
-    f2,
-    labels,
+    z1: jax.Array,
+    z2: jax.Array,
+    p1: jax.Array,
+    p2: jax.Array,
+    f1: jax.Array,
+    f2: jax.Array,
+    labels: jax.Array,
     *,
-    temperature=0.1,
-    distill_temperature=0.2,
-    pn1=True,
-    pn2=True,
-):
+    temperature: float = 0.1,
+    distill_temperature: float = 0.2,
+    pn1: bool = True,
+    pn2: bool = True,
+) -> jax.Array:
     """PNR with supervised contrastive learning; our reading of PNR B.5.
 
     The paper says only that Eq. 2 and 3 use the labels, and the released code
@@ -243,6 +325,14 @@ def pnr_supcon(
 
     Returns:
       f32[], L1 + L2 in nats.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import distill
+      >>> z, labels = jnp.eye(2), jnp.array([0, 1])
+      >>> p, f = z, z  # and the same in both views
+      >>> round(float(distill.pnr_supcon(z, z, p, p, f, f, labels, temperature=0.5)), 3)
+      1.639
     """
     chex.assert_rank([z1, labels], [2, 1])
     chex.assert_equal_shape([z1, z2, p1, p2, f1, f2])
@@ -262,24 +352,24 @@ def pnr_supcon(
 
 
 def pnr_moco(
-    q1,
-    q2,
-    k1,
-    k2,
-    p1,
-    p2,
-    f1,
-    f2,
-    key_queue,
-    frozen_queue,
+    q1: jax.Array,
+    q2: jax.Array,
+    k1: jax.Array,
+    k2: jax.Array,
+    p1: jax.Array,
+    p2: jax.Array,
+    f1: jax.Array,
+    f2: jax.Array,
+    key_queue: jax.Array,
+    frozen_queue: jax.Array,
     *,
-    temperature=0.2,
-    distill_temperature=0.2,
-    form="code",
-    pn1=True,
-    pn2=True,
-    unit_queues=False,
-):
+    temperature: float = 0.2,
+    distill_temperature: float = 0.2,
+    form: str = "code",
+    pn1: bool = True,
+    pn2: bool = True,
+    unit_queues: bool = False,
+) -> jax.Array:
     """PNR with MoCo v2+, PNR Eq. 2 + 3; it replaces the base loss from task 2 on.
 
     The mean over both views of, for view 1 and cosines s over the temperature,
@@ -303,6 +393,14 @@ def pnr_moco(
 
     Returns:
       f32[], L1 + L2 in nats.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import distill
+      >>> q, k, p, f = (jnp.eye(2),) * 4  # the same in both views
+      >>> keys, frozen = -jnp.ones((2, 3, 2)), jnp.ones((2, 3, 2))
+      >>> round(float(distill.pnr_moco(q, q, k, k, p, p, f, f, keys, frozen)), 3)
+      1.054
     """
     _check_form(form)
     chex.assert_shape([q1, q2, k1, k2, p1, p2, f1, f2], q1.shape)

@@ -50,10 +50,18 @@ _ABSENT = -1e30
 
 
 def nce_one(
-    anchors, positives, negatives, *,
-    temperature=0.1, num_negatives=31, more_negatives=None, growth=None,
-    mask=None, negative_mask=None, more_mask=None,
-):  # fmt: skip
+    anchors: jax.Array,
+    positives: jax.Array,
+    negatives: jax.Array,
+    *,
+    temperature: float = 0.1,
+    num_negatives: int = 31,
+    more_negatives: jax.Array | None = None,
+    growth: float | jax.Array | None = None,
+    mask: jax.Array | None = None,
+    negative_mask: jax.Array | None = None,
+    more_mask: jax.Array | None = None,
+) -> jax.Array:
     """NCE-I: InfoNCE with a mean over negatives (P, Eq. 1; with more, Eq. 2).
 
     The mean over anchors of log(1 + K E / f+). With `more_negatives` E is, for anchors
@@ -85,6 +93,13 @@ def nce_one(
     Raises:
       ValueError: a number is out of its range, or `growth` or `more_mask` is given
         without `more_negatives`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import incremental
+      >>> anchors, negatives = jnp.eye(1, 2), jnp.array([[0.8, 0.6], [0.6, 0.8]])
+      >>> round(float(incremental.nce_one(anchors, anchors, negatives)), 3)
+      1.218
     """
     _check_numbers(temperature, num_negatives, growth)
     sets = [(negatives, negative_mask)]
@@ -101,10 +116,18 @@ def nce_one(
 
 
 def change_ratio(
-    anchors, positives, old_negatives, new_negatives, *,
-    temperature=0.1, num_negatives=31, log=False,
-    mask=None, old_mask=None, new_mask=None,
-):  # fmt: skip
+    anchors: jax.Array,
+    positives: jax.Array,
+    old_negatives: jax.Array,
+    new_negatives: jax.Array,
+    *,
+    temperature: float = 0.1,
+    num_negatives: int = 31,
+    log: bool = False,
+    mask: jax.Array | None = None,
+    old_mask: jax.Array | None = None,
+    new_mask: jax.Array | None = None,
+) -> jax.Array:
     """How much new negatives weigh for an anchor, by how much old ones do (P, Eq. 6).
 
     r = (f+ + K E_new) / (f+ + K E_old), 1 if both means are the same.
@@ -128,6 +151,14 @@ def change_ratio(
 
     Raises:
       ValueError: a number is out of its range.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import incremental
+      >>> anchors = jnp.array([[1.0, 0.0]])
+      >>> old, new = jnp.array([[0.6, 0.8]]), jnp.array([[0.8, 0.6]])
+      >>> round(float(incremental.change_ratio(anchors, anchors, old, new)[0]), 3)
+      3.314
     """
     _check_numbers(temperature, num_negatives)
     sets = (old_negatives, old_mask), (new_negatives, new_mask)
@@ -140,9 +171,18 @@ def change_ratio(
 
 
 def nce_two(
-    anchors, positives, old_negatives, new_negatives, *, growth,
-    temperature=0.1, num_negatives=31, mask=None, old_mask=None, new_mask=None,
-):  # fmt: skip
+    anchors: jax.Array,
+    positives: jax.Array,
+    old_negatives: jax.Array,
+    new_negatives: jax.Array,
+    *,
+    growth: float | jax.Array,
+    temperature: float = 0.1,
+    num_negatives: int = 31,
+    mask: jax.Array | None = None,
+    old_mask: jax.Array | None = None,
+    new_mask: jax.Array | None = None,
+) -> jax.Array:
     """NCE-II, Incremental InfoNCE: what new items add to an old anchor's (P, Eq. 7-8).
 
     The mean over anchors of log(growth r + 1 - growth), r the `change_ratio`: 0 if
@@ -168,13 +208,28 @@ def nce_two(
 
     Raises:
       ValueError: a number is out of its range.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import incremental
+      >>> anchors = jnp.array([[1.0, 0.0]])
+      >>> old, new = jnp.array([[0.6, 0.8]]), jnp.array([[0.8, 0.6]])
+      >>> round(float(incremental.nce_two(anchors, anchors, old, new, growth=0.2)), 3)
+      0.38
     """
     _check_numbers(temperature, num_negatives, growth)
     ratio = change_ratio(
-        anchors, positives, old_negatives, new_negatives,
-        temperature=temperature, num_negatives=num_negatives, log=True,
-        mask=mask, old_mask=old_mask, new_mask=new_mask,
-    )  # fmt: skip
+        anchors,
+        positives,
+        old_negatives,
+        new_negatives,
+        temperature=temperature,
+        num_negatives=num_negatives,
+        log=True,
+        mask=mask,
+        old_mask=old_mask,
+        new_mask=new_mask,
+    )
     growth = jnp.asarray(growth, ratio.dtype)
     rows = jnp.logaddexp(jnp.log(growth) + ratio, jnp.log1p(-growth))
     # Without a change the two logarithms need not cancel to the last digit.
@@ -182,7 +237,7 @@ def nce_two(
     return contrastive.masked_mean(rows, mask)
 
 
-def others(size, count=None):
+def others(size: int, count: int | None = None) -> jax.Array:
     """Which rows of a batch are each other's negatives, for `negative_mask`.
 
     Row i's are all but itself, or `count` of them: the first `count` rows, where row
@@ -198,6 +253,11 @@ def others(size, count=None):
 
     Raises:
       ValueError: the batch has not as many others.
+
+    Example:
+      >>> from jaxcl.losses import incremental
+      >>> incremental.others(3).astype(int).tolist()
+      [[0, 1, 1], [1, 0, 1], [1, 1, 0]]
     """
     count = size - 1 if count is None else count
     if not 0 <= count < size:
@@ -209,7 +269,7 @@ def others(size, count=None):
     return (column < count + (row < count)) & (row != column)
 
 
-def split_negatives(num_negatives, growth):
+def split_negatives(num_negatives: int, growth: float) -> tuple[int, int]:
     """Numbers of old and new negatives that a new anchor gets in ICL's released code.
 
     The old share is rounded down: of 31 at growth 0.1 there are 4 new ones, 0.129.
@@ -223,6 +283,11 @@ def split_negatives(num_negatives, growth):
 
     Raises:
       ValueError: `growth` is out of its range.
+
+    Example:
+      >>> from jaxcl.losses import incremental
+      >>> incremental.split_negatives(31, growth=0.1)
+      (27, 4)
     """
     _check_numbers(growth=growth)
     # (1 - 0.9) * 30 is 3 less a rounding error.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxcl import core
 
 
-def mse(a, b):
+def mse(a: jax.Array, b: jax.Array) -> jax.Array:
     """Mean of (a - b)^2 over all B * D elements.
 
     Args:
@@ -27,7 +27,7 @@ def mse(a, b):
     return jnp.mean(jnp.square(_at_least_float32(a) - _at_least_float32(b)))
 
 
-def mean_cosine(a, b):
+def mean_cosine(a: jax.Array, b: jax.Array) -> jax.Array:
     """Mean over the batch of the cosine of row i of `a` and row i of `b`.
 
     Args:
@@ -42,7 +42,9 @@ def mean_cosine(a, b):
     return jnp.mean(jnp.sum(a * b, axis=-1))
 
 
-def barlow_twins(z1, z2, *, scale=0.1, off_diagonal=5e-3):
+def barlow_twins(
+    z1: jax.Array, z2: jax.Array, *, scale: float = 0.1, off_diagonal: float = 5e-3
+) -> jax.Array:
     """Barlow Twins (Zbontar et al., ICML 2021, Eq. 1).
 
     Each feature d is standardised over the batch, (z - mean) / sqrt(var + 1e-5)
@@ -58,6 +60,14 @@ def barlow_twins(z1, z2, *, scale=0.1, off_diagonal=5e-3):
 
     Returns:
       f32[].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import noncontrastive
+      >>> z = jnp.array([[1.0, 1.0], [-1.0, -1.0]])  # features that are redundant
+      >>> loss = noncontrastive.barlow_twins(z, z, scale=1.0, off_diagonal=0.5)
+      >>> round(float(loss), 3)
+      1.0
     """
     chex.assert_rank(z1, 2)
     chex.assert_equal_shape([z1, z2])
@@ -70,7 +80,7 @@ def barlow_twins(z1, z2, *, scale=0.1, off_diagonal=5e-3):
     return scale * jnp.sum(weight * jnp.square(correlation - own))
 
 
-def byol(predictions, targets):
+def byol(predictions: jax.Array, targets: jax.Array) -> jax.Array:
     """BYOL's regression of one view on the other (Grill et al., NeurIPS 2020, Eq. 2).
 
     The mean over rows of 2 - 2 cos, the squared distance of unit rows. BYOL adds
@@ -82,11 +92,25 @@ def byol(predictions, targets):
 
     Returns:
       f32[] in [0, 4].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import noncontrastive
+      >>> predictions, targets = jnp.array([[2.0, 0.0]]), jnp.array([[0.0, 3.0]])
+      >>> round(float(noncontrastive.byol(predictions, targets)), 3)
+      2.0
     """
     return 2 - 2 * mean_cosine(predictions, jax.lax.stop_gradient(targets))
 
 
-def vicreg(z1, z2, *, invariance=25.0, variance=25.0, covariance=1.0):
+def vicreg(
+    z1: jax.Array,
+    z2: jax.Array,
+    *,
+    invariance: float = 25.0,
+    variance: float = 25.0,
+    covariance: float = 1.0,
+) -> jax.Array:
     """VICReg (Bardes et al., ICLR 2022, Eq. 6), weights as in the paper.
 
     With Cov(z) = sum_i (z_i - mean)(z_i - mean)^T / (B - 1), a D x D matrix:
@@ -105,6 +129,13 @@ def vicreg(z1, z2, *, invariance=25.0, variance=25.0, covariance=1.0):
 
     Raises:
       ValueError: if B is 1, since one row has no variance.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import noncontrastive
+      >>> collapsed = jnp.ones((4, 2))  # the variance terms alone are left
+      >>> round(float(noncontrastive.vicreg(collapsed, collapsed)), 3)
+      49.5
     """
     chex.assert_rank(z1, 2)
     chex.assert_equal_shape([z1, z2])

@@ -26,9 +26,16 @@ _IMPOSSIBLE = 1e9
 
 
 def sample_nce(
-    z, labels, prototypes, weights, old_classes, *,
-    temperature=0.5, scope="old", example_mask=None,
-):  # fmt: skip
+    z: jax.Array,
+    labels: jax.Array,
+    prototypes: jax.Array,
+    weights: jax.Array,
+    old_classes: jax.Array,
+    *,
+    temperature: float = 0.5,
+    scope: str = "old",
+    example_mask: jax.Array | None = None,
+) -> jax.Array:
     """Sample-NCE of CCLIS: prototypes are anchors, rows candidates (P, Eq. 8-10).
 
     The mean over rows j, with s_ij = c_i . z_j / temperature, anchor i = y_j and n_m
@@ -59,6 +66,14 @@ def sample_nce(
 
     Raises:
       ValueError: if `scope` is none of them.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import prototype
+      >>> z, labels, prototypes = jnp.eye(2), jnp.array([0, 1]), jnp.eye(2)
+      >>> chance, old = jnp.array([0.1, 0.1]), jnp.array([True, True])
+      >>> round(float(prototype.sample_nce(z, labels, prototypes, chance, old)), 3)
+      0.856
     """
     core.check_choice("scope", scope, SCOPES)
     chex.assert_rank([z, prototypes], 2)
@@ -83,9 +98,16 @@ def sample_nce(
 
 
 def prd(
-    z, teacher_z, prototypes, teacher_prototypes, class_mask, *,
-    temperature=0.2, teacher_temperature=0.1, example_mask=None,
-):  # fmt: skip
+    z: jax.Array,
+    teacher_z: jax.Array,
+    prototypes: jax.Array,
+    teacher_prototypes: jax.Array,
+    class_mask: jax.Array,
+    *,
+    temperature: float = 0.2,
+    teacher_temperature: float = 0.1,
+    example_mask: jax.Array | None = None,
+) -> jax.Array:
     """Prototype-instance relation distillation, PRD, of CCLIS (P, Eq. 13-14).
 
     The mean over rows j of -sum_i q_ij log p_ij, with q and p the softmax over the
@@ -106,6 +128,14 @@ def prd(
     Returns:
       f32[], in nats; 0 if no class or no row is left. Its weight, P's lambda, is the
       caller's.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import prototype
+      >>> z, prototypes = jnp.eye(2), jnp.eye(2)
+      >>> teacher_z, classes = jnp.eye(2)[::-1], jnp.array([True, True])
+      >>> round(float(prototype.prd(z, teacher_z, prototypes, prototypes, classes)), 3)
+      5.006
     """
     chex.assert_rank([z, prototypes], 2)
     chex.assert_equal_shape([z, teacher_z])
@@ -119,7 +149,14 @@ def prd(
     return contrastive.masked_mean(rows, example_mask)
 
 
-def ird(z, teacher_z, *, temperature=0.2, teacher_temperature=0.01, example_mask=None):
+def ird(
+    z: jax.Array,
+    teacher_z: jax.Array,
+    *,
+    temperature: float = 0.2,
+    teacher_temperature: float = 0.01,
+    example_mask: jax.Array | None = None,
+) -> jax.Array:
     """Instance-wise relation distillation, IRD, of Co2L (Sec. 4.2).
 
     The mean over rows i of -sum_{k != i} q_ik log p_ik, with q and p the softmax over
@@ -137,6 +174,14 @@ def ird(z, teacher_z, *, temperature=0.2, teacher_temperature=0.01, example_mask
 
     Returns:
       f32[], in nats; 0 if fewer than two rows are left. Its weight is the caller's.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import prototype
+      >>> z = jnp.array([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
+      >>> teacher_z = jnp.eye(3, 2)
+      >>> round(float(prototype.ird(z, teacher_z, teacher_temperature=0.2)), 3)
+      1.429
     """
     chex.assert_rank(z, 2)
     chex.assert_equal_shape([z, teacher_z])
@@ -154,9 +199,15 @@ def ird(z, teacher_z, *, temperature=0.2, teacher_temperature=0.01, example_mask
 
 
 def proposal(
-    z, labels, prototypes, seen, *,
-    temperature=0.5, example_mask=None, leftover=False,
-):  # fmt: skip
+    z: jax.Array,
+    labels: jax.Array,
+    prototypes: jax.Array,
+    seen: jax.Array,
+    *,
+    temperature: float = 0.5,
+    example_mask: jax.Array | None = None,
+    leftover: bool = False,
+) -> jax.Array:
     """Chance of each row in a draw of one from its class's pool: P's g (Eq. 11-12).
 
     `selection.proposal`, averaged over views and divided by its class's sum.
@@ -173,6 +224,16 @@ def proposal(
 
     Returns:
       f32[N], sums to 1 within each class; 0 where masked. No gradient.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import prototype
+      >>> z = jnp.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+      >>> labels = jnp.array([0, 0, 1])
+      >>> prototypes, seen = jnp.eye(2), jnp.array([True, True])
+      >>> chances = prototype.proposal(z, labels, prototypes, seen)
+      >>> [round(float(chance), 3) for chance in chances]
+      [0.168, 0.832, 1.0]
     """
     views = z if z.ndim == 3 else z[None]
     chex.assert_rank([views, prototypes], [3, 2])

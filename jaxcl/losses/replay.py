@@ -34,7 +34,9 @@ def _clear(x, mask):
     return jnp.where(jnp.expand_dims(mask, range(1, x.ndim)).astype(bool), x, 0)
 
 
-def cosine_logits(features, weights, *, scale=10.0, eps=1e-5):
+def cosine_logits(
+    features: jax.Array, weights: jax.Array, *, scale: float = 10.0, eps: float = 1e-5
+) -> jax.Array:
     """Logits of the cosine head of ER-ACE and ER-AML (P, Eq. 2 and 4).
 
     z_c = scale * <f / (|f| + eps), w_c / (|w_c| + eps)>. P names neither number;
@@ -49,6 +51,13 @@ def cosine_logits(features, weights, *, scale=10.0, eps=1e-5):
 
     Returns:
       f32[B, C] in [-scale, scale].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import replay
+      >>> features, weights = jnp.array([[3.0, 4.0]]), jnp.eye(2)
+      >>> replay.cosine_logits(features, weights).round(2).tolist()
+      [[6.0, 8.0]]
     """
     chex.assert_rank([features, weights], 2)
     chex.assert_equal_shape_suffix([features, weights], 1)
@@ -63,7 +72,13 @@ def cosine_logits(features, weights, *, scale=10.0, eps=1e-5):
     return scale * core.dot(unit(features), unit(weights))
 
 
-def cross_entropy(logits, labels, *, class_mask=None, example_mask=None):
+def cross_entropy(
+    logits: jax.Array,
+    labels: jax.Array,
+    *,
+    class_mask: jax.Array | None = None,
+    example_mask: jax.Array | None = None,
+) -> jax.Array:
     """Cross-entropy over a subset of the classes (P, Eq. 4, as a mean).
 
     The mean over rows of -z_y + log sum_{c in mask} exp z_c. Classes outside the
@@ -80,6 +95,14 @@ def cross_entropy(logits, labels, *, class_mask=None, example_mask=None):
 
     Returns:
       f32[], in nats; 0 if no row is left.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import replay
+      >>> logits, labels = jnp.zeros((2, 4)), jnp.array([0, 1])
+      >>> classes = jnp.array([True, True, False, False])
+      >>> round(float(replay.cross_entropy(logits, labels, class_mask=classes)), 3)
+      0.693
     """
     chex.assert_rank([logits, labels], [2, 1])
     chex.assert_equal_shape_prefix([logits, labels], 1)
@@ -98,16 +121,16 @@ def cross_entropy(logits, labels, *, class_mask=None, example_mask=None):
 
 
 def er_ace(
-    incoming_logits,
-    incoming_labels,
-    replay_logits,
-    replay_labels,
-    seen,
+    incoming_logits: jax.Array,
+    incoming_labels: jax.Array,
+    replay_logits: jax.Array,
+    replay_labels: jax.Array,
+    seen: jax.Array,
     *,
-    replay_mask=None,
-    incoming_mask=None,
-    form="paper",
-):
+    replay_mask: jax.Array | None = None,
+    incoming_mask: jax.Array | None = None,
+    form: str = "paper",
+) -> jax.Array:
     """ER-ACE: asymmetric cross-entropy of incoming and replayed rows (P, Eq. 5).
 
     CE(incoming; C_in) + CE(replayed; C_re): the sum of two means, each over its
@@ -134,6 +157,14 @@ def er_ace(
 
     Raises:
       ValueError: if `form` is neither.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import replay
+      >>> logits, new, old = jnp.zeros((2, 4)), jnp.array([2, 3]), jnp.array([0, 1])
+      >>> seen = jnp.ones(4, bool)  # the loss is log 2 + log 4
+      >>> round(float(replay.er_ace(logits, new, logits, old, seen)), 3)
+      2.079
     """
     core.check_choice("form", form, ("paper", "code"))
     chex.assert_equal_shape_suffix([incoming_logits, replay_logits], 1)
@@ -171,8 +202,14 @@ _DISTANCES = {"cosine": _cosine, "euclidean": _euclidean}
 
 
 def triplet(
-    anchors, positives, negatives, *, margin=0.2, distance="cosine", valid=None
-):
+    anchors: jax.Array,
+    positives: jax.Array,
+    negatives: jax.Array,
+    *,
+    margin: float = 0.2,
+    distance: str = "cosine",
+    valid: jax.Array | None = None,
+) -> jax.Array:
     """Triplet loss of ER-AML on L2-normalised rows (P, Eq. 1, as a mean).
 
     The mean over valid rows of max(d(a, p) - d(a, n) + margin, 0). Gradients flow
@@ -195,6 +232,13 @@ def triplet(
 
     Raises:
       ValueError: if `distance` is neither.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import replay
+      >>> anchors, near, far = jnp.array([[[1.0, 0.0]], [[1.0, 0.1]], [[0.0, 1.0]]])
+      >>> round(float(replay.triplet(anchors, far, near)), 3)  # the wrong way round
+      1.195
     """
     core.check_choice("distance", distance, tuple(_DISTANCES))
     chex.assert_rank(anchors, 2)
@@ -208,16 +252,16 @@ def triplet(
 
 
 def aml_sup_con(
-    anchors,
-    positives,
-    negatives,
-    labels,
-    negative_labels,
+    anchors: jax.Array,
+    positives: jax.Array,
+    negatives: jax.Array,
+    labels: jax.Array,
+    negative_labels: jax.Array,
     *,
-    temperature=0.2,
-    base_temperature=0.07,
-    valid=None,
-):
+    temperature: float = 0.2,
+    base_temperature: float = 0.07,
+    valid: jax.Array | None = None,
+) -> jax.Array:
     """What ER-AML's later released code has in place of the triplet loss.
 
     With Z the positives and negatives of all valid anchors, s the cosine over the
@@ -238,6 +282,14 @@ def aml_sup_con(
 
     Returns:
       f32[], in nats; 0 if no anchor is valid.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import replay
+      >>> anchors, near, far = jnp.array([[[1.0, 0.0]], [[1.0, 0.1]], [[0.0, 1.0]]])
+      >>> labels, others = jnp.array([0]), jnp.array([1])
+      >>> round(float(replay.aml_sup_con(anchors, near, far, labels, others)), 3)
+      0.02
     """
     chex.assert_rank([anchors, labels], [2, 1])
     chex.assert_equal_shape([anchors, positives, negatives])
@@ -259,7 +311,12 @@ def aml_sup_con(
     return temperature / base_temperature * loss
 
 
-def der(logits, stored_logits, *, example_mask=None):
+def der(
+    logits: jax.Array,
+    stored_logits: jax.Array,
+    *,
+    example_mask: jax.Array | None = None,
+) -> jax.Array:
     """Dark experience replay (Buzzega et al., NeurIPS 2020), without its weight.
 
     The Euclidean form of its objective: the mean of (logits - stored_logits)^2 over
@@ -275,6 +332,13 @@ def der(logits, stored_logits, *, example_mask=None):
 
     Returns:
       f32[], 0 if every row is masked.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import replay
+      >>> logits, stored = jnp.array([[1.0, 2.0]]), jnp.array([[0.0, 2.0]])
+      >>> round(float(replay.der(logits, stored)), 3)
+      0.5
     """
     chex.assert_rank(logits, 2)
     chex.assert_equal_shape([logits, stored_logits])
@@ -284,15 +348,15 @@ def der(logits, stored_logits, *, example_mask=None):
 
 
 def icarl(
-    logits,
-    labels,
-    teacher_logits,
-    old_classes,
+    logits: jax.Array,
+    labels: jax.Array,
+    teacher_logits: jax.Array,
+    old_classes: jax.Array,
     *,
-    class_mask=None,
-    example_mask=None,
-    reduction="mean",
-):
+    class_mask: jax.Array | None = None,
+    example_mask: jax.Array | None = None,
+    reduction: str = "mean",
+) -> jax.Array:
     """Binary cross-entropy of iCaRL (Rebuffi et al., CVPR 2017, Algorithm 3).
 
     Over rows i and classes c, with sigma the logistic function,
@@ -319,6 +383,14 @@ def icarl(
 
     Raises:
       ValueError: if `reduction` is neither.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import replay
+      >>> logits, labels = jnp.array([[2.0, 0.0]]), jnp.array([1])
+      >>> teacher, old = jnp.array([[2.0, 0.0]]), jnp.array([True, False])
+      >>> round(float(replay.icarl(logits, labels, teacher, old)), 3)
+      0.529
     """
     core.check_choice("reduction", reduction, ("mean", "sum"))
     chex.assert_rank([logits, labels], [2, 1])
@@ -343,8 +415,13 @@ def icarl(
 
 
 def task_distillation(
-    logits, teacher_logits, tasks, *, temperature=2.0, example_mask=None
-):
+    logits: jax.Array,
+    teacher_logits: jax.Array,
+    tasks: jax.Array,
+    *,
+    temperature: float = 2.0,
+    example_mask: jax.Array | None = None,
+) -> jax.Array:
     """Task-wise distillation of SS-IL (Ahn et al., ICCV 2021), without its weight.
 
     The mean over rows of sum_t KL(q_t || p_t), q_t and p_t the softmax of
@@ -360,6 +437,14 @@ def task_distillation(
 
     Returns:
       f32[], in nats; 0 if no row or no class is left.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import replay
+      >>> logits, teacher = jnp.zeros((1, 4)), jnp.array([[2.0, 0.0, 5.0, 5.0]])
+      >>> tasks = jnp.array([0, 0, 1, 1])
+      >>> round(float(replay.task_distillation(logits, teacher, tasks)), 3)
+      0.111
     """
     chex.assert_rank(logits, 2)
     chex.assert_equal_shape([logits, teacher_logits])

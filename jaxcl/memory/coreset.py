@@ -169,10 +169,13 @@ def reselect(
                 size, width = (_power(n) for n in (int(budget), len(rows)))
                 atoms = atoms_of(np.pad(rows, (0, width - len(rows))))
                 found = choose(
-                    jax.random.fold_in(key, number), atoms,
-                    np.arange(width) < len(rows), np.int32(budget),
-                    size=size, ridge=ridge,
-                )  # fmt: skip
+                    jax.random.fold_in(key, number),
+                    atoms,
+                    np.arange(width) < len(rows),
+                    np.int32(budget),
+                    size=size,
+                    ridge=ridge,
+                )
                 chosen[rows] = weight[rows] * np.asarray(found)[: len(rows)]
     return chosen
 

@@ -34,9 +34,11 @@ def score(gradients, references, valid):
         return jnp.where(some, rows / jnp.sqrt(jnp.where(some, squared, 1)), 0)
 
     cosines = jnp.einsum(
-        "np,kp->nk", unit(gradients), unit(references),
+        "np,kp->nk",
+        unit(gradients),
+        unit(references),
         precision=jax.lax.Precision.HIGHEST,
-    )  # fmt: skip
+    )
     # Rounding must not leave a score below 0, which would be no weight.
     cosines = jnp.clip(cosines, -1, 1)
     largest = jnp.max(jnp.where(valid, cosines, -1), axis=1)

@@ -235,9 +235,16 @@ def _select_affine(memory, incoming, present, room, ahead):
         where = jnp.concatenate([where, capacity + comes])
         alive = jnp.arange(len(where)) < len(where) - rounds
         return _Window(
-            _row(memory, incoming, where), where, alive, total, total, best[-1],
-            first, first, jnp.array(True),
-        )  # fmt: skip
+            _row(memory, incoming, where),
+            where,
+            alive,
+            total,
+            total,
+            best[-1],
+            first,
+            first,
+            jnp.array(True),
+        )
 
     def play(window):
         scores = _dot(window.rows, window.total)
@@ -276,9 +283,10 @@ def _select_exponential(memory, incoming, present, room, ahead, temperature):
 
     def alike(row):
         return similarity(
-            _products(memory, incoming, row), score="exponential",
+            _products(memory, incoming, row),
+            score="exponential",
             temperature=temperature,
-        )  # fmt: skip
+        )
 
     def add(block, scores):
         index = block * _BLOCK + jnp.arange(_BLOCK)

@@ -43,8 +43,9 @@ def observe(importance: Importance, grads, active) -> Importance:
     """
     squares = jax.tree.map(
         lambda s, g: s + jnp.where(active, jnp.square(g), 0.0),
-        importance.squares, grads,
-    )  # fmt: skip
+        importance.squares,
+        grads,
+    )
     return importance._replace(squares=squares)
 
 
@@ -80,5 +81,7 @@ def gradient(importance: Importance, params, *, weight=1.0, lr=0.0):
     """
     return jax.tree.map(
         lambda f, a, p: weight * (f * p - a) / jnp.maximum(weight * lr * f, 1.0),
-        importance.precision, importance.anchor, params,
-    )  # fmt: skip
+        importance.precision,
+        importance.anchor,
+        params,
+    )

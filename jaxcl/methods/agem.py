@@ -1,12 +1,12 @@
 """A-GEM: the gradient does not point against the gradient of replayed rows.
 
-Chaudhry et al., "Efficient Lifelong Learning with A-GEM", ICLR 2019: GEM with one
-constraint, on the mean over past tasks, which has a solution in closed form. And
-A-GEM++, a baseline in the released code of Caccia et al., "New Insights on Reducing
-Abrupt Representation Change in Online Continual Learning", ICLR 2022.
+Chaudhry et al., "Efficient Lifelong Learning with A-GEM", ICLR 2019: GEM with a single
+constraint, on the mean over past tasks, whose solution has a closed form. A-GEM++ is a
+baseline in the released code of Caccia et al., "New Insights on Reducing Abrupt
+Representation Change in Online Continual Learning", ICLR 2022.
 
 Departures:
-- One head over all classes; on CIFAR-100 the paper's tasks each have their own.
+- One head over all classes; on CIFAR-100 each of the paper's tasks has its own.
 - A reference gradient of 0 changes nothing; released codes divide by its length.
 - Incoming and replayed rows pass in training mode; running statistics follow the
   incoming pass, then the replayed one.
@@ -23,14 +23,18 @@ from jaxcl.methods import er, online
 
 
 def make(
-    parts: core.Parts, *, head="linear", replay_from="past_tasks", plus=False
+    parts: core.Parts,
+    *,
+    head: str = "linear",
+    replay_from: str = "past_tasks",
+    plus: bool = False,
 ) -> core.Method:
     """A step on the incoming rows that does not raise the loss of replayed ones.
 
     Args:
       head: "linear" or "cosine".
       replay_from: "past_tasks", "all" or "other_classes", see `er.make`.
-      plus: A-GEM++: the reference gradient is added after the projection.
+      plus: A-GEM++, which adds the reference gradient after the projection.
     """
     core.check_choice("config.method.replay_from", replay_from, er.SOURCES)
     net = online.network(parts, head)
@@ -44,16 +48,16 @@ def make(
             parts, state.extra.memory, key, log_weights=online.log_weights(allowed)
         )
         (value, stats), grads = slope(state.params, state.stats, incoming)
-        (_, stats), found = slope(state.params, stats, replayed)
+        (_, stats), old_grads = slope(state.params, stats, replayed)
         gradient, restore = jax.flatten_util.ravel_pytree(grads)
-        reference, _ = jax.flatten_util.ravel_pytree(found)
+        reference, _ = jax.flatten_util.ravel_pytree(old_grads)
         gradient = project(gradient, reference) + (reference if plus else 0.0)
         return *online.move(parts, state, value, stats, restore(gradient)), {}
 
     return online.method(parts, net, update, limit=False)
 
 
-def project(gradient, reference):
+def project(gradient: jax.Array, reference: jax.Array) -> jax.Array:
     """The nearest vector to `gradient` that does not point against `reference`.
 
     g - <g, r> / <r, r> r where <g, r> < 0, else g; r = 0 changes nothing.
@@ -65,7 +69,7 @@ def project(gradient, reference):
     Returns:
       f32[P].
     """
-    # Of r the direction alone counts; squares of small numbers would vanish.
+    # Only the direction of r counts; the squares of small numbers would underflow.
     largest = jnp.max(jnp.abs(reference))
     unit = reference / jnp.where(largest > 0, largest, 1.0)
     against = jnp.minimum(jnp.vdot(gradient, unit, precision="highest"), 0.0)

@@ -6,10 +6,10 @@ Online Continual Learning", 2021 (its ASER_mu).
 
 Departures:
 - `form="paper"` steps as the other methods here: incoming and replayed rows pass
-  apart and count a mean each. `form="code"` is the released code: one pass of both
-  and one mean over all rows, so half that gradient.
-- Released code also sends both through the network apart before its step, to no
-  effect but on the running statistics; not reproduced.
+  the network separately and have a mean each. `form="code"` is the released code: one
+  pass of both and one mean over all rows, which is half that gradient.
+- Released code also sends both parts through the network before its step, which only
+  moves the running statistics; not reproduced.
 - Where the memory has no row left beside the candidates, no row is helped, which
   counts 0; released code would rank nan.
 - Equal values are in random order.
@@ -27,15 +27,15 @@ from jaxcl.methods.online import shapley as shapley_lib
 def make(
     parts: core.Parts,
     *,
-    head="linear",
-    form="paper",
-    variant="mean",
-    keep="shapley",
-    neighbours=3,
-    per_class=9,
-    minority=True,
+    head: str = "linear",
+    form: str = "paper",
+    variant: str = "mean",
+    keep: str = "shapley",
+    neighbours: int = 3,
+    per_class: int = 9,
+    minority: bool = True,
 ) -> core.Method:
-    """Replay what confuses incoming rows and helps the memory; keep what helps it.
+    """Replay rows that confuse incoming ones and help the memory; keep those that help.
 
     Until the memory is full every row is stored and replay is random. Values are of
     the encoder's features, in evaluation mode, of images without augmentation.
@@ -46,11 +46,11 @@ def make(
       variant: "mean", "max_min" or "adversarial", see `shapley.score`.
       keep: "shapley" stores by value, "policy" as config.replay.policy says.
       neighbours: K of the Shapley values.
-      per_class: candidates per class, and as many other rows that they are to help:
+      per_class: candidates per class, and as many other rows that they may help:
         classes with fewer than twice as many are replayed little. Released code has
         9 for CIFAR-10, 2 for CIFAR-100 and 3 for MiniImageNet.
-      minority: when storing, help counts also towards incoming rows of classes whose
-        share of the memory is below u, drawn from 0 to 1/C: so new classes get in.
+      minority: when storing, help for incoming rows counts too if their class's share
+        of the memory is below u, drawn from 0 to 1/C: so new classes get in.
 
     Raises:
       ValueError: naming the field, the value and what is allowed.
@@ -69,10 +69,9 @@ def make(
     judge = shapley_lib.Judge(parts, net, variant, neighbours, per_class, minority)
 
     def update(state, incoming, key):
-        replayed = judge.retrieve(state, incoming, key)
-
-        apart = incoming, replayed
-        rows = apart if form == "paper" else (together(*apart),)
+        rows = incoming, judge.retrieve(state, incoming, key)
+        if form == "code":
+            rows = (together(*rows),)
 
         def loss(params):
             return online.cross_entropy(net, params, state.stats, *rows)
@@ -99,7 +98,7 @@ def _check(replay: core.Replay, num_classes, per_class):
 
 
 def together(incoming: online.Rows, replayed: online.Rows) -> online.Rows:
-    """Both parts as one; without any replayed row incoming images stand in, masked."""
+    """Both parts as one; masked incoming images fill in where nothing is replayed."""
     spare = jnp.arange(len(replayed.mask)) % len(incoming.mask)
     some = jnp.any(replayed.mask)
     images = jnp.where(some, replayed.images, incoming.images[spare])

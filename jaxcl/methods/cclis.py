@@ -6,10 +6,10 @@ Prototype-Instance Relation Distillation", AAAI 2024 (P); Table 3's variants are
 
 Departures:
 - Losses are means over the batch, as in the released code, where P writes sums.
-- PRD goes over old classes, as in the code; P's goes over all, of which the teacher's
-  new prototypes are random (`distill_over="seen"`).
+- PRD goes over old classes, as in the code. P's goes over all classes, although the
+  teacher's prototypes of new ones are random (`distill_over="seen"`).
 - The importance weights are P's; the code takes those of `scope="all_negatives"` for
-  its CIFAR-100 and Tiny-ImageNet, by a mistake.
+  its CIFAR-100 and Tiny-ImageNet, by mistake.
 - A batch holds stored rows in proportion to their number, as in the code; P says
   half (`share=0.5`). Incomplete last batches are dropped.
 - The prototypes' warm-up begins at the same share of the network's rate as it ends.
@@ -17,6 +17,7 @@ Departures:
 
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,26 +30,38 @@ _CHUNK = 256  # images that are scored at a time
 
 
 def make(
-    parts: core.Parts, *, temperature=0.5, weight=0.6, distill_temperature=0.2,
-    past_temperature=0.1, distill_over="old", scope="old", keep="importance",
-    passes=5, leftover=False, share: float | None = None, memory_size=200,
-    prototype_rate=0.01, hidden_dim=512, output_dim=128,
-) -> core.Method:  # fmt: skip
+    parts: core.Parts,
+    *,
+    temperature: float = 0.5,
+    weight: float = 0.6,
+    distill_temperature: float = 0.2,
+    past_temperature: float = 0.1,
+    distill_over: str = "old",
+    scope: str = "old",
+    keep: str = "importance",
+    passes: int = 5,
+    leftover: bool = False,
+    share: float | None = None,
+    memory_size: int = 200,
+    prototype_rate: float = 0.01,
+    hidden_dim: int = 512,
+    output_dim: int = 128,
+) -> core.Method:
     """Sample-NCE + weight * PRD, on a memory chosen near other classes' prototypes.
 
     Args:
       temperature: of Sample-NCE, and of the scores that choose the memory.
-      weight: of PRD, lambda; 0: without.
+      weight: of PRD, lambda; 0: without PRD.
       distill_temperature, past_temperature: of PRD, kappa of student and teacher.
       distill_over: "old", the classes of earlier tasks, or all "seen".
-      scope: which negatives importance weighs, see `prototype.sample_nce`; "none" is
-        plain prototype NCE.
-      keep: "importance" draws what is kept by `prototype.proposal`, "uniform" draws
-        it uniformly, and then weights nothing.
+      scope: which negatives have importance weights, see `prototype.sample_nce`;
+        "none" is plain prototype NCE.
+      keep: "importance" draws the rows to keep by `prototype.proposal`; "uniform"
+        draws them uniformly, and negatives then have no weights.
       passes: augmented views of each row that scores are averaged over.
       leftover: keep a term of the row's own class in the scores, as the released code
-        does by a mistake.
-      share: of a batch that is stored rows; None: theirs of all rows.
+        does by mistake.
+      share: share of stored rows in a batch; None: their share of all rows.
       memory_size: rows kept.
       prototype_rate: learning rate of the prototypes over that of the network.
       hidden_dim, output_dim: of the projector.
@@ -56,65 +69,44 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    given = locals()
-    core.check_choice("config.method.distill_over", distill_over, ("old", "seen"))
-    core.check_choice("config.method.scope", scope, prototype.SCOPES)
-    core.check_choice("config.method.keep", keep, ("importance", "uniform"))
-    for names, good, allowed in _RANGES:
-        for name in names:
-            if not good(given[name]):
-                raise ValueError(
-                    f"config.method.{name}={given[name]}: must be {allowed}"
-                )
-    scope = scope if keep == "importance" else "none"
+    _check(locals())
+    settings = _Settings(
+        temperature=temperature,
+        weight=weight,
+        distill_temperature=distill_temperature,
+        past_temperature=past_temperature,
+        distill_over=distill_over,
+        scope=scope if keep == "importance" else "none",
+        passes=passes,
+        leftover=leftover,
+        prototype_rate=prototype_rate,
+    )
     net = rehearsal.network(
         parts, hidden_dim=hidden_dim, output_dim=output_dim, prototypes=True
     )
-
-    def step(state, batch):
-        extra, label = state.extra, batch["label"]
-        images = parts.augment(core.step_key(state), batch["image"])
-        if images.shape[1] != 1:
-            raise ValueError(f"config.augment.views={images.shape[1]}: cclis takes 1")
-        images = images[:, 0]
-        every = distill_over == "seen"
-        over = extra.seen & (state.task > 0) if every else extra.taught
-        told = rehearsal.teach(net, state, images, train=False) if weight else None
-        chance = rehearsal.weights(extra, batch)
-        # On the sphere, outside of the gradient.
-        unit = core.l2_normalize(state.params["prototypes"])
-        state = state.replace(params=state.params | {"prototypes": unit})
-
-        def loss(params):
-            z, stats = net(params, state.stats, images, train=True)
-            value = prototype.sample_nce(
-                z, label, params["prototypes"], chance, extra.old,
-                temperature=temperature, scope=scope,
-            )  # fmt: skip
-            if weight:
-                value += weight * prototype.prd(
-                    z, told, params["prototypes"], extra.teacher["prototypes"], over,
-                    temperature=distill_temperature,
-                    teacher_temperature=past_temperature,
-                )  # fmt: skip
-            return value, stats
-
-        shares = {"prototypes": prototype_rate}
-        state, stats, metrics = core.descend(parts, state, loss, shares)
-        return state.replace(stats=stats), metrics
-
-    def score(state, key, images, label, mask):
-        z = views(parts, net, state, key, images, passes)
-        return prototype.proposal(
-            z, label, state.params["prototypes"], state.extra.seen,
-            temperature=temperature, example_mask=mask, leftover=leftover,
-        )  # fmt: skip
-
+    score = functools.partial(_score, parts, net, settings)
     return rehearsal.method(
-        parts, net, step, memory_size=memory_size,
+        parts,
+        net,
+        functools.partial(_step, parts, net, settings),
+        memory_size=memory_size,
         mixed=functools.partial(rehearsal.stratified, share=share),
         score=score if keep == "importance" else None,
-    )  # fmt: skip
+    )
+
+
+class _Settings(NamedTuple):
+    """What a step and a score read of the options; `make` says what each is."""
+
+    temperature: float
+    weight: float
+    distill_temperature: float
+    past_temperature: float
+    distill_over: str
+    scope: str
+    passes: int
+    leftover: bool
+    prototype_rate: float
 
 
 _RANGES = (
@@ -129,18 +121,102 @@ _RANGES = (
 )
 
 
-def views(parts, net, state, key, images, passes: int):
-    """Unit rows of augmented images in evaluation mode, f32[passes,N,D]."""
+def _check(options: dict) -> None:
+    distill_over, scope, keep = (options[x] for x in ("distill_over", "scope", "keep"))
+    core.check_choice("config.method.distill_over", distill_over, ("old", "seen"))
+    core.check_choice("config.method.scope", scope, prototype.SCOPES)
+    core.check_choice("config.method.keep", keep, ("importance", "uniform"))
+    for names, good, allowed in _RANGES:
+        for name in names:
+            if not good(options[name]):
+                raise ValueError(
+                    f"config.method.{name}={options[name]}: must be {allowed}"
+                )
+
+
+def _step(parts, net, settings, state, batch):
+    images = parts.augment(core.step_key(state), batch["image"])
+    if images.shape[1] != 1:
+        raise ValueError(f"config.augment.views={images.shape[1]}: cclis takes 1")
+    images = images[:, 0]
+    teacher_z = None
+    if settings.weight:
+        teacher_z = rehearsal.teach(net, state, images, train=False)
+    state = state.replace(params=_on_the_sphere(state.params))
+
+    def loss(params):
+        z, stats = net(params, state.stats, images, train=True)
+        return _loss(settings, state, batch, params, z, teacher_z), stats
+
+    shares = {"prototypes": settings.prototype_rate}
+    state, stats, metrics = core.descend(parts, state, loss, shares)
+    return state.replace(stats=stats), metrics
+
+
+def _on_the_sphere(params):
+    """The parameters with prototypes of unit length; outside of the gradient."""
+    return params | {"prototypes": core.l2_normalize(params["prototypes"])}
+
+
+def _loss(settings, state, batch, params, z, teacher_z):
+    """Sample-NCE and PRD of the rows z, f32[]."""
+    extra, prototypes = state.extra, params["prototypes"]
+    value = prototype.sample_nce(
+        z,
+        batch["label"],
+        prototypes,
+        rehearsal.weights(extra, batch),
+        extra.old,
+        temperature=settings.temperature,
+        scope=settings.scope,
+    )
+    if not settings.weight:
+        return value
+    over_seen = settings.distill_over == "seen"
+    return value + settings.weight * prototype.prd(
+        z,
+        teacher_z,
+        prototypes,
+        extra.teacher["prototypes"],
+        extra.seen & (state.task > 0) if over_seen else extra.taught,
+        temperature=settings.distill_temperature,
+        teacher_temperature=settings.past_temperature,
+    )
+
+
+def _score(parts, net, settings, state, key, images, label, mask):
+    """Importance of rows, by which the memory is chosen, f32[N]."""
+    z = views(parts, net, state, key, images, settings.passes)
+    return prototype.proposal(
+        z,
+        label,
+        state.params["prototypes"],
+        state.extra.seen,
+        temperature=settings.temperature,
+        example_mask=mask,
+        leftover=settings.leftover,
+    )
+
+
+def views(
+    parts: core.Parts,
+    net: rehearsal.Network,
+    state: core.TrainState,
+    key: jax.Array,
+    images: jax.Array,
+    passes: int,
+) -> jax.Array:
+    """Unit rows of augmented images u8[N,H,W,C], eval mode, f32[passes,N,D]."""
     count = len(images)
     size = min(_CHUNK, count)
     steps = -(-count // size)
     padded = jnp.resize(images, (steps * size, *images.shape[1:]))
     padded = padded.reshape(steps, size, *images.shape[1:])
 
-    def some(number):
+    def chunk(number):
         rows = parts.split(padded[number % steps])
-        seen = parts.augment(jax.random.fold_in(key, number), rows)[:, 0]
-        return net(state.params, state.stats, seen, train=False)[0]
+        view = parts.augment(jax.random.fold_in(key, number), rows)[:, 0]
+        return net(state.params, state.stats, view, train=False)[0]
 
-    z = jax.lax.map(some, jnp.arange(passes * steps))
+    z = jax.lax.map(chunk, jnp.arange(passes * steps))
     return z.reshape(passes, steps * size, -1)[:, :count]

@@ -1,14 +1,14 @@
-"""Co2L: supervised contrast for new classes, relations between rows kept.
+"""Co2L: supervised contrast for new classes; relations between rows are distilled.
 
 Cha, Lee, Shin, "Co2L: Contrastive Continual Learning", ICCV 2021.
 
 Departures:
-- The contrastive loss is a mean over all rows, old ones counted as 0, as in the
+- The contrastive loss is a mean over all rows, where old ones count 0, as in the
   released code; the paper sums over rows of new classes.
-- `loss_scale=None` is the code's temperature / 0.07, which it has from SupCon; the
+- `loss_scale=None` is the code's temperature / 0.07, which comes from SupCon; the
   paper has 1.
-- The teacher normalises by the batch, as in the code, but its running statistics,
-  which nothing reads, do not move (`frozen_bn="running"`: in evaluation mode).
+- The teacher normalises by the batch, as in the code, but its running statistics do
+  not move, which nothing reads (`frozen_bn="running"`: evaluation mode).
 - Incomplete last batches are dropped.
 """
 
@@ -24,18 +24,26 @@ _BASE_TEMPERATURE = 0.07  # of the released code of SupCon
 
 
 def make(
-    parts: core.Parts, *, temperature=0.5, loss_scale: float | None = None, weight=1.0,
-    distill_temperature=0.2, past_temperature=0.01, frozen_bn="batch",
-    memory_size=200, hidden_dim=512, output_dim=128,
-) -> core.Method:  # fmt: skip
+    parts: core.Parts,
+    *,
+    temperature: float = 0.5,
+    loss_scale: float | None = None,
+    weight: float = 1.0,
+    distill_temperature: float = 0.2,
+    past_temperature: float = 0.01,
+    frozen_bn: str = "batch",
+    memory_size: int = 200,
+    hidden_dim: int = 512,
+    output_dim: int = 128,
+) -> core.Method:
     """Asymmetric supervised contrast + weight * IRD, on a uniformly drawn memory.
 
     Rows of the present task's classes are anchors; stored ones are their negatives.
 
     Args:
       temperature: of the contrastive loss.
-      loss_scale: multiplies it; None: temperature / 0.07.
-      weight: of IRD, lambda; 0: without.
+      loss_scale: factor of the contrastive loss; None: temperature / 0.07.
+      weight: of IRD, lambda; 0: without IRD.
       distill_temperature, past_temperature: of IRD, kappa of student and teacher.
       frozen_bn: "batch" or "running" statistics in the teacher.
       memory_size: rows kept.
@@ -46,40 +54,44 @@ def make(
     """
     core.check_choice("config.method.frozen_bn", frozen_bn, ("batch", "running"))
     scale = temperature / _BASE_TEMPERATURE if loss_scale is None else loss_scale
-    for name, value, least in (
-        ("temperature", temperature, 1e-6), ("weight", weight, 0),
-        ("loss_scale", scale, 0), ("distill_temperature", distill_temperature, 1e-6),
-        ("past_temperature", past_temperature, 1e-6),
-    ):  # fmt: skip
-        if not least <= value < math.inf:
-            raise ValueError(f"config.method.{name}={value}: must be at least {least}")
+    _check(
+        temperature=temperature,
+        weight=weight,
+        loss_scale=scale,
+        distill_temperature=distill_temperature,
+        past_temperature=past_temperature,
+    )
     net = rehearsal.network(
         parts, hidden_dim=hidden_dim, output_dim=output_dim, prototypes=False
     )
 
+    def contrast(state, z, label):
+        return scale * contrastive.sup_con(
+            z, label, temperature=temperature, anchor_mask=state.extra.current[label]
+        )
+
+    def relations(state, z, teacher_z):
+        value = prototype.ird(
+            z,
+            teacher_z,
+            temperature=distill_temperature,
+            teacher_temperature=past_temperature,
+        )
+        return jnp.where(state.task > 0, weight * value, 0)
+
     def step(state, batch):
-        views = parts.augment(core.step_key(state), batch["image"])
-        if views.shape[1] != 2:
-            raise ValueError(f"config.augment.views={views.shape[1]}: co2l takes 2")
-        images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
+        images = _two_views(parts, state, batch)
         label = jnp.repeat(batch["label"], 2)
-        told = None
+        teacher_z = None
         if weight:
             train = frozen_bn == "batch"
-            told = rehearsal.teach(net, state, images, train=train)
+            teacher_z = rehearsal.teach(net, state, images, train=train)
 
         def loss(params):
             z, stats = net(params, state.stats, images, train=True)
-            value = scale * contrastive.sup_con(
-                z, label, temperature=temperature,
-                anchor_mask=state.extra.current[label],
-            )  # fmt: skip
+            value = contrast(state, z, label)
             if weight:
-                later = weight * prototype.ird(
-                    z, told, temperature=distill_temperature,
-                    teacher_temperature=past_temperature,
-                )  # fmt: skip
-                value += jnp.where(state.task > 0, later, 0)
+                value += relations(state, z, teacher_z)
             return value, stats
 
         state, stats, metrics = core.descend(parts, state, loss)
@@ -88,3 +100,18 @@ def make(
     return rehearsal.method(
         parts, net, step, memory_size=memory_size, mixed=rehearsal.together
     )
+
+
+def _check(**options) -> None:
+    for name, value in options.items():
+        least = 0 if name in ("weight", "loss_scale") else 1e-6
+        if not least <= value < math.inf:
+            raise ValueError(f"config.method.{name}={value}: must be at least {least}")
+
+
+def _two_views(parts, state, batch):
+    """Augmented images f32[2B,H,W,C]; rows 2i and 2i + 1 are views of one example."""
+    views = parts.augment(core.step_key(state), batch["image"])
+    if views.shape[1] != 2:
+        raise ValueError(f"config.augment.views={views.shape[1]}: co2l takes 2")
+    return views.reshape((-1,) + views.shape[2:])

@@ -1,4 +1,4 @@
-"""DER and DER++: stored logits are matched, dark experience replay.
+"""DER and DER++, dark experience replay: replayed rows keep their stored logits.
 
 Buzzega et al., "Dark Experience for General Continual Learning: a Strong, Simple
 Baseline", NeurIPS 2020; in the online setting, and with ER-ACE's loss, as in Caccia
@@ -7,10 +7,10 @@ et al., "Reducing Representation Drift in Online Continual Learning", 2021 (Fig.
 Departures:
 - The mean over rows and classes of the squared differences, as in the released code;
   the paper's norm sums over classes.
-- No code of DER++ with ACE was released. `ace` is read as: the cross-entropy of the
-  incoming rows goes over the classes of their batch, the rest stays.
+- No code of DER++ with ACE was released. We read `ace` so: the cross-entropy of the
+  incoming rows is over the classes of their batch; the rest stays as it is.
 - `draws="disjoint"` is the code of Caccia et al., one draw cut in two; while the
-  memory holds fewer rows than that both parts get half of them.
+  memory holds fewer rows, each part gets half of them.
 """
 
 import math
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.losses import replay as losses
+from jaxcl.memory import buffer
 from jaxcl.methods import online
 from jaxcl.methods.online import probe
 
@@ -27,25 +28,25 @@ from jaxcl.methods.online import probe
 def make(
     parts: core.Parts,
     *,
-    head="linear",
-    alpha=0.1,
-    beta=0.0,
-    ace=False,
-    draws="independent",
+    head: str = "linear",
+    alpha: float = 0.1,
+    beta: float = 0.0,
+    ace: bool = False,
+    draws: str = "independent",
 ) -> core.Method:
-    """Cross-entropy of incoming rows, and replayed rows answer as when stored.
+    """Cross-entropy of incoming rows; replayed rows answer as they did when stored.
 
-    What is stored are the logits of the incoming pass, before the step, with the image
-    as it came; they are never refreshed.
+    The memory stores images without augmentation, and their logits in the incoming
+    pass, before the step; these are never refreshed.
 
     Args:
       head: "linear" or "cosine".
       alpha: weight of the squared differences to stored logits.
-      beta: weight of the cross-entropy of further replayed rows: DER++ where it is
-        above 0, with 0.5 in the paper for the most part.
+      beta: weight of the cross-entropy of further replayed rows; above 0 the method is
+        DER++, mostly with 0.5 in the paper.
       ace: incoming rows compete over the classes of their batch alone, as in ER-ACE;
-        predictions then are among the classes seen so far.
-      draws: DER++ draws twice, "independent"; or "disjoint", never a row in both.
+        predictions are then among the classes seen so far.
+      draws: DER++ draws twice, "independent", or "disjoint" with no row in both.
     """
     core.check_choice("config.method.draws", draws, ("independent", "disjoint"))
     for name, value in (("alpha", alpha), ("beta", beta)):
@@ -55,7 +56,7 @@ def make(
 
     def update(state, incoming, key):
         memory, count = state.extra.memory, 1 if beta == 0 else 2
-        replayed, *more = several(parts, memory, key, count, disjoint=disjoint)
+        replayed, *further = several(parts, memory, key, count, disjoint=disjoint)
         present = jnp.zeros(parts.num_classes, bool).at[incoming.label].set(True)
 
         def loss(params):
@@ -66,32 +67,42 @@ def make(
             value += alpha * losses.der(
                 old.logits, replayed.items["logits"], example_mask=replayed.mask
             )
-            for rows in more:
+            for rows in further:
                 again, stats = net.replay(params, stats, rows)
                 value += beta * losses.cross_entropy(
                     again.logits, rows.label, example_mask=rows.mask
                 )
             return value, (stats, new.logits)
 
-        found = probe.gradient(parts, state, loss)
-        (value, (stats, logits)), grads, more_metrics = found
+        (value, (stats, logits)), grads, measured = probe.gradient(parts, state, loss)
         state, metrics = online.move(parts, state, value, stats, grads)
-        return state, metrics | more_metrics, {"logits": logits}
+        return state, metrics | measured, {"logits": logits}
 
     return online.method(
         parts, net, update, items=lambda logits: {"logits": logits}, limit=ace
     )
 
 
-def several(parts: core.Parts, memory, key, count: int, *, disjoint: bool) -> list:
-    """That many draws of config.replay.size rows each, `online.Rows`.
+def several(
+    parts: core.Parts,
+    memory: buffer.Buffer,
+    key: jax.Array,
+    count: int,
+    *,
+    disjoint: bool,
+) -> list[online.Rows]:
+    """`count` draws of config.replay.size rows each.
 
     Args:
-      disjoint: no row is in two of them; each has its share of the rows that exist.
+      parts: what the config builds.
+      memory: what is drawn from.
+      key: threefry key.
+      count: number of draws.
+      disjoint: no row is in two draws; each gets its share of the rows that exist.
     """
     if not disjoint or count == 1:
         keys = jax.random.split(key, count)
-        return [online.draw(parts, memory, each) for each in keys]
+        return [online.draw(parts, memory, k_draw) for k_draw in keys]
     if memory.capacity < count:
         raise ValueError(
             f"config.replay.capacity={memory.capacity}: must be at least {count} with "

@@ -5,9 +5,11 @@ baseline of Caccia et al., "Reducing Representation Drift in Online Continual
 Learning", 2021.
 
 Departures:
-- The first draw is of an empty memory; nothing is replayed then, nor, under
-  `replay_from="past_tasks"`, during the first task.
+- The first draw meets an empty memory and replays nothing. Under
+  `replay_from="past_tasks"` nothing is replayed during the whole first task.
 """
+
+import jax
 
 from jaxcl import core
 from jaxcl.methods import online
@@ -15,14 +17,16 @@ from jaxcl.methods import online
 SOURCES = ("past_tasks", "all", "other_classes")
 
 
-def make(parts: core.Parts, *, head="linear", replay_from="past_tasks") -> core.Method:
+def make(
+    parts: core.Parts, *, head: str = "linear", replay_from: str = "past_tasks"
+) -> core.Method:
     """The sum of two means: over incoming rows and over replayed ones.
 
     Args:
       head: "linear" or "cosine".
-      replay_from: "past_tasks" leaves out examples of the present task (ER in the
-        paper, which must be told of tasks), "all" does not (its ER task-free), and
-        "other_classes" leaves out classes of the incoming batch (task-free in the
+      replay_from: "past_tasks" leaves out examples of the present task (the paper's
+        ER, which must know the tasks), "all" keeps them (its task-free ER), and
+        "other_classes" leaves out classes of the incoming batch (task-free ER in the
         released code).
     """
     core.check_choice("config.method.replay_from", replay_from, SOURCES)
@@ -42,7 +46,9 @@ def make(parts: core.Parts, *, head="linear", replay_from="past_tasks") -> core.
     return online.method(parts, net, update, limit=False)
 
 
-def replayable(replay_from: str, state, incoming: online.Rows):
+def replayable(
+    replay_from: str, state: core.TrainState, incoming: online.Rows
+) -> jax.Array:
     """Slots that may be replayed, bool[capacity]."""
     memory = state.extra.memory
     if replay_from == "past_tasks":

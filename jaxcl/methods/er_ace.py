@@ -16,8 +16,10 @@ from jaxcl.losses import replay as losses
 from jaxcl.methods import online
 
 
-def make(parts: core.Parts, *, head="cosine", form="paper") -> core.Method:
-    """Incoming rows compete over the classes of their batch, replayed over all seen.
+def make(
+    parts: core.Parts, *, head: str = "cosine", form: str = "paper"
+) -> core.Method:
+    """Incoming rows compete over classes of their batch, replayed ones over all seen.
 
     Args:
       head: "cosine" or "linear".
@@ -32,9 +34,14 @@ def make(parts: core.Parts, *, head="cosine", form="paper") -> core.Method:
         def loss(params):
             (new, old), stats = net.both(params, state.stats, incoming, replayed)
             value = losses.er_ace(
-                new.logits, incoming.label, old.logits, replayed.label,
-                state.extra.seen, replay_mask=replayed.mask, form=form,
-            )  # fmt: skip
+                new.logits,
+                incoming.label,
+                old.logits,
+                replayed.label,
+                state.extra.seen,
+                replay_mask=replayed.mask,
+                form=form,
+            )
             return value, stats
 
         return *online.descend(parts, state, loss), {}

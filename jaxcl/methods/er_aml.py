@@ -1,18 +1,19 @@
 """ER-AML: experience replay with a metric loss on the incoming rows.
 
 Caccia et al., "Reducing Representation Drift in Online Continual Learning", 2021
-(section 3.3): the incoming rows are pulled to rows of their class and pushed from
-rows of other classes of their batch, while replayed rows have a cross-entropy over
+(section 3.3): incoming rows are pulled towards rows of their class and pushed away
+from rows of the other classes of their batch; replayed rows have a cross-entropy over
 all classes seen.
 
 Departures:
 - Means over rows where the paper's equations have sums, as in the released code.
 - `form="code"` is the released code's first version: Euclidean distances, the first
   task with plain cross-entropy alone, replayed rows over all classes. Its test that a
-  negative of another batch exists, whether used or not, is not reproduced.
+  negative of another batch exists, used or not, is not reproduced.
 - `loss="sup_con"` is the released code's later version; without its weight gamma.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -26,13 +27,13 @@ from jaxcl.methods import online
 def make(
     parts: core.Parts,
     *,
-    head="cosine",
-    form="paper",
-    loss="triplet",
-    negatives="incoming",
-    gamma=2.0,
-    margin=0.2,
-    temperature=0.2,
+    head: str = "cosine",
+    form: str = "paper",
+    loss: str = "triplet",
+    negatives: str = "incoming",
+    gamma: float = 2.0,
+    margin: float = 0.2,
+    temperature: float = 0.2,
 ) -> core.Method:
     """A metric loss on incoming rows, cross-entropy on replayed ones.
 
@@ -40,8 +41,8 @@ def make(
       head: "cosine" or "linear".
       form: "paper" or "code", see above.
       loss: "triplet" or "sup_con".
-      negatives: "incoming" takes negatives of classes of the incoming batch, which is
-        what keeps old representations still; "all" of any other class.
+      negatives: "incoming" takes negatives of the classes of the incoming batch, which
+        leaves old representations where they are; "all" of any other class.
       gamma: weight of the triplet loss.
       margin: of the triplet loss.
       temperature: of "sup_con".
@@ -50,19 +51,13 @@ def make(
     core.check_choice("config.method.loss", loss, ("triplet", "sup_con"))
     core.check_choice("config.method.negatives", negatives, ("incoming", "all"))
     net = online.network(parts, head)
-    distance = "cosine" if form == "paper" else "euclidean"
-
-    def metric(anchors, chosen, labels, picked):
-        pair = chosen.features.reshape(len(labels), 2, -1)
-        rows = anchors.features, pair[:, 0], pair[:, 1]
-        if loss == "triplet":
-            return gamma * losses.triplet(
-                *rows, margin=margin, distance=distance, valid=picked.valid
-            )
-        return losses.aml_sup_con(
-            *rows, labels, picked.negative_label,
-            temperature=temperature, valid=picked.valid,
-        )  # fmt: skip
+    if loss == "triplet":
+        distance = "cosine" if form == "paper" else "euclidean"
+        metric = functools.partial(
+            _triplet, gamma=gamma, margin=margin, distance=distance
+        )
+    else:
+        metric = functools.partial(_sup_con, temperature=temperature)
 
     def update(state, incoming, key):
         k_draw, k_pick, k_augment = jax.random.split(key, 3)
@@ -71,32 +66,69 @@ def make(
         picked = pick(
             k_pick, incoming.label, memory.items["label"], memory.filled, negatives
         )
-        raw = jnp.concatenate([memory.items["image"], incoming.raw])[picked.rows]
-        images = online.images_of(
-            parts, k_augment, raw.reshape(-1, *raw.shape[2:]),
-            parts.replay.augment != "none",
-        )  # fmt: skip
-        tasks = jnp.append(
-            memory.items["task"], jnp.full(len(incoming.label), state.task)
-        )
-        tasks = jnp.where(picked.valid[:, None], tasks[picked.rows], -1).reshape(-1)
+        images = _images_of(parts, k_augment, picked, memory, incoming)
+        tasks = _tasks_of(picked, memory, state.task)
 
         def value_of(params):
             (new, old), stats = net.both(params, state.stats, incoming, replayed)
-            chosen, after = net(params, stats, images, train=True, tasks=tasks)
-            value = metric(new, chosen, incoming.label, picked)
+            pairs, stats_after = net(params, stats, images, train=True, tasks=tasks)
+            value = metric(new.features, pairs.features, incoming.label, picked)
             value += losses.cross_entropy(
-                old.logits, replayed.label, example_mask=replayed.mask,
+                old.logits,
+                replayed.label,
+                example_mask=replayed.mask,
                 class_mask=seen if form == "paper" else None,
-            )  # fmt: skip
+            )
             if form == "code":
                 plain = losses.cross_entropy(new.logits, incoming.label)
                 value = jnp.where(state.task == 0, plain, value)
-            return value, after
+            return value, stats_after
 
         return *online.descend(parts, state, value_of), {}
 
     return online.method(parts, net, update, limit=form == "paper")
+
+
+def _triplet(anchors, pairs, labels, picked, *, gamma, margin, distance):
+    positives, negatives = _split(pairs)
+    return gamma * losses.triplet(
+        anchors,
+        positives,
+        negatives,
+        margin=margin,
+        distance=distance,
+        valid=picked.valid,
+    )
+
+
+def _sup_con(anchors, pairs, labels, picked, *, temperature):
+    return losses.aml_sup_con(
+        anchors,
+        *_split(pairs),
+        labels,
+        picked.negative_label,
+        temperature=temperature,
+        valid=picked.valid,
+    )
+
+
+def _split(pairs):
+    """f32[2B,D], rows 2i and 2i + 1 for anchor i -> positives, negatives f32[B,D]."""
+    pairs = pairs.reshape(-1, 2, pairs.shape[1])
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _images_of(parts, key, picked, memory, incoming):
+    """Images of the picked rows, f32[2B,H,W,C]."""
+    raw = jnp.concatenate([memory.items["image"], incoming.raw])[picked.rows]
+    raw = raw.reshape(-1, *raw.shape[2:])
+    return online.images_of(parts, key, raw, parts.replay.augment != "none")
+
+
+def _tasks_of(picked, memory, task):
+    """Tasks of the picked rows, i32[2B]; -1 where the anchor lacks one of them."""
+    tasks = jnp.append(memory.items["task"], jnp.full(len(picked.rows), task))
+    return jnp.where(picked.valid[:, None], tasks[picked.rows], -1).reshape(-1)
 
 
 class Picked(NamedTuple):
@@ -107,30 +139,38 @@ class Picked(NamedTuple):
     negative_label: jax.Array  # i32[B]
 
 
-def pick(key, labels, memory_labels, filled, negatives="incoming") -> Picked:
-    """Uniform draws out of the memory and the batch, for each anchor by itself.
+def pick(
+    key: jax.Array,
+    labels: jax.Array,
+    memory_labels: jax.Array,
+    filled: jax.Array,
+    negatives: str = "incoming",
+) -> Picked:
+    """A uniform draw from memory and batch for each anchor, independent of the others.
 
     The positive has the anchor's label and is not the anchor. The negative has
-    another label: with "incoming" one that occurs in the batch, with "all" any. An
-    anchor that lacks one stands in for it.
+    another label: with "incoming" one that occurs in the batch, with "all" any. Where
+    there is none, the anchor takes its place.
 
     Args:
+      key: threefry key.
       labels: i32[B] of the batch, the anchors.
       memory_labels: i32[capacity].
       filled: bool[capacity].
+      negatives: "incoming" or "all".
     """
     count, capacity = len(labels), len(memory_labels)
     pool = jnp.concatenate([memory_labels, labels])
-    there = jnp.concatenate([filled, jnp.ones(count, bool)])
+    exists = jnp.concatenate([filled, jnp.ones(count, bool)])
     own = capacity + jnp.arange(count)
     same = labels[:, None] == pool
-    positive = same & there & (jnp.arange(capacity + count) != own[:, None])
-    negative = ~same & there
+    positive = same & exists & (jnp.arange(capacity + count) != own[:, None])
+    negative = ~same & exists
     if negatives == "incoming":
         negative &= jnp.any(pool[:, None] == labels, axis=1)
     allowed = jnp.stack([positive, negative], axis=1)
     noise = jax.random.gumbel(key, allowed.shape, mode="high")
     drawn = jnp.argmax(jnp.where(allowed, noise, -jnp.inf), axis=2)
-    some = jnp.any(allowed, axis=2)
-    rows = jnp.where(some, drawn, own[:, None])
-    return Picked(rows, jnp.all(some, axis=1), pool[rows[:, 1]])
+    possible = jnp.any(allowed, axis=2)
+    rows = jnp.where(possible, drawn, own[:, None])
+    return Picked(rows, jnp.all(possible, axis=1), pool[rows[:, 1]])

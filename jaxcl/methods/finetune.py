@@ -1,20 +1,22 @@
 """Fine-tuning: cross-entropy of the incoming rows, and nothing against forgetting.
 
-In the joint scenario it is the "iid" of Caccia et al. (2021); with `double` their
-"iid++", which sees as many rows again, drawn from the whole train split apart, as
-replaying methods do; with several epochs "iid offline".
+In the joint scenario it is the "iid" of Caccia et al. (2021), with several epochs their
+"iid offline". With `double` it is their "iid++", which sees a second batch at each
+step, as methods that replay do, but drawn from the whole train split.
 """
 
 from jaxcl import core
 from jaxcl.methods import online
 
 
-def make(parts: core.Parts, *, head="linear", double=False) -> core.Method:
+def make(
+    parts: core.Parts, *, head: str = "linear", double: bool = False
+) -> core.Method:
     """Cross-entropy over all classes, one head.
 
     Args:
       head: "linear" or "cosine".
-      double: add the mean over a second batch, of the whole train split.
+      double: add the mean over a second batch, drawn from the whole train split.
     """
     net = online.network(parts, head)
 
@@ -28,4 +30,4 @@ def make(parts: core.Parts, *, head="linear", double=False) -> core.Method:
 
     return online.method(
         parts, net, update, limit=False, remembers=False, labelled=double
-    )  # fmt: skip
+    )

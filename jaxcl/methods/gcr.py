@@ -1,29 +1,36 @@
 """GCR: the memory is a weighted coreset, chosen again after every task.
 
 Tiwari et al., "GCR: Gradient Coreset Based Replay Buffer Selection for Continual
-Learning", CVPR 2022, without its optional contrastive term.
+Learning", CVPR 2022, without its optional contrastive term. The choice is algorithm 2;
+`memory/coreset.py` chooses the rows of a class.
 
 Departures (the released code cannot run; this is from the formulas):
 - Rows of the two memories are mixed in proportion to the rows met, rounded at random;
   the released code rounds down.
 - Weights of earlier selections are multiplied by the new ones; the code forgets them.
-- Where a group's share holds all its rows, they stay as they are.
+- A class whose share of the memory holds all its rows keeps them and their weights.
 - Candidates are not filtered by whether they are classified correctly, as the code does
   where a task has several epochs.
 - Gradients of the selection are in evaluation mode, of images without augmentation.
 """
 
+import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import flatten_util
 
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer, coreset, policies
-from jaxcl.methods import gcr_selection, online
+from jaxcl.methods import online
 from jaxcl.methods.online import probe
+
+_SELECT = 0x6C2  # keeps the selection's randomness apart from that of the next step
 
 
 class Extra(NamedTuple):
@@ -36,15 +43,20 @@ class Extra(NamedTuple):
 
 
 def make(
-    parts: core.Parts, *, head="linear", alpha=0.1, beta=0.5, ridge=0.5,
+    parts: core.Parts,
+    *,
+    head: str = "linear",
+    alpha: float = 0.1,
+    beta: float = 0.5,
+    ridge: float = 0.5,
     candidates: int | None = None,
-) -> core.Method:  # fmt: skip
+) -> core.Method:
     """DER++ on weighted rows: CE(incoming) + alpha * MSE(logits) + beta * CE(replayed).
 
     Means over replayed rows are weighted; the last two terms have a draw each. When a
     task ends, each task so far gets an equal part of the memory, and each of its
     classes a share of that, chosen by `coreset.pursuit` so that the gradients of the
-    last layer of beta * CE + alpha * MSE add up to those of all rows there were.
+    last layer of beta * CE + alpha * MSE add up to those of all candidates.
 
     Args:
       head: "linear" or "cosine".
@@ -57,67 +69,185 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    for name, value, least in (
-        ("alpha", alpha, 0), ("beta", beta, 0), ("ridge", ridge, 1e-6),
-        ("candidates", 1 if candidates is None else candidates, 1),
-    ):  # fmt: skip
-        if not least <= value < math.inf:
-            raise ValueError(f"config.method.{name}={value}: must be at least {least}")
-    if parts.replay:  # the method decides itself
+    rows = 1 if candidates is None else candidates
+    _check(alpha=alpha, beta=beta, ridge=ridge, candidates=rows)
+    if parts.replay:  # the method has a rule of its own
         policy = parts.replay.policy
         core.check_choice("config.replay.policy with gcr", policy, ("reservoir",))
     net = online.network(parts, head)
 
-    def update(state, incoming, key):
-        first, second = (mix(parts, state, k) for k in jax.random.split(key))
-
-        def loss(params):
-            (new, old), stats = net.both(params, state.stats, incoming, first)
-            again, stats = net.replay(params, stats, second)
-            value = losses.cross_entropy(new.logits, incoming.label)
-            # A mask of weights makes a weighted mean.
-            value += alpha * losses.der(
-                old.logits, first.items["logits"],
-                example_mask=first.items["weight"] * first.mask,
-            )  # fmt: skip
-            value += beta * losses.cross_entropy(
-                again.logits, second.label,
-                example_mask=second.items["weight"] * second.mask,
-            )  # fmt: skip
-            return value, (stats, new.logits)
-
-        found, grads, more = probe.gradient(parts, state, loss)
-        value, (stats, logits) = found
-        state, metrics = online.move(parts, state, value, stats, grads)
-        return state, metrics | more, {"logits": logits}
-
-    def write(state, key, batch, more):
-        label, held = batch["label"], state.extra.candidates
-        items = {
-            "image": batch["image"], "label": label, "logits": more["logits"],
-            "task": jnp.broadcast_to(state.task, label.shape),
-            "weight": jnp.ones(label.shape),
-        }  # fmt: skip
-        slots = policies.reservoir(held, key, jnp.ones(label.shape, bool))
-        held = buffer.write(held, slots, items, after=jax.tree.leaves(state.params)[0])
-        return state.replace(extra=state.extra._replace(candidates=held))
-
     def extra(base, params):
         example = jax.tree.map(lambda x: x[0], base.memory.items)
-        held = buffer.create(example, candidates or parts.replay.capacity)
-        return Extra(base.memory, base.seen, {}, held)
+        reservoir = buffer.create(example, candidates or parts.replay.capacity)
+        return Extra(base.memory, base.seen, {}, reservoir)
 
-    end_task = gcr_selection.at_the_end(parts, net, alpha=alpha, beta=beta, ridge=ridge)
+    terms = {"alpha": alpha, "beta": beta}
     return online.method(
-        parts, net, update, write=write, extra=extra, end_task=end_task, limit=False,
+        parts,
+        net,
+        functools.partial(_update, parts, net, **terms),
+        write=_write_candidates,
+        extra=extra,
+        end_task=_selection(parts, net, **terms, ridge=ridge),
+        limit=False,
         items=lambda logits: {"logits": logits, "weight": jnp.zeros(())},
-    )  # fmt: skip
+    )
 
 
-def mix(parts, state, key) -> online.Rows:
+def _check(**options) -> None:
+    least = {"alpha": 0, "beta": 0, "ridge": 1e-6, "candidates": 1}
+    for name, value in options.items():
+        if not least[name] <= value < math.inf:
+            raise ValueError(
+                f"config.method.{name}={value}: must be at least {least[name]}"
+            )
+
+
+def _update(parts, net, state, incoming, key, *, alpha, beta):
+    first, second = (mix(parts, state, k) for k in jax.random.split(key))
+
+    def loss(params):
+        (new, old), stats = net.both(params, state.stats, incoming, first)
+        again, stats = net.replay(params, stats, second)
+        value = losses.cross_entropy(new.logits, incoming.label)
+        # A mask of weights makes a weighted mean.
+        value += alpha * losses.der(
+            old.logits,
+            first.items["logits"],
+            example_mask=first.items["weight"] * first.mask,
+        )
+        value += beta * losses.cross_entropy(
+            again.logits,
+            second.label,
+            example_mask=second.items["weight"] * second.mask,
+        )
+        return value, (stats, new.logits)
+
+    (value, (stats, logits)), grads, measured = probe.gradient(parts, state, loss)
+    state, metrics = online.move(parts, state, value, stats, grads)
+    return state, metrics | measured, {"logits": logits}
+
+
+def mix(parts: core.Parts, state: core.TrainState, key: jax.Array) -> online.Rows:
     """Rows of both memories; candidates of the slots that their task will have."""
     k_draw, k_augment = jax.random.split(key)
-    memory, held = state.extra.memory, state.extra.candidates
+    memory, candidates = state.extra.memory, state.extra.candidates
     span = -(-memory.capacity // (state.task + 1))
-    drawn = coreset.mixture(k_draw, memory, held, parts.replay.size, span=span)
+    drawn = coreset.mixture(k_draw, memory, candidates, parts.replay.size, span=span)
     return online.taken(parts, k_augment, *drawn)
+
+
+def _write_candidates(state, key, batch, stored):
+    """The state after the reservoir of the present task met a batch."""
+    label, candidates = batch["label"], state.extra.candidates
+    items = {
+        "image": batch["image"],
+        "label": label,
+        "logits": stored["logits"],
+        "task": jnp.broadcast_to(state.task, label.shape),
+        "weight": jnp.ones(label.shape),
+    }
+    slots = policies.reservoir(candidates, key, jnp.ones(label.shape, bool))
+    after = jax.tree.leaves(state.params)[0]
+    candidates = buffer.write(candidates, slots, items, after=after)
+    return state.replace(extra=state.extra._replace(candidates=candidates))
+
+
+def _selection(parts, net, *, alpha, beta, ridge) -> Callable:
+    """What happens when a task ends: (state, task) -> state with a new memory.
+
+    The rows of both memories pass the network once, in evaluation mode; the head's is
+    the only gradient. The host learns labels, tasks and weights alone.
+    """
+    pool_of = jax.jit(functools.partial(_pool_of, parts, net))
+    atoms_of = jax.jit(functools.partial(_atoms_of, net, alpha=alpha, beta=beta))
+    rebuilt = jax.jit(_rebuilt)
+
+    def end_task(state, task):
+        items, filled, features = pool_of(state)
+        facts = {name: items[name] for name in ("weight", "task", "label")}
+        facts = sharding.fetch(facts | {"filled": filled})
+        capacity = parts.replay.capacity
+        weight = coreset.reselect(
+            jax.random.fold_in(core.step_key(state), _SELECT),
+            lambda rows: atoms_of(state.params["head"], items, features, rows),
+            **facts,
+            capacity=capacity,
+            ridge=ridge,
+        )
+        rows = np.flatnonzero(weight)
+        filled = np.arange(capacity) < len(rows)
+        rows = np.pad(rows, (0, capacity - len(rows)))
+        return rebuilt(state, items, rows, weight[rows] * filled, filled)
+
+    return end_task
+
+
+def _pool_of(parts, net, state):
+    """Items of both memories, which of them exist, their features f32[N,D]."""
+    buffers = state.extra.memory, state.extra.candidates
+    items = jax.tree.map(lambda *x: jnp.concatenate(x), *(b.items for b in buffers))
+    filled = jnp.concatenate([b.filled for b in buffers])
+
+    def features(image):
+        images = parts.plain(image[None])
+        return net(state.params, state.stats, images, train=False)[0].features[0]
+
+    return items, filled, jax.lax.map(features, items["image"], batch_size=256)
+
+
+def _atoms_of(net, head, items, features, rows, *, alpha, beta):
+    return gradients(
+        net,
+        head,
+        features[rows],
+        items["logits"][rows],
+        items["label"][rows],
+        items["weight"][rows],
+        alpha=alpha,
+        beta=beta,
+    )
+
+
+def _rebuilt(state, items, rows, weight, filled):
+    """The state whose memory holds `rows` of the pool; it has no candidates."""
+    memory, candidates = state.extra.memory, state.extra.candidates
+    items = jax.tree.map(lambda x: x[rows], items) | {"weight": weight}
+    memory = buffer.Buffer(items, filled, memory.seen + candidates.seen)
+    empty = jax.tree.map(jnp.zeros_like, candidates)
+    return state.replace(extra=state.extra._replace(memory=memory, candidates=empty))
+
+
+def gradients(
+    net: online.Network,
+    head: core.PyTree,
+    features: jax.Array,
+    logits: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    *,
+    alpha: float,
+    beta: float,
+) -> jax.Array:
+    """Gradient of w (beta * CE + alpha * MSE) of each row in the head, f32[N, P].
+
+    Args:
+      net: says what `head` makes of features.
+      head: its parameters.
+      features: f32[N,D].
+      logits: f32[N,C], stored.
+      labels: i32[N].
+      weights: f32[N], w.
+      alpha, beta: see `make`.
+    """
+
+    def loss(head, feature, stored, label):
+        now = net.logits({"head": head}, feature[None])
+        value = beta * losses.cross_entropy(now, label[None])
+        return value + alpha * losses.der(now, stored[None])
+
+    def weighted(feature, stored, label, weight):
+        slope = jax.grad(loss)(head, feature, stored, label)
+        return weight * flatten_util.ravel_pytree(slope)[0]
+
+    return jax.vmap(weighted)(features, logits, labels, weights)

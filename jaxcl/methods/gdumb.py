@@ -1,7 +1,7 @@
 """GDumb: store rows, balanced over classes; to predict, train on them from scratch.
 
 Prabhu, Torr and Dokania, "GDumb: A Simple Approach that Questions Our Progress in
-Continual Learning", ECCV 2020.
+Continual Learning", ECCV 2020. The fit follows the released code.
 
 Departures:
 - The network that is judged is that of the last pass; the released code reports the
@@ -9,64 +9,80 @@ Departures:
 - Every evaluation fits a network; the released code does so once, after the stream.
 - Stored rows fill up the last batch of a pass; the loss does not count them.
 - Network, crop and flip are the config's: config.encoder, config.augment, and
-  config.replay.augment, which is to be "replay" for them.
+  config.replay.augment, which must be "replay" for them.
 """
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 
-from jaxcl import core, sharding
-from jaxcl.methods import gdumb_fit, online
+from jaxcl import core, optim, sharding
+from jaxcl.losses import replay as losses
+from jaxcl.memory import buffer
+from jaxcl.methods import online
 
 _FIT = 0x6D0B  # keeps the randomness of a fit apart from that of the next step
 
 
 def make(
-    parts: core.Parts, *, head="linear", balanced=True, passes=256, batch_size=16,
-    lr=0.05, end_lr=0.0005, momentum=0.9, weight_decay=1e-6, clip=10.0, cutmix=0.5,
-    cutmix_alpha=1.0,
-) -> core.Method:  # fmt: skip
-    """Steps only store; an evaluation trains a new network on the memory alone.
+    parts: core.Parts,
+    *,
+    head: str = "linear",
+    balanced: bool = True,
+    passes: int = 256,
+    batch_size: int = 16,
+    lr: float = 0.05,
+    end_lr: float = 0.0005,
+    momentum: float = 0.9,
+    weight_decay: float = 1e-6,
+    clip: float = 10.0,
+    cutmix: float = 0.5,
+    cutmix_alpha: float = 1.0,
+) -> core.Method:
+    """Steps only store rows; an evaluation trains a new network on the memory alone.
 
-    The loss that a step reports is 0. Of config.optimizer and config.schedule nothing
-    is read. An evaluation costs passes * ceil(stored rows / batch_size) gradient
-    steps, whose network is judged and dropped.
+    The loss that a step reports is 0. The method does not read config.optimizer and
+    config.schedule. An evaluation costs passes * ceil(stored rows / batch_size)
+    gradient steps; the network is judged and then dropped.
 
     Args:
       head: "linear" or "cosine".
       balanced: insist on config.replay.policy="greedy_balanced", which is the method's;
         False lets the memory have any policy.
-      passes: over the memory.
-      batch_size: of the fit, as all below.
+      passes: over the memory, in a fit.
+      batch_size: rows in a gradient step of the fit. All options below are of the fit.
       lr: where the cosine begins, in passes 1, 2, 4, 8 ...; pass 0 has a tenth of it.
-      end_lr: what it runs to before each restart.
+      end_lr: where the cosine ends before each restart.
       momentum, weight_decay: of SGD.
-      clip: norm of the gradient above which it is scaled down.
-      cutmix: probability that the images of a batch are mixed, see `gdumb_fit.mixed`.
+      clip: norm above which a gradient is scaled down.
+      cutmix: probability that the images of a batch are mixed, see `mixed`.
       cutmix_alpha: of the Beta distribution of the share that an image keeps.
 
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    recipe = gdumb_fit.Recipe(
-        passes, batch_size, lr, end_lr, momentum, weight_decay, clip, cutmix,
-        cutmix_alpha,
-    )  # fmt: skip
+    recipe = Recipe(
+        passes=passes,
+        batch_size=batch_size,
+        lr=lr,
+        end_lr=end_lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        clip=clip,
+        cutmix=cutmix,
+        cutmix_alpha=cutmix_alpha,
+    )
     recipe.check()
     if parts.replay:
-        core.check_choice("config.replay.sharded", parts.replay.sharded, (False,))
-        core.check_choice(  # the fit has its own
-            "config.replay.statistics", parts.replay.statistics, ("running",)
-        )
-        if balanced:
-            policy, wanted = parts.replay.policy, ("greedy_balanced",)
-            core.check_choice("config.replay.policy with gdumb", policy, wanted)
+        _check_replay(parts.replay, balanced)
     net = online.network(parts, head)
-    fit = gdumb_fit.fit(parts, net, recipe)
-
-    def update(state, incoming, key):
-        zero = jnp.zeros(())
-        return state.replace(step=state.step + 1), {"loss": zero, "lr": zero}, {}
+    fit_memory = fit(parts, net, recipe)
 
     def eval_state(state):
         memory = state.extra.memory
@@ -74,7 +90,184 @@ def make(
         if not count:
             return state
         key = jax.random.fold_in(core.step_key(state), _FIT)
-        params, stats = fit(key, memory, count)
+        params, stats = fit_memory(key, memory, count)
         return state.replace(params=params, stats=stats)
 
-    return online.method(parts, net, update, eval_state=eval_state)
+    return online.method(parts, net, _only_count, eval_state=eval_state)
+
+
+def _check_replay(replay: core.Replay, balanced: bool) -> None:
+    core.check_choice("config.replay.sharded", replay.sharded, (False,))
+    # The fit takes the statistics of its own batches.
+    core.check_choice("config.replay.statistics", replay.statistics, ("running",))
+    if balanced:
+        policy, allowed = replay.policy, ("greedy_balanced",)
+        core.check_choice("config.replay.policy with gdumb", policy, allowed)
+
+
+def _only_count(state, incoming, key):
+    """The update of an online method that trains nothing."""
+    zero = jnp.zeros(())
+    return state.replace(step=state.step + 1), {"loss": zero, "lr": zero}, {}
+
+
+class Recipe(NamedTuple):
+    """How a network is fitted; `make` says what each field is."""
+
+    passes: int
+    batch_size: int
+    lr: float
+    end_lr: float
+    momentum: float
+    weight_decay: float
+    clip: float
+    cutmix: float
+    cutmix_alpha: float
+
+    def check(self) -> None:
+        """Raises a ValueError that names the field that is out of range."""
+        for name, least, most in _RANGES:
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ValueError(
+                    f"config.method.{name}={value}: allowed is {least} to {most}"
+                )
+
+
+_RANGES = (
+    ("passes", 1, math.inf),
+    ("batch_size", 1, math.inf),
+    ("lr", 0, math.inf),
+    ("end_lr", 0, math.inf),
+    ("clip", 1e-6, math.inf),
+    ("cutmix", 0, 1),
+    ("cutmix_alpha", 1e-6, math.inf),
+)
+
+
+class _Setup(NamedTuple):
+    """What a fit does not change."""
+
+    parts: core.Parts
+    net: online.Network
+    recipe: Recipe
+    tx: optax.GradientTransformationExtraArgs
+
+
+def fit(parts: core.Parts, net: online.Network, recipe: Recipe) -> Callable:
+    """The fit: (key, memory, rows in it) -> (parameters, running statistics)."""
+    sgd = optim.sgd(momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+    tx = optax.chain(optax.clip_by_global_norm(recipe.clip), sgd)
+    setup = _Setup(parts, net, recipe, tx)
+    start = jax.jit(functools.partial(_start, setup))
+    descend = jax.jit(functools.partial(_descend_span, setup), donate_argnums=0)
+
+    def fit_memory(key, memory, count: int):
+        state = start(key, memory.items["image"])
+        batches = -(-count // recipe.batch_size)
+        stride = 1 if parts.unroll else batches
+        for number in range(recipe.passes):
+            lr = np.float32(rate(number, recipe.lr, recipe.end_lr))
+            for first in range(0, batches, stride):
+                span = np.int32([number, first, first + stride])
+                state = descend(state, memory, key, *span, lr)
+        return state[:2]
+
+    return fit_memory
+
+
+def _start(setup, key, images):
+    params, stats = setup.net.init(key, setup.parts.plain(images[:1]))
+    return params, stats, setup.tx.init(params)
+
+
+def _descend_span(setup, state, memory, key, number, first, end, lr):
+    """Steps on batches `first` to `end` of pass `number`."""
+    key = jax.random.fold_in(key, number)
+    if setup.parts.unroll:  # the span is one batch
+        return _descend(setup, state, memory, key, first, lr)
+    return jax.lax.fori_loop(
+        first, end, lambda i, state: _descend(setup, state, memory, key, i, lr), state
+    )
+
+
+def _descend(setup, state, memory, key, number, lr):
+    """One step on batch `number` of a pass; the key is that of the pass."""
+    parts, net, recipe, tx = setup
+    k_order, key = jax.random.split(key)
+    k_augment, k_mix = jax.random.split(jax.random.fold_in(key, number))
+    raw, label, mask = batch_of(k_order, memory, number, recipe.batch_size)
+    images = online.images_of(parts, k_augment, raw, parts.replay.augment != "none")
+    images, other_label, share = mixed(
+        k_mix, images, label, probability=recipe.cutmix, alpha=recipe.cutmix_alpha
+    )
+    params, stats, opt_state = state
+
+    def loss(params):
+        outputs, new_stats = net(params, stats, images, train=True)
+        terms = (share, label), (1 - share, other_label)
+        return sum(
+            weight * losses.cross_entropy(outputs.logits, y, example_mask=mask)
+            for weight, y in terms
+        ), new_stats
+
+    grads, stats = jax.grad(loss, has_aux=True)(params)
+    direction, opt_state = tx.update(grads, opt_state, params)
+    params = jax.tree.map(lambda p, d: p - lr * d, params, direction)
+    return params, stats, opt_state
+
+
+def rate(number: int, lr: float, end_lr: float) -> float:
+    """Learning rate of a pass: cosines over 1, 2, 4, 8 ... passes after the first."""
+    if number == 0:
+        return lr / 10
+    length = 1 << (number.bit_length() - 1)
+    done = (number - length) / length
+    return end_lr + (lr - end_lr) * (1 + math.cos(math.pi * done)) / 2
+
+
+def batch_of(key: jax.Array, memory: buffer.Buffer, number: jax.Array, size: int):
+    """Images, labels and mask of batch `number` of a pass, which the key shuffles."""
+    noise = jnp.where(memory.filled, jax.random.uniform(key, memory.filled.shape), 2)
+    place, count = number * size + jnp.arange(size), jnp.sum(memory.filled)
+    rows = jnp.argsort(noise)[place % jnp.maximum(count, 1)]
+    return memory.items["image"][rows], memory.items["label"][rows], place < count
+
+
+def mixed(
+    key: jax.Array,
+    images: jax.Array,
+    label: jax.Array,
+    *,
+    probability: float,
+    alpha: float,
+):
+    """CutMix (Yun et al., ICCV 2019): a box of each image is replaced by another's.
+
+    Args:
+      key: threefry key.
+      images: f32[B,H,W,C].
+      label: i32[B].
+      probability: that the batch is mixed at all.
+      alpha: the box has a share of 1 - Beta(alpha, alpha) of the area, less what
+        sticks out of the image, and rounded to whole pixels.
+
+    Returns:
+      Images; i32[B], labels of what fills the boxes; f32[], share outside the box.
+    """
+    k_any, k_share, k_rows, k_y, k_x = jax.random.split(key, 5)
+    side = jnp.sqrt(1 - jax.random.beta(k_share, alpha, alpha, dtype=jnp.float32))
+    rows = jax.random.permutation(k_rows, len(label))
+    inside, area = True, 1.0
+    for axis, k_centre in ((1, k_y), (2, k_x)):
+        extent = images.shape[axis]
+        centre = jax.random.randint(k_centre, (), 0, extent)
+        half = jnp.floor(extent * side).astype(jnp.int32) // 2
+        low = jnp.clip(centre - half, 0, extent)
+        high = jnp.clip(centre + half, 0, extent)
+        shape = [-1 if i == axis else 1 for i in range(4)]
+        pixel = jnp.arange(extent).reshape(shape)
+        inside, area = inside & (low <= pixel) & (pixel < high), area * (high - low)
+    due = jax.random.uniform(k_any) < probability
+    share = jnp.where(due, 1 - area / math.prod(images.shape[1:3]), 1)
+    return jnp.where(inside & due, images[rows], images), label[rows], share

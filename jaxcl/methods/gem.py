@@ -1,15 +1,15 @@
 """GEM: a step that raises the loss of no past task, to first order.
 
 Lopez-Paz and Ranzato, "Gradient Episodic Memory for Continual Learning", NeurIPS
-2017. The gradient of each past task's memory is taken at every step, and that of the
-incoming rows is moved to the nearest vector with no negative product with any.
+2017. Each step takes the gradient of every past task's memory. It moves the gradient
+of the incoming rows to the nearest vector whose product with none of them is negative.
 
 Departures:
-- One head over all classes, in training and prediction; on CIFAR-100 the paper's
-  tasks each have their own.
-- Of each past task `memory_rows` rows are drawn; the released code takes all it has,
-  the same with policy="task_ring" and memory_rows = capacity / number of tasks.
-- The released margin bounds the dual variables; the paper speaks of adding it to them.
+- One head over all classes, in training and prediction; on CIFAR-100 each of the
+  paper's tasks has its own.
+- `memory_rows` rows are drawn of each past task. The released code takes all that are
+  stored, as policy="task_ring" with memory_rows = capacity / number of tasks does.
+- The released code's margin bounds the dual variables; the paper adds it to them.
 - All passes are in training mode; running statistics follow the incoming pass, then
   those of past tasks in their order. The memory is written after the step.
 """
@@ -29,8 +29,8 @@ from jaxcl.methods import online
 def make(
     parts: core.Parts,
     *,
-    head="linear",
-    form="paper",
+    head: str = "linear",
+    form: str = "paper",
     margin: float | None = None,
     memory_rows: int | None = None,
 ) -> core.Method:
@@ -40,9 +40,9 @@ def make(
       head: "linear" or "cosine".
       form: "paper" solves the paper's dual; "code" adds a ridge of 1e-3 to it, and
         its margin is 0.5.
-      margin: lower bound of the dual variables, "memory strength": with more than 0
-        each past task's gradient is added whenever any is violated. None: `form`'s.
-      memory_rows: drawn of each past task at each step; None: config.replay.size.
+      margin: lower bound of the dual variables, "memory strength". Above 0, every past
+        task's gradient is added whenever one constraint is violated. None: `form`'s.
+      memory_rows: rows drawn of each past task at each step; None: config.replay.size.
     """
     core.check_choice("config.method.form", form, online.FORMS)
     default, ridge = (0.0, 0.0) if form == "paper" else (0.5, 1e-3)
@@ -64,8 +64,8 @@ def make(
         (value, stats), grads = slope(state.params, state.stats, incoming)
         if parts.num_tasks > 1:
             gradient, restore = jax.flatten_util.ravel_pytree(grads)
-            stats, found = _past(parts, slope, state, stats, key, memory_rows)
-            gradient = project(gradient, found, margin=margin, ridge=ridge)
+            stats, past = _past(parts, slope, state, stats, key, memory_rows)
+            gradient = project(gradient, past, margin=margin, ridge=ridge)
             grads = restore(gradient)
         return *online.move(parts, state, value, stats, grads), {}
 
@@ -73,32 +73,32 @@ def make(
 
 
 def _past(parts, slope, state, stats, key, size):
-    """Statistics after the passes; gradients f32[T-1,P], 0 where there are no rows."""
+    """Statistics after the passes; gradients f32[T-1,P], 0 of a task without rows."""
     memory = state.extra.memory
     zero = jnp.zeros_like(jax.flatten_util.ravel_pytree(state.params)[0])
 
-    def one(stats, task_key):
+    def gradient_of(stats, task_key):
         task, key = task_key
         allowed = (memory.items["task"] == task) & online.past_tasks(state)
         weights = online.log_weights(allowed)
         rows = online.draw(parts, memory, key, size=size, log_weights=weights)
 
-        def found(stats):
+        def descend(stats):
             (_, stats), grads = slope(state.params, stats, rows)
             return stats, jax.flatten_util.ravel_pytree(grads)[0]
 
         if parts.unroll:
-            return found(stats)
+            return descend(stats)
         # A task without rows costs nothing.
-        return jax.lax.cond(jnp.any(rows.mask), found, lambda s: (s, zero), stats)
+        return jax.lax.cond(jnp.any(rows.mask), descend, lambda s: (s, zero), stats)
 
     past = parts.num_tasks - 1
-    loop = _written_out if parts.unroll else jax.lax.scan
-    return loop(one, stats, (jnp.arange(past), jax.random.split(key, past)))
+    loop = _unrolled_scan if parts.unroll else jax.lax.scan
+    return loop(gradient_of, stats, (jnp.arange(past), jax.random.split(key, past)))
 
 
-def _written_out(body, carry, rows):
-    """The scan of `body`, without a loop in the program."""
+def _unrolled_scan(body, carry, rows):
+    """`jax.lax.scan` without a loop in the compiled program."""
     outputs = []
     for row in zip(*rows, strict=True):
         carry, output = body(carry, row)
@@ -106,25 +106,32 @@ def _written_out(body, carry, rows):
     return carry, jnp.stack(outputs)
 
 
-def project(gradient, memory_gradients, *, margin=0.5, ridge=1e-3, mask=None):
-    """The gradient, moved so as not to point against any memory gradient.
+def project(
+    gradient: jax.Array,
+    memory_gradients: jax.Array,
+    *,
+    margin: float = 0.5,
+    ridge: float = 1e-3,
+    mask: jax.Array | None = None,
+) -> jax.Array:
+    """The gradient, moved so that it does not point against any memory gradient.
 
-    g + G^T v with v the minimum over v >= margin of
+    x = g + G^T v, where v is the minimum over v >= margin of
       1/2 v^T (G G^T + ridge I) v + (G g)^T v,
-    the paper's dual; g itself where no inner product <g, g_k> is negative. With margin
-    0 and ridge 0 it is the nearest vector to g with <x, g_k> >= 0 for all k. The
-    defaults are the released code's.
+    the paper's dual; x = g if no inner product <g, g_k> is negative. With margin 0 and
+    ridge 0, x is the nearest vector to g with <x, g_k> >= 0 for all k. The defaults are
+    the released code's.
 
     In f32 <x, g_k> >= -1e-4 |g| |g_k|, and x is within 1e-5 |g| of the exact vector for
-    gradients in general position. Nearly dependent ones that oppose one another may
-    leave so little room that the nearest within that tolerance is far from it.
+    gradients in general position. If nearly dependent gradients oppose one another, the
+    vector nearest within that tolerance may be far from the exact one.
 
     Args:
       gradient: f32[P].
       memory_gradients: f32[K,P], one row per past task.
       margin: lower bound of v, at least 0.
       ridge: on the diagonal, at least 0.
-      mask: bool[K], rows that exist; what others hold reaches nothing. None: all.
+      mask: bool[K], rows that exist; the others have no effect. None: all exist.
 
     Returns:
       f32[P].

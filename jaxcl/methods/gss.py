@@ -9,10 +9,12 @@ Departures:
   batch (config.replay.updates repeats this step).
 - `form="paper"` is algorithm 2, row by row, against gradients of single rows; all rows
   of a batch are scored against the memory before it. `form="code"` scores against
-  gradients of whole draws and asks the score of the batch first.
-- What rows score that meet an empty memory is the code's, in both.
-- `gradients="head"` takes the head's parameters alone.
+  gradients of whole draws and compares the score of the batch first.
+- Rows that come while the memory is empty have the code's score in both forms.
+- `gradients="head"` takes gradients in the head's parameters alone.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +27,14 @@ from jaxcl.methods import online
 
 
 def make(
-    parts: core.Parts, *, head="linear", form="paper", gradients="all", vectors=10,
+    parts: core.Parts,
+    *,
+    head: str = "linear",
+    form: str = "paper",
+    gradients: str = "all",
+    vectors: int = 10,
     rows: int | None = None,
-) -> core.Method:  # fmt: skip
+) -> core.Method:
     """Experience replay from a memory that is written by similarity of gradients.
 
     Gradients are of the cross-entropy over all classes, in evaluation mode, after the
@@ -38,11 +45,12 @@ def make(
     Args:
       head: "linear" or "cosine".
       form: "paper" or "code", see `diversity.in_turn` and `diversity.at_once`.
-      gradients: with respect to "all" parameters, or to those of the "head": then
-        there are two forward passes and none backward.
-      vectors: gradients of the memory to compare with, of disjoint rows; fewer while
-        the memory holds fewer.
-      rows: of each of them; None: 1 under "paper", config.replay.size under "code".
+      gradients: with respect to "all" parameters or to those of the "head"; the latter
+        costs two forward passes and none backward.
+      vectors: gradients of disjoint stored rows to compare with; fewer while the memory
+        holds fewer rows.
+      rows: stored rows of a gradient; None: 1 under "paper", config.replay.size under
+        "code".
 
     Raises:
       ValueError: naming the field, the value and what is allowed.
@@ -52,7 +60,7 @@ def make(
     for name, value in (("vectors", vectors), ("rows", rows)):
         if value is not None and value < 1:
             raise ValueError(f"config.method.{name}={value}: must be at least 1")
-    if parts.replay:  # the method decides itself
+    if parts.replay:  # the method has a rule of its own
         policy = parts.replay.policy
         core.check_choice("config.replay.policy with gss", policy, ("reservoir",))
     net = online.network(parts, head)
@@ -65,46 +73,60 @@ def make(
 
         return *online.descend(parts, state, loss), {}
 
-    def write(state, key, batch, more):
+    def write(state, key, batch, _):
         k_draw, k_choose = jax.random.split(key)
         memory = state.extra.memory
         size = rows or (1 if form == "paper" else parts.replay.size)
         size = min(size, memory.capacity)
         count = min(vectors, memory.capacity // size)
-        drawn = online.draw(parts, memory, k_draw, size=count * size, augment=False)
+        gradients_of = functools.partial(group_gradients, parts, net, state, gradients)
+        past = _references(parts, gradients_of, memory, k_draw, count, size)
         images, label = parts.plain(batch["image"]), batch["label"]
         ones = jnp.ones(label.shape, bool)
 
-        def vectors_of(*groups):
-            return group_gradients(parts, net, state, gradients, *groups)
-
-        def cut(x):
-            return x.reshape(count, size, *x.shape[1:])
-
-        mask = cut(drawn.mask)
-        past = vectors_of(cut(drawn.images), cut(drawn.label), mask), complete(mask)
-        own = vectors_of(images[:, None], label[:, None], ones[:, None])
-        own = diversity.score(own, *past)
+        own = gradients_of(images[:, None], label[:, None], ones[:, None])
+        scores = diversity.score(own, *past)
         stored = memory.items["score"], memory.filled
         if form == "paper":
-            slots = diversity.in_turn(k_choose, *stored, own)
+            slots = diversity.in_turn(k_choose, *stored, scores)
         else:
-            whole = vectors_of(images[None], label[None], ones[None])
-            whole = diversity.score(whole, *past)[0]
-            slots = diversity.at_once(k_choose, *stored, own, whole)
-        task = jnp.broadcast_to(state.task, label.shape)
-        items = {"image": batch["image"], "label": label, "task": task, "score": own}
-        memory = buffer.write(memory, slots, items, after=(own, state.params))
-        return state.replace(extra=state.extra._replace(memory=memory))
+            whole = gradients_of(images[None], label[None], ones[None])
+            batch_score = diversity.score(whole, *past)[0]
+            slots = diversity.at_once(k_choose, *stored, scores, batch_score)
+        return _written(state, slots, batch, scores)
 
     return online.method(
-        parts, net, update, write=write, limit=False,
+        parts,
+        net,
+        update,
+        write=write,
+        limit=False,
         items=lambda logits: {"score": jnp.zeros((), jnp.float32)},
-    )  # fmt: skip
+    )
 
 
-def complete(mask):
-    """Groups with all their rows; the first, while there is none, with any. bool[N].
+def _references(parts, gradients_of, memory, key, count, size):
+    """Gradients of `count` disjoint draws of `size` stored rows, and which count."""
+    drawn = online.draw(parts, memory, key, size=count * size, augment=False)
+
+    def cut(x):
+        return x.reshape(count, size, *x.shape[1:])
+
+    mask = cut(drawn.mask)
+    return gradients_of(cut(drawn.images), cut(drawn.label), mask), complete(mask)
+
+
+def _written(state, slots, batch, scores):
+    label = batch["label"]
+    task = jnp.broadcast_to(state.task, label.shape)
+    items = {"image": batch["image"], "label": label, "task": task, "score": scores}
+    after = scores, state.params
+    memory = buffer.write(state.extra.memory, slots, items, after=after)
+    return state.replace(extra=state.extra._replace(memory=memory))
+
+
+def complete(mask: jax.Array) -> jax.Array:
+    """Groups that have all their rows, and the first if it has any, bool[N].
 
     Args:
       mask: bool[N,R], rows that exist, before those that do not.
@@ -113,12 +135,25 @@ def complete(mask):
     return mask.all(axis=1) | (mask.any(axis=1) & first)
 
 
-def group_gradients(parts, net, state, gradients, images, labels, mask):
+def group_gradients(
+    parts: core.Parts,
+    net: online.Network,
+    state: core.TrainState,
+    gradients: str,
+    images: jax.Array,
+    labels: jax.Array,
+    mask: jax.Array,
+) -> jax.Array:
     """Gradients of the mean cross-entropy of each group of rows, f32[N, P].
 
     Args:
-      gradients: "all" or "head".
-      images: f32[N,R,H,W,C]; labels: i32[N,R]; mask: bool[N,R], rows that count.
+      parts: what the config builds.
+      net: the network, in evaluation mode.
+      state: its parameters and statistics.
+      gradients: "all" or "head", see `make`.
+      images: f32[N,R,H,W,C].
+      labels: i32[N,R].
+      mask: bool[N,R], rows that count.
     """
 
     def gradient(params, stats, inputs, labels, mask):
@@ -141,5 +176,5 @@ def group_gradients(parts, net, state, gradients, images, labels, mask):
         gradient = jax.jit(gradient)  # traced once, however many groups
         groups = zip(images, labels, mask, strict=True)
         return jnp.stack([gradient(params, stats, *group) for group in groups])
-    each = jax.vmap(gradient, in_axes=(None, None, 0, 0, 0))
-    return each(params, stats, images, labels, mask)
+    by_group = jax.vmap(gradient, in_axes=(None, None, 0, 0, 0))
+    return by_group(params, stats, images, labels, mask)

@@ -1,29 +1,30 @@
-"""iCaRL: binary cross-entropy with distillation, and the nearest class mean.
+"""iCaRL: binary cross-entropy with distillation; nearest class means predict.
 
 Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017,
 one step at a time, as the baseline of Caccia et al., "Reducing Representation Drift
 in Online Continual Learning", 2021.
 
 Departures:
-- The memory is filled while the task goes by, by the policy of config.replay, and its
-  items are the exemplars. The paper chooses them by herding when a task is over; of a
-  stream that is read once only what the memory holds is left to choose from then.
-- A step takes the incoming rows and as many of past tasks as config.replay.size says,
-  the sum of two means over rows and of sums over classes; the paper trains on the
-  union of the task and all exemplars.
-- `form="code"` is what the later released code of Caccia et al. means to do: labels
-  alone on incoming rows, the teacher alone on replayed ones, both over all classes of
-  the stream, and features as they are for the means.
+- The policy of config.replay fills the memory during the task, and the items of the
+  memory are the exemplars. The paper chooses exemplars by herding when a task is over;
+  in a stream that is read once, only the memory is left to choose from by then.
+- A step takes the incoming rows and config.replay.size rows of past tasks. Its loss is
+  the sum of two means over rows of sums over classes; the paper trains on the union of
+  the task and all exemplars.
+- `form="code"` is what the later released code of Caccia et al. intends: labels alone
+  on incoming rows, the teacher alone on replayed ones, both over all classes of the
+  stream, and means of features that are not normalised.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.losses import replay as losses
+from jaxcl.memory import buffer
 from jaxcl.methods import online
 from jaxcl.methods.online import means as means_lib
 from jaxcl.methods.online import teacher as teacher_lib
@@ -32,25 +33,30 @@ from jaxcl.methods.online import teacher as teacher_lib
 class Extra(NamedTuple):
     """What iCaRL keeps."""
 
-    memory: Any
-    seen: jax.Array
-    kept: core.PyTree
+    memory: buffer.Buffer
+    seen: jax.Array  # bool[C], classes met so far
+    kept: core.PyTree  # what the memory's policy counts
     teacher: teacher_lib.Teacher
     old: jax.Array  # bool[C], classes met before the present task
-    means: means_lib.Means | None = None  # of a state that is evaluated
+    means: means_lib.Means | None = None  # while a state is evaluated
 
 
 def make(
-    parts: core.Parts, *, head="linear", form="paper", distill_weight=1.0, mirror=False
+    parts: core.Parts,
+    *,
+    head: str = "linear",
+    form: str = "paper",
+    distill_weight: float = 1.0,
+    mirror: bool = False,
 ) -> core.Method:
-    """Old classes answer as the last task's network does, new ones by labels.
+    """Old classes learn from the last task's network, new ones from labels.
 
     Args:
-      head: "linear" or "cosine", of the training; predictions do not use it.
-      form: "paper": on every row targets are the teacher's answers for old classes
-        and the labels for new ones, over the classes seen so far; means are those of
-        unit features, made unit again. "code": see above.
-      distill_weight: of the terms whose targets are the teacher's.
+      head: "linear" or "cosine", for training; predictions do not use it.
+      form: "paper": the targets of every row are the teacher's answers for old classes
+        and the labels for new ones, over the classes seen so far; means are taken of
+        unit features and scaled to unit length. "code": see above.
+      distill_weight: of the terms with the teacher's targets.
       mirror: take the means over the items and their mirror images, as the released
         code of Rebuffi et al. does.
     """
@@ -67,8 +73,8 @@ def make(
         allowed = online.log_weights(online.past_tasks(state))
         replayed = online.draw(parts, extra.memory, key, log_weights=allowed)
         rows = incoming, replayed
-        asked = rows if paper else rows[1:]
-        told = teacher_lib.logits(net, extra.teacher, *asked)
+        taught = rows if paper else (replayed,)
+        told = teacher_lib.logits(net, extra.teacher, *taught)
 
         def loss(params):
             outputs, stats = net.both(params, state.stats, *rows)
@@ -99,25 +105,32 @@ def _begin_task(state, task):
 
 def _bce(outputs, rows, told, old, classes):
     return losses.icarl(
-        outputs.logits, rows.label, told, old,
-        class_mask=classes, example_mask=rows.mask, reduction="sum",
-    )  # fmt: skip
+        outputs.logits,
+        rows.label,
+        told,
+        old,
+        class_mask=classes,
+        example_mask=rows.mask,
+        reduction="sum",
+    )
 
 
 def _of_paper(outputs, rows, told, extra):
-    """Terms of labels and of the teacher: new classes and old ones, of every row."""
+    """Terms of labels (new classes) and of the teacher (old classes), of all rows."""
     new = extra.seen & ~extra.old
     terms = [
-        (_bce(*each, extra.old, new), _bce(*each, extra.old, extra.old))
-        for each in zip(outputs, rows, told, strict=True)
+        (_bce(*side, extra.old, new), _bce(*side, extra.old, extra.old))
+        for side in zip(outputs, rows, told, strict=True)
     ]
     return tuple(map(sum, zip(*terms, strict=True)))
 
 
 def _of_code(outputs, rows, told, extra):
-    """Terms of labels and of the teacher: incoming rows and replayed ones."""
-    (new, old), (incoming, replayed), every = outputs, rows, jnp.ones_like(extra.old)
+    """Terms of labels (incoming rows) and of the teacher (replayed rows)."""
+    (new, old), (incoming, replayed) = outputs, rows
+    all_classes = jnp.ones_like(extra.old)
     return (
-        _bce(new, incoming, new.logits, ~every, every),  # no class is old: no teacher
-        _bce(old, replayed, *told, every, every),
+        # No class is old, so the teacher's logits, here any, are not read.
+        _bce(new, incoming, new.logits, ~all_classes, all_classes),
+        _bce(old, replayed, *told, all_classes, all_classes),
     )

@@ -1,4 +1,4 @@
-"""MIR: replay of what a step on the incoming rows would harm most.
+"""MIR: replay of the rows that a step on the incoming rows would harm most.
 
 Aljundi et al., "Online Continual Learning with Maximally Interfered Retrieval",
 NeurIPS 2019 (its ER-MIR), as a baseline of Caccia et al., "Reducing Representation
@@ -6,10 +6,10 @@ Drift in Online Continual Learning", 2021.
 
 Departures:
 - Scoring normalises by the batch statistics of the candidates and moves the running
-  ones, as released code does and no paper says; what that changes on Split CIFAR-10 is
-  in docs/results.md. `moves_statistics=False` leaves it out.
-- The MNIST experiments' comparison with the lowest loss that a row ever had is not
-  here, nor is MIR for generative replay.
+  ones, as released code does and no paper says; docs/results.md has the effect on Split
+  CIFAR-10. `moves_statistics=False` leaves the running ones alone.
+- The MNIST experiments' comparison with the lowest loss that a row ever had is left
+  out, and so is MIR for generative replay.
 """
 
 import functools
@@ -25,17 +25,17 @@ from jaxcl.methods import er, online
 def make(
     parts: core.Parts,
     *,
-    head="linear",
-    candidates=50,
-    replay_from="past_tasks",
-    virtual="network",
-    moves_statistics=True,
+    head: str = "linear",
+    candidates: int = 50,
+    replay_from: str = "past_tasks",
+    virtual: str = "network",
+    moves_statistics: bool = True,
 ) -> core.Method:
     """ER that replays the candidates whose loss the incoming rows would raise most.
 
-    With g the gradient of the incoming rows' mean cross-entropy and
-    theta' = theta - lr g, the rows with the largest CE(theta') - CE(theta) are
-    replayed; theta then moves by g and their gradient, both taken at theta.
+    Let g be the gradient of the incoming rows' mean cross-entropy and
+    theta' = theta - lr g. The rows with the largest CE(theta') - CE(theta) are
+    replayed; theta then moves by g plus their gradient, both taken at theta.
 
     Args:
       head: "linear" or "cosine".
@@ -50,6 +50,42 @@ def make(
     """
     core.check_choice("config.method.replay_from", replay_from, er.SOURCES)
     core.check_choice("config.method.virtual", virtual, ("network", "head"))
+    _check_candidates(parts, candidates)
+    net = online.network(parts, head)
+    slope = jax.value_and_grad(
+        functools.partial(online.cross_entropy, net), has_aux=True
+    )
+
+    def update(state, incoming, key):
+        k_draw, k_augment = jax.random.split(key)
+        allowed = er.replayable(replay_from, state, incoming)
+        pool = online.draw(
+            parts,
+            state.extra.memory,
+            k_draw,
+            size=candidates,
+            log_weights=online.log_weights(allowed),
+            augment=False,
+        )
+        params = state.params
+        (value, stats), grads = slope(params, state.stats, incoming)
+
+        lr = core.rate(parts, state)
+        ahead = jax.tree.map(lambda p, g: p - lr * g, params, grads)
+        if virtual == "head":
+            ahead = params | {"head": ahead["head"]}
+        scores, scored = interference(net, params, ahead, stats, pool)
+        stats = scored if moves_statistics else stats
+        replayed = most(parts, k_augment, scores, pool)
+
+        (old_value, stats), old_grads = slope(params, stats, replayed)
+        grads = jax.tree.map(jnp.add, grads, old_grads)
+        return *online.move(parts, state, value + old_value, stats, grads), {}
+
+    return online.method(parts, net, update, limit=False)
+
+
+def _check_candidates(parts, candidates):
     least = parts.replay.size if parts.replay else 1
     if candidates < least:
         raise ValueError(
@@ -62,42 +98,20 @@ def make(
             f"config.method.candidates={candidates}: must be a multiple of {shards}, "
             "the devices that share the memory (config.replay.sharded)"
         )
-    net = online.network(parts, head)
-
-    loss = functools.partial(online.cross_entropy, net)
-    slope = jax.value_and_grad(loss, has_aux=True)
-
-    def update(state, incoming, key):
-        k_draw, k_augment = jax.random.split(key)
-        allowed = er.replayable(replay_from, state, incoming)
-        pool = online.draw(
-            parts, state.extra.memory, k_draw, size=candidates,
-            log_weights=online.log_weights(allowed), augment=False,
-        )  # fmt: skip
-        params = state.params
-        (value, stats), grads = slope(params, state.stats, incoming)
-
-        lr = core.rate(parts, state)
-        ahead = jax.tree.map(lambda p, g: p - lr * g, params, grads)
-        if virtual == "head":
-            ahead = params | {"head": ahead["head"]}
-        scores, scored = interference(net, params, ahead, stats, pool)
-        stats = scored if moves_statistics else stats
-        replayed = most(parts, k_augment, scores, pool)
-
-        (more, stats), old_grads = slope(params, stats, replayed)
-        grads = jax.tree.map(jnp.add, grads, old_grads)
-        return *online.move(parts, state, value + more, stats, grads), {}
-
-    return online.method(parts, net, update, limit=False)
 
 
-def interference(net: online.Network, params, ahead, stats, rows: online.Rows):
-    """What a step to `ahead` does to the loss of each row.
+def interference(
+    net: online.Network,
+    params: core.PyTree,
+    ahead: core.PyTree,
+    stats: core.PyTree,
+    rows: online.Rows,
+):
+    """How much a step from `params` to `ahead` raises the loss of each row.
 
     Returns:
-      CE(ahead) - CE(params), f32[R], in nats, each by the statistics of the rows; the
-      running statistics after the pass at `params`.
+      CE(ahead) - CE(params), f32[R], in nats, both with the batch statistics of the
+      rows; the running statistics after the pass at `params`.
     """
 
     def loss(params):
@@ -110,10 +124,12 @@ def interference(net: online.Network, params, ahead, stats, rows: online.Rows):
     return later - before, scored
 
 
-def most(parts: core.Parts, key, scores, pool: online.Rows) -> online.Rows:
+def most(
+    parts: core.Parts, key: jax.Array, scores: jax.Array, pool: online.Rows
+) -> online.Rows:
     """The config.replay.size rows of the pool with the largest scores."""
     size = min(parts.replay.size, len(scores))
-    # A row that does not exist repeats one that does, and must not stand in for it.
+    # A row that does not exist repeats one that does, and must not be taken for it.
     _, best = jax.lax.top_k(jnp.where(pool.mask, scores, -jnp.inf), size)
     items, mask, slots = jax.tree.map(
         lambda x: x[best], (pool.items, pool.mask, pool.slots)

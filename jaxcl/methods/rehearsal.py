@@ -1,10 +1,10 @@
 """What CCLIS and Co2L share: rows of earlier tasks among the batches of later ones.
 
-The memory names rows of the train split; they are mixed into the batches of the next
-task by `source`, so that a step sees one batch like any other. When a task ends the
-rows to keep are chosen anew, of the memory and of the task, class by class: where a
-class comes again (domains, slices of the data) its rows of both compete alike, so that
-few of the earlier tasks stay.
+The memory names rows of the train split. `source` mixes them into the batches of the
+next task, so that a step sees one batch like any other. When a task ends, the rows to
+keep are chosen anew, class by class, from the memory and from the task. Where a class
+comes again (domains, slices of the data) its stored and its new rows compete alike, so
+that few rows of the earlier tasks stay.
 """
 
 import functools
@@ -28,8 +28,8 @@ class Memory(NamedTuple):
 
     row: jax.Array  # i32[K], -1 where there is none
     label: jax.Array  # i32[K]
-    weight: jax.Array  # f32[K], chance of the row in a draw of one from its class's
-    # pool; 0 where the draw is uniform and weights nothing
+    weight: jax.Array  # f32[K], probability of the row when one row is drawn from the
+    # pool of its class; 0 where the draw is uniform and there are no weights
 
 
 class Extra(NamedTuple):
@@ -37,10 +37,10 @@ class Extra(NamedTuple):
 
     memory: Memory  # what the present task replays; after its end, what the next will
     replayed: Memory  # what the task that was trained last replayed
-    taught: jax.Array  # bool[C], classes of earlier tasks, which the teacher has met
+    taught: jax.Array  # bool[C], classes of earlier tasks, which the teacher knows
     current: jax.Array  # bool[C], classes of the present task
-    count: jax.Array  # i32[C], rows that the present task has of each
-    teacher: core.PyTree  # f32, all parameters, as the last task left them
+    count: jax.Array  # i32[C], rows of each class in the present task
+    teacher: core.PyTree  # f32, all parameters at the end of the last task
     teacher_stats: core.PyTree  # f32
 
     @property
@@ -50,12 +50,12 @@ class Extra(NamedTuple):
 
     @property
     def old(self) -> jax.Array:
-        """Classes of earlier tasks that the present one has not, bool[C]."""
+        """Classes of earlier tasks that are not in the present one, bool[C]."""
         return self.taught & ~self.current
 
 
 class Network(NamedTuple):
-    """Encoder and projector, and perhaps a prototype for each class."""
+    """An encoder, a projector and, if wanted, a prototype for each class."""
 
     encoder: Any
     projector: Any
@@ -63,7 +63,7 @@ class Network(NamedTuple):
     prototypes: bool
 
     def init(self, key, images):
-        """Parameters and running statistics; prototypes as PyTorch's linear layer."""
+        """Parameters and statistics; prototypes start as PyTorch's linear layer."""
         k_nets, k_prototypes = jax.random.split(key)
         params, stats = chain.init(self._nets(), k_nets, images)
         if self.prototypes:
@@ -88,8 +88,10 @@ class Network(NamedTuple):
         return chain.apply(nets, state.params, state.stats, images, train=False)[0]
 
 
-def network(parts, *, hidden_dim: int, output_dim: int, prototypes: bool) -> Network:
-    """The network of a method, its widths checked."""
+def network(
+    parts: core.Parts, *, hidden_dim: int, output_dim: int, prototypes: bool
+) -> Network:
+    """The network of a method; raises a ValueError if a width is below 1."""
     for name, value in (("hidden_dim", hidden_dim), ("output_dim", output_dim)):
         if value < 1:
             raise ValueError(f"config.method.{name}={value}: must be at least 1")
@@ -97,21 +99,25 @@ def network(parts, *, hidden_dim: int, output_dim: int, prototypes: bool) -> Net
     return Network(parts.encoder, projector, parts.num_classes, prototypes)
 
 
-def together(train: stream.Source, stored) -> stream.Source:
-    """Stored rows and those of the task, shuffled as one."""
+def together(train: stream.Source, stored: np.ndarray) -> stream.Source:
+    """Stored rows and rows of the task, shuffled together."""
     return train._replace(rows=np.concatenate([stored, train.rows]))
 
 
-def stratified(train: stream.Source, stored, *, share: float | None) -> stream.Source:
+def stratified(
+    train: stream.Source, stored: np.ndarray, *, share: float | None
+) -> stream.Source:
     """The same number of stored rows in every batch.
 
-    An epoch is one pass over the task; stored rows come pass after pass, each shuffled
-    anew, as many as the batches need.
+    An epoch is one pass over the task. Stored rows are passed over as often as the
+    batches need, and shuffled before each pass.
 
     Args:
-      share: of a batch that is stored rows; None: theirs of all rows. At least one row
-        of a batch is not a stored one and, of two or more, at least one is. Where a
-        batch takes more than there are, some come twice in it.
+      train: the rows of the task.
+      stored: i32[M], rows of the memory.
+      share: share of stored rows in a batch; None: their share of all rows. A batch
+        has at least one new row, and a batch of two or more at least one stored row.
+        If a batch takes more stored rows than there are, some come twice in it.
     """
     order = functools.partial(_stratified, stored=len(stored), share=share)
     return together(train, stored)._replace(order=order)
@@ -119,17 +125,20 @@ def stratified(train: stream.Source, stored, *, share: float | None) -> stream.S
 
 def _stratified(rng, rows, batch_size, *, stored, share):
     share = stored / len(rows) if share is None else share
-    old = min(max(round(share * batch_size), 1), batch_size - 1)
-    new = batch_size - old
-    fresh = rng.permutation(rows[stored:])
-    steps = len(fresh) // new
-    passes = -(-steps * old // stored)
-    again = [rng.permutation(rows[:stored]) for _ in range(passes)]
-    parts = np.concatenate(again or [rows[:0]])[: steps * old], fresh[: steps * new]
+    num_old = min(max(round(share * batch_size), 1), batch_size - 1)
+    num_new = batch_size - num_old
+    new = rng.permutation(rows[stored:])
+    steps = len(new) // num_new
+    passes = -(-steps * num_old // stored)
+    old = [rng.permutation(rows[:stored]) for _ in range(passes)]
+    old = np.concatenate(old or [rows[:0]])
+    parts = old[: steps * num_old], new[: steps * num_new]
     return np.hstack([part.reshape(steps, -1) for part in parts])
 
 
-def teach(net: Network, state, images, *, train: bool):
+def teach(
+    net: Network, state: core.TrainState, images: jax.Array, *, train: bool
+) -> jax.Array:
     """The teacher's unit rows f32[N,D]; zeros in the first task, at no cost."""
 
     def rows():
@@ -140,10 +149,11 @@ def teach(net: Network, state, images, *, train: bool):
     return jax.lax.cond(state.task == 0, lambda: absent, rows)
 
 
-def weights(extra: Extra, batch):
-    """Chance of each row in a draw of one from its class's pool, f32[B].
+def weights(extra: Extra, batch: core.Batch) -> jax.Array:
+    """Probability of each row when one row is drawn from its class's pool, f32[B].
 
-    A stored row has the memory's; every row of the present task one over its class's.
+    For a stored row it is in the memory. The rows of the present task are drawn
+    uniformly: 1 / (rows of the class).
     """
     same = batch["index"][:, None] == extra.memory.row
     stored = jnp.sum(jnp.where(same, extra.memory.weight, 0), axis=1)
@@ -163,74 +173,90 @@ def method(
     """A method from its step.
 
     Args:
+      parts: what the config builds.
+      net: the network that `step` trains.
       step: (state, batch) -> (state, metrics).
       memory_size: rows to keep.
-      mixed: (stream.Source of the task, rows stored i32[M]) -> stream.Source, M >= 1.
-      score: (state, key, images u8[N,H,W,C], label, mask) -> f32[N], the weights to
-        choose by, that sum to 1 within each class; None: uniformly.
+      mixed: (stream.Source of the task, stored rows i32[M]) -> stream.Source, M >= 1.
+      score: (state, key, images u8[N,H,W,C], label, mask) -> f32[N], the weights of
+        the choice, which sum to 1 within each class; None: the choice is uniform.
 
     Raises:
       ValueError: `memory_size` is below 1.
     """
     if memory_size < 1:
         raise ValueError(f"config.method.memory_size={memory_size}: must be at least 1")
+    scored = score is not None
     choose = jax.jit(functools.partial(_chosen, memory_size, score))
-
-    def init(key, batch):
-        k_state, k_net, k_augment = jax.random.split(key, 3)
-        images = parts.augment(k_augment, batch["image"][:1])[:, 0]
-        params, stats = net.init(k_net, images)
-        blank = jnp.zeros((parts.num_classes,), bool)
-        extra = Extra(
-            _empty(memory_size), _empty(memory_size), blank, blank | False,
-            jnp.zeros((parts.num_classes,), jnp.int32), core.copy(params),
-            core.copy(stats),
-        )  # fmt: skip
-        return core.new_state(k_state, params, stats, parts.tx, extra)
-
-    def begin_task(state, task):
-        if score is not None:
-            _images(task.train.examples)  # or there is an end without a memory
-        label = task.train.examples.label[task.train.rows]
-        count = np.bincount(label, minlength=parts.num_classes).astype(np.int32)
-        extra = state.extra._replace(
-            replayed=core.copy(state.extra.memory),
-            current=jnp.asarray(count > 0), count=jnp.asarray(count),
-            taught=core.copy(state.extra.seen),
-        )  # fmt: skip
-        if task.index > 0:
-            extra = extra._replace(
-                teacher=core.copy(state.params), teacher_stats=core.copy(state.stats)
-            )
-        return state.replace(extra=extra)
-
-    def source(state, task):
-        stored = sharding.fetch(state.extra.memory.row)
-        stored = stored[stored >= 0]
-        return mixed(task.train, stored) if len(stored) else task.train
-
-    def end_task(state, task):
-        stored = sharding.fetch(state.extra.memory.row)
-        rows = np.concatenate([stored, task.train.rows]).astype(np.int32)
-        label = np.where(rows < 0, 0, task.train.examples.label[rows])
-        images = None
-        if score is not None:
-            images = _images(task.train.examples)[np.maximum(rows, 0)]
-        memory = choose(state, images, rows, label)
-        return state.replace(extra=state.extra._replace(memory=memory))
-
     return core.Method(
-        init=init, step=step, embed=net.embed, begin_task=begin_task,
-        end_task=end_task, source=source, supervised=True,
-        replayed=lambda state: state.extra.replayed.row, memory=_stored,
-    )  # fmt: skip
+        init=functools.partial(_init, parts, net, memory_size),
+        step=step,
+        embed=net.embed,
+        begin_task=functools.partial(_begin_task, parts.num_classes, scored),
+        end_task=functools.partial(_end_task, choose, scored),
+        source=functools.partial(_source, mixed),
+        supervised=True,
+        replayed=lambda state: state.extra.replayed.row,
+        memory=_stored,
+    )
+
+
+def _init(parts, net, memory_size, key, batch):
+    k_state, k_net, k_augment = jax.random.split(key, 3)
+    images = parts.augment(k_augment, batch["image"][:1])[:, 0]
+    params, stats = net.init(k_net, images)
+    extra = Extra(
+        memory=_empty(memory_size),
+        replayed=_empty(memory_size),
+        taught=jnp.zeros((parts.num_classes,), bool),
+        current=jnp.zeros((parts.num_classes,), bool),
+        count=jnp.zeros((parts.num_classes,), jnp.int32),
+        teacher=core.copy(params),
+        teacher_stats=core.copy(stats),
+    )
+    return core.new_state(k_state, params, stats, parts.tx, extra)
+
+
+def _begin_task(num_classes, scored, state, task):
+    if scored:
+        _images(task.train.examples)  # fail now, not when the task is over
+    label = task.train.examples.label[task.train.rows]
+    count = np.bincount(label, minlength=num_classes).astype(np.int32)
+    extra = state.extra._replace(
+        replayed=core.copy(state.extra.memory),
+        current=jnp.asarray(count > 0),
+        count=jnp.asarray(count),
+        taught=core.copy(state.extra.seen),
+    )
+    if task.index > 0:
+        extra = extra._replace(
+            teacher=core.copy(state.params), teacher_stats=core.copy(state.stats)
+        )
+    return state.replace(extra=extra)
+
+
+def _source(mixed, state, task):
+    stored = sharding.fetch(state.extra.memory.row)
+    stored = stored[stored >= 0]
+    return mixed(task.train, stored) if len(stored) else task.train
+
+
+def _end_task(choose, scored, state, task):
+    stored = sharding.fetch(state.extra.memory.row)
+    rows = np.concatenate([stored, task.train.rows]).astype(np.int32)
+    label = np.where(rows < 0, 0, task.train.examples.label[rows])
+    images = None
+    if scored:
+        images = _images(task.train.examples)[np.maximum(rows, 0)]
+    memory = choose(state, images, rows, label)
+    return state.replace(extra=state.extra._replace(memory=memory))
 
 
 def _stored(state) -> buffer.Buffer:
     """The memory as evaluators read it."""
-    held = state.extra.memory
-    items, there = {"index": held.row, "label": held.label}, held.row >= 0
-    return buffer.Buffer(items, there, jnp.sum(there, dtype=jnp.int32))
+    memory = state.extra.memory
+    items, filled = {"index": memory.row, "label": memory.label}, memory.row >= 0
+    return buffer.Buffer(items, filled, jnp.sum(filled, dtype=jnp.int32))
 
 
 def _images(examples):
@@ -243,14 +269,17 @@ def _images(examples):
 
 
 def _empty(size: int) -> Memory:
-    nothing = jnp.full((size,), -1, jnp.int32)
-    return Memory(nothing, nothing + 0, jnp.zeros((size,)))
+    absent = jnp.full((size,), -1, jnp.int32)
+    return Memory(absent, absent + 0, jnp.zeros((size,)))
 
 
 def _chosen(size, score, state, images, rows, label) -> Memory:
-    """The memory for the next task, chosen among `rows`, at least `size`, -1: none.
+    """The memory for the next task, chosen among `rows`.
 
-    Those that stay come first, then those of the task, in the order that they have.
+    Stored rows that stay come first, then rows of the task; both keep their order.
+
+    Args:
+      rows: i32[N], rows of the train split, -1: none; N is at least `size`.
     """
     k_score, k_quota, k_draw = jax.random.split(
         jax.random.fold_in(core.step_key(state), _SELECT), 3
@@ -265,13 +294,13 @@ def _chosen(size, score, state, images, rows, label) -> Memory:
     quota = selection.quotas(
         k_quota, count, extra.old, extra.current, size, state.task + 1
     )
-    drawn = selection.choose(k_draw, label, mask, quota, weights)
+    chosen = selection.choose(k_draw, label, mask, quota, weights)
     if weights is None:
         weights = jnp.zeros(rows.shape)
-    first = jnp.argsort(~drawn, stable=True)[:size]
-    there = drawn[first]
+    place = jnp.argsort(~chosen, stable=True)[:size]
+    filled = chosen[place]
     return Memory(
-        jnp.where(there, rows[first], -1),
-        jnp.where(there, label[first], -1),
-        jnp.where(there, weights[first], 0),
+        jnp.where(filled, rows[place], -1),
+        jnp.where(filled, label[place], -1),
+        jnp.where(filled, weights[place], 0),
     )

@@ -1,29 +1,30 @@
-"""SS-IL: a softmax of its own for old and for new classes.
+"""SS-IL: old classes and new classes have a softmax each.
 
 Ahn et al., "SS-IL: Separated Softmax for Incremental Learning", ICCV 2021, one step at
 a time, as in the released code of Caccia et al., "Reducing Representation Drift in
 Online Continual Learning", 2021.
 
 Departures:
-- New classes are those first met in the present task, so far; both released codes are
-  told of all classes of the task before their first row.
+- New classes are the ones that the present task has shown so far; both released codes
+  know all classes of the task before its first row.
 - Predictions are among the classes seen so far, as unseen ones are never trained; the
   code of Caccia et al. predicts among all.
-- The sum of two means, over incoming and over replayed rows, where the authors' code
-  takes the mean over all. Batches of a fixed share of old rows, which the paper asks
-  for, are what config.replay.size gives.
+- The loss is a sum of two means, over incoming and over replayed rows, where the
+  authors' code takes the mean over all. config.replay.size sets the share of old rows
+  in a batch, which the paper wants fixed.
 - `form="paper"` distils on all rows, times the squared temperature, as the authors'
   own code does; `form="code"`, that of Caccia et al., on replayed rows alone, times 1.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.losses import replay as losses
+from jaxcl.memory import buffer
 from jaxcl.methods import online
 from jaxcl.methods.online import teacher as teacher_lib
 
@@ -31,28 +32,28 @@ from jaxcl.methods.online import teacher as teacher_lib
 class Extra(NamedTuple):
     """What SS-IL keeps."""
 
-    memory: Any
-    seen: jax.Array
-    kept: core.PyTree
+    memory: buffer.Buffer
+    seen: jax.Array  # bool[C], classes met so far
+    kept: core.PyTree  # what the memory's policy counts
     teacher: teacher_lib.Teacher | None  # None where nothing is distilled
-    task_of: jax.Array  # i32[C], task in which the class was met first; -1: not yet
+    task_of: jax.Array  # i32[C], task in which the class came first; -1: not yet
 
 
 def make(
     parts: core.Parts,
     *,
-    head="linear",
-    form="paper",
-    temperature=2.0,
-    distill=True,
+    head: str = "linear",
+    form: str = "paper",
+    temperature: float = 2.0,
+    distill: bool = True,
 ) -> core.Method:
-    """Each row competes over the classes of its side, old tasks' classes are held.
+    """Old rows compete over old classes, new rows over new ones; a teacher guards old.
 
     Args:
       head: "linear" or "cosine".
       form: "paper" or "code", see above.
       temperature: of the distillation.
-      distill: hold the answers of the last task's network, see
+      distill: keep to the answers of the last task's network, see
         `losses.replay.task_distillation`.
     """
     core.check_choice("config.method.form", form, online.FORMS)
@@ -64,31 +65,36 @@ def make(
     def update(state, incoming, key):
         task_of = met(state.extra.task_of, incoming.label, state.task)
         state = state.replace(extra=state.extra._replace(task_of=task_of))
-        replayed = online.draw(
-            parts, state.extra.memory, key,
-            log_weights=online.log_weights(online.past_tasks(state)),
-        )  # fmt: skip
-        rows = incoming, replayed
-        held = rows if form == "paper" else rows[1:]
-        told = None, None
+        past = online.log_weights(online.past_tasks(state))
+        replayed = online.draw(parts, state.extra.memory, key, log_weights=past)
+        sides = incoming, replayed
+        teacher_logits = None, None
         if distill:
-            said = teacher_lib.logits(net, state.extra.teacher, *held)
-            told = (*told, *said)[-2:]
+            taught = sides if form == "paper" else (replayed,)
+            answers = teacher_lib.logits(net, state.extra.teacher, *taught)
+            teacher_logits = (*teacher_logits, *answers)[-2:]
         old_tasks = jnp.where(task_of < state.task, task_of, -1)
 
         def loss(params):
-            outputs, stats = net.both(params, state.stats, *rows)
+            outputs, stats = net.both(params, state.stats, *sides)
             value = 0.0
-            for (_, logits), each, said in zip(outputs, rows, told, strict=True):
+            for (_, logits), rows, told in zip(
+                outputs, sides, teacher_logits, strict=True
+            ):
                 value += losses.cross_entropy(
-                    logits, each.label, example_mask=each.mask,
-                    class_mask=rivals(task_of, each.label, state.task),
-                )  # fmt: skip
-                if said is not None:
+                    logits,
+                    rows.label,
+                    example_mask=rows.mask,
+                    class_mask=rivals(task_of, rows.label, state.task),
+                )
+                if told is not None:
                     value += weight * losses.task_distillation(
-                        logits, said, old_tasks,
-                        temperature=temperature, example_mask=each.mask,
-                    )  # fmt: skip
+                        logits,
+                        told,
+                        old_tasks,
+                        temperature=temperature,
+                        example_mask=rows.mask,
+                    )
             return value, stats
 
         return *online.descend(parts, state, loss), {}
@@ -104,13 +110,16 @@ def make(
     return method._replace(init=init)
 
 
-def met(task_of, label, task):
-    """`task_of` after rows of these labels in that task, i32[C]."""
+def met(task_of: jax.Array, label: jax.Array, task: jax.Array) -> jax.Array:
+    """`task_of` after rows with these labels came in `task`, i32[C]."""
     present = jnp.zeros(task_of.shape, bool).at[label].set(True)
     return jnp.where(present & (task_of < 0), task, task_of)
 
 
-def rivals(task_of, label, task):
-    """Classes a row competes over: met, and old or new as its own is, bool[B,C]."""
+def rivals(task_of: jax.Array, label: jax.Array, task: jax.Array) -> jax.Array:
+    """Classes that each row competes over, bool[B,C].
+
+    Classes met so far, old ones for a row of an old class, new ones for another.
+    """
     old = task_of < task
     return (task_of >= 0) & (old[label][:, None] == old)

@@ -58,8 +58,9 @@ class MLP(nn.Module):
                 name=f"linear{i}",
             )(x)
             if i == len(self.features):
-                return x.astype(jnp.float32)
+                break
             if self.batch_norm:
                 bn = norm.BatchNorm(dtype=self.dtype, name=f"bn{i}")
                 x = bn(x, train=train, groups=groups)
             x = nn.relu(x)
+        return x.astype(jnp.float32)

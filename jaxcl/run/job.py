@@ -212,7 +212,7 @@ def _key(job: Job):
 def shapes(job: Job, parts: int = 1) -> tuple:
     """The (state, batch) that the method's step takes, as shapes.
 
-    Of graphs, whose batches have a few sizes, that which serves for most.
+    Batches of graphs have a few sizes: this is the one used most often.
     """
     example, sides = _example(job), (parts,) if parts > 1 else ()
     batch = jax.tree.map(
@@ -288,7 +288,7 @@ def _looked_up(resident, batch):
     return found if more is None else {**found, "labelled": _looked_up(resident, more)}
 
 
-def compile_step(job: Job) -> Callable:
+def compile_step(job: Job) -> jax.stages.Wrapped:
     """(state, resident, batches, count) -> (state, metrics f32[K] each), jitted.
 
     The state is donated. Leaves of `batches` are [K, B, ...]; the first `count`

@@ -91,8 +91,7 @@ def defaults() -> ml_collections.ConfigDict:
 def read_options(config: dict) -> tuple[Options, Limits]:
     """The config, checked; ValueError names the field and what is allowed."""
     options = Options(**schema.options(Options, config, "config"))
-    limits = schema.options(Limits, options.limits or {}, "config.limits")
-    limits = Limits(**limits)
+    limits = Limits(**schema.options(Limits, options.limits or {}, "config.limits"))
     for name, least, most in (("rows", 1, 2**20), ("neighbours", 1, 1024)):
         value = getattr(options, name)
         if not least <= value <= most:

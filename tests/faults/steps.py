@@ -66,8 +66,10 @@ FAULTS = [
             "test_online.py::test_er_ace_masks_each_part_by_itself[paper]",
             (
                 "step: er_ace swaps incoming and replayed rows",
-                "new.logits, incoming.label, old.logits, replayed.label,",
-                "old.logits, replayed.label, new.logits, incoming.label,",
+                "new.logits,\n                incoming.label,\n"
+                "                old.logits,\n                replayed.label,",
+                "old.logits,\n                replayed.label,\n"
+                "                new.logits,\n                incoming.label,",
             ),
         ),
         *fault.of(
@@ -75,8 +77,8 @@ FAULTS = [
             "test_online.py::test_picks_are_uniform_over_what_is_allowed",
             (
                 "step: er_aml picks the anchor for its positive",
-                "same & there & (jnp.arange(capacity + count) != own[:, None])",
-                "same & there",
+                "same & exists & (jnp.arange(capacity + count) != own[:, None])",
+                "same & exists",
             ),
             (
                 "step: er_aml leaves gamma out",
@@ -189,14 +191,14 @@ FAULTS = [
             "test_cclis.py::test_a_later_step_is_the_equation[default]",
             (
                 "step: cclis does not bring prototypes back to the sphere",
-                'core.l2_normalize(state.params["prototypes"])',
-                'state.params["prototypes"]',
+                'core.l2_normalize(params["prototypes"])',
+                'params["prototypes"]',
                 "test_cclis.py"
                 "::test_prototypes_are_moved_on_the_sphere_whatever_their_length",
             ),
             (
                 "step: cclis trains prototypes at the network's rate",
-                'shares = {"prototypes": prototype_rate}',
+                'shares = {"prototypes": settings.prototype_rate}',
                 "shares = {}",
             ),
             (
@@ -215,8 +217,8 @@ FAULTS = [
             ),
             (
                 "step: co2l distils in the first task",
-                "value += jnp.where(state.task > 0, later, 0)",
-                "value += later",
+                "return jnp.where(state.task > 0, weight * value, 0)",
+                "return weight * value",
                 "test_co2l.py::test_the_first_task_is_contrast_alone",
             ),
         ),

@@ -35,18 +35,18 @@ FAULTS = [
         ),
         (
             "two_view: the slow network keeps no statistics",
-            "extra = extra._replace(momentum_stats=slow_stats)",
-            "extra = extra._replace(momentum_stats=extra.momentum_stats)",
+            "extra._replace(momentum_stats=slow_stats)",
+            "extra._replace(momentum_stats=extra.momentum_stats)",
         ),
         (
             "two_view: the slow network normalises both views at once",
-            "images, train=True,\n            groups=2,",
-            "images, train=True,\n            groups=1,",
+            "images,\n        train=True,\n        groups=2,",
+            "images,\n        train=True,\n        groups=1,",
         ),
         (
             "two_view: keys go to the bank of the other view",
-            "extra.key_queue, extra.key_pointer, _banks(features.k))",
-            "extra.key_queue, extra.key_pointer, _banks(features.k)[::-1])",
+            "extra.key_queue, extra.key_pointer, _banks(features.k)\n",
+            "extra.key_queue, extra.key_pointer, _banks(features.k)[::-1]\n",
         ),
         (
             "two_view: queues hold raw rows",
@@ -60,8 +60,8 @@ FAULTS = [
         ),
         (
             "two_view: the frozen queue is filled in the first task",
-            "active=~first,",
-            "active=True,",
+            "_banks(features.f), active=~first",
+            "_banks(features.f), active=True",
         ),
         (
             "two_view: the first task has the strategy's loss, later ones the base's",
@@ -112,14 +112,15 @@ FAULTS = [
         ),
         (
             "two_view: ewc's penalty does not know the rate",
-            "importance.gradient(held, state.params, weight=weight, lr=lr)",
-            "importance.gradient(held, state.params, weight=weight)",
+            "importance.gradient(estimate, state.params, weight=weight, lr=lr)",
+            "importance.gradient(estimate, state.params, weight=weight)",
             _tasks("mocov2plus-ewc"),
         ),
         (
             "two_view: ewc sums gradients with the penalty",
-            "importance.observe(held, grads, late)",
-            "importance.observe(held, jax.tree.map(jnp.add, grads, penalty), late)",
+            "importance.observe(estimate, grads, late)",
+            "importance.observe(\n            estimate, "
+            "jax.tree.map(jnp.add, grads, penalty), late\n        )",
             _tasks("mocov2plus-ewc"),
         ),
         (
@@ -137,9 +138,9 @@ FAULTS = [
         ),
         (
             "two_view: ewc does not consolidate",
-            "held = jax.jit(importance.consolidate)(state.extra.importance, "
+            "penalty = jax.jit(importance.consolidate)(state.extra.importance, "
             "state.params)",
-            "held = state.extra.importance",
+            "penalty = state.extra.importance",
             _tasks("mocov2plus-ewc"),
         ),
         (
@@ -212,28 +213,28 @@ FAULTS = [
         _step("mocov2plus-pnr"),
         (
             "two_view: g is given raw queries",
-            "given = setup.base.distiller_input(rows)",
-            "given = rows",
+            "queries = setup.base.distiller_input(rows)",
+            "queries = rows",
         ),
         (
             "two_view: g's statistics are dropped",
-            "p, after = two(p), after | more",
-            "p, after = two(p), after | {name: stats[name] for name in more}",
+            "p, after = two(p), after | new",
+            "p, after = two(p), after | {name: stats[name] for name in new}",
         ),
         (
             "two_view: g normalises both views at once",
-            "apply(setup.distiller, params, stats, given, groups=2)",
-            "apply(setup.distiller, params, stats, given, groups=1)",
+            "apply(setup.distiller, params, stats, queries, groups=2)",
+            "apply(setup.distiller, params, stats, queries, groups=1)",
         ),
         (
             "two_view: byol's predictor keeps no statistics",
-            "o, after = two(o), after | more",
-            "o, after = two(o), after | {name: stats[name] for name in more}",
+            "o, after = two(o), after | new",
+            "o, after = two(o), after | {name: stats[name] for name in new}",
             _step("byol-pnr"),
         ),
         (
             "two_view: blank rows of an empty memory move the statistics",
-            "lambda a, b: jnp.where(met, a, b), new, after[name]",
+            "lambda a, b: jnp.where(some, a, b), new, after[name]",
             "lambda a, b: a, new, after[name]",
             _tasks("mocov2plus-der"),
         ),
@@ -245,19 +246,19 @@ FAULTS = [
         ),
         (
             "two_view: blank images of an empty memory move the statistics",
-            "met = jnp.any(stored)",
-            "met = True",
+            "some = jnp.any(stored)",
+            "some = True",
             _tasks("mocov2plus-der"),
         ),
         (
             "two_view: the teacher is always in training mode",
-            "train=setup.frozen_train, groups=2,",
-            "train=True, groups=2,",
+            "train=setup.frozen_train,",
+            "train=True,",
         ),
         (
             "two_view: the teacher is never in training mode",
-            "train=setup.frozen_train, groups=2,",
-            "train=False, groups=2,",
+            "train=setup.frozen_train,",
+            "train=False,",
             _step("byol-cassle-batch"),
         ),
         (

@@ -58,10 +58,14 @@ class Setup(NamedTuple):
 
 
 _LIMITS = {
-    "memory_size": (1, math.inf), "output_dim": (1, math.inf),
-    "hidden_dim": (1, math.inf), "hidden_layers": (0, math.inf),
-    "temperature": (1e-6, math.inf), "hml_weight": (0, math.inf), "momentum": (0, 1),
-}  # fmt: skip
+    "memory_size": (1, math.inf),
+    "output_dim": (1, math.inf),
+    "hidden_dim": (1, math.inf),
+    "hidden_layers": (0, math.inf),
+    "temperature": (1e-6, math.inf),
+    "hml_weight": (0, math.inf),
+    "momentum": (0, 1),
+}
 
 
 def _check(given):
@@ -81,12 +85,26 @@ def _check(given):
 
 
 def make(
-    parts: core.Parts, *, base="moco", policy="duel", negatives="mixed",
-    positive_in_denominator=True, hml_weight: float | None = None, temperature=0.5,
-    memory_size=2048, drawn=256, score="affine", newcomer_competes=False,
-    safe_update=False, refresh=False, sharded=False, momentum=0.9, hidden_layers=0,
-    hidden_dim=512, output_dim=256,
-) -> core.Method:  # fmt: skip
+    parts: core.Parts,
+    *,
+    base="moco",
+    policy="duel",
+    negatives="mixed",
+    positive_in_denominator=True,
+    hml_weight: float | None = None,
+    temperature=0.5,
+    memory_size=2048,
+    drawn=256,
+    score="affine",
+    newcomer_competes=False,
+    safe_update=False,
+    refresh=False,
+    sharded=False,
+    momentum=0.9,
+    hidden_layers=0,
+    hidden_dim=512,
+    output_dim=256,
+) -> core.Method:
     """MoCo v2 or SimCLR with an active memory of negatives.
 
     Args:
@@ -117,17 +135,35 @@ def make(
     _check(locals())
     moco = base == "moco"
     settings = active_memory.Settings(
-        policy, memory_size, output_dim, not moco or refresh, sharded, safe_update,
-        newcomer_competes, score, temperature, parts.gather,
-    )  # fmt: skip
+        policy,
+        memory_size,
+        output_dim,
+        not moco or refresh,
+        sharded,
+        safe_update,
+        newcomer_competes,
+        score,
+        temperature,
+        parts.gather,
+    )
     active_memory.check(settings)
     widths = (hidden_dim,) * hidden_layers + (output_dim,)
     projector = mlp.MLP(widths, dtype=parts.encoder.dtype)
     nets = {"encoder": parts.encoder, "projector": projector}
     setup = Setup(
-        parts, nets, settings, moco, moco or negatives != "batch", negatives,
-        positive_in_denominator, hml_weight, temperature, drawn, refresh, momentum,
-    )  # fmt: skip
+        parts,
+        nets,
+        settings,
+        moco,
+        moco or negatives != "batch",
+        negatives,
+        positive_in_denominator,
+        hml_weight,
+        temperature,
+        drawn,
+        refresh,
+        momentum,
+    )
     return core.Method(
         functools.partial(_init, setup),
         functools.partial(_step, setup),
@@ -226,11 +262,15 @@ def _contrast(setup, anchors, positives, examples, rows, exists):
         given |= dict(weight=setup.hml_weight, mask=exists)
         return contrastive.m_hml(anchors, positives, rows, **given)
     return contrastive.info_nce(
-        anchors, positives, None if setup.negatives == "batch" else rows,
+        anchors,
+        positives,
+        None if setup.negatives == "batch" else rows,
         positive_in_denominator=setup.positive_in_denominator,
-        unit_negatives=True, negative_mask=exists,
-        examples=None if setup.negatives == "memory" else examples, **given,
-    )  # fmt: skip
+        unit_negatives=True,
+        negative_mask=exists,
+        examples=None if setup.negatives == "memory" else examples,
+        **given,
+    )
 
 
 def _draw(setup, network, memory, keys):

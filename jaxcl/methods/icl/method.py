@@ -45,8 +45,15 @@ from jaxcl.methods.icl import passes as passes_lib
 from jaxcl.nets import gcn
 
 STRATEGIES = (
-    "icl", "retrain", "continue", "finetune", "replay", "distill", "frozen", "random",
-)  # fmt: skip
+    "icl",
+    "retrain",
+    "continue",
+    "finetune",
+    "replay",
+    "distill",
+    "frozen",
+    "random",
+)
 # Names of the tables of P and others -> options of `make`
 VARIANTS = {
     "icl": {},
@@ -58,10 +65,14 @@ TAKES_GRAPHS = True  # or images, by the encoder
 ANCHORS = ("augmented", "original")
 
 _LIMITS = {
-    "temperature": (1e-6, math.inf), "inner_steps": (1, math.inf),
-    "inner_lr": (0, math.inf), "keep": (0, math.inf), "replay_share": (0, 1),
-    "distill_weight": (0, math.inf), "output_dim": (0, math.inf),
-}  # fmt: skip
+    "temperature": (1e-6, math.inf),
+    "inner_steps": (1, math.inf),
+    "inner_lr": (0, math.inf),
+    "keep": (0, math.inf),
+    "replay_share": (0, 1),
+    "distill_weight": (0, math.inf),
+    "output_dim": (0, math.inf),
+}
 
 
 def _check(given, graphs):
@@ -76,11 +87,22 @@ def _check(given, graphs):
 
 
 def make(
-    parts: core.Parts, *, strategy="icl", meta=True, learnt_rate=True, temperature=0.1,
-    inner_steps: int | None = None, inner_lr: float | None = None, second_order=False,
-    keep=0.0, replay_share=0.2, distill_weight=1.0, anchors="augmented", output_dim=0,
+    parts: core.Parts,
+    *,
+    strategy="icl",
+    meta=True,
+    learnt_rate=True,
+    temperature=0.1,
+    inner_steps: int | None = None,
+    inner_lr: float | None = None,
+    second_order=False,
+    keep=0.0,
+    replay_share=0.2,
+    distill_weight=1.0,
+    anchors="augmented",
+    output_dim=0,
     agent: dict | None = None,
-) -> core.Method:  # fmt: skip
+) -> core.Method:
     """ICL, its variants, and what it is compared with.
 
     Args:
@@ -106,14 +128,24 @@ def make(
     _check(locals(), graphs)
     chosen = schema.options(ddpg.Options, agent or {}, "config.method.agent")
     passes = passes_lib.make_passes(
-        parts, temperature=temperature, keep=keep, anchors=anchors,
+        parts,
+        temperature=temperature,
+        keep=keep,
+        anchors=anchors,
         output_dim=output_dim,
-    )  # fmt: skip
+    )
     plan = orders.Plan(strategy, meta, inner_steps, replay_share)
     setup = steps.Setup(
-        parts, passes, plan, learnt_rate, inner_lr, second_order, distill_weight,
-        ddpg.Options(**chosen), parts.unroll and not graphs,
-    )  # fmt: skip
+        parts,
+        passes,
+        plan,
+        learnt_rate,
+        inner_lr,
+        second_order,
+        distill_weight,
+        ddpg.Options(**chosen),
+        parts.unroll and not graphs,
+    )
 
     def embed(state, inputs):
         key = jax.random.key(0)  # of the dropout, of which there is none

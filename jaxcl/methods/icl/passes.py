@@ -127,16 +127,28 @@ class Passes(NamedTuple):
 
         def old():
             change = incremental.nce_two(
-                rows, positives, positives, others, growth=growth, old_mask=own,
-                new_mask=there, **given,
-            )  # fmt: skip
+                rows,
+                positives,
+                positives,
+                others,
+                growth=growth,
+                old_mask=own,
+                new_mask=there,
+                **given,
+            )
             return change + self.keep * value if self.keep else change
 
         def new():
             return incremental.nce_one(
-                rows, positives, others, more_negatives=positives, growth=growth,
-                negative_mask=there, more_mask=own, **given,
-            )  # fmt: skip
+                rows,
+                positives,
+                others,
+                more_negatives=positives,
+                growth=growth,
+                negative_mask=there,
+                more_mask=own,
+                **given,
+            )
 
         return old, new, stats
 

@@ -72,9 +72,11 @@ def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Metho
         space = parts.memory or sharded.WHOLE
         count = -(-rows // space.shards) * space.shards  # each device its share
         items, mask, _ = space.sample(
-            memory, key, min(count, memory.capacity),
+            memory,
+            key,
+            min(count, memory.capacity),
             log_weights=jnp.where(memory.items["task"] < state.task, 0.0, -jnp.inf),
-        )  # fmt: skip
+        )
         images, mask = parts.split((items["image"], mask))
         images = parts.plain(images)
         one, other = (_unit(method.embed(s, images)) for s in (state, after))

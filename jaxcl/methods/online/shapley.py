@@ -24,9 +24,12 @@ class Judge(NamedTuple):
     def balanced(self, key, memory, allowed):
         """Slots of a class-balanced draw, its mask, and what else is allowed."""
         slots, mask = shapley.balanced(
-            key, memory.items["label"], allowed,
-            num_classes=self.parts.num_classes, per_class=self.per_class,
-        )  # fmt: skip
+            key,
+            memory.items["label"],
+            allowed,
+            num_classes=self.parts.num_classes,
+            per_class=self.per_class,
+        )
         return slots, mask, allowed.at[slots].set(False, mode="drop")
 
     def features(self, state, *images):
@@ -50,14 +53,20 @@ class Judge(NamedTuple):
 
         def values(rows, labels):
             return shapley.values(
-                mine, candidates["label"], rows, labels,
-                neighbours=self.neighbours, mask=pool_mask,
-            )  # fmt: skip
+                mine,
+                candidates["label"],
+                rows,
+                labels,
+                neighbours=self.neighbours,
+                mask=pool_mask,
+            )
 
         scores = shapley.score(
-            values(new, incoming.label), values(theirs, others["label"]), helped_mask,
+            values(new, incoming.label),
+            values(theirs, others["label"]),
+            helped_mask,
             variant=self.variant,
-        )  # fmt: skip
+        )
         size = min(self.parts.replay.size, memory.capacity)
         best = shapley.ranked(k_ties, scores, pool_mask)[:size]
         short = (0, size - len(best))
@@ -95,10 +104,13 @@ class Judge(NamedTuple):
         )
         mask = jnp.concatenate([pool_mask, ~fits])
         values = shapley.values(
-            jnp.concatenate([mine, new]), jnp.concatenate([candidates["label"], label]),
-            jnp.concatenate([theirs, new]), jnp.concatenate([others["label"], label]),
-            neighbours=self.neighbours, mask=mask,
-        )  # fmt: skip
+            jnp.concatenate([mine, new]),
+            jnp.concatenate([candidates["label"], label]),
+            jnp.concatenate([theirs, new]),
+            jnp.concatenate([others["label"], label]),
+            neighbours=self.neighbours,
+            mask=mask,
+        )
         rare = self.rare(k_share, memory, label) & ~fits & self.minority
         counted = jnp.concatenate([helped_mask, rare])[:, None]
         scores = jnp.sum(jnp.where(counted, values, 0), axis=0)

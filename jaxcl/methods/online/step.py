@@ -236,10 +236,14 @@ def method(
         _check_memory(parts.replay, parts, write)
     shared = _Shared(parts, net, update, items, extra, write, limit, remembers)
     made = core.Method(
-        init=shared.init, step=shared.step, embed=shared.embed, predict=shared.predict,
+        init=shared.init,
+        step=shared.step,
+        embed=shared.embed,
+        predict=shared.predict,
         memory=(lambda state: state.extra.memory) if remembers else None,
-        supervised=True, replays=True,
-    )._replace(**hooks)  # fmt: skip
+        supervised=True,
+        replays=True,
+    )._replace(**hooks)
     if parts.replay and parts.replay.statistics == "memory":
         rows = functools.partial(draw, parts, augment=False)
         made = statistics.add(made, net.replay, rows)
@@ -317,9 +321,12 @@ class _Shared(NamedTuple):
             )
         images, label = batch["image"], batch["label"]
         return Rows(
-            images_of(self.parts, key, images, augmented), label,
-            jnp.ones(len(label), bool), images, labelled=more,
-        )  # fmt: skip
+            images_of(self.parts, key, images, augmented),
+            label,
+            jnp.ones(len(label), bool),
+            images,
+            labelled=more,
+        )
 
     def _written(self, state, key, batch, more):
         extra = state.extra

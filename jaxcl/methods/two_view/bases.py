@@ -1,8 +1,8 @@
 """Base losses of two-view methods, with their CaSSLe and PNR forms.
 
-A base is one entry of `BASES`; `two_view.py` turns it into a method under each
-strategy of `strategies.py`. Non-contrastive bases have no negatives: PNR takes
-away the distance to the OTHER view's frozen feature (Cha et al., ICML 2024, Eq. 5).
+A base is one entry of `BASES`; `step.py` turns it into a method under each strategy of
+`strategies.py`. Non-contrastive bases have no negatives; there PNR subtracts the
+distance to the OTHER view's frozen feature (Cha et al., ICML 2024, Eq. 5).
 """
 
 from collections.abc import Callable
@@ -16,18 +16,18 @@ from jaxcl.losses import contrastive, distill, noncontrastive
 
 
 class Features(NamedTuple):
-    """What a loss may read; [:, v] belongs to view v, None where a method has none."""
+    """What a loss may read; [:, v] belongs to view v. None: the method has none."""
 
     z: jax.Array  # f32[B,2,D], projections of the network that learns
     label: jax.Array  # i32[B]
     o: jax.Array | None = None  # f32[B,2,D], BYOL's own predictor of z
     p: jax.Array | None = None  # f32[B,2,D], the distillation predictor g of z
-    k: jax.Array | None = None  # f32[B,2,D], of the slow network
-    f: jax.Array | None = None  # f32[B,2,D], of the teacher
+    k: jax.Array | None = None  # f32[B,2,D], projections of the slow network
+    f: jax.Array | None = None  # f32[B,2,D], projections of the teacher
     key_queue: jax.Array | None = None  # f32[2,K,D]
     frozen_queue: jax.Array | None = None  # f32[2,K,D]
     replayed: jax.Array | None = None  # f32[R,D], projections of stored examples
-    stored: jax.Array | None = None  # f32[R,D], the same when they were stored
+    stored: jax.Array | None = None  # f32[R,D], their projections when stored
     stored_mask: jax.Array | None = None  # bool[R], rows that exist
 
 
@@ -49,17 +49,17 @@ class Options(NamedTuple):
 
 
 class Base(NamedTuple):
-    """One self-supervised method: losses are (Features, Options) -> f32[]."""
+    """One self-supervised method; its losses are (Features, Options) -> f32[]."""
 
-    loss: Callable  # of a task alone
-    distil: Callable  # what CaSSLe adds, without its weight
+    loss: Callable  # the loss of a task alone
+    distil: Callable  # the term that CaSSLe adds, without its weight
     pnr: Callable  # the whole loss under PNR
     momentum: bool = False  # has a slow network
     queues: bool = False  # has queues of negatives
     predictor: bool = False  # predicts the slow network's projections, `o`
     supervised: bool = False  # reads labels
-    distiller_input: Callable = lambda z: z  # what g is given
-    # Options -> whether PNR's loss may fall for ever along the distance it subtracts.
+    distiller_input: Callable = lambda z: z  # projections -> input of g
+    # Options -> whether PNR's loss, which subtracts a distance, has no lower bound.
     unbounded: Callable = lambda options: False
     # Defaults that differ by base, from the released scripts.
     temperature: float = 0.2
@@ -146,7 +146,7 @@ def _moco_pnr(features, options):
 
 
 def _apart(loss, distil, *, code, paper):
-    """PNR without negatives: CaSSLe's loss less lambda times a distance, Eq. 4 + 5.
+    """PNR without negatives: CaSSLe's loss minus lambda times a distance, Eq. 4 + 5.
 
     Args:
       code, paper: the distance in each form, see `distill.pseudo_negative`.
@@ -259,16 +259,19 @@ BASES = {
 
 
 def get(name: str) -> Base:
-    """The base of that name; ValueError with the nearest ones otherwise."""
+    """The base of that name; a ValueError names the nearest if there is none."""
     core.check_choice("config.method.base", name, tuple(BASES))
     return BASES[name]
 
 
-def warn_if_unbounded(base, options):
-    """PNR without negatives subtracts a distance, which the loss may fall along."""
+def warn_if_unbounded(base: str, options: Options) -> None:
+    """Warn of a PNR loss that has no lower bound because it subtracts a distance."""
     if options.pn2 and BASES[base].unbounded(options):
         logging.warning(
             "PNR with %s, config.method.form=%r, config.method.negative_weight=%s and "
             "config.method.weight=%s has no bound below: it may diverge",
-            base, options.form, options.negative_weight, options.weight,
-        )  # fmt: skip
+            base,
+            options.form,
+            options.negative_weight,
+            options.weight,
+        )

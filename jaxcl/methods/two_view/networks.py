@@ -1,4 +1,4 @@
-"""The networks of two-view methods: which there are, and their passes."""
+"""The networks of two-view methods: what there is for each base, and their passes."""
 
 import functools
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.methods.two_view import bases, strategies
-from jaxcl.nets import chain
+from jaxcl.nets import chain, heads
 
 
 class Setup(NamedTuple):
@@ -18,9 +18,9 @@ class Setup(NamedTuple):
     base: bases.Base
     strategy: strategies.Strategy
     options: bases.Options
-    copied: dict  # nets that are copied to a slow network and a teacher
-    predictor: dict  # BYOL's own; {} without one
-    distiller: dict  # g
+    copied: dict  # networks that the slow network and the teacher copy
+    predictor: dict  # BYOL's own; {} for other bases
+    distiller: dict  # the predictor g of the distillation
     dim: int  # of the projections
     queue_size: int
     momentum: dict  # options of optim.momentum_schedule
@@ -31,7 +31,7 @@ class Setup(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What the losses read of the network that learns; fields as in Features."""
+    """The outputs of the network that learns; fields as in `bases.Features`."""
 
     z: jax.Array
     o: jax.Array | None
@@ -39,59 +39,104 @@ class Outputs(NamedTuple):
     replayed: jax.Array | None
 
 
-def new_distiller(setup, key):
+def build(parts: core.Parts, base: bases.Base, options: dict) -> dict:
+    """The fields of `Setup` that are networks, and the width of the projections.
+
+    Args:
+      parts: what the config builds.
+      base: says whether there is a predictor.
+      options: what `two_view.make` was given: name of the base, widths, layers.
+    """
+    dtype = parts.encoder.dtype
+    projector = heads.projector(
+        options["base"],
+        hidden_dim=options["hidden_dim"],
+        output_dim=options["output_dim"],
+        hidden_layers=options["hidden_layers"],
+        dtype=dtype,
+    )
+    dim = projector.features[-1]
+    predictor, distiller = (
+        heads.predictor(hidden_dim=options[name], output_dim=dim, dtype=dtype)
+        for name in ("predictor_hidden_dim", "distill_hidden_dim")
+    )
+    return {
+        "copied": {"encoder": parts.encoder, "projector": projector},
+        "predictor": {"predictor": predictor} if base.predictor else {},
+        "distiller": {"distiller": distiller},
+        "dim": dim,
+    }
+
+
+def new_distiller(setup: Setup, key: jax.Array):
     """Parameters and statistics of a fresh g."""
     return chain.init(setup.distiller, key, jnp.zeros((2, setup.dim)))
 
 
-def copied(setup, tree):
-    """What a slow network or a teacher copies of a tree with an entry per net."""
+def copied(setup: Setup, tree: dict) -> dict:
+    """The entries of a tree, one per network, that slow network and teacher copy."""
     return {name: tree[name] for name in setup.copied}
 
 
-def two(rows):
-    """f32[2B,D], rows 2i and 2i + 1 of one example -> f32[B,2,D]."""
+def two(rows: jax.Array) -> jax.Array:
+    """f32[2B,D], where rows 2i and 2i + 1 are of one example -> f32[B,2,D]."""
     return rows.reshape(-1, 2, rows.shape[-1])
 
 
-def forward(setup, params, stats, images, replayed, stored):
-    """What the losses read of the network that learns, and its statistics.
+def forward(
+    setup: Setup,
+    params: core.PyTree,
+    stats: core.PyTree,
+    images: jax.Array,
+    replayed: jax.Array | None,
+    stored: jax.Array | None,
+):
+    """The outputs of the network that learns, and its statistics after the pass.
 
     Args:
-      images: f32[2B,H,W,C], rows 2i and 2i + 1 of one example.
+      setup: what `make` fixes.
+      params: of all networks that learn.
+      stats: their running statistics.
+      images: f32[2B,H,W,C], rows 2i and 2i + 1 are of one example.
       replayed: f32[R,H,W,C] or None.
-      stored: bool[R], which of these exist.
+      stored: bool[R], the replayed rows that exist.
     """
     apply = functools.partial(chain.apply, train=True)
     rows, after = apply(setup.copied, params, stats, images, groups=2)
     o = p = r = None
     if setup.predictor:
-        o, more = apply(setup.predictor, params, stats, rows, groups=2)
-        o, after = two(o), after | more
+        o, new = apply(setup.predictor, params, stats, rows, groups=2)
+        o, after = two(o), after | new
     if setup.strategy.distiller:
-        given = setup.base.distiller_input(rows)
-        p, more = apply(setup.distiller, params, stats, given, groups=2)
-        p, after = two(p), after | more
+        queries = setup.base.distiller_input(rows)
+        p, new = apply(setup.distiller, params, stats, queries, groups=2)
+        p, after = two(p), after | new
     if replayed is not None:
-        r, more = apply(setup.copied, params, after, replayed)
+        r, moved = apply(setup.copied, params, after, replayed)
         # In the first step of a run nothing is stored, and the images are blank.
-        met = jnp.any(stored)
+        some = jnp.any(stored)
         after = after | {
-            name: jax.tree.map(lambda a, b: jnp.where(met, a, b), new, after[name])
-            for name, new in more.items()
+            name: jax.tree.map(lambda a, b: jnp.where(some, a, b), new, after[name])
+            for name, new in moved.items()
         }
     return Outputs(two(rows), o, p, r), after
 
 
-def frozen_features(setup, state, images):
-    """The teacher's f32[B,2,D]; zeros in the first task, at no cost."""
+def frozen_features(
+    setup: Setup, state: core.TrainState, images: jax.Array
+) -> jax.Array:
+    """The teacher's projections f32[B,2,D]; zeros in the first task, at no cost."""
 
     def features():
         extra = state.extra
         rows, _ = chain.apply(
-            setup.copied, extra.teacher, extra.teacher_stats, images,
-            train=setup.frozen_train, groups=2,
-        )  # fmt: skip
+            setup.copied,
+            extra.teacher,
+            extra.teacher_stats,
+            images,
+            train=setup.frozen_train,
+            groups=2,
+        )
         return rows
 
     absent = jnp.zeros((len(images), setup.dim))

@@ -1,13 +1,12 @@
 """Two-view self-supervised learning under a continual strategy.
 
-One file, longer than a method's usually is, instead of one for each pair of a base
-and a strategy. A base (`bases.py`) is the loss of one task alone, a strategy
-(`strategies.py`) what the tasks after the first train with.
+One step for every pair of a base and a strategy. A base (`bases.py`) is the loss of
+one task alone; a strategy (`strategies.py`) says what the later tasks train with.
 
 Papers: Cha, Cho, Moon, "Regularizing with Pseudo-Negatives for Continual
 Self-Supervised Learning", ICML 2024 (PNR); Fini et al., "Self-Supervised
-Models are Continual Learners", CVPR 2022 (CaSSLe); those of the bases and of the
-other strategies stand where they are defined.
+Models are Continual Learners", CVPR 2022 (CaSSLe). The papers of the bases and of the
+other strategies are named where these are defined.
 
 Departures:
 - Negatives and batch statistics span the global batch; the released code
@@ -18,9 +17,9 @@ Departures:
   every step; the released code skips the first step and lags by one.
 - `form="paper"` takes the papers' equations where the released code, the
   default, differs from them.
-- EWC estimates the Fisher information along the last part of a task's training
-  (`fisher_share`), not in a pass of its own after it; and where the penalty is so
-  stiff that a step would jump over its minimum, the step ends there.
+- EWC estimates the Fisher information during the last part of a task's training
+  (`fisher_share`), not in a separate pass after it. Where the penalty is so stiff that
+  a step would jump over its minimum, the step ends at the minimum.
 """
 
 import functools
@@ -34,7 +33,7 @@ import optax
 from jaxcl import core, optim
 from jaxcl.memory import buffer, importance, policies, queue
 from jaxcl.methods.two_view import bases, head, networks, strategies
-from jaxcl.nets import chain, heads
+from jaxcl.nets import chain
 
 
 class Extra(NamedTuple):
@@ -42,13 +41,13 @@ class Extra(NamedTuple):
 
     momentum: core.PyTree  # f32, slow copy of encoder and projector; {} without one
     momentum_stats: core.PyTree  # f32, its own running statistics
-    teacher: core.PyTree  # f32, encoder and projector as the last task left them
+    teacher: core.PyTree  # f32, encoder and projector at the end of the last task
     teacher_stats: core.PyTree  # f32
     key_queue: jax.Array | None  # f32[2,K,D] unit rows, [v] from view v of `momentum`
     key_pointer: jax.Array  # i32[], where the next keys go
     frozen_queue: jax.Array | None  # f32[2,K,D] unit rows, [v] from view v of `teacher`
     frozen_pointer: jax.Array  # i32[]
-    memory: buffer.Buffer | None  # u8 images; DER: and f32[D], their projections
+    memory: buffer.Buffer | None  # u8 images; DER also: f32[D], their projections
     importance: importance.Importance | None  # EWC's penalty
 
 
@@ -56,20 +55,34 @@ _STREAM = 0xD157  # keeps the fresh g apart from the step's own keys
 
 # Options that change nothing where a task is trained alone.
 UNUSED_ALONE = (
-    "distill_temperature", "weight", "negative_weight", "pn1", "pn2",
-    "distill_hidden_dim", "frozen_bn", "memory_size", "mix", "fisher_share",
-)  # fmt: skip
+    "distill_temperature",
+    "weight",
+    "negative_weight",
+    "pn1",
+    "pn2",
+    "distill_hidden_dim",
+    "frozen_bn",
+    "memory_size",
+    "mix",
+    "fisher_share",
+)
 
 
 def alone(options: dict) -> dict:
-    """Options of the same method on one task alone: no strategy is in force there."""
+    """Options of the same method on one task alone, where no strategy applies."""
     return options | {"strategy": "finetune"}
 
 
 _RANGES = (
     (
-        ("hidden_dim", "output_dim", "predictor_hidden_dim", "distill_hidden_dim",
-         "queue_size", "memory_size"),
+        (
+            "hidden_dim",
+            "output_dim",
+            "predictor_hidden_dim",
+            "distill_hidden_dim",
+            "queue_size",
+            "memory_size",
+        ),
         lambda x: x >= 1,
         "at least 1",
     ),
@@ -79,18 +92,21 @@ _RANGES = (
         "above 0",
     ),
     (
-        ("weight", "negative_weight", "off_diagonal", "invariance", "variance",
-         "covariance", "hidden_layers"),
+        (
+            "weight",
+            "negative_weight",
+            "off_diagonal",
+            "invariance",
+            "variance",
+            "covariance",
+            "hidden_layers",
+        ),
         lambda x: 0 <= x < math.inf,
         "at least 0",
     ),
     (("momentum_start", "momentum_end"), lambda x: 0 <= x <= 1, "in [0, 1]"),
     (("fisher_share",), lambda x: 0 < x <= 1, "in (0, 1]"),
-)  # fmt: skip
-
-
-def _or(value, default):
-    return default if value is None else value
+)
 
 
 def _check_ranges(given):
@@ -104,38 +120,39 @@ def _check_ranges(given):
 def make(
     parts: core.Parts,
     *,
-    base="mocov2plus",
-    strategy="finetune",
+    base: str = "mocov2plus",
+    strategy: str = "finetune",
     temperature: float | None = None,
-    distill_temperature=0.2,
+    distill_temperature: float = 0.2,
     weight: float | None = None,
     negative_weight: float | None = None,
     hidden_dim: int | None = None,
     output_dim: int | None = None,
     hidden_layers: int | None = None,
-    predictor_hidden_dim=4096,
-    distill_hidden_dim=2048,
-    queue_size=65536,
-    momentum_start=0.99,
+    predictor_hidden_dim: int = 4096,
+    distill_hidden_dim: int = 2048,
+    queue_size: int = 65536,
+    momentum_start: float = 0.99,
     momentum_end: float | None = None,
-    frozen_bn="running",
-    form="code",
-    pn1=True,
-    pn2=True,
-    scale=0.1,
-    off_diagonal=5e-3,
-    invariance=25.0,
-    variance=25.0,
-    covariance=1.0,
-    memory_size=256,
-    mix=0.4,
-    fisher_share=0.1,
-    online_head=False,
-    head_lr=0.1,
+    frozen_bn: str = "running",
+    form: str = "code",
+    pn1: bool = True,
+    pn2: bool = True,
+    scale: float = 0.1,
+    off_diagonal: float = 5e-3,
+    invariance: float = 25.0,
+    variance: float = 25.0,
+    covariance: float = 1.0,
+    memory_size: int = 256,
+    mix: float = 0.4,
+    fisher_share: float = 0.1,
+    online_head: bool = False,
+    head_lr: float = 0.1,
 ) -> core.Method:
     """One base under one strategy; None is the base's default, from its paper.
 
     Args:
+      parts: what the config builds.
       base: a name in `bases.BASES`.
       strategy: a name in `strategies.STRATEGIES`.
       temperature, distill_temperature: of the base loss and of distillation.
@@ -147,7 +164,7 @@ def make(
       queue_size: rows of each queue bank; at least the global batch.
       momentum_start, momentum_end: of the slow network, over each task.
       frozen_bn: "running" (eval mode) or "batch" statistics in the teacher.
-      form: "code" or "paper", where they differ.
+      form: "code" or "paper": which to follow where they differ.
       pn1, pn2: pseudo-negatives in the first and second term (Table 7).
       scale, off_diagonal: of Barlow Twins.
       invariance, variance, covariance: weights of VICReg.
@@ -157,54 +174,52 @@ def make(
       online_head: train a linear head on labels of all classes, see `head.py`.
       head_lr: learning rate of that head.
     """
+    given = locals()
     spec, plan = bases.get(base), strategies.get(strategy)
     core.check_choice("config.method.frozen_bn", frozen_bn, ("running", "batch"))
     core.check_choice("config.method.form", form, ("code", "paper"))
-    _check_ranges(locals())
-    default_weight = spec.weight if plan.weight is None else plan.weight
-    net = functools.partial(heads.predictor, dtype=parts.encoder.dtype)
-    projector = heads.projector(
-        base, hidden_dim=hidden_dim, output_dim=output_dim,
-        hidden_layers=hidden_layers, dtype=parts.encoder.dtype,
-    )  # fmt: skip
-    dim = projector.features[-1]
-    copied = {"encoder": parts.encoder, "projector": projector}
-    predictor = net(hidden_dim=predictor_hidden_dim, output_dim=dim)
-    options = bases.Options(
-        temperature=_or(temperature, spec.temperature),
-        distill_temperature=distill_temperature,
-        weight=_or(weight, default_weight),
-        negative_weight=_or(negative_weight, spec.negative_weight),
-        form=form, pn1=pn1, pn2=pn2, scale=scale, off_diagonal=off_diagonal,
-        invariance=invariance, variance=variance, covariance=covariance,
-    )  # fmt: skip
+    _check_ranges(given)
+    options = _loss_options(spec, plan, given)
     if strategy == "pnr":
         bases.warn_if_unbounded(base, options)
+    slowest = spec.momentum_end if momentum_end is None else momentum_end
     setup = networks.Setup(
         parts=parts,
         base=spec,
         strategy=plan,
         options=options,
-        copied=copied,
-        predictor={"predictor": predictor} if spec.predictor else {},
-        distiller={"distiller": net(hidden_dim=distill_hidden_dim, output_dim=dim)},
-        dim=dim,
+        **networks.build(parts, spec, given),
         queue_size=queue_size,
-        momentum=dict(start=momentum_start, end=_or(momentum_end, spec.momentum_end)),
+        momentum=dict(start=momentum_start, end=slowest),
         frozen_train=frozen_bn == "batch",
         memory_size=memory_size,
         mix=mix,
         fisher_share=fisher_share,
-    )  # fmt: skip
+    )
     method = core.Method(
-        *(functools.partial(f, setup) for f in (_init, _step)),
+        init=functools.partial(_init, setup),
+        step=functools.partial(_step, setup),
         embed=functools.partial(_features, {"encoder": parts.encoder}),
-        project=functools.partial(_features, copied),
+        project=functools.partial(_features, setup.copied),
         begin_task=functools.partial(_begin_task, setup),
         end_task=functools.partial(_end_task, setup),
         supervised=spec.supervised,
     )
     return head.add(method, parts, lr=head_lr) if online_head else method
+
+
+def _loss_options(base, strategy, given) -> bases.Options:
+    """The options of the losses; where one is None, the base's or the strategy's."""
+    weight = base.weight if strategy.weight is None else strategy.weight
+    defaults = {
+        "temperature": base.temperature,
+        "weight": weight,
+        "negative_weight": base.negative_weight,
+    }
+    chosen = {name: given[name] for name in bases.Options._fields}
+    for name, default in defaults.items():
+        chosen[name] = default if chosen[name] is None else chosen[name]
+    return bases.Options(**chosen)
 
 
 def _init(setup, key, batch):
@@ -215,8 +230,8 @@ def _init(setup, key, batch):
     params, stats = chain.init(setup.copied | setup.predictor, k_online, images)
     frozen = networks.copied(setup, params), networks.copied(setup, stats)
     if strategy.distiller:
-        more = networks.new_distiller(setup, k_distiller)
-        params, stats = params | more[0], stats | more[1]
+        distiller = networks.new_distiller(setup, k_distiller)
+        params, stats = params | distiller[0], stats | distiller[1]
     banks = [
         core.l2_normalize(jax.random.normal(k, (2, setup.queue_size, setup.dim)))
         for k in k_queues
@@ -245,7 +260,7 @@ def _begin_task(setup, state, task):
     if not setup.strategy.teacher or task.index == 0:
         return state
     if setup.strategy.distiller and task.index == 1:
-        # g is born with the second task; what it was in the first is dropped.
+        # g is first used in the second task, which starts it anew.
         key = jax.random.fold_in(core.step_key(state), _STREAM)
         fresh = jax.jit(functools.partial(networks.new_distiller, setup))(key)
         state = state.replace(
@@ -261,8 +276,8 @@ def _begin_task(setup, state, task):
 def _end_task(setup, state, task):
     if not setup.strategy.consolidates:
         return state
-    held = jax.jit(importance.consolidate)(state.extra.importance, state.params)
-    return state.replace(extra=state.extra._replace(importance=held))
+    penalty = jax.jit(importance.consolidate)(state.extra.importance, state.params)
+    return state.replace(extra=state.extra._replace(importance=penalty))
 
 
 def _features(nets, state, images):
@@ -286,9 +301,9 @@ def _losses(setup, outputs, features, first):
     later = gradient_of(functools.partial(setup.strategy.loss, setup.base))
     if not setup.strategy.teacher:
         return later(outputs)
-    # The gradient is taken inside, or the residuals of both branches, as large
-    # as the logits, would leave the cond. No convolution is in it: on CPU its
-    # gradient would be slow there.
+    # The gradient is taken inside the cond, or the residuals of both branches, as
+    # large as the logits, would leave it. The networks stay outside: on CPU the
+    # gradient of a convolution is slow inside a cond.
     return jax.lax.cond(first, gradient_of(setup.base.loss), later, outputs)
 
 
@@ -296,13 +311,13 @@ def _drawn(setup, memory, keys, count):
     """Stored examples: two views f32[R,2,H,W,C], bool[R], the items."""
     k_draw, k_augment = keys
     count = min(count, setup.memory_size)
-    # The memory is whole on every device; what is drawn of it is each one's share.
+    # Every device holds the whole memory; each takes its share of the drawn rows.
     items, mask, _ = setup.parts.split(buffer.sample(memory, k_draw, count))
     return setup.parts.augment(k_augment, items["image"]), mask, items
 
 
 def _mixed(setup, key, views, others, mask):
-    """LUMP's mixtures; a row whose partner does not exist yet stays itself."""
+    """LUMP's mixtures; a row stays as it is while its partner does not exist."""
     rows = jnp.arange(len(views)) % len(others)
     share = jax.random.beta(key, setup.mix, setup.mix).astype(views.dtype)
     mixed = share * views + (1 - share) * others[rows]
@@ -325,12 +340,8 @@ def _step(setup, state, batch):
             features = features._replace(stored=items["projection"], stored_mask=mask)
     images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
     if base.momentum:
-        rows, slow_stats = chain.apply(
-            setup.copied, extra.momentum, extra.momentum_stats, images, train=True,
-            groups=2,
-        )  # fmt: skip
-        features = features._replace(k=networks.two(rows))
-        extra = extra._replace(momentum_stats=slow_stats)
+        keys, extra = _slow_pass(setup, extra, images)
+        features = features._replace(k=keys)
     if strategy.teacher:
         features = features._replace(f=networks.frozen_features(setup, state, images))
     features = features._replace(
@@ -357,16 +368,29 @@ def _step(setup, state, batch):
     return state.replace(stats=stats, extra=extra), metrics
 
 
+def _slow_pass(setup, extra, images):
+    """The slow network's projections f32[B,2,D], and `extra` with its statistics."""
+    rows, slow_stats = chain.apply(
+        setup.copied,
+        extra.momentum,
+        extra.momentum_stats,
+        images,
+        train=True,
+        groups=2,
+    )
+    return networks.two(rows), extra._replace(momentum_stats=slow_stats)
+
+
 def _consolidated(setup, extra, state, grads, lr):
-    """EWC: the gradient with that of the penalty, and the estimate with this one's."""
-    held = extra.importance
-    if held is None:
+    """EWC: the gradient plus the penalty's; late in a task its square is summed."""
+    estimate = extra.importance
+    if estimate is None:
         return grads, extra
     weight = setup.options.weight
-    penalty = importance.gradient(held, state.params, weight=weight, lr=lr)
+    penalty = importance.gradient(estimate, state.params, weight=weight, lr=lr)
     last = state.step + 1 == state.task_start + state.task_steps
     late = last | (core.progress(state) >= 1 - setup.fisher_share)
-    extra = extra._replace(importance=importance.observe(held, grads, late))
+    extra = extra._replace(importance=importance.observe(estimate, grads, late))
     return jax.tree.map(jnp.add, grads, penalty), extra
 
 
@@ -377,19 +401,23 @@ def _moved(setup, extra, params, features, first, progress):
         slow = optim.ema(extra.momentum, networks.copied(setup, params), decay)
         extra = extra._replace(momentum=slow)
     if extra.key_queue is not None:
-        pair = queue.enqueue(extra.key_queue, extra.key_pointer, _banks(features.k))
-        extra = extra._replace(key_queue=pair[0], key_pointer=pair[1])
+        rows, pointer = queue.enqueue(
+            extra.key_queue, extra.key_pointer, _banks(features.k)
+        )
+        extra = extra._replace(key_queue=rows, key_pointer=pointer)
     if extra.frozen_queue is not None:  # filled from the second task on
-        pair = queue.enqueue(
-            extra.frozen_queue, extra.frozen_pointer, _banks(features.f),
-            active=~first,
-        )  # fmt: skip
-        extra = extra._replace(frozen_queue=pair[0], frozen_pointer=pair[1])
+        rows, pointer = queue.enqueue(
+            extra.frozen_queue, extra.frozen_pointer, _banks(features.f), active=~first
+        )
+        extra = extra._replace(frozen_queue=rows, frozen_pointer=pointer)
     return extra
 
 
 def _stored(extra, key, offered, after):
-    """The memory, to which a step's examples were offered; `after` was read of it."""
+    """`extra` after a step's examples were offered to the memory.
+
+    `after` is what the step read of it, see `buffer.write`.
+    """
     items = {name: offered[name] for name in extra.memory.items}
     slots = policies.reservoir(extra.memory, key, jnp.ones(len(items["image"]), bool))
     written = buffer.write(extra.memory, slots, items, after=after)

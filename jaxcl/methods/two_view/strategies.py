@@ -1,9 +1,9 @@
 """What two-view methods train with after the first task, one entry per strategy.
 
-A strategy is one entry of `STRATEGIES`; `two_view.py` puts it to work on any base of
-`bases.py`. CaSSLe and PNR differ by base, so that a base holds their losses; the
-others are the same for every base. Where their papers speak of logits or of
-likelihoods, a self-supervised method has projections and its own loss.
+A strategy is one entry of `STRATEGIES`; `step.py` combines it with any base of
+`bases.py`. The losses of CaSSLe and PNR depend on the base and are defined there; the
+others are the same for every base. Where their papers speak of logits or likelihoods,
+projections and the loss of the base take their place.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ class Strategy(NamedTuple):
     loss: Callable  # (Base, Features, Options) -> f32[]
     teacher: bool = False  # keeps the network of the last task, frozen
     distiller: bool = False  # has the predictor g on top of the projections
-    frozen_queue: bool = False  # reads the teacher's queue, of bases with queues
+    frozen_queue: bool = False  # reads the teacher's queue, if the base has queues
     stores: bool = False  # keeps examples of the past, from the first step on
     mixes: bool = False  # trains on mixtures with stored examples, LUMP
     consolidates: bool = False  # penalises moved parameters, EWC
-    weight: float | None = None  # of what it adds; None: the base's
+    weight: float | None = None  # of the term it adds; None: the base's
 
 
 def _base(base, features, options):
@@ -37,33 +37,33 @@ def _cassle(base, features, options):
 
 
 def _pnr(base, features, options):
-    """PNR (Cha et al., ICML 2024); what it is depends on the base."""
+    """PNR (Cha et al., ICML 2024); its loss depends on the base."""
     return base.pnr(features, options)
 
 
 def _less_forget(base, features, options):
     """Less-Forget (Hou et al., CVPR 2019, Sec. 3.3): base + weight * (1 - cos(z, f)).
 
-    The paper constrains the features that its cosine classifier reads; here those
-    that the loss reads, the projections. Its weight grows with the number of
-    classes, which are not known here: it is fixed.
+    The paper constrains the features that its cosine classifier reads; here these are
+    the projections, which the loss reads. The paper's weight grows with the number of
+    classes, which is not known here; so it is fixed.
     """
     z, f = features.z, features.f
-    held = distill.less_forget(z[:, 0], z[:, 1], f[:, 0], f[:, 1])
-    return base.loss(features, options) + options.weight * held
+    forgotten = distill.less_forget(z[:, 0], z[:, 1], f[:, 0], f[:, 1])
+    return base.loss(features, options) + options.weight * forgotten
 
 
 def _der(base, features, options):
     """DER (Buzzega et al., NeurIPS 2020, Sec. 3): base + weight * |z(x') - z'|^2.
 
     x' are stored examples under new augmentation, z' the projections of their first
-    view when they were stored; as Madaan et al. (ICLR 2022) take DER to projections.
-    In force from the first step, as there, since it knows no tasks.
+    view when they were stored. Madaan et al. (ICLR 2022) apply DER to projections in
+    this way. The term counts from the first step, as there: DER knows no tasks.
     """
-    held = replay.der(
+    distance = replay.der(
         features.replayed, features.stored, example_mask=features.stored_mask
     )
-    return base.loss(features, options) + options.weight * held
+    return base.loss(features, options) + options.weight * distance
 
 
 STRATEGIES = {
@@ -71,17 +71,17 @@ STRATEGIES = {
     "cassle": Strategy(_cassle, teacher=True, distiller=True),
     "pnr": Strategy(_pnr, teacher=True, distiller=True, frozen_queue=True),
     "less_forget": Strategy(_less_forget, teacher=True, weight=1.0),
-    # Kirkpatrick et al., PNAS 2017, see memory/importance.py. The base loss stands
-    # for the negative log-likelihood.
+    # Kirkpatrick et al., PNAS 2017, see memory/importance.py. The base loss takes the
+    # place of the negative log-likelihood.
     "ewc": Strategy(_base, consolidates=True, weight=0.01),
     "der": Strategy(_der, stores=True, weight=1.0),
-    # Madaan et al., ICLR 2022: x <- m x + (1 - m) x', m ~ Beta(mix, mix), one m for
-    # the batch and both views, x' a stored example. The base loss, on mixtures.
+    # Madaan et al., ICLR 2022: the base loss on mixtures m x + (1 - m) x', where x' is
+    # a stored example and m ~ Beta(mix, mix) is the same for the batch and both views.
     "lump": Strategy(_base, stores=True, mixes=True),
 }
 
 
 def get(name: str) -> Strategy:
-    """The strategy of that name; ValueError with the nearest ones otherwise."""
+    """The strategy of that name; a ValueError names the nearest if there is none."""
     core.check_choice("config.method.strategy", name, tuple(STRATEGIES))
     return STRATEGIES[name]

@@ -1,0 +1,57 @@
+"""The examples in docstrings of the losses: they run, and no public loss lacks one."""
+
+import doctest
+import importlib
+import pathlib
+import pkgutil
+import re
+
+import pytest
+
+from jaxcl import losses
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+MODULES = [info.name for info in pkgutil.iter_modules(losses.__path__)]
+
+
+def module_of(name):
+    return importlib.import_module(f"jaxcl.losses.{name}")
+
+
+def public_losses():
+    """(module, function) under "Public names" of docs/design.md."""
+    text = (ROOT / "docs" / "design.md").read_text()
+    table = text.split("## Public names")[1].split("```")[1]
+    names = []
+    for block in re.split(r"^(?=jaxcl\.)", table, flags=re.MULTILINE):
+        match = re.match(r"jaxcl\.losses\.(\w+)\s", block)
+        if match:
+            calls = block[match.end() :]
+            names += [(match[1], name) for name in re.findall(r"(\w+)\(", calls)]
+    return names
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_print_what_they_say(name):
+    result = doctest.testmod(module_of(name))
+    assert result.failed == 0
+    assert result.attempted > 0
+
+
+def test_every_public_loss_has_an_example():
+    names = public_losses()
+    assert {module for module, _ in names} == set(MODULES)
+    assert len(names) > 25
+    without = [
+        f"{module}.{name}"
+        for module, name in names
+        if f"{module}.{name}(" not in example_of(module, name)
+    ]
+    assert not without, "their docstrings need an example (>>>)"
+
+
+def example_of(module, name):
+    """The statements of a function's example."""
+    text = getattr(module_of(module), name).__doc__
+    examples = doctest.DocTestParser().get_examples(text)
+    return "".join(example.source for example in examples)
