@@ -9,6 +9,8 @@ Sources: torchvision.transforms (RandomResizedCrop, RandomCrop), Pillow's resamp
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +20,16 @@ KINDS = ("bicubic", "bilinear")
 _TRIES = 10  # boxes that torchvision draws before it falls back
 
 
-def need(condition, name, value, allowed):
-    """Refuse an option, naming it, its value and what is allowed."""
+def need(condition: bool, name: str, value: Any, allowed: str) -> None:
+    """Refuse an option unless the condition holds, naming it and what is allowed."""
     if not condition:
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
 
 
-def check(*, size=1, interpolation=KINDS[0], **ranges):
-    """Refuse a size, a kind of interpolation, or (low, high) that is no range."""
+def check(
+    *, size: int = 1, interpolation: str = KINDS[0], **ranges: Sequence[float]
+) -> None:
+    """Refuse a size, an interpolation, or a range (low, high) that is not allowed."""
     need(size >= 1, "size", size, "at least 1")
     need(interpolation in KINDS, "interpolation", interpolation, f"one of {KINDS}")
     for name, value in ranges.items():
@@ -35,6 +39,7 @@ def check(*, size=1, interpolation=KINDS[0], **ranges):
 
 
 def _filter(x, interpolation):
+    """Weights at distances x, in pixels."""
     x = jnp.abs(x)
     if interpolation == "bilinear":
         return jnp.maximum(1.0 - x, 0.0)
@@ -44,19 +49,19 @@ def _filter(x, interpolation):
 
 
 def _resampling(start, length, *, extent, size, interpolation):
-    """Matrix f32[size, extent] that resizes the pixels of a box to `size`."""
+    """Matrix f32[size, extent] that resizes `length` pixels from `start` to `size`."""
     scale = length / size
     centre = start + (jnp.arange(size) + 0.5) * scale
     pixel = jnp.arange(extent) + 0.5
-    # The filter widens when shrinking (antialiasing), never when enlarging.
+    # The filter is wider when shrinking (antialiasing), but not when enlarging.
     distance = (pixel - centre[:, None]) / jnp.maximum(scale, 1.0)
     inside = (pixel > start) & (pixel < start + length)
     weights = jnp.where(inside, _filter(distance, interpolation), 0.0)
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-# Full precision: the products are small next to a network's, and weights
-# rounded to bf16 would no longer sum to one.
+# Full precision, since weights rounded to bf16 would no longer sum to one. The products
+# are small next to a network's.
 dot = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -66,7 +71,7 @@ def _resample(image, box, shape, interpolation):
     weights = functools.partial(_resampling, interpolation=interpolation)
     rows = weights(top, h, extent=image.shape[0], size=shape[0])
     columns = weights(left, w, extent=image.shape[1], size=shape[1])
-    # In this order both products read and write memory without a transpose.
+    # With these orders of axes neither product needs a transpose.
     planes = dot("wci,jw->cij", dot("hwc,ih->wci", image, rows), columns)
     return jnp.moveaxis(jnp.clip(planes, 0.0, 1.0), 0, -1)  # bicubic overshoots
 
@@ -81,20 +86,28 @@ def _box(key, height, width, scale, ratio):
     h = jnp.round(jnp.sqrt(area / aspect))
     fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
     first = fits & (jnp.cumsum(fits) == 1)
-    # If no try fits: the largest central box within the allowed ratios.
+    # If no try fits, the largest central box within the allowed ratios.
     whole_w = min(width, round(height * ratio[1]))
     whole_h = min(height, round(width / ratio[0]))
-    found = fits.any()
-    w = jnp.where(found, jnp.sum(first * w), whole_w)
-    h = jnp.where(found, jnp.sum(first * h), whole_h)
-    top = jnp.where(found, jnp.floor(u[-2] * (height - h + 1)), (height - whole_h) // 2)
-    left = jnp.where(found, jnp.floor(u[-1] * (width - w + 1)), (width - whole_w) // 2)
+    any_fits = fits.any()
+    w = jnp.where(any_fits, jnp.sum(first * w), whole_w)
+    h = jnp.where(any_fits, jnp.sum(first * h), whole_h)
+    drawn_top = jnp.floor(u[-2] * (height - h + 1))
+    drawn_left = jnp.floor(u[-1] * (width - w + 1))
+    top = jnp.where(any_fits, drawn_top, (height - whole_h) // 2)
+    left = jnp.where(any_fits, drawn_left, (width - whole_w) // 2)
     return top, left, h, w
 
 
 def random_resized_crop(
-    key, image, *, size, scale=SCALE, ratio=RATIO, interpolation="bicubic"
-):
+    key: jax.Array,
+    image: jax.Array,
+    *,
+    size: int,
+    scale: tuple[float, float] = SCALE,
+    ratio: tuple[float, float] = RATIO,
+    interpolation: str = "bicubic",
+) -> jax.Array:
     """Random box, resized: f32[H,W,C] -> f32[size,size,C] (RandomResizedCrop).
 
     `scale` bounds the box's share of the area, `ratio` its width / height.
@@ -104,7 +117,7 @@ def random_resized_crop(
     return _resample(image, box, (size, size), interpolation)
 
 
-def resize(image, *, size, interpolation="bicubic"):
+def resize(image: jax.Array, *, size: int, interpolation: str = "bicubic") -> jax.Array:
     """Resize so that the shorter side is `size`: f32[H,W,C] -> f32[h,w,C]."""
     check(size=size, interpolation=interpolation)
     sides = image.shape[:2]
@@ -112,7 +125,7 @@ def resize(image, *, size, interpolation="bicubic"):
     return _resample(image, (0, 0, *sides), shape, interpolation)
 
 
-def center_crop(image, *, size):
+def center_crop(image: jax.Array, *, size: int) -> jax.Array:
     """Central f32[size,size,C]. Raises ValueError if the image is smaller."""
     height, width, _ = image.shape
     need(size <= min(height, width), "size", size, f"at most {min(height, width)}")
@@ -120,11 +133,11 @@ def center_crop(image, *, size):
     return image[top : top + size, left : left + size]
 
 
-def shift(key, image, *, pad):
-    """The image moved by up to `pad` pixels each way, black where it left.
+def shift(key: jax.Array, image: jax.Array, *, pad: int) -> jax.Array:
+    """The image, moved by up to `pad` pixels in each direction; uncovered pixels black.
 
-    Rows and columns move by a whole number from -pad to pad, each drawn uniformly:
-    RandomCrop with `padding=pad` and the image's own size.
+    Rows and columns move by whole numbers from -pad to pad, drawn uniformly and
+    independently: RandomCrop with `padding=pad` and the image's own size.
     """
     need(pad >= 0, "pad", pad, "at least 0")
     start = jax.random.randint(key, (2,), 0, 2 * pad + 1)

@@ -1,24 +1,26 @@
 """Random changes of graphs on the device, with static shapes: nodes are masked.
 
-`make` builds the function. Three kinds of change, each of one graph with n nodes:
+`make` builds the function. There are three kinds of change of a graph with n nodes:
 
-- "drop": floor(share n) nodes without replacement leave, with their edges.
-- "mask": the features of as many are drawn anew from N(mean, std).
-- "subgraph": a set of nodes grows from a random one by a random neighbour of the set,
-  until it has floor(keep n) + 1 nodes or n neighbours were drawn (those that are in it
-  already count); all others leave.
+- "drop": removes floor(share n) nodes, drawn without replacement, and their edges.
+- "mask": replaces the features of floor(share n) nodes by draws from N(mean, std).
+- "subgraph": keeps a set of nodes and removes all others. The set starts as a random
+  node. Each draw picks a random neighbour of the set and adds it, unless it is already
+  in the set. The set is done when it has floor(keep n) + 1 nodes or after n draws.
 
 You et al., "Graph Contrastive Learning with Augmentations", NeurIPS 2020, with the
 options of ICL, WSDM 2023.
 
-Departures from the released code of both, which never extends the neighbours that it
-draws from, so that only those of the first node come in (`growth="one_hop"`), and which
-draws one kind for a whole batch (`choice="batch"`). Instead of by single draws a set
-grows by rounds over all edges, with the same distribution, draws that hit nothing new
-included: where every neighbour that is drawn from rings after an exponential time, the
-next to ring is any of them with equal probability. So the times of first ringing are
-shortest paths (first passage percolation), and how many draws hit nothing new between
-two of them is geometric. Not here: the edge changes that the code has and never draws.
+Departures: the released code of both papers draws only neighbours of the first node
+(`growth="one_hop"`) and one kind of change for a whole batch (`choice="batch"`); both
+are options here. It also has changes of edges, which it never draws; they are left out.
+
+The set does not grow by single draws, which would be slow, but by rounds over all
+edges, with the same distribution. Let a clock at each neighbour ring after an
+exponential time: the next clock to ring is that of any neighbour with equal
+probability. So the times at which nodes first ring are lengths of shortest paths (first
+passage percolation), and the number of draws between two of them that add no node is
+geometric.
 """
 
 import functools
@@ -49,19 +51,20 @@ def make(
 ) -> Callable:
     """Build `augment(key, graphs) -> Graphs` of the same shapes.
 
-    What a graph gets depends on the key, its slot in the batch and its own nodes and
-    edges alone, not on the filling, the other graphs or the devices.
+    The change of a graph depends on the key, its slot in the batch and its own nodes
+    and edges alone, not on the padding, the other graphs or the devices.
 
     Args:
-      kinds: that one is drawn of, uniformly.
-      choice: draw it for each "graph" (the paper) or for the "batch" (released code).
-      share: of a graph's nodes that "drop" and "mask" change, in [0, 1).
-      keep: of a graph's nodes that "subgraph" keeps beside the first, in [0, 1].
+      kinds: one of these is drawn, uniformly.
+      choice: draw a kind for each "graph" (the paper) or for the "batch" (released
+        code).
+      share: share of a graph's nodes that "drop" and "mask" change, in [0, 1).
+      keep: share of a graph's nodes that "subgraph" keeps beside the first, in [0, 1].
       growth: "growing" draws from the neighbours of all nodes of the set, "one_hop"
-        from those of the first (released code).
+        from those of the first node alone (released code).
       mean, std: of the features that "mask" draws.
-      remove_isolated: then mask nodes without an edge, whatever the kind; a graph of
-        which nothing is left stays as it was (released code).
+      remove_isolated: after any change, mask nodes without an edge; a graph that has
+        then lost all nodes stays as it was (released code).
 
     Raises:
       ValueError: an option is out of range.
@@ -98,33 +101,33 @@ def make(
 
 
 def _changed(key, graphs, *, kinds, choice, share, keep, growing, mean, std):
-    """The graphs after one kind of change each."""
+    """The graphs, each after one kind of change."""
     k_kind, k_clock, k_grow, k_noise = jax.random.split(key, 4)
     kind = _kinds(k_kind, graphs, len(kinds), choice)
     due = {name: kinds.index(name) == kind for name in kinds}
     dropped, grown, masked = (
         due.get(name, jnp.zeros_like(kind, bool)) for name in KINDS
     )
-    # All three take the first nodes of an order in time, which is sorted only once.
+    # All three kinds take the first nodes in order of time, so they share one sort.
     time = _clocks(k_clock, graphs)
     if "subgraph" in kinds:
         time, draws = _growth(k_grow, graphs, time, grown, growing)
     rank = _ranks(time, graphs)
     quota = _quota(graphs, jnp.where(grown, keep, share))
-    out, of = graphs, graphs.node_graph
+    out, graph = graphs, graphs.node_graph
     if "mask" in kinds:
-        chosen = masked[of] & (rank < quota) & graphs.node_mask
+        chosen = masked[graph] & (rank < quota) & graphs.node_mask
         out = _redrawn(k_noise, graphs, chosen, mean, std)
-    stays = ~dropped[of] | (rank >= quota)
+    stays = ~dropped[graph] | (rank >= quota)
     if "subgraph" in kinds:
         inside = jnp.isfinite(time) & (rank <= quota)
         inside &= _in_time(draws, time, rank, graphs, growing)
-        stays &= ~grown[of] | inside
+        stays &= ~grown[graph] | inside
     return keep_nodes(out, stays)
 
 
-def keep_nodes(graphs: graphs_lib.Graphs, stays) -> graphs_lib.Graphs:
-    """Mask the nodes outside of bool[n], and their edges."""
+def keep_nodes(graphs: graphs_lib.Graphs, stays: jax.Array) -> graphs_lib.Graphs:
+    """Mask the nodes that are False in `stays` bool[n], and their edges."""
     ends = stays[graphs.senders] & stays[graphs.receivers]
     return graphs._replace(
         node_mask=graphs.node_mask & stays, edge_mask=graphs.edge_mask & ends
@@ -140,7 +143,7 @@ def without_isolated(graphs: graphs_lib.Graphs) -> graphs_lib.Graphs:
 
 
 def _or_original(changed, graphs):
-    """The graphs of `changed` that have a node, the others as they were."""
+    """The changed graphs; those that have lost all nodes are as in `graphs`."""
     count = _counts(changed)[graphs.node_graph]
     left, edge_left = count > 0, count[graphs.receivers] > 0
     return graphs._replace(
@@ -151,7 +154,7 @@ def _or_original(changed, graphs):
 
 
 def _kinds(key, graphs, count, choice):
-    """Number of each graph's kind, i32[B]."""
+    """The kind drawn for each graph, i32[B]."""
     slots = jnp.arange(len(graphs.graph_mask))
     if choice == "batch":
         return jnp.zeros_like(slots) + jax.random.randint(key, (), 0, count)
@@ -160,30 +163,31 @@ def _kinds(key, graphs, count, choice):
 
 
 def _counts(graphs):
-    """Nodes of each graph, i32[B]."""
+    """Number of unmasked nodes of each graph, i32[B]."""
     ones = graphs.node_mask.astype(jnp.int32)
     slots = len(graphs.graph_mask)
     return jax.ops.segment_sum(ones, graphs.node_graph, slots, indices_are_sorted=True)
 
 
 def _quota(graphs, share):
-    """floor(share n) of each node's graph, i32[n]; `share` f32[B]."""
+    """floor(share n) for the graph of each node, i32[n]; `share` f32[B]."""
     return jnp.floor(share * _counts(graphs)).astype(jnp.int32)[graphs.node_graph]
 
 
 def _over_edges(reduce, sent, graphs):
+    """What the edges send, reduced at each receiving node."""
     nodes = len(graphs.node_graph)
     return reduce(sent, graphs.receivers, nodes, indices_are_sorted=True)
 
 
 def _clocks(key, graphs):
-    """An exponential time for each node, infinite for masked ones, f32[n]."""
+    """A drawn exponential time for each node, f32[n]; infinite for masked nodes."""
     drawn = jax.vmap(jax.random.exponential)(graphs_lib.node_keys(key, graphs))
     return jnp.where(graphs.node_mask, drawn, jnp.inf)
 
 
 def _ranks(time, graphs):
-    """Place of each node in the order in time of its graph, from 0, i32[n]."""
+    """Rank of each node's time within its graph, from 0, i32[n]."""
     places = jnp.arange(len(time), dtype=jnp.int32)
     order = lax.sort((graphs.node_graph, time, places), num_keys=2)[2]
     rank = jnp.zeros_like(places).at[order].set(places, unique_indices=True)
@@ -191,13 +195,14 @@ def _ranks(time, graphs):
 
 
 def _before(counts, graphs):
-    """Sum of i32[n] over the nodes of the same graph that lie before each."""
+    """For each node, the sum of i32[n] over earlier nodes of its graph."""
     before = jnp.cumsum(counts) - counts
-    # Overflow is harmless: differences of wrapped sums are right.
+    # Overflow is harmless: differences of wrapped sums are still exact.
     return before - before[graphs_lib.first_nodes(graphs)][graphs.node_graph]
 
 
 def _redrawn(key, graphs, chosen, mean, std):
+    """The graphs with new random features at the chosen nodes, bool[n]."""
     width = graphs.features.shape[1:]
     keys = graphs_lib.node_keys(key, graphs)
     noise = mean + std * jax.vmap(lambda k: jax.random.normal(k, width))(keys)
@@ -206,21 +211,21 @@ def _redrawn(key, graphs, chosen, mean, std):
 
 
 def _growth(key, graphs, clock, grown, growing):
-    """When each node would come into the growing set of its graph.
+    """The time at which each node enters the set of its graph.
 
-    T(first) = 0, T(v) = clock(v) + min of T over the neighbours of v, found by rounds
-    over all edges, until nothing changes or, with `growing` unset, one.
+    T(first) = 0, T(v) = clock(v) + min of T over the neighbours of v. This takes rounds
+    over all edges until nothing changes, or one round if not `growing`.
 
     Args:
-      key: of the first nodes and of uniform draws for `_in_time`.
+      key: draws the first nodes, and uniform numbers for `_in_time`.
       graphs: the batch.
       clock: f32[n], exponential.
-      grown: bool[B], graphs that have such a set.
-      growing: neighbours of neighbours may follow.
+      grown: bool[B], the graphs whose kind is "subgraph".
+      growing: whether neighbours of neighbours can enter.
 
     Returns:
-      Times f32[n], infinite for what cannot be reached; those of other graphs are
-      their clocks. Draws f32[n] in (0, 1).
+      Times f32[n], infinite for nodes that cannot be reached; in graphs of another kind
+      a node's time is its clock. Uniform draws f32[n] in (0, 1).
     """
     k_first, k_draws = jax.random.split(key)
     slots = jnp.arange(len(grown))
@@ -239,36 +244,37 @@ def _growth(key, graphs, clock, grown, growing):
         new = jnp.where(first, 0.0, near)
         return new, jnp.any(new < time), rounds + 1
 
-    # No shortest path has more edges than there are nodes.
+    # A shortest path has fewer edges than there are nodes.
     most = len(clock) if growing else 1
     start = (jnp.where(first, 0.0, jnp.inf), jnp.any(first), 0)
     time, *_ = lax.while_loop(lambda now: now[1] & (now[2] < most), further, start)
-    # Between 0 and 1 with neither: a logarithm and a quotient follow.
+    # Neither 0 nor 1, since `_in_time` takes the logarithm and divides.
     draw = jax.vmap(lambda k: jax.random.uniform(k, minval=1e-7))
     draws = draw(graphs_lib.node_keys(k_draws, graphs))
     return jnp.where(inside, time, clock), draws
 
 
 def _in_time(draws, time, rank, graphs, growing):
-    """Whether n draws from the neighbours of the set are enough to reach each node.
+    """Whether n draws are enough for each node to enter the set.
 
-    After step j, with j nodes beside the first inside, some of the neighbours that are
-    drawn from are new, the others are those j (and with `growing` the first node, which
-    is a neighbour of one of them). The draws that hit none of the new ones before one
-    that does are geometric with p = new / (new + others).
+    When j nodes have entered beside the first, the draws are from two kinds of
+    neighbours: new ones, and others, which are in the set already: those j nodes, and
+    with `growing` also the first node, which is a neighbour of one of them. The number
+    of draws without a new node before the next new one is geometric with
+    p = new / (new + others).
 
     Args:
-      draws: f32[n] in (0, 1); those of a graph's j-th node serve step j.
-      time, rank: of each node, as `_growth` and `_ranks` give them.
+      draws: f32[n] in (0, 1); that of a graph's j-th node is for step j.
+      time, rank: of each node, see `_growth` and `_ranks`.
       graphs, growing: as in `_growth`.
 
     Returns:
-      bool[n], of use in growing sets alone.
+      bool[n]; it means nothing for graphs of another kind.
     """
     nodes = len(time)
     start = graphs_lib.first_nodes(graphs)[graphs.node_graph]
     reached = jnp.isfinite(time) & (rank > 0)
-    # The step from which a node is among the neighbours that are drawn from.
+    # The step from which a node is a neighbour of the set, and may be drawn.
     since = jnp.zeros_like(rank)
     if growing:
         sent = jnp.where(graphs.edge_mask, rank[graphs.senders], nodes)

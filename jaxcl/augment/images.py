@@ -2,7 +2,7 @@
 
 Operations take ONE image f32[H,W,C] in 0..1 (key first where random, options
 keyword-only); batch them with vmap. `make` and `make_eval` build the batched
-pipelines that training and evaluation use.
+pipelines of training and evaluation.
 
 Crops and resampling are in `crops`. Sources: torchvision.transforms (ColorJitter,
 solarize), Pillow. Departures: pixels stay float between operations (Pillow rounds to
@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jaxcl.augment import crops
 
@@ -26,11 +27,12 @@ _ORDERS = np.array(list(itertools.permutations(range(4))))  # i32[24, 4]
 _JITTER = (0.4, 0.4, 0.2, 0.1)  # BYOL: brightness, contrast, saturation, hue
 
 
-# Colour operations on planes: a list of C arrays f32[H,W]. One array f32[C,H,W]
-# instead makes XLA compute all channels again for each (8x slower on a CPU).
+# Colour operations work on planes, a list of C arrays f32[H,W]. With one array
+# f32[C,H,W] XLA computes all channels again for each channel (8x slower on a CPU).
 
 
 def _gray(planes):
+    """Luma f32[H,W]."""
     if len(planes) == 1:
         return planes[0]
     r, g, b = planes
@@ -38,6 +40,7 @@ def _gray(planes):
 
 
 def _blend(planes, other, factor):
+    """`factor` times the planes plus (1 - factor) times `other`, clipped to 0..1."""
     mix = (1.0 - factor) * other
     return [jnp.clip(factor * p + mix, 0.0, 1.0) for p in planes]
 
@@ -52,7 +55,7 @@ def _hue(planes, turn):
     is_r, is_g = top == r, top == g
     ramp = jnp.where(is_r, g - b, jnp.where(is_g, b - r, r - g))
     start = jnp.where(is_r, 0.0, jnp.where(is_g, 2.0, 4.0))
-    # In sixths of a turn; a gray pixel (chroma 0) may have any hue.
+    # The hue, in sixths of a turn. For a gray pixel (chroma 0) any value will do.
     hue = ramp / jnp.where(chroma == 0.0, 1.0, chroma) + start + 6.0 * turn
     hue = hue - 6.0 * jnp.floor(hue / 6.0)
     far_r, far_g, far_b = [jnp.abs(hue - c) for c in (3.0, 2.0, 4.0)]
@@ -61,13 +64,14 @@ def _hue(planes, turn):
 
 
 def _jitter(key, planes, strength, applied=True):
-    """Brightness, contrast, saturation and hue in random order.
+    """Brightness, contrast, saturation and hue, in random order.
 
-    Each of four slots runs one formula that holds all four: a blend with 0
-    (brightness), the mean gray (contrast) or the gray (saturation), then a turn of
-    the hue; what is not due has factor 1 or turn 0. So there are no branches, of
-    which vmap would run all. The slots are a scan: unrolled, XLA fuses them to
-    kernels that compute shared terms again and again (600x slower on a CPU).
+    There are four slots, one for each operation in its turn. All slots run the same
+    formula, which does any of the four: a blend with 0 (brightness), the mean gray
+    (contrast) or the gray image (saturation), then a turn of the hue. An operation that
+    is not due has factor 1 or turn 0. Branches would not help, since vmap runs them
+    all. The slots are a scan: if unrolled, XLA fuses them into kernels that compute
+    shared terms many times (600x slower on a CPU).
     """
     u = jax.random.uniform(key, (5,))
     neutral = np.float32([1, 1, 1, 0])
@@ -97,74 +101,85 @@ def _blurring(sigma, *, extent, radius):
     taps = taps / (2.0 * taps.sum() - 1.0)
     band = jnp.exp(-0.5 * (distance / sigma) ** 2) * taps[0]
     band = jnp.where(distance <= radius, band, 0.0)
-    # What reaches beyond an edge falls on the edge's pixel.
+    # Taps beyond an edge count for the pixel at the edge.
     beyond = jnp.arange(radius + 1) > pixel[:, None]
     beyond = jnp.sum(jnp.where(beyond, taps, 0.0), axis=1, keepdims=True)
     return band + (pixel == 0) * beyond + (pixel == extent - 1) * beyond[::-1]
 
 
-def adjust_brightness(image, factor):
+def adjust_brightness(image: jax.Array, factor: ArrayLike) -> jax.Array:
     """`factor` times the image, clipped to 0..1."""
     return jnp.clip(factor * image, 0.0, 1.0)
 
 
-def adjust_contrast(image, factor):
+def adjust_contrast(image: jax.Array, factor: ArrayLike) -> jax.Array:
     """Blend with the mean of the gray image; factor 1 keeps the image."""
     planes = jnp.unstack(image, axis=-1)
     return jnp.stack(_blend(planes, _gray(planes).mean(), factor), axis=-1)
 
 
-def adjust_saturation(image, factor):
+def adjust_saturation(image: jax.Array, factor: ArrayLike) -> jax.Array:
     """Blend with the gray image; factor 0 is gray, 1 keeps the image."""
     planes = jnp.unstack(image, axis=-1)
     return jnp.stack(_blend(planes, _gray(planes), factor), axis=-1)
 
 
-def adjust_hue(image, factor):
+def adjust_hue(image: jax.Array, factor: ArrayLike) -> jax.Array:
     """Turn the hue (HSV) by `factor` of the circle, in -0.5..0.5."""
     return jnp.stack(_hue(jnp.unstack(image, axis=-1), factor), axis=-1)
 
 
-def color_jitter(key, image, *, brightness, contrast, saturation, hue):
+def color_jitter(
+    key: jax.Array,
+    image: jax.Array,
+    *,
+    brightness: float,
+    contrast: float,
+    saturation: float,
+    hue: float,
+) -> jax.Array:
     """The four adjustments in random order (ColorJitter).
 
-    Factors are uniform in max(0, 1 - x)..1 + x, for the hue in -hue..hue.
+    The factor of an option x is uniform in max(0, 1 - x)..1 + x, that of the hue in
+    -hue..hue.
     """
     strength = (brightness, contrast, saturation, hue)
     _check(jitter=strength)
     return jnp.stack(_jitter(key, jnp.unstack(image, axis=-1), strength), axis=-1)
 
 
-def grayscale(image):
-    """ITU-R 601-2 luma in every channel, shape kept."""
+def grayscale(image: jax.Array) -> jax.Array:
+    """ITU-R 601-2 luma in every channel; the shape is kept."""
     return adjust_saturation(image, 0.0)
 
 
-def gaussian_blur(image, sigma, *, radius=11):
-    """Gaussian of `sigma` pixels over 2 * radius + 1 taps, edges replicated."""
+def gaussian_blur(image: jax.Array, sigma: ArrayLike, *, radius: int = 11) -> jax.Array:
+    """Gaussian of `sigma` pixels with 2 * radius + 1 taps; edges are replicated."""
     height, width, _ = image.shape
     rows = _blurring(sigma, extent=height, radius=radius)
     columns = _blurring(sigma, extent=width, radius=radius)
     return crops.dot("ih,jch->ijc", rows, crops.dot("jw,hwc->jch", columns, image))
 
 
-def solarize(image, *, threshold=128 / 255):
+def solarize(image: jax.Array, *, threshold: float = 128 / 255) -> jax.Array:
     """Invert the pixels at or above the threshold."""
     return jnp.where(image >= threshold, 1.0 - image, image)
 
 
-def horizontal_flip(image):
+def horizontal_flip(image: jax.Array) -> jax.Array:
     """Mirror left and right."""
     return image[:, ::-1]
 
 
-def normalize(image, mean, std):
+def normalize(
+    image: jax.Array, mean: Sequence[float], std: Sequence[float]
+) -> jax.Array:
     """(image - mean) / std; `mean` and `std` have C entries or one."""
     return (image - np.float32(mean)) / np.float32(std)
 
 
 def _one_view(key, image, *, view, box, pad, jitter, gray, blur, sigma, sun, flip):
-    """u8[H,W,C] -> f32[h,w,C]; what has probability 0 leaves no trace."""
+    """u8[H,W,C] -> f32[h,w,C]; operations of probability 0 are not compiled."""
     k_crop, k_jitter, k_rest = jax.random.split(key, 3)
     u_jitter, u_gray, u_blur, u_sigma, u_sun, u_flip = jax.random.uniform(k_rest, (6,))
     image = image.astype(jnp.float32) / 255.0
@@ -213,16 +228,16 @@ def make(
 ) -> Callable:
     """Build `augment(key, images) -> [B,views,size,size,C]`, normalised.
 
-    Images are u8[B,H,W,C], from which each view cuts its crop (`crop=False`: a
-    view is the whole image, size x size), or crops already cut,
-    u8[B,views,size,size,C]. With C = 1, hue, saturation, grayscale do nothing.
-    `pad` moves what is not cropped, see `crops.shift`.
+    Images are u8[B,H,W,C], of which each view is a random crop (`crop=False`: the whole
+    image, which must be size x size); or they are crops already, u8[B,views,size,size,
+    C]. With C = 1, hue, saturation and grayscale do nothing. `pad` shifts images that
+    are not cropped, see `crops.shift`.
 
     Order: crop or shift, jitter (brightness, contrast, saturation, hue), grayscale,
     blur, solarise, flip, normalise. `blur` and `solarize` are one probability, or one
-    for each view (BYOL's asymmetric views); `sigma` is in pixels. What has probability
-    0 is not in the program. A view's key is fold_in(fold_in(key, position in the
-    batch), view): no result depends on the devices or the batch size.
+    for each view (BYOL's asymmetric views); `sigma` is in pixels. Operations of
+    probability 0 are not compiled. A view's key is fold_in(fold_in(key, position in the
+    batch), view), so results do not depend on the devices or the batch size.
 
     Raises ValueError for values out of range, here or when first called.
     """
@@ -249,20 +264,26 @@ def make(
         out = []
         for view in range(views):
             view_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, view)
-            one = functools.partial(one_view, view=view, box=box if cut else None)
+            change = functools.partial(one_view, view=view, box=box if cut else None)
             image = images if images.ndim == 4 else images[:, view]
-            out.append(jax.vmap(one)(view_keys, image))
+            out.append(jax.vmap(change)(view_keys, image))
         return normalize(jnp.stack(out, axis=1), mean, std).astype(dtype)
 
     return augment
 
 
 def make_eval(
-    *, size, resize=None, interpolation="bicubic", mean, std, dtype=jnp.float32
+    *,
+    size: int,
+    resize: int | None = None,
+    interpolation: str = "bicubic",
+    mean: Sequence[float],
+    std: Sequence[float],
+    dtype: Any = jnp.float32,
 ) -> Callable:
     """Build `prepare(images)`, u8[B,H,W,C] -> [B,size,size,C], normalised.
 
-    The shorter side is resized to `resize`, then the centre is cut; without
+    The shorter side is resized to `resize`, then the centre is cropped. Without
     `resize`, images must be size x size. Raises ValueError otherwise.
     """
     _check(size=size, interpolation=interpolation, moments=(mean, std))
@@ -280,6 +301,7 @@ def make_eval(
 
 
 def _check(views=1, jitter=_JITTER, moments=((), ()), **box):
+    """Refuse options out of their range."""
     crops.check(**box)
     crops.need(views >= 1, "views", views, "at least 1")
     good = len(jitter) == 4 and min(jitter) >= 0 and jitter[3] <= 0.5
@@ -289,16 +311,18 @@ def _check(views=1, jitter=_JITTER, moments=((), ()), **box):
     crops.need(good, "std", std, f"positive and as long as mean {mean!r}")
 
 
-def _probabilities(name, value, views=1):
-    each = (value,) * views if np.ndim(value) == 0 else tuple(value)
-    good = len(each) == views and all(0 <= p <= 1 for p in each)
+def _probabilities(name, value, views=1) -> tuple[float, ...]:
+    """The probability of each view, checked."""
+    by_view = (value,) * views if np.ndim(value) == 0 else tuple(value)
+    good = len(by_view) == views and all(0 <= p <= 1 for p in by_view)
     crops.need(
         good, name, value, f"a number in [0, 1], or one for each of {views} views"
     )
-    return each
+    return by_view
 
 
 def _check_images(images, size, mean, views=None):
+    """Refuse images of another type or shape."""
     shape, got = images.shape, f"{images.dtype}{list(images.shape)}"
     axes = {4: (), 5: (views,)}.get(len(shape))
     good = images.dtype == jnp.uint8 and shape[1:-3] == axes and shape[-1] in (1, 3)

@@ -196,7 +196,7 @@ def _build(fresh: Fresh, folder: str, key: dict, alone: bool) -> None:
 def _write(fresh: Fresh, count: int, part: str, folder: str) -> dict:
     """Write pixels, offsets and shapes; return what meta.json holds beside the key."""
     shapes, problems = np.zeros((count, 3), np.int32), []
-    start = said = time.monotonic()
+    start = reported = time.monotonic()
     with (
         open(os.path.join(part, "pixels.bin"), "wb") as file,
         contextlib.closing(_decoded(fresh, range(count))) as images,
@@ -208,8 +208,8 @@ def _write(fresh: Fresh, count: int, part: str, folder: str) -> dict:
             else:
                 problems.append(str(problem))
             now = time.monotonic()
-            if now - said >= PAUSE:
-                said, rate = now, (row + 1) / (now - start)
+            if now - reported >= PAUSE:
+                reported, rate = now, (row + 1) / (now - start)
                 left = (count - row - 1) / rate / 60
                 _say(
                     f"cache {folder}: {row + 1:,} of {count:,} images, "

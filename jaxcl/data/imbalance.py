@@ -21,7 +21,9 @@ class Dominated(NamedTuple):
     rho_max: float
     steps: int | None  # of an epoch; None: as many as one pass over the rows has
 
-    def __call__(self, rng: np.random.Generator, rows: np.ndarray, batch_size: int):
+    def __call__(
+        self, rng: np.random.Generator, rows: np.ndarray, batch_size: int
+    ) -> np.ndarray:
         """Rows of an epoch, i32[steps, batch], drawn with replacement."""
         steps = len(rows) // batch_size if self.steps is None else self.steps
         rows = rows[np.argsort(self.label[rows], kind="stable")]

@@ -100,7 +100,7 @@ def _judge(dataset, evaluation) -> stream.Examples | None:
 
 
 def _with_earlier_rows(tasks) -> tuple[stream.Task, ...]:
-    """The tasks, each told the train rows of all tasks before it."""
+    """The tasks, each with the train rows of all tasks before it as `earlier`."""
     before = [task.train.rows for task in tasks]
     return tuple(
         task._replace(earlier=np.concatenate([task.earlier, *before[:index]]))

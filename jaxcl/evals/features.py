@@ -172,8 +172,8 @@ def verdicts(
     def judge(scores, labels, allowed, task):
         right = {"class_incremental": scores.argmax(axis=1) == labels}
         if groups.aware == "task_aware":
-            told = jnp.where(allowed[task], scores, -jnp.inf)
-            right["task_aware"] = told.argmax(axis=1) == labels
+            of_task = jnp.where(allowed[task], scores, -jnp.inf)
+            right["task_aware"] = of_task.argmax(axis=1) == labels
         return right
 
     program = jax.jit(judge, out_shardings=sharding.replicated(parts.mesh))

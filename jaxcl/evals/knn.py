@@ -173,8 +173,8 @@ def make(
         right = judge(embed_test(state), embed_train(state), mask)
         rows = {"class_incremental": features_lib.per_task(parts, right[0])}
         if groups.aware:
-            told = features_lib.per_task(parts, right[1])
-            rows[groups.aware] = features_lib.blank_unseen(told, train_on, task)
+            own = features_lib.per_task(parts, right[1])
+            rows[groups.aware] = features_lib.blank_unseen(own, train_on, task)
         scalars = {
             "accuracy": float(right[0].mean()),
             "seconds": time.monotonic() - began,

@@ -158,6 +158,20 @@ class _Probe(NamedTuple):
     judge: Callable  # f32[M, C] -> dict of bool[M], see `features.verdicts`
 
 
+def _probe(parts, train_on, normalize, fit, data_of) -> _Probe:
+    """The probe that `fit` trains, see `_fitting`."""
+    groups, evaluation = features_lib.split(parts), parts.stream.evaluation
+    return _Probe(
+        groups=groups,
+        embed_test=_plain(parts, evaluation, normalize),
+        usable=_usable(parts, train_on, groups),
+        fit=fit,
+        data_of=data_of,
+        logits=jax.jit(head_lib.logits),
+        judge=features_lib.verdicts(parts, groups, evaluation),
+    )
+
+
 def _domain_rows(parts, probe, state, task, data, held, mask) -> np.ndarray:
     """Accuracy f64[T] of a probe of its own for each domain, nan without train rows."""
     groups, accuracy = probe.groups, np.full(len(parts.stream.tasks), np.nan)
@@ -181,8 +195,8 @@ def _evaluator(parts, probe, train_on, share) -> Callable:
         right = probe.judge(probe.logits(head, held))
         rows = {name: features_lib.per_task(parts, row) for name, row in right.items()}
         if "task_aware" in rows:
-            told = features_lib.blank_unseen(rows["task_aware"], train_on, task)
-            rows["task_aware"] = told
+            seen = features_lib.blank_unseen(rows["task_aware"], train_on, task)
+            rows["task_aware"] = seen
         elif probe.groups.aware == "domain_aware":
             own = _domain_rows(parts, probe, state, task, data, held, mask)
             rows["domain_aware"] = own
@@ -324,17 +338,8 @@ def make(
     _check_look(**look)
     _check_fraction(fraction, fraction_seed)
     features_lib.check_labels(parts, "linear")
-    groups, evaluation = features_lib.split(parts), parts.stream.evaluation
-    fit, data_of = _fitting(parts, rule, augment, look, normalize_features, balanced)
-    probe = _Probe(
-        groups=groups,
-        embed_test=_plain(parts, evaluation, normalize_features),
-        usable=_usable(parts, train_on, groups),
-        fit=fit,
-        data_of=data_of,
-        logits=jax.jit(head_lib.logits),
-        judge=features_lib.verdicts(parts, groups, evaluation),
-    )
+    fitting = _fitting(parts, rule, augment, look, normalize_features, balanced)
+    probe = _probe(parts, train_on, normalize_features, *fitting)
     share = features_lib.stratified(
         parts.stream.dataset.train, fraction=fraction, seed=fraction_seed
     )

@@ -1,10 +1,11 @@
 """Export the encoder of a run: `python -m jaxcl.export --run=RUN --out=DIR`.
 
-DIR then holds the encoder's parameters and statistics (encoder.safetensors), and what
-it is and where it comes from (card.json); with --torch also a state dict for PyTorch,
-under the names of torchvision's ResNet. `jaxcl.load_encoder(DIR)` reads it back. The
-run may be going on: its newest whole checkpoint is taken, and nothing in it changes. Of
-a run with updates the last accepted one is exported.
+DIR then holds the encoder's parameters and statistics (encoder.safetensors) and its
+description and origin (card.json); with --torch also a state dict for PyTorch, under
+the names of torchvision's ResNet. `jaxcl.load_encoder(DIR)` reads it back.
+
+The run may still be training: its newest complete checkpoint is exported, and the run
+is not changed. Of a run with updates, the last accepted one is exported.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from jaxcl.run import results as results_lib
 from jaxcl.run import task_alone, transfer
 from jaxcl.update import lineage
 
-# Methods whose steps train no encoder: each evaluation fits one, and drops it.
+# Methods whose steps train no encoder: each evaluation fits one and drops it.
 _DROP = ("gdumb",)
 
 
@@ -40,13 +41,13 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
     """Write the encoder of a run to a folder.
 
     Args:
-      run: a run directory; the last of its updates that was accepted takes its place.
-      out: the folder; it must be empty, missing, or an export of the same checkpoint.
+      run: a run directory; if the run has accepted updates, the last of them is used.
+      out: the folder; it must be missing, empty, or an export of the same checkpoint.
       torch: also write the state dict for PyTorch.
-      force: replace an export of another checkpoint, or one whose card is damaged.
+      force: replace an export of another checkpoint, or one with a damaged card.
 
     Returns:
-      What card.json says.
+      The contents of card.json.
 
     Raises:
       ValueError: there is no such encoder; the folder holds something else.
@@ -59,26 +60,27 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
         torch_resnet.check(section)
     where = transfer.place(run, field="--run")
     width = transfer.input_width(where) or len(config["augment"]["mean"])
-    given = _inputs(config, width)
-    module, blank = encoder.module_of(section), encoder.blank(given)
+    inputs = _inputs(config, width)
+    module, blank = encoder.module_of(section), encoder.blank(inputs)
     state, source = transfer.restore(
         run, module, blank, sharding.mesh(1), field="--run"
     )
     trees = (tree["encoder"] for tree in (state.params, state.stats))
-    shown = {"encoder": section, "input": given}
-    made = encoder.make(shown, *map(sharding.fetch, trees))
-    leaves = encoder.flat(made.params, made.stats)
+    exported = encoder.make(
+        {"encoder": section, "input": inputs}, *map(sharding.fetch, trees)
+    )
+    leaves = encoder.flat(exported.params, exported.stats)
     files = {encoder.TENSORS: _bytes(leaves, "flax")}
     if torch:
-        files[torch_resnet.TENSORS] = _bytes(torch_resnet.torch_state(made), "pt")
-    noted = transfer.cursor(where, source["number"])
+        files[torch_resnet.TENSORS] = _bytes(torch_resnet.torch_state(exported), "pt")
+    cursor = transfer.cursor(where, source["number"])
     card = {
         "format": encoder.FORMAT,
         "encoder": section,
-        "num_features": made.num_features,
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(made.params)),
-        "input": given,
-        **_lineage(config, source, noted),
+        "num_features": exported.num_features,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(exported.params)),
+        "input": inputs,
+        **_lineage(config, source, cursor),
         "files": {name: hashlib.sha256(x).hexdigest() for name, x in files.items()},
         "torch": torch_resnet.key_map(leaves) if torch else None,
         "versions": _versions(),
@@ -91,7 +93,7 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
 
 
 def _config_of(run):
-    """The config of a run that can have an encoder."""
+    """The config of a run; refuses a run that has no encoder of its own."""
     config = transfer.config_of(run, field="--run")
     if config.get("seeds", 1) > 1:
         raise ValueError(
@@ -113,12 +115,12 @@ def _config_of(run):
 
 
 def _full(function, options) -> dict:
-    """The options, and the default of each that is not there."""
+    """The options, and the defaults of the others."""
     return {**schema.defaults(function), **options}
 
 
 def _architecture(config) -> dict:
-    """config.encoder with all that it leaves to defaults, and the precision."""
+    """config.encoder with all its defaults, and the precision."""
     make, options = schema.named(sections.ENCODERS, config["encoder"], "config.encoder")
     full = _full(make, options)
     full.pop("dtype")
@@ -127,41 +129,46 @@ def _architecture(config) -> dict:
 
 
 def _inputs(config, width) -> dict:
-    """What the encoder takes, and how evaluation prepares it."""
-    given = config["augment"]
-    if given.get("name") == "graphs":
+    """What the encoder's inputs are, and how evaluation prepares them."""
+    augment = config["augment"]
+    if augment.get("name") == "graphs":
         return {"kind": "graphs", "features": width}
     view = inspect.signature(augment_images.make_eval).parameters
     return {
         "kind": "images",
         "dtype": "uint8",
         "channels": width,
-        "size": given["size"],
-        "resize": given.get("resize"),
+        "size": augment["size"],
+        "resize": augment.get("resize"),
         "interpolation": view["interpolation"].default,
-        "mean": list(given["mean"]),
-        "std": list(given["std"]),
+        "mean": list(augment["mean"]),
+        "std": list(augment["std"]),
         "decoder": config.get("decoder"),
     }
 
 
-def _lineage(config, source, noted) -> dict:
-    """Where the encoder comes from."""
+def _lineage(config, source, cursor) -> dict:
+    """Where the encoder comes from.
+
+    Args:
+      source: path, number, step and checksum of the checkpoint.
+      cursor: where the run stood at the checkpoint, see `transfer.cursor`.
+    """
     options = dict(config["method"])
     name = options.pop("name")
     checkpoint = {key: source[key] for key in ("number", "step", "checksum")}
     return {
         "method": {"name": name, **_full(schema.method(name).make, options)},
-        "training": _training(config, noted),
-        "data": _data(config, noted["results"]["task_names"]),
+        "training": _training(config, cursor),
+        "data": _data(config, cursor["results"]["task_names"]),
         "checkpoint": {"run": source["path"], **checkpoint},
-        "results": _results(config, noted),
+        "results": _results(config, cursor),
     }
 
 
-def _training(config, noted) -> dict:
+def _training(config, cursor) -> dict:
     """How far the run had come."""
-    results, phase = noted["results"], noted["phase"]
+    results, phase = cursor["results"], cursor["phase"]
     names, done = results["task_names"], results_lib.finished(results)
     begun = done + (phase != "evaluated")
     return {
@@ -174,44 +181,45 @@ def _training(config, noted) -> dict:
 
 
 def _data(config, task_names) -> dict:
-    """What the run read; name and rows if the same data can be read here and now."""
+    """The run's data; with name and rows if the same data can be read now."""
     options = dict(config["data"])
-    found = {"source": options.pop("name"), "options": options}
-    found |= {"scenario": config["scenario"], "name": None, "train_rows": None}
+    data = {"source": options.pop("name"), "options": options}
+    data |= {"scenario": config["scenario"], "name": None, "train_rows": None}
     try:
         seed = config.get("seed", 0)
         read = sections.tasks(config["data"], config["scenario"], seed)()
-    except Exception:  # lineage that cannot be told stops no export
-        return found
+    except Exception:  # data that cannot be read do not stop an export
+        return data
     names, want = [task.name for task in read.tasks], list(task_names)
     if config["scenario"]["name"] == "after":  # the tasks before had other data
         names, want = names[-1:], want[-1:]
     if names != want:
-        return found  # other data are there now
+        return data  # the data have changed since
     dataset = read.dataset
-    return found | {"name": dataset.name, "train_rows": stream.size(dataset.train)}
+    return data | {"name": dataset.name, "train_rows": stream.size(dataset.train)}
 
 
-def _results(config, noted) -> dict | None:
-    """What the run's evaluators said of this very network, None where they did not."""
-    results = noted["results"]
+def _results(config, cursor) -> dict | None:
+    """The evaluators' results for exactly this network, None if there are none."""
+    results = cursor["results"]
     last = results_lib.finished(results) - 1
-    if noted["phase"] != "evaluated" or last < 0:
+    if cursor["phase"] != "evaluated" or last < 0:
         return None
-    found = {}
+    matrices = {}
     for name, measures in results_lib.summary(results).items():
         row = results["matrices"][name][last]
-        found[name] = {"accuracy": row, "average": measures["average_accuracy"]}
-    # ICL's rows are those of its head, where it has one, also to the evaluators.
+        matrices[name] = {"accuracy": row, "average": measures["average_accuracy"]}
+    # If ICL has a head, the evaluators read the head's outputs.
     head = config["method"]["name"] == "icl" and config["method"].get("output_dim")
     return {
         "of": "encoder and head" if head else "encoder",
-        "matrices": found,
+        "matrices": matrices,
         "scalars": results["scalars"][last],
     }
 
 
 def _versions() -> dict:
+    """Versions of the software that wrote the export."""
     return {
         "jaxcl": task_alone.version(),
         "jax": jax.__version__,
@@ -221,20 +229,19 @@ def _versions() -> dict:
 
 
 def _bytes(leaves, library) -> bytes:
+    """A safetensors file of the leaves."""
     return tensors.save(leaves, metadata={"format": library})
 
 
 def _write(folder, files, card, force) -> None:
-    """All files or none, the card last.
+    """Write all files, the card last; an error while writing leaves no new file.
 
     Raises:
       ValueError: the folder holds something else.
     """
     _check_folder(folder, card, force)
-    files = files | {
-        encoder.CARD: (json.dumps(card, indent=1) + "\n").encode(),
-    }
-    if storage.in_bucket(folder):  # it replaces an object whole
+    files = files | {encoder.CARD: (json.dumps(card, indent=1) + "\n").encode()}
+    if storage.in_bucket(folder):  # buckets replace each object as a whole
         for name, data in files.items():
             (folder / name).write_bytes(data)
     else:
@@ -258,14 +265,14 @@ def _check_folder(folder, card, force) -> None:
         return
     if not folder.is_dir():
         raise ValueError(f"--out={folder}: is a file; must be a folder")
-    there = {path.name for path in folder.iterdir()}
-    ours = {encoder.CARD, encoder.TENSORS, torch_resnet.TENSORS}
-    if there - ours:
+    names = {path.name for path in folder.iterdir()}
+    other = names - {encoder.CARD, encoder.TENSORS, torch_resnet.TENSORS}
+    if other:
         raise ValueError(
-            f"--out={folder}: holds {', '.join(sorted(there - ours)[:3])}, which is no "
+            f"--out={folder}: holds {', '.join(sorted(other)[:3])}, which is no "
             "part of an export; give a new folder"
         )
-    if not there or force:
+    if not names or force:
         return
     try:
         before = encoder.read_card(folder)
@@ -280,31 +287,33 @@ def _check_folder(folder, card, force) -> None:
 
 
 def text(card: dict) -> str:
-    """What was exported, in two lines."""
+    """A summary of a card, in two lines."""
     section, training, method = (card[k] for k in ("encoder", "training", "method"))
-    told = [str(method[k]) for k in ("name", "base", "strategy") if method.get(k)]
-    shown = f"{section['name']}, {card['parameters']:,} parameters, "
-    shown += f"{card['num_features']} features, of {' '.join(told)}"
+    names = [str(method[k]) for k in ("name", "base", "strategy") if method.get(k)]
+    network = f"{section['name']}, {card['parameters']:,} parameters, "
+    network += f"{card['num_features']} features, of {' '.join(names)}"
     step, number = (card["checkpoint"][k] for k in ("step", "number"))
     tasks = f"{training['whole_tasks']} of {training['num_tasks']} tasks"
     where = f"checkpoint {number} of {card['checkpoint']['run']}"
-    return f"{shown}\nstep {step}, {tasks}, {where}"
+    return f"{network}\nstep {step}, {tasks}, {where}"
 
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    made.add_argument("--run", required=True, help="a run directory")
-    made.add_argument("--out", required=True, help="folder, new or of the same export")
-    made.add_argument("--torch", action="store_true", help="also for PyTorch")
-    made.add_argument(
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--run", required=True, help="a run directory")
+    options.add_argument(
+        "--out", required=True, help="folder, new or of the same export"
+    )
+    options.add_argument("--torch", action="store_true", help="also for PyTorch")
+    options.add_argument(
         "--force", action="store_true", help="replace an export of another checkpoint"
     )
-    return made
+    return options
 
 
-def main(argv=None) -> int:
-    """The command; exit code 2 where the run or the folder is wrong."""
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; exit code 2 if the run or the folder is wrong."""
     options = parser().parse_args(argv)
     try:
         card = export(**vars(options))

@@ -1,16 +1,18 @@
 """An exported encoder, read back: `jaxcl.load_encoder`.
 
-The folder that `python -m jaxcl.export` wrote is all that is read: neither the run nor
-its data need be there.
+It needs nothing but the folder that `python -m jaxcl.export` wrote, neither the run nor
+its data.
 """
 
 import dataclasses
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,10 +34,10 @@ _NEEDED = ("encoder", "num_features", "input", "files")
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """A network without its projector or head, frozen as a run left it.
+    """A network without projector and head, as a run left it.
 
-    `dataclasses.replace(encoder, params=..., stats=...)` is the same one with other
-    weights, say after fine-tuning.
+    `dataclasses.replace(encoder, params=..., stats=...)` is the same network with other
+    weights, for instance after fine-tuning.
     """
 
     module: Any  # flax.linen module: (inputs, *, train) -> f32[N, D]
@@ -45,37 +47,45 @@ class Encoder:
     stats: core.PyTree = dataclasses.field(repr=False)  # f32, of batch norm
     _program: Callable = dataclasses.field(repr=False)  # (params, stats, inputs)
 
-    def prepare(self, images):
-        """Images as the network wants them: resized, cut, normalised.
+    def prepare(self, images: Any) -> jax.Array:
+        """Images as the network needs them: resized, cropped, normalised.
 
         Args:
-          images: u8[N, H, W, C], resized on the device as evaluation resizes a set in
-            memory; or a sequence of u8[h, w, C] of any sizes, resized on the host as
-            it resizes a set that streams.
+          images: u8[N, H, W, C], resized on the device, as an evaluation does for a set
+            in memory; or a sequence of u8[h, w, C] of any sizes, resized on the host,
+            as for a set that streams.
 
         Returns:
           f32[N, S, S, C].
 
         Raises:
-          ValueError: they are no such images, or of another size or channels.
+          ValueError: the images are of another type, size or number of channels.
         """
         return _view(self.card, images)(jnp.asarray(_cut(self.card, images)))
 
-    def apply(self, params, stats, inputs, *, train: bool = False, key=None):
-        """The network as a pure function, to train with.
+    def apply(
+        self,
+        params: core.PyTree,
+        stats: core.PyTree,
+        inputs: Any,
+        *,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> tuple[jax.Array, core.PyTree]:
+        """The network as a pure function, for training.
 
         Args:
-          params, stats: trees as `params` and `stats`.
+          params, stats: trees like the fields `params` and `stats`.
           inputs: normalised images f32[N, S, S, C], see `prepare`; or graphs.
           train: normalise by the statistics of the batch, and move the running ones.
-          key: of the dropout of a graph encoder in training.
+          key: for the dropout of a graph encoder in training.
 
         Returns:
           f32[N, D], and the statistics after this pass.
         """
         return _apply(self.module, params, stats, inputs, train=train, key=key)
 
-    def embed(self, inputs, *, batch_size: int = 256) -> np.ndarray:
+    def embed(self, inputs: Any, *, batch_size: int = 256) -> np.ndarray:
         """Features as an evaluation of the run sees them, f32[N, D].
 
         Args:
@@ -95,37 +105,39 @@ class Encoder:
         view, count = _view(self.card, inputs), len(inputs)
         if not count:
             return np.zeros((0, self.num_features), np.float32)
-        size, found = min(batch_size, 1 << (count - 1).bit_length()), []
+        size, features = min(batch_size, 1 << (count - 1).bit_length()), []
         for start in range(0, count, size):
             images = _cut(self.card, inputs[start : start + size])
             filled = np.resize(images, (size, *images.shape[1:]))
             rows = np.asarray(run(view(jnp.asarray(filled))))
-            found.append(rows[: len(images)])
-        return np.concatenate(found)
+            features.append(rows[: len(images)])
+        return np.concatenate(features)
 
 
 def _apply(module, params, stats, inputs, *, train=False, key=None):
+    """Features, and the statistics after the pass."""
     variables = {"params": params, "batch_stats": stats}
-    more = {} if key is None else {"key": key}
+    keys = {} if key is None else {"key": key}  # only graph encoders take one
     rows, moved = module.apply(
-        variables, inputs, train=train, mutable=["batch_stats"], **more
+        variables, inputs, train=train, mutable=["batch_stats"], **keys
     )
     return rows, moved.get("batch_stats", stats)
 
 
 def _is_array(images) -> bool:
+    """Whether images are one array, and not a sequence of images."""
     return hasattr(images, "ndim")
 
 
 def _view(card, images):
-    """The function that makes of u8[N, H, W, C] what the network is given, jitted."""
-    given = card["input"]
-    if given["kind"] != "images":
-        raise ValueError(f"inputs: must be {given['kind']}, as the card says")
-    # What is cut on the host has its size already.
-    resize = given["resize"] if _is_array(images) else None
-    moments = tuple(given["mean"]), tuple(given["std"])
-    return _compiled_view(given["size"], resize, given["interpolation"], *moments)
+    """The jitted function from u8[N, H, W, C] to the network's inputs."""
+    inputs = card["input"]
+    if inputs["kind"] != "images":
+        raise ValueError(f"inputs: must be {inputs['kind']}, as the card says")
+    # Images that were cropped on the host have the right size already.
+    resize = inputs["resize"] if _is_array(images) else None
+    moments = tuple(inputs["mean"]), tuple(inputs["std"])
+    return _compiled_view(inputs["size"], resize, inputs["interpolation"], *moments)
 
 
 @functools.lru_cache(maxsize=8)
@@ -137,28 +149,30 @@ def _compiled_view(size, resize, interpolation, mean, std):
 
 
 def _cut(card, images) -> np.ndarray:
-    """The images as one array u8[N, H, W, C], checked."""
-    given = card["input"]
+    """The images as one checked array u8[N, H, W, C]; a sequence is cropped."""
+    inputs = card["input"]
+    size, resize, channels = (inputs[k] for k in ("size", "resize", "channels"))
     if _is_array(images):
-        _check("images", images, given["channels"], axes=4)
-        if given["resize"] is None and tuple(images.shape[1:3]) != (given["size"],) * 2:
+        _check("images", images, channels, axes=4)
+        if resize is None and tuple(images.shape[1:3]) != (size, size):
             raise ValueError(
                 f"images: {images.shape[1]} x {images.shape[2]} pixels, must be "
-                f"{given['size']} x {given['size']}; of a list each is resized"
+                f"{size} x {size}; of a list each is resized"
             )
         return np.asarray(images)
     crop = prefetch.CenterCrop(
-        size=given["size"],
-        resize=given["size"] if given["resize"] is None else given["resize"],
-        interpolation=given["interpolation"],
-        decoder=prefetch.choose_decoder(given["decoder"] or "auto"),
+        size=size,
+        resize=size if resize is None else resize,
+        interpolation=inputs["interpolation"],
+        decoder=prefetch.choose_decoder(inputs["decoder"] or "auto"),
     )
     for i, image in enumerate(images):
-        _check(f"images[{i}]", image, given["channels"], axes=3)
+        _check(f"images[{i}]", image, channels, axes=3)
     return np.stack([crop(np.asarray(image)) for image in images])
 
 
 def _check(name, images, channels, *, axes):
+    """Refuse an array that is not u8 with these channels and number of axes."""
     got = f"{getattr(images, 'dtype', type(images).__name__)}"
     got += f"{list(getattr(images, 'shape', ()))}"
     good = getattr(images, "dtype", None) == np.uint8 and images.ndim == axes
@@ -168,6 +182,7 @@ def _check(name, images, channels, *, axes):
 
 
 def _checked_graphs(card, inputs):
+    """The graphs; refuses other inputs, and nodes with another number of features."""
     width = card["input"]["features"]
     if not isinstance(inputs, graphs_lib.Graphs):
         raise ValueError(
@@ -179,11 +194,11 @@ def _checked_graphs(card, inputs):
     return inputs
 
 
-def module_of(section: dict):
+def module_of(section: dict) -> nn.Module:
     """The flax module that a card's "encoder" describes.
 
     Raises:
-      ValueError: a name or an option that there is not.
+      ValueError: an unknown name or option.
     """
     section, field = dict(section), f"{CARD}: encoder"
     precision = section.pop("precision", "float32")
@@ -193,46 +208,48 @@ def module_of(section: dict):
     return make(**options, dtype=sections.PRECISIONS[precision])
 
 
-def blank(given: dict):
-    """Zeros of the least shape that a card's "input" allows, for shapes."""
-    if given["kind"] == "images":
-        return np.zeros((1, given["size"], given["size"], given["channels"]), "f4")
-    none, nothing = np.zeros(1, bool), np.zeros(1, np.int32)
+def blank(inputs: dict) -> np.ndarray | graphs_lib.Graphs:
+    """Inputs of zeros, of the smallest shape that a card's "input" allows."""
+    if inputs["kind"] == "images":
+        return np.zeros((1, inputs["size"], inputs["size"], inputs["channels"]), "f4")
+    masked, zero = np.zeros(1, bool), np.zeros(1, np.int32)
     return graphs_lib.Graphs(
-        np.zeros((1, given["features"]), "f4"),
-        nothing,
-        none,
-        nothing,
-        nothing,
-        none,
-        none,
+        features=np.zeros((1, inputs["features"]), "f4"),
+        node_graph=zero,
+        node_mask=masked,
+        senders=zero,
+        receivers=zero,
+        edge_mask=masked,
+        graph_mask=masked,
     )
 
 
-def flat(params, stats) -> dict[str, np.ndarray]:
-    """The leaves under their names in the file, "params/conv1/kernel"."""
-    found = jax.tree_util.tree_flatten_with_path({"params": params, "stats": stats})
+def flat(params: core.PyTree, stats: core.PyTree) -> dict[str, np.ndarray]:
+    """The leaves by their names in the file, such as "params/conv1/kernel"."""
+    trees = {"params": params, "stats": stats}
+    leaves, _ = jax.tree_util.tree_flatten_with_path(trees)
     return {
         "/".join(entry.key for entry in path): np.ascontiguousarray(leaf)
-        for path, leaf in found[0]
+        for path, leaf in leaves
     }
 
 
-def make(card: dict, params, stats) -> Encoder:
-    """An encoder of its parts; the number of features is counted, not read."""
+def make(card: dict, params: core.PyTree, stats: core.PyTree) -> Encoder:
+    """An encoder from its parts; the number of features is that of the network."""
     module = module_of(card["encoder"])
-    rows = jax.eval_shape(
-        lambda *given: _apply(module, *given)[0], params, stats, blank(card["input"])
-    )
-    program = jax.jit(lambda *given: _apply(module, *given)[0])
-    return Encoder(module, rows.shape[-1], card, params, stats, program)
+
+    def features(params, stats, inputs):
+        return _apply(module, params, stats, inputs)[0]
+
+    rows = jax.eval_shape(features, params, stats, blank(card["input"]))
+    return Encoder(module, rows.shape[-1], card, params, stats, jax.jit(features))
 
 
-def read_card(folder) -> dict:
-    """What card.json of an exported folder says.
+def read_card(folder: str | os.PathLike) -> dict:
+    """The contents of card.json in an exported folder.
 
     Raises:
-      ValueError: there is none, it is damaged, or of a format that is not known.
+      ValueError: it is missing, damaged, or of an unknown format.
     """
     path = epath.Path(folder) / CARD
     try:
@@ -261,8 +278,8 @@ def load_encoder(folder: Any) -> Encoder:
       folder: its path, which may be in a bucket.
 
     Raises:
-      ValueError: a file is missing, damaged, or not what the card says, naming what
-        differs first.
+      ValueError: a file is missing, damaged, or not what the card says; the message has
+        the first difference.
     """
     card, path = read_card(folder), epath.Path(folder) / TENSORS
     try:
@@ -280,22 +297,22 @@ def load_encoder(folder: Any) -> Encoder:
     except SafetensorError as error:
         raise ValueError(f"{path}: it is no safetensors file: {error}") from error
     params, stats = _trees(card, leaves, path)
-    made = make(card, params, stats)
-    if made.num_features != card["num_features"]:
+    encoder = make(card, params, stats)
+    if encoder.num_features != card["num_features"]:
         raise ValueError(
             f"{CARD}: num_features={card['num_features']}, but its encoder has "
-            f"{made.num_features}"
+            f"{encoder.num_features}"
         )
-    return made
+    return encoder
 
 
 def _trees(card, leaves: dict, path):
     """Parameters and statistics of the card's network, filled with the leaves."""
     module, inputs = module_of(card["encoder"]), blank(card["input"])
-    like = jax.eval_shape(module.init, jax.random.key(0), inputs)
-    like = {"params": like["params"], "stats": like.get("batch_stats", {})}
-    found, tree = jax.tree_util.tree_flatten_with_path(like)
-    want = {"/".join(entry.key for entry in path): leaf for path, leaf in found}
+    shapes = jax.eval_shape(module.init, jax.random.key(0), inputs)
+    shapes = {"params": shapes["params"], "stats": shapes.get("batch_stats", {})}
+    by_path, tree = jax.tree_util.tree_flatten_with_path(shapes)
+    want = {"/".join(entry.key for entry in path): leaf for path, leaf in by_path}
     misfit = core.first_misfit(leaves, want)
     if misfit:
         name, have, expected = misfit

@@ -1,6 +1,7 @@
-"""A ResNet's parameters under the names of torchvision's, for PyTorch."""
+"""A ResNet's parameters under torchvision's names, for PyTorch."""
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from jaxcl.export import encoder
 
 TENSORS = "resnet_torch.safetensors"
-# Ours -> theirs, of a batch norm.
+# Our name -> torchvision's, for a batch norm.
 _NORM = {
     "params/{}/scale": "weight",
     "params/{}/bias": "bias",
@@ -18,7 +19,7 @@ _NORM = {
 
 
 def check(section: dict) -> None:
-    """Refuse an encoder that no ResNet of PyTorch computes.
+    """Refuse an encoder that is no ResNet of torchvision.
 
     Args:
       section: "encoder" of a card.
@@ -38,25 +39,26 @@ def check(section: dict) -> None:
         )
 
 
-def key_map(names) -> dict[str, str | None]:
-    """Torchvision's name of each tensor -> ours in the exported file.
+def key_map(names: Collection[str]) -> dict[str, str | None]:
+    """Torchvision's name of each tensor -> our name in the exported file.
 
     Args:
-      names: of ours, "params/layer1_0/conv1/kernel".
+      names: our names, such as "params/layer1_0/conv1/kernel".
 
     Returns:
-      None for what PyTorch alone has: how many batches a batch norm has seen.
+      The names; None for a tensor that only PyTorch has, the number of batches that a
+      batch norm has seen.
     """
-    modules, found = dict.fromkeys(n.rpartition("/")[0] for n in names), {}
+    modules, names_of = dict.fromkeys(n.rpartition("/")[0] for n in names), {}
     for module in sorted({name.partition("/")[2] for name in modules}):
         theirs = _theirs(module)
         if f"params/{module}/kernel" in names:
-            found[f"{theirs}.weight"] = f"params/{module}/kernel"
+            names_of[f"{theirs}.weight"] = f"params/{module}/kernel"
             continue
         for ours, last in _NORM.items():
-            found[f"{theirs}.{last}"] = ours.format(module)
-        found[f"{theirs}.num_batches_tracked"] = None
-    return found
+            names_of[f"{theirs}.{last}"] = ours.format(module)
+        names_of[f"{theirs}.num_batches_tracked"] = None
+    return names_of
 
 
 def _theirs(module: str) -> str:
@@ -67,26 +69,26 @@ def _theirs(module: str) -> str:
 
 
 def torch_state(source: Any) -> dict[str, np.ndarray]:
-    """The state dict of torchvision's ResNet without `fc`, as arrays of NumPy.
+    """The state dict of torchvision's ResNet without `fc`, as NumPy arrays.
 
     Args:
       source: a `jaxcl.export.encoder.Encoder`, or the folder of one.
 
     Returns:
-      name -> array; kernels are OIHW, no batch has been tracked.
+      name -> array; kernels are OIHW, and num_batches_tracked is 0.
 
     Raises:
-      ValueError: no ResNet of PyTorch computes the same; the folder cannot be read.
+      ValueError: the encoder is no ResNet of torchvision; the folder cannot be read.
     """
-    made = source
+    network = source
     if not isinstance(source, encoder.Encoder):
-        made = encoder.load_encoder(source)
-    check(made.card["encoder"])
-    leaves = encoder.flat(made.params, made.stats)
+        network = encoder.load_encoder(source)
+    check(network.card["encoder"])
+    leaves = encoder.flat(network.params, network.stats)
     state = {}
     for theirs, ours in key_map(leaves).items():
         leaf = np.zeros((), np.int64) if ours is None else leaves[ours]
-        if leaf.ndim == 4:  # what is not contiguous would be saved in another order
+        if leaf.ndim == 4:  # safetensors saves the memory as it is: make it contiguous
             leaf = np.ascontiguousarray(leaf.transpose(3, 2, 0, 1))
         state[theirs] = leaf
     return state

@@ -1,9 +1,10 @@
 """How a run would scale: `python -m jaxcl.scaling --config=configs/pnr_imagenet100.py`.
 
-The step is compiled for each number of devices, without them, without data and without
-running it. Told is what the program says: FLOPs, bytes of state and batch, and what
-devices send each other; and what follows for machines whose peak and links are known.
-Estimates, not measurements: see docs/scaling.md for what they leave out.
+The step is compiled for each number of devices, without these devices, without data and
+without running it. The command prints what the program tells: FLOPs, bytes of state and
+batch, and what devices send each other; and from these, estimates for machines whose
+peak and links are known. They are no measurements: docs/scaling.md says what they leave
+out.
 """
 
 import json
@@ -20,8 +21,10 @@ from jaxcl.config import build, command
 from jaxcl.scaling import collectives, compiled, hardware, tables
 
 
-def define_flags(values=flags.FLAGS, argv=None) -> None:
-    """The command's flags; not at import, for other commands have a config too."""
+def define_flags(
+    values: flags.FlagValues = flags.FLAGS, argv: list[str] | None = None
+) -> None:
+    """Define the flags; not at import, since other commands define --config, too."""
     own = {"flag_values": values}
     config_flags.DEFINE_config_file(
         "config",
@@ -65,50 +68,50 @@ def define_flags(values=flags.FLAGS, argv=None) -> None:
     flags.DEFINE_string("json", None, "A file for all numbers.", **own)
 
 
-def counts(given: list[str]) -> list[int]:
-    """--devices as numbers, the fewest first."""
-    wrong = [x for x in given if not (x.strip().isdigit() and int(x))]
-    if wrong or not given:
+def counts(devices: list[str]) -> list[int]:
+    """The value of --devices as numbers, the fewest first."""
+    wrong = [x for x in devices if not (x.strip().isdigit() and int(x))]
+    if wrong or not devices:
         raise ValueError(
-            f"--devices={','.join(given)}: must be numbers from 1, as 1,8,64"
+            f"--devices={','.join(devices)}: must be numbers from 1, as 1,8,64"
         )
-    return sorted({int(x) for x in given})
+    return sorted({int(x) for x in devices})
 
 
-def chosen(given) -> dict[str, hardware.Machine]:
-    """The machines of --machine, with what flags override."""
-    own = {
-        field: getattr(given, field)
+def chosen(values: flags.FlagValues) -> dict[str, hardware.Machine]:
+    """The machines of --machine, with fields that other flags override."""
+    fields = {
+        field: getattr(values, field)
         for field in ("bandwidth", "outside", "latency", "island")
-        if getattr(given, field) is not None
+        if getattr(values, field) is not None
     }
-    if given.peak_flops is not None:
-        own |= {"peak": given.peak_flops, "peak_float32": given.peak_flops}
-    unknown = [name for name in given.machine if name not in hardware.MACHINES]
-    if unknown or not given.machine:
+    if values.peak_flops is not None:
+        fields |= {"peak": values.peak_flops, "peak_float32": values.peak_flops}
+    unknown = [name for name in values.machine if name not in hardware.MACHINES]
+    if unknown or not values.machine:
         raise ValueError(
-            f"--machine={','.join(given.machine)}: must be of "
+            f"--machine={','.join(values.machine)}: must be of "
             f"{', '.join(hardware.MACHINES)}"
         )
-    return {name: hardware.MACHINES[name]._replace(**own) for name in given.machine}
+    return {name: hardware.MACHINES[name]._replace(**fields) for name in values.machine}
 
 
-def one(given, number: int) -> dict:
-    """What the step takes on so many of this process's devices, see `measure`."""
-    config = given.config
+def one(values: flags.FlagValues, number: int) -> dict:
+    """`compiled.measure` for `number` of this process's devices."""
+    config = values.config
     with config.unlocked(), config.ignore_type():
         config.devices = number
-        if given.per_device_batch is not None:
-            config.batch_size = number * given.per_device_batch
+        if values.per_device_batch is not None:
+            config.batch_size = number * values.per_device_batch
     raw = config.to_dict()
     sections = (raw.get(name, {}) for name in ("data", "scenario", "augment"))
-    size = {name: getattr(given, name) for name in ("classes", "rows", "pixels")}
+    size = {name: getattr(values, name) for name in ("classes", "rows", "pixels")}
     work = build.planned(config, compiled.blank(*sections, **size))
-    return compiled.measure(work, min(given.task, len(work.stream.tasks) - 1))
+    return compiled.measure(work, min(values.task, len(work.stream.tasks) - 1))
 
 
 def _elsewhere(argv, number, timeout) -> dict | int:
-    """`one` in a process of its own with so many devices; its exit code if it fails."""
+    """`one` in a new process with `number` devices; its exit code if it fails."""
     fake = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(number)}
     ran = subprocess.run(
         [sys.executable, "-m", "jaxcl.scaling", *argv, f"--one={number}"],
@@ -122,77 +125,81 @@ def _elsewhere(argv, number, timeout) -> dict | int:
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def estimates(found: list[dict], setting: tables.Setting) -> dict[str, list]:
-    """A `hardware.Estimate` for each machine and number of devices."""
+def estimates(
+    measured: list[dict], setting: tables.Setting
+) -> dict[str, list[hardware.Estimate]]:
+    """For each machine, the estimates for each number of devices."""
     options = {"utilisation": setting.utilisation, "precision": setting.precision}
-    sent = [collectives.restored(each["collectives"]) for each in found]
+    sent = [collectives.restored(program["collectives"]) for program in measured]
     return {
         name: [
-            hardware.estimate(each["flops"], some, machine, **options)
-            for each, some in zip(found, sent, strict=True)
+            hardware.estimate(program["flops"], messages, machine, **options)
+            for program, messages in zip(measured, sent, strict=True)
         ]
         for name, machine in setting.machines.items()
     }
 
 
-def main(argv) -> int:
-    """The command; 2 where it or the config is wrong, 1 where a compilation fails."""
-    given = flags.FLAGS
+def main(argv: list[str]) -> int:
+    """Run the command; 2: it or the config is wrong, 1: a compilation failed."""
+    values = flags.FLAGS
     if len(argv) > 1:
         return command.complain(f"unknown argument {argv[1]!r}; see --help")
     logging.set_verbosity(logging.WARNING)
     try:
-        numbers, setting = counts(given.devices), _setting(given)
-        if given.one is not None:
-            print(json.dumps(one(given, given.one)), flush=True)
+        numbers, setting = counts(values.devices), _setting(values)
+        if values.one is not None:
+            print(json.dumps(one(values, values.one)), flush=True)
             return 0
-        found = []
+        measured = []
         for number in numbers:
             print(f"compiling, devices: {number}", file=sys.stderr, flush=True)
-            found.append(_elsewhere(sys.argv[1:], number, given.timeout))
-            if isinstance(found[-1], int):
-                return found[-1]
-        made = estimates(found, setting)
-        print(tables.text(found, made, setting))
-        if given.json:
-            _write(given.json, found, made, setting)
+            measured.append(_elsewhere(sys.argv[1:], number, values.timeout))
+            if isinstance(measured[-1], int):
+                return measured[-1]
+        estimated = estimates(measured, setting)
+        print(tables.text(measured, estimated, setting))
+        if values.json:
+            _write(values.json, measured, estimated, setting)
     except (ValueError, OSError) as error:
         return command.complain(error)
     except subprocess.TimeoutExpired:
         return command.complain(
-            f"{number} devices: not compiled in {given.timeout} s; "
+            f"{number} devices: not compiled in {values.timeout} s; "
             "--timeout=SECONDS gives it longer",
             code=1,
         )
     return 0
 
 
-def _setting(given) -> tables.Setting:
-    raw = given.config.to_dict()
+def _setting(values) -> tables.Setting:
+    """What the flags and their config ask for."""
+    raw = values.config.to_dict()
     return tables.Setting(
         name=raw.get("name", "run"),
         precision=raw.get("precision", "float32"),
-        weak=given.per_device_batch is not None,
-        utilisation=given.utilisation,
-        machines=chosen(given),
+        weak=values.per_device_batch is not None,
+        utilisation=values.utilisation,
+        machines=chosen(values),
     )
 
 
-def _write(path, found, made, setting) -> None:
-    rows = zip(*made.values(), strict=True)
+def _write(path, measured, estimated, setting) -> None:
+    """Write all numbers as JSON."""
+    rows = zip(*estimated.values(), strict=True)
     times = [
         {
-            name: each._asdict() | {"fast": each.fast, "slow": each.slow}
-            for name, each in zip(made, row, strict=True)
+            name: time._asdict() | {"fast": time.fast, "slow": time.slow}
+            for name, time in zip(estimated, row, strict=True)
         }
         for row in rows
     ]
-    whole = {
+    numbers = {
         "name": setting.name,
         "jax": jax.__version__,
         "utilisation": setting.utilisation,
         "precision": setting.precision,
         "machines": {name: m._asdict() for name, m in setting.machines.items()},
-        "counts": [x | {"seconds": t} for x, t in zip(found, times, strict=True)],
+        "counts": [x | {"seconds": t} for x, t in zip(measured, times, strict=True)],
     }
-    epath.Path(path).write_text(json.dumps(whole, indent=1) + "\n")
+    epath.Path(path).write_text(json.dumps(numbers, indent=1) + "\n")

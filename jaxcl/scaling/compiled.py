@@ -1,8 +1,8 @@
-"""A run's step as it would be on devices that are not there: compiled, never run.
+"""A run's step, compiled for devices that are not there, and never run.
 
-The mesh is of fake CPU devices, the arguments are shapes. What this tells of a GPU or
-TPU: what is exchanged, the bytes of state and batch, the FLOPs; and what it does not:
-how that backend fuses, and so how much memory its intermediate results take.
+The mesh is of fake CPU devices, and the arguments are shapes. The program has the same
+messages, bytes of state and batch, and FLOPs as on GPUs or TPUs. It does not show how
+their compilers fuse operations, and so how much memory intermediate results take.
 """
 
 import math
@@ -12,27 +12,35 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import sharding
-from jaxcl.data import files, sources, stand_in
+from jaxcl.data import files, sources, stand_in, stream
 from jaxcl.run import cost, job
 from jaxcl.scaling import collectives
 
-# Only the machine code is made with less care: the program is the same.
+# The program is the same; only its machine code is less optimised.
 _QUICK = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
 }
-ROWS_PER_CLASS = 1000  # where nothing tells how many there are
+ROWS_PER_CLASS = 1000  # if neither flags nor config tell the number of rows
 
 
-def blank(data: dict, scenario: dict, augment: dict, *, classes, rows, pixels):
-    """A stand-in for config.data, None where that makes its own.
+def blank(
+    data: dict,
+    scenario: dict,
+    augment: dict,
+    *,
+    classes: int | None,
+    rows: int | None,
+    pixels: int | None,
+) -> stream.Dataset | None:
+    """A stand-in for the set of config.data; None if that set needs no files.
 
     Args:
       data, scenario, augment: sections of the config.
       classes, rows, pixels: of the train split; None: as the config tells.
 
     Raises:
-      ValueError: it is of graphs, or nothing tells how many classes there are.
+      ValueError: a set of graphs, or an unknown number of classes.
     """
     name = data.get("name")
     if name in sources.MADE:
@@ -68,7 +76,7 @@ def blank(data: dict, scenario: dict, augment: dict, *, classes, rows, pixels):
 
 
 def _names(*options) -> tuple[str, ...]:
-    """The first option that is a list of names, () where none is."""
+    """The first option that is a list of names, () if none is."""
     for option in options:
         if not isinstance(option, str | None) and isinstance(option[0], str):
             return tuple(option)
@@ -76,29 +84,31 @@ def _names(*options) -> tuple[str, ...]:
 
 
 def measure(work: job.Job, task: int) -> dict:
-    """What one step of a job takes, by its compiled program.
+    """The cost of one step of a job, by its compiled program.
 
     Args:
-      work: from `build.planned`; its mesh is what the program is for.
-      task: number of the task, from 0; all but the first are one program.
+      work: from `build.planned`; the program is compiled for its mesh.
+      task: number of the task, from 0; all but the first have the same program.
 
     Returns:
-      A dict that JSON can hold: "devices", "batch_size", "task", "flops" of one device,
-      "flops_written" of all devices as `cost.flops` counts them, "state", "batch" and
-      "images" in bytes of one device (the state by part), "memory" as XLA tells it of
-      one device, "collectives" as `collectives.plain` gives them.
+      A dict for JSON: "devices", "batch_size", "task"; "flops" of one device;
+      "flops_written" of all devices, see `cost.flops`; "state", "batch" and "images" in
+      bytes on one device (the state by part); "memory" of one device as XLA plans it;
+      "collectives" from `collectives.plain`.
     """
-    made = work.method
-    fixed = made._replace(step=lambda *given: made.step(*_at(task, *given)))
-    planned = work._replace(method=fixed)
+    method = work.method
+    in_task = method._replace(
+        step=lambda state, batch: method.step(*_at(task, state, batch))
+    )
+    planned = work._replace(method=in_task)
     with sharding.for_elsewhere():
         state, batch, resident = _arguments(planned, task)
-        one = jax.ShapeDtypeStruct(
+        count = jax.ShapeDtypeStruct(
             (), np.int32, sharding=sharding.replicated(work.mesh)
         )
-        step = job.compile_step(planned).lower(state, resident, batch, one)
+        step = job.compile_step(planned).lower(state, resident, batch, count)
         compiled = step.compile(compiler_options=_QUICK)
-        written = cost.flops(made.step, *job.shapes(work, work.parts(task)), task)
+        written = cost.flops(method.step, *job.shapes(work, work.parts(task)), task)
     memory = compiled.memory_analysis()
     return {
         "devices": work.mesh.size,
@@ -120,19 +130,19 @@ def measure(work: job.Job, task: int) -> dict:
 
 
 def _at(task, state, batch):
-    """A step's arguments with the task's number known, which decides its branches."""
+    """A step's arguments with a constant task, so that branches on it are decided."""
     return state.replace(task=jnp.asarray(task, jnp.int32)), batch
 
 
 def _arguments(work, task):
-    """Shapes, placed, of what `job.compile_step` takes: state, batches, images."""
+    """Placed shapes of the arguments of `job.compile_step`: state, batches, images."""
     parts = work.parts(task)
     state, batch = job.shapes(work, parts)
     resident = {}
     if work.resident:
         examples = work.stream.dataset.train
         resident = {"image": examples.images, "label": examples.label}
-        batch = _rows_alone(batch)
+        batch = _rows_only(batch)
     split = sharding.split(work.mesh, axis=2 if parts > 1 else 1)
     whole = sharding.replicated(work.mesh)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), batch)
@@ -143,14 +153,16 @@ def _arguments(work, task):
     )
 
 
-def _rows_alone(batch):
-    """A batch that names rows of a set on the device, and its labelled part."""
-    found = {"index": batch["index"]}
-    more = batch.get("labelled")
-    return found if more is None else found | {"labelled": _rows_alone(more)}
+def _rows_only(batch):
+    """The row numbers of a batch and of its labelled part, for a set on the device."""
+    rows = {"index": batch["index"]}
+    labelled = batch.get("labelled")
+    return rows if labelled is None else rows | {"labelled": _rows_only(labelled)}
 
 
 def _placed(tree, shardings):
+    """Shapes with the shardings of the same tree."""
+
     def shape(x, where):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
@@ -166,7 +178,7 @@ def _bytes(tree) -> int:
 
 
 def _parts(state) -> dict[str, int]:
-    """Bytes of a state on one device, by what they are."""
+    """Bytes of a state on one device, by part."""
     extra = state.extra
     fields = extra._asdict() if hasattr(extra, "_asdict") else {"extra": extra}
     sizes = {

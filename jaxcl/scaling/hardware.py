@@ -1,17 +1,18 @@
-"""How long a step would take on machines that are not at hand: a simple model.
+"""A simple model of how long a step would take on machines that are not at hand.
 
 time = arithmetic + communication. Arithmetic is FLOPs over a share of the peak. A
-collective of S bytes among n devices is a ring over those that share fast links (h of
-them, "island") and one across the islands (m = n / h), each device with a link of its
-own; beside the bytes it takes a hop's latency for every doubling of n:
+collective of S bytes among n devices is a ring within each "island" of h devices with
+fast links, and a ring across the m = n / h islands, for which each device has its own
+link. To the time for the bytes it adds a hop's latency for every doubling of n:
 
   all-reduce      2 (h-1)/h S / bandwidth + 2 (m-1)/m S/h / outside + 2 log2(n) latency
   all-gather, reduce-scatter      half of that
   all-to-all      (h-1)/n S / bandwidth + (n-h)/n S / outside + log2(n) latency
   others          S / (outside, or bandwidth within an island) + log2(n) latency
 
-Two bounds: nothing runs while devices communicate; or what no product or convolution of
-the step waits for, as gradients that the optimiser alone reads, goes on beside them.
+There are two bounds. In one nothing runs while devices communicate. In the other,
+messages that no product or convolution of the step waits for, such as gradients that
+only the optimiser reads, overlap with the arithmetic.
 """
 
 import math
@@ -22,9 +23,7 @@ class Machine(NamedTuple):
     """A kind of device and what connects it to others of its kind."""
 
     peak: float  # FLOP/s, dense, of bfloat16
-    peak_float32: (
-        float  # what float32 products run at by default: TF32, bfloat16 on TPU
-    )
+    peak_float32: float  # of float32 products by default: TF32, on TPUs bfloat16
     memory: float  # bytes
     bandwidth: float  # bytes/s that a device sends at most, over all its links
     latency: float  # seconds of a hop; an assumption of ours
@@ -32,7 +31,7 @@ class Machine(NamedTuple):
     outside: float | None = None  # bytes/s that a device sends out of its island
 
 
-# The vendors' figures but for latencies: Google's pages on each TPU (between chips, one
+# The vendors' figures, except latencies: Google's pages on each TPU (between chips, one
 # direction: 2400, 1600 and 4800 Gbit/s), NVIDIA's data sheets of H100 SXM (NVLink: 900
 # GB/s in both directions) and DGX H100 (one link of 400 Gbit/s to others for each GPU).
 MACHINES = {
@@ -52,17 +51,17 @@ class Estimate(NamedTuple):
 
     @property
     def fast(self) -> float:
-        """All that can overlap does."""
+        """Time of a step if everything that can overlap does."""
         return self.waited + max(self.compute, self.beside)
 
     @property
     def slow(self) -> float:
-        """Nothing overlaps."""
+        """Time of a step if nothing overlaps."""
         return self.compute + self.waited + self.beside
 
 
 def seconds(kind: str, size: int, group: int, machine: Machine) -> tuple[float, float]:
-    """What one collective takes: for its bytes, and for its hops.
+    """Seconds of one collective, for its bytes and for its hops.
 
     Args:
       kind: a name in `collectives.KINDS`.
@@ -99,17 +98,19 @@ def estimate(
     """
     peak = machine.peak if precision == "bfloat16" else machine.peak_float32
     waited = beside = 0.0
-    for each in sent:
-        moving, hops = seconds(each.kind, each.bytes, each.group, machine)
-        needed = sum(part.bytes for part in each.parts if part.waits)
-        share = needed / each.bytes if each.bytes else 0.0
-        waited += each.times * (moving * share + (hops if share else 0.0))
-        beside += each.times * (moving * (1 - share) + (0.0 if share else hops))
+    for message in sent:
+        moving, hops = seconds(message.kind, message.bytes, message.group, machine)
+        needed = sum(part.bytes for part in message.parts if part.waits)
+        share = needed / message.bytes if message.bytes else 0.0
+        waited += message.times * (moving * share + (hops if share else 0.0))
+        beside += message.times * (moving * (1 - share) + (0.0 if share else hops))
     return Estimate(flops / (peak * utilisation), waited, beside)
 
 
-def efficiency(examples, first_examples, time, first_time) -> float:
-    """Examples per second and device, over those of the run with fewest devices.
+def efficiency(
+    examples: float, first_examples: float, time: float, first_time: float
+) -> float:
+    """Examples per second and device, relative to the run with the fewest devices.
 
     Args:
       examples, first_examples: of one device at each step.

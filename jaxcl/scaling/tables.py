@@ -7,45 +7,51 @@ import jax
 
 from jaxcl.scaling import collectives, hardware
 
-LARGEST = 5  # messages that are named
+LARGEST = 5  # number of messages that are named
 
 
 class Setting(NamedTuple):
-    """What the numbers hold for."""
+    """What the flags and the config ask for."""
 
     name: str  # of the config
     precision: str
-    weak: bool  # the batch of each device is fixed, not that of all
+    weak: bool  # the batch of each device is fixed, not the batch of all
     utilisation: float
     machines: dict[str, hardware.Machine]
 
 
-def text(found: list[dict], made: dict[str, list], setting: Setting) -> str:
-    """All that is known, as markdown.
+def text(
+    measured: list[dict],
+    estimated: dict[str, list[hardware.Estimate]],
+    setting: Setting,
+) -> str:
+    """All numbers, as markdown.
 
     Args:
-      found: from `compiled.measure`, one for each number of devices, the fewest first.
-      made: from `scaling.estimates`.
+      measured: from `compiled.measure`, for each number of devices, the fewest first.
+      estimated: from `command.estimates`.
     """
+    first = measured[0]
     batch = "for each device" if setting.weak else "in all"
-    tasks = "a later task" if found[0]["task"] else "the first task"
-    given = found[0]["batch_size"] // (found[0]["devices"] if setting.weak else 1)
+    tasks = "a later task" if first["task"] else "the first task"
+    examples = first["batch_size"] // (first["devices"] if setting.weak else 1)
     about = (
-        f"{setting.name}, {tasks}: a step of {given} examples {batch}, "
+        f"{setting.name}, {tasks}: a step of {examples} examples {batch}, "
         f"{setting.precision}"
     )
     blocks = [about, f"Compiled for CPUs by jax {jax.__version__}, nothing was run."]
-    blocks.append(_table("devices", found, _program(found)))
-    blocks.append(_largest(found[-1]))
+    blocks.append(_table("devices", measured, _program(measured)))
+    blocks.append(_largest(measured[-1]))
     for name, machine in setting.machines.items():
-        rows = _times(found, made[name], machine)
-        blocks.append(_table(f"if it were {name}", found, rows))
-    blocks.append(_assumed(setting, found))
+        rows = _times(measured, estimated[name], machine)
+        blocks.append(_table(f"if it were {name}", measured, rows))
+    blocks.append(_assumed(setting, measured))
     return "\n\n".join(block for block in blocks if block)
 
 
-def _table(title, found, rows) -> str:
-    head = [title, *(f"{each['devices']:,}" for each in found)]
+def _table(title, measured, rows) -> str:
+    """A table with a column for each number of devices; rows are (name, cells)."""
+    head = [title, *(f"{program['devices']:,}" for program in measured)]
     lines = [head, *([name, *cells] for name, cells in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     ruled = ["-" * widths[0], *("-" * (w - 1) + ":" for w in widths[1:])]
@@ -69,93 +75,97 @@ def _millions(values) -> list[str]:
     return [_number(value / 1e6) for value in values]
 
 
-def _program(found):
-    """Rows (name, cells) of what the programs say."""
-    share = [each["batch_size"] / each["devices"] for each in found]
+def _program(measured):
+    """Rows (name, cells) with the numbers of the programs."""
+    share = [program["batch_size"] / program["devices"] for program in measured]
     yield "examples of a device", [_number(x) for x in share]
-    yield "GFLOP of a device", [_number(each["flops"] / 1e9) for each in found]
-    yield "times an even share", [_over(each) for each in found]
-    yield "state, MB", _millions(sum(each["state"].values()) for each in found)
-    for name in found[0]["state"]:
-        sizes = [each["state"][name] for each in found]
-        if max(sizes) >= 5e4 or max(sizes) >= 0.01 * sum(found[0]["state"].values()):
-            yield f"- {name}", _millions(sizes)
-    if any(each["images"] for each in found):
-        yield "images of the set, MB", _millions(each["images"] for each in found)
-    yield "batch, MB", _millions(each["batch"] for each in found)
-    yield (
-        "temporaries as on CPU, MB",
-        _millions(each["memory"]["temporaries"] for each in found),
-    )
-    sent = [collectives.restored(each["collectives"]) for each in found]
+    yield "GFLOP of a device", [_number(x["flops"] / 1e9) for x in measured]
+    yield "times an even share", [_times_even_share(x) for x in measured]
+    yield from _sizes(measured)
+    sent = [collectives.restored(program["collectives"]) for program in measured]
     for kind in collectives.KINDS:
-        some = [[x for x in one if x.kind == kind] for one in sent]
-        if any(some):
-            yield f"{kind}, messages", [f"{sum(x.times for x in y):,}" for y in some]
-            yield f"{kind}, MB", _millions(_bytes(y) for y in some)
+        alike = [[x for x in messages if x.kind == kind] for messages in sent]
+        if any(alike):
+            yield f"{kind}, messages", [f"{sum(x.times for x in y):,}" for y in alike]
+            yield f"{kind}, MB", _millions(_bytes(y) for y in alike)
     for waits, name in ((True, "MB waited for"), (False, "MB beside the arithmetic")):
-        yield name, _millions(_bytes(one, waits) for one in sent)
+        yield name, _millions(_bytes(messages, waits) for messages in sent)
 
 
-def _over(each) -> str:
-    """FLOPs of a device over its share of those of the step as it is written."""
-    written = each["flops_written"]
-    return f"{each['flops'] * each['devices'] / written:.2f}" if written else "-"
+def _sizes(measured):
+    """Rows (name, cells) with the bytes on a device."""
+    states = [program["state"] for program in measured]
+    yield "state, MB", _millions(sum(state.values()) for state in states)
+    for name in states[0]:
+        sizes = [state[name] for state in states]
+        if max(sizes) >= 5e4 or max(sizes) >= 0.01 * sum(states[0].values()):
+            yield f"- {name}", _millions(sizes)
+    if any(program["images"] for program in measured):
+        yield "images of the set, MB", _millions(x["images"] for x in measured)
+    yield "batch, MB", _millions(program["batch"] for program in measured)
+    temporaries = (program["memory"]["temporaries"] for program in measured)
+    yield "temporaries as on CPU, MB", _millions(temporaries)
+
+
+def _times_even_share(program) -> str:
+    """FLOPs of a device, relative to an even share of those of the step as written."""
+    written = program["flops_written"]
+    return f"{program['flops'] * program['devices'] / written:.2f}" if written else "-"
 
 
 def _bytes(sent, waits=None) -> int:
+    """Bytes of all parts; of those with this `waits` unless it is None."""
     return sum(
-        each.times * part.bytes
-        for each in sent
-        for part in each.parts
+        message.times * part.bytes
+        for message in sent
+        for part in message.parts
         if waits in (None, part.waits)
     )
 
 
-def _largest(each) -> str:
-    """The largest parts of messages, those of one name together."""
+def _largest(program) -> str:
+    """The largest parts of messages; parts of the same name are added up."""
     sizes = collections.Counter()
-    for one in collectives.restored(each["collectives"]):
-        for part in one.parts:
+    for message in collectives.restored(program["collectives"]):
+        for part in message.parts:
             name = part.name.removeprefix("jit(several)/") or "no name"
-            sizes[one.kind, name] += one.times * part.bytes
+            sizes[message.kind, name] += message.times * part.bytes
     if not sizes:
         return ""
-    lines = [f"Most is sent on {each['devices']:,} devices by"]
+    lines = [f"Most is sent on {program['devices']:,} devices by"]
     for (kind, name), size in sizes.most_common(LARGEST):
         lines.append(f"- {_number(size / 1e6)} MB, {kind}: `{name}`")
     return "\n".join(lines)
 
 
-def _times(found, made, machine):
-    """Rows (name, cells) of an estimate."""
-    yield "arithmetic, ms", [_number(1e3 * x.compute) for x in made]
-    yield "communication waited for, ms", [_number(1e3 * x.waited) for x in made]
-    yield "communication beside, ms", [_number(1e3 * x.beside) for x in made]
-    yield "step, ms", [_span(1e3 * x.fast, 1e3 * x.slow) for x in made]
-    share = [each["batch_size"] / each["devices"] for each in found]
+def _times(measured, estimated, machine):
+    """Rows (name, cells) with the estimates for a machine."""
+    yield "arithmetic, ms", [_number(1e3 * x.compute) for x in estimated]
+    yield "communication waited for, ms", [_number(1e3 * x.waited) for x in estimated]
+    yield "communication beside, ms", [_number(1e3 * x.beside) for x in estimated]
+    yield "step, ms", [_span(1e3 * x.fast, 1e3 * x.slow) for x in estimated]
+    share = [program["batch_size"] / program["devices"] for program in measured]
     rates = [
         [
-            100 * hardware.efficiency(part, share[0], at(one), at(made[0]))
-            for one, part in zip(made, share, strict=True)
+            100 * hardware.efficiency(part, share[0], bound(time), bound(estimated[0]))
+            for time, part in zip(estimated, share, strict=True)
         ]
-        for at in (lambda x: x.slow, lambda x: x.fast)
+        for bound in (lambda x: x.slow, lambda x: x.fast)
     ]
     yield "efficiency, %", [_span(*sorted(x)) for x in zip(*rates, strict=True)]
-    held = [sum(x["state"].values()) + x["images"] + x["batch"] for x in found]
-    yield (
-        "memory without temporaries, %",
-        [_number(100 * x / machine.memory) for x in held],
-    )
+    held = [sum(x["state"].values()) + x["images"] + x["batch"] for x in measured]
+    percent = [_number(100 * x / machine.memory) for x in held]
+    yield "memory without temporaries, %", percent
 
 
 def _span(low, high) -> str:
+    """Both numbers, or one if they read the same."""
     low, high = _number(low), _number(high)
     return low if low == high else f"{low} to {high}"
 
 
-def _assumed(setting, found) -> str:
-    """The assumptions of the estimates, a line each."""
+def _assumed(setting, measured) -> str:
+    """The assumptions of the estimates, each in a line."""
     lines = ["Estimates, not measurements. Assumed:"]
     for name, m in setting.machines.items():
         peak = m.peak if setting.precision == "bfloat16" else m.peak_float32
@@ -167,14 +177,15 @@ def _assumed(setting, found) -> str:
             f"- {name}: {setting.utilisation:g} of {peak / 1e12:g} TFLOP/s, {links}, "
             f"{m.latency * 1e6:g} us a hop"
         )
-    first = found[0]["devices"]
+    first = measured[0]["devices"]
     lines += [
         f"- efficiency is against {first} device{'s' if first > 1 else ''}; the lower "
         "bound has nothing overlap, the upper all that can",
         "- temporaries are XLA's for CPUs, where bfloat16 is computed in float32; GPUs "
         "and TPUs fuse otherwise",
     ]
-    unknown = sum(not x["counted"] for each in found for x in each["collectives"])
+    messages = [message for x in measured for message in x["collectives"]]
+    unknown = sum(not message["counted"] for message in messages)
     if unknown:
         lines.append(f"- {unknown} messages are in loops of unknown length, once each")
     return "\n".join(lines)

@@ -33,8 +33,8 @@ FAULTS = [
         ),
         (
             "eval: a task's classes are not told",
-            "told = jnp.where(allowed[task], scores, -jnp.inf)",
-            "told = scores",
+            "of_task = jnp.where(allowed[task], scores, -jnp.inf)",
+            "of_task = scores",
             "test_evals.py::test_verdicts_are_those_of_brute_force",
         ),
         (
