@@ -10,6 +10,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxcl import core
+
 _MOST = 2**31 - 1  # the largest i32
 
 
@@ -29,7 +31,7 @@ class Buffer(NamedTuple):
         return self.filled.shape[0]
 
 
-def create(example, capacity: int) -> Buffer:
+def create(example: core.PyTree, capacity: int) -> Buffer:
     """An empty buffer.
 
     Args:
@@ -58,7 +60,14 @@ def create(example, capacity: int) -> Buffer:
     )
 
 
-def write(buffer: Buffer, slots, items, mask=None, *, after=()) -> Buffer:
+def write(
+    buffer: Buffer,
+    slots: jax.Array,
+    items: core.PyTree,
+    mask: jax.Array | None = None,
+    *,
+    after: core.PyTree = (),
+) -> Buffer:
     """Put row i of `items` into slot `slots[i]`.
 
     The result is that of writing one row after another: where several rows name
@@ -103,7 +112,9 @@ def write(buffer: Buffer, slots, items, mask=None, *, after=()) -> Buffer:
     )
 
 
-def sample(buffer: Buffer, key, k: int, *, log_weights=None):
+def sample(
+    buffer: Buffer, key: jax.Array, k: int, *, log_weights: jax.Array | None = None
+):
     """Draw k stored rows without replacement, by Gumbel top-k.
 
     The rows with the k largest log w_i + G_i, G_i standard Gumbel, are distributed

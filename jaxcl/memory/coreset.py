@@ -19,7 +19,16 @@ from jaxcl.memory import buffer, quadratic
 _dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
-def pursuit(gram, target, member, budget, *, size, ridge=0.5, tol=1e-5):
+def pursuit(
+    gram: jax.Array,
+    target: jax.Array,
+    member: jax.Array,
+    budget: jax.Array,
+    *,
+    size: int,
+    ridge: float = 0.5,
+    tol: float = 1e-5,
+) -> jax.Array:
     """Few rows, and weights, whose gradients add up to a given one.
 
     Greedily for |b - sum_i x_i a_i|^2 + ridge |x|^2, x >= 0, at most `budget` of them
@@ -71,7 +80,9 @@ def pursuit(gram, target, member, budget, *, size, ridge=0.5, tol=1e-5):
     return jax.lax.while_loop(going, body, (jnp.zeros_like(target), 0))[0]
 
 
-def fill(key, weights, member, budget):
+def fill(
+    key: jax.Array, weights: jax.Array, member: jax.Array, budget: jax.Array
+) -> jax.Array:
     """Random rows with weight 1 where fewer than `budget` were chosen.
 
     Args:
@@ -87,7 +98,7 @@ def fill(key, weights, member, budget):
     return jnp.where(joins, 1, weights)
 
 
-def budgets(counts, total: int) -> np.ndarray:
+def budgets(counts: np.ndarray, total: int) -> np.ndarray:
     """Shares of a memory in proportion to what each class has, on the host.
 
     Each class gets one slot, then the floor of its share, then what is left goes to the
@@ -118,7 +129,15 @@ def budgets(counts, total: int) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnames=("size", "ridge"))
-def choose(key, atoms, member, budget, *, size, ridge=0.5):
+def choose(
+    key: jax.Array,
+    atoms: jax.Array,
+    member: jax.Array,
+    budget: jax.Array,
+    *,
+    size: int,
+    ridge: float = 0.5,
+) -> jax.Array:
     """Weights of rows that stand for all: `pursuit` of the sum, `fill` for the rest.
 
     Args:
@@ -136,7 +155,15 @@ def choose(key, atoms, member, budget, *, size, ridge=0.5):
 
 
 def reselect(
-    key, atoms_of: Callable, *, weight, task, label, filled, capacity: int, ridge=0.5
+    key: jax.Array,
+    atoms_of: Callable,
+    *,
+    weight: np.ndarray,
+    task: np.ndarray,
+    label: np.ndarray,
+    filled: np.ndarray,
+    capacity: int,
+    ridge: float = 0.5,
 ) -> np.ndarray:
     """Which rows stay, and their weights, where every task gets an equal part.
 
@@ -185,7 +212,14 @@ def _power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def mixture(key, memory, candidates, size: int, *, span):
+def mixture(
+    key: jax.Array,
+    memory: buffer.Buffer,
+    candidates: buffer.Buffer,
+    size: int,
+    *,
+    span: jax.Array,
+):
     """Rows of two buffers, each in proportion to the rows of the stream it stands for.
 
     size * candidates.seen / (candidates.seen + memory.seen) are candidates, rounded up

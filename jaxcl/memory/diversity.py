@@ -12,7 +12,7 @@ import jax.numpy as jnp
 FIRST = 1.1  # score of rows that meet an empty memory; 0.1 as a cosine in the code
 
 
-def score(gradients, references, valid):
+def score(gradients: jax.Array, references: jax.Array, valid: jax.Array) -> jax.Array:
     """How much each gradient looks like some gradient of the memory.
 
     c_i = max over k of cos(g_i, G_k), plus 1; the cosine with a gradient of zeros is 0.
@@ -45,7 +45,9 @@ def score(gradients, references, valid):
     return jnp.where(jnp.any(valid), largest + 1, FIRST)
 
 
-def in_turn(key, stored, filled, scores):
+def in_turn(
+    key: jax.Array, stored: jax.Array, filled: jax.Array, scores: jax.Array
+) -> jax.Array:
     """Slots of rows that are offered one after another, the paper's algorithm 2.
 
     A row takes the first free slot. Once there is none, one that scores c < 1 (its
@@ -82,7 +84,13 @@ def in_turn(key, stored, filled, scores):
     return jax.lax.scan(offer, (stored, filled), rows)[1]
 
 
-def at_once(key, stored, filled, scores, batch_score):
+def at_once(
+    key: jax.Array,
+    stored: jax.Array,
+    filled: jax.Array,
+    scores: jax.Array,
+    batch_score: jax.Array,
+) -> jax.Array:
     """Slots of a batch's rows as the released code decides them.
 
     While slots are free, rows take them and what does not fit is dropped. Then, if the

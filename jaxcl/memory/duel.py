@@ -40,7 +40,9 @@ class _Window(NamedTuple):
     sure: jax.Array  # bool[], no row left out can be the most duplicated one
 
 
-def similarity(cosines, *, score="affine", temperature=0.5):
+def similarity(
+    cosines: jax.Array, *, score: str = "affine", temperature: float = 0.5
+) -> jax.Array:
     """Mutual duplication probability q of two unit rows with that product.
 
     "affine": (1 + s) / 2 (DUEL, Appendix D); "exponential": exp((s - 1) / tau)
@@ -59,8 +61,13 @@ def similarity(cosines, *, score="affine", temperature=0.5):
 
 
 def distinctiveness(
-    queries, memory, *, temperature=0.5, score="exponential", filled=None
-):
+    queries: jax.Array,
+    memory: jax.Array,
+    *,
+    temperature: float = 0.5,
+    score: str = "exponential",
+    filled: jax.Array | None = None,
+) -> jax.Array:
     """Distinctiveness information of each query against a memory (DUEL, Section 3).
 
     I_d(x; M) = -log (1/K sum_k q(x, m_k)), in nats; large where the memory holds
@@ -89,7 +96,7 @@ def distinctiveness(
     return jnp.log(count) - jax.nn.logsumexp(logits, axis=-1)
 
 
-def slots(keep, capacity: int):
+def slots(keep: jax.Array, capacity: int) -> jax.Array:
     """Where the incoming rows go that `select` keeps.
 
     Args:
@@ -105,7 +112,15 @@ def slots(keep, capacity: int):
     return jnp.where(comes, order[jnp.clip(rank, 0)], capacity).astype(jnp.int32)
 
 
-def is_safe(memory, incoming, keep, *, score="affine", temperature=0.5, filled=None):
+def is_safe(
+    memory: jax.Array,
+    incoming: jax.Array,
+    keep: jax.Array,
+    *,
+    score: str = "affine",
+    temperature: float = 0.5,
+    filled: jax.Array | None = None,
+) -> jax.Array:
     """Whether the memory is at least as distinct after an update (DUEL, Definition 4).
 
     The mean distinctiveness over the data is that over the incoming rows, with the
@@ -136,14 +151,14 @@ def is_safe(memory, incoming, keep, *, score="affine", temperature=0.5, filled=N
 
 
 def select(
-    memory,
-    incoming,
+    memory: jax.Array,
+    incoming: jax.Array,
     *,
-    score="affine",
-    temperature=0.5,
-    filled=None,
-    newcomer_competes=False,
-):
+    score: str = "affine",
+    temperature: float = 0.5,
+    filled: jax.Array | None = None,
+    newcomer_competes: bool = False,
+) -> jax.Array:
     """Which rows of [memory; incoming] the memory holds after the batch (DUEL).
 
     For each incoming row in order: the row present with the largest sum of q to all

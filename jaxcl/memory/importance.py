@@ -22,7 +22,7 @@ class Importance(NamedTuple):
     squares: core.PyTree  # f32, sum of squared gradients since the task began
 
 
-def create(params) -> Importance:
+def create(params: core.PyTree) -> Importance:
     """No task yet: the penalty is 0."""
     return Importance(*(jax.tree.map(jnp.zeros_like, params) for _ in range(3)))
 
@@ -34,7 +34,9 @@ def _normalised(squares):
     return jax.tree.map(lambda x: x / jnp.where(mean > 0, mean, 1.0), squares)
 
 
-def observe(importance: Importance, grads, active) -> Importance:
+def observe(
+    importance: Importance, grads: core.PyTree, active: jax.Array
+) -> Importance:
     """Add the square of a batch's gradient to the present task's estimate.
 
     Args:
@@ -49,7 +51,7 @@ def observe(importance: Importance, grads, active) -> Importance:
     return importance._replace(squares=squares)
 
 
-def consolidate(importance: Importance, params) -> Importance:
+def consolidate(importance: Importance, params: core.PyTree) -> Importance:
     """The penalty with that of the task just finished, and an empty estimate.
 
     F_k is the sum of squares over its mean: gradients of a mean over a batch say
@@ -64,7 +66,13 @@ def consolidate(importance: Importance, params) -> Importance:
     )
 
 
-def gradient(importance: Importance, params, *, weight=1.0, lr=0.0):
+def gradient(
+    importance: Importance,
+    params: core.PyTree,
+    *,
+    weight: float = 1.0,
+    lr: float | jax.Array = 0.0,
+) -> core.PyTree:
     """Gradient of weight / 2 sum_k F_k (params - params_k)^2 (Eq. 3).
 
     Where weight * sum_k F_k is above 1 / lr, plain gradient descent would jump over

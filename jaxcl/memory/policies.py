@@ -12,10 +12,12 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxcl.memory import buffer as buffer_lib
+
 _MOST = 2**31 - 1  # the largest number that a row gets
 
 
-def reservoir(buffer, key, mask):
+def reservoir(buffer: buffer_lib.Buffer, key: jax.Array, mask: jax.Array) -> jax.Array:
     """Every row of the stream is in the buffer with the same probability.
 
     Vitter's Algorithm R, one row after another: row n goes to slot n while
@@ -44,7 +46,9 @@ def reservoir(buffer, key, mask):
     return jnp.where(mask & (slots < buffer.capacity), slots, buffer.capacity)
 
 
-def batched_reservoir(buffer, key, mask):
+def batched_reservoir(
+    buffer: buffer_lib.Buffer, key: jax.Array, mask: jax.Array
+) -> jax.Array:
     """The reservoir as released code has it, for a batch at once: slightly biased.
 
     Free slots first; for every other row of the batch r is drawn uniformly from 0 to
@@ -68,7 +72,7 @@ def batched_reservoir(buffer, key, mask):
     return jnp.where(mask & (slots < buffer.capacity), slots, buffer.capacity)
 
 
-def fifo(buffer, mask):
+def fifo(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     """Overwrite the oldest row first.
 
     Of a batch with more than `capacity` rows the last ones stay. The buffer must
@@ -88,7 +92,9 @@ def fifo(buffer, mask):
     return jnp.where(mask & (newer < buffer.capacity), slots, buffer.capacity)
 
 
-def ring(buffer, turn, group, mask):
+def ring(
+    buffer: buffer_lib.Buffer, turn: jax.Array, group: jax.Array, mask: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """A ring per group: in each, the oldest row is overwritten first.
 
     The slots are split into shares of equal size, one per group, one after another;
@@ -136,7 +142,14 @@ def ring(buffer, turn, group, mask):
     return slots, (turn + more) % size
 
 
-def class_balanced(buffer, met, full, key, label, mask):
+def class_balanced(
+    buffer: buffer_lib.Buffer,
+    met: jax.Array,
+    full: jax.Array,
+    key: jax.Array,
+    label: jax.Array,
+    mask: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Class-balancing reservoir sampling (CBRS): classes as even as the stream allows.
 
     One row after another, with c its class, m_c the rows of c that are stored and n_c
@@ -187,7 +200,13 @@ def class_balanced(buffer, met, full, key, label, mask):
     return slots, met, full
 
 
-def greedy_balanced(buffer, rank, key, label, mask):
+def greedy_balanced(
+    buffer: buffer_lib.Buffer,
+    rank: jax.Array,
+    key: jax.Array,
+    label: jax.Array,
+    mask: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
     """GDumb's sampler: every class up to an equal share, first come, first kept.
 
     One row after another, with k the capacity: a row of a class that was never stored

@@ -12,7 +12,7 @@ import jax.scipy.linalg
 _ROUNDS = 4  # in which the solver's own ridge is taken out again
 
 
-def minimum(matrix, linear):
+def minimum(matrix: jax.Array, linear: jax.Array) -> jax.Array:
     """argmin over u >= 0 of 1/2 u^T matrix u + linear^T u, f32[K].
 
     For a positive semidefinite matrix: it is scaled to a diagonal of 1 and given a
@@ -42,7 +42,14 @@ def minimum(matrix, linear):
     return u * size / scale
 
 
-def active_set(matrix, linear, u, free, *, tol=0.0):
+def active_set(
+    matrix: jax.Array,
+    linear: jax.Array,
+    u: jax.Array,
+    free: jax.Array,
+    *,
+    tol: float = 0.0,
+) -> tuple[jax.Array, jax.Array]:
     """The same of a positive definite matrix, from a feasible start.
 
     Each step solves the problem of the free variables without their bounds. If they

@@ -4,7 +4,13 @@ import jax
 import jax.numpy as jnp
 
 
-def enqueue(queue, pointer, rows, *, active=True):
+def enqueue(
+    queue: jax.Array,
+    pointer: jax.Array,
+    rows: jax.Array,
+    *,
+    active: bool | jax.Array = True,
+) -> tuple[jax.Array, jax.Array]:
     """Overwrite the oldest rows of every bank.
 
     Args:

@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 
 
-def proposal(similarity, labels, seen, mask):
+def proposal(
+    similarity: jax.Array, labels: jax.Array, seen: jax.Array, mask: jax.Array
+) -> jax.Array:
     """Proposal g of each row, before it is divided by its class's sum.
 
     With s_ij = c_i . z_j / tau of prototype i and row j,
@@ -43,7 +45,9 @@ def proposal(similarity, labels, seen, mask):
     return jnp.where(rows, jnp.where(others > 0, found, uniform), 0.0)
 
 
-def own(similarity, labels, seen, mask):
+def own(
+    similarity: jax.Array, labels: jax.Array, seen: jax.Array, mask: jax.Array
+) -> jax.Array:
     """What `proposal` leaves out: p_ij / n of the row's own class i = y_j.
 
     The authors' code adds it to g, of the last of R augmented passes alone and divided
@@ -61,7 +65,14 @@ def own(similarity, labels, seen, mask):
     return jnp.where(others > 0, found, 0.0)
 
 
-def quotas(key, counts, old, new, capacity: int, tasks):
+def quotas(
+    key: jax.Array,
+    counts: jax.Array,
+    old: jax.Array,
+    new: jax.Array,
+    capacity: int,
+    tasks: int | jax.Array,
+) -> jax.Array:
     """Rows that each class may keep, in all as many as the memory has slots.
 
     After t tasks the old classes share (t-1)/t of the capacity and the new ones the
@@ -109,7 +120,13 @@ def quotas(key, counts, old, new, capacity: int, tasks):
     return kept + _divide(k_more, capacity - jnp.sum(kept), room)
 
 
-def choose(key, labels, mask, quota, weights=None):
+def choose(
+    key: jax.Array,
+    labels: jax.Array,
+    mask: jax.Array,
+    quota: jax.Array,
+    weights: jax.Array | None = None,
+) -> jax.Array:
     """Rows of each class by weighted sampling without replacement.
 
     The rows of a class are drawn one after another, each in proportion to w_j among
@@ -147,7 +164,9 @@ def choose(key, labels, mask, quota, weights=None):
     return jnp.zeros_like(drawn).at[order].set(drawn, unique_indices=True)
 
 
-def within_class(weights, labels, mask, num_classes: int):
+def within_class(
+    weights: jax.Array, labels: jax.Array, mask: jax.Array, num_classes: int
+) -> jax.Array:
     """Weights divided by the sum of their class.
 
     Args:

@@ -18,7 +18,13 @@ VARIANTS = ("mean", "max_min", "adversarial")
 
 
 def values(
-    features, labels, eval_features, eval_labels, *, neighbours=3, mask=None
+    features: jax.Array,
+    labels: jax.Array,
+    eval_features: jax.Array,
+    eval_labels: jax.Array,
+    *,
+    neighbours: int = 3,
+    mask: jax.Array | None = None,
 ) -> jax.Array:
     """Exact Shapley value of each candidate for each evaluation row.
 
@@ -62,7 +68,13 @@ def values(
     return jnp.zeros_like(found).at[rows, order].set(found, unique_indices=True)
 
 
-def score(adversarial, cooperative, cooperative_mask, *, variant="mean"):
+def score(
+    adversarial: jax.Array,
+    cooperative: jax.Array,
+    cooperative_mask: jax.Array,
+    *,
+    variant: str = "mean",
+) -> jax.Array:
     """Adversarial Shapley value of each candidate, of ASER.
 
     High where a candidate helps to classify the memory and confuses incoming rows,
@@ -99,7 +111,7 @@ def score(adversarial, cooperative, cooperative_mask, *, variant="mean"):
     return helps - jnp.min(adversarial, axis=0)
 
 
-def ranked(key, scores, mask):
+def ranked(key: jax.Array, scores: jax.Array, mask: jax.Array) -> jax.Array:
     """Rows from the highest score to the lowest, i32[N], then those masked.
 
     Equal scores, of which there are many, are in random order.
@@ -109,7 +121,9 @@ def ranked(key, scores, mask):
     return jnp.lexsort((noise, jnp.where(mask, -scores, jnp.inf)))
 
 
-def replace(key, scores, mask, slots, capacity: int):
+def replace(
+    key: jax.Array, scores: jax.Array, mask: jax.Array, slots: jax.Array, capacity: int
+) -> jax.Array:
     """Where incoming rows go that are worth more than stored ones.
 
     As many candidates stay as are stored now, those with the highest scores: incoming
@@ -135,7 +149,14 @@ def replace(key, scores, mask, slots, capacity: int):
     return jnp.where(enters, free.at[turn].get(mode="clip"), capacity)
 
 
-def balanced(key, labels, allowed, *, num_classes: int, per_class: int):
+def balanced(
+    key: jax.Array,
+    labels: jax.Array,
+    allowed: jax.Array,
+    *,
+    num_classes: int,
+    per_class: int,
+) -> tuple[jax.Array, jax.Array]:
     """Up to `per_class` random slots of each class, without replacement.
 
     Args:

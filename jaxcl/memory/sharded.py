@@ -77,7 +77,7 @@ class Memory(NamedTuple):
     shards: int = 1  # devices that hold a part of it each
 
 
-def create(example, capacity: int, mesh) -> Shards:
+def create(example: core.PyTree, capacity: int, mesh: jax.sharding.Mesh) -> Shards:
     """An empty memory, see `buffer.create`.
 
     Args:
@@ -92,13 +92,24 @@ def create(example, capacity: int, mesh) -> Shards:
     return _on_each(mesh, lambda: _shards(buffer.create(example, own)))
 
 
-def start(policy: str, num_classes: int, num_tasks: int, *, mesh) -> Kept:
+def start(
+    policy: str, num_classes: int, num_tasks: int, *, mesh: jax.sharding.Mesh
+) -> Kept:
     """What a policy counts before the first row."""
     begin = policies.POLICIES[policy].start
     return _on_each(mesh, lambda: _kept(begin(num_classes, num_tasks)))
 
 
-def choose(policy: str, memory: Shards, kept: Kept, key, items, mask, *, mesh):
+def choose(
+    policy: str,
+    memory: Shards,
+    kept: Kept,
+    key: jax.Array,
+    items: core.PyTree,
+    mask: jax.Array,
+    *,
+    mesh: jax.sharding.Mesh,
+):
     """Where each row goes on its own device, see `policies.Policy`.
 
     Args:
@@ -125,7 +136,15 @@ def choose(policy: str, memory: Shards, kept: Kept, key, items, mask, *, mesh):
     return _on_each(mesh, one, memory, kept, items, mask, everywhere=(key,))
 
 
-def write(memory: Shards, slots, items, mask=None, *, after=(), mesh) -> Shards:
+def write(
+    memory: Shards,
+    slots: jax.Array,
+    items: core.PyTree,
+    mask: jax.Array | None = None,
+    *,
+    after: core.PyTree = (),
+    mesh: jax.sharding.Mesh,
+) -> Shards:
     """Put each row into its slot on the device that has the row, see `buffer.write`.
 
     Args:
@@ -147,7 +166,14 @@ def write(memory: Shards, slots, items, mask=None, *, after=(), mesh) -> Shards:
     return _on_each(mesh, one, memory, slots, items, mask, everywhere=(after,))
 
 
-def sample(memory: Shards, key, k: int, *, log_weights=None, mesh):
+def sample(
+    memory: Shards,
+    key: jax.Array,
+    k: int,
+    *,
+    log_weights: jax.Array | None = None,
+    mesh: jax.sharding.Mesh,
+):
     """Draw k / n rows on each device without replacement, see `buffer.sample`.
 
     Args:
@@ -184,7 +210,7 @@ WHOLE = Memory(
 )
 
 
-def over(mesh, replay: core.Replay | None = None) -> Memory:
+def over(mesh: jax.sharding.Mesh, replay: core.Replay | None = None) -> Memory:
     """The functions of a memory that is split over the devices of a mesh.
 
     Args:
