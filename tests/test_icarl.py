@@ -194,7 +194,7 @@ def test_means_of_a_memory_on_four_devices_are_the_same(where):
     made = made._replace(split=lambda tree: sharding.spread(tree, mesh=mesh))
     found = icarl.make(made).eval_state(state).extra.means
     np.testing.assert_allclose(found.rows, expected.rows, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(found.there, expected.there)
+    np.testing.assert_array_equal(found.exist, expected.exist)
 
 
 def test_wrong_options_are_refused():

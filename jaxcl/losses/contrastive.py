@@ -1,8 +1,8 @@
 """Contrastive losses over a batch of embeddings.
 
 Rows are examples, and a batch is the global batch: under `jit` over a mesh the
-compiler adds the collectives. Every loss L2-normalises its rows itself, works
-in float32 at least (bfloat16 is cast first) and returns one scalar.
+compiler adds the collectives. Every loss L2-normalises its rows, works in float32 at
+least (bfloat16 is cast first) and returns one scalar.
 """
 
 import chex
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxcl import core
 
-# Logit of what does not exist: -inf would have no gradient where nothing exists.
+# Logit of a row that does not exist. With -inf the gradient would be nan if none does.
 _ABSENT = -1e30
 
 
@@ -25,7 +25,7 @@ def interleave(a: jax.Array, b: jax.Array) -> jax.Array:
     Returns:
       f32[2B, D].
     """
-    # Concatenation would move rows between devices, this keeps each in place.
+    # Concatenation would move rows between devices; this keeps each in place.
     return jnp.stack([a, b], axis=1).reshape(-1, a.shape[-1])
 
 
@@ -106,21 +106,21 @@ def info_nce(
 
     The mean over rows of -s(a, p) + log(e exp s(a, p) + sum_k exp s(a, n_k)),
     with s the cosine over the temperature and e 1 or 0. Gradients flow to all
-    inputs: keys and queues are the caller's to stop.
+    inputs: the caller stops those of keys and queues.
 
     Args:
       anchors: f32[N, D].
       positives: f32[N, D], row i belongs to anchor i.
-      negatives: f32[K, D], shared by all anchors; None: there are only those of the
-        batch.
+      negatives: f32[K, D], shared by all anchors; None: only rows of the batch are
+        negatives.
       temperature: divides the cosines.
       positive_in_denominator: False gives the decoupled form (e = 0), which
         can be negative.
-      unit_negatives: they are unit rows already, as those of a queue: normalising
-        a large one at every step would cost time and change nothing.
+      unit_negatives: the negatives have unit length already, as in a queue, and are not
+        normalised again, which takes time for a large queue.
       negative_mask: bool[K], rows of `negatives` that exist; None: all.
-      examples: i32[N], which example each row is a view of: positives of other
-        examples are negatives, too. None: they are not.
+      examples: i32[N], the example that each row is a view of; the positives of other
+        examples are negatives too. None: they are not.
 
     Returns:
       f32[], in nats. An anchor without any negative counts 0.
@@ -173,12 +173,12 @@ def m_hml(
     temperature: float = 0.5,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Memory-integrated Hebbian metric learning, what the network minimises.
+    """Memory-integrated Hebbian metric learning, the loss of the network in DUEL.
 
     weight * I_h - I_d (Choi et al., "DUEL", AAAI 2024, Eq. 5) with the duplication
-    probability q = exp((cosine - 1) / temperature): I_h is the mean of -log q of the
-    positives, I_d that of -log of the mean q over the memory. With weight 1 it is
-    InfoNCE with e = 0, less log K.
+    probability q = exp((cosine - 1) / temperature). I_h is the mean of -log q of the
+    positives, I_d the mean over anchors of -log of the mean q over the memory. With
+    weight 1 it is InfoNCE with e = 0, minus log K.
 
     Args:
       anchors: f32[N, D].
@@ -201,13 +201,14 @@ def m_hml(
     chex.assert_rank([anchors, positives, memory], 2)
     chex.assert_equal_shape([anchors, positives])
     anchors, positives = core.l2_normalize(anchors), core.l2_normalize(positives)
-    apart = (1 - jnp.sum(anchors * positives, axis=-1)) / temperature
+    hebbian = (1 - jnp.sum(anchors * positives, axis=-1)) / temperature
     logits = (core.dot(anchors, core.l2_normalize(memory)) - 1) / temperature
     count = len(memory)
     if mask is not None:
         logits, count = jnp.where(mask, logits, _ABSENT), jnp.sum(mask)
-    alike = jax.nn.logsumexp(logits, axis=-1) - jnp.log(count)
-    return weight * jnp.mean(apart) + jnp.mean(jnp.where(count > 0, alike, 0.0))
+    log_mean_q = jax.nn.logsumexp(logits, axis=-1) - jnp.log(count)
+    log_mean_q = jnp.where(count > 0, log_mean_q, 0.0)
+    return weight * jnp.mean(hebbian) + jnp.mean(log_mean_q)
 
 
 def sup_con(
@@ -222,8 +223,8 @@ def sup_con(
 
     For row i, the mean over its positives p (all other rows of its label) of
     -s(i, p) + log sum_{j != i} exp s(i, j). A row without positives counts 0.
-    With `anchor_mask` only the chosen rows are anchors, and all rows remain
-    positives and negatives (the asymmetric loss of Co2L, ICCV 2021).
+    With `anchor_mask` only the chosen rows are anchors; all rows remain positives and
+    negatives (the asymmetric loss of Co2L, ICCV 2021).
 
     Args:
       z: f32[N, D], every row a view.
@@ -231,8 +232,8 @@ def sup_con(
       temperature: divides the cosines.
       anchor_mask: bool or f32[N], None for all rows. The mean is over all
         rows that exist; a masked one counts 0.
-      example_mask: bool or f32[N], rows that exist; None for all. The others
-        are neither anchors, positives nor negatives, whatever they hold.
+      example_mask: bool or f32[N], rows that exist; None for all. The others are
+        neither anchors nor positives nor negatives, even if they are nan.
 
     Returns:
       f32[], in nats; 0 if no row exists.

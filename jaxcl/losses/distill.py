@@ -1,11 +1,11 @@
 """Distillation from the frozen network of the previous task.
 
-CaSSLe (Fini et al., CVPR 2022), PNR (Cha et al., ICML 2024) and LUCIR's
-less-forget constraint. Names follow the papers: `z` or `q` are the current
-projections of a view, `p` the predictor's output g(z), `f` the frozen network's
-projection of the same image, `k` the momentum network's. No gradient reaches
-`f`, `k` and the queues. Where paper and released code differ, `form` or
-`distance` chooses; the published numbers were made with the code's.
+CaSSLe (Fini et al., CVPR 2022), PNR (Cha et al., ICML 2024) and LUCIR's less-forget
+constraint. Names follow the papers: `z` or `q` are the current projections of a view,
+`p` is the predictor's output g(z), `f` the frozen network's projection of the same
+image, `k` the momentum network's. No gradient reaches `f`, `k` and the queues. Where
+paper and released code differ, `form` or `distance` chooses; the published numbers come
+from the code.
 """
 
 import functools
@@ -32,7 +32,7 @@ def cassle_contrastive(
     temperature: float = 0.2,
     form: str = "code",
 ) -> jax.Array:
-    """Contrastive distillation, as CaSSLe has it, over the 2B rows of both views.
+    """Contrastive distillation of CaSSLe over the 2B rows of both views.
 
     With s the cosine over the temperature, row i of P belongs to row i of F, the
     same view of the same image:
@@ -91,7 +91,7 @@ def cassle_barlow(
       scale, off_diagonal: as in `noncontrastive.barlow_twins`.
 
     Returns:
-      f32[]; the weight is the caller's, 1 in CaSSLe.
+      f32[], without a weight; CaSSLe's is 1.
 
     Example:
       >>> import jax.numpy as jnp
@@ -118,7 +118,7 @@ def cassle_byol(
       f1, f2: f32[B, D], frozen features of both views; no gradient.
 
     Returns:
-      f32[] in [0, 4]; the weight is the caller's, 1 in CaSSLe.
+      f32[] in [0, 4], without a weight; CaSSLe's is 1.
 
     Example:
       >>> import jax.numpy as jnp
@@ -140,7 +140,7 @@ def cassle_mse(p1: jax.Array, p2: jax.Array, f1: jax.Array, f2: jax.Array) -> ja
       f1, f2: f32[B, D], frozen features of both views; no gradient.
 
     Returns:
-      f32[]; the weight is the caller's, 25 in CaSSLe.
+      f32[], without a weight; CaSSLe's is 25.
 
     Example:
       >>> import jax.numpy as jnp
@@ -169,16 +169,16 @@ def pseudo_negative(
 
     PNR without negatives is base + w * cassle - weight * this, where this is
     (d(p1, f2) + d(p2, f1)) / 2 (PNR Eq. 5, 8, 12), with d(p, f) one of
-      "cosine": -mean_i cos, the released code's with Barlow Twins.
-      "byol": mean_i (2 - 2 cos), the code's with BYOL.
-      "mse": mean over all B * D elements of (p - f)^2, the code's with VICReg.
-      "squared": sum_i |p_i - f_i|^2, Eq. 5 and 8 to the letter.
-      "squared_mean": mean_i |p_i - f_i|^2, as Eq. 12 reads.
-    The first two are bounded, so any weight of theirs can be subtracted. The
-    others are not. Beside `w * cassle_mse` the loss stays bounded below while
-    weight < w ("mse"), w / D ("squared_mean") or w / (B D) ("squared"). Beside
-    Barlow Twins or `cassle_byol`, which do not see the length of p, it falls
-    without end for every weight: "squared" is there to study, not to train with.
+      "cosine": -mean_i cos, in the released code with Barlow Twins.
+      "byol": mean_i (2 - 2 cos), in the code with BYOL.
+      "mse": mean over all B * D elements of (p - f)^2, in the code with VICReg.
+      "squared": sum_i |p_i - f_i|^2, Eq. 5 and 8 as they are written.
+      "squared_mean": mean_i |p_i - f_i|^2, Eq. 12 as it is written.
+    The first two are bounded, so they can be subtracted with any weight. The others
+    are not. Beside `w * cassle_mse` the loss stays bounded below if weight < w ("mse"),
+    w / D ("squared_mean") or w / (B D) ("squared"). Beside Barlow Twins or
+    `cassle_byol`, which ignore the length of p, the loss has no bound for any weight:
+    "squared" is for study, not for training.
 
     Args:
       p1, p2: f32[B, D], predictions of both views.
@@ -186,7 +186,7 @@ def pseudo_negative(
       distance: one of the five above.
 
     Returns:
-      f32[]; the weight, the paper's lambda, is the caller's.
+      f32[], without its weight, the paper's lambda.
 
     Raises:
       ValueError: if `distance` is none of them.
@@ -211,15 +211,15 @@ def less_forget(
 ) -> jax.Array:
     """LUCIR's less-forget constraint (Hou et al., CVPR 2019, Sec. 3.3).
 
-    The mean over views and rows of 1 - cos(z, f): the same view of the same
-    image before and now, with no predictor between.
+    The mean over views and rows of 1 - cos(z, f), where z and f are of the same view of
+    the same image, now and before; there is no predictor.
 
     Args:
       z1, z2: f32[B, D], features of both views.
-      f1, f2: f32[B, D], the frozen network's; no gradient.
+      f1, f2: f32[B, D], features of the frozen network; no gradient.
 
     Returns:
-      f32[] in [0, 2]; the weight is the caller's.
+      f32[] in [0, 2], without a weight.
 
     Example:
       >>> import jax.numpy as jnp
@@ -252,9 +252,9 @@ def pnr_simclr(
                    + log(sum_{j != i} exp s(Z_i, Z_j) + exp s(Z_i, F_j))]
       L2 = mean_i [-s(P_i, F_i)
                    + log(sum_{j != i} exp s(P_i, F_j) + exp s(P_i, Z_j))]
-    pos is the other view of the same image. The positive is in the denominator
-    of L1 and not in that of L2, which can be negative. Paper and code agree.
-    Z as a pseudo-negative in L2 does carry gradient.
+    pos is the other view of the same image. The positive is in the denominator of L1
+    but not in that of L2, which can be negative. Paper and code agree. Gradients flow
+    to Z also where it is a pseudo-negative in L2.
 
     Args:
       z1, z2: f32[B, D], projections of both views.
@@ -303,16 +303,16 @@ def pnr_supcon(
 ) -> jax.Array:
     """PNR with supervised contrastive learning; our reading of PNR B.5.
 
-    The paper says only that Eq. 2 and 3 use the labels, and the released code
-    does not contain it. Here Z, P, F are the 2B rows of both views, s and s_d the
-    cosine over `temperature` and over `distill_temperature`, and
+    The paper says only that Eq. 2 and 3 use the labels, and the released code does not
+    contain this loss. Here Z, P, F are the 2B rows of both views, s and s_d the cosine
+    over `temperature` and over `distill_temperature`, and
       L1 = mean_i [-mean_{j != i, label_j = label_i} s(Z_i, Z_j)
                    + log(sum_{k != i} exp s(Z_i, Z_k) + exp s(Z_i, F_k))]
       L2 = mean_i [-s_d(P_i, F_i)
                    + log(sum_{k != i} exp s_d(P_i, F_k) + exp s_d(P_i, Z_k))].
-    So L1 has SupCon's positives, among them always the other view, L2 keeps its
-    one positive, and a row of the same label is a pseudo-negative like any other.
-    With labels all different and equal temperatures it is `pnr_simclr`.
+    So L1 has SupCon's positives, which always include the other view; L2 keeps its
+    single positive; a row of the same label is a pseudo-negative like any other. If all
+    labels differ and the temperatures are equal, it is `pnr_simclr`.
 
     Args:
       z1, z2: f32[B, D], projections of both views.
@@ -342,13 +342,13 @@ def pnr_supcon(
     f = _constant(contrastive.interleave(f1, f2))
     labels = jnp.stack([labels, labels], axis=1).reshape(-1)
     positive = (labels[:, None] == labels) & ~jnp.eye(labels.size, dtype=bool)
-    # The compiler makes this product and the denominator's one.
+    # The compiler computes this product and that in the denominator once.
     logits = core.dot(z, z) / temperature
     pull = jnp.sum(jnp.where(positive, logits, 0.0), axis=1) / jnp.sum(positive, axis=1)
     first = _logsumexp_of_others(z, (z, f) if pn1 else (z,), temperature)
     second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), distill_temperature)
-    kept = jnp.sum(p * f, axis=-1) / distill_temperature
-    return jnp.mean(first - pull) + jnp.mean(second - kept)
+    distilled = jnp.sum(p * f, axis=-1) / distill_temperature
+    return jnp.mean(first - pull) + jnp.mean(second - distilled)
 
 
 def pnr_moco(
@@ -389,7 +389,7 @@ def pnr_moco(
       form: "code" or "paper"; ValueError if neither.
       pn1: whether L1 has its pseudo-negatives, `frozen_queue` (Table 7).
       pn2: whether L2 has its pseudo-negatives, `key_queue` (Table 7).
-      unit_queues: their rows have unit length already, and stay as they are.
+      unit_queues: rows of the queues have unit length already; they are not normalised.
 
     Returns:
       f32[], L1 + L2 in nats.
@@ -405,7 +405,7 @@ def pnr_moco(
     _check_form(form)
     chex.assert_shape([q1, q2, k1, k2, p1, p2, f1, f2], q1.shape)
     chex.assert_shape([key_queue, frozen_queue], (2, None, q1.shape[-1]))
-    # [2, B, D] by the bank that is met: view 2 comes first, to meet bank 0.
+    # [2, B, D] in the order of the banks they meet: view 2 meets bank 0.
     q = core.l2_normalize(jnp.stack([q2, q1])) / temperature
     p = core.l2_normalize(jnp.stack([p2, p1])) / distill_temperature
     q_positive = jnp.sum(q * _constant(jnp.stack([k1, k2])), axis=-1)
@@ -458,7 +458,7 @@ def _queue_logsumexp(a, b, queue):
     queue = jax.lax.stop_gradient(queue)
     if b is None:
         return jax.nn.logsumexp(core.dot(a, queue), axis=-1), None
-    # One product reads the queue once for both; K is large, so that counts.
+    # One product reads the queue, which is large, once for both.
     rows = jnp.stack([a, b], axis=2)
     logits = core.dot(rows.reshape(2, -1, rows.shape[-1]), queue)
     result = jax.nn.logsumexp(logits, axis=-1).reshape(rows.shape[:3])

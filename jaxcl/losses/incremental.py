@@ -1,39 +1,40 @@
-"""Losses of ICL: InfoNCE, and what new data change of it.
+"""Losses of ICL: InfoNCE, and the change of InfoNCE that new data cause.
 
 ICL (Ji et al., "Unbiased and Efficient Self-Supervised Incremental Contrastive
-Learning", WSDM 2023, called P below). With f = exp(cosine / temperature), f+ that of an
-anchor's positive, E_S the mean f over a set S of negatives and K `num_negatives`:
+Learning", WSDM 2023, called P below). Let f = exp(cosine / temperature), f+ the f of an
+anchor's positive, E_S the mean f over a set S of negatives, and K `num_negatives`:
   nce_one       -log[f+ / (f+ + K E_S)]                      (P, Eq. 1 and 2)
   change_ratio  r = (f+ + K E_new) / (f+ + K E_old)          (P, Eq. 6)
   nce_two       log(growth r + 1 - growth)                   (P, Eq. 7 and 8)
-`growth` is P's alpha, new items over all items. P's Eq. 5 and 9 are sums; Eq. 5 equals
-Eq. 6 only for sets of one size, so this is Eq. 6, and means over anchors. Sets are as
-large as they are: K weighs their mean, and no set counts more for being larger.
+`growth` is P's alpha, new items over all items. P's Eq. 5 and 9 are sums, and Eq. 5
+equals Eq. 6 only for sets of one size; these functions have Eq. 6 and means over
+anchors. Sets may have any size: K weighs their mean, and a larger set counts no more.
 
 The sum of NCE-I with old negatives and NCE-II is NCE-I with all negatives (P, Theorem
-3). That is exact, for any K and temperature, if the sets are whole and `growth` fits:
-  dN / (N + dN)      N old and dN new items, an anchor's own positive among the N;
-  dN / (N - 1 + dN)  an old anchor's own item is left out;
-  (dN - 1) / (N + dN - 1)  the same for a new anchor (`nce_one`).
-It is not for drawn sets: the logarithm of a drawn mean is too low on average. The toy
-of tests/test_incremental.py has a positive at cosine 0.5, a quarter of the old and half
-of the new items there too and the others at 0, growth 0.3 and temperature 0.1. The mean
-over all draws of M old and M new items, less the loss over the whole sets:
+3). This is exact, for any K and temperature, if the sets are whole and `growth` is
+  dN / (N + dN)      for N old and dN new items, an anchor's own positive among the N;
+  dN / (N - 1 + dN)  if an old anchor's own item is left out;
+  (dN - 1) / (N + dN - 1)  if a new anchor's own item is left out (`nce_one`).
+It is not exact for drawn sets: the logarithm of a drawn mean is too low on average. In
+the toy of tests/test_incremental.py the positive, a quarter of the old and half of the
+new items have the cosine 0.5 and the others 0; growth is 0.3 and temperature 0.1. The
+mean over all draws of M old and M new items, minus the loss over the whole sets:
                                        M = 2       7      31
   NCE-I + NCE-II, K = M              -0.0402 -0.0379 -0.0143
   NCE-I + NCE-II, K = 31             -0.3125 -0.0696 -0.0143  of 2.4173
   NCE-I of M drawn of all, K = 31    -0.7321 -0.1718 -0.0285  of 2.4173, retraining
   NCE-II alone, K = 31               +0.4974 +0.1660 +0.0249  of 0.2305
-So "unbiased" is of the sets and not of a batch, where NCE-II alone is too high, by a
-tenth at M = 31. The bias shrinks like 1 / M; for K = M only once K E exceeds f+.
+So "unbiased" is true of whole sets but not of a batch, for which NCE-II alone is too
+high, by a tenth at M = 31. The bias shrinks like 1 / M; for K = M only once K E exceeds
+f+.
 
 Minimising NCE-II repels anchors from new negatives, but attracts them to old ones, and
-to their positives only where E_new > E_old. Alone it favours old items at one point:
-far from the new ones it is log(1 - growth + growth / (K + 1)) there.
+to their positives only where E_new > E_old. Alone it favours that all old items are at
+one point: far from the new ones it is log(1 - growth + growth / (K + 1)) there.
 
-Gradients flow to all rows. Masks are bool or f32 of zeros and ones. What a masked row
-holds reaches neither value nor gradient, not even a nan. Work is in float32 at least
-(bfloat16 is cast first), in logarithms, so that low temperatures overflow nothing.
+Gradients flow to all rows. Masks are bool or f32 of zeros and ones. A masked row has no
+effect on values and gradients, even if it is nan. All work in float32 at least
+(bfloat16 is cast first), with logarithms, so that low temperatures cause no overflow.
 """
 
 import math
@@ -64,27 +65,27 @@ def nce_one(
 ) -> jax.Array:
     """NCE-I: InfoNCE with a mean over negatives (P, Eq. 1; with more, Eq. 2).
 
-    The mean over anchors of log(1 + K E / f+). With `more_negatives` E is, for anchors
-    among the new items,
-      growth given: (1 - growth) E_negatives + growth E_more, the mean over the grown
-        set whatever number of rows was drawn of each part;
-      growth None: the mean over the rows of both, as if concatenated. With the numbers
-        of `split_negatives` it is the released code's.
-    Where one of the two sets has no row, E is the mean over the other.
+    The mean over anchors of log(1 + K E / f+). With `more_negatives`, for anchors among
+    the new items, E is
+      with `growth`: (1 - growth) E_negatives + growth E_more, the mean over the grown
+        set for any numbers of rows drawn from the two parts;
+      without: the mean over the rows of both, as if concatenated. This is the released
+        code if the numbers are those of `split_negatives`.
+    If one of the two sets has no row, E is the mean over the other.
 
     Args:
       anchors: f32[B, D].
       positives: f32[B, D], row i belongs to anchor i.
-      negatives: f32[M, D], shared by all anchors, or f32[B, M, D]. The anchors' own
-        batch: `positives` with `others(B)` as their mask.
+      negatives: f32[M, D], shared by all anchors, or f32[B, M, D]. For the anchors' own
+        batch give `positives`, with `others(B)` as `negative_mask`.
       temperature: divides the cosines, P's tau.
       num_negatives: K, which multiplies the mean; 31 is a batch of 32 less one.
-      more_negatives: f32[M', D] or f32[B, M', D], a second set: the new items, with
-        `negatives` the old ones.
+      more_negatives: f32[M', D] or f32[B, M', D], a second set: the new items;
+        `negatives` are then the old ones.
       growth: in [0, 1) or f32[], the share of `more_negatives` in the mean.
       mask: bool or f32[B], anchors that exist; None: all.
-      negative_mask, more_mask: bool or f32, [M] or [B, M], which rows are negatives (of
-        which anchor); None: all.
+      negative_mask, more_mask: bool or f32, [M] or [B, M], rows that are negatives (of
+        each anchor); None: all.
 
     Returns:
       f32[], in nats, the mean over the anchors that exist; 0 if none does. An anchor
@@ -110,8 +111,8 @@ def nce_one(
             f"more_negatives=None: must be given with growth={growth}, "
             f"more_mask={'None' if more_mask is None else 'an array'}"
         )
-    found = _odds(anchors, positives, sets, temperature, num_negatives, mask)
-    odds = found[0][0] if more_negatives is None else _mixture(*found, growth)
+    by_set = _odds(anchors, positives, sets, temperature, num_negatives, mask)
+    odds = by_set[0][0] if more_negatives is None else _mixture(*by_set, growth)
     return contrastive.masked_mean(jax.nn.softplus(odds), mask)
 
 
@@ -128,7 +129,7 @@ def change_ratio(
     old_mask: jax.Array | None = None,
     new_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """How much new negatives weigh for an anchor, by how much old ones do (P, Eq. 6).
+    """The weight of new negatives for an anchor over that of old ones (P, Eq. 6).
 
     r = (f+ + K E_new) / (f+ + K E_old), 1 if both means are the same.
 
@@ -136,18 +137,18 @@ def change_ratio(
       anchors: f32[B, D].
       positives: f32[B, D], row i belongs to anchor i.
       old_negatives, new_negatives: f32[M, D], shared by all anchors, or f32[B, M, D];
-        they need not be as many.
+        M may differ.
       temperature: divides the cosines, P's tau.
       num_negatives: K, which multiplies the means.
-      log: return log r, which is finite where r is not: r reaches exp(2 / temperature),
-        beyond float32 for temperatures below 0.023.
+      log: return log r, which is finite even if r is not: r may reach
+        exp(2 / temperature), beyond float32 for temperatures below 0.023.
       mask: bool or f32[B], anchors that exist; None: all.
       old_mask, new_mask: bool or f32, [M] or [B, M], which rows are negatives (of which
         anchor); None: all.
 
     Returns:
-      f32[B]; r is 1 for anchors that do not exist or have no negative in one of the
-      sets, of whose change nothing is known.
+      f32[B]; 1 for anchors that do not exist or have no negative in one of the sets,
+      since nothing is known of their change.
 
     Raises:
       ValueError: a number is out of its range.
@@ -183,19 +184,19 @@ def nce_two(
     old_mask: jax.Array | None = None,
     new_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """NCE-II, Incremental InfoNCE: what new items add to an old anchor's (P, Eq. 7-8).
+    """NCE-II, Incremental InfoNCE: what new items add to the loss of an old anchor.
 
-    The mean over anchors of log(growth r + 1 - growth), r the `change_ratio`: 0 if
-    nothing is new or nothing changed, negative where new items are less alike than old
-    ones, above log(1 - growth).
+    The mean over anchors of log(growth r + 1 - growth), with r the `change_ratio` (P,
+    Eq. 7-8). It is 0 if nothing is new or nothing changes, and negative, but above
+    log(1 - growth), if new items are less similar to the anchor than old ones.
 
     Args:
       anchors: f32[B, D], of old items.
       positives: f32[B, D], row i belongs to anchor i.
       old_negatives, new_negatives: f32[M, D], shared by all anchors, or f32[B, M, D];
-        they need not be as many. The anchors' own batch: `positives` with `others(B)`
-        as `old_mask`.
-      growth: in [0, 1) or f32[], P's alpha, number of new items by that of all.
+        M may differ. For the anchors' own batch give `positives`, with `others(B)` as
+        `old_mask`.
+      growth: in [0, 1) or f32[], P's alpha, number of new items over that of all.
       temperature: divides the cosines, P's tau.
       num_negatives: K, which multiplies the means.
       mask: bool or f32[B], anchors that exist; None: all.
@@ -238,21 +239,20 @@ def nce_two(
 
 
 def others(size: int, count: int | None = None) -> jax.Array:
-    """Which rows of a batch are each other's negatives, for `negative_mask`.
+    """The rows of a batch that are negatives of each row, for `negative_mask`.
 
-    Row i's are all but itself, or `count` of them: the first `count` rows, where row
-    `count` stands in for i itself, as in ICL's released code.
+    The negatives of row i are all other rows, or the first `count` rows of the batch,
+    where row `count` takes the place of row i, as in ICL's released code.
 
     Args:
       size: rows of the batch.
-      count: negatives of each row; None: size - 1. Fewer leave room for others, see
-        `split_negatives`.
+      count: negatives of each row; None: size - 1. See `split_negatives` for fewer.
 
     Returns:
       bool[size, size], True at [i, j] if row j is a negative of row i.
 
     Raises:
-      ValueError: the batch has not as many others.
+      ValueError: the batch has fewer than `count` other rows.
 
     Example:
       >>> from jaxcl.losses import incremental
@@ -272,10 +272,10 @@ def others(size: int, count: int | None = None) -> jax.Array:
 def split_negatives(num_negatives: int, growth: float) -> tuple[int, int]:
     """Numbers of old and new negatives that a new anchor gets in ICL's released code.
 
-    The old share is rounded down: of 31 at growth 0.1 there are 4 new ones, 0.129.
+    The old number is rounded down: of 31 at growth 0.1, 4 are new, a share of 0.129.
 
     Args:
-      num_negatives: of both together, the size of the batch less one.
+      num_negatives: old and new ones together, the size of the batch less one.
       growth: in [0, 1), new items over all items.
 
     Returns:
@@ -290,13 +290,13 @@ def split_negatives(num_negatives: int, growth: float) -> tuple[int, int]:
       (27, 4)
     """
     _check_numbers(growth=growth)
-    # (1 - 0.9) * 30 is 3 less a rounding error.
+    # (1 - 0.9) * 30 is 3 minus a rounding error.
     old = math.floor((1 - growth) * num_negatives + 1e-9)
     return old, num_negatives - old
 
 
 def _check_numbers(temperature=1.0, num_negatives=1, growth=None):
-    """Refuse Python numbers out of range; arrays may be known to the device alone."""
+    """Refuse Python numbers out of range; arrays may be unknown on the host."""
     for field, value in [
         ("temperature", temperature),
         ("num_negatives", num_negatives),
@@ -323,7 +323,7 @@ def _odds(anchors, positives, sets, temperature, num_negatives, mask):
         real = mask.astype(bool)
     anchors, positives = (_unit(x, real) for x in (anchors, positives))
     positive = jnp.sum(anchors * positives, axis=-1)
-    found = []
+    by_set = []
     for rows, exists in sets:
         cosines, exists = _cosines(anchors, rows, exists, real)
         logits = jnp.where(exists, cosines / temperature, _ABSENT)
@@ -331,12 +331,12 @@ def _odds(anchors, positives, sets, temperature, num_negatives, mask):
         mean = jax.nn.logsumexp(logits, axis=-1) - jnp.log(jnp.maximum(count, 1))
         weight = jnp.log(jnp.asarray(num_negatives, mean.dtype))
         odds = weight + mean - positive / temperature
-        found.append((jnp.where(count > 0, odds, _ABSENT), count))
-    return found
+        by_set.append((jnp.where(count > 0, odds, _ABSENT), count))
+    return by_set
 
 
 def _cosines(anchors, rows, exists, real):
-    """Cosines f32[B, M] of anchors and negatives, and which of them there are.
+    """Cosines f32[B, M] of anchors and negatives, and which of them exist.
 
     Args:
       anchors: f32[B, D], unit rows.
@@ -362,21 +362,21 @@ def _cosines(anchors, rows, exists, real):
 
 
 def _unit(rows, exists):
-    """Rows of unit length; zeros where there is none, as nan times 0 is nan."""
+    """Rows of unit length; zeros for rows that do not exist, which may be nan."""
     return core.l2_normalize(jnp.where(exists[..., None], rows, 0))
 
 
 def _mixture(first, second, growth):
-    """Logarithm of (1 - growth) exp(odds) of the first and growth of the second.
+    """Logarithm of (1 - growth) exp(first odds) + growth exp(second odds).
 
     Args:
       first, second: odds f32[B] and number of rows f32[B].
-      growth: None weighs each row the same.
+      growth: None: all rows have the same weight.
     """
-    (odds, count), (more, more_count) = first, second
+    (odds, count), (more_odds, more_count) = first, second
     if growth is None:
         share = more_count / jnp.maximum(count + more_count, 1)
     else:
         share = jnp.where(count > 0, jnp.asarray(growth, odds.dtype), 1.0)
         share = jnp.where(more_count > 0, share, 0.0)
-    return jnp.logaddexp(jnp.log1p(-share) + odds, jnp.log(share) + more)
+    return jnp.logaddexp(jnp.log1p(-share) + odds, jnp.log(share) + more_odds)

@@ -1,9 +1,9 @@
 """Non-contrastive losses over a batch of embeddings: no example is a negative.
 
-Rows are examples, and a batch is the global batch: its moments are taken over
-all devices. Every loss works in float32 at least (bfloat16 is cast first) and
-returns one scalar. `barlow_twins`, `vicreg` and `mse` take rows as they are,
-`byol` and `mean_cosine` L2-normalise them.
+Rows are examples, and a batch is the global batch: its moments are taken over all
+devices. Every loss works in float32 at least (bfloat16 is cast first) and returns one
+scalar. `barlow_twins`, `vicreg` and `mse` take rows as they are; `byol` and
+`mean_cosine` L2-normalise them.
 """
 
 import chex
@@ -75,7 +75,7 @@ def barlow_twins(
     a, b = _standardize(z1), _standardize(z2)
     correlation = core.dot(a.T, b.T) / rows
     own = jnp.eye(features, dtype=bool)
-    # One weighted sum: all squares less the diagonal's would cancel in float32.
+    # One weighted sum: the sum of all minus that of the diagonal would lose digits.
     weight = jnp.where(own, 1.0, off_diagonal)
     return scale * jnp.sum(weight * jnp.square(correlation - own))
 
@@ -83,8 +83,8 @@ def barlow_twins(
 def byol(predictions: jax.Array, targets: jax.Array) -> jax.Array:
     """BYOL's regression of one view on the other (Grill et al., NeurIPS 2020, Eq. 2).
 
-    The mean over rows of 2 - 2 cos, the squared distance of unit rows. BYOL adds
-    this for both orders of the views, which is the caller's to do.
+    The mean over rows of 2 - 2 cos, the squared distance of unit rows. In BYOL the
+    caller adds this loss for both orders of the views.
 
     Args:
       predictions: f32[B, D], the predictor's output for one view.
@@ -117,7 +117,7 @@ def vicreg(
       invariance * mean over all B * D elements of (z1 - z2)^2
       + variance * sum over views of mean_d max(0, 1 - sqrt(Cov_dd + 1e-4))
       + covariance * sum over views of sum_{d != e} Cov_de^2 / D.
-    The paper's invariance term is a sum over D; its code and this take the mean.
+    The paper's invariance term is a sum over D; its code and this function use a mean.
 
     Args:
       z1: f32[B, D], embeddings of view 1; row i belongs with row i of `z2`.
@@ -128,7 +128,7 @@ def vicreg(
       f32[].
 
     Raises:
-      ValueError: if B is 1, since one row has no variance.
+      ValueError: B is 1, and one row has no variance.
 
     Example:
       >>> import jax.numpy as jnp

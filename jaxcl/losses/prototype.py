@@ -1,14 +1,14 @@
-"""Losses of CCLIS and Co2L: samples against prototypes, and what a network recalls.
+"""Losses of CCLIS and Co2L: samples against prototypes; distillation of relations.
 
 CCLIS (Li et al., "Contrastive Continual Learning with Importance Sampling and
 Prototype-Instance Relation Distillation", AAAI 2024, called P below) and the
 distillation of Co2L (Cha et al., ICCV 2021), whose contrastive loss is
 `contrastive.sup_con`. The papers write sums over rows; their released codes take
-means, and so do these.
+means, and so do these functions.
 
-Masks are bool or f32 of zeros and ones. What a masked row holds reaches neither
-value nor gradient, not even a nan. A mean over no rows is 0. Work is in float32 at
-least (bfloat16 is cast first).
+Masks are bool or f32 of zeros and ones. A masked row has no effect on values and
+gradients, even if it is nan. A mean over no rows is 0. All work in float32 at least
+(bfloat16 is cast first).
 """
 
 import chex
@@ -21,7 +21,7 @@ from jaxcl.memory import selection
 
 SCOPES = ("old", "all_negatives", "none")
 
-# Stands for an infinite loss: seen at once, yet finite.
+# In place of an infinite loss: large, yet finite.
 _IMPOSSIBLE = 1e9
 
 
@@ -41,28 +41,28 @@ def sample_nce(
     The mean over rows j, with s_ij = c_i . z_j / temperature, anchor i = y_j and n_m
     rows of class m, of
       -s_ij + log sum_k w_ik exp s_ik.
-    Rows of a class absent from the batch are missed: nothing stands for them.
-      "old": if classes i and m = y_k are old and not the same, w_ik = 1 / (n_m g_k),
-        so that the few stored rows of m weigh as all that they were drawn from;
+    Classes that are absent from the batch do not count.
+      "old": if classes i and m = y_k are old and differ, w_ik = 1 / (n_m g_k), so that
+        the few stored rows of m weigh as much as the pool they were drawn from;
         otherwise w_ik = 1.
       "all_negatives": w_ik = 1 / (n_m g_k) wherever m is not i. The released code
-        does so if tasks do not have two classes each (CIFAR-100, Tiny-ImageNet).
+        does this if tasks do not have two classes each (CIFAR-100, Tiny-ImageNet).
       "none": w_ik = 1, for a memory chosen at random.
 
     Args:
       z: f32[B, D], unit rows, incoming and replayed ones alike.
       labels: i32[B]; a row of no class counts 1e9.
       prototypes: f32[C, D], taken as they are.
-      weights: f32[B], g_k: chance of the row in a draw of one from its class's pool,
-        in (0, 1]; no gradient. "all_negatives" needs it of incoming rows too, 1 / N
-        for a class of N; what rows without a weight hold does not matter.
+      weights: f32[B], g_k: probability of the row when one row is drawn from the pool
+        of its class, in (0, 1]; no gradient. "all_negatives" needs it of incoming rows
+        too, 1 / N for a class of N. Values of rows without a weight are not used.
       old_classes: bool or f32[C], classes of earlier tasks.
       temperature: divides the products, P's tau.
       scope: which candidates are weighted, "old", "all_negatives" or "none".
       example_mask: bool or f32[B], rows that exist; None for all.
 
     Returns:
-      f32[], in nats; 0 if no row is left. Classes without a row are no anchors.
+      f32[], in nats; 0 if no row is left. Classes without a row are not anchors.
 
     Raises:
       ValueError: if `scope` is none of them.
@@ -110,24 +110,23 @@ def prd(
 ) -> jax.Array:
     """Prototype-instance relation distillation, PRD, of CCLIS (P, Eq. 13-14).
 
-    The mean over rows j of -sum_i q_ij log p_ij, with q and p the softmax over the
+    The mean over rows j of -sum_i q_ij log p_ij, where q and p are the softmax over the
     chosen classes i of the teacher's c_i . z_j / teacher_temperature and of the present
-    c_i . z_j / temperature. P chooses all classes so far, its released code those the
-    teacher was trained on; the teacher's other prototypes are still random.
+    c_i . z_j / temperature. P chooses all classes so far. Its released code chooses the
+    classes that the teacher was trained on; the teacher's other prototypes are random.
 
     Args:
       z: f32[B, D], unit rows.
-      teacher_z: f32[B, D], of the same images; no gradient.
-      prototypes, teacher_prototypes: f32[C, D], taken as they are; the latter without
-        gradient.
-      class_mask: bool or f32[C], over which the softmax goes.
+      teacher_z: f32[B, D], unit rows of the same images; no gradient.
+      prototypes: f32[C, D], taken as they are.
+      teacher_prototypes: f32[C, D], taken as they are; no gradient.
+      class_mask: bool or f32[C], classes of the softmax.
       temperature: P's kappa of the present network.
-      teacher_temperature: that of the teacher; 0.01 is its code's default.
+      teacher_temperature: P's kappa of the teacher; 0.01 is its code's default.
       example_mask: bool or f32[B], rows that exist; None for all.
 
     Returns:
-      f32[], in nats; 0 if no class or no row is left. Its weight, P's lambda, is the
-      caller's.
+      f32[], in nats, without its weight, P's lambda; 0 if no class or no row is left.
 
     Example:
       >>> import jax.numpy as jnp
@@ -142,9 +141,9 @@ def prd(
     chex.assert_equal_shape([prototypes, teacher_prototypes])
     chex.assert_shape(class_mask, (len(prototypes),))
     exists, classes = _exists(example_mask, len(z)), class_mask.astype(bool)
-    told = jax.lax.stop_gradient((teacher_prototypes, teacher_z))
+    teacher = jax.lax.stop_gradient((teacher_prototypes, teacher_z))
     now = _products(prototypes, z, exists).T / temperature
-    past = _products(*told, exists).T / teacher_temperature
+    past = _products(*teacher, exists).T / teacher_temperature
     rows = _relation(now, past, classes)
     return contrastive.masked_mean(rows, example_mask)
 
@@ -159,13 +158,13 @@ def ird(
 ) -> jax.Array:
     """Instance-wise relation distillation, IRD, of Co2L (Sec. 4.2).
 
-    The mean over rows i of -sum_{k != i} q_ik log p_ik, with q and p the softmax over
-    k != i of cos(f_i, f_k) / teacher_temperature and of cos(z_i, z_k) / temperature, f
-    the teacher's rows.
+    The mean over rows i of -sum_{k != i} q_ik log p_ik, where q and p are the softmax
+    over k != i of cos(f_i, f_k) / teacher_temperature and of cos(z_i, z_k) /
+    temperature; f are the teacher's rows.
 
     Args:
       z: f32[N, D], every row a view.
-      teacher_z: f32[N, D], of the network after the task before, same images; no
+      teacher_z: f32[N, D], of the same images by the network after the last task; no
         gradient.
       temperature: divides the cosines, kappa of Co2L.
       teacher_temperature: divides the teacher's, kappa*.
@@ -173,7 +172,7 @@ def ird(
         neither anchors nor candidates.
 
     Returns:
-      f32[], in nats; 0 if fewer than two rows are left. Its weight is the caller's.
+      f32[], in nats, without a weight; 0 if fewer than two rows are left.
 
     Example:
       >>> import jax.numpy as jnp
@@ -208,9 +207,9 @@ def proposal(
     example_mask: jax.Array | None = None,
     leftover: bool = False,
 ) -> jax.Array:
-    """Chance of each row in a draw of one from its class's pool: P's g (Eq. 11-12).
+    """Probability of each row in a draw from the pool of its class: P's g (Eq. 11-12).
 
-    `selection.proposal`, averaged over views and divided by its class's sum.
+    `selection.proposal`, averaged over views and divided by the sum over the class.
 
     Args:
       z: f32[N, D], unit rows, or f32[R, N, D] of R views of each.
@@ -219,8 +218,8 @@ def proposal(
       seen: bool[C], classes met so far.
       temperature: P's tau.
       example_mask: bool or f32[N], rows that exist; None for all.
-      leftover: add what the released code adds, by a mistake: the last view's share at
-        the own prototype, over R.
+      leftover: add a term that the released code adds by mistake: the last view's share
+        for the prototype of its own class, over R.
 
     Returns:
       f32[N], sums to 1 within each class; 0 where masked. No gradient.
@@ -239,21 +238,21 @@ def proposal(
     chex.assert_rank([views, prototypes], [3, 2])
     exists = _exists(example_mask, views.shape[1])
 
-    def add(total, one):
-        near = _products(prototypes, one, exists) / temperature
-        found = selection.proposal(near, labels, seen, exists)
-        return total + found / len(views), None
+    def add(total, view):
+        similarity = _products(prototypes, view, exists) / temperature
+        g = selection.proposal(similarity, labels, seen, exists)
+        return total + g / len(views), None
 
     total, _ = jax.lax.scan(add, jnp.zeros(exists.shape), views)
     if leftover:
-        near = _products(prototypes, views[-1], exists) / temperature
-        total += selection.own(near, labels, seen, exists) / len(views)
+        similarity = _products(prototypes, views[-1], exists) / temperature
+        total += selection.own(similarity, labels, seen, exists) / len(views)
     total = jax.lax.stop_gradient(total)
     return selection.within_class(total, labels, exists, len(prototypes))
 
 
 def _products(prototypes, z, exists):
-    """c_i . z_j, f32[C,B], 0 where there is no row, whatever it holds."""
+    """c_i . z_j, f32[C,B]; 0 for rows that do not exist, even if they are nan."""
     wide = jnp.promote_types(z.dtype, jnp.float32)
     z = jnp.where(exists[:, None], z, 0).astype(wide)
     return core.dot(prototypes.astype(wide), z)
@@ -268,11 +267,11 @@ def _exists(mask, rows):
 
 
 def _log_importance(weights, own):
-    """Logarithm of 1 / (n g), f32[B], n the number of rows of the row's class.
+    """Logarithm of 1 / (n g), f32[B], with n the number of rows of the row's class.
 
     Args:
       weights: f32[B], g; no gradient.
-      own: bool[C, B], whether the row exists and is of the class.
+      own: bool[C, B], rows that exist and are of each class.
     """
     count = jnp.sum(own, axis=1, keepdims=True)
     count = jnp.maximum(jnp.sum(jnp.where(own, count, 0), axis=0), 1)
@@ -293,7 +292,7 @@ def _relation(now, past, allowed):
     """
     allowed = jnp.broadcast_to(allowed, now.shape)
     some = jnp.any(allowed, axis=1, keepdims=True)
-    # A softmax over nothing has a gradient of nan, even where it is multiplied by 0.
+    # A softmax over nothing has the gradient nan, even if it is multiplied by 0.
     inside = allowed | ~some
     target = jax.nn.softmax(jnp.where(inside, past, -jnp.inf), axis=1)
     total = jax.nn.logsumexp(jnp.where(inside, now, -jnp.inf), axis=1, keepdims=True)

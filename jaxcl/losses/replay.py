@@ -3,12 +3,12 @@
 ER, ER-ACE and ER-AML (Caccia et al., "Reducing Representation Drift in Online
 Continual Learning", 2021, called P below), iCaRL (Rebuffi et al., CVPR 2017) and
 DER (Buzzega et al., NeurIPS 2020). P writes sums over rows; its released code
-takes means, and so do these. ER is `cross_entropy` of the incoming rows plus that
-of the replayed rows, two means and not one over both.
+takes means, and so do these functions. ER is `cross_entropy` of the incoming rows plus
+that of the replayed rows, two means and not one over both.
 
-Masks are bool or f32 of zeros and ones. What a masked row or class holds reaches
-neither value nor gradient, not even a nan. A mean over no rows is 0. Work is in
-float32 at least (bfloat16 is cast first).
+Masks are bool or f32 of zeros and ones. A masked row or class has no effect on values
+and gradients, even if it is nan. A mean over no rows is 0. All work in float32 at least
+(bfloat16 is cast first).
 """
 
 import chex
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxcl import core
 from jaxcl.losses import contrastive
 
-# Stands for an infinite loss, as in the released code: seen at once, yet finite.
+# In place of an infinite loss, as in the released code: large, yet finite.
 _IMPOSSIBLE = 1e9
 
 
@@ -27,7 +27,7 @@ def _wide(x):
 
 
 def _clear(x, mask):
-    """Rows of x, those outside the mask as zeros: nan times 0 is nan."""
+    """Rows of x, with zeros for those outside the mask; nan times 0 would be nan."""
     if mask is None:
         return x
     chex.assert_shape(mask, x.shape[:1])
@@ -39,15 +39,15 @@ def cosine_logits(
 ) -> jax.Array:
     """Logits of the cosine head of ER-ACE and ER-AML (P, Eq. 2 and 4).
 
-    z_c = scale * <f / (|f| + eps), w_c / (|w_c| + eps)>. P names neither number;
-    both are its released code's. A row of zeros gives zeros and receives no
-    gradient (the formula's would be 1 / eps, and ruin the step).
+    z_c = scale * <f / (|f| + eps), w_c / (|w_c| + eps)>. P states neither number; both
+    are from its released code. A row of zeros gives zeros and receives no gradient (by
+    the formula 1 / eps, which would ruin the step).
 
     Args:
       features: f32[B, D].
       weights: f32[C, D], a row per class; no bias.
       scale: tau of P, multiplies the cosines.
-      eps: is added to the lengths.
+      eps: added to the lengths.
 
     Returns:
       f32[B, C] in [-scale, scale].
@@ -81,11 +81,10 @@ def cross_entropy(
 ) -> jax.Array:
     """Cross-entropy over a subset of the classes (P, Eq. 4, as a mean).
 
-    The mean over rows of -z_y + log sum_{c in mask} exp z_c. Classes outside the
-    mask have no probability and receive no gradient. A row without any class is
-    left out, like one outside `example_mask`. A row whose label is not among its
-    classes counts 1e9, in place of infinity, and has no gradient: a caller's
-    mistake that should show.
+    The mean over rows of -z_y + log sum_{c in mask} exp z_c. Classes outside the mask
+    have probability 0 and receive no gradient. A row without any class is left out, as
+    rows outside `example_mask` are. A row whose label is not among its classes is a
+    mistake of the caller: it counts 1e9, in place of infinity, without gradient.
 
     Args:
       logits: f32[B, C].
@@ -133,14 +132,14 @@ def er_ace(
 ) -> jax.Array:
     """ER-ACE: asymmetric cross-entropy of incoming and replayed rows (P, Eq. 5).
 
-    CE(incoming; C_in) + CE(replayed; C_re): the sum of two means, each over its
-    own rows, so a row's weight does not depend on how many the other part has.
-      "paper": C_in is the classes of the incoming labels, C_re is `seen`. Logits
-        of unseen classes are never trained, so predict among `seen` alone; a
-        batch of one class gives an incoming loss of 0.
-      "code": C_in has also every unseen class and, by an off-by-one, the largest
-        seen index; C_re is all classes. So does the code when classes come in
-        the order of their index (in another order it takes wrong ones).
+    CE(incoming; C_in) + CE(replayed; C_re): the sum of two means, each over its own
+    rows, so the weight of a row does not depend on the size of the other part.
+      "paper": C_in is the classes of the incoming labels, C_re is `seen`. Logits of
+        unseen classes are never trained, so predict among `seen` alone. For a batch of
+        one class the incoming loss is 0.
+      "code": C_in also has every unseen class and, by an off-by-one, the largest seen
+        index; C_re is all classes. This is the code for classes that come in the order
+        of their index (in another order it takes wrong ones).
 
     Args:
       incoming_logits: f32[B, C]; cosine logits in P.
@@ -193,7 +192,7 @@ def _cosine(a, b):
 
 def _euclidean(a, b):
     squared = jnp.sum(jnp.square(a - b), axis=-1)
-    # The root's slope at 0 is infinite; equal rows get no gradient.
+    # The root has an infinite slope at 0; equal rows get no gradient.
     root = jnp.sqrt(jnp.where(squared > 0, squared, 1))
     return jnp.where(squared > 0, root, 0)
 
@@ -214,9 +213,9 @@ def triplet(
 
     The mean over valid rows of max(d(a, p) - d(a, n) + margin, 0). Gradients flow
     to all three.
-      "cosine": d = 1 - cos, the paper's.
-      "euclidean": d = |a - b|, not squared, the released code's (which adds 1e-6
-        to each component of the difference; this does not).
+      "cosine": d = 1 - cos, as in the paper.
+      "euclidean": d = |a - b|, not squared, as in the released code (which adds 1e-6 to
+        each component of the difference).
 
     Args:
       anchors: f32[B, D], features of incoming rows.
@@ -228,7 +227,7 @@ def triplet(
         all.
 
     Returns:
-      f32[]; 0 if no anchor is valid. Its weight, P's gamma, is the caller's.
+      f32[], without its weight, P's gamma; 0 if no anchor is valid.
 
     Raises:
       ValueError: if `distance` is neither.
@@ -262,7 +261,7 @@ def aml_sup_con(
     base_temperature: float = 0.07,
     valid: jax.Array | None = None,
 ) -> jax.Array:
-    """What ER-AML's later released code has in place of the triplet loss.
+    """The loss of ER-AML's later released code, in place of the triplet loss.
 
     With Z the positives and negatives of all valid anchors, s the cosine over the
     temperature and P(i) the rows of Z that have the label of anchor i,
@@ -277,8 +276,8 @@ def aml_sup_con(
       negative_labels: i32[B].
       temperature: divides the cosines.
       base_temperature: divides the temperature in the weight.
-      valid: bool or f32[B], anchors with both a positive and a negative; the
-        others' rows are not in Z. None for all.
+      valid: bool or f32[B], anchors with both a positive and a negative; the rows of
+        others are not in Z. None for all.
 
     Returns:
       f32[], in nats; 0 if no anchor is valid.
@@ -302,7 +301,7 @@ def aml_sup_con(
     same = labels[:, None] == jnp.stack([labels, negative_labels], 1).reshape(-1)
     if valid is not None:
         inside = jnp.repeat(valid.astype(bool), 2)
-        # Without a valid anchor the pool is empty; its rows count 0 all the same.
+        # Without a valid anchor Z is empty: keep its rows, since the mean is 0 anyway.
         logits = jnp.where(inside | ~jnp.any(inside), logits, -jnp.inf)
         same = same & inside
     pull = jnp.sum(jnp.where(same, logits, 0), axis=1)
@@ -319,15 +318,14 @@ def der(
 ) -> jax.Array:
     """Dark experience replay (Buzzega et al., NeurIPS 2020), without its weight.
 
-    The Euclidean form of its objective: the mean of (logits - stored_logits)^2 over
-    the unmasked rows and all columns. (The paper's norm sums over columns; its
-    released code takes their mean.)
+    The Euclidean form of its objective: the mean of (logits - stored_logits)^2 over the
+    unmasked rows and all columns. (The paper sums over columns; its released code takes
+    the mean.)
 
     Args:
-      logits: f32[R, C], of replayed examples now; projections where there are no
-        classes.
-      stored_logits: f32[R, C], as they were when the examples were stored; no
-        gradient.
+      logits: f32[R, C], present logits of replayed examples, or projections if there
+        are no classes.
+      stored_logits: f32[R, C], the same when the examples were stored; no gradient.
       example_mask: bool or f32[R], None for all rows.
 
     Returns:
@@ -362,19 +360,19 @@ def icarl(
     Over rows i and classes c, with sigma the logistic function,
       -t_ic log sigma(z_ic) - (1 - t_ic) log(1 - sigma(z_ic)),
       t_ic = sigma(teacher_ic) if c is an old class, else 1[c = label_i].
-    The label of a row of an old class is therefore not used. "mean" is over rows
-    and classes, as in the released code; "sum" is the sum over classes, then the
-    mean over rows (the paper sums both). With no old class it is the plain loss
-    of the labels, with all of them distillation alone: the code of the ER-ACE
-    paper adds the two, each with "sum".
+    So the label of a row of an old class is not used. "mean" is the mean over rows and
+    classes, as in the released code; "sum" is the sum over classes, then the mean over
+    rows (the paper sums both). If no class is old, it is the plain loss of the labels;
+    if all are, distillation alone. The code of the ER-ACE paper adds these two, each
+    with "sum".
 
     Args:
       logits: f32[B, C], of new and replayed rows alike.
       labels: i32[B].
-      teacher_logits: f32[B, C], of the network after the task before; no gradient.
+      teacher_logits: f32[B, C], of the network after the last task; no gradient.
       old_classes: bool[C], classes of earlier tasks.
-      class_mask: bool or f32[C], classes that count (the paper's are those seen so
-        far, its code's all); None for all.
+      class_mask: bool or f32[C], classes that count (in the paper those seen so far, in
+        its code all); None for all.
       example_mask: bool or f32[B], None for all rows.
       reduction: "mean" or "sum", over the classes that count.
 
@@ -406,7 +404,7 @@ def icarl(
     chex.assert_shape(classes, old_classes.shape)
     classes = classes.astype(bool)
     z, target = jnp.where(classes, z, 0), jnp.where(classes, target, 0)
-    # log(1 + e^z) - t z is the same, and does not overflow.
+    # log(1 + e^z) - t z equals the formula and does not overflow.
     columns = jnp.where(classes, jax.nn.softplus(z) - target * z, 0)
     rows = jnp.sum(columns, axis=1)
     if reduction == "mean":
@@ -424,14 +422,14 @@ def task_distillation(
 ) -> jax.Array:
     """Task-wise distillation of SS-IL (Ahn et al., ICCV 2021), without its weight.
 
-    The mean over rows of sum_t KL(q_t || p_t), q_t and p_t the softmax of
+    The mean over rows of sum_t KL(q_t || p_t), where q_t and p_t are the softmax of
     teacher_logits / temperature and of logits / temperature over the classes of task
     t alone.
 
     Args:
       logits: f32[B, C].
-      teacher_logits: f32[B, C], of the network after the task before; no gradient.
-      tasks: i32[C], task of each class; below 0: the class does not take part.
+      teacher_logits: f32[B, C], of the network after the last task; no gradient.
+      tasks: i32[C], task of each class; below 0: the class is left out.
       temperature: divides the logits.
       example_mask: bool or f32[B], None for all rows.
 
@@ -449,7 +447,7 @@ def task_distillation(
     chex.assert_rank(logits, 2)
     chex.assert_equal_shape([logits, teacher_logits])
     chex.assert_shape(tasks, logits.shape[1:])
-    same = tasks[:, None] == tasks  # classes of no task are a task of zeros
+    same = tasks[:, None] == tasks  # classes without a task form one with zero logits
 
     def log_softmax(z):
         z = jnp.where(tasks >= 0, _clear(_wide(z), example_mask), 0) / temperature

@@ -1,7 +1,7 @@
-"""A memory of fixed capacity: policies say where, `write` writes, `sample` draws.
+"""A memory of fixed capacity: a policy chooses slots, `write` writes, `sample` draws.
 
-The shapes never change, so a train step that holds a buffer compiles once. What
-does not exist yet is masked.
+The shapes never change, so a train step that holds a buffer compiles once. Slots that
+hold nothing yet are masked.
 """
 
 from typing import NamedTuple
@@ -10,17 +10,19 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxcl import core
+
 _MOST = 2**31 - 1  # the largest i32
 
 
 class Buffer(NamedTuple):
-    """Stored examples, and what policies need to know of them.
+    """Stored examples, and what policies need to know about them.
 
-    A policy's own facts (a label, a score, a logit) are more leaves of `items`.
+    What a policy reads of an example (a label, a score, a logit) is a leaf of `items`.
     """
 
     items: object  # pytree of [capacity, ...], each leaf in the example's own dtype
-    filled: jax.Array  # bool[capacity], whether the slot holds an example
+    filled: jax.Array  # bool[capacity], the slot holds an example
     seen: jax.Array  # i32[], examples offered so far, stored or not; see `write`
 
     @property
@@ -29,12 +31,12 @@ class Buffer(NamedTuple):
         return self.filled.shape[0]
 
 
-def create(example, capacity: int) -> Buffer:
+def create(example: core.PyTree, capacity: int) -> Buffer:
     """An empty buffer.
 
     Args:
       example: one item without a batch axis, a pytree of arrays or
-        ShapeDtypeStructs. Only shapes and dtypes count; u8 pixels stay u8.
+        ShapeDtypeStructs. Only its shapes and dtypes are read; u8 pixels stay u8.
       capacity: number of slots.
 
     Returns:
@@ -47,7 +49,7 @@ def create(example, capacity: int) -> Buffer:
         raise ValueError(f"capacity={capacity}: must be 1 or more")
 
     def slots(leaf):
-        # An array of numpy may be 64 bits wide, which the device does not store.
+        # A numpy array may have 64 bits, which the device does not store.
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
         return jnp.zeros((capacity, *leaf.shape), dtype)
 
@@ -58,21 +60,29 @@ def create(example, capacity: int) -> Buffer:
     )
 
 
-def write(buffer: Buffer, slots, items, mask=None, *, after=()) -> Buffer:
+def write(
+    buffer: Buffer,
+    slots: jax.Array,
+    items: core.PyTree,
+    mask: jax.Array | None = None,
+    *,
+    after: core.PyTree = (),
+) -> Buffer:
     """Put row i of `items` into slot `slots[i]`.
 
-    The result is that of writing one row after another: where several rows name
-    the same slot, the last one that is not masked stays. `seen` grows by the number
-    of unmasked rows, dropped ones included. Near 2^31 it stops growing: it is then
-    held back by multiples of the capacity, so that it stays within one capacity of
-    2^31 and `fifo`, which counts modulo the capacity, goes on in turn.
+    The result is that of writing one row after another: if several rows name the same
+    slot, the last unmasked one stays. `seen` grows by the number of unmasked rows,
+    dropped ones included. Near 2^31 it stops growing: multiples of the capacity are
+    subtracted, so that it stays within one capacity of 2^31 and `fifo`, which counts
+    modulo the capacity, keeps its order.
 
-    With the old buffer donated the write is in place: B rows, and one i32 per slot.
-    A step that samples first names in `after` what it sampled: XLA knows no order
-    between the two, and would copy the whole buffer to keep them apart.
+    If the old buffer is donated, the write is in place and costs B rows and one i32 per
+    slot. A step that samples first must name what it sampled in `after`: XLA knows no
+    order between the two, and would copy the whole buffer to keep them apart.
 
     Args:
-      slots: i32[B]; a slot outside [0, capacity), by custom `capacity`, drops its row.
+      buffer: the buffer before.
+      slots: i32[B]; a slot outside [0, capacity) drops its row, usually `capacity`.
       items: pytree of [B, ...], structure, shapes and dtypes as in `create`.
       mask: bool or f32 [B], rows that exist; None: all.
       after: pytree of arrays to compute first; their values do not matter.
@@ -91,8 +101,8 @@ def write(buffer: Buffer, slots, items, mask=None, *, after=()) -> Buffer:
     _check_items(buffer.items, items, len(slots))
 
     target = _last_writers(slots, mask & _computed(after), buffer.capacity)
-    # No duplicates are left: plain stores, where atomic ones on u8 are slow and
-    # without an order.
+    # Without duplicates XLA uses plain stores; atomic stores of u8 are slow and have
+    # no order.
     put = {"mode": "drop", "unique_indices": True}
     return Buffer(
         items=jax.tree.map(
@@ -103,17 +113,20 @@ def write(buffer: Buffer, slots, items, mask=None, *, after=()) -> Buffer:
     )
 
 
-def sample(buffer: Buffer, key, k: int, *, log_weights=None):
+def sample(
+    buffer: Buffer, key: jax.Array, k: int, *, log_weights: jax.Array | None = None
+):
     """Draw k stored rows without replacement, by Gumbel top-k.
 
-    The rows with the k largest log w_i + G_i, G_i standard Gumbel, are distributed
-    as k draws one after another, each in proportion to w_i among the rows that are
-    left. The cost depends on the capacity, not on how much was seen.
+    The rows with the k largest log w_i + G_i, with G_i standard Gumbel, have the
+    distribution of k successive draws, each in proportion to w_i among the rows that
+    are left. The cost depends on the capacity, not on the number of rows seen.
 
     Source: Kool, van Hoof, Welling, "Stochastic Beams and Where to Find Them",
     ICML 2019, section 2.3.
 
     Args:
+      buffer: what is drawn from.
       key: threefry key.
       k: number of rows, 1 to the capacity.
       log_weights: f32[capacity], log w_i up to a constant; a row of -inf or nan is
@@ -147,10 +160,10 @@ def sample(buffer: Buffer, key, k: int, *, log_weights=None):
 
 
 def _computed(tree):
-    """True, bool[], once every array of the tree is there.
+    """True, bool[], once every array of the tree is computed.
 
-    A barrier is gone before XLA places its copies; a comparison that only ever holds
-    is not, since the compiler does not see that it does.
+    XLA removes an optimization barrier before it places copies. It keeps a comparison
+    that is always true, since it does not know that.
     """
     nonzero = [jnp.any(x != 0).astype(jnp.int32) for x in jax.tree.leaves(tree)]
     return sum(nonzero) <= len(nonzero)
@@ -170,18 +183,18 @@ def _last_writers(slots, mask, capacity):
 
 
 def _count(seen, more, capacity):
-    """Seen + more, held back by multiples of the capacity above 2^31 - 1."""
+    """Seen + more, less multiples of the capacity where that is above 2^31 - 1."""
     total = seen.astype(jnp.uint32) + more
     beyond = jnp.maximum(total, _MOST) - _MOST
-    turns = (beyond + (capacity - 1)) // capacity
-    return (total - turns * capacity).astype(jnp.int32)
+    times = (beyond + (capacity - 1)) // capacity
+    return (total - times * capacity).astype(jnp.int32)
 
 
 def _check_items(stored, items, count):
     """Refuse rows that the buffer would have to reshape or cast."""
-    found, wanted = jax.tree.structure(items), jax.tree.structure(stored)
-    if found != wanted:
-        raise ValueError(f"items={found}: the buffer holds {wanted}")
+    structure, expected = jax.tree.structure(items), jax.tree.structure(stored)
+    if structure != expected:
+        raise ValueError(f"items={structure}: the buffer holds {expected}")
     for (path, old), new in zip(
         jax.tree_util.tree_leaves_with_path(stored), jax.tree.leaves(items), strict=True
     ):

@@ -1,9 +1,9 @@
-"""Which rows stand for all: weighted subsets whose gradients add up to the whole's.
+"""Weighted subsets of rows whose gradients add up to the gradient of all rows.
 
 Gradient coresets as in Tiwari et al., "GCR: Gradient Coreset Based Replay Buffer
 Selection for Continual Learning", CVPR 2022, after Killamsetty et al., "GRAD-MATCH",
-ICML 2021: orthogonal matching pursuit with weights of at least 0 and a ridge. It reads
-gradients through their inner products alone.
+ICML 2021: orthogonal matching pursuit with non-negative weights and a ridge. It needs
+only the inner products of the gradients.
 """
 
 import functools
@@ -19,13 +19,22 @@ from jaxcl.memory import buffer, quadratic
 _dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
-def pursuit(gram, target, member, budget, *, size, ridge=0.5, tol=1e-5):
-    """Few rows, and weights, whose gradients add up to a given one.
+def pursuit(
+    gram: jax.Array,
+    target: jax.Array,
+    member: jax.Array,
+    budget: jax.Array,
+    *,
+    size: int,
+    ridge: float = 0.5,
+    tol: float = 1e-5,
+) -> jax.Array:
+    """Weights of few rows whose gradients a_i add up to a target b.
 
-    Greedily for |b - sum_i x_i a_i|^2 + ridge |x|^2, x >= 0, at most `budget` of them
-    above 0: the row whose gradient a_i has the largest inner product with what is left
-    of b joins, and all weights are solved for again. Rows whose weight becomes 0 leave.
-    It ends earlier where no row has a positive product.
+    Minimises |b - sum_i x_i a_i|^2 + ridge |x|^2 over x >= 0 with at most `budget`
+    weights above 0, greedily: the row whose gradient has the largest inner product with
+    the residual of b joins, and all weights are solved for again. Rows whose weight
+    becomes 0 leave. It ends earlier if no row has a positive product.
 
     Args:
       gram: f32[N,N], <a_i, a_j>.
@@ -46,36 +55,42 @@ def pursuit(gram, target, member, budget, *, size, ridge=0.5, tol=1e-5):
     least = tol * jnp.max(jnp.abs(jnp.where(member, target, 0)))
 
     def slopes(x):
-        left = target - _dot(gram, x)
-        return jnp.where(member & (x <= 0), left, -jnp.inf)
+        residual = target - _dot(gram, x)
+        return jnp.where(member & (x <= 0), residual, -jnp.inf)
 
     def body(carry):
         x, rounds = carry
         chosen = (x > 0).at[jnp.argmax(slopes(x))].set(True)
         rows = jnp.nonzero(chosen, size=size, fill_value=count)[0]
-        there = rows < count
+        exists = rows < count
         inner = gram.at[rows[:, None], rows].get(mode="fill", fill_value=0)
-        # Rows that fill the shape: weight 0, as nothing pulls them.
-        inner += jnp.diag(jnp.where(there, ridge, 1).astype(gram.dtype))
+        # Rows that only fill the shape have the target 0 and so the weight 0.
+        inner += jnp.diag(jnp.where(exists, ridge, 1).astype(gram.dtype))
         aim = target.at[rows].get(mode="fill", fill_value=0)
         start = x.at[rows].get(mode="fill", fill_value=0)
-        weights, _ = quadratic.active_set(inner, -aim, start, there, tol=least)
+        weights, _ = quadratic.active_set(inner, -aim, start, exists, tol=least)
         return jnp.zeros_like(x).at[rows].set(weights, mode="drop"), rounds + 1
 
-    def going(carry):
+    def goes_on(carry):
         x, rounds = carry
         few = jnp.sum(x > 0) < budget
-        # Rows may leave and join again; each round is closer, but for rounding.
+        # Rows may leave and join again. Each round improves x, apart from rounding, so
+        # the number of rounds is bounded.
         return few & (jnp.max(slopes(x)) > least) & (rounds < 3 * size)
 
-    return jax.lax.while_loop(going, body, (jnp.zeros_like(target), 0))[0]
+    return jax.lax.while_loop(goes_on, body, (jnp.zeros_like(target), 0))[0]
 
 
-def fill(key, weights, member, budget):
-    """Random rows with weight 1 where fewer than `budget` were chosen.
+def fill(
+    key: jax.Array, weights: jax.Array, member: jax.Array, budget: jax.Array
+) -> jax.Array:
+    """Adds random rows of weight 1 until `budget` rows are chosen.
 
     Args:
-      weights: f32[N], of `pursuit`. member: bool[N]. budget: i32[].
+      key: threefry key.
+      weights: f32[N], from `pursuit`.
+      member: bool[N], rows to choose from.
+      budget: i32[].
 
     Returns:
       f32[N].
@@ -87,12 +102,12 @@ def fill(key, weights, member, budget):
     return jnp.where(joins, 1, weights)
 
 
-def budgets(counts, total: int) -> np.ndarray:
-    """Shares of a memory in proportion to what each class has, on the host.
+def budgets(counts: np.ndarray, total: int) -> np.ndarray:
+    """Shares of a memory in proportion to the rows of each class, on the host.
 
-    Each class gets one slot, then the floor of its share, then what is left goes to the
-    largest remainders, ties to the first; where there are more classes than slots, the
-    largest classes get one each.
+    Each class gets the floor of its share, but one slot at least; the rest goes to the
+    largest remainders, the first of equal ones. If there are more classes than slots,
+    the largest classes get one each.
 
     Args:
       counts: i[C], rows of each class, 1 or more.
@@ -118,12 +133,23 @@ def budgets(counts, total: int) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnames=("size", "ridge"))
-def choose(key, atoms, member, budget, *, size, ridge=0.5):
-    """Weights of rows that stand for all: `pursuit` of the sum, `fill` for the rest.
+def choose(
+    key: jax.Array,
+    atoms: jax.Array,
+    member: jax.Array,
+    budget: jax.Array,
+    *,
+    size: int,
+    ridge: float = 0.5,
+) -> jax.Array:
+    """Weights of a coreset: `pursuit` of the sum of all, `fill` for the rest.
 
     Args:
       key: threefry key.
-      atoms: f32[N,P], gradients. member: bool[N]. budget: i32[], 1 to `size`.
+      atoms: f32[N,P], gradients.
+      member: bool[N], rows to choose from.
+      budget: i32[], 1 to `size`.
+      size, ridge: see `pursuit`.
 
     Returns:
       f32[N], above 0 for `budget` rows, or all members if they are fewer.
@@ -136,19 +162,27 @@ def choose(key, atoms, member, budget, *, size, ridge=0.5):
 
 
 def reselect(
-    key, atoms_of: Callable, *, weight, task, label, filled, capacity: int, ridge=0.5
+    key: jax.Array,
+    atoms_of: Callable,
+    *,
+    weight: np.ndarray,
+    task: np.ndarray,
+    label: np.ndarray,
+    filled: np.ndarray,
+    capacity: int,
+    ridge: float = 0.5,
 ) -> np.ndarray:
-    """Which rows stay, and their weights, where every task gets an equal part.
+    """Weights of the rows that stay when every task gets an equal part of the memory.
 
-    Parts are floor(capacity / tasks); the last task has what is left over. Within a
-    part classes have `budgets`, and rows of a class are chosen by `choose`; where a
-    class keeps all its rows their weights stay. Runs on the host.
+    A part has floor(capacity / tasks) slots; the last task also gets the remainder. The
+    classes of a part share it by `budgets`, and `choose` picks the rows of a class. A
+    class that keeps all its rows keeps their weights. Runs on the host.
 
     Args:
       key: threefry key.
       atoms_of: i32[M] rows -> f32[M,P], gradients of the rows' weighted losses. M is a
-        power of two: few programs serve classes of all sizes.
-      weight, task, label, filled: numpy [N], of all rows there are.
+        power of two, so that few programs serve classes of all sizes.
+      weight, task, label, filled: numpy [N], of all rows.
       capacity: slots.
       ridge: see `pursuit`.
 
@@ -157,49 +191,62 @@ def reselect(
     """
     tasks, chosen = np.unique(task[filled]), np.zeros_like(weight)
     part, number = capacity // max(len(tasks), 1), 0
-    for one in tasks:
-        own = filled & (task == one)
+    for present in tasks:
+        own = filled & (task == present)
         classes, counts = np.unique(label[own], return_counts=True)
-        slots = part if one != tasks[-1] else capacity - part * (len(tasks) - 1)
-        for kind, budget in zip(classes, budgets(counts, slots), strict=True):
-            rows, number = np.flatnonzero(own & (label == kind)), number + 1
+        slots = part if present != tasks[-1] else capacity - part * (len(tasks) - 1)
+        for class_, budget in zip(classes, budgets(counts, slots), strict=True):
+            rows, number = np.flatnonzero(own & (label == class_)), number + 1
             if budget == len(rows):
                 chosen[rows] = weight[rows]
             elif budget:
-                size, width = (_power(n) for n in (int(budget), len(rows)))
-                atoms = atoms_of(np.pad(rows, (0, width - len(rows))))
-                found = choose(
-                    jax.random.fold_in(key, number),
-                    atoms,
-                    np.arange(width) < len(rows),
-                    np.int32(budget),
-                    size=size,
-                    ridge=ridge,
-                )
-                chosen[rows] = weight[rows] * np.asarray(found)[: len(rows)]
+                k_class = jax.random.fold_in(key, number)
+                factors = _choose_of(k_class, atoms_of, rows, int(budget), ridge)
+                chosen[rows] = weight[rows] * factors
     return chosen
 
 
+def _choose_of(key, atoms_of, rows, budget, ridge):
+    """`choose` among `rows`, padded to a power of two; f32[len(rows)]."""
+    size, width = _power(budget), _power(len(rows))
+    weights = choose(
+        key,
+        atoms_of(np.pad(rows, (0, width - len(rows)))),
+        np.arange(width) < len(rows),
+        np.int32(budget),
+        size=size,
+        ridge=ridge,
+    )
+    return np.asarray(weights)[: len(rows)]
+
+
 def _power(number: int) -> int:
-    """The smallest power of two that is not below."""
+    """The smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
 
 
-def mixture(key, memory, candidates, size: int, *, span):
-    """Rows of two buffers, each in proportion to the rows of the stream it stands for.
+def mixture(
+    key: jax.Array,
+    memory: buffer.Buffer,
+    candidates: buffer.Buffer,
+    size: int,
+    *,
+    span: jax.Array,
+):
+    """Rows of two buffers, in proportion to the rows of the stream behind each.
 
-    size * candidates.seen / (candidates.seen + memory.seen) are candidates, rounded up
-    or down at random. Where one has too few rows the other makes up for it.
+    size * candidates.seen / (candidates.seen + memory.seen) rows are candidates,
+    rounded up or down at random. If one buffer has too few rows, the other gives more.
 
     Args:
       key: threefry key.
       memory, candidates: Buffer, with the same items.
-      size: rows, or as many slots as both have.
-      span: i32[], candidates are drawn from the slots below.
+      size: number of rows, at most the slots of both.
+      span: i32[], candidates are drawn from the slots below `span`.
 
     Returns:
-      items, mask and slots as `buffer.sample`, candidates first; slots are those of
-      either buffer.
+      items, mask and slots as `buffer.sample`, candidates first; slots count in the
+      buffer that a row comes from.
     """
     k_new, k_old, k_round = jax.random.split(key, 3)
     inside = jnp.arange(candidates.capacity) < span
@@ -207,13 +254,13 @@ def mixture(key, memory, candidates, size: int, *, span):
     most = min(size, candidates.capacity), min(size, memory.capacity)
     new = buffer.sample(candidates, k_new, most[0], log_weights=allowed)
     old = buffer.sample(memory, k_old, most[1])
-    met = [b.seen.astype(jnp.float32) for b in (candidates, memory)]
-    share = met[0] / jnp.maximum(met[0] + met[1], 1)
+    met_new, met_old = (b.seen.astype(jnp.float32) for b in (candidates, memory))
+    share = met_new / jnp.maximum(met_new + met_old, 1)
     wanted = jnp.floor(share * size + jax.random.uniform(k_round)).astype(jnp.int32)
-    there = jnp.sum(new[1]), jnp.sum(old[1])
-    count = jnp.minimum(jnp.maximum(wanted, size - there[1]), there[0])
+    num_new, num_old = jnp.sum(new[1]), jnp.sum(old[1])
+    count = jnp.minimum(jnp.maximum(wanted, size - num_old), num_new)
     row = jnp.arange(min(size, sum(most)))
     source = jnp.where(row < count, row, most[0] + row - count)
     source = jnp.minimum(source, sum(most) - 1)
     items, _, slots = jax.tree.map(lambda *x: jnp.concatenate(x)[source], new, old)
-    return items, row < count + there[1], slots
+    return items, row < count + num_old, slots

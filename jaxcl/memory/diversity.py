@@ -1,26 +1,26 @@
 """Which rows to keep so that their gradients differ: greedy sample selection, GSS.
 
 Aljundi et al., "Gradient based Sample Selection for Online Continual Learning",
-NeurIPS 2019 (algorithm 2). A row whose gradient looks like those of the memory scores
-high; rows with high scores make room for rows with low ones.
+NeurIPS 2019 (algorithm 2). The score of a row is high if its gradient resembles those
+of the memory; rows with low scores replace rows with high ones.
 """
 
 import chex
 import jax
 import jax.numpy as jnp
 
-FIRST = 1.1  # score of rows that meet an empty memory; 0.1 as a cosine in the code
+FIRST = 1.1  # score of rows that come to an empty memory; the code's cosine is 0.1
 
 
-def score(gradients, references, valid):
-    """How much each gradient looks like some gradient of the memory.
+def score(gradients: jax.Array, references: jax.Array, valid: jax.Array) -> jax.Array:
+    """How much each gradient resembles the most similar one of the memory.
 
     c_i = max over k of cos(g_i, G_k), plus 1; the cosine with a gradient of zeros is 0.
 
     Args:
       gradients: f32[N, P].
       references: f32[K, P], of rows of the memory.
-      valid: bool[K]; where none is, all score `FIRST`.
+      valid: bool[K], references that exist; if none does, all scores are `FIRST`.
 
     Returns:
       f32[N] in [0, 2].
@@ -39,24 +39,26 @@ def score(gradients, references, valid):
         unit(references),
         precision=jax.lax.Precision.HIGHEST,
     )
-    # Rounding must not leave a score below 0, which would be no weight.
+    # Rounding must not make a score negative: scores are weights of a draw.
     cosines = jnp.clip(cosines, -1, 1)
     largest = jnp.max(jnp.where(valid, cosines, -1), axis=1)
     return jnp.where(jnp.any(valid), largest + 1, FIRST)
 
 
-def in_turn(key, stored, filled, scores):
-    """Slots of rows that are offered one after another, the paper's algorithm 2.
+def in_turn(
+    key: jax.Array, stored: jax.Array, filled: jax.Array, scores: jax.Array
+) -> jax.Array:
+    """Slots of rows that come one after another, the paper's algorithm 2.
 
-    A row takes the first free slot. Once there is none, one that scores c < 1 (its
-    cosine is negative) draws slot i in proportion to its score C_i, and replaces it
-    with probability C_i / (C_i + c). The slot's score then is the new row's.
+    A row takes the first free slot. Once there is none, a row with a score c < 1 (its
+    cosine is negative) draws slot i in proportion to the score C_i and replaces that
+    row with probability C_i / (C_i + c). The slot then has the new row's score.
 
     Args:
       key: threefry key.
       stored: f32[capacity], scores of the memory.
       filled: bool[capacity].
-      scores: f32[B], of the rows, all against the memory as it is before them.
+      scores: f32[B], of the rows, all against the memory before the batch.
 
     Returns:
       i32[B] for `buffer.write`; `capacity` means drop.
@@ -82,11 +84,17 @@ def in_turn(key, stored, filled, scores):
     return jax.lax.scan(offer, (stored, filled), rows)[1]
 
 
-def at_once(key, stored, filled, scores, batch_score):
-    """Slots of a batch's rows as the released code decides them.
+def at_once(
+    key: jax.Array,
+    stored: jax.Array,
+    filled: jax.Array,
+    scores: jax.Array,
+    batch_score: jax.Array,
+) -> jax.Array:
+    """Slots of the rows of a batch, by the rule of the released code.
 
-    While slots are free, rows take them and what does not fit is dropped. Then, if the
-    score of the whole batch is below 1, each row gets a candidate, drawn without
+    While slots are free, rows take them, and rows that do not fit are dropped. Later,
+    if the score of the whole batch is below 1, each row gets a candidate, drawn without
     replacement in proportion to (C - min C) / (max C - min C + 0.01), and replaces it
     with probability C_i / (C_i + c).
 
@@ -108,15 +116,15 @@ def at_once(key, stored, filled, scores, batch_score):
     best, drawn = jax.lax.top_k(noise, min(count, capacity))
     missing = count - len(drawn)
     drawn = jnp.pad(drawn, (0, missing))
-    there = jnp.pad(best > -jnp.inf, (0, missing))
-    enters = there & (batch_score < 1) & _wins(k_replace, stored[drawn], scores)
+    exists = jnp.pad(best > -jnp.inf, (0, missing))
+    enters = exists & (batch_score < 1) & _wins(k_replace, stored[drawn], scores)
     replaced = jnp.where(enters, drawn, capacity)
     free = jnp.minimum(jnp.sum(filled) + jnp.arange(count), capacity)
     return jnp.where(jnp.all(filled), replaced, free).astype(jnp.int32)
 
 
 def _wins(key, old, new):
-    """Whether a row of score `new` replaces one of score `old`, of any shape."""
+    """Whether rows of score `new` replace rows of score `old`; any shape."""
     total = old + new
     share = jnp.where(total > 0, old / jnp.where(total > 0, total, 1), 0)
     return jax.random.uniform(key, jnp.shape(new)) < share

@@ -1,9 +1,8 @@
-"""DUEL: the memory drops what it holds most of, without labels.
+"""DUEL: the memory drops its most duplicated rows, without labels.
 
-Each incoming row takes the place of the stored row that is most alike to all others.
-With the affine score that row has the largest product with the sum of the stored rows,
-so no matrix of scores is needed, and most of the rows need not be looked at in most of
-the rounds: see `select`.
+Each incoming row replaces the stored row that is most similar to all others. With the
+affine score this is the row with the largest product with the sum of the stored rows.
+So no matrix of scores is needed, and most rounds look at few of the rows: see `select`.
 
 Source: Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
 Class-Imbalanced Learning", AAAI 2024.
@@ -18,16 +17,16 @@ import jax.numpy as jnp
 from jaxcl import core
 
 SCORES = ("affine", "exponential")
-# Rows that a round looks at (the second number: a share of K), and rounds before all
-# are looked at again. Of 64 to 4096 rows and 32 to 256 rounds these were fastest, or
-# nearly so, on two CPU cores for K = 2048 to 65536.
+# Rows that a round looks at (the second number is a share of K), and rounds after which
+# all rows are looked at again. From 64 to 4096 rows and 32 to 256 rounds, these were
+# the fastest or nearly so, on two CPU cores for K = 2048 to 65536.
 _CANDIDATES = 512, 1 / 32
 _ROUNDS = 256
 _BLOCK = 256  # stored rows whose exponential scores are summed at a time
 
 
 class _Window(NamedTuple):
-    """Rounds that a few candidates decide."""
+    """Rounds in which only a few candidates are looked at."""
 
     rows: jax.Array  # f32[C+R, Z], candidates by index, then the next rows to come
     where: jax.Array  # i32[C+R], their indices in [memory; incoming]
@@ -37,17 +36,21 @@ class _Window(NamedTuple):
     bound: jax.Array  # f32[], best score of the rows left out, at the start
     first: jax.Array  # i32[], round at which the window began
     round: jax.Array  # i32[], the next
-    sure: jax.Array  # bool[], no row left out can be the most duplicated one
+    sure: jax.Array  # bool[], the most duplicated row is among the candidates
 
 
-def similarity(cosines, *, score="affine", temperature=0.5):
-    """Mutual duplication probability q of two unit rows with that product.
+def similarity(
+    cosines: jax.Array, *, score: str = "affine", temperature: float = 0.5
+) -> jax.Array:
+    """Mutual duplication probability q of two unit rows, from their cosine s.
 
     "affine": (1 + s) / 2 (DUEL, Appendix D); "exponential": exp((s - 1) / tau)
     (Section 3).
 
     Args:
       cosines: f32[...].
+      score: "affine" or "exponential".
+      temperature: tau of the exponential score.
 
     Returns:
       f32[...], in [0, 1].
@@ -59,12 +62,17 @@ def similarity(cosines, *, score="affine", temperature=0.5):
 
 
 def distinctiveness(
-    queries, memory, *, temperature=0.5, score="exponential", filled=None
-):
+    queries: jax.Array,
+    memory: jax.Array,
+    *,
+    temperature: float = 0.5,
+    score: str = "exponential",
+    filled: jax.Array | None = None,
+) -> jax.Array:
     """Distinctiveness information of each query against a memory (DUEL, Section 3).
 
-    I_d(x; M) = -log (1/K sum_k q(x, m_k)), in nats; large where the memory holds
-    little that is like x.
+    I_d(x; M) = -log (1/K sum_k q(x, m_k)), in nats; large if few rows of the memory
+    resemble x.
 
     Args:
       queries: f32[N, Z], unit rows.
@@ -89,15 +97,15 @@ def distinctiveness(
     return jnp.log(count) - jax.nn.logsumexp(logits, axis=-1)
 
 
-def slots(keep, capacity: int):
-    """Where the incoming rows go that `select` keeps.
+def slots(keep: jax.Array, capacity: int) -> jax.Array:
+    """Slots of the incoming rows that `select` keeps.
 
     Args:
-      keep: bool[K+B], of `select`.
+      keep: bool[K+B], from `select`.
       capacity: K.
 
     Returns:
-      i32[B], the n-th row kept to the n-th slot that is free; K: it is dropped.
+      i32[B], for the n-th row kept the n-th free slot; K: the row is dropped.
     """
     free, comes = ~keep[:capacity], keep[capacity:]
     order = jnp.argsort(~free, stable=True)  # free slots first, in order
@@ -105,17 +113,25 @@ def slots(keep, capacity: int):
     return jnp.where(comes, order[jnp.clip(rank, 0)], capacity).astype(jnp.int32)
 
 
-def is_safe(memory, incoming, keep, *, score="affine", temperature=0.5, filled=None):
+def is_safe(
+    memory: jax.Array,
+    incoming: jax.Array,
+    keep: jax.Array,
+    *,
+    score: str = "affine",
+    temperature: float = 0.5,
+    filled: jax.Array | None = None,
+) -> jax.Array:
     """Whether the memory is at least as distinct after an update (DUEL, Definition 4).
 
-    The mean distinctiveness over the data is that over the incoming rows, with the
+    The mean distinctiveness over the data is taken over the incoming rows, with the
     score of the policy. An update of a memory with room is always safe: the definition
-    compares memories of one size, and rows that come are alike to themselves, so that
-    a memory of the first few batches would seem best to keep.
+    compares memories of one size, and incoming rows are similar to themselves, so that
+    the memory of the first few batches would always seem best.
 
     Args:
       memory, incoming, score, temperature, filled: as in `select`.
-      keep: bool[K+B], of `select`.
+      keep: bool[K+B], from `select`.
 
     Returns:
       bool[].
@@ -123,11 +139,11 @@ def is_safe(memory, incoming, keep, *, score="affine", temperature=0.5, filled=N
     filled = jnp.ones(len(memory), bool) if filled is None else filled
     options = dict(temperature=temperature, score=score)
     before = distinctiveness(incoming, memory, **options)
-    # The rows lie in two arrays: a mean of q over both from the means over each.
+    # The rows are in two arrays: the mean of q over both comes from the two means.
     parts, weights = [], []
-    for rows, stay in ((memory, keep[: len(memory)]), (incoming, keep[len(memory) :])):
-        parts.append(-distinctiveness(incoming, rows, filled=stay, **options))
-        weights.append(jnp.sum(stay))
+    for rows, kept in ((memory, keep[: len(memory)]), (incoming, keep[len(memory) :])):
+        parts.append(-distinctiveness(incoming, rows, filled=kept, **options))
+        weights.append(jnp.sum(kept))
     shares = jnp.stack(weights) / jnp.sum(keep)
     after = -jax.nn.logsumexp(
         jnp.stack(parts, axis=-1), axis=-1, b=jnp.where(shares > 0, shares, 0)
@@ -136,27 +152,28 @@ def is_safe(memory, incoming, keep, *, score="affine", temperature=0.5, filled=N
 
 
 def select(
-    memory,
-    incoming,
+    memory: jax.Array,
+    incoming: jax.Array,
     *,
-    score="affine",
-    temperature=0.5,
-    filled=None,
-    newcomer_competes=False,
-):
-    """Which rows of [memory; incoming] the memory holds after the batch (DUEL).
+    score: str = "affine",
+    temperature: float = 0.5,
+    filled: jax.Array | None = None,
+    newcomer_competes: bool = False,
+) -> jax.Array:
+    """The rows of [memory; incoming] that the memory holds after the batch (DUEL).
 
-    For each incoming row in order: the row present with the largest sum of q to all
-    rows present, itself included, is evicted, then the row is inserted (Algorithm 4,
-    "implemented version"). The first of equal rows goes. While the memory has room,
-    rows are inserted and none is evicted.
+    For each incoming row in order, the present row with the largest sum of q to all
+    present rows, itself included, is evicted; then the incoming row is inserted
+    (Algorithm 4, "implemented version"). The first of equal rows goes. While the memory
+    has room, rows are inserted and none is evicted.
 
-    With the affine score the sum is (n + z_j . t) / 2, t the sum of the n rows present,
-    and changing t costs a row. Since z_j . t moves by at most |t - t_0|, rows that lie
-    further below the best one than that need not be looked at: a window of rounds looks
-    at the best rows and at those that came since, and all are looked at again where
-    this bound does not decide. The choices are those of the plain loop. The
-    exponential score has no such form: all rows in every round, and once all pairs.
+    With the affine score the sum is (n + z_j . t) / 2, where t is the sum of the n
+    present rows; an update of t costs one row. z_j . t changes by at most |t - t_0|, so
+    rows that are further below the best one than that cannot win. A window of rounds
+    therefore looks at the best rows and at those that came since; all rows are looked
+    at again when this bound does not decide. The choices are those of the plain loop.
+    The exponential score has no such form: every round looks at all rows, after a first
+    pass over all pairs.
 
     No array is larger than the inputs. `memory` may be split over devices on axis 0.
 
@@ -166,7 +183,7 @@ def select(
       score: "affine" or "exponential", see `similarity`.
       temperature: tau of the exponential score.
       filled: bool[K], slots that hold a row; None: all.
-      newcomer_competes: the row is inserted first, so that it may be the one evicted
+      newcomer_competes: the row is inserted first, so that it may itself be evicted
         (Algorithm 1).
 
     Returns:
@@ -179,8 +196,8 @@ def select(
     core.check_choice("score", score, SCORES)
     filled = jnp.ones(len(memory), bool) if filled is None else filled
     room = jnp.minimum(len(memory) - jnp.sum(filled), len(incoming))
-    # A round evicts, then inserts row number round + ahead, if there is one: after the
-    # last eviction it does not matter what is added to the scores.
+    # A round evicts a row, then inserts row number round + ahead. That may not exist
+    # after the last eviction, when the scores are not read any more.
     ahead = int(newcomer_competes)
     present = jnp.concatenate([filled, jnp.arange(len(incoming)) < room + ahead])
     if score == "affine":
@@ -189,16 +206,16 @@ def select(
 
 
 def _dot(a, b):
-    """Products in full float32, whose rounding `slack` in `_select_affine` bounds.
+    """Products in full float32; `slack` in `_select_affine` bounds their rounding.
 
-    A TPU's default, one pass of bfloat16, and a GPU's TF32 round more coarsely. These
-    are products with a vector: reading the memory takes the time, not multiplying.
+    The defaults are coarser, one pass of bfloat16 on a TPU and TF32 on a GPU. Products
+    with a vector are bound by reading the memory, so that precision costs nothing.
     """
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
 def _products(memory, incoming, row):
-    """Of all rows with one, f32[K+B]; the rows themselves are not joined (a copy)."""
+    """Products of all rows with one, f32[K+B]. Joining the rows would copy them."""
     return jnp.concatenate([_dot(rows, row) for rows in (memory, incoming)])
 
 
@@ -206,8 +223,8 @@ def _row(memory, incoming, index):
     """Row number `index` of [memory; incoming]."""
     capacity = len(memory)
     stored = memory[jnp.minimum(index, capacity - 1)]
-    came = incoming[jnp.clip(index - capacity, 0, len(incoming) - 1)]
-    return jnp.where(jnp.asarray(index < capacity)[..., None], stored, came)
+    new = incoming[jnp.clip(index - capacity, 0, len(incoming) - 1)]
+    return jnp.where(jnp.asarray(index < capacity)[..., None], stored, new)
 
 
 def _total(memory, incoming, present):
@@ -222,11 +239,11 @@ def _select_affine(memory, incoming, present, room, ahead):
     looked_at = min(max(least, int(share * capacity)), capacity)
     rounds = min(_ROUNDS, count)
     # Twice the rounding error of a product with a sum of K unit rows. Without it a row
-    # outside the window that ties with the best candidate could be missed, if the sum
+    # outside the window that ties with the best candidate could be missed if the sum
     # moved exactly towards it.
     slack = 64 * jnp.finfo(memory.dtype).eps * capacity
 
-    def opened(present, total, first):
+    def open_window(present, total, first):
         scores = jnp.where(present, _products(memory, incoming, total), -jnp.inf)
         best, where = jax.lax.top_k(scores, looked_at + 1)
         # By index, so that the first of equal rows is met first.
@@ -235,15 +252,15 @@ def _select_affine(memory, incoming, present, room, ahead):
         where = jnp.concatenate([where, capacity + comes])
         alive = jnp.arange(len(where)) < len(where) - rounds
         return _Window(
-            _row(memory, incoming, where),
-            where,
-            alive,
-            total,
-            total,
-            best[-1],
-            first,
-            first,
-            jnp.array(True),
+            rows=_row(memory, incoming, where),
+            where=where,
+            alive=alive,
+            total=total,
+            start=total,
+            bound=best[-1],
+            first=first,
+            round=first,
+            sure=jnp.array(True),
         )
 
     def play(window):
@@ -269,7 +286,7 @@ def _select_affine(memory, incoming, present, room, ahead):
 
     def turn(carry):
         present, total, first = carry
-        window = jax.lax.while_loop(goes_on, play, opened(present, total, first))
+        window = jax.lax.while_loop(goes_on, play, open_window(present, total, first))
         present = present.at[window.where].set(window.alive, mode="drop")
         return present, window.total, window.round
 
@@ -290,9 +307,9 @@ def _select_exponential(memory, incoming, present, room, ahead, temperature):
 
     def add(block, scores):
         index = block * _BLOCK + jnp.arange(_BLOCK)
-        there = present.at[index].get(mode="fill", fill_value=False)
+        exists = present.at[index].get(mode="fill", fill_value=False)
         columns = jax.vmap(alike)(_row(memory, incoming, index))
-        return scores + _dot(there.astype(scores.dtype), columns)
+        return scores + _dot(exists.astype(scores.dtype), columns)
 
     def play(round, carry):
         present, scores = carry

@@ -1,7 +1,7 @@
-"""Herding: rows whose mean follows the mean of all, the first ones best.
+"""Herding: an order of rows in which the first m represent all, for any m.
 
-Any first m of the rows chosen have a mean near that of all rows, so that a list cut
-short still represents them.
+The mean of the first m rows chosen is near the mean of all rows, so that a list that is
+cut short still represents them.
 
 Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017,
 algorithm 4, after Welling, "Herding Dynamical Weights to Learn", ICML 2009.
@@ -12,24 +12,24 @@ import jax
 import jax.numpy as jnp
 
 
-def herding(features, k: int, mask=None):
+def herding(features: jax.Array, k: int, mask: jax.Array | None = None) -> jax.Array:
     """The k rows that herding picks, in the order of the choice.
 
     With mu the mean of the rows, the j-th choice is
 
         p_j = argmin_x || mu - (phi(x) + sum_{i<j} phi(p_i)) / j ||
 
-    among the rows that are not chosen yet; of equal ones the first. Features are used
-    as they are given: normalise them before, where the method does, mu is not
-    normalised again.
+    among the rows that are not chosen yet; the first of equal rows is chosen. Features
+    are used as they are: normalise them before if the method does. mu is not
+    normalised.
 
     Args:
-      features: [N,D], rows phi(x); computed with in f32.
+      features: [N,D], rows phi(x); cast to f32.
       k: number of rows to choose, 1 or more.
       mask: bool or f32 [N], rows that exist; None: all.
 
     Returns:
-      i32[k], indices of rows; N where all rows that exist are chosen already.
+      i32[k], indices of rows; N once all rows that exist are chosen.
 
     Raises:
       ValueError: k < 1.
@@ -45,9 +45,9 @@ def herding(features, k: int, mask=None):
 
     def choose(j, carry):
         chosen, total, left = carry
-        # The distance of the equation, times j; not by products, which would round.
-        away = jnp.sum(jnp.square((j + 1) * mean - total - features), axis=1)
-        row = jnp.argmin(jnp.where(left, away, jnp.inf)).astype(jnp.int32)
+        # j times the distance of the equation; expanding the square would round.
+        distance = jnp.sum(jnp.square((j + 1) * mean - total - features), axis=1)
+        row = jnp.argmin(jnp.where(left, distance, jnp.inf)).astype(jnp.int32)
         some = jnp.any(left)
         chosen = chosen.at[j].set(jnp.where(some, row, count))
         total = total + jnp.where(some, features[row], 0.0)

@@ -3,7 +3,7 @@
 Kirkpatrick et al., PNAS 2017: after each task the loss gains a quadratic penalty
 around the parameters of that task, weighted by the diagonal of the Fisher
 information. The penalties of all tasks add up to one quadratic, which two trees of
-the size of the parameters hold exactly, whatever the number of tasks.
+the size of the parameters describe exactly, for any number of tasks.
 """
 
 from typing import NamedTuple
@@ -15,15 +15,15 @@ from jaxcl import core
 
 
 class Importance(NamedTuple):
-    """The penalty of all tasks so far, and the estimate under way."""
+    """The penalty of all tasks so far, and the estimate for the present task."""
 
     precision: core.PyTree  # f32, sum over tasks k of F_k
     anchor: core.PyTree  # f32, sum over tasks k of F_k * parameters after task k
     squares: core.PyTree  # f32, sum of squared gradients since the task began
 
 
-def create(params) -> Importance:
-    """No task yet: the penalty is 0."""
+def create(params: core.PyTree) -> Importance:
+    """The importance before the first task ends: the penalty is 0."""
     return Importance(*(jax.tree.map(jnp.zeros_like, params) for _ in range(3)))
 
 
@@ -34,10 +34,13 @@ def _normalised(squares):
     return jax.tree.map(lambda x: x / jnp.where(mean > 0, mean, 1.0), squares)
 
 
-def observe(importance: Importance, grads, active) -> Importance:
+def observe(
+    importance: Importance, grads: core.PyTree, active: jax.Array
+) -> Importance:
     """Add the square of a batch's gradient to the present task's estimate.
 
     Args:
+      importance: before the batch.
       grads: f32 tree, of the task's own loss, without the penalty.
       active: bool[], False leaves the estimate as it is.
     """
@@ -49,12 +52,13 @@ def observe(importance: Importance, grads, active) -> Importance:
     return importance._replace(squares=squares)
 
 
-def consolidate(importance: Importance, params) -> Importance:
-    """The penalty with that of the task just finished, and an empty estimate.
+def consolidate(importance: Importance, params: core.PyTree) -> Importance:
+    """Add the penalty of the task just finished; the next estimate starts at 0.
 
-    F_k is the sum of squares over its mean: gradients of a mean over a batch say
-    nothing of the size of single examples', and shrink with the network, so that the
-    raw estimate would want another weight for each loss, batch and width.
+    F_k is the sum of squares divided by its mean over the parameters. Gradients of a
+    mean over a batch do not show the size of single examples' gradients, and they
+    shrink with the width of the network; with the raw sum every loss, batch size and
+    width would need its own weight.
     """
     fisher = _normalised(importance.squares)
     return Importance(
@@ -64,14 +68,21 @@ def consolidate(importance: Importance, params) -> Importance:
     )
 
 
-def gradient(importance: Importance, params, *, weight=1.0, lr=0.0):
+def gradient(
+    importance: Importance,
+    params: core.PyTree,
+    *,
+    weight: float = 1.0,
+    lr: float | jax.Array = 0.0,
+) -> core.PyTree:
     """Gradient of weight / 2 sum_k F_k (params - params_k)^2 (Eq. 3).
 
     Where weight * sum_k F_k is above 1 / lr, plain gradient descent would jump over
-    the minimum, and soon diverge: there the gradient is scaled down, so that a step
-    of lr ends at the minimum. Such parameters are held as fast as a step can.
+    the minimum and soon diverge. There the gradient is scaled down, so that a step
+    with rate lr ends at the minimum.
 
     Args:
+      importance: of the tasks so far.
       params: f32 tree.
       weight: the paper's lambda.
       lr: learning rate of the step; 0 scales nothing.

@@ -1,8 +1,8 @@
-"""Policies say into which slot of a buffer each incoming row goes.
+"""Policies choose the slot of a buffer into which each incoming row goes.
 
 A policy returns slots, i32[B], for `buffer.write`; `capacity` means drop. It numbers
-the unmasked rows of a stream from 0 by `buffer.seen`, so each batch goes through one
-policy and then through `write`, with the same mask.
+the unmasked rows of a stream from 0, by `buffer.seen`. So each batch must go through
+one policy and then through `write`, with the same mask.
 """
 
 from collections.abc import Callable
@@ -12,19 +12,21 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxcl.memory import buffer as buffer_lib
+
 _MOST = 2**31 - 1  # the largest number that a row gets
 
 
-def reservoir(buffer, key, mask):
+def reservoir(buffer: buffer_lib.Buffer, key: jax.Array, mask: jax.Array) -> jax.Array:
     """Every row of the stream is in the buffer with the same probability.
 
     Vitter's Algorithm R, one row after another: row n goes to slot n while
-    n < capacity; then r is drawn uniformly from 0 to n, and the row goes to slot r if
-    r < capacity, or else is dropped. The draw depends on the key and on n, so cutting
-    the stream into other batches changes nothing, and one key serves for all of it.
+    n < capacity. Later r is drawn uniformly from 0 to n; the row goes to slot r if
+    r < capacity and is dropped otherwise. The draw depends on the key and on n alone,
+    so the result does not depend on the batches, and one key serves the whole stream.
 
-    A draw takes 64 bits: no value's probability is off by more than 2^-64. After
-    2^31 rows n stays about there: later rows enter with probability capacity / 2^31.
+    A draw takes 64 bits: no value's probability is off by more than 2^-64. n stops near
+    2^31: later rows enter with probability capacity / 2^31.
 
     Source: Vitter, "Random Sampling with a Reservoir", ACM TOMS 11(1), 1985.
 
@@ -44,16 +46,18 @@ def reservoir(buffer, key, mask):
     return jnp.where(mask & (slots < buffer.capacity), slots, buffer.capacity)
 
 
-def batched_reservoir(buffer, key, mask):
-    """The reservoir as released code has it, for a batch at once: slightly biased.
+def batched_reservoir(
+    buffer: buffer_lib.Buffer, key: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """The reservoir of released code, for a batch at once: slightly biased.
 
-    Free slots first; for every other row of the batch r is drawn uniformly from 0 to
-    n - 1, n the rows before the batch, or before its first row that finds no free
-    slot, and the row goes to slot r if r < capacity, or else is dropped; of rows with
-    the same slot the last stays. So each of them enters with probability
-    capacity / n, where in `reservoir` the i-th (from 1) has capacity / (n + i): late
-    rows of a batch, and late rows of the stream, are kept a little too often. How the
-    stream is cut into batches matters.
+    Rows take free slots first. For every other row of the batch r is drawn uniformly
+    from 0 to n - 1, where n counts the rows before the batch, or before its first row
+    without a free slot. The row goes to slot r if r < capacity and is dropped
+    otherwise; the last of several rows with the same slot stays. So each of these rows
+    enters with probability capacity / n, where in `reservoir` the i-th (from 1) has
+    capacity / (n + i): late rows of a batch, and of the stream, are kept a little too
+    often. The result depends on how the stream is cut into batches.
 
     Source: released code of Caccia et al., 2021 (and of MIR, on which it builds).
 
@@ -68,18 +72,18 @@ def batched_reservoir(buffer, key, mask):
     return jnp.where(mask & (slots < buffer.capacity), slots, buffer.capacity)
 
 
-def fifo(buffer, mask):
+def fifo(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     """Overwrite the oldest row first.
 
-    Of a batch with more than `capacity` rows the last ones stay. The buffer must
-    have been filled by `fifo` from the start.
+    If a batch has more than `capacity` rows, the last ones stay. The buffer must have
+    been filled by `fifo` from the start.
 
     Args:
       buffer: Buffer.
       mask: bool or f32 [B], rows that exist.
 
     Returns:
-      i32[B], slots, without duplicates but `capacity`.
+      i32[B], slots; none but `capacity` occurs twice.
     """
     mask = jnp.asarray(mask, bool)
     chex.assert_rank(mask, 1)
@@ -88,13 +92,15 @@ def fifo(buffer, mask):
     return jnp.where(mask & (newer < buffer.capacity), slots, buffer.capacity)
 
 
-def ring(buffer, turn, group, mask):
+def ring(
+    buffer: buffer_lib.Buffer, turn: jax.Array, group: jax.Array, mask: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """A ring per group: in each, the oldest row is overwritten first.
 
-    The slots are split into shares of equal size, one per group, one after another;
-    of a remainder the first groups have one each. Of a batch with more rows of a
-    group than its share the last ones stay. How the stream is cut into batches
-    changes nothing.
+    The slots are split into shares of equal size, one per group, in order; the first
+    groups get one more slot each if there is a remainder. If a batch has more rows of
+    a group than its share, the last ones stay. The result does not depend on how the
+    stream is cut into batches.
 
     Source: Lopez-Paz and Ranzato, "Gradient Episodic Memory for Continual Learning",
     NeurIPS 2017, section 3: the last m examples of each task; per class as in
@@ -102,12 +108,12 @@ def ring(buffer, turn, group, mask):
 
     Args:
       buffer: Buffer.
-      turn: i32[G], the place in each share that is next; zeros at first.
+      turn: i32[G], the next place in each share; zeros at first.
       group: i32[B], in 0 to G - 1: a class or a task.
       mask: bool or f32 [B], rows that exist.
 
     Returns:
-      slots: i32[B], without duplicates but `capacity`.
+      slots: i32[B]; none but `capacity` occurs twice.
       turn: i32[G], after the batch.
 
     Raises:
@@ -136,22 +142,29 @@ def ring(buffer, turn, group, mask):
     return slots, (turn + more) % size
 
 
-def class_balanced(buffer, met, full, key, label, mask):
+def class_balanced(
+    buffer: buffer_lib.Buffer,
+    met: jax.Array,
+    full: jax.Array,
+    key: jax.Array,
+    label: jax.Array,
+    mask: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Class-balancing reservoir sampling (CBRS): classes as even as the stream allows.
 
-    One row after another, with c its class, m_c the rows of c that are stored and n_c
-    those met, this one included. While a slot is free the row takes the first. Then a
-    class is full if it is, or ever was, among the largest in the memory. A row of a
-    class that is not full replaces a random row of the largest classes; one of a full
-    class replaces, with probability m_c / n_c, a random row of its own. Of each class
-    every row met is then stored with the same probability.
+    Rows come one after another. Let c be the class of a row, m_c the number of stored
+    rows of c, and n_c the number of rows of c met, this one included. While a slot is
+    free, the row takes the first free one. Later a class is full if it is, or ever was,
+    among the largest in the memory. A row of a class that is not full replaces a random
+    row of the largest classes. A row of a full class replaces, with probability
+    m_c / n_c, a random row of its class. So all rows met of a class are stored with the
+    same probability.
 
-    The draw depends on the key and on the row's number in the stream, so cutting the
-    stream into other batches changes nothing, and one key serves for all of it.
+    The draw depends on the key and on the row's number in the stream alone, so the
+    result does not depend on the batches, and one key serves the whole stream.
 
-    A class is full by what the memory holds once it has no free slot, not before, or
-    the first row of a stream would stop the growth of its class for good; the paper
-    leaves that open.
+    Classes can be full only once the memory has no free slot; otherwise the first row
+    of a stream would stop the growth of its class for good. The paper leaves this open.
 
     Source: Chrysakis and Moens, "Online Continual Learning from Imbalanced Data",
     ICML 2020, algorithm 1.
@@ -187,16 +200,22 @@ def class_balanced(buffer, met, full, key, label, mask):
     return slots, met, full
 
 
-def greedy_balanced(buffer, rank, key, label, mask):
+def greedy_balanced(
+    buffer: buffer_lib.Buffer,
+    rank: jax.Array,
+    key: jax.Array,
+    label: jax.Array,
+    mask: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
     """GDumb's sampler: every class up to an equal share, first come, first kept.
 
-    One row after another, with k the capacity: a row of a class that was never stored
-    is, and one of another class if fewer than floor(k / classes stored so far) of it
-    are. It takes the first free slot, or else that of a random row of the largest
-    class, the earliest met of several.
+    Rows come one after another; k is the capacity. A row is stored if its class never
+    was, or if fewer than floor(k / classes stored so far) rows of its class are. It
+    takes the first free slot, or else the slot of a random row of the largest class
+    (of several, the one met first).
 
-    The draw depends on the key and on the row's number in the stream, so cutting the
-    stream into other batches changes nothing, and one key serves for all of it.
+    The draw depends on the key and on the row's number in the stream alone, so the
+    result does not depend on the batches, and one key serves the whole stream.
 
     Source: Prabhu, Torr and Dokania, "GDumb: A Simple Approach that Questions Our
     Progress in Continual Learning", ECCV 2020, algorithm 1, which breaks ties at
@@ -204,7 +223,7 @@ def greedy_balanced(buffer, rank, key, label, mask):
 
     Args:
       buffer: Buffer, items with "label" i32[capacity].
-      rank: i32[C], classes met before each class; C where it is not met, as at first.
+      rank: i32[C], number of classes met before each class; C: not met, as at first.
       key: threefry key.
       label: i32[B], in 0 to C - 1.
       mask: bool or f32 [B], rows that exist.
@@ -231,9 +250,9 @@ def greedy_balanced(buffer, rank, key, label, mask):
 
 
 def _in_turn(buffer, kept, key, label, mask, place):
-    """Slots of rows that are placed one after another, and what is kept of them.
+    """Slots of rows that are placed one after another, and `kept` afterwards.
 
-    Only the labels are carried along, not the items.
+    Only the labels are carried through the loop, not the items.
 
     Args:
       place: (class in each slot i32[capacity], -1 where free; rows stored of each
@@ -245,10 +264,10 @@ def _in_turn(buffer, kept, key, label, mask, place):
     chex.assert_equal_shape([label, mask])
     classes, capacity = len(jax.tree.leaves(kept)[0]), buffer.capacity
     stored = jnp.where(buffer.filled, buffer.items["label"], -1)
-    there = jnp.where(stored < 0, classes, stored)
-    counts = jnp.zeros((classes,), jnp.int32).at[there].add(1, mode="drop")
+    index = jnp.where(stored < 0, classes, stored)
+    counts = jnp.zeros((classes,), jnp.int32).at[index].add(1, mode="drop")
 
-    def one(carry, row):
+    def place_row(carry, row):
         stored, counts, kept = carry
         label, number, exists = row
 
@@ -268,26 +287,26 @@ def _in_turn(buffer, kept, key, label, mask, place):
 
     number = jnp.minimum(_numbers(buffer, mask), _MOST)
     carry = stored, counts, kept
-    (_, _, kept), slots = jax.lax.scan(one, carry, (label, number, mask))
+    (_, _, kept), slots = jax.lax.scan(place_row, carry, (label, number, mask))
     return slots, kept
 
 
 def _nth(pool, n):
-    """Where True occurs for the (n+1)-th time in bool[K]; K if it does not, i32[]."""
+    """Index of the (n+1)-th True in bool[K], i32[]; K if there are fewer."""
     return jnp.sum(jnp.cumsum(pool, dtype=jnp.int32) <= n, dtype=jnp.int32)
 
 
 def _numbers(buffer, mask):
-    """Number in the stream of each unmasked row, u32[B]; others are arbitrary."""
+    """Number of each unmasked row in the stream, u32[B]; arbitrary for others."""
     before = jnp.cumsum(mask, dtype=jnp.uint32) - mask
     return buffer.seen.astype(jnp.uint32) + before
 
 
 def _below(key, number, span):
-    """A whole number from 0 to span - 1, uniformly, u32[], drawn for row `number`.
+    """A uniform whole number from 0 to span - 1, u32[], drawn for row `number`.
 
-    (bits * span) >> 64 with 64 random bits. Neither f32, with 24 bits, nor a
-    remainder, which favours small values (by 1/8 at 1.6e9), would do.
+    It is (bits * span) >> 64 with 64 random bits. f32 has too few bits, 24; a remainder
+    favours small values (by 1/8 at 1.6e9).
 
     Args:
       number, span: u32[], span from 1 to 2^31.
@@ -307,14 +326,14 @@ def _upper(a, b):
 
 
 class Policy(NamedTuple):
-    """A policy as methods use it, whatever it must know."""
+    """A policy with the interface that methods use; `kept` is what it counts."""
 
     # (buffer, kept, key, items, mask) -> (slots i32[B], kept); items has "label" and
     # "task", i32[B] each, as the buffer's items do.
     choose: Callable
-    # (num_classes, num_tasks) -> kept, what it counts beside
+    # (num_classes, num_tasks) -> kept, before the first row
     start: Callable = lambda num_classes, num_tasks: {}
-    # (num_classes, num_tasks) -> slots that it needs
+    # (num_classes, num_tasks) -> smallest capacity
     least: Callable = lambda num_classes, num_tasks: 1
 
 

@@ -1,4 +1,4 @@
-"""Quadratic programs over variables of at least 0, small and on the device.
+"""Small quadratic programs over non-negative variables, solved on the device.
 
 Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23.
 """
@@ -9,18 +9,19 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.linalg
 
-_ROUNDS = 4  # in which the solver's own ridge is taken out again
+_ROUNDS = 4  # proximal rounds, which remove the effect of the solver's own ridge
 
 
-def minimum(matrix, linear):
+def minimum(matrix: jax.Array, linear: jax.Array) -> jax.Array:
     """argmin over u >= 0 of 1/2 u^T matrix u + linear^T u, f32[K].
 
-    For a positive semidefinite matrix: it is scaled to a diagonal of 1 and given a
-    ridge of the size of its rounding, so that it can be factored whatever the rank. A
-    proximal term in place of the ridge, over a few rounds, takes out what that changes.
+    The matrix is scaled to a diagonal of 1 and gets a ridge of the size of its rounding
+    error, so that it can be factored whatever its rank. A few rounds with a proximal
+    term in place of the ridge remove its effect.
 
     Args:
-      matrix: f32[K,K]. linear: f32[K].
+      matrix: f32[K,K], positive semidefinite.
+      linear: f32[K].
     """
     count, info = len(linear), jnp.finfo(linear.dtype)
     own = jnp.diagonal(matrix)
@@ -32,8 +33,8 @@ def minimum(matrix, linear):
     matrix = matrix / (scale[:, None] * scale)
     stiff = matrix + ridge * jnp.eye(count, dtype=matrix.dtype)
 
-    def closer(_, found):
-        u, free = found
+    def closer(_, carry):
+        u, free = carry
         aim = linear / size - ridge * u
         return active_set(stiff, aim, u, free, tol=10 * info.eps)
 
@@ -42,29 +43,39 @@ def minimum(matrix, linear):
     return u * size / scale
 
 
-def active_set(matrix, linear, u, free, *, tol=0.0):
-    """The same of a positive definite matrix, from a feasible start.
+def active_set(
+    matrix: jax.Array,
+    linear: jax.Array,
+    u: jax.Array,
+    free: jax.Array,
+    *,
+    tol: float | jax.Array = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+    """The minimum for a positive definite matrix, from a feasible start.
 
-    Each step solves the problem of the free variables without their bounds. If they
-    are all positive the steepest bound is given up, else the step ends at the first
-    bound that it meets. Where rounding keeps it from ending, the last u is returned.
+    Each step solves for the free variables without their bounds. If all come out
+    positive, the variable with the steepest slope leaves its bound; otherwise the step
+    ends at the first bound that it meets. If rounding prevents an end, the last u is
+    returned.
 
     Args:
-      matrix: f32[K,K]. linear: f32[K].
-      u: f32[K], at least 0, where to start; the closer, the sooner it ends.
-      free: bool[K], True where u > 0, and wherever a variable may well be.
-      tol: a bound is kept where the objective falls by no more than this per unit.
+      matrix: f32[K,K], positive definite.
+      linear: f32[K].
+      u: f32[K], the start, at least 0; the closer to the minimum, the fewer steps.
+      free: bool[K], True where u > 0 and where the minimum is likely to be above 0.
+      tol: a variable stays at its bound if the objective would fall by no more than
+        this per unit.
 
     Returns:
-      u f32[K] and bool[K], where it is above 0.
+      u f32[K], and bool[K] where it is above 0.
     """
     count, info = len(linear), jnp.finfo(linear.dtype)
     dot = functools.partial(jnp.matmul, precision="highest")
-    apart = jnp.eye(count, dtype=matrix.dtype)
+    identity = jnp.eye(count, dtype=matrix.dtype)
 
     def step(carry):
         u, free, left = carry
-        inner = jnp.where(free[:, None] & free, matrix, apart)
+        inner = jnp.where(free[:, None] & free, matrix, identity)
         factor = jax.scipy.linalg.cho_factor(inner)
         target = jax.scipy.linalg.cho_solve(factor, jnp.where(free, -linear, 0))
         blocks = free & ~(target > 0)
@@ -80,8 +91,8 @@ def active_set(matrix, linear, u, free, *, tol=0.0):
         left = jnp.where(inside & ~jnp.any(wanted), 0, left - 1)
         return u, free, left
 
-    # In practice 2 K steps; the bound is for a variable that enters and leaves for ever
-    # by rounding, after which all others are at rest.
+    # In practice there are 2 K steps. The bound ends cycles of a variable that rounding
+    # lets enter and leave for ever, when all others are at rest.
     start = u, free, jnp.int32(5 * count + 5)
     u, free, _ = jax.lax.while_loop(lambda carry: carry[2] > 0, step, start)
     return u, free & (u > 0)

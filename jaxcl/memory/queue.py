@@ -1,10 +1,16 @@
-"""Queues of embeddings: what came first is overwritten first."""
+"""Queues of embeddings: the oldest rows are overwritten first."""
 
 import jax
 import jax.numpy as jnp
 
 
-def enqueue(queue, pointer, rows, *, active=True):
+def enqueue(
+    queue: jax.Array,
+    pointer: jax.Array,
+    rows: jax.Array,
+    *,
+    active: bool | jax.Array = True,
+) -> tuple[jax.Array, jax.Array]:
     """Overwrite the oldest rows of every bank.
 
     Args:
@@ -13,15 +19,18 @@ def enqueue(queue, pointer, rows, *, active=True):
       rows: f32[V, B, D], B <= K.
       active: bool[]; if False, queue and pointer stay as they are.
 
-    Returns: the new queue and pointer.
-    Raises: ValueError if B > K.
+    Returns:
+      The new queue and pointer.
+
+    Raises:
+      ValueError: B > K.
     """
     size, count = queue.shape[1], rows.shape[1]
     if count > size:
         raise ValueError(
             f"config.method.queue_size={size}: must hold a batch, {count} rows"
         )
-    # Rows are masked, not the queue: that would copy all of it.
+    # The rows are masked: masking the queue would copy all of it.
     if size % count == 0:  # never wraps: one contiguous write
         old = jax.lax.dynamic_slice_in_dim(queue, pointer, count, axis=1)
         rows = jnp.where(active, rows, old)

@@ -1,12 +1,12 @@
-"""What rehearsal with contrastive losses keeps of a task: how many rows, and which.
+"""How many rows of each class rehearsal with contrastive losses keeps, and which.
 
 CCLIS: Li, Azizov, Li, Liang, "Contrastive Continual Learning with Importance Sampling
 and Prototype-Instance Relation Distillation", AAAI 2024, draws the rows of each class
 by a proposal distribution g; Co2L: Cha, Lee, Shin, "Co2L: Contrastive Continual
-Learning", ICCV 2021, draws them uniformly. The memory is split among classes alike.
+Learning", ICCV 2021, draws them uniformly. Classes get equal parts of the memory.
 
-Masks are bool or f32, rows that exist. A row whose label is no class does not exist.
-Shapes never depend on what there is, and nothing here has a gradient.
+Masks are bool or f32 and say which rows exist. A row whose label is no class does not
+exist. Shapes never depend on values, and nothing here has a gradient.
 """
 
 import chex
@@ -14,15 +14,17 @@ import jax
 import jax.numpy as jnp
 
 
-def proposal(similarity, labels, seen, mask):
-    """Proposal g of each row, before it is divided by its class's sum.
+def proposal(
+    similarity: jax.Array, labels: jax.Array, seen: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Proposal g of each row, not yet divided by the sum of its class.
 
     With s_ij = c_i . z_j / tau of prototype i and row j,
       p_ij = exp(s_ij) / sum_k exp(s_ik)       over all rows k that exist,
       g_j = 1/n sum_{i seen, i != y_j} p_ij,   n = number of seen classes - 1.
-    Divided by the class's sum, see `within_class`, this g minimises the mean
-    divergence KL(p_i || g) over the other classes' prototypes i. It is high where a
-    row is near them: at hard negatives.
+    Divided by the sum of its class, see `within_class`, g minimises the mean
+    divergence KL(p_i || g) over the other classes' prototypes i. It is high for rows
+    near these prototypes: hard negatives.
 
     Args:
       similarity: f32[C,N], s_ij; values of unseen classes and masked rows are ignored.
@@ -31,23 +33,25 @@ def proposal(similarity, labels, seen, mask):
       mask: bool or f32 [N].
 
     Returns:
-      f32[N], 0 where masked. Where fewer than two classes are seen, 1 over the number
-      of rows.
+      f32[N], 0 where masked; 1 over the number of rows if fewer than two classes are
+      seen.
 
     Source: CCLIS, eq. 11-12, and eq. 36-39.
     """
     shares, mine, others = _shares(similarity, labels, seen, mask)
     rows = jnp.any(mine, axis=0)
     uniform = rows / jnp.maximum(jnp.sum(rows), 1)
-    found = jnp.sum(jnp.where(mine, 0.0, shares), axis=0) / jnp.maximum(others, 1)
-    return jnp.where(rows, jnp.where(others > 0, found, uniform), 0.0)
+    mean = jnp.sum(jnp.where(mine, 0.0, shares), axis=0) / jnp.maximum(others, 1)
+    return jnp.where(rows, jnp.where(others > 0, mean, uniform), 0.0)
 
 
-def own(similarity, labels, seen, mask):
-    """What `proposal` leaves out: p_ij / n of the row's own class i = y_j.
+def own(
+    similarity: jax.Array, labels: jax.Array, seen: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """The term that `proposal` leaves out: p_ij / n of the row's own class i = y_j.
 
-    The authors' code adds it to g, of the last of R augmented passes alone and divided
-    by R, as a leftover of their sum over passes.
+    The authors' code adds this term of the last of R augmented passes, divided by R, to
+    g: a leftover of its sum over passes.
 
     Args:
       similarity, labels, seen, mask: as in `proposal`.
@@ -57,32 +61,40 @@ def own(similarity, labels, seen, mask):
       two classes are seen.
     """
     shares, mine, others = _shares(similarity, labels, seen, mask)
-    found = jnp.sum(jnp.where(mine, shares, 0.0), axis=0) / jnp.maximum(others, 1)
-    return jnp.where(others > 0, found, 0.0)
+    term = jnp.sum(jnp.where(mine, shares, 0.0), axis=0) / jnp.maximum(others, 1)
+    return jnp.where(others > 0, term, 0.0)
 
 
-def quotas(key, counts, old, new, capacity: int, tasks):
-    """Rows that each class may keep, in all as many as the memory has slots.
+def quotas(
+    key: jax.Array,
+    counts: jax.Array,
+    old: jax.Array,
+    new: jax.Array,
+    capacity: int,
+    tasks: int | jax.Array,
+) -> jax.Array:
+    """Numbers of rows that the classes may keep; their sum fills the memory.
 
-    After t tasks the old classes share (t-1)/t of the capacity and the new ones the
-    rest, each alike. Fractions are rounded at random, up with their own probability,
-    so that every quota has its share as its mean:
-      1. Old classes: (t-1)/t * capacity / #old, at most what the class has.
-      2. New classes: what is left / #new. What a class lacks, the other new ones get.
-      3. Old classes that have more, alike: what is still left.
-    Of #new classes with enough rows, a random subset is rounded up, as large as makes
-    the total exact; and so for the old ones, whose total is first rounded itself.
+    After t tasks the old classes share (t-1)/t of the capacity equally, and the new
+    ones the rest. Fractions are rounded at random, up with a probability equal to the
+    fraction, so that the mean of every quota is its share:
+      1. Old classes: (t-1)/t * capacity / #old, at most the rows of the class.
+      2. New classes: the rest / #new. If a class has fewer, other new ones get more.
+      3. Old classes that have more rows share equally what is still left.
+    A random subset of the new classes with enough rows is rounded up, of the size that
+    makes the total exact; so are the old ones, after their total has been rounded.
 
-    Departure: the authors' code rounds each old class by itself. The law of one
-    quota is the same; there the old classes' total varies, and may exceed the memory.
+    Departure: the authors' code rounds each old class separately. The distribution of a
+    quota is the same, but the total of the old classes varies there and may exceed the
+    memory.
 
     Args:
       key: threefry key.
-      counts: i32[C], rows to choose from: of an old class those in the memory.
+      counts: i32[C], rows to choose from; for an old class, those in the memory.
       old: bool[C], classes met before the task just finished.
-      new: bool[C], its classes, none of them old.
+      new: bool[C], the other classes of that task.
       capacity: slots of the memory; capacity * tasks and capacity * C below 2^31.
-      tasks: i32[], t, the number of tasks met, the one just finished included.
+      tasks: i32[], t, the number of tasks met, including the one just finished.
 
     Returns:
       i32[C], at most `counts`, 0 where neither old nor new; the sum is the smaller of
@@ -101,7 +113,7 @@ def quotas(key, counts, old, new, capacity: int, tasks):
     tasks = jnp.maximum(jnp.asarray(tasks, jnp.int32), 1)
     total, rest = jnp.divmod((tasks - 1) * capacity, tasks)
     total = total + (jax.random.randint(k_total, (), 0, tasks) < rest)
-    # What an old class lacks goes to new classes, not to other old ones.
+    # If an old class has too few rows, new classes get its slots, not old ones.
     kept = _divide(k_old, total, jnp.where(old, capacity, 0))
     kept = jnp.minimum(kept, counts)
     kept += _divide(k_new, capacity - jnp.sum(kept), jnp.where(new, counts, 0))
@@ -109,11 +121,18 @@ def quotas(key, counts, old, new, capacity: int, tasks):
     return kept + _divide(k_more, capacity - jnp.sum(kept), room)
 
 
-def choose(key, labels, mask, quota, weights=None):
+def choose(
+    key: jax.Array,
+    labels: jax.Array,
+    mask: jax.Array,
+    quota: jax.Array,
+    weights: jax.Array | None = None,
+) -> jax.Array:
     """Rows of each class by weighted sampling without replacement.
 
     The rows of a class are drawn one after another, each in proportion to w_j among
-    those that are left: the quota[c] largest log w_j + G_j, G_j standard Gumbel.
+    the rows that are left. They are the quota[c] rows with the largest log w_j + G_j,
+    G_j standard Gumbel.
 
     Source: Kool, van Hoof, Welling, "Stochastic Beams and Where to Find Them",
     ICML 2019, section 2.3; CCLIS, algorithm 1, line 13.
@@ -122,7 +141,7 @@ def choose(key, labels, mask, quota, weights=None):
       key: threefry key.
       labels: i32[N].
       mask: bool or f32 [N].
-      quota: i32[C], rows to draw of each class; of a class with fewer all are taken.
+      quota: i32[C], rows to draw of each class; all of a class that has fewer.
       weights: f32[N], w_j >= 0, up to a constant per class. Rows of weight 0 (or nan)
         come after all others of their class, in uniform order. None: uniform.
 
@@ -147,7 +166,9 @@ def choose(key, labels, mask, quota, weights=None):
     return jnp.zeros_like(drawn).at[order].set(drawn, unique_indices=True)
 
 
-def within_class(weights, labels, mask, num_classes: int):
+def within_class(
+    weights: jax.Array, labels: jax.Array, mask: jax.Array, num_classes: int
+) -> jax.Array:
     """Weights divided by the sum of their class.
 
     Args:
@@ -160,7 +181,7 @@ def within_class(weights, labels, mask, num_classes: int):
       f32[N], 0 where masked; 1 over the number of rows in a class whose sum is 0.
     """
     chex.assert_equal_shape([weights, labels])
-    # Not by a scatter, which adds in any order on a GPU.
+    # A scatter would add in an arbitrary order on a GPU.
     mine = _members(labels, mask, num_classes)
     rows = jnp.any(mine, axis=0)
     sums = jnp.sum(jnp.where(mine, weights, 0.0), axis=1)
@@ -172,36 +193,36 @@ def within_class(weights, labels, mask, num_classes: int):
 
 
 def _members(labels, mask, num_classes):
-    """Whether a row exists and is of a class, bool[C,N]."""
+    """Rows that exist and are of each class, bool[C,N]."""
     chex.assert_equal_shape([labels, mask])
     classes = jnp.arange(num_classes)[:, None]
     return (labels == classes) & jnp.asarray(mask, bool)
 
 
 def _shares(similarity, labels, seen, mask):
-    """p_ij f32[C,N], 0 of unseen classes; who is whose bool[C,N]; n i32[]."""
+    """p_ij f32[C,N], 0 of unseen classes; rows of each class bool[C,N]; n i32[]."""
     chex.assert_rank(similarity, 2)
     chex.assert_equal_shape_prefix([similarity, seen], 1)
     chex.assert_shape([labels, mask], (similarity.shape[1],))
     similarity = jax.lax.stop_gradient(similarity)
     mine = _members(labels, mask, len(seen))
     live = jnp.any(mine, axis=0) & seen[:, None]
-    # Not -inf, of which a row without a live entry would make nan.
+    # With -inf a softmax over no live entry would be nan.
     logits = jnp.where(live, similarity, jnp.finfo(similarity.dtype).min)
     shares = jnp.where(live, jax.nn.softmax(logits, axis=1), 0.0)
     return shares, mine, jnp.sum(seen, dtype=jnp.int32) - 1
 
 
 def _divide(key, amount, room):
-    """Whole shares of `amount`, i32[C]: alike, but none above its room.
+    """Whole shares of `amount`, i32[C]: equal, but none above its room.
 
-    Of classes with room, a random subset gets one more, so that nothing is left.
+    A random subset of the classes with room gets one more, so that nothing is left.
     """
     classes = len(room)
     room = jnp.minimum(room, amount)
     ordered = jnp.sort(room)
     place = jnp.arange(classes)
-    # What is taken when every class has this one's room, or all of its own.
+    # The total if every class gets min(its room, the room of this class).
     taken = jnp.cumsum(ordered) - ordered + ordered * (classes - place)
     full = place < jnp.sum(taken <= amount)
     left = jnp.sum(~full)

@@ -1,11 +1,11 @@
 """KNN Shapley values of candidates for a memory, and choices by them.
 
-The value of an example is its share in how well nearest neighbours classify others:
-Jia et al., "Efficient Task-Specific Data Valuation for Nearest Neighbor Algorithms",
-VLDB 2019. ASER (Shim et al., "Online Class-Incremental Continual Learning with
-Adversarial Shapley Value", AAAI 2021) replays and stores by it.
+The value of an example is its contribution to the classification of others by nearest
+neighbours: Jia et al., "Efficient Task-Specific Data Valuation for Nearest Neighbor
+Algorithms", VLDB 2019. ASER (Shim et al., "Online Class-Incremental Continual Learning
+with Adversarial Shapley Value", AAAI 2021) replays and stores rows by these values.
 
-Masks are bool, rows that exist. Shapes never depend on what a memory holds.
+Masks are bool and say which rows exist. Shapes never depend on the memory's contents.
 """
 
 import chex
@@ -18,17 +18,23 @@ VARIANTS = ("mean", "max_min", "adversarial")
 
 
 def values(
-    features, labels, eval_features, eval_labels, *, neighbours=3, mask=None
+    features: jax.Array,
+    labels: jax.Array,
+    eval_features: jax.Array,
+    eval_labels: jax.Array,
+    *,
+    neighbours: int = 3,
+    mask: jax.Array | None = None,
 ) -> jax.Array:
     """Exact Shapley value of each candidate for each evaluation row.
 
-    A set S of candidates is worth 1/K times the number of evaluation row e's
-    min(K, |S|) nearest rows in S that have e's label. With (1), ..., (N) the
-    candidates from the nearest to the farthest and a_m = 1 where (m) has e's label,
+    For an evaluation row e, a set S of candidates is worth 1/K times the number of rows
+    with e's label among the min(K, |S|) rows of S nearest to e. With candidates (1) to
+    (N) from the nearest to the farthest, and a_m = 1 if (m) has e's label, else 0,
       s_(N) = a_N min(K, N) / (K N),
       s_(m) = s_(m+1) + (a_m - a_{m+1}) min(K, m) / (K m),
-    which is Jia et al., Theorem 1; there K <= N, and s_(N) = a_N / N. Over candidates
-    they add up to the worth of all. Equally far candidates are in order of their row.
+    which is Jia et al., Theorem 1; there K <= N, and s_(N) = a_N / N. The values add up
+    to the worth of all candidates. Candidates at the same distance keep their order.
 
     Args:
       features: f32[N,D] of the candidates; distances are Euclidean, not normalised.
@@ -47,9 +53,9 @@ def values(
     chex.assert_equal_shape_prefix([eval_features, eval_labels], 1)
     mask = jnp.ones(labels.shape, bool) if mask is None else mask
     chex.assert_equal_shape([labels, mask])
-    # By differences: expanded into products, near rows would cancel to noise.
-    apart = eval_features[:, None] - features
-    distance = jnp.where(mask, jnp.sum(jnp.square(apart), axis=2), jnp.inf)
+    # Expanding the square into products would lose the digits of small distances.
+    difference = eval_features[:, None] - features
+    distance = jnp.where(mask, jnp.sum(jnp.square(difference), axis=2), jnp.inf)
     order = jnp.argsort(distance, axis=1)  # rows that do not exist come last
     agrees = (labels == eval_labels[:, None]) & mask
     agrees = jnp.take_along_axis(agrees, order, axis=1).astype(features.dtype)
@@ -57,20 +63,26 @@ def values(
     place = jnp.arange(1, len(labels) + 1)
     weight = jnp.minimum(neighbours, place) / (neighbours * place)
     steps = (agrees - following) * weight.astype(features.dtype)
-    found = jax.lax.cumsum(steps, axis=1, reverse=True)
+    sums = jax.lax.cumsum(steps, axis=1, reverse=True)
     rows = jnp.arange(len(order))[:, None]
-    return jnp.zeros_like(found).at[rows, order].set(found, unique_indices=True)
+    return jnp.zeros_like(sums).at[rows, order].set(sums, unique_indices=True)
 
 
-def score(adversarial, cooperative, cooperative_mask, *, variant="mean"):
-    """Adversarial Shapley value of each candidate, of ASER.
+def score(
+    adversarial: jax.Array,
+    cooperative: jax.Array,
+    cooperative_mask: jax.Array,
+    *,
+    variant: str = "mean",
+) -> jax.Array:
+    """Adversarial Shapley value of each candidate, ASER's score.
 
-    High where a candidate helps to classify the memory and confuses incoming rows,
-    near which it is with another label.
+    High if a candidate helps to classify the memory and confuses incoming rows, because
+    it is near them with another label.
       "mean": mean over cooperative rows - mean over adversarial ones (ASER_mu).
       "max_min": maximum over cooperative rows - minimum over adversarial ones (ASER).
       "adversarial": - sum over adversarial rows.
-    Of no cooperative row, mean and maximum are 0.
+    Without a cooperative row the mean and the maximum are 0.
 
     Args:
       adversarial: f32[B,N], `values` for the incoming rows.
@@ -89,31 +101,33 @@ def score(adversarial, cooperative, cooperative_mask, *, variant="mean"):
     chex.assert_equal_shape_prefix([cooperative, cooperative_mask], 1)
     if variant == "adversarial":
         return -jnp.sum(adversarial, axis=0)
-    there = cooperative_mask[:, None]
+    exists = cooperative_mask[:, None]
     if variant == "mean":
-        total = jnp.sum(jnp.where(there, cooperative, 0), axis=0)
+        total = jnp.sum(jnp.where(exists, cooperative, 0), axis=0)
         helps = total / jnp.maximum(jnp.sum(cooperative_mask), 1)
         return helps - jnp.mean(adversarial, axis=0)
-    best = jnp.max(jnp.where(there, cooperative, -jnp.inf), axis=0)
+    best = jnp.max(jnp.where(exists, cooperative, -jnp.inf), axis=0)
     helps = jnp.where(jnp.any(cooperative_mask), best, 0)
     return helps - jnp.min(adversarial, axis=0)
 
 
-def ranked(key, scores, mask):
-    """Rows from the highest score to the lowest, i32[N], then those masked.
+def ranked(key: jax.Array, scores: jax.Array, mask: jax.Array) -> jax.Array:
+    """Rows from the highest score to the lowest, i32[N]; masked rows come last.
 
-    Equal scores, of which there are many, are in random order.
+    Rows with equal scores, of which there are many, are in random order.
     """
     chex.assert_equal_shape([scores, mask])
     noise = jax.random.bits(key, scores.shape)
     return jnp.lexsort((noise, jnp.where(mask, -scores, jnp.inf)))
 
 
-def replace(key, scores, mask, slots, capacity: int):
-    """Where incoming rows go that are worth more than stored ones.
+def replace(
+    key: jax.Array, scores: jax.Array, mask: jax.Array, slots: jax.Array, capacity: int
+) -> jax.Array:
+    """Slots of the incoming rows that are worth more than stored ones.
 
-    As many candidates stay as are stored now, those with the highest scores: incoming
-    rows among them take the slots of stored rows that are not.
+    The candidates with the highest scores stay, as many as are stored now. Incoming
+    rows among them take the slots of the stored rows that are not.
 
     Args:
       key: threefry key, for equal scores.
@@ -135,7 +149,14 @@ def replace(key, scores, mask, slots, capacity: int):
     return jnp.where(enters, free.at[turn].get(mode="clip"), capacity)
 
 
-def balanced(key, labels, allowed, *, num_classes: int, per_class: int):
+def balanced(
+    key: jax.Array,
+    labels: jax.Array,
+    allowed: jax.Array,
+    *,
+    num_classes: int,
+    per_class: int,
+) -> tuple[jax.Array, jax.Array]:
     """Up to `per_class` random slots of each class, without replacement.
 
     Args:

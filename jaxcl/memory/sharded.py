@@ -1,21 +1,21 @@
-"""A memory split over the devices: each keeps, writes and draws rows of its own.
+"""A memory split over the devices: each keeps, writes and draws its own rows.
 
-For memories that one device should not hold whole. Of n devices each has capacity / n
-slots, offers its own share of every batch (axis 0 split) to a policy of its own, and
-draws k / n of k rows. Nothing of an item ever moves between devices.
+For memories that are too large for one device. Each of n devices has capacity / n
+slots, offers its own share of every batch (axis 0 split) to its own policy, and draws
+k / n of k rows. No item ever moves between devices.
 
-A reservoir stays uniform. All devices have been offered the same number of rows, s of
-the S of the stream, S = n s, and each keeps any of them with probability
-(capacity / n) / s = capacity / S, whatever the device. All are then filled alike, so
-that each stored row is drawn with probability (k / n) / (rows stored / n), that of a
-uniform draw; the draw is stratified, as the number that comes from each device is
-fixed. With weights a row is drawn in proportion among those of its own device.
+A reservoir stays uniform. Every device is offered the same number of rows, s of the
+S = n s rows of the stream, and keeps each of them with probability
+(capacity / n) / s = capacity / S. So all devices store the same number of rows, and
+each stored row is drawn with probability (k / n) / (rows stored / n), that of a uniform
+draw. The draw is stratified: the number of rows from each device is fixed. With
+weights, a row is drawn in proportion among the rows of its own device.
 
-Other policies hold of each device's share of the stream, not of the whole: a ring
-keeps the last rows of each share, classes are balanced within each.
+Other policies apply to each device's share of the stream, not to the whole stream: a
+ring keeps the last rows of each share, classes are balanced within each share.
 
 Slots are local: numbers from 0 to capacity / n - 1 on the device that holds the row,
-`capacity / n` for nowhere. With one device all is as in buffer.py, draws included.
+`capacity / n` for no slot. With one device all is as in buffer.py, draws included.
 """
 
 import functools
@@ -46,7 +46,7 @@ class Shards(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a policy counts, on each device for itself."""
+    """What a policy counts, separately on each device."""
 
     over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
 
@@ -54,9 +54,9 @@ class Kept(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Rows that lie on all devices and are used as one array: XLA sends what it must.
+    """Rows split over the devices and used as one array; XLA adds the messages.
 
-    For policies that look at all rows, as DUEL's: what it keeps is the same on any
+    For policies that compare all rows, as DUEL's does. They keep the same rows on any
     number of devices.
     """
 
@@ -66,21 +66,22 @@ class Spread(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a method does with its memory, wherever that lies."""
+    """The functions of a memory, whole on each device or split over them."""
 
     create: Callable  # (example, capacity) -> buffer
     start: Callable  # (name of a policy, num_classes, num_tasks) -> kept
     choose: Callable  # (name, buffer, kept, key, items, mask) -> (slots, kept)
     write: Callable  # (buffer, slots, items, mask=None, *, after=()) -> buffer
     sample: Callable  # (buffer, key, k, *, log_weights=None) -> (items, mask, slots)
-    each: Callable  # (function, *trees) -> the function of each device's own rows
-    shards: int = 1  # devices that hold a part of it each
+    each: Callable  # (function, *trees) -> `function` of each device's own rows
+    shards: int = 1  # number of devices that share the memory
 
 
-def create(example, capacity: int, mesh) -> Shards:
+def create(example: core.PyTree, capacity: int, mesh: jax.sharding.Mesh) -> Shards:
     """An empty memory, see `buffer.create`.
 
     Args:
+      example: as in `buffer.create`.
       capacity: slots of all devices, a multiple of their number.
       mesh: of one axis.
 
@@ -92,13 +93,24 @@ def create(example, capacity: int, mesh) -> Shards:
     return _on_each(mesh, lambda: _shards(buffer.create(example, own)))
 
 
-def start(policy: str, num_classes: int, num_tasks: int, *, mesh) -> Kept:
+def start(
+    policy: str, num_classes: int, num_tasks: int, *, mesh: jax.sharding.Mesh
+) -> Kept:
     """What a policy counts before the first row."""
     begin = policies.POLICIES[policy].start
     return _on_each(mesh, lambda: _kept(begin(num_classes, num_tasks)))
 
 
-def choose(policy: str, memory: Shards, kept: Kept, key, items, mask, *, mesh):
+def choose(
+    policy: str,
+    memory: Shards,
+    kept: Kept,
+    key: jax.Array,
+    items: core.PyTree,
+    mask: jax.Array,
+    *,
+    mesh: jax.sharding.Mesh,
+):
     """Where each row goes on its own device, see `policies.Policy`.
 
     Args:
@@ -115,17 +127,25 @@ def choose(policy: str, memory: Shards, kept: Kept, key, items, mask, *, mesh):
     """
     sharding.share("rows", len(mask), mesh)
 
-    def one(memory, kept, items, mask, key):
+    def local(memory, kept, items, mask, key):
         own = jax.tree.map(lambda x: x[0], kept.each)
         slots, own = policies.POLICIES[policy].choose(
             _whole(memory), own, _own_key(key, mesh), items, mask
         )
         return slots, _kept(own)
 
-    return _on_each(mesh, one, memory, kept, items, mask, everywhere=(key,))
+    return _on_each(mesh, local, memory, kept, items, mask, everywhere=(key,))
 
 
-def write(memory: Shards, slots, items, mask=None, *, after=(), mesh) -> Shards:
+def write(
+    memory: Shards,
+    slots: jax.Array,
+    items: core.PyTree,
+    mask: jax.Array | None = None,
+    *,
+    after: core.PyTree = (),
+    mesh: jax.sharding.Mesh,
+) -> Shards:
     """Put each row into its slot on the device that has the row, see `buffer.write`.
 
     Args:
@@ -138,16 +158,23 @@ def write(memory: Shards, slots, items, mask=None, *, after=(), mesh) -> Shards:
     sharding.share("rows", len(slots), mesh)
     slots = jnp.asarray(slots, jnp.int32)
     mask = jnp.ones(slots.shape, bool) if mask is None else mask
-    # Of what must come first a flag is enough: nothing of it is sent to all devices.
+    # `after` only orders the computation; a flag per leaf spares sending the arrays.
     after = [jnp.any(x != 0) for x in jax.tree.leaves(after)]
 
-    def one(memory, slots, items, mask, after):
+    def local(memory, slots, items, mask, after):
         return _shards(buffer.write(_whole(memory), slots, items, mask, after=after))
 
-    return _on_each(mesh, one, memory, slots, items, mask, everywhere=(after,))
+    return _on_each(mesh, local, memory, slots, items, mask, everywhere=(after,))
 
 
-def sample(memory: Shards, key, k: int, *, log_weights=None, mesh):
+def sample(
+    memory: Shards,
+    key: jax.Array,
+    k: int,
+    *,
+    log_weights: jax.Array | None = None,
+    mesh: jax.sharding.Mesh,
+):
     """Draw k / n rows on each device without replacement, see `buffer.sample`.
 
     Args:
@@ -156,21 +183,21 @@ def sample(memory: Shards, key, k: int, *, log_weights=None, mesh):
 
     Returns:
       items: pytree of [k, ...], split over the devices.
-      mask: bool[k]; False at the end of a device's share, where that has fewer rows.
+      mask: bool[k]; False at the end of the share of a device that has fewer rows.
       slots: i32[k], local.
 
     Raises:
-      ValueError: k is not a multiple of the number of devices from it to the capacity.
+      ValueError: k is above the capacity or no multiple of the number of devices.
     """
     count = sharding.share("k", k, mesh)
     if k > memory.capacity:
         raise ValueError(f"k={k}: allowed are up to the capacity, {memory.capacity}")
 
-    def one(memory, log_weights, key):
+    def local(memory, log_weights, key):
         own = _own_key(key, mesh)
         return buffer.sample(_whole(memory), own, count, log_weights=log_weights)
 
-    return _on_each(mesh, one, memory, log_weights, everywhere=(key,))
+    return _on_each(mesh, local, memory, log_weights, everywhere=(key,))
 
 
 # A memory that every device holds whole.
@@ -184,12 +211,12 @@ WHOLE = Memory(
 )
 
 
-def over(mesh, replay: core.Replay | None = None) -> Memory:
+def over(mesh: jax.sharding.Mesh, replay: core.Replay | None = None) -> Memory:
     """The functions of a memory that is split over the devices of a mesh.
 
     Args:
       mesh: of one axis.
-      replay: config.replay, which is checked; None: nothing is.
+      replay: config.replay, to be checked; None: no check.
 
     Raises:
       ValueError: the devices cannot share capacity or size evenly.
@@ -205,15 +232,15 @@ def over(mesh, replay: core.Replay | None = None) -> Memory:
 
 
 def _on_each(mesh, function, *trees, everywhere=()):
-    """The function of each device's own rows, results put together on axis 0.
+    """The function of each device's own rows; results are joined on axis 0.
 
     Args:
       trees: pytrees of arrays whose axis 0 is split over the devices.
-      everywhere: further arguments, which each device gets whole.
+      everywhere: further arguments, whole on each device.
     """
     own, whole = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
     specs = (own,) * len(trees) + (whole,) * len(everywhere)
-    # Nothing is sent inside, so that there is nothing for the check to find.
+    # The function sends nothing, so the check of what varies has no use.
     local = jax.shard_map(
         function, mesh=mesh, in_specs=specs, out_specs=own, check_vma=False
     )
@@ -221,7 +248,7 @@ def _on_each(mesh, function, *trees, everywhere=()):
 
 
 def _own_key(key, mesh):
-    """A key for each device; of one device the key itself, as buffer.py has it."""
+    """A key for each device; with one device the key itself, as in buffer.py."""
     if mesh.size == 1:
         return key
     return jax.random.fold_in(key, jax.lax.axis_index(mesh.axis_names[0]))

@@ -166,14 +166,14 @@ FAULTS = [
         ),
         (
             "loss: prd has the student's temperature for the teacher",
-            "_products(*told, exists).T / teacher_temperature",
-            "_products(*told, exists).T / temperature",
+            "_products(*teacher, exists).T / teacher_temperature",
+            "_products(*teacher, exists).T / temperature",
             fault.twins("prototype", "prd_default"),
         ),
         (
             "loss: prd sends a gradient to the teacher",
-            "told = jax.lax.stop_gradient((teacher_prototypes, teacher_z))",
-            "told = (teacher_prototypes, teacher_z)",
+            "teacher = jax.lax.stop_gradient((teacher_prototypes, teacher_z))",
+            "teacher = (teacher_prototypes, teacher_z)",
             fault.twins("prototype", "prd_default"),
         ),
         (

@@ -124,8 +124,8 @@ FAULTS = [
         "test_selection.py::test_proposal_against_loops",
         (
             "memory: the proposal counts a row's own prototype",
-            "found = jnp.sum(jnp.where(mine, 0.0, shares), axis=0)",
-            "found = jnp.sum(shares, axis=0)",
+            "mean = jnp.sum(jnp.where(mine, 0.0, shares), axis=0)",
+            "mean = jnp.sum(shares, axis=0)",
         ),
         (
             "memory: old classes have t / (t + 1) of the slots",

@@ -29,14 +29,14 @@ FAULTS = [
             ),
             (
                 "step: every update on a batch counts as a step",
-                "state.replace(step=begun.step), incoming",
+                "state.replace(step=step), incoming",
                 "state, incoming",
                 "test_online.py::test_updates_descend_again_on_the_same_batch",
             ),
             (
                 "step: rows that fill a draw are blank",
-                "filled = jnp.arange(len(mask)) % there",
-                "filled = jnp.arange(len(mask))",
+                "rows = jnp.arange(len(mask)) % count",
+                "rows = jnp.arange(len(mask))",
                 "test_online.py::test_draws_repeat_rows_that_exist_and_take_allowed_ones",
             ),
             (
@@ -143,8 +143,8 @@ FAULTS = [
             ),
             (
                 "step: icarl's teacher is in training mode",
-                "each.images, train=False)",
-                "each.images, train=True)",
+                "part.images, train=False)",
+                "part.images, train=True)",
                 "test_icarl.py::test_paper_has_the_teacher_for_old_classes_of_every_row",
             ),
         ),
@@ -163,13 +163,13 @@ FAULTS = [
             "test_icarl.py::test_the_nearest_mean_wins",
             (
                 "step: empty slots count in the class means",
-                "there = filled[slots] & (number < capacity)",
-                "there = number < capacity",
+                "exists = filled[slots] & (number < capacity)",
+                "exists = number < capacity",
             ),
             (
                 "step: rows of the last chunk count twice in the class means",
-                "there = filled[slots] & (number < capacity)",
-                "there = filled[slots]",
+                "exists = filled[slots] & (number < capacity)",
+                "exists = filled[slots]",
             ),
         ),
         *fault.of(

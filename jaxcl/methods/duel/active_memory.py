@@ -1,8 +1,9 @@
-"""A memory of features that is filtered at every step, for `duel.py`."""
+"""A memory of features that is filtered at every step, for `step.py`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxcl import core
@@ -12,13 +13,13 @@ POLICIES = ("duel", "fifo", "reservoir")
 
 
 class Settings(NamedTuple):
-    """Which rows are kept, and what of them."""
+    """Which rows are kept, and which items of a row."""
 
     policy: str  # one of POLICIES
     size: int  # rows, K
     dim: int  # of a feature
-    images: bool  # keep u8 images, too
-    spread: bool  # over the devices
+    images: bool  # also keep u8 images
+    spread: bool  # split over the devices
     safe: bool  # no update that makes the memory less distinct to the batch
     newcomer_competes: bool
     score: str
@@ -32,27 +33,37 @@ def check(settings: Settings) -> None:
     core.check_choice("config.method.score", settings.score, duel.SCORES)
 
 
-def create(settings: Settings, batch):
+def create(settings: Settings, batch: core.Batch) -> buffer.Buffer:
     """An empty memory for examples like those of the batch."""
     row = _rows(settings, batch, jnp.zeros((len(batch["label"]), settings.dim)))
     example = {name: leaf[0] for name, leaf in row.items()}
     return _placed(settings, buffer.create(example, settings.size))
 
 
-def whole(memory) -> buffer.Buffer:
-    """The memory as `buffer` and `duel` take it, wherever its rows lie."""
+def whole(memory: buffer.Buffer) -> buffer.Buffer:
+    """The memory as `buffer` and `duel` take it, split over the devices or not."""
     if not isinstance(memory.items, sharded.Spread):
         return memory
     return buffer.Buffer(memory.items.rows, memory.filled.rows, memory.seen)
 
 
-def update(settings: Settings, memory: buffer.Buffer, key, batch, features, after):
+def update(
+    settings: Settings,
+    memory: buffer.Buffer,
+    key: jax.Array,
+    batch: core.Batch,
+    features: jax.Array,
+    after: core.PyTree,
+):
     """The memory after a batch, and the share of the batch that it took, f32[].
 
     Args:
-      memory: of `whole`.
+      settings: which rows are kept.
+      memory: what `whole` returned.
+      key: threefry key, for the policy "reservoir".
+      batch: the incoming rows.
       features: f32[B, D], unit rows.
-      after: what was read of the memory, which is read before it is written.
+      after: what the step read of the memory, see `buffer.write`.
     """
     rows, mask = _rows(settings, batch, features), jnp.ones(len(features), bool)
     if settings.policy == "fifo":
@@ -65,8 +76,10 @@ def update(settings: Settings, memory: buffer.Buffer, key, batch, features, afte
     return _placed(settings, written), jnp.mean(slots < memory.capacity)
 
 
-def refreshed(memory: buffer.Buffer, slots, features, exists) -> buffer.Buffer:
-    """The memory with new features of some rows; `exists` bool[R] masks the others."""
+def refreshed(
+    memory: buffer.Buffer, slots: jax.Array, features: jax.Array, exists: jax.Array
+) -> buffer.Buffer:
+    """The memory with new features f32[R, D] in `slots` where `exists` bool[R]."""
     slots = jnp.where(exists, slots, memory.capacity)
     stored = memory.items["feature"].at[slots].set(features, mode="drop")
     return memory._replace(items=memory.items | {"feature": stored})
@@ -74,7 +87,7 @@ def refreshed(memory: buffer.Buffer, slots, features, exists) -> buffer.Buffer:
 
 def _filtered(settings, memory, features):
     """Slots of the rows that DUEL's policy lets in."""
-    # The filter is a loop, whose turns would send what is split among the devices.
+    # The filter is a loop; without this each iteration would send the split rows.
     both = memory.items["feature"], settings.gather(features)
     options = dict(
         score=settings.score, temperature=settings.temperature, filled=memory.filled
@@ -88,16 +101,16 @@ def _filtered(settings, memory, features):
 
 
 def _rows(settings, batch, features):
-    """What is kept of each example."""
-    kept = {"feature": features, "label": batch["label"], "index": batch["index"]}
+    """The items that are kept of each example."""
+    items = {"feature": features, "label": batch["label"], "index": batch["index"]}
     if settings.images:
-        image = batch["image"]  # of crops already cut, one
-        kept["image"] = image if image.ndim == 4 else image[:, :1]
-    return kept
+        image = batch["image"]  # with crops already cut, the first of them
+        items["image"] = image if image.ndim == 4 else image[:, :1]
+    return items
 
 
 def _placed(settings, memory):
-    """The memory as the state holds it."""
+    """The memory as the state holds it, split over the devices or not."""
     if not settings.spread:
         return memory
     rows, filled = sharded.Spread(memory.items), sharded.Spread(memory.filled)

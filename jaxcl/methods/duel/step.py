@@ -1,18 +1,19 @@
-"""DUEL: contrast against a memory that drops what it holds most of.
+"""DUEL: contrast against a memory that drops its most frequent rows.
 
 Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
 Class-Imbalanced Learning", AAAI 2024: D-MoCo (`base="moco"`) and D-SimCLR
-(`base="simclr"`). With `policy="fifo"`, or `negatives="batch"`, they are the MoCo v2
-and the SimCLR that the paper compares them with.
+(`base="simclr"`). With `policy="fifo"` or `negatives="batch"` they are the MoCo v2 and
+the SimCLR that the paper compares them with.
 
 Departures:
-- The paper trains from a full memory; here it fills from the stream, and what does not
-  exist yet is masked.
-- D-SimCLR's policy compares the features that rows had when they came in; the paper
-  does not say which it takes, and its 2 MB for them allow no more. `refresh` renews
-  some at every step, also for D-MoCo, whose keys grow old in the paper's form.
-- What is drawn of the memory is augmented like the batch, and normalised by statistics
-  of its own, which do not move the running ones.
+- The paper trains from a full memory; here the stream fills it, and rows that do not
+  exist yet are masked.
+- D-SimCLR's policy compares the features that rows had when they came in. The paper
+  does not say which features it compares; the 2 MB that it states fit no more than
+  these. `refresh` renews some at every step, also for D-MoCo, whose keys grow old in
+  the paper's form.
+- Rows drawn from the memory are augmented like the batch and normalised by their own
+  statistics, which do not move the running ones.
 - Keys are not shuffled among devices: batch statistics are those of the global batch.
 """
 
@@ -35,19 +36,19 @@ class Extra(NamedTuple):
 
     momentum: core.PyTree  # f32, slow copy of encoder and projector; {} for SimCLR
     momentum_stats: core.PyTree  # f32, its own running statistics
-    # feature f32[D] unit row, label and index i32; SimCLR, or where features are
-    # renewed: image u8. None: no memory
+    # feature f32[D] unit row, label and index i32; also image u8 for SimCLR and where
+    # features are renewed. None: no memory
     memory: buffer.Buffer | None
 
 
 class Setup(NamedTuple):
-    """What a step knows beside its state; for the options see `make`."""
+    """All that a step reads beside its state; for the options see `make`."""
 
     parts: core.Parts
     nets: dict  # encoder and projector
     settings: active_memory.Settings
-    moco: bool  # otherwise SimCLR
-    remembers: bool  # there is a memory
+    moco: bool  # False: SimCLR
+    remembers: bool  # keeps a memory
     negatives: str
     positive_in_denominator: bool
     hml_weight: float | None
@@ -68,18 +69,18 @@ _LIMITS = {
 }
 
 
-def _check(given):
-    simclr = given["base"] == "simclr"
-    draws = given["negatives"] != "batch" if simclr else given["refresh"]
-    limits = _LIMITS | ({"drawn": (1, given["memory_size"])} if draws else {})
-    core.check_ranges("config.method", given, limits)
-    core.check_choice("config.method.base", given["base"], ("moco", "simclr"))
+def _check(options: dict) -> None:
+    base, negatives = options["base"], options["negatives"]
+    draws = negatives != "batch" if base == "simclr" else options["refresh"]
+    limits = _LIMITS | ({"drawn": (1, options["memory_size"])} if draws else {})
+    core.check_ranges("config.method", options, limits)
+    core.check_choice("config.method.base", base, ("moco", "simclr"))
     core.check_choice(
-        "config.method.negatives", given["negatives"], ("mixed", "memory", "batch")
+        "config.method.negatives", negatives, ("mixed", "memory", "batch")
     )
-    if given["hml_weight"] is not None and given["negatives"] != "memory":
+    if options["hml_weight"] is not None and negatives != "memory":
         raise ValueError(
-            f"config.method.negatives={given['negatives']!r}: must be 'memory' where "
+            f"config.method.negatives={negatives!r}: must be 'memory' where "
             "config.method.hml_weight is given, since M-HML is against the memory alone"
         )
 
@@ -87,44 +88,44 @@ def _check(given):
 def make(
     parts: core.Parts,
     *,
-    base="moco",
-    policy="duel",
-    negatives="mixed",
-    positive_in_denominator=True,
+    base: str = "moco",
+    policy: str = "duel",
+    negatives: str = "mixed",
+    positive_in_denominator: bool = True,
     hml_weight: float | None = None,
-    temperature=0.5,
-    memory_size=2048,
-    drawn=256,
-    score="affine",
-    newcomer_competes=False,
-    safe_update=False,
-    refresh=False,
-    sharded=False,
-    momentum=0.9,
-    hidden_layers=0,
-    hidden_dim=512,
-    output_dim=256,
+    temperature: float = 0.5,
+    memory_size: int = 2048,
+    drawn: int = 256,
+    score: str = "affine",
+    newcomer_competes: bool = False,
+    safe_update: bool = False,
+    refresh: bool = False,
+    sharded: bool = False,
+    momentum: float = 0.9,
+    hidden_layers: int = 0,
+    hidden_dim: int = 512,
+    output_dim: int = 256,
 ) -> core.Method:
     """MoCo v2 or SimCLR with an active memory of negatives.
 
     Args:
-      base: "moco" (a slow network makes the keys; contrasts with the whole memory) or
-        "simclr" (the present network embeds rows drawn of the memory).
+      base: "moco" (a slow network makes the keys, and queries meet the whole memory) or
+        "simclr" (the present network embeds rows drawn from the memory).
       policy: "duel", "fifo" or "reservoir", which rows the memory keeps.
-      negatives: "mixed" (of batch and memory), "memory" or "batch" (Table 4); with
+      negatives: "mixed" (from batch and memory), "memory" or "batch" (Table 4); with
         "batch" SimCLR keeps no memory.
       positive_in_denominator: epsilon of Eq. 17 is 1, else 0.
       hml_weight: lambda of M-HML (Eq. 5), which is then the loss; None: InfoNCE.
       temperature: of the loss, and tau of the exponential score.
       memory_size: rows, K.
-      drawn: rows of the memory that SimCLR contrasts with at every step, and that are
-        renewed.
+      drawn: rows of the memory that SimCLR contrasts with at every step, and that
+        `refresh` renews.
       score: "affine" or "exponential", duplication probability of the policy.
       newcomer_competes: Algorithm 1 in place of Algorithm 4.
-      safe_update: keep the memory as it is where its distinctiveness to the batch
-        would fall (Algorithm 2).
-      refresh: renew the stored features of `drawn` rows at every step; MoCo then keeps
-        images, too, and its slow network embeds them.
+      safe_update: leave the memory alone if its distinctiveness to the batch would fall
+        (Algorithm 2).
+      refresh: renew the stored features of `drawn` rows at every step; MoCo then also
+        keeps images, and its slow network embeds them.
       sharded: each device holds its share of the memory.
       momentum: of the slow network.
       hidden_layers, hidden_dim, output_dim: of the projector; 0 layers: one Linear.
@@ -135,45 +136,47 @@ def make(
     _check(locals())
     moco = base == "moco"
     settings = active_memory.Settings(
-        policy,
-        memory_size,
-        output_dim,
-        not moco or refresh,
-        sharded,
-        safe_update,
-        newcomer_competes,
-        score,
-        temperature,
-        parts.gather,
+        policy=policy,
+        size=memory_size,
+        dim=output_dim,
+        images=not moco or refresh,
+        spread=sharded,
+        safe=safe_update,
+        newcomer_competes=newcomer_competes,
+        score=score,
+        temperature=temperature,
+        gather=parts.gather,
     )
     active_memory.check(settings)
     widths = (hidden_dim,) * hidden_layers + (output_dim,)
     projector = mlp.MLP(widths, dtype=parts.encoder.dtype)
     nets = {"encoder": parts.encoder, "projector": projector}
     setup = Setup(
-        parts,
-        nets,
-        settings,
-        moco,
-        moco or negatives != "batch",
-        negatives,
-        positive_in_denominator,
-        hml_weight,
-        temperature,
-        drawn,
-        refresh,
-        momentum,
+        parts=parts,
+        nets=nets,
+        settings=settings,
+        moco=moco,
+        remembers=moco or negatives != "batch",
+        negatives=negatives,
+        positive_in_denominator=positive_in_denominator,
+        hml_weight=hml_weight,
+        temperature=temperature,
+        drawn=drawn,
+        refresh=refresh,
+        momentum=momentum,
     )
     return core.Method(
-        functools.partial(_init, setup),
-        functools.partial(_step, setup),
+        init=functools.partial(_init, setup),
+        step=functools.partial(_step, setup),
         embed=functools.partial(_features, {"encoder": parts.encoder}),
         project=functools.partial(_features, nets),
-        begin_task=lambda state, task: state.replace(
-            opt_state=parts.tx.init(state.params)
-        ),
+        begin_task=functools.partial(_begin_task, setup),
         memory=_memory if setup.remembers else None,
     )
+
+
+def _begin_task(setup, state, task):
+    return state.replace(opt_state=setup.parts.tx.init(state.params))
 
 
 def _features(nets, state, images):
@@ -217,7 +220,7 @@ def _step(setup, state, batch):
 
 
 def _moco(setup, state, views, memory, k_drawn):
-    """A step's loss, the memory that it reads, the slow network's statistics."""
+    """The loss of a step, the memory it reads, statistics of the slow network."""
     slow = state.extra.momentum, state.extra.momentum_stats
     keys, slow_stats = chain.apply(setup.nets, *slow, views[:, 1], train=True)
     keys = core.l2_normalize(keys)
@@ -228,14 +231,15 @@ def _moco(setup, state, views, memory, k_drawn):
         queries, stats = chain.apply(
             setup.nets, params, state.stats, views[:, 0], train=True
         )
-        held = memory.items["feature"], memory.filled
-        value = _contrast(setup, queries, keys, jnp.arange(len(keys)), *held)
+        stored = memory.items["feature"], memory.filled
+        value = _contrast(setup, queries, keys, jnp.arange(len(keys)), *stored)
         return value, (stats, keys)
 
     return loss, memory, slow_stats
 
 
 def _simclr(setup, state, views, memory, k_drawn):
+    """The loss of a step and the memory it reads; there is no slow network."""
     images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
     rows = exists = None
     if setup.remembers:
@@ -257,10 +261,15 @@ def _simclr(setup, state, views, memory, k_drawn):
 
 def _contrast(setup, anchors, positives, examples, rows, exists):
     """The loss of anchors against their positives and rows of the memory."""
-    given = dict(temperature=setup.temperature)
     if setup.hml_weight is not None:
-        given |= dict(weight=setup.hml_weight, mask=exists)
-        return contrastive.m_hml(anchors, positives, rows, **given)
+        return contrastive.m_hml(
+            anchors,
+            positives,
+            rows,
+            weight=setup.hml_weight,
+            temperature=setup.temperature,
+            mask=exists,
+        )
     return contrastive.info_nce(
         anchors,
         positives,
@@ -269,12 +278,12 @@ def _contrast(setup, anchors, positives, examples, rows, exists):
         unit_negatives=True,
         negative_mask=exists,
         examples=None if setup.negatives == "memory" else examples,
-        **given,
+        temperature=setup.temperature,
     )
 
 
 def _draw(setup, network, memory, keys):
-    """Features f32[R, D] of rows drawn of the memory, which exist, the memory."""
+    """Features f32[R, D] of drawn rows, bool[R] which exist, the memory afterwards."""
     items, exists, slots = buffer.sample(memory, keys[0], setup.drawn)
     images = setup.parts.split(items["image"])
     others = setup.parts.augment(keys[1], images)[:, 0]

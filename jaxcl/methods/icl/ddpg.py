@@ -1,14 +1,14 @@
 """A learning rate that an agent sets at every step, from the losses: ICL's LRL.
 
-The state s_t is the loss of the present mini-batch, or the last few of them; the
-action a_t in [0, 1] is the place of the learning rate on the log scale,
+The state s_t is the loss of the present mini-batch, or the last few losses. The action
+a_t in [0, 1] is the place of the learning rate on a log scale,
   lr_t = exp(log low + (log high - log low) a_t),
 and the reward is how far the loss falls after it, r_t = L_t - L_{t+1} (eq. 15). An
-LSTM mu picks a_t = sigmoid(mu(s_t) + e_t x_t), x_t Ornstein-Uhlenbeck noise (eq. 14);
-a small network Q(s, a) judges it. Both learn by DDPG from a memory of transitions.
+LSTM mu picks a_t = sigmoid(mu(s_t) + e_t x_t) with Ornstein-Uhlenbeck noise x_t (eq.
+14); a small network Q(s, a) judges it. Both learn by DDPG from a memory of transitions.
 
-All of it is pure functions over one pytree, `Agent`, from `init(key, options)`, so that
-it runs within a jitted step, is saved with the state, and works under `vmap`:
+These are pure functions over one pytree, `Agent`, which `init(key, options)` makes. So
+they run within a jitted step, are saved with the state, and work under `vmap`:
 
   options = ddpg.Options(high=1.0)
   agent = ddpg.init(key, options)
@@ -21,12 +21,12 @@ it runs within a jitted step, is saved with the state, and works under `vmap`:
       params = jax.tree.map(lambda p, g: p - lr * g, params, grads)
       return (params, agent), (value, lr)
 
-Departures. ICL states no range of rates and no constants of DDPG: they are Lillicrap et
-al.'s, without weight decay and batch norm, but for
-- the log scale, noise within the sigmoid, 100 uniform actions at first,
-- `standardise`: losses as they are, times 0.01, taught an agent nothing,
-- dt = 1, Adam of 3e-3 for the critic: with 0.01 and 1e-3 agents learnt less often,
-- transitions are drawn with replacement.
+Departures. ICL states no range of rates and no constants of DDPG. They are Lillicrap et
+al.'s, without weight decay and batch norm, except for
+- the log scale, noise inside the sigmoid, and 100 uniform actions at first,
+- `standardise`: from raw losses, times 0.01, an agent learnt nothing,
+- dt = 1, and Adam at 3e-3 for the critic: with 0.01 and 1e-3 agents learnt less often,
+- transitions, which are drawn with replacement.
 The released code has Options(state="window", standardise=False, actor_width=10,
 actor_lr=1e-5, critic_lr=1e-5, noise_step=0.01, capacity=6_000_000).
 
@@ -56,7 +56,7 @@ _TINY = 1e-12
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What stays the same while an agent lives; ValueErrors for what cannot be."""
+    """Constants of an agent; a value out of its range raises a ValueError."""
 
     low: float = 1e-6  # smallest learning rate
     high: float = 0.1  # largest
@@ -70,7 +70,7 @@ class Options:
     discount: float = 0.99  # gamma
     target_rate: float = 1e-3  # m, share of the networks that enters their targets
     batch: int = 32  # transitions of an update
-    capacity: int = 10_000  # transitions that are kept, the latest
+    capacity: int = 10_000  # transitions that are kept, always the latest
     warmup: int = 100  # first actions, which are uniform in [0, 1]
     noise_reversion: float = 0.15  # theta, per unit of time
     noise_scale: float = 0.2  # sigma, before the sigmoid
@@ -100,10 +100,10 @@ class Options:
 
 
 class Rows(NamedTuple):
-    """Transitions (s, a, r, s'): s and s' overlap, and r follows from them."""
+    """Transitions (s, a, r, s'); s and s' overlap and determine r."""
 
     losses: jax.Array  # f32[N, W+1], the W of s, oldest first, then the loss after a
-    known: jax.Array  # i32[N], how many of the W of s there are, the last ones
+    known: jax.Array  # i32[N], how many of the W exist, always the last ones
     action: jax.Array  # f32[N], a in [0, 1]
 
 
@@ -117,11 +117,11 @@ class Agent(NamedTuple):
     actor_opt: core.PyTree  # Adam's
     critic_opt: core.PyTree
     memory: buffer.Buffer  # of `Rows`, the oldest overwritten first
-    losses: jax.Array  # f32[W], the last ones, newest at the end, before them zeros
+    losses: jax.Array  # f32[W], the last losses, zeros first, the newest at the end
     count: jax.Array  # i32[], losses so far
     action: jax.Array  # f32[], the last one, in [0, 1]
-    fresh: jax.Array  # bool[], whether the present step's loss is known
-    pending: jax.Array  # bool[], whether the next loss gives `action` its reward
+    fresh: jax.Array  # bool[], the loss of the present step is known
+    pending: jax.Array  # bool[], the next loss decides the reward of `action`
     noise: jax.Array  # f32[], x of the Ornstein-Uhlenbeck process
     steps: jax.Array  # i32[], actions so far
     mean: jax.Array  # f32[], running mean of the losses
@@ -132,7 +132,7 @@ class Agent(NamedTuple):
 class Actor(nn.Module):
     """mu: two LSTM layers over the losses of a state, then a Linear of the last step.
 
-    A layer starts from h = c = 0 and passes over what is not known. Of the quarters
+    A layer starts with h = c = 0 and skips unknown losses. With the quarters
     (i, f, g, o) of x W + h U + b:
       c <- sigmoid(f) c + sigmoid(i) tanh(g),  h <- sigmoid(o) tanh(c).
     """
@@ -163,7 +163,7 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """Q: three Linears, leaky ReLUs between them; what is not known is 0."""
+    """Q: three Linears with leaky ReLUs between them; unknown losses are 0."""
 
     width: int  # of the two hidden layers
 
@@ -179,11 +179,12 @@ class Critic(nn.Module):
         return nn.Dense(1, name="linear3")(x)[:, 0]
 
 
-def init(key, options: Options) -> Agent:
+def init(key: jax.Array, options: Options) -> Agent:
     """An agent that has seen nothing.
 
     Args:
       key: threefry key.
+      options: its constants.
     """
     k_actor, k_critic = jax.random.split(key)
     (actor, adam_actor), (critic, adam_critic) = _networks(options)
@@ -195,7 +196,7 @@ def init(key, options: Options) -> Agent:
     counts = {name: jnp.zeros((), jnp.int32) for name in ("count", "steps")}
     names = "action", "noise", "mean", "variance", "power"
     numbers = {name: jnp.zeros((), jnp.float32) for name in names}
-    return Agent(  # each leaf its own buffer: a donated state holds no array twice
+    return Agent(  # no two leaves share a buffer, since the state is donated
         actor=mu,
         critic=q,
         target_actor=core.copy(mu),
@@ -211,20 +212,23 @@ def init(key, options: Options) -> Agent:
     )
 
 
-def act(agent: Agent, key, options: Options):
-    """The next learning rate: for the step down the loss last observed.
+def act(agent: Agent, key: jax.Array, options: Options):
+    """The learning rate of the next step, which descends the loss last observed.
 
-    The first `warmup` actions are uniform in [0, 1]. Then a = sigmoid(mu(s) + e x),
-    e = max(1 - steps / noise_decay, 0), where at each action, n standard normal,
+    The first `warmup` actions are uniform in [0, 1]. Then a = sigmoid(mu(s) + e x) with
+    e = max(1 - steps / noise_decay, 0); at each action, with n standard normal,
       x <- x - theta x dt + sigma sqrt(dt) n.
 
     Args:
+      agent: has observed the loss.
       key: threefry key.
+      options: its constants.
 
     Returns:
       lr: f32[], in [low, high].
-      agent: expects the loss after this step. Where that is not due to the step (the
-        parameters are set back), set `pending` to False before it is observed.
+      agent: expects the loss after this step. If that loss is not the effect of the
+        step (the parameters are set back), set `pending` to False before it is
+        observed.
     """
     k_uniform, k_noise = jax.random.split(key)
     (actor, _), _ = _networks(options)
@@ -251,26 +255,29 @@ def act(agent: Agent, key, options: Options):
     return rate(action, options), agent
 
 
-def rate(action, options: Options):
+def rate(action: jax.Array, options: Options) -> jax.Array:
     """Learning rate of actions in [0, 1]: exp(log low + (log high - log low) a)."""
     low, high = math.log(options.low), math.log(options.high)
     return jnp.exp(low + (high - low) * action)
 
 
-def observe(agent: Agent, key, loss, options: Options) -> Agent:
-    """Tell the agent the loss of a step, before the step is made; it learns.
+def observe(agent: Agent, key: jax.Array, loss: jax.Array, options: Options) -> Agent:
+    """Tell the agent the loss of a step, before the step is made; the agent learns.
 
-    It is the state of the next action, and gives the one before its reward: that
-    transition is stored now, over the oldest one if the memory is full. Once there are
-    `batch` of them, one update follows (`learn`), on as many drawn uniformly.
+    The loss is the state of the next action and decides the reward of the last one.
+    The transition of the last action is stored now, over the oldest one if the memory
+    is full. Once `batch` transitions are stored, an update follows (`learn`) on `batch`
+    uniformly drawn ones.
 
-    A loss that is nan, infinite or beyond 1e9 is forgotten, with the actions before and
-    after it: a transition needs both losses. Of two losses after one action, the second
-    ends no transition.
+    A loss that is nan, infinite or beyond 1e9 is dropped, and so are the actions before
+    and after it, since a transition needs both losses. If two losses follow an action,
+    the second ends no transition.
 
     Args:
+      agent: the agent so far.
       key: threefry key.
       loss: f32[], mean over the mini-batch.
+      options: its constants.
     """
     loss = jnp.asarray(loss, agent.losses.dtype)
     chex.assert_rank(loss, 0)
@@ -289,13 +296,13 @@ def observe(agent: Agent, key, loss, options: Options) -> Agent:
         fresh=usable,
         pending=jnp.zeros_like(agent.pending),
     )
-    # Without replacement, a draw would sort as many numbers as the memory has slots.
-    there = jnp.minimum(memory.seen, memory.capacity)
-    drawn = jax.random.randint(key, (options.batch,), 0, jnp.maximum(there, 1))
+    # A draw without replacement would sort a number for every slot of the memory.
+    filled = jnp.minimum(memory.seen, memory.capacity)
+    drawn = jax.random.randint(key, (options.batch,), 0, jnp.maximum(filled, 1))
     rows = jax.tree.map(lambda x: x[drawn], memory.items)
-    # The memory stays outside: what passes through a cond may be copied.
+    # The memory stays outside of the cond, which may copy its operands.
     agent = jax.lax.cond(
-        stored & (there >= options.batch),
+        stored & (filled >= options.batch),
         lambda agent: learn(agent, rows, options),
         lambda agent: agent,
         agent._replace(memory=None),
@@ -316,7 +323,9 @@ def learn(agent: Agent, rows: Rows, options: Options) -> Agent:
     moments and clipped to +-5.
 
     Args:
+      agent: the agent so far.
       rows: the transitions of a mini-batch.
+      options: its constants.
     """
     (actor, adam_actor), (critic, adam_critic) = _networks(options)
 
@@ -366,7 +375,7 @@ def _networks(options):
 
 
 def _state(agent, losses, known, options):
-    """What the networks are given: losses [B, W], and which of them there are."""
+    """Input of the networks: losses [B, W], and which of them are known."""
     if options.standardise:
         std = jnp.sqrt(agent.variance + _TINY)
         losses = jnp.clip((losses - agent.mean) / std, -_CLIP, _CLIP)
@@ -375,10 +384,10 @@ def _state(agent, losses, known, options):
 
 
 def _with_moments(agent, loss, usable, stored, rewards):
-    """The running moments with a loss and, where `stored`, the last of `rewards`.
+    """The agent whose running moments know a loss and, if `stored`, its reward.
 
-    Of n values the newest has the weight 1/n, but 1e-3 at least. A squared reward
-    counts as 25 times their mean at most: one loss far out does not drown the others.
+    The newest of n values has the weight max(1 / n, 1e-3). A squared reward counts at
+    most 25 times their mean, so that one outlier does not outweigh all others.
     """
     weight = jnp.maximum(1 / (agent.count + 1), _WEIGHT).astype(loss.dtype)
     off = loss - agent.mean

@@ -1,36 +1,38 @@
-"""ICL: what new data change of InfoNCE, learnt by meta-optimisation at learnt rates.
+"""ICL: a loss for how new data change InfoNCE, by meta-optimisation at learnt rates.
 
 Ji et al., "Unbiased and Efficient Self-Supervised Incremental Contrastive Learning",
 WSDM 2023, called P below. The first task trains an encoder on the old items X by NCE-I.
-A later task brings dX, `growth` (P's alpha) of all items. ICL then trains old anchors
-by NCE-II and new ones by NCE-I against all (P, Eq. 9):
+A later task brings new items dX, a share `growth` (P's alpha) of all items. ICL then
+trains old anchors by NCE-II and new ones by NCE-I against all items (P, Eq. 9):
   meta       for each batch of dX: theta' = theta, ceil((1 - growth) / growth) times
              theta' <- theta' - lr_s grad NCE-II(theta'), on batches of X;
              theta <- theta - lr_q grad NCE-I(theta'), first order (P, Eq. 10 to 12)
   otherwise  an epoch is a pass over X by NCE-II, then one over dX by NCE-I.
-With `learnt_rate` an agent sets each of lr_s and lr_q at every step (`ddpg`), without
-`meta` a single one; the update is plain SGD. Otherwise it is that of config.optimizer.
+With `learnt_rate` one agent sets lr_s and another lr_q at every step (`ddpg`); without
+`meta` a single agent sets the rate. The update is then plain SGD, otherwise that of
+config.optimizer.
 
-The other strategies train by NCE-I on rows of X and dX, and are what P compares with:
-  "retrain"   from the weights that the run began with, on all
-  "continue"  the same from the present weights: a control
+The other strategies, with which P compares ICL, train by NCE-I on rows of X and dX:
+  "retrain"   on X and dX, from the weights at the beginning of the run
+  "continue"  on X and dX, from the present weights: a control
   "finetune"  on dX alone
   "replay"    on dX and a drawn share of X
-  "distill"   on dX, held to the old encoder's similarities (`prototype.ird`)
-  "frozen", "random": controls without any update, of the present and the first weights
+  "distill"   on dX, with the old encoder's similarities for targets (`prototype.ird`)
+  "frozen", "random": controls without updates, at the present and the first weights
 
 Departures:
 - The released code of the whole method never changes the encoder. This is the paper.
 - P's sums are means, and K negatives are K times a mean (`losses.incremental`).
-- New anchors have all rows of an old batch and of their own as negatives, weighted as
-  the mixture of P's Lemma 1 (the released code draws numbers of each by `growth`).
-- Retraining begins from the weights that the old encoder began from.
-- P does not say how much replay stores, nor how it distils: `replay_share`, and IRD.
-- Graphs that are negatives of another set are not augmented; images are.
-- Batch statistics are each pass's own. Of those within the inner loop nothing stays:
-  the running ones take the passes at theta'.
-- What is evaluated is the network at the end of a task, not that of its best epoch.
-- Each epoch shuffles the old items anew, where the released code runs on through them.
+- The negatives of new anchors are all rows of an old batch and of their own, weighted
+  as the mixture of P's Lemma 1 (the released code chooses numbers of each by `growth`).
+- Retraining begins with the weights that the old encoder began with.
+- P does not say how much replay stores (here `replay_share`), nor how it distils (here
+  IRD).
+- Graphs that serve as negatives of the other set are not augmented; images are.
+- Each pass has its own batch statistics. The inner loop leaves no trace in the running
+  ones; these follow the passes at theta'.
+- Evaluations see the network at the end of a task, not that of its best epoch.
+- Each epoch shuffles the old items; the released code goes on where it stopped.
 """
 
 import functools
@@ -54,14 +56,14 @@ STRATEGIES = (
     "frozen",
     "random",
 )
-# Names of the tables of P and others -> options of `make`
+# Names in the tables of P, and more -> options of `make`
 VARIANTS = {
     "icl": {},
     "no_lrl": {"learnt_rate": False},
     "no_meta": {"meta": False},
     "no_both": {"meta": False, "learnt_rate": False},
 } | {name: {"strategy": name} for name in STRATEGIES if name != "icl"}
-TAKES_GRAPHS = True  # or images, by the encoder
+TAKES_GRAPHS = True  # or images; the encoder decides
 ANCHORS = ("augmented", "original")
 
 _LIMITS = {
@@ -75,11 +77,11 @@ _LIMITS = {
 }
 
 
-def _check(given, graphs):
-    core.check_choice("config.method.strategy", given["strategy"], STRATEGIES)
-    core.check_choice("config.method.anchors", given["anchors"], ANCHORS)
-    core.check_ranges("config.method", given, _LIMITS)
-    if given["anchors"] == "original" and not graphs:
+def _check(options: dict, graphs: bool) -> None:
+    core.check_choice("config.method.strategy", options["strategy"], STRATEGIES)
+    core.check_choice("config.method.anchors", options["anchors"], ANCHORS)
+    core.check_ranges("config.method", options, _LIMITS)
+    if options["anchors"] == "original" and not graphs:
         raise ValueError(
             "config.method.anchors='original': is for graphs; images have two views, "
             "must be 'augmented'"
@@ -89,36 +91,37 @@ def _check(given, graphs):
 def make(
     parts: core.Parts,
     *,
-    strategy="icl",
-    meta=True,
-    learnt_rate=True,
-    temperature=0.1,
+    strategy: str = "icl",
+    meta: bool = True,
+    learnt_rate: bool = True,
+    temperature: float = 0.1,
     inner_steps: int | None = None,
     inner_lr: float | None = None,
-    second_order=False,
-    keep=0.0,
-    replay_share=0.2,
-    distill_weight=1.0,
-    anchors="augmented",
-    output_dim=0,
+    second_order: bool = False,
+    keep: float = 0.0,
+    replay_share: float = 0.2,
+    distill_weight: float = 1.0,
+    anchors: str = "augmented",
+    output_dim: int = 0,
     agent: dict | None = None,
 ) -> core.Method:
-    """ICL, its variants, and what it is compared with.
+    """ICL, its variants, and the strategies it is compared with.
 
     Args:
       strategy: how the tasks after the first are trained, see above.
-      meta, learnt_rate: parts of "icl"; P's tables have it without either and both.
+      meta, learnt_rate: parts of "icl"; P's tables leave out either or both.
       temperature: divides the cosines.
-      inner_steps: of `meta`; None: `orders.inner_steps` of the task's growth.
-      inner_lr: of them without `learnt_rate`; None: that of config.optimizer.
+      inner_steps: number of inner steps; None: `orders.inner_steps` of the growth.
+      inner_lr: rate of the inner steps without `learnt_rate`; None: the schedule's.
       second_order: the outer gradient passes through the inner steps.
       keep: weight of NCE-I on old anchors beside NCE-II; with 1 and whole sets their
         sum is the loss of retraining (P, Theorem 3).
-      replay_share: of the old rows that "replay" has.
-      distill_weight: of "distill".
-      anchors: of graphs: "augmented" like their positives (P) or "original" (released).
-      output_dim: width of a Linear after the encoder, of which the output is compared
-        and evaluated; 0: none.
+      replay_share: share of the old rows that "replay" reads.
+      distill_weight: weight of IRD in "distill".
+      anchors: for graphs, "augmented" like their positives (P) or "original" (released
+        code).
+      output_dim: width of a Linear after the encoder, whose output is compared and
+        evaluated; 0: none.
       agent: options of `ddpg.Options`.
 
     Raises:
@@ -136,34 +139,35 @@ def make(
     )
     plan = orders.Plan(strategy, meta, inner_steps, replay_share)
     setup = steps.Setup(
-        parts,
-        passes,
-        plan,
-        learnt_rate,
-        inner_lr,
-        second_order,
-        distill_weight,
-        ddpg.Options(**chosen),
-        parts.unroll and not graphs,
+        parts=parts,
+        passes=passes,
+        plan=plan,
+        learnt_rate=learnt_rate,
+        inner_lr=inner_lr,
+        second_order=second_order,
+        distill_weight=distill_weight,
+        agent=ddpg.Options(**chosen),
+        unroll=parts.unroll and not graphs,
     )
-
-    def embed(state, inputs):
-        key = jax.random.key(0)  # of the dropout, of which there is none
-        return passes.network(state.params, state.stats, key, inputs, train=False)[0]
-
-    def objective(state, key, batch):
-        # With the batch's own statistics: running ones lag behind, each time otherwise.
-        return passes.plain_loss(state.params, state.stats, key, batch)[0]
-
     return core.Method(
-        functools.partial(_init, setup),
-        functools.partial(steps.step, setup),
-        embed,
+        init=functools.partial(_init, setup),
+        step=functools.partial(steps.step, setup),
+        embed=functools.partial(_embed, passes),
         begin_task=functools.partial(_begin_task, setup),
         source=functools.partial(orders.source, plan),
         parts=functools.partial(orders.sides, plan),
-        objective=objective,
+        objective=functools.partial(_objective, passes),
     )
+
+
+def _embed(passes, state, inputs):
+    key = jax.random.key(0)  # for dropout, which evaluation mode leaves out
+    return passes.network(state.params, state.stats, key, inputs, train=False)[0]
+
+
+def _objective(passes, state, key, batch):
+    # With the batch's own statistics: the running ones lag behind by varying amounts.
+    return passes.plain_loss(state.params, state.stats, key, batch)[0]
 
 
 def _init(setup, key, batch):

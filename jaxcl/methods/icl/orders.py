@@ -1,4 +1,4 @@
-"""What ICL reads: rows of a task, batches of old and of new ones side by side."""
+"""The rows that ICL reads: batches of old and of new items side by side."""
 
 import functools
 import math
@@ -7,13 +7,14 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxcl import core
 from jaxcl.data import stream
 
-_NEW_ALONE = ("finetune", "distill")  # read no rows of the tasks before
+_NEW_ALONE = ("finetune", "distill")  # read no rows of earlier tasks
 
 
 class Plan(NamedTuple):
-    """What decides which rows a step reads; for the options see `icl.make`."""
+    """The options that decide which rows a step reads, see `icl.make`."""
 
     strategy: str
     meta: bool
@@ -23,27 +24,33 @@ class Plan(NamedTuple):
 
 def inner_steps(growth: float) -> int:
     """P's number of inner steps, max(ceil((1 - growth) / growth), 1)."""
-    # (1 - 0.1) / 0.1 is 9 but for rounding.
+    # (1 - 0.1) / 0.1 is 9, apart from rounding.
     return max(math.ceil((1 - growth) / growth - 1e-9), 1)
 
 
 def growth(task: stream.Task) -> float:
-    """New rows over all rows, in the words of the paper alpha."""
+    """New rows over all rows, the paper's alpha."""
     return len(task.train.rows) / (len(task.earlier) + len(task.train.rows))
 
 
-def batches(task, rows, batch_size, count, rng=None):
-    """Batches of whole epochs one after another, at least `count`, i32[n, B]."""
+def batches(
+    task: stream.Task,
+    rows: np.ndarray,
+    batch_size: int,
+    count: int,
+    rng: np.random.Generator | None = None,
+) -> np.ndarray:
+    """Batches of as many whole epochs as give at least `count`, i32[n, B]."""
     rng = np.random.default_rng(0) if rng is None else rng
-    made = [task.train.order(rng, rows, batch_size)]
-    if len(made[0]) == 0:
+    epochs = [task.train.order(rng, rows, batch_size)]
+    if len(epochs[0]) == 0:
         raise ValueError(
             f"config.batch_size={batch_size}: task {task.index} has only {len(rows)} "
             "old or new rows; must be at most as many"
         )
-    while sum(map(len, made)) < count:
-        made.append(task.train.order(rng, rows, batch_size))
-    return np.concatenate(made)
+    while sum(map(len, epochs)) < count:
+        epochs.append(task.train.order(rng, rows, batch_size))
+    return np.concatenate(epochs)
 
 
 def _side_by_side(parts):
@@ -51,30 +58,41 @@ def _side_by_side(parts):
     return np.stack(parts, axis=-1).reshape(len(parts[0]), -1)
 
 
-def meta(rng, rows, batch_size, *, task, steps):
-    """An epoch of steps: `steps` old batches, as many new ones, a new and an old one.
+def meta(
+    rng: np.random.Generator,
+    rows: np.ndarray,
+    batch_size: int,
+    *,
+    task: stream.Task,
+    steps: int,
+) -> np.ndarray:
+    """An epoch of meta-steps, i32[n, B]: an epoch over the new batches of outer steps.
 
-    New batches are the last but one; all others are drawn on, through shuffled epochs.
+    A meta-step reads `steps` old and `steps` new batches for its inner steps, then a
+    new and an old batch for the outer step. All but the outer new batch come from
+    shuffled epochs of their own, as many as are needed.
     """
     size = batch_size // (2 * steps + 2)
     new = batches(task, task.train.rows, size, 1, rng)
     count = len(new)
     old = batches(task, task.earlier, size, count * (steps + 1), rng)
-    more = batches(task, task.train.rows, size, count * steps, rng)
+    inner_new = batches(task, task.train.rows, size, count * steps, rng)
     old = old[: count * (steps + 1)].reshape(count, steps + 1, size)
-    more = more[: count * steps].reshape(count, steps, size)
-    inner = [old[:, i] for i in range(steps)] + [more[:, i] for i in range(steps)]
+    inner_new = inner_new[: count * steps].reshape(count, steps, size)
+    inner = [old[:, i] for i in range(steps)] + [inner_new[:, i] for i in range(steps)]
     return _side_by_side([*inner, new, old[:, -1]])
 
 
-def turns(rng, rows, batch_size, *, task):
-    """An epoch of steps: a pass over old batches, then one over new ones.
+def turns(
+    rng: np.random.Generator, rows: np.ndarray, batch_size: int, *, task: stream.Task
+) -> np.ndarray:
+    """An epoch of steps, i32[n, B]: a pass over old batches, then one over new ones.
 
-    Beside each is a batch of the other set, for its negatives.
+    Beside each batch is one of the other set, for its negatives.
     """
     size = batch_size // 2
     old, new = (
-        batches(task, each, size, 1, rng) for each in (task.earlier, task.train.rows)
+        batches(task, items, size, 1, rng) for items in (task.earlier, task.train.rows)
     )
     beside_old = batches(task, task.train.rows, size, len(old), rng)[: len(old)]
     beside_new = batches(task, task.earlier, size, len(new), rng)[: len(new)]
@@ -87,10 +105,10 @@ def _inner(plan, task):
 
 
 def sides(plan: Plan, task: stream.Task) -> int:
-    """How many batches a step takes, see `core.Method.parts`.
+    """Number of batches that a step takes, see `core.Method.parts`.
 
     Raises:
-      ValueError: if the task has no rows before it and the strategy reads some.
+      ValueError: the strategy reads rows of earlier tasks, and there are none.
     """
     if task.index == 0 or plan.strategy in _NEW_ALONE:
         return 1
@@ -106,7 +124,7 @@ def sides(plan: Plan, task: stream.Task) -> int:
 
 
 def epoch(plan: Plan, task: stream.Task, batch_size: int) -> tuple[int, int]:
-    """Steps of an epoch of `turns`: those on old rows, and all; 0, 1 of any other."""
+    """Steps on old rows, and all steps, of an epoch of `turns`; otherwise 0 and 1."""
     if task.index == 0 or plan.strategy != "icl":
         return 0, 1
     old, new = (
@@ -116,8 +134,8 @@ def epoch(plan: Plan, task: stream.Task, batch_size: int) -> tuple[int, int]:
     return old, old + new
 
 
-def source(plan: Plan, state, task: stream.Task):
-    """The task's training set: its own rows and, by the strategy, earlier ones."""
+def source(plan: Plan, state: core.TrainState, task: stream.Task) -> stream.Source:
+    """The training set of a task: its own rows and, by the strategy, earlier ones."""
     if task.index == 0 or plan.strategy in _NEW_ALONE:
         return task.train
     earlier = task.earlier

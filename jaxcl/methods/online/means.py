@@ -1,8 +1,8 @@
-"""Prediction by the nearest class mean of what the memory holds.
+"""Prediction by the nearest mean of the memory's items of a class.
 
 Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017,
-Algorithm 1. A method that predicts so has a field `means` in its extra, None but in
-what `Nearest.eval_state` returns, so that an evaluation finds the means once.
+Algorithm 1. The extra of a method that predicts in this way has a field `means`. It is
+None while training; `eval_state` fills it, so that an evaluation computes it once.
 """
 
 from typing import Any, NamedTuple
@@ -20,11 +20,11 @@ class Means(NamedTuple):
     """The mean feature of each class's items."""
 
     rows: jax.Array  # f32[C,D], zeros where there is no item
-    there: jax.Array  # bool[C], the memory holds an item of the class
+    exist: jax.Array  # bool[C], the memory holds an item of the class
 
 
 class Nearest(NamedTuple):
-    """How features are averaged and compared, in eval mode, not augmented."""
+    """How features are averaged and compared, in eval mode and not augmented."""
 
     parts: core.Parts
     net: Any  # online.Network
@@ -34,15 +34,17 @@ class Nearest(NamedTuple):
     def _scaled(self, rows):
         return core.l2_normalize(rows) if self.unit else rows
 
-    def features(self, params, stats, images):
+    def features(
+        self, params: core.PyTree, stats: core.PyTree, images: jax.Array
+    ) -> jax.Array:
         """f32[B,H,W,C] -> f32[B,D]."""
         outputs, _ = self.net(params, stats, images, train=False)
         return self._scaled(outputs.features)
 
-    def means(self, state) -> Means:
-        """Of each class's items, embedded chunk by chunk where they are stored."""
+    def means(self, state: core.TrainState) -> Means:
+        """The means of the memory; each device embeds its items chunk by chunk."""
         memory, space = state.extra.memory, online.memory_of(self.parts)
-        # Each device its own copy: it reads nothing but what it is given.
+        # `space.each` gives a device only its own slice, so each gets a copy.
         network = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (space.shards, *x.shape)),
             (state.params, state.stats),
@@ -57,20 +59,20 @@ class Nearest(NamedTuple):
         params, stats = jax.tree.map(lambda x: x[0], network)
         classes, capacity = jnp.arange(self.parts.num_classes), len(filled)
         size = min(_CHUNK, capacity)
-        # A memory that is split over the devices is so already.
+        # If the memory is split over the devices, so are its rows.
         split = self.parts.split if self.parts.memory is None else lambda rows: rows
 
         def add(sums, start):
             total, counts = sums
             number = start + jnp.arange(size)
-            slots = number % capacity  # the last chunk has rows to spare
+            slots = number % capacity  # the last chunk may go beyond the memory
             images = self.parts.plain(split(items["image"][slots]))
             rows = self.features(params, stats, images)
             if self.mirror:
-                turned = self.features(params, stats, images[:, :, ::-1])
-                rows = (rows + turned) / 2
-            there = filled[slots] & (number < capacity)
-            own = (items["label"][slots][:, None] == classes) & there[:, None]
+                mirrored = self.features(params, stats, images[:, :, ::-1])
+                rows = (rows + mirrored) / 2
+            exists = filled[slots] & (number < capacity)
+            own = (items["label"][slots][:, None] == classes) & exists[:, None]
             total += jnp.einsum("rc,rd->cd", own, rows, precision="highest")
             return (total, counts + jnp.sum(own, axis=0)), None
 
@@ -78,13 +80,14 @@ class Nearest(NamedTuple):
         (total, counts), _ = jax.lax.scan(add, blank, jnp.arange(0, capacity, size))
         return total[None], counts[None]
 
-    def predict(self, state, images):
+    def predict(self, state: core.TrainState, images: jax.Array) -> jax.Array:
         """Minus the squared distance to each class's mean, -inf without an item."""
-        found = state.extra.means
-        means = self.means(state) if found is None else found
+        means = state.extra.means
+        if means is None:
+            means = self.means(state)
         rows = self.features(state.params, state.stats, images)
         gaps = rows[:, None] - means.rows
-        return jnp.where(means.there, -jnp.sum(gaps * gaps, axis=2), -jnp.inf)
+        return jnp.where(means.exist, -jnp.sum(gaps * gaps, axis=2), -jnp.inf)
 
     def hooks(self) -> dict:
         """`predict` and `eval_state` of core.Method."""

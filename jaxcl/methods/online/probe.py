@@ -1,23 +1,24 @@
-"""What a step does to the representation of past tasks, measured beside the method.
+"""How a step changes the representation of past tasks, measured beside the method.
 
 Caccia et al., "Reducing Representation Drift in Online Continual Learning", 2021,
 called P: sections 3.3 and 4.5, Table 1, Figs 1, 3 and 9. No code of these was
-released. With f^n the features of an image, scaled to length 1:
+released. Let f^n be the features of an image, scaled to length 1:
 - drift, of stored rows x of past tasks: the mean of |f^n_before(x) - f^n_after(x)|,
-  of one incoming batch, all its updates included, both in evaluation mode.
-- gradients, of replayed rows x of past tasks: the mean of |dL / df^n(x)|, L the loss of
-  the (last) update; and the same of the head's rows w_c, P's prototypes, of their
-  classes.
+  before and after an incoming batch with all its updates, in evaluation mode.
+- gradients, of replayed rows x of past tasks: the mean of |dL / df^n(x)|, where L is
+  the loss of the (last) update; and the same for the head's rows w_c of their classes,
+  P's prototypes.
 
 Departures:
-- Drift is of rows drawn from those that the memory holds after the step.
-- Gradients are along the unit sphere, |f| times what of dL/df is at right angles to f.
-  That is all of dL/df^n that can move f^n; and the length of f, of which a linear head
-  makes use, is left out.
+- Drift is measured on rows drawn from the memory after the step.
+- Gradients are along the unit sphere: |f| times the part of dL/df at right angles to f.
+  That part of dL/df^n alone can move f^n. The length of f, which a linear head reads,
+  is left out.
 - A row that passes through the network several times in an update counts as often.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,19 +28,20 @@ from jaxcl.memory import sharded
 
 MEASURES = ("drift", "gradients")
 _STREAM = 0xD21F7  # keeps the probe's random numbers apart from the method's
-_PROBE = "probe"  # a parameter that only `tap` uses, which puts what it saw there
+_PROBE = "probe"  # a parameter that `tap` alone uses; its gradient is the measure
 
 
 def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Method:
-    """The method with what `parts.replay.measure` names among its metrics.
+    """The method, whose metrics also have what `parts.replay.measure` names.
 
-    What it trains is the same, bit for bit. Metrics are 0 where there is no row of a
-    past task.
+    The network it trains is the same, bit for bit. Metrics are 0 while there is no row
+    of a past task.
 
     Args:
-      method: with a `memory`.
+      method: a method with a `memory`.
+      parts: what the config builds.
       rows: stored rows whose drift is measured, drawn anew for each step with a key
-        of their own; two passes of as many rows in evaluation mode are the cost.
+        of their own. The cost is two passes of these rows in evaluation mode.
 
     Returns:
       A method whose steps also give "drift", f32[]; "feature_gradient_norm" and
@@ -79,24 +81,26 @@ def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Metho
         )
         images, mask = parts.split((items["image"], mask))
         images = parts.plain(images)
-        one, other = (_unit(method.embed(s, images)) for s in (state, after))
-        return _mean(jnp.linalg.norm(one - other, axis=1), mask)
+        old, new = (_unit(method.embed(s, images)) for s in (state, after))
+        return _mean(jnp.linalg.norm(old - new, axis=1), mask)
 
     return method._replace(step=step)
 
 
-def gradient(parts: core.Parts, state, loss: Callable):
-    """The gradient of a step, and what config.replay.measure asks of it.
+def gradient(parts: core.Parts, state: core.TrainState, loss: Callable):
+    """The gradient of a step, and its norms if config.replay.measure wants them.
 
     Args:
+      parts: what the config builds.
+      state: where the gradient is taken.
       loss: params -> (f32[], anything), by passes of `online.Network`.
 
     Returns:
-      (value, anything); the gradient of `state.params`; metrics, {} unless asked:
+      (value, anything); the gradient of `state.params`; metrics, {} unless measured:
       "feature_gradient_norm" and "prototype_gradient_norm", f32[].
 
     Raises:
-      ValueError: asked, and no pass says of which tasks its rows are.
+      ValueError: norms are wanted, and no pass names the tasks of its rows.
     """
     slope = jax.value_and_grad(loss, has_aux=True)
     if parts.replay is None or "gradients" not in parts.replay.measure:
@@ -104,7 +108,7 @@ def gradient(parts: core.Parts, state, loss: Callable):
     memory = state.extra.memory
     params = {**state.params, _PROBE: jnp.zeros((parts.num_tasks, 2))}
     _check_used(loss, params)
-    found, grads = slope(params)
+    value, grads = slope(params)
     grads = dict(grads)
     total, count = jnp.where(
         jnp.arange(parts.num_tasks) < state.task, grads.pop(_PROBE).T, 0
@@ -116,21 +120,23 @@ def gradient(parts: core.Parts, state, loss: Callable):
         "feature_gradient_norm": total / jnp.maximum(count, 1),
         "prototype_gradient_norm": _mean(_along_sphere(*weights), classes),
     }
-    return found, grads, metrics
+    return value, grads, metrics
 
 
-def tasks_of(rows) -> jax.Array | None:
-    """Task of each replayed row, i32[R] for `tap`, where the memory told it."""
+def tasks_of(rows: Any) -> jax.Array | None:
+    """Task of each replayed row, i32[R] for `tap`; None if the memory has none."""
     task = rows.items.get("task")
     return None if task is None else jnp.where(rows.mask, task, -1)
 
 
-def tap(params, features, tasks):
-    """The features; norms of their gradient are kept for `gradient`, by task.
+def tap(params: core.PyTree, features: jax.Array, tasks: jax.Array | None) -> jax.Array:
+    """The features as they are; `gradient` gets the norms of their gradient by task.
 
     Args:
+      params: with the parameter of the probe, or nothing is measured.
       features: f32[R,D].
-      tasks: i32[R], in which each row came, -1: it does not count; None: none counts.
+      tasks: i32[R], the task in which each row came, -1: the row does not count; None:
+        no row counts.
     """
     if tasks is None or _PROBE not in params:
         return features
@@ -150,16 +156,17 @@ def _tap_backward(saved, slope):
     features, tasks, probe = saved
     norms = _along_sphere(slope, features)
     own = tasks[:, None] == jnp.arange(len(probe))
-    # The gradient of what several passes use is the sum of theirs.
-    found = jnp.stack([jnp.sum(norms[:, None], axis=0, where=own), own.sum(axis=0)], 1)
-    return slope, None, found.astype(probe.dtype)
+    # If several passes use the parameter, its gradient is the sum of theirs.
+    sums = jnp.sum(norms[:, None], axis=0, where=own)
+    sums_and_counts = jnp.stack([sums, own.sum(axis=0)], 1)
+    return slope, None, sums_and_counts.astype(probe.dtype)
 
 
 _tap.defvjp(_tap_forward, _tap_backward)
 
 
 def _along_sphere(slope, vectors):
-    """|v| times the norm of what of dL/dv is at right angles to v, f32[R]."""
+    """|v| times the norm of the part of dL/dv at right angles to v, f32[R]."""
     slope, vectors = (x.astype(jnp.float32) for x in (slope, vectors))
     unit = core.l2_normalize(vectors)
     across = slope - jnp.sum(slope * unit, axis=1, keepdims=True) * unit
@@ -175,11 +182,11 @@ def _mean(values, mask):
 
 
 def _check_used(loss, params):
-    """Refuse a loss that taps nothing: its zeros would pass for a measurement."""
+    """Refuse a loss that taps nothing: its zeros would look like a measurement."""
     names = [path[0].key for path, _ in jax.tree.leaves_with_path(params)]
     traced = jax.make_jaxpr(loss)(params).jaxpr
     probe = traced.invars[names.index(_PROBE)]
-    if not any(probe is given for line in traced.eqns for given in line.invars):
+    if not any(probe is operand for line in traced.eqns for operand in line.invars):
         raise ValueError(
             "config.replay.measure: 'gradients' needs replayed rows to pass by "
             "themselves (online.Network.replay), which config.method as set does not do"

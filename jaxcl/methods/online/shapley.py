@@ -12,7 +12,7 @@ from jaxcl.methods import online
 
 
 class Judge(NamedTuple):
-    """What ASER replays and keeps."""
+    """Chooses the rows that ASER replays and keeps; see `aser.make` for the options."""
 
     parts: core.Parts
     net: online.Network
@@ -21,8 +21,8 @@ class Judge(NamedTuple):
     per_class: int
     minority: bool
 
-    def balanced(self, key, memory, allowed):
-        """Slots of a class-balanced draw, its mask, and what else is allowed."""
+    def balanced(self, key: jax.Array, memory: buffer.Buffer, allowed: jax.Array):
+        """Slots of a class-balanced draw, its mask, and the slots still allowed."""
         slots, mask = shapley.balanced(
             key,
             memory.items["label"],
@@ -32,28 +32,30 @@ class Judge(NamedTuple):
         )
         return slots, mask, allowed.at[slots].set(False, mode="drop")
 
-    def features(self, state, *images):
-        """f32[R,D] of each of the parts, u8[R,H,W,C]."""
+    def features(self, state: core.TrainState, *images: jax.Array) -> list[jax.Array]:
+        """f32[R,D] for each of the parts u8[R,H,W,C], in one pass."""
         rows = self.parts.split(jnp.concatenate(images))
         rows = self.parts.plain(rows)
-        found = self.net(state.params, state.stats, rows, train=False)[0].features
+        outputs, _ = self.net(state.params, state.stats, rows, train=False)
         ends = list(itertools.accumulate(map(len, images)))
-        return jnp.split(found, ends[:-1])
+        return jnp.split(outputs.features, ends[:-1])
 
-    def retrieve(self, state, incoming, key) -> online.Rows:
-        """Rows to replay."""
+    def retrieve(
+        self, state: core.TrainState, incoming: online.Rows, key: jax.Array
+    ) -> online.Rows:
+        """Rows to replay: the best of a balanced draw; random ones until it is full."""
         k_random, k_pool, k_helped, k_ties, k_augment = jax.random.split(key, 5)
         memory = state.extra.memory
         pool, pool_mask, rest = self.balanced(k_pool, memory, memory.filled)
         helped, helped_mask, _ = self.balanced(k_helped, memory, rest)
         candidates, others = at(memory, pool), at(memory, helped)
-        mine, theirs, new = self.features(
+        candidate_rows, other_rows, incoming_rows = self.features(
             state, candidates["image"], others["image"], incoming.raw
         )
 
         def values(rows, labels):
             return shapley.values(
-                mine,
+                candidate_rows,
                 candidates["label"],
                 rows,
                 labels,
@@ -62,33 +64,35 @@ class Judge(NamedTuple):
             )
 
         scores = shapley.score(
-            values(new, incoming.label),
-            values(theirs, others["label"]),
+            values(incoming_rows, incoming.label),
+            values(other_rows, others["label"]),
             helped_mask,
             variant=self.variant,
         )
         size = min(self.parts.replay.size, memory.capacity)
         best = shapley.ranked(k_ties, scores, pool_mask)[:size]
-        short = (0, size - len(best))
-        slots = jnp.pad(pool[best], short, constant_values=memory.capacity)
-        mask = jnp.pad(pool_mask[best], short)
+        missing = (0, size - len(best))
+        slots = jnp.pad(pool[best], missing, constant_values=memory.capacity)
+        mask = jnp.pad(pool_mask[best], missing)
         _, drawn_mask, drawn = buffer.sample(memory, k_random, size)
         full = jnp.all(memory.filled)
         slots = jnp.where(full, slots, drawn)
         mask = jnp.where(full, mask, drawn_mask)
         return online.taken(self.parts, k_augment, at(memory, slots), mask, slots)
 
-    def write(self, state, key, batch, more):
-        """The state with incoming rows stored."""
+    def write(
+        self, state: core.TrainState, key: jax.Array, batch: core.Batch, stored: dict
+    ) -> core.TrainState:
+        """The state with incoming rows, and `stored` beside them, in the memory."""
         memory, label = state.extra.memory, batch["label"]
         task = jnp.broadcast_to(state.task, label.shape)
-        items = {"image": batch["image"], "label": label, "task": task, **more}
+        items = {"image": batch["image"], "label": label, "task": task, **stored}
         slots = self.places(state, key, items)
         memory = buffer.write(memory, slots, items)
         return state.replace(extra=state.extra._replace(memory=memory))
 
-    def places(self, state, key, items):
-        """Slots of incoming rows, i32[B]; the capacity: not stored."""
+    def places(self, state: core.TrainState, key: jax.Array, items: dict) -> jax.Array:
+        """Slots of incoming rows, i32[B]; capacity: the row is not stored."""
         k_helped, k_pool, k_share, k_ties = jax.random.split(key, 4)
         memory, label = state.extra.memory, items["label"]
         turn = jnp.arange(len(label))
@@ -99,14 +103,14 @@ class Judge(NamedTuple):
             memory, k_pool, size, log_weights=online.log_weights(rest)
         )
         candidates, others = at(memory, pool), at(memory, helped)
-        mine, theirs, new = self.features(
+        candidate_rows, other_rows, new_rows = self.features(
             state, candidates["image"], others["image"], items["image"]
         )
         mask = jnp.concatenate([pool_mask, ~fits])
         values = shapley.values(
-            jnp.concatenate([mine, new]),
+            jnp.concatenate([candidate_rows, new_rows]),
             jnp.concatenate([candidates["label"], label]),
-            jnp.concatenate([theirs, new]),
+            jnp.concatenate([other_rows, new_rows]),
             jnp.concatenate([others["label"], label]),
             neighbours=self.neighbours,
             mask=mask,
@@ -117,16 +121,18 @@ class Judge(NamedTuple):
         better = shapley.replace(k_ties, scores, mask, pool, memory.capacity)
         return jnp.where(fits, memory.seen + turn, better)
 
-    def rare(self, key, memory, labels):
-        """Whose share of the memory is below u, uniform in 0 to 1/C: bool[B]."""
+    def rare(
+        self, key: jax.Array, memory: buffer.Buffer, labels: jax.Array
+    ) -> jax.Array:
+        """Rows whose class has a share of the memory below u ~ U(0, 1/C), bool[B]."""
         classes = self.parts.num_classes
         counts = jnp.zeros(classes).at[memory.items["label"]].add(memory.filled)
         bound = jax.random.uniform(key) * memory.capacity / classes
         return counts[labels] < bound
 
 
-def at(memory: buffer.Buffer, slots):
-    """What the memory holds there; zeros at its capacity."""
+def at(memory: buffer.Buffer, slots: jax.Array) -> dict:
+    """The items in these slots; zeros where the slot is the capacity."""
     return jax.tree.map(
         lambda x: x.at[slots].get(mode="fill", fill_value=0), memory.items
     )

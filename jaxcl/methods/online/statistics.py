@@ -1,9 +1,9 @@
-"""Running statistics of batch norm that an evaluation takes anew from the memory.
+"""Running statistics of batch norm that an evaluation computes from the memory.
 
-Incoming rows are of new classes, replayed ones mostly of old, and each pass is
-normalised by its own batch. The running statistics mix the two in a share that no
-test image comes from, and the newest or the oldest classes are read badly for it. Rows
-of the memory are of all classes alike.
+Incoming rows are of new classes, replayed ones mostly of old classes, and each pass is
+normalised by its own batch. The running statistics are a mixture of the two that fits
+no test image, and predictions of the newest or of the oldest classes suffer. The rows
+of the memory are of all classes.
 """
 
 from collections.abc import Callable
@@ -13,18 +13,18 @@ import jax
 from jaxcl import core
 
 SOURCES = ("running", "memory")
-# Of what the running statistics were, 0.9^100 is left.
+# The old running statistics keep a weight of 0.9^100.
 _PASSES = 100
 _DRAWS = 0x57A7  # keeps these draws apart from those of the next step
 
 
 def add(method: core.Method, replay: Callable, draw: Callable) -> core.Method:
-    """The method, judged with the statistics of its memory; training is as it was.
+    """The method, evaluated with the statistics of its memory; training is the same.
 
     Args:
       method: its own `eval_state` sees the new statistics.
       replay: `online.Network.replay`.
-      draw: (memory, key) -> online.Rows, not augmented.
+      draw: (memory, key) -> online.Rows without augmentation.
 
     Raises:
       ValueError: the method has no memory.
@@ -36,15 +36,15 @@ def add(method: core.Method, replay: Callable, draw: Callable) -> core.Method:
         )
 
     @jax.jit
-    def anew(state):
-        def one(stats, key):
+    def stats_of_memory(state):
+        def update(stats, key):
             rows = draw(state.extra.memory, key)
             return replay(state.params, stats, rows)[1], None
 
         key = jax.random.fold_in(core.step_key(state), _DRAWS)
-        return jax.lax.scan(one, state.stats, jax.random.split(key, _PASSES))[0]
+        return jax.lax.scan(update, state.stats, jax.random.split(key, _PASSES))[0]
 
     def eval_state(state):
-        return method.eval_state(state.replace(stats=anew(state)))
+        return method.eval_state(state.replace(stats=stats_of_memory(state)))
 
     return method._replace(eval_state=eval_state)

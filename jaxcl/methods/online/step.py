@@ -2,11 +2,11 @@
 
 One pass over a stream in small batches (Caccia et al., "Reducing Representation Drift
 in Online Continual Learning", 2021, called P). A method is a function `update`, one
-gradient step on the incoming rows and what it draws from the memory; `method` makes
-the rest: several updates on a batch, the write to the memory after them, prediction.
+gradient step on the incoming rows and on rows drawn from the memory. `method` adds the
+rest: several updates on a batch, the write to the memory after them, prediction.
 
-Incoming and replayed rows pass through the network apart, each normalised by its own
-batch statistics, as in P's released code.
+Incoming and replayed rows pass through the network separately, each normalised by
+their own batch statistics, as in P's released code.
 """
 
 import functools
@@ -28,9 +28,9 @@ FORMS = ("paper", "code")
 
 
 class Extra(NamedTuple):
-    """What a method that replays keeps; others add fields, these two stay."""
+    """What a method that replays keeps. Methods may add fields after these."""
 
-    memory: buffer.Buffer | None  # "image" u8, "label" i32, "task" i32, method's own
+    memory: buffer.Buffer | None  # "image" u8, "label" i32, "task" i32, and more
     seen: jax.Array  # bool[C], classes met so far
     kept: core.PyTree = {}  # what the memory's policy counts
 
@@ -40,15 +40,15 @@ class Rows(NamedTuple):
 
     images: jax.Array  # f32[R,H,W,C]
     label: jax.Array  # i32[R]
-    mask: jax.Array  # bool[R], False: there is no such row, it only fills the shape
+    mask: jax.Array  # bool[R], False: the row does not exist, it fills the shape
     raw: jax.Array  # u8[R,H,W,C], not augmented
-    items: dict = {}  # what else the memory holds of them
-    slots: jax.Array | None = None  # i32[R], where in the memory; its capacity: nowhere
-    labelled: "Rows | None" = None  # of the batch's labelled part, incoming rows only
+    items: dict = {}  # the memory's items of these rows
+    slots: jax.Array | None = None  # i32[R], slots in the memory; capacity: in none
+    labelled: "Rows | None" = None  # incoming rows only: the batch's labelled part
 
 
 class Outputs(NamedTuple):
-    """What the network says of rows."""
+    """Outputs of the network for rows."""
 
     features: jax.Array  # f32[R,D]
     logits: jax.Array  # f32[R,C]
@@ -61,12 +61,14 @@ class Network(NamedTuple):
     head: str  # "linear", with a bias, or "cosine", see losses.replay.cosine_logits
     num_classes: int
 
-    def init(self, key, images):
-        """Parameters and running statistics; the head as PyTorch starts it."""
+    def init(self, key: jax.Array, images: jax.Array):
+        """Parameters and running statistics; the head starts as PyTorch's."""
         k_encoder, k_weight, k_bias = jax.random.split(key, 3)
         params, stats = chain.init({"encoder": self.encoder}, k_encoder, images)
-        found = jax.eval_shape(lambda: self._features(params, stats, images, False)[0])
-        shape = self.num_classes, found.shape[1]
+        features = jax.eval_shape(
+            lambda: self._features(params, stats, images, False)[0]
+        )
+        shape = self.num_classes, features.shape[1]
         bound = shape[1] ** -0.5
         uniform = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
         head = {"weight": uniform(k_weight, shape)}
@@ -78,14 +80,22 @@ class Network(NamedTuple):
         nets = {"encoder": self.encoder}
         return chain.apply(nets, params, stats, images, train=train)
 
-    def logits(self, params, features):
+    def logits(self, params: core.PyTree, features: jax.Array) -> jax.Array:
         """f32[R,D] -> f32[R,C]."""
         head = params["head"]
         if self.head == "cosine":
             return losses.cosine_logits(features, head["weight"])
         return features @ head["weight"].T + head["bias"]
 
-    def __call__(self, params, stats, images, *, train: bool, tasks=None):
+    def __call__(
+        self,
+        params: core.PyTree,
+        stats: core.PyTree,
+        images: jax.Array,
+        *,
+        train: bool,
+        tasks: jax.Array | None = None,
+    ):
         """Outputs, and the statistics after this pass.
 
         `tasks` is for `probe.tap` alone.
@@ -94,17 +104,19 @@ class Network(NamedTuple):
         features = probe.tap(params, features, tasks)
         return Outputs(features, self.logits(params, features)), stats
 
-    def both(self, params, stats, incoming: Rows, replayed: Rows):
+    def both(
+        self, params: core.PyTree, stats: core.PyTree, incoming: Rows, replayed: Rows
+    ):
         """Outputs of incoming and of replayed rows, one pass each, in this order.
 
-        Without any replayed row the second pass leaves the statistics alone.
+        If no replayed row exists, the second pass does not change the statistics.
         """
         first, stats = self(params, stats, incoming.images, train=True)
         second, stats = self.replay(params, stats, replayed)
         return (first, second), stats
 
-    def replay(self, params, stats, rows: Rows):
-        """Outputs of replayed rows; without any the statistics stay as they are."""
+    def replay(self, params: core.PyTree, stats: core.PyTree, rows: Rows):
+        """Outputs of replayed rows; if none exists the statistics do not change."""
         tasks = probe.tasks_of(rows)
         outputs, after = self(params, stats, rows.images, train=True, tasks=tasks)
         some = jnp.any(rows.mask)
@@ -113,7 +125,7 @@ class Network(NamedTuple):
 
 
 def memory_of(parts: core.Parts) -> sharded.Memory:
-    """What to do with the memory, wherever it lies."""
+    """How to use the memory, whole on each device or split over them."""
     return parts.memory or sharded.WHOLE
 
 
@@ -139,14 +151,23 @@ def network(parts: core.Parts, head: str) -> Network:
 
 
 def draw(
-    parts: core.Parts, memory, key, *, size=None, log_weights=None, augment=True
+    parts: core.Parts,
+    memory: buffer.Buffer,
+    key: jax.Array,
+    *,
+    size: int | None = None,
+    log_weights: jax.Array | None = None,
+    augment: bool = True,
 ) -> Rows:
-    """Rows of the memory, without replacement; `taken` says what fills the rest.
+    """Rows of the memory, without replacement; `taken` says what fills the shape.
 
     Args:
-      size: how many; None: config.replay.size.
+      parts: what the config builds.
+      memory: what is drawn from.
+      key: threefry key.
+      size: number of rows; None: config.replay.size.
       log_weights: f32[capacity] as in `buffer.sample`.
-      augment: False leaves the images as they are whatever config.replay.augment.
+      augment: False: images are not augmented, whatever config.replay.augment says.
     """
     k_draw, k_augment = jax.random.split(key)
     size = min(size or parts.replay.size, memory.capacity)
@@ -154,53 +175,70 @@ def draw(
     return taken(parts, k_augment, *drawn, augment=augment)
 
 
-def taken(parts: core.Parts, key, items, mask, slots, *, augment=True) -> Rows:
-    """Rows that a method took of the memory, those that exist before the others.
+def taken(
+    parts: core.Parts,
+    key: jax.Array,
+    items: dict,
+    mask: jax.Array,
+    slots: jax.Array,
+    *,
+    augment: bool = True,
+) -> Rows:
+    """Rows that a method took from the memory; those that exist come first.
 
     Rows that do not exist repeat those that do, so that batch statistics see no
-    blank image; where none exists all are blank.
+    blank image. If none exists, all images are blank.
     """
     items = memory_of(parts).each(_repeated, items, mask)
     items, mask, slots = parts.split((items, mask, slots))
-    moved = augment and parts.replay.augment != "none"
-    images = images_of(parts, key, items["image"], moved)
+    augmented = augment and parts.replay.augment != "none"
+    images = images_of(parts, key, items["image"], augmented)
     return Rows(images, items["label"], mask, items["image"], items, slots)
 
 
 def _repeated(items, mask):
-    there = jnp.maximum(jnp.sum(mask), 1)
-    filled = jnp.arange(len(mask)) % there
-    return jax.tree.map(lambda x: x[filled], items)
+    """The items, where rows that exist take the place of those that do not."""
+    count = jnp.maximum(jnp.sum(mask), 1)
+    rows = jnp.arange(len(mask)) % count
+    return jax.tree.map(lambda x: x[rows], items)
 
 
-def images_of(parts: core.Parts, key, images, augmented: bool):
+def images_of(
+    parts: core.Parts, key: jax.Array, images: jax.Array, augmented: bool
+) -> jax.Array:
     """u8[R,H,W,C] -> f32[R,H,W,C], normalised."""
     return parts.augment(key, images)[:, 0] if augmented else parts.plain(images)
 
 
-def log_weights(allowed):
+def log_weights(allowed: jax.Array) -> jax.Array:
     """bool[capacity] -> f32, for `draw`: uniform over the allowed slots."""
     return jnp.where(allowed, 0.0, -jnp.inf)
 
 
-def past_tasks(state) -> jax.Array:
+def past_tasks(state: core.TrainState) -> jax.Array:
     """Slots whose example came before the present task, bool[capacity]."""
     return state.extra.memory.items["task"] < state.task
 
 
-def descend(parts: core.Parts, state, loss: Callable):
+def descend(parts: core.Parts, state: core.TrainState, loss: Callable):
     """One step of the optimiser on `loss(params) -> (f32[], stats)`.
 
     Returns:
       The new state and metrics.
     """
-    (value, stats), grads, found = probe.gradient(parts, state, loss)
+    (value, stats), grads, measured = probe.gradient(parts, state, loss)
     state, metrics = move(parts, state, value, stats, grads)
-    return state, metrics | found
+    return state, metrics | measured
 
 
-def move(parts: core.Parts, state, value, stats, grads):
-    """`descend`, of a gradient that the method made itself."""
+def move(
+    parts: core.Parts,
+    state: core.TrainState,
+    value: jax.Array,
+    stats: core.PyTree,
+    grads: core.PyTree,
+):
+    """`descend` with a gradient that the method has computed."""
     lr = core.rate(parts, state)
     state = core.apply_gradients(state, grads, parts.tx, lr)
     metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
@@ -222,12 +260,14 @@ def method(
     """A method from its gradient step.
 
     Args:
-      update: (state, incoming Rows, key) -> (state, metrics, {name: [B, ...]}), the
-        last what is to be stored beside image, label and task.
-      items: (one example's logits f32[C]) -> {name: array}, shapes of the above.
-      extra: (Extra, params) -> the method's own extra, with its fields.
-      write: (state, key, batch, what `update` returned last) -> state, after the
-        updates, in place of the write under config.replay.policy.
+      parts: what the config builds.
+      net: the network.
+      update: (state, incoming Rows, key) -> (state, metrics, {name: [B, ...]}); the
+        last is stored beside image, label and task.
+      items: (logits f32[C] of one example) -> {name: array}, the shapes of the above.
+      extra: (Extra, params) -> the method's own extra, which has the fields of Extra.
+      write: (state, key, batch, what `update` returned last) -> state, called after
+        the updates; None: a write under config.replay.policy.
       limit: predict among the classes seen so far only.
       remembers: keep a memory at all.
       hooks: other fields of core.Method.
@@ -235,7 +275,7 @@ def method(
     if remembers and parts.replay:  # not yet while options are checked
         _check_memory(parts.replay, parts, write)
     shared = _Shared(parts, net, update, items, extra, write, limit, remembers)
-    made = core.Method(
+    online_method = core.Method(
         init=shared.init,
         step=shared.step,
         embed=shared.embed,
@@ -246,16 +286,16 @@ def method(
     )._replace(**hooks)
     if parts.replay and parts.replay.statistics == "memory":
         rows = functools.partial(draw, parts, augment=False)
-        made = statistics.add(made, net.replay, rows)
+        online_method = statistics.add(online_method, net.replay, rows)
     measured = parts.replay is not None and parts.replay.measure
-    return probe.add(made, parts) if measured else made
+    return probe.add(online_method, parts) if measured else online_method
 
 
-def cross_entropy(net: Network, params, stats, *parts: Rows):
-    """The sum of each part's mean cross-entropy over all classes, a pass each.
+def cross_entropy(net: Network, params: core.PyTree, stats: core.PyTree, *parts: Rows):
+    """The sum over parts of their mean cross-entropy over all classes, a pass each.
 
     Returns:
-      f32[], 0 of a part without rows, and the statistics after the passes.
+      f32[], where a part without rows counts 0, and the statistics after the passes.
     """
     value = 0.0
     for rows in parts:
@@ -265,7 +305,7 @@ def cross_entropy(net: Network, params, stats, *parts: Rows):
 
 
 class _Shared(NamedTuple):
-    """What every online method does the same way."""
+    """What all online methods have in common."""
 
     parts: core.Parts
     net: Network
@@ -297,26 +337,26 @@ class _Shared(NamedTuple):
         updates = replay.updates if replay else 1
         k_write, *keys = jax.random.split(core.step_key(state), 1 + updates)
         seen = state.extra.seen.at[batch["label"]].set(True)
-        begun = state.replace(extra=state.extra._replace(seen=seen))
-        state = begun
+        step = state.step
+        state = state.replace(extra=state.extra._replace(seen=seen))
         augmented = replay is not None and replay.augment == "all"
-        for key in keys:  # not a loop of XLA's: gradients in it are slow on CPU
+        for key in keys:  # in Python: gradients in a loop of XLA's are slow on CPU
             k_incoming, k_update = jax.random.split(key)
             incoming = self.incoming(k_incoming, batch, augmented)
-            # The progress, and so the learning rate, is that of the batch.
-            state, metrics, more = self.update(
-                state.replace(step=begun.step), incoming, k_update
+            # All updates have the progress of the batch, and so its learning rate.
+            state, metrics, stored = self.update(
+                state.replace(step=step), incoming, k_update
             )
         if self.remembers:
             write = self.write or self._written
-            state = write(state, k_write, batch, more)
+            state = write(state, k_write, batch, stored)
         return state, metrics
 
     def incoming(self, key, batch, augmented):
         """Rows of a batch and, where it has one, of its labelled part."""
-        more = None
+        labelled = None
         if "labelled" in batch:
-            more = self.incoming(
+            labelled = self.incoming(
                 jax.random.fold_in(key, 1), batch["labelled"], augmented
             )
         images, label = batch["image"], batch["label"]
@@ -325,17 +365,17 @@ class _Shared(NamedTuple):
             label,
             jnp.ones(len(label), bool),
             images,
-            labelled=more,
+            labelled=labelled,
         )
 
-    def _written(self, state, key, batch, more):
-        extra = state.extra
+    def _written(self, state, key, batch, stored):
+        extra, label = state.extra, batch["label"]
         task = jnp.broadcast_to(state.task, batch["label"].shape)
-        items = {"image": batch["image"], "label": batch["label"], "task": task, **more}
+        items = {"image": batch["image"], "label": label, "task": task, **stored}
         space, policy = memory_of(self.parts), self.parts.replay.policy
-        everywhere = jnp.ones(len(batch["label"]), bool)
+        all_rows = jnp.ones(len(label), bool)
         slots, kept = space.choose(
-            policy, extra.memory, extra.kept, key, items, everywhere
+            policy, extra.memory, extra.kept, key, items, all_rows
         )
         # The parameters depend on all that was read of the memory.
         after = jax.tree.leaves(state.params)[0]

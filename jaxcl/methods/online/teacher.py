@@ -1,47 +1,48 @@
-"""A frozen copy of the network, as the task before left it, for online methods."""
+"""A frozen copy of the network at the end of the last task, for online methods."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxcl import core
+from jaxcl.data import stream
 
 
 class Teacher(NamedTuple):
-    """What the network was when the present task began."""
+    """The network when the present task began."""
 
     params: core.PyTree  # f32
-    stats: core.PyTree  # f32, running statistics; they no longer move
+    stats: core.PyTree  # f32, running statistics, frozen too
     exists: jax.Array  # bool[], False in the first task
 
 
-def create(state) -> Teacher:
-    """No teacher yet, in the shapes of one."""
+def create(state: core.TrainState) -> Teacher:
+    """A teacher with the right shapes that does not exist yet."""
     return Teacher(core.copy(state.params), core.copy(state.stats), jnp.zeros((), bool))
 
 
-def begin_task(state, task):
+def begin_task(state: core.TrainState, task: stream.Task) -> core.TrainState:
     """The state with its network as `extra.teacher`, from the second task on."""
     if task.index == 0:
         return state
-    taught = create(state)._replace(exists=jnp.ones((), bool))
-    return state.replace(extra=state.extra._replace(teacher=taught))
+    teacher = create(state)._replace(exists=jnp.ones((), bool))
+    return state.replace(extra=state.extra._replace(teacher=teacher))
 
 
-def logits(net, teacher: Teacher, *rows) -> tuple:
-    """What the teacher says, f32[R,C] for each `online.Rows`; zeros without one.
+def logits(net: Any, teacher: Teacher, *parts: Any) -> tuple:
+    """The teacher's logits, f32[R,C] for each `online.Rows`; zeros without a teacher.
 
     In eval mode, without gradient, and at no cost while there is no teacher.
     """
 
     def ask():
         return tuple(
-            net(teacher.params, teacher.stats, each.images, train=False)[0].logits
-            for each in rows
+            net(teacher.params, teacher.stats, part.images, train=False)[0].logits
+            for part in parts
         )
 
-    def nothing():
+    def zeros():
         return tuple(jnp.zeros(x.shape, x.dtype) for x in jax.eval_shape(ask))
 
-    return jax.lax.stop_gradient(jax.lax.cond(teacher.exists, ask, nothing))
+    return jax.lax.stop_gradient(jax.lax.cond(teacher.exists, ask, zeros))
