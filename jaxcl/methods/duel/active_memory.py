@@ -1,7 +1,7 @@
 """A memory of features that is filtered at every step, for `step.py`."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,8 @@ def whole(memory: buffer.Buffer) -> buffer.Buffer:
     """The memory as `buffer` and `duel` take it, split over the devices or not."""
     if not isinstance(memory.items, sharded.Spread):
         return memory
-    return buffer.Buffer(memory.items.rows, memory.filled.rows, memory.seen)
+    filled: Any = memory.filled  # Spread, too
+    return buffer.Buffer(memory.items.rows, filled.rows, memory.seen)
 
 
 def update(
