@@ -137,9 +137,9 @@ def ring(
     before = jnp.sum(jnp.tril(same, -1), axis=1, dtype=jnp.int32)
     newer = jnp.sum(jnp.triu(same, 1), axis=1, dtype=jnp.int32)
     slots = start[group] + (turn[group] + before) % size[group]
-    more = jnp.sum((group == which[:, None]) & mask, axis=1, dtype=jnp.int32)
+    added = jnp.sum((group == which[:, None]) & mask, axis=1, dtype=jnp.int32)
     slots = jnp.where(mask & (newer < size[group]), slots, buffer.capacity)
-    return slots, (turn + more) % size
+    return slots, (turn + added) % size
 
 
 def class_balanced(

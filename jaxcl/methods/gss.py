@@ -74,25 +74,19 @@ def make(
         return *online.descend(parts, state, loss), {}
 
     def write(state, key, batch, _):
-        k_draw, k_choose = jax.random.split(key)
-        memory = state.extra.memory
         size = rows or (1 if form == "paper" else parts.replay.size)
-        size = min(size, memory.capacity)
-        count = min(vectors, memory.capacity // size)
+        size = min(size, state.extra.memory.capacity)
         gradients_of = functools.partial(group_gradients, parts, net, state, gradients)
-        past = _references(parts, gradients_of, memory, k_draw, count, size)
-        images, label = parts.plain(batch["image"]), batch["label"]
-        ones = jnp.ones(label.shape, bool)
-
-        own = gradients_of(images[:, None], label[:, None], ones[:, None])
-        scores = diversity.score(own, *past)
-        stored = memory.items["score"], memory.filled
-        if form == "paper":
-            slots = diversity.in_turn(k_choose, *stored, scores)
-        else:
-            whole = gradients_of(images[None], label[None], ones[None])
-            batch_score = diversity.score(whole, *past)[0]
-            slots = diversity.at_once(k_choose, *stored, scores, batch_score)
+        scores, slots = _choose(
+            parts,
+            gradients_of,
+            state,
+            key,
+            batch,
+            form=form,
+            vectors=vectors,
+            size=size,
+        )
         return _written(state, slots, batch, scores)
 
     return online.method(
@@ -103,6 +97,25 @@ def make(
         limit=False,
         items=lambda logits: {"score": jnp.zeros((), jnp.float32)},
     )
+
+
+def _choose(parts, gradients_of, state, key, batch, *, form, vectors, size):
+    """Scores f32[B] of incoming rows, and their slots i32[B]."""
+    k_draw, k_choose = jax.random.split(key)
+    memory = state.extra.memory
+    count = min(vectors, memory.capacity // size)
+    past = _references(parts, gradients_of, memory, k_draw, count, size)
+    images, label = parts.plain(batch["image"]), batch["label"]
+    ones = jnp.ones(label.shape, bool)
+
+    own = gradients_of(images[:, None], label[:, None], ones[:, None])
+    scores = diversity.score(own, *past)
+    stored = memory.items["score"], memory.filled
+    if form == "paper":
+        return scores, diversity.in_turn(k_choose, *stored, scores)
+    whole = gradients_of(images[None], label[None], ones[None])
+    batch_score = diversity.score(whole, *past)[0]
+    return scores, diversity.at_once(k_choose, *stored, scores, batch_score)
 
 
 def _references(parts, gradients_of, memory, key, count, size):

@@ -74,11 +74,11 @@ def make(
         replayed = online.draw(parts, extra.memory, key, log_weights=allowed)
         rows = incoming, replayed
         taught = rows if paper else (replayed,)
-        told = teacher_lib.logits(net, extra.teacher, *taught)
+        teacher_logits = teacher_lib.logits(net, extra.teacher, *taught)
 
         def loss(params):
             outputs, stats = net.both(params, state.stats, *rows)
-            labels, teacher = loss_of(outputs, rows, told, extra)
+            labels, teacher = loss_of(outputs, rows, teacher_logits, extra)
             return labels + distill_weight * teacher, stats
 
         return *online.descend(parts, state, loss), {}
@@ -103,11 +103,11 @@ def _begin_task(state, task):
     return teacher_lib.begin_task(state, task)
 
 
-def _bce(outputs, rows, told, old, classes):
+def _bce(outputs, rows, teacher_logits, old, classes):
     return losses.icarl(
         outputs.logits,
         rows.label,
-        told,
+        teacher_logits,
         old,
         class_mask=classes,
         example_mask=rows.mask,
@@ -115,22 +115,22 @@ def _bce(outputs, rows, told, old, classes):
     )
 
 
-def _of_paper(outputs, rows, told, extra):
+def _of_paper(outputs, rows, teacher_logits, extra):
     """Terms of labels (new classes) and of the teacher (old classes), of all rows."""
     new = extra.seen & ~extra.old
     terms = [
         (_bce(*side, extra.old, new), _bce(*side, extra.old, extra.old))
-        for side in zip(outputs, rows, told, strict=True)
+        for side in zip(outputs, rows, teacher_logits, strict=True)
     ]
     return tuple(map(sum, zip(*terms, strict=True)))
 
 
-def _of_code(outputs, rows, told, extra):
+def _of_code(outputs, rows, teacher_logits, extra):
     """Terms of labels (incoming rows) and of the teacher (replayed rows)."""
     (new, old), (incoming, replayed) = outputs, rows
     all_classes = jnp.ones_like(extra.old)
     return (
         # No class is old, so the teacher's logits, here any, are not read.
         _bce(new, incoming, new.logits, ~all_classes, all_classes),
-        _bce(old, replayed, *told, all_classes, all_classes),
+        _bce(old, replayed, *teacher_logits, all_classes, all_classes),
     )

@@ -62,7 +62,7 @@ class Network(NamedTuple):
     num_classes: int
     prototypes: bool
 
-    def init(self, key, images):
+    def init(self, key: jax.Array, images: jax.Array):
         """Parameters and statistics; prototypes start as PyTorch's linear layer."""
         k_nets, k_prototypes = jax.random.split(key)
         params, stats = chain.init(self._nets(), k_nets, images)
@@ -77,12 +77,19 @@ class Network(NamedTuple):
     def _nets(self):
         return {"encoder": self.encoder, "projector": self.projector}
 
-    def __call__(self, params, stats, images, *, train: bool):
+    def __call__(
+        self,
+        params: core.PyTree,
+        stats: core.PyTree,
+        images: jax.Array,
+        *,
+        train: bool,
+    ):
         """Unit rows f32[N,D], and the statistics after this pass."""
         rows, stats = chain.apply(self._nets(), params, stats, images, train=train)
         return core.l2_normalize(rows), stats
 
-    def embed(self, state, images):
+    def embed(self, state: core.TrainState, images: jax.Array) -> jax.Array:
         """Features of the encoder, in evaluation mode, f32[N,D]."""
         nets = {"encoder": self.encoder}
         return chain.apply(nets, state.params, state.stats, images, train=False)[0]

@@ -47,7 +47,7 @@ def make(
     temperature: float = 2.0,
     distill: bool = True,
 ) -> core.Method:
-    """Old rows compete over old classes, new rows over new ones; a teacher guards old.
+    """Cross-entropy over the old or the new classes, as the row's own is; distillation.
 
     Args:
       head: "linear" or "cosine".

@@ -20,7 +20,7 @@ FAULTS = [
         ),
         (
             "memory: a ring begins each batch where the last began",
-            "return slots, (turn + more) % size",
+            "return slots, (turn + added) % size",
             "return slots, turn",
             "test_policies.py::test_rings_against_queues",
         ),

@@ -86,8 +86,8 @@ class Options:
         for name in ("window", "actor_width", "critic_width", "batch", "noise_decay"):
             value = getattr(self, name)
             _require(value >= 1, name, value, "1 or more")
-        more = "warmup", "noise_reversion", "noise_scale", "noise_step"
-        for name in ("actor_lr", "critic_lr", *more):
+        noise = "noise_reversion", "noise_scale", "noise_step"
+        for name in ("actor_lr", "critic_lr", "warmup", *noise):
             value = getattr(self, name)
             _require(value >= 0, name, value, "0 or more")
         enough = self.capacity >= self.batch
@@ -140,7 +140,7 @@ class Actor(nn.Module):
     width: int  # of h and of c, in both layers
 
     @nn.compact
-    def __call__(self, losses, known):
+    def __call__(self, losses: jax.Array, known: jax.Array) -> jax.Array:
         """Losses f32[B, W], known bool[B, W] -> f32[B], before the sigmoid."""
         x, known = losses.T[..., None], known.T[..., None]  # time first
         shape = self.width, 4 * self.width
@@ -168,7 +168,9 @@ class Critic(nn.Module):
     width: int  # of the two hidden layers
 
     @nn.compact
-    def __call__(self, losses, known, action):
+    def __call__(
+        self, losses: jax.Array, known: jax.Array, action: jax.Array
+    ) -> jax.Array:
         """Losses f32[B, W], known bool[B, W], action f32[B] in [0, 1] -> f32[B]."""
         losses = jnp.where(known, losses, 0)
         x = jnp.concatenate([losses, 2 * action[:, None] - 1], axis=-1)

@@ -109,10 +109,10 @@ _RANGES = (
 )
 
 
-def _check_ranges(given):
+def _check_ranges(arguments):
     for names, good, allowed in _RANGES:
         for name in names:
-            value = given[name]
+            value = arguments[name]
             if value is not None and not good(value):
                 raise ValueError(f"config.method.{name}={value}: must be {allowed}")
 
@@ -174,12 +174,12 @@ def make(
       online_head: train a linear head on labels of all classes, see `head.py`.
       head_lr: learning rate of that head.
     """
-    given = locals()
+    arguments = locals()
     spec, plan = bases.get(base), strategies.get(strategy)
     core.check_choice("config.method.frozen_bn", frozen_bn, ("running", "batch"))
     core.check_choice("config.method.form", form, ("code", "paper"))
-    _check_ranges(given)
-    options = _loss_options(spec, plan, given)
+    _check_ranges(arguments)
+    options = _loss_options(spec, plan, arguments)
     if strategy == "pnr":
         bases.warn_if_unbounded(base, options)
     slowest = spec.momentum_end if momentum_end is None else momentum_end
@@ -188,7 +188,7 @@ def make(
         base=spec,
         strategy=plan,
         options=options,
-        **networks.build(parts, spec, given),
+        **networks.build(parts, spec, arguments),
         queue_size=queue_size,
         momentum=dict(start=momentum_start, end=slowest),
         frozen_train=frozen_bn == "batch",
@@ -208,7 +208,7 @@ def make(
     return head.add(method, parts, lr=head_lr) if online_head else method
 
 
-def _loss_options(base, strategy, given) -> bases.Options:
+def _loss_options(base, strategy, arguments) -> bases.Options:
     """The options of the losses; where one is None, the base's or the strategy's."""
     weight = base.weight if strategy.weight is None else strategy.weight
     defaults = {
@@ -216,7 +216,7 @@ def _loss_options(base, strategy, given) -> bases.Options:
         "weight": weight,
         "negative_weight": base.negative_weight,
     }
-    chosen = {name: given[name] for name in bases.Options._fields}
+    chosen = {name: arguments[name] for name in bases.Options._fields}
     for name, default in defaults.items():
         chosen[name] = default if chosen[name] is None else chosen[name]
     return bases.Options(**chosen)
