@@ -7,9 +7,15 @@ from etils import epath
 
 # Okabe and Ito's colours: told apart with any colour vision.
 COLOURS = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000",
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#56B4E9",
+    "#000000",
     "#F0E442",
-)  # fmt: skip
+)
 MARKERS = ("o", "^", "s")  # with the colours again
 MOST_NAMES = 20  # more classes or tasks than this are not written out
 LONGEST = 24  # letters of a name
@@ -82,10 +88,14 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
     for i, j in np.argwhere(np.isfinite(matrix)) if few else ():
         value = 100 * matrix[i, j]
         axes.text(
-            j, i, f"{value:.1f}", ha="center", va="center",
+            j,
+            i,
+            f"{value:.1f}",
+            ha="center",
+            va="center",
             color="white" if value < 46 else "black",  # equal contrast at 46
             fontsize=min(10.0, 150.0 / size),
-        )  # fmt: skip
+        )
     figure.colorbar(picture, ax=axes, label="accuracy (%)", shrink=0.8)
     _save(figure, path)
 
@@ -199,9 +209,12 @@ def marked(points, labels, pale, marks, path, *, title, class_names=None) -> Non
         handles, texts = axes.get_legend_handles_labels()
         last = len(present)  # the names are there twice: pale, then marked
         axes.legend(
-            handles[last:], texts[last:], loc="center left", bbox_to_anchor=(1.0, 0.5),
+            handles[last:],
+            texts[last:],
+            loc="center left",
+            bbox_to_anchor=(1.0, 0.5),
             frameon=False,
-        )  # fmt: skip
+        )
     _save(figure, path)
 
 
@@ -309,9 +322,11 @@ def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
     xlabel = f"{what}, by its share at {time.format(steps[0])}"
     axes.set(title=title, xlabel=xlabel, ylabel="share of the labelled rows (%)")
     axes.legend(
-        title="dotted: balanced", loc="center left", bbox_to_anchor=(1.0, 0.5),
+        title="dotted: balanced",
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
         frameon=False,
-    )  # fmt: skip
+    )
     _save(figure, path)
 
 

@@ -67,10 +67,10 @@ def _checked(value, parameter, field):
         kinds = [type(default)]
     kinds += [int] if float in kinds else []
     kinds += [list, tuple] if {list, tuple, collections.abc.Sequence} & {*kinds} else []
-    # bool is an int to Python, never to a user.
-    right = type(value) in kinds if isinstance(value, bool) else isinstance(
-        value, tuple(kinds)
-    )  # fmt: skip
+    if isinstance(value, bool):  # an int to Python, never to a user
+        right = bool in kinds
+    else:
+        right = isinstance(value, tuple(kinds))
     if not right:
         names = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
         raise ValueError(f"{field}={value!r}: must be {names}; default {default!r}")

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+import jaxcl
+
 ROOT = pathlib.Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "jaxcl").rglob("*.py"))
 # A package, or a module beside them, imports from rows below its own, and of its own
@@ -144,3 +146,11 @@ def test_what_few_runs_need_is_imported_late():
     code = f"import sys, jaxcl.main; print(*({late} & {{*sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
+
+
+def test_the_public_face():
+    """`import jaxcl` imports none of it; every name of `__all__` is there."""
+    code = "import sys, jaxcl; print({*sys.modules} & {'jax', 'numpy'}, jaxcl.__all__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "set() ['__version__', 'load_encoder']\n", done.stderr
+    assert all(hasattr(jaxcl, name) and name in dir(jaxcl) for name in jaxcl.__all__)

@@ -683,4 +683,4 @@ def test_projectors_and_predictors_are_as_wide_as_asked():
         for name in ("projector", "predictor", "distiller")
     }
     assert widths == {"projector": (5, 6), "predictor": (D, 7), "distiller": (D, 8)}
-    assert heads.projector("byol").features == (4096, 256)
+    assert heads.projector(bases.get("byol").projector).features == (4096, 256)

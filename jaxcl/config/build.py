@@ -31,10 +31,21 @@ MACHINE = (
 )
 # Nor do these change what a run on one task measures.
 ASIDE = MACHINE + (
-    "name", "plasticity", "plasticity_cache", "checkpoint", "log_every", "save_every",
-    "eval_every", "eval_epochs", "start", "first_tasks", "keep", "evaluate_untrained",
-    "tensorboard", "plots",
-)  # fmt: skip
+    "name",
+    "plasticity",
+    "plasticity_cache",
+    "checkpoint",
+    "log_every",
+    "save_every",
+    "eval_every",
+    "eval_epochs",
+    "start",
+    "first_tasks",
+    "keep",
+    "evaluate_untrained",
+    "tensorboard",
+    "plots",
+)
 
 
 def _without(config: dict, fields) -> dict:
@@ -114,9 +125,8 @@ def _seeds(raw, workdir):
     # Batches with rows that the memory of each seed names, or several batches, and
     # tasks that end when a seed's loss says so.
     first = make(top.seed)
-    mixes = first.method.replayed is not None or first.counts_epochs or any(
-        first.parts(task.index) > 1 for task in first.stream.tasks
-    )  # fmt: skip
+    several = any(first.parts(task.index) > 1 for task in first.stream.tasks)
+    mixes = several or first.counts_epochs or first.method.replayed is not None
     if mixes and side_by_side:
         raise ValueError(
             f"config.side_by_side=True: runs of {top.method['name']} have batches "
@@ -173,15 +183,15 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     sections.check(top)
     sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
-    # Options are checked first.
+    # Names and types of all options are checked before data are read.
     make_stream = sections.tasks(top.data, top.scenario, top.seed, stand_in)
     parts, image = sections.parts(top)
-    sections.method(top.method, parts)
+    sections.chosen(top.method)
+    kept = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
     tasks = make_stream()
     sections.check_graphs(top, tasks.dataset.train)
     num_classes = max(len(tasks.dataset.class_names), 1)
-    options = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
-    replay = replay_lib.settings(num_classes, top.batch_size, **options)
+    replay = replay_lib.settings(num_classes, top.batch_size, **kept)
     parts = parts._replace(
         num_classes=num_classes,
         replay=replay,
@@ -198,11 +208,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
             f"config.replay={top.replay}: {top.method['name']} replays nothing by it; "
             "leave the section out"
         )
-    eval_parts = _eval_parts(top, method.embed, tasks, image, mesh)
-    eval_parts = eval_parts._replace(
-        predict=method.predict, memory=method.memory, replayed=method.replayed,
-        project=method.project, objective=method.objective,
-    )  # fmt: skip
+    eval_parts = _eval_parts(top, _asked_of(method), tasks, image, mesh)
     after = top.scenario.get("name") == "after"
     if after and top.start is None:
         raise ValueError(
@@ -303,12 +309,8 @@ def _alone(top, made, parts, eval_parts, workdir) -> task_alone.Alone | None:
         if method is made.method:
             own = {key: made.evaluators[key] for key in judges}
         else:  # made now and not before: they put images on the devices
-            reads = eval_parts._replace(
-                embed=method.embed, predict=method.predict, memory=method.memory,
-                replayed=method.replayed, project=method.project,
-                objective=method.objective,
-            )  # fmt: skip
-            own, _ = evaluation.make(judged, reads, workdir)
+            own_parts = eval_parts._replace(**_asked_of(method))
+            own, _ = evaluation.make(judged, own_parts, workdir)
         return made._replace(method=method, evaluators=own)
 
     facts = _without(dataclasses.asdict(top), ASIDE) | {
@@ -351,8 +353,8 @@ def _frozen(top: sections.Top) -> _Frozen:
     first = train.load(0) if train.images is None else train.images[0]
     blank = np.zeros((1, image["size"], image["size"], first.shape[-1]), np.float32)
     state, source = transfer.restore(top.checkpoint, encoder, blank, mesh)
-    embed = functools.partial(transfer.embed, encoder)
-    return _Frozen(state, source, _eval_parts(top, embed, tasks, image, mesh))
+    asked = {"embed": functools.partial(transfer.embed, encoder)}
+    return _Frozen(state, source, _eval_parts(top, asked, tasks, image, mesh))
 
 
 def embedder(config: ml_collections.ConfigDict):
@@ -392,9 +394,29 @@ def _transfer(top: sections.Top, workdir) -> transfer.Transfer:
     )
 
 
-def _eval_parts(top, embed, tasks, image, mesh) -> core.EvalParts:
+def _eval_parts(top, asked, tasks, image, mesh) -> core.EvalParts:
+    """What evaluators get; `asked` are the functions of the network that is judged."""
     return core.EvalParts(
-        embed=embed, stream=tasks, num_classes=max(len(tasks.dataset.class_names), 1),
-        size=image["size"], mean=tuple(image["mean"]), std=tuple(image["std"]),
-        resize=image["resize"], seed=top.seed, mesh=mesh, workers=top.workers,
-    )  # fmt: skip
+        **asked,
+        stream=tasks,
+        num_classes=max(len(tasks.dataset.class_names), 1),
+        size=image["size"],
+        mean=tuple(image["mean"]),
+        std=tuple(image["std"]),
+        resize=image["resize"],
+        seed=top.seed,
+        mesh=mesh,
+        workers=top.workers,
+    )
+
+
+def _asked_of(method: core.Method) -> dict:
+    """The functions of a method that evaluators may call, see `core.EvalParts`."""
+    return {
+        "embed": method.embed,
+        "predict": method.predict,
+        "memory": method.memory,
+        "replayed": method.replayed,
+        "project": method.project,
+        "objective": method.objective,
+    }

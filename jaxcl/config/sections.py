@@ -42,15 +42,15 @@ class Top:
 
     data: dict  # name of a source, and its options
     scenario: dict  # name, and options of scenarios.make
-    # options of augment.make, and `resize` for evaluation; or name="graphs" and those
-    # of augment_graph.make
+    # options of augment.images.make, and `resize` for evaluation; or name="graphs" and
+    # those of augment.graphs.make
     augment: dict
     encoder: dict  # name, and its options
     method: dict  # name, and options of its make
     optimizer: dict  # name, lr, and its options
     schedule: dict  # name, and its options
     evaluators: dict  # name -> options of its make
-    replay: dict | None = None  # options of online_replay.settings
+    replay: dict | None = None  # options of methods.online.replay.settings
     name: str = "run"
     seed: int = 0  # the first
     seeds: int = 1  # how many runs, of seeds that follow one another
@@ -189,7 +189,7 @@ def _views(top: Top):
     core.check_choice("config.augment.name", name, ("images", "graphs"))
     if name == "graphs":
         given = schema.options(augment_graphs.make, augment, "config.augment")
-        # Pixels there are none: what evaluators would ask of them.
+        # Evaluators ask for these; graphs have no pixels, so the values mean nothing.
         blank = dict(size=1, mean=(0.0,), std=(1.0,), views=1, resize=None, crop=None)
         return {"augment": augment_graphs.make(**given)}, blank
     resize = augment.pop("resize", None)
@@ -201,13 +201,13 @@ def _views(top: Top):
         "augment": augment_images.make(**given, dtype=dtype),
         "plain": augment_images.make_eval(size=given["size"], resize=resize, **moments),
     }
-    full = inspect.signature(augment_images.make).bind_partial(**given)
-    full.apply_defaults()
-    full = full.arguments
+    full = schema.defaults(augment_images.make) | given
     crop = prefetch.Crop(
-        size=full["size"], scale=tuple(full["scale"]), ratio=tuple(full["ratio"]),
+        size=full["size"],
+        scale=tuple(full["scale"]),
+        ratio=tuple(full["ratio"]),
         interpolation=full["interpolation"],
-    )  # fmt: skip
+    )
     image = {key: full[key] for key in ("size", "mean", "std", "views")}
     return views, image | {"resize": resize, "crop": crop}
 

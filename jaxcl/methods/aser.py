@@ -61,10 +61,9 @@ def make(
     for name, value in (("neighbours", neighbours), ("per_class", per_class)):
         if value < 1:
             raise ValueError(f"config.method.{name}={value}: must be at least 1")
-    if parts.replay:  # not yet while options are checked
-        core.check_choice("config.replay.sharded", parts.replay.sharded, (False,))
-        if keep == "shapley":
-            _check(parts.replay, parts.num_classes, per_class)
+    core.check_choice("config.replay.sharded", parts.replay.sharded, (False,))
+    if keep == "shapley":
+        _check(parts.replay, parts.num_classes, per_class)
     net = online.network(parts, head)
     judge = shapley_lib.Judge(parts, net, variant, neighbours, per_class, minority)
 

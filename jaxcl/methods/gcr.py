@@ -71,9 +71,8 @@ def make(
     """
     rows = 1 if candidates is None else candidates
     _check(alpha=alpha, beta=beta, ridge=ridge, candidates=rows)
-    if parts.replay:  # the method has a rule of its own
-        policy = parts.replay.policy
-        core.check_choice("config.replay.policy with gcr", policy, ("reservoir",))
+    policy = parts.replay.policy  # the method has a rule of its own beside it
+    core.check_choice("config.replay.policy with gcr", policy, ("reservoir",))
     net = online.network(parts, head)
 
     def extra(base, params):

@@ -79,8 +79,7 @@ def make(
         cutmix_alpha=cutmix_alpha,
     )
     recipe.check()
-    if parts.replay:
-        _check_replay(parts.replay, balanced)
+    _check_replay(parts.replay, balanced)
     net = online.network(parts, head)
     fit_memory = fit(parts, net, recipe)
 

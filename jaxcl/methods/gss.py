@@ -60,9 +60,8 @@ def make(
     for name, value in (("vectors", vectors), ("rows", rows)):
         if value is not None and value < 1:
             raise ValueError(f"config.method.{name}={value}: must be at least 1")
-    if parts.replay:  # the method has a rule of its own
-        policy = parts.replay.policy
-        core.check_choice("config.replay.policy with gss", policy, ("reservoir",))
+    policy = parts.replay.policy  # the method has a rule of its own
+    core.check_choice("config.replay.policy with gss", policy, ("reservoir",))
     net = online.network(parts, head)
 
     def update(state, incoming, key):

@@ -86,7 +86,7 @@ def make(
 
 
 def _check_candidates(parts, candidates):
-    least = parts.replay.size if parts.replay else 1
+    least = parts.replay.size
     if candidates < least:
         raise ValueError(
             f"config.method.candidates={candidates}: must be at least {least}, the "

@@ -3,7 +3,6 @@
 Shapes as in CaSSLe (Fini et al., CVPR 2022) and PNR (Cha et al., ICML 2024).
 """
 
-import difflib
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -11,54 +10,36 @@ import jax.numpy as jnp
 from jaxcl.nets import mlp
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
+    """A projector as a paper has it; what a config sets takes its place."""
+
     hidden_layers: int
-    batch_norm: bool
-    hidden_dim: int  # default
-    output_dim: int  # default
+    batch_norm: bool  # after each hidden layer
+    hidden_dim: int
+    output_dim: int
 
 
-_CONTRASTIVE = _Shape(1, False, 2048, 128)
-_DECORRELATING = _Shape(2, True, 2048, 2048)
-_PROJECTORS = {
-    "simclr": _CONTRASTIVE,
-    "supcon": _CONTRASTIVE,
-    "mocov2plus": _CONTRASTIVE,
-    "byol": _Shape(1, True, 4096, 256),
-    "barlow_twins": _DECORRELATING,
-    "vicreg": _DECORRELATING,
-}
+CONTRASTIVE = Shape(1, False, 2048, 128)
+PREDICTED = Shape(1, True, 4096, 256)  # BYOL's
+DECORRELATED = Shape(2, True, 2048, 2048)
 
 
 def projector(
-    base: str,
+    shape: Shape,
     *,
     hidden_dim: int | None = None,
     output_dim: int | None = None,
     hidden_layers: int | None = None,
     dtype: Any = jnp.float32,
 ) -> mlp.MLP:
-    """Projector of a base loss: [B, D] -> f32[B, output_dim].
-
-    Linear-ReLU-Linear for simclr, supcon and mocov2plus; with batch norm for byol; two
-    hidden layers with batch norm for barlow_twins and vicreg.
+    """Projector: [B, D] -> f32[B, output_dim], hidden layers with ReLU and a Linear.
 
     Args:
-      base: name of the base loss.
-      hidden_dim: None: the paper's, 2048 (byol 4096).
-      output_dim: None: the paper's, 128 for simclr, supcon and mocov2plus, 256 for
-        byol, 2048 for barlow_twins and vicreg.
-      hidden_layers: None: as above; 0: a single Linear.
-
-    Raises:
-      ValueError: `base` is not one of the six.
+      shape: what holds where an option is None.
+      hidden_dim: width of the hidden layers.
+      output_dim: of the projections.
+      hidden_layers: how many; 0: a single Linear.
     """
-    if base not in _PROJECTORS:
-        near = difflib.get_close_matches(str(base), _PROJECTORS, n=1, cutoff=0.0)
-        raise ValueError(
-            f"base={base!r}: nearest is {near[0]!r}, allowed are {list(_PROJECTORS)}"
-        )
-    shape = _PROJECTORS[base]
     hidden = shape.hidden_dim if hidden_dim is None else hidden_dim
     output = shape.output_dim if output_dim is None else output_dim
     layers = shape.hidden_layers if hidden_layers is None else hidden_layers

@@ -50,8 +50,7 @@ def check_options(config):
     top = sections.top_of(raw if trains else transfer.complete(raw, run_config()))
     sections.tasks(top.data, top.scenario)
     if trains:
-        parts, _ = sections.parts(top)
-        sections.method(top.method, parts)
+        made(config, 100)
     else:
         sections.encoder(top)
         schema.options(sections.image, top.augment, "config.augment")
@@ -89,6 +88,7 @@ def made(config, classes):
     top = sections.top_of(config.to_dict())
     sections.check(top)
     parts, _ = sections.parts(top)
-    settings = replay.settings(classes, top.batch_size, **top.replay or {})
+    options = schema.options(replay.settings, top.replay or {}, "config.replay")
+    settings = replay.settings(classes, top.batch_size, **options)
     parts = parts._replace(num_classes=classes, replay=settings)
     return top, parts, sections.method(top.method, parts), settings

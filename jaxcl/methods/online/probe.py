@@ -103,7 +103,7 @@ def gradient(parts: core.Parts, state: core.TrainState, loss: Callable):
       ValueError: norms are wanted, and no pass names the tasks of its rows.
     """
     slope = jax.value_and_grad(loss, has_aux=True)
-    if parts.replay is None or "gradients" not in parts.replay.measure:
+    if "gradients" not in parts.replay.measure:
         return *slope(state.params), {}
     memory = state.extra.memory
     params = {**state.params, _PROBE: jnp.zeros((parts.num_tasks, 2))}

@@ -272,7 +272,7 @@ def method(
       remembers: keep a memory at all.
       hooks: other fields of core.Method.
     """
-    if remembers and parts.replay:  # not yet while options are checked
+    if remembers:
         _check_memory(parts.replay, parts, write)
     shared = _Shared(parts, net, update, items, extra, write, limit, remembers)
     online_method = core.Method(
@@ -284,11 +284,12 @@ def method(
         supervised=True,
         replays=True,
     )._replace(**hooks)
-    if parts.replay and parts.replay.statistics == "memory":
+    if parts.replay.statistics == "memory":
         rows = functools.partial(draw, parts, augment=False)
         online_method = statistics.add(online_method, net.replay, rows)
-    measured = parts.replay is not None and parts.replay.measure
-    return probe.add(online_method, parts) if measured else online_method
+    if parts.replay.measure:
+        online_method = probe.add(online_method, parts)
+    return online_method
 
 
 def cross_entropy(net: Network, params: core.PyTree, stats: core.PyTree, *parts: Rows):

@@ -13,6 +13,7 @@ from absl import logging
 
 from jaxcl import core
 from jaxcl.losses import contrastive, distill, noncontrastive
+from jaxcl.nets import heads
 
 
 class Features(NamedTuple):
@@ -58,6 +59,7 @@ class Base(NamedTuple):
     # the scripts. The table's last column has 3.0 for every base with PNR, its scripts
     # those of the base alone.
     linear_lr: float
+    projector: heads.Shape = heads.CONTRASTIVE
     momentum: bool = False  # has a slow network
     queues: bool = False  # has queues of negatives
     predictor: bool = False  # predicts the slow network's projections, `o`
@@ -245,6 +247,7 @@ BASES = {
         _barlow_distil,
         _apart(_barlow, _barlow_distil, code="cosine", paper="squared"),
         linear_lr=0.1,
+        projector=heads.DECORRELATED,
         unbounded=lambda options: (
             options.form == "paper" and options.negative_weight > 0
         ),
@@ -254,6 +257,7 @@ BASES = {
         _byol_distil,
         _apart(_byol, _byol_distil, code="byol", paper="squared_mean"),
         linear_lr=3.0,
+        projector=heads.PREDICTED,
         unbounded=lambda options: options.form == "paper" and _outweighs(options),
         momentum=True,
         predictor=True,
@@ -264,6 +268,7 @@ BASES = {
         _vicreg_distil,
         _apart(_vicreg, _vicreg_distil, code="mse", paper="squared_mean"),
         linear_lr=0.3,
+        projector=heads.DECORRELATED,
         unbounded=_outweighs,
         weight=25.0,
         negative_weight=23.0,

@@ -44,12 +44,12 @@ def build(parts: core.Parts, base: bases.Base, options: dict) -> dict:
 
     Args:
       parts: what the config builds.
-      base: says whether there is a predictor.
-      options: what `two_view.make` was given: name of the base, widths, layers.
+      base: has the projector's shape, and says whether there is a predictor.
+      options: what `two_view.make` was given: widths, layers.
     """
     dtype = parts.encoder.dtype
     projector = heads.projector(
-        options["base"],
+        base.projector,
         hidden_dim=options["hidden_dim"],
         output_dim=options["output_dim"],
         hidden_layers=options["hidden_layers"],
