@@ -85,10 +85,14 @@ def _frame(x: Axis, y: Axis, xlabel: str, ends) -> list:
         left, right = x.at([first, last])
         drawn.append(
             html.element(
-                "rect", x=f"{left:.1f}", width=f"{right - left:.1f}", y=f"{y.end:.1f}",
-                height=f"{y.start - y.end:.1f}", class_="task",
+                "rect",
+                x=f"{left:.1f}",
+                width=f"{right - left:.1f}",
+                y=f"{y.end:.1f}",
+                height=f"{y.start - y.end:.1f}",
+                class_="task",
             )
-        )  # fmt: skip
+        )
     for value in ticks(y.low, y.high, 4, log=y.log):
         at = f"{float(y.at(value)):.1f}"
         drawn.append(
@@ -126,8 +130,10 @@ def swatch(style: int):
         "svg",
         html.element("path", d="M0 5H22", class_="l", stroke_dasharray=_dash(style)),
         html.element("path", d=_mark(style, 11, 5), class_="m"),
-        viewBox="0 0 22 10", class_=f"swatch c{style % COLOURS}", aria_hidden="true",
-    )  # fmt: skip
+        viewBox="0 0 22 10",
+        class_=f"swatch c{style % COLOURS}",
+        aria_hidden="true",
+    )
 
 
 def named(style: int, name: str):
@@ -185,11 +191,14 @@ def _run_lines(style, name, curve, x: Axis, y: Axis, scale) -> list:
     return [
         None if band is None else html.element("path", d=band, class_="b"),
         html.element(
-            "path", d=_path(xs, mean), class_="l", data_name=name,
+            "path",
+            d=_path(xs, mean),
+            class_="l",
+            data_name=name,
             stroke_dasharray=_dash(style),
         ),
         html.element("path", d=marks, class_="m"),
-    ]  # fmt: skip
+    ]
 
 
 def lines(curves: list, *, title: str, note="", scale=1.0, ends=None, wide=False):
@@ -224,15 +233,20 @@ def lines(curves: list, *, title: str, note="", scale=1.0, ends=None, wide=False
             "g", _run_lines(*each, x, y, scale), class_=f"c{each[0] % COLOURS}"
         )
         for each in curves
-    ]  # fmt: skip
+    ]
     rule = html.element("line", y1=f"{y.end:.0f}", y2=f"{y.start:.0f}", class_="rule")
     picture = html.element(
         "svg",
-        _frame(x, y, "optimiser step", ends), drawn, rule,
-        viewBox=f"0 0 {width} {height}", class_="chart", role="img",
+        _frame(x, y, "optimiser step", ends),
+        drawn,
+        rule,
+        viewBox=f"0 0 {width} {height}",
+        class_="chart",
+        role="img",
         aria_label=f"{title} over steps. {said}",
-        data_x=x.text(), data_y=y.text(),
-    )  # fmt: skip
+        data_x=x.text(),
+        data_y=y.text(),
+    )
     told = f"{', logarithmic' if log else ''}{f'; {note}' if note else ''}"
     caption = html.element("figcaption", html.element("b", title), told)
     return html.element("figure", caption, picture, data_name=title)
@@ -273,10 +287,14 @@ def scatter(points: list, *, title: str, xlabel: str):
         for _, name, where, each in points
     )
     picture = html.element(
-        "svg", _frame(x, y, xlabel, None), drawn,
-        viewBox=f"0 0 {width} {height}", class_="chart", role="img",
+        "svg",
+        _frame(x, y, xlabel, None),
+        drawn,
+        viewBox=f"0 0 {width} {height}",
+        class_="chart",
+        role="img",
         aria_label=f"{title}. {said}",
-    )  # fmt: skip
+    )
     told = ", logarithmic" if log else ""
     return html.element(
         "figure", html.element("figcaption", html.element("b", title), told), picture
@@ -293,9 +311,12 @@ def _cell(value: float, title: str):
     share = 100 * min(max(value, 0.0), 1.0)
     shade = " on-full" if share >= 74 else " on-middle" if share >= 60 else ""
     return html.element(
-        "td", html.percent(value), class_=f"cell{shade}", style=f"--p:{share:.0f}%",
+        "td",
+        html.percent(value),
+        class_=f"cell{shade}",
+        style=f"--p:{share:.0f}%",
         title=title,
-    )  # fmt: skip
+    )
 
 
 def _heat_row(head, row, count, most, met):
@@ -339,7 +360,7 @@ def heat(run: numbers.Run, name: str, style: int):
         html.element("thead", html.element("tr", html.element("td"), columns)),
         html.element("tbody", rows),
         class_="heat",
-    )  # fmt: skip
+    )
     scroll = {"class_": "scroll", "tabindex": "0", "role": "region"}
     return html.element(
         "figure", caption, html.element("div", table, **scroll, aria_label=told)

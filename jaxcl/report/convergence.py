@@ -287,11 +287,14 @@ def compared(runs: list[Run], baseline: str, *, within=0.01, scalars=SCALARS) ->
         group = groups[growth]
         made = {
             name: summary(
-                list(group[name].values()), group[baseline],
-                within=within, scalars=scalars,
+                list(group[name].values()),
+                group[baseline],
+                within=within,
+                scalars=scalars,
             )
-            for name in names if name in group
-        }  # fmt: skip
+            for name in names
+            if name in group
+        }
         found.append({"growth": growth, "runs": made})
     return found
 

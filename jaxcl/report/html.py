@@ -326,8 +326,11 @@ def table(head: list, rows: list, *, label: str, caption=None) -> Html:
                 ],
             ),
         ),
-        class_="scroll", role="region", tabindex="0", aria_label=label,
-    )  # fmt: skip
+        class_="scroll",
+        role="region",
+        tabindex="0",
+        aria_label=label,
+    )
 
 
 def _head(one) -> Html:

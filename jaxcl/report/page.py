@@ -176,9 +176,13 @@ def _matrix(name, runs, measured, every) -> html.Html:
     most = max([curve.every for *_, curve in curves], default=1)
     note += f"; every {most}th evaluation and tasks\u2019 ends" if most > 1 else ""
     drawn = charts.lines(
-        curves, title="average accuracy over the tasks met (%)", scale=100, wide=True,
-        ends=numbers.common_ends(runs[i] for i in having), note=note.removeprefix("; "),
-    )  # fmt: skip
+        curves,
+        title="average accuracy over the tasks met (%)",
+        scale=100,
+        wide=True,
+        ends=numbers.common_ends(runs[i] for i in having),
+        note=note.removeprefix("; "),
+    )
     pair = [drawn, _against_time(name, runs, having, measured)]
     heats = [charts.heat(runs[i], name, i) for i in having]
     text = f"Not measured by {', '.join(lacking)}." if lacking else None
@@ -283,10 +287,13 @@ def page(runs, *, title: str, dates: dict[str, float], version: str) -> str:
     """
     every = [numbers.curves(run) for run in runs]
     sections = [
-        results(runs, every), cost(runs), parts_lib.scalars(runs, every),
-        parts_lib.training(runs, every), parts_lib.convergence(runs),
+        results(runs, every),
+        cost(runs),
+        parts_lib.scalars(runs, every),
+        parts_lib.training(runs, every),
+        parts_lib.convergence(runs),
         parts_lib.configs(runs),
-    ]  # fmt: skip
+    ]
     sections = [section for section in sections if section is not None]
     links = [
         html.element("a", key.capitalize(), href=f"#{key}")

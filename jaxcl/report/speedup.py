@@ -123,9 +123,16 @@ def draw(found: list, path, *, baseline: str, measure="patience") -> None:
             marker = plots.MARKERS[number // len(plots.COLOURS) % len(plots.MARKERS)]
             colour = plots.COLOURS[number % len(plots.COLOURS)]
             axes.errorbar(
-                x, y, yerr=np.reshape(bars, (-1, 2)).T, color=colour, marker=marker,
-                linewidth=1, markersize=4, capsize=3, label=name.replace("$", r"\$"),
-            )  # fmt: skip
+                x,
+                y,
+                yerr=np.reshape(bars, (-1, 2)).T,
+                color=colour,
+                marker=marker,
+                linewidth=1,
+                markersize=4,
+                capsize=3,
+                label=name.replace("$", r"\$"),
+            )
         # A speed-up of 2 is as far from 1 as one of 1/2.
         axes.set_yscale("log")
         # Intervals of two seeds would leave no room for what differs.
@@ -140,9 +147,11 @@ def draw(found: list, path, *, baseline: str, measure="patience") -> None:
         axes.margins(x=0.1)
     if names:
         panels[1].legend(
-            title="95 % intervals", loc="center left", bbox_to_anchor=(1.0, 0.5),
+            title="95 % intervals",
+            loc="center left",
+            bbox_to_anchor=(1.0, 0.5),
             frameon=False,
-        )  # fmt: skip
+        )
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120, bbox_inches="tight")
     epath.Path(path).write_bytes(picture.getvalue())

@@ -146,8 +146,11 @@ class Checkpoints:
             except Exception as error:  # any damage: the one before it serves
                 logging.error(
                     "checkpoint %s in %s is damaged (%s: %s); trying the one before it",
-                    number, self._directory, type(error).__name__, str(error)[:300],
-                )  # fmt: skip
+                    number,
+                    self._directory,
+                    type(error).__name__,
+                    str(error)[:300],
+                )
                 continue
             self._drop(n for n in numbers if n > number)
             return Restored(state, metadata["cursor"], number)

@@ -72,9 +72,12 @@ class Job(NamedTuple):
 def schedule(job: Job, source: stream.Source, task: int) -> stream.Schedule:
     """Which rows each step of a task reads, a function of (seed, task, epoch)."""
     return stream.schedule(
-        source, seed=job.seed, task=task, epochs=job.epochs,
+        source,
+        seed=job.seed,
+        task=task,
+        epochs=job.epochs,
         batch_size=job.batch_size * job.parts(task),
-    )  # fmt: skip
+    )
 
 
 def plain_schedules(job: Job) -> list[stream.Schedule]:
@@ -84,11 +87,14 @@ def plain_schedules(job: Job) -> list[stream.Schedule]:
     """
     return [
         stream.schedule(
-            task.train, seed=job.seed, task=task.index, epochs=job.epochs,
+            task.train,
+            seed=job.seed,
+            task=task.index,
+            epochs=job.epochs,
             batch_size=job.batch_size,
         )
         for task in job.stream.tasks
-    ]  # fmt: skip
+    ]
 
 
 def steps_left(job: Job, finished: int) -> int:
@@ -116,14 +122,25 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Ite
     parts = job.parts(task)
     if job.graphs:  # which every process reads whole, see `feed`
         return graph_batches.batches(
-            source, seed=job.seed, task=task, epochs=job.epochs,
-            batch_size=job.batch_size, parts=parts, start=start,
-        )  # fmt: skip
+            source,
+            seed=job.seed,
+            task=task,
+            epochs=job.epochs,
+            batch_size=job.batch_size,
+            parts=parts,
+            start=start,
+        )
     read = functools.partial(
-        prefetch.batches, task=task, start=start,
-        workers=job.workers, crop=job.crop, views=job.views, resident=job.resident,
-        process_index=jax.process_index(), process_count=jax.process_count(),
-    )  # fmt: skip
+        prefetch.batches,
+        task=task,
+        start=start,
+        workers=job.workers,
+        crop=job.crop,
+        views=job.views,
+        resident=job.resident,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
     own = read(
         source, seed=job.seed, epochs=job.epochs, batch_size=job.batch_size * parts
     )

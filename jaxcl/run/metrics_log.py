@@ -24,8 +24,9 @@ class Meter:
     waits for the host; what is saved or evaluated is checked first.
     """
 
-    def __init__(self, work: job.Job, recorder: record.Recorder, task: int, step: int,
-                 epochs):  # fmt: skip
+    def __init__(
+        self, work: job.Job, recorder: record.Recorder, task: int, step: int, epochs
+    ):
         """Args: the job, where rows go, the task's number, the run's step, `Epochs`."""
         self._work, self._recorder, self._task = work, recorder, task
         self._epochs = epochs

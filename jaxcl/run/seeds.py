@@ -22,9 +22,16 @@ from jaxcl.run import results as results_lib
 SUMMARY = "seeds.json"
 # Axes of a state of several seeds; what is None they share.
 _AXES = core.TrainState(
-    key=0, step=None, task=None, task_start=None, task_steps=None, params=0, stats=0,
-    opt_state=0, extra=0,
-)  # fmt: skip
+    key=0,
+    step=None,
+    task=None,
+    task_start=None,
+    task_steps=None,
+    params=0,
+    stats=0,
+    opt_state=0,
+    extra=0,
+)
 
 
 class Seeds(NamedTuple):
@@ -75,9 +82,11 @@ def _method(one: core.Method) -> core.Method:
         for name in ("begin_task", "end_task", "eval_state")
     }
     return one._replace(
-        init=init, step=step, **hooks,
+        init=init,
+        step=step,
+        **hooks,
         source=lambda state, task: one.source(one_of(state, 0), task),
-    )  # fmt: skip
+    )
 
 
 def _judge(seeds, judges):

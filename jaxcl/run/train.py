@@ -68,9 +68,12 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
             state = sharding.settle(restored.state, work.mesh)
             cursor = restored.cursor
         recorder = record.Recorder(
-            workdir, num_tasks=len(tasks), offset=cursor["offset"],
-            write=jax.process_index() == 0, **work.record,
-        )  # fmt: skip
+            workdir,
+            num_tasks=len(tasks),
+            offset=cursor["offset"],
+            write=jax.process_index() == 0,
+            **work.record,
+        )
         stack.enter_context(contextlib.closing(recorder))
         clock = cost.Clock(cursor["seconds"])
         step = clock.first_apart(step or job.compile_step(work))

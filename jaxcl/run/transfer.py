@@ -216,16 +216,25 @@ def restore(
         except Exception as error:  # any damage: the one before it serves
             logging.error(
                 "checkpoint %s in %s is damaged (%s: %s); trying the one before it",
-                number, where.folder, type(error).__name__, str(error)[:300],
-            )  # fmt: skip
+                number,
+                where.folder,
+                type(error).__name__,
+                str(error)[:300],
+            )
             continue
         found = _one_of(found, where)
         # A task of no steps: it is over, so that evaluators at its end run too.
         state = core.TrainState(
-            key=jax.random.key(0), step=found["step"], task=np.int32(0),
-            task_start=found["step"] + 0, task_steps=np.int32(0),
-            params=found["params"], stats=found["stats"], opt_state=(), extra=(),
-        )  # fmt: skip
+            key=jax.random.key(0),
+            step=found["step"],
+            task=np.int32(0),
+            task_start=found["step"] + 0,
+            task_steps=np.int32(0),
+            params=found["params"],
+            stats=found["stats"],
+            opt_state=(),
+            extra=(),
+        )
         source = {"path": run, "number": number, "step": int(found["step"])}
         source["checksum"] = total
         return sharding.settle(state, mesh), source

@@ -165,8 +165,11 @@ def _joint(section, evaluation, theirs):
     look = {k: v for k, v in theirs["augment"].items() if k in ("size", "resize")}
     scenario = {"name": "joint", "evaluation": evaluation}
     return {"data": dict(section), "scenario": scenario, "augment": look} | {
-        "evaluators": {}, "tensorboard": False, "plots": False, "progress": False,
-    }  # fmt: skip
+        "evaluators": {},
+        "tensorboard": False,
+        "plots": False,
+        "progress": False,
+    }
 
 
 def _of(config, run):
@@ -304,9 +307,13 @@ def define_flags(values=flags.FLAGS, argv=None) -> None:
     flags.DEFINE_bool("join", False, "Train on the run's data beside the new.", **own)
     flags.DEFINE_bool("again", False, "Even if the same update is done.", **own)
     config_flags.DEFINE_config_dict(
-        "config", defaults(), lock_config=False, accept_new_attributes=True,
-        sys_argv=argv, **own,
-    )  # fmt: skip
+        "config",
+        defaults(),
+        lock_config=False,
+        accept_new_attributes=True,
+        sys_argv=argv,
+        **own,
+    )
 
 
 def main(argv):
@@ -318,9 +325,14 @@ def main(argv):
 
     def make():
         return plan(
-            given.run, given.data, given.config.to_dict(),
-            test=given.test, old=given.old, join=given.join, again=given.again,
-        )  # fmt: skip
+            given.run,
+            given.data,
+            given.config.to_dict(),
+            test=given.test,
+            old=given.old,
+            join=given.join,
+            again=given.again,
+        )
 
     def work(made, stop):
         found = lineage.read(made.workdir)
