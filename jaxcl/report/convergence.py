@@ -220,9 +220,9 @@ def geometric(ratios: Iterable[float | None]) -> dict:
     if count > 1:
         quantile = special.stdtrit(count - 1, 0.975)
         half = quantile * logs.std(ddof=1) / math.sqrt(count)
-    logs = {"mean": mean, "low": mean - half, "high": mean + half}
-    ends = {name: math.exp(value) for name, value in logs.items()}
-    return results_lib.plain({**ends, "seeds": count})
+    interval = {"mean": mean, "low": mean - half, "high": mean + half}
+    ratio = {name: math.exp(value) for name, value in interval.items()}
+    return results_lib.plain({**ratio, "seeds": count})
 
 
 def summary(
