@@ -204,6 +204,19 @@ def _run_lines(style, name, curve, x: Axis, y: Axis, scale) -> list:
     ]
 
 
+def _axes(curves, ends, scale, width, height) -> tuple[Axis, Axis]:
+    """Axes that hold the curves; y is logarithmic if values differ by 1000 times."""
+    values = scale * np.concatenate([curve.mean for *_, curve in curves])
+    bounds = scale * np.concatenate([np.append(c.low, c.high) for *_, c in curves])
+    values, bounds = (x[np.isfinite(x)] for x in (values, bounds))
+    log = values.min() > 0 and values.max() / values.min() > 1000
+    last = max(*(float(curve.x[-1]) for *_, curve in curves), *(ends or [0]))
+    first = 0.0 if ends else min(float(curve.x[0]) for *_, curve in curves)
+    x = Axis(48, width - 10, first if first < last else 0.0, last)
+    y = Axis(height - 34, 8, *_limits(values, bounds, log=log), log)
+    return x, y
+
+
 def lines(
     curves: list[tuple[int, str, numbers.Curve]],
     *,
@@ -231,14 +244,7 @@ def lines(
     if not any(np.isfinite(curve.mean).sum() > 1 for *_, curve in curves):
         return None
     width, height = (480, 240) if wide else (340, 190)
-    values = scale * np.concatenate([curve.mean for *_, curve in curves])
-    bounds = scale * np.concatenate([np.append(c.low, c.high) for *_, c in curves])
-    values, bounds = (x[np.isfinite(x)] for x in (values, bounds))
-    log = values.min() > 0 and values.max() / values.min() > 1000
-    last = max(*(float(curve.x[-1]) for *_, curve in curves), *(ends or [0]))
-    first = 0.0 if ends else min(float(curve.x[0]) for *_, curve in curves)
-    x = Axis(48, width - 10, first if first < last else 0.0, last)
-    y = Axis(height - 34, 8, *_limits(values, bounds, log=log), log)
+    x, y = _axes(curves, ends, scale, width, height)
     last_values = "; ".join(
         f"{name} ends at {html.number(scale * curve.mean[-1])}"
         for _, name, curve in curves
@@ -264,7 +270,7 @@ def lines(
         data_x=x.text(),
         data_y=y.text(),
     )
-    remarks = f"{', logarithmic' if log else ''}{f'; {note}' if note else ''}"
+    remarks = f"{', logarithmic' if y.log else ''}{f'; {note}' if note else ''}"
     caption = html.element("figcaption", html.element("b", title), remarks)
     return html.element("figure", caption, picture, data_name=title)
 
@@ -370,18 +376,18 @@ def heat(run: numbers.Run, name: str, style: int) -> html.Html | None:
     if alone is not None:
         rows.append(_heat_row("alone", alone, None, most, len(alone)))
     heads = [*map(str, range(1, matrix.shape[1] + 1)), "mean"]
-    told = f"{name} of {run.name}"
+    label = f"{name} of {run.name}"
     columns = [html.element("th", head, scope="col") for head in heads]
     table = html.element(
         "table",
-        html.element("caption", f"{told}: accuracy on task (%)", class_="sr"),
+        html.element("caption", f"{label}: accuracy on task (%)", class_="sr"),
         html.element("thead", html.element("tr", html.element("td"), columns)),
         html.element("tbody", rows),
         class_="heat",
     )
     scroll = {"class_": "scroll", "tabindex": "0", "role": "region"}
     return html.element(
-        "figure", caption, html.element("div", table, **scroll, aria_label=told)
+        "figure", caption, html.element("div", table, **scroll, aria_label=label)
     )
 
 
@@ -394,13 +400,13 @@ def _picture(matrix, title: str):
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format="png", optimize=True)
     data = base64.b64encode(file.getvalue()).decode()
-    told = f"Accuracy of {title}: {len(matrix)} rows, after each task, and "
-    told += f"{matrix.shape[1]} columns, on each; the last row's mean is "
-    told += (
+    description = f"Accuracy of {title}: {len(matrix)} rows, after each task, and "
+    description += f"{matrix.shape[1]} columns, on each; the last row's mean is "
+    description += (
         f"{html.percent(float(np.mean(matrix[-1])))} %" if len(matrix) else "not there"
     )
     image = html.element(
-        "img", src=f"data:image/png;base64,{data}", alt=told, class_="picture"
+        "img", src=f"data:image/png;base64,{data}", alt=description, class_="picture"
     )
     text = f"{len(matrix)} tasks down, {matrix.shape[1]} across; grey: not measured"
     return html.join(image, html.element("p", text, class_="muted"))
@@ -414,9 +420,9 @@ def key() -> html.Html:
         style = {"class_": f"cell{shade}", "style": f"--p:{percent}%"}
         steps.append(html.element("span", str(percent), **style))
     none = html.element("span", "\u00b7 not measured", class_="none")
-    told = (
+    explanation = (
         " Rows: after each task; columns: on each; mean: over the tasks met. Alone: of "
         "a model trained on that task alone."
     )
-    text = html.element("span", told, class_="muted")
+    text = html.element("span", explanation, class_="muted")
     return html.element("p", "Matrices (%) ", steps, " ", none, text, class_="key")

@@ -73,34 +73,36 @@ def header(
         html.element("h1", title),
         html.element("p", meta, class_="muted"),
         html.table(head, rows, label="runs"),
-        [html.note(told) for run in runs for told in _remarks(run)],
+        [html.note(remark) for run in runs for remark in _remarks(run)],
         _tasks(runs),
     )
 
 
 def _remarks(run) -> list[str]:
     """What a reader must know about a run before reading its numbers."""
-    told, size = [], len(run.first["task_names"])
+    remarks, size = [], len(run.first["task_names"])
     if run.done == 0:
-        told.append(f"{run.name}: no task is finished yet.")
+        remarks.append(f"{run.name}: no task is finished yet.")
     elif run.done < size:
-        told.append(
+        remarks.append(
             f"{run.name}: {run.done} of {size} tasks are finished; its measures are "
             "over these."
         )
     if run.behind:
-        each = ", ".join(f"seed {s} ({n} of {size})" for s, n in run.behind.items())
-        told.append(f"{run.name}: left out, since others have come further: {each}.")
+        behind = ", ".join(f"seed {s} ({n} of {size})" for s, n in run.behind.items())
+        remarks.append(
+            f"{run.name}: left out, since others have come further: {behind}."
+        )
     lacking = [seed for seed in run.results if seed not in run.rows]
     if lacking:
         which = "" if len(lacking) == len(run.results) else f" for seeds {lacking}"
-        told.append(f"{run.name}: there is no metrics.jsonl{which}, so no curves.")
+        remarks.append(f"{run.name}: there is no metrics.jsonl{which}, so no curves.")
     if run.together:
-        told.append(
+        remarks.append(
             f"{run.name}: its seeds ran side by side; steps, seconds and FLOPs are "
             "those of all of them, training metrics their mean."
         )
-    return told
+    return remarks
 
 
 def _tasks(runs) -> html.Html | None:

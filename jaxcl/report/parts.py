@@ -35,8 +35,8 @@ def scalars(runs: list[numbers.Run], curves: list[dict]) -> html.Html | None:
     groups = families(names)
     folded = {name for group in groups.values() for name in group}
     single = [name for name in names if name not in folded]
-    told = "After the last finished task: mean over seeds, 95 % interval below it"
-    told += f", \u0394 to {runs[0].name} over the seeds of both" * (len(runs) > 1)
+    text = "After the last finished task: mean over seeds, 95 % interval below it"
+    text += f", \u0394 to {runs[0].name} over the seeds of both" * (len(runs) > 1)
     tables = [_scalar_table(single, runs, lasts)] if single else []
     for key, group in groups.items():
         summary = html.element("summary", f"{key} ({len(group)} scalars)")
@@ -44,7 +44,7 @@ def scalars(runs: list[numbers.Run], curves: list[dict]) -> html.Html | None:
             html.element("details", summary, _scalar_table(group, runs, lasts))
         )
     drawn = _charts(single, runs, curves, "scalar")
-    return html.section("scalars", "Scalars", html.note(told, "."), tables, drawn)
+    return html.section("scalars", "Scalars", html.note(text, "."), tables, drawn)
 
 
 def _scalar_table(names, runs, lasts) -> html.Html:
@@ -81,11 +81,11 @@ def _charts(names, runs, curves, kind) -> html.Html | None:
     grid = html.element(
         "div", [figure for _, figure in drawn], class_="grid", data_choose="chart"
     )
-    told = f"Not drawn, to keep the page small: {', '.join(n for n, _ in left)}."
+    text = f"Not drawn, to keep the page small: {', '.join(n for n, _ in left)}."
     return html.join(
         charts.legend([run.name for run in runs]),
         grid,
-        html.note(told) if left else None,
+        html.note(text) if left else None,
     )
 
 
@@ -98,9 +98,9 @@ def _chart(name, runs, curves, kind) -> html.Html | None:
             thinned = curve if kind == "training" else numbers.thin(curve)
             lines.append((i, run.name, thinned))
     most = max([curve.every for *_, curve in lines], default=1)
-    told = f"means of {most}" if kind == "training" else f"every {most}th"
+    thinning = f"means of {most}" if kind == "training" else f"every {most}th"
     bands = any(np.isfinite(curve.low).any() for *_, curve in lines)
-    note = ", ".join(["band: 95 %"] * bands + [told] * (most > 1))
+    note = ", ".join(["band: 95 %"] * bands + [thinning] * (most > 1))
     ends = numbers.common_ends(runs[i] for i, *_ in lines)
     return charts.lines(lines, title=name, note=note, ends=ends)
 
