@@ -1,14 +1,16 @@
 """One page about runs: `python -m jaxcl.report runs/er runs/er_ace --out=report.html`.
 
-Each directory is a run, or one of several seeds (config.seeds). The page is one file
-that loads nothing: measures with intervals over seeds, differences to the first run,
-cost, accuracy matrices, curves, and what the configs differ in.
+Each directory is a run, or holds the runs of several seeds (config.seeds). The page is
+one file that loads nothing else. It shows measures with intervals over seeds,
+differences to the first run, cost, accuracy matrices, curves, and how the configs
+differ.
 """
 
 import argparse
 import collections
 import json
 import sys
+from collections.abc import Sequence
 
 from etils import epath
 
@@ -19,10 +21,10 @@ from jaxcl.run import results as results_lib
 
 
 def _names(workdirs) -> list[str]:
-    """A name for each directory: as few of its last parts as tell it from others.
+    """A name for each directory: as few of its last parts as make it unique.
 
     Raises:
-      ValueError: a directory comes twice.
+      ValueError: a directory is given twice.
     """
     paths = [epath.Path(workdir) for workdir in workdirs]
     for path, count in collections.Counter(paths).items():
@@ -38,8 +40,12 @@ def _names(workdirs) -> list[str]:
     return names
 
 
-def load(workdir, name: str) -> numbers.Run:
-    """A run directory, or that of several seeds, as the page takes it.
+def load(workdir: epath.PathLike, name: str) -> numbers.Run:
+    """Read a run directory, or that of several seeds.
+
+    Args:
+      workdir: the directory.
+      name: of the run on the page.
 
     Raises:
       ValueError: it holds no results, or a file in it is damaged.
@@ -47,8 +53,8 @@ def load(workdir, name: str) -> numbers.Run:
     path = epath.Path(workdir)
     try:
         run = compare.read(path)
-        run = run._replace(name=name, results=_whole(run.results))
-        done = {seed: results_lib.finished(each) for seed, each in run.results.items()}
+        run = run._replace(name=name, results=_completed(run.results))
+        done = {seed: results_lib.finished(own) for seed, own in run.results.items()}
         most = max(done.values())
         kept = {seed: run.results[seed] for seed in done if done[seed] == most}
         together = path / "together"
@@ -72,27 +78,27 @@ def load(workdir, name: str) -> numbers.Run:
     )
 
 
-def _whole(results):
-    """Results with all keys, also of runs that left none of some."""
+def _completed(results):
+    """The results of each seed, with empty values for keys that its file lacks."""
     return {
-        seed: results_lib.empty(len(each["task_names"])) | each
-        for seed, each in results.items()
+        seed: results_lib.empty(len(own["task_names"])) | own
+        for seed, own in results.items()
     }
 
 
 def _rows(run, together) -> dict[int, list]:
-    """Rows of each seed; of seeds that ran side by side, from their common file."""
-    found = {
+    """The rows of each seed; seeds that ran side by side have a common file."""
+    rows = {
         seed: record.read_rows(folder)
         for seed, folder in run.folders.items()
         if (folder / record.ROWS).exists()
     }
-    if found or not (together / record.ROWS).exists():
-        return found
+    if rows or not (together / record.ROWS).exists():
+        return rows
     common = record.read_rows(together)
     for number, seed in enumerate(run.folders):
         mark = f"/{run.folders[seed].name}/"
-        found[seed] = []
+        rows[seed] = []
         for row in common:
             if "eval" in row:
                 own = {
@@ -100,13 +106,14 @@ def _rows(run, together) -> dict[int, list]:
                     for name, value in row["eval"].items()
                     if mark in name
                 }
-                found[seed].append({**row, "eval": own})
+                rows[seed].append({**row, "eval": own})
             elif number == 0:  # metrics of steps are means over all seeds
-                found[seed].append(row)
-    return found
+                rows[seed].append(row)
+    return rows
 
 
 def _config(folders) -> dict | None:
+    """The first config.json that there is."""
     for folder in folders:
         if (folder / "config.json").exists():
             return json.loads((folder / "config.json").read_text())
@@ -116,29 +123,35 @@ def _config(folders) -> dict | None:
 def _date(run: numbers.Run) -> float:
     """When the results were made, in seconds since 1970.
 
-    A copied file has the time of the copy, so that the last logged row goes first.
+    The time of the last logged row is preferred to that of the file, which is the time
+    of the copy if somebody copied it.
     """
-    found = [rows[-1].get("time", {}).get("unix") for rows in run.rows.values() if rows]
-    found = [unix for unix in found if unix is not None]
+    logged = [
+        rows[-1].get("time", {}).get("unix") for rows in run.rows.values() if rows
+    ]
+    logged = [unix for unix in logged if unix is not None]
     files = [folder / results_lib.RESULTS for folder in run.run.folders.values()]
-    return max(found) if found else max(file.stat().mtime for file in files)
+    return max(logged) if logged else max(file.stat().mtime for file in files)
 
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    made.add_argument("runs", nargs="+", metavar="RUN", help="run directories")
-    made.add_argument("--out", default="report.html", help="the page")
-    made.add_argument("--title", default=None, help="default: names of the runs")
-    return made
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("runs", nargs="+", metavar="RUN", help="run directories")
+    arguments.add_argument("--out", default="report.html", help="the page")
+    arguments.add_argument("--title", default=None, help="default: names of the runs")
+    return arguments
 
 
-def main(argv=None) -> int:
-    """The command; exit code 2 where a directory holds no run."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; exit code 2 if a directory holds no run."""
     options = parser().parse_args(argv)
     try:
         names = _names(options.runs)
-        runs = [load(*each) for each in zip(options.runs, names, strict=True)]
+        runs = [
+            load(workdir, name)
+            for workdir, name in zip(options.runs, names, strict=True)
+        ]
         page = page_lib.page(
             runs,
             title=options.title or ", ".join(names),

@@ -1,14 +1,15 @@
 """Compare runs: `python -m jaxcl.compare runs/er runs/er_ace --out=compare.png`.
 
-Each directory is a run, or one of several seeds (config.seeds). Prints mean and
-standard error over seeds, the cost of a step, and the paired difference to the first
-directory over the seeds that both have; draws accuracy over time into one figure.
-With `--scalar`, of what an evaluator measures beside accuracies.
+Each directory is a run, or holds the runs of several seeds (config.seeds). Prints mean
+and standard error over seeds, the cost of a step, and the paired difference to the
+first directory over the seeds that both have; draws accuracy over time into one figure.
+With `--scalar` it compares a scalar of an evaluator in place of accuracies.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,34 +24,34 @@ MEASURES = ("average_accuracy", "anytime", "forgetting")
 
 
 class Run(NamedTuple):
-    """One directory."""
+    """The runs of one directory, one for each seed."""
 
     name: str
-    results: dict[int, dict]  # seed -> results, see outcome.empty
+    results: dict[int, dict]  # seed -> results, see `results.empty`
     folders: dict[int, epath.Path]  # seed -> where its metrics.jsonl is
 
 
-def read(workdir) -> Run:
-    """The finished runs below a directory.
+def read(workdir: epath.PathLike) -> Run:
+    """Read a run directory, or that of several seeds.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there are no results.
     """
     workdir = epath.Path(workdir)
-    found = {}
+    folders = {}
     for path in workdir.glob("seed_*"):
         digits = path.name.removeprefix("seed_")
         if digits.isdigit() and (path / results_lib.RESULTS).exists():
-            found[int(digits)] = path
-    if not found and (workdir / results_lib.RESULTS).exists():
-        found = {_seed(workdir): workdir}
-    if not found:
+            folders[int(digits)] = path
+    if not folders and (workdir / results_lib.RESULTS).exists():
+        folders = {_seed(workdir): workdir}
+    if not folders:
         raise ValueError(
             f"{workdir}: holds no {results_lib.RESULTS}, nor do its seed_*"
         )
-    found = dict(sorted(found.items()))
-    results = {seed: results_lib.read_results(path) for seed, path in found.items()}
-    return Run(workdir.name, results, found)
+    folders = dict(sorted(folders.items()))
+    results = {seed: results_lib.read_results(path) for seed, path in folders.items()}
+    return Run(workdir.name, results, folders)
 
 
 def _seed(workdir) -> int:
@@ -60,7 +61,7 @@ def _seed(workdir) -> int:
 def difference(run: Run, other: Run, name: str, measure: str) -> dict:
     """Mean and standard error of `run` less `other`, over seeds that both have."""
     mine, theirs = (
-        {seed: seeds.measures(one)[name][measure] for seed, one in r.results.items()}
+        {seed: seeds.measures(own)[name][measure] for seed, own in r.results.items()}
         for r in (run, other)
     )
     pairs = [(mine[seed], theirs[seed]) for seed in sorted({*mine} & {*theirs})]
@@ -79,10 +80,13 @@ def cost(run: Run) -> dict[str, float | None]:
     }
 
 
-def curve(run: Run, name: str, *, band="error"):
-    """Average accuracy over the tasks met, or a scalar as it is, over steps.
+def curve(
+    run: Run, name: str, *, band: str = "error"
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The average accuracy over the tasks met, or a scalar, against steps.
 
     Args:
+      run: from `read`.
       name: of a matrix or a scalar, as under "eval" in metrics.jsonl.
       band: "error", the standard error of the mean, or "std".
 
@@ -90,33 +94,33 @@ def curve(run: Run, name: str, *, band="error"):
       (steps i64[n], mean f64[n], band f64[n], 0 for one seed), at the steps after the
       first that every seed has.
     """
-    each = []
+    of_seeds = []  # step -> value
     for path in run.folders.values():
         points = {}
         for row in record.read_rows(path):
-            found = row.get("eval", {}).get(name)
-            if found is not None and row["step"]:
-                met = found[: row["task"] + 1] if isinstance(found, list) else found
+            value = row.get("eval", {}).get(name)
+            if value is not None and row["step"]:
+                met = value[: row["task"] + 1] if isinstance(value, list) else value
                 points[row["step"]] = np.mean(np.array(met, float))
-        each.append(points)
-    steps = sorted(set.intersection(*(set(points) for points in each)))
-    values = np.array([[points[s] for s in steps] for points in each])
-    half = np.zeros(len(steps))
-    if len(each) > 1:
-        half = values.std(axis=0, ddof=1) / (1 if band == "std" else len(each) ** 0.5)
+        of_seeds.append(points)
+    steps = sorted(set.intersection(*(set(points) for points in of_seeds)))
+    values = np.array([[points[s] for s in steps] for points in of_seeds])
+    half, count = np.zeros(len(steps)), len(of_seeds)
+    if count > 1:
+        half = values.std(axis=0, ddof=1) / (1 if band == "std" else count**0.5)
     return np.array(steps), values.mean(axis=0), half
 
 
 def text(runs: list[Run], name: str) -> str:
-    """A table, one line per run, the first being what others are compared with."""
+    """A table of one matrix with a line for each run; differences are to the first."""
     head = ("seeds", "average", "anytime", "forgetting", "ms/step", "FLOPs", "- first")
     width = max(24, *(len(run.name) + 2 for run in runs))
     lines = [f"{name} (%)".ljust(width) + "".join(f"{h:>15}" for h in head)]
     first = cost(runs[0])
     for run in runs:
-        found, spent = seeds.summary(run.results)[name], cost(run)
+        summary, spent = seeds.summary(run.results)[name], cost(run)
         cells = [str(len(run.results))]
-        cells += [seeds.percent(found[measure]) for measure in MEASURES]
+        cells += [seeds.percent(summary[measure]) for measure in MEASURES]
         time, flops = spent["milliseconds"], spent["flops"]
         cells.append("-" if time is None else f"{time:.1f}")
         share = flops and first["flops"] and flops / first["flops"]
@@ -127,8 +131,14 @@ def text(runs: list[Run], name: str) -> str:
     return "\n".join(lines)
 
 
-def scalar_text(curves, name: str, band: str) -> str:
-    """The last value of each run, one line each, the mean and the band over seeds."""
+def scalar_text(curves: dict[str, tuple], name: str, band: str) -> str:
+    """The last value of a scalar with its band over seeds, one line for each run.
+
+    Args:
+      curves: name of a run -> its `curve`.
+      name: of the scalar.
+      band: as in `curve`.
+    """
     kind = {"error": "standard error", "std": "std"}[band]
     lines = [f"{name}, mean +- {kind} at the last step"]
     for run, (steps, mean, half) in curves.items():
@@ -136,8 +146,8 @@ def scalar_text(curves, name: str, band: str) -> str:
     return "\n".join(lines)
 
 
-def main(argv=None) -> int:
-    """The command; exit code 2 where a directory or a name is wrong."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; exit code 2 if a directory or a name is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workdirs", nargs="+", help="run directories")
     parser.add_argument("--matrix", default=None, help="default: the first's first")
@@ -155,7 +165,7 @@ def main(argv=None) -> int:
         names = [set(r["matrices"]) for run in runs for r in run.results.values()]
         first = next(iter(runs[0].results.values()))["matrices"]
         name = options.matrix or next(iter(first), None)
-        if name is None or not all(name in each for each in names):
+        if name is None or not all(name in seed_names for seed_names in names):
             common = sorted(set.intersection(*names))
             raise ValueError(
                 f"--matrix={name}: allowed are what all runs have, "
@@ -173,7 +183,7 @@ def main(argv=None) -> int:
 
 
 def _scalar(runs, options) -> int:
-    """`main` of a scalar."""
+    """Compare a scalar; returns the exit code."""
     name = options.scalar
     curves = {run.name: curve(run, name, band=options.band) for run in runs}
     lacking = [run for run, (steps, *_) in curves.items() if not len(steps)]
@@ -187,20 +197,20 @@ def _scalar(runs, options) -> int:
 
 
 def _classes(runs, options) -> int:
-    """`main` of what a spread entry measured of each class: a mean over seeds."""
-    key, found = options.classes, {}
+    """Draw the spread of each class, a mean over seeds; returns the exit code."""
+    key, means = options.classes, {}
     for run in runs:
-        each = [spread.by_class(record.read_rows(p)) for p in run.folders.values()]
-        if not all(key in one for one in each):
+        of_seeds = [spread.by_class(record.read_rows(p)) for p in run.folders.values()]
+        if not all(key in spreads for spreads in of_seeds):
             raise ValueError(f"--classes={key}: not measured by {run.name}")
-        found[run.name] = np.mean([one[key] for one in each], axis=0)
+        means[run.name] = np.mean([spreads[key] for spreads in of_seeds], axis=0)
     if options.out is None:
         raise ValueError("--classes: wants --out, a .png")
-    plots.class_spread(found, options.out, title=key)
+    plots.class_spread(means, options.out, title=key)
     return 0
 
 
 def _task_ends(results: dict) -> list[int]:
     """Step after which each task ends."""
-    steps = [each["steps"] for each in results["cost"]["per_task"] if each]
+    steps = [spent["steps"] for spent in results["cost"]["per_task"] if spent]
     return np.cumsum(steps).tolist()

@@ -1,13 +1,15 @@
 """When runs converged, and how much sooner than a baseline; seeds are paired.
 
-By patience: at the epoch whose mean training loss was best. By a target: at the first
-epoch that comes as low as the baseline's best one did, by a scalar that is measured of
-all runs alike. The first compares losses that differ from method to method, and an
-encoder that learns nothing is soon at its best; the second does not.
+There are two measures. By patience, a run converged at the epoch with the best mean
+training loss. By a target, it converged at the first epoch that comes as low as the
+baseline at its best epoch, by a scalar that is measured in the same way for all runs.
+The first compares losses that differ from method to method, and an encoder that learns
+nothing is soon at its best; the second has neither fault.
 """
 
 import json
 import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +25,7 @@ RATIOS = ("time_ratio", "epoch_ratio", "target_time_ratio", "target_passes_ratio
 
 
 class Epoch(NamedTuple):
-    """What a task had taken at the end of one of its epochs, and had come to."""
+    """The end of an epoch: what the task had taken, and the scalar it had reached."""
 
     number: int  # from 1
     seconds: float  # of training
@@ -35,32 +37,33 @@ class Run(NamedTuple):
     """One seed of one way to train, at one growth."""
 
     name: str
-    growth: float | None  # None: a scenario without
+    growth: float | None  # None: the scenario has none
     seed: int
     folder: epath.Path
     best: dict  # by patience, see `metrics_log.Epochs.end`
     last: dict
     cut: bool  # ended by config.epochs, before config.patience
     epochs: list[Epoch]
-    scalars: dict[str, float | None]  # of the task's end
+    scalars: dict[str, float | None]  # at the end of the task
 
 
-def read(name: str, workdir, *, task: int, scalar: str) -> list[Run]:
+def read(name: str, workdir: epath.PathLike, *, task: int, scalar: str) -> list[Run]:
     """The runs of a directory, one per seed.
 
     Args:
-      name: what the table calls them.
+      name: of the runs in the table.
+      workdir: a run directory, or that of several seeds.
       task: its number, from 0.
       scalar: as under "eval" in metrics.jsonl.
 
     Raises:
-      ValueError: it holds no run; one is not finished, was trained without counting
-        epochs, or was not asked for the scalar after every one.
+      ValueError: it holds no run, or a run is not finished, did not count epochs, or
+        did not measure the scalar after every epoch.
     """
     workdir = epath.Path(workdir)
     marks = {path.name.removeprefix("seed_"): path for path in workdir.glob("seed_*")}
     folders = {int(mark): path for mark, path in marks.items() if mark.isdigit()}
-    made = []
+    runs = []
     for path in [folders[seed] for seed in sorted(folders)] or [workdir]:
         own = path if (path / "config.json").exists() else workdir
         if not (own / "config.json").exists():
@@ -70,8 +73,8 @@ def read(name: str, workdir, *, task: int, scalar: str) -> list[Run]:
             )
         config = json.loads((own / "config.json").read_text())
         seed = next((s for s in folders if folders[s] == path), config.get("seed", 0))
-        made.append(_run(name, path, seed, config, task, scalar))
-    return made
+        runs.append(_run(name, path, seed, config, task, scalar))
+    return runs
 
 
 def _run(name, folder, seed, config, task, scalar) -> Run:
@@ -80,14 +83,14 @@ def _run(name, folder, seed, config, task, scalar) -> Run:
     results = results_lib.read_results(folder) if done else results_lib.empty(0)
     if results_lib.finished(results) <= task:
         raise ValueError(f"{where}: not finished: it has no results of task {task}")
-    found = results.get("convergence", {}).get(str(task))
-    if not found or found["best"] is None:
+    epochs = results.get("convergence", {}).get(str(task))
+    if not epochs or epochs["best"] is None:
         raise ValueError(
             f"{where}: no convergence of task {task}: config.patience was "
             f"{config.get('patience', 0)}"
         )
     patience = config.get("patience", 0)
-    late = found["last"]["number"] - found["best"]["number"]
+    late = epochs["last"]["number"] - epochs["best"]["number"]
     scenario = config.get("scenario", {})
     growth = scenario.get("growth", scenarios.make.__kwdefaults__["growth"])
     return Run(
@@ -95,8 +98,8 @@ def _run(name, folder, seed, config, task, scalar) -> Run:
         growth=growth if scenario.get("name") == "growth" else None,
         seed=seed,
         folder=folder,
-        best=found["best"],
-        last=found["last"],
+        best=epochs["best"],
+        last=epochs["last"],
         cut=patience == 0 or late < patience,
         epochs=_epochs(where, record.read_rows(folder), task, scalar),
         scalars=results["scalars"][task],
@@ -106,8 +109,8 @@ def _run(name, folder, seed, config, task, scalar) -> Run:
 def _epochs(where, rows, task, scalar) -> list[Epoch]:
     """The epochs of a task, each with the scalar of its last step.
 
-    A scalar of another step is left alone, so that of the task before too: the state
-    that the task begins with was judged on the rows of fewer tasks.
+    Scalars of other steps are not used. That leaves out the evaluation before the
+    task's first step, which judged the state on the rows of fewer tasks.
     """
     rows = [row for row in rows if row["task"] == task]
     measured, names = {}, set()
@@ -137,12 +140,14 @@ def _epochs(where, rows, task, scalar) -> list[Epoch]:
 
 
 def target(baseline: Run, within: float) -> float:
-    """What counts as low enough: (1 + within) x the scalar at the best epoch.
+    """The scalar to reach: that of the baseline's best epoch, plus a tolerance.
 
-    Of a scalar below 0 it is `within` of its size above it.
+    Args:
+      baseline: the run to compare with.
+      within: the tolerance, as a share of the scalar's size.
 
     Raises:
-      ValueError: the scalar is not finite there.
+      ValueError: the scalar is not finite at the best epoch.
     """
     value = {epoch.number: epoch.value for epoch in baseline.epochs}.get(
         baseline.best["number"], math.inf
@@ -156,7 +161,7 @@ def target(baseline: Run, within: float) -> float:
 
 
 def reached(run: Run, goal: float) -> Epoch | None:
-    """The first epoch that ends with the scalar at most `goal`; None: there is none."""
+    """The first epoch that ends with the scalar at most `goal`, or None."""
     return next((epoch for epoch in run.epochs if epoch.value <= goal), None)
 
 
@@ -165,10 +170,10 @@ def _ratio(theirs, mine) -> float | None:
 
 
 def paired(run: Run, baseline: Run, within: float) -> dict:
-    """All numbers of one seed; a ratio is baseline / run, None where one is 0."""
+    """All numbers of one seed; a ratio is baseline / run, None if one of them is 0."""
     goal = target(baseline, within)
     mine, theirs = reached(run, goal), reached(baseline, goal)
-    found = {
+    numbers = {
         "seed": run.seed,
         "folder": str(run.folder),
         "cut_off": run.cut,
@@ -181,17 +186,17 @@ def paired(run: Run, baseline: Run, within: float) -> dict:
         "reached": mine is not None,
     }
     if mine is not None:
-        found |= {
+        numbers |= {
             "target_epoch": mine.number,
             "target_passes": mine.passes,
             "target_seconds": mine.seconds,
             "target_passes_ratio": _ratio(theirs.passes, mine.passes),
             "target_time_ratio": _ratio(theirs.seconds, mine.seconds),
         }
-    return found
+    return numbers
 
 
-def spread(values) -> dict:
+def spread(values: Iterable[float | None]) -> dict:
     """Mean and standard deviation (n - 1) of the values that are not None."""
     values = np.array([x for x in values if x is not None], float)
     mean = values.mean() if len(values) else None
@@ -199,14 +204,14 @@ def spread(values) -> dict:
     return results_lib.plain({"mean": mean, "std": std, "seeds": len(values)})
 
 
-def geometric(ratios) -> dict:
+def geometric(ratios: Iterable[float | None]) -> dict:
     """Geometric mean of ratios, with its 95 % confidence interval.
 
-    exp(m +- t s / sqrt(n)), m and s of the logarithms, t Student's with n - 1 degrees
-    of freedom; no interval of a single one.
+    exp(m +- t s / sqrt(n)) with m and s of the logarithms and Student's t with n - 1
+    degrees of freedom. A single ratio has no interval.
 
     Args:
-      ratios: above 0, or None, which is left out.
+      ratios: above 0; None is left out.
     """
     logs = np.log([x for x in ratios if x is not None])
     count = len(logs)
@@ -215,55 +220,88 @@ def geometric(ratios) -> dict:
     if count > 1:
         quantile = special.stdtrit(count - 1, 0.975)
         half = quantile * logs.std(ddof=1) / math.sqrt(count)
-    found = {"mean": mean, "low": mean - half, "high": mean + half}
-    found = {name: math.exp(value) for name, value in found.items()}
-    return results_lib.plain({**found, "seeds": count})
+    interval = {"mean": mean, "low": mean - half, "high": mean + half}
+    ratio = {name: math.exp(value) for name, value in interval.items()}
+    return results_lib.plain({**ratio, "seeds": count})
 
 
-def summary(runs: list[Run], baseline: dict[int, Run], *, within, scalars) -> dict:
+def summary(
+    runs: list[Run],
+    baseline: dict[int, Run],
+    *,
+    within: float,
+    scalars: Sequence[str],
+) -> dict:
     """What the runs of one name and growth come to, over seeds.
 
     Args:
       runs: one per seed.
       baseline: seed -> the run to compare with.
-      within: as of `target`.
-      scalars: names, of the task's end.
+      within: as in `target`.
+      scalars: names of scalars at the end of the task.
 
     Returns:
-      "each", a list of `paired`; of each of their numbers a `spread`, of each ratio a
-      `geometric`; "scalars", name -> `spread`. What is to do with the target is over
-      the seeds that reached it.
+      "each", a list of `paired`; a `spread` of each of their numbers and a `geometric`
+      of each ratio, those of the target over the seeds that reached it; "scalars",
+      name -> `spread`.
     """
-    each = [paired(run, baseline[run.seed], within) for run in runs]
-    found = {
-        "seeds": len(each),
-        "reached": sum(one["reached"] for one in each),
-        "cut_off": sum(one["cut_off"] for one in each),
+    pairs = [paired(run, baseline[run.seed], within) for run in runs]
+    totals = {
+        "seeds": len(pairs),
+        "reached": sum(pair["reached"] for pair in pairs),
+        "cut_off": sum(pair["cut_off"] for pair in pairs),
     }
     for name in ("epoch", "seconds", "target_epoch", "target_passes", "target_seconds"):
-        found[name] = spread([one.get(name) for one in each])
+        totals[name] = spread([pair.get(name) for pair in pairs])
     for name in RATIOS:
-        found[name] = geometric([one.get(name) for one in each])
+        totals[name] = geometric([pair.get(name) for pair in pairs])
     ends = {name: spread([run.scalars.get(name) for run in runs]) for name in scalars}
-    return {**found, "scalars": ends, "each": each}
+    return {**totals, "scalars": ends, "each": pairs}
 
 
-def compared(runs: list[Run], baseline: str, *, within=0.01, scalars=SCALARS) -> list:
+def compared(
+    runs: list[Run],
+    baseline: str,
+    *,
+    within: float = 0.01,
+    scalars: Sequence[str] = SCALARS,
+) -> list[dict]:
     """Every name against the baseline, one entry per growth.
 
     Args:
       runs: in the order of the table.
-      baseline: a name of theirs.
-      within: as of `target`.
-      scalars: names, of the task's end.
+      baseline: one of their names.
+      within: as in `target`.
+      scalars: names of scalars at the end of the task.
 
     Returns:
       [{"growth": number or None, "runs": name -> `summary`}], by growth.
 
     Raises:
-      ValueError: there is no such name; it lacks a growth or a seed of another; two
-        runs of a name have the same.
+      ValueError: no run has the name; the baseline lacks a growth or a seed of another
+        name; or two runs of a name have the same growth and seed.
     """
+    groups = _grouped(runs, baseline)
+    names = list(dict.fromkeys(run.name for run in runs))
+    entries = []
+    for growth in sorted(groups, key=lambda x: (x is not None, x)):
+        group = groups[growth]
+        summaries = {
+            name: summary(
+                list(group[name].values()),
+                group[baseline],
+                within=within,
+                scalars=scalars,
+            )
+            for name in names
+            if name in group
+        }
+        entries.append({"growth": growth, "runs": summaries})
+    return entries
+
+
+def _grouped(runs, baseline) -> dict:
+    """Growth -> name -> seed -> run, where each run has a baseline to compare with."""
     names = list(dict.fromkeys(run.name for run in runs))
     if baseline not in names:
         raise ValueError(f"--baseline={baseline}: allowed are {', '.join(names)}")
@@ -282,18 +320,7 @@ def compared(runs: list[Run], baseline: str, *, within=0.01, scalars=SCALARS) ->
                 f"{run.name}={run.folder}: the baseline {baseline} has no seed "
                 f"{run.seed}{_at(run.growth)}"
             )
-    found = []
-    for growth in sorted(groups, key=lambda x: (x is not None, x)):
-        group = groups[growth]
-        made = {
-            name: summary(
-                list(group[name].values()), group[baseline],
-                within=within, scalars=scalars,
-            )
-            for name in names if name in group
-        }  # fmt: skip
-        found.append({"growth": growth, "runs": made})
-    return found
+    return groups
 
 
 def _at(growth) -> str:

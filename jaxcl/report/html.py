@@ -1,13 +1,14 @@
-"""HTML of a page that needs nothing but itself: elements, numbers, style, script.
+"""HTML of a page that loads no other file: elements, numbers, style, script.
 
-Text is escaped by whoever makes an element, so that nothing that comes from a file can
-become markup. The page forbids the browser to load anything, or to run any script but
-the one below.
+`element` escapes text, so that nothing that was read from a file becomes markup. The
+page forbids the browser to load anything, or to run any script but the one below.
 """
 
 import base64
 import hashlib
 import html
+from collections.abc import Callable
+from typing import Any
 
 _VOID = ("img", "meta", "link")
 MINUS = "\u2212"
@@ -199,17 +200,17 @@ def element(name: str, /, *children, **attributes) -> Html:
 
 
 def join(*children) -> Html:
-    """Several things one after another."""
+    """Children one after another, without an element around them."""
     return Html("".join(_flat(children)))
 
 
 def section(key: str, title: str, *children) -> Html:
-    """A part of the page that links lead to."""
+    """A section of the page with a title, and `key` for links to it."""
     return element("section", element("h2", title), children, id=key)
 
 
 def note(*children) -> Html:
-    """A paragraph that stands back."""
+    """A paragraph in a muted colour."""
     return element("p", children, class_="muted")
 
 
@@ -240,14 +241,14 @@ def _signed(text: str, *, plus=False) -> str:
     return f"+{text}" if plus and not text.startswith(MINUS) else text
 
 
-def percent(value, *, plus=False) -> str:
+def percent(value: float | None, *, plus: bool = False) -> str:
     """A share in percent, one decimal; "-" for None or nan."""
     if value is None or value != value:
         return "-"
     return _signed(f"{100 * value:.1f}", plus=plus)
 
 
-def number(value, *, plus=False) -> str:
+def number(value: float | None, *, plus: bool = False) -> str:
     """Any number in four digits; "-" for None or nan."""
     if value is None or value != value:
         return "-"
@@ -259,7 +260,7 @@ def number(value, *, plus=False) -> str:
     return _signed(text.rstrip("."), plus=plus)
 
 
-def short(value) -> str:
+def short(value: float | None) -> str:
     """A count in three digits, with a prefix; "-" for None."""
     if value is None:
         return "-"
@@ -268,25 +269,27 @@ def short(value) -> str:
     return f"{value / 1000 ** max(power, 0):.3g}{prefix}"
 
 
-def seconds(value) -> str:
-    """Seconds, a decimal where they are few; "-" for None."""
+def seconds(value: float | None) -> str:
+    """Seconds, with a decimal below 100; "-" for None."""
     if value is None:
         return "-"
     return f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
-def estimate(found, form, *, expected: int, delta=None) -> list:
-    """What a cell says of a mean over seeds.
+def estimate(
+    value: Any, form: Callable[..., str], *, expected: int, delta: Any = None
+) -> list:
+    """The content of a cell with a mean over seeds and its interval.
 
     Args:
-      found: `numbers.Estimate`.
+      value: `numbers.Estimate`.
       form: `percent` or `number`.
-      expected: seeds of the row; of fewer the cell says how many there are.
-      delta: the difference to the first run, where there is one to show.
+      expected: seeds of the row; if the mean is over fewer, the cell says how many.
+      delta: `numbers.Estimate` of the difference to the first run; None: not shown.
     """
-    shown = [element("span", form(found.mean), class_="v")]
-    if found.mean is not None:
-        shown.append(element("span", _interval(found, form, expected), class_="i"))
+    shown = [element("span", form(value.mean), class_="v")]
+    if value.mean is not None:
+        shown.append(element("span", _interval(value, form, expected), class_="i"))
     if delta is not None:
         told = "Δ -"
         if delta.mean is not None:
@@ -296,28 +299,29 @@ def estimate(found, form, *, expected: int, delta=None) -> list:
     return shown
 
 
-def _interval(found, form, expected, **options) -> str:
+def _interval(value, form, expected, **options) -> str:
     ends = "-"
-    if found.low is not None:
-        ends = f"[{form(found.low, **options)}, {form(found.high, **options)}]"
-    count = "" if found.seeds == expected else f" n = {found.seeds}"
+    if value.low is not None:
+        ends = f"[{form(value.low, **options)}, {form(value.high, **options)}]"
+    count = "" if value.seeds == expected else f" n = {value.seeds}"
     return ends + count
 
 
-def table(head: list, rows: list, *, label: str, caption=None) -> Html:
-    """A table that scrolls by itself where it is wide.
+def table(head: list, rows: list, *, label: str, caption: str | None = None) -> Html:
+    """A table, with a scroll bar of its own if it is wide.
 
     Args:
-      head: of the columns, what `column` gives or its text.
+      head: of the columns; texts, or what `column` gives.
       rows: lists of cells; the first is the row's header, others `Html` of a td.
-      label: what a reader of the screen is told.
+      label: for screen readers.
+      caption: above the table.
     """
     return element(
         "div",
         element(
             "table",
             None if caption is None else element("caption", caption),
-            element("thead", element("tr", [_head(one) for one in head])),
+            element("thead", element("tr", [_head(title) for title in head])),
             element(
                 "tbody",
                 [
@@ -326,20 +330,23 @@ def table(head: list, rows: list, *, label: str, caption=None) -> Html:
                 ],
             ),
         ),
-        class_="scroll", role="region", tabindex="0", aria_label=label,
-    )  # fmt: skip
+        class_="scroll",
+        role="region",
+        tabindex="0",
+        aria_label=label,
+    )
 
 
-def _head(one) -> Html:
-    made = isinstance(one, Html) and one.startswith("<th ")
-    return one if made else column(one)
+def _head(title) -> Html:
+    is_column = isinstance(title, Html) and title.startswith("<th ")
+    return title if is_column else column(title)
 
 
-def column(head, *, text=False) -> Html:
-    """A th above a column; `text` where the column holds no numbers."""
+def column(head: Any, *, text: bool = False) -> Html:
+    """A th above a column; `text`: the column holds text, not numbers."""
     return element("th", head, scope="col", class_="text" if text else None)
 
 
-def cell(value, *, text=False) -> Html:
-    """A td; `text` where it is no number."""
+def cell(value: Any, *, text: bool = False) -> Html:
+    """A td; `text`: it holds text, not a number."""
     return element("td", value, class_="text" if text else None)

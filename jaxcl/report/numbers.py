@@ -1,13 +1,14 @@
 """The numbers of a page about runs: intervals, differences, cost, curves, configs.
 
 Intervals are Student's t at 95 %, over seeds. In curves seeds are aligned by the task
-and the step within it, the end of a task being one point, so that runs whose tasks end
-by patience have a mean, too.
+and the step within it, and the end of a task is one point, so that there is a mean even
+if patience ends the tasks of different seeds at different steps.
 """
 
 import itertools
 import json
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -23,14 +24,14 @@ _END = math.inf  # of a task, as a place in it
 
 
 class Run(NamedTuple):
-    """One directory of the page, of the seeds that have come furthest."""
+    """One directory of the page, with the seeds that have finished the most tasks."""
 
-    name: str  # its own on the page
-    workdir: str  # as the command had it
+    name: str  # unique on the page
+    workdir: str  # as given to the command
     run: compare.Run
-    rows: dict[int, list]  # seed -> rows of metrics.jsonl; those without are not there
+    rows: dict[int, list]  # seed -> rows of metrics.jsonl, for seeds that have one
     config: dict | None
-    behind: dict[int, int]  # seed -> tasks finished, of the seeds that are left out
+    behind: dict[int, int]  # seed -> tasks finished, for the seeds that are left out
     together: bool  # the seeds ran in one program
 
     @property
@@ -40,17 +41,17 @@ class Run(NamedTuple):
 
     @property
     def first(self) -> dict:
-        """Those of one seed, for what all have in common."""
+        """Results of one seed, to read what all seeds have in common."""
         return next(iter(self.results.values()))
 
     @property
     def done(self) -> int:
-        """Tasks finished."""
+        """How many tasks are finished."""
         return results_lib.finished(self.first)
 
 
 class Estimate(NamedTuple):
-    """A mean over seeds, with its 95 % interval where there are two or more."""
+    """A mean over seeds, with its 95 % interval if there are two seeds or more."""
 
     mean: float | None
     low: float | None
@@ -59,7 +60,7 @@ class Estimate(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A mean over seeds against steps; low and high are nan where there is no band."""
+    """A mean over seeds against steps; without a band low and high are nan."""
 
     x: np.ndarray  # f64[n], steps
     mean: np.ndarray  # f64[n], nan where it was not finite
@@ -67,52 +68,51 @@ class Curve(NamedTuple):
     high: np.ndarray  # f64[n]
     task: np.ndarray  # i64[n]
     seeds: int
-    every: int  # 1, or of how many points one is kept or a mean is taken
+    every: int  # one point stands for so many
 
 
 def _half(error, count: int):
-    """Half of the interval of a mean with that standard error."""
+    """Half the width of the interval, from the standard error of the mean."""
     return special.stdtrit(count - 1, 0.975) * error
 
 
-def estimate(found: dict) -> Estimate:
-    """What `seeds.spread` gives, with an interval in place of the standard error."""
-    mean, error, count = found["mean"], found["error"], found["seeds"]
+def estimate(spread: dict) -> Estimate:
+    """A `seeds.spread`, with an interval in place of the standard error."""
+    mean, error, count = spread["mean"], spread["error"], spread["seeds"]
     if mean is None or error is None:
         return Estimate(mean, None, None, count)
     half = float(_half(error, count))
     return Estimate(mean, mean - half, mean + half, count)
 
 
-def names_of(dicts) -> list[str]:
-    """All keys of several dicts, in the order in which they come."""
-    return list(dict.fromkeys(key for each in dicts for key in each))
+def names_of(collections: Iterable[Iterable]) -> list[str]:
+    """All keys of several dicts or lists, each once, in the order they appear."""
+    return list(dict.fromkeys(key for keys in collections for key in keys))
 
 
 def matrices(run: Run) -> list[str]:
-    """Names of the matrices that a seed of the run has."""
+    """Names of the matrices that at least one seed of the run has."""
     return names_of(results["matrices"] for results in run.results.values())
 
 
 def measures(run: Run) -> dict[str, dict[str, Estimate]]:
     """Matrix name -> measure -> its mean over the seeds that have it."""
-    each = [seeds.measures(results) for results in run.results.values()]
-    found = {}
-    for name in names_of(each):
-        mine = [one.get(name, {}) for one in each]
-        found[name] = {
-            measure: estimate(seeds.spread([one.get(measure) for one in mine]))
+    of_seeds = [seeds.measures(results) for results in run.results.values()]
+    estimates = {}
+    for name in names_of(of_seeds):
+        of_matrix = [by_matrix.get(name, {}) for by_matrix in of_seeds]
+        estimates[name] = {
+            measure: estimate(seeds.spread([own.get(measure) for own in of_matrix]))
             for measure in MEASURES
-            if any(measure in one for one in mine)
+            if any(measure in own for own in of_matrix)
         }
-    return found
+    return estimates
 
 
 def comparable(run: Run, first: Run) -> bool:
-    """Whether both are over, or stand after the same number of tasks."""
-    sizes = [len(one.first["task_names"]) for one in (run, first)]
-    whole = [run.done == sizes[0], first.done == sizes[1]]
-    return all(whole) or (not any(whole) and run.done == first.done)
+    """Whether both runs are finished, or both stand after the same task."""
+    finished = [r.done == len(r.first["task_names"]) for r in (run, first)]
+    return all(finished) or (not any(finished) and run.done == first.done)
 
 
 def difference(run: Run, first: Run, name: str, measure: str) -> Estimate:
@@ -120,19 +120,20 @@ def difference(run: Run, first: Run, name: str, measure: str) -> Estimate:
     if not comparable(run, first):
         return Estimate(None, None, None, 0)
 
-    def having(one):
+    def with_measure(run):
         results = {
-            seed: each
-            for seed, each in one.results.items()
-            if measure in seeds.measures(each).get(name, {})
+            seed: own
+            for seed, own in run.results.items()
+            if measure in seeds.measures(own).get(name, {})
         }
-        return one.run._replace(results=results)
+        return run.run._replace(results=results)
 
-    pair = (having(run), having(first))
+    pair = (with_measure(run), with_measure(first))
     return estimate(compare.difference(*pair, name, measure))
 
 
 def _last_scalars(run: Run) -> dict[int, dict]:
+    """Seed -> scalars after the last finished task."""
     return {
         seed: results["scalars"][run.done - 1] if run.done else {}
         for seed, results in run.results.items()
@@ -142,17 +143,17 @@ def _last_scalars(run: Run) -> dict[int, dict]:
 def scalars(run: Run, first: Run) -> dict[str, tuple[Estimate, Estimate]]:
     """Scalars after the last finished task: mean, and difference to the first run."""
     mine, theirs = _last_scalars(run), _last_scalars(first)
-    found, paired = {}, comparable(run, first)
+    estimates, paired = {}, comparable(run, first)
     for name in names_of(mine.values()):
-        values = {seed: each.get(name) for seed, each in mine.items()}
+        values = {seed: own.get(name) for seed, own in mine.items()}
         pairs = [
             values[seed] - theirs[seed][name]
             for seed in values
             if paired and None not in (values[seed], theirs.get(seed, {}).get(name))
         ]
-        whole = seeds.spread(values.values()), seeds.spread(pairs)
-        found[name] = estimate(whole[0]), estimate(whole[1])
-    return found
+        mean, delta = seeds.spread(values.values()), seeds.spread(pairs)
+        estimates[name] = estimate(mean), estimate(delta)
+    return estimates
 
 
 def cost(run: Run) -> dict[str, float | None]:
@@ -162,76 +163,78 @@ def cost(run: Run) -> dict[str, float | None]:
       "train", "compile", "evaluation" and "rest", seconds; "steps", "images", "flops"
       of all finished tasks, "milliseconds" of a step, "peak_bytes".
     """
-    each = []
+    costs = []
     for results in run.results.values():
         total = results["cost"]["total"]
         if not total:
             continue
-        one = {key: total[f"{key}_seconds"] for key in ("train", "compile")}
-        one["evaluation"] = total["evaluation_seconds"]
+        own = {key: total[f"{key}_seconds"] for key in ("train", "compile")}
+        own["evaluation"] = total["evaluation_seconds"]
         spent = sum(seconds or 0.0 for seconds in results["seconds"])
-        one["rest"] = max(0.0, spent - sum(one.values()))
-        one |= {k: total[k] for k in ("steps", "images", "flops", "peak_bytes")}
-        each.append(one)
+        own["rest"] = max(0.0, spent - sum(own.values()))
+        own |= {k: total[k] for k in ("steps", "images", "flops", "peak_bytes")}
+        costs.append(own)
     names = ("train", "compile", "evaluation", "rest", "steps", "images", "flops")
-    found = {
-        name: seeds.spread([one[name] for one in each])["mean"]
+    means = {
+        name: seeds.spread([own[name] for own in costs])["mean"]
         for name in (*names, "peak_bytes")
     }
-    return {**found, "milliseconds": compare.cost(run.run)["milliseconds"]}
+    return {**means, "milliseconds": compare.cost(run.run)["milliseconds"]}
 
 
 def mean_matrix(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Accuracies after each finished task, a mean over the seeds that have a cell.
+    """The accuracy matrix up to the last finished task, a mean over seeds.
 
     Returns:
-      (f64[done, T], nan where no seed has it; i64[done, T], how many have it).
+      Means f64[done, T], nan where no seed has the cell, and i64[done, T], how many
+      seeds have it.
     """
-    each = [r for r in run.results.values() if name in r["matrices"]]
-    found = np.array([results_lib.matrix(r, name)[: run.done] for r in each])
-    return _mean(found)
+    results = [own for own in run.results.values() if name in own["matrices"]]
+    return _mean(
+        np.array([results_lib.matrix(own, name)[: run.done] for own in results])
+    )
 
 
 def mean_row(run: Run, key: str, name: str) -> np.ndarray | None:
-    """A row of "untrained" or "finetune", a mean over seeds; None: there is none."""
+    """The row of a matrix in "untrained" or "finetune", a mean over seeds, or None."""
     rows = [(r.get(key) or {}).get(name) for r in run.results.values()]
     rows = [row for row in rows if row is not None]
     return _mean(np.array(rows, float))[0] if rows else None
 
 
 def _mean(values):
-    """Mean over axis 0 of what is not nan, and how many that are."""
-    there = ~np.isnan(values)
-    count = there.sum(axis=0)
-    total = np.where(there, values, 0.0).sum(axis=0)
+    """Mean over axis 0 of the values that are not nan, and how many these are."""
+    measured = ~np.isnan(values)
+    count = measured.sum(axis=0)
+    total = np.where(measured, values, 0.0).sum(axis=0)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan), count
 
 
 def untrained(run: Run, name: str) -> Estimate:
-    """What the network before any training has: a mean over the tasks measured."""
-    rows = [r.get("untrained", {}).get(name) for r in run.results.values()]
-    each = [[x for x in row or () if x is not None] for row in rows]
-    return estimate(seeds.spread([float(np.mean(x)) if x else None for x in each]))
+    """Accuracy of the network before any training, a mean over the tasks measured."""
+    rows = [own.get("untrained", {}).get(name) for own in run.results.values()]
+    values = [[x for x in row or () if x is not None] for row in rows]
+    return estimate(seeds.spread([float(np.mean(x)) if x else None for x in values]))
 
 
 def convergence(run: Run) -> dict[int, dict[str, Estimate]]:
     """Task -> "best_number", "best_seconds", ..., "last_number", ... over seeds."""
-    each = [results.get("convergence", {}) for results in run.results.values()]
-    found = {}
-    for task in sorted(names_of(each), key=int):
-        flat = [
+    of_seeds = [results.get("convergence", {}) for results in run.results.values()]
+    estimates = {}
+    for task in sorted(names_of(of_seeds), key=int):
+        epochs = [
             {
                 f"{which}_{key}": value
                 for which in ("best", "last")
-                for key, value in (one.get(task, {}).get(which) or {}).items()
+                for key, value in (by_task.get(task, {}).get(which) or {}).items()
             }
-            for one in each
+            for by_task in of_seeds
         ]
-        found[int(task)] = {
-            key: estimate(seeds.spread([one.get(key) for one in flat]))
-            for key in names_of(flat)
+        estimates[int(task)] = {
+            key: estimate(seeds.spread([own.get(key) for own in epochs]))
+            for key in names_of(epochs)
         }
-    return found
+    return estimates
 
 
 # Curves
@@ -244,45 +247,45 @@ def _steps(results) -> list[int]:
     return [entry["steps"] for entry in entries[:done]]
 
 
-def common_ends(runs) -> list[int] | None:
-    """Step after which each finished task ends; None where runs or seeds differ."""
-    each = [
+def common_ends(runs: Iterable[Run]) -> list[int] | None:
+    """The step at which each finished task ends; None where runs or seeds differ."""
+    all_ends = [
         np.cumsum(_steps(results)).tolist()
         for run in runs
         for results in run.results.values()
     ]
-    same = each and each[0] and all(one == each[0] for one in each)
-    return each[0] if same else None
+    same = all_ends and all_ends[0] and all(ends == all_ends[0] for ends in all_ends)
+    return all_ends[0] if same else None
 
 
 def _values(row: dict) -> dict[tuple[str, str], float]:
-    """(kind, name) -> number of a row; of a matrix the mean over the tasks met."""
-    found = {}
+    """(kind, name) -> number, of a row; for a matrix the mean over the tasks met."""
+    evaluated = {}
     for name, value in row.get("eval", {}).items():
         if isinstance(value, list):
             met = np.array(value[: row["task"] + 1], float)
-            found["accuracy", name] = float(np.mean(met)) if len(met) else math.nan
+            evaluated["accuracy", name] = float(np.mean(met)) if len(met) else math.nan
         else:
-            found["scalar", name] = math.nan if value is None else float(value)
+            evaluated["scalar", name] = math.nan if value is None else float(value)
     logged = {k: v for k, v in row.items() if k not in ("step", "task", "eval", "time")}
     epoch = logged.pop("epoch", None)
     if isinstance(epoch, dict):
         logged |= {f"epoch/{k}": v for k, v in epoch.items() if k != "number"}
     logged["images_per_second"] = row.get("time", {}).get("images_per_second")
     numbers = {k: v for k, v in logged.items() if isinstance(v, int | float)}
-    return found | {("training", name): float(v) for name, v in numbers.items()}
+    return evaluated | {("training", name): float(v) for name, v in numbers.items()}
 
 
 def points(results: dict, rows: list) -> dict[tuple, dict]:
-    """What one seed logged, by where it stood.
+    """What one seed logged, by task and step within the task.
 
     Returns:
       (kind, name) -> (task, step within it) -> number; kinds are "accuracy", "scalar"
-      and "training". Of the first two the step at a task's end is infinite. Of step 0
-      there is nothing.
+      and "training". For the first two the last step of a task is given as infinite.
+      Step 0 is left out.
     """
     lengths = _steps(results)
-    starts, found = [0, *np.cumsum(lengths).tolist()], {}
+    starts, by_key = [0, *np.cumsum(lengths).tolist()], {}
     for row in rows:
         step, task = row["step"], row["task"]
         if not step or task >= len(starts):
@@ -291,64 +294,64 @@ def points(results: dict, rows: list) -> dict[tuple, dict]:
         last = task < len(lengths) and place == lengths[task]
         for key, value in _values(row).items():
             where = _END if last and key[0] != "training" else place
-            found.setdefault(key, {})[task, where] = value
-    return found
+            by_key.setdefault(key, {})[task, where] = value
+    return by_key
 
 
 def curves(run: Run) -> dict[tuple[str, str], Curve]:
-    """(kind, name) -> its mean over seeds, where all that have it have a point."""
-    each = {seed: points(run.results[seed], rows) for seed, rows in run.rows.items()}
-    found = {}
-    for key in names_of(each.values()):
-        having = {seed: each[seed][key] for seed in each if key in each[seed]}
-        made = _binned if key[0] == "training" else _aligned
-        curve = made(having, run.results)
+    """(kind, name) -> mean over the seeds that logged it, at their common points."""
+    logged = {seed: points(run.results[seed], rows) for seed, rows in run.rows.items()}
+    by_key = {}
+    for key in names_of(logged.values()):
+        of_seeds = {seed: logged[seed][key] for seed in logged if key in logged[seed]}
+        make = _binned if key[0] == "training" else _aligned
+        curve = make(of_seeds, run.results)
         if curve is not None:
-            found[key] = curve
-    return found
+            by_key[key] = curve
+    return by_key
 
 
-def _aligned(having: dict[int, dict], results) -> Curve | None:
-    """At the places that all seeds have."""
-    places = sorted(set.intersection(*map(set, having.values())))
+def _aligned(of_seeds: dict[int, dict], results) -> Curve | None:
+    """The mean at the places that all seeds have."""
+    places = sorted(set.intersection(*map(set, of_seeds.values())))
     xs = []
-    for seed in having:
+    for seed in of_seeds:
         lengths = _steps(results[seed])
         starts = [0, *np.cumsum(lengths).tolist()]
         ends = starts[1:]
         xs.append([ends[t] if at == _END else starts[t] + at for t, at in places])
-    values = [[mine[place] for place in places] for mine in having.values()]
+    values = [[own[place] for place in places] for own in of_seeds.values()]
     return _curve(xs, values, [task for task, _ in places], 1) if places else None
 
 
-def _binned(having: dict[int, dict], results) -> Curve | None:
-    """Means of equal stretches of a task, so many that about `POINTS` are left.
+def _binned(of_seeds: dict[int, dict], results) -> Curve | None:
+    """Means over bins of equal width within each task, about `POINTS` bins in all.
 
-    Rows come at round steps of the run, which are other steps of the task where
-    seeds differ in how long the tasks before took.
+    Bins are needed to align seeds: rows come at round steps of the run, which are
+    different steps of the task if the tasks before took seeds different times.
     """
-    gaps = [_gap(mine) for mine in having.values()]
-    steps = max(at for mine in having.values() for _, at in mine)
-    tasks = len({task for mine in having.values() for task, _ in mine})
+    gaps = [_gap(own) for own in of_seeds.values()]
+    steps = max(at for own in of_seeds.values() for _, at in own)
+    tasks = len({task for own in of_seeds.values() for task, _ in own})
     every = math.ceil(steps * tasks / max(gaps) / POINTS)
-    width, each = every * max(gaps), []
-    for seed, mine in having.items():
-        starts, groups = [0, *np.cumsum(_steps(results[seed])).tolist()], {}
-        for (task, at), value in mine.items():
-            group = groups.setdefault((task, (at - 1) // width), [])
-            group.append((starts[task] + at, value))
-        each.append({key: np.mean(group, axis=0) for key, group in groups.items()})
-    common = sorted(set.intersection(*map(set, each)))
+    width, binned = every * max(gaps), []
+    for seed, own in of_seeds.items():
+        starts, bins = [0, *np.cumsum(_steps(results[seed])).tolist()], {}
+        for (task, at), value in own.items():
+            members = bins.setdefault((task, (at - 1) // width), [])
+            members.append((starts[task] + at, value))
+        binned.append({key: np.mean(pairs, axis=0) for key, pairs in bins.items()})
+    common = sorted(set.intersection(*map(set, binned)))
     if not common:
         return None
-    found = np.array([[mine[key] for key in common] for mine in each])
-    made = _curve(found[..., 0], found[..., 1], [task for task, _ in common], every)
-    # The spread of single batches would hide the curves.
-    return made._replace(low=made.low * np.nan, high=made.high * np.nan)
+    means = np.array([[own[key] for key in common] for own in binned])
+    curve = _curve(means[..., 0], means[..., 1], [task for task, _ in common], every)
+    # No band: the spread of single batches would hide the curves.
+    return curve._replace(low=curve.low * np.nan, high=curve.high * np.nan)
 
 
 def _gap(points) -> float:
-    """Steps from one row to the next, as a rule."""
+    """The median number of steps from one row to the next."""
     gaps = [b - a for (s, a), (t, b) in itertools.pairwise(sorted(points)) if s == t]
     return max(1, int(np.median(gaps))) if gaps else 1
 
@@ -376,19 +379,19 @@ def thin(curve: Curve, most: int = POINTS) -> Curve:
 
 
 def flat(config: dict, path: str = "") -> dict[str, str]:
-    """Path of each field -> its value as JSON; a dict without fields is a value."""
-    found = {}
+    """Path of each field -> its value as JSON; an empty dict counts as a value."""
+    fields = {}
     for key, value in config.items():
         where = f"{path}.{key}" if path else str(key)
         if isinstance(value, dict) and value:
-            found |= flat(value, where)
+            fields |= flat(value, where)
         else:
-            found[where] = json.dumps(value, sort_keys=True)
-    return found
+            fields[where] = json.dumps(value, sort_keys=True)
+    return fields
 
 
 def differing(configs: list[dict]) -> dict[str, list[str | None]]:
-    """Path -> value in each config, None where it is not set, of all that differ."""
-    each = [flat(config) for config in configs]
-    found = {path: [one.get(path) for one in each] for path in sorted(names_of(each))}
-    return {path: row for path, row in found.items() if len(set(row)) > 1}
+    """The fields that differ: path -> value in each config, None where not set."""
+    flats = [flat(config) for config in configs]
+    rows = {path: [own.get(path) for own in flats] for path in sorted(names_of(flats))}
+    return {path: row for path, row in rows.items() if len(set(row)) > 1}

@@ -2,10 +2,10 @@
 
   python -m jaxcl.speedup --baseline=retrain retrain=runs/retrain icl=runs/icl
 
-A directory is a run, or one of several seeds; a name may come several times, with
-runs of other growths or other seeds. Seeds are paired within a growth. Two measures:
-the epoch that config.patience found best, and how much it took to come as low as the
-baseline did, by a scalar that is measured of all runs alike.
+A directory is a run, or holds the runs of several seeds. A name may be given several
+times, for other growths or other seeds. Seeds are paired within a growth. There are two
+measures: the epoch that config.patience found best, and what it took to come as low as
+the baseline, by a scalar that is measured in the same way for all runs.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import itertools
 import json
 import math
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 from etils import epath
@@ -24,7 +25,7 @@ from jaxcl import plots
 from jaxcl.report import convergence
 from jaxcl.run import results
 
-# Measure -> (title, key of the ratio) of the panels.
+# Measure -> (title, key of the ratio) of its two panels.
 PANELS = {
     "patience": (("time", "time_ratio"), ("epochs", "epoch_ratio")),
     "fair": (("time", "target_time_ratio"), ("passes", "target_passes_ratio")),
@@ -35,26 +36,30 @@ def _number(value, digits) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}"
 
 
-def _mean(found) -> str:
-    if found["mean"] is None:
+def _mean(spread) -> str:
+    """A cell with a `convergence.spread`."""
+    if spread["mean"] is None:
         return "-"
-    std = "" if found["std"] is None else f" ± {_number(found['std'], 3)}"
-    return _number(found["mean"], 4) + std
+    std = "" if spread["std"] is None else f" ± {_number(spread['std'], 3)}"
+    return _number(spread["mean"], 4) + std
 
 
-def _times(found) -> str:
-    if found["mean"] is None:
+def _times(ratio) -> str:
+    """A cell with a `convergence.geometric`."""
+    if ratio["mean"] is None:
         return "-"
-    low, high = found["low"], found["high"]
+    low, high = ratio["low"], ratio["high"]
     ends = "-" if low is None else f"{low:.2f}, {high:.2f}"
-    return f"{found['mean']:.2f} [{ends}]"
+    return f"{ratio['mean']:.2f} [{ends}]"
 
 
-def text(group: dict, *, baseline, scalar, within) -> str:
-    """The markdown table of one growth, and what it means.
+def text(group: dict, *, baseline: str, scalar: str, within: float) -> str:
+    """The markdown table of one growth, with an explanation of its columns.
 
     Args:
       group: an entry of `convergence.compared`.
+      baseline, within: as given to `convergence.compared`.
+      scalar: as given to `convergence.read`.
     """
     scalars = list(next(iter(group["runs"].values()))["scalars"])
     head = ["", "seeds", "best epoch", "seconds", "T", "E", "reached"]
@@ -86,87 +91,107 @@ def text(group: dict, *, baseline, scalar, within) -> str:
     return "\n".join(lines)
 
 
-def draw(found: list, path, *, baseline: str, measure="patience") -> None:
-    """Speed-ups against the growth, one line per name, as Figure 4 of ICL.
+def draw(
+    groups: list[dict],
+    path: epath.PathLike,
+    *,
+    baseline: str,
+    measure: str = "patience",
+) -> None:
+    """Draw speed-ups against the growth, one line per name, as Figure 4 of ICL.
+
+    Bars are 95 % confidence intervals.
 
     Args:
-      found: from `convergence.compared`, with growths.
+      groups: from `convergence.compared`, with growths.
       path: of the PNG.
-      measure: "patience", or "fair", that of the target. Bars are the 95 %
-        confidence intervals.
+      baseline: as given to `convergence.compared`.
+      measure: "patience", or "fair" for the target.
     """
     figure = Figure(figsize=(10, 4.2))
     panels = figure.subplots(1, 2)
-    growths = [group["growth"] for group in found]
-    names = dict.fromkeys(n for group in found for n in group["runs"] if n != baseline)
-    # Side by side, or the interval of one run would hide that of another.
+    growths = [group["growth"] for group in groups]
+    names = dict.fromkeys(n for group in groups for n in group["runs"] if n != baseline)
+    # Lines are shifted, or the interval of one run would hide that of another.
     gaps = [b - a for a, b in itertools.pairwise(sorted(growths))]
     apart = min(gaps, default=0.1) / 2 / max(len(names), 1)
-    beside = apart * (np.arange(len(names)) - (len(names) - 1) / 2)
+    shifts = apart * (np.arange(len(names)) - (len(names) - 1) / 2)
     for (title, key), axes in zip(PANELS[measure], panels, strict=True):
         axes.axhline(1, color="0.5", linestyle=":", linewidth=1)
         shown = [1.0]
         for number, name in enumerate(names):
-            at = [group["runs"].get(name, {}).get(key) for group in found]
-            x = [
-                growth + beside[number]
-                for growth, one in zip(growths, at, strict=True)
-                if one and one["mean"]
-            ]
-            at = [one for one in at if one and one["mean"]]
-            y = [one["mean"] for one in at]
-            bars = [
-                [m - (m if one["low"] is None else one["low"]), (one["high"] or m) - m]
-                for m, one in zip(y, at, strict=True)
-            ]
-            shown += y
-            marker = plots.MARKERS[number // len(plots.COLOURS) % len(plots.MARKERS)]
-            colour = plots.COLOURS[number % len(plots.COLOURS)]
-            axes.errorbar(
-                x, y, yerr=np.reshape(bars, (-1, 2)).T, color=colour, marker=marker,
-                linewidth=1, markersize=4, capsize=3, label=name.replace("$", r"\$"),
-            )  # fmt: skip
-        # A speed-up of 2 is as far from 1 as one of 1/2.
-        axes.set_yscale("log")
-        # Intervals of two seeds would leave no room for what differs.
-        low, high = axes.get_ylim()
-        axes.set_ylim(max(low, min(shown) / 4), min(high, max(shown) * 4))
-        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5)))
-        axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-        axes.yaxis.set_minor_locator(ticker.NullLocator())
+            shown += _draw_line(axes, groups, name, key, number, shifts[number])
+        _scale(axes, shown)
         axes.set_xticks(growths, [f"{growth:g}" for growth in growths])
         axes.set(xlabel="growth", ylabel=f"{baseline} / run", title=title)
         axes.grid(color="0.9")
         axes.margins(x=0.1)
     if names:
         panels[1].legend(
-            title="95 % intervals", loc="center left", bbox_to_anchor=(1.0, 0.5),
+            title="95 % intervals",
+            loc="center left",
+            bbox_to_anchor=(1.0, 0.5),
             frameon=False,
-        )  # fmt: skip
+        )
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120, bbox_inches="tight")
     epath.Path(path).write_bytes(picture.getvalue())
 
 
+def _draw_line(axes, groups, name, key, number, shift) -> list[float]:
+    """Draw the ratios of one name with their bars; returns the ratios."""
+    ratios = [(g["growth"], g["runs"].get(name, {}).get(key)) for g in groups]
+    ratios = [(growth, ratio) for growth, ratio in ratios if ratio and ratio["mean"]]
+    x = [growth + shift for growth, _ in ratios]
+    y = [ratio["mean"] for _, ratio in ratios]
+    bars = [
+        [m - (m if ratio["low"] is None else ratio["low"]), (ratio["high"] or m) - m]
+        for m, (_, ratio) in zip(y, ratios, strict=True)
+    ]
+    axes.errorbar(
+        x,
+        y,
+        yerr=np.reshape(bars, (-1, 2)).T,
+        color=plots.COLOURS[number % len(plots.COLOURS)],
+        marker=plots.MARKERS[number // len(plots.COLOURS) % len(plots.MARKERS)],
+        linewidth=1,
+        markersize=4,
+        capsize=3,
+        label=name.replace("$", r"\$"),
+    )
+    return y
+
+
+def _scale(axes, shown) -> None:
+    """A logarithmic axis of ratios, with the limits and ticks for those shown."""
+    # On it a speed-up of 2 is as far from 1 as one of 1/2.
+    axes.set_yscale("log")
+    # The wide intervals of two seeds are cut off, or ratios would look all the same.
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, min(shown) / 4), min(high, max(shown) * 4))
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5)))
+    axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
+
+
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    made.add_argument("runs", nargs="+", metavar="NAME=DIR", help="run directories")
-    made.add_argument("--baseline", required=True, help="a NAME")
-    made.add_argument("--task", type=int, default=1, help="its number, from 0")
-    made.add_argument("--scalar", default="objective/loss", help="lower is better")
-    made.add_argument("--within", type=float, default=0.01, help="of the baseline's")
-    made.add_argument(
-        "--scalars", default=None, help=f"default: {','.join(convergence.SCALARS)}"
-    )
-    made.add_argument("--measure", default="patience", choices=[*PANELS])
-    made.add_argument("--plot", default=None, help="a .png of --measure by growth")
-    made.add_argument("--json", default=None, help="a file for all numbers")
-    return made
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = arguments.add_argument
+    add("runs", nargs="+", metavar="NAME=DIR", help="run directories")
+    add("--baseline", required=True, help="a NAME")
+    add("--task", type=int, default=1, help="its number, from 0")
+    add("--scalar", default="objective/loss", help="lower is better")
+    add("--within", type=float, default=0.01, help="of the baseline's")
+    add("--scalars", default=None, help=f"default: {','.join(convergence.SCALARS)}")
+    add("--measure", default="patience", choices=[*PANELS])
+    add("--plot", default=None, help="a .png of --measure by growth")
+    add("--json", default=None, help="a file for all numbers")
+    return arguments
 
 
-def main(argv=None) -> int:
-    """The command; exit code 2 where an argument is wrong or a run lacks something."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; exit code 2 if an argument is wrong or a run lacks something."""
     options = parser().parse_args(argv)
     try:
         _tell(options)
@@ -177,15 +202,16 @@ def main(argv=None) -> int:
 
 
 def _tell(options) -> None:
+    """Read the runs, compare them, and print, write and draw what was asked for."""
     for field in ("within", "task"):
         value = getattr(options, field)
         if not 0 <= value < math.inf:
             raise ValueError(f"--{field}={value}: must be 0 or more")
     runs = []
-    for given in options.runs:
-        name, _, workdir = given.partition("=")
+    for argument in options.runs:
+        name, _, workdir = argument.partition("=")
         if not (name and workdir):
-            raise ValueError(f"{given}: must be NAME=DIR")
+            raise ValueError(f"{argument}: must be NAME=DIR")
         runs += convergence.read(
             name, workdir, task=options.task, scalar=options.scalar
         )
@@ -202,11 +228,11 @@ def _tell(options) -> None:
         if options.plot and run.growth is None:
             raise ValueError(f"{run.name}={run.folder}: no growth, which --plot wants")
     setting = {"baseline": options.baseline, "within": options.within}
-    found = convergence.compared(runs, scalars=scalars, **setting)
+    groups = convergence.compared(runs, scalars=scalars, **setting)
     setting["scalar"] = options.scalar
-    print("\n\n".join(text(group, **setting) for group in found))
+    print("\n\n".join(text(group, **setting) for group in groups))
     if options.json:
-        whole = results.plain({"task": options.task, **setting, "growths": found})
-        epath.Path(options.json).write_text(json.dumps(whole, indent=1) + "\n")
+        numbers = results.plain({"task": options.task, **setting, "growths": groups})
+        epath.Path(options.json).write_text(json.dumps(numbers, indent=1) + "\n")
     if options.plot:
-        draw(found, options.plot, baseline=options.baseline, measure=options.measure)
+        draw(groups, options.plot, baseline=options.baseline, measure=options.measure)

@@ -1,15 +1,16 @@
-"""Checkpoints: the state, a cursor beside it, and how to get them back.
+"""Checkpoints: save the state with a cursor beside it, and restore them.
 
-Orbax writes a checkpoint under a temporary name and renames it when it is
-whole, so a killed save leaves nothing behind that could be taken for one.
-Beside the state stands a checksum of every leaf: a file that was damaged
-later is noticed, and the checkpoint before it is used.
+Orbax writes a checkpoint under a temporary name and renames it once it is complete, so
+a save that was killed leaves nothing that looks like a checkpoint. Every leaf of the
+state has a checksum: if a file was damaged later, `restore` notices it and uses the
+checkpoint before.
 """
 
 import contextlib
 import itertools
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ class CheckpointError(RuntimeError):
 
 
 def _bits(leaf) -> jax.Array:
-    """The bytes of a leaf as u32, so that every bit counts."""
+    """The bits of a leaf as u32 words."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     if leaf.dtype == jnp.bool_ or leaf.dtype.itemsize == 1:
@@ -47,18 +48,18 @@ def _bits(leaf) -> jax.Array:
 
 
 def _shapes(tree) -> dict:
-    """Shapes of leaves, by a path that Orbax's metadata and the state share."""
-    found = {}
+    """Path -> shape of each leaf, the same for a state and for Orbax's metadata."""
+    shapes = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        # Its metadata have dicts where the state has fields; keys are saved as words.
+        # The metadata has dicts where the state has fields; keys are saved as words.
         name = re.sub(r"\.(\w+)", r"['\1']", jax.tree_util.keystr(path))
         is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        found[name] = tuple(leaf.shape) + ((2,) if is_key else ())
-    return found
+        shapes[name] = tuple(leaf.shape) + ((2,) if is_key else ())
+    return shapes
 
 
 @jax.jit
-def checksum(tree) -> jax.Array:
+def checksum(tree: Any) -> jax.Array:
     """u32[leaves]: sum of each leaf's words, weighted by place, modulo 2^32."""
     sums = []
     for leaf in jax.tree.leaves(tree):
@@ -71,10 +72,10 @@ def checksum(tree) -> jax.Array:
 class Checkpoints:
     """The numbered checkpoints of a run directory, newest last."""
 
-    def __init__(self, directory, *, keep: int = 2):
-        """Args: directory, and how many of the newest checkpoints to keep."""
+    def __init__(self, directory: epath.PathLike, *, keep: int = 2):
+        """Open the checkpoints of a directory, of which the newest `keep` are kept."""
         path = epath.Path(directory)
-        # Orbax wants it absolute, as an address in a bucket is.
+        # Orbax wants an absolute path; an address in a bucket is one.
         self._directory = path if storage.in_bucket(path) else path.resolve()
         training = ocp.training
         self._checkpointer = training.Checkpointer(
@@ -85,8 +86,13 @@ class Checkpoints:
         )
         self._pending = None
 
-    def save(self, number: int, state, cursor: dict) -> None:
-        """Begin to write checkpoint `number`; at most one is being written.
+    def save(self, number: int, state: Any, cursor: dict) -> None:
+        """Begin to write checkpoint `number`, once the previous save is done.
+
+        Args:
+          number: its place in the order of checkpoints.
+          state: pytree of arrays.
+          cursor: JSON; `restore` returns it with the state.
 
         Raises:
           CheckpointError: this or the previous save failed, e.g. a full disk.
@@ -104,10 +110,10 @@ class Checkpoints:
             raise self._failed(error) from error
 
     def wait(self) -> None:
-        """Return when nothing is being written.
+        """Wait until the save under way, if any, is done.
 
         Raises:
-          CheckpointError: the save under way failed.
+          CheckpointError: it failed.
         """
         if self._pending is None:
             return
@@ -126,15 +132,15 @@ class Checkpoints:
             "same command again: it continues from the newest whole one"
         )
 
-    def restore(self, like) -> Restored | None:
-        """The newest checkpoint that is whole, or None if there is none at all.
+    def restore(self, like: Any) -> Restored | None:
+        """Read the newest checkpoint that is not damaged; None if there is none at all.
 
         Args:
           like: a state with the shapes, types and shardings to restore to; the
             mesh may differ from the one that saved it.
 
         Raises:
-          CheckpointError: there are checkpoints and every one is damaged.
+          CheckpointError: there are checkpoints, but every one is damaged.
         """
         numbers = [c.step for c in self._checkpointer.checkpoints]
         for number in reversed(numbers):
@@ -143,11 +149,14 @@ class Checkpoints:
                 state = self._checkpointer.load(number, abstract_state(like))
                 if np.asarray(checksum(state)).tolist() != metadata["checksum"]:
                     raise ValueError("its checksum does not match its contents")
-            except Exception as error:  # any damage: the one before it serves
+            except Exception as error:  # whatever the damage, try the one before
                 logging.error(
                     "checkpoint %s in %s is damaged (%s: %s); trying the one before it",
-                    number, self._directory, type(error).__name__, str(error)[:300],
-                )  # fmt: skip
+                    number,
+                    self._directory,
+                    type(error).__name__,
+                    str(error)[:300],
+                )
                 continue
             self._drop(n for n in numbers if n > number)
             return Restored(state, metadata["cursor"], number)
@@ -158,27 +167,32 @@ class Checkpoints:
             )
         return None
 
-    def check_shapes(self, like, field: str) -> None:
-        """Refuse the newest checkpoint where it holds another state than `like`.
+    def check_shapes(self, like: Any, field: str) -> None:
+        """Compare the shapes of the newest checkpoint with those of `like`.
+
+        A checkpoint that cannot be read is left to `restore`.
+
+        Args:
+          like: as in `restore`.
+          field: what named the checkpoint, for the message.
 
         Raises:
-          CheckpointError: naming the first leaf that differs; what cannot be read
-            is left to `restore`.
+          CheckpointError: a shape differs; the message names the first such leaf.
         """
-        for found in self._checkpointer.checkpoints[-1:]:
+        for newest in self._checkpointer.checkpoints[-1:]:
             try:
-                theirs = _shapes(self._checkpointer.metadata(found.step).metadata)
+                saved = _shapes(self._checkpointer.metadata(newest.step).metadata)
             except Exception:  # whatever the storage raises
                 return
             for name, shape in _shapes(like).items():
-                if theirs.get(name, shape) != shape:
+                if saved.get(name, shape) != shape:
                     raise CheckpointError(
-                        f"{field}: its state has {name} of shape {theirs[name]}, this "
+                        f"{field}: its state has {name} of shape {saved[name]}, this "
                         f"run's has {shape}; images and sizes must be the same in both"
                     )
 
     def _drop(self, numbers) -> None:
-        """Put damaged checkpoints aside: their numbers will be written again."""
+        """Move damaged checkpoints aside: the run will write their numbers again."""
         for number in numbers:
             path = self._directory / str(number)
             if jax.process_index() == 0 and path.exists():
@@ -198,34 +212,37 @@ class Checkpoints:
             self._checkpointer.close()
 
 
-def abstract_state(tree):
+def abstract_state(tree: Any) -> Any:
     """Shapes, types and shardings of a tree of arrays."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree
     )
 
 
-def taken_over(start: str, like, task_names, *, keep: int) -> Restored:
-    """What another run came to at the end of a task, to go on from.
+def taken_over(
+    start: str, like: Any, task_names: Sequence[str], *, keep: int
+) -> Restored:
+    """The last state of another run, for this run to continue from.
 
     Args:
-      start: its directory.
+      start: directory of the other run.
       like, keep: as in `Checkpoints`.
       task_names: of this run, which may have more tasks, see `results.widened`.
 
     Raises:
-      CheckpointError: it has not come to the end of a task, or its state is another.
+      CheckpointError: the other run has not finished its task, or its state has other
+        shapes.
     """
-    folder, found = epath.Path(start) / "checkpoints", None
+    folder, restored = epath.Path(start) / "checkpoints", None
     if folder.exists():
-        with contextlib.closing(Checkpoints(folder, keep=keep)) as theirs:
-            theirs.check_shapes(like, f"config.start={start!r}")
-            found = theirs.restore(like)
-    if found is None or found.cursor["phase"] != "evaluated":
+        with contextlib.closing(Checkpoints(folder, keep=keep)) as checkpoints:
+            checkpoints.check_shapes(like, f"config.start={start!r}")
+            restored = checkpoints.restore(like)
+    if restored is None or restored.cursor["phase"] != "evaluated":
         raise CheckpointError(
             f"config.start={start!r}: has not come to the end of a task; let it finish "
             "(config.first_tasks says how many it trains)"
         )
-    results = results_lib.widened(found.cursor["results"], task_names)
-    cursor = {**found.cursor, "offset": 0, "seconds": {}, "results": results}
-    return found._replace(cursor=cursor)
+    results = results_lib.widened(restored.cursor["results"], task_names)
+    cursor = {**restored.cursor, "offset": 0, "seconds": {}, "results": results}
+    return restored._replace(cursor=cursor)

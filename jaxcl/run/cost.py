@@ -1,18 +1,18 @@
-"""What training costs: seconds by what they went to, images, FLOPs, memory.
+"""What training costs: seconds by activity, images, FLOPs, memory.
 
-FLOPs are XLA's count of one step as written, before its compiler: products, sums and
-the like of all devices together, a multiply-add as two. The program is that of the
-first task or of a later one: conditionals on the task's number are decided first,
-since of others XLA takes the dearest branch. The body of a loop counts as often as it
-runs where that is known (`lax.scan`, `lax.map`), else once.
+FLOPs are XLA's count for one step before compilation, over all devices, with a
+multiply-add as two. Of a conditional XLA counts the most expensive branch; therefore
+conditionals on the task's number are resolved first, once for the first task and once
+for the later ones. The body of a loop counts as often as it runs where that is known
+(`lax.scan`, `lax.map`), else once.
 """
 
 import contextlib
 import functools
 import operator
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,25 +22,26 @@ from jax.extend.core import primitives
 
 from jaxcl import sharding
 
-PHASES = ("first_task", "later_tasks")  # of a run: the programs that are counted
+PHASES = ("first_task", "later_tasks")  # each has its own program, see above
 
 
 class Clock:
-    """Seconds of the present task, by what they went to; "rest" is all else."""
+    """Seconds of the present task by activity; "rest" is what has no other name."""
 
     def __init__(self, spent: dict):
-        """Args: seconds by name that the task has taken before, as `read` gives."""
+        """Start from the seconds that the task took before, as `read` gave them."""
         self._spent, self._name, self._since = dict(spent), "rest", time.monotonic()
 
     def _turn(self, name):
+        """Count the seconds so far, and go over to `name`; returns the name before."""
         now, before = time.monotonic(), self._name
         self._spent[before] = self._spent.get(before, 0.0) + now - self._since
         self._name, self._since = name, now
         return before
 
     @contextlib.contextmanager
-    def on(self, name: str):
-        """What runs inside goes to `name`, and to nothing around it."""
+    def on(self, name: str) -> Iterator[None]:
+        """Count the seconds inside as `name`, and not as the activity around it."""
         before = self._turn(name)
         try:
             yield
@@ -48,17 +49,17 @@ class Clock:
             self._turn(before)
 
     def first_apart(self, step: Callable) -> Callable:
-        """The same function of (state, resident, batches, count).
+        """The same step, (state, resident, batches, count) -> (state, metrics).
 
-        The first call with batches of a shape, which compiles, goes to "compile".
+        The first call with batches of a new shape compiles: it counts as "compile".
         """
-        met = set()
+        compiled_shapes = set()
 
         def timed(state, resident, batches, count):
             shape = tuple(leaf.shape for leaf in jax.tree.leaves(batches))
-            if shape in met:
+            if shape in compiled_shapes:
                 return step(state, resident, batches, count)
-            met.add(shape)
+            compiled_shapes.add(shape)
             with self.on("compile"):
                 return step(state, resident, batches, count)
 
@@ -75,27 +76,28 @@ class Clock:
         self._spent = {}
 
 
-def flops(step: Callable, state, batch, task: int) -> int | None:
+def flops(step: Callable, state: Any, batch: Any, task: int) -> int | None:
     """Floating-point operations of one step, None where they cannot be counted.
 
-    Nothing is compiled, and the jitted step is not touched. The count is made for
-    CPU on every machine: XLA has none for a program that is not compiled elsewhere.
+    Nothing is compiled, and the jitted step is not touched. The program is lowered for
+    CPU on every machine, since XLA counts a program without compiling it only there.
 
     Args:
       step: (state, batch) -> (state, metrics), not jitted.
       state, batch: its arguments, as shapes.
-      task: number of the task, from 0; all but the first are one program.
+      task: number of the task, from 0; all but the first share a program.
     """
     leaves, tree = jax.tree.flatten((state, batch))
     try:
         return _count(step, tree, tuple(leaves), min(task, 1))
-    except Exception as error:  # a number that is missing stops no run
+    except Exception as error:  # a run does not stop for a missing number
         logging.warning("no FLOPs: %s: %s", type(error).__name__, str(error)[:200])
         return None
 
 
 @functools.lru_cache(maxsize=4)  # runs on single tasks share a step
 def _count(step, tree, leaves, task):
+    """FLOPs of the step, whose arguments are flattened so that they can be hashed."""
     state, batch = jax.tree.unflatten(tree, leaves)
     program = jax.jit(step).trace(state, batch).jaxpr  # traced before, by job.checked
     known = [None] * len(leaves)
@@ -106,33 +108,36 @@ def _count(step, tree, leaves, task):
 
 
 def _turns(program) -> int:
-    """FLOPs that loops of known length add to XLA's count, which takes one turn."""
-    more = 0
+    """FLOPs that loops of known length add to XLA's count, which runs a body once."""
+    extra = 0
     for equation in program.eqns:
         options = equation.params
-        inner = [_turns(each) for each in core.jaxprs_in_params(options)]
-        more += max(inner) if equation.primitive is primitives.cond_p else sum(inner)
+        inner = [_turns(jaxpr) for jaxpr in core.jaxprs_in_params(options)]
+        extra += max(inner) if equation.primitive is primitives.cond_p else sum(inner)
         if equation.primitive is primitives.scan_p:
-            more += (options["length"] - 1) * (_lowered(options["jaxpr"]) + sum(inner))
-    return more
+            body = _lowered(options["jaxpr"]) + sum(inner)
+            extra += (options["length"] - 1) * body
+    return extra
 
 
-@functools.lru_cache(maxsize=16)  # where no branch depends on the task there is but one
+# `_decided` returns the same program for all tasks if no branch depends on the task.
+@functools.lru_cache(maxsize=16)
 def _lowered(program):
+    """XLA's count for a program, where loop bodies run once."""
     run = jax.jit(core.jaxpr_as_fun(program))
     lowered = run.trace(*program.in_avals).lower(lowering_platforms=("cpu",))
     return round(lowered.cost_analysis()["flops"])
 
 
 def _decided(program, arguments):
-    """The jaxpr where every branch of a conditional is the one that numbers pick.
+    """The program with conditionals resolved where their predicate is known.
 
     Args:
       program: closed jaxpr.
       arguments: one number per input, None where it is not known.
 
     Returns:
-      Closed jaxpr, the same object where nothing is decided.
+      Closed jaxpr; the same object if no conditional was resolved.
     """
     inside, equations = program.jaxpr, []
     values = dict(zip(inside.invars, arguments, strict=True))
@@ -146,7 +151,7 @@ def _decided(program, arguments):
         if equation.primitive is primitives.cond_p and inputs[0] is not None:
             branches = options["branches"]
             taken = _decided(branches[int(inputs[0])], inputs[1:])
-            # XLA takes the dearest: of branches that are all the same, this one.
+            # XLA counts the most expensive branch, so every branch becomes this one.
             equation = equation.replace(
                 params={**options, "branches": (taken,) * len(branches)}
             )
@@ -161,7 +166,7 @@ def _decided(program, arguments):
 
 
 def _numbers(equation, inputs) -> list:
-    """What an equation gives where that is known numbers, else None for each."""
+    """Outputs of an equation if they are scalars and all inputs known, else Nones."""
     outputs, options = equation.outvars, equation.params
     unknown = [x for x in inputs if x is None] or equation.effects
     if unknown or any(atom.aval.shape for atom in outputs):
@@ -170,12 +175,12 @@ def _numbers(equation, inputs) -> list:
         return core.jaxpr_as_fun(options["jaxpr"])(*inputs)
     if [*core.jaxprs_in_params(options)]:
         return [None] * len(outputs)
-    found = equation.primitive.bind(*inputs, **options)
-    return found if equation.primitive.multiple_results else [found]
+    values = equation.primitive.bind(*inputs, **options)
+    return values if equation.primitive.multiple_results else [values]
 
 
 def empty(num_tasks: int) -> dict:
-    """Cost before the first task: a dict that JSON can hold as it is."""
+    """The cost before the first task, as JSON."""
     return {
         "per_task": [None] * num_tasks,
         "total": None,
@@ -190,19 +195,19 @@ class Spent(NamedTuple):
     """What one task took."""
 
     steps: int
-    images: int  # rows of the task's data that its steps drew, on all devices
+    images: int  # rows of the task's data that its steps read, on all devices
     flops_per_step: int | None  # see `flops`
     seconds: dict  # see `Clock.read`
     machine: dict  # see `sharding.describe`
 
 
 def add(cost: dict, task: int, spent: Spent) -> dict:
-    """New cost that holds that of a finished task, and the sums over tasks.
+    """Add the cost of a finished task, and sum over tasks; returns a new dict.
 
     Args:
       cost: from `empty` or `add`; not changed.
       task: number of the task, from 0; replaced if it is there already.
-      spent: what it took.
+      spent: what the task took.
     """
     per_step, seconds = spent.flops_per_step, spent.seconds
     entry = {
@@ -215,8 +220,8 @@ def add(cost: dict, task: int, spent: Spent) -> dict:
         "peak_bytes": spent.machine["peak_bytes"],
     }
     per_task = [*cost["per_task"][:task], entry, *cost["per_task"][task + 1 :]]
-    done = [each for each in per_task if each is not None]
-    columns = {key: [each[key] for each in done] for key in entry}
+    finished = [task_cost for task_cost in per_task if task_cost is not None]
+    columns = {key: [task_cost[key] for task_cost in finished] for key in entry}
     peaks = [peak for peak in columns.pop("peak_bytes") if peak is not None]
     total = {key: None if None in x else sum(x) for key, x in columns.items()}
     return {
@@ -230,7 +235,7 @@ def add(cost: dict, task: int, spent: Spent) -> dict:
 
 
 def line(cost: dict) -> str:
-    """One line of text on the cost of all tasks so far, what is not known left out."""
+    """One line of text: the cost of all tasks so far, without what is not known."""
     total = cost["total"]
     if total is None:
         return "cost: not measured"
@@ -255,6 +260,6 @@ def _seconds(value) -> str:
 
 
 def _short(value) -> str:
-    """A count in three digits and a prefix that fits before its unit."""
+    """A count in three digits, with the prefix that goes before its unit."""
     power = min(int(f"{value:.2e}".partition("e")[2]) // 3, 6)
     return f"{value / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P', 'E'][power]}"

@@ -1,7 +1,7 @@
-"""The entries of config.evaluators: which evaluator, under what name, and when."""
+"""Evaluators: read the entries of config.evaluators, make them and run them."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -9,10 +9,11 @@ from etils import epath
 
 from jaxcl import core, schema
 from jaxcl.augment import images as augment_images
+from jaxcl.run import record
 
 
 def _check_evaluation(parts):
-    """Refuse images that do not reach the encoder at the size it was trained on."""
+    """Refuse images that cannot be brought to the size the encoder was trained on."""
     images = parts.stream.evaluation.images
     if images is not None:
         prepare = augment_images.make_eval(
@@ -24,23 +25,23 @@ def _check_evaluation(parts):
 class Entry(NamedTuple):
     """One entry of config.evaluators, its options checked."""
 
-    name: str  # of the module of jaxcl.evals
+    name: str  # of its module in jaxcl.evals
     make: Callable
     options: dict
-    last_only: bool  # runs at the end of the last task alone
-    draws: bool  # measures nothing, and wants a directory
+    last_only: bool  # runs only at the end of the last task
+    draws: bool  # draws pictures into a directory, and measures nothing
 
 
-def entry(key: str, section) -> Entry:
-    """Read one entry.
+def entry(key: str, section: Mapping) -> Entry:
+    """Read and check one entry.
 
     Args:
-      key: what its rows are called.
+      key: the prefix of the names of its rows and scalars.
       section: options of the evaluator, and `name` (default: the key) and
         `last_only` (default: LAST_ONLY of the evaluator's module, or False).
 
     Raises:
-      ValueError: a wrong name, key or type, naming the field.
+      ValueError: a name, a key or a type is wrong; the message names the field.
     """
     field, section = f"config.evaluators.{key}", dict(section)
     where = f"{field}.name" if "name" in section else "config.evaluators"
@@ -54,57 +55,72 @@ def entry(key: str, section) -> Entry:
     return Entry(name, module.make, chosen, last_only, bool(draws))
 
 
-def make(evaluators: dict, parts: core.EvalParts, workdir):
-    """Evaluators that measure, and those that draw into a directory.
+def make(
+    evaluators: Mapping, parts: core.EvalParts, workdir: epath.PathLike
+) -> tuple[dict[str, Callable], dict[str, Callable]]:
+    """Make the evaluators of a config.
 
     Args:
       evaluators: config.evaluators.
+      parts: what evaluators are made from.
       workdir: the run directory; pictures go to plots/, or plots/KEY.
 
     Returns:
-      Two dicts of key -> (state, task number) -> core.Result.
+      Two dicts of key -> (state, task number) -> core.Result: evaluators that measure,
+      and evaluators that draw.
 
     Raises:
-      ValueError: what `entry` or an evaluator refuses, naming the key.
+      ValueError: an entry is wrong, or an evaluator refuses it; the message names the
+        key.
     """
     if parts.stream.evaluation is not None and evaluators:
         _check_evaluation(parts)
     judges, pictures = {}, {}
     for key, section in evaluators.items():
-        found = entry(key, section)
-        given = dict(found.options)
-        if found.draws:
+        checked = entry(key, section)
+        options = dict(checked.options)
+        if checked.draws:
             folder = epath.Path(workdir) / "plots"
-            given["directory"] = folder if key == found.name else folder / key
+            options["directory"] = folder if key == checked.name else folder / key
         try:
-            evaluate = found.make(parts, **given)
-        except ValueError as error:  # which knows the evaluator's name, not the key
-            name, mine = (f"config.evaluators.{x}" for x in (found.name, key))
-            raise ValueError(str(error).replace(name, mine)) from error
-        if found.last_only:
+            evaluate = checked.make(parts, **options)
+        except ValueError as error:
+            # The message has the evaluator's name; the user knows it by its key.
+            by_name, by_key = (f"config.evaluators.{x}" for x in (checked.name, key))
+            raise ValueError(str(error).replace(by_name, by_key)) from error
+        if checked.last_only:
             evaluate = _at_the_end(evaluate, len(parts.stream.tasks) - 1)
-        (pictures if found.draws else judges)[key] = evaluate
+        (pictures if checked.draws else judges)[key] = evaluate
     return judges, pictures
 
 
-def run(judges: dict, state, task: int, recorder, *, pause=lambda: None) -> core.Result:
-    """What every evaluator that measures says of a state, logged.
+def run(
+    judges: dict[str, Callable],
+    state: core.TrainState,
+    task: int,
+    recorder: record.Recorder,
+    *,
+    pause: Callable[[], None] = lambda: None,
+) -> core.Result:
+    """Run every evaluator that measures, and log what it measured.
 
     Args:
       judges: from `make`.
+      state: to evaluate.
       task: number of the task just finished, or of the present one.
-      recorder: record.Recorder; the seconds that each took go to it alone.
+      recorder: also takes the seconds of each evaluator, which are not returned.
       pause: called before each evaluator; what it raises ends the evaluation.
 
     Returns:
-      Rows and scalars of all, named KEY/NAME.
+      The rows and scalars of all, named KEY/NAME.
     """
     rows, scalars, spent = {}, {}, {}
     for key, evaluate in judges.items():
         pause()
-        found = evaluate(state, task)
-        rows |= {f"{key}/{name}": row for name, row in found.rows.items()}
-        for name, value in found.scalars.items():  # the clock's have a place apart
+        result = evaluate(state, task)
+        rows |= {f"{key}/{name}": row for name, row in result.rows.items()}
+        for name, value in result.scalars.items():
+            # Seconds differ between two runs that are otherwise the same.
             (spent if name == "seconds" else scalars)[f"{key}/{name}"] = value
     step, time = int(state.step), {"evaluation": spent}
     recorder.log(step, task, eval={**rows, **scalars}, time=time)
@@ -112,7 +128,7 @@ def run(judges: dict, state, task: int, recorder, *, pause=lambda: None) -> core
 
 
 def _at_the_end(evaluate, last):
-    """The evaluator, which has nothing to say before the last task is over."""
+    """The evaluator, with an empty result until the last task is over."""
 
     def evaluate_last(state, task):
         over = int(state.step) - int(state.task_start) >= int(state.task_steps)

@@ -1,4 +1,6 @@
-"""What a run leaves once it is trained: results.json, plasticity, pictures."""
+"""Carry out a run: train or judge, measure plasticity, write results and pictures."""
+
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -9,26 +11,29 @@ from jaxcl.evals import filtering, memory, spread
 from jaxcl.run import cost, job, record, seeds, task_alone, train, transfer
 from jaxcl.run import results as results_lib
 
-# Metrics of steps that have a picture each, see methods/online/probe.py.
+# Metrics of steps that are drawn one by one, see methods/online/probe.py.
 MEASURED = ("drift", "feature_gradient_norm", "prototype_gradient_norm")
 
 
 def run(
     work: job.Job | transfer.Transfer | seeds.Seeds,
-    workdir,
+    workdir: epath.PathLike,
     *,
-    stop=lambda: False,
-    step=None,
+    stop: Callable[[], bool] = lambda: False,
+    step: Callable | None = None,
 ) -> dict:
     """Train (or resume), measure FT_i where asked, write results and plots.
 
-    A `transfer.Transfer` trains nothing, and is judged; of `seeds.Seeds` each is run.
-
     Args:
+      work: a `job.Job` is trained, a `transfer.Transfer` only evaluated; of a
+        `seeds.Seeds` every seed is run.
+      workdir: the run directory.
+      stop: as in `train.run`.
       step: `job.compile_step(work)`, where several runs share the program.
 
-    Returns: the results, see `results.empty`, with "finetune" where measured; of
-      several seeds their `seeds.summary`.
+    Returns:
+      The results, see `results.empty`, with "finetune" where measured; for several
+      seeds their `seeds.summary`.
     """
     workdir = epath.Path(workdir)
     if isinstance(work, seeds.Seeds):
@@ -47,7 +52,7 @@ def run(
 
 
 def _seeds(work, workdir, stop):
-    """Every seed, and what they say together."""
+    """Run every seed, and summarise their results."""
     if work.side_by_side:
         jobs = {seed: work.make(seed) for seed in work.seeds}
         whole = train.run(seeds.together(jobs), workdir / "together", stop=stop)
@@ -57,18 +62,19 @@ def _seeds(work, workdir, stop):
     else:
         results, step = {}, None
         for seed in work.seeds:
-            one = work.make(seed)
-            # Nothing that is compiled depends on the seed.
-            step = step or job.compile_step(one)
-            results[seed] = run(one, workdir / seeds.folder(seed), stop=stop, step=step)
-    found = seeds.summary(results)
+            own = work.make(seed)
+            # The compiled step does not depend on the seed.
+            step = step or job.compile_step(own)
+            results[seed] = run(own, workdir / seeds.folder(seed), stop=stop, step=step)
+    summary = seeds.summary(results)
     if jax.process_index() == 0:
-        seeds.write(workdir, found)
-        print(seeds.text(found), flush=True)
-    return found
+        seeds.write(workdir, summary)
+        print(seeds.text(summary), flush=True)
+    return summary
 
 
 def _trained(work, workdir, stop, step):
+    """Train, and measure FT_i if the job asks for it."""
     results = train.run(work, workdir, stop=stop, step=step)
     if work.alone is not None:
         alone = single_tasks(work, workdir / "single", stop=stop, step=step)
@@ -77,6 +83,8 @@ def _trained(work, workdir, stop, step):
 
 
 def _judged(work, workdir, stop):
+    """Evaluate the encoder of a transfer run."""
+
     def pause():
         if stop():
             raise train.Interrupted("stopped before the end of the evaluation")
@@ -84,43 +92,49 @@ def _judged(work, workdir, stop):
     return transfer.run(work, workdir, pause=pause)
 
 
-def single_tasks(work: job.Job, workdir, *, stop, step) -> dict[str, list]:
+def single_tasks(
+    work: job.Job, workdir: epath.Path, *, stop: Callable[[], bool], step: Callable
+) -> dict[str, list]:
     """FT_i: accuracy on task i of the method trained on task i alone.
 
-    Each task is a run of its own in `workdir`, kept, so that it resumes and is
-    not trained twice; what `work.alone` keeps already is not trained at all.
+    Each task is a run of its own inside `workdir`, which stays there: it resumes and is
+    not trained twice. A task that the cache of `work.alone` holds is not trained.
 
     Args:
-      step: the compiled step of `work`, shared where the methods are one.
+      work: the run on all tasks.
+      workdir: where the runs on single tasks go.
+      stop: as in `train.run`.
+      step: the compiled step of `work`, shared if both use the same method.
 
-    Returns: name of the matrix -> f64[T].
+    Returns:
+      Matrix name -> FT of each task, f64[T].
     """
-    tasks, alone, ready = work.stream.tasks, {}, None
+    tasks, accuracies, ready = work.stream.tasks, {}, None
     for i, task in enumerate(tasks):
-        found = task_alone.read(work.alone, i)
-        if found is None:
+        accuracy = task_alone.read(work.alone, i)
+        if accuracy is None:
             if ready is None:
-                made = work.alone.make()
-                same = made.method is work.method
-                ready = made, step if same else job.compile_step(made)
-            found = _single_task(*ready, i, task, workdir, stop)
-            task_alone.write(work.alone, i, found)
+                single = work.alone.make()
+                same = single.method is work.method
+                ready = single, step if same else job.compile_step(single)
+            accuracy = _single_task(*ready, i, task, workdir, stop)
+            task_alone.write(work.alone, i, accuracy)
         elif jax.process_index() == 0:
             print(
                 f"FT of {task.name}: from {task_alone.path(work.alone, i)}", flush=True
             )
-        for name, value in found.items():
-            alone.setdefault(name, [None] * len(tasks))[i] = value
-    return alone
+        for name, value in accuracy.items():
+            accuracies.setdefault(name, [None] * len(tasks))[i] = value
+    return accuracies
 
 
-def _single_task(made, step, i, task, workdir, stop):
-    """Name of the matrix -> FT of task i, trained now or resumed."""
-    only = made._replace(
-        stream=made.stream._replace(tasks=(task._replace(index=0),)),
+def _single_task(single, step, i, task, workdir, stop):
+    """Matrix name -> FT of task i, trained now or resumed."""
+    only = single._replace(
+        stream=single.stream._replace(tasks=(task._replace(index=0),)),
         evaluators={
             name: lambda state, _, judge=judge: judge(state, i)
-            for name, judge in made.evaluators.items()
+            for name, judge in single.evaluators.items()
         },
         pictures={},
         evaluate_untrained=False,
@@ -149,8 +163,8 @@ def text(results: dict) -> str:
     return "\n".join(lines)
 
 
-def draw(workdir, results: dict) -> None:
-    """Accuracy matrices, curves and what was measured, as PNG in `workdir/plots`."""
+def draw(workdir: epath.PathLike, results: dict) -> None:
+    """Draw accuracy matrices, curves and metrics as PNG files in `workdir/plots`."""
     folder = epath.Path(workdir) / "plots"
     folder.mkdir(parents=True, exist_ok=True)
     for name in results["matrices"]:
@@ -166,9 +180,9 @@ def draw(workdir, results: dict) -> None:
     plots.curves(rows, folder / "curves.png")
     ends = {row["task"]: row["step"] for row in rows}  # the last row of each task
     for name in MEASURED:
-        found = [(row["step"], row[name]) for row in rows if name in row]
-        if found:
-            curve = {name: tuple(np.array(found).T)}
+        points = [(row["step"], row[name]) for row in rows if name in row]
+        if points:
+            curve = {name: tuple(np.array(points).T)}
             label = name.replace("_", " ")
             path = folder / f"{name}.png"
             plots.per_step(curve, path, list(ends.values()), ylabel=label)

@@ -1,4 +1,4 @@
-"""A job: what a config asks for, with its compiled step and its input feed."""
+"""A job: all that a run needs, its compiled step and its input feed."""
 
 import contextlib
 import functools
@@ -13,11 +13,12 @@ import numpy as np
 from jaxcl import core, sharding
 from jaxcl.data import graph_batches, prefetch, stream
 
-_LABELLED = 0x1ABE1  # keeps the order of labelled batches apart from the tasks'
+# Added to the seed of labelled batches, so that their order is not that of the task's.
+_LABELLED = 0x1ABE1
 
 
 class Job(NamedTuple):
-    """What `build` makes of a config: all that a run needs, data read."""
+    """All that a run needs, its data read; `build` makes it from a config."""
 
     method: core.Method
     stream: stream.Stream
@@ -28,35 +29,35 @@ class Job(NamedTuple):
     seed: int
     batch_size: int  # global
     epochs: int | tuple[int, ...]  # per task, see stream.epochs_of_tasks
-    patience: int  # epochs without a better loss that end a task; 0: none does
-    resident: bool  # the train split lives on the device
+    patience: int  # a task ends after so many epochs without a better loss; 0: never
+    resident: bool  # the train split lives on the device, else it streams
     crop: Any  # prefetch.Crop, for images that stream
-    views: int  # crops per image that streams
+    views: int  # crops of each image that streams
     workers: int
     steps_per_call: int
     log_every: int
     save_every: int  # 0: after tasks only
     eval_every: int  # 0: after tasks only
-    eval_epochs: int  # the same in epochs
+    eval_epochs: int  # as eval_every, counted in epochs
     keep: int
-    start: str | None  # run directory that this one goes on from
-    first_tasks: int | None  # how many are trained; None: all
+    start: str | None  # run directory that this run continues
+    first_tasks: int | None  # how many tasks are trained; None: all
     evaluate_untrained: bool
     plots: bool
-    quiet: bool  # no tables: a run within a run
+    quiet: bool  # print no tables: a run within a run
     record: dict  # options of record.Recorder
     config: dict  # as JSON
-    alone: Any = None  # single.Alone, runs on one task; None: no FT_i is measured
-    together: tuple[int, ...] = ()  # seeds of runs in one state, see seeds.py
+    alone: Any = None  # task_alone.Alone; None: FT_i is not measured
+    together: tuple[int, ...] = ()  # seeds that share one state, see seeds.py
 
     @property
     def rows(self) -> int:
-        """Rows of a batch, of all seeds."""
+        """Rows of a batch, all seeds together."""
         return self.batch_size * max(len(self.together), 1)
 
     @property
     def graphs(self) -> bool:
-        """Whether examples are graphs, and not images."""
+        """Whether examples are graphs; else they are images."""
         return self.stream.dataset.train.graphs is not None
 
     @property
@@ -65,34 +66,41 @@ class Job(NamedTuple):
         return bool(self.patience or self.eval_epochs)
 
     def parts(self, task: int) -> int:
-        """Batches that a step of a task takes, see `core.Method.parts`."""
+        """How many batches each step of a task takes, see `core.Method.parts`."""
         return self.method.parts(self.stream.tasks[task])
 
 
 def schedule(job: Job, source: stream.Source, task: int) -> stream.Schedule:
     """Which rows each step of a task reads, a function of (seed, task, epoch)."""
     return stream.schedule(
-        source, seed=job.seed, task=task, epochs=job.epochs,
+        source,
+        seed=job.seed,
+        task=task,
+        epochs=job.epochs,
         batch_size=job.batch_size * job.parts(task),
-    )  # fmt: skip
+    )
 
 
 def plain_schedules(job: Job) -> list[stream.Schedule]:
-    """Of each task's own rows in single batches: what every task must have.
+    """The schedule of each task on its own rows, with one batch per step.
 
-    A method may read other rows and more batches at a step, see `schedule`.
+    Every task must have one. A method may read other rows, or several batches per
+    step, see `schedule`.
     """
     return [
         stream.schedule(
-            task.train, seed=job.seed, task=task.index, epochs=job.epochs,
+            task.train,
+            seed=job.seed,
+            task=task.index,
+            epochs=job.epochs,
             batch_size=job.batch_size,
         )
         for task in job.stream.tasks
-    ]  # fmt: skip
+    ]
 
 
 def steps_left(job: Job, finished: int) -> int:
-    """About how many steps the tasks after the first `finished` have."""
+    """About how many steps are left after the first `finished` tasks."""
     return sum(map(len, plain_schedules(job)[finished:]))
 
 
@@ -109,21 +117,32 @@ def begin(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainStat
 
 
 def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
-    """A task's batches from its step `start` on, as this process reads them."""
+    """This process's share of a task's batches, from the task's step `start` on."""
     if job.together:
-        each = [job._replace(seed=seed, together=()) for seed in job.together]
-        return _joined([_host_batches(one, source, task, start) for one in each])
+        jobs = [job._replace(seed=seed, together=()) for seed in job.together]
+        return _joined([_host_batches(one, source, task, start) for one in jobs])
     parts = job.parts(task)
-    if job.graphs:  # which every process reads whole, see `feed`
+    if job.graphs:  # every process reads all rows, see `feed`
         return graph_batches.batches(
-            source, seed=job.seed, task=task, epochs=job.epochs,
-            batch_size=job.batch_size, parts=parts, start=start,
-        )  # fmt: skip
+            source,
+            seed=job.seed,
+            task=task,
+            epochs=job.epochs,
+            batch_size=job.batch_size,
+            parts=parts,
+            start=start,
+        )
     read = functools.partial(
-        prefetch.batches, task=task, start=start,
-        workers=job.workers, crop=job.crop, views=job.views, resident=job.resident,
-        process_index=jax.process_index(), process_count=jax.process_count(),
-    )  # fmt: skip
+        prefetch.batches,
+        task=task,
+        start=start,
+        workers=job.workers,
+        crop=job.crop,
+        views=job.views,
+        resident=job.resident,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
     own = read(
         source, seed=job.seed, epochs=job.epochs, batch_size=job.batch_size * parts
     )
@@ -131,15 +150,19 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Ite
         own = _side_by_side(own, parts)
     if not job.method.labelled:
         return own
+    return _paired(own, _labelled(job, source, task, read))
+
+
+def _labelled(job, source, task, read) -> Iterator:
+    """Labelled batches of the whole train split, one for each step of the task."""
     train = job.stream.dataset.train
-    every = stream.Source(train, np.arange(stream.size(train)))
+    whole = stream.Source(train, np.arange(stream.size(train)))
     steps = len(schedule(job, source, task))
-    # Epochs of its own, as many as the task's steps need.
-    epochs = -(-steps // max(len(every.rows) // job.batch_size, 1))
+    # Their epochs are not the task's: as many as its steps need.
+    epochs = -(-steps // max(len(whole.rows) // job.batch_size, 1))
     # NumPy reads a seed as 32-bit words: this one has a word more than the task's.
     seed = job.seed + (_LABELLED << 32)
-    more = read(every, seed=seed, epochs=epochs, steps=steps, batch_size=job.batch_size)
-    return _paired(own, more)
+    return read(whole, seed=seed, epochs=epochs, steps=steps, batch_size=job.batch_size)
 
 
 def _joined(readers):
@@ -152,7 +175,7 @@ def _joined(readers):
 
 
 def _side_by_side(reader, parts):
-    """The parts of each batch, leaves [P, B, ...]."""
+    """Each batch [B * P, ...] as leaves [P, B, ...]; row i goes to part i % P."""
 
     def part(x):
         return np.ascontiguousarray(
@@ -165,13 +188,14 @@ def _side_by_side(reader, parts):
 
 
 def _paired(own, labelled):
+    """Each batch with a labelled one beside it."""
     with contextlib.closing(own), contextlib.closing(labelled):
-        for batch, more in zip(own, labelled, strict=True):
-            yield batch | {"labelled": more}
+        for batch, labelled_batch in zip(own, labelled, strict=True):
+            yield batch | {"labelled": labelled_batch}
 
 
 def resident(job: Job) -> dict:
-    """The train split on every device, {} where it streams."""
+    """The train split, replicated on every device; {} where it streams."""
     if not job.resident:
         return {}
     examples = job.stream.dataset.train
@@ -180,7 +204,7 @@ def resident(job: Job) -> dict:
 
 
 def _example(job: Job) -> dict:
-    """A batch of one row, as the method's init and step see it."""
+    """A batch of one row, of the shape that the method's init and step take."""
     examples = job.stream.dataset.train
     if job.graphs:
         return graph_batches.blank(examples, 1)
@@ -203,7 +227,7 @@ def initial_state(job: Job) -> core.TrainState:
 
 
 def _key(job: Job):
-    """The key of the run, keys[S] of several seeds."""
+    """The key of the run; keys[S] where several seeds share the state."""
     if not job.together:
         return jax.random.key(job.seed)
     return jax.vmap(jax.random.key)(np.array(job.together))
@@ -226,25 +250,28 @@ def shapes(job: Job, parts: int = 1) -> tuple:
 
 
 def placed(job: Job, parts: int = 1) -> tuple:
-    """`shapes`, each with its sharding: with these `compile_step` calls the step."""
+    """`shapes` with the shardings that the step is traced with."""
     state, batch = shapes(job, parts)
-    whole = sharding.replicated(job.mesh)
-    where = sharding.placement(state, job.mesh), jax.tree.map(lambda _: whole, batch)
+    replicated = sharding.replicated(job.mesh)
+    shardings = (
+        sharding.placement(state, job.mesh),
+        jax.tree.map(lambda _: replicated, batch),
+    )
     return jax.tree.map(
-        lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
         (state, batch),
-        where,
+        shardings,
     )
 
 
 def checked(job: Job) -> Job:
-    """Trace the step and plan every task, so that what cannot run is said now.
+    """Trace the step and plan every task, so that errors come before the run begins.
 
     Returns:
       The job with a step that `compile_step` need not trace again.
 
     Raises:
-      ValueError: shapes or sizes do not fit, naming them.
+      ValueError: shapes, sizes or labels do not fit; the message names them.
     """
     train = job.stream.dataset.train
     unknown = int((train.label < 0).sum())
@@ -281,58 +308,61 @@ def checked(job: Job) -> Job:
 
 
 def _looked_up(resident, batch):
-    """The rows that a batch names, and those of its labelled part if it has one."""
+    """Read the rows of a batch, and of its labelled part, from the resident data."""
     rows = batch["index"]
-    found = {"index": rows, **jax.tree.map(lambda x: x[rows], resident)}
-    more = batch.get("labelled")
-    return found if more is None else {**found, "labelled": _looked_up(resident, more)}
+    filled = {"index": rows, **jax.tree.map(lambda x: x[rows], resident)}
+    if "labelled" in batch:
+        filled["labelled"] = _looked_up(resident, batch["labelled"])
+    return filled
 
 
 def compile_step(job: Job) -> jax.stages.Wrapped:
     """(state, resident, batches, count) -> (state, metrics f32[K] each), jitted.
 
-    The state is donated. Leaves of `batches` are [K, B, ...]; the first `count`
-    (i32[]) of the K batches are trained on, so that no boundary recompiles.
+    The state is donated. Leaves of `batches` are [K, B, ...], of which the first
+    `count` (i32[]) batches are trained on: a call with fewer steps, before a save or
+    an evaluation, does not recompile.
     """
 
-    def one(state, resident, batch):
+    def one_step(state, resident, batch):
         if resident:
             batch = _looked_up(resident, batch)
-            # An image has three axes, before them there are examples, and parts.
+            # Images end in three axes; before them come parts, if any, and examples.
             split = sharding.split(job.mesh, axis=batch["image"].ndim - 4)
             batch = jax.lax.with_sharding_constraint(batch, split)
         return job.method.step(state, batch)
 
-    def at(batches, i):
+    def batch_of(batches, i):
         return jax.tree.map(lambda x: x[i], batches)
 
-    def several(state, resident, batches, count):
+    def steps(state, resident, batches, count):
         if job.steps_per_call == 1:  # on CPU a loop slows convolutions' gradients
-            state, metrics = one(state, resident, at(batches, 0))
+            state, metrics = one_step(state, resident, batch_of(batches, 0))
             return state, jax.tree.map(lambda m: m[None], metrics)
-        shapes = jax.eval_shape(one, state, resident, at(batches, 0))[1]
+        shapes = jax.eval_shape(one_step, state, resident, batch_of(batches, 0))[1]
         blank = jax.tree.map(
             lambda s: jnp.zeros((job.steps_per_call, *s.shape), s.dtype), shapes
         )
 
         def body(i, carry):
-            state, metrics = one(carry[0], resident, at(batches, i))
-            kept = jax.tree.map(lambda k, m: k.at[i].set(m), carry[1], metrics)
-            return state, kept
+            state, metrics = one_step(carry[0], resident, batch_of(batches, i))
+            rows = jax.tree.map(lambda k, m: k.at[i].set(m), carry[1], metrics)
+            return state, rows
 
         return jax.lax.fori_loop(0, count, body, (state, blank))
 
     state = sharding.placement(shapes(job)[0], job.mesh)
     placed = state, sharding.replicated(job.mesh)
-    return jax.jit(several, donate_argnums=0, out_shardings=placed)
+    return jax.jit(steps, donate_argnums=0, out_shardings=placed)
 
 
 def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
-    """Batches of a task from its step `start` on, on the device ahead of time.
+    """The batches of a task from its step `start` on, put on the device in advance.
 
     Yields:
-      (count, batches, count on the device): up to `steps_per_call` steps at a
-      time, fewer where a save, an evaluation or the end of the task falls.
+      (count, batches, count on the device): the batches of `steps_per_call` steps, of
+      which `count` are to be done; fewer than all before a save, an evaluation or the
+      end of the task.
     """
     plan = schedule(job, source, task)
     total, epoch = len(plan), plan.steps_per_epoch if job.counts_epochs else 0
@@ -355,7 +385,7 @@ def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
     def place(item):
         count, batches = item
         number = sharding.replicate(np.int32(count), job.mesh)
-        if job.graphs:  # nodes of a batch are one array, which devices do not share
+        if job.graphs:  # the nodes of a batch are one array, not split among devices
             return count, sharding.replicate(batches, job.mesh), number
         return count, sharding.shard(batches, job.mesh, axis=axis), number
 

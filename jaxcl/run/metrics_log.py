@@ -1,39 +1,53 @@
-"""Metrics on their way from the device: fetched late, checked, logged; what they say.
+"""Metrics of the steps: fetch them from the device, check them and log them.
 
-Epochs of which the mean loss no longer falls end a task; the cost of a task is counted.
+A task ends once the mean loss of its epochs no longer falls. The cost of a task is
+counted here, too.
 """
 
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import sharding
+from jaxcl import core, sharding
 from jaxcl.run import cost, job, record
 
 
 class Diverged(Exception):
-    """A metric or a parameter is not finite; nothing was saved since."""
+    """A metric or a parameter is not finite; such a state is never saved."""
 
 
 class Meter:
-    """Rows of the steps of a task, one every `log_every`.
+    """Checks the metrics of every step of a task, and logs those of every `log_every`.
 
-    A row is fetched when later steps are under way, so that the device never
-    waits for the host; what is saved or evaluated is checked first.
+    Metrics are fetched while later steps are under way, so that the device never waits
+    for the host. Call `flush` before a state is saved or evaluated.
+
+    Args:
+      work: the job.
+      recorder: where rows go.
+      task: number of the task, from 0.
+      step: steps that the run has done.
+      epochs: takes the metrics of every step, too.
     """
 
-    def __init__(self, work: job.Job, recorder: record.Recorder, task: int, step: int,
-                 epochs):  # fmt: skip
-        """Args: the job, where rows go, the task's number, the run's step, `Epochs`."""
+    def __init__(
+        self,
+        work: job.Job,
+        recorder: record.Recorder,
+        task: int,
+        step: int,
+        epochs: "Epochs",
+    ):
         self._work, self._recorder, self._task = work, recorder, task
         self._epochs = epochs
         self._pending = []  # (steps done before, count, metrics f32[K] each)
-        self._last = time.monotonic(), step  # of the last row
+        self._last = time.monotonic(), step  # when the last row was logged
 
     def add(self, before: int, count: int, metrics: dict) -> None:
-        """Take the metrics of a call that did `count` steps after `before`."""
+        """Take the metrics of a call that did `count` steps after step `before`."""
         self._pending.append((before, count, metrics))
         self.flush(before + count - 2 * self._work.steps_per_call)
 
@@ -41,7 +55,7 @@ class Meter:
         """Check and log all steps up to number `until`.
 
         Raises:
-          Diverged: a metric is not finite, at a step that is named.
+          Diverged: a metric is not finite; the message names the step.
         """
         while self._pending and sum(self._pending[0][:2]) <= until:
             before, count, metrics = self._pending.pop(0)
@@ -63,40 +77,51 @@ class Meter:
                 )
 
     def _log(self, row, step):
-        now, (then, at) = time.monotonic(), self._last
+        now, (last_time, last_step) = time.monotonic(), self._last
         self._last = now, step
         rows = self._work.rows * self._work.parts(self._task)
-        speed = (step - at) * rows / max(now - then, 1e-9)
+        speed = (step - last_step) * rows / max(now - last_time, 1e-9)
         self._recorder.log(step, self._task, **row, time={"images_per_second": speed})
 
 
 class Epochs:
-    """The epochs of a task: their mean losses, and whether these still fall.
+    """Mean losses of a task's epochs, and whether they still fall.
 
     An epoch is the best so far if its mean loss is at most that of the best before it.
     With patience n the task is over n epochs after the best one (the rule of ICL, Ji et
     al., WSDM 2023, as released; the paper has n = 50).
+
+    Args:
+      patience: n; 0: the task never ends by patience.
+      saved: what `read` gave when the task was saved; {} for a new task.
+      task: its number, from 0.
     """
 
-    def __init__(self, patience: int, found: dict, task: int = 0):
-        """Args: n, 0 for never; what `read` gave, {} for a new task; its number."""
+    def __init__(self, patience: int, saved: dict, task: int = 0):
         self._task = task
         start = {"sum": 0.0, "steps": 0, "passes": 0.0, "number": 0, "best": None}
-        self._patience, self._found = patience, start | found
+        self._patience, self._progress = patience, start | saved
 
     def add(self, row: dict) -> None:
-        """Take the metrics of a step: its loss, and the passes that it took."""
-        self._found["sum"] += float(row["loss"])
-        self._found["steps"] += 1
-        self._found["passes"] += float(row.get("passes", 0.0))
+        """Take the metrics of a step: its loss, and its passes through the encoder."""
+        self._progress["sum"] += float(row["loss"])
+        self._progress["steps"] += 1
+        self._progress["passes"] += float(row.get("passes", 0.0))
 
-    def end(self, seconds: float, recorder=None, step: int = 0) -> None:
-        """End an epoch, with the seconds that the task has trained, and log it.
+    def end(
+        self, seconds: float, recorder: record.Recorder | None = None, step: int = 0
+    ) -> None:
+        """End an epoch and log it.
 
-        What is kept of it is its number from 1, its mean loss, and the seconds and
-        passes of the task.
+        An epoch is kept as its number from 1, its mean loss, and the seconds and passes
+        of the task up to its end.
+
+        Args:
+          seconds: that the task has trained.
+          recorder: where the epoch is logged; None: nowhere.
+          step: steps that the run has done.
         """
-        now = self._found
+        now = self._progress
         now["number"] += 1
         row = {"number": now["number"], "loss": now["sum"] / now["steps"]}
         row |= {"seconds": seconds, "passes": now["passes"]}
@@ -109,27 +134,27 @@ class Epochs:
 
     @property
     def number(self) -> int:
-        """How many have ended."""
-        return self._found["number"]
+        """How many epochs have ended."""
+        return self._progress["number"]
 
     def due(self, every: int) -> bool:
-        """Whether what is done at the end of each so many epochs is; 0: never."""
+        """Whether the last epoch is one of every `every` (0: never) and not `over`."""
         return bool(every) and self.number % every == 0 and not self.over
 
     @property
     def over(self) -> bool:
-        """Whether the patience is at its end."""
-        best = self._found["best"]
+        """Whether the task ends here, by patience."""
+        best = self._progress["best"]
         late = best is not None and self.number - best["number"] >= self._patience
         return self._patience > 0 and late
 
     def read(self) -> dict:
-        """All that it knows, as JSON."""
-        return dict(self._found)
+        """The progress so far, as JSON, to go on from."""
+        return dict(self._progress)
 
     def summary(self) -> dict:
         """{"best": epoch, "last": epoch}, as `end` keeps them."""
-        return {name: self._found.get(name) for name in ("best", "last")}
+        return {name: self._progress.get(name) for name in ("best", "last")}
 
 
 @jax.jit
@@ -137,11 +162,13 @@ def _finite(tree):
     return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
-def check_parameters(params, step: int) -> None:
+def check_parameters(params: Any, step: int) -> None:
     """Refuse to save parameters that are not finite.
 
+    The loss of step `step` may be finite while its update is not.
+
     Raises:
-      Diverged: one is not, though the loss before the step's update was.
+      Diverged: a parameter is not finite.
     """
     if not _finite(params):
         raise Diverged(
@@ -150,8 +177,10 @@ def check_parameters(params, step: int) -> None:
         )
 
 
-def spent(work: job.Job, state, task: int, clock: cost.Clock) -> cost.Spent:
-    """What a task took, once its steps are done; counts FLOPs."""
+def spent(
+    work: job.Job, state: core.TrainState, task: int, clock: cost.Clock
+) -> cost.Spent:
+    """What a task took, once its steps are done; counts the FLOPs of a step."""
     steps = int(state.step) - int(state.task_start)
     parts = work.parts(task)
     flops = cost.flops(work.method.step, *job.placed(work, parts), task)

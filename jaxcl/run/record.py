@@ -1,8 +1,8 @@
-"""What a run leaves behind: logged rows, TensorBoard events, progress.
+"""The log of a run: rows in metrics.jsonl, TensorBoard events, the progress bar.
 
-`metrics.jsonl` holds one JSON object per line; TensorBoard is a view of it. Nan and
-infinity are null there, other floats come back bit for bit. What depends on the clock
-is under "time" in a row, so two runs are the same if the rest of their rows is.
+`metrics.jsonl` holds one JSON object per line; TensorBoard shows the same numbers. Nan
+and infinity are null there, other floats come back bit for bit. Whatever depends on the
+clock is under "time" in a row: two runs are the same if all else in their rows is.
 """
 
 import datetime
@@ -21,8 +21,8 @@ from jaxcl.run import results
 ROWS = "metrics.jsonl"
 
 
-def read_rows(workdir) -> list[dict]:
-    """Rows of a run's metrics.jsonl, without a last line that a crash cut off."""
+def read_rows(workdir: epath.PathLike) -> list[dict]:
+    """Rows of a run's metrics.jsonl; a last line that a crash cut off is left out."""
     data = (epath.Path(workdir) / ROWS).read_bytes()
     return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
 
@@ -32,9 +32,10 @@ class RowsLost(ValueError):
 
 
 class _Rows:
-    """The file of rows; in a bucket, where objects cannot grow, kept in memory."""
+    """The file of rows, kept in memory for a bucket, where objects cannot grow."""
 
     def __init__(self, path, offset):
+        """Open the file and cut off what comes after `offset` bytes."""
         head = path.read_bytes()[:offset] if path.exists() else b""
         short = len(head) < offset
         if short or (offset and not head.endswith(b"\n")):
@@ -54,6 +55,7 @@ class _Rows:
         self._file.flush()  # visible at once to whoever follows the run
 
     def offset(self):
+        """Bring all rows to the disk or the bucket; returns how many bytes they are."""
         if self._bucket:
             self._bucket.write_bytes(self._file.getvalue())
         else:
@@ -66,11 +68,11 @@ class _Rows:
 
 
 class Recorder:
-    """Writes what one run logs; `offset` is what a checkpoint keeps of it.
+    """Writes what one run logs.
 
-    Rows go to `workdir/metrics.jsonl`. A resumed run passes the offset of its
-    checkpoint: rows logged after it are cut off, since they will be logged
-    again. In a bucket the file is written at `offset()` and `close()` only.
+    Rows go to `workdir/metrics.jsonl`. A checkpoint keeps the `offset()` of the file. A
+    resumed run passes it on: rows logged after the checkpoint are cut off, since they
+    will be logged again. In a bucket only `offset()` and `close()` write the file.
 
     Args:
       workdir: directory of the run, made if missing.
@@ -121,7 +123,7 @@ class Recorder:
         Training rows: `log(step, task, epoch=0, loss=..., lr=..., time={...})`;
         evaluation rows: `log(step, task, eval={...})`. The recorder adds the
         time of day as `time["unix"]`; `loss` and `time["images_per_second"]`
-        are what the progress bar shows.
+        are shown in the progress bar.
 
         Args:
           step: optimiser steps done since the run began.
@@ -197,17 +199,17 @@ class Recorder:
 
 
 def _open_events(directory, rows):
-    """A TensorBoard writer that has seen `rows` and nothing else.
+    """A TensorBoard writer that holds the events of `rows` and no others.
 
-    Events reach the disk in a queue of their own, so a crash loses some from
-    before the checkpoint and keeps some from after it: they are written anew.
+    Events reach the disk later than rows, so a crash loses some from before the
+    checkpoint and keeps some from after it: all are written again.
     """
     import tensorboardX  # only runs with TensorBoard pay for it
 
     directory.mkdir(parents=True, exist_ok=True)
     for old in list(directory.glob("events.out.tfevents.*")):
         old.unlink()
-    # A TensorBoard that is looking on drops what it has from step 0 on.
+    # Tells a TensorBoard that is open now to drop what it has read, from step 0 on.
     path = os.fspath(directory)
     writer = tensorboardX.SummaryWriter(path, purge_step=0, flush_secs=30)
     for row in rows:
@@ -223,7 +225,7 @@ def _add_events(writer, row):
 
 
 def _flatten(value, tag=""):
-    """(tag, number) of every number in nested dicts and lists; lists from 1."""
+    """(tag, number) of every number in nested dicts and lists; lists count from 1."""
     if isinstance(value, list):
         value = dict(enumerate(value, 1))
     if isinstance(value, dict):

@@ -1,8 +1,10 @@
-"""What results.json holds: matrices, measures, cost; and how to read and show it."""
+"""results.json: accuracy matrices, scalars and cost; how to fill, read and show it."""
 
 import json
 import math
 import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -14,11 +16,12 @@ from jaxcl.run import cost
 RESULTS = "results.json"
 
 
-def plain(value):
+def plain(value: Any) -> Any:
     """The value in Python types that JSON knows; nan and infinity become None.
 
-    Takes scalars and arrays of any numeric dtype, strings, None, and lists, tuples
-    and dicts of these. Integers and bools stay what they are.
+    Args:
+      value: a scalar or an array of any numeric dtype, a string, None, or lists, tuples
+        and dicts of these. Integers and bools keep their type.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -34,12 +37,15 @@ def plain(value):
     return plain(exact.tolist())
 
 
-def table(matrix, *, name="accuracy", columns=12) -> str:
-    """Text table of what was measured after each task.
+def table(
+    matrix: np.ndarray | Sequence, *, name: str = "accuracy", columns: int = 12
+) -> str:
+    """An accuracy matrix as a text table.
 
     Args:
       matrix: f[T, T] in [0, 1] or rows with None; `matrix[i, j]` = accuracy on
-        task j after task i. Rows that hold nothing are left out.
+        task j after task i. Rows without a number are left out.
+      name: head of the first column.
       columns: with more tasks than this the middle ones are left out.
 
     Returns:
@@ -64,8 +70,13 @@ def table(matrix, *, name="accuracy", columns=12) -> str:
     return "\n".join(lines)
 
 
-def empty(num_tasks: int, *, task_names=None, finetune=None) -> dict:
-    """Results before the first task: a dict that JSON can hold as it is.
+def empty(
+    num_tasks: int,
+    *,
+    task_names: Sequence[str] | None = None,
+    finetune: Mapping | None = None,
+) -> dict:
+    """The results before the first task, as JSON.
 
     Args:
       num_tasks: T.
@@ -96,13 +107,13 @@ def _check_length(field, values, length):
         raise ValueError(f"{field} has {len(values)} entries: must be {length}")
 
 
-def add(results: dict, task: int, rows: dict, scalars: dict, seconds) -> dict:
-    """New results that hold what was measured after a task.
+def add(results: dict, task: int, rows: dict, scalars: dict, seconds: float) -> dict:
+    """Add what was measured after a task; returns new results.
 
     Args:
       results: from `empty` or `add`; not changed.
-      task: number of the task, from 0; if it is there already, all that was
-        measured after it is replaced.
+      task: number of the task, from 0; if it is there already, what was measured after
+        it is replaced.
       rows: matrix name -> f[T], accuracy on each task, nan if not measured.
       scalars: name -> number.
       seconds: time spent on the task.
@@ -132,20 +143,21 @@ def add(results: dict, task: int, rows: dict, scalars: dict, seconds) -> dict:
 
 
 def add_convergence(results: dict, task: int, found: dict) -> dict:
-    """New results that also hold what `metrics_log.Epochs.summary` found of a task."""
+    """Add what `metrics_log.Epochs.summary` says of a task; returns new results."""
     before = results.get("convergence", {})
     return {**results, "convergence": {**before, str(task): plain(found)}}
 
 
-def widened(results: dict, task_names) -> dict:
-    """The results of a run, with room for the tasks that another adds to its own.
+def widened(results: dict, task_names: Sequence[str]) -> dict:
+    """The results of a run, with room for the tasks of the run that continues it.
 
     Args:
-      task_names: of all; tasks that are there already keep their names.
+      results: of the earlier run.
+      task_names: of all tasks; those in `results` keep their names.
 
     Returns:
-      The results as they are, if they have as many tasks. Else without matrices, which
-      are of other evaluation data than the new tasks'.
+      `results`, if they have as many tasks. Else new results without matrices, since
+      the new tasks are judged on other evaluation data.
     """
     more = len(task_names) - len(results["task_names"])
     if more <= 0:
@@ -171,11 +183,11 @@ def matrix(results: dict, name: str) -> np.ndarray:
 
 
 def summary(results: dict) -> dict:
-    """Per matrix name, the measures of `jaxcl.metrics` over the tasks met so far.
+    """Matrix name -> measures of `jaxcl.metrics` over the tasks finished so far.
 
-    `average_accuracy`, `average_accuracy_per_task` (after each task),
-    `forgetting`, `stability` and, for names in `finetune`, `plasticity`; None
-    where they are not defined (one task, or accuracies that were not measured).
+    The measures are `average_accuracy`, `average_accuracy_per_task` (after each task),
+    `forgetting`, `stability` and, for names in `finetune`, `plasticity`. A measure is
+    None where it is not defined (one task, or accuracies that were not measured).
     """
     out, size = {}, finished(results)
     for name in results["matrices"]:
@@ -192,13 +204,12 @@ def summary(results: dict) -> dict:
     return plain(out)
 
 
-def write_results(workdir, results: dict) -> None:
-    """Write `results.json`, with the summary, see `write`."""
-    whole = {**results, "summary": summary(results)}
-    write(epath.Path(workdir) / RESULTS, whole)
+def write_results(workdir: epath.PathLike, results: dict) -> None:
+    """Write `results.json`: the results and their `summary`."""
+    write(epath.Path(workdir) / RESULTS, {**results, "summary": summary(results)})
 
 
-def write(path, value) -> None:
+def write(path: epath.PathLike, value: Any) -> None:
     """Write a value as JSON, see `plain`; a crash leaves the old file or the new."""
     path = epath.Path(path)
     text = json.dumps(plain(value), allow_nan=False, indent=1) + "\n"
@@ -213,7 +224,7 @@ def write(path, value) -> None:
     os.replace(draft, path)
 
 
-def read_results(workdir) -> dict:
-    """Results as they were written; `summary` derives the rest again."""
-    whole = json.loads((epath.Path(workdir) / RESULTS).read_text())
-    return {key: value for key, value in whole.items() if key != "summary"}
+def read_results(workdir: epath.PathLike) -> dict:
+    """Results as they were before `write_results` added the summary."""
+    written = json.loads((epath.Path(workdir) / RESULTS).read_text())
+    return {key: value for key, value in written.items() if key != "summary"}

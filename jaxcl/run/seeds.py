@@ -1,14 +1,14 @@
 """Many seeds of one config: one after another, or side by side in one program.
 
-Side by side, the state has an axis more and the method's step is mapped over it, so
-that one call does the step of every seed. Which of the two is faster depends on the
-machine, see benchmarks/seeds.py: a CPU computes a mapped convolution slowly, while an
-accelerator that small batches leave idle takes many seeds in the time of one.
+Side by side, the state has one more axis and the method's step is mapped over it, so
+that one call does the step of every seed. Which is faster depends on the machine, see
+benchmarks/seeds.py: a CPU computes a mapped convolution slowly; an accelerator that
+small batches leave idle does many seeds in the time of one.
 """
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import jax
@@ -20,11 +20,18 @@ from jaxcl.run import job
 from jaxcl.run import results as results_lib
 
 SUMMARY = "seeds.json"
-# Axes of a state of several seeds; what is None they share.
+# The seeds' axis of each field of a shared state; None: the field is common to all.
 _AXES = core.TrainState(
-    key=0, step=None, task=None, task_start=None, task_steps=None, params=0, stats=0,
-    opt_state=0, extra=0,
-)  # fmt: skip
+    key=0,
+    step=None,
+    task=None,
+    task_start=None,
+    task_steps=None,
+    params=0,
+    stats=0,
+    opt_state=0,
+    extra=0,
+)
 
 
 class Seeds(NamedTuple):
@@ -36,21 +43,21 @@ class Seeds(NamedTuple):
 
 
 def folder(seed: int) -> str:
-    """Name of a seed's run directory, within that of all."""
+    """Name of a seed's run directory, inside that of all seeds."""
     return f"seed_{seed}"
 
 
 def one_of(state: core.TrainState, i: int) -> core.TrainState:
     """The state of the i-th seed alone."""
-    mine = {
+    own_fields = {
         name: jax.tree.map(lambda x: x[i], getattr(state, name))
         for name in ("key", "params", "stats", "opt_state", "extra")
     }
-    return state.replace(**mine)
+    return state.replace(**own_fields)
 
 
 def _mapped(function, state, *arguments):
-    """A hook of the host, called with each seed's state, the results put together."""
+    """Call a host-side hook with the state of each seed, and stack what it returns."""
     count = len(state.key)
     states = [function(one_of(state, i), *arguments) for i in range(count)]
     together = jax.tree.map(lambda *x: jax.numpy.stack(x), *states)
@@ -58,38 +65,40 @@ def _mapped(function, state, *arguments):
     return together.replace(**{name: getattr(states[0], name) for name in shared})
 
 
-def _method(one: core.Method) -> core.Method:
-    """The method of several seeds; batches hold their rows one after another."""
+def _method(method: core.Method) -> core.Method:
+    """The method mapped over seeds, whose rows follow one another in a batch."""
 
     def init(keys, batch):
-        return jax.vmap(one.init, (0, None), _AXES)(keys, batch)
+        return jax.vmap(method.init, (0, None), _AXES)(keys, batch)
 
     def step(state, batch):
         count = len(state.key)
         batch = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
-        state, metrics = jax.vmap(one.step, (_AXES, 0), (_AXES, 0))(state, batch)
+        state, metrics = jax.vmap(method.step, (_AXES, 0), (_AXES, 0))(state, batch)
         return state, jax.tree.map(lambda x: x.mean(axis=0), metrics)
 
     hooks = {
-        name: functools.partial(_mapped, getattr(one, name))
+        name: functools.partial(_mapped, getattr(method, name))
         for name in ("begin_task", "end_task", "eval_state")
     }
-    return one._replace(
-        init=init, step=step, **hooks,
-        source=lambda state, task: one.source(one_of(state, 0), task),
-    )  # fmt: skip
+    return method._replace(
+        init=init,
+        step=step,
+        **hooks,
+        source=lambda state, task: method.source(one_of(state, 0), task),
+    )
 
 
 def _judge(seeds, judges):
-    """An evaluator that asks that of each seed about its state."""
+    """An evaluator that runs each seed's own evaluator on that seed's state."""
 
     def evaluate(state, task):
         rows, scalars = {}, {}
         for i, (seed, judge) in enumerate(zip(seeds, judges, strict=True)):
-            found = judge(one_of(state, i), task)
-            rows |= {f"{folder(seed)}/{name}": x for name, x in found.rows.items()}
-            for name, value in found.scalars.items():
-                if name == "seconds":  # of all seeds
+            result = judge(one_of(state, i), task)
+            rows |= {f"{folder(seed)}/{name}": x for name, x in result.rows.items()}
+            for name, value in result.scalars.items():
+                if name == "seconds":  # the sum over seeds
                     scalars[name] = scalars.get(name, 0.0) + value
                 else:
                     scalars[f"{folder(seed)}/{name}"] = value
@@ -99,20 +108,20 @@ def _judge(seeds, judges):
 
 
 def together(jobs: dict[int, job.Job]) -> job.Job:
-    """One job of the jobs of several seeds, which differ in nothing else.
+    """One job that trains several seeds side by side.
 
     Args:
-      jobs: seed -> its job.
+      jobs: seed -> its job; the jobs differ in nothing but the seed.
 
     Returns:
       A job without pictures whose evaluators name their rows seed_S/NAME.
     """
     seeds, first = tuple(jobs), next(iter(jobs.values()))
     evaluators = {
-        name: _judge(seeds, [one.evaluators[name] for one in jobs.values()])
+        name: _judge(seeds, [own.evaluators[name] for own in jobs.values()])
         for name in first.evaluators
     }
-    made = first._replace(
+    combined = first._replace(
         method=_method(first.method),
         together=seeds,
         evaluators=evaluators,
@@ -120,12 +129,12 @@ def together(jobs: dict[int, job.Job]) -> job.Job:
         quiet=True,
         alone=None,
     )
-    return job.checked(made)
+    return job.checked(combined)
 
 
-def apart(results: dict, seeds) -> dict[int, dict]:
-    """Results of each seed, of those of `together`; the cost is that of all."""
-    found = {}
+def apart(results: dict, seeds: Iterable[int]) -> dict[int, dict]:
+    """Split the results of a `together` run by seed; each has the cost of all seeds."""
+    by_seed = {}
     for seed in seeds:
         mark = f"/{folder(seed)}/"
 
@@ -134,17 +143,17 @@ def apart(results: dict, seeds) -> dict[int, dict]:
 
         parts = {key: own(results.get(key, {})) for key in ("matrices", "untrained")}
         scalars = [x if x is None else own(x) for x in results["scalars"]]
-        found[seed] = {**results, **parts, "scalars": scalars}
+        by_seed[seed] = {**results, **parts, "scalars": scalars}
         if not parts["untrained"]:
-            found[seed].pop("untrained", None)
-    return found
+            by_seed[seed].pop("untrained", None)
+    return by_seed
 
 
-def spread(values) -> dict:
-    """Mean, standard error of the mean and number of values, JSON-ready.
+def spread(values: Iterable[float | None]) -> dict:
+    """Mean, standard error of the mean and number of values, as JSON.
 
     Args:
-      values: numbers, or None where nothing was measured.
+      values: one per seed; None, where nothing was measured, is left out.
     """
     values = np.array([x for x in values if x is not None], float)
     count = len(values)
@@ -154,22 +163,22 @@ def spread(values) -> dict:
 
 
 def measures(results: dict) -> dict:
-    """`results.summary` with one number for all times in place of the curve.
+    """`results.summary`, with one number in place of the curve over tasks.
 
     Returns:
       matrix name -> measure -> number or None; "anytime" is the mean over tasks of
       the average accuracy after each.
     """
-    found = results_lib.summary(results)
-    for each in found.values():
-        curve = each.pop("average_accuracy_per_task")
-        whole = curve and None not in curve
-        each["anytime"] = sum(curve) / len(curve) if whole else None
-    return found
+    by_matrix = results_lib.summary(results)
+    for own_measures in by_matrix.values():
+        curve = own_measures.pop("average_accuracy_per_task")
+        complete = curve and None not in curve
+        own_measures["anytime"] = sum(curve) / len(curve) if complete else None
+    return by_matrix
 
 
 def summary(results: dict[int, dict]) -> dict:
-    """Mean and standard error over seeds of each of `measures`.
+    """Mean and standard error over seeds of every measure of `measures`.
 
     Args:
       results: seed -> results, see `results.empty`.
@@ -177,39 +186,36 @@ def summary(results: dict[int, dict]) -> dict:
     Returns:
       matrix name -> measure -> {"mean", "error", "seeds"}.
     """
-    each = [measures(one) for one in results.values()]
+    of_seeds = [measures(seed_results) for seed_results in results.values()]
     return {
         name: {
-            measure: spread([one.get(name, {}).get(measure) for one in each])
-            for measure in each[0][name]
+            measure: spread([own.get(name, {}).get(measure) for own in of_seeds])
+            for measure in of_seeds[0][name]
         }
-        for name in each[0]
+        for name in of_seeds[0]
     }
 
 
-def text(found: dict) -> str:
-    """The summary, one line per matrix, in percent."""
+def text(summary: dict) -> str:
+    """The `summary`, one line per matrix, in percent."""
     titles = {"average_accuracy": "average", "anytime": "anytime"}
     titles |= {"forgetting": "forgetting"}
     lines = [f"{'mean +- standard error (%)':32}"]
     lines[0] += "".join(f"{title:>16}" for title in titles.values())
-    for name, measures in found.items():
-        line = f"{name:32}"
-        for measure in titles:
-            x = measures[measure]
-            line += f"{percent(x):>16}"
-        lines.append(line)
+    for name, spreads in summary.items():
+        cells = "".join(f"{percent(spreads[measure]):>16}" for measure in titles)
+        lines.append(f"{name:32}{cells}")
     return "\n".join(lines)
 
 
-def percent(found: dict) -> str:
-    """`spread`'s answer in percent."""
-    if found["mean"] is None:
+def percent(spread: dict) -> str:
+    """What `spread` gives, in percent: mean and standard error."""
+    if spread["mean"] is None:
         return "-"
-    error = "" if found["error"] is None else f" +- {100 * found['error']:.1f}"
-    return f"{100 * found['mean']:.1f}{error}"
+    error = "" if spread["error"] is None else f" +- {100 * spread['error']:.1f}"
+    return f"{100 * spread['mean']:.1f}{error}"
 
 
-def write(workdir, found: dict) -> None:
-    """Leave the summary in the directory of all seeds."""
-    results_lib.write(epath.Path(workdir) / SUMMARY, found)
+def write(workdir: epath.PathLike, summary: dict) -> None:
+    """Write the summary into the directory of all seeds."""
+    results_lib.write(epath.Path(workdir) / SUMMARY, summary)

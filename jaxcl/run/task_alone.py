@@ -1,9 +1,9 @@
-"""FT_i: what a run on task i alone depends on, and a directory that keeps it.
+"""A cache of FT_i, the accuracy on task i of a model trained on task i alone.
 
-Runs of several strategies with the same base, seed and data have the same FT_i. A
-file holds it for one task, under the sha256 of all that it depends on, so that only
-the first of these runs trains for it. Sets are told apart by their options, sizes
-and labels; pixels that change while all of these stay are not noticed.
+Runs of several strategies with the same base, seed and data have the same FT_i. The
+cache has a file for each task, named by the sha256 of all that FT_i depends on, so that
+only the first of these runs trains for it. Datasets are told apart by their options,
+sizes and labels; if only pixels change, the cache does not notice.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ from jaxcl.data import storage, stream
 
 
 class Alone(NamedTuple):
-    """How the runs on one task are made, and where what they measure is kept."""
+    """How to make the runs on single tasks, and where to cache their accuracies."""
 
     make: Callable  # () -> Job, of the method that trains one task alone
-    facts: dict  # all that FT_i depends on but for the task's number, as JSON
-    cache: str | None  # directory; None: nothing is kept across runs
+    facts: dict  # all that FT_i depends on except the task's number, as JSON
+    cache: str | None  # directory; None: nothing is cached
 
 
 def version() -> str:
@@ -39,54 +39,54 @@ def version() -> str:
 
 
 def fingerprint(dataset: stream.Dataset) -> dict:
-    """Name, and sha256 of labels and domains, of every split of a dataset."""
-    found = {"name": dataset.name}
+    """The name of a dataset, and for each split the sha256 of labels and domains."""
+    digests = {"name": dataset.name}
     for name in ("train", "validation", "test"):
         examples = getattr(dataset, name)
         if examples is not None:
             pairs = np.stack([examples.label, examples.domain]).astype("<i4")
-            found[name] = hashlib.sha256(pairs.tobytes()).hexdigest()
-    return found
+            digests[name] = hashlib.sha256(pairs.tobytes()).hexdigest()
+    return digests
 
 
-def path(alone: Alone, task: int):
-    """The file that keeps FT of a task, numbered from 0."""
-    whole = {"config": alone.facts, "task": task, "version": version()}
-    text = json.dumps(whole, sort_keys=True)
+def path(alone: Alone, task: int) -> epath.Path:
+    """The file with FT of a task, numbered from 0."""
+    identity = {"config": alone.facts, "task": task, "version": version()}
+    text = json.dumps(identity, sort_keys=True)
     name = hashlib.sha256(text.encode()).hexdigest()
     return epath.Path(alone.cache) / f"{name}.json"
 
 
 def prepare(alone: Alone) -> None:
-    """Make the cache's directory, so that one which cannot be is said at once."""
+    """Make the cache's directory now, so that a wrong one fails before training."""
     if alone.cache is not None and jax.process_index() == 0:
         epath.Path(alone.cache).mkdir(parents=True, exist_ok=True)
 
 
 def read(alone: Alone, task: int) -> dict | None:
-    """Name of the matrix -> FT of a task, None where it is not kept.
+    """Matrix name -> FT of a task, None if the cache does not have it.
 
-    All processes get the same, None unless every one can read the file.
+    All processes get the same: None unless every one of them can read the file.
     """
     if alone.cache is None:
         return None
     try:
-        found = json.loads(path(alone, task).read_text())["accuracy"]
+        accuracy = json.loads(path(alone, task).read_text())["accuracy"]
     except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged
-        found = None
-    return None if sharding.any_process(found is None) else found
+        accuracy = None
+    return None if sharding.any_process(accuracy is None) else accuracy
 
 
 def write(alone: Alone, task: int, accuracy: dict) -> None:
-    """Keep FT of a task; a crash or another run leaves a whole file or none."""
+    """Cache FT of a task. A crash, or a run beside this one, leaves no partial file."""
     if alone.cache is None or jax.process_index() != 0:
         return
-    where = path(alone, task)
-    whole = {"accuracy": accuracy, "task": task, "version": version()}
-    text = json.dumps(whole | {"config": alone.facts}, indent=1) + "\n"
-    if storage.in_bucket(where):
-        where.write_text(text)  # a bucket replaces an object whole
+    file = path(alone, task)
+    content = {"accuracy": accuracy, "task": task, "version": version()}
+    text = json.dumps(content | {"config": alone.facts}, indent=1) + "\n"
+    if storage.in_bucket(file):
+        file.write_text(text)  # a bucket replaces an object whole
         return
-    draft = where.with_name(f"{where.stem}.{uuid.uuid4().hex}.tmp")
+    draft = file.with_name(f"{file.stem}.{uuid.uuid4().hex}.tmp")
     draft.write_text(text)
-    os.replace(draft, where)
+    os.replace(draft, file)

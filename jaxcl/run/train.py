@@ -1,8 +1,8 @@
 """The loop: tasks, steps, evaluation, checkpoints. One loop trains everything.
 
-A task is saved while it trains, once it is trained (`end_task` done), and once it
-is evaluated; the number of a checkpoint, steps plus those two events of every task
-so far, orders them all.
+A run saves a checkpoint while a task trains ("training"), after `end_task` ("trained")
+and after the task's evaluation ("evaluated"). The number of a checkpoint counts steps,
+plus one for each "trained" and one for each "evaluated", so that numbers never repeat.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from jaxcl.run import results as results_lib
 
 
 class Interrupted(Exception):
-    """The run was told to stop; it has saved."""
+    """The run was told to stop, and has saved a checkpoint."""
 
 
 class _Loop(NamedTuple):
-    """What the loop holds beside the state."""
+    """What stays the same throughout the loop."""
 
     job: job.Job
     workdir: epath.Path
@@ -31,65 +31,45 @@ class _Loop(NamedTuple):
     recorder: record.Recorder
     step: Callable
     resident: dict
-    stop: Callable  # () -> bool
-    total_steps: int  # about, for the progress bar
+    stop: Callable[[], bool]
+    total_steps: int  # an estimate, for the progress bar
     clock: cost.Clock  # of the present task
 
 
-def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
-    """Train on every task, or go on where the run directory stands.
+def run(
+    work: job.Job,
+    workdir: epath.PathLike,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    step: Callable | None = None,
+) -> dict:
+    """Train on every task, or resume from the newest checkpoint.
 
     Args:
       work: from `build.build`.
       workdir: the run directory; made if missing.
-      stop: asked after each call of the step and around evaluations; true raises.
+      stop: called after each call of the step and around evaluations; when it returns
+        True the run saves and raises `Interrupted`.
       step: `job.compile_step(work)`, where several runs share the program.
 
     Returns:
-      The results so far and of this run, see `results.empty`.
+      The results of all tasks, earlier ones included, see `results.empty`.
 
     Raises:
-      Interrupted: after `stop`. metrics_log.Diverged: something is not finite.
-      checkpoint.CheckpointError: a checkpoint could not be written or read; the run
-        of config.start has not come to the end of a task.
+      Interrupted: `stop` returned True.
+      metrics_log.Diverged: a metric or a parameter is not finite.
+      checkpoint.CheckpointError: a checkpoint could not be written or read, or the run
+        of config.start has not finished a task.
     """
-    workdir, tasks = epath.Path(workdir), work.stream.tasks
-    state, resident = job.initial_state(work), job.resident(work)
-    results = results_lib.empty(len(work.task_names), task_names=work.task_names)
-    cursor = {"offset": 0, "phase": "evaluated", "seconds": {}, "results": results}
     with contextlib.ExitStack() as stack:
-        checkpoints = checkpoint.Checkpoints(workdir / "checkpoints", keep=work.keep)
-        stack.enter_context(contextlib.closing(checkpoints))
-        restored = checkpoints.restore(state)
-        if restored is None and work.start is not None:
-            names = work.task_names
-            restored = checkpoint.taken_over(work.start, state, names, keep=work.keep)
-        if restored is not None:
-            state = sharding.settle(restored.state, work.mesh)
-            cursor = restored.cursor
-        recorder = record.Recorder(
-            workdir, num_tasks=len(tasks), offset=cursor["offset"],
-            write=jax.process_index() == 0, **work.record,
-        )  # fmt: skip
-        stack.enter_context(contextlib.closing(recorder))
-        clock = cost.Clock(cursor["seconds"])
-        step = clock.first_apart(step or job.compile_step(work))
-        begun = int(state.step if cursor["phase"] == "evaluated" else state.task_start)
-        total = begun + job.steps_left(work, results_lib.finished(cursor["results"]))
-        loop = _Loop(
-            work, workdir, checkpoints, recorder, step, resident, stop, total, clock
-        )
+        loop, state, cursor = _open(stack, work, epath.Path(workdir), stop, step)
         results, phase = cursor["results"], cursor["phase"]
-        if restored is not None and not work.quiet:
-            recorder.say(f"resumed at step {int(state.step)}: {workdir}")
-        elif restored is None and work.evaluate_untrained:
-            results["untrained"] = results_lib.plain(_evaluate(loop, state, 0)[0].rows)
-        for task in tasks[results_lib.finished(results) : work.first_tasks]:
+        for task in work.stream.tasks[results_lib.finished(results) : work.first_tasks]:
             if phase == "evaluated":
                 state = job.begin(work, state, task)
             if phase != "trained":
-                begun = cursor.get("epochs", {}) if phase == "training" else {}
-                epochs = metrics_log.Epochs(work.patience, begun, task.index)
+                saved = cursor.get("epochs", {}) if phase == "training" else {}
+                epochs = metrics_log.Epochs(work.patience, saved, task.index)
                 state, results = _train_task(loop, state, task, results, epochs)
                 state = work.method.end_task(state, task)
                 state = sharding.settle(state, work.mesh)
@@ -102,49 +82,107 @@ def run(work: job.Job, workdir, *, stop=lambda: False, step=None) -> dict:
         return results
 
 
+def _open(stack, work, workdir, stop, step):
+    """The loop, and the state and cursor to start or resume from.
+
+    `stack` closes the checkpoints and the recorder.
+    """
+    state, resident = job.initial_state(work), job.resident(work)
+    checkpoints = checkpoint.Checkpoints(workdir / "checkpoints", keep=work.keep)
+    stack.enter_context(contextlib.closing(checkpoints))
+    restored = _restored(work, checkpoints, state)
+    cursor = _first_cursor(work)
+    if restored is not None:
+        state = sharding.settle(restored.state, work.mesh)
+        cursor = restored.cursor
+    recorder = record.Recorder(
+        workdir,
+        num_tasks=len(work.stream.tasks),
+        offset=cursor["offset"],
+        write=jax.process_index() == 0,
+        **work.record,
+    )
+    stack.enter_context(contextlib.closing(recorder))
+    clock = cost.Clock(cursor["seconds"])
+    step = clock.first_apart(step or job.compile_step(work))
+    total = _total_steps(work, state, cursor)
+    loop = _Loop(
+        work, workdir, checkpoints, recorder, step, resident, stop, total, clock
+    )
+    if restored is not None and not work.quiet:
+        recorder.say(f"resumed at step {int(state.step)}: {workdir}")
+    elif restored is None and work.evaluate_untrained:
+        rows = _evaluate(loop, state, 0)[0].rows
+        cursor["results"]["untrained"] = results_lib.plain(rows)
+    return loop, state, cursor
+
+
+def _restored(work, checkpoints, state) -> checkpoint.Restored | None:
+    """The run's newest checkpoint, else that of config.start, else None."""
+    restored = checkpoints.restore(state)
+    if restored is None and work.start is not None:
+        names = work.task_names
+        restored = checkpoint.taken_over(work.start, state, names, keep=work.keep)
+    return restored
+
+
+def _first_cursor(work) -> dict:
+    """The cursor of a run that has done nothing yet, see `_save`."""
+    results = results_lib.empty(len(work.task_names), task_names=work.task_names)
+    return {"offset": 0, "phase": "evaluated", "seconds": {}, "results": results}
+
+
+def _total_steps(work, state, cursor) -> int:
+    """About how many steps the whole run has."""
+    begun = state.step if cursor["phase"] == "evaluated" else state.task_start
+    return int(begun) + job.steps_left(work, results_lib.finished(cursor["results"]))
+
+
 def _train_task(loop, state, task, results, epochs):
-    """All steps of a task that are not done yet; the state and the results after."""
+    """Do the remaining steps of a task; returns the state and the results."""
     work, begun, step = loop.job, int(state.task_start), int(state.step)
     source = work.method.source(state, task)
     plan = job.schedule(work, source, task.index)
     end = begun + len(plan)
-    rows = metrics_log.Meter(work, loop.recorder, task.index, step, epochs)
+    meter = metrics_log.Meter(work, loop.recorder, task.index, step, epochs)
     feed = job.feed(work, source, task.index, step - begun)
     with loop.clock.on("train"), contextlib.closing(feed):
         for count, batches, number in () if epochs.over else feed:
             with jax.transfer_guard("disallow"):
                 state, metrics = loop.step(state, loop.resident, batches, number)
-            rows.add(step, count, metrics)
+            meter.add(step, count, metrics)
             step += count
             local, inside = step - begun, step < end
             loop.recorder.advance(step, task.index, loop.total_steps)
             if inside and work.eval_every and local % work.eval_every == 0:
-                rows.flush(step)
+                meter.flush(step)
                 _evaluate(loop, state, task.index)
             if work.counts_epochs and local % plan.steps_per_epoch == 0:
-                rows.flush(step)
+                meter.flush(step)
                 epochs.end(loop.clock.read().get("train", 0.0), loop.recorder, step)
                 if inside and epochs.due(work.eval_epochs):
                     _evaluate(loop, state, task.index)
             stopped = _stopped(loop, step, count)
             if stopped or (inside and work.save_every and local % work.save_every == 0):
-                rows.flush(step)
+                meter.flush(step)
                 _save(loop, state, results, "training", epochs=epochs.read())
             if stopped:
                 _leave(loop, state)
             if epochs.over:
                 break
-        rows.flush(step)  # waits for the last step
+        meter.flush(step)  # waits for the last step
     if work.counts_epochs:
         results = results_lib.add_convergence(results, task.index, epochs.summary())
-    if step < end:  # or evaluators of the end of a task would wait for more
-        done = sharding.replicate(np.int32(step - begun), work.mesh)
-        state = state.replace(task_steps=done)
+    if step < end:
+        # The task ended early. Evaluators that run at its end compare the steps done
+        # with `task_steps`, so the latter must say how many there were.
+        steps_done = sharding.replicate(np.int32(step - begun), work.mesh)
+        state = state.replace(task_steps=steps_done)
     return state, results
 
 
 def _stopped(loop, step: int, count: int) -> bool:
-    """Whether to stop; all processes agree, and ask each other now and then."""
+    """Whether to stop. Processes agree on it every `log_every` steps."""
     if jax.process_count() == 1:
         return loop.stop()
     every = loop.job.log_every
@@ -152,18 +190,19 @@ def _stopped(loop, step: int, count: int) -> bool:
 
 
 def _pause(loop, state) -> None:
-    """Stop between two parts of a task, both saved, where that was asked for."""
+    """Stop here if that was asked for; the caller has just saved."""
     if sharding.any_process(loop.stop()):
         _leave(loop, state)
 
 
 def _leave(loop, state) -> None:
+    """Wait for the checkpoint that is being written, and raise."""
     loop.checkpoints.wait()
     raise Interrupted(f"stopped at step {int(state.step)}, saved")
 
 
 def _save(loop, state, results, phase, **more) -> None:
-    """Save the state, after which phase it is, and what was recorded so far."""
+    """Save the state, and a cursor with the phase and what was recorded so far."""
     with loop.clock.on("rest"):
         step = int(state.step)
         metrics_log.check_parameters(state.params, step)
@@ -174,15 +213,15 @@ def _save(loop, state, results, phase, **more) -> None:
 
 
 def _evaluate(loop, state, task: int):
-    """What every evaluator says of a state, logged, and the state that was judged."""
+    """Run and log every evaluator; returns their result and the evaluated state."""
     with loop.clock.on("evaluation"):
         state = loop.job.method.eval_state(state)
-        found = evaluation.run(loop.job.evaluators, state, task, loop.recorder)
-    return found, state
+        result = evaluation.run(loop.job.evaluators, state, task, loop.recorder)
+    return result, state
 
 
 def _judge(loop, state, task, results) -> dict:
-    """The results with those of the finished task, shown as a table."""
+    """Evaluate a finished task, write and show its results; returns all results."""
     work = loop.job
     (rows, scalars), judged = _evaluate(loop, state, task.index)
     spent = metrics_log.spent(work, state, task.index, loop.clock)
@@ -192,11 +231,10 @@ def _judge(loop, state, task, results) -> dict:
     if jax.process_index() == 0:
         results_lib.write_results(loop.workdir, results)
     for name in rows:
-        crowds = work.quiet or name.endswith("/task_aware")  # it is in results.json
-        if not crowds:
-            loop.recorder.say(
-                results_lib.table(results_lib.matrix(results, name), name=name)
-            )
+        # Task-aware tables would crowd the output; results.json has them.
+        if not work.quiet and not name.endswith("/task_aware"):
+            matrix = results_lib.matrix(results, name)
+            loop.recorder.say(results_lib.table(matrix, name=name))
     for draw in work.pictures.values():
         draw(judged, task.index)
     loop.clock.restart()

@@ -1,7 +1,7 @@
-"""The encoder of another run, frozen and judged on a data set that it never saw.
+"""Transfer: evaluate the frozen encoder of another run on a dataset it never saw.
 
 Sources: the downstream tasks of PNR (Cha et al., ICML 2024, Tables 6, 11, 12, 17) and
-of CaSSLe (Fini et al., CVPR 2022). Nothing is trained but what an evaluator trains.
+of CaSSLe (Fini et al., CVPR 2022). Only evaluators train, such as linear probes.
 
 Departure: evaluation images are resized on the device; the probe's random crops are
 cut from the image as it is stored and resized once, straight to the encoder's size
@@ -14,7 +14,7 @@ import inspect
 import json
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +34,9 @@ TRAINING = ("method", "optimizer", "schedule")  # sections of runs that train
 
 
 class Transfer(NamedTuple):
-    """What `build` makes of a config with a `checkpoint`."""
+    """All that a transfer run needs, made from a config that has a `checkpoint`."""
 
-    state: core.TrainState  # no more than the encoder
+    state: core.TrainState  # of the encoder alone
     source: dict  # path, number, step and checksum of the checkpoint, as JSON
     stream: stream.Stream
     evaluators: dict[str, Callable]  # name -> (state, task number) -> core.Result
@@ -45,17 +45,18 @@ class Transfer(NamedTuple):
 
 
 class _Unfit(ValueError):
-    """The checkpoint is whole, but it is not of the encoder that was asked for."""
+    """The checkpoint is not damaged, but of another encoder."""
 
 
-def config_of(run: str, *, field="config.checkpoint") -> dict:
-    """The config that a run directory was started with.
+def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
+    """The config that a run was started with.
 
     Args:
+      run: its directory.
       field: what named the run, for messages.
 
     Raises:
-      ValueError: there is none, or it cannot be read.
+      ValueError: there is no config, or it cannot be read.
     """
     where = f"{field}={run!r}"
     try:
@@ -74,13 +75,14 @@ def config_of(run: str, *, field="config.checkpoint") -> dict:
 
 
 def complete(raw: dict, run: dict) -> dict:
-    """A transfer config with all that it leaves to the run.
+    """Fill in what a transfer config takes from the run.
+
+    That is the encoder, the precision, mean and standard deviation of the images, and,
+    for linear probes without `lr`, the paper's rate for the base of the run's method.
 
     Args:
-      raw: the config, as a dict.
-      run: `config_of` the run: its encoder, its precision, mean and standard
-        deviation of its images, and, for linear probes without `lr`, the rate
-        that the paper has for its base.
+      raw: the transfer config, as a dict.
+      run: `config_of` the run.
 
     Raises:
       ValueError: a section of `raw` has no meaning here; the base has no rate.
@@ -92,16 +94,17 @@ def complete(raw: dict, run: dict) -> dict:
                 f"that of the run and nothing is trained; take config.{name} out"
             )
     augment = {name: run["augment"][name] for name in ("mean", "std")}
-    made = {"precision": run.get("precision", "float32")} | raw
-    made |= {"encoder": run["encoder"], "augment": augment | raw.get("augment", {})}
-    made["evaluators"] = dict(raw.get("evaluators", {}))
-    for key, section in made["evaluators"].items():
+    config = {"precision": run.get("precision", "float32")} | raw
+    config |= {"encoder": run["encoder"], "augment": augment | raw.get("augment", {})}
+    config["evaluators"] = dict(raw.get("evaluators", {}))
+    for key, section in config["evaluators"].items():
         if section.get("name", key) == "linear" and "lr" not in section:
-            made["evaluators"][key] = {**section, "lr": _linear_lr(run, key)}
-    return made
+            config["evaluators"][key] = {**section, "lr": _linear_lr(run, key)}
+    return config
 
 
 def _linear_lr(run, key):
+    """The paper's rate of linear probes for the base of the run's method."""
     method = run.get("method", {})
     base = method.get("base")
     if base is None:
@@ -116,7 +119,7 @@ def _linear_lr(run, key):
     return bases.BASES[base].linear_lr
 
 
-def embed(encoder, state, images):
+def embed(encoder: Any, state: core.TrainState, images: jax.Array) -> jax.Array:
     """Features f32[B, D] of normalised images, in evaluation mode."""
     nets = {"encoder": encoder}
     return chain.apply(nets, state.params, state.stats, images, train=False)[0]
@@ -128,49 +131,55 @@ class Place(NamedTuple):
     folder: epath.Path
     numbers: tuple[int, ...]  # from the oldest
     seed: int = 0
-    at: int | None = None  # of seeds that were trained side by side, which; None: one
-    count: int = 1  # how many of them there are
+    at: int | None = None  # place among seeds trained side by side; None: it was alone
+    count: int = 1  # how many seeds were trained side by side
 
 
-def place(run: str, *, field="config.checkpoint") -> Place:
-    """The checkpoints of a run, or of all seeds that were trained beside it.
+def place(run: str, *, field: str = "config.checkpoint") -> Place:
+    """Find the checkpoints of a run; seeds trained side by side share theirs.
+
+    Args:
+      run: its directory.
+      field: what named the run, for messages.
 
     Raises:
       ValueError: there are none.
     """
     path = epath.Path(run)
     path = path if storage.in_bucket(path) else path.resolve()
-    found, together = {}, path.parent / "together"
+    among_seeds, together = {}, path.parent / "together"
     if not (path / "checkpoints").exists() and (together / "checkpoints").exists():
-        whole = config_of(path.parent, field=field)
-        ordered = range(whole["seed"], whole["seed"] + whole["seeds"])
+        config = config_of(path.parent, field=field)
+        ordered = range(config["seed"], config["seed"] + config["seeds"])
         for at, seed in enumerate(ordered):
             if path.name == seeds.folder(seed):
-                path, found = together, {"seed": seed, "at": at, "count": len(ordered)}
+                path = together
+                among_seeds = {"seed": seed, "at": at, "count": len(ordered)}
     folder = path / "checkpoints"
-    there = list(folder.iterdir()) if folder.exists() else []
-    numbers = sorted(int(p.name) for p in there if p.name.isdigit())
+    entries = list(folder.iterdir()) if folder.exists() else []
+    numbers = sorted(int(p.name) for p in entries if p.name.isdigit())
     if not numbers:
         raise ValueError(f"{field}={run!r}: there is no checkpoint in it yet")
-    return Place(folder, tuple(numbers), **found)
+    return Place(folder, tuple(numbers), **among_seeds)
 
 
 def input_width(where: Place) -> int | None:
-    """Channels of the images, or features of the nodes, that the encoder was given.
+    """Channels of the images, or features of the nodes, that the encoder takes.
 
-    All checkpoints of a run say the same, so any one that can be read will do.
+    All checkpoints of a run agree, so the newest one that can be read is asked.
 
     Returns:
-      None where the encoder is the user's own, whose parameters have other names.
+      The width; None for an encoder of the user's own, whose parameters have other
+      names.
 
     Raises:
-      ValueError: none can be read, or there is no encoder in it.
+      ValueError: no checkpoint can be read, or it has no encoder.
     """
     for number in reversed(where.numbers):
         path = where.folder / str(number)
         try:
             tree = ocp.metadata(path).metadata["params"]
-        except Exception:  # any damage: the one before it serves
+        except Exception:  # whatever the damage, try the one before
             continue
         if "encoder" not in tree:
             raise ValueError(_no_encoder(path, tree))
@@ -182,51 +191,58 @@ def input_width(where: Place) -> int | None:
 
 
 def cursor(where: Place, number: int) -> dict:
-    """What a run noted beside a checkpoint: its "phase", its "results" so far."""
-    found = ocp.metadata(where.folder / str(number)).custom_metadata["cursor"]
+    """What a run saved beside a checkpoint, with its "phase" and "results" so far."""
+    saved = ocp.metadata(where.folder / str(number)).custom_metadata["cursor"]
     if where.at is None:
-        return found
-    return found | {"results": seeds.apart(found["results"], [where.seed])[where.seed]}
+        return saved
+    return saved | {"results": seeds.apart(saved["results"], [where.seed])[where.seed]}
 
 
 def restore(
-    run: str, encoder, inputs, mesh, *, field="config.checkpoint"
+    run: str,
+    encoder: Any,
+    inputs: Any,
+    mesh: jax.sharding.Mesh,
+    *,
+    field: str = "config.checkpoint",
 ) -> tuple[core.TrainState, dict]:
-    """The encoder of the newest whole checkpoint, and which one that is.
+    """The encoder of the newest checkpoint that is not damaged, and which one that is.
 
-    Nothing but the encoder is read, and nothing in the run directory changes: the
-    run may be going on.
+    Only the encoder is read, and the run directory does not change: the run may still
+    be training.
 
     Args:
+      run: its directory.
       encoder: flax module, as the run's config describes it.
-      inputs: what it is given, zeros f32[1, S, S, C] or a batch of graphs.
+      inputs: of the encoder, zeros f32[1, S, S, C] or a batch of graphs.
+      mesh: of this process.
       field: what named the run, for messages.
 
+    Returns:
+      The state, and the checkpoint's path, number, step and checksum, as JSON.
+
     Raises:
-      ValueError: there is no checkpoint, none is whole, or the newest whole one has
-        no such encoder.
+      ValueError: there is no checkpoint, every one is damaged, or the newest whole one
+        has another encoder.
     """
     where = place(run, field=field)
     like = _abstract(encoder, inputs, mesh, where)
     for number in reversed(where.numbers):
         try:
-            found, total = _load(where.folder / str(number), like)
+            loaded, total = _load(where.folder / str(number), like)
         except _Unfit:
             raise
-        except Exception as error:  # any damage: the one before it serves
+        except Exception as error:  # whatever the damage, try the one before
             logging.error(
                 "checkpoint %s in %s is damaged (%s: %s); trying the one before it",
-                number, where.folder, type(error).__name__, str(error)[:300],
-            )  # fmt: skip
+                number,
+                where.folder,
+                type(error).__name__,
+                str(error)[:300],
+            )
             continue
-        found = _one_of(found, where)
-        # A task of no steps: it is over, so that evaluators at its end run too.
-        state = core.TrainState(
-            key=jax.random.key(0), step=found["step"], task=np.int32(0),
-            task_start=found["step"] + 0, task_steps=np.int32(0),
-            params=found["params"], stats=found["stats"], opt_state=(), extra=(),
-        )  # fmt: skip
-        source = {"path": run, "number": number, "step": int(found["step"])}
+        state = _encoder_state(_one_of(loaded, where))
+        source = {"path": run, "number": number, "step": int(loaded["step"])}
         source["checksum"] = total
         return sharding.settle(state, mesh), source
     raise ValueError(
@@ -234,12 +250,30 @@ def restore(
     )
 
 
+def _encoder_state(loaded) -> core.TrainState:
+    """A state of the encoder alone, in a task of no steps.
+
+    Such a task is over, so that evaluators which wait for the end of a task run.
+    """
+    return core.TrainState(
+        key=jax.random.key(0),
+        step=loaded["step"],
+        task=np.int32(0),
+        task_start=loaded["step"] + 0,
+        task_steps=np.int32(0),
+        params=loaded["params"],
+        stats=loaded["stats"],
+        opt_state=(),
+        extra=(),
+    )
+
+
 def _abstract(encoder, inputs, mesh, where=None):
-    """Shapes of what is read of a checkpoint."""
-    made = jax.eval_shape(encoder.init, jax.random.key(0), inputs)
+    """Shapes of the leaves that are read from a checkpoint."""
+    variables = jax.eval_shape(encoder.init, jax.random.key(0), inputs)
     trees = {
-        "params": {"encoder": made["params"]},
-        "stats": {"encoder": made.get("batch_stats", {})},
+        "params": {"encoder": variables["params"]},
+        "stats": {"encoder": variables.get("batch_stats", {})},
     }
     together = where is not None and where.at is not None
     axes = (where.count,) if together else ()
@@ -251,37 +285,41 @@ def _abstract(encoder, inputs, mesh, where=None):
     return trees | {"step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)}
 
 
-def _one_of(found, where):
-    """What was loaded, of one seed where it is of several."""
+def _one_of(loaded, where):
+    """The leaves of one seed, where several share the checkpoint."""
     if where.at is None:
-        return found
-    mine = {name: found[name] for name in ("params", "stats")}
-    return found | jax.tree.map(lambda x: x[where.at], mine)
+        return loaded
+    shared = {name: loaded[name] for name in ("params", "stats")}
+    return loaded | jax.tree.map(lambda x: x[where.at], shared)
 
 
 def _leaves(tree):
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path): leaf for path, leaf in found}
+    """Path -> leaf."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
 
 def _load(path, like):
-    """The leaves named in `like`, each compared with its checksum, and their sum."""
+    """Read the leaves named in `like` and verify their checksums.
+
+    Returns the leaves and the sum of their checksums.
+    """
     saved = ocp.metadata(path)
     tree, sums = saved.metadata, saved.custom_metadata["checksum"]
     _check(tree, like, path)
     context = ocp.Context()
     context.pytree.loading.partial_load = True
     with context:
-        found = ocp.load(path, like)
-    # Checksums are in the order of the state's own leaves, of which every field is
-    # a plain dict up to `stats`.
+        loaded = ocp.load(path, like)
+    # Checksums are in the order of the leaves of the state that was saved. Up to
+    # `stats` its fields are plain dicts, so the metadata lists leaves in that order.
     names = [field.name for field in dataclasses.fields(core.TrainState)]
     parts = [_leaves({name: tree[name]}) for name in names if name in tree]
     order = [name for part in parts for name in part]
-    want = [sums[order.index(name)] for name in _leaves(found)]
-    if np.asarray(checkpoint.checksum(found)).tolist() != want:
+    expected = [sums[order.index(name)] for name in _leaves(loaded)]
+    if np.asarray(checkpoint.checksum(loaded)).tolist() != expected:
         raise ValueError("its checksum does not match its contents")
-    return found, sum(want) % 2**32
+    return loaded, sum(expected) % 2**32
 
 
 def _no_encoder(path, params):
@@ -289,7 +327,7 @@ def _no_encoder(path, params):
 
 
 def _check(tree, like, path):
-    """Refuse a checkpoint of another encoder, naming what differs first."""
+    """Refuse a checkpoint of another encoder, naming the first leaf that differs."""
     if "encoder" not in tree.get("params", {}):
         raise _Unfit(_no_encoder(path, tree.get("params", {})))
     for part in ("params", "stats"):
@@ -297,17 +335,24 @@ def _check(tree, like, path):
         theirs = _leaves({part: {"encoder": tree[part].get("encoder", {})}})
         misfit = core.first_misfit(theirs, ours)
         if misfit:
-            name, have, want = misfit
+            name, saved, expected = misfit
             raise _Unfit(
                 f"{path} does not fit the encoder of the run's config.json and "
-                f"these images: {name} is {have} in the checkpoint, {want} here"
+                f"these images: {name} is {saved} in the checkpoint, {expected} here"
             )
 
 
-def run(work: Transfer, workdir, *, pause=lambda: None) -> dict:
-    """Judge the encoder, or read what was found of the same checkpoint before.
+def run(
+    work: Transfer,
+    workdir: epath.PathLike,
+    *,
+    pause: Callable[[], None] = lambda: None,
+) -> dict:
+    """Evaluate the encoder, or read the results that this checkpoint had before.
 
     Args:
+      work: from `build.build`.
+      workdir: the run directory.
       pause: called before each evaluator; what it raises ends the run.
 
     Returns:
@@ -331,7 +376,6 @@ def run(work: Transfer, workdir, *, pause=lambda: None) -> dict:
         seconds = time.monotonic() - began
         results = results_lib.add(results, 0, rows, scalars, seconds)
         for name in rows:
-            recorder.say(
-                results_lib.table(results_lib.matrix(results, name), name=name)
-            )
+            matrix = results_lib.matrix(results, name)
+            recorder.say(results_lib.table(matrix, name=name))
     return results | {"checkpoint": work.source}

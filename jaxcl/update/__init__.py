@@ -1,1 +1,1 @@
-"""A run's encoder, taught new images and judged before it is accepted."""
+"""Train a run's encoder on new images, and accept or reject the new encoder."""

@@ -1,4 +1,4 @@
-"""`python -m jaxcl.update`: a run's encoder is taught new images."""
+"""`python -m jaxcl.update`: train a run's encoder on new images."""
 
 from absl import app
 

@@ -1,17 +1,18 @@
-"""Teach a run's encoder new images: `python -m jaxcl.update --run=RUN --data=FOLDER`.
+"""Train a run's encoder on new images: `python -m jaxcl.update --run=RUN --data=DIR`.
 
-The images, which need no labels, are the next task of the run: its method goes on with
-its last state. Then the encoder is compared with the one before, and is accepted or
-rolled back by the limits of the config. What an update leaves is a run directory,
-RUN/updates/0001 and so on, with `update.json` in it; the next update goes on from the
-last that was accepted. RUN itself does not change.
+The images, which need no labels, become the next task of the run, and its method
+continues from its last state. The new encoder is then compared with the one before, and
+accepted or rolled back by the limits of the config. Each update is a run directory,
+RUN/updates/0001 and so on, with an `update.json`; the next update continues from the
+last accepted one. RUN itself does not change.
 
-Exit codes: 0 accepted, 3 rolled back, 1, 2 and 75 as those of `jaxcl.main`.
+Exit codes: 0 accepted, 3 rolled back; 1, 2 and 75 as in `jaxcl.main`.
 """
 
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import ml_collections
@@ -28,50 +29,50 @@ from jaxcl.update import drift, lineage
 
 ROLLED_BACK = 3
 BEFORE, AFTER = "before", "after"
-VERDICTS = ("keep", "rotate", "rebuild")  # of an index, the best first
+VERDICTS = ("keep", "rotate", "rebuild")  # for an index, the best first
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What an update must not do; None: not asked."""
+    """When an update is rolled back; None: no limit."""
 
-    accuracy_drop: float | None = 0.02  # most that any accuracy on --test may lose
-    accuracy: float | None = None  # least of any, on --test
+    accuracy_drop: float | None = 0.02  # the most that any accuracy on --test may lose
+    accuracy: float | None = None  # the least that any accuracy on --test may be
     index: str | None = None  # worst verdict allowed: "keep" or "rotate"
-    overlap: float | None = None  # least share of neighbours kept, a new index made
+    overlap: float | None = None  # least share of neighbours kept in a new index
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The config of an update: sections are dicts of options."""
+    """The config of an update; sections are dicts of options."""
 
-    data: dict | None = None  # of the source that reads --data; `name`, if not guessed
-    test: dict | None = None  # of the source that reads --test
-    old: dict | None = None  # of the source that reads --old
-    train: dict | None = None  # in place of the run's config: epochs, batch_size, ...
-    evaluators: dict | None = None  # which judge on --test; None: kNN
+    data: dict | None = None  # options of --data's source; its `name` is guessed
+    test: dict | None = None  # options of --test's source
+    old: dict | None = None  # options of --old's source
+    train: dict | None = None  # replace the run's options: epochs, batch_size, ...
+    evaluators: dict | None = None  # that judge on --test; None: kNN
     limits: dict | None = None  # see Limits
-    rows: int = 2048  # old images whose embeddings are compared
-    neighbours: int = 10  # of each, in the search that an index serves
-    index: float = 0.9  # share of neighbours kept from which an old index serves
+    rows: int = 2048  # how many old images are embedded before and after
+    neighbours: int = 10  # how many neighbours of each are compared
+    index: float = 0.9  # least share of neighbours kept for an old index to be usable
 
 
 class Plan(NamedTuple):
     """What an update is to do."""
 
-    parent: str  # run directory that it goes on from
+    parent: str  # run directory that it continues
     workdir: epath.Path
-    config: dict  # of the run that it is
+    config: dict  # of the run that trains on the new images
     judge: dict | None  # config of a transfer run on --test, without checkpoint
     old: dict | None  # the same, to embed old images
-    sample: tuple | None  # of old images: rows i32[n], and what embeds them by `parent`
+    sample: tuple | None  # rows i32[n] of old images, and `parent`'s function of them
     options: Options
     limits: Limits
-    asked: dict  # as JSON: what makes two updates the same
+    asked: dict  # JSON; two updates with the same `asked` are the same
 
 
 def defaults() -> ml_collections.ConfigDict:
-    """The config, to be overridden by --config.SECTION.OPTION=VALUE."""
+    """The default config, which --config.SECTION.OPTION=VALUE overrides."""
     empty = {"augment": {}, "optimizer": {}, "schedule": {}}
     return ml_collections.ConfigDict(
         {
@@ -80,7 +81,7 @@ def defaults() -> ml_collections.ConfigDict:
             "old": {},
             "train": empty,
             "evaluators": {"knn": {}},
-            # A flag cannot override None; an absent option it can.
+            # A flag cannot override None, but it can set an option that is absent.
             "limits": {k: v for k, v in vars(Limits()).items() if v is not None},
             **{k: v for k, v in vars(Options()).items() if v is not None},
         },
@@ -89,7 +90,11 @@ def defaults() -> ml_collections.ConfigDict:
 
 
 def read_options(config: dict) -> tuple[Options, Limits]:
-    """The config, checked; ValueError names the field and what is allowed."""
+    """Check a config.
+
+    Raises:
+      ValueError: an option is wrong; the message names the field and what is allowed.
+    """
     options = Options(**schema.options(Options, config, "config"))
     limits = Limits(**schema.options(Limits, options.limits or {}, "config.limits"))
     for name, least, most in (("rows", 1, 2**20), ("neighbours", 1, 1024)):
@@ -110,75 +115,102 @@ def read_options(config: dict) -> tuple[Options, Limits]:
     return options, limits
 
 
-def plan(run, data, config, *, test=None, old=None, join=False, again=False) -> Plan:
-    """Decide what to do, and check it, before anything is trained.
+def plan(
+    run: str,
+    data: str,
+    config: dict,
+    *,
+    test: str | None = None,
+    old: str | None = None,
+    join: bool = False,
+    again: bool = False,
+) -> Plan:
+    """Decide what to do and check it, before anything is trained.
 
     Args:
-      run: a finished run directory, or one that has updates.
-      data: the new images: a path, see `lineage.section`.
+      run: directory of a finished run, which may have updates.
+      data: a path of the new images, see `lineage.section`.
       config: as `defaults`, a dict.
-      test: a path of labelled images to judge the encoder by before and after.
+      test: a path of labelled images, to evaluate both encoders on.
       old: a path of images that are in the present index; None: the run's own.
-      join: train on the run's data beside the new, for methods that read both.
-      again: also where the same update is done already.
+      join: also train on the run's data, for methods that read both.
+      again: make another update even if the same one is done already.
 
     Raises:
-      ValueError: what is wrong, naming it. OSError: data cannot be read.
+      ValueError: an option or an input is wrong; the message names it.
+      OSError: data cannot be read.
     """
     options, limits = read_options(config)
     parent = lineage.current(run)
-    theirs = lineage.config(parent)
-    made = lineage.section(data, options.data or {}, theirs, "config.data")
+    parent_config = lineage.config(parent)
+    new_data = lineage.section(data, options.data or {}, parent_config, "config.data")
     if join:
-        made = lineage.joined(theirs["data"], made)
-    judge = None
-    if test is not None:
-        section = lineage.section(test, options.test or {}, theirs, "config.test")
-        judge = _joint(section, "test", theirs)
-        judge["evaluators"] = options.evaluators or {"knn": {}}
-    elif limits.accuracy is not None:
-        raise ValueError(
-            f"config.limits.accuracy={limits.accuracy}: nothing measures it without "
-            "--test, labelled images"
-        )
+        new_data = lineage.joined(parent_config["data"], new_data)
+    judge = _judge_config(test, options, limits, parent_config)
     section = lineage.config(run)["data"]
     if old is not None:
-        section = lineage.section(old, options.old or {}, theirs, "config.old")
-    held = _joint(section, "none", theirs)
+        section = lineage.section(old, options.old or {}, parent_config, "config.old")
+    old_config = _joint(section, "none", parent_config)
     try:
-        sample = _sample(held, parent, options)
+        sample = _sample(old_config, parent, options)
     except (ValueError, OSError) as error:
         if old is not None or (limits.index or limits.overlap) is not None:
             raise
         print(f"old embeddings are not compared: {error}; --old=PATH", flush=True)
-        held = sample = None
-    own = lineage.next_config(parent, theirs, made, options.train or {})
-    asked = {"data": made, "train": options.train, "test": judge, "old": held}
+        old_config = sample = None
+    own = lineage.next_config(parent, parent_config, new_data, options.train or {})
+    asked = {"data": new_data, "train": options.train, "test": judge, "old": old_config}
     asked |= {name: getattr(options, name) for name in ("rows", "neighbours", "index")}
     asked = json.loads(json.dumps(asked | {"limits": vars(limits)}))
     workdir = lineage.next_update(run, None if again else asked)
-    return Plan(parent, workdir, own, judge, held, sample, options, limits, asked)
+    return Plan(parent, workdir, own, judge, old_config, sample, options, limits, asked)
 
 
-def _joint(section, evaluation, theirs):
-    """A transfer config of one set, whose images are seen as those of the run were."""
-    look = {k: v for k, v in theirs["augment"].items() if k in ("size", "resize")}
+def _judge_config(test, options, limits, parent_config) -> dict | None:
+    """A transfer config that evaluates on `test`, None without it."""
+    if test is not None:
+        section = lineage.section(
+            test, options.test or {}, parent_config, "config.test"
+        )
+        evaluators = options.evaluators or {"knn": {}}
+        return _joint(section, "test", parent_config) | {"evaluators": evaluators}
+    if limits.accuracy is not None:
+        raise ValueError(
+            f"config.limits.accuracy={limits.accuracy}: nothing measures it without "
+            "--test, labelled images"
+        )
+    return None
+
+
+def _joint(section, evaluation, parent_config):
+    """A transfer config of one dataset, with the image size of the run."""
+    augment = parent_config["augment"]
+    look = {k: v for k, v in augment.items() if k in ("size", "resize")}
     scenario = {"name": "joint", "evaluation": evaluation}
     return {"data": dict(section), "scenario": scenario, "augment": look} | {
-        "evaluators": {}, "tensorboard": False, "plots": False, "progress": False,
-    }  # fmt: skip
+        "evaluators": {},
+        "tensorboard": False,
+        "plots": False,
+        "progress": False,
+    }
 
 
-def _of(config, run):
+def _with_checkpoint(config, run):
+    """The transfer config, for the encoder of a run."""
     return ml_collections.ConfigDict({**config, "checkpoint": str(run)})
 
 
 def _sample(old, run, options):
-    """Which old images are compared, i32[n], and what embeds them by a run's encoder.
+    """Choose the old images to compare.
 
-    The rows are the same each time. Raises ValueError: there are too few.
+    Returns:
+      Their rows i32[n], the same each time, and a function that embeds rows by the
+      encoder of `run`.
+
+    Raises:
+      ValueError: there are too few.
     """
-    size, embed = build.embedder(_of(old, run))
+    size, embed = build.embedder(_with_checkpoint(old, run))
     rows = np.sort(np.random.default_rng(0).permutation(size)[: options.rows])
     if len(rows) <= 2 * options.neighbours:
         raise ValueError(
@@ -188,44 +220,57 @@ def _sample(old, run, options):
     return rows, embed
 
 
-def carry_out(work: Plan, *, stop=lambda: False) -> dict:
-    """Judge, train, judge again, decide; resumes where it was stopped.
+def carry_out(work: Plan, *, stop: Callable[[], bool] = lambda: False) -> dict:
+    """Evaluate, train, evaluate again, decide; resumes where it was stopped.
+
+    Args:
+      work: from `plan`.
+      stop: as in `train.run`.
 
     Returns:
-      what `update.json` holds.
+      What `update.json` holds.
 
     Raises:
-      as `finish.run`.
+      As `finish.run`.
     """
     began, folder = time.time(), work.workdir
-    # The config first: a wrong option is said before anything is measured.
-    made = build.build(ml_collections.ConfigDict(work.config), folder)
-    found = {"parent": work.parent, "asked": work.asked}
+    # Built first, so that a wrong option fails before anything is measured.
+    job = build.build(ml_collections.ConfigDict(work.config), folder)
+    report = {"parent": work.parent, "asked": work.asked}
     before = accuracies(work, work.parent, BEFORE, stop)
     rows, embed = work.sample or (None, None)
     old = None if embed is None else embed(rows)
-    results = finish.run(made, folder, stop=stop)
+    results = finish.run(job, folder, stop=stop)
     after = accuracies(work, folder, AFTER, stop)
-    found["accuracy"] = {
+    report["accuracy"] = {
         name: {BEFORE: value, AFTER: after[name], "change": after[name] - value}
         for name, value in before.items()
     }
-    found["drift"], turn = None, None
+    report["drift"], rotation = None, None
     if old is not None:
-        new = build.embedder(_of(work.old, folder))[1](rows)
-        moved = drift.measures(old, new, k=work.options.neighbours)
-        turn = np.asarray(moved.pop("rotation"))
-        found["drift"] = results_lib.plain(moved) | {"rows": len(old)}
-    found["index"] = index_verdict(found["drift"], work.options.index)
-    found["broken"] = broken(found, work.limits)
-    found["accepted"] = not found["broken"]
-    found["cost"] = results["cost"]["per_task"][-1]
-    found["seconds"] = time.time() - began
-    return lineage.settle(work.workdir, found, turn)
+        new = build.embedder(_with_checkpoint(work.old, folder))[1](rows)
+        measured = drift.measures(old, new, k=work.options.neighbours)
+        rotation = np.asarray(measured.pop("rotation"))
+        report["drift"] = results_lib.plain(measured) | {"rows": len(old)}
+    report["index"] = index_verdict(report["drift"], work.options.index)
+    report["broken"] = broken(report, work.limits)
+    report["accepted"] = not report["broken"]
+    report["cost"] = results["cost"]["per_task"][-1]
+    report["seconds"] = time.time() - began
+    return lineage.settle(work.workdir, report, rotation)
 
 
-def accuracies(work: Plan, run, name, stop) -> dict[str, float]:
-    """Accuracy by evaluator of a run's encoder on --test, {} without one."""
+def accuracies(
+    work: Plan, run: epath.PathLike, name: str, stop: Callable[[], bool]
+) -> dict[str, float]:
+    """Evaluator -> accuracy of a run's encoder on --test; {} without --test.
+
+    Args:
+      work: from `plan`.
+      run: directory of the run that has the encoder.
+      name: `BEFORE` or `AFTER`, the folder for the results.
+      stop: as in `train.run`.
+    """
     if work.judge is None:
         return {}
     folder = work.workdir / name
@@ -234,8 +279,8 @@ def accuracies(work: Plan, run, name, stop) -> dict[str, float]:
         if stop():
             raise train.Interrupted(f"stopped {name} the new task")
 
-    made = build.build(_of(work.judge, run), folder)
-    results = transfer.run(made, folder, pause=pause)
+    judging = build.build(_with_checkpoint(work.judge, run), folder)
+    results = transfer.run(judging, folder, pause=pause)
     results_lib.write_results(folder, results)
     return {
         matrix: measures["average_accuracy"]
@@ -246,8 +291,13 @@ def accuracies(work: Plan, run, name, stop) -> dict[str, float]:
 def index_verdict(moved: dict | None, least: float) -> str:
     """What to do with an index of the old embeddings.
 
-    "keep": new queries find their old neighbours in it. "rotate": they do once they are
-    multiplied by rotation.npy. "rebuild": neither. "unknown": not measured.
+    Args:
+      moved: of `drift.measures`; None: not measured.
+      least: share of neighbours kept from which the index is usable.
+
+    Returns:
+      "keep": new queries find their old neighbours in the index. "rotate": they do if
+      they are multiplied by rotation.npy. "rebuild": neither. "unknown": not measured.
     """
     if moved is None:
         return "unknown"
@@ -258,44 +308,50 @@ def index_verdict(moved: dict | None, least: float) -> str:
     return VERDICTS[-1]
 
 
-def broken(found: dict, limits: Limits) -> list[str]:
-    """The limits that what was found does not keep, each as a sentence."""
-    said = []
-    for name, of in found["accuracy"].items():
-        drop, value = -of["change"], of[AFTER]
+def broken(report: dict, limits: Limits) -> list[str]:
+    """The limits that an update breaks, each as a sentence."""
+    sentences = []
+    for name, accuracy in report["accuracy"].items():
+        drop, value = -accuracy["change"], accuracy[AFTER]
         if limits.accuracy_drop is not None and drop > limits.accuracy_drop:
-            said.append(f"{name} lost {drop:.4f}, allowed {limits.accuracy_drop}")
+            sentences.append(f"{name} lost {drop:.4f}, allowed {limits.accuracy_drop}")
         if limits.accuracy is not None and value < limits.accuracy:
-            said.append(f"{name} is {value:.4f}, must be {limits.accuracy}")
+            sentences.append(f"{name} is {value:.4f}, must be {limits.accuracy}")
     if limits.index is not None:
         allowed = VERDICTS[: VERDICTS.index(limits.index) + 1]
-        if found["index"] not in allowed:
-            said.append(f"index: {found['index']}, allowed {' or '.join(allowed)}")
-    if limits.overlap is not None and found["drift"]["overlap"] < limits.overlap:
-        share = found["drift"]["overlap"]
-        said.append(f"overlap is {share:.4f}, must be {limits.overlap}")
-    return said
+        if report["index"] not in allowed:
+            verdict = report["index"]
+            sentences.append(f"index: {verdict}, allowed {' or '.join(allowed)}")
+    if limits.overlap is not None and report["drift"]["overlap"] < limits.overlap:
+        share = report["drift"]["overlap"]
+        sentences.append(f"overlap is {share:.4f}, must be {limits.overlap}")
+    return sentences
 
 
-def text(found: dict) -> str:
+def text(report: dict) -> str:
     """What an update did, a line for each measure."""
     lines = [f"{'before and after (%)':36}{BEFORE:>9}{AFTER:>9}{'change':>9}"]
-    for name, of in found["accuracy"].items():
-        cells = "".join(f"{100 * of[x]:9.1f}" for x in (BEFORE, AFTER, "change"))
+    for name, accuracy in report["accuracy"].items():
+        cells = "".join(f"{100 * accuracy[x]:9.1f}" for x in (BEFORE, AFTER, "change"))
         lines.append(f"{name:36}{cells}")
-    if not found["accuracy"]:
+    if not report["accuracy"]:
         lines = ["no --test: no accuracy was measured"]
-    for name, value in (found["drift"] or {}).items():
+    for name, value in (report["drift"] or {}).items():
         shown = f"{value:9d}" if name == "rows" else f"{value:9.3f}"
         lines.append(f"old embeddings: {name:22}{shown}")
-    lines.append(f"index of the old embeddings: {found['index']}")
-    lines += [f"limit broken: {line}" for line in found["broken"]]
-    verdict = "accepted" if found["accepted"] else "rolled back"
-    return "\n".join([*lines, f"{verdict}: {found['run']}"])
+    lines.append(f"index of the old embeddings: {report['index']}")
+    lines += [f"limit broken: {sentence}" for sentence in report["broken"]]
+    verdict = "accepted" if report["accepted"] else "rolled back"
+    return "\n".join([*lines, f"{verdict}: {report['run']}"])
 
 
-def define_flags(values=flags.FLAGS, argv=None) -> None:
-    """The command's flags; not at import, for other commands have a config too."""
+def define_flags(
+    values: flags.FlagValues = flags.FLAGS, argv: list[str] | None = None
+) -> None:
+    """Define the command's flags.
+
+    They are not defined on import, since other commands have a --config, too.
+    """
     own = {"flag_values": values}
     flags.DEFINE_string("run", None, "Run directory, finished.", required=True, **own)
     flags.DEFINE_string("data", None, "New images: a path.", required=True, **own)
@@ -304,31 +360,40 @@ def define_flags(values=flags.FLAGS, argv=None) -> None:
     flags.DEFINE_bool("join", False, "Train on the run's data beside the new.", **own)
     flags.DEFINE_bool("again", False, "Even if the same update is done.", **own)
     config_flags.DEFINE_config_dict(
-        "config", defaults(), lock_config=False, accept_new_attributes=True,
-        sys_argv=argv, **own,
-    )  # fmt: skip
+        "config",
+        defaults(),
+        lock_config=False,
+        accept_new_attributes=True,
+        sys_argv=argv,
+        **own,
+    )
 
 
-def main(argv):
-    """Update a run, and say what came of it."""
+def main(argv: list[str]) -> int:
+    """Update a run, and print what the update did; returns the exit code."""
     if len(argv) > 1:
         return command.complain(f"unknown argument {argv[1]!r}; see --help")
 
-    given = flags.FLAGS
+    options = flags.FLAGS
 
     def make():
         return plan(
-            given.run, given.data, given.config.to_dict(),
-            test=given.test, old=given.old, join=given.join, again=given.again,
-        )  # fmt: skip
+            options.run,
+            options.data,
+            options.config.to_dict(),
+            test=options.test,
+            old=options.old,
+            join=options.join,
+            again=options.again,
+        )
 
-    def work(made, stop):
-        found = lineage.read(made.workdir)
-        if found is None:
-            found = carry_out(made, stop=stop)
+    def work(planned, stop):
+        report = lineage.read(planned.workdir)
+        if report is None:
+            report = carry_out(planned, stop=stop)
         else:
-            print(f"{made.workdir}: done already; --again makes another", flush=True)
-        print(text(found), flush=True)
-        return 0 if found["accepted"] else ROLLED_BACK
+            print(f"{planned.workdir}: done already; --again makes another", flush=True)
+        print(text(report), flush=True)
+        return 0 if report["accepted"] else ROLLED_BACK
 
     return command.run(make, work)

@@ -1,9 +1,10 @@
-"""How far embeddings moved, and whether an index of the old ones still serves.
+"""How far embeddings moved, and whether an index of the old ones is still usable.
 
 Functions of two arrays of features f32[N, D]: row i of both is the same example,
-embedded before and after. All of them look at directions alone, as cosine search does.
+embedded before and after. All of them use only directions, as cosine search does.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -17,24 +18,24 @@ def _dot(a, b):
     return jnp.dot(a, b.T, precision=_EXACT)
 
 
-def cosine(before, after):
+def cosine(before: jax.Array, after: jax.Array) -> jax.Array:
     """Mean cosine of each example's two embeddings, f32[]."""
     return jnp.mean(jnp.sum(_unit(before) * _unit(after), axis=1))
 
 
-def cka(before, after):
+def cka(before: jax.Array, after: jax.Array) -> jax.Array:
     """Linear centred kernel alignment, f32[] in [0, 1] (Kornblith et al., ICML 2019).
 
-    |A'B|^2 / (|A'A| |B'B|) of centred unit rows: 1 where one set of embeddings is the
-    other one turned and scaled.
+    |A'B|^2 / (|A'A| |B'B|) of centred unit rows: 1 if one set of embeddings is the
+    other one rotated and scaled.
     """
     a, b = (_unit(x) - _unit(x).mean(axis=0) for x in (before, after))
     inner = [jnp.sum(_dot(x.T, y.T) ** 2) for x, y in ((a, b), (a, a), (b, b))]
     return inner[0] / jnp.maximum(jnp.sqrt(inner[1] * inner[2]), 1e-12)
 
 
-def rotation(before, after):
-    """The orthogonal Q f32[D, D] for which `after @ Q` is nearest to `before`.
+def rotation(before: jax.Array, after: jax.Array) -> jax.Array:
+    """The orthogonal Q f32[D, D] that brings `after @ Q` nearest to `before`.
 
     Orthogonal Procrustes (Schönemann, 1966), of unit rows: with U S V' the singular
     value decomposition of after' before, Q = U V'.
@@ -45,56 +46,60 @@ def rotation(before, after):
     return jnp.dot(left, right, precision=_EXACT)
 
 
-def neighbours(queries, index, k: int, own=None):
+def neighbours(
+    queries: jax.Array, index: jax.Array, k: int, own: jax.Array | None = None
+) -> jax.Array:
     """The k rows of an index with the largest cosine to each query, i32[Q, k].
 
     Args:
       queries: f32[Q, D].
       index: f32[N, D], N > k.
+      k: how many neighbours.
       own: i32[Q], the row of the index that is the query itself and is left out.
     """
-    found = _dot(_unit(queries), _unit(index))
+    cosines = _dot(_unit(queries), _unit(index))
     if own is not None:
-        found = jnp.where(jnp.arange(len(index)) == own[:, None], -jnp.inf, found)
-    return lax.top_k(found, k)[1]
+        cosines = jnp.where(jnp.arange(len(index)) == own[:, None], -jnp.inf, cosines)
+    return lax.top_k(cosines, k)[1]
 
 
-def overlap(these, others):
+def overlap(first: jax.Array, second: jax.Array) -> jax.Array:
     """Mean share of neighbours i32[Q, k] that two searches have in common, f32[]."""
-    same = these[:, :, None] == others[:, None, :]
-    return jnp.mean(jnp.sum(same, axis=(1, 2)) / these.shape[1])
+    same = first[:, :, None] == second[:, None, :]
+    return jnp.mean(jnp.sum(same, axis=(1, 2)) / first.shape[1])
 
 
-def measures(before, after, *, k: int = 10) -> dict:
+def measures(before: jax.Array, after: jax.Array, *, k: int = 10) -> dict:
     """What an update did to embeddings, and to a search among them.
 
-    Neighbours are those of each row among all others. The rotation is fitted to the
-    rows of even number; what is said of it, of the other rows.
+    A search looks for the neighbours of each row among all other rows. The rotation is
+    fitted to the even rows and measured on the odd rows.
 
     Args:
-      before, after: f32[N, D], N > 2 k: the fit and the searches must not be trivial.
+      before, after: f32[N, D], N > 2 k, or the fit and the searches would be trivial.
+      k: how many neighbours a search returns.
 
     Returns:
-      dict of f32[]:
+      dict of f32[], where an overlap is the share of the neighbours of old queries in
+      the old index that another search also finds:
       "cosine", "cka": as above.
-      "aligned_cosine": of the other rows, after the rotation.
-      "overlap": new queries in an index made anew have the neighbours of old queries
-        in the old index.
-      "index_overlap": new queries in the OLD index do: it can be kept as it is.
-      "aligned_index_overlap": new queries, rotated, in the old index do.
+      "aligned_cosine": of the odd rows, after the rotation.
+      "overlap": new queries in an index of new embeddings.
+      "index_overlap": new queries in the OLD index, which can be kept if this is high.
+      "aligned_index_overlap": rotated new queries, the odd rows, in the old index.
       and "rotation": Q f32[D, D].
     """
     rows = jnp.arange(len(before))
-    turn, other = rotation(before[::2], after[::2]), rows[1::2]
+    turn, odd_rows = rotation(before[::2], after[::2]), rows[1::2]
     turned = jnp.dot(_unit(after), turn, precision=_EXACT)
     old = neighbours(before, before, k, rows)
-    kept = neighbours(turned[1::2], before, k, other)
+    aligned = neighbours(turned[1::2], before, k, odd_rows)
     return {
         "cosine": cosine(before, after),
         "cka": cka(before, after),
         "aligned_cosine": cosine(before[1::2], turned[1::2]),
         "overlap": overlap(neighbours(after, after, k, rows), old),
         "index_overlap": overlap(neighbours(after, before, k, rows), old),
-        "aligned_index_overlap": overlap(kept, old[1::2]),
+        "aligned_index_overlap": overlap(aligned, old[1::2]),
         "rotation": turn,
     }

@@ -1,7 +1,7 @@
-"""Runs that go on from runs: their directories, configs and verdicts.
+"""The updates of a run: their directories, configs and verdicts.
 
-RUN/updates/0001, 0002, ... are run directories, each with an update.json once it is
-over.
+RUN/updates/0001, 0002, ... are run directories; each has an update.json once the update
+is over.
 """
 
 import json
@@ -14,41 +14,44 @@ from jaxcl.run import results as results_lib
 from jaxcl.run import transfer
 
 UPDATES, VERDICT, ROTATION = "updates", "update.json", "rotation.npy"
-# Of a run's config.json: what `build` found out itself.
-_FOUND = ("decoder", "resident", "memory_shards")
-# Of a run's data: how images are read, which new images of the same kind share.
+# Entries of a run's config.json that `build` adds by itself.
+_BUILT = ("decoder", "resident", "memory_shards")
+# Options of a run's data on how images are read; new images in files use them, too.
 _READING = ("size", "channels", "decoder", "on_corrupt", "cache_size")
 
 
 def current(run: str) -> str:
     """The directory of the last accepted update of a run, or the run's own."""
-    accepted = [x for x in updates(run) if (read(x) or {}).get("accepted")]
+    accepted = [path for path in updates(run) if (read(path) or {}).get("accepted")]
     return str((accepted or [run])[-1])
 
 
 def config(run: str) -> dict:
-    """The config of a run, as it may be given to `build`.
+    """The config of a run, as `build` takes it.
 
     Raises:
-      ValueError: there is none; it is that of several seeds.
+      ValueError: there is no config, or it has several seeds.
     """
-    found = transfer.config_of(str(run))
-    if found.get("seeds", 1) != 1:
+    saved = transfer.config_of(str(run))
+    if saved.get("seeds", 1) != 1:
         raise ValueError(
             f"{run}: holds several seeds; name the directory of one, {run}/seed_0"
         )
-    return {name: value for name, value in found.items() if name not in _FOUND}
+    return {name: value for name, value in saved.items() if name not in _BUILT}
 
 
 def section(path: str, options: dict, theirs: dict, field: str) -> dict:
-    """The section of a config that reads a path.
+    """The config section that reads the images at a path.
 
-    An .npz file, a directory that jaxcl.data.convert or TFDS wrote, else a folder of
-    images, unless `options` has a `name`. Images in files are read as the run's were.
+    Without a `name` in `options` the source is guessed: "npz" for an .npz file, the
+    source of a directory that jaxcl.data.convert or TFDS wrote, else "image_folder".
+    Images in files are read as the run's were.
 
     Args:
-      options: of the source; they win.
+      path: of the images.
+      options: of the source; they override what the run has.
       theirs: the run's config.
+      field: of the section, for messages.
 
     Raises:
       ValueError: there is nothing at the path.
@@ -59,30 +62,32 @@ def section(path: str, options: dict, theirs: dict, field: str) -> dict:
     kinds = {"meta.json": "arrays", "dataset_info.json": "tfds"}
     kinds = [kind for file, kind in kinds.items() if (folder / file).exists()]
     guess = "npz" if str(path).endswith(".npz") else (*kinds, "image_folder")[0]
-    made = {"name": options.pop("name", guess), "path": str(path)}
-    if made["name"] == "image_folder":
-        made["channels"] = len(theirs["augment"]["mean"])
+    source = {"name": options.pop("name", guess), "path": str(path)}
+    if source["name"] == "image_folder":
+        source["channels"] = len(theirs["augment"]["mean"])
         if theirs["data"].get("name") in ("image_folder", "image_lists"):
-            own = theirs["data"]
-            made |= {name: own[name] for name in _READING if name in own}
-    return made | options
+            run_data = theirs["data"]
+            source |= {name: run_data[name] for name in _READING if name in run_data}
+    return source | options
 
 
 def joined(old: dict, new: dict) -> dict:
-    """The section of a config that reads two sets, the new one last."""
+    """The config section that reads two sets, the new one last."""
     before = old["sets"] if old.get("name") == "joined" else [old]
     return {"name": "joined", "sets": [*before, new]}
 
 
 def next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
-    """The config of a run that goes on from `parent` with one more task.
+    """The config of a run that continues `parent` with one more task.
 
     Args:
+      parent: directory of a finished run.
       theirs: the parent's config.
-      changes: of it, for the new task.
+      data: the config section of the new task's data.
+      changes: to the parent's config, for the new task.
 
     Raises:
-      ValueError: the parent has not come to its end; a change that is not allowed.
+      ValueError: the parent is not finished, or a change is not allowed.
     """
     where = epath.Path(parent) / results_lib.RESULTS
     results = results_lib.read_results(parent) if where.exists() else None
@@ -93,12 +98,13 @@ def next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
     for name in changes:
         if name in ("data", "scenario", "start", "encoder", "method", "evaluators"):
             raise ValueError(f"config.train.{name}: is the run's, or the update's own")
-    made = {**theirs, **{k: v for k, v in changes.items() if not isinstance(v, dict)}}
+    plain = {k: v for k, v in changes.items() if not isinstance(v, dict)}
+    changed = {**theirs, **plain}
     for name, value in changes.items():
         if isinstance(value, dict):
-            made[name] = {**theirs.get(name, {}), **value}
+            changed[name] = {**theirs.get(name, {}), **value}
     tasks = len(results["task_names"]) + 1
-    return made | {
+    return changed | {
         "data": data,
         "scenario": {"name": "after", "num_tasks": tasks, "evaluation": "none"},
         "start": str(parent),
@@ -112,54 +118,54 @@ def next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
 def updates(run: str) -> list[epath.Path]:
     """The directories of all updates of a run, in order."""
     folder = epath.Path(run) / UPDATES
-    there = folder.iterdir() if folder.exists() else ()
-    return sorted(path for path in there if re.fullmatch(r"\d{4,}", path.name))
+    entries = folder.iterdir() if folder.exists() else ()
+    return sorted(path for path in entries if re.fullmatch(r"\d{4,}", path.name))
 
 
 def next_update(run: str, asked: dict | None) -> epath.Path:
-    """Where an update goes on or begins.
+    """The directory for an update: the last one's if it is unfinished or the same.
+
+    An unfinished update may be another one: then `build` refuses the directory, whose
+    config differs.
 
     Args:
-      asked: what is to be done; if the last update did just that, it is that one's.
-
-    Raises:
-      ValueError: another update has not come to its end.
+      run: its directory.
+      asked: what the update is to do; None: a finished one is never the same.
     """
-    there = updates(run)
-    if there:
-        last = there[-1]
-        found = read(last)
-        if found is None:
-            return last  # `build` refuses it, if it is another
-        if found["asked"] == asked:
-            return last
-    return epath.Path(run) / UPDATES / f"{len(there) + 1:04d}"
+    earlier = updates(run)
+    if earlier:
+        report = read(earlier[-1])
+        if report is None or report["asked"] == asked:
+            return earlier[-1]
+    return epath.Path(run) / UPDATES / f"{len(earlier) + 1:04d}"
 
 
-def read(workdir) -> dict | None:
-    """What update.json holds; None where the update is not over."""
+def read(workdir: epath.PathLike) -> dict | None:
+    """What update.json holds; None while the update is not over."""
     path = epath.Path(workdir) / VERDICT
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def settle(workdir, found: dict, rotation) -> dict:
-    """Write the verdict, with which an update is over; see `current`.
+def settle(workdir: epath.PathLike, report: dict, rotation: np.ndarray | None) -> dict:
+    """Write update.json, which ends the update; see `current`.
 
-    The checkpoints of one that was rolled back are removed, so that nobody takes them
-    for an encoder to use.
+    The checkpoints of an update that was rolled back are removed, so that nobody uses
+    their encoder by mistake.
 
     Args:
+      workdir: of the update.
+      report: what was measured and decided.
       rotation: f32[D, D], or None.
 
     Returns:
-      `found`, with the directory as "run".
+      `report`, with the directory as "run".
     """
     workdir = epath.Path(workdir)
-    found = found | {"run": str(workdir)}
+    report = report | {"run": str(workdir)}
     if rotation is not None:
         with (workdir / ROTATION).open("wb") as file:
             np.save(file, rotation, allow_pickle=False)
-    results_lib.write(workdir / VERDICT, found)
-    if not found["accepted"]:
+    results_lib.write(workdir / VERDICT, report)
+    if not report["accepted"]:
         (workdir / "checkpoints").rmtree()
-    return found
+    return report
