@@ -335,7 +335,7 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
     def batch_of(batches, i):
         return jax.tree.map(lambda x: x[i], batches)
 
-    def steps(state, resident, batches, count):
+    def several(state, resident, batches, count):
         if job.steps_per_call == 1:  # on CPU a loop slows convolutions' gradients
             state, metrics = one_step(state, resident, batch_of(batches, 0))
             return state, jax.tree.map(lambda m: m[None], metrics)
@@ -352,8 +352,8 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
         return jax.lax.fori_loop(0, count, body, (state, blank))
 
     state = sharding.placement(shapes(job)[0], job.mesh)
-    placed = state, sharding.replicated(job.mesh)
-    return jax.jit(steps, donate_argnums=0, out_shardings=placed)
+    outputs = state, sharding.replicated(job.mesh)
+    return jax.jit(several, donate_argnums=0, out_shardings=outputs)
 
 
 def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
