@@ -3,11 +3,11 @@
 import collections.abc
 import difflib
 import importlib
-import importlib.util
 import inspect
 import pkgutil
 import types
 import typing
+from importlib.util import find_spec
 
 from jaxcl import core
 
@@ -116,17 +116,17 @@ def module(package: str, name: str, field: str):
     Raises:
       ValueError: there is none, or it has no `make`.
     """
-    foreign = _is_foreign(name)
-    path = name if foreign else f"{package}.{name}"
-    known = isinstance(name, str) and name.isidentifier()
-    if foreign or (known and importlib.util.find_spec(path) is not None):
-        found = _imported(path, name, field)
-        if callable(getattr(found, "make", None)):
-            return found
-        if foreign:
+    if _is_foreign(name):
+        found = _imported(name, name, field)
+        if not hasattr(found, "make"):
             raise ValueError(f"{field}={name!r}: the module has no function `make`")
-    core.check_choice(field, name, _with_make(package))
-    raise AssertionError("check_choice lets no other name pass")
+        return found
+    path = f"{package}.{name}"
+    there = isinstance(name, str) and name.isidentifier() and find_spec(path)
+    found = importlib.import_module(path) if there else None
+    if not hasattr(found, "make"):
+        core.check_choice(field, name, _with_make(package))  # refuses it
+    return found
 
 
 def _with_make(package) -> list[str]:
@@ -140,11 +140,15 @@ def _with_make(package) -> list[str]:
 
 
 def _is_foreign(name) -> bool:
+    """Whether a name is a dotted path into the user's own package."""
     return isinstance(name, str) and "." in name.strip(".")
 
 
 def _imported(path, name, field):
-    """A module; what it does not find itself is an error of its own."""
+    """Import a module; refuse `name` if there is none.
+
+    An import that fails inside the module is the module's own error, and is raised.
+    """
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError as error:

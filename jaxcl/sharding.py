@@ -63,10 +63,10 @@ def for_elsewhere():
 
 
 def traced_once(function):
-    """The function, traced once for arguments of the same shapes and placement.
+    """Wrap a function so that all programs that contain it share one trace.
 
-    However many programs it becomes a part of: tracing a step takes Python seconds.
-    What is traced for other machines (`for_elsewhere`) is kept apart.
+    Tracing a step takes Python seconds. Arguments of other shapes or placements have a
+    trace of their own, and so do programs for other machines (`for_elsewhere`).
     """
     here = jax.jit(function, inline=True)
     there = jax.jit(lambda *arguments: function(*arguments), inline=True)

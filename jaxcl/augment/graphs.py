@@ -175,7 +175,7 @@ def _quota(graphs, share):
 
 
 def _over_edges(reduce, sent, graphs):
-    """What the edges send, reduced at each receiving node."""
+    """Reduce what the edges send at each receiving node."""
     nodes = len(graphs.node_graph)
     return reduce(sent, graphs.receivers, nodes, indices_are_sorted=True)
 

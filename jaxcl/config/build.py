@@ -358,7 +358,7 @@ def _frozen(top: sections.Top) -> _Frozen:
 
 
 def embedder(config: ml_collections.ConfigDict):
-    """What the encoder of config.checkpoint makes of the train rows of config.data.
+    """Embed train rows of config.data with the encoder of config.checkpoint.
 
     Args:
       config: as of a transfer run; evaluators do not matter.
@@ -395,7 +395,7 @@ def _transfer(top: sections.Top, workdir) -> transfer.Transfer:
 
 
 def _eval_parts(top, asked, tasks, image, mesh) -> core.EvalParts:
-    """What evaluators get; `asked` are the functions of the network that is judged."""
+    """Make EvalParts; `asked` are the functions of the network that is judged."""
     return core.EvalParts(
         **asked,
         stream=tasks,

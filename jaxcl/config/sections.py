@@ -90,7 +90,7 @@ def top_of(raw: dict) -> Top:
 def image(
     *, size: int, resize: int | None = None, mean: Sequence, std: Sequence
 ) -> dict:
-    """What a transfer run must know of images: it has no views of its own."""
+    """Check the augment section of a transfer run, which makes no views."""
     return {"size": size, "resize": resize, "mean": mean, "std": std}
 
 

@@ -134,10 +134,11 @@ def finish(
     cache: str | None = None,
     cache_size: int | None = None,
 ) -> stream.Dataset:
-    """What every source does last: check, cut out the validation split, wrap loaders.
+    """Check a dataset, cut out its validation split, wrap its loaders.
 
-    `dataset.validation` is there already only if the source came with one. Caches are
-    made here, after every check, since making one takes long.
+    Every source ends with this. `dataset.validation` is there already only if the
+    source came with one. Caches are made here, after every check, since making one
+    takes long.
     """
     _check_options(size, on_corrupt, cache, cache_size)
     stream.validate(dataset)
