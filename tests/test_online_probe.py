@@ -173,6 +173,9 @@ def test_drift_is_of_a_few_rows_drawn_anew_for_each_step():
     assert abs(np.mean(values) - gap[past].mean()) < 4 * np.std(values) / 60**0.5
 
 
+MEASURED = probe.Measured(None, "linear", num_classes=7, num_tasks=4)
+
+
 def slope_on_sphere(twin, vector):
     """Norm of the gradient of twin(|v| u) over unit u, by differences."""
     length = np.linalg.norm(vector)
@@ -206,10 +209,10 @@ def test_gradients_are_along_the_sphere_and_of_past_tasks_alone():
 
     params = {"encoder": jnp.asarray(encoder), "head": {"weight": jnp.asarray(head)}}
     state = state_of(params)
-    (found, more), grads, metrics = probe.gradient(parts_of(), state, loss)
+    (found, more), grads, metrics = MEASURED.gradient(state, loss)
     assert more == 7 and set(grads) == set(params)
     plain = jax.value_and_grad(loss, has_aux=True)(params)
-    off = probe.gradient(parts_of(()), state, loss)
+    off = online.Network(None, "linear", 7).gradient(state, loss)
     assert found == plain[0][0] == off[0][0] and off[2] == {}
     for other in (grads, off[1]):
         pairs = zip(jax.tree.leaves(other), jax.tree.leaves(plain[1]), strict=True)
@@ -243,7 +246,7 @@ def test_gradients_are_along_the_sphere_and_of_past_tasks_alone():
     np.testing.assert_allclose(
         metrics["prototype_gradient_norm"], np.mean(norms), rtol=1e-4
     )
-    first = probe.gradient(parts_of(), state_of(params, task=0), loss)[2]
+    first = MEASURED.gradient(state_of(params, task=0), loss)[2]
     assert [float(first[name]) for name in GRADIENTS] == [0.0, 0.0]
 
 
@@ -258,17 +261,17 @@ def test_rows_that_do_not_exist_do_not_count():
 
 
 def passes(work, seen, monkeypatch):
-    """Of each tapped pass of a step: images, features, tasks, gradient of the features.
+    """Of each replaying pass of a step: images, features, tasks, their gradient.
 
     By plain autodiff, of a perturbation added to the features.
     """
     images, calls = [], []
 
-    def call(net, params, stats, given, *, train, tasks=None):
-        images.append(given)
-        return network(net, params, stats, given, train=train, tasks=tasks)
+    def replayed(net, params, stats, rows):
+        images.append(rows.images)
+        return replay(net, params, stats, rows)
 
-    def gradient(parts, state, loss):
+    def gradient(net, state, loss):
         def perturbed(added):
             kept, left = [], list(added)
             images.clear()
@@ -300,10 +303,10 @@ def passes(work, seen, monkeypatch):
         found, grads = jax.value_and_grad(loss, has_aux=True)(state.params)
         return found, grads, dict.fromkeys(GRADIENTS, (of_pass, slopes))
 
-    network = online.Network.__call__
+    replay = probe.Measured.replay
     with monkeypatch.context() as patch:
-        patch.setattr(online.Network, "__call__", call)
-        patch.setattr(probe, "gradient", gradient)
+        patch.setattr(probe.Measured, "replay", replayed)
+        patch.setattr(probe.Measured, "gradient", gradient)
         patch.setattr(probe, "tap", probe.tap)
         metrics = jax.jit(work.method.step)(seen.before, seen.batch)[1]
     assert len(calls) == 1
@@ -373,4 +376,4 @@ def test_a_loss_that_taps_nothing_is_refused():
         return jnp.sum(f**2), None
 
     with pytest.raises(ValueError, match="needs replayed rows to pass by themselves"):
-        probe.gradient(parts_of(), state_of(params), loss)
+        MEASURED.gradient(state_of(params), loss)

@@ -75,7 +75,7 @@ def make(
         def loss(params):
             return online.cross_entropy(net, params, state.stats, *rows)
 
-        return *online.descend(parts, state, loss), {}
+        return *online.descend(parts, net, state, loss), {}
 
     write = judge.write if keep == "shapley" else None
     return online.method(parts, net, update, write=write, limit=False)

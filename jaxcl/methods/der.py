@@ -22,7 +22,6 @@ from jaxcl import core
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer
 from jaxcl.methods import online
-from jaxcl.methods.online import probe
 
 
 def make(
@@ -74,7 +73,7 @@ def make(
                 )
             return value, (stats, new.logits)
 
-        (value, (stats, logits)), grads, measured = probe.gradient(parts, state, loss)
+        (value, (stats, logits)), grads, measured = net.gradient(state, loss)
         state, metrics = online.move(parts, state, value, stats, grads)
         return state, metrics | measured, {"logits": logits}
 

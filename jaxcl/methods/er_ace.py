@@ -44,6 +44,6 @@ def make(
             )
             return value, stats
 
-        return *online.descend(parts, state, loss), {}
+        return *online.descend(parts, net, state, loss), {}
 
     return online.method(parts, net, update, limit=form == "paper")

@@ -66,12 +66,11 @@ def make(
         picked = pick(
             k_pick, incoming.label, memory.items["label"], memory.filled, negatives
         )
-        images = _images_of(parts, k_augment, picked, memory, incoming)
-        tasks = _tasks_of(picked, memory, state.task)
+        picked_rows = _rows_of(parts, k_augment, picked, memory, incoming, state.task)
 
         def value_of(params):
             (new, old), stats = net.both(params, state.stats, incoming, replayed)
-            pairs, stats_after = net(params, stats, images, train=True, tasks=tasks)
+            pairs, stats = net.replay(params, stats, picked_rows)
             value = metric(new.features, pairs.features, incoming.label, picked)
             value += losses.cross_entropy(
                 old.logits,
@@ -82,9 +81,9 @@ def make(
             if form == "code":
                 plain = losses.cross_entropy(new.logits, incoming.label)
                 value = jnp.where(state.task == 0, plain, value)
-            return value, stats_after
+            return value, stats
 
-        return *online.descend(parts, state, value_of), {}
+        return *online.descend(parts, net, state, value_of), {}
 
     return online.method(parts, net, update, limit=form == "paper")
 
@@ -118,17 +117,16 @@ def _split(pairs):
     return pairs[:, 0], pairs[:, 1]
 
 
-def _images_of(parts, key, picked, memory, incoming):
-    """Images of the picked rows, f32[2B,H,W,C]."""
-    raw = jnp.concatenate([memory.items["image"], incoming.raw])[picked.rows]
-    raw = raw.reshape(-1, *raw.shape[2:])
-    return online.images_of(parts, key, raw, parts.replay.augment != "none")
-
-
-def _tasks_of(picked, memory, task):
-    """Tasks of the picked rows, i32[2B]; -1 where the anchor lacks one of them."""
-    tasks = jnp.append(memory.items["task"], jnp.full(len(picked.rows), task))
-    return jnp.where(picked.valid[:, None], tasks[picked.rows], -1).reshape(-1)
+def _rows_of(parts, key, picked, memory, incoming, task):
+    """The picked rows, 2B of them; of an anchor that lacks one of its two, none."""
+    count = len(incoming.label)
+    raw = jnp.concatenate([memory.items["image"], incoming.raw])
+    labels = jnp.append(memory.items["label"], incoming.label)
+    tasks = jnp.append(memory.items["task"], jnp.full(count, task))
+    raw, labels, tasks = (x[picked.rows.reshape(-1)] for x in (raw, labels, tasks))
+    images = online.images_of(parts, key, raw, parts.replay.augment != "none")
+    there = jnp.repeat(picked.valid, 2)
+    return online.Rows(images, labels, there, raw, {"task": tasks})
 
 
 class Picked(NamedTuple):

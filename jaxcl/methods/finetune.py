@@ -26,7 +26,7 @@ def make(
         def loss(params):
             return online.cross_entropy(net, params, state.stats, *rows)
 
-        return *online.descend(parts, state, loss), {}
+        return *online.descend(parts, net, state, loss), {}
 
     return online.method(
         parts, net, update, limit=False, remembers=False, labelled=double

@@ -28,7 +28,6 @@ from jaxcl import core, sharding
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer, coreset, policies
 from jaxcl.methods import online
-from jaxcl.methods.online import probe
 
 _SELECT = 0x6C2  # keeps the selection's randomness apart from that of the next step
 
@@ -122,7 +121,7 @@ def _update(parts, net, state, incoming, key, *, alpha, beta):
         )
         return value, (stats, new.logits)
 
-    (value, (stats, logits)), grads, measured = probe.gradient(parts, state, loss)
+    (value, (stats, logits)), grads, measured = net.gradient(state, loss)
     state, metrics = online.move(parts, state, value, stats, grads)
     return state, metrics | measured, {"logits": logits}
 

@@ -70,7 +70,7 @@ def make(
         def loss(params):
             return online.cross_entropy(net, params, state.stats, incoming, replayed)
 
-        return *online.descend(parts, state, loss), {}
+        return *online.descend(parts, net, state, loss), {}
 
     def write(state, key, batch, _):
         size = rows or (1 if form == "paper" else parts.replay.size)

@@ -81,7 +81,7 @@ def make(
             labels, teacher = loss_of(outputs, rows, teacher_logits, extra)
             return labels + distill_weight * teacher, stats
 
-        return *online.descend(parts, state, loss), {}
+        return *online.descend(parts, net, state, loss), {}
 
     def init(key, batch):
         state = method.init(key, batch)

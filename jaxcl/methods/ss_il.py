@@ -97,7 +97,7 @@ def make(
                     )
             return value, stats
 
-        return *online.descend(parts, state, loss), {}
+        return *online.descend(parts, net, state, loss), {}
 
     def init(key, batch):
         state = method.init(key, batch)

@@ -7,19 +7,39 @@ _BASE = "test_bases.py::test_a_base_is_its_equations"
 FAULTS = [
     *[
         *fault.of(
+            "methods/online/network.py",
+            "test_online.py"
+            "::test_both_are_two_passes_and_none_replayed_leaves_statistics",
+            (
+                "network: a pass without rows moves the statistics",
+                "lambda new, old: jnp.where(some, new, old), after, stats",
+                "lambda new, old: new, after, stats",
+            ),
+        ),
+        *fault.of(
+            "methods/online/probe.py",
+            "test_online_probe.py"
+            "::test_gradients_are_along_the_sphere_and_of_past_tasks_alone",
+            (
+                "probe: rows of the present task count as past",
+                "jnp.arange(self.num_tasks) < state.task, grads",
+                "jnp.arange(self.num_tasks) <= state.task, grads",
+            ),
+            (
+                "probe: the gradient along the features counts too",
+                "across = slope - jnp.sum(slope * unit, axis=1, keepdims=True) * unit",
+                "across = slope",
+            ),
+        ),
+    ],
+    *[
+        *fault.of(
             "methods/online/step.py",
             "test_online.py::test_er_replays_what_it_may[past_tasks]",
             (
                 "step: past tasks are also the present one",
                 'state.extra.memory.items["task"] < state.task',
                 'state.extra.memory.items["task"] <= state.task',
-            ),
-            (
-                "step: a pass without rows moves the statistics",
-                "lambda new, old: jnp.where(some, new, old), after, stats",
-                "lambda new, old: new, after, stats",
-                "test_online.py"
-                "::test_both_are_two_passes_and_none_replayed_leaves_statistics",
             ),
             (
                 "step: classes that come are not seen",

@@ -1,10 +1,8 @@
 """What online continual methods share: a network with one head, a memory, a step."""
 
+from jaxcl.methods.online.network import Network, Outputs, Rows
 from jaxcl.methods.online.step import (
     FORMS,
-    Network,
-    Outputs,
-    Rows,
     cross_entropy,
     descend,
     draw,

@@ -17,14 +17,15 @@ Departures:
 - A row that passes through the network several times in an update counts as often.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.memory import sharded
+from jaxcl.methods.online.network import Network, Outputs, Rows
 
 MEASURES = ("drift", "gradients")
 _STREAM = 0xD21F7  # keeps the probe's random numbers apart from the method's
@@ -45,7 +46,7 @@ def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Metho
 
     Returns:
       A method whose steps also give "drift", f32[]; "feature_gradient_norm" and
-      "prototype_gradient_norm" are from `gradient`.
+      "prototype_gradient_norm" are from `Measured`, the network that it trains.
 
     Raises:
       ValueError: the method has no memory; when traced: it does not go by `gradient`.
@@ -87,50 +88,54 @@ def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Metho
     return method._replace(step=step)
 
 
-def gradient(parts: core.Parts, state: core.TrainState, loss: Callable):
-    """The gradient of a step, and its norms if config.replay.measure wants them.
+@dataclasses.dataclass(frozen=True)
+class Measured(Network):
+    """A network that also measures how its loss pulls on the rows of past tasks."""
 
-    Args:
-      parts: what the config builds.
-      state: where the gradient is taken.
-      loss: params -> (f32[], anything), by passes of `online.Network`.
+    num_tasks: int
 
-    Returns:
-      (value, anything); the gradient of `state.params`; metrics, {} unless measured:
-      "feature_gradient_norm" and "prototype_gradient_norm", f32[].
+    def replay(self, params: core.PyTree, stats: core.PyTree, rows: Rows):
+        """As of any network; `gradient` gets the norms of the features' gradients."""
+        outputs, stats = super().replay(params, stats, rows)
+        features = tap(params, outputs.features, tasks_of(rows))
+        return Outputs(features, self.logits(params, features)), stats
 
-    Raises:
-      ValueError: norms are wanted, and no pass names the tasks of its rows.
-    """
-    slope = jax.value_and_grad(loss, has_aux=True)
-    if "gradients" not in parts.replay.measure:
-        return *slope(state.params), {}
-    memory = state.extra.memory
-    params = {**state.params, _PROBE: jnp.zeros((parts.num_tasks, 2))}
-    _check_used(loss, params)
-    value, grads = slope(params)
-    grads = dict(grads)
-    total, count = jnp.where(
-        jnp.arange(parts.num_tasks) < state.task, grads.pop(_PROBE).T, 0
-    ).sum(axis=1)
-    past = memory.filled & (memory.items["task"] < state.task)
-    classes = jnp.zeros(parts.num_classes, bool).at[memory.items["label"]].max(past)
-    weights = (tree["head"]["weight"] for tree in (grads, state.params))
-    metrics = {
-        "feature_gradient_norm": total / jnp.maximum(count, 1),
-        "prototype_gradient_norm": _mean(_along_sphere(*weights), classes),
-    }
-    return value, grads, metrics
+    def gradient(self, state: core.TrainState, loss: Callable):
+        """Differentiate a loss, and measure its gradient.
+
+        Returns:
+          (value, anything); the gradient of `state.params`; metrics,
+          "feature_gradient_norm" and "prototype_gradient_norm", f32[].
+
+        Raises:
+          ValueError: the loss has no pass by `replay`.
+        """
+        memory = state.extra.memory
+        params = {**state.params, _PROBE: jnp.zeros((self.num_tasks, 2))}
+        _check_used(loss, params)
+        value, grads = jax.value_and_grad(loss, has_aux=True)(params)
+        grads = dict(grads)
+        total, count = jnp.where(
+            jnp.arange(self.num_tasks) < state.task, grads.pop(_PROBE).T, 0
+        ).sum(axis=1)
+        past = memory.filled & (memory.items["task"] < state.task)
+        classes = jnp.zeros(self.num_classes, bool).at[memory.items["label"]].max(past)
+        weights = (tree["head"]["weight"] for tree in (grads, state.params))
+        metrics = {
+            "feature_gradient_norm": total / jnp.maximum(count, 1),
+            "prototype_gradient_norm": _mean(_along_sphere(*weights), classes),
+        }
+        return value, grads, metrics
 
 
-def tasks_of(rows: Any) -> jax.Array | None:
+def tasks_of(rows: Rows) -> jax.Array | None:
     """Task of each replayed row, i32[R] for `tap`; None if the memory has none."""
     task = rows.items.get("task")
     return None if task is None else jnp.where(rows.mask, task, -1)
 
 
 def tap(params: core.PyTree, features: jax.Array, tasks: jax.Array | None) -> jax.Array:
-    """The features as they are; `gradient` gets the norms of their gradient by task.
+    """The features as they are; the probe's gradient gets the norms of theirs, by task.
 
     Args:
       params: with the parameter of the probe, or nothing is measured.

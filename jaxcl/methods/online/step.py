@@ -11,7 +11,7 @@ their own batch statistics, as in P's released code.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,8 @@ from jaxcl import core
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer, policies, sharded
 from jaxcl.methods.online import probe, statistics
-from jaxcl.nets import chain
+from jaxcl.methods.online.network import HEADS, Network, Rows
 
-HEADS = ("linear", "cosine")
 FORMS = ("paper", "code")
 
 
@@ -33,95 +32,6 @@ class Extra(NamedTuple):
     memory: buffer.Buffer | None  # "image" u8, "label" i32, "task" i32, and more
     seen: jax.Array  # bool[C], classes met so far
     kept: core.PyTree = {}  # what the memory's policy counts
-
-
-class Rows(NamedTuple):
-    """Examples on their way through the network."""
-
-    images: jax.Array  # f32[R,H,W,C]
-    label: jax.Array  # i32[R]
-    mask: jax.Array  # bool[R], False: the row does not exist, it fills the shape
-    raw: jax.Array  # u8[R,H,W,C], not augmented
-    items: dict = {}  # the memory's items of these rows
-    slots: jax.Array | None = None  # i32[R], slots in the memory; capacity: in none
-    labelled: "Rows | None" = None  # incoming rows only: the batch's labelled part
-
-
-class Outputs(NamedTuple):
-    """Outputs of the network for rows."""
-
-    features: jax.Array  # f32[R,D]
-    logits: jax.Array  # f32[R,C]
-
-
-class Network(NamedTuple):
-    """An encoder and one head over all classes."""
-
-    encoder: Any
-    head: str  # "linear", with a bias, or "cosine", see losses.replay.cosine_logits
-    num_classes: int
-
-    def init(self, key: jax.Array, images: jax.Array):
-        """Parameters and running statistics; the head starts as PyTorch's."""
-        k_encoder, k_weight, k_bias = jax.random.split(key, 3)
-        params, stats = chain.init({"encoder": self.encoder}, k_encoder, images)
-        features = jax.eval_shape(
-            lambda: self._features(params, stats, images, False)[0]
-        )
-        shape = self.num_classes, features.shape[1]
-        bound = shape[1] ** -0.5
-        uniform = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
-        head = {"weight": uniform(k_weight, shape)}
-        if self.head == "linear":
-            head["bias"] = uniform(k_bias, shape[:1])
-        return params | {"head": head}, stats
-
-    def _features(self, params, stats, images, train):
-        nets = {"encoder": self.encoder}
-        return chain.apply(nets, params, stats, images, train=train)
-
-    def logits(self, params: core.PyTree, features: jax.Array) -> jax.Array:
-        """f32[R,D] -> f32[R,C]."""
-        head = params["head"]
-        if self.head == "cosine":
-            return losses.cosine_logits(features, head["weight"])
-        return features @ head["weight"].T + head["bias"]
-
-    def __call__(
-        self,
-        params: core.PyTree,
-        stats: core.PyTree,
-        images: jax.Array,
-        *,
-        train: bool,
-        tasks: jax.Array | None = None,
-    ):
-        """Outputs, and the statistics after this pass.
-
-        `tasks` is for `probe.tap` alone.
-        """
-        features, stats = self._features(params, stats, images, train)
-        features = probe.tap(params, features, tasks)
-        return Outputs(features, self.logits(params, features)), stats
-
-    def both(
-        self, params: core.PyTree, stats: core.PyTree, incoming: Rows, replayed: Rows
-    ):
-        """Outputs of incoming and of replayed rows, one pass each, in this order.
-
-        If no replayed row exists, the second pass does not change the statistics.
-        """
-        first, stats = self(params, stats, incoming.images, train=True)
-        second, stats = self.replay(params, stats, replayed)
-        return (first, second), stats
-
-    def replay(self, params: core.PyTree, stats: core.PyTree, rows: Rows):
-        """Outputs of replayed rows; if none exists the statistics do not change."""
-        tasks = probe.tasks_of(rows)
-        outputs, after = self(params, stats, rows.images, train=True, tasks=tasks)
-        some = jnp.any(rows.mask)
-        stats = jax.tree.map(lambda new, old: jnp.where(some, new, old), after, stats)
-        return outputs, stats
 
 
 def memory_of(parts: core.Parts) -> sharded.Memory:
@@ -145,8 +55,10 @@ def _check_memory(replay: core.Replay, parts: core.Parts, write) -> None:
 
 
 def network(parts: core.Parts, head: str) -> Network:
-    """The network of a method, its head checked."""
+    """The network of a method, its head checked; one that measures, where asked."""
     core.check_choice("config.method.head", head, HEADS)
+    if parts.replay and "gradients" in parts.replay.measure:
+        return probe.Measured(parts.encoder, head, parts.num_classes, parts.num_tasks)
     return Network(parts.encoder, head, parts.num_classes)
 
 
@@ -220,13 +132,13 @@ def past_tasks(state: core.TrainState) -> jax.Array:
     return state.extra.memory.items["task"] < state.task
 
 
-def descend(parts: core.Parts, state: core.TrainState, loss: Callable):
-    """One step of the optimiser on `loss(params) -> (f32[], stats)`.
+def descend(parts: core.Parts, net: Network, state: core.TrainState, loss: Callable):
+    """One step of the optimiser on `loss(params) -> (f32[], stats)`, passes of `net`.
 
     Returns:
       The new state and metrics.
     """
-    (value, stats), grads, measured = probe.gradient(parts, state, loss)
+    (value, stats), grads, measured = net.gradient(state, loss)
     state, metrics = move(parts, state, value, stats, grads)
     return state, metrics | measured
 

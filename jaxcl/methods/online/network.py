@@ -1,0 +1,111 @@
+"""The network of online methods: an encoder, and one head over all classes."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcl import core
+from jaxcl.losses import replay as losses
+from jaxcl.nets import chain
+
+HEADS = ("linear", "cosine")
+
+
+class Rows(NamedTuple):
+    """Examples on their way through the network."""
+
+    images: jax.Array  # f32[R,H,W,C]
+    label: jax.Array  # i32[R]
+    mask: jax.Array  # bool[R], False: the row does not exist, it fills the shape
+    raw: jax.Array  # u8[R,H,W,C], not augmented
+    items: dict = {}  # the memory's items of these rows
+    slots: jax.Array | None = None  # i32[R], slots in the memory; capacity: in none
+    labelled: "Rows | None" = None  # incoming rows only: the batch's labelled part
+
+
+class Outputs(NamedTuple):
+    """Outputs of the network for rows."""
+
+    features: jax.Array  # f32[R,D]
+    logits: jax.Array  # f32[R,C]
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """An encoder and one head over all classes."""
+
+    encoder: Any
+    head: str  # "linear", with a bias, or "cosine", see losses.replay.cosine_logits
+    num_classes: int
+
+    def init(self, key: jax.Array, images: jax.Array):
+        """Parameters and running statistics; the head starts as PyTorch's."""
+        k_encoder, k_weight, k_bias = jax.random.split(key, 3)
+        params, stats = chain.init({"encoder": self.encoder}, k_encoder, images)
+        features = jax.eval_shape(
+            lambda: self._features(params, stats, images, False)[0]
+        )
+        shape = self.num_classes, features.shape[1]
+        bound = shape[1] ** -0.5
+        uniform = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
+        head = {"weight": uniform(k_weight, shape)}
+        if self.head == "linear":
+            head["bias"] = uniform(k_bias, shape[:1])
+        return params | {"head": head}, stats
+
+    def _features(self, params, stats, images, train):
+        nets = {"encoder": self.encoder}
+        return chain.apply(nets, params, stats, images, train=train)
+
+    def logits(self, params: core.PyTree, features: jax.Array) -> jax.Array:
+        """f32[R,D] -> f32[R,C]."""
+        head = params["head"]
+        if self.head == "cosine":
+            return losses.cosine_logits(features, head["weight"])
+        return features @ head["weight"].T + head["bias"]
+
+    def __call__(
+        self,
+        params: core.PyTree,
+        stats: core.PyTree,
+        images: jax.Array,
+        *,
+        train: bool,
+    ):
+        """Outputs, and the statistics after this pass."""
+        features, stats = self._features(params, stats, images, train)
+        return Outputs(features, self.logits(params, features)), stats
+
+    def both(
+        self, params: core.PyTree, stats: core.PyTree, incoming: Rows, replayed: Rows
+    ):
+        """Outputs of incoming and of replayed rows, one pass each, in this order.
+
+        If no replayed row exists, the second pass does not change the statistics.
+        """
+        first, stats = self(params, stats, incoming.images, train=True)
+        second, stats = self.replay(params, stats, replayed)
+        return (first, second), stats
+
+    def replay(self, params: core.PyTree, stats: core.PyTree, rows: Rows):
+        """Outputs of replayed rows; if none exists the statistics do not change."""
+        outputs, after = self(params, stats, rows.images, train=True)
+        some = jnp.any(rows.mask)
+        stats = jax.tree.map(lambda new, old: jnp.where(some, new, old), after, stats)
+        return outputs, stats
+
+    def gradient(self, state: core.TrainState, loss: Callable):
+        """Differentiate a loss that is made of passes of this network.
+
+        Args:
+          state: where the gradient is taken.
+          loss: params -> (f32[], anything).
+
+        Returns:
+          (value, anything); the gradient of `state.params`; metrics of it, here none.
+        """
+        return *jax.value_and_grad(loss, has_aux=True)(state.params), {}
