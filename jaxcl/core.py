@@ -102,6 +102,7 @@ class Method(NamedTuple):
     replayed: Callable | None = None
     # (state, normalised images) -> f32[B, Z], what the loss compares, in eval mode
     project: Callable | None = None
+    drawn: tuple[str, ...] = ()  # metrics of its steps that have a picture each
 
 
 class EvalParts(NamedTuple):

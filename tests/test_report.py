@@ -560,9 +560,7 @@ def test_seeds_side_by_side_share_a_file(tmp_path):
     rows = [{"step": 2, "task": 0, "loss": 7.0, "time": {}}]
     rows += [{"step": 4, "task": 0, "loss": 6.0, "time": {}}]
     for task in range(2):
-        found = {
-            f"knn/seed_{seed}/class_incremental": ER[seed][task] for seed in range(2)
-        }
+        found = {KNN: [ER[seed][task] for seed in range(2)]}
         rows.append({"step": 5 * task + 5, "task": task, "eval": found, "time": {}})
     (tmp_path / "a" / "together").mkdir()
     text = "".join(json.dumps(row) + "\n" for row in rows)

@@ -5,9 +5,11 @@ import json
 import chex
 import jax
 import numpy as np
+import optax
 import pytest
 
 from helpers import toy
+from jaxcl import core
 from jaxcl.config import build
 from jaxcl.run import finish, job, seeds, train
 from jaxcl.run import results as results_lib
@@ -132,3 +134,27 @@ def test_spread():
     assert seeds.spread([0.5]) == {"mean": 0.5, "error": None, "seeds": 1}
     assert seeds.spread([None, 1.0, 3.0]) == {"mean": 2.0, "error": 1.0, "seeds": 2}
     assert seeds.percent(seeds.spread([None])) == "-"
+
+
+def test_an_axis_of_seeds_is_taken_off_again():
+    """A seed that lacks a row or a scalar has None in its place."""
+    rows = np.array([[0.5, np.nan], [0.25, np.nan]])
+    results = results_lib.empty(2)
+    results["untrained"] = results_lib.plain({"knn/all": rows})
+    results = results_lib.add(results, 0, {"knn/all": rows}, {"knn/x": [3, 4]}, 1.0)
+    judges = [
+        lambda *_: core.Result({"all": np.array([0.5, 0.75])}, {"y": 1, "seconds": 2}),
+        lambda *_: core.Result({}, {"seconds": 1}),
+    ]
+    state = core.new_state(jax.random.key(0), {}, {}, optax.identity(), ())
+    state = state.replace(key=jax.random.split(state.key))
+    rows, scalars = seeds._judge(judges)(state, 1)
+    assert scalars.pop("seconds") == 3
+    rows, scalars = ({f"knn/{k}": x for k, x in d.items()} for d in (rows, scalars))
+    results = results_lib.add(results, 1, rows, scalars, 1.0)
+    first, second = seeds.apart(results, (3, 4)).values()
+    assert first["matrices"] == {"knn/all": [[0.5, None], [0.5, 0.75]]}
+    assert second["matrices"] == {"knn/all": [[0.25, None], [None, None]]}
+    assert second["untrained"] == {"knn/all": [0.25, None]}
+    assert first["scalars"] == [{"knn/x": 3}, {"knn/y": 1}]
+    assert second["scalars"] == [{"knn/x": 4}, {"knn/y": None}]

@@ -217,14 +217,15 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         )
     if top.start is not None:
         _check_start(top.start, plain)
-    judges, pictures = evaluation.make(top.evaluators, eval_parts, workdir)
+    evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
     images = tasks.dataset.train.images
     made = job.Job(
         method=method,
         stream=tasks,
         task_names=tuple(task.name for task in tasks.tasks),
-        evaluators=judges,
-        pictures=pictures if top.plots else {},
+        evaluators=evaluators.judges,
+        pictures=evaluators.pictures if top.plots else {},
+        charts=evaluators.charts,
         mesh=mesh,
         resident=images is not None and images.nbytes <= top.device_bytes,
         crop=image["crop"]
@@ -310,7 +311,7 @@ def _alone(top, made, parts, eval_parts, workdir) -> task_alone.Alone | None:
             own = {key: made.evaluators[key] for key in judges}
         else:  # made now and not before: they put images on the devices
             own_parts = eval_parts._replace(**_asked_of(method))
-            own, _ = evaluation.make(judged, own_parts, workdir)
+            own = evaluation.make(judged, own_parts, workdir).judges
         return made._replace(method=method, evaluators=own)
 
     facts = _without(dataclasses.asdict(top), ASIDE) | {
@@ -383,13 +384,13 @@ def embedder(config: ml_collections.ConfigDict):
 
 def _transfer(top: sections.Top, workdir) -> transfer.Transfer:
     state, source, eval_parts = _frozen(top)
-    judges, pictures = evaluation.make(top.evaluators, eval_parts, workdir)
+    evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
     return transfer.Transfer(
         state=state,
         source=source,
         stream=eval_parts.stream,
-        evaluators=judges,
-        pictures=pictures if top.plots else {},
+        evaluators=evaluators.judges,
+        pictures=evaluators.pictures if top.plots else {},
         record={"tensorboard": top.tensorboard, "progress": top.progress},
     )
 

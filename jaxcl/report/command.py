@@ -16,7 +16,7 @@ from etils import epath
 
 from jaxcl.report import compare, numbers
 from jaxcl.report import page as page_lib
-from jaxcl.run import record, task_alone
+from jaxcl.run import record, seeds, task_alone
 from jaxcl.run import results as results_lib
 
 
@@ -97,15 +97,10 @@ def _rows(run, together) -> dict[int, list]:
         return rows
     common = record.read_rows(together)
     for number, seed in enumerate(run.folders):
-        mark = f"/{run.folders[seed].name}/"
         rows[seed] = []
         for row in common:
             if "eval" in row:
-                own = {
-                    name.replace(mark, "/"): value
-                    for name, value in row["eval"].items()
-                    if mark in name
-                }
+                own = seeds.of_one(row["eval"], number)
                 rows[seed].append({**row, "eval": own})
             elif number == 0:  # metrics of steps are means over all seeds
                 rows[seed].append(row)

@@ -30,6 +30,15 @@ class Entry(NamedTuple):
     options: dict
     last_only: bool  # runs only at the end of the last task
     draws: bool  # draws pictures into a directory, and measures nothing
+    chart: Callable | None  # (rows of metrics.jsonl, folder): draws what it logged
+
+
+class Evaluators(NamedTuple):
+    """The evaluators of a config, by their keys."""
+
+    judges: dict[str, Callable]  # measure: (state, task number) -> core.Result
+    pictures: dict[str, Callable]  # the same, but they only draw
+    charts: tuple[Callable, ...] = ()  # (rows of metrics.jsonl, folder), after the run
 
 
 def entry(key: str, section: Mapping) -> Entry:
@@ -52,12 +61,13 @@ def entry(key: str, section: Mapping) -> Entry:
         raise ValueError(f"{field}.last_only={last_only!r}: must be True or False")
     draws = {"directory"} & set(inspect.signature(module.make).parameters)
     chosen = schema.options(module.make, section, field, given=draws)
-    return Entry(name, module.make, chosen, last_only, bool(draws))
+    chart = getattr(module, "draw", None)
+    return Entry(name, module.make, chosen, last_only, bool(draws), chart)
 
 
 def make(
     evaluators: Mapping, parts: core.EvalParts, workdir: epath.PathLike
-) -> tuple[dict[str, Callable], dict[str, Callable]]:
+) -> Evaluators:
     """Make the evaluators of a config.
 
     Args:
@@ -65,17 +75,13 @@ def make(
       parts: what evaluators are made from.
       workdir: the run directory; pictures go to plots/, or plots/KEY.
 
-    Returns:
-      Two dicts of key -> (state, task number) -> core.Result: evaluators that measure,
-      and evaluators that draw.
-
     Raises:
       ValueError: an entry is wrong, or an evaluator refuses it; the message names the
         key.
     """
     if parts.stream.evaluation is not None and evaluators:
         _check_evaluation(parts)
-    judges, pictures = {}, {}
+    judges, pictures, charts = {}, {}, []
     for key, section in evaluators.items():
         checked = entry(key, section)
         options = dict(checked.options)
@@ -91,7 +97,9 @@ def make(
         if checked.last_only:
             evaluate = _at_the_end(evaluate, len(parts.stream.tasks) - 1)
         (pictures if checked.draws else judges)[key] = evaluate
-    return judges, pictures
+        if checked.chart and checked.chart not in charts:
+            charts.append(checked.chart)
+    return Evaluators(judges, pictures, tuple(charts))
 
 
 def run(

@@ -7,12 +7,8 @@ import numpy as np
 from etils import epath
 
 from jaxcl import plots
-from jaxcl.evals import filtering, memory, spread
 from jaxcl.run import cost, job, record, seeds, task_alone, train, transfer
 from jaxcl.run import results as results_lib
-
-# Metrics of steps that are drawn one by one, see methods/online/probe.py.
-MEASURED = ("drift", "feature_gradient_norm", "prototype_gradient_norm")
 
 
 def run(
@@ -47,7 +43,7 @@ def run(
         results_lib.write_results(workdir, results)
         print(text(results), flush=True)
         if trains and work.plots:
-            draw(workdir, results)
+            draw(work, workdir, results)
     return results
 
 
@@ -163,8 +159,12 @@ def text(results: dict) -> str:
     return "\n".join(lines)
 
 
-def draw(workdir: epath.PathLike, results: dict) -> None:
-    """Draw accuracy matrices, curves and metrics as PNG files in `workdir/plots`."""
+def draw(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
+    """Draw a run that is over, as PNG files in `workdir/plots`.
+
+    Accuracy matrices, training curves, the charts of its evaluators, and the metrics
+    that its method wants drawn.
+    """
     folder = epath.Path(workdir) / "plots"
     folder.mkdir(parents=True, exist_ok=True)
     for name in results["matrices"]:
@@ -174,12 +174,11 @@ def draw(workdir: epath.PathLike, results: dict) -> None:
             matrix, path, title=name, task_names=results["task_names"]
         )
     rows = record.read_rows(workdir)
-    memory.draw(rows, folder)
-    spread.draw(rows, folder)
-    filtering.draw(rows, folder)
+    for chart in work.charts:
+        chart(rows, folder)
     plots.curves(rows, folder / "curves.png")
     ends = {row["task"]: row["step"] for row in rows}  # the last row of each task
-    for name in MEASURED:
+    for name in work.method.drawn:
         points = [(row["step"], row[name]) for row in rows if name in row]
         if points:
             curve = {name: tuple(np.array(points).T)}

@@ -25,6 +25,7 @@ class Job(NamedTuple):
     task_names: tuple[str, ...]  # of the whole scenario
     evaluators: dict[str, Callable]  # name -> (state, task number) -> core.Result
     pictures: dict[str, Callable]  # the same, for evaluators that only draw
+    charts: tuple[Callable, ...]  # (rows of metrics.jsonl, folder): evaluators' own
     mesh: Any
     seed: int
     batch_size: int  # global

@@ -114,8 +114,9 @@ def add(results: dict, task: int, rows: dict, scalars: dict, seconds: float) -> 
       results: from `empty` or `add`; not changed.
       task: number of the task, from 0; if it is there already, what was measured after
         it is replaced.
-      rows: matrix name -> f[T], accuracy on each task, nan if not measured.
-      scalars: name -> number.
+      rows: matrix name -> f[T], accuracy on each task, nan if not measured; f[S,T] of
+        seeds that run side by side.
+      scalars: name -> number, or f[S].
       seconds: time spent on the task.
 
     Raises:
@@ -125,16 +126,21 @@ def add(results: dict, task: int, rows: dict, scalars: dict, seconds: float) -> 
     if not 0 <= task < size:
         raise ValueError(f"task={task}: must be in [0, {size})")
     for name, row in rows.items():
-        _check_length(f"rows[{name!r}]", row, size)
+        _check_length(f"rows[{name!r}]", np.transpose(row), size)
 
     def replace(items, item):
         return [*items[:task], plain(item), *items[task + 1 :]]
 
-    blank, old = [[None] * size] * size, results["matrices"]
+    old = results["matrices"]
+    shapes = {name: np.shape(row) for name, row in rows.items()}
+    shapes |= {name: np.shape(matrix[0]) for name, matrix in old.items()}
+    blank = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
     return {
         **results,
         "matrices": {
-            name: replace(old.get(name, blank), rows.get(name, blank[0]))
+            name: replace(
+                old.get(name, plain([blank[name]] * size)), rows.get(name, blank[name])
+            )
             for name in {**old, **rows}
         },
         "scalars": replace(results["scalars"], scalars),
@@ -205,8 +211,13 @@ def summary(results: dict) -> dict:
 
 
 def write_results(workdir: epath.PathLike, results: dict) -> None:
-    """Write `results.json`: the results and their `summary`."""
-    write(epath.Path(workdir) / RESULTS, {**results, "summary": summary(results)})
+    """Write `results.json`: the results and their `summary`.
+
+    Results of seeds side by side have none: it is of each seed, when all are over.
+    """
+    side_by_side = any(np.ndim(matrix) > 2 for matrix in results["matrices"].values())
+    told = {} if side_by_side else {"summary": summary(results)}
+    write(epath.Path(workdir) / RESULTS, {**results, **told})
 
 
 def write(path: epath.PathLike, value: Any) -> None:

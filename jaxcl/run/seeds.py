@@ -89,22 +89,35 @@ def _method(method: core.Method) -> core.Method:
     )
 
 
-def _judge(seeds, judges):
-    """An evaluator that runs each seed's own evaluator on that seed's state."""
+def _judge(judges):
+    """An evaluator that runs each seed's own evaluator on that seed's state.
+
+    Its rows f[S,T] and scalars f[S] have an axis of seeds; "seconds" is their sum.
+    """
 
     def evaluate(state, task):
-        rows, scalars = {}, {}
-        for i, (seed, judge) in enumerate(zip(seeds, judges, strict=True)):
-            result = judge(one_of(state, i), task)
-            rows |= {f"{folder(seed)}/{name}": x for name, x in result.rows.items()}
-            for name, value in result.scalars.items():
-                if name == "seconds":  # the sum over seeds
-                    scalars[name] = scalars.get(name, 0.0) + value
-                else:
-                    scalars[f"{folder(seed)}/{name}"] = value
+        results = [judge(one_of(state, i), task) for i, judge in enumerate(judges)]
+        rows = _stacked([result.rows for result in results])
+        scalars = _stacked([result.scalars for result in results])
+        if "seconds" in scalars:
+            scalars["seconds"] = scalars["seconds"].sum()
         return core.Result(rows, scalars)
 
     return evaluate
+
+
+def _stacked(of_seeds: list[dict]) -> dict:
+    """Name -> the arrays of all seeds; nan for a seed that does not have the name."""
+    shapes = {name: np.shape(x) for own in of_seeds for name, x in own.items()}
+    return {
+        name: np.stack([own.get(name, np.full(shape, np.nan)) for own in of_seeds])
+        for name, shape in shapes.items()
+    }
+
+
+def of_one(named: dict, i: int) -> dict:
+    """Name -> what is the i-th seed's of values with an axis of seeds."""
+    return {name: values[i] for name, values in named.items()}
 
 
 def together(jobs: dict[int, job.Job]) -> job.Job:
@@ -114,16 +127,16 @@ def together(jobs: dict[int, job.Job]) -> job.Job:
       jobs: seed -> its job; the jobs differ in nothing but the seed.
 
     Returns:
-      A job without pictures whose evaluators name their rows seed_S/NAME.
+      A job without pictures; what its evaluators give has an axis of seeds.
     """
-    seeds, first = tuple(jobs), next(iter(jobs.values()))
+    first = next(iter(jobs.values()))
     evaluators = {
-        name: _judge(seeds, [own.evaluators[name] for own in jobs.values()])
+        name: _judge([own.evaluators[name] for own in jobs.values()])
         for name in first.evaluators
     }
     combined = first._replace(
         method=_method(first.method),
-        together=seeds,
+        together=tuple(jobs),
         evaluators=evaluators,
         pictures={},
         quiet=True,
@@ -135,17 +148,15 @@ def together(jobs: dict[int, job.Job]) -> job.Job:
 def apart(results: dict, seeds: Iterable[int]) -> dict[int, dict]:
     """Split the results of a `together` run by seed; each has the cost of all seeds."""
     by_seed = {}
-    for seed in seeds:
-        mark = f"/{folder(seed)}/"
-
-        def own(named, mark=mark):
-            return {k.replace(mark, "/"): x for k, x in named.items() if mark in k}
-
-        parts = {key: own(results.get(key, {})) for key in ("matrices", "untrained")}
-        scalars = [x if x is None else own(x) for x in results["scalars"]]
-        by_seed[seed] = {**results, **parts, "scalars": scalars}
-        if not parts["untrained"]:
-            by_seed[seed].pop("untrained", None)
+    for i, seed in enumerate(seeds):
+        by_seed[seed] = own = dict(results)
+        own["matrices"] = {
+            name: [row[i] for row in matrix]
+            for name, matrix in results["matrices"].items()
+        }
+        own["scalars"] = [x if x is None else of_one(x, i) for x in results["scalars"]]
+        if "untrained" in results:
+            own["untrained"] = of_one(results["untrained"], i)
     return by_seed
 
 

@@ -159,4 +159,13 @@ FAULTS = [
             "mean.value = self._blend(mean.value, batch_mean[0, -1])",
         ),
     ),
+    *fault.of(
+        "run/seeds.py",
+        "test_seeds.py::test_an_axis_of_seeds_is_taken_off_again",
+        (
+            "seeds: the first seed's results are everyone's",
+            "name: values[i] for name, values in named.items()",
+            "name: values[0] for name, values in named.items()",
+        ),
+    ),
 ]

@@ -85,7 +85,14 @@ def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Metho
         old, new = (_unit(method.embed(s, images)) for s in (state, after))
         return _mean(jnp.linalg.norm(old - new, axis=1), mask)
 
-    return method._replace(step=step)
+    return method._replace(step=step, drawn=method.drawn + _metrics(measure))
+
+
+def _metrics(measure: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the metrics that a step has."""
+    drift = ("drift",) if "drift" in measure else ()
+    norms = "feature_gradient_norm", "prototype_gradient_norm"
+    return drift + (norms if "gradients" in measure else ())
 
 
 @dataclasses.dataclass(frozen=True)
