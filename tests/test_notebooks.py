@@ -1,6 +1,7 @@
 """The notebooks: valid and without outputs, their commands parse, they run."""
 
 import ast
+import importlib
 import io
 import json
 import os
@@ -112,6 +113,32 @@ def test_cells_are_python_and_figures_have_labels(path):
         compile(plain(source), f"{path.name}, code cell {i + 1}", "exec")
         for axis in "xy" if "plt.subplots" in source else "":
             assert re.search(rf"\b(sup)?{axis}label\b", source), source
+
+
+@each
+def test_names_of_the_library_are_there(path):
+    """Cells that import a module of jaxcl use what it has; only slow tests run them."""
+    nodes = [n for source in code(path) for n in ast.walk(ast.parse(plain(source)))]
+    modules = {}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "jaxcl":
+            for alias in node.names:
+                package = importlib.import_module(node.module)
+                value = getattr(package, alias.name, None)
+                name = f"{node.module}.{alias.name}"
+                value = importlib.import_module(name) if value is None else value
+                modules[alias.asname or alias.name] = value
+    used = [n for n in nodes if isinstance(n, ast.Attribute) and is_name(n.value)]
+    lacking = [
+        f"{node.value.id}.{node.attr}"
+        for node in used
+        if node.value.id in modules and not hasattr(modules[node.value.id], node.attr)
+    ]
+    assert not lacking and (not modules or used)
+
+
+def is_name(node):
+    return isinstance(node, ast.Name)
 
 
 def test_plain_leaves_python_alone():
