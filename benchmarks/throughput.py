@@ -29,7 +29,6 @@ import numpy as np
 
 from jaxcl import core
 from jaxcl.config import build, sections
-from jaxcl.methods.two_view import bases as bases_lib
 from jaxcl.methods.two_view import strategies as strategies_lib
 from jaxcl.run import cost, job
 
@@ -55,7 +54,8 @@ _PEAKS = (
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    bases, strategies = (*bases_lib.BASES,), (*strategies_lib.STRATEGIES,)
+    bases = (*_recipe("pnr_cifar100")["BASES"],)  # those that it has values for
+    strategies = (*strategies_lib.STRATEGIES,)
     made.add_argument("--base", default="mocov2plus", choices=bases)
     made.add_argument("--strategy", default="pnr", choices=strategies)
     made.add_argument("--depth", type=int, default=18, help="10, 18, 34 or 50")
@@ -78,10 +78,15 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def _recipe(name: str) -> dict:
+    """What the file of a config defines."""
+    return runpy.run_path(str(_CONFIGS / f"{name}.py"))
+
+
 def config(args, data: str) -> ml_collections.ConfigDict:
     """The job's config: PNR's, on the images of an .npz file."""
     name = "pnr_cifar100" if args.size <= 64 else "pnr_imagenet100"
-    made = runpy.run_path(str(_CONFIGS / f"{name}.py"))["get_config"]()
+    made = _recipe(name)["get_config"]()
     made.data = {"name": "npz", "path": data}
     # Updated and not replaced: other values follow these.
     scenario = {"num_tasks": 2, "class_order": "sorted", "evaluation": "none"}

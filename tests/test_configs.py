@@ -98,8 +98,9 @@ def probes(config):
     return [s for name, s in sections if s.get("name", name) == "linear"]
 
 
-def test_the_tables_here_know_every_base():
-    assert set(BASES) == set(bases.BASES)
+def test_the_tables_here_have_the_bases_of_the_papers():
+    """A base of no paper here has no row in the configs, and they say so."""
+    assert set(BASES) <= set(bases.BASES)
     assert all(set(rows) == set(BASES) for rows in RATES.values())
 
 

@@ -212,16 +212,27 @@ BASES = {
 }
 
 
+def held(x):
+    """DER: the mean squared distance of replayed rows to what was stored."""
+    rows = (x.replayed - x.stored)[x.stored_mask]
+    return np.mean(rows**2) if len(rows) else 0.0
+
+
+# strategy -> what it adds to the base's loss, times the weight; PNR has its own, and
+# EWC's penalty is no term of the loss
+ADDED = {
+    "finetune": lambda base, x, o: 0.0,
+    "cassle": lambda base, x, o: BASES[base][1](x, o),
+    "less_forget": lambda base, x, o: 1 - cosine(x.z, x.f),
+    "ewc": lambda base, x, o: 0.0,
+    "der": lambda base, x, o: held(x),
+    "lump": lambda base, x, o: 0.0,
+}
+
+
 def loss(base, strategy, x, o):
     """What a task after the first is trained with; EWC's penalty is not in it."""
-    alone, distil, pnr = BASES[base]
+    alone, _, pnr = BASES[base]
     if strategy == "pnr":
         return pnr(x, o)
-    if strategy == "cassle":
-        return alone(x, o) + o.weight * distil(x, o)
-    if strategy == "less_forget":
-        return alone(x, o) + o.weight * (1 - cosine(x.z, x.f))
-    if strategy == "der" and x.stored_mask.any():
-        held = (x.replayed - x.stored)[x.stored_mask]
-        return alone(x, o) + o.weight * np.mean(held**2)
-    return alone(x, o)
+    return alone(x, o) + o.weight * ADDED[strategy](base, x, o)
