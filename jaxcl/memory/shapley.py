@@ -8,13 +8,15 @@ with Adversarial Shapley Value", AAAI 2021) replays and stores rows by these val
 Masks are bool and say which rows exist. Shapes never depend on the memory's contents.
 """
 
+from typing import Literal, get_args
+
 import chex
 import jax
 import jax.numpy as jnp
 
 from jaxcl import core
 
-VARIANTS = ("mean", "max_min", "adversarial")
+Variant = Literal["mean", "max_min", "adversarial"]
 
 
 def values(
@@ -96,7 +98,7 @@ def score(
     Raises:
       ValueError: if `variant` is none of them.
     """
-    core.check_choice("variant", variant, VARIANTS)
+    core.check_choice("variant", variant, get_args(Variant))
     chex.assert_equal_shape_suffix([adversarial, cooperative], 1)
     chex.assert_equal_shape_prefix([cooperative, cooperative_mask], 1)
     if variant == "adversarial":

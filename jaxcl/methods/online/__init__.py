@@ -1,7 +1,8 @@
 """What online continual methods share: a network with one head, a memory, a step."""
 
 from jaxcl.methods.online.step import (
-    FORMS,
+    Form,
+    Head,
     Network,
     Outputs,
     Rows,
@@ -19,7 +20,8 @@ from jaxcl.methods.online.step import (
 )
 
 __all__ = [
-    "FORMS",
+    "Form",
+    "Head",
     "Network",
     "Outputs",
     "Rows",

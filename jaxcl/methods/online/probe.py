@@ -26,7 +26,6 @@ import jax.numpy as jnp
 from jaxcl import core
 from jaxcl.memory import sharded
 
-MEASURES = ("drift", "gradients")
 _STREAM = 0xD21F7  # keeps the probe's random numbers apart from the method's
 _PROBE = "probe"  # a parameter that `tap` alone uses; its gradient is the measure
 

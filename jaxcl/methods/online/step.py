@@ -11,7 +11,7 @@ their own batch statistics, as in P's released code.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,8 @@ from jaxcl.memory import buffer, policies, sharded
 from jaxcl.methods.online import probe, statistics
 from jaxcl.nets import chain
 
-HEADS = ("linear", "cosine")
-FORMS = ("paper", "code")
+Head = Literal["linear", "cosine"]
+Form = Literal["paper", "code"]  # of a method, where the released code differs
 
 
 class Extra(NamedTuple):
@@ -58,7 +58,7 @@ class Network(NamedTuple):
     """An encoder and one head over all classes."""
 
     encoder: Any
-    head: str  # "linear", with a bias, or "cosine", see losses.replay.cosine_logits
+    head: Head  # "linear", with a bias, or "cosine", see losses.replay.cosine_logits
     num_classes: int
 
     def init(self, key: jax.Array, images: jax.Array):
@@ -144,9 +144,8 @@ def _check_memory(replay: core.Replay, parts: core.Parts, write) -> None:
         )
 
 
-def network(parts: core.Parts, head: str) -> Network:
-    """The network of a method, its head checked."""
-    core.check_choice("config.method.head", head, HEADS)
+def network(parts: core.Parts, head: Head) -> Network:
+    """The network of a method."""
     return Network(parts.encoder, head, parts.num_classes)
 
 
