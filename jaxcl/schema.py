@@ -49,8 +49,10 @@ class Range(NamedTuple):
         """What is allowed, for messages."""
         if self.least > -math.inf and self.most < math.inf:
             return f"from {self.least} to {self.most}"
-        bounds = zip(("at least", "at most", "above", "below"), self, strict=True)
-        return " and ".join(f"{how} {x}" for how, x in bounds if abs(x) < math.inf)
+        bounds = {"at least": self.least, "above": self.above}
+        bounds |= {"at most": self.most, "below": self.below}
+        said = (f"{how} {x}" for how, x in bounds.items() if abs(x) < math.inf)
+        return " and ".join(said)
 
     def refusal(self, value: float) -> str:
         """What a value should be; "" where it is that."""
@@ -67,8 +69,8 @@ class Entries(NamedTuple):
     def refusal(self, value: typing.Sized) -> str:
         """What a list should be; "" where it is that."""
         if len(value) < self.least:
-            return f"a list of at least {self.least}"
-        return "a list of each once" if self.once and _repeats(value) else ""
+            return f"a list of {self.least} or more"
+        return "a list of entries that differ" if self.once and _repeats(value) else ""
 
 
 class Text(NamedTuple):

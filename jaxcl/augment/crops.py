@@ -27,7 +27,7 @@ _TRIES = 10  # boxes that torchvision draws before it falls back
 def need(condition: bool, name: str, value: Any, allowed: str) -> None:
     """Refuse an option unless the condition holds, naming it and what is allowed."""
     if not condition:
-        raise ValueError(f"config.augment.{name}={value!r}: must be {allowed}")
+        raise ValueError(f"{name}={value!r}: must be {allowed}")
 
 
 def check(
@@ -43,7 +43,8 @@ def check(
     for name, value in ranges.items():
         top = 1.0 if name == "scale" else math.inf
         good = len(value) == 2 and 0 < value[0] <= value[1] <= top
-        need(good, name, value, f"(low, high) with 0 < low <= high <= {top}")
+        field = f"config.augment.{name}"
+        need(good, field, value, f"(low, high) with 0 < low <= high <= {top}")
 
 
 def _filter(x, interpolation):

@@ -256,8 +256,8 @@ def make(
     box = dict(size=size, scale=scale, ratio=ratio, interpolation=interpolation)
     crops.check(**box, sigma=sigma)
     _check_moments(mean, std)
-    crops.need(pad < size, "pad", pad, f"a whole number from 0 to {size - 1}")
-    crops.need(not (pad and crop), "pad", pad, "0 where crop=True")
+    crops.need(pad < size, "config.augment.pad", pad, f"from 0 to {size - 1}")
+    crops.need(not (pad and crop), "config.augment.pad", pad, "0 where crop=True")
     one_view = functools.partial(
         _one_view,
         pad=pad,
@@ -300,7 +300,8 @@ def make_eval(
     `resize`, images must be size x size. Raises ValueError otherwise.
     """
     _check_moments(mean, std)
-    crops.need(resize is None or resize >= size, "resize", resize, f"None or >= {size}")
+    enough = resize is None or resize >= size
+    crops.need(enough, "config.augment.resize", resize, f"None or >= {size}")
     shrink = functools.partial(crops.resize, size=resize, interpolation=interpolation)
 
     def prepare(images):
@@ -315,14 +316,15 @@ def make_eval(
 
 def _check_moments(mean, std):
     good = len(std) == len(mean)
-    crops.need(good, "std", std, f"as long as mean {mean!r}")
+    crops.need(good, "config.augment.std", std, f"as long as mean {mean!r}")
 
 
 def _probabilities(name, value, views) -> tuple[float, ...]:
     """The probability of each view."""
     by_view = (value,) * views if np.ndim(value) == 0 else tuple(value)
     good = len(by_view) == views
-    crops.need(good, name, value, f"one number, or one for each of {views} views")
+    allowed = f"one number, or one for each of {views} views"
+    crops.need(good, f"config.augment.{name}", value, allowed)
     return by_view
 
 

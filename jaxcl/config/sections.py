@@ -147,8 +147,9 @@ def tasks(data, scenario, seed=0, stand_in=None):
     source, data_options = schema.named(sources.SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
     scenario = dict(scenario)
-    scenario["scenario"] = scenario.pop("name", None)
-    if scenario["scenario"] == "growth":
+    scenario["scenario"] = name = scenario.pop("name", None)
+    schema.check_value(name, scenarios.Scenario, "config.scenario.name")
+    if name == "growth":
         scenario.setdefault("seed", seed)
     given = schema.options(scenarios.make, scenario, "config.scenario")
     uneven = given.get("imbalance"), given.get("long_tail")

@@ -10,6 +10,7 @@ from jaxcl import schema
 from jaxcl.data import imbalance as imbalance_lib
 from jaxcl.data import splits, stream
 
+Scenario = Literal["joint", "class", "data", "domain", "growth", "after"]
 # The released PNR and CaSSLe experiments draw the slices of "data" with this seed.
 DATA_SEED = 42
 
@@ -18,7 +19,7 @@ DATA_SEED = 42
 def make(
     dataset: stream.Dataset,
     *,
-    scenario: Literal["joint", "class", "data", "domain", "growth", "after"],
+    scenario: Scenario,
     num_tasks: schema.Count | None = None,
     class_order: str | Sequence[schema.Natural | str] = "sorted",
     domain_order: Sequence[schema.Natural | str] | None = None,

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxcl import core
 
 Variant = Literal["mean", "max_min", "adversarial"]
+VARIANTS = get_args(Variant)
 
 
 def values(
@@ -98,7 +99,7 @@ def score(
     Raises:
       ValueError: if `variant` is none of them.
     """
-    core.check_choice("variant", variant, get_args(Variant))
+    core.check_choice("variant", variant, VARIANTS)
     chex.assert_equal_shape_suffix([adversarial, cooperative], 1)
     chex.assert_equal_shape_prefix([cooperative, cooperative_mask], 1)
     if variant == "adversarial":

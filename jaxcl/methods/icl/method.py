@@ -56,13 +56,14 @@ Strategy = Literal[
     "frozen",
     "random",
 ]
+STRATEGIES = get_args(Strategy)
 # Names in the tables of P, and more -> options of `make`
 VARIANTS = {
     "icl": {},
     "no_lrl": {"learnt_rate": False},
     "no_meta": {"meta": False},
     "no_both": {"meta": False, "learnt_rate": False},
-} | {name: {"strategy": name} for name in get_args(Strategy) if name != "icl"}
+} | {name: {"strategy": name} for name in STRATEGIES if name != "icl"}
 TAKES_GRAPHS = True  # or images; the encoder decides
 
 
