@@ -1,7 +1,6 @@
 """The types that every method, evaluator and the training loop share."""
 
 import difflib
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -243,20 +242,6 @@ def dot(a, b):
         precision=jax.lax.Precision.HIGH,
         preferred_element_type=a.dtype,
     )
-
-
-def check_ranges(field: str, given: dict, limits: dict) -> None:
-    """Refuse options that are infinite or outside of (least, most); None is fine.
-
-    Args:
-      field: what the options are under, "config.method".
-      given: name -> value.
-      limits: name -> (least, most) allowed.
-    """
-    for name, (least, most) in limits.items():
-        value = given[name]
-        if value is not None and not (least <= value <= most and value < math.inf):
-            raise ValueError(f"{field}.{name}={value}: must be from {least} to {most}")
 
 
 def first_misfit(theirs: dict, ours: dict) -> tuple[str, str, str] | None:

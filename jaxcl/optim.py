@@ -8,9 +8,17 @@ a learning rate f32[]; `by_task` joins one for each task. Defaults are those of 
 released PNR and CaSSLe code, where nothing else is said.
 """
 
+from collections.abc import Callable
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 import optax
+
+from jaxcl import schema
+
+# Added to what is divided by: 0 would make 0 / 0 of a gradient that is 0.
+Epsilon = Annotated[float, schema.Range(least=1e-30)]
 
 
 def _matrices(params):
@@ -18,27 +26,31 @@ def _matrices(params):
     return jax.tree.map(lambda p: p.ndim > 1, params)
 
 
-def _require(condition, name, value, allowed):
-    if not condition:
-        raise ValueError(f"{name} is {value}, allowed is {allowed}")
-
-
 def _momentum(momentum, nesterov):
-    _require(0 <= momentum < 1, "momentum", momentum, "[0, 1)")
-    _require(momentum or not nesterov, "momentum", momentum, "(0, 1) with nesterov")
+    if nesterov and not momentum:
+        raise ValueError(
+            "config.optimizer.nesterov=True: looks ahead by the momentum, which is 0; "
+            "must be False"
+        )
     # No buffer of zeros where none is needed: it would double the saved state.
     return optax.trace(momentum, nesterov) if momentum else optax.identity()
 
 
 def _decay(weight_decay, exclude_1d):
-    _require(weight_decay >= 0, "weight_decay", weight_decay, "0 or more")
     if not weight_decay:
         return optax.identity()
     mask = _matrices if exclude_1d else None
     return optax.add_decayed_weights(weight_decay, mask)
 
 
-def sgd(*, momentum=0.9, nesterov=False, weight_decay=0.0, exclude_1d=False):
+@schema.checked("config.optimizer")
+def sgd(
+    *,
+    momentum: schema.Momentum = 0.9,
+    nesterov: bool = False,
+    weight_decay: schema.Weight = 0.0,
+    exclude_1d: bool = False,
+) -> optax.GradientTransformationExtraArgs:
     """Stochastic gradient descent with torch's momentum: buf = m * buf + g + wd * w.
 
     The direction is buf, with `nesterov` g + wd * w + m * buf. The learning rate
@@ -59,16 +71,17 @@ def sgd(*, momentum=0.9, nesterov=False, weight_decay=0.0, exclude_1d=False):
     return optax.chain(_decay(weight_decay, exclude_1d), _momentum(momentum, nesterov))
 
 
+@schema.checked("config.optimizer")
 def lars(
     *,
-    eta=0.02,
-    clip=True,
-    momentum=0.9,
-    nesterov=False,
-    weight_decay=1e-4,
-    exclude_1d=True,
-    eps=1e-8,
-):
+    eta: schema.Positive = 0.02,
+    clip: bool = True,
+    momentum: schema.Momentum = 0.9,
+    nesterov: bool = False,
+    weight_decay: schema.Weight = 1e-4,
+    exclude_1d: bool = True,
+    eps: Epsilon = 1e-8,
+) -> optax.GradientTransformationExtraArgs:
     """LARS (You et al., 2017) around SGD, with the clipping of the released code.
 
     For each tensor w with gradient g, where neither is zero,
@@ -93,8 +106,6 @@ def lars(
       ValueError: for a value out of its range; TypeError from `update` if `clip`
         is on and `lr` is not given.
     """
-    _require(eta > 0, "eta", eta, "above 0")
-    _require(weight_decay >= 0, "weight_decay", weight_decay, "0 or more")
 
     def scale(g, w, lr):
         if exclude_1d and w.ndim <= 1:
@@ -118,15 +129,16 @@ def lars(
     return optax.chain(scaling, _momentum(momentum, nesterov))
 
 
+@schema.checked("config.optimizer")
 def adam(
     *,
-    b1=0.9,
-    b2=0.999,
-    eps=1e-8,
-    weight_decay=0.0,
-    decoupled=False,
-    exclude_1d=False,
-):
+    b1: schema.Momentum = 0.9,
+    b2: schema.Momentum = 0.999,
+    eps: Epsilon = 1e-8,
+    weight_decay: schema.Weight = 0.0,
+    decoupled: bool = False,
+    exclude_1d: bool = False,
+) -> optax.GradientTransformationExtraArgs:
     """Adam (Kingma and Ba, ICLR 2015); with `decoupled`, AdamW.
 
     Args:
@@ -144,10 +156,17 @@ def adam(
     Raises:
       ValueError: for a value out of its range.
     """
-    for name, value in (("b1", b1), ("b2", b2)):
-        _require(0 <= value < 1, name, value, "[0, 1)")
     moments, decay = optax.scale_by_adam(b1, b2, eps), _decay(weight_decay, exclude_1d)
     return optax.chain(*((moments, decay) if decoupled else (decay, moments)))
+
+
+def _require(condition, name, value, allowed):
+    if not condition:
+        raise ValueError(f"config.schedule.{name}={value}: must be {allowed}")
+
+
+def _check_base(base):
+    schema.check_value(base, schema.Weight, "base")
 
 
 def _epoch(progress, epochs, per_epoch):
@@ -160,13 +179,7 @@ def _epoch(progress, epochs, per_epoch):
     return jnp.minimum(whole, epochs - 1)
 
 
-def _check_schedule(base, epochs, **rates):
-    for name, value in {"base": base, **rates}.items():
-        _require(value >= 0, name, value, "0 or more")
-    _require(epochs >= 1, "epochs", epochs, "1 or more")
-
-
-def constant(base):
+def constant(base: schema.Weight) -> Callable:
     """The same learning rate throughout.
 
     Args:
@@ -178,13 +191,20 @@ def constant(base):
     Raises:
       ValueError: if `base` is negative.
     """
-    _check_schedule(base, 1)
+    _check_base(base)
     return lambda progress: jnp.full_like(progress, base, dtype=jnp.float32)
 
 
+@schema.checked("config.schedule")
 def warmup_cosine(
-    base, *, epochs, warmup_epochs=10, start=0.003, end=0.0, per_epoch=True
-):
+    base: schema.Weight,
+    *,
+    epochs: schema.Count,
+    warmup_epochs: schema.Natural = 10,
+    start: schema.Weight = 0.003,
+    end: schema.Weight = 0.0,
+    per_epoch: bool = True,
+) -> Callable:
     """Linear warm-up, then half a cosine (schedule of the released PNR code).
 
     In epoch e of E, with W warm-up epochs:
@@ -208,8 +228,8 @@ def warmup_cosine(
     Raises:
       ValueError: for a value out of its range.
     """
-    _check_schedule(base, epochs, start=start, end=end)
-    fits = 0 <= warmup_epochs < epochs
+    _check_base(base)
+    fits = warmup_epochs < epochs
     _require(fits, "warmup_epochs", warmup_epochs, f"0 to epochs - 1 = {epochs - 1}")
 
     def schedule(progress):
@@ -222,7 +242,14 @@ def warmup_cosine(
     return schedule
 
 
-def cosine(base, *, epochs, end=0.0, per_epoch=True):
+@schema.checked("config.schedule")
+def cosine(
+    base: schema.Weight,
+    *,
+    epochs: schema.Count,
+    end: schema.Weight = 0.0,
+    per_epoch: bool = True,
+) -> Callable:
     """Half a cosine from `base` to `end` (CaSSLe's MoCo).
 
     Args:
@@ -242,7 +269,14 @@ def cosine(base, *, epochs, end=0.0, per_epoch=True):
     )
 
 
-def step_decay(base, *, epochs, milestones, factor=0.1):
+@schema.checked("config.schedule")
+def step_decay(
+    base: schema.Weight,
+    *,
+    epochs: schema.Count,
+    milestones: tuple[schema.Count, ...],
+    factor: schema.Positive = 0.1,
+) -> Callable:
     """`base` times `factor` for each milestone reached (torch's MultiStepLR).
 
     Args:
@@ -258,10 +292,9 @@ def step_decay(base, *, epochs, milestones, factor=0.1):
     Raises:
       ValueError: for a value out of its range.
     """
-    _check_schedule(base, epochs)
-    _require(factor > 0, "factor", factor, "above 0")
+    _check_base(base)
     for milestone in milestones:
-        fits = 0 < milestone < epochs
+        fits = milestone < epochs
         allowed = f"1 to epochs - 1 = {epochs - 1} each"
         _require(fits, "milestones", milestones, allowed)
     # A table on the host: powers of the factor exact to the last bit of float32.
@@ -275,7 +308,15 @@ def step_decay(base, *, epochs, milestones, factor=0.1):
     return schedule
 
 
-def ramped_cosine(base, *, epochs, warmup_epochs=10, start=0.01, floor=1e-3):
+@schema.checked("config.schedule")
+def ramped_cosine(
+    base: schema.Weight,
+    *,
+    epochs: schema.Count,
+    warmup_epochs: schema.Natural = 10,
+    start: schema.Weight = 0.01,
+    floor: schema.Share = 1e-3,
+) -> Callable:
     """Half a cosine over all epochs, whose beginning a linear ramp replaces.
 
     With c(e) = base (floor + (1 - floor) (1 + cos(pi e / E)) / 2), the fraction x of
@@ -298,8 +339,8 @@ def ramped_cosine(base, *, epochs, warmup_epochs=10, start=0.01, floor=1e-3):
     Raises:
       ValueError: for a value out of its range.
     """
-    _check_schedule(base, epochs, start=start, floor=floor)
-    fits = 0 <= warmup_epochs <= epochs
+    _check_base(base)
+    fits = warmup_epochs <= epochs
     _require(fits, "warmup_epochs", warmup_epochs, f"0 to epochs = {epochs}")
 
     def curve(e):

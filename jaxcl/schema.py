@@ -1,15 +1,278 @@
-"""Signatures as the schema: a section of a config becomes keyword arguments."""
+"""Signatures as the schema: a section of a config becomes keyword arguments.
+
+What an option may be is said once, in its annotation:
+
+  def make(parts, *, temperature: schema.Temperature = 0.2,
+           form: Literal["paper", "code"] = "paper", rows: schema.Count | None = None)
+
+`options` reads it for a config. `checked` reads it for whoever calls the function
+itself: each function that a config names has that decorator, rather than checks of its
+own, so a call from Python is refused with the same words and no function can forget it.
+What relates two options, or needs the data, stays in the function.
+"""
 
 import collections.abc
 import difflib
+import functools
 import importlib
 import inspect
+import math
 import pkgutil
+import re
 import types
 import typing
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
 
 from jaxcl import core
+
+F = TypeVar("F", bound=Callable)
+# A step computes with these: beyond them a number is infinite, or another one.
+_LARGEST = {int: 2**31 - 1, float: float(np.finfo(np.float32).max)}
+
+
+class Range(NamedTuple):
+    """Which numbers an option may be; nan and infinity are never among them.
+
+    Whole numbers end at 2**31 - 1, unless `most` says otherwise.
+    """
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+
+    def words(self) -> str:
+        """What is allowed, for messages."""
+        if self.least > -math.inf and self.most < math.inf:
+            return f"from {self.least} to {self.most}"
+        bounds = {"at least": self.least, "above": self.above}
+        bounds |= {"at most": self.most, "below": self.below}
+        said = (f"{how} {x}" for how, x in bounds.items() if abs(x) < math.inf)
+        return " and ".join(said)
+
+    def refusal(self, value: float) -> str:
+        """What a value should be; "" where it is that."""
+        inside = self.least <= value <= self.most and self.above < value < self.below
+        return "" if inside else self.words()
+
+
+class Entries(NamedTuple):
+    """How many entries a list may have, and whether one may be there twice."""
+
+    least: int = 1
+    once: bool = False
+
+    def refusal(self, value: typing.Sized) -> str:
+        """What a list should be; "" where it is that."""
+        if len(value) < self.least:
+            return f"a list of {self.least} or more"
+        return "a list of entries that differ" if self.once and _repeats(value) else ""
+
+
+class Text(NamedTuple):
+    """Which texts an option may be."""
+
+    pattern: str  # of the whole text
+    words: str  # the same for messages
+
+    def refusal(self, value: str) -> str:
+        """What a text should be; "" where it is that."""
+        return "" if re.fullmatch(self.pattern, value) else self.words
+
+
+Positive = Annotated[float, Range(above=0)]
+Weight = Annotated[float, Range(least=0)]  # of a term of a loss; decays, lengths
+Share = Annotated[float, Range(0, 1)]  # or a probability
+Momentum = Annotated[float, Range(least=0, below=1)]  # with 1 nothing new ever enters
+Fraction = Annotated[float, Range(least=0, below=1)]  # what is left is not nothing
+# Cosines differ by up to 2. Over less than this their softmax in float32 is one 1 and
+# zeros, so that most gradients are 0; published methods go down to 0.01.
+Temperature = Annotated[float, Range(least=1e-3)]
+Count = Annotated[int, Range(least=1)]
+Natural = Annotated[int, Range(least=0)]
+# Of a layer, and of an image's side: more is a typo that would fill the memory.
+Width = Annotated[int, Range(1, 2**20)]
+Layers = Annotated[int, Range(0, 1000)]
+Pixels = Annotated[int, Range(1, 2**14)]
+
+
+class _Option(NamedTuple):
+    """What a signature says of one parameter."""
+
+    annotation: Any
+    default: Any  # inspect.Parameter.empty: none
+    keyword: bool  # keyword-only
+
+
+@functools.cache
+def _signature(function) -> dict[str, _Option]:
+    """The parameters of a function, by name."""
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except NameError:  # a user's module may import types for type checkers alone
+        signature = inspect.signature(function)
+    return {
+        name: _Option(_meant(x), x.default, x.kind is inspect.Parameter.KEYWORD_ONLY)
+        for name, x in signature.parameters.items()
+    }
+
+
+def _meant(parameter):
+    """The annotation; without one, the type of the default."""
+    annotation, default = parameter.annotation, parameter.default
+    if annotation is inspect.Parameter.empty or isinstance(annotation, str):
+        unknown = default in (None, inspect.Parameter.empty)
+        return Any if unknown else type(default)
+    return annotation
+
+
+def check(function, values: Mapping[str, Any], field: str) -> None:
+    """Refuse values that the annotations of a function's parameters do not allow.
+
+    Args:
+      function: or a dataclass.
+      values: by the name of the parameter; other names are passed over.
+      field: what they are under, for messages ("config.method").
+
+    Raises:
+      ValueError: naming the field, the value and what is allowed.
+    """
+    for name, option in _signature(function).items():
+        if name in values and not values[name] is option.default is None:
+            check_value(values[name], option.annotation, f"{field}.{name}", option)
+
+
+def checked(field: str) -> Callable[[F], F]:
+    """A decorator: every call is checked as a section of a config is, by `check`.
+
+    Args:
+      field: what the keyword arguments are under, for messages ("config.method").
+    """
+
+    def decorate(function):
+        @functools.wraps(function)
+        def call(*args, **options):
+            check(function, options, field)
+            return function(*args, **options)
+
+        return call
+
+    return decorate
+
+
+def check_value(value, annotation, field: str, option: _Option | None = None) -> None:
+    """Refuse a value that an annotation does not allow.
+
+    Args:
+      value: of any type.
+      annotation: a type, Annotated with a `Range` or another rule that has `refusal`, a
+        Literal, a list or tuple of these, or a union.
+      field: its path, for messages.
+      option: whose default a message may name.
+
+    Raises:
+      ValueError: naming the field, the value and what is allowed.
+    """
+    kinds = _kinds(annotation)
+    for kind in kinds:
+        if _is_of(value, kind):
+            return _check_kind(value, kind, field)
+    default = option.default if option else inspect.Parameter.empty
+    said = "" if default is inspect.Parameter.empty else f"; default {default!r}"
+    names = " or ".join(dict.fromkeys(map(_name, kinds)))
+    raise ValueError(f"{field}={value!r}: must be {names}{said}")
+
+
+def _kinds(annotation) -> list:
+    """The members of a union; of any other type, the type alone."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        members = typing.get_args(annotation)
+        return [kind for member in members for kind in _kinds(member)]
+    return [annotation]
+
+
+def _plain(kind):
+    """The type without its rules and entries: list for Annotated[list[int], ...]."""
+    if typing.get_origin(kind) is Annotated:
+        kind = typing.get_args(kind)[0]
+    return typing.get_origin(kind) or kind
+
+
+_LISTS = (list, tuple, collections.abc.Sequence)
+_NUMBERS = {int: (int, np.integer), float: (int, float, np.integer, np.floating)}
+
+
+def _is_of(value, kind) -> bool:
+    """Whether a value is of a type, whatever the type's rules say of it."""
+    plain = _plain(kind)
+    if plain is Literal:
+        return type(value) in map(type, typing.get_args(kind))
+    if plain in _NUMBERS:  # a bool is an int to Python, never to a user
+        return isinstance(value, _NUMBERS[plain]) and not isinstance(value, bool)
+    if plain in _LISTS:
+        return isinstance(value, _LISTS) and not isinstance(value, str | bytes)
+    return not isinstance(plain, type) or plain is Any or isinstance(value, plain)
+
+
+def _name(kind) -> str:
+    """A type, as messages say it."""
+    plain = _plain(kind)
+    if plain is Literal:
+        return " or ".join(map(repr, typing.get_args(kind)))
+    if plain is types.NoneType:
+        return "None"
+    if plain in _LISTS:
+        return "list or tuple"
+    return "float or int" if plain is float else plain.__name__
+
+
+def _check_kind(value, kind, field) -> None:
+    """Refuse a value of the right type that the type's rules do not allow."""
+    rules: tuple = ()
+    if typing.get_origin(kind) is Annotated:
+        kind, *rules = typing.get_args(kind)
+    plain = _plain(kind)
+    if plain is Literal:
+        core.check_choice(field, value, typing.get_args(kind))
+    refusals = (rule.refusal(value) for rule in rules)
+    if plain in _NUMBERS:
+        refusals = (_number_refusal(value, plain, *(rules or (Range(),))),)
+    if wrong := next(filter(None, refusals), ""):
+        raise ValueError(f"{field}={value!r}: must be {wrong}")
+    if plain in _LISTS:
+        _check_entries(value, typing.get_args(kind), field)
+
+
+def _number_refusal(value, plain, allowed: Range) -> str:
+    """What a number should be; "" where it is that, and a step can compute with it."""
+    largest = _LARGEST[plain]
+    if plain is float and not abs(value) <= largest:  # so is nan
+        return " and ".join(filter(None, (allowed.words(), "finite")))
+    if wrong := allowed.refusal(value):
+        return wrong
+    if abs(value) <= largest or allowed.most < math.inf:
+        return ""
+    return f"at most {largest}" if value > 0 else f"at least {-largest}"
+
+
+def _check_entries(values, kinds, field) -> None:
+    """Refuse a list with an entry that is not allowed."""
+    if not kinds:
+        return
+    if kinds[-1] is Ellipsis or len(kinds) == 1:
+        kinds = kinds[:1] * len(values)
+    if len(values) != len(kinds):
+        raise ValueError(f"{field}={values!r}: must have {len(kinds)} entries")
+    for number, (value, kind) in enumerate(zip(values, kinds, strict=True)):
+        check_value(value, kind, f"{field}[{number}]")
+
+
+def _repeats(values) -> bool:
+    return any(value in values[:number] for number, value in enumerate(values))
 
 
 def options(function, section, field: str, given=()) -> dict:
@@ -22,16 +285,16 @@ def options(function, section, field: str, given=()) -> dict:
       given: parameters that the config does not set.
 
     Raises:
-      ValueError: an unknown key (with the nearest ones), a value of another
-        type than the default, or a missing key that has no default.
+      ValueError: an unknown key (with the nearest ones), a value that its annotation
+        does not allow, or a missing key that has no default.
     """
     parameters = {
-        name: parameter
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name not in given
+        name: option
+        for name, option in _signature(function).items()
+        if option.keyword and name not in given
     }
-    chosen = {}
-    for key, value in section.items():
+    chosen = dict(section.items())
+    for key in chosen:
         if key not in parameters:
             near = difflib.get_close_matches(key, parameters, n=3)
             hint = f"did you mean {' or '.join(near)}? " if near else ""
@@ -39,9 +302,9 @@ def options(function, section, field: str, given=()) -> dict:
                 f"{field}.{key}: no such option; {hint}"
                 f"allowed are {', '.join(sorted(parameters)) or 'none'}"
             )
-        chosen[key] = _checked(value, parameters[key], f"{field}.{key}")
-    for name, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and name not in chosen:
+    check(function, chosen, field)
+    for name, option in parameters.items():
+        if option.default is inspect.Parameter.empty and name not in chosen:
             raise ValueError(f"{field}.{name}: missing, and it has no default")
     return chosen
 
@@ -49,32 +312,10 @@ def options(function, section, field: str, given=()) -> dict:
 def defaults(function) -> dict:
     """The keyword-only parameters that have a default, with it."""
     return {
-        name: parameter.default
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-        and parameter.default is not parameter.empty
+        name: option.default
+        for name, option in _signature(function).items()
+        if option.keyword and option.default is not inspect.Parameter.empty
     }
-
-
-def _checked(value, parameter, field):
-    """The value, refused where its type is not the parameter's."""
-    default, annotation = parameter.default, parameter.annotation
-    if isinstance(annotation, types.UnionType):
-        kinds = [typing.get_origin(a) or a for a in typing.get_args(annotation)]
-    elif default in (None, inspect.Parameter.empty) or value is None:
-        return value
-    else:
-        kinds = [type(default)]
-    kinds += [int] if float in kinds else []
-    kinds += [list, tuple] if {list, tuple, collections.abc.Sequence} & {*kinds} else []
-    if isinstance(value, bool):  # an int to Python, never to a user
-        right = bool in kinds
-    else:
-        right = isinstance(value, tuple(kinds))
-    if not right:
-        names = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
-        raise ValueError(f"{field}={value!r}: must be {names}; default {default!r}")
-    return value
 
 
 def named(choices: dict, section, field: str):

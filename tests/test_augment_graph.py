@@ -89,7 +89,7 @@ def test_a_tenth_of_the_nodes_gets_drawn_features():
     np.testing.assert_array_equal(out.edge_mask, batch.edge_mask)
 
 
-@pytest.mark.parametrize("growth", augment_graphs.GROWTHS)
+@pytest.mark.parametrize("growth", ["growing", "one_hop"])
 def test_a_fifth_of_the_nodes_and_one_stay_and_hang_together(growth):
     batch = of_sizes()
     out = run(batch, kinds=("subgraph",), growth=growth, remove_isolated=False)
@@ -188,7 +188,7 @@ TREES = {
 
 
 @pytest.mark.parametrize("keep", [0.4, 0.7])
-@pytest.mark.parametrize("growth", augment_graphs.GROWTHS)
+@pytest.mark.parametrize("growth", ["growing", "one_hop"])
 @pytest.mark.parametrize("name", TREES)
 def test_sets_grow_with_the_probabilities_of_single_draws(name, growth, keep):
     pairs, size = TREES[name]
@@ -352,15 +352,15 @@ def test_a_batch_without_graphs_passes():
 
 def test_wrong_options_are_refused():
     for wrong, message in (
-        ({"kinds": "drop"}, "kinds='drop': must be a list of"),
-        ({"kinds": ()}, "kinds=.*must be a list of"),
-        ({"kinds": ("mask", "mask")}, "kinds=.*each once"),
-        ({"kinds": ("masks",)}, "kinds='masks': allowed are .*mean mask"),
+        ({"kinds": "drop"}, "kinds='drop': must be list or tuple"),
+        ({"kinds": ()}, "kinds=.*must be a list of 1 or more"),
+        ({"kinds": ("mask", "mask")}, "kinds=.*must be a list of entries that differ"),
+        ({"kinds": ("masks",)}, r"kinds\[0\]='masks': allowed are .*mean mask"),
         ({"choice": "node"}, "choice='node': allowed are graph, batch"),
         ({"growth": "two_hop"}, "growth='two_hop': allowed are .*mean one_hop"),
-        ({"share": 1.0}, r"share=1.0: must be in \[0, 1\)"),
-        ({"keep": -0.1}, "keep=-0.1: must be in"),
-        ({"std": -1}, "std=-1: must be at least 0"),
+        ({"share": 1.0}, "share=1.0: must be at least 0 and below 1"),
+        ({"keep": -0.1}, "keep=-0.1: must be from 0 to 1"),
+        ({"std": -1}, "std=-1: must be from 0"),
     ):
         with pytest.raises(ValueError, match=message):
             augment_graphs.make(**wrong)

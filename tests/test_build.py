@@ -89,11 +89,13 @@ def test_refuses_and_names_the_field(tmp_path, changes, match):
     refused(tmp_path, match, **changes)
 
 
-@pytest.mark.parametrize("epochs", [(3, 0), 1.5, ()])
-def test_refuses_epochs(epochs):
+@pytest.mark.parametrize(
+    "epochs, said", [((3, 0), "[1]=0"), (1.5, "=1.5"), ((), "=()")]
+)
+def test_refuses_epochs(epochs, said):
     raw = toy.config().to_dict() | {"epochs": epochs}
-    with pytest.raises(ValueError, match=re.escape(f"config.epochs={epochs}: must be")):
-        sections.check(sections.top_of(raw))
+    with pytest.raises(ValueError, match=re.escape(f"config.epochs{said}: must be")):
+        sections.top_of(raw)
 
 
 def test_first_task_has_a_schedule_of_its_own():

@@ -406,7 +406,7 @@ def test_the_memory_is_written_in_place():
 )
 def test_options_that_cannot_be_are_refused(options):
     (name,) = options
-    with pytest.raises(ValueError, match=f"^{name}="):
+    with pytest.raises(ValueError, match=rf"^config\.method\.agent\.{name}="):
         ddpg.Options(**options)
 
 

@@ -6,6 +6,7 @@ the second view is the first one mirrored and squared, so that nothing is chance
 
 import functools
 import itertools
+import re
 import types
 
 import chex
@@ -710,16 +711,14 @@ def test_wrong_options_are_refused():
             with pytest.raises(ValueError) as caught:
                 make(**({"negatives": "memory"} | {name: value}))
             said = str(caught.value)
-            place = name if name == "score" else f"config.method.{name}"
-            shown = repr(value) if name in ("base", "policy", "negatives") else value
-            assert f"{place}={shown}" in said or f"{place}={shown!r}" in said, said
-            assert "must be from" in said or "allowed are" in said
+            assert f"config.method.{name}={value!r}: " in said
+            assert re.search("must be (at least|from|'moco'|'mixed')|allowed are", said)
 
 
 def test_rows_that_are_drawn_are_no_more_than_are_kept():
-    with pytest.raises(ValueError, match=r"config\.method\.drawn=9: must be from 1 to"):
+    with pytest.raises(ValueError, match=r"config\.method\.drawn=9: must be from"):
         make(base="simclr", drawn=9)
-    with pytest.raises(ValueError, match=r"config\.method\.drawn=0: must be from 1 to"):
+    with pytest.raises(ValueError, match=r"config\.method\.drawn=0: must be at"):
         make(refresh=True, drawn=0)
     make(drawn=9)  # which MoCo does not read
     make(base="simclr", negatives="batch", drawn=9)

@@ -148,10 +148,10 @@ def test_the_filter_evens_out_two_clusters():
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"size": 0}, r"filtering\.size=0: must be a whole number >= 1"),
-        ({"times": 2.5}, r"filtering\.times=2\.5: must be a whole"),
-        ({"batch_size": -1}, r"filtering\.batch_size=-1: must be a whole"),
-        ({"temperature": 0.0}, r"filtering\.temperature=0\.0: must be above 0"),
+        ({"size": 0}, r"filtering\.size=0: must be at least 1"),
+        ({"times": 2.5}, r"filtering\.times=2\.5: must be int"),
+        ({"batch_size": -1}, r"filtering\.batch_size=-1: must be at least 1"),
+        ({"temperature": 0.0}, r"filtering\.temperature=0\.0: must be at least 0\.001"),
         ({"score": "afine"}, r"filtering\.score='afine': .*did you mean affine"),
         ({"features": "x"}, r"filtering\.features='x': allowed are embedding, proj"),
         (

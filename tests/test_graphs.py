@@ -138,9 +138,9 @@ def test_npz_refuses_what_breaks_its_promises(tmp_path, wrong, message):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"features": "labels"}, "features = 'labels': must be a list of"),
-        ({"features": ()}, "must be a list of"),
-        ({"features": ("label",)}, "features='label': allowed are .*mean labels"),
+        ({"features": "labels"}, "features='labels': must be list or tuple"),
+        ({"features": ()}, "must be a list of 1 or more"),
+        ({"features": ("label",)}, r"features\[0\]='label': allowed are .*mean labels"),
         ({"features": ("attributes",)}, r"features = \('attributes',\).*no node attr"),
         ({"std": "biased"}, "std='biased': allowed are sample, population"),
         ({"path": "nowhere.npz"}, "nowhere.npz cannot be read"),
@@ -233,7 +233,7 @@ def test_degree_profile_of_a_star_by_hand():
     np.testing.assert_allclose(got[1:3, 4], [math.sqrt(2 / 9), 1.0], atol=1e-12)
 
 
-@pytest.mark.parametrize("std", from_graphs.STD)
+@pytest.mark.parametrize("std", ["sample", "population"])
 def test_degree_profile_equals_loops(std):
     made = graph_sets.random_set(20, np.random.default_rng(0))
     got = from_graphs.degree_profile(made.edges, len(made.features), std=std)

@@ -31,7 +31,6 @@ NAMES = (*GRAPHS, *SMALL, "icl_imagenet2")
 def made(config):
     """The top level and the parts of a config, of which a method can be made."""
     top = sections.top_of(config.to_dict())
-    sections.check(top)
     parts, _ = sections.parts(top)
     method = sections.method(top.method, parts)
     assert method.objective is not None and not method.supervised

@@ -212,7 +212,7 @@ def test_batches_read_the_stream(resident):
     [
         ({}, r"imbalance\.rho_max: missing"),
         ({"rho_max": 0.5, "rhomin": 0.1}, r"imbalance\.rhomin: no such.*rho_max"),
-        ({"rho_max": 0}, r"imbalance\.rho_max=0: must be a number above 0"),
+        ({"rho_max": 0}, r"imbalance\.rho_max=0: must be above 0"),
         ({"rho_max": 1.0}, r"imbalance\.rho_max=1\.0: .*below 1"),
         ({"rho_max": True}, r"imbalance\.rho_max=True"),
         ({"rho_max": "0.5"}, r"imbalance\.rho_max='0\.5'"),
@@ -390,10 +390,10 @@ def test_both_at_once():
     ("section", "words"),
     [
         ({}, r"long_tail\.factor: missing"),
-        ({"factor": 0.01}, r"long_tail\.factor=0\.01: must be a number of at least 1"),
+        ({"factor": 0.01}, r"long_tail\.factor=0\.01: must be at least 1"),
         ({"factor": float("inf")}, r"long_tail\.factor=inf"),
         ({"factor": "10"}, r"long_tail\.factor='10'"),
-        ({"factor": 10, "seed": -1}, r"long_tail\.seed=-1: must be .* at least 0"),
+        ({"factor": 10, "seed": -1}, r"long_tail\.seed=-1: must be at least 0"),
         ({"factor": 10, "order": 1}, r"long_tail\.order: no such option.*class_order"),
         ({"factor": 10, "class_order": "up"}, r"long_tail\.class_order = 'up'"),
         ({"factor": 10, "class_order": [0, 1]}, r"long_tail\.class_order lacks.*'c2'"),

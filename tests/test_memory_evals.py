@@ -406,7 +406,7 @@ def test_a_small_task_or_empty_memory_is_no_trouble(tmp_path, drawn):
     draw(memory_toy.remembering(), 0)
     (_, labels, *_), _ = drawn[0][0]
     assert len(labels) == 12 + len(parts.stream.tasks[0].train.rows) + 6
-    with pytest.raises(ValueError, match=r"tsne\.batch_size=0: must be a whole number"):
+    with pytest.raises(ValueError, match=r"tsne\.batch_size=0: must be at least 1"):
         make(batch_size=0)
     with pytest.raises(ValueError, match=r"tsne\.show='filter': needs a method with a"):
         tsne.make(parts._replace(memory=None), directory=tmp_path, show="filter")

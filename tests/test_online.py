@@ -112,7 +112,7 @@ def test_heads():
         else:
             assert np.abs(out.logits).max() <= 10
     with pytest.raises(ValueError, match=r"config\.method\.head='cosin'"):
-        online.network(parts(), "cosin")
+        finetune.make(parts(), head="cosin")
 
 
 def rows_of(images, labels, mask):

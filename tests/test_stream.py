@@ -181,7 +181,7 @@ def test_unlabelled_rows_are_fine_without_classes():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"scenario": "clas"}, "scenario = 'clas'"),
+        ({"scenario": "clas"}, "scenario='clas': allowed are joint, class"),
         ({"scenario": "class", "num_tasks": 6}, "num_tasks = 6.*5 classes"),
         ({"scenario": "class"}, "num_tasks = None"),
         ({"scenario": "data", "num_tasks": 41}, "num_tasks = 41.*40 train rows"),
@@ -191,7 +191,7 @@ def test_unlabelled_rows_are_fine_without_classes():
         ({"scenario": "joint", "num_tasks": 2}, "num_tasks = 2"),
         ({"scenario": "joint", "domain_order": [0]}, "domain_order is for"),
         ({"scenario": "joint", "evaluation": "validation"}, "no validation split"),
-        ({"scenario": "joint", "evaluation": "dev"}, "evaluation = 'dev'"),
+        ({"scenario": "joint", "evaluation": "dev"}, "='dev': allowed are test"),
         (
             {"scenario": "class", "num_tasks": 2, "class_order": [0, 1, 1, 2, 3]},
             "'c1'.*more than once",

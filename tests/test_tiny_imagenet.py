@@ -154,10 +154,10 @@ def test_options_reach_the_rows(tmp_path):
     ).train.load(0)
     assert cached.shape == (6, 6, 3)
     for options, words in (
-        ({"decoder": "turbo"}, "decoder = 'turbo'"),
-        ({"on_corrupt": "drop"}, "on_corrupt = 'drop'"),
-        ({"size": 0}, "size = 0"),
-        ({"validation": 2.0}, "fraction = 2.0"),
+        ({"decoder": "turbo"}, "decoder='turbo': allowed"),
+        ({"on_corrupt": "drop"}, "on_corrupt='drop': allowed"),
+        ({"size": 0}, "size=0: must be from 1"),
+        ({"validation": 2.0}, "validation=2.0: must be"),
         ({"cache_size": 4}, "cache_size = 4: needs a cache"),
     ):
         with pytest.raises(ValueError, match=words):

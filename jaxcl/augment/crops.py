@@ -10,32 +10,41 @@ Sources: torchvision.transforms (RandomResizedCrop, RandomCrop), Pillow's resamp
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 
+from jaxcl import schema
+
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # RandomResizedCrop's defaults
-KINDS = ("bicubic", "bilinear")
+Interpolation = Literal["bicubic", "bilinear"]
+_Part = Annotated[float, schema.Range(above=0, most=1)]
+Scale = tuple[_Part, _Part]  # least and most share of the area
 _TRIES = 10  # boxes that torchvision draws before it falls back
 
 
 def need(condition: bool, name: str, value: Any, allowed: str) -> None:
     """Refuse an option unless the condition holds, naming it and what is allowed."""
     if not condition:
-        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+        raise ValueError(f"{name}={value!r}: must be {allowed}")
 
 
 def check(
-    *, size: int = 1, interpolation: str = KINDS[0], **ranges: Sequence[float]
+    *,
+    size: int = 1,
+    interpolation: Interpolation = "bicubic",
+    **ranges: Sequence[float],
 ) -> None:
     """Refuse a size, an interpolation, or a range (low, high) that is not allowed."""
-    need(size >= 1, "size", size, "at least 1")
-    need(interpolation in KINDS, "interpolation", interpolation, f"one of {KINDS}")
+    schema.check_value(size, schema.Pixels, "config.augment.size")
+    field = "config.augment.interpolation"
+    schema.check_value(interpolation, Interpolation, field)
     for name, value in ranges.items():
         top = 1.0 if name == "scale" else math.inf
         good = len(value) == 2 and 0 < value[0] <= value[1] <= top
-        need(good, name, value, f"(low, high) with 0 < low <= high <= {top}")
+        field = f"config.augment.{name}"
+        need(good, field, value, f"(low, high) with 0 < low <= high <= {top}")
 
 
 def _filter(x, interpolation):

@@ -25,28 +25,29 @@ geometric.
 
 import functools
 from collections.abc import Callable
+from typing import Annotated, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcl import core
+from jaxcl import schema
 from jaxcl.data import graphs as graphs_lib
 
-KINDS = ("drop", "subgraph", "mask")
-CHOICES = ("graph", "batch")
-GROWTHS = ("growing", "one_hop")
+Kind = Literal["drop", "subgraph", "mask"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
+@schema.checked("config.augment")
 def make(
     *,
-    kinds: tuple[str, ...] = KINDS,
-    choice: str = "graph",
-    share: float = 0.1,
-    keep: float = 0.2,
-    growth: str = "growing",
-    mean: float = 0.5,
-    std: float = 0.5,
+    kinds: Annotated[tuple[Kind, ...], schema.Entries(once=True)] = KINDS,
+    choice: Literal["graph", "batch"] = "graph",
+    share: schema.Fraction = 0.1,
+    keep: schema.Share = 0.2,
+    growth: Literal["growing", "one_hop"] = "growing",
+    mean: Annotated[float, schema.Range(-1e6, 1e6)] = 0.5,
+    std: Annotated[float, schema.Range(0, 1e6)] = 0.5,
     remove_isolated: bool = True,
 ) -> Callable:
     """Build `augment(key, graphs) -> Graphs` of the same shapes.
@@ -69,19 +70,6 @@ def make(
     Raises:
       ValueError: an option is out of range.
     """
-    if isinstance(kinds, str) or not kinds or len({*kinds}) < len(kinds):
-        raise ValueError(f"kinds={kinds!r}: must be a list of {KINDS}, each once")
-    for kind in kinds:
-        core.check_choice("kinds", kind, KINDS)
-    core.check_choice("choice", choice, CHOICES)
-    core.check_choice("growth", growth, GROWTHS)
-    for name, value, good, allowed in (
-        ("share", share, 0 <= share < 1, "in [0, 1)"),
-        ("keep", keep, 0 <= keep <= 1, "in [0, 1]"),
-        ("std", std, std >= 0, "at least 0"),
-    ):
-        if not good:
-            raise ValueError(f"{name}={value!r}: must be {allowed}")
     changed = functools.partial(
         _changed,
         kinds=kinds,

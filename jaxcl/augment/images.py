@@ -14,17 +14,28 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from jaxcl import schema
 from jaxcl.augment import crops
 
 _ORDERS = np.array(list(itertools.permutations(range(4))))  # i32[24, 4]
 _JITTER = (0.4, 0.4, 0.2, 0.1)  # BYOL: brightness, contrast, saturation, hue
+
+_Hue = Annotated[float, schema.Range(0, 0.5)]  # half the circle, either way
+Jitter = tuple[schema.Weight, schema.Weight, schema.Weight, _Hue]
+# Of pixels in 0..1, of one channel or each.
+Mean = Annotated[tuple[schema.Share, ...], schema.Entries()]
+Std = Annotated[
+    tuple[Annotated[float, schema.Range(least=1e-6, most=1)], ...], schema.Entries()
+]
+_Sigma = Annotated[float, schema.Range(above=0, most=100)]  # pixels
+Probability = schema.Share | tuple[schema.Share, ...]  # one, or one for each view
 
 
 # Colour operations work on planes, a list of C arrays f32[H,W]. With one array
@@ -144,7 +155,7 @@ def color_jitter(
     -hue..hue.
     """
     strength = (brightness, contrast, saturation, hue)
-    _check(jitter=strength)
+    schema.check_value(strength, Jitter, "jitter")
     return jnp.stack(_jitter(key, jnp.unstack(image, axis=-1), strength), axis=-1)
 
 
@@ -206,24 +217,25 @@ def _one_view(key, image, *, view, box, pad, jitter, gray, blur, sigma, sun, fli
     return image
 
 
+@schema.checked("config.augment")
 def make(
     *,
-    size: int,
-    views: int = 2,
-    scale: tuple[float, float] = crops.SCALE,
-    ratio: tuple[float, float] = crops.RATIO,
-    interpolation: str = "bicubic",
-    jitter: Sequence[float] = _JITTER,
-    jitter_probability: float = 0.8,
-    grayscale: float = 0.2,
-    blur: float | Sequence[float] = 0.0,
-    sigma: tuple[float, float] = (0.1, 2.0),
-    solarize: float | Sequence[float] = 0.0,
-    flip: float = 0.5,
-    mean: Sequence[float],
-    std: Sequence[float],
+    size: schema.Pixels,
+    views: Annotated[int, schema.Range(1, 64)] = 2,
+    scale: crops.Scale = crops.SCALE,
+    ratio: tuple[schema.Positive, schema.Positive] = crops.RATIO,
+    interpolation: crops.Interpolation = "bicubic",
+    jitter: Jitter = _JITTER,
+    jitter_probability: schema.Share = 0.8,
+    grayscale: schema.Share = 0.2,
+    blur: Probability = 0.0,
+    sigma: tuple[_Sigma, _Sigma] = (0.1, 2.0),
+    solarize: Probability = 0.0,
+    flip: schema.Share = 0.5,
+    mean: Mean,
+    std: Std,
     crop: bool = True,
-    pad: int = 0,
+    pad: schema.Natural = 0,
     dtype: Any = jnp.float32,
 ) -> Callable:
     """Build `augment(key, images) -> [B,views,size,size,C]`, normalised.
@@ -242,19 +254,19 @@ def make(
     Raises ValueError for values out of range, here or when first called.
     """
     box = dict(size=size, scale=scale, ratio=ratio, interpolation=interpolation)
-    _check(**box, views=views, jitter=jitter, sigma=sigma, moments=(mean, std))
-    good = isinstance(pad, int) and 0 <= pad < size
-    crops.need(good, "pad", pad, f"a whole number from 0 to {size - 1}")
-    crops.need(not (pad and crop), "pad", pad, "0 where crop=True")
+    crops.check(**box, sigma=sigma)
+    _check_moments(mean, std)
+    crops.need(pad < size, "config.augment.pad", pad, f"from 0 to {size - 1}")
+    crops.need(not (pad and crop), "config.augment.pad", pad, "0 where crop=True")
     one_view = functools.partial(
         _one_view,
         pad=pad,
-        jitter=(jitter, *_probabilities("jitter_probability", jitter_probability)),
-        gray=_probabilities("grayscale", grayscale)[0],
+        jitter=(jitter, jitter_probability),
+        gray=grayscale,
         blur=_probabilities("blur", blur, views),
         sigma=sigma,
         sun=_probabilities("solarize", solarize, views),
-        flip=_probabilities("flip", flip)[0],
+        flip=flip,
     )
 
     def augment(key, images):
@@ -272,13 +284,14 @@ def make(
     return augment
 
 
+@schema.checked("config.augment")
 def make_eval(
     *,
-    size: int,
-    resize: int | None = None,
-    interpolation: str = "bicubic",
-    mean: Sequence[float],
-    std: Sequence[float],
+    size: schema.Pixels,
+    resize: schema.Pixels | None = None,
+    interpolation: crops.Interpolation = "bicubic",
+    mean: Mean,
+    std: Std,
     dtype: Any = jnp.float32,
 ) -> Callable:
     """Build `prepare(images)`, u8[B,H,W,C] -> [B,size,size,C], normalised.
@@ -286,8 +299,9 @@ def make_eval(
     The shorter side is resized to `resize`, then the centre is cropped. Without
     `resize`, images must be size x size. Raises ValueError otherwise.
     """
-    _check(size=size, interpolation=interpolation, moments=(mean, std))
-    crops.need(resize is None or resize >= size, "resize", resize, f"None or >= {size}")
+    _check_moments(mean, std)
+    enough = resize is None or resize >= size
+    crops.need(enough, "config.augment.resize", resize, f"None or >= {size}")
     shrink = functools.partial(crops.resize, size=resize, interpolation=interpolation)
 
     def prepare(images):
@@ -300,24 +314,17 @@ def make_eval(
     return prepare
 
 
-def _check(views=1, jitter=_JITTER, moments=((), ()), **box):
-    """Refuse options out of their range."""
-    crops.check(**box)
-    crops.need(views >= 1, "views", views, "at least 1")
-    good = len(jitter) == 4 and min(jitter) >= 0 and jitter[3] <= 0.5
-    crops.need(good, "jitter", jitter, "4 numbers >= 0, the last (hue) <= 0.5")
-    mean, std = moments
-    good = len(std) == len(mean) and all(s > 0 for s in std)
-    crops.need(good, "std", std, f"positive and as long as mean {mean!r}")
+def _check_moments(mean, std):
+    good = len(std) == len(mean)
+    crops.need(good, "config.augment.std", std, f"as long as mean {mean!r}")
 
 
-def _probabilities(name, value, views=1) -> tuple[float, ...]:
-    """The probability of each view, checked."""
+def _probabilities(name, value, views) -> tuple[float, ...]:
+    """The probability of each view."""
     by_view = (value,) * views if np.ndim(value) == 0 else tuple(value)
-    good = len(by_view) == views and all(0 <= p <= 1 for p in by_view)
-    crops.need(
-        good, name, value, f"a number in [0, 1], or one for each of {views} views"
-    )
+    good = len(by_view) == views
+    allowed = f"one number, or one for each of {views} views"
+    crops.need(good, f"config.augment.{name}", value, allowed)
     return by_view
 
 

@@ -102,7 +102,6 @@ def build(
 def _seeds(raw, workdir):
     """The runs of several seeds, each with a directory and a config of its own."""
     top = sections.top_of(raw)
-    sections.check(top)
     if raw.get("checkpoint") is not None:
         raise ValueError("config.seeds: a checkpoint is judged once; must be 1")
 
@@ -180,7 +179,6 @@ def claim(workdir, config: dict) -> None:
 
 def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     mesh = sharding.mesh(top.devices)
-    sections.check(top)
     sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
     # Names and types of all options are checked before data are read.
@@ -343,7 +341,6 @@ class _Frozen(NamedTuple):
 
 def _frozen(top: sections.Top) -> _Frozen:
     mesh = sharding.mesh(top.devices)
-    sections.check(top)
     make_stream = sections.tasks(top.data, top.scenario)
     core.check_choice("config.scenario.name", top.scenario.get("name"), ("joint",))
     image = schema.options(sections.image, top.augment, "config.augment")

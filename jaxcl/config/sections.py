@@ -7,7 +7,7 @@ default, is an error before anything is read. Only `build` calls these.
 
 import dataclasses
 import inspect
-from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
@@ -35,6 +35,13 @@ SCHEDULES = {
     "ramped_cosine": optim.ramped_cosine,
 }
 
+# A run directory is named by it.
+_Name = Annotated[
+    str, schema.Text(r"(?!\.{1,2}$)[^/\\\0]+", "a name without a path: no / and no \\")
+]
+_Epochs = schema.Count | Annotated[tuple[schema.Count, ...], schema.Entries()]
+_Bytes = Annotated[int, schema.Range(0, 2**63 - 1)]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Top:
@@ -51,33 +58,36 @@ class Top:
     schedule: dict  # name, and its options
     evaluators: dict  # name -> options of its make
     replay: dict | None = None  # options of methods.online.replay.settings
-    name: str = "run"
-    seed: int = 0  # the first
-    seeds: int = 1  # how many runs, of seeds that follow one another
+    name: _Name = "run"
+    seed: schema.Natural = 0  # the first
+    seeds: schema.Count = 1  # how many runs, of seeds that follow one another
     side_by_side: bool | None = None  # all in one program; None: not on CPU
-    batch_size: int = 256  # global
-    epochs: int | tuple[int, ...] = 1  # per task; several: the last for all others
-    patience: int = 0  # epochs without a lower mean loss that end a task; 0: none
-    precision: str = "float32"  # of the computation; parameters stay float32
+    batch_size: schema.Count = 256  # global
+    epochs: _Epochs = 1  # per task; of several the last for all others
+    patience: schema.Natural = 0  # epochs without a lower loss end a task; 0: none
+    precision: Literal["float32", "bfloat16"] = "float32"  # parameters stay float32
     scale_lr: bool = True  # multiply optimizer.lr by batch_size / 256
-    devices: int | None = None  # how many; None: all
-    steps_per_call: int | None = None  # None: 1 on CPU, 8 elsewhere
-    device_bytes: int = 8 * 2**30  # sets up to this size live on the device
-    workers: int = 4  # processes that decode images
-    log_every: int = 10  # steps
-    save_every: int = 500  # steps; 0: after tasks only
-    eval_every: int = 0  # steps; 0: after tasks only
-    eval_epochs: int = 0  # the same in epochs
-    keep: int = 2  # checkpoints
+    devices: schema.Count | None = None  # how many; None: all
+    steps_per_call: schema.Count | None = None  # None: 1 on CPU, 8 elsewhere
+    device_bytes: _Bytes = 8 * 2**30  # sets up to this size live on the device
+    workers: Annotated[int, schema.Range(0, 1024)] = 4  # processes that decode images
+    log_every: schema.Count = 10  # steps
+    save_every: schema.Natural = 500  # steps; 0: after tasks only
+    eval_every: schema.Natural = 0  # steps; 0: after tasks only
+    eval_epochs: schema.Natural = 0  # the same in epochs
+    # Checkpoints; a damaged newest one has one before it.
+    keep: Annotated[int, schema.Range(least=2)] = 2
     evaluate_untrained: bool = True
     plasticity: bool = True  # also train on each task alone, for FT_i
     plasticity_cache: str | None = None  # directory that keeps FT_i across runs
     start: str | None = None  # a run that has done the first tasks; this one goes on
-    first_tasks: int | None = None  # how many tasks are trained; None: all
+    first_tasks: schema.Count | None = None  # how many tasks are trained; None: all
     checkpoint: str | None = None  # a run whose encoder is judged; nothing is trained
     tensorboard: bool = True
     plots: bool = True
-    progress: str | bool = "auto"  # a bar, none, or a bar on a terminal only
+    progress: Literal["auto"] | bool = (
+        "auto"  # a bar, none, or a bar on a terminal only
+    )
 
 
 def top_of(raw: dict) -> Top:
@@ -88,27 +98,14 @@ def top_of(raw: dict) -> Top:
 
 
 def image(
-    *, size: int, resize: int | None = None, mean: Sequence, std: Sequence
+    *,
+    size: schema.Pixels,
+    resize: schema.Pixels | None = None,
+    mean: augment_images.Mean,
+    std: augment_images.Std,
 ) -> dict:
     """Check the augment section of a transfer run, which makes no views."""
     return {"size": size, "resize": resize, "mean": mean, "std": std}
-
-
-def check(top: Top) -> None:
-    """Refuse numbers of the top level that are out of range, naming the field."""
-    for least, names in (
-        (2, ("keep",)),  # a damaged newest checkpoint has one before it
-        (1, ("seeds", "batch_size", "epochs", "first_tasks")),
-        (1, ("log_every", "steps_per_call")),
-        (0, ("seed", "workers", "patience", "device_bytes")),
-        (0, ("save_every", "eval_every", "eval_epochs")),
-    ):
-        for name in names:
-            value = getattr(top, name)
-            each = stream.epochs_of_tasks(value) if name == "epochs" else (value,)
-            if value is not None and min(each, default=0) < least:
-                raise ValueError(f"config.{name}={value}: must be at least {least}")
-    core.check_choice("config.precision", top.precision, tuple(PRECISIONS))
 
 
 def check_graphs(top: Top, train: stream.Examples | None = None) -> None:
@@ -150,8 +147,9 @@ def tasks(data, scenario, seed=0, stand_in=None):
     source, data_options = schema.named(sources.SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
     scenario = dict(scenario)
-    scenario["scenario"] = scenario.pop("name", None)
-    if scenario["scenario"] == "growth":
+    scenario["scenario"] = name = scenario.pop("name", None)
+    schema.check_value(name, scenarios.Scenario, "config.scenario.name")
+    if name == "growth":
         scenario.setdefault("seed", seed)
     given = schema.options(scenarios.make, scenario, "config.scenario")
     uneven = given.get("imbalance"), given.get("long_tail")
@@ -164,8 +162,7 @@ def parts(top: Top):
     views, image = _views(top)
     optimize, optimizer = schema.named(OPTIMIZERS, top.optimizer, "config.optimizer")
     lr = optimizer.pop("lr", None)
-    if isinstance(lr, bool) or not isinstance(lr, int | float) or lr <= 0:
-        raise ValueError(f"config.optimizer.lr={lr!r}: must be a number above 0")
+    schema.check_value(lr, schema.Positive, "config.optimizer.lr")
     curve, schedule = schema.named(SCHEDULES, top.schedule, "config.schedule")
     schedule = schema.options(curve, schedule, "config.schedule", given=("epochs",))
     peak = lr * (top.batch_size / 256 if top.scale_lr else 1.0)

@@ -7,7 +7,7 @@ import io
 import os
 import warnings
 import zipfile
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -20,6 +20,9 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", 
 
 class Unreadable(ValueError):
     """An image that cannot be read or decoded; the message names it."""
+
+
+Channels = Literal[1, 3]  # grey, or RGB
 
 
 def decode(data: bytes, name: str, *, decoder: str, channels: int = 3) -> np.ndarray:

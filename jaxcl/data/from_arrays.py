@@ -5,12 +5,16 @@ import os
 
 import numpy as np
 
+from jaxcl import schema
 from jaxcl.data import files, splits, storage, stream
 
 MAPPED_BYTES = 4 << 30  # larger image files are mapped, not read
 
 
-def npz(*, path: str, validation: float = 0.0, seed: int = 0) -> stream.Dataset:
+@schema.checked("config.data")
+def npz(
+    *, path: str, validation: schema.Fraction = 0.0, seed: schema.Natural = 0
+) -> stream.Dataset:
     """An .npz file, plain or packed (see `files.read_npz`).
 
     The file holds either train_x, train_y, test_x, test_y (and train_domain,
@@ -49,12 +53,13 @@ def npz(*, path: str, validation: float = 0.0, seed: int = 0) -> stream.Dataset:
     return splits.finish(data, validation=validation, seed=seed)
 
 
+@schema.checked("config.data")
 def arrays(
     *,
     path: str,
     resident: bool | None = None,
-    validation: float = 0.0,
-    seed: int = 0,
+    validation: schema.Fraction = 0.0,
+    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """A directory of .npy files with a meta.json, see `jaxcl.data.convert`.
 

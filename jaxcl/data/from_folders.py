@@ -6,25 +6,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxcl import schema
 from jaxcl.data import files as files_lib
 from jaxcl.data import prefetch, splits, storage, stream
 
 
+@schema.checked("config.data")
 def image_folder(
     *,
     path: str,
     classes: str | None = None,
-    test: float = 0.2,
-    test_seed: int = splits.TEST_SEED,
-    size: int | None = None,
+    test: schema.Fraction = 0.2,
+    test_seed: schema.Natural = splits.TEST_SEED,
+    size: schema.Pixels | None = None,
     resident: bool = False,
-    channels: int = 3,
-    decoder: str = "auto",
-    on_corrupt: str = "error",
+    channels: files_lib.Channels = 3,
+    decoder: prefetch.Decoder = "auto",
+    on_corrupt: splits.OnCorrupt = "error",
     cache: str | None = None,
-    cache_size: int | None = None,
-    validation: float = 0.0,
-    seed: int = 0,
+    cache_size: schema.Pixels | None = None,
+    validation: schema.Fraction = 0.0,
+    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """Image files in folders, decoded row by row.
 

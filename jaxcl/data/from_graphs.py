@@ -3,24 +3,27 @@
 import os
 import warnings
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import numpy as np
 
-from jaxcl import core
+from jaxcl import schema
 from jaxcl.data import files, stream
 from jaxcl.data import graphs as graphs_lib
 
-FEATURES = ("attributes", "labels", "ldp")
-STD = ("sample", "population")
+Feature = Literal["attributes", "labels", "ldp"]
+Features = Annotated[Sequence[Feature], schema.Entries()]
+Std = Literal["sample", "population"]
 _ARRAYS = ("edges", "graph_ptr", "edge_ptr", "label")
 _OPTIONAL = ("node_label", "node_attr", "class_names")
 
 
+@schema.checked("config.data")
 def graphs(
     *,
     path: str,
-    features: Sequence[str] | None = None,
-    std: str = "sample",
+    features: Features | None = None,
+    std: Std = "sample",
     normalise: bool = True,
 ) -> stream.Dataset:
     """A set of graphs. All graphs are for training; there is no test split.
@@ -38,11 +41,12 @@ def graphs(
     return stream.Dataset(graph_set.name, names, ("all",), train, None, None)
 
 
+@schema.checked("config.data")
 def npz(
     *,
     path: str,
-    features: tuple[str, ...] | None = None,
-    std: str = "sample",
+    features: Features | None = None,
+    std: Std = "sample",
     normalise: bool = True,
 ) -> graphs_lib.GraphSet:
     """A set in an .npz file.
@@ -52,7 +56,7 @@ def npz(
         the whole set), graph_ptr and edge_ptr [G+1] (graph g's nodes and edges begin
         at entry g) and label [G] from 0; optionally node_label [N] or [N,k], node_attr
         [N,A] and class_names.
-      features: names in `FEATURES`, concatenated in this order: "attributes", "labels"
+      features: names of a `Feature`, concatenated in this order: "attributes", "labels"
         (one-hot), "ldp" (see `degree_profile`). None: attributes and labels if the
         file has them, but no labels if all nodes have the same; "ldp" if neither.
       std: see `degree_profile`.
@@ -117,12 +121,13 @@ def _codes(edges, nodes) -> np.ndarray:
     return np.sort(edges[0].astype(np.int64) * int(nodes) + edges[1])
 
 
+@schema.checked("config.data")
 def tu(
     *,
     path: str,
     name: str | None = None,
-    features: tuple[str, ...] | None = None,
-    std: str = "sample",
+    features: Features | None = None,
+    std: Std = "sample",
     normalise: bool = True,
 ) -> graphs_lib.GraphSet:
     """A set in the text format of the TUDataset collection (Morris et al., 2020).
@@ -247,12 +252,8 @@ def _features(where, arrays, names, std, normalise) -> np.ndarray:
         several = labels is not None and len(np.unique(labels)) > 1
         names = ("attributes",) * (attributes is not None) + ("labels",) * several
         names = names or ("ldp",)
-    if isinstance(names, str) or not names:
-        raise ValueError(f"features = {names!r}: must be a list of {FEATURES}")
-    core.check_choice("std", std, STD)
     columns = []
     for name in names:
-        core.check_choice("features", name, FEATURES)
         if name == "ldp":
             columns.append(degree_profile(arrays["edges"], nodes, std=std))
             continue
@@ -277,7 +278,7 @@ def _one_hot(codes):
     return number[:, None] == np.arange(len(kinds))
 
 
-def degree_profile(edges: np.ndarray, nodes: int, *, std: str = "sample") -> np.ndarray:
+def degree_profile(edges: np.ndarray, nodes: int, *, std: Std = "sample") -> np.ndarray:
     """Degree; minimum, maximum, mean and standard deviation of neighbours' degrees.
 
     A node without neighbours has zeros.
@@ -294,7 +295,7 @@ def degree_profile(edges: np.ndarray, nodes: int, *, std: str = "sample") -> np.
     Source: Cai and Wang, "A simple yet effective baseline for non-attributed graph
     classification" (2018), LDP.
     """
-    core.check_choice("std", std, STD)
+    schema.check_value(std, Std, "std")
     degree = np.bincount(edges[0], minlength=nodes)
     profile = np.zeros((nodes, 5))
     profile[:, 0] = degree

@@ -4,9 +4,11 @@ import concurrent.futures
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 
+from jaxcl import schema
 from jaxcl.data import files as files_lib
 from jaxcl.data import prefetch, splits, stream
 
@@ -14,24 +16,25 @@ LABELS = 10**6  # a larger label is a typing error, and would make as many class
 MARK = b"\xef\xbb\xbf"  # some editors put it before utf-8
 
 
+@schema.checked("config.data")
 def image_lists(
     *,
     path: str,
     train: str = "{domain}_train.txt",
     validation_list: str | None = None,
     test: str | None = "{domain}_test.txt",
-    domains: Sequence[str] | None = None,
+    domains: Annotated[Sequence[str], schema.Entries(once=True)] | None = None,
     lists: str | None = None,
     class_names: str | None = None,
-    size: int | None = None,
+    size: schema.Pixels | None = None,
     resident: bool = False,
-    channels: int = 3,
-    decoder: str = "auto",
-    on_corrupt: str = "error",
+    channels: files_lib.Channels = 3,
+    decoder: prefetch.Decoder = "auto",
+    on_corrupt: splits.OnCorrupt = "error",
     cache: str | None = None,
-    cache_size: int | None = None,
-    validation: float = 0.0,
-    seed: int = 0,
+    cache_size: schema.Pixels | None = None,
+    validation: schema.Fraction = 0.0,
+    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """Image files and labels from list files, decoded row by row.
 
@@ -110,8 +113,6 @@ def _list_files(option, pattern, domains, folder) -> list[str]:
                 "the name of one list"
             )
         return [os.path.join(folder, pattern)]
-    if isinstance(domains, str) or not domains or len({*domains}) < len(domains):
-        raise ValueError(f"domains = {domains!r}: must be a list of names, each once")
     if len(domains) > 1 and "{domain}" not in pattern:
         raise ValueError(
             f"{option} = {pattern!r}: must hold {{domain}}, for there are "

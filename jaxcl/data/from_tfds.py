@@ -17,6 +17,7 @@ from array_record.python import array_record_module
 from etils import epath
 from google.protobuf import message
 
+from jaxcl import schema
 from jaxcl.data import files as files_lib
 from jaxcl.data import prefetch, splits, stream
 
@@ -100,6 +101,7 @@ def _parse(features, raw: bytes, name: str, **options) -> dict:
         raise files_lib.Unreadable(f"{name} is no such example: {error!r}") from error
 
 
+@schema.checked("config.data")
 def tfds(
     *,
     path: str | Sequence[str],
@@ -112,15 +114,15 @@ def tfds(
     domain_names: Sequence[str] = (),
     classes: str | None = None,
     index: str | None = None,
-    size: int | None = None,
+    size: schema.Pixels | None = None,
     resident: bool = False,
-    channels: int = 3,
-    decoder: str = "auto",
-    on_corrupt: str = "error",
+    channels: files_lib.Channels = 3,
+    decoder: prefetch.Decoder = "auto",
+    on_corrupt: splits.OnCorrupt = "error",
     cache: str | None = None,
-    cache_size: int | None = None,
-    validation: float = 0.0,
-    seed: int = 0,
+    cache_size: schema.Pixels | None = None,
+    validation: schema.Fraction = 0.0,
+    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """A prepared TFDS directory (.../NAME/CONFIG/VERSION), or several.
 

@@ -5,7 +5,7 @@ still train on all of it.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -46,13 +46,14 @@ def probabilities(classes: np.ndarray, *, dominant: int, rho_max: float) -> np.n
     return np.where(classes == dominant, rho_max, others)
 
 
+@schema.checked("imbalance")
 def dominated(
     tasks: Sequence[stream.Task],
     names: Sequence[str],
     *,
-    rho_max: float,
-    dominant: int | str | Sequence | None = None,
-    epoch_steps: int | None = None,
+    rho_max: Annotated[float, schema.Range(above=0, below=1)],
+    dominant: schema.Natural | str | Sequence[schema.Natural | str] | None = None,
+    epoch_steps: schema.Count | None = None,
 ) -> list[stream.Task]:
     """Tasks whose batches one class dominates.
 
@@ -80,7 +81,6 @@ def dominated(
     Source: DUEL (Choi et al., AAAI 2024), "Class-imbalanced environment". The paper
     does not say which class dominates.
     """
-    _check("imbalance", rho_max=rho_max, epoch_steps=epoch_steps)
     uneven = []
     for task, number in zip(tasks, _dominants(tasks, names, dominant), strict=True):
         where, count = f"task {task.index} ({task.name})", len(task.classes)
@@ -132,13 +132,14 @@ def tail_sizes(largest: int, num_classes: int, *, factor: float) -> np.ndarray:
     return np.maximum((largest * (1 / factor) ** place).astype(np.int64), 1)
 
 
+@schema.checked("long_tail")
 def long_tail(
     label: np.ndarray,
     names: Sequence[str],
     *,
-    factor: float,
-    class_order: str | Sequence[int | str] = "sorted",
-    seed: int = 0,
+    factor: Annotated[float, schema.Range(least=1)],
+    class_order: str | Sequence[schema.Natural | str] = "sorted",
+    seed: schema.Natural = 0,
 ) -> np.ndarray:
     """Rows that an exponentially long-tailed set keeps, bool[N].
 
@@ -157,7 +158,6 @@ def long_tail(
     Raises:
       ValueError: an option out of its range.
     """
-    _check("long_tail", factor=factor, seed=seed)
     order = stream.order_of_classes(names, class_order, seed, "long_tail.class_order")
     count = np.bincount(label, minlength=len(names))
     kept = np.zeros(len(label), bool)
@@ -232,26 +232,5 @@ def options(
     ):
         if section is not None:
             section = schema.options(function, section, field + name)
-            _check(field + name, **section)
         checked.append(section)
     return tuple(checked)
-
-
-_WHOLE = (int, np.integer)
-# option -> its types, whether a value is allowed, and how messages say it
-_RULES = {
-    "rho_max": ((int, float), lambda x: 0 < x < 1, "a number above 0 and below 1"),
-    "epoch_steps": (_WHOLE, lambda x: x >= 1, "an integer of at least 1, or None"),
-    "factor": ((int, float), lambda x: 1 <= x < np.inf, "a number of at least 1"),
-    "seed": (_WHOLE, lambda x: x >= 0, "an integer of at least 0"),
-}
-
-
-def _check(field, **options):
-    """Refuse numbers that are out of their range, naming the option."""
-    for name, value in options.items():
-        if name not in _RULES or (name == "epoch_steps" and value is None):
-            continue
-        kinds, good, allowed = _RULES[name]
-        if isinstance(value, bool) or not isinstance(value, kinds) or not good(value):
-            raise ValueError(f"{field}.{name}={value!r}: must be {allowed}")

@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -19,8 +19,10 @@ INTERPOLATIONS = {
     "bicubic": Image.Resampling.BICUBIC,
 }
 
+Decoder = Literal["auto", "cv2", "pillow"]
 
-def choose_decoder(decoder: str = "auto") -> str:
+
+def choose_decoder(decoder: Decoder = "auto") -> str:
     """The image library of a run, "cv2" or "pillow"; "auto" prefers cv2.
 
     The two differ by a level or two in JPEG pixels and more in resizing, so a run

@@ -2,29 +2,32 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import numpy as np
 
+from jaxcl import schema
 from jaxcl.data import imbalance as imbalance_lib
 from jaxcl.data import splits, stream
 
-SCENARIOS = ("joint", "class", "data", "domain", "growth", "after")
+Scenario = Literal["joint", "class", "data", "domain", "growth", "after"]
 # The released PNR and CaSSLe experiments draw the slices of "data" with this seed.
 DATA_SEED = 42
 
 
+@schema.checked("config.scenario")
 def make(
     dataset: stream.Dataset,
     *,
-    scenario: str,
-    num_tasks: int | None = None,
-    class_order: str | Sequence[int | str] = "sorted",
-    domain_order: Sequence[int | str] | None = None,
-    seed: int = 0,
-    evaluation: str = "test",
-    growth: float = 0.5,
-    classes: Sequence[int | str] | None = None,
-    per_class: int | None = None,
+    scenario: Scenario,
+    num_tasks: schema.Count | None = None,
+    class_order: str | Sequence[schema.Natural | str] = "sorted",
+    domain_order: Sequence[schema.Natural | str] | None = None,
+    seed: schema.Natural = 0,
+    evaluation: Literal["test", "validation", "none"] = "test",
+    growth: Annotated[float, schema.Range(above=0, below=1)] = 0.5,
+    classes: Sequence[schema.Natural | str] | None = None,
+    per_class: schema.Count | None = None,
     imbalance: dict | None = None,
     long_tail: dict | None = None,
 ) -> stream.Stream:
@@ -65,8 +68,6 @@ def make(
     stream.validate(dataset)
     if classes is not None or per_class is not None:
         dataset = splits.of_classes(dataset, classes, per_class, seed)
-    if scenario not in SCENARIOS:
-        raise ValueError(f"scenario = {scenario!r}: must be one of {SCENARIOS}")
     judge = _judge(dataset, evaluation)
     if domain_order is not None and scenario != "domain":
         raise ValueError(f"domain_order is for scenario 'domain', not {scenario!r}")
@@ -88,8 +89,6 @@ def make(
 def _judge(dataset, evaluation) -> stream.Examples | None:
     """The split that tasks are judged on, None for "none"."""
     judges = {"test": dataset.test, "validation": dataset.validation, "none": None}
-    if evaluation not in judges:
-        raise ValueError(f"evaluation = {evaluation!r}: must be one of {(*judges,)}")
     judge = judges[evaluation]
     if judge is None and evaluation != "none":
         raise ValueError(
@@ -213,7 +212,7 @@ def _growth_tasks(dataset, judge, num_tasks, growth, seed):
 
 
 def _after_tasks(dataset, judge, num_tasks):
-    if not isinstance(num_tasks, int | np.integer) or num_tasks < 2:
+    if num_tasks is None or num_tasks < 2:
         raise ValueError(
             f"num_tasks = {num_tasks!r}: scenario 'after' has as many as the run "
             "before it, and one more: an integer of at least 2"
@@ -234,7 +233,7 @@ def _after_tasks(dataset, judge, num_tasks):
 
 
 def _check_num_tasks(num_tasks, most, what):
-    if not isinstance(num_tasks, int | np.integer) or not 1 <= num_tasks <= most:
+    if num_tasks is None or num_tasks > most:
         raise ValueError(
             f"num_tasks = {num_tasks!r}: must be an integer from 1 to the {most} {what}"
         )

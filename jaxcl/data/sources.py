@@ -6,7 +6,7 @@ from the train split. The test split never depends on the run's seed.
 
 import difflib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -61,8 +61,12 @@ class _Array(NamedTuple):
         return f"row {row} of {self.where}"
 
 
+@schema.checked("config.data")
 def joined(
-    *, sets: Sequence[dict], validation: float = 0.0, seed: int = 0
+    *,
+    sets: Annotated[Sequence[dict], schema.Entries()],
+    validation: schema.Fraction = 0.0,
+    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """Several sources, one after another; each is a domain.
 
@@ -76,8 +80,6 @@ def joined(
       ValueError: no sets, a set of graphs, or an option that a source refuses; the
         message has the number of the set.
     """
-    if not sets:
-        raise ValueError("sets = (): must have at least one")
     datasets = [_read(i, dict(section)) for i, section in enumerate(sets)]
     names = tuple(dict.fromkeys(name for data in datasets for name in data.class_names))
     decoders = {data.decoder for data in datasets} - {""}

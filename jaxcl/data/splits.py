@@ -2,6 +2,7 @@
 
 import concurrent.futures
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -9,6 +10,9 @@ from jaxcl.data import cache as cache_lib
 from jaxcl.data import graphs, prefetch, stream
 
 TEST_SEED = 0  # draws the test split of sets that come without one
+
+# A file that cannot be decoded ends the run, or another of its class takes its place.
+OnCorrupt = Literal["error", "skip"]
 
 
 def take(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
@@ -130,7 +134,7 @@ def finish(
     seed: int,
     size: int | None = None,
     resident: bool = False,
-    on_corrupt: str = "error",
+    on_corrupt: OnCorrupt = "error",
     cache: str | None = None,
     cache_size: int | None = None,
 ) -> stream.Dataset:
@@ -140,7 +144,7 @@ def finish(
     source came with one. Caches are made here, after every check, since making one
     takes long.
     """
-    _check_options(size, on_corrupt, cache, cache_size)
+    _check_cache(size, cache, cache_size)
     stream.validate(dataset)
     if validation and dataset.validation is not None:
         raise ValueError(
@@ -177,12 +181,8 @@ def finish(
     )
 
 
-def _check_options(size, on_corrupt, cache, cache_size):
-    """Refuse options of `finish` that are out of their range."""
-    if on_corrupt not in ("error", "skip"):
-        raise ValueError(f"on_corrupt = {on_corrupt!r}: must be 'error' or 'skip'")
-    if size is not None and size < 1:
-        raise ValueError(f"size = {size}: must be at least 1")
+def _check_cache(size, cache, cache_size):
+    """Refuse a size of cached images without a cache, or below what is read of it."""
     if cache_size is None:
         return
     if cache is None:

@@ -4,14 +4,20 @@ import os
 
 import numpy as np
 
+from jaxcl import schema
 from jaxcl.data import splits, stream
 
 NAMES = "airplane bird car cat deer dog horse monkey ship truck"  # labels 1 to 10
 SIZE = (10, 5000, 96)  # classes, train rows, pixels of a side
 
 
+@schema.checked("config.data")
 def stl10(
-    *, path: str, unlabelled: bool = False, validation: float = 0.0, seed: int = 0
+    *,
+    path: str,
+    unlabelled: bool = False,
+    validation: schema.Fraction = 0.0,
+    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """STL-10 as its archive unpacks (stl10_binary), u8[N,96,96,3], in memory.
 

@@ -2,6 +2,7 @@
 
 import os
 
+from jaxcl import schema
 from jaxcl.data import files as files_lib
 from jaxcl.data import from_folders, prefetch, splits, storage, stream
 
@@ -9,18 +10,19 @@ ANNOTATIONS = "val_annotations.txt"
 SIZE = (200, 100_000, 64)  # classes, train rows, pixels of a side
 
 
+@schema.checked("config.data")
 def tiny_imagenet(
     *,
     path: str,
     classes: str | None = None,
-    size: int | None = None,
+    size: schema.Pixels | None = None,
     resident: bool = True,
-    decoder: str = "auto",
-    on_corrupt: str = "error",
+    decoder: prefetch.Decoder = "auto",
+    on_corrupt: splits.OnCorrupt = "error",
     cache: str | None = None,
-    cache_size: int | None = None,
-    validation: float = 0.0,
-    seed: int = 0,
+    cache_size: schema.Pixels | None = None,
+    validation: schema.Fraction = 0.0,
+    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """tiny-imagenet-200; its annotated val split is the test split.
 

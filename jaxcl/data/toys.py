@@ -1,20 +1,25 @@
 """Small sets that need no files: digits, and generated graphs."""
 
+from typing import Annotated, Literal
+
 import numpy as np
 from PIL import Image
 
-from jaxcl.data import from_graphs, graphs, splits, stream
+from jaxcl import schema
+from jaxcl.data import files, from_graphs, graphs, splits, stream
 
 _NAMES = ("rings", "trees")
+_Nodes = Annotated[int, schema.Range(4, 10**6)]
 
 
+@schema.checked("config.data")
 def digits(
     *,
-    validation: float = 0.0,
-    seed: int = 0,
-    size: int | None = None,
-    interpolation: str = "bicubic",
-    channels: int = 1,
+    validation: schema.Fraction = 0.0,
+    seed: schema.Natural = 0,
+    size: schema.Pixels | None = None,
+    interpolation: Literal["nearest", "bicubic"] = "bicubic",
+    channels: files.Channels = 1,
 ) -> stream.Dataset:
     """scikit-learn's 1,797 handwritten digits, u8[N,8,8,1], 0..16 scaled to 0..255.
 
@@ -26,12 +31,6 @@ def digits(
     """
     from sklearn import datasets  # takes a second, and few sources need it
 
-    if channels not in (1, 3):
-        raise ValueError(f"channels = {channels}: must be 1 or 3")
-    if interpolation not in ("nearest", "bicubic"):
-        raise ValueError(
-            f"interpolation = {interpolation!r}: must be 'nearest' or 'bicubic'"
-        )
     raw = datasets.load_digits()
     images = np.round(raw.images * (255 / 16)).astype(np.uint8)
     if size is not None:
@@ -46,8 +45,12 @@ def digits(
     return splits.finish(data, validation=validation, seed=seed)
 
 
+@schema.checked("config.data")
 def rings_and_trees(
-    *, count: int = 96, nodes: tuple[int, int] = (6, 14), seed: int = 0
+    *,
+    count: Annotated[int, schema.Range(2, 10**7)] = 96,
+    nodes: tuple[_Nodes, _Nodes] = (6, 14),
+    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """Two classes of graphs in turn: rings with two chords, and random trees.
 
@@ -61,10 +64,8 @@ def rings_and_trees(
     Raises:
       ValueError: a number is out of its range.
     """
-    if count < 2 or not 4 <= nodes[0] <= nodes[1]:
-        raise ValueError(
-            f"count = {count}, nodes = {nodes}: must be at least 2, and rise from 4"
-        )
+    if nodes[0] > nodes[1]:
+        raise ValueError(f"config.data.nodes={nodes}: must be (least, most)")
     rng = np.random.default_rng(seed)
     pairs, sizes = [], rng.integers(nodes[0], nodes[1], size=count, endpoint=True)
     for graph, size in enumerate(sizes):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, sharding
+from jaxcl import core, schema, sharding
 from jaxcl.evals import features as features_lib
 
 _EXACT = jax.lax.Precision.HIGHEST
@@ -40,7 +40,8 @@ def nearest(
     return jnp.max(jnp.where(same, cosines, -jnp.inf), axis=1)
 
 
-def make(parts: core.EvalParts, *, batch_size: int = 256) -> Callable:
+@schema.checked("config.evaluators.alignment")
+def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     """Alignment of a method's memory with held-out rows.
 
     Held-out rows are the validation split if there is one, else the evaluation rows.
@@ -57,8 +58,6 @@ def make(parts: core.EvalParts, *, batch_size: int = 256) -> Callable:
     Raises:
       ValueError: the method keeps no memory; no held-out split; no labels.
     """
-    whole = isinstance(batch_size, int) and batch_size >= 1
-    features_lib.require("alignment.batch_size", batch_size, whole, "at least 1")
     if parts.memory is None:
         raise ValueError(
             "config.evaluators.alignment: needs a method with a memory of images, as "

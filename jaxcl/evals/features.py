@@ -5,7 +5,7 @@
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,9 @@ import numpy as np
 from jaxcl import core, sharding
 from jaxcl.augment import images as augment_images
 from jaxcl.data import graph_batches, prefetch, stream
+
+# Of the encoder, or what the loss compares.
+Features = Literal["embedding", "projection"]
 
 
 def require(field: str, value: Any, good: bool, allowed: str) -> None:
@@ -58,16 +61,14 @@ def reading(parts: core.EvalParts, name: str, features: str) -> core.EvalParts:
     """EvalParts whose `embed` gives the `features`, "embedding" or "projection".
 
     Raises:
-      ValueError: another name; a method without a projection.
+      ValueError: a method without a projection.
     """
-    field, choices = f"config.evaluators.{name}.features", ("embedding", "projection")
-    core.check_choice(field, features, choices)
     if features == "embedding":
         return parts
     if parts.project is None:
         raise ValueError(
-            f"{field}='projection': needs a method with a projection, as duel and "
-            "two_view have; choose 'embedding'"
+            f"config.evaluators.{name}.features='projection': needs a method with a "
+            "projection, as duel and two_view have; choose 'embedding'"
         )
     return parts._replace(embed=parts.project)
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jaxcl import core, metrics, plots, sharding
+from jaxcl import core, metrics, plots, schema, sharding
 from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 from jaxcl.memory import duel
@@ -40,15 +40,16 @@ class Course(NamedTuple):
     fifo: np.ndarray  # f64[n], entropy of a memory that keeps the last M rows
 
 
+@schema.checked("config.evaluators.filtering")
 def make(
     parts: core.EvalParts,
     *,
-    size: int = 2048,
-    times: int = 5,
-    batch_size: int = 256,
-    score: str = "affine",
-    temperature: float = 0.5,
-    features: str | None = None,
+    size: schema.Count = 2048,
+    times: schema.Count = 5,
+    batch_size: schema.Count = 256,
+    score: duel.Score = "affine",
+    temperature: schema.Temperature = 0.5,
+    features: features_lib.Features | None = None,
     newcomer_competes: bool = False,
 ) -> Callable:
     """Class entropy and class shares of a memory that DUEL's policy fills.
@@ -80,7 +81,6 @@ def make(
       ValueError: an option out of its range; a method without a projection; rows
         without a label.
     """
-    _check(size, times, batch_size, score, temperature)
     if features is None:
         features = "embedding" if parts.project is None else "projection"
     reads = _unit(features_lib.reading(parts, "filtering", features))
@@ -112,17 +112,6 @@ def make(
         return core.Result({}, scalars)
 
     return evaluate
-
-
-def _check(size, times, batch_size, score, temperature):
-    """Refuse options out of their range."""
-    counts = {"size": size, "times": times, "batch_size": batch_size}
-    for name, value in counts.items():
-        whole = isinstance(value, int) and value >= 1
-        features_lib.require(f"filtering.{name}", value, whole, "a whole number >= 1")
-    core.check_choice("config.evaluators.filtering.score", score, duel.SCORES)
-    warm = temperature > 0
-    features_lib.require("filtering.temperature", temperature, warm, "above 0")
 
 
 def _offered(reads, place, count, batch_size, task):

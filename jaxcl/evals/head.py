@@ -6,7 +6,7 @@ Used by the probe of `linear.py` and by the online head of a two-view method.
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ class Head(NamedTuple):
     bias: jax.Array  # f32[C]
 
 
-OPTIMIZERS = ("sgd", "adam")
+Optimizer = Literal["sgd", "adam"]
 
 
 class Rule(NamedTuple):
@@ -40,7 +40,7 @@ class Rule(NamedTuple):
     weight_decay: float
     milestones: tuple[int, ...]
     factor: float
-    optimizer: str = "sgd"  # one of OPTIMIZERS
+    optimizer: Optimizer = "sgd"
 
 
 class _Carry(NamedTuple):

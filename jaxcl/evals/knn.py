@@ -8,12 +8,13 @@ smaller number wins.
 
 import time
 from collections.abc import Callable
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, sharding
+from jaxcl import core, schema, sharding
 from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 
@@ -111,28 +112,16 @@ def _judge(parts, groups, batch_size, options) -> Callable:
     return run
 
 
-def _check(parts, k, temperature, distance, train_on, batch_size):
-    """Refuse options out of their range."""
-    field = "config.evaluators.knn."
-    core.check_choice(field + "distance", distance, ("cosine", "euclidean"))
-    core.check_choice(field + "train_on", train_on, ("all", "seen"))
-    whole = isinstance(batch_size, int) and batch_size >= 1
-    features_lib.require("knn.batch_size", batch_size, whole, "a whole number >= 1")
-    # exp(1 / temperature) must be finite in f32.
-    features_lib.require("knn.temperature", temperature, temperature > 0.012, "> 0.012")
-    most = stream.size(parts.stream.dataset.train)
-    good = isinstance(k, int) and 1 <= k <= most
-    features_lib.require("knn.k", k, good, f"from 1 to the {most} train rows")
-
-
+@schema.checked("config.evaluators.knn")
 def make(
     parts: core.EvalParts,
     *,
-    k: int = 20,
-    temperature: float = 0.07,
-    distance: str = "cosine",
-    train_on: str = "all",
-    batch_size: int = 256,
+    k: schema.Count = 20,
+    # exp(1 / temperature) must be finite in f32.
+    temperature: Annotated[float, schema.Range(above=0.012)] = 0.07,
+    distance: Literal["cosine", "euclidean"] = "cosine",
+    train_on: Literal["all", "seen"] = "all",
+    batch_size: schema.Count = 256,
 ) -> Callable:
     """kNN evaluation after a task.
 
@@ -154,7 +143,8 @@ def make(
     Raises:
       ValueError: an option out of its range; no evaluation split; no labels.
     """
-    _check(parts, k, temperature, distance, train_on, batch_size)
+    most = stream.size(parts.stream.dataset.train)
+    features_lib.require("knn.k", k, k <= most, f"from 1 to the {most} train rows")
     features_lib.check_labels(parts, "knn")
     groups = features_lib.split(parts)
     embed_train = features_lib.make(parts, parts.stream.dataset.train)

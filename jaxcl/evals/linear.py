@@ -30,13 +30,14 @@ needs.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxcl import core, sharding
+from jaxcl import core, schema, sharding
+from jaxcl.augment import crops
 from jaxcl.augment import images as augment_images
 from jaxcl.data import prefetch
 from jaxcl.evals import features as features_lib
@@ -211,27 +212,13 @@ def _evaluator(parts, probe, train_on, share) -> Callable:
 
 
 def _check(parts, rule, train_on, use_augment, balanced):
-    """Refuse options out of their range, or that do not go together."""
-    field = "config.evaluators.linear.train_on"
-    core.check_choice(field, train_on, ("all", "seen", "visible"))
+    """Refuse options that do not go together, or with the data."""
     if train_on == "visible" and parts.replayed is None:
         raise ValueError(
-            f"{field}={train_on!r}: needs a method that says which rows it replayed, "
-            "as cclis and co2l do; use one of these, or choose 'seen' or 'all'"
+            "config.evaluators.linear.train_on='visible': needs a method that says "
+            "which rows it replayed, as cclis and co2l do; use one of these, or choose "
+            "'seen' or 'all'"
         )
-    field = "config.evaluators.linear.optimizer"
-    core.check_choice(field, rule.optimizer, head_lib.OPTIMIZERS)
-    whole = "a whole number >= 1"
-    for name, good, allowed in (
-        ("epochs", isinstance(rule.epochs, int) and rule.epochs >= 1, whole),
-        ("batch_size", isinstance(rule.batch_size, int) and rule.batch_size > 0, whole),
-        ("lr", rule.lr > 0, "> 0"),
-        ("momentum", 0 <= rule.momentum < 1, "in [0, 1)"),
-        ("weight_decay", rule.weight_decay >= 0, ">= 0"),
-        ("milestones", all(m > 0 for m in rule.milestones), "epochs >= 1"),
-        ("factor", rule.factor > 0, "> 0"),
-    ):
-        features_lib.require(f"linear.{name}", getattr(rule, name), good, allowed)
     if use_augment and parts.stream.dataset.train.images is None:
         allowed = "False for images that stream, or augment=False"
         features_lib.require("linear.balanced", balanced, not balanced, allowed)
@@ -240,50 +227,30 @@ def _check(parts, rule, train_on, use_augment, balanced):
         features_lib.require("linear.batch_size", rule.batch_size, divides, allowed)
 
 
-def _check_look(*, scale, jitter, **probabilities):
-    """Refuse options of the augmentation that are out of their range."""
-    good = len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1
-    features_lib.require(
-        "linear.scale", scale, good, "(low, high), 0 < low <= high <= 1"
-    )
-    good = len(jitter) == 4 and min(jitter) >= 0 and jitter[3] <= 0.5
-    features_lib.require(
-        "linear.jitter", jitter, good, "4 numbers >= 0, the last (hue) <= 0.5"
-    )
-    for name, value in probabilities.items():
-        features_lib.require(f"linear.{name}", value, 0 <= value <= 1, "in [0, 1]")
-
-
-def _check_fraction(fraction, seed):
-    good = 0 < fraction <= 1
-    features_lib.require("linear.fraction", fraction, good, "above 0 and at most 1")
-    good = isinstance(seed, int) and seed >= 0
-    features_lib.require("linear.fraction_seed", seed, good, "a whole number >= 0")
-
-
+@schema.checked("config.evaluators.linear")
 def make(
     parts: core.EvalParts,
     *,
-    epochs: int = 100,
-    batch_size: int = 256,
-    lr: float = 0.1,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
-    milestones: Sequence[int] = (60, 80),
-    factor: float = 0.1,
-    optimizer: str = "sgd",
-    train_on: str = "all",
+    epochs: schema.Count = 100,
+    batch_size: schema.Count = 256,
+    lr: schema.Positive = 0.1,
+    momentum: schema.Momentum = 0.9,
+    weight_decay: schema.Weight = 0.0,
+    milestones: tuple[schema.Count, ...] = (60, 80),
+    factor: schema.Positive = 0.1,
+    optimizer: head_lib.Optimizer = "sgd",
+    train_on: Literal["all", "seen", "visible"] = "all",
     augment: bool = True,
-    scale: tuple[float, float] = (0.08, 1.0),
-    flip: float = 0.5,
-    jitter: Sequence[float] = (0.4, 0.4, 0.4, 0.1),
-    jitter_probability: float = 0.0,
-    grayscale: float = 0.0,
-    blur: float = 0.0,
+    scale: crops.Scale = (0.08, 1.0),
+    flip: schema.Share = 0.5,
+    jitter: augment_images.Jitter = (0.4, 0.4, 0.4, 0.1),
+    jitter_probability: schema.Share = 0.0,
+    grayscale: schema.Share = 0.0,
+    blur: schema.Share = 0.0,
     balanced: bool = False,
     normalize_features: bool = False,
-    fraction: float = 1.0,
-    fraction_seed: int = 0,
+    fraction: Annotated[float, schema.Range(above=0, most=1)] = 1.0,
+    fraction_seed: schema.Natural = 0,
 ) -> Callable:
     """Linear evaluation after a task.
 
@@ -335,8 +302,8 @@ def make(
         epochs, batch_size, lr, momentum, weight_decay, milestones, factor, optimizer
     )
     _check(parts, rule, train_on, augment, balanced)
-    _check_look(**look)
-    _check_fraction(fraction, fraction_seed)
+    rising = scale[0] <= scale[1]
+    features_lib.require("linear.scale", scale, rising, "(low, high) with low <= high")
     features_lib.check_labels(parts, "linear")
     fitting = _fitting(parts, rule, augment, look, normalize_features, balanced)
     probe = _probe(parts, train_on, normalize_features, *fitting)

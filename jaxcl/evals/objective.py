@@ -8,18 +8,23 @@ and dropout never change. It tells when one way to train comes as low as another
 
 import time
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, sharding
+from jaxcl import core, schema, sharding
 from jaxcl.data import graph_batches
 from jaxcl.evals import features as features_lib
 
 
+@schema.checked("config.evaluators.objective")
 def make(
-    parts: core.EvalParts, *, batch_size: int = 32, max_rows: int | None = None
+    parts: core.EvalParts,
+    *,
+    batch_size: Annotated[int, schema.Range(least=2)] = 32,
+    max_rows: schema.Count | None = None,
 ) -> Callable:
     """The method's own loss on rows of the tasks so far.
 
@@ -68,9 +73,7 @@ def make(
 
 
 def _check(parts, batch_size, max_rows):
-    """Refuse options out of their range, and what has no such loss."""
-    least = isinstance(batch_size, int) and batch_size >= 2
-    features_lib.require("objective.batch_size", batch_size, least, "at least 2")
+    """Refuse fewer rows than a batch has, and what has no such loss."""
     some = max_rows is None or max_rows >= batch_size
     features_lib.require("objective.max_rows", max_rows, some, "None or a batch's rows")
     if parts.objective is None:

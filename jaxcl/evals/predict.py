@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.evals import features as features_lib
 
 
+@schema.checked("config.evaluators.predict")
 def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
     """Accuracy of a method's own predictions after a task.
 

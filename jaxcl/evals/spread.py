@@ -13,19 +13,24 @@ be compared with `features="projection"`. Both are taken in evaluation mode.
 import re
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import core, metrics, plots, sharding
+from jaxcl import core, metrics, plots, schema, sharding
 from jaxcl.evals import features as features_lib
 
 _CLASS = re.compile(r"(.+)/(intra|inter)_(\d+)")
 
 
+@schema.checked("config.evaluators.spread")
 def make(
-    parts: core.EvalParts, *, split: str = "evaluation", features: str = "embedding"
+    parts: core.EvalParts,
+    *,
+    split: Literal["evaluation", "train"] = "evaluation",
+    features: features_lib.Features = "embedding",
 ) -> Callable:
     """Intra-class variance and inter-class similarity of a split.
 
@@ -44,7 +49,6 @@ def make(
     Raises:
       ValueError: no such split or features; a method without a projection; no labels.
     """
-    core.check_choice("config.evaluators.spread.split", split, ("evaluation", "train"))
     parts = features_lib.reading(parts, "spread", features)
     examples = parts.stream.evaluation
     if split == "train":  # no other split is read

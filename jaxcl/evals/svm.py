@@ -16,28 +16,33 @@ are not augmented.
 
 import functools
 import itertools
-import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
 
 import numpy as np
 
-from jaxcl import core, sharding
+from jaxcl import core, schema, sharding
 from jaxcl.evals import features as features_lib
 from jaxcl.evals import tsne
 
-SUBSETS = ("all", "old", "new")
+_Folds = Annotated[int, schema.Range(least=2)]
+_Penalties = Annotated[tuple[schema.Positive, ...], schema.Entries()]
+_Subsets = Annotated[
+    tuple[Literal["all", "old", "new"], ...], schema.Entries(once=True)
+]
 
 
+@schema.checked("config.evaluators.svm")
 def make(
     parts: core.EvalParts,
     *,
-    folds: int = 5,
-    inner_folds: int = 5,
-    penalties: Sequence[float] = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3),
-    subsets: Sequence[str] = ("all", "old", "new"),
-    max_rows: int | None = None,
-    batch_size: int = 256,
+    folds: _Folds = 5,
+    inner_folds: _Folds = 5,
+    penalties: _Penalties = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3),
+    subsets: _Subsets = ("all", "old", "new"),
+    max_rows: schema.Count | None = None,
+    batch_size: schema.Count = 256,
 ) -> Callable:
     """Accuracy of a support vector machine on the train rows met so far.
 
@@ -63,8 +68,10 @@ def make(
       ValueError: an option out of its range; rows without a label; a class with too
         few rows for the folds; nothing to measure in any task.
     """
-    subsets, penalties = _listed(subsets), _listed(penalties)
-    _check(folds, inner_folds, penalties, subsets, max_rows, batch_size)
+    enough = max_rows is None or max_rows >= folds
+    features_lib.require(
+        "svm.max_rows", max_rows, enough, f"at least {folds} (folds), or None"
+    )
     _check_labels(parts)
     train = parts.stream.dataset.train
     plan = functools.partial(
@@ -213,36 +220,6 @@ def _chosen(parts, subsets, max_rows, task, **folds) -> dict[str, np.ndarray]:
         _check_classes(label[rows], classes, where, **folds)
         chosen[name] = rows
     return chosen
-
-
-def _listed(values):
-    """A list, as a config gives it, as a tuple; anything else as it is."""
-    return tuple(values) if isinstance(values, list) else values
-
-
-def _check(folds, inner_folds, penalties, subsets, max_rows, batch_size):
-    """Refuse options out of their range."""
-    for name, value, least in (
-        ("folds", folds, 2),
-        ("inner_folds", inner_folds, 2),
-        ("batch_size", batch_size, 1),
-        ("max_rows", max_rows, folds),
-    ):
-        good = isinstance(value, int) and not isinstance(value, bool)
-        good = good and value >= least
-        allowed = f"a whole number >= {least}"
-        if name == "max_rows":
-            good, allowed = good or value is None, f"{allowed} (folds), or None"
-        features_lib.require(f"svm.{name}", value, good, allowed)
-    good = isinstance(penalties, tuple) and len(penalties) > 0
-    good = good and all(
-        isinstance(c, (int, float)) and 0 < c < math.inf for c in penalties
-    )
-    features_lib.require("svm.penalties", penalties, good, "numbers > 0, one at least")
-    good = isinstance(subsets, tuple) and len(subsets) > 0
-    good = good and set(subsets) <= {*SUBSETS} and len(set(subsets)) == len(subsets)
-    allowed = f"some of {', '.join(SUBSETS)}, each once"
-    features_lib.require("svm.subsets", subsets, good, allowed)
 
 
 def _check_labels(parts):

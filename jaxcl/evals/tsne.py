@@ -13,12 +13,13 @@ memory's rows, whatever features the method stored.
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
 
 import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import core, plots, sharding
+from jaxcl import core, plots, schema, sharding
 from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 
@@ -77,14 +78,15 @@ def as_many(
     return chosen
 
 
+@schema.checked("config.evaluators.tsne")
 def make(
     parts: core.EvalParts,
     *,
     directory: str | os.PathLike,
-    show: str = "test",
-    max_points: int = 1000,
-    perplexity: float = 30.0,
-    batch_size: int = 256,
+    show: Literal["test", "memory", "filter"] = "test",
+    max_points: Annotated[int, schema.Range(least=_FEWEST)] = 1000,
+    perplexity: schema.Positive = 30.0,
+    batch_size: schema.Count = 256,
 ) -> Callable:
     """Draw a t-SNE after a task; t is the number of the task, from 0.
 
@@ -116,12 +118,6 @@ def make(
       ValueError: an option out of its range; no labels; "test": no evaluation split,
         or fewer than 5 rows in it; "memory" and "filter": a method without a memory.
     """
-    core.check_choice("config.evaluators.tsne.show", show, ("test", "memory", "filter"))
-    whole = isinstance(max_points, int) and max_points >= _FEWEST
-    features_lib.require("tsne.max_points", max_points, whole, "a whole number >= 5")
-    features_lib.require("tsne.perplexity", perplexity, perplexity > 0, "> 0")
-    whole = isinstance(batch_size, int) and batch_size >= 1
-    features_lib.require("tsne.batch_size", batch_size, whole, "a whole number >= 1")
     if show == "filter":
         draw = _filter(parts, max_points, perplexity, batch_size)
     else:

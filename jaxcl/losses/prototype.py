@@ -11,6 +11,8 @@ gradients, even if it is nan. A mean over no rows is 0. All work in float32 at l
 (bfloat16 is cast first).
 """
 
+from typing import Literal, get_args
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,7 @@ from jaxcl import core
 from jaxcl.losses import contrastive
 from jaxcl.memory import selection
 
-SCOPES = ("old", "all_negatives", "none")
+Scope = Literal["old", "all_negatives", "none"]
 
 # In place of an infinite loss: large, yet finite.
 _IMPOSSIBLE = 1e9
@@ -75,7 +77,7 @@ def sample_nce(
       >>> round(float(prototype.sample_nce(z, labels, prototypes, chance, old)), 3)
       0.856
     """
-    core.check_choice("scope", scope, SCOPES)
+    core.check_choice("scope", scope, get_args(Scope))
     chex.assert_rank([z, prototypes], 2)
     classes, rows = len(prototypes), len(z)
     chex.assert_shape([labels, weights], (rows,))

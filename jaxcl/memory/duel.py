@@ -8,7 +8,7 @@ Source: Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supe
 Class-Imbalanced Learning", AAAI 2024.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import chex
 import jax
@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 from jaxcl import core
 
-SCORES = ("affine", "exponential")
+Score = Literal["affine", "exponential"]
+_SCORES = get_args(Score)
 # Rows that a round looks at (the second number is a share of K), and rounds after which
 # all rows are looked at again. From 64 to 4096 rows and 32 to 256 rounds, these were
 # the fastest or nearly so, on two CPU cores for K = 2048 to 65536.
@@ -55,7 +56,7 @@ def similarity(
     Returns:
       f32[...], in [0, 1].
     """
-    core.check_choice("score", score, SCORES)
+    core.check_choice("score", score, _SCORES)
     if score == "affine":
         return (1 + cosines) / 2
     return jnp.exp((cosines - 1) / temperature)
@@ -85,7 +86,7 @@ def distinctiveness(
       f32[N]; inf where no row exists.
     """
     chex.assert_rank([queries, memory], 2)
-    core.check_choice("score", score, SCORES)
+    core.check_choice("score", score, _SCORES)
     filled = jnp.ones(len(memory), bool) if filled is None else filled
     count = jnp.sum(filled)
     if score == "affine":  # linear in the rows: their sum is enough
@@ -193,7 +194,7 @@ def select(
       ValueError: an unknown score.
     """
     chex.assert_rank([memory, incoming], 2)
-    core.check_choice("score", score, SCORES)
+    core.check_choice("score", score, _SCORES)
     filled = jnp.ones(len(memory), bool) if filled is None else filled
     room = jnp.minimum(len(memory) - jnp.sum(filled), len(incoming))
     # A round evicts a row, then inserts row number round + ahead. That may not exist

@@ -8,13 +8,16 @@ with Adversarial Shapley Value", AAAI 2021) replays and stores rows by these val
 Masks are bool and say which rows exist. Shapes never depend on the memory's contents.
 """
 
+from typing import Literal, get_args
+
 import chex
 import jax
 import jax.numpy as jnp
 
 from jaxcl import core
 
-VARIANTS = ("mean", "max_min", "adversarial")
+Variant = Literal["mean", "max_min", "adversarial"]
+VARIANTS = get_args(Variant)
 
 
 def values(

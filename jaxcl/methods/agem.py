@@ -18,15 +18,16 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.methods import er, online
 
 
+@schema.checked("config.method")
 def make(
     parts: core.Parts,
     *,
-    head: str = "linear",
-    replay_from: str = "past_tasks",
+    head: online.Head = "linear",
+    replay_from: er.ReplayFrom = "past_tasks",
     plus: bool = False,
 ) -> core.Method:
     """A step on the incoming rows that does not raise the loss of replayed ones.
@@ -36,7 +37,6 @@ def make(
       replay_from: "past_tasks", "all" or "other_classes", see `er.make`.
       plus: A-GEM++, which adds the reference gradient after the projection.
     """
-    core.check_choice("config.method.replay_from", replay_from, er.SOURCES)
     net = online.network(parts, head)
 
     loss = functools.partial(online.cross_entropy, net)

@@ -15,24 +15,27 @@ Departures:
 - Equal values are in random order.
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.memory import shapley
 from jaxcl.methods import online
 from jaxcl.methods.online import shapley as shapley_lib
 
 
+@schema.checked("config.method")
 def make(
     parts: core.Parts,
     *,
-    head: str = "linear",
-    form: str = "paper",
-    variant: str = "mean",
-    keep: str = "shapley",
-    neighbours: int = 3,
-    per_class: int = 9,
+    head: online.Head = "linear",
+    form: online.Form = "paper",
+    variant: shapley.Variant = "mean",
+    keep: Literal["shapley", "policy"] = "shapley",
+    neighbours: schema.Count = 3,
+    per_class: schema.Count = 9,
     minority: bool = True,
 ) -> core.Method:
     """Replay rows that confuse incoming ones and help the memory; keep those that help.
@@ -55,12 +58,6 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    core.check_choice("config.method.form", form, online.FORMS)
-    core.check_choice("config.method.variant", variant, shapley.VARIANTS)
-    core.check_choice("config.method.keep", keep, ("shapley", "policy"))
-    for name, value in (("neighbours", neighbours), ("per_class", per_class)):
-        if value < 1:
-            raise ValueError(f"config.method.{name}={value}: must be at least 1")
     core.check_choice("config.replay.sharded", parts.replay.sharded, (False,))
     if keep == "shapley":
         _check(parts.replay, parts.num_classes, per_class)

@@ -16,36 +16,36 @@ Departures:
 """
 
 import functools
-import math
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.losses import prototype
 from jaxcl.methods import rehearsal
 
 _CHUNK = 256  # images that are scored at a time
 
 
+@schema.checked("config.method")
 def make(
     parts: core.Parts,
     *,
-    temperature: float = 0.5,
-    weight: float = 0.6,
-    distill_temperature: float = 0.2,
-    past_temperature: float = 0.1,
-    distill_over: str = "old",
-    scope: str = "old",
-    keep: str = "importance",
-    passes: int = 5,
+    temperature: schema.Temperature = 0.5,
+    weight: schema.Weight = 0.6,
+    distill_temperature: schema.Temperature = 0.2,
+    past_temperature: schema.Temperature = 0.1,
+    distill_over: Literal["old", "seen"] = "old",
+    scope: prototype.Scope = "old",
+    keep: Literal["importance", "uniform"] = "importance",
+    passes: schema.Count = 5,
     leftover: bool = False,
-    share: float | None = None,
-    memory_size: int = 200,
-    prototype_rate: float = 0.01,
-    hidden_dim: int = 512,
-    output_dim: int = 128,
+    share: Annotated[float, schema.Range(above=0, below=1)] | None = None,
+    memory_size: schema.Count = 200,
+    prototype_rate: schema.Positive = 0.01,
+    hidden_dim: schema.Width = 512,
+    output_dim: schema.Width = 128,
 ) -> core.Method:
     """Sample-NCE + weight * PRD, on a memory chosen near other classes' prototypes.
 
@@ -69,7 +69,6 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    _check(locals())
     settings = _Settings(
         temperature=temperature,
         weight=weight,
@@ -107,31 +106,6 @@ class _Settings(NamedTuple):
     passes: int
     leftover: bool
     prototype_rate: float
-
-
-_RANGES = (
-    (
-        ("temperature", "distill_temperature", "past_temperature", "prototype_rate"),
-        lambda x: 0 < x < math.inf,
-        "above 0",
-    ),
-    (("weight",), lambda x: 0 <= x < math.inf, "at least 0"),
-    (("passes",), lambda x: x >= 1, "at least 1"),
-    (("share",), lambda x: x is None or 0 < x < 1, "between 0 and 1, or None"),
-)
-
-
-def _check(options: dict) -> None:
-    distill_over, scope, keep = (options[x] for x in ("distill_over", "scope", "keep"))
-    core.check_choice("config.method.distill_over", distill_over, ("old", "seen"))
-    core.check_choice("config.method.scope", scope, prototype.SCOPES)
-    core.check_choice("config.method.keep", keep, ("importance", "uniform"))
-    for names, good, allowed in _RANGES:
-        for name in names:
-            if not good(options[name]):
-                raise ValueError(
-                    f"config.method.{name}={options[name]}: must be {allowed}"
-                )
 
 
 def _step(parts, net, settings, state, batch):

@@ -12,29 +12,30 @@ Departures:
 - Incomplete last batches are dropped.
 """
 
-import math
+from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.losses import contrastive, prototype
 from jaxcl.methods import rehearsal
 
 _BASE_TEMPERATURE = 0.07  # of the released code of SupCon
 
 
+@schema.checked("config.method")
 def make(
     parts: core.Parts,
     *,
-    temperature: float = 0.5,
-    loss_scale: float | None = None,
-    weight: float = 1.0,
-    distill_temperature: float = 0.2,
-    past_temperature: float = 0.01,
-    frozen_bn: str = "batch",
-    memory_size: int = 200,
-    hidden_dim: int = 512,
-    output_dim: int = 128,
+    temperature: schema.Temperature = 0.5,
+    loss_scale: schema.Weight | None = None,
+    weight: schema.Weight = 1.0,
+    distill_temperature: schema.Temperature = 0.2,
+    past_temperature: schema.Temperature = 0.01,
+    frozen_bn: Literal["batch", "running"] = "batch",
+    memory_size: schema.Count = 200,
+    hidden_dim: schema.Width = 512,
+    output_dim: schema.Width = 128,
 ) -> core.Method:
     """Asymmetric supervised contrast + weight * IRD, on a uniformly drawn memory.
 
@@ -52,15 +53,7 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    core.check_choice("config.method.frozen_bn", frozen_bn, ("batch", "running"))
     scale = temperature / _BASE_TEMPERATURE if loss_scale is None else loss_scale
-    _check(
-        temperature=temperature,
-        weight=weight,
-        loss_scale=scale,
-        distill_temperature=distill_temperature,
-        past_temperature=past_temperature,
-    )
     net = rehearsal.network(
         parts, hidden_dim=hidden_dim, output_dim=output_dim, prototypes=False
     )
@@ -100,13 +93,6 @@ def make(
     return rehearsal.method(
         parts, net, step, memory_size=memory_size, mixed=rehearsal.together
     )
-
-
-def _check(**options) -> None:
-    for name, value in options.items():
-        least = 0 if name in ("weight", "loss_scale") else 1e-6
-        if not least <= value < math.inf:
-            raise ValueError(f"config.method.{name}={value}: must be at least {least}")
 
 
 def _two_views(parts, state, batch):

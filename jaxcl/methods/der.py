@@ -13,25 +13,26 @@ Departures:
   memory holds fewer rows, each part gets half of them.
 """
 
-import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer
 from jaxcl.methods import online
 
 
+@schema.checked("config.method")
 def make(
     parts: core.Parts,
     *,
-    head: str = "linear",
-    alpha: float = 0.1,
-    beta: float = 0.0,
+    head: online.Head = "linear",
+    alpha: schema.Weight = 0.1,
+    beta: schema.Weight = 0.0,
     ace: bool = False,
-    draws: str = "independent",
+    draws: Literal["independent", "disjoint"] = "independent",
 ) -> core.Method:
     """Cross-entropy of incoming rows; replayed rows answer as they did when stored.
 
@@ -47,10 +48,6 @@ def make(
         predictions are then among the classes seen so far.
       draws: DER++ draws twice, "independent", or "disjoint" with no row in both.
     """
-    core.check_choice("config.method.draws", draws, ("independent", "disjoint"))
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if not 0 <= value < math.inf:
-            raise ValueError(f"config.method.{name}={value}: must be at least 0")
     net, disjoint = online.network(parts, head), draws == "disjoint"
 
     def update(state, incoming, key):

@@ -9,16 +9,22 @@ Departures:
   `replay_from="past_tasks"` nothing is replayed during the whole first task.
 """
 
+from typing import Literal
+
 import jax
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.methods import online
 
-SOURCES = ("past_tasks", "all", "other_classes")
+ReplayFrom = Literal["past_tasks", "all", "other_classes"]
 
 
+@schema.checked("config.method")
 def make(
-    parts: core.Parts, *, head: str = "linear", replay_from: str = "past_tasks"
+    parts: core.Parts,
+    *,
+    head: online.Head = "linear",
+    replay_from: ReplayFrom = "past_tasks",
 ) -> core.Method:
     """The sum of two means: over incoming rows and over replayed ones.
 
@@ -29,7 +35,6 @@ def make(
         "other_classes" leaves out classes of the incoming batch (task-free ER in the
         released code).
     """
-    core.check_choice("config.method.replay_from", replay_from, SOURCES)
     net = online.network(parts, head)
 
     def update(state, incoming, key):
@@ -47,7 +52,7 @@ def make(
 
 
 def replayable(
-    replay_from: str, state: core.TrainState, incoming: online.Rows
+    replay_from: ReplayFrom, state: core.TrainState, incoming: online.Rows
 ) -> jax.Array:
     """Slots that may be replayed, bool[capacity]."""
     memory = state.extra.memory

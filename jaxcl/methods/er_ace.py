@@ -11,13 +11,14 @@ Departures:
   mask or replay, which is not reproduced.
 """
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.losses import replay as losses
 from jaxcl.methods import online
 
 
+@schema.checked("config.method")
 def make(
-    parts: core.Parts, *, head: str = "cosine", form: str = "paper"
+    parts: core.Parts, *, head: online.Head = "cosine", form: online.Form = "paper"
 ) -> core.Method:
     """Incoming rows compete over classes of their batch, replayed ones over all seen.
 
@@ -25,7 +26,6 @@ def make(
       head: "cosine" or "linear".
       form: "paper" or "code", see `losses.replay.er_ace`.
     """
-    core.check_choice("config.method.form", form, online.FORMS)
     net = online.network(parts, head)
 
     def update(state, incoming, key):

@@ -14,26 +14,27 @@ Departures:
 """
 
 import functools
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.losses import replay as losses
 from jaxcl.methods import online
 
 
+@schema.checked("config.method")
 def make(
     parts: core.Parts,
     *,
-    head: str = "cosine",
-    form: str = "paper",
-    loss: str = "triplet",
-    negatives: str = "incoming",
-    gamma: float = 2.0,
-    margin: float = 0.2,
-    temperature: float = 0.2,
+    head: online.Head = "cosine",
+    form: online.Form = "paper",
+    loss: Literal["triplet", "sup_con"] = "triplet",
+    negatives: Literal["incoming", "all"] = "incoming",
+    gamma: schema.Weight = 2.0,
+    margin: schema.Weight = 0.2,
+    temperature: schema.Temperature = 0.2,
 ) -> core.Method:
     """A metric loss on incoming rows, cross-entropy on replayed ones.
 
@@ -47,9 +48,6 @@ def make(
       margin: of the triplet loss.
       temperature: of "sup_con".
     """
-    core.check_choice("config.method.form", form, online.FORMS)
-    core.check_choice("config.method.loss", loss, ("triplet", "sup_con"))
-    core.check_choice("config.method.negatives", negatives, ("incoming", "all"))
     net = online.network(parts, head)
     if loss == "triplet":
         distance = "cosine" if form == "paper" else "euclidean"

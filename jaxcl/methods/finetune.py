@@ -5,12 +5,13 @@ In the joint scenario it is the "iid" of Caccia et al. (2021), with several epoc
 step, as methods that replay do, but drawn from the whole train split.
 """
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.methods import online
 
 
+@schema.checked("config.method")
 def make(
-    parts: core.Parts, *, head: str = "linear", double: bool = False
+    parts: core.Parts, *, head: online.Head = "linear", double: bool = False
 ) -> core.Method:
     """Cross-entropy over all classes, one head.
 

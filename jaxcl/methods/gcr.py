@@ -15,16 +15,15 @@ Departures (the released code cannot run; this is from the formulas):
 """
 
 import functools
-import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import flatten_util
 
-from jaxcl import core, sharding
+from jaxcl import core, schema, sharding
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer, coreset, policies
 from jaxcl.methods import online
@@ -41,14 +40,15 @@ class Extra(NamedTuple):
     candidates: buffer.Buffer  # the same items, a reservoir of the present task
 
 
+@schema.checked("config.method")
 def make(
     parts: core.Parts,
     *,
-    head: str = "linear",
-    alpha: float = 0.1,
-    beta: float = 0.5,
-    ridge: float = 0.5,
-    candidates: int | None = None,
+    head: online.Head = "linear",
+    alpha: schema.Weight = 0.1,
+    beta: schema.Weight = 0.5,
+    ridge: Annotated[float, schema.Range(least=1e-6)] = 0.5,
+    candidates: schema.Count | None = None,
 ) -> core.Method:
     """DER++ on weighted rows: CE(incoming) + alpha * MSE(logits) + beta * CE(replayed).
 
@@ -68,8 +68,6 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    rows = 1 if candidates is None else candidates
-    _check(alpha=alpha, beta=beta, ridge=ridge, candidates=rows)
     policy = parts.replay.policy  # the method has a rule of its own beside it
     core.check_choice("config.replay.policy with gcr", policy, ("reservoir",))
     net = online.network(parts, head)
@@ -90,15 +88,6 @@ def make(
         limit=False,
         items=lambda logits: {"logits": logits, "weight": jnp.zeros(())},
     )
-
-
-def _check(**options) -> None:
-    least = {"alpha": 0, "beta": 0, "ridge": 1e-6, "candidates": 1}
-    for name, value in options.items():
-        if not least[name] <= value < math.inf:
-            raise ValueError(
-                f"config.method.{name}={value}: must be at least {least[name]}"
-            )
 
 
 def _update(parts, net, state, incoming, key, *, alpha, beta):

@@ -15,14 +15,14 @@ Departures:
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxcl import core, optim, sharding
+from jaxcl import core, optim, schema, sharding
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer
 from jaxcl.methods import online
@@ -30,20 +30,21 @@ from jaxcl.methods import online
 _FIT = 0x6D0B  # keeps the randomness of a fit apart from that of the next step
 
 
+@schema.checked("config.method")
 def make(
     parts: core.Parts,
     *,
-    head: str = "linear",
+    head: online.Head = "linear",
     balanced: bool = True,
-    passes: int = 256,
-    batch_size: int = 16,
-    lr: float = 0.05,
-    end_lr: float = 0.0005,
-    momentum: float = 0.9,
-    weight_decay: float = 1e-6,
-    clip: float = 10.0,
-    cutmix: float = 0.5,
-    cutmix_alpha: float = 1.0,
+    passes: schema.Count = 256,
+    batch_size: schema.Count = 16,
+    lr: schema.Weight = 0.05,
+    end_lr: schema.Weight = 0.0005,
+    momentum: schema.Momentum = 0.9,
+    weight_decay: schema.Weight = 1e-6,
+    clip: Annotated[float, schema.Range(least=1e-6)] = 10.0,
+    cutmix: schema.Share = 0.5,
+    cutmix_alpha: Annotated[float, schema.Range(least=1e-6)] = 1.0,
 ) -> core.Method:
     """Steps only store rows; an evaluation trains a new network on the memory alone.
 
@@ -78,7 +79,6 @@ def make(
         cutmix=cutmix,
         cutmix_alpha=cutmix_alpha,
     )
-    recipe.check()
     _check_replay(parts.replay, balanced)
     net = online.network(parts, head)
     fit_memory = fit(parts, net, recipe)
@@ -122,26 +122,6 @@ class Recipe(NamedTuple):
     clip: float
     cutmix: float
     cutmix_alpha: float
-
-    def check(self) -> None:
-        """Raises a ValueError that names the field that is out of range."""
-        for name, least, most in _RANGES:
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise ValueError(
-                    f"config.method.{name}={value}: allowed is {least} to {most}"
-                )
-
-
-_RANGES = (
-    ("passes", 1, math.inf),
-    ("batch_size", 1, math.inf),
-    ("lr", 0, math.inf),
-    ("end_lr", 0, math.inf),
-    ("clip", 1e-6, math.inf),
-    ("cutmix", 0, 1),
-    ("cutmix_alpha", 1e-6, math.inf),
-)
 
 
 class _Setup(NamedTuple):

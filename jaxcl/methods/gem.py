@@ -21,18 +21,19 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.memory import quadratic
 from jaxcl.methods import online
 
 
+@schema.checked("config.method")
 def make(
     parts: core.Parts,
     *,
-    head: str = "linear",
-    form: str = "paper",
-    margin: float | None = None,
-    memory_rows: int | None = None,
+    head: online.Head = "linear",
+    form: online.Form = "paper",
+    margin: schema.Weight | None = None,
+    memory_rows: schema.Count | None = None,
 ) -> core.Method:
     """A step on the incoming rows under one constraint per past task.
 
@@ -44,16 +45,13 @@ def make(
         task's gradient is added whenever one constraint is violated. None: `form`'s.
       memory_rows: rows drawn of each past task at each step; None: config.replay.size.
     """
-    core.check_choice("config.method.form", form, online.FORMS)
     default, ridge = (0.0, 0.0) if form == "paper" else (0.5, 1e-3)
     margin = default if margin is None else margin
-    if not 0 <= margin < float("inf"):
-        raise ValueError(f"config.method.margin={margin}: must be 0 or more")
     shards = online.memory_of(parts).shards
-    if memory_rows is not None and (memory_rows < 1 or memory_rows % shards):
+    if memory_rows is not None and memory_rows % shards:
         raise ValueError(
-            f"config.method.memory_rows={memory_rows}: must be at least 1 and a "
-            f"multiple of {shards}, the devices that share the memory"
+            f"config.method.memory_rows={memory_rows}: must be a multiple of {shards}, "
+            "the devices that share the memory"
         )
     net = online.network(parts, head)
 

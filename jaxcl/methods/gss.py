@@ -15,25 +15,27 @@ Departures:
 """
 
 import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import flatten_util
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer, diversity
 from jaxcl.methods import online
 
 
+@schema.checked("config.method")
 def make(
     parts: core.Parts,
     *,
-    head: str = "linear",
-    form: str = "paper",
-    gradients: str = "all",
-    vectors: int = 10,
-    rows: int | None = None,
+    head: online.Head = "linear",
+    form: online.Form = "paper",
+    gradients: Literal["all", "head"] = "all",
+    vectors: schema.Count = 10,
+    rows: schema.Count | None = None,
 ) -> core.Method:
     """Experience replay from a memory that is written by similarity of gradients.
 
@@ -55,11 +57,6 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    core.check_choice("config.method.form", form, online.FORMS)
-    core.check_choice("config.method.gradients", gradients, ("all", "head"))
-    for name, value in (("vectors", vectors), ("rows", rows)):
-        if value is not None and value < 1:
-            raise ValueError(f"config.method.{name}={value}: must be at least 1")
     policy = parts.replay.policy  # the method has a rule of its own
     core.check_choice("config.replay.policy with gss", policy, ("reservoir",))
     net = online.network(parts, head)

@@ -16,13 +16,12 @@ Departures:
   stream, and means of features that are not normalised.
 """
 
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer
 from jaxcl.methods import online
@@ -41,12 +40,13 @@ class Extra(NamedTuple):
     means: means_lib.Means | None = None  # while a state is evaluated
 
 
+@schema.checked("config.method")
 def make(
     parts: core.Parts,
     *,
-    head: str = "linear",
-    form: str = "paper",
-    distill_weight: float = 1.0,
+    head: online.Head = "linear",
+    form: online.Form = "paper",
+    distill_weight: schema.Weight = 1.0,
     mirror: bool = False,
 ) -> core.Method:
     """Old classes learn from the last task's network, new ones from labels.
@@ -60,11 +60,6 @@ def make(
       mirror: take the means over the items and their mirror images, as the released
         code of Rebuffi et al. does.
     """
-    core.check_choice("config.method.form", form, online.FORMS)
-    if not 0 <= distill_weight < math.inf:
-        raise ValueError(
-            f"config.method.distill_weight={distill_weight}: must be at least 0"
-        )
     net, paper = online.network(parts, head), form == "paper"
     loss_of = _of_paper if paper else _of_code
 

@@ -13,22 +13,24 @@ Departures:
 """
 
 import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.methods import er, online
 
 
+@schema.checked("config.method")
 def make(
     parts: core.Parts,
     *,
-    head: str = "linear",
-    candidates: int = 50,
-    replay_from: str = "past_tasks",
-    virtual: str = "network",
+    head: online.Head = "linear",
+    candidates: schema.Count = 50,
+    replay_from: er.ReplayFrom = "past_tasks",
+    virtual: Literal["network", "head"] = "network",
     moves_statistics: bool = True,
 ) -> core.Method:
     """ER that replays the candidates whose loss the incoming rows would raise most.
@@ -48,8 +50,6 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    core.check_choice("config.method.replay_from", replay_from, er.SOURCES)
-    core.check_choice("config.method.virtual", virtual, ("network", "head"))
     _check_candidates(parts, candidates)
     net = online.network(parts, head)
     slope = jax.value_and_grad(

@@ -98,10 +98,7 @@ class Network(NamedTuple):
 def network(
     parts: core.Parts, *, hidden_dim: int, output_dim: int, prototypes: bool
 ) -> Network:
-    """The network of a method; raises a ValueError if a width is below 1."""
-    for name, value in (("hidden_dim", hidden_dim), ("output_dim", output_dim)):
-        if value < 1:
-            raise ValueError(f"config.method.{name}={value}: must be at least 1")
+    """The network of a method."""
     projector = mlp.MLP((hidden_dim, output_dim), dtype=parts.encoder.dtype)
     return Network(parts.encoder, projector, parts.num_classes, prototypes)
 
@@ -187,12 +184,7 @@ def method(
       mixed: (stream.Source of the task, stored rows i32[M]) -> stream.Source, M >= 1.
       score: (state, key, images u8[N,H,W,C], label, mask) -> f32[N], the weights of
         the choice, which sum to 1 within each class; None: the choice is uniform.
-
-    Raises:
-      ValueError: `memory_size` is below 1.
     """
-    if memory_size < 1:
-        raise ValueError(f"config.method.memory_size={memory_size}: must be at least 1")
     scored = score is not None
     choose = jax.jit(functools.partial(_chosen, memory_size, score))
     return core.Method(

@@ -16,13 +16,12 @@ Departures:
   own code does; `form="code"`, that of Caccia et al., on replayed rows alone, times 1.
 """
 
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer
 from jaxcl.methods import online
@@ -39,12 +38,13 @@ class Extra(NamedTuple):
     task_of: jax.Array  # i32[C], task in which the class came first; -1: not yet
 
 
+@schema.checked("config.method")
 def make(
     parts: core.Parts,
     *,
-    head: str = "linear",
-    form: str = "paper",
-    temperature: float = 2.0,
+    head: online.Head = "linear",
+    form: online.Form = "paper",
+    temperature: schema.Temperature = 2.0,
     distill: bool = True,
 ) -> core.Method:
     """Cross-entropy over the old or the new classes, as the row's own is; distillation.
@@ -56,9 +56,6 @@ def make(
       distill: keep to the answers of the last task's network, see
         `losses.replay.task_distillation`.
     """
-    core.check_choice("config.method.form", form, online.FORMS)
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"config.method.temperature={temperature}: must be above 0")
     net = online.network(parts, head)
     weight = temperature**2 if form == "paper" else 1.0
 

@@ -6,13 +6,14 @@ masked nodes and edges contribute exactly zero, so no result depends on the amou
 padding.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxcl import schema
 from jaxcl.data import graphs as graphs_lib
 
 
@@ -141,14 +142,7 @@ class GCN(nn.Module):
     momentum: float = 0.9
 
     def __post_init__(self):
-        for name, value, good, allowed in (
-            ("width", self.width, self.width >= 1, "at least 1"),
-            ("layers", self.layers, self.layers >= 1, "at least 1"),
-            ("dropout", self.dropout, 0 <= self.dropout < 1, "in [0, 1)"),
-            ("momentum", self.momentum, 0 <= self.momentum <= 1, "in [0, 1]"),
-        ):
-            if not good:
-                raise ValueError(f"{name}={value!r}: must be {allowed}")
+        schema.check(gcn, vars(self), "config.encoder")
         super().__post_init__()
 
     @property
@@ -194,13 +188,14 @@ class GCN(nn.Module):
         return jnp.concatenate(outputs, axis=-1)
 
 
+@schema.checked("config.encoder")
 def gcn(
     *,
-    width: int = 32,
-    layers: int = 2,
-    dropout: float = 0.5,
+    width: schema.Width = 32,
+    layers: Annotated[int, schema.Range(1, 1000)] = 2,
+    dropout: schema.Fraction = 0.5,
     affine: bool = False,
-    momentum: float = 0.9,
+    momentum: schema.Share = 0.9,
     dtype: Any = jnp.float32,
 ) -> GCN:
     """The encoder of graphs, see `GCN`.

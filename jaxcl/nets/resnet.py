@@ -1,11 +1,12 @@
 """Residual networks as in torchvision, and a small one for tiny images."""
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxcl import core, schema
 from jaxcl.nets import conv, norm
 
 # depth -> blocks per stage, kind of block; 10 is for tests and small machines.
@@ -16,12 +17,6 @@ _DEPTHS = {
     50: ((3, 4, 6, 3), "bottleneck"),
 }
 _EXPANSION = {"basic": 1, "bottleneck": 4}
-
-
-def _check(field, value, allowed):
-    """Refuse a value that is not allowed."""
-    if value not in allowed:
-        raise ValueError(f"{field}={value!r}: allowed are {list(allowed)}")
 
 
 def _check_images(images):
@@ -148,14 +143,11 @@ class ResNet(nn.Module):
     dtype: Any = jnp.float32
 
     def __post_init__(self):
-        _check("conv_init", self.conv_init, _INITS)
-        if self.pool is not None and self.pool < 1:
-            raise ValueError(f"pool={self.pool}: must be None or at least 1")
-        _check("block", self.block, _EXPANSION)
-        _check("stem", self.stem, ("cifar", "imagenet"))
-        _check("padding", self.padding, ("torch", "same"))
+        schema.check(resnet, vars(self), "config.encoder")
+        core.check_choice("block", self.block, tuple(_EXPANSION))
         if self.stem == "imagenet":
-            _check("stem_padding with stem='imagenet'", self.stem_padding, (1,))
+            field = "config.encoder.stem_padding with stem='imagenet'"
+            core.check_choice(field, self.stem_padding, (1,))
         super().__post_init__()
 
     @property
@@ -247,16 +239,17 @@ class ConvNet(nn.Module):
         return jnp.mean(x.astype(jnp.float32), axis=(1, 2))
 
 
+@schema.checked("config.encoder")
 def resnet(
     *,
-    depth: int = 18,
-    width: int = 64,
-    stem: str = "cifar",
-    stem_padding: int = 1,
-    padding: str = "torch",
+    depth: Literal[10, 18, 34, 50] = 18,
+    width: schema.Width = 64,
+    stem: Literal["cifar", "imagenet"] = "cifar",
+    stem_padding: Annotated[int, schema.Range(0, 64)] = 1,
+    padding: Literal["torch", "same"] = "torch",
     zero_init_residual: bool = False,
-    conv_init: str = "kaiming",
-    pool: int | None = None,
+    conv_init: Literal["kaiming", "torch"] = "kaiming",
+    pool: schema.Pixels | None = None,
     dtype: Any = jnp.float32,
 ) -> ResNet:
     """ResNet of a usual depth; options as in `ResNet`.
@@ -264,7 +257,6 @@ def resnet(
     Raises:
       ValueError: `depth` is not 10, 18, 34 or 50, or another option is unknown.
     """
-    _check("depth", depth, _DEPTHS)
     stage_sizes, block = _DEPTHS[depth]
     return ResNet(
         stage_sizes=stage_sizes,
@@ -280,6 +272,7 @@ def resnet(
     )
 
 
-def conv_net(*, width: int = 32, dtype: Any = jnp.float32) -> ConvNet:
+@schema.checked("config.encoder")
+def conv_net(*, width: schema.Width = 32, dtype: Any = jnp.float32) -> ConvNet:
     """Small network for tiny images such as 8x8 digits; D = 4 * width."""
     return ConvNet(width=width, dtype=dtype)

@@ -144,8 +144,8 @@ FAULTS = [
             ),
             (
                 "data: views are gray half as often",
-                "grayscale: float = 0.2,",
-                "grayscale: float = 0.1,",
+                "grayscale: schema.Share = 0.2,",
+                "grayscale: schema.Share = 0.1,",
             ),
             (
                 "data: both views are the same",

@@ -128,12 +128,6 @@ FAULTS = [
             "jnp.asarray(x)",
             "test_core.py::test_a_copy_has_buffers_of_its_own",
         ),
-        (
-            "core: a limit itself is refused",
-            "(least <= value <= most and",
-            "(least < value <= most and",
-            "test_core.py::test_options_outside_of_their_range_are_named",
-        ),
     ),
     *fault.of(
         "nets/norm.py",

@@ -86,7 +86,6 @@ def take(name, argument):
 def made(config, classes):
     """The method that a config names, of all that its sections make."""
     top = sections.top_of(config.to_dict())
-    sections.check(top)
     parts, _ = sections.parts(top)
     options = schema.options(replay.settings, top.replay or {}, "config.replay")
     settings = replay.settings(classes, top.batch_size, **options)

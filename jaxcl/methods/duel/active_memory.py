@@ -1,7 +1,7 @@
 """A memory of features that is filtered at every step, for `step.py`."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,28 +9,22 @@ import jax.numpy as jnp
 from jaxcl import core
 from jaxcl.memory import buffer, duel, policies, sharded
 
-POLICIES = ("duel", "fifo", "reservoir")
+Policy = Literal["duel", "fifo", "reservoir"]
 
 
 class Settings(NamedTuple):
     """Which rows are kept, and which items of a row."""
 
-    policy: str  # one of POLICIES
+    policy: Policy
     size: int  # rows, K
     dim: int  # of a feature
     images: bool  # also keep u8 images
     spread: bool  # split over the devices
     safe: bool  # no update that makes the memory less distinct to the batch
     newcomer_competes: bool
-    score: str
+    score: duel.Score
     temperature: float
     gather: Callable = lambda tree: tree  # see `core.Parts`
-
-
-def check(settings: Settings) -> None:
-    """Refuse an unknown policy or score."""
-    core.check_choice("config.method.policy", settings.policy, POLICIES)
-    core.check_choice("config.method.score", settings.score, duel.SCORES)
 
 
 def create(settings: Settings, batch: core.Batch) -> buffer.Buffer:

@@ -18,15 +18,14 @@ Departures:
 """
 
 import functools
-import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core, optim
+from jaxcl import core, optim, schema
 from jaxcl.losses import contrastive
-from jaxcl.memory import buffer
+from jaxcl.memory import buffer, duel
 from jaxcl.methods.duel import active_memory
 from jaxcl.nets import chain, mlp
 
@@ -58,26 +57,14 @@ class Setup(NamedTuple):
     momentum: float
 
 
-_LIMITS = {
-    "memory_size": (1, math.inf),
-    "output_dim": (1, math.inf),
-    "hidden_dim": (1, math.inf),
-    "hidden_layers": (0, math.inf),
-    "temperature": (1e-6, math.inf),
-    "hml_weight": (0, math.inf),
-    "momentum": (0, 1),
-}
-
-
 def _check(options: dict) -> None:
-    base, negatives = options["base"], options["negatives"]
+    base, negatives, rows = (options[x] for x in ("base", "negatives", "memory_size"))
     draws = negatives != "batch" if base == "simclr" else options["refresh"]
-    limits = _LIMITS | ({"drawn": (1, options["memory_size"])} if draws else {})
-    core.check_ranges("config.method", options, limits)
-    core.check_choice("config.method.base", base, ("moco", "simclr"))
-    core.check_choice(
-        "config.method.negatives", negatives, ("mixed", "memory", "batch")
-    )
+    if draws and options["drawn"] > rows:
+        raise ValueError(
+            f"config.method.drawn={options['drawn']}: must be from 1 to {rows}, the "
+            "rows of the memory (memory_size)"
+        )
     if options["hml_weight"] is not None and negatives != "memory":
         raise ValueError(
             f"config.method.negatives={negatives!r}: must be 'memory' where "
@@ -85,26 +72,27 @@ def _check(options: dict) -> None:
         )
 
 
+@schema.checked("config.method")
 def make(
     parts: core.Parts,
     *,
-    base: str = "moco",
-    policy: str = "duel",
-    negatives: str = "mixed",
+    base: Literal["moco", "simclr"] = "moco",
+    policy: active_memory.Policy = "duel",
+    negatives: Literal["mixed", "memory", "batch"] = "mixed",
     positive_in_denominator: bool = True,
-    hml_weight: float | None = None,
-    temperature: float = 0.5,
-    memory_size: int = 2048,
-    drawn: int = 256,
-    score: str = "affine",
+    hml_weight: schema.Weight | None = None,
+    temperature: schema.Temperature = 0.5,
+    memory_size: schema.Count = 2048,
+    drawn: schema.Count = 256,
+    score: duel.Score = "affine",
     newcomer_competes: bool = False,
     safe_update: bool = False,
     refresh: bool = False,
     sharded: bool = False,
-    momentum: float = 0.9,
-    hidden_layers: int = 0,
-    hidden_dim: int = 512,
-    output_dim: int = 256,
+    momentum: schema.Share = 0.9,
+    hidden_layers: schema.Layers = 0,
+    hidden_dim: schema.Width = 512,
+    output_dim: schema.Width = 256,
 ) -> core.Method:
     """MoCo v2 or SimCLR with an active memory of negatives.
 
@@ -147,7 +135,6 @@ def make(
         temperature=temperature,
         gather=parts.gather,
     )
-    active_memory.check(settings)
     widths = (hidden_dim,) * hidden_layers + (output_dim,)
     projector = mlp.MLP(widths, dtype=parts.encoder.dtype)
     nets = {"encoder": parts.encoder, "projector": projector}

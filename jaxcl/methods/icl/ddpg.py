@@ -36,7 +36,7 @@ Deep Reinforcement Learning", ICLR 2016, Algorithm 1.
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import chex
 import flax.linen as nn
@@ -44,10 +44,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.memory import buffer, policies
 
-STATES = ("scalar", "window")
+_FIELD = "config.method.agent"
 _HUGE = 1e9  # losses beyond it are dropped: gradients of their squares overflow
 _CLIP = 5.0  # bound of standardised losses and rewards
 _WEIGHT = 1e-3  # least weight of the newest value in the running moments
@@ -58,38 +58,28 @@ _TINY = 1e-12
 class Options:
     """Constants of an agent; a value out of its range raises a ValueError."""
 
-    low: float = 1e-6  # smallest learning rate
-    high: float = 0.1  # largest
-    state: str = "scalar"  # the last loss; "window": the last `window` of them
-    window: int = 32
+    low: schema.Positive = 1e-6  # smallest learning rate
+    high: schema.Positive = 0.1  # largest
+    state: Literal["scalar", "window"] = "scalar"  # the last losses: 1, or `window`
+    window: schema.Count = 32
     standardise: bool = True  # losses and rewards by running moments, see `learn`
-    actor_width: int = 20  # hidden units of each of the two LSTM layers
-    critic_width: int = 10  # of each of the critic's two hidden layers
-    actor_lr: float = 1e-4  # of Adam
-    critic_lr: float = 3e-3
-    discount: float = 0.99  # gamma
-    target_rate: float = 1e-3  # m, share of the networks that enters their targets
-    batch: int = 32  # transitions of an update
-    capacity: int = 10_000  # transitions that are kept, always the latest
-    warmup: int = 100  # first actions, which are uniform in [0, 1]
-    noise_reversion: float = 0.15  # theta, per unit of time
-    noise_scale: float = 0.2  # sigma, before the sigmoid
-    noise_step: float = 1.0  # dt, units of time between two actions
-    noise_decay: int = 50_000  # actions after which there is no noise
+    actor_width: schema.Width = 20  # hidden units of each of the two LSTM layers
+    critic_width: schema.Width = 10  # of each of the critic's two hidden layers
+    actor_lr: schema.Weight = 1e-4  # of Adam
+    critic_lr: schema.Weight = 3e-3
+    discount: schema.Share = 0.99  # gamma
+    target_rate: schema.Share = 1e-3  # m, how much of the networks enters their targets
+    batch: schema.Count = 32  # transitions of an update
+    capacity: schema.Count = 10_000  # transitions that are kept, always the latest
+    warmup: schema.Natural = 100  # first actions, which are uniform in [0, 1]
+    noise_reversion: schema.Weight = 0.15  # theta, per unit of time
+    noise_scale: schema.Weight = 0.2  # sigma, before the sigmoid
+    noise_step: schema.Weight = 1.0  # dt, units of time between two actions
+    noise_decay: schema.Count = 50_000  # actions after which there is no noise
 
     def __post_init__(self):
-        core.check_choice("state", self.state, STATES)
-        _require(0 < self.low < self.high, "low", self.low, f"in (0, {self.high})")
-        for name in ("discount", "target_rate"):
-            value = getattr(self, name)
-            _require(0 <= value <= 1, name, value, "in [0, 1]")
-        for name in ("window", "actor_width", "critic_width", "batch", "noise_decay"):
-            value = getattr(self, name)
-            _require(value >= 1, name, value, "1 or more")
-        noise = "noise_reversion", "noise_scale", "noise_step"
-        for name in ("actor_lr", "critic_lr", "warmup", *noise):
-            value = getattr(self, name)
-            _require(value >= 0, name, value, "0 or more")
+        schema.check(Options, vars(self), _FIELD)
+        _require(self.low < self.high, "low", self.low, f"below high={self.high}")
         enough = self.capacity >= self.batch
         _require(enough, "capacity", self.capacity, f"batch={self.batch} or more")
 
@@ -408,4 +398,4 @@ def _with_moments(agent, loss, usable, stored, rewards):
 
 def _require(good, name, value, allowed):
     if not good:
-        raise ValueError(f"{name}={value}: must be {allowed}")
+        raise ValueError(f"{_FIELD}.{name}={value}: must be {allowed}")

@@ -36,7 +36,7 @@ Departures:
 """
 
 import functools
-import math
+from typing import Annotated, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ from jaxcl.methods.icl import ddpg, orders, steps
 from jaxcl.methods.icl import passes as passes_lib
 from jaxcl.nets import gcn
 
-STRATEGIES = (
+Strategy = Literal[
     "icl",
     "retrain",
     "continue",
@@ -55,7 +55,8 @@ STRATEGIES = (
     "distill",
     "frozen",
     "random",
-)
+]
+STRATEGIES = get_args(Strategy)
 # Names in the tables of P, and more -> options of `make`
 VARIANTS = {
     "icl": {},
@@ -64,45 +65,24 @@ VARIANTS = {
     "no_both": {"meta": False, "learnt_rate": False},
 } | {name: {"strategy": name} for name in STRATEGIES if name != "icl"}
 TAKES_GRAPHS = True  # or images; the encoder decides
-ANCHORS = ("augmented", "original")
-
-_LIMITS = {
-    "temperature": (1e-6, math.inf),
-    "inner_steps": (1, math.inf),
-    "inner_lr": (0, math.inf),
-    "keep": (0, math.inf),
-    "replay_share": (0, 1),
-    "distill_weight": (0, math.inf),
-    "output_dim": (0, math.inf),
-}
 
 
-def _check(options: dict, graphs: bool) -> None:
-    core.check_choice("config.method.strategy", options["strategy"], STRATEGIES)
-    core.check_choice("config.method.anchors", options["anchors"], ANCHORS)
-    core.check_ranges("config.method", options, _LIMITS)
-    if options["anchors"] == "original" and not graphs:
-        raise ValueError(
-            "config.method.anchors='original': is for graphs; images have two views, "
-            "must be 'augmented'"
-        )
-
-
+@schema.checked("config.method")
 def make(
     parts: core.Parts,
     *,
-    strategy: str = "icl",
+    strategy: Strategy = "icl",
     meta: bool = True,
     learnt_rate: bool = True,
-    temperature: float = 0.1,
-    inner_steps: int | None = None,
-    inner_lr: float | None = None,
+    temperature: schema.Temperature = 0.1,
+    inner_steps: schema.Count | None = None,
+    inner_lr: schema.Weight | None = None,
     second_order: bool = False,
-    keep: float = 0.0,
-    replay_share: float = 0.2,
-    distill_weight: float = 1.0,
-    anchors: str = "augmented",
-    output_dim: int = 0,
+    keep: schema.Weight = 0.0,
+    replay_share: schema.Share = 0.2,
+    distill_weight: schema.Weight = 1.0,
+    anchors: Literal["augmented", "original"] = "augmented",
+    output_dim: Annotated[int, schema.Range(0, 2**20)] = 0,
     agent: dict | None = None,
 ) -> core.Method:
     """ICL, its variants, and the strategies it is compared with.
@@ -128,7 +108,11 @@ def make(
       ValueError: naming the field, the value and what is allowed.
     """
     graphs = isinstance(parts.encoder, gcn.GCN)
-    _check(locals(), graphs)
+    if anchors == "original" and not graphs:
+        raise ValueError(
+            "config.method.anchors='original': is for graphs; images have two views, "
+            "must be 'augmented'"
+        )
     chosen = schema.options(ddpg.Options, agent or {}, "config.method.agent")
     passes = passes_lib.make_passes(
         parts,

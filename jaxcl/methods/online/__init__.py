@@ -1,8 +1,8 @@
 """What online continual methods share: a network with one head, a memory, a step."""
 
-from jaxcl.methods.online.network import Network, Outputs, Rows
+from jaxcl.methods.online.network import Head, Network, Outputs, Rows
 from jaxcl.methods.online.step import (
-    FORMS,
+    Form,
     cross_entropy,
     descend,
     draw,
@@ -17,7 +17,8 @@ from jaxcl.methods.online.step import (
 )
 
 __all__ = [
-    "FORMS",
+    "Form",
+    "Head",
     "Network",
     "Outputs",
     "Rows",

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jaxcl import core
 from jaxcl.losses import replay as losses
 from jaxcl.nets import chain
 
-HEADS = ("linear", "cosine")
+Head = Literal["linear", "cosine"]
 
 
 class Rows(NamedTuple):
@@ -39,7 +39,7 @@ class Network:
     """An encoder and one head over all classes."""
 
     encoder: Any
-    head: str  # "linear", with a bias, or "cosine", see losses.replay.cosine_logits
+    head: Head  # "linear", with a bias, or "cosine", see losses.replay.cosine_logits
     num_classes: int
 
     def init(self, key: jax.Array, images: jax.Array):

@@ -27,7 +27,6 @@ from jaxcl import core
 from jaxcl.memory import sharded
 from jaxcl.methods.online.network import Network, Outputs, Rows
 
-MEASURES = ("drift", "gradients")
 _STREAM = 0xD21F7  # keeps the probe's random numbers apart from the method's
 _PROBE = "probe"  # a parameter that `tap` alone uses; its gradient is the measure
 

@@ -1,26 +1,25 @@
 """The section config.replay: what an online method keeps and how it replays it."""
 
-from jaxcl import core
+from typing import Literal
+
+from jaxcl import core, schema
 from jaxcl.memory import policies
-from jaxcl.methods.online import probe
-from jaxcl.methods.online import statistics as statistics_lib
-
-AUGMENTED = ("none", "replay", "all")
 
 
+@schema.checked("config.replay")
 def settings(
     num_classes: int,
     batch_size: int,
     *,
-    per_class: int | None = None,
-    capacity: int | None = None,
+    per_class: schema.Count | None = None,
+    capacity: schema.Count | None = None,
     policy: str = "reservoir",
-    size: int | None = None,
-    updates: int = 1,
-    augment: str = "none",
+    size: schema.Count | None = None,
+    updates: schema.Count = 1,
+    augment: Literal["none", "replay", "all"] = "none",
     sharded: bool = False,
-    measure: tuple[str, ...] = (),
-    statistics: str = "running",
+    measure: tuple[Literal["drift", "gradients"], ...] = (),
+    statistics: Literal["running", "memory"] = "running",
 ) -> core.Replay:
     """The section config.replay.
 
@@ -47,11 +46,11 @@ def settings(
       ValueError: naming the field, the value and what is allowed.
     """
     core.check_choice("config.replay.policy", policy, tuple(policies.POLICIES))
-    core.check_choice("config.replay.augment", augment, AUGMENTED)
-    core.check_choice("config.replay.statistics", statistics, statistics_lib.SOURCES)
-    for name in measure:
-        core.check_choice("config.replay.measure", name, probe.MEASURES)
-    _check_numbers(per_class=per_class, capacity=capacity, size=size, updates=updates)
+    if per_class is not None and capacity is not None:
+        raise ValueError(
+            f"config.replay.capacity={capacity}: set it or per_class={per_class}, "
+            "the other to None"
+        )
     if capacity is None:
         capacity = (20 if per_class is None else per_class) * num_classes
     return core.Replay(
@@ -64,15 +63,3 @@ def settings(
         measure=tuple(measure),
         statistics=statistics,
     )
-
-
-def _check_numbers(**numbers) -> None:
-    capacity, per_class = numbers["capacity"], numbers["per_class"]
-    if per_class is not None and capacity is not None:
-        raise ValueError(
-            f"config.replay.capacity={capacity}: set it or per_class={per_class}, "
-            "the other to None"
-        )
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise ValueError(f"config.replay.{name}={value}: must be at least 1")

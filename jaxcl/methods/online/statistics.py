@@ -12,7 +12,6 @@ import jax
 
 from jaxcl import core
 
-SOURCES = ("running", "memory")
 # The old running statistics keep a weight of 0.9^100.
 _PASSES = 100
 _DRAWS = 0x57A7  # keeps these draws apart from those of the next step

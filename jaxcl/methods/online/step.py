@@ -11,7 +11,7 @@ their own batch statistics, as in P's released code.
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,9 @@ from jaxcl import core
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer, policies, sharded
 from jaxcl.methods.online import probe, statistics
-from jaxcl.methods.online.network import HEADS, Network, Rows
+from jaxcl.methods.online.network import Head, Network, Rows
 
-FORMS = ("paper", "code")
+Form = Literal["paper", "code"]  # of a method, where the released code differs
 
 
 class Extra(NamedTuple):
@@ -54,9 +54,8 @@ def _check_memory(replay: core.Replay, parts: core.Parts, write) -> None:
         )
 
 
-def network(parts: core.Parts, head: str) -> Network:
-    """The network of a method, its head checked; one that measures, where asked."""
-    core.check_choice("config.method.head", head, HEADS)
+def network(parts: core.Parts, head: Head) -> Network:
+    """The network of a method; one that measures, where that is asked for."""
     if parts.replay and "gradients" in parts.replay.measure:
         return probe.Measured(parts.encoder, head, parts.num_classes, parts.num_tasks)
     return Network(parts.encoder, head, parts.num_classes)

@@ -23,14 +23,13 @@ Departures:
 """
 
 import functools
-import math
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcl import core, optim
+from jaxcl import core, optim, schema
 from jaxcl.memory import buffer, importance, policies, queue
 from jaxcl.methods.two_view import bases, head, networks, strategies
 from jaxcl.nets import chain
@@ -73,81 +72,38 @@ def alone(options: dict) -> dict:
     return options | {"strategy": "finetune"}
 
 
-_RANGES = (
-    (
-        (
-            "hidden_dim",
-            "output_dim",
-            "predictor_hidden_dim",
-            "distill_hidden_dim",
-            "queue_size",
-            "memory_size",
-        ),
-        lambda x: x >= 1,
-        "at least 1",
-    ),
-    (
-        ("temperature", "distill_temperature", "scale", "mix", "head_lr"),
-        lambda x: 0 < x < math.inf,
-        "above 0",
-    ),
-    (
-        (
-            "weight",
-            "negative_weight",
-            "off_diagonal",
-            "invariance",
-            "variance",
-            "covariance",
-            "hidden_layers",
-        ),
-        lambda x: 0 <= x < math.inf,
-        "at least 0",
-    ),
-    (("momentum_start", "momentum_end"), lambda x: 0 <= x <= 1, "in [0, 1]"),
-    (("fisher_share",), lambda x: 0 < x <= 1, "in (0, 1]"),
-)
-
-
-def _check_ranges(arguments):
-    for names, good, allowed in _RANGES:
-        for name in names:
-            value = arguments[name]
-            if value is not None and not good(value):
-                raise ValueError(f"config.method.{name}={value}: must be {allowed}")
-
-
+@schema.checked("config.method")
 def make(
     parts: core.Parts,
     *,
     base: str = "mocov2plus",
     strategy: str = "finetune",
-    temperature: float | None = None,
-    distill_temperature: float = 0.2,
-    weight: float | None = None,
-    negative_weight: float | None = None,
-    hidden_dim: int | None = None,
-    output_dim: int | None = None,
-    hidden_layers: int | None = None,
-    predictor_hidden_dim: int = 4096,
-    distill_hidden_dim: int = 2048,
-    queue_size: int = 65536,
-    momentum_start: float = 0.99,
-    momentum_end: float | None = None,
-    frozen_bn: str = "running",
-    form: str = "code",
+    temperature: schema.Temperature | None = None,
+    distill_temperature: schema.Temperature = 0.2,
+    weight: schema.Weight | None = None,
+    negative_weight: schema.Weight | None = None,
+    hidden_dim: schema.Width | None = None,
+    output_dim: schema.Width | None = None,
+    hidden_layers: schema.Layers | None = None,
+    predictor_hidden_dim: schema.Width = 4096,
+    distill_hidden_dim: schema.Width = 2048,
+    queue_size: schema.Count = 65536,
+    momentum_start: schema.Share = 0.99,
+    momentum_end: schema.Share | None = None,
+    frozen_bn: Literal["running", "batch"] = "running",
+    form: Literal["code", "paper"] = "code",
     pn1: bool = True,
     pn2: bool = True,
-    scale: float = 0.1,
-    off_diagonal: float = 5e-3,
-    invariance: float = 25.0,
-    variance: float = 25.0,
-    covariance: float = 1.0,
-    memory_size: int = 256,
-    mix: float = 0.4,
-    fisher_share: float = 0.1,
+    scale: schema.Positive = 0.1,
+    off_diagonal: schema.Weight = 5e-3,
+    invariance: schema.Weight = 25.0,
+    variance: schema.Weight = 25.0,
+    covariance: schema.Weight = 1.0,
+    memory_size: schema.Count = 256,
+    mix: schema.Positive = 0.4,
+    fisher_share: Annotated[float, schema.Range(above=0, most=1)] = 0.1,
     online_head: bool = False,
-    head_lr: float = 0.1,
+    head_lr: schema.Positive = 0.1,
 ) -> core.Method:
     """One base under one strategy; None is the base's default, from its paper.
 
@@ -176,9 +132,6 @@ def make(
     """
     arguments = locals()
     spec, plan = bases.get(base), strategies.get(strategy)
-    core.check_choice("config.method.frozen_bn", frozen_bn, ("running", "batch"))
-    core.check_choice("config.method.form", form, ("code", "paper"))
-    _check_ranges(arguments)
     options = _loss_options(spec, plan, arguments)
     if strategy == "pnr":
         bases.warn_if_unbounded(base, options)

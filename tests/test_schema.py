@@ -1,0 +1,384 @@
+"""What options may be: every option of all that a config names, and the rules."""
+
+import inspect
+import math
+import re
+import typing
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import pytest
+
+from helpers import toy
+from jaxcl import schema
+from jaxcl.augment import graphs as augment_graphs
+from jaxcl.augment import images as augment_images
+from jaxcl.config import build, sections
+from jaxcl.data import imbalance, scenarios, sources
+from jaxcl.methods.icl import ddpg
+from jaxcl.methods.online import replay
+
+NAN, INF = float("nan"), float("inf")
+
+
+def modules(package):
+    """The `make` of every module of a package, by name."""
+    # `evals.features.make` is what evaluators share.
+    names = [x for x in schema._with_make(package) if x != "features"]
+    return {f"{package}.{x}": schema.module(package, x, "name").make for x in names}
+
+
+FUNCTIONS = {
+    **modules("jaxcl.methods"),
+    **modules("jaxcl.evals"),
+    **{f"encoder {name}": made for name, made in sections.ENCODERS.items()},
+    **{f"optimizer {name}": made for name, made in sections.OPTIMIZERS.items()},
+    **{f"schedule {name}": made for name, made in sections.SCHEDULES.items()},
+    **{f"source {name}": made for name, made in sources.SOURCES.items()},
+    "augment images": augment_images.make,
+    "augment images of evaluation": augment_images.make_eval,
+    "augment graphs": augment_graphs.make,
+    "scenario": scenarios.make,
+    "imbalance": imbalance.dominated,
+    "long_tail": imbalance.long_tail,
+    "replay": replay.settings,
+    "agent": ddpg.Options,
+    "top": sections.Top,
+}
+# config alone makes one, from a section that `top_of` checks
+CALLS = {"top": lambda **options: sections.top_of(options)}
+
+
+class Leaf(NamedTuple):
+    """A number or a choice somewhere in what an annotation says."""
+
+    kind: Any  # float, int, or a Literal
+    rules: tuple
+    beside: tuple  # it, and the other members of its union
+    wrap: Any  # puts a value in its place; the other entries are allowed ones
+
+
+def members(annotation):
+    """The members of a union, or the annotation alone."""
+    if typing.get_origin(annotation) is Annotated or not isinstance(
+        annotation, typing._UnionGenericAlias | type(int | None)
+    ):
+        return (annotation,)
+    return typing.get_args(annotation)
+
+
+def bare(annotation):
+    """An annotation without its rules, and these."""
+    if typing.get_origin(annotation) is Annotated:
+        kind, *rules = typing.get_args(annotation)
+        return kind, tuple(rules)
+    return annotation, ()
+
+
+def allowed(annotation):
+    """A value that an annotation allows."""
+    kind, rules = bare(members(annotation)[0])
+    if typing.get_origin(kind) is Literal:
+        return typing.get_args(kind)[0]
+    for rule in rules:
+        if isinstance(rule, schema.Range):
+            low = rule.least if rule.least > -INF else 1
+            if rule.above > -INF:
+                low = rule.above + min(1e-3, (rule.most - rule.above) / 2)
+            return int(low) if kind is int else low
+    return {int: 1, float: 0.5, str: "a", dict: {}}.get(kind, "a")
+
+
+def leaves(annotation):
+    """Every number and every choice of an annotation."""
+    for member in members(annotation):
+        kind, rules = bare(member)
+        origin = typing.get_origin(kind)
+        if kind in (int, float) or origin is Literal:
+            beside = tuple(bare(x)[0] for x in members(annotation))
+            yield Leaf(kind, rules, beside, lambda value: value)
+        elif origin in (tuple, list, Sequence):
+            entries = typing.get_args(kind)
+            if entries[-1] is Ellipsis or len(entries) == 1:
+                entries = entries[:1]
+            for place, entry in enumerate(entries):
+                for leaf in leaves(entry):
+
+                    def wrap(value, place=place, inner=leaf.wrap, entries=entries):
+                        filled = [allowed(x) for x in entries]
+                        filled[place] = inner(value)
+                        return tuple(filled)
+
+                    yield leaf._replace(wrap=wrap)
+
+
+def options():
+    """(function, option, annotation) of each keyword-only parameter."""
+    for where, function in FUNCTIONS.items():
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                yield where, name, parameter
+
+
+NUMERIC = [
+    (where, name, parameter.annotation)
+    for where, name, parameter in options()
+    if any(leaf.kind in (int, float) for leaf in leaves(parameter.annotation))
+]
+CHOSEN = [
+    (where, name, parameter.annotation)
+    for where, name, parameter in options()
+    if any(typing.get_origin(x.kind) is Literal for x in leaves(parameter.annotation))
+]
+
+
+def ids(rows):
+    return [f"{where}: {name}" for where, name, _ in rows]
+
+
+def said_of(where, name, value) -> str:
+    """What a call from Python, with nothing else in place, is told of a value."""
+    function = FUNCTIONS[where]
+    first = [
+        None
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    ]
+    with pytest.raises(ValueError) as refused:
+        CALLS.get(where, function)(*first, **{name: value})
+    with pytest.raises(ValueError) as of_config:
+        schema.check(function, {name: value}, "config.section")
+    end = f".{name}"
+    assert (
+        str(refused.value).partition(end)[2] == str(of_config.value).partition(end)[2]
+    )
+    return str(refused.value)
+
+
+def wrong_numbers(leaf):
+    """Numbers that a leaf does not allow, and values that are no numbers."""
+    yield from (NAN, INF, -INF, 1e300, 10**400)
+    if str not in leaf.beside:
+        yield "3"
+    if bool not in leaf.beside:
+        yield True
+    for rule in leaf.rules:
+        if rule.least > -INF:
+            yield rule.least - (1 if leaf.kind is int else max(1e-3, rule.least / 2))
+        if rule.above > -INF:
+            yield rule.above
+        if rule.most < INF:
+            yield rule.most + (1 if leaf.kind is int else 0.5)
+        if rule.below < INF:
+            yield rule.below
+    if leaf.kind is int:
+        yield 1.5
+        if all(rule.most == INF for rule in leaf.rules):
+            yield from (2**31, 2_147_483_648_000)
+
+
+@pytest.mark.parametrize("where, name, annotation", NUMERIC, ids=ids(NUMERIC))
+def test_a_number_out_of_its_range_is_refused_by_name(where, name, annotation):
+    for leaf in leaves(annotation):
+        if leaf.kind in (int, float):
+            for wrong in wrong_numbers(leaf):
+                said = said_of(where, name, leaf.wrap(wrong))
+                shown = re.escape(repr(wrong))
+                pattern = rf"{name}(\[\d+\])?={shown}: (must be \S|allowed are)"
+                assert re.search(pattern, said), said
+
+
+@pytest.mark.parametrize("where, name, annotation", CHOSEN, ids=ids(CHOSEN))
+def test_a_word_that_is_no_choice_is_refused_by_name(where, name, annotation):
+    for leaf in leaves(annotation):
+        words = typing.get_args(leaf.kind)
+        if words and str not in leaf.beside:
+            said = said_of(where, name, leaf.wrap("nonsense"))
+            assert re.search(rf"{name}(\[\d+\])?='nonsense': ", said), said
+            assert all(str(word) in said for word in words), said
+
+
+def test_every_number_has_a_range():
+    """A plain `float` or `int` may be anything finite: nothing here may."""
+    without = [
+        (where, name)
+        for where, name, annotation in NUMERIC
+        for leaf in leaves(annotation)
+        if leaf.kind in (int, float)
+        and not any(isinstance(rule, schema.Range) for rule in leaf.rules)
+    ]
+    unannotated = [
+        (where, name)
+        for where, name, parameter in options()
+        if parameter.annotation is inspect.Parameter.empty
+    ]
+    assert without == unannotated == []
+
+
+@pytest.mark.parametrize("where", FUNCTIONS)
+def test_defaults_are_allowed(where):
+    schema.check(FUNCTIONS[where], schema.defaults(FUNCTIONS[where]), "config")
+
+
+def test_none_is_refused_where_it_means_nothing():
+    for where, name, parameter in options():
+        some = parameter.annotation
+        if type(None) not in members(some) and some is not Any:
+            assert f"{name}=None" in said_of(where, name, None), (where, name)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"optimizer.lr": INF}, "config.optimizer.lr=inf: must be above 0 and finite"),
+        ({"optimizer.lr": NAN}, "config.optimizer.lr=nan: must be above 0 and finite"),
+        ({"optimizer.lr": None}, "config.optimizer.lr=None: must be float"),
+        ({"optimizer.weight_decay": INF}, "weight_decay=inf: must be at least 0 and"),
+        ({"optimizer.weight_decay": -1.0}, "weight_decay=-1.0: must be at least 0"),
+        ({"optimizer.nesterov": "text"}, "config.optimizer.nesterov='text': must be"),
+        ({"schedule.end": NAN}, "config.schedule.end=nan: must be at least 0 and fini"),
+        ({"augment.std": (0.0,)}, "config.augment.std[0]=0.0: must be from 1e-06 to 1"),
+        ({"augment.std": (INF,)}, "config.augment.std[0]=inf: must be from 1e-06"),
+        ({"augment.mean": (-INF,)}, "config.augment.mean[0]=-inf: must be from 0 to"),
+        ({"augment.mean": (123.7,)}, "config.augment.mean[0]=123.7: must be from 0 to"),
+        ({"augment.views": None}, "config.augment.views=None: must be int; default 2"),
+        ({"augment.size": 10**8}, "config.augment.size=100000000: must be from 1 to"),
+        ({"encoder.width": 10**8}, "config.encoder.width=100000000: must be from 1"),
+        ({"method.temperature": 1e-4}, "temperature=0.0001: must be at least 0.001"),
+        ({"method.temperature": -1}, "config.method.temperature=-1: must be at least"),
+        ({"epochs": 2**31}, "config.epochs=2147483648: must be at most 2147483647"),
+        ({"epochs": (1, 2**31)}, "config.epochs[1]=2147483648: must be at most"),
+        ({"scenario.growth": INF}, "config.scenario.growth=inf: must be above 0 and"),
+        ({"progress": (INF, 1.0)}, "config.progress=(inf, 1.0): must be 'auto' or bo"),
+        ({"name": "../x"}, "config.name='../x': must be a name without a path"),
+        ({"name": ".."}, "config.name='..': must be a name without a path"),
+        ({"name": ""}, "config.name='': must be a name without a path"),
+        *(
+            (
+                {"evaluators": {"probe": {"name": "linear", option: None}}},
+                f"config.evaluators.probe.{option}=None: must be float",
+            )
+            for option in ("blur", "grayscale", "flip")
+        ),
+    ],
+)
+def test_nonsense_is_refused(tmp_path, changes, said):
+    config = toy.config().unlock()
+    for field, value in changes.items():
+        section, _, name = field.rpartition(".")
+        with config.ignore_type():
+            (config[section] if section else config)[name] = value
+    with pytest.raises(ValueError, match=re.escape(said)):
+        build.build(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# The rules
+
+
+def made(
+    parts,
+    *,
+    rate: schema.Weight = 0.5,
+    sizes: Annotated[tuple[schema.Count, ...], schema.Entries(once=True)] = (1,),
+    pair: tuple[schema.Share, schema.Share] = (0.0, 1.0),
+    form: Literal["paper", "code"] = "paper",
+    many: Annotated[int, schema.Range(0, 2**40)] = 3,
+    either: schema.Count | Literal["all"] | None = None,
+    loud=2.0,
+    quiet=None,
+):
+    """An example whose answer is its options."""
+    return {key: value for key, value in locals().items() if key != "parts"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rate": 0},
+        {"sizes": [3, 1]},
+        {"pair": [0.5, 1]},
+        {"many": 2**40},
+        {"either": None},
+        {"either": "all"},
+        {"either": 2**31 - 1},
+        {"loud": 3},
+        {"loud": -1e30},
+        {"quiet": None},
+        {"quiet": "anything"},
+    ],
+)
+def test_what_an_annotation_allows(given):
+    assert schema.options(made, given, "config.x") == given
+    assert schema.checked("config.x")(made)(None, **given) == made(None, **given)
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"rate": -0.1}, "rate=-0.1: must be at least 0"),
+        ({"rate": NAN}, "rate=nan: must be at least 0 and finite"),
+        ({"rate": 1e39}, "rate=1e+39: must be at least 0 and finite"),  # in float32
+        ({"rate": "1"}, "rate='1': must be float or int; default 0.5"),
+        ({"rate": True}, "rate=True: must be float or int; default 0.5"),
+        ({"sizes": ()}, "sizes=(): must be a list of 1 or more"),
+        ({"sizes": (2, 2)}, "sizes=(2, 2): must be a list of entries that differ"),
+        ({"sizes": (2, 0)}, "sizes[1]=0: must be at least 1"),
+        ({"sizes": "12"}, "sizes='12': must be list or tuple; default (1,)"),
+        ({"pair": (0.5,)}, "pair=(0.5,): must have 2 entries"),
+        ({"pair": (0.5, 2)}, "pair[1]=2: must be from 0 to 1"),
+        ({"form": "pape"}, "form='pape': allowed are paper, code; did you mean paper?"),
+        ({"form": 3}, "form=3: must be 'paper' or 'code'; default 'paper'"),
+        ({"many": 2**40 + 1}, "many=1099511627777: must be from 0 to 1099511627776"),
+        ({"either": 0}, "either=0: must be at least 1"),
+        ({"either": "some"}, "either='some': allowed are all"),
+        ({"either": 1.5}, "either=1.5: must be int or 'all' or None; default None"),
+        ({"loud": "very"}, "loud='very': must be float or int; default 2.0"),
+        ({"loud": NAN}, "loud=nan: must be finite"),
+        ({"loud": None}, "loud=None: must be float or int; default 2.0"),
+    ],
+)
+def test_what_an_annotation_refuses(given, said):
+    said = re.escape(f"config.x.{said}")
+    for call in (
+        lambda: schema.options(made, given, "config.x"),
+        lambda: schema.checked("config.x")(made)(None, **given),
+    ):
+        with pytest.raises(ValueError, match=f"^{said}"):
+            call()
+
+
+def test_a_decorated_function_keeps_its_signature():
+    wrapped = schema.checked("config.x")(made)
+    assert inspect.signature(wrapped) == inspect.signature(made)
+    assert schema.defaults(wrapped)["rate"] == 0.5
+    with pytest.raises(ValueError, match=r"config\.y\.rat: no such option; did you m"):
+        schema.options(wrapped, {"rat": 1}, "config.y")
+
+
+def test_words_of_a_range_and_its_ends():
+    for allowed_, words, inside, outside in (
+        (schema.Range(0, 1), "from 0 to 1", (0, 1), (-1e-9, 1.1)),
+        (schema.Range(least=2), "at least 2", (2, 9), (1.9, -math.pi)),
+        (schema.Range(above=0), "above 0", (1e-9,), (0, -1)),
+        (schema.Range(above=0, most=1), "above 0 and at most 1", (1,), (0, 1.1)),
+        (schema.Range(least=0, below=1), "at least 0 and below 1", (0,), (1, -1)),
+    ):
+        assert allowed_.words() == words
+        assert [allowed_.refusal(x) for x in inside] == [""] * len(inside)
+        assert [allowed_.refusal(x) for x in outside] == [words] * len(outside)
+
+
+def test_annotations_that_are_text_are_read():
+    namespace: dict = {}
+    exec(
+        "from __future__ import annotations\n"
+        "from jaxcl import schema\n"
+        "def late(*, rate: schema.Share = 0.5): pass\n"
+        "def lost(*, rate: Nowhere = 0.5): pass\n",
+        namespace,
+    )
+    with pytest.raises(ValueError, match=r"x\.rate=2: must be from 0 to 1"):
+        schema.options(namespace["late"], {"rate": 2}, "x")
+    with pytest.raises(ValueError, match=r"x\.rate='2': must be float"):
+        schema.options(namespace["lost"], {"rate": "2"}, "x")
