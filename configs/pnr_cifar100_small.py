@@ -79,6 +79,7 @@ def get_config(arg=None):
         "linear": {
             "epochs": 60,
             "lr": recipe.by(probe_lr, base),
+            "lrs": (),  # rates to choose from instead
             "milestones": (36, 48),
             "train_on": "all",
             "augment": False,

@@ -70,6 +70,7 @@ def get_config(arg=None):
         "linear": {
             "epochs": 15,
             "lr": 1.0,
+            "lrs": (),  # rates to choose from instead
             "batch_size": 512,
             "milestones": (9, 12),
             "augment": False,

@@ -116,6 +116,7 @@ def get_config(arg=None):
             "epochs": 100,
             "batch_size": 256,
             "lr": recipe.by(probe_lr, base),
+            "lrs": (),  # rates to choose from instead
             "momentum": 0.9,
             "milestones": (60, 80),
             "train_on": "all",

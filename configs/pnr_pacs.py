@@ -62,6 +62,7 @@ def get_config(arg=None):
         "linear": {
             "epochs": 100,
             "lr": 1.0,
+            "lrs": (),  # rates to choose from instead
             "batch_size": 128,
             "augment": False,
             "normalize_features": True,

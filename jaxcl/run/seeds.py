@@ -93,7 +93,7 @@ def _judge(seeds, judges):
     """An evaluator that runs each seed's own evaluator on that seed's state."""
 
     def evaluate(state, task):
-        rows, scalars = {}, {}
+        rows, scalars, warnings = {}, {}, []
         for i, (seed, judge) in enumerate(zip(seeds, judges, strict=True)):
             result = judge(one_of(state, i), task)
             rows |= {f"{folder(seed)}/{name}": x for name, x in result.rows.items()}
@@ -102,7 +102,8 @@ def _judge(seeds, judges):
                     scalars[name] = scalars.get(name, 0.0) + value
                 else:
                     scalars[f"{folder(seed)}/{name}"] = value
-        return core.Result(rows, scalars)
+            warnings += [f"seed {seed}: {words}" for words in result.warnings]
+        return core.Result(rows, scalars, tuple(warnings))
 
     return evaluate
 

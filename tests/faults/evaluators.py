@@ -54,8 +54,8 @@ FAULTS = [
         "test_evals.py::test_domain_probe_trains_on_its_domain_alone",
         (
             "eval: a domain's probe trains on all domains",
-            "mine = np.flatnonzero(mask & (groups.train_task == t))",
-            "mine = np.flatnonzero(mask)",
+            "mine = mask & (groups.train_task == t)",
+            "mine = mask",
         ),
         (
             "eval: the semi-supervised probe has all labels",
@@ -63,6 +63,43 @@ FAULTS = [
             "mask = probe.usable(state, task)",
             "test_evals.py"
             "::test_semi_supervised_probe_trains_on_its_share_alone[all-features]",
+        ),
+    ),
+    *fault.of(
+        "evals/linear.py",
+        "test_evals.py::test_the_cut_chooses_the_rate",
+        (
+            "eval: the rows that choose the rate are trained on, too",
+            "rows = np.flatnonzero(mask & ~choice.cut)",
+            "rows = np.flatnonzero(mask)",
+        ),
+        (
+            "eval: the worst rate is chosen",
+            "return max(accuracy, key=accuracy.get) if accuracy else None",
+            "return min(accuracy, key=accuracy.get) if accuracy else None",
+        ),
+        (
+            "eval: the chosen rate is not used",
+            "lr = lr if best is None else best",
+            "best = lr if best is None else best",
+        ),
+        (
+            "eval: a fit that is not finite has class 0's accuracy",
+            "if not (math.isfinite(loss) and sharding.fetch(probe.finite(scores))):",
+            "if False:",
+            "test_evals.py::test_a_fit_that_is_not_finite_has_no_accuracy[class]",
+        ),
+        (
+            "eval: a domain's fit that is not finite has class 0's accuracy",
+            "if not (math.isfinite(loss) and sharding.fetch(probe.finite(scores))):",
+            "if number == 0 and not math.isfinite(loss):",
+            "test_evals.py::test_a_fit_that_is_not_finite_has_no_accuracy[domain]",
+        ),
+        (
+            "eval: a train loss above log C is not warned of",
+            "elif loss > most:",
+            "elif loss > 1e9:",
+            "test_evals.py::test_a_train_loss_above_that_of_guessing_is_warned_of",
         ),
     ),
     *fault.of(
