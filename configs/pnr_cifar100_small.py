@@ -76,6 +76,7 @@ def get_config(arg=None):
     }
     config.schedule = {"name": "warmup_cosine", "warmup_epochs": 1}
     config.evaluators = {
+        "collapse": {},
         "linear": {
             "epochs": 60,
             "lr": recipe.by(probe_lr, base),

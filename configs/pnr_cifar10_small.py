@@ -67,6 +67,7 @@ def get_config(arg=None):
     config.optimizer = {"name": "lars", "lr": lr, "weight_decay": decay}
     config.schedule = {"name": "cosine"}
     config.evaluators = {
+        "collapse": {},
         "linear": {
             "epochs": 15,
             "lr": 1.0,

@@ -123,6 +123,7 @@ def get_config(arg=None):
         }
 
     config.evaluators = {
+        "collapse": {},
         "linear": probe(),
         # Table 6: a tenth and a hundredth of the labels.
         "linear_10": probe(name="linear", fraction=0.1, last_only=True),

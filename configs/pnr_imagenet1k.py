@@ -93,6 +93,7 @@ def get_config(arg=None):
     }
     config.schedule = {"name": "warmup_cosine", "warmup_epochs": 10, "start": 0.003}
     config.evaluators = {
+        "collapse": {},
         "linear": {
             "epochs": 100,
             "batch_size": 256,

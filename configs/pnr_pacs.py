@@ -59,6 +59,7 @@ def get_config(arg=None):
     config.schedule = {"name": "cosine"}
     config.method.negative_weight = recipe.by({"": 1.0, "vicreg": 8.0}, base)
     config.evaluators = {
+        "collapse": {},
         "linear": {
             "epochs": 100,
             "lr": 1.0,

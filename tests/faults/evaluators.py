@@ -123,6 +123,38 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "evals/collapse.py",
+        "test_collapse.py::test_measures_at_points_known_by_hand",
+        (
+            "eval: the spread is not that of unit rows",
+            "unit = x / np.maximum(length, 1e-12)",
+            "unit = x",
+        ),
+        (
+            "eval: RankMe squares the singular values",
+            "p = values / values.sum() + _EPS",
+            "p = values**2 / (values**2).sum() + _EPS",
+        ),
+        (
+            "eval: collapse reads the first rows of a sorted split",
+            "np.linspace(0, count - 1, min(max_rows, count))",
+            "np.arange(min(max_rows, count))",
+            "test_collapse.py::test_it_measures_rows_evenly_spaced",
+        ),
+        (
+            "eval: collapse forgets the first evaluation",
+            'references.setdefault("at first", scalars)',
+            'references["at first"] = scalars',
+            "test_collapse.py::test_it_warns_where_a_measure_falls",
+        ),
+        (
+            "eval: collapse compares a run with another",
+            "if steps and step <= steps[-1]:",
+            "if False:",
+            "test_collapse.py::test_it_warns_where_a_measure_falls",
+        ),
+    ),
+    *fault.of(
         "evals/predict.py",
         "test_evals.py::test_predictions_of_rows_of_no_task_count_only_if_asked",
         (

@@ -65,8 +65,8 @@ class Base(NamedTuple):
     predictor: bool = False  # predicts the slow network's projections, `o`
     supervised: bool = False  # reads labels
     distiller_input: Callable = lambda z: z  # projections -> input of g
-    # Options -> whether PNR's loss, which subtracts a distance, has no lower bound. None:
-    # it subtracts none.
+    # Options -> whether PNR's loss, which subtracts a distance, has no lower bound.
+    # None: it subtracts none.
     unbounded: Callable | None = None
     # Defaults that differ by base, from the released scripts.
     temperature: float = 0.2
@@ -286,8 +286,8 @@ def get(name: str) -> Base:
 def warn_of_distance(base: str, options: Options) -> None:
     """Warn of a PNR loss that is ruled by the distance which it subtracts.
 
-    Either it has no lower bound, or the distance weighs more than the distillation: such
-    a loss is far below 0 where the network has left the frozen one.
+    Either it has no lower bound, or the distance weighs more than the distillation:
+    such a loss is far below 0 where the network has left the frozen one.
     """
     unbounded = BASES[base].unbounded
     if unbounded is None or not options.pn2:
@@ -296,8 +296,8 @@ def warn_of_distance(base: str, options: Options) -> None:
         danger = "has no bound below: it may diverge"
     elif options.negative_weight > options.weight:
         danger = (
-            "is ruled by the distance to the frozen features: it pays to leave them, and "
-            "a negative loss says so"
+            "is ruled by the distance to the frozen features: it pays to leave them, "
+            "and a negative loss says so"
         )
     else:
         return
