@@ -82,6 +82,7 @@ def get_config(arg=None):
         config.optimizer = {"name": "sgd", "lr": lr, "weight_decay": 1e-4}
         config.schedule = {"name": "ramped_cosine", "warmup_epochs": 10}
         config.evaluators = {
+            "collapse": {},
             "linear": {
                 "train_on": "visible",
                 "balanced": True,

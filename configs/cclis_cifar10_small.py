@@ -66,6 +66,7 @@ def get_config(arg=None):
         config.method = {**method, "memory_size": 200, "hidden_dim": 256}
         config.optimizer = {"name": "sgd", "lr": lr, "weight_decay": 1e-4}
         config.evaluators = {
+            "collapse": {},
             "linear": {
                 "train_on": "visible",
                 "balanced": True,

@@ -69,6 +69,7 @@ def get_config(arg=None):
     config.optimizer = {"name": "adam", "lr": 1e-3}
     config.schedule = {"name": "cosine", "per_epoch": False}
     config.evaluators = {
+        "collapse": {},
         "linear": {
             "optimizer": "adam",
             "lr": 1e-3,

@@ -76,6 +76,7 @@ def get_config(arg=None):
     config.optimizer = {"name": "adam", "lr": 0.05}
     config.schedule = {"name": "cosine", "per_epoch": False}
     config.evaluators = {
+        "collapse": {},
         "linear": {
             "optimizer": "adam",
             "lr": 1e-3,

@@ -48,6 +48,7 @@ def get_config(arg=None):
     config.optimizer = {"name": "adam", "lr": 1e-3, "weight_decay": 1e-5}
     config.schedule = {"name": "constant"}
     config.evaluators = {"objective": {}, "svm": {"last_only": True}}
+    config.evaluators.collapse = {}
     config.eval_epochs = 1
     config.evaluate_untrained = False
     config.plasticity = False

@@ -76,9 +76,11 @@ def get_config(arg=None):
     }
     config.schedule = {"name": "warmup_cosine", "warmup_epochs": 1}
     config.evaluators = {
+        "collapse": {},
         "linear": {
             "epochs": 60,
             "lr": recipe.by(probe_lr, base),
+            "lrs": (),  # rates to choose from instead
             "milestones": (36, 48),
             "train_on": "all",
             "augment": False,

@@ -67,9 +67,11 @@ def get_config(arg=None):
     config.optimizer = {"name": "lars", "lr": lr, "weight_decay": decay}
     config.schedule = {"name": "cosine"}
     config.evaluators = {
+        "collapse": {},
         "linear": {
             "epochs": 15,
             "lr": 1.0,
+            "lrs": (),  # rates to choose from instead
             "batch_size": 512,
             "milestones": (9, 12),
             "augment": False,

@@ -94,10 +94,12 @@ def get_config(arg=None):
     }
     config.schedule = {"name": "warmup_cosine", "warmup_epochs": 10, "start": 0.003}
     config.evaluators = {
+        "collapse": {},
         "linear": {
             "epochs": 100,
             "batch_size": 256,
             "lr": recipe.by(probe_lr, base),
+            "lrs": (),  # rates to choose from instead
             "momentum": 0.9,
             "milestones": (60, 80),
             "train_on": "all",

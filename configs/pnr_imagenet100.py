@@ -116,12 +116,14 @@ def get_config(arg=None):
             "epochs": 100,
             "batch_size": 256,
             "lr": recipe.by(probe_lr, base),
+            "lrs": (),  # rates to choose from instead
             "momentum": 0.9,
             "milestones": (60, 80),
             "train_on": "all",
         }
 
     config.evaluators = {
+        "collapse": {},
         "linear": probe(),
         # Table 6: a tenth and a hundredth of the labels.
         "linear_10": probe(name="linear", fraction=0.1, last_only=True),

@@ -59,9 +59,11 @@ def get_config(arg=None):
     config.schedule = {"name": "cosine"}
     config.method.negative_weight = recipe.by({"": 1.0, "vicreg": 8.0}, base)
     config.evaluators = {
+        "collapse": {},
         "linear": {
             "epochs": 100,
             "lr": 1.0,
+            "lrs": (),  # rates to choose from instead
             "batch_size": 128,
             "augment": False,
             "normalize_features": True,

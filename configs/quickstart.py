@@ -40,6 +40,7 @@ def get_config():
     config.optimizer = {"name": "sgd", "lr": 0.1, "weight_decay": 1e-4}
     config.schedule = {"name": "warmup_cosine", "warmup_epochs": 3}
     config.evaluators = {
+        "collapse": {},
         "linear": {"lr": 2.0, "augment": False},
         "knn": {"k": 20},
         "tsne": {},

@@ -47,6 +47,7 @@ def get_config(arg=None):
     config.scenario = {"name": "joint"}
     config.augment = {"size": 96, "resize": 96}
     config.evaluators = {
+        "collapse": {},
         "linear": {
             "epochs": 100,
             "batch_size": 256,

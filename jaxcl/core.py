@@ -135,6 +135,7 @@ class Result(NamedTuple):
 
     rows: dict[str, np.ndarray]  # name -> f64[T] per task, nan if not measured
     scalars: dict[str, float]
+    warnings: tuple[str, ...] = ()  # why not to trust it, a sentence each
 
 
 def new_state(key, params, stats, tx, extra) -> TrainState:

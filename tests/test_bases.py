@@ -178,6 +178,26 @@ def test_what_has_no_bound_is_warned_about(tmp_path, caplog, base, changes, warn
 
 
 @pytest.mark.parametrize(
+    "base, changes, warns",
+    [
+        ("byol", {}, False),
+        ("byol", {"method.negative_weight": 1000.0}, True),  # was -3411, in silence
+        ("byol", {"method.negative_weight": 1000.0, "method.pn2": False}, False),
+        ("byol", {"method.negative_weight": 3.0, "method.weight": 3.0}, False),
+        ("barlow_twins", {"method.negative_weight": 1.5}, True),
+        ("vicreg", {"method.weight": 1.0}, False),  # of which the bound is said
+        ("mocov2plus", {"method.negative_weight": 1000.0}, False),  # it has no use
+    ],
+)
+def test_a_distance_that_rules_the_loss_is_warned_about(
+    tmp_path, caplog, base, changes, warns
+):
+    with caplog.at_level(logging.WARNING):
+        toy.job(tmp_path, method__base=base, method__strategy="pnr", **changes)
+    assert ("it pays to leave them" in caplog.text) == warns
+
+
+@pytest.mark.parametrize(
     "base, strategy, queues",
     [
         ("mocov2plus", "pnr", {"key_queue", "frozen_queue"}),

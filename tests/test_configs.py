@@ -158,6 +158,7 @@ def test_an_override_wins_and_leaves_the_rest_tied(name):
         "--config.augment.solarize": (0.7, 0.6),
         "--config.method.negative_weight": 4.5,
         "--config.evaluators.linear.lr": 7.0,
+        "--config.evaluators.linear.lrs": (0.1, 1.0),
     }
     plain, path = take(name, "byol"), "--config.method.base=byol"
     for option, value in given.items():

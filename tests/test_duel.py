@@ -544,6 +544,37 @@ def test_a_safe_update_keeps_the_memory_where_it_would_grow_less_distinct():
         assert updated(given, held(circle(0, 0, 0, 0)), circle(0, 0, 0, 90))[1] > 0
 
 
+@pytest.mark.parametrize("policy", active_memory.POLICIES)
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_rows_that_are_not_finite_never_enter(policy, wrong):
+    """The others are treated as if the batch had none but them."""
+    rng = np.random.default_rng(4)
+    memory = held(twins.unit(rng.normal(size=(K, D))))
+    rows = twins.unit(rng.normal(size=(6, D)))
+    good = np.array([False, True, True, False, True, True])
+    bad = np.where(good[:, None], rows, 1.0)
+    bad[0, 1], bad[3] = wrong, wrong
+    given = settings(policy=policy)
+    new, joined = updated(given, memory, bad)
+    came = np.asarray(new.items["index"])
+    assert np.isfinite(new.items["feature"]).all()
+    assert not {100, 103} & set(came.tolist()) and int(new.seen) == K + 4
+    if policy == "reservoir":  # draws other numbers for other batches
+        return
+    want, _ = updated(given, memory, rows[good])
+    chex.assert_trees_all_equal(new.items["feature"], want.items["feature"])
+    assert joined > 0
+
+
+def test_features_that_are_not_finite_renew_no_row():
+    memory = held(circle(0, 20, 40, 60))
+    features = jnp.float32(circle(100, 120)).at[1].set(jnp.nan)
+    there = jnp.ones(2, bool)
+    new = active_memory.refreshed(memory, jnp.array([2, 0]), features, there)
+    want = memory.items["feature"].at[2].set(features[0])
+    np.testing.assert_array_equal(new.items["feature"], want)
+
+
 def test_features_are_renewed_where_rows_were_drawn():
     memory = held(circle(0, 20, 40, 60))
     features = jnp.float32(circle(100, 120, 140))
@@ -568,6 +599,7 @@ def test_the_policys_options_reach_it(monkeypatch):
     new, joined = updated(given, memory, circle(3, 4))
     (options,) = calls
     np.testing.assert_array_equal(options.pop("filled"), memory.filled)
+    np.testing.assert_array_equal(options.pop("incoming_mask"), [True, True])
     assert options == {
         "score": "exponential", "temperature": 0.3, "newcomer_competes": True,
     }  # fmt: skip
@@ -629,15 +661,20 @@ def test_a_memory_over_devices_is_that_of_one(base):
 
 @pytest.mark.parametrize("gathers", [True, False])
 def test_no_turn_of_the_filter_sends_anything(gathers):
-    """Control: left to itself the loop is split over the devices as the batch is."""
+    """Control: the loop, left to itself, is split over the devices as the batch is."""
     mesh = sharding.mesh(2)
     gather = functools.partial(sharding.gathered, mesh=mesh)
-    given = settings(size=64, **({"gather": gather} if gathers else {}))
+    given = settings(size=64, gather=gather)
     shapes = jax.eval_shape(lambda: held(jnp.zeros((64, D))))
     number = jax.ShapeDtypeStruct((8,), jnp.int32)
     incoming = {"label": number, "index": number}
     features = jax.ShapeDtypeStruct((8, D), jnp.float32)
     update = functools.partial(active_memory.update, given, after=())
+    if not gathers:
+
+        def update(memory, key, incoming, features):
+            return duel.select(memory.items["feature"], features), incoming, key
+
     whole, parted = sharding.replicated(mesh), sharding.split(mesh)
     text = (
         jax.jit(update, in_shardings=(whole, whole, parted, parted))

@@ -22,7 +22,7 @@ def units(rng, count, dim, *, spread=1.0):
 
 def select64(memory, incoming, **options):
     with jax.enable_x64(True):
-        arrays = {k: v for k, v in options.items() if k == "filled"}
+        arrays = {k: options[k] for k in ("filled", "incoming_mask") if k in options}
         fixed = {k: v for k, v in options.items() if k not in arrays}
         chosen = _jitted(tuple(fixed.items()), duel._CANDIDATES)
         return np.asarray(chosen(jnp.asarray(memory), jnp.asarray(incoming), **arrays))
@@ -74,6 +74,31 @@ def test_a_memory_with_room_takes_what_comes_first(score, competes, stored, narr
     )
     np.testing.assert_array_equal(got, want)
     assert got.sum() == min(12, stored + 8)
+
+
+@pytest.mark.parametrize("competes", [False, True])
+@pytest.mark.parametrize("score", duel_twin.SCORES)
+@pytest.mark.parametrize("stored", [3, 9, 12])
+def test_rows_that_do_not_exist_change_nothing(score, competes, stored, narrow):
+    rng = np.random.default_rng(stored)
+    rows = units(rng, 28, 4)
+    memory, incoming = rows[:12], rows[12:]
+    filled, mask = rng.permutation(12) < stored, rng.random(16) < 0.6
+    assert 1 < mask.sum() < 15
+    want = duel_twin.loop(
+        memory, incoming[mask], duel_twin.SCORES[score], filled=filled,
+        competes=competes,
+    )  # fmt: skip
+    incoming = np.where(mask[:, None], incoming, np.nan)
+    options = {"score": score, "temperature": 0.3, "newcomer_competes": competes}
+    got = select64(memory, incoming, filled=filled, incoming_mask=mask, **options)
+    np.testing.assert_array_equal(got[:12], want[:12])
+    np.testing.assert_array_equal(got[12:][mask], want[12:])
+    assert not got[12:][~mask].any()
+    nothing = select64(
+        memory, incoming, filled=filled, incoming_mask=np.zeros(16, bool), **options
+    )
+    np.testing.assert_array_equal(nothing, [*filled, *[False] * 16])
 
 
 def test_default_sizes_choose_as_the_loop():

@@ -2,19 +2,20 @@
 
 import functools
 import logging
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import eval_toy
+from helpers import eval_toy, small_sets
 from jaxcl import core, sharding
-from jaxcl.data import stream
+from jaxcl.data import splits, stream
 from jaxcl.evals import features, knn, linear, objective, predict, tsne
 from jaxcl.evals import head as head_lib
 from jaxcl.nets import resnet
-from jaxcl.run import evaluation
+from jaxcl.run import evaluation, seeds
 
 
 def adam_twin(x, y, head, order_of, batch):
@@ -144,6 +145,106 @@ def test_probe_learns_what_is_separable_and_nothing_else():
         )
         assert result.scalars["accuracy"] < 0.6
         assert set(result.rows) == {"class_incremental"}
+
+
+def chosen_twin(x, y, cut, rates):
+    """The rate whose head is best on the cut; heads fitted by the SGD of the twin."""
+    k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
+    rest, scores = np.flatnonzero(~cut), {}
+    for rate in rates:
+        orders = eval_toy.device_orders(len(x), 16, len(rest), k_epochs)
+        head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
+        w, b, _ = eval_toy.probe_twin(x[rest], y[rest], head, orders, 16, rate)
+        scores[rate] = ((x[cut] @ w + b).argmax(1) == y[cut]).mean()
+    return max(rates, key=lambda rate: scores[rate]), scores
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_the_cut_chooses_the_rate(monkeypatch, seed):
+    """By accuracy on rows that its fits did not see; the last fit sees all rows."""
+    rates, fitted = (1e-4, 0.3, 0.03), []
+    parts, state = eval_toy.parts_of("class"), eval_toy.state_of(0)
+    train = parts.stream.dataset.train
+    cut = splits.drawn(train, 0.4, [seed, 4])
+    x = eval_toy.embedded(state, train.images)
+    want, scores = chosen_twin(x, train.label, cut, rates)
+    assert len({*scores.values()}) == 3  # or the test could not tell them apart
+    real = head_lib.resident_fit
+
+    def spied(*arguments, **more):
+        fit = real(*arguments, **more)
+
+        def run(state, data, rows, task, probe, lr=0.5):
+            fitted.append((rows.tolist(), lr))
+            return fit(state, data, rows, task, probe, lr)
+
+        return run
+
+    monkeypatch.setattr(head_lib, "resident_fit", spied)
+    options = eval_toy.OPTIONS | {"lr": 0.5, "augment": False}
+    evaluate = linear.make(
+        parts, **options, lrs=rates, held_out=0.4, fraction_seed=seed
+    )
+    result = evaluate(state, 1)
+    rest, every = np.flatnonzero(~cut).tolist(), list(range(len(x)))
+    assert fitted == [*((rest, rate) for rate in rates), (every, want)]
+    assert result.scalars["lr"] == want
+    monkeypatch.setattr(head_lib, "resident_fit", real)
+    fixed = linear.make(parts, **options | {"lr": want})(state, 1)
+    np.testing.assert_array_equal(
+        result.rows["class_incremental"], fixed.rows["class_incremental"]
+    )
+
+
+def test_the_test_split_chooses_no_rate():
+    """With test labels that are all wrong the same rate is chosen."""
+    parts, options = eval_toy.parts_of("class"), eval_toy.OPTIONS | {"augment": False}
+    judge = parts.stream.evaluation
+    other = judge._replace(label=(judge.label + 1) % eval_toy.CLASSES)
+    lied = parts._replace(stream=parts.stream._replace(evaluation=other))
+    rates = [
+        linear.make(given, **options, lrs=(1e-4, 0.3))(eval_toy.state_of(0), 1)
+        for given in (parts, lied)
+    ]
+    assert rates[0].scalars["lr"] == rates[1].scalars["lr"]
+    assert rates[0].scalars["accuracy"] != rates[1].scalars["accuracy"]
+
+
+def test_rates_that_cannot_be_judged_leave_the_fixed_one():
+    parts, state = eval_toy.parts_of("class"), eval_toy.state_of(0)
+    options = eval_toy.OPTIONS | {"augment": False}
+    with np.errstate(over="ignore"):
+        result = linear.make(parts, **options, lrs=(1e38,))(state, 1)
+    assert result.scalars["lr"] == 0.3 and np.isfinite(result.scalars["accuracy"])
+    assert any("could be judged" in words for words in result.warnings)
+    alone = small_sets.examples(np.arange(6))._replace(
+        images=np.zeros((6, 4, 4, 3), np.uint8)
+    )
+    data = eval_toy.dataset()._replace(train=alone)
+    with pytest.raises(ValueError, match=r"linear\.lrs=\(0\.1,\): must be \(\)"):
+        linear.make(eval_toy.parts_of("class", data), lrs=(0.1,))
+
+
+@pytest.mark.parametrize("scenario", ["class", "domain"])
+def test_a_fit_that_is_not_finite_has_no_accuracy(scenario):
+    """A head of nan named class 0 for every row, and had its share as accuracy."""
+    parts, state = eval_toy.parts_of(scenario), eval_toy.state_of(0)
+    options = eval_toy.OPTIONS | {"augment": False, "lr": 1e38}
+    result = linear.make(parts, **options)(state, 1)
+    assert all(np.isnan(row).all() for row in result.rows.values())
+    assert np.isnan(result.scalars["accuracy"])
+    assert "lr=1e+38 is not finite" in result.warnings[0]
+    assert len(result.warnings) == (4 if scenario == "domain" else 1)
+
+
+def test_a_train_loss_above_that_of_guessing_is_warned_of():
+    parts, state = eval_toy.parts_of("class"), eval_toy.state_of(0)
+    options = eval_toy.OPTIONS | {"augment": False}
+    assert linear.make(parts, **options)(state, 1).warnings == ()
+    wild = linear.make(parts, **options | {"lr": 300.0, "milestones": ()})(state, 1)
+    assert wild.scalars["train_loss"] > math.log(6)
+    assert "above the 1.79 of a head that knows nothing" in wild.warnings[0]
+    assert np.isfinite(wild.scalars["accuracy"])
 
 
 def test_probe_of_seen_tasks_knows_only_their_classes():
@@ -606,6 +707,27 @@ def test_what_all_evaluators_say_is_one_result(tmp_path):
 
 
 NOTHING = core.Result({}, {})
+
+
+def test_warnings_of_evaluators_name_their_entries(monkeypatch):
+    said, doubtful = [], core.Result({}, {}, ("too high", "too low"))
+
+    class Log:
+        def log(self, *_, **__): ...
+
+    class At(core.NamedTuple):
+        step: np.ndarray
+
+    warn = lambda form, *given: said.append(form % given)  # noqa: E731
+    monkeypatch.setattr(evaluation.logging, "warning", warn)
+    judges = {"one": lambda *_: NOTHING, "two": lambda *_: doubtful}
+    found = evaluation.run(judges, At(np.int32(7)), 3, Log())
+    two = "config.evaluators.two: "
+    assert found.warnings == (f"{two}too high", f"{two}too low")
+    assert said == [f"after task 4, step 7: {words}" for words in found.warnings]
+    together = seeds._judge((5, 6), [judges["one"], judges["two"]])
+    monkeypatch.setattr(seeds, "one_of", lambda state, i: state)
+    assert together(None, 0).warnings == ("seed 6: too high", "seed 6: too low")
 
 
 def test_normalised_features_ignore_their_length():

@@ -10,7 +10,7 @@ import pytest
 
 from helpers import twins
 from jaxcl import core
-from jaxcl.losses import contrastive, distill
+from jaxcl.losses import contrastive, distill, incremental, prototype, replay
 
 
 def others(rows, i):
@@ -335,6 +335,134 @@ def test_small_temperatures_and_empty_rows_stay_finite(name):
     # A row of zeros is given no direction to move in.
     zero = gradient(*[jnp.zeros_like(a) for a in arrays])[1]
     assert not any(np.any(leaf) for leaf in zero)
+
+
+COUNT, DIM = 6, 128
+WIDE = (COUNT, DIM)
+SOME = jnp.arange(COUNT) % 5
+
+
+def nce_two(a, p, old, new, temperature):
+    return incremental.nce_two(a, p, old, new, growth=0.25, temperature=temperature)
+
+
+def prototypes_of(loss):
+    def of(z, c, temperature):
+        return loss(core.l2_normalize(z), core.l2_normalize(c[:5]), temperature)
+
+    return of
+
+
+def sample_nce(z, c, temperature):
+    weights, old = jnp.full(COUNT, 0.2), jnp.arange(5) < 3
+    return prototype.sample_nce(z, SOME, c, weights, old, temperature=temperature)
+
+
+def prd(z, c, temperature):
+    both = {"temperature": temperature, "teacher_temperature": temperature}
+    return prototype.prd(z, z[::-1], c, c, jnp.ones(5), **both)
+
+
+def ird(z, past, temperature):
+    both = {"temperature": temperature, "teacher_temperature": temperature}
+    return prototype.ird(z, past, **both)
+
+
+def pnr_supcon(*arrays, temperature):
+    both = {"temperature": temperature, "distill_temperature": temperature}
+    return distill.pnr_supcon(*arrays, SOME, **both)
+
+
+def pnr_moco(*arrays, temperature, **more):
+    both = {"temperature": temperature, "distill_temperature": temperature}
+    queues = (jnp.stack([x, x[::-1]]) for x in arrays[8:])
+    return distill.pnr_moco(*arrays[:8], *queues, **both, **more)
+
+
+def zero(temperature):
+    return 0.0
+
+
+def opposite(temperature):
+    """Of a term whose positive, at most 1 / T, is not in the denominator."""
+    return -2 / temperature
+
+
+# name: loss of so many arrays, and its lower bound for a temperature
+BOUNDED = {
+    "nt_xent": (contrastive.nt_xent, 2, zero),
+    "info_nce": (contrastive.info_nce, 3, zero),
+    "info_nce_decoupled": (
+        functools.partial(contrastive.info_nce, positive_in_denominator=False),
+        3,
+        opposite,
+    ),
+    "m_hml": (contrastive.m_hml, 3, opposite),
+    "m_hml_of_nothing": (
+        functools.partial(contrastive.m_hml, mask=jnp.zeros(COUNT, bool)),
+        3,
+        zero,
+    ),
+    "sup_con": (
+        lambda z, temperature: contrastive.sup_con(z, SOME, temperature=temperature),
+        1,
+        zero,
+    ),
+    "aml_sup_con": (
+        lambda a, p, n, temperature: replay.aml_sup_con(
+            a, p, n, SOME, SOME + 1, temperature=temperature
+        ),
+        3,
+        zero,
+    ),
+    "cassle": (distill.cassle_contrastive, 4, zero),
+    "cassle_paper": (
+        functools.partial(distill.cassle_contrastive, form="paper"), 4, opposite,
+    ),
+    "pnr_simclr": (distill.pnr_simclr, 6, opposite),
+    "pnr_supcon": (pnr_supcon, 6, opposite),
+    "pnr_moco": (pnr_moco, 10, zero),
+    "pnr_moco_paper": (functools.partial(pnr_moco, form="paper"), 10, opposite),
+    "nce_one": (incremental.nce_one, 3, zero),
+    "nce_two": (nce_two, 4, lambda temperature: math.log(0.75)),
+    "sample_nce": (prototypes_of(sample_nce), 2, zero),
+    "prd": (prototypes_of(prd), 2, zero),
+    "ird": (ird, 2, zero),
+}  # fmt: skip
+
+
+def at_the_edge(count):
+    """Rows for which a loss is at its bound, but for rounding."""
+    for seed in range(8):
+        drawn = draw(*[WIDE] * count, seed=seed)
+        arrays = [jnp.asarray(a, jnp.float32) for a in drawn]
+        lengths = [1 + 0.3 * i for i in range(count)]
+        same = [arrays[0] * x for x in lengths]
+        yield arrays
+        yield same  # all views agree
+        if count > 1:  # each with the one after the next
+            yield [arrays[i % 2] * x for i, x in enumerate(lengths)]
+        yield [jnp.broadcast_to(a[:1], WIDE) for a in arrays]
+        yield [jnp.broadcast_to(a[:1], WIDE) for a in same]  # collapsed
+        yield [a * (-1) ** i for i, a in enumerate(same)]  # as far apart as can be
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_no_temperature_takes_a_loss_below_its_bound(name):
+    """NT-Xent at 1e-20 was -1.8e13, the difference of two rounded means."""
+    loss, count, bound = BOUNDED[name]
+    program = jax.jit(
+        jax.value_and_grad(
+            lambda arrays, temperature: loss(*arrays, temperature=temperature)
+        )
+    )
+    for rows in at_the_edge(count):
+        for temperature in (1.0, 1e-2, 1e-4, 1e-6):
+            value, gradient = program(rows, temperature)
+            assert all(np.isfinite(x).all() for x in gradient)
+            # Cosines are rounded, and a bound below 0 is made of them.
+            least = bound(temperature) * (1 + 1e-6)
+            assert np.isfinite(value) and value >= least, (name, temperature)
 
 
 def test_sup_con_without_positives_is_zero_with_a_zero_gradient():

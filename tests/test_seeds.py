@@ -11,6 +11,7 @@ import pytest
 from helpers import toy
 from jaxcl import core
 from jaxcl.config import build
+from jaxcl.data import stream
 from jaxcl.run import finish, job, seeds, train
 from jaxcl.run import results as results_lib
 
@@ -69,6 +70,32 @@ def test_rows_of_a_seeds_own_are_not_read_side_by_side(tmp_path, monkeypatch):
     assert not build.build(toy.config(**changes), tmp_path).side_by_side
     more = {"method.base": "simclr", "seeds": 2}
     assert build.build(toy.config(**more), tmp_path / "simclr").side_by_side
+
+
+def test_the_released_class_order_follows_the_seed(tmp_path, monkeypatch):
+    """All seeds shared the split of seed 5; side by side they would share one again."""
+    section = {"name": "class", "num_tasks": 2, "class_order": "released"}
+    changes = {"method.base": "simclr", "scenario": section}
+
+    def classes(seed, **more):
+        own = toy.config(**changes | more, seed=seed)
+        tasks = build.build(own, tmp_path / f"{seed}{len(more)}").stream.tasks
+        return np.concatenate([task.classes for task in tasks]).tolist()
+
+    count = len(classes(5))
+    orders = {s: stream.released_permutation(count, seed=s).tolist() for s in (5, 6)}
+    assert {seed: classes(seed) for seed in orders} == orders and orders[5] != orders[6]
+    fixed = {"scenario": section | {"seed": 5}}
+    assert classes(6, **fixed) == orders[5]
+    monkeypatch.setattr(build.sharding, "on_cpu", lambda: False)
+    found = build.build(toy.config(**changes, seeds=2), tmp_path / "seeds")
+    assert not found.side_by_side
+    with pytest.raises(
+        ValueError, match="side_by_side=True.*cut the tasks by the seed"
+    ):
+        build.build(toy.config(**changes, seeds=2, side_by_side=True), tmp_path / "x")
+    both = toy.config(**changes | fixed, seeds=2)
+    assert build.build(both, tmp_path / "fixed").side_by_side
 
 
 def test_summary_is_mean_and_standard_error(apart):
@@ -148,7 +175,7 @@ def test_an_axis_of_seeds_is_taken_off_again():
     ]
     state = core.new_state(jax.random.key(0), {}, {}, optax.identity(), ())
     state = state.replace(key=jax.random.split(state.key))
-    rows, scalars = seeds._judge(judges)(state, 1)
+    rows, scalars, _ = seeds._judge((3, 4), judges)(state, 1)
     assert scalars.pop("seconds") == 3
     rows, scalars = ({f"knn/{k}": x for k, x in d.items()} for d in (rows, scalars))
     results = results_lib.add(results, 1, rows, scalars, 1.0)

@@ -6,13 +6,21 @@ import pytest
 from helpers import small_sets
 from jaxcl.data import scenarios, splits, stream
 
-# The class order of the released PNR and CaSSLe experiments for 100 classes.
+# The class order of the released PNR and CaSSLe experiments for 100 classes, seed 5.
 RELEASED = """
 11 22 39 23 42 30 78 81 64 20 29 79 15 69 86 63 55 53 73 68 89 67 58 97 96 92 37 14 75
 51 54 7 3 6 50 40 45 4 83 98 27 12 8 99 60 87 28 5 84 34 82 16 72 49 59 31 71 35 66 76
 61 17 36 62 13 2 38 94 80 19 25 18 0 1 46 74 85 91 52 77 21 33 32 88 93 70 44 47 26 57
 90 95 48 65 43 10 9 56 24 41
 """
+# What torch.manual_seed(seed); torch.randperm(10) gave in PyTorch 2.13.
+DRAWN_IN_TORCH = {
+    0: [4, 1, 7, 5, 3, 9, 0, 8, 6, 2],
+    1: [5, 6, 1, 2, 0, 8, 9, 3, 7, 4],
+    5: [1, 4, 9, 6, 3, 5, 0, 2, 8, 7],
+    6: [0, 7, 5, 1, 8, 3, 9, 2, 4, 6],
+    7: [5, 0, 3, 4, 1, 7, 9, 6, 8, 2],
+}
 
 
 def toy():
@@ -33,15 +41,34 @@ def test_released_permutation_is_the_published_one():
     assert stream.released_permutation(0, seed=5).tolist() == []
 
 
+@pytest.mark.parametrize("seed", DRAWN_IN_TORCH)
+def test_released_permutation_of_other_seeds(seed):
+    found = stream.released_permutation(10, seed=seed)
+    assert found.tolist() == DRAWN_IN_TORCH[seed]
+
+
+def test_released_permutation_is_pytorchs():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    for n in (1, 2, 5, 100, 345, 1000, 50_000):
+        for seed in (0, 3, 42, 2**32 - 1):
+            torch.manual_seed(seed)
+            want = torch.randperm(n).numpy()
+            found = stream.released_permutation(n, seed=seed)
+            np.testing.assert_array_equal(found, want)
+
+
 def test_class_scenario_released_order_in_tens():
     data = small_sets.dataset(
         small_sets.examples(np.arange(100)),
         small_sets.examples(np.arange(100)),
         classes=100,
     )
-    made = scenarios.make(data, scenario="class", num_tasks=10, class_order="released")
     want = np.array(RELEASED.split(), int).reshape(10, 10)
-    np.testing.assert_array_equal([t.classes for t in made.tasks], want)
+    for order, seed in (("released", 5), ("cassle", 5), ("cassle", 6)):
+        made = scenarios.make(
+            data, scenario="class", num_tasks=10, class_order=order, seed=seed
+        )
+        np.testing.assert_array_equal([t.classes for t in made.tasks], want)
 
 
 def test_joint():
@@ -58,6 +85,8 @@ def test_joint():
     [
         ("sorted", [0, 1, 2, 3, 4]),
         ("shuffled", np.random.default_rng(1).permutation(5).tolist()),
+        ("released", stream.released_permutation(5, seed=1).tolist()),
+        ("cassle", stream.released_permutation(5, seed=5).tolist()),
         ([4, "c0", 3, 1, 2], [4, 0, 3, 1, 2]),
     ],
 )

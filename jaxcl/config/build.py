@@ -121,16 +121,18 @@ def _seeds(raw, workdir):
             "(config.replay.sharded or config.method.sharded) go one after another; "
             "must be None or False"
         )
-    # Batches with rows that the memory of each seed names, or several batches, and
-    # tasks that end when a seed's loss says so.
+    # Tasks that each seed cuts in its own way; batches with rows that the memory of
+    # each seed names, or several batches; tasks that end when a seed's loss says so.
     first = make(top.seed)
     several = any(first.parts(task.index) > 1 for task in first.stream.tasks)
     mixes = several or first.counts_epochs or first.method.replayed is not None
+    mixes = mixes or sections.follows_seed(top.scenario)
     if mixes and side_by_side:
         raise ValueError(
             f"config.side_by_side=True: runs of {top.method['name']} have batches "
-            "that cannot be joined, or count epochs (config.patience, eval_epochs), "
-            "and go one after another; must be None or False"
+            "that cannot be joined, count epochs (config.patience, eval_epochs), or "
+            "cut the tasks by the seed (config.scenario without a seed), and go one "
+            "after another; must be None or False"
         )
     claim(workdir, json.loads(json.dumps(raw)))
     if side_by_side is None:

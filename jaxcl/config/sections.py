@@ -138,19 +138,27 @@ def check_graphs(top: Top, train: stream.Examples | None = None) -> None:
         )
 
 
+def follows_seed(scenario: dict) -> bool:
+    """Whether the run's seed cuts the tasks, because the scenario has none of its own.
+
+    So it is with "growth", and with "class" in the order "released".
+    """
+    released = scenario.get("class_order") == "released"
+    cut = {"growth": True, "class": released}.get(scenario.get("name"), False)
+    return cut and "seed" not in scenario
+
+
 def tasks(data, scenario, seed=0, stand_in=None):
     """A function that reads the data and cuts the tasks; options checked now.
 
-    `seed` is the run's, which a scenario "growth" takes unless it has its own;
-    `stand_in` a dataset in place of what would be read.
+    `seed` is the run's, see `follows_seed`; `stand_in` a dataset in place of what would
+    be read.
     """
     source, data_options = schema.named(sources.SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
-    scenario = dict(scenario)
+    scenario = ({"seed": seed} if follows_seed(scenario) else {}) | scenario
     scenario["scenario"] = name = scenario.pop("name", None)
     schema.check_value(name, scenarios.Scenario, "config.scenario.name")
-    if name == "growth":
-        scenario.setdefault("seed", seed)
     given = schema.options(scenarios.make, scenario, "config.scenario")
     uneven = given.get("imbalance"), given.get("long_tail")
     imbalance.options(*uneven, field="config.scenario.")

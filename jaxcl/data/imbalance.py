@@ -151,8 +151,9 @@ def long_tail(
       label: i32[N], from 0.
       names: of the classes.
       factor: rows of the first class over those of the last, at least 1.
-      class_order: from the largest class to the smallest: "sorted", "released",
-        "shuffled" (by `seed`) or a list of all classes, see `scenarios.make`.
+      class_order: from the largest class to the smallest: "sorted", "released" or
+        "shuffled" (both by `seed`), "cassle" or a list of all classes, see
+        `scenarios.make`.
       seed: of the draw; it is not the run's seed.
 
     Raises:

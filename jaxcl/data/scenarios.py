@@ -47,12 +47,13 @@ def make(
       "after"   the next task of a run that has done `num_tasks` - 1 on other data, see
                 config.start: all rows, or those of the last domain where there are
                 several; rows of the others count as earlier ones.
-    class_order: "sorted", "released" (the order of the PNR and CaSSLe experiments,
-      `released_permutation` with seed 5), "shuffled" (by `seed`) or a list of
-      class numbers or names that holds every class once.
+    class_order: "sorted", "released" (that of the PNR experiments with this `seed`,
+      see `stream.released_permutation`), "cassle" (that of the CaSSLe experiments, the
+      same with seed 5 whatever `seed` is), "shuffled" (by `seed`) or a list of class
+      numbers or names that holds every class once.
     num_tasks: may be left out for "joint" and "domain".
-    seed: draws "shuffled", "growth" and the rows of `per_class`; a "growth" config
-      without one uses the run's seed.
+    seed: draws "released", "shuffled", "growth" and the rows of `per_class`; a config
+      of "growth" or "released" without one uses the run's seed.
     growth: the share of the rows that is new under "growth", ICL's alpha.
     evaluation: "test", "validation" or "none". A task is judged on the rows of its
       classes ("class"), of its domain ("domain"), or on all rows.

@@ -181,10 +181,10 @@ def descend(
     return head, velocity, loss, scores
 
 
-def _update(rule: Rule, carry: _Carry, features, labels, mask, epoch) -> _Carry:
-    """One step of the rule's optimiser, with the learning rate of the epoch."""
+def _update(rule: Rule, carry: _Carry, features, labels, mask, epoch, lr) -> _Carry:
+    """One step of the rule's optimiser; `lr` is that of the first epoch."""
     milestones = jnp.asarray(rule.milestones, jnp.int32)
-    lr = rule.lr * rule.factor ** jnp.sum(milestones <= epoch)
+    lr = lr * rule.factor ** jnp.sum(milestones <= epoch)
     if rule.optimizer == "adam":
         (loss, _), gradient = _gradient(carry.head, features, labels, mask)
         adam = _adam(rule)
@@ -220,11 +220,12 @@ def resident_fit(
       balanced: an epoch draws its rows by `class_uniform`; False: it has each row once.
 
     Returns:
-      (state, data, rows i32[count], task, probe) -> (Head, loss of the last epoch).
+      (state, data, rows i32[count], task, probe, lr=rule.lr) -> (Head, loss of the last
+      epoch). Every learning rate runs the same program.
     """
     batch_size = rule.batch_size
 
-    def fit(state, data, labels, rows, count, task, probe):
+    def fit(state, data, labels, rows, count, task, probe, lr):
         k_start, k_epochs = probe_keys(parts.seed, task, probe)
         sample = jax.eval_shape(read, state, data, rows[:batch_size], k_epochs)
         steps = jnp.maximum(count // batch_size, 1)
@@ -241,7 +242,7 @@ def resident_fit(
                 at = jax.lax.dynamic_slice_in_dim(order, begin, batch_size)
                 mask = (begin + jnp.arange(batch_size) < count).astype(jnp.float32)
                 features = read(state, data, at, jax.random.fold_in(k_read, i))
-                return _update(rule, carry, features, labels[at], mask, number)
+                return _update(rule, carry, features, labels[at], mask, number, lr)
 
             carry = carry._replace(loss=jnp.zeros(()))
             return jax.lax.fori_loop(0, steps, step, carry)
@@ -252,12 +253,12 @@ def resident_fit(
 
     program = jax.jit(fit, out_shardings=sharding.replicated(parts.mesh))
 
-    def run(state, data, rows, task, probe):
+    def run(state, data, rows, task, probe, lr=rule.lr):
         # Every subset of the rows has the same length, so it runs the same program.
         padded = np.zeros(max(labels.size, batch_size), np.int32)
         padded[: len(rows)] = rows
         numbers = [np.int32(n) for n in (len(rows), task, probe)]
-        return program(state, data, labels, padded, *numbers)
+        return program(state, data, labels, padded, *numbers, np.float32(lr))
 
     return run
 
@@ -281,18 +282,18 @@ def streamed_fit(
         key, _ = probe_keys(parts.seed, task, probe)
         return _begin(rule, key, dim, parts.num_classes)
 
-    def update(state, carry, batch, step, steps, task, probe):
+    def update(state, carry, batch, step, steps, task, probe, lr):
         epoch = step // steps
         _, k_epochs = probe_keys(parts.seed, task, probe)
         features = embed(state, batch["image"], jax.random.fold_in(k_epochs, step))
         carry = carry._replace(loss=jnp.where(step % steps == 0, 0.0, carry.loss))
         mask = jnp.ones(len(features))
-        return _update(rule, carry, features, batch["label"], mask, epoch)
+        return _update(rule, carry, features, batch["label"], mask, epoch, lr)
 
     begin = jax.jit(begin, static_argnames="dim", out_shardings=whole)
     update = jax.jit(update, donate_argnums=1, out_shardings=whole)
 
-    def run(state, data, rows, task, probe):
+    def run(state, data, rows, task, probe, lr=rule.lr):
         # A set smaller than a batch repeats its rows.
         rows = np.resize(rows, max(len(rows), rule.batch_size))
         batches = prefetch.batches(
@@ -308,13 +309,13 @@ def streamed_fit(
             resident=False,
         )
         steps = np.int32(len(rows) // rule.batch_size)
-        task, probe = np.int32(task), np.int32(probe)
+        task, probe, lr = np.int32(task), np.int32(probe), np.float32(lr)
         carry = begin(task, probe, dim=data)
         placed = prefetch.ahead(batches, lambda batch: sharding.shard(batch, mesh))
         with contextlib.closing(placed):
             for i, batch in enumerate(placed):
                 number = np.int32(i)
-                carry = update(state, carry, batch, number, steps, task, probe)
+                carry = update(state, carry, batch, number, steps, task, probe, lr)
                 # Or batches pile up on a device that is slower than the host.
                 if i % 16 == 0:
                     jax.block_until_ready(carry.loss)

@@ -19,6 +19,7 @@ factor=0.5. The paper names no augmentation of the probe's images.
 
 Departures: after each task one layer learns from every class ("all", as the released
 code does; the papers' text says the classes seen so far: train_on="seen").
+`lrs` chooses the learning rate on a cut of the train rows, which no paper here does.
 The rows that `fraction` draws for a semi-supervised probe are not those of the split
 released for PNR's Table 6, but another draw of the same size.
 Workers crop images that stream with NumPy's random numbers, so an augmented probe of
@@ -29,21 +30,24 @@ blur at 64 pixels has 7 taps; that of `augment.make` has as many as its widest s
 needs.
 """
 
+import math
 import time
 from collections.abc import Callable
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, schema, sharding
 from jaxcl.augment import crops
 from jaxcl.augment import images as augment_images
-from jaxcl.data import prefetch
+from jaxcl.data import prefetch, splits, stream
 from jaxcl.evals import features as features_lib
 from jaxcl.evals import head as head_lib
 
 _RATIO = (3 / 4, 4 / 3)
+_CUT = 4  # keeps the draw of the cut apart from those of `splits` and `imbalance`
 
 
 def _augmented(parts, look, normalize):
@@ -67,9 +71,9 @@ def _augmented(parts, look, normalize):
     return embed
 
 
-def _plain(parts, examples, normalize):
-    """State -> f32[n, D], features of a split without augmentation."""
-    embed = features_lib.make(parts, examples)
+def _plain(parts, examples, normalize, rows=None):
+    """State -> f32[n, D], features of (rows of) a split without augmentation."""
+    embed = features_lib.make(parts, examples, rows=rows)
     unit = jax.jit(features_lib.unit)
     return lambda state: unit(embed(state)) if normalize else embed(state)
 
@@ -147,9 +151,31 @@ def _usable(parts, train_on, groups) -> Callable:
     return visible
 
 
+class _Choice(NamedTuple):
+    """Learning rates, and the train rows that choose among them."""
+
+    lrs: tuple[float, ...]
+    cut: np.ndarray  # bool[N]
+    embed: Callable  # state -> f32[K, D], features of the K rows of the cut
+
+
+def _choice(parts, normalize, lrs, held_out, share, seed) -> _Choice:
+    """The cut holds out a share of the rows of every class that have labels."""
+    train, cut = parts.stream.dataset.train, np.zeros(len(share), bool)
+    at = np.flatnonzero(share)
+    labelled = stream.Examples(train.label[at], train.domain[at])
+    cut[at] = splits.drawn(labelled, held_out, [seed, _CUT])
+    features_lib.require(
+        "linear.lrs", lrs, cut.any(), "() where every class has one labelled row"
+    )
+    embed = _plain(parts, train, normalize, np.flatnonzero(cut))
+    return _Choice(tuple(lrs), cut, embed)
+
+
 class _Probe(NamedTuple):
     """A linear probe, compiled."""
 
+    choice: _Choice | None  # None: the learning rate is fixed
     groups: features_lib.Split
     embed_test: Callable  # state -> f32[M, D]
     usable: Callable  # (state, task) -> bool[N]
@@ -157,12 +183,14 @@ class _Probe(NamedTuple):
     data_of: Callable  # (state, D) -> what `fit` reads the train rows from
     logits: Callable  # (head, f32[M, D]) -> f32[M, C]
     judge: Callable  # f32[M, C] -> dict of bool[M], see `features.verdicts`
+    finite: Callable  # f32[n, C] -> bool[], whether all are finite
 
 
-def _probe(parts, train_on, normalize, fit, data_of) -> _Probe:
+def _probe(parts, train_on, normalize, choice, fit, data_of) -> _Probe:
     """The probe that `fit` trains, see `_fitting`."""
     groups, evaluation = features_lib.split(parts), parts.stream.evaluation
     return _Probe(
+        choice=choice,
         groups=groups,
         embed_test=_plain(parts, evaluation, normalize),
         usable=_usable(parts, train_on, groups),
@@ -170,43 +198,121 @@ def _probe(parts, train_on, normalize, fit, data_of) -> _Probe:
         data_of=data_of,
         logits=jax.jit(head_lib.logits),
         judge=features_lib.verdicts(parts, groups, evaluation),
+        finite=jax.jit(lambda scores: jnp.isfinite(scores).all()),
     )
 
 
-def _domain_rows(parts, probe, state, task, data, held, mask) -> np.ndarray:
-    """Accuracy f64[T] of a probe of its own for each domain, nan without train rows."""
+class _Pass(NamedTuple):
+    """What the probes of one evaluation share."""
+
+    state: core.TrainState
+    task: int
+    data: Any  # what `fit` reads the train rows from
+    held: jax.Array  # f32[M, D], features of the evaluation rows
+    cut: jax.Array | None  # f32[K, D], of the rows that choose the learning rate
+
+
+class _Fitted(NamedTuple):
+    """A fitted probe, and what it says of the evaluation rows."""
+
+    right: dict  # name -> f64[M], 1 where the prediction is right; nan: no prediction
+    loss: float
+    lr: float
+    warnings: tuple[str, ...]
+
+
+def _best_lr(parts, probe, seen: _Pass, mask, number) -> float | None:
+    """The rate whose head is best on the cut of the rows `mask`; the first of equals.
+
+    None if the cut has none of these rows, or if no fit is finite.
+    """
+    choice, accuracy = probe.choice, {}
+    judges = mask[choice.cut]
+    label = parts.stream.dataset.train.label[choice.cut][judges]
+    rows = np.flatnonzero(mask & ~choice.cut)
+    for lr in choice.lrs if judges.any() else ():
+        head, _ = probe.fit(seen.state, seen.data, rows, seen.task, number, lr)
+        scores = probe.logits(head, seen.cut)
+        if sharding.fetch(probe.finite(scores)):
+            guess = sharding.fetch(scores)[judges].argmax(axis=1)
+            accuracy[lr] = (guess == label).mean()
+    return max(accuracy, key=accuracy.get) if accuracy else None
+
+
+def _fit(parts, probe, rule, seen: _Pass, mask, number) -> _Fitted:
+    """Fit a probe to the rows `mask`, see `head.probe_keys` for its number."""
+    lr, warnings = rule.lr, []
+    if probe.choice is not None:
+        best = _best_lr(parts, probe, seen, mask, number)
+        if best is None:
+            warnings.append(f"none of lrs={probe.choice.lrs} could be judged: lr={lr}")
+        lr = lr if best is None else best
+    chosen = {"lr": lr} if lr != rule.lr else {}
+    rows = np.flatnonzero(mask)
+    head, loss = probe.fit(seen.state, seen.data, rows, seen.task, number, **chosen)
+    scores, loss = probe.logits(head, seen.held), float(sharding.fetch(loss))
+    right = {name: row.astype(float) for name, row in probe.judge(scores).items()}
+    most = math.log(parts.num_classes)
+    if not (math.isfinite(loss) and sharding.fetch(probe.finite(scores))):
+        # Scores of nan would make class 0 the prediction of every row.
+        right = {name: np.full(len(row), np.nan) for name, row in right.items()}
+        warnings.append(
+            f"the fit with lr={lr} is not finite, so that it has no accuracy"
+        )
+    elif loss > most:
+        warnings.append(
+            f"the fit with lr={lr} ends at a loss of {loss:.3g}, above the {most:.3g} "
+            "of a head that knows nothing: take a lower lr, or let lrs choose one"
+        )
+    return _Fitted(right, loss, lr, tuple(warnings))
+
+
+def _domain_rows(parts, probe, rule, seen: _Pass, mask):
+    """Accuracy f64[T] of a probe of its own for each domain, nan without train rows.
+
+    Returns:
+      the accuracy, and the warnings.
+    """
     groups, accuracy = probe.groups, np.full(len(parts.stream.tasks), np.nan)
+    warnings = []
     for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
-        mine = np.flatnonzero(mask & (groups.train_task == t))
-        head, _ = probe.fit(state, data, mine, task, t + 1)
-        right = probe.judge(probe.logits(head, held))["class_incremental"]
-        accuracy[t] = features_lib.per_task(parts, right)[t]
-    return accuracy
+        mine = mask & (groups.train_task == t)
+        own = _fit(parts, probe, rule, seen, mine, t + 1)
+        row = features_lib.per_task(parts, own.right["class_incremental"])
+        accuracy[t] = row[t]
+        name = parts.stream.tasks[t].name
+        warnings += [f"domain {name}: {words}" for words in own.warnings]
+    return accuracy, warnings
 
 
-def _evaluator(parts, probe, train_on, share) -> Callable:
+def _evaluator(parts, probe, rule, train_on, share) -> Callable:
     """The evaluator of a probe; `share` bool[N] are the rows that have labels."""
 
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
-        held = probe.embed_test(state)
+        held, choice = probe.embed_test(state), probe.choice
         data = probe.data_of(state, held.shape[1])
+        seen = _Pass(state, task, data, held, choice and choice.embed(state))
         mask = share & probe.usable(state, task)
-        head, loss = probe.fit(state, data, np.flatnonzero(mask), task, 0)
-        right = probe.judge(probe.logits(head, held))
-        rows = {name: features_lib.per_task(parts, row) for name, row in right.items()}
+        whole = _fit(parts, probe, rule, seen, mask, 0)
+        warnings = list(whole.warnings)
+        rows = {
+            name: features_lib.per_task(parts, row) for name, row in whole.right.items()
+        }
         if "task_aware" in rows:
-            seen = features_lib.blank_unseen(rows["task_aware"], train_on, task)
-            rows["task_aware"] = seen
+            met = features_lib.blank_unseen(rows["task_aware"], train_on, task)
+            rows["task_aware"] = met
         elif probe.groups.aware == "domain_aware":
-            own = _domain_rows(parts, probe, state, task, data, held, mask)
+            own, more = _domain_rows(parts, probe, rule, seen, mask)
             rows["domain_aware"] = own
+            warnings += more
         scalars = {
-            "accuracy": float(right["class_incremental"].mean()),
-            "train_loss": float(sharding.fetch(loss)),
+            "accuracy": float(whole.right["class_incremental"].mean()),
+            "train_loss": whole.loss,
             "seconds": time.monotonic() - began,
         }
-        return core.Result(rows, scalars)
+        scalars |= {} if choice is None else {"lr": whole.lr}
+        return core.Result(rows, scalars, tuple(warnings))
 
     return evaluate
 
@@ -234,6 +340,8 @@ def make(
     epochs: schema.Count = 100,
     batch_size: schema.Count = 256,
     lr: schema.Positive = 0.1,
+    lrs: Annotated[tuple[schema.Positive, ...], schema.Entries(0, once=True)] = (),
+    held_out: Annotated[float, schema.Range(above=0, below=1)] = 0.1,
     momentum: schema.Momentum = 0.9,
     weight_decay: schema.Weight = 0.0,
     milestones: tuple[schema.Count, ...] = (60, 80),
@@ -258,6 +366,11 @@ def make(
       parts: what every evaluator is given.
       lr, weight_decay: of the optimiser; lr is multiplied by `factor` at each of the
         `milestones` (epochs, from 0).
+      lrs: rates to choose from, in place of `lr`. Each fits a probe to the train rows
+        without a cut; that which is best on the cut fits the probe, to all rows.
+        Evaluation rows choose nothing. (): `lr` is fixed.
+      held_out: share of the labelled train rows of every class in that cut, drawn by
+        `fraction_seed`.
       momentum: for SGD only.
       optimizer: "sgd", or "adam" with PyTorch's moments (0.9, 0.999; eps 1e-8). Both
         add the weight decay to the gradient.
@@ -282,8 +395,10 @@ def make(
       has all test rows, so all columns are the same number); if tasks are disjoint
       classes also "task_aware", the same head over the task's classes; if tasks are
       domains also "domain_aware", a separate probe for each domain, nan for a domain
-      without usable train rows. Scalars: "accuracy" on all evaluation rows,
-      "train_loss" of the last epoch, "seconds".
+      without usable train rows. A fit that is not finite has nan everywhere. Scalars:
+      "accuracy" on all evaluation rows, "train_loss" of the last epoch, with `lrs` the
+      "lr" that was chosen, "seconds". It warns of a fit that is not finite, and of a
+      train loss above log C.
 
     Raises:
       ValueError: an option out of its range; no evaluation split; no labels;
@@ -306,8 +421,11 @@ def make(
     features_lib.require("linear.scale", scale, rising, "(low, high) with low <= high")
     features_lib.check_labels(parts, "linear")
     fitting = _fitting(parts, rule, augment, look, normalize_features, balanced)
-    probe = _probe(parts, train_on, normalize_features, *fitting)
     share = features_lib.stratified(
         parts.stream.dataset.train, fraction=fraction, seed=fraction_seed
     )
-    return _evaluator(parts, probe, train_on, share)
+    choice = None
+    if lrs:
+        choice = _choice(parts, normalize_features, lrs, held_out, share, fraction_seed)
+    probe = _probe(parts, train_on, normalize_features, choice, *fitting)
+    return _evaluator(parts, probe, rule, train_on, share)

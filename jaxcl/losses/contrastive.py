@@ -3,6 +3,10 @@
 Rows are examples, and a batch is the global batch: under `jit` over a mesh the
 compiler adds the collectives. Every loss L2-normalises its rows, works in float32 at
 least (bfloat16 is cast first) and returns one scalar.
+
+A positive that is in the denominator is taken from the same matrix of logits, and
+subtracted row by row. So no rounding makes a loss negative at a low temperature, where
+the difference of two means, or a cosine computed twice, is wrong by 1e-7 / temperature.
 """
 
 import chex
@@ -40,6 +44,26 @@ def logsumexp_of_others(logits: jax.Array) -> jax.Array:
     """
     own = jnp.eye(logits.shape[0], dtype=bool)
     return jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=-1)
+
+
+def entries(logits: jax.Array, columns: jax.Array) -> jax.Array:
+    """One entry of each row, logits[i, columns[i]], exactly.
+
+    Args:
+      logits: f32[N, M].
+      columns: i32[N].
+
+    Returns:
+      f32[N].
+    """
+    # A masked sum needs no gather, which would send rows between devices.
+    chosen = columns[:, None] == jnp.arange(logits.shape[1])
+    return jnp.sum(jnp.where(chosen, logits, 0), axis=1)
+
+
+def partners(count: int) -> jax.Array:
+    """Row of the other view of each row of `interleave`, i32[count]."""
+    return jnp.arange(count) ^ 1
 
 
 def masked_mean(rows: jax.Array, mask: jax.Array | None = None) -> jax.Array:
@@ -85,10 +109,9 @@ def nt_xent(z1: jax.Array, z2: jax.Array, *, temperature: float = 0.2) -> jax.Ar
     chex.assert_equal_shape([z1, z2])
     z1, z2 = core.l2_normalize(z1), core.l2_normalize(z2)
     rows = interleave(z1, z2)
-    denominator = logsumexp_of_others(core.dot(rows, rows) / temperature)
-    # Both rows of an example have the same positive logit.
-    positive = jnp.sum(z1 * z2, axis=-1) / temperature
-    return jnp.mean(denominator) - jnp.mean(positive)
+    logits = core.dot(rows, rows) / temperature
+    positive = entries(logits, partners(len(rows)))
+    return jnp.mean(logsumexp_of_others(logits) - positive)
 
 
 def info_nce(
@@ -201,7 +224,8 @@ def m_hml(
     chex.assert_rank([anchors, positives, memory], 2)
     chex.assert_equal_shape([anchors, positives])
     anchors, positives = core.l2_normalize(anchors), core.l2_normalize(positives)
-    hebbian = (1 - jnp.sum(anchors * positives, axis=-1)) / temperature
+    # Rounding may bring the cosine of equal rows above 1.
+    hebbian = jnp.maximum(1 - jnp.sum(anchors * positives, axis=-1), 0) / temperature
     logits = (core.dot(anchors, core.l2_normalize(memory)) - 1) / temperature
     count = len(memory)
     if mask is not None:
@@ -260,9 +284,9 @@ def sup_con(
         positive = positive & exists
         logits = jnp.where(exists, logits, -jnp.inf)
     count = jnp.sum(positive, axis=-1)
-    total = jnp.sum(jnp.where(positive, logits, 0.0), axis=-1)
-    loss = logsumexp_of_others(logits) - total / jnp.maximum(count, 1)
-    loss = jnp.where(count > 0, loss, 0.0)
+    pairs = logsumexp_of_others(logits)[:, None] - logits
+    total = jnp.sum(jnp.where(positive, pairs, 0.0), axis=-1)
+    loss = jnp.where(count > 0, total / jnp.maximum(count, 1), 0.0)
     if anchor_mask is not None:
         chex.assert_equal_shape([anchor_mask, labels])
         loss = loss * anchor_mask

@@ -66,7 +66,7 @@ def cassle_contrastive(
     p = core.l2_normalize(contrastive.interleave(p1, p2))
     f = _constant(contrastive.interleave(f1, f2))
     logits = core.dot(p, f) / temperature
-    positive = jnp.sum(p * f, axis=-1) / temperature
+    positive = contrastive.entries(logits, jnp.arange(len(p)))
     if form == "paper":
         return jnp.mean(contrastive.logsumexp_of_others(logits) - positive)
     forward = jax.nn.logsumexp(logits, axis=1) - positive
@@ -283,8 +283,11 @@ def pnr_simclr(
 
     first = _logsumexp_of_others(z, (z, f) if pn1 else (z,), temperature)
     second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), temperature)
-    positive = jnp.mean(jnp.sum(z1 * z2, axis=-1)) + jnp.mean(jnp.sum(p * f, axis=-1))
-    return jnp.mean(first) + jnp.mean(second) - positive / temperature
+    # The compiler computes this product and that in the denominator once.
+    logits = core.dot(z, z) / temperature
+    pulled = contrastive.entries(logits, contrastive.partners(len(z)))
+    distilled = jnp.sum(p * f, axis=-1) / temperature
+    return jnp.mean(first - pulled) + jnp.mean(second - distilled)
 
 
 def pnr_supcon(
@@ -344,11 +347,12 @@ def pnr_supcon(
     positive = (labels[:, None] == labels) & ~jnp.eye(labels.size, dtype=bool)
     # The compiler computes this product and that in the denominator once.
     logits = core.dot(z, z) / temperature
-    pull = jnp.sum(jnp.where(positive, logits, 0.0), axis=1) / jnp.sum(positive, axis=1)
     first = _logsumexp_of_others(z, (z, f) if pn1 else (z,), temperature)
     second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), distill_temperature)
+    pairs = jnp.where(positive, first[:, None] - logits, 0.0)
+    pulled = jnp.sum(pairs, axis=1) / jnp.sum(positive, axis=1)
     distilled = jnp.sum(p * f, axis=-1) / distill_temperature
-    return jnp.mean(first - pull) + jnp.mean(second - distilled)
+    return jnp.mean(pulled) + jnp.mean(second - distilled)
 
 
 def pnr_moco(

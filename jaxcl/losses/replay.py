@@ -304,10 +304,10 @@ def aml_sup_con(
         # Without a valid anchor Z is empty: keep its rows, since the mean is 0 anyway.
         logits = jnp.where(inside | ~jnp.any(inside), logits, -jnp.inf)
         same = same & inside
-    pull = jnp.sum(jnp.where(same, logits, 0), axis=1)
-    pull = pull / jnp.maximum(jnp.sum(same, axis=1), 1)
-    loss = contrastive.masked_mean(jax.nn.logsumexp(logits, axis=1) - pull, valid)
-    return temperature / base_temperature * loss
+    pairs = jax.nn.logsumexp(logits, axis=1, keepdims=True) - logits
+    rows = jnp.sum(jnp.where(same, pairs, 0), axis=1)
+    rows = rows / jnp.maximum(jnp.sum(same, axis=1), 1)
+    return temperature / base_temperature * contrastive.masked_mean(rows, valid)
 
 
 def der(

@@ -159,6 +159,7 @@ def select(
     score: str = "affine",
     temperature: float = 0.5,
     filled: jax.Array | None = None,
+    incoming_mask: jax.Array | None = None,
     newcomer_competes: bool = False,
 ) -> jax.Array:
     """The rows of [memory; incoming] that the memory holds after the batch (DUEL).
@@ -184,6 +185,8 @@ def select(
       score: "affine" or "exponential", see `similarity`.
       temperature: tau of the exponential score.
       filled: bool[K], slots that hold a row; None: all.
+      incoming_mask: bool[B], incoming rows that exist; None: all. The others, which may
+        be nan, are not kept and change nothing.
       newcomer_competes: the row is inserted first, so that it may itself be evicted
         (Algorithm 1).
 
@@ -196,14 +199,26 @@ def select(
     chex.assert_rank([memory, incoming], 2)
     core.check_choice("score", score, _SCORES)
     filled = jnp.ones(len(memory), bool) if filled is None else filled
-    room = jnp.minimum(len(memory) - jnp.sum(filled), len(incoming))
+    count, order = len(incoming), jnp.arange(len(incoming))
+    if incoming_mask is not None:
+        count, order = jnp.sum(incoming_mask), jnp.argsort(~incoming_mask, stable=True)
+        # Those that exist come first; the others are never reached.
+        incoming = jnp.where(incoming_mask[:, None], incoming, 0)[order]
+    room = jnp.minimum(len(memory) - jnp.sum(filled), count)
     # A round evicts a row, then inserts row number round + ahead. That may not exist
     # after the last eviction, when the scores are not read any more.
     ahead = int(newcomer_competes)
-    present = jnp.concatenate([filled, jnp.arange(len(incoming)) < room + ahead])
+    joined = jnp.arange(len(incoming)) < room + ahead
+    present, limits = jnp.concatenate([filled, joined]), (room, count, ahead)
     if score == "affine":
-        return _select_affine(memory, incoming, present, room, ahead)
-    return _select_exponential(memory, incoming, present, room, ahead, temperature)
+        keep = _select_affine(memory, incoming, present, limits)
+    else:
+        keep = _select_exponential(memory, incoming, present, limits, temperature)
+    if incoming_mask is None:
+        return keep
+    stays, comes = keep[: len(memory)], keep[len(memory) :]
+    comes = comes & (jnp.arange(len(incoming)) < count)
+    return jnp.concatenate([stays, jnp.zeros_like(comes).at[order].set(comes)])
 
 
 def _dot(a, b):
@@ -234,11 +249,11 @@ def _total(memory, incoming, present):
     return _dot(present[:capacity], memory) + _dot(present[capacity:], incoming)
 
 
-def _select_affine(memory, incoming, present, room, ahead):
-    capacity, count = len(memory), len(incoming)
+def _select_affine(memory, incoming, present, limits):
+    capacity, (room, count, ahead) = len(memory), limits
     least, share = _CANDIDATES
     looked_at = min(max(least, int(share * capacity)), capacity)
-    rounds = min(_ROUNDS, count)
+    rounds = min(_ROUNDS, len(incoming))
     # Twice the rounding error of a product with a sum of K unit rows. Without it a row
     # outside the window that ties with the best candidate could be missed if the sum
     # moved exactly towards it.
@@ -296,8 +311,8 @@ def _select_affine(memory, incoming, present, room, ahead):
     return carry[0]
 
 
-def _select_exponential(memory, incoming, present, room, ahead, temperature):
-    capacity, count = len(memory), len(incoming)
+def _select_exponential(memory, incoming, present, limits, temperature):
+    capacity, (room, count, ahead) = len(memory), limits
 
     def alike(row):
         return similarity(
@@ -321,7 +336,8 @@ def _select_exponential(memory, incoming, present, room, ahead, temperature):
         present = present.at[joins].set(True, mode="drop")
         return present, scores + alike(_row(memory, incoming, joins))
 
-    blocks = -(-(capacity + count) // _BLOCK)
-    scores = jnp.zeros(capacity + count, memory.dtype)
+    total = capacity + len(incoming)
+    blocks = -(-total // _BLOCK)
+    scores = jnp.zeros(total, memory.dtype)
     scores = jax.lax.fori_loop(0, blocks, add, scores)
     return jax.lax.fori_loop(room, count, play, (present, scores))[0]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
+from absl import logging
 from etils import epath
 
 from jaxcl import core, schema
@@ -120,19 +121,24 @@ def run(
       pause: called before each evaluator; what it raises ends the evaluation.
 
     Returns:
-      The rows and scalars of all, named KEY/NAME.
+      The rows and scalars of all, named KEY/NAME, and all warnings, which are also
+      logged, each behind its entry of the config.
     """
-    rows, scalars, spent = {}, {}, {}
+    rows, scalars, spent, warnings = {}, {}, {}, []
     for key, evaluate in judges.items():
         pause()
         result = evaluate(state, task)
         rows |= {f"{key}/{name}": row for name, row in result.rows.items()}
+        warnings += [f"config.evaluators.{key}: {words}" for words in result.warnings]
         for name, value in result.scalars.items():
             # Seconds differ between two runs that are otherwise the same.
             (spent if name == "seconds" else scalars)[f"{key}/{name}"] = value
     step, time = int(state.step), {"evaluation": spent}
     recorder.log(step, task, eval={**rows, **scalars}, time=time)
-    return core.Result(rows, scalars)
+    if jax.process_index() == 0:
+        for words in warnings:
+            logging.warning("after task %d, step %d: %s", task + 1, step, words)
+    return core.Result(rows, scalars, tuple(warnings))
 
 
 def _at_the_end(evaluate, last):

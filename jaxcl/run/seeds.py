@@ -89,7 +89,7 @@ def _method(method: core.Method) -> core.Method:
     )
 
 
-def _judge(judges):
+def _judge(seeds, judges):
     """An evaluator that runs each seed's own evaluator on that seed's state.
 
     Its rows f[S,T] and scalars f[S] have an axis of seeds; "seconds" is their sum.
@@ -101,7 +101,12 @@ def _judge(judges):
         scalars = _stacked([result.scalars for result in results])
         if "seconds" in scalars:
             scalars["seconds"] = scalars["seconds"].sum()
-        return core.Result(rows, scalars)
+        warnings = tuple(
+            f"seed {seed}: {words}"
+            for seed, result in zip(seeds, results, strict=True)
+            for words in result.warnings
+        )
+        return core.Result(rows, scalars, warnings)
 
     return evaluate
 
@@ -131,7 +136,7 @@ def together(jobs: dict[int, job.Job]) -> job.Job:
     """
     first = next(iter(jobs.values()))
     evaluators = {
-        name: _judge([own.evaluators[name] for own in jobs.values()])
+        name: _judge(jobs, [own.evaluators[name] for own in jobs.values()])
         for name in first.evaluators
     }
     combined = first._replace(

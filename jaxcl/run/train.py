@@ -223,7 +223,8 @@ def _evaluate(loop, state, task: int):
 def _judge(loop, state, task, results) -> dict:
     """Evaluate a finished task, write and show its results; returns all results."""
     work = loop.job
-    (rows, scalars), judged = _evaluate(loop, state, task.index)
+    result, judged = _evaluate(loop, state, task.index)
+    rows, scalars = result.rows, result.scalars
     spent = metrics_log.spent(work, state, task.index, loop.clock)
     seconds = sum(spent.seconds.values())
     results = results_lib.add(results, task.index, rows, scalars, seconds)

@@ -367,7 +367,7 @@ def run(
     began = time.monotonic()
     recorder = record.Recorder(workdir, write=jax.process_index() == 0, **work.record)
     with contextlib.closing(recorder):
-        rows, scalars = evaluation.run(
+        rows, scalars, _ = evaluation.run(
             work.evaluators, work.state, 0, recorder, pause=pause
         )
         for draw in work.pictures.values():

@@ -84,10 +84,30 @@ FAULTS = [
                 "default_rng([plan.seed, 0, epoch])",
             ),
             (
+                "data: the released order is that of seed 5 for every seed",
+                "return released_permutation(n, seed=seed)",
+                "return released_permutation(n, seed=CASSLE_SEED)",
+                "test_stream.py::test_class_scenario_partitions_by_label",
+            ),
+            (
                 "data: every task has the epochs of the first",
                 "epochs = by_task[min(task, len(by_task) - 1)] if by_task else 0",
                 "epochs = by_task[0] if by_task else 0",
                 "test_stream.py::test_first_tasks_may_have_epochs_of_their_own",
+            ),
+        ),
+        *fault.of(
+            "config/sections.py",
+            "test_seeds.py::test_the_released_class_order_follows_the_seed",
+            (
+                "data: the released order does not follow the run's seed",
+                'cut = {"growth": True, "class": released}',
+                'cut = {"growth": True, "class": False}',
+            ),
+            (
+                "data: the run's seed overrides that of the scenario",
+                'return cut and "seed" not in scenario',
+                "return cut",
             ),
         ),
         *fault.of(

@@ -54,8 +54,8 @@ FAULTS = [
         "test_evals.py::test_domain_probe_trains_on_its_domain_alone",
         (
             "eval: a domain's probe trains on all domains",
-            "mine = np.flatnonzero(mask & (groups.train_task == t))",
-            "mine = np.flatnonzero(mask)",
+            "mine = mask & (groups.train_task == t)",
+            "mine = mask",
         ),
         (
             "eval: the semi-supervised probe has all labels",
@@ -63,6 +63,43 @@ FAULTS = [
             "mask = probe.usable(state, task)",
             "test_evals.py"
             "::test_semi_supervised_probe_trains_on_its_share_alone[all-features]",
+        ),
+    ),
+    *fault.of(
+        "evals/linear.py",
+        "test_evals.py::test_the_cut_chooses_the_rate",
+        (
+            "eval: the rows that choose the rate are trained on, too",
+            "rows = np.flatnonzero(mask & ~choice.cut)",
+            "rows = np.flatnonzero(mask)",
+        ),
+        (
+            "eval: the worst rate is chosen",
+            "return max(accuracy, key=accuracy.get) if accuracy else None",
+            "return min(accuracy, key=accuracy.get) if accuracy else None",
+        ),
+        (
+            "eval: the chosen rate is not used",
+            "lr = lr if best is None else best",
+            "best = lr if best is None else best",
+        ),
+        (
+            "eval: a fit that is not finite has class 0's accuracy",
+            "if not (math.isfinite(loss) and sharding.fetch(probe.finite(scores))):",
+            "if False:",
+            "test_evals.py::test_a_fit_that_is_not_finite_has_no_accuracy[class]",
+        ),
+        (
+            "eval: a domain's fit that is not finite has class 0's accuracy",
+            "if not (math.isfinite(loss) and sharding.fetch(probe.finite(scores))):",
+            "if number == 0 and not math.isfinite(loss):",
+            "test_evals.py::test_a_fit_that_is_not_finite_has_no_accuracy[domain]",
+        ),
+        (
+            "eval: a train loss above log C is not warned of",
+            "elif loss > most:",
+            "elif loss > 1e9:",
+            "test_evals.py::test_a_train_loss_above_that_of_guessing_is_warned_of",
         ),
     ),
     *fault.of(
@@ -83,6 +120,38 @@ FAULTS = [
             "bits = jax.random.bits(key, rows.shape, jnp.uint32)",
             "bits = jnp.zeros(rows.shape, jnp.uint32)",
             "test_evals.py::test_epochs_of_a_probe_are_shuffled_anew",
+        ),
+    ),
+    *fault.of(
+        "evals/collapse.py",
+        "test_collapse.py::test_measures_at_points_known_by_hand",
+        (
+            "eval: the spread is not that of unit rows",
+            "unit = x / np.maximum(length, 1e-12)",
+            "unit = x",
+        ),
+        (
+            "eval: RankMe squares the singular values",
+            "p = values / values.sum() + _EPS",
+            "p = values**2 / (values**2).sum() + _EPS",
+        ),
+        (
+            "eval: collapse reads the first rows of a sorted split",
+            "np.linspace(0, count - 1, min(max_rows, count))",
+            "np.arange(min(max_rows, count))",
+            "test_collapse.py::test_it_measures_rows_evenly_spaced",
+        ),
+        (
+            "eval: collapse forgets the first evaluation",
+            'references.setdefault("at first", scalars)',
+            'references["at first"] = scalars',
+            "test_collapse.py::test_it_warns_where_a_measure_falls",
+        ),
+        (
+            "eval: collapse compares a run with another",
+            "if steps and step <= steps[-1]:",
+            "if False:",
+            "test_collapse.py::test_it_warns_where_a_measure_falls",
         ),
     ),
     *fault.of(

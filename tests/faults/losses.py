@@ -8,14 +8,27 @@ FAULTS = [
         fault.twins("losses", "nt_xent"),
         (
             "loss: nt_xent has the row itself in the denominator",
-            "denominator = logsumexp_of_others(core.dot(rows, rows) / temperature)",
-            "denominator = jax.nn.logsumexp(core.dot(rows, rows) / temperature, "
-            "axis=-1)",
+            "return jnp.mean(logsumexp_of_others(logits) - positive)",
+            "return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - positive)",
         ),
         (
-            "loss: nt_xent multiplies the positive by the temperature",
-            "positive = jnp.sum(z1 * z2, axis=-1) / temperature",
-            "positive = jnp.sum(z1 * z2, axis=-1) * temperature",
+            "loss: nt_xent has another example's view for positive",
+            "return jnp.arange(count) ^ 1",
+            "return jnp.arange(count) ^ 2",
+        ),
+        (
+            "loss: nt_xent subtracts two means",
+            "return jnp.mean(logsumexp_of_others(logits) - positive)",
+            "return jnp.mean(logsumexp_of_others(logits)) - "
+            "jnp.mean(jnp.sum(z1 * z2, axis=-1) / temperature)",
+            "test_losses.py::test_no_temperature_takes_a_loss_below_its_bound[nt_xent]",
+        ),
+        (
+            "loss: m_hml is paid for a cosine above 1",
+            "jnp.maximum(1 - jnp.sum(anchors * positives, axis=-1), 0) / temp",
+            "(1 - jnp.sum(anchors * positives, axis=-1)) / temp",
+            "test_losses.py::test_no_temperature_"
+            "takes_a_loss_below_its_bound[m_hml_of_nothing]",
         ),
         (
             "loss: info_nce leaves its positive out where it is to be in",
@@ -37,8 +50,8 @@ FAULTS = [
         ),
         (
             "loss: sup_con sums over positives",
-            "- total / jnp.maximum(count, 1)",
-            "- total",
+            "total / jnp.maximum(count, 1)",
+            "total",
             fault.twins("losses", "sup_con"),
         ),
         (
@@ -95,6 +108,12 @@ FAULTS = [
     *fault.of(
         "losses/distill.py",
         fault.twins("losses", "cassle"),
+        (
+            "loss: cassle's positive is not that of its denominator",
+            "positive = contrastive.entries(logits, jnp.arange(len(p)))",
+            "positive = jnp.sum(p * f, axis=-1) / temperature",
+            "test_losses.py::test_no_temperature_takes_a_loss_below_its_bound[cassle]",
+        ),
         (
             "loss: cassle has one direction twice",
             "jax.nn.logsumexp(logits, axis=0) - positive",

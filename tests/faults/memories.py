@@ -113,6 +113,18 @@ FAULTS = [
             "test_duel_memory.py::test_select_is_the_plain_loop[exponential-False]",
         ),
         (
+            "memory: duel takes rows that do not exist",
+            "comes = comes & (jnp.arange(len(incoming)) < count)",
+            "comes = comes & (jnp.arange(len(incoming)) <= count)",
+            "test_duel_memory.py::test_rows_that_do_not_exist_change_nothing",
+        ),
+        (
+            "memory: duel goes on to rows that do not exist",
+            "count, order = jnp.sum(incoming_mask), jnp",
+            "count, order = len(incoming), jnp",
+            "test_duel_memory.py::test_rows_that_do_not_exist_change_nothing",
+        ),
+        (
             "memory: duel's slots are one too far",
             "rank = jnp.cumsum(comes) - 1",
             "rank = jnp.cumsum(comes)",

@@ -280,6 +280,21 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "methods/duel/active_memory.py",
+            "test_duel.py::test_rows_that_are_not_finite_never_enter",
+            (
+                "duel: rows of nan enter the memory",
+                "mask = jnp.isfinite(features).all(axis=1)\n    features",
+                "mask = jnp.ones(len(features), bool)\n    features",
+            ),
+            (
+                "duel: a drawn row becomes nan",
+                "jnp.where(exists & finite, slots",
+                "jnp.where(exists, slots",
+                "test_duel.py::test_features_that_are_not_finite_renew_no_row",
+            ),
+        ),
+        *fault.of(
             "methods/duel/step.py",
             "test_duel.py::test_a_step_is_the_equation[moco]",
             (

@@ -89,13 +89,13 @@ def device_orders(n, batch, count, k_epochs):
     return order_of
 
 
-def probe_twin(x, y, head, order_of, batch):
+def probe_twin(x, y, head, order_of, batch, lr=0.3):
     """PyTorch's SGD on a linear layer, from the equations, with OPTIONS."""
     w, b = (np.asarray(leaf, np.float64) for leaf in head)
     vw, vb = np.zeros_like(w), np.zeros_like(b)
     for epoch in range(7):
         order, losses = order_of(epoch), []
-        rate = 0.3 * 0.1 ** sum(m <= epoch for m in (3, 5))
+        rate = lr * 0.1 ** sum(m <= epoch for m in (3, 5))
         for step in range(max(len(order) // batch, 1)):
             at = order[step * batch : (step + 1) * batch]
             scores = x[at] @ w + b

@@ -57,37 +57,49 @@ def update(
       memory: what `whole` returned.
       key: threefry key, for the policy "reservoir".
       batch: the incoming rows.
-      features: f32[B, D], unit rows.
+      features: f32[B, D], unit rows. A row that is not finite is not stored.
       after: what the step read of the memory, see `buffer.write`.
     """
-    rows, mask = _rows(settings, batch, features), jnp.ones(len(features), bool)
+    mask = jnp.isfinite(features).all(axis=1)
+    features = jnp.where(mask[:, None], features, 0)
+    rows = _rows(settings, batch, features)
     if settings.policy == "fifo":
         slots = policies.fifo(memory, mask)
     elif settings.policy == "reservoir":
         slots = policies.reservoir(memory, key, mask)
     else:
-        slots = _filtered(settings, memory, features)
-    written = buffer.write(memory, slots, rows, after=after)
+        slots = _filtered(settings, memory, features, mask)
+    written = buffer.write(memory, slots, rows, mask, after=after)
     return _placed(settings, written), jnp.mean(slots < memory.capacity)
 
 
 def refreshed(
     memory: buffer.Buffer, slots: jax.Array, features: jax.Array, exists: jax.Array
 ) -> buffer.Buffer:
-    """The memory with new features f32[R, D] in `slots` where `exists` bool[R]."""
-    slots = jnp.where(exists, slots, memory.capacity)
+    """The memory with new features f32[R, D] in `slots` where `exists` bool[R].
+
+    A row that is not finite leaves the old one.
+    """
+    finite = jnp.isfinite(features).all(axis=1)
+    slots = jnp.where(exists & finite, slots, memory.capacity)
     stored = memory.items["feature"].at[slots].set(features, mode="drop")
     return memory._replace(items=memory.items | {"feature": stored})
 
 
-def _filtered(settings, memory, features):
-    """Slots of the rows that DUEL's policy lets in."""
+def _filtered(settings, memory, features, mask):
+    """Slots of the rows that DUEL's policy lets in, of those that exist."""
     # The filter is a loop; without this each iteration would send the split rows.
     both = memory.items["feature"], settings.gather(features)
+    mask = settings.gather(mask)
     options = dict(
         score=settings.score, temperature=settings.temperature, filled=memory.filled
     )
-    keep = duel.select(*both, newcomer_competes=settings.newcomer_competes, **options)
+    keep = duel.select(
+        *both,
+        incoming_mask=mask,
+        newcomer_competes=settings.newcomer_competes,
+        **options,
+    )
     keep = settings.gather(keep)
     slots = settings.gather(duel.slots(keep, memory.capacity))
     if settings.safe:

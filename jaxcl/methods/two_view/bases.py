@@ -66,7 +66,8 @@ class Base(NamedTuple):
     supervised: bool = False  # reads labels
     distiller_input: Callable = lambda z: z  # projections -> input of g
     # Options -> whether PNR's loss, which subtracts a distance, has no lower bound.
-    unbounded: Callable = lambda options: False
+    # None: it subtracts none.
+    unbounded: Callable | None = None
     # Defaults that differ by base, from the released scripts.
     temperature: float = 0.2
     momentum_end: float = 0.999
@@ -282,14 +283,30 @@ def get(name: str) -> Base:
     return BASES[name]
 
 
-def warn_if_unbounded(base: str, options: Options) -> None:
-    """Warn of a PNR loss that has no lower bound because it subtracts a distance."""
-    if options.pn2 and BASES[base].unbounded(options):
-        logging.warning(
-            "PNR with %s, config.method.form=%r, config.method.negative_weight=%s and "
-            "config.method.weight=%s has no bound below: it may diverge",
-            base,
-            options.form,
-            options.negative_weight,
-            options.weight,
+def warn_of_distance(base: str, options: Options) -> None:
+    """Warn of a PNR loss that is ruled by the distance which it subtracts.
+
+    Either it has no lower bound, or the distance weighs more than the distillation:
+    such a loss is far below 0 where the network has left the frozen one.
+    """
+    unbounded = BASES[base].unbounded
+    if unbounded is None or not options.pn2:
+        return
+    if unbounded(options):
+        danger = "has no bound below: it may diverge"
+    elif options.negative_weight > options.weight:
+        danger = (
+            "is ruled by the distance to the frozen features: it pays to leave them, "
+            "and a negative loss says so"
         )
+    else:
+        return
+    logging.warning(
+        "PNR with %s, config.method.form=%r, config.method.negative_weight=%s and "
+        "config.method.weight=%s %s",
+        base,
+        options.form,
+        options.negative_weight,
+        options.weight,
+        danger,
+    )

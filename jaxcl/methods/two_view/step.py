@@ -134,7 +134,7 @@ def make(
     spec, plan = bases.get(base), strategies.get(strategy)
     options = _loss_options(spec, plan, arguments)
     if strategy == "pnr":
-        bases.warn_if_unbounded(base, options)
+        bases.warn_of_distance(base, options)
     slowest = spec.momentum_end if momentum_end is None else momentum_end
     setup = networks.Setup(
         parts=parts,

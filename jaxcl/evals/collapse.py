@@ -1,0 +1,133 @@
+"""Whether the embeddings collapse: how far they spread, and over how many directions.
+
+RankMe: Garrido et al., "RankMe: Assessing the Downstream Performance of Pretrained
+Self-Supervised Representations by Their Rank", ICML 2023. The spread of unit rows is
+that which Chen & He ("Exploring Simple Siamese Representation Learning", CVPR 2021,
+Fig. 2) watch.
+
+Departures: RankMe is taken of up to `max_rows` embeddings of evaluation rows without
+augmentation; the paper has 25,600 of train images.
+"""
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxcl import core, sharding
+from jaxcl.data import stream
+from jaxcl.evals import features as features_lib
+
+_EPS = 1e-7  # the paper's
+# Below this the embeddings are one, whatever they were before.
+_ONE = 0.01
+
+
+def embedding_std(embeddings: np.ndarray) -> float:
+    """Standard deviation of rows of unit length, averaged over the D dimensions.
+
+    It is multiplied by sqrt(D): 1 if the directions are isotropic, 0 if they are one.
+
+    Args:
+      embeddings: f32[N, D]; rows of zeros stay.
+    """
+    x = np.asarray(embeddings, np.float64)
+    length = np.linalg.norm(x, axis=1, keepdims=True)
+    unit = x / np.maximum(length, 1e-12)
+    return float(unit.std(axis=0).mean() * math.sqrt(x.shape[1]))
+
+
+def rankme(embeddings: np.ndarray) -> float:
+    """RankMe, exp(-sum_k p_k log p_k) with p_k = s_k / sum_j s_j + 1e-7.
+
+    s are the singular values of the embeddings, which are neither centred nor
+    normalised. It is between 1 and min(N, D), but for the 1e-7.
+
+    Args:
+      embeddings: f32[N, D].
+
+    Returns:
+      A float; 0 if all embeddings are zero.
+    """
+    values = np.linalg.svd(np.asarray(embeddings, np.float32), compute_uv=False)
+    values = values.astype(np.float64)
+    if values.sum() == 0:
+        return 0.0
+    p = values / values.sum() + _EPS
+    return float(np.exp(-np.sum(p * np.log(p))))
+
+
+def _warnings(scalars, references, share) -> list[str]:
+    """What to say of scalars that are far below earlier ones, see `make`.
+
+    Args:
+      references: when -> the scalars of then.
+    """
+    if not all(map(math.isfinite, scalars.values())):
+        return ["embeddings are not finite"]
+    warnings = [
+        f"{name} is {value:.3g}, below {share:g} of the {before[name]:.3g} {when}: the "
+        "embeddings collapse"
+        for name, value in scalars.items()
+        for when, before in references.items()
+        if value < share * before[name]
+    ]
+    if scalars["embedding_std"] < _ONE and not warnings:
+        warnings = [f"embedding_std is below {_ONE}: all embeddings are nearly one"]
+    return warnings
+
+
+def make(
+    parts: core.EvalParts, *, max_rows: int = 2048, share: float = 0.5
+) -> Callable:
+    """The spread and the rank of the embeddings, and a warning where they fall.
+
+    Args:
+      parts: what every evaluator is given; labels are not read.
+      max_rows: of the evaluation split, evenly spaced, or of the train split where
+        there is no other.
+      share: it warns where a measure is below this share of its first value, usually
+        that of the untrained network, or of its value at the evaluation before. Both
+        are those of this process, and begin anew with each run.
+
+    Returns:
+      evaluate(state, task) -> core.Result without rows. Scalars: "embedding_std" and
+      "rankme", see these functions; "seconds".
+
+    Raises:
+      ValueError: an option out of its range.
+    """
+    good = isinstance(max_rows, int) and max_rows >= 2
+    features_lib.require("collapse.max_rows", max_rows, good, "a whole number >= 2")
+    features_lib.require("collapse.share", share, 0 <= share <= 1, "in [0, 1]")
+    examples = parts.stream.evaluation
+    if examples is None:
+        examples = parts.stream.dataset.train
+        parts = features_lib.judged_on(parts, examples)
+    count = stream.size(examples)
+    rows = np.linspace(0, count - 1, min(max_rows, count)).astype(np.int32)
+    embed = features_lib.make(parts, examples, rows=rows)
+    # What it warns of depends on earlier evaluations, what it measures does not.
+    references, steps = {}, []
+
+    def evaluate(state, task: int) -> core.Result:
+        began = time.monotonic()
+        embeddings = np.asarray(sharding.fetch(embed(state)), np.float32)
+        finite = bool(np.isfinite(embeddings).all())
+        scalars = {
+            "embedding_std": embedding_std(embeddings) if finite else math.nan,
+            "rankme": rankme(embeddings) if finite else math.nan,
+        }
+        step = int(state.step)
+        if steps and step <= steps[-1]:  # another run
+            references.clear()
+        warnings = _warnings(scalars, references, share)
+        if finite:
+            references.setdefault("at first", scalars)
+            references["at the evaluation before"] = scalars
+        steps[:] = [step]
+        seconds = {"seconds": time.monotonic() - began}
+        return core.Result({}, scalars | seconds, tuple(warnings))
+
+    return evaluate

@@ -1,0 +1,133 @@
+"""The evaluator that watches for collapse, against the equations in float64."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from helpers import eval_toy
+from jaxcl import core
+from jaxcl.evals import collapse
+
+
+class State(core.NamedTuple):
+    params: dict
+    step: np.ndarray
+
+
+def state_of(weight, step):
+    return State({"w": jnp.asarray(weight, jnp.float32)}, np.int32(step))
+
+
+def weights(rank=eval_toy.DIM):
+    shape = (eval_toy.SIZE**2 * 3, eval_toy.DIM)
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=shape)
+    weight[:, rank:] = 0
+    return weight
+
+
+def std_twin(x):
+    rows = [row / np.sqrt((row**2).sum()) for row in x.astype(np.float64)]
+    columns = np.array(rows).T
+    spread = [np.sqrt(((c - c.mean()) ** 2).mean()) for c in columns]
+    return np.mean(spread) * np.sqrt(len(columns))
+
+
+def rankme_twin(x):
+    """Singular values as roots of the eigenvalues of x^T x, in float64."""
+    x = x.astype(np.float64)
+    values = np.sqrt(np.maximum(np.linalg.eigvalsh(x.T @ x), 0))
+    p = values / values.sum() + 1e-7
+    return np.exp(sum(-q * np.log(q) for q in p))
+
+
+@pytest.mark.parametrize("shape", [(40, 6), (200, 16)])
+def test_measures_are_the_equations(shape):
+    rng = np.random.default_rng(1)
+    for offset in (0.0, 3.0):
+        x = (rng.normal(size=shape) * rng.uniform(0.1, 2, shape[1]) + offset).astype(
+            np.float32
+        )
+        np.testing.assert_allclose(collapse.embedding_std(x), std_twin(x), rtol=1e-9)
+        np.testing.assert_allclose(collapse.rankme(x), rankme_twin(x), rtol=1e-4)
+
+
+def test_measures_at_points_known_by_hand():
+    rng = np.random.default_rng(2)
+    isotropic = rng.normal(size=(20_000, 8))
+    assert abs(collapse.embedding_std(isotropic) - 1) < 0.01
+    assert abs(collapse.rankme(isotropic) - 8) < 0.1
+    one = np.tile(rng.normal(size=(1, 8)), (50, 1)) * rng.uniform(1, 2, (50, 1))
+    assert collapse.embedding_std(one) < 1e-9
+    assert abs(collapse.rankme(one) - 1) < 1e-3
+    assert abs(collapse.rankme(np.eye(5)) - 5) < 1e-3
+    assert abs(collapse.rankme(np.diag([2.0, 1.0, 1.0])) - 2 * np.sqrt(2)) < 1e-3
+    assert collapse.rankme(np.zeros((4, 3))) == collapse.embedding_std(one * 0) == 0
+
+
+def test_it_measures_rows_evenly_spaced():
+    parts, state = eval_toy.parts_of(), state_of(weights(), 0)
+    x = eval_toy.embedded(state, parts.stream.evaluation.images)  # 31 rows
+    for most, rows in ((4, [0, 10, 20, 30]), (2048, range(31))):
+        found = collapse.make(parts, max_rows=most)(state, 0)
+        assert found.rows == {} and found.warnings == ()
+        want = std_twin(x[list(rows)]), rankme_twin(x[list(rows)])
+        measured = found.scalars["embedding_std"], found.scalars["rankme"]
+        np.testing.assert_allclose(measured, want, rtol=1e-4)
+
+
+def test_without_evaluation_rows_it_reads_the_train_split():
+    parts, state = eval_toy.parts_of(), state_of(weights(), 0)
+    blind = parts._replace(stream=parts.stream._replace(evaluation=None))
+    found = collapse.make(blind)(state, 0)
+    x = eval_toy.embedded(state, parts.stream.dataset.train.images)
+    np.testing.assert_allclose(found.scalars["rankme"], rankme_twin(x), rtol=1e-4)
+
+
+def said(result):
+    return [words.split(":")[0] for words in result.warnings]
+
+
+def test_it_warns_where_a_measure_falls():
+    parts, whole, flat = eval_toy.parts_of(), weights(), weights(rank=1)
+    evaluate = collapse.make(parts)
+    first = evaluate(state_of(whole, 0), 0)
+    assert first.warnings == evaluate(state_of(2 * whole, 5), 0).warnings == ()
+    fallen = evaluate(state_of(flat, 9), 1)
+    rank = first.scalars["rankme"]
+    assert [w for w in said(fallen) if w.startswith("rankme")] == [
+        f"rankme is 1, below 0.5 of the {rank:.3g} at first",
+        f"rankme is 1, below 0.5 of the {rank:.3g} at the evaluation before",
+    ]
+    # It stays where it is: only the first evaluation was better.
+    still = said(evaluate(state_of(flat, 12), 1))
+    assert still and all(words.endswith("at first") for words in still)
+    assert evaluate(state_of(whole, 15), 1).warnings == ()
+    # Another run begins, of which nothing is known.
+    assert not any("below 0.5" in w for w in evaluate(state_of(flat, 3), 0).warnings)
+    assert collapse.make(parts, share=0.0)(state_of(whole, 0), 0).warnings == ()
+
+
+def test_it_warns_of_embeddings_that_are_one_or_not_finite():
+    parts = eval_toy.parts_of()
+
+    def same(state, images):
+        return jnp.ones((len(images), 4)) + 1e-4 * eval_toy.embed(state, images)[:, :4]
+
+    one = collapse.make(parts._replace(embed=same))(state_of(weights(), 0), 0)
+    (words,) = one.warnings
+    assert words == "embedding_std is below 0.01: all embeddings are nearly one"
+    evaluate = collapse.make(parts)
+    broken = evaluate(state_of(weights() * np.nan, 0), 0)
+    assert broken.warnings == ("embeddings are not finite",)
+    assert np.isnan([broken.scalars["rankme"], broken.scalars["embedding_std"]]).all()
+    assert evaluate(state_of(weights(), 1), 0).warnings == ()
+
+
+@pytest.mark.parametrize(
+    "option, value", [("max_rows", 1), ("max_rows", 2.5), ("share", 1.5)]
+)
+def test_wrong_options_are_refused(option, value):
+    words = rf"config\.evaluators\.collapse\.{option}={value}: must be"
+    with pytest.raises(ValueError, match=words):
+        collapse.make(eval_toy.parts_of(), **{option: value})
