@@ -468,8 +468,8 @@ def test_table_of_many_tasks_leaves_out_the_middle():
 @pytest.fixture
 def draw(tmp_path, monkeypatch):
     """draw(function, ...) -> pixels u8[H, W, 3] and the figure they came from."""
-    figures, save = [], plots._save
-    monkeypatch.setattr(plots, "_save", lambda f, p: (figures.append(f), save(f, p)))
+    figures, save = [], plots.save
+    monkeypatch.setattr(plots, "save", lambda f, p: (figures.append(f), save(f, p)))
 
     def run(function, *args, **options):
         path = tmp_path / "picture.png"
