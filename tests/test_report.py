@@ -552,7 +552,7 @@ def test_the_line_goes_through_the_numbers(runs):
     x, y = scales(chart)
     seen = set()
     for line in classed(chart, "line"):
-        name, (across, along) = line.attributes["data-name"], corners(line)
+        name, (across, along) = line.one("title").text(), corners(line)
         np.testing.assert_allclose(x(across), [5, 10], atol=0.01)
         ends = 100 * np.array([want[name][0, 0], want[name][1].mean()])
         np.testing.assert_allclose(y(along), ends, atol=0.02)

@@ -25,11 +25,11 @@ MOST_TIMES = 6  # curves of one thing at several times
 _STEPS = "optimiser step (shaded: every other task)"
 
 
-def figure_of(width, height):
+def figure_of(width, height, **options):
     """An empty figure, with its size in inches."""
     from matplotlib.figure import Figure  # half a second, for runs that draw alone
 
-    return Figure(figsize=(width, height))
+    return Figure(figsize=(width, height), **options)
 
 
 def _whole_numbers():
@@ -58,10 +58,12 @@ def shade(axes, task_ends, **options) -> None:
         axes.axvspan(first, last, color="0.93", lw=0, zorder=0, **options)
 
 
-def logarithmic(axis, parts) -> None:
-    """Ticks of a logarithmic axis at `parts` times the powers of 10, as plain text."""
+def logarithmic(axes, which, parts) -> None:
+    """Make axis "x" or "y" logarithmic, with ticks at `parts` times powers of 10."""
     from matplotlib import ticker
 
+    axes.set(**{f"{which}scale": "log"})
+    axis = getattr(axes, f"{which}axis")
     axis.set_major_locator(ticker.LogLocator(subs=parts))
     axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
     axis.set_minor_locator(ticker.NullLocator())
@@ -249,19 +251,27 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
     for number, (name, runs) in enumerate(named_curves.items()):
         runs = 100 * np.atleast_2d(np.asarray(runs, np.float64))
         seeds, size = runs.shape
-        tasks, mean, style = np.arange(1, size + 1), runs.mean(0), style_of(number)
+        tasks = np.arange(1, size + 1)
         if seeds > 1:
             name = f"{name} ({seeds} seeds)"
-            low, high = mean + np.outer([-1, 1], runs.std(0, ddof=1))
-            axes.fill_between(tasks, low, high, color=style["color"], alpha=0.2, lw=0)
             note = "mean, band: 1 std"
-        axes.plot(tasks, mean, markersize=4, label=name, **style)
+        half = runs.std(0, ddof=1) if seeds > 1 else None
+        _mean_and_band(axes, number, tasks, runs.mean(0), half, name)
         longest = max(longest, size)
     axes.set_xticks(_written(longest))
     axes.set(title=title, xlabel="tasks learned", ylabel=ylabel)
     axes.grid(color="0.9")
     legend(axes, title=note)
     save(figure, path)
+
+
+def _mean_and_band(axes, number, x, mean, half, name) -> None:
+    """Draw a curve, and a band that is `half` as high to each side, or None."""
+    style = style_of(number)
+    if half is not None:
+        colour = style["color"]
+        axes.fill_between(x, mean - half, mean + half, color=colour, alpha=0.2, lw=0)
+    axes.plot(x, mean, markersize=4, label=name, **style)
 
 
 def anytime(
@@ -276,18 +286,11 @@ def anytime(
       task_ends: i[T], the last step of each task; every other task is shaded.
       scale: what is drawn of 1; 1.0 for what is no share.
     """
-    scaled = {
-        name: (steps, scale * np.asarray(mean, np.float64), spread)
-        for name, (steps, mean, spread) in runs.items()
-    }
     figure, axes = _stream(task_ends)
-    for number, (name, (steps, mean, spread)) in enumerate(scaled.items()):
-        style = style_of(number)
-        if spread is not None:
-            wide = scale * np.asarray(spread, np.float64)
-            low, high = mean - wide, mean + wide
-            axes.fill_between(steps, low, high, color=style["color"], alpha=0.2, lw=0)
-        axes.plot(steps, mean, markersize=4, label=_short(name), **style)
+    for number, (name, (steps, mean, spread)) in enumerate(runs.items()):
+        mean = scale * np.asarray(mean, np.float64)
+        half = None if spread is None else scale * np.asarray(spread, np.float64)
+        _mean_and_band(axes, number, steps, mean, half, _short(name))
     _finish(figure, axes, path, title=title, ylabel=ylabel)
 
 

@@ -1,9 +1,9 @@
 """Charts of a page as SVG, which the page's style colours for light and dark screens.
 
 matplotlib places and writes everything. Of what it writes shapes and texts stay, with
-classes in place of its colours and fonts: `c0` ... is the colour of a curve, `line`,
-`band`, `mark`, `bar`, `axis` and `task` say what it is. The texts are numbers and names
-of axes; what comes from files is not drawn, but an attribute, or a title.
+classes in place of its colours and fonts: `c0` ... is the colour of a curve, and
+`_KINDS` say what it is. matplotlib draws numbers and names of axes alone; names that
+come from files are titles, shown under the pointer.
 """
 
 import io
@@ -18,10 +18,13 @@ from jaxcl import plots
 DASHES = ("-", "--", ":")  # with the colours again
 _MARKS = 6  # markers on a line
 _LEFT, _RIGHT, _BELOW, _ABOVE = 48, 16, 34, 14  # margins, for the numbers of the axes
+_KINDS = ("line", "band", "mark", "bar", "axis", "task")  # groups that stay
+_SHAPES = ("path", "use", "text", "defs")
+_ATTRIBUTES = ("id", "href", "x", "y", "d", "text-anchor", "stroke-dasharray")
 
 
-class Line(NamedTuple):
-    """A curve with its band."""
+class Curve(NamedTuple):
+    """A curve with its band, or a point with its interval."""
 
     number: int  # of its colour and marker
     name: str
@@ -31,17 +34,6 @@ class Line(NamedTuple):
     high: np.ndarray  # f[n]
 
 
-class Point(NamedTuple):
-    """A point with its interval."""
-
-    number: int  # of its colour and marker
-    title: str  # shown under the pointer
-    x: float
-    y: float
-    low: float | None  # None: no interval
-    high: float | None
-
-
 class Axis(NamedTuple):
     """Two positions of an axis in the chart, and the numbers there."""
 
@@ -49,11 +41,7 @@ class Axis(NamedTuple):
     end: float
     low: float
     high: float
-    log: bool
-
-    def text(self) -> str:
-        """The axis as the page's script reads it."""
-        return " ".join(f"{float(value):.10g}" for value in self)
+    log: int  # 1: logarithmic between them
 
 
 class Drawing(NamedTuple):
@@ -70,7 +58,7 @@ class Drawing(NamedTuple):
 
 
 def lines(
-    curves: list[Line],
+    curves: list[Curve],
     *,
     key: str,
     xlabel: str = "",
@@ -86,91 +74,74 @@ def lines(
       ends: steps at which tasks end; every other task is shaded.
       wide: draw a larger picture.
     """
-    values = np.concatenate([line.mean for line in curves])
-    bounds = np.concatenate([np.append(line.low, line.high) for line in curves])
-    values, bounds = (x[np.isfinite(x)] for x in (values, bounds))
+    values, bounds = _values(curves)
     log = values.min() > 0 and values.max() / values.min() > 1000
-    last = max(*(line.x[-1] for line in curves), *(ends or [0]))
-    first = 0.0 if ends else min(line.x[0] for line in curves)
+    last = max(*(curve.x[-1] for curve in curves), *(ends or [0]))
+    first = 0.0 if ends else min(curve.x[0] for curve in curves)
     with _settings(key):
         axes = _axes(*((480, 240) if wide else (340, 190)), xlabel)
-        _limit(axes, "x", (first if first < last else 0.0, last), log=False)
-        _limit(axes, "y", _room(values, bounds, log=log), log=log)
+        axes.set_xlim(first if first < last else 0.0, last)
+        _limit(axes, "y", values, bounds, log=log)
         plots.shade(axes, ends or [], gid="task", clip_on=False)
-        attributes = {"task": {"class": "task"}}
-        for line in curves:
-            attributes |= _draw_line(axes, line)
-        return _drawing(axes, attributes)
+        for curve in curves:
+            _draw_line(axes, curve)
+        return _drawing(axes, curves)
 
 
-def scatter(points: list[Point], *, key: str, xlabel: str = "") -> Drawing:
+def scatter(points: list[Curve], *, key: str, xlabel: str = "") -> Drawing:
     """Points with vertical intervals; x is logarithmic if it differs by 10 times.
 
     Args:
-      points: one or more, of different numbers, with x above 0.
+      points: of different numbers, n = 1, x above 0.
       key: differs between the charts of a page.
       xlabel: of the x axis.
     """
-    xs = np.array([point.x for point in points])
-    bounds = [end for point in points for end in point[4:] if end is not None]
-    log = xs.max() / xs.min() > 10
-    attributes = {}
+    xs = np.concatenate([point.x for point in points])
     with _settings(key):
         axes = _axes(480, 240, xlabel)
-        _limit(axes, "x", _room(xs, [], log=log), log=log)
-        _limit(axes, "y", _room([point.y for point in points], bounds), log=False)
-        for number, title, x, y, low, high in points:
-            bar, mark = f"bar{number}", f"mark{number}"
-            if low is not None:
-                ends = np.clip([low, high], *axes.get_ylim())
-                axes.plot([x, x], ends, clip_on=False, gid=bar)
+        _limit(axes, "x", xs, [], log=xs.max() / xs.min() > 10)
+        _limit(axes, "y", *_values(points), log=False)
+        for number, _, x, mean, low, high in points:
+            ends = np.clip([low, high], *axes.get_ylim())
+            if np.isfinite(ends).all():
+                axes.plot([x, x], ends, clip_on=False, gid=f"bar {number}")
             style = plots.style_of(number) | {"linestyle": "", "markersize": 8}
-            axes.plot(x, y, **style, clip_on=False, gid=mark)
-            attributes[bar] = {"class": f"bar {_colour(number)}"}
-            attributes[mark] = {"class": f"mark {_colour(number)}", "title": title}
-        return _drawing(axes, attributes)
+            axes.plot(x, mean, **style, clip_on=False, gid=f"mark {number}")
+        return _drawing(axes, points)
 
 
 def swatch(number: int) -> Drawing:
     """A piece of a line with its marker."""
     gap = np.full(3, np.nan)
-    line = Line(number, "", np.array([0, 11, 22]), np.full(3, 5.0), gap, gap)
+    line = Curve(number, "", np.array([0, 11, 22]), np.full(3, 5.0), gap, gap)
     with _settings(f"swatch {number}"):
         axes = _figure_of(22, 10).add_axes((0, 0, 1, 1), frame_on=False)
         axes.set(xlim=(0, 22), ylim=(0, 10), xticks=[], yticks=[])
-        return _drawing(axes, _draw_line(axes, line, marks=[1], size=6.4))
+        _draw_line(axes, line, marks=[1], size=6.4)
+        return _drawing(axes, [])
 
 
-def _colour(number) -> str:
-    return f"c{number % len(plots.COLOURS)}"
-
-
-def _draw_line(axes, line, *, marks=None, size=5.2) -> dict:
-    """Draw band, line and markers; what `_markup` writes of them.
+def _draw_line(axes, curve, *, marks=None, size=5.2) -> None:
+    """Draw band, line and markers.
 
     Args:
       marks: where markers are; by default a few, evenly spread.
       size: of a marker.
     """
-    number, finite = line.number, np.flatnonzero(np.isfinite(line.mean))
+    number, _, x, mean, low, high = curve
+    finite = np.flatnonzero(np.isfinite(mean))
     if marks is None:
         # Each line has them at other places, so that lines that coincide are seen.
-        shift = number % 5 / 5 if len(finite) > 5 * _MARKS else 0
-        spaced = (np.arange(_MARKS) + shift) * (len(finite) - 1) / (_MARKS - 1)
-        spaced = spaced[spaced <= len(finite) - 1]
-        marks = np.unique(finite[spaced.astype(int)]).tolist()
+        every = max(1, len(finite) // _MARKS)
+        marks = finite[number % 5 * every // 5 :: every].tolist()
     style = plots.style_of(number) | {"clip_on": False, "markersize": size}
     style["linestyle"] = DASHES[number // len(plots.COLOURS) % len(DASHES)]
-    axes.plot(line.x, line.mean, **style, markevery=marks, gid=f"line{number}")
-    attributes = {"class": f"line {_colour(number)}", "data-name": line.name}
-    banded = np.isfinite(line.low) & np.isfinite(line.high)
-    if not banded.any():
-        return {f"line{number}": attributes}
-    low, high = (np.clip(end, *axes.get_ylim()) for end in (line.low, line.high))
-    area = {"where": banded, "lw": 0, "clip_on": False, "gid": f"band{number}"}
-    axes.fill_between(line.x, low, high, **area)
-    band = {"class": f"band {_colour(number)}"}
-    return {f"line{number}": attributes, f"band{number}": band}
+    axes.plot(x, mean, **style, markevery=marks, gid=f"line {number}")
+    banded = np.isfinite(low) & np.isfinite(high)
+    if banded.any():
+        low, high = (np.clip(end, *axes.get_ylim()) for end in (low, high))
+        area = {"where": banded, "lw": 0, "clip_on": False, "gid": f"band {number}"}
+        axes.fill_between(x, low, high, **area)
 
 
 # Axes
@@ -186,9 +157,7 @@ def _settings(key):
 
 def _figure_of(width, height):
     # At 72 dots per inch a point is a unit of the picture.
-    figure = plots.figure_of(width / 72, height / 72)
-    figure.set(dpi=72, frameon=False)
-    return figure
+    return plots.figure_of(width / 72, height / 72, dpi=72, frameon=False)
 
 
 def _axes(width, height, xlabel):
@@ -205,98 +174,82 @@ def _axes(width, height, xlabel):
     return axes
 
 
-def _room(values, bounds, *, log=False) -> tuple[float, float]:
-    """Ends of an axis: it holds all values, and bands as far as values keep room."""
+def _values(curves):
+    """All means, and all ends of bands, that are finite."""
+    means = np.concatenate([curve.mean for curve in curves])
+    bounds = np.concatenate([end for curve in curves for end in curve[4:]])
+    return means[np.isfinite(means)], bounds[np.isfinite(bounds)]
+
+
+def _limit(axes, which, values, bounds, *, log) -> None:
+    """End axis "x" or "y" so that all values fit, and bands as far as they keep room.
+
+    Args:
+      values: f[n], n >= 1.
+      bounds: f[m], of the bands.
+      log: make the axis logarithmic.
+    """
     low, high = float(np.min(values)), float(np.max(values))
     if log:
-        return low / 1.15, high * 1.15
+        plots.logarithmic(axes, which, (1,) if high / low > 1000 else (1, 2, 5))
+        axes.set(**{f"{which}lim": (low / 1.15, high * 1.15)})
+        return
     room = (high - low) or abs(high) * 0.1 or 1.0
     if len(bounds):
         low = max(low - room, min(low, float(np.min(bounds))))
         high = min(high + room, max(high, float(np.max(bounds))))
     room = 0.04 * (high - low) or room
-    return low - room, high + room
+    axes.set(**{f"{which}lim": (low - room, high + room)})
 
 
-def _limit(axes, which, ends, *, log) -> None:
-    """Give an axis its ends, and ticks if it is logarithmic."""
-    if log:
-        axes.set(**{f"{which}scale": "log"})
-        parts = (1,) if ends[1] / ends[0] > 1000 else (1, 2, 5)
-        plots.logarithmic(getattr(axes, f"{which}axis"), parts)
-    axes.set(**{f"{which}lim": ends})
-
-
-def _drawing(axes, attributes) -> Drawing:
-    """The figure of these axes; attributes as of `_markup`."""
-    width, height = (round(72 * inches) for inches in axes.figure.get_size_inches())
+def _drawing(axes, curves) -> Drawing:
+    """The figure of these axes; the curves have the names of its parts."""
+    text, names = io.StringIO(), {str(curve.number): curve.name for curve in curves}
+    axes.figure.savefig(text, format="svg", metadata={"Date": None})
+    content = _kept(ElementTree.fromstring(text.getvalue()), names)
+    markup = "".join(ElementTree.tostring(part, encoding="unicode") for part in content)
+    width, height = map(round, axes.figure.bbox.size)
     ends = np.array([axes.get_xlim(), axes.get_ylim()])
     corners = axes.transData.transform(ends.T).T
     corners[1] = height - corners[1]
-    x = Axis(*corners[0], *ends[0], axes.get_xscale() == "log")
-    y = Axis(*corners[1], *ends[1], axes.get_yscale() == "log")
-    attributes |= {"axis": {"class": "axis"}}
-    return Drawing(width, height, _markup(axes.figure, attributes), x, y)
+    x = Axis(*corners[0], *ends[0], int(axes.get_xscale() == "log"))
+    y = Axis(*corners[1], *ends[1], int(axes.get_yscale() == "log"))
+    return Drawing(width, height, markup, x, y)
 
 
 # Markup
 
 
-def _markup(figure, attributes: dict[str, dict[str, str]]) -> str:
-    """What is in the svg element of a figure, in as few letters as show the same.
+def _kept(node, names) -> list[ElementTree.Element]:
+    """What a page needs of an element: shapes, texts, and groups of `_KINDS`.
 
     Args:
-      attributes: gid of an artist -> attributes of its element; "title" is a text that
-        is shown under the pointer.
+      node: of matplotlib's SVG; the id of a group is a kind, and a curve's number.
+      names: number -> title of all that is of this curve.
     """
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    root = ElementTree.fromstring(text.getvalue())
-    return "".join(
-        ElementTree.tostring(element, encoding="unicode")
-        for element in _kept(root, attributes)
-    )
-
-
-def _kept(node, attributes) -> list[ElementTree.Element]:
-    """What a page needs of an element: shapes, texts, and groups with attributes."""
     tag = node.tag.rpartition("}")[2]
-    if tag in ("metadata", "style"):
-        return []
-    children = [kept for child in node for kept in _kept(child, attributes)]
-    own = dict(attributes.get(node.get("id"), {}))
-    title = own.pop("title", None)
-    if tag in ("svg", "g", "defs") and not (own and children):
-        return [_bare("defs", {}, children)] if tag == "defs" and children else children
-    if title is not None:
-        children.insert(0, _bare("title", {}, []))
-        children[0].text = title
-    element = _bare(tag, own or _shape(node), children)
+    children = [kept for child in node for kept in _kept(child, names)]
+    kind, _, number = node.get("id", "").partition(" ")
+    if tag not in _SHAPES and kind not in _KINDS or tag == "defs" and not children:
+        return children
+    element = ElementTree.Element(tag, _attributes(node))
+    if kind in _KINDS:
+        colour = f" c{int(number) % len(plots.COLOURS)}" if number else ""
+        element.attrib = {"class": kind + colour}
+    if number in names:
+        ElementTree.SubElement(element, "title").text = names[number]
     element.text = node.text if tag == "text" else None
+    element.extend(children)
     return [element]
 
 
-def _bare(tag, attributes, children):
-    element = ElementTree.Element(tag, attributes)
-    element.extend(children)
-    return element
-
-
-def _shape(node) -> dict[str, str]:
-    """Attributes of a shape or a text, with two decimals."""
-    shape = {key: node.get(key) for key in ("id", "x", "y", "d") if node.get(key)}
-    for key in shape.keys() & {"x", "y", "d"}:
-        shape[key] = re.sub(r"-?\d+\.\d+", _two_decimals, shape[key])
-        shape[key] = re.sub(r"\s*([A-Za-z])\s*", r"\1", shape[key]).strip()
-    link = node.get("{http://www.w3.org/1999/xlink}href")
-    kept = ("text-anchor", "stroke-dasharray")
-    styles = re.findall(r"([a-z-]+): ([^;]+)", node.get("style", ""))
-    return (
-        ({"href": link} if link else {})
-        | shape
-        | {key: value for key, value in styles if key in kept}
-    )
-
-
-def _two_decimals(number) -> str:
-    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
+def _attributes(node) -> dict[str, str]:
+    """Attributes of a shape or a text, with two decimals, in few letters."""
+    style = re.findall(r"([a-z-]+): ([^;]+)", node.get("style", ""))
+    kept = {}
+    for key, value in (*node.items(), *style):
+        name = key.rpartition("}")[2]
+        if name in _ATTRIBUTES:
+            value = re.sub(r"\d+\.\d+", lambda x: f"{round(float(x[0]), 2):g}", value)
+            kept[name] = re.sub(r"\s*([A-Za-z])\s*", r"\1", value).strip()
+    return kept

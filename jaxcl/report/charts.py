@@ -60,7 +60,7 @@ def lines(
     if not drawable(curve for *_, curve in curves):
         return None
     drawn = [
-        svg.Line(number, name, curve.x, *(scale * part for part in curve[1:4]))
+        svg.Curve(number, name, curve.x, *(scale * part for part in curve[1:4]))
         for number, name, curve in curves
         if np.isfinite(curve.mean).any()
     ]
@@ -73,29 +73,26 @@ def lines(
     return Chart(title, remark, f"{title} over steps. {last_values}", drawing)
 
 
-def scatter(
-    points: list[tuple[int, str, float, numbers.Estimate]],
-    *,
-    title: str,
-    key: str,
-    xlabel: str,
+def against_time(
+    points: list[tuple[int, str, float, numbers.Estimate]], *, key: str
 ) -> Chart:
-    """A chart of one point per run, in percent, with vertical intervals.
+    """A chart of accuracies with their intervals against the time of training.
 
     Args:
-      points: number, name, x (above 0) and y of each run.
-      title: of the figure.
-      key: unique on the page.
-      xlabel: of the x axis.
+      points: number, name, seconds and accuracy of each run.
+      key: unique among such charts.
     """
-    drawn, tips = [], []
-    for number, name, x, y in points:
-        tips.append(f"{name}: {formats.percent(y.mean)} % in {formats.number(x)} s")
-        ends = [None if end is None else 100 * end for end in (y.low, y.high)]
-        drawn.append(svg.Point(number, tips[-1], x, 100 * y.mean, *ends))
-    drawing = svg.scatter(drawn, key=key, xlabel=xlabel)
+    drawn = []
+    for number, name, seconds, accuracy in points:
+        mean = formats.percent(accuracy.mean)
+        tip = f"{name}: {mean} % in {formats.number(seconds)} s"
+        parts = (100 * np.array([part], float) for part in accuracy[:3])  # None: nan
+        drawn.append(svg.Curve(number, tip, np.array([seconds]), *parts))
+    drawing = svg.scatter(drawn, key=f"time {key}", xlabel="seconds of training")
+    title = "average accuracy (%) against training time"
     remark = ", logarithmic" if drawing.x.log else ""
-    return Chart(title, remark, f"{title}. {'; '.join(tips)}", drawing)
+    label = "; ".join(point.name for point in drawn)
+    return Chart(title, remark, f"{title}. {label}", drawing)
 
 
 # Accuracy matrices
@@ -119,16 +116,14 @@ def share(value: float, text: str | None = None, title: str = "") -> Share:
     return Share(text or formats.percent(value), round(percent), shade, title)
 
 
-def heat(run: numbers.Run, name: str, number: int) -> dict | None:
-    """The accuracy matrix of a run, a mean over its seeds; None if it has none.
+def heat(run: numbers.Run, name: str, number: int) -> dict:
+    """The accuracy matrix of a run that has it, a mean over its seeds.
 
     Args:
       run: one of the page.
       name: of the matrix.
       number: of the run.
     """
-    if name not in numbers.matrices(run):
-        return None
     matrix, count = numbers.mean_matrix(run, name)
     size, most, rows = matrix.shape[1], len(run.results), []
     figure = {"run": number, "label": f"{name} of {run.name}", "tasks": size}
@@ -146,18 +141,14 @@ def heat(run: numbers.Run, name: str, number: int) -> dict | None:
     return figure | {"picture": None, "rows": rows}
 
 
-def _heat_row(head, row, notes=None, met=None) -> dict:
-    """A row of the table; its mean is over `met`, by default over all measured."""
+def _heat_row(head, row, notes=None, met=None) -> tuple[str, list[Share], str]:
+    """Head, cells and mean of a row, over `met`, by default over all measured."""
     notes = notes or [""] * len(row)
     cells = [
         share(value, title=f"task {task + 1}{note}")
         for task, (value, note) in enumerate(zip(row, notes, strict=True))
     ]
-    return {
-        "head": head,
-        "cells": cells,
-        "mean": _mean(row[~np.isnan(row)] if met is None else met),
-    }
+    return head, cells, _mean(row[~np.isnan(row)] if met is None else met)
 
 
 def _mean(values) -> str:

@@ -1,4 +1,4 @@
-"""Numbers of a page about runs, as text."""
+"""Numbers and tables of a page about runs, as text."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,11 +9,26 @@ MINUS = "\u2212"
 
 
 class Cell(NamedTuple):
-    """A mean over seeds, and what stands below it."""
+    """A cell of a table."""
 
-    mean: str
-    interval: str = ""  # 95 %
-    difference: str = ""  # to the first run
+    text: str
+    interval: str = ""  # below it, of 95 %
+    difference: str = ""  # to the first run, below that
+
+
+class Column(NamedTuple):
+    """What stands above a column."""
+
+    title: str | int  # the number of a run for its name
+    small: str = ""  # below it
+    prose: bool = False  # the column holds words, not numbers
+
+
+class Table(NamedTuple):
+    """A table; the first column holds the heads of the rows."""
+
+    columns: list[Column]
+    rows: list[tuple[str | int, list[Cell]]]  # head as a column's title, cells
 
 
 def _signed(text: str, *, plus=False) -> str:

@@ -10,6 +10,7 @@ from jaxcl import plots
 from jaxcl.plots import svg
 from jaxcl.report import charts, formats, numbers
 from jaxcl.report import parts as parts_lib
+from jaxcl.report.formats import Cell, Column, Table
 
 TITLES = {
     "average_accuracy": ("average accuracy", "after the last task, higher is better"),
@@ -50,26 +51,22 @@ def header(runs: list[numbers.Run], *, dates: dict[str, float], version: str) ->
     """The runs, and how far they have come; arguments as of `page`."""
     count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
     newest = _when(max(dates.values()))
+    transfers = any(run.first.get("checkpoint") for run in runs)
+    columns = [Column("run"), Column("directory", prose=True)]
+    columns += map(Column, ("seeds", "tasks", "results of", "device", "jax"))
+    columns += [Column("encoder judged", prose=True)] * transfers
     rows = []
-    for run in runs:
+    for number, run in enumerate(runs):
         spent, device = run.first["cost"], "-"
         if spent["device"]:
             device = f"{spent['num_devices']} x {spent['device']}"
-        rows.append(
-            {
-                "directory": run.workdir,
-                "seeds": _span(run.results),
-                "tasks": f"{run.done} of {len(run.first['task_names'])}",
-                "date": _when(dates[run.name]),
-                "device": device,
-                "jax": spent.get("jax") or "-",
-                "encoder": _judged(run),
-            }
-        )
+        come = f"{run.done} of {len(run.first['task_names'])}"
+        texts = [run.workdir, _span(run.results), come, _when(dates[run.name]), device]
+        texts += [spent.get("jax") or "-"] + [_judged(run)] * transfers
+        rows.append((number, [*map(Cell, texts)]))
     return {
         "about": f"{count}, results of {newest}, page made by jaxcl {version}",
-        "runs": rows,
-        "transfers": any(run.first.get("checkpoint") for run in runs),
+        "runs": Table(columns, rows),
         "remarks": [remark for run in runs for remark in _remarks(run)],
         "tasks": _tasks(runs),
     }
@@ -149,25 +146,28 @@ def _matrix(name, runs, measured, curves) -> dict:
     }
 
 
-def _measures(name, runs, having, measured) -> dict:
+def _measures(name, runs, having, measured) -> Table:
     """The measures of one matrix, a row for each run that has it."""
     keys = [k for k in TITLES if any(k in measured[i][name] for i in having)]
-    columns, rows = [TITLES[key] for key in keys], []
+    columns = [Column("run"), Column("seeds"), *(Column(*TITLES[key]) for key in keys)]
     before = {i: numbers.untrained(runs[i], name) for i in having}
     shows_before = any(estimate.mean is not None for estimate in before.values())
-    if shows_before:
-        columns.append(("untrained", "mean over tasks"))
+    columns += [Column("untrained", "mean over tasks")] * shows_before
+    rows = []
     for i in having:
-        count = len(runs[i].results)
+        count, shown = len(runs[i].results), []
+        for key in keys:
+            estimate, delta = measured[i][name].get(key), None
+            if estimate is not None and i and 0 in having:
+                delta = numbers.difference(runs[i], runs[0], name, key)
+            shown.append((estimate or numbers.UNKNOWN, delta))
+        shown += [(before[i], None)] * shows_before
         cells = [
-            _compared(measured[i][name].get(key), runs, i, 0 in having, name, key)
-            for key in keys
+            formats.estimate(value, formats.percent, expected=count, delta=delta)
+            for value, delta in shown
         ]
-        if shows_before:
-            estimate = formats.estimate(before[i], formats.percent, expected=count)
-            cells.append(estimate)
-        rows.append({"run": i, "seeds": count, "cells": cells})
-    return {"columns": columns, "rows": rows}
+        rows.append((i, [Cell(str(count)), *cells]))
+    return Table(columns, rows)
 
 
 def _accuracy_curves(name, runs, having, curves) -> charts.Chart | None:
@@ -188,18 +188,7 @@ def _accuracy_curves(name, runs, having, curves) -> charts.Chart | None:
     )
 
 
-def _compared(estimate, runs, i, first_has, name, key) -> formats.Cell:
-    """A measure of run i, and its difference to the first run."""
-    if estimate is None:
-        return formats.Cell("-")
-    delta = None
-    if i and first_has:
-        delta = numbers.difference(runs[i], runs[0], name, key)
-    count = len(runs[i].results)
-    return formats.estimate(estimate, formats.percent, expected=count, delta=delta)
-
-
-def _against_time(name, runs, having, measured):
+def _against_time(name, runs, having, measured) -> charts.Chart | None:
     """Accuracy against seconds of training, for the runs that have both."""
     points = []
     for i in having:
@@ -207,14 +196,7 @@ def _against_time(name, runs, having, measured):
         spent = numbers.cost(runs[i])["train"]
         if spent and accuracy.mean is not None:
             points.append((i, runs[i].name, spent, accuracy))
-    if len(points) < 2:
-        return None
-    return charts.scatter(
-        points,
-        title="average accuracy (%) against training time",
-        key=f"time {name}",
-        xlabel="seconds of training",
-    )
+    return charts.against_time(points, key=name) if len(points) > 1 else None
 
 
 # Cost
@@ -232,31 +214,33 @@ SPENT = (
 )
 
 
-def cost(runs: list[numbers.Run]) -> dict:
-    """The cost of each run, beside its accuracies, a column for each."""
+def cost(runs: list[numbers.Run]) -> Table:
+    """The cost of each run, beside its accuracies."""
     columns, spent = _outcomes(runs), [numbers.cost(run) for run in runs]
     for title, key, form in SPENT:
         if key != "peak_bytes" or any(own[key] is not None for own in spent):
-            columns.append((title, "", [form(own[key]) for own in spent]))
-    return {"columns": columns}
+            columns[Column(title)] = [form(own[key]) for own in spent]
+    rows = [
+        (i, [Cell(texts[i]) for texts in columns.values()]) for i in range(len(runs))
+    ]
+    return Table([Column("run"), *columns], rows)
 
 
-def _outcomes(runs) -> list[tuple[str, str, list[str]]]:
-    """(name, what of it, text of each run) of accuracies, or else of scalars."""
+def _outcomes(runs) -> dict[Column, list[str]]:
+    """Columns of accuracies, or else of scalars, with the text of each run."""
     measured = [numbers.measures(run) for run in runs]
-    columns = []
+    columns = {}
     for name in numbers.names_of(measured)[:MOST_NAMES]:
         estimates = [own.get(name, {}).get("average_accuracy") for own in measured]
         texts = [formats.percent(x and x.mean) for x in estimates]
-        columns.append((name, "average accuracy (%)", texts))
+        columns[Column(name, "average accuracy (%)")] = texts
     if columns:
         return columns
     lasts = [numbers.scalars(run, runs[0]) for run in runs]
-    names = numbers.names_of(lasts)
-    folded = [n for group in parts_lib.families(names).values() for n in group]
-    for name in [n for n in names if n not in folded][:MOST_NAMES]:
+    single, _ = parts_lib.grouped(numbers.names_of(lasts))
+    for name in single[:MOST_NAMES]:
         means = [own[name][0].mean if name in own else None for own in lasts]
-        columns.append((name, "last value", [formats.number(x) for x in means]))
+        columns[Column(name, "last value")] = [formats.number(x) for x in means]
     return columns
 
 

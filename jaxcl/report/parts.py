@@ -7,17 +7,20 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxcl.report import charts, formats, numbers
+from jaxcl.report.formats import Cell, Column, Table
 
 MOST_CHARTS = 24  # of training metrics, and of scalars
 FAMILY = 4  # so many scalars whose names differ only in numbers are folded away
 
 
-def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Pattern -> names that differ only in numbers, if there are `FAMILY` or more."""
+def grouped(names: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Names apart from families: pattern -> `FAMILY` or more that differ in numbers."""
     groups = {}
     for name in names:
         groups.setdefault(re.sub(r"\d+", "#", name), []).append(name)
-    return {key: group for key, group in groups.items() if len(group) >= FAMILY}
+    families = {key: group for key, group in groups.items() if len(group) >= FAMILY}
+    folded = {name for group in families.values() for name in group}
+    return [name for name in names if name not in folded], families
 
 
 def scalars(runs: list[numbers.Run], curves: list[dict]) -> dict | None:
@@ -32,30 +35,32 @@ def scalars(runs: list[numbers.Run], curves: list[dict]) -> dict | None:
     names = numbers.names_of([*lasts, *drawable])
     if not names:
         return None
-    groups = families(names)
-    folded = {name for group in groups.values() for name in group}
-    single = [name for name in names if name not in folded]
-    rows = {
-        name: [_last(name, runs, lasts, i) for i in range(len(runs))] for name in names
-    }
+    single, families = grouped(names)
     return {
-        "single": [(name, rows[name]) for name in single],
-        "families": [
-            (pattern, [(name, rows[name]) for name in group])
-            for pattern, group in groups.items()
-        ],
+        "single": _last_values(single, runs, lasts),
+        "families": {
+            f"{pattern} ({len(group)} scalars)": _last_values(group, runs, lasts)
+            for pattern, group in families.items()
+        },
         "charts": _charts(single, runs, curves, "scalar"),
     }
 
 
-def _last(name, runs, lasts, i) -> formats.Cell:
-    """The last value of a scalar of run i, and its difference to the first run."""
-    if name not in lasts[i]:
-        return formats.Cell("-")
-    last, delta = lasts[i][name]
-    delta = delta if i and name in lasts[0] else None
-    count = len(runs[i].results)
-    return formats.estimate(last, formats.number, expected=count, delta=delta)
+def _last_values(names, runs, lasts) -> Table:
+    """The last values of scalars, a row for each."""
+    rows = []
+    for name in names:
+        cells = []
+        for i, run in enumerate(runs):
+            last, delta = lasts[i].get(name, (numbers.UNKNOWN, None))
+            delta = delta if i and name in lasts[0] else None
+            count = len(run.results)
+            estimate = formats.estimate(
+                last, formats.number, expected=count, delta=delta
+            )
+            cells.append(estimate)
+        rows.append((name, cells))
+    return Table([Column("scalar"), *map(Column, range(len(runs)))], rows)
 
 
 def _charts(names, runs, curves, kind) -> dict:
@@ -98,9 +103,9 @@ def training(runs: list[numbers.Run], curves: list[dict]) -> dict:
 # Convergence, configs
 
 
-def convergence(runs: list[numbers.Run]) -> dict | None:
+def convergence(runs: list[numbers.Run]) -> Table | None:
     """Best and last epochs; None if no run counted epochs."""
-    columns = {
+    titles = {
         "best_number": "best epoch",
         "last_number": "last epoch",
         "best_loss": "loss at best",
@@ -108,27 +113,33 @@ def convergence(runs: list[numbers.Run]) -> dict | None:
         "best_passes": "passes to best",
         "last_seconds": "seconds to last",
     }
-    rows, blank = [], numbers.Estimate(None, None, None, 0)
+    rows = []
     for i, run in enumerate(runs):
-        count = len(run.results)
         for task, estimates in numbers.convergence(run).items():
-            cells = [
-                formats.estimate(
-                    estimates.get(key, blank), formats.number, expected=count
-                )
-                for key in columns
-            ]
-            name = run.first["task_names"][task]
-            rows.append({"run": i, "task": name, "cells": cells})
-    return {"columns": columns.values(), "rows": rows} if rows else None
+            shown = [estimates.get(key, numbers.UNKNOWN) for key in titles]
+            count, name = len(run.results), run.first["task_names"][task]
+            cells = [formats.estimate(x, formats.number, expected=count) for x in shown]
+            rows.append((i, [Cell(name), *cells]))
+    columns = [Column("run"), Column("task", prose=True), *map(Column, titles.values())]
+    return Table(columns, rows) if rows else None
 
 
 def configs(runs: list[numbers.Run]) -> dict:
     """The fields that differ, and every config in full."""
     having = [i for i, run in enumerate(runs) if run.config is not None]
-    texts = [
-        None if run.config is None else json.dumps(run.config, indent=1, sort_keys=True)
-        for run in runs
-    ]
     differences = numbers.differing([runs[i].config for i in having])
-    return {"having": having, "differences": differences, "texts": texts}
+    rows = [
+        (path, [Cell("", "not set") if x is None else Cell(x) for x in values])
+        for path, values in differences.items()
+    ]
+    columns = [Column("field"), *(Column(i, prose=True) for i in having)]
+    texts = {
+        run.name: json.dumps(run.config, indent=1, sort_keys=True)
+        for run in runs
+        if run.config is not None
+    }
+    return {
+        "differences": Table(columns, rows),
+        "several": len(having) > 1,
+        "texts": texts,
+    }

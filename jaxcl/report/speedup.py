@@ -154,11 +154,10 @@ def _draw_line(axes, groups, name, key, number, shift) -> list[float]:
 def _scale(axes, shown) -> None:
     """A logarithmic axis of ratios, with the limits and ticks for those shown."""
     # On it a speed-up of 2 is as far from 1 as one of 1/2.
-    axes.set_yscale("log")
+    plots.logarithmic(axes, "y", (1, 1.5, 2, 3, 5))
     # The wide intervals of two seeds are cut off, or ratios would look all the same.
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, min(shown) / 4), min(high, max(shown) * 4))
-    plots.logarithmic(axes.yaxis, (1, 1.5, 2, 3, 5))
 
 
 def parser() -> argparse.ArgumentParser:

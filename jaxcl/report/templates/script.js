@@ -26,7 +26,7 @@ const short = (value) => Number(value.toPrecision(4)).toLocaleString("en", {
 for (const svg of document.querySelectorAll("svg[data-x]")) {
   const x = axis(svg.dataset.x), y = axis(svg.dataset.y);
   const curves = [...svg.querySelectorAll(".line")].map((line) => ({
-    name: line.dataset.name,
+    name: line.querySelector("title").textContent,
     points: line.querySelector("path").getAttribute("d").match(/[-.0-9]+ [-.0-9]+/g)
       .map((pair) => pair.split(" ").map(Number)),
   }));
