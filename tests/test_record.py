@@ -606,7 +606,7 @@ def test_scatter_tells_classes_apart(draw, classes):
     for label, dots in enumerate(axes.collections):
         np.testing.assert_array_equal(dots.get_offsets(), points[labels == label])
         (shape,) = dots.get_paths()
-        styles.add((tuple(dots.get_facecolor()[0]), len(shape.vertices)))
+        styles.add((tuple(dots.get_facecolor()[0]), shape.vertices.tobytes()))
     assert len(styles) == len(axes.collections) == classes
     shown = [text.get_text() for text in axes.get_legend().get_texts()]
     assert len(shown) == classes and shown[-1] == str(classes - 1)

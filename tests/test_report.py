@@ -4,6 +4,7 @@ import base64
 import hashlib
 import html.parser
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -141,21 +142,26 @@ def classed(root, name):
 
 
 def corners(group):
-    """x and y of the corners of the first path in a group of a chart, as arrays."""
-    path = next(group.all("path")).attributes["d"]
-    return np.array(re.findall(r"(-?[\d.]+) (-?[\d.]+)", path), float).T
+    """x and y of the corners of what a group of a chart draws, as arrays."""
+    paths = [c for c in group.children if isinstance(c, Node) and c.tag == "path"]
+    drawn = " ".join(path.attributes["d"] for path in paths)
+    return np.array(re.findall(r"(-?[\d.]+) (-?[\d.]+)", drawn), float).T
 
 
 def scales(chart):
     """Functions from positions in a chart to numbers, for x and y."""
-    functions = []
-    for key in ("data-x", "data-y"):
-        start, end, low, high, log = map(float, chart.attributes[key].split())
-        assert not log
-        functions.append(lambda at, s=start, e=end, lo=low, hi=high: (
-            lo + (at - s) / (e - s) * (hi - lo)
-        ))  # fmt: skip
-    return functions
+
+    def scale(text):
+        start, end, low, high, log = map(float, text.split())
+        low, high = (np.log([low, high])) if log else (low, high)
+
+        def number(at):
+            value = low + (at - start) / (end - start) * (high - low)
+            return np.exp(value) if log else value
+
+        return number
+
+    return [scale(chart.attributes[key]) for key in ("data-x", "data-y")]
 
 
 def made(*folders, out=None, **options):
@@ -565,6 +571,64 @@ def test_the_line_goes_through_the_numbers(runs):
     assert len(classed(chart, "band")) == 2
 
 
+def chart(curves, **options):
+    """A chart of curves as the page has it, read back."""
+    drawing = svg.lines(curves, key="test", **options)
+    root = Tree(drawing.content).root
+    root.attributes = {
+        key: " ".join(map(str, axis))
+        for key, axis in (("data-x", drawing.x), ("data-y", drawing.y))
+    }
+    return root
+
+
+def test_numbers_stand_where_the_axes_have_them():
+    steps, gap = np.arange(1.0, 9.0), np.full(8, np.nan)
+    for values in (np.linspace(-3e-3, 5e-3, 8), 10.0 ** np.arange(-5, 3)):
+        root = chart([svg.Curve(0, "a", steps, values, gap, gap)])
+        x, y = scales(root)
+        across, along = corners(*classed(root, "line"))
+        np.testing.assert_allclose(x(across), steps, atol=0.01)
+        np.testing.assert_allclose(y(along), values, rtol=0.01, atol=1e-5)
+        for axis, scale, key in zip(classed(root, "axis"), (x, y), "xy", strict=True):
+            texts = [t for t in axis.all("text") if t.text()]
+            want = np.array([float(t.text().replace("−", "-")) for t in texts])
+            got = scale(np.array([float(t.attributes[key]) for t in texts]))
+            assert len(want) > 3
+            # A text's base line is a third of its height below its number.
+            near = 0.1 if key == "x" else abs(scale(4.5) - scale(0.0))
+            if np.ptp(values) < 1 or key == "x":
+                np.testing.assert_allclose(got, want, atol=near)
+            else:
+                np.testing.assert_allclose(got / want, 1, atol=0.5)
+
+
+def test_a_line_has_all_its_points():
+    steps, gap = np.arange(1.0, 1001.0), np.full(1000, np.nan)
+    root = chart([svg.Curve(0, "a", steps, np.sin(steps / 300), gap, gap)])
+    x, y = scales(root)
+    across, along = corners(*classed(root, "line"))
+    np.testing.assert_allclose(x(across), steps, atol=0.05)
+    np.testing.assert_allclose(y(along), np.sin(steps / 300), atol=1e-3)
+
+
+def test_lines_have_gaps_and_wide_bands_are_cut():
+    steps, mean = np.arange(1.0, 9.0), np.arange(8.0)
+    mean[[2, 5]] = np.nan
+    low, high = mean - 100, mean + 0.5
+    root = chart([svg.Curve(0, "a", steps, mean, low, high)])
+    x, y = scales(root)
+    (line,) = classed(root, "line")
+    parts = next(line.all("path")).attributes["d"].split("M")[1:]
+    assert [part.count("L") + 1 for part in parts] == [2, 2, 2]
+    np.testing.assert_allclose(y(corners(line)[1]), mean[np.isfinite(mean)], atol=0.1)
+    (band,) = classed(root, "band")
+    across, along = corners(band)
+    assert {*np.rint(x(across)).astype(int)} == {*steps[np.isfinite(mean)].astype(int)}
+    # The lower end is cut where the chart ends, one range of the values below them.
+    assert -9 < y(along).min() < -6.5 and y(along).max() == pytest.approx(7.5, abs=0.1)
+
+
 def test_seeds_side_by_side_share_a_file(tmp_path):
     for seed, matrix in enumerate(ER[:2]):
         leave(tmp_path / "a" / f"seed_{seed}", matrix, rows=[], seed=seed)
@@ -707,6 +771,54 @@ def test_the_page_loads_nothing_and_stays_small(tmp_path):
     path = made(*folders)
     check_harmless(path)
     assert path.stat().st_size < 150_000
+
+
+def test_pages_of_the_same_runs_are_the_same_and_no_name_is_there_twice(runs):
+    two = {0: {"memory/entropy": 1.0}, 1: {"memory/entropy": 2.0}}
+    folders = [leave(runs / "new", ER[0], scalars=two), runs / "er", runs / "ace"]
+    first = made(*folders).read_text()
+    assert made(*folders).read_text() == first
+    tree = Tree(first)
+    names = [value for key, value in tree.given if key == "id"]
+    assert len(set(names)) == len(names) > 10
+    uses = [node.attributes["href"].removeprefix("#") for node in tree.root.all("use")]
+    assert set(uses) <= set(names) and len(uses) > 20
+
+
+# Machado, Oliveira and Fernandes 2009, at full severity: linear RGB as it is seen
+# without one kind of cones.
+SEEN = (
+    np.eye(3),
+    [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+)
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722],
+                [0.0193, 0.1192, 0.9505]])  # fmt: skip
+
+
+def linear(colour):
+    """Linear RGB of #rrggbb."""
+    rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb):
+    """CIE L*a*b* of linear RGB, under D65."""
+    t = XYZ @ np.clip(rgb, 0, 1) / XYZ.sum(axis=1)
+    x, y, z = np.where(t > 0.008856, np.cbrt(t), 7.787 * t + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_colours_stand_out_and_are_told_apart_with_any_vision():
+    for colours, paper in ((plots.COLOURS, "#ffffff"), (plots.DARK_COLOURS, "#15171a")):
+        light = [XYZ[1] @ linear(colour) + 0.05 for colour in colours]
+        back = XYZ[1] @ linear(paper) + 0.05
+        assert all(max(x, back) / min(x, back) >= 3 for x in light)  # WCAG 1.4.11
+        for matrix in SEEN:
+            seen = [lab(np.array(matrix) @ linear(colour)) for colour in colours]
+            apart = [np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)]
+            assert min(apart) >= 14
 
 
 def test_runs_differ_in_colour_and_in_marker_or_dash():

@@ -137,11 +137,9 @@ def _draw_line(axes, curve, *, marks=None, size=5.2) -> None:
     style = plots.style_of(number) | {"clip_on": False, "markersize": size}
     style["linestyle"] = DASHES[number // len(plots.COLOURS) % len(DASHES)]
     axes.plot(x, mean, **style, markevery=marks, gid=f"line {number}")
-    banded = np.isfinite(low) & np.isfinite(high)
-    if banded.any():
+    if np.isfinite(low).any():
         low, high = (np.clip(end, *axes.get_ylim()) for end in (low, high))
-        area = {"where": banded, "lw": 0, "clip_on": False, "gid": f"band {number}"}
-        axes.fill_between(x, low, high, **area)
+        axes.fill_between(x, low, high, lw=0, clip_on=False, gid=f"band {number}")
 
 
 # Axes
@@ -165,7 +163,7 @@ def _axes(width, height, xlabel):
     inner = (width - _LEFT - _RIGHT) / width, (height - _BELOW - _ABOVE) / height
     place = (_LEFT / width, _BELOW / height, *inner)
     axes = _figure_of(width, height).add_axes(place, frame_on=False)
-    axes.tick_params(length=0)
+    axes.tick_params(length=0, pad=5)
     axes.locator_params(nbins=6)
     axes.grid(axis="y", clip_on=False)
     axes.set_xlabel(xlabel)

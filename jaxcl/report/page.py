@@ -276,13 +276,12 @@ def page(
 
 
 def _rendered(*, runs, **values) -> str:
-    """The template of the page with these values; all text in them is escaped."""
+    """The template of the page with these values; text in them is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("jaxcl.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
-        lstrip_blocks=True,
         keep_trailing_newline=True,
     )
     script = environment.get_template("script.js").render()

@@ -53,12 +53,9 @@ def _last_values(names, runs, lasts) -> Table:
         cells = []
         for i, run in enumerate(runs):
             last, delta = lasts[i].get(name, (numbers.UNKNOWN, None))
-            delta = delta if i and name in lasts[0] else None
-            count = len(run.results)
-            estimate = formats.estimate(
-                last, formats.number, expected=count, delta=delta
-            )
-            cells.append(estimate)
+            shown = {"expected": len(run.results)}
+            shown["delta"] = delta if i and name in lasts[0] else None
+            cells.append(formats.estimate(last, formats.number, **shown))
         rows.append((name, cells))
     return Table([Column("scalar"), *map(Column, range(len(runs)))], rows)
 
@@ -88,9 +85,6 @@ def _chart(name, runs, curves, kind) -> charts.Chart | None:
     return charts.lines(lines, title=name, key=f"{kind} {name}", note=note, ends=ends)
 
 
-# Training
-
-
 def training(runs: list[numbers.Run], curves: list[dict]) -> dict:
     """Curves of the metrics of the steps; arguments as in `scalars`."""
     keys = numbers.names_of(curves)
@@ -98,9 +92,6 @@ def training(runs: list[numbers.Run], curves: list[dict]) -> dict:
     names.sort(key=lambda name: {"loss": 0, "lr": 1}.get(name, 2))
     drawn = _charts(names, runs, curves, "training")
     return {"charts": drawn, "points": numbers.POINTS}
-
-
-# Convergence, configs
 
 
 def convergence(runs: list[numbers.Run]) -> Table | None:
@@ -138,8 +129,4 @@ def configs(runs: list[numbers.Run]) -> dict:
         for run in runs
         if run.config is not None
     }
-    return {
-        "differences": Table(columns, rows),
-        "several": len(having) > 1,
-        "texts": texts,
-    }
+    return {"differences": Table(columns, rows), "texts": texts}
