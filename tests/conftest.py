@@ -212,14 +212,14 @@ _DONE = pytest.StashKey[int]()
 @pytest.fixture
 def figures(monkeypatch):
     """Every figure that is saved; nothing of it may be cut off."""
-    found, save = [], plots._save
+    found, save = [], plots.save
 
     def keep(figure, path):
         save(figure, path)
         pictures.check_whole(path)
         found.append(figure)
 
-    monkeypatch.setattr(plots, "_save", keep)
+    monkeypatch.setattr(plots, "save", keep)
     return found
 
 

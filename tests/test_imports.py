@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -94,6 +95,17 @@ def test_few_modules_lie_loose():
     loose = {path.stem for path in (ROOT / "jaxcl").glob("*.py")}
     assert len(loose) <= LOOSE, loose
     assert loose - {"__init__", "__main__"} <= set(RANK)
+
+
+def test_what_is_no_module_is_in_the_package_too():
+    whole = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    listed = set()
+    for package, patterns in whole["tool"]["setuptools"]["package-data"].items():
+        folder = ROOT.joinpath(*package.split("."))
+        listed |= {path for pattern in patterns for path in folder.glob(pattern)}
+    files = {path for path in (ROOT / "jaxcl").rglob("*") if path.is_file()}
+    others = {path for path in files if path.suffix not in (".py", ".pyc")}
+    assert others == listed and len(others) > 10
 
 
 def test_the_page_of_the_design_has_this_table():

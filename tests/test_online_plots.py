@@ -15,8 +15,8 @@ from jaxcl.run import finish, record
 @pytest.fixture
 def draw(tmp_path, monkeypatch):
     """draw(function, ...) -> the axes of the figure that went to a PNG."""
-    figures, save = [], plots._save
-    monkeypatch.setattr(plots, "_save", lambda f, p: (figures.append(f), save(f, p)))
+    figures, save = [], plots.save
+    monkeypatch.setattr(plots, "save", lambda f, p: (figures.append(f), save(f, p)))
 
     def run(function, runs, *arguments, **options):
         path = tmp_path / "picture.png"

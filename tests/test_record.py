@@ -468,8 +468,8 @@ def test_table_of_many_tasks_leaves_out_the_middle():
 @pytest.fixture
 def draw(tmp_path, monkeypatch):
     """draw(function, ...) -> pixels u8[H, W, 3] and the figure they came from."""
-    figures, save = [], plots._save
-    monkeypatch.setattr(plots, "_save", lambda f, p: (figures.append(f), save(f, p)))
+    figures, save = [], plots.save
+    monkeypatch.setattr(plots, "save", lambda f, p: (figures.append(f), save(f, p)))
 
     def run(function, *args, **options):
         path = tmp_path / "picture.png"
@@ -606,7 +606,7 @@ def test_scatter_tells_classes_apart(draw, classes):
     for label, dots in enumerate(axes.collections):
         np.testing.assert_array_equal(dots.get_offsets(), points[labels == label])
         (shape,) = dots.get_paths()
-        styles.add((tuple(dots.get_facecolor()[0]), len(shape.vertices)))
+        styles.add((tuple(dots.get_facecolor()[0]), shape.vertices.tobytes()))
     assert len(styles) == len(axes.collections) == classes
     shown = [text.get_text() for text in axes.get_legend().get_texts()]
     assert len(shown) == classes and shown[-1] == str(classes - 1)

@@ -59,6 +59,9 @@ class Estimate(NamedTuple):
     seeds: int
 
 
+UNKNOWN = Estimate(None, None, None, 0)
+
+
 class Curve(NamedTuple):
     """A mean over seeds against steps; without a band low and high are nan."""
 
@@ -118,7 +121,7 @@ def comparable(run: Run, first: Run) -> bool:
 def difference(run: Run, first: Run, name: str, measure: str) -> Estimate:
     """Mean of `run` less `first`, over the seeds that both have."""
     if not comparable(run, first):
-        return Estimate(None, None, None, 0)
+        return UNKNOWN
 
     def with_measure(run):
         results = {

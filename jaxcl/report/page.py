@@ -1,10 +1,16 @@
-"""The sections of a page about runs."""
+"""A page about runs: what it says, as text and numbers that templates lay out."""
 
+import base64
 import datetime
-import re
+import hashlib
 
-from jaxcl.report import charts, html, numbers
+import jinja2
+
+from jaxcl import plots
+from jaxcl.plots import svg
+from jaxcl.report import charts, formats, numbers
 from jaxcl.report import parts as parts_lib
+from jaxcl.report.formats import Cell, Column, Table
 
 TITLES = {
     "average_accuracy": ("average accuracy", "after the last task, higher is better"),
@@ -41,41 +47,29 @@ def _judged(run) -> str:
     return f"{source.get('path', '')} ({details})"
 
 
-def header(
-    runs: list[numbers.Run], *, title: str, dates: dict[str, float], version: str
-) -> html.Html:
-    """The title, and a table of the runs and how far they have come."""
-    newest = max(dates.values())
+def header(runs: list[numbers.Run], *, dates: dict[str, float], version: str) -> dict:
+    """The runs, and how far they have come; arguments as of `page`."""
     count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
-    meta = f"{count}, results of {_when(newest)}, page made by jaxcl {version}"
-    where = html.column("directory", text=True)
-    head = ["run", where, "seeds", "tasks", "results of", "device", "jax"]
+    newest = _when(max(dates.values()))
     transfers = any(run.first.get("checkpoint") for run in runs)
+    columns = [Column("run"), Column("directory", prose=True)]
+    columns += map(Column, ("seeds", "tasks", "results of", "device", "jax"))
+    columns += [Column("encoder judged", prose=True)] * transfers
     rows = []
-    for style, run in enumerate(runs):
-        spent = run.first["cost"]
-        device = "-"
+    for number, run in enumerate(runs):
+        spent, device = run.first["cost"], "-"
         if spent["device"]:
             device = f"{spent['num_devices']} x {spent['device']}"
-        cells = [
-            html.cell(run.workdir, text=True),
-            html.cell(_span(run.results)),
-            html.cell(f"{run.done} of {len(run.first['task_names'])}"),
-            html.cell(_when(dates[run.name])),
-            html.cell(device),
-            html.cell(spent.get("jax") or "-"),
-        ]
-        cells += [html.cell(_judged(run), text=True)] if transfers else []
-        rows.append([charts.named(style, run.name), *cells])
-    head += [html.column("encoder judged", text=True)] if transfers else []
-    return html.element(
-        "header",
-        html.element("h1", title),
-        html.element("p", meta, class_="muted"),
-        html.table(head, rows, label="runs"),
-        [html.note(remark) for run in runs for remark in _remarks(run)],
-        _tasks(runs),
-    )
+        come = f"{run.done} of {len(run.first['task_names'])}"
+        texts = [run.workdir, _span(run.results), come, _when(dates[run.name]), device]
+        texts += [spent.get("jax") or "-"] + [_judged(run)] * transfers
+        rows.append((number, [*map(Cell, texts)]))
+    return {
+        "about": f"{count}, results of {newest}, page made by jaxcl {version}",
+        "runs": Table(columns, rows),
+        "remarks": [remark for run in runs for remark in _remarks(run)],
+        "tasks": _tasks(runs),
+    }
 
 
 def _remarks(run) -> list[str]:
@@ -105,100 +99,78 @@ def _remarks(run) -> list[str]:
     return remarks
 
 
-def _tasks(runs) -> html.Html | None:
-    """The names of the tasks, unless they are just "task 1", "task 2", ..."""
+def _tasks(runs) -> list[tuple[str, str]]:
+    """(whose, names) of tasks, unless they are just "task 1", "task 2", ..."""
     runs_by_tasks = {}
     for run in runs:
         runs_by_tasks.setdefault(tuple(run.first["task_names"]), []).append(run.name)
-    shown = []
+    told = []
     for names, owners in runs_by_tasks.items():
         if any(name != f"task {i + 1}" for i, name in enumerate(names)):
             alike = len(runs_by_tasks) == 1
             whose = "Tasks" if alike else f"Tasks of {', '.join(owners)}"
             listed = "; ".join(f"{i + 1}: {name}" for i, name in enumerate(names))
-            summary = html.element("summary", f"{whose} ({len(names)})")
-            shown.append(html.element("details", summary, html.note(listed)))
-    return html.join(shown) if shown else None
+            told.append((f"{whose} ({len(names)})", listed))
+    return told
 
 
 # Results
 
 
-def results(runs: list[numbers.Run], curves: list[dict]) -> html.Html:
+def results(runs: list[numbers.Run], curves: list[dict]) -> dict:
     """The results of each matrix: table, curves, accuracy against time, heat maps.
 
     Args:
       runs: of the page; differences are to the first.
       curves: `numbers.curves` of each run.
     """
-    names = numbers.names_of(numbers.matrices(run) for run in runs)
-    if not names:
-        text = "No evaluator of these runs left an accuracy matrix; see Scalars, below."
-        return html.section("results", "Results", html.note(text))
-    remarks = [
-        "Mean over seeds, in percent; below it the 95 % interval of the mean "
-        "(Student\u2019s t), \u201c-\u201d for one seed."
-    ]
-    if len(runs) > 1:
-        remarks += [
-            f" \u0394: paired difference to {runs[0].name}, over the seeds that both "
-            "have, with its interval. Runs that stand after different numbers of "
-            "tasks have none."
-        ]
-    remarks += [" n says how many seeds, where it is not all of the run."]
     measured = [numbers.measures(run) for run in runs]
-    parts = [_matrix(name, runs, measured, curves) for name in names]
-    parts = html.element("div", parts, data_choose="evaluator")
-    return html.section("results", "Results", html.note(remarks), charts.key(), parts)
+    names = numbers.names_of(numbers.matrices(run) for run in runs)
+    key = [charts.share(n / 100, str(n)) for n in (0, 25, 50, 75, 100)]
+    matrices = [_matrix(name, runs, measured, curves) for name in names]
+    return {"matrices": matrices, "key": key}
 
 
-def _matrix(name, runs, measured, curves) -> html.Html:
+def _matrix(name, runs, measured, curves) -> dict:
     """All about one matrix, for the runs that have it."""
     having = [i for i in range(len(runs)) if name in measured[i]]
-    lacking = [run.name for i, run in enumerate(runs) if i not in having]
-    drawn = _accuracy_curves(name, runs, having, curves)
-    pair = [drawn, _against_time(name, runs, having, measured)]
-    heats = [charts.heat(runs[i], name, i) for i in having]
-    text = f"Not measured by {', '.join(lacking)}." if lacking else None
-    return html.element(
-        "section",
-        html.element("h3", name),
-        _measures_table(name, runs, having, measured),
-        html.note(text) if text else None,
-        html.element("div", pair, class_="grid wide") if any(pair) else None,
-        None if drawn else html.note("No curve: no run was evaluated twice."),
-        html.element("div", heats, class_="heats"),
-        data_name=name,
-    )
+    curve = _accuracy_curves(name, runs, having, curves)
+    pair = (curve, _against_time(name, runs, having, measured))
+    return {
+        "name": name,
+        "measures": _measures(name, runs, having, measured),
+        "lacking": [run.name for i, run in enumerate(runs) if i not in having],
+        "charts": [chart for chart in pair if chart is not None],
+        "has_curve": curve is not None,
+        "heats": [charts.heat(runs[i], name, i) for i in having],
+    }
 
 
-def _measures_table(name, runs, having, measured) -> html.Html:
+def _measures(name, runs, having, measured) -> Table:
     """The measures of one matrix, a row for each run that has it."""
     keys = [k for k in TITLES if any(k in measured[i][name] for i in having)]
-    head = ["run", "seeds"]
-    for key in keys:
-        small = html.element("small", TITLES[key][1])
-        head.append(html.join(TITLES[key][0], small))
-    before = [numbers.untrained(runs[i], name) for i in having]
-    if any(estimate.mean is not None for estimate in before):
-        head.append(html.join("untrained", html.element("small", "mean over tasks")))
-    else:
-        before = []
+    columns = [Column("run"), Column("seeds"), *(Column(*TITLES[key]) for key in keys)]
+    before = {i: numbers.untrained(runs[i], name) for i in having}
+    shows_before = any(estimate.mean is not None for estimate in before.values())
+    columns += [Column("untrained", "mean over tasks")] * shows_before
     rows = []
-    for place, i in enumerate(having):
-        cells = [html.cell(str(len(runs[i].results)))]
+    for i in having:
+        count, shown = len(runs[i].results), []
         for key in keys:
-            estimate = measured[i][name].get(key)
-            cells.append(_compared(estimate, runs, i, 0 in having, name, key))
-        if before:
-            count = len(runs[i].results)
-            shown = html.estimate(before[place], html.percent, expected=count)
-            cells.append(html.cell(shown))
-        rows.append([charts.named(i, runs[i].name), *cells])
-    return html.table(head, rows, label=f"measures of {name}")
+            estimate, delta = measured[i][name].get(key), None
+            if estimate is not None and i and 0 in having:
+                delta = numbers.difference(runs[i], runs[0], name, key)
+            shown.append((estimate or numbers.UNKNOWN, delta))
+        shown += [(before[i], None)] * shows_before
+        cells = [
+            formats.estimate(value, formats.percent, expected=count, delta=delta)
+            for value, delta in shown
+        ]
+        rows.append((i, [Cell(str(count)), *cells]))
+    return Table(columns, rows)
 
 
-def _accuracy_curves(name, runs, having, curves) -> html.Html | None:
+def _accuracy_curves(name, runs, having, curves) -> charts.Chart | None:
     """The average accuracy of one matrix over steps."""
     drawn = [(i, runs[i].name, curves[i].get(("accuracy", name))) for i in having]
     drawn = [(i, run, numbers.thin(curve)) for i, run, curve in drawn if curve]
@@ -208,6 +180,7 @@ def _accuracy_curves(name, runs, having, curves) -> html.Html | None:
     return charts.lines(
         drawn,
         title="average accuracy over the tasks met (%)",
+        key=f"accuracy {name}",
         scale=100,
         wide=True,
         ends=numbers.common_ends(runs[i] for i in having),
@@ -215,18 +188,7 @@ def _accuracy_curves(name, runs, having, curves) -> html.Html | None:
     )
 
 
-def _compared(estimate, runs, i, first_has, name, key) -> html.Html:
-    """A cell with a measure of run i, and its difference to the first run."""
-    if estimate is None:
-        return html.cell("-")
-    delta = None
-    if i and first_has:
-        delta = numbers.difference(runs[i], runs[0], name, key)
-    count = len(runs[i].results)
-    return html.cell(html.estimate(estimate, html.percent, expected=count, delta=delta))
-
-
-def _against_time(name, runs, having, measured):
+def _against_time(name, runs, having, measured) -> charts.Chart | None:
     """Accuracy against seconds of training, for the runs that have both."""
     points = []
     for i in having:
@@ -234,64 +196,55 @@ def _against_time(name, runs, having, measured):
         spent = numbers.cost(runs[i])["train"]
         if spent and accuracy.mean is not None:
             points.append((i, runs[i].name, spent, accuracy))
-    if len(points) < 2:
-        return None
-    title = "average accuracy (%) against training time"
-    return charts.scatter(points, title=title, xlabel="seconds of training")
+    return charts.against_time(points, key=name) if len(points) > 1 else None
 
 
 # Cost
 
 SPENT = (
-    ("training (s)", "train", html.seconds),
-    ("compiling (s)", "compile", html.seconds),
-    ("evaluation (s)", "evaluation", html.seconds),
-    ("rest (s)", "rest", html.seconds),
-    ("steps", "steps", html.number),
-    ("images", "images", html.number),
-    ("FLOPs", "flops", html.short),
-    ("ms/step", "milliseconds", html.number),
-    ("memory (B)", "peak_bytes", html.short),
+    ("training (s)", "train", formats.seconds),
+    ("compiling (s)", "compile", formats.seconds),
+    ("evaluation (s)", "evaluation", formats.seconds),
+    ("rest (s)", "rest", formats.seconds),
+    ("steps", "steps", formats.number),
+    ("images", "images", formats.number),
+    ("FLOPs", "flops", formats.short),
+    ("ms/step", "milliseconds", formats.number),
+    ("memory (B)", "peak_bytes", formats.short),
 )
 
 
-def cost(runs: list[numbers.Run]) -> html.Html:
+def cost(runs: list[numbers.Run]) -> Table:
     """The cost of each run, beside its accuracies."""
     columns, spent = _outcomes(runs), [numbers.cost(run) for run in runs]
     for title, key, form in SPENT:
         if key != "peak_bytes" or any(own[key] is not None for own in spent):
-            columns.append((title, [form(own[key]) for own in spent]))
+            columns[Column(title)] = [form(own[key]) for own in spent]
     rows = [
-        [charts.named(i, run.name), *(html.cell(texts[i]) for _, texts in columns)]
-        for i, run in enumerate(runs)
+        (i, [Cell(texts[i]) for texts in columns.values()]) for i in range(len(runs))
     ]
-    head = ["run", *(title for title, _ in columns)]
-    told = (
-        "Means over seeds, of all finished tasks. Rest: saving, and what a method does "
-        "between tasks. FLOPs are those of the steps. \u201c-\u201d: not known."
-    )
-    whole = html.table(head, rows, label="cost")
-    return html.section("cost", "Cost", html.note(told), whole)
+    return Table([Column("run"), *columns], rows)
 
 
-def _outcomes(runs) -> list[tuple[html.Html, list[str]]]:
-    """(head, text of each run) of accuracies, or of scalars if there are none."""
+def _outcomes(runs) -> dict[Column, list[str]]:
+    """Columns of accuracies, or else of scalars, with the text of each run."""
     measured = [numbers.measures(run) for run in runs]
-    columns = []
+    columns = {}
     for name in numbers.names_of(measured)[:MOST_NAMES]:
         estimates = [own.get(name, {}).get("average_accuracy") for own in measured]
-        head = html.join(name, html.element("small", "average accuracy (%)"))
-        columns.append((head, [html.percent(x and x.mean) for x in estimates]))
+        texts = [formats.percent(x and x.mean) for x in estimates]
+        columns[Column(name, "average accuracy (%)")] = texts
     if columns:
         return columns
     lasts = [numbers.scalars(run, runs[0]) for run in runs]
-    names = numbers.names_of(lasts)
-    folded = [n for group in parts_lib.families(names).values() for n in group]
-    for name in [n for n in names if n not in folded][:MOST_NAMES]:
+    single, _ = parts_lib.grouped(numbers.names_of(lasts))
+    for name in single[:MOST_NAMES]:
         means = [own[name][0].mean if name in own else None for own in lasts]
-        head = html.join(name, html.element("small", "last value"))
-        columns.append((head, [html.number(x) for x in means]))
+        columns[Column(name, "last value")] = [formats.number(x) for x in means]
     return columns
+
+
+# The page
 
 
 def page(
@@ -306,19 +259,40 @@ def page(
       version: of jaxcl.
     """
     curves = [numbers.curves(run) for run in runs]
-    sections = [
-        results(runs, curves),
-        cost(runs),
-        parts_lib.scalars(runs, curves),
-        parts_lib.training(runs, curves),
-        parts_lib.convergence(runs),
-        parts_lib.configs(runs),
-    ]
-    sections = [section for section in sections if section is not None]
-    links = [
-        html.element("a", key.capitalize(), href=f"#{key}")
-        for key in (re.search(r'^<section id="(\w+)"', part)[1] for part in sections)
-    ]
-    head = header(runs, title=title, dates=dates, version=version)
-    nav = html.element("nav", links, aria_label="sections")
-    return html.document(title, html.join(head, nav, html.element("main", sections)))
+    sections = {
+        "results": results(runs, curves),
+        "cost": cost(runs),
+        "scalars": parts_lib.scalars(runs, curves),
+        "training": parts_lib.training(runs, curves),
+        "convergence": parts_lib.convergence(runs),
+        "configs": parts_lib.configs(runs),
+    }
+    return _rendered(
+        title=title,
+        header=header(runs, dates=dates, version=version),
+        runs=[run.name for run in runs],
+        sections={key: part for key, part in sections.items() if part is not None},
+    )
+
+
+def _rendered(*, runs, **values) -> str:
+    """The template of the page with these values; text in them is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("jaxcl.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    script = environment.get_template("script.js").render()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    text = environment.get_template("page.html").render(
+        script=script,
+        digest=digest,
+        runs=runs,
+        swatches=[svg.swatch(number) for number in range(len(runs))],
+        colours=(plots.COLOURS, plots.DARK_COLOURS),
+        **values,
+    )
+    # Names of files, and JSON, may hold halves of surrogate pairs.
+    return text.encode("utf-8", "replace").decode()

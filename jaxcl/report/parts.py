@@ -6,21 +6,24 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from jaxcl.report import charts, html, numbers
+from jaxcl.report import charts, formats, numbers
+from jaxcl.report.formats import Cell, Column, Table
 
 MOST_CHARTS = 24  # of training metrics, and of scalars
 FAMILY = 4  # so many scalars whose names differ only in numbers are folded away
 
 
-def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Pattern -> names that differ only in numbers, if there are `FAMILY` or more."""
+def grouped(names: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Names apart from families: pattern -> `FAMILY` or more that differ in numbers."""
     groups = {}
     for name in names:
         groups.setdefault(re.sub(r"\d+", "#", name), []).append(name)
-    return {key: group for key, group in groups.items() if len(group) >= FAMILY}
+    families = {key: group for key, group in groups.items() if len(group) >= FAMILY}
+    folded = {name for group in families.values() for name in group}
+    return [name for name in names if name not in folded], families
 
 
-def scalars(runs: list[numbers.Run], curves: list[dict]) -> html.Html | None:
+def scalars(runs: list[numbers.Run], curves: list[dict]) -> dict | None:
     """The scalars of evaluators: last values and curves; None if there are none.
 
     Args:
@@ -32,64 +35,41 @@ def scalars(runs: list[numbers.Run], curves: list[dict]) -> html.Html | None:
     names = numbers.names_of([*lasts, *drawable])
     if not names:
         return None
-    groups = families(names)
-    folded = {name for group in groups.values() for name in group}
-    single = [name for name in names if name not in folded]
-    text = "After the last finished task: mean over seeds, 95 % interval below it"
-    text += f", \u0394 to {runs[0].name} over the seeds of both" * (len(runs) > 1)
-    tables = [_scalar_table(single, runs, lasts)] if single else []
-    for key, group in groups.items():
-        summary = html.element("summary", f"{key} ({len(group)} scalars)")
-        tables.append(
-            html.element("details", summary, _scalar_table(group, runs, lasts))
-        )
-    drawn = _charts(single, runs, curves, "scalar")
-    return html.section("scalars", "Scalars", html.note(text, "."), tables, drawn)
+    single, families = grouped(names)
+    return {
+        "single": _last_values(single, runs, lasts),
+        "families": {
+            f"{pattern} ({len(group)} scalars)": _last_values(group, runs, lasts)
+            for pattern, group in families.items()
+        },
+        "charts": _charts(single, runs, curves, "scalar"),
+    }
 
 
-def _scalar_table(names, runs, lasts) -> html.Html:
+def _last_values(names, runs, lasts) -> Table:
     """The last values of scalars, a row for each."""
-    head = [
-        "scalar",
-        *(html.join(charts.named(i, run.name)) for i, run in enumerate(runs)),
-    ]
     rows = []
     for name in names:
         cells = []
         for i, run in enumerate(runs):
-            if name not in lasts[i]:
-                cells.append(html.cell("-"))
-                continue
-            last, delta = lasts[i][name]
-            delta = delta if i and name in lasts[0] else None
-            count = len(run.results)
-            shown = html.estimate(last, html.number, expected=count, delta=delta)
-            cells.append(html.cell(shown))
-        rows.append([name, *cells])
-    return html.table(head, rows, label="scalars")
+            last, delta = lasts[i].get(name, (numbers.UNKNOWN, None))
+            shown = {"expected": len(run.results)}
+            shown["delta"] = delta if i and name in lasts[0] else None
+            cells.append(formats.estimate(last, formats.number, **shown))
+        rows.append((name, cells))
+    return Table([Column("scalar"), *map(Column, range(len(runs)))], rows)
 
 
-def _charts(names, runs, curves, kind) -> html.Html | None:
-    """A chart for each name that has curves, under a common legend."""
-    drawn, left = [], []
-    for name in names:
-        figure = _chart(name, runs, curves, kind)
-        if figure is not None:
-            (drawn if len(drawn) < MOST_CHARTS else left).append((name, figure))
-    if not drawn:
-        return None
-    grid = html.element(
-        "div", [figure for _, figure in drawn], class_="grid", data_choose="chart"
-    )
-    text = f"Not drawn, to keep the page small: {', '.join(n for n, _ in left)}."
-    return html.join(
-        charts.legend([run.name for run in runs]),
-        grid,
-        html.note(text) if left else None,
-    )
+def _charts(names, runs, curves, kind) -> dict:
+    """A chart for each name that has curves, and the names that are too many."""
+    own = {name: [c[kind, name] for c in curves if (kind, name) in c] for name in names}
+    names = [name for name in names if charts.drawable(own[name])]
+    drawn = [_chart(name, runs, curves, kind) for name in names[:MOST_CHARTS]]
+    drawn = [chart for chart in drawn if chart is not None]
+    return {"drawn": drawn, "left": names[MOST_CHARTS:]}
 
 
-def _chart(name, runs, curves, kind) -> html.Html | None:
+def _chart(name, runs, curves, kind) -> charts.Chart | None:
     """The curves of one name."""
     lines = []
     for i, run in enumerate(runs):
@@ -102,34 +82,21 @@ def _chart(name, runs, curves, kind) -> html.Html | None:
     bands = any(np.isfinite(curve.low).any() for *_, curve in lines)
     note = ", ".join(["band: 95 %"] * bands + [thinning] * (most > 1))
     ends = numbers.common_ends(runs[i] for i, *_ in lines)
-    return charts.lines(lines, title=name, note=note, ends=ends)
+    return charts.lines(lines, title=name, key=f"{kind} {name}", note=note, ends=ends)
 
 
-# Training
-
-
-def training(runs: list[numbers.Run], curves: list[dict]) -> html.Html:
+def training(runs: list[numbers.Run], curves: list[dict]) -> dict:
     """Curves of the metrics of the steps; arguments as in `scalars`."""
     keys = numbers.names_of(curves)
     names = sorted(name for kind, name in keys if kind == "training")
     names.sort(key=lambda name: {"loss": 0, "lr": 1}.get(name, 2))
     drawn = _charts(names, runs, curves, "training")
-    if drawn is None:
-        text = "No curves: there are no logged steps, or no metrics.jsonl."
-        return html.section("training", "Training", html.note(text))
-    told = (
-        f"Mean over seeds. A curve has about "
-        f"{numbers.POINTS} points at most; where more steps were logged each point is "
-        "the mean of as many in turn as the chart says. Seeds are aligned by the task "
-        "and the step within it, as far as all have come. Shaded: every other task, "
-        "where all runs have the same."
-    )
-    return html.section("training", "Training", html.note(told), drawn)
+    return {"charts": drawn, "points": numbers.POINTS}
 
 
-def convergence(runs: list[numbers.Run]) -> html.Html | None:
+def convergence(runs: list[numbers.Run]) -> Table | None:
     """Best and last epochs; None if no run counted epochs."""
-    columns = {
+    titles = {
         "best_number": "best epoch",
         "last_number": "last epoch",
         "best_loss": "loss at best",
@@ -140,58 +107,26 @@ def convergence(runs: list[numbers.Run]) -> html.Html | None:
     rows = []
     for i, run in enumerate(runs):
         for task, estimates in numbers.convergence(run).items():
-            cells = [html.cell(run.first["task_names"][task], text=True)]
-            blank = numbers.Estimate(None, None, None, 0)
-            count = len(run.results)
-            for key in columns:
-                shown = html.estimate(
-                    estimates.get(key, blank), html.number, expected=count
-                )
-                cells.append(html.cell(shown))
-            rows.append([charts.named(i, run.name), *cells])
-    if not rows:
-        return None
-    text = html.column("task", text=True)
-    told = "Mean over seeds, 95 % interval below it. Best: as config.patience counts."
-    whole = html.table(["run", text, *columns.values()], rows, label="convergence")
-    return html.section("convergence", "Convergence", html.note(told), whole)
+            shown = [estimates.get(key, numbers.UNKNOWN) for key in titles]
+            count, name = len(run.results), run.first["task_names"][task]
+            cells = [formats.estimate(x, formats.number, expected=count) for x in shown]
+            rows.append((i, [Cell(name), *cells]))
+    columns = [Column("run"), Column("task", prose=True), *map(Column, titles.values())]
+    return Table(columns, rows) if rows else None
 
 
-# Configs
-
-
-def configs(runs: list[numbers.Run]) -> html.Html:
+def configs(runs: list[numbers.Run]) -> dict:
     """The fields that differ, and every config in full."""
-    having = [(i, run) for i, run in enumerate(runs) if run.config is not None]
-    shown = _differences(having) if len(having) > 1 else []
-    for run in runs:
-        if run.config is None:
-            shown.append(html.note(f"{run.name}: there is no config.json."))
-            continue
-        summary = html.element("summary", f"config.json of {run.name}")
-        text = json.dumps(run.config, indent=1, sort_keys=True)
-        shown.append(html.element("details", summary, html.element("pre", text)))
-    return html.section("configs", "Configs", shown)
-
-
-def _differences(having) -> list[html.Html]:
-    """A table of the fields that differ between (number, run) pairs with a config."""
-    fields = numbers.differing([run.config for _, run in having])
-    if not fields:
-        return [html.note("All fields are the same.")]
-    head = ["field"]
-    for i, run in having:
-        name = charts.named(i, run.name)
-        head.append(html.element("th", name, scope="col", class_="text"))
-    rows = []
-    for path, values in fields.items():
-        texts = [
-            html.element("span", "not set", class_="muted")
-            if value is None
-            else html.element("code", value)
-            for value in values
-        ]
-        cells = [html.cell(text, text=True) for text in texts]
-        rows.append([html.element("code", path), *cells])
-    note = html.note("Fields that differ; others are the same in all.")
-    return [note, html.table(head, rows, label="fields that differ")]
+    having = [i for i, run in enumerate(runs) if run.config is not None]
+    differences = numbers.differing([runs[i].config for i in having])
+    rows = [
+        (path, [Cell("", "not set") if x is None else Cell(x) for x in values])
+        for path, values in differences.items()
+    ]
+    columns = [Column("field"), *(Column(i, prose=True) for i in having)]
+    texts = {
+        run.name: json.dumps(run.config, indent=1, sort_keys=True)
+        for run in runs
+        if run.config is not None
+    }
+    return {"differences": Table(columns, rows), "texts": texts}

@@ -9,7 +9,6 @@ the baseline, by a scalar that is measured in the same way for all runs.
 """
 
 import argparse
-import io
 import itertools
 import json
 import math
@@ -18,8 +17,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from etils import epath
-from matplotlib import ticker
-from matplotlib.figure import Figure
 
 from jaxcl import plots
 from jaxcl.report import convergence
@@ -108,7 +105,7 @@ def draw(
       baseline: as given to `convergence.compared`.
       measure: "patience", or "fair" for the target.
     """
-    figure = Figure(figsize=(10, 4.2))
+    figure = plots.figure_of(10, 4.2)
     panels = figure.subplots(1, 2)
     growths = [group["growth"] for group in groups]
     names = dict.fromkeys(n for group in groups for n in group["runs"] if n != baseline)
@@ -127,15 +124,8 @@ def draw(
         axes.grid(color="0.9")
         axes.margins(x=0.1)
     if names:
-        panels[1].legend(
-            title="95 % intervals",
-            loc="center left",
-            bbox_to_anchor=(1.0, 0.5),
-            frameon=False,
-        )
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120, bbox_inches="tight")
-    epath.Path(path).write_bytes(picture.getvalue())
+        plots.legend(panels[1], title="95 % intervals")
+    plots.save(figure, path)
 
 
 def _draw_line(axes, groups, name, key, number, shift) -> list[float]:
@@ -152,12 +142,11 @@ def _draw_line(axes, groups, name, key, number, shift) -> list[float]:
         x,
         y,
         yerr=np.reshape(bars, (-1, 2)).T,
-        color=plots.COLOURS[number % len(plots.COLOURS)],
-        marker=plots.MARKERS[number // len(plots.COLOURS) % len(plots.MARKERS)],
         linewidth=1,
         markersize=4,
         capsize=3,
         label=name.replace("$", r"\$"),
+        **plots.style_of(number),
     )
     return y
 
@@ -165,13 +154,10 @@ def _draw_line(axes, groups, name, key, number, shift) -> list[float]:
 def _scale(axes, shown) -> None:
     """A logarithmic axis of ratios, with the limits and ticks for those shown."""
     # On it a speed-up of 2 is as far from 1 as one of 1/2.
-    axes.set_yscale("log")
+    plots.logarithmic(axes, "y", (1, 1.5, 2, 3, 5))
     # The wide intervals of two seeds are cut off, or ratios would look all the same.
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, min(shown) / 4), min(high, max(shown) * 4))
-    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5)))
-    axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-    axes.yaxis.set_minor_locator(ticker.NullLocator())
 
 
 def parser() -> argparse.ArgumentParser:

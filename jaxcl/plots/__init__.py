@@ -5,28 +5,31 @@ import io
 import numpy as np
 from etils import epath
 
-# Okabe and Ito's colours: told apart with any colour vision.
-COLOURS = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#CC79A7",
-    "#56B4E9",
-    "#000000",
-    "#F0E442",
+# Told apart with any colour vision, and from white: a curve, class or run has the same
+# colour and marker in all pictures.
+COLOURS = ("#0b5cad", "#a83200", "#00805c", "#b04a86", "#a98600", "#2f9bd0", "#3d4248")
+# The same on dark screens.
+DARK_COLOURS = (
+    "#7db4ee",
+    "#ee8a4e",
+    "#3cc296",
+    "#e094c0",
+    "#e6cc50",
+    "#a9dcf8",
+    "#f2f2f2",
 )
-MARKERS = ("o", "^", "s")  # with the colours again
+MARKERS = ("o", "s", "^", "D", "v")
 MOST_NAMES = 20  # more classes or tasks than this are not written out
 LONGEST = 24  # letters of a name
 MOST_TIMES = 6  # curves of one thing at several times
 _STEPS = "optimiser step (shaded: every other task)"
 
 
-def _figure(width, height):
+def figure_of(width, height, **options):
+    """An empty figure, with its size in inches."""
     from matplotlib.figure import Figure  # half a second, for runs that draw alone
 
-    return Figure(figsize=(width, height))
+    return Figure(figsize=(width, height), **options)
 
 
 def _whole_numbers():
@@ -35,16 +38,41 @@ def _whole_numbers():
     return ticker.MaxNLocator(integer=True, min_n_ticks=1)
 
 
-def _save(figure, path) -> None:
+def save(figure, path) -> None:
+    """Write a figure to a PNG."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120, bbox_inches="tight")
     epath.Path(path).write_bytes(picture.getvalue())
 
 
-def _style(number: int) -> dict:
-    """Colour and marker of a curve or class; 24 differ."""
-    marker = MARKERS[number // len(COLOURS) % len(MARKERS)]
+def style_of(number: int) -> dict:
+    """Colour and marker of a curve, class or run; 35 differ."""
+    marker = MARKERS[number % len(MARKERS)]
     return {"color": COLOURS[number % len(COLOURS)], "marker": marker}
+
+
+def shade(axes, task_ends, **options) -> None:
+    """Shade every other task; `task_ends` has the last step of each."""
+    ends = [0, *np.asarray(task_ends).tolist()]
+    for first, last in list(zip(ends, ends[1:], strict=False))[1::2]:
+        axes.axvspan(first, last, color="0.93", lw=0, zorder=0, **options)
+
+
+def logarithmic(axes, which, parts) -> None:
+    """Make axis "x" or "y" logarithmic, with ticks at `parts` times powers of 10."""
+    from matplotlib import ticker
+
+    axes.set(**{f"{which}scale": "log"})
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(ticker.LogLocator(subs=parts))
+    axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axis.set_minor_locator(ticker.NullLocator())
+
+
+def legend(axes, *entries, **options) -> None:
+    """Show the legend to the right of the axes."""
+    place = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
+    axes.legend(*entries, **place, **options)
 
 
 def _short(name) -> str:
@@ -73,7 +101,7 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
     matrix = np.asarray(matrix, np.float64)
     size = len(matrix)
     side = float(np.clip(2.0 + 0.62 * size, 4.0, 14.0))
-    figure = _figure(side + 1.2, side)
+    figure = figure_of(side + 1.2, side)
     axes = figure.add_subplot()
     picture = axes.imshow(100 * matrix, vmin=0, vmax=100, cmap="cividis")
     axes.set(title=title, xlabel="accuracy on task", ylabel="after task")
@@ -97,7 +125,7 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
             fontsize=min(10.0, 150.0 / size),
         )
     figure.colorbar(picture, ax=axes, label="accuracy (%)", shrink=0.8)
-    _save(figure, path)
+    save(figure, path)
 
 
 def curves(rows, path, *, keys=("loss", "lr")) -> None:
@@ -107,7 +135,7 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
       rows: rows of metrics.jsonl, see `record.read_rows`.
       keys: what to draw, one panel each; rows without a key are passed over.
     """
-    figure = _figure(8, 2.6 * len(keys))
+    figure = figure_of(8, 2.6 * len(keys))
     panels = figure.subplots(len(keys), 1, sharex=True, squeeze=False)[:, 0]
     for number, (key, axes) in enumerate(zip(keys, panels, strict=True)):
         axes.set_ylabel({"lr": "learning rate"}.get(key, key))
@@ -133,7 +161,7 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
         axes.grid(color="0.9")
     panels[-1].set_xlabel("optimiser step (dotted: a task begins)")
     figure.align_ylabels(panels)
-    _save(figure, path)
+    save(figure, path)
 
 
 def scatter(points, labels, path, *, title, class_names=None) -> None:
@@ -147,7 +175,7 @@ def scatter(points, labels, path, *, title, class_names=None) -> None:
     """
     points, labels = np.asarray(points), np.asarray(labels)
     present, names = np.unique(labels), class_names or ()
-    figure = _figure(7, 6)
+    figure = figure_of(7, 6)
     axes = figure.add_subplot()
     axes.set(title=title, xticks=[], yticks=[])
     axes.set(xlabel="dimension 1 (no unit)", ylabel="dimension 2 (no unit)")
@@ -156,10 +184,8 @@ def scatter(points, labels, path, *, title, class_names=None) -> None:
     if picture is not None:
         figure.colorbar(picture, ax=axes, label="number of the class", shrink=0.8)
     else:
-        axes.legend(
-            markerscale=2, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False
-        )
-    _save(figure, path)
+        legend(axes, markerscale=2)
+    save(figure, path)
 
 
 def _dots(axes, points, labels, present, names, **dots):
@@ -175,7 +201,7 @@ def _dots(axes, points, labels, present, names, **dots):
     for number, label in enumerate(present):
         name = names[label] if 0 <= label < len(names) else label
         mine = points[labels == label].T
-        axes.scatter(*mine, label=_short(name), **_style(number), **dots)
+        axes.scatter(*mine, label=_short(name), **style_of(number), **dots)
 
 
 def marked(points, labels, pale, marks, path, *, title, class_names=None) -> None:
@@ -191,7 +217,7 @@ def marked(points, labels, pale, marks, path, *, title, class_names=None) -> Non
     """
     points, labels = np.asarray(points), np.asarray(labels)
     present, names = np.unique(labels), class_names or ()
-    figure = _figure(6 * len(marks), 6)
+    figure = figure_of(6 * len(marks), 6)
     figure.suptitle(title, y=0.98)
     panels = figure.subplots(1, len(marks), sharex=True, sharey=True, squeeze=False)[0]
     strong = {"s": 34, "linewidths": 1.0, "edgecolors": "black"}
@@ -208,14 +234,8 @@ def marked(points, labels, pale, marks, path, *, title, class_names=None) -> Non
     else:
         handles, texts = axes.get_legend_handles_labels()
         last = len(present)  # the names are there twice: pale, then marked
-        axes.legend(
-            handles[last:],
-            texts[last:],
-            loc="center left",
-            bbox_to_anchor=(1.0, 0.5),
-            frameon=False,
-        )
-    _save(figure, path)
+        legend(axes, handles[last:], texts[last:])
+    save(figure, path)
 
 
 def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> None:
@@ -225,25 +245,33 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
       named_curves: name -> f[seeds, T] or f[T] in [0, 1]; the band is one
         standard deviation over the seeds.
     """
-    figure = _figure(6.5, 4.2)
+    figure = figure_of(6.5, 4.2)
     axes = figure.add_subplot()
     note, longest = None, 1
     for number, (name, runs) in enumerate(named_curves.items()):
         runs = 100 * np.atleast_2d(np.asarray(runs, np.float64))
         seeds, size = runs.shape
-        tasks, mean, style = np.arange(1, size + 1), runs.mean(0), _style(number)
+        tasks = np.arange(1, size + 1)
         if seeds > 1:
             name = f"{name} ({seeds} seeds)"
-            low, high = mean + np.outer([-1, 1], runs.std(0, ddof=1))
-            axes.fill_between(tasks, low, high, color=style["color"], alpha=0.2, lw=0)
             note = "mean, band: 1 std"
-        axes.plot(tasks, mean, markersize=4, label=name, **style)
+        half = runs.std(0, ddof=1) if seeds > 1 else None
+        _mean_and_band(axes, number, tasks, runs.mean(0), half, name)
         longest = max(longest, size)
     axes.set_xticks(_written(longest))
     axes.set(title=title, xlabel="tasks learned", ylabel=ylabel)
     axes.grid(color="0.9")
-    axes.legend(title=note, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    _save(figure, path)
+    legend(axes, title=note)
+    save(figure, path)
+
+
+def _mean_and_band(axes, number, x, mean, half, name) -> None:
+    """Draw a curve, and a band that is `half` as high to each side, or None."""
+    style = style_of(number)
+    if half is not None:
+        colour = style["color"]
+        axes.fill_between(x, mean - half, mean + half, color=colour, alpha=0.2, lw=0)
+    axes.plot(x, mean, markersize=4, label=name, **style)
 
 
 def anytime(
@@ -258,18 +286,11 @@ def anytime(
       task_ends: i[T], the last step of each task; every other task is shaded.
       scale: what is drawn of 1; 1.0 for what is no share.
     """
-    scaled = {
-        name: (steps, scale * np.asarray(mean, np.float64), spread)
-        for name, (steps, mean, spread) in runs.items()
-    }
     figure, axes = _stream(task_ends)
-    for number, (name, (steps, mean, spread)) in enumerate(scaled.items()):
-        style = _style(number)
-        if spread is not None:
-            wide = scale * np.asarray(spread, np.float64)
-            low, high = mean - wide, mean + wide
-            axes.fill_between(steps, low, high, color=style["color"], alpha=0.2, lw=0)
-        axes.plot(steps, mean, markersize=4, label=_short(name), **style)
+    for number, (name, (steps, mean, spread)) in enumerate(runs.items()):
+        mean = scale * np.asarray(mean, np.float64)
+        half = None if spread is None else scale * np.asarray(spread, np.float64)
+        _mean_and_band(axes, number, steps, mean, half, _short(name))
     _finish(figure, axes, path, title=title, ylabel=ylabel)
 
 
@@ -286,7 +307,7 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) 
     for number, (name, (steps, values)) in enumerate(runs.items()):
         # Few points may be a single one, of which no line is seen.
         marker = "." if len(steps) < 100 else None
-        colour = _style(number)["color"]
+        colour = style_of(number)["color"]
         label = _short(name)
         axes.plot(steps, values, color=colour, linewidth=1, marker=marker, label=label)
     axes.set_ylim(bottom=0)
@@ -315,19 +336,14 @@ def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
     # From dark to light, but for the palest of the colours.
     colours = colormaps["viridis"](np.linspace(0.0, 0.9, len(chosen)))
     for number, (at, colour) in enumerate(zip(chosen, colours, strict=True)):
-        style = _style(number * len(COLOURS)) | {"color": colour, "markersize": 4}
+        style = style_of(number) | {"color": colour, "markersize": 4}
         values = [shares[at, group].mean() for group in groups]
         axes.plot(range(len(groups)), values, label=time.format(steps[at]), **style)
     axes.set_ylim(bottom=0)
     xlabel = f"{what}, by its share at {time.format(steps[0])}"
     axes.set(title=title, xlabel=xlabel, ylabel="share of the labelled rows (%)")
-    axes.legend(
-        title="dotted: balanced",
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-        frameon=False,
-    )
-    _save(figure, path)
+    legend(axes, title="dotted: balanced")
+    save(figure, path)
 
 
 def class_spread(runs, path, *, title="") -> None:
@@ -345,13 +361,13 @@ def class_spread(runs, path, *, title="") -> None:
     for number, (name, values) in enumerate(runs.items()):
         for kind, line, each in zip(("intra", "inter"), ":-", values, strict=True):
             each = np.asarray(each, np.float64)
-            style = _style(number) | {"linestyle": line, "markersize": 4}
+            style = style_of(number) | {"linestyle": line, "markersize": 4}
             style["label"] = f"{_short(name)}: {kind}"
             axes.plot(range(len(groups)), [each[g].mean() for g in groups], **style)
     ylabel = "intra-class variance, inter-class similarity"
     axes.set(title=title, xlabel=f"{what}, by its similarity to others", ylabel=ylabel)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    _save(figure, path)
+    legend(axes)
+    save(figure, path)
 
 
 def _classes(order):
@@ -360,7 +376,7 @@ def _classes(order):
     Returns:
       Figure, axes, the classes of each place, one or many, and what a place is.
     """
-    figure = _figure(7.5, 4.2)
+    figure = figure_of(7.5, 4.2)
     axes = figure.add_subplot()
     axes.grid(color="0.9")
     groups = np.array_split(order, min(len(order), MOST_NAMES))
@@ -374,12 +390,10 @@ def _classes(order):
 
 def _stream(task_ends):
     """A figure over the steps of a stream, every other task shaded."""
-    figure = _figure(7.5, 4.2)
+    figure = figure_of(7.5, 4.2)
     axes = figure.add_subplot()
-    ends = [0, *np.asarray(task_ends).tolist()]
-    for first, last in list(zip(ends, ends[1:], strict=False))[1::2]:
-        axes.axvspan(first, last, color="0.93", lw=0, zorder=0)
-    axes.set_xlim(0, ends[-1])
+    shade(axes, task_ends)
+    axes.set_xlim(0, [0, *task_ends][-1])
     return figure, axes
 
 
@@ -387,5 +401,5 @@ def _finish(figure, axes, path, *, title, ylabel, xlabel=_STEPS):
     axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
     axes.xaxis.set_major_locator(_whole_numbers())
     axes.grid(color="0.85")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    _save(figure, path)
+    legend(axes)
+    save(figure, path)

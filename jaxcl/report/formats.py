@@ -1,0 +1,104 @@
+"""Numbers and tables of a page about runs, as text."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jaxcl.report import numbers
+
+MINUS = "\u2212"
+
+
+class Cell(NamedTuple):
+    """A cell of a table."""
+
+    text: str
+    interval: str = ""  # below it, of 95 %
+    difference: str = ""  # to the first run, below that
+
+
+class Column(NamedTuple):
+    """What stands above a column."""
+
+    title: str | int  # the number of a run for its name
+    small: str = ""  # below it
+    prose: bool = False  # the column holds words, not numbers
+
+
+class Table(NamedTuple):
+    """A table; the first column holds the heads of the rows."""
+
+    columns: list[Column]
+    rows: list[tuple[str | int, list[Cell]]]  # head as a column's title, cells
+
+
+def _signed(text: str, *, plus=False) -> str:
+    text = text.replace("-", MINUS)
+    return f"+{text}" if plus and not text.startswith(MINUS) else text
+
+
+def percent(value: float | None, *, plus: bool = False) -> str:
+    """A share in percent, one decimal; "-" for None or nan."""
+    if value is None or value != value:
+        return "-"
+    return _signed(f"{100 * value:.1f}", plus=plus)
+
+
+def number(value: float | None, *, plus: bool = False) -> str:
+    """Any number in four digits; "-" for None or nan."""
+    if value is None or value != value:
+        return "-"
+    large = 10_000 <= abs(value) < 1e12
+    if large or (value == round(value) and abs(value) < 1e12):
+        text = f"{value:,.0f}"
+    else:
+        text = f"{value:#.4g}"  # zeros at the end say how exact it is
+    return _signed(text.rstrip("."), plus=plus)
+
+
+def short(value: float | None) -> str:
+    """A count in three digits, with a prefix; "-" for None."""
+    if value is None:
+        return "-"
+    power = min(int(f"{value:.2e}".partition("e")[2]) // 3, 6) if value else 0
+    prefix = ["", " k", " M", " G", " T", " P", " E"][max(power, 0)]
+    return f"{value / 1000 ** max(power, 0):.3g}{prefix}"
+
+
+def seconds(value: float | None) -> str:
+    """Seconds, with a decimal below 100; "-" for None."""
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+
+
+def estimate(
+    value: numbers.Estimate,
+    form: Callable[..., str],
+    *,
+    expected: int,
+    delta: numbers.Estimate | None = None,
+) -> Cell:
+    """A mean over seeds and its interval.
+
+    Args:
+      value: the mean.
+      form: `percent` or `number`.
+      expected: seeds of the row; if the mean is over fewer, the cell says how many.
+      delta: the difference to the first run; None: not shown.
+    """
+    interval = "" if value.mean is None else _interval(value, form, expected)
+    if delta is None:
+        return Cell(form(value.mean), interval)
+    difference = "\u0394 -"
+    if delta.mean is not None:
+        ends = _interval(delta, form, expected, plus=True)
+        difference = f"\u0394 {form(delta.mean, plus=True)} {ends}"
+    return Cell(form(value.mean), interval, difference)
+
+
+def _interval(value, form, expected, **options) -> str:
+    ends = "-"
+    if value.low is not None:
+        ends = f"[{form(value.low, **options)}, {form(value.high, **options)}]"
+    count = "" if value.seeds == expected else f" n = {value.seeds}"
+    return ends + count

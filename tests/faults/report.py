@@ -1,0 +1,58 @@
+"""Faults of the page about runs."""
+
+from faults import fault
+
+FAULTS = [
+    *fault.of(
+        "plots/svg.py",
+        "test_report.py::test_lines_have_gaps_and_wide_bands_are_cut",
+        (
+            "report: a band is not cut",
+            "low = max(low - room, min(low, float(np.min(bounds))))",
+            "low = min(low, float(np.min(bounds)))",
+        ),
+        (
+            "report: positions are counted from below",
+            "corners[1] = height - corners[1]",
+            "corners[1] = corners[1]",
+            "test_report.py::test_numbers_stand_where_the_axes_have_them",
+        ),
+        (
+            "report: a logarithmic axis is read as linear",
+            'int(axes.get_yscale() == "log")',
+            'int(axes.get_yscale() == "none")',
+            "test_report.py::test_numbers_stand_where_the_axes_have_them",
+        ),
+        (
+            "report: markers of two charts have the same id",
+            '"svg.hashsalt": key,',
+            '"svg.hashsalt": "x",',
+            "test_report.py::test_pages_of_the_same_runs_are_the_same_and_no_name_"
+            "is_there_twice",
+        ),
+        (
+            "report: points are left out of a line",
+            '"path.simplify": False}',
+            '"path.simplify": True}',
+            "test_report.py::test_a_line_has_all_its_points",
+        ),
+    ),
+    *fault.of(
+        "report/page.py",
+        "test_report.py::test_nothing_that_comes_from_files_becomes_markup",
+        (
+            "report: text is not escaped",
+            "autoescape=True,",
+            "autoescape=False,",
+        ),
+    ),
+    *fault.of(
+        "plots/__init__.py",
+        "test_report.py::test_runs_differ_in_colour_and_in_marker_or_dash",
+        (
+            "report: markers change with the colours alone",
+            "marker = MARKERS[number % len(MARKERS)]",
+            "marker = MARKERS[number // len(COLOURS) % len(MARKERS)]",
+        ),
+    ),
+]
