@@ -294,9 +294,60 @@ FAULTS = [
             ),
             (
                 "step: icl's outer gradient is at the weights before the inner steps",
-                "jax.value_and_grad(outer, has_aux=True)(params)",
+                "jax.value_and_grad(outer, has_aux=True)(there)",
                 "jax.value_and_grad(outer, has_aux=True)(state.params)",
                 "test_icl.py::test_a_meta_step_is_the_equation[3-False-False]",
+            ),
+            (
+                "step: icl's inner steps moved the weights by a share of the new ones",
+                "return optax.tree.norm(difference) / optax.tree.norm(before)",
+                "return optax.tree.norm(difference) / optax.tree.norm(after)",
+                "test_icl.py::test_a_meta_step_is_the_equation[3-False-False]",
+            ),
+            (
+                "step: icl's last inner action has no reward",
+                "agent = ddpg.observe(agent, k_reward, value, setup.agent)",
+                "agent = agent._replace(pending=jnp.zeros((), bool))",
+                "test_icl.py::test_both_agents_set_rates_of_plain_sgd",
+            ),
+            (
+                "step: icl rewards the last inner action at the weights before it",
+                "there = jax.lax.stop_gradient((params, stats))",
+                "there = state.params, stats",
+                "test_icl.py::test_both_agents_set_rates_of_plain_sgd",
+            ),
+            (
+                "step: icl rewards the last inner action by the first batch",
+                "last_key, *sides = jax.tree.map(lambda x: x[-1], batches)",
+                "last_key, *sides = jax.tree.map(lambda x: x[0], batches)",
+                "test_icl.py::test_every_inner_action_has_its_reward[False-False]",
+            ),
+            (
+                "step: icl's fixed rate leaves the outer step to the optimiser",
+                "if setup.learnt_rate or setup.fixed_lr is not None:",
+                "if setup.learnt_rate:",
+                "test_icl.py::test_a_fixed_rate_is_that_of_plain_sgd[True-None]",
+            ),
+            (
+                "step: icl's fixed rate is not that of the inner steps",
+                "for fixed in (setup.inner_lr, setup.fixed_lr):",
+                "for fixed in (setup.inner_lr,):",
+                "test_icl.py::test_a_fixed_rate_is_that_of_plain_sgd[True-None]",
+            ),
+        ),
+        *fault.of(
+            "methods/icl/ddpg.py",
+            "test_ddpg.py::test_rates_span_the_range_evenly_on_their_scale[linear]",
+            (
+                "step: icl's linear scale of rates begins at 0",
+                "return options.low + (options.high - options.low) * action",
+                "return options.high * action",
+            ),
+            (
+                "step: icl's rates are on the log scale by default",
+                'scale: str = "linear"',
+                'scale: str = "log"',
+                "test_ddpg.py::test_an_actor_that_has_learnt_nothing_takes_steps",
             ),
         ),
         *fault.of(

@@ -9,8 +9,8 @@ trains old anchors by NCE-II and new ones by NCE-I against all items (P, Eq. 9):
              theta <- theta - lr_q grad NCE-I(theta'), first order (P, Eq. 10 to 12)
   otherwise  an epoch is a pass over X by NCE-II, then one over dX by NCE-I.
 With `learnt_rate` one agent sets lr_s and another lr_q at every step (`ddpg`); without
-`meta` a single agent sets the rate. The update is then plain SGD, otherwise that of
-config.optimizer.
+`meta` a single agent sets the rate. The update is then plain SGD, as it is at
+`fixed_lr`; otherwise it is that of config.optimizer.
 
 The other strategies, with which P compares ICL, train by NCE-I on rows of X and dX:
   "retrain"   on X and dX, from the weights at the beginning of the run
@@ -29,6 +29,8 @@ Departures:
 - P does not say how much replay stores (here `replay_share`), nor how it distils (here
   IRD).
 - Graphs that serve as negatives of the other set are not augmented; images are.
+- An action is rewarded by the fall from its batch's loss to the next batch's. The last
+  of an inner loop has no next batch: it is rewarded by the fall of its own one's.
 - Each pass has its own batch statistics. The inner loop leaves no trace in the running
   ones; these follow the passes at theta'.
 - Evaluations see the network at the end of a task, not that of its best epoch.
@@ -60,6 +62,7 @@ STRATEGIES = (
 VARIANTS = {
     "icl": {},
     "no_lrl": {"learnt_rate": False},
+    "no_lrl_sgd": {"learnt_rate": False, "fixed_lr": 0.03},
     "no_meta": {"meta": False},
     "no_both": {"meta": False, "learnt_rate": False},
 } | {name: {"strategy": name} for name in STRATEGIES if name != "icl"}
@@ -69,6 +72,7 @@ ANCHORS = ("augmented", "original")
 _LIMITS = {
     "temperature": (1e-6, math.inf),
     "inner_steps": (1, math.inf),
+    "fixed_lr": (0, math.inf),
     "inner_lr": (0, math.inf),
     "keep": (0, math.inf),
     "replay_share": (0, 1),
@@ -86,6 +90,11 @@ def _check(options: dict, graphs: bool) -> None:
             "config.method.anchors='original': is for graphs; images have two views, "
             "must be 'augmented'"
         )
+    if options["fixed_lr"] is not None and options["learnt_rate"]:
+        raise ValueError(
+            f"config.method.fixed_lr={options['fixed_lr']}: with learnt_rate=True "
+            "agents set the rates; must be None"
+        )
 
 
 def make(
@@ -96,6 +105,7 @@ def make(
     learnt_rate: bool = True,
     temperature: float = 0.1,
     inner_steps: int | None = None,
+    fixed_lr: float | None = None,
     inner_lr: float | None = None,
     second_order: bool = False,
     keep: float = 0.0,
@@ -112,7 +122,10 @@ def make(
       meta, learnt_rate: parts of "icl"; P's tables leave out either or both.
       temperature: divides the cosines.
       inner_steps: number of inner steps; None: `orders.inner_steps` of the growth.
-      inner_lr: rate of the inner steps without `learnt_rate`; None: the schedule's.
+      fixed_lr: rate of plain SGD in the steps of "icl", in place of agents and of
+        config.optimizer; needs learnt_rate=False. None: not so.
+      inner_lr: rate of the inner steps without `learnt_rate`; None: `fixed_lr`, or the
+        schedule's without it.
       second_order: the outer gradient passes through the inner steps.
       keep: weight of NCE-I on old anchors beside NCE-II; with 1 and whole sets their
         sum is the loss of retraining (P, Theorem 3).
@@ -143,6 +156,7 @@ def make(
         passes=passes,
         plan=plan,
         learnt_rate=learnt_rate,
+        fixed_lr=fixed_lr,
         inner_lr=inner_lr,
         second_order=second_order,
         distill_weight=distill_weight,
