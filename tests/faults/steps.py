@@ -336,6 +336,25 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "nets/gin.py",
+            "test_gin.py::test_equals_dense_matrices_in_float64[other-True]",
+            (
+                "step: gin counts a node itself as one neighbour",
+                "x = (1.0 + self.eps) * x + gcn.neighbour_sum(x, graphs)",
+                "x = x + gcn.neighbour_sum(x, graphs)",
+            ),
+            (
+                "step: gin has a second ReLU behind its batch norm",
+                "x = bn(x, mask, train=train)",
+                "x = nn.relu(bn(x, mask, train=train))",
+            ),
+            (
+                "step: gin reads out its last layer alone",
+                "return jnp.concatenate(outputs, axis=-1)",
+                "return jnp.concatenate(outputs[-1:] * self.layers, axis=-1)",
+            ),
+        ),
+        *fault.of(
             "methods/icl/ddpg.py",
             "test_ddpg.py::test_rates_span_the_range_evenly_on_their_scale[linear]",
             (

@@ -46,7 +46,6 @@ import jax.numpy as jnp
 from jaxcl import core, schema
 from jaxcl.methods.icl import ddpg, orders, steps
 from jaxcl.methods.icl import passes as passes_lib
-from jaxcl.nets import gcn
 
 STRATEGIES = (
     "icl",
@@ -140,7 +139,7 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    graphs = isinstance(parts.encoder, gcn.GCN)
+    graphs = passes_lib.reads_graphs(parts.encoder)
     _check(locals(), graphs)
     chosen = schema.options(ddpg.Options, agent or {}, "config.method.agent")
     passes = passes_lib.make_passes(

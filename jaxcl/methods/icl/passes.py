@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.losses import incremental
-from jaxcl.nets import chain, gcn, mlp
+from jaxcl.nets import chain, gcn, gin, mlp
 
 
 class Passes(NamedTuple):
@@ -198,11 +198,16 @@ class Passes(NamedTuple):
         return old, new, stats
 
 
+def reads_graphs(encoder: Any) -> bool:
+    """Whether an encoder is one of graphs; the others are of images."""
+    return isinstance(encoder, gcn.GCN | gin.GIN)
+
+
 def make_passes(
     parts: core.Parts, *, temperature: float, keep: float, anchors: str, output_dim: int
 ) -> Passes:
     """The passes of an encoder; for the options see `icl.make`."""
-    graphs = isinstance(parts.encoder, gcn.GCN)
+    graphs = reads_graphs(parts.encoder)
     head = {"head": mlp.MLP((output_dim,), dtype=jnp.float32)} if output_dim else {}
     return Passes(
         parts.encoder, head, parts.augment, graphs, temperature, keep, anchors
