@@ -96,8 +96,8 @@ def fresh(normed=False, output_dim=0):
         method = make(agent=RATES)
         return jax.jit(method.init)(jax.random.key(0), batch(0))
     passes = passes_lib.make_passes(
-        parts(normed=normed), temperature=TAU, keep=0.0, anchors="augmented",
-        output_dim=output_dim,
+        parts(normed=normed), temperature=TAU, with_positive=True, keep=0.0,
+        anchors="augmented", output_dim=output_dim, projector=0,
     )  # fmt: skip
     return begun(passes, batch(0))
 
@@ -661,6 +661,46 @@ def test_what_is_evaluated():
     np.testing.assert_allclose(value, loss, rtol=1e-5)
 
 
+def test_graphcl_leaves_the_positive_out_and_the_projector_unjudged():
+    made = parts()
+    method = make(made, strategy="retrain", with_positive=False, projector=5)
+    given = batch(22)
+    given["index"][2] = -1  # is no example; K is that of four
+    state = jax.jit(method.init)(jax.random.key(0), batch(0))
+    state = state.replace(params=moved(state.params, 1))
+    state = method.begin_task(state, task(index=0))
+    layers = state.params["head"]
+    assert [layers[f"linear{i}"]["kernel"].shape for i in (1, 2)] == [(D, 5), (5, 5)]
+    unravel = flatten_util.ravel_pytree(state.params)[1]
+    real = np.asarray(given["index"]) >= 0
+
+    def loss(theta):
+        tree = jax.tree.map(np.float64, unravel(jnp.float64(theta)))
+        layer, head = tree["encoder"]["linear"], tree["head"]
+        views = []
+        for view in (0, 1):
+            x = views_of(np.float64(given["image"][real]))[:, view].reshape(3, -1)
+            x = x @ layer["kernel"] + layer["bias"]
+            x = x @ head["linear1"]["kernel"] + head["linear1"]["bias"]
+            x = np.maximum(x, 0) @ head["linear2"]["kernel"]
+            views.append(x + head["linear2"]["bias"])
+        table = f(*views)
+        positive = np.diag(table)
+        own = (table.sum(axis=1) - positive) / 2
+        return -np.mean(np.log(positive / (3 * own)))
+
+    after, metrics = step(method, state, given)
+    with jax.enable_x64(True):
+        theta = np.float64(flatten_util.ravel_pytree(state.params)[0])
+        np.testing.assert_allclose(metrics["loss"], loss(theta), rtol=1e-4)
+        wanted = slope(loss, theta)
+    close(theta - np.float64(flatten_util.ravel_pytree(after.params)[0]), wanted)
+    images = jnp.float32(views_of(np.float64(given["image"]))[:, 0])
+    plain = icl.make(made).embed(state, images)
+    assert plain.shape == (B, D)
+    np.testing.assert_array_equal(method.embed(state, images), plain)
+
+
 # Orders
 
 
@@ -847,8 +887,9 @@ def test_a_step_of_graphs(name):
 def graph_passes(anchors, output_dim=2, dropout=0.0):
     made = graph_parts(dropout=dropout)
     return passes_lib.make_passes(
-        made, temperature=TAU, keep=0.3, anchors=anchors, output_dim=output_dim
-    )
+        made, temperature=TAU, with_positive=True, keep=0.3, anchors=anchors,
+        output_dim=output_dim, projector=0,
+    )  # fmt: skip
 
 
 def graph_part(rows):
@@ -926,6 +967,7 @@ WRONG = {
     "replay_share": [-0.1, 1.1],
     "distill_weight": [-1.0],
     "output_dim": [-1],
+    "projector": [-1],
 }
 
 
@@ -941,6 +983,10 @@ def test_wrong_options_are_refused():
         make(anchors="original")
     with pytest.raises(ValueError, match=r"fixed_lr=0\.1: .* must be None"):
         make(fixed_lr=0.1, learnt_rate=True)
+    with pytest.raises(ValueError, match="projector=3: must be 0 beside output_dim=2"):
+        make(projector=3, output_dim=2)
+    with pytest.raises(ValueError, match="with_positive=False: must be True with str"):
+        make(with_positive=False)
     with pytest.raises(ValueError, match=r"config\.method\.agent\.hihg: .*high"):
         make(agent={"hihg": 1.0})
     with pytest.raises(ValueError, match="low=1.0: must be in"):

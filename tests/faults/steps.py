@@ -391,6 +391,20 @@ FAULTS = [
                 "own = incremental.others(size) & mask",
                 "own = jnp.ones((size, size), bool) & mask",
             ),
+            (
+                "step: icl judges the rows of its projector",
+                "judged=not projector,",
+                "judged=True,",
+                "test_icl.py::test_graphcl_leaves_the_positive_out_and_the_projector"
+                "_unjudged",
+            ),
+            (
+                "step: icl always has the positive in the denominator",
+                "with_positive=self.with_positive,",
+                "with_positive=True,",
+                "test_icl.py::test_graphcl_leaves_the_positive_out_and_the_projector"
+                "_unjudged",
+            ),
         ),
     ],
     *[

@@ -77,6 +77,7 @@ _LIMITS = {
     "replay_share": (0, 1),
     "distill_weight": (0, math.inf),
     "output_dim": (0, math.inf),
+    "projector": (0, math.inf),
 }
 
 
@@ -94,6 +95,16 @@ def _check(options: dict, graphs: bool) -> None:
             f"config.method.fixed_lr={options['fixed_lr']}: with learnt_rate=True "
             "agents set the rates; must be None"
         )
+    if options["projector"] and options["output_dim"]:
+        raise ValueError(
+            f"config.method.projector={options['projector']}: must be 0 beside "
+            f"output_dim={options['output_dim']}; only one network follows the encoder"
+        )
+    if options["strategy"] == "icl" and not options["with_positive"]:
+        raise ValueError(
+            "config.method.with_positive=False: must be True with strategy='icl', whose "
+            "NCE-II has the positive in both denominators"
+        )
 
 
 def make(
@@ -103,6 +114,7 @@ def make(
     meta: bool = True,
     learnt_rate: bool = True,
     temperature: float = 0.1,
+    with_positive: bool = True,
     inner_steps: int | None = None,
     fixed_lr: float | None = None,
     inner_lr: float | None = None,
@@ -112,6 +124,7 @@ def make(
     distill_weight: float = 1.0,
     anchors: str = "augmented",
     output_dim: int = 0,
+    projector: int = 0,
     agent: dict | None = None,
 ) -> core.Method:
     """ICL, its variants, and the strategies it is compared with.
@@ -120,6 +133,8 @@ def make(
       strategy: how the tasks after the first are trained, see above.
       meta, learnt_rate: parts of "icl"; P's tables leave out either or both.
       temperature: divides the cosines.
+      with_positive: NCE-I has the positive in its denominator; False is GraphCL's loss,
+        not for "icl".
       inner_steps: number of inner steps; None: `orders.inner_steps` of the growth.
       fixed_lr: rate of plain SGD in the steps of "icl", in place of agents and of
         config.optimizer; needs learnt_rate=False. None: not so.
@@ -134,6 +149,8 @@ def make(
         code).
       output_dim: width of a Linear after the encoder, whose output is compared and
         evaluated; 0: none.
+      projector: width of two Linears after the encoder, a ReLU between them, whose
+        output is compared but not evaluated; 0: none.
       agent: options of `ddpg.Options`.
 
     Raises:
@@ -145,9 +162,11 @@ def make(
     passes = passes_lib.make_passes(
         parts,
         temperature=temperature,
+        with_positive=with_positive,
         keep=keep,
         anchors=anchors,
         output_dim=output_dim,
+        projector=projector,
     )
     plan = orders.Plan(strategy, meta, inner_steps, replay_share)
     setup = steps.Setup(
@@ -165,17 +184,12 @@ def make(
     return core.Method(
         init=functools.partial(_init, setup),
         step=functools.partial(steps.step, setup),
-        embed=functools.partial(_embed, passes),
+        embed=lambda state, inputs: passes.embed(state.params, state.stats, inputs),
         begin_task=functools.partial(_begin_task, setup),
         source=functools.partial(orders.source, plan),
         parts=functools.partial(orders.sides, plan),
         objective=functools.partial(_objective, passes),
     )
-
-
-def _embed(passes, state, inputs):
-    key = jax.random.key(0)  # for dropout, which evaluation mode leaves out
-    return passes.network(state.params, state.stats, key, inputs, train=False)[0]
 
 
 def _objective(passes, state, key, batch):
