@@ -3,9 +3,9 @@
 You et al., "Graph Contrastive Learning with Augmentations", NeurIPS 2020, the
 unsupervised protocol of its released code: three GIN layers of 32 and a projector of 96
 that is not evaluated; the graph as it is against one changed view, a node drop or a
-subgraph of one node and neighbours of it; InfoNCE at temperature 0.2 without the
-positive in the denominator; Adam at 0.01, batches of 128, 20 epochs; an RBF machine over
-10 folds, its penalty chosen within each. Published, mean and deviation of 5 runs:
+subgraph of one node and neighbours of it; InfoNCE at temperature 0.2, the positive left
+out of the denominator; Adam at 0.01, batches of 128, 20 epochs; an RBF machine over 10
+folds, its penalty chosen within each. Published, mean and deviation of 5 runs:
 MUTAG 86.80 +- 1.34, PROTEINS 74.39 +- 0.45, REDDIT-BINARY 89.53 +- 0.84.
 
   python -m jaxcl.main --config=configs/graphcl.py:mutag --config.seeds=5
@@ -13,13 +13,13 @@ MUTAG 86.80 +- 1.34, PROTEINS 74.39 +- 0.45, REDDIT-BINARY 89.53 +- 0.84.
       --config.data.path=proteins.npz
 
 Sets: mutag (what the name of the file alone means), proteins, reddit. The word `gcn`
-takes the encoder of the ICL paper in place of the GIN. The encoder before its first step
-is the control: `svm/all` of step 0 in metrics.jsonl; the others are of epochs 10 and 20.
-`configs/graphcl.py:debug` and, say, `configs/graphcl.py:proteins,gcn,debug` run in
-seconds, on small rings and trees.
+takes the encoder of the ICL paper in place of the GIN. The encoder before its first
+step is the control: `svm/all` of step 0 in metrics.jsonl; the others are of epochs 10
+and 20. `configs/graphcl.py:debug` and, say, `configs/graphcl.py:proteins,gcn,debug` run
+in seconds, on small rings and trees.
 
-Departures: epochs are shuffled; the folds are drawn by the seed; the projector starts as
-PyTorch's Linears do, not as Glorot's; every node counts twice beside its neighbours,
+Departures: epochs are shuffled; the folds are drawn by the seed; the projector starts
+as PyTorch's Linears do, not as Glorot's; every node counts twice beside its neighbours,
 while the released code leaves out the last node of each graph.
 """
 

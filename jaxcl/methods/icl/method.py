@@ -102,7 +102,7 @@ def _check(options: dict, graphs: bool) -> None:
         )
     if options["strategy"] == "icl" and not options["with_positive"]:
         raise ValueError(
-            "config.method.with_positive=False: must be True with strategy='icl', whose "
+            "config.method.with_positive=False: must be True with strategy='icl': "
             "NCE-II has the positive in both denominators"
         )
 
