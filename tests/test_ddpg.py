@@ -181,6 +181,7 @@ def test_actions_are_the_actors_with_noise_that_fades():
         ("linear", (1e-5 + 10) / 2, lambda lr: (lr - 1e-5) / (10 - 1e-5)),
         ("log", 1e-2, lambda lr: (np.log10(lr) + 5) / 6),
     ],
+    ids=["linear", "log"],
 )
 def test_rates_span_the_range_evenly_on_their_scale(scale, middle, place):
     options = ddpg.Options(low=1e-5, high=10.0, scale=scale)

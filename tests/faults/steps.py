@@ -299,9 +299,9 @@ FAULTS = [
                 "test_icl.py::test_a_meta_step_is_the_equation[3-False-False]",
             ),
             (
-                "step: icl's inner steps moved the weights by a share of the new ones",
+                "step: icl's inner steps move the weights by no share of them",
                 "return optax.tree.norm(difference) / optax.tree.norm(before)",
-                "return optax.tree.norm(difference) / optax.tree.norm(after)",
+                "return optax.tree.norm(difference)",
                 "test_icl.py::test_a_meta_step_is_the_equation[3-False-False]",
             ),
             (
