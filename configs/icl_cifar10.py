@@ -10,11 +10,12 @@ names the classes, two or more.
   python -m jaxcl.main --config=configs/icl_cifar10.py:retrain,small \
       --config.scenario.growth=0.3 --config.seeds=5
 
-Rows: icl (what the name of the file alone means), no_lrl, no_meta, no_both; retrain,
-continue, finetune, replay, distill; the controls frozen and random, which learn nothing
-of what is new. With `:old` the first task alone is trained, from which each row can go
-on: `--config.start=runs/icl_cifar10_old`. The word `small` makes of each what a CPU
-core trains in minutes: 16 pixels, three convolutions, 500 images of each class.
+Rows: icl (what the name of the file alone means), no_lrl, no_lrl_sgd, no_meta, no_both;
+retrain, continue, finetune, replay, distill; the controls frozen and random, which
+learn nothing of what is new. With `:old` the first task alone is trained, from which
+each row can go on: `--config.start=runs/icl_cifar10_old`. The word `small` makes of
+each what a CPU core trains in minutes: 16 pixels, three convolutions, 500 images of
+each class.
 `configs/icl_cifar10.py:debug` and, say, `configs/icl_cifar10.py:finetune,debug` run in
 seconds, on digits.
 """

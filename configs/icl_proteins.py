@@ -9,10 +9,10 @@ learning rate among 1e-3, 1e-4 and 1e-5 and does not say which it took.
   python -m jaxcl.main --config=configs/icl_proteins.py:retrain \
       --config.scenario.growth=0.3 --config.seeds=5 --config.data.path=data/PROTEINS
 
-Rows: icl (what the name of the file alone means), no_lrl, no_meta, no_both; retrain,
-continue, finetune, replay, distill; the controls frozen and random, which learn nothing
-of what is new. With `:old` the first task alone is trained, from which each row can go
-on: `--config.start=runs/icl_proteins_old`.
+Rows: icl (what the name of the file alone means), no_lrl, no_lrl_sgd, no_meta, no_both;
+retrain, continue, finetune, replay, distill; the controls frozen and random, which
+learn nothing of what is new. With `:old` the first task alone is trained, from which
+each row can go on: `--config.start=runs/icl_proteins_old`.
 `configs/icl_proteins.py:debug` and, say, `configs/icl_proteins.py:finetune,debug` run
 in seconds, on small rings and trees.
 """

@@ -150,7 +150,7 @@ def test_an_update_is_ddpg(state, standardise):
 def test_actions_are_the_actors_with_noise_that_fades():
     options = ddpg.Options(
         state="window", warmup=2, noise_decay=6, noise_reversion=0.3, noise_scale=2.0,
-        noise_step=0.25, low=1e-4, high=1.0, **SMALL,
+        noise_step=0.25, low=1e-4, high=1.0, scale="log", **SMALL,
     )  # fmt: skip
     agent = ddpg.init(jax.random.key(0), options)
     agent = agent._replace(
@@ -175,16 +175,39 @@ def test_actions_are_the_actors_with_noise_that_fades():
         assert agent.losses.tolist() == np.float32([9, 9, 0.3, -0.2]).tolist()
 
 
-def test_rates_span_the_range_evenly_on_the_log_scale():
-    options = ddpg.Options(low=1e-5, high=10.0)
+@pytest.mark.parametrize(
+    ("scale", "middle", "place"),
+    [
+        ("linear", (1e-5 + 10) / 2, lambda lr: (lr - 1e-5) / (10 - 1e-5)),
+        ("log", 1e-2, lambda lr: (np.log10(lr) + 5) / 6),
+    ],
+    ids=["linear", "log"],
+)
+def test_rates_span_the_range_evenly_on_their_scale(scale, middle, place):
+    options = ddpg.Options(low=1e-5, high=10.0, scale=scale)
     rates = ddpg.rate(jnp.array([0.0, 0.5, 1.0]), options)
-    np.testing.assert_allclose(rates, [1e-5, 1e-2, 10.0], rtol=1e-5)
+    np.testing.assert_allclose(rates, [1e-5, middle, 10.0], rtol=1e-5)
     # The first actions are uniform.
     agent = ddpg.init(jax.random.key(0), options)
     keys = jax.random.split(jax.random.key(1), 500)
     lr, _ = jax.jit(jax.vmap(lambda key: ddpg.act(agent, key, options)))(keys)
-    shares = np.sort((np.log10(lr) + 5) / 6)
+    shares = np.sort(place(np.float64(lr)))
     np.testing.assert_allclose(shares, (np.arange(500) + 0.5) / 500, atol=0.08)
+
+
+def test_an_actor_that_has_learnt_nothing_takes_steps():
+    """The default range and scale: rates with which plain SGD trains."""
+    options = ddpg.Options(warmup=0, noise_scale=0.0)
+    assert (options.low, options.high, options.scale) == (1e-6, 0.1, "linear")
+
+    def first(seed, loss):
+        agent = ddpg.init(jax.random.key(seed), options)
+        agent = ddpg.observe(agent, jax.random.key(1), loss, options)
+        return ddpg.act(agent, jax.random.key(2), options)[0]
+
+    each = jax.jit(jax.vmap(first))(jnp.arange(20), jnp.linspace(-1, 5, 20))
+    assert 0.03 < each.min() and each.max() < 0.07
+    assert abs(each.mean() - 0.05) < 0.005
 
 
 def small(**options):
@@ -396,6 +419,7 @@ def test_the_memory_is_written_in_place():
         {"low": 0.0},
         {"low": 0.2},
         {"state": "windw"},
+        {"scale": "lin"},
         {"window": 0},
         {"discount": 1.1},
         {"target_rate": -0.1},
@@ -476,7 +500,7 @@ def learnt(options, steps, seeds=3):
 
 def test_it_learns_a_learning_rate():
     # Above 2 / 60 steps diverge; the middle of the range, on the log scale, is 0.1.
-    options = ddpg.Options(low=1e-4, high=100.0, noise_decay=3000)
+    options = ddpg.Options(low=1e-4, high=100.0, scale="log", noise_decay=3000)
     losses, rates = learnt(options, 4000)
 
     def mean_loss(pick):

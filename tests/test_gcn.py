@@ -51,23 +51,9 @@ def train_apply(net, tree, batch, key=None):
 # --- the same in float64, from the definitions --------------------------------
 
 
-def np_graphs(batch):
-    """(features, A) of each slot."""
-    for slot in range(len(batch.graph_mask)):
-        nodes = np.flatnonzero((batch.node_graph == slot) & batch.node_mask)
-        matrix = np.zeros((len(nodes),) * 2)
-        for s, r in zip(
-            batch.senders[batch.edge_mask], batch.receivers[batch.edge_mask],
-            strict=True,
-        ):  # fmt: skip
-            if r in nodes:
-                matrix[list(nodes).index(r), list(nodes).index(s)] = 1
-        yield np.asarray(batch.features[nodes], np.float64), matrix
-
-
 def np_gcn(net, params, stats, batch, train):
     """Embeddings and the statistics after it."""
-    given = list(np_graphs(batch))
+    given = list(graph_sets.dense(batch))
     cuts = np.cumsum([len(x) for x, _ in given])[:-1]
     x, hats = [x for x, _ in given], []
     for _, matrix in given:

@@ -96,8 +96,8 @@ def fresh(normed=False, output_dim=0):
         method = make(agent=RATES)
         return jax.jit(method.init)(jax.random.key(0), batch(0))
     passes = passes_lib.make_passes(
-        parts(normed=normed), temperature=TAU, keep=0.0, anchors="augmented",
-        output_dim=output_dim,
+        parts(normed=normed), temperature=TAU, with_positive=True, keep=0.0,
+        anchors="augmented", output_dim=output_dim, projector=0,
     )  # fmt: skip
     return begun(passes, batch(0))
 
@@ -254,6 +254,8 @@ def test_a_meta_step_is_the_equation(steps, second_order, unroll):
     np.testing.assert_allclose(metrics["loss"], outer(there), rtol=1e-5)
     np.testing.assert_allclose(metrics["inner_loss"], np.mean(losses), rtol=1e-4)
     np.testing.assert_allclose(metrics["inner_lr"], inner, rtol=1e-6)
+    moved_by = np.linalg.norm(there - theta) / np.linalg.norm(theta)
+    np.testing.assert_allclose(metrics["inner_moved"], moved_by, rtol=1e-3)
     np.testing.assert_allclose(metrics["lr"], LR, rtol=1e-6)
     np.testing.assert_allclose(
         metrics["grad_norm"], np.linalg.norm(expected), rtol=1e-3
@@ -367,31 +369,88 @@ def test_both_agents_set_rates_of_plain_sgd():
         wanted = theta - lr * slope(outer, there)
         np.testing.assert_allclose(numbers(after.params), wanted, rtol=1e-4, atol=3e-6)
         agents = after.extra.agents
-        np.testing.assert_allclose(agents["old"].losses[-1], losses[0], rtol=1e-4)
+        # The single inner step is rewarded by the fall of its own batch's loss.
+        ends = nce_two(there, part(given, 0), part(given, 1), 0.4)
+        assert abs(losses[0] - ends) > 1e-3
+        stored = jax.tree.map(
+            lambda x, at=seed - 12: x[at], agents["old"].memory.items
+        )
+        np.testing.assert_allclose(stored.losses, [losses[0], ends], rtol=1e-4)
+        at = (inner - RATES["low"]) / (RATES["high"] - RATES["low"])
+        np.testing.assert_allclose(stored.action, at, rtol=1e-4)
+        assert stored.known == 1 and not agents["old"].pending
+        np.testing.assert_allclose(agents["old"].losses[-1], ends, rtol=1e-4)
         np.testing.assert_allclose(agents["new"].losses[-1], outer(there), rtol=1e-4)
-        # One inner step has no reward: the loss after it is of other weights.
-        assert agents["old"].memory.seen == 0
+        assert agents["old"].memory.seen == seed - 11
         chex.assert_trees_all_equal(after.opt_state, opt_state)
         state, rates = after, [*rates, inner, lr]
     assert after.step == 7
     assert all(RATES["low"] <= rate <= RATES["high"] for rate in rates)
     assert len(set(rates)) == 4
     old, new = (state.extra.agents[name] for name in ("old", "new"))
-    assert old.steps == new.steps == old.count == 2 and new.memory.seen == 1
+    assert old.steps == new.steps == new.count == 2 and new.memory.seen == 1
+    assert old.count == 4
 
 
-@pytest.mark.slow
-def test_an_inner_loop_begins_without_a_reward():
-    """The loss there is not due to the last action, which was on other weights."""
-    made = heavy(unroll=False)
-    method = make(made, learnt_rate=True, agent=RATES, inner_steps=3)
+@pytest.mark.parametrize(
+    "second_order, unroll",
+    [(False, False), *(pytest.param(x, True, marks=pytest.mark.slow) for x in (0, 1))],
+)
+def test_every_inner_action_has_its_reward(second_order, unroll):
+    """By the next batch's loss; by that of its own batch if it is the last."""
+    method = make(
+        heavy(unroll=unroll), learnt_rate=True, agent=RATES, inner_steps=3,
+        second_order=bool(second_order),
+    )  # fmt: skip
     state = under_way(method)
     for done in (1, 2):
-        state, _ = step(method, state, batch(done, 8))
+        given, theta = batch(done, 8), numbers(state.params)
+        state, metrics = step(method, state, given)
         old, new = (state.extra.agents[name] for name in ("old", "new"))
-        assert old.steps == old.count == 3 * done and new.steps == new.count == done
-        # Between three losses there are two rewards.
-        assert old.memory.seen == 2 * done and new.memory.seen == done - 1
+        assert (old.steps, old.count, new.steps) == (3 * done, 4 * done, done)
+        assert old.memory.seen == 3 * done and new.memory.seen == done - 1
+        stored = jax.tree.map(
+            lambda x, done=done: np.float64(x[3 * done - 3 : 3 * done]),
+            old.memory.items,
+        )
+        rates = RATES["low"] + (RATES["high"] - RATES["low"]) * stored.action
+        np.testing.assert_allclose(metrics["inner_lr"], rates.mean(), rtol=1e-4)
+        losses = []
+        for i, rate in enumerate(rates):
+            sides = {"old": part(given, i), "new": part(given, 3 + i)}
+            loss = functools.partial(nce_two, growth=0.4, **sides)
+            losses.append(loss(theta))
+            theta = theta - rate * slope(loss, theta)
+        pairs = np.stack([losses, [*losses[1:], loss(theta)]], axis=1)
+        np.testing.assert_allclose(stored.losses, pairs, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "meta, inner_lr",
+    [(True, None), (False, None), pytest.param(True, 0.1, marks=pytest.mark.slow)],
+)
+def test_a_fixed_rate_is_that_of_plain_sgd(meta, inner_lr):
+    method = make(heavy(), fixed_lr=0.3, meta=meta, inner_lr=inner_lr, inner_steps=1)
+    state, given = under_way(method), batch(21, 4 if meta else 2)
+    opt_state = moved(state.opt_state, 3)
+    state = state.replace(opt_state=opt_state)
+    after, metrics = step(method, state, given)
+    theta, inner = numbers(state.params), inner_lr or 0.3
+    loss = functools.partial(
+        nce_two, old=part(given, 0), new=part(given, 1), growth=0.4
+    )
+    if meta:
+        theta, _ = adapted(theta, given, 1, 0.4, inner)
+        np.testing.assert_allclose(metrics["inner_lr"], inner, rtol=1e-6)
+        loss = functools.partial(
+            nce_new, new=part(given, -2), old=part(given, -1), growth=0.4
+        )
+    close(fell(state, after, 0.3), slope(loss, theta))
+    np.testing.assert_allclose(metrics["lr"], 0.3, rtol=1e-6)
+    # The optimiser remembers nothing of it, and no agent has been asked.
+    chex.assert_trees_all_equal(after.opt_state, opt_state)
+    chex.assert_trees_all_equal(after.extra, state.extra)
+    assert after.step == state.step + 1
 
 
 def test_one_agent_sets_the_rates_without_meta():
@@ -602,6 +661,46 @@ def test_what_is_evaluated():
     np.testing.assert_allclose(value, loss, rtol=1e-5)
 
 
+def test_graphcl_leaves_the_positive_out_and_the_projector_unjudged():
+    made = parts()
+    method = make(made, strategy="retrain", with_positive=False, projector=5)
+    given = batch(22)
+    given["index"][2] = -1  # is no example; K is that of four
+    state = jax.jit(method.init)(jax.random.key(0), batch(0))
+    state = state.replace(params=moved(state.params, 1))
+    state = method.begin_task(state, task(index=0))
+    layers = state.params["head"]
+    assert [layers[f"linear{i}"]["kernel"].shape for i in (1, 2)] == [(D, 5), (5, 5)]
+    unravel = flatten_util.ravel_pytree(state.params)[1]
+    real = np.asarray(given["index"]) >= 0
+
+    def loss(theta):
+        tree = jax.tree.map(np.float64, unravel(jnp.float64(theta)))
+        layer, head = tree["encoder"]["linear"], tree["head"]
+        views = []
+        for view in (0, 1):
+            x = views_of(np.float64(given["image"][real]))[:, view].reshape(3, -1)
+            x = x @ layer["kernel"] + layer["bias"]
+            x = x @ head["linear1"]["kernel"] + head["linear1"]["bias"]
+            x = np.maximum(x, 0) @ head["linear2"]["kernel"]
+            views.append(x + head["linear2"]["bias"])
+        table = f(*views)
+        positive = np.diag(table)
+        own = (table.sum(axis=1) - positive) / 2
+        return -np.mean(np.log(positive / (3 * own)))
+
+    after, metrics = step(method, state, given)
+    with jax.enable_x64(True):
+        theta = np.float64(flatten_util.ravel_pytree(state.params)[0])
+        np.testing.assert_allclose(metrics["loss"], loss(theta), rtol=1e-4)
+        wanted = slope(loss, theta)
+    close(theta - np.float64(flatten_util.ravel_pytree(after.params)[0]), wanted)
+    images = jnp.float32(views_of(np.float64(given["image"]))[:, 0])
+    plain = icl.make(made).embed(state, images)
+    assert plain.shape == (B, D)
+    np.testing.assert_array_equal(method.embed(state, images), plain)
+
+
 # Orders
 
 
@@ -788,8 +887,9 @@ def test_a_step_of_graphs(name):
 def graph_passes(anchors, output_dim=2, dropout=0.0):
     made = graph_parts(dropout=dropout)
     return passes_lib.make_passes(
-        made, temperature=TAU, keep=0.3, anchors=anchors, output_dim=output_dim
-    )
+        made, temperature=TAU, with_positive=True, keep=0.3, anchors=anchors,
+        output_dim=output_dim, projector=0,
+    )  # fmt: skip
 
 
 def graph_part(rows):
@@ -862,10 +962,12 @@ WRONG = {
     "temperature": [0.0, -1.0, float("nan"), float("inf")],
     "inner_steps": [0, -1],
     "inner_lr": [-0.1, float("inf")],
+    "fixed_lr": [-0.1, float("nan")],
     "keep": [-0.1, float("nan")],
     "replay_share": [-0.1, 1.1],
     "distill_weight": [-1.0],
     "output_dim": [-1],
+    "projector": [-1],
 }
 
 
@@ -879,6 +981,12 @@ def test_wrong_options_are_refused():
             assert "must be from" in said or "allowed are" in said
     with pytest.raises(ValueError, match=r"config\.method\.anchors='original'.*graphs"):
         make(anchors="original")
+    with pytest.raises(ValueError, match=r"fixed_lr=0\.1: .* must be None"):
+        make(fixed_lr=0.1, learnt_rate=True)
+    with pytest.raises(ValueError, match="projector=3: must be 0 beside output_dim=2"):
+        make(projector=3, output_dim=2)
+    with pytest.raises(ValueError, match="with_positive=False: must be True with str"):
+        make(with_positive=False)
     with pytest.raises(ValueError, match=r"config\.method\.agent\.hihg: .*high"):
         make(agent={"hihg": 1.0})
     with pytest.raises(ValueError, match="low=1.0: must be in"):
@@ -886,9 +994,12 @@ def test_wrong_options_are_refused():
 
 
 def test_names_of_the_tables_are_options():
-    assert set(icl.VARIANTS) == {*icl.STRATEGIES, "no_lrl", "no_meta", "no_both"}
+    shorter = {"no_lrl", "no_lrl_sgd", "no_meta", "no_both"}
+    assert set(icl.VARIANTS) == {*icl.STRATEGIES, *shorter}
     found = {name: make(**options) for name, options in icl.VARIANTS.items()}
     the_task = types.SimpleNamespace(**task()._asdict())
     assert {name: method.parts(the_task) for name, method in found.items()} == (
-        dict.fromkeys(found, 1) | {"icl": 6, "no_lrl": 6, "no_meta": 2, "no_both": 2}
+        dict.fromkeys(found, 1)
+        | dict.fromkeys(("icl", "no_lrl", "no_lrl_sgd"), 6)
+        | dict.fromkeys(("no_meta", "no_both"), 2)
     )

@@ -9,10 +9,11 @@ from helpers import config_files
 from jaxcl.config import build, sections
 from jaxcl.run import results, train
 
-# Of the paper, by its tables; the last three are controls of our own.
+# Of the paper, by its tables; no_lrl_sgd and the last three are controls of our own.
 ROWS = {
     "icl": {},
     "no_lrl": {"learnt_rate": False},
+    "no_lrl_sgd": {"learnt_rate": False, "fixed_lr": 0.03},
     "no_meta": {"meta": False},
     "no_both": {"meta": False, "learnt_rate": False},
     "retrain": {"strategy": "retrain"},

@@ -14,7 +14,8 @@ from helpers import twins
 from jaxcl.losses import contrastive, incremental
 
 partial = functools.partial
-one, two = jax.jit(incremental.nce_one), jax.jit(incremental.nce_two)
+one = jax.jit(incremental.nce_one, static_argnames="with_positive")
+two = jax.jit(incremental.nce_two)
 ratio = jax.jit(incremental.change_ratio, static_argnames="log")
 
 
@@ -31,7 +32,7 @@ def mean_f(a, i, rows, chosen, tau):
 
 
 def one_twin(a, p, n, more=None, *, tau=0.1, k=31, growth=None, anchors=None,
-             chosen=None, chosen_more=None):  # fmt: skip
+             chosen=None, chosen_more=None, below=1):  # fmt: skip
     """Eq. 1, or with more Eq. 2, anchor by anchor."""
     anchors, total = range(len(a)) if anchors is None else anchors, 0.0
     for i in anchors:
@@ -50,7 +51,7 @@ def one_twin(a, p, n, more=None, *, tau=0.1, k=31, growth=None, anchors=None,
             elif e_more is not None:
                 e = (1 - share) * e + share * e_more
         if e is not None:
-            total -= math.log(positive / (positive + k * e))
+            total -= math.log(positive / (below * positive + k * e))
     return total / len(anchors)
 
 
@@ -141,6 +142,20 @@ CASES = {
         partial(one, negative_mask=table(NONE_OF_ONE, 5)),
         partial(one_twin, chosen=NONE_OF_ONE),
         [A, A, SHARED],
+    ),
+    "one_without_positive": (
+        partial(one, with_positive=False, negative_mask=table(NONE_OF_ONE, 5)),
+        partial(one_twin, below=0, chosen=NONE_OF_ONE),
+        [A, A, SHARED],
+    ),
+    "one_in_batch_without_positive": (
+        lambda a, p: one(
+            a, p, p, temperature=0.2, num_negatives=2, with_positive=False,
+            mask=TWO_OF_THREE, negative_mask=incremental.others(3),
+        ),
+        lambda a, p: one_twin(a, p, p, tau=0.2, k=2, below=0, anchors=[0, 2],
+                              chosen=OTHERS),
+        [A, A],
     ),
     "one_mixture": (
         lambda a, p, n, m: one(a, p, n, more_negatives=m, growth=0.3),

@@ -20,7 +20,8 @@ T1, T2 = 12.706204736, 4.302652730
 
 def leave(
     folder, values, *, best, seed=0, growth=0.5, patience=2, seconds=1.0, passes=100.0,
-    svm=0.5, config=True, drop=(), scenario="growth",
+    svm=0.5, config=True, drop=(), scenario="growth", rates=(), steps=None,
+    judge=None,
 ):  # fmt: skip
     """A finished run: epoch i of task 1 ends at step 10 + 5 i with values[i - 1].
 
@@ -31,6 +32,8 @@ def leave(
     told = {"seed": seed, "patience": patience, "scenario": {"name": scenario}}
     if growth is not None:
         told["scenario"]["growth"] = growth
+    if judge is not None:
+        told |= {"method": {"name": "icl"}, "evaluators": {"objective": judge}}
     if config:
         (folder / "config.json").write_text(json.dumps(told))
     rows = [
@@ -40,6 +43,8 @@ def leave(
         {"step": 12, "task": 1, "loss": 1.0},
         {"step": 13, "task": 1, "eval": {"objective/loss": 0.02}},
     ]  # fmt: skip
+    rows += [{"step": 14, "task": 1, **rate} for rate in rates]
+    rows[2] |= {"lr": 7.0} if rates else {}
     epochs = []
     for number, value in enumerate(values, 1):
         epoch = {"number": number, "loss": 2.0, "passes": passes * number}
@@ -60,6 +65,8 @@ def leave(
     pair = {"best": epochs[best - 1], "last": epochs[-1]}
     zero = {"number": 1, "loss": 9.0, "seconds": 0.5, "passes": 7.0}
     results["convergence"] = {"0": {"best": zero, "last": zero}, "1": pair}
+    if steps is not None:
+        results["cost"]["per_task"] = [{"steps": 99}, {"steps": steps}]
     results_lib.write_results(folder, results)
     return folder
 
@@ -102,7 +109,8 @@ def test_groups_are_by_growth(found):
     whole, _ = found
     setting = {key: x for key, x in whole.items() if key != "growths"}
     assert setting == {
-        "baseline": "retrain", "task": 1, "scalar": "objective/loss", "within": 0.01
+        "baseline": "retrain", "task": 1, "scalar": "objective/loss", "within": 0.01,
+        "frozen": None,
     }  # fmt: skip
     assert [group["growth"] for group in whole["growths"]] == [0.3, 0.5]
     for group, count in zip(whole["growths"], (1, 2), strict=True):
@@ -158,6 +166,7 @@ def test_what_ended_early_is_counted(found):
 
 def test_the_table(found):
     lines = [line for line in found[1].splitlines() if line.startswith(("|", "Growth"))]
+    lines = [x for i, x in enumerate(lines) if i not in (*range(5, 9), *range(14, 18))]
     cells = [[x.strip() for x in line.strip("|").split("|")] for line in lines]
     assert lines[0] == "Growth 0.3" and lines[5] == "Growth 0.5"
     assert cells[1][-3:] == ["svm/all", "svm/old", "svm/new"]
@@ -209,7 +218,8 @@ def test_options_choose_the_target_and_the_scalars(runs, capsys):
     icl = group["runs"]["icl"]
     assert icl["target_passes"]["mean"] == 7 and icl["seconds"]["mean"] == 0.5
     assert icl["scalars"]["svm/all"] == {"mean": None, "std": None, "seeds": 0}
-    assert capsys.readouterr().out.rstrip().splitlines()[-3].endswith("| - | - | - |")
+    last = capsys.readouterr().out.rsplit("\n\nobjective", 1)[0].splitlines()
+    assert last[-5].endswith("| - | - | - |")
 
 
 def test_targets_of_scalars_below_zero_and_that_are_not_finite(tmp_path):
@@ -222,6 +232,84 @@ def test_targets_of_scalars_below_zero_and_that_are_not_finite(tmp_path):
     assert convergence.reached(a, -5.0) is None  # null is never low enough
     with pytest.raises(ValueError, match="b: the scalar is not finite at the best"):
         convergence.target(b, 0.01)
+
+
+@pytest.fixture
+def gained(tmp_path):
+    """Retraining gains 0.8 in seed 0 and nothing in seed 1; icl some of it."""
+    retrain, frozen, icl = (tmp_path / name for name in ("retrain", "frozen", "icl"))
+    judge = {"batch_size": 8}
+    leave(retrain / "seed_0", [2.9, 2.4, 2.0, 2.5], best=3, steps=40, judge=judge)
+    leave(retrain / "seed_1", [3.0, 3.1, 3.2], best=1, steps=50, seed=1, judge=judge)
+    for seed, best in ((0, 3), (1, 2)):
+        leave(frozen / f"seed_{seed}", [2.8] * 5, best=best, seed=seed)
+    some = [{"lr": 0.01}, {"lr": 0.03, "inner_lr": 0.02, "inner_moved": 1e-3}]
+    leave(icl / "seed_0", [2.7, 2.41, 2.3, 2.6], best=3, rates=some, steps=10)
+    leave(icl / "seed_1", [2.9, 3.0], best=1, seed=1, rates=some[:1], steps=20)
+    return tmp_path
+
+
+def told(gained, *more):
+    names = [f"{name}={gained / name}" for name in ("retrain", "frozen", "icl")]
+    return ["--baseline=retrain", *names, f"--json={gained / 'x.json'}", *more]
+
+
+def test_the_target_may_be_a_share_of_what_was_gained(gained, capsys):
+    assert speedup.main(told(gained, "--frozen=frozen", "--within=0.5")) == 0
+    (group,) = json.loads((gained / "x.json").read_text())["growths"]
+    assert group["gain"] == {"0": pytest.approx(0.8), "1": pytest.approx(-0.2)}
+    # 2.0 + half of 0.8; where nothing was gained the baseline's own 3.0.
+    goals = [one["target"] for one in group["runs"]["icl"]["each"]]
+    assert goals == pytest.approx([2.4, 3.0])
+    reached = {name: run["reached"] for name, run in group["runs"].items()}
+    assert reached == {"retrain": 2, "frozen": 1, "icl": 2}
+    assert group["runs"]["icl"]["each"][0]["target_epoch"] == 3
+    out = capsys.readouterr().out
+    share = "retrain's objective/loss at its best epoch, plus 0.5 of (frozen's - retr"
+    assert share in out
+    assert "Seeds in which retrain is not below frozen: 1; the target" in out
+    # As a share of the loss itself: 3.0, where the frozen encoder already is.
+    assert speedup.main(told(gained, "--within=0.5")) == 0
+    (group,) = json.loads((gained / "x.json").read_text())["growths"]
+    assert group["runs"]["frozen"]["reached"] == 2 and group["gain"] == {}
+    assert group["runs"]["icl"]["each"][0]["target"] == pytest.approx(3.0)
+    assert "Seeds in which" not in capsys.readouterr().out
+
+
+def test_losses_steps_and_rates_of_each_row(gained, capsys):
+    assert speedup.main(told(gained)) == 0
+    (group,) = json.loads((gained / "x.json").read_text())["growths"]
+    icl = group["runs"]["icl"]
+    assert icl["at_best"]["mean"] == pytest.approx((2.3 + 2.9) / 2)
+    assert icl["lowest"]["mean"] == pytest.approx((2.3 + 2.9) / 2)
+    assert icl["at_end"]["mean"] == pytest.approx((2.6 + 3.0) / 2)
+    assert icl["steps"]["mean"] == 15 and group["runs"]["frozen"]["steps"]["seeds"] == 0
+    # Of all logged steps of both seeds: 7, 0.01, 0.03 and 7, 0.01.
+    assert icl["rates"]["lr"] == {"median": 0.03, "low": 0.01, "high": 7.0}
+    assert icl["rates"]["inner_moved"]["median"] == 1e-3
+    assert group["runs"]["frozen"]["rates"]["lr"] is None
+    assert group["constant"] == pytest.approx(math.log(8))
+    out = capsys.readouterr().out
+    assert "An encoder whose rows are all alike: 2.079" in out
+    (row,) = [x for x in out.splitlines() if x.startswith("| icl | 15")]
+    cells = [x.strip() for x in row.strip("|").split("|")]
+    assert cells[5:] == ["0.03 [0.01, 7]", "0.02", "0.001"]
+    # retrain and frozen are at their best in epoch 3 of seed 0, icl too.
+    (same,) = [x for x in out.splitlines() if x.startswith("The same best epoch")]
+    assert same.endswith("seed 0: retrain, frozen, icl (3); seed 1: retrain, icl (1)")
+    assert group["agree"][0] == {
+        "seed": 0, "epoch": 3, "names": ["retrain", "frozen", "icl"]
+    }  # fmt: skip
+
+
+def test_a_frozen_row_must_be_there_for_every_seed(gained, capsys):
+    err = refused(capsys, *told(gained, "--frozen=still"))
+    assert "--frozen=still: allowed are retrain, frozen, icl" in err
+    for path in sorted((gained / "frozen" / "seed_1").iterdir()):
+        path.unlink()
+    (gained / "frozen" / "seed_1").rmdir()
+    err = refused(capsys, *told(gained, "--frozen=frozen"))
+    assert "seed_1: --frozen=frozen has no seed 1 at growth 0.5" in err
 
 
 def test_passes_that_were_not_counted_have_no_ratio(tmp_path, capsys):
@@ -284,10 +372,10 @@ def test_refuses_seeds_and_growths_that_do_not_pair(runs, capsys):
     leave(runs / "icl" / "seed_2", [1.0], best=1)
     err = refused(capsys, of, base, icl)
     assert (
-        f"icl={runs / 'icl' / 'seed_2'}: the baseline retrain has no seed 2 at " in err
+        f"icl={runs / 'icl' / 'seed_2'}: --baseline=retrain has no seed 2 at " in err
     )
     err = refused(capsys, of, base, f"icl={runs / 'icl_3'}")
-    assert "the baseline retrain has no seed 0 at growth 0.3" in err
+    assert "--baseline=retrain has no seed 0 at growth 0.3" in err
     err = refused(capsys, of, base, base)
     assert "seed 0 at growth 0.5 is that of" in err
 
@@ -350,5 +438,5 @@ def test_the_documentation_states_the_options_there_are():
         a.option_strings[0]: "required" if a.required else str(a.default)
         for a in actions
     }
-    want |= {"--plot": "none", "--json": "none"}
+    want |= {"--plot": "none", "--json": "none", "--frozen": "none"}
     assert table == want | {"--scalars": ",".join(convergence.SCALARS)}

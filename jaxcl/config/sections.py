@@ -21,11 +21,12 @@ from jaxcl.data import (
     sources,
     stream,
 )
-from jaxcl.nets import gcn, resnet
+from jaxcl.nets import gcn, gin, resnet
 from jaxcl.run import transfer
 
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-ENCODERS = {"resnet": resnet.resnet, "conv_net": resnet.conv_net, "gcn": gcn.gcn}
+GRAPH_ENCODERS = {"gcn": gcn.gcn, "gin": gin.gin}
+ENCODERS = {"resnet": resnet.resnet, "conv_net": resnet.conv_net, **GRAPH_ENCODERS}
 OPTIMIZERS = {"sgd": optim.sgd, "lars": optim.lars, "adam": optim.adam}
 SCHEDULES = {
     "warmup_cosine": optim.warmup_cosine,
@@ -114,11 +115,11 @@ def check_graphs(top: Top, train: stream.Examples | None = None) -> None:
     Args:
       train: the examples, once they are read.
     """
-    wanted = {"augment": "graphs", "encoder": "gcn"}
+    wanted = {"augment": ("graphs",), "encoder": tuple(GRAPH_ENCODERS)}
     found = {}
     for section, want in wanted.items():
         name = getattr(top, section).get("name")
-        found[f"config.{section}.name={name!r}"] = name == want
+        found[f"config.{section}.name={name!r}"] = name in want
     if train is not None:
         name = f"config.data.name={top.data.get('name')!r}"
         found[name] = train.graphs is not None
@@ -128,7 +129,7 @@ def check_graphs(top: Top, train: stream.Examples | None = None) -> None:
             f"{', '.join(wrong)}: must be of graphs, as "
             f"{', '.join(name for name in found if name not in wrong)} is: a set of "
             "graphs goes with config.augment.name='graphs' and "
-            "config.encoder.name='gcn'"
+            f"config.encoder.name={' or '.join(map(repr, GRAPH_ENCODERS))}"
         )
     module = schema.method(top.method.get("name"))
     if any(found.values()) and not getattr(module, "TAKES_GRAPHS", False):

@@ -37,6 +37,9 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     small = {"hidden_dim": 16, "output_dim": 8, "distill_hidden_dim": 16}
     small |= {"predictor_hidden_dim": 16, "queue_size": 64, "memory_size": 32}
     small |= {"drawn": 8}
+    if config.method.get("projector"):  # output_dim is of a network in its place
+        del small["output_dim"]
+        small["projector"] = 8
     takes = schema.defaults(schema.method(config.method.name).make)
     config.method.update({k: v for k, v in small.items() if k in takes})
     if "replay" in config:

@@ -12,10 +12,11 @@ augmentation; the paper has 25,600 of train images.
 import math
 import time
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
 
-from jaxcl import core, sharding
+from jaxcl import core, schema, sharding
 from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 
@@ -78,8 +79,12 @@ def _warnings(scalars, references, share) -> list[str]:
     return warnings
 
 
+@schema.checked("config.evaluators.collapse")
 def make(
-    parts: core.EvalParts, *, max_rows: int = 2048, share: float = 0.5
+    parts: core.EvalParts,
+    *,
+    max_rows: Annotated[int, schema.Range(least=2)] = 2048,
+    share: schema.Share = 0.5,
 ) -> Callable:
     """The spread and the rank of the embeddings, and a warning where they fall.
 
@@ -98,9 +103,6 @@ def make(
     Raises:
       ValueError: an option out of its range.
     """
-    good = isinstance(max_rows, int) and max_rows >= 2
-    features_lib.require("collapse.max_rows", max_rows, good, "a whole number >= 2")
-    features_lib.require("collapse.share", share, 0 <= share <= 1, "in [0, 1]")
     examples = parts.stream.evaluation
     if examples is None:
         examples = parts.stream.dataset.train

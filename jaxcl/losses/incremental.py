@@ -57,6 +57,7 @@ def nce_one(
     *,
     temperature: float = 0.1,
     num_negatives: int = 31,
+    with_positive: bool = True,
     more_negatives: jax.Array | None = None,
     growth: float | jax.Array | None = None,
     mask: jax.Array | None = None,
@@ -80,6 +81,8 @@ def nce_one(
         batch give `positives`, with `others(B)` as `negative_mask`.
       temperature: divides the cosines, P's tau.
       num_negatives: K, which multiplies the mean; 31 is a batch of 32 less one.
+      with_positive: the denominator has f+; without it an anchor's loss is
+        log(K E / f+), the loss of GraphCL (You et al., NeurIPS 2020).
       more_negatives: f32[M', D] or f32[B, M', D], a second set: the new items;
         `negatives` are then the old ones.
       growth: in [0, 1) or f32[], the share of `more_negatives` in the mean.
@@ -113,7 +116,10 @@ def nce_one(
         )
     by_set = _odds(anchors, positives, sets, temperature, num_negatives, mask)
     odds = by_set[0][0] if more_negatives is None else _mixture(*by_set, growth)
-    return contrastive.masked_mean(jax.nn.softplus(odds), mask)
+    if with_positive:
+        return contrastive.masked_mean(jax.nn.softplus(odds), mask)
+    known = odds > _ABSENT / 2
+    return contrastive.masked_mean(jnp.where(known, odds, 0.0), mask)
 
 
 def change_ratio(

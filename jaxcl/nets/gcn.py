@@ -26,8 +26,13 @@ def propagate(x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
     live = graphs.edge_mask.astype(x.dtype)
     scale = lax.rsqrt(1.0 + _received(live, graphs, nodes))[:, None]
     scaled = scale * x
-    sent = jnp.where(graphs.edge_mask[:, None], scaled[graphs.senders], 0.0)
-    return scale * (scaled + _received(sent, graphs, nodes))
+    return scale * (scaled + neighbour_sum(scaled, graphs))
+
+
+def neighbour_sum(x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
+    """A x, the sum of x over each node's neighbours by unmasked edges, f[n,C]."""
+    sent = jnp.where(graphs.edge_mask[:, None], x[graphs.senders], 0.0)
+    return _received(sent, graphs, len(graphs.node_graph))
 
 
 def _received(sent, graphs, nodes):
@@ -204,6 +209,15 @@ def gcn(
       ValueError: an option is out of its range; `dtype` is not float32, which sums over
         many nodes need.
     """
+    check_dtype(dtype)
+    return GCN(width, layers, dropout, affine, momentum)
+
+
+def check_dtype(dtype: Any) -> None:
+    """Refuse any but float32, which sums over many nodes need.
+
+    Raises:
+      ValueError: it is another.
+    """
     if dtype != jnp.float32:
         raise ValueError("config.precision: graphs are computed in 'float32'")
-    return GCN(width, layers, dropout, affine, momentum)

@@ -5,8 +5,13 @@ training loss. By a target, it converged at the first epoch that comes as low as
 baseline at its best epoch, by a scalar that is measured in the same way for all runs.
 The first compares losses that differ from method to method, and an encoder that learns
 nothing is soon at its best; the second has neither fault.
+
+The target lies above the baseline's scalar by a share of that scalar, or of what the
+baseline gained: the scalar of a frozen encoder less its own. A share of a loss of which
+little was gained may be as large as the gain.
 """
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -17,11 +22,15 @@ from etils import epath
 from scipy import special
 
 from jaxcl.data import scenarios
+from jaxcl.evals import objective
 from jaxcl.run import record
 from jaxcl.run import results as results_lib
 
 SCALARS = ("svm/all", "svm/old", "svm/new")
 RATIOS = ("time_ratio", "epoch_ratio", "target_time_ratio", "target_passes_ratio")
+LEVELS = ("at_best", "lowest", "at_end")  # of the scalar: best epoch, any, last
+# Metrics of steps: the learning rates taken, and how far inner steps move the weights.
+RATES = ("lr", "inner_lr", "inner_moved")
 
 
 class Epoch(NamedTuple):
@@ -45,6 +54,9 @@ class Run(NamedTuple):
     cut: bool  # ended by config.epochs, before config.patience
     epochs: list[Epoch]
     scalars: dict[str, float | None]  # at the end of the task
+    steps: int | None  # of the task, None in runs that did not count them
+    rates: dict[str, list[float]]  # those of RATES in the rows of metrics.jsonl
+    constant: float | None  # the scalar of an encoder whose rows are all alike
 
 
 def read(name: str, workdir: epath.PathLike, *, task: int, scalar: str) -> list[Run]:
@@ -93,6 +105,8 @@ def _run(name, folder, seed, config, task, scalar) -> Run:
     late = epochs["last"]["number"] - epochs["best"]["number"]
     scenario = config.get("scenario", {})
     growth = scenario.get("growth", scenarios.make.__kwdefaults__["growth"])
+    rows = [row for row in record.read_rows(folder) if row["task"] == task]
+    ends = _epochs(where, rows, task, scalar)
     return Run(
         name=name,
         growth=growth if scenario.get("name") == "growth" else None,
@@ -101,18 +115,38 @@ def _run(name, folder, seed, config, task, scalar) -> Run:
         best=epochs["best"],
         last=epochs["last"],
         cut=patience == 0 or late < patience,
-        epochs=_epochs(where, record.read_rows(folder), task, scalar),
+        epochs=ends,
         scalars=results["scalars"][task],
+        steps=_steps(results, task),
+        rates={name: [row[name] for row in rows if name in row] for name in RATES},
+        constant=_constant(config, scalar),
     )
 
 
+def _steps(results, task) -> int | None:
+    """Steps that a finished task took."""
+    spent = results["cost"]["per_task"][task]
+    return None if spent is None else spent["steps"]
+
+
+def _constant(config, scalar) -> float | None:
+    """The scalar of an encoder that gives every item the same row; None: unknown."""
+    judge = config.get("evaluators", {}).get("objective")
+    if scalar != "objective/loss" or config.get("method", {}).get("name") != "icl":
+        return None
+    if judge is None or not config["method"].get("with_positive", True):
+        return None
+    # NCE-I of B rows that are alike: -log(1 / (1 + (B - 1))).
+    default = objective.make.__kwdefaults__["batch_size"]
+    return math.log(judge.get("batch_size", default))
+
+
 def _epochs(where, rows, task, scalar) -> list[Epoch]:
-    """The epochs of a task, each with the scalar of its last step.
+    """The epochs of a task, by its rows, each with the scalar of its last step.
 
     Scalars of other steps are not used. That leaves out the evaluation before the
     task's first step, which judged the state on the rows of fewer tasks.
     """
-    rows = [row for row in rows if row["task"] == task]
     measured, names = {}, set()
     for row in rows:
         here = {k: x for k, x in row.get("eval", {}).items() if not isinstance(x, list)}
@@ -139,25 +173,45 @@ def _epochs(where, rows, task, scalar) -> list[Epoch]:
     return epochs
 
 
-def target(baseline: Run, within: float) -> float:
+def level(run: Run) -> float:
+    """The scalar at the run's best epoch.
+
+    Raises:
+      ValueError: it is not finite.
+    """
+    value = _at(run, run.best["number"])
+    if not math.isfinite(value):
+        raise ValueError(
+            f"{run.name}={run.folder}: the scalar is not finite at the best "
+            f"epoch, {run.best['number']}"
+        )
+    return value
+
+
+def _at(run, number) -> float:
+    """The scalar at the end of an epoch; infinite where there is none."""
+    return {epoch.number: epoch.value for epoch in run.epochs}.get(number, math.inf)
+
+
+def target(baseline: Run, within: float, frozen: Run | None = None) -> float:
     """The scalar to reach: that of the baseline's best epoch, plus a tolerance.
 
     Args:
       baseline: the run to compare with.
-      within: the tolerance, as a share of the scalar's size.
+      within: the tolerance, as a share of the scalar's size, or of `gain`.
+      frozen: a run whose weights stayed; None: the share is of the scalar's size.
 
     Raises:
-      ValueError: the scalar is not finite at the best epoch.
+      ValueError: the scalar is not finite at a best epoch.
     """
-    value = {epoch.number: epoch.value for epoch in baseline.epochs}.get(
-        baseline.best["number"], math.inf
-    )
-    if not math.isfinite(value):
-        raise ValueError(
-            f"{baseline.name}={baseline.folder}: the scalar is not finite at the best "
-            f"epoch, {baseline.best['number']}"
-        )
-    return value + within * abs(value)
+    value = level(baseline)
+    whole = abs(value) if frozen is None else max(gain(baseline, frozen), 0.0)
+    return value + within * whole
+
+
+def gain(baseline: Run, frozen: Run) -> float:
+    """By how much the baseline is below a run whose weights stayed."""
+    return level(frozen) - level(baseline)
 
 
 def reached(run: Run, goal: float) -> Epoch | None:
@@ -169,9 +223,9 @@ def _ratio(theirs, mine) -> float | None:
     return theirs / mine if theirs > 0 and mine > 0 else None
 
 
-def paired(run: Run, baseline: Run, within: float) -> dict:
+def paired(run: Run, baseline: Run, within: float, frozen: Run | None = None) -> dict:
     """All numbers of one seed; a ratio is baseline / run, None if one of them is 0."""
-    goal = target(baseline, within)
+    goal = target(baseline, within, frozen)
     mine, theirs = reached(run, goal), reached(baseline, goal)
     numbers = {
         "seed": run.seed,
@@ -180,6 +234,10 @@ def paired(run: Run, baseline: Run, within: float) -> dict:
         "epoch": run.best["number"],
         "seconds": run.best["seconds"],
         "last_epoch": run.last["number"],
+        "steps": run.steps,
+        "at_best": _finite(_at(run, run.best["number"])),
+        "lowest": _finite(min((epoch.value for epoch in run.epochs), default=math.inf)),
+        "at_end": _finite(_at(run, run.last["number"])),
         "time_ratio": _ratio(baseline.best["seconds"], run.best["seconds"]),
         "epoch_ratio": _ratio(baseline.best["number"], run.best["number"]),
         "target": goal,
@@ -194,6 +252,18 @@ def paired(run: Run, baseline: Run, within: float) -> dict:
             "target_time_ratio": _ratio(theirs.seconds, mine.seconds),
         }
     return numbers
+
+
+def _finite(value) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def taken(values: Sequence[float]) -> dict | None:
+    """Median, smallest and largest of what was logged; None if nothing was."""
+    if not values:
+        return None
+    numbers = np.median(values), np.min(values), np.max(values)
+    return dict(zip(("median", "low", "high"), map(float, numbers), strict=True))
 
 
 def spread(values: Iterable[float | None]) -> dict:
@@ -231,6 +301,7 @@ def summary(
     *,
     within: float,
     scalars: Sequence[str],
+    frozen: dict[int, Run] | None = None,
 ) -> dict:
     """What the runs of one name and growth come to, over seeds.
 
@@ -239,24 +310,33 @@ def summary(
       baseline: seed -> the run to compare with.
       within: as in `target`.
       scalars: names of scalars at the end of the task.
+      frozen: as `baseline`, see `target`.
 
     Returns:
       "each", a list of `paired`; a `spread` of each of their numbers and a `geometric`
       of each ratio, those of the target over the seeds that reached it; "scalars",
-      name -> `spread`.
+      name -> `spread`; "rates", name -> what was `taken` in all seeds.
     """
-    pairs = [paired(run, baseline[run.seed], within) for run in runs]
+    still = frozen or {}
+    pairs = [
+        paired(run, baseline[run.seed], within, still.get(run.seed)) for run in runs
+    ]
     totals = {
         "seeds": len(pairs),
         "reached": sum(pair["reached"] for pair in pairs),
         "cut_off": sum(pair["cut_off"] for pair in pairs),
     }
-    for name in ("epoch", "seconds", "target_epoch", "target_passes", "target_seconds"):
+    names = "target_epoch", "target_passes", "target_seconds", "steps", *LEVELS
+    for name in ("epoch", "seconds", *names):
         totals[name] = spread([pair.get(name) for pair in pairs])
     for name in RATIOS:
         totals[name] = geometric([pair.get(name) for pair in pairs])
     ends = {name: spread([run.scalars.get(name) for run in runs]) for name in scalars}
-    return {**totals, "scalars": ends, "each": pairs}
+    rates = {
+        name: taken([rate for run in runs for rate in run.rates[name]])
+        for name in RATES
+    }
+    return {**totals, "scalars": ends, "rates": rates, "each": pairs}
 
 
 def compared(
@@ -265,6 +345,7 @@ def compared(
     *,
     within: float = 0.01,
     scalars: Sequence[str] = SCALARS,
+    frozen: str | None = None,
 ) -> list[dict]:
     """Every name against the baseline, one entry per growth.
 
@@ -273,15 +354,18 @@ def compared(
       baseline: one of their names.
       within: as in `target`.
       scalars: names of scalars at the end of the task.
+      frozen: the name of runs whose weights stayed, see `target`; None: without them.
 
     Returns:
-      [{"growth": number or None, "runs": name -> `summary`}], by growth.
+      By growth, {"growth": number or None, "runs": name -> `summary`, "gain": seed ->
+      `gain` ({} without `frozen`), "constant": see `Run` (of the baseline), "agree":
+      `agreeing`}.
 
     Raises:
-      ValueError: no run has the name; the baseline lacks a growth or a seed of another
-        name; or two runs of a name have the same growth and seed.
+      ValueError: no run has the name; the baseline or `frozen` lacks a growth or a seed
+        of another name; or two runs of a name have the same growth and seed.
     """
-    groups = _grouped(runs, baseline)
+    groups = _grouped(runs, {"baseline": baseline, "frozen": frozen})
     names = list(dict.fromkeys(run.name for run in runs))
     entries = []
     for growth in sorted(groups, key=lambda x: (x is not None, x)):
@@ -292,36 +376,73 @@ def compared(
                 group[baseline],
                 within=within,
                 scalars=scalars,
+                frozen=group.get(frozen),
             )
             for name in names
             if name in group
         }
-        entries.append({"growth": growth, "runs": summaries})
+        bases = group[baseline]
+        entry = {"growth": growth, "runs": summaries}
+        entry["gain"] = {
+            seed: gain(bases[seed], run) for seed, run in group.get(frozen, {}).items()
+        }
+        entry["constant"] = next(iter(bases.values())).constant
+        entry["agree"] = agreeing(group)
+        entries.append(entry)
     return entries
 
 
-def _grouped(runs, baseline) -> dict:
-    """Growth -> name -> seed -> run, where each run has a baseline to compare with."""
+def agreeing(group: dict[str, dict[int, Run]]) -> list[dict]:
+    """Which rows have their best epoch in common, seed by seed.
+
+    Rows that read the same batches in the same order may be at their best in the same
+    epoch whatever they learn.
+
+    Args:
+      group: name -> seed -> run.
+
+    Returns:
+      [{"seed", "epoch", "names": two or more}], by seed and epoch.
+    """
+    shared = {}
+    for name, by_seed in group.items():
+        for seed, run in by_seed.items():
+            shared.setdefault((seed, run.best["number"]), []).append(name)
+    return [
+        {"seed": seed, "epoch": epoch, "names": names}
+        for (seed, epoch), names in sorted(shared.items())
+        if len(names) > 1
+    ]
+
+
+def _grouped(runs, references) -> dict:
+    """Growth -> name -> seed -> run, where each run has all references.
+
+    Args:
+      references: option -> name, or None if the option was not given.
+    """
     names = list(dict.fromkeys(run.name for run in runs))
-    if baseline not in names:
-        raise ValueError(f"--baseline={baseline}: allowed are {', '.join(names)}")
+    references = {o: name for o, name in references.items() if name is not None}
+    for option, name in references.items():
+        if name not in names:
+            raise ValueError(f"--{option}={name}: allowed are {', '.join(names)}")
     groups = {}
     for run in runs:
         mine = groups.setdefault(run.growth, {}).setdefault(run.name, {})
         if run.seed in mine:
             raise ValueError(
-                f"{run.name}={run.folder}: seed {run.seed}{_at(run.growth)} is that of "
-                f"{mine[run.seed].folder} too"
+                f"{run.name}={run.folder}: seed {run.seed}{_of_growth(run.growth)} is "
+                f"that of {mine[run.seed].folder} too"
             )
         mine[run.seed] = run
-    for run in runs:
-        if run.seed not in groups[run.growth].get(baseline, {}):
+    for run, (option, name) in itertools.product(runs, references.items()):
+        if run.seed not in groups[run.growth].get(name, {}):
             raise ValueError(
-                f"{run.name}={run.folder}: the baseline {baseline} has no seed "
-                f"{run.seed}{_at(run.growth)}"
+                f"{run.name}={run.folder}: --{option}={name} has no seed "
+                f"{run.seed}{_of_growth(run.growth)}"
             )
     return groups
 
 
-def _at(growth) -> str:
+def _of_growth(growth) -> str:
     return "" if growth is None else f" at growth {growth:g}"

@@ -34,7 +34,7 @@ def _number(value, digits) -> str:
 
 
 def _mean(spread) -> str:
-    """A cell with a `convergence.spread`."""
+    """Write a `convergence.spread` into a cell."""
     if spread["mean"] is None:
         return "-"
     std = "" if spread["std"] is None else f" ± {_number(spread['std'], 3)}"
@@ -50,22 +50,35 @@ def _times(ratio) -> str:
     return f"{ratio['mean']:.2f} [{ends}]"
 
 
-def text(group: dict, *, baseline: str, scalar: str, within: float) -> str:
-    """The markdown table of one growth, with an explanation of its columns.
+def _range(taken) -> str:
+    """Write a `convergence.taken` into a cell."""
+    if taken is None:
+        return "-"
+    median, low, high = (_number(taken[x], 3) for x in ("median", "low", "high"))
+    return median if low == high else f"{median} [{low}, {high}]"
+
+
+def text(
+    group: dict, *, baseline: str, scalar: str, within: float, frozen: str | None = None
+) -> str:
+    """The two markdown tables of one growth, with an explanation of their columns.
 
     Args:
       group: an entry of `convergence.compared`.
-      baseline, within: as given to `convergence.compared`.
+      baseline, within, frozen: as given to `convergence.compared`.
       scalar: as given to `convergence.read`.
     """
+    above = f"{scalar} within {within:g} of {baseline}'s at its best epoch"
+    if frozen is not None:
+        above = f"{baseline}'s {scalar} at its best epoch, plus {within:g} of "
+        above += f"({frozen}'s - {baseline}'s)"
     scalars = list(next(iter(group["runs"].values()))["scalars"])
     head = ["", "seeds", "best epoch", "seconds", "T", "E", "reached"]
     head += ["target passes", "target seconds", "target T", "target P", *scalars]
     lines = [
         "",
         f"T, E: seconds and epochs up to the best one, {baseline}'s / the row's",
-        f"Target: {scalar} within {within:g} of {baseline}'s at its best epoch; T, P: "
-        "seconds and passes up to it",
+        f"Target: {above}; T, P: seconds and passes up to it",
         "Ratios: geometric mean [95 % confidence]; others: mean ± standard deviation",
         "",
         "| " + " | ".join(head) + " |",
@@ -85,7 +98,48 @@ def text(group: dict, *, baseline: str, scalar: str, within: float) -> str:
     if cut:
         told = [f"{n} ({run['cut_off']} of {run['seeds']})" for n, run in cut.items()]
         lines += ["", f"Ended by config.epochs, not by patience: {', '.join(told)}"]
-    return "\n".join(lines)
+    lines += _no_gain(group, baseline, frozen) + _agreement(group)
+    return "\n".join([*lines, "", *_levels(group, scalar)])
+
+
+def _no_gain(group, baseline, frozen) -> list[str]:
+    """A line that names the seeds in which there was nothing to gain."""
+    seeds = [str(seed) for seed, gain in group["gain"].items() if gain <= 0]
+    if not seeds:
+        return []
+    told = f"Seeds in which {baseline} is not below {frozen}: {', '.join(seeds)}"
+    return ["", f"{told}; the target is {baseline}'s own there"]
+
+
+def _agreement(group) -> list[str]:
+    """A line that names the rows with the same best epoch."""
+    told = [
+        f"seed {same['seed']}: {', '.join(same['names'])} ({same['epoch']})"
+        for same in group["agree"]
+    ]
+    head = "The same best epoch, which the order of the batches may decide: "
+    return ["", head + "; ".join(told)] if told else []
+
+
+def _levels(group, scalar) -> list[str]:
+    """The table of what the scalar came to, and of the steps that were taken."""
+    head = ["", "steps", "at best epoch", "lowest", "at end"]
+    head += ["rate", "inner rate", "inner steps move"]
+    lines = [
+        f"{scalar} at the best epoch, at its lowest and at the end; learning rates",
+        "and |weights after the inner steps - weights| / |weights|: median [range]",
+        "",
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+    ]
+    if group["constant"] is not None:
+        lines.insert(2, f"An encoder whose rows are all alike: {group['constant']:.4g}")
+    for name, run in group["runs"].items():
+        cells = [name, _mean(run["steps"])]
+        cells += [_mean(run[level]) for level in convergence.LEVELS]
+        cells += [_range(run["rates"][rate]) for rate in convergence.RATES]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
 
 
 def draw(
@@ -168,7 +222,8 @@ def parser() -> argparse.ArgumentParser:
     add("--baseline", required=True, help="a NAME")
     add("--task", type=int, default=1, help="its number, from 0")
     add("--scalar", default="objective/loss", help="lower is better")
-    add("--within", type=float, default=0.01, help="of the baseline's")
+    add("--within", type=float, default=0.01, help="of the baseline's, or of the gain")
+    add("--frozen", default=None, help="a NAME; the gain is its scalar - baseline's")
     add("--scalars", default=None, help=f"default: {','.join(convergence.SCALARS)}")
     add("--measure", default="patience", choices=[*PANELS])
     add("--plot", default=None, help="a .png of --measure by growth")
@@ -213,7 +268,9 @@ def _tell(options) -> None:
             )
         if options.plot and run.growth is None:
             raise ValueError(f"{run.name}={run.folder}: no growth, which --plot wants")
-    setting = {"baseline": options.baseline, "within": options.within}
+    setting = {
+        name: getattr(options, name) for name in ("baseline", "within", "frozen")
+    }
     groups = convergence.compared(runs, scalars=scalars, **setting)
     setting["scalar"] = options.scalar
     print("\n\n".join(text(group, **setting) for group in groups))

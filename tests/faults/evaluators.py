@@ -199,6 +199,32 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "report/convergence.py",
+        "test_speedup.py::test_the_target_may_be_a_share_of_what_was_gained",
+        (
+            "eval: a gain may be below zero in a target",
+            "max(gain(baseline, frozen), 0.0)",
+            "gain(baseline, frozen)",
+        ),
+        (
+            "eval: a tolerance is a share of the frozen encoder's loss",
+            "return level(frozen) - level(baseline)",
+            "return level(frozen)",
+        ),
+        (
+            "eval: a constant encoder has the loss of one row less",
+            'return math.log(judge.get("batch_size", default))',
+            'return math.log(judge.get("batch_size", default) - 1)',
+            "test_speedup.py::test_losses_steps_and_rates_of_each_row",
+        ),
+        (
+            "eval: rows agree on an epoch whatever the seed",
+            "shared.setdefault((seed, run.best",
+            "shared.setdefault((0, run.best",
+            "test_speedup.py::test_losses_steps_and_rates_of_each_row",
+        ),
+    ),
+    *fault.of(
         "metrics.py",
         "test_metrics.py",
         (

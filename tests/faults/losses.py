@@ -254,6 +254,12 @@ FAULTS = [
             "odds = weight + mean + positive / temperature",
         ),
         (
+            "loss: nce_one has the positive below where it should not",
+            "jnp.where(known, odds, 0.0)",
+            "jnp.where(known, jax.nn.softplus(odds), 0.0)",
+            fault.twins("incremental", "one_without_positive"),
+        ),
+        (
             "loss: nce_two swaps the shares of old and new",
             "jnp.logaddexp(jnp.log(growth) + ratio, jnp.log1p(-growth))",
             "jnp.logaddexp(jnp.log1p(-growth) + ratio, jnp.log(growth))",

@@ -329,9 +329,79 @@ FAULTS = [
             ),
             (
                 "step: icl's outer gradient is at the weights before the inner steps",
-                "jax.value_and_grad(outer, has_aux=True)(params)",
+                "jax.value_and_grad(outer, has_aux=True)(there)",
                 "jax.value_and_grad(outer, has_aux=True)(state.params)",
                 "test_icl.py::test_a_meta_step_is_the_equation[3-False-False]",
+            ),
+            (
+                "step: icl's inner steps move the weights by no share of them",
+                "return optax.tree.norm(difference) / optax.tree.norm(before)",
+                "return optax.tree.norm(difference)",
+                "test_icl.py::test_a_meta_step_is_the_equation[3-False-False]",
+            ),
+            (
+                "step: icl's last inner action has no reward",
+                "agent = ddpg.observe(agent, k_reward, value, setup.agent)",
+                "agent = agent._replace(pending=jnp.zeros((), bool))",
+                "test_icl.py::test_both_agents_set_rates_of_plain_sgd",
+            ),
+            (
+                "step: icl rewards the last inner action at the weights before it",
+                "there = jax.lax.stop_gradient((params, stats))",
+                "there = state.params, stats",
+                "test_icl.py::test_both_agents_set_rates_of_plain_sgd",
+            ),
+            (
+                "step: icl rewards the last inner action by the first batch",
+                "last_key, *sides = jax.tree.map(lambda x: x[-1], batches)",
+                "last_key, *sides = jax.tree.map(lambda x: x[0], batches)",
+                "test_icl.py::test_every_inner_action_has_its_reward[False-False]",
+            ),
+            (
+                "step: icl's fixed rate leaves the outer step to the optimiser",
+                "if setup.learnt_rate or setup.fixed_lr is not None:",
+                "if setup.learnt_rate:",
+                "test_icl.py::test_a_fixed_rate_is_that_of_plain_sgd[True-None]",
+            ),
+            (
+                "step: icl's fixed rate is not that of the inner steps",
+                "for fixed in (setup.inner_lr, setup.fixed_lr):",
+                "for fixed in (setup.inner_lr,):",
+                "test_icl.py::test_a_fixed_rate_is_that_of_plain_sgd[True-None]",
+            ),
+        ),
+        *fault.of(
+            "nets/gin.py",
+            "test_gin.py::test_equals_dense_matrices_in_float64[other-True]",
+            (
+                "step: gin counts a node itself as one neighbour",
+                "x = (1.0 + self.eps) * x + gcn.neighbour_sum(x, graphs)",
+                "x = x + gcn.neighbour_sum(x, graphs)",
+            ),
+            (
+                "step: gin has a second ReLU behind its batch norm",
+                "x = bn(x, mask, train=train)",
+                "x = nn.relu(bn(x, mask, train=train))",
+            ),
+            (
+                "step: gin reads out its last layer alone",
+                "return jnp.concatenate(outputs, axis=-1)",
+                "return jnp.concatenate(outputs[-1:] * self.layers, axis=-1)",
+            ),
+        ),
+        *fault.of(
+            "methods/icl/ddpg.py",
+            "test_ddpg.py::test_rates_span_the_range_evenly_on_their_scale[linear]",
+            (
+                "step: icl's linear scale of rates begins at 0",
+                "return options.low + (options.high - options.low) * action",
+                "return options.high * action",
+            ),
+            (
+                "step: icl's rates are on the log scale by default",
+                'scale: Literal["linear", "log"] = "linear"',
+                'scale: Literal["linear", "log"] = "log"',
+                "test_ddpg.py::test_an_actor_that_has_learnt_nothing_takes_steps",
             ),
         ),
         *fault.of(
@@ -355,6 +425,20 @@ FAULTS = [
                 "step: icl has a row's own positive among its negatives",
                 "own = incremental.others(size) & mask",
                 "own = jnp.ones((size, size), bool) & mask",
+            ),
+            (
+                "step: icl judges the rows of its projector",
+                "judged=not projector,",
+                "judged=True,",
+                "test_icl.py::test_graphcl_leaves_the_positive_out_and_the_projector"
+                "_unjudged",
+            ),
+            (
+                "step: icl always has the positive in the denominator",
+                "with_positive=self.with_positive,",
+                "with_positive=True,",
+                "test_icl.py::test_graphcl_leaves_the_positive_out_and_the_projector"
+                "_unjudged",
             ),
         ),
     ],

@@ -33,3 +33,17 @@ def random_set(count, rng, least=1, most=8, density=0.4, features=3):
         for n in sizes
     ]
     return graph_set(pairs, sizes, rng.normal(size=(sizes.sum(), features)))
+
+
+def dense(batch):
+    """Features f64[n, F] and the matrix A of each slot of a padded batch."""
+    for slot in range(len(batch.graph_mask)):
+        nodes = np.flatnonzero((batch.node_graph == slot) & batch.node_mask)
+        matrix = np.zeros((len(nodes),) * 2)
+        for s, r in zip(
+            batch.senders[batch.edge_mask], batch.receivers[batch.edge_mask],
+            strict=True,
+        ):  # fmt: skip
+            if r in nodes:
+                matrix[list(nodes).index(r), list(nodes).index(s)] = 1
+        yield np.asarray(batch.features[nodes], np.float64), matrix

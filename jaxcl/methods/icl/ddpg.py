@@ -1,8 +1,9 @@
 """A learning rate that an agent sets at every step, from the losses: ICL's LRL.
 
 The state s_t is the loss of the present mini-batch, or the last few losses. The action
-a_t in [0, 1] is the place of the learning rate on a log scale,
-  lr_t = exp(log low + (log high - log low) a_t),
+a_t in [0, 1] is the place of the learning rate in a range,
+  lr_t = low + (high - low) a_t,                    scale "linear", the default
+  lr_t = exp(log low + (log high - log low) a_t),   scale "log"
 and the reward is how far the loss falls after it, r_t = L_t - L_{t+1} (eq. 15). An
 LSTM mu picks a_t = sigmoid(mu(s_t) + e_t x_t) with Ornstein-Uhlenbeck noise x_t (eq.
 14); a small network Q(s, a) judges it. Both learn by DDPG from a memory of transitions.
@@ -21,9 +22,14 @@ they run within a jitted step, are saved with the state, and work under `vmap`:
       params = jax.tree.map(lambda p, g: p - lr * g, params, grads)
       return (params, agent), (value, lr)
 
-Departures. ICL states no range of rates and no constants of DDPG. They are Lillicrap et
-al.'s, without weight decay and batch norm, except for
-- the log scale, noise inside the sigmoid, and 100 uniform actions at first,
+An actor that has learnt nothing stays near a = 1/2. With the default range that is a
+rate of 0.05 on the linear scale, with which plain SGD trains, and of 3e-4 on the log
+scale, with which it hardly moves: give that one a `low` nearer to `high`.
+
+Departures. ICL states no range of rates and no constants of DDPG. The range, and its
+linear scale, are those of the released code. The constants are Lillicrap et al.'s,
+without weight decay and batch norm, except for
+- noise inside the sigmoid, and 100 uniform actions at first,
 - `standardise`: from raw losses, times 0.01, an agent learnt nothing,
 - dt = 1, and Adam at 3e-3 for the critic: with 0.01 and 1e-3 agents learnt less often,
 - transitions, which are drawn with replacement.
@@ -60,6 +66,7 @@ class Options:
 
     low: schema.Positive = 1e-6  # smallest learning rate
     high: schema.Positive = 0.1  # largest
+    scale: Literal["linear", "log"] = "linear"  # on which actions are even between them
     state: Literal["scalar", "window"] = "scalar"  # the last losses: 1, or `window`
     window: schema.Count = 32
     standardise: bool = True  # losses and rewards by running moments, see `learn`
@@ -248,7 +255,9 @@ def act(agent: Agent, key: jax.Array, options: Options):
 
 
 def rate(action: jax.Array, options: Options) -> jax.Array:
-    """Learning rate of actions in [0, 1]: exp(log low + (log high - log low) a)."""
+    """Learning rates in [low, high] of actions in [0, 1], see the top."""
+    if options.scale == "linear":
+        return options.low + (options.high - options.low) * action
     low, high = math.log(options.low), math.log(options.high)
     return jnp.exp(low + (high - low) * action)
 

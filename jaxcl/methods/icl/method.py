@@ -9,8 +9,8 @@ trains old anchors by NCE-II and new ones by NCE-I against all items (P, Eq. 9):
              theta <- theta - lr_q grad NCE-I(theta'), first order (P, Eq. 10 to 12)
   otherwise  an epoch is a pass over X by NCE-II, then one over dX by NCE-I.
 With `learnt_rate` one agent sets lr_s and another lr_q at every step (`ddpg`); without
-`meta` a single agent sets the rate. The update is then plain SGD, otherwise that of
-config.optimizer.
+`meta` a single agent sets the rate. The update is then plain SGD, as it is at
+`fixed_lr`; otherwise it is that of config.optimizer.
 
 The other strategies, with which P compares ICL, train by NCE-I on rows of X and dX:
   "retrain"   on X and dX, from the weights at the beginning of the run
@@ -29,6 +29,8 @@ Departures:
 - P does not say how much replay stores (here `replay_share`), nor how it distils (here
   IRD).
 - Graphs that serve as negatives of the other set are not augmented; images are.
+- An action is rewarded by the fall from its batch's loss to the next batch's. The last
+  of an inner loop has no next batch: it is rewarded by the fall of its own one's.
 - Each pass has its own batch statistics. The inner loop leaves no trace in the running
   ones; these follow the passes at theta'.
 - Evaluations see the network at the end of a task, not that of its best epoch.
@@ -44,7 +46,6 @@ import jax.numpy as jnp
 from jaxcl import core, schema
 from jaxcl.methods.icl import ddpg, orders, steps
 from jaxcl.methods.icl import passes as passes_lib
-from jaxcl.nets import gcn
 
 Strategy = Literal[
     "icl",
@@ -61,10 +62,35 @@ STRATEGIES = get_args(Strategy)
 VARIANTS = {
     "icl": {},
     "no_lrl": {"learnt_rate": False},
+    "no_lrl_sgd": {"learnt_rate": False, "fixed_lr": 0.03},
     "no_meta": {"meta": False},
     "no_both": {"meta": False, "learnt_rate": False},
 } | {name: {"strategy": name} for name in STRATEGIES if name != "icl"}
 TAKES_GRAPHS = True  # or images; the encoder decides
+
+
+def _check(options: dict, graphs: bool) -> None:
+    """Refuse options that do not go together."""
+    if options["anchors"] == "original" and not graphs:
+        raise ValueError(
+            "config.method.anchors='original': is for graphs; images have two views, "
+            "must be 'augmented'"
+        )
+    if options["fixed_lr"] is not None and options["learnt_rate"]:
+        raise ValueError(
+            f"config.method.fixed_lr={options['fixed_lr']}: with learnt_rate=True "
+            "agents set the rates; must be None"
+        )
+    if options["projector"] and options["output_dim"]:
+        raise ValueError(
+            f"config.method.projector={options['projector']}: must be 0 beside "
+            f"output_dim={options['output_dim']}; only one network follows the encoder"
+        )
+    if options["strategy"] == "icl" and not options["with_positive"]:
+        raise ValueError(
+            "config.method.with_positive=False: must be True with strategy='icl': "
+            "NCE-II has the positive in both denominators"
+        )
 
 
 @schema.checked("config.method")
@@ -75,7 +101,9 @@ def make(
     meta: bool = True,
     learnt_rate: bool = True,
     temperature: schema.Temperature = 0.1,
+    with_positive: bool = True,
     inner_steps: schema.Count | None = None,
+    fixed_lr: schema.Weight | None = None,
     inner_lr: schema.Weight | None = None,
     second_order: bool = False,
     keep: schema.Weight = 0.0,
@@ -83,6 +111,7 @@ def make(
     distill_weight: schema.Weight = 1.0,
     anchors: Literal["augmented", "original"] = "augmented",
     output_dim: Annotated[int, schema.Range(0, 2**20)] = 0,
+    projector: Annotated[int, schema.Range(0, 2**20)] = 0,
     agent: dict | None = None,
 ) -> core.Method:
     """ICL, its variants, and the strategies it is compared with.
@@ -91,8 +120,13 @@ def make(
       strategy: how the tasks after the first are trained, see above.
       meta, learnt_rate: parts of "icl"; P's tables leave out either or both.
       temperature: divides the cosines.
+      with_positive: NCE-I has the positive in its denominator; False is GraphCL's loss,
+        not for "icl".
       inner_steps: number of inner steps; None: `orders.inner_steps` of the growth.
-      inner_lr: rate of the inner steps without `learnt_rate`; None: the schedule's.
+      fixed_lr: rate of plain SGD in the steps of "icl", in place of agents and of
+        config.optimizer; needs learnt_rate=False. None: not so.
+      inner_lr: rate of the inner steps without `learnt_rate`; None: `fixed_lr`, or the
+        schedule's without it.
       second_order: the outer gradient passes through the inner steps.
       keep: weight of NCE-I on old anchors beside NCE-II; with 1 and whole sets their
         sum is the loss of retraining (P, Theorem 3).
@@ -102,24 +136,24 @@ def make(
         code).
       output_dim: width of a Linear after the encoder, whose output is compared and
         evaluated; 0: none.
+      projector: width of two Linears after the encoder, a ReLU between them, whose
+        output is compared but not evaluated; 0: none.
       agent: options of `ddpg.Options`.
 
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    graphs = isinstance(parts.encoder, gcn.GCN)
-    if anchors == "original" and not graphs:
-        raise ValueError(
-            "config.method.anchors='original': is for graphs; images have two views, "
-            "must be 'augmented'"
-        )
+    graphs = passes_lib.reads_graphs(parts.encoder)
+    _check(locals(), graphs)
     chosen = schema.options(ddpg.Options, agent or {}, "config.method.agent")
     passes = passes_lib.make_passes(
         parts,
         temperature=temperature,
+        with_positive=with_positive,
         keep=keep,
         anchors=anchors,
         output_dim=output_dim,
+        projector=projector,
     )
     plan = orders.Plan(strategy, meta, inner_steps, replay_share)
     setup = steps.Setup(
@@ -127,6 +161,7 @@ def make(
         passes=passes,
         plan=plan,
         learnt_rate=learnt_rate,
+        fixed_lr=fixed_lr,
         inner_lr=inner_lr,
         second_order=second_order,
         distill_weight=distill_weight,
@@ -136,17 +171,12 @@ def make(
     return core.Method(
         init=functools.partial(_init, setup),
         step=functools.partial(steps.step, setup),
-        embed=functools.partial(_embed, passes),
+        embed=lambda state, inputs: passes.embed(state.params, state.stats, inputs),
         begin_task=functools.partial(_begin_task, setup),
         source=functools.partial(orders.source, plan),
         parts=functools.partial(orders.sides, plan),
         objective=functools.partial(_objective, passes),
     )
-
-
-def _embed(passes, state, inputs):
-    key = jax.random.key(0)  # for dropout, which evaluation mode leaves out
-    return passes.network(state.params, state.stats, key, inputs, train=False)[0]
 
 
 def _objective(passes, state, key, batch):

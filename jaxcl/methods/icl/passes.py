@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.losses import incremental
-from jaxcl.nets import chain, gcn, mlp
+from jaxcl.nets import chain, gcn, gin, mlp
 
 
 class Passes(NamedTuple):
@@ -16,9 +16,11 @@ class Passes(NamedTuple):
 
     encoder: Any  # flax.linen module
     head: dict  # the network after it, as `chain` takes it; {} without one
+    judged: bool  # evaluators see the rows of the head, not those of the encoder
     augment: Callable
     graphs: bool
     temperature: float
+    with_positive: bool
     keep: float
     anchors: str
 
@@ -62,6 +64,12 @@ class Passes(NamedTuple):
             rows, head = chain.apply(self.head, params, stats, rows, train=train)
             after = after | head
         return rows, after
+
+    def embed(self, params: core.PyTree, stats: core.PyTree, inputs: Any):
+        """What evaluators see of graphs or images, f32[B, D]."""
+        key = jax.random.key(0)  # for dropout, which evaluation mode leaves out
+        seen = self if self.judged else self._replace(head={})
+        return seen.network(params, stats, key, inputs, train=False)[0]
 
     def pairs(
         self,
@@ -132,7 +140,12 @@ class Passes(NamedTuple):
         own = incremental.others(size) & mask
         options = dict(temperature=self.temperature, num_negatives=size - 1, mask=mask)
         value = incremental.nce_one(
-            rows, positives, positives, negative_mask=own, **options
+            rows,
+            positives,
+            positives,
+            negative_mask=own,
+            with_positive=self.with_positive,
+            **options,
         )
         return value, own, options
 
@@ -198,12 +211,34 @@ class Passes(NamedTuple):
         return old, new, stats
 
 
+def reads_graphs(encoder: Any) -> bool:
+    """Whether an encoder is one of graphs; the others are of images."""
+    return isinstance(encoder, gcn.GCN | gin.GIN)
+
+
 def make_passes(
-    parts: core.Parts, *, temperature: float, keep: float, anchors: str, output_dim: int
+    parts: core.Parts,
+    *,
+    temperature: float,
+    with_positive: bool,
+    keep: float,
+    anchors: str,
+    output_dim: int,
+    projector: int,
 ) -> Passes:
     """The passes of an encoder; for the options see `icl.make`."""
-    graphs = isinstance(parts.encoder, gcn.GCN)
-    head = {"head": mlp.MLP((output_dim,), dtype=jnp.float32)} if output_dim else {}
+    graphs = reads_graphs(parts.encoder)
+    head, widths = {}, (projector, projector) if projector else (output_dim,)
+    if projector or output_dim:
+        head = {"head": mlp.MLP(widths, dtype=jnp.float32)}
     return Passes(
-        parts.encoder, head, parts.augment, graphs, temperature, keep, anchors
+        encoder=parts.encoder,
+        head=head,
+        judged=not projector,
+        augment=parts.augment,
+        graphs=graphs,
+        temperature=temperature,
+        with_positive=with_positive,
+        keep=keep,
+        anchors=anchors,
     )

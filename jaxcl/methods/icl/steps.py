@@ -21,6 +21,7 @@ class Setup(NamedTuple):
     passes: passes_lib.Passes
     plan: orders.Plan
     learnt_rate: bool
+    fixed_lr: float | None
     inner_lr: float | None
     second_order: bool
     distill_weight: float
@@ -46,26 +47,40 @@ def step(setup: Setup, state: core.TrainState, batch: core.Batch):
     return (_meta_step if setup.plan.meta else _turn_step)(setup, state, batch)
 
 
-def _descended(setup, state, params, agent, key, value, grads):
-    """Parameters after a step of SGD at an agent's or a fixed rate; agent and rate."""
+def _descended(setup, params, agent, key, value, grads, fixed):
+    """Parameters after a step of plain SGD; the agent, and the rate of the step.
+
+    Args:
+      params: where `value` and `grads` were taken.
+      agent: sets the rate with `learnt_rate`.
+      key: of the agent.
+      value, grads: the loss and its gradient.
+      fixed: the rate without `learnt_rate`.
+    """
+    lr = fixed
     if setup.learnt_rate:
         k_observe, k_act = jax.random.split(key)
         value = jax.lax.stop_gradient(value)
         agent = ddpg.observe(agent, k_observe, value, setup.agent)
         lr, agent = ddpg.act(agent, k_act, setup.agent)
-    else:
-        fixed = setup.inner_lr
-        lr = core.rate(setup.parts, state) if fixed is None else fixed
     return jax.tree.map(lambda p, g: p - lr * g, params, grads), agent, lr
+
+
+def _inner_rate(setup, state):
+    """The rate of inner steps without `learnt_rate`."""
+    for fixed in (setup.inner_lr, setup.fixed_lr):
+        if fixed is not None:
+            return fixed
+    return core.rate(setup.parts, state)
 
 
 def _updated(setup, state, key, value, grads, stats, metrics, passes):
     """The state after an outer step down `grads`."""
     metrics |= {"loss": value, "grad_norm": optax.tree.norm(grads)}
-    if setup.learnt_rate:
+    if setup.learnt_rate or setup.fixed_lr is not None:
         agents = state.extra.agents
         params, agent, lr = _descended(
-            setup, state, state.params, agents["new"], key, value, grads
+            setup, state.params, agents["new"], key, value, grads, setup.fixed_lr
         )
         extra = state.extra._replace(agents=agents | {"new": agent})
         state = state.replace(params=params, step=state.step + 1, extra=extra)
@@ -82,37 +97,53 @@ def _adapted(setup, state, params, key, old, new):
     Args:
       old, new: the batches of the steps, [S, B, ...]; old rows are anchors.
     """
+    fixed = _inner_rate(setup, state)
+
+    def loss(params, stats, key, part, others):
+        anchors_old, _, after = setup.passes.against(
+            params, stats, key, part, others, state.extra.growth
+        )
+        return anchors_old(), after
 
     def inner(carry, batches):
-        (params, stats, agent), (key, part, others) = carry, batches
+        (params, stats, agent), (key, *sides) = carry, batches
         k_loss, k_rate = jax.random.split(key)
-
-        def loss(params):
-            anchors_old, _, after = setup.passes.against(
-                params, stats, k_loss, part, others, state.extra.growth
-            )
-            return anchors_old(), after
-
-        (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(
+            params, stats, k_loss, *sides
+        )
         params, agent, lr = _descended(
-            setup, state, params, agent, k_rate, value, grads
+            setup, params, agent, k_rate, value, grads, fixed
         )
         return (params, stats, agent), (value, lr)
 
-    # The first loss is of other weights than the last action, and no reward for it.
-    agent = state.extra.agents["old"]._replace(pending=jnp.zeros((), bool))
     steps = len(old["index"])
-    batches = jax.random.split(key, steps), old, new
-    carry = params, state.stats, agent
-    if not setup.unroll:
-        (params, _, agent), losses_and_rates = jax.lax.scan(inner, carry, batches)
-        return params, (agent, *losses_and_rates)
-    outputs = []
-    for i in range(steps):
-        carry, output = inner(carry, jax.tree.map(lambda x, i=i: x[i], batches))
-        outputs.append(output)
-    params, _, agent = carry
-    return params, (agent, *jax.tree.map(lambda *x: jnp.stack(x), *outputs))
+    keys = jax.random.split(key, steps + 1)
+    batches, k_reward = (keys[:-1], old, new), keys[-1]
+    carry = params, state.stats, state.extra.agents["old"]
+    if setup.unroll:
+        outputs = []
+        for i in range(steps):
+            carry, output = inner(carry, jax.tree.map(lambda x, i=i: x[i], batches))
+            outputs.append(output)
+        losses_and_rates = jax.tree.map(lambda *x: jnp.stack(x), *outputs)
+    else:
+        carry, losses_and_rates = jax.lax.scan(inner, carry, batches)
+    params, stats, agent = carry
+    if setup.learnt_rate:
+        # The next inner loop begins at other weights, so that its first loss is no
+        # reward of the last action: the last batch, seen once more, gives it.
+        last_key, *sides = jax.tree.map(lambda x: x[-1], batches)
+        k_loss, _ = jax.random.split(last_key)
+        there = jax.lax.stop_gradient((params, stats))
+        value, _ = loss(*there, k_loss, *sides)
+        agent = ddpg.observe(agent, k_reward, value, setup.agent)
+    return params, (agent, *losses_and_rates)
+
+
+def _moved(before, after):
+    """|after - before| / |before|, the share by which weights have moved, f32[]."""
+    difference = jax.tree.map(lambda a, b: a - b, after, before)
+    return optax.tree.norm(difference) / optax.tree.norm(before)
 
 
 def _meta_step(setup, state, batch):
@@ -132,19 +163,21 @@ def _meta_step(setup, state, batch):
     def through_inner(params):
         params, aux = _adapted(setup, state, params, k_inner, inner_old, inner_new)
         value, stats = outer(params)
-        return value, (stats, aux)
+        return value, (stats, params, aux)
 
     if setup.second_order:
-        (value, (stats, aux)), grads = jax.value_and_grad(through_inner, has_aux=True)(
-            state.params
-        )
+        (value, (stats, there, aux)), grads = jax.value_and_grad(
+            through_inner, has_aux=True
+        )(state.params)
     else:
-        params, aux = _adapted(
-            setup, state, state.params, k_inner, inner_old, inner_new
-        )
-        (value, stats), grads = jax.value_and_grad(outer, has_aux=True)(params)
+        there, aux = _adapted(setup, state, state.params, k_inner, inner_old, inner_new)
+        (value, stats), grads = jax.value_and_grad(outer, has_aux=True)(there)
     agent, losses, rates = aux
-    metrics = {"inner_loss": losses.mean(), "inner_lr": rates.mean()}
+    metrics = {
+        "inner_loss": losses.mean(),
+        "inner_lr": rates.mean(),
+        "inner_moved": _moved(state.params, there),
+    }
     extra = state.extra._replace(agents=state.extra.agents | {"old": agent})
     state, passes = state.replace(extra=extra), 3 * size * (steps + 1)
     return _updated(setup, state, k_agent, value, grads, stats, metrics, passes)

@@ -1,0 +1,123 @@
+"""Graph isomorphism network over padded batches of graphs.
+
+Xu et al., "How Powerful are Graph Neural Networks?", ICLR 2019, with the order of
+layers and the readout of the encoder of InfoGraph (Sun et al., ICLR 2020) and GraphCL
+(You et al., NeurIPS 2020). Padding and masked nodes and edges contribute exactly zero,
+so no result depends on the amount of padding.
+
+Departure: the released code of GraphCL adds an edge to itself to every node of a graph
+but its last, so that most nodes count twice. `eps=1` counts all of them twice.
+"""
+
+import math
+from typing import Annotated, Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxcl import schema
+from jaxcl.data import graphs as graphs_lib
+from jaxcl.nets import gcn
+
+
+class GINConv(nn.Module):
+    """W2 relu(W1 s + b1) + b2 with s = (1 + eps) x + the sum over the neighbours' x.
+
+    W1 and W2 start as Glorot's uniform, b1 and b2 as zero.
+
+    Attributes:
+      features: width of both Linears.
+      eps: how much more than its neighbours a node itself counts; it is not learnt.
+    """
+
+    features: int
+    eps: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
+        """f[n,F] -> f[n,features]; masked nodes must be finite, their edges masked."""
+        x = (1.0 + self.eps) * x + gcn.neighbour_sum(x, graphs)
+        start = nn.initializers.glorot_uniform()
+        x = nn.relu(nn.Dense(self.features, kernel_init=start, name="linear1")(x))
+        return nn.Dense(self.features, kernel_init=start, name="linear2")(x)
+
+
+class GIN(nn.Module):
+    """Layers of GINConv, ReLU and then batch norm with a factor and an offset.
+
+    The output concatenates the sums over nodes of all layers.
+
+    Attributes:
+      width: of each layer.
+      layers: number of layers.
+      eps: see `GINConv`.
+      momentum: of batch norm, weight of the OLD running value.
+    """
+
+    width: int = 32
+    layers: int = 3
+    eps: float = 0.0
+    momentum: float = 0.9
+
+    def __post_init__(self):
+        for name, value, good, allowed in (
+            ("width", self.width, self.width >= 1, "at least 1"),
+            ("layers", self.layers, self.layers >= 1, "at least 1"),
+            ("eps", self.eps, math.isfinite(self.eps), "a number"),
+            ("momentum", self.momentum, 0 <= self.momentum <= 1, "in [0, 1]"),
+        ):
+            if not good:
+                raise ValueError(f"{name}={value!r}: must be {allowed}")
+        super().__post_init__()
+
+    @property
+    def num_features(self) -> int:
+        """Length of a graph's embedding."""
+        return self.width * self.layers
+
+    @nn.compact
+    def __call__(
+        self,
+        graphs: graphs_lib.Graphs,
+        *,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """A batch of graphs -> f32[B, layers * width], zero for empty slots.
+
+        Args:
+          graphs: the batch; features of masked nodes are ignored.
+          train: use and move batch statistics (collection "batch_stats" must be
+            mutable).
+          key: not used, since nothing is drawn; encoders of graphs are given one.
+        """
+        del key
+        mask = graphs.node_mask
+        # Zeros, since a masked number that is not finite would reach W's gradient.
+        x, outputs = jnp.where(mask[:, None], graphs.features, 0.0), []
+        for layer in range(1, self.layers + 1):
+            x = nn.relu(GINConv(self.width, self.eps, name=f"conv{layer}")(x, graphs))
+            bn = gcn.MaskedBatchNorm(self.momentum, affine=True, name=f"bn{layer}")
+            x = bn(x, mask, train=train)
+            outputs.append(gcn.readout(x, graphs))
+        return jnp.concatenate(outputs, axis=-1)
+
+
+@schema.checked("config.encoder")
+def gin(
+    *,
+    width: schema.Width = 32,
+    layers: Annotated[int, schema.Range(1, 1000)] = 3,
+    eps: Annotated[float, schema.Range(above=-1)] = 0.0,  # 1 + eps weighs a node itself
+    momentum: schema.Share = 0.9,
+    dtype: Any = jnp.float32,
+) -> GIN:
+    """The encoder of graphs of the literature, see `GIN`.
+
+    Raises:
+      ValueError: an option is out of its range; `dtype` is not float32, which sums over
+        many nodes need.
+    """
+    gcn.check_dtype(dtype)
+    return GIN(width, layers, eps, momentum)
