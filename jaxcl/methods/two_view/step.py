@@ -148,6 +148,7 @@ def make(
     fisher_share: float = 0.1,
     online_head: bool = False,
     head_lr: float = 0.1,
+    head_form: str = "apart",
 ) -> core.Method:
     """One base under one strategy; None is the base's default, from its paper.
 
@@ -173,11 +174,13 @@ def make(
       fisher_share: last share of a task in which EWC sums squared gradients.
       online_head: train a linear head on labels of all classes, see `head.py`.
       head_lr: learning rate of that head.
+      head_form: "apart" or "released", whose rows move the network's statistics.
     """
     arguments = locals()
     spec, plan = bases.get(base), strategies.get(strategy)
     core.check_choice("config.method.frozen_bn", frozen_bn, ("running", "batch"))
     core.check_choice("config.method.form", form, ("code", "paper"))
+    core.check_choice("config.method.head_form", head_form, head.FORMS)
     _check_ranges(arguments)
     options = _loss_options(spec, plan, arguments)
     if strategy == "pnr":
@@ -205,7 +208,9 @@ def make(
         end_task=functools.partial(_end_task, setup),
         supervised=spec.supervised,
     )
-    return head.add(method, parts, lr=head_lr) if online_head else method
+    if not online_head:
+        return method
+    return head.add(method, parts, lr=head_lr, form=head_form)
 
 
 def _loss_options(base, strategy, arguments) -> bases.Options:
