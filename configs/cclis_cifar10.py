@@ -29,6 +29,9 @@ from jaxcl.config import shrink
 # row -> its method, learning rate, views of an image
 CONTRASTIVE = {
     "cclis": ({"name": "cclis"}, 1.0, 1),
+    # By mistake the released code keeps a term of the row's own class in its score. Its
+    # weights of negatives are the paper's here, where tasks have two classes.
+    "released": ({"name": "cclis", "leftover": True}, 1.0, 1),
     # Tables 3 and 4: uniform sampling; importance chooses but weights nothing.
     "random": ({"name": "cclis", "keep": "uniform"}, 1.0, 1),
     "no_prd": ({"name": "cclis", "weight": 0.0}, 1.0, 1),

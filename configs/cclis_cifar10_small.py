@@ -76,7 +76,7 @@ def get_config(arg=None):
                 "factor": 0.2,
                 "augment": False,
                 "normalize_features": True,
-            }
+            },
         }
     config.evaluate_untrained = False
     config.plasticity = False

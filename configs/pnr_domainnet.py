@@ -27,6 +27,11 @@ own learning rates, decay, augmentation and lambda with it. Joint:
 see docs/reproducing.md. `configs/pnr_domainnet.py:debug` runs the same code in seconds,
 on digits, whose slices stand for domains.
 
+Fine-tuning and CaSSLe were trained in the paper at other rates than here, by CaSSLe's
+scripts (docs/methods.md has both): they do not compare with runs of this file. Probe
+rates are the scripts' and, but for VICReg, Table 16's of each base; for PNR Table 16
+has 3.0 with every base: --config.evaluators.linear.lr=3.0.
+
 Departures: as configs/pnr_imagenet100.py. CaSSLe's scripts have 64 images on each of 4
 GPUs, PNR's 128 on each of 2. The probes run after the last task alone and there is no
 plasticity, for their cost (--config.evaluators.linear.last_only=False and

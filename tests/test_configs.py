@@ -148,6 +148,40 @@ def test_every_base_builds_under_any_strategy_and_scenario(name, base):
             config_files.check_options(take(name, base, *arguments, DATA, TEN))
 
 
+# base: learning rate of the online head in PNR's CIFAR scripts
+HEAD_LR = {
+    "mocov2plus": 0.3, "simclr": 0.1, "supcon": 0.3, "barlow_twins": 0.1, "byol": 0.1,
+    "vicreg": 0.3,
+}  # fmt: skip
+RELEASED = "--config.regime=released"
+
+
+@pytest.mark.parametrize("name", ["pnr_cifar100", "pnr_cifar100_small"])
+@pytest.mark.parametrize("base", BASES)
+def test_the_released_regime_is_that_of_the_released_runs(name, base):
+    plain = take(name, base)
+    for arguments in ((RELEASED,), ()):
+        config = take(name, base, *arguments)
+        told = [config.method[key] for key in ("frozen_bn", "online_head", "head_form")]
+        predict, linear = config.evaluators.predict, config.evaluators.linear
+        if arguments:
+            assert told == ["batch", True, "released"] and linear.momentum == 0.0
+            assert config.method.head_lr == HEAD_LR[base]
+            assert not predict.skip and not predict.met_only
+            config_files.check_options(config)
+        else:
+            assert told == ["running", False, "apart"] and linear.momentum == 0.9
+            assert predict.skip
+        assert config.scenario.class_order == "released"
+    assert changed(plain, take(name, base, RELEASED)) <= {
+        "config.regime", "config.method.frozen_bn", "config.method.online_head",
+        "config.method.head_form", "config.method.head_lr",
+        "config.evaluators.linear.momentum", "config.evaluators.predict.skip",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="'lbrary': the config has no value for it"):
+        take(name, base, "--config.regime=lbrary").to_dict()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_override_wins_and_leaves_the_rest_tied(name):
     given = {

@@ -709,6 +709,14 @@ def test_what_all_evaluators_say_is_one_result(tmp_path):
 NOTHING = core.Result({}, {})
 
 
+def test_an_evaluator_may_be_skipped(tmp_path):
+    entries = {"knn": {"skip": True}, "linear": {"skip": False, "augment": False}}
+    judges, pictures = evaluation.make(entries, eval_toy.parts_of(), tmp_path)
+    assert list(judges) == ["linear"] and pictures == {}
+    with pytest.raises(ValueError, match=r"knn\.skip=1: must be True or False"):
+        evaluation.make({"knn": {"skip": 1}}, eval_toy.parts_of(), tmp_path)
+
+
 def test_warnings_of_evaluators_name_their_entries(monkeypatch):
     said, doubtful = [], core.Result({}, {}, ("too high", "too low"))
 
@@ -724,7 +732,7 @@ def test_warnings_of_evaluators_name_their_entries(monkeypatch):
     found = evaluation.run(judges, At(np.int32(7)), 3, Log())
     two = "config.evaluators.two: "
     assert found.warnings == (f"{two}too high", f"{two}too low")
-    assert said == [f"after task 4, step 7: {words}" for words in found.warnings]
+    assert said == [f"task 4, step 7: {words}" for words in found.warnings]
     together = seeds._judge((5, 6), [judges["one"], judges["two"]])
     monkeypatch.setattr(seeds, "one_of", lambda state, i: state)
     assert together(None, 0).warnings == ("seed 6: too high", "seed 6: too low")

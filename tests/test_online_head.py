@@ -11,6 +11,7 @@ from jaxcl.config import sections
 from jaxcl.data import sources
 from jaxcl.evals import predict
 from jaxcl.methods.two_view import head
+from jaxcl.nets import chain
 from jaxcl.run import finish, job, record, train
 from jaxcl.run import results as results_lib
 
@@ -149,6 +150,70 @@ def test_the_head_is_sgd_on_features_of_the_network_before_the_step(pnr):
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
 
 
+def lars_twin(features, labels, layer, velocity, rate):
+    """`head_twin` with LARS on the weight: eta 0.02, clipped, no decay."""
+    held = [np.zeros_like(x) for x in velocity]
+    moved, _, loss, accuracy = head_twin(features, labels, layer, held, 1.0)
+    gaps = [before - after for before, after in zip(layer, moved, strict=True)]
+    share = 0.02 * np.linalg.norm(layer[0]) / (np.linalg.norm(gaps[0]) + 1e-8)
+    gaps[0] = gaps[0] * min(share / rate, 1.0)
+    velocity = [0.9 * v + g for v, g in zip(velocity, gaps, strict=True)]
+    layer = [x - rate * v for x, v in zip(layer, velocity, strict=True)]
+    return layer, velocity, loss, accuracy, share < rate
+
+
+def test_the_released_head_moves_the_statistics_with_rows_of_all_classes(tmp_path):
+    """After the method's own rows; parameters are as without a head."""
+    leaks = HEAD | {"method.head_form": "released"}
+    work = toy.job(tmp_path / "leaks", tasks=2, **PNR, **leaks)
+    plain = toy.job(tmp_path / "plain", tasks=2, **PNR)
+    parts = sections.parts(sections.top_of(toy.config(**PNR).to_dict()))[0]
+    view = jax.jit(lambda key, images: parts.augment(key, images)[:, 1])
+    encoder = {"encoder": parts.encoder}
+    passed = jax.jit(
+        lambda params, stats, images: chain.apply(
+            encoder, params, stats, images, train=True
+        )
+    )
+    step, alone = job.compile_step(work), jax.jit(plain.method.step)
+    state, resident = job.initial_state(work), job.resident(work)
+    numbers = {"task": 0, "task_start": 0, "task_steps": 12}
+    numbers = {name: jnp.asarray(n, jnp.int32) for name, n in numbers.items()}
+    state = work.method.begin_task(state.replace(**numbers), work.stream.tasks[0])
+    layer = [np.asarray(x, np.float64) for x in state.extra.layer]
+    velocity = [np.zeros_like(x) for x in layer]
+    rate_of, clipped = parts.curve(0.7), set()
+    images = work.stream.dataset.train.images
+    labels = work.stream.dataset.train.label
+    for batch in host(work)[:4]:
+        own, _ = alone(
+            core.copy(state.replace(extra=state.extra.method)),
+            {"image": images[batch["index"]], "label": labels[batch["index"]]},
+        )
+        rows = batch["labelled"]["index"]
+        key = jax.random.fold_in(core.step_key(state), head._STREAM)
+        features, moved = passed(state.params, own.stats, view(key, images[rows]))
+        rate = float(rate_of(core.progress(state), state.task))
+        layer, velocity, loss, accuracy, short = lars_twin(
+            np.asarray(features, np.float64), labels[rows], layer, velocity, rate
+        )
+        clipped.add(bool(short))
+        before = core.copy(own.stats["encoder"])
+        placed = jax.tree.map(lambda x: x[None], batch)
+        placed = sharding.shard(placed, work.mesh, axis=1)
+        state, metrics = step(state, resident, placed, jnp.int32(1))
+        same(own.params, state.params)
+        same(moved["encoder"], state.stats["encoder"])
+        assert not np.allclose(toy.leaves(before)[0], toy.leaves(moved)[0], rtol=1e-3)
+        for name in set(own.stats) - {"encoder"}:
+            same(own.stats[name], state.stats[name])
+        for ours, twin in zip(state.extra.layer, layer, strict=True):
+            np.testing.assert_allclose(ours, twin, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(metrics["head_loss"], loss, rtol=1e-4)
+        np.testing.assert_allclose(metrics["head_accuracy"], accuracy, rtol=1e-5)
+    assert True in clipped  # or LARS was not seen at work
+
+
 # The labelled rows
 
 
@@ -259,6 +324,8 @@ def test_a_set_that_streams_trains_a_head_and_resumes(tmp_path):
 def test_rows_without_labels_and_wrong_options_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"config\.method\.head_lr=0\.0: must be abo"):
         toy.job(tmp_path, **HEAD, **{"method.head_lr": 0.0})
+    with pytest.raises(ValueError, match=r"config\.method\.head_form='x': allowed"):
+        toy.job(tmp_path, **{"method.head_form": "x"})
     monkeypatch.setitem(sources.SOURCES, "digits", toy.unlabelled)
     joint = {"scenario": {"name": "joint"}}
     words = r"config\.method\.online_head=True\), but 1 of \d+ of digits have none"

@@ -32,6 +32,7 @@ MACHINE = (
 # Nor do these change what a run on one task measures.
 ASIDE = MACHINE + (
     "name",
+    "regime",
     "plasticity",
     "plasticity_cache",
     "checkpoint",

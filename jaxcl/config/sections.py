@@ -60,6 +60,7 @@ class Top:
     evaluators: dict  # name -> options of its make
     replay: dict | None = None  # options of methods.online.replay.settings
     name: _Name = "run"
+    regime: str = ""  # a word that other values of the config follow; not read itself
     seed: schema.Natural = 0  # the first
     seeds: schema.Count = 1  # how many runs, of seeds that follow one another
     side_by_side: bool | None = None  # all in one program; None: not on CPU
@@ -178,11 +179,16 @@ def parts(top: Top):
     each = [{}]
     if "epochs" in inspect.signature(curve).parameters:
         each = [{"epochs": n} for n in stream.epochs_of_tasks(top.epochs)]
+
+    def rates(peak):
+        return optim.by_task([curve(peak, **schedule, **own) for own in each])
+
     parts = core.Parts(
         encoder=encoder(top),
         **views,
         tx=optimize(**schema.options(optimize, optimizer, "config.optimizer")),
-        lr=optim.by_task([curve(peak, **schedule, **own) for own in each]),
+        lr=rates(peak),
+        curve=rates,
         num_classes=0,
     )
     return parts, image

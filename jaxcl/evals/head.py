@@ -160,6 +160,7 @@ def descend(
     lr: jax.typing.ArrayLike,
     momentum: float,
     weight_decay: float,
+    scale: Callable = lambda gradient, head, lr: gradient,
 ) -> tuple[Head, Head, jax.Array, jax.Array]:
     """One step of PyTorch's SGD on the mean cross-entropy of the unmasked rows.
 
@@ -169,11 +170,13 @@ def descend(
       labels: i32[B].
       mask: f32[B], 0 for rows that do not count.
       lr: a number or f32[].
+      scale: what the gradient becomes before it joins the momentum, as LARS wants it.
 
     Returns:
       head and velocity after the step; loss f32[] and scores f32[B, C] before it.
     """
     (loss, scores), gradient = _gradient(head, features, labels, mask)
+    gradient = scale(gradient, head, lr)
     velocity = jax.tree.map(
         lambda v, g, p: momentum * v + g + weight_decay * p, velocity, gradient, head
     )

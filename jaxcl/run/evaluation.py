@@ -32,6 +32,7 @@ class Entry(NamedTuple):
     last_only: bool  # runs only at the end of the last task
     draws: bool  # draws pictures into a directory, and measures nothing
     chart: Callable | None  # (rows of metrics.jsonl, folder): draws what it logged
+    skip: bool  # never runs
 
 
 class Evaluators(NamedTuple):
@@ -47,8 +48,8 @@ def entry(key: str, section: Mapping) -> Entry:
 
     Args:
       key: the prefix of the names of its rows and scalars.
-      section: options of the evaluator, and `name` (default: the key) and
-        `last_only` (default: LAST_ONLY of the evaluator's module, or False).
+      section: options of the evaluator, and `name` (default: the key), `last_only`
+        (default: LAST_ONLY of the evaluator's module, or False) and `skip` (False).
 
     Raises:
       ValueError: a name, a key or a type is wrong; the message names the field.
@@ -58,12 +59,14 @@ def entry(key: str, section: Mapping) -> Entry:
     name = section.pop("name", key)
     module = schema.module("jaxcl.evals", name, where)
     last_only = section.pop("last_only", getattr(module, "LAST_ONLY", False))
-    if not isinstance(last_only, bool):
-        raise ValueError(f"{field}.last_only={last_only!r}: must be True or False")
+    skip = section.pop("skip", False)
+    for key, value in (("last_only", last_only), ("skip", skip)):
+        if not isinstance(value, bool):
+            raise ValueError(f"{field}.{key}={value!r}: must be True or False")
     draws = {"directory"} & set(inspect.signature(module.make).parameters)
     chosen = schema.options(module.make, section, field, given=draws)
     chart = getattr(module, "draw", None)
-    return Entry(name, module.make, chosen, last_only, bool(draws), chart)
+    return Entry(name, module.make, chosen, last_only, bool(draws), chart, skip)
 
 
 def make(
@@ -85,6 +88,8 @@ def make(
     judges, pictures, charts = {}, {}, []
     for key, section in evaluators.items():
         checked = entry(key, section)
+        if checked.skip:
+            continue
         options = dict(checked.options)
         if checked.draws:
             folder = epath.Path(workdir) / "plots"
@@ -137,7 +142,7 @@ def run(
     recorder.log(step, task, eval={**rows, **scalars}, time=time)
     if jax.process_index() == 0:
         for words in warnings:
-            logging.warning("after task %d, step %d: %s", task + 1, step, words)
+            logging.warning("task %d, step %d: %s", task + 1, step, words)
     return core.Result(rows, scalars, tuple(warnings))
 
 

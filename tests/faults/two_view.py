@@ -13,6 +13,26 @@ def _tasks(name):
 
 FAULTS = [
     *fault.of(
+        "methods/two_view/head.py",
+        "test_online_head.py"
+        "::test_the_released_head_moves_the_statistics_with_rows_of_all_classes",
+        (
+            "two_view: the released head leaks nothing",
+            "own = own.replace(stats=own.stats | moved)",
+            "own = own.replace(stats=own.stats)",
+        ),
+        (
+            "two_view: the released head has no LARS",
+            'rates, scale = parts.curve(lr), {"scale": _scaled}',
+            "rates, scale = parts.curve(lr), {}",
+        ),
+        (
+            "two_view: the released head reads the parameters after the step",
+            "encoder, before.params, own.stats",
+            "encoder, own.params, own.stats",
+        ),
+    ),
+    *fault.of(
         "methods/two_view/bases.py",
         "test_bases.py::test_a_distance_that_rules_the_loss_is_warned_about",
         (

@@ -1,25 +1,33 @@
-"""A linear head that learns labels beside a method and has no effect on it.
+"""A linear head that learns labels beside a method and, "apart", has no effect on it.
 
 Source: the online classifier of the released CIFAR-100 experiments of CaSSLe (Fini et
 al., CVPR 2022) and PNR (Cha et al., ICML 2024). At each step it sees a labelled batch,
 as large as the method's, of all classes, under the second view's augmentation.
 
-Departures:
+Departures of the form "apart", the default; "released" has none but the last two:
 - Features are in evaluation mode, with the running statistics. The released code
   sends these rows, some of which are of later tasks' classes, through the encoder in
   training mode, so that they move its running statistics.
 - Plain SGD and half a cosine over each task; the released head shares the network's
   LARS and schedule.
 - No second head on a slow network.
+- LARS leaves the bias as it is; in PNR's MoCo scripts it scales that, too.
+
+So "released" has the LEAK of the released runs: each step the running statistics of the
+network move with rows of all classes, those of later tasks too. Every evaluation of the
+network reads them, and so does a frozen network with `frozen_bn="running"`.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxcl import core, optim
 from jaxcl.evals import head as head_lib
+from jaxcl.nets import chain
+
+Form = Literal["apart", "released"]
 
 _STREAM = 0x4EAD  # keeps the head's random numbers apart from the method's
 
@@ -42,27 +50,48 @@ def _with(state, own):
     return own.replace(extra=state.extra._replace(method=own.extra))
 
 
-def add(
-    method: core.Method, parts: core.Parts, *, lr: float, momentum: float = 0.9
-) -> core.Method:
-    """The method with an online head; the network it trains is the same, bit for bit.
+def _scaled(gradient, layer, lr):
+    """The gradient as LARS scales it, without decay and before the momentum."""
+    scaling = optim.lars(momentum=0.0, weight_decay=0.0)
+    return scaling.update(gradient, scaling.init(layer), layer, lr=lr)[0]
 
-    The head reads the encoder through `embed` alone, so that neither gradients nor
-    running statistics of its rows can reach the network. Its random numbers come from
-    a key of its own.
+
+def add(
+    method: core.Method,
+    parts: core.Parts,
+    *,
+    lr: float,
+    momentum: float = 0.9,
+    form: str = "apart",
+) -> core.Method:
+    """The method with an online head.
+
+    "apart": the network it trains is the same, bit for bit. The head reads the encoder
+    through `embed` alone, so that neither gradients nor running statistics of its rows
+    can reach the network. Its random numbers come from a key of its own.
+    "released": its rows pass in training mode, and move the running statistics of the
+    encoder after those of the method's own rows. No gradient reaches the network.
 
     Args:
-      method: a method whose `embed` is in evaluation mode.
+      method: a method whose `embed` is in evaluation mode; with "released" its encoder
+        is that of `parts`, and learns in `params`.
       parts: what the method was made of; the head sees the last augmented view.
-      lr: learning rate at the start of each task, half a cosine to 0.
+      lr: learning rate at the start of each task, half a cosine to 0; with "released"
+        the peak of the network's own schedule, with LARS.
       momentum: of SGD; there is no weight decay.
+      form: "apart" or "released".
 
     Returns:
       A method whose steps also read batch["labelled"] and whose metrics also have
       "head_loss" and "head_accuracy", of the labelled rows before the step. `predict`
       is the head's.
     """
-    curve = optim.cosine(lr, epochs=1, per_epoch=False)
+    leaks = form == "released"
+    if leaks:
+        rates, scale = parts.curve(lr), {"scale": _scaled}
+    else:
+        rates, scale = optim.by_task([optim.cosine(lr, epochs=1, per_epoch=False)]), {}
+    encoder = {"encoder": parts.encoder}
 
     def views(key, images):
         return parts.augment(jax.random.fold_in(key, _STREAM), images)[:, -1]
@@ -78,12 +107,24 @@ def add(
 
     def step(state, batch):
         own, labelled = _own(state), batch["labelled"]
-        features = method.embed(own, views(core.step_key(state), labelled["image"]))
-        lr = curve(core.progress(state))
-        extra, head_metrics = _descend(
-            state.extra, features, labelled["label"], lr=lr, momentum=momentum
-        )
+        images = views(core.step_key(state), labelled["image"])
+        before = own
         own, metrics = method.step(own, batch)
+        if leaks:
+            features, moved = chain.apply(
+                encoder, before.params, own.stats, images, train=True
+            )
+            own = own.replace(stats=own.stats | moved)
+        else:
+            features = method.embed(before, images)
+        extra, head_metrics = _descend(
+            state.extra,
+            features,
+            labelled["label"],
+            lr=rates(core.progress(state), state.task),
+            momentum=momentum,
+            **scale,
+        )
         return _with(state.replace(extra=extra), own), {**metrics, **head_metrics}
 
     def begin_task(state, task):
@@ -111,7 +152,7 @@ def add(
     )
 
 
-def _descend(extra, features, labels, *, lr, momentum):
+def _descend(extra, features, labels, **options):
     """`extra` after a step of the head; its loss and accuracy before the step."""
     layer, velocity, loss, scores = head_lib.descend(
         extra.layer,
@@ -119,9 +160,8 @@ def _descend(extra, features, labels, *, lr, momentum):
         features,
         labels,
         jnp.ones(len(labels)),
-        lr=lr,
-        momentum=momentum,
         weight_decay=0.0,
+        **options,
     )
     accuracy = jnp.mean(scores.argmax(axis=1) == labels)
     metrics = {"head_loss": loss, "head_accuracy": accuracy}

@@ -104,6 +104,7 @@ def make(
     fisher_share: Annotated[float, schema.Range(above=0, most=1)] = 0.1,
     online_head: bool = False,
     head_lr: schema.Positive = 0.1,
+    head_form: head.Form = "apart",
 ) -> core.Method:
     """One base under one strategy; None is the base's default, from its paper.
 
@@ -129,6 +130,7 @@ def make(
       fisher_share: last share of a task in which EWC sums squared gradients.
       online_head: train a linear head on labels of all classes, see `head.py`.
       head_lr: learning rate of that head.
+      head_form: "apart" or "released", whose rows move the network's statistics.
     """
     arguments = locals()
     spec, plan = bases.get(base), strategies.get(strategy)
@@ -158,7 +160,9 @@ def make(
         end_task=functools.partial(_end_task, setup),
         supervised=spec.supervised,
     )
-    return head.add(method, parts, lr=head_lr) if online_head else method
+    if not online_head:
+        return method
+    return head.add(method, parts, lr=head_lr, form=head_form)
 
 
 def _loss_options(base, strategy, arguments) -> bases.Options:
