@@ -148,7 +148,7 @@ def test_what_is_wrong_with_the_directory_is_one_line(run, tmp_path):
     (copy / "config.json").write_text('{"name": "x"}')
     refused(r"config\.json lacks \['augment', 'encoder'\]", copy, here)
     (copy / "config.json").write_text('{"name": ')
-    refused(r"config\.json is damaged", copy, here)
+    refused(r"config\.json: it is damaged", copy, here)
     shutil.copy(run / "config.json", copy)
     shutil.rmtree(copy / "checkpoints")
     refused(r"there is no checkpoint in it yet", copy, here)

@@ -11,7 +11,6 @@ the baseline, by a scalar that is measured in the same way for all runs.
 import argparse
 import io
 import itertools
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from jaxcl import plots
+from jaxcl.data import storage
 from jaxcl.report import convergence
 from jaxcl.run import results
 
@@ -233,6 +233,6 @@ def _tell(options) -> None:
     print("\n\n".join(text(group, **setting) for group in groups))
     if options.json:
         numbers = results.plain({"task": options.task, **setting, "growths": groups})
-        epath.Path(options.json).write_text(json.dumps(numbers, indent=1) + "\n")
+        storage.write_json(options.json, numbers)
     if options.plot:
         draw(groups, options.plot, baseline=options.baseline, measure=options.measure)

@@ -11,7 +11,6 @@ cut from the image as it is stored and resized once, straight to the encoder's s
 import contextlib
 import dataclasses
 import inspect
-import json
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -60,14 +59,16 @@ def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
     """
     where = f"{field}={run!r}"
     try:
-        config = json.loads((epath.Path(str(run)) / "config.json").read_text())
+        config = storage.read_json(epath.Path(str(run)) / "config.json")
         missing = {"encoder", "augment"} - set(config)
     except OSError as error:
         raise ValueError(
             f"{where}: it has no config.json that can be read; name the directory of "
             "a run"
         ) from error
-    except (ValueError, TypeError) as error:
+    except storage.NotJson as error:
+        raise ValueError(f"{where}: {error}") from error
+    except TypeError as error:
         raise ValueError(f"{where}: its config.json is damaged: {error}") from error
     if missing:
         raise ValueError(f"{where}: its config.json lacks {sorted(missing)}")

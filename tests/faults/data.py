@@ -220,6 +220,25 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "data/storage.py",
+            "test_storage.py",
+            (
+                "run: a file is written in place",
+                'draft = f"{target}.{uuid.uuid4().hex}.tmp"',
+                "draft = target",
+            ),
+            (
+                "run: a draft that failed stays",
+                "                os.unlink(draft)",
+                "                pass",
+            ),
+            (
+                "run: a full disk does not say where",
+                "reason, os.fspath(path)) from",
+                "reason) from",
+            ),
+        ),
+        *fault.of(
             "run/checkpoint.py",
             "test_checkpoint.py::test_restores_every_type_bitwise_on_another_mesh",
             (
