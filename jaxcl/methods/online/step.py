@@ -21,7 +21,7 @@ from jaxcl import core
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer, policies, sharded
 from jaxcl.methods.online import probe, statistics
-from jaxcl.nets import chain
+from jaxcl.nets import chain, initial
 
 HEADS = ("linear", "cosine")
 FORMS = ("paper", "code")
@@ -69,8 +69,7 @@ class Network(NamedTuple):
             lambda: self._features(params, stats, images, False)[0]
         )
         shape = self.num_classes, features.shape[1]
-        bound = shape[1] ** -0.5
-        uniform = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
+        uniform = initial.torch_uniform(shape[1])
         head = {"weight": uniform(k_weight, shape)}
         if self.head == "linear":
             head["bias"] = uniform(k_bias, shape[:1])
