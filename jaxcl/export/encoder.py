@@ -312,9 +312,7 @@ def _trees(card, leaves: dict, path):
     shapes = {"params": shapes["params"], "stats": shapes.get("batch_stats", {})}
     by_path, tree = jax.tree_util.tree_flatten_with_path(shapes)
     want = {"/".join(entry.key for entry in path): leaf for path, leaf in by_path}
-    misfit = core.first_misfit(leaves, want)
-    if misfit:
-        name, have, expected = misfit
+    for name, have, expected in core.misfits(leaves, want):
         raise ValueError(
             f"{path}: {name} is {have}, in the network of {CARD} it is {expected}"
         )
