@@ -246,20 +246,21 @@ def dot(a, b):
     )
 
 
-def first_misfit(theirs: dict, ours: dict) -> tuple[str, str, str] | None:
-    """The first name whose leaf differs in type or shape: it, and both in words.
+def misfits(theirs: dict, ours: dict) -> list[tuple[str, str, str]]:
+    """Each name whose leaf differs in type or shape: it, and both in words.
 
     Args:
       theirs, ours: name -> array or what has its `dtype` and `shape`.
     """
-    for name in sorted({*theirs, *ours}):
-        said = [
-            f"{x[name].dtype}{list(x[name].shape)}" if name in x else "absent"
-            for x in (theirs, ours)
-        ]
-        if said[0] != said[1]:
-            return name, *said
-    return None
+
+    def said(leaves, name):
+        if name not in leaves:
+            return "absent"
+        return f"{leaves[name].dtype}{list(leaves[name].shape)}"
+
+    names = sorted({*theirs, *ours})
+    pairs = [(name, said(theirs, name), said(ours, name)) for name in names]
+    return [pair for pair in pairs if pair[1] != pair[2]]
 
 
 def check_choice(field: str, value, allowed) -> None:

@@ -2,12 +2,14 @@
 
 import pathlib
 import resource
+import shutil
 import signal
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxcl import core, sharding
@@ -98,8 +100,123 @@ def test_all_damaged_is_an_error(tmp_path):
     saver.close()
     for path in files(tmp_path / "1" / "state" / "d"):
         path.write_bytes(b"")
-    with pytest.raises(checkpoint.CheckpointError, match="every checkpoint"):
+    match = r"every checkpoint in .* is damaged \(\[1\]\), the newest by: \w+Error: "
+    with pytest.raises(checkpoint.CheckpointError, match=match) as error:
         checkpoint.Checkpoints(tmp_path).restore(make_state(0, mesh))
+    assert "remove" not in str(error.value) and "delete" not in str(error.value)
+
+
+def saved_twice(directory, state):
+    saver = checkpoint.Checkpoints(directory)
+    saver.save(1, state, {"n": 1})
+    saver.save(2, state, {"n": 2})
+    saver.close()
+
+
+def with_optimizer(tx):
+    params = {"w": jnp.ones((3, 2))}
+    state = core.new_state(jax.random.key(0), params, {}, tx, ())
+    return jax.device_put(state, sharding.replicated(sharding.mesh(1)))
+
+
+@pytest.mark.parametrize(
+    "saved, wanted, words",
+    [
+        (
+            optax.sgd(0.1),
+            optax.sgd(0.1, momentum=0.9),
+            r"\['opt_state'\]\['0'\]\['trace'\]\['w'\] is absent in the checkpoint, "
+            r"float32\[3, 2\] here$",
+        ),
+        (
+            optax.sgd(0.1, momentum=0.9),
+            optax.adam(0.1),
+            r"\['count'\] is absent in the checkpoint, int32\[\] here; .*\['mu'\].*; "
+            r".*\['nu'\].*; and 1 more$",
+        ),
+        (
+            optax.sgd(0.1, momentum=0.9, accumulator_dtype=jnp.bfloat16),
+            optax.sgd(0.1, momentum=0.9),
+            r"\['w'\] is bfloat16\[3, 2\] in the checkpoint, float32\[3, 2\] here$",
+        ),
+    ],
+    ids=["momentum", "adam", "dtype"],
+)
+def test_another_state_is_told_leaf_by_leaf_and_stays(tmp_path, saved, wanted, words):
+    saved_twice(tmp_path / "run", with_optimizer(saved))
+    before = files(tmp_path)
+    with pytest.raises(checkpoint.Misfit, match=words) as error:
+        checkpoint.Checkpoints(tmp_path / "run").restore(with_optimizer(wanted))
+    assert f"{tmp_path}/run/2 is whole, but holds another state" in str(error.value)
+    assert "damaged" not in str(error.value) and files(tmp_path) == before
+    same = checkpoint.Checkpoints(tmp_path / "run").restore(with_optimizer(saved))
+    assert same.number == 2
+
+
+FAILURES = {
+    "disk": OSError(5, "Input/output error"),
+    "refused": PermissionError(13, "Permission denied"),
+    "late": TimeoutError("no answer"),
+    "bucket": ValueError("UNAVAILABLE: Error reading an object"),
+}
+
+
+@pytest.mark.parametrize("step", ["metadata", "load"])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_storage_that_does_not_answer_is_no_damage(
+    tmp_path, monkeypatch, caplog, failure, step
+):
+    state = make_state(1, sharding.mesh(1))
+    saved_twice(tmp_path / "run", state)
+    before, saver = files(tmp_path), checkpoint.Checkpoints(tmp_path / "run")
+
+    def fail(*_):
+        try:
+            raise FAILURES[failure]
+        except Exception:
+            raise KeyError("an error of Orbax's own")  # noqa: B904
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.ocp, step, fail)
+        match = "checkpoint 2 in .*/run could not be read now .*; it may be whole"
+        with pytest.raises(checkpoint.CheckpointError, match=match):
+            saver.restore(state)
+    assert "trying the one before it" not in caplog.text
+    assert files(tmp_path) == before
+    assert saver.restore(state).number == 2
+
+
+def test_a_missing_file_is_damage(tmp_path, monkeypatch):
+    state = make_state(1, sharding.mesh(1))
+    saved_twice(tmp_path / "run", state)
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    for name in ("_CHECKPOINT_METADATA", "state/manifest.ocdbt", "state/_METADATA"):
+        (tmp_path / "run" / "2" / name).unlink()
+    assert checkpoint.Checkpoints(tmp_path / "run").restore(state).number == 1
+    metadata = checkpoint.ocp.metadata
+
+    def missing(path):
+        if path.name == "2":
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return metadata(path)
+
+    monkeypatch.setattr(checkpoint.ocp, "metadata", missing)
+    assert checkpoint.Checkpoints(tmp_path / "again").restore(state).number == 1
+
+
+def test_what_a_link_in_a_circle_says_is_the_storage_too(tmp_path):
+    """The real error of TensorStore, as far as one can be had without a bad disk."""
+    state = make_state(1, sharding.mesh(1))
+    saved_twice(tmp_path, state)
+    data = files(tmp_path / "2" / "state" / "d")
+    for path in data:
+        path.unlink()
+        path.symlink_to(path)
+    with pytest.raises(checkpoint.CheckpointError, match="it may be whole"):
+        checkpoint.Checkpoints(tmp_path).restore(state)
+    for path in data:
+        path.unlink()  # now they are missing
+    assert checkpoint.Checkpoints(tmp_path).restore(state).number == 1
 
 
 def test_full_disk_is_an_error_and_keeps_the_last(tmp_path):

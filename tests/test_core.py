@@ -228,15 +228,15 @@ def test_a_choice_that_is_none_has_the_nearest_beside_it():
         core.check_choice("base", 7, allowed)
 
 
-def test_the_first_leaf_that_does_not_fit_is_named():
+def test_the_leaves_that_do_not_fit_are_named():
     ours = {"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.int32)}
-    assert core.first_misfit(dict(ours), ours) is None
+    assert core.misfits(dict(ours), ours) == []
     wide = ours | {"b": np.zeros(5, np.int32)}
-    assert core.first_misfit(wide, ours) == ("b", "int32[5]", "int32[4]")
+    wider = ("b", "int32[5]", "int32[4]")
+    assert core.misfits(wide, ours) == [wider]
     half = wide | {"a": np.zeros((2, 3), np.float16)}
-    assert core.first_misfit(half, ours) == ("a", "float16[2, 3]", "float32[2, 3]")
-    assert core.first_misfit({"b": ours["b"]}, ours) == (
-        "a", "absent", "float32[2, 3]"
-    )  # fmt: skip
+    narrow = ("a", "float16[2, 3]", "float32[2, 3]")
+    assert core.misfits(half, ours) == [narrow, wider]
+    assert core.misfits({"b": ours["b"]}, ours) == [("a", "absent", "float32[2, 3]")]
     more = ours | {"c": np.zeros((), np.uint8)}
-    assert core.first_misfit(more, ours) == ("c", "uint8[]", "absent")
+    assert core.misfits(more, ours) == [("c", "uint8[]", "absent")]

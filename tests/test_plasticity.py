@@ -1,6 +1,7 @@
 """FT_i: what it is, what it depends on, and that a cache changes nothing else."""
 
 import functools
+import os
 
 import numpy as np
 import pytest
@@ -185,7 +186,7 @@ def test_a_cache_that_cannot_be_is_said_at_once(tmp_path):
 
 def test_an_interrupted_write_leaves_no_file(tmp_path, monkeypatch):
     alone = task_alone.Alone(None, {"seed": 1}, str(tmp_path))
-    monkeypatch.setattr(task_alone.os, "replace", lambda *_: 1 / 0)
+    monkeypatch.setattr(os, "replace", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         task_alone.write(alone, 0, {"knn": 0.5})
     assert task_alone.read(alone, 0) is None

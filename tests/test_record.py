@@ -16,6 +16,7 @@ from tensorboardX.proto import event_pb2
 
 from helpers import pictures
 from jaxcl import plots
+from jaxcl.data import storage
 from jaxcl.run import record
 from jaxcl.run import results as results_lib
 
@@ -173,15 +174,9 @@ class Bucket:
     def write_bytes(self, data):
         self.objects[self.path] = data
 
-    def read_text(self):
-        return self.objects[self.path].decode()
-
-    def write_text(self, text):
-        self.objects[self.path] = text.encode()
-
 
 def test_a_bucket_holds_the_rows_from_offset_on(monkeypatch):
-    for module in (record, results_lib):
+    for module in (record, results_lib, storage):
         paths = types.SimpleNamespace(Path=lambda path: path)
         monkeypatch.setattr(module, "epath", paths)
     bucket = Bucket("gs://runs/a", {})

@@ -844,7 +844,7 @@ def test_refuses_what_is_no_run(runs, capsys):
     assert "none: holds no results.json" in refused(runs / "er", runs / "none")
     assert "given 2 times" in refused(runs / "er", f"{runs}/er/")
     (runs / "one" / "results.json").write_text("{")
-    assert f"{runs}/one: a file in it is damaged" in refused(runs / "one")
+    assert f"{runs}/one/results.json: it is damaged" in refused(runs / "one")
     (runs / "one" / "results.json").write_text("[]")
     assert "damaged" in refused(runs / "one")
     (runs / "ace" / "seed_0" / "metrics.jsonl").write_text("{\n")

@@ -148,7 +148,7 @@ def test_what_is_wrong_with_the_directory_is_one_line(run, tmp_path):
     (copy / "config.json").write_text('{"name": "x"}')
     refused(r"config\.json lacks \['augment', 'encoder'\]", copy, here)
     (copy / "config.json").write_text('{"name": ')
-    refused(r"config\.json is damaged", copy, here)
+    refused(r"config\.json: it is damaged", copy, here)
     shutil.copy(run / "config.json", copy)
     shutil.rmtree(copy / "checkpoints")
     refused(r"there is no checkpoint in it yet", copy, here)
@@ -177,8 +177,18 @@ def test_damaged_checkpoints_are_passed_over_and_stay(run, tmp_path, caplog):
     assert f"checkpoint {newest}" in caplog.text and "damaged" in caplog.text
     assert run_directories.contents(copy) == before
     truncate(copy, older)
-    refused(rf"every checkpoint in it is damaged \(\[{older}, {newest}\]\)", copy,
+    refused(rf"every checkpoint in .* is damaged \(\[{older}, {newest}\]\)", copy,
             tmp_path / "other")  # fmt: skip
+
+
+def test_storage_that_does_not_answer_is_no_damage(run, tmp_path, monkeypatch, caplog):
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(checkpoint.ocp, "load", fail)
+    match = rf"config\.checkpoint='.*': checkpoint {numbers(run)[-1]} in .* could not "
+    refused(match + "be read now .*it may be whole", run, tmp_path / "here")
+    assert "trying the one before it" not in caplog.text
 
 
 def test_the_checksums_of_the_encoder_count_and_no_others(run, tmp_path):
@@ -208,9 +218,9 @@ def test_the_checksums_of_the_encoder_count_and_no_others(run, tmp_path):
         file.write_text(json.dumps(whole))
         if kept[at]:
             with pytest.raises(ValueError, match="checksum"):
-                transfer._load(folder, like)
+                transfer._load(like, folder)
         else:
-            transfer._load(folder, like)
+            transfer._load(like, folder)
         sums[at] ^= 1
 
 

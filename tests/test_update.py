@@ -265,7 +265,7 @@ def test_a_state_of_another_shape_is_named(copy):
     own["method"] = {**own["method"], "queue_size": 144}
     (copy / "run" / "config.json").write_text(json.dumps(own))
     work = plan(copy)
-    match = r"config\.start.*key_queue'\] of shape \(2, 96, 8\).*\(2, 144, 8\)"
+    match = r"config\.start.*key_queue'\] is float32\[2, 96, 8\].*\[2, 144, 8\] here"
     with pytest.raises(checkpoint.CheckpointError, match=match):
         update_command.carry_out(work)
 

@@ -12,7 +12,7 @@ from etils import epath
 
 from jaxcl import core, schema, sharding
 from jaxcl.config import sections
-from jaxcl.data import stream
+from jaxcl.data import storage, stream
 from jaxcl.evals import features
 from jaxcl.memory import sharded
 from jaxcl.methods.online import replay as replay_lib
@@ -164,7 +164,7 @@ def default_workdir(config) -> str:
 def claim(workdir, config: dict) -> None:
     """Write the config to its run directory, or check that it is the same."""
     path = epath.Path(workdir) / "config.json"
-    old = json.loads(path.read_text()) if path.exists() else None
+    old = storage.read_json(path) if path.exists() else None
     sharding.barrier("the config is read")
     if old is not None:
         changed = schema.differences(_without(old, MACHINE), _without(config, MACHINE))
@@ -176,7 +176,7 @@ def claim(workdir, config: dict) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0:
-        path.write_text(json.dumps(config, indent=1) + "\n")
+        storage.write_json(path, config)
     sharding.barrier("the config is written")
 
 
@@ -265,7 +265,7 @@ def _check_start(start, plain) -> None:
     path = epath.Path(start) / "config.json"
     if not path.exists():
         raise ValueError(f"config.start={start!r}: there is no run in it")
-    theirs = json.loads(path.read_text())
+    theirs = storage.read_json(path)
     same = ["encoder", "augment", "precision"]
     after = plain["scenario"].get("name") == "after"
     same += ["method"] if after else ["seed", "data", "scenario", "batch_size"]

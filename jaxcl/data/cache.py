@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxcl.data import files as files_lib
-from jaxcl.data import prefetch
+from jaxcl.data import prefetch, storage
 
 FORMAT = 1  # of the files above; part of KEY
 SAMPLE = 500  # images that the size of a cache is estimated from
@@ -138,8 +138,7 @@ def cached(read: Any, directory: str, *, size: int | None = None) -> Cached:
 def _check(folder, key):
     """Refuse a cache of other images, or one whose files are damaged."""
     try:
-        with open(os.path.join(folder, "meta.json"), encoding="utf-8") as file:
-            meta = json.load(file)
+        meta = storage.read_json(os.path.join(folder, "meta.json"))
         size = os.path.getsize(os.path.join(folder, "pixels.bin"))
         whole = key.items() <= meta.items() and size == meta["bytes"]
     except (OSError, ValueError, KeyError, AttributeError):
@@ -182,8 +181,7 @@ def _build(fresh: Fresh, folder: str, key: dict, alone: bool) -> None:
     os.mkdir(part)
     try:
         meta = key | _write(fresh, count, part, folder)
-        with open(os.path.join(part, "meta.json"), "w", encoding="utf-8") as file:
-            json.dump(meta, file, indent=1)
+        storage.write_json(os.path.join(part, "meta.json"), meta)
         try:
             os.rename(part, folder)
         except OSError:

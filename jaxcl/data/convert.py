@@ -10,12 +10,11 @@ with ENTRY = {"file", "sha256" of the array's bytes}. Only the "file" of each sp
 """
 
 import argparse
-import json
 import pathlib
 
 import numpy as np
 
-from jaxcl.data import files, from_arrays, stream
+from jaxcl.data import files, from_arrays, storage, stream
 
 
 def write(dataset: stream.Dataset, directory: str) -> None:
@@ -51,7 +50,7 @@ def write(dataset: stream.Dataset, directory: str) -> None:
         "splits": splits,
     }
     # Last, so that an interrupted run leaves nothing that looks complete.
-    (out / "meta.json").write_text(json.dumps(meta, indent=1))
+    storage.write_json(out / "meta.json", meta)
 
 
 def mean_std(images: np.ndarray) -> tuple[list[float], list[float]]:

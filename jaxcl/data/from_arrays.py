@@ -1,6 +1,5 @@
 """Sets of images in arrays: .npz files, and directories that `convert` writes."""
 
-import json
 import os
 
 import numpy as np
@@ -68,14 +67,14 @@ def arrays(
     """
     meta_path = os.path.join(path, "meta.json")
     try:
-        meta = json.loads(storage.read(meta_path))
+        meta = storage.read_json(meta_path)
         names = [tuple(meta.get(key, ())) for key in ("class_names", "domain_names")]
         parts = {
             split: _array_split(path, entries, resident)
             for split, entries in meta["splits"].items()
         }
         train = parts["train"]
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except (OSError, KeyError, TypeError, storage.NotJson) as error:
         raise ValueError(
             f"{meta_path}: expected the file that jaxcl.data.convert writes, "
             f"got {type(error).__name__}: {error}"

@@ -19,7 +19,7 @@ from google.protobuf import message
 
 from jaxcl import schema
 from jaxcl.data import files as files_lib
-from jaxcl.data import prefetch, splits, stream
+from jaxcl.data import prefetch, splits, storage, stream
 
 FORMATS = ("array_record", "tfrecord")
 CHUNK = 256  # array_record entries read at once when scanning
@@ -291,16 +291,9 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
     table = Table(*(np.concatenate(column) for column in zip(*tables, strict=True)))
     if index is not None:
         fresh = {f"{split}/{key}": value for key, value in table._asdict().items()}
-        _save(index, known | fresh | {f"{split}/stamp": stamp})
+        with storage.replacing(index) as file:  # other processes may be reading it
+            np.savez(file, **(known | fresh | {f"{split}/stamp": stamp}))
     return files, table
-
-
-def _save(index, arrays) -> None:
-    """Write the index under another name first: other processes may be reading it."""
-    draft = f"{index}.{os.getpid()}"
-    with open(draft, "wb") as opened:
-        np.savez(opened, **arrays)
-    os.replace(draft, index)
 
 
 def _scan(info, number, domain, part, label_key, domain_key) -> Table:

@@ -1,11 +1,21 @@
 """Files on a disk or in a bucket, gs://BUCKET/PATH or another address etils knows."""
 
+import contextlib
+import errno
 import io
+import json
 import os
+import uuid
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
 from etils import epath
 
 Path = str | os.PathLike
+
+
+class NotJson(ValueError):
+    """A file is not JSON."""
 
 
 def in_bucket(path: Path) -> bool:
@@ -21,6 +31,73 @@ def read(path: Path) -> bytes:
 def whole(path: Path) -> Path | io.BytesIO:
     """What np.load and zipfile accept: the path, or the bytes of a file in a bucket."""
     return io.BytesIO(read(path)) if in_bucket(path) else path
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of `path` once it is whole.
+
+    A crash leaves the old file or the new one, and processes that write the same path
+    at once do not mix their bytes. What is no ordinary file, such as /dev/stdout, is
+    written in place.
+
+    Raises:
+      OSError: it could not be written, e.g. a full disk; the message names `path`.
+    """
+    try:
+        if in_bucket(path):
+            data = io.BytesIO()
+            yield data
+            epath.Path(path).write_bytes(data.getvalue())  # replaces an object whole
+            return
+        target = os.path.realpath(path)  # a link goes on to lead to the file
+        if os.path.exists(target) and not os.path.isfile(target):
+            with open(path, "wb") as file:
+                yield file
+            return
+        draft = f"{target}.{uuid.uuid4().hex}.tmp"
+        try:
+            with open(draft, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            raise
+    except OSError as error:  # that of a full disk names no file, others the draft
+        reason = error.strerror or str(error)
+        raise OSError(error.errno or errno.EIO, reason, os.fspath(path)) from error
+
+
+def to_json(value: Any) -> bytes:
+    """The text of a JSON file, as `write_json` writes it."""
+    return (json.dumps(value, indent=1) + "\n").encode()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, see `replacing`; see `results.plain` for arrays.
+
+    Raises:
+      OSError: it could not be written; the message names `path`.
+    """
+    text = to_json(value)  # a value that JSON does not know leaves the file alone
+    with replacing(path) as file:
+        file.write(text)
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+      OSError: it cannot be read.
+      NotJson: it holds something else; the message names `path`.
+    """
+    try:
+        return json.loads(read(path))
+    except ValueError as error:
+        raise NotJson(f"{os.fspath(path)}: it is damaged: {error}") from error
 
 
 def size(path: Path) -> int:

@@ -15,6 +15,7 @@ import optax
 
 from jaxcl import core, optim, sharding
 from jaxcl.data import prefetch, stream
+from jaxcl.nets import initial
 
 _STREAM = 0x11EA4  # keeps the probe's random numbers apart from the training's
 _EXACT = jax.lax.Precision.HIGHEST  # TF32 loses accuracy; the layer is cheap anyway
@@ -118,11 +119,8 @@ def class_uniform(
 def start(key: jax.Array, dim: int, num_classes: int) -> Head:
     """A new layer, drawn as PyTorch's nn.Linear(dim, num_classes) draws it."""
     k_weight, k_bias = jax.random.split(key)
-    bound = dim**-0.5
-    return Head(
-        jax.random.uniform(k_weight, (dim, num_classes), minval=-bound, maxval=bound),
-        jax.random.uniform(k_bias, (num_classes,), minval=-bound, maxval=bound),
-    )
+    uniform = initial.torch_uniform(dim)
+    return Head(uniform(k_weight, (dim, num_classes)), uniform(k_bias, (num_classes,)))
 
 
 def _adam(rule: Rule):

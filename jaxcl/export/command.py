@@ -12,7 +12,6 @@ import argparse
 import datetime
 import hashlib
 import inspect
-import json
 import os
 import platform
 import shutil
@@ -240,7 +239,7 @@ def _write(folder, files, card, force) -> None:
       ValueError: the folder holds something else.
     """
     _check_folder(folder, card, force)
-    files = files | {encoder.CARD: (json.dumps(card, indent=1) + "\n").encode()}
+    files = files | {encoder.CARD: storage.to_json(card)}
     if storage.in_bucket(folder):  # buckets replace each object as a whole
         for name, data in files.items():
             (folder / name).write_bytes(data)

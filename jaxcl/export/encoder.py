@@ -7,7 +7,6 @@ its data.
 import dataclasses
 import functools
 import hashlib
-import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +23,7 @@ from jaxcl import core, schema
 from jaxcl.augment import images as augment_images
 from jaxcl.config import sections
 from jaxcl.data import graphs as graphs_lib
-from jaxcl.data import prefetch
+from jaxcl.data import prefetch, storage
 
 FORMAT = 1  # of the folder
 TENSORS = "encoder.safetensors"
@@ -253,14 +252,14 @@ def read_card(folder: str | os.PathLike) -> dict:
     """
     path = epath.Path(folder) / CARD
     try:
-        card = json.loads(path.read_text())
+        card = storage.read_json(path)
         missing = sorted({"format", *_NEEDED} - set(card))
     except OSError as error:
         raise ValueError(
             f"{folder}: it has no {CARD} that can be read; name a folder that "
             "python -m jaxcl.export wrote"
         ) from error
-    except (ValueError, TypeError) as error:
+    except TypeError as error:
         raise ValueError(f"{path}: it is damaged: {error}") from error
     if card.get("format", FORMAT) != FORMAT:
         raise ValueError(
@@ -313,9 +312,7 @@ def _trees(card, leaves: dict, path):
     shapes = {"params": shapes["params"], "stats": shapes.get("batch_stats", {})}
     by_path, tree = jax.tree_util.tree_flatten_with_path(shapes)
     want = {"/".join(entry.key for entry in path): leaf for path, leaf in by_path}
-    misfit = core.first_misfit(leaves, want)
-    if misfit:
-        name, have, expected = misfit
+    for name, have, expected in core.misfits(leaves, want):
         raise ValueError(
             f"{path}: {name} is {have}, in the network of {CARD} it is {expected}"
         )

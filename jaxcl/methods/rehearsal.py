@@ -18,7 +18,7 @@ import numpy as np
 from jaxcl import core, sharding
 from jaxcl.data import stream
 from jaxcl.memory import buffer, selection
-from jaxcl.nets import chain, mlp
+from jaxcl.nets import chain, initial, mlp
 
 _SELECT = 0xCC115  # keeps the selection's randomness apart from that of the next step
 
@@ -68,10 +68,7 @@ class Network(NamedTuple):
         params, stats = chain.init(self._nets(), k_nets, images)
         if self.prototypes:
             shape = self.num_classes, self.projector.features[-1]
-            bound = shape[1] ** -0.5
-            params["prototypes"] = jax.random.uniform(
-                k_prototypes, shape, minval=-bound, maxval=bound
-            )
+            params["prototypes"] = initial.torch_uniform(shape[1])(k_prototypes, shape)
         return params, stats
 
     def _nets(self):

@@ -6,20 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxcl.nets import norm
-
-# Weights uniform in +-1/sqrt(fan_in): the variance of that is 1/(3 fan_in).
-_KERNEL_INIT = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-
-
-def _bias_init(fan_in: int):
-    """Biases uniform in +-1/sqrt(fan_in); a bias's own shape does not have fan_in."""
-    bound = fan_in**-0.5
-
-    def init(key, shape, dtype=jnp.float32):
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-    return init
+from jaxcl.nets import initial, norm
 
 
 class MLP(nn.Module):
@@ -53,8 +40,8 @@ class MLP(nn.Module):
             x = nn.Dense(
                 width,
                 dtype=self.dtype,
-                kernel_init=_KERNEL_INIT,
-                bias_init=_bias_init(x.shape[-1]),
+                kernel_init=initial.torch_kernel,
+                bias_init=initial.torch_uniform(x.shape[-1]),
                 name=f"linear{i}",
             )(x)
             if i == len(self.features):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
-from jaxcl.nets import conv, norm
+from jaxcl.nets import conv, initial, norm
 
 # depth -> blocks per stage, kind of block; 10 is for tests and small machines.
 _DEPTHS = {
@@ -41,7 +41,7 @@ def _padding(kernel: int, padding: str):
 # out, PyTorch's layers by default uniform within 1 / sqrt(fan in).
 _INITS = {
     "kaiming": nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
-    "torch": nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform"),
+    "torch": initial.torch_kernel,
 }
 
 

@@ -8,12 +8,12 @@ differ.
 
 import argparse
 import collections
-import json
 import sys
 from collections.abc import Sequence
 
 from etils import epath
 
+from jaxcl.data import storage
 from jaxcl.report import compare, numbers
 from jaxcl.report import page as page_lib
 from jaxcl.run import record, seeds, task_alone
@@ -111,7 +111,7 @@ def _config(folders) -> dict | None:
     """The first config.json that there is."""
     for folder in folders:
         if (folder / "config.json").exists():
-            return json.loads((folder / "config.json").read_text())
+            return storage.read_json(folder / "config.json")
     return None
 
 

@@ -7,7 +7,6 @@ With `--scalar` it compares a scalar of an evaluator in place of accuracies.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,6 +15,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import plots
+from jaxcl.data import storage
 from jaxcl.evals import spread
 from jaxcl.run import record, seeds
 from jaxcl.run import results as results_lib
@@ -55,7 +55,7 @@ def read(workdir: epath.PathLike) -> Run:
 
 
 def _seed(workdir) -> int:
-    return json.loads((workdir / "config.json").read_text()).get("seed", 0)
+    return storage.read_json(workdir / "config.json").get("seed", 0)
 
 
 def difference(run: Run, other: Run, name: str, measure: str) -> dict:

@@ -12,7 +12,6 @@ little was gained may be as large as the gain.
 """
 
 import itertools
-import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -21,7 +20,7 @@ import numpy as np
 from etils import epath
 from scipy import special
 
-from jaxcl.data import scenarios
+from jaxcl.data import scenarios, storage
 from jaxcl.evals import objective
 from jaxcl.run import record
 from jaxcl.run import results as results_lib
@@ -83,7 +82,7 @@ def read(name: str, workdir: epath.PathLike, *, task: int, scalar: str) -> list[
                 f"{name}={path}: holds no config.json; name the directory of a run, or "
                 "that of its seeds"
             )
-        config = json.loads((own / "config.json").read_text())
+        config = storage.read_json(own / "config.json")
         seed = next((s for s in folders if folders[s] == path), config.get("seed", 0))
         runs.append(_run(name, path, seed, config, task, scalar))
     return runs

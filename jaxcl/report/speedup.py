@@ -10,7 +10,6 @@ the baseline, by a scalar that is measured in the same way for all runs.
 
 import argparse
 import itertools
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import plots
+from jaxcl.data import storage
 from jaxcl.report import convergence
 from jaxcl.run import results
 
@@ -276,6 +276,6 @@ def _tell(options) -> None:
     print("\n\n".join(text(group, **setting) for group in groups))
     if options.json:
         numbers = results.plain({"task": options.task, **setting, "growths": groups})
-        epath.Path(options.json).write_text(json.dumps(numbers, indent=1) + "\n")
+        storage.write_json(options.json, numbers)
     if options.plot:
         draw(groups, options.plot, baseline=options.baseline, measure=options.measure)

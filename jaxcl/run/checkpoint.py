@@ -3,13 +3,18 @@
 Orbax writes a checkpoint under a temporary name and renames it once it is complete, so
 a save that was killed leaves nothing that looks like a checkpoint. Every leaf of the
 state has a checksum: if a file was damaged later, `restore` notices it and uses the
-checkpoint before.
+checkpoint before. A checkpoint of another state, and storage that does not answer, are
+told as what they are: such a checkpoint is whole, and stays where it is.
+
+All calls of Orbax are here.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +24,7 @@ from absl import logging
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from jaxcl import sharding
+from jaxcl import core, sharding
 from jaxcl.data import storage
 from jaxcl.run import results as results_lib
 
@@ -32,8 +37,28 @@ class Restored(NamedTuple):
     number: int
 
 
+class Saved(NamedTuple):
+    """What a checkpoint says of itself, without the arrays."""
+
+    tree: dict  # of leaves with shape and dtype; dicts where the state has fields
+    cursor: dict  # as in `Restored`
+    sums: list  # checksum of each leaf, in the order of the state's leaves
+
+
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read; the message says which."""
+
+
+class Misfit(CheckpointError):
+    """A checkpoint is whole, but of a state with other leaves than those wanted."""
+
+
+# What TensorStore's errors begin with where the storage failed to answer, so that the
+# file may be whole: not those of a missing, short or wrong one.
+_UNANSWERED = re.compile(
+    "(UNKNOWN|UNAVAILABLE|UNAUTHENTICATED|PERMISSION_DENIED|DEADLINE_EXCEEDED"
+    "|RESOURCE_EXHAUSTED|ABORTED|CANCELLED|INTERNAL): "
+)
 
 
 def _bits(leaf) -> jax.Array:
@@ -47,15 +72,30 @@ def _bits(leaf) -> jax.Array:
     return jax.lax.bitcast_convert_type(leaf, jnp.uint32)
 
 
-def _shapes(tree) -> dict:
-    """Path -> shape of each leaf, the same for a state and for Orbax's metadata."""
-    shapes = {}
+def _by_name(tree) -> dict:
+    """Name -> shape and type of each leaf, of a state or of `Saved.tree`."""
+    leaves = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        # The metadata has dicts where the state has fields; keys are saved as words.
-        name = re.sub(r"\.(\w+)", r"['\1']", jax.tree_util.keystr(path))
-        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        shapes[name] = tuple(leaf.shape) + ((2,) if is_key else ())
-    return shapes
+        # Orbax has dicts where the state has fields; keys are saved as two words.
+        name = "".join(f"['{jax.tree_util.keystr((k,), simple=True)}']" for k in path)
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.eval_shape(jax.random.key_data, leaf)
+        leaves[name] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    return leaves
+
+
+def differences(saved: Any, like: Any, *, most: int = 3) -> str:
+    """Says which leaves differ in name, shape or type; "" if none does.
+
+    Args:
+      saved: what `read` returns as the tree, or a part of it.
+      like: the leaves that are wanted, in the same places.
+      most: so many are named, the others counted.
+    """
+    misfits = core.misfits(_by_name(saved), _by_name(like))
+    said = [f"{name} is {a} in the checkpoint, {b} here" for name, a, b in misfits]
+    more = [f"and {len(said) - most} more"] if len(said) > most else []
+    return "; ".join(said[:most] + more)
 
 
 @jax.jit
@@ -67,6 +107,129 @@ def checksum(tree: Any) -> jax.Array:
         weights = 2 * jnp.arange(words.size, dtype=jnp.uint32) + 1
         sums.append(jnp.sum(words * weights, dtype=jnp.uint32))
     return jnp.stack(sums)
+
+
+def read(path: epath.PathLike) -> Saved:
+    """What a checkpoint says of itself; whatever Orbax raises if it cannot be read."""
+    metadata = ocp.metadata(path)
+    if metadata.metadata is None:  # Orbax keeps the reason to itself; load raises it
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of shardings, which are not given
+            ocp.load(path)
+        raise OSError(
+            f"{path}: its leaves could not be listed, though they can be read"
+        )
+    own = metadata.custom_metadata
+    return Saved(metadata.metadata, own["cursor"], own["checksum"])
+
+
+def load(path: epath.PathLike, like: Any, saved: Saved) -> Any:
+    """The whole state of a checkpoint.
+
+    Args:
+      path: the folder of the checkpoint.
+      like: a state with the shapes, types and shardings to restore to; the mesh may
+        differ from the one that saved it.
+      saved: from `read`.
+
+    Raises:
+      Misfit: its leaves are not those of `like`.
+      ValueError: a checksum does not match; or whatever Orbax raises.
+    """
+    if misfits := differences(saved.tree, like):
+        raise Misfit(f"{path} is whole, but holds another state: {misfits}")
+    state = ocp.load(path, abstract_state(like))
+    _verify(state, saved.sums)
+    return state
+
+
+def load_part(path: epath.PathLike, like: dict, saved: Saved) -> tuple[dict, int]:
+    """Some leaves of a `core.TrainState` among the fields up to `stats`.
+
+    Args:
+      path, saved: as in `load`.
+      like: name of the field -> tree of the leaves to read.
+
+    Returns:
+      The leaves, and the sum of their checksums.
+
+    Raises:
+      ValueError: a checksum does not match; or whatever Orbax raises.
+    """
+    context = ocp.Context()
+    context.pytree.loading.partial_load = True
+    with context:
+        loaded = ocp.load(path, like)
+    # Checksums are in the order of the leaves of the state that was saved. Up to
+    # `stats` its fields are plain dicts, so `read` lists leaves in that order.
+    names = [field.name for field in dataclasses.fields(core.TrainState)]
+    parts = [_by_name({x: saved.tree[x]}) for x in names if x in saved.tree]
+    order = [name for part in parts for name in part]
+    sums = [saved.sums[order.index(name)] for name in _by_name(loaded)]
+    _verify(loaded, sums)
+    return loaded, sum(sums) % 2**32
+
+
+def _verify(tree, sums) -> None:
+    if np.asarray(checksum(tree)).tolist() != sums:
+        raise ValueError("its checksum does not match its contents")
+
+
+def _may_be_whole(error: BaseException | None) -> bool:
+    """Whether the storage did not answer, rather than gave a wrong or no file.
+
+    Orbax raises an error of its own while it handles that of the storage.
+    """
+    while error is not None:
+        absent = isinstance(
+            error, FileNotFoundError | NotADirectoryError | IsADirectoryError
+        )
+        if isinstance(error, OSError | MemoryError) and not absent:
+            return True
+        if _UNANSWERED.match(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def newest(
+    folder: epath.Path, numbers: Sequence[int], reader: Callable
+) -> tuple[int, Any]:
+    """The newest checkpoint that is not damaged, and what `reader` returns of it.
+
+    Args:
+      folder: where the checkpoints are.
+      numbers: theirs, from the oldest; at least one.
+      reader: path of a checkpoint -> anything; it may raise anything.
+
+    Raises:
+      Misfit: as `reader` raised it.
+      CheckpointError: the storage did not answer, or every checkpoint is damaged.
+    """
+    damage = []
+    for number in reversed(numbers):
+        try:
+            return number, reader(folder / str(number))
+        except Misfit:
+            raise
+        except Exception as error:  # whatever the damage, try the one before
+            what = f"{type(error).__name__}: {str(error)[:300]}"
+            if _may_be_whole(error):
+                raise CheckpointError(
+                    f"checkpoint {number} in {folder} could not be read now ({what}); "
+                    "it may be whole. Run the same command again"
+                ) from error
+            logging.error(
+                "checkpoint %s in %s is damaged (%s); trying the one before it",
+                number,
+                folder,
+                what,
+            )
+            damage.append(what)
+    raise CheckpointError(
+        f"every checkpoint in {folder} is damaged ({[*numbers]}), the newest by: "
+        f"{damage[0]}"
+    )
 
 
 class Checkpoints:
@@ -136,60 +299,24 @@ class Checkpoints:
         """Read the newest checkpoint that is not damaged; None if there is none at all.
 
         Args:
-          like: a state with the shapes, types and shardings to restore to; the
-            mesh may differ from the one that saved it.
+          like: as in `load`.
 
         Raises:
-          CheckpointError: there are checkpoints, but every one is damaged.
+          Misfit: the newest whole checkpoint is of a state with other leaves.
+          CheckpointError: there are checkpoints, but every one is damaged, or the
+            storage did not answer.
         """
         numbers = [c.step for c in self._checkpointer.checkpoints]
-        for number in reversed(numbers):
-            try:
-                metadata = self._checkpointer.metadata(number).custom_metadata
-                state = self._checkpointer.load(number, abstract_state(like))
-                if np.asarray(checksum(state)).tolist() != metadata["checksum"]:
-                    raise ValueError("its checksum does not match its contents")
-            except Exception as error:  # whatever the damage, try the one before
-                logging.error(
-                    "checkpoint %s in %s is damaged (%s: %s); trying the one before it",
-                    number,
-                    self._directory,
-                    type(error).__name__,
-                    str(error)[:300],
-                )
-                continue
-            self._drop(n for n in numbers if n > number)
-            return Restored(state, metadata["cursor"], number)
-        if numbers:
-            raise CheckpointError(
-                f"every checkpoint in {self._directory} is damaged ({numbers}); "
-                "remove the directory to start again"
-            )
-        return None
+        if not numbers:
+            return None
 
-    def check_shapes(self, like: Any, field: str) -> None:
-        """Compare the shapes of the newest checkpoint with those of `like`.
+        def reader(path):
+            saved = read(path)
+            return load(path, like, saved), saved.cursor
 
-        A checkpoint that cannot be read is left to `restore`.
-
-        Args:
-          like: as in `restore`.
-          field: what named the checkpoint, for the message.
-
-        Raises:
-          CheckpointError: a shape differs; the message names the first such leaf.
-        """
-        for newest in self._checkpointer.checkpoints[-1:]:
-            try:
-                saved = _shapes(self._checkpointer.metadata(newest.step).metadata)
-            except Exception:  # whatever the storage raises
-                return
-            for name, shape in _shapes(like).items():
-                if saved.get(name, shape) != shape:
-                    raise CheckpointError(
-                        f"{field}: its state has {name} of shape {saved[name]}, this "
-                        f"run's has {shape}; images and sizes must be the same in both"
-                    )
+        number, (state, cursor) = newest(self._directory, numbers, reader)
+        self._drop(n for n in numbers if n > number)
+        return Restored(state, cursor, number)
 
     def _drop(self, numbers) -> None:
         """Move damaged checkpoints aside: the run will write their numbers again."""
@@ -231,13 +358,18 @@ def taken_over(
 
     Raises:
       CheckpointError: the other run has not finished its task, or its state has other
-        shapes.
+        leaves.
     """
     folder, restored = epath.Path(start) / "checkpoints", None
     if folder.exists():
         with contextlib.closing(Checkpoints(folder, keep=keep)) as checkpoints:
-            checkpoints.check_shapes(like, f"config.start={start!r}")
-            restored = checkpoints.restore(like)
+            try:
+                restored = checkpoints.restore(like)
+            except Misfit as error:
+                raise Misfit(
+                    f"config.start={start!r}: {error}; the images' size, the method "
+                    "and the optimiser must be the same in both"
+                ) from error
     if restored is None or restored.cursor["phase"] != "evaluated":
         raise CheckpointError(
             f"config.start={start!r}: has not come to the end of a task; let it finish "

@@ -1,8 +1,6 @@
 """results.json: accuracy matrices, scalars and cost; how to fill, read and show it."""
 
-import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -221,21 +219,11 @@ def write_results(workdir: epath.PathLike, results: dict) -> None:
 
 
 def write(path: epath.PathLike, value: Any) -> None:
-    """Write a value as JSON, see `plain`; a crash leaves the old file or the new."""
-    path = epath.Path(path)
-    text = json.dumps(plain(value), allow_nan=False, indent=1) + "\n"
-    if storage.in_bucket(path):
-        path.write_text(text)  # a bucket replaces an object whole
-        return
-    draft = path.with_name(path.name + ".tmp")
-    with open(draft, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+    """Write a value as JSON, see `plain` and `storage.write_json`."""
+    storage.write_json(path, plain(value))
 
 
 def read_results(workdir: epath.PathLike) -> dict:
     """Results as they were before `write_results` added the summary."""
-    written = json.loads((epath.Path(workdir) / RESULTS).read_text())
+    written = storage.read_json(epath.Path(workdir) / RESULTS)
     return {key: value for key, value in written.items() if key != "summary"}

@@ -9,8 +9,6 @@ sizes and labels; if only pixels change, the cache does not notice.
 import hashlib
 import importlib.metadata
 import json
-import os
-import uuid
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -71,7 +69,7 @@ def read(alone: Alone, task: int) -> dict | None:
     if alone.cache is None:
         return None
     try:
-        accuracy = json.loads(path(alone, task).read_text())["accuracy"]
+        accuracy = storage.read_json(path(alone, task))["accuracy"]
     except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged
         accuracy = None
     return None if sharding.any_process(accuracy is None) else accuracy
@@ -81,12 +79,5 @@ def write(alone: Alone, task: int, accuracy: dict) -> None:
     """Cache FT of a task. A crash, or a run beside this one, leaves no partial file."""
     if alone.cache is None or jax.process_index() != 0:
         return
-    file = path(alone, task)
     content = {"accuracy": accuracy, "task": task, "version": version()}
-    text = json.dumps(content | {"config": alone.facts}, indent=1) + "\n"
-    if storage.in_bucket(file):
-        file.write_text(text)  # a bucket replaces an object whole
-        return
-    draft = file.with_name(f"{file.stem}.{uuid.uuid4().hex}.tmp")
-    draft.write_text(text)
-    os.replace(draft, file)
+    storage.write_json(path(alone, task), content | {"config": alone.facts})

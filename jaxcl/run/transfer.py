@@ -9,9 +9,8 @@ cut from the image as it is stored and resized once, straight to the encoder's s
 """
 
 import contextlib
-import dataclasses
+import functools
 import inspect
-import json
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,9 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import logging
 from etils import epath
-from orbax.checkpoint import v1 as ocp
 
 from jaxcl import core, schema, sharding
 from jaxcl.data import storage, stream
@@ -44,10 +41,6 @@ class Transfer(NamedTuple):
     record: dict  # options of record.Recorder
 
 
-class _Unfit(ValueError):
-    """The checkpoint is not damaged, but of another encoder."""
-
-
 def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
     """The config that a run was started with.
 
@@ -60,14 +53,16 @@ def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
     """
     where = f"{field}={run!r}"
     try:
-        config = json.loads((epath.Path(str(run)) / "config.json").read_text())
+        config = storage.read_json(epath.Path(str(run)) / "config.json")
         missing = {"encoder", "augment"} - set(config)
     except OSError as error:
         raise ValueError(
             f"{where}: it has no config.json that can be read; name the directory of "
             "a run"
         ) from error
-    except (ValueError, TypeError) as error:
+    except storage.NotJson as error:
+        raise ValueError(f"{where}: {error}") from error
+    except TypeError as error:
         raise ValueError(f"{where}: its config.json is damaged: {error}") from error
     if missing:
         raise ValueError(f"{where}: its config.json lacks {sorted(missing)}")
@@ -175,24 +170,23 @@ def input_width(where: Place) -> int | None:
     Raises:
       ValueError: no checkpoint can be read, or it has no encoder.
     """
-    for number in reversed(where.numbers):
-        path = where.folder / str(number)
-        try:
-            tree = ocp.metadata(path).metadata["params"]
-        except Exception:  # whatever the damage, try the one before
-            continue
-        if "encoder" not in tree:
-            raise ValueError(_no_encoder(path, tree))
-        first = tree["encoder"].get("conv1")  # of our encoders; a user's has its own
-        return None if first is None else first["kernel"].shape[-2]
-    raise ValueError(
-        f"{where.folder}: every checkpoint in it is damaged {list(where.numbers)}"
-    )
+    try:
+        _, tree = checkpoint.newest(
+            where.folder,
+            where.numbers,
+            lambda path: checkpoint.read(path).tree["params"],
+        )
+    except checkpoint.CheckpointError as error:
+        raise ValueError(str(error)) from error
+    if "encoder" not in tree:
+        raise ValueError(_no_encoder(where.folder, tree))
+    first = tree["encoder"].get("conv1")  # of our encoders; a user's has its own
+    return None if first is None else first["kernel"].shape[-2]
 
 
 def cursor(where: Place, number: int) -> dict:
     """What a run saved beside a checkpoint, with its "phase" and "results" so far."""
-    saved = ocp.metadata(where.folder / str(number)).custom_metadata["cursor"]
+    saved = checkpoint.read(where.folder / str(number)).cursor
     if where.at is None:
         return saved
     return saved | {"results": seeds.apart(saved["results"], [where.seed])[where.seed]}
@@ -227,27 +221,16 @@ def restore(
     """
     where = place(run, field=field)
     like = _abstract(encoder, inputs, mesh, where)
-    for number in reversed(where.numbers):
-        try:
-            loaded, total = _load(where.folder / str(number), like)
-        except _Unfit:
-            raise
-        except Exception as error:  # whatever the damage, try the one before
-            logging.error(
-                "checkpoint %s in %s is damaged (%s: %s); trying the one before it",
-                number,
-                where.folder,
-                type(error).__name__,
-                str(error)[:300],
-            )
-            continue
-        state = _encoder_state(_one_of(loaded, where))
-        source = {"path": run, "number": number, "step": int(loaded["step"])}
-        source["checksum"] = total
-        return sharding.settle(state, mesh), source
-    raise ValueError(
-        f"{field}={run!r}: every checkpoint in it is damaged ({[*where.numbers]})"
-    )
+    try:
+        number, (loaded, total) = checkpoint.newest(
+            where.folder, where.numbers, functools.partial(_load, like)
+        )
+    except checkpoint.CheckpointError as error:
+        raise ValueError(f"{field}={run!r}: {error}") from error
+    state = _encoder_state(_one_of(loaded, where))
+    source = {"path": run, "number": number, "step": int(loaded["step"])}
+    source["checksum"] = total
+    return sharding.settle(state, mesh), source
 
 
 def _encoder_state(loaded) -> core.TrainState:
@@ -293,53 +276,27 @@ def _one_of(loaded, where):
     return loaded | jax.tree.map(lambda x: x[where.at], shared)
 
 
-def _leaves(tree):
-    """Path -> leaf."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
-
-
-def _load(path, like):
-    """Read the leaves named in `like` and verify their checksums.
-
-    Returns the leaves and the sum of their checksums.
-    """
-    saved = ocp.metadata(path)
-    tree, sums = saved.metadata, saved.custom_metadata["checksum"]
-    _check(tree, like, path)
-    context = ocp.Context()
-    context.pytree.loading.partial_load = True
-    with context:
-        loaded = ocp.load(path, like)
-    # Checksums are in the order of the leaves of the state that was saved. Up to
-    # `stats` its fields are plain dicts, so the metadata lists leaves in that order.
-    names = [field.name for field in dataclasses.fields(core.TrainState)]
-    parts = [_leaves({name: tree[name]}) for name in names if name in tree]
-    order = [name for part in parts for name in part]
-    expected = [sums[order.index(name)] for name in _leaves(loaded)]
-    if np.asarray(checkpoint.checksum(loaded)).tolist() != expected:
-        raise ValueError("its checksum does not match its contents")
-    return loaded, sum(expected) % 2**32
+def _load(like, path):
+    """The leaves named in `like`, of this encoder, and the sum of their checksums."""
+    saved = checkpoint.read(path)
+    params = saved.tree["params"]
+    if "encoder" not in params:
+        raise checkpoint.Misfit(_no_encoder(path, params))
+    theirs = {
+        name: {"encoder": saved.tree[name].get("encoder", {})}
+        for name in ("params", "stats")
+    }
+    ours = {name: like[name] for name in theirs}
+    if misfits := checkpoint.differences(theirs, ours, most=1):
+        raise checkpoint.Misfit(
+            f"{path} does not fit the encoder of the run's config.json and these "
+            f"images: {misfits}"
+        )
+    return checkpoint.load_part(path, like, saved)
 
 
 def _no_encoder(path, params):
     return f"{path} has no encoder in its parameters, but {sorted(params)}"
-
-
-def _check(tree, like, path):
-    """Refuse a checkpoint of another encoder, naming the first leaf that differs."""
-    if "encoder" not in tree.get("params", {}):
-        raise _Unfit(_no_encoder(path, tree.get("params", {})))
-    for part in ("params", "stats"):
-        ours = _leaves({part: like[part]})
-        theirs = _leaves({part: {"encoder": tree[part].get("encoder", {})}})
-        misfit = core.first_misfit(theirs, ours)
-        if misfit:
-            name, saved, expected = misfit
-            raise _Unfit(
-                f"{path} does not fit the encoder of the run's config.json and "
-                f"these images: {name} is {saved} in the checkpoint, {expected} here"
-            )
 
 
 def run(

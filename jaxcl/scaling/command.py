@@ -14,10 +14,10 @@ import sys
 
 import jax
 from absl import flags, logging
-from etils import epath
 from ml_collections import config_flags
 
 from jaxcl.config import build, command
+from jaxcl.data import storage
 from jaxcl.scaling import collectives, compiled, hardware, tables
 
 
@@ -202,4 +202,4 @@ def _write(path, measured, estimated, setting) -> None:
         "machines": {name: m._asdict() for name, m in setting.machines.items()},
         "counts": [x | {"seconds": t} for x, t in zip(measured, times, strict=True)],
     }
-    epath.Path(path).write_text(json.dumps(numbers, indent=1) + "\n")
+    storage.write_json(path, numbers)

@@ -4,12 +4,12 @@ RUN/updates/0001, 0002, ... are run directories; each has an update.json once th
 is over.
 """
 
-import json
 import re
 
 import numpy as np
 from etils import epath
 
+from jaxcl.data import storage
 from jaxcl.run import results as results_lib
 from jaxcl.run import transfer
 
@@ -143,7 +143,7 @@ def next_update(run: str, asked: dict | None) -> epath.Path:
 def read(workdir: epath.PathLike) -> dict | None:
     """What update.json holds; None while the update is not over."""
     path = epath.Path(workdir) / VERDICT
-    return json.loads(path.read_text()) if path.exists() else None
+    return storage.read_json(path) if path.exists() else None
 
 
 def settle(workdir: epath.PathLike, report: dict, rotation: np.ndarray | None) -> dict:
@@ -163,7 +163,7 @@ def settle(workdir: epath.PathLike, report: dict, rotation: np.ndarray | None) -
     workdir = epath.Path(workdir)
     report = report | {"run": str(workdir)}
     if rotation is not None:
-        with (workdir / ROTATION).open("wb") as file:
+        with storage.replacing(workdir / ROTATION) as file:
             np.save(file, rotation, allow_pickle=False)
     results_lib.write(workdir / VERDICT, report)
     if not report["accepted"]:

@@ -240,18 +240,61 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "data/storage.py",
+            "test_storage.py",
+            (
+                "run: a file is written in place",
+                'draft = f"{target}.{uuid.uuid4().hex}.tmp"',
+                "draft = target",
+            ),
+            (
+                "run: a draft that failed stays",
+                "                os.unlink(draft)",
+                "                pass",
+            ),
+            (
+                "run: a full disk does not say where",
+                "reason, os.fspath(path)) from",
+                "reason) from",
+            ),
+        ),
+        *fault.of(
             "run/checkpoint.py",
             "test_checkpoint.py::test_restores_every_type_bitwise_on_another_mesh",
             (
                 "run: a key is not restored",
-                "return Restored(state, metadata",
-                'return Restored({**state, "key": like["key"]}, metadata',
+                "return Restored(state, cursor",
+                'return Restored({**state, "key": like["key"]}, cursor',
             ),
             (
                 "run: the oldest checkpoint is restored",
                 "for number in reversed(numbers):",
                 "for number in numbers:",
                 "test_checkpoint.py::test_damaged_newest_falls_back_and_says_so[flip]",
+            ),
+            (
+                "run: a checkpoint of another state is called damaged",
+                "except Misfit:\n            raise\n        except Exception",
+                "except Exception",
+                "test_checkpoint.py::test_another_state_is_told_leaf_by_leaf_and_stays",
+            ),
+            (
+                "run: the cause of an error of Orbax's is not looked at",
+                "error = error.__cause__ or error.__context__",
+                "error = None",
+                "test_checkpoint.py::test_storage_that_does_not_answer_is_no_damage",
+            ),
+            (
+                "run: a missing file is taken for storage that does not answer",
+                "if isinstance(error, OSError | MemoryError) and not absent:",
+                "if isinstance(error, OSError | MemoryError):",
+                "test_checkpoint.py::test_a_missing_file_is_damage",
+            ),
+            (
+                "run: the checksums of some leaves are those of others",
+                "for x in names if x in saved.tree]",
+                "for x in sorted(names) if x in saved.tree]",
+                "test_transfer.py::test_the_trained_encoder_is_judged_and_left_alone[1]",
             ),
             (
                 "run: a checksum does not see a swap",

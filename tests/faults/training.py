@@ -130,6 +130,20 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "nets/initial.py",
+        "test_nets.py::test_mlp_starts_as_pytorch_linear",
+        (
+            "nets: kernels start wider than PyTorch's",
+            "variance_scaling(1 / 3,",
+            "variance_scaling(1.0,",
+        ),
+        (
+            "nets: biases start within 1 / fan in",
+            "bound = fan_in**-0.5",
+            "bound = 1 / fan_in",
+        ),
+    ),
+    *fault.of(
         "nets/norm.py",
         "test_nets.py::test_batch_norm_equals_pytorch_passes_one_after_the_other",
         (

@@ -1,7 +1,6 @@
 """The network of online methods: an encoder, and one head over all classes."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.losses import replay as losses
-from jaxcl.nets import chain
+from jaxcl.nets import chain, initial
 
 Head = Literal["linear", "cosine"]
 
@@ -50,8 +49,7 @@ class Network:
             lambda: self._features(params, stats, images, False)[0]
         )
         shape = self.num_classes, features.shape[1]
-        bound = shape[1] ** -0.5
-        uniform = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
+        uniform = initial.torch_uniform(shape[1])
         head = {"weight": uniform(k_weight, shape)}
         if self.head == "linear":
             head["bias"] = uniform(k_bias, shape[:1])
