@@ -37,7 +37,7 @@ def get_config(kind):
             "method.strategy": "hint",
             "data": {"name": "blobs", "count": 160},
             "scenario.num_tasks": 2,
-            "evaluators": {"rankme": {}},
+            "evaluators": {"participation": {}},
         },
         "online": toy.ONLINE | {"method": {"name": "er_weighted"}},
     }
@@ -122,7 +122,7 @@ def test_what_they_add_is_in_style(house):
 def test_their_own_tests_pass(house):
     """Where a table of tests has others, too, those that the diffs add."""
     added = "align_uniform or strategy or er_weighted or rank or blobs"
-    names = ("noncontrastive", "bases", "er_weighted", "rankme", "sources")
+    names = ("noncontrastive", "bases", "er_weighted", "participation", "sources")
     files = [f"tests/test_{name}.py" for name in names]
     bounds = r" and not bfloat16 and not finite"  # of the loss, which the value implies
     printed = pytest_in(house, *files, "-k", f"({added}){bounds}")
@@ -150,8 +150,8 @@ def test_what_they_add_trains(house, tmp_path, kind):
     assert len(losses) >= 2
     if kind == "two_view":
         results = json.loads((tmp_path / "run" / "results.json").read_text())
-        ranks = [task["rankme/rank"] for task in results["scalars"]]
-        assert len(ranks) == 2 and all(1 <= rank <= 32 for rank in ranks)
+        ratios = [task["participation/ratio"] for task in results["scalars"]]
+        assert len(ratios) == 2 and all(1 <= ratio <= 32 for ratio in ratios)
 
 
 @pytest.mark.slow
