@@ -372,9 +372,7 @@ def test_both_agents_set_rates_of_plain_sgd():
         # The single inner step is rewarded by the fall of its own batch's loss.
         ends = nce_two(there, part(given, 0), part(given, 1), 0.4)
         assert abs(losses[0] - ends) > 1e-3
-        stored = jax.tree.map(
-            lambda x, at=seed - 12: x[at], agents["old"].memory.items
-        )
+        stored = jax.tree.map(lambda x, at=seed - 12: x[at], agents["old"].memory.items)
         np.testing.assert_allclose(stored.losses, [losses[0], ends], rtol=1e-4)
         at = (inner - RATES["low"]) / (RATES["high"] - RATES["low"])
         np.testing.assert_allclose(stored.action, at, rtol=1e-4)

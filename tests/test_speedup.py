@@ -371,9 +371,7 @@ def test_refuses_seeds_and_growths_that_do_not_pair(runs, capsys):
     )
     leave(runs / "icl" / "seed_2", [1.0], best=1)
     err = refused(capsys, of, base, icl)
-    assert (
-        f"icl={runs / 'icl' / 'seed_2'}: --baseline=retrain has no seed 2 at " in err
-    )
+    assert f"icl={runs / 'icl' / 'seed_2'}: --baseline=retrain has no seed 2 at " in err
     err = refused(capsys, of, base, f"icl={runs / 'icl_3'}")
     assert "--baseline=retrain has no seed 0 at growth 0.3" in err
     err = refused(capsys, of, base, base)
