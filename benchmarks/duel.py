@@ -67,9 +67,12 @@ def parser() -> argparse.ArgumentParser:
     step.add_argument("--steps-per-call", type=int, help="default: as in training")
     step.add_argument("--steps", type=int, default=2, help="per window")
     for part, seen in ((policy, 2.0), (step, 1.0)):
-        part.add_argument("--seen", type=float, default=seen, help=(
-            "rows that have passed the full memory before, in units of K"
-        ))  # fmt: skip
+        part.add_argument(
+            "--seen",
+            type=float,
+            default=seen,
+            help=("rows that have passed the full memory before, in units of K"),
+        )
         part.add_argument("--windows", type=int, default=5)
         part.add_argument("--json", help="file to append one line per row to")
     return made
@@ -326,15 +329,28 @@ def measure_step(args, names, directory) -> list[dict]:
 
 _HEADS = {
     "policy": (
-        ("K", 6), ("B", 5), ("Z", 4), ("side", 8), ("ms", 34), ("CPU ms", 10),
-        ("time / ours", 28), ("temp. MB", 9), ("M FLOP", 10), ("opened", 7),
-        ("same", 8), ("I_d", 9),
+        ("K", 6),
+        ("B", 5),
+        ("Z", 4),
+        ("side", 8),
+        ("ms", 34),
+        ("CPU ms", 10),
+        ("time / ours", 28),
+        ("temp. MB", 9),
+        ("M FLOP", 10),
+        ("opened", 7),
+        ("same", 8),
+        ("I_d", 9),
     ),
     "step": (
-        ("method", 9), ("step ms", 32), ("CPU ms", 10), ("time / base", 22),
-        ("share of a step", 16), ("memory MB", 10),
+        ("method", 9),
+        ("step ms", 32),
+        ("CPU ms", 10),
+        ("time / base", 22),
+        ("share of a step", 16),
+        ("memory MB", 10),
     ),
-}  # fmt: skip
+}
 
 
 def line(part: str, found: dict | None = None) -> str:
@@ -354,11 +370,14 @@ def line(part: str, found: dict | None = None) -> str:
         times = span("ms"), show("cpu_ms"), span("ratio")
         if part == "policy":
             cells = (
-                *(str(found[name]) for name in ("K", "B", "Z", "side")), *times,
-                show("temporary_bytes", 2, 1e-6), show("flops", 1, 1e-6),
-                show("opened", 1), f"{show('same', 1, 100)} %",
+                *(str(found[name]) for name in ("K", "B", "Z", "side")),
+                *times,
+                show("temporary_bytes", 2, 1e-6),
+                show("flops", 1, 1e-6),
+                show("opened", 1),
+                f"{show('same', 1, 100)} %",
                 show("distinctiveness", 5),
-            )  # fmt: skip
+            )
         else:
             share = f"{show('share', 1, 100)} %"
             cells = found["method"], *times, share, show("memory_bytes", 1, 1e-6)

@@ -60,11 +60,15 @@ def _examples(args, directory) -> dict:
     return {
         "data": {"name": "npz", "path": str(path)},
         "augment": {
-            "size": args.size, "scale": (0.2, 1.0), "interpolation": "bilinear",
-            "jitter": (0.4, 0.4, 0.4, 0.1), "mean": (0.5,) * 3, "std": (0.25,) * 3,
+            "size": args.size,
+            "scale": (0.2, 1.0),
+            "interpolation": "bilinear",
+            "jitter": (0.4, 0.4, 0.4, 0.1),
+            "mean": (0.5,) * 3,
+            "std": (0.25,) * 3,
         },
         "encoder": {"name": "resnet", "depth": args.depth, "width": args.width},
-    }  # fmt: skip
+    }
 
 
 def make_job(args, variant: str, directory) -> job.Job:

@@ -279,9 +279,12 @@ def timed(args, work, state, threads) -> tuple:
 
     def windows(channels_last):
         net = Peer(
-            work.config, state, device=device, precision=args.precision,
+            work.config,
+            state,
+            device=device,
+            precision=args.precision,
             channels_last=channels_last,
-        )  # fmt: skip
+        )
         decay = net.options["momentum_start"]
 
         def window(steps):

@@ -120,9 +120,13 @@ def start(run: Run, place: int, options) -> subprocess.Popen:
     with open(log, "ab") as out:
         # A session of its own, so that Ctrl-C reaches it through us alone.
         return subprocess.Popen(
-            run.command(options.python), env=env, stdin=subprocess.DEVNULL,
-            stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            run.command(options.python),
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def run_all(runs: list[Run], options) -> int:
@@ -178,9 +182,13 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--config", nargs="+", required=True, help="config files")
     made.add_argument(
-        "--vary", nargs="+", action="append", default=[], metavar=("PATH", "VALUE"),
+        "--vary",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("PATH", "VALUE"),
         help="an option, as config.method.base, and its values; any number of times",
-    )  # fmt: skip
+    )
     made.add_argument("--seeds", nargs="+", type=int, default=[0])
     made.add_argument("--root", default="runs", help="of all run directories")
     made.add_argument("--run", action="store_true", help="run them")

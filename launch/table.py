@@ -269,9 +269,13 @@ def parser() -> argparse.ArgumentParser:
         "--measure", action="append", help=f"default: {', '.join(compare.MEASURES)}"
     )
     made.add_argument(
-        "--paper", nargs="+", action="extend", default=[], metavar="NUMBER",
+        "--paper",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NUMBER",
         help="NAME=VALUE, FILE.json or FILE.csv",
-    )  # fmt: skip
+    )
     made.add_argument("--csv", help="a file for it, in long form")
     made.add_argument("--out", help="a file for the markdown")
     return made

@@ -61,9 +61,10 @@ def pytest_addoption(parser):
         "--skipped", metavar="FILE", help="write what was skipped, for pytest @FILE"
     )
     group.addoption(
-        "--strict-skips", action="store_true",
+        "--strict-skips",
+        action="store_true",
         help="fail where a test is skipped for a reason not in EXPECTED_SKIPS",
-    )  # fmt: skip
+    )
     group.addoption("--record", action="store_true", help=f"write {LAST_SLOW_RUN.name}")
 
 

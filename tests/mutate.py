@@ -130,9 +130,14 @@ def _pytest(tree, tests, *, slow, timeout, options=()):
     environment = os.environ | {"PYTHONPATH": str(tree), "COLUMNS": "300"}
     environment.pop("PYTEST_ADDOPTS", None)  # meant for whoever runs this
     process = subprocess.Popen(
-        command, cwd=tree, env=environment, start_new_session=True, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        command,
+        cwd=tree,
+        env=environment,
+        start_new_session=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     try:
         output, _ = process.communicate(timeout=timeout)
         return process.returncode, output
@@ -169,9 +174,12 @@ def judge(fault, tree, timeout=600.0) -> Verdict:
     try:
         _write(path, text.replace(fault.old, fault.new))
         status, output = _pytest(
-            tree, fault.tests, slow=fault.slow, timeout=timeout,
+            tree,
+            fault.tests,
+            slow=fault.slow,
+            timeout=timeout,
             options=("-x", "-n", "0"),
-        )  # fmt: skip
+        )
     finally:
         _write(path, text)
     word, note = _word(fault, status, output)

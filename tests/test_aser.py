@@ -79,9 +79,12 @@ def test_values_equal_the_definition():
 def test_values_by_hand():
     # From the nearest: right, wrong, right; K = 1: s_3 = 1/3, s_2 = 1/3 - 1/2.
     found = shapley.values(
-        jnp.array([[3.0], [1.0], [-2.0]]), jnp.array([7, 7, 5]),
-        jnp.array([[0.0]]), jnp.array([7]), neighbours=1,
-    )  # fmt: skip
+        jnp.array([[3.0], [1.0], [-2.0]]),
+        jnp.array([7, 7, 5]),
+        jnp.array([[0.0]]),
+        jnp.array([7]),
+        neighbours=1,
+    )
     np.testing.assert_allclose(found, [[1 / 3, 1 / 3 - 1 / 2 + 1, -1 / 6]], rtol=1e-6)
 
 
@@ -157,9 +160,12 @@ def test_replace():
         mask = rng.random(9) < 0.7
         slots = np.where(mask[:5], rng.permutation(20)[:5], 20)
         found = replace(
-            jax.random.key(seed), jnp.float32(scores), jnp.array(mask),
-            jnp.array(slots), capacity=20,
-        )  # fmt: skip
+            jax.random.key(seed),
+            jnp.float32(scores),
+            jnp.array(mask),
+            jnp.array(slots),
+            capacity=20,
+        )
         room = mask[:5].sum()
         stays = sorted((i for i in range(9) if mask[i]), key=lambda i: -scores[i])
         stays = {*stays[:room]}

@@ -358,10 +358,20 @@ def test_whole_pipeline_has_the_statistics_of_a_numpy_twin():
 # BYOL (Grill et al., NeurIPS 2020), Table 6, but for blur and solarisation, which
 # differ by view there and are off here. PNR and CaSSLe have the same colours.
 RECIPE = dict(
-    jitter=(0.4, 0.4, 0.2, 0.1), jitter_probability=0.8, grayscale=0.2, flip=0.5,
-    scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), interpolation="bicubic",
-    blur=0.0, solarize=0.0, sigma=(0.1, 2.0), views=2, crop=True, pad=0,
-)  # fmt: skip
+    jitter=(0.4, 0.4, 0.2, 0.1),
+    jitter_probability=0.8,
+    grayscale=0.2,
+    flip=0.5,
+    scale=(0.08, 1.0),
+    ratio=(3 / 4, 4 / 3),
+    interpolation="bicubic",
+    blur=0.0,
+    solarize=0.0,
+    sigma=(0.1, 2.0),
+    views=2,
+    crop=True,
+    pad=0,
+)
 
 
 def test_default_views_are_those_of_the_published_recipe():

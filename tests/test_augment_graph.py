@@ -144,8 +144,9 @@ def test_all_sets_of_nodes_are_equally_likely_to_drop():
     # Neighbouring copies and other keys are other draws.
     rows = np.flatnonzero(~out.node_mask).reshape(3000, 2) % 7
     assert 0.01 < (rows[1:] == rows[:-1]).all(axis=1).mean() < 0.09
-    again = run(copies([], 7, 3000), 1, kinds=("drop",), share=0.3,
-                remove_isolated=False)  # fmt: skip
+    again = run(
+        copies([], 7, 3000), 1, kinds=("drop",), share=0.3, remove_isolated=False
+    )
     same = (again.node_mask == out.node_mask).reshape(3000, 7).all(axis=1).mean()
     assert 0.03 < same < 0.07
 
@@ -193,8 +194,9 @@ TREES = {
 def test_sets_grow_with_the_probabilities_of_single_draws(name, growth, keep):
     pairs, size = TREES[name]
     batch = copies(pairs, size, 4000)
-    out = run(batch, kinds=("subgraph",), keep=keep, growth=growth,
-              remove_isolated=False)  # fmt: skip
+    out = run(
+        batch, kinds=("subgraph",), keep=keep, growth=growth, remove_isolated=False
+    )
     want = released_growth(pairs, size, keep, growth == "growing")
     assert chi_square(outcomes(out, size), want) > 1e-3
 
@@ -344,8 +346,9 @@ def test_a_batch_without_graphs_passes():
     made = graph_sets.random_set(3, np.random.default_rng(0))
     for rows in ([-1], [-1, 0]):
         batch = graphs.pad(made, rows, nodes=130, edges=2600, graphs=10)
-        out = run(batch, 2, kinds=("subgraph",), growth="growing",
-                  remove_isolated=False)  # fmt: skip
+        out = run(
+            batch, 2, kinds=("subgraph",), growth="growing", remove_isolated=False
+        )
         assert out.node_mask.any() == (len(rows) > 1)
         assert not (out.node_mask & ~batch.node_mask).any()
 

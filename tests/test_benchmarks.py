@@ -225,9 +225,12 @@ def test_the_peer_takes_the_same_steps(
     )
     state = jax.tree.map(lambda x: jax.numpy.asarray(x), state.replace(extra=extra))
     theirs = peer.Peer(
-        work.config, jax.device_get(state.replace(key=None)), device="cpu",
-        precision="float32", channels_last=True,
-    )  # fmt: skip
+        work.config,
+        jax.device_get(state.replace(key=None)),
+        device="cpu",
+        precision="float32",
+        channels_last=True,
+    )
     step, end = jax.jit(work.method.step), bases.BASES[base].momentum_end
     # The optimiser, the average and the queues show from the second step on.
     for _ in range(3):

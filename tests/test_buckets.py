@@ -72,8 +72,9 @@ def test_a_run_in_a_bucket_is_stopped_and_goes_on(server, tmp_path):
     assert all(map(np.array_equal, *same))
     names = {name.split("/")[2] for _, name in server.objects if "runs/a/" in name}
     assert names == {"config.json", "metrics.jsonl", "results.json"} | {
-        "checkpoints", "plots",
-    }  # fmt: skip
+        "checkpoints",
+        "plots",
+    }
     # Whoever goes on from it, judges or exports it reads it there.
     assert transfer.config_of(workdir)["name"] == "toy"
     with pytest.raises(ValueError, match=r"another config.*config\.batch_size"):

@@ -109,9 +109,18 @@ def test_first_task_has_a_schedule_of_its_own():
 
 
 @pytest.mark.parametrize(
-    "section", ["data", "scenario", "augment", "encoder", "method", "optimizer",
-                "schedule", "evaluators"],
-)  # fmt: skip
+    "section",
+    [
+        "data",
+        "scenario",
+        "augment",
+        "encoder",
+        "method",
+        "optimizer",
+        "schedule",
+        "evaluators",
+    ],
+)
 def test_every_section_is_needed(tmp_path, section):
     config = toy.config()
     del config[section]
@@ -334,8 +343,10 @@ def test_entries_have_names_of_their_own_and_may_run_at_the_end_alone(
     drawn = tmp_path / "plots"
     pictures = {str(p.relative_to(drawn)) for p in drawn.rglob("tsne*.png")}
     assert pictures == {
-        "tsne_task1.png", "all/tsne_task0.png", "all/tsne_task1.png",
-    }  # fmt: skip
+        "tsne_task1.png",
+        "all/tsne_task0.png",
+        "all/tsne_task1.png",
+    }
 
 
 def test_one_task_that_has_no_steps_yet_is_not_over(tmp_path):

@@ -96,9 +96,15 @@ def load(path, **options):
 def crops(data):
     for part in (data.train, data.validation, data.test):
         yield from prefetch.batches(
-            stream.Source(part, np.arange(len(part.label))), seed=1, task=0, epochs=2,
-            batch_size=2, crop=prefetch.Crop(16), views=2, resident=False,
-        )  # fmt: skip
+            stream.Source(part, np.arange(len(part.label))),
+            seed=1,
+            task=0,
+            epochs=2,
+            batch_size=2,
+            crop=prefetch.Crop(16),
+            views=2,
+            resident=False,
+        )
 
 
 def no_decoding(monkeypatch):
@@ -276,9 +282,11 @@ def test_a_killed_build_leaves_nothing_that_looks_whole(tmp_path):
     code = f"import test_cache; test_cache.slow_build({str(tmp_path)!r})"
     paths = os.pathsep.join([str(HERE.parent), str(HERE)])
     child = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
         env=os.environ | {"PYTHONPATH": paths},
-    )  # fmt: skip
+    )
     try:
         assert child.stdout.readline() == "halfway\n"
         (left,) = folders(tmp_path)
@@ -404,9 +412,13 @@ def test_workers_get_a_path_not_pixels(images, tmp_path):
         "print(image.shape, image.sum())"
     )
     out = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "load")], check=True, text=True,
-        stdout=subprocess.PIPE, timeout=60, cwd=HERE.parent,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(tmp_path / "load")],
+        check=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        timeout=60,
+        cwd=HERE.parent,
+    )
     image = load(images, decoder="pillow").train.load(3)
     assert out.stdout == f"{image.shape} {image.sum()}\n"
     with pytest.raises(ValueError, match="read-only"):

@@ -88,9 +88,16 @@ def check(method, state, twin, rate=0.01):
     [
         ({}, {}, {}, 0.6),
         (
-            dict(temperature=0.3, weight=1.5, distill_temperature=0.4,
-                 past_temperature=0.25, prototype_rate=0.7),
-            {"tau": 0.3}, {"now": 0.4, "past": 0.25}, 1.5,
+            dict(
+                temperature=0.3,
+                weight=1.5,
+                distill_temperature=0.4,
+                past_temperature=0.25,
+                prototype_rate=0.7,
+            ),
+            {"tau": 0.3},
+            {"now": 0.4, "past": 0.25},
+            1.5,
         ),
         ({"distill_over": "seen"}, {}, {"classes": range(6)}, 0.6),
         ({"scope": "all_negatives"}, {"scope": "all_negatives"}, {}, 0.6),
@@ -99,7 +106,7 @@ def check(method, state, twin, rate=0.01):
         ({"keep": "uniform", "scope": "all_negatives"}, {"scope": "none"}, {}, 0.6),
     ],
     ids=["default", "numbers", "seen", "all", "none", "uniform", "uniform-all"],
-)  # fmt: skip
+)
 def test_a_later_step_is_the_equation(options, of_nce, of_prd, weight):
     method = make(**options)
     state = in_task()

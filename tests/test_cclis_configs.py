@@ -9,9 +9,15 @@ from jaxcl.run import results, train
 
 NAMES = {"cclis_cifar10": 10, "cclis_cifar100": 100, "cclis_tinyimagenet": 200}
 CONTRASTIVE = (
-    "cclis", "released", "random", "no_prd", "selection_only", "neither", "co2l",
+    "cclis",
+    "released",
+    "random",
+    "no_prd",
+    "selection_only",
+    "neither",
+    "co2l",
     "co2l_no_ird",
-)  # fmt: skip
+)
 REPLAY = ("er", "icarl", "gem", "gss", "der", "derpp", "gcr")
 
 

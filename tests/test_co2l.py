@@ -79,13 +79,21 @@ def ird(z, teacher, now=0.2, past=0.01):
         ({}, 0.5 / 0.07, 0.5, 1.0, {}, True),
         ({"frozen_bn": "running", "loss_scale": 1.0}, 1.0, 0.5, 1.0, {}, False),
         (
-            dict(temperature=0.2, weight=0.4, distill_temperature=0.3,
-                 past_temperature=0.15),
-            0.2 / 0.07, 0.2, 0.4, {"now": 0.3, "past": 0.15}, True,
+            dict(
+                temperature=0.2,
+                weight=0.4,
+                distill_temperature=0.3,
+                past_temperature=0.15,
+            ),
+            0.2 / 0.07,
+            0.2,
+            0.4,
+            {"now": 0.3, "past": 0.15},
+            True,
         ),
     ],
     ids=["default", "running", "numbers"],
-)  # fmt: skip
+)
 def test_a_later_step_is_the_equation(options, scale, tau, weight, of_ird, train):
     state = in_task()
     teacher = toy.told(NET, state, IMAGES, train=train)

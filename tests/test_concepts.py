@@ -26,8 +26,11 @@ def test_the_example_by_hand_is_what_the_metrics_say(capsys):
     matrix, alone = worked()
     printed = [float(line) for line in capsys.readouterr().out.split()]
     assert [name for name, *_ in BY_HAND] == [
-        "average accuracy", "forgetting", "stability", "plasticity",
-    ]  # fmt: skip
+        "average accuracy",
+        "forgetting",
+        "stability",
+        "plasticity",
+    ]
     values = [float(value) for *_, value in BY_HAND]
     assert printed == pytest.approx(values, abs=1e-12)
     want = [

@@ -150,9 +150,13 @@ def test_every_base_builds_under_any_strategy_and_scenario(name, base):
 
 # base: learning rate of the online head in PNR's CIFAR scripts
 HEAD_LR = {
-    "mocov2plus": 0.3, "simclr": 0.1, "supcon": 0.3, "barlow_twins": 0.1, "byol": 0.1,
+    "mocov2plus": 0.3,
+    "simclr": 0.1,
+    "supcon": 0.3,
+    "barlow_twins": 0.1,
+    "byol": 0.1,
     "vicreg": 0.3,
-}  # fmt: skip
+}
 RELEASED = "--config.regime=released"
 
 
@@ -174,10 +178,14 @@ def test_the_released_regime_is_that_of_the_released_runs(name, base):
             assert predict.skip
         assert config.scenario.class_order == "released"
     assert changed(plain, take(name, base, RELEASED)) <= {
-        "config.regime", "config.method.frozen_bn", "config.method.online_head",
-        "config.method.head_form", "config.method.head_lr",
-        "config.evaluators.linear.momentum", "config.evaluators.predict.skip",
-    }  # fmt: skip
+        "config.regime",
+        "config.method.frozen_bn",
+        "config.method.online_head",
+        "config.method.head_form",
+        "config.method.head_lr",
+        "config.evaluators.linear.momentum",
+        "config.evaluators.predict.skip",
+    }
     with pytest.raises(ValueError, match="'lbrary': the config has no value for it"):
         take(name, base, "--config.regime=lbrary").to_dict()
 
@@ -231,16 +239,25 @@ def test_debug_follows_the_base(name, base):
     small, whole = take(f"{name}:debug", base), take(name, base)
     config_files.check_options(small)
     shrunk = {
-        "name", "data", "scenario", "batch_size", "epochs", "encoder", "workers",
-        "save_every", "schedule",
-    }  # fmt: skip
+        "name",
+        "data",
+        "scenario",
+        "batch_size",
+        "epochs",
+        "encoder",
+        "workers",
+        "save_every",
+        "schedule",
+    }
     for path in changed(whole, small):
         _, section, *rest = path.split(".")
         sizes = section == "method" and rest[0].endswith(("_dim", "_size"))
         images = section == "augment" and rest[0] in ("size", "resize")
         lengths = section == "evaluators" and rest[-1] in (
-            "epochs", "milestones", "augment",
-        )  # fmt: skip
+            "epochs",
+            "milestones",
+            "augment",
+        )
         assert section in shrunk or sizes or images or lengths, path
     assert small.data.name == "digits" and small.optimizer.lr == whole.optimizer.lr
 
@@ -270,8 +287,10 @@ def test_the_budget_is_the_papers(name, tasks, epochs, depth, size, probe_batch)
     full = inspect.signature(optim.warmup_cosine).parameters
     given = {"warmup_epochs": full["warmup_epochs"].default} | config.schedule.to_dict()
     assert (given["name"], given["warmup_epochs"], given["start"]) == (
-        "warmup_cosine", 10, 0.003,
-    )  # fmt: skip
+        "warmup_cosine",
+        10,
+        0.003,
+    )
     lars = inspect.signature(optim.lars).parameters
     assert config.optimizer.get("eta", lars["eta"].default) == 0.02
     assert config.optimizer.get("clip", lars["clip"].default) is True
@@ -287,8 +306,13 @@ def test_what_each_set_has_of_its_own():
     assert len(set(lines)) == 100
     domains = parsed("pnr_domainnet")
     assert domains.data.domains == (
-        "real", "quickdraw", "painting", "sketch", "infograph", "clipart",
-    )  # fmt: skip
+        "real",
+        "quickdraw",
+        "painting",
+        "sketch",
+        "infograph",
+        "clipart",
+    )
     assert domains.scenario.to_dict() == {"name": "domain"}
     tasks = scenarios.make(config_files.stand_in(), scenario="domain").tasks
     assert [task.domain for task in tasks] == [*range(6)]  # the order of the domains

@@ -41,9 +41,11 @@ def test_patience(means, best, over):
     assert made.over is over and made.number == len(means)
     found = made.summary()
     assert found["best"] == {
-        "number": best, "loss": means[best - 1], "seconds": 10.0 * best,
+        "number": best,
+        "loss": means[best - 1],
+        "seconds": 10.0 * best,
         "passes": 6.0 * best,
-    }  # fmt: skip
+    }
     assert found["last"]["number"] == len(means)
     assert not epochs(0, [1, *means, 99, 99, 99]).over
 
@@ -90,10 +92,18 @@ def toy_job(folder, **changes):
         "method": {"name": "icl", "strategy": "finetune"},
         **changes,
     }
-    made = build.build(toy.config(**{
-        "epochs": 6, "eval_epochs": 2, "patience": 2, "evaluators": EVALUATORS,
-        **changes,
-    }), folder)  # fmt: skip
+    made = build.build(
+        toy.config(
+            **{
+                "epochs": 6,
+                "eval_epochs": 2,
+                "patience": 2,
+                "evaluators": EVALUATORS,
+                **changes,
+            }
+        ),
+        folder,
+    )
     told = np.array([LOSSES[0], LOSSES[1]], np.float32)
 
     def step(state, batch):
@@ -121,9 +131,12 @@ def untimed(rows):
 
 
 def untimed_convergence(results):
-    return json.loads(json.dumps(results["convergence"]), object_hook=lambda found: {
-        key: x for key, x in found.items() if key != "seconds"
-    })  # fmt: skip
+    return json.loads(
+        json.dumps(results["convergence"]),
+        object_hook=lambda found: {
+            key: x for key, x in found.items() if key != "seconds"
+        },
+    )
 
 
 def test_a_task_ends_when_its_patience_does(rows):
@@ -206,8 +219,9 @@ def test_growth_cuts_by_the_seed(tmp_path):
     assert old.train.order is stream.filled_order
     # A run's seed is the scenario's, unless it has its own.
     for seed, other in ((5, 5), (6, 6)):
-        work = build.build(toy.config(scenario={"name": "growth"}, seed=seed), tmp_path
-                           / str(seed))  # fmt: skip
+        work = build.build(
+            toy.config(scenario={"name": "growth"}, seed=seed), tmp_path / str(seed)
+        )
         want = np.random.default_rng(other).permutation(
             len(work.stream.dataset.train.label)
         )
@@ -225,8 +239,10 @@ def test_earlier_rows_of_every_scenario():
     tasks = scenarios.make(data, scenario="data", num_tasks=3, evaluation="none").tasks
     before = [task.train.rows.tolist() for task in tasks]
     assert [task.earlier.tolist() for task in tasks] == [
-        [], before[0], before[0] + before[1]
-    ]  # fmt: skip
+        [],
+        before[0],
+        before[0] + before[1],
+    ]
 
 
 def test_some_classes_and_some_rows_of_each():
@@ -261,8 +277,9 @@ def test_graph_batches_are_the_rows_of_the_plan():
     plan = stream.schedule(source, seed=1, task=0, epochs=2, batch_size=8)
     found = [*graph_batches.batches(source, seed=1, task=0, epochs=2, batch_size=8)]
     assert len(found) == len(plan) == 10
-    late = [*graph_batches.batches(
-        source, seed=1, task=0, epochs=2, batch_size=8, start=7)]  # fmt: skip
+    late = [
+        *graph_batches.batches(source, seed=1, task=0, epochs=2, batch_size=8, start=7)
+    ]
     for step, batch in enumerate(found):
         rows = plan[step]
         assert batch["index"].tolist() == rows.tolist()
@@ -285,17 +302,21 @@ def test_parts_of_a_batch_lie_side_by_side():
 
     source = stream.Source(data.train, np.arange(24), order)
     plan = stream.schedule(source, seed=0, task=0, epochs=1, batch_size=12)
-    first = next(graph_batches.batches(
-        source, seed=0, task=0, epochs=1, batch_size=4, parts=3))  # fmt: skip
+    first = next(
+        graph_batches.batches(source, seed=0, task=0, epochs=1, batch_size=4, parts=3)
+    )
     assert first["index"].shape == (3, 4)
     for part in range(3):
         for i in range(4):
             assert first["index"][part, i] == plan[0][3 * i + part]
     assert {leaf.shape[0] for leaf in first["graph"]} == {3}
     alone = graphs.pad(
-        data.train.graphs, first["index"][1], nodes=first["graph"].features.shape[1],
-        edges=first["graph"].senders.shape[1], graphs=4,
-    )  # fmt: skip
+        data.train.graphs,
+        first["index"][1],
+        nodes=first["graph"].features.shape[1],
+        edges=first["graph"].senders.shape[1],
+        graphs=4,
+    )
     pairs = zip(alone, (leaf[1] for leaf in first["graph"]), strict=True)
     assert all(np.array_equal(a, b) for a, b in pairs)
 

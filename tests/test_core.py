@@ -102,12 +102,14 @@ def test_shares_scale_the_entries_that_they_name():
     for name, share in {"encoder": 1.0, **shares}.items():
         expected = jax.tree.map(
             lambda p, g, share=share: p - 0.5 * share * (g + 0.1 * p),
-            state.params[name], grads[name],
-        )  # fmt: skip
+            state.params[name],
+            grads[name],
+        )
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7),
-            after.params[name], expected,
-        )  # fmt: skip
+            after.params[name],
+            expected,
+        )
     assert after.step == 4 and after.task == 0
     # The optimiser's own state has no share in it.
     plain = core.apply_gradients(state, grads, tx, jnp.float32(0.5))
@@ -135,8 +137,9 @@ def test_a_step_down_a_loss_is_that_of_its_gradient():
     for name, left in (("encoder", 0.9), ("prototypes", 0.9), ("head", 0.95)):
         jax.tree.map(
             lambda a, b, left=left: np.testing.assert_allclose(a, left * b, rtol=1e-6),
-            after.params[name], state.params[name],
-        )  # fmt: skip
+            after.params[name],
+            state.params[name],
+        )
     # What the loss gives beside its value is of the parameters before the step.
     np.testing.assert_array_equal(aux["seen"], 2 * state.params["head"])
     assert after.step == 6
@@ -198,13 +201,20 @@ def test_a_task_begins_where_the_run_stands():
         return state.replace(stats={"mean": state.stats["mean"] + task.index})
 
     method = core.Method(
-        init=None, step=None, embed=None, begin_task=begin_task,
+        init=None,
+        step=None,
+        embed=None,
+        begin_task=begin_task,
         source=lambda state, task: task.train._replace(rows=np.arange(20)),
-    )  # fmt: skip
+    )
     work = types.SimpleNamespace(
-        method=method, seed=0, epochs=(9, 9, 3), batch_size=4, mesh=sharding.mesh(1),
+        method=method,
+        seed=0,
+        epochs=(9, 9, 3),
+        batch_size=4,
+        mesh=sharding.mesh(1),
         parts=lambda index: 1,
-    )  # fmt: skip
+    )
     state = job.begin(work, state_of(step=31, task=1, task_start=11), task)
     assert told == [(2, 31, 15)]  # 3 epochs of 20 rows in batches of 4
     assert (state.step, state.task, state.task_start) == (31, 2, 31)

@@ -54,9 +54,12 @@ def test_a_convolution_net_costs_two_flops_per_product(stride, pad):
 
     def conv(x, w):
         return jax.lax.conv_general_dilated(
-            x, w, (stride, stride), [(pad, pad)] * 2,
+            x,
+            w,
+            (stride, stride),
+            [(pad, pad)] * 2,
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )  # fmt: skip
+        )
 
     def loss(params, x):
         x = conv(conv(x, params["one"]), params["two"])
@@ -356,11 +359,13 @@ def test_a_resumed_run_adds_up(tmp_path, compiled, clock):
         assert one["flops"] == 12 * ends[0]["cost"]["flops_per_step"]["first_task"]
     # Each process's first call of the step is apart; the last process calls none.
     assert [(x["compile_seconds"], x["train_seconds"]) for x in whole] == [
-        (30, 11), (0, 12),
-    ]  # fmt: skip
+        (30, 11),
+        (0, 12),
+    ]
     assert [(x["compile_seconds"], x["train_seconds"]) for x in parts] == [
-        (60, 10), (0, 12),
-    ]  # fmt: skip
+        (60, 10),
+        (0, 12),
+    ]
     assert ends[1]["seconds"][:2] == [1070, 1012]
 
 
@@ -382,9 +387,14 @@ def test_costs_of_tasks_add_up():
     assert before == cost.empty(3) and one["per_task"][1:] == [None, None]
     assert [entry["flops"] for entry in three["per_task"]] == [21, 32, 40]
     assert three["total"] == {
-        "steps": 12, "images": 100, "flops": 93, "train_seconds": 4.5,
-        "compile_seconds": 0.0, "evaluation_seconds": 0.0, "peak_bytes": 90,
-    }  # fmt: skip
+        "steps": 12,
+        "images": 100,
+        "flops": 93,
+        "train_seconds": 4.5,
+        "compile_seconds": 0.0,
+        "evaluation_seconds": 0.0,
+        "peak_bytes": 90,
+    }
     assert three["flops_per_step"] == {"first_task": 7, "later_tasks": 8}
     assert one["flops_per_step"] == {"first_task": 7, "later_tasks": None}
     assert (two["device"], three["device"]) == ("abacus", "slide rule")

@@ -87,9 +87,14 @@ def shaken(agent, seed=0):
 @pytest.mark.parametrize("state, standardise", [("scalar", False), ("window", True)])
 def test_an_update_is_ddpg(state, standardise):
     options = ddpg.Options(
-        state=state, standardise=standardise, actor_lr=0.01, critic_lr=0.1,
-        discount=0.9, target_rate=0.2, **SMALL,
-    )  # fmt: skip
+        state=state,
+        standardise=standardise,
+        actor_lr=0.01,
+        critic_lr=0.1,
+        discount=0.9,
+        target_rate=0.2,
+        **SMALL,
+    )
     length = options.length
     rng = np.random.default_rng(1)
     agent = shaken(ddpg.init(jax.random.key(0), options))
@@ -149,14 +154,25 @@ def test_an_update_is_ddpg(state, standardise):
 
 def test_actions_are_the_actors_with_noise_that_fades():
     options = ddpg.Options(
-        state="window", warmup=2, noise_decay=6, noise_reversion=0.3, noise_scale=2.0,
-        noise_step=0.25, low=1e-4, high=1.0, scale="log", **SMALL,
-    )  # fmt: skip
+        state="window",
+        warmup=2,
+        noise_decay=6,
+        noise_reversion=0.3,
+        noise_scale=2.0,
+        noise_step=0.25,
+        low=1e-4,
+        high=1.0,
+        scale="log",
+        **SMALL,
+    )
     agent = ddpg.init(jax.random.key(0), options)
     agent = agent._replace(
-        losses=jnp.array([9.0, 9.0, 0.3, -0.2]), count=jnp.int32(2),
-        mean=jnp.float32(0.1), variance=jnp.float32(0.04), noise=jnp.float32(0.7),
-    )  # fmt: skip
+        losses=jnp.array([9.0, 9.0, 0.3, -0.2]),
+        count=jnp.int32(2),
+        mean=jnp.float32(0.1),
+        variance=jnp.float32(0.04),
+        noise=jnp.float32(0.7),
+    )
     seen = (np.array([[0.0, 0.0, 0.3, -0.2]]) - 0.1) / 0.2
     u = actor_twin(f64(agent.actor), seen, [2])[0]
     act, x = jax.jit(lambda a, k: ddpg.act(a, k, options)), 0.7

@@ -19,8 +19,13 @@ from helpers import pages, processes
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "design.md").read_text()
 KINDS = (
-    "A loss", "A base", "A strategy", "A replay method", "An evaluator", "A data source"
-)  # fmt: skip
+    "A loss",
+    "A base",
+    "A strategy",
+    "A replay method",
+    "An evaluator",
+    "A data source",
+)
 SECTIONS = {
     part.partition("\n")[0]: part
     for part in PAGE.partition("\n## How to add\n")[2].split("\n### ")[1:]
@@ -54,9 +59,13 @@ def apply(name, tree, *options):
     # Of a tree within a repository git would look for the files from its root.
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
     done = subprocess.run(
-        ["git", "apply", *options, "-"], cwd=tree, env=environment, text=True,
-        input=DIFFS[name], capture_output=True,
-    )  # fmt: skip
+        ["git", "apply", *options, "-"],
+        cwd=tree,
+        env=environment,
+        text=True,
+        input=DIFFS[name],
+        capture_output=True,
+    )
     assert done.returncode == 0, (
         f'docs/design.md: the diff of "{name}" no longer applies:\n{done.stderr}'
         "Save it as a file, say `git apply --reject FILE`, do by hand what was "
@@ -80,9 +89,13 @@ def said(command, tree, **more):
     environment = os.environ | {"PYTHONPATH": paths, "JAX_NUM_CPU_DEVICES": "8"} | more
     environment.pop("PYTEST_ADDOPTS", None)  # meant for whoever runs this
     done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=tree, env=environment, text=True,
-        capture_output=True, timeout=900,
-    )  # fmt: skip
+        [sys.executable, *map(str, command)],
+        cwd=tree,
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=900,
+    )
     assert done.returncode == 0, (
         "docs/design.md: what its diffs add no longer works; change the diffs:\n"
         f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"

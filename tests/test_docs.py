@@ -563,8 +563,9 @@ def test_the_example_trains_by_its_row_of_the_table(tree, tmp_path):
     state = toy.saved(work, tmp_path).state
     moved = jax.tree.map(
         lambda a, b: bool((a != b).any()),
-        state.extra.teacher["encoder"], state.params["encoder"],
-    )  # fmt: skip
+        state.extra.teacher["encoder"],
+        state.params["encoder"],
+    )
     assert any(jax.tree.leaves(moved))
 
 

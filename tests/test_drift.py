@@ -49,9 +49,10 @@ def test_measures_are_those_of_loops():
         found["index_overlap"], share(NEW, OLD, rows, 4), rtol=1e-6
     )
     np.testing.assert_allclose(
-        found["aligned_index_overlap"], share(b[1::2] @ best, OLD, rows[1::2], 4),
+        found["aligned_index_overlap"],
+        share(b[1::2] @ best, OLD, rows[1::2], 4),
         rtol=1e-6,
-    )  # fmt: skip
+    )
     a, b = a - a.mean(0), b - b.mean(0)
     top = np.trace(a @ a.T @ b @ b.T)
     want = top / np.linalg.norm(a @ a.T) / np.linalg.norm(b @ b.T)

@@ -8,6 +8,7 @@ import functools
 import itertools
 import re
 import types
+import typing
 
 import chex
 import flax.linen as nn
@@ -247,9 +248,12 @@ class Twin:
             return [(int(self.memory.seen) + i) % K for i in range(B)]
         q = duel_twin.SCORES[self.options.get("score", "affine")]
         keep = duel_twin.loop(
-            self.features, targets, q, filled=self.filled,
+            self.features,
+            targets,
+            q,
+            filled=self.filled,
             competes=self.options.get("newcomer_competes", False),
-        )  # fmt: skip
+        )
         free = iter(np.flatnonzero(~keep[:K]))
         return [next(free) if comes else K for comes in keep[K:]]
 
@@ -469,9 +473,16 @@ def test_no_two_uses_share_a_key(monkeypatch):
 
 def settings(**changes):
     given = dict(
-        policy="duel", size=K, dim=D, images=False, spread=False, safe=False,
-        newcomer_competes=False, score="affine", temperature=0.3,
-    )  # fmt: skip
+        policy="duel",
+        size=K,
+        dim=D,
+        images=False,
+        spread=False,
+        safe=False,
+        newcomer_competes=False,
+        score="affine",
+        temperature=0.3,
+    )
     return active_memory.Settings(**(given | changes))
 
 
@@ -544,7 +555,7 @@ def test_a_safe_update_keeps_the_memory_where_it_would_grow_less_distinct():
         assert updated(given, held(circle(0, 0, 0, 0)), circle(0, 0, 0, 90))[1] > 0
 
 
-@pytest.mark.parametrize("policy", active_memory.POLICIES)
+@pytest.mark.parametrize("policy", typing.get_args(active_memory.Policy))
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_rows_that_are_not_finite_never_enter(policy, wrong):
     """The others are treated as if the batch had none but them."""
@@ -601,8 +612,10 @@ def test_the_policys_options_reach_it(monkeypatch):
     np.testing.assert_array_equal(options.pop("filled"), memory.filled)
     np.testing.assert_array_equal(options.pop("incoming_mask"), [True, True])
     assert options == {
-        "score": "exponential", "temperature": 0.3, "newcomer_competes": True,
-    }  # fmt: skip
+        "score": "exponential",
+        "temperature": 0.3,
+        "newcomer_competes": True,
+    }
     assert joined == 0
     chex.assert_trees_all_equal(new.items, memory.items)
 

@@ -9,13 +9,11 @@ from jaxcl.run import results, train
 
 COMPARED = ("d_moco", "moco", "d_simclr", "simclr")
 ROWS = {
-    "duel_cifar10": (
-        *COMPARED, "memory_only", "mixed_eps0", "barlow_twins", "byol"
-    ),
+    "duel_cifar10": (*COMPARED, "memory_only", "mixed_eps0", "barlow_twins", "byol"),
     "duel_stl10": (*COMPARED, "barlow_twins", "byol"),
     "duel_imagenetlt": COMPARED,
     "duel_cifar10_small": COMPARED,
-}  # fmt: skip
+}
 # without a memory
 FORGETFUL = ("simclr", "barlow_twins", "byol")
 
@@ -41,8 +39,10 @@ def test_every_row_makes_a_method(name, row):
     assert top.augment["flip"] == 0.75 and not top.augment["crop"]
     judge = top.evaluators["linear"]
     assert (judge["optimizer"], judge["lr"], judge["weight_decay"]) == (
-        "adam", 1e-3, 1e-6,
-    )  # fmt: skip
+        "adam",
+        1e-3,
+        1e-6,
+    )
 
 
 @pytest.mark.parametrize("argument", ["d_mocoo", "moco,simclr", "moco,debugg"])

@@ -66,9 +66,13 @@ def test_a_memory_with_room_takes_what_comes_first(score, competes, stored, narr
     rows = units(rng, 20, 4)
     filled = rng.permutation(12) < stored
     got = select64(
-        rows[:12], rows[12:], score=score, temperature=0.3, filled=filled,
+        rows[:12],
+        rows[12:],
+        score=score,
+        temperature=0.3,
+        filled=filled,
         newcomer_competes=competes,
-    )  # fmt: skip
+    )
     want = duel_twin.loop(
         rows[:12], rows[12:], duel_twin.SCORES[score], filled=filled, competes=competes
     )
@@ -86,9 +90,12 @@ def test_rows_that_do_not_exist_change_nothing(score, competes, stored, narrow):
     filled, mask = rng.permutation(12) < stored, rng.random(16) < 0.6
     assert 1 < mask.sum() < 15
     want = duel_twin.loop(
-        memory, incoming[mask], duel_twin.SCORES[score], filled=filled,
+        memory,
+        incoming[mask],
+        duel_twin.SCORES[score],
+        filled=filled,
         competes=competes,
-    )  # fmt: skip
+    )
     incoming = np.where(mask[:, None], incoming, np.nan)
     options = {"score": score, "temperature": 0.3, "newcomer_competes": competes}
     got = select64(memory, incoming, filled=filled, incoming_mask=mask, **options)

@@ -293,9 +293,11 @@ def test_a_share_of_the_labels_is_stratified_nested_and_seeded():
     }
     counts = {f: np.bincount(label[rows]).tolist() for f, rows in found.items()}
     assert counts == {
-        0.01: [4, 2, 1, 1, 1], 0.1: [40, 20, 6, 1, 1], 0.5: [200, 100, 28, 2, 1],
+        0.01: [4, 2, 1, 1, 1],
+        0.1: [40, 20, 6, 1, 1],
+        0.5: [200, 100, 28, 2, 1],
         1.0: [400, 200, 57, 3, 1],
-    }  # fmt: skip
+    }
     assert set(found[0.01]) < set(found[0.1]) < set(found[0.5])
     other = np.flatnonzero(features.stratified(data, fraction=0.1, seed=1))
     assert len(set(other) & set(found[0.1])) < 30
@@ -400,9 +402,15 @@ def test_neighbours_are_those_of_brute_force(distance, scenario):
         everyone = np.broadcast_to(there, (len(x), len(bank)))
         own = everyone & (groups.train_task == groups.test_task[:, None])
         twin = functools.partial(
-            knn_twin, x, test.label, bank, train.label, k=9, temperature=0.2,
+            knn_twin,
+            x,
+            test.label,
+            bank,
+            train.label,
+            k=9,
+            temperature=0.2,
             distance=distance,
-        )  # fmt: skip
+        )
         want = eval_toy.accuracies(parts, twin(mask=everyone))
         np.testing.assert_allclose(rows["class_incremental"], want)
         told = np.array(eval_toy.accuracies(parts, twin(mask=own)))
@@ -418,9 +426,14 @@ def test_votes_weigh_by_distance():
     found = knn.votes(jnp.asarray([[2.0, 0]]), bank, labels, mask, k=2, **options)
     np.testing.assert_allclose(found, [[np.exp(2), np.exp(1.2), 0]], rtol=1e-5)
     found = knn.votes(
-        jnp.asarray([[1.0, 0], [3, 3]]), bank, labels, mask, k=4,
-        distance="euclidean", **options,
-    )  # fmt: skip
+        jnp.asarray([[1.0, 0], [3, 3]]),
+        bank,
+        labels,
+        mask,
+        k=4,
+        distance="euclidean",
+        **options,
+    )
     want = [
         [1e5, 1 / (5**0.5 + 1e-5) + 1 / (20**0.5 + 1e-5), 0],
         [1 / (13**0.5 + 1e-5), 1 / (10**0.5 + 1e-5) + 1 / (1 + 1e-5), 0],
@@ -633,8 +646,9 @@ def test_the_objective_is_the_mean_over_batches_of_the_tasks_so_far(max_rows):
     def loss(state, key, batch):
         jax.debug.callback(
             lambda *x: words.append([np.asarray(n).tolist() for n in x]),
-            jax.random.key_data(key), batch["index"],
-        )  # fmt: skip
+            jax.random.key_data(key),
+            batch["index"],
+        )
         bright = batch["image"].astype(jnp.float32).mean() / 255
         return state.params["w"].sum() * bright
 

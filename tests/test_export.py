@@ -38,9 +38,17 @@ RUN = {"method.strategy": "pnr", "scenario.num_tasks": 5, "epochs": 1}
 def eval_parts(work, **changes):
     """What an evaluator of the run is given."""
     made = core.EvalParts(
-        embed=work.method.embed, stream=work.stream, num_classes=10, size=8,
-        mean=(0.3,), std=(0.4,), resize=None, seed=0, mesh=sharding.mesh(1), workers=0,
-    )  # fmt: skip
+        embed=work.method.embed,
+        stream=work.stream,
+        num_classes=10,
+        size=8,
+        mean=(0.3,),
+        std=(0.4,),
+        resize=None,
+        seed=0,
+        mesh=sharding.mesh(1),
+        workers=0,
+    )
     return made._replace(**changes)
 
 
@@ -159,8 +167,12 @@ def test_icl_leaves_its_head_behind_and_says_so(tmp_path):
 
 def test_gdumb_has_nothing_to_export(tmp_path, capsys):
     run_directories.run_of(tmp_path / "run", **test_methods.METHODS["gdumb"].changes)
-    refused(r"config\.method\.name='gdumb' trains a network at each", tmp_path / "run",
-            tmp_path / "out", capsys)  # fmt: skip
+    refused(
+        r"config\.method\.name='gdumb' trains a network at each",
+        tmp_path / "run",
+        tmp_path / "out",
+        capsys,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +199,9 @@ def test_graphs(of_graphs):
     np.testing.assert_allclose(found[:11], want, rtol=1e-4, atol=1e-5)
     assert found.shape == (16, card["num_features"]) == (16, 8)
     assert card["input"] == {
-        "kind": "graphs", "features": examples.graphs.features.shape[1]
-    }  # fmt: skip
+        "kind": "graphs",
+        "features": examples.graphs.features.shape[1],
+    }
     other, _ = made.apply(
         made.params, made.stats, batch, train=True, key=jax.random.key(0)
     )
@@ -250,11 +263,13 @@ def test_an_array_is_resized_as_a_set_in_memory(trained, tmp_path, monkeypatch):
         (np.zeros((2, 8, 8, 3), np.uint8), r"must be uint8\[N, H, W, 1\]"),
         (np.zeros((8, 8, 1), np.uint8), r"images: is uint8\[8, 8, 1\]"),
         (np.zeros((2, 9, 8, 1), np.uint8), r"9 x 8 pixels, must be 8 x 8; of a list"),
-        ([np.zeros((8, 8, 1), np.uint8), np.zeros((8, 8), np.uint8)],
-         r"images\[1\]: is uint8\[8, 8\], must be uint8\[h, w, 1\]"),
+        (
+            [np.zeros((8, 8, 1), np.uint8), np.zeros((8, 8), np.uint8)],
+            r"images\[1\]: is uint8\[8, 8\], must be uint8\[h, w, 1\]",
+        ),
         (["a.png"], r"images\[0\]: is str\[\], must be uint8"),
     ],
-)  # fmt: skip
+)
 def test_refuses_other_images(trained, images, match):
     with pytest.raises(ValueError, match=match):
         jaxcl.load_encoder(trained[1]).embed(images)
@@ -266,26 +281,37 @@ def test_refuses_other_images(trained, images, match):
 def test_the_card_of_a_trained_run(trained):
     workdir, out, card = trained
     assert json.loads((out / "card.json").read_text()) == card
-    assert card["encoder"] == {
-        "name": "conv_net", "width": 4, "precision": "float32"
-    }  # fmt: skip
+    assert card["encoder"] == {"name": "conv_net", "width": 4, "precision": "float32"}
     assert card["input"] == {
-        "kind": "images", "dtype": "uint8", "channels": 1, "size": 8, "resize": None,
-        "interpolation": "bicubic", "mean": [0.3], "std": [0.4], "decoder": None,
-    }  # fmt: skip
+        "kind": "images",
+        "dtype": "uint8",
+        "channels": 1,
+        "size": 8,
+        "resize": None,
+        "interpolation": "bicubic",
+        "mean": [0.3],
+        "std": [0.4],
+        "decoder": None,
+    }
     digits = toys.digits()
     names = [
         task.name
         for task in run_directories.untried(workdir / "like", **RUN).stream.tasks
     ]
     assert card["training"] == {
-        "run": "toy", "seed": 0, "tasks": names[:1], "num_tasks": 5, "whole_tasks": 1
-    }  # fmt: skip
+        "run": "toy",
+        "seed": 0,
+        "tasks": names[:1],
+        "num_tasks": 5,
+        "whole_tasks": 1,
+    }
     assert card["data"] == {
-        "source": "digits", "options": {}, "name": digits.name,
+        "source": "digits",
+        "options": {},
+        "name": digits.name,
         "scenario": {"name": "class", "num_tasks": 5},
         "train_rows": len(digits.train.label),
-    }  # fmt: skip
+    }
     method = card["method"]
     assert (method["base"], method["strategy"]) == ("mocov2plus", "pnr")
     assert method["momentum_start"] == 0.99 and method["queue_size"] == 96
@@ -312,9 +338,13 @@ def test_the_card_of_a_trained_run(trained):
 def test_every_option_of_the_encoder_is_in_the_card(residual, monkeypatch):
     _, out, card = residual
     assert card["encoder"] == run_directories.RESNET | {
-        "stem": "cifar", "padding": "torch", "zero_init_residual": False,
-        "conv_init": "kaiming", "pool": None, "precision": "float32",
-    }  # fmt: skip
+        "stem": "cifar",
+        "padding": "torch",
+        "zero_init_residual": False,
+        "conv_init": "kaiming",
+        "pool": None,
+        "precision": "float32",
+    }
     want = jaxcl.load_encoder(out).embed(np.ones((1, 8, 8, 1), np.uint8))
     options = dict(encoder.sections.ENCODERS)
     monkeypatch.setitem(encoder.sections.ENCODERS, "resnet", _later(options["resnet"]))
@@ -326,9 +356,17 @@ def _later(make):
     """The function in a later version, which has other defaults."""
 
     def resnet(
-        *, depth=50, width=8, stem="imagenet", stem_padding=1, padding="same",
-        zero_init_residual=True, conv_init="torch", pool=4, dtype=jnp.bfloat16,
-    ):  # fmt: skip
+        *,
+        depth=50,
+        width=8,
+        stem="imagenet",
+        stem_padding=1,
+        padding="same",
+        zero_init_residual=True,
+        conv_init="torch",
+        pool=4,
+        dtype=jnp.bfloat16,
+    ):
         given = dict(locals())
         return make(**{name: x for name, x in given.items() if name != "make"})
 
@@ -370,9 +408,13 @@ def test_how_far_the_run_had_come(tmp_path):
     work = run_directories.untried(run, **RUN)
     state = run_directories.random_state(work)
     for number, (phase, done, begun, whole) in enumerate(
-        [("training", 0, 1, 0), ("training", 2, 3, 2), ("trained", 2, 3, 3),
-         ("evaluated", 3, 3, 3)]
-    ):  # fmt: skip
+        [
+            ("training", 0, 1, 0),
+            ("training", 2, 3, 2),
+            ("trained", 2, 3, 3),
+            ("evaluated", 3, 3, 3),
+        ]
+    ):
         run_directories.save(work, run, state, number=number, phase=phase, done=done)
         card = export_command.export(str(run), str(tmp_path / "out"))
         assert card["checkpoint"]["number"] == number
@@ -420,8 +462,12 @@ def test_seeds_that_were_trained_side_by_side(tmp_path, capsys):
         made = jaxcl.load_encoder(out)
         chex.assert_trees_all_equal(made.params, mine.params["encoder"])
         chex.assert_trees_all_equal(made.stats, mine.stats["encoder"])
-    refused(r"holds 2 seeds; name one of them, as .*/seed_4$", tmp_path,
-            tmp_path / "out", capsys)  # fmt: skip
+    refused(
+        r"holds 2 seeds; name one of them, as .*/seed_4$",
+        tmp_path,
+        tmp_path / "out",
+        capsys,
+    )
 
 
 def test_the_last_accepted_update_takes_the_place_of_its_run(trained, tmp_path):
@@ -606,10 +652,11 @@ def test_the_state_dict_by_hand(residual):
     assert saved["layer2.0.conv1.weight"][5, 2, 0, 1] == kernel[0, 1, 2, 5]
     bn = made.params["layer3_0"]["downsample_bn"], made.stats["layer3_0"]
     for name, want in (
-        ("weight", bn[0]["scale"]), ("bias", bn[0]["bias"]),
+        ("weight", bn[0]["scale"]),
+        ("bias", bn[0]["bias"]),
         ("running_mean", bn[1]["downsample_bn"]["mean"]),
         ("running_var", bn[1]["downsample_bn"]["var"]),
-    ):  # fmt: skip
+    ):
         np.testing.assert_array_equal(saved[f"layer3.0.downsample.1.{name}"], want)
     seen = saved["layer3.0.downsample.1.num_batches_tracked"]
     assert seen.shape == () and seen.dtype == np.int64 and seen == 0

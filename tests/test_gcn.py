@@ -229,9 +229,11 @@ def test_masked_nodes_and_edges_are_as_if_they_were_not_there():
     net = NETS["wide"]
     tree = variables(net, batch)
     chex.assert_trees_all_close(
-        train_apply(net, tree, batch), train_apply(net, tree, want),
-        rtol=1e-5, atol=1e-5,
-    )  # fmt: skip
+        train_apply(net, tree, batch),
+        train_apply(net, tree, want),
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 # --- parts --------------------------------------------------------------------

@@ -75,9 +75,14 @@ def test_pursuit_is_greedy_least_squares():
         padded = np.concatenate([atoms, 9 * target[None].repeat(2, 0)])
         with jax.enable_x64(True):
             found = pursuit(
-                padded @ padded.T, padded @ target, member, np.int32(budget),
-                size=8, ridge=ridge, tol=1e-10,
-            )  # fmt: skip
+                padded @ padded.T,
+                padded @ target,
+                member,
+                np.int32(budget),
+                size=8,
+                ridge=ridge,
+                tol=1e-10,
+            )
         expected, leaves = pursuit_twin(atoms, target, budget, ridge)
         np.testing.assert_allclose(found[:10], expected, rtol=1e-6, atol=1e-8)
         assert not np.any(found[10:]) and (np.asarray(found) > 0).sum() <= budget
@@ -91,9 +96,14 @@ def test_pursuit_with_budget_for_all_is_the_best_there_is():
     target = rng.normal(size=5)
     with jax.enable_x64(True):
         found = pursuit(
-            atoms @ atoms.T, atoms @ target, np.ones(8, bool), np.int32(8),
-            size=8, ridge=0.1, tol=1e-12,
-        )  # fmt: skip
+            atoms @ atoms.T,
+            atoms @ target,
+            np.ones(8, bool),
+            np.int32(8),
+            size=8,
+            ridge=0.1,
+            tol=1e-12,
+        )
     np.testing.assert_allclose(found, squares_twin(atoms, target, 0.1), atol=1e-9)
 
 
@@ -145,9 +155,15 @@ def test_reselect_gives_every_task_an_equal_part():
         return jnp.asarray(vectors[rows] * weight[rows][:, None])
 
     found = coreset.reselect(
-        jax.random.key(0), atoms_of, weight=weight, task=task, label=label,
-        filled=filled, capacity=14, ridge=0.5,
-    )  # fmt: skip
+        jax.random.key(0),
+        atoms_of,
+        weight=weight,
+        task=task,
+        label=label,
+        filled=filled,
+        capacity=14,
+        ridge=0.5,
+    )
     kept = {c: int((found[label == c] > 0).sum()) for c in range(6)}
     # Parts of 4, 4 and 6; of 6 to 7 rows 3 and 3, of 2 to 6 rows 1 and 3.
     assert kept == {0: 2, 1: 2, 2: 1, 3: 3, 4: 3, 5: 3} and not found[27]
@@ -161,9 +177,14 @@ def test_reselect_gives_every_task_an_equal_part():
                 found[rows], weight[rows] * twin, rtol=1e-3, atol=1e-5
             )
     whole = coreset.reselect(
-        jax.random.key(0), atoms_of, weight=weight, task=task, label=label,
-        filled=filled, capacity=60,
-    )  # fmt: skip
+        jax.random.key(0),
+        atoms_of,
+        weight=weight,
+        task=task,
+        label=label,
+        filled=filled,
+        capacity=60,
+    )
     np.testing.assert_array_equal(whole, np.where(filled, weight, 0))
 
 
@@ -242,9 +263,14 @@ def test_gradients_of_the_head():
     rng = np.random.default_rng(0)
     stored, weight = rng.normal(size=logits.shape), rng.uniform(0.5, 3, 6)
     found = gcr.gradients(
-        NET, state.params["head"], *map(jnp.float32, (features, stored)),
-        FIRST["label"], jnp.float32(weight), alpha=0.3, beta=0.7,
-    )  # fmt: skip
+        NET,
+        state.params["head"],
+        *map(jnp.float32, (features, stored)),
+        FIRST["label"],
+        jnp.float32(weight),
+        alpha=0.3,
+        beta=0.7,
+    )
     twin = gradients_twin(logits, features, stored, FIRST["label"], weight, 0.3, 0.7)
     np.testing.assert_allclose(found, twin, rtol=1e-4, atol=1e-5)
 

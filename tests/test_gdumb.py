@@ -145,11 +145,19 @@ def test_the_fit_is_the_equation(mixing, monkeypatch):
     if mixing:
         terms = [(0.3, label), (0.7, 4 - label)]
         monkeypatch.setattr(
-            gdumb, "mixed",
+            gdumb,
+            "mixed",
             lambda key, images, label, **_: (1 - images, 4 - label, jnp.float32(0.3)),
-        )  # fmt: skip
-    options = {"passes": 2, "batch_size": 6, "lr": 0.2, "momentum": 0.8,
-               "weight_decay": 0.1, "clip": 0.5, "cutmix": 0.0}  # fmt: skip
+        )
+    options = {
+        "passes": 2,
+        "batch_size": 6,
+        "lr": 0.2,
+        "momentum": 0.8,
+        "weight_decay": 0.1,
+        "clip": 0.5,
+        "cutmix": 0.0,
+    }
     state = stored()
     key = jax.random.fold_in(core.step_key(state), gdumb._FIT)
     net = online.network(parts(), "linear")

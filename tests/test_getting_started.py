@@ -78,9 +78,13 @@ def run_page(folder, *, small):
         words = shlex.split(body) if kind == "command" else ["python", "-c", body]
         words = smaller(words) if small and kind == "command" else words
         done = subprocess.run(
-            [sys.executable, *words[1:]], cwd=folder, env=env, timeout=600,
-            capture_output=True, text=True,
-        )  # fmt: skip
+            [sys.executable, *words[1:]],
+            cwd=folder,
+            env=env,
+            timeout=600,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, f"{body}\n{done.stdout}\n{done.stderr[-3000:]}"
         printed.append(done.stdout)
     return printed
@@ -119,8 +123,9 @@ def test_the_folders_hold_what_the_page_says(tmp_path, monkeypatch):
     exec(compile(code, "getting_started.md", "exec"), {})
     said = re.search(
         r"`my_images` now has (\d+) images in folders `0` to `7`, `new_images` (\d+) "
-        r"and\s+`labelled_images` (\d+)", PAGE,
-    )  # fmt: skip
+        r"and\s+`labelled_images` (\d+)",
+        PAGE,
+    )
     folders = ("my_images", "new_images", "labelled_images")
     there = [len([*pathlib.Path(name).rglob("*.png")]) for name in folders]
     assert there == [int(count) for count in said.groups()]

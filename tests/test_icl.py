@@ -96,9 +96,14 @@ def fresh(normed=False, output_dim=0):
         method = make(agent=RATES)
         return jax.jit(method.init)(jax.random.key(0), batch(0))
     passes = passes_lib.make_passes(
-        parts(normed=normed), temperature=TAU, with_positive=True, keep=0.0,
-        anchors="augmented", output_dim=output_dim, projector=0,
-    )  # fmt: skip
+        parts(normed=normed),
+        temperature=TAU,
+        with_positive=True,
+        keep=0.0,
+        anchors="augmented",
+        output_dim=output_dim,
+        projector=0,
+    )
     return begun(passes, batch(0))
 
 
@@ -232,9 +237,11 @@ def test_a_meta_step_is_the_equation(steps, second_order, unroll):
     # One inner step at the optimiser's rate, three at their own.
     inner = LR if steps == 1 else 0.5
     method = make(
-        parts(unroll=unroll), inner_steps=steps, second_order=second_order,
+        parts(unroll=unroll),
+        inner_steps=steps,
+        second_order=second_order,
         inner_lr=None if steps == 1 else inner,
-    )  # fmt: skip
+    )
     state, given = under_way(method), batch(7, 2 * steps + 2)
     after, metrics = step(method, state, given)
     theta, growth = numbers(state.params), 0.4
@@ -397,9 +404,12 @@ def test_both_agents_set_rates_of_plain_sgd():
 def test_every_inner_action_has_its_reward(second_order, unroll):
     """By the next batch's loss; by that of its own batch if it is the last."""
     method = make(
-        heavy(unroll=unroll), learnt_rate=True, agent=RATES, inner_steps=3,
+        heavy(unroll=unroll),
+        learnt_rate=True,
+        agent=RATES,
+        inner_steps=3,
         second_order=bool(second_order),
-    )  # fmt: skip
+    )
     state = under_way(method)
     for done in (1, 2):
         given, theta = batch(done, 8), numbers(state.params)
@@ -549,9 +559,12 @@ def test_a_task_begins_with_its_weights(strategy):
     for each in (first, later):
         assert not any(np.any(x) for x in jax.tree.leaves(each.opt_state))
         # Donated, no array may be there twice.
-        pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(
-            (each.params, each.stats, each.extra.first, each.extra.teacher)
-        )]  # fmt: skip
+        pointers = [
+            x.unsafe_buffer_pointer()
+            for x in jax.tree.leaves(
+                (each.params, each.stats, each.extra.first, each.extra.teacher)
+            )
+        ]
         assert len(set(pointers)) == len(pointers)
 
 
@@ -645,9 +658,10 @@ def test_what_is_evaluated():
     tree = jax.tree.map(np.float64, (state.params, state.stats["encoder"]["norm"]))
     params, kept = tree
     layer, bn, head = (
-        params["encoder"]["linear"], params["encoder"]["norm"],
+        params["encoder"]["linear"],
+        params["encoder"]["norm"],
         params["head"]["linear1"],
-    )  # fmt: skip
+    )
     x = images.reshape(B, -1) @ layer["kernel"] + layer["bias"]
     x = (x - kept["mean"]) / np.sqrt(kept["var"] + 1e-5) * bn["scale"] + bn["bias"]
     wanted = x @ head["kernel"] + head["bias"]
@@ -885,9 +899,14 @@ def test_a_step_of_graphs(name):
 def graph_passes(anchors, output_dim=2, dropout=0.0):
     made = graph_parts(dropout=dropout)
     return passes_lib.make_passes(
-        made, temperature=TAU, with_positive=True, keep=0.3, anchors=anchors,
-        output_dim=output_dim, projector=0,
-    )  # fmt: skip
+        made,
+        temperature=TAU,
+        with_positive=True,
+        keep=0.3,
+        anchors=anchors,
+        output_dim=output_dim,
+        projector=0,
+    )
 
 
 def graph_part(rows):

@@ -53,8 +53,9 @@ def test_what_is_said_of_graphs(bench, monkeypatch, tmp_path, capsys):
 
 
 def test_steps_are_of_the_second_task(bench, tmp_path):
-    args = bench.parser().parse_args([*SMALL, "--images", "--depth=10", "--width=2",
-                                      "--size=8"])  # fmt: skip
+    args = bench.parser().parse_args(
+        [*SMALL, "--images", "--depth=10", "--width=2", "--size=8"]
+    )
     work = bench.make_job(args, "no_meta", tmp_path)
     assert work.parts(1) == 2 and bench.filling(work) is None
     state = bench.throughput.begun(work, 1)

@@ -101,10 +101,13 @@ def test_refuses_rows_that_there_are_not(name, argument):
 
 
 def test_growth_and_rate_are_overridden_by_the_command_line():
-    config = config_files.parse([
-        f"--config={config_files.ROOT}/configs/icl_proteins.py:no_lrl",
-        "--config.scenario.growth=0.3", "--config.optimizer.lr=1e-5",
-    ])  # fmt: skip
+    config = config_files.parse(
+        [
+            f"--config={config_files.ROOT}/configs/icl_proteins.py:no_lrl",
+            "--config.scenario.growth=0.3",
+            "--config.optimizer.lr=1e-5",
+        ]
+    )
     top, _ = made(config)
     assert (top.scenario["growth"], top.optimizer["lr"]) == (0.3, 1e-5)
 

@@ -22,8 +22,10 @@ def uneven(sizes=(30, 4, 50, 16), domains=1):
     label = np.repeat(np.arange(len(sizes)), sizes)
     label = np.random.default_rng(3).permutation(label)
     train = small_sets.examples(label, np.arange(len(label)) % domains)
-    test = small_sets.examples(np.arange(len(sizes) * domains) % len(sizes),
-                    np.arange(len(sizes) * domains) // len(sizes))  # fmt: skip
+    test = small_sets.examples(
+        np.arange(len(sizes) * domains) % len(sizes),
+        np.arange(len(sizes) * domains) // len(sizes),
+    )
     return small_sets.dataset(train, test, classes=len(sizes), domains=domains)
 
 
@@ -235,14 +237,18 @@ def test_imbalance_errors(section, words):
 def test_imbalance_errors_of_tasks():
     data, even = uneven(), {"rho_max": 0.5}
     for options, words in (
-        ({"num_tasks": 2, "imbalance": even | {"dominant": 0}},
-         r"imbalance\.dominant=0: task 1 \(c2, c3\) has no 'c0', but \['c2', 'c3'\]"),
-        ({"num_tasks": 2, "imbalance": even | {"dominant": [0, 1]}},
-         r"dominant=\[0, 1\]: task 1 .* has no 'c1'"),
+        (
+            {"num_tasks": 2, "imbalance": even | {"dominant": 0}},
+            r"imbalance\.dominant=0: task 1 \(c2, c3\) has no 'c0', but \['c2', 'c3'\]",
+        ),
+        (
+            {"num_tasks": 2, "imbalance": even | {"dominant": [0, 1]}},
+            r"dominant=\[0, 1\]: task 1 .* has no 'c1'",
+        ),
         ({"num_tasks": 2, "imbalance": even | {"dominant": [0]}}, "of the 2 tasks"),
         ({"num_tasks": 2, "imbalance": {"rho_max": 0.4}}, r"rho_max=0\.4: task 0"),
         ({"num_tasks": 3, "imbalance": even}, r"task 1 \(c2\) needs 2 classes, .* 1"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=words):
             made(data, name="class", **options)
     made(uneven((9, 9, 9)), imbalance={"rho_max": 0.3333333})

@@ -101,9 +101,10 @@ def test_the_method_observes_late_steps_and_consolidates(tmp_path, share, late):
         start = int(state.step)
         state = work.method.begin_task(state, task)
         state = state.replace(
-            task=jnp.int32(task.index), task_start=jnp.int32(start),
+            task=jnp.int32(task.index),
+            task_start=jnp.int32(start),
             task_steps=jnp.int32(12),
-        )  # fmt: skip
+        )
         for _, batches, number in job.feed(work, task.train, task.index, 0):
             before = toy.leaves(core.copy(state.extra.importance.squares))
             state, _ = step(state, resident, batches, number)

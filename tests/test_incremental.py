@@ -31,8 +31,20 @@ def mean_f(a, i, rows, chosen, tau):
     return sum(terms) / len(terms) if terms else None
 
 
-def one_twin(a, p, n, more=None, *, tau=0.1, k=31, growth=None, anchors=None,
-             chosen=None, chosen_more=None, below=1):  # fmt: skip
+def one_twin(
+    a,
+    p,
+    n,
+    more=None,
+    *,
+    tau=0.1,
+    k=31,
+    growth=None,
+    anchors=None,
+    chosen=None,
+    chosen_more=None,
+    below=1,
+):
     """Eq. 1, or with more Eq. 2, anchor by anchor."""
     anchors, total = range(len(a)) if anchors is None else anchors, 0.0
     for i in anchors:
@@ -150,11 +162,18 @@ CASES = {
     ),
     "one_in_batch_without_positive": (
         lambda a, p: one(
-            a, p, p, temperature=0.2, num_negatives=2, with_positive=False,
-            mask=TWO_OF_THREE, negative_mask=incremental.others(3),
+            a,
+            p,
+            p,
+            temperature=0.2,
+            num_negatives=2,
+            with_positive=False,
+            mask=TWO_OF_THREE,
+            negative_mask=incremental.others(3),
         ),
-        lambda a, p: one_twin(a, p, p, tau=0.2, k=2, below=0, anchors=[0, 2],
-                              chosen=OTHERS),
+        lambda a, p: one_twin(
+            a, p, p, tau=0.2, k=2, below=0, anchors=[0, 2], chosen=OTHERS
+        ),
         [A, A],
     ),
     "one_mixture": (
@@ -169,16 +188,27 @@ CASES = {
     ),
     "one_mixture_masked": (
         lambda a, p, n, m: one(
-            a, p, n, more_negatives=m, growth=0.7, mask=TWO_OF_THREE,
-            negative_mask=FLOATS, more_mask=table(OTHERS, 3),
+            a,
+            p,
+            n,
+            more_negatives=m,
+            growth=0.7,
+            mask=TWO_OF_THREE,
+            negative_mask=FLOATS,
+            more_mask=table(OTHERS, 3),
         ),
-        partial(one_twin, growth=0.7, anchors=[0, 2], chosen=ALL_KEPT,
-                chosen_more=OTHERS),
+        partial(
+            one_twin, growth=0.7, anchors=[0, 2], chosen=ALL_KEPT, chosen_more=OTHERS
+        ),
         [A, A, SHARED, A],
     ),
     "one_pooled_masked": (
         lambda a, p, n, m: one(
-            a, p, n, more_negatives=m, negative_mask=table(SOME, 5),
+            a,
+            p,
+            n,
+            more_negatives=m,
+            negative_mask=table(SOME, 5),
             more_mask=table(OTHERS, 3),
         ),
         partial(one_twin, chosen=SOME, chosen_more=OTHERS),
@@ -200,13 +230,20 @@ CASES = {
     ),
     "ratio": (ratio_sum, ratio_sum_twin, [A, A, SHARED, MORE]),
     "ratio_options": (
-        partial(ratio_sum, temperature=0.4, num_negatives=3,
-                old_mask=table(SOME, 5), new_mask=table(NONE_OF_ONE, 2)),
+        partial(
+            ratio_sum,
+            temperature=0.4,
+            num_negatives=3,
+            old_mask=table(SOME, 5),
+            new_mask=table(NONE_OF_ONE, 2),
+        ),
         partial(ratio_sum_twin, tau=0.4, k=3, chosen=SOME, chosen_new=NONE_OF_ONE),
         [A, A, SHARED, MORE],
     ),
     "two": (
-        partial(two, growth=0.3), partial(two_twin, growth=0.3), [A, A, SHARED, MORE]
+        partial(two, growth=0.3),
+        partial(two_twin, growth=0.3),
+        [A, A, SHARED, MORE],
     ),
     "two_nearly_all_new": (
         partial(two, growth=0.999, temperature=0.5, num_negatives=2),
@@ -214,13 +251,27 @@ CASES = {
         [A, A, MORE, SHARED],
     ),
     "two_own": (
-        partial(two, growth=0.6), partial(two_twin, growth=0.6), [A, A, OWN, MORE]
+        partial(two, growth=0.6),
+        partial(two_twin, growth=0.6),
+        [A, A, OWN, MORE],
     ),
     "two_masked": (
-        partial(two, growth=0.5, temperature=0.4, mask=TWO_OF_THREE,
-                old_mask=table(SOME, 5), new_mask=jnp.array([0.0, 1.0])),
-        partial(two_twin, growth=0.5, tau=0.4, anchors=[0, 2], chosen=SOME,
-                chosen_new=[[1]] * 3),
+        partial(
+            two,
+            growth=0.5,
+            temperature=0.4,
+            mask=TWO_OF_THREE,
+            old_mask=table(SOME, 5),
+            new_mask=jnp.array([0.0, 1.0]),
+        ),
+        partial(
+            two_twin,
+            growth=0.5,
+            tau=0.4,
+            anchors=[0, 2],
+            chosen=SOME,
+            chosen_new=[[1]] * 3,
+        ),
         [A, A, SHARED, MORE],
     ),
     "two_in_batch": (
@@ -229,12 +280,16 @@ CASES = {
         [A, A, MORE],
     ),
     "two_lonely": (
-        partial(two, growth=0.5, new_mask=table(NONE_OF_ONE, 2),
-                old_mask=table([[0], [1], []], 5)),
+        partial(
+            two,
+            growth=0.5,
+            new_mask=table(NONE_OF_ONE, 2),
+            old_mask=table([[0], [1], []], 5),
+        ),
         partial(two_twin, growth=0.5, chosen=[[0], [1], []], chosen_new=NONE_OF_ONE),
         [A, A, SHARED, MORE],
     ),
-}  # fmt: skip
+}
 
 
 def draw(shapes, seed=0):
@@ -309,9 +364,14 @@ def theorem(old, new, tau, k, growth, exclude):
             before = one(a, z, p, negative_mask=exists, **options)
             change = two(a, z, p, n, growth=growth, old_mask=exists, **options)
             mixed = one(
-                a, z, p, negative_mask=exists, more_negatives=n, growth=growth,
+                a,
+                z,
+                p,
+                negative_mask=exists,
+                more_negatives=n,
+                growth=growth,
                 **options,
-            )  # fmt: skip
+            )
             return jnp.stack([after - before - change, mixed - before - change])
 
         return np.asarray(each(residual)(a, p, exists, everywhere)).T
@@ -321,7 +381,7 @@ def theorem(old, new, tau, k, growth, exclude):
 @pytest.mark.parametrize(
     "old, new, tau, k",
     [(6, 4, 0.1, 31), (6, 4, 1.0, 2), (9, 1, 0.01, 7), (20, 30, 0.5, 1)],
-)  # fmt: skip
+)
 def test_nce_one_of_old_plus_nce_two_is_nce_one_of_all(old, new, tau, k, exclude):
     counted = old - 1 if exclude else old
     residual, mixed = theorem(old, new, tau, k, new / (counted + new), exclude)
@@ -365,9 +425,15 @@ def test_over_all_subsets_the_sum_is_too_low_and_exact_only_for_the_whole():
             real = first.any(axis=1)
             before = one(anchors, positives, old, negative_mask=first, mask=real)
             change = two(
-                anchors, positives, old, new, growth=0.5, mask=real, old_mask=first,
+                anchors,
+                positives,
+                old,
+                new,
+                growth=0.5,
+                mask=real,
+                old_mask=first,
                 new_mask=second,
-            )  # fmt: skip
+            )
             residuals.append(float(before + change - after))
     assert residuals == sorted(residuals) and residuals[0] < -0.5
     assert residuals[3] < -0.01 and abs(residuals[4]) < 1e-12
@@ -752,9 +818,13 @@ def test_the_released_codes_loss_of_new_anchors():
         total -= math.log(positive / (positive + noise)) / size
     a, p, x = map(jnp.float32, (a, p, x))
     value = one(
-        a, p, x[:old], more_negatives=p, more_mask=incremental.others(size, new),
+        a,
+        p,
+        x[:old],
+        more_negatives=p,
+        more_mask=incremental.others(size, new),
         num_negatives=size - 1,
-    )  # fmt: skip
+    )
     np.testing.assert_allclose(value, total, rtol=1e-5)
 
 

@@ -99,9 +99,11 @@ def test_the_next_task_is_the_last_set(sets):
     assert task.train.rows.tolist() == [6, 7, 8, 9]
     assert task.earlier.tolist() == [0, 1, 2, 3, 4, 5] and len(before) == 3
     alone = scenarios.make(
-        from_arrays.npz(path=str(root / "c.npz")), scenario="after", num_tasks=2,
+        from_arrays.npz(path=str(root / "c.npz")),
+        scenario="after",
+        num_tasks=2,
         evaluation="none",
-    )  # fmt: skip
+    )
     assert alone.tasks[1].train.rows.tolist() == [0, 1, 2, 3, 4]
     assert len(alone.tasks[1].earlier) == 0
     for wrong in (1, None, 2.5):

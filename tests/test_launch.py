@@ -30,9 +30,12 @@ def started(script):
 
 def call(script, *arguments, code=0, **options):
     done = subprocess.run(
-        [*started(script), *arguments], capture_output=True, text=True, timeout=60,
+        [*started(script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
         **options,
-    )  # fmt: skip
+    )
     assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -101,8 +104,9 @@ def test_what_is_printed_may_be_pasted(words):
     source = f"source {shlex.quote(str(LAUNCH / 'common.sh'))}"
     line = subprocess.run(
         ["bash", "-c", f'{source}; quoted "$@"', "x", *words],
-        capture_output=True, text=True,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+    ).stdout
     assert shlex.split(line) == words
     back = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True)
     assert back.stdout.decode().split("\0")[:-1] == words
@@ -113,9 +117,13 @@ def test_what_is_printed_may_be_pasted(words):
 # SLURM
 
 SBATCH = [
-    "sbatch", "--job-name=jaxcl", "--output=%x-%j.out", "--open-mode=append",
-    "--requeue", "--signal=TERM@300",
-]  # fmt: skip
+    "sbatch",
+    "--job-name=jaxcl",
+    "--output=%x-%j.out",
+    "--open-mode=append",
+    "--requeue",
+    "--signal=TERM@300",
+]
 MAIN = ["python", "-m", "jaxcl.main"]
 
 
@@ -264,16 +272,21 @@ def test_a_run_on_gpus(fake):
     (entry,) = made["spec"]["replicatedJobs"]
     spec = entry["template"]["spec"]
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (
-        2, 2, "Indexed",
-    )  # fmt: skip
+        2,
+        2,
+        "Indexed",
+    )
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
     # As the pods of a JobSet are named: NAME-JOB-INDEX-POD.NAME.
     address = f"my-run-{entry['name']}-0-0.my-run:1234"
     assert container["command"] == [
-        *MAIN, *RUN, f"--coordinator={address}", "--processes=2",
+        *MAIN,
+        *RUN,
+        f"--coordinator={address}",
+        "--processes=2",
         "--process=$(JOB_COMPLETION_INDEX)",
-    ]  # fmt: skip
+    ]
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
     claims = [v.get("persistentVolumeClaim") for v in pod["volumes"]]
     mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}

@@ -59,9 +59,12 @@ def start(*arguments, **options):
     # nohup and background jobs ignore these signals, and so would the script.
     heard = ["env", "--default-signal=INT,HUP"]
     return subprocess.Popen(
-        [*heard, SCRIPT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, **options,
-    )  # fmt: skip
+        [*heard, SCRIPT, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
 
 
 def up(home, number=2):
@@ -89,10 +92,19 @@ def test_dry_run_prints_what_is_run(fake):
     words = [shlex.split(line) for line in out.splitlines()]
     for i, gpus in enumerate(("0,1", "2,3")):
         assert words[i] == [
-            "setsid", "env", "JAX_COORDINATOR_BIND_ADDRESS=127.0.0.1:99",
-            f"JAX_LOCAL_DEVICE_IDS={gpus}", os.environ["PYTHON"], "-m", "jaxcl.main",
-            *RUN, "--coordinator=127.0.0.1:99", "--processes=2", f"--process={i}", "&",
-        ]  # fmt: skip
+            "setsid",
+            "env",
+            "JAX_COORDINATOR_BIND_ADDRESS=127.0.0.1:99",
+            f"JAX_LOCAL_DEVICE_IDS={gpus}",
+            os.environ["PYTHON"],
+            "-m",
+            "jaxcl.main",
+            *RUN,
+            "--coordinator=127.0.0.1:99",
+            "--processes=2",
+            f"--process={i}",
+            "&",
+        ]
     assert len(words) == 2 and not starts(home, 0)
     processes.finish(start("--port=99", "--gpus=2", "--", *RUN))
     for i, (_, gpus, address) in enumerate(up(home)):
@@ -111,8 +123,10 @@ def test_the_code_is_that_of_all(fake, codes, want):
 def test_all_have_one_free_port_and_another_one_next_time(fake):
     home = fake(["9", "0"], ["9", "0"], ["9", "0"])
     processes.finish(start("--processes=3", "--retries=1", "--", *RUN))
-    ports = [[line.split("--coordinator=")[1].split()[0] for line in starts(home, i)]
-             for i in range(3)]  # fmt: skip
+    ports = [
+        [line.split("--coordinator=")[1].split()[0] for line in starts(home, i)]
+        for i in range(3)
+    ]
     assert ports[0] == ports[1] == ports[2] and len(set(ports[0])) == 2
 
 

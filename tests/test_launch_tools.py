@@ -41,12 +41,19 @@ def test_every_combination_is_a_command_once(capsys, tmp_path):
     root = tmp_path / "my runs"
     lines = printed(capsys, *TWO, "--seeds", "3", "5", f"--root={root}")
     want = [
-        ["py", "-m", "jaxcl.main", f"--config=configs/{config}", f"--config.m.t={t}",
-         f"--config.seed={seed}", f"--workdir={root}/{name},m.t={t}/seed_{seed}"]
+        [
+            "py",
+            "-m",
+            "jaxcl.main",
+            f"--config=configs/{config}",
+            f"--config.m.t={t}",
+            f"--config.seed={seed}",
+            f"--workdir={root}/{name},m.t={t}/seed_{seed}",
+        ]
         for config, name in (("a.py:x", "a+x"), ("b.py", "b"))
         for t in (1, 2)
         for seed in (3, 5)
-    ]  # fmt: skip
+    ]
     assert lines == want
 
 
@@ -250,18 +257,35 @@ def row(line):
 
 def test_mean_deviation_and_difference(capsys, three):
     lines = shown(
-        capsys, three / "er", three / "ace", f"--matrix={NAME}", "--paper", "er=26.7",
-        "--measure=average_accuracy", "--measure=forgetting",
-    )  # fmt: skip
+        capsys,
+        three / "er",
+        three / "ace",
+        f"--matrix={NAME}",
+        "--paper",
+        "er=26.7",
+        "--measure=average_accuracy",
+        "--measure=forgetting",
+    )
     assert "standard deviation" in lines[0] and "not the standard error" in lines[0]
     assert row(lines[2]) == [
-        "run", "matrix", "seeds", "average accuracy", "paper", "difference",
+        "run",
+        "matrix",
+        "seeds",
+        "average accuracy",
+        "paper",
+        "difference",
         "forgetting",
-    ]  # fmt: skip
+    ]
     # Averages 50, 40, 90: the squares of 10, 20 and 30 add up to 1400, over 2.
     assert row(lines[4]) == [
-        "er", NAME, "3", "60.00 ± 26.46", "26.70", "+33.30", "36.67 ± 35.12",
-    ]  # fmt: skip
+        "er",
+        NAME,
+        "3",
+        "60.00 ± 26.46",
+        "26.70",
+        "+33.30",
+        "36.67 ± 35.12",
+    ]
     assert row(lines[5]) == ["ace", NAME, "1", "70.00", "no number", "-", "20.00"]
     assert len(lines) == 6
 
@@ -272,9 +296,13 @@ def test_other_evaluators_are_not_compared(capsys, three):
     keys = {"name": "b,x=1", "measure": "average_accuracy", "value": 40}
     paper.write_text(json.dumps([{**keys, "matrix": NAME, "std": 0.5}]))
     lines = shown(
-        capsys, three / "er", three / "b,x=1", "--measure=average_accuracy",
-        "--paper", paper,
-    )  # fmt: skip
+        capsys,
+        three / "er",
+        three / "b,x=1",
+        "--measure=average_accuracy",
+        "--paper",
+        paper,
+    )
     rows = {tuple(row(line)[:2]): row(line)[3:] for line in lines[4:8]}
     assert rows == {
         ("er", NAME): ["60.00 ± 26.46", "no number", "-"],

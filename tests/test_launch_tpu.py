@@ -87,13 +87,28 @@ def test_dry_run_prints_what_is_run(tmp_path):
     zone = "--zone=z"
     assert lines[0] == ["gcloud", *NODE, "describe", "n", "--format=value(state)", zone]
     assert lines[1] == [
-        "gcloud", *NODE, "create", "n", "--accelerator-type=v5litepod-16",
-        "--version=v2", "--spot", zone,
-    ]  # fmt: skip
+        "gcloud",
+        *NODE,
+        "create",
+        "n",
+        "--accelerator-type=v5litepod-16",
+        "--version=v2",
+        "--spot",
+        zone,
+    ]
     assert lines[2] == [
-        "tar", "-czf", archive, "-C", str(ROOT), "--exclude=__pycache__",
-        "pyproject.toml", "README.md", "LICENSE", "jaxcl", "configs",
-    ]  # fmt: skip
+        "tar",
+        "-czf",
+        archive,
+        "-C",
+        str(ROOT),
+        "--exclude=__pycache__",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "jaxcl",
+        "configs",
+    ]
     scp = ["gcloud", *NODE, "scp", archive, "n:jaxcl.tar.gz", "--worker=all", zone]
     assert lines[3:5] == [scp, ["rm", "-f", archive]]
     heads = [line[:-2] + line[-1:] for line in lines[5:]]
@@ -129,8 +144,12 @@ def test_dry_run_prints_what_is_run(tmp_path):
             [
                 [*QUEUE, "describe", "n", "--format=value(state.state)", "--zone=z"],
                 [
-                    *QUEUE, "create", "n", "--node-id=n",
-                    "--accelerator-type=v5litepod-16", "--runtime-version=v2",
+                    *QUEUE,
+                    "create",
+                    "n",
+                    "--node-id=n",
+                    "--accelerator-type=v5litepod-16",
+                    "--runtime-version=v2",
                     "--zone=z",
                 ],
             ],
@@ -143,12 +162,17 @@ def test_dry_run_prints_what_is_run(tmp_path):
             ["fetch", "n", "--workdir=runs/x"],
             [
                 [
-                    *NODE, "scp", "--recurse", "n:jaxcl/runs/x", "runs", "--worker=0",
+                    *NODE,
+                    "scp",
+                    "--recurse",
+                    "n:jaxcl/runs/x",
+                    "runs",
+                    "--worker=0",
                 ]
             ],
         ),
     ],
-)  # fmt: skip
+)
 def test_dry_run_is_exact(arguments, want):
     lines = tpu(*arguments, "--dry-run").stdout.splitlines()
     if arguments[0] == "fetch":

@@ -104,9 +104,16 @@ def test_the_domain_scenario_streams_through_a_config(root):
         assert tasks.evaluation.label[task.test].tolist() == LISTS[f"{name}_test.txt"]
         count, seen = len(LISTS[f"{name}_train.txt"]), []
         batches = prefetch.batches(
-            task.train, seed=0, task=index, epochs=2, batch_size=3, workers=0,
-            crop=prefetch.Crop(8), views=2, resident=False,
-        )  # fmt: skip
+            task.train,
+            seed=0,
+            task=index,
+            epochs=2,
+            batch_size=3,
+            workers=0,
+            crop=prefetch.Crop(8),
+            views=2,
+            resident=False,
+        )
         for batch in batches:
             assert batch["image"].shape == (3, 2, 8, 8, 3)
             want = colour(index, batch["label"])[:, None, None, None, None]
@@ -186,8 +193,10 @@ def test_errors_at_once(root, tmp_path):
         ({"domains": ["photo", "photo"]}, "a list of entries that differ"),
         ({"domains": ["photo", "clip"]}, "train: .*clip_train.txt cannot be read"),
         ({"domains": ["photo"], "test": "no.txt"}, "test: .*no.txt cannot be read"),
-        ({"domains": ["photo", "sketch"], "train": "photo_train.txt"},
-         "train = 'photo_train.txt': must hold {domain}, for there are 2"),
+        (
+            {"domains": ["photo", "sketch"], "train": "photo_train.txt"},
+            "train = 'photo_train.txt': must hold {domain}, for there are 2",
+        ),
         ({"domains": ["photo"], "lists": str(tmp_path)}, "photo_train.txt cannot be"),
         ({"domains": ["photo"], "class_names": "none"}, "class_names = 'none' cannot"),
         ({"domains": ["photo"], "decoder": "turbo"}, "decoder='turbo': allowed"),
@@ -195,7 +204,7 @@ def test_errors_at_once(root, tmp_path):
         ({"domains": ["photo"], "size": 0}, "size=0: must be from 1"),
         ({"domains": ["photo"], "validation": 2.0}, "validation=2.0: must be"),
         ({"path": str(tmp_path / "gone")}, "gone': no such directory"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=words):
             load(**{"path": root, **options})
     for text, words in (

@@ -417,7 +417,9 @@ BOUNDED = {
     ),
     "cassle": (distill.cassle_contrastive, 4, zero),
     "cassle_paper": (
-        functools.partial(distill.cassle_contrastive, form="paper"), 4, opposite,
+        functools.partial(distill.cassle_contrastive, form="paper"),
+        4,
+        opposite,
     ),
     "pnr_simclr": (distill.pnr_simclr, 6, opposite),
     "pnr_supcon": (pnr_supcon, 6, opposite),
@@ -428,7 +430,7 @@ BOUNDED = {
     "sample_nce": (prototypes_of(sample_nce), 2, zero),
     "prd": (prototypes_of(prd), 2, zero),
     "ird": (ird, 2, zero),
-}  # fmt: skip
+}
 
 
 def at_the_edge(count):

@@ -176,8 +176,16 @@ ONLINE = {
     "gdumb": Row(
         toy.ONLINE | {"method": {"name": "gdumb", "passes": 1}, "replay": BALANCED},
         idle=dict.fromkeys(
-            ("key", "step", "task", "task_start", "task_steps", "extra.memory",
-             "extra.seen", "extra.kept"),
+            (
+                "key",
+                "step",
+                "task",
+                "task_start",
+                "task_steps",
+                "extra.memory",
+                "extra.seen",
+                "extra.kept",
+            ),
             STORES_ALONE,
         ),
         still={"stats.encoder": STORES_ALONE},
@@ -199,7 +207,7 @@ ONLINE = {
         toy.ONLINE | {"method": {"name": "der", "beta": 0.5, "ace": True}},
         idle=STORED | PREDICTED,
     ),
-}  # fmt: skip
+}
 
 # Methods that replay rows of the train split.
 

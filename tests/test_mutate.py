@@ -90,8 +90,12 @@ def test_what_is_said_of_faults(tree):
     caught, said = judged(tree, *asked, jobs=2)
     assert not caught
     assert [line.split()[0] for line in said[:5] if line] == [
-        "caught", "survived", "broken", "broken", "caught"
-    ]  # fmt: skip
+        "caught",
+        "survived",
+        "broken",
+        "broken",
+        "caught",
+    ]
     assert said[0].endswith("code: good  test_code.py::test_double  assert")
     assert "code_under_test.py: test_code.py::test_four" in said[1]
     assert "name 'two' is not defined" in said[2] and "nothing" in said[3]

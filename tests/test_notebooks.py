@@ -28,9 +28,12 @@ ROOT = pathlib.Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"
 BOOKS = sorted(FOLDER.glob("*.ipynb"))
 NAMES = [
-    "1_quick_start", "2_pnr_cifar10", "3_in_your_own_loop", "4_your_own_images",
+    "1_quick_start",
+    "2_pnr_cifar10",
+    "3_in_your_own_loop",
+    "4_your_own_images",
     "5_duel_imbalanced",
-]  # fmt: skip
+]
 QUICK = "3_in_your_own_loop"
 # The tests' cheap compilation makes their steps up to twenty times slower.
 COMPILED_WELL = ("1_quick_start", "2_pnr_cifar10")

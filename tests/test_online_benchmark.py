@@ -178,9 +178,11 @@ def test_the_peer_takes_the_same_steps(online, tmp_path, monkeypatch, method):
     state = full(work, rng)
     config = work.config
     theirs = peer_online.Peer(
-        config, jax.device_get(state.replace(key=None)), device="cpu",
+        config,
+        jax.device_get(state.replace(key=None)),
+        device="cpu",
         channels_last=True,
-    )  # fmt: skip
+    )
     # Both draw the same rows at every step; MIR's candidates are all of the first task.
     draws = [np.array([5, 8, 1, 12]), np.array([4, 0, 17, 9])]
     if method == "mir":
@@ -227,9 +229,11 @@ def test_the_peer_takes_the_same_steps(online, tmp_path, monkeypatch, method):
     )
     moved = 0
     for (name, got), want, old in zip(
-        theirs.net.named_parameters(), after.parameters(), before.parameters(),
+        theirs.net.named_parameters(),
+        after.parameters(),
+        before.parameters(),
         strict=True,
-    ):  # fmt: skip
+    ):
         got, want, old = (x.detach().numpy() for x in (got, want, old))
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4, err_msg=name)
         moved = max(moved, np.abs(want - old).max())

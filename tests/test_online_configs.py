@@ -12,10 +12,27 @@ from jaxcl.run import results, train
 ROOT = pathlib.Path(__file__).parents[1]
 NAMES = {"er_ace_cifar10": 10, "er_ace_cifar100": 100, "er_ace_miniimagenet": 100}
 ROWS = (
-    "er_ace", "er_aml", "er", "er_task_free", "finetune", "iid", "iidpp",
-    "iid_offline", "icarl", "gem", "agem", "mir", "aser", "gdumb", "der", "derpp",
-    "derpp_ace", "ss_il", "gss", "gcr",
-)  # fmt: skip
+    "er_ace",
+    "er_aml",
+    "er",
+    "er_task_free",
+    "finetune",
+    "iid",
+    "iidpp",
+    "iid_offline",
+    "icarl",
+    "gem",
+    "agem",
+    "mir",
+    "aser",
+    "gdumb",
+    "der",
+    "derpp",
+    "derpp_ace",
+    "ss_il",
+    "gss",
+    "gcr",
+)
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -442,9 +442,11 @@ def test_predict_refuses_what_predicts_nothing(tmp_path):
         toy.job(tmp_path, evaluators={"mine": {"name": "predict"}})
     with pytest.raises(ValueError, match="evaluation rows"):
         toy.job(
-            tmp_path, **HEAD, evaluators={"predict": {}},
+            tmp_path,
+            **HEAD,
+            evaluators={"predict": {}},
             scenario={"name": "class", "num_tasks": 2, "evaluation": "none"},
-        )  # fmt: skip
+        )
 
 
 def test_a_run_is_judged_by_its_head_alone_tasks_too(tmp_path):

@@ -133,9 +133,15 @@ class Tx:
 
 def parts_of(measure=BOTH, **more):
     given = dict(
-        encoder=None, augment=None, tx=None, lr=None, num_classes=7, num_tasks=4,
-        plain=lambda images: images / 255.0, replay=core.Replay(11, measure=measure),
-    )  # fmt: skip
+        encoder=None,
+        augment=None,
+        tx=None,
+        lr=None,
+        num_classes=7,
+        num_tasks=4,
+        plain=lambda images: images / 255.0,
+        replay=core.Replay(11, measure=measure),
+    )
     return core.Parts(**given | more)
 
 
@@ -148,9 +154,11 @@ def test_drift_is_of_a_few_rows_drawn_anew_for_each_step():
         return images.reshape(len(images), -1) @ state.params
 
     method = core.Method(
-        init=None, embed=embed, memory=lambda state: state.extra.memory,
+        init=None,
+        embed=embed,
+        memory=lambda state: state.extra.memory,
         step=lambda state, _: (state.replace(params=jnp.asarray(new)), {"loss": 0.0}),
-    )  # fmt: skip
+    )
     probed = probe.add(method, parts_of(("drift",)), rows=3)
     step = jax.jit(lambda number: probed.step(state_of(old, step=number), None)[1])
     pixels = np.asarray(state_of(old).extra.memory.items["image"], np.float64) / 255

@@ -145,24 +145,35 @@ def test_a_run_of_ones_own_pieces_trains_and_is_exported(tmp_path):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"method": {"name": "open_house.method", "lowdness": 1.0}},
-         r"config\.method\.lowdness: no such option; did you mean loudness"),
-        ({"method": {"name": "open_house.methods"}},
-         r"config\.method\.name='open_house\.methods': there is no module "
-         r"'open_house\.methods'; must be one that Python finds"),
+        (
+            {"method": {"name": "open_house.method", "lowdness": 1.0}},
+            r"config\.method\.lowdness: no such option; did you mean loudness",
+        ),
+        (
+            {"method": {"name": "open_house.methods"}},
+            r"config\.method\.name='open_house\.methods': there is no module "
+            r"'open_house\.methods'; must be one that Python finds",
+        ),
         ({"method": {"name": "nobodys.method"}}, "there is no module 'nobodys'"),
         ({"method": {"name": "open_house.pieces"}}, "module has no function `make`"),
         ({"method": {"name": "online"}}, r"config\.method\.name='online': allowed are"),
-        ({"evaluators": {"long": {"name": "open_house.evaluator", "row": 1}}},
-         r"config\.evaluators\.long\.row: no such option; did you mean rows"),
-        ({"encoder": {"name": "open_house.pieces.round"}},
-         r"config\.encoder\.name='open_house\.pieces\.round': open_house\.pieces has "
-         "no function 'round'; must be package.module.function, or one of resnet"),
+        (
+            {"evaluators": {"long": {"name": "open_house.evaluator", "row": 1}}},
+            r"config\.evaluators\.long\.row: no such option; did you mean rows",
+        ),
+        (
+            {"encoder": {"name": "open_house.pieces.round"}},
+            r"config\.encoder\.name='open_house\.pieces\.round': open_house\.pieces"
+            " has no function 'round'; must be package.module.function, or one of "
+            "resnet",
+        ),
         ({"encoder": {"name": "open_house.pieces.number"}}, "has no function 'number'"),
-        ({"data": {"name": "open_house.pieces.stripes", "count": "many"}},
-         r"config\.data\.count='many': must be int"),
+        (
+            {"data": {"name": "open_house.pieces.stripes", "count": "many"}},
+            r"config\.data\.count='many': must be int",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said(tmp_path, changes, words):
     with pytest.raises(ValueError, match=words):
         build.build(config(**changes), tmp_path / "run")

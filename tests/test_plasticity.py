@@ -65,8 +65,9 @@ def test_it_is_the_accuracy_of_the_base_alone(root, first):
     assert measures[1]["knn/class_incremental"]["plasticity"] == pytest.approx(want)
     assert want == pytest.approx(metrics.plasticity(matrix, alone_twin(root)))
     assert {p.name for p in (root / "first" / "single").iterdir()} == {
-        "task_0", "task_1",
-    }  # fmt: skip
+        "task_0",
+        "task_1",
+    }
 
 
 class Counted:

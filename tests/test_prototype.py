@@ -85,9 +85,13 @@ def nce(labels=LABELS, old=OLD, **options):
     def loss(similarity, weights):
         classes = len(similarity)
         return prototype.sample_nce(
-            similarity.T, jnp.array(labels), jnp.eye(classes), weights,
-            of(old, classes), **{"temperature": 1.0, **options},
-        )  # fmt: skip
+            similarity.T,
+            jnp.array(labels),
+            jnp.eye(classes),
+            weights,
+            of(old, classes),
+            **{"temperature": 1.0, **options},
+        )
 
     return loss
 
@@ -439,9 +443,14 @@ def test_proposal_is_the_mean_over_views_within_each_class(views, leftover):
     mask, seen = of(KEPT, 9), of({0, 1, 2}, CLASSES)
     given = z[0] if views == 1 else z
     found = jax.jit(prototype.proposal, static_argnames=("leftover",))(
-        given, jnp.array(LABELS), c, seen, example_mask=mask, temperature=0.3,
+        given,
+        jnp.array(LABELS),
+        c,
+        seen,
+        example_mask=mask,
+        temperature=0.3,
         leftover=leftover,
-    )  # fmt: skip
+    )
     arrays = np.float64(z), np.float64(c)
     expected = proposal_twin(*arrays, mask, [0, 1, 2], 0.3, leftover)
     np.testing.assert_allclose(found, expected, rtol=1e-5)

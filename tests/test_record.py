@@ -24,7 +24,7 @@ QUIET = {"tensorboard": False, "progress": False}
 AWKWARD = np.array(
     [0.1, 1 / 3, -0.0, 1e-45, 1.1754944e-38, 3.4028235e38, 16777216.0, 1.0000001],
     np.float32,
-)  # fmt: skip
+)
 
 
 def strict(text):
@@ -121,19 +121,33 @@ def test_rows_are_json_and_types_stay(tmp_path):
     recorder = record.Recorder(tmp_path, **QUIET)
     odd = np.array([[np.nan, np.inf], [-np.inf, 0.5]], np.float32)
     recorder.log(
-        np.int64(7), 1, loss=np.float32(np.nan), bound=float("-inf"), eval={"x": odd},
-        half=jnp.bfloat16(1.5), count=np.int32(3), on=np.True_, pair=(1, None),
+        np.int64(7),
+        1,
+        loss=np.float32(np.nan),
+        bound=float("-inf"),
+        eval={"x": odd},
+        half=jnp.bfloat16(1.5),
+        count=np.int32(3),
+        on=np.True_,
+        pair=(1, None),
         word="\u00e9",
-    )  # fmt: skip
+    )
     recorder.close()
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     row = strict(line)
     assert list(row.pop("time")) == ["unix"]
     assert row == {
-        "step": 7, "task": 1, "loss": None, "bound": None, "half": 1.5, "count": 3,
-        "eval": {"x": [[None, None], [None, 0.5]]}, "on": True, "pair": [1, None],
+        "step": 7,
+        "task": 1,
+        "loss": None,
+        "bound": None,
+        "half": 1.5,
+        "count": 3,
+        "eval": {"x": [[None, None], [None, 0.5]]},
+        "on": True,
+        "pair": [1, None],
         "word": "\u00e9",
-    }  # fmt: skip
+    }
     assert type(row["count"]) is int and row["on"] is True
 
 
@@ -363,10 +377,13 @@ def test_summary_of_what_was_not_measured_is_null():
     )
     assert results_lib.summary(one) == {
         "x": {
-            "average_accuracy": 0.5, "average_accuracy_per_task": [0.5],
-            "forgetting": None, "stability": None, "plasticity": None,
+            "average_accuracy": 0.5,
+            "average_accuracy_per_task": [0.5],
+            "forgetting": None,
+            "stability": None,
+            "plasticity": None,
         }
-    }  # fmt: skip
+    }
     two = results_lib.add(one, 1, {"x": [np.nan, 0.5, 0.5]}, {}, 1)
     assert results_lib.summary(two)["x"]["average_accuracy_per_task"] == [0.5, None]
 

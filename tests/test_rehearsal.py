@@ -44,15 +44,23 @@ def split(epoch):
 @pytest.mark.parametrize(
     ("fresh", "stored", "batch_size", "share", "old", "steps"),
     [
-        (10_000, 200, 512, None, 10, 19), (10_000, 500, 512, None, 24, 20),
-        (10_000, 200, 512, 0.5, 256, 39), (60, 7, 10, 0.25, 2, 7),
-        (60, 7, 10, 0.5, 5, 12), (60, 3, 10, 0.7, 7, 20), (60, 1, 6, 0.5, 3, 20),
+        (10_000, 200, 512, None, 10, 19),
+        (10_000, 500, 512, None, 24, 20),
+        (10_000, 200, 512, 0.5, 256, 39),
+        (60, 7, 10, 0.25, 2, 7),
+        (60, 7, 10, 0.5, 5, 12),
+        (60, 3, 10, 0.7, 7, 20),
+        (60, 1, 6, 0.5, 3, 20),
         # Rounded to none, and to all, of a batch.
-        (60, 7, 10, 0.01, 1, 6), (60, 7, 10, 0.99, 9, 60), (900, 2, 10, None, 1, 100),
-        (3, 200, 10, None, 9, 3), (20, 8, 20, None, 6, 1), (4, 2, 2, None, 1, 4),
+        (60, 7, 10, 0.01, 1, 6),
+        (60, 7, 10, 0.99, 9, 60),
+        (900, 2, 10, None, 1, 100),
+        (3, 200, 10, None, 9, 3),
+        (20, 8, 20, None, 6, 1),
+        (4, 2, 2, None, 1, 4),
         (6, 2, 1, None, 0, 6),
     ],
-)  # fmt: skip
+)
 def test_every_batch_has_its_share_of_stored_rows(
     fresh, stored, batch_size, share, old, steps
 ):
@@ -126,9 +134,10 @@ def test_together_is_one_shuffle_of_all():
 def test_weights_of_stored_rows_and_of_others():
     state = toy.fresh(make("cclis"))
     memory = rehearsal.Memory(
-        jnp.array([5, 40, 11, -1, -1]), jnp.array([0, 1, 1, -1, -1]),
+        jnp.array([5, 40, 11, -1, -1]),
+        jnp.array([0, 1, 1, -1, -1]),
         jnp.array([0.25, 0.0, 0.5, 0.75, 0.125]),
-    )  # fmt: skip
+    )
     count = jnp.array([0, 4, 0, 10, 0, 0, 0])
     extra = state.extra._replace(memory=memory, count=count)
     batch = {

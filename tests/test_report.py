@@ -39,9 +39,21 @@ VOID = {"meta", "img", "link", "br"}
 
 
 def leave(
-    folder, matrix, *, seed=0, name=KNN, config=None, rows=None, lengths=None,
-    size=None, scalars=None, seconds=10.0, flops=100, names=None, **more,
-):  # fmt: skip
+    folder,
+    matrix,
+    *,
+    seed=0,
+    name=KNN,
+    config=None,
+    rows=None,
+    lengths=None,
+    size=None,
+    scalars=None,
+    seconds=10.0,
+    flops=100,
+    names=None,
+    **more,
+):
     """A run after as many tasks as the matrix has rows; `more` goes to its results."""
     folder.mkdir(parents=True)
     size = size or (len(matrix[0]) if matrix else 2)
@@ -277,8 +289,10 @@ def test_accuracy_matrices_are_means_over_seeds(runs):
     assert rows["after 2"]["mean"] == [f"{100 * mean[1].mean():.1f}"]
     rows = table(root, f"{KNN} of gaps")
     assert rows["after 1"] == {
-        "1": ["60.0"], "2": ["·", "not measured"], "mean": ["60.0"]
-    }  # fmt: skip
+        "1": ["60.0"],
+        "2": ["·", "not measured"],
+        "mean": ["60.0"],
+    }
     assert rows["after 2"]["1"] == ["40.0"] and rows["after 2"]["2"] == ["50.0"]
     cells = [*root.all("td")]
     (some,) = [c for c in cells if c.attributes.get("title") == "task 1, n = 1"]
@@ -311,19 +325,26 @@ def test_many_tasks_are_a_picture(tmp_path):
 def test_cost_is_beside_accuracy(runs):
     found = table(page(runs / "er", runs / "ace"), "cost")
     assert found["ace"] == {
-        KNN: ["65.0"], "training (s)": ["40.0"], "compiling (s)": ["2.0"],
-        "evaluation (s)": ["4.0"], "rest (s)": ["1.0"], "steps": ["10"],
-        "images": ["100"], "FLOPs": ["3 k"], "ms/step": ["4,000"],
-    }  # fmt: skip
+        KNN: ["65.0"],
+        "training (s)": ["40.0"],
+        "compiling (s)": ["2.0"],
+        "evaluation (s)": ["4.0"],
+        "rest (s)": ["1.0"],
+        "steps": ["10"],
+        "images": ["100"],
+        "FLOPs": ["3 k"],
+        "ms/step": ["4,000"],
+    }
     assert found["er"]["training (s)"] == ["20.0"] and found["er"]["FLOPs"] == ["1 k"]
 
 
 def test_accuracy_against_time_lies_where_it_should(runs):
     root = page(runs / "er", runs / "ace", runs / "one")
     (chart,) = [
-        svg for svg in root.all("svg")
+        svg
+        for svg in root.all("svg")
         if svg.attributes.get("aria-label", "").startswith("average accuracy (%) aga")
-    ]  # fmt: skip
+    ]
     x, y = scales(chart)
     marks, bars = {}, {}
     for group in classed(chart, "mark"):
@@ -528,10 +549,16 @@ def test_training_rows_at_round_steps_of_the_run_meet_all_the_same(tmp_path):
 def test_long_curves_are_means_of_stretches_or_every_nth(tmp_path):
     values = np.random.default_rng(0).normal(size=(2, 3000))
     rows = [
-        {"step": 3000 * task + i + 1, "task": task, "loss": values[task, i],
-         "lr": 0.1 / (i + 1), "eval": {"s": values[task, i]}}
-        for task in range(2) for i in range(3000)
-    ]  # fmt: skip
+        {
+            "step": 3000 * task + i + 1,
+            "task": task,
+            "loss": values[task, i],
+            "lr": 0.1 / (i + 1),
+            "eval": {"s": values[task, i]},
+        }
+        for task in range(2)
+        for i in range(3000)
+    ]
     leave(tmp_path / "a", ER[0], lengths=[3000, 3000], rows=rows)
     found = numbers.curves(loaded(tmp_path / "a"))
     loss = found["training", "loss"]
@@ -550,9 +577,10 @@ def test_long_curves_are_means_of_stretches_or_every_nth(tmp_path):
 def test_the_line_goes_through_the_numbers(runs):
     root = page(runs / "er", runs / "ace")
     (chart,) = [
-        svg for svg in root.all("svg")
+        svg
+        for svg in root.all("svg")
         if svg.attributes.get("aria-label", "").startswith("average accuracy over")
-    ]  # fmt: skip
+    ]
     assert "er ends at 58.33; ace ends at 65" in chart.attributes["aria-label"]
     want = {"er": np.mean(ER, axis=0), "ace": np.mean(ACE, axis=0)}
     x, y = scales(chart)
@@ -674,9 +702,11 @@ def test_convergence_is_a_mean_over_seeds(tmp_path):
         best = {"number": number, "loss": 1.5, "seconds": 8.0, "passes": 100.0}
         pair = {"best": best, "last": {**best, "number": 80 + seed}}
         leave(
-            tmp_path / "a" / f"seed_{seed}", ER[seed], names=["old", "new"],
+            tmp_path / "a" / f"seed_{seed}",
+            ER[seed],
+            names=["old", "new"],
             convergence={"1": pair},
-        )  # fmt: skip
+        )
     found = table(page(tmp_path / "a"), "convergence")["a"]
     low, high = stats.t.interval(0.95, 1, loc=33, scale=3)
     assert found["task"] == ["new"]
@@ -707,9 +737,10 @@ def check_harmless(path):
     script = tree.root.one("script").text()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     (policy,) = [
-        meta.attributes["content"] for meta in tree.root.all("meta")
+        meta.attributes["content"]
+        for meta in tree.root.all("meta")
         if "http-equiv" in meta.attributes
-    ]  # fmt: skip
+    ]
     assert "default-src 'none'" in policy and f"script-src 'sha256-{digest}';" in policy
     return tree.root
 
@@ -728,10 +759,15 @@ def evil(tmp_path):
     folders = []
     for number in range(2):
         folder = leave(
-            tmp_path / str(number) / short, ER[0], name=EVIL, rows=rows,
-            names=[EVIL, "\ud800"], scalars={1: {EVIL: 1.0}},
-            config={EVIL: {EVIL: f"{EVIL}{number}"}}, **more,
-        )  # fmt: skip
+            tmp_path / str(number) / short,
+            ER[0],
+            name=EVIL,
+            rows=rows,
+            names=[EVIL, "\ud800"],
+            scalars={1: {EVIL: 1.0}},
+            config={EVIL: {EVIL: f"{EVIL}{number}"}},
+            **more,
+        )
         results = results_lib.read_results(folder)
         results["cost"] |= {"device": EVIL, "jax": EVIL}
         results_lib.write_results(folder, results)
@@ -755,16 +791,23 @@ def test_the_page_loads_nothing_and_stays_small(tmp_path):
     for number in range(4):
         for seed in range(2):
             rows = [
-                {"step": i + 1, "task": i // 500, "loss": rng.normal(), "lr": 0.1,
-                 "grad_norm": rng.normal(),
-                 "eval": {KNN: rng.random(3).tolist(), "knn/accuracy": rng.random()}}
+                {
+                    "step": i + 1,
+                    "task": i // 500,
+                    "loss": rng.normal(),
+                    "lr": 0.1,
+                    "grad_norm": rng.normal(),
+                    "eval": {KNN: rng.random(3).tolist(), "knn/accuracy": rng.random()},
+                }
                 for i in range(1500)
-            ]  # fmt: skip
+            ]
             leave(
                 tmp_path / f"run_{number}" / f"seed_{seed}",
                 rng.random((3, 3)).tolist(),
-                rows=rows, lengths=[500] * 3, seed=seed,
-            )  # fmt: skip
+                rows=rows,
+                lengths=[500] * 3,
+                seed=seed,
+            )
         folders.append(tmp_path / f"run_{number}")
     path = made(*folders)
     check_harmless(path)
@@ -791,8 +834,9 @@ SEEN = (
     [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
     [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
 )
-XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722],
-                [0.0193, 0.1192, 0.9505]])  # fmt: skip
+XYZ = np.array(
+    [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+)
 
 
 def linear(colour):
@@ -967,12 +1011,22 @@ const wide = (page) => {
 def browse(path, tmp_path):
     """The DOM of a page once its scripts ran, and what came to the console."""
     arguments = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
-        "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-        f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000",
-        "--enable-logging=stderr", "--dump-dom", path.as_uri(),
-    ]  # fmt: skip
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--hide-scrollbars",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--virtual-time-budget=5000",
+        "--enable-logging=stderr",
+        "--dump-dom",
+        path.as_uri(),
+    ]
     done = subprocess.run(arguments, capture_output=True, timeout=120, check=True)
     console = [x for x in done.stderr.decode().splitlines() if "CONSOLE" in x]
     return done.stdout.decode(), console

@@ -99,9 +99,11 @@ def test_what_stays_on_a_device_is_no_message(code, more):
 
 def test_a_merged_message_has_its_parts_by_name():
     big = op(
-        "(f32[4]{0}, f32[2,2]{1,0}, /*index=2*/f32[])", "all-reduce",
-        given="%p, %q, /*index=2*/%r", more=f'{ALL}, metadata={{op_name="a(b:c)"}}',
-    )  # fmt: skip
+        "(f32[4]{0}, f32[2,2]{1,0}, /*index=2*/f32[])",
+        "all-reduce",
+        given="%p, %q, /*index=2*/%r",
+        more=f'{ALL}, metadata={{op_name="a(b:c)"}}',
+    )
     taken = '%two = f32[2,2] get-tuple-element(%it), index=1, metadata={op_name="c"}'
     (found,) = read(big, taken)
     assert [part.bytes for part in found.parts] == [16, 16, 4]
@@ -647,9 +649,14 @@ def test_numbers_of_devices_are_sorted_and_checked():
 
 def test_flags_override_what_a_machine_is():
     values = parsed(
-        CONFIG, "--machine=h100,tpu-v4", "--peak_flops=5e14", "--outside=25e9",
-        "--latency=2e-6", "--bandwidth=1e11", "--island=4",
-    )  # fmt: skip
+        CONFIG,
+        "--machine=h100,tpu-v4",
+        "--peak_flops=5e14",
+        "--outside=25e9",
+        "--latency=2e-6",
+        "--bandwidth=1e11",
+        "--island=4",
+    )
     found = scaling_command.chosen(values)
     assert list(found) == ["h100", "tpu-v4"]
     for name, machine in found.items():
@@ -685,9 +692,12 @@ def command(*arguments):
     """What the command says and leaves with, in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "jaxcl.scaling", *arguments],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests"},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 TOY = f"--config={ROOT}/tests/helpers/toy_config.py"
@@ -705,9 +715,13 @@ def test_a_child_says_what_is_wrong_with_its_number_of_devices():
 def test_the_command_compiles_where_there_are_devices_enough(tmp_path):
     path = tmp_path / "found.json"
     ran = command(
-        TOY, "--config.method.base=simclr", "--config.method.strategy=finetune",
-        "--devices=3", "--machine=tpu-v4", f"--json={path}",
-    )  # fmt: skip
+        TOY,
+        "--config.method.base=simclr",
+        "--config.method.strategy=finetune",
+        "--devices=3",
+        "--machine=tpu-v4",
+        f"--json={path}",
+    )
     assert ran.returncode == 0, ran.stderr
     assert "compiling, devices: 3" in ran.stderr
     whole = json.loads(path.read_text())
@@ -860,11 +874,16 @@ def test_machines_of_the_page_are_those_of_the_code():
         shown[name.strip("`")] = [float(x) if x != "all" else None for x in cells]
     want = {
         name: [
-            m.peak / 1e12, m.peak_float32 / 1e12, m.memory / 1e9, m.bandwidth / 1e9,
-            m.island, (m.outside or m.bandwidth) / 1e9, m.latency * 1e6,
+            m.peak / 1e12,
+            m.peak_float32 / 1e12,
+            m.memory / 1e9,
+            m.bandwidth / 1e9,
+            m.island,
+            (m.outside or m.bandwidth) / 1e9,
+            m.latency * 1e6,
         ]
         for name, m in hardware.MACHINES.items()
-    }  # fmt: skip
+    }
     assert list(shown) == list(want)
     for name, numbers in want.items():
         got = shown[name]

@@ -158,10 +158,17 @@ def classes(old, new, total=12):
 @pytest.mark.parametrize(
     ("old", "new", "capacity", "tasks"),
     [
-        (0, 2, 200, 1), (4, 2, 200, 3), (8, 2, 200, 5), (160, 20, 200, 9),
-        (0, 3, 13, 1), (3, 4, 13, 2), (6, 3, 13, 3), (5, 2, 3, 4), (3, 2, 3, 2),
+        (0, 2, 200, 1),
+        (4, 2, 200, 3),
+        (8, 2, 200, 5),
+        (160, 20, 200, 9),
+        (0, 3, 13, 1),
+        (3, 4, 13, 2),
+        (6, 3, 13, 3),
+        (5, 2, 3, 4),
+        (3, 2, 3, 2),
     ],
-)  # fmt: skip
+)
 def test_every_quota_has_its_share_as_its_mean(old, new, capacity, tasks):
     total, trials = (182, 400) if old > 100 else (12, TRIALS)
     was, is_ = classes(old, new, total)

@@ -85,10 +85,13 @@ def test_each_device_has_a_buffer_of_its_own(policy):
     whole = run(memory, policy, k=k, capacity=capacity, keys=two_keys, place=split)
     for device in range(n):
         own = run(
-            sharded.WHOLE, policy, k=k // n, capacity=capacity // n,
+            sharded.WHOLE,
+            policy,
+            k=k // n,
+            capacity=capacity // n,
             keys=functools.partial(two_keys, device=device),
             part=slice(2 * device, 2 * device + 2),
-        )  # fmt: skip
+        )
 
         def mine(x, device=device):
             return x.reshape(n, -1, *x.shape[1:])[device]
@@ -147,8 +150,12 @@ def test_a_share_with_few_rows_is_masked_at_its_end():
     assert there.tolist() == [True, False, True, True, True, False, True, False]
     assert sorted(items.tolist()) == [0, 0, 0, 1, 3, 4, 5, 8]
     assert slots[~there].tolist() == [4] * 3 and sorted(slots[there].tolist()) == [
-        0, 0, 0, 2, 3,
-    ]  # fmt: skip
+        0,
+        0,
+        0,
+        2,
+        3,
+    ]
 
 
 # what moves between devices

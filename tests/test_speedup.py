@@ -19,10 +19,23 @@ T1, T2 = 12.706204736, 4.302652730
 
 
 def leave(
-    folder, values, *, best, seed=0, growth=0.5, patience=2, seconds=1.0, passes=100.0,
-    svm=0.5, config=True, drop=(), scenario="growth", rates=(), steps=None,
+    folder,
+    values,
+    *,
+    best,
+    seed=0,
+    growth=0.5,
+    patience=2,
+    seconds=1.0,
+    passes=100.0,
+    svm=0.5,
+    config=True,
+    drop=(),
+    scenario="growth",
+    rates=(),
+    steps=None,
     judge=None,
-):  # fmt: skip
+):
     """A finished run: epoch i of task 1 ends at step 10 + 5 i with values[i - 1].
 
     The loss of task 0's end, 0.01, is below every target; so are those of steps that
@@ -37,12 +50,16 @@ def leave(
     if config:
         (folder / "config.json").write_text(json.dumps(told))
     rows = [
-        {"step": 10, "task": 0, "epoch": {"number": 1, "loss": 9.0, "passes": 7.0},
-         "time": {"train": 0.5}},
+        {
+            "step": 10,
+            "task": 0,
+            "epoch": {"number": 1, "loss": 9.0, "passes": 7.0},
+            "time": {"train": 0.5},
+        },
         {"step": 10, "task": 0, "eval": {"objective/loss": 0.01}},
         {"step": 12, "task": 1, "loss": 1.0},
         {"step": 13, "task": 1, "eval": {"objective/loss": 0.02}},
-    ]  # fmt: skip
+    ]
     rows += [{"step": 14, "task": 1, **rate} for rate in rates]
     rows[2] |= {"lr": 7.0} if rates else {}
     epochs = []
@@ -84,9 +101,14 @@ def runs(tmp_path):
     # Seed 0 comes to 1.01 at epoch 2, its best epoch being the first; seed 1 never.
     leave(icl / "seed_0", [1.02, 1.005, 9.0], best=1, seconds=0.5, passes=30.0)
     leave(
-        icl / "seed_1", [2.5, 2.03, 2.021], best=2, seconds=1.0, svm=0.6, patience=2,
+        icl / "seed_1",
+        [2.5, 2.03, 2.021],
+        best=2,
+        seconds=1.0,
+        svm=0.6,
+        patience=2,
         seed=1,
-    )  # fmt: skip
+    )
     old = {"growth": 0.3, "patience": 2}
     leave(tmp_path / "retrain_3", [5.0, 4.0, 4.5, 4.5], best=2, **old)
     leave(tmp_path / "icl_3", [5.0, 4.02, 1.0], best=1, passes=50.0, **old)
@@ -109,9 +131,12 @@ def test_groups_are_by_growth(found):
     whole, _ = found
     setting = {key: x for key, x in whole.items() if key != "growths"}
     assert setting == {
-        "baseline": "retrain", "task": 1, "scalar": "objective/loss", "within": 0.01,
+        "baseline": "retrain",
+        "task": 1,
+        "scalar": "objective/loss",
+        "within": 0.01,
         "frozen": None,
-    }  # fmt: skip
+    }
     assert [group["growth"] for group in whole["growths"]] == [0.3, 0.5]
     for group, count in zip(whole["growths"], (1, 2), strict=True):
         assert list(group["runs"]) == ["retrain", "icl"]
@@ -190,9 +215,11 @@ def test_geometric_mean_and_its_interval():
     half = T2 * np.sqrt(((logs - logs.mean()) ** 2).sum() / 2) / 3**0.5
     want = 16 ** (1 / 3)
     assert convergence.geometric([1.0, None, 2.0, 8.0]) == {
-        "mean": pytest.approx(want), "low": pytest.approx(want * np.exp(-half)),
-        "high": pytest.approx(want * np.exp(half)), "seeds": 3,
-    }  # fmt: skip
+        "mean": pytest.approx(want),
+        "low": pytest.approx(want * np.exp(-half)),
+        "high": pytest.approx(want * np.exp(half)),
+        "seeds": 3,
+    }
     empty = {"low": None, "high": None}
     alone = {"mean": pytest.approx(3.0), **empty, "seeds": 1}
     assert convergence.geometric([3.0]) == alone
@@ -298,8 +325,10 @@ def test_losses_steps_and_rates_of_each_row(gained, capsys):
     (same,) = [x for x in out.splitlines() if x.startswith("The same best epoch")]
     assert same.endswith("seed 0: retrain, frozen, icl (3); seed 1: retrain, icl (1)")
     assert group["agree"][0] == {
-        "seed": 0, "epoch": 3, "names": ["retrain", "frozen", "icl"]
-    }  # fmt: skip
+        "seed": 0,
+        "epoch": 3,
+        "names": ["retrain", "frozen", "icl"],
+    }
 
 
 def test_a_frozen_row_must_be_there_for_every_seed(gained, capsys):

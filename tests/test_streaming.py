@@ -101,9 +101,13 @@ def test_domain_incremental(tmp_path):
     x = np.where(domain[:, None, None, None] == 1, 255 - x, x).astype(np.uint8)
     path = tmp_path / "set.npz"
     np.savez(
-        path, x=x, y=y, domain=domain, is_test=rng.random(240) < 0.25,
+        path,
+        x=x,
+        y=y,
+        domain=domain,
+        is_test=rng.random(240) < 0.25,
         domain_names=np.array(["plain", "inverted"]),
-    )  # fmt: skip
+    )
     judge = {"epochs": 20, "batch_size": 32, "lr": 1.0, "augment": False}
     _, results, _ = ends(
         tmp_path / "run",

@@ -108,8 +108,10 @@ def parts_of(label, images, rows, devices=1, **more):
     )
     given = dict(
         embed=lambda scale, images: images[:, 0, 0] * scale,
-        stream=stream.Stream(data, tasks, None), mean=(0.0,) * 3, std=(1.0,) * 3,
-    )  # fmt: skip
+        stream=stream.Stream(data, tasks, None),
+        mean=(0.0,) * 3,
+        std=(1.0,) * 3,
+    )
     return parts._replace(**given | more)
 
 

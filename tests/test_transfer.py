@@ -74,9 +74,17 @@ def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, ca
     saved = toy.saved(work, run)
     cut = scenarios.make(toys.digits(validation=0.3), scenario="joint", num_tasks=None)
     parts = core.EvalParts(
-        embed=work.method.embed, stream=cut, num_classes=10, size=8, mean=(0.3,),
-        std=(0.4,), resize=None, seed=3, mesh=sharding.mesh(1), workers=0,
-    )  # fmt: skip
+        embed=work.method.embed,
+        stream=cut,
+        num_classes=10,
+        size=8,
+        mean=(0.3,),
+        std=(0.4,),
+        resize=None,
+        seed=3,
+        mesh=sharding.mesh(1),
+        workers=0,
+    )
     want = {
         "linear": linear.make(parts, lr=3.0, **PROBE)(saved.state, 0),
         "knn": knn.make(parts, k=5)(saved.state, 0),
@@ -177,8 +185,11 @@ def test_damaged_checkpoints_are_passed_over_and_stay(run, tmp_path, caplog):
     assert f"checkpoint {newest}" in caplog.text and "damaged" in caplog.text
     assert run_directories.contents(copy) == before
     truncate(copy, older)
-    refused(rf"every checkpoint in .* is damaged \(\[{older}, {newest}\]\)", copy,
-            tmp_path / "other")  # fmt: skip
+    refused(
+        rf"every checkpoint in .* is damaged \(\[{older}, {newest}\]\)",
+        copy,
+        tmp_path / "other",
+    )
 
 
 def test_storage_that_does_not_answer_is_no_damage(run, tmp_path, monkeypatch, caplog):
@@ -198,8 +209,10 @@ def test_the_checksums_of_the_encoder_count_and_no_others(run, tmp_path):
         jax.tree_util.keystr(path)
         for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]
     ]
-    kept = [p.startswith((".params['encoder']", ".stats['encoder']", ".step"))
-            for p in paths]  # fmt: skip
+    kept = [
+        p.startswith((".params['encoder']", ".stats['encoder']", ".step"))
+        for p in paths
+    ]
     assert sum(kept) > 10 and not all(kept)
     copy = copy_of(run, tmp_path)
     folder = copy / "checkpoints" / str(numbers(copy)[-1])
@@ -288,9 +301,15 @@ def run_config(**method):
 
 @pytest.mark.parametrize(
     "base, lr",
-    [("mocov2plus", 3.0), ("simclr", 1.0), ("supcon", 1.0), ("barlow_twins", 0.1),
-     ("byol", 3.0), ("vicreg", 0.3)],
-)  # fmt: skip
+    [
+        ("mocov2plus", 3.0),
+        ("simclr", 1.0),
+        ("supcon", 1.0),
+        ("barlow_twins", 0.1),
+        ("byol", 3.0),
+        ("vicreg", 0.3),
+    ],
+)
 def test_what_the_run_gives(base, lr):
     raw = {"augment": {"size": 8}, "evaluators": {"x": {"name": "linear"}, "knn": {}}}
     made = transfer.complete(raw, run_config(base=base))

@@ -49,8 +49,7 @@ OPTIONS = {
 }
 EWC = {"weight": 4.0}  # some parameters are held stiffly with it, others are not
 COPIED = ("encoder", "projector")
-PAIRS = [(base, strategy) for base in bases.BASES for strategy in
-         strategies.STRATEGIES]  # fmt: skip
+PAIRS = [(base, strategy) for base in bases.BASES for strategy in strategies.STRATEGIES]
 CASES = {f"{base}-{strategy}": (base, strategy, {}) for base, strategy in PAIRS} | {
     # A teacher that normalises by its batch, the paper's form of the loss, and each of
     # the pseudo-negatives alone (Table 7).
@@ -129,9 +128,10 @@ def batch(seed):
 def begun(method, state, index):
     """The state at the first step of a task, as the loop makes it."""
     state = state.replace(
-        task=jnp.int32(index), task_start=jnp.copy(state.step),
+        task=jnp.int32(index),
+        task_start=jnp.copy(state.step),
         task_steps=jnp.int32(STEPS),
-    )  # fmt: skip
+    )
     return method.begin_task(state, types.SimpleNamespace(index=index))
 
 
@@ -282,28 +282,38 @@ class Twin:
         if "replayed" in outputs:
             views["replayed"] = outputs["replayed"]
         return bases.Features(
-            **views, label=label, key_queue=self.key_queue,
+            **views,
+            label=label,
+            key_queue=self.key_queue,
             frozen_queue=self.frozen_queue,
-            **{n: x if n.startswith("stored") else by_view(x) for n, x in
-               frozen.items()},
-        )  # fmt: skip
+            **{
+                n: x if n.startswith("stored") else by_view(x)
+                for n, x in frozen.items()
+            },
+        )
 
     def loss_and_slopes(self, outputs, label, frozen):
         """The loss, and its slopes with respect to the outputs by differences."""
         alone = self.task == 0 and self.plan.teacher
-        names = {n: self.options[n] for n in bases.Options._fields
-                 if n in self.options}  # fmt: skip
+        names = {n: self.options[n] for n in bases.Options._fields if n in self.options}
         options = bases.Options(
-            **{"form": "code", "pn1": True, "pn2": True, "scale": 0.1,
-               "off_diagonal": 5e-3} | names
-        )  # fmt: skip
+            **{
+                "form": "code",
+                "pn1": True,
+                "pn2": True,
+                "scale": 0.1,
+                "off_diagonal": 5e-3,
+            }
+            | names
+        )
 
         def value(*rows):
             return two_view_losses.loss(
-                self.base, "finetune" if alone else self.strategy,
+                self.base,
+                "finetune" if alone else self.strategy,
                 self.features(dict(zip(outputs, rows, strict=True)), label, frozen),
                 options,
-            )  # fmt: skip
+            )
 
         arrays = list(outputs.values())
         slopes = {
@@ -334,9 +344,13 @@ class Twin:
         later = self.task > 0
         if self.plan.teacher and later:
             frozen["f"], _, _ = dense_net.apply(
-                COPIED, self.teacher, self.teacher_stats, rows, groups=2,
+                COPIED,
+                self.teacher,
+                self.teacher_stats,
+                rows,
+                groups=2,
                 train=self.options.get("frozen_bn") == "batch",
-            )  # fmt: skip
+            )
         outputs, self.stats, backward = self.forward(
             rows, replayed, frozen.get("stored_mask")
         )
@@ -351,8 +365,10 @@ class Twin:
         norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(grads)))
         self.velocity = jax.tree.map(
             lambda v, g, p: MOMENTUM * v + g + DECAY * p,
-            self.velocity, grads, self.params,
-        )  # fmt: skip
+            self.velocity,
+            grads,
+            self.params,
+        )
         self.params = jax.tree.map(lambda p, v: p - lr * v, self.params, self.velocity)
         self.step_number += 1
         self.follow(progress, frozen, later)
@@ -375,8 +391,11 @@ class Twin:
         for fisher, anchor in self.penalties:
             pull = jax.tree.map(
                 lambda f, a, p, bound: weight * f * (p - a) / bound,
-                fisher, anchor, self.params, bound,
-            )  # fmt: skip
+                fisher,
+                anchor,
+                self.params,
+                bound,
+            )
             total = plus(total, pull)
         for leaf in jax.tree.leaves(precision):
             self.stiff |= set((weight * lr * leaf > 1).ravel().tolist())

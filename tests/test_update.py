@@ -36,9 +36,12 @@ def run(tmp_path_factory):
     finish.run(made, root / "run")
     np.savez(root / "new.npz", train_x=PIXELS[:240])
     np.savez(
-        root / "test.npz", train_x=PIXELS[300:500], train_y=LABELS[300:500],
-        test_x=PIXELS[500:700], test_y=LABELS[500:700],
-    )  # fmt: skip
+        root / "test.npz",
+        train_x=PIXELS[300:500],
+        train_y=LABELS[300:500],
+        test_x=PIXELS[500:700],
+        test_y=LABELS[500:700],
+    )
     return root
 
 
@@ -147,16 +150,23 @@ def test_updates_go_on_from_each_other(copy):
 
 def test_the_command_rolls_back_and_resumes(copy):
     command = [
-        sys.executable, "-m", "jaxcl.update", f"--run={copy / 'run'}",
-        f"--data={copy / 'new.npz'}", f"--test={copy / 'test.npz'}",
-        "--config.rows=100", "--config.limits.accuracy=1.1",
-        "--config.train.optimizer.lr=0.1", "--config.train.epochs=2",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "jaxcl.update",
+        f"--run={copy / 'run'}",
+        f"--data={copy / 'new.npz'}",
+        f"--test={copy / 'test.npz'}",
+        "--config.rows=100",
+        "--config.limits.accuracy=1.1",
+        "--config.train.optimizer.lr=0.1",
+        "--config.train.epochs=2",
+    ]
     # What a stop amid the new task leaves: a claimed directory, no verdict.
     work = plan(
-        copy, rows=100,
+        copy,
+        rows=100,
         **{"limits.accuracy": 1.1, "train.optimizer.lr": 0.1, "train.epochs": 2},
-    )  # fmt: skip
+    )
     build.build(ml_collections.ConfigDict(work.config), work.workdir)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == update_command.ROLLED_BACK, done.stderr
@@ -255,9 +265,10 @@ def test_icl_wants_the_old_images(tmp_path):
     given["data"] = {"name": "joined", "sets": [digits, digits]}
     assert toy.job(tmp_path / "a", **given).parts(1) > 1
     with pytest.raises(ValueError, match=r"config\.start.*config\.method"):
-        toy.job(tmp_path / "b", **{**given, "method.strategy": "pnr"} | {
-            "method": {"name": "two_view"}
-        })  # fmt: skip
+        toy.job(
+            tmp_path / "b",
+            **{**given, "method.strategy": "pnr"} | {"method": {"name": "two_view"}},
+        )
 
 
 def test_a_state_of_another_shape_is_named(copy):

@@ -220,9 +220,16 @@ def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
     options = eval_toy.OPTIONS | {"scale": scale}
     result = linear.make(parts, **options, **given)(state, 1)
     view = augment_images.make(
-        size=4, views=1, scale=scale, ratio=(3 / 4, 4 / 3), interpolation="bilinear",
-        flip=0.5, mean=eval_toy.MEAN, std=eval_toy.STD, **seen,
-    )  # fmt: skip
+        size=4,
+        views=1,
+        scale=scale,
+        ratio=(3 / 4, 4 / 3),
+        interpolation="bilinear",
+        flip=0.5,
+        mean=eval_toy.MEAN,
+        std=eval_toy.STD,
+        **seen,
+    )
     view, key_of = jax.jit(view), jax.random.fold_in
     k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
     order_of = eval_toy.device_orders(50, 16, 50, k_epochs)
@@ -488,9 +495,11 @@ def test_panels_share_their_points(classes, tmp_path, monkeypatch):
         assert soft[0].get_alpha() < 0.5 and strong[0].get_alpha() is None
         assert strong[0].get_linewidths()[0] == 1.0
         assert strong[0].get_sizes()[0] > soft[0].get_sizes()[0]
-        colours.append([d.get_clim() for d in groups] if classes > 20 else [
-            tuple(d.get_facecolor()[0][:3]) for d in groups
-        ])  # fmt: skip
+        colours.append(
+            [d.get_clim() for d in groups]
+            if classes > 20
+            else [tuple(d.get_facecolor()[0][:3]) for d in groups]
+        )
     if classes > 20:
         assert set(colours[0] + colours[1]) == {(0, 29)} and len(figure.axes) == 3
     else:

@@ -29,9 +29,13 @@ def parse(arguments):
     """The config that a command runs, overrides applied, as main parses them."""
     values, argv = flags.FlagValues(), ["main", *arguments]
     config_flags.DEFINE_config_file(
-        "config", None, flag_values=values, sys_argv=argv, lock_config=False,
+        "config",
+        None,
+        flag_values=values,
+        sys_argv=argv,
+        lock_config=False,
         accept_new_attributes=True,
-    )  # fmt: skip
+    )
     for name in main_flags() - {"config"}:
         flags.DEFINE_string(name, None, "", flag_values=values)
     assert values(argv) == ["main"], f"{argv}: an argument is no option"

@@ -64,9 +64,17 @@ def parts_of(scenario="class", data=None, devices=1, tasks=3, **more):
     count = None if scenario in ("joint", "domain") else tasks
     cut = scenarios.make(data, scenario=scenario, num_tasks=count)
     given = dict(
-        embed=embed, stream=cut, num_classes=CLASSES, size=SIZE, mean=MEAN, std=STD,
-        resize=None, seed=3, mesh=sharding.mesh(devices), workers=0,
-    )  # fmt: skip
+        embed=embed,
+        stream=cut,
+        num_classes=CLASSES,
+        size=SIZE,
+        mean=MEAN,
+        std=STD,
+        resize=None,
+        seed=3,
+        mesh=sharding.mesh(devices),
+        workers=0,
+    )
     return core.EvalParts(**given | more)
 
 

@@ -67,15 +67,19 @@ class Bucket(http.server.BaseHTTPRequestHandler):
         generation, data = self.server.objects[key]
         bucket, name = key
         return {
-            "kind": "storage#object", "name": name, "bucket": bucket,
-            "generation": str(generation), "metageneration": "1",
-            "size": str(len(data)), "storageClass": "STANDARD",
+            "kind": "storage#object",
+            "name": name,
+            "bucket": bucket,
+            "generation": str(generation),
+            "metageneration": "1",
+            "size": str(len(data)),
+            "storageClass": "STANDARD",
             "contentType": "application/octet-stream",
             "md5Hash": base64.b64encode(hashlib.md5(data).digest()).decode(),
             "crc32c": base64.b64encode(struct.pack(">I", _crc32c(data))).decode(),
             "updated": "2026-01-01T00:00:00.000Z",
             "timeCreated": "2026-01-01T00:00:00.000Z",
-        }  # fmt: skip
+        }
 
     def _parsed(self):
         url = urllib.parse.urlsplit(self.path)
@@ -257,10 +261,11 @@ def serve(*buckets):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     given = {
-        "STORAGE_EMULATOR_HOST": address, "TENSORSTORE_GCS_HTTP_URL": address,
+        "STORAGE_EMULATOR_HOST": address,
+        "TENSORSTORE_GCS_HTTP_URL": address,
         "NO_GCE_CHECK": "true",
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token",
-    }  # fmt: skip
+    }
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     try:

@@ -41,9 +41,10 @@ def dense(batch):
         nodes = np.flatnonzero((batch.node_graph == slot) & batch.node_mask)
         matrix = np.zeros((len(nodes),) * 2)
         for s, r in zip(
-            batch.senders[batch.edge_mask], batch.receivers[batch.edge_mask],
+            batch.senders[batch.edge_mask],
+            batch.receivers[batch.edge_mask],
             strict=True,
-        ):  # fmt: skip
+        ):
             if r in nodes:
                 matrix[list(nodes).index(r), list(nodes).index(s)] = 1
         yield np.asarray(batch.features[nodes], np.float64), matrix

@@ -35,8 +35,10 @@ TASKS = scenarios.make(
     stream.Dataset(
         "toy", tuple("abcdef"), ("all",), EXAMPLES, validation=None, test=None
     ),
-    scenario="class", num_tasks=3, evaluation="none",
-).tasks  # fmt: skip
+    scenario="class",
+    num_tasks=3,
+    evaluation="none",
+).tasks
 
 
 def rows_of(*classes):
