@@ -148,11 +148,10 @@ def said_of(where, name, value) -> str:
         CALLS.get(where, function)(*first, **{name: value})
     with pytest.raises(ValueError) as of_config:
         schema.check(function, {name: value}, "config.section")
-    end = f".{name}"
-    assert (
-        str(refused.value).partition(end)[2] == str(of_config.value).partition(end)[2]
-    )
-    return str(refused.value)
+    told, config = str(refused.value), str(of_config.value)
+    assert config.startswith(f"config.section.{name}")
+    assert told.endswith(config.removeprefix("config.section"))
+    return told
 
 
 def wrong_numbers(leaf):
