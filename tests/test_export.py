@@ -327,7 +327,8 @@ def _later(make):
 
     def resnet(
         *, depth=50, width=8, stem="imagenet", stem_padding=1, padding="same",
-        zero_init_residual=True, conv_init="torch", pool=4, dtype=jnp.bfloat16,
+        zero_init_residual=True, conv_init="torch", pool: int | None = 4,
+        dtype=jnp.bfloat16,
     ):  # fmt: skip
         given = dict(locals())
         return make(**{name: x for name, x in given.items() if name != "make"})
