@@ -142,7 +142,7 @@ def check(function, values: Mapping[str, Any], field: str) -> None:
       ValueError: naming the field, the value and what is allowed.
     """
     for name, option in _signature(function).items():
-        if name in values and not values[name] is option.default is None:
+        if name in values and not (values[name] is None is option.default):
             check_value(values[name], option.annotation, f"{field}.{name}", option)
 
 

@@ -227,7 +227,7 @@ def test_growth_cuts_by_the_seed(tmp_path):
         )
         half = round(len(want) / 2)
         assert work.stream.tasks[0].train.rows.tolist() == want[:half].tolist()
-    for wrong, said in ((0.0, "growth = 0.0"), (1.0, "growth = 1.0")):
+    for wrong, said in ((0.0, "growth=0.0"), (1.0, "growth=1.0")):
         with pytest.raises(ValueError, match=said):
             scenarios.make(data, scenario="growth", growth=wrong, evaluation="none")
     with pytest.raises(ValueError, match="num_tasks = 3: scenario 'growth' has 2"):

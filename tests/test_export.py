@@ -364,7 +364,7 @@ def _later(make):
         padding="same",
         zero_init_residual=True,
         conv_init="torch",
-        pool=4,
+        pool: int | None = 4,
         dtype=jnp.bfloat16,
     ):
         given = dict(locals())

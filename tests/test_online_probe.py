@@ -360,7 +360,7 @@ def test_gradients_are_of_the_rows_that_a_method_replays(monkeypatch):
 
 
 def test_what_cannot_be_measured_is_refused():
-    with pytest.raises(ValueError, match=r"config\.replay\.measure='drfit'.*drift"):
+    with pytest.raises(ValueError, match=r"replay\.measure\[0\]='drfit'.*drift"):
         replay_lib.settings(10, 8, measure=("drfit",))
     assert replay_lib.settings(10, 8, measure=["drift"]).measure == ("drift",)
     with pytest.raises(ValueError, match=r"config\.replay\.measure='drift': must be"):

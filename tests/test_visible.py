@@ -260,19 +260,19 @@ def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
 @pytest.mark.parametrize(
     "option, value, allowed",
     [
-        ("train_on", "visibl", "all, seen, visible; did you mean visible"),
-        ("jitter", (0.4, 0.4, 0.4), "4 numbers >= 0, the last (hue) <= 0.5"),
-        ("jitter", (0.4, 0.4, 0.4, 0.6), "4 numbers >= 0, the last (hue) <= 0.5"),
-        ("jitter", (-0.4, 0.4, 0.4, 0.1), "4 numbers >= 0, the last (hue) <= 0.5"),
-        ("jitter_probability", 1.5, "in [0, 1]"),
-        ("grayscale", -0.5, "in [0, 1]"),
-        ("blur", 1.5, "in [0, 1]"),
+        ("train_on", "visibl", "='visibl': allowed are all, seen, visible; did you"),
+        ("jitter", (0.4, 0.4, 0.4), "=(0.4, 0.4, 0.4): must have 4 entries"),
+        ("jitter", (0.4, 0.4, 0.4, 0.6), "[3]=0.6: must be from 0 to 0.5"),
+        ("jitter", (-0.4, 0.4, 0.4, 0.1), "[0]=-0.4: must be at least 0"),
+        ("jitter_probability", 1.5, "=1.5: must be from 0 to 1"),
+        ("grayscale", -0.5, "=-0.5: must be from 0 to 1"),
+        ("blur", 1.5, "=1.5: must be from 0 to 1"),
     ],
 )
 def test_errors_name_the_option(option, value, allowed):
     with pytest.raises(ValueError) as error:
         linear.make(memory_toy.parts_of(), **{option: value})
-    assert str(error.value).startswith(f"config.evaluators.linear.{option}={value!r}: ")
+    assert str(error.value).startswith(f"config.evaluators.linear.{option}")
     assert allowed in str(error.value)
 
 

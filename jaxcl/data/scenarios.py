@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from jaxcl.data import imbalance as imbalance_lib
 from jaxcl.data import splits, stream
 
 Scenario = Literal["joint", "class", "data", "domain", "growth", "after"]
+SCENARIOS = get_args(Scenario)
 # The released PNR and CaSSLe experiments draw the slices of "data" with this seed.
 DATA_SEED = 42
 

@@ -144,6 +144,47 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "schema.py",
+        "test_schema.py",
+        (
+            "schema: a limit itself is refused",
+            "self.least <= value",
+            "self.least < value",
+        ),
+        (
+            "schema: what is to be above may be equal",
+            "self.above < value",
+            "self.above <= value",
+        ),
+        (
+            "schema: nan and infinity pass",
+            "if plain is float and not abs(value) <= largest:",
+            "if plain is float and abs(value) < 0:",
+        ),
+        ("schema: whole numbers pass int32", "int: 2**31 - 1,", "int: 2**63 - 1,"),
+        ("schema: True is a number", "and not isinstance(value, bool)", "and True"),
+        (
+            "schema: entries of a list are not looked at",
+            'check_value(value, kind, f"{field}[{number}]")',
+            'check_value(value, Any, f"{field}[{number}]")',
+        ),
+        (
+            "schema: calls from Python are not checked",
+            "            check(function, options, field)\n            return function",
+            "            return function",
+        ),
+        (
+            "schema: None is always allowed",
+            "and not (values[name] is None is option.default)",
+            "and values[name] is not None",
+        ),
+        (
+            "schema: entries may be there twice",
+            "if self.once and _repeats",
+            "if not self.once and _repeats",
+        ),
+    ),
+    *fault.of(
         "nets/norm.py",
         "test_nets.py::test_batch_norm_equals_pytorch_passes_one_after_the_other",
         (
