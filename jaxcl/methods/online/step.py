@@ -64,9 +64,9 @@ class Network(NamedTuple):
     def init(self, key: jax.Array, images: jax.Array):
         """Parameters and running statistics; the head starts as PyTorch's."""
         k_encoder, k_weight, k_bias = jax.random.split(key, 3)
-        params, stats = chain.init({"encoder": self.encoder}, k_encoder, images)
+        params, stats = self._nets().init(k_encoder, images)
         features = jax.eval_shape(
-            lambda: self._features(params, stats, images, False)[0]
+            lambda: self._nets()(params, stats, images, train=False)[0]
         )
         shape = self.num_classes, features.shape[1]
         uniform = initial.torch_uniform(shape[1])
@@ -75,9 +75,12 @@ class Network(NamedTuple):
             head["bias"] = uniform(k_bias, shape[:1])
         return params | {"head": head}, stats
 
-    def _features(self, params, stats, images, train):
-        nets = {"encoder": self.encoder}
-        return chain.apply(nets, params, stats, images, train=train)
+    def _nets(self):
+        return chain.Chain({"encoder": self.encoder})
+
+    def embed(self, state: core.TrainState, images: jax.Array) -> jax.Array:
+        """Features of the encoder, in evaluation mode, f32[N,D]."""
+        return self._nets().embed(state, images)
 
     def logits(self, params: core.PyTree, features: jax.Array) -> jax.Array:
         """f32[R,D] -> f32[R,C]."""
@@ -99,7 +102,7 @@ class Network(NamedTuple):
 
         `tasks` is for `probe.tap` alone.
         """
-        features, stats = self._features(params, stats, images, train)
+        features, stats = self._nets()(params, stats, images, train=train)
         features = probe.tap(params, features, tasks)
         return Outputs(features, self.logits(params, features)), stats
 
@@ -383,7 +386,7 @@ class _Shared(NamedTuple):
         return state.replace(extra=extra._replace(memory=memory, kept=kept))
 
     def embed(self, state, images):
-        return self.net(state.params, state.stats, images, train=False)[0].features
+        return self.net.embed(state, images)
 
     def predict(self, state, images):
         logits = self.net(state.params, state.stats, images, train=False)[0].logits
