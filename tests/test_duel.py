@@ -371,7 +371,7 @@ def test_an_empty_memory_has_no_negatives():
         assert metrics["joined"] == 1
 
 
-NETS = {"encoder": Flat(), "projector": mlp.MLP((D,))}
+NETS = chain.Chain({"encoder": Flat(), "projector": mlp.MLP((D,))})
 
 
 def test_a_step_may_leave_the_memory_as_it_is():
@@ -398,8 +398,8 @@ def test_with_a_ring_it_is_moco_with_a_queue():
     def embedded(state, images):
         views = views_of(images.astype(jnp.float32))
         slow = state.extra.momentum, state.extra.momentum_stats
-        z = chain.apply(NETS, state.params, state.stats, views[:, 0], train=True)[0]
-        return z, chain.apply(NETS, *slow, views[:, 1], train=True)[0]
+        z = NETS(state.params, state.stats, views[:, 0], train=True)[0]
+        return z, NETS(*slow, views[:, 1], train=True)[0]
 
     for i in range(4):
         incoming = batch(10 + i)
@@ -426,7 +426,7 @@ def test_without_a_memory_it_is_simclr():
 
     @jax.value_and_grad
     def loss(params):
-        z = chain.apply(NETS, params, state.stats, views, train=True, groups=2)[0]
+        z = NETS(params, state.stats, views, train=True, groups=2)[0]
         return contrastive.nt_xent(z[::2], z[1::2], temperature=0.3)
 
     value, slopes = jax.jit(loss)(state.params)

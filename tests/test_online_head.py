@@ -1,5 +1,7 @@
 """The online head: it learns labels of all classes and tells the network nothing."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -169,12 +171,8 @@ def test_the_released_head_moves_the_statistics_with_rows_of_all_classes(tmp_pat
     plain = toy.job(tmp_path / "plain", tasks=2, **PNR)
     parts = sections.parts(sections.top_of(toy.config(**PNR).to_dict()))[0]
     view = jax.jit(lambda key, images: parts.augment(key, images)[:, 1])
-    encoder = {"encoder": parts.encoder}
-    passed = jax.jit(
-        lambda params, stats, images: chain.apply(
-            encoder, params, stats, images, train=True
-        )
-    )
+    encoder = chain.Chain({"encoder": parts.encoder})
+    passed = jax.jit(functools.partial(encoder, train=True))
     step, alone = job.compile_step(work), jax.jit(plain.method.step)
     state, resident = job.initial_state(work), job.resident(work)
     numbers = {"task": 0, "task_start": 0, "task_steps": 12}

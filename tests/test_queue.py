@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from jaxcl import core
 from jaxcl.memory import queue
 from jaxcl.nets import chain, mlp, norm
 
@@ -39,8 +41,9 @@ def test_a_chain_is_its_nets_one_after_another():
         "second": norm.BatchNorm(),
     }
     x = jax.random.normal(jax.random.key(1), (8, 4))
-    params, stats = chain.init(nets, jax.random.key(0), x)
-    outputs, after = chain.apply(nets, params, stats, x, train=True, groups=2)
+    both = chain.Chain(nets)
+    params, stats = both.init(jax.random.key(0), x)
+    outputs, after = both(params, stats, x, train=True, groups=2)
     expected, new = x, {}
     for name, net in nets.items():
         variables = {"params": params[name], "batch_stats": stats[name]}
@@ -52,5 +55,21 @@ def test_a_chain_is_its_nets_one_after_another():
     jax.tree.map(np.testing.assert_array_equal, after, new)
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), stats, after)
     assert all(jax.tree.leaves(moved))
-    _, still = chain.apply(nets, params, stats, x, train=False)
+    _, still = both(params, stats, x, train=False)
     jax.tree.map(np.testing.assert_array_equal, still, stats)
+
+
+def test_a_chain_embeds_with_its_encoder_and_projects_with_all():
+    nets = {
+        "encoder": mlp.MLP(features=(6, 5), batch_norm=True),
+        "projector": mlp.MLP(features=(3, 2), batch_norm=True),
+    }
+    net, x = chain.Chain(nets), jax.random.normal(jax.random.key(1), (8, 4))
+    params, stats = net.init(jax.random.key(0), x)
+    _, stats = net(params, stats, x, train=True)  # running ones, not those of a batch
+    state = core.new_state(jax.random.key(2), params, stats, optax.sgd(0.1), ())
+    rows = x
+    for name, ours in (("encoder", net.embed), ("projector", net.project)):
+        variables = {"params": params[name], "batch_stats": stats[name]}
+        rows = nets[name].apply(variables, rows, train=False)
+        np.testing.assert_array_equal(ours(state, x), rows)

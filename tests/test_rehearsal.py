@@ -397,7 +397,7 @@ def test_the_network():
     assert (other["prototypes"] != params["prototypes"]).all()
     z, _ = net(params, stats, images, train=False)
     state = toy.fresh(make("cclis")).replace(params=params, stats=stats)
-    features = net.embed(state, images)
+    features = net.nets.embed(state, images)
     assert features.shape == (5, 8)
     first, last = params["projector"]["linear1"], params["projector"]["linear2"]
     hidden = np.maximum(features @ first["kernel"] + first["bias"], 0)

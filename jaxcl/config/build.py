@@ -16,6 +16,7 @@ from jaxcl.data import storage, stream
 from jaxcl.evals import features
 from jaxcl.memory import sharded
 from jaxcl.methods.online import replay as replay_lib
+from jaxcl.nets import chain
 from jaxcl.run import evaluation, job, seeds, task_alone, transfer
 
 # Where and how a run computes, not what: these may change when it resumes.
@@ -354,7 +355,7 @@ def _frozen(top: sections.Top) -> _Frozen:
     first = train.load(0) if train.images is None else train.images[0]
     blank = np.zeros((1, image["size"], image["size"], first.shape[-1]), np.float32)
     state, source = transfer.restore(top.checkpoint, encoder, blank, mesh)
-    asked = {"embed": functools.partial(transfer.embed, encoder)}
+    asked = {"embed": chain.Chain({"encoder": encoder}).embed}
     return _Frozen(state, source, _eval_parts(top, asked, tasks, image, mesh))
 
 

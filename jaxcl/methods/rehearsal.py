@@ -9,7 +9,7 @@ that few rows of the earlier tasks stay.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,22 +57,20 @@ class Extra(NamedTuple):
 class Network(NamedTuple):
     """An encoder, a projector and, if wanted, a prototype for each class."""
 
-    encoder: Any
-    projector: Any
+    nets: chain.Chain
     num_classes: int
+    dim: int  # of the projections
     prototypes: bool
 
     def init(self, key: jax.Array, images: jax.Array):
         """Parameters and statistics; prototypes start as PyTorch's linear layer."""
         k_nets, k_prototypes = jax.random.split(key)
-        params, stats = chain.init(self._nets(), k_nets, images)
+        params, stats = self.nets.init(k_nets, images)
         if self.prototypes:
-            shape = self.num_classes, self.projector.features[-1]
-            params["prototypes"] = initial.torch_uniform(shape[1])(k_prototypes, shape)
+            params["prototypes"] = initial.torch_uniform(self.dim)(
+                k_prototypes, (self.num_classes, self.dim)
+            )
         return params, stats
-
-    def _nets(self):
-        return {"encoder": self.encoder, "projector": self.projector}
 
     def __call__(
         self,
@@ -83,13 +81,8 @@ class Network(NamedTuple):
         train: bool,
     ):
         """Unit rows f32[N,D], and the statistics after this pass."""
-        rows, stats = chain.apply(self._nets(), params, stats, images, train=train)
+        rows, stats = self.nets(params, stats, images, train=train)
         return core.l2_normalize(rows), stats
-
-    def embed(self, state: core.TrainState, images: jax.Array) -> jax.Array:
-        """Features of the encoder, in evaluation mode, f32[N,D]."""
-        nets = {"encoder": self.encoder}
-        return chain.apply(nets, state.params, state.stats, images, train=False)[0]
 
 
 def network(
@@ -97,7 +90,8 @@ def network(
 ) -> Network:
     """The network of a method."""
     projector = mlp.MLP((hidden_dim, output_dim), dtype=parts.encoder.dtype)
-    return Network(parts.encoder, projector, parts.num_classes, prototypes)
+    nets = chain.Chain({"encoder": parts.encoder, "projector": projector})
+    return Network(nets, parts.num_classes, output_dim, prototypes)
 
 
 def together(train: stream.Source, stored: np.ndarray) -> stream.Source:
@@ -146,7 +140,7 @@ def teach(
         teacher = state.extra.teacher, state.extra.teacher_stats
         return net(*teacher, images, train=train)[0]
 
-    absent = jnp.zeros((len(images), net.projector.features[-1]))
+    absent = jnp.zeros((len(images), net.dim))
     return jax.lax.cond(state.task == 0, lambda: absent, rows)
 
 
@@ -187,7 +181,7 @@ def method(
     return core.Method(
         init=functools.partial(_init, parts, net, memory_size),
         step=step,
-        embed=net.embed,
+        embed=net.nets.embed,
         begin_task=functools.partial(_begin_task, parts.num_classes, scored),
         end_task=functools.partial(_end_task, choose, scored),
         source=functools.partial(_source, mixed),

@@ -23,7 +23,6 @@ from etils import epath
 from jaxcl import core, schema, sharding
 from jaxcl.data import storage, stream
 from jaxcl.methods.two_view import bases
-from jaxcl.nets import chain
 from jaxcl.run import checkpoint, evaluation, record, seeds
 from jaxcl.run import results as results_lib
 
@@ -112,12 +111,6 @@ def _linear_lr(run, key):
             f"the paper's table, which knows the bases {', '.join(bases.BASES)}"
         )
     return bases.BASES[base].linear_lr
-
-
-def embed(encoder: Any, state: core.TrainState, images: jax.Array) -> jax.Array:
-    """Features f32[B, D] of normalised images, in evaluation mode."""
-    nets = {"encoder": encoder}
-    return chain.apply(nets, state.params, state.stats, images, train=False)[0]
 
 
 class Place(NamedTuple):

@@ -130,6 +130,23 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "nets/chain.py",
+        "test_queue.py",
+        (
+            "nets: embeddings are those of training mode",
+            "inputs, train=False)[0]",
+            "inputs, train=True)[0]",
+            "test_queue.py::test_a_chain_embeds_with_its_encoder_and_projects_with_all",
+            "test_two_view.py"
+            "::test_evaluators_read_the_encoder_and_the_projector_in_evaluation_mode",
+        ),
+        (
+            "nets: the projector's rows are taken for the encoder's",
+            'return Chain({"encoder": self.nets["encoder"]}).project(state, inputs)',
+            "return self.project(state, inputs)",
+        ),
+    ),
+    *fault.of(
         "nets/initial.py",
         "test_nets.py::test_mlp_starts_as_pytorch_linear",
         (

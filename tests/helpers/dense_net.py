@@ -102,7 +102,7 @@ def _apply_one(params, stats, x, train, groups):
 
 
 def apply(nets, params, stats, x, *, train, groups=1):
-    """Networks one after another, as `chain.apply`.
+    """Networks one after another, as `chain.Chain`.
 
     Args:
       nets: names of entries of `params` and `stats`.

@@ -44,7 +44,7 @@ class Setup(NamedTuple):
     """All that a step reads beside its state; for the options see `make`."""
 
     parts: core.Parts
-    nets: dict  # encoder and projector
+    net: chain.Chain  # encoder and projector
     settings: active_memory.Settings
     moco: bool  # False: SimCLR
     remembers: bool  # keeps a memory
@@ -137,10 +137,10 @@ def make(
     )
     widths = (hidden_dim,) * hidden_layers + (output_dim,)
     projector = mlp.MLP(widths, dtype=parts.encoder.dtype)
-    nets = {"encoder": parts.encoder, "projector": projector}
+    net = chain.Chain({"encoder": parts.encoder, "projector": projector})
     setup = Setup(
         parts=parts,
-        nets=nets,
+        net=net,
         settings=settings,
         moco=moco,
         remembers=moco or negatives != "batch",
@@ -155,8 +155,8 @@ def make(
     return core.Method(
         init=functools.partial(_init, setup),
         step=functools.partial(_step, setup),
-        embed=functools.partial(_features, {"encoder": parts.encoder}),
-        project=functools.partial(_features, nets),
+        embed=net.embed,
+        project=net.project,
         begin_task=functools.partial(_begin_task, setup),
         memory=_memory if setup.remembers else None,
     )
@@ -166,10 +166,6 @@ def _begin_task(setup, state, task):
     return state.replace(opt_state=setup.parts.tx.init(state.params))
 
 
-def _features(nets, state, images):
-    return chain.apply(nets, state.params, state.stats, images, train=False)[0]
-
-
 def _memory(state):
     return active_memory.whole(state.extra.memory)
 
@@ -177,7 +173,7 @@ def _memory(state):
 def _init(setup, key, batch):
     k_state, k_augment, k_net = jax.random.split(key, 3)
     images = setup.parts.augment(k_augment, batch["image"][:1])[0]
-    params, stats = chain.init(setup.nets, k_net, images)
+    params, stats = setup.net.init(k_net, images)
     slow = (core.copy(params), core.copy(stats)) if setup.moco else ({}, {})
     memory = active_memory.create(setup.settings, batch) if setup.remembers else None
     extra = Extra(*slow, memory)
@@ -209,15 +205,13 @@ def _step(setup, state, batch):
 def _moco(setup, state, views, memory, k_drawn):
     """The loss of a step, the memory it reads, statistics of the slow network."""
     slow = state.extra.momentum, state.extra.momentum_stats
-    keys, slow_stats = chain.apply(setup.nets, *slow, views[:, 1], train=True)
+    keys, slow_stats = setup.net(*slow, views[:, 1], train=True)
     keys = core.l2_normalize(keys)
     if setup.refresh:
         *_, memory = _draw(setup, slow, memory, k_drawn)
 
     def loss(params):
-        queries, stats = chain.apply(
-            setup.nets, params, state.stats, views[:, 0], train=True
-        )
+        queries, stats = setup.net(params, state.stats, views[:, 0], train=True)
         stored = memory.items["feature"], memory.filled
         value = _contrast(setup, queries, keys, jnp.arange(len(keys)), *stored)
         return value, (stats, keys)
@@ -234,9 +228,7 @@ def _simclr(setup, state, views, memory, k_drawn):
         rows, exists, memory = _draw(setup, network, memory, k_drawn)
 
     def loss(params):
-        z, stats = chain.apply(
-            setup.nets, params, state.stats, images, train=True, groups=2
-        )
+        z, stats = setup.net(params, state.stats, images, train=True, groups=2)
         pairs = z.reshape(-1, 2, z.shape[-1])
         partners, examples = pairs[:, ::-1].reshape(z.shape), jnp.arange(len(z))
         target = core.l2_normalize(jax.lax.stop_gradient(pairs[:, 0]))
@@ -274,7 +266,7 @@ def _draw(setup, network, memory, keys):
     items, exists, slots = buffer.sample(memory, keys[0], setup.drawn)
     images = setup.parts.split(items["image"])
     others = setup.parts.augment(keys[1], images)[:, 0]
-    rows, _ = chain.apply(setup.nets, *network, others, train=True)
+    rows, _ = setup.net(*network, others, train=True)
     rows = core.l2_normalize(rows)
     if setup.refresh:
         memory = active_memory.refreshed(memory, slots, rows, exists)

@@ -15,7 +15,7 @@ class Passes(NamedTuple):
     """One network, its views, its losses. A "part" is a batch of old or of new rows."""
 
     encoder: Any  # flax.linen module
-    head: dict  # the network after it, as `chain` takes it; {} without one
+    head: chain.Chain  # the network after it; of no nets without one
     judged: bool  # evaluators see the rows of the head, not those of the encoder
     augment: Callable
     graphs: bool
@@ -25,18 +25,18 @@ class Passes(NamedTuple):
     anchors: str
 
     @property
-    def nets(self) -> dict:
-        """The encoder and its head, as `chain` takes them."""
-        return {"encoder": self.encoder} | self.head
+    def net(self) -> chain.Chain:
+        """The encoder of images and its head."""
+        return chain.Chain({"encoder": self.encoder} | self.head.nets)
 
     def init(self, key: jax.Array, batch: core.Batch):
         """Parameters and statistics before the first step."""
         k_view, k_net, k_head = jax.random.split(key, 3)
         if not self.graphs:
             images = self.augment(k_view, batch["image"][:1])[0]
-            return chain.init(self.nets, k_net, images)
+            return self.net.init(k_net, images)
         rows, encoder = self.encoder.init_with_output(k_net, batch["graph"])
-        head = chain.init(self.head, k_head, rows) if self.head else ({}, {})
+        head = self.head.init(k_head, rows) if self.head.nets else ({}, {})
         params = {"encoder": encoder["params"]} | head[0]
         return params, {"encoder": encoder["batch_stats"]} | head[1]
 
@@ -52,23 +52,21 @@ class Passes(NamedTuple):
     ):
         """Rows f32[B, D] of graphs or images, and the statistics after the pass."""
         if not self.graphs:
-            return chain.apply(
-                self.nets, params, stats, inputs, train=train, groups=groups
-            )
+            return self.net(params, stats, inputs, train=train, groups=groups)
         variables = {"params": params["encoder"], "batch_stats": stats["encoder"]}
         rows, moved = self.encoder.apply(
             variables, inputs, train=train, key=key, mutable=["batch_stats"]
         )
         after = stats | {"encoder": moved.get("batch_stats", stats["encoder"])}
-        if self.head:
-            rows, head = chain.apply(self.head, params, stats, rows, train=train)
+        if self.head.nets:
+            rows, head = self.head(params, stats, rows, train=train)
             after = after | head
         return rows, after
 
     def embed(self, params: core.PyTree, stats: core.PyTree, inputs: Any):
         """What evaluators see of graphs or images, f32[B, D]."""
         key = jax.random.key(0)  # for dropout, which evaluation mode leaves out
-        seen = self if self.judged else self._replace(head={})
+        seen = self if self.judged else self._replace(head=chain.Chain({}))
         return seen.network(params, stats, key, inputs, train=False)[0]
 
     def pairs(
@@ -233,7 +231,7 @@ def make_passes(
         head = {"head": mlp.MLP(widths, dtype=jnp.float32)}
     return Passes(
         encoder=parts.encoder,
-        head=head,
+        head=chain.Chain(head),
         judged=not projector,
         augment=parts.augment,
         graphs=graphs,

@@ -44,9 +44,9 @@ class Network:
     def init(self, key: jax.Array, images: jax.Array):
         """Parameters and running statistics; the head starts as PyTorch's."""
         k_encoder, k_weight, k_bias = jax.random.split(key, 3)
-        params, stats = chain.init({"encoder": self.encoder}, k_encoder, images)
+        params, stats = self._nets.init(k_encoder, images)
         features = jax.eval_shape(
-            lambda: self._features(params, stats, images, False)[0]
+            lambda: self._nets(params, stats, images, train=False)[0]
         )
         shape = self.num_classes, features.shape[1]
         uniform = initial.torch_uniform(shape[1])
@@ -55,9 +55,13 @@ class Network:
             head["bias"] = uniform(k_bias, shape[:1])
         return params | {"head": head}, stats
 
-    def _features(self, params, stats, images, train):
-        nets = {"encoder": self.encoder}
-        return chain.apply(nets, params, stats, images, train=train)
+    @property
+    def _nets(self):
+        return chain.Chain({"encoder": self.encoder})
+
+    def embed(self, state: core.TrainState, images: jax.Array) -> jax.Array:
+        """Features of the encoder, in evaluation mode, f32[N,D]."""
+        return self._nets.embed(state, images)
 
     def logits(self, params: core.PyTree, features: jax.Array) -> jax.Array:
         """f32[R,D] -> f32[R,C]."""
@@ -75,7 +79,7 @@ class Network:
         train: bool,
     ):
         """Outputs, and the statistics after this pass."""
-        features, stats = self._features(params, stats, images, train)
+        features, stats = self._nets(params, stats, images, train=train)
         return Outputs(features, self.logits(params, features)), stats
 
     def both(

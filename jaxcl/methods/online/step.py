@@ -295,7 +295,7 @@ class _Shared(NamedTuple):
         return state.replace(extra=extra._replace(memory=memory, kept=kept))
 
     def embed(self, state, images):
-        return self.net(state.params, state.stats, images, train=False)[0].features
+        return self.net.embed(state, images)
 
     def predict(self, state, images):
         logits = self.net(state.params, state.stats, images, train=False)[0].logits

@@ -91,7 +91,7 @@ def add(
         rates, scale = parts.curve(lr), {"scale": _scaled}
     else:
         rates, scale = optim.by_task([optim.cosine(lr, epochs=1, per_epoch=False)]), {}
-    encoder = {"encoder": parts.encoder}
+    encoder = chain.Chain({"encoder": parts.encoder})
 
     def views(key, images):
         return parts.augment(jax.random.fold_in(key, _STREAM), images)[:, -1]
@@ -111,9 +111,7 @@ def add(
         before = own
         own, metrics = method.step(own, batch)
         if leaks:
-            features, moved = chain.apply(
-                encoder, before.params, own.stats, images, train=True
-            )
+            features, moved = encoder(before.params, own.stats, images, train=True)
             own = own.replace(stats=own.stats | moved)
         else:
             features = method.embed(before, images)

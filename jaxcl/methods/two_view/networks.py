@@ -1,6 +1,5 @@
 """The networks of two-view methods: what there is for each base, and their passes."""
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -18,9 +17,9 @@ class Setup(NamedTuple):
     base: bases.Base
     strategy: strategies.Strategy
     options: bases.Options
-    copied: dict  # networks that the slow network and the teacher copy
-    predictor: dict  # BYOL's own; {} for other bases
-    distiller: dict  # the predictor g of the distillation
+    copied: chain.Chain  # networks that the slow network and the teacher copy
+    predictor: chain.Chain  # BYOL's own; of no nets for other bases
+    distiller: chain.Chain  # the predictor g of the distillation
     dim: int  # of the projections
     queue_size: int
     momentum: dict  # options of optim.momentum_schedule
@@ -61,21 +60,21 @@ def build(parts: core.Parts, base: bases.Base, options: dict) -> dict:
         for name in ("predictor_hidden_dim", "distill_hidden_dim")
     )
     return {
-        "copied": {"encoder": parts.encoder, "projector": projector},
-        "predictor": {"predictor": predictor} if base.predictor else {},
-        "distiller": {"distiller": distiller},
+        "copied": chain.Chain({"encoder": parts.encoder, "projector": projector}),
+        "predictor": chain.Chain({"predictor": predictor} if base.predictor else {}),
+        "distiller": chain.Chain({"distiller": distiller}),
         "dim": dim,
     }
 
 
 def new_distiller(setup: Setup, key: jax.Array):
     """Parameters and statistics of a fresh g."""
-    return chain.init(setup.distiller, key, jnp.zeros((2, setup.dim)))
+    return setup.distiller.init(key, jnp.zeros((2, setup.dim)))
 
 
 def copied(setup: Setup, tree: dict) -> dict:
     """The entries of a tree, one per network, that slow network and teacher copy."""
-    return {name: tree[name] for name in setup.copied}
+    return {name: tree[name] for name in setup.copied.nets}
 
 
 def two(rows: jax.Array) -> jax.Array:
@@ -101,18 +100,17 @@ def forward(
       replayed: f32[R,H,W,C] or None.
       stored: bool[R], the replayed rows that exist.
     """
-    apply = functools.partial(chain.apply, train=True)
-    rows, after = apply(setup.copied, params, stats, images, groups=2)
+    rows, after = setup.copied(params, stats, images, train=True, groups=2)
     o = p = r = None
-    if setup.predictor:
-        o, new = apply(setup.predictor, params, stats, rows, groups=2)
+    if setup.predictor.nets:
+        o, new = setup.predictor(params, stats, rows, train=True, groups=2)
         o, after = two(o), after | new
     if setup.strategy.distiller:
         queries = setup.base.distiller_input(rows)
-        p, new = apply(setup.distiller, params, stats, queries, groups=2)
+        p, new = setup.distiller(params, stats, queries, train=True, groups=2)
         p, after = two(p), after | new
     if replayed is not None:
-        r, moved = apply(setup.copied, params, after, replayed)
+        r, moved = setup.copied(params, after, replayed, train=True)
         # In the first step of a run nothing is stored, and the images are blank.
         some = jnp.any(stored)
         after = after | {
@@ -129,8 +127,7 @@ def frozen_features(
 
     def features():
         extra = state.extra
-        rows, _ = chain.apply(
-            setup.copied,
+        rows, _ = setup.copied(
             extra.teacher,
             extra.teacher_stats,
             images,

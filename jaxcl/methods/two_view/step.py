@@ -154,8 +154,8 @@ def make(
     method = core.Method(
         init=functools.partial(_init, setup),
         step=functools.partial(_step, setup),
-        embed=functools.partial(_features, {"encoder": parts.encoder}),
-        project=functools.partial(_features, setup.copied),
+        embed=setup.copied.embed,
+        project=setup.copied.project,
         begin_task=functools.partial(_begin_task, setup),
         end_task=functools.partial(_end_task, setup),
         supervised=spec.supervised,
@@ -184,7 +184,8 @@ def _init(setup, key, batch):
     k_state, k_augment, k_online, k_distiller, *k_queues = keys
     base, strategy = setup.base, setup.strategy
     images = setup.parts.augment(k_augment, batch["image"][:1])[0]
-    params, stats = chain.init(setup.copied | setup.predictor, k_online, images)
+    nets = setup.copied.nets | setup.predictor.nets
+    params, stats = chain.Chain(nets).init(k_online, images)
     frozen = networks.copied(setup, params), networks.copied(setup, stats)
     if strategy.distiller:
         distiller = networks.new_distiller(setup, k_distiller)
@@ -235,10 +236,6 @@ def _end_task(setup, state, task):
         return state
     penalty = jax.jit(importance.consolidate)(state.extra.importance, state.params)
     return state.replace(extra=state.extra._replace(importance=penalty))
-
-
-def _features(nets, state, images):
-    return chain.apply(nets, state.params, state.stats, images, train=False)[0]
 
 
 def _banks(embeddings):
@@ -327,8 +324,7 @@ def _step(setup, state, batch):
 
 def _slow_pass(setup, extra, images):
     """The slow network's projections f32[B,2,D], and `extra` with its statistics."""
-    rows, slow_stats = chain.apply(
-        setup.copied,
+    rows, slow_stats = setup.copied(
         extra.momentum,
         extra.momentum_stats,
         images,
