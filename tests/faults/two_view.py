@@ -28,8 +28,8 @@ FAULTS = [
         ),
         (
             "two_view: the released head reads the parameters after the step",
-            "encoder, before.params, own.stats",
-            "encoder, own.params, own.stats",
+            "encoder(before.params, own.stats",
+            "encoder(own.params, own.stats",
         ),
     ),
     *fault.of(
