@@ -113,7 +113,7 @@ def test_config_values_replace_defaults(tmp_path):
     made = setup(tmp_path / "d", method__base="byol", method__momentum_end=0.5)
     assert made.momentum == {"start": 0.99, "end": 0.5}
     made = setup(tmp_path / "e", method__base="barlow_twins", method__hidden_layers=0)
-    assert made.copied["projector"].features == (8,)
+    assert made.copied.nets["projector"].features == (8,)
 
 
 @pytest.mark.parametrize(

@@ -725,8 +725,8 @@ NOTHING = core.Result({}, {})
 
 def test_an_evaluator_may_be_skipped(tmp_path):
     entries = {"knn": {"skip": True}, "linear": {"skip": False, "augment": False}}
-    judges, pictures = evaluation.make(entries, eval_toy.parts_of(), tmp_path)
-    assert list(judges) == ["linear"] and pictures == {}
+    made = evaluation.make(entries, eval_toy.parts_of(), tmp_path)
+    assert list(made.judges) == ["linear"] and made.pictures == {}
     with pytest.raises(ValueError, match=r"knn\.skip=1: must be True or False"):
         evaluation.make({"knn": {"skip": 1}}, eval_toy.parts_of(), tmp_path)
 

@@ -450,7 +450,7 @@ def test_seeds_that_were_trained_side_by_side(tmp_path, capsys):
     state = run_directories.random_state(work)
     results = results_lib.empty(len(work.task_names), task_names=work.task_names)
     nothing = [np.nan] * (len(work.task_names) - 1)
-    rows = {f"knn/seed_{seed}/x": [seed / 10, *nothing] for seed in (4, 5)}
+    rows = {"knn/x": [[seed / 10, *nothing] for seed in (4, 5)]}
     results = results_lib.add(results, 0, rows, {}, 1.0)
     run_directories.save(work, tmp_path / "together", state, results=results)
     for at, seed in enumerate((4, 5)):

@@ -151,18 +151,20 @@ def together(jobs: dict[int, job.Job]) -> job.Job:
 
 
 def apart(results: dict, seeds: Iterable[int]) -> dict[int, dict]:
-    """Split the results of a `together` run by seed; each has the cost of all seeds."""
-    by_seed = {}
-    for i, seed in enumerate(seeds):
-        by_seed[seed] = own = dict(results)
-        own["matrices"] = {
-            name: [row[i] for row in matrix]
-            for name, matrix in results["matrices"].items()
-        }
-        own["scalars"] = [x if x is None else of_one(x, i) for x in results["scalars"]]
-        if "untrained" in results:
-            own["untrained"] = of_one(results["untrained"], i)
-    return by_seed
+    """Split the results of a `together` run by seed; `seeds` are all, in their order."""
+    return {seed: results_of(results, i) for i, seed in enumerate(seeds)}
+
+
+def results_of(results: dict, i: int) -> dict:
+    """The i-th seed's part of the results of a `together` run, with the cost of all."""
+    own = dict(results)
+    own["matrices"] = {
+        name: [row[i] for row in matrix] for name, matrix in results["matrices"].items()
+    }
+    own["scalars"] = [x if x is None else of_one(x, i) for x in results["scalars"]]
+    if "untrained" in results:
+        own["untrained"] = of_one(results["untrained"], i)
+    return own
 
 
 def spread(values: Iterable[float | None]) -> dict:

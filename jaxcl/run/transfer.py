@@ -182,7 +182,7 @@ def cursor(where: Place, number: int) -> dict:
     saved = checkpoint.read(where.folder / str(number)).cursor
     if where.at is None:
         return saved
-    return saved | {"results": seeds.apart(saved["results"], [where.seed])[where.seed]}
+    return saved | {"results": seeds.results_of(saved["results"], where.at)}
 
 
 def restore(
