@@ -151,7 +151,7 @@ def together(jobs: dict[int, job.Job]) -> job.Job:
 
 
 def apart(results: dict, seeds: Iterable[int]) -> dict[int, dict]:
-    """Split the results of a `together` run by seed; `seeds` are all, in their order."""
+    """Split the results of a `together` run by seed; `seeds`: all, in their order."""
     return {seed: results_of(results, i) for i, seed in enumerate(seeds)}
 
 
