@@ -20,6 +20,7 @@ import numpy as np
 from etils import epath
 from scipy import special
 
+from jaxcl import schema
 from jaxcl.data import scenarios, storage
 from jaxcl.evals import objective
 from jaxcl.run import record
@@ -103,7 +104,7 @@ def _run(name, folder, seed, config, task, scalar) -> Run:
     patience = config.get("patience", 0)
     late = epochs["last"]["number"] - epochs["best"]["number"]
     scenario = config.get("scenario", {})
-    growth = scenario.get("growth", scenarios.make.__kwdefaults__["growth"])
+    growth = scenario.get("growth", schema.defaults(scenarios.make)["growth"])
     rows = [row for row in record.read_rows(folder) if row["task"] == task]
     ends = _epochs(where, rows, task, scalar)
     return Run(
@@ -136,7 +137,7 @@ def _constant(config, scalar) -> float | None:
     if judge is None or not config["method"].get("with_positive", True):
         return None
     # NCE-I of B rows that are alike: -log(1 / (1 + (B - 1))).
-    default = objective.make.__kwdefaults__["batch_size"]
+    default = schema.defaults(objective.make)["batch_size"]
     return math.log(judge.get("batch_size", default))
 
 
