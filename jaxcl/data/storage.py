@@ -29,7 +29,7 @@ def read(path: Path) -> bytes:
 
 
 def whole(path: Path) -> Path | io.BytesIO:
-    """What np.load and zipfile accept: the path, or the bytes of a file in a bucket."""
+    """Give np.load or zipfile the path, or the bytes of a file in a bucket."""
     return io.BytesIO(read(path)) if in_bucket(path) else path
 
 

@@ -60,7 +60,7 @@ def rankme(embeddings: np.ndarray) -> float:
 
 
 def _warnings(scalars, references, share) -> list[str]:
-    """What to say of scalars that are far below earlier ones, see `make`.
+    """Say which scalars are far below earlier ones, see `make`.
 
     Args:
       references: when -> the scalars of then.

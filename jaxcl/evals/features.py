@@ -228,7 +228,7 @@ def eval_view(parts: core.EvalParts, *, resize: bool = True) -> Callable:
 
 
 def eval_crop(parts: core.EvalParts) -> prefetch.CenterCrop:
-    """What workers cut out of an image that streams."""
+    """The crop that workers cut out of an image that streams."""
     return prefetch.CenterCrop(
         size=parts.size,
         resize=parts.size if parts.resize is None else parts.resize,

@@ -128,7 +128,7 @@ def _architecture(config) -> dict:
 
 
 def _inputs(config, width) -> dict:
-    """What the encoder's inputs are, and how evaluation prepares them."""
+    """Describe the encoder's inputs, and how evaluation prepares them."""
     augment = config["augment"]
     if augment.get("name") == "graphs":
         return {"kind": "graphs", "features": width}

@@ -96,7 +96,7 @@ def create(example: core.PyTree, capacity: int, mesh: jax.sharding.Mesh) -> Shar
 def start(
     policy: str, num_classes: int, num_tasks: int, *, mesh: jax.sharding.Mesh
 ) -> Kept:
-    """What a policy counts before the first row."""
+    """Start the counts that a policy keeps."""
     begin = policies.POLICIES[policy].start
     return _on_each(mesh, lambda: _kept(begin(num_classes, num_tasks)))
 

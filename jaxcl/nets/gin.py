@@ -9,7 +9,6 @@ Departure: the released code of GraphCL adds an edge to itself to every node of 
 but its last, so that most nodes count twice. `eps=1` counts all of them twice.
 """
 
-import math
 from typing import Annotated, Any
 
 import flax.linen as nn
@@ -61,14 +60,7 @@ class GIN(nn.Module):
     momentum: float = 0.9
 
     def __post_init__(self):
-        for name, value, good, allowed in (
-            ("width", self.width, self.width >= 1, "at least 1"),
-            ("layers", self.layers, self.layers >= 1, "at least 1"),
-            ("eps", self.eps, math.isfinite(self.eps), "a number"),
-            ("momentum", self.momentum, 0 <= self.momentum <= 1, "in [0, 1]"),
-        ):
-            if not good:
-                raise ValueError(f"{name}={value!r}: must be {allowed}")
+        schema.check(gin, vars(self), "config.encoder")
         super().__post_init__()
 
     @property
