@@ -208,8 +208,8 @@ def _er_aml(peer, images, label):
         images[(rows - stored).clamp(min=0)],
     )
     anchors = functional.normalize(peer.net(peer.plain(images))[0])
-    logits = peer.net(x)[1]
     pairs = functional.normalize(peer.net(peer.plain(chosen))[0])
+    logits = peer.net(x)[1]
     near, far = (pairs.view(len(label), 2, -1) * anchors[:, None]).sum(2).unbind(1)
     rise = functional.relu(far - near + peer.options["margin"])  # 1 - cos each
     metric = (rise * valid).sum() / valid.sum().clamp(min=1)

@@ -28,16 +28,6 @@ def raised(params, new, label, old, old_label, *, virtual="network", lr=tiny.LR)
     )
 
 
-def after_pass(stats, layer, x):
-    """Running mean and variance after a pass of x in training mode."""
-    f = x @ layer
-    batch = f.mean(0), f.var(0)
-    return [
-        tiny.MOMENTUM * o + (1 - tiny.MOMENTUM) * n
-        for o, n in zip(stats, batch, strict=True)
-    ]
-
-
 # seed, options of the method, rows of the memory, how many may be replayed, the size,
 # options of config.replay; what is not to be replayed is at the end.
 CASES = {
@@ -92,10 +82,10 @@ def test_a_step_equals_its_twin(name):
     value = tiny.row_losses(params, new, label).mean()
     value += tiny.row_losses(params, replayed, old_label[best])[:count].mean()
     np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
-    stats = after_pass(tiny.running(state), params[0], new)
+    stats = tiny.after_pass(tiny.running(state), params[0], new)
     if options.get("moves_statistics", True):
-        stats = after_pass(stats, params[0], old)  # all are candidates
-    stats = after_pass(stats, params[0], replayed)
+        stats = tiny.after_pass(stats, params[0], old)  # all are candidates
+    stats = tiny.after_pass(stats, params[0], replayed)
     for one, other in zip(tiny.running(after), stats, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4)
 
@@ -131,7 +121,7 @@ def test_nothing_to_replay_is_plain_descent():
         expected = tiny.descended(params, tiny.slope(params, new, np.array(tiny.NEW)))
         for one, other in zip(tiny.arrays(after.params), expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
-        stats = after_pass(tiny.running(state), params[0], new)
+        stats = tiny.after_pass(tiny.running(state), params[0], new)
         for one, other in zip(tiny.running(after), stats, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4)
 

@@ -11,6 +11,9 @@ Departures:
   task with plain cross-entropy alone, replayed rows over all classes. Its test that a
   negative of another batch exists, used or not, is not reproduced.
 - `loss="sup_con"` is the released code's later version; without its weight gamma.
+- Incoming rows pass first, then positives and negatives, then replayed rows, as in the
+  released code. In its later version the triplet loss passes positives and negatives
+  before the incoming rows. The order decides what running statistics are.
 """
 
 import functools
@@ -67,8 +70,10 @@ def make(
         picked_rows = _rows_of(parts, k_augment, picked, memory, incoming, state.task)
 
         def value_of(params):
-            (new, old), stats = net.both(params, state.stats, incoming, replayed)
-            pairs, stats = net.replay(params, stats, picked_rows)
+            # The order of the passes is that in which they move the running statistics.
+            new, alone = net(params, state.stats, incoming.images, train=True)
+            pairs, stats = net.replay(params, alone, picked_rows)
+            old, stats = net.replay(params, stats, replayed)
             value = metric(new.features, pairs.features, incoming.label, picked)
             value += losses.cross_entropy(
                 old.logits,
@@ -78,7 +83,11 @@ def make(
             )
             if form == "code":
                 plain = losses.cross_entropy(new.logits, incoming.label)
-                value = jnp.where(state.task == 0, plain, value)
+                value, stats = jax.tree.map(
+                    functools.partial(jnp.where, state.task == 0),
+                    (plain, alone),
+                    (value, stats),
+                )
             return value, stats
 
         return *online.descend(parts, net, state, value_of), {}
@@ -142,7 +151,7 @@ def pick(
     filled: jax.Array,
     negatives: str = "incoming",
 ) -> Picked:
-    """A uniform draw from memory and batch for each anchor, independent of the others.
+    """Draw from memory and batch for each anchor, uniformly and independently.
 
     The positive has the anchor's label and is not the anchor. The negative has
     another label: with "incoming" one that occurs in the batch, with "all" any. Where

@@ -107,6 +107,21 @@ FAULTS = [
                 "test_online.py"
                 "::test_er_aml_pulls_pairs_and_replays_all_classes_seen[paper]",
             ),
+            (
+                "step: er_aml's replayed rows pass before its pairs",
+                "pairs, stats = net.replay(params, alone, picked_rows)\n"
+                "            old, stats = net.replay(params, stats, replayed)",
+                "old, stats = net.replay(params, alone, replayed)\n"
+                "            pairs, stats = net.replay(params, stats, picked_rows)",
+                "test_online.py"
+                "::test_er_aml_pulls_pairs_and_replays_all_classes_seen[paper]",
+            ),
+            (
+                "step: er_aml's first task in code form reads the memory's statistics",
+                "(plain, alone),",
+                "(plain, stats),",
+                "test_online.py::test_er_aml_code_learns_the_first_task_plainly",
+            ),
         ),
         *fault.of(
             "methods/mir.py",

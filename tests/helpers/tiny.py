@@ -131,3 +131,12 @@ def descended(params, grads, lr=LR):
 def running(state):
     found = state.stats["encoder"]["BatchNorm_0"]
     return [np.float64(found[name]) for name in ("mean", "var")]
+
+
+def after_pass(stats, layer, x):
+    """Running mean and variance after a pass of x in training mode."""
+    f = x @ layer
+    batch = f.mean(0), f.var(0)
+    return [
+        MOMENTUM * o + (1 - MOMENTUM) * n for o, n in zip(stats, batch, strict=True)
+    ]
