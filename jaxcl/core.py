@@ -185,7 +185,7 @@ def apply_gradients(state: TrainState, grads, tx, lr, shares=None) -> TrainState
 
 
 def descend(parts: Parts, state: TrainState, loss, shares=None):
-    """One step down a loss.
+    """Take one step down a loss.
 
     Args:
       loss: params -> (f32[], anything).
@@ -202,7 +202,7 @@ def descend(parts: Parts, state: TrainState, loss, shares=None):
 
 
 def copy(tree: PyTree) -> PyTree:
-    """Arrays with buffers of their own, so that both trees can be donated."""
+    """Copy the arrays into buffers of their own, so that both trees can be donated."""
     return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
 
 

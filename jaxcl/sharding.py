@@ -162,7 +162,7 @@ def placement(tree, mesh: Mesh):
 
 
 def settle(tree, mesh: Mesh):
-    """The same arrays, each committed to its `placement`, whatever made them.
+    """Commit each array to its `placement`, whatever made it.
 
     A step that sees its state in one form compiles once.
     """

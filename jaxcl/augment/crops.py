@@ -143,7 +143,7 @@ def center_crop(image: jax.Array, *, size: int) -> jax.Array:
 
 
 def shift(key: jax.Array, image: jax.Array, *, pad: int) -> jax.Array:
-    """The image, moved by up to `pad` pixels in each direction; uncovered pixels black.
+    """Move the image by up to `pad` pixels in each direction; the rest is black.
 
     Rows and columns move by whole numbers from -pad to pad, drawn uniformly and
     independently: RandomCrop with `padding=pad` and the image's own size.

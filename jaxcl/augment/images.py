@@ -75,7 +75,7 @@ def _hue(planes, turn):
 
 
 def _jitter(key, planes, strength, applied=True):
-    """Brightness, contrast, saturation and hue, in random order.
+    """Adjust brightness, contrast, saturation and hue, in random order.
 
     There are four slots, one for each operation in its turn. All slots run the same
     formula, which does any of the four: a blend with 0 (brightness), the mean gray
@@ -119,7 +119,7 @@ def _blurring(sigma, *, extent, radius):
 
 
 def adjust_brightness(image: jax.Array, factor: ArrayLike) -> jax.Array:
-    """`factor` times the image, clipped to 0..1."""
+    """Multiply the image by `factor` and clip it to 0..1."""
     return jnp.clip(factor * image, 0.0, 1.0)
 
 
@@ -149,7 +149,7 @@ def color_jitter(
     saturation: float,
     hue: float,
 ) -> jax.Array:
-    """The four adjustments in random order (ColorJitter).
+    """Make the four adjustments in random order (ColorJitter).
 
     The factor of an option x is uniform in max(0, 1 - x)..1 + x, that of the hue in
     -hue..hue.
@@ -160,12 +160,12 @@ def color_jitter(
 
 
 def grayscale(image: jax.Array) -> jax.Array:
-    """ITU-R 601-2 luma in every channel; the shape is kept."""
+    """Put the ITU-R 601-2 luma into every channel; the shape is kept."""
     return adjust_saturation(image, 0.0)
 
 
 def gaussian_blur(image: jax.Array, sigma: ArrayLike, *, radius: int = 11) -> jax.Array:
-    """Gaussian of `sigma` pixels with 2 * radius + 1 taps; edges are replicated."""
+    """Blur by a Gaussian of `sigma` pixels, 2 radius + 1 taps; edges replicated."""
     height, width, _ = image.shape
     rows = _blurring(sigma, extent=height, radius=radius)
     columns = _blurring(sigma, extent=width, radius=radius)

@@ -62,7 +62,7 @@ def _without(config: dict, fields) -> dict:
 def build(
     config: ml_collections.ConfigDict, workdir
 ) -> job.Job | transfer.Transfer | seeds.Seeds:
-    """Everything that a run needs; reads data, compiles nothing.
+    """Make everything that a run needs; reads data, compiles nothing.
 
     With config.seeds above 1, the runs of all; the first is built, so that what is
     wrong is said, and so is each of the others when its turn comes.

@@ -37,7 +37,7 @@ def parse_flags(argv):
 
 
 def complain(message, code=2) -> int:
-    """One line on stderr; the exit code."""
+    """Print one line on stderr; returns the exit code."""
     print(f"jaxcl: {message}", file=sys.stderr, flush=True)
     return code
 

@@ -229,7 +229,7 @@ def _write(fresh: Fresh, count: int, part: str, folder: str) -> dict:
 
 
 def _decoded(fresh: Fresh, rows: Iterable[int]) -> Iterator:
-    """(image, None) or (None, problem) for each row, in order; threads decode."""
+    """Yield (image, None) or (None, problem) for each row, in order; threads decode."""
 
     def decode(row):
         try:

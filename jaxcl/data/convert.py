@@ -69,7 +69,7 @@ def mean_std(images: np.ndarray) -> tuple[list[float], list[float]]:
 
 
 def main() -> None:
-    """Command line, see the module's docstring."""
+    """Run the command, see the module's docstring."""
     parser = argparse.ArgumentParser(description="An .npz file as plain arrays.")
     parser.add_argument("npz", help="plain or packed .npz, see from_arrays.npz")
     parser.add_argument("directory", help="new or empty directory to write")

@@ -26,7 +26,7 @@ Channels = Literal[1, 3]  # grey, or RGB
 
 
 def decode(data: bytes, name: str, *, decoder: str, channels: int = 3) -> np.ndarray:
-    """An encoded image as u8[h,w,C], C = `channels`: 3 is RGB, 1 is grey.
+    """Decode an image to u8[h,w,C], C = `channels`: 3 is RGB, 1 is grey.
 
     Grey and CMYK images become RGB, and alpha is dropped. The orientation in EXIF is
     NOT applied, as in torchvision's loader and TFDS. Raises `Unreadable`, a ValueError

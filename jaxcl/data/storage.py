@@ -24,7 +24,7 @@ def in_bucket(path: Path) -> bool:
 
 
 def read(path: Path) -> bytes:
-    """All bytes of a file; raises OSError if it cannot be read."""
+    """Read all bytes of a file; raises OSError if it cannot be read."""
     return epath.Path(path).read_bytes()
 
 
@@ -88,7 +88,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file.
+    """Read the value in a JSON file.
 
     Raises:
       OSError: it cannot be read.

@@ -202,7 +202,7 @@ def _course(scalars, key) -> Course:
 
 
 def draw(rows: Sequence[dict], folder: epath.Path) -> None:
-    """Pictures of the last evaluation: KEY_classes.png and KEY_entropy.png.
+    """Draw the last evaluation: KEY_classes.png and KEY_entropy.png.
 
     Args:
       rows: of metrics.jsonl, see `record.read_rows`.

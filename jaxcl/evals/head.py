@@ -160,7 +160,7 @@ def descend(
     weight_decay: float,
     scale: Callable = lambda gradient, head, lr: gradient,
 ) -> tuple[Head, Head, jax.Array, jax.Array]:
-    """One step of PyTorch's SGD on the mean cross-entropy of the unmasked rows.
+    """Take a step of PyTorch's SGD on the mean cross-entropy of the unmasked rows.
 
     Args:
       velocity: the momentum buffer.
@@ -183,7 +183,7 @@ def descend(
 
 
 def _update(rule: Rule, carry: _Carry, features, labels, mask, epoch, lr) -> _Carry:
-    """One step of the rule's optimiser; `lr` is that of the first epoch."""
+    """Take a step of the rule's optimiser; `lr` is that of the first epoch."""
     milestones = jnp.asarray(rule.milestones, jnp.int32)
     lr = lr * rule.factor ** jnp.sum(milestones <= epoch)
     if rule.optimizer == "adam":

@@ -149,7 +149,7 @@ def _history(key, shares, scalars) -> History:
 
 
 def draw(rows: Sequence[dict], folder: epath.Path) -> None:
-    """Pictures of what a run measured: KEY_classes.png and KEY_entropy.png.
+    """Draw what a run measured: KEY_classes.png and KEY_entropy.png.
 
     Args:
       rows: of metrics.jsonl, see `record.read_rows`.

@@ -117,7 +117,7 @@ def by_class(rows: Sequence[dict]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def draw(rows: Sequence[dict], folder: epath.Path) -> None:
-    """A picture of each class at the last evaluation: KEY_by_class.png.
+    """Draw each class at the last evaluation: KEY_by_class.png.
 
     Args:
       rows: of metrics.jsonl, see `record.read_rows`.

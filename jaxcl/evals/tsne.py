@@ -300,7 +300,7 @@ def _stored(parts) -> Callable:
 
 
 def project(features: np.ndarray, *, perplexity: float, seed: int) -> np.ndarray:
-    """Features f32[n, D] as points f32[n, 2]."""
+    """Project features f32[n, D] to points f32[n, 2]."""
     from sklearn import manifold  # takes a second, and few runs need it
 
     perplexity = min(perplexity, (len(features) - 1) / 3)

@@ -47,7 +47,7 @@ class Encoder:
     _program: Callable = dataclasses.field(repr=False)  # (params, stats, inputs)
 
     def prepare(self, images: Any) -> jax.Array:
-        """Images as the network needs them: resized, cropped, normalised.
+        """Resize, crop and normalise images as the network needs them.
 
         Args:
           images: u8[N, H, W, C], resized on the device, as an evaluation does for a set
@@ -71,7 +71,7 @@ class Encoder:
         train: bool = False,
         key: jax.Array | None = None,
     ) -> tuple[jax.Array, core.PyTree]:
-        """The network as a pure function, for training.
+        """Run the network as a pure function, for training.
 
         Args:
           params, stats: trees like the fields `params` and `stats`.
@@ -85,7 +85,7 @@ class Encoder:
         return _apply(self.module, params, stats, inputs, train=train, key=key)
 
     def embed(self, inputs: Any, *, batch_size: int = 256) -> np.ndarray:
-        """Features as an evaluation of the run sees them, f32[N, D].
+        """Embed inputs as an evaluation of the run does, f32[N, D].
 
         Args:
           inputs: images as for `prepare`; or a padded batch of graphs, see
@@ -245,7 +245,7 @@ def make(card: dict, params: core.PyTree, stats: core.PyTree) -> Encoder:
 
 
 def read_card(folder: str | os.PathLike) -> dict:
-    """The contents of card.json in an exported folder.
+    """Read card.json of an exported folder.
 
     Raises:
       ValueError: it is missing, damaged, or of an unknown format.
@@ -271,7 +271,7 @@ def read_card(folder: str | os.PathLike) -> dict:
 
 
 def load_encoder(folder: Any) -> Encoder:
-    """The encoder of a folder that `python -m jaxcl.export` wrote.
+    """Load the encoder of a folder that `python -m jaxcl.export` wrote.
 
     Args:
       folder: its path, which may be in a bucket.

@@ -125,7 +125,7 @@ def mix(parts: core.Parts, state: core.TrainState, key: jax.Array) -> online.Row
 
 
 def _write_candidates(state, key, batch, stored):
-    """The state after the reservoir of the present task met a batch."""
+    """Offer a batch to the reservoir of the present task."""
     label, candidates = batch["label"], state.extra.candidates
     items = {
         "image": batch["image"],

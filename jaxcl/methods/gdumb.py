@@ -161,7 +161,7 @@ def _start(setup, key, images):
 
 
 def _descend_span(setup, state, memory, key, number, first, end, lr):
-    """Steps on batches `first` to `end` of pass `number`."""
+    """Take the steps on batches `first` to `end` of pass `number`."""
     key = jax.random.fold_in(key, number)
     if setup.parts.unroll:  # the span is one batch
         return _descend(setup, state, memory, key, first, lr)
@@ -171,7 +171,7 @@ def _descend_span(setup, state, memory, key, number, first, end, lr):
 
 
 def _descend(setup, state, memory, key, number, lr):
-    """One step on batch `number` of a pass; the key is that of the pass."""
+    """Take the step on batch `number` of a pass; the key is that of the pass."""
     parts, net, recipe, tx = setup
     k_order, key = jax.random.split(key)
     k_augment, k_mix = jax.random.split(jax.random.fold_in(key, number))

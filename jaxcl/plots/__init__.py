@@ -89,7 +89,7 @@ def _written(count: int) -> list[int]:
 
 
 def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
-    """Heat map of accuracies.
+    """Draw a heat map of accuracies.
 
     Args:
       matrix: f[T, T] in [0, 1], [i, j] = accuracy on task j after task i, nan
@@ -129,7 +129,7 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
 
 
 def curves(rows, path, *, keys=("loss", "lr")) -> None:
-    """Training curves against the step, tasks divided by dotted lines.
+    """Draw training curves against the step, tasks divided by dotted lines.
 
     Args:
       rows: rows of metrics.jsonl, see `record.read_rows`.
@@ -165,7 +165,7 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
 
 
 def scatter(points, labels, path, *, title, class_names=None) -> None:
-    """Points in the plane, coloured by class.
+    """Draw points in the plane, coloured by class.
 
     Args:
       points: f[N, 2], of no particular unit.
@@ -205,7 +205,7 @@ def _dots(axes, points, labels, present, names, **dots):
 
 
 def marked(points, labels, pale, marks, path, *, title, class_names=None) -> None:
-    """The same points in panels side by side, others marked in each.
+    """Draw the same points in panels side by side, others marked in each.
 
     Args:
       points: f[N, 2], of no particular unit.
@@ -239,7 +239,7 @@ def marked(points, labels, pale, marks, path, *, title, class_names=None) -> Non
 
 
 def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> None:
-    """Average accuracy after each task, of several methods.
+    """Draw the average accuracy after each task, of several methods.
 
     Args:
       named_curves: name -> f[seeds, T] or f[T] in [0, 1]; the band is one
@@ -277,7 +277,7 @@ def _mean_and_band(axes, number, x, mean, half, name) -> None:
 def anytime(
     runs, path, task_ends, *, title="", ylabel="accuracy (%)", scale=100.0
 ) -> None:
-    """Accuracy over a stream of tasks, of several methods.
+    """Draw accuracy over a stream of tasks, of several methods.
 
     Args:
       runs: name -> (steps i[n], mean f[n] in [0, 1], spread f[n], the half of the
@@ -295,7 +295,7 @@ def anytime(
 
 
 def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) -> None:
-    """What was measured of each step of a stream of tasks, of several methods.
+    """Draw what was measured of each step of a stream of tasks, of several methods.
 
     Args:
       runs: name -> (steps i[n], values f[n]).
@@ -315,7 +315,7 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) 
 
 
 def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
-    """How the classes of a set shift over time, as Fig. 10 of DUEL.
+    """Draw how the classes of a set shift over time, as Fig. 10 of DUEL.
 
     Classes stand in the order of their shares at the first time, the largest first.
 
@@ -347,7 +347,7 @@ def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
 
 
 def class_spread(runs, path, *, title="") -> None:
-    """Variance within each class and its similarity to others, as Fig. 9 of DUEL.
+    """Draw variance within each class and its similarity to others (DUEL, Fig. 9).
 
     Classes stand in the order of the first run's similarities, the smallest first.
 

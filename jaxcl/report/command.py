@@ -139,7 +139,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; exit code 2 if a directory holds no run."""
+    """Run the command; exit code 2 if a directory holds no run."""
     options = parser().parse_args(argv)
     try:
         names = _names(options.runs)

@@ -147,7 +147,7 @@ def scalar_text(curves: dict[str, tuple], name: str, band: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; exit code 2 if a directory or a name is wrong."""
+    """Run the command; exit code 2 if a directory or a name is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workdirs", nargs="+", help="run directories")
     parser.add_argument("--matrix", default=None, help="default: the first's first")

@@ -206,7 +206,7 @@ def _draw_line(axes, groups, name, key, number, shift) -> list[float]:
 
 
 def _scale(axes, shown) -> None:
-    """A logarithmic axis of ratios, with the limits and ticks for those shown."""
+    """Make the axis of ratios logarithmic, with limits and ticks for those shown."""
     # On it a speed-up of 2 is as far from 1 as one of 1/2.
     plots.logarithmic(axes, "y", (1, 1.5, 2, 3, 5))
     # The wide intervals of two seeds are cut off, or ratios would look all the same.

@@ -124,7 +124,7 @@ def read(path: epath.PathLike) -> Saved:
 
 
 def load(path: epath.PathLike, like: Any, saved: Saved) -> Any:
-    """The whole state of a checkpoint.
+    """Load the whole state of a checkpoint.
 
     Args:
       path: the folder of the checkpoint.
@@ -144,7 +144,7 @@ def load(path: epath.PathLike, like: Any, saved: Saved) -> Any:
 
 
 def load_part(path: epath.PathLike, like: dict, saved: Saved) -> tuple[dict, int]:
-    """Some leaves of a `core.TrainState` among the fields up to `stats`.
+    """Load some leaves of a `core.TrainState` among the fields up to `stats`.
 
     Args:
       path, saved: as in `load`.

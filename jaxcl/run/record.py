@@ -22,7 +22,7 @@ ROWS = "metrics.jsonl"
 
 
 def read_rows(workdir: epath.PathLike) -> list[dict]:
-    """Rows of a run's metrics.jsonl; a last line that a crash cut off is left out."""
+    """Read a run's metrics.jsonl; a last line that a crash cut off is left out."""
     data = (epath.Path(workdir) / ROWS).read_bytes()
     return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
 

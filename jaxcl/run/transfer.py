@@ -193,7 +193,7 @@ def restore(
     *,
     field: str = "config.checkpoint",
 ) -> tuple[core.TrainState, dict]:
-    """The encoder of the newest checkpoint that is not damaged, and which one that is.
+    """Load the encoder of the newest undamaged checkpoint; and which one it is.
 
     Only the encoder is read, and the run directory does not change: the run may still
     be training.

@@ -50,7 +50,7 @@ def update(
     features: jax.Array,
     after: core.PyTree,
 ):
-    """The memory after a batch, and the share of the batch that it took, f32[].
+    """Offer a batch to the memory: the memory after it, the share that it took, f32[].
 
     Args:
       settings: which rows are kept.

@@ -312,7 +312,7 @@ def observe(agent: Agent, key: jax.Array, loss: jax.Array, options: Options) -> 
 
 
 def learn(agent: Agent, rows: Rows, options: Options) -> Agent:
-    """One update of DDPG (Lillicrap et al., Algorithm 1), where no state is terminal.
+    """Update the agent by DDPG (Lillicrap et al., Alg. 1), where no state is terminal.
 
       y = r + gamma Q'(s', mu'(s'))
       theta_Q:  a step of Adam down the mean of (Q(s, a) - y)^2

@@ -41,7 +41,7 @@ class Extra(NamedTuple):
 
 
 def step(setup: Setup, state: core.TrainState, batch: core.Batch):
-    """One step on a batch, or on the batches that `orders` put side by side."""
+    """Take a step on a batch, or on the batches that `orders` put side by side."""
     if batch["index"].ndim == 1:
         return _plain_step(setup, state, batch)
     return (_meta_step if setup.plan.meta else _turn_step)(setup, state, batch)

@@ -83,7 +83,7 @@ class Judge(NamedTuple):
     def write(
         self, state: core.TrainState, key: jax.Array, batch: core.Batch, stored: dict
     ) -> core.TrainState:
-        """The state with incoming rows, and `stored` beside them, in the memory."""
+        """Write incoming rows, and `stored` beside them, into the memory."""
         memory, label = state.extra.memory, batch["label"]
         task = jnp.broadcast_to(state.task, label.shape)
         items = {"image": batch["image"], "label": label, "task": task, **stored}

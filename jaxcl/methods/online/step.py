@@ -70,7 +70,7 @@ def draw(
     log_weights: jax.Array | None = None,
     augment: bool = True,
 ) -> Rows:
-    """Rows of the memory, without replacement; `taken` says what fills the shape.
+    """Draw rows of the memory without replacement; `taken` says what fills the shape.
 
     Args:
       parts: what the config builds.
@@ -132,7 +132,7 @@ def past_tasks(state: core.TrainState) -> jax.Array:
 
 
 def descend(parts: core.Parts, net: Network, state: core.TrainState, loss: Callable):
-    """One step of the optimiser on `loss(params) -> (f32[], stats)`, passes of `net`.
+    """Take a step down `loss(params) -> (f32[], stats)`, passes of `net`.
 
     Returns:
       The new state and metrics.
