@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from etils import epath
@@ -129,10 +130,17 @@ def start(run: Run, place: int, options) -> subprocess.Popen:
         )
 
 
-def run_all(runs: list[Run], options) -> int:
+def run_all(
+    runs: list[Run], options, ended: Callable[[Run], None] = lambda run: None
+) -> int:
     """Run them; one that fails does not end the others.
 
     The first SIGTERM or SIGINT makes those at work save and stop, the second kills.
+
+    Args:
+      runs: what is to be run, in order.
+      options: of `parser`.
+      ended: called with every run that ends, however it does.
 
     Returns:
       0 if all finished, 75 if some were stopped (the same command continues), else 1.
@@ -160,9 +168,16 @@ def run_all(runs: list[Run], options) -> int:
                 print(
                     f"{_said(codes[-1], signals)}: {os.fspath(run.folder)}", flush=True
                 )
+                ended(run)
     if signals or STOPPED in codes:
         return STOPPED
     return 1 if any(codes) else 0
+
+
+def show(runs: list[Run], options) -> None:
+    """Print the commands of runs, one a line."""
+    for run in runs:
+        print(shlex.join(run.command(options.python)))
 
 
 def _said(code: int, signals) -> str:
@@ -218,8 +233,7 @@ def main(argv=None) -> int:
         print(f"jaxcl: {done} of {len(runs)} are finished", file=sys.stderr)
     if options.run and not options.dry_run:
         return run_all(left, options)
-    for run in left:
-        print(shlex.join(run.command(options.python)))
+    show(left, options)
     return 0
 
 
