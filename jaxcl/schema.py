@@ -382,7 +382,8 @@ def _with_make(package) -> list[str]:
 
 def _is_foreign(name) -> bool:
     """Whether a name is a dotted path into the user's own package."""
-    return isinstance(name, str) and "." in name.strip(".")
+    parts = name.split(".") if isinstance(name, str) else ()
+    return len(parts) > 1 and all(part.isidentifier() for part in parts)
 
 
 def _imported(path, name, field):

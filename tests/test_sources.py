@@ -228,7 +228,7 @@ def test_npz_with_domains_and_a_test_mask(tmp_path):
         ({"x": np.zeros((2, 4, 4, 3))}, "float64.*expected uint8"),
         ({"x": random_images(2), "y": np.zeros(2)}, "labels are float64"),
         ({"x": random_images(2), "y": np.zeros(3, int)}, r"shape \[3\] for 2 images"),
-        ({"x": random_images(2), "y": np.array([0, -2])}, "label runs from -2"),
+        ({"x": random_images(2), "y": np.array([0, -2])}, "labels run from -2"),
         ({"x": random_images(2), "y": [0, 2], "class_names": ["a", "b"]}, "0 to 2"),
         ({"x": random_images(2), "is_test": np.zeros(2)}, r"is_test must be bool\[2\]"),
         ({"x": np.array([{}, {}], object)}, "x.npz cannot be read.*allow_pickle"),

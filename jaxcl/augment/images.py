@@ -271,7 +271,8 @@ def make(
 
     def augment(key, images):
         cut = images.ndim == 4 and crop
-        _check_images(images, None if cut else size, mean, views)
+        mend = "; or config.augment.crop=True" if images.ndim == 4 else ""
+        _check_images(images, None if cut else size, mean, views, mend=mend)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(images)))
         out = []
         for view in range(views):
@@ -305,7 +306,8 @@ def make_eval(
     shrink = functools.partial(crops.resize, size=resize, interpolation=interpolation)
 
     def prepare(images):
-        _check_images(images, None if resize else size, mean)
+        mend = "; or config.augment.resize, to bring them to it"
+        _check_images(images, None if resize else size, mean, mend=mend)
         images = images.astype(jnp.float32) / 255.0
         if resize:
             images = jax.vmap(lambda x: crops.center_crop(shrink(x), size=size))(images)
@@ -328,12 +330,15 @@ def _probabilities(name, value, views) -> tuple[float, ...]:
     return by_view
 
 
-def _check_images(images, size, mean, views=None):
-    """Refuse images of another type or shape."""
+def _check_images(images, size, mean, views=None, mend=""):
+    """Refuse images of another type or shape; `mend` is what else helps."""
     shape, got = images.shape, f"{images.dtype}{list(images.shape)}"
     axes = {4: (), 5: (views,)}.get(len(shape))
     good = images.dtype == jnp.uint8 and shape[1:-3] == axes and shape[-1] in (1, 3)
     crops.need(good, "images", got, f"uint8[B,H,W,C] or [B,{views},H,W,C], C 1 or 3")
-    good = size is None or shape[-3:-1] == (size, size)
-    crops.need(good, "images", got, f"{size} x {size} pixels")
-    crops.need(len(mean) in (1, shape[-1]), "mean", mean, f"of length 1 or {shape[-1]}")
+    height, width = shape[-3:-1]
+    good = size is None or (height, width) == (size, size)
+    allowed = f"the side of the images, which are {height} x {width} pixels{mend}"
+    crops.need(good, "config.augment.size", size, allowed)
+    allowed = f"of length 1 or {shape[-1]}, the channels of the images"
+    crops.need(len(mean) in (1, shape[-1]), "config.augment.mean", mean, allowed)

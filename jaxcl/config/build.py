@@ -8,11 +8,12 @@ from typing import NamedTuple
 import jax
 import ml_collections
 import numpy as np
+from absl import logging
 from etils import epath
 
 from jaxcl import core, schema, sharding
 from jaxcl.config import sections
-from jaxcl.data import storage, stream
+from jaxcl.data import duplicates, storage, stream
 from jaxcl.evals import features
 from jaxcl.memory import sharded
 from jaxcl.methods.online import replay as replay_lib
@@ -27,6 +28,7 @@ MACHINE = (
     "workers",
     "progress",
     "data.cache",
+    "duplicates",
     "seeds",
     "side_by_side",
 )
@@ -48,6 +50,9 @@ ASIDE = MACHINE + (
     "tensorboard",
     "plots",
 )
+
+
+_MOST_STEPS = 2**31 - 1  # core.TrainState counts them in an i32
 
 
 def _without(config: dict, fields) -> dict:
@@ -192,6 +197,8 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     kept = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
     tasks = make_stream()
     sections.check_graphs(top, tasks.dataset.train)
+    if workdir is not None:  # or the set is not trained on
+        _tell_duplicates(top, tasks.dataset)
     num_classes = max(len(tasks.dataset.class_names), 1)
     replay = replay_lib.settings(num_classes, top.batch_size, **kept)
     parts = parts._replace(
@@ -253,9 +260,24 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         plots=top.plots,
     )
     made = job.checked(made)
+    steps = job.steps_left(made, 0)
+    if steps > _MOST_STEPS:
+        raise ValueError(
+            f"config.epochs={top.epochs}: makes {steps} steps of config.batch_size="
+            f"{top.batch_size}; must be at most {_MOST_STEPS} in all"
+        )
     if top.plasticity and len(tasks.tasks) > 1:
         made = made._replace(alone=_alone(top, made, parts, eval_parts, workdir))
     return made
+
+
+def _tell_duplicates(top, dataset) -> None:
+    """Warn of images that are there more than once, see config.duplicates."""
+    asked = top.duplicates
+    asked = duplicates.is_quick(dataset) if asked is None else asked
+    if asked and jax.process_index() == 0:
+        if words := duplicates.find(dataset).words("config.data: " + dataset.name):
+            logging.warning("%s", words)
 
 
 def _check_start(start, plain) -> None:
@@ -351,6 +373,7 @@ def _frozen(top: sections.Top) -> _Frozen:
     image = sections.image(**image)
     encoder = sections.encoder(top)
     tasks = make_stream()
+    _tell_duplicates(top, tasks.dataset)
     train = tasks.dataset.train
     first = train.load(0) if train.images is None else train.images[0]
     blank = np.zeros((1, image["size"], image["size"], first.shape[-1]), np.float32)

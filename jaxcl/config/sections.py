@@ -72,6 +72,7 @@ class Top:
     devices: schema.Count | None = None  # how many; None: all
     steps_per_call: schema.Count | None = None  # None: 1 on CPU, 8 elsewhere
     device_bytes: _Bytes = 8 * 2**30  # sets up to this size live on the device
+    duplicates: bool | None = None  # count and tell them; None: where that is quick
     workers: Annotated[int, schema.Range(0, 1024)] = 4  # processes that decode images
     log_every: schema.Count = 10  # steps
     save_every: schema.Natural = 500  # steps; 0: after tasks only
@@ -96,7 +97,10 @@ def top_of(raw: dict) -> Top:
     """The top level of a config, checked."""
     judges = raw.get("checkpoint") is not None
     unused = dict.fromkeys(transfer.TRAINING, {}) if judges else {}
-    return Top(**schema.options(Top, unused | raw, "config"))
+    top = Top(**schema.options(Top, unused | raw, "config"))
+    for key, section in top.evaluators.items():
+        schema.check_value(section, dict, f"config.evaluators.{key}")
+    return top
 
 
 def image(
@@ -162,6 +166,11 @@ def tasks(data, scenario, seed=0, stand_in=None):
     scenario["scenario"] = name = scenario.pop("name", None)
     schema.check_value(name, scenarios.Scenario, "config.scenario.name")
     given = schema.options(scenarios.make, scenario, "config.scenario")
+    if "growth" in given and name != "growth":
+        raise ValueError(
+            f"config.scenario.growth={given['growth']!r}: scenario {name!r} does not "
+            "read it; leave it out"
+        )
     uneven = given.get("imbalance"), given.get("long_tail")
     imbalance.options(*uneven, field="config.scenario.")
     return lambda: scenarios.make(stand_in or source(**data_options), **given)
@@ -176,6 +185,9 @@ def parts(top: Top):
     curve, schedule = schema.named(SCHEDULES, top.schedule, "config.schedule")
     schedule = schema.options(curve, schedule, "config.schedule", given=("epochs",))
     peak = lr * (top.batch_size / 256 if top.scale_lr else 1.0)
+    if top.scale_lr:
+        field = f"config.optimizer.lr={lr!r} x config.batch_size={top.batch_size} / 256"
+        schema.check_value(peak, schema.Positive, field)
     each = [{}]
     if "epochs" in inspect.signature(curve).parameters:
         each = [{"epochs": n} for n in stream.epochs_of_tasks(top.epochs)]

@@ -72,6 +72,15 @@ class Cached(NamedTuple):
         """Path of a row's file."""
         return self.fresh.read.name(row)
 
+    def raw(self, row: int) -> bytes:
+        """Bytes of a row's file."""
+        return self.fresh.read.raw(row)
+
+    @property
+    def channels(self) -> int:
+        """C of the images."""
+        return self.fresh.read.channels
+
 
 _mapped = {}  # folder -> its arrays; each process maps a folder once
 

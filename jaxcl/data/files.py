@@ -1,13 +1,19 @@
 """Formats of files: encoded images, packed .npz files, arrays with a digest."""
 
 import concurrent.futures
+import contextlib
 import functools
 import hashlib
 import io
+import math
 import os
+import struct
+import tokenize
 import warnings
 import zipfile
-from typing import Any, Literal, NamedTuple
+import zlib
+from collections.abc import Container
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -23,75 +29,142 @@ class Unreadable(ValueError):
 
 
 Channels = Literal[1, 3]  # grey, or RGB
+PIXELS = 89_478_485  # Pillow's own limit: 256 MiB of RGB
+_JPEG, _PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
+# Markers of a JPEG that begin a frame, with its size; and those without a length.
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_BARE = {0x01, *range(0xD0, 0xD9)}
 
 
-def decode(data: bytes, name: str, *, decoder: str, channels: int = 3) -> np.ndarray:
+def decode(
+    data: bytes,
+    name: str,
+    *,
+    decoder: str,
+    channels: int = 3,
+    max_pixels: int = PIXELS,
+) -> np.ndarray:
     """Decode an image to u8[h,w,C], C = `channels`: 3 is RGB, 1 is grey.
 
     Grey and CMYK images become RGB, and alpha is dropped. The orientation in EXIF is
     NOT applied, as in torchvision's loader and TFDS. Raises `Unreadable`, a ValueError
-    with `name` in its message, for bytes that are no image or are truncated.
+    with `name` in its message, for bytes that are no image, are truncated, or say that
+    they are an image of more than `max_pixels`, whatever the decoder.
     """
-    if decoder == "cv2" and _complete(data):
-        import cv2  # an extra; without it Pillow decodes
-
-        mode = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE
-        buffer = np.frombuffer(data, np.uint8)
-        image = cv2.imdecode(buffer, mode | cv2.IMREAD_IGNORE_ORIENTATION)
+    size = _size(data)
+    if size is not None:
+        _check_size(name, *size, max_pixels)
+    if decoder == "cv2" and size is not None and _complete(data):
+        image = _by_cv2(data, channels)
         if image is not None:
             return image.reshape(*image.shape[:2], channels)
     # OpenCV silently fills the missing part of a truncated image with grey; Pillow
     # raises, so Pillow decodes every image that may be truncated.
+    if Image.MAX_IMAGE_PIXELS is not None:  # beyond which Pillow refuses by itself
+        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
     try:
         with Image.open(io.BytesIO(data)) as opened:
+            _check_size(name, *opened.size[::-1], max_pixels)
             if opened.mode.startswith("I;16"):  # convert() would clip, not scale
                 opened = Image.fromarray((np.asarray(opened) >> 8).astype(np.uint8))
             image = np.asarray(opened.convert("RGB" if channels == 3 else "L"))
     except UnidentifiedImageError as error:
         raise Unreadable(f"{name} cannot be decoded: not a known format") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise Unreadable(f"{name} cannot be decoded: {error}") from error
+    except Unreadable:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise Unreadable(
+            f"{name}: {error}; allowed are config.data.max_pixels={max_pixels}"
+        ) from error
+    except Exception as error:  # of damaged bytes Pillow's plugins raise anything
+        raise Unreadable(f"{name} cannot be decoded: {error!r}") from error
     return image.reshape(*image.shape[:2], channels)
+
+
+def _by_cv2(data, channels) -> np.ndarray | None:
+    """The image, None where OpenCV cannot decode it."""
+    import cv2  # an extra; without it Pillow decodes
+
+    mode = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE
+    buffer = np.frombuffer(data, np.uint8)
+    try:
+        return cv2.imdecode(buffer, mode | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error:
+        return None
+
+
+def _check_size(name, height, width, max_pixels) -> None:
+    """Refuse an image by what its header says, before there is memory for it."""
+    if not 0 < height * width <= max_pixels:
+        raise Unreadable(
+            f"{name} is {height} x {width} pixels: must be at least 1, and at most "
+            f"config.data.max_pixels={max_pixels} in all"
+        )
 
 
 def _complete(data: bytes) -> bool:
     """Whether a JPEG or PNG ends in its end marker; False for other formats."""
-    if data[:2] == b"\xff\xd8":
+    if data[:2] == _JPEG:
         return b"\xff\xd9" in data[-64:]
-    return data[:4] == b"\x89PNG" and b"IEND" in data[-64:]
+    return data[:8] == _PNG and b"IEND" in data[-64:]
 
 
-def image_files(folder: str) -> list[str]:
-    """Paths of all images below a folder, sorted."""
-    return storage.files(folder, EXTENSIONS)
+def _size(data: bytes) -> tuple[int, int] | None:
+    """Height and width in the header of a JPEG or PNG; None: it is none."""
+
+    def number(place, count):
+        return int.from_bytes(data[place : place + count], "big")
+
+    if data[:8] == _PNG:
+        return (number(20, 4), number(16, 4)) if data[12:16] == b"IHDR" else None
+    place = 2
+    while place + 9 <= len(data) and data[place] == 0xFF:
+        kind = data[place + 1]
+        if kind in _FRAMES:
+            return number(place + 5, 2), number(place + 7, 2)
+        # A byte of filling, a marker alone, or a marker and its length.
+        place += 1 if kind == 0xFF else 2
+        place += 0 if kind == 0xFF or kind in _BARE else number(place, 2)
+    return None
+
+
+def image_files(folder: str, apart: Container[tuple[int, int]] = ()) -> list[str]:
+    """Paths of all images below a folder, sorted; `apart` as for `storage.files`."""
+    return storage.files(folder, EXTENSIONS, apart)
 
 
 class Files(NamedTuple):
     """Images in files: row -> u8[h,w,C]."""
 
     root: str
-    paths: np.ndarray  # S[N], utf-8, relative to root; str takes four times the memory
+    paths: np.ndarray  # S[N], relative to root; str would take four times the memory
     decoder: str
     channels: int
+    max_pixels: int = PIXELS
 
     def __call__(self, row: int) -> np.ndarray:
         """Read and decode one file."""
+        options = {"channels": self.channels, "max_pixels": self.max_pixels}
+        name, data = self.name(row), self.raw(row)
+        return decode(data, name, decoder=self.decoder, **options)
+
+    def raw(self, row: int) -> bytes:
+        """All bytes of a row's file."""
         name = self.name(row)
         try:
-            data = storage.read(name)
-        except OSError as error:
+            return storage.read(name)
+        except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
             raise Unreadable(f"{name} cannot be read: {error}") from error
-        return decode(data, name, decoder=self.decoder, channels=self.channels)
 
     def name(self, row: int) -> str:
         """Path of a row's file."""
-        return os.path.join(self.root, self.paths[row].decode())
+        return os.path.join(self.root, os.fsdecode(self.paths[row]))
 
     def stamp(self) -> tuple[int, str]:
         """Number of files; digest of their paths, sizes and times of change."""
 
         def sizes_and_times(paths):
-            files = (os.path.join(self.root, path.decode()) for path in paths)
+            files = (os.path.join(self.root, os.fsdecode(path)) for path in paths)
             return [_size_and_time(file) for file in files]
 
         paths = self.paths.tolist()
@@ -132,11 +205,21 @@ class Mapped(NamedTuple):
         """File and row."""
         return f"{self.path}[{row}]"
 
+    @property
+    def channels(self) -> int:
+        """C of the images."""
+        return mapped(self.path).shape[-1]
+
 
 @functools.lru_cache(maxsize=8)
 def mapped(path: str) -> np.ndarray:
     """An .npy file, mapped and not read; each process opens it once."""
-    return np.load(path, mmap_mode="r", allow_pickle=False)
+    try:
+        with open(storage.ordinary(path), "rb") as file:
+            check_claim(file, storage.size(path), os.path.basename(path))
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, OverflowError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
 
 
 class Loader(NamedTuple):
@@ -176,27 +259,48 @@ class Loader(NamedTuple):
 
     def _image(self, row):
         image = self.read(int(self.rows[row]))
-        return image if self.crop is None else self.crop(image)
+        if self.crop is None:
+            return image
+        try:
+            return self.crop(image)
+        except ValueError as error:
+            raise Unreadable(f"{self.name(row)}: {error}") from error
 
     def name(self, row: int) -> str:
         """Where a row comes from, for messages."""
         return self.read.name(int(self.rows[row]))
 
+    def raw(self, row: int) -> bytes:
+        """Bytes that tell the image of a row from others, without decoding it."""
+        own = int(self.rows[row])
+        return (
+            self.read.raw(own)
+            if hasattr(self.read, "raw")
+            else self.read(own).tobytes()
+        )
+
+    @property
+    def channels(self) -> int | None:
+        """C of the images, where it is known without reading one."""
+        return getattr(self.read, "channels", None)
+
 
 def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
     """Class names from a text file, one a line."""
     try:
-        with open(file, encoding="utf-8") as lines:
-            names = tuple(line.strip() for line in lines if line.strip())
-    except OSError as error:
+        lines = storage.read(file).decode().split("\n")
+        names = tuple(line.strip() for line in lines if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{option} = {file!r} cannot be read: {error}") from error
     if not names or len(set(names)) < len(names):
         raise ValueError(f"{option} = {file!r}: must hold at least one name, each once")
     return names
 
 
-def read_npz(path: str, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
+def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.ndarray]:
     """The arrays among `keys` that a file holds; packed image arrays are decoded.
+
+    Without keys all are read, as they are.
 
     A packed array K is four arrays: K__strips u8[B], encoded strips one after the
     other; K__ptr i64[S+1], where each strip begins; K__shape (N, H, W, C) of K;
@@ -206,29 +310,116 @@ def read_npz(path: str, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
         source = storage.whole(path)
         if not zipfile.is_zipfile(source):
             raise ValueError("no such file, or not an .npz file")
-        with np.load(source, allow_pickle=False) as file:
-            plain = {key: file[key] for key in keys if key in file}
-            packed = [key for key in keys if key + "__strips" in file]
-            return plain | {key: _unpack(file, key) for key in packed}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        with zipfile.ZipFile(source) as archive:
+            known = _Npz(archive, storage.size(path))
+            if keys is None:
+                return {key: known.read(key) for key in known.keys()}
+            plain = {key: known.read(key) for key in keys if known.holds(key)}
+            packed = [key for key in keys if known.holds(key + "__strips")]
+            return plain | {key: _unpack(known, key) for key in packed}
+    except MemoryError as error:
+        raise ValueError(f"{path} cannot be read: too large for the memory") from error
+    except _DAMAGED as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 
-def _unpack(file, key: str) -> np.ndarray:
-    n, h, w, c = (int(x) for x in file[key + "__shape"])
-    raw, pointers = file[key + "__strips"], file[key + "__ptr"]
+# What zipfile, zlib and NumPy raise for damaged bytes.
+_DAMAGED = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    EOFError,
+    IndexError,
+    OverflowError,
+    NotImplementedError,
+    RuntimeError,
+    SyntaxError,
+    struct.error,
+    zlib.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+)
+_DEFLATED = 1032  # deflate makes no more bytes of one
+
+
+class _Npz(NamedTuple):
+    """The arrays of an .npz file, none larger than its bytes can hold.
+
+    np.load takes the memory that a header asks for, before there is a byte to fill it.
+    """
+
+    archive: zipfile.ZipFile
+    size: int  # bytes of the file
+
+    def keys(self) -> list[str]:
+        """Names of all arrays."""
+        return [name.removesuffix(".npy") for name in self.archive.namelist()]
+
+    def holds(self, key: str) -> bool:
+        """Whether there is an array of this name."""
+        return f"{key}.npy" in self.archive.NameToInfo
+
+    def read(self, key: str) -> np.ndarray:
+        """An array."""
+        info = self.archive.getinfo(f"{key}.npy")
+        ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: _DEFLATED}
+        if info.compress_type not in ratio:
+            raise ValueError(
+                f"{key} is compressed; must be as np.savez_compressed does"
+            )
+        most = ratio[info.compress_type] * min(info.compress_size, self.size)
+        if info.file_size > most:
+            raise ValueError(f"{key} cannot have {info.file_size} bytes of {most}")
+        with self.archive.open(info) as file:
+            check_claim(file, info.file_size, key)
+        with self.archive.open(info) as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def check_claim(file: BinaryIO, size: int, name: str) -> None:
+    """Refuse an .npy file whose header says that it holds more than there is.
+
+    Args:
+      file: opened at its beginning.
+      size: its bytes.
+      name: for the message.
+    """
+    version = np.lib.format.read_magic(file)
+    headers = {(1, 0): np.lib.format.read_array_header_1_0}
+    read = headers.get(version, np.lib.format.read_array_header_2_0)
+    shape, _, dtype = read(file)
+    need = math.prod(shape) * dtype.itemsize
+    if any(n < 0 for n in shape) or need > size:
+        raise ValueError(
+            f"{name} says {dtype}{list(shape)}, {need} bytes; it has {size}"
+        )
+
+
+def _unpack(file: _Npz, key: str) -> np.ndarray:
+    shape = file.read(key + "__shape")
+    if shape.shape != (4,) or shape.min() < 1:
+        raise ValueError(f"{key}__shape is {shape.tolist()}, expected N, H, W and C")
+    n, h, w, c = (int(x) for x in shape)
+    raw, pointers = file.read(key + "__strips"), file.read(key + "__ptr")
+    if raw.ndim != 1 or raw.dtype != np.uint8 or pointers.ndim != 1:
+        raise ValueError(f"{key}__strips must be uint8[B], and {key}__ptr i64[S+1]")
+    if c not in (1, 3) or n * h * w > PIXELS * len(pointers):
+        raise ValueError(f"{key}__shape is {shape.tolist()}: more than its strips hold")
     images, row, lossless = np.empty((n, h, w, c), np.uint8), 0, True
     for i, (start, end) in enumerate(zip(pointers[:-1], pointers[1:], strict=True)):
         data = raw[start:end].tobytes()
         strip = decode(data, f"{key} strip {i}", decoder="pillow", channels=c)
+        if strip.size % (h * w * c) or row + strip.size // (h * w * c) > n:
+            raise ValueError(f"{key} strip {i} is {list(strip.shape)}, not {h} x {w}")
         strip = strip.reshape(-1, h, w, c)
         images[row : row + len(strip)] = strip
         row += len(strip)
-        lossless = lossless and data[:2] != b"\xff\xd8"
+        lossless = lossless and data[:2] != _JPEG
     if row != n:
         raise ValueError(f"{key}: strips hold {row} images, {key}__shape says {n}")
     # JPEG decoders differ by a level or two; every other format must match.
-    if lossless and sha256(images) != str(file[key + "__sha256"]):
+    if lossless and sha256(images) != str(file.read(key + "__sha256")):
         raise ValueError(f"{key}: decoded pixels do not match {key}__sha256")
     return images
 
@@ -239,12 +430,24 @@ def sha256(array: np.ndarray) -> str:
     return hashlib.sha256(flat.view(np.uint8)).hexdigest()
 
 
+def _read_npy(path) -> np.ndarray:
+    source = storage.whole(path)
+    with contextlib.ExitStack() as stack:
+        file = source if isinstance(source, io.BytesIO) else open(source, "rb")
+        stack.enter_context(file)
+        check_claim(file, storage.size(path), os.path.basename(path))
+        file.seek(0)
+        return np.load(file, allow_pickle=False)
+
+
 def read_entry(directory: str, entry: dict) -> np.ndarray:
     """An array of a directory, checked against its digest if the entry has one."""
     path = os.path.join(directory, entry["file"])
     try:
-        array = np.load(storage.whole(path), allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        array = _read_npy(path)
+    except MemoryError as error:
+        raise ValueError(f"{path} cannot be read: too large for the memory") from error
+    except _DAMAGED as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if "sha256" in entry and sha256(array) != entry["sha256"]:
         raise ValueError(f"{path}: its bytes do not match the sha256 in meta.json")

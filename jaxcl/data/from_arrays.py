@@ -1,6 +1,8 @@
 """Sets of images in arrays: .npz files, and directories that `convert` writes."""
 
 import os
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -44,7 +46,10 @@ def npz(
     names = {}
     for field, key in (("label", "class_names"), ("domain", "domain_names")):
         count = 1 + max(int(getattr(x, field).max(initial=-1)) for x in parts.values())
-        names[key] = tuple(str(x) for x in data.get(key, range(count)))
+        given = data.get(key, np.arange(count))
+        if given.ndim != 1:
+            raise ValueError(f"{path}: {key} has shape {list(given.shape)}, not [C]")
+        names[key] = tuple(str(x) for x in given)
     name = os.path.splitext(os.path.basename(path))[0]
     data = stream.Dataset(
         name, **names, train=parts["train"], validation=None, test=parts.get("test")
@@ -65,42 +70,97 @@ def arrays(
     resident: True reads all images into memory and checks their sha256; False maps
       the file and reads row by row; None maps files of 4 GiB and more.
     """
-    meta_path = os.path.join(path, "meta.json")
-    try:
-        meta = storage.read_json(meta_path)
-        names = [tuple(meta.get(key, ())) for key in ("class_names", "domain_names")]
-        parts = {
-            split: _array_split(path, entries, resident)
-            for split, entries in meta["splits"].items()
-        }
-        train = parts["train"]
-    except (OSError, KeyError, TypeError, storage.NotJson) as error:
-        raise ValueError(
-            f"{meta_path}: expected the file that jaxcl.data.convert writes, "
-            f"got {type(error).__name__}: {error}"
-        ) from error
+    meta = _meta(path)
+    parts = {
+        split: _array_split(path, entries, resident)
+        for split, entries in meta["splits"].items()
+    }
     data = stream.Dataset(
         name=meta.get("name", os.path.basename(os.path.normpath(path))),
-        class_names=names[0],
-        domain_names=names[1] or ("all",),
-        train=train,
+        class_names=tuple(meta.get("class_names", ())),
+        domain_names=tuple(meta.get("domain_names", ())) or ("all",),
+        train=parts["train"],
         validation=parts.get("validation"),
         test=parts.get("test"),
         decoder=meta.get("decoder", ""),
-        mean=tuple(meta["mean"]) if "mean" in meta else None,
-        std=tuple(meta["std"]) if "std" in meta else None,
+        mean=None if meta.get("mean") is None else tuple(meta["mean"]),
+        std=None if meta.get("std") is None else tuple(meta["std"]),
     )
     return splits.finish(data, validation=validation, seed=seed)
 
 
+class _Meta(NamedTuple):
+    """What a meta.json holds; other keys are passed over."""
+
+    splits: dict  # of train, validation, test: dicts of a `_Split`
+    name: str = ""
+    class_names: Sequence[str] = ()
+    domain_names: Sequence[str] = ()
+    mean: Annotated[Sequence[schema.Share], schema.Entries()] | None = None
+    std: Annotated[Sequence[schema.Share], schema.Entries()] | None = None
+    decoder: Literal["", "cv2", "pillow"] = ""
+
+
+class _Split(NamedTuple):
+    """What it holds of a split: dicts of an `_Entry`."""
+
+    images: dict
+    label: dict | None = None
+    domain: dict | None = None
+
+
+class _Entry(NamedTuple):
+    """What it holds of an array."""
+
+    # A set may come from anywhere: it names files of its own folder alone.
+    file: Annotated[
+        str,
+        schema.Text(
+            r"(?![/\\])(?!(.*[/\\])?\.\.([/\\]|$))[^\0]+",
+            "the name of a file in the folder",
+        ),
+    ]
+    sha256: str | None = None
+
+
+def _meta(path) -> dict:
+    """The meta.json of a directory, checked."""
+    file = os.path.join(path, "meta.json")
+    try:
+        meta = storage.read_json(file)
+        _check_section(_Meta, meta, file)
+        if "train" not in meta["splits"]:
+            raise ValueError(f"{file}: splits lacks train")
+        for split, section in meta["splits"].items():
+            where = f"{file}: splits.{split}"
+            _check_section(_Split, section, where)
+            for key in _Split._fields:
+                if section.get(key) is not None:
+                    _check_section(_Entry, section[key], f"{where}.{key}")
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{error}; path must be a folder as `python -m jaxcl.data.convert IN.npz "
+            f"{path}` writes it, with a meta.json"
+        ) from error
+    return meta
+
+
+def _check_section(kind, section, where) -> None:
+    """Refuse what is no dict, lacks its first key, or has a value of another type."""
+    needed = kind._fields[0]
+    if not isinstance(section, dict) or needed not in section:
+        raise ValueError(f"{where}: must be a section with {needed!r}")
+    schema.check(kind, section, where)
+
+
 def _array_split(path, entries, resident) -> stream.Examples:
     label, domain = (
-        files.read_entry(path, entries[key]) if key in entries else None
+        files.read_entry(path, entries[key]) if entries.get(key) else None
         for key in ("label", "domain")
     )
     file = os.path.join(path, entries["images"]["file"])
     if resident is None:
-        resident = storage.size(file) < MAPPED_BYTES
+        resident = _size(file) < MAPPED_BYTES
     if not resident and storage.in_bucket(file):
         raise ValueError(
             f"{file}: rows of a file in a bucket cannot be read one by one; copy the "
@@ -119,18 +179,37 @@ def _array_split(path, entries, resident) -> stream.Examples:
     return examples._replace(images=None, load=load)
 
 
+def _size(file) -> int:
+    """Bytes of a file that meta.json names."""
+    try:
+        return storage.size(file)
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+
+
 def _examples(where, images, label, domain) -> stream.Examples:
     """Examples from arrays of any integer type; grey images may lack the channel."""
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        raise ValueError(
+            f"{where}: images are {images.dtype}{list(images.shape)}, expected "
+            "uint8[N, H, W] or [N, H, W, C]"
+        )
     if images.ndim == 3:
         images = images[..., None]
     label = np.full(len(images), -1) if label is None else label
     domain = np.zeros(len(images), int) if domain is None else domain
-    for field, values in (("labels", label), ("domains", domain)):
+    for field, values, least in (("labels", label, -1), ("domains", domain, 0)):
         if not np.issubdtype(values.dtype, np.integer):
             raise ValueError(f"{where}: {field} are {values.dtype}, expected integers")
         if values.shape != images.shape[:1]:
             raise ValueError(
                 f"{where}: {field} have shape {list(values.shape)} for "
                 f"{len(images)} images"
+            )
+        # Before they become int32, in which larger ones are other numbers.
+        if len(values) and not least <= values.min() <= values.max() < stream.LABELS:
+            raise ValueError(
+                f"{where}: {field} run from {values.min()} to {values.max()}, must be "
+                f"from {least} to {stream.LABELS - 1}"
             )
     return stream.Examples(label.astype(np.int32), domain.astype(np.int32), images)

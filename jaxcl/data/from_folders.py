@@ -23,6 +23,7 @@ def image_folder(
     channels: files_lib.Channels = 3,
     decoder: prefetch.Decoder = "auto",
     on_corrupt: splits.OnCorrupt = "error",
+    max_pixels: splits.MaxPixels = files_lib.PIXELS,
     cache: str | None = None,
     cache_size: schema.Pixels | None = None,
     validation: schema.Fraction = 0.0,
@@ -41,6 +42,7 @@ def image_folder(
     size: resize the shorter side to `size`, then crop the centre; None: as stored.
     resident: decode all images once, into memory.
     on_corrupt: "error", or "skip": another image of the same class is used instead.
+    max_pixels: an image of more is not decoded, as if it were corrupt.
     cache: a folder that keeps the decoded images for later runs, see `cache.cached`.
     cache_size: the cache shrinks images with a longer shorter side to it.
     """
@@ -49,7 +51,9 @@ def image_folder(
     inner = "train" if storage.is_folder(os.path.join(path, "train")) else ""
     names, *scanned = scan(path, inner, wanted)
     held_out = _held_out(path, names) if inner else []
-    examples = functools.partial(from_files, path, decoder=decoder, channels=channels)
+    examples = functools.partial(
+        from_files, path, decoder=decoder, channels=channels, max_pixels=max_pixels
+    )
     whole, name = examples(*scanned), os.path.basename(os.path.abspath(path))
     if held_out:
         parts = [examples(*scan(path, x, names, wanted is None)[1:]) for x in held_out]
@@ -91,9 +95,11 @@ def from_files(
     *,
     decoder: str,
     channels: int = 3,
+    max_pixels: int = files_lib.PIXELS,
 ) -> stream.Examples:
     """Examples of one domain that are read from `files`, relative to `path`."""
-    reader = files_lib.Files(path, np.array(files, bytes), decoder, channels)
+    paths = np.array(files, bytes)
+    reader = files_lib.Files(path, paths, decoder, channels, max_pixels)
     label = np.array(label, np.int32)
     load = files_lib.Loader(reader, np.arange(len(files)))
     return stream.Examples(label, np.zeros_like(label), load=load)
@@ -116,6 +122,10 @@ def scan(
             "test/, or CLASS/*, or images"
         )
     names, files, label = storage.folders(folder), [], []
+    apart = _apart(folder, [os.path.join(folder, name) for name in names])
+    if inner and apart:  # nor from train/ into all of test/
+        beside = (os.path.join(start, name) for name in storage.folders(start))
+        apart |= {storage.identity(path) for path in beside}
     if wanted:
         missing, extra = sorted({*wanted} - {*names}), sorted({*names} - {*wanted})
         if missing or (only and extra):
@@ -124,12 +134,40 @@ def scan(
             )
         names = wanted
     for number, name in enumerate(names or [""]):
-        images = files_lib.image_files(os.path.join(folder, name))
+        images = files_lib.image_files(os.path.join(folder, name), apart)
         if not images:
             what = f"class {name!r} has no images" if name else "no images"
             where = os.path.join(folder, name)
             raise ValueError(f"{where}: {what}, looked for {files_lib.EXTENSIONS}")
         # Not os.path.relpath, which would change the address of a bucket.
-        files += [file[len(start) :].lstrip("/").encode() for file in images]
+        files += [os.fsencode(file[len(start) :].lstrip("/")) for file in images]
         label += [number if names else -1] * len(images)
     return tuple(names), label, files
+
+
+def _apart(folder, classes) -> set[tuple[int, int]]:
+    """What no link below a class may lead to: all classes, and what they are in.
+
+    Raises ValueError where two classes are one folder, or a class has a name that no
+    text can hold.
+    """
+    for path in classes:
+        try:
+            path.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{os.fsencode(path)!r}: the name of a class must be UTF-8"
+            ) from error
+    if storage.in_bucket(folder):
+        return set()
+    known = {}
+    for path in classes:
+        other = known.setdefault(storage.identity(path), path)
+        if other != path:
+            raise ValueError(f"{path} and {other} are one folder: must be two classes")
+    while True:
+        known[storage.identity(folder)] = folder
+        above = os.path.dirname(os.path.abspath(folder))
+        if above == os.path.abspath(folder):
+            return {*known}
+        folder = above

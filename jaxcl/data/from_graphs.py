@@ -8,12 +8,16 @@ from typing import Annotated, Literal
 import numpy as np
 
 from jaxcl import schema
-from jaxcl.data import files, stream
+from jaxcl.data import files, storage, stream
 from jaxcl.data import graphs as graphs_lib
 
 Feature = Literal["attributes", "labels", "ldp"]
 Features = Annotated[Sequence[Feature], schema.Entries()]
 Std = Literal["sample", "population"]
+# Nodes without an edge, and without an array that tells of them, take no bytes of a
+# file: more than so many for each edge or graph are an error in `graph_ptr`.
+_ISOLATED = 100
+_ENTRIES = 2**28  # of the one-hot node labels: 2 GiB
 _ARRAYS = ("edges", "graph_ptr", "edge_ptr", "label")
 _OPTIONAL = ("node_label", "node_attr", "class_names")
 
@@ -70,10 +74,16 @@ def npz(
     if missing:
         raise ValueError(f"{path} lacks {missing}: must hold {list(_ARRAYS)}")
     for key in (*_ARRAYS, *({"node_label"} & {*arrays})):
-        if not np.issubdtype(arrays[key].dtype, np.integer):
-            raise ValueError(f"{path}: {key} is {arrays[key].dtype}, expected integers")
+        values = arrays[key]
+        if not np.issubdtype(values.dtype, np.integer):
+            raise ValueError(f"{path}: {key} is {values.dtype}, expected integers")
+        # Unsigned ones would rise where they fall, and int32 has no larger ones.
+        if values.size and not -(2**31) <= values.min() <= values.max() < 2**31:
+            raise ValueError(f"{path}: {key} holds numbers beyond int32")
+        arrays[key] = values.astype(np.int64)
     structure = [arrays[key] for key in _ARRAYS]
-    for holds, problem in _promises(*structure, arrays.get("class_names")):
+    told = max(len(np.atleast_1d(arrays.get(key, ()))) for key in _OPTIONAL[:2])
+    for holds, problem in _promises(*structure, arrays.get("class_names"), told):
         if not holds:
             raise ValueError(f"{path}: {problem}")
     names = arrays.get("class_names", np.arange(arrays["label"].max() + 1))
@@ -86,12 +96,14 @@ def npz(
     )
 
 
-def _promises(edges, graph_ptr, edge_ptr, label, names):
+def _promises(edges, graph_ptr, edge_ptr, label, names, told):
     """Yield (whether a promise holds, the message if not); later ones need earlier."""
     count = label.size
     yield label.ndim == 1 and count > 0, f"label has shape {label.shape}, expected [G]"
     yield label.min() >= 0, f"label holds {label.min()}: classes count from 0"
+    yield label.max() < stream.LABELS, f"label holds {label.max()}: too many classes"
     if names is not None:
+        yield names.ndim == 1, f"class_names has shape {names.shape}, expected [C]"
         problem = f"label holds {label.max()}, class_names only {len(names)} names"
         yield label.max() < len(names), problem
     for key, ptr in (("graph_ptr", graph_ptr), ("edge_ptr", edge_ptr)):
@@ -99,7 +111,10 @@ def _promises(edges, graph_ptr, edge_ptr, label, names):
         yield ptr.shape == (count + 1,), problem
         rises = ptr[0] == 0 and (np.diff(ptr) >= 0).all()
         yield rises, f"{key} must begin with 0 and never fall"
-    shape = (2, int(edge_ptr[-1]))
+    nodes, shape = int(graph_ptr[-1]), (2, int(edge_ptr[-1]))
+    few = _ISOLATED * (count + shape[1])
+    problem = f"graph_ptr ends at {nodes} nodes, for {shape[1]} edges: most are alone"
+    yield 0 < nodes <= max(few, told), problem if nodes else "there are no nodes"
     yield edges.shape == shape, f"edges has shape {edges.shape}, expected {shape}"
     graph = np.repeat(np.arange(count), np.diff(edge_ptr))
     outside = (edges < graph_ptr[graph]) | (edges >= graph_ptr[graph + 1])
@@ -201,8 +216,10 @@ def _table(file, kind, *, columns=None, rows=None) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # an empty file
-            table = np.loadtxt(file, kind, delimiter=",", ndmin=2, comments=None)
-    except (OSError, ValueError) as error:
+            table = np.loadtxt(
+                storage.ordinary(file), kind, delimiter=",", ndmin=2, comments=None
+            )
+    except (OSError, ValueError, OverflowError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
     if table.size == 0:
         table = table.reshape(0, columns or 1)
@@ -264,18 +281,31 @@ def _features(where, arrays, names, std, normalise) -> np.ndarray:
             shape = values.shape
             raise ValueError(f"{where}: node {name} {shape} for {nodes} nodes")
         values = values.reshape(nodes, -1)
+        if values.dtype.kind not in "iuf" or values.shape[1] == 0:
+            shape = f"{values.dtype}{list(values.shape)}"
+            raise ValueError(f"{where}: node {name} are {shape}, expected numbers")
         if not np.isfinite(values).all():
             raise ValueError(f"{where}: node {name} that are not finite")
-        columns += [_one_hot(c) for c in values.T] if name == "labels" else [values]
+        columns += _one_hot(where, values) if name == "labels" else [values]
     features = np.concatenate(columns, axis=1, dtype=np.float64)
+    # float32, of which a network is made, ends at 3.4e38.
+    if not np.abs(features).max() <= np.finfo(np.float32).max / features.shape[1]:
+        raise ValueError(f"{where}: node attributes that are too large")
     if normalise:
         features /= np.maximum(features.sum(axis=1, keepdims=True), 1.0)
     return features.astype(np.float32)
 
 
-def _one_hot(codes):
-    kinds, number = np.unique(codes, return_inverse=True)
-    return number[:, None] == np.arange(len(kinds))
+def _one_hot(where, labels) -> list[np.ndarray]:
+    """Columns of each kind of node label, for labels i[N,k]."""
+    found = [np.unique(codes, return_inverse=True) for codes in labels.T]
+    width = sum(len(kinds) for kinds, _ in found)
+    if width * len(labels) > _ENTRIES:
+        raise ValueError(
+            f"{where}: node labels of {width} kinds on {len(labels)} nodes: as columns "
+            "they fill the memory; leave 'labels' out of config.data.features"
+        )
+    return [number[:, None] == np.arange(len(kinds)) for kinds, number in found]
 
 
 def degree_profile(edges: np.ndarray, nodes: int, *, std: Std = "sample") -> np.ndarray:

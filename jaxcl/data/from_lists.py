@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import os
-import pathlib
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -10,9 +9,8 @@ import numpy as np
 
 from jaxcl import schema
 from jaxcl.data import files as files_lib
-from jaxcl.data import prefetch, splits, stream
+from jaxcl.data import prefetch, splits, storage, stream
 
-LABELS = 10**6  # a larger label is a typing error, and would make as many classes
 MARK = b"\xef\xbb\xbf"  # some editors put it before utf-8
 
 
@@ -31,6 +29,7 @@ def image_lists(
     channels: files_lib.Channels = 3,
     decoder: prefetch.Decoder = "auto",
     on_corrupt: splits.OnCorrupt = "error",
+    max_pixels: splits.MaxPixels = files_lib.PIXELS,
     cache: str | None = None,
     cache_size: schema.Pixels | None = None,
     validation: schema.Fraction = 0.0,
@@ -58,9 +57,10 @@ def image_lists(
     names = None
     if class_names is not None:
         names = files_lib.class_list(class_names, option="class_names")
-    limit = LABELS if names is None else len(names)
+    limit = stream.LABELS if names is None else len(names)
     patterns = {"train": train, "validation_list": validation_list, "test": test}
-    pixels, check, parts = (decoder, channels), on_corrupt != "skip", {}
+    pixels, check = (decoder, channels, max_pixels), on_corrupt != "skip"
+    parts = {}
     for option, pattern in patterns.items():
         if pattern or option == "train":
             where = _list_files(option, pattern, domains, lists or path)
@@ -92,7 +92,7 @@ def _examples(path, option, where, limit, pixels, check) -> stream.Examples:
     Args:
       where: its lists, one of each domain.
       limit: labels are below it.
-      pixels: decoder and channels.
+      pixels: decoder, channels and the most pixels of an image.
       check: refuse missing images.
     """
     files, label, domain = _joined(where, option, limit)
@@ -133,7 +133,7 @@ def _joined(where, option, limit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _read(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
     """Paths and labels of one list; bytes, since a set has 10^6 of them."""
     try:
-        data = pathlib.Path(file).read_bytes()
+        data = storage.read(file)
         data.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{option}: {file} cannot be read: {error}") from error
@@ -142,7 +142,9 @@ def _read(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
         parts = line.rsplit(None, 1)
         if not parts:
             continue
-        if len(parts) < 2 or not parts[1].isdigit() or int(parts[1]) >= limit:
+        # Python reads no number of more than 4,300 digits.
+        known = len(parts) > 1 and parts[1].isdigit() and len(parts[1]) < 1000
+        if not known or int(parts[1]) >= limit:
             raise ValueError(
                 f"{file}, line {number}: {line.decode()[:200]!r} is not a path and a "
                 f"label, a whole number from 0 to {limit - 1}"

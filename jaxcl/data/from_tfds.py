@@ -51,9 +51,16 @@ class Records(NamedTuple):
     key: str
     decoder: str
     channels: int
+    max_pixels: int
 
     def __call__(self, row: int) -> np.ndarray:
         """Read one record and decode its image."""
+        name, data = self.name(row), self.raw(row)
+        options = {"channels": self.channels, "max_pixels": self.max_pixels}
+        return files_lib.decode(data, name, decoder=self.decoder, **options)
+
+    def raw(self, row: int) -> bytes:
+        """The encoded image of a record."""
         name, place = self.name(row), int(self.table.place[row])
         file, length = self.files[self.table.file[row]], int(self.table.length[row])
         try:
@@ -66,10 +73,7 @@ class Records(NamedTuple):
         except (OSError, RuntimeError, IndexError, ValueError) as error:
             raise files_lib.Unreadable(f"{name} cannot be read: {error}") from error
         skip = {self.key: _library().decode.SkipDecoding()}
-        data = _parse(self.features, raw, name, decoders=skip)[self.key]
-        return files_lib.decode(
-            data, name, decoder=self.decoder, channels=self.channels
-        )
+        return _parse(self.features, raw, name, decoders=skip)[self.key]
 
     def name(self, row: int) -> str:
         """File and position of a record."""
@@ -119,6 +123,7 @@ def tfds(
     channels: files_lib.Channels = 3,
     decoder: prefetch.Decoder = "auto",
     on_corrupt: splits.OnCorrupt = "error",
+    max_pixels: splits.MaxPixels = files_lib.PIXELS,
     cache: str | None = None,
     cache_size: schema.Pixels | None = None,
     validation: schema.Fraction = 0.0,
@@ -146,7 +151,7 @@ def tfds(
         keys=(image_key, label_key, domain_key),
         keep=None if classes is None else _kept(wanted, names),
         index=index,
-        pixels=(decoder, channels),
+        pixels=(decoder, channels, max_pixels),
     )
     data = stream.Dataset(
         name=infos[0].name,
@@ -177,13 +182,16 @@ def _examples(split, *, infos, keys, keep, index, pixels) -> stream.Examples | N
       keys: names of the image, label and domain features.
       keep: i32[C], new number of every class, -1: left out; None: all as they are.
       index: see `tfds`.
-      pixels: decoder and channels.
+      pixels: decoder, channels and the most pixels of an image.
     """
     if split is None:
         return None
     image_key, label_key, domain_key = keys
     files, table = _table(infos, split, label_key, domain_key, index)
     if keep is not None:
+        most = table.label.max(initial=-1)
+        if most >= len(keep):
+            raise ValueError(f"split {split!r}: label {most}, of {len(keep)} classes")
         label = np.where(table.label < 0, -1, keep[table.label])
         table = table._replace(label=label)
         table = Table(*(column[label >= 0] for column in table))
@@ -198,6 +206,8 @@ def _examples(split, *, infos, keys, keep, index, pixels) -> stream.Examples | N
 def _open(path, image_key, label_key, domain_key, domain_names):
     """Metadata of every directory, class names, domain names."""
     paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+    if not paths:
+        raise ValueError(f"path = {path!r}: must name a directory")
     if len(paths) > 1 and (len(domain_names) != len(paths) or domain_key):
         raise ValueError(
             f"path: {len(paths)} directories need as many domain_names (and no "
@@ -217,7 +227,15 @@ def _info(path):
             f"path = {str(path)!r}: expected a prepared TFDS directory with "
             "dataset_info.json, features.json and record files"
         )
-    info = _library().builder_from_directory(path).info
+    try:
+        for name in ("dataset_info.json", "features.json"):
+            storage.read_json(epath.Path(path) / name)
+        info = _library().builder_from_directory(path).info
+    except Exception as error:  # of damaged files the library raises anything
+        raise ValueError(
+            f"path = {str(path)!r}: dataset_info.json or features.json is damaged: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     kind = info.file_format.value if info.file_format else None
     if kind not in FORMATS:
         raise ValueError(
@@ -245,7 +263,13 @@ def _names(infos, key, option) -> tuple[str, ...]:
     """Names of a ClassLabel feature, () where `key` is None."""
     if key is None:
         return ()
-    names = tuple(_feature(infos, key, _library().features.ClassLabel, option).names)
+    feature = _feature(infos, key, _library().features.ClassLabel, option)
+    if not 0 < (feature.num_classes or 0) <= stream.LABELS:
+        raise ValueError(
+            f"{option} = {key!r}: {feature.num_classes} classes, must be from 1 to "
+            f"{stream.LABELS}"
+        )
+    names = tuple(feature.names)
     if any(tuple(info.features[key].names) != names for info in infos):
         raise ValueError(f"{option} = {key!r}: the directories differ in their names")
     return names
@@ -278,12 +302,12 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
         f"{x.filename}:{x.skip}:{x.take}:{info.dataset_size}" for info, _, x in shards
     ]
     stamp = np.array([str(label_key), str(domain_key), *ranges])
-    known = {}
-    if index is not None and os.path.exists(index):
-        with np.load(index, allow_pickle=False) as opened:
-            known = dict(opened)
+    known = {} if index is None else _known(index)
     if f"{split}/stamp" in known and np.array_equal(known[f"{split}/stamp"], stamp):
-        return files, Table(*(known[f"{split}/{field}"] for field in Table._fields))
+        columns = [known.get(f"{split}/{field}", stamp) for field in Table._fields]
+        if any(x.dtype.kind != "i" or x.shape != columns[0].shape for x in columns):
+            raise ValueError(f"index = {index!r}: it is damaged; delete it")
+        return files, Table(*columns)
     tables = [
         _scan(info, number, domain, part, label_key, domain_key)
         for number, (info, domain, part) in enumerate(shards)
@@ -294,6 +318,16 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
         with storage.replacing(index) as file:  # other processes may be reading it
             np.savez(file, **(known | fresh | {f"{split}/stamp": stamp}))
     return files, table
+
+
+def _known(index) -> dict[str, np.ndarray]:
+    """What a file of earlier scans holds; {} where there is none yet."""
+    if not os.path.exists(index):
+        return {}
+    try:
+        return files_lib.read_npz(index)
+    except ValueError as error:
+        raise ValueError(f"index = {index!r}: {error}; delete it") from error
 
 
 def _scan(info, number, domain, part, label_key, domain_key) -> Table:
@@ -315,6 +349,13 @@ def _scan(info, number, domain, part, label_key, domain_key) -> Table:
             f"{name}: {part.skip + len(rows)} records, dataset_info.json says {stop}"
         )
     table = np.array(rows, np.int64).reshape(-1, 5).T
+    # Before they become int32, in which larger ones are other numbers.
+    for what, values, least in (("label", table[3], -1), ("domain", table[4], 0)):
+        if len(values) and not least <= values.min() <= values.max() < stream.LABELS:
+            raise ValueError(
+                f"{name}: a {what} of {values.min()} or {values.max()}, must be from "
+                f"{least} to {stream.LABELS - 1}"
+            )
     kinds = (np.int32, np.int64, np.int64, np.int32, np.int32)
     return Table(*(x.astype(kind) for x, kind in zip(table, kinds, strict=True)))
 
@@ -322,6 +363,7 @@ def _scan(info, number, domain, part, label_key, domain_key) -> Table:
 def _walk_tfrecord(name, skip, stop):
     """Yield (place, length, bytes) of records `skip` to `stop`, fewer if damaged."""
     try:
+        size = storage.size(storage.ordinary(name))
         with epath.Path(name).open("rb") as file:
             place = 0
             for record in range(stop):
@@ -329,6 +371,8 @@ def _walk_tfrecord(name, skip, stop):
                 if len(header) < 12:
                     return
                 (length,) = struct.unpack("<Q", header[:8])
+                if length > size - place:  # memory for it would be taken first
+                    return
                 raw = file.read(length + 4)
                 if len(raw) < length + 4:
                     return
@@ -342,7 +386,7 @@ def _walk_tfrecord(name, skip, stop):
 def _walk_array(name, skip, stop):
     """The same for array_record, whose lengths are given as 0."""
     try:
-        reader = array_record_module.ArrayRecordReader(name)
+        reader = array_record_module.ArrayRecordReader(str(storage.ordinary(name)))
         for start in range(skip, min(stop, reader.num_records()), CHUNK):
             end = min(start + CHUNK, stop, reader.num_records())
             for place, raw in enumerate(reader.read(start, end), start):

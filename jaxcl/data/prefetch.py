@@ -20,6 +20,7 @@ INTERPOLATIONS = {
 }
 
 Decoder = Literal["auto", "cv2", "pillow"]
+_RESIZED = 2**28  # pixels; a line of one pixel by millions grows by the square
 
 
 def choose_decoder(decoder: Decoder = "auto") -> str:
@@ -80,6 +81,11 @@ class CenterCrop(NamedTuple):
         short = min(h, w)
         # int() as in torchvision's Resize: the longer side is rounded down.
         h, w = int(self.resize * h / short), int(self.resize * w / short)
+        if h * w > _RESIZED:
+            raise ValueError(
+                f"an image of {image.shape[0]} x {image.shape[1]} pixels would be "
+                f"resized to {h} x {w}: too long for its shorter side"
+            )
         image = resize(
             image, h, w, interpolation=self.interpolation, decoder=self.decoder
         )

@@ -71,8 +71,14 @@ def make(
     if classes is not None or per_class is not None:
         dataset = splits.of_classes(dataset, classes, per_class, seed)
     judge = _judge(dataset, evaluation)
-    if domain_order is not None and scenario != "domain":
-        raise ValueError(f"domain_order is for scenario 'domain', not {scenario!r}")
+    uneven = {"imbalance": imbalance, "long_tail": long_tail}
+    for name, given in {"domain_order": domain_order, **uneven}.items():
+        wrong = scenario == "after" if name in uneven else scenario != "domain"
+        if given is not None and wrong:
+            raise ValueError(
+                f"config.scenario.{name}={given!r}: scenario {scenario!r} does not "
+                "read it; must be None"
+            )
     if scenario == "after":
         return stream.Stream(dataset, _after_tasks(dataset, judge, num_tasks), judge)
     cut = {

@@ -31,6 +31,7 @@ class _Readers(NamedTuple):
 
     loads: tuple[Any, ...]  # of stream.Examples, or _Array
     starts: np.ndarray  # i64[parts], first row of each
+    channels: int | None  # C of all images
 
     def _find(self, row):
         """The part of a row, and the row's number there."""
@@ -47,6 +48,11 @@ class _Readers(NamedTuple):
         load, row = self._find(row)
         return load.name(row)
 
+    def raw(self, row: int) -> bytes:
+        """Bytes of a row in its part."""
+        load, row = self._find(row)
+        return load.raw(row)
+
 
 class _Array(NamedTuple):
     """Reads images in memory row by row, as if they were files."""
@@ -56,6 +62,9 @@ class _Array(NamedTuple):
 
     def __call__(self, row: int) -> np.ndarray:
         return self.images[row]
+
+    def raw(self, row: int) -> bytes:
+        return self.images[row].tobytes()
 
     def name(self, row: int) -> str:
         return f"row {row} of {self.where}"
@@ -129,8 +138,15 @@ def _joined_split(datasets, split, names) -> stream.Examples | None:
         part.load if part.images is None else _Array(part.images, data.name)
         for _, data, part in parts
     )
+    channels = {splits.channels(part) for _, _, part in parts} - {None}
+    if len(channels) > 1:
+        raise ValueError(
+            f"sets: images of {' and of '.join(map(str, sorted(channels)))} channels; "
+            "must be of one number, see `channels` of their sources"
+        )
     starts = np.cumsum([0] + [len(part.label) for _, _, part in parts[:-1]])
-    load = files.Loader(_Readers(loads, starts), np.arange(len(label)))
+    reader = _Readers(loads, starts, channels.pop() if channels else None)
+    load = files.Loader(reader, np.arange(len(label)))
     return stream.Examples(label, domain, load=load)
 
 

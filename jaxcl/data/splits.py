@@ -2,10 +2,11 @@
 
 import concurrent.futures
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
+from jaxcl import schema
 from jaxcl.data import cache as cache_lib
 from jaxcl.data import graphs, prefetch, stream
 
@@ -13,6 +14,7 @@ TEST_SEED = 0  # draws the test split of sets that come without one
 
 # A file that cannot be decoded ends the run, or another of its class takes its place.
 OnCorrupt = Literal["error", "skip"]
+MaxPixels = Annotated[int, schema.Range(least=1)]
 
 
 def take(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
@@ -146,6 +148,7 @@ def finish(
     """
     _check_cache(size, cache, cache_size)
     stream.validate(dataset)
+    _check_channels(dataset)
     if validation and dataset.validation is not None:
         raise ValueError(
             f"validation = {validation}: {dataset.name} already has a validation split"
@@ -179,6 +182,25 @@ def finish(
         validation=finished(dataset.validation),
         test=finished(dataset.test),
     )
+
+
+def channels(examples: stream.Examples) -> int | None:
+    """C of the images of a split; None where it is not known without reading one."""
+    if examples.images is not None:
+        return examples.images.shape[-1]
+    return getattr(examples.load, "channels", None)
+
+
+def _check_channels(dataset):
+    """Refuse splits of grey and of colour images: one network reads them all."""
+    parts = {name: getattr(dataset, name) for name in ("train", "validation", "test")}
+    found = {name: channels(x) for name, x in parts.items() if x is not None}
+    if len({*found.values()} - {None}) > 1:
+        said = ", ".join(f"{count} in {name}" for name, count in found.items())
+        raise ValueError(
+            f"{dataset.name}: images differ in their channels, {said}; must be of one "
+            "number"
+        )
 
 
 def _check_cache(size, cache, cache_size):

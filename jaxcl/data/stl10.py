@@ -5,7 +5,7 @@ import os
 import numpy as np
 
 from jaxcl import schema
-from jaxcl.data import splits, stream
+from jaxcl.data import splits, storage, stream
 
 NAMES = "airplane bird car cat deer dog horse monkey ship truck"  # labels 1 to 10
 SIZE = (10, 5000, 96)  # classes, train rows, pixels of a side
@@ -68,7 +68,7 @@ def _stl10_images(file) -> np.ndarray:
 def _bytes(file) -> np.ndarray:
     """All bytes of a file."""
     try:
-        return np.fromfile(file, np.uint8)
+        return np.fromfile(storage.ordinary(file), np.uint8)
     except OSError as error:
         raise ValueError(
             f"{file} cannot be read: {error}; path must be the unpacked stl10_binary"

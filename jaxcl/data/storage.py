@@ -1,12 +1,14 @@
 """Files on a disk or in a bucket, gs://BUCKET/PATH or another address etils knows."""
 
+import bisect
 import contextlib
 import errno
 import io
 import json
 import os
+import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any, BinaryIO
 
 from etils import epath
@@ -23,14 +25,28 @@ def in_bucket(path: Path) -> bool:
     return "://" in os.fspath(path)
 
 
+def ordinary(path: Path) -> Path:
+    """The path of a file, checked: opening a pipe waits until somebody writes to it.
+
+    Raises:
+      OSError: it is not there, or a pipe, a socket, a device or a folder.
+    """
+    if not in_bucket(path) and not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "must be an ordinary file", os.fspath(path))
+    return path
+
+
 def read(path: Path) -> bytes:
     """Read all bytes of a file; raises OSError if it cannot be read."""
-    return epath.Path(path).read_bytes()
+    return epath.Path(ordinary(path)).read_bytes()
 
 
 def whole(path: Path) -> Path | io.BytesIO:
-    """Give np.load or zipfile the path, or the bytes of a file in a bucket."""
-    return io.BytesIO(read(path)) if in_bucket(path) else path
+    """Give np.load or zipfile the path, or the bytes of a file in a bucket.
+
+    Raises OSError for what is no ordinary file.
+    """
+    return io.BytesIO(read(path)) if in_bucket(path) else ordinary(path)
 
 
 @contextlib.contextmanager
@@ -96,7 +112,7 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NotJson(f"{os.fspath(path)}: it is damaged: {error}") from error
 
 
@@ -121,14 +137,37 @@ def folders(path: Path) -> list[str]:
         names = (x.name for x in epath.Path(path).iterdir() if x.is_dir())
     else:  # scandir, since it does not look at each entry again
         with os.scandir(path) as entries:
-            names = [x.name for x in entries if x.is_dir()]
+            names = [x.name for x in entries if _leads_to_folder(x)]
     return sorted(name for name in names if name[0] != ".")
 
 
-def files(path: Path, suffixes: tuple[str, ...]) -> list[str]:
+def _leads_to_folder(entry: os.DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def identity(path: Path) -> tuple[int, int]:
+    """What a folder on a disk is known by, whatever way leads to it."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
+def files(
+    path: Path, suffixes: tuple[str, ...], apart: Container[tuple[int, int]] = ()
+) -> list[str]:
     """Paths of all files below a folder with one of the suffixes, sorted.
 
-    Links are followed; names that begin with a dot are left out.
+    Links are followed, and each folder is read once, whatever ways lead to it: a link
+    to a folder above would lead round for ever. Names that begin with a dot are left
+    out.
+
+    Args:
+      apart: `identity` of folders that are never entered.
+
+    Raises:
+      OSError: a folder cannot be read; a pipe, a socket or a device among the files.
     """
     if in_bucket(path):
         scheme = os.fspath(path).partition("://")[0]
@@ -137,11 +176,35 @@ def files(path: Path, suffixes: tuple[str, ...]) -> list[str]:
             (f"{scheme}://{os.fspath(where).removeprefix(scheme + '://')}", names)
             for where, _, names in epath.Path(path).walk()
         )
-    else:
-        walk = ((where, names) for where, _, names in os.walk(path, followlinks=True))
-    paths = [os.path.join(where, name) for where, names in walk for name in names]
-    return sorted(
-        file
-        for file in paths
-        if file.lower().endswith(suffixes) and os.path.basename(file)[0] != "."
-    )
+        paths = (os.path.join(where, name) for where, names in walk for name in names)
+        return sorted(x for x in paths if _is_wanted(x, suffixes))
+    found = [x for x in _walk(os.fspath(path), apart) if _is_wanted(x.path, suffixes)]
+    for entry in found:
+        # A link to nothing stays: reading it fails, and `on_corrupt` says what then.
+        if not entry.is_symlink() and not entry.is_file():
+            ordinary(entry.path)
+    return sorted(entry.path for entry in found)
+
+
+def _is_wanted(path, suffixes) -> bool:
+    return path.lower().endswith(suffixes) and os.path.basename(path)[0] != "."
+
+
+def _walk(path: str, apart) -> Iterator[os.DirEntry]:
+    """All files below a folder; those in folders behind links come last."""
+    visited: set[tuple[int, int]] = set()
+    waiting, links = [path], []
+    while waiting or links:
+        where = waiting.pop() if waiting else links.pop(0)
+        own = identity(where)
+        if own in visited or (own in apart and where != path):
+            continue
+        visited.add(own)
+        with os.scandir(where) as entries:
+            for entry in entries:
+                if not _leads_to_folder(entry):
+                    yield entry
+                elif entry.is_symlink():
+                    bisect.insort(links, entry.path)
+                else:
+                    waiting.append(entry.path)

@@ -1,5 +1,6 @@
 """Datasets, tasks, and the order of a task's rows; `scenarios` makes the tasks."""
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -8,6 +9,9 @@ import numpy as np
 
 # The released CaSSLe experiments draw class orders with this seed, whatever the run's.
 CASSLE_SEED = 5
+# Labels of every source are below it: a larger one is a mistake, and would make as many
+# classes.
+LABELS = 10**6
 
 
 class Examples(NamedTuple):
@@ -254,6 +258,10 @@ def numbers(
 
 def validate(dataset: Dataset) -> None:
     """Raise ValueError if a split breaks the promises of its type."""
+    for field in ("class_names", "domain_names"):
+        counts = collections.Counter(getattr(dataset, field))
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"{dataset.name}: {field} has {twice[:5]} more than once")
     for split in ("train", "validation", "test"):
         examples = getattr(dataset, split)
         if examples is None:
@@ -265,10 +273,15 @@ def validate(dataset: Dataset) -> None:
         if sum(content is not None for content in contents) != 1:
             raise ValueError(f"{where} must have one of images, load and graphs")
         images = examples.images
-        if images is not None and (images.dtype != np.uint8 or images.ndim != 4):
+        if images is not None and not (
+            images.dtype == np.uint8
+            and images.ndim == 4
+            and images.shape[-1] in (1, 3)
+            and min(images.shape[1:]) > 0
+        ):
             raise ValueError(
                 f"{where} images are {images.dtype}{list(images.shape)}, "
-                "expected uint8[N, H, W, C]"
+                "expected uint8[N, H, W, C] with C 1 or 3"
             )
         if images is not None and len(images) != n:
             raise ValueError(f"{where} has {len(images)} images and {n} labels")

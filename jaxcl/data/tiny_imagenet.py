@@ -19,6 +19,7 @@ def tiny_imagenet(
     resident: bool = True,
     decoder: prefetch.Decoder = "auto",
     on_corrupt: splits.OnCorrupt = "error",
+    max_pixels: splits.MaxPixels = files_lib.PIXELS,
     cache: str | None = None,
     cache_size: schema.Pixels | None = None,
     validation: schema.Fraction = 0.0,
@@ -48,7 +49,8 @@ def tiny_imagenet(
     decoder = prefetch.choose_decoder(decoder)
     names, *train = from_folders.scan(path, "train", wanted, only=classes is None)
     test = _scan_val(path, names)
-    parts = [from_folders.from_files(path, *x, decoder=decoder) for x in (train, test)]
+    options = {"decoder": decoder, "max_pixels": max_pixels}
+    parts = [from_folders.from_files(path, *x, **options) for x in (train, test)]
     data = stream.Dataset(
         "tiny_imagenet", names, ("all",), parts[0], None, parts[1], decoder
     )
@@ -77,7 +79,8 @@ def _check_folders(path):
 def _scan_val(path, names) -> tuple[list[int], list[bytes]]:
     """Labels and files (relative to `path`) of val/, in either layout."""
     known = storage.folders(os.path.join(path, "train"))
-    if files_lib.image_files(os.path.join(path, "val", "images")):
+    images = os.path.join(path, "val", "images")
+    if storage.is_folder(images) and files_lib.image_files(images):
         return _annotated(path, names, known)
     return _sorted(path, names, known)
 
@@ -122,8 +125,7 @@ def _annotated(path, names, known) -> tuple[list[int], list[bytes]]:
 def _annotations(file, known) -> dict[str, str]:
     """Image -> wnid, from val_annotations.txt; `known` are the allowed wnids."""
     try:
-        with open(file, encoding="utf-8") as opened:
-            lines = opened.read().split("\n")
+        lines = storage.read(file).decode().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
     known, wnids = {*known}, {}

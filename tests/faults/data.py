@@ -5,6 +5,174 @@ from faults import fault
 FAULTS = [
     *[
         *fault.of(
+            "data/storage.py",
+            "test_hostile_data.py::test_links_in_circles_multiply_no_row",
+            (
+                "data: a link may lead into another class",
+                "own in visited or (own in apart and where != path)",
+                "own in visited",
+            ),
+            (
+                "data: a folder is read as often as ways lead to it",
+                "own in visited or (own in apart and where != path)",
+                "own in apart and where != path",
+                "test_hostile_data.py::"
+                "test_a_folder_that_two_ways_lead_to_is_read_once_where_it_lies",
+            ),
+            (
+                "data: JSON that is nested too deeply is a traceback",
+                "except (ValueError, RecursionError)",
+                "except ValueError",
+                "test_hostile_data.py::test_a_json_file_of_anything",
+            ),
+        ),
+        *fault.of(
+            "data/storage.py",
+            "test_hostile_data.py::test_a_pipe_among_the_images",
+            (
+                "data: a pipe is read like a file",
+                "if not in_bucket(path) and not stat.S_ISREG",
+                "if in_bucket(path) and not stat.S_ISREG",
+            ),
+        ),
+        *fault.of(
+            "data/from_folders.py",
+            "test_hostile_data.py::test_links_in_circles_multiply_no_row",
+            (
+                "data: a link may lead to a folder above the set",
+                "above = os.path.dirname(os.path.abspath(folder))",
+                "above = os.path.abspath(folder)",
+            ),
+            (
+                "data: a link may lead from train/ to all of test/",
+                "if inner and apart:",
+                "if False:",
+            ),
+            (
+                "data: two classes may be one folder",
+                "if other != path:",
+                "if other is None:",
+                "test_hostile_data.py::test_two_classes_that_are_one_folder",
+            ),
+            (
+                "data: file names must be UTF-8",
+                "[os.fsencode(file[len(start) :]",
+                "[str.encode(file[len(start) :]",
+                "test_hostile_data.py::test_names_that_are_not_utf8",
+            ),
+        ),
+        *fault.of(
+            "data/files.py",
+            "test_hostile_data.py::"
+            "test_an_image_of_too_many_pixels_is_refused_by_its_header",
+            (
+                "data: headers of images are believed",
+                "if not 0 < height * width <= max_pixels:",
+                "if not 0 < height * width:",
+            ),
+            (
+                "data: sizes of images are read as width, height",
+                "return number(place + 5, 2), number(place + 7, 2)",
+                "return number(place + 7, 2), number(place + 5, 2)",
+                "test_hostile_data.py::test_headers_are_those_that_pillow_reads",
+            ),
+            (
+                "data: the limit on pixels does not reach the decoder",
+                '"channels": self.channels, "max_pixels": self.max_pixels',
+                '"channels": self.channels, "max_pixels": PIXELS',
+                "test_hostile_data.py::"
+                "test_the_limit_on_pixels_is_an_option_of_the_source",
+            ),
+            (
+                "data: headers of arrays are believed",
+                "or need > size:",
+                "or need < 0:",
+                "test_hostile_data.py::test_headers_of_arrays_that_lie",
+            ),
+            (
+                "data: the directory of an archive is believed",
+                "if info.file_size > most:",
+                "if info.file_size < 0:",
+                "test_hostile_data.py::test_a_directory_of_an_archive_that_lies",
+            ),
+            (
+                "data: the shape of packed images is believed",
+                "if c not in (1, 3) or n * h * w > PIXELS * len(pointers):",
+                "if c not in (1, 3):",
+                "test_hostile_data.py::test_packed_images_that_lie",
+            ),
+        ),
+        *fault.of(
+            "data/from_arrays.py",
+            "test_hostile_data.py::test_labels_that_no_class_can_have",
+            (
+                "data: labels beyond int32 become others",
+                "not least <= values.min() <= values.max() < stream.LABELS",
+                "not least <= values.astype(np.int32).min()",
+            ),
+            (
+                "data: meta.json may name files elsewhere",
+                r"(?![/\\])(?!(.*[/\\])?\.\.([/\\]|$))[^\0]+",
+                r"[^\0]+",
+                "test_hostile_data.py::test_a_meta_json_of_other_types",
+            ),
+        ),
+        *fault.of(
+            "data/from_graphs.py",
+            "test_hostile_data.py::test_graphs_that_cannot_be",
+            (
+                "data: nodes of graphs need no bytes",
+                "yield 0 < nodes <= max(few, told)",
+                "yield 0 < nodes",
+            ),
+            (
+                "data: unsigned pointers rise by falling",
+                "arrays[key] = values.astype(np.int64)",
+                "arrays[key] = values",
+                "test_hostile_data.py::test_unsigned_pointers_do_not_rise_by_falling",
+            ),
+        ),
+        *fault.of(
+            "data/stream.py",
+            "test_hostile_data.py::test_classes_of_one_name",
+            ("data: two classes may have one name", "if count > 1]", "if count > 9]"),
+        ),
+        *fault.of(
+            "data/splits.py",
+            "test_hostile_data.py::test_grey_train_and_coloured_test_images",
+            (
+                "data: train images are grey and test images coloured",
+                "if len({*found.values()} - {None}) > 1:",
+                "if len({*found.values()} - {None}) > 2:",
+            ),
+        ),
+        *fault.of(
+            "data/prefetch.py",
+            "test_hostile_data.py::test_a_line_of_pixels_is_not_blown_up",
+            ("data: a line of pixels is blown up", "h * w > _RESIZED", "h * w < 0"),
+        ),
+        *fault.of(
+            "data/duplicates.py",
+            "test_hostile_data.py::test_rows_that_are_there_already_are_counted",
+            (
+                "data: test rows that are trained on are not told",
+                'where[0] == "train" != split',
+                'where[0] == "test" != split',
+            ),
+            (
+                "data: each repeated test row is counted as trained on",
+                "known += digest not in seen and",
+                "known +=",
+            ),
+            (
+                "data: large sets are looked through unasked",
+                "rows <= ROWS and size <= BYTES",
+                "rows <= ROWS",
+                "test_hostile_data.py::"
+                "test_a_run_tells_duplicates_where_that_is_quick_or_asked_for",
+            ),
+        ),
+        *fault.of(
             "data/scenarios.py",
             "test_stream.py::test_class_scenario_released_order_in_tens",
             (

@@ -1,0 +1,505 @@
+"""Sets that are damaged, lie about their size, lead in circles or repeat themselves."""
+
+import io
+import json
+import os
+import struct
+import tracemalloc
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers import small_sets, toy
+from jaxcl.config import build
+from jaxcl.data import duplicates, files, from_graphs, prefetch, sources, storage
+
+
+@pytest.fixture(params=["pillow", "cv2"])
+def decoder(request):
+    if request.param == "cv2":
+        pytest.importorskip("cv2")
+    return request.param
+
+
+def image(path, value=0, size=(4, 4)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((*size, 3), value, np.uint8)).save(path)
+
+
+def folders(root, count=5):
+    """train/ and test/ of two classes; all images differ."""
+    for i, split in enumerate(("train", "test")):
+        for label in range(2):
+            for n in range(count):
+                value = 100 * i + 50 * label + n
+                image(root / split / f"class{label}" / f"{n}.png", value)
+    return root
+
+
+# Links, names, and what is no file
+
+
+def test_links_in_circles_multiply_no_row(tmp_path):
+    root = folders(tmp_path / "set")
+    for where, target in (
+        ("train/class0/loop", "."),
+        ("train/class0/up", ".."),
+        ("train/class0/out", "../.."),
+        ("train/class1/other", "../class0"),
+        ("train/class1/test", "../../test"),
+        ("test/class0/far", str(tmp_path)),
+    ):
+        (root / where).symlink_to(target, target_is_directory=True)
+    data = sources.load("image_folder", path=str(root))
+    assert np.bincount(data.train.label).tolist() == [5, 5]
+    assert np.bincount(data.test.label).tolist() == [5, 5]
+
+
+def test_a_folder_that_two_ways_lead_to_is_read_once_where_it_lies(tmp_path):
+    for n in range(3):
+        image(tmp_path / "set" / "b" / "real" / f"{n}.png", n)
+    image(tmp_path / "elsewhere" / "far.png")
+    (tmp_path / "set" / "b" / "again").symlink_to("real")
+    (tmp_path / "set" / "b" / "far").symlink_to(tmp_path / "elsewhere")
+    names = files.image_files(str(tmp_path / "set"))
+    names = [os.path.relpath(name, tmp_path / "set") for name in names]
+    assert names == ["b/far/far.png", *(f"b/real/{n}.png" for n in range(3))]
+
+
+def test_two_classes_that_are_one_folder(tmp_path):
+    root = folders(tmp_path / "set")
+    (root / "train" / "class2").symlink_to("class0")
+    with pytest.raises(ValueError, match="class2 and .*class0 are one folder"):
+        sources.load("image_folder", path=str(root))
+
+
+def test_names_that_are_not_utf8(tmp_path):
+    root = folders(tmp_path / "set")
+    odd = os.fsencode(root / "train" / "class0") + b"/n\xff\xfe.png"
+    os.rename(root / "train" / "class0" / "3.png", odd)
+    data = sources.load("image_folder", path=str(root), size=4)
+    assert sorted(data.train.load(row)[0, 0, 0] for row in range(5)) == [*range(5)]
+    assert data.train.load.read.stamp()[0] == 10
+    os.mkdir(os.fsencode(root / "train") + b"/\xff")
+    with pytest.raises(ValueError, match=r"\\xff'.*must be UTF-8"):
+        sources.load("image_folder", path=str(root))
+
+
+def test_a_pipe_among_the_images(tmp_path):
+    root = folders(tmp_path / "set")
+    os.mkfifo(root / "train" / "class0" / "pipe.jpg")
+    with pytest.raises(OSError, match="ordinary file.*pipe.jpg"):
+        sources.load("image_folder", path=str(root))
+
+
+@pytest.mark.parametrize(
+    "name, file",
+    [
+        ("npz", "x.npz"),
+        ("graphs", "x.npz"),
+        ("arrays", "meta.json"),
+        ("graphs", "X_A.txt"),
+        ("stl10", "train_X.bin"),
+        ("tfds", "dataset_info.json"),
+        ("image_folder", "classes.txt"),
+        ("image_lists", "train.txt"),
+        ("tiny_imagenet", "wnids.txt"),
+    ],
+)
+def test_a_pipe_in_place_of_a_file(name, file, tmp_path):
+    """Opening it for reading would wait for ever."""
+    os.mkfifo(tmp_path / file)
+    for part in ("graph_labels", "graph_indicator"):
+        (tmp_path / f"X_{part}.txt").write_text("1\n")
+    for folder in ("train", "val"):
+        (tmp_path / folder).mkdir()
+    path = str(tmp_path / file) if file == "x.npz" else str(tmp_path)
+    options = {
+        "image_folder": {"classes": str(tmp_path / file)},
+        "image_lists": {"train": file, "test": None},
+    }.get(name, {})
+    with pytest.raises((ValueError, OSError), match=f"ordinary file.*{file}"):
+        sources.load(name, path=path, **options)
+
+
+def test_a_file_or_link_of_another_kind_is_said_when_it_is_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a.png").symlink_to("pipe")
+    (tmp_path / "b.png").symlink_to("b.png")  # leads to itself
+    names = files.image_files(str(tmp_path))
+    assert [os.path.basename(name) for name in names] == ["a.png", "b.png"]
+    reader = files.Files(str(tmp_path), np.array([b"a.png", b"b.png"]), "pillow", 3)
+    for row, words in enumerate(("ordinary file", "symbolic links")):
+        with pytest.raises(files.Unreadable, match=f"{'ab'[row]}.png.*{words}"):
+            reader(row)
+
+
+# Sizes
+
+
+def png(height, width):
+    """A PNG of a few bytes that says it is of this size, and is whole."""
+
+    def chunk(kind, data):
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pixels = zlib.compress(b"\0" * 1000)
+    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+def jpeg(height, width):
+    """A JPEG whose header says it is of this size."""
+    stream = io.BytesIO()
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(stream, "JPEG")
+    data = stream.getvalue()
+    at = data.index(b"\xff\xc0") + 5
+    return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]
+
+
+def peak(function) -> int:
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("data", [png(25_000, 25_000), jpeg(60_000, 60_000)])
+def test_an_image_of_too_many_pixels_is_refused_by_its_header(data, decoder):
+    def decode(**options):
+        with pytest.raises(files.Unreadable, match=r"x.img .*0 x .*max_pixels="):
+            files.decode(data, "x.img", decoder=decoder, **options)
+
+    assert peak(decode) < 10e6
+    decode(max_pixels=10**8)
+
+
+def test_the_limit_on_pixels_is_an_option_of_the_source(decoder, tmp_path):
+    image(tmp_path / "a" / "x.png", size=(10, 20))
+    image(tmp_path / "a" / "y.png", size=(10, 20), value=1)
+    load = {"path": str(tmp_path), "test": 0.0, "decoder": decoder}
+    data = sources.load("image_folder", **load, max_pixels=200)
+    assert data.train.load(0).shape == (10, 20, 3)
+    data = sources.load("image_folder", **load, max_pixels=199)
+    with pytest.raises(files.Unreadable, match=r"10 x 20 pixels.*max_pixels=199"):
+        data.train.load(0)
+
+
+def test_pillow_follows_a_limit_that_is_raised(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    stream = io.BytesIO()
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(stream, "PNG")
+    found = files.decode(stream.getvalue(), "x", decoder="pillow", max_pixels=64)
+    assert found.shape == (8, 8, 3)
+
+
+def test_headers_are_those_that_pillow_reads():
+    rng = np.random.default_rng(0)
+    for kind, options in (
+        ("PNG", {}),
+        ("JPEG", {}),
+        ("JPEG", {"progressive": True, "comment": b"\xff\xc0 no frame", "exif": b"12"}),
+    ):
+        for shape in ((3, 7, 3), (30, 5, 3), (20, 11)):
+            stream = io.BytesIO()
+            pixels = rng.integers(0, 256, shape).astype(np.uint8)
+            Image.fromarray(pixels).save(stream, kind, **options)
+            assert files._size(stream.getvalue()) == shape[:2]
+    for data in (
+        b"",
+        b"\xff\xd8",
+        b"\xff\xd8\xff\xd8\xff\xe0\0\0",
+        b"\x89PNG\r\n\x1a\n",
+    ):
+        assert files._size(data + bytes(20)) is None
+
+
+def test_a_line_of_pixels_is_not_blown_up(tmp_path):
+    crop = prefetch.CenterCrop(64, 64, decoder="pillow")
+    assert crop(np.zeros((1, 100, 3), np.uint8)).shape == (64, 64, 3)
+    image(tmp_path / "a" / "x.png", size=(1, 70_000))
+    data = sources.load("image_folder", path=str(tmp_path), test=0.0, size=64)
+    with pytest.raises(files.Unreadable, match=r"x.png: an image of 1 x 70000 pixels"):
+        data.train.load(0)
+
+
+def npy(shape, dtype="|u1", data=b""):
+    stream = io.BytesIO()
+    header = {"descr": dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, header)
+    return stream.getvalue() + data
+
+
+def zipped(path, arrays, **sizes):
+    with zipfile.ZipFile(path, "w") as file:
+        for name, data in arrays.items():
+            file.writestr(f"{name}.npy", data)
+    return str(path)
+
+
+@pytest.mark.parametrize("shape", [(10**6, 1000, 1000, 3), (10**15,), (2**62, 4)])
+def test_headers_of_arrays_that_lie(tmp_path, shape):
+    small = npy((2,), "<i8", bytes(16))
+    path = zipped(tmp_path / "x.npz", {"x": npy(shape), "y": small})
+    structure = {"edges": npy((2, 10**13), "<i8"), "graph_ptr": small}
+    graphs = zipped(
+        tmp_path / "g.npz", structure | {"edge_ptr": small, "label": npy((1,), "<i8")}
+    )
+    (tmp_path / "i.npy").write_bytes(npy(shape, data=b"12"))
+    splits = {"train": {"images": {"file": "i.npy"}}}
+    (tmp_path / "meta.json").write_text(json.dumps({"splits": splits}))
+
+    def refused():
+        for source, where in (("npz", path), ("graphs", graphs)):
+            with pytest.raises(ValueError, match=f"{where} cannot be read.*it has"):
+                sources.load(source, path=where)
+        with pytest.raises(ValueError, match="i.npy cannot be read.*it has"):
+            sources.load("arrays", path=str(tmp_path))
+        with pytest.raises(ValueError, match="i.npy cannot be read"):
+            sources.load("arrays", path=str(tmp_path), resident=False)
+
+    assert peak(refused) < 20e6
+
+
+def test_a_directory_of_an_archive_that_lies(tmp_path):
+    """It says of an array how many bytes it unpacks to."""
+    path = tmp_path / "x.npz"
+    zipped(path, {"x": npy((2**33,))})
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"PK\x01\x02") + 20
+    data[at : at + 8] = struct.pack("<II", 2**31, 2**32 - 2)
+    path.write_bytes(data)
+    with pytest.raises(
+        ValueError, match="x.npz cannot be read: x cannot have 4294967294"
+    ):
+        sources.load("npz", path=str(path))
+
+
+def test_packed_images_that_lie(tmp_path):
+    arrays = {"strips": np.zeros(9, np.uint8), "ptr": np.array([0, 9])}
+    for shape in ([10**6, 10**4, 10**4, 3], [-1, 2, 2, 3], [1, 2, 2, 2]):
+        np.savez(
+            tmp_path / "x.npz",
+            x__shape=shape,
+            **{f"x__{key}": value for key, value in arrays.items()},
+        )
+        with pytest.raises(ValueError, match="x.npz cannot be read: x__shape"):
+            sources.load("npz", path=str(tmp_path / "x.npz"))
+
+
+# Labels, classes, channels
+
+
+@pytest.mark.parametrize(
+    "label, said",
+    [
+        (np.array([0, 2**32]), "labels run from 0 to 4294967296"),  # 0 as int32
+        (np.array([0, 2**64 - 1], np.uint64), "labels run from 0 to 18446744073709"),
+        (np.array([0, 2 * 10**9]), "labels run from 0 to 2000000000, must be from -1"),
+        (np.array([-(2**32) + 1, 0]), "labels run from -4294967295"),
+    ],
+)
+def test_labels_that_no_class_can_have(tmp_path, label, said):
+    np.savez(tmp_path / "x.npz", x=np.zeros((2, 4, 4, 3), np.uint8), y=label)
+    with pytest.raises(ValueError, match=said):
+        sources.load("npz", path=str(tmp_path / "x.npz"))
+    np.save(tmp_path / "i.npy", np.zeros((2, 4, 4, 3), np.uint8))
+    np.save(tmp_path / "l.npy", label)
+    entries = {"images": {"file": "i.npy"}, "label": {"file": "l.npy"}}
+    (tmp_path / "meta.json").write_text(json.dumps({"splits": {"train": entries}}))
+    for resident in (True, False):
+        with pytest.raises(ValueError, match=said):
+            sources.load("arrays", path=str(tmp_path), resident=resident)
+
+
+def graph_file(path, **changes):
+    arrays = {
+        "edges": np.array([[0, 1], [1, 0]]),
+        "graph_ptr": np.array([0, 2]),
+        "edge_ptr": np.array([0, 2]),
+        "label": np.array([0]),
+    }
+    np.savez(path, **arrays | changes)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"label": np.array([2 * 10**9])}, "label holds 2000000000: too many classes"),
+        ({"label": np.array([2**32])}, "label holds numbers beyond int32"),
+        ({"graph_ptr": np.array([0, 10**9])}, "graph_ptr ends at 1000000000 nodes"),
+        ({"edge_ptr": np.array([0, 2**33])}, "edge_ptr holds numbers beyond int32"),
+        ({"node_attr": np.array(["a", "b"])}, "node attributes are .*expected numbers"),
+        ({"node_attr": np.array([1e300, 0])}, "node attributes that are too large"),
+        ({"node_attr": np.zeros((2, 0))}, "node attributes are float64.2, 0"),
+        ({"class_names": np.array([["a"]])}, "class_names has shape"),
+    ],
+)
+def test_graphs_that_cannot_be(tmp_path, changes, said):
+    assert len(sources.load("graphs", path=graph_file(tmp_path / "g.npz")).train.label)
+    with pytest.raises(ValueError, match=said):
+        sources.load("graphs", path=graph_file(tmp_path / "g.npz", **changes))
+
+
+def test_unsigned_pointers_do_not_rise_by_falling(tmp_path):
+    path = graph_file(
+        tmp_path / "g.npz",
+        graph_ptr=np.array([0, 2, 0], np.uint64),
+        edge_ptr=np.array([0, 2, 2], np.uint64),
+        label=np.array([0, 0]),
+    )
+    with pytest.raises(ValueError, match="graph_ptr must begin with 0 and never fall"):
+        sources.load("graphs", path=path)
+
+
+def test_node_labels_of_too_many_kinds(tmp_path, monkeypatch):
+    path = graph_file(tmp_path / "g.npz", node_label=np.array([3, 5]))
+    monkeypatch.setattr(from_graphs, "_ENTRIES", 4)
+    assert sources.load("graphs", path=path).train.graphs.features.shape == (2, 2)
+    monkeypatch.setattr(from_graphs, "_ENTRIES", 3)
+    with pytest.raises(ValueError, match="2 kinds on 2 nodes.*config.data.features"):
+        sources.load("graphs", path=path)
+
+
+def test_classes_of_one_name(tmp_path):
+    images = np.zeros((2, 4, 4, 3), np.uint8)
+    np.savez(tmp_path / "x.npz", x=images, y=[0, 1], class_names=["cat", "cat"])
+    with pytest.raises(ValueError, match=r"class_names has \['cat'\] more than once"):
+        sources.load("npz", path=str(tmp_path / "x.npz"))
+
+
+def test_grey_train_and_coloured_test_images(tmp_path):
+    grey, coloured = (np.zeros((2, 4, 4, c), np.uint8) for c in (1, 3))
+    np.savez(tmp_path / "x.npz", train_x=grey, test_x=coloured)
+    with pytest.raises(ValueError, match="channels, 1 in train, 3 in test"):
+        sources.load("npz", path=str(tmp_path / "x.npz"))
+    splits = {}
+    for split, x in (("train", grey), ("test", coloured)):
+        np.save(tmp_path / f"{split}.npy", x)
+        splits[split] = {"images": {"file": f"{split}.npy"}}
+    (tmp_path / "meta.json").write_text(json.dumps({"splits": splits}))
+    with pytest.raises(ValueError, match="channels, 1 in train, 3 in test"):
+        sources.load("arrays", path=str(tmp_path), resident=False)
+    sets = []
+    for name, x in (("a", grey), ("b", coloured)):
+        np.savez(tmp_path / f"{name}.npz", train_x=x)
+        sets.append({"name": "npz", "path": str(tmp_path / f"{name}.npz")})
+    with pytest.raises(ValueError, match="sets: images of 1 and of 3 channels"):
+        sources.load("joined", sets=sets)
+
+
+# meta.json
+
+
+@pytest.mark.parametrize(
+    "meta, said",
+    [
+        ([], "must be a section with 'splits'"),
+        ({}, "must be a section with 'splits'"),
+        ({"splits": 3}, "splits=3: must be dict"),
+        ({"splits": {}}, "splits lacks train"),
+        ({"splits": {"train": 3}}, "splits.train: must be a section with 'images'"),
+        ({"splits": {"train": {"images": "x.npy"}}}, "train.images='x.npy': must be"),
+        ({"splits": {"train": {"images": {"file": 3}}}}, "images.file=3: must be str"),
+        (
+            {"splits": {"train": {"images": {"file": "../../secret.npy"}}}},
+            "images.file='../../secret.npy': must be the name of a file in the folder",
+        ),
+        ({"splits": {"train": {"images": {"file": "/a.npy"}}}}, "file='/a.npy': must"),
+        ({"splits": {}, "class_names": "ab"}, "class_names='ab': must be list"),
+        ({"splits": {}, "class_names": [1]}, r"class_names\[0\]=1: must be str"),
+        ({"splits": {}, "mean": 0.5}, "mean=0.5: must be list or tuple or None"),
+        ({"splits": {}, "std": [1e999]}, r"std\[0\]=inf: must be from 0 to 1"),
+        ({"splits": {}, "decoder": "gd"}, "decoder='gd': allowed are"),
+    ],
+)
+def test_a_meta_json_of_other_types(tmp_path, meta, said):
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match=f"meta.json.*{said}.*jaxcl.data.convert"):
+        sources.load("arrays", path=str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "\xff", "1" * 5000])
+def test_a_json_file_of_anything(tmp_path, text):
+    (tmp_path / "x.json").write_text(text, encoding="latin-1")
+    with pytest.raises(storage.NotJson, match="x.json: it is damaged"):
+        storage.read_json(tmp_path / "x.json")
+
+
+def test_a_missing_directory_of_arrays_names_the_command_that_makes_it(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"python -m jaxcl.data.convert IN.npz data/cifar10"
+    ):
+        sources.load("arrays", path="data/cifar10")
+
+
+# Duplicates
+
+
+def test_rows_that_are_there_already_are_counted():
+    train = small_sets.examples([0, 1, 0, 1])
+    train.images[:, 0, 0, 0] = [1, 2, 1, 1]
+    test = small_sets.examples([0, 1, 0])
+    test.images[:, 0, 0, 0] = [2, 2, 3]
+    found = duplicates.find(small_sets.dataset(train, test))
+    assert found.within == {"train": 2, "test": 1} and found.trained == {"test": 1}
+    assert found.words("toy") == (
+        "toy: 2 rows of train repeat an image of train; 1 rows of test repeat an "
+        "image of test; 1 rows of test are in train, too (such as row 2 of train and "
+        "row 0 of train)"
+    )
+    none = small_sets.examples([0])
+    assert duplicates.find(small_sets.dataset(none)).words("toy") == ""
+
+
+def test_files_are_the_same_where_their_bytes_are(tmp_path):
+    root = folders(tmp_path)
+    os.link(root / "train/class0/1.png", root / "test/class1/copy.png")
+    (root / "train/class1/gone.png").symlink_to("nowhere")
+    data = sources.load("image_folder", path=str(root), on_corrupt="skip")
+    found = duplicates.find(data)
+    assert found.within == {"train": 0, "test": 0} and found.trained == {"test": 1}
+    assert found.example.endswith(
+        "test/class1/copy.png and "
+        + found.example[-len(str(root / "train/class0/1.png")) :]
+    )
+    joined = sources.load(
+        "joined", sets=[{"name": "image_folder", "path": str(root)}] * 2
+    )
+    assert duplicates.find(joined).within["train"] == 10
+
+
+def test_a_run_tells_duplicates_where_that_is_quick_or_asked_for(
+    tmp_path, monkeypatch, caplog
+):
+    told = []
+    monkeypatch.setattr(build.logging, "warning", lambda *text: told.append(text[-1]))
+    images = np.zeros((64, 8, 8, 1), np.uint8)
+    images[:, 0, 0, 0] = np.arange(64) % 32
+    labels = np.arange(64) % 2
+    np.savez(tmp_path / "x.npz", x=images, y=labels, is_test=np.arange(64) >= 32)
+    changes = {"data": {"name": "npz", "path": str(tmp_path / "x.npz")}}
+    changes |= {"scenario": {"name": "joint"}, "batch_size": 16, "evaluators": {}}
+    for asked, rows in ((None, 10**6), (None, 10), (True, 10), (False, 10**6)):
+        monkeypatch.setattr(duplicates, "BYTES", rows)
+        config = toy.config(**changes, duplicates=asked)
+        build._tell_duplicates(
+            build.sections.top_of(config.to_dict()),
+            sources.load("npz", path=str(tmp_path / "x.npz")),
+        )
+    assert (
+        told
+        == [
+            "config.data: x: 32 rows of test are in train, too (such as row 0 "
+            "of test and row 0 of train)"
+        ]
+        * 2
+    )
