@@ -263,6 +263,14 @@ def misfits(theirs: dict, ours: dict) -> list[tuple[str, str, str]]:
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 
+def check_images(images: jax.Array) -> None:
+    """Refuse images that are not of four axes."""
+    if images.ndim != 4:
+        raise ValueError(
+            f"images.shape={images.shape}: must be [B, H, W, C], with C = 1 for gray"
+        )
+
+
 def check_choice(field: str, value, allowed) -> None:
     """Refuse a value that is not one of `allowed`, naming the nearest of them."""
     if value in allowed:

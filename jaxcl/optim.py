@@ -160,6 +160,40 @@ def adam(
     return optax.chain(*((moments, decay) if decoupled else (decay, moments)))
 
 
+def by_leaf(
+    tx: optax.GradientTransformationExtraArgs, share: Callable
+) -> optax.GradientTransformationExtraArgs:
+    """The optimiser with a share of the learning rate for each leaf.
+
+    A share of 0 freezes the leaf: it has a direction of zeros, no weight decay and no
+    place in the optimiser's state. Others multiply the direction, weight decay with it.
+
+    Args:
+      tx: the optimiser.
+      share: names on the way to a leaf of a tree of dicts, a tuple -> float.
+    """
+
+    def moving(tree):
+        leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+        named = {tuple(entry.key for entry in path): leaf for path, leaf in leaves}
+        return {"/".join(name): leaf for name, leaf in named.items() if share(name)}
+
+    def update(grads, opt_state, params, **extra):
+        own, opt_state = tx.update(moving(grads), opt_state, moving(params), **extra)
+
+        def direction(path, gradient):
+            name = tuple(entry.key for entry in path)
+            if not share(name):
+                return jnp.zeros_like(gradient)
+            return share(name) * own["/".join(name)]
+
+        return jax.tree_util.tree_map_with_path(direction, grads), opt_state
+
+    return optax.GradientTransformationExtraArgs(
+        lambda params: tx.init(moving(params)), update
+    )
+
+
 def _require(condition, name, value, allowed):
     if not condition:
         raise ValueError(f"config.schedule.{name}={value}: must be {allowed}")

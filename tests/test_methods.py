@@ -121,6 +121,18 @@ TWO_VIEW = {
         ),
     ),
 }
+# A Vision Transformer in place of the convolutions: it has no running statistics.
+TRANSFORMER = {"name": "vit", "width": 16, "layers": 2, "heads": 2, "hidden": 32}
+TRANSFORMER |= {"patch": 4, "image_size": 8}
+TWO_VIEW["simclr-pnr-vit"] = Row(
+    {
+        "encoder": TRANSFORMER | {"drop_path": 0.2, "frozen_patch": True},
+        "method.base": "simclr",
+        "method.strategy": "pnr",
+        # Not Adam: keys' biases have a gradient of rounding alone, which it scales up.
+        "optimizer.lr": 0.01,
+    }
+)
 TWO_VIEW["mocov2plus-pnr"] = TWO_VIEW["mocov2plus-pnr"]._replace(
     family="two-view", quick=True
 )
@@ -149,6 +161,10 @@ ONLINE = {
         quick=True,
     ),
     "er_ace": Row(toy.ONLINE | {"method": {"name": "er_ace"}}, idle=STORED),
+    "er_ace-vit": Row(
+        toy.ONLINE | {"method": {"name": "er_ace"}, "encoder": TRANSFORMER},
+        idle=STORED,
+    ),
     "er_ace-measured": Row(
         toy.ONLINE | {"method": {"name": "er_ace"}, "replay": MEASURED},
         idle={"task": "what is measured asks for it, no gradient does"},

@@ -21,12 +21,17 @@ from jaxcl.data import (
     sources,
     stream,
 )
-from jaxcl.nets import gcn, gin, resnet
+from jaxcl.nets import gcn, gin, resnet, vit
 from jaxcl.run import transfer
 
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 GRAPH_ENCODERS = {"gcn": gcn.gcn, "gin": gin.gin}
-ENCODERS = {"resnet": resnet.resnet, "conv_net": resnet.conv_net, **GRAPH_ENCODERS}
+ENCODERS = {
+    "resnet": resnet.resnet,
+    "conv_net": resnet.conv_net,
+    "vit": vit.vit,
+    **GRAPH_ENCODERS,
+}
 OPTIMIZERS = {"sgd": optim.sgd, "lars": optim.lars, "adam": optim.adam}
 SCHEDULES = {
     "warmup_cosine": optim.warmup_cosine,
@@ -195,15 +200,27 @@ def parts(top: Top):
     def rates(peak):
         return optim.by_task([curve(peak, **schedule, **own) for own in each])
 
+    module = encoder(top)
+    tx = optimize(**schema.options(optimize, optimizer, "config.optimizer"))
     parts = core.Parts(
-        encoder=encoder(top),
+        encoder=module,
         **views,
-        tx=optimize(**schema.options(optimize, optimizer, "config.optimizer")),
+        tx=_moving(tx, module),
         lr=rates(peak),
         curve=rates,
         num_classes=0,
     )
     return parts, image
+
+
+def _moving(tx, module):
+    """The optimiser, for which what the encoder names as frozen stays as it is."""
+    frozen = getattr(module, "frozen", ())
+    if not frozen:
+        return tx
+    return optim.by_leaf(
+        tx, lambda path: float(path[0] != "encoder" or path[1] not in frozen)
+    )
 
 
 def _views(top: Top):
@@ -240,7 +257,15 @@ def encoder(top: Top):
     """The module of config.encoder."""
     make, section = schema.named(ENCODERS, top.encoder, "config.encoder")
     section = schema.options(make, section, "config.encoder", given=("dtype",))
-    return make(**section, dtype=PRECISIONS[top.precision])
+    module = make(**section, dtype=PRECISIONS[top.precision])
+    method = top.method.get("name")  # absent where nothing is trained
+    rate = getattr(module, "drop_path", 0)
+    if rate and method and not getattr(schema.method(method), "DROPS_BRANCHES", False):
+        raise ValueError(
+            f"config.encoder.drop_path={rate}: must be 0 for config.method.name="
+            f"{method!r}, which gives its encoder no random numbers; 'two_view' does"
+        )
+    return module
 
 
 def chosen(section):

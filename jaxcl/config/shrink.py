@@ -19,7 +19,11 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         config.data = {"name": "digits", "size": 16, "channels": 3}
         config.augment.size = 16
         config.augment.resize = None
-        config.encoder = {"name": "resnet", "depth": 10, "width": 4, "stem": "cifar"}
+        small = {"name": "resnet", "depth": 10, "width": 4, "stem": "cifar"}
+        if config.encoder.name == "vit":
+            small = {"name": "vit", "width": 16, "layers": 2, "heads": 2, "hidden": 32}
+            small |= {"patch": 4, "image_size": 16}
+        config.encoder = small
     if config.scenario.name not in ("joint", "growth"):
         # Digits are one domain: their slices stand in.
         name = "data" if config.scenario.name == "domain" else config.scenario.name

@@ -45,6 +45,7 @@ class Chain:
         *,
         train: bool,
         groups: int = 1,
+        key: jax.Array | None = None,
     ) -> tuple[jax.Array, dict]:
         """Outputs of the last net, and the statistics of all nets after this pass.
 
@@ -54,14 +55,21 @@ class Chain:
           train: with the statistics of the batch, which move the running ones.
           groups: views per example, interleaved over the rows. Each view has its own
             batch statistics.
+          key: for an encoder that drops branches; without one it drops none.
 
         Returns: f32[N, D] and name -> stats.
         """
         outputs, after = inputs, {}
         for name, net in self.nets.items():
             variables = {"params": params[name], "batch_stats": stats[name]}
+            drawn = {} if key is None or name != "encoder" else {"key": key}
             outputs, updated = net.apply(
-                variables, outputs, train=train, groups=groups, mutable=["batch_stats"]
+                variables,
+                outputs,
+                train=train,
+                groups=groups,
+                mutable=["batch_stats"],
+                **drawn,
             )
             after[name] = updated.get("batch_stats", stats[name])
         return outputs, after

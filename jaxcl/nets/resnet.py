@@ -10,21 +10,14 @@ from jaxcl import core, schema
 from jaxcl.nets import conv, initial, norm
 
 # depth -> blocks per stage, kind of block; 10 is for tests and small machines.
-_DEPTHS = {
+DEPTHS = {
     10: ((1, 1, 1, 1), "basic"),
     18: ((2, 2, 2, 2), "basic"),
     34: ((3, 4, 6, 3), "basic"),
     50: ((3, 4, 6, 3), "bottleneck"),
+    101: ((3, 4, 23, 3), "bottleneck"),
 }
 _EXPANSION = {"basic": 1, "bottleneck": 4}
-
-
-def _check_images(images):
-    """Refuse images that are not of four axes."""
-    if images.ndim != 4:
-        raise ValueError(
-            f"images.shape={images.shape}: must be [B, H, W, C], with C = 1 for gray"
-        )
 
 
 def _both_sides(pad: int):
@@ -164,7 +157,7 @@ class ResNet(nn.Module):
 
         `train` and `groups` as in `norm.BatchNorm`.
         """
-        _check_images(images)
+        core.check_images(images)
         x = self._stem(images.astype(self.dtype), train, groups)
         for stage, size in enumerate(self.stage_sizes):
             for i in range(size):
@@ -228,7 +221,7 @@ class ConvNet(nn.Module):
         self, images: jax.Array, *, train: bool = False, groups: int = 1
     ) -> jax.Array:
         """Images [B, H, W, C], normalised -> f32[B, D], averaged over the map."""
-        _check_images(images)
+        core.check_images(images)
         x = images.astype(self.dtype)
         for i, stride in enumerate((1, 2, 2), start=1):
             filters = self.width * 2 ** (i - 1)
@@ -242,7 +235,7 @@ class ConvNet(nn.Module):
 @schema.checked("config.encoder")
 def resnet(
     *,
-    depth: Literal[10, 18, 34, 50] = 18,
+    depth: Literal[10, 18, 34, 50, 101] = 18,
     width: schema.Width = 64,
     stem: Literal["cifar", "imagenet"] = "cifar",
     stem_padding: Annotated[int, schema.Range(0, 64)] = 1,
@@ -255,9 +248,9 @@ def resnet(
     """ResNet of a usual depth; options as in `ResNet`.
 
     Raises:
-      ValueError: `depth` is not 10, 18, 34 or 50, or another option is unknown.
+      ValueError: `depth` is not 10, 18, 34, 50 or 101, or another option is unknown.
     """
-    stage_sizes, block = _DEPTHS[depth]
+    stage_sizes, block = DEPTHS[depth]
     return ResNet(
         stage_sizes=stage_sizes,
         block=block,

@@ -173,7 +173,8 @@ def input_width(where: Place) -> int | None:
         raise ValueError(str(error)) from error
     if "encoder" not in tree:
         raise ValueError(_no_encoder(where.folder, tree))
-    first = tree["encoder"].get("conv1")  # of our encoders; a user's has its own
+    known = tree["encoder"]  # of our encoders; a user's has names of its own
+    first = known.get("conv1", known.get("patch"))
     return None if first is None else first["kernel"].shape[-2]
 
 

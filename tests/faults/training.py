@@ -79,6 +79,99 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "optim.py",
+        "test_vit.py::test_shares_of_leaves",
+        (
+            "optim: a frozen leaf decays",
+            "leaf for name, leaf in named.items() if share(name)}",
+            "leaf for name, leaf in named.items()}",
+        ),
+        (
+            "optim: a leaf's share is ignored",
+            'return share(name) * own["/".join(name)]',
+            'return own["/".join(name)]',
+        ),
+    ),
+    *fault.of(
+        "nets/vit.py",
+        "test_vit.py::test_equals_the_definition_in_float64",
+        (
+            "vit: gelu by tanh",
+            "approximate=False",
+            "approximate=True",
+        ),
+        (
+            "vit: what is gated passes the gate's function, too",
+            'gate * _dense(self.hidden, self.dtype, "up")(x)',
+            'gate * nn.silu(_dense(self.hidden, self.dtype, "up")(x))',
+        ),
+        (
+            "vit: registers are among the mean",
+            "jnp.mean(x[:, skip:], axis=1)",
+            "jnp.mean(x[:, 1:], axis=1)",
+        ),
+        (
+            "vit: the epsilon of the norms is flax's",
+            "nn.LayerNorm(epsilon, dtype",
+            "nn.LayerNorm(1e-6, dtype",
+        ),
+        (
+            "vit: a row that keeps its branch is not weighed up",
+            "branch *= kept / keep",
+            "branch *= kept",
+            "test_vit.py::test_branches_are_dropped_by_row_and_weighed_up",
+        ),
+        (
+            "vit: branches are dropped for the whole batch at once",
+            "(len(x), 1, 1)",
+            "(1, 1, 1)",
+            "test_vit.py::test_branches_are_dropped_by_row_and_weighed_up",
+        ),
+        (
+            "vit: the first block drops as many branches as the last",
+            "drop=self.drop_path * number / max(self.layers - 1, 1)",
+            "drop=self.drop_path",
+            "test_vit.py::test_branches_are_dropped_by_row_and_weighed_up",
+        ),
+        (
+            "vit: a frozen patch projection has a gradient",
+            "kernel, bias = jax.lax.stop_gradient((kernel, bias))",
+            "kernel, bias = (kernel, bias)",
+            "test_vit.py::test_a_frozen_patch_projection_is_never_moved",
+        ),
+    ),
+    *fault.of(
+        "nets/positions.py",
+        "test_vit.py::test_tables_are_resized_as_jax_image_does",
+        (
+            "vit: positions are resized with the other cubic kernel",
+            "_cubic(place - column, -0.75)",
+            "_cubic(place - column, -0.5)",
+        ),
+        (
+            "vit: DINOv2's offset is left out",
+            "size / (new + 0.1) if rule",
+            "size / new if rule",
+        ),
+        (
+            "vit: smaller tables are resized without antialiasing",
+            "reach = max(step, 1.0)",
+            "reach = 1.0",
+        ),
+        (
+            "vit: pairs turn the other way",
+            "rest * cos + turned * sin",
+            "rest * cos - turned * sin",
+            "test_vit.py::test_equals_the_definition_in_float64[rotary]",
+        ),
+        (
+            "vit: rotations take columns for rows",
+            'np.meshgrid(y, x, indexing="ij")',
+            'np.meshgrid(y, x, indexing="xy")',
+            "test_vit.py::test_equals_the_definition_in_float64[rotary]",
+        ),
+    ),
+    *fault.of(
         "core.py",
         "test_core.py::test_progress_is_the_share_of_the_task_that_is_done",
         (

@@ -262,8 +262,8 @@ FAULTS = [
         ),
         (
             "two_view: replayed rows move the statistics from before the step",
-            "setup.copied(params, after, replayed, train=True)",
-            "setup.copied(params, stats, replayed, train=True)",
+            "setup.copied(params, after, replayed, train=True, key=own)",
+            "setup.copied(params, stats, replayed, train=True, key=own)",
             _step("mocov2plus-der"),
         ),
         (

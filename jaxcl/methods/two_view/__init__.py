@@ -1,5 +1,5 @@
 """Two-view self-supervised learning under a continual strategy."""
 
-from jaxcl.methods.two_view.step import UNUSED_ALONE, alone, make
+from jaxcl.methods.two_view.step import DROPS_BRANCHES, UNUSED_ALONE, alone, make
 
-__all__ = ["UNUSED_ALONE", "alone", "make"]
+__all__ = ["DROPS_BRANCHES", "UNUSED_ALONE", "alone", "make"]

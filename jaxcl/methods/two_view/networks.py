@@ -89,6 +89,7 @@ def forward(
     images: jax.Array,
     replayed: jax.Array | None,
     stored: jax.Array | None,
+    key: jax.Array | None,
 ):
     """The outputs of the network that learns, and its statistics after the pass.
 
@@ -99,8 +100,9 @@ def forward(
       images: f32[2B,H,W,C], rows 2i and 2i + 1 are of one example.
       replayed: f32[R,H,W,C] or None.
       stored: bool[R], the replayed rows that exist.
+      key: of an encoder that drops branches; None: it drops none.
     """
-    rows, after = setup.copied(params, stats, images, train=True, groups=2)
+    rows, after = setup.copied(params, stats, images, train=True, groups=2, key=key)
     o = p = r = None
     if setup.predictor.nets:
         o, new = setup.predictor(params, stats, rows, train=True, groups=2)
@@ -110,7 +112,8 @@ def forward(
         p, new = setup.distiller(params, stats, queries, train=True, groups=2)
         p, after = two(p), after | new
     if replayed is not None:
-        r, moved = setup.copied(params, after, replayed, train=True)
+        own = None if key is None else jax.random.fold_in(key, 1)
+        r, moved = setup.copied(params, after, replayed, train=True, key=own)
         # In the first step of a run nothing is stored, and the images are blank.
         some = jnp.any(stored)
         after = after | {

@@ -51,6 +51,8 @@ class Extra(NamedTuple):
 
 
 _STREAM = 0xD157  # keeps the fresh g apart from the step's own keys
+_BRANCHES = 0xD409  # the same for branches that the encoder drops
+DROPS_BRANCHES = True  # it gives its encoder a key for them
 
 # Options that change nothing where a task is trained alone.
 UNUSED_ALONE = (
@@ -302,9 +304,13 @@ def _step(setup, state, batch):
         key_queue=extra.key_queue, frozen_queue=extra.frozen_queue
     )
 
+    key = None
+    if getattr(setup.parts.encoder, "drop_path", 0):
+        key = jax.random.fold_in(core.step_key(state), _BRANCHES)
+
     def forward(params):
         return networks.forward(
-            setup, params, state.stats, images, replayed, features.stored_mask
+            setup, params, state.stats, images, replayed, features.stored_mask, key
         )
 
     outputs, backward, stats = jax.vjp(forward, state.params, has_aux=True)

@@ -1,0 +1,403 @@
+"""Vision Transformers: those of ViT, DeiT III, DINOv2 and DINOv3, by options.
+
+Dosovitskiy et al., ICLR 2021 (ViT); Touvron et al., ECCV 2022 (DeiT III); Oquab et al.,
+TMLR 2024 (DINOv2); Darcet et al., ICLR 2024 (registers); Siméoni et al., 2025 (DINOv3);
+Chen, Xie, He, ICCV 2021 (MoCo v3: a patch projection that is not trained).
+
+All are pre-norm: x + s1 * attention(norm(x)), then x + s2 * mlp(norm(x)).
+
+Departures:
+- DINOv3 trains with coordinates that are rescaled at random; here they never are.
+- DINOv2 and DINOv3 compute a dropped branch on a part of the batch; here it is computed
+  for all rows, and counts for those that keep it.
+"""
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxcl import core, schema
+from jaxcl.nets import initial
+from jaxcl.nets import positions as positions_lib
+
+
+class Size(NamedTuple):
+    """A size as the papers have it."""
+
+    width: int  # D, of a token
+    layers: int
+    heads: int
+    hidden: int  # units of the MLP
+
+
+SIZES = {
+    "tiny": Size(192, 12, 3, 768),
+    "small": Size(384, 12, 6, 1536),
+    "base": Size(768, 12, 12, 3072),
+    "large": Size(1024, 24, 16, 4096),
+}
+_BIASED = {  # which of query, key and value have a bias
+    "all": ("query", "key", "value"),
+    "query_value": ("query", "value"),
+    "none": (),
+}
+_small = nn.initializers.truncated_normal(0.02)
+_tiny = nn.initializers.normal(1e-6)
+
+
+def _dense(width, dtype, name, *, bias=True):
+    return nn.Dense(width, use_bias=bias, dtype=dtype, kernel_init=_small, name=name)
+
+
+def _norm(epsilon, dtype, name):
+    # The fast variance loses digits where the mean is large, as it is in DINOv2.
+    return nn.LayerNorm(epsilon, dtype=dtype, use_fast_variance=False, name=name)
+
+
+class Attention(nn.Module):
+    """Self-attention of several heads.
+
+    Attributes:
+      heads: how many; they divide the width.
+      biased: names of those of query, key and value that have a bias.
+      dtype: of the computation; the softmax is f32.
+    """
+
+    heads: int
+    biased: tuple[str, ...]
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array, turns: jax.Array | None, skip: int) -> jax.Array:
+        """x [B, T, D] -> [B, T, D]; `turns` and `skip` as in `positions.rotate`."""
+        width = x.shape[-1]
+
+        def heads(name):
+            rows = _dense(width, self.dtype, name, bias=name in self.biased)(x)
+            return rows.reshape(*x.shape[:2], self.heads, -1)
+
+        query, key, value = map(heads, ("query", "key", "value"))
+        if turns is not None:
+            query, key = (
+                positions_lib.rotate(rows, turns, skip) for rows in (query, key)
+            )
+        rows = jax.nn.dot_product_attention(query, key, value)
+        return _dense(width, self.dtype, "out")(rows.reshape(x.shape))
+
+
+class FeedForward(nn.Module):
+    """The MLP of a block: fc2(gelu(fc1(x))), or down(silu(gate(x)) * up(x)).
+
+    Attributes:
+      hidden: units between.
+      kind: "gelu", with the exact error function, or "swiglu".
+      dtype: of the computation.
+    """
+
+    hidden: int
+    kind: str
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [..., D] -> [..., D]."""
+        width = x.shape[-1]
+        if self.kind == "gelu":
+            x = nn.gelu(_dense(self.hidden, self.dtype, "fc1")(x), approximate=False)
+            return _dense(width, self.dtype, "fc2")(x)
+        gate = nn.silu(_dense(self.hidden, self.dtype, "gate")(x))
+        return _dense(width, self.dtype, "down")(
+            gate * _dense(self.hidden, self.dtype, "up")(x)
+        )
+
+
+class Block(nn.Module):
+    """A layer: attention, then the MLP, each added to what came in.
+
+    Attributes:
+      heads, hidden, kind, biased: of `Attention` and `FeedForward`.
+      epsilon: of the norms.
+      layer_scale: where the factors of both branches begin; None: they have none.
+      drop: chance that a row goes without a branch, where a key is given.
+      dtype: of the computation.
+    """
+
+    heads: int
+    hidden: int
+    kind: str
+    biased: tuple[str, ...]
+    epsilon: float
+    layer_scale: float | None
+    drop: float
+    dtype: Any
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        turns: jax.Array | None,
+        skip: int,
+        key: jax.Array | None,
+    ) -> jax.Array:
+        """x [B, T, D] -> [B, T, D]; without a key every row has both branches."""
+        rows = _norm(self.epsilon, self.dtype, "norm1")(x)
+        attention = Attention(self.heads, self.biased, self.dtype, name="attention")
+        x = self._added(x, attention(rows, turns, skip), 1, key)
+        rows = _norm(self.epsilon, self.dtype, "norm2")(x)
+        mlp = FeedForward(self.hidden, self.kind, self.dtype, name="mlp")
+        return self._added(x, mlp(rows), 2, key)
+
+    def _added(self, x, branch, number, key):
+        branch = branch.astype(jnp.float32)
+        if self.layer_scale is not None:
+            begin = nn.initializers.constant(self.layer_scale)
+            branch *= self.param(f"scale{number}", begin, (x.shape[-1],), jnp.float32)
+        if key is not None and self.drop:
+            keep = 1.0 - self.drop
+            own = jax.random.fold_in(key, number)
+            kept = jax.random.bernoulli(own, keep, (len(x), 1, 1))
+            branch *= kept / keep
+        return x + branch.astype(x.dtype)
+
+
+class ViT(nn.Module):
+    """A Vision Transformer without its classifier; for the options see `vit`."""
+
+    width: int
+    layers: int
+    heads: int
+    hidden: int
+    patch: int = 16
+    image_size: int = 224
+    registers: int = 0
+    positions: str = "learned"
+    class_position: bool = True
+    resize: str = "antialias"
+    layer_scale: float | None = None
+    mlp: str = "gelu"
+    qkv_bias: str = "all"
+    epsilon: float = 1e-6
+    features: str = "class"
+    drop_path: float = 0.0
+    frozen_patch: bool = False
+    remat: bool = False
+    dtype: Any = jnp.float32
+
+    def __post_init__(self):
+        schema.check(vit, vars(self), "config.encoder")
+        parts = {"sin_cos": 4 * self.heads, "rotary": 4 * self.heads}
+        parts = parts.get(self.positions, self.heads)
+        if self.width % parts:
+            raise ValueError(
+                f"config.encoder.width={self.width}: must be a multiple of {parts}, "
+                f"for heads={self.heads} and positions={self.positions!r}"
+            )
+        if self.positions == "learned" and self.image_size % self.patch:
+            raise ValueError(
+                f"config.encoder.image_size={self.image_size}: must be a multiple of "
+                f"patch={self.patch}, since positions are learned for its grid"
+            )
+        super().__post_init__()
+
+    @property
+    def num_features(self) -> int:
+        """Length of a feature vector."""
+        return self.width * (2 if self.features == "both" else 1)
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Entries of the parameters that no step moves."""
+        return ("patch",) if self.frozen_patch else ()
+
+    @nn.compact
+    def __call__(
+        self,
+        images: jax.Array,
+        *,
+        train: bool = False,
+        groups: int = 1,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Images [B, H, W, C], normalised -> f32[B, num_features].
+
+        Args:
+          images: of any sides that are multiples of `patch`.
+          train, groups: change nothing: there is no batch norm.
+          key: for `drop_path`; without one no branch is dropped.
+
+        Raises:
+          ValueError: a side is no multiple of `patch`, or shorter.
+        """
+        grid = self._grid(images)
+        x = self._patches(images.astype(self.dtype), grid)
+        x, skip = self._tokens(x, grid)
+        turns = None
+        if self.positions == "rotary":
+            turns = jnp.asarray(positions_lib.angles(grid, self.width // self.heads))
+        # Arguments count from the module itself: `skip` is the third.
+        block = nn.remat(Block, static_argnums=(3,)) if self.remat else Block
+        for number in range(self.layers):
+            layer = block(
+                heads=self.heads,
+                hidden=self.hidden,
+                kind=self.mlp,
+                biased=_BIASED[self.qkv_bias],
+                epsilon=self.epsilon,
+                layer_scale=self.layer_scale,
+                drop=self.drop_path * number / max(self.layers - 1, 1),
+                dtype=self.dtype,
+                name=f"block_{number}",
+            )
+            own = None if key is None else jax.random.fold_in(key, number)
+            x = layer(x, turns, skip, own)
+        return self._pooled(_norm(self.epsilon, jnp.float32, "norm")(x), skip)
+
+    def _grid(self, images) -> tuple[int, int]:
+        """Patches of each side."""
+        core.check_images(images)
+        height, width = images.shape[1:3]
+        if min(height, width) < self.patch or height % self.patch or width % self.patch:
+            raise ValueError(
+                f"images of {height} x {width} pixels (config.augment.size): sides "
+                f"must be multiples of config.encoder.patch={self.patch}"
+            )
+        return height // self.patch, width // self.patch
+
+    def _patches(self, images, grid):
+        """The projection of each patch, [B, N, D]: a convolution without overlap."""
+        (rows, columns), side, channels = grid, self.patch, images.shape[-1]
+        shape = (side, side, channels, self.width)
+        begin = _small
+        if self.frozen_patch:  # MoCo v3's: uniform within sqrt(6 / (inputs + outputs))
+            begin = initial.torch_uniform((side * side * channels + self.width) / 6)
+        kernel, bias = _Patch(shape, begin, name="patch")()
+        if self.frozen_patch:
+            kernel, bias = jax.lax.stop_gradient((kernel, bias))
+        x = images.reshape(-1, rows, side, columns, side, channels).swapaxes(2, 3)
+        x = x.reshape(len(images), rows * columns, -1)
+        kernel = kernel.reshape(-1, self.width).astype(self.dtype)
+        return x @ kernel + bias.astype(self.dtype)
+
+    def _tokens(self, x, grid):
+        """Class token, registers, patches with their positions; how many come first."""
+        batch, width = len(x), self.width
+        first = self.param("class", _tiny, (width,), jnp.float32)
+        if self.positions == "learned":
+            side = self.image_size // self.patch
+            table = self.param("positions", _small, (side, side, width), jnp.float32)
+            x += self._flat(positions_lib.resized(table, grid, self.resize))
+            if self.class_position:
+                first += self.param("class_position", _small, (width,), jnp.float32)
+        elif self.positions == "sin_cos":
+            x += self._flat(jnp.asarray(positions_lib.sin_cos(grid, width)))
+        first = first[None]
+        if self.registers:
+            shape = (self.registers, width)
+            more = self.param("registers", _tiny, shape, jnp.float32)
+            first = jnp.concatenate([first, more])
+        skip = len(first)
+        first = jnp.broadcast_to(first.astype(x.dtype), (batch, skip, width))
+        return jnp.concatenate([first, x], axis=1), skip
+
+    def _flat(self, table):
+        return table.reshape(-1, self.width).astype(self.dtype)
+
+    def _pooled(self, x, skip):
+        """f32[B, T, D] -> f32[B, num_features]."""
+        parts = {"class": x[:, 0], "mean": jnp.mean(x[:, skip:], axis=1)}
+        wanted = ("class", "mean") if self.features == "both" else (self.features,)
+        return jnp.concatenate([parts[name] for name in wanted], axis=-1)
+
+
+class _Patch(nn.Module):
+    """Kernel f32[P, P, C, D] and bias f32[D] of the projection."""
+
+    shape: tuple[int, ...]
+    begin: Any
+
+    @nn.compact
+    def __call__(self):
+        kernel = self.param("kernel", self.begin, self.shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, self.shape[-1:], jnp.float32)
+        return kernel, bias
+
+
+@schema.checked("config.encoder")
+def vit(
+    *,
+    size: Literal["tiny", "small", "base", "large"] = "small",
+    width: schema.Width | None = None,
+    layers: Annotated[int, schema.Range(1, 1000)] | None = None,
+    heads: schema.Width | None = None,
+    hidden: schema.Width | None = None,
+    patch: schema.Pixels = 16,
+    image_size: schema.Pixels = 224,
+    registers: Annotated[int, schema.Range(0, 1024)] = 0,
+    positions: Literal["learned", "sin_cos", "rotary"] = "learned",
+    class_position: bool = True,
+    resize: positions_lib.Resize = "antialias",
+    layer_scale: schema.Weight | None = None,
+    mlp: Literal["gelu", "swiglu"] = "gelu",
+    qkv_bias: Literal["all", "query_value", "none"] = "all",
+    epsilon: schema.Positive = 1e-6,
+    features: Literal["class", "mean", "both"] = "class",
+    drop_path: schema.Fraction = 0.0,
+    frozen_patch: bool = False,
+    remat: bool = False,
+    dtype: Any = jnp.float32,
+) -> ViT:
+    """A Vision Transformer of a usual size.
+
+    Args:
+      size: what holds where one of the next four is None.
+      width: D, of a token.
+      layers: how many blocks.
+      heads: of the attention; they divide the width.
+      hidden: units of the MLP.
+      patch: pixels of its side.
+      image_size: pixels of a side of the images that learned positions are for; for
+        others they are resized.
+      registers: tokens beside the class token that are dropped at the end.
+      positions: "learned", the fixed "sin_cos", or "rotary" as in DINOv3.
+      class_position: the class token has a learned position, too; DeiT III's has none.
+      resize: how learned positions are resized, see `positions.Resize`.
+      layer_scale: where LayerScale's factors begin; None: there are none.
+      mlp: "gelu" or "swiglu".
+      qkv_bias: "all" have one, "query_value" (DINOv3), or "none".
+      epsilon: of the norms; 1e-6 but for DINOv3 (1e-5) and transformers' ViT (1e-12).
+      features: the "class" token, the "mean" of the patches, or "both" side by side,
+        after the last norm.
+      drop_path: chance that the last block drops a branch of a row in training; it
+        rises evenly from 0 in the first (stochastic depth).
+      frozen_patch: the patch projection stays as it began, as MoCo v3's.
+      remat: compute the activations of each block again in the backward pass: less
+        memory for a third more time.
+      dtype: of the computation; parameters, norms and softmax stay f32.
+
+    Raises:
+      ValueError: an option is out of its range, or does not fit another.
+    """
+    usual = SIZES[size]
+    return ViT(
+        width=usual.width if width is None else width,
+        layers=usual.layers if layers is None else layers,
+        heads=usual.heads if heads is None else heads,
+        hidden=usual.hidden if hidden is None else hidden,
+        patch=patch,
+        image_size=image_size,
+        registers=registers,
+        positions=positions,
+        class_position=class_position,
+        resize=resize,
+        layer_scale=layer_scale,
+        mlp=mlp,
+        qkv_bias=qkv_bias,
+        epsilon=epsilon,
+        features=features,
+        drop_path=drop_path,
+        frozen_patch=frozen_patch,
+        remat=remat,
+        dtype=dtype,
+    )

@@ -1,0 +1,342 @@
+"""Vision Transformers against a float64 twin, and what their options do."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+
+from helpers import toy
+from jaxcl import optim
+from jaxcl.config import build, sections, shrink
+from jaxcl.nets import chain, positions, vit
+
+SMALL = dict(width=16, layers=2, heads=2, hidden=24, patch=4, image_size=8)
+NETS = {
+    "vit": SMALL | {"features": "both"},
+    "plain-resize": SMALL | {"resize": "plain", "class_position": False},
+    "offset": SMALL | {"resize": "offset", "registers": 2, "layer_scale": 0.1},
+    "rotary": SMALL
+    | {"positions": "rotary", "registers": 3, "mlp": "swiglu", "epsilon": 1e-3}
+    | {"qkv_bias": "query_value", "layer_scale": 1.0, "features": "mean"},
+    "sin_cos": SMALL | {"positions": "sin_cos", "qkv_bias": "none"},
+}
+SHAPE = (3, 8, 12, 3)  # another grid than the one that positions are learned for
+
+
+@functools.cache
+def made(name):
+    net = vit.vit(**NETS[name])
+    images = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+    shapes = jax.eval_shape(net.init, jax.random.key(0), images)["params"]
+    rng = np.random.default_rng(1)  # all leaves matter: none is 0 or 1
+    params = jax.tree.map(
+        lambda leaf: rng.normal(0.2, 0.5, leaf.shape).astype(np.float32), shapes
+    )
+    return net, params, images
+
+
+def run(net, params, images, **options):
+    return jax.jit(functools.partial(net.apply, **options))({"params": params}, images)
+
+
+# --- the same in float64, written from the definitions ------------------------
+
+
+def np_norm(x, p, epsilon):
+    spread = np.sqrt(x.var(-1, keepdims=True) + epsilon)
+    return (x - x.mean(-1, keepdims=True)) / spread * p["scale"] + p["bias"]
+
+
+def np_dense(x, p):
+    return x @ p["kernel"] + p.get("bias", 0)
+
+
+def np_turned(x, row, column, grid):
+    """One head's vector, by DINOv3's equations for each pair of numbers."""
+    size, out = len(x), np.array(x)
+    count = size // 4
+    for j in range(size // 2):
+        place, length = ((row, grid[0]), (column, grid[1]))[j // count]
+        middle = 2 * (place + 0.5) / length - 1
+        angle = 2 * np.pi * middle / 100 ** ((j % count) / count)
+        a, b = x[j], x[j + size // 2]
+        out[j] = a * np.cos(angle) - b * np.sin(angle)
+        out[j + size // 2] = b * np.cos(angle) + a * np.sin(angle)
+    return out
+
+
+def np_vit(net, params, images):
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    side, width = net.patch, net.width
+    grid = images.shape[1] // side, images.shape[2] // side
+    cells = [(r, c) for r in range(grid[0]) for c in range(grid[1])]
+    patches = [
+        images[:, r * side : (r + 1) * side, c * side : (c + 1) * side]
+        for r, c in cells
+    ]
+    kernel = p["patch"]["kernel"]
+    x = np.stack([np.einsum("bijc,ijcd->bd", y, kernel) for y in patches], axis=1)
+    x = x + p["patch"]["bias"]
+    first = p["class"]
+    if net.positions == "learned":
+        table = positions.resized(params["positions"], grid, net.resize)
+        x = x + np.asarray(table, np.float64).reshape(-1, width)
+        first = first + p.get("class_position", 0)
+    if net.positions == "sin_cos":
+        n = width // 4
+        rates = [10_000 ** (-j / n) for j in range(n)]
+        for place, (r, c) in enumerate(cells):
+            waves = [f(v * w) for v in (c, r) for f in (np.sin, np.cos) for w in rates]
+            x[:, place] += waves
+    rows = [first, *p.get("registers", [])]
+    skip = len(rows)
+    x = np.concatenate([np.broadcast_to(rows, (len(x), skip, width)), x], axis=1)
+    for i in range(net.layers):
+        q = p[f"block_{i}"]
+        y = np_norm(x, q["norm1"], net.epsilon)
+        heads = {}
+        for name in ("query", "key", "value"):
+            h = np_dense(y, q["attention"][name])
+            heads[name] = h.reshape(*h.shape[:2], net.heads, -1)
+            if net.positions == "rotary" and name != "value":
+                for place in np.ndindex(len(x), len(cells), net.heads):
+                    b, t, head = place
+                    heads[name][b, skip + t, head] = np_turned(
+                        heads[name][b, skip + t, head], *cells[t], grid
+                    )
+        scores = np.einsum("bqhd,bkhd->bhqk", heads["query"], heads["key"])
+        shares = special.softmax(scores / np.sqrt(width / net.heads), axis=-1)
+        y = np.einsum("bhqk,bkhd->bqhd", shares, heads["value"]).reshape(x.shape)
+        x = x + np_dense(y, q["attention"]["out"]) * q.get("scale1", 1)
+        y, m = np_norm(x, q["norm2"], net.epsilon), q["mlp"]
+        if net.mlp == "gelu":
+            y = np_dense(y, m["fc1"])
+            y = np_dense(y * special.ndtr(y), m["fc2"])
+        else:
+            gate = np_dense(y, m["gate"])
+            y = np_dense(gate * special.expit(gate) * np_dense(y, m["up"]), m["down"])
+        x = x + y * q.get("scale2", 1)
+    x = np_norm(x, p["norm"], net.epsilon)
+    parts = {"class": x[:, 0], "mean": x[:, skip:].mean(axis=1)}
+    parts["both"] = np.concatenate([parts["class"], parts["mean"]], axis=1)
+    return parts[net.features]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_equals_the_definition_in_float64(name):
+    net, params, images = made(name)
+    found = run(net, params, images, train=True)
+    assert found.shape == (3, net.num_features) and found.dtype == jnp.float32
+    want = np_vit(net, params, images)
+    np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "options, count",
+    [
+        (dict(size="tiny"), 5_524_416),
+        (dict(size="small"), 21_665_664),
+        (dict(size="base"), 85_798_656),
+        (dict(size="large"), 303_301_632),
+        (dict(size="base", patch=32), 87_455_232),
+        # DeiT III, DINOv2 with registers, DINOv3 with and without biases
+        (dict(layer_scale=1e-5, class_position=False), 21_674_496),
+        (dict(patch=14, image_size=518, layer_scale=1.0, registers=4), 22_057_728),
+        (
+            dict(positions="rotary", registers=4, layer_scale=1.0)
+            | {"qkv_bias": "query_value"},
+            21_596_160,
+        ),
+    ],
+)
+def test_as_many_parameters_as_the_papers_networks(options, count):
+    net = vit.vit(**options)
+    shapes = jax.eval_shape(net.init, jax.random.key(0), np.zeros((1, 224, 224, 3)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
+
+
+def test_tables_are_resized_as_jax_image_does():
+    """Which agrees with PyTorch to 1e-5, see also tests/test_bring_peers.py."""
+    size, grid = 5, (3, 7)
+    table = np.random.default_rng(0).normal(size=(size, size, 2)).astype(np.float32)
+
+    @jax.jit
+    def wanted():
+        shape = (*grid, 2)
+        wide = jax.image.resize(table, shape, "cubic", antialias=True)
+        plain = jax.image.resize(table, shape, "cubic-pytorch", antialias=False)
+        by = (jnp.asarray(grid) + 0.1) / size, jnp.zeros(2), "cubic-pytorch"
+        offset = jax.image.scale_and_translate(
+            table, shape, (0, 1), *by, antialias=False
+        )
+        return {"antialias": wide, "plain": plain, "offset": offset}
+
+    for rule, want in wanted().items():
+        rows, columns = (positions.resize_matrix(size, n, rule) for n in grid)
+        found = np.einsum("ri,cj,ijd->rcd", rows, columns, table)
+        np.testing.assert_allclose(found, want, atol=2e-5, err_msg=rule)
+    assert positions.resized(table, (size, size), "offset") is table
+    np.testing.assert_array_equal(positions.resize_matrix(1, 4, "antialias"), 1)
+
+
+def test_rotations_are_of_the_way_between_two_patches():
+    """A query and a key meet at the same angle wherever their pair lies."""
+    turns = positions.angles((6, 6), 8)
+    rng = np.random.default_rng(0)
+    query, key = (
+        jnp.broadcast_to(rng.normal(size=8).astype(np.float32), (1, 36, 1, 8))
+        for _ in range(2)
+    )
+    query, key = (positions.rotate(x, turns, 0)[0, :, 0] for x in (query, key))
+    scores = np.asarray(query @ key.T).reshape(6, 6, 6, 6)
+    for row, column in ((0, 1), (2, 0), (1, 3)):
+        own = scores[range(6 - row)][:, : 6 - column]
+        pairs = [
+            own[r, c, r + row, c + column]
+            for r in range(6 - row)
+            for c in range(6 - column)
+        ]
+        np.testing.assert_allclose(pairs, pairs[0], atol=1e-5)
+
+
+def test_branches_are_dropped_by_row_and_weighed_up():
+    options = SMALL | {"drop_path": 0.5, "layers": 2}
+    net, plain = vit.vit(**options), vit.vit(**SMALL)
+    _, params, images = made("vit")
+    images = np.repeat(images[:1], 64, axis=0)
+    apply = jax.jit(lambda key: net.apply({"params": params}, images, key=key))
+    rows = apply(jax.random.key(0))
+    np.testing.assert_array_equal(rows, apply(jax.random.key(0)))
+    assert np.abs(rows - apply(jax.random.key(1))).max() > 1e-3
+    # The first block drops nothing; the second has two branches, each there or not.
+    kinds = np.unique(np.round(np.asarray(rows), 4), axis=0)
+    assert len(kinds) == 4
+    whole = run(plain, params, images)
+    np.testing.assert_array_equal(run(net, params, images, train=True), whole)
+
+    # One branch alone: a row has all of it, weighed up by the chance, or nothing.
+    alone = jax.tree.map(jnp.asarray, params["block_0"])
+    alone["mlp"]["fc2"] = jax.tree.map(jnp.zeros_like, alone["mlp"]["fc2"])
+    x = jnp.asarray(
+        np.tile(np.random.default_rng(0).normal(size=(1, 1, 16)), (4000, 1, 1))
+    )
+    biased = ("query", "key", "value")
+
+    def branch(drop, key):
+        layer = vit.Block(2, 24, "gelu", biased, 1e-6, None, drop, jnp.float32)
+        return np.asarray(layer.apply({"params": alone}, x, None, 0, key) - x)
+
+    full, dropped = branch(0.0, None), branch(0.4, jax.random.key(2))
+    kept = np.any(dropped, axis=(1, 2))
+    assert abs(kept.mean() - 0.6) < 0.03
+    np.testing.assert_allclose(dropped[kept], full[kept] / 0.6, rtol=1e-4, atol=1e-5)
+
+
+def test_remat_changes_no_gradient():
+    net, params, images = made("rotary")
+    again = net.clone(remat=True)
+
+    def slopes(net):
+        def loss(params):
+            return jnp.sum(net.apply({"params": params}, images) ** 2)
+
+        return jax.jit(jax.grad(loss))(params)
+
+    chex.assert_trees_all_close(slopes(net), slopes(again), rtol=1e-4, atol=1e-5)
+    program = str(jax.make_jaxpr(lambda p: again.apply({"params": p}, images))(params))
+    assert "checkpoint" in program or "remat" in program
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
+    net, params, images = made("offset")
+    rough = net.clone(dtype=jnp.bfloat16)
+    shapes = jax.eval_shape(rough.init, jax.random.key(0), images)
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {np.dtype("f4")}
+    found, want = run(rough, params, images), run(net, params, images)
+    assert found.dtype == jnp.float32
+    gap = np.abs(found - want).max() / np.abs(want).max()
+    assert 1e-4 < gap < 5e-2, gap
+
+
+def test_a_frozen_patch_projection_is_never_moved():
+    config = toy.config(
+        encoder={"name": "vit", **SMALL, "patch": 2, "frozen_patch": True},
+        optimizer={"name": "adam", "lr": 0.1, "weight_decay": 0.1, "decoupled": True},
+    )
+    parts, _ = sections.parts(sections.top_of(config.to_dict()))
+    net = chain.Chain({"encoder": parts.encoder})
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype(np.float32)
+    params, _ = jax.jit(net.init)(jax.random.key(0), images)
+    kernel = params["encoder"]["patch"]["kernel"]
+    bound = np.sqrt(6 / (2 * 2 * 1 + 16))  # MoCo v3's
+    assert 0.9 * bound < np.abs(kernel).max() < bound
+
+    def loss(params):
+        return jnp.sum(net(params, {"encoder": {}}, images, train=True)[0] ** 2)
+
+    slopes = jax.jit(jax.grad(loss))(params)
+    assert not np.any(slopes["encoder"]["patch"]["kernel"])
+    moves, _ = parts.tx.update(slopes, parts.tx.init(params), params, lr=0.1)
+    still = jax.tree.map(lambda x: not np.any(x), moves["encoder"])
+    assert all(jax.tree.leaves(still.pop("patch"))) and not still["class"]
+    assert not np.any(jax.tree.leaves(still["block_0"]["mlp"]))
+
+
+def test_shares_of_leaves():
+    """Momentum of what is frozen is not kept; shares multiply decay, too."""
+    shares = {"a": 0.0, "b": 0.5, "c": 1.0}
+    tree = {"one": {name: jnp.full(2, 3.0) for name in shares}}
+    grads = jax.tree.map(jnp.ones_like, tree)
+    plain = optim.sgd(momentum=0.9, weight_decay=0.1)
+    tx = optim.by_leaf(plain, lambda path: shares[path[1]])
+    state = tx.init(tree)
+    assert len(jax.tree.leaves(state)) == 2
+    want_state = plain.init(tree)
+    for _ in range(2):
+        moves, state = tx.update(grads, state, tree, lr=0.1)
+        want, want_state = plain.update(grads, want_state, tree, lr=0.1)
+        for name, share in shares.items():
+            np.testing.assert_allclose(
+                moves["one"][name], share * want["one"][name], rtol=1e-6
+            )
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(size="giant"), r"config\.encoder\.size='giant'"),
+        (dict(heads=5), r"config\.encoder\.width=384: must be a multiple of 5"),
+        (dict(positions="rotary", width=36), "must be a multiple of 24"),
+        (dict(image_size=30, patch=4), r"image_size=30: must be a multiple of patch=4"),
+        (dict(drop_path=1.0), r"config\.encoder\.drop_path=1\.0"),
+        (dict(features="all"), r"config\.encoder\.features='all'"),
+        (dict(resize="bilinear"), r"config\.encoder\.resize='bilinear'"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        vit.vit(**options)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 8, 3), (1, 8, 10, 3), (1, 2, 2, 3)])
+def test_images_that_patches_do_not_fill_are_refused(shape):
+    net = vit.vit(**SMALL)
+    with pytest.raises(ValueError, match=r"pixels \(config\.augment\.size\).*patch=4"):
+        jax.eval_shape(net.init, jax.random.key(0), np.zeros(shape))
+
+
+def test_dropped_branches_need_a_method_that_gives_a_key(tmp_path):
+    encoder = {"name": "vit", **SMALL, "drop_path": 0.1}
+    config = toy.config(encoder=encoder, **toy.ONLINE | {"method": {"name": "er"}})
+    with pytest.raises(ValueError, match=r"drop_path=0\.1: must be 0.*'er'.*two_view"):
+        build.build(config, tmp_path)
+
+
+def test_a_debug_run_of_a_transformer_has_one():
+    config = toy.config(encoder={"name": "vit", "size": "base", "drop_path": 0.2})
+    small = shrink.shrink(config).encoder.to_dict()
+    assert small.pop("name") == "vit" and vit.vit(**small).width == 16
