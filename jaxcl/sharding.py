@@ -11,7 +11,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXIS = "data"
-_ELSEWHERE = contextvars.ContextVar("elsewhere", default=False)
+# None: programs are for the devices that are here. Else the devices that they are for,
+# () where fake ones of this machine stand in for them.
+_ELSEWHERE = contextvars.ContextVar("elsewhere", default=None)
 
 
 def initialize(coordinator=None, num_processes=None, process_id=None, timeout=300):
@@ -37,25 +39,33 @@ def mesh(num_devices: int | None = None) -> Mesh:
     Raises:
       ValueError: `num_devices` is not between 1 and the number of devices.
     """
-    devices = jax.devices()
+    described = _ELSEWHERE.get()
+    devices = list(described) if described else jax.devices()
     count = len(devices) if num_devices is None else num_devices
     if not 1 <= count <= len(devices):
         raise ValueError(
             f"config.devices={count}: allowed are 1 to {len(devices)} "
             f"({devices[0].platform}) or None for all"
         )
+    if described:  # no order of theirs is better known than the compiler's
+        return Mesh(np.array(devices[:count]), (AXIS,), axis_types=(AxisType.Auto,))
     return jax.make_mesh((count,), (AXIS,), (AxisType.Auto,), devices=devices[:count])
 
 
 def on_cpu() -> bool:
     """Whether the devices are CPUs, where loops over steps are slow."""
-    return jax.default_backend() == "cpu" and not _ELSEWHERE.get()
+    return jax.default_backend() == "cpu" and _ELSEWHERE.get() is None
 
 
 @contextlib.contextmanager
-def for_elsewhere():
-    """Context in which programs are traced as for accelerators, to be run there."""
-    before = _ELSEWHERE.set(True)
+def for_elsewhere(devices: tuple = ()):
+    """Context in which programs are made as for accelerators, to be run there.
+
+    Args:
+      devices: descriptions of them, of which `mesh` is then made; () leaves it to the
+        devices that are here.
+    """
+    before = _ELSEWHERE.set(tuple(devices))
     try:
         yield
     finally:
@@ -73,7 +83,7 @@ def traced_once(function):
 
     @functools.wraps(function)
     def traced(*arguments):
-        return (there if _ELSEWHERE.get() else here)(*arguments)
+        return (here if _ELSEWHERE.get() is None else there)(*arguments)
 
     return traced
 

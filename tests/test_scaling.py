@@ -548,6 +548,7 @@ def test_machines_have_sane_numbers():
         assert 1e14 < machine.peak < 2e15 and machine.peak_float32 <= machine.peak, name
         assert 1e10 < machine.memory < 2e11 and 1e10 < machine.bandwidth < 1e12, name
         assert (machine.island is None) == (machine.outside is None), name
+        assert 5e11 < machine.memory_bandwidth < 1e13, name
 
 
 def test_the_tables_compare_with_the_fewest_devices():
@@ -656,12 +657,15 @@ def test_flags_override_what_a_machine_is():
         "--latency=2e-6",
         "--bandwidth=1e11",
         "--island=4",
+        "--memory_bandwidth=1e12",
+        "--launch=0",
     )
     found = scaling_command.chosen(values)
     assert list(found) == ["h100", "tpu-v4"]
     for name, machine in found.items():
-        memory = hardware.MACHINES[name].memory
-        assert machine == (5e14, 5e14, memory, 1e11, 2e-6, 4, 25e9)
+        own = hardware.MACHINES[name]
+        given = 5e14, 5e14, own.memory, 1e11, 2e-6, 4, 25e9, 1e12, 0.0, own.clock
+        assert machine == given
     assert scaling_command.chosen(parsed(CONFIG, "--machine=h100")) == {
         "h100": hardware.MACHINES["h100"]
     }
@@ -818,6 +822,7 @@ def test_commands_of_the_page_are_right():
     for line in lines:
         values = parsed(*shlex.split(line.replace("configs/", f"{ROOT}/configs/")))
         assert scaling_command.counts(values.devices) and scaling_command.chosen(values)
+        assert bool(scaling_command.wanted(values)) == ("--target" in line)
         raw = values.config.to_dict()
         top = sections.top_of(raw)
         size = {x: getattr(values, x) for x in ("classes", "rows", "pixels")}
@@ -881,6 +886,8 @@ def test_machines_of_the_page_are_those_of_the_code():
             m.island,
             (m.outside or m.bandwidth) / 1e9,
             m.latency * 1e6,
+            m.memory_bandwidth / 1e9,
+            m.launch * 1e6,
         ]
         for name, m in hardware.MACHINES.items()
     }

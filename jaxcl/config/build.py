@@ -148,17 +148,28 @@ def _seeds(raw, workdir):
     return seeds.Seeds(chosen, make, side_by_side)
 
 
-def planned(config: ml_collections.ConfigDict, stand_in=None) -> job.Job:
-    """The job of a config, to be compiled and not run: one step at a call, no judges.
+def planned(
+    config: ml_collections.ConfigDict, stand_in=None, *, one_step: bool = True
+) -> job.Job:
+    """The job of a config, to be compiled and not run: no judges.
 
-    Nothing is written. A `stream.Dataset` may stand in for config.data, which is then
-    not read. Raises ValueError as `build`, and where the config trains nothing.
+    Nothing is written. Within `sharding.for_elsewhere` it is for the devices there.
+
+    Args:
+      config: what a config file's get_config made, overrides applied.
+      stand_in: a `stream.Dataset` in place of config.data, which is then not read.
+      one_step: whether a call makes one step, else as many as that of a run.
+
+    Raises:
+      ValueError: as `build`, and where the config trains nothing.
     """
     raw = config.to_dict()
     if raw.get("checkpoint") is not None:
         raise ValueError("config.checkpoint: nothing is trained; must be None")
-    off = dict(evaluators={}, plasticity=False, start=None, steps_per_call=1)
+    off = dict(evaluators={}, plasticity=False, start=None)
     top = dataclasses.replace(sections.top_of(raw), **off)
+    if one_step:
+        top = dataclasses.replace(top, steps_per_call=1)
     return _job(top, json.loads(json.dumps(raw)), None, stand_in)
 
 

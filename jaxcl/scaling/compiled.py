@@ -96,19 +96,11 @@ def measure(work: job.Job, task: int) -> dict:
       bytes on one device (the state by part); "memory" of one device as XLA plans it;
       "collectives" from `collectives.plain`.
     """
-    method = work.method
-    in_task = method._replace(
-        step=lambda state, batch: method.step(*_at(task, state, batch))
-    )
-    planned = work._replace(method=in_task)
     with sharding.for_elsewhere():
-        state, batch, resident = _arguments(planned, task)
-        count = jax.ShapeDtypeStruct(
-            (), np.int32, sharding=sharding.replicated(work.mesh)
-        )
-        step = job.compile_step(planned).lower(state, resident, batch, count)
+        step, sizes = lowered(work, task)
         compiled = step.compile(compiler_options=_QUICK)
-        written = cost.flops(method.step, *job.shapes(work, work.parts(task)), task)
+        shapes = job.shapes(work, work.parts(task))
+        written = cost.flops(work.method.step, *shapes, task)
     memory = compiled.memory_analysis()
     return {
         "devices": work.mesh.size,
@@ -116,9 +108,7 @@ def measure(work: job.Job, task: int) -> dict:
         "task": task,
         "flops": compiled.cost_analysis()["flops"],
         "flops_written": written,
-        "state": _parts(state),
-        "batch": _bytes(batch),
-        "images": _bytes(resident),
+        **sizes,
         "memory": {
             "arguments": memory.argument_size_in_bytes,
             "outputs": memory.output_size_in_bytes,
@@ -127,6 +117,36 @@ def measure(work: job.Job, task: int) -> dict:
         },
         "collectives": collectives.plain(collectives.read(compiled.as_text())),
     }
+
+
+def lowered(work: job.Job, task: int, *, decided: bool = True) -> tuple:
+    """The program of a call, not yet compiled, within `sharding.for_elsewhere`.
+
+    Args:
+      work: from `build.planned`.
+      task: number of the task, from 0.
+      decided: whether branches on the number of the task are; else both are compiled,
+        as for a run.
+
+    Returns:
+      (`jax.stages.Lowered`, a dict with "state", "batch" and "images" in bytes on one
+      device, the state by part).
+    """
+    method, planned = work.method, work
+    if decided:
+        in_task = method._replace(
+            step=lambda state, batch: method.step(*_at(task, state, batch))
+        )
+        planned = work._replace(method=in_task)
+    state, batch, resident = _arguments(planned, task)
+    count = jax.ShapeDtypeStruct((), np.int32, sharding=sharding.replicated(work.mesh))
+    step = job.compile_step(planned).lower(state, resident, batch, count)
+    sizes = {
+        "state": _parts(state),
+        "batch": _bytes(batch),
+        "images": _bytes(resident),
+    }
+    return step, sizes
 
 
 def _at(task, state, batch):
@@ -145,7 +165,10 @@ def _arguments(work, task):
         batch = _rows_only(batch)
     split = sharding.split(work.mesh, axis=2 if parts > 1 else 1)
     whole = sharding.replicated(work.mesh)
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), batch)
+    steps = work.steps_per_call
+    batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((steps, *x.shape), x.dtype), batch
+    )
     return (
         _placed(state, sharding.placement(state, work.mesh)),
         _placed(batch, jax.tree.map(lambda _: whole if work.graphs else split, batch)),

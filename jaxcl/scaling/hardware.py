@@ -15,7 +15,9 @@ messages that no product or convolution of the step waits for, such as gradients
 only the optimiser reads, overlap with the arithmetic.
 """
 
+import json
 import math
+import pathlib
 from typing import NamedTuple
 
 
@@ -29,17 +31,27 @@ class Machine(NamedTuple):
     latency: float  # seconds of a hop; an assumption of ours
     island: int | None = None  # devices that have this bandwidth; None: all
     outside: float | None = None  # bytes/s that a device sends out of its island
+    memory_bandwidth: float | None = None  # bytes/s of the device's own memory
+    launch: float = 0.0  # seconds that a kernel takes at least; an assumption of ours
+    clock: float | None = None  # cycles/s of a TPU; None: not known
 
 
-# The vendors' figures, except latencies: Google's pages on each TPU (between chips, one
-# direction: 2400, 1600 and 4800 Gbit/s), NVIDIA's data sheets of H100 SXM (NVLink: 900
-# GB/s in both directions) and DGX H100 (one link of 400 Gbit/s to others for each GPU).
-MACHINES = {
-    "tpu-v4": Machine(275e12, 275e12, 32 * 2**30, 300e9, 1e-6),
-    "tpu-v5e": Machine(197e12, 197e12, 16e9, 200e9, 1e-6),
-    "tpu-v5p": Machine(459e12, 459e12, 95 * 2**30, 600e9, 1e-6),
-    "h100": Machine(989e12, 495e12, 80e9, 450e9, 3e-6, island=8, outside=50e9),
-}
+# The vendors' figures, except latencies and launches, which are assumptions of ours.
+# Google's pages on each TPU (links between chips, one direction: 2400, 1600, 4800 and
+# 3200 Gbit/s); a clock is the peak over what the matrix units do in a cycle, 128 x 128
+# multiply-adds for each of 4 (v5e) or 8 (v4, v5p). NVIDIA's data sheets of A100, H100
+# and H200 SXM (dense; NVLink: 600 and 900 GB/s in both directions) and of DGX (one link
+# of 200 Gbit/s, from H100 on 400, to others for each GPU); what their compiler asks for
+# is from the tables of compute capabilities in the CUDA C++ Programming Guide.
+CHIPS = json.loads(pathlib.Path(__file__).with_name("chips.json").read_text())
+MACHINES = {name: Machine(**chip["machine"]) for name, chip in CHIPS.items()}
+
+
+def shared(machine: Machine, cores: int) -> Machine:
+    """A part of a chip that is several devices; links are those of the chip."""
+    fields = ("peak", "peak_float32", "memory", "memory_bandwidth")
+    parts = {name: getattr(machine, name) / cores for name in fields}
+    return machine._replace(**parts) if cores > 1 else machine
 
 
 class Estimate(NamedTuple):

@@ -49,9 +49,170 @@ def text(
     return "\n\n".join(block for block in blocks if block)
 
 
+def of_targets(found: list[dict], setting: Setting) -> str:
+    """What the compilers of chips made of a step, as markdown.
+
+    Args:
+      found: from `targets.measure`, of each target, perhaps with "largest_batch".
+    """
+    first = found[0]
+    tasks = "a later task" if first["task"] else "the first task"
+    sizes = ", ".join(dict.fromkeys(f"{x['batch_size']:,}" for x in found))
+    about = f"{setting.name}, {tasks}: a step of {sizes} examples in all, "
+    blocks = [about + setting.precision]
+    made = ", ".join(dict.fromkeys(x["compiler"] for x in found))
+    blocks.append(f"Compiled by {made} under jax {jax.__version__}, nothing was run.")
+    heads = [x["target"] for x in found]
+    blocks.append(_ruled(["a step on", *heads], _compiled(found)))
+    for each in found:
+        blocks.append(_longest(each))
+    blocks.append(_assumed_of_targets(found))
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _compiled(found):
+    """Rows (name, cells) with what the programs of targets are."""
+
+    def row(name, value):
+        cells = []
+        for each in found:
+            told = None if "error" in each else value(each)
+            cells.append(told if isinstance(told, str) else _number(told))
+        return name, cells
+
+    yield "chips", [_number(x["chips"]) for x in found]
+    yield "examples of a chip", [_number(x["batch_size"] / x["chips"]) for x in found]
+    yield "fits", ["yes" if x["fits"] else "no" for x in found]
+    if any("largest_batch" in x for x in found):
+        largest = (x.get("largest_batch") for x in found)
+        yield "largest batch that fits", [_number(x) for x in largest]
+    yield row("compiling, s", lambda x: x["seconds"])
+    yield row("memory of a device, MB", lambda x: x["memory"]["held"] / 1e6)
+    for name in ("arguments", "temporaries", "program"):
+        yield row(f"- {name}", lambda x, name=name: x["memory"][name] / 1e6)
+    yield row(
+        "- results beside the arguments",
+        lambda x: (x["memory"]["outputs"] - x["memory"]["aliased"]) / 1e6,
+    )
+    yield row("of its memory, %", lambda x: 100 * _held(x))
+    yield row("XLA's own peak, MB", lambda x: x["memory"]["peak"] / 1e6)
+    yield row("kernels", lambda x: sum(x["kernels"].values()))
+    kinds = dict.fromkeys(y for x in found for y in x.get("kernels", ()))
+    for kind in kinds:
+        yield row(f"- {_PLURALS[kind]}", lambda x, kind=kind: x["kernels"].get(kind, 0))
+    for kind, plural in (("convolution", "convolutions"), ("product", "products")):
+        types = (y for x in found for y in x.get("products", {}).get(kind, ()))
+        for dtype in sorted(set(types)):
+            yield row(
+                f"{plural} in {dtype}",
+                lambda x, kind=kind, dtype=dtype: x["products"][kind].get(dtype, 0),
+            )
+    yield row("grouped convolutions", lambda x: x["grouped"])
+    yield row("GFLOP of a device", lambda x: x["flops"] / 1e9)
+    yield row("MB to and from its memory", lambda x: x["bytes"] / 1e6)
+    for kind in collectives.KINDS:
+        if any(_sent(x, kind) for x in found):
+            yield row(
+                f"{kind}, messages",
+                lambda x, kind=kind: sum(y.times for y in _sent(x, kind)),
+            )
+            yield row(
+                f"{kind}, MB",
+                lambda x, kind=kind: _bytes(_sent(x, kind)) / 1e6,
+            )
+    yield row("MB with nothing beside", lambda x: _alone(x) / 1e6)
+    yield row("least time, ms", lambda x: 1e3 * sum(x["least"].values()))
+    for name in dict.fromkeys(y for x in found for y in x.get("least", ())):
+        yield row(
+            f"- bound by {name}, %",
+            lambda x, name=name: 100 * x["least"][name] / sum(x["least"].values()),
+        )
+    if any(x.get("cycles") for x in found):
+        yield row("by the compiler's cycles, ms", lambda x: _milli(x["cycles"]))
+
+
+_PLURALS = {
+    "convolution": "convolutions",
+    "product": "matrix products",
+    "copy": "copies",
+    "message": "messages",
+    "prefetch": "prefetches",
+    "other": "others",
+}
+
+
+def _milli(seconds):
+    return None if seconds is None else 1e3 * seconds
+
+
+def _held(found) -> float:
+    return found["memory"]["held"] / found["memory"]["limit"]
+
+
+def _sent(found, kind) -> list[collectives.Collective]:
+    sent = collectives.restored(found.get("collectives", []))
+    return [message for message in sent if message.kind == kind]
+
+
+def _alone(found) -> float:
+    """Bytes of messages that nothing runs beside."""
+    sent = collectives.restored(found["collectives"])
+    return sum(message.times * message.bytes for message in sent if not message.beside)
+
+
+def _longest(found) -> str:
+    """The kernels that take longest, and those that copy most."""
+    if "error" in found:
+        return f"{found['target']}: does not fit. {found['error']}"
+    lines = [f"On {found['target']} most time goes to"]
+    lines += [
+        f"- {x['kind']}, {_often(x)}: `{x['name'] or x['shape']}`"
+        for x in found["longest"][:LARGEST]
+    ]
+    copies = [x for x in found["copies"] if x["bytes"] >= 1e6]
+    if copies:
+        lines += ["", f"and the largest copies on {found['target']} are"]
+    for x in copies[:LARGEST]:
+        lines.append(f"- {x['shape']}, {_often(x)}: `{x['name']}`")
+    return "\n".join(lines)
+
+
+def _often(kernel) -> str:
+    return f"{kernel['times']:g} times, {_number(kernel['bytes'] / 1e6)} MB"
+
+
+def _assumed_of_targets(found) -> str:
+    """What the least time rests on, each in a line."""
+    lines = ["Bounds, not measurements. Assumed:"]
+    for name in dict.fromkeys(x["machine"] for x in found):
+        m = next(x for x in found if x["machine"] == name)["peaks"]
+        rates = f"{m['peak'] / 1e12:g} TFLOP/s, {m['peak_float32'] / 1e12:g} in float32"
+        memory = f"{m['memory_bandwidth'] / 1e9:g} GB/s of memory"
+        links = f"{m['bandwidth'] / 1e9:g} GB/s to others"
+        launch = f"{m['launch'] * 1e6:g} us a kernel, {m['latency'] * 1e6:g} us a hop"
+        lines.append(f"- {name}: {rates}, {memory}, {links}, {launch}")
+    lines.append(
+        "- a kernel takes the longest of its arithmetic at the peak, its traffic and "
+        "its launch; one runs after another; messages beside which something runs are "
+        "free"
+    )
+    for each in found:
+        if unknown := each.get("unknown_loops"):
+            what = f"{unknown} loops of unknown length, once each"
+            lines.append(f"- {each['target']}: {what}")
+        if moved := each.get("host_transfers"):
+            names = ", ".join(moved[:LARGEST])
+            lines.append(f"- {each['target']}: transfers with the host, free: {names}")
+    return "\n".join(lines)
+
+
 def _table(title, measured, rows) -> str:
     """A table with a column for each number of devices; rows are (name, cells)."""
-    head = [title, *(f"{program['devices']:,}" for program in measured)]
+    return _ruled([title, *(f"{program['devices']:,}" for program in measured)], rows)
+
+
+def _ruled(head, rows) -> str:
+    """A table; rows are (name, cells)."""
     lines = [head, *([name, *cells] for name, cells in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     ruled = ["-" * widths[0], *("-" * (w - 1) + ":" for w in widths[1:])]

@@ -13,6 +13,7 @@ from faults import (
     losses,
     memories,
     report,
+    scaling,
     steps,
     training,
     two_view,
@@ -20,6 +21,9 @@ from faults import (
 
 FAULTS = tuple(
     fault
-    for part in (losses, memories, training, steps, two_view, evaluators, data, report)
+    for part in (
+        *(losses, memories, training, steps, two_view),
+        *(evaluators, data, report, scaling),
+    )
     for fault in part.FAULTS
 )

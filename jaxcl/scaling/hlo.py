@@ -1,0 +1,236 @@
+"""XLA's optimised HLO, `compiled.as_text()`, as data.
+
+A program is a dict of computations, each a list of operations. Shapes are those of one
+device and static, so the text tells what a program does before anything runs. Compilers
+differ in what they write: GPUs note how often a loop runs, TPUs do not, and there the
+constant that the loop's condition compares with tells it.
+"""
+
+import math
+import re
+from typing import NamedTuple
+
+HOST = 5  # the memory space of the host, as layouts number them; 0 is the device's
+_BITS = {"pred": 8, "token": 0, "opaque": 0}
+_NAMED = re.compile(r"^\s*(ROOT )?%?([\w.-]+) = (.*)$")
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.-]+) .*\{$")
+_ARRAY = re.compile(r"([a-z]+[a-z0-9]*)\[([^\]]*)\](\{[^}]*\})?")
+_SPACE = re.compile(r"S\((\d+)\)")
+_CALLED = re.compile(
+    r"(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.-]+)"
+)
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_NAME = re.compile(r'op_name="([^"]*)"')
+_ALIASES = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
+
+
+class Array(NamedTuple):
+    """One array of a shape."""
+
+    dtype: str  # as HLO writes it: "f32", "bf16", "pred"
+    sides: tuple[int, ...]
+    space: int  # where it lies: 0 is the device's memory, see `HOST`
+
+    @property
+    def bytes(self) -> int:
+        """Bytes without padding."""
+        bits = _BITS.get(self.dtype)
+        if bits is None:
+            bits = int(re.search(r"\d+", self.dtype)[0])
+        return -(-bits * math.prod(self.sides) // 8)
+
+
+class Op(NamedTuple):
+    """One line of HLO."""
+
+    name: str
+    shape: str
+    code: str  # "fusion", "all-reduce"
+    arguments: str  # the text in its parentheses
+    operands: tuple[str, ...]  # names in that text
+    rest: str  # attributes
+    root: bool  # whether it is what its computation returns
+
+
+class Program(NamedTuple):
+    """An HLO module."""
+
+    computations: dict[str, list[Op]]
+    entry: str
+    devices: int
+    turns: dict[str, int | None]  # of each `while` by name; None: not known
+    loop_of_steps: str | None  # the `while` over the steps of a call
+    # The place of each output that is written over an input -> that input's place.
+    aliases: dict[tuple[int, ...], int]
+
+
+def parse(text: str, *, steps: int = 1) -> Program:
+    """The program of an HLO text.
+
+    Args:
+      text: of an HLO module after optimisation.
+      steps: turns of the loop over the steps of a call, whose length is an argument;
+        it is the largest loop of the entry of which the text does not tell it.
+
+    Raises:
+      ValueError: the text has no entry computation.
+    """
+    computations, entry, current = {}, None, None
+    for line in text.splitlines():
+        head = None if line.startswith(" ") else _HEAD.match(line)
+        if head and not line.startswith("HloModule"):
+            current = computations[head[2]] = []
+            entry = head[2] if head[1] else entry
+        elif current is not None and (named := _NAMED.match(line)):
+            current.append(_op(named[2], named[3], bool(named[1])))
+    if entry is None:
+        raise ValueError("text: holds no ENTRY computation; give compiled.as_text()")
+    header = text.partition("\n")[0]
+    counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", header)
+    turns = {
+        op.name: _turns(computations, op)
+        for ops in computations.values()
+        for op in ops
+        if op.code == "while"
+    }
+    loop = _loop_of_steps(computations, entry, turns) if steps > 1 else None
+    if loop:
+        turns[loop] = steps
+    devices, aliases = math.prod(map(int, counts)), _aliases(header)
+    return Program(computations, entry, devices, turns, loop, aliases)
+
+
+def arrays(shape: str) -> list[Array]:
+    """Each array of a shape; tuples are flattened."""
+    return [
+        Array(
+            dtype,
+            tuple(int(x) for x in re.findall(r"\d+", sides)),
+            int(space[1]) if (space := _SPACE.search(layout)) else 0,
+        )
+        for dtype, sides, layout in _ARRAY.findall(shape)
+    ]
+
+
+# Operations that only name values, or that end what another one started.
+_FREE = {
+    "add-dependency",
+    "after-all",
+    "bitcast",
+    "constant",
+    "domain",
+    "get-tuple-element",
+    "opt-barrier",
+    "parameter",
+    "partition-id",
+    "replica-id",
+    "tuple",
+}
+
+
+def runs(op: Op) -> bool:
+    """Whether a device does something for an op."""
+    return op.code not in _FREE and not op.code.endswith(("-done", "-update"))
+
+
+def called(op: Op) -> dict[str, str]:
+    """Computations that an op calls, by what for: "calls", "body", "condition" ..."""
+    return dict(_CALLED.findall(op.rest))
+
+
+def branches(op: Op) -> list[str]:
+    """Names of the computations that a conditional chooses from."""
+    listed = _BRANCHES.search(op.rest)
+    if listed:
+        return re.findall(r"[\w.-]+", listed[1])
+    return [name for key, name in _CALLED.findall(op.rest) if key.endswith("tation")]
+
+
+def source(op: Op) -> str:
+    """Where in the source code an op comes from, "" where the text does not tell."""
+    name = _NAME.search(op.rest)
+    return name[1] if name else ""
+
+
+def returned(ops: list[Op]) -> Op | None:
+    """What a computation returns."""
+    return next((op for op in ops if op.root), ops[-1] if ops else None)
+
+
+def _op(name, definition, root) -> Op:
+    """The operation of a line `name = definition`."""
+    tuple_shape = definition.startswith("(")
+    shape, rest = _cut(definition) if tuple_shape else definition.split(" ", 1)
+    code, _, rest = rest.strip().partition("(")
+    arguments, rest = _cut("(" + rest)
+    operands = re.findall(r"%([\w.-]+)", arguments)
+    return Op(name, shape, code, arguments[1:-1], tuple(operands), rest, root)
+
+
+def _cut(text) -> tuple[str, str]:
+    """Split a text after the parenthesis that closes its first one."""
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if not depth:
+            return text[: place + 1], text[place + 1 :]
+    return text, ""
+
+
+def _aliases(header) -> dict[tuple[int, ...], int]:
+    _, _, listed = header.partition("input_output_alias={")
+    return {
+        tuple(int(x) for x in output.split(",") if x.strip()): int(given)
+        for output, given, _ in _ALIASES.findall(listed.partition(" }")[0])
+    }
+
+
+def _turns(computations, loop) -> int | None:
+    """How often a loop runs, None where the text does not tell."""
+    known = _TRIPS.search(loop.rest)
+    if known:
+        return int(known[1])
+    condition = computations.get(called(loop).get("condition"), [])
+    return _limit(computations, condition, {})
+
+
+def _limit(computations, ops, given) -> int | None:
+    """The constant below which a condition's counter must be.
+
+    Args:
+      ops: of the condition.
+      given: what its parameters are, as ops, by their number.
+    """
+    there = {op.name: op for op in ops}
+
+    def followed(op):
+        while op is not None and op.code in ("bitcast", "copy", "convert"):
+            op = there.get(op.operands[0])
+        if op is not None and op.code == "parameter":
+            return given.get(op.arguments)
+        return op
+
+    root = returned(ops)
+    if root is None:
+        return None
+    inputs = [followed(there.get(name)) for name in root.operands]
+    if root.code == "fusion":
+        inner = computations.get(called(root).get("calls"), [])
+        return _limit(computations, inner, {str(i): x for i, x in enumerate(inputs)})
+    if root.code != "compare" or len(inputs) != 2:
+        return None
+    direction = re.search(r"direction=(\w+)", root.rest)
+    limit = {"LT": inputs[1], "GT": inputs[0]}.get(direction[1] if direction else "")
+    whole = limit is not None and re.fullmatch(r"\d+", limit.arguments)
+    return int(limit.arguments) if whole and limit.code == "constant" else None
+
+
+def _loop_of_steps(computations, entry, turns) -> str | None:
+    """Name of the largest loop of unknown length of the entry computation."""
+    unknown = [
+        (len(computations.get(called(op).get("body"), ())), op.name)
+        for op in computations[entry]
+        if op.code == "while" and turns[op.name] is None
+    ]
+    return max(unknown)[1] if unknown else None
