@@ -10,6 +10,7 @@ long as they do.
 from faults import (
     data,
     evaluators,
+    launch,
     losses,
     memories,
     report,
@@ -20,6 +21,9 @@ from faults import (
 
 FAULTS = tuple(
     fault
-    for part in (losses, memories, training, steps, two_view, evaluators, data, report)
+    for part in (
+        *(losses, memories, training, steps, two_view),
+        *(evaluators, data, report, launch),
+    )
     for fault in part.FAULTS
 )
