@@ -10,6 +10,7 @@ long as they do.
 from faults import (
     data,
     evaluators,
+    launch,
     losses,
     memories,
     report,
@@ -23,7 +24,7 @@ FAULTS = tuple(
     fault
     for part in (
         *(losses, memories, training, steps, two_view),
-        *(evaluators, data, report, scaling),
+        *(evaluators, data, report, launch, scaling),
     )
     for fault in part.FAULTS
 )
