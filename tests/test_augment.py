@@ -554,8 +554,8 @@ def test_make_rejects(changes, message):
         ((8, 8, 3), np.uint8, {}, "images=.*: must be uint8"),
         ((2, 8, 8, 4), np.uint8, {}, "C 1 or 3"),
         ((2, 3, 8, 8, 3), np.uint8, {}, r"\[B,2,H,W,C\]"),
-        ((2, 2, 9, 8, 3), np.uint8, {}, "8 x 8 pixels"),
-        ((2, 9, 9, 3), np.uint8, dict(crop=False), "8 x 8 pixels"),
+        ((2, 2, 9, 8, 3), np.uint8, {}, "augment.size=8: must be .* 9 x 8 pixels$"),
+        ((2, 9, 9, 3), np.uint8, dict(crop=False), "size=8: .*9 x 9.*crop=True"),
         ((2, 9, 9, 1), np.uint8, dict(mean=3 * (0.0,), std=3 * (1.0,)), "mean=.*must"),
     ],
 )
@@ -569,6 +569,9 @@ def test_evaluation_rejects():
     with pytest.raises(ValueError, match="resize=7: must be None or >= 8"):
         augment_images.make_eval(size=8, resize=7, **PLAIN)
     prepare = augment_images.make_eval(size=8, **PLAIN)
-    for shape in ((2, 9, 8, 3), (2, 2, 8, 8, 3)):
-        with pytest.raises(ValueError, match="images=.*: must be"):
+    for shape, words in (
+        ((2, 9, 8, 3), "config.augment.size=8: must be .* 9 x 8 .*config.augment.res"),
+        ((2, 2, 8, 8, 3), "images=.*: must be"),
+    ):
+        with pytest.raises(ValueError, match=words):
             prepare(np.zeros(shape, np.uint8))

@@ -44,6 +44,7 @@ def folders(root, count=5):
 
 def test_links_in_circles_multiply_no_row(tmp_path):
     root = folders(tmp_path / "set")
+    image(tmp_path / "stray.png", 77)
     for where, target in (
         ("train/class0/loop", "."),
         ("train/class0/up", ".."),
@@ -394,6 +395,11 @@ def test_grey_train_and_coloured_test_images(tmp_path):
         sets.append({"name": "npz", "path": str(tmp_path / f"{name}.npz")})
     with pytest.raises(ValueError, match="sets: images of 1 and of 3 channels"):
         sources.load("joined", sets=sets)
+
+
+def test_toys_that_fill_the_memory():
+    with pytest.raises(ValueError, match=r"count=1000000 x nodes=\(5, 900\): must be"):
+        sources.load("rings_and_trees", count=10**6, nodes=(5, 900))
 
 
 # meta.json

@@ -403,7 +403,7 @@ def test_both_at_once():
         ({"factor": 10, "seed": -1}, r"long_tail\.seed=-1: must be at least 0"),
         ({"factor": 10, "order": 1}, r"long_tail\.order: no such option.*class_order"),
         ({"factor": 10, "class_order": "up"}, r"long_tail\.class_order = 'up'"),
-        ({"factor": 10, "class_order": [0, 1]}, r"long_tail\.class_order lacks.*'c2'"),
+        ({"factor": 10, "class_order": [0, 1]}, r"long_tail\.class_order: lacks.*'c2'"),
         ({"factor": 10, "class_order": ["x"]}, r"long_tail\.class_order: 'x'"),
         ({"factor": 10, "class_order": 3}, r"long_tail\.class_order=3: must be str"),
     ],

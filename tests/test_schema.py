@@ -252,6 +252,41 @@ def test_none_is_refused_where_it_means_nothing():
         ({"name": "../x"}, "config.name='../x': must be a name without a path"),
         ({"name": ".."}, "config.name='..': must be a name without a path"),
         ({"name": ""}, "config.name='': must be a name without a path"),
+        (
+            {"name": b"x"},
+            "config.name=b'x': must be a number, a text, a bool, None, or",
+        ),
+        (
+            {"optimizer.lr": 3e38, "scale_lr": True, "batch_size": 512},
+            "config.optimizer.lr=3e+38 x config.batch_size=512 / 256=6e+38: must be "
+            "above 0 and finite",
+        ),
+        ({"scenario.growth": 0.3}, "config.scenario.growth=0.3: scenario 'class' does"),
+        ({"scenario.scenario": "joint"}, "config.scenario.scenario: no such option"),
+        (
+            {"scenario": {"name": "after", "num_tasks": 2, "long_tail": {"factor": 2}}},
+            "config.scenario.long_tail={'factor': 2}: scenario 'after' does not",
+        ),
+        ({"evaluators": {"knn": 3}}, "config.evaluators.knn=3: must be dict"),
+        ({"method.name": "..er"}, "config.method.name='..er': allowed are"),
+        ({"method.name": "a..er"}, "config.method.name='a..er': allowed are"),
+        (
+            {"replay": {"per_class": 10**9}, "method": {"name": "er"}},
+            "config.replay.per_class=1000000000 x 10 classes=10000000000: must be at",
+        ),
+        (
+            {"epochs": 2**31 - 1},
+            "config.epochs=2147483647: makes ",
+        ),
+        (
+            {"data": {"name": "digits", "size": 10**4}},
+            "config.data.size=10000: must be",
+        ),
+        (
+            {"augment.size": 12, "augment.crop": False},
+            "config.augment.size=12: must be "
+            "the side of the images, which are 8 x 8 pixels; or config.augment.crop=",
+        ),
         *(
             (
                 {"evaluators": {"probe": {"name": "linear", option: None}}},
@@ -270,6 +305,33 @@ def test_nonsense_is_refused(tmp_path, changes, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         build.build(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "given, unread",
+    [
+        (
+            {"base": "simclr", "scale": 0.2, "momentum_start": 0.9},
+            "momentum_start scale",
+        ),
+        ({"base": "vicreg", "invariance": 1.0, "temperature": 0.5}, "temperature"),
+        ({"strategy": "pnr", "weight": 2.0, "pn1": False}, "weight"),
+        ({"strategy": "cassle", "weight": 2.0, "pn1": False, "mix": 1.0}, "mix pn1"),
+        ({"base": "byol", "queue_size": 8, "negative_weight": 2.0}, ""),
+        ({"online_head": True, "head_lr": 0.3, "frozen_bn": "batch"}, "frozen_bn"),
+        ({"head_lr": 0.3, "fisher_share": 0.2}, "fisher_share head_lr"),
+        ({"strategy": "ewc", "fisher_share": 0.2, "weight": 2.0}, ""),
+    ],
+)
+def test_options_of_other_bases_and_strategies_are_told(given, unread, monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        build.logging, "warning", lambda text, *x: told.append(text % x)
+    )
+    config = toy.config(**{f"method.{name}": value for name, value in given.items()})
+    build._tell_unread(sections.top_of(config.to_dict()))
+    names = re.findall(r"(\w+)=", told[0].partition(": read by")[0]) if told else []
+    assert sorted(names) == unread.split()
 
 
 # The rules

@@ -9,10 +9,12 @@ import jax
 import ml_collections
 import numpy as np
 import pytest
+from absl import flags
 from sklearn import datasets
 
 from helpers import toy
 from jaxcl.config import build
+from jaxcl.config import command as shared
 from jaxcl.run import checkpoint, finish, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import command as update_command
@@ -218,6 +220,27 @@ def test_what_is_wrong_is_said_before_anything_is_trained(run, changes, said):
     with pytest.raises(ValueError, match=said):
         plan(run, **changes)
     assert not (run / "run" / "updates").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--config.train.epochs=0", "config.epochs=0: must be at least 1"),
+        ("--config.train.batch_size=4000", "batch_size = 4000"),
+        ("--config.evaluators.knn.k=0", "config.evaluators.knn.k=0: must be at least"),
+    ],
+)
+def test_what_the_new_task_refuses_is_one_line(copy, capsys, monkeypatch, option, said):
+    values, test = flags.FlagValues(), f"--test={copy}/test.npz"
+    arguments = [f"--run={copy}/run", f"--data={copy}/new.npz", test, option]
+    update_command.define_flags(values, arguments)
+    values(["update", *arguments])
+    monkeypatch.setattr(update_command.flags, "FLAGS", values)
+    monkeypatch.setattr(shared.signal, "signal", lambda *_: None)
+    assert update_command.main(["update"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("jaxcl: ") and said in line
+    assert not (copy / "run" / "updates").exists() or "evaluators" in option
 
 
 def test_a_run_that_cannot_be_updated(run, tmp_path):

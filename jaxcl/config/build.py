@@ -64,6 +64,22 @@ def _without(config: dict, fields) -> dict:
     return kept
 
 
+def _plain(value, field="config"):
+    """A config as JSON holds it; ValueError names what JSON cannot hold."""
+    if isinstance(value, dict):
+        return {str(key): _plain(x, f"{field}.{key}") for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(x, f"{field}[{i}]") for i, x in enumerate(value)]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(
+        f"{field}={value!r}: must be a number, a text, a bool, None, or a list or "
+        "section of these"
+    )
+
+
 def build(
     config: ml_collections.ConfigDict, workdir
 ) -> job.Job | transfer.Transfer | seeds.Seeds:
@@ -88,7 +104,7 @@ def build(
     judges = raw.get("checkpoint") is not None
     if judges:
         raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
-    plain = json.loads(json.dumps(raw))
+    plain = _plain(raw)
     # What the machine decided is noted with the config, for it is part of what a run
     # computes: the decoder that "auto" took, and whether the images are on the device,
     # which says who crops them, so which crops there are and what a memory holds.
@@ -141,7 +157,7 @@ def _seeds(raw, workdir):
             "cut the tasks by the seed (config.scenario without a seed), and go one "
             "after another; must be None or False"
         )
-    claim(workdir, json.loads(json.dumps(raw)))
+    claim(workdir, _plain(raw))
     if side_by_side is None:
         side_by_side = not (split or mixes or sharding.on_cpu())
     chosen = tuple(range(top.seed, top.seed + top.seeds))
@@ -170,7 +186,7 @@ def planned(
     top = dataclasses.replace(sections.top_of(raw), **off)
     if one_step:
         top = dataclasses.replace(top, steps_per_call=1)
-    return _job(top, json.loads(json.dumps(raw)), None, stand_in)
+    return _job(top, _plain(raw), None, stand_in)
 
 
 def default_workdir(config) -> str:
@@ -208,8 +224,9 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     kept = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
     tasks = make_stream()
     sections.check_graphs(top, tasks.dataset.train)
-    if workdir is not None:  # or the set is not trained on
+    if workdir is not None:  # or nothing is trained
         _tell_duplicates(top, tasks.dataset)
+        _tell_unread(top)
     num_classes = max(len(tasks.dataset.class_names), 1)
     replay = replay_lib.settings(num_classes, top.batch_size, **kept)
     parts = parts._replace(
@@ -270,16 +287,33 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         evaluate_untrained=top.evaluate_untrained,
         plots=top.plots,
     )
-    made = job.checked(made)
     steps = job.steps_left(made, 0)
     if steps > _MOST_STEPS:
         raise ValueError(
             f"config.epochs={top.epochs}: makes {steps} steps of config.batch_size="
             f"{top.batch_size}; must be at most {_MOST_STEPS} in all"
         )
+    made = job.checked(made)
     if top.plasticity and len(tasks.tasks) > 1:
         made = made._replace(alone=_alone(top, made, parts, eval_parts, workdir))
     return made
+
+
+def _tell_unread(top) -> None:
+    """Warn of options of a method that its other options leave without effect."""
+    module, given = sections.chosen(top.method)
+    unread = getattr(module, "unread", lambda options: ())
+    names = unread(schema.defaults(module.make) | given)
+    set_here = [f"{name}={given[name]!r}" for name in names if name in given]
+    if set_here and jax.process_index() == 0:
+        base, strategy = (top.method.get(key) for key in ("base", "strategy"))
+        logging.warning(
+            "config.method: %s: read by another base or strategy, not by base=%r with "
+            "strategy=%r",
+            ", ".join(set_here),
+            base,
+            strategy,
+        )
 
 
 def _tell_duplicates(top, dataset) -> None:

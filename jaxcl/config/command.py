@@ -1,11 +1,14 @@
 """What the commands that train share: flags, signals, exit codes."""
 
+import dataclasses
+import difflib
 import signal
 import sys
 import threading
 
 from absl import flags, logging
 
+from jaxcl.config import sections
 from jaxcl.data import files
 from jaxcl.run import checkpoint, metrics_log, record, train
 
@@ -19,8 +22,13 @@ FAILURES = (
 )
 
 
-def parse_flags(argv):
-    """Parse, with one line on stderr where the command is wrong."""
+def parse_flags(argv, section="config"):
+    """Parse, with one line on stderr where the command is wrong.
+
+    Args:
+      argv: the command.
+      section: of a config that has the options of a run, for hints.
+    """
     try:
         return flags.FLAGS(argv)
     except (flags.Error, LookupError, AttributeError, TypeError, ValueError) as error:
@@ -28,12 +36,25 @@ def parse_flags(argv):
         if type(error) is KeyError:  # ml_collections says no more than the name
             message = f"config has no section {message!r} to override"
         # A config that refuses its argument comes with a traceback in the text.
+        before = message.partition("Error whilst parsing")[0]
         _, refuses, said = message.rpartition("\nValueError: ")
         if refuses:
-            message = message.partition("Error whilst parsing")[0] + said.strip()
+            message = before + said.strip()
+        if "\nTypeError: get_config() takes 0 positional" in message:
+            message = f"{before}the config takes no word behind its name and a colon"
+        if isinstance(error, flags.UnrecognizedFlagError):
+            message += _hint(error.flagname, section)
         sys.exit(complain(message.replace("\n", " ")))
     except OSError as error:  # no such config file
         sys.exit(complain(error))
+
+
+def _hint(flag: str, section: str) -> str:
+    """What was meant by a flag that is not there, if it is an option of a config."""
+    options = [field.name for field in dataclasses.fields(sections.Top)]
+    first, dot, rest = flag.partition(".")
+    near = difflib.get_close_matches(first, options, n=1)
+    return f"; did you mean --{section}.{near[0]}{dot}{rest}?" if near else ""
 
 
 def complain(message, code=2) -> int:

@@ -168,9 +168,10 @@ def tasks(data, scenario, seed=0, stand_in=None):
     source, data_options = schema.named(sources.SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
     scenario = ({"seed": seed} if follows_seed(scenario) else {}) | scenario
-    scenario["scenario"] = name = scenario.pop("name", None)
+    name = scenario.pop("name", None)
     schema.check_value(name, scenarios.Scenario, "config.scenario.name")
-    given = schema.options(scenarios.make, scenario, "config.scenario")
+    own = ("scenario",)  # is `name`
+    given = schema.options(scenarios.make, scenario, "config.scenario", given=own)
     if "growth" in given and name != "growth":
         raise ValueError(
             f"config.scenario.growth={given['growth']!r}: scenario {name!r} does not "
@@ -178,7 +179,9 @@ def tasks(data, scenario, seed=0, stand_in=None):
         )
     uneven = given.get("imbalance"), given.get("long_tail")
     imbalance.options(*uneven, field="config.scenario.")
-    return lambda: scenarios.make(stand_in or source(**data_options), **given)
+    return lambda: scenarios.make(
+        stand_in or source(**data_options), scenario=name, **given
+    )
 
 
 def parts(top: Top):

@@ -12,7 +12,7 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Container
+from collections.abc import Iterable
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
@@ -128,7 +128,7 @@ def _size(data: bytes) -> tuple[int, int] | None:
     return None
 
 
-def image_files(folder: str, apart: Container[tuple[int, int]] = ()) -> list[str]:
+def image_files(folder: str, apart: Iterable[tuple[int, int]] = ()) -> list[str]:
     """Paths of all images below a folder, sorted; `apart` as for `storage.files`."""
     return storage.files(folder, EXTENSIONS, apart)
 

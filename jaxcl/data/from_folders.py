@@ -146,7 +146,7 @@ def scan(
 
 
 def _apart(folder, classes) -> set[tuple[int, int]]:
-    """What no link below a class may lead to: all classes, and what they are in.
+    """What no link below a class may lead to: other classes.
 
     Raises ValueError where two classes are one folder, or a class has a name that no
     text can hold.
@@ -165,9 +165,4 @@ def _apart(folder, classes) -> set[tuple[int, int]]:
         other = known.setdefault(storage.identity(path), path)
         if other != path:
             raise ValueError(f"{path} and {other} are one folder: must be two classes")
-    while True:
-        known[storage.identity(folder)] = folder
-        above = os.path.dirname(os.path.abspath(folder))
-        if above == os.path.abspath(folder):
-            return {*known}
-        folder = above
+    return {*known}

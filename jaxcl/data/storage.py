@@ -8,7 +8,7 @@ import json
 import os
 import stat
 import uuid
-from collections.abc import Container, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 from etils import epath
@@ -155,16 +155,16 @@ def identity(path: Path) -> tuple[int, int]:
 
 
 def files(
-    path: Path, suffixes: tuple[str, ...], apart: Container[tuple[int, int]] = ()
+    path: Path, suffixes: tuple[str, ...], apart: Iterable[tuple[int, int]] = ()
 ) -> list[str]:
     """Paths of all files below a folder with one of the suffixes, sorted.
 
-    Links are followed, and each folder is read once, whatever ways lead to it: a link
-    to a folder above would lead round for ever. Names that begin with a dot are left
-    out.
+    Links are followed, and each folder is read once, whatever ways lead to it. A link
+    to a folder above is not followed: it would lead round for ever, or through the
+    whole disk. Names that begin with a dot are left out.
 
     Args:
-      apart: `identity` of folders that are never entered.
+      apart: `identity` of other folders that no link may lead to.
 
     Raises:
       OSError: a folder cannot be read; a pipe, a socket or a device among the files.
@@ -178,7 +178,9 @@ def files(
         )
         paths = (os.path.join(where, name) for where, names in walk for name in names)
         return sorted(x for x in paths if _is_wanted(x, suffixes))
-    found = [x for x in _walk(os.fspath(path), apart) if _is_wanted(x.path, suffixes)]
+    start = os.fspath(path)
+    apart = {*apart, *_above(os.path.realpath(start))}
+    found = [x for x in _walk(start, apart) if _is_wanted(x.path, suffixes)]
     for entry in found:
         # A link to nothing stays: reading it fails, and `on_corrupt` says what then.
         if not entry.is_symlink() and not entry.is_file():
@@ -188,6 +190,13 @@ def files(
 
 def _is_wanted(path, suffixes) -> bool:
     return path.lower().endswith(suffixes) and os.path.basename(path)[0] != "."
+
+
+def _above(path: str) -> Iterator[tuple[int, int]]:
+    """`identity` of all folders that a whole path leads through."""
+    while (above := os.path.dirname(path)) != path:
+        path = above
+        yield identity(path)
 
 
 def _walk(path: str, apart) -> Iterator[os.DirEntry]:

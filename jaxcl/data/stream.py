@@ -219,7 +219,7 @@ def order_of_classes(
         order = numbers(class_order, names, field)
         missing = [names[c] for c in range(n) if c not in set(order)]
         if missing:
-            raise ValueError(f"{field} lacks {missing[:5]}: must hold all {n} classes")
+            raise ValueError(f"{field}: lacks {missing[:5]}; must hold all {n} classes")
         return np.asarray(order)
     if class_order == "sorted":
         return np.arange(n)

@@ -9,6 +9,7 @@ from jaxcl import schema
 from jaxcl.data import files, from_graphs, graphs, splits, stream
 
 _NAMES = ("rings", "trees")
+_NODES = 10**6  # of all graphs: they are made one by one
 _Nodes = Annotated[int, schema.Range(4, 10**6)]
 
 
@@ -17,7 +18,7 @@ def digits(
     *,
     validation: schema.Fraction = 0.0,
     seed: schema.Natural = 0,
-    size: schema.Pixels | None = None,
+    size: Annotated[int, schema.Range(1, 256)] | None = None,
     interpolation: Literal["nearest", "bicubic"] = "bicubic",
     channels: files.Channels = 1,
 ) -> stream.Dataset:
@@ -66,8 +67,13 @@ def rings_and_trees(
     """
     if nodes[0] > nodes[1]:
         raise ValueError(f"config.data.nodes={nodes}: must be (least, most)")
+    if count * nodes[1] > _NODES:
+        raise ValueError(
+            f"config.data.count={count} x nodes={nodes}: must be at most {_NODES} nodes"
+        )
     rng = np.random.default_rng(seed)
     pairs, sizes = [], rng.integers(nodes[0], nodes[1], size=count, endpoint=True)
+    starts = np.cumsum(sizes) - sizes
     for graph, size in enumerate(sizes):
         numbers = np.arange(size)
         if graph % 2:
@@ -75,7 +81,7 @@ def rings_and_trees(
         else:
             edges = [(i, (i + 1) % size) for i in numbers]
             edges += [(i, (i + size // 2) % size) for i in rng.choice(size, 2)]
-        pairs.append(np.array(edges) + sizes[:graph].sum())
+        pairs.append(np.array(edges) + starts[graph])
     ends = np.concatenate(pairs).T
     both = np.unique(np.concatenate([ends, ends[::-1]], axis=1), axis=1)
     graph_ptr = np.concatenate([[0], np.cumsum(sizes)])

@@ -1,5 +1,7 @@
 """`python -m jaxcl.update`: train a run's encoder on new images."""
 
+import functools
+
 from absl import app
 
 from jaxcl.config import command as shared
@@ -7,4 +9,5 @@ from jaxcl.update import command
 
 if __name__ == "__main__":
     command.define_flags()
-    app.run(command.main, flags_parser=shared.parse_flags)
+    parse = functools.partial(shared.parse_flags, section="config.train")
+    app.run(command.main, flags_parser=parse)

@@ -23,7 +23,7 @@ from ml_collections import config_flags
 
 from jaxcl import schema
 from jaxcl.config import build, command
-from jaxcl.run import finish, train, transfer
+from jaxcl.run import finish, job, train, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import drift, lineage
 
@@ -220,28 +220,51 @@ def _sample(old, run, options):
     return rows, embed
 
 
-def carry_out(work: Plan, *, stop: Callable[[], bool] = lambda: False) -> dict:
+class Prepared(NamedTuple):
+    """What an update runs, its data read and its options checked."""
+
+    job: job.Job
+    judging: transfer.Transfer | None  # of the encoder before, on --test
+
+
+def prepare(work: Plan) -> Prepared:
+    """Build what `carry_out` runs.
+
+    Raises:
+      ValueError, OSError: as `build.build`.
+    """
+    made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
+    return Prepared(made, _judging(work, work.parent, BEFORE))
+
+
+def carry_out(
+    work: Plan,
+    prepared: Prepared | None = None,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict:
     """Evaluate, train, evaluate again, decide; resumes where it was stopped.
 
     Args:
       work: from `plan`.
+      prepared: from `prepare`; None: it is done here.
       stop: as in `train.run`.
 
     Returns:
       What `update.json` holds.
 
     Raises:
-      As `finish.run`.
+      As `prepare` and `finish.run`.
     """
     began, folder = time.time(), work.workdir
     # Built first, so that a wrong option fails before anything is measured.
-    job = build.build(ml_collections.ConfigDict(work.config), folder)
+    prepared = prepare(work) if prepared is None else prepared
     report = {"parent": work.parent, "asked": work.asked}
-    before = accuracies(work, work.parent, BEFORE, stop)
+    before = accuracies(work, prepared.judging, BEFORE, stop)
     rows, embed = work.sample or (None, None)
     old = None if embed is None else embed(rows)
-    results = finish.run(job, folder, stop=stop)
-    after = accuracies(work, folder, AFTER, stop)
+    results = finish.run(prepared.job, folder, stop=stop)
+    after = accuracies(work, _judging(work, folder, AFTER), AFTER, stop)
     report["accuracy"] = {
         name: {BEFORE: value, AFTER: after[name], "change": after[name] - value}
         for name, value in before.items()
@@ -260,18 +283,28 @@ def carry_out(work: Plan, *, stop: Callable[[], bool] = lambda: False) -> dict:
     return lineage.settle(work.workdir, report, rotation)
 
 
+def _judging(work: Plan, run: epath.PathLike, name: str) -> transfer.Transfer | None:
+    """How the encoder of a run is judged on --test; None without --test."""
+    if work.judge is None:
+        return None
+    return build.build(_with_checkpoint(work.judge, run), work.workdir / name)
+
+
 def accuracies(
-    work: Plan, run: epath.PathLike, name: str, stop: Callable[[], bool]
+    work: Plan,
+    judging: transfer.Transfer | None,
+    name: str,
+    stop: Callable[[], bool],
 ) -> dict[str, float]:
-    """Evaluator -> accuracy of a run's encoder on --test; {} without --test.
+    """Evaluator -> accuracy of an encoder on --test; {} without --test.
 
     Args:
       work: from `plan`.
-      run: directory of the run that has the encoder.
+      judging: the encoder and its evaluators; None without --test.
       name: `BEFORE` or `AFTER`, the folder for the results.
       stop: as in `train.run`.
     """
-    if work.judge is None:
+    if judging is None:
         return {}
     folder = work.workdir / name
 
@@ -279,7 +312,6 @@ def accuracies(
         if stop():
             raise train.Interrupted(f"stopped {name} the new task")
 
-    judging = build.build(_with_checkpoint(work.judge, run), folder)
     results = transfer.run(judging, folder, pause=pause)
     results_lib.write_results(folder, results)
     return {
@@ -377,7 +409,7 @@ def main(argv: list[str]) -> int:
     options = flags.FLAGS
 
     def make():
-        return plan(
+        planned = plan(
             options.run,
             options.data,
             options.config.to_dict(),
@@ -386,11 +418,13 @@ def main(argv: list[str]) -> int:
             join=options.join,
             again=options.again,
         )
-
-    def work(planned, stop):
         report = lineage.read(planned.workdir)
+        return planned, report, prepare(planned) if report is None else None
+
+    def work(made, stop):
+        planned, report, prepared = made
         if report is None:
-            report = carry_out(planned, stop=stop)
+            report = carry_out(planned, prepared, stop=stop)
         else:
             print(f"{planned.workdir}: done already; --again makes another", flush=True)
         print(text(report), flush=True)

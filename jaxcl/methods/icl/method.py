@@ -102,7 +102,7 @@ def make(
     learnt_rate: bool = True,
     temperature: schema.Temperature = 0.1,
     with_positive: bool = True,
-    inner_steps: schema.Count | None = None,
+    inner_steps: Annotated[int, schema.Range(1, 1000)] | None = None,
     fixed_lr: schema.Weight | None = None,
     inner_lr: schema.Weight | None = None,
     second_order: bool = False,

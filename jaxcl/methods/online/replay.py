@@ -53,6 +53,8 @@ def settings(
         )
     if capacity is None:
         capacity = (20 if per_class is None else per_class) * num_classes
+        field = f"config.replay.per_class={per_class} x {num_classes} classes"
+        schema.check_value(capacity, schema.Count, field)
     return core.Replay(
         capacity=capacity,
         policy=policy,

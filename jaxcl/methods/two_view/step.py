@@ -69,6 +69,37 @@ UNUSED_ALONE = (
 )
 
 
+def unread(options: dict) -> list[str]:
+    """Options that change the loss under another base or strategy, and not under these.
+
+    Sizes and PNR's lambda are left out: a config sets them for every base that it may
+    be given.
+    """
+    spec, plan = bases.get(options["base"]), strategies.get(options["strategy"])
+    pnr, contrastive = options["strategy"] == "pnr", spec.unbounded is None
+    distils = plan.distiller and not (pnr and contrastive)
+    reads = {
+        ("temperature",): contrastive,
+        ("distill_temperature",): plan.distiller and contrastive,
+        ("weight",): distils or plan.weight is not None,
+        ("pn1", "pn2"): pnr,
+        ("frozen_bn",): plan.teacher,
+        ("momentum_start", "momentum_end"): spec.momentum,
+        ("scale", "off_diagonal"): options["base"] == "barlow_twins",
+        ("invariance", "variance", "covariance"): options["base"] == "vicreg",
+        ("mix",): plan.mixes,
+        ("fisher_share",): plan.consolidates,
+        ("head_lr", "head_form"): options["online_head"],
+    }
+    standard = schema.defaults(make)
+    return [
+        name
+        for names, read in reads.items()
+        for name in names
+        if not read and options[name] != standard[name]
+    ]
+
+
 def alone(options: dict) -> dict:
     """Options of the same method on one task alone, where no strategy applies."""
     return options | {"strategy": "finetune"}

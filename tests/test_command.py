@@ -1,0 +1,60 @@
+"""What commands say of wrong flags: one line, without a traceback."""
+
+import pytest
+from absl import flags
+from ml_collections import config_flags
+
+from jaxcl.config import command
+from jaxcl.update import command as update
+
+
+def said(capsys, monkeypatch, arguments, define, **options):
+    values = flags.FlagValues()
+    define(values, arguments)
+    monkeypatch.setattr(command.flags, "FLAGS", values)
+    with pytest.raises(SystemExit) as stopped:
+        command.parse_flags(["command", *arguments], **options)
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def of_a_run(values, arguments):
+    config_flags.DEFINE_config_file(
+        "config",
+        flag_values=values,
+        sys_argv=arguments,
+        lock_config=False,
+        accept_new_attributes=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "flag, hint",
+    [
+        ("--epochs=3", "did you mean --config.epochs?"),
+        ("--epoch=3", "did you mean --config.epochs?"),
+        ("--method.temperature=3", "did you mean --config.method.temperature?"),
+        ("--banana=3", "Unknown command line flag 'banana'"),
+    ],
+)
+def test_an_option_without_its_config_is_suggested(capsys, monkeypatch, flag, hint):
+    arguments = ["--config=configs/quickstart.py", flag]
+    line = said(capsys, monkeypatch, arguments, of_a_run)
+    assert line.startswith("jaxcl: Unknown command line flag") and line.endswith(hint)
+
+
+def test_an_update_has_the_options_of_a_run_below_train(capsys, monkeypatch):
+    arguments = ["--run=a", "--data=b", "--epochs=3"]
+    options = {"section": "config.train"}
+    line = said(capsys, monkeypatch, arguments, update.define_flags, **options)
+    assert line.endswith("did you mean --config.train.epochs?")
+
+
+def test_a_word_for_a_config_that_takes_none(capsys, monkeypatch):
+    arguments = ["--config=configs/quickstart.py:simclr"]
+    line = said(capsys, monkeypatch, arguments, of_a_run)
+    assert line == (
+        "jaxcl: flag --config=configs/quickstart.py:simclr: the config takes no word "
+        "behind its name and a colon"
+    )
