@@ -1,0 +1,76 @@
+"""Configs and sets at random, a few of each; tests/attack makes many more.
+
+What is drawn is always the same here.
+"""
+
+import functools
+import pathlib
+import tempfile
+
+import hypothesis
+import numpy as np
+import pytest
+from sklearn import datasets
+
+from attack import configs, kind, sets
+from jaxcl.config import build
+
+
+@pytest.mark.parametrize("name, count", [("two_view", 20), ("online", 20)])
+def test_a_config_is_built_or_refused_by_a_field(name, count, monkeypatch):
+    """Without tracing the step, which takes longest and has tests of its own."""
+    monkeypatch.setattr(build.job, "checked", lambda job: job)
+    digits = functools.cache(datasets.load_digits)
+    monkeypatch.setattr(datasets, "load_digits", digits)
+    found = []
+
+    @hypothesis.settings(
+        derandomize=True,
+        max_examples=count,
+        database=None,
+        deadline=None,
+        suppress_health_check=[*hypothesis.HealthCheck],
+    )
+    @hypothesis.given(configs.drawn_from(name))
+    def one(drawn):
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(configs.outcome(*drawn, pathlib.Path(folder) / "run"))
+
+    one()
+    assert {*found} == {"built", "refused"}
+
+
+def test_a_refusal_must_name_a_field():
+    assert configs.FIELD.search("config.seed=-1: must be at least 0")
+    assert configs.FIELD.search("batch_size = 10: task 0 has only 8 train rows")
+    for text in ("base is nan", "list index out of range", "unsupported operand"):
+        assert not configs.FIELD.search(text)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    return tmp_path_factory.mktemp("sets")
+
+
+QUICK = [name for name in sets.SETS if name not in ("array_record", "tfrecord")]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_damaged_set_is_read_or_refused_by_name(name, shared, tmp_path):
+    whole = kind.Place(tmp_path, shared).once(f"set {name}", sets.SETS[name][0])
+    assert sets.outcome(name, whole) == "read"
+    found = set()
+    for number in range(4):
+        place = kind.Place(tmp_path / str(number), shared)
+        place.folder.mkdir()
+        found.add(sets.attack(name, np.random.default_rng([1, number]), place))
+    assert found <= {"read", "rows refused", "refused"} and "refused" in found
+
+
+def test_a_set_that_is_refused_without_a_name_is_found(shared, tmp_path, monkeypatch):
+    def load(*_, **options):
+        raise ValueError("list index out of range")
+
+    monkeypatch.setattr(sets.sources, "load", load)
+    with pytest.raises(kind.Broken, match="refused without a name: list index"):
+        sets.outcome("npz", tmp_path)
