@@ -23,7 +23,7 @@ from ml_collections import config_flags
 
 from jaxcl import schema
 from jaxcl.config import build, command
-from jaxcl.run import finish, train, transfer
+from jaxcl.run import finish, lock, train, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import drift, lineage
 
@@ -233,6 +233,11 @@ def carry_out(work: Plan, *, stop: Callable[[], bool] = lambda: False) -> dict:
     Raises:
       As `finish.run`.
     """
+    with lock.held(work.workdir.parent):  # of all updates of the run
+        return _carry_out(work, stop)
+
+
+def _carry_out(work, stop) -> dict:
     began, folder = time.time(), work.workdir
     # Built first, so that a wrong option fails before anything is measured.
     job = build.build(ml_collections.ConfigDict(work.config), folder)
@@ -388,10 +393,22 @@ def main(argv: list[str]) -> int:
         )
 
     def work(planned, stop):
+        with lock.held(planned.workdir.parent):
+            return finished(planned, stop)
+
+    def finished(planned, stop):
+        asked = None if options.again else planned.asked
+        now = lineage.current(options.run), lineage.next_update(options.run, asked)
+        if now != (planned.parent, planned.workdir):
+            raise lock.Held(
+                f"{options.run}: another update of it has ended meanwhile; run the "
+                "same command again, which goes on from there"
+            )
         report = lineage.read(planned.workdir)
         if report is None:
             report = carry_out(planned, stop=stop)
         else:
+            lineage.forget(planned.workdir, report)
             print(f"{planned.workdir}: done already; --again makes another", flush=True)
         print(text(report), flush=True)
         return 0 if report["accepted"] else ROLLED_BACK
