@@ -20,6 +20,9 @@ flags.mark_flag_as_required("config")
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; runs/NAME by default.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0.")
 PROCESSES = flags.DEFINE_integer("processes", None, "How many processes there are.")
+LOST_ROWS = flags.DEFINE_bool(
+    "lost_rows", False, "Go on although rows of metrics.jsonl are lost or damaged."
+)
 PROCESS = flags.DEFINE_integer("process", None, "Number of this process.")
 
 
@@ -32,7 +35,8 @@ def main(argv):
 
     def make():
         workdir = WORKDIR.value or build.default_workdir(CONFIG.value)
-        return build.build(CONFIG.value, workdir), workdir
+        work = build.build(CONFIG.value, workdir)
+        return finish.without_lost_rows(work) if LOST_ROWS.value else work, workdir
 
     def work(made, stop):
         finish.run(*made, stop=stop)

@@ -23,7 +23,6 @@ PORT = 1234
 WRONG, STOPPED = 2, 75  # exit codes of jaxcl.main
 # Chips of a machine by which GKE counts hosts; other numbers by --chips.
 CHIPS = 4
-YAML_BOOLS = ("yes", "no", "on", "off", "y", "n")
 
 
 def hosts(options) -> int:
@@ -95,6 +94,9 @@ def command(options, count: int) -> tuple[list, list]:
         {"name": name, "value": value}
         for name, value in pairs("env", options.env, "=").items()
     ]
+    # A pod that is made anew on another node takes over the run directory from itself:
+    # the rule for failed pods makes one only when that before it has ended.
+    env.append({"name": "JAXCL_JOB", "value": f"kubernetes {options.name}"})
     if options.tpu:  # GKE tells every pod who the others are
         env.append({"name": "JAXCL_DISTRIBUTED", "value": "1"})
     elif count > 1:
@@ -204,32 +206,6 @@ def manifest(options) -> dict:
     }
 
 
-def yaml(value, indent: str = "") -> str:
-    """YAML of dicts, lists, strings, numbers and bools; strings are quoted as JSON."""
-    lines = []
-    if isinstance(value, dict):
-        for key, child in value.items():
-            nested = isinstance(child, dict | list)
-            inner = (
-                f"\n{yaml(child, indent + '  ')}" if nested else f" {_scalar(child)}"
-            )
-            lines.append(f"{indent}{key}:{inner}")
-    else:
-        for child in value:
-            text = _scalar(child)
-            if isinstance(child, dict | list):
-                text = yaml(child, indent + "  ").removeprefix(indent + "  ")
-            lines.append(f"{indent}- {text}")
-    return "\n".join(lines)
-
-
-def _scalar(value) -> str:
-    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z/][A-Za-z0-9_./-]*", value)
-    if plain and value.lower() not in ("true", "false", "null", *YAML_BOOLS):
-        return value
-    return json.dumps(value, ensure_ascii=False)
-
-
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
     made = argparse.ArgumentParser(
@@ -269,7 +245,9 @@ def call(options) -> tuple[list[str], str | None]:
     """
     where = [f"--namespace={options.namespace}"] if options.namespace else []
     if options.action == "apply":
-        return ["kubectl", "apply", *where, "-f", "-"], yaml(manifest(options)) + "\n"
+        # JSON, which kubectl takes as it takes YAML, needs no rules of quoting.
+        text = json.dumps(manifest(options), indent=1, ensure_ascii=False) + "\n"
+        return ["kubectl", "apply", *where, "-f", "-"], text
     if options.action == "delete":
         return ["kubectl", "delete", "jobset", options.name, *where], None
     label = f"jobset.sigs.k8s.io/jobset-name={options.name}"

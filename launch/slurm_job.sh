@@ -16,6 +16,8 @@ if [[ $1 == --commands=* ]]; then
   mapfile -d '' words < <(xargs printf '%s\0' <<<"$line")
   set -- "$@" "${words[@]}"
 fi
+# A job that is queued again on other nodes takes over the run directory from itself.
+if [[ -n ${SLURM_JOB_ID:-} ]]; then export JAXCL_JOB="slurm $SLURM_JOB_ID"; fi
 if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
   export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun no longer takes it from sbatch
 fi

@@ -11,6 +11,7 @@ jaxcl.compare and launch/table.py read ROOT/CONFIG,OPTION=VALUE as one directory
 """
 
 import argparse
+import contextlib
 import hashlib
 import itertools
 import json
@@ -27,8 +28,9 @@ from typing import NamedTuple
 
 from etils import epath
 
+from jaxcl.data import storage
+from jaxcl.run import lock, seeds
 from jaxcl.run import results as results_lib
-from jaxcl.run import seeds
 
 LONGEST = 120  # of a directory's name; file systems take 255
 STOPPED = 75  # exit code of jaxcl.main
@@ -101,7 +103,7 @@ def finished(folder) -> bool:
     folder = epath.Path(folder)
     if not (folder / results_lib.RESULTS).exists():
         return False
-    config = json.loads((folder / "config.json").read_text())
+    config = storage.read_object(folder / "config.json")
     results = results_lib.read_results(folder)
     tasks = len(results["task_names"])
     if results_lib.finished(results) < (config.get("first_tasks") or tasks):
@@ -135,7 +137,8 @@ def run_all(
 ) -> int:
     """Run them; one that fails does not end the others.
 
-    The first SIGTERM or SIGINT makes those at work save and stop, the second kills.
+    The first SIGTERM, SIGINT or SIGHUP makes those at work save and stop, the second
+    kills.
 
     Args:
       runs: what is to be run, in order.
@@ -146,8 +149,9 @@ def run_all(
       0 if all finished, 75 if some were stopped (the same command continues), else 1.
     """
     signals, handled, codes = [], 0, []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: signals.append(True))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores one
+            signal.signal(number, lambda *_: signals.append(True))
     waiting, at_work = [*runs], {}  # place -> (run, process)
     while at_work or (waiting and not signals):
         for place in range(options.jobs):
@@ -218,14 +222,21 @@ def parser() -> argparse.ArgumentParser:
 def main(argv=None) -> int:
     """The command; exit code 2 where an option is wrong."""
     options = parser().parse_args(argv)
+    with contextlib.ExitStack() as locks:
+        return _main(options, locks)
+
+
+def _main(options, locks) -> int:
     try:
         if options.jobs < 1:
             raise ValueError(f"--jobs={options.jobs}: must be 1 or more")
         if options.run and "://" in options.root:
             raise ValueError(f"--root={options.root}: --run wants a disk, for its logs")
         runs = expand(options)
+        if options.run and not options.dry_run:
+            locks.callback(lock.take(options.root).release)
         left = [run for run in runs if options.all or not finished(run.folder)]
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, lock.Held) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     if len(left) < len(runs):

@@ -160,11 +160,15 @@ create() {
 
 # With uv, for the Python of the machines is older than what the package wants.
 install() {
-  local archive=${TMPDIR:-/tmp}/jaxcl-$name.tar.gz
+  local folder archive made=''
+  # A folder that nobody else can have made, or put another archive into.
+  folder=$(if [[ -n $dry ]]; then echo TEMPORARY; else mktemp -d; fi) || return 1
+  archive=$folder/jaxcl.tar.gz
   run tar -czf "$archive" -C "$source" --exclude=__pycache__ \
-    pyproject.toml README.md LICENSE jaxcl configs || return 1
-  tpu scp "$archive" "$name:jaxcl.tar.gz" --worker=all || return 1
-  run rm -f "$archive"
+    pyproject.toml README.md LICENSE jaxcl configs &&
+    tpu scp "$archive" "$name:jaxcl.tar.gz" --worker=all && made=1
+  run rm -rf "$folder"
+  [[ -n $made ]] || return 1
   remote all 'set -e
 mkdir -p jaxcl && tar -xzf jaxcl.tar.gz -C jaxcl
 PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --user --quiet uv
@@ -182,7 +186,7 @@ start() {
   remote all "mkdir -p ~/.jaxcl && cd ~/jaxcl || exit
 if $alive; then echo 'the run is there already'; exit; fi
 rm -f ~/.jaxcl/code
-JAXCL_DISTRIBUTED=1 setsid nohup bash -c '\"\$@\"; echo \$? >~/.jaxcl/code' run \\
+JAXCL_JOB=tpu-$name JAXCL_DISTRIBUTED=1 setsid nohup bash -c '\"\$@\"; echo \$? >~/.jaxcl/code' run \\
   ~/jaxcl-venv/bin/python -m jaxcl.main $(quoted "${arguments[@]}") \\
   >>~/.jaxcl/log 2>&1 </dev/null &
 echo \$! >~/.jaxcl/pid"

@@ -7,25 +7,12 @@ import os
 import pathlib
 import re
 import subprocess
-import tempfile
 import time
 
+import environment
+
 # Before jax is imported anywhere; processes that tests start inherit these.
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["JAX_NUM_CPU_DEVICES"] = "8"
-# The nets are tiny: compiling is what costs, so the expensive passes are off, and loops
-# are emitted as LLVM's code at once instead of through MLIR (a third of the time).
-os.environ["XLA_FLAGS"] = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false"
-)
-os.environ.setdefault(
-    "JAX_COMPILATION_CACHE_DIR",
-    str(pathlib.Path(tempfile.gettempdir()) / "jaxcl-test-cache"),
-)
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+environment.settle(devices=8)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -3,6 +3,7 @@
 The bucket is `fake_gcs`'s, on loopback; the clients are the real ones.
 """
 
+import json
 import os
 
 import numpy as np
@@ -20,7 +21,7 @@ from etils import epath  # noqa: E402
 from helpers import fake_gcs  # noqa: E402
 from jaxcl.config import build
 from jaxcl.data import convert, from_arrays, from_folders, sources, storage  # noqa: E402
-from jaxcl.run import finish, record, results, train, transfer  # noqa: E402
+from jaxcl.run import finish, lock, record, results, train, transfer  # noqa: E402
 
 RUN = {
     "scenario.num_tasks": 10,
@@ -141,3 +142,31 @@ def test_what_a_bucket_cannot_do_is_said(data):
     with pytest.raises(ValueError, match=r"gs://bucket/none.*no such directory"):
         from_folders.image_folder(path="gs://bucket/none")
     assert storage.exists(f"{data[1]}/set.npz") and not storage.exists("gs://bucket/x")
+
+
+def test_a_bucket_has_one_owner_by_the_condition_that_there_is_none(
+    server, monkeypatch, caplog
+):
+    monkeypatch.setattr(lock, "_PATIENCE", 0.01)
+    run, key = "gs://bucket/locked", ("bucket", "locked/lock.json")
+    with lock.held(run):
+        owner = json.loads(server.objects[key][1])
+        assert owner["pid"] == os.getpid()
+        created = [path for kind, path in server.requests if kind == "POST"]
+        assert "ifGenerationMatch=0" in created[-1]
+        held = lock._held.pop(run)  # as another process sees it
+        with pytest.raises(lock.Held, match=f"process {os.getpid()} on"):
+            lock.take(run)
+        lock._held[run] = held
+    assert key not in server.objects
+    server.objects[key] = (1, json.dumps(owner | {"pid": 1 << 30}).encode())
+    taken = lock.take(run)
+    assert "it has ended" in caplog.text
+    assert json.loads(server.objects[key][1])["pid"] == os.getpid()
+    taken.release()
+    assert key not in server.objects
+    elsewhere = owner | {"host": "elsewhere", "boot": "another"}
+    server.objects[key] = (1, json.dumps(elsewhere).encode())
+    with pytest.raises(lock.Held, match="remove gs://bucket/locked/lock.json"):
+        lock.take(run)
+    assert json.loads(server.objects[key][1]) == elsewhere

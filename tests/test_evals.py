@@ -3,6 +3,7 @@
 import functools
 import logging
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import pytest
 from helpers import eval_toy, small_sets
 from jaxcl import core, sharding
 from jaxcl.data import splits, stream
-from jaxcl.evals import features, knn, linear, objective, predict, tsne
+from jaxcl.evals import features, knn, linear, objective, predict, svm, tsne
 from jaxcl.evals import head as head_lib
 from jaxcl.nets import resnet
 from jaxcl.run import evaluation, seeds
@@ -235,6 +236,42 @@ def test_a_fit_that_is_not_finite_has_no_accuracy(scenario):
     assert np.isnan(result.scalars["accuracy"])
     assert "lr=1e+38 is not finite" in result.warnings[0]
     assert len(result.warnings) == (4 if scenario == "domain" else 1)
+
+
+def test_features_that_are_not_finite_give_no_result_and_a_warning(tmp_path):
+    """Of nan no class is the nearest: each evaluator would have had a number."""
+    parts, state = eval_toy.parts_of("class"), eval_toy.state_of(0)
+    wild = state._replace(params={"w": state.params["w"] * 1e38})
+    found = knn.make(parts, k=3)(wild, 1)
+    assert all(np.isnan(row).all() for row in found.rows.values())
+    assert np.isnan(found.scalars["accuracy"]) and "not finite" in found.warnings[0]
+    assert knn.make(parts, k=3)(state, 1).warnings == ()
+
+    def predict_of(state, images):
+        return jnp.pad(eval_toy.embed(state, images), ((0, 0), (0, 1)))
+
+    own = predict.make(parts._replace(predict=predict_of))
+    found = own(wild, 2)
+    assert all(np.isnan(row).all() for row in found.rows.values())
+    assert "not finite" in found.warnings[0] and own(state, 2).warnings == ()
+
+    found = svm.make(parts, folds=2, inner_folds=2, penalties=(1.0,))(wild, 0)
+    assert [*found.scalars] == ["seconds"] and "not finite" in found.warnings[0]
+    drawn = tsne.make(parts, directory=tmp_path, show="test")(wild, 0)
+    assert "no picture is drawn" in drawn.warnings[0] and not [*tmp_path.iterdir()]
+
+
+def test_every_result_is_looked_at_for_what_is_no_number(caplog):
+    def judge(state, task):
+        return core.Result({"row": np.array([np.nan])}, {"a": np.inf, "b": 0.5})
+
+    rows = []
+    recorder = types.SimpleNamespace(log=lambda *_, **values: rows.append(values))
+    state = types.SimpleNamespace(step=np.int32(3))
+    found = evaluation.run({"x": judge}, state, 0, recorder)
+    (words,) = found.warnings
+    assert words == "config.evaluators.x: a is inf: it was not measured"
+    assert words in caplog.text and "step 3" in caplog.text
 
 
 def test_a_train_loss_above_that_of_guessing_is_warned_of():

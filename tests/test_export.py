@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import shutil
+import struct
 from unittest import mock
 
 import chex
@@ -485,7 +486,8 @@ def test_the_last_accepted_update_takes_the_place_of_its_run(trained, tmp_path):
         states.append(state)
     shutil.rmtree(run / "updates" / "0002" / "checkpoints")  # as one rolled back
     card = export_command.export(str(run), str(out))
-    assert card["checkpoint"]["run"] == str(run / "updates" / "0001")
+    place = str(run / "updates" / "0001")
+    assert card["checkpoint"]["run"] == export_command.hidden(place)
     assert card["data"]["name"] == "digits" and card["data"]["train_rows"] > 1000
     made = jaxcl.load_encoder(out)
     chex.assert_trees_all_equal(made.params, states[0].params["encoder"])
@@ -530,8 +532,9 @@ def test_a_folder_of_something_else_is_refused(trained, tmp_path, capsys):
     out.mkdir()
     export_command.export(str(trained[0]), str(out))  # it was empty
     again = export_command.export(str(trained[0]), str(out), torch=False)
-    same = {name: x for name, x in again.items() if name != "date"}
-    assert same == {name: x for name, x in trained[2].items() if name != "date"}
+    assert {*again} == {*trained[2]}
+    same = {*again} - {"date", "checksum"}
+    assert all(again[name] == trained[2][name] for name in same)
     assert {p.name for p in out.iterdir()} == {"card.json", "encoder.safetensors"}
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     (out / "notes.txt").write_text("mine")
@@ -588,6 +591,7 @@ def change(out, name, value):
     for section in sections:
         place = place[section]
     place[last] = value
+    card["checksum"] = encoder.checksum(card)
     (out / "card.json").write_text(json.dumps(card))
 
 
@@ -626,6 +630,10 @@ def test_damaged_files_are_refused(trained, residual, tmp_path):
     path.unlink()
     with pytest.raises(ValueError, match=r"encoder\.safetensors: it cannot be read"):
         jaxcl.load_encoder(out)
+    text = (out / "card.json").read_text()
+    (out / "card.json").write_text(text.replace('"seed": 0', '"seed": 1', 1))
+    with pytest.raises(ValueError, match=r"card\.json: it was changed since it was"):
+        jaxcl.load_encoder(out)
     (out / "card.json").write_text('{"format": 1}')
     with pytest.raises(ValueError, match=r"it lacks \['encoder', 'files', 'input'"):
         jaxcl.load_encoder(out)
@@ -634,6 +642,81 @@ def test_damaged_files_are_refused(trained, residual, tmp_path):
         jaxcl.load_encoder(out)
     with pytest.raises(ValueError, match="it has no card.json that can be read"):
         jaxcl.load_encoder(tmp_path / "nowhere")
+
+
+def tensor_file(header, data=bytes(16), size=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if size is None else size) + text + data
+
+
+def entry(dtype="F32", shape=(4,), at=(0, 16)):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(at)}
+
+
+HEADERS = {
+    "no file": b"",
+    "a part of the length": b"\1\0",
+    "longer than any file": tensor_file({}, size=2**63),
+    "longer than the file": tensor_file({}, size=2**40),
+    "no JSON": tensor_file(b"{" * 50),
+    "deep": tensor_file(b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
+    "a list": tensor_file([1]),
+    "no text": tensor_file(b"\xff\xfe"),
+    "the same bytes twice": tensor_file({"a": entry(), "b": entry()}),
+    "overlapping": tensor_file({"a": entry(), "b": entry(at=(8, 24))}, bytes(24)),
+    "beyond the end": tensor_file({"a": entry(shape=(400,), at=(0, 1600))}),
+    "before the start": tensor_file({"a": entry(at=(-16, 0))}),
+    "backwards": tensor_file({"a": entry(at=(16, 0))}),
+    "a hole": tensor_file({"a": entry(shape=(1,), at=(12, 16))}),
+    "bytes behind": tensor_file({"a": entry()}, bytes(20)),
+    "more than 64 bits": tensor_file({"a": entry(shape=(2**40, 2**40))}),
+    "huge and empty": tensor_file({"a": entry(shape=(2**62, 0), at=(0, 0))}, b""),
+    "a type of nobody": tensor_file({"a": entry("Q4")}),
+    "a type of others": tensor_file({"a": entry("F8_E4M3", (16,))}),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_hostile_headers_are_refused_by_name(name):
+    with pytest.raises(ValueError, match="^f: it is no safetensors file: "):
+        encoder.read_tensors(HEADERS[name], "f")
+
+
+def test_no_path_of_this_machine_is_in_the_card(trained, tmp_path):
+    copy = shutil.copytree(trained[0], tmp_path / "secret")
+    there = json.loads((copy / "config.json").read_text())
+    there["data"] = {
+        "name": "joined",
+        "sets": [{"name": "npz", "path": "secret/x.npz"}],
+    }
+    there |= {"start": "secret/runs", "plasticity_cache": "secret"}
+    there["notes"] = {
+        "a": "/secret",
+        "b": "gs://secret/x",
+        "c": ["~/secret", "../secret"],
+    }
+    there["name"] = "kept/name"
+    (copy / "config.json").write_text(json.dumps(there))
+    card = export_command.export(str(copy), str(tmp_path / "out"))
+    text = (tmp_path / "out" / "card.json").read_text()
+    assert "secret" not in text and str(tmp_path) not in text
+    hidden = export_command.hidden("secret/x.npz")
+    assert card["data"]["options"]["sets"][0]["path"] == hidden
+    assert re.fullmatch("sha256:[0-9a-f]{16}", hidden)
+    assert card["checkpoint"]["run"] == export_command.hidden(str(copy))
+    assert card["training"]["run"] == card["config"]["name"] == "kept/name"
+
+
+def test_an_export_that_was_killed_is_made_again(trained, tmp_path):
+    out = shutil.copytree(trained[1], tmp_path / "out")
+    (out / "card.json").unlink()  # it is written last
+    export_command.export(str(trained[0]), str(out))
+    whole = (out / "card.json").read_text()
+    (out / "card.json").unlink()
+    (out / "encoder.safetensors").write_bytes(b"another's")
+    with pytest.raises(ValueError, match="--force replaces it"):
+        export_command.export(str(trained[0]), str(out))
+    assert json.loads(whole)["files"] == trained[2]["files"]
 
 
 # PyTorch's file, without PyTorch
@@ -711,7 +794,8 @@ def test_the_commands_and_the_code_of_the_page(
         assert export_command.main(arguments) == 0
     found = jaxcl.load_encoder("exports/pnr_cifar100")
     assert found.card["torch"]
-    assert found.card["checkpoint"]["run"] == "runs/pnr_cifar100"
+    run = export_command.hidden("runs/pnr_cifar100")
+    assert found.card["checkpoint"]["run"] == run
     capsys.readouterr()
     mine = [code for code in pages.blocks(PAGE, "python") if "import jaxcl" in code]
     assert len(mine) == 2

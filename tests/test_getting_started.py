@@ -164,7 +164,7 @@ def test_the_page_runs_and_leaves_what_it_names(tmp_path):
     for line in ("before and after", "index of the old embeddings: "):
         assert line in printed[8]
     card = json.loads((tmp_path / "exports" / "mine" / "card.json").read_text())
-    assert card["checkpoint"]["run"].endswith("runs/mine/updates/0001")
+    assert card["checkpoint"]["run"].startswith("sha256:")  # no path of this machine
     assert card["input"]["size"] == 16 and card["input"]["channels"] == 1
     features = re.search(r"It prints `\((\d+), (\d+)\)`", PAGE).groups()
     width = load_config().encoder.width

@@ -82,7 +82,7 @@ def test_dry_run_prints_what_is_run(tmp_path):
     words = [w for w in shlex.split(text.stdout, comments=False)]
     starts = [i for i, word in enumerate(words) if word in ("gcloud", "tar", "rm")]
     lines = [words[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
-    archive = f"{tmp_path}/jaxcl-n.tar.gz"
+    archive = "TEMPORARY/jaxcl.tar.gz"
     keep = "--ssh-flag=-oServerAliveInterval=30"
     zone = "--zone=z"
     assert lines[0] == ["gcloud", *NODE, "describe", "n", "--format=value(state)", zone]
@@ -110,14 +110,16 @@ def test_dry_run_prints_what_is_run(tmp_path):
         "configs",
     ]
     scp = ["gcloud", *NODE, "scp", archive, "n:jaxcl.tar.gz", "--worker=all", zone]
-    assert lines[3:5] == [scp, ["rm", "-f", archive]]
+    assert lines[3:5] == [scp, ["rm", "-rf", "TEMPORARY"]]
     heads = [line[:-2] + line[-1:] for line in lines[5:]]
     ssh = ["gcloud", *NODE, "ssh", "n"]
     everyone, first = ([*ssh, f"--worker={w}", keep, zone] for w in ("all", "0"))
     assert heads == [everyone, everyone, first, everyone]
     started = lines[6][-2]
     assert f"-m jaxcl.main {shlex.join(RUN)}".replace("'\"'\"'", "'\\''") in started
-    assert "JAXCL_DISTRIBUTED=1" in started and started.startswith("--command=mkdir")
+    assert "JAXCL_JOB=tpu-n JAXCL_DISTRIBUTED=1" in started and started.startswith(
+        "--command=mkdir"
+    )
     again = tpu("resume", "n", "--dry-run", *MAKE, "--spot", "--", *RUN, env=where)
     assert again.stdout == text.stdout and not list(tmp_path.iterdir())
 

@@ -425,9 +425,10 @@ def check_4(done):
     said = r"^accepted$" if accepted else r"^rolled back: \['knn/class_incremental lost"
     assert re.search(said, done.printed, re.M)
     card = json.loads((done.folder / "exports/mine/card.json").read_text())
+    counted = done.find(r"^(\d+) features, of step (\d+)$")
+    assert [card["num_features"], card["checkpoint"]["step"]] == counted
     exported = "runs/mine/updates/0001" if accepted else "runs/mine"
-    counted = done.find(rf"^(\d+) features from {exported}$")
-    assert card["num_features"] == counted[0]
+    assert card["checkpoint"]["run"] == export_command.hidden(exported)
     assert done.find(r"([\d.]+) % of 6 neighbours")[0] > 60
     assert len(done.pictures) == 2
 

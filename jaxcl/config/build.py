@@ -18,7 +18,7 @@ from jaxcl.evals import features
 from jaxcl.memory import sharded
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import chain
-from jaxcl.run import evaluation, job, seeds, task_alone, transfer
+from jaxcl.run import evaluation, job, lock, seeds, task_alone, transfer
 
 # Where and how a run computes, not what: these may change when it resumes.
 MACHINE = (
@@ -196,8 +196,25 @@ def default_workdir(config) -> str:
 
 def claim(workdir, config: dict) -> None:
     """Write the config to its run directory, or check that it is the same."""
+    with lock.held(workdir):
+        _claim(workdir, config)
+
+
+def _written(path) -> dict:
+    """The config of a run directory."""
+    try:
+        return storage.read_object(path)
+    except storage.NotJson as error:
+        raise ValueError(
+            f"{error}. The rest of the run may be whole: put a copy of the file back, "
+            "or run the same command with a new --workdir until it has begun, and take "
+            "the config.json that it writes there"
+        ) from error
+
+
+def _claim(workdir, config):
     path = epath.Path(workdir) / "config.json"
-    old = storage.read_json(path) if path.exists() else None
+    old = _written(path) if path.exists() else None
     sharding.barrier("the config is read")
     if old is not None:
         changed = schema.differences(_without(old, MACHINE), _without(config, MACHINE))
@@ -207,7 +224,6 @@ def claim(workdir, config: dict) -> None:
                 f"{'; '.join(changed)}. Give another --workdir, or the same config"
             )
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0:
         storage.write_json(path, config)
     sharding.barrier("the config is written")
@@ -333,7 +349,7 @@ def _check_start(start, plain) -> None:
     path = epath.Path(start) / "config.json"
     if not path.exists():
         raise ValueError(f"config.start={start!r}: there is no run in it")
-    theirs = storage.read_json(path)
+    theirs = storage.read_object(path)
     same = ["encoder", "augment", "precision"]
     after = plain["scenario"].get("name") == "after"
     same += ["method"] if after else ["seed", "data", "scenario", "batch_size"]

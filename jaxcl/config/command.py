@@ -2,21 +2,20 @@
 
 import dataclasses
 import difflib
-import signal
 import sys
-import threading
 
 from absl import flags, logging
 
 from jaxcl.config import sections
 from jaxcl.data import files
-from jaxcl.run import checkpoint, metrics_log, record, train
+from jaxcl.run import checkpoint, lock, metrics_log, record, signals, train
 
 # What a user can mend: one line says it. Anything else is a bug, with a traceback.
 FAILURES = (
     metrics_log.Diverged,
     checkpoint.CheckpointError,
     record.RowsLost,
+    lock.Lost,
     files.Unreadable,
     OSError,
 )
@@ -73,18 +72,23 @@ def run(make, work) -> int:
     Returns:
       The exit code: that of `work`, 0 for None; 2, 1 or 75 as in `main`.
     """
-    stopping = threading.Event()
-    # After the distributed runtime has started, which would take SIGTERM for itself.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
     logging.set_verbosity(logging.WARNING)
+    # After the distributed runtime has started, which would take SIGTERM for itself.
+    with signals.watched(complain) as stop:
+        return _run(make, work, stop)
+
+
+def _run(make, work, stop) -> int:
     try:
         made = make()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, lock.Held) as error:
         return complain(error)
     try:
-        return work(made, stopping.is_set) or 0
-    except train.Interrupted as stop:
-        return complain(f"{stop}; the same command continues", code=75)
+        return work(made, stop) or 0
+    except train.Interrupted as interrupted:
+        told = f"{interrupted}; the same command continues"
+        return complain(told, code=signals.STOPPED)
+    except lock.Held as error:
+        return complain(error)
     except FAILURES as error:
         return complain(error, code=1)

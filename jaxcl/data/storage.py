@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import stat
 import uuid
 from collections.abc import Iterable, Iterator
@@ -83,7 +84,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
                 os.unlink(draft)
             raise
     except OSError as error:  # that of a full disk names no file, others the draft
-        reason = error.strerror or str(error)
+        reason = (error.strerror or str(error)) + room(path, error)
         raise OSError(error.errno or errno.EIO, reason, os.fspath(path)) from error
 
 
@@ -114,6 +115,28 @@ def read_json(path: Path) -> Any:
         return json.loads(read(path))
     except (ValueError, RecursionError) as error:
         raise NotJson(f"{os.fspath(path)}: it is damaged: {error}") from error
+
+
+def read_object(path: Path) -> dict:
+    """The object in a JSON file; raises as `read_json`, and where it is no object."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise NotJson(f"{os.fspath(path)}: it is damaged: a {kind}, not an object")
+    return value
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def room(path: Path, error: OSError) -> str:
+    """What the message of a full disk lacks: how much it has left; else ""."""
+    if error.errno not in _FULL:
+        return ""
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        folder = os.path.dirname(os.path.abspath(path))
+        return f"; {shutil.disk_usage(folder).free:,} bytes are free there"
+    return ""
 
 
 def size(path: Path) -> int:

@@ -19,6 +19,24 @@ from jaxcl.data import graph_batches, prefetch, stream
 Features = Literal["embedding", "projection"]
 
 
+# What an evaluator says that measured nothing for this reason.
+NOT_FINITE = "features are not finite, so that there is no result"
+
+
+class NotFinite(ValueError):
+    """Features are not finite: nothing can be drawn of them."""
+
+
+@jax.jit
+def _finite(arrays):
+    return jnp.stack([jnp.isfinite(x).all() for x in arrays]).all()
+
+
+def finite(*arrays: jax.Array) -> bool:
+    """Whether all numbers of some arrays are finite; they may lie on the devices."""
+    return bool(sharding.fetch(_finite(arrays)))
+
+
 def require(field: str, value: Any, good: bool, allowed: str) -> None:
     """Refuse the value of an option, `config.evaluators.{field}`, unless it is good."""
     if not good:

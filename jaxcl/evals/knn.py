@@ -160,7 +160,10 @@ def make(
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
         mask = features_lib.train_mask(groups, train_on, task)
-        right = judge(embed_test(state), embed_train(state), mask)
+        held, bank = embed_test(state), embed_train(state)
+        right, warnings = judge(held, bank, mask).astype(float), ()
+        if not features_lib.finite(held, bank):
+            right, warnings = right + np.nan, (features_lib.NOT_FINITE,)
         rows = {"class_incremental": features_lib.per_task(parts, right[0])}
         if groups.aware:
             own = features_lib.per_task(parts, right[1])
@@ -169,6 +172,6 @@ def make(
             "accuracy": float(right[0].mean()),
             "seconds": time.monotonic() - began,
         }
-        return core.Result(rows, scalars)
+        return core.Result(rows, scalars, warnings)
 
     return evaluate

@@ -52,7 +52,12 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
         count = int((first <= (task if met_only else none)).sum())
-        right, rows = judge(scores_of(state, first=count)), {}
+        scores, rows, warnings = scores_of(state, first=count), {}, ()
+        right = {name: row.astype(float) for name, row in judge(scores).items()}
+        if not features_lib.finite(scores):
+            # Scores of nan would make class 0 the prediction of every row.
+            right = {name: row + np.nan for name, row in right.items()}
+            warnings = ("predictions are not finite, so that there is no accuracy",)
         for name, correct in right.items():
             row = features_lib.per_task(parts, correct[np.argsort(order)])
             unjudged = met_only & (np.arange(len(row)) > task)
@@ -62,6 +67,6 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
             "accuracy": float(judged.mean()) if count else np.nan,
             "seconds": time.monotonic() - began,
         }
-        return core.Result(rows, scalars)
+        return core.Result(rows, scalars, warnings)
 
     return evaluate

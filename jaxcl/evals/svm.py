@@ -89,15 +89,17 @@ def make(
     )
 
     def evaluate(state, task: int) -> core.Result:
-        began, scalars = time.monotonic(), {}
+        began, scalars, warnings = time.monotonic(), {}, []
         # Without a subset to judge, nothing is worth embedding.
         features = sharding.fetch(embed(state)) if chosen[task] else None
         for name, rows in chosen[task].items():
             mine = features[np.searchsorted(used, rows)]
             if np.isfinite(mine).all():
                 scalars[name] = measure(mine, train.label[rows])
+            else:
+                warnings.append(f"{name}: {features_lib.NOT_FINITE}")
         scalars["seconds"] = time.monotonic() - began
-        return core.Result({}, scalars)
+        return core.Result({}, scalars, tuple(warnings))
 
     return evaluate
 

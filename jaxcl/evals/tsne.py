@@ -125,7 +125,10 @@ def make(
         draw = kind(parts, max_points, perplexity)
 
     def evaluate(state, task: int) -> core.Result:
-        draw(state, task, epath.Path(directory))
+        try:
+            draw(state, task, epath.Path(directory))
+        except features_lib.NotFinite as error:
+            return core.Result({}, {}, (str(error),))
         return core.Result({}, {})
 
     return evaluate
@@ -300,7 +303,9 @@ def _stored(parts) -> Callable:
 
 
 def project(features: np.ndarray, *, perplexity: float, seed: int) -> np.ndarray:
-    """Project features f32[n, D] to points f32[n, 2]."""
+    """Project features f32[n, D] to f32[n, 2]; NotFinite where a feature is not."""
+    if not np.isfinite(features).all():
+        raise features_lib.NotFinite("features are not finite: no picture is drawn")
     from sklearn import manifold  # takes a second, and few runs need it
 
     perplexity = min(perplexity, (len(features) - 1) / 3)

@@ -14,6 +14,7 @@ import hashlib
 import inspect
 import os
 import platform
+import re
 import shutil
 import sys
 import uuid
@@ -28,8 +29,8 @@ from jaxcl.augment import images as augment_images
 from jaxcl.config import sections
 from jaxcl.data import storage, stream
 from jaxcl.export import encoder, torch_resnet
+from jaxcl.run import lock, task_alone, transfer
 from jaxcl.run import results as results_lib
-from jaxcl.run import task_alone, transfer
 from jaxcl.update import lineage
 
 # Methods whose steps train no encoder: each evaluation fits one and drops it.
@@ -51,6 +52,7 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
     Raises:
       ValueError: there is no such encoder; the folder holds something else.
       OSError: a file cannot be read or written.
+      lock.Held: another export writes to the folder.
     """
     run = lineage.current(run)
     config = _config_of(run)
@@ -87,8 +89,33 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
         "config": config,
     }
     card = results_lib.plain(card)
-    _write(epath.Path(out), files, card, force)
+    card |= {key: _without_paths(card[key]) for key in ("data", "checkpoint", "config")}
+    card["checksum"] = encoder.checksum(card)
+    _check_folder(epath.Path(out), card, force)
+    with lock.held(out):
+        _write(epath.Path(out), files, card, force)
     return card
+
+
+# Options of configs that name a place on the machine, whatever it looks like.
+_PATHS = ("path", "run", "cache", "lists", "index")
+_PATHS += ("start", "checkpoint", "plasticity_cache")
+_LOOKS_LOCAL = re.compile(r"/|~|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\w+://")
+
+
+def hidden(path: str) -> str:
+    """What stands for a path in a card: whoever has the path can make it, too."""
+    return f"sha256:{hashlib.sha256(path.encode()).hexdigest()[:16]}"
+
+
+def _without_paths(value, key=""):
+    """The value with `hidden` in place of paths: an export is made to be given away."""
+    if isinstance(value, dict):
+        return {k: _without_paths(v, k) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(child, key) for child in value]
+    local = isinstance(value, str) and (key in _PATHS or _LOOKS_LOCAL.match(value))
+    return hidden(value) if local else value
 
 
 def _config_of(run):
@@ -265,6 +292,7 @@ def _check_folder(folder, card, force) -> None:
     if not folder.is_dir():
         raise ValueError(f"--out={folder}: is a file; must be a folder")
     names = {path.name for path in folder.iterdir()}
+    names -= {lock.FILE}
     other = names - {encoder.CARD, encoder.TENSORS, torch_resnet.TENSORS}
     if other:
         raise ValueError(
@@ -273,16 +301,27 @@ def _check_folder(folder, card, force) -> None:
         )
     if not names or force:
         return
+    name = encoder.TENSORS
+    if encoder.CARD not in names and _is_cut_off(folder, names, card):
+        return
     try:
         before = encoder.read_card(folder)
     except ValueError as error:
         raise ValueError(f"--out: {error}; --force replaces it") from error
-    name = encoder.TENSORS
     if before["files"].get(name) != card["files"][name]:
         raise ValueError(
             f"--out={folder}: holds another export, of step "
             f"{before.get('checkpoint', {}).get('step')}; --force replaces it"
         )
+
+
+def _is_cut_off(folder, names, card) -> bool:
+    """Whether a folder without a card holds files of this export, which was killed."""
+    return all(
+        hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        == card["files"].get(name)
+        for name in names
+    )
 
 
 def text(card: dict) -> str:
@@ -293,8 +332,7 @@ def text(card: dict) -> str:
     network += f"{card['num_features']} features, of {' '.join(names)}"
     step, number = (card["checkpoint"][k] for k in ("step", "number"))
     tasks = f"{training['whole_tasks']} of {training['num_tasks']} tasks"
-    where = f"checkpoint {number} of {card['checkpoint']['run']}"
-    return f"{network}\nstep {step}, {tasks}, {where}"
+    return f"{network}\nstep {step}, {tasks}, checkpoint {number}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -316,7 +354,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     try:
         card = export(**vars(options))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, lock.Held) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     print(text(card))

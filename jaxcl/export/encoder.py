@@ -7,6 +7,7 @@ its data.
 import dataclasses
 import functools
 import hashlib
+import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -244,29 +245,40 @@ def make(card: dict, params: core.PyTree, stats: core.PyTree) -> Encoder:
     return Encoder(module, rows.shape[-1], card, params, stats, jax.jit(features))
 
 
+def checksum(card: dict) -> str:
+    """sha256 of all else in a card."""
+    rest = {key: value for key, value in card.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
 def read_card(folder: str | os.PathLike) -> dict:
     """Read card.json of an exported folder.
 
     Raises:
       ValueError: it is missing, damaged, or of an unknown format.
+      OSError: it could not be read now, and may be whole.
     """
     path = epath.Path(folder) / CARD
     try:
-        card = storage.read_json(path)
+        card = storage.read_object(path)
         missing = sorted({"format", *_NEEDED} - set(card))
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(
             f"{folder}: it has no {CARD} that can be read; name a folder that "
             "python -m jaxcl.export wrote"
         ) from error
-    except TypeError as error:
-        raise ValueError(f"{path}: it is damaged: {error}") from error
     if card.get("format", FORMAT) != FORMAT:
         raise ValueError(
             f"{path}: format={card['format']!r}: this version of jaxcl reads {FORMAT}"
         )
     if missing:
         raise ValueError(f"{path}: it lacks {missing}")
+    now = checksum(card)
+    if card.get("checksum", now) != now:  # earlier versions wrote none
+        raise ValueError(
+            f"{path}: it was changed since it was written, or is damaged: its checksum "
+            f"is {card['checksum']}, that of its contents {now}"
+        )
     return card
 
 
@@ -283,7 +295,7 @@ def load_encoder(folder: Any) -> Encoder:
     card, path = read_card(folder), epath.Path(folder) / TENSORS
     try:
         data = path.read_bytes()
-    except OSError as error:
+    except (FileNotFoundError, IsADirectoryError) as error:
         raise ValueError(f"{path}: it cannot be read: {error}") from error
     have, want = hashlib.sha256(data).hexdigest(), card["files"].get(TENSORS)
     if have != want:
@@ -291,10 +303,7 @@ def load_encoder(folder: Any) -> Encoder:
             f"{path}: its sha256 is {have}, {CARD} says {want}: it is damaged or of "
             "another export; export again"
         )
-    try:
-        leaves = tensors.load(data)
-    except SafetensorError as error:
-        raise ValueError(f"{path}: it is no safetensors file: {error}") from error
+    leaves = read_tensors(data, path)
     params, stats = _trees(card, leaves, path)
     encoder = make(card, params, stats)
     if encoder.num_features != card["num_features"]:
@@ -303,6 +312,21 @@ def load_encoder(folder: Any) -> Encoder:
             f"{encoder.num_features}"
         )
     return encoder
+
+
+def read_tensors(data: bytes, path: os.PathLike) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file.
+
+    The library checks the header: its length, sizes and places of arrays against each
+    other and the file's. What it lets through fails as another error here.
+
+    Raises:
+      ValueError: it is no such file, or has arrays that NumPy does not know.
+    """
+    try:
+        return tensors.load(data)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(f"{path}: it is no safetensors file: {error}") from error
 
 
 def _trees(card, leaves: dict, path):

@@ -111,7 +111,7 @@ def _config(folders) -> dict | None:
     """The first config.json that there is."""
     for folder in folders:
         if (folder / "config.json").exists():
-            return storage.read_json(folder / "config.json")
+            return storage.read_object(folder / "config.json")
     return None
 
 

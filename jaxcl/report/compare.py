@@ -55,7 +55,7 @@ def read(workdir: epath.PathLike) -> Run:
 
 
 def _seed(workdir) -> int:
-    return storage.read_json(workdir / "config.json").get("seed", 0)
+    return storage.read_object(workdir / "config.json").get("seed", 0)
 
 
 def difference(run: Run, other: Run, name: str, measure: str) -> dict:

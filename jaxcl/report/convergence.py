@@ -83,7 +83,7 @@ def read(name: str, workdir: epath.PathLike, *, task: int, scalar: str) -> list[
                 f"{name}={path}: holds no config.json; name the directory of a run, or "
                 "that of its seeds"
             )
-        config = storage.read_json(own / "config.json")
+        config = storage.read_object(own / "config.json")
         seed = next((s for s in folders if folders[s] == path), config.get("seed", 0))
         runs.append(_run(name, path, seed, config, task, scalar))
     return runs

@@ -11,7 +11,10 @@ All calls of Orbax are here.
 
 import contextlib
 import dataclasses
+import errno
+import hashlib
 import itertools
+import json
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -120,7 +123,16 @@ def read(path: epath.PathLike) -> Saved:
             f"{path}: its leaves could not be listed, though they can be read"
         )
     own = metadata.custom_metadata
+    # Checkpoints of earlier versions have no checksum of the cursor.
+    if own.get("cursor_checksum", _text_sum(own["cursor"])) != _text_sum(own["cursor"]):
+        raise ValueError("the checksum of its cursor does not match")
     return Saved(metadata.metadata, own["cursor"], own["checksum"])
+
+
+def _text_sum(cursor: dict) -> str:
+    """Checksum of JSON: the same before it was written and after it is read."""
+    text = json.dumps(cursor, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def load(path: epath.PathLike, like: Any, saved: Saved) -> Any:
@@ -247,7 +259,7 @@ class Checkpoints:
             preservation_policy=training.preservation_policies.LatestN(keep),
             cleanup_tmp_directories=True,
         )
-        self._pending = None
+        self._pending, self._bytes = None, 0
 
     def save(self, number: int, state: Any, cursor: dict) -> None:
         """Begin to write checkpoint `number`, once the previous save is done.
@@ -262,12 +274,17 @@ class Checkpoints:
         """
         self.wait()
         sums = np.asarray(checksum(state)).tolist()
+        self._bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         try:
             self._pending = self._checkpointer.save_async(
                 number,
                 state,
                 force=True,
-                custom_metadata={"cursor": cursor, "checksum": sums},
+                custom_metadata={
+                    "cursor": cursor,
+                    "cursor_checksum": _text_sum(cursor),
+                    "checksum": sums,
+                },
             )
         except Exception as error:  # whatever the storage raises
             raise self._failed(error) from error
@@ -286,13 +303,22 @@ class Checkpoints:
         except Exception as error:
             raise self._failed(error) from error
 
+    def settled(self) -> None:
+        """Wait for the save under way, in another thread than the one that saves."""
+        pending = self._pending
+        if pending is not None:
+            pending.result()
+
     def _failed(self, error: Exception) -> CheckpointError:
         good = [c.step for c in self._checkpointer.checkpoints]
+        # Not every error of a full disk says of itself that it is one.
+        left = storage.room(self._directory, OSError(errno.ENOSPC, ""))
         return CheckpointError(
             f"could not write a checkpoint to {self._directory}: "
-            f"{type(error).__name__}: {str(error)[:300]}. Whole checkpoints there: "
-            f"{good or 'none'}. Make room or give another --workdir, then run the "
-            "same command again: it continues from the newest whole one"
+            f"{type(error).__name__}: {str(error)[:300]} (it has about "
+            f"{self._bytes:,} bytes{left}). Whole checkpoints there: "
+            f"{good or 'none'}. Make room or give another --workdir, then run "
+            "the same command again: it continues from the newest whole one"
         )
 
     def restore(self, like: Any) -> Restored | None:
@@ -377,4 +403,5 @@ def taken_over(
         )
     results = results_lib.widened(restored.cursor["results"], task_names)
     cursor = {**restored.cursor, "offset": 0, "seconds": {}, "results": results}
+    cursor["log"] = None  # this run's own is empty
     return restored._replace(cursor=cursor)

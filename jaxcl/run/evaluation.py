@@ -1,10 +1,11 @@
 """Evaluators: read the entries of config.evaluators, make them and run them."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from absl import logging
 from etils import epath
 
@@ -132,18 +133,44 @@ def run(
     rows, scalars, spent, warnings = {}, {}, {}, []
     for key, evaluate in judges.items():
         pause()
-        result = evaluate(state, task)
+        result = _checked(evaluate(state, task))
         rows |= {f"{key}/{name}": row for name, row in result.rows.items()}
-        warnings += [f"config.evaluators.{key}: {words}" for words in result.warnings]
+        warnings += warn(result.warnings, key, state, task)
         for name, value in result.scalars.items():
             # Seconds differ between two runs that are otherwise the same.
             (spent if name == "seconds" else scalars)[f"{key}/{name}"] = value
     step, time = int(state.step), {"evaluation": spent}
     recorder.log(step, task, eval={**rows, **scalars}, time=time)
-    if jax.process_index() == 0:
-        for words in warnings:
-            logging.warning("task %d, step %d: %s", task + 1, step, words)
     return core.Result(rows, scalars, tuple(warnings))
+
+
+def warn(
+    warnings: Sequence[str], key: str, state: core.TrainState, task: int
+) -> list[str]:
+    """Log the warnings of an evaluator, each behind its entry of the config."""
+    said = [f"config.evaluators.{key}: {words}" for words in warnings]
+    for words in said if jax.process_index() == 0 else ():
+        logging.warning("task %d, step %d: %s", task + 1, int(state.step), words)
+    return said
+
+
+def _checked(result: core.Result) -> core.Result:
+    """The result, with a warning for each scalar that is no number.
+
+    Nan in a row says that a task was not measured; a scalar that was not measured is
+    left out.
+    """
+    bad = {
+        name: value
+        for name, value in result.scalars.items()
+        if not np.isfinite(value).all()
+    }
+    if result.warnings or not bad:
+        return result
+    warnings = [
+        f"{name} is {value}: it was not measured" for name, value in bad.items()
+    ]
+    return result._replace(warnings=tuple(warnings))
 
 
 def _at_the_end(evaluate, last):

@@ -7,7 +7,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import plots
-from jaxcl.run import cost, job, record, seeds, task_alone, train, transfer
+from jaxcl.run import cost, job, lock, record, seeds, task_alone, train, transfer
 from jaxcl.run import results as results_lib
 
 
@@ -32,8 +32,14 @@ def run(
       seeds their `seeds.summary`.
     """
     workdir = epath.Path(workdir)
-    if isinstance(work, seeds.Seeds):
-        return _seeds(work, workdir, stop)
+    with lock.held(workdir):
+        if isinstance(work, seeds.Seeds):
+            return _seeds(work, workdir, stop)
+        return _one(work, workdir, stop, step)
+
+
+def _one(work, workdir, stop, step):
+    """Train or judge one run, write its results and plots."""
     trains = isinstance(work, job.Job)
     if trains:
         results = _trained(work, workdir, stop, step or job.compile_step(work))
@@ -45,6 +51,15 @@ def run(
         if trains and work.plots:
             draw(work, workdir, results)
     return results
+
+
+def without_lost_rows(
+    work: job.Job | transfer.Transfer | seeds.Seeds,
+) -> job.Job | transfer.Transfer | seeds.Seeds:
+    """The same, to go on where rows of metrics.jsonl are lost; see `Recorder`."""
+    if isinstance(work, seeds.Seeds):
+        return work._replace(make=lambda seed: without_lost_rows(work.make(seed)))
+    return work._replace(record=work.record | {"lost": True})
 
 
 def _seeds(work, workdir, stop):
@@ -110,7 +125,7 @@ def single_tasks(
         accuracy = task_alone.read(work.alone, i)
         if accuracy is None:
             if ready is None:
-                single = work.alone.make()
+                single = work.alone.make()._replace(record=work.record)
                 same = single.method is work.method
                 ready = single, step if same else job.compile_step(single)
             accuracy = _single_task(*ready, i, task, workdir, stop)
@@ -135,7 +150,7 @@ def _single_task(single, step, i, task, workdir, stop):
         pictures={},
         evaluate_untrained=False,
         quiet=True,
-        record={"tensorboard": False, "progress": False},
+        record=single.record | {"tensorboard": False, "progress": False},
     )
     results = train.run(only, workdir / f"task_{i}", stop=stop, step=step)
     return {name: matrix[0][i] for name, matrix in results["matrices"].items()}

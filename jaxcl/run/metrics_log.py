@@ -16,7 +16,7 @@ from jaxcl.run import cost, job, record
 
 
 class Diverged(Exception):
-    """A metric or a parameter is not finite; such a state is never saved."""
+    """A metric or a number of the state is not finite; such a state is never saved."""
 
 
 class Meter:
@@ -158,23 +158,33 @@ class Epochs:
 
 
 @jax.jit
-def _finite(tree):
-    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
+def _finite(leaves):
+    return jnp.stack([jnp.isfinite(x).all() for x in leaves])
 
 
-def check_parameters(params: Any, step: int) -> None:
-    """Refuse to save parameters that are not finite.
+def check_state(state: Any, step: int) -> None:
+    """Refuse to save or judge a state in which a number is not finite.
 
-    The loss of step `step` may be finite while its update is not.
+    The loss of step `step` may be finite while its update is not, and so may the
+    parameters while a moment of the optimiser or a statistic of batch norm is not.
 
     Raises:
-      Diverged: a parameter is not finite.
+      Diverged: a number is not finite; the message names its place.
     """
-    if not _finite(params):
-        raise Diverged(
-            f"a parameter is not finite after step {step}; the last good checkpoint "
-            "is kept. Lower config.optimizer.lr, or look at the data"
-        )
+    named = jax.tree_util.tree_flatten_with_path(state)[0]
+    numbers = [
+        (path, leaf)
+        for path, leaf in named
+        if jax.dtypes.issubdtype(leaf.dtype, jnp.inexact)
+    ]
+    good = np.asarray(_finite([leaf for _, leaf in numbers])) if numbers else []
+    for (path, _), fine in zip(numbers, good, strict=True):
+        if not fine:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise Diverged(
+                f"{name} is not finite after step {step}; the last good checkpoint is "
+                "kept. Lower config.optimizer.lr, or look at the data"
+            )
 
 
 def spent(

@@ -5,14 +5,19 @@ and infinity are null there, other floats come back bit for bit. Whatever depend
 clock is under "time" in a row: two runs are the same if all else in their rows is.
 """
 
+import contextlib
 import datetime
+import errno
 import io
+import itertools
 import json
 import math
 import os
 import sys
 import time
+import zlib
 
+from absl import logging
 from etils import epath
 
 from jaxcl.data import storage
@@ -21,50 +26,126 @@ from jaxcl.run import results
 ROWS = "metrics.jsonl"
 
 
-def read_rows(workdir: epath.PathLike) -> list[dict]:
-    """Read a run's metrics.jsonl; a last line that a crash cut off is left out."""
-    data = (epath.Path(workdir) / ROWS).read_bytes()
-    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
-
-
 class RowsLost(ValueError):
     """metrics.jsonl is not what it was when the checkpoint was saved."""
+
+
+def read_rows(workdir: epath.PathLike) -> list[dict]:
+    """Rows of a run's metrics.jsonl; a last line that a crash cut off is left out.
+
+    Raises:
+      RowsLost: a line is no row; the message names the file and the line.
+    """
+    path = epath.Path(workdir) / ROWS
+    data = path.read_bytes()
+    rows = []
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+        row = _row(line)
+        if row is None:
+            raise RowsLost(
+                f"{path}: line {number} is damaged: it must be an object with the "
+                "numbers step and task"
+            )
+        rows.append(row)
+    return rows
+
+
+def _row(line: bytes) -> dict | None:
+    """The row that a line holds; None if it holds none."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(row, dict):
+        return None
+    good = all(type(row.get(key)) is int for key in ("step", "task"))
+    good = good and all(type(row.get(key, {})) is dict for key in ("time", "eval"))
+    return row if good else None
 
 
 class _Rows:
     """The file of rows, kept in memory for a bucket, where objects cannot grow."""
 
-    def __init__(self, path, offset):
+    def __init__(self, path, offset, checksum, lost):
         """Open the file and cut off what comes after `offset` bytes."""
         head = path.read_bytes()[:offset] if path.exists() else b""
-        short = len(head) < offset
-        if short or (offset and not head.endswith(b"\n")):
-            now = f"it has {len(head)}" if short else "a row lies across that mark"
+        problem = _problem(head, offset, checksum)
+        if problem and lost:
+            head = _salvaged(path, head)
+        elif problem:
             raise RowsLost(
                 f"offset={offset}: {path} held whole rows of so many bytes when the "
-                f"checkpoint was saved; now {now}. Put it back, or use a new directory"
+                f"checkpoint was saved; now {problem}. The checkpoint is whole, and so "
+                "are the results in it. Put the file back; or go on without the rows "
+                "that are lost to curves and pages, with --lost_rows"
             )
-        self._bucket = path if storage.in_bucket(path) else None
+        self._path, self._bucket = path, storage.in_bucket(path)
         self._file = io.BytesIO(head) if self._bucket else open(path, "ab")
-        self._file.truncate(offset)
+        self._file.truncate(len(head))
         self._file.seek(0, io.SEEK_END)
+        self.checksum = zlib.crc32(head)
         self.offset()
 
     def append(self, row):
-        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
-        self._file.flush()  # visible at once to whoever follows the run
+        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        with self._named():
+            self._file.write(line)
+            self._file.flush()  # visible at once to whoever follows the run
+        self.checksum = zlib.crc32(line, self.checksum)
 
     def offset(self):
         """Bring all rows to the disk or the bucket; returns how many bytes they are."""
-        if self._bucket:
-            self._bucket.write_bytes(self._file.getvalue())
-        else:
-            os.fsync(self._file.fileno())  # append() flushed
+        with self._named():
+            if self._bucket:
+                self._path.write_bytes(self._file.getvalue())
+            else:
+                os.fsync(self._file.fileno())  # append() flushed
         return self._file.tell()
+
+    @contextlib.contextmanager
+    def _named(self):
+        """The error of a full disk names no file by itself."""
+        try:
+            yield
+        except OSError as error:
+            reason = (error.strerror or str(error)) + storage.room(self._path, error)
+            code = error.errno or errno.EIO
+            raise OSError(code, reason, os.fspath(self._path)) from error
 
     def close(self):
         self.offset()
         self._file.close()
+
+
+def _problem(head: bytes, offset: int, checksum: int | None) -> str:
+    """What is wrong with the first `offset` bytes of the file; "" if nothing is."""
+    if len(head) < offset:
+        return f"it has {len(head)}"
+    if offset and not head.endswith(b"\n"):
+        return "a row lies across that mark"
+    if checksum is not None and zlib.crc32(head) != checksum:
+        lines = enumerate(head.splitlines(), 1)
+        bad = [number for number, line in lines if _row(line) is None]
+        return "they are others" + (f", line {bad[0]} is no row" if bad else "")
+    return ""
+
+
+def _salvaged(path, head: bytes) -> bytes:
+    """The rows that can still be read; the file as it is goes aside.
+
+    A row whose bytes changed and are a row still cannot be told from a good one.
+    """
+    if path.exists():
+        for copy in itertools.count():
+            aside = path.parent / f"damaged-{copy}-{path.name}"
+            if not aside.exists():
+                path.rename(aside)
+                break
+    lines = head[: head.rfind(b"\n") + 1].splitlines(keepends=True)
+    kept = [line for line in lines if _row(line) is not None]
+    path.write_bytes(b"".join(kept))
+    logging.warning("%s: went on with the %d rows that can be read", path, len(kept))
+    return b"".join(kept)
 
 
 class Recorder:
@@ -78,6 +159,9 @@ class Recorder:
       workdir: directory of the run, made if missing.
       num_tasks: T, for the progress line.
       offset: bytes of metrics.jsonl to keep, 0 to start afresh.
+      checksum: `checksum` when these bytes were written; None: not known.
+      lost: go on with the rows that can be read, where some of these bytes are not
+        there or others.
       write: False on all processes but the first: every method does nothing.
       tensorboard: also write events to `workdir/tensorboard`.
       progress: True for a bar on stderr, False for none, "auto" for a bar if
@@ -95,6 +179,8 @@ class Recorder:
         *,
         num_tasks=1,
         offset=0,
+        checksum=None,
+        lost=False,
         write=True,
         tensorboard=True,
         progress="auto",
@@ -111,7 +197,7 @@ class Recorder:
             return
         directory = epath.Path(workdir)
         directory.mkdir(parents=True, exist_ok=True)
-        self._rows = _Rows(directory / ROWS, offset)
+        self._rows = _Rows(directory / ROWS, offset, checksum, lost)
         if tensorboard:
             self._writer = _open_events(directory / "tensorboard", read_rows(directory))
         bar = sys.stderr.isatty() if progress == "auto" else progress
@@ -146,6 +232,10 @@ class Recorder:
     def offset(self) -> int:
         """Bytes of metrics.jsonl that are safely on disk: all logged so far."""
         return self._rows.offset() if self._write else 0
+
+    def checksum(self) -> int:
+        """Of all bytes logged so far."""
+        return self._rows.checksum if self._write else 0
 
     def advance(self, step: int, task: int, total_steps: int) -> None:
         """Move the progress bar; call it after every step.

@@ -225,5 +225,5 @@ def write(path: epath.PathLike, value: Any) -> None:
 
 def read_results(workdir: epath.PathLike) -> dict:
     """Read results as they were before `write_results` added the summary."""
-    written = storage.read_json(epath.Path(workdir) / RESULTS)
+    written = storage.read_object(epath.Path(workdir) / RESULTS)
     return {key: value for key, value in written.items() if key != "summary"}

@@ -14,12 +14,28 @@ import numpy as np
 from etils import epath
 
 from jaxcl import sharding
-from jaxcl.run import checkpoint, cost, evaluation, job, metrics_log, record
+from jaxcl.run import (
+    checkpoint,
+    cost,
+    evaluation,
+    job,
+    lock,
+    metrics_log,
+    record,
+    signals,
+)
 from jaxcl.run import results as results_lib
 
 
 class Interrupted(Exception):
     """The run was told to stop, and has saved a checkpoint."""
+
+
+class _Cut(Exception):
+    """An evaluation in the midst of a task was told to stop."""
+
+    def __init__(self, owed: str):
+        self.owed = owed  # which evaluation, see `_after_step`
 
 
 class _Loop(NamedTuple):
@@ -48,8 +64,8 @@ def run(
     Args:
       work: from `build.build`.
       workdir: the run directory; made if missing.
-      stop: called after each call of the step and around evaluations; when it returns
-        True the run saves and raises `Interrupted`.
+      stop: called after each call of the step and before each evaluator; when it
+        returns True the run saves and raises `Interrupted`.
       step: `job.compile_step(work)`, where several runs share the program.
 
     Returns:
@@ -57,20 +73,21 @@ def run(
 
     Raises:
       Interrupted: `stop` returned True.
+      lock.Held: another process works in the directory.
       metrics_log.Diverged: a metric or a parameter is not finite.
       checkpoint.CheckpointError: a checkpoint could not be written or read, or the run
         of config.start has not finished a task.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(lock.held(workdir))
         loop, state, cursor = _open(stack, work, epath.Path(workdir), stop, step)
         results, phase = cursor["results"], cursor["phase"]
         for task in work.stream.tasks[results_lib.finished(results) : work.first_tasks]:
             if phase == "evaluated":
                 state = job.begin(work, state, task)
             if phase != "trained":
-                saved = cursor.get("epochs", {}) if phase == "training" else {}
-                epochs = metrics_log.Epochs(work.patience, saved, task.index)
-                state, results = _train_task(loop, state, task, results, epochs)
+                resumed = cursor if phase == "training" else {}
+                state, results = _train_task(loop, state, task, results, resumed)
                 state = work.method.end_task(state, task)
                 state = sharding.settle(state, work.mesh)
                 _save(loop, state, results, "trained")
@@ -99,6 +116,7 @@ def _open(stack, work, workdir, stop, step):
         workdir,
         num_tasks=len(work.stream.tasks),
         offset=cursor["offset"],
+        checksum=cursor.get("log"),
         write=jax.process_index() == 0,
         **work.record,
     )
@@ -109,10 +127,11 @@ def _open(stack, work, workdir, stop, step):
     loop = _Loop(
         work, workdir, checkpoints, recorder, step, resident, stop, total, clock
     )
+    signals.idle(checkpoints.settled)
     if restored is not None and not work.quiet:
         recorder.say(f"resumed at step {int(state.step)}: {workdir}")
     elif restored is None and work.evaluate_untrained:
-        rows = _evaluate(loop, state, 0)[0].rows
+        rows = _evaluate(loop, state, 0, lambda: _pause(loop, state))[0].rows
         cursor["results"]["untrained"] = results_lib.plain(rows)
     return loop, state, cursor
 
@@ -138,30 +157,44 @@ def _total_steps(work, state, cursor) -> int:
     return int(begun) + job.steps_left(work, results_lib.finished(cursor["results"]))
 
 
-def _train_task(loop, state, task, results, epochs):
-    """Do the remaining steps of a task; returns the state and the results."""
+def _train_task(loop, state, task, results, resumed):
+    """Do the remaining steps of a task; returns the state and the results.
+
+    `resumed` is the cursor of a checkpoint from the midst of the task, or {}.
+    """
+    epochs = metrics_log.Epochs(
+        loop.job.patience, resumed.get("epochs", {}), task.index
+    )
     work, begun, step = loop.job, int(state.task_start), int(state.step)
     source = work.method.source(state, task)
     plan = job.schedule(work, source, task.index)
     end = begun + len(plan)
     meter = metrics_log.Meter(work, loop.recorder, task.index, step, epochs)
     feed = job.feed(work, source, task.index, step - begun)
+
+    def after_step(owed=None):
+        meter.flush(step)
+        try:
+            _after_step(loop, state, task.index, plan, epochs, owed)
+        except _Cut as cut:
+            if owed is None:  # else the checkpoint that the run went on from says so
+                saved = {"epochs": epochs.read(), "owed": cut.owed}
+                _save(loop, state, results, "training", **saved)
+            _leave(loop, state)
+
+    if resumed.get("owed"):
+        after_step(resumed["owed"])
     with loop.clock.on("train"), contextlib.closing(feed):
         for count, batches, number in () if epochs.over else feed:
             with jax.transfer_guard("disallow"):
                 state, metrics = loop.step(state, loop.resident, batches, number)
+            signals.busy("the present step")
             meter.add(step, count, metrics)
             step += count
             local, inside = step - begun, step < end
             loop.recorder.advance(step, task.index, loop.total_steps)
-            if inside and work.eval_every and local % work.eval_every == 0:
-                meter.flush(step)
-                _evaluate(loop, state, task.index)
-            if work.counts_epochs and local % plan.steps_per_epoch == 0:
-                meter.flush(step)
-                epochs.end(loop.clock.read().get("train", 0.0), loop.recorder, step)
-                if inside and epochs.due(work.eval_epochs):
-                    _evaluate(loop, state, task.index)
+            if _due(work, plan, local):
+                after_step()
             stopped = _stopped(loop, step, count)
             if stopped or (inside and work.save_every and local % work.save_every == 0):
                 meter.flush(step)
@@ -170,6 +203,7 @@ def _train_task(loop, state, task, results, epochs):
                 _leave(loop, state)
             if epochs.over:
                 break
+        signals.busy("the end of the task")
         meter.flush(step)  # waits for the last step
     if work.counts_epochs:
         results = results_lib.add_convergence(results, task.index, epochs.summary())
@@ -179,6 +213,44 @@ def _train_task(loop, state, task, results, epochs):
         steps_done = sharding.replicate(np.int32(step - begun), work.mesh)
         state = state.replace(task_steps=steps_done)
     return state, results
+
+
+def _due(work, plan, local: int) -> bool:
+    """Whether something is to be done after the step `local` of a task."""
+    ends = work.counts_epochs and local % plan.steps_per_epoch == 0
+    return ends or bool(work.eval_every) and local % work.eval_every == 0
+
+
+def _after_step(loop, state, task: int, plan, epochs, owed: str | None) -> None:
+    """Evaluate and end an epoch, where that is due after the step just done.
+
+    Args:
+      owed: the evaluation that was cut off when the run stopped here, "every" that by
+        config.eval_every, "epochs" that by eval_epochs; what comes before it was done.
+
+    Raises:
+      _Cut: the run is told to stop.
+    """
+    work, step = loop.job, int(state.step)
+    local = step - int(state.task_start)
+    inside = local < len(plan)
+
+    def evaluate(which):
+        def pause():
+            if sharding.any_process(loop.stop()):
+                raise _Cut(which)
+
+        signals.busy("the present evaluator")
+        metrics_log.check_state(state, step)
+        _evaluate(loop, state, task, pause)
+
+    if owed != "epochs" and inside and work.eval_every and local % work.eval_every == 0:
+        evaluate("every")
+    if work.counts_epochs and local % plan.steps_per_epoch == 0:
+        if owed != "epochs":
+            epochs.end(loop.clock.read().get("train", 0.0), loop.recorder, step)
+        if inside and epochs.due(work.eval_epochs):
+            evaluate("epochs")
 
 
 def _stopped(loop, step: int, count: int) -> bool:
@@ -203,27 +275,37 @@ def _leave(loop, state) -> None:
 
 def _save(loop, state, results, phase, **more) -> None:
     """Save the state, and a cursor with the phase and what was recorded so far."""
+    signals.busy("the checkpoint")
     with loop.clock.on("rest"):
         step = int(state.step)
-        metrics_log.check_parameters(state.params, step)
+        metrics_log.check_state(state, step)
         number = step + 2 * results_lib.finished(results) + (phase == "trained")
         cursor = {"phase": phase, "seconds": loop.clock.read(), "results": results}
-        cursor |= {"offset": loop.recorder.offset(), **more}
+        cursor |= {"offset": loop.recorder.offset(), "log": loop.recorder.checksum()}
+        cursor |= more
+        lock.check(loop.workdir)
         loop.checkpoints.save(number, state, cursor)
+    signals.idle(loop.checkpoints.settled)
 
 
-def _evaluate(loop, state, task: int):
-    """Run and log every evaluator; returns their result and the evaluated state."""
+def _evaluate(loop, state, task: int, pause):
+    """Run and log every evaluator; returns their result and the evaluated state.
+
+    `pause` is called before each of them.
+    """
     with loop.clock.on("evaluation"):
+        pause()
         state = loop.job.method.eval_state(state)
-        result = evaluation.run(loop.job.evaluators, state, task, loop.recorder)
+        result = evaluation.run(
+            loop.job.evaluators, state, task, loop.recorder, pause=pause
+        )
     return result, state
 
 
 def _judge(loop, state, task, results) -> dict:
     """Evaluate a finished task, write and show its results; returns all results."""
     work = loop.job
-    result, judged = _evaluate(loop, state, task.index)
+    result, judged = _evaluate(loop, state, task.index, lambda: _pause(loop, state))
     rows, scalars = result.rows, result.scalars
     spent = metrics_log.spent(work, state, task.index, loop.clock)
     seconds = sum(spent.seconds.values())
@@ -236,7 +318,7 @@ def _judge(loop, state, task, results) -> dict:
         if not work.quiet and not name.endswith("/task_aware"):
             matrix = results_lib.matrix(results, name)
             loop.recorder.say(results_lib.table(matrix, name=name))
-    for draw in work.pictures.values():
-        draw(judged, task.index)
+    for key, draw in work.pictures.items():
+        evaluation.warn(draw(judged, task.index).warnings, key, state, task.index)
     loop.clock.restart()
     return results

@@ -52,17 +52,15 @@ def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
     """
     where = f"{field}={run!r}"
     try:
-        config = storage.read_json(epath.Path(str(run)) / "config.json")
+        config = storage.read_object(epath.Path(str(run)) / "config.json")
         missing = {"encoder", "augment"} - set(config)
     except OSError as error:
         raise ValueError(
-            f"{where}: it has no config.json that can be read; name the directory of "
-            "a run"
+            f"{where}: it has no config.json that can be read ({error}); name the "
+            "directory of a run"
         ) from error
     except storage.NotJson as error:
         raise ValueError(f"{where}: {error}") from error
-    except TypeError as error:
-        raise ValueError(f"{where}: its config.json is damaged: {error}") from error
     if missing:
         raise ValueError(f"{where}: its config.json lacks {sorted(missing)}")
     return config

@@ -23,7 +23,7 @@ from ml_collections import config_flags
 
 from jaxcl import schema
 from jaxcl.config import build, command
-from jaxcl.run import finish, job, train, transfer
+from jaxcl.run import finish, job, lock, train, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import drift, lineage
 
@@ -256,6 +256,11 @@ def carry_out(
     Raises:
       As `prepare` and `finish.run`.
     """
+    with lock.held(work.workdir.parent):  # of all updates of the run
+        return _carry_out(work, prepared, stop)
+
+
+def _carry_out(work, prepared, stop) -> dict:
     began, folder = time.time(), work.workdir
     # Built first, so that a wrong option fails before anything is measured.
     prepared = prepare(work) if prepared is None else prepared
@@ -419,13 +424,26 @@ def main(argv: list[str]) -> int:
             again=options.again,
         )
         report = lineage.read(planned.workdir)
-        return planned, report, prepare(planned) if report is None else None
+        return planned, prepare(planned) if report is None else None
 
     def work(made, stop):
-        planned, report, prepared = made
+        planned, prepared = made
+        with lock.held(planned.workdir.parent):
+            return finished(planned, prepared, stop)
+
+    def finished(planned, prepared, stop):
+        asked = None if options.again else planned.asked
+        now = lineage.current(options.run), lineage.next_update(options.run, asked)
+        if now != (planned.parent, planned.workdir):
+            raise lock.Held(
+                f"{options.run}: another update of it has ended meanwhile; run the "
+                "same command again, which goes on from there"
+            )
+        report = lineage.read(planned.workdir)
         if report is None:
             report = carry_out(planned, prepared, stop=stop)
         else:
+            lineage.forget(planned.workdir, report)
             print(f"{planned.workdir}: done already; --again makes another", flush=True)
         print(text(report), flush=True)
         return 0 if report["accepted"] else ROLLED_BACK

@@ -143,7 +143,7 @@ def next_update(run: str, asked: dict | None) -> epath.Path:
 def read(workdir: epath.PathLike) -> dict | None:
     """What update.json holds; None while the update is not over."""
     path = epath.Path(workdir) / VERDICT
-    return storage.read_json(path) if path.exists() else None
+    return storage.read_object(path) if path.exists() else None
 
 
 def settle(workdir: epath.PathLike, report: dict, rotation: np.ndarray | None) -> dict:
@@ -166,6 +166,15 @@ def settle(workdir: epath.PathLike, report: dict, rotation: np.ndarray | None) -
         with storage.replacing(workdir / ROTATION) as file:
             np.save(file, rotation, allow_pickle=False)
     results_lib.write(workdir / VERDICT, report)
-    if not report["accepted"]:
-        (workdir / "checkpoints").rmtree()
+    forget(workdir, report)
     return report
+
+
+def forget(workdir: epath.PathLike, report: dict) -> None:
+    """Remove the checkpoints of an update that was rolled back, if they are there yet.
+
+    One that was killed in `settle` has a verdict and still its checkpoints.
+    """
+    checkpoints = epath.Path(workdir) / "checkpoints"
+    if not report["accepted"] and checkpoints.exists():
+        checkpoints.rmtree()

@@ -1,11 +1,20 @@
 """`python -m tests.attack`, from the root of the repository."""
 
+import os
 import pathlib
 import sys
 
-# As pytest does: `attack` and `helpers` are packages of their own.
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+ROOT = pathlib.Path(__file__).parents[2]
+# As pytest does: `attack` and `helpers` are packages of their own. Processes that are
+# started inherit both.
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
+import environment  # noqa: E402
 from attack import command  # noqa: E402
 
-sys.exit(command.main())
+if __name__ == "__main__":
+    environment.settle(devices=1)
+    sys.exit(command.main())

@@ -14,6 +14,7 @@ from faults import (
     losses,
     memories,
     report,
+    runs,
     scaling,
     steps,
     training,
@@ -24,7 +25,7 @@ FAULTS = tuple(
     fault
     for part in (
         *(losses, memories, training, steps, two_view),
-        *(evaluators, data, report, launch, scaling),
+        *(evaluators, data, report, runs, launch, scaling),
     )
     for fault in part.FAULTS
 )

@@ -200,7 +200,9 @@ class Bucket(http.server.BaseHTTPRequestHandler):
                     1
                 ]
                 part = body.split(b"--" + mark.encode())[2]
-                body = part.split(b"\r\n\r\n", 1)[1].removesuffix(b"\r\n")
+                # gcsfs ends lines with \n alone, others as the standard has it.
+                end = b"\r\n" if b"\r\n\r\n" in part else b"\n"
+                body = part.split(2 * end, 1)[1].removesuffix(end)
             else:
                 name = query["name"]
             return self._put((bucket, name), body, query)

@@ -1,0 +1,45 @@
+"""The environment in which tests run their programs; set before jax is imported."""
+
+import os
+import pathlib
+import stat
+import tempfile
+
+
+def compile_cache() -> str:
+    """A folder of compiled programs that serves run after run, and this user alone.
+
+    What is in it is loaded as code, so that nobody else may have put it there.
+
+    Raises:
+      PermissionError: somebody else made it, or may write to it.
+    """
+    name = f"jaxcl-test-cache-{os.getuid()}"
+    path = pathlib.Path(tempfile.gettempdir()) / name
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not own or stat.S_IMODE(found.st_mode) & 0o077:
+        raise PermissionError(
+            f"{path}: is not a folder of this user alone (mode 0700); remove it, or "
+            "name another one by JAX_COMPILATION_CACHE_DIR"
+        )
+    return str(path)
+
+
+def settle(devices: int) -> None:
+    """Cheap compilation, fake CPU devices, and the cache."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)
+    # The nets are tiny: compiling is what costs, so the expensive passes are off, and
+    # loops are emitted as LLVM's code at once instead of through MLIR (a third of the
+    # time).
+    os.environ["XLA_FLAGS"] = (
+        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+        "--xla_cpu_use_fusion_emitters=false"
+    )
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = compile_cache()
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"

@@ -1,0 +1,208 @@
+"""Faults of what keeps a run whole: locks, signals, damaged files."""
+
+from faults import fault
+
+FAULTS = [
+    *fault.of(
+        "run/lock.py",
+        "test_lock.py",
+        (
+            "lock: a live process is taken over from",
+            'if _started(int(owner["pid"])) == owner.get("started"):',
+            "if False:",
+        ),
+        (
+            "lock: a number that was given again counts as the process",
+            'if _started(int(owner["pid"])) == owner.get("started"):',
+            'if _started(int(owner["pid"])):',
+        ),
+        (
+            "lock: another machine's is taken over",
+            'here = owner["boot"] == mine["boot"] if known else same_host',
+            "here = True",
+        ),
+        (
+            "lock: any job is one's own",
+            'elif owner.get("job") and owner["job"] == mine["job"]:',
+            'elif owner.get("job"):',
+        ),
+        (
+            "lock: nobody locks the file",
+            "        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+            "        pass\n",
+            "test_lock.py::test_a_second_process_is_refused_and_told_who_has_it",
+        ),
+        (
+            "lock: the file stays",
+            "                self._path.unlink()",
+            "                pass",
+        ),
+        (
+            "lock: another's file is removed",
+            "if self.is_there():",
+            "if True:",
+        ),
+        (
+            "lock: the other processes do not hear of a refusal",
+            "if sharding.any_process(failure is not None):",
+            "if failure is not None:",
+        ),
+        (
+            "lock: an object replaces the one that is there",
+            'files.pipe_file(name, data, mode="create")',
+            "files.pipe_file(name, data)",
+            "test_buckets.py"
+            "::test_a_bucket_has_one_owner_by_the_condition_that_there_is_none",
+        ),
+    ),
+    *fault.of(
+        "run/train.py",
+        "test_stops.py",
+        (
+            "stops: a run does not lock its directory",
+            "        stack.enter_context(lock.held(workdir))\n",
+            "",
+            "test_lock.py::test_what_writes_to_a_directory_asks_for_its_lock",
+        ),
+        (
+            "stops: an evaluation that was cut off is not made up for",
+            'if resumed.get("owed"):',
+            "if False:",
+        ),
+        (
+            "stops: a directory that is gone is written to again",
+            "        lock.check(loop.workdir)\n",
+            "",
+        ),
+        (
+            "stops: a state that is not finite is judged",
+            "        metrics_log.check_state(state, step)\n        _evaluate(",
+            "        _evaluate(",
+        ),
+        (
+            "stops: nobody compares the rows with their checksum",
+            'checksum=cursor.get("log"),',
+            "checksum=None,",
+        ),
+    ),
+    *fault.of(
+        "run/metrics_log.py",
+        "test_stops.py::test_a_state_with_a_number_that_is_none_is_not_saved",
+        (
+            "stops: the parameters alone are looked at",
+            "named = jax.tree_util.tree_flatten_with_path(state)[0]",
+            "named = jax.tree_util.tree_flatten_with_path(state.params)[0]",
+        ),
+    ),
+    *fault.of(
+        "run/record.py",
+        "test_stops.py",
+        (
+            "record: a row may be anything",
+            "if not isinstance(row, dict):",
+            "if row is None:",
+        ),
+        (
+            "record: rows that are damaged are kept",
+            "kept = [line for line in lines if _row(line) is not None]",
+            "kept = lines",
+        ),
+    ),
+    *fault.of(
+        "run/checkpoint.py",
+        "test_checkpoint.py::test_a_cursor_with_another_digit_is_damage",
+        (
+            "checkpoint: a cursor is not compared with its checksum",
+            'if own.get("cursor_checksum", _text_sum(own["cursor"])) != '
+            '_text_sum(own["cursor"]):',
+            "if False:",
+        ),
+    ),
+    *fault.of(
+        "config/build.py",
+        "test_lock.py::test_what_writes_to_a_directory_asks_for_its_lock",
+        (
+            "lock: a config is written beside a run",
+            "    with lock.held(workdir):\n        _claim(workdir, config)",
+            "    _claim(workdir, config)",
+        ),
+    ),
+    *fault.of(
+        "evals/knn.py",
+        "test_evals.py::test_features_that_are_not_finite_give_no_result_and_a_warning",
+        (
+            "eval: kNN judges features that are no numbers",
+            "if not features_lib.finite(held, bank):",
+            "if False:",
+        ),
+    ),
+    *fault.of(
+        "evals/predict.py",
+        "test_evals.py::test_features_that_are_not_finite_give_no_result_and_a_warning",
+        (
+            "eval: predictions that are no numbers are class 0",
+            "if not features_lib.finite(scores):",
+            "if False:",
+        ),
+    ),
+    *fault.of(
+        "run/evaluation.py",
+        "test_evals.py::test_every_result_is_looked_at_for_what_is_no_number",
+        (
+            "eval: a scalar that is no number passes",
+            "if not np.isfinite(value).all()",
+            "if False",
+        ),
+    ),
+    *fault.of(
+        "export/command.py",
+        "test_export.py::test_no_path_of_this_machine_is_in_the_card",
+        (
+            "export: options that name places stay",
+            "local = isinstance(value, str) and (key in _PATHS or "
+            "_LOOKS_LOCAL.match(value))",
+            "local = isinstance(value, str) and _LOOKS_LOCAL.match(value)",
+        ),
+    ),
+    *fault.of(
+        "export/encoder.py",
+        "test_export.py::test_hostile_headers_are_refused_by_name",
+        (
+            "export: an array of another library's type is an error of its own",
+            "except (SafetensorError, KeyError, ValueError) as error:",
+            "except (SafetensorError, ValueError) as error:",
+        ),
+    ),
+    *fault.of(
+        "run/signals.py",
+        "test_signals.py",
+        (
+            "signals: a second one waits, too",
+            "            _end(128 + data[0])",
+            "            pass",
+            "test_signals.py::test_with_work_to_save_the_first_waits_and_says_for_what",
+        ),
+        (
+            "signals: HUP is not asked for",
+            '_ALL = ("SIGTERM", "SIGINT", "SIGHUP")',
+            '_ALL = ("SIGTERM", "SIGINT")',
+            "test_signals.py::test_with_work_to_save_the_first_waits_and_says_for_what",
+        ),
+        (
+            "signals: the process ends before its save has",
+            "        work.settle()\n",
+            "        pass\n",
+        ),
+        (
+            "signals: one of several processes ends by itself",
+            "if work.settle is None or jax.distributed.is_initialized():",
+            "if work.settle is None:",
+            "test_signals.py::test_processes_that_share_a_run_end_together",
+        ),
+        (
+            "signals: the lock stays",
+            "    lock.release_all()\n",
+            "",
+        ),
+    ),
+]

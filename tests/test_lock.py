@@ -1,0 +1,200 @@
+"""One process at a time in a run directory: locks on disks and in buckets."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+from helpers import config_files
+from jaxcl.config import build, command
+from jaxcl.run import finish, lock, train
+from jaxcl.update import command as update_command
+
+HOLD = """
+import sys
+from jaxcl.run import lock
+for line in sys.stdin:
+    lock.take(line.strip())
+    print("held", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def started():
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=pathlib.Path(lock.__file__).parents[2],
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def holds(process, folder):
+    process.stdin.write(f"{folder}\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "held\n"
+
+
+def owner_of(folder):
+    return json.loads((folder / lock.FILE).read_text())
+
+
+def write_owner(folder, **changes):
+    """A lock file that a process of this machine, which is gone, has left."""
+    folder.mkdir(exist_ok=True)
+    (folder / lock.FILE).write_text(json.dumps(lock._me() | {"id": "x"} | changes))
+
+
+def test_a_second_process_is_refused_and_told_who_has_it(tmp_path, caplog):
+    run = tmp_path / "run"
+    with started() as process:
+        holds(process, run)
+        with pytest.raises(lock.Held) as refused:
+            lock.take(run)
+        owner = owner_of(run)
+        for word in (run, f"process {process.pid} on {owner['host']}", owner["since"]):
+            assert str(word) in str(refused.value)
+        process.kill()
+        process.wait()
+        mine = lock.take(run)  # the system took the lock back
+    assert f"taken over from process {owner['pid']}" in caplog.text
+    assert "it has ended" in caplog.text
+    assert owner_of(run)["pid"] == os.getpid()
+    mine.release()
+    assert not [*run.iterdir()]
+
+
+def test_a_lock_that_ends_as_it_should_leaves_nothing_and_says_nothing(
+    tmp_path, caplog
+):
+    with lock.held(tmp_path), lock.held(f"{tmp_path}/."):
+        assert owner_of(tmp_path)["pid"] == os.getpid()
+    assert not [*tmp_path.iterdir()] and not caplog.text
+
+
+def test_the_number_of_a_process_is_not_enough(tmp_path, caplog):
+    """Numbers are given again: the time of its start says whether it is the same."""
+    other = os.getppid()
+    write_owner(tmp_path, pid=other, started=lock._started(other))
+    with pytest.raises(lock.Held, match=f"process {other} on"):
+        lock.take(tmp_path)
+    write_owner(tmp_path, pid=other, started="1")
+    lock.take(tmp_path).release()
+    assert "it has ended" in caplog.text
+    dead = subprocess.Popen(["true"])
+    while lock._started(dead.pid) is not None:  # a process nobody waited for is dead
+        pass
+    dead.wait()
+
+
+@pytest.mark.parametrize(
+    "changes, taken",
+    [
+        ({"boot": "another", "host": "elsewhere"}, None),
+        ({"boot": "another"}, "the machine has restarted since"),
+        ({"boot": "another", "host": "elsewhere", "job": "slurm 7"}, "its job was"),
+        ({"boot": "another", "host": "elsewhere", "job": "slurm 8"}, None),
+        ({"pid": 1 << 30}, "it has ended"),
+    ],
+)
+def test_whose_lock_is_taken_over(tmp_path, monkeypatch, caplog, changes, taken):
+    monkeypatch.setenv(lock.JOB, "slurm 7")
+    monkeypatch.setattr(lock, "_boot", lambda: "this")
+    write_owner(tmp_path, **{"job": None} | changes)
+    if taken is None:
+        with pytest.raises(lock.Held) as refused:
+            lock.take(tmp_path)
+        words = str(refused.value)
+        assert "on elsewhere" in words and "cannot be asked" in words
+        assert f"remove {tmp_path / lock.FILE}" in words
+        assert owner_of(tmp_path)["host"] == "elsewhere" and not caplog.text
+    else:
+        lock.take(tmp_path).release()
+        assert f"{tmp_path}: taken over from process" in caplog.text
+        assert taken in caplog.text
+
+
+def test_a_damaged_lock_is_named_and_an_empty_one_is_none(tmp_path):
+    for text in ("[1]", '{"pid": 3', "\xff"):
+        (tmp_path / lock.FILE).write_text(text)
+        with pytest.raises(lock.Held, match="lock.json: cannot be read as a lock"):
+            lock.take(tmp_path)
+    (tmp_path / lock.FILE).write_bytes(b"\0" * 40)  # as a power cut leaves it
+    lock.take(tmp_path).release()
+
+
+def test_without_locks_of_the_file_system_the_words_count(tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    other = os.getppid()
+    write_owner(tmp_path, pid=other, started=lock._started(other))
+    with pytest.raises(lock.Held, match="is in use by process"):
+        lock.take(tmp_path)
+    write_owner(tmp_path, pid=1 << 30)
+    lock.take(tmp_path).release()
+
+
+def test_a_directory_that_was_deleted_can_still_be_left(tmp_path):
+    run = tmp_path / "run"
+    with lock.held(run):
+        (run / lock.FILE).unlink()
+        run.rmdir()
+    with lock.held(run):  # and what another has made there meanwhile is not removed
+        write_owner(run, host="elsewhere")
+    assert owner_of(run)["host"] == "elsewhere"
+
+
+def test_every_process_of_a_run_hears_that_one_was_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock.jax, "process_index", lambda: 1)
+    monkeypatch.setattr(lock.sharding, "any_process", lambda flag: True)
+    with pytest.raises(lock.Held, match="process 0"), lock.held(tmp_path):
+        pass
+    assert not [*tmp_path.iterdir()]
+
+
+def test_commands_end_with_code_2(capsys):
+    def refuse(*_):
+        raise lock.Held("runs/x is in use by process 7")
+
+    assert command.run(refuse, None) == 2
+    assert command.run(lambda: None, refuse) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["jaxcl: runs/x is in use by process 7"] * 2
+
+
+def test_what_writes_to_a_directory_asks_for_its_lock(tmp_path, monkeypatch):
+    """A config, a run, an update, an export, a sweep."""
+    other = os.getppid()
+
+    def held(folder):
+        write_owner(folder, pid=other, started=lock._started(other))
+        return folder
+
+    monkeypatch.setattr(lock, "_PATIENCE", 0.0)
+    nothing = types.SimpleNamespace(workdir=held(tmp_path / "updates") / "0001")
+    for use in (
+        lambda: build.claim(held(tmp_path / "config"), {}),
+        lambda: train.run(None, held(tmp_path / "run")),
+        lambda: finish.run(None, held(tmp_path / "run")),
+        lambda: update_command.carry_out(nothing),
+    ):
+        with pytest.raises(lock.Held, match=f"process {other} on"):
+            use()
+    sweep = config_files.load(config_files.ROOT / "launch" / "sweep.py")
+    words = ["--config=configs/quickstart.py", f"--root={held(tmp_path / 'root')}"]
+    assert sweep.main([*words, "--run"]) == 2
+    assert sweep.main([*words, "--run", "--dry-run"]) == 0

@@ -1,0 +1,199 @@
+"""A run that is stopped, and what it finds when it goes on: evaluations, lost rows."""
+
+import json
+import shutil
+
+import jax
+import pytest
+
+from helpers import toy
+from jaxcl import core
+from jaxcl.config import build
+from jaxcl.run import checkpoint, finish, job, lock, metrics_log, record, train
+from jaxcl.update import lineage
+
+FEW = toy.ONLINE | {"method": {"name": "er"}, "eval_every": 5, "tasks": 1}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A job of twelve steps, two evaluators that cost nothing, and its step."""
+    work = toy.job(tmp_path_factory.mktemp("job"), **FEW)
+    asked = []
+
+    def first(state, task):
+        asked.append(int(state.step))
+        return core.Result({}, {"a": float(state.step)})
+
+    def second(state, task):
+        return core.Result({}, {"b": 2.0})
+
+    work = work._replace(evaluators={"a": first, "b": second})
+    return work, job.compile_step(work), asked
+
+
+@pytest.fixture(scope="module")
+def whole(made, tmp_path_factory):
+    work, step, _ = made
+    workdir = tmp_path_factory.mktemp("whole")
+    train.run(work, workdir, step=step)
+    return workdir
+
+
+def rows(workdir):
+    found = record.read_rows(workdir)
+    return [{k: v for k, v in row.items() if k != "time"} for row in found]
+
+
+def test_an_evaluation_that_was_cut_off_is_made_up_for(made, whole, tmp_path):
+    """In the midst of a task: no row is lost, and none is there twice."""
+    work, step, asked = made
+    for _ in range(2):  # stopped before the second evaluator, and there again
+        asked.clear()
+        with pytest.raises(train.Interrupted, match="stopped at step 5, saved"):
+            train.run(work, tmp_path, step=step, stop=lambda: asked == [5])
+    asked.clear()
+    train.run(work, tmp_path, step=step)
+    assert asked == [5, 10, 12] and rows(tmp_path) == rows(whole)
+    ends = [toy.leaves(toy.saved(work, x).state) for x in (whole, tmp_path)]
+    assert all((a == b).all() for a, b in zip(*ends, strict=True))
+
+
+def test_a_state_with_a_number_that_is_none_is_not_saved(made, tmp_path):
+    """Nor judged; the checkpoint before it stays, and the message says where."""
+    work, step, asked = made
+    work = work._replace(save_every=4)
+
+    def breaks(state, *arguments):
+        state, metrics = step(state, *arguments)
+        with jax.transfer_guard("allow"):
+            if int(state.step) == 8:
+                stats = jax.tree.map(lambda x: x * float("nan"), state.stats)
+                state = state.replace(stats=stats)
+        return state, metrics
+
+    asked.clear()
+    with pytest.raises(metrics_log.Diverged) as told:
+        train.run(work, tmp_path, step=breaks)
+    assert "stats/encoder/" in str(told.value) and "after step 8" in str(told.value)
+    assert toy.saved(work, tmp_path).number == 4 and asked == [5]
+
+
+def test_a_directory_that_was_deleted_under_a_run_stops_it(made, tmp_path):
+    work, step, asked = made
+    run = tmp_path / "run"
+    asked.clear()
+
+    def stop():
+        if asked == [5] and run.exists():
+            run.rename(tmp_path / "moved")
+        return False
+
+    with pytest.raises(lock.Lost, match="run: its lock.json is gone"):
+        train.run(work, run, step=step, stop=stop)
+    assert not (run / "checkpoints").exists() and not (run / "results.json").exists()
+
+
+@pytest.fixture
+def half(made, tmp_path):
+    """A run stopped at step 9, saved."""
+    work, step, _ = made
+    steps = []
+
+    def counted(*arguments):
+        steps.append(1)
+        return step(*arguments)
+
+    with pytest.raises(train.Interrupted):
+        train.run(work, tmp_path / "x", step=counted, stop=lambda: len(steps) == 9)
+    return tmp_path / "x"
+
+
+def test_rows_that_changed_are_told_and_may_be_left_behind(made, whole, half, caplog):
+    work, step, _ = made
+    path = half / record.ROWS
+    text = path.read_bytes()
+    lines = text.splitlines(keepends=True)
+    broken = {
+        "it has 0": b"",
+        "they are others, line 3 is no row": b"".join(
+            [*lines[:2], b"x" + lines[2][1:], *lines[3:]]
+        ),
+        "they are others": text.replace(b'"step": 4', b'"step": 3'),
+    }
+    for words, damaged in broken.items():
+        path.write_bytes(damaged)
+        with pytest.raises(record.RowsLost, match=words) as told:
+            train.run(work, half, step=step)
+        assert str(path) in str(told.value) and "--lost_rows" in str(told.value)
+        assert path.read_bytes() == damaged
+    path.write_bytes(broken["they are others, line 3 is no row"])
+    going_on = finish.without_lost_rows(work)
+    train.run(going_on, half, step=step)
+    kept = [row for n, row in enumerate(rows(whole)) if n != 2]
+    assert rows(half) == kept
+    aside = half / f"damaged-0-{record.ROWS}"
+    assert aside.read_bytes() == broken["they are others, line 3 is no row"]
+    assert "went on with the" in caplog.text
+    train.run(work, half, step=step)  # and now it is whole again
+
+
+def test_rows_that_are_gone_may_be_left_behind(made, whole, half):
+    work, step, _ = made
+    (half / record.ROWS).unlink()
+    train.run(finish.without_lost_rows(work), half, step=step)
+    assert rows(half) == rows(whole)[-len(rows(half)) :]
+    assert [row["step"] for row in rows(half)][0] == 10
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "it is damaged"),
+        ('{"batch_size": 4', "it is damaged"),
+        ("[1, 2]", "it is damaged: a list, not an object"),
+    ],
+)
+def test_a_damaged_config_is_named_and_nothing_is_advised_away(tmp_path, text, words):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=words) as told:
+        build.claim(tmp_path, {"batch_size": 4})
+    assert str(path) in str(told.value) and "may be whole" in str(told.value)
+    assert path.read_text() == text and [p.name for p in tmp_path.iterdir()] == [
+        "config.json"
+    ]
+
+
+def test_rows_that_are_none_are_named_by_line(tmp_path):
+    good = {"step": 1, "task": 0}
+    for bad in ("[1]", "7", "{", '{"step": 1}', '{"step": "1", "task": 0}', "\xff"):
+        text = f"{json.dumps(good)}\n{bad}\n{json.dumps(good)}\n"
+        (tmp_path / record.ROWS).write_text(text, encoding="latin-1")
+        with pytest.raises(record.RowsLost, match=r"metrics\.jsonl: line 2 is damaged"):
+            record.read_rows(tmp_path)
+
+
+def test_a_checkpoint_without_its_sum_of_rows_is_of_an_earlier_version(
+    made, whole, tmp_path
+):
+    shutil.copytree(whole, tmp_path / "x")
+    newest = max(int(p.name) for p in (whole / "checkpoints").iterdir())
+    saved = checkpoint.read(checkpoint.epath.Path(whole) / "checkpoints" / str(newest))
+    assert isinstance(saved.cursor["log"], int)
+    recorder = record.Recorder(
+        tmp_path / "x", offset=saved.cursor["offset"], tensorboard=False, progress=False
+    )
+    recorder.close()
+    assert rows(tmp_path / "x") == rows(whole)
+
+
+def test_an_update_that_was_rolled_back_keeps_no_encoder(tmp_path):
+    for accepted in (True, False):
+        (tmp_path / "checkpoints" / "7").mkdir(parents=True, exist_ok=True)
+        lineage.settle(tmp_path, {"accepted": accepted}, None)
+        assert (tmp_path / "checkpoints").exists() == accepted
+    (tmp_path / "checkpoints").mkdir()  # it was killed before it came to that
+    for _ in range(2):
+        lineage.forget(tmp_path, lineage.read(tmp_path))
+        assert not (tmp_path / "checkpoints").exists()
