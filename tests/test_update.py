@@ -14,7 +14,6 @@ from sklearn import datasets
 
 from helpers import toy
 from jaxcl.config import build
-from jaxcl.config import command as shared
 from jaxcl.run import checkpoint, finish, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import command as update_command
@@ -236,7 +235,6 @@ def test_what_the_new_task_refuses_is_one_line(copy, capsys, monkeypatch, option
     update_command.define_flags(values, arguments)
     values(["update", *arguments])
     monkeypatch.setattr(update_command.flags, "FLAGS", values)
-    monkeypatch.setattr(shared.signal, "signal", lambda *_: None)
     assert update_command.main(["update"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("jaxcl: ") and said in line
