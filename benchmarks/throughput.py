@@ -31,23 +31,29 @@ from jaxcl import core
 from jaxcl.config import build, sections
 from jaxcl.methods.two_view import strategies as strategies_lib
 from jaxcl.run import cost, job
+from jaxcl.scaling import hardware
 
 _CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
 
-# Dense peaks in FLOP/s per device, from the vendors' data sheets: bfloat16, and what
-# float32 products run at by default: TF32 on NVIDIA since A100, one bfloat16 pass on
-# TPU. The first name that the device's kind contains counts.
+
+def _peaks(machine):
+    """Dense FLOP/s of a machine that jaxcl/scaling knows, in bfloat16 and float32."""
+    return hardware.MACHINES[machine].peak, hardware.MACHINES[machine].peak_float32
+
+
+# Dense peaks in FLOP/s per device: bfloat16, and what float32 products run at by
+# default. The first name that the device's kind contains counts.
 _PEAKS = (
-    ("H200", 989e12, 495e12),
-    ("H100 PCIe", 756e12, 378e12),
-    ("H100", 989e12, 495e12),
-    ("A100", 312e12, 156e12),
+    ("H200", *_peaks("h200")),
+    ("H100 PCIe", 756e12, 378e12),  # NVIDIA's data sheet
+    ("H100", *_peaks("h100")),
+    ("A100", *_peaks("a100")),
     ("V100", None, 15.7e12),  # its tensor cores know float16 only
-    ("TPU v6", 918e12, 918e12),
-    ("TPU v5 lite", 197e12, 197e12),
-    ("TPU v5e", 197e12, 197e12),
-    ("TPU v5", 459e12, 459e12),  # v5p
-    ("TPU v4", 275e12, 275e12),
+    ("TPU v6", *_peaks("tpu-v6e")),
+    ("TPU v5 lite", *_peaks("tpu-v5e")),
+    ("TPU v5e", *_peaks("tpu-v5e")),
+    ("TPU v5", *_peaks("tpu-v5p")),
+    ("TPU v4", *_peaks("tpu-v4")),
 )
 
 

@@ -13,6 +13,9 @@ and h200:4 of the functions below, without what nothing here reads:
     _grouped:  the gradient in w f32[3, 3, 4, 32] of a convolution in 4 groups, plus
                0 times its sum
     _loop:     lax.scan of six turns of sin(c) @ x, f32[128, 128]
+    _overlap:  on v5e:2x4, pieces f32[1024, 1024] of eight devices are gathered into
+               the head of a queue beside four products of bf16[2048, 2048]; x.T @ 2 x
+               of the pieces is summed over the devices
 """
 
 import json
@@ -133,6 +136,22 @@ def test_a_gpu_runs_something_beside_its_messages():
     assert any(beside["gpu"]) and not any(beside["tpu"])
 
 
+def test_a_message_that_a_tpu_sends_piece_by_piece_is_one():
+    sent = collectives.of(program("tpu_overlap"))
+    assert [(x.kind, x.bytes, x.group) for x in sent] == [
+        ("all-gather", 8192 * 1024 * 4, 8),
+        ("all-reduce", 1024 * 1024 * 4, 8),
+    ]
+    gathered, summed = sent
+    assert gathered.beside >= 5 and summed.beside == 0  # products, and what is between
+    ran = kernels.of(program("tpu_overlap"))
+    products = [x for x in ran if x.products]
+    flops = 4 * 2 * 2048**3 + 2 * 1024**3
+    assert len(products) == 5 and sum(x.flops for x in products) == flops
+    # What starts the gathering, what ends it, and the sum.
+    assert [x.kind for x in ran].count("message") == 3
+
+
 @BOTH
 def test_nothing_goes_to_the_host(chip):
     found = program(f"{chip}_step")
@@ -171,8 +190,8 @@ def test_the_least_time_is_what_each_kernel_is_bound_by():
     ]
     part = collectives.Part(10**6, False, "")
     sent = [
-        collectives.Collective("all-gather", 2, 3, True, (part,), beside=beside)
-        for beside in (0, 1)
+        collectives.Collective("all-gather", 2, times, True, (part,), beside=beside)
+        for beside, times in ((0, 3), (5, 7))
     ]
     found = targets.least(ran, sent, FACTS)
     want = 6e-3, 6e-3 + 1e-5, 5e-3, 3 * (0.5e-3 + 1e-3)
@@ -185,6 +204,7 @@ def test_what_a_text_tells_in_numbers():
     assert found["products"]["convolution"] == {"bfloat16": 2}
     assert sum(found["products"]["product"].values()) == 3 and found["grouped"] == 0
     assert found["flops"] == sum(STEP.values()) and found["outputs_aliased"] == 3
+    assert found["outputs"] == 4  # and the loss
     ran = kernels.of(program("tpu_step", steps=4), steps=4)
     cycles = sum(x.times * x.cycles for x in ran if x.cycles)
     assert found["cycles"] == pytest.approx(cycles / 1e6) and cycles > 1e4

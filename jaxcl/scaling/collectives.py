@@ -63,7 +63,8 @@ def read(text: str) -> list[Collective]:
 def of(program: hlo.Program, *, steps: int = 1) -> list[Collective]:
     """Every collective of a program between two or more devices.
 
-    A start and its done are one collective. In a loop, a collective counts as often as
+    A start and its done are one collective, and so are the fusions that send one piece
+    by piece on a TPU. In a loop, a collective counts as often as
     the loop runs, if XLA knows. Of a conditional the branch that sends most counts.
 
     Args:
@@ -102,7 +103,8 @@ def _within(program, computation, times, counted, needed) -> list[Collective]:
       needed: see `_needed`; None: all of the computation.
     """
     sent, ops = [], program.computations.get(computation, ())
-    for op in ops:
+    chains: dict[str, list[int]] = {}  # channel -> its place in `sent`, its ops'
+    for place, op in enumerate(ops):
         if op.code.removesuffix("-start") in KINDS:
             sent += _collective(program, ops, op, times, counted, needed)
             continue
@@ -122,8 +124,28 @@ def _within(program, computation, times, counted, needed) -> list[Collective]:
             sent += max(branches, key=_total_bytes, default=[])
         elif op.code in ("call", "fusion", "async-start"):
             inner = called.get("calls") or called.get("to_apply")
+            chain = _chain(program, inner)
+            if chain is not None:
+                chains.setdefault(chain, [len(sent)]).append(place)
+                if len(chains[chain]) > 2:
+                    continue
             sent += _within(program, inner, times, counted, None)
+    for first, *places in chains.values():
+        between = ops[places[0] + 1 : places[-1]]
+        sent[first] = sent[first]._replace(beside=sum(map(hlo.runs, between)))
     return sent
+
+
+def _chain(program, computation) -> str | None:
+    """The channel of a message that a TPU sends piece by piece, in several fusions.
+
+    One starts it, others go on with it beside their own arithmetic, one ends it. All
+    name the whole message, which counts once.
+    """
+    for op in program.computations.get(computation, ()):
+        if op.code in KINDS and "chain_id=" in op.rest:
+            return re.search(r"channel_id=(\d+)", op.rest)[1]
+    return None
 
 
 def _total_bytes(sent) -> int:

@@ -151,6 +151,8 @@ def _kind(program, op, products) -> str:
     if op.code == "fusion":
         inner = program.computations[hlo.called(op)["calls"]]
         codes = {x.code for x in inner} - {"parameter", "bitcast", "tuple"}
+        if codes & set(collectives.KINDS):
+            return "message"
         return "copy" if codes <= {"copy", "transpose"} else "other"
     return "other"
 

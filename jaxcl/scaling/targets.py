@@ -306,6 +306,9 @@ def program(text: str, steps: int, machine: hardware.Machine) -> dict:
         "longest": _named(ran, lambda x: x.times * max(_seconds(x, machine))),
         "unknown_loops": kernels.unknown_loops(parsed),
         "host_transfers": kernels.host_transfers(parsed),
+        "outputs": len(
+            hlo.arrays(hlo.returned(parsed.computations[parsed.entry]).shape)
+        ),
         "outputs_aliased": len(parsed.aliases),
     }
 

@@ -78,6 +78,12 @@ FAULTS = [
             "    once = 1",
         ),
         (
+            "targets: a message in pieces is as many",
+            "                if len(chains[chain]) > 2:",
+            "                if len(chains[chain]) > 99:",
+            f"{TEXT}::test_a_message_that_a_tpu_sends_piece_by_piece_is_one",
+        ),
+        (
             "targets: nothing runs beside a message",
             "        beside = sum(hlo.runs(x) for x in between)",
             "        beside = 0 * len(between)",

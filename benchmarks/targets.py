@@ -1,0 +1,350 @@
+"""What the compilers of TPUs and GPUs make of every method's step, as a page.
+
+  pip install -e '.[tpu-compiler,gpu-compiler]'
+  python benchmarks/targets.py
+  python benchmarks/targets.py --rows mocov2plus-pnr er_ace --targets h200:8
+
+compiles each row of the table of methods at the size of its paper's config, for each
+target, by `python -m jaxcl.scaling` in a process of its own, and writes
+docs/targets.json and docs/targets.md after each. No chip is needed and no data; a row
+takes from half a minute to half an hour.
+
+Whoever stops it may go on later. A row is asked for again when its command, the code of
+jaxcl/ or configs/, or the versions of JAX and its compilers are others than before, for
+any of these may change the program. Lowered, it is compiled again only if its StableHLO
+is another one: the compiler gets nothing else, and compiling is what takes the time.
+`--kept` is the folder of compiled programs.
+"""
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+from jaxcl.methods.two_view import bases, strategies
+from jaxcl.scaling import targets
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TARGETS = ("h200:1", "h200:8", "v5e:2x4")
+PNR = ("configs/pnr_cifar100.py", "--classes=100", "--rows=50000")
+ONLINE = ("--classes=10", "--rows=50000")
+CCLIS = "configs/cclis_tinyimagenet.py"
+DUEL = ("--classes=1000", "--rows=115846")
+ICL = "--rows=2600"
+
+
+def _two_view(base, *more):
+    return (*PNR, f"--config.method.base={base}", *more)
+
+
+def _online(row, *more):
+    return (f"configs/er_ace_cifar10.py:{row}", *ONLINE, *more)
+
+
+def _duel(row, *more):
+    return (f"configs/duel_imagenetlt.py:{row}", *DUEL, *more)
+
+
+# Row of the table of methods -> config, and options of `python -m jaxcl.scaling`.
+ROWS = {
+    **{
+        f"{base}-{way}": _two_view(base, f"--config.method.strategy={way}")
+        for base in bases.BASES
+        for way in strategies.STRATEGIES
+    },
+    **{
+        f"{base}-joint": _two_view(
+            base,
+            "--config.method.strategy=finetune",
+            "--config.scenario.name=joint",
+            "--config.scenario.num_tasks=1",
+        )
+        for base in bases.BASES
+    },
+    **{
+        f"{base}-pnr-paper": _two_view(
+            base, "--config.method.form=paper", "--config.method.frozen_bn=batch"
+        )
+        for base in bases.BASES
+    },
+    "mocov2plus-pnr-head": _two_view("mocov2plus", "--config.method.online_head=True"),
+    **{
+        name: _online(name)
+        for name in ("finetune", "iidpp", "er", "er_ace", "er_aml", "mir", "gem")
+        + ("agem", "aser", "gss", "gcr", "gdumb", "icarl", "ss_il", "der", "derpp")
+        + ("derpp_ace",)
+    },
+    "agempp": _online("agem", "--config.method.plus=True"),
+    "er_ace-measured": _online(
+        "er_ace", "--config.replay.measure=('drift','gradients')"
+    ),
+    "cclis": (CCLIS,),
+    "cclis-uniform": (CCLIS, "--config.method.keep=uniform"),
+    "co2l": (f"{CCLIS}:co2l",),
+    "duel-moco": _duel("d_moco"),
+    "duel-moco-sharded": _duel("d_moco", "--config.method.sharded=True"),
+    "duel-simclr": _duel("d_simclr"),
+    "icl": ("configs/icl_imagenet2.py", ICL),
+    "icl-no_meta": ("configs/icl_imagenet2.py:no_meta", ICL),
+    "icl-retrain": ("configs/icl_imagenet2.py:retrain", ICL),
+}
+# Those that the papers are about come first.
+FIRST = ("mocov2plus-pnr", "er_ace", "duel-moco", "cclis", "icl")
+COLUMNS = (
+    ("fits", "fits", None),
+    ("memory, MB", ("memory", "held"), 1e-6),
+    ("temporaries, MB", ("memory", "temporaries"), 1e-6),
+    ("kernels", "kernels", 1),
+    ("convolutions f32 / bf16", "convolutions", None),
+    ("grouped", "grouped", 1),
+    ("GFLOP", "flops", 1e-9),
+    ("MB moved", "bytes", 1e-6),
+    ("messages", "messages", 1),
+    ("MB alone", "alone", 1e-6),
+    ("least ms", "least_time", 1e3),
+    ("arithmetic / memory / launches / messages, %", "bound", None),
+    ("cycles, ms", "cycles", 1e3),
+    ("compiled in s", "seconds", 1),
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the command."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    made.add_argument("--rows", nargs="*", default=list(order()), choices=sorted(ROWS))
+    made.add_argument("--targets", nargs="*", default=list(TARGETS))
+    made.add_argument("--json", default=str(ROOT / "docs" / "targets.json"))
+    made.add_argument("--page", default=str(ROOT / "docs" / "targets.md"))
+    made.add_argument("--kept", default=".cache/targets")
+    made.add_argument("--timeout", type=int, default=3600, help="seconds for each")
+    return made
+
+
+def order() -> tuple[str, ...]:
+    """All rows, those that the papers are about first."""
+    return FIRST + tuple(name for name in ROWS if name not in FIRST)
+
+
+def command(row: str, target: str) -> list[str]:
+    """The arguments of `python -m jaxcl.scaling` for a row."""
+    config, *options = ROWS[row]
+    devices = []
+    if config.startswith("configs/er_ace") and targets.parse(target).chips > 1:
+        devices = ["--config.batch_size=80"]  # ten rows do not share out over many
+    return [f"--config={config}", *options, *devices, f"--target={target}"]
+
+
+def code() -> str:
+    """A hash of the sources of the package, the configs, and what compiles them."""
+    patterns = ("jaxcl/**/*.py", "jaxcl/**/*.json", "configs/*.py")
+    sources = sorted(path for x in patterns for path in ROOT.glob(x))
+    versions = [
+        f"{name} {importlib.metadata.version(name)}"
+        for name in ("jax", "jaxlib", "flax", "optax", "libtpu", "jax-cuda12-plugin")
+        if _there(name)
+    ]
+    digest = hashlib.sha256("\n".join(versions).encode())
+    for path in sources:
+        digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _there(name) -> bool:
+    try:
+        return bool(importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def summary(found: dict) -> dict:
+    """What the page needs of what `python -m jaxcl.scaling --json` writes."""
+    if "error" in found:
+        return {"fits": False, "error": found["error"], "program": found["program"]}
+    sent = found["collectives"]
+    return {
+        "fits": found["fits"],
+        "program": found["program"],
+        "compiler": found["compiler"],
+        "batch_size": found["batch_size"],
+        "seconds": found["seconds"],
+        "memory": found["memory"],
+        "kernels": sum(found["kernels"].values()),
+        "products": found["products"],
+        "grouped": found["grouped"],
+        "flops": found["flops"],
+        "bytes": found["bytes"],
+        "messages": sum(x["times"] for x in sent),
+        "alone": sum(
+            x["times"] * part["bytes"]
+            for x in sent
+            if not x["beside"]
+            for part in x["parts"]
+        ),
+        "least": found["least"],
+        "cycles": found["cycles"],
+        "copies": [x for x in found["copies"] if x["bytes"] >= 1e6],
+        "unknown_loops": found["unknown_loops"],
+        "host_transfers": found["host_transfers"],
+    }
+
+
+def ask(row: str, target: str, *, kept: str, timeout: int) -> dict:
+    """The summary of a row for a target, or {"failed": why}."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "found.json"
+        words = [*command(row, target), f"--kept={kept}", f"--timeout={timeout}"]
+        ran = subprocess.run(
+            [sys.executable, "-m", "jaxcl.scaling", *words, f"--json={path}"],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if ran.returncode:
+            lines = [x for x in ran.stderr.splitlines() if x.startswith("jaxcl: ")]
+            said = (lines or ran.stderr.splitlines() or [""])[-1]
+            return {"failed": said.removeprefix("jaxcl: ")[:300]}
+        return summary(json.loads(path.read_text())["targets"][0])
+
+
+def _cell(row, value, scale) -> str:
+    if value == "fits":
+        return "yes" if row["fits"] else "**no**"
+    if value == "convolutions":
+        kinds = row["products"]["convolution"]
+        wide, narrow = kinds.get("float32", 0), kinds.get("bfloat16", 0)
+        return f"{wide:g} / {narrow:g}"
+    parts = row["least"]
+    if value == "least_time":
+        return number(1e3 * sum(parts.values()))
+    if value == "bound":
+        total = sum(parts.values())
+        shares = (100 * parts[name] / total for name in targets.Least._fields)
+        return " / ".join(f"{share:.0f}" for share in shares)
+    found = row["memory"][value[1]] if isinstance(value, tuple) else row[value]
+    return "-" if found is None else number(found * scale)
+
+
+def number(value: float) -> str:
+    """About three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+_HEAD = """# What compilers make of each method
+
+```
+pip install -e '.[tpu-compiler,gpu-compiler]'
+python benchmarks/targets.py
+```
+
+compiles the step of a later task for chips that need not be there, at the size of the
+paper's config and in its precision, and writes this page and `docs/targets.json`.
+**Nothing was run: these are facts of programs, and bounds on their time.** What each
+number is says [How a run would scale](scaling.md#by-the-chips-own-compiler); each row's
+command is in `benchmarks/targets.py`. All are of one step on one device. The online
+methods' batches of 10 are 80 where there are eight chips, since ten rows do not share
+out. "MB alone" are those of messages beside which the compiler put nothing."""
+
+
+def page(found: dict) -> str:
+    """docs/targets.md of what docs/targets.json holds."""
+    asked = [name for name in order() if found.get(name)]
+    blocks = [_HEAD, *(_of_target(target, asked, found) for target in TARGETS)]
+    missing = [name for name in order() if name not in asked]
+    if missing:
+        names = ", ".join(missing)
+        text = f"{len(missing)} of {len(ROWS)} rows, for no target so far: {names}."
+        blocks.append(f"## What is missing\n\n{text}")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _of_target(target, asked, found) -> str:
+    """The section of a target, of the rows that were asked for at all."""
+    rows = {name: found[name].get(target) for name in asked}
+    done = {x: row for x, row in rows.items() if row and "failed" not in row}
+    fit = {x: row for x, row in done.items() if "error" not in row}
+    blocks = [f"## {target}"]
+    if fit:
+        blocks += [_made(fit.values()), _table(fit)]
+    blocks.append("\n".join(_notes(fit)))
+    for word, key in (("Does not fit", "error"), ("Refused", "failed")):
+        lines = [f"- {x}: {row[key]}" for x, row in rows.items() if row and key in row]
+        if lines:
+            blocks.append("\n".join([f"{word}:", "", *lines]))
+    missing = [name for name, row in rows.items() if not row]
+    if missing:
+        blocks.append(f"Not asked for yet: {', '.join(missing)}.")
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _made(rows) -> str:
+    """Who compiled rows, and when."""
+    made, jax, dates = (
+        sorted({row[key] for row in rows}) for key in ("compiler", "jax", "date")
+    )
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return f"Compiled by {', '.join(made)} under jax {', '.join(jax)}, {when}."
+
+
+def _table(rows) -> str:
+    lines = ["| method | " + " | ".join(x for x, _, _ in COLUMNS) + " |"]
+    lines.append("|---|" + "---:|" * len(COLUMNS))
+    for name, row in rows.items():
+        cells = [_cell(row, value, scale) for _, value, scale in COLUMNS]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _notes(rows) -> list[str]:
+    notes = []
+    for name, row in rows.items():
+        if row["unknown_loops"]:
+            notes.append(
+                f"- {name}: {row['unknown_loops']} loops of unknown length, once each"
+            )
+        if row["host_transfers"]:
+            notes.append(f"- {name}: transfers with the host")
+        for copy in row["copies"][:3]:
+            size = number(copy["bytes"] / 1e6)
+            notes.append(f"- {name}: copies {copy['shape']}, {size} MB a step")
+    return notes
+
+
+def main(argv=None) -> dict:
+    """The command; returns what docs/targets.json then holds."""
+    args = parser().parse_args(argv)
+    path, kept = pathlib.Path(args.json), pathlib.Path(args.kept).resolve()
+    found = json.loads(path.read_text()) if path.exists() else {}
+    sources = code()
+    for target in args.targets:
+        for row in args.rows:
+            words = "\n".join(command(row, target)) + sources
+            key = hashlib.sha256(words.encode()).hexdigest()[:16]
+            there = found.get(row, {}).get(target)
+            if there and there["key"] == key:
+                continue
+            began = time.monotonic()
+            told = ask(row, target, kept=str(kept), timeout=args.timeout)
+            told |= {
+                "key": key,
+                "date": time.strftime("%Y-%m-%d"),
+                "jax": importlib.metadata.version("jax"),
+            }
+            found.setdefault(row, {})[target] = told
+            path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+            pathlib.Path(args.page).write_text(page(found))
+            said = told.get("failed") or told.get("error") or "done"
+            print(
+                f"{row}, {target}: {said}, {time.monotonic() - began:.0f} s", flush=True
+            )
+    pathlib.Path(args.page).write_text(page(found))
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Programs that the compilers of TPUs and GPUs make of the toy's steps.
+
+They need no chip, but the compilers: `pip install -e '.[tpu-compiler,gpu-compiler]'`.
+Where one is not installed its tests are skipped.
+"""
+
+import collections
+import itertools
+
+import pytest
+
+from helpers import on_target, toy
+from jaxcl.scaling import hlo, kernels, targets
+
+NARROW = {"hidden_dim": 16, "output_dim": 128, "memory_size": 512}
+# Rows of 128 numbers, as in the papers: narrower ones have other layouts on a TPU.
+QUEUES = {
+    "method.strategy": "pnr",
+    "method.output_dim": 128,
+    "method.queue_size": 512,
+    "precision": "bfloat16",
+}
+FAMILIES = {
+    "two-view": QUEUES,
+    "online": toy.ONLINE | {"method": {"name": "er"}},
+    "rehearsal": {"method": NARROW | {"name": "cclis"}, "augment.views": 1},
+    "duel": {"method": NARROW | {"name": "duel"}},
+    "icl": {
+        "method": {"name": "icl", "output_dim": 8},
+        "scenario": {"name": "growth", "growth": 0.5},
+    },
+}
+CHIPS = {"tpu": "v5e:2x4", "gpu": "h200:8"}
+
+
+def needs(chip):
+    """Skip a test where the compiler of a chip is not installed."""
+    lacks = targets.missing(targets.parse(CHIPS[chip]))
+    if lacks:
+        pytest.skip(f"no compiler for this chip: {lacks}")
+
+
+@pytest.fixture(params=CHIPS)
+def chip(request):
+    needs(request.param)
+    return request.param
+
+
+def step(chip, family):
+    """The step of a family's method on eight chips, in bfloat16."""
+    return on_target.measured(CHIPS[chip], FAMILIES[family] | {"precision": "bfloat16"})
+
+
+pytestmark = pytest.mark.slow
+EACH = pytest.mark.parametrize("family", FAMILIES)
+
+
+@EACH
+def test_convolutions_of_bfloat16_are_in_bfloat16(chip, family):
+    found = step(chip, family)["products"]["convolution"]
+    assert list(found) == ["bfloat16"] and found["bfloat16"] > 5
+
+
+@EACH
+def test_all_of_the_state_is_written_over_its_argument(chip, family):
+    """What is not is what a step measures, and nothing else."""
+    found = step(chip, family)
+    assert found["outputs"] - found["outputs_aliased"] == found["metrics"]
+    memory = found["memory"]
+    # A TPU pads eight numbers to a tile of 1,024.
+    assert memory["outputs"] - memory["aliased"] <= 4096 * (found["metrics"] + 1)
+
+
+def copies(found):
+    """Kernels that copy a queue or a memory: (times a step, shape, source)."""
+    steps = found["steps_per_call"]
+    program = hlo.parse(found["text"], steps=steps)
+    held = {tuple(shape) for shape in found["held"]}
+    return [
+        (kernel.times, kernel.shape, kernel.name)
+        for kernel in kernels.copied(kernels.of(program, steps=steps))
+        if any(array.sides in held for array in hlo.arrays(kernel.shape))
+    ]
+
+
+@EACH
+def test_no_step_copies_a_queue_or_a_memory(chip, family):
+    assert not [copy for copy in copies(step(chip, family)) if copy[0] >= 1]
+
+
+QUEUE = (
+    "the loop over a call's steps wants queues of [2, K, D] in another layout than "
+    "the state has, so that each call copies them there and back; seen at the paper's "
+    "size, too: docs/targets.md"
+)
+PIXELS = (
+    "rows of images are gathered from another layout than the state has; a memory of "
+    "[N, H * W * C] would not be copied"
+)
+COPIED = {
+    ("tpu", "two-view"): QUEUE,
+    ("gpu", "two-view"): QUEUE,
+    ("tpu", "online"): PIXELS,
+}
+
+
+@pytest.mark.parametrize(
+    "chip, family",
+    [
+        pytest.param(
+            *pair,
+            marks=pytest.mark.xfail(strict=True, reason=COPIED[pair])
+            if pair in COPIED
+            else (),
+        )
+        for pair in itertools.product(CHIPS, FAMILIES)
+    ],
+)
+def test_no_call_copies_a_queue_or_a_memory(chip, family):
+    needs(chip)
+    assert not copies(step(chip, family))
+
+
+@EACH
+def test_nothing_goes_to_the_host(chip, family):
+    assert step(chip, family)["host_transfers"] == []
+
+
+@EACH
+def test_messages_of_a_step_are_bounded(chip, family):
+    """A few for each layer; ICL has two gradients in a step, others one."""
+    found = step(chip, family)
+    size, count = collections.Counter(), collections.Counter()
+    for message in found["collectives"]:
+        bytes_ = sum(part["bytes"] for part in message["parts"])
+        size[message["kind"]] += message["times"] * bytes_
+        count[message["kind"]] += message["times"]
+    assert count["all-reduce"] <= 40 and count["all-gather"] <= 12
+    assert 0 < size["all-reduce"] <= 4 * found["state"]["parameters"] + 4096
+    # Of ER's draw and ICL's pairs, a TPU moves some indices and masks of 48 rows.
+    others = set(size) - {"all-reduce", "all-gather"}
+    assert sum(size[kind] for kind in others) <= 1024
+
+
+def test_a_memory_in_shards_takes_less_of_each_chip(chip):
+    changes = toy.ONLINE | {
+        "method": {"name": "er"},
+        "replay": {"capacity": 65536, "augment": "all", "sharded": True},
+    }
+    few, many = {"tpu": ("v5e:2x2", "v5e:2x4"), "gpu": ("h200:4", "h200:8")}[chip]
+    held = [
+        on_target.measured(target, changes)["memory"]["arguments"]
+        for target in (few, many)
+    ]
+    images = 65536 * 8 * 8
+    assert held[0] - held[1] > 0.9 * images / 8
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="vmap over seeds makes one convolution with a group for each; a loop over "
+    "them, or a device for each, would not",
+)
+def test_seeds_side_by_side_make_no_grouped_convolution(chip):
+    found = on_target.measured(CHIPS[chip], FAMILIES["online"], seeds=2)
+    assert found["products"]["convolution"] and found["grouped"] == 0
