@@ -88,8 +88,8 @@ FAULTS = [
             "test_update.py::test_what_the_new_task_refuses_is_one_line",
             (
                 "update: what the new task refuses is a traceback",
-                "return planned, report, prepare(planned) if report is None else None",
-                "return planned, report, None",
+                "return planned, prepare(planned) if report is None else None",
+                "return planned, None",
             ),
         ),
         *fault.of(
