@@ -891,8 +891,9 @@ def test_refuses_what_is_no_run(runs, capsys):
     assert f"{runs}/one/results.json: it is damaged" in refused(runs / "one")
     (runs / "one" / "results.json").write_text("[]")
     assert "damaged" in refused(runs / "one")
-    (runs / "ace" / "seed_0" / "metrics.jsonl").write_text("{\n")
-    assert "ace: a file in it is damaged" in refused(runs / "ace")
+    for line in ("{", "[1]", "7"):
+        (runs / "ace" / "seed_0" / "metrics.jsonl").write_text(f"{line}\n")
+        assert "seed_0/metrics.jsonl: line 1 is damaged" in refused(runs / "ace")
     missing = runs / "no" / "x.html"
     assert report_command.main([str(runs / "er"), f"--out={missing}"]) == 2
     assert capsys.readouterr().err.startswith("jaxcl: ")

@@ -71,9 +71,9 @@ def test_with_work_to_save_the_first_waits_and_says_for_what(program, tmp_path):
     words = "SIGHUP: the run saves and stops after the present step; a second signal"
     assert words in process.stderr.readline()
     assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 128 + signal.SIGINT
-    assert "SIGINT: ended at once; what came after" in process.stderr.read()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert "SIGTERM: ended at once; what came after" in process.stderr.read()
     assert not (tmp_path / lock.FILE).exists()
 
 
@@ -126,6 +126,19 @@ def test_processes_that_share_a_run_end_together(monkeypatch):
             pass
         assert stop()
     assert len(told) == 1 and "the run saves and stops" in told[0]
+
+
+def test_ctrl_c_is_one_of_them_unless_the_shell_says_otherwise():
+    """A shell has those that it starts in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with signals.watched(lambda text: None) as stop:
+            signals.busy("x")
+            signal.raise_signal(signal.SIGINT)
+            while not stop():
+                pass
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_handlers_are_what_they_were(monkeypatch):

@@ -15,6 +15,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 import environment  # noqa: E402
 from attack import command  # noqa: E402
 
+# Python keeps count of what processes that were killed have left.
+os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker:UserWarning"
+
 if __name__ == "__main__":
     environment.settle(devices=1)
     sys.exit(command.main())

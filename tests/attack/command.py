@@ -52,6 +52,7 @@ def repeat(kind: kind_lib.Kind, seed: int, number: int) -> str:
 def make_one(kind, seed, number, root, say) -> str | None:
     """Make an attack and say what became of it; the outcome, None if it failed."""
     folder = root / f"attack-{number}"
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     began, failure = time.monotonic(), None
     place = kind_lib.Place(folder, root / "shared")
@@ -115,6 +116,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=None, help="default: of the clock")
     made.add_argument("--kind", default="*", help="names of kinds, with * and ?")
     made.add_argument("--number", type=int, default=None, help="repeat this attack")
+    made.add_argument("--root", help="work here, where an earlier attack did, too")
     made.add_argument("--list", action="store_true", help="say the kinds and end")
     return made
 
@@ -131,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not chosen:
         raise SystemExit(f"--kind={options.kind}: no kind is called so; see --list")
     seed = options.seed if options.seed is not None else int(time.time())
-    root = pathlib.Path(tempfile.mkdtemp(prefix="jaxcl-attack-"))
+    root = pathlib.Path(options.root or tempfile.mkdtemp(prefix="jaxcl-attack-"))
     failed = attack(
         chosen,
         seed=seed,
@@ -140,6 +142,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         root=root,
         say=lambda text: print(text, flush=True),
     )
-    if not failed:
+    if not failed and not options.root:
         shutil.rmtree(root, ignore_errors=True)
     return int(bool(failed))

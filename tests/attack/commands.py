@@ -14,7 +14,7 @@ import time
 from typing import NamedTuple
 
 TESTS = pathlib.Path(__file__).parents[1]
-CONFIG = pathlib.Path(__file__).with_name("config.py")
+CONFIG = pathlib.Path(__file__).with_name("row.py")
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
