@@ -1,9 +1,9 @@
 """A control for PNR: a stream of digits in which fine-tuning forgets.
 
 scikit-learn's digits as they are, inverted, and a quarter turned: three domains, a task
-each, without labels. No download, no table of the PNR paper (Cha et al., ICML 2024), and
-half a minute of a CPU core a run beside its compilation. What came out, and which other
-streams of digits were tried, is in docs/results.md.
+each, without labels. No download; no table of the PNR paper (Cha et al., ICML 2024). A
+run takes less than a minute of a CPU core. What came out, and which other streams of
+digits were tried, is in docs/results.md.
 
   python -m jaxcl.main --config=configs/pnr_control.py
   python -m jaxcl.main --config=configs/pnr_control.py --workdir=runs/control_finetune \
