@@ -104,6 +104,27 @@ def test_digits():
             sources.load("digits", **options)
 
 
+def test_looks_of_digits_are_domains_of_the_same_split():
+    one = splits(sources.load("digits", validation=0.2, seed=3))
+    data = sources.load("digits_in_looks", validation=0.2, seed=3)
+    assert data.domain_names == ("plain", "inverted", "rotated")
+    for part, alone in zip(splits(data), one, strict=True):
+        x = alone.images
+        turned = x.transpose(0, 2, 1, 3)[:, ::-1]  # to the left
+        expected = np.concatenate([x, 255 - x, turned])
+        np.testing.assert_array_equal(part.images, expected)
+        np.testing.assert_array_equal(part.label, np.tile(alone.label, 3))
+        np.testing.assert_array_equal(part.domain, np.arange(3).repeat(len(x)))
+    options = {"looks": ("rotated",), "size": 16, "channels": 3}
+    large = sources.load("digits_in_looks", **options)
+    assert large.domain_names == ("rotated",) and large.validation is None
+    upright = sources.load("digits", size=16, channels=3).test.images
+    np.testing.assert_array_equal(large.test.images, np.rot90(upright, axes=(1, 2)))
+    for wrong in ((), ("plain", "plain"), ("bent",)):
+        with pytest.raises(ValueError, match=r"config\.data\.looks"):
+            sources.load("digits_in_looks", looks=wrong)
+
+
 # --- decoding
 
 

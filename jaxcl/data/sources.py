@@ -158,6 +158,7 @@ SOURCES = {
         from_arrays.arrays,
         from_graphs.graphs,
         toys.rings_and_trees,
+        toys.digits_in_looks,
         from_folders.image_folder,
         from_lists.image_lists,
         tiny_imagenet.tiny_imagenet,

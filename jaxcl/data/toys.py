@@ -9,6 +9,12 @@ from jaxcl import schema
 from jaxcl.data import files, from_graphs, graphs, splits, stream
 
 _NAMES = ("rings", "trees")
+Look = Literal["plain", "inverted", "rotated"]
+_LOOKS = {
+    "plain": lambda images: images,
+    "inverted": lambda images: 255 - images,
+    "rotated": lambda images: np.rot90(images, axes=(1, 2)),
+}
 _NODES = 10**6  # of all graphs: they are made one by one
 _Nodes = Annotated[int, schema.Range(4, 10**6)]
 
@@ -44,6 +50,53 @@ def digits(
     names = tuple(str(digit) for digit in range(10))
     data = splits.draw_test("digits", names, whole, 0.2, splits.TEST_SEED)
     return splits.finish(data, validation=validation, seed=seed)
+
+
+@schema.checked("config.data")
+def digits_in_looks(
+    *,
+    looks: Annotated[tuple[Look, ...], schema.Entries(once=True)] = tuple(_LOOKS),
+    validation: schema.Fraction = 0.0,
+    seed: schema.Natural = 0,
+    size: Annotated[int, schema.Range(1, 256)] | None = None,
+    interpolation: Literal["nearest", "bicubic"] = "bicubic",
+    channels: files.Channels = 1,
+) -> stream.Dataset:
+    """The images of `digits`, all of them once in each look; a look is a domain.
+
+    A digit is in the same split in every look, so that none is learnt in one and tested
+    in another.
+
+    looks: of "plain", "inverted" (black on white) and "rotated" (a quarter turn to the
+      left), in the order that numbers the domains.
+    validation, seed, size, interpolation, channels: as of `digits`.
+    """
+    data = digits(
+        validation=validation,
+        seed=seed,
+        size=size,
+        interpolation=interpolation,
+        channels=channels,
+    )
+    return data._replace(
+        name="digits_in_looks",
+        domain_names=tuple(looks),
+        train=_in_looks(data.train, looks),
+        validation=_in_looks(data.validation, looks),
+        test=_in_looks(data.test, looks),
+    )
+
+
+def _in_looks(examples, looks) -> stream.Examples | None:
+    """The examples in one look after another, each a domain."""
+    if examples is None:
+        return None
+    count = len(examples.label)
+    return stream.Examples(
+        np.tile(examples.label, len(looks)),
+        np.repeat(np.arange(len(looks), dtype=np.int32), count),
+        np.concatenate([_LOOKS[look](examples.images) for look in looks]),
+    )
 
 
 @schema.checked("config.data")

@@ -402,6 +402,35 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "data/toys.py",
+            "test_sources.py::test_looks_of_digits_are_domains_of_the_same_split",
+            (
+                "data: looks of digits are one domain",
+                "np.arange(len(looks), dtype=np.int32), count",
+                "np.zeros(len(looks), np.int32), count",
+            ),
+            (
+                "data: digits of several looks have the labels of others",
+                "np.tile(examples.label, len(looks))",
+                "np.repeat(examples.label, len(looks))",
+            ),
+            (
+                "data: rotated digits turn to the right",
+                "axes=(1, 2)",
+                "axes=(2, 1)",
+            ),
+            (
+                "data: inverted digits are as they were",
+                "lambda images: 255 - images",
+                "lambda images: images",
+            ),
+            (
+                "data: test digits are of the first look alone",
+                "test=_in_looks(data.test, looks)",
+                "test=data.test",
+            ),
+        ),
+        *fault.of(
             "augment/crops.py",
             "test_augment.py::test_random_resized_crop_is_pillows_crop_then_resize",
             (
