@@ -88,7 +88,7 @@ class BatchNorm(nn.Module):
         if count < 2:
             raise ValueError(
                 f"batch norm in training needs at least 2 values per channel and "
-                f"group, got {count}: use a larger batch or train=False"
+                f"group, got {count}: use a larger config.batch_size, or train=False"
             )
         if self.unbiased:
             batch_var = batch_var * (count / (count - 1))

@@ -242,7 +242,7 @@ def _name(rng, path):
 
 def _beside(rng, path):
     """Something else beside the file: a link, a pipe, an empty folder or file."""
-    beside = path.with_name(f"odd{path.suffix}")
+    beside = path.with_name(f"odd{rng.integers(2**30)}{path.suffix}")
     made = int(rng.integers(4))
     if made == 0:
         beside.symlink_to(("..", ".", path.name)[rng.integers(3)])

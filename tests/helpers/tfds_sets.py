@@ -32,6 +32,7 @@ class Toy(tfds.core.GeneratorBasedBuilder):
 
     VERSION = tfds.core.Version("1.0.0")
     pkg_dir_path = epath.Path(".")
+    code_path = epath.Path(__file__)  # found by a package that may be missing
 
     def _info(self):
         return tfds.core.DatasetInfo(
