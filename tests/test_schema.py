@@ -268,6 +268,10 @@ def test_none_is_refused_where_it_means_nothing():
             "config.scenario.long_tail={'factor': 2}: scenario 'after' does not",
         ),
         ({"evaluators": {"knn": 3}}, "config.evaluators.knn=3: must be dict"),
+        (
+            {"method": {"name": "icl"}, "batch_size": 1},
+            "config.batch_size=1: an anchor is compared with the other rows",
+        ),
         ({"method.name": "..er"}, "config.method.name='..er': allowed are"),
         ({"method.name": "a..er"}, "config.method.name='a..er': allowed are"),
         (

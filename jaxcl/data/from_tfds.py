@@ -293,7 +293,8 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
             parts = info.splits[split].file_instructions
         except (KeyError, ValueError, AssertionError) as error:
             raise ValueError(
-                f"split {split!r}: {info.name} has {sorted(info.splits)}"
+                f"split {split!r}: {info.name} has {sorted(info.splits)}; "
+                f"{info.data_dir}: {error}"
             ) from error
         shards += [(info, domain, part) for part in parts]
     files = tuple(str(part.filename) for _, _, part in shards)

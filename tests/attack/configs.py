@@ -84,7 +84,7 @@ def outcome(name: str, made: dict, workdir) -> str:
     return "built"
 
 
-def attack(name: str, rng: np.random.Generator, place: kind.Place, count=10) -> str:
+def attack(name: str, rng: np.random.Generator, place: kind.Place, count=5) -> str:
     """Draw `count` configs near one toy; what fails is made small by hypothesis."""
     found: collections.Counter[str] = collections.Counter()
 

@@ -199,7 +199,7 @@ def _value(rng, path):
     chosen = odd[rng.integers(len(odd))]
     try:
         whole = json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         words = path.read_bytes().split(b" ")
         words[rng.integers(len(words))] = str(chosen).encode()
         path.write_bytes(b" ".join(words))

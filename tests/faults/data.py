@@ -61,6 +61,15 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "methods/icl/method.py",
+            "test_schema.py::test_nonsense_is_refused",
+            (
+                "config: ICL compares an anchor with no other row",
+                "if parts.batch_size == 1:",
+                "if parts.batch_size == -1:",
+            ),
+        ),
+        *fault.of(
             "methods/online/replay.py",
             "test_schema.py::test_nonsense_is_refused",
             (

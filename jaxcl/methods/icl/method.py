@@ -145,6 +145,11 @@ def make(
     """
     graphs = passes_lib.reads_graphs(parts.encoder)
     _check(locals(), graphs)
+    if parts.batch_size == 1:
+        raise ValueError(
+            "config.batch_size=1: an anchor is compared with the other rows of its "
+            "batch; must be at least 2"
+        )
     chosen = schema.options(ddpg.Options, agent or {}, "config.method.agent")
     passes = passes_lib.make_passes(
         parts,
