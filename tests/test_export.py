@@ -575,7 +575,7 @@ def test_in_a_bucket(residual):
         chex.assert_trees_all_equal(made.params, state.params["encoder"])
         export_command.export(str(run), out)
         names = {name for _, name in server.objects if name.startswith("exports")}
-        assert names == {f"exports/a/{x}" for x in ("card.json", encoder.TENSORS)}
+        assert names == {f"exports/a/{x}" for x in ("card.json", "encoder.safetensors")}
         (epath.Path(out) / "notes.txt").write_text("mine")
         with pytest.raises(ValueError, match=r"holds notes\.txt"):
             export_command.export(str(run), out)
@@ -598,7 +598,7 @@ def change(out, name, value):
         ("num_features", 99, "num_features=99, but its encoder has 16"),
         ("encoder.width", 8, r"params/bn1/bias is float32\[4\], in .* float32\[8\]"),
         ("encoder.name", "resnet", r"encoder\.name.*is .*absent|in the network of"),
-        ("encoder.name", "vit", r"encoder\.name='vit': allowed are resnet"),
+        ("encoder.name", "swin", r"encoder\.name='swin': allowed are resnet"),
         ("encoder.size", 8, r"encoder\.size: no such option"),
         ("encoder.precision", "int8", r"encoder\.precision='int8'"),
         ("input.channels", 3, r"params/conv1/kernel is float32\[3, 3, 1, 4\], in"),

@@ -17,6 +17,7 @@ import platform
 import shutil
 import sys
 import uuid
+from typing import Any
 
 import flax
 import jax
@@ -27,11 +28,15 @@ from jaxcl import schema, sharding
 from jaxcl.augment import images as augment_images
 from jaxcl.config import sections
 from jaxcl.data import storage, stream
-from jaxcl.export import encoder, torch_resnet
+from jaxcl.export import encoder, torch_resnet, torch_vit
+from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import task_alone, transfer
 from jaxcl.update import lineage
 
+# Encoders that PyTorch's libraries have, and what writes their parameters for it.
+_TORCH: dict[str, Any] = {"resnet": torch_resnet, "vit": torch_vit}
+_PYTORCH = {library.TENSORS for library in _TORCH.values()}
 # Methods whose steps train no encoder: each evaluation fits one and drops it.
 _DROP = ("gdumb",)
 
@@ -55,8 +60,7 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
     run = lineage.current(run)
     config = _config_of(run)
     section = _architecture(config)
-    if torch:
-        torch_resnet.check(section)
+    library = _library(section) if torch else None
     where = transfer.place(run, field="--run")
     width = transfer.input_width(where) or len(config["augment"]["mean"])
     inputs = _inputs(config, width)
@@ -69,26 +73,38 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
         {"encoder": section, "input": inputs}, *map(sharding.fetch, trees)
     )
     leaves = encoder.flat(exported.params, exported.stats)
-    files = {encoder.TENSORS: _bytes(leaves, "flax")}
-    if torch:
-        files[torch_resnet.TENSORS] = _bytes(torch_resnet.torch_state(exported), "pt")
+    files = {folder_lib.TENSORS: packed(leaves, "flax")}
+    if library:
+        files[library.TENSORS] = packed(library.torch_state(exported), "pt")
     cursor = transfer.cursor(where, source["number"])
     card = {
-        "format": encoder.FORMAT,
+        "format": folder_lib.FORMAT,
         "encoder": section,
         "num_features": exported.num_features,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(exported.params)),
         "input": inputs,
         **_lineage(config, source, cursor),
-        "files": {name: hashlib.sha256(x).hexdigest() for name, x in files.items()},
-        "torch": torch_resnet.key_map(leaves) if torch else None,
-        "versions": _versions(),
+        "files": hashes(files),
+        "torch": library.key_map(leaves, section) if library else None,
+        "versions": versions(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "config": config,
     }
     card = results_lib.plain(card)
-    _write(epath.Path(out), files, card, force)
+    write(epath.Path(out), files, card, force)
     return card
+
+
+def _library(section):
+    """What writes an encoder for PyTorch; refuses one that has no twin there."""
+    if section["name"] not in _TORCH:
+        raise ValueError(
+            f"--torch: config.encoder.name={section['name']!r} has no twin in "
+            f"PyTorch; must be {' or '.join(map(repr, _TORCH))}"
+        )
+    library = _TORCH[section["name"]]
+    library.check(section)
+    return library
 
 
 def _config_of(run):
@@ -217,7 +233,7 @@ def _results(config, cursor) -> dict | None:
     }
 
 
-def _versions() -> dict:
+def versions() -> dict:
     """Versions of the software that wrote the export."""
     return {
         "jaxcl": task_alone.version(),
@@ -227,19 +243,24 @@ def _versions() -> dict:
     }
 
 
-def _bytes(leaves, library) -> bytes:
+def hashes(files: dict[str, bytes]) -> dict[str, str]:
+    """The sha256 of each file."""
+    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
+def packed(leaves, library) -> bytes:
     """A safetensors file of the leaves."""
     return tensors.save(leaves, metadata={"format": library})
 
 
-def _write(folder, files, card, force) -> None:
+def write(folder, files, card, force) -> None:
     """Write all files, the card last; an error while writing leaves no new file.
 
     Raises:
       ValueError: the folder holds something else.
     """
     _check_folder(folder, card, force)
-    files = files | {encoder.CARD: storage.to_json(card)}
+    files = files | {folder_lib.CARD: storage.to_json(card)}
     if storage.in_bucket(folder):  # buckets replace each object as a whole
         for name, data in files.items():
             (folder / name).write_bytes(data)
@@ -254,7 +275,7 @@ def _write(folder, files, card, force) -> None:
                 os.replace(draft / name, folder / name)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-    for name in {torch_resnet.TENSORS} - set(files):
+    for name in _PYTORCH - set(files):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -265,7 +286,7 @@ def _check_folder(folder, card, force) -> None:
     if not folder.is_dir():
         raise ValueError(f"--out={folder}: is a file; must be a folder")
     names = {path.name for path in folder.iterdir()}
-    other = names - {encoder.CARD, encoder.TENSORS, torch_resnet.TENSORS}
+    other = names - {folder_lib.CARD, folder_lib.TENSORS} - _PYTORCH
     if other:
         raise ValueError(
             f"--out={folder}: holds {', '.join(sorted(other)[:3])}, which is no "
@@ -274,10 +295,10 @@ def _check_folder(folder, card, force) -> None:
     if not names or force:
         return
     try:
-        before = encoder.read_card(folder)
+        before = folder_lib.read_card(folder)
     except ValueError as error:
         raise ValueError(f"--out: {error}; --force replaces it") from error
-    name = encoder.TENSORS
+    name = folder_lib.TENSORS
     if before["files"].get(name) != card["files"][name]:
         raise ValueError(
             f"--out={folder}: holds another export, of step "

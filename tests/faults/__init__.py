@@ -8,6 +8,7 @@ long as they do.
 """
 
 from faults import (
+    bring,
     data,
     evaluators,
     launch,
@@ -24,7 +25,7 @@ FAULTS = tuple(
     fault
     for part in (
         *(losses, memories, training, steps, two_view),
-        *(evaluators, data, report, launch, scaling),
+        *(evaluators, data, report, launch, scaling, bring),
     )
     for fault in part.FAULTS
 )

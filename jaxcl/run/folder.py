@@ -1,0 +1,99 @@
+"""The folder of an encoder, as `jaxcl.export` and `jaxcl.bring` write one.
+
+`card.json` says what the network is, `encoder.safetensors` has its parameters and
+statistics. Here both are read and checked; `export.encoder` makes a network of them.
+"""
+
+import hashlib
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from safetensors import SafetensorError
+from safetensors import numpy as tensors
+
+from jaxcl import core
+from jaxcl.data import storage
+
+FORMAT = 1  # of the folder
+TENSORS = "encoder.safetensors"
+CARD = "card.json"
+_NEEDED = ("encoder", "num_features", "input", "files")
+
+
+def read_card(folder: str | os.PathLike) -> dict:
+    """Read card.json of a folder.
+
+    Raises:
+      ValueError: it is missing, damaged, or of an unknown format.
+    """
+    path = epath.Path(folder) / CARD
+    try:
+        card = storage.read_json(path)
+        missing = sorted({"format", *_NEEDED} - set(card))
+    except OSError as error:
+        raise ValueError(
+            f"{folder}: it has no {CARD} that can be read; name a folder that "
+            "python -m jaxcl.export wrote"
+        ) from error
+    except TypeError as error:
+        raise ValueError(f"{path}: it is damaged: {error}") from error
+    if card.get("format", FORMAT) != FORMAT:
+        raise ValueError(
+            f"{path}: format={card['format']!r}: this version of jaxcl reads {FORMAT}"
+        )
+    if missing:
+        raise ValueError(f"{path}: it lacks {missing}")
+    return card
+
+
+def read_leaves(folder: Any, card: dict) -> dict[str, np.ndarray]:
+    """Read the arrays of a folder, by names as "params/conv1/kernel".
+
+    Raises:
+      ValueError: the file is missing, damaged, or not the card's.
+    """
+    path = epath.Path(folder) / TENSORS
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: it cannot be read: {error}") from error
+    have, want = hashlib.sha256(data).hexdigest(), card["files"].get(TENSORS)
+    if have != want:
+        raise ValueError(
+            f"{path}: its sha256 is {have}, {CARD} says {want}: it is damaged or of "
+            "another export; export again"
+        )
+    try:
+        return tensors.load(data)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: it is no safetensors file: {error}") from error
+
+
+def trees(
+    module: Any, inputs: Any, leaves: dict[str, Any], where: Any
+) -> tuple[core.PyTree, core.PyTree]:
+    """Parameters and statistics of a network, filled with the leaves.
+
+    Args:
+      module: flax module.
+      inputs: that it takes, of any numbers.
+      leaves: by their names, see `read_leaves`.
+      where: they come from, for messages.
+
+    Raises:
+      ValueError: they are not those of the network; it names the first difference.
+    """
+    shapes = jax.eval_shape(module.init, jax.random.key(0), inputs)
+    shapes = {"params": shapes["params"], "stats": shapes.get("batch_stats", {})}
+    by_path, tree = jax.tree_util.tree_flatten_with_path(shapes)
+    want = {"/".join(entry.key for entry in path): leaf for path, leaf in by_path}
+    for name, have, expected in core.misfits(leaves, want):
+        raise ValueError(
+            f"{where}: {name} is {have}, in the network of {CARD} it is {expected}"
+        )
+    filled = jax.tree.unflatten(tree, [jnp.asarray(leaves[name]) for name in want])
+    return filled["params"], filled["stats"]
