@@ -94,16 +94,6 @@ def test_the_names_of_every_library_are_found_and_read(family, tmp_path):
         np.testing.assert_array_equal(saved[f"params/{name}"], x, err_msg=name)
 
 
-def test_every_pair_of_schemes_tells_itself_apart():
-    for family in FAMILIES:
-        theirs, _ = foreign(family)
-        if family != "dinov2":
-            assert architectures.scheme_of(theirs) == family.partition("-")[0]
-            continue
-        del theirs["register_tokens"]  # without registers the mask token tells
-        assert architectures.scheme_of(theirs | {"mask_token": 0}) == "dinov2"
-
-
 def test_the_rows_of_one_tensor_by_hand():
     """Queries, keys, values, in this order, then heads; gates before what they gate."""
     theirs, ours = foreign("dinov2")
@@ -140,6 +130,7 @@ def test_what_no_tensor_says():
     plain = {n: x for n, x in foreign("dinov2")[0].items() if n != "register_tokens"}
     known = architectures.get("dinov2")
     assert architectures.vit_section(plain, "dinov2", known, {})["resize"] == "offset"
+    assert architectures.scheme_of({**plain, "mask_token": 0}) == "dinov2"
     # The published heads are 64 wide, but for MoCo v3's small network.
     wide = {
         n: np.zeros([384 if size == 16 else size for size in x.shape], "f4")
@@ -484,7 +475,7 @@ def test_files_of_pytorch_itself(older, tmp_path):
         np.testing.assert_array_equal(found[f"state_dict.{name}"], want.numpy())
     # Damage anywhere ends in an error of ours, or is read for what it is.
     rng, data = np.random.default_rng(0), path.read_bytes()
-    for _ in range(150):
+    for _ in range(60):
         broken = bytearray(data)
         for at in rng.integers(0, len(data), rng.integers(1, 4)):
             broken[at] = rng.integers(0, 256)

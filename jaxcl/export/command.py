@@ -29,6 +29,7 @@ from jaxcl.augment import images as augment_images
 from jaxcl.config import sections
 from jaxcl.data import storage, stream
 from jaxcl.export import encoder, torch_resnet, torch_vit
+from jaxcl.nets import tuning
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import task_alone, transfer
@@ -65,10 +66,13 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
     width = transfer.input_width(where) or len(config["augment"]["mean"])
     inputs = _inputs(config, width)
     module, blank = encoder.module_of(section), encoder.blank(inputs)
+    module = sections.tuned(module, config.get("tuning"))
     state, source = transfer.restore(
         run, module, blank, sharding.mesh(1), field="--run"
     )
-    trees = (tree["encoder"] for tree in (state.params, state.stats))
+    trees = [tree["encoder"] for tree in (state.params, state.stats)]
+    if isinstance(module, tuning.Tuned):  # adapters become part of what they adapt
+        trees[0] = module.merged(trees[0])
     exported = encoder.make(
         {"encoder": section, "input": inputs}, *map(sharding.fetch, trees)
     )
@@ -109,6 +113,8 @@ def _library(section):
 
 def _config_of(run):
     """The config of a run; refuses a run that has no encoder of its own."""
+    if folder_lib.is_one(run):
+        raise ValueError(f"--run={run!r}: it is the folder of an encoder already")
     config = transfer.config_of(run, field="--run")
     if config.get("seeds", 1) > 1:
         raise ValueError(

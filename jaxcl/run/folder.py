@@ -24,6 +24,11 @@ CARD = "card.json"
 _NEEDED = ("encoder", "num_features", "input", "files")
 
 
+def is_one(path: Any) -> bool:
+    """Whether there is a card at a path; a run directory has none."""
+    return path is not None and (epath.Path(str(path)) / CARD).exists()
+
+
 def read_card(folder: str | os.PathLike) -> dict:
     """Read card.json of a folder.
 
@@ -97,3 +102,24 @@ def trees(
         )
     filled = jax.tree.unflatten(tree, [jnp.asarray(leaves[name]) for name in want])
     return filled["params"], filled["stats"]
+
+
+def section(card: dict) -> tuple[dict, str]:
+    """config.encoder of a card, and its precision."""
+    found = dict(card["encoder"])
+    return found, found.pop("precision", "float32")
+
+
+def as_config(folder: str) -> dict:
+    """What a run's config.json says of its encoder and images, for a folder.
+
+    Raises:
+      ValueError: as `read_card`; it is an encoder of graphs.
+    """
+    card = read_card(folder)
+    inputs = card["input"]
+    if inputs["kind"] != "images":
+        raise ValueError(f"{folder}: it is an encoder of graphs; must be of images")
+    encoder, precision = section(card)
+    look = {name: inputs[name] for name in ("size", "resize", "mean", "std")}
+    return {"encoder": encoder, "precision": precision, "augment": look}

@@ -18,6 +18,7 @@ from faults import (
     scaling,
     steps,
     training,
+    tuning,
     two_view,
 )
 
@@ -25,7 +26,7 @@ FAULTS = tuple(
     fault
     for part in (
         *(losses, memories, training, steps, two_view),
-        *(evaluators, data, report, launch, scaling, bring),
+        *(evaluators, data, report, launch, scaling, bring, tuning),
     )
     for fault in part.FAULTS
 )
