@@ -367,7 +367,9 @@ def _alone(top, made, parts, eval_parts, workdir) -> task_alone.Alone | None:
             own = evaluation.make(judged, own_parts, workdir).judges
         return made._replace(method=method, evaluators=own)
 
-    facts = _without(dataclasses.asdict(top), ASIDE) | {
+    # Where all is trained, FT_i measured before there was config.tuning still holds.
+    aside = ASIDE if top.tuning else (*ASIDE, "tuning")
+    facts = _without(dataclasses.asdict(top), aside) | {
         "method": {"name": top.method["name"]}
         | _without(other, getattr(module, "UNUSED_ALONE", ())),
         "evaluators": judged,

@@ -1,6 +1,7 @@
 """PyTorch's libraries of encoders, imported where they are installed."""
 
 import importlib
+import sys
 import warnings
 
 import pytest
@@ -20,10 +21,20 @@ def library(name):
     torch = pytest.importorskip("torch", reason=reason)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # their own, and not of their encoders
-        if not _KEPT and importlib.util.find_spec("torchvision"):
-            _KEPT.append(torch.library.Library("torchvision", "FRAGMENT"))
-            for operator in _OPERATORS:
-                known = hasattr(torch.ops.torchvision, operator.partition("(")[0])
-                if not known:
-                    _KEPT[0].define(operator)
+        _torchvision(torch)
         return pytest.importorskip(name, reason=reason)
+
+
+def _torchvision(torch):
+    """Import torchvision, which timm imports, with or without its operators."""
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        return
+    except RuntimeError:  # an operator does not exist
+        for name in [x for x in sys.modules if x.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        _KEPT.append(torch.library.Library("torchvision", "FRAGMENT"))
+        for operator in _OPERATORS:
+            _KEPT[0].define(operator)
+        importlib.import_module("torchvision")
