@@ -67,6 +67,8 @@ class Parts(NamedTuple):
     memory: Any = None  # memory.sharded.Memory; None: each device holds it whole
     # Gradients within a loop of XLA's are slow on CPU; there loops are written out.
     unroll: bool = True
+    # The encoder begins with weights of an earlier training: it can teach at once.
+    begun: bool = False
 
 
 class Method(NamedTuple):

@@ -45,7 +45,7 @@ def refused(tmp_path, match, **changes):
         ({"data": {"name": "npz"}}, r"config\.data\.path: missing"),
         ({"scenario.name": "classes"}, r"'classes'.*class"),
         ({"scenario.num_tasks": 11}, r"11.*10 classes"),
-        ({"encoder.name": "vit"}, r"config\.encoder\.name='vit'.*resnet"),
+        ({"encoder.name": "swin"}, r"config\.encoder\.name='swin'.*resnet"),
         ({"encoder.depth": 18}, r"config\.encoder\.depth.*width"),
         ({"optimizer.name": "rmsprop"}, r"config\.optimizer\.name.*sgd"),
         ({"optimizer.lr": -1.0}, r"config\.optimizer\.lr=-1\.0"),

@@ -28,6 +28,7 @@ from jaxcl.config import sections
 from jaxcl.data import convert, from_arrays, scenarios, sources
 from jaxcl.methods.icl import ddpg
 from jaxcl.methods.online import replay
+from jaxcl.nets import tuning
 from jaxcl.run import record, train
 from jaxcl.update import command as update_command
 
@@ -446,6 +447,7 @@ def test_every_function_that_config_names_has_a_table():
     functions |= {ddpg.Options, update_command.Options, update_command.Limits}
     functions |= {*sources.SOURCES.values()}
     functions |= {*sections.ENCODERS.values(), *sections.OPTIMIZERS.values()}
+    functions |= {tuning.settings}
     functions |= {*sections.SCHEDULES.values()} - {sections.SCHEDULES["constant"]}
     names = [table.values[0].rpartition(".") for table in TABLES]
     described = [getattr(importlib.import_module(name), f) for name, _, f in names]

@@ -29,6 +29,7 @@ from jaxcl.evals import features
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder, torch_resnet
 from jaxcl.nets import resnet
+from jaxcl.run import folder as folder_lib
 from jaxcl.run import job, seeds, train
 from jaxcl.run import results as results_lib
 
@@ -578,7 +579,7 @@ def test_in_a_bucket(residual):
         chex.assert_trees_all_equal(made.params, state.params["encoder"])
         export_command.export(str(run), out)
         names = {name for _, name in server.objects if name.startswith("exports")}
-        assert names == {f"exports/a/{x}" for x in ("card.json", encoder.TENSORS)}
+        assert names == {f"exports/a/{x}" for x in ("card.json", "encoder.safetensors")}
         (epath.Path(out) / "notes.txt").write_text("mine")
         with pytest.raises(ValueError, match=r"holds notes\.txt"):
             export_command.export(str(run), out)
@@ -591,7 +592,7 @@ def change(out, name, value):
     for section in sections:
         place = place[section]
     place[last] = value
-    card["checksum"] = encoder.checksum(card)
+    card["checksum"] = folder_lib.checksum(card)
     (out / "card.json").write_text(json.dumps(card))
 
 
@@ -602,7 +603,7 @@ def change(out, name, value):
         ("num_features", 99, "num_features=99, but its encoder has 16"),
         ("encoder.width", 8, r"params/bn1/bias is float32\[4\], in .* float32\[8\]"),
         ("encoder.name", "resnet", r"encoder\.name.*is .*absent|in the network of"),
-        ("encoder.name", "vit", r"encoder\.name='vit': allowed are resnet"),
+        ("encoder.name", "swin", r"encoder\.name='swin': allowed are resnet"),
         ("encoder.size", 8, r"encoder\.size: no such option"),
         ("encoder.precision", "int8", r"encoder\.precision='int8'"),
         ("input.channels", 3, r"params/conv1/kernel is float32\[3, 3, 1, 4\], in"),
@@ -679,7 +680,7 @@ HEADERS = {
 @pytest.mark.parametrize("name", HEADERS)
 def test_hostile_headers_are_refused_by_name(name):
     with pytest.raises(ValueError, match="^f: it is no safetensors file: "):
-        encoder.read_tensors(HEADERS[name], "f")
+        folder_lib.read_tensors(HEADERS[name], "f")
 
 
 def test_no_path_of_this_machine_is_in_the_card(trained, tmp_path):

@@ -18,7 +18,7 @@ SOURCES = sorted((ROOT / "jaxcl").rglob("*.py"))
 # row what stands to the right of it.
 ROWS = (
     ("main", "compare", "speedup"),
-    ("report", "scaling", "export", "update"),
+    ("report", "scaling", "bring", "export", "update"),
     ("config", "run"),
     ("methods", "evals"),
     ("nets", "augment", "data"),

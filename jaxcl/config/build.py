@@ -18,7 +18,15 @@ from jaxcl.evals import features
 from jaxcl.memory import sharded
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import chain
-from jaxcl.run import evaluation, job, lock, seeds, task_alone, transfer
+from jaxcl.run import (
+    evaluation,
+    folder,
+    job,
+    lock,
+    seeds,
+    task_alone,
+    transfer,
+)
 
 # Where and how a run computes, not what: these may change when it resumes.
 MACHINE = (
@@ -104,6 +112,7 @@ def build(
     judges = raw.get("checkpoint") is not None
     if judges:
         raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
+    raw = sections.completed(raw)
     plain = _plain(raw)
     # What the machine decided is noted with the config, for it is part of what a run
     # computes: the decoder that "auto" took, and whether the images are on the device,
@@ -131,7 +140,7 @@ def _seeds(raw, workdir):
     @functools.lru_cache(maxsize=1)  # the first is asked for again
     def make(seed):
         own = {"seed": seed, "seeds": 1}
-        if raw.get("start") is not None:
+        if raw.get("start") is not None and not folder.is_one(raw["start"]):
             own["start"] = str(epath.Path(raw["start"]) / seeds.folder(seed))
         one = ml_collections.ConfigDict(raw | own)
         return build(one, epath.Path(workdir) / seeds.folder(seed))
@@ -179,7 +188,7 @@ def planned(
     Raises:
       ValueError: as `build`, and where the config trains nothing.
     """
-    raw = config.to_dict()
+    raw = sections.completed(config.to_dict())
     if raw.get("checkpoint") is not None:
         raise ValueError("config.checkpoint: nothing is trained; must be None")
     off = dict(evaluators={}, plasticity=False, start=None)
@@ -254,6 +263,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         num_tasks=len(tasks.tasks),
         batch_size=top.batch_size,
         unroll=sharding.on_cpu(),
+        begun=folder.is_one(top.start),
     )
     method = sections.method(top.method, parts)
     if top.replay and not method.replays:
@@ -263,13 +273,16 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         )
     eval_parts = _eval_parts(top, _asked_of(method), tasks, image, mesh)
     after = top.scenario.get("name") == "after"
-    if after and top.start is None:
+    run_before = None if parts.begun else top.start
+    if after and run_before is None:
         raise ValueError(
             "config.scenario.name='after': the tasks before are those of config.start; "
             "set it to a run directory"
         )
-    if top.start is not None:
-        _check_start(top.start, plain)
+    if parts.begun:
+        _check_channels(top.start, tasks.dataset.train)
+    elif run_before is not None:
+        _check_start(run_before, plain)
     evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
     images = tasks.dataset.train.images
     made = job.Job(
@@ -298,7 +311,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         eval_every=top.eval_every,
         eval_epochs=top.eval_epochs,
         keep=top.keep,
-        start=top.start,
+        start=run_before,
         first_tasks=top.first_tasks,
         evaluate_untrained=top.evaluate_untrained,
         plots=top.plots,
@@ -362,6 +375,19 @@ def _check_start(start, plain) -> None:
         )
 
 
+def _check_channels(start, train) -> None:
+    """Refuse images of other channels than the encoder of a folder takes."""
+    if train.graphs is not None:
+        raise ValueError(f"config.start={start!r}: it is an encoder of images")
+    want = folder.read_card(start)["input"]["channels"]
+    first = train.load(0) if train.images is None else train.images[0]
+    if first.shape[-1] != want:
+        raise ValueError(
+            f"config.start={start!r}: its images have {want} channels, those of "
+            f"config.data have {first.shape[-1]}"
+        )
+
+
 def _steps_per_call(top, train) -> int:
     """Graphs come in batches of several sizes, which no call can hold together."""
     if train.graphs is None:
@@ -399,13 +425,16 @@ def _alone(top, made, parts, eval_parts, workdir) -> task_alone.Alone | None:
             own = evaluation.make(judged, own_parts, workdir).judges
         return made._replace(method=method, evaluators=own)
 
-    facts = _without(dataclasses.asdict(top), ASIDE) | {
+    # Where all is trained, FT_i measured before there was config.tuning still holds.
+    aside = ASIDE if top.tuning else (*ASIDE, "tuning")
+    facts = _without(dataclasses.asdict(top), aside) | {
         "method": {"name": top.method["name"]}
         | _without(other, getattr(module, "UNUSED_ALONE", ())),
         "evaluators": judged,
         "dataset": task_alone.fingerprint(made.stream.dataset),
         "decoder": made.stream.dataset.decoder,
         "resident": made.resident,  # or crops are drawn otherwise
+        **({"began_with": folder.read_card(top.start)["files"]} if parts.begun else {}),
         **_shards(top.replay, made.mesh),
     }
     alone = task_alone.Alone(make, json.loads(json.dumps(facts)), top.plasticity_cache)

@@ -6,10 +6,13 @@ default, is an error before anything is read. Only `build` calls these.
 """
 
 import dataclasses
+import functools
 import inspect
 from typing import Annotated, Literal
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxcl import core, optim, schema
 from jaxcl.augment import graphs as augment_graphs
@@ -21,8 +24,8 @@ from jaxcl.data import (
     sources,
     stream,
 )
-from jaxcl.nets import gcn, gin, resnet, vit
-from jaxcl.run import transfer
+from jaxcl.nets import gcn, gin, resnet, tuning, vit
+from jaxcl.run import folder, transfer
 
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 GRAPH_ENCODERS = {"gcn": gcn.gcn, "gin": gin.gin}
@@ -64,6 +67,8 @@ class Top:
     schedule: dict  # name, and its options
     evaluators: dict  # name -> options of its make
     replay: dict | None = None  # options of methods.online.replay.settings
+    # Options of nets.tuning.settings, or a name in its RECIPES; None: all trains
+    tuning: dict | Literal["decay", "lora", "explora"] | None = None
     name: _Name = "run"
     regime: str = ""  # a word that other values of the config follow; not read itself
     seed: schema.Natural = 0  # the first
@@ -88,7 +93,9 @@ class Top:
     evaluate_untrained: bool = True
     plasticity: bool = True  # also train on each task alone, for FT_i
     plasticity_cache: str | None = None  # directory that keeps FT_i across runs
-    start: str | None = None  # a run that has done the first tasks; this one goes on
+    # A run that has done the first tasks, from which this one goes on; or the folder of
+    # an encoder, with which it begins.
+    start: str | None = None
     first_tasks: schema.Count | None = None  # how many tasks are trained; None: all
     checkpoint: str | None = None  # a run whose encoder is judged; nothing is trained
     tensorboard: bool = True
@@ -217,12 +224,11 @@ def parts(top: Top):
 
 
 def _moving(tx, module):
-    """The optimiser, for which what the encoder names as frozen stays as it is."""
-    frozen = getattr(module, "frozen", ())
-    if not frozen:
+    """The optimiser, each leaf with its share of the learning rate."""
+    if not isinstance(module, tuning.Tuned):
         return tx
     return optim.by_leaf(
-        tx, lambda path: float(path[0] != "encoder" or path[1] not in frozen)
+        tx, lambda path: 1.0 if path[0] != "encoder" else module.share(path[1:])
     )
 
 
@@ -268,7 +274,61 @@ def encoder(top: Top):
             f"config.encoder.drop_path={rate}: must be 0 for config.method.name="
             f"{method!r}, which gives its encoder no random numbers; 'two_view' does"
         )
-    return module
+    given = None
+    if folder.is_one(top.start):
+        begin = _given(top.start, module)  # now, so that what is wrong is said at once
+        given = functools.partial(tuple, begin)
+    return tuned(module, top.tuning, given)
+
+
+def tuned(module, section: dict | str | None, given=None):
+    """The encoder of which config.tuning names the part that is trained.
+
+    Args:
+      module: of config.encoder.
+      section: config.tuning.
+      given: what it begins with, see `tuning.Tuned`.
+    """
+    if given is None and not section and not getattr(module, "frozen", ()):
+        return module
+    section = tuning.RECIPES[section] if isinstance(section, str) else section or {}
+    chosen = schema.options(tuning.settings, section, "config.tuning")
+    return tuning.Tuned(module, tuning.settings(**chosen), given)
+
+
+def _given(start, module):
+    """Parameters and statistics of the folder of an encoder, on the host.
+
+    Raises:
+      ValueError: it is damaged, or of another network.
+    """
+    card = folder.read_card(start)
+    size, channels = (card["input"][name] for name in ("size", "channels"))
+    blank = np.zeros((1, size, size, channels), np.float32)
+    leaves = folder.read_leaves(start, card)
+    found = folder.trees(module, blank, leaves, start)
+    return jax.tree.map(np.asarray, found)
+
+
+def completed(raw: dict) -> dict:
+    """A config that begins with the folder of an encoder, with what the folder says.
+
+    That is the encoder, and the mean and standard deviation of its images. Of
+    config.encoder only what changes no feature stays, if it names the same network.
+
+    Raises:
+      ValueError: the folder cannot be read, or goes with no such config.
+    """
+    if not folder.is_one(raw.get("start")):
+        return raw
+    theirs = folder.as_config(raw["start"])
+    own = dict(raw.get("encoder") or {})
+    kept = {}
+    if own.get("name") == theirs["encoder"]["name"]:
+        kept = {name: own[name] for name in ("drop_path", "remat") if name in own}
+    look = {name: theirs["augment"][name] for name in ("mean", "std")}
+    augment = {**raw.get("augment", {}), **look}
+    return {**raw, "encoder": {**theirs["encoder"], **kept}, "augment": augment}
 
 
 def chosen(section):

@@ -18,6 +18,7 @@ import re
 import shutil
 import sys
 import uuid
+from typing import Any
 
 import flax
 import jax
@@ -28,11 +29,16 @@ from jaxcl import schema, sharding
 from jaxcl.augment import images as augment_images
 from jaxcl.config import sections
 from jaxcl.data import storage, stream
-from jaxcl.export import encoder, torch_resnet
+from jaxcl.export import encoder, torch_resnet, torch_vit
+from jaxcl.nets import tuning
+from jaxcl.run import folder as folder_lib
 from jaxcl.run import lock, task_alone, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import lineage
 
+# Encoders that PyTorch's libraries have, and what writes their parameters for it.
+_TORCH: dict[str, Any] = {"resnet": torch_resnet, "vit": torch_vit}
+_PYTORCH = {library.TENSORS for library in _TORCH.values()}
 # Methods whose steps train no encoder: each evaluation fits one and drops it.
 _DROP = ("gdumb",)
 
@@ -57,44 +63,42 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
     run = lineage.current(run)
     config = _config_of(run)
     section = _architecture(config)
-    if torch:
-        torch_resnet.check(section)
+    library = _library(section) if torch else None
     where = transfer.place(run, field="--run")
     width = transfer.input_width(where) or len(config["augment"]["mean"])
     inputs = _inputs(config, width)
     module, blank = encoder.module_of(section), encoder.blank(inputs)
+    module = sections.tuned(module, config.get("tuning"))
     state, source = transfer.restore(
         run, module, blank, sharding.mesh(1), field="--run"
     )
-    trees = (tree["encoder"] for tree in (state.params, state.stats))
+    trees = [tree["encoder"] for tree in (state.params, state.stats)]
+    if isinstance(module, tuning.Tuned):  # adapters become part of what they adapt
+        trees[0] = module.merged(trees[0])
     exported = encoder.make(
         {"encoder": section, "input": inputs}, *map(sharding.fetch, trees)
     )
     leaves = encoder.flat(exported.params, exported.stats)
-    files = {encoder.TENSORS: _bytes(leaves, "flax")}
-    if torch:
-        files[torch_resnet.TENSORS] = _bytes(torch_resnet.torch_state(exported), "pt")
+    files = {folder_lib.TENSORS: packed(leaves, "flax")}
+    if library:
+        files[library.TENSORS] = packed(library.torch_state(exported), "pt")
     cursor = transfer.cursor(where, source["number"])
     card = {
-        "format": encoder.FORMAT,
+        "format": folder_lib.FORMAT,
         "encoder": section,
         "num_features": exported.num_features,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(exported.params)),
         "input": inputs,
         **_lineage(config, source, cursor),
-        "files": {name: hashlib.sha256(x).hexdigest() for name, x in files.items()},
-        "torch": torch_resnet.key_map(leaves) if torch else None,
-        "versions": _versions(),
+        "files": hashes(files),
+        "torch": library.key_map(leaves, section) if library else None,
+        "versions": versions(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "config": config,
     }
     card = results_lib.plain(card)
     card |= {key: _without_paths(card[key]) for key in ("data", "checkpoint", "config")}
-    card["checksum"] = encoder.checksum(card)
-    _check_folder(epath.Path(out), card, force)
-    with lock.held(out):
-        _write(epath.Path(out), files, card, force)
-    return card
+    return write(epath.Path(out), files, card, force)
 
 
 # Options of configs that name a place on the machine, whatever it looks like.
@@ -118,8 +122,22 @@ def _without_paths(value, key=""):
     return hidden(value) if local else value
 
 
+def _library(section):
+    """What writes an encoder for PyTorch; refuses one that has no twin there."""
+    if section["name"] not in _TORCH:
+        raise ValueError(
+            f"--torch: config.encoder.name={section['name']!r} has no twin in "
+            f"PyTorch; must be {' or '.join(map(repr, _TORCH))}"
+        )
+    library = _TORCH[section["name"]]
+    library.check(section)
+    return library
+
+
 def _config_of(run):
     """The config of a run; refuses a run that has no encoder of its own."""
+    if folder_lib.is_one(run):
+        raise ValueError(f"--run={run!r}: it is the folder of an encoder already")
     config = transfer.config_of(run, field="--run")
     if config.get("seeds", 1) > 1:
         raise ValueError(
@@ -244,7 +262,7 @@ def _results(config, cursor) -> dict | None:
     }
 
 
-def _versions() -> dict:
+def versions() -> dict:
     """Versions of the software that wrote the export."""
     return {
         "jaxcl": task_alone.version(),
@@ -254,19 +272,41 @@ def _versions() -> dict:
     }
 
 
-def _bytes(leaves, library) -> bytes:
+def hashes(files: dict[str, bytes]) -> dict[str, str]:
+    """The sha256 of each file."""
+    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
+def packed(leaves, library) -> bytes:
     """A safetensors file of the leaves."""
     return tensors.save(leaves, metadata={"format": library})
 
 
-def _write(folder, files, card, force) -> None:
+def write(folder: epath.Path, files: dict[str, bytes], card: dict, force: bool) -> dict:
     """Write all files, the card last; an error while writing leaves no new file.
+
+    Args:
+      folder: it must be missing, empty, or hold the same encoder.
+      files: by name.
+      card: what card.json says of them.
+      force: replace another encoder.
+
+    Returns:
+      The card with its checksum.
 
     Raises:
       ValueError: the folder holds something else.
+      lock.Held: another process writes to it.
     """
+    card = card | {"checksum": folder_lib.checksum(card)}
     _check_folder(folder, card, force)
-    files = files | {encoder.CARD: storage.to_json(card)}
+    with lock.held(folder):
+        _write(folder, files | {folder_lib.CARD: storage.to_json(card)}, card, force)
+    return card
+
+
+def _write(folder, files, card, force):
+    _check_folder(folder, card, force)  # again: another process may have been first
     if storage.in_bucket(folder):  # buckets replace each object as a whole
         for name, data in files.items():
             (folder / name).write_bytes(data)
@@ -281,7 +321,7 @@ def _write(folder, files, card, force) -> None:
                 os.replace(draft / name, folder / name)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-    for name in {torch_resnet.TENSORS} - set(files):
+    for name in _PYTORCH - set(files):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -293,7 +333,7 @@ def _check_folder(folder, card, force) -> None:
         raise ValueError(f"--out={folder}: is a file; must be a folder")
     names = {path.name for path in folder.iterdir()}
     names -= {lock.FILE}
-    other = names - {encoder.CARD, encoder.TENSORS, torch_resnet.TENSORS}
+    other = names - {folder_lib.CARD, folder_lib.TENSORS} - _PYTORCH
     if other:
         raise ValueError(
             f"--out={folder}: holds {', '.join(sorted(other)[:3])}, which is no "
@@ -301,11 +341,11 @@ def _check_folder(folder, card, force) -> None:
         )
     if not names or force:
         return
-    name = encoder.TENSORS
-    if encoder.CARD not in names and _is_cut_off(folder, names, card):
+    name = folder_lib.TENSORS
+    if folder_lib.CARD not in names and _is_cut_off(folder, names, card):
         return
     try:
-        before = encoder.read_card(folder)
+        before = folder_lib.read_card(folder)
     except ValueError as error:
         raise ValueError(f"--out: {error}; --force replaces it") from error
     if before["files"].get(name) != card["files"][name]:

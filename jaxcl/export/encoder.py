@@ -6,9 +6,6 @@ its data.
 
 import dataclasses
 import functools
-import hashlib
-import json
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,19 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from safetensors import SafetensorError
-from safetensors import numpy as tensors
 
 from jaxcl import core, schema
 from jaxcl.augment import images as augment_images
 from jaxcl.config import sections
 from jaxcl.data import graphs as graphs_lib
-from jaxcl.data import prefetch, storage
-
-FORMAT = 1  # of the folder
-TENSORS = "encoder.safetensors"
-CARD = "card.json"
-_NEEDED = ("encoder", "num_features", "input", "files")
+from jaxcl.data import prefetch
+from jaxcl.run import folder as folder_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +191,7 @@ def module_of(section: dict) -> nn.Module:
     Raises:
       ValueError: an unknown name or option.
     """
-    section, field = dict(section), f"{CARD}: encoder"
+    section, field = dict(section), f"{folder_lib.CARD}: encoder"
     precision = section.pop("precision", "float32")
     core.check_choice(f"{field}.precision", precision, tuple(sections.PRECISIONS))
     make, options = schema.named(sections.ENCODERS, section, field)
@@ -245,43 +236,6 @@ def make(card: dict, params: core.PyTree, stats: core.PyTree) -> Encoder:
     return Encoder(module, rows.shape[-1], card, params, stats, jax.jit(features))
 
 
-def checksum(card: dict) -> str:
-    """sha256 of all else in a card."""
-    rest = {key: value for key, value in card.items() if key != "checksum"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def read_card(folder: str | os.PathLike) -> dict:
-    """Read card.json of an exported folder.
-
-    Raises:
-      ValueError: it is missing, damaged, or of an unknown format.
-      OSError: it could not be read now, and may be whole.
-    """
-    path = epath.Path(folder) / CARD
-    try:
-        card = storage.read_object(path)
-        missing = sorted({"format", *_NEEDED} - set(card))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ValueError(
-            f"{folder}: it has no {CARD} that can be read; name a folder that "
-            "python -m jaxcl.export wrote"
-        ) from error
-    if card.get("format", FORMAT) != FORMAT:
-        raise ValueError(
-            f"{path}: format={card['format']!r}: this version of jaxcl reads {FORMAT}"
-        )
-    if missing:
-        raise ValueError(f"{path}: it lacks {missing}")
-    now = checksum(card)
-    if card.get("checksum", now) != now:  # earlier versions wrote none
-        raise ValueError(
-            f"{path}: it was changed since it was written, or is damaged: its checksum "
-            f"is {card['checksum']}, that of its contents {now}"
-        )
-    return card
-
-
 def load_encoder(folder: Any) -> Encoder:
     """Load the encoder of a folder that `python -m jaxcl.export` wrote.
 
@@ -292,53 +246,30 @@ def load_encoder(folder: Any) -> Encoder:
       ValueError: a file is missing, damaged, or not what the card says; the message has
         the first difference.
     """
-    card, path = read_card(folder), epath.Path(folder) / TENSORS
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise ValueError(f"{path}: it cannot be read: {error}") from error
-    have, want = hashlib.sha256(data).hexdigest(), card["files"].get(TENSORS)
-    if have != want:
-        raise ValueError(
-            f"{path}: its sha256 is {have}, {CARD} says {want}: it is damaged or of "
-            "another export; export again"
-        )
-    leaves = read_tensors(data, path)
-    params, stats = _trees(card, leaves, path)
-    encoder = make(card, params, stats)
+    card = folder_lib.read_card(folder)
+    leaves = folder_lib.read_leaves(folder, card)
+    path = epath.Path(folder) / folder_lib.TENSORS
+    encoder = from_leaves(card, leaves, path)
     if encoder.num_features != card["num_features"]:
         raise ValueError(
-            f"{CARD}: num_features={card['num_features']}, but its encoder has "
-            f"{encoder.num_features}"
+            f"{folder_lib.CARD}: num_features={card['num_features']}, but its encoder "
+            f"has {encoder.num_features}"
         )
     return encoder
 
 
-def read_tensors(data: bytes, path: os.PathLike) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file.
+def from_leaves(
+    card: dict, leaves: dict[str, Any], path: Any = folder_lib.TENSORS
+) -> Encoder:
+    """The encoder of a card with the leaves of its file.
 
-    The library checks the header: its length, sizes and places of arrays against each
-    other and the file's. What it lets through fails as another error here.
+    Args:
+      card: with "encoder" and "input".
+      leaves: by their names in the file, see `flat`.
+      path: of the file, for messages.
 
     Raises:
-      ValueError: it is no such file, or has arrays that NumPy does not know.
+      ValueError: they are not the leaves of the card's network.
     """
-    try:
-        return tensors.load(data)
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"{path}: it is no safetensors file: {error}") from error
-
-
-def _trees(card, leaves: dict, path):
-    """Parameters and statistics of the card's network, filled with the leaves."""
     module, inputs = module_of(card["encoder"]), blank(card["input"])
-    shapes = jax.eval_shape(module.init, jax.random.key(0), inputs)
-    shapes = {"params": shapes["params"], "stats": shapes.get("batch_stats", {})}
-    by_path, tree = jax.tree_util.tree_flatten_with_path(shapes)
-    want = {"/".join(entry.key for entry in path): leaf for path, leaf in by_path}
-    for name, have, expected in core.misfits(leaves, want):
-        raise ValueError(
-            f"{path}: {name} is {have}, in the network of {CARD} it is {expected}"
-        )
-    filled = jax.tree.unflatten(tree, [jnp.asarray(leaves[name]) for name in want])
-    return filled["params"], filled["stats"]
+    return make(card, *folder_lib.trees(module, inputs, leaves, path))

@@ -39,11 +39,14 @@ def check(section: dict) -> None:
         )
 
 
-def key_map(names: Collection[str]) -> dict[str, str | None]:
+def key_map(
+    names: Collection[str], section: dict | None = None
+) -> dict[str, str | None]:
     """Torchvision's name of each tensor -> our name in the exported file.
 
     Args:
       names: our names, such as "params/layer1_0/conv1/kernel".
+      section: "encoder" of a card; of a ResNet the names say all.
 
     Returns:
       The names; None for a tensor that only PyTorch has, the number of batches that a

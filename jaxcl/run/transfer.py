@@ -23,7 +23,7 @@ from etils import epath
 from jaxcl import core, schema, sharding
 from jaxcl.data import storage, stream
 from jaxcl.methods.two_view import bases
-from jaxcl.run import checkpoint, evaluation, record, seeds
+from jaxcl.run import checkpoint, evaluation, folder, record, seeds
 from jaxcl.run import results as results_lib
 
 TRAINING = ("method", "optimizer", "schedule")  # sections of runs that train
@@ -41,16 +41,18 @@ class Transfer(NamedTuple):
 
 
 def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
-    """The config that a run was started with.
+    """The config that a run was started with; of an encoder's folder what it says.
 
     Args:
-      run: its directory.
+      run: its directory, or the folder of an encoder.
       field: what named the run, for messages.
 
     Raises:
       ValueError: there is no config, or it cannot be read.
     """
     where = f"{field}={run!r}"
+    if folder.is_one(run):
+        return folder.as_config(run)
     try:
         config = storage.read_object(epath.Path(str(run)) / "config.json")
         missing = {"encoder", "augment"} - set(config)
@@ -79,13 +81,15 @@ def complete(raw: dict, run: dict) -> dict:
     Raises:
       ValueError: a section of `raw` has no meaning here; the base has no rate.
     """
-    for name in (*TRAINING, "encoder"):
+    for name in (*TRAINING, "encoder", "tuning"):
         if name in raw:
             raise ValueError(
                 f"config.{name}: config.checkpoint is set, so that the encoder is "
                 f"that of the run and nothing is trained; take config.{name} out"
             )
     augment = {name: run["augment"][name] for name in ("mean", "std")}
+    if run.get("tuning"):
+        raw = raw | {"tuning": run["tuning"]}
     config = {"precision": run.get("precision", "float32")} | raw
     config |= {"encoder": run["encoder"], "augment": augment | raw.get("augment", {})}
     config["evaluators"] = dict(raw.get("evaluators", {}))
@@ -211,6 +215,8 @@ def restore(
       ValueError: there is no checkpoint, every one is damaged, or the newest whole one
         has another encoder.
     """
+    if folder.is_one(run):
+        return _of_folder(run, encoder, inputs, mesh)
     where = place(run, field=field)
     like = _abstract(encoder, inputs, mesh, where)
     try:
@@ -222,6 +228,17 @@ def restore(
     state = _encoder_state(_one_of(loaded, where))
     source = {"path": run, "number": number, "step": int(loaded["step"])}
     source["checksum"] = total
+    return sharding.settle(state, mesh), source
+
+
+def _of_folder(run, encoder, inputs, mesh):
+    """The same of the folder of an encoder."""
+    card = folder.read_card(run)
+    leaves = folder.read_leaves(run, card)
+    params, stats = folder.trees(encoder, inputs, leaves, run)
+    trees = {"params": {"encoder": params}, "stats": {"encoder": stats}}
+    state = _encoder_state(trees | {"step": jnp.zeros((), jnp.int32)})
+    source = {"path": run, "number": 0, "step": 0, "checksum": card["files"]}
     return sharding.settle(state, mesh), source
 
 

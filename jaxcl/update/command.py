@@ -144,14 +144,18 @@ def plan(
     parent = lineage.current(run)
     parent_config = lineage.config(parent)
     new_data = lineage.section(data, options.data or {}, parent_config, "config.data")
+    if join and "data" not in parent_config:
+        raise ValueError(f"--join: {parent} is an encoder without images of its own")
     if join:
         new_data = lineage.joined(parent_config["data"], new_data)
     judge = _judge_config(test, options, limits, parent_config)
-    section = lineage.config(run)["data"]
+    section = lineage.config(run).get("data")
     if old is not None:
         section = lineage.section(old, options.old or {}, parent_config, "config.old")
-    old_config = _joint(section, "none", parent_config)
     try:
+        if section is None:
+            raise ValueError(f"{run} is an encoder without images of its own")
+        old_config = _joint(section, "none", parent_config)
         sample = _sample(old_config, parent, options)
     except (ValueError, OSError) as error:
         if old is not None or (limits.index or limits.overlap) is not None:

@@ -10,8 +10,8 @@ import numpy as np
 from etils import epath
 
 from jaxcl.data import storage
+from jaxcl.run import folder, transfer
 from jaxcl.run import results as results_lib
-from jaxcl.run import transfer
 
 UPDATES, VERDICT, ROTATION = "updates", "update.json", "rotation.npy"
 # Entries of a run's config.json that `build` adds by itself.
@@ -27,17 +27,41 @@ def current(run: str) -> str:
 
 
 def config(run: str) -> dict:
-    """The config of a run, as `build` takes it.
+    """The config of a run, as `build` takes it; for an encoder's folder the recipe.
 
     Raises:
       ValueError: there is no config, or it has several seeds.
     """
     saved = transfer.config_of(str(run))
+    if folder.is_one(run):
+        return recipe(saved)
     if saved.get("seeds", 1) != 1:
         raise ValueError(
             f"{run}: holds several seeds; name the directory of one, {run}/seed_0"
         )
     return {name: value for name, value in saved.items() if name not in _BUILT}
+
+
+def recipe(theirs: dict) -> dict:
+    """The config with which an encoder that no run has trained is taught new images.
+
+    SimCLR under CaSSLe, where the encoder as it came is the first teacher; of a Vision
+    Transformer adapters and the last block are trained (ExPLoRA).
+
+    Args:
+      theirs: `transfer.config_of` its folder.
+    """
+    transformer = theirs["encoder"]["name"] == "vit"
+    return theirs | {
+        "name": "update",
+        "method": {"name": "two_view", "base": "simclr", "strategy": "cassle"},
+        "optimizer": {"name": "adam", "lr": 1e-4, "decoupled": True}
+        | {"exclude_1d": True, "weight_decay": 0.05},
+        "schedule": {"name": "cosine", "per_epoch": False},
+        "tuning": {"lora_rank": 16, "open_layers": 1} if transformer else None,
+        "epochs": 10,
+        "batch_size": 256,
+    }
 
 
 def section(path: str, options: dict, theirs: dict, field: str) -> dict:
@@ -65,8 +89,8 @@ def section(path: str, options: dict, theirs: dict, field: str) -> dict:
     source = {"name": options.pop("name", guess), "path": str(path)}
     if source["name"] == "image_folder":
         source["channels"] = len(theirs["augment"]["mean"])
-        if theirs["data"].get("name") in ("image_folder", "image_lists"):
-            run_data = theirs["data"]
+        run_data = theirs.get("data", {})
+        if run_data.get("name") in ("image_folder", "image_lists"):
             source |= {name: run_data[name] for name in _READING if name in run_data}
     return source | options
 
@@ -81,7 +105,8 @@ def next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
     """The config of a run that continues `parent` with one more task.
 
     Args:
-      parent: directory of a finished run.
+      parent: directory of a finished run, or the folder of an encoder, of which the new
+        task is the first.
       theirs: the parent's config.
       data: the config section of the new task's data.
       changes: to the parent's config, for the new task.
@@ -89,24 +114,49 @@ def next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
     Raises:
       ValueError: the parent is not finished, or a change is not allowed.
     """
+    if folder.is_one(parent):
+        return _first_config(parent, theirs, data, changes)
     where = epath.Path(parent) / results_lib.RESULTS
     results = results_lib.read_results(parent) if where.exists() else None
     if results is None or None in results["scalars"]:
         raise ValueError(f"{parent}: is not finished; let it finish first")
     if theirs["augment"].get("name") == "graphs":
         raise ValueError(f"{parent}: learns from graphs; an update reads images")
+    tasks = len(results["task_names"]) + 1
+    scenario = {"name": "after", "num_tasks": tasks, "evaluation": "none"}
+    changed = _changed(theirs, changes, kept=("method", "tuning"))
+    return changed | _own(parent, data, scenario)
+
+
+def _first_config(folder_of, theirs, data, changes) -> dict:
+    """The config of the run whose first task is the new one."""
+    scenario = {"name": "joint", "evaluation": "none"}
+    changed = _changed(theirs, changes, kept=())
+    return changed | _own(folder_of, data, scenario)
+
+
+def _changed(theirs, changes, kept) -> dict:
+    """The config with changes, sections option by option; refuses what is not theirs.
+
+    Args:
+      kept: sections that cannot change, beside those that are the update's own.
+    """
     for name in changes:
-        if name in ("data", "scenario", "start", "encoder", "method", "evaluators"):
+        if name in ("data", "scenario", "start", "encoder", "evaluators", *kept):
             raise ValueError(f"config.train.{name}: is the run's, or the update's own")
     plain = {k: v for k, v in changes.items() if not isinstance(v, dict)}
     changed = {**theirs, **plain}
     for name, value in changes.items():
         if isinstance(value, dict):
-            changed[name] = {**theirs.get(name, {}), **value}
-    tasks = len(results["task_names"]) + 1
-    return changed | {
+            changed[name] = {**(theirs.get(name) or {}), **value}
+    return changed
+
+
+def _own(parent, data, scenario) -> dict:
+    """What an update says itself of a config."""
+    return {
         "data": data,
-        "scenario": {"name": "after", "num_tasks": tasks, "evaluation": "none"},
+        "scenario": scenario,
         "start": str(parent),
         "evaluators": {},
         "evaluate_untrained": False,

@@ -8,6 +8,7 @@ long as they do.
 """
 
 from faults import (
+    bring,
     data,
     evaluators,
     launch,
@@ -18,6 +19,7 @@ from faults import (
     scaling,
     steps,
     training,
+    tuning,
     two_view,
 )
 
@@ -25,7 +27,7 @@ FAULTS = tuple(
     fault
     for part in (
         *(losses, memories, training, steps, two_view),
-        *(evaluators, data, report, runs, launch, scaling),
+        *(evaluators, data, report, runs, launch, scaling, bring, tuning),
     )
     for fault in part.FAULTS
 )

@@ -165,7 +165,7 @@ FAULTS = [
         ),
     ),
     *fault.of(
-        "export/encoder.py",
+        "run/folder.py",
         "test_export.py::test_hostile_headers_are_refused_by_name",
         (
             "export: an array of another library's type is an error of its own",

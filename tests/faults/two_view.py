@@ -59,8 +59,9 @@ FAULTS = [
         ),
         (
             "two_view: the momentum follows the progress of the run",
-            "first, progress = state.task == 0, core.progress(state)",
-            "first, progress = state.task == 0, state.step / state.task_steps",
+            "first, progress = networks.unguided(setup, state), core.progress(state)",
+            "first = networks.unguided(setup, state)\n"
+            "    progress = state.step / state.task_steps",
         ),
         (
             "two_view: the slow network keeps no statistics",
@@ -99,8 +100,8 @@ FAULTS = [
         ),
         (
             "two_view: the teacher is that of the first task for good",
-            "if not setup.strategy.teacher or task.index == 0:",
-            "if not setup.strategy.teacher or task.index != 1:",
+            "or (task.index == 0 and not setup.parts.begun):",
+            "or (task.index != 1 and not setup.parts.begun):",
             _tasks("mocov2plus-pnr"),
         ),
         (
@@ -118,8 +119,8 @@ FAULTS = [
         ),
         (
             "two_view: g is not born anew with the second task",
-            "if setup.strategy.distiller and task.index == 1:",
-            "if setup.strategy.distiller and task.index == -1:",
+            "if setup.strategy.distiller and task.index == 1 and",
+            "if setup.strategy.distiller and task.index == -1 and",
             _tasks("mocov2plus-pnr"),
         ),
         (
@@ -285,8 +286,8 @@ FAULTS = [
         ),
         (
             "two_view: the teacher is asked in the first task alone",
-            "jax.lax.cond(state.task == 0, lambda: absent, features)",
-            "jax.lax.cond(state.task != 0, lambda: absent, features)",
+            "jax.lax.cond(unguided(setup, state), lambda: absent, features)",
+            "jax.lax.cond(~unguided(setup, state), lambda: absent, features)",
         ),
     ),
 ]

@@ -77,6 +77,15 @@ def copied(setup: Setup, tree: dict) -> dict:
     return {name: tree[name] for name in setup.copied.nets}
 
 
+def unguided(setup: Setup, state: core.TrainState) -> jax.Array:
+    """Whether there is no teacher yet, bool[].
+
+    In the first task there is none, but for an encoder that was trained before: it
+    teaches as it came, with the projector that the run begins with.
+    """
+    return (state.task == 0) & (not setup.parts.begun)
+
+
 def two(rows: jax.Array) -> jax.Array:
     """f32[2B,D], where rows 2i and 2i + 1 are of one example -> f32[B,2,D]."""
     return rows.reshape(-1, 2, rows.shape[-1])
@@ -126,7 +135,7 @@ def forward(
 def frozen_features(
     setup: Setup, state: core.TrainState, images: jax.Array
 ) -> jax.Array:
-    """The teacher's projections f32[B,2,D]; zeros in the first task, at no cost."""
+    """The teacher's projections f32[B,2,D]; zeros while there is none, at no cost."""
 
     def features():
         extra = state.extra
@@ -140,4 +149,4 @@ def frozen_features(
         return rows
 
     absent = jnp.zeros((len(images), setup.dim))
-    return two(jax.lax.cond(state.task == 0, lambda: absent, features))
+    return two(jax.lax.cond(unguided(setup, state), lambda: absent, features))

@@ -248,9 +248,9 @@ def _init(setup, key, batch):
 
 def _begin_task(setup, state, task):
     state = state.replace(opt_state=setup.parts.tx.init(state.params))
-    if not setup.strategy.teacher or task.index == 0:
+    if not setup.strategy.teacher or (task.index == 0 and not setup.parts.begun):
         return state
-    if setup.strategy.distiller and task.index == 1:
+    if setup.strategy.distiller and task.index == 1 and not setup.parts.begun:
         # g is first used in the second task, which starts it anew.
         key = jax.random.fold_in(core.step_key(state), _STREAM)
         fresh = jax.jit(functools.partial(networks.new_distiller, setup))(key)
@@ -345,7 +345,7 @@ def _step(setup, state, batch):
         )
 
     outputs, backward, stats = jax.vjp(forward, state.params, has_aux=True)
-    first, progress = state.task == 0, core.progress(state)
+    first, progress = networks.unguided(setup, state), core.progress(state)
     loss, slopes = _losses(setup, outputs, features, first)
     (grads,) = backward(slopes)
     lr = core.rate(setup.parts, state)

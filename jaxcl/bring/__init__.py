@@ -1,0 +1,1 @@
+"""Encoders that others have trained, as folders that `jaxcl.load_encoder` reads."""

@@ -1,0 +1,130 @@
+"""Tensors of a file that another library wrote: safetensors, or PyTorch's own."""
+
+import hashlib
+import json
+import struct
+
+import ml_dtypes
+import numpy as np
+import safetensors
+from etils import epath
+
+from jaxcl.bring import torch_file
+
+_MOST_HEADER = 16 * 2**20  # bytes
+_MOST_TENSORS = 100_000
+_TYPES = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype("<i8"),  # counters of batch norms
+}
+_INDEX = ".safetensors.index.json"
+
+
+def read(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The tensors of a file, and the files that were read.
+
+    Args:
+      path: of a safetensors file, of the index of one in parts
+        (`model.safetensors.index.json`), or of a file that `torch.save` wrote.
+
+    Returns:
+      name -> array, floating ones in f32; name of each file -> its bytes' sha256.
+
+    Raises:
+      ValueError: the file is damaged, or holds what is not read here.
+      OSError: it cannot be read.
+    """
+    path = epath.Path(path)
+    files = {path.name: path.read_bytes()}
+    if path.name.endswith(_INDEX):
+        for name in _parts(path, files[path.name]):
+            files[name] = (path.parent / name).read_bytes()
+        read_now = {name: x for name, x in files.items() if name != path.name}
+    else:
+        read_now = files
+    tensors: dict[str, np.ndarray] = {}
+    for name, data in read_now.items():
+        found = _tensors(path.parent / name, data)
+        if twice := sorted(tensors.keys() & found.keys()):
+            raise ValueError(f"{path}: two of its parts hold {twice[0]!r}")
+        tensors |= found
+    if not tensors:
+        raise ValueError(f"{path}: there is no tensor in it")
+    return {name: _checked(path, name, x) for name, x in tensors.items()}, {
+        name: _sha256(data) for name, data in files.items()
+    }
+
+
+def _sha256(data) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _parts(path, data) -> list[str]:
+    """The files that an index names, which lie beside it."""
+    try:
+        weights = json.loads(data)["weight_map"]
+        names = sorted({*weights.values()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: it is no index of safetensors files") from error
+    for name in names:
+        if not isinstance(name, str) or "/" in name or "\\" in name or ".." in name:
+            raise ValueError(f"{path}: names {name!r}, which is not a file beside it")
+    return names
+
+
+def _checked(path, name, x) -> np.ndarray:
+    """The array in f32, if it is of floating numbers; refuses what is not finite."""
+    if x.dtype.kind in "iub":
+        return x
+    x = np.asarray(x, np.float32)
+    if not np.isfinite(x).all():
+        raise ValueError(f"{path}: {name} has numbers that are not finite")
+    return x
+
+
+def _tensors(path, data) -> dict[str, np.ndarray]:
+    if data[:2] == b"PK" or data[:2] == b"\x80\x02":
+        try:
+            return torch_file.read(data)
+        except torch_file.Refused as error:
+            raise ValueError(
+                f"{path}: it is no state dict that can be read without running it: "
+                f"{error}. In a Python that has PyTorch, "
+                "torch.load(FILE, weights_only=True) and safetensors.torch.save_file "
+                "make a file of it that can be"
+            ) from error
+    return _safetensors(path, data)
+
+
+def _safetensors(path, data) -> dict[str, np.ndarray]:
+    """The library checks offsets and sizes; names that come twice it lets pass."""
+    size = struct.unpack("<Q", data[:8].ljust(8, b"\xff"))[0]
+    if size > min(_MOST_HEADER, len(data)):
+        raise ValueError(
+            f"{path}: it is neither a whole safetensors file nor one of PyTorch"
+        )
+
+    def once(pairs):
+        names = [name for name, _ in pairs]
+        if len({*names}) < len(names) or len(names) > _MOST_TENSORS:
+            raise ValueError("a name is there twice, or there are too many")
+        return dict(pairs)
+
+    try:
+        json.loads(data[8 : 8 + size], object_pairs_hook=once)
+        entries = safetensors.deserialize(data)
+    except (ValueError, RecursionError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{path}: it is no whole safetensors file: {error}") from error
+    tensors = {}
+    for name, entry in entries:
+        if entry["dtype"] not in _TYPES:
+            raise ValueError(
+                f"{path}: {name} is of type {entry['dtype']}; read are "
+                f"{', '.join(_TYPES)}"
+            )
+        flat = np.frombuffer(entry["data"], _TYPES[entry["dtype"]])
+        tensors[name] = flat.reshape(entry["shape"]).copy()
+    return tensors

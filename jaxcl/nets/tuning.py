@@ -1,0 +1,279 @@
+"""Encoders that begin with given weights, and what of them is trained: config.tuning.
+
+Layers count from the images: 0 is what comes before the first block (a ViT's patches,
+tokens and positions, a ResNet's first convolution), then one for each block of a ViT or
+stage of a ResNet. Heads and a ViT's last norm come after the last.
+
+With `lora_rank` r, the matrices K [in, out] that are adapted compute with
+K + (alpha / r) A B, where A [in, r] and B [r, out] are trained and K is not (LoRA: Hu
+et al., ICLR 2022). With `open_layers` the last blocks are trained whole beside them
+(ExPLoRA: Khanna et al., ICML 2025).
+
+Departures:
+- The sum is formed before it is multiplied, so that one function serves training,
+  evaluation and `merged`; the gradient of each adapted matrix is formed, too.
+- A slow network averages A and B, not their product.
+- Adapters have the optimiser's weight decay, which draws the network to where it began.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcl import core, schema
+from jaxcl.nets import initial, resnet, vit
+
+ADAPTERS = "lora"  # their entry among the parameters of the encoder
+_PARTS = ("attention", "mlp")
+_TARGETS = {
+    "query_value": r"attention/(query|value)",
+    "attention": r"attention/\w+",
+    "all": r"(attention|mlp)/\w+",
+}
+
+
+class Settings(NamedTuple):
+    """Options of `settings`."""
+
+    frozen_layers: int
+    open_layers: int
+    layer_decay: float
+    lora_rank: int
+    lora_alpha: float
+    lora_on: str
+    norms: bool
+
+
+# Options by a word.
+RECIPES = {
+    "decay": {"layer_decay": 0.75},  # of MAE's fine-tuning of large networks
+    "lora": {"lora_rank": 8},
+    "explora": {"lora_rank": 64, "open_layers": 1},
+}
+
+
+@schema.checked("config.tuning")
+def settings(
+    *,
+    frozen_layers: schema.Natural = 0,
+    layer_decay: Annotated[float, schema.Range(above=0, most=1)] = 1.0,
+    lora_rank: Annotated[int, schema.Range(0, 4096)] = 0,
+    lora_alpha: schema.Positive | None = None,
+    lora_on: Literal["query_value", "attention", "all"] = "query_value",
+    open_layers: schema.Natural = 0,
+    norms: bool = True,
+) -> Settings:
+    """What of an encoder is trained, and how fast.
+
+    Args:
+      frozen_layers: this many of the first are not trained.
+      layer_decay: a layer's rate is this times that of the one after it.
+      lora_rank: of the adapters; 0: there are none, and all that is not frozen trains.
+      lora_alpha: their factor is alpha / rank; None: alpha is the rank.
+      lora_on: which matrices have one: those of queries and values, all of the
+        attention, or those of the MLP, too.
+      open_layers: beside adapters, this many of the last blocks are trained whole.
+      norms: beside adapters, all norms are trained.
+
+    Raises:
+      ValueError: an option is out of its range, or needs adapters and there are none.
+    """
+    if not lora_rank and open_layers:
+        raise ValueError(
+            f"config.tuning.open_layers={open_layers}: is for adapters "
+            "(config.tuning.lora_rank above 0); config.tuning.frozen_layers freezes "
+            "the first layers and trains all others"
+        )
+    alpha = float(lora_rank) if lora_alpha is None else lora_alpha
+    return Settings(
+        frozen_layers=frozen_layers,
+        open_layers=open_layers,
+        layer_decay=layer_decay,
+        lora_rank=lora_rank,
+        lora_alpha=alpha,
+        lora_on=lora_on,
+        norms=norms,
+    )
+
+
+def depth(net: Any) -> int:
+    """How many layers an encoder has, the one before its blocks included.
+
+    Raises:
+      ValueError: layers of this encoder are not known.
+    """
+    if isinstance(net, vit.ViT):
+        return net.layers + 1
+    if isinstance(net, resnet.ResNet):
+        return len(net.stage_sizes) + 1
+    raise ValueError(
+        "config.tuning: the layers of config.encoder are not known; must be 'vit' or "
+        "'resnet'"
+    )
+
+
+def layer_of(name: str, layers: int) -> int:
+    """The number of the layer that a parameter belongs to.
+
+    Args:
+      name: its path, as "block_3/norm1/scale".
+      layers: of `depth`, the number of what comes after the last.
+    """
+    if found := re.match(r"block_(\d+)/", name):
+        return int(found[1]) + 1
+    if found := re.match(r"layer(\d+)_\d+/", name):
+        return int(found[1])
+    return layers if name.startswith("norm/") else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """An encoder of which a part is trained; it is called as the encoder is.
+
+    Attributes:
+      net: flax module.
+      chosen: what is trained.
+      given: () -> parameters and statistics that it begins with, as arrays of the host;
+        None: those of its own.
+    """
+
+    net: Any
+    chosen: Settings
+    given: Callable | None = None
+
+    def __post_init__(self):
+        if self.chosen == settings():
+            return
+        layers = depth(self.net)
+        for name in ("frozen_layers", "open_layers"):
+            if getattr(self.chosen, name) > layers:
+                raise ValueError(
+                    f"config.tuning.{name}={getattr(self.chosen, name)}: the encoder "
+                    f"has {layers} layers"
+                )
+        if self.chosen.lora_rank and not isinstance(self.net, vit.ViT):
+            raise ValueError(
+                f"config.tuning.lora_rank={self.chosen.lora_rank}: adapters are of "
+                "Vision Transformers (config.encoder.name='vit'); must be 0"
+            )
+
+    @property
+    def dtype(self) -> Any:
+        """Of the computation."""
+        return self.net.dtype
+
+    @property
+    def num_features(self) -> int:
+        """Length of a feature vector."""
+        return self.net.num_features
+
+    @property
+    def drop_path(self) -> float:
+        """Of the encoder, if it has any."""
+        return getattr(self.net, "drop_path", 0.0)
+
+    def share(self, path: tuple[str, ...]) -> float:
+        """A parameter's share of the learning rate; 0: it is not trained.
+
+        Args:
+          path: names on the way to it, from the entry of the encoder on.
+        """
+        adapter = path[0] == ADAPTERS
+        name = "/".join(path[1:] if adapter else path)
+        if path[0] in getattr(self.net, "frozen", ()):
+            return 0.0
+        if self.chosen == settings():
+            return 1.0
+        layers = depth(self.net)
+        number, chosen = layer_of(name, layers), self.chosen
+        rate = chosen.layer_decay ** (layers - number)
+        if number < chosen.frozen_layers:
+            return 0.0
+        if not chosen.lora_rank or adapter:
+            return rate
+        norm = chosen.norms and re.search(r"(^|/)norm\d?/", name)
+        opened = layers - chosen.open_layers <= number < layers
+        return rate if norm or opened else 0.0
+
+    def init(self, key: jax.Array, inputs: Any, **options: Any) -> dict:
+        """Variables, as the module's `init` gives them, and adapters that are 0."""
+        return self.init_with_output(key, inputs, **options)[1]
+
+    def init_with_output(self, key: jax.Array, inputs: Any, **options: Any):
+        """The same, after the outputs."""
+        if self.given is None:
+            outputs, variables = self.net.init_with_output(key, inputs, **options)
+        else:
+            outputs, variables = self._begun(key, inputs, options)
+        adapters = self._adapters(key, variables["params"])
+        params = variables["params"] | ({ADAPTERS: adapters} if adapters else {})
+        return outputs, {**variables, "params": params}
+
+    def _begun(self, key, inputs, options):
+        """Outputs and variables of the given weights.
+
+        They come from the host while the program runs: as constants of the program
+        they would be compiled with it, gigabytes of a large network.
+        """
+
+        def fresh(inputs):
+            return self.net.init_with_output(key, inputs, **options)
+
+        outputs, shapes = jax.eval_shape(fresh, inputs)
+        shapes = {"params": shapes["params"], "stats": shapes.get("batch_stats", {})}
+        params, stats = jax.pure_callback(self.given, tuple(shapes.values()))
+        variables = {"params": params} | ({"batch_stats": stats} if stats else {})
+        return jnp.zeros(outputs.shape, outputs.dtype), variables
+
+    def _adapters(self, key, params):
+        """A [in, r] begins as PyTorch's layers do, B [r, out] with 0."""
+        chosen, layers = self.chosen, depth(self.net) if self.chosen.lora_rank else 0
+        found: dict[str, dict] = {}
+        # Blocks that are frozen, or trained whole, have none.
+        for number in range(max(chosen.frozen_layers, 1), layers - chosen.open_layers):
+            block = f"block_{number - 1}"
+            names = [f"{part}/{own}" for part in _PARTS for own in params[block][part]]
+            for name in names:
+                if not re.fullmatch(_TARGETS[chosen.lora_on], name):
+                    continue
+                part, own = name.split("/")
+                shape = params[block][part][own]["kernel"].shape
+                key = jax.random.fold_in(key, 1)
+                pair = self._pair(key, *shape)
+                found.setdefault(block, {}).setdefault(part, {})[own] = pair
+        return found
+
+    def _pair(self, key, rows, columns):
+        shape = rows, self.chosen.lora_rank
+        first = initial.torch_uniform(rows)(key, shape)
+        return {"a": first, "b": jnp.zeros((self.chosen.lora_rank, columns))}
+
+    def merged(self, params: core.PyTree) -> core.PyTree:
+        """Parameters of the plain encoder that computes the same, f32."""
+        factor = self.chosen.lora_alpha / max(self.chosen.lora_rank, 1)
+
+        def with_product(tree, pairs):
+            if "a" in pairs:
+                exact = jax.lax.Precision.HIGHEST
+                product = jnp.dot(pairs["a"], pairs["b"], precision=exact)
+                return {**tree, "kernel": tree["kernel"] + factor * product}
+            own = {name: with_product(tree[name], pair) for name, pair in pairs.items()}
+            return {**tree, **own}
+
+        plain = {name: tree for name, tree in params.items() if name != ADAPTERS}
+        return with_product(plain, params.get(ADAPTERS, {}))
+
+    def apply(self, variables: dict, inputs: Any, **options: Any) -> Any:
+        """As the module's `apply`; no gradient reaches what is not trained."""
+
+        def held(path, leaf):
+            names = tuple(entry.key for entry in path)
+            return leaf if self.share(names) else jax.lax.stop_gradient(leaf)
+
+        params = jax.tree_util.tree_map_with_path(held, variables["params"])
+        own = {**variables, "params": self.merged(params)}
+        return self.net.apply(own, inputs, **options)

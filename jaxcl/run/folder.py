@@ -1,0 +1,149 @@
+"""The folder of an encoder, as `jaxcl.export` and `jaxcl.bring` write one.
+
+`card.json` says what the network is, `encoder.safetensors` has its parameters and
+statistics. Here both are read and checked; `export.encoder` makes a network of them.
+"""
+
+import hashlib
+import json
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from safetensors import SafetensorError
+from safetensors import numpy as tensors
+
+from jaxcl import core
+from jaxcl.data import storage
+
+FORMAT = 1  # of the folder
+TENSORS = "encoder.safetensors"
+CARD = "card.json"
+_NEEDED = ("encoder", "num_features", "input", "files")
+
+
+def is_one(path: Any) -> bool:
+    """Whether there is a card at a path; a run directory has none."""
+    return path is not None and (epath.Path(str(path)) / CARD).exists()
+
+
+def checksum(card: dict) -> str:
+    """sha256 of all else in a card."""
+    rest = {key: value for key, value in card.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def read_card(folder: str | os.PathLike) -> dict:
+    """Read card.json of a folder.
+
+    Raises:
+      ValueError: it is missing, damaged, or of an unknown format.
+      OSError: it could not be read now, and may be whole.
+    """
+    path = epath.Path(folder) / CARD
+    try:
+        card = storage.read_object(path)
+        missing = sorted({"format", *_NEEDED} - set(card))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(
+            f"{folder}: it has no {CARD} that can be read; name a folder that "
+            "python -m jaxcl.export wrote"
+        ) from error
+    if card.get("format", FORMAT) != FORMAT:
+        raise ValueError(
+            f"{path}: format={card['format']!r}: this version of jaxcl reads {FORMAT}"
+        )
+    if missing:
+        raise ValueError(f"{path}: it lacks {missing}")
+    now = checksum(card)
+    if card.get("checksum", now) != now:  # earlier versions wrote none
+        raise ValueError(
+            f"{path}: it was changed since it was written, or is damaged: its checksum "
+            f"is {card['checksum']}, that of its contents {now}"
+        )
+    return card
+
+
+def read_leaves(folder: Any, card: dict) -> dict[str, np.ndarray]:
+    """Read the arrays of a folder, by names as "params/conv1/kernel".
+
+    Raises:
+      ValueError: the file is missing, damaged, or not the card's.
+    """
+    path = epath.Path(folder) / TENSORS
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise ValueError(f"{path}: it cannot be read: {error}") from error
+    have, want = hashlib.sha256(data).hexdigest(), card["files"].get(TENSORS)
+    if have != want:
+        raise ValueError(
+            f"{path}: its sha256 is {have}, {CARD} says {want}: it is damaged or of "
+            "another export; export again"
+        )
+    return read_tensors(data, path)
+
+
+def read_tensors(data: bytes, path: os.PathLike) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file.
+
+    The library checks the header: its length, sizes and places of arrays against each
+    other and the file's. What it lets through fails as another error here.
+
+    Raises:
+      ValueError: it is no such file, or has arrays that NumPy does not know.
+    """
+    try:
+        return tensors.load(data)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(f"{path}: it is no safetensors file: {error}") from error
+
+
+def trees(
+    module: Any, inputs: Any, leaves: dict[str, Any], where: Any
+) -> tuple[core.PyTree, core.PyTree]:
+    """Parameters and statistics of a network, filled with the leaves.
+
+    Args:
+      module: flax module.
+      inputs: that it takes, of any numbers.
+      leaves: by their names, see `read_leaves`.
+      where: they come from, for messages.
+
+    Raises:
+      ValueError: they are not those of the network; it names the first difference.
+    """
+    shapes = jax.eval_shape(module.init, jax.random.key(0), inputs)
+    shapes = {"params": shapes["params"], "stats": shapes.get("batch_stats", {})}
+    by_path, tree = jax.tree_util.tree_flatten_with_path(shapes)
+    want = {"/".join(entry.key for entry in path): leaf for path, leaf in by_path}
+    for name, have, expected in core.misfits(leaves, want):
+        raise ValueError(
+            f"{where}: {name} is {have}, in the network of {CARD} it is {expected}"
+        )
+    filled = jax.tree.unflatten(tree, [jnp.asarray(leaves[name]) for name in want])
+    return filled["params"], filled["stats"]
+
+
+def section(card: dict) -> tuple[dict, str]:
+    """config.encoder of a card, and its precision."""
+    found = dict(card["encoder"])
+    return found, found.pop("precision", "float32")
+
+
+def as_config(folder: str) -> dict:
+    """What a run's config.json says of its encoder and images, for a folder.
+
+    Raises:
+      ValueError: as `read_card`; it is an encoder of graphs.
+    """
+    card = read_card(folder)
+    inputs = card["input"]
+    if inputs["kind"] != "images":
+        raise ValueError(f"{folder}: it is an encoder of graphs; must be of images")
+    encoder, precision = section(card)
+    look = {name: inputs[name] for name in ("size", "resize", "mean", "std")}
+    return {"encoder": encoder, "precision": precision, "augment": look}

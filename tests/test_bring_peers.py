@@ -1,0 +1,234 @@
+"""Features of networks that were brought equal those of the library they come from.
+
+Weights are random, all of them, so that every one matters: released ones cannot be had
+in a test. Networks are narrow and shallow where the library lets them be.
+"""
+
+import jax
+import numpy as np
+import pytest
+from safetensors import numpy as tensors
+
+import jaxcl
+from helpers import torch_peers
+from jaxcl.bring import command
+from jaxcl.export import torch_vit
+from jaxcl.nets import positions
+
+torch = pytest.importorskip(
+    "torch", reason="PyTorch is not installed: pip install torch==2.13.0"
+)
+WIDTH, HEADS = 32, 2
+PREPARED = {"heads": HEADS, "mean": (0.5,), "std": (0.25,)}
+
+
+def shaken(model, seed=0):
+    """The model in evaluation mode, every number away from where it begins."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            noise = torch.randn(x.shape, generator=generator)
+            if x.ndim >= 2 and "token" not in name and "pos" not in name:
+                x.copy_(noise * x[0].numel() ** -0.5)
+            elif x.ndim == 1 and name.endswith("weight"):
+                x.copy_(1 + 0.2 * noise)  # of a norm
+            elif any(part in name for part in ("gamma", "lambda")):
+                x.copy_(1 + 0.3 * noise)
+            else:
+                x.copy_(0.3 * noise)
+        for name, x in model.named_buffers():
+            if name.endswith("running_mean"):
+                x.copy_(0.3 * torch.randn(x.shape, generator=generator))
+            if name.endswith("running_var"):
+                x.copy_(0.7 + torch.rand(x.shape, generator=generator))
+    return model.eval()
+
+
+def images_of(height, width, count=2):
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(count, height, width, 3)).astype(np.float32)
+
+
+def state_of(model):
+    return {name: x.numpy().copy() for name, x in model.state_dict().items()}
+
+
+def brought(folder, state, architecture, **options):
+    """Our encoder of a state dict, through a file."""
+    path = folder / "model.safetensors"
+    path.write_bytes(tensors.save(state))
+    command.bring(str(path), architecture, str(folder / "out"), **options)
+    return jaxcl.load_encoder(folder / "out")
+
+
+def check(made, model, images, tolerance=1e-4):
+    """Ours and theirs; `model` takes [B, C, H, W] and gives features."""
+    with torch.no_grad():
+        theirs = model(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).numpy()
+    ours = jax.jit(lambda p, s, x: made.apply(p, s, x)[0])(
+        made.params, made.stats, images
+    )
+    assert ours.shape == theirs.shape and np.std(theirs, axis=0).max() > 1e-2
+    np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+# timm
+
+TIMM = {
+    "vit": ("deit", {}),
+    "deit3": ("deit3", {"init_values": 1.0, "no_embed_class": True}),
+    "dinov2": ("dinov2", {"init_values": 1.0}),
+    "dinov2-registers": (
+        "dinov2",
+        {"init_values": 1.0, "reg_tokens": 3, "no_embed_class": True},
+    ),
+    "dinov2-gated": ("dinov2", {"init_values": 1.0, "mlp_ratio": 4.0, "gated": True}),
+}
+
+
+def timm_vit(gated=False, **options):
+    timm = torch_peers.library("timm")
+    if gated:
+        options |= {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": torch.nn.SiLU}
+    made = timm.models.vision_transformer.VisionTransformer(
+        **{"img_size": 24, "patch_size": 8, "embed_dim": WIDTH, "depth": 2}
+        | {"num_heads": HEADS, "mlp_ratio": 3.0, "num_classes": 0}
+        | {"dynamic_img_size": True, "global_pool": "token"}
+        | options
+    )
+    return shaken(made)
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_transformers_of_timm(name, tmp_path):
+    architecture, options = TIMM[name]
+    model = timm_vit(**options)
+    made = brought(tmp_path, state_of(model), architecture, size=24, **PREPARED)
+    check(made, model, images_of(24, 24))
+    if name in ("vit", "dinov2-registers"):
+        check(made, model, images_of(16, 40))  # positions are resized
+    # And back: what --torch writes is what timm had.
+    state = torch_vit.torch_state(made)
+    assert state.keys() == model.state_dict().keys()
+    for key, x in model.state_dict().items():
+        np.testing.assert_allclose(state[key], x.numpy(), atol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("biased", ["", "_qkvb"])
+@pytest.mark.parametrize("size", ["small", "small_plus"])
+def test_dinov3_of_timm(size, biased, tmp_path):
+    timm = torch_peers.library("timm")
+    small = dict(embed_dim=WIDTH, depth=2, num_heads=HEADS, global_pool="token")
+    name = f"vit_{size}_patch16_dinov3{biased}"
+    made = timm.create_model(name, pretrained=False, num_classes=0, **small)
+    model = shaken(made)
+    made = brought(tmp_path, state_of(model), "dinov3", size=32, **PREPARED)
+    check(made, model, images_of(32, 48))
+    state = torch_vit.torch_state(made)
+    assert state.keys() == model.state_dict().keys()
+    if biased:  # and as Meta's files have it: one tensor, with biases of keys masked
+        hub = renamed_to_hub(state)
+        (tmp_path / "hub").mkdir()
+        again = brought(tmp_path / "hub", hub, "dinov3", size=32, **PREPARED)
+        assert again.card["brought"]["names"] == "dinov3"
+        check(again, model, images_of(32, 48))
+
+
+def renamed_to_hub(state):
+    """Timm's names of DINOv3 -> Meta's."""
+    hub = {"mask_token": np.zeros((1, WIDTH), "f4")}
+    hub["rope_embed.periods"] = np.ones(4, "f4")
+    names = {"reg_token": "storage_tokens", "gamma_1": "ls1.gamma"}
+    names |= {"gamma_2": "ls2.gamma", "fc1_g": "w1", "fc1_x": "w2"}
+    gated = any("fc1_g" in name for name in state)
+    names |= {"mlp.fc2": "mlp.w3"} if gated else {}
+    for name, x in state.items():
+        if name.endswith("q_bias"):
+            begin = name.removesuffix("q_bias")
+            other = np.full_like(x, 3.0)  # it is masked, whatever it is
+            biases = [x, other, state[f"{begin}v_bias"]]
+            hub[f"{begin}qkv.bias"] = np.concatenate(biases)
+            mask = np.repeat(np.array([1, 0, 1], "f4"), len(x))
+            hub[f"{begin}qkv.bias_mask"] = mask
+        elif not name.endswith("v_bias"):
+            for old, new in names.items():
+                name = name.replace(old, new)
+            hub[name] = x
+    return hub
+
+
+# transformers
+
+SHAPE = dict(hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS)
+SHAPE |= dict(intermediate_size=80, patch_size=8)
+TRANSFORMERS = {
+    "ViT": ("augreg", dict(image_size=24)),
+    "Dinov2": ("dinov2", dict(image_size=24, mlp_ratio=3)),
+    "Dinov2-gated": ("dinov2", dict(image_size=24, use_swiglu_ffn=True)),
+    "Dinov2WithRegisters": ("dinov2", dict(image_size=24, num_register_tokens=2)),
+    "DINOv3ViT": ("dinov3", dict(num_register_tokens=2)),
+    "DINOv3ViT-gated": ("dinov3", dict(use_gated_mlp=True, hidden_act="silu")),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_networks_of_transformers(name, tmp_path):
+    transformers = torch_peers.library("transformers")
+    architecture, options = TRANSFORMERS[name]
+    kind = name.partition("-")[0]
+    config = getattr(transformers, f"{kind}Config")(**SHAPE | options)
+    more = {"add_pooling_layer": False} if kind == "ViT" else {}
+    model = shaken(getattr(transformers, f"{kind}Model")(config, **more))
+    model.save_pretrained(tmp_path)
+    own = {"heads": None} if kind == "ViT" else {}  # its config.json says them
+    out = tmp_path / "out"
+    source = str(tmp_path / "model.safetensors")
+    command.bring(source, architecture, str(out), size=24, **PREPARED | own)
+    made = jaxcl.load_encoder(out)
+    if kind == "ViT":
+        assert made.card["encoder"]["epsilon"] == 1e-12
+    assert made.card["encoder"]["heads"] == HEADS
+    plain = {"interpolate_pos_encoding": True} if kind == "ViT" else {}
+
+    def features(x):
+        return model(x, **plain).last_hidden_state[:, 0]
+
+    check(made, features, images_of(24, 24))
+    check(made, features, images_of(16, 40))
+
+
+# torchvision
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_resnets_of_torchvision(depth, tmp_path):
+    torchvision = torch_peers.library("torchvision")
+    width = {"width_per_group": 64}  # the narrowest that it takes
+    model = shaken(getattr(torchvision.models, f"resnet{depth}")(**width))
+    torch.save(model.state_dict(), tmp_path / "resnet.pth")
+    out = tmp_path / "out"
+    command.bring(str(tmp_path / "resnet.pth"), "resnet", str(out))
+    made = jaxcl.load_encoder(out)
+    model.fc = torch.nn.Identity()
+    check(made, model, images_of(64, 64))
+
+
+# Positions
+
+
+@pytest.mark.parametrize("old, new", [(37, 16), (16, 37), (14, 24), (24, 14), (1, 3)])
+def test_positions_are_resized_as_pytorch_does(old, new):
+    table = np.random.default_rng(0).normal(size=(old, old, 4)).astype(np.float32)
+    x = torch.from_numpy(table.transpose(2, 0, 1).copy())[None]
+    bicubic = {"mode": "bicubic", "align_corners": False}
+    scale = (new + 0.1) / old
+    resize = torch.nn.functional.interpolate
+    wanted = {
+        "antialias": resize(x, size=(new, new), antialias=True, **bicubic),
+        "plain": resize(x, size=(new, new), **bicubic),
+        "offset": resize(x, scale_factor=(scale, scale), **bicubic),
+    }
+    for rule, want in wanted.items():
+        rows = positions.resize_matrix(old, new, rule)
+        found = np.einsum("ri,cj,ijd->drc", rows, rows, table)
+        np.testing.assert_allclose(found, want[0].numpy(), atol=2e-5, err_msg=rule)

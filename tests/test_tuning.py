@@ -1,0 +1,359 @@
+"""Encoders that begin with given weights, and what of them is trained."""
+
+import functools
+import json
+
+import chex
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import pytest
+
+import jaxcl
+from helpers import toy
+from jaxcl import optim
+from jaxcl.config import build, sections
+from jaxcl.export import command as export_command
+from jaxcl.export import encoder
+from jaxcl.nets import resnet, tuning, vit
+from jaxcl.run import finish, folder, job, transfer
+from jaxcl.update import command as update_command
+from jaxcl.update import lineage
+
+SMALL = dict(width=16, layers=3, heads=2, hidden=24, patch=4, image_size=8)
+NET = vit.vit(**SMALL, layer_scale=1.0)
+IMAGES = np.random.default_rng(0).normal(size=(4, 8, 8, 1)).astype(np.float32)
+
+
+def tuned(net=NET, given=None, **options):
+    return tuning.Tuned(net, tuning.settings(**options), given)
+
+
+def numbers(tree, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype("f4"), tree)
+
+
+def names_of(tree):
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {tuple(entry.key for entry in path): x for path, x in leaves}
+
+
+def leave(where, net=NET, section=None, seed=1, channels=1):
+    """The folder of an encoder of any numbers; its parameters."""
+    full = section or {"name": "vit", **SMALL, "layer_scale": 1.0}
+    blank = np.zeros((1, 8, 8, channels), np.float32)
+    shapes = jax.eval_shape(net.init, jax.random.key(0), blank)
+    params = numbers(shapes["params"], seed)
+    stats = jax.tree.map(np.abs, numbers(shapes.get("batch_stats", {}), 2))
+    files = {folder.TENSORS: export_command.packed(encoder.flat(params, stats), "flax")}
+    inputs = {"kind": "images", "dtype": "uint8", "channels": channels, "size": 8}
+    inputs |= {"resize": None, "interpolation": "bicubic", "decoder": None}
+    inputs |= {"mean": [0.3] * channels, "std": [0.4] * channels}
+    card = {"format": folder.FORMAT, "encoder": full, "num_features": 16}
+    card |= {"input": inputs, "files": export_command.hashes(files)}
+    where.mkdir(parents=True)
+    (where / folder.CARD).write_text(json.dumps(card))
+    (where / folder.TENSORS).write_bytes(files[folder.TENSORS])
+    return params
+
+
+# Adapters
+
+
+@functools.cache
+def adapted():
+    net = tuned(lora_rank=3, lora_alpha=6.0, lora_on="all", open_layers=1)
+    params = jax.jit(net.init)(jax.random.key(0), IMAGES)["params"]
+    return net, params
+
+
+def test_fresh_adapters_change_nothing_and_trained_ones_can_be_merged():
+    net, params = adapted()
+    plain = {name: x for name, x in params.items() if name != "lora"}
+
+    def run(net, params):
+        return jax.jit(net.apply)({"params": params}, IMAGES)
+
+    want = run(NET, plain)
+    np.testing.assert_allclose(run(net, params), want, atol=1e-6)
+    moved = params | {"lora": numbers(params["lora"])}
+    found = run(net, moved)
+    assert np.abs(found - want).max() > 1e-2
+    merged = net.merged(moved)
+    chex.assert_trees_all_equal_shapes(merged, plain)
+    np.testing.assert_allclose(run(NET, merged), found, atol=1e-5)
+    pair = moved["lora"]["block_0"]["mlp"]["fc1"]
+    own = params["block_0"]["mlp"]["fc1"]["kernel"] + 2.0 * pair["a"] @ pair["b"]
+    np.testing.assert_allclose(
+        merged["block_0"]["mlp"]["fc1"]["kernel"], own, atol=1e-6
+    )
+    np.testing.assert_array_equal(
+        merged["block_2"]["mlp"]["fc1"]["kernel"],
+        plain["block_2"]["mlp"]["fc1"]["kernel"],
+    )
+
+
+def test_adapters_are_where_they_are_asked_for():
+    """The last block is open: it has none. A starts as PyTorch's layers, B as 0."""
+    _, params = adapted()
+    assert set(params["lora"]) == {"block_0", "block_1"}
+    for block in params["lora"].values():
+        assert set(block["attention"]) == {"query", "key", "value", "out"}
+        assert set(block["mlp"]) == {"fc1", "fc2"}
+    pair = params["lora"]["block_1"]["mlp"]["fc2"]
+    assert pair["a"].shape == (24, 3) and pair["b"].shape == (3, 16)
+    assert not np.any(pair["b"]) and 0.1 < np.abs(pair["a"]).max() <= 24**-0.5
+    few = tuned(lora_rank=2, frozen_layers=2)
+    shapes = jax.eval_shape(few.init, jax.random.key(0), IMAGES)["params"]["lora"]
+    assert set(shapes) == {"block_1", "block_2"}  # layers 0 and 1 are frozen
+    assert set(shapes["block_1"]["attention"]) == {"query", "value"}
+
+
+def test_what_is_not_trained_has_no_gradient_no_move_and_no_state():
+    net, params = adapted()
+
+    def loss(params):
+        rows = net.apply({"params": params}, IMAGES)
+        return jnp.sum(jnp.sin(rows)), rows
+
+    slopes = jax.jit(jax.grad(loss, has_aux=True))(params)[0]
+    tx = optim.by_leaf(optim.adam(weight_decay=0.1), net.share)
+    state = tx.init(params)
+    moves, _ = tx.update(slopes, state, params)
+    found = names_of(moves)
+    trained = {name for name, x in found.items() if np.any(x)}
+    for name in found:
+        norm = any(part.startswith("norm") for part in name)
+        assert (name in trained) == (norm or name[0] in ("lora", "block_2")), name
+    for name, x in names_of(slopes).items():
+        assert name in trained or not np.any(x), name
+    assert len(jax.tree.leaves(state)) == 2 * len(trained) + 1  # moments, and a count
+    # Without norms the recipe trains adapters and the open block alone.
+    bare = tuned(lora_rank=3, norms=False)
+    assert not bare.share(("norm", "scale")) and not bare.share(("class",))
+    assert bare.share(("lora", "block_0", "attention", "query", "a")) == 1
+
+
+def test_layers_count_from_the_images():
+    net = tuned(layer_decay=0.5, frozen_layers=1)
+    assert tuning.depth(NET) == 4
+    for name, share in (
+        ("class", 0),
+        ("patch/kernel", 0),
+        ("positions", 0),
+        ("block_0/norm1/scale", 0.125),
+        ("block_2/mlp/fc1/kernel", 0.5),
+        ("norm/bias", 1),
+    ):
+        assert net.share(tuple(name.split("/"))) == share, name
+    stages = tuned(resnet.resnet(depth=10, width=4), layer_decay=0.5)
+    for name, share in (
+        ("conv1/kernel", 0.5**5),
+        ("bn1/scale", 0.5**5),
+        ("layer1_0/conv1/kernel", 0.5**4),
+        ("layer4_0/bn2/bias", 0.5),
+    ):
+        assert stages.share(tuple(name.split("/"))) == share, name
+
+
+@pytest.mark.parametrize(
+    "section, encoder_section, match",
+    [
+        ({"layer_decay": 0.0}, {}, r"config\.tuning\.layer_decay=0\.0"),
+        ({"lora_rank": -1}, {}, r"config\.tuning\.lora_rank=-1"),
+        ({"rank": 4}, {}, r"config\.tuning\.rank: no such option"),
+        ({"open_layers": 1}, {}, r"config\.tuning\.open_layers=1: is for adapters"),
+        ({"frozen_layers": 9}, {}, r"frozen_layers=9: the encoder has 4 layers"),
+        (
+            {"lora_rank": 2},
+            {"name": "resnet", "width": 4},
+            "adapters are of Vision Tra",
+        ),
+        (
+            {"frozen_layers": 1},
+            {"name": "conv_net"},
+            "layers of config.encoder are not",
+        ),
+    ],
+)
+def test_wrong_options_are_refused(section, encoder_section, match, tmp_path):
+    config = toy.config(encoder=encoder_section or {"name": "vit", **SMALL})
+    with config.unlocked():
+        config.tuning = section
+    with pytest.raises(ValueError, match=match):
+        build.build(config, tmp_path)
+
+
+# Runs that begin with a folder
+
+
+def begun(where, **changes):
+    """The toy's config, which begins with the folder at a place."""
+    config = toy.config(**changes)
+    with config.unlocked():
+        config.start = str(where)
+    return config
+
+
+def test_a_run_begins_with_the_encoder_and_every_copy_of_it(tmp_path):
+    params = leave(tmp_path / "enc")
+    own = {"name": "vit", "drop_path": 0.1, "size": "base"}
+    config = begun(
+        tmp_path / "enc",
+        encoder=own,
+        **{"method.base": "mocov2plus", "method.strategy": "cassle"},
+        **{"augment.mean": (0.9,), "devices": 8},
+    )
+    work = build.build(config, tmp_path / "run")
+    state = job.initial_state(work)
+    for tree in (state.params, state.extra.momentum, state.extra.teacher):
+        chex.assert_trees_all_equal(tree["encoder"], params)
+    written = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert written["encoder"] == {"name": "vit", **SMALL, "layer_scale": 1.0} | {
+        "drop_path": 0.1
+    }
+    assert written["augment"]["mean"] == [0.3]
+    build.build(config, tmp_path / "run")  # the same config: it resumes
+
+
+def test_a_begun_encoder_teaches_in_the_first_task(tmp_path):
+    leave(tmp_path / "enc")
+    changes = {"method.base": "simclr", "method.strategy": "less_forget"}
+    work = build.build(begun(tmp_path / "enc", **changes), tmp_path / "run")
+    step = jax.jit(work.method.step)
+    state = job.begin(work, job.initial_state(work), work.stream.tasks[0])
+    teacher = state.extra.teacher["encoder"]
+    chex.assert_trees_all_equal(teacher, state.params["encoder"])
+    batch = {
+        "image": np.zeros((48, 8, 8, 1), np.uint8),
+        "label": np.zeros(48, np.int32),
+        "index": np.arange(48, dtype=np.int32),
+    }
+    batch["image"][:] = np.random.default_rng(0).integers(0, 256, (48, 8, 8, 1))
+    moved = state.replace(params=jax.tree.map(lambda x: 1.3 * x, state.params))
+    with_teacher = step(moved, batch)[1]["loss"]
+    config = begun(tmp_path / "enc", **changes, **{"method.weight": 0.0})
+    free = build.build(config, tmp_path / "free")
+    without = jax.jit(free.method.step)(moved, batch)[1]["loss"]
+    assert with_teacher > without + 1e-3
+
+
+@pytest.mark.parametrize(
+    "change, match",
+    [
+        (
+            {"data.channels": 3},
+            "its images have 1 channels, those of config.data have 3",
+        ),
+        ({"scenario.name": "after"}, "set it to a run directory"),
+        ({"encoder.name": "gcn"}, None),
+    ],
+)
+def test_what_a_folder_does_not_go_with(change, match, tmp_path):
+    leave(tmp_path / "enc")
+    if match is None:  # another encoder of the config's gives way to the folder's
+        assert (
+            sections.completed(begun(tmp_path / "enc", **change).to_dict())["encoder"][
+                "name"
+            ]
+            == "vit"
+        )
+        return
+    config = begun(tmp_path / "enc")
+    with config.unlocked(), config.ignore_type():
+        for name, value in change.items():
+            section, _, field = name.partition(".")
+            config[section][field] = value
+        config.augment.mean, config.augment.std = (0.3,) * 3, (0.4,) * 3
+    with pytest.raises(ValueError, match=match):
+        build.build(config, tmp_path / "run")
+
+
+def test_a_damaged_folder_is_refused(tmp_path):
+    leave(tmp_path / "enc")
+    path = tmp_path / "enc" / folder.TENSORS
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(ValueError, match="its sha256 is"):
+        build.build(begun(tmp_path / "enc"), tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["vit", "resnet"])
+def test_trained_on_exported_judged_and_updated(kind, tmp_path, capsys):
+    """From a folder to a run, to a folder, to an update of that folder."""
+    options = {"lora_rank": 2, "open_layers": 1}
+    net, section = NET, None
+    if kind == "resnet":
+        section = {"name": "resnet", "depth": 10, "width": 4}
+        net, options = resnet.resnet(depth=10, width=4), {"frozen_layers": 2}
+        section["stem_padding"] = 1
+    before = leave(tmp_path / "enc", net, section)
+    if kind == "resnet":
+        card = json.loads((tmp_path / "enc" / folder.CARD).read_text())
+        card["num_features"] = 32
+        (tmp_path / "enc" / folder.CARD).write_text(json.dumps(card))
+    changes = {"method.base": "simclr", "method.strategy": "pnr", "epochs": 1}
+    config = begun(tmp_path / "enc", **changes, **{"optimizer.lr": 0.05})
+    with config.unlocked():
+        config.tuning = options
+        config.first_tasks = 1
+    run = tmp_path / "run"
+    work = build.build(config, run)
+    finish.run(work, run)
+    state = toy.saved(work, run).state
+    after = state.params["encoder"]
+    still = {
+        n for n, x in names_of(before).items() if np.array_equal(x, names_of(after)[n])
+    }
+    if kind == "vit":
+        assert {n[0] for n in still} == {
+            "class",
+            "class_position",
+            "positions",
+            "patch",
+        } | {
+            "block_0",
+            "block_1",
+        }
+    else:
+        assert {n[0] for n in still} == {"conv1", "bn1", "layer1_0"}
+    out = tmp_path / "out"
+    export_command.export(str(run), str(out))
+    made, images = jaxcl.load_encoder(out), work.stream.evaluation.images[:6]
+    inputs = np.asarray(made.prepare(images))
+    want = jax.jit(work.method.embed)(state, inputs)
+    np.testing.assert_allclose(made.embed(images), want, atol=1e-4)
+    assert "lora" not in made.params
+
+    # The folder judged, and taught new images.
+    judge = toy.config(evaluators={"knn": {"k": 5}})
+    plain = {k: v for k, v in judge.to_dict().items() if k in ("data", "progress")}
+    plain |= {"scenario": {"name": "joint"}, "evaluators": {"knn": {"k": 5}}}
+    plain |= {"augment": {"size": 8}, "checkpoint": str(out), "plots": False}
+    plain |= {"tensorboard": False}
+    judged = build.build(ml_collections.ConfigDict(plain), tmp_path / "judged")
+    results = transfer.run(judged, tmp_path / "judged")
+    assert results["checkpoint"]["path"] == str(out)
+    new = tmp_path / "new.npz"
+    rows = work.stream.dataset.train
+    np.savez(
+        new,
+        train_x=rows.images[:300],
+        train_y=rows.label[:300],
+        test_x=rows.images[:100],
+        test_y=rows.label[:100],
+    )
+    given = update_command.defaults().to_dict()
+    given["train"] |= {"epochs": 1, "batch_size": 48, "method": {"hidden_dim": 16}}
+    given["limits"] = {"accuracy_drop": 1.0}
+    planned = update_command.plan(
+        str(out), str(new), given, old=str(new), test=str(new)
+    )
+    report = update_command.carry_out(planned)
+    assert report["accepted"] and lineage.current(str(out)) == report["run"]
+    assert report["drift"]["rows"] > 0
+    again = update_command.plan(str(out), str(new), given, old=str(new), again=True)
+    assert again.config["scenario"]["num_tasks"] == 2
+    assert again.config["start"] == report["run"]
