@@ -495,7 +495,7 @@ def test_the_last_accepted_update_takes_the_place_of_its_run(trained, tmp_path):
     (run / "updates" / "0001" / "update.json").write_text('{"accepted": false}')
     export_command.export(str(run), str(out), force=True)
     found = jaxcl.load_encoder(out).card["checkpoint"]
-    assert found == trained[2]["checkpoint"] | {"run": str(run)}
+    assert found == trained[2]["checkpoint"] | {"run": export_command.hidden(str(run))}
 
 
 # What is refused
