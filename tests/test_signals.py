@@ -4,6 +4,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -39,7 +40,8 @@ with signals.watched(lambda text: print(text, file=sys.stderr, flush=True)) as s
 def program(tmp_path):
     started = []
 
-    def start(**options):
+    def start(hangup=signal.SIG_DFL):
+        """Start it; whoever runs the tests may have been told to ignore SIGHUP."""
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(tmp_path)],
             stdin=subprocess.PIPE,
@@ -47,13 +49,17 @@ def program(tmp_path):
             stderr=subprocess.PIPE,
             text=True,
             cwd=pathlib.Path(lock.__file__).parents[2],
-            **options,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),
         )
-        started.append(process)
+        # What waits for a line that never comes fails and does not hang.
+        killer = threading.Timer(120, process.kill)
+        killer.start()
+        started.append((process, killer))
         return process
 
     yield start
-    for process in started:
+    for process, killer in started:
+        killer.cancel()
         process.kill()
         process.communicate()
 
@@ -105,7 +111,7 @@ def test_a_save_that_hangs_or_fails_does_not_hold_the_second(program):
 
 @pytest.mark.slow
 def test_nohup_is_obeyed(program):
-    process = program(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process = program(hangup=signal.SIG_IGN)
     assert tell(process, "busy x") == "ready"
     process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
