@@ -86,7 +86,12 @@ def _reasons(fault, root):
         ast.parse(text.replace(fault.old, fault.new))
     except SyntaxError as error:
         return [f"is no Python: {error}"]
-    return [f"there is no {test}" for test in fault.tests if not _is_there(test, root)]
+    listed = (root / "tests/slow.txt").read_text().splitlines()
+    slow = () if fault.slow else set(fault.tests) & set(listed)
+    return [
+        *(f"there is no {test}" for test in fault.tests if not _is_there(test, root)),
+        *(f"{test} is slow, and the fault is not" for test in sorted(slow)),
+    ]
 
 
 def _is_there(test, root) -> bool:

@@ -52,6 +52,7 @@ def tree(tmp_path_factory):
     (root / "tests").mkdir()
     (root / "code_under_test.py").write_text(CODE)
     (root / "tests" / "test_code.py").write_text(TESTS)
+    (root / "tests" / "slow.txt").write_text("test_code.py::test_slow\n")
     (root / "pytest.ini").write_text(
         "[pytest]\nmarkers = slow\naddopts = -m 'not slow'"
     )
@@ -132,6 +133,7 @@ def test_faults_that_do_not_apply_are_named(tree):
         GOOD._replace(name="code: no test", tests=("test_code.py::test_no[1]",)),
         GOOD._replace(name="code: no tests", tests=("test_none.py",)),
         GOOD._replace(name="code: no file", file="other.py"),
+        GOOD._replace(name="code: slow", tests=("test_code.py::test_slow",)),
     ]
     assert mutate.problems(wrong[:1], tree) == []
     said = mutate.problems(wrong, tree)
@@ -146,6 +148,7 @@ def test_faults_that_do_not_apply_are_named(tree):
             "code: no test: there is no test_code.py::test_no[1]",
             "code: no tests: there is no test_none.py",
             "code: no file: no longer applies, there is no other.py",
+            "code: slow: test_code.py::test_slow is slow, and the fault is not",
         ],
         strict=True,
     ):
