@@ -7,7 +7,9 @@ import re
 import pytest
 from absl import flags
 
+from jaxcl.config import sections
 from jaxcl.scaling import command as scaling_command
+from jaxcl.scaling import compiled
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -147,6 +149,12 @@ def test_commands_of_the_rows_are_right(bench):
         assert target.chips == 8
         seen.add(tuple(argv))
         assert values.config.batch_size % 8 == 0, row
+        top = sections.top_of(values.config.to_dict())
+        size = {x: getattr(values, x) for x in ("classes", "rows", "pixels")}
+        made = compiled.blank(top.data, top.scenario, top.augment, **size)
+        sections.parts(top)
+        sections.chosen(top.method)
+        sections.tasks(top.data, top.scenario, top.seed, made)
     assert len(seen) == len(bench.ROWS)
     assert set(bench.FIRST) < set(bench.ROWS) and len(bench.order()) == len(bench.ROWS)
 

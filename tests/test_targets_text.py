@@ -313,10 +313,42 @@ def test_a_number_of_a_tpu_is_no_kernel():
     assert len(kernels.of(entry(P, "%x = s32[] copy(%p)"))) == 1
 
 
+PLUS = (
+    "%q = s32[] parameter(0)",
+    "%o = s32[] constant(1)",
+    "ROOT %a = s32[] add(%q, %o)",
+)
+
+
+def counting(condition, raised="%r = s32[] add(%i, %one)", first="0"):
+    """A loop whose state is (a number, a counter)."""
+    state = "%s = (f32[4], s32[]) parameter(0)"
+    counter = "%i = s32[] get-tuple-element(%s), index=1"
+    head = "(s: (f32[4], s32[])) ->"
+    body = (state, counter, "%one = s32[] constant(1)", raised)
+    test = (state, counter, "%n = s32[] constant(7)", condition)
+    body += ("%x = f32[4] get-tuple-element(%s), index=0",)
+    body += ("ROOT %t = (f32[4], s32[]) tuple(%x, %r)",)
+    more = "".join(
+        f"%{name} {head} {result} {{\n" + "".join(f"  {x}\n" for x in lines) + "}\n\n"
+        for name, result, lines in (
+            ("plus", "s32[]", PLUS),
+            ("body", "(f32[4], s32[])", body),
+            ("test", "pred[]", test),
+        )
+    )
+    lines = (P, f"%z = s32[] constant({first})", "%c = s32[] copy(%z)")
+    loop = "%w = (f32[4], s32[]) while(%g), condition=%test, body=%body"
+    return entry(*lines, "%g = (f32[4], s32[]) tuple(%p, %c)", loop, more=more)
+
+
+LESS = "ROOT %l = pred[] compare(%i, %n), direction=LT"
+
+
 @pytest.mark.parametrize(
     "condition, turns",
     [
-        ("ROOT %l = pred[] compare(%i, %n), direction=LT", 7),
+        (LESS, 7),
         ("ROOT %l = pred[] compare(%n, %i), direction=GT", 7),
         ("ROOT %l = pred[] compare(%i, %i), direction=LT", None),
         ("ROOT %l = pred[] compare(%i, %n), direction=NE", None),
@@ -324,13 +356,27 @@ def test_a_number_of_a_tpu_is_no_kernel():
     ],
 )
 def test_turns_that_the_condition_tells(condition, turns):
-    more = (
-        "%body (b: s32[]) -> s32[] {\n  %b = s32[] parameter(0)\n}\n\n"
-        "%test (t: s32[]) -> pred[] {\n  %i = s32[] parameter(0)\n"
-        f"  %n = s32[] constant(7)\n  {condition}\n}}\n\n"
-    )
-    loop = "%w = s32[] while(%p), condition=%test, body=%body"
-    assert entry(P, loop, more=more).turns == {"w": turns}
+    assert counting(condition).turns == {"w": turns}
+
+
+@pytest.mark.parametrize(
+    "raised, turns",
+    [
+        ("%r = s32[] add(%one, %i)", 7),
+        ("%r = s32[] fusion(%i), kind=kLoop, calls=%plus", 7),
+        ("%r = s32[] add(%i, %i)", None),
+        ("%r = s32[] multiply(%i, %one)", None),
+        ("%r = s32[] fusion(%one), kind=kLoop, calls=%plus", None),
+    ],
+)
+def test_only_a_counter_by_one_tells_the_turns(raised, turns):
+    """A turn may do several things at once, as many as the data want."""
+    assert counting(LESS, raised).turns == {"w": turns}
+
+
+@pytest.mark.parametrize("first, turns", [("0", 7), ("2", 5), ("9", 0)])
+def test_turns_count_from_where_the_counter_begins(first, turns):
+    assert counting(LESS, first=first).turns == {"w": turns}
 
 
 # What fits

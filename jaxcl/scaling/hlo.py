@@ -89,7 +89,7 @@ def parse(text: str, *, steps: int = 1) -> Program:
     header = text.partition("\n")[0]
     counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", header)
     turns = {
-        op.name: _turns(computations, op)
+        op.name: _turns(computations, ops, op)
         for ops in computations.values()
         for op in ops
         if op.code == "while"
@@ -186,44 +186,87 @@ def _aliases(header) -> dict[tuple[int, ...], int]:
     }
 
 
-def _turns(computations, loop) -> int | None:
-    """How often a loop runs, None where the text does not tell."""
+def _turns(computations, ops, loop) -> int | None:
+    """How often a loop runs, None where the text does not tell.
+
+    Without a note it is that of a counter which a turn raises by one, from a constant
+    to a constant.
+
+    Args:
+      ops: of the computation that the loop is in.
+    """
     known = _TRIPS.search(loop.rest)
     if known:
         return int(known[1])
-    condition = computations.get(called(loop).get("condition"), [])
-    return _limit(computations, condition, {})
+    called_ = called(loop)
+    test = computations.get(called_.get("condition"), [])
+    body = computations.get(called_.get("body"), [])
+    match _value(computations, test, returned(test)):
+        case ("LT", ("element", place), ("constant", limit)):
+            pass
+        case ("GT", ("constant", limit), ("element", place)):
+            pass
+        case _:
+            return None
+    raised = _value(computations, body, _entry_of(body, returned(body), place))
+    given = next((op for op in ops if op.name == loop.operands[0]), None)
+    first = _value(computations, ops, _entry_of(ops, given, place))
+    one = ("element", place), ("constant", 1)
+    if (
+        first is None
+        or first[0] != "constant"
+        or raised
+        not in (
+            ("add", *one),
+            ("add", *one[::-1]),
+        )
+    ):
+        return None
+    return max(limit - first[1], 0)
 
 
-def _limit(computations, ops, given) -> int | None:
-    """The constant below which a condition's counter must be.
+def _entry_of(ops, value, place) -> Op | None:
+    """An entry of a tuple."""
+    if value is None or value.code != "tuple" or place >= len(value.operands):
+        return None
+    return next((op for op in ops if op.name == value.operands[place]), None)
+
+
+def _value(computations, ops, op, given=None) -> tuple | None:
+    """What a number of a loop is: ("constant", n), ("element", place of the loop's
+    state), ("add", a, b), (direction of a comparison, a, b); None for all else.
 
     Args:
-      ops: of the condition.
-      given: what its parameters are, as ops, by their number.
+      ops: of the computation of `op`.
+      given: values of its parameters, in a fusion.
     """
-    there = {op.name: op for op in ops}
 
-    def followed(op):
-        while op is not None and op.code in ("bitcast", "copy", "convert"):
-            op = there.get(op.operands[0])
-        if op is not None and op.code == "parameter":
-            return given.get(op.arguments)
-        return op
+    def of(name):
+        found = next((x for x in ops if x.name == name), None)
+        return _value(computations, ops, found, given)
 
-    root = returned(ops)
-    if root is None:
+    if op is None:
         return None
-    inputs = [followed(there.get(name)) for name in root.operands]
-    if root.code == "fusion":
-        inner = computations.get(called(root).get("calls"), [])
-        return _limit(computations, inner, {str(i): x for i, x in enumerate(inputs)})
-    if root.code != "compare" or len(inputs) != 2:
-        return None
-    direction = re.search(r"direction=(\w+)", root.rest)
-    limit = {"LT": inputs[1], "GT": inputs[0]}.get(direction[1] if direction else "")
-    whole = limit is not None and re.fullmatch(r"\d+", limit.arguments)
-    return int(limit.arguments) if whole and limit.code == "constant" else None
+    if op.code in ("bitcast", "copy", "convert", "reshape"):
+        return of(op.operands[0])
+    if op.code == "parameter" and given is not None:
+        return given[int(op.arguments)]
+    if op.code == "get-tuple-element":
+        source = next((x for x in ops if x.name == op.operands[0]), None)
+        if source is None or source.code != "parameter" or given is not None:
+            return None
+        return "element", int(re.search(r"index=(\d+)", op.rest)[1])
+    if op.code == "constant" and re.fullmatch(r"-?\d+", op.arguments):
+        return "constant", int(op.arguments)
+    if op.code == "fusion":
+        inner = computations.get(called(op).get("calls"), [])
+        values = [of(name) for name in op.operands]
+        return _value(computations, inner, returned(inner), values)
+    if op.code in ("add", "compare"):
+        direction = re.search(r"direction=(\w+)", op.rest)
+        name = direction[1] if direction else "add"
+        return name, *map(of, op.operands)
+    return None
 
 
 def _loop_of_steps(computations, entry, turns) -> str | None:

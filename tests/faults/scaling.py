@@ -10,8 +10,20 @@ FAULTS = [
         f"{TEXT}::test_turns_that_the_condition_tells",
         (
             "targets: a loop runs until its counter differs",
-            'limit = {"LT": inputs[1], "GT": inputs[0]}',
-            'limit = {"LT": inputs[1], "NE": inputs[1], "GT": inputs[0]}',
+            'case ("LT", ("element", place), ("constant", limit)):',
+            'case ("LT" | "NE", ("element", place), ("constant", limit)):',
+        ),
+        (
+            "targets: a counter may rise by anything",
+            'one = ("element", place), ("constant", 1)',
+            "one = raised[1:] if raised else ()",
+            f"{TEXT}::test_only_a_counter_by_one_tells_the_turns",
+        ),
+        (
+            "targets: all counters begin at 0",
+            "    return max(limit - first[1], 0)",
+            "    return limit",
+            f"{TEXT}::test_turns_count_from_where_the_counter_begins",
         ),
         (
             "targets: the loop over the steps is not found",
