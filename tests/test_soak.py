@@ -3,11 +3,8 @@
 import soak
 
 
-def samples(megabytes, files=9, threads=20):
-    return [
-        soak.Sample(step, mb, files + step * (files < 0), threads)
-        for step, mb in enumerate(megabytes)
-    ]
+def samples(megabytes):
+    return [soak.Sample(step, mb, 9, 20) for step, mb in enumerate(megabytes)]
 
 
 def test_what_rises_in_the_second_half_is_told():
@@ -15,10 +12,12 @@ def test_what_rises_in_the_second_half_is_told():
     assert soak.growing(samples(level)) == []
     leak = [500 + 5 * i for i in range(20)]
     assert soak.growing(samples(leak)) == ["megabytes: 570 in the third quarter, 595"]
-    more = [one._replace(files=10 + one.step // 4) for one in samples([500] * 20)]
-    assert soak.growing(more) == ["files: 13 in the third quarter, 14"]
+    more = [one._replace(files=10 + one.step) for one in samples([500] * 20)]
+    assert soak.growing(more) == ["files: 20 in the third quarter, 25"]
     more = [one._replace(threads=one.step) for one in samples([500] * 20)]
-    assert soak.growing(more) == ["threads: 14 in the third quarter, 19"]
+    assert soak.growing(more) == ["threads: 10 in the third quarter, 15"]
+    uneven = [one._replace(threads=25 + one.step % 7) for one in samples([500] * 20)]
+    assert soak.growing(uneven) == []
 
 
 def test_it_knows_its_own_process():
