@@ -141,7 +141,10 @@ def _changed(theirs, changes, kept) -> dict:
     Args:
       kept: sections that cannot change, beside those that are the update's own.
     """
-    for name in changes:
+    for name, value in changes.items():
+        own = theirs.get(name) or {}
+        if name in kept and isinstance(value, dict) and {**own, **value} == own:
+            continue  # the update of an encoder's folder, asked for once more
         if name in ("data", "scenario", "start", "encoder", "evaluators", *kept):
             raise ValueError(f"config.train.{name}: is the run's, or the update's own")
     plain = {k: v for k, v in changes.items() if not isinstance(v, dict)}
