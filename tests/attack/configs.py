@@ -90,7 +90,7 @@ def outcome(name: str, made: dict, workdir) -> str:
 
 
 def attack(name: str, rng: np.random.Generator, place: kind.Place, count=5) -> str:
-    """Draw `count` configs near one toy; what fails is made small by hypothesis."""
+    """Draw `count` configs near one toy; a failure prints the changes."""
     found: collections.Counter[str] = collections.Counter()
     place.once(f"config {name}", functools.partial(start, name))
 
@@ -100,6 +100,7 @@ def attack(name: str, rng: np.random.Generator, place: kind.Place, count=5) -> s
         database=None,
         deadline=None,
         print_blob=False,
+        phases=[hypothesis.Phase.generate],  # making small takes minutes of builds
         suppress_health_check=[*hypothesis.HealthCheck],
     )
     @hypothesis.given(drawn_from(name))
