@@ -64,7 +64,7 @@ def test_a_damaged_set_is_read_or_refused_by_name(name, shared, tmp_path):
         place = kind.Place(tmp_path / str(number), shared)
         place.folder.mkdir()
         found.add(sets.attack(name, np.random.default_rng([1, number]), place))
-    assert found <= {"read", "rows refused", "refused"} and "refused" in found
+    assert found <= {"read", "rows refused", "refused"} and found != {"read"}
 
 
 def test_a_set_that_is_refused_without_a_name_is_found(shared, tmp_path, monkeypatch):

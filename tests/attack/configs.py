@@ -20,7 +20,7 @@ SECONDS = 60  # a config that takes longer hangs
 TOYS = {
     "two_view": {},
     "online": toy.ONLINE | {"method": {"name": "er"}},
-    "cclis": {"method": {"name": "cclis", "memory_size": 24}},
+    "cclis": {"method": {"name": "cclis", "memory_size": 24}, "augment.views": 1},
     "graphs": {
         "data": {"name": "rings_and_trees"},
         "scenario": {"name": "growth", "evaluation": "none"},
@@ -55,6 +55,11 @@ FIELD = re.compile(
 )
 
 
+def start(name: str, folder: pathlib.Path) -> None:
+    """Build a toy without changes: near one that is refused nothing is built."""
+    build.build(config_of(name, {}), folder / "run")
+
+
 def outcome(name: str, made: dict, workdir) -> str:
     """Build a config: "built" or "refused"; raises `Broken` for anything else."""
 
@@ -85,8 +90,9 @@ def outcome(name: str, made: dict, workdir) -> str:
 
 
 def attack(name: str, rng: np.random.Generator, place: kind.Place, count=5) -> str:
-    """Draw `count` configs near one toy; what fails is made small by hypothesis."""
+    """Draw `count` configs near one toy; a failure prints the changes."""
     found: collections.Counter[str] = collections.Counter()
+    place.once(f"config {name}", functools.partial(start, name))
 
     @hypothesis.seed(int(rng.integers(2**31)))
     @hypothesis.settings(
@@ -94,6 +100,7 @@ def attack(name: str, rng: np.random.Generator, place: kind.Place, count=5) -> s
         database=None,
         deadline=None,
         print_blob=False,
+        phases=[hypothesis.Phase.generate],  # making small takes minutes of builds
         suppress_health_check=[*hypothesis.HealthCheck],
     )
     @hypothesis.given(drawn_from(name))

@@ -2,7 +2,7 @@
 
 `changes` draws a few options of the sections of a small config. Half of the values are
 allowed by the option's annotation, often at the end of its range, the others are of any
-kind. hypothesis draws them, so that what fails is made small before it is told.
+kind.
 """
 
 import inspect

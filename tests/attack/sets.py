@@ -204,7 +204,7 @@ def _value(rng, path):
         words[rng.integers(len(words))] = str(chosen).encode()
         path.write_bytes(b" ".join(words))
         return
-    places, waiting = [], [whole]
+    places, waiting = [], [whole] if isinstance(whole, dict | list) else []
     while waiting:
         node = waiting.pop()
         for key in node if isinstance(node, dict) else range(len(node)):
