@@ -353,7 +353,7 @@ def test_names_in_backticks_exist(path):
         head, *rest = name.split(".")
         if head == "config":
             assert option_exists(name), f"{ids(path)}: {name}"
-        elif head in ("torch", "jax", "lax", "state"):
+        elif head in ("torch", "timm", "jax", "lax", "state"):
             continue  # not ours
         elif head == "jaxcl":
             assert importlib.import_module(name), name
