@@ -280,6 +280,13 @@ def test_a_frozen_patch_projection_is_never_moved():
 
     slopes = jax.jit(jax.grad(loss))(params)
     assert not np.any(slopes["encoder"]["patch"]["kernel"])
+    module = vit.vit(**(SMALL | {"patch": 2}), frozen_patch=True)  # alone, too
+
+    def own_loss(params):
+        return jnp.sum(module.apply({"params": params}, images, train=True) ** 2)
+
+    own = jax.jit(jax.grad(own_loss))(params["encoder"])
+    assert not np.any(own["patch"]["kernel"]) and np.any(own["class"])
     moves, _ = parts.tx.update(slopes, parts.tx.init(params), params, lr=0.1)
     still = jax.tree.map(lambda x: not np.any(x), moves["encoder"])
     assert all(jax.tree.leaves(still.pop("patch"))) and not still["class"]
