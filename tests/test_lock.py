@@ -76,6 +76,15 @@ def test_a_second_process_is_refused_and_told_who_has_it(tmp_path, caplog):
     assert not [*run.iterdir()]
 
 
+def test_the_system_keeps_a_process_out_whatever_the_file_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "_PATIENCE", 0.0)
+    with started() as process:
+        holds(process, tmp_path)
+        (tmp_path / lock.FILE).write_text("")  # as one that dies before it has written
+        with pytest.raises(lock.Held):
+            lock.take(tmp_path)
+
+
 def test_a_lock_that_ends_as_it_should_leaves_nothing_and_says_nothing(
     tmp_path, caplog
 ):

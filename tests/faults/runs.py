@@ -30,7 +30,7 @@ FAULTS = [
             "lock: nobody locks the file",
             "        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
             "        pass\n",
-            "test_lock.py::test_a_second_process_is_refused_and_told_who_has_it",
+            "test_lock.py::test_the_system_keeps_a_process_out_whatever_the_file_says",
         ),
         (
             "lock: the file stays",
