@@ -59,15 +59,16 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(made, whole, tmp_path):
     assert all((a == b).all() for a, b in zip(*ends, strict=True))
 
 
-def test_a_state_with_a_number_that_is_none_is_not_saved(made, tmp_path):
-    """Nor judged; the checkpoint before it stays, and the message says where."""
+@pytest.mark.parametrize(("at", "kept"), [(8, 4), (10, 8)], ids=["saved", "judged"])
+def test_a_state_with_a_number_that_is_none_is_not_used(made, tmp_path, at, kept):
+    """The checkpoint before it stays, and the message says where."""
     work, step, asked = made
     work = work._replace(save_every=4)
 
     def breaks(state, *arguments):
         state, metrics = step(state, *arguments)
         with jax.transfer_guard("allow"):
-            if int(state.step) == 8:
+            if int(state.step) == at:
                 stats = jax.tree.map(lambda x: x * float("nan"), state.stats)
                 state = state.replace(stats=stats)
         return state, metrics
@@ -75,8 +76,8 @@ def test_a_state_with_a_number_that_is_none_is_not_saved(made, tmp_path):
     asked.clear()
     with pytest.raises(metrics_log.Diverged) as told:
         train.run(work, tmp_path, step=breaks)
-    assert "stats/encoder/" in str(told.value) and "after step 8" in str(told.value)
-    assert toy.saved(work, tmp_path).number == 4 and asked == [5]
+    assert "stats/encoder/" in str(told.value) and f"after step {at}" in str(told.value)
+    assert toy.saved(work, tmp_path).number == kept and asked == [5]
 
 
 def test_a_directory_that_was_deleted_under_a_run_stops_it(made, tmp_path):

@@ -87,7 +87,7 @@ FAULTS = [
     ),
     *fault.of(
         "run/metrics_log.py",
-        "test_stops.py::test_a_state_with_a_number_that_is_none_is_not_saved",
+        "test_stops.py::test_a_state_with_a_number_that_is_none_is_not_used",
         (
             "stops: the parameters alone are looked at",
             "named = jax.tree_util.tree_flatten_with_path(state)[0]",
