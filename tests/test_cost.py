@@ -286,6 +286,7 @@ def timed(workdir, compiled, clock, **changes):
 
     def draw(state, task):
         clock.now += 1e9
+        return core.Result({}, {})
 
     work = toy.job(workdir, tasks=2, **SIMPLE, **changes)
     return work._replace(evaluators={"e": evaluate}, pictures={"p": draw}), step

@@ -395,13 +395,18 @@ def test_er_aml_options_change_the_step(options):
 def test_pictures_are_of_the_state_that_is_judged(tmp_path):
     work = toy.job(tmp_path, tasks=1, method={"name": "er"}, **toy.ONLINE)
     seen = []
+
+    def draw(state, task):
+        seen.append(state.params)
+        return core.Result({}, {})
+
     work = work._replace(
         method=work.method._replace(
             eval_state=lambda state: state.replace(
                 params=jax.tree.map(jnp.zeros_like, state.params)
             )
         ),
-        pictures={"drawn": lambda state, task: seen.append(state.params)},
+        pictures={"drawn": draw},
     )
     train.run(work, tmp_path)
     assert len(seen) == 1 and not any(x.any() for x in jax.tree.leaves(seen[0]))
