@@ -293,6 +293,12 @@ def test_every_class_has_rows_for_every_fold(folds, inner_folds, least):
         made(least, total=200, max_rows=12)
 
 
+def test_many_folds_are_refused_at_once():
+    label, images, tasks = three_tasks()
+    with pytest.raises(ValueError, match="each class needs 4294967294 rows"):
+        svm.make(parts_of(label, images, tasks), folds=2, inner_folds=2**31 - 1)
+
+
 def test_subsets_that_are_not_measured_may_lack_rows():
     label, images, tasks = three_tasks()
     tasks = [tasks[0], tasks[1][:4], tasks[2]]

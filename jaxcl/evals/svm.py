@@ -243,7 +243,8 @@ def _check_classes(labels, classes, where, *, folds, inner_folds):
     At most ceil(n / folds) of a class's n rows are in one outer fold; the others must
     suffice for one row in each inner fold.
     """
-    least = next(n for n in itertools.count(folds) if n - -(-n // folds) >= inner_folds)
+    # n - ceil(n / folds) = floor(n (folds - 1) / folds) is at least inner_folds from:
+    least = max(folds, -(-inner_folds * folds // (folds - 1)))
     for label in classes:
         count = int((labels == label).sum())
         if count < least:
