@@ -11,9 +11,10 @@ both queues. It does all that ours does.
 
 Choices that favour this side: the order of the colour operations is drawn once per
 batch and view, not per image, so each runs once; optimiser and average use torch's
-multi-tensor functions; on a GPU cuDNN's autotuner and TF32 are on. It is not
-`torch.compile`d. Of the method's options only those of PNR's configs exist, of bases
-and strategies only those that `check` names.
+multi-tensor functions; on a GPU cuDNN's autotuner and TF32 are on. Networks and loss
+are `torch.compile`d where the caller asks for it, and otherwise not. Of the method's
+options only those of PNR's configs exist, of bases and strategies only those that
+`check` names.
 """
 
 import collections
@@ -171,9 +172,12 @@ class Peer:
         starts from the same parameters, statistics and queues.
       precision: "float32", or "bfloat16" for autocast.
       channels_last: memory format of images and convolutions.
+      compiled: a backend of `torch.compile` for networks and loss; None: eager.
     """
 
-    def __init__(self, config, state, *, device, precision, channels_last):
+    def __init__(
+        self, config, state, *, device, precision, channels_last, compiled=None
+    ):
         self.options = options = peer_losses.options(config["method"])
         check(options["base"], options["strategy"])
         self.base = peer_losses.BASES[options["base"]]
@@ -208,6 +212,12 @@ class Peer:
         names = ("eta", "momentum", "weight_decay", "exclude_1d", "clip")
         chosen = {name: chosen[name] for name in names}
         self.optimizer = Lars(list(self.net.parameters()), **chosen)
+        self.loss = peer_losses.total
+        if compiled is not None:
+            self.loss = torch.compile(self.loss, backend=compiled)
+            for net in filter(None, (self.net, self.slow, self.teacher)):
+                for part in net.values():
+                    part.compile(backend=compiled)
 
     def _apply(self, net, names, x):
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
@@ -242,7 +252,7 @@ class Peer:
         """
         views = [view.contiguous(memory_format=self.format) for view in views]
         features = self._features(views)
-        loss = peer_losses.total(features, self.options)
+        loss = self.loss(features, self.options)
         self.net.zero_grad(set_to_none=True)
         loss.backward()
         grad_norm = self.optimizer.step(lr)
@@ -262,29 +272,57 @@ class Peer:
         self.pointer = (self.pointer + count) % size
 
 
-def timed(args, work, state, threads) -> tuple:
-    """Seconds of a window as a function of its steps, and what was timed, in words.
+def fastest(windows, steps: int, *, compiled: bool) -> tuple:
+    """The fastest form of a peer: its window, and its name.
 
-    `args` are those of `throughput.py`, `state` is where our side starts, as numpy.
-    Both memory formats are tried, the faster one is kept.
+    Args:
+      windows: (channels_last, compiled) -> function of a number of steps to seconds.
+      steps: of a window that decides.
+      compiled: whether `torch.compile` is tried, in the faster memory format.
     """
-    cuda = jax.default_backend() == "gpu" and torch.cuda.is_available()
-    device = "cuda" if cuda else "cpu"
+    best = None
+
+    def attempt(name, channels_last, backend):
+        nonlocal best
+        window = windows(channels_last=channels_last, compiled=backend)
+        window(2)  # the first steps allocate, compile, and tune cuDNN
+        seconds = min(window(1) for _ in range(steps))
+        if best is None or seconds < best[0]:
+            best = seconds, name, window, channels_last
+
+    attempt("channels last", True, None)
+    attempt("contiguous", False, None)
+    if compiled:
+        _, name, _, channels_last = best
+        attempt(f"{name}, compiled", channels_last, "inductor")
+    return best[2], best[1]
+
+
+def settle(threads: int, device: str | None) -> str:
+    """Set PyTorch up for timing; the device, by default the GPU that JAX has."""
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    if device is not None:
+        return device
+    cuda = jax.default_backend() == "gpu" and torch.cuda.is_available()
+    return "cuda" if cuda else "cpu"
+
+
+def timed(args, work, state, threads, *, device=None, compiled=False) -> tuple:
+    """Seconds of a window as a function of its steps, and what was timed, in words.
+
+    `args` are those of `throughput.py`, `state` is where our side starts, as numpy.
+    Both memory formats are tried, and `torch.compile` if `compiled`; the fastest form
+    is kept. `device` is "cuda" or "cpu"; None: the GPU that JAX has.
+    """
+    device = settle(threads, device)
     images = np.asarray(work.stream.dataset.train.images).transpose(0, 3, 1, 2)
     data = torch.from_numpy(images.copy()).to(device)
     lr = work.config["schedule"]["start"]
 
-    def windows(channels_last):
-        net = Peer(
-            work.config,
-            state,
-            device=device,
-            precision=args.precision,
-            channels_last=channels_last,
-        )
+    def windows(**form):
+        net = Peer(work.config, state, device=device, precision=args.precision, **form)
         decay = net.options["momentum_start"]
 
         def window(steps):
@@ -292,16 +330,11 @@ def timed(args, work, state, threads) -> tuple:
             for _ in range(steps):
                 rows = torch.randint(len(data), (args.batch,)).to(device)
                 net.step(net.augment(data[rows]), lr, decay)
-            if cuda:
+            if device == "cuda":
                 torch.cuda.synchronize()
             return time.perf_counter() - start
 
         return window
 
-    tried = []
-    for name, channels_last in (("channels last", True), ("contiguous", False)):
-        window = windows(channels_last)
-        window(1)  # the first step allocates, and tunes cuDNN
-        tried.append((window(min(args.steps, 3)), name, window))
-    _, name, best = min(tried, key=lambda one: one[0])
+    best, name = fastest(windows, min(args.steps, 3), compiled=compiled)
     return best, f"PyTorch {torch.__version__} {device} {name}"

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from jaxcl import schema
 from jaxcl.methods import two_view
-from jaxcl.methods.two_view import bases
+from jaxcl.methods.two_view import bases, strategies
 
 STRATEGIES = ("finetune", "cassle", "pnr")
 
@@ -40,11 +40,10 @@ class Base(NamedTuple):
 
 
 def options(method: dict) -> dict:
-    """Options of a config's `method`, the base's own where it has none."""
-    found = schema.defaults(two_view.make) | dict(method)
-    base = bases.get(found["base"])
-    own = ("temperature", "weight", "negative_weight")
-    return found | {name: getattr(base, name) for name in own if found[name] is None}
+    """Options of a config's `method`, those of its losses as our step has them."""
+    chosen = schema.defaults(two_view.make) | dict(method)
+    base, strategy = bases.get(chosen["base"]), strategies.get(chosen["strategy"])
+    return chosen | two_view.loss_options(base, strategy, chosen)._asdict()
 
 
 def total(features: Features, options: dict) -> torch.Tensor:

@@ -7,15 +7,14 @@ reservoir, normalised when they are drawn.
 
 Choices that favour this side: the memory is full, so that nothing is masked; slots are
 chosen on the host, so that no step waits for a GPU; the teacher of iCaRL sees incoming
-and replayed rows in one pass; SGD uses torch's multi-tensor functions. It is not
-`torch.compile`d.
+and replayed rows in one pass; SGD uses torch's multi-tensor functions. The network is
+`torch.compile`d where the caller asks for it, and otherwise not.
 """
 
 import copy
 import importlib
 import time
 
-import jax
 import numpy as np
 import peer
 import torch
@@ -102,9 +101,10 @@ class Peer:
       state: a `jaxcl.core.TrainState` of numpy arrays in the second task, its memory
         full; the peer starts from the same.
       channels_last: memory format of images and convolutions.
+      compiled: a backend of `torch.compile` for the network; None: eager.
     """
 
-    def __init__(self, config, state, *, device, channels_last):
+    def __init__(self, config, state, *, device, channels_last, compiled=None):
         name = config["method"]["name"]
         self.method, self.device = METHODS[name], torch.device(device)
         made = importlib.import_module(f"jaxcl.methods.{name}").make
@@ -120,6 +120,9 @@ class Peer:
         self.seen = torch.from_numpy(np.array(extra.seen)).to(self.device)
         self.old = self.seen.clone()  # classes before this task
         self.teacher = copy.deepcopy(self.net).eval()
+        if compiled is not None:
+            for net in (self.net, self.teacher):
+                net.compile(backend=compiled)
         self.lr, self.task = config["optimizer"]["lr"], int(state.task)
         mean, std = (
             torch.tensor(config["augment"][k], device=self.device)[:, None, None]
@@ -281,22 +284,20 @@ METHODS = {
 }
 
 
-def timed(args, work, state, threads) -> tuple:
+def timed(args, work, state, threads, *, device=None, compiled=False) -> tuple:
     """Seconds of a window as a function of its steps, and what was timed, in words.
 
-    `args` are those of `online.py`, `state` is where our side starts, as numpy. Both
-    memory formats are tried, the faster one is kept.
+    `args` are those of `online.py`, `state` is where our side starts, as numpy; the
+    rest as of `peer.timed`.
     """
-    cuda = jax.default_backend() == "gpu" and torch.cuda.is_available()
-    device = "cuda" if cuda else "cpu"
-    torch.set_num_threads(threads)
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    device = peer.settle(threads, device)
     source = work.stream.tasks[1].train
     examples, rows = source.examples, torch.from_numpy(np.array(source.rows))
 
-    def windows(channels_last):
-        net = Peer(work.config, state, device=device, channels_last=channels_last)
+    def windows(*, channels_last, **form):
+        net = Peer(
+            work.config, state, device=device, channels_last=channels_last, **form
+        )
         images = _images(examples.images, device, channels_last)
         labels = torch.from_numpy(np.array(examples.label, np.int64)).to(device)
 
@@ -305,16 +306,11 @@ def timed(args, work, state, threads) -> tuple:
             for _ in range(steps):
                 chosen = rows[torch.randperm(len(rows))[: args.batch]].to(device)
                 net.step(images[chosen], labels[chosen])
-            if cuda:
+            if device == "cuda":
                 torch.cuda.synchronize()
             return time.perf_counter() - start
 
         return window
 
-    tried = []
-    for name, channels_last in (("channels last", True), ("contiguous", False)):
-        window = windows(channels_last)
-        window(2)  # the first steps allocate, and tune cuDNN
-        tried.append((min(window(1) for _ in range(args.steps)), name, window))
-    _, name, best = min(tried, key=lambda one: one[0])
+    best, name = peer.fastest(windows, args.steps, compiled=compiled)
     return best, f"PyTorch {torch.__version__} {device} {name}"

@@ -28,8 +28,8 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _ours(args, work, stack):
-    """A running step in the first task of a job."""
+def ready(args, work, stack) -> throughput.Ours:
+    """A running step in the first task of a job; `stack` closes its feed."""
     state = throughput.begun(work, 0)
     feed = job.feed(work, work.stream.tasks[0].train, 0, 0)
     feed = stack.enter_context(contextlib.closing(feed))
@@ -44,7 +44,7 @@ def main(argv=None) -> dict:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         one = online.make_job(args, args.methods[0], folder)
         many = seeds.together({k: one._replace(seed=k) for k in range(args.seeds)})
-        both = [_ours(args, work, stack) for work in (many, one)]
+        both = [ready(args, work, stack) for work in (many, one)]
         times = [
             [1000 * ours.window()[0] / ours.steps for ours in both]
             for _ in range(args.windows)

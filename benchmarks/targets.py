@@ -32,6 +32,7 @@ from jaxcl.scaling import targets
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TARGETS = ("h200:1", "h200:8", "v5e:2x4")
 PNR = ("configs/pnr_cifar100.py", "--classes=100", "--rows=50000")
+IMAGENET = ("configs/pnr_imagenet100.py", "--classes=100", "--rows=126689")
 ONLINE = ("--classes=10", "--rows=50000")
 CCLIS = "configs/cclis_tinyimagenet.py"
 DUEL = ("--classes=1000", "--rows=115846")
@@ -72,6 +73,7 @@ ROWS = {
         )
         for base in bases.BASES
     },
+    "mocov2plus-pnr-imagenet100": IMAGENET,  # its images are streamed
     "mocov2plus-pnr-head": _two_view("mocov2plus", "--config.method.online_head=True"),
     **{
         name: _online(name)

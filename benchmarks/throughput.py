@@ -36,24 +36,28 @@ from jaxcl.scaling import hardware
 _CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
 
 
-def _peaks(machine):
-    """Dense FLOP/s of a machine that jaxcl/scaling knows, in bfloat16 and float32."""
-    return hardware.MACHINES[machine].peak, hardware.MACHINES[machine].peak_float32
-
-
-# Dense peaks in FLOP/s per device: bfloat16, and what float32 products run at by
-# default. The first name that the device's kind contains counts.
-_PEAKS = (
-    ("H200", *_peaks("h200")),
-    ("H100 PCIe", 756e12, 378e12),  # NVIDIA's data sheet
-    ("H100", *_peaks("h100")),
-    ("A100", *_peaks("a100")),
-    ("V100", None, 15.7e12),  # its tensor cores know float16 only
-    ("TPU v6", *_peaks("tpu-v6e")),
-    ("TPU v5 lite", *_peaks("tpu-v5e")),
-    ("TPU v5e", *_peaks("tpu-v5e")),
-    ("TPU v5", *_peaks("tpu-v5p")),
-    ("TPU v4", *_peaks("tpu-v4")),
+_MACHINES = hardware.MACHINES
+_GPU = {"launch": _MACHINES["h100"].launch, "latency": _MACHINES["h100"].latency}
+# What a device can do; the first name that its kind contains counts. The vendors'
+# figures, as in jaxcl/scaling, and NVIDIA's data sheets of H100 PCIe and V100 SXM2,
+# which computes bfloat16 in float32.
+_KINDS = (
+    ("H200", _MACHINES["h200"]),
+    (
+        "H100 PCIe",
+        hardware.Machine(756e12, 378e12, 80e9, 300e9, memory_bandwidth=2.0e12, **_GPU),
+    ),
+    ("H100", _MACHINES["h100"]),
+    ("A100", _MACHINES["a100"]),
+    (
+        "V100",
+        hardware.Machine(15.7e12, 15.7e12, 32e9, 150e9, memory_bandwidth=9e11, **_GPU),
+    ),
+    ("TPU v6", _MACHINES["tpu-v6e"]),
+    ("TPU v5 lite", _MACHINES["tpu-v5e"]),
+    ("TPU v5e", _MACHINES["tpu-v5e"]),
+    ("TPU v5", _MACHINES["tpu-v5p"]),
+    ("TPU v4", _MACHINES["tpu-v4"]),
 )
 
 
@@ -191,9 +195,13 @@ class Ours:
 
 
 def in_second_task(work: job.Job, steps: int, stack) -> Ours:
-    """The step in the second task, once it is compiled; `stack` closes its feed."""
-    state, task = begun(work, 1), work.stream.tasks[1]
-    feed = job.feed(work, work.method.source(state, task), 1, 0)
+    """The step in the second task, once it is compiled; `stack` closes its feed.
+
+    Where there is one task alone, in that.
+    """
+    task = work.stream.tasks[:2][-1]
+    state = begun(work, task.index)
+    feed = job.feed(work, work.method.source(state, task), task.index, 0)
     feed = stack.enter_context(contextlib.closing(feed))
     ours = Ours(work, state, feed, steps)
     ours.window(60 if work.graphs else 1)  # until each size of batches has been met
@@ -323,12 +331,18 @@ def measure(args, directory) -> dict:
     return found
 
 
+def machine(device) -> hardware.Machine | None:
+    """What a device can do at most, None where the table has no row."""
+    kind = device.device_kind.lower()
+    return next((made for name, made in _KINDS if name.lower() in kind), None)
+
+
 def device_peak(device, precision: str) -> float | None:
     """FLOP/s that a device can do at most, None where the table has no row."""
-    for name, bfloat16, float32 in _PEAKS:
-        if name.lower() in device.device_kind.lower():
-            return bfloat16 if precision == "bfloat16" else float32
-    return None
+    known = machine(device)
+    if known is None:
+        return None
+    return known.peak if precision == "bfloat16" else known.peak_float32
 
 
 def table(found: dict) -> str:

@@ -5,7 +5,7 @@ minutes a run on one CPU core: a stream in which one class has probability rho_m
 three convolutions of width 16 on 16 pixels, 1.5k steps of 128 rows, a memory of 1024.
 The paper has no scores for it; ours, with 3 seeds, are in docs/results.md.
 
-  python -m jaxcl.data.convert cifar10.npz data/cifar10
+  python -m jaxcl.data.fetch cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/duel_cifar10_small.py
   python -m jaxcl.main --config=configs/duel_cifar10_small.py:moco \
       --config.scenario.imbalance.rho_max=0.75 --config.seed=1

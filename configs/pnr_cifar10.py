@@ -7,7 +7,7 @@ Ours: not run at this budget; docs/results.md is where it would stand. Cost: 5 t
 500 epochs x 39 steps of 2 x 256 images of 32 pixels, and as much again for plasticity
 (--config.plasticity=False leaves that out).
 
-  python -m jaxcl.data.convert cifar10.npz data/cifar10
+  python -m jaxcl.data.fetch cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/pnr_cifar10.py
   python -m jaxcl.main --config=configs/pnr_cifar10.py --workdir=runs/c10_byol_cassle \
       --config.method.base=byol --config.method.strategy=cassle
@@ -31,6 +31,10 @@ BASES = {
     "barlow_twins": (0.4, 1e-4, 0.1, 1.0),
     "byol": (1.0, 1e-5, 3.0, 0.5),
     "vicreg": (0.3, 1e-4, 0.3, 23.0),
+    # In no table of the paper: the rates are ours.
+    "simsiam": (0.5, 1e-5, 3.0, 1.0),
+    "dino": (0.3, 1e-6, 3.0, 1.0),
+    "lejepa": (0.3, 1e-4, 0.3, 0.92),
 }
 
 

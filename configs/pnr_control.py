@@ -52,7 +52,7 @@ def get_config(arg=None):
     }
     config.optimizer = {"name": "sgd", "lr": 0.1, "weight_decay": 1e-4}
     config.schedule = {"name": "warmup_cosine", "warmup_epochs": 3}
-    config.evaluators = {"knn": {"k": 20}}
+    config.evaluators = {"collapse": {}, "knn": {"k": 20}}
     config.plasticity = False
     config.save_every = 0
     return shrink.shrink(config) if arg == "debug" else config

@@ -1,5 +1,8 @@
 """Contrastive and continual representation learning in JAX and Flax.
 
+`jaxcl.fit(images)` trains an encoder on images and returns it with what was measured;
+`jaxcl.Result(folder)` is the same of a run that is there already.
+
 Losses, memories and metrics are functions of arrays, to be imported by themselves:
 
     from jaxcl.losses import contrastive, distill
@@ -11,14 +14,27 @@ Losses, memories and metrics are functions of arrays, to be imported by themselv
 
 import importlib
 import importlib.metadata
+from typing import TYPE_CHECKING
 
-__all__ = ["__version__", "load_encoder"]
+if TYPE_CHECKING:  # for editors, which then complete what is imported late
+    from jaxcl.export.encoder import load_encoder as load_encoder
+    from jaxcl.front.fitting import fit as fit
+    from jaxcl.front.result import Result as Result
+
+    __version__: str
+
+__all__ = ["Result", "__version__", "fit", "load_encoder"]
+_WHERE = {
+    "Result": "jaxcl.front.result",
+    "fit": "jaxcl.front.fitting",
+    "load_encoder": "jaxcl.export.encoder",
+}
 
 
 def __getattr__(name):
     """The public face, imported when it is asked for: `import jaxcl` takes no time."""
-    if name == "load_encoder":
-        return importlib.import_module("jaxcl.export.encoder").load_encoder
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
     if name == "__version__":
         try:
             return importlib.metadata.version("jaxcl")

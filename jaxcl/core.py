@@ -69,6 +69,8 @@ class Parts(NamedTuple):
     unroll: bool = True
     # The encoder begins with weights of an earlier training: it can teach at once.
     begun: bool = False
+    # (key, u8[B,H,W,C]) -> f32[B,L,h,w,C], local crops of the same images
+    local: Callable | None = None
 
 
 class Method(NamedTuple):
@@ -199,8 +201,58 @@ def descend(parts: Parts, state: TrainState, loss, shares=None):
     """
     (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
     lr = rate(parts, state)
-    metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
+    metrics = {"loss": value, "lr": lr, "grad_norm": norm(grads)}
     return apply_gradients(state, grads, parts.tx, lr, shares), aux, metrics
+
+
+_ROW = 1024  # numbers that `_norms_by_row` adds up at first
+
+
+def norms(tree: PyTree) -> PyTree:
+    """The Euclidean norm of each leaf, f32[].
+
+    On a GPU each sum over a leaf would be a kernel, most of them shorter than its
+    launch; there all leaves are summed at once, and the last digits differ.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    found = jax.lax.platform_dependent(
+        leaves, cuda=_norms_by_row, rocm=_norms_by_row, default=_norms_by_leaf
+    )
+    return jax.tree.unflatten(structure, found)
+
+
+def _norms_by_leaf(leaves):
+    """The norm of each, one after another."""
+    return [jnp.linalg.norm(x.ravel()) for x in leaves]
+
+
+def _norms_by_row(leaves):
+    """The norm of each: all leaves are rows of one matrix, padded with zeros.
+
+    The sums of the rows are added leaf by leaf, in an order that never changes.
+    """
+    rows = [jnp.pad(x.ravel(), (0, -x.size % _ROW)).reshape(-1, _ROW) for x in leaves]
+    owner = np.repeat(np.arange(len(rows)), [len(x) for x in rows])
+    joined = jnp.concatenate(rows)
+    joined = joined.astype(jnp.promote_types(joined.dtype, jnp.float32))
+    sums = jnp.sum(joined**2, axis=1)
+    own = jnp.arange(len(rows))[:, None] == owner
+    found = jnp.sqrt(jnp.sum(jnp.where(own, sums, 0.0), axis=1))
+    return [own.astype(x.dtype) for own, x in zip(found, leaves, strict=True)]
+
+
+def norm(tree: PyTree) -> jax.Array:
+    """The Euclidean norm of all leaves together, f32[]; see `norms`."""
+    return jax.lax.platform_dependent(
+        jax.tree.leaves(tree),
+        cuda=_norm_by_row,
+        rocm=_norm_by_row,
+        default=optax.tree.norm,
+    )
+
+
+def _norm_by_row(leaves):
+    return jnp.linalg.norm(jnp.stack(_norms_by_row(leaves)))
 
 
 def copy(tree: PyTree) -> PyTree:

@@ -8,6 +8,7 @@ a learning rate f32[]; `by_task` joins one for each task. Defaults are those of 
 released PNR and CaSSLe code, where nothing else is said.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Annotated
 
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcl import schema
+from jaxcl import core, schema
 
 # Added to what is divided by: 0 would make 0 / 0 of a gradient that is 0.
 Epsilon = Annotated[float, schema.Range(least=1e-30)]
@@ -107,10 +108,9 @@ def lars(
         is on and `lr` is not given.
     """
 
-    def scale(g, w, lr):
+    def scale(g, w, g_norm, w_norm, lr):
         if exclude_1d and w.ndim <= 1:
             return g
-        g_norm, w_norm = jnp.linalg.norm(g.ravel()), jnp.linalg.norm(w.ravel())
         ratio = eta * w_norm / (g_norm + weight_decay * w_norm + eps)
         if clip:
             ratio = jnp.minimum(ratio / lr, 1.0)
@@ -120,8 +120,9 @@ def lars(
     def update(grads, opt_state, params, *, lr=None, **unused):
         if clip and lr is None:
             raise TypeError("lars(clip=True): update needs the keyword lr")
-        grads = jax.tree.map(lambda g, w: scale(g, w, lr), grads, params)
-        return grads, opt_state
+        scaled = functools.partial(scale, lr=lr)
+        found = core.norms(grads), core.norms(params)
+        return jax.tree.map(scaled, grads, params, *found), opt_state
 
     scaling = optax.GradientTransformationExtraArgs(
         lambda params: optax.EmptyState(), update

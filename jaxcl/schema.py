@@ -130,6 +130,40 @@ def _meant(parameter):
     return annotation
 
 
+def option_of(function: Callable) -> dict[str, tuple[Any, Any]]:
+    """Keyword-only parameters of a function: name -> (annotation, default).
+
+    The default of one without is `inspect.Parameter.empty`.
+    """
+    options = _signature(function).items()
+    return {name: (x.annotation, x.default) for name, x in options if x.keyword}
+
+
+def allowed(annotation: Any) -> str:
+    """What an annotation allows, in a few words: "from 0 to 1 or None"."""
+    return " or ".join(dict.fromkeys(map(_allowed, _kinds(annotation))))
+
+
+def _allowed(kind) -> str:
+    """What one member of a union allows."""
+    rules: tuple = ()
+    if typing.get_origin(kind) is Annotated:
+        kind, *rules = typing.get_args(kind)
+    if kind is Any:
+        return "anything"
+    words = [rule.words() for rule in rules if isinstance(rule, Range)]
+    words += [rule.words for rule in rules if isinstance(rule, Text)]
+    if _plain(kind) in _LISTS:
+        inner = [x for x in typing.get_args(kind) if x is not Ellipsis]
+        each = ", ".join(dict.fromkeys(map(allowed, inner)))
+        return f"a list of {each}" if each else "a list"
+    if words:
+        return words[0]
+    plain = _plain(kind)
+    names = {dict: "a section", int: "a whole number", float: "a number", str: "a text"}
+    return names.get(plain) or {bool: "True or False"}.get(plain) or _name(kind)
+
+
 def check(function, values: Mapping[str, Any], field: str) -> None:
     """Refuse values that the annotations of a function's parameters do not allow.
 

@@ -67,10 +67,11 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark what slow.txt lists: variants that take long and have a quick sister."""
+    """Mark what slow.txt lists, tests with all their variants or single variants."""
     listed = set(SLOW.read_text().splitlines())
     for item in items:
-        if item.nodeid.removeprefix("tests/") in listed:
+        name = item.nodeid.removeprefix("tests/")
+        if name in listed or name.partition("[")[0] in listed:
             item.add_marker(pytest.mark.slow)
     # What one process of xdist made for a module, its fixtures and its compiled
     # programs, serves all of the module's tests: they stay in that process.

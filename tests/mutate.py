@@ -87,7 +87,13 @@ def _reasons(fault, root):
     except SyntaxError as error:
         return [f"is no Python: {error}"]
     listed = (root / "tests/slow.txt").read_text().splitlines()
-    slow = () if fault.slow else set(fault.tests) & set(listed)
+    slow = (
+        ()
+        if fault.slow
+        else {
+            test for test in fault.tests if {test, test.partition("[")[0]} & set(listed)
+        }
+    )
     return [
         *(f"there is no {test}" for test in fault.tests if not _is_there(test, root)),
         *(f"{test} is slow, and the fault is not" for test in sorted(slow)),

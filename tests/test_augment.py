@@ -495,6 +495,20 @@ def test_crops_that_are_already_cut_pass_as_they_are():
     assert half(jax.random.key(0), jnp.asarray(images)).dtype == jnp.bfloat16
 
 
+def test_local_crops_are_views_of_their_own_size_and_scale():
+    """And of whole images, each with the mean, jitter and flip of the two views."""
+    whole = OFF | dict(size=6, blur=(1.0, 0.1), crop=False, pad=1)
+    own = dict(views=3, size=4, scale=(0.1, 0.3))
+    images, key = pixels(2, 8, 8, 3), jax.random.key(0)
+    found = augment_images.local(whole, **own, blur=0.0)(key, images)
+    np.testing.assert_array_equal(found, augment_images.make(**OFF, **own)(key, images))
+    assert found.shape == (2, 3, 4, 4, 3)
+    blurred = augment_images.local(whole, **own)(key, images)
+    assert np.abs(blurred - found).max() > 0.01  # half of them
+    with pytest.raises(ValueError, match="config.augment.local: needs whole images"):
+        augment_images.local(whole, **own)(key, pixels(2, 2, 6, 6, 3))
+
+
 def test_one_channel_is_a_gray_image():
     images = jnp.asarray(pixels(6, 10, 10, 1))
     make = jax.jit(augment_images.make(size=8, blur=0.5, solarize=0.5, **PLAIN))

@@ -20,7 +20,29 @@ KEYS, FROZEN = (twins.unit(RNG.normal(size=(2, K, D))) for _ in range(2))
 REPLAYED, STORED = (RNG.normal(size=(R, D)) for _ in range(2))
 LABEL = np.array([0, 1, 0, 2])
 MASK = np.array([True, False, True])
-FEATURES = bases.Features(Z, LABEL, OWN, P, K2, F, KEYS, FROZEN, REPLAYED, STORED, MASK)
+LOCAL = RNG.normal(size=(B, 3, D))
+LAYERS = {
+    f"{name}prototypes": RNG.normal(size=(K, D))
+    for name in ("", "distil_", "slow_", "frozen_")
+}
+FEATURES = bases.Features(
+    Z,
+    LABEL,
+    OWN,
+    P,
+    K2,
+    F,
+    KEYS,
+    FROZEN,
+    REPLAYED,
+    STORED,
+    MASK,
+    LOCAL,
+    centre=RNG.normal(size=K),
+    target_temperature=np.array(0.4),
+    slices=twins.unit(RNG.normal(size=(6, D))),
+    **LAYERS,
+)
 CODE = bases.Options(
     temperature=0.3,
     distill_temperature=0.5,
@@ -34,13 +56,15 @@ CODE = bases.Options(
     invariance=3.0,
     variance=2.0,
     covariance=0.6,
+    balance="centre",
+    normality=0.3,
 )
 PAPER = CODE._replace(form="paper")
 
 
-def value(base, strategy, options):
+def value(base, strategy, options, features=FEATURES):
     single = [
-        x if x is None or x.dtype != np.float64 else np.float32(x) for x in FEATURES
+        x if x is None or x.dtype != np.float64 else np.float32(x) for x in features
     ]
     loss = strategies.get(strategy).loss
     return loss(bases.get(base), bases.Features(*single), options)
@@ -62,6 +86,16 @@ def test_a_base_is_its_equations(base, options):
         check(value(base, strategy, options), twin)
 
 
+@pytest.mark.parametrize("local", [None, LOCAL], ids=["two", "local"])
+@pytest.mark.parametrize("base", ["dino", "lejepa"])
+def test_local_crops_are_further_views(base, local):
+    """And DINO's targets may be balanced by Sinkhorn-Knopp."""
+    features = FEATURES._replace(local=local)
+    for options in (CODE, CODE._replace(balance="sinkhorn")):
+        twin = losses.loss(base, "finetune", features, options)
+        check(value(base, "finetune", options, features), twin)
+
+
 @pytest.mark.parametrize("base", ["simclr", "byol"])
 def test_a_strategy_is_its_equation(base):
     alone = losses.loss(base, "finetune", FEATURES, CODE)
@@ -71,7 +105,9 @@ def test_a_strategy_is_its_equation(base):
         check(value(base, strategy, CODE), twin)
 
 
-@pytest.mark.parametrize("base", ["barlow_twins", "byol", "vicreg"])
+@pytest.mark.parametrize(
+    "base", [name for name, base in bases.BASES.items() if base.unbounded]
+)
 def test_without_pseudo_negatives_pnr_is_cassle(base):
     without = CODE._replace(pn2=False)
     check(value(base, "pnr", without), value(base, "cassle", CODE))
@@ -86,6 +122,9 @@ def test_without_pseudo_negatives_pnr_is_cassle(base):
         ("barlow_twins", (0.2, 1.0, 1.0, None)),
         ("byol", (0.2, 1.0, 1.0, 1.0)),
         ("vicreg", (0.2, 25.0, 23.0, None)),
+        ("simsiam", (0.2, 1.0, 1.0, None)),
+        ("dino", (0.1, 1.0, 1.0, 1.0)),
+        ("lejepa", (0.2, 1.0, 0.92, None)),
     ],
 )
 def test_defaults_are_the_papers(base, expected):
@@ -112,6 +151,10 @@ def test_config_values_replace_defaults(tmp_path):
     assert made.options.weight == 0.01
     made = setup(tmp_path / "d", method__base="byol", method__momentum_end=0.5)
     assert made.momentum == {"start": 0.99, "end": 0.5}
+    made = setup(tmp_path / "f", method__base="dino", method__target_warmup=0.5)
+    assert made.momentum == {"start": 0.996, "end": 1.0}
+    assert made.options.distill_temperature == 0.1
+    assert (made.prototypes, made.slices, made.targets.warmup) == (12, 0, 0.5)
     made = setup(tmp_path / "e", method__base="barlow_twins", method__hidden_layers=0)
     assert made.copied.nets["projector"].features == (8,)
 
@@ -129,6 +172,33 @@ def test_config_values_replace_defaults(tmp_path):
         ({"method.momentum_end": 2.0}, "config.method.momentum_end=2.0: must be from"),
         ({"method.output_dim": 0}, "config.method.output_dim=0: must be from 1"),
         ({"method.hidden_layers": -1}, "config.method.hidden_layers=-1: must be from"),
+        ({"method.prototypes": 0}, "config.method.prototypes=0: must be at least 1"),
+        ({"method.balance": "center"}, "config.method.balance='center'"),
+        ({"method.normality": 1.5}, "config.method.normality=1.5: must be from 0 to 1"),
+        ({"method.slices": 0}, "config.method.slices=0: must be at least 1"),
+        (
+            {"augment.local": {"views": 2, "size": 4}},
+            "config.augment.local: base 'mocov2plus' takes no local crops; .*dino",
+        ),
+        (
+            {
+                "augment.local": {"views": 2, "size": 4},
+                "method.base": "dino",
+                "method.strategy": "lump",
+            },
+            "config.augment.local: strategy 'lump' mixes two views alone",
+        ),
+        (
+            {
+                "augment.local": {"views": 2, "size": 4},
+                "method": {"name": "duel"},
+            },
+            "config.augment.local: config.method.name='duel' takes no local crops",
+        ),
+        (
+            {"augment.local": {"size": 4}, "method.base": "dino"},
+            "config.augment.local.views: missing",
+        ),
     ],
 )
 def test_wrong_options_are_refused(tmp_path, change, words):
@@ -169,6 +239,9 @@ PAPERS = {"method.form": "paper"}
         ("vicreg", {}, False),
         ("vicreg", {"method.weight": 1.0}, True),
         ("vicreg", PAPERS | {"method.negative_weight": 25.0}, True),
+        ("dino", PAPERS | {"method.negative_weight": 25.0}, False),
+        ("lejepa", {}, False),
+        ("lejepa", {"method.negative_weight": 1.0}, True),
     ],
 )
 def test_what_has_no_bound_is_warned_about(tmp_path, caplog, base, changes, warns):
@@ -203,19 +276,28 @@ def test_a_distance_that_rules_the_loss_is_warned_about(
         ("mocov2plus", "pnr", {"key_queue", "frozen_queue"}),
         ("mocov2plus", "cassle", {"key_queue"}),
         ("byol", "pnr", set()),
+        ("simsiam", "pnr", set()),
+        ("dino", "pnr", set()),
     ],
 )
 def test_only_what_a_loss_reads_is_kept(tmp_path, base, strategy, queues):
-    """And the predictor is BYOL's alone."""
+    """And a predictor and prototypes are those bases' alone that have one."""
     changes = {"method.base": base, "method.strategy": strategy}
     state = job.initial_state(toy.job(tmp_path, **changes))
     kept = state.extra._asdict()
     assert {n for n, x in kept.items() if n.endswith("queue") and x is not None} == (
         queues
     )
-    networks = {"encoder", "projector", "distiller"}
-    assert set(state.params) == networks | ({"predictor"} if base == "byol" else set())
-    assert set(kept["teacher"]) == {"encoder", "projector"}
+    networks, copied = {"encoder", "projector", "distiller"}, {"encoder", "projector"}
+    if base in ("byol", "simsiam"):
+        networks |= {"predictor"}
+    if base == "dino":
+        networks |= {"prototypes", "distil_prototypes"}
+        copied |= {"prototypes"}
+    assert set(state.params) == networks
+    assert set(kept["teacher"]) == copied
+    assert set(kept["momentum"]) == (copied if bases.get(base).momentum else set())
+    assert (kept["centre"] is not None) == (base == "dino")
 
 
 def test_replayed_rows_are_spread_over_the_devices(tmp_path):

@@ -214,13 +214,22 @@ def test_divergence_stops_names_the_step_and_keeps_the_last_good_one(tmp_path):
     assert saved  # the steps before it went wrong
 
 
+# Names of runs where a config takes words and none is given.
+DEFAULT_WORDS = {
+    "transfer": "transfer_cifar10",
+    "baselines_mnist": "baselines_gdumb_mnist",
+    "der_mnist": "derpp_split_mnist_200",
+    "survey_cifar100": "survey_er_cifar100",
+}
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_states_its_command_and_is_well_formed(path):
     module = config_files.load(path)
     text = module.__doc__
     assert f"--config=configs/{path.name}" in text
     config = module.get_config()
-    assert config.name == {"transfer": "transfer_cifar10"}.get(path.stem, path.stem)
+    assert config.name == DEFAULT_WORDS.get(path.stem, path.stem)
     raw = config.to_dict()
     if path.stem == "transfer":
         return
@@ -243,8 +252,19 @@ PAPERS = [
 ]
 
 
+# DUEL has one stream, and what is to be kept fresh is first trained on all rows.
+ONE_TASK = ("duel_", "keep_fresh")
+
+
 @pytest.mark.slow  # tests/test_online_configs.py shrinks and runs one that is quick
-@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [  # A group each: together they would be the longest of CI's shards.
+        pytest.param(path, marks=pytest.mark.xdist_group(f"debug-{path.stem}"))
+        for path in PAPERS
+    ],
+    ids=lambda path: path.stem,
+)
 def test_debug_config_trains(path, tmp_path):
     config = config_files.load(path).get_config("debug")
     config.update(devices=1, plots=False, plasticity=False, progress=False)
@@ -253,7 +273,7 @@ def test_debug_config_trains(path, tmp_path):
     results = train.run(work, tmp_path)
     rows = np.array(results["matrices"]["knn/class_incremental"], float)
     count = len(work.stream.tasks)
-    assert count == (1 if path.stem.startswith("duel_") else 2)  # DUEL has one stream
+    assert count == (1 if path.stem.startswith(ONE_TASK) else 2)
     assert rows.shape == (count, count) and np.isfinite(rows).all()
 
 

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 from absl import flags
+from PIL import Image
 
 import jaxcl
 import jaxcl.evals
@@ -24,8 +25,10 @@ import test_methods
 from helpers import config_files, pages, run_directories, toy
 from jaxcl.augment import graphs as augment_graphs
 from jaxcl.augment import images as augment_images
-from jaxcl.config import sections
-from jaxcl.data import convert, from_arrays, scenarios, sources
+from jaxcl.config import files, sections
+from jaxcl.data import convert, fetch, from_arrays, scenarios, sources
+from jaxcl.export import command as export_command
+from jaxcl.front import command as front
 from jaxcl.methods.icl import ddpg
 from jaxcl.methods.online import replay
 from jaxcl.nets import tuning
@@ -60,6 +63,9 @@ def tree(tmp_path_factory):
     """configs/ and the worked example's files, its method importable by name."""
     root = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "configs", root / "configs")
+    (root / "my_images" / "cat").mkdir(parents=True)
+    for i in range(40):  # of which commands speak
+        Image.new("RGB", (8, 8), (i, 0, 0)).save(root / f"my_images/cat/{i}.png")
     (root / "methods").mkdir()
     (root / "methods" / "simclr_l2.py").write_text(
         of_file("jaxcl/methods/simclr_l2.py")
@@ -109,6 +115,41 @@ def test_commands_name_configs_and_options_there_are(arguments, tree, monkeypatc
     config_files.check_options(config_files.parse(arguments))
 
 
+def words_of_jaxcl():
+    """(where, words) of every command `jaxcl WORD ...` in a block of a page."""
+    for where, text in written():
+        for block in pages.blocks(text, ""):
+            joined = re.sub(r"\\\n\s*", " ", block)
+            for command in re.findall(r"^jaxcl (.*)$", joined, re.M):
+                yield pytest.param(shlex.split(command), id=f"{where}: {command}")
+
+
+@pytest.mark.parametrize("words", list(words_of_jaxcl()))
+def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, capsys):
+    monkeypatch.chdir(tree)
+    started = []
+    monkeypatch.setattr(
+        front.runpy, "run_module", lambda module, **_: started.append(module)
+    )
+    monkeypatch.setattr(sys, "argv", ["jaxcl"])
+    assert front.main(words) == 0
+    if words[0] in ("list", "show"):
+        assert capsys.readouterr().out.count("\n") > 10
+        return
+    arguments = sys.argv[1:]
+    if words[0] == "train":
+        arguments[0] = f"--config={files.located(arguments[0].partition('=')[2])}"
+        config_files.check_options(config_files.parse(arguments))
+    elif words[0] == "update":
+        values = flags.FlagValues()
+        update_command.define_flags(values, ["update", *arguments])
+        assert values(["update", *arguments]) == ["update"]
+    else:
+        module = {"export": export_command}[words[0]]
+        module.parser().parse_args(arguments)
+    assert len(started) == 1
+
+
 UPDATES = [
     pytest.param(arguments, id=f"{where}-{i}")
     for where, text in written()
@@ -152,7 +193,7 @@ def test_overrides_in_prose_are_options(where, text, tree, monkeypatch):
                         config_files.parse([f"--config={path}", *group])
                     )
                     break
-                except (ValueError, AttributeError, KeyError) as error:
+                except (ValueError, AttributeError, KeyError, flags.Error) as error:
                     problems.append(f"{path.name}: {error}")
         else:
             pytest.fail(f"{where}: {group}: {problems}")
@@ -189,6 +230,29 @@ def test_convert_is_called_as_it_wants(arguments, monkeypatch):
     monkeypatch.setattr(convert, "write", lambda *given: seen.append(given))
     convert.main()
     assert seen == [tuple(arguments)] and arguments[0].endswith(".npz")
+
+
+FETCH = [
+    pytest.param(arguments, id=f"{where}-{i}")
+    for where, text in written()
+    for i, arguments in enumerate(pages.commands(text, "jaxcl.data.fetch"))
+]
+
+
+@pytest.mark.parametrize("arguments", FETCH)
+def test_fetch_is_called_as_it_wants(arguments, monkeypatch):
+    seen = []
+
+    def keep(name, out, *, source):
+        seen.append((out, source))
+        return fetch.SETS[name]
+
+    monkeypatch.setattr(fetch, "fetch", keep)
+    assert fetch.main(arguments) == 0
+    ((out, source),) = seen
+    assert out.startswith("data/")
+    names = [archive.name for archive in fetch.SETS[arguments[0]].archives]
+    assert source is None or [source] == names
 
 
 def launches(text):
@@ -254,6 +318,7 @@ def leave_runs(arguments):
 
 def test_there_are_commands_to_check():
     assert len(COMMANDS) > 10 and len(CONVERT) > 2
+    assert len(FETCH) > 1
     named = {word for param in LAUNCHES for word in param.values[0]}
     assert {f"launch/{p.name}" for p in (ROOT / "launch").glob("*.*")} - named == {
         "launch/common.sh",
@@ -332,6 +397,9 @@ def option_exists(path):
         "schedule": sections.SCHEDULES.values(),
         "evaluators": [],
     }
+    if (section, *rest[:1]) == ("augment", "local"):
+        known = inspect.signature(augment_images.local).parameters
+        return not rest[1:] or (len(rest) == 2 and rest[1] in known)
     extra = {"augment": {"name", "resize"}, "optimizer": {"name", "lr"}}
     known = {
         p for f in functions.get(section, []) for p in inspect.signature(f).parameters
@@ -356,7 +424,9 @@ def test_names_in_backticks_exist(path):
         elif head in ("torch", "timm", "jax", "lax", "state"):
             continue  # not ours
         elif head == "jaxcl":
-            assert importlib.import_module(name), name
+            module, _, last = name.rpartition(".")
+            public = hasattr(importlib.import_module(module), last)
+            assert public or importlib.import_module(name), name
         else:
             assert head in there, f"{ids(path)}: {name}"
             assert any(has(module, rest) for module in there[head]), name
@@ -443,7 +513,7 @@ def judges():
 
 def test_every_function_that_config_names_has_a_table():
     functions = {sections.Top, scenarios.make, augment_images.make, *METHODS, *judges()}
-    functions |= {replay.settings, augment_graphs.make}
+    functions |= {replay.settings, augment_graphs.make, augment_images.local}
     functions |= {ddpg.Options, update_command.Options, update_command.Limits}
     functions |= {*sources.SOURCES.values()}
     functions |= {*sections.ENCODERS.values(), *sections.OPTIMIZERS.values()}
@@ -467,6 +537,8 @@ def test_a_config_reaches_every_documented_option_of_its_source():
         }
         if "sets" in section:
             section["sets"] = [{"name": "digits"}]
+        if name == "judged_by":
+            section |= dict.fromkeys(("train", "test"), {"name": "digits"})
         sections.tasks({"name": name, **section}, {"name": "joint"})
 
 
@@ -503,10 +575,36 @@ def test_python_in_the_pages_compiles(path):
             compile(code, str(path), "exec")
 
 
-def test_the_readme_snippet_runs(capsys):
-    (code,) = pages.blocks((ROOT / "README.md").read_text(), "python")
-    exec(compile(code, "README.md", "exec"), {})
+def test_the_snippet_of_losses_runs(capsys):
+    (code,) = pages.blocks((ROOT / "docs" / "overview.md").read_text(), "python")
+    exec(compile(code, "overview.md", "exec"), {})
     assert all(np.isfinite(float(x)) for x in capsys.readouterr().out.split())
+
+
+SHORT = {'"epochs": 40': '"epochs": 1', "epochs=5": "epochs=1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [SHORT, {}], ids=["short", "whole"])
+def test_the_readme_snippet_runs(changes, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = pages.blocks((ROOT / "README.md").read_text(), "python")
+    for old, new in changes.items():
+        assert old in code
+        code = code.replace(old, new)
+    exec(compile(code, "README.md", "exec"), {})
+    told = capsys.readouterr().out
+    assert "(3, 128) jaxcl.Result('runs/images-" in told
+    assert re.search(r"accepted: runs/images-\w+/updates/0001", told)
+    assert (tmp_path / "digits.png").stat().st_size > 10_000
+
+
+def test_the_readme_is_short_and_its_snippet_has_ten_lines():
+    text = (ROOT / "README.md").read_text()
+    (code,) = pages.blocks(text, "python")
+    assert len(text.splitlines()) < 90
+    lines = [line for line in code.splitlines() if line.strip()]
+    assert len(lines) <= 10, lines
 
 
 def test_the_cifar_snippet_makes_a_file_that_npz_reads(tmp_path, monkeypatch):
@@ -521,7 +619,8 @@ def test_the_cifar_snippet_makes_a_file_that_npz_reads(tmp_path, monkeypatch):
         want[split] = rows
     (folder / "fine_label_names.txt").write_text("apple\nbaby\nbear\n\n")
     monkeypatch.chdir(tmp_path)
-    (code,) = pages.blocks((ROOT / "docs" / "data.md").read_text(), "python")
+    blocks = pages.blocks((ROOT / "docs" / "data.md").read_text(), "python")
+    (code,) = (block for block in blocks if "cifar-100-binary" in block)
     exec(compile(code, "data.md", "exec"), {})
     made = from_arrays.npz(path="cifar100.npz")
     assert made.class_names == ("apple", "baby", "bear")

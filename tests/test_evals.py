@@ -675,6 +675,34 @@ def test_predictions_of_rows_of_no_task_count_only_if_asked():
     assert len(accuracies_differ) == 3
 
 
+@pytest.mark.parametrize("out", [-np.inf, np.inf, np.nan])
+def test_a_class_at_minus_infinity_is_left_out_and_no_mistake(out):
+    """So methods predict among the classes that they have met."""
+    layer = np.float32(
+        np.random.default_rng(5).normal(size=(eval_toy.DIM, eval_toy.CLASSES))
+    )
+
+    def among(state, images, kept=slice(0, 3)):
+        scores = eval_toy.embed(state, images) @ layer
+        shut = jnp.ones(eval_toy.CLASSES, bool).at[kept].set(False)
+        return jnp.where(shut, out, scores)
+
+    parts, state = eval_toy.parts_of(predict=among), eval_toy.state_of(3)
+    test, rows = parts.stream.evaluation, parts.stream.tasks[0].test
+    scores = eval_toy.embedded(state, test.images[rows]) @ layer
+    accuracy = (scores[:, :3].argmax(axis=1) == test.label[rows]).mean()
+    result = predict.make(parts)(state, 0)
+    if out == -np.inf:
+        assert result.warnings == () and 0 < accuracy < 1
+        np.testing.assert_allclose(result.scalars["accuracy"], accuracy)
+    else:
+        assert np.isnan(result.scalars["accuracy"])
+        assert "not finite" in result.warnings[0]
+    nothing = functools.partial(among, kept=slice(0, 0))
+    result = predict.make(parts._replace(predict=nothing))(state, 0)
+    assert np.isnan(result.scalars["accuracy"]) and "finite" in result.warnings[0]
+
+
 @pytest.mark.parametrize("max_rows", [None, 10])
 def test_the_objective_is_the_mean_over_batches_of_the_tasks_so_far(max_rows):
     """Each row at most once, in batches that never change, under keys of their own."""
@@ -852,18 +880,50 @@ def test_errors_name_the_option(make, option, value, allowed):
 
 
 @pytest.mark.parametrize(
-    "make", [linear.make, knn.make, functools.partial(tsne.make, directory="x")]
+    ("make", "split"),
+    [
+        (linear.make, "train"),
+        (knn.make, "train"),
+        (functools.partial(tsne.make, directory="x"), "test"),
+    ],
 )
-def test_labels_and_evaluation_rows_are_needed(make):
+def test_labels_and_evaluation_rows_are_needed(make, split):
     data = eval_toy.dataset()
-    label = data.train.label.copy()
+    examples = getattr(data, split)
+    label = examples.label.copy()
     label[:4] = -1
-    parts = eval_toy.parts_of(
-        "data", data._replace(train=data.train._replace(label=label))
-    )
-    with pytest.raises(ValueError, match="4 of 50 train rows of toy"):
+    examples = examples._replace(label=label)
+    parts = eval_toy.parts_of("data", data._replace(**{split: examples}))
+    with pytest.raises(ValueError, match=r"4 of \d+ \w+ rows of toy"):
         make(parts)
     parts = eval_toy.parts_of()
     parts = parts._replace(stream=parts.stream._replace(evaluation=None))
     with pytest.raises(ValueError, match="config.scenario.evaluation"):
         make(parts)
+
+
+def test_neighbours_may_be_the_other_evaluation_rows_or_the_labelled_ones():
+    data = eval_toy.dataset()
+    some = np.where(np.arange(50) % 3 == 0, data.train.label, -1).astype(np.int32)
+    none = np.full_like(some, -1)
+    state = eval_toy.state_of(1)
+    x = eval_toy.embedded(state, data.test.images)
+    bank = eval_toy.embedded(state, data.train.images)
+    options = dict(k=3, temperature=0.2, distance="cosine")
+    for label, train_on, rows, mask in (
+        (none, "evaluation", x, ~np.eye(len(x), dtype=bool)),
+        (some, "labelled", bank, np.broadcast_to(some >= 0, (len(x), len(bank)))),
+    ):
+        given = data._replace(train=data.train._replace(label=label))
+        parts = eval_toy.parts_of("joint", given)
+        found = knn.make(parts, batch_size=8, train_on=train_on, **options)(state, 0)
+        known = data.test.label if train_on == "evaluation" else label
+        guess = knn_twin(x, data.test.label, rows, known, mask, **options)
+        want = (guess == data.test.label).mean()
+        assert found.rows["class_incremental"] == pytest.approx([want])
+        with pytest.raises(ValueError, match="needs a label for every row"):
+            knn.make(parts, k=3)
+    with pytest.raises(ValueError, match="from 1 to the 30 other evaluation rows"):
+        knn.make(parts, k=31, train_on="evaluation")
+    with pytest.raises(ValueError, match="from 1 to the 17 labelled train rows"):
+        knn.make(parts, k=18, train_on="labelled")

@@ -263,13 +263,13 @@ def test_an_array_is_resized_as_a_set_in_memory(trained, tmp_path, monkeypatch):
     [
         (np.zeros((2, 8, 8, 1), np.float32), r"images: is float32\[2, 8, 8, 1\], must"),
         (np.zeros((2, 8, 8, 3), np.uint8), r"must be uint8\[N, H, W, 1\]"),
-        (np.zeros((8, 8, 1), np.uint8), r"images: is uint8\[8, 8, 1\]"),
+        (np.zeros((8, 8, 3), np.uint8), r"8 x 3 pixels, must be 8 x 8"),
         (np.zeros((2, 9, 8, 1), np.uint8), r"9 x 8 pixels, must be 8 x 8; of a list"),
         (
-            [np.zeros((8, 8, 1), np.uint8), np.zeros((8, 8), np.uint8)],
-            r"images\[1\]: is uint8\[8, 8\], must be uint8\[h, w, 1\]",
+            [np.zeros((8, 8, 1), np.uint8), np.zeros((8, 8, 3), np.uint8)],
+            r"images\[1\]: is uint8\[8, 8, 3\], must be uint8\[h, w, 1\]",
         ),
-        (["a.png"], r"images\[0\]: is str\[\], must be uint8"),
+        ([3], r"images\[0\]: is int\[\], must be uint8"),
     ],
 )
 def test_refuses_other_images(trained, images, match):
@@ -316,7 +316,7 @@ def test_the_card_of_a_trained_run(trained):
     }
     method = card["method"]
     assert (method["base"], method["strategy"]) == ("mocov2plus", "pnr")
-    assert method["momentum_start"] == 0.99 and method["queue_size"] == 96
+    assert method["fisher_share"] == 0.1 and method["queue_size"] == 96
     results = results_lib.read_results(workdir)
     row = results["matrices"]["knn/class_incremental"][0]
     found = card["results"]["matrices"]["knn/class_incremental"]

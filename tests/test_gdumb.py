@@ -137,8 +137,11 @@ def slope(params, stats, images, terms):
     return jax.grad(loss, has_aux=True)(params)
 
 
-@pytest.mark.parametrize("mixing", [False, True])
-def test_the_fit_is_the_equation(mixing, monkeypatch):
+@pytest.mark.parametrize(
+    "mixing,schedule",
+    [(False, "restarts"), (True, "restarts"), (False, "constant")],
+)
+def test_the_fit_is_the_equation(mixing, schedule, monkeypatch):
     """Two passes of one batch: clipping, decay, momentum, a tenth of the rate first."""
     seen, label = [], ROWS["label"]
     terms = [(1.0, label)]
@@ -157,6 +160,7 @@ def test_the_fit_is_the_equation(mixing, monkeypatch):
         "weight_decay": 0.1,
         "clip": 0.5,
         "cutmix": 0.0,
+        "schedule": schedule,
     }
     state = stored()
     key = jax.random.fold_in(core.step_key(state), gdumb._FIT)
@@ -166,7 +170,7 @@ def test_the_fit_is_the_equation(mixing, monkeypatch):
     images = 1 - images if mixing else images
     buf = jax.tree.map(jnp.zeros_like, params)
     step = jax.jit(slope)
-    for lr in (0.02, 0.2):
+    for lr in (0.2 if schedule == "constant" else 0.02, 0.2):
         grads, stats = step(params, stats, images, terms)
         norm = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(grads)))
         seen.append(norm)

@@ -29,7 +29,8 @@ esac
 said="$BASHPID ${JAX_LOCAL_DEVICE_IDS:-} $JAX_COORDINATOR_BIND_ADDRESS"
 echo "$said" >"$FAKE/up_$number"
 case $what in
-  save | deaf | wait) while :; do sleep 0.05; done ;;
+  save | wait) while :; do sleep 0.05; done ;;
+  deaf) while :; do sleep 1000; done ;;
   child) sleep 1000 & wait ;;
   *) exit "$what" ;;
 esac
@@ -136,14 +137,14 @@ def test_if_one_dies_the_others_are_killed_with_their_own(fake, what):
     home = fake([what], ["wait"])
     process = start("--", *RUN)
     (first, *_), (second, *_) = up(home)
-    family = [psutil.Process(int(first))]
-    time.sleep(0.3)
-    family += family[0].children(recursive=True)
-    assert len(family) == 2
+    parent, give_up = psutil.Process(int(first)), time.monotonic() + 30
+    while not (children := parent.children(recursive=True)):
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
     os.kill(int(second), signal.SIGKILL)
     _, err = processes.finish(process, code=137, timeout=30)
     assert "jaxcl: process 1 ended with 137" in err
-    assert not psutil.wait_procs(family, timeout=10)[1]
+    assert not psutil.wait_procs([parent, *children], timeout=10)[1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -220,7 +221,7 @@ def test_a_lost_process_ends_a_real_run(tmp_path):
     family = kill_one(process, 0)  # the coordinator
     _, err = processes.finish(process, code=137)
     assert "jaxcl: process 0 ended with 137" in err
-    assert not psutil.wait_procs(family, timeout=10)[1]
+    assert not psutil.wait_procs([parent, *children], timeout=10)[1]
 
 
 @pytest.mark.slow

@@ -133,6 +133,14 @@ TWO_VIEW["simclr-pnr-vit"] = Row(
         "optimizer.lr": 0.01,
     }
 )
+TWO_VIEW["dino-cassle-local"] = Row(
+    {
+        "method.base": "dino",
+        "method.strategy": "cassle",
+        "method.balance": "sinkhorn",
+        "augment.local": {"views": 2, "size": 4},
+    }
+)
 TWO_VIEW["mocov2plus-pnr"] = TWO_VIEW["mocov2plus-pnr"]._replace(
     family="two-view", quick=True
 )
@@ -173,6 +181,19 @@ ONLINE = {
         # With seed 0 a start that differs in the last bit ends 2e-2 apart, on one
         # device, too (compiled without the tests' flag for loops); with this one 2e-7.
         toy.ONLINE | {"method": {"name": "er_aml"}, "seed": 1},
+        idle=STORED,
+    ),
+    "er-joint": Row(
+        toy.ONLINE
+        | {
+            "method": {
+                "name": "er",
+                "passes": "joint",
+                "replay_from": "all",
+                "unseen": "absent",
+            },
+            "encoder": {"name": "mlp", "widths": (16,), "dropout": 0.2},
+        },
         idle=STORED,
     ),
     "mir": Row(toy.ONLINE | {"method": {"name": "mir"}}, idle=UNASKED),
@@ -333,7 +354,8 @@ def test_rows_that_are_compiled_for_chips_are_rows_of_this_table(monkeypatch):
     monkeypatch.syspath_prepend(str(benchmarks))
     import targets
 
-    assert set(targets.ROWS) <= set(METHODS)
+    streamed = {"mocov2plus-pnr-imagenet100"}  # mocov2plus-pnr on larger images
+    assert set(targets.ROWS) - streamed <= set(METHODS)
 
 
 def rows_where(wanted):

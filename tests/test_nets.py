@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxcl.methods import online
 from jaxcl.methods.two_view import bases
 from jaxcl.nets import heads, mlp, norm, resnet
 from jaxcl.scaling import collectives
@@ -513,6 +514,9 @@ def test_mlp_refuses_no_layer(features):
         ("byol", [(512, 4096), "bn", (4096, 256)]),
         ("barlow_twins", [(512, 2048), "bn", (2048, 2048), "bn", (2048, 2048)]),
         ("vicreg", [(512, 2048), "bn", (2048, 2048), "bn", (2048, 2048)]),
+        ("lejepa", [(512, 2048), "bn", (2048, 2048), "bn", (2048, 64)]),
+        ("dino", [(512, 2048), (2048, 2048), (2048, 256)]),
+        ("simsiam", [(512, 2048), "bn", (2048, 2048), "bn", (2048, 2048), "bare bn"]),
     ],
 )
 def test_projector_layers(base, layers):
@@ -539,6 +543,14 @@ def test_projectors_have_as_many_hidden_layers_as_asked(base, hidden, layers):
     assert shapes_of(net) == layers
 
 
+def test_dinos_head_starts_without_biases():
+    for shape in (heads.BOTTLENECK, heads.CONTRASTIVE):
+        net = heads.projector(shape, hidden_dim=64, output_dim=32)
+        params = net.init(jax.random.key(0), jnp.zeros((2, 512)))["params"]
+        biased = {bool(np.any(layer["bias"])) for layer in params.values()}
+        assert biased == {shape != heads.BOTTLENECK}
+
+
 def test_predictor_layers():
     layers = [(512, 2048), "bn", (2048, 128)]
     assert shapes_of(heads.predictor(output_dim=128)) == layers
@@ -546,14 +558,15 @@ def test_predictor_layers():
 
 def shapes_of(net):
     """Layers of a head on 512 features, in order."""
-    tree = jax.eval_shape(
+    made = jax.eval_shape(
         lambda key: net.init(key, jnp.zeros((2, 512))), jax.random.key(0)
-    )["params"]
-    layers = []
+    )
+    tree, layers = made["params"], []
     for i in range(1, len(net.features) + 1):
         layers.append(tree[f"linear{i}"]["kernel"].shape)
         assert tree[f"linear{i}"]["bias"].shape == layers[-1][1:]
-        layers += ["bn"] if f"bn{i}" in tree else []
+        if f"bn{i}" in made.get("batch_stats", {}):
+            layers += ["bn" if f"bn{i}" in tree else "bare bn"]
     return layers
 
 
@@ -607,3 +620,79 @@ def test_forward_equals_pytorch(name):
     np.testing.assert_allclose(got[0::2], first, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(got[1::2], second, rtol=2e-4, atol=2e-5)
     chex.assert_trees_all_close(stats, want_stats, rtol=2e-4, atol=2e-5)
+
+
+# --- a perceptron as an encoder -----------------------------------------------
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_perceptron_equals_numpy(batch_norm):
+    net = mlp.perceptron(widths=(5, 4), batch_norm=batch_norm)
+    x = np.random.default_rng(12).normal(size=(6, 3, 2, 1)).astype("f4")
+    tree = randomised(net.init(jax.random.key(0), x))
+    params = tree["params"]
+    got, _ = train_apply(net, tree, x, groups=2)
+    y = x.astype(np.float64).reshape(6, 6)
+    for i in (1, 2):
+        y = y @ params[f"linear{i}"]["kernel"] + params[f"linear{i}"]["bias"]
+        if batch_norm:
+            s = tree["batch_stats"][f"bn{i}"]
+            y, _ = np_sequential(y, params[f"bn{i}"], s, 2)
+        y = np.maximum(y, 0)
+    np.testing.assert_allclose(got, y, rtol=1e-4, atol=1e-5)
+    assert got.shape[1] == net.num_features == 4
+    assert ("batch_stats" in tree) == batch_norm
+
+
+@pytest.mark.parametrize("start", ["torch", "glorot"])
+def test_perceptron_and_the_head_behind_it_start_as_asked(start):
+    net = online.Network(mlp.perceptron(widths=(300,), start=start), "linear", 100)
+    params, _ = net.init(jax.random.key(0), jnp.zeros((1, 5, 5, 1)))
+    inner = params["encoder"]["linear1"]
+    for weight, bias, fan_in, fan_out in (
+        (inner["kernel"], inner["bias"], 25, 300),
+        (params["head"]["weight"], params["head"]["bias"], 300, 100),
+    ):
+        bound = fan_in**-0.5 if start == "torch" else (6 / (fan_in + fan_out)) ** 0.5
+        scaled = np.asarray(weight) / bound
+        assert 0.98 < np.abs(scaled).max() <= 1
+        assert abs(scaled.std() * np.sqrt(3) - 1) < 0.05
+        assert bool(np.any(np.asarray(bias))) == (start == "torch")
+
+
+def test_dropout_draws_anew_in_every_pass_of_training_alone():
+    net = mlp.perceptron(widths=(400,), dropout=0.25)
+    x = jax.random.normal(jax.random.key(3), (50, 4, 4, 1))
+    tree = net.init(jax.random.key(0), x)
+    plain = np.asarray(net.apply(tree, x))
+    whole = mlp.perceptron(widths=(400,)).apply({"params": tree["params"]}, x)
+    np.testing.assert_array_equal(plain, whole)
+    one, after = train_apply(net, tree, x)
+    again, _ = train_apply(net, tree, x)
+    other, last = train_apply(net, tree | {"batch_stats": after}, x)
+    np.testing.assert_array_equal(one, again)
+    assert (np.asarray(one) != np.asarray(other)).any()
+    keys = [s["key"].tolist() for s in (tree["batch_stats"], after, last)]
+    assert len({*map(tuple, keys)}) == 3
+    for found in (np.asarray(one), np.asarray(other)):
+        kept = found[plain > 0] != 0
+        assert abs(kept.mean() - 0.75) < 0.02
+        wanted = np.where(found != 0, plain / 0.75, 0)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    # Another run has another key.
+    seed = net.init(jax.random.key(1), x)["batch_stats"]["key"]
+    assert seed.tolist() != keys[0]
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"widths": ()}, "widths=.*: must be a list of 1 or more"),
+        ({"widths": (4, 0)}, "widths"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"start": "xavier"}, "start='xavier': allowed are torch, glorot"),
+    ],
+)
+def test_perceptron_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        mlp.perceptron(**options)

@@ -55,6 +55,73 @@ def mse_twin(a, b):
     return squared(a, b) / a.size
 
 
+def simsiam_twin(p1, p2, z1, z2):
+    return -mean_cos(p1, z2) / 2 - mean_cos(p2, z1) / 2
+
+
+def epps_pulley_twin(x, form="code"):
+    """One column: the trapezoids one by one, over the whole range of t."""
+    end, steps = (3, 32) if form == "code" else (5, 16)
+    n, total = len(x), 0.0
+
+    def integrand(t):
+        mean = sum(complex(math.cos(t * v), math.sin(t * v)) for v in x) / n
+        gap = mean - math.exp(-t * t / 2)
+        return abs(gap) ** 2 * math.exp(-t * t / 2)
+
+    for i in range(steps):
+        low, high = (-end + 2 * end * j / steps for j in (i, i + 1))
+        total += (high - low) * (integrand(low) + integrand(high)) / 2
+    return n * total
+
+
+def lejepa_twin(z, slices, weight=0.05, form="code", centre=2):
+    n, views, features = z.shape
+    normal = apart = 0.0
+    for v in range(views):
+        for a in slices:
+            column = [float(row @ a) for row in z[:, v]]
+            normal += epps_pulley_twin(column, form) / len(slices) / views
+        for i in range(n):
+            mean = sum(z[i, w] for w in range(centre)) / centre
+            apart += np.sum((mean - z[i, v]) ** 2) / n / views
+    if form == "code":
+        apart /= features
+    return weight * normal + (1 - weight) * apart
+
+
+def softmax_twin(logits):
+    powers = [math.exp(x - max(logits)) for x in logits]
+    return [x / sum(powers) for x in powers]
+
+
+def cross_entropy_twin(q, p):
+    return -sum(x * math.log(y) for x, y in zip(q, p, strict=True))
+
+
+def dino_twin(logits, targets, temperature=0.1):
+    n, views, _ = logits.shape
+    terms = [
+        cross_entropy_twin(targets[i, g], softmax_twin(logits[i, v] / temperature))
+        for i in range(n)
+        for g in range(targets.shape[1])
+        for v in range(views)
+        if v != g
+    ]
+    return sum(terms) / len(terms)
+
+
+def cassle_prototypes_twin(p1, p2, f1, f2, learnt, frozen, temperature=0.1):
+    terms = []
+    for p, f in [*zip(p1, f1, strict=True), *zip(p2, f2, strict=True)]:
+        mine, theirs = (
+            softmax_twin([twins.cosine(x, row) / temperature for row in prototypes])
+            for x, prototypes in ((p, learnt), (f, frozen))
+        )
+        terms.append(cross_entropy_twin(theirs, mine))
+    return sum(terms) / len(terms)
+
+
 def vicreg_twin(z1, z2, invariance=25.0, variance=25.0, covariance=1.0):
     n, features = z1.shape
     total = invariance * mse_twin(z1, z2)
@@ -133,6 +200,29 @@ NAMES = {"temperature": "tau", "distill_temperature": "tau_d"}
 BARLOW = {"scale": 0.7, "off_diagonal": 0.3}
 BARLOW_TWIN = functools.partial(barlow_twin, scale=0.7, weight=0.3)
 WEIGHTS = {"invariance": 3.0, "variance": 5.0, "covariance": 7.0}
+SLICES = twins.unit(np.random.default_rng(9).normal(size=(5, 4)))
+SLICED = (3, 3, 4)  # three views, of which two are global
+
+
+def of_columns(form):
+    """The statistics of all columns, added."""
+    return (
+        lambda x: jnp.sum(noncontrastive.epps_pulley(x, form=form)),
+        lambda x: sum(epps_pulley_twin(column, form) for column in x.T),
+        [WIDE],
+        (0,),
+    )
+
+
+def of_slices(**options):
+    """LeJEPA along fixed slices."""
+    return (
+        lambda z: noncontrastive.lejepa(z, jnp.asarray(SLICES, z.dtype), **options),
+        functools.partial(lejepa_twin, slices=SLICES, **options),
+        [SLICED],
+        (0,),
+    )
+
 
 # name: loss, twin, shapes, and the arguments that receive a gradient
 CASES = {
@@ -182,6 +272,30 @@ CASES = {
     "pnr_supcon_pn1": supcon({"pn2": False}, {"pn2": "pn2"}),
     "pnr_supcon_pn2": supcon({"pn1": False}, {"pn1": "pn1"}),
     "pnr_supcon": supcon({"temperature": 0.5, "distill_temperature": 0.3}, NAMES),
+    "simsiam": (noncontrastive.simsiam, simsiam_twin, [WIDE] * 4, (0, 1)),
+    "epps_pulley": of_columns("code"),
+    "epps_pulley_paper": of_columns("paper"),
+    "lejepa_default": of_slices(),
+    "lejepa": of_slices(weight=0.3, form="paper", centre=3),
+    "dino_default": (noncontrastive.dino, dino_twin, [(4, 2, 5)] * 2, (0,)),
+    "dino": (
+        functools.partial(noncontrastive.dino, temperature=0.7),
+        functools.partial(dino_twin, temperature=0.7),
+        [(3, 4, 5), (3, 2, 5)],
+        (0,),
+    ),
+    "cassle_prototypes_default": (
+        distill.cassle_prototypes,
+        cassle_prototypes_twin,
+        [WIDE] * 4 + [(5, 4)] * 2,
+        (0, 1, 4),
+    ),
+    "cassle_prototypes": (
+        functools.partial(distill.cassle_prototypes, temperature=0.6),
+        functools.partial(cassle_prototypes_twin, temperature=0.6),
+        [WIDE] * 4 + [(5, 4)] * 2,
+        (0, 1, 4),
+    ),
 }
 for name, between in DISTANCES.items():
     CASES[f"pseudo_negative_{name}"] = (
@@ -329,7 +443,7 @@ def test_vicreg_of_one_row_is_refused():
         noncontrastive.vicreg(jnp.ones((1, 3)), jnp.ones((1, 3)))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [n for n in CASES if len(CASES[n][2]) > 1])
 def test_mismatched_shapes_raise(name):
     loss, _, shapes, _ = CASES[name]
     for i in range(len(shapes)):
@@ -346,3 +460,123 @@ def test_pnr_supcon_wants_one_label_per_example():
     for labels in (jnp.zeros(1, int), jnp.zeros((4, 1), int)):
         with pytest.raises(AssertionError):
             distill.pnr_supcon(*[jnp.ones(s) for s in SUPCON], labels)
+
+
+# Numbers in the paper's terms, worked out by hand or by the closed form of T.
+
+
+@pytest.mark.parametrize(
+    "x, paper, code",
+    [
+        ([0.0], 0.4089207202, 0.4020475797),
+        ([1.0], 1.1930515235, 1.1860058055),
+        ([-1.0, 1.0], 0.2187144295, 0.2056592319),
+        ([-1.5, -0.5, 0.5, 1.5], 0.2291963252, 0.2288283582),
+    ],
+)
+def test_the_statistic_is_near_the_integral(x, paper, code):
+    """With the weight exp(-t^2 / 2) over the whole line it has a closed form."""
+    x, n = np.array(x), len(x)
+    pairs = np.exp(-((x[:, None] - x) ** 2) / 2).sum()
+    single = np.exp(-(x**2) / 4).sum()
+    exact = math.sqrt(2 * math.pi) / n * pairs - 2 * math.sqrt(math.pi) * single
+    exact += n * math.sqrt(2 * math.pi / 3)
+    with jax.enable_x64(True):
+        for form, want, near in (("paper", paper, 1e-5), ("code", code, 0.02)):
+            value = float(noncontrastive.epps_pulley(jnp.asarray(x), form=form))
+            np.testing.assert_allclose(value, want, atol=1e-9)
+            assert abs(value - exact) < near
+
+
+def test_the_slope_of_the_statistic_is_known():
+    with jax.enable_x64(True):
+        slope = jax.grad(noncontrastive.epps_pulley)(jnp.array([1.0, 0.0, -0.3]))
+        blank = jax.grad(noncontrastive.epps_pulley)(jnp.zeros(4))
+    want = [-0.58114663, 0.54894596, 0.89289826]
+    np.testing.assert_allclose(slope, want, atol=1e-8)
+    assert not np.any(blank)  # total collapse is stationary
+
+
+@pytest.mark.parametrize("rows", [4, 64])
+def test_normal_numbers_have_the_same_statistic_on_average(rows):
+    x = np.random.default_rng(1).normal(size=(rows, 2000))
+    values = np.asarray(noncontrastive.epps_pulley(jnp.float32(x)))
+    error = values.std() / math.sqrt(len(values))
+    assert abs(values.mean() - 1.0524642) < 4 * error
+
+
+def test_lejepa_has_the_symmetries_of_its_equation():
+    rng = np.random.default_rng(2)
+    z, slices = rng.normal(size=(6, 3, 4)), twins.unit(rng.normal(size=(5, 4)))
+    turn = np.linalg.qr(rng.normal(size=(4, 4)))[0]
+    arrays = [(z, slices), (z[::-1], slices), (z @ turn, slices @ turn)]
+    values = [
+        float(noncontrastive.lejepa(*map(jnp.float32, pair), weight=0.5))
+        for pair in arrays
+    ]
+    np.testing.assert_allclose(values[1:], values[0], rtol=1e-5)
+    same = jnp.float32(z[:, :1]).repeat(3, axis=1)
+    assert noncontrastive.lejepa(same, jnp.float32(slices), weight=0.0) == 0
+
+
+def test_dino_at_points_known_by_hand():
+    logits = jnp.array([[[0.1, 0.0], [0.0, 0.1], [0.0, 0.0]]])
+    slow = jnp.array([[[0.04, 0.0], [0.0, 0.04]]])
+    targets = noncontrastive.centred(slow, jnp.zeros(2))
+    np.testing.assert_allclose(targets[0, 0], [0.7310585786, 0.2689414214], rtol=1e-6)
+    np.testing.assert_allclose(noncontrastive.dino(logits, targets), 0.8687337, 1e-6)
+    moved = noncontrastive.centred(slow + 3.0, jnp.array([3.0, 3.0]))
+    np.testing.assert_allclose(moved, targets, atol=1e-5)
+    # A centre takes from targets what all examples have in common.
+    away = noncontrastive.centred(slow, slow[0, 0])
+    np.testing.assert_allclose(away[0, 0], [0.5, 0.5])
+
+
+def test_dino_wants_two_views():
+    with pytest.raises(ValueError, match="V=1 views: allowed are 2 and more"):
+        noncontrastive.dino(jnp.zeros((3, 1, 2)), jnp.ones((3, 1, 2)))
+
+
+@pytest.mark.parametrize(
+    "logits, iterations, want",
+    [
+        ([[1, 0], [1, 0]], 3, [[0.5, 0.5], [0.5, 0.5]]),
+        ([[1, 0], [0, 1]], 3, [[0.7310585786, 0.2689414214]] * 2),
+        ([[2, 0], [1, 0]], 1, [[0.593845485, 0.406154515], [0.3497554091] * 2]),
+        ([[2, 0], [1, 0]], 3, [[0.6223578796, 0.3776421204], [0.3774392279] * 2]),
+    ],
+)
+def test_sinkhorn_at_points_known_by_hand(logits, iterations, want):
+    found = noncontrastive.sinkhorn(
+        jnp.float32(logits), temperature=1.0, iterations=iterations
+    )
+    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-6)
+    np.testing.assert_allclose(found[0], want[0], rtol=1e-5)
+    if logits[1] == [0, 1]:
+        np.testing.assert_allclose(found[1], want[1][::-1], rtol=1e-5)
+    else:
+        np.testing.assert_allclose(found[1, 0], want[1][0], rtol=1e-5)
+
+
+def test_sinkhorn_uses_all_prototypes_alike():
+    logits = np.random.default_rng(3).normal(size=(6, 4))
+    balanced = functools.partial(
+        noncontrastive.sinkhorn, temperature=0.5, iterations=100
+    )
+    found = balanced(jnp.float32(logits))
+    np.testing.assert_allclose(found.sum(axis=0), 6 / 4, rtol=1e-4)
+    # So a preference of all for one prototype, which a centre would take away, is gone.
+    shifted = balanced(jnp.float32(logits + [3.0, 0.0, -1.0, 0.0]))
+    np.testing.assert_allclose(shifted, found, rtol=2e-3)
+    sharp = noncontrastive.sinkhorn(jnp.float32(logits), temperature=1e-3)
+    assert np.isfinite(sharp).all()
+
+
+def test_targets_carry_no_gradient():
+    logits = jnp.ones((2, 3)).at[0, 1].set(2.0)
+    for make in (
+        lambda x: noncontrastive.centred(x, x[0]),
+        noncontrastive.sinkhorn,
+    ):
+        slope = jax.grad(lambda x, make=make: jnp.sum(make(x) ** 2))(logits)
+        assert not np.any(slope)

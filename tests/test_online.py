@@ -178,6 +178,62 @@ def test_er_is_the_sum_of_two_means():
     assert int(new.step) == 2
 
 
+@pytest.mark.parametrize("unseen", ["compete", "absent"])
+def test_joint_er_is_one_mean_over_one_pass(unseen):
+    made = parts()
+    method = er.make(made, passes="joint", unseen=unseen, replay_from="all")
+    net = online.network(made, "linear")
+    state = started(method)
+    images, labels = all_rows(state, made)
+    classes = None if unseen == "compete" else [0, 1, 2, 3]
+
+    def loss(params):
+        rows = jnp.concatenate([made.plain(SECOND["image"]), images])
+        out, _ = net(params, state.stats, rows, train=True)
+        return nll(out.logits, [*LABELS, *labels], classes)
+
+    new, expected = moved(method, state, SECOND, loss)
+    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
+    unmet = np.isinf(method.predict(new, made.plain(SECOND["image"])))[0]
+    np.testing.assert_array_equal(unmet, [False] * 4 + [unseen == "absent"])
+
+
+def test_joint_er_is_fine_tuning_while_the_memory_is_empty():
+    """Nothing that fills the shape counts, in the loss or in the statistics."""
+    made = parts()
+    method = er.make(made, passes="joint", replay_from="past_tasks")
+    net = online.network(made, "linear")
+    state = started(method, task=0)
+    images = made.plain(SECOND["image"])
+
+    def loss(params):
+        out, _ = net(params, state.stats, images, train=True)
+        return nll(out.logits, LABELS)
+
+    new, expected = moved(method, state, SECOND, loss)
+    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
+    twice = jnp.tile(images, (2, 1, 1, 1))
+    _, moved_stats = net(state.params, state.stats, twice, train=True)
+    chex.assert_trees_all_close(new.stats, moved_stats, rtol=1e-5, atol=1e-6)
+
+
+def test_absent_classes_take_no_part_in_separate_passes():
+    made = parts()
+    method = er.make(made, unseen="absent", replay_from="all")
+    net = online.network(made, "linear")
+    state = started(method)
+    images, labels = all_rows(state, made)
+
+    def loss(params):
+        new, _ = net(params, state.stats, made.plain(SECOND["image"]), train=True)
+        old, _ = net(params, state.stats, images, train=True)
+        seen = [0, 1, 2, 3]
+        return nll(new.logits, LABELS, seen) + nll(old.logits, labels, seen)
+
+    new, expected = moved(method, state, SECOND, loss)
+    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("replay_from", ["past_tasks", "all", "other_classes"])
 def test_er_replays_what_it_may(replay_from):
     made = parts()

@@ -235,7 +235,9 @@ def test_the_peer_takes_the_same_steps(online, tmp_path, monkeypatch, method):
         strict=True,
     ):
         got, want, old = (x.detach().numpy() for x in (got, want, old))
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4, err_msg=name)
+        # A ReLU's input that is zero but for rounding changes a few of the weights.
+        gap, way = np.linalg.norm(got - want), np.linalg.norm(want - old)
+        assert gap < 0.01 * way + 1e-5, name
         moved = max(moved, np.abs(want - old).max())
     assert moved > 0.01
     for (name, got), want in zip(

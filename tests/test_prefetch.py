@@ -379,3 +379,21 @@ def test_workers_leave_the_group_that_ctrl_c_reaches():
     code += "print(os.getpgrp() == os.getpid())"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.stdout == "True\n", ran.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_workers_keep_the_memory_of_images():
+    """Else every image is mapped, faulted in and given back."""
+    code = (
+        "import resource, numpy as np; from jaxcl.data import prefetch\n"
+        "prefetch._settle(0, 1)\n"
+        "def faults(count):\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    for _ in range(count):\n"
+        "        np.ones(2**26, np.uint8)  # beyond what glibc keeps by itself\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
+        "faults(1)\n"
+        "print(faults(4))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert int(ran.stdout) < 2**26 / 4096, ran.stderr

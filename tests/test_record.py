@@ -518,7 +518,7 @@ def accuracies(size):
     return np.where(np.arange(size) > np.arange(size)[:, None] + 1, np.nan, matrix)
 
 
-def test_heat_map_brightens_with_the_value_and_leaves_nan_blank(draw):
+def test_heat_map_brightens_with_the_value_and_hatches_what_is_nan(draw):
     bright, areas = [], []
     for value in (0.0, 0.2, 0.45, 0.7, 1.0):
         pixels, _ = draw(plots.accuracy_matrix, np.full((4, 4), value), title="x")
@@ -531,6 +531,9 @@ def test_heat_map_brightens_with_the_value_and_leaves_nan_blank(draw):
     colour, area = main_colour(pixels)
     assert luminance(colour / 255) == bright[-1]
     assert area / areas[-1] == pytest.approx(10 / 16, abs=0.02)
+    # Thin lines, brighter than any value, over what is not measured.
+    lines = (pixels == 204).all(-1)
+    assert 0.01 < lines.mean() < 0.15
     # Row 1, column 4 is at the top right.
     cell = np.full((4, 4), np.nan)
     cell[0, 3] = 1.0

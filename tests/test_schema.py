@@ -325,6 +325,16 @@ def test_nonsense_is_refused(tmp_path, changes, said):
         ({"online_head": True, "head_lr": 0.3, "frozen_bn": "batch"}, "frozen_bn"),
         ({"head_lr": 0.3, "fisher_share": 0.2}, "fisher_share head_lr"),
         ({"strategy": "ewc", "fisher_share": 0.2, "weight": 2.0}, ""),
+        ({"base": "dino", "balance": "sinkhorn", "temperature": 0.2}, ""),
+        (
+            {"base": "dino", "balance": "sinkhorn", "centre_momentum": 0.5},
+            "centre_momentum",
+        ),
+        (
+            {"base": "simsiam", "normality": 0.1, "temperature": 0.2},
+            "normality temperature",
+        ),
+        ({"base": "lejepa", "normality": 0.1, "target_start": 0.1}, "target_start"),
     ],
 )
 def test_options_of_other_bases_and_strategies_are_told(given, unread, monkeypatch):

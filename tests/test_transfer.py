@@ -308,6 +308,9 @@ def run_config(**method):
         ("barlow_twins", 0.1),
         ("byol", 3.0),
         ("vicreg", 0.3),
+        ("simsiam", 3.0),
+        ("dino", 3.0),
+        ("lejepa", 0.3),
     ],
 )
 def test_what_the_run_gives(base, lr):

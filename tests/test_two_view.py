@@ -20,12 +20,12 @@ from helpers import dense_net, twins, two_view_losses
 from jaxcl import core, optim
 from jaxcl.memory import buffer, importance, policies
 from jaxcl.methods import two_view
-from jaxcl.methods.two_view import bases, strategies
+from jaxcl.methods.two_view import bases, step, strategies
 from jaxcl.nets import heads
 
 # Rows of a batch, of a queue bank (which the batch does not divide) and of the memory;
-# features of a projection; pixels of a side; steps of a task.
-B, K, M, D, SIDE, STEPS = 5, 12, 7, 3, 3, 3
+# features of a projection; prototypes; local crops; pixels of a side; steps of a task.
+B, K, M, D, W, L, SIDE, STEPS = 5, 12, 7, 3, 4, 2, 3, 3
 MOMENTUM, DECAY = 0.5, 0.01  # of the optimiser
 RATES = (0.06, 0.03, 0.04)  # of the tasks; in the first one it falls to 0
 OPTIONS = {
@@ -44,6 +44,14 @@ OPTIONS = {
     "invariance": 2.0,
     "variance": 1.5,
     "covariance": 0.5,
+    "prototypes": W,
+    "target_temperature": 0.5,
+    "target_start": 0.2,
+    "target_warmup": 0.5,
+    "centre_momentum": 0.8,
+    "prototypes_held": 0.3,
+    "normality": 0.3,
+    "slices": 6,
     "mix": 0.6,
     "fisher_share": 0.7,
 }
@@ -58,10 +66,15 @@ CASES = {f"{base}-{strategy}": (base, strategy, {}) for base, strategy in PAIRS}
     "mocov2plus-pnr-paper": ("mocov2plus", "pnr", {"form": "paper"}),
     "simclr-pnr-pn1": ("simclr", "pnr", {"pn2": False}),
     "mocov2plus-pnr-pn2": ("mocov2plus", "pnr", {"pn1": False}),
+    # Local crops, and DINO's other targets.
+    "dino-less_forget-local": ("dino", "less_forget", {}),
+    "lejepa-finetune-local": ("lejepa", "finetune", {}),
+    "dino-finetune-sinkhorn": ("dino", "finetune", {"balance": "sinkhorn"}),
 }
 # Every strategy on one base and every base under PNR run every time.
 QUICK = {f"mocov2plus-{strategy}" for strategy in strategies.STRATEGIES} | {
     "byol-cassle-batch",
+    "dino-less_forget-local",
     *(f"{base}-pnr" for base in bases.BASES),
 }
 ROWS = [
@@ -81,7 +94,14 @@ def views_of(images):
     return library.stack([x, x[:, ::-1] ** 2], axis=1)
 
 
-def parts(augment=lambda key, images: views_of(images)):
+def local_of(images):
+    """[N,...] -> [N,L,...], as `views_of`."""
+    library = jnp if isinstance(images, jax.Array) else np
+    x = images / 255.0
+    return library.stack([x[:, :, ::-1] ** 3, 1 - x**2], axis=1)
+
+
+def parts(augment=lambda key, images: views_of(images), local=None):
     schedules = [optim.cosine(RATES[0], epochs=1, per_epoch=False)]
     schedules += [optim.constant(rate) for rate in RATES[1:]]
     return core.Parts(
@@ -90,6 +110,7 @@ def parts(augment=lambda key, images: views_of(images)):
         tx=optim.sgd(momentum=MOMENTUM, weight_decay=DECAY),
         lr=optim.by_task(schedules),
         num_classes=3,
+        local=local,
     )
 
 
@@ -103,7 +124,9 @@ def options_of(name):
 @functools.cache
 def make(name):
     base, strategy, options = options_of(name)
-    return two_view.make(parts(), base=base, strategy=strategy, **options)
+    local = (lambda key, images: local_of(images)) if name.endswith("local") else None
+    made = parts(local=local)
+    return two_view.make(made, base=base, strategy=strategy, **options)
 
 
 @functools.cache
@@ -161,6 +184,10 @@ class Twin:
         self.base, self.strategy, self.options = options_of(name)
         self.spec = bases.get(self.base)
         self.plan = strategies.get(self.strategy)
+        self.local = name.endswith("local")
+        # Of DINO's projector; slow network and teacher copy its prototypes, too.
+        self.smooth = ("projector",) if self.base == "dino" else ()
+        self.copied = COPIED + (("prototypes",) if self.spec.prototypes else ())
         extra = state.extra
         self.key, self.step_number = core.copy(state.key), int(state.step)
         self.task, self.start = int(state.task), int(state.task_start)
@@ -184,6 +211,7 @@ class Twin:
         self.slow, self.slow_stats = to64((extra.momentum, extra.momentum_stats))
         self.teacher, self.teacher_stats = to64((extra.teacher, extra.teacher_stats))
         self.key_queue, self.frozen_queue = to64((extra.key_queue, extra.frozen_queue))
+        self.centre = to64(extra.centre)
         if extra.importance is not None:
             self.squares = to64(extra.importance.squares)
 
@@ -196,9 +224,10 @@ class Twin:
         if not self.plan.teacher or index == 0:
             return
         if self.plan.distiller and index == 1:
-            self.params["distiller"] = to64(state.params["distiller"])
+            for born in {"distiller", "distil_prototypes"} & set(state.params):
+                self.params[born] = to64(state.params[born])
             self.stats["distiller"] = to64(state.stats["distiller"])
-        self.teacher = {name: self.params[name] for name in COPIED}
+        self.teacher = {name: self.params[name] for name in self.copied}
         self.teacher_stats = {name: self.stats[name] for name in COPIED}
 
     def end(self):
@@ -230,9 +259,9 @@ class Twin:
             ]
         )
 
-    def forward(self, images, replayed, exist):
+    def forward(self, images, replayed, exist, local):
         """What the losses read of the network that learns, and the way back."""
-        run = functools.partial(dense_net.apply, train=True)
+        run = functools.partial(dense_net.apply, train=True, smooth=self.smooth)
         rows, after, back_rows = run(COPIED, self.params, self.stats, images, groups=2)
         outputs = {"z": rows}
         stats = self.stats | after
@@ -246,6 +275,13 @@ class Twin:
             read = twins.unit(rows) if normalised else rows
             outputs["p"], more, back_g = run(
                 ("distiller",), self.params, stats, read, groups=2
+            )
+            stats = stats | more
+        for learnt in {"prototypes", "distil_prototypes"} & set(self.params):
+            outputs[learnt] = self.params[learnt]
+        if local is not None:
+            outputs["local"], more, back_local = run(
+                COPIED, self.params, stats, local, groups=L
             )
             stats = stats | more
         if replayed is not None:
@@ -268,6 +304,9 @@ class Twin:
                     more = (more - along) / length
                 down, grads = down + more, [*grads, own]
             grads.append(back_rows(down)[1])
+            grads += [{n: slopes[n]} for n in slopes if n.endswith("prototypes")]
+            if "local" in slopes:
+                grads.append(back_local(slopes["local"])[1])
             if "replayed" in slopes:
                 grads.append(back_replayed(slopes["replayed"])[1])
             return plus(*grads)
@@ -278,12 +317,19 @@ class Twin:
         def by_view(rows):
             return rows.reshape(-1, 2, D)
 
-        views = {n: by_view(x) for n, x in outputs.items() if n != "replayed"}
-        if "replayed" in outputs:
-            views["replayed"] = outputs["replayed"]
+        views = dict(outputs)
+        views |= {n: by_view(x) for n, x in outputs.items() if n in ("z", "o", "p")}
+        if "local" in outputs:
+            views["local"] = outputs["local"].reshape(-1, L, D)
+        slow = self.slow.get("prototypes")
         return bases.Features(
             **views,
             label=label,
+            slow_prototypes=slow,
+            frozen_prototypes=self.teacher.get("prototypes"),
+            centre=self.centre,
+            target_temperature=self.target_temperature(),
+            slices=self.slices(),
             key_queue=self.key_queue,
             frozen_queue=self.frozen_queue,
             **{
@@ -291,6 +337,25 @@ class Twin:
                 for n, x in frozen.items()
             },
         )
+
+    def progress(self):
+        return (self.step_number - self.start) / STEPS
+
+    def target_temperature(self):
+        """DINO's, which rises over half of the first task."""
+        end, start = (self.options[n] for n in ("target_temperature", "target_start"))
+        if self.task > 0:
+            return end
+        share = min(self.progress() / self.options["target_warmup"], 1)
+        return start + (end - start) * share
+
+    def slices(self):
+        """LeJEPA's directions, drawn by the library's key."""
+        if self.base != "lejepa":
+            return None
+        key = jax.random.fold_in(self.key, self.step_number)
+        key = jax.random.fold_in(key, step._SLICES)
+        return twins.unit(jax.random.normal(key, (self.options["slices"], D)))
 
     def loss_and_slopes(self, outputs, label, frozen):
         """The loss, and its slopes with respect to the outputs by differences."""
@@ -301,25 +366,31 @@ class Twin:
                 "form": "code",
                 "pn1": True,
                 "pn2": True,
+                "balance": "centre",
                 "scale": 0.1,
                 "off_diagonal": 5e-3,
             }
             | names
         )
 
+        def features(rows):
+            return self.features(dict(zip(outputs, rows, strict=True)), label, frozen)
+
         def value(*rows):
-            return two_view_losses.loss(
-                self.base,
-                "finetune" if alone else self.strategy,
-                self.features(dict(zip(outputs, rows, strict=True)), label, frozen),
-                options,
-            )
+            strategy = "finetune" if alone else self.strategy
+            return two_view_losses.loss(self.base, strategy, features(rows), options)
 
         arrays = list(outputs.values())
         slopes = {
             name: twins.central_difference(value, arrays, i)
             for i, name in enumerate(outputs)
         }
+        if self.base == "simsiam":  # there z is a target, without gradient
+            slopes["z"] -= twins.central_difference(
+                lambda *rows: two_view_losses.simsiam(features(rows), options),
+                arrays,
+                list(outputs).index("z"),
+            )
         return value(*arrays), slopes
 
     def step(self, incoming):
@@ -339,7 +410,13 @@ class Twin:
         rows = views.reshape(2 * B, -1)
         if self.spec.momentum:
             frozen["k"], self.slow_stats, _ = dense_net.apply(
-                COPIED, self.slow, self.slow_stats, rows, train=True, groups=2
+                COPIED,
+                self.slow,
+                self.slow_stats,
+                rows,
+                train=True,
+                groups=2,
+                smooth=self.smooth,
             )
         later = self.task > 0
         if self.plan.teacher and later:
@@ -350,13 +427,20 @@ class Twin:
                 rows,
                 groups=2,
                 train=self.options.get("frozen_bn") == "batch",
+                smooth=self.smooth,
             )
+        local = None
+        if self.local:
+            local = local_of(np.float64(images)).reshape(L * B, -1)
         outputs, self.stats, backward = self.forward(
-            rows, replayed, frozen.get("stored_mask")
+            rows, replayed, frozen.get("stored_mask"), local
         )
         loss, slopes = self.loss_and_slopes(outputs, label, frozen)
+        if self.task == 0 and self.progress() < self.options["prototypes_held"]:
+            if "prototypes" in slopes:
+                slopes["prototypes"] = np.zeros((W, D))
         grads = plus(jax.tree.map(np.zeros_like, self.params), backward(slopes))
-        progress = (self.step_number - self.start) / STEPS
+        progress = self.progress()
         lr = RATES[min(self.task, 2)]
         if self.task == 0:
             lr *= (1 + np.cos(np.pi * progress)) / 2
@@ -402,11 +486,15 @@ class Twin:
         return total
 
     def follow(self, progress, frozen, later):
-        """The slow network and the queues."""
+        """The slow network, the queues and DINO's centre."""
+        if self.centre is not None:
+            logits = twins.unit(frozen["k"]) @ twins.unit(self.slow["prototypes"]).T
+            keep = self.options["centre_momentum"]
+            self.centre = keep * self.centre + (1 - keep) * logits.mean(axis=0)
         if self.spec.momentum:
             start, end = self.options["momentum_start"], self.options["momentum_end"]
             decay = end - (end - start) * (np.cos(np.pi * progress) + 1) / 2
-            now = {name: self.params[name] for name in COPIED}
+            now = {name: self.params[name] for name in self.copied}
             self.slow = jax.tree.map(
                 lambda a, b: decay * a + (1 - decay) * b, self.slow, now
             )
@@ -443,6 +531,7 @@ class Twin:
         close(extra.teacher_stats, self.teacher_stats)
         close(extra.key_queue, self.key_queue)
         close(extra.frozen_queue, self.frozen_queue)
+        close(extra.centre, self.centre)
         assert int(extra.key_pointer) == self.key_pointer
         assert int(extra.frozen_pointer) == self.frozen_pointer
         if extra.memory is not None:
@@ -499,6 +588,7 @@ def under_way(name, task):
         teacher_stats=moved(state.extra.teacher_stats, 4, low=0.1),
         key_pointer=jnp.int32(K - 2),
         frozen_pointer=jnp.int32(3),
+        centre=moved(state.extra.centre, 8),
     )
     if extra.memory is not None:
         filled = np.isin(np.arange(M), (1, 4, 6))

@@ -253,6 +253,13 @@ def test_a_run_that_cannot_be_updated(run, tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({**own, **change}))
         with pytest.raises(ValueError, match=said):
             update_command.plan(str(tmp_path), *given)
+    results = json.loads((run / "run" / "results.json").read_text())
+    first = len(results["scalars"])
+    results["scalars"].append(None)
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    (tmp_path / "config.json").write_text(json.dumps({**own, "first_tasks": first}))
+    with pytest.raises(ValueError, match=f"config.first_tasks={first} left out 1 of"):
+        update_command.plan(str(tmp_path), *given)
 
 
 def test_old_data_that_are_gone(copy, capsys):
@@ -338,3 +345,33 @@ def test_limits(limits, count):
     assert len(said) == count
     if not limits:
         assert said == ["a/all lost 0.0400, allowed 0.02"]
+
+
+def test_flags_change_the_recipe_of_an_encoder_option_by_option(tmp_path):
+    (tmp_path / "card.json").write_text("{}")
+    recipe = lineage.recipe({"encoder": {"name": "vit"}, "augment": {"size": 8}})
+
+    def changed(*arguments):
+        values, argv = flags.FlagValues(), ["update", "--run=r", "--data=d"]
+        argv += [f"--config.train.{argument}" for argument in arguments]
+        update_command.define_flags(values, argv)
+        values(argv)
+        changes = values.config.to_dict()["train"]
+        return lineage.next_config(str(tmp_path), recipe, {"name": "digits"}, changes)
+
+    made = changed("tuning.lora_rank=4", "method.strategy=pnr", "epochs=2")
+    assert made["tuning"] == {"lora_rank": 4, "open_layers": 1}
+    assert made["method"] == recipe["method"] | {"strategy": "pnr"}
+    assert made["epochs"] == 2 and made["augment"] == {"size": 8}
+    recipe["tuning"] = None  # of an encoder that has no adapters
+    assert changed()["tuning"] is None
+    assert changed("tuning.frozen_layers=1")["tuning"] == {"frozen_layers": 1}
+
+
+def test_a_section_that_is_not_there_is_one_line(tmp_path):
+    words = ["jaxcl.update", "--run=r", "--data=d", "--config.train.foo.bar=1"]
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == "jaxcl: config has no section 'foo' to override\n"

@@ -13,7 +13,7 @@ filters).
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -251,6 +251,24 @@ def make(
     probability 0 are not compiled. A view's key is fold_in(fold_in(key, position in the
     batch), view), so results do not depend on the devices or the batch size.
 
+    Args:
+      size: pixels of a side of a view.
+      views: how many of each image.
+      scale: share of the image's area that a crop has.
+      ratio: least and most width over height of a crop.
+      interpolation: of its resizing.
+      jitter: strength of brightness, contrast, saturation and hue.
+      jitter_probability: that a view is jittered at all.
+      grayscale: probability.
+      blur: probability, or one of each view.
+      sigma: least and most, of the blur, in pixels.
+      solarize: probability, or one of each view.
+      flip: probability, left to right.
+      mean, std: of each channel from 0 to 1, by which views are normalised.
+      crop: False takes the whole image.
+      pad: pixels by which an image that is not cropped is shifted.
+      dtype: of the views.
+
     Raises ValueError for values out of range, here or when first called.
     """
     box = dict(size=size, scale=scale, ratio=ratio, interpolation=interpolation)
@@ -283,6 +301,43 @@ def make(
         return normalize(jnp.stack(out, axis=1), mean, std).astype(dtype)
 
     return augment
+
+
+@schema.checked("config.augment.local")
+def local(
+    whole: Mapping[str, Any],
+    *,
+    views: Annotated[int, schema.Range(1, 64)],
+    size: schema.Pixels,
+    scale: crops.Scale = (0.05, 0.4),
+    blur: Probability = 0.5,
+    solarize: Probability = 0.0,
+) -> Callable:
+    """Build `crop(key, images)`, u8[B,H,W,C] -> [B,views,size,size,C]: multi-crop.
+
+    Small crops of small parts, beside the two views (SwAV, Caron et al., NeurIPS 2020;
+    defaults are DINO's). What is not said here is as in the two views.
+
+    Args:
+      whole: the arguments of `make` for the two views.
+      views, size, scale, blur, solarize: as in `make`.
+
+    Raises ValueError for values out of range, and for images that were cropped before
+    they came to the device: of what is left a small part is no part of the image.
+    """
+    own = dict(views=views, size=size, scale=scale, blur=blur, solarize=solarize)
+    augment = make(**{**whole, **own, "crop": True, "pad": 0})
+
+    def crop(key, images):
+        if images.ndim != 4:
+            raise ValueError(
+                "config.augment.local: needs whole images, and these stream as crops; "
+                "leave the section out, or raise config.device_bytes so that the set "
+                "lies on the device"
+            )
+        return augment(key, images)
+
+    return crop
 
 
 @schema.checked("config.augment")

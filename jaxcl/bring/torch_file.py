@@ -220,7 +220,7 @@ def _opaque(value) -> Opaque:
 
 
 def _called(function, arguments) -> Any:
-    """What a call gives; only three functions are known, and none is called."""
+    """Stand in for the result of a call; knows three functions, and calls none."""
     if function == Name("collections", "OrderedDict") and arguments in ((), ([],)):
         return {}
     if function == Name("torch._utils", "_rebuild_tensor_v2"):

@@ -23,6 +23,7 @@ from jaxcl.run import (
     folder,
     job,
     lock,
+    loggers,
     seeds,
     task_alone,
     transfer,
@@ -35,6 +36,7 @@ MACHINE = (
     "steps_per_call",
     "workers",
     "progress",
+    "loggers",
     "data.cache",
     "duplicates",
     "seeds",
@@ -298,7 +300,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         and image["crop"]._replace(decoder=tasks.dataset.decoder or "auto"),
         views=image["views"],
         steps_per_call=_steps_per_call(top, tasks.dataset.train),
-        record={"tensorboard": top.tensorboard, "progress": top.progress},
+        record=record_options(top),
         quiet=False,
         config=plain,
         seed=top.seed,
@@ -388,8 +390,17 @@ def _check_channels(start, train) -> None:
         )
 
 
+def record_options(top: sections.Top) -> dict:
+    """Choose the options of a config that `run.record.Recorder` takes."""
+    return {
+        "tensorboard": top.tensorboard,
+        "loggers": loggers.makers(top.loggers),
+        "progress": top.progress,
+    }
+
+
 def _steps_per_call(top, train) -> int:
-    """Graphs come in batches of several sizes, which no call can hold together."""
+    """Choose how many steps one call makes; graphs differ in size, so they get one."""
     if train.graphs is None:
         return top.steps_per_call or (1 if sharding.on_cpu() else 8)
     if top.steps_per_call not in (None, 1):
@@ -505,7 +516,7 @@ def _transfer(top: sections.Top, workdir) -> transfer.Transfer:
         stream=eval_parts.stream,
         evaluators=evaluators.judges,
         pictures=evaluators.pictures if top.plots else {},
-        record={"tensorboard": top.tensorboard, "progress": top.progress},
+        record=record_options(top),
     )
 
 

@@ -6,8 +6,8 @@ import sys
 
 from absl import flags, logging
 
-from jaxcl.config import sections
-from jaxcl.data import files
+from jaxcl.config import files, sections
+from jaxcl.data import files as files_lib
 from jaxcl.run import checkpoint, lock, metrics_log, record, signals, train
 
 # What a user can mend: one line says it. Anything else is a bug, with a traceback.
@@ -16,24 +16,26 @@ FAILURES = (
     checkpoint.CheckpointError,
     record.RowsLost,
     lock.Lost,
-    files.Unreadable,
+    files_lib.Unreadable,
     OSError,
 )
 
 
-def parse_flags(argv, section="config"):
+def parse_flags(argv, section="config", define=lambda: None):
     """Parse, with one line on stderr where the command is wrong.
 
     Args:
       argv: the command.
       section: of a config that has the options of a run, for hints.
+      define: defines flags, first of all; that of a config may raise, too.
     """
     try:
-        return flags.FLAGS(argv)
+        define()
+        return flags.FLAGS(files.located_in(argv))
     except (flags.Error, LookupError, AttributeError, TypeError, ValueError) as error:
         message = str(error.args[0] if error.args else error)
-        if type(error) is KeyError:  # ml_collections says no more than the name
-            message = f"config has no section {message!r} to override"
+        if type(error) is KeyError:  # ml_collections says no more than the quoted name
+            message = f"config has no section {message} to override"
         # A config that refuses its argument comes with a traceback in the text.
         before = message.partition("Error whilst parsing")[0]
         _, refuses, said = message.rpartition("\nValueError: ")
@@ -49,7 +51,7 @@ def parse_flags(argv, section="config"):
 
 
 def _hint(flag: str, section: str) -> str:
-    """What was meant by a flag that is not there, if it is an option of a config."""
+    """Suggest the option of a config that a flag which is not there may have meant."""
     options = [field.name for field in dataclasses.fields(sections.Top)]
     first, dot, rest = flag.partition(".")
     near = difflib.get_close_matches(first, options, n=1)

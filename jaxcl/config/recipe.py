@@ -48,3 +48,17 @@ def by(table: dict, *fields: config_dict.FieldReference, default=None):
 
     look = _Lookup(find, list(fields))
     return config_dict.FieldReference(start, field_type=type(first), op=look)
+
+
+def of(function: Callable, *fields: config_dict.FieldReference):
+    """The value of a function of other fields, once all overrides are read.
+
+    As with `by`, setting the value itself cuts the tie.
+
+    Args:
+      function: of what the fields hold.
+      fields: `config.section.get_ref(name)` each.
+    """
+    start = function(*(field.get() for field in fields))
+    look = _Lookup(lambda value, *held: function(*held), list(fields))
+    return config_dict.FieldReference(start, field_type=type(start), op=look)

@@ -24,7 +24,7 @@ from jaxcl.data import (
     sources,
     stream,
 )
-from jaxcl.nets import gcn, gin, resnet, tuning, vit
+from jaxcl.nets import gcn, gin, mlp, resnet, tuning, vit
 from jaxcl.run import folder, transfer
 
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -33,6 +33,7 @@ ENCODERS = {
     "resnet": resnet.resnet,
     "conv_net": resnet.conv_net,
     "vit": vit.vit,
+    "mlp": mlp.perceptron,
     **GRAPH_ENCODERS,
 }
 OPTIMIZERS = {"sgd": optim.sgd, "lars": optim.lars, "adam": optim.adam}
@@ -58,8 +59,8 @@ class Top:
 
     data: dict  # name of a source, and its options
     scenario: dict  # name, and options of scenarios.make
-    # options of augment.images.make, and `resize` for evaluation; or name="graphs" and
-    # those of augment.graphs.make
+    # options of augment.images.make, `resize` for evaluation and a section `local`,
+    # options of augment.images.local; or name="graphs" and those of augment.graphs.make
     augment: dict
     encoder: dict  # name, and its options
     method: dict  # name, and options of its make
@@ -69,7 +70,7 @@ class Top:
     replay: dict | None = None  # options of methods.online.replay.settings
     # Options of nets.tuning.settings, or a name in its RECIPES; None: all trains
     tuning: dict | Literal["decay", "lora", "explora"] | None = None
-    name: _Name = "run"
+    name: _Name = "run"  # of the run; its directory is runs/NAME unless told
     regime: str = ""  # a word that other values of the config follow; not read itself
     seed: schema.Natural = 0  # the first
     seeds: schema.Count = 1  # how many runs, of seeds that follow one another
@@ -90,7 +91,7 @@ class Top:
     eval_epochs: schema.Natural = 0  # the same in epochs
     # Checkpoints; a damaged newest one has one before it.
     keep: Annotated[int, schema.Range(least=2)] = 2
-    evaluate_untrained: bool = True
+    evaluate_untrained: bool = True  # also before the first step
     plasticity: bool = True  # also train on each task alone, for FT_i
     plasticity_cache: str | None = None  # directory that keeps FT_i across runs
     # A run that has done the first tasks, from which this one goes on; or the folder of
@@ -98,11 +99,11 @@ class Top:
     start: str | None = None
     first_tasks: schema.Count | None = None  # how many tasks are trained; None: all
     checkpoint: str | None = None  # a run whose encoder is judged; nothing is trained
-    tensorboard: bool = True
-    plots: bool = True
-    progress: Literal["auto"] | bool = (
-        "auto"  # a bar, none, or a bar on a terminal only
-    )
+    tensorboard: bool = True  # leave events for it
+    loggers: str = ""  # modules of run.loggers, or your own, with commas between
+    plots: bool = True  # draw pictures
+    # A bar, none, or a bar on a terminal only
+    progress: Literal["auto"] | bool = "auto"
 
 
 def top_of(raw: dict) -> Top:
@@ -159,11 +160,12 @@ def check_graphs(top: Top, train: stream.Examples | None = None) -> None:
 def follows_seed(scenario: dict) -> bool:
     """Whether the run's seed cuts the tasks, because the scenario has none of its own.
 
-    So it is with "growth", and with "class" in the order "released".
+    So it is with "growth", "permuted" and "rotated", and with "class" in the order
+    "released".
     """
     released = scenario.get("class_order") == "released"
-    cut = {"growth": True, "class": released}.get(scenario.get("name"), False)
-    return cut and "seed" not in scenario
+    cut = {"growth": True, "permuted": True, "rotated": True, "class": released}
+    return cut.get(scenario.get("name"), False) and "seed" not in scenario
 
 
 def tasks(data, scenario, seed=0, stand_in=None):
@@ -233,7 +235,7 @@ def _moving(tx, module):
 
 
 def _views(top: Top):
-    """`augment` and `plain` of Parts, and what is known of the images, if any."""
+    """Views as Parts has them, and what is known of the images, if any."""
     dtype, augment = PRECISIONS[top.precision], dict(top.augment)
     name = augment.pop("name", "images")
     core.check_choice("config.augment.name", name, ("images", "graphs"))
@@ -242,7 +244,7 @@ def _views(top: Top):
         # Evaluators ask for these; graphs have no pixels, so the values mean nothing.
         blank = dict(size=1, mean=(0.0,), std=(1.0,), views=1, resize=None, crop=None)
         return {"augment": augment_graphs.make(**given)}, blank
-    resize = augment.pop("resize", None)
+    resize, local = augment.pop("resize", None), augment.pop("local", None)
     given = schema.options(
         augment_images.make, augment, "config.augment", given=("dtype",)
     )
@@ -251,6 +253,8 @@ def _views(top: Top):
         "augment": augment_images.make(**given, dtype=dtype),
         "plain": augment_images.make_eval(size=given["size"], resize=resize, **moments),
     }
+    if local is not None:
+        views["local"] = _local(top, local, {**given, "dtype": dtype})
     full = schema.defaults(augment_images.make) | given
     crop = prefetch.Crop(
         size=full["size"],
@@ -260,6 +264,19 @@ def _views(top: Top):
     )
     image = {key: full[key] for key in ("size", "mean", "std", "views")}
     return views, image | {"resize": resize, "crop": crop}
+
+
+def _local(top: Top, section: dict, whole: dict):
+    """The local crops of config.augment.local; `whole` is said of the two views."""
+    schema.check_value(section, dict, "config.augment.local")
+    name = top.method.get("name")
+    if not getattr(schema.method(name), "TAKES_LOCAL", False):
+        raise ValueError(
+            f"config.augment.local: config.method.name={name!r} takes no local crops; "
+            "leave the section out; 'two_view' does with base 'dino' or 'lejepa'"
+        )
+    own = schema.options(augment_images.local, section, "config.augment.local")
+    return augment_images.local(whole, **own)
 
 
 def encoder(top: Top):

@@ -19,6 +19,8 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         config.data = {"name": "digits", "size": 16, "channels": 3}
         config.augment.size = 16
         config.augment.resize = None
+        if config.augment.get("local"):
+            config.augment.local.update(views=2, size=8)
         small = {"name": "resnet", "depth": 10, "width": 4, "stem": "cifar"}
         if config.encoder.name == "vit":
             small = {"name": "vit", "width": 16, "layers": 2, "heads": 2, "hidden": 32}
@@ -40,7 +42,7 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         config.epochs = 1
     small = {"hidden_dim": 16, "output_dim": 8, "distill_hidden_dim": 16}
     small |= {"predictor_hidden_dim": 16, "queue_size": 64, "memory_size": 32}
-    small |= {"drawn": 8}
+    small |= {"drawn": 8, "prototypes": 16, "slices": 16}
     if config.method.get("projector"):  # output_dim is of a network in its place
         del small["output_dim"]
         small["projector"] = 8

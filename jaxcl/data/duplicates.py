@@ -88,7 +88,7 @@ def _parts(dataset) -> dict[str, stream.Examples]:
 
 
 def _digests(examples) -> Iterator[bytes | None]:
-    """Of every row; threads, since on a network drive every file is a wait."""
+    """Hash every row; in threads, since on a network drive every file is a wait."""
     digest, rows = functools.partial(_digest, examples), range(stream.size(examples))
     if examples.images is not None:
         yield from map(digest, rows)
@@ -98,7 +98,7 @@ def _digests(examples) -> Iterator[bytes | None]:
 
 
 def _digest(examples, row) -> bytes | None:
-    """Of the bytes of an image, and of its shape where that is not among them."""
+    """Digest the bytes of an image, and its shape where that is not among them."""
     try:
         data = _bytes(examples, row)
     except (OSError, ValueError):

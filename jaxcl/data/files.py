@@ -297,6 +297,16 @@ def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
     return names
 
 
+def kept(wanted: tuple[str, ...], names: tuple[str, ...]) -> np.ndarray:
+    """New number of every class, i32[C], -1 for classes that are left out."""
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise ValueError(f"classes: {missing[:5]} not among the {len(names)} classes")
+    numbers = np.full(len(names), -1, np.int32)
+    numbers[[names.index(name) for name in wanted]] = np.arange(len(wanted))
+    return numbers
+
+
 def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.ndarray]:
     """The arrays among `keys` that a file holds; packed image arrays are decoded.
 

@@ -10,6 +10,7 @@ from jaxcl import schema
 from jaxcl.data import files, splits, storage, stream
 
 MAPPED_BYTES = 4 << 30  # larger image files are mapped, not read
+FETCHED = ("cifar10", "cifar100", "mnist")  # that `fetch` writes as such directories
 
 
 @schema.checked("config.data")
@@ -31,10 +32,10 @@ def npz(
         for split in ("train", "test"):
             if f"{split}_x" in data:
                 values = [data.get(f"{split}_{key}") for key in ("x", "y", "domain")]
-                parts[split] = _examples(f"{path}: {split}", *values)
+                parts[split] = examples(f"{path}: {split}", *values)
     elif "x" in data:
         values = [data.get(key) for key in ("x", "y", "domain")]
-        whole = _examples(path, *values)
+        whole = examples(path, *values)
         mask = data.get("is_test", np.zeros(len(whole.label), bool))
         if mask.dtype != bool or mask.shape != (len(data["x"]),):
             raise ValueError(f"{path}: is_test must be bool[{len(data['x'])}]")
@@ -112,14 +113,7 @@ class _Split(NamedTuple):
 class _Entry(NamedTuple):
     """What it holds of an array."""
 
-    # A set may come from anywhere: it names files of its own folder alone.
-    file: Annotated[
-        str,
-        schema.Text(
-            r"(?![/\\])(?!(.*[/\\])?\.\.([/\\]|$))[^\0]+",
-            "the name of a file in the folder",
-        ),
-    ]
+    file: splits.Inside
     sha256: str | None = None
 
 
@@ -139,10 +133,18 @@ def _meta(path) -> dict:
                     _check_section(_Entry, section[key], f"{where}.{key}")
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{error}; path must be a folder as `python -m jaxcl.data.convert IN.npz "
-            f"{path}` writes it, with a meta.json"
+            f"{error}; path must be a folder with a meta.json, as `python -m "
+            f"jaxcl.data.convert IN.npz {path}` writes it{_fetched(path)}"
         ) from error
     return meta
+
+
+def _fetched(path) -> str:
+    """The command that fetches the set a folder is named after, else ""."""
+    name = os.path.basename(os.path.normpath(path))
+    if name not in FETCHED:
+        return ""
+    return f", or `python -m jaxcl.data.fetch {name} --out={path}`"
 
 
 def _check_section(kind, section, where) -> None:
@@ -168,15 +170,15 @@ def _array_split(path, entries, resident) -> stream.Examples:
         )
     if resident:
         images = files.read_entry(path, entries["images"])
-        return _examples(file, images, label, domain)
+        return examples(file, images, label, domain)
     images = files.mapped(file)
     if images.dtype != np.uint8 or images.ndim != 4:
         raise ValueError(
             f"{file} is {images.dtype}{list(images.shape)}, expected uint8[N, H, W, C]"
         )
-    examples = _examples(file, images, label, domain)
+    whole = examples(file, images, label, domain)
     load = files.Loader(files.Mapped(file), np.arange(len(images)))
-    return examples._replace(images=None, load=load)
+    return whole._replace(images=None, load=load)
 
 
 def _size(file) -> int:
@@ -187,8 +189,23 @@ def _size(file) -> int:
         raise ValueError(f"{file} cannot be read: {error}") from error
 
 
-def _examples(where, images, label, domain) -> stream.Examples:
-    """Examples from arrays of any integer type; grey images may lack the channel."""
+def examples(
+    where: str,
+    images: np.ndarray,
+    label: np.ndarray | None,
+    domain: np.ndarray | None,
+) -> stream.Examples:
+    """Examples from arrays of any integer type; grey images may lack the channel.
+
+    Args:
+      where: they come from, for messages.
+      images: u8[N, H, W] or u8[N, H, W, C].
+      label: i[N], -1 where unknown; None: unknown.
+      domain: i[N]; None: one domain.
+
+    Raises:
+      ValueError: an array is of another type or length, or a number out of range.
+    """
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise ValueError(
             f"{where}: images are {images.dtype}{list(images.shape)}, expected "

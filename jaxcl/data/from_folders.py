@@ -38,13 +38,20 @@ def image_folder(
                      test split.
       *              images without class folders: no labels, no test split.
 
+    path: the folder.
     classes: a text file that names the classes to keep, in that order.
+    test: share of each class that is the test split, where no folder is.
+    test_seed: of that draw.
     size: resize the shorter side to `size`, then crop the centre; None: as stored.
     resident: decode all images once, into memory.
+    channels: 3, or 1: grey.
+    decoder: "cv2" or "pillow"; "auto" is cv2 where it is installed.
     on_corrupt: "error", or "skip": another image of the same class is used instead.
     max_pixels: an image of more is not decoded, as if it were corrupt.
     cache: a folder that keeps the decoded images for later runs, see `cache.cached`.
     cache_size: the cache shrinks images with a longer shorter side to it.
+    validation: share of each class of the train split that is held out.
+    seed: of that draw.
     """
     wanted = None if classes is None else files_lib.class_list(classes)
     decoder = prefetch.choose_decoder(decoder)

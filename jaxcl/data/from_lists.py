@@ -41,8 +41,9 @@ def image_lists(
     skipped. Labels are never renumbered, even where a list lacks a class.
 
     path: the folder that the paths in the lists are relative to.
-    train, validation_list, test: names of list files in the folder `lists` (default
-      `path`), where {domain} stands for each of `domains`; None or "": no such list.
+    train, validation_list, test: names of list files in the folder `lists`, where
+      {domain} stands for each of `domains`; None or "": no such list.
+    lists: folder of the lists; None: `path`.
     domains: their names, in the order of their numbers; None: one domain, "all".
     class_names: a text file, one name a line, label 0 first. Default: the folder that
       holds all train files of a label; the label itself if there is no such folder.

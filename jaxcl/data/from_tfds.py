@@ -132,8 +132,11 @@ def tfds(
     """A prepared TFDS directory (.../NAME/CONFIG/VERSION), or several.
 
     path: each of several directories is a domain, named by `domain_names`.
-    *_split: any TFDS split, such as "train[:90%]"; None: no such split.
-    *_key: names of features; label_key None: no labels; domain_key None: one domain.
+    train_split, validation_split, test_split: any TFDS split, such as "train[:90%]";
+      None: no such split.
+    image_key, label_key, domain_key: names of features; label_key None: no labels;
+      domain_key None: one domain.
+    domain_names: one of each directory, where there are several.
     classes: a text file that names the classes to keep, in that order.
     index: a file that keeps the result of the first scan. Labels are stored in the
       records, so without it every start reads the whole set once.
@@ -149,7 +152,7 @@ def tfds(
         _examples,
         infos=infos,
         keys=(image_key, label_key, domain_key),
-        keep=None if classes is None else _kept(wanted, names),
+        keep=None if classes is None else files_lib.kept(wanted, names),
         index=index,
         pixels=(decoder, channels, max_pixels),
     )
@@ -273,16 +276,6 @@ def _names(infos, key, option) -> tuple[str, ...]:
     if any(tuple(info.features[key].names) != names for info in infos):
         raise ValueError(f"{option} = {key!r}: the directories differ in their names")
     return names
-
-
-def _kept(wanted, names) -> np.ndarray:
-    """New number of every class, i32[C], -1 for classes that are left out."""
-    missing = [name for name in wanted if name not in names]
-    if missing:
-        raise ValueError(f"classes: {missing[:5]} not among the {len(names)} classes")
-    numbers = np.full(len(names), -1, np.int32)
-    numbers[[names.index(name) for name in wanted]] = np.arange(len(wanted))
-    return numbers
 
 
 def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:

@@ -1,10 +1,12 @@
 """From rows to batches on the host: cropping, worker processes, reading ahead."""
 
+import ctypes
 import functools
 import importlib.util
 import math
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
@@ -20,6 +22,7 @@ INTERPOLATIONS = {
 }
 
 Decoder = Literal["auto", "cv2", "pillow"]
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
 _RESIZED = 2**28  # pixels; a line of one pixel by millions grows by the square
 
 
@@ -277,11 +280,22 @@ def _settle(worker: int, workers: int) -> None:
     # live until the run has saved its state and closes them.
     if hasattr(os, "setpgrp"):
         os.setpgrp()
+    _keep_memory()
     # Each worker has a core; OpenCV's own threads would compete for the same cores.
     if importlib.util.find_spec("cv2") is not None:
         import cv2
 
         cv2.setNumThreads(1)
+
+
+def _keep_memory() -> None:
+    """Have glibc keep freed memory: images come and go, and each page costs a fault."""
+    if sys.platform != "linux":
+        return
+    adjust = getattr(ctypes.CDLL(None), "mallopt", None)
+    if adjust is not None:  # not in musl
+        adjust(_MMAP_MAX, 0)
+        adjust(_TRIM_THRESHOLD, 2**30)
 
 
 def batches(

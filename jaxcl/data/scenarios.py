@@ -8,9 +8,11 @@ import numpy as np
 
 from jaxcl import schema
 from jaxcl.data import imbalance as imbalance_lib
-from jaxcl.data import splits, stream
+from jaxcl.data import looks, splits, stream
 
-Scenario = Literal["joint", "class", "data", "domain", "growth", "after"]
+Scenario = Literal[
+    "joint", "class", "data", "domain", "permuted", "rotated", "growth", "after"
+]
 SCENARIOS = get_args(Scenario)
 # The released PNR and CaSSLe experiments draw the slices of "data" with this seed.
 DATA_SEED = 42
@@ -43,18 +45,24 @@ def make(
                 task 0 also takes the remainder (the first slice is that longer).
       "domain"  one task per domain, in `domain_order` (names or numbers, default
                 the dataset's order; it may leave domains out).
+      "permuted" and "rotated": the images once in each of `num_tasks` looks, of which
+                each is a domain and a task: their pixels in another order, or turned
+                by another angle, see `looks.made`. What is learnt of a digit is the
+                same in all: its label.
       "growth"  an old set and its growth: of the n train rows, permuted by `seed`,
                 the first round((1 - growth) n), then the others (ICL).
       "after"   the next task of a run that has done `num_tasks` - 1 on other data, see
                 config.start: all rows, or those of the last domain where there are
                 several; rows of the others count as earlier ones.
+    domain_order: names or numbers of domains, see "domain" above.
     class_order: "sorted", "released" (that of the PNR experiments with this `seed`,
       see `stream.released_permutation`), "cassle" (that of the CaSSLe experiments, the
       same with seed 5 whatever `seed` is), "shuffled" (by `seed`) or a list of class
       numbers or names that holds every class once.
     num_tasks: may be left out for "joint" and "domain".
-    seed: draws "released", "shuffled", "growth" and the rows of `per_class`; a config
-      of "growth" or "released" without one uses the run's seed.
+    seed: draws "released", "shuffled", "permuted", "rotated", "growth" and the rows of
+      `per_class`; a config of these without one uses the run's seed, but for
+      "shuffled".
     growth: the share of the rows that is new under "growth", ICL's alpha.
     evaluation: "test", "validation" or "none". A task is judged on the rows of its
       classes ("class"), of its domain ("domain"), or on all rows.
@@ -70,6 +78,8 @@ def make(
     stream.validate(dataset)
     if classes is not None or per_class is not None:
         dataset = splits.of_classes(dataset, classes, per_class, seed)
+    if scenario in ("permuted", "rotated"):
+        dataset = looks.made(dataset, scenario, num_tasks, seed)
     judge = _judge(dataset, evaluation)
     uneven = {"imbalance": imbalance, "long_tail": long_tail}
     for name, given in {"domain_order": domain_order, **uneven}.items():
@@ -86,6 +96,8 @@ def make(
         "class": functools.partial(_class_tasks, class_order=class_order, seed=seed),
         "data": _data_tasks,
         "domain": functools.partial(_domain_tasks, domain_order=domain_order),
+        "permuted": functools.partial(_domain_tasks, domain_order=None),
+        "rotated": functools.partial(_domain_tasks, domain_order=None),
         "growth": functools.partial(_growth_tasks, growth=growth, seed=seed),
     }
     tasks = cut[scenario](dataset, judge, num_tasks)
@@ -196,7 +208,8 @@ def _domain_tasks(dataset, judge, num_tasks, domain_order):
         rows = np.flatnonzero(dataset.train.domain == domain)
         if len(rows) == 0:
             raise ValueError(f"domain {names[domain]!r} has no train rows")
-        test = [] if judge is None else np.flatnonzero(judge.domain == domain)
+        of_it = [] if judge is None else np.isin(judge.domain, (domain, -1))
+        test = np.flatnonzero(of_it)
         tasks.append(
             _task(dataset, judge, index, names[domain], rows, test, domain=domain)
         )

@@ -16,10 +16,13 @@ from jaxcl.data import (
     from_arrays,
     from_folders,
     from_graphs,
+    from_huggingface,
     from_lists,
     from_tfds,
+    in_memory,
     splits,
     stl10,
+    storage,
     stream,
     tiny_imagenet,
     toys,
@@ -89,7 +92,9 @@ def joined(
       ValueError: no sets, a set of graphs, or an option that a source refuses; the
         message has the number of the set.
     """
-    datasets = [_read(i, dict(section)) for i, section in enumerate(sets)]
+    datasets = [
+        _read(f"config.data.sets[{i}]", dict(section)) for i, section in enumerate(sets)
+    ]
     names = tuple(dict.fromkeys(name for data in datasets for name in data.class_names))
     decoders = {data.decoder for data in datasets} - {""}
     if len(decoders) > 1:
@@ -106,9 +111,50 @@ def joined(
     return splits.finish(data, validation=validation, seed=seed)
 
 
-def _read(number, section) -> stream.Dataset:
-    """The dataset of section `number` of `sets`."""
-    field = f"config.data.sets[{number}]"
+@schema.checked("config.data")
+def judged_by(
+    *,
+    train: dict,
+    test: dict,
+    validation: schema.Fraction = 0.0,
+    seed: schema.Natural = 0,
+) -> stream.Dataset:
+    """The train split of one source, judged on that of another.
+
+    Classes of the same name are one class. Where the first has no labels, neighbours
+    can be told among the test images alone (`knn` with train_on="evaluation").
+
+    Args:
+      train: a section like config.data.
+      test: the same; its images are of every domain, so that each task is judged on
+        all of them.
+
+    Raises:
+      ValueError: a set of graphs, or an option that a source refuses.
+    """
+    datasets = [
+        _read(f"config.data.{name}", dict(section))
+        for name, section in (("train", train), ("test", test))
+    ]
+    names = tuple(dict.fromkeys(name for data in datasets for name in data.class_names))
+    data, judge = (_joined_split([x], "train", names) for x in datasets)
+    decoders = {x.decoder for x in datasets} - {""}
+    if len(decoders) > 1:
+        raise ValueError(f"test: read by {sorted(decoders)}; must be one decoder")
+    whole = stream.Dataset(
+        name=datasets[0].name,
+        class_names=names,
+        domain_names=datasets[0].domain_names,
+        train=data._replace(domain=datasets[0].train.domain),
+        validation=None,
+        test=judge._replace(domain=np.full_like(judge.domain, -1)),
+        decoder="".join(decoders),
+    )
+    return splits.finish(whole, validation=validation, seed=seed)
+
+
+def _read(field, section) -> stream.Dataset:
+    """The dataset of a section below config.data."""
     source, options = schema.named(SOURCES, section, field)
     data = source(**schema.options(source, options, field))
     if data.train.graphs is not None:
@@ -164,10 +210,13 @@ SOURCES = {
         tiny_imagenet.tiny_imagenet,
         stl10.stl10,
         from_tfds.tfds,
+        from_huggingface.huggingface,
         joined,
+        judged_by,
+        in_memory.in_memory,
     )
 }
-# These need no files.
+# These need no files, nor anything else.
 MADE = tuple(n for n, source in SOURCES.items() if source.__module__ == toys.__name__)
 # Classes, train rows and pixels of a side, where the source tells them.
 SIZES = {"stl10": stl10.SIZE, "tiny_imagenet": tiny_imagenet.SIZE}
@@ -182,3 +231,18 @@ def load(name: str, **options: Any) -> stream.Dataset:
             f"source {name!r} is unknown, did you mean {near!r}? All: {(*SOURCES,)}"
         )
     return SOURCES[name](**options)
+
+
+def kind_of(path: str) -> str:
+    """The source that reads what lies at a path, told by its files.
+
+    "npz" for an .npz file, "arrays" or "tfds" for a directory that jaxcl.data.convert
+    or TFDS wrote, else "image_folder".
+    """
+    if str(path).endswith(".npz"):
+        return "npz"
+    kinds = {"meta.json": "arrays", "dataset_info.json": "tfds"}
+    for file, kind in kinds.items():
+        if storage.exists(f"{path}/{file}"):
+            return kind
+    return "image_folder"

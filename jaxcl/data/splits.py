@@ -15,6 +15,14 @@ TEST_SEED = 0  # draws the test split of sets that come without one
 # A file that cannot be decoded ends the run, or another of its class takes its place.
 OnCorrupt = Literal["error", "skip"]
 MaxPixels = Annotated[int, schema.Range(least=1)]
+# A set may come from anywhere: it names files of its own folder alone.
+Inside = Annotated[
+    str,
+    schema.Text(
+        r"(?![/\\])(?!(.*[/\\])?\.\.([/\\]|$))[^\0]+",
+        "the name of a file in the folder",
+    ),
+]
 
 
 def take(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:

@@ -71,5 +71,7 @@ def _bytes(file) -> np.ndarray:
         return np.fromfile(storage.ordinary(file), np.uint8)
     except OSError as error:
         raise ValueError(
-            f"{file} cannot be read: {error}; path must be the unpacked stl10_binary"
+            f"{file} cannot be read: {error}; path must be the unpacked stl10_binary, "
+            "which `python -m jaxcl.data.fetch stl10 "
+            f"--out={os.path.dirname(file)}` gets"
         ) from error

@@ -22,7 +22,8 @@ class Examples(NamedTuple):
     """
 
     label: np.ndarray  # i32[N], -1 where unknown
-    domain: np.ndarray  # i32[N], 0 where the set has one domain
+    # i32[N], 0 where the set has one domain; -1: of every domain, which no train row is
+    domain: np.ndarray
     images: np.ndarray | None = None  # u8[N,H,W,C]
     load: Any = None  # row -> u8[h,w,C]; picklable, no jax inside; None: in `images`
     graphs: Any = None  # graphs.GraphSet
@@ -287,7 +288,7 @@ def validate(dataset: Dataset) -> None:
             raise ValueError(f"{where} has {len(images)} images and {n} labels")
         for field, low, names in (
             ("label", -1, dataset.class_names),
-            ("domain", 0, dataset.domain_names),
+            ("domain", 0 if split == "train" else -1, dataset.domain_names),
         ):
             values = getattr(examples, field)
             if values.dtype != np.int32 or values.shape != (n,):

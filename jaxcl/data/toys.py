@@ -17,6 +17,7 @@ _LOOKS = {
 }
 _NODES = 10**6  # of all graphs: they are made one by one
 _Nodes = Annotated[int, schema.Range(4, 10**6)]
+_Side = Annotated[int, schema.Range(1, 256)]  # pixels; all digits are in memory
 
 
 @schema.checked("config.data")
@@ -24,7 +25,7 @@ def digits(
     *,
     validation: schema.Fraction = 0.0,
     seed: schema.Natural = 0,
-    size: Annotated[int, schema.Range(1, 256)] | None = None,
+    size: _Side | None = None,
     interpolation: Literal["nearest", "bicubic"] = "bicubic",
     channels: files.Channels = 1,
 ) -> stream.Dataset:
@@ -32,8 +33,8 @@ def digits(
 
     The test split is a fixed fifth of every class.
 
-    size: Pillow resizes the images to it, by `interpolation`, "nearest" or "bicubic";
-      None: 8.
+    size: Pillow resizes the images to it; None: 8.
+    interpolation: "nearest" or "bicubic", of that resizing.
     channels: 1, or 3 to repeat the grey channel.
     """
     from sklearn import datasets  # takes a second, and few sources need it
@@ -58,7 +59,7 @@ def digits_in_looks(
     looks: Annotated[tuple[Look, ...], schema.Entries(once=True)] = tuple(_LOOKS),
     validation: schema.Fraction = 0.0,
     seed: schema.Natural = 0,
-    size: Annotated[int, schema.Range(1, 256)] | None = None,
+    size: _Side | None = None,
     interpolation: Literal["nearest", "bicubic"] = "bicubic",
     channels: files.Channels = 1,
 ) -> stream.Dataset:

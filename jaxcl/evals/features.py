@@ -48,8 +48,15 @@ def judged_on(parts: core.EvalParts, examples: stream.Examples) -> core.EvalPart
     return parts._replace(stream=parts.stream._replace(evaluation=examples))
 
 
-def check_labels(parts: core.EvalParts, name: str) -> None:
+def check_labels(
+    parts: core.EvalParts, name: str, splits: tuple[str, ...] = ("train", "evaluation")
+) -> None:
     """Refuse a stream without evaluation rows, or with rows that have no label.
+
+    Args:
+      parts: what the evaluator is given.
+      name: of its entry in the config.
+      splits: of which all rows must have one.
 
     Raises:
       ValueError: no evaluation split, or rows without a label, naming the dataset.
@@ -61,10 +68,9 @@ def check_labels(parts: core.EvalParts, name: str) -> None:
             f"none; set config.scenario.evaluation to 'test' or 'validation', or "
             "take the evaluator out"
         )
-    for split, examples in (
-        ("train", dataset.train),
-        ("evaluation", parts.stream.evaluation),
-    ):
+    of = {"train": dataset.train, "evaluation": parts.stream.evaluation}
+    for split in splits:
+        examples = of[split]
         unknown = int((examples.label < 0).sum())
         if unknown:
             raise ValueError(
@@ -114,8 +120,10 @@ def split(parts: core.EvalParts) -> Split:
         classes[t, task.classes] = True
     domains = [task.domain for task in tasks]
     aware = None
+    judged = np.concatenate([task.test for task in tasks])
+    apart = len(np.unique(judged)) == len(judged)  # no row is of several tasks
     if len(tasks) > 1 and min(domains) >= 0 and len(set(domains)) == len(tasks):
-        aware = "domain_aware"
+        aware = "domain_aware" if apart else None
     elif len(tasks) > 1 and classes.sum(axis=0).max() == 1:
         aware = "task_aware"
     train = parts.stream.dataset.train

@@ -63,35 +63,46 @@ def votes(
     return jnp.einsum("bk,bkc->bc", weights, chosen, precision=_EXACT)
 
 
-def _judge(parts, groups, batch_size, options) -> Callable:
+def _judge(parts, groups, batch_size, options, *, others: bool) -> Callable:
     """(test features, bank, bank mask) -> whether each guess is right.
 
     The result is bool[1, M], or bool[2, M] where tasks are classes or domains: with
-    neighbours from the whole bank, and from the row's own task.
+    neighbours from the whole bank, and from the row's own task. With `others` the bank
+    is the test features, and no row is a neighbour of itself.
     """
     stream_, mesh = parts.stream, parts.mesh
     count = stream.size(stream_.evaluation)
     batch_size = features_lib.padded_size(parts, min(batch_size, count))
     steps = -(-count // batch_size)
+
+    def in_batches(values):
+        return np.resize(values, steps * batch_size).reshape(steps, batch_size)
+
+    examples = stream_.evaluation if others else stream_.dataset.train
+    bank_task = groups.test_task if others else groups.train_task
+    itself = np.arange(count) if others else np.full(count, -1)
     arrays = (
-        stream_.dataset.train.label,
-        groups.train_task,
-        np.resize(groups.test_task, steps * batch_size).reshape(steps, batch_size),
+        examples.label,
+        bank_task,
+        in_batches(groups.test_task),
+        in_batches(itself.astype(np.int32)),
     )
-    labels, train_task, test_task = sharding.replicate(arrays, mesh)
+    labels, bank_task, test_task, itself = sharding.replicate(arrays, mesh)
     truth = stream_.evaluation.label
     whole, split_rows = sharding.replicated(mesh), sharding.split(mesh)
 
-    def judge(held, bank, mask, labels, train_task, test_task):
+    def judge(held, bank, mask, labels, bank_task, test_task, itself):
         # Centring keeps distances but reduces rounding errors, large far from 0.
         if options["distance"] == "euclidean":
             held, bank = held - bank.mean(axis=0), bank - bank.mean(axis=0)
         padded = jnp.pad(held, ((0, steps * batch_size - count), (0, 0)))
 
-        def classify(queries, own):
-            queries, own = jax.lax.with_sharding_constraint((queries, own), split_rows)
+        def classify(queries, own, itself):
+            rows = queries, own, itself
+            queries, own, itself = jax.lax.with_sharding_constraint(rows, split_rows)
             guesses = []
-            masks = [mask, mask & (train_task == own[:, None])]
+            known = mask & (jnp.arange(count) != itself[:, None]) if others else mask
+            masks = [known, known & (bank_task == own[:, None])]
             for allowed in masks if groups.aware else masks[:1]:
                 weights = votes(queries, bank, labels, allowed, **options)
                 # Without a neighbour the guess is -1, which is never right.
@@ -100,13 +111,14 @@ def _judge(parts, groups, batch_size, options) -> Callable:
             return jnp.stack(guesses, axis=1)
 
         blocks = padded.reshape(steps, batch_size, -1)
-        guesses = jax.lax.map(lambda block: classify(*block), (blocks, test_task))
+        blocks = blocks, test_task, itself
+        guesses = jax.lax.map(lambda block: classify(*block), blocks)
         return guesses.reshape(steps * batch_size, -1)[:count]
 
     program = jax.jit(judge, out_shardings=whole)
 
     def run(held, bank, mask):
-        guesses = program(held, bank, mask, labels, train_task, test_task)
+        guesses = program(held, bank, mask, labels, bank_task, test_task, itself)
         return sharding.fetch(guesses).T == truth
 
     return run
@@ -120,7 +132,7 @@ def make(
     # exp(1 / temperature) must be finite in f32.
     temperature: Annotated[float, schema.Range(above=0.012)] = 0.07,
     distance: Literal["cosine", "euclidean"] = "cosine",
-    train_on: Literal["all", "seen"] = "all",
+    train_on: Literal["all", "seen", "labelled", "evaluation"] = "all",
     batch_size: schema.Count = 256,
 ) -> Callable:
     """kNN evaluation after a task.
@@ -130,7 +142,9 @@ def make(
       k: neighbours that vote.
       temperature: of the cosine weights.
       distance: "cosine" or "euclidean".
-      train_on: "all" train rows after every task, or those of the tasks "seen".
+      train_on: neighbours are "all" train rows after every task, those of the tasks
+        "seen", or those that are "labelled", where some are not; or the other rows of
+        the "evaluation" split, where no train row need have a label.
       batch_size: test rows at a time; memory grows with batch_size x train rows.
 
     Returns:
@@ -143,31 +157,50 @@ def make(
     Raises:
       ValueError: an option out of its range; no evaluation split; no labels.
     """
-    most = stream.size(parts.stream.dataset.train)
-    features_lib.require("knn.k", k, k <= most, f"from 1 to the {most} train rows")
-    features_lib.check_labels(parts, "knn")
+    others = train_on == "evaluation"
+    splits = ("evaluation",) if train_on in ("labelled", "evaluation") else None
+    features_lib.check_labels(parts, "knn", *filter(None, [splits]))
+    known = parts.stream.dataset.train.label >= 0
+    most, what = stream.size(parts.stream.dataset.train), "train rows"
+    if train_on == "labelled":
+        most, what = int(known.sum()), "labelled train rows"
+    if others:
+        most = stream.size(parts.stream.evaluation) - 1
+        what = "other evaluation rows"
+    features_lib.require("knn.k", k, k <= most, f"from 1 to the {most} {what}")
     groups = features_lib.split(parts)
-    embed_train = features_lib.make(parts, parts.stream.dataset.train)
     embed_test = features_lib.make(parts, parts.stream.evaluation)
+    if not others:
+        embed_train = features_lib.make(parts, parts.stream.dataset.train)
     options = {
         "num_classes": parts.num_classes,
         "k": k,
         "temperature": temperature,
         "distance": distance,
     }
-    judge = _judge(parts, groups, batch_size, options)
+    judge = _judge(parts, groups, batch_size, options, others=others)
+
+    def bank_of(task):
+        """Which rows of the bank are neighbours after a task, bool[N]."""
+        if others:
+            return np.ones(most + 1, bool)
+        if train_on == "labelled":
+            return known
+        return features_lib.train_mask(groups, train_on, task)
 
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
-        mask = features_lib.train_mask(groups, train_on, task)
-        held, bank = embed_test(state), embed_train(state)
+        mask, held = bank_of(task), embed_test(state)
+        bank = held if others else embed_train(state)
         right, warnings = judge(held, bank, mask).astype(float), ()
         if not features_lib.finite(held, bank):
             right, warnings = right + np.nan, (features_lib.NOT_FINITE,)
         rows = {"class_incremental": features_lib.per_task(parts, right[0])}
         if groups.aware:
             own = features_lib.per_task(parts, right[1])
-            rows[groups.aware] = features_lib.blank_unseen(own, train_on, task)
+            if train_on == "seen":
+                own = features_lib.blank_unseen(own, train_on, task)
+            rows[groups.aware] = own
         scalars = {
             "accuracy": float(right[0].mean()),
             "seconds": time.monotonic() - began,

@@ -364,8 +364,9 @@ def make(
 
     Args:
       parts: what every evaluator is given.
-      lr, weight_decay: of the optimiser; lr is multiplied by `factor` at each of the
-        `milestones` (epochs, from 0).
+      epochs, batch_size: of the probe's training.
+      lr, weight_decay: of the optimiser.
+      milestones, factor: at each of these epochs, from 0, lr is multiplied by it.
       lrs: rates to choose from, in place of `lr`. Each fits a probe to the train rows
         without a cut; that which is best on the cut fits the probe, to all rows.
         Evaluation rows choose nothing. (): `lr` is fixed.
@@ -376,9 +377,10 @@ def make(
         add the weight decay to the gradient.
       train_on: "all" train rows after every task, those of the tasks "seen", or the
         "visible" ones: those of the present task and those that it replayed, each once.
-      augment: every epoch draws new random resized crops (`scale`, share of the area),
-        flips (with probability `flip`) and the changes below; False embeds each train
-        image once, without augmentation.
+      augment: every epoch draws new random resized crops, flips and the changes below;
+        False embeds each train image once, without augmentation.
+      scale: share of the area that a crop has.
+      flip: probability.
       jitter, jitter_probability, grayscale, blur: see `augment.make`; the last three
         are probabilities, 0 is off.
       balanced: an epoch draws as many rows as there are, with replacement, by

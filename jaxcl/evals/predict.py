@@ -8,9 +8,11 @@ while the network learns those of the present task.
 import time
 from collections.abc import Callable
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, schema
+from jaxcl import core, schema, sharding
 from jaxcl.evals import features as features_lib
 
 
@@ -54,7 +56,7 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
         count = int((first <= (task if met_only else none)).sum())
         scores, rows, warnings = scores_of(state, first=count), {}, ()
         right = {name: row.astype(float) for name, row in judge(scores).items()}
-        if not features_lib.finite(scores):
+        if not sharding.fetch(_usable(scores)):
             # Scores of nan would make class 0 the prediction of every row.
             right = {name: row + np.nan for name, row in right.items()}
             warnings = ("predictions are not finite, so that there is no accuracy",)
@@ -70,3 +72,10 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
         return core.Result(rows, scalars, warnings)
 
     return evaluate
+
+
+@jax.jit
+def _usable(scores):
+    """Whether every row f[C] of scores chooses a class; -inf leaves one out."""
+    wrong = jnp.isnan(scores) | jnp.isposinf(scores)
+    return jnp.isfinite(scores).any(axis=1).all() & ~wrong.any()

@@ -136,7 +136,7 @@ def make(
 
 def _test(parts, max_points, perplexity) -> Callable:
     """(state, task, folder) -> draws the evaluation split."""
-    features_lib.check_labels(parts, "tsne")
+    features_lib.check_labels(parts, "tsne", ("evaluation",))  # no other is drawn
     examples, dataset = parts.stream.evaluation, parts.stream.dataset
     if stream.size(examples) < _FEWEST:
         raise ValueError(

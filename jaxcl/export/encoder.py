@@ -6,6 +6,7 @@ its data.
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from PIL import Image
 
 from jaxcl import core, schema
 from jaxcl.augment import images as augment_images
 from jaxcl.config import sections
+from jaxcl.data import files as files_lib
 from jaxcl.data import graphs as graphs_lib
 from jaxcl.data import prefetch
 from jaxcl.run import folder as folder_lib
@@ -77,28 +80,37 @@ class Encoder:
         return _apply(self.module, params, stats, inputs, train=train, key=key)
 
     def embed(self, inputs: Any, *, batch_size: int = 256) -> np.ndarray:
-        """Embed inputs as an evaluation of the run does, f32[N, D].
+        """Embed inputs as the run's evaluation does: f32[N, D], of one image f32[D].
 
         Args:
-          inputs: images as for `prepare`; or a padded batch of graphs, see
-            `data.graphs.pad`, whose empty slots get rows of zeros.
+          inputs: images as for `prepare`, or one of them u8[h, w, C]; of grey images
+            the last axis may be missing. Any image may be a PIL image, or the path of
+            a file. Or a padded batch of graphs, see `data.graphs.pad`, whose empty
+            slots get rows of zeros.
           batch_size: images at a time. The last batch is filled up; fewer images than
             this are filled up to a power of two, so that few programs are compiled.
 
         Raises:
-          ValueError: as `prepare`.
+          ValueError: as `prepare`; a file that cannot be decoded.
+          OSError: a file that cannot be read.
         """
         run = functools.partial(self._program, self.params, self.stats)
         if self.card["input"]["kind"] == "graphs":
             return np.asarray(run(_checked_graphs(self.card, inputs)))
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: must be at least 1")
+        inputs, one = _several(self.card, inputs)
+        if one:
+            return self.embed(inputs, batch_size=1)[0]
         view, count = _view(self.card, inputs), len(inputs)
         if not count:
             return np.zeros((0, self.num_features), np.float32)
         size, features = min(batch_size, 1 << (count - 1).bit_length()), []
         for start in range(0, count, size):
-            images = _cut(self.card, inputs[start : start + size])
+            images = inputs[start : start + size]
+            if not _is_array(images):  # decoded now: all at once may not fit
+                images = [_pixels(self.card, image) for image in images]
+            images = _cut(self.card, images)
             filled = np.resize(images, (size, *images.shape[1:]))
             rows = np.asarray(run(view(jnp.asarray(filled))))
             features.append(rows[: len(images)])
@@ -113,6 +125,37 @@ def _apply(module, params, stats, inputs, *, train=False, key=None):
         variables, inputs, train=train, mutable=["batch_stats"], **keys
     )
     return rows, moved.get("batch_stats", stats)
+
+
+def _several(card, images) -> tuple[Any, bool]:
+    """Images as one array or as a sequence, and whether it was a single image.
+
+    An array stays one where `_cut` takes it, so that it is resized on the device.
+    """
+    channels, size, resize = (card["input"][k] for k in ("channels", "size", "resize"))
+    if isinstance(images, str | os.PathLike | Image.Image):
+        return [images], True
+    if not _is_array(images):
+        return images, False
+    if images.ndim == 2 or (images.ndim == 3 and images.shape[-1] == channels):
+        image = images[..., None] if images.ndim == 2 else images
+        fits = resize is not None or image.shape[:2] == (size, size)
+        return image[None] if fits else [image], True
+    if images.ndim == 3 and channels == 1:
+        return images[..., None], False
+    return images, False
+
+
+def _pixels(card, image):
+    """An image as u8[h, w, C]; what is an array already is checked later."""
+    channels = card["input"]["channels"]
+    if isinstance(image, str | os.PathLike):
+        decoder = prefetch.choose_decoder(card["input"]["decoder"] or "auto")
+        data = epath.Path(image).read_bytes()
+        return files_lib.decode(data, str(image), decoder=decoder, channels=channels)
+    if isinstance(image, Image.Image):
+        image = np.asarray(image.convert("RGB" if channels == 3 else "L"))
+    return image[..., None] if getattr(image, "ndim", 0) == 2 else image
 
 
 def _is_array(images) -> bool:

@@ -153,6 +153,50 @@ def cassle_mse(p1: jax.Array, p2: jax.Array, f1: jax.Array, f2: jax.Array) -> ja
     return (noncontrastive.mse(p1, f1) + noncontrastive.mse(p2, f2)) / 2
 
 
+def cassle_prototypes(
+    p1: jax.Array,
+    p2: jax.Array,
+    f1: jax.Array,
+    f2: jax.Array,
+    prototypes: jax.Array,
+    frozen_prototypes: jax.Array,
+    *,
+    temperature: float = 0.1,
+) -> jax.Array:
+    """CaSSLe with losses over prototypes (Fini et al., CVPR 2022, for SwAV and DINO).
+
+    The mean over views and rows of the cross-entropy between
+      softmax(cos(f, frozen prototypes) / temperature) and
+      softmax(cos(p, prototypes) / temperature),
+    where the prototypes of the distillation are a layer of their own.
+
+    Args:
+      p1, p2: f32[B, D], predictions of both views.
+      f1, f2: f32[B, D], frozen features of both views; no gradient.
+      prototypes: f32[K, D], of the distillation.
+      frozen_prototypes: f32[K, D], of the frozen network; no gradient.
+      temperature: divides the cosines of both.
+
+    Returns:
+      f32[], in nats, without a weight; CaSSLe's is 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import distill
+      >>> p, f, unit = jnp.ones((1, 2)), jnp.array([[1.0, 0.0]]), jnp.eye(2)
+      >>> round(float(distill.cassle_prototypes(p, p, f, f, unit, unit)), 3)
+      0.693
+    """
+    chex.assert_rank(p1, 2)
+    chex.assert_equal_shape([p1, p2, f1, f2])
+    chex.assert_equal_shape([prototypes, frozen_prototypes])
+    p, f = contrastive.interleave(p1, p2), contrastive.interleave(f1, f2)
+    learnt = noncontrastive.prototype_cosines(p, prototypes) / temperature
+    kept = noncontrastive.prototype_cosines(f, frozen_prototypes) / temperature
+    targets = jax.nn.softmax(jax.lax.stop_gradient(kept), axis=-1)
+    return -jnp.mean(jnp.sum(targets * jax.nn.log_softmax(learnt, axis=-1), axis=-1))
+
+
 _DISTANCES = {
     "cosine": lambda p, f: -noncontrastive.mean_cosine(p, f),
     "byol": noncontrastive.byol,

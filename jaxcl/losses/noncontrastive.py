@@ -2,13 +2,14 @@
 
 Rows are examples, and a batch is the global batch: its moments are taken over all
 devices. Every loss works in float32 at least (bfloat16 is cast first) and returns one
-scalar. `barlow_twins`, `vicreg` and `mse` take rows as they are; `byol` and
-`mean_cosine` L2-normalise them.
+scalar. `barlow_twins`, `vicreg`, `lejepa` and `mse` take rows as they are; `byol`,
+`simsiam` and `mean_cosine` L2-normalise them. `dino` compares logits over prototypes.
 """
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxcl import core
 
@@ -101,6 +102,267 @@ def byol(predictions: jax.Array, targets: jax.Array) -> jax.Array:
       2.0
     """
     return 2 - 2 * mean_cosine(predictions, jax.lax.stop_gradient(targets))
+
+
+def simsiam(p1: jax.Array, p2: jax.Array, z1: jax.Array, z2: jax.Array) -> jax.Array:
+    """SimSiam (Chen & He, CVPR 2021, Eq. 2 with the stop-gradient of Eq. 4).
+
+    -(cos(p1, z2) + cos(p2, z1)) / 2, the mean over the batch.
+
+    Args:
+      p1, p2: f32[B, D], the predictor's outputs for both views.
+      z1, z2: f32[B, D], projections of both views by the same network; no gradient.
+
+    Returns:
+      f32[] in [-1, 1].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import noncontrastive
+      >>> p, z = jnp.array([[2.0, 0.0]]), jnp.array([[3.0, 0.0]])
+      >>> round(float(noncontrastive.simsiam(p, p, z, z)), 3)  # one direction
+      -1.0
+    """
+    z1, z2 = jax.lax.stop_gradient((z1, z2))
+    return -(mean_cosine(p1, z2) + mean_cosine(p2, z1)) / 2
+
+
+def epps_pulley(x: jax.Array, *, form: str = "code") -> jax.Array:
+    """Epps-Pulley statistic of N numbers against the standard normal distribution.
+
+    With the empirical characteristic function f(t) = mean_n exp(i t x_n),
+      T = N integral |f(t) - exp(-t^2 / 2)|^2 exp(-t^2 / 2) dt,
+    by the trapezoidal rule on 17 points: LeJEPA (Balestriero & LeCun 2025, Sec. 4). For
+    normal numbers it is 1.06 on average, whatever N.
+
+    Args:
+      x: f32[N, ...], samples along axis 0.
+      form: the range of t. "code": [-3, 3], by the 17 points of [0, 3], since the
+        integrand is even. "paper" (Alg. 1): [-5, 5]; there x and x + 10 look the same.
+
+    Returns:
+      f32[...], one statistic for each column.
+
+    Raises:
+      ValueError: if `form` is neither.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import noncontrastive
+      >>> round(float(noncontrastive.epps_pulley(jnp.array([-1.0, 1.0]))), 4)
+      0.2057
+    """
+    core.check_choice("form", form, tuple(_GRIDS))
+    points, weights = _GRIDS[form]
+    x = _at_least_float32(x)
+    total = jnp.zeros(x.shape[1:], x.dtype)
+    # One point at a time: all at once would be 17 arrays as large as x.
+    for t, weight in zip(points, weights, strict=True):
+        real, imaginary = jnp.mean(jnp.cos(t * x), 0), jnp.mean(jnp.sin(t * x), 0)
+        gap = jnp.square(real - np.exp(-t * t / 2)) + jnp.square(imaginary)
+        total += weight * gap
+    return x.shape[0] * total
+
+
+def _grid(low, high, copies):
+    """Points t, and weights of the trapezoidal rule times exp(-t^2 / 2)."""
+    points = np.linspace(low, high, 17)
+    weights = np.full(17, copies * (points[1] - points[0]))
+    weights[[0, -1]] /= 2
+    return points.tolist(), (weights * np.exp(-(points**2) / 2)).tolist()
+
+
+_GRIDS = {"code": _grid(0.0, 3.0, copies=2), "paper": _grid(-5.0, 5.0, copies=1)}
+
+
+def sigreg(z: jax.Array, slices: jax.Array, *, form: str = "code") -> jax.Array:
+    """SIGReg: how far embeddings are from isotropic normal ones (LeJEPA, Sec. 4).
+
+    The mean over slices of the Epps-Pulley statistic of z along each.
+
+    Args:
+      z: f32[B, D].
+      slices: f32[S, D], unit rows, drawn anew at each step; no gradient.
+      form: see `epps_pulley`.
+
+    Returns:
+      f32[]; 1.06 on average if z is standard normal, 0.41 B if it is all zeros.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import noncontrastive
+      >>> z = jnp.zeros((10, 2))  # collapsed
+      >>> round(float(noncontrastive.sigreg(z, jnp.eye(2))), 3)
+      4.02
+    """
+    chex.assert_rank(z, 2)
+    return jnp.mean(_sliced(z, slices, form))
+
+
+def _sliced(z, slices, form):
+    """Statistics of f32[B, ..., D] along the slices f32[S, D], f32[..., S]."""
+    chex.assert_shape(slices, (None, z.shape[-1]))
+    slices = jax.lax.stop_gradient(slices)
+    return epps_pulley(core.dot(_at_least_float32(z), slices), form=form)
+
+
+def lejepa(
+    z: jax.Array,
+    slices: jax.Array,
+    *,
+    weight: float = 0.05,
+    form: str = "code",
+    centre: int = 2,
+) -> jax.Array:
+    """LeJEPA (Balestriero & LeCun 2025, Eq. 6): views agree, and each is normal.
+
+    With m_n the mean of the first `centre` views of example n,
+      weight * mean_v SIGReg(z_v) + (1 - weight) * mean over n, v of |m_n - z_nv|^2.
+    Gradients flow through m, too. The paper's squared norm is a sum over the D
+    features, the released code's a mean.
+
+    Args:
+      z: f32[B, V, D], V views of each example, the global ones first.
+      slices: f32[S, D], unit rows; no gradient.
+      weight: the paper's lambda.
+      form: "code" or "paper": mean or sum over D, and the grid of `epps_pulley`.
+      centre: how many views are global.
+
+    Returns:
+      f32[].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import noncontrastive
+      >>> z = jnp.array([[[0.0], [2.0]]])  # two views, each 1 from their mean
+      >>> round(float(noncontrastive.lejepa(z, jnp.ones((1, 1)), weight=0.0)), 3)
+      1.0
+    """
+    chex.assert_rank(z, 3)
+    z = _at_least_float32(z)
+    mean = jnp.mean(z[:, :centre], axis=1, keepdims=True)
+    apart = jnp.mean(jnp.square(mean - z))
+    if form == "paper":
+        apart = apart * z.shape[-1]
+    return weight * jnp.mean(_sliced(z, slices, form)) + (1 - weight) * apart
+
+
+def prototype_cosines(z: jax.Array, prototypes: jax.Array) -> jax.Array:
+    """Cosines of rows and prototypes: what DINO's weight-normalised layer puts out.
+
+    Args:
+      z: f32[..., D].
+      prototypes: f32[K, D].
+
+    Returns:
+      f32[..., K].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import noncontrastive
+      >>> prototypes = jnp.array([[2.0, 0.0], [0.0, -1.0]])
+      >>> noncontrastive.prototype_cosines(jnp.array([[3.0, 0.0]]), prototypes).tolist()
+      [[1.0, 0.0]]
+    """
+    chex.assert_shape(prototypes, (None, z.shape[-1]))
+    return core.dot(core.l2_normalize(z), core.l2_normalize(prototypes))
+
+
+def centred(
+    logits: jax.Array, centre: jax.Array, *, temperature: jax.Array | float = 0.04
+) -> jax.Array:
+    """DINO's targets: softmax((logits - centre) / temperature), without gradient.
+
+    Args:
+      logits: f32[..., K], the slow network's.
+      centre: f32[K], a running mean of them.
+      temperature: below that of the student, so that targets are sharp.
+
+    Returns:
+      f32[..., K], rows that sum to 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import noncontrastive
+      >>> logits = jnp.array([[0.3, 0.1]])  # what all rows have favours none
+      >>> noncontrastive.centred(logits, jnp.array([0.3, 0.1])).tolist()
+      [[0.5, 0.5]]
+    """
+    chex.assert_shape(centre, (logits.shape[-1],))
+    logits, centre = jax.lax.stop_gradient((_at_least_float32(logits), centre))
+    return jax.nn.softmax((logits - centre) / temperature, axis=-1)
+
+
+def sinkhorn(
+    logits: jax.Array, *, temperature: jax.Array | float = 0.04, iterations: int = 3
+) -> jax.Array:
+    """Targets that use all prototypes alike, by Sinkhorn-Knopp, without gradient.
+
+    SwAV (Caron et al., NeurIPS 2020) and DINOv2 (Oquab et al. 2023): exp(logits /
+    temperature), of which in turn columns (prototypes) are scaled to the sum B / K and
+    rows to the sum 1.
+
+    Args:
+      logits: f32[B, K], the slow network's for one view of the whole batch.
+      temperature: divides them.
+      iterations: how often columns and rows are scaled.
+
+    Returns:
+      f32[B, K], rows that sum to 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import noncontrastive
+      >>> both_prefer_0 = jnp.array([[1.0, 0.0], [1.0, 0.0]])
+      >>> float(noncontrastive.sinkhorn(both_prefer_0)[0, 0])
+      0.5
+    """
+    chex.assert_rank(logits, 2)
+    # In logarithms: over a low temperature the exponentials leave float32.
+    q = jax.lax.stop_gradient(_at_least_float32(logits)) / temperature
+    for _ in range(iterations):
+        q = jax.nn.log_softmax(jax.nn.log_softmax(q, axis=0), axis=1)
+    return jnp.exp(q)
+
+
+def dino(
+    logits: jax.Array, targets: jax.Array, *, temperature: float = 0.1
+) -> jax.Array:
+    """DINO (Caron et al., ICCV 2021, Eq. 3): cross-entropy between different views.
+
+    With p_v = softmax(logits_v / temperature) and q_i the targets of the global view i,
+    the mean over the batch and over all pairs i != v of -sum_k q_ik log p_vk.
+
+    Args:
+      logits: f32[B, V, K], of all views by the network that learns, global ones first.
+      targets: f32[B, G, K], probabilities of the G global views, from `centred` or
+        `sinkhorn`; no gradient.
+      temperature: of the network that learns.
+
+    Returns:
+      f32[], in nats; log K where all logits are equal.
+
+    Raises:
+      ValueError: V is 1, and a view has no other.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import noncontrastive
+      >>> targets = jnp.array([[[1.0, 0.0], [1.0, 0.0]]])  # one example, two views
+      >>> round(float(noncontrastive.dino(jnp.zeros((1, 2, 2)), targets)), 3)
+      0.693
+    """
+    chex.assert_rank([logits, targets], 3)
+    (rows, views, count), shown = logits.shape, targets.shape[1]
+    chex.assert_shape(targets, (rows, min(shown, views), count))
+    if views < 2:
+        raise ValueError(f"logits has V={views} views: allowed are 2 and more")
+    targets = jax.lax.stop_gradient(targets)
+    logs = jax.nn.log_softmax(_at_least_float32(logits) / temperature, axis=-1)
+    high = jax.lax.Precision.HIGH  # a TPU's default is too coarse, see core.dot
+    pulled = jnp.einsum("bik,bvk->iv", targets, logs, precision=high)
+    other = ~np.eye(shown, views, dtype=bool)
+    return -jnp.sum(jnp.where(other, pulled, 0.0)) / (rows * other.sum())
 
 
 def vicreg(

@@ -7,13 +7,17 @@ Learning", 2021.
 Departures:
 - The first draw meets an empty memory and replays nothing. Under
   `replay_from="past_tasks"` nothing is replayed during the whole first task.
+- `passes="joint"` is the ER of mammoth (Buzzega et al., NeurIPS 2020), of Avalanche and
+  of the survey of Soutif-Cormerais et al., ICCV-W 2023.
 """
 
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 
 from jaxcl import core, schema
+from jaxcl.losses import replay as losses
 from jaxcl.methods import online
 
 ReplayFrom = Literal["past_tasks", "all", "other_classes"]
@@ -25,8 +29,10 @@ def make(
     *,
     head: online.Head = "linear",
     replay_from: ReplayFrom = "past_tasks",
+    passes: Literal["separate", "joint"] = "separate",
+    unseen: Literal["compete", "absent"] = "compete",
 ) -> core.Method:
-    """The sum of two means: over incoming rows and over replayed ones.
+    """Cross-entropy of incoming and of replayed rows.
 
     Args:
       head: "linear" or "cosine".
@@ -34,21 +40,69 @@ def make(
         ER, which must know the tasks), "all" keeps them (its task-free ER), and
         "other_classes" leaves out classes of the incoming batch (task-free ER in the
         released code).
+      passes: "separate" passes incoming and replayed rows one after the other, and adds
+        the means over each; "joint" passes them as one batch, with common statistics,
+        and takes one mean over all: with as many replayed as incoming rows and no batch
+        norm, half as much.
+      unseen: "compete": classes not met yet take part, in training and prediction;
+        "absent": they do not, as where the head grows with them.
     """
     net = online.network(parts, head)
+
+    def loss_of(state, incoming, replayed):
+        seen = state.extra.seen if unseen == "absent" else None
+        if passes == "joint":
+            return lambda params: joint(
+                net, params, state.stats, seen, incoming, replayed
+            )
+        return lambda params: online.cross_entropy(
+            net, params, state.stats, incoming, replayed, class_mask=seen
+        )
 
     def update(state, incoming, key):
         allowed = replayable(replay_from, state, incoming)
         replayed = online.draw(
             parts, state.extra.memory, key, log_weights=online.log_weights(allowed)
         )
-
-        def loss(params):
-            return online.cross_entropy(net, params, state.stats, incoming, replayed)
-
+        loss = loss_of(state, incoming, replayed)
         return *online.descend(parts, net, state, loss), {}
 
-    return online.method(parts, net, update, limit=False)
+    return online.method(parts, net, update, limit=unseen == "absent")
+
+
+def joint(
+    net: online.Network,
+    params: core.PyTree,
+    stats: core.PyTree,
+    class_mask: jax.Array | None,
+    incoming: online.Rows,
+    replayed: online.Rows,
+) -> tuple[jax.Array, core.PyTree]:
+    """The mean cross-entropy over incoming and replayed rows, passed as one batch.
+
+    Args:
+      net: the network.
+      params, stats: of it.
+      class_mask: bool[C], classes that compete; None: all.
+      incoming, replayed: rows. While none can be replayed, incoming rows stand in for
+        them in the batch statistics, and do not count again.
+
+    Returns:
+      f32[], and the statistics after the pass.
+    """
+    # A blank image would enter the batch statistics.
+    repeated = incoming.images[jnp.arange(len(replayed.mask)) % len(incoming.label)]
+    images = jnp.where(jnp.any(replayed.mask), replayed.images, repeated)
+    out, stats = net(
+        params, stats, jnp.concatenate([incoming.images, images]), train=True
+    )
+    value = losses.cross_entropy(
+        out.logits,
+        jnp.concatenate([incoming.label, replayed.label]),
+        class_mask=class_mask,
+        example_mask=jnp.concatenate([incoming.mask, replayed.mask]),
+    )
+    return value, stats
 
 
 def replayable(

@@ -15,7 +15,7 @@ Departures:
 import functools
 import math
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,7 @@ def make(
     batch_size: schema.Count = 16,
     lr: schema.Weight = 0.05,
     end_lr: schema.Weight = 0.0005,
+    schedule: Literal["restarts", "constant"] = "restarts",
     momentum: schema.Momentum = 0.9,
     weight_decay: schema.Weight = 1e-6,
     clip: Annotated[float, schema.Range(least=1e-6)] = 10.0,
@@ -60,6 +61,7 @@ def make(
       batch_size: rows in a gradient step of the fit. All options below are of the fit.
       lr: where the cosine begins, in passes 1, 2, 4, 8 ...; pass 0 has a tenth of it.
       end_lr: where the cosine ends before each restart.
+      schedule: "restarts" is that cosine; "constant" is `lr` in every pass.
       momentum, weight_decay: of SGD.
       clip: norm above which a gradient is scaled down.
       cutmix: probability that the images of a batch are mixed, see `mixed`.
@@ -73,6 +75,7 @@ def make(
         batch_size=batch_size,
         lr=lr,
         end_lr=end_lr,
+        schedule=schedule,
         momentum=momentum,
         weight_decay=weight_decay,
         clip=clip,
@@ -117,6 +120,7 @@ class Recipe(NamedTuple):
     batch_size: int
     lr: float
     end_lr: float
+    schedule: str
     momentum: float
     weight_decay: float
     clip: float
@@ -146,7 +150,9 @@ def fit(parts: core.Parts, net: online.Network, recipe: Recipe) -> Callable:
         batches = -(-count // recipe.batch_size)
         stride = 1 if parts.unroll else batches
         for number in range(recipe.passes):
-            lr = np.float32(rate(number, recipe.lr, recipe.end_lr))
+            constant = recipe.schedule == "constant"
+            lr = recipe.lr if constant else rate(number, recipe.lr, recipe.end_lr)
+            lr = np.float32(lr)
             for first in range(0, batches, stride):
                 span = np.int32([number, first, first + stride])
                 state = descend(state, memory, key, *span, lr)

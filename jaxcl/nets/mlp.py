@@ -1,12 +1,17 @@
-"""Multi-layer perceptron with PyTorch's default initialisation."""
+"""Multi-layer perceptrons: a head with PyTorch's default start, and an encoder."""
 
-from typing import Any
+import functools
+from typing import Annotated, Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxcl import core, schema
 from jaxcl.nets import initial, norm
+
+Activation = Literal["relu", "gelu"]
+_ACTIVATIONS = {"relu": nn.relu, "gelu": functools.partial(nn.gelu, approximate=False)}
 
 
 class MLP(nn.Module):
@@ -15,11 +20,17 @@ class MLP(nn.Module):
     Attributes:
       features: width of each layer; the last is that of the output.
       batch_norm: batch norm between each hidden Linear and its ReLU.
+      last_norm: batch norm after the last Linear, without factor and offset.
+      activation: of the hidden layers; "gelu" in place of the ReLU is the exact one.
+      zero_bias: biases start at 0, not as PyTorch's.
       dtype: of the computation; parameters stay f32.
     """
 
     features: tuple[int, ...]
     batch_norm: bool = False
+    last_norm: bool = False
+    activation: Activation = "relu"
+    zero_bias: bool = False
     dtype: Any = jnp.float32
 
     def __post_init__(self):
@@ -37,17 +48,118 @@ class MLP(nn.Module):
         """x [B, D] -> f32[B, features[-1]]; `groups` as in `norm.BatchNorm`."""
         x = x.astype(self.dtype)
         for i, width in enumerate(self.features, start=1):
+            bias = nn.initializers.zeros
+            if not self.zero_bias:
+                bias = initial.torch_uniform(x.shape[-1])
             x = nn.Dense(
                 width,
                 dtype=self.dtype,
                 kernel_init=initial.torch_kernel,
-                bias_init=initial.torch_uniform(x.shape[-1]),
+                bias_init=bias,
                 name=f"linear{i}",
             )(x)
-            if i == len(self.features):
-                break
+            last = i == len(self.features)
+            if self.last_norm if last else self.batch_norm:
+                bn = norm.BatchNorm(
+                    dtype=self.dtype,
+                    use_scale=not last,
+                    use_bias=not last,
+                    name=f"bn{i}",
+                )
+                x = bn(x, train=train, groups=groups)
+            if not last:
+                x = _ACTIVATIONS[self.activation](x)
+        return x.astype(jnp.float32)
+
+
+class Perceptron(nn.Module):
+    """An encoder of small images: their pixels in a row, then Linear-(BN)-ReLU layers.
+
+    Dropout draws its own random numbers: its key lies among the running statistics, and
+    every pass in training leaves the next one there. So no method need hand it a key,
+    and a resumed run draws what it would have drawn.
+
+    Attributes:
+      widths: of the layers; the last is the length of a feature vector.
+      dropout: chance that an output of a layer is 0 in training.
+      batch_norm: batch norm between each Linear and its ReLU.
+      start: of its layers, and of a linear head behind it, see `initial.linear`.
+      dtype: of the computation; parameters stay f32.
+    """
+
+    widths: tuple[int, ...] = (100, 100)
+    dropout: float = 0.0
+    batch_norm: bool = False
+    start: initial.Start = "torch"
+    dtype: Any = jnp.float32
+
+    def __post_init__(self):
+        schema.check(perceptron, vars(self), "config.encoder")
+        super().__post_init__()
+
+    @property
+    def num_features(self) -> int:
+        """Length D of a feature vector."""
+        return self.widths[-1]
+
+    @nn.compact
+    def __call__(
+        self, images: jax.Array, *, train: bool = False, groups: int = 1
+    ) -> jax.Array:
+        """Images [B, H, W, C], normalised -> f32[B, D].
+
+        `train` and `groups` as in `norm.BatchNorm`.
+        """
+        core.check_images(images)
+        x = images.reshape(len(images), -1).astype(self.dtype)
+        keys = self._keys(train)
+        for i, width in enumerate(self.widths, start=1):
+            weights, biases = initial.linear(self.start, x.shape[-1], width)
+            x = nn.Dense(
+                width,
+                dtype=self.dtype,
+                kernel_init=weights,
+                bias_init=biases,
+                name=f"linear{i}",
+            )(x)
             if self.batch_norm:
                 bn = norm.BatchNorm(dtype=self.dtype, name=f"bn{i}")
                 x = bn(x, train=train, groups=groups)
             x = nn.relu(x)
+            if keys is not None:
+                keep = jax.random.bernoulli(keys[i], 1 - self.dropout, x.shape)
+                x = jnp.where(keep, x / (1 - self.dropout), 0)
         return x.astype(jnp.float32)
+
+    def _keys(self, train):
+        """Dropout's keys of this pass, one behind each layer; None where none drops."""
+        if not self.dropout:
+            return None
+        kept = self.variable(
+            "batch_stats", "key", lambda: jax.random.key_data(self.make_rng("params"))
+        )
+        if not train:
+            return None
+        keys = jax.random.split(
+            jax.random.wrap_key_data(kept.value), 1 + len(self.widths)
+        )
+        if not self.is_initializing():
+            kept.value = jax.random.key_data(keys[0])
+        return keys
+
+
+@schema.checked("config.encoder")
+def perceptron(
+    *,
+    widths: Annotated[tuple[schema.Width, ...], schema.Entries()] = (100, 100),
+    dropout: schema.Fraction = 0.0,
+    batch_norm: bool = False,
+    start: initial.Start = "torch",
+    dtype: Any = jnp.float32,
+) -> Perceptron:
+    """A multi-layer perceptron without its classifier, see `Perceptron`.
+
+    Raises:
+      ValueError: an option is out of its range.
+    """
+    return Perceptron(tuple(widths), dropout, batch_norm, start, dtype)

@@ -247,6 +247,9 @@ def resnet(
 ) -> ResNet:
     """ResNet of a usual depth; options as in `ResNet`.
 
+    Args:
+      depth: how many layers, the classifier of the paper counted.
+
     Raises:
       ValueError: `depth` is not 10, 18, 34, 50 or 101, or another option is unknown.
     """
@@ -267,5 +270,9 @@ def resnet(
 
 @schema.checked("config.encoder")
 def conv_net(*, width: schema.Width = 32, dtype: Any = jnp.float32) -> ConvNet:
-    """Small network for tiny images such as 8x8 digits; D = 4 * width."""
+    """Small network for tiny images such as 8x8 digits; D = 4 * width.
+
+    Args:
+      width: filters of the first of its three convolutions.
+    """
     return ConvNet(width=width, dtype=dtype)

@@ -1,6 +1,7 @@
-"""Pictures of a run, as PNG; matplotlib without global state."""
+"""Pictures of a run, as PNG, SVG or PDF; matplotlib without global state."""
 
 import io
+import os
 
 import numpy as np
 from etils import epath
@@ -22,6 +23,13 @@ MARKERS = ("o", "s", "^", "D", "v")
 MOST_NAMES = 20  # more classes or tasks than this are not written out
 LONGEST = 24  # letters of a name
 MOST_TIMES = 6  # curves of one thing at several times
+FORMATS = ("png", "svg", "pdf")
+_UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+_IN_WORDS = {
+    "knn": "Nearest neighbours",
+    "linear": "Linear probe",
+    "svm": "Support vector machine",
+}
 _STEPS = "optimiser step (shaded: every other task)"
 
 
@@ -39,10 +47,34 @@ def _whole_numbers():
 
 
 def save(figure, path) -> None:
-    """Write a figure to a PNG."""
+    """Write a figure in the format that the path ends in, one of `FORMATS`.
+
+    The same figure gives the same bytes. Raises ValueError for another ending.
+    """
+    kind = format_of(path)
+    # Else an SVG has the time of day and random names, a PDF the time.
+    options = {} if kind == "png" else {"metadata": _UNDATED[kind]}
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120, bbox_inches="tight")
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": "jaxcl", "pdf.fonttype": 42}):
+        figure.savefig(picture, format=kind, dpi=120, bbox_inches="tight", **options)
     epath.Path(path).write_bytes(picture.getvalue())
+
+
+def format_of(path) -> str:
+    """What the name of a picture ends in, checked before anything is computed."""
+    kind = os.path.splitext(os.fspath(path))[1].lower().removeprefix(".")
+    if kind not in FORMATS:
+        raise ValueError(f"{os.fspath(path)}: a picture must end in one of {FORMATS}")
+    return kind
+
+
+def words(name: str) -> str:
+    """The name of a matrix as a title says it: knn/all is "Nearest neighbours, all"."""
+    first, *more = name.replace("_", " ").split("/")
+    first = _IN_WORDS.get(first, first[:1].upper() + first[1:])
+    return ", ".join([first, *more])
 
 
 def style_of(number: int) -> dict:
@@ -93,16 +125,23 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
 
     Args:
       matrix: f[T, T] in [0, 1], [i, j] = accuracy on task j after task i, nan
-        (left blank) where not measured.
-      path: of the PNG.
+        (hatched) where not measured.
+      path: of the picture.
       task_names: T names of the columns, shortened where long and left out where
         many; by default numbers from 1.
     """
     matrix = np.asarray(matrix, np.float64)
-    size = len(matrix)
-    side = float(np.clip(2.0 + 0.62 * size, 4.0, 14.0))
+    side = float(np.clip(2.0 + 0.62 * len(matrix), 4.0, 14.0))
     figure = figure_of(side + 1.2, side)
-    axes = figure.add_subplot()
+    _heat_map(figure, figure.add_subplot(), matrix, title, task_names)
+    save(figure, path)
+
+
+def _heat_map(figure, axes, matrix, title, task_names) -> None:
+    """Draw accuracies f64[T, T] into axes, see `accuracy_matrix`."""
+    size = len(matrix)
+    # Seen where the picture has no value, such as of tasks that are yet to come.
+    axes.patch.set(facecolor="white", edgecolor="0.8", hatch="//")
     picture = axes.imshow(100 * matrix, vmin=0, vmax=100, cmap="cividis")
     axes.set(title=title, xlabel="accuracy on task", ylabel="after task")
     few = size <= MOST_NAMES
@@ -125,7 +164,50 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
             fontsize=min(10.0, 150.0 / size),
         )
     figure.colorbar(picture, ax=axes, label="accuracy (%)", shrink=0.8)
-    save(figure, path)
+
+
+def overview(results, rows, path=None):
+    """Draw a run in one figure: what it came to, and its loss.
+
+    Args:
+      results: of results.json.
+      rows: of metrics.jsonl.
+      path: of a PNG, SVG or PDF; None: none is written.
+
+    Returns:
+      The matplotlib figure.
+    """
+    names = [name for name in results["matrices"] if name.endswith("_incremental")]
+    figure = figure_of(11, 4.4)
+    panels = figure.subplots(1, 2 if names else 1, squeeze=False)[0]
+    if names:
+        matrix = np.array(results["matrices"][names[0]], np.float64)
+        if len(matrix) > 1:
+            _heat_map(figure, panels[0], matrix, names[0], results["task_names"])
+        else:
+            _before_and_after(panels[0], results, names)
+    points = [(r["step"], r["loss"]) for r in rows if r.get("loss") is not None]
+    panels[-1].set(xlabel="step", ylabel="loss", title="training")
+    panels[-1].plot(*np.array(points).reshape(-1, 2).T, lw=1)
+    panels[-1].xaxis.set_major_locator(_whole_numbers())
+    figure.tight_layout()
+    if path is not None:
+        figure.savefig(path, dpi=120, bbox_inches="tight")
+    return figure
+
+
+def _before_and_after(axes, results, names) -> None:
+    """Bars of the accuracies of one task, of the untrained network beside the run's."""
+    places = np.arange(len(names))
+    after = [np.array(results["matrices"][name], float)[0, 0] for name in names]
+    first = [results.get("untrained", {}).get(name, [None])[0] for name in names]
+    before = [np.nan if value is None else value for value in first]
+    for shift, values, label in ((-0.2, before, "untrained"), (0.2, after, "trained")):
+        bars = axes.bar(places + shift, 100 * np.array(values), 0.38, label=label)
+        axes.bar_label(bars, fmt="%.1f")
+    axes.set_xticks(places, [_short(name) for name in names])
+    axes.set(ylabel="accuracy (%)", ylim=(0, 110))
+    axes.legend(frameon=False, loc="upper left", ncols=2)
 
 
 def curves(rows, path, *, keys=("loss", "lr")) -> None:
@@ -212,7 +294,7 @@ def marked(points, labels, pale, marks, path, *, title, class_names=None) -> Non
       labels: i[N].
       pale: bool[N], points that all panels show, in pale colours of their classes.
       marks: title of a panel -> bool[N], points that it shows large, with a dark edge.
-      path: of the PNG.
+      path: of the picture.
       class_names: as of `scatter`.
     """
     points, labels = np.asarray(points), np.asarray(labels)
@@ -282,7 +364,7 @@ def anytime(
     Args:
       runs: name -> (steps i[n], mean f[n] in [0, 1], spread f[n], the half of the
         band's height, or None for no band); a nan leaves a gap.
-      path: of the PNG.
+      path: of the picture.
       task_ends: i[T], the last step of each task; every other task is shaded.
       scale: what is drawn of 1; 1.0 for what is no share.
     """
@@ -299,7 +381,7 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) 
 
     Args:
       runs: name -> (steps i[n], values f[n]).
-      path: of the PNG.
+      path: of the picture.
       task_ends: i[T], the last step of each task; every other task is shaded.
       xlabel: what is counted, where it is not steps.
     """
@@ -323,7 +405,7 @@ def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
       steps: i[n], n >= 1, increasing.
       shares: f[n, C] in [0, 1], of each class at each of these steps. Of more than
         `MOST_TIMES` so many are drawn, evenly spread, the first and last among them.
-      path: of the PNG.
+      path: of the picture.
       time: how one of `steps` is written.
     """
     from matplotlib import colormaps
@@ -353,7 +435,7 @@ def class_spread(runs, path, *, title="") -> None:
 
     Args:
       runs: name -> (variances f[C], similarities f[C]), nan where a class has none.
-      path: of the PNG.
+      path: of the picture.
     """
     first = next(iter(runs.values()))
     order = np.argsort(np.asarray(first[1], np.float64), kind="stable")

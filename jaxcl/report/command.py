@@ -138,26 +138,40 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
+def write(
+    workdirs: Sequence[epath.PathLike], out: epath.PathLike, title: str | None = None
+) -> str:
+    """Write the page of some runs, and return it.
+
+    Args:
+      workdirs: run directories, of one seed or of several.
+      out: where the page goes.
+      title: None: the names of the runs.
+
+    Raises:
+      ValueError, OSError: a directory holds no run, or the page cannot be written.
+    """
+    names = _names(workdirs)
+    runs = [load(workdir, name) for workdir, name in zip(workdirs, names, strict=True)]
+    page = page_lib.page(
+        runs,
+        title=title or ", ".join(names),
+        dates={run.name: _date(run) for run in runs},
+        version=task_alone.version(),
+    )
+    epath.Path(out).write_text(page)
+    return page
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; exit code 2 if a directory holds no run."""
     options = parser().parse_args(argv)
     try:
-        names = _names(options.runs)
-        runs = [
-            load(workdir, name)
-            for workdir, name in zip(options.runs, names, strict=True)
-        ]
-        page = page_lib.page(
-            runs,
-            title=options.title or ", ".join(names),
-            dates={run.name: _date(run) for run in runs},
-            version=task_alone.version(),
-        )
-        epath.Path(options.out).write_text(page)
+        page = write(options.runs, options.out, options.title)
     except (ValueError, OSError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     size = len(page.encode()) / 1000
-    count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
+    count = f"{len(options.runs)} runs" if len(options.runs) > 1 else "1 run"
     print(f"{options.out}: {count}, {size:,.0f} kB")
     return 0

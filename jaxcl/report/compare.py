@@ -154,7 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--scalar", default=None, help="as memory/entropy")
     parser.add_argument("--classes", default=None, help="a spread entry, as spread")
     parser.add_argument("--band", default="error", choices=["error", "std"])
-    parser.add_argument("--out", default=None, help="a .png of it over time")
+    parser.add_argument(
+        "--out", default=None, help="a .png, .svg or .pdf of it over time"
+    )
     options = parser.parse_args(argv)
     try:
         runs = [read(workdir) for workdir in options.workdirs]

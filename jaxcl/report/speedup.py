@@ -226,7 +226,7 @@ def parser() -> argparse.ArgumentParser:
     add("--frozen", default=None, help="a NAME; the gain is its scalar - baseline's")
     add("--scalars", default=None, help=f"default: {','.join(convergence.SCALARS)}")
     add("--measure", default="patience", choices=[*PANELS])
-    add("--plot", default=None, help="a .png of --measure by growth")
+    add("--plot", default=None, help="a .png, .svg or .pdf of --measure by growth")
     add("--json", default=None, help="a file for all numbers")
     return arguments
 

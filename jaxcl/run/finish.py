@@ -150,7 +150,7 @@ def _single_task(single, step, i, task, workdir, stop):
         pictures={},
         evaluate_untrained=False,
         quiet=True,
-        record=single.record | {"tensorboard": False, "progress": False},
+        record=single.record | {"tensorboard": False, "loggers": (), "progress": False},
     )
     results = train.run(only, workdir / f"task_{i}", stop=stop, step=step)
     return {name: matrix[0][i] for name, matrix in results["matrices"].items()}
@@ -186,7 +186,7 @@ def draw(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
         matrix = results_lib.matrix(results, name)
         path = folder / f"{name.replace('/', '_')}.png"
         plots.accuracy_matrix(
-            matrix, path, title=name, task_names=results["task_names"]
+            matrix, path, title=plots.words(name), task_names=results["task_names"]
         )
     rows = record.read_rows(workdir)
     for chart in work.charts:

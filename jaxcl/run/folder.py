@@ -50,7 +50,7 @@ def read_card(folder: str | os.PathLike) -> dict:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(
             f"{folder}: it has no {CARD} that can be read; name a folder that "
-            "python -m jaxcl.export wrote"
+            "python -m jaxcl.export or jaxcl.bring wrote"
         ) from error
     if card.get("format", FORMAT) != FORMAT:
         raise ValueError(

@@ -357,6 +357,11 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
     return jax.jit(several, donate_argnums=0, out_shardings=outputs)
 
 
+def stacked(batches: list):
+    """The batches of the steps of a call, leaves [K, ...]."""
+    return jax.tree.map(lambda *x: np.stack(x), *batches)
+
+
 def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
     """The batches of a task from its step `start` on, put on the device in advance.
 
@@ -380,7 +385,7 @@ def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
                 count = min(ends) - done
                 taken = list(itertools.islice(host, count))
                 taken += taken[-1:] * (job.steps_per_call - count)
-                yield count, jax.tree.map(lambda *x: np.stack(x), *taken)
+                yield count, stacked(taken)
                 done += count
 
     def place(item):

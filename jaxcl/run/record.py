@@ -1,6 +1,6 @@
-"""The log of a run: rows in metrics.jsonl, TensorBoard events, the progress bar.
+"""The log of a run: rows in metrics.jsonl and in loggers, the progress bar.
 
-`metrics.jsonl` holds one JSON object per line; TensorBoard shows the same numbers. Nan
+`metrics.jsonl` holds one JSON object per line; loggers show the same numbers. Nan
 and infinity are null there, other floats come back bit for bit. Whatever depends on the
 clock is under "time" in a row: two runs are the same if all else in their rows is.
 """
@@ -22,6 +22,7 @@ from etils import epath
 
 from jaxcl.data import storage
 from jaxcl.run import results
+from jaxcl.run.loggers import tensorboard as tensorboard_lib
 
 ROWS = "metrics.jsonl"
 
@@ -164,6 +165,7 @@ class Recorder:
         there or others.
       write: False on all processes but the first: every method does nothing.
       tensorboard: also write events to `workdir/tensorboard`.
+      loggers: `make` of other loggers, see `jaxcl.run.loggers`.
       progress: True for a bar on stderr, False for none, "auto" for a bar if
         stderr is a terminal and else a line every `every` seconds.
       every: seconds between two progress lines.
@@ -183,6 +185,7 @@ class Recorder:
         lost=False,
         write=True,
         tensorboard=True,
+        loggers=(),
         progress="auto",
         every=10.0,
     ):
@@ -191,17 +194,29 @@ class Recorder:
         if not every >= 0:
             raise ValueError(f"every={every}: must be >= 0 seconds")
         self._write, self._every, self._num_tasks = write, every, num_tasks
-        self._rows = self._writer = self._bar = self._started = None
+        self._rows = self._bar = self._started = None
+        self._loggers = []
         self._shown = ""  # last logged loss and speed
         if not write:
             return
         directory = epath.Path(workdir)
         directory.mkdir(parents=True, exist_ok=True)
         self._rows = _Rows(directory / ROWS, offset, checksum, lost)
-        if tensorboard:
-            self._writer = _open_events(directory / "tensorboard", read_rows(directory))
+        makes = [tensorboard_lib.make] if tensorboard else []
+        if makes := [*makes, *loggers]:
+            self._open(makes, directory)
         bar = sys.stderr.isatty() if progress == "auto" else progress
         self._mode = "bar" if bar else ("line" if progress == "auto" else "none")
+
+    def _open(self, makes, directory):
+        """Open the loggers; where one fails, close what is open."""
+        rows = read_rows(directory)
+        try:
+            for make in makes:
+                self._loggers.append(make(directory, rows))
+        except BaseException:
+            self.close()
+            raise
 
     def log(self, step: int, task: int, **values) -> None:
         """Append one row `{"step", "task", **values}`.
@@ -222,8 +237,8 @@ class Recorder:
         row = {"step": int(step), "task": int(task), **values, "time": clock}
         row = results.plain(row)
         self._rows.append(row)
-        if self._writer:
-            _add_events(self._writer, row)
+        for logger in self._loggers:
+            logger.write(row)
         if "loss" in row:
             loss, speed = row["loss"], row["time"].get("images_per_second")
             self._shown = f"  loss {math.nan if loss is None else loss:.4g}"
@@ -282,44 +297,7 @@ class Recorder:
 
     def close(self) -> None:
         """Save all that was logged; a second call does nothing."""
-        for part in (self._rows, self._writer, self._bar):
+        for part in (self._rows, *self._loggers, self._bar):
             if self._write and part is not None:
                 part.close()
         self._write = False
-
-
-def _open_events(directory, rows):
-    """A TensorBoard writer that holds the events of `rows` and no others.
-
-    Events reach the disk later than rows, so a crash loses some from before the
-    checkpoint and keeps some from after it: all are written again.
-    """
-    import tensorboardX  # only runs with TensorBoard pay for it
-
-    directory.mkdir(parents=True, exist_ok=True)
-    for old in list(directory.glob("events.out.tfevents.*")):
-        old.unlink()
-    # Tells a TensorBoard that is open now to drop what it has read, from step 0 on.
-    path = os.fspath(directory)
-    writer = tensorboardX.SummaryWriter(path, purge_step=0, flush_secs=30)
-    for row in rows:
-        _add_events(writer, row)
-    return writer
-
-
-def _add_events(writer, row):
-    for tag, value in _flatten(row):
-        if tag not in ("step", "task", "time/unix"):
-            tag = tag if "/" in tag else f"train/{tag}"
-            writer.add_scalar(tag, value, row["step"], walltime=row["time"]["unix"])
-
-
-def _flatten(value, tag=""):
-    """(tag, number) of every number in nested dicts and lists; lists count from 1."""
-    if isinstance(value, list):
-        value = dict(enumerate(value, 1))
-    if isinstance(value, dict):
-        for key, child in value.items():
-            yield from _flatten(child, f"{tag}/{key}" if tag else str(key))
-    elif isinstance(value, int | float):
-        yield tag, float(value)

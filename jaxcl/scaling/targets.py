@@ -246,7 +246,7 @@ def _compiled(lowered, name, kept) -> dict:
     else:
         told = {
             "seconds": time.monotonic() - began,
-            "memory": _memory(made.memory_analysis()),
+            "memory": memory_of(made.memory_analysis()),
             "text": made.as_text(),
         }
     if path is not None:
@@ -256,7 +256,7 @@ def _compiled(lowered, name, kept) -> dict:
     return told
 
 
-def _memory(told) -> dict[str, int]:
+def memory_of(told) -> dict[str, int]:
     """Bytes of a device by kind."""
     return {
         "arguments": told.argument_size_in_bytes,

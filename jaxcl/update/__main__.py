@@ -8,6 +8,7 @@ from jaxcl.config import command as shared
 from jaxcl.update import command
 
 if __name__ == "__main__":
-    command.define_flags()
-    parse = functools.partial(shared.parse_flags, section="config.train")
+    parse = functools.partial(
+        shared.parse_flags, section="config.train", define=command.define_flags
+    )
     app.run(command.main, flags_parser=parse)

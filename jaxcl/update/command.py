@@ -73,13 +73,14 @@ class Plan(NamedTuple):
 
 def defaults() -> ml_collections.ConfigDict:
     """The default config, which --config.SECTION.OPTION=VALUE overrides."""
-    empty = {"augment": {}, "optimizer": {}, "schedule": {}}
+    # A flag sets what is in a section, if the section is there.
+    sections = ("augment", "optimizer", "schedule", "method", "tuning")
     return ml_collections.ConfigDict(
         {
             "data": {},
             "test": {},
             "old": {},
-            "train": empty,
+            "train": {name: {} for name in sections},
             "evaluators": {"knn": {}},
             # A flag cannot override None, but it can set an option that is absent.
             "limits": {k: v for k, v in vars(Limits()).items() if v is not None},
@@ -117,11 +118,11 @@ def read_options(config: dict) -> tuple[Options, Limits]:
 
 def plan(
     run: str,
-    data: str,
+    data: str | dict,
     config: dict,
     *,
-    test: str | None = None,
-    old: str | None = None,
+    test: str | dict | None = None,
+    old: str | dict | None = None,
     join: bool = False,
     again: bool = False,
 ) -> Plan:
@@ -129,7 +130,7 @@ def plan(
 
     Args:
       run: directory of a finished run, which may have updates.
-      data: a path of the new images, see `lineage.section`.
+      data: a path of the new images, or a section config.data, see `lineage.section`.
       config: as `defaults`, a dict.
       test: a path of labelled images, to evaluate both encoders on.
       old: a path of images that are in the present index; None: the run's own.

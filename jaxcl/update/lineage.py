@@ -9,7 +9,7 @@ import re
 import numpy as np
 from etils import epath
 
-from jaxcl.data import storage
+from jaxcl.data import sources, storage
 from jaxcl.run import folder, transfer
 from jaxcl.run import results as results_lib
 
@@ -64,7 +64,7 @@ def recipe(theirs: dict) -> dict:
     }
 
 
-def section(path: str, options: dict, theirs: dict, field: str) -> dict:
+def section(path: str | dict, options: dict, theirs: dict, field: str) -> dict:
     """The config section that reads the images at a path.
 
     Without a `name` in `options` the source is guessed: "npz" for an .npz file, the
@@ -72,7 +72,7 @@ def section(path: str, options: dict, theirs: dict, field: str) -> dict:
     Images in files are read as the run's were.
 
     Args:
-      path: of the images.
+      path: of the images; or a section that reads them, to which `options` are added.
       options: of the source; they override what the run has.
       theirs: the run's config.
       field: of the section, for messages.
@@ -80,12 +80,12 @@ def section(path: str, options: dict, theirs: dict, field: str) -> dict:
     Raises:
       ValueError: there is nothing at the path.
     """
-    folder, options = epath.Path(path), dict(options)
-    if not folder.exists():
+    options = dict(options)
+    if isinstance(path, dict):
+        return path | options
+    if not storage.exists(path):
         raise ValueError(f"{field}: there is nothing at {path!r}")
-    kinds = {"meta.json": "arrays", "dataset_info.json": "tfds"}
-    kinds = [kind for file, kind in kinds.items() if (folder / file).exists()]
-    guess = "npz" if str(path).endswith(".npz") else (*kinds, "image_folder")[0]
+    guess = sources.kind_of(path)
     source = {"name": options.pop("name", guess), "path": str(path)}
     if source["name"] == "image_folder":
         source["channels"] = len(theirs["augment"]["mean"])
@@ -119,6 +119,13 @@ def next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
     where = epath.Path(parent) / results_lib.RESULTS
     results = results_lib.read_results(parent) if where.exists() else None
     if results is None or None in results["scalars"]:
+        first = theirs.get("first_tasks")
+        if first and results and results_lib.finished(results) == first:
+            raise ValueError(
+                f"{parent}: config.first_tasks={first} left out "
+                f"{len(results['scalars']) - first} of its tasks; an update follows a "
+                "run of all its tasks"
+            )
         raise ValueError(f"{parent}: is not finished; let it finish first")
     if theirs["augment"].get("name") == "graphs":
         raise ValueError(f"{parent}: learns from graphs; an update reads images")
@@ -142,6 +149,8 @@ def _changed(theirs, changes, kept) -> dict:
       kept: sections that cannot change, beside those that are the update's own.
     """
     for name, value in changes.items():
+        if value == {}:
+            continue  # no option of the section was given
         own = theirs.get(name) or {}
         if name in kept and isinstance(value, dict) and {**own, **value} == own:
             continue  # the update of an encoder's folder, asked for once more
@@ -150,7 +159,7 @@ def _changed(theirs, changes, kept) -> dict:
     plain = {k: v for k, v in changes.items() if not isinstance(v, dict)}
     changed = {**theirs, **plain}
     for name, value in changes.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             changed[name] = {**(theirs.get(name) or {}), **value}
     return changed
 

@@ -11,10 +11,12 @@ from faults import (
     bring,
     data,
     evaluators,
+    front,
     launch,
     losses,
     memories,
     report,
+    reproduce,
     runs,
     scaling,
     steps,
@@ -27,7 +29,8 @@ FAULTS = tuple(
     fault
     for part in (
         *(losses, memories, training, steps, two_view),
-        *(evaluators, data, report, runs, launch, scaling, bring, tuning),
+        *(evaluators, data, report, runs, launch, scaling, bring, tuning, front),
+        *(reproduce,),
     )
     for fault in part.FAULTS
 )

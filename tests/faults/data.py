@@ -102,6 +102,30 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "update/lineage.py",
+            "test_update.py::test_a_run_that_cannot_be_updated",
+            (
+                "update: a run whose config left tasks out is to be let finish",
+                "results_lib.finished(results) == first:",
+                "results_lib.finished(results) > first:",
+            ),
+        ),
+        *fault.of(
+            "update/lineage.py",
+            "test_update.py"
+            "::test_flags_change_the_recipe_of_an_encoder_option_by_option",
+            (
+                "update: an empty section takes the place of none",
+                "if isinstance(value, dict) and value:",
+                "if isinstance(value, dict):",
+            ),
+            (
+                "update: an option takes the place of its whole section",
+                "{**(theirs.get(name) or {}), **value}",
+                "{**value}",
+            ),
+        ),
+        *fault.of(
             "config/command.py",
             "test_command.py",
             (
@@ -221,12 +245,6 @@ FAULTS = [
                 "not least <= values.min() <= values.max() < stream.LABELS",
                 "not least <= values.astype(np.int32).min()",
             ),
-            (
-                "data: meta.json may name files elsewhere",
-                r"(?![/\\])(?!(.*[/\\])?\.\.([/\\]|$))[^\0]+",
-                r"[^\0]+",
-                "test_hostile_data.py::test_a_meta_json_of_other_types",
-            ),
         ),
         *fault.of(
             "data/from_graphs.py",
@@ -338,8 +356,8 @@ FAULTS = [
             ),
             (
                 "data: a domain is judged on all domains",
-                "np.flatnonzero(judge.domain == domain)",
-                "np.arange(len(judge.domain))",
+                "np.isin(judge.domain, (domain, -1))",
+                "np.ones(len(judge.domain), bool)",
                 "test_stream.py::test_domain_scenario",
             ),
             (
@@ -380,13 +398,13 @@ FAULTS = [
             "test_seeds.py::test_the_released_class_order_follows_the_seed",
             (
                 "data: the released order does not follow the run's seed",
-                'cut = {"growth": True, "class": released}',
-                'cut = {"growth": True, "class": False}',
+                '"rotated": True, "class": released}',
+                '"rotated": True, "class": False}',
             ),
             (
                 "data: the run's seed overrides that of the scenario",
-                'return cut and "seed" not in scenario',
-                "return cut",
+                'cut.get(scenario.get("name"), False) and "seed" not in scenario',
+                'cut.get(scenario.get("name"), False)',
             ),
         ),
         *fault.of(
@@ -612,4 +630,171 @@ FAULTS = [
             ),
         ),
     ],
+    *fault.of(
+        "data/fetch.py",
+        "test_fetch.py",
+        (
+            "fetch: any file is the published one",
+            "if (size, found) == (archive.size, archive.sha256):",
+            "if size == archive.size:",
+            "test_fetch.py::test_a_file_that_is_not_the_published_one",
+        ),
+        (
+            "fetch: a wrong download stays",
+            "    if remove:\n        os.unlink(path)",
+            "    if not remove:\n        os.unlink(path)",
+            "test_fetch.py::test_a_file_that_is_not_the_published_one",
+        ),
+        (
+            "fetch: a download begins anew each time",
+            'request.add_header("Range", f"bytes={have}-")',
+            "pass",
+            "test_fetch.py::test_a_cut_download_goes_on",
+        ),
+        (
+            "fetch: a server without ranges gives the beginning twice",
+            'goes_on = answer.status == 206 and given.startswith(f"bytes {have}-")',
+            "goes_on = have > 0",
+            "test_fetch.py::test_a_cut_download_goes_on",
+        ),
+        (
+            "fetch: a server may send without end",
+            "while left := size - file.tell():",
+            "while left := _BLOCK:",
+            "test_fetch.py::test_a_file_that_is_not_the_published_one",
+        ),
+        (
+            "fetch: a server that always cuts is asked for ever",
+            "for _ in range(TRIES):",
+            "while True:",
+            "test_fetch.py::test_a_download_that_always_ends_is_given_up",
+        ),
+        (
+            "fetch: one address alone is asked",
+            "for url in archive.urls:",
+            "for url in archive.urls[:1]:",
+            "test_fetch.py::test_a_second_address_is_asked",
+        ),
+        (
+            "fetch: a member leaves the folder",
+            'if odd or ".." in parts or',
+            "if odd or",
+            "test_fetch.py::test_archives_that_hold_something_else",
+        ),
+        (
+            "fetch: links are unpacked",
+            "if not (member.isdir() or member.isreg()):",
+            "if False:",
+            "test_fetch.py::test_archives_that_hold_something_else",
+        ),
+        (
+            "fetch: an archive fills the disk",
+            "if total > UNPACKED:",
+            "if total < 0:",
+            "test_fetch.py::test_archives_that_hold_something_else",
+        ),
+        (
+            "fetch: half a set is left",
+            "        shutil.rmtree(draft, ignore_errors=True)\n",
+            "",
+            "test_fetch.py::test_archives_that_hold_something_else",
+        ),
+        (
+            "fetch: CIFAR-100 gets its coarse labels",
+            "raw[:, label_bytes - 1]",
+            "raw[:, 0]",
+            "test_fetch.py::test_cifar_from_a_server",
+        ),
+        (
+            "fetch: rows of CIFAR's images are its columns",
+            ".transpose(0, 2, 3, 1)\n        return",
+            ".transpose(0, 3, 2, 1)\n        return",
+            "test_fetch.py::test_cifar_from_a_server",
+        ),
+        (
+            "fetch: MNIST's test labels are those of train",
+            "((train, *paths[:2]), (test, *paths[2:]))",
+            "((train, *paths[:2]), (test, paths[2], paths[1]))",
+            "test_fetch.py::test_mnist_from_a_folder",
+        ),
+        (
+            "fetch: no word of what to do without a network",
+            'raise Unreachable(f"{error}\\n{_by_hand(name, out)}") from error',
+            "raise",
+            "test_fetch.py::test_no_network_says_what_to_do_by_hand",
+        ),
+    ),
+    *fault.of(
+        "data/from_huggingface.py",
+        "test_huggingface.py",
+        (
+            "huggingface: offsets are not looked at",
+            "found.validate(full=True)",
+            "found.validate()",
+            "test_huggingface.py::test_offsets_that_lead_out_of_the_file",
+        ),
+        (
+            "huggingface: a state may name any file",
+            'schema.check_value(names, list[splits.Inside], f"{file}: filename")',
+            'schema.check_value(names, list[str], f"{file}: filename")',
+            "test_huggingface.py::test_a_state_that_names_other_files",
+        ),
+        (
+            "huggingface: a split may lie in any folder",
+            'schema.check_value(names, list[splits.Inside], f"{listed}: splits")',
+            'schema.check_value(names, list[str], f"{listed}: splits")',
+            "test_huggingface.py::test_splits_outside_of_the_folder",
+        ),
+        (
+            "huggingface: the rows of the second file are those of the first",
+            "np.full(rows, number)",
+            "np.full(rows, 0)",
+            "test_huggingface.py::test_arrow_files",
+        ),
+        (
+            "huggingface: labels above int32 wrap around",
+            "if len(label) and not -1 <=",
+            "if len(label) and not -(10**18) <=",
+            "test_huggingface.py::test_labels_that_are_none",
+        ),
+        (
+            "huggingface: pixels wrap around",
+            'array.dtype.kind not in "iu" or array.min() < 0',
+            'array.dtype.kind not in "iu"',
+            "test_huggingface.py::test_images_that_are_none",
+        ),
+        (
+            "huggingface: the limit of pixels is passed over",
+            "if not 0 < array.shape[0] * array.shape[1] <= max_pixels:",
+            "if not array.size:",
+            "test_huggingface.py::test_images_that_are_none",
+        ),
+        (
+            "huggingface: a missing label is the first class",
+            "fill_null(-1)",
+            "fill_null(0)",
+            "test_huggingface.py::test_labels_of_every_kind",
+        ),
+        (
+            "huggingface: ragged lists are cut into images",
+            "if values.null_count or len(lengths) != 1:",
+            "if values.null_count:",
+            "test_huggingface.py::test_images_that_are_none",
+        ),
+        (
+            "huggingface: a cache is not told of another column",
+            'hashlib.sha256("\\0".join([self.key, *names]).encode())',
+            'hashlib.sha256("\\0".join(names).encode())',
+            "test_huggingface.py::test_a_cache_knows_its_column",
+        ),
+    ),
+    *fault.of(
+        "data/splits.py",
+        "test_hostile_data.py::test_a_meta_json_of_other_types",
+        (
+            "data: meta.json may name files elsewhere",
+            r"(?![/\\])(?!(.*[/\\])?\.\.([/\\]|$))[^\0]+",
+            r"[^\0]+",
+        ),
+    ),
 ]

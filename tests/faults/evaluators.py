@@ -13,8 +13,8 @@ FAULTS = [
         ),
         (
             "eval: a query's neighbours are of any domain",
-            "mask & (train_task == own[:, None])",
-            "mask & (train_task <= own[:, None])",
+            "known & (bank_task == own[:, None])",
+            "known & (bank_task <= own[:, None])",
             "test_evals.py::test_neighbours_are_those_of_brute_force[domain-cosine]",
         ),
         (
@@ -166,6 +166,20 @@ FAULTS = [
             "eval: met_only is ignored",
             "(task if met_only else none)",
             "task",
+        ),
+        (
+            "eval: a class that is left out makes a prediction void",
+            "return jnp.isfinite(scores).any(axis=1).all() & ~wrong.any()",
+            "return jnp.isfinite(scores).all()",
+            "test_evals.py"
+            "::test_a_class_at_minus_infinity_is_left_out_and_no_mistake[-inf]",
+        ),
+        (
+            "eval: predictions of nan are judged",
+            "return jnp.isfinite(scores).any(axis=1).all() & ~wrong.any()",
+            "return jnp.isfinite(scores).any(axis=1).all()",
+            "test_evals.py"
+            "::test_a_class_at_minus_infinity_is_left_out_and_no_mistake[inf]",
         ),
         (
             "eval: rows of no task are never judged",

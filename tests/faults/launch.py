@@ -4,6 +4,11 @@ from faults import fault
 
 _TABLE = "launch/online_table.py"
 _GROWS = "test_launch_online.py::test_finished_runs_are_kept_and_the_table_grows"
+_FRESH = "launch/keep_fresh.py"
+_KEPT = (
+    "test_launch_keep_fresh.py"
+    "::test_what_is_done_is_kept_and_each_row_begins_with_the_encoder"
+)
 
 FAULTS = [
     fault.Fault(
@@ -36,5 +41,26 @@ FAULTS = [
         'f"{min(steps):.0f}"',
         'f"{max(steps):.0f}"',
         ("test_launch_online.py::test_a_line_by_hand",),
+    ),
+    fault.Fault(
+        "launch: an update without its own copy of the encoder",
+        _FRESH,
+        "shutil.copytree(*step.wants)",
+        "step.wants[1].mkdir(parents=True)",
+        (_KEPT,),
+    ),
+    fault.Fault(
+        "launch: a step that failed does not end the script",
+        _FRESH,
+        "            return code\n        (root",
+        "        (root",
+        (_KEPT,),
+    ),
+    fault.Fault(
+        "launch: an update passes where it loses more than the limit",
+        _FRESH,
+        "change >= -DROP for",
+        "change <= DROP for",
+        ("test_launch_keep_fresh.py::test_a_line_by_hand",),
     ),
 ]

@@ -99,6 +99,56 @@ FAULTS = [
             fault.twins("noncontrastive", "vicreg"),
         ),
         (
+            "loss: simsiam sends a gradient to its targets",
+            "    z1, z2 = jax.lax.stop_gradient((z1, z2))\n    return -(mean_cosine",
+            "    return -(mean_cosine",
+            fault.twins("noncontrastive", "simsiam"),
+        ),
+        (
+            "loss: the statistic forgets that its integrand is even",
+            '"code": _grid(0.0, 3.0, copies=2)',
+            '"code": _grid(0.0, 3.0, copies=1)',
+            fault.twins("noncontrastive", "epps_pulley"),
+        ),
+        (
+            "loss: the statistic has a rectangle for its last trapezoid",
+            "    weights[[0, -1]] /= 2\n",
+            "    weights[0] /= 2\n",
+            fault.twins("noncontrastive", "epps_pulley"),
+        ),
+        (
+            "loss: lejepa's mean view is of all views",
+            "jnp.mean(z[:, :centre], axis=1, keepdims=True)",
+            "jnp.mean(z, axis=1, keepdims=True)",
+            fault.twins("noncontrastive", "lejepa_default"),
+        ),
+        (
+            "loss: lejepa stops the gradient of the mean view",
+            "apart = jnp.mean(jnp.square(mean - z))",
+            "apart = jnp.mean(jnp.square(jax.lax.stop_gradient(mean) - z))",
+            # The global views' own gradient does not change: their distances to
+            # their mean add up to 0. A view that is not in the mean tells.
+            fault.twins("noncontrastive", "lejepa_default"),
+        ),
+        (
+            "loss: dino compares a view with itself",
+            "other = ~np.eye(shown, views, dtype=bool)",
+            "other = np.ones((shown, views), bool)",
+            fault.twins("noncontrastive", "dino"),
+        ),
+        (
+            "loss: dino's targets get a gradient",
+            "    targets = jax.lax.stop_gradient(targets)\n    logs",
+            "    logs",
+            fault.twins("noncontrastive", "dino"),
+        ),
+        (
+            "loss: sinkhorn ends with the columns",
+            "jax.nn.log_softmax(jax.nn.log_softmax(q, axis=0), axis=1)",
+            "jax.nn.log_softmax(jax.nn.log_softmax(q, axis=1), axis=0)",
+            "test_noncontrastive.py::test_sinkhorn_at_points_known_by_hand",
+        ),
+        (
             "loss: byol sends a gradient to its target",
             "mean_cosine(predictions, jax.lax.stop_gradient(targets))",
             "mean_cosine(predictions, targets)",
@@ -129,6 +179,12 @@ FAULTS = [
             "return (between(p1, f2) + between(p2, f1)) / 2",
             "return (between(p1, f1) + between(p2, f2)) / 2",
             fault.twins("noncontrastive", "pseudo_negative_byol"),
+        ),
+        (
+            "loss: cassle_prototypes moves the frozen prototypes",
+            "targets = jax.nn.softmax(jax.lax.stop_gradient(kept), axis=-1)",
+            "targets = jax.nn.softmax(kept, axis=-1)",
+            fault.twins("noncontrastive", "cassle_prototypes"),
         ),
         (
             "loss: less_forget moves the frozen features",

@@ -55,4 +55,24 @@ FAULTS = [
             "marker = MARKERS[number // len(COLOURS) % len(MARKERS)]",
         ),
     ),
+    *fault.of(
+        "plots/__init__.py",
+        "test_plots.py",
+        (
+            "plots: every picture is a PNG",
+            "figure.savefig(picture, format=kind,",
+            'figure.savefig(picture, format="png",',
+        ),
+        (
+            "plots: a picture has the time of day in it",
+            '"metadata": _UNDATED[kind]',
+            '"metadata": {}',
+        ),
+        (
+            "plots: what is not measured is blank",
+            'edgecolor="0.8", hatch="//")',
+            'edgecolor="0.8")',
+            "test_record.py::test_heat_map_brightens_with_the_value_and_hatches_what_is_nan",
+        ),
+    ),
 ]

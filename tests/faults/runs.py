@@ -141,7 +141,7 @@ FAULTS = [
         "test_evals.py::test_features_that_are_not_finite_give_no_result_and_a_warning",
         (
             "eval: predictions that are no numbers are class 0",
-            "if not features_lib.finite(scores):",
+            "if not sharding.fetch(_usable(scores)):",
             "if False:",
         ),
     ),
@@ -203,6 +203,45 @@ FAULTS = [
             "signals: the lock stays",
             "    lock.release_all()\n",
             "",
+        ),
+    ),
+    *fault.of(
+        "run/loggers/wandb.py",
+        "test_loggers.py::test_a_resumed_run_goes_on_under_its_id",
+        (
+            "loggers: a resumed run is another one",
+            'name = known.get("id") or uuid.uuid4().hex[:12]',
+            "name = uuid.uuid4().hex[:12]",
+        ),
+        (
+            "loggers: a resumed run counts its rows from 0",
+            "Board(run, len(rows) if known else 0)",
+            "Board(run, 0)",
+        ),
+        (
+            "loggers: rows are shown twice after a resume",
+            "for row in () if known else rows:",
+            "for row in rows:",
+        ),
+        (
+            "loggers: a run without an account is a traceback",
+            "except wandb.errors.Error as error:",
+            "except ZeroDivisionError as error:",
+            "test_loggers.py::test_a_board_that_does_not_begin",
+        ),
+    ),
+    *fault.of(
+        "run/record.py",
+        "test_loggers.py::test_a_logger_of_the_users_own",
+        (
+            "loggers: other loggers get no rows",
+            "for logger in self._loggers:\n            logger.write(row)",
+            "for logger in self._loggers[:0]:\n            logger.write(row)",
+        ),
+        (
+            "loggers: a logger is not closed",
+            "for part in (self._rows, *self._loggers, self._bar):",
+            "for part in (self._rows, self._bar):",
         ),
     ),
 ]

@@ -3,6 +3,8 @@
 from faults import fault
 
 TEXT = "test_targets_text.py"
+CHIP = "test_accelerator_benchmark.py"
+INPUT = "test_input_benchmark.py"
 
 FAULTS = [
     *fault.of(
@@ -145,6 +147,118 @@ FAULTS = [
             "targets: a program for elsewhere is one for CPUs",
             'return jax.default_backend() == "cpu" and _ELSEWHERE.get() is None',
             'return jax.default_backend() == "cpu" and _ELSEWHERE.get() is not None',
+        ),
+    ),
+    *fault.of(
+        "../benchmarks/accelerator.py",
+        f"{CHIP}::test_what_was_late_is_begun_where_there_is_more_time",
+        (
+            "accelerator: what was late is never tried again",
+            'return entry is not None and "late" not in entry',
+            "return entry is not None",
+        ),
+        (
+            "accelerator: what was late is tried again in as little time",
+            'if entry and entry.get("late", 0) >= left and not args.again:',
+            'if entry and entry.get("late", 0) < 0 and not args.again:',
+        ),
+        (
+            "accelerator: it does not stop in time",
+            "if left < (1 if args.rehearse else LEAST):",
+            "if left < (1 if args.rehearse else -LEAST):",
+            f"{CHIP}::test_it_stops_in_time_and_goes_on",
+        ),
+        (
+            "accelerator: numbers of two chips on one page",
+            'if before["device"] != about["device"]:',
+            'if before["platform"] != about["platform"]:',
+            f"{CHIP}::test_it_stops_in_time_and_goes_on",
+        ),
+        (
+            "accelerator: PyTorch is timed where it has no chip",
+            'peers = not args.no_peer and (about["torch_has_it"] or args.rehearse)',
+            "peers = not args.no_peer",
+            f"{CHIP}::test_what_is_of_most_interest_comes_first",
+        ),
+        (
+            "accelerator: the ratio is turned over",
+            'x.peer["ms"] / o["ms"]',
+            'o["ms"] / x.peer["ms"]',
+            f"{CHIP}::test_the_page_shows_what_was_measured",
+        ),
+    ),
+    *fault.of(
+        "../benchmarks/accelerator_rows.py",
+        f"{CHIP}::test_windows_last_as_long_as_asked_and_take_turns",
+        (
+            "accelerator: a call counts as one step",
+            "in_call = step.steps // step.calls",
+            "in_call = 1",
+        ),
+        (
+            "accelerator: a lack of memory is an error as others",
+            "if any(word in text for word in _FULL):",
+            "if all(word in text for word in _FULL):",
+            f"{CHIP}::test_errors_are_told_in_a_line",
+        ),
+    ),
+    *fault.of(
+        "../benchmarks/input.py",
+        f"{INPUT}::test_what_chips_ask_for",
+        (
+            "input: one host feeds all chips",
+            '"likely": target.chips * peak / work / hosts,',
+            '"likely": target.chips * peak / work,',
+        ),
+        (
+            "input: the slowest of some runs counts",
+            "return min(spent) / count",
+            "return max(spent) / count",
+            f"{INPUT}::test_the_least_of_some_runs_counts",
+        ),
+    ),
+    *fault.of(
+        "core.py",
+        "test_core.py::test_norms_are_those_of_the_leaves",
+        (
+            "norms: of this leaf and those before it",
+            "own = jnp.arange(len(rows))[:, None] == owner",
+            "own = jnp.arange(len(rows))[:, None] >= owner",
+        ),
+        (
+            "norms: what does not fill a row is left out",
+            "jnp.pad(x.ravel(), (0, -x.size % _ROW)).reshape(-1, _ROW)",
+            "jnp.pad(x.ravel(), (0, _ROW))[: x.size // _ROW * _ROW].reshape(-1, _ROW)",
+        ),
+        (
+            "norms: that of all leaves is their sum",
+            "return jnp.linalg.norm(jnp.stack(_norms_by_row(leaves)))",
+            "return jnp.sum(jnp.stack(_norms_by_row(leaves)))",
+        ),
+        (
+            "norms: a GPU sums them one by one",
+            "leaves, cuda=_norms_by_row, rocm=_norms_by_row,",
+            "leaves, rocm=_norms_by_row,",
+            "test_core.py::test_a_gpu_sums_all_leaves_at_once",
+        ),
+    ),
+    *fault.of(
+        "optim.py",
+        "test_core.py::test_lars_takes_the_same_step_on_a_gpu "
+        "test_optim.py::test_lars_follows_the_released_code",
+        (
+            "norms: LARS takes those of the gradient for both",
+            "found = core.norms(grads), core.norms(params)",
+            "found = core.norms(grads), core.norms(grads)",
+        ),
+    ),
+    *fault.of(
+        "data/prefetch.py",
+        "test_prefetch.py::test_workers_keep_the_memory_of_images",
+        (
+            "input: workers give the memory of an image back",
+            "        adjust(_MMAP_MAX, 0)",
+            "        adjust(_MMAP_MAX, 65536)",
         ),
     ),
 ]

@@ -43,6 +43,80 @@ FAULTS = [
     ),
     *fault.of(
         "methods/two_view/step.py",
+        _step("dino-pnr"),
+        (
+            "two_view: dino's centre follows the network that learns",
+            "jnp.mean(core.l2_normalize(features.k), axis=(0, 1))",
+            "jnp.mean(core.l2_normalize(features.f), axis=(0, 1))",
+        ),
+        (
+            "two_view: dino's centre is of prototypes as long as they are",
+            "unit = core.l2_normalize(features.slow_prototypes)",
+            "unit = features.slow_prototypes",
+        ),
+        (
+            "two_view: dino's temperature never arrives",
+            "done = jnp.where(state.task > 0, 1.0, jnp.minimum(done, 1.0))",
+            "done = jnp.minimum(done, 1.0)",
+            _tasks("dino-pnr"),
+        ),
+        (
+            "two_view: dino's prototypes stay in every task",
+            "held = (state.task == 0) & (core.progress",
+            "held = (state.task >= 0) & (core.progress",
+            _tasks("dino-pnr"),
+        ),
+        (
+            "two_view: dino's prototypes never stay",
+            "held = (state.task == 0) & (core.progress",
+            "held = (state.task < 0) & (core.progress",
+            _tasks("dino-pnr"),
+        ),
+        (
+            "two_view: lejepa has the same slices at every step",
+            "key = jax.random.fold_in(core.step_key(state), _SLICES)",
+            "key = jax.random.fold_in(state.key, _SLICES)",
+            _step("lejepa-pnr"),
+        ),
+        slow=True,
+    ),
+    *fault.of(
+        "methods/two_view/networks.py",
+        _step("dino-less_forget-local"),
+        (
+            "two_view: local crops keep no statistics",
+            "near, after = near.reshape(-1, count, setup.dim), after | moved",
+            "near = near.reshape(-1, count, setup.dim)",
+        ),
+        (
+            "two_view: local crops share their moments",
+            "params, after, crops, train=True, groups=count, key=own",
+            "params, after, crops, train=True, groups=1, key=own",
+        ),
+        (
+            "two_view: the teacher has the prototypes of the network that learns",
+            'names = (*setup.copied.nets, "prototypes")',
+            "names = setup.copied.nets",
+            _step("dino-pnr"),
+        ),
+        slow=True,
+    ),
+    *fault.of(
+        "methods/two_view/bases.py",
+        "test_bases.py::test_local_crops_are_further_views",
+        (
+            "two_view: a base forgets the local crops",
+            "return jnp.concatenate([features.z, features.local], axis=1)",
+            "return features.z",
+        ),
+        (
+            "two_view: dino is always centred",
+            'if options.balance == "sinkhorn":',
+            'if options.balance == "none":',
+        ),
+    ),
+    *fault.of(
+        "methods/two_view/step.py",
         _step("mocov2plus-pnr"),
         (
             "two_view: the slow network never moves",

@@ -65,7 +65,9 @@ def check_options(config):
         scenario["per_class"] = min(scenario["per_class"], 6)
     if scenario.get("classes") is not None:  # names, of the classes of another set
         scenario["classes"] = range(len(scenario["classes"]))
-    scenarios.make(stand_in(), scenario=scenario.pop("name"), **scenario)
+    name = scenario.pop("name")
+    domains = 1 if name in ("permuted", "rotated") else 6
+    scenarios.make(stand_in(domains), scenario=name, **scenario)
 
 
 def run_config():
@@ -73,13 +75,13 @@ def run_config():
     return parse([f"--config={ROOT}/configs/pnr_imagenet100.py"]).to_dict()
 
 
-def stand_in():
-    """A set of 100 classes and 6 domains that any scenario can cut."""
+def stand_in(domains=6):
+    """A set of 100 classes and 6 rows of each, a scenario's to cut."""
     label = np.tile(np.arange(100, dtype=np.int32), 6)
-    domain = np.repeat(np.arange(6, dtype=np.int32), 100)
+    domain = np.repeat(np.arange(6, dtype=np.int32), 100) % domains
     images = np.zeros((600, 1, 1, 1), np.uint8)
     split = stream.Examples(label, domain, images)
-    names = [tuple(map(str, range(n))) for n in (100, 6)]
+    names = [tuple(map(str, range(n))) for n in (100, domains)]
     return stream.Dataset("stand-in", *names, split, split, split)
 
 

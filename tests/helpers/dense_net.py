@@ -1,8 +1,10 @@
-"""Networks that NumPy can differentiate: linear layers, batch norm, ReLU.
+"""Networks that NumPy can differentiate: linear layers, batch norm, ReLU, GELU.
 
 `Flat` is the encoder of the tests; projectors and predictors are the library's own
 `mlp.MLP`. The passes below are theirs in float64, with gradients written out.
 """
+
+import math
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -36,7 +38,7 @@ def _batch_norm(params, kept, x, train, groups):
 
     The running statistics move once for each group, by a tenth, the unbiased variance.
     """
-    groups = groups if train else 1
+    groups, scale = groups if train else 1, params.get("scale", 1.0)
     y, scaled, spread = np.empty_like(x), np.empty_like(x), []
     for v in range(groups):
         rows = x[v::groups]
@@ -45,16 +47,17 @@ def _batch_norm(params, kept, x, train, groups):
         )
         spread.append(np.sqrt(var + 1e-5))
         scaled[v::groups] = (rows - mean) / spread[v]
-        y[v::groups] = scaled[v::groups] * params["scale"] + params["bias"]
+        y[v::groups] = scaled[v::groups] * scale + params.get("bias", 0.0)
         if train:
             now = {"mean": mean, "var": rows.var(0, ddof=1)}
             kept = {name: 0.9 * kept[name] + 0.1 * now[name] for name in now}
 
     def back(slope):
         grads = {"scale": (slope * scaled).sum(axis=0), "bias": slope.sum(axis=0)}
+        grads = {name: grads[name] for name in params}
         down = np.empty_like(x)
         for v in range(groups):
-            s, h = slope[v::groups] * params["scale"], scaled[v::groups]
+            s, h = slope[v::groups] * scale, scaled[v::groups]
             if train:  # the moments are functions of the rows
                 s = s - s.mean(axis=0) - h * (s * h).mean(axis=0)
             down[v::groups] = s / spread[v]
@@ -67,26 +70,33 @@ def _relu(x):
     return np.maximum(x, 0), lambda slope: (slope * (x > 0), None)
 
 
-def _layers(params):
-    """Names of the layers in order, "" for a ReLU."""
+def _gelu(x):
+    """The exact one: x times the chance that a normal number is below x."""
+    below = (1 + np.vectorize(math.erf)(x / np.sqrt(2))) / 2
+    density = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)
+    return x * below, lambda slope: (slope * (below + x * density), None)
+
+
+def _layers(params, stats):
+    """Names of the layers in order, "" for an activation."""
     if "linear" in params:
         return ["linear", "norm"]
     last = max(int(name[6:]) for name in params if name.startswith("linear"))
     names = []
     for i in range(1, last + 1):
-        names += [f"linear{i}", f"bn{i}", ""] if i < last else [f"linear{i}"]
-    return [name for name in names if name == "" or name in params]
+        names += [f"linear{i}", f"bn{i}", ""][: 3 if i < last else 2]
+    return [name for name in names if name == "" or name in {*params, *stats}]
 
 
-def _apply_one(params, stats, x, train, groups):
+def _apply_one(params, stats, x, train, groups, activation):
     after, backs = {}, []
-    for name in _layers(params):
+    for name in _layers(params, stats):
         if name == "":
-            x, back = _relu(x)
-        elif "kernel" in params[name]:
+            x, back = activation(x)
+        elif name.startswith("linear"):
             x, back = _linear(params[name], x)
-        else:
-            own = params[name], stats[name]
+        else:  # one without factor and offset has no parameters
+            own = params.get(name, {}), stats[name]
             x, after[name], back = _batch_norm(*own, x, train, groups)
         backs.append((name, back))
 
@@ -94,18 +104,19 @@ def _apply_one(params, stats, x, train, groups):
         grads = {}
         for name, back in reversed(backs):
             slope, own = back(slope)
-            if own is not None:
+            if own:
                 grads[name] = own
         return slope, grads
 
     return x, after, backward
 
 
-def apply(nets, params, stats, x, *, train, groups=1):
+def apply(nets, params, stats, x, *, train, groups=1, smooth=()):
     """Networks one after another, as `chain.Chain`.
 
     Args:
       nets: names of entries of `params` and `stats`.
+      smooth: which of them have a GELU for each ReLU.
 
     Returns:
       The output, the statistics after by net, and slope of the output -> (slope of
@@ -113,7 +124,10 @@ def apply(nets, params, stats, x, *, train, groups=1):
     """
     x, after, backs = x.reshape(len(x), -1), {}, []
     for net in nets:
-        x, after[net], back = _apply_one(params[net], stats[net], x, train, groups)
+        activation = _gelu if net in smooth else _relu
+        x, after[net], back = _apply_one(
+            params[net], stats[net], x, train, groups, activation
+        )
         backs.append((net, back))
 
     def backward(slope):

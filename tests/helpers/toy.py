@@ -50,6 +50,8 @@ def config(**changes):
                 "predictor_hidden_dim": 16,
                 "memory_size": 24,
                 "queue_size": 96,
+                "prototypes": 12,
+                "slices": 8,
             },
             "optimizer": {"name": "sgd", "lr": 0.3, "weight_decay": 1e-4},
             "schedule": {"name": "cosine", "per_epoch": False},

@@ -166,6 +166,76 @@ def vicreg_distil(x, o):
     return np.mean(squared(x.p, x.f)) / _features(x, o)
 
 
+def simsiam(x, o):
+    return -np.mean([cosine(x.o[:, v], x.z[:, w]) for v, w in VIEWS])
+
+
+def cosine_distil(x, o):
+    return 2 - 2 * cosine(x.p, x.f)
+
+
+def _all_views(x):
+    return x.z if x.local is None else np.concatenate([x.z, x.local], axis=1)
+
+
+def normal(column, form):
+    """Epps-Pulley of numbers, by trapezoids over all of the range."""
+    t = np.linspace(-3, 3, 33) if form == "code" else np.linspace(-5, 5, 17)
+    gap = np.exp(1j * t[:, None] * column).mean(axis=1) - np.exp(-(t**2) / 2)
+    height = np.abs(gap) ** 2 * np.exp(-(t**2) / 2)
+    return len(column) * np.sum((height[1:] + height[:-1]) / 2) * (t[1] - t[0])
+
+
+def lejepa(x, o):
+    """Eq. 6: the mean view is that of the two global ones."""
+    views = _all_views(x)
+    apart = np.mean(squared(views, x.z.mean(axis=1, keepdims=True))) / _features(x, o)
+    spread = [
+        normal(views[:, v] @ a, o.form) for v in range(views.shape[1]) for a in x.slices
+    ]
+    return o.normality * np.mean(spread) + (1 - o.normality) * apart
+
+
+def _softmax(logits):
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def _balanced(logits):
+    """Sinkhorn-Knopp, three times: prototypes to B / K, examples to 1."""
+    q, (rows, count) = np.exp(logits - logits.max()), logits.shape
+    for _ in range(3):
+        q = q / q.sum(axis=0) * rows / count
+        q = q / q.sum(axis=1, keepdims=True)
+    return q
+
+
+def _over(z, prototypes):
+    return twins.unit(z) @ twins.unit(prototypes).T
+
+
+def dino(x, o):
+    views = _all_views(x)
+    tau, slow = float(x.target_temperature), _over(x.k, x.slow_prototypes)
+    terms = []
+    for g in (0, 1):
+        if o.balance == "sinkhorn":
+            q = _balanced(slow[:, g] / tau)
+        else:
+            q = _softmax((slow[:, g] - x.centre) / tau)
+        for v in range(views.shape[1]):
+            if v != g:
+                p = _softmax(_over(views[:, v], x.prototypes) / o.temperature)
+                terms.append(-np.mean(np.sum(q * np.log(p), axis=1)))
+    return np.mean(terms)
+
+
+def dino_distil(x, o):
+    q = _softmax(_over(x.f, x.frozen_prototypes) / o.distill_temperature)
+    p = _softmax(_over(x.p, x.distil_prototypes) / o.distill_temperature)
+    return -np.mean(np.sum(q * np.log(p), axis=-1))
+
+
 def _swapped(x):
     """The frozen feature of the other view."""
     return x.f[:, ::-1]
@@ -187,6 +257,10 @@ def apart_vicreg(x, o):
     return np.mean(squared(x.p, _swapped(x))) / _features(x, o)
 
 
+def apart_cosine(x, o):
+    return -cosine(x.p, _swapped(x))
+
+
 def _without_negatives(loss, distil, apart):
     """PNR, Eq. 4 + 5: CaSSLe's loss less lambda times a distance."""
 
@@ -206,6 +280,9 @@ BASES = {
     base: (loss, distil, _without_negatives(loss, distil, apart))
     for base, loss, distil, apart in (
         ("barlow_twins", barlow, barlow_distil, apart_barlow),
+        ("simsiam", simsiam, cosine_distil, apart_cosine),
+        ("dino", dino, dino_distil, apart_cosine),
+        ("lejepa", lejepa, vicreg_distil, apart_vicreg),
         ("byol", byol, byol_distil, apart_byol),
         ("vicreg", vicreg, vicreg_distil, apart_vicreg),
     )

@@ -42,17 +42,21 @@ class Network:
     num_classes: int
 
     def init(self, key: jax.Array, images: jax.Array):
-        """Parameters and running statistics; the head starts as PyTorch's."""
+        """Parameters and running statistics.
+
+        The head starts as the encoder says (`start`), else as PyTorch's.
+        """
         k_encoder, k_weight, k_bias = jax.random.split(key, 3)
         params, stats = self._nets.init(k_encoder, images)
         features = jax.eval_shape(
             lambda: self._nets(params, stats, images, train=False)[0]
         )
         shape = self.num_classes, features.shape[1]
-        uniform = initial.torch_uniform(shape[1])
-        head = {"weight": uniform(k_weight, shape)}
+        start = getattr(self.encoder, "start", "torch")
+        weight, bias = initial.linear(start, fan_in=shape[1], fan_out=shape[0])
+        head = {"weight": weight(k_weight, shape)}
         if self.head == "linear":
-            head["bias"] = uniform(k_bias, shape[:1])
+            head["bias"] = bias(k_bias, shape[:1])
         return params | {"head": head}, stats
 
     @property

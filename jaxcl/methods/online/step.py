@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxcl import core
 from jaxcl.losses import replay as losses
@@ -152,7 +151,7 @@ def move(
     """`descend` with a gradient that the method has computed."""
     lr = core.rate(parts, state)
     state = core.apply_gradients(state, grads, parts.tx, lr)
-    metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
+    metrics = {"loss": value, "lr": lr, "grad_norm": core.norm(grads)}
     return state.replace(stats=stats), metrics
 
 
@@ -203,8 +202,20 @@ def method(
     return online_method
 
 
-def cross_entropy(net: Network, params: core.PyTree, stats: core.PyTree, *parts: Rows):
-    """The sum over parts of their mean cross-entropy over all classes, a pass each.
+def cross_entropy(
+    net: Network,
+    params: core.PyTree,
+    stats: core.PyTree,
+    *parts: Rows,
+    class_mask: jax.Array | None = None,
+):
+    """The sum over parts of their mean cross-entropy, a pass each.
+
+    Args:
+      net: the network.
+      params, stats: of it.
+      parts: rows.
+      class_mask: bool[C], classes that compete; None: all.
 
     Returns:
       f32[], where a part without rows counts 0, and the statistics after the passes.
@@ -212,7 +223,9 @@ def cross_entropy(net: Network, params: core.PyTree, stats: core.PyTree, *parts:
     value = 0.0
     for rows in parts:
         out, stats = net.replay(params, stats, rows)
-        value += losses.cross_entropy(out.logits, rows.label, example_mask=rows.mask)
+        value += losses.cross_entropy(
+            out.logits, rows.label, class_mask=class_mask, example_mask=rows.mask
+        )
     return value, stats
 
 

@@ -2,10 +2,20 @@
 
 from jaxcl.methods.two_view.step import (
     DROPS_BRANCHES,
+    TAKES_LOCAL,
     UNUSED_ALONE,
     alone,
+    loss_options,
     make,
     unread,
 )
 
-__all__ = ["DROPS_BRANCHES", "UNUSED_ALONE", "alone", "make", "unread"]
+__all__ = [
+    "DROPS_BRANCHES",
+    "TAKES_LOCAL",
+    "UNUSED_ALONE",
+    "alone",
+    "loss_options",
+    "make",
+    "unread",
+]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from absl import logging
 
 from jaxcl import core
@@ -21,7 +22,7 @@ class Features(NamedTuple):
 
     z: jax.Array  # f32[B,2,D], projections of the network that learns
     label: jax.Array  # i32[B]
-    o: jax.Array | None = None  # f32[B,2,D], BYOL's own predictor of z
+    o: jax.Array | None = None  # f32[B,2,D], the base's own predictor of z
     p: jax.Array | None = None  # f32[B,2,D], the distillation predictor g of z
     k: jax.Array | None = None  # f32[B,2,D], projections of the slow network
     f: jax.Array | None = None  # f32[B,2,D], projections of the teacher
@@ -30,6 +31,14 @@ class Features(NamedTuple):
     replayed: jax.Array | None = None  # f32[R,D], projections of stored examples
     stored: jax.Array | None = None  # f32[R,D], their projections when stored
     stored_mask: jax.Array | None = None  # bool[R], rows that exist
+    local: jax.Array | None = None  # f32[B,L,D], projections of L local crops
+    prototypes: jax.Array | None = None  # f32[K,D], of the network that learns
+    distil_prototypes: jax.Array | None = None  # f32[K,D], of the distillation
+    slow_prototypes: jax.Array | None = None  # f32[K,D], of the slow network
+    frozen_prototypes: jax.Array | None = None  # f32[K,D], of the teacher
+    centre: jax.Array | None = None  # f32[K], DINO's running mean of slow logits
+    target_temperature: jax.Array | None = None  # f32[], of DINO's targets
+    slices: jax.Array | None = None  # f32[S,D], LeJEPA's random unit rows
 
 
 class Options(NamedTuple):
@@ -47,6 +56,8 @@ class Options(NamedTuple):
     invariance: float
     variance: float
     covariance: float
+    balance: str
+    normality: float
 
 
 class Base(NamedTuple):
@@ -62,7 +73,11 @@ class Base(NamedTuple):
     projector: heads.Shape = heads.CONTRASTIVE
     momentum: bool = False  # has a slow network
     queues: bool = False  # has queues of negatives
-    predictor: bool = False  # predicts the slow network's projections, `o`
+    predictor: bool = False  # predicts projections of the other view, `o`
+    prototypes: bool = False  # compares projections with prototypes, as DINO does
+    slices: bool = False  # reads random slices, as LeJEPA does
+    local: bool = False  # takes local crops beside its two views
+    temperatures: bool = True  # reads `temperature` and `distill_temperature`
     supervised: bool = False  # reads labels
     distiller_input: Callable = lambda z: z  # projections -> input of g
     # Options -> whether PNR's loss, which subtracts a distance, has no lower bound.
@@ -70,13 +85,23 @@ class Base(NamedTuple):
     unbounded: Callable | None = None
     # Defaults that differ by base, from the released scripts.
     temperature: float = 0.2
+    distill_temperature: float = 0.2
+    momentum_start: float = 0.99
     momentum_end: float = 0.999
+    predictor_hidden_dim: int = 4096
     weight: float = 1.0  # of the distillation
     negative_weight: float = 1.0  # PNR's lambda
 
 
 def _views(x):
     return x[:, 0], x[:, 1]
+
+
+def _all_views(features):
+    """Projections of both views and, behind them, of the local crops."""
+    if features.local is None:
+        return features.z
+    return jnp.concatenate([features.z, features.local], axis=1)
 
 
 def _distilled(features):
@@ -92,6 +117,7 @@ def _contrastive_distil(features, options):
 
 
 def _simclr(features, options):
+    """SimCLR (Chen et al., ICML 2020): NT-Xent over the batch."""
     return contrastive.nt_xent(*_views(features.z), temperature=options.temperature)
 
 
@@ -106,6 +132,7 @@ def _simclr_pnr(features, options):
 
 
 def _supcon(features, options):
+    """SupCon (Khosla et al., NeurIPS 2020): rows of one class attract."""
     rows = features.z.reshape(-1, features.z.shape[-1])
     labels = features.label.repeat(2)  # rows 2i and 2i + 1 are the views of i
     return contrastive.sup_con(rows, labels, temperature=options.temperature)
@@ -124,6 +151,7 @@ def _supcon_pnr(features, options):
 
 
 def _moco(features, options):
+    """MoCo v2+ (He et al., CVPR 2020): InfoNCE against queues, both views."""
     (q1, q2), (k1, k2) = _views(features.z), _views(features.k)
     bank1, bank2 = features.key_queue
     # The query of one view meets key and negatives of the other.
@@ -173,6 +201,7 @@ def _apart(loss, distil, *, code, paper):
 
 
 def _barlow(features, options):
+    """Barlow Twins (Zbontar et al., ICML 2021): decorrelated features."""
     return noncontrastive.barlow_twins(
         *_views(features.z), scale=options.scale, off_diagonal=options.off_diagonal
     )
@@ -185,6 +214,7 @@ def _barlow_distil(features, options):
 
 
 def _byol(features, options):
+    """BYOL (Grill et al., NeurIPS 2020): predict the slow network's projection."""
     (o1, o2), (k1, k2) = _views(features.o), _views(features.k)
     total = noncontrastive.byol(o1, k2) + noncontrastive.byol(o2, k1)
     # The released code adds the views, the paper's Eq. 6 averages over their order.
@@ -198,6 +228,7 @@ def _byol_distil(features, options):
 
 
 def _vicreg(features, options):
+    """VICReg (Bardes et al., ICLR 2022): invariance, variance, covariance."""
     # The paper's distance is a sum over the D features, the released code's a mean.
     dim = features.z.shape[-1] if options.form == "paper" else 1
     return noncontrastive.vicreg(
@@ -208,10 +239,54 @@ def _vicreg(features, options):
     )
 
 
-def _vicreg_distil(features, options):
+def _mse_distil(features, options):
     if options.form == "paper":
-        return _squared(features)  # Eq. 11
+        return _squared(features)  # VICReg's Eq. 11
     return distill.cassle_mse(*_distilled(features))
+
+
+def _simsiam(features, options):
+    """SimSiam (Chen and He, CVPR 2021): predicts the other view, no slow network."""
+    return noncontrastive.simsiam(*_views(features.o), *_views(features.z))
+
+
+def _cosine_distil(features, options):
+    return distill.cassle_byol(*_distilled(features))
+
+
+def _lejepa(features, options):
+    """LeJEPA (Balestriero and LeCun, 2025): nearness of views, Gaussian embeddings."""
+    return noncontrastive.lejepa(
+        _all_views(features),
+        features.slices,
+        weight=options.normality,
+        form=options.form,
+    )
+
+
+def _dino(features, options):
+    """DINO (Caron et al., ICCV 2021): prototypes that a slow network assigns."""
+    slow = noncontrastive.prototype_cosines(features.k, features.slow_prototypes)
+    temperature = features.target_temperature
+    if options.balance == "sinkhorn":
+        views = (
+            noncontrastive.sinkhorn(view, temperature=temperature)
+            for view in _views(slow)
+        )
+        targets = jnp.stack(list(views), axis=1)
+    else:
+        targets = noncontrastive.centred(slow, features.centre, temperature=temperature)
+    logits = noncontrastive.prototype_cosines(_all_views(features), features.prototypes)
+    return noncontrastive.dino(logits, targets, temperature=options.temperature)
+
+
+def _dino_distil(features, options):
+    return distill.cassle_prototypes(
+        *_distilled(features),
+        features.distil_prototypes,
+        features.frozen_prototypes,
+        temperature=options.distill_temperature,
+    )
 
 
 def _squared(features):
@@ -221,6 +296,10 @@ def _squared(features):
 
 def _outweighs(options):
     return options.negative_weight >= options.weight
+
+
+def _never(options):
+    return False  # a cosine is what PNR subtracts
 
 
 BASES = {
@@ -248,6 +327,7 @@ BASES = {
         _barlow_distil,
         _apart(_barlow, _barlow_distil, code="cosine", paper="squared"),
         linear_lr=0.1,
+        temperatures=False,
         projector=heads.DECORRELATED,
         unbounded=lambda options: (
             options.form == "paper" and options.negative_weight > 0
@@ -258,17 +338,59 @@ BASES = {
         _byol_distil,
         _apart(_byol, _byol_distil, code="byol", paper="squared_mean"),
         linear_lr=3.0,
+        temperatures=False,
         projector=heads.PREDICTED,
         unbounded=lambda options: options.form == "paper" and _outweighs(options),
         momentum=True,
         predictor=True,
         momentum_end=1.0,
     ),
+    # What CaSSLe and PNR add to the next three is ours, see docs/methods.md; rates of
+    # probes are those of BYOL and VICReg, which they are nearest to.
+    "simsiam": Base(
+        _simsiam,
+        _cosine_distil,
+        _apart(_simsiam, _cosine_distil, code="cosine", paper="cosine"),
+        linear_lr=3.0,
+        temperatures=False,
+        projector=heads.SIAMESE,
+        unbounded=_never,
+        predictor=True,
+        predictor_hidden_dim=512,
+    ),
+    "dino": Base(
+        _dino,
+        _dino_distil,
+        _apart(_dino, _dino_distil, code="cosine", paper="cosine"),
+        linear_lr=3.0,
+        projector=heads.BOTTLENECK,
+        unbounded=_never,
+        momentum=True,
+        prototypes=True,
+        local=True,
+        temperature=0.1,
+        distill_temperature=0.1,
+        momentum_start=0.996,
+        momentum_end=1.0,
+    ),
+    "lejepa": Base(
+        _lejepa,
+        _mse_distil,
+        _apart(_lejepa, _mse_distil, code="mse", paper="squared_mean"),
+        linear_lr=0.3,
+        temperatures=False,
+        projector=heads.NORMAL,
+        unbounded=_outweighs,
+        slices=True,
+        local=True,
+        negative_weight=0.92,  # VICReg's 23 of 25
+    ),
     "vicreg": Base(
         _vicreg,
-        _vicreg_distil,
-        _apart(_vicreg, _vicreg_distil, code="mse", paper="squared_mean"),
+        _mse_distil,
+        _apart(_vicreg, _mse_distil, code="mse", paper="squared_mean"),
         linear_lr=0.3,
+        temperatures=False,
         projector=heads.DECORRELATED,
         unbounded=_outweighs,
         weight=25.0,

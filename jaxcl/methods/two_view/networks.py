@@ -9,6 +9,18 @@ from jaxcl import core
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.nets import chain, heads
 
+_PROTOTYPES = 0xD120  # keeps them apart from the networks that share their key
+
+
+class Targets(NamedTuple):
+    """What DINO's slow network asks for, and when."""
+
+    temperature: float
+    start: float  # temperature at the beginning of the first task
+    warmup: float  # share of the first task in which it goes from one to the other
+    centre_momentum: float
+    held: float  # share of the first task in which prototypes stay
+
 
 class Setup(NamedTuple):
     """What `make` fixes: everything but arrays."""
@@ -18,11 +30,14 @@ class Setup(NamedTuple):
     strategy: strategies.Strategy
     options: bases.Options
     copied: chain.Chain  # networks that the slow network and the teacher copy
-    predictor: chain.Chain  # BYOL's own; of no nets for other bases
+    predictor: chain.Chain  # the base's own; of no nets where it has none
     distiller: chain.Chain  # the predictor g of the distillation
     dim: int  # of the projections
     queue_size: int
+    prototypes: int  # 0: the base has none
+    slices: int  # 0: the base reads none
     momentum: dict  # options of optim.momentum_schedule
+    targets: Targets  # of DINO
     frozen_train: bool
     memory_size: int
     mix: float
@@ -36,6 +51,9 @@ class Outputs(NamedTuple):
     o: jax.Array | None
     p: jax.Array | None
     replayed: jax.Array | None
+    local: jax.Array | None
+    prototypes: jax.Array | None
+    distil_prototypes: jax.Array | None
 
 
 def build(parts: core.Parts, base: bases.Base, options: dict) -> dict:
@@ -55,9 +73,13 @@ def build(parts: core.Parts, base: bases.Base, options: dict) -> dict:
         dtype=dtype,
     )
     dim = projector.features[-1]
+    own = options["predictor_hidden_dim"]
     predictor, distiller = (
-        heads.predictor(hidden_dim=options[name], output_dim=dim, dtype=dtype)
-        for name in ("predictor_hidden_dim", "distill_hidden_dim")
+        heads.predictor(hidden_dim=hidden, output_dim=dim, dtype=dtype)
+        for hidden in (
+            base.predictor_hidden_dim if own is None else own,
+            options["distill_hidden_dim"],
+        )
     )
     return {
         "copied": chain.Chain({"encoder": parts.encoder, "projector": projector}),
@@ -68,13 +90,23 @@ def build(parts: core.Parts, base: bases.Base, options: dict) -> dict:
 
 
 def new_distiller(setup: Setup, key: jax.Array):
-    """Parameters and statistics of a fresh g."""
-    return setup.distiller.init(key, jnp.zeros((2, setup.dim)))
+    """Parameters and statistics of a fresh g, and prototypes to compare it with."""
+    params, stats = setup.distiller.init(key, jnp.zeros((2, setup.dim)))
+    return params | new_prototypes(setup, key, "distil_prototypes"), stats
+
+
+def new_prototypes(setup: Setup, key: jax.Array, name: str = "prototypes") -> dict:
+    """An entry of the parameters; none for a base without prototypes."""
+    if not setup.prototypes:
+        return {}
+    key = jax.random.fold_in(key, _PROTOTYPES)
+    return {name: heads.prototypes(key, setup.prototypes, setup.dim)}
 
 
 def copied(setup: Setup, tree: dict) -> dict:
     """The entries of a tree, one per network, that slow network and teacher copy."""
-    return {name: tree[name] for name in setup.copied.nets}
+    names = (*setup.copied.nets, "prototypes")
+    return {name: tree[name] for name in names if name in tree}
 
 
 def unguided(setup: Setup, state: core.TrainState) -> jax.Array:
@@ -99,6 +131,7 @@ def forward(
     replayed: jax.Array | None,
     stored: jax.Array | None,
     key: jax.Array | None,
+    local: jax.Array | None = None,
 ):
     """The outputs of the network that learns, and its statistics after the pass.
 
@@ -110,6 +143,7 @@ def forward(
       replayed: f32[R,H,W,C] or None.
       stored: bool[R], the replayed rows that exist.
       key: of an encoder that drops branches; None: it drops none.
+      local: f32[B,L,h,w,C], local crops, or None.
     """
     rows, after = setup.copied(params, stats, images, train=True, groups=2, key=key)
     o = p = r = None
@@ -120,6 +154,14 @@ def forward(
         queries = setup.base.distiller_input(rows)
         p, new = setup.distiller(params, stats, queries, train=True, groups=2)
         p, after = two(p), after | new
+    near = None
+    if local is not None:
+        own = None if key is None else jax.random.fold_in(key, 2)
+        crops, count = local.reshape(-1, *local.shape[2:]), local.shape[1]
+        near, moved = setup.copied(
+            params, after, crops, train=True, groups=count, key=own
+        )
+        near, after = near.reshape(-1, count, setup.dim), after | moved
     if replayed is not None:
         own = None if key is None else jax.random.fold_in(key, 1)
         r, moved = setup.copied(params, after, replayed, train=True, key=own)
@@ -129,7 +171,8 @@ def forward(
             name: jax.tree.map(lambda a, b: jnp.where(some, a, b), new, after[name])
             for name, new in moved.items()
         }
-    return Outputs(two(rows), o, p, r), after
+    prototypes = (params.get(n) for n in ("prototypes", "distil_prototypes"))
+    return Outputs(two(rows), o, p, r, near, *prototypes), after
 
 
 def frozen_features(

@@ -17,6 +17,11 @@ Departures:
   every step; the released code skips the first step and lags by one.
 - `form="paper"` takes the papers' equations where the released code, the
   default, differs from them.
+- DINO: the temperature of its targets and the time in which its prototypes stay are
+  shares of the first task, not numbers of epochs; no clipping of gradients by tensor,
+  no schedule of the weight decay; prototypes are always compared by their direction.
+- LeJEPA's mean view is that of the two views, whatever local crops there are.
+- SimSiam's predictor has the learning rate of all; its paper keeps it constant.
 - EWC estimates the Fisher information during the last part of a task's training
   (`fisher_share`), not in a separate pass after it. Where the penalty is so stiff that
   a step would jump over its minimum, the step ends at the minimum.
@@ -27,7 +32,6 @@ from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxcl import core, optim, schema
 from jaxcl.memory import buffer, importance, policies, queue
@@ -48,11 +52,15 @@ class Extra(NamedTuple):
     frozen_pointer: jax.Array  # i32[]
     memory: buffer.Buffer | None  # u8 images; DER also: f32[D], their projections
     importance: importance.Importance | None  # EWC's penalty
+    centre: jax.Array | None  # f32[K], running mean of the slow network's logits, DINO
 
 
 _STREAM = 0xD157  # keeps the fresh g apart from the step's own keys
 _BRANCHES = 0xD409  # the same for branches that the encoder drops
+_SLICES = 0x51CE  # for LeJEPA's slices
+_LOCAL = 0x10CA  # for local crops
 DROPS_BRANCHES = True  # it gives its encoder a key for them
+TAKES_LOCAL = True  # some of its bases take local crops, config.augment.local
 
 # Options that change nothing where a task is trained alone.
 UNUSED_ALONE = (
@@ -78,15 +86,20 @@ def unread(options: dict) -> list[str]:
     spec, plan = bases.get(options["base"]), strategies.get(options["strategy"])
     pnr, contrastive = options["strategy"] == "pnr", spec.unbounded is None
     distils = plan.distiller and not (pnr and contrastive)
+    centred = spec.prototypes and options["balance"] == "centre"
     reads = {
-        ("temperature",): contrastive,
-        ("distill_temperature",): plan.distiller and contrastive,
+        ("temperature",): spec.temperatures,
+        ("distill_temperature",): plan.distiller and spec.temperatures,
         ("weight",): distils or plan.weight is not None,
         ("pn1", "pn2"): pnr,
         ("frozen_bn",): plan.teacher,
         ("momentum_start", "momentum_end"): spec.momentum,
         ("scale", "off_diagonal"): options["base"] == "barlow_twins",
         ("invariance", "variance", "covariance"): options["base"] == "vicreg",
+        ("balance", "target_temperature", "target_start"): spec.prototypes,
+        ("target_warmup", "prototypes_held"): spec.prototypes,
+        ("centre_momentum",): centred,
+        ("normality",): spec.slices,
         ("mix",): plan.mixes,
         ("fisher_share",): plan.consolidates,
         ("head_lr", "head_form"): options["online_head"],
@@ -112,16 +125,16 @@ def make(
     base: str = "mocov2plus",
     strategy: str = "finetune",
     temperature: schema.Temperature | None = None,
-    distill_temperature: schema.Temperature = 0.2,
+    distill_temperature: schema.Temperature | None = None,
     weight: schema.Weight | None = None,
     negative_weight: schema.Weight | None = None,
     hidden_dim: schema.Width | None = None,
     output_dim: schema.Width | None = None,
     hidden_layers: schema.Layers | None = None,
-    predictor_hidden_dim: schema.Width = 4096,
+    predictor_hidden_dim: schema.Width | None = None,
     distill_hidden_dim: schema.Width = 2048,
     queue_size: schema.Count = 65536,
-    momentum_start: schema.Share = 0.99,
+    momentum_start: schema.Share | None = None,
     momentum_end: schema.Share | None = None,
     frozen_bn: Literal["running", "batch"] = "running",
     form: Literal["code", "paper"] = "code",
@@ -132,6 +145,15 @@ def make(
     invariance: schema.Weight = 25.0,
     variance: schema.Weight = 25.0,
     covariance: schema.Weight = 1.0,
+    prototypes: schema.Count = 4096,
+    balance: Literal["centre", "sinkhorn"] = "centre",
+    target_temperature: schema.Temperature = 0.04,
+    target_start: schema.Temperature = 0.04,
+    target_warmup: schema.Share = 0.3,
+    centre_momentum: schema.Share = 0.9,
+    prototypes_held: schema.Share = 0.01,
+    normality: schema.Share = 0.05,
+    slices: schema.Count = 1024,
     memory_size: schema.Count = 256,
     mix: schema.Positive = 0.4,
     fisher_share: Annotated[float, schema.Range(above=0, most=1)] = 0.1,
@@ -149,7 +171,7 @@ def make(
       weight: of what the strategy adds to the base loss.
       negative_weight: PNR's lambda, for bases without negatives.
       hidden_dim, output_dim, hidden_layers: of the projector.
-      predictor_hidden_dim: hidden units of BYOL's own predictor.
+      predictor_hidden_dim: hidden units of BYOL's and SimSiam's own predictor.
       distill_hidden_dim: hidden units of the predictor g.
       queue_size: rows of each queue bank; at least the global batch.
       momentum_start, momentum_end: of the slow network, over each task.
@@ -158,6 +180,15 @@ def make(
       pn1, pn2: pseudo-negatives in the first and second term (Table 7).
       scale, off_diagonal: of Barlow Twins.
       invariance, variance, covariance: weights of VICReg.
+      prototypes: how many DINO has.
+      balance: DINO's targets: "centre" subtracts a running mean, "sinkhorn" uses all
+        prototypes alike.
+      target_temperature, target_start, target_warmup: of DINO's targets, which begins
+        with `target_start` and rises over that share of the first task.
+      centre_momentum: of the running mean.
+      prototypes_held: share of the first task in which DINO's prototypes stay.
+      normality: LeJEPA's lambda, of its SIGReg.
+      slices: random directions of SIGReg in each step.
       memory_size: examples that DER and LUMP keep.
       mix: LUMP draws mixtures from Beta(mix, mix).
       fisher_share: last share of a task in which EWC sums squared gradients.
@@ -167,9 +198,11 @@ def make(
     """
     arguments = locals()
     spec, plan = bases.get(base), strategies.get(strategy)
-    options = _loss_options(spec, plan, arguments)
+    options = loss_options(spec, plan, arguments)
     if strategy == "pnr":
         bases.warn_of_distance(base, options)
+    _check_local(parts, arguments)
+    fastest = spec.momentum_start if momentum_start is None else momentum_start
     slowest = spec.momentum_end if momentum_end is None else momentum_end
     setup = networks.Setup(
         parts=parts,
@@ -178,7 +211,16 @@ def make(
         options=options,
         **networks.build(parts, spec, arguments),
         queue_size=queue_size,
-        momentum=dict(start=momentum_start, end=slowest),
+        prototypes=prototypes if spec.prototypes else 0,
+        slices=slices if spec.slices else 0,
+        momentum=dict(start=fastest, end=slowest),
+        targets=networks.Targets(
+            temperature=target_temperature,
+            start=target_start,
+            warmup=target_warmup,
+            centre_momentum=centre_momentum,
+            held=prototypes_held,
+        ),
         frozen_train=frozen_bn == "batch",
         memory_size=memory_size,
         mix=mix,
@@ -198,11 +240,29 @@ def make(
     return head.add(method, parts, lr=head_lr, form=head_form)
 
 
-def _loss_options(base, strategy, arguments) -> bases.Options:
+def _check_local(parts, options):
+    """Refuse local crops that the base or the strategy would not read."""
+    if parts.local is None:
+        return
+    if not bases.get(options["base"]).local:
+        takes = ", ".join(name for name, base in bases.BASES.items() if base.local)
+        raise ValueError(
+            f"config.augment.local: base {options['base']!r} takes no local crops; "
+            f"leave the section out, or set config.method.base to one of {takes}"
+        )
+    if strategies.get(options["strategy"]).mixes:
+        raise ValueError(
+            f"config.augment.local: strategy {options['strategy']!r} mixes two views "
+            "alone; leave the section out"
+        )
+
+
+def loss_options(base, strategy, arguments) -> bases.Options:
     """The options of the losses; where one is None, the base's or the strategy's."""
     weight = base.weight if strategy.weight is None else strategy.weight
     defaults = {
         "temperature": base.temperature,
+        "distill_temperature": base.distill_temperature,
         "weight": weight,
         "negative_weight": base.negative_weight,
     }
@@ -219,6 +279,7 @@ def _init(setup, key, batch):
     images = setup.parts.augment(k_augment, batch["image"][:1])[0]
     nets = setup.copied.nets | setup.predictor.nets
     params, stats = chain.Chain(nets).init(k_online, images)
+    params |= networks.new_prototypes(setup, k_online)
     frozen = networks.copied(setup, params), networks.copied(setup, stats)
     if strategy.distiller:
         distiller = networks.new_distiller(setup, k_distiller)
@@ -242,8 +303,14 @@ def _init(setup, key, batch):
         frozen_pointer=jnp.zeros((), jnp.int32),
         memory=memory,
         importance=importance.create(params) if strategy.consolidates else None,
+        centre=jnp.zeros(setup.prototypes) if _centres(setup) else None,
     )
     return core.new_state(k_state, params, stats, setup.parts.tx, extra)
+
+
+def _centres(setup):
+    """Whether targets are centred, so that a running mean is kept."""
+    return setup.base.prototypes and setup.options.balance == "centre"
 
 
 def _begin_task(setup, state, task):
@@ -332,8 +399,18 @@ def _step(setup, state, batch):
     if strategy.teacher:
         features = features._replace(f=networks.frozen_features(setup, state, images))
     features = features._replace(
-        key_queue=extra.key_queue, frozen_queue=extra.frozen_queue
+        key_queue=extra.key_queue,
+        frozen_queue=extra.frozen_queue,
+        slow_prototypes=extra.momentum.get("prototypes"),
+        frozen_prototypes=extra.teacher.get("prototypes"),
+        centre=extra.centre,
+        target_temperature=_target_temperature(setup, state),
+        slices=_slices(setup, state),
     )
+    local = None
+    if setup.parts.local is not None:
+        k_local = jax.random.fold_in(core.step_key(state), _LOCAL)
+        local = setup.parts.local(k_local, batch["image"])
 
     key = None
     if getattr(setup.parts.encoder, "drop_path", 0):
@@ -341,13 +418,20 @@ def _step(setup, state, batch):
 
     def forward(params):
         return networks.forward(
-            setup, params, state.stats, images, replayed, features.stored_mask, key
+            setup,
+            params,
+            state.stats,
+            images,
+            replayed,
+            features.stored_mask,
+            key,
+            local,
         )
 
     outputs, backward, stats = jax.vjp(forward, state.params, has_aux=True)
     first, progress = networks.unguided(setup, state), core.progress(state)
     loss, slopes = _losses(setup, outputs, features, first)
-    (grads,) = backward(slopes)
+    (grads,) = backward(_held(setup, state, slopes))
     lr = core.rate(setup.parts, state)
     grads, extra = _consolidated(setup, extra, state, grads, lr)
     state = core.apply_gradients(state, grads, setup.parts.tx, lr)
@@ -355,8 +439,36 @@ def _step(setup, state, batch):
     if strategy.stores:
         offered = {"image": batch["image"], "projection": outputs.z[:, 0]}
         extra = _stored(extra, k_write, offered, after=items)
-    metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
+    metrics = {"loss": loss, "lr": lr, "grad_norm": core.norm(grads)}
     return state.replace(stats=stats, extra=extra), metrics
+
+
+def _slices(setup, state):
+    """LeJEPA's random directions of this step, unit rows f32[S,D]."""
+    if not setup.slices:
+        return None
+    key = jax.random.fold_in(core.step_key(state), _SLICES)
+    return core.l2_normalize(jax.random.normal(key, (setup.slices, setup.dim)))
+
+
+def _target_temperature(setup, state):
+    """That of DINO's targets, f32[]: it rises in the first task and then stays."""
+    if not setup.prototypes:
+        return None
+    targets = setup.targets
+    done = jnp.float32(core.progress(state)) / max(targets.warmup, 1e-6)
+    done = jnp.where(state.task > 0, 1.0, jnp.minimum(done, 1.0))
+    if targets.warmup == 0:
+        done = 1.0
+    return targets.start + (targets.temperature - targets.start) * done
+
+
+def _held(setup, state, slopes):
+    """Slopes of the outputs, without those of prototypes that are to stay."""
+    if not setup.prototypes:
+        return slopes
+    held = (state.task == 0) & (core.progress(state) < setup.targets.held)
+    return slopes._replace(prototypes=jnp.where(held, 0.0, slopes.prototypes))
 
 
 def _slow_pass(setup, extra, images):
@@ -390,6 +502,8 @@ def _moved(setup, extra, params, features, first, progress):
         decay = optim.momentum_schedule(progress, **setup.momentum)
         slow = optim.ema(extra.momentum, networks.copied(setup, params), decay)
         extra = extra._replace(momentum=slow)
+    if extra.centre is not None:
+        extra = extra._replace(centre=_centred(setup, extra.centre, features))
     if extra.key_queue is not None:
         rows, pointer = queue.enqueue(
             extra.key_queue, extra.key_pointer, _banks(features.k)
@@ -401,6 +515,16 @@ def _moved(setup, extra, params, features, first, progress):
         )
         extra = extra._replace(frozen_queue=rows, frozen_pointer=pointer)
     return extra
+
+
+def _centred(setup, centre, features):
+    """DINO's centre after a step: it moves to the mean of the slow network's logits."""
+    # Cosines are linear in unit rows: the mean of logits is the logit of the mean.
+    mean = jnp.mean(core.l2_normalize(features.k), axis=(0, 1))
+    unit = core.l2_normalize(features.slow_prototypes)
+    return optim.ema(
+        centre, core.dot(unit, mean[None])[:, 0], setup.targets.centre_momentum
+    )
 
 
 def _stored(extra, key, offered, after):

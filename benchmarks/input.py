@@ -1,0 +1,297 @@
+"""What it takes to feed a chip: images a second of a core, for each way to read them.
+
+  python benchmarks/input.py
+  python benchmarks/input.py --decoders cv2 --images=200 --json=input.json
+
+writes JPEGs of ImageNet's size, reads them as a run does (two random crops of each),
+and counts the CPU time of an image in every link of the chain: what the processes that
+decode do, as many as there are cores, and what the one process that trains does with
+each image, whatever there are. Beside that stands what the steps of docs/targets.json
+ask for. README.md says what the columns mean.
+"""
+
+import argparse
+import contextlib
+import datetime
+import io
+import itertools
+import json
+import pathlib
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from PIL import Image
+
+from jaxcl.data import files, prefetch, sources, stream
+from jaxcl.run import job
+from jaxcl.scaling import hardware, targets
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+HEIGHT, WIDTH = 375, 500  # the commonest size in ImageNet, of about 110 kB
+SIZE, VIEWS = 224, 2
+# Row of docs/targets.json whose images are files -> FLOPs of an image, docs/scaling.md.
+FLOPS = {"mocov2plus-pnr-imagenet100": 8723e9 / 256}
+TARGETS = ("h200:1", "h200:8", "v5e:2x4")
+RESIDENT = "numbers of resident images"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    made.add_argument("--decoders", nargs="+", default=["cv2", "pillow"])
+    made.add_argument("--images", type=int, default=128, help="files that are made")
+    made.add_argument("--batch", type=int, default=32)
+    made.add_argument("--repeats", type=int, default=5, help="the least is taken")
+    made.add_argument("--steps-per-call", type=int, default=8)
+    made.add_argument("--json", help="file to write all numbers to")
+    return made
+
+
+class Link(NamedTuple):
+    """A link of the chain."""
+
+    name: str
+    shared: bool  # by as many processes as there are cores; else one process does it
+    seconds: float  # of CPU time, for an image with both its crops
+
+    @property
+    def rate(self) -> float:
+        """Images a second of a core."""
+        return 1 / self.seconds
+
+
+def picture(rng: np.random.Generator) -> bytes:
+    """A JPEG of the size and the bytes of a photo: noise that falls with frequency."""
+    image = np.full((HEIGHT, WIDTH, 3), 128.0)
+    for side in (2, 4, 8, 16, 32, 64, 128, 256):
+        noise = rng.uniform(0, 255, (side, side, 3)).astype(np.uint8)
+        scaled = Image.fromarray(noise).resize(
+            (WIDTH, HEIGHT), Image.Resampling.BICUBIC
+        )
+        image += (np.asarray(scaled, float) - 128) * 0.7 / side**0.2
+    file = io.BytesIO()
+    pixels = Image.fromarray(image.clip(0, 255).astype(np.uint8))
+    pixels.save(file, "jpeg", quality=92)
+    return file.getvalue()
+
+
+def write(folder: pathlib.Path, count: int) -> float:
+    """So many images of two classes below a folder; mean bytes of a file."""
+    rng, sizes = np.random.default_rng(0), []
+    for i in range(count):
+        path = folder / "train" / f"class{i % 2}" / f"{i}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = picture(rng)
+        sizes.append(len(data))
+        path.write_bytes(data)
+    return float(np.mean(sizes))
+
+
+def least(function, count: int, repeats: int) -> float:
+    """CPU seconds of this process for one of `count` images, the least of some runs.
+
+    Threads count; other programs of the machine do not, but for what they leave of
+    its caches.
+    """
+    spent = []
+    for _ in range(repeats):
+        start = time.process_time()
+        function()
+        spent.append(time.process_time() - start)
+    return min(spent) / count
+
+
+def _batches(examples, args, *, epochs=1, workers=0, crop=None):
+    """The batches of some epochs, as a run reads them."""
+    source = stream.Source(examples, np.arange(len(examples.label)))
+    options = {} if crop is None else {"crop": crop, "views": VIEWS}
+    return prefetch.batches(
+        source,
+        seed=0,
+        task=0,
+        epochs=epochs,
+        batch_size=args.batch,
+        workers=workers,
+        resident=crop is None,
+        **options,
+    )
+
+
+def _whole(examples, args, crop=None):
+    """A function that reads an epoch."""
+
+    def read():
+        with contextlib.closing(_batches(examples, args, crop=crop)) as batches:
+            for _ in batches:
+                pass
+
+    return read
+
+
+def from_a_worker(examples, args, crop) -> float:
+    """CPU seconds for an image that a worker process has read and cropped.
+
+    Of this process alone, and not until the worker is up.
+    """
+    epochs = args.repeats + 1
+    read = _batches(examples, args, epochs=epochs, workers=1, crop=crop)
+    with contextlib.closing(read) as batches:
+        per_epoch = len(examples.label) // args.batch
+        for _ in range(per_epoch):
+            next(batches)
+        start = time.process_time()
+        images = sum(len(batch["index"]) for batch in batches)
+        return (time.process_time() - start) / images
+
+
+def chain(args, folder: pathlib.Path, decoder: str) -> Iterator[Link]:
+    """The links from files to crops, by one decoder."""
+    crop = prefetch.Crop(SIZE, decoder=decoder)
+    where = {"path": str(folder / "images"), "decoder": decoder, "test": 0.0}
+    read = sources.load("image_folder", **where).train
+    rows = range(len(read.label))
+    encoded = [read.load.raw(row) for row in rows]
+    images = [read.load(row) for row in rows]
+    rng, count = np.random.default_rng(0), len(rows)
+
+    def timed(function):
+        return least(function, count, args.repeats)
+
+    def all_of(examples):
+        return timed(_whole(examples, args, crop))
+
+    def crops(pictures):
+        for image in pictures:
+            for _ in range(VIEWS):
+                crop(image, rng)
+
+    def decoded():
+        for row, data in enumerate(encoded):
+            files.decode(data, str(row), decoder=decoder)
+
+    yield Link(f"{decoder}: decode", True, timed(decoded))
+    yield Link(f"{decoder}: two crops", True, timed(lambda: crops(images)))
+    yield Link(f"{decoder}: from JPEGs, all", True, all_of(read))
+    for name, size in (("the cache", None), ("the cache, 256", 256)):
+        cached = sources.load(
+            "image_folder", **where, cache=str(folder / "cache"), cache_size=size
+        ).train
+        yield Link(f"{decoder}: from {name}, all", True, all_of(cached))
+
+
+def training_process(args, folder: pathlib.Path) -> Iterator[Link]:
+    """What the process that trains does with each image that others have read."""
+    crop = prefetch.Crop(SIZE, decoder=args.decoders[0])
+    where = {"path": str(folder / "images"), "decoder": crop.decoder, "test": 0.0}
+    read = sources.load("image_folder", **where, cache=str(folder / "cache")).train
+    taken = from_a_worker(read, args, crop)
+    yield Link("take it from a worker", False, taken)
+    steps = args.steps_per_call
+    shape = (args.batch, VIEWS, SIZE, SIZE, 3)
+    rng = np.random.default_rng(0)
+    batches = [{"image": rng.integers(0, 256, shape, np.uint8)} for _ in range(steps)]
+    images = steps * args.batch
+    joined = least(lambda: job.stacked(batches), images, args.repeats)
+    yield Link("join the batches of a call", False, joined)
+    array = job.stacked(batches)
+    device = jax.devices("cpu")[0]
+    placed = least(
+        lambda: jax.block_until_ready(jax.device_put(array, device, may_alias=False)),
+        images,
+        args.repeats,
+    )
+    yield Link("copy it, as to a device", False, placed)
+
+
+def resident(args) -> Link:
+    """Rows of a set that lives on the device: their numbers alone are sent."""
+    label = np.zeros(50_000, np.int32)
+    images = np.broadcast_to(np.uint8(0), (50_000, 1, 1, 3))
+    examples = stream.Examples(label, label, images)
+    read = _whole(examples, argparse.Namespace(batch=256))
+    seconds = least(read, 50_000, args.repeats)
+    return Link(RESIDENT, False, seconds)
+
+
+def needs() -> list[dict]:
+    """What chips ask for: images a second of each host.
+
+    "likely" at 0.3 of the peak; "most" at the bound of the compiled program, None
+    where docs/targets.json does not have it.
+    """
+    told = json.loads((ROOT / "docs" / "targets.json").read_text())
+    found = []
+    for (name, work), text in itertools.product(FLOPS.items(), TARGETS):
+        target = targets.parse(text)
+        peak = 0.3 * hardware.MACHINES[target.machine].peak
+        hosts = max(1, target.chips // (4 if target.platform == "tpu" else 8))
+        row = told.get(name, {}).get(text, {})
+        least = sum(row["least"].values()) if "least" in row else None
+        found.append(
+            {
+                "row": name,
+                "target": text,
+                "hosts": hosts,
+                "likely": target.chips * peak / work / hosts,
+                "most": row["batch_size"] / least / hosts if least else None,
+            }
+        )
+    return found
+
+
+HEAD = "| link | CPU ms an image | images/s of a core | by |\n|---|---:|---:|---|"
+
+
+def line(link: Link) -> str:
+    """A link as a row of the table."""
+    who = "every worker" if link.shared else "the process that trains"
+    return f"| {link.name} | {1e3 * link.seconds:.3g} | {link.rate:,.0f} | {who} |"
+
+
+def main(argv=None) -> dict:
+    """Measure all links; print them, and what chips ask for."""
+    args = parser().parse_args(argv)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        size = write(folder / "images", args.images)
+        if "cv2" in args.decoders:
+            import cv2
+
+            cv2.setNumThreads(1)  # as in every worker
+        print(f"{args.images} JPEGs of {WIDTH} x {HEIGHT}, {size / 1e3:.0f} kB each")
+        print(HEAD, flush=True)
+        links = []
+        for found in itertools.chain(
+            *(chain(args, folder, decoder) for decoder in args.decoders),
+            training_process(args, folder),
+            [resident(args)],
+        ):
+            links.append(found)
+            print(line(found), flush=True)
+    fed = [link for link in links if link.name != RESIDENT]
+    asked, one = needs(), 1 / sum(link.seconds for link in fed if not link.shared)
+    print(f"one process that trains feeds {one:,.0f} images/s at most")
+    ways = [link for link in fed if link.name.endswith(", all")]
+    for need, rate, way in itertools.product(asked, ("likely", "most"), ways):
+        if need[rate] is not None:
+            print(
+                f"{need['row']}, {need['target']}, {rate} {need[rate]:,.0f} images/s "
+                f"of a host: {way.name} takes {need[rate] * way.seconds:.0f} cores"
+            )
+    found = {
+        "date": datetime.date.today().isoformat(),
+        "bytes": size,
+        "links": [link._asdict() for link in links],
+        "needs": asked,
+    }
+    if args.json:
+        pathlib.Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+if __name__ == "__main__":
+    main()

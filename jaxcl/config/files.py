@@ -1,0 +1,60 @@
+"""Where config files lie: in `configs/` of a checkout, in the package of a copy."""
+
+import ast
+import difflib
+import pathlib
+
+_PACKAGE = pathlib.Path(__file__).parents[1]  # jaxcl/
+
+
+def folder() -> pathlib.Path:
+    """The folder of the configs that come with the library."""
+    checkout = _PACKAGE.parent
+    if (checkout / "pyproject.toml").exists():
+        return checkout / "configs"
+    return _PACKAGE / "configs"
+
+
+def names() -> dict[str, str]:
+    """Name -> the first line of what the file says of itself."""
+    return {
+        path.stem: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]
+        for path in sorted(folder().glob("*.py"))
+        if path.stem != "__init__"
+    }
+
+
+def located(name: str) -> str:
+    """The path of a config: a file, or the name of one in `folder`.
+
+    Args:
+      name: "mine.py", "configs/mine.py", "pnr_cifar100", each perhaps with a word
+        behind a colon, which stays.
+
+    Raises:
+      ValueError: there is no such file; the message has the nearest names.
+    """
+    file, colon, word = name.partition(":")
+    if pathlib.Path(file).is_file():
+        return name
+    path = folder() / f"{pathlib.Path(file).name.removesuffix('.py')}.py"
+    if path.is_file() and pathlib.Path(file).parent.name in ("", "configs"):
+        return f"{path}{colon}{word}"
+    near = difflib.get_close_matches(path.stem, names(), n=3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise ValueError(
+        f"--config={name}: there is no such file, nor a config of that name{hint} "
+        "`jaxcl list configs` has all"
+    )
+
+
+def located_in(argv: list[str]) -> list[str]:
+    """The words of a command, the value of --config located."""
+    words = list(argv)
+    for at, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag in ("--config", "-config") and value:
+            words[at] = f"{flag}={located(value)}"
+        elif flag in ("--config", "-config") and not equals and at + 1 < len(words):
+            words[at + 1] = located(words[at + 1])
+    return words

@@ -1,0 +1,298 @@
+"""A config for images that no paper has: its values follow from the images.
+
+`configs/own_images.py` and `jaxcl.fit` make their configs here. The learning rates of
+the bases are those of PNR's scripts for CIFAR; epochs, batch and the rest are our
+choice, argued below and not tuned on any set.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import ml_collections
+import numpy as np
+
+from jaxcl import core, schema
+from jaxcl.config import recipe
+from jaxcl.data import scenarios, sources, storage, stream
+
+# base -> learning rate at batch 256 and weight decay under LARS
+_RATES = {
+    "": (0.4, 1e-4),
+    "mocov2plus": (0.6, 1e-4),
+    "simclr": (0.6, 1e-4),
+    "byol": (1.0, 1e-5),
+    "vicreg": (0.3, 1e-4),
+    "simsiam": (0.5, 1e-5),
+    "dino": (0.3, 1e-6),
+    "lejepa": (0.3, 1e-4),
+}
+_SEEN = 5_000_000  # images that a run sees, where the bounds of epochs allow it
+_EPOCHS = (50, 400)  # fewer teach little; more have not paid in published runs
+_LARGEST = 224  # pixels of a side that the network is given
+_SMALL = 96  # sets of up to this side are decoded once, into memory
+_RESIDENT = 2 << 30  # bytes that such a set may have
+_LOOKED_AT = 512  # images whose sides and pixels are looked at
+TASKS = 5  # of a continual run, unless it is told how many
+
+_VITS = {f"vit_{size}": size for size in ("tiny", "small", "base", "large")}
+_RESNETS = {f"resnet{depth}": depth for depth in (10, 18, 34, 50, 101)}
+ENCODERS = (*_RESNETS, *_VITS, "conv_net")
+
+
+class Look(NamedTuple):
+    """What a config follows of a set."""
+
+    rows: int  # train rows
+    side: int  # median shorter side of the images in pixels
+    square: bool  # whether all images looked at are side x side
+    streams: bool  # read row by row, from files
+    mean: tuple[float, ...]  # of each channel, in [0, 1]
+    std: tuple[float, ...]
+    labelled: int  # train rows that have a label
+    judges: int  # test rows, if all of them have a label; else 0
+    classes: tuple[int, ...]  # train rows of each class
+    domains: tuple[int, ...]  # train rows of each domain
+
+
+def look_at(data: Mapping[str, Any]) -> Look:
+    """Look at a set, or at some hundred images of it.
+
+    Args:
+      data: config.data.
+
+    Raises:
+      ValueError, OSError: as of the source; it is a set of graphs.
+    """
+    make, options = schema.named(sources.SOURCES, data, "config.data")
+    dataset = make(**schema.options(make, options, "config.data"))
+    train = dataset.train
+    if train.graphs is not None:
+        raise ValueError(f"config.data.name={data['name']!r}: graphs; must be images")
+    count = stream.size(train)
+    rows = np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(int))
+    looked = [
+        train.load(row) if train.images is None else train.images[row] for row in rows
+    ]
+    shapes = {image.shape[:2] for image in looked}
+    side = int(np.median([min(image.shape[:2]) for image in looked]))
+    mean, std = _moments(looked)
+    return Look(
+        rows=count,
+        side=side,
+        square=shapes == {(side, side)},
+        streams=train.images is None,
+        mean=mean,
+        std=std,
+        labelled=int((train.label >= 0).sum()),
+        judges=_judges(dataset.test),
+        classes=_counts(train.label, len(dataset.class_names)),
+        domains=_counts(train.domain, len(dataset.domain_names)),
+    )
+
+
+def _moments(images) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel, every image counted alike."""
+    means, squares = [], []
+    for image in images:
+        pixels = image.reshape(-1, image.shape[-1]) / 255.0
+        means.append(pixels.mean(axis=0))
+        squares.append((pixels**2).mean(axis=0))
+    mean = np.mean(means, axis=0)
+    # Blank images have no deviation, and nothing may be divided by it.
+    std = np.sqrt(np.maximum(np.mean(squares, axis=0) - mean**2, 1e-4))
+    return tuple(np.round(mean, 4).tolist()), tuple(np.round(std, 4).tolist())
+
+
+def _judges(test) -> int:
+    """How many test rows can judge: all of them, if each has a label."""
+    known = test is not None and bool((test.label >= 0).all())
+    return stream.size(test) if known else 0
+
+
+def _counts(values, size) -> tuple[int, ...]:
+    """How often each number from 0 occurs; -1 is not counted."""
+    return tuple(np.bincount(values[values >= 0], minlength=size).tolist())
+
+
+def config(
+    data: Mapping[str, Any],
+    *,
+    encoder: str | Mapping[str, Any] = "resnet18",
+    size: int | None = None,
+    scenario: scenarios.Scenario = "data",
+    num_tasks: int = TASKS,
+    by_strategy: bool = True,
+) -> ml_collections.ConfigDict:
+    """The config of a set of images.
+
+    Its options may be overridden as those of any config.
+
+    Args:
+      data: a section config.data; of sources that read files, `size` and `resident`
+        are set here unless they are there.
+      encoder: a name in `ENCODERS`, or a section config.encoder.
+      size: pixels of a side that the network is given; None: those of the images, at
+        most 224.
+      scenario: what a continual run is.
+      num_tasks: how many tasks it has; of domains there is one each.
+      by_strategy: whether a run is continual if its strategy is not "finetune", and
+        joint if it is; else it is continual whatever the strategy.
+
+    Raises:
+      ValueError, OSError: as of the source; an unknown encoder; too few images.
+    """
+    if isinstance(encoder, str):
+        core.check_choice("encoder", encoder, ENCODERS)
+    look = look_at(data)
+    if look.rows < 4:
+        raise ValueError(f"config.data: {look.rows} train images; must be 4 or more")
+    made = ml_collections.ConfigDict()
+    made.name = "own_images"
+    made.method = {"name": "two_view", "base": "simclr", "strategy": "finetune"}
+    strategy = made.method.get_ref("strategy")
+    made.data = _data(data, look)
+    side = _side(look, encoder, size)
+    made.augment = _augment(look, side, resident="resident" in made.data)
+    made.encoder = _encoder(encoder, side)
+    tasks = len(look.domains) if scenario == "domain" else num_tasks
+    rows = _smallest(look, scenario, num_tasks)
+
+    def choose(joint, continual):
+        table = {"finetune": joint} if by_strategy else {}
+        return recipe.by(table | {"": continual}, strategy)
+
+    made.scenario = {
+        "name": choose("joint", scenario),
+        "num_tasks": choose(1, tasks),
+        "evaluation": "test" if look.judges else "none",
+    }
+    made.batch_size = choose(_batch(look.rows), _batch(rows))
+    made.epochs = int(np.clip(_SEEN // look.rows, *_EPOCHS))
+    made.method.queue_size = 2 ** int(np.log2(max(min(look.rows // 2, 65536), 256)))
+    _optimizer(made)
+    made.evaluators = _evaluators(look)
+    made.plasticity = False
+    return made
+
+
+def _data(data, look) -> dict:
+    """config.data: a set of small images in files is decoded once, into memory."""
+    make, options = schema.named(sources.SOURCES, data, "config.data")
+    takes = {"size", "resident"} <= set(schema.defaults(make))
+    small = look.side <= _SMALL and look.rows * look.side**2 * 3 <= _RESIDENT
+    if not (look.streams and takes and small) or {"size", "resident"} & set(options):
+        return dict(data)
+    return dict(data) | {"size": look.side, "resident": True}
+
+
+def _side(look, encoder, size) -> int:
+    """Pixels of a side that the network is given: of a ViT a multiple of its patch."""
+    side = min(look.side, _LARGEST) if size is None else size
+    if size is not None or not _is_vit(encoder):
+        return side
+    patch = _patch(side) if isinstance(encoder, str) else encoder.get("patch", 16)
+    return max(side // patch, 1) * patch
+
+
+def _is_vit(encoder) -> bool:
+    if isinstance(encoder, str):
+        return encoder in _VITS
+    return encoder.get("name") == "vit"
+
+
+def _patch(side) -> int:
+    """Pixels of a patch: about 64 patches of small images, 196 of large ones."""
+    return 4 if side < 48 else 8 if side < 128 else 16
+
+
+def _encoder(encoder, side) -> dict:
+    """config.encoder."""
+    if not isinstance(encoder, str):
+        return dict(encoder)
+    if encoder in _RESNETS:
+        stem = "cifar" if side <= 64 else "imagenet"
+        return {"name": "resnet", "depth": _RESNETS[encoder], "stem": stem}
+    if encoder in _VITS:
+        shape = {"size": _VITS[encoder], "image_size": side, "patch": _patch(side)}
+        return {"name": "vit"} | shape
+    return {"name": encoder}
+
+
+def _augment(look, side, resident) -> dict:
+    """config.augment: SimCLR's for photographs; small images are not blurred."""
+    blur = (0.0, 0.0) if side < _SMALL else (1.0, 0.1)
+    exact = resident or (look.square and not look.streams)
+    exact = exact and look.side == side
+    resize = side if side >= look.side else min(look.side, round(side * 256 / 224))
+    return {
+        "size": side,
+        "resize": None if exact else resize,
+        "scale": (0.2, 1.0) if side < _SMALL else (0.08, 1.0),
+        "jitter": (0.4, 0.4, 0.2, 0.1),
+        "blur": blur,
+        "solarize": (0.0, 0.2),
+        "mean": look.mean,
+        "std": look.std,
+    }
+
+
+def _batch(rows) -> int:
+    """A power of two from 2 to 256, with at least four batches in an epoch."""
+    return 2 ** int(np.clip(np.log2(max(rows // 4, 2)), 1, 8))
+
+
+def _smallest(look, scenario, num_tasks) -> int:
+    """Train rows of the smallest task of a continual run."""
+    if scenario == "domain":
+        return min(look.domains)
+    if scenario == "class":
+        chunks = np.array_split(np.array(look.classes), num_tasks)
+        return min(int(chunk.sum()) for chunk in chunks)
+    return look.rows // num_tasks
+
+
+def _optimizer(made) -> None:
+    """LARS by the base's rates; AdamW for a ViT, as is usual."""
+    base = made.method.get_ref("base")
+    if made.encoder.name == "vit":
+        made.optimizer = {"name": "adam", "lr": 5e-4, "decoupled": True}
+        made.optimizer.update({"exclude_1d": True, "weight_decay": 0.05})
+    else:
+        rates, decays = ({n: x[i] for n, x in _RATES.items()} for i in range(2))
+        made.optimizer = {"name": "lars", "lr": recipe.by(rates, base)}
+        made.optimizer.weight_decay = recipe.by(decays, base)
+    warmup = recipe.of(_warmup, made.get_ref("epochs"))
+    made.schedule = {"name": "warmup_cosine", "warmup_epochs": warmup}
+
+
+def _warmup(epochs) -> int:
+    """A tenth of the epochs, at most ten; none of a single one."""
+    if not isinstance(epochs, int | tuple):
+        return 0  # an override that the schema will refuse
+    fewest = min(stream.epochs_of_tasks(epochs))
+    return min(10, -(-fewest // 10), fewest - 1)
+
+
+def _evaluators(look) -> dict:
+    """Neighbours where labels can judge; without, measures that need none."""
+    found: dict[str, dict] = {"collapse": {}, "uniformity": {}}
+    if not look.judges:
+        return found
+    train_on, bank = "all", look.rows
+    if look.labelled < look.rows:
+        train_on, bank = "labelled", look.labelled
+    if not look.labelled:
+        train_on, bank = "evaluation", look.judges
+    neighbours = {"k": max(min(20, bank // 4), 1), "train_on": train_on}
+    return found | {"knn": neighbours, "tsne": {}}
+
+
+def of_path(path: str) -> dict:
+    """config.data of what lies at a path, see `sources.kind_of`.
+
+    Raises:
+      ValueError: there is nothing.
+    """
+    if not storage.exists(path):
+        raise ValueError(f"{path!r}: there is nothing at this path")
+    return {"name": sources.kind_of(path), "path": str(path)}

@@ -1,0 +1,401 @@
+"""Sets in the format of Hugging Face `datasets`: Arrow or Parquet files in a folder.
+
+Both are read by pyarrow, so `datasets` itself is not needed. `save_to_disk` writes a
+folder of Arrow files with a state.json, or one such folder for each split and a
+dataset_dict.json. The sets of the hub are folders of Parquet files, whose names begin
+with the split.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxcl import schema
+from jaxcl.data import files as files_lib
+from jaxcl.data import prefetch, splits, storage, stream
+
+STATE, PARQUET = "state.json", ".parquet"
+
+
+def _arrow():
+    # Takes 0.2 s, so only runs that read such a set import it.
+    import pyarrow
+    import pyarrow.compute
+    import pyarrow.parquet
+
+    return pyarrow
+
+
+class Rows(NamedTuple):
+    """Images in rows of tables: row -> u8[h,w,C]."""
+
+    files: tuple[str, ...]
+    file: np.ndarray  # i32[N], number of the row's file
+    place: np.ndarray  # i64[N], its row there
+    key: str
+    decoder: str
+    channels: int
+    max_pixels: int
+
+    def __call__(self, row: int) -> np.ndarray:
+        """Read one row and decode its image."""
+        name, value = self.name(row), self._value(row)
+        if isinstance(value, np.ndarray):
+            return _pixels(value, name, self.channels, self.max_pixels)
+        options = {"channels": self.channels, "max_pixels": self.max_pixels}
+        return files_lib.decode(value, name, decoder=self.decoder, **options)
+
+    def raw(self, row: int) -> bytes:
+        """The encoded image of a row, or its pixels."""
+        value = self._value(row)
+        return value.tobytes() if isinstance(value, np.ndarray) else value
+
+    def _value(self, row) -> bytes | np.ndarray:
+        """Encoded bytes, or numbers in the shape that the set gives them."""
+        file, place = self.files[self.file[row]], int(self.place[row])
+        value = column(file, self.key)[place]
+        if isinstance(value, _arrow().ExtensionScalar):  # Array3D and its like
+            value = value.value
+        if isinstance(value, _arrow().StructScalar):
+            value = value["bytes"]
+        if value is None or not value.is_valid:
+            raise files_lib.Unreadable(f"{self.name(row)}: holds no image")
+        if isinstance(value, _arrow().ListScalar):
+            return _numbers(value.values, self.name(row))
+        return value.as_py()
+
+    def name(self, row: int) -> str:
+        """File and row."""
+        return f"{self.files[self.file[row]]} (row {self.place[row]})"
+
+    def stamp(self) -> tuple[int, str]:
+        """Number of rows; digest of their places and of the files, for a cache."""
+        stats = [(file, os.stat(file)) for file in self.files]
+        names = [f"{os.path.basename(x)}:{s.st_size}:{s.st_mtime_ns}" for x, s in stats]
+        digest = hashlib.sha256("\0".join([self.key, *names]).encode())
+        for column in (self.file, self.place):
+            digest.update(column.astype("<i8").tobytes())
+        return len(self.place), digest.hexdigest()
+
+
+def _numbers(values, name) -> np.ndarray:
+    """Nested lists of one length each as an array."""
+    shape = [len(values)]
+    while _is_list(values.type):
+        lengths = _arrow().compute.list_value_length(values).unique()
+        if values.null_count or len(lengths) != 1:
+            raise files_lib.Unreadable(f"{name}: its lists differ in their lengths")
+        shape.append(lengths[0].as_py())
+        values = values.flatten()
+    if values.null_count:
+        raise files_lib.Unreadable(f"{name}: pixels are missing")
+    return values.to_numpy(zero_copy_only=False).reshape(shape)
+
+
+def _pixels(array, name, channels, max_pixels) -> np.ndarray:
+    """u8[h,w,C] from numbers; grey images may lack the channel."""
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.ndim != 3 or array.shape[2] not in (1, 3):
+        raise files_lib.Unreadable(
+            f"{name}: pixels are {list(array.shape)}, expected [h, w], [h, w, 1] or "
+            "[h, w, 3]"
+        )
+    if not 0 < array.shape[0] * array.shape[1] <= max_pixels:
+        raise files_lib.Unreadable(
+            f"{name} is {array.shape[0]} x {array.shape[1]} pixels: allowed are "
+            f"config.data.max_pixels={max_pixels}"
+        )
+    if array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 255:
+        raise files_lib.Unreadable(
+            f"{name}: pixels are {array.dtype} from {array.min()} to {array.max()}, "
+            "must be whole numbers from 0 to 255"
+        )
+    if array.shape[2] != channels:
+        if channels == 1:
+            raise files_lib.Unreadable(
+                f"{name}: 3 channels, but config.data.channels=1"
+            )
+        array = array.repeat(3, axis=2)
+    return array.astype(np.uint8)
+
+
+@functools.lru_cache(maxsize=4096)
+def column(file: str, key: str) -> Any:
+    """A column of a file, checked; Arrow files are mapped, Parquet files are read.
+
+    Raises ValueError for a damaged file.
+    """
+    with _reading(file) as source:
+        if file.endswith(PARQUET):
+            found = _arrow().parquet.ParquetFile(source).read(columns=[key])
+        else:
+            with _arrow().ipc.open_stream(_arrow().memory_map(source)) as reader:
+                found = reader.read_all()
+        found = found.column(key)
+        # Offsets that lead out of the file would end the process when they are read.
+        found.validate(full=True)
+        return found
+
+
+@contextlib.contextmanager
+def _reading(file):
+    """Give the path of an ordinary file; what pyarrow raises is a ValueError."""
+    try:
+        yield storage.ordinary(file)
+    except (OSError, ValueError, KeyError, _arrow().ArrowException) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    except MemoryError as error:
+        raise ValueError(f"{file} cannot be read: too large for the memory") from error
+
+
+def _header(file) -> tuple[Any, int]:
+    """Schema and number of rows of a file."""
+    with _reading(file) as source:
+        if file.endswith(PARQUET):
+            opened = _arrow().parquet.ParquetFile(source)
+            return opened.schema_arrow, opened.metadata.num_rows
+        with _arrow().ipc.open_stream(_arrow().memory_map(source)) as reader:
+            return reader.schema, sum(batch.num_rows for batch in reader)
+
+
+class Table(NamedTuple):
+    """Where the rows of one split are, and their labels; one entry per row."""
+
+    file: np.ndarray  # i32[N], number of the row's file
+    place: np.ndarray  # i64[N], its row there
+    label: np.ndarray  # i64[N], -1 where there is none; or text
+
+
+@schema.checked("config.data")
+def huggingface(
+    *,
+    path: str,
+    train_split: str = "train",
+    validation_split: str | None = None,
+    test_split: str | None = "test",
+    image_key: str = "image",
+    label_key: str | None = "label",
+    classes: str | None = None,
+    size: schema.Pixels | None = None,
+    resident: bool = False,
+    channels: files_lib.Channels = 3,
+    decoder: prefetch.Decoder = "auto",
+    on_corrupt: splits.OnCorrupt = "error",
+    max_pixels: splits.MaxPixels = files_lib.PIXELS,
+    cache: str | None = None,
+    cache_size: schema.Pixels | None = None,
+    validation: schema.Fraction = 0.0,
+    seed: schema.Natural = 0,
+) -> stream.Dataset:
+    """A set of Hugging Face `datasets` on a disk: Arrow or Parquet files.
+
+    path: what `save_to_disk` wrote, or a folder with Parquet files. The split of one
+      of these is its name up to the first "-", or, where that is a number, its folder.
+    train_split, validation_split, test_split: name of a split; None: no such split.
+    image_key, label_key: names of columns. Images are encoded bytes, structs with
+      such, or nested lists of numbers from 0 to 255. Labels are whole numbers, -1 or
+      missing where there is none, or text, whose classes are sorted. label_key None:
+      no labels.
+    classes: a text file that names the classes to keep, in that order.
+    Others as in `from_folders.image_folder`.
+
+    Raises ValueError for a missing folder, split or column, a damaged file, a file
+    outside of the folder, and columns of other types.
+    """
+    decoder = prefetch.choose_decoder(decoder)
+    asked = {"train": train_split, "validation": validation_split, "test": test_split}
+    found = split_files(path)
+    for split, name in asked.items():
+        if name is not None and name not in found:
+            raise ValueError(
+                f"{split}_split = {name!r}: {path} has {sorted(found)}"
+                + ("" if split == "train" else "; None for no such split")
+            )
+    chosen = {split: found[name] for split, name in asked.items() if name is not None}
+    tables = {x: _table(files, image_key, label_key) for x, files in chosen.items()}
+    names, tables = _numbered(tables, chosen["train"][0], label_key)
+    wanted = names if classes is None else files_lib.class_list(classes)
+    keep = None if classes is None else files_lib.kept(wanted, names)
+    parts = {}
+    for split, table in tables.items():
+        if keep is not None:
+            label = np.where(table.label < 0, -1, keep[table.label])
+            table = Table(*(x[label >= 0] for x in table._replace(label=label)))
+        label = table.label.astype(np.int32)
+        pixels = (decoder, channels, max_pixels)
+        reader = Rows((*chosen[split],), table.file, table.place, image_key, *pixels)
+        load = files_lib.Loader(reader, np.arange(len(label)))
+        parts[split] = stream.Examples(label, np.zeros_like(label), load=load)
+    data = stream.Dataset(
+        name=os.path.basename(os.path.abspath(path)),
+        class_names=wanted,
+        domain_names=("all",),
+        train=parts["train"],
+        validation=parts.get("validation"),
+        test=parts.get("test"),
+        decoder=decoder,
+    )
+    return splits.finish(
+        data,
+        validation=validation,
+        seed=seed,
+        size=size,
+        resident=resident,
+        on_corrupt=on_corrupt,
+        cache=cache,
+        cache_size=cache_size,
+    )
+
+
+def split_files(path: str) -> dict[str, list[str]]:
+    """Files of each split of a folder, in their order.
+
+    Raises ValueError where it is no such folder, and for a name that leads out of it.
+    """
+    if storage.in_bucket(path) or not os.path.isdir(path):
+        raise ValueError(
+            f"path = {path!r}: must be a folder on a disk, as `save_to_disk` of "
+            "Hugging Face datasets writes it, or with Parquet files"
+        )
+    listed = os.path.join(path, "dataset_dict.json")
+    if os.path.exists(listed):
+        names = storage.read_object(listed).get("splits")
+        schema.check_value(names, list[splits.Inside], f"{listed}: splits")
+        return {name: _saved(os.path.join(path, name))[1] for name in names}
+    if os.path.exists(os.path.join(path, STATE)):
+        return dict([_saved(path)])
+    found: dict[str, list[str]] = {}
+    for file in storage.files(path, (PARQUET,)):
+        split = os.path.basename(file).removesuffix(PARQUET).partition("-")[0]
+        if split.isdigit():
+            split = os.path.basename(os.path.dirname(file))
+        found.setdefault(split, []).append(file)
+    if not found:
+        raise ValueError(
+            f"path = {path!r}: holds neither {STATE} nor dataset_dict.json, nor "
+            "Parquet files"
+        )
+    return found
+
+
+def _saved(folder) -> tuple[str, list[str]]:
+    """Split and files of a folder that `save_to_disk` wrote."""
+    file = os.path.join(folder, STATE)
+    state = storage.read_object(file)
+    entries = state.get("_data_files")
+    schema.check_value(entries, list[dict], f"{file}: _data_files")
+    names = [entry.get("filename") for entry in entries]
+    schema.check_value(names, list[splits.Inside], f"{file}: filename")
+    if not names:
+        raise ValueError(f"{file}: names no file, so that the split holds no rows")
+    return str(state.get("_split") or "train"), [os.path.join(folder, x) for x in names]
+
+
+def _table(files, image_key, label_key) -> Table:
+    """Rows and labels of the files of a split."""
+    parts = []
+    for number, file in enumerate(files):
+        header, rows = _header(file)
+        for option, key in (("image_key", image_key), ("label_key", label_key)):
+            if key is not None and header.names.count(key) != 1:
+                raise ValueError(f"{option} = {key!r}: {file} has {header.names}")
+        kind = header.field(image_key).type
+        if not _holds_images(kind):
+            raise ValueError(
+                f"image_key = {image_key!r}: {file} has {kind} there, must be encoded "
+                "images or lists of whole numbers"
+            )
+        label = np.full(rows, -1) if label_key is None else _labels(file, label_key)
+        parts.append(Table(np.full(rows, number), np.arange(rows), label))
+    return Table(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _holds_images(kind) -> bool:
+    """Whether a type is bytes, a struct with such, or lists of whole numbers."""
+    types = _arrow().types
+    kind = getattr(kind, "storage_type", kind)
+    if types.is_struct(kind):
+        place = kind.get_field_index("bytes")
+        return place >= 0 and _is_bytes(kind.field(place).type)
+    deep = 0
+    while _is_list(kind):
+        kind, deep = kind.value_type, deep + 1
+    return types.is_integer(kind) if deep else _is_bytes(kind)
+
+
+def _is_bytes(kind) -> bool:
+    types = _arrow().types
+    return types.is_binary(kind) or types.is_large_binary(kind)
+
+
+def _is_list(kind) -> bool:
+    types = _arrow().types
+    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
+
+
+def _labels(file, key) -> np.ndarray:
+    """Labels of a file: i64[N], -1 where there is none, or text."""
+    types, found = _arrow().types, column(file, key)
+    if types.is_dictionary(found.type):
+        found = found.cast(found.type.value_type)
+    if types.is_string(found.type) or types.is_large_string(found.type):
+        if found.null_count:
+            raise ValueError(f"label_key = {key!r}: {file} lacks a label")
+        return np.array(found.to_pylist(), str)
+    if not (types.is_integer(found.type) or types.is_boolean(found.type)):
+        raise ValueError(
+            f"label_key = {key!r}: {file} has {found.type} there, must be whole "
+            "numbers or text"
+        )
+    label = found.cast(_arrow().int64()).fill_null(-1).to_numpy()
+    # Before they become int32, in which larger ones are other numbers.
+    if len(label) and not -1 <= label.min() <= label.max() < stream.LABELS:
+        raise ValueError(
+            f"{file}: labels run from {label.min()} to {label.max()}, must be from -1 "
+            f"to {stream.LABELS - 1}"
+        )
+    return label
+
+
+def _class_names(file, key) -> tuple[str, ...] | None:
+    """Names that a ClassLabel column gives; None where there are none."""
+    metadata = _header(file)[0].metadata or {}
+    try:
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+        names = features[key]["names"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    schema.check_value(names, list[str], f"{file}: names of {key!r}")
+    return (*names,)
+
+
+def _numbered(tables, first, key) -> tuple[tuple[str, ...], dict[str, Table]]:
+    """Class names, and the tables with labels as numbers.
+
+    Args:
+      first: a file that may name the classes.
+    """
+    kinds = {table.label.dtype.kind for table in tables.values()}
+    if kinds == {"U"}:
+        names = np.unique(np.concatenate([t.label for t in tables.values()]))
+        tables = {
+            split: table._replace(label=np.searchsorted(names, table.label))
+            for split, table in tables.items()
+        }
+        return tuple(map(str, names)), tables
+    if len(kinds) > 1:
+        raise ValueError(f"label_key = {key!r}: text in one split, numbers in another")
+    names = None if key is None else _class_names(first, key)
+    most = max(table.label.max(initial=-1) for table in tables.values())
+    if names is None:
+        names = tuple(map(str, range(most + 1)))
+    elif most >= len(names):
+        raise ValueError(f"label_key = {key!r}: label {most} of {len(names)} classes")
+    return names, tables

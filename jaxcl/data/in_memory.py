@@ -1,0 +1,152 @@
+"""Arrays that a program hands over: a set that lies in its memory and in no file.
+
+The config names the set and the sha256 of its bytes, so that a run which is started
+again goes on with the same images or not at all.
+"""
+
+import hashlib
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxcl import schema
+from jaxcl.data import from_arrays, splits, stream
+
+
+class Held:
+    """A set under a name. The source finds it for as long as somebody keeps this."""
+
+    def __init__(
+        self,
+        name: str,
+        examples: stream.Examples,
+        class_names: tuple[str, ...],
+        domain_names: tuple[str, ...],
+    ):
+        self.name = name
+        self.examples = examples
+        self.class_names = class_names
+        self.domain_names = domain_names
+        self.sha256 = _digest(examples, class_names, domain_names)
+
+    @property
+    def section(self) -> dict:
+        """The config section that reads it."""
+        return {"name": "in_memory", "set": self.name, "sha256": self.sha256}
+
+
+_SETS: weakref.WeakValueDictionary[str, Held] = weakref.WeakValueDictionary()
+
+
+def hold(
+    name: str,
+    images: np.ndarray,
+    *,
+    labels: Sequence[Any] | None = None,
+    domains: Sequence[Any] | None = None,
+) -> Held:
+    """Hand a set over to the source `in_memory`.
+
+    Args:
+      name: of the set, for messages and run directories.
+      images: u8[N, H, W] or u8[N, H, W, C], C 1 or 3; not copied, so leave it alone.
+      labels: N whole numbers or texts, the classes in sorted order; -1 or None where
+        unknown.
+      domains: N whole numbers or texts, in sorted order; None: one domain.
+
+    Raises:
+      ValueError: an array is of another type or length.
+    """
+    images = np.asarray(images)
+    if images.dtype.kind == "f":
+        raise ValueError(
+            f"{name}: images are {images.dtype}, expected uint8 from 0 to 255; from "
+            "numbers between 0 and 1 make (255 * images).round().astype('uint8')"
+        )
+    label, class_names = _numbered(f"{name}: labels", labels)
+    domain, domain_names = _numbered(f"{name}: domains", domains)
+    if domain is not None and (domain < 0).any():
+        raise ValueError(f"{name}: domains: must be known of every image")
+    examples = from_arrays.examples(name, images, label, domain)
+    held = Held(name, examples, class_names, domain_names or ("all",))
+    return _SETS.setdefault(held.sha256 + name, held)
+
+
+def _numbered(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Values as numbers from 0, -1 where unknown, and the names that are numbered."""
+    if values is None:
+        return None, ()
+    values = np.asarray(values)
+    if values.ndim != 1:
+        raise ValueError(f"{where} have shape {list(values.shape)}, expected [N]")
+    if values.dtype.kind in "iu":
+        known = values >= 0
+    elif values.dtype.kind == "U":
+        known = np.ones(len(values), bool)
+    elif values.dtype.kind == "O" and all(
+        isinstance(x, str | int | np.integer | None) for x in values
+    ):
+        known = np.array([x is not None and x != -1 for x in values], bool)
+        if len({type(x) is str for x in values[known]}) > 1:
+            raise ValueError(f"{where} are texts and numbers; must be of one kind")
+    else:
+        raise ValueError(f"{where} are {values.dtype}, expected integers or texts")
+    names = sorted(set(values[known].tolist()))
+    number = {name: i for i, name in enumerate(names)}
+    numbers = np.full(len(values), -1, np.int32)
+    numbers[known] = [number[name] for name in values[known].tolist()]
+    return numbers, tuple(map(str, names))
+
+
+def _digest(examples, class_names, domain_names) -> str:
+    """sha256 of all that a run reads of a set."""
+    found = hashlib.sha256(repr((class_names, domain_names)).encode())
+    for array in (examples.images, examples.label, examples.domain):
+        found.update(f"{array.dtype.str}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array))
+    return found.hexdigest()
+
+
+@schema.checked("config.data")
+def in_memory(
+    *,
+    set: str,
+    sha256: str,
+    test: schema.Fraction = 0.0,
+    test_seed: schema.Natural = splits.TEST_SEED,
+    validation: schema.Fraction = 0.0,
+    seed: schema.Natural = 0,
+) -> stream.Dataset:
+    """Arrays that this process holds, see `hold`.
+
+    set: its name.
+    sha256: of its bytes, as `Held.section` has it.
+    test: share of the labelled images of each class, drawn by `test_seed`, that is the
+      test split.
+    test_seed: of that draw.
+
+    Raises:
+      ValueError: the process holds no such set, or another one of that name.
+    """
+    held = _SETS.get(sha256 + set)
+    if held is None:
+        others = [x.sha256 for x in list(_SETS.values()) if x.name == set]
+        has = f"the arrays handed over have {others[0]}" if others else "there are none"
+        raise ValueError(
+            f"config.data.set={set!r}: must be the arrays with sha256 {sha256}, but "
+            f"{has} in this process; hand them over with jaxcl.fit, which takes them, "
+            "or jaxcl.data.in_memory.hold"
+        )
+    whole = held.examples
+    mask = splits.drawn(whole, test, [test_seed, 2]) & (whole.label >= 0)
+    data = stream.Dataset(
+        name=set,
+        class_names=held.class_names,
+        domain_names=held.domain_names,
+        train=splits.take(whole, np.flatnonzero(~mask)) if mask.any() else whole,
+        validation=None,
+        test=splits.take(whole, np.flatnonzero(mask)) if mask.any() else None,
+    )
+    return splits.finish(data, validation=validation, seed=seed)

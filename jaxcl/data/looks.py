@@ -1,0 +1,112 @@
+"""The images of a set in several looks: pixels in another order, or turned.
+
+Permuted MNIST is of Goodfellow et al., "An Empirical Investigation of Catastrophic
+Forgetting", ICLR 2014; Rotated MNIST of Lopez-Paz and Ranzato, "Gradient Episodic
+Memory for Continual Learning", NeurIPS 2017, here with angles in any order, as in
+Buzzega et al., "Dark Experience for General Continual Learning", NeurIPS 2020.
+"""
+
+import math
+from typing import Literal
+
+import numpy as np
+
+from jaxcl.data import stream
+
+Look = Literal["permuted", "rotated"]
+MOST_BYTES = 8 << 30  # of a split in all looks, which lies in memory
+
+
+def made(
+    dataset: stream.Dataset, look: Look, count: int | None, seed: int
+) -> stream.Dataset:
+    """All images of a set once in each of `count` looks; a look is a domain.
+
+    An image is in the same split in every look, and train and test images of a look
+    are changed alike.
+
+    Args:
+      dataset: of one domain, its images in memory and of one size.
+      look: "permuted", where each look has an order of pixels of its own (the first,
+        too), drawn uniformly; "rotated", where it has an angle of its own, uniform
+        between 0 and 180 degrees: to the left, about the middle, by the nearest pixel,
+        with black where nothing was.
+      count: number of looks.
+      seed: draws orders and angles; each look's follow from (seed, its number) alone.
+
+    Raises:
+      ValueError: no count; several domains; graphs, or images that are not in memory or
+        would not fit; images that are not square, which cannot be turned.
+    """
+    if count is None:
+        raise ValueError(f"num_tasks = None: scenario {look!r} needs a number of looks")
+    if len(dataset.domain_names) > 1:
+        raise ValueError(
+            f"scenario {look!r}: {dataset.name} has {len(dataset.domain_names)} "
+            "domains; must have one, since each look becomes a domain"
+        )
+    images = dataset.train.images
+    if images is None:
+        raise ValueError(
+            f"scenario {look!r}: needs images in memory, which {dataset.name} has not"
+        )
+    if count * images.nbytes > MOST_BYTES:
+        raise ValueError(
+            f"num_tasks = {count}: {dataset.name} in so many looks takes "
+            f"{count * images.nbytes} bytes; must be at most {MOST_BYTES}"
+        )
+    height, width = images.shape[1:3]
+    if look == "rotated" and height != width:
+        raise ValueError(
+            f"scenario 'rotated': images of {height} x {width} pixels; must be square"
+        )
+    draws = [np.random.default_rng([seed, number]) for number in range(count)]
+    if look == "permuted":
+        sources = [rng.permutation(height * width) for rng in draws]
+        names = [f"order {number + 1}" for number in range(count)]
+    else:
+        angles = [rng.uniform(0, 180) for rng in draws]
+        sources = [turned(height, angle) for angle in angles]
+        # Two angles may look alike when rounded; a domain needs a name of its own.
+        names = [f"{n + 1}: {angle:.1f} degrees" for n, angle in enumerate(angles)]
+    parts = {
+        split: _in_looks(getattr(dataset, split), sources)
+        for split in ("train", "validation", "test")
+    }
+    return dataset._replace(domain_names=tuple(names), **parts)
+
+
+def turned(side: int, angle: float) -> np.ndarray:
+    """Where each pixel of a turned image comes from.
+
+    Args:
+      side: pixels of a side.
+      angle: degrees, to the left.
+
+    Returns:
+      i64[side * side], numbers of pixels row by row; -1 for what was outside.
+    """
+    cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+    y, x = np.mgrid[:side, :side] + (1 - side) / 2  # from the middle
+    # Rounding keeps exact quarter turns from falling between two pixels.
+    row = np.floor(np.round(sin * x + cos * y + side / 2, 6)).astype(int)
+    column = np.floor(np.round(cos * x - sin * y + side / 2, 6)).astype(int)
+    inside = (0 <= row) & (row < side) & (0 <= column) & (column < side)
+    return np.where(inside, row * side + column, -1).ravel()
+
+
+def _in_looks(examples, sources) -> stream.Examples | None:
+    """The examples in one look after another, each a domain."""
+    if examples is None:
+        return None
+    count, (height, width, channels) = len(examples.label), examples.images.shape[1:]
+    pixels = examples.images.reshape(count, height * width, channels)
+    images = np.empty((len(sources), *pixels.shape), np.uint8)
+    for look, source in enumerate(sources):
+        np.take(pixels, source, axis=1, out=images[look], mode="wrap")
+        images[look][:, source < 0] = 0
+    return stream.Examples(
+        np.tile(examples.label, len(sources)),
+        np.repeat(np.arange(len(sources), dtype=np.int32), count),
+        images.reshape(-1, height, width, channels),
+    )

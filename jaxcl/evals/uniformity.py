@@ -1,0 +1,118 @@
+"""Whether two views of an image lie together, and whether images fill the sphere.
+
+Wang & Isola, "Understanding Contrastive Representation Learning through Alignment and
+Uniformity on the Hypersphere", ICML 2020, with alpha = 2 and t = 2. It reads no labels.
+
+Departures: embeddings are the encoder's, in evaluation mode, of unit length. The views
+are those of `augment.images.make` by its defaults, whatever the run trains with, so
+that runs with other augmentations compare; their draws never change.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcl import core, schema, sharding
+from jaxcl.augment import images as augment_images
+from jaxcl.data import stream
+from jaxcl.evals import features as features_lib
+
+_EXACT = jax.lax.Precision.HIGHEST  # TF32 would blur distances between near rows
+
+
+def alignment(first: jax.Array, second: jax.Array) -> jax.Array:
+    """mean_i |u_i - v_i|^2 of unit rows: 0 if the two views of each image are one.
+
+    Args:
+      first, second: f32[N, D], embeddings of two views; scaled to length 1 here.
+    """
+    gap = features_lib.unit(first) - features_lib.unit(second)
+    return jnp.mean(jnp.sum(gap**2, axis=1))
+
+
+def uniformity(embeddings: jax.Array) -> jax.Array:
+    """log mean_{i<j} exp(-2 |u_i - u_j|^2) of unit rows.
+
+    It is 0 if all rows are one, and -8 for two opposite rows, its least.
+
+    Args:
+      embeddings: f32[N, D], N >= 2; scaled to length 1 here.
+    """
+    unit = features_lib.unit(embeddings)
+    count = len(unit)
+    squares = 2 - 2 * jnp.dot(unit, unit.T, precision=_EXACT)
+    pairs = jnp.triu(jnp.exp(-2 * squares), k=1)
+    return jnp.log(jnp.sum(pairs) / (count * (count - 1) / 2))
+
+
+@schema.checked("config.evaluators.uniformity")
+def make(
+    parts: core.EvalParts,
+    *,
+    max_rows: Annotated[int, schema.Range(2, 8192)] = 1024,
+) -> Callable:
+    """Alignment and uniformity of the embeddings.
+
+    Args:
+      parts: what every evaluator is given; labels are not read.
+      max_rows: of the evaluation split, evenly spaced, or of the train split where
+        there is no other.
+
+    Returns:
+      evaluate(state, task) -> core.Result without rows. Scalars: "alignment" and
+      "uniformity", see these functions; lower is better of both; "seconds".
+
+    Raises:
+      ValueError: an option out of its range.
+    """
+    examples = parts.stream.evaluation
+    examples = parts.stream.dataset.train if examples is None else examples
+    count = stream.size(examples)
+    rows = np.linspace(0, count - 1, min(max_rows, count)).astype(np.int32)
+    images = features_lib.images_of(parts, examples, rows)
+    embed = _views(parts)
+
+    def evaluate(state, task: int) -> core.Result:
+        began = time.monotonic()
+        first, second = embed(state, images)
+        scalars = {
+            "alignment": float(alignment(first, second)),
+            "uniformity": float(uniformity(first)),
+        }
+        finite = all(map(math.isfinite, scalars.values()))
+        warnings = () if finite else (features_lib.NOT_FINITE,)
+        scalars["seconds"] = time.monotonic() - began
+        return core.Result({}, scalars, warnings)
+
+    return evaluate
+
+
+def _views(parts, batch_size=128) -> Callable:
+    """(state, images u8[n,H,W,C]) -> embeddings f32[n, D] of two views."""
+    augment = augment_images.make(size=parts.size, mean=parts.mean, std=parts.std)
+    batch_size = features_lib.padded_size(parts, batch_size)
+    rows, whole = sharding.split(parts.mesh), sharding.replicated(parts.mesh)
+
+    def embed(state, images, start):
+        images = jax.lax.with_sharding_constraint(images, rows)
+        views = augment(jax.random.fold_in(jax.random.key(parts.seed), start), images)
+        return [parts.embed(state, views[:, view]) for view in range(2)]
+
+    program = jax.jit(embed, out_shardings=whole)
+
+    def run(state, images):
+        found = []
+        for start in range(0, len(images), batch_size):
+            batch = images[start : start + batch_size]
+            batch = np.resize(batch, (batch_size, *images.shape[1:]))
+            placed = sharding.replicate((batch, np.int32(start)), parts.mesh)
+            found.append(sharding.fetch(program(state, *placed)))
+        views = zip(*found, strict=True)
+        return [np.concatenate(view)[: len(images)] for view in views]
+
+    return run

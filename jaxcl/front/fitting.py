@@ -1,0 +1,274 @@
+"""`jaxcl.fit`: a run in one call.
+
+The config is that of configs/own_images.py, the loop that of `python -m jaxcl.main`,
+and what is left a run directory like any other.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import ml_collections
+import numpy as np
+from absl import logging
+from etils import epath
+
+from jaxcl import sharding
+from jaxcl.config import build, own_images
+from jaxcl.data import storage
+from jaxcl.export import command as export_command
+from jaxcl.export import encoder as encoder_lib
+from jaxcl.front import given, result
+from jaxcl.run import finish, folder, job
+
+
+def fit(
+    images: given.Images,
+    *,
+    labels: Sequence[Any] | None = None,
+    test: float | str | os.PathLike | Mapping[str, Any] | tuple | None = None,
+    validation: float = 0.0,
+    base: str = "simclr",
+    strategy: str | None = None,
+    tasks: int | Sequence[Any] = 1,
+    encoder: str | Mapping[str, Any] | os.PathLike | encoder_lib.Encoder = "resnet18",
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    size: int | None = None,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+    name: str = "images",
+    out: str | os.PathLike | None = None,
+    quiet: bool = False,
+) -> result.Result:
+    """Train an encoder on images without reading their labels, and judge it.
+
+    The same call goes on with a run that was stopped, and returns at once one that is
+    done. With a folder that holds another run, or other images, it fails.
+
+    Args:
+      images: u8[N, H, W, C] or u8[N, H, W]; a list of images of one size; the path of
+        a folder of image files, with a folder for each class or without, of an .npz
+        file, or of a directory that jaxcl.data.convert or TFDS wrote; the name of a
+        source that needs no options, as "digits"; or a section like config.data.
+      labels: of arrays, N whole numbers or texts; -1 or None where unknown. They judge
+        the encoder and cut tasks; only base "supcon" trains with them.
+      test: what judges. A share of the labelled images of each class, which is held
+        out, by default a fifth; or other labelled images, of which none is trained on:
+        (images, labels), or a path or section as of `images`.
+      validation: share of the train images that judges in place of the test images.
+      base: what one task trains with, a row of `jaxcl list bases`.
+      strategy: what later tasks train with, a row of `jaxcl list strategies`; None:
+        "finetune".
+      tasks: how many. With labels, these are classes that come one after another, else
+        slices of the images. Or N entries that say what each image is of, in sorted
+        order one task each.
+      encoder: a name in `jaxcl.config.own_images.ENCODERS`, as "resnet18" or
+        "vit_small"; a section like config.encoder; or what training begins with: an
+        encoder of `load_encoder`, or its folder.
+      epochs: for each task; None: 5 million images seen, but 50 to 400 epochs.
+      batch_size: None: up to 256, with at least four batches an epoch.
+      size: pixels of a side that the network is given; None: the images' own, at most
+        224.
+      seed: of all that is drawn.
+      options: other values of the config, by name: {"method.temperature": 0.1}.
+      name: of the images where they are arrays, and of the run.
+      out: run directory; None: runs/NAME-HASH, where HASH is of the config.
+      quiet: print nothing.
+
+    Returns:
+      The run.
+
+    Raises:
+      ValueError: an argument is wrong; the message names it and what is allowed.
+      OSError: images cannot be read, or the directory not written.
+      jaxcl.run.train.Interrupted: Ctrl-C; what was trained is saved.
+      jaxcl.run.metrics_log.Diverged: the loss or a parameter is not finite.
+    """
+    by_image = None if isinstance(tasks, int | np.integer) else tasks
+    read = _read(images, labels, by_image, test, name)
+    start = _start(encoder)
+    config = _config(
+        read.section,
+        encoder=_architecture(encoder, start),
+        size=size,
+        tasks=tasks,
+        labelled=labels is not None,
+    )
+    chosen = {
+        "name": name,
+        "seed": seed,
+        "method.base": base,
+        "method.strategy": strategy or "finetune",
+        "epochs": epochs,
+        "batch_size": batch_size,
+    }
+    if validation:
+        chosen |= {"data.validation": validation, "scenario.evaluation": "validation"}
+    chosen = {field: value for field, value in chosen.items() if value is not None}
+    if quiet:
+        chosen |= {"progress": False}
+    _set(config, {**chosen, **(options or {})})
+    if config.get("seeds", 1) != 1:
+        raise ValueError(
+            f"config.seeds={config.seeds}: must be 1; for other seeds call again with "
+            "seed=1 and so on"
+        )
+    where = epath.Path(out if out is not None else f"runs/{name}-{_hash(config)}")
+    if start is not None:
+        config.start = _folder_of(start, where)
+    with _silent(quiet), _stopping() as stop:
+        logging.set_verbosity(logging.WARNING)
+        work = build.build(config, where)
+        if not quiet and isinstance(work, job.Job):
+            print(_header(work, config, where), flush=True)
+        finish.run(work, where, stop=stop)
+    return result.Result(str(where), held=read.held)
+
+
+def _read(images, labels, domains, test, name) -> given.Given:
+    """config.data of the images, and of those that judge."""
+    share = test if isinstance(test, int | float) else None
+    if share is not None and not 0 <= share < 1:
+        raise ValueError(f"test={test!r}: a share must be from 0 to below 1")
+    train = given.read(images, name=name, labels=labels, domains=domains, test=share)
+    if test is None or share is not None:
+        return train
+    pair = test if isinstance(test, tuple) else (test, None)
+    if len(pair) != 2:
+        raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
+    judge = given.read(pair[0], name=f"{name}_test", labels=pair[1])
+    sections = {"train": given.whole(train), "test": given.whole(judge)}
+    return given.Given({"name": "judged_by", **sections}, (*train.held, *judge.held))
+
+
+def _config(section, *, encoder, size, tasks, labelled) -> ml_collections.ConfigDict:
+    """The config of configs/own_images.py, cut into tasks as the call says."""
+    if not isinstance(tasks, int | np.integer):
+        scenario, count = "domain", 1
+    else:
+        if tasks < 1:
+            raise ValueError(f"tasks={tasks}: must be 1 or more")
+        scenario, count = ("class" if labelled else "data"), int(tasks)
+        scenario = "joint" if count == 1 else scenario
+    return own_images.config(
+        section,
+        encoder=encoder,
+        size=size,
+        scenario=scenario,
+        num_tasks=count,
+        by_strategy=False,
+    )
+
+
+def _set(config, chosen: Mapping[str, Any]) -> None:
+    """Set options by their dotted names."""
+    with config.unlocked(), config.ignore_type():
+        for field, value in chosen.items():
+            *path, last = field.removeprefix("config.").split(".")
+            section = config
+            for part in path:
+                if not isinstance(section.get(part), ml_collections.ConfigDict):
+                    section[part] = {}
+                section = section[part]
+            section[last] = value
+
+
+def _hash(config) -> str:
+    """Eight digits of all that a run is of: other runs have other directories."""
+    kept = {k: v for k, v in config.to_dict().items() if k not in build.MACHINE}
+    text = json.dumps(kept, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _start(encoder) -> str | encoder_lib.Encoder | None:
+    """The folder of an encoder, or the encoder, with which a run begins; or None."""
+    if isinstance(encoder, encoder_lib.Encoder):
+        return encoder
+    text = isinstance(encoder, str | os.PathLike)
+    return os.fspath(encoder) if text and folder.is_one(encoder) else None
+
+
+def _architecture(encoder, start) -> str | dict:
+    """config.encoder, or the name of one."""
+    if isinstance(start, encoder_lib.Encoder):
+        return folder.section(start.card)[0]
+    if start is not None:
+        return folder.as_config(start)["encoder"]
+    if isinstance(encoder, str | os.PathLike):
+        text = os.fspath(encoder)
+        if storage.exists(text) and text not in own_images.ENCODERS:
+            raise ValueError(
+                f"encoder={text!r}: there is no encoder in it; must be a folder that "
+                "python -m jaxcl.export or jaxcl.bring wrote"
+            )
+        return text
+    return dict(encoder)
+
+
+def _folder_of(start, where: epath.Path) -> str:
+    """The folder of an encoder; one that is in memory is written beside the run."""
+    if isinstance(start, str):
+        return start
+    leaves = encoder_lib.flat(start.params, start.stats)
+    files = {folder.TENSORS: export_command.packed(leaves, "flax")}
+    card = {key: value for key, value in start.card.items() if key != "checksum"}
+    card["files"] = export_command.hashes(files)
+    place = where / "start"
+    export_command.write(place, files, card, force=False)
+    return str(place)
+
+
+def _header(work: job.Job, config, where) -> str:
+    """What is trained, on what, and how long it is."""
+    method, encoder = work.config["method"], config.encoder.to_dict()
+    names = [str(encoder.get(k)) for k in ("name", "depth", "size") if encoder.get(k)]
+    tasks, steps = len(work.stream.tasks), job.steps_left(work, 0)
+    rows = sum(len(task.train.rows) for task in work.stream.tasks)
+    side = config.augment.size
+    return (
+        f"jaxcl: {method.get('base', method['name'])}, {method.get('strategy', '')}; "
+        f"{' '.join(names)}; {rows:,} images of {side} x {side} pixels in {tasks} "
+        f"{'tasks' if tasks > 1 else 'task'}; {steps:,} steps of {work.batch_size} on "
+        f"{work.mesh.size} x {sharding.describe(work.mesh)['device']}; {where}"
+    )
+
+
+@contextlib.contextmanager
+def _silent(quiet: bool) -> Iterator[None]:
+    """Context in which nothing is printed, if so wished; errors are raised."""
+    if not quiet:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
+
+
+@contextlib.contextmanager
+def _stopping() -> Iterator:
+    """Context in which Ctrl-C saves the run; yields what says that it came.
+
+    Unlike `signals.watched` it never ends the process, which may be a notebook's. Only
+    the main thread hears signals; elsewhere nothing stops a run.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    asked, before = threading.Event(), signal.getsignal(signal.SIGINT)
+
+    def note(number, frame):
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        print("jaxcl: the run saves and stops; a second Ctrl-C ends it now", flush=True)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

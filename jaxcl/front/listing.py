@@ -1,0 +1,116 @@
+"""`jaxcl list KIND`: what a config may name, a line each, from the code itself."""
+
+import argparse
+import importlib
+import inspect
+import pkgutil
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+
+from jaxcl.config import files, own_images, sections
+from jaxcl.data import sources
+from jaxcl.methods.two_view import bases, strategies
+
+
+def _first_line(text: str | None) -> str:
+    """The first sentence of what something says of itself."""
+    whole = inspect.cleandoc(text or "").partition("\n\n")[0]
+    return re.split(r"\. (?=[A-Z])", " ".join(whole.split()))[0].rstrip(".")
+
+
+def _modules(package: str) -> Iterator[tuple[str, str]]:
+    """Modules of a package that have `make`, and their first lines."""
+    for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        module = importlib.import_module(f"{package}.{found.name}")
+        if hasattr(module, "make") and found.name != "features":  # it is no evaluator
+            yield found.name, _first_line(module.__doc__)
+
+
+def _functions(choices: dict[str, Callable]) -> dict[str, str]:
+    return {name: _first_line(made.__doc__) for name, made in choices.items()}
+
+
+def _bases() -> dict[str, str]:
+    """Each base: what its loss says of itself, and what it keeps."""
+    found = {}
+    for name, base in bases.BASES.items():
+        has = {
+            "reads labels": base.supervised,
+            "a slow network": base.momentum,
+            "queues of negatives": base.queues,
+            "a predictor": base.predictor,
+        }
+        kept = [words for words, there in has.items() if there]
+        said = [_first_line(base.loss.__doc__)] if base.loss.__doc__ else []
+        found[name] = "; ".join([*said, *kept])
+    return found
+
+
+def _strategies() -> dict[str, str]:
+    """Each strategy: what its loss says, and what it keeps of earlier tasks."""
+    found = {}
+    for name, plan in strategies.STRATEGIES.items():
+        has = {
+            "keeps the network of the last task": plan.teacher,
+            "keeps examples": plan.stores,
+            "trains on mixtures with them": plan.mixes,
+            "penalises what moves parameters that mattered": plan.consolidates,
+        }
+        kept = [words for words, there in has.items() if there]
+        said = _first_line(plan.loss.__doc__) or "the base's loss"
+        found[name] = "; ".join([said, *kept])
+    return found
+
+
+def _encoders() -> dict[str, str]:
+    """config.encoder.name, and the names that `jaxcl.fit` takes beside them."""
+    short = ", ".join(own_images.ENCODERS)
+    return _functions(sections.ENCODERS) | {"jaxcl.fit": f"takes {short}"}
+
+
+KINDS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
+    "methods": ("config.method.name", lambda: dict(_modules("jaxcl.methods"))),
+    "bases": ("config.method.base, of two_view", _bases),
+    "strategies": ("config.method.strategy, of two_view", _strategies),
+    "encoders": ("config.encoder.name", _encoders),
+    "data": ("config.data.name", lambda: _functions(sources.SOURCES)),
+    "evaluators": ("keys of config.evaluators", lambda: dict(_modules("jaxcl.evals"))),
+    "configs": ("--config=NAME", files.names),
+}
+
+
+def text(kind: str, width: int = 88) -> str:
+    """A kind of thing as lines, each a name and what it is.
+
+    Args:
+      kind: a key of `KINDS`.
+      width: of a line.
+    """
+    where, find = KINDS[kind]
+    found = find()
+    column = max(map(len, found)) + 2
+    lines = [
+        textwrap.fill(
+            words or "-",
+            max(width, column + 30),
+            initial_indent=name.ljust(column),
+            subsequent_indent=" " * column,
+        )
+        for name, words in found.items()
+    ]
+    return "\n".join([f"{kind} ({where})", *lines])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the kinds that are asked for."""
+    parser = argparse.ArgumentParser(prog="jaxcl list", description=__doc__)
+    known = ", ".join(KINDS)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {known}")
+    kinds = parser.parse_args(argv).kinds
+    if wrong := [kind for kind in kinds if kind not in KINDS]:
+        parser.error(f"{wrong[0]!r}: must be of {known}")
+    width = shutil.get_terminal_size((88, 24)).columns
+    print("\n\n".join(text(kind, width) for kind in kinds or KINDS))
+    return 0

@@ -1,0 +1,200 @@
+"""A run that is over, for programs: its encoder, numbers and pictures."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ml_collections
+from etils import epath
+
+from jaxcl import plots
+from jaxcl.data import in_memory, storage
+from jaxcl.export import command as export_command
+from jaxcl.export import encoder as encoder_lib
+from jaxcl.front import given
+from jaxcl.report import command as report_command
+from jaxcl.run import record
+from jaxcl.run import results as results_lib
+from jaxcl.update import command as update_command
+from jaxcl.update import lineage
+
+
+class Update(NamedTuple):
+    """What an update of a run did."""
+
+    accepted: bool  # else the encoder is that of before
+    verdict: dict  # what update.json says: accuracies, drift, limits broken
+    folder: str  # run directory of the update
+
+    def __str__(self) -> str:
+        """The measures before and after, as the command prints them."""
+        return update_command.text(self.verdict)
+
+
+class Result:
+    """A run directory: `jaxcl.fit` returns one.
+
+    `jaxcl.Result("runs/mine")` is the same of any run, also of one that the command
+    made.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike, *, held: Sequence[in_memory.Held] = ()
+    ):
+        """Read a run.
+
+        Args:
+          folder: run directory, of one seed.
+          held: arrays that its config names, see `in_memory.hold`.
+
+        Raises:
+          ValueError: it holds no run that has finished a task.
+        """
+        self.folder = os.fspath(folder)
+        self._held = list(held)
+        self._encoder: tuple[str, encoder_lib.Encoder] | None = None
+        where = epath.Path(self.folder) / results_lib.RESULTS
+        if not where.exists():
+            raise ValueError(f"{self.folder}: no run in it has finished a task")
+
+    def __repr__(self) -> str:
+        """The directory, and the average accuracies where there are any."""
+        said = [f"jaxcl.Result({self.folder!r})"]
+        for name, measures in self.results["summary"].items():
+            value = measures["average_accuracy"]
+            said += [f"{name} {100 * value:.1f} %"] if value is not None else []
+        return ", ".join(said)
+
+    @property
+    def config(self) -> ml_collections.ConfigDict:
+        """What was run, every option that the config set; `print` shows it."""
+        saved = storage.read_object(epath.Path(self.folder) / "config.json")
+        return ml_collections.ConfigDict(saved)
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """What results.json holds: accuracy matrices, measures, scalars, cost."""
+        return storage.read_object(epath.Path(self.folder) / results_lib.RESULTS)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """What was logged, row by row: loss, learning rate, evaluations."""
+        return record.read_rows(self.folder)
+
+    @property
+    def encoder(self) -> encoder_lib.Encoder:
+        """The network without projector, of the last accepted update if there is one.
+
+        `.embed(images)` takes one image or many: arrays, PIL images, paths.
+        """
+        now = lineage.current(self.folder)
+        if self._encoder is None or self._encoder[0] != now:
+            place = epath.Path(now) / "encoder"
+            export_command.export(self.folder, str(place), force=True)
+            self._encoder = now, encoder_lib.load_encoder(place)
+        return self._encoder[1]
+
+    def plot(self, path: str | os.PathLike | None = None) -> Any:
+        """Draw the run: accuracy on each task over time, measures, the loss.
+
+        Args:
+          path: of a PNG, SVG or PDF to write; None: none is.
+
+        Returns:
+          The matplotlib figure, which a notebook shows.
+        """
+        return plots.overview(self.results, self.rows, path)
+
+    def save(self, folder: str | os.PathLike, *, torch: bool = False) -> dict[str, Any]:
+        """Write the encoder to a folder, as `python -m jaxcl.export` does.
+
+        Args:
+          folder: missing, empty, or with the same encoder; `jaxcl.load_encoder` reads
+            it anywhere.
+          torch: also write a state dict for PyTorch.
+
+        Returns:
+          Its card: the network, its inputs, where it comes from.
+
+        Raises:
+          ValueError: the folder holds something else.
+        """
+        return export_command.export(self.folder, os.fspath(folder), torch=torch)
+
+    def report(self, path: str | os.PathLike | None = None) -> str:
+        """Write a page about the run, one HTML file.
+
+        Args:
+          path: of the page; None: report.html in the run directory.
+
+        Returns:
+          The path.
+        """
+        path = os.path.join(self.folder, "report.html") if path is None else path
+        report_command.write([self.folder], os.fspath(path))
+        return os.fspath(path)
+
+    def update(
+        self,
+        new_images: given.Images,
+        *,
+        test: tuple | str | os.PathLike | Mapping[str, Any] | None = None,
+        limits: Mapping[str, float | str | None] | None = None,
+        epochs: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        join: bool = False,
+        again: bool = False,
+    ) -> Update:
+        """Teach the encoder new images, and keep it if it breaks no limit.
+
+        It is `python -m jaxcl.update`: the images are the next task of the run. The
+        same call goes on with an update that was stopped, and is done once.
+
+        Args:
+          new_images: as of `jaxcl.fit`; labels are not used.
+          test: labelled images to judge by: (images, labels), or a path or section as
+            of `jaxcl.fit`. Of arrays and folders without a test part a fifth is judged
+            by the others.
+          limits: {"accuracy_drop": 0.02} and others, see docs/updating.md.
+          epochs: on the new images; None: as many as of each task before.
+          options: other values of the update's config: {"train.batch_size": 64}.
+          join: also train on the run's images, for methods that read both.
+          again: make another update even if the same one is done already.
+
+        Returns:
+          The verdict. `encoder` is then the new one, if it was accepted.
+
+        Raises:
+          ValueError: an argument is wrong; the run is not finished.
+          jaxcl.run.lock.Held: another update of the run is going on.
+        """
+        config = update_command.defaults().to_dict()
+        config["limits"] |= dict(limits or {})
+        if epochs is not None:
+            config["train"]["epochs"] = epochs
+        for field, value in (options or {}).items():
+            *path, last = field.removeprefix("config.").split(".")
+            section = config
+            for part in path:
+                section = section.setdefault(part, {})
+            section[last] = value
+        new, judge = self._given("new", new_images, None, 0.0), None
+        if test is not None:
+            pair = test if isinstance(test, tuple) else (test, None)
+            judge = self._given("judge", *pair, None)
+        work = update_command.plan(
+            self.folder, new, config, test=judge, join=join, again=again
+        )
+        verdict = lineage.read(work.workdir)
+        if verdict is None:
+            verdict = update_command.carry_out(work)
+        return Update(verdict["accepted"], verdict, str(work.workdir))
+
+    def _given(self, what, images, labels, test) -> str | dict:
+        """A path as it is, anything else as a section; its arrays are kept."""
+        if isinstance(images, str | os.PathLike):
+            return os.fspath(images)
+        name = f"{self.config.name}_{what}"
+        read = given.read(images, name=name, labels=labels, test=test)
+        self._held += read.held
+        return read.section

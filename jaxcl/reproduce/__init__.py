@@ -1,0 +1,1 @@
+"""Numbers that others published, reproduced by one command each."""

@@ -1,0 +1,51 @@
+"""Where the rows of a run go beside metrics.jsonl.
+
+A logger is a module with a function `make(directory, rows)`, which gives an object with
+`write(row)` and `close()`. `config.loggers` names those of this package and, with a
+dot, the user's own:
+
+    # mine/log.py, for --config.loggers=mine.log
+    class _Printer:
+        def write(self, row): print(dict(loggers.numbers(row)))
+        def close(self): pass
+
+    def make(directory, rows): return _Printer()
+
+`directory` is the run's, an `epath.Path`, and `rows` what a resumed run has logged
+before, so that a logger may show it again or leave it out. A row is as in
+metrics.jsonl: {"step", "task", ..., "time": {"unix", ...}}. Only the first process of a
+run has loggers.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jaxcl import schema
+
+
+def makers(names: str) -> tuple[Callable, ...]:
+    """The `make` of every logger; names have commas between.
+
+    Raises ValueError for a name that is none.
+    """
+    listed = [name.strip() for name in names.split(",") if name.strip()]
+    modules = [schema.module(__name__, name, "config.loggers") for name in listed]
+    return tuple(module.make for module in modules)
+
+
+def numbers(row: dict) -> Iterator[tuple[str, float]]:
+    """(tag, number) of all that a row measures; that of a step is train/NAME."""
+    for tag, value in _flatten(row):
+        if tag not in ("step", "task", "time/unix"):
+            yield tag if "/" in tag else f"train/{tag}", value
+
+
+def _flatten(value: Any, tag: str = "") -> Iterator[tuple[str, float]]:
+    """(tag, number) of every number in nested dicts and lists; lists count from 1."""
+    if isinstance(value, list):
+        value = dict(enumerate(value, 1))
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from _flatten(child, f"{tag}/{key}" if tag else str(key))
+    elif isinstance(value, int | float):
+        yield tag, float(value)

@@ -1,0 +1,73 @@
+"""Weights & Biases: `pip install -e '.[wandb]'`, then --config.loggers=wandb.
+
+Project, entity and mode are its own: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline.
+`wandb.json` of the run keeps the id, under which a resumed run goes on.
+"""
+
+import os
+import uuid
+from typing import Any
+
+from jaxcl.data import storage
+from jaxcl.run import loggers
+
+
+class Board:
+    """One run on Weights & Biases; its steps count rows, its x axis is "step"."""
+
+    def __init__(self, run: Any, count: int):
+        self._run, self._count = run, count
+        run.define_metric("step", hidden=True)
+        run.define_metric("*", step_metric="step")
+
+    def write(self, row: dict) -> None:
+        """Send the numbers of a row.
+
+        A row that a resumed run logs again has the number that it had before, so that
+        Weights & Biases leaves it out.
+        """
+        values = {"step": row["step"], "task": row["task"]}
+        self._run.log(values | dict(loggers.numbers(row)), step=self._count)
+        self._count += 1
+
+    def close(self) -> None:
+        """Wait until all is sent, or on the disk."""
+        self._run.finish()
+
+
+def make(directory, rows) -> Board:
+    """A run named as its directory, with its config.json; goes on under its old id.
+
+    Raises ValueError where wandb is not installed, or does not begin, such as without
+    an account.
+    """
+    try:
+        import wandb
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            "config.loggers: 'wandb' is not installed; pip install wandb"
+        ) from error
+    state, config = directory / "wandb.json", directory / "config.json"
+    known = storage.read_object(state) if state.exists() else {}
+    name = known.get("id") or uuid.uuid4().hex[:12]
+    if not known:
+        storage.write_json(state, {"id": name})
+    try:
+        run = wandb.init(
+            id=name,
+            resume="allow",
+            name=directory.name,
+            config=storage.read_object(config) if config.exists() else {},
+            # A bucket is no folder for its files: they go where WANDB_DIR says.
+            dir=None if storage.in_bucket(directory) else os.fspath(directory),
+            settings=wandb.Settings(console="off"),
+        )
+    except wandb.errors.Error as error:
+        raise ValueError(
+            f"config.loggers: 'wandb' does not begin: {error}; WANDB_MODE=offline "
+            "needs no account"
+        ) from error
+    board = Board(run, len(rows) if known else 0)
+    for row in () if known else rows:  # of a run that had no such logger before
+        board.write(row)
+    return board

@@ -1,0 +1,198 @@
+"""Faults of jaxcl.fit, of the command, and of what they are made from."""
+
+from faults import fault
+
+FAULTS = [
+    *fault.of(
+        "data/in_memory.py",
+        "test_in_memory.py",
+        (
+            "in memory: labels are not among the bytes",
+            "for array in (examples.images, examples.label, examples.domain):",
+            "for array in (examples.images, examples.domain):",
+        ),
+        (
+            "in memory: any set of the name will do",
+            "held = _SETS.get(sha256 + set)",
+            "held = next((x for x in _SETS.values() if x.name == set), None)",
+        ),
+        (
+            "in memory: rows without a label are held out",
+            "mask = splits.drawn(whole, test, [test_seed, 2]) & (whole.label >= 0)",
+            "mask = splits.drawn(whole, test, [test_seed, 2])",
+        ),
+        (
+            "in memory: sets are kept for ever",
+            "weakref.WeakValueDictionary[str, Held] = weakref.WeakValueDictionary()",
+            "dict[str, Held] = {}",
+        ),
+    ),
+    *fault.of(
+        "data/sources.py",
+        "test_in_memory.py",
+        (
+            "judged by: test images are of the first domain",
+            "test=judge._replace(domain=np.full_like(judge.domain, -1)),",
+            "test=judge,",
+        ),
+    ),
+    *fault.of(
+        "evals/uniformity.py",
+        "test_uniformity.py",
+        (
+            "uniformity: rows are pairs of themselves",
+            "jnp.triu(jnp.exp(-2 * squares), k=1)",
+            "jnp.triu(jnp.exp(-2 * squares), k=0)",
+        ),
+        (
+            "uniformity: both views are one",
+            "return [parts.embed(state, views[:, view]) for view in range(2)]",
+            "return [parts.embed(state, views[:, 0]) for view in range(2)]",
+        ),
+        (
+            "uniformity: filled rows are measured",
+            "return [np.concatenate(view)[: len(images)] for view in views]",
+            "return [np.concatenate(view) for view in views]",
+        ),
+    ),
+    *fault.of(
+        "evals/knn.py",
+        "test_evals.py::test_neighbours_may_be_the_other_evaluation_rows_or_the_"
+        "labelled_ones",
+        (
+            "knn: a row is its own neighbour",
+            "known = mask & (jnp.arange(count) != itself[:, None]) if others else mask",
+            "known = mask",
+        ),
+        (
+            "knn: rows without a label vote",
+            "            return known\n",
+            "            return known | True\n",
+        ),
+    ),
+    *fault.of(
+        "config/own_images.py",
+        "test_own_images.py",
+        (
+            "own images: statistics are of one image",
+            "    for image in images:\n        pixels",
+            "    for image in images[:1]:\n        pixels",
+        ),
+        (
+            "own images: every strategy is continual",
+            'table = {"finetune": joint} if by_strategy else {}',
+            "table = {}",
+        ),
+        (
+            "own images: a batch is as large as the set",
+            "np.clip(np.log2(max(rows // 4, 2)), 1, 8)",
+            "np.clip(np.log2(max(rows, 2)), 1, 8)",
+        ),
+        (
+            "own images: patches do not divide the image",
+            "return max(side // patch, 1) * patch",
+            "return side",
+        ),
+    ),
+    *fault.of(
+        "config/recipe.py",
+        "test_own_images.py::test_epochs_and_batch_follow_the_number_of_images",
+        (
+            "recipe: a function is asked once",
+            "look = _Lookup(lambda value, *held: function(*held), list(fields))",
+            "look = _Lookup(lambda value, *held: value, list(fields))",
+        ),
+    ),
+    *fault.of(
+        "config/files.py",
+        "test_front.py",
+        (
+            "files: a file counts less than a name",
+            "    if pathlib.Path(file).is_file():\n        return name\n",
+            "",
+        ),
+        (
+            "files: the word behind the colon is lost",
+            'return f"{path}{colon}{word}"',
+            'return f"{path}"',
+        ),
+    ),
+    *fault.of(
+        "front/command.py",
+        "test_front.py",
+        (
+            "command: a config wants its flag",
+            'rest[0] = f"--config={rest[0]}"',
+            "pass",
+        ),
+    ),
+    *fault.of(
+        "front/shown.py",
+        "test_front.py",
+        (
+            "show: nothing is from the command",
+            'origin = "command" if field in given else "config"',
+            'origin = "config"',
+        ),
+        (
+            "show: meanings end with their line",
+            "elif line.strip() and names and indent > depth:",
+            "elif False:",
+            "test_front.py::test_what_is_shown_says_where_it_is_from",
+        ),
+    ),
+    *fault.of(
+        "front/fitting.py",
+        "test_fit.py",
+        (
+            "fit: labels are tasks of slices",
+            'scenario, count = ("class" if labelled else "data"), int(tasks)',
+            'scenario, count = "data", int(tasks)',
+            "test_fit.py::test_it_leaves_a_run_directory_and_says_what_came_out",
+        ),
+        (
+            "fit: images are held out although others judge",
+            'sections = {"train": given.whole(train), "test": given.whole(judge)}',
+            'sections = {"train": train.section, "test": given.whole(judge)}',
+            "test_fit.py::test_labels_judge_as_far_as_there_are_any",
+        ),
+        (
+            "fit: a machine is part of what is run",
+            "if k not in build.MACHINE}",
+            "}",
+            "test_fit.py::test_a_directory_is_made_from_what_is_run",
+        ),
+        (
+            "fit: the second Ctrl-C is not heard",
+            "            raise KeyboardInterrupt\n",
+            "            return\n",
+            "test_fit.py::test_ctrl_c_saves_and_the_second_one_ends",
+        ),
+    ),
+    *fault.of(
+        "front/result.py",
+        "test_fit.py",
+        (
+            "result: the encoder of before an update stays",
+            "if self._encoder is None or self._encoder[0] != now:",
+            "if self._encoder is None:",
+            "test_fit.py::test_an_update_is_kept_or_rolled_back",
+        ),
+        (
+            "result: limits are not asked for",
+            'config["limits"] |= dict(limits or {})',
+            "pass",
+            "test_fit.py::test_an_update_is_kept_or_rolled_back",
+        ),
+        slow=True,
+    ),
+    *fault.of(
+        "export/encoder.py",
+        "test_fit.py::test_the_encoder_takes_one_image_or_many",
+        (
+            "encoder: of one image there are rows",
+            "return self.embed(inputs, batch_size=1)[0]",
+            "return self.embed(inputs, batch_size=1)",
+        ),
+    ),
+]

@@ -1,0 +1,350 @@
+"""Fetching known sets, from a server on loopback and from files."""
+
+import functools
+import gzip
+import hashlib
+import http.server
+import io
+import shlex
+import tarfile
+import threading
+import zipfile
+
+import numpy as np
+import pytest
+
+from jaxcl.data import fetch, from_arrays, sources
+
+RNG = np.random.default_rng(0)
+ROWS = {"train": 7, "test": 4}
+NAMES = {"cifar10": "batches.meta.txt", "cifar100": "fine_label_names.txt"}
+LABELS = {split: np.arange(rows, dtype=np.uint8) % 3 for split, rows in ROWS.items()}
+CIFAR = {
+    split: RNG.integers(0, 256, (rows, 3, 32, 32), np.uint8)
+    for split, rows in ROWS.items()
+}
+GREY = {
+    split: RNG.integers(0, 256, (rows, 28, 28), np.uint8)
+    for split, rows in ROWS.items()
+}
+
+
+def tar(files):
+    """A .tar.gz of {name: bytes, or a TarInfo without bytes}."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as archive:
+        for name, content in files.items():
+            if isinstance(content, tarfile.TarInfo):
+                archive.addfile(content)
+                continue
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return data.getvalue()
+
+
+def zipped(files):
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return data.getvalue()
+
+
+def records(split, label_bytes):
+    """CIFAR's bytes of a split; of two label bytes the first is the coarse label."""
+    label = LABELS[split][:, None]
+    labels = np.concatenate([np.full_like(label, 9), label], axis=1)[:, -label_bytes:]
+    pixels = CIFAR[split].reshape(len(label), -1)
+    return np.concatenate([labels, pixels], axis=1).tobytes()
+
+
+def cifar(name, **changes):
+    label_bytes = 1 if name == "cifar10" else 2
+    files = {
+        "top/train.bin": records("train", label_bytes),
+        "top/test.bin": records("test", label_bytes),
+        f"top/{NAMES[name]}": b"ant\nbee\ncat\n\n",
+        "top/readme.html": b"not read",
+    }
+    return tar(files | changes)
+
+
+def idx(array):
+    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+    return gzip.compress(header + array.tobytes())
+
+
+MNIST = [idx(x[split]) for split in ROWS for x in (GREY, LABELS)]
+TINY = {
+    "tiny-imagenet-200/": b"",
+    "tiny-imagenet-200/wnids.txt": b"n01\n",
+    "tiny-imagenet-200/val/val_annotations.txt": b"",
+    "tiny-imagenet-200/train/n01/images/n01_0.JPEG": b"pixels",
+}
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """Bytes by path; `cuts` holds how many bytes of an answer go out before an end."""
+    served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    served.files, served.cuts, served.asked, served.ranges = {}, [], [], True
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    thread = threading.Thread(target=served.serve_forever, args=(0.01,))
+    thread.start()
+    yield served
+    served.shutdown()
+    served.server_close()
+    thread.join()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        server, wanted = self.server, self.headers.get("Range")
+        server.asked.append(wanted)
+        data = server.files.get(self.path.lstrip("/"))
+        if data is None:
+            self.send_error(404)
+            return
+        start = 0
+        if wanted and server.ranges:
+            start = int(wanted.removeprefix("bytes=").rstrip("-"))
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/9")
+        self.send_header("Content-Length", str(len(data) - start))
+        self.end_headers()
+        until = start + server.cuts.pop(0) if server.cuts else len(data)
+        self.wfile.write(data[start:until])
+
+    def log_message(self, *_):
+        pass
+
+
+def known(monkeypatch, name, contents, server=None):
+    """Put small archives in the place of a set's; returns their names and bytes."""
+    old, archives = fetch.SETS[name], []
+    start = f"http://127.0.0.1:{server.server_port if server else 1}/"
+    files = dict(zip([x.name for x in old.archives], contents, strict=True))
+    for file, content in files.items():
+        digest = hashlib.sha256(content).hexdigest()
+        archives.append(fetch.Archive((start + file,), len(content), digest))
+    options = {
+        "arrays": {
+            "train": {"train.bin": ROWS["train"]},
+            "test": {"test.bin": ROWS["test"]},
+        },
+        "stl10": {"sizes": {"train_X.bin": 8, "train_y.bin": 2}},
+        "tiny_imagenet": {},
+    }[old.source]
+    write = functools.partial(old.write, **(ROWS if name == "mnist" else options))
+    small = old._replace(archives=tuple(archives), write=write)
+    monkeypatch.setitem(fetch.SETS, name, small)
+    if server:
+        server.files.update(files)
+    return files
+
+
+def check_arrays(name, out):
+    data = sources.load("arrays", path=str(out))
+    assert data.name == name
+    for split, labels in LABELS.items():
+        part = getattr(data, split)
+        images = GREY[split][..., None]
+        if name != "mnist":
+            images = CIFAR[split].transpose(0, 2, 3, 1)
+        np.testing.assert_array_equal(part.images, images)
+        np.testing.assert_array_equal(part.label, labels)
+    return data
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_from_a_server(name, server, tmp_path, monkeypatch, capsys):
+    known(monkeypatch, name, [cifar(name)], server)
+    out = tmp_path / "made"
+    out.mkdir()
+    assert fetch.main([name, f"--out={out}"]) == 0
+    assert check_arrays(name, out).class_names == ("ant", "bee", "cat")
+    assert server.asked == [None] and list(tmp_path.iterdir()) == [out]
+    assert f"name=arrays --config.data.path={out}" in capsys.readouterr().out
+    assert fetch.main([name, f"--out={out}"]) == 2
+    assert "not an empty folder" in capsys.readouterr().err
+
+
+def test_mnist_from_a_folder(tmp_path, monkeypatch):
+    files = known(monkeypatch, "mnist", MNIST)
+    for file, content in files.items():
+        (tmp_path / file).write_bytes(content)
+    out = tmp_path / "mnist"
+    fetch.fetch("mnist", str(out), source=str(tmp_path))
+    assert check_arrays("mnist", out).class_names == tuple("0123456789")
+    assert {*tmp_path.iterdir()} == {out, *(tmp_path / file for file in files)}
+    with pytest.raises(ValueError, match="must be the folder with train-images-idx3"):
+        fetch.fetch("mnist", str(tmp_path / "x"), source=str(tmp_path / file))
+    (tmp_path / file).unlink()
+    with pytest.raises(ValueError, match="lacks t10k-labels-idx1-ubyte.gz"):
+        fetch.fetch("mnist", str(tmp_path / "x"), source=str(tmp_path))
+    with pytest.raises(ValueError, match="--from=nowhere: no such file or folder"):
+        fetch.fetch("mnist", str(tmp_path / "x"), source="nowhere")
+
+
+def test_sets_that_are_read_as_they_unpack(tmp_path, monkeypatch):
+    stl = {"stl10_binary/train_X.bin": b"x" * 8, "stl10_binary/train_y.bin": b"12"}
+    more = {"stl10_binary/fold_indices.txt": b"1"}
+    for name, content, kept in (
+        ("stl10", tar(stl | more), stl),
+        (
+            "tiny_imagenet",
+            zipped(TINY),
+            {k: v for k, v in TINY.items() if v or "." in k},
+        ),
+    ):
+        known(monkeypatch, name, [content])
+        (tmp_path / "archive").write_bytes(content)
+        out = tmp_path / name
+        fetch.fetch(name, str(out), source=str(tmp_path / "archive"))
+        made = {f.relative_to(out): f for f in out.rglob("*") if f.is_file()}
+        assert {k.as_posix(): f.read_bytes() for k, f in made.items()} == {
+            file.partition("/")[2]: content for file, content in kept.items()
+        }
+
+
+def test_a_cut_download_goes_on(server, tmp_path, monkeypatch):
+    (content,) = known(monkeypatch, "cifar10", [cifar("cifar10")], server).values()
+    server.cuts = [100, 50]
+    fetch.fetch("cifar10", str(tmp_path / "a"))
+    assert server.asked == [None, "bytes=100-", "bytes=150-"]
+    check_arrays("cifar10", tmp_path / "a")
+    # Of a call that ended; and from a server without ranges.
+    server.ranges, server.asked, part = False, [], tmp_path / "b.download"
+    part.mkdir()
+    (part / "cifar-10-binary.tar.gz.part").write_bytes(content[:300])
+    fetch.fetch("cifar10", str(tmp_path / "b"))
+    assert server.asked == ["bytes=300-"] and not part.exists()
+    check_arrays("cifar10", tmp_path / "b")
+
+
+def test_a_download_that_always_ends_is_given_up(server, tmp_path, monkeypatch):
+    known(monkeypatch, "cifar10", [cifar("cifar10")], server)
+    server.cuts = [10] * 50
+    with pytest.raises(fetch.Unreachable, match="could not be downloaded"):
+        fetch.fetch("cifar10", str(tmp_path / "a"))
+    assert len(server.asked) == fetch.TRIES
+    assert (tmp_path / "a.download/cifar-10-binary.tar.gz.part").stat().st_size == 50
+
+
+def test_a_second_address_is_asked(server, tmp_path, monkeypatch):
+    known(monkeypatch, "cifar10", [cifar("cifar10")], server)
+    (archive,) = fetch.SETS["cifar10"].archives
+    urls = (archive.urls[0].replace("binary", "gone"), *archive.urls)
+    both = fetch.SETS["cifar10"]._replace(archives=(archive._replace(urls=urls),))
+    monkeypatch.setitem(fetch.SETS, "cifar10", both)
+    fetch.fetch("cifar10", str(tmp_path / "a"))
+    assert len(server.asked) == 2
+
+
+def test_a_file_that_is_not_the_published_one(server, tmp_path, monkeypatch):
+    (name,) = known(monkeypatch, "cifar10", [cifar("cifar10")], server)
+    wrong = bytearray(server.files[name])
+    wrong[-1] ^= 1
+    server.files[name] = bytes(wrong)
+    with pytest.raises(ValueError, match=r"published are .*removed, .* starts anew"):
+        fetch.fetch("cifar10", str(tmp_path / "a"))
+    assert not (tmp_path / "a").exists()
+    assert not (tmp_path / "a.download" / name).exists()
+    # A longer one is not read to its end.
+    server.files[name] = bytes(wrong) * 2
+    with pytest.raises(ValueError, match=f" {len(wrong):,} bytes with sha256"):
+        fetch.fetch("cifar10", str(tmp_path / "a"))
+    (tmp_path / "mine").write_bytes(wrong)
+    with pytest.raises(ValueError, match="damaged or another file$"):
+        fetch.fetch("cifar10", str(tmp_path / "a"), source=str(tmp_path / "mine"))
+    assert (tmp_path / "mine").exists()
+
+
+def test_no_network_says_what_to_do_by_hand(tmp_path, monkeypatch, capsys):
+    content = cifar("cifar10")
+    known(monkeypatch, "cifar10", [content])  # nobody listens at that address
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    out = tmp_path / "cifar10"
+    assert fetch.main(["cifar10", f"--out={out}"]) == 2
+    said = capsys.readouterr().err
+    assert "refused" in said and f"({len(content):,} bytes)" in said
+    assert "http://127.0.0.1:1/cifar-10-binary.tar.gz" in said
+    (command,) = [line for line in said.splitlines() if "--from=" in line]
+    (tmp_path / "by_hand").write_bytes(content)
+    command = command.replace("PATH", str(tmp_path / "by_hand"))
+    assert fetch.main(shlex.split(command)[3:]) == 0
+    check_arrays("cifar10", out)
+
+
+def of_bytes(value):
+    """A name for a parameter: gzip writes the time into its bytes, names must stay."""
+    return "bytes" if isinstance(value, bytes) else None
+
+
+def link(name, target):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = tarfile.SYMTYPE, target
+    return info
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("stl10", tar({"a/../../x": b"1"}), "member 'a/../../x' leaves"),
+        ("stl10", tar({"/etc/x": b"1"}), "member '/etc/x' leaves"),
+        ("stl10", tar({"a/x": link("a/x", "/etc")}), "'a/x' is a link or a device"),
+        ("stl10", tar({"a/train_X.bin": b"1"}), "train_X.bin has 1 bytes, must be 8"),
+        ("stl10", tar({"a/train_X.bin": b"1" * 8}), r"lacks \['train_y.bin'\]"),
+        ("stl10", tar({"a/x": b"1" * 9999})[:-30], "cannot be unpacked"),
+        ("tiny_imagenet", zipped({"a/../../x": b"1"}), "leaves the archive's folder"),
+        ("tiny_imagenet", zipped({"a\\..\\x": b"1"}), "leaves the archive's folder"),
+        ("tiny_imagenet", zipped({"a/C:/x": b"1"}), "leaves the archive's folder"),
+        ("tiny_imagenet", zipped({"a/x": b"1"}), r"lacks \['val/val_annotations.txt'"),
+        ("tiny_imagenet", zipped({"a/x": b"1" * 99}), "unpacks to more than 90 bytes"),
+        ("cifar10", cifar("cifar10", **{"top/test.bin": b"1"}), "test.bin has 1 bytes"),
+        (
+            "cifar10",
+            cifar("cifar10", **{"top/batches.meta.txt": b"a\n"}),
+            "label 2, must be below 1",
+        ),
+    ],
+    ids=of_bytes,
+)
+def test_archives_that_hold_something_else(name, content, words, tmp_path, monkeypatch):
+    known(monkeypatch, name, [content])
+    monkeypatch.setattr(fetch, "UNPACKED", 90)
+    (tmp_path / "archive").write_bytes(content)
+    out = tmp_path / "sub" / "out"
+    out.mkdir(parents=True)
+    with pytest.raises(ValueError, match=words):
+        fetch.fetch(name, str(out), source=str(tmp_path / "archive"))
+    # Nothing is left of it, within the folder or beside it.
+    assert [*out.parent.iterdir()] == [out] and not [*out.iterdir()]
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"none", idx(GREY["test"][:1]), MNIST[0][:40]], ids=of_bytes
+)
+def test_idx_files_of_something_else(content, tmp_path, monkeypatch):
+    files = known(monkeypatch, "mnist", [content, *MNIST[1:]])
+    for file, data in files.items():
+        (tmp_path / file).write_bytes(data)
+    with pytest.raises(ValueError, match="train-images-idx3-ubyte.gz"):
+        fetch.fetch("mnist", str(tmp_path / "out"), source=str(tmp_path))
+
+
+def test_unknown_sets(tmp_path):
+    with pytest.raises(ValueError, match=r"set 'cifar11' is unknown; allowed are"):
+        fetch.fetch("cifar11", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", fetch.SETS)
+def test_a_set_that_is_missing_names_the_command_that_gets_it(name):
+    source = fetch.SETS[name].source
+    assert (source == "arrays") == (name in from_arrays.FETCHED)
+    words = f"`python -m jaxcl.data.fetch {name} --out=data/{name}`"
+    with pytest.raises(ValueError, match=words):
+        sources.load(source, path=f"data/{name}")

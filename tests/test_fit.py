@@ -1,0 +1,409 @@
+"""`jaxcl.fit`: a run like any other, and what it leaves for programs."""
+
+import gc
+import itertools
+import json
+import pathlib
+
+import ml_collections
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn import datasets
+
+import jaxcl
+from helpers import config_files, toy
+from jaxcl.config import build, own_images
+from jaxcl.front import fitting, given, result
+from jaxcl.run import folder as folder_lib
+from jaxcl.run import record, train
+from jaxcl.run import results as results_lib
+
+ROOT = pathlib.Path(__file__).parents[1]
+DIGITS = datasets.load_digits()
+PIXELS = (DIGITS.images * 255 / 16).astype(np.uint8)
+IMAGES, LABELS = PIXELS[:160], DIGITS.target[:160]
+# Small everything, of what the call does not name.
+OPTIONS = {
+    "method.hidden_dim": 16,
+    "method.output_dim": 8,
+    "method.distill_hidden_dim": 16,
+    "evaluators.tsne.skip": True,
+    "evaluators.uniformity.skip": True,
+    "evaluators.collapse.skip": True,
+    "evaluate_untrained": False,
+    "devices": 1,
+    "log_every": 1,
+    "save_every": 1,
+    "tensorboard": False,
+    "plots": False,
+    "duplicates": False,
+}
+SMALL = {
+    "labels": LABELS,
+    "strategy": "pnr",
+    "tasks": 2,
+    "encoder": {"name": "conv_net", "width": 4},
+    "epochs": 1,
+    "batch_size": 32,
+    "options": OPTIONS,
+    "quiet": True,
+}
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    return jaxcl.fit(IMAGES, out=tmp_path_factory.mktemp("fit") / "run", **SMALL)
+
+
+def log_of(folder):
+    """The logged rows without their times."""
+    rows = record.read_rows(folder)
+    return [{k: v for k, v in row.items() if k != "time"} for row in rows]
+
+
+def test_it_leaves_a_run_directory_and_says_what_came_out(fitted):
+    matrix = fitted.results["matrices"]["knn/class_incremental"]
+    assert np.isfinite(np.array(matrix)).all() and np.shape(matrix) == (2, 2)
+    assert "knn/class_incremental" in repr(fitted) and fitted.folder in repr(fitted)
+    config = fitted.config
+    assert isinstance(config, ml_collections.ConfigDict)
+    assert (config.method.base, config.method.strategy) == ("simclr", "pnr")
+    assert config.scenario.to_dict() == {
+        "name": "class",
+        "num_tasks": 2,
+        "evaluation": "test",
+    }
+    assert config.data.name == "in_memory" and config.data.test == 0.2
+    assert "strategy: pnr" in str(config)
+    assert [row["step"] for row in fitted.rows if "loss" in row] == [1, 2, 3, 4]
+    assert jaxcl.Result(fitted.folder).results == fitted.results
+
+
+def test_nothing_is_printed_where_it_is_to_be_quiet(fitted, capfd):
+    jaxcl.fit(IMAGES, out=fitted.folder, **SMALL)
+    assert capfd.readouterr().out == ""
+
+
+def test_the_same_call_trains_nothing_more_and_another_is_refused(fitted):
+    before = log_of(fitted.folder)
+    again = jaxcl.fit(IMAGES, out=fitted.folder, **SMALL)
+    assert again.results == fitted.results and log_of(fitted.folder) == before
+    with pytest.raises(ValueError, match=r"config\.data\.sha256"):
+        jaxcl.fit(PIXELS[1:161], out=fitted.folder, **SMALL)
+    with pytest.raises(ValueError, match=r"config\.method\.base: 'simclr' -> 'byol'"):
+        jaxcl.fit(IMAGES, out=fitted.folder, **SMALL, base="byol")
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(
+    fitted, steps, tmp_path, monkeypatch
+):
+    calls = []
+
+    class Stopping:
+        def __enter__(self):
+            return lambda: calls.append(0) or len(calls) >= steps
+
+        def __exit__(self, *_):
+            return None
+
+    monkeypatch.setattr(fitting, "_stopping", Stopping)
+    with pytest.raises(train.Interrupted, match="saved"):
+        jaxcl.fit(IMAGES, out=tmp_path / "run", **SMALL)
+    monkeypatch.undo()
+    whole = jaxcl.fit(IMAGES.copy(), out=tmp_path / "run", **SMALL)
+    assert whole.results["matrices"] == fitted.results["matrices"]
+    assert log_of(whole.folder) == log_of(fitted.folder)
+    work = build.build(_config(fitted), fitted.folder)
+    ours, theirs = (toy.saved(work, pathlib.Path(x.folder)) for x in (whole, fitted))
+    for a, b in zip(toy.leaves(ours.state), toy.leaves(theirs.state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def _config(run):
+    saved = run.config.to_dict()
+    return ml_collections.ConfigDict(
+        {name: value for name, value in saved.items() if name != "resident"}
+    )
+
+
+def test_without_its_arrays_a_run_says_which_it_needs(fitted, tmp_path):
+    config = _config(fitted)
+    config.data.sha256 = "0" * 64
+    with pytest.raises(ValueError, match=r"config\.data\.set='images'.*jaxcl\.fit"):
+        build.build(config, tmp_path)
+
+
+def test_the_encoder_takes_one_image_or_many(fitted, tmp_path):
+    encoder = fitted.encoder
+    whole = encoder.embed(IMAGES[:3])
+    assert whole.shape == (3, encoder.num_features) and whole.dtype == np.float32
+    pictures = [Image.fromarray(image) for image in IMAGES[:3]]
+    paths = [tmp_path / f"{i}.png" for i in range(3)]
+    for picture, path in zip(pictures, paths, strict=True):
+        picture.save(path)
+    for many in (IMAGES[:3, ..., None], list(IMAGES[:3]), pictures, paths):
+        np.testing.assert_allclose(encoder.embed(many), whole, rtol=1e-5, atol=1e-6)
+    for one in (IMAGES[0], IMAGES[0, ..., None], pictures[0], paths[0], str(paths[0])):
+        np.testing.assert_allclose(encoder.embed(one), whole[0], rtol=1e-5, atol=1e-6)
+    assert encoder.embed(PIXELS[0].repeat(2, 0).repeat(2, 1)).shape == whole[0].shape
+    with pytest.raises(ValueError, match="cannot be decoded"):
+        (tmp_path / "no.png").write_text("no")
+        encoder.embed(tmp_path / "no.png")
+    with pytest.raises(ValueError, match="must be uint8"):
+        encoder.embed(IMAGES[:2].astype(float))
+
+
+def test_it_is_drawn_reported_and_saved(fitted, tmp_path):
+    figure = fitted.plot(tmp_path / "run.svg")
+    panels = figure.axes
+    assert panels[0].get_title() == "knn/class_incremental"
+    assert len(panels[1].lines[0].get_xdata()) == 4
+    assert "<svg" in (tmp_path / "run.svg").read_text()
+    page = pathlib.Path(fitted.report())
+    assert page == pathlib.Path(fitted.folder) / "report.html"
+    assert "knn/class_incremental" in page.read_text()
+    assert fitted.report(tmp_path / "a.html") == str(tmp_path / "a.html")
+    card = fitted.save(tmp_path / "encoder")
+    assert card["num_features"] == fitted.encoder.num_features
+    there = jaxcl.load_encoder(tmp_path / "encoder").embed(IMAGES[:2])
+    np.testing.assert_array_equal(there, fitted.encoder.embed(IMAGES[:2]))
+
+
+def test_an_update_is_kept_or_rolled_back(fitted, tmp_path):
+    run = jaxcl.fit(IMAGES, out=tmp_path / "run", **SMALL)
+    before = run.encoder.embed(IMAGES[:2])
+    judge = (PIXELS[400:480], DIGITS.target[400:480])
+    refused = run.update(
+        PIXELS[200:264], test=judge, limits={"accuracy": 1.0}, epochs=1
+    )
+    assert not refused.accepted and "rolled back" in str(refused)
+    np.testing.assert_array_equal(run.encoder.embed(IMAGES[:2]), before)
+    kept = run.update(
+        PIXELS[200:264],
+        test=judge,
+        limits={"accuracy_drop": 1.0},
+        epochs=1,
+        options={"rows": 64},
+    )
+    assert kept.accepted and kept.verdict["drift"]["rows"] == 64
+    assert kept.folder != refused.folder
+    moved = run.encoder.embed(IMAGES[:2])
+    assert (moved != before).any()
+    again = run.update(
+        PIXELS[200:264],
+        test=judge,
+        limits={"accuracy_drop": 1.0},
+        epochs=1,
+        options={"rows": 64},
+    )
+    assert again.folder == kept.folder  # it is done already
+    saved = json.loads((pathlib.Path(kept.folder) / "config.json").read_text())
+    assert saved["data"]["set"] == "images_new"
+    with pytest.raises(ValueError, match="accuracy_dorp"):
+        run.update(PIXELS[:64], limits={"accuracy_dorp": 1.0})
+
+
+def test_arrays_are_kept_no_longer_than_their_result(fitted, tmp_path):
+    read = given.read(PIXELS[:20], name="short")
+    section = read.section
+    assert given.read(PIXELS[:20], name="short").section == section
+    del read
+    gc.collect()
+    with pytest.raises(ValueError, match="set='short'"):
+        own_images.look_at(section)
+
+
+# What a call makes of its arguments; nothing is trained.
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """(images, arguments) -> the config, the directory and the job of a call."""
+
+    folders = (tmp_path / f"asked_{number}" for number in itertools.count())
+
+    def ask(images, **arguments):
+        def stop(config, where):
+            raise Asked(config, where, build.build(config, where))
+
+        monkeypatch.setattr(fitting, "build", _With(build=stop, MACHINE=build.MACHINE))
+        arguments = {"encoder": {"name": "conv_net", "width": 4}} | arguments
+        arguments["options"] = {"devices": 1} | arguments.get("options", {})
+        with pytest.raises(Asked) as found:
+            jaxcl.fit(images, out=next(folders), quiet=True, **arguments)
+        return found.value.args
+
+    return ask
+
+
+class Asked(Exception):
+    """Carries what would be run."""
+
+
+class _With:
+    """A module with other contents."""
+
+    def __init__(self, **contents):
+        vars(self).update(contents)
+
+
+def test_tasks_are_classes_slices_or_what_each_image_is_of(asked):
+    config, _, work = asked(IMAGES, tasks=4)
+    assert config.scenario.name == "data" and config.batch_size == 8
+    assert [len(task.train.rows) for task in work.stream.tasks] == [40] * 4
+    assert set(config.evaluators) == {"collapse", "uniformity"}
+    year = np.repeat([2020, 2018, 2019, 2018], 40)
+    config, _, work = asked(IMAGES, tasks=year, labels=LABELS)
+    assert config.scenario.name == "domain"
+    assert [task.name for task in work.stream.tasks] == ["2018", "2019", "2020"]
+
+
+@pytest.mark.parametrize(
+    "more, train_on, trained, judged",
+    [
+        ({"labels": LABELS, "test": 0.25}, "all", 120, 40),
+        ({"labels": np.where(LABELS < 3, LABELS, -1)}, "labelled", None, None),
+        ({"test": (PIXELS[200:240], DIGITS.target[200:240])}, "evaluation", 160, 40),
+        ({"labels": LABELS, "test": (PIXELS[200:240], DIGITS.target[200:240])},
+         "all", 160, 40),
+        ({"test": "digits"}, "evaluation", 160, 1438),
+    ],
+)  # fmt: skip
+def test_labels_judge_as_far_as_there_are_any(asked, more, train_on, trained, judged):
+    config, _, work = asked(IMAGES, **more)
+    assert config.scenario.name == "joint"
+    assert config.evaluators.knn.train_on == train_on
+    data = work.stream.dataset
+    if trained:
+        assert len(data.train.label) == trained
+        assert abs(len(data.test.label) - judged) < 5
+    else:
+        assert (data.test.label >= 0).all() and (data.train.label < 0).sum() > 90
+
+
+def test_validation_images_judge_in_place_of_test_images(asked):
+    config, _, work = asked(IMAGES, labels=LABELS, validation=0.25)
+    assert config.scenario.evaluation == "validation"
+    assert work.stream.evaluation is work.stream.dataset.validation is not None
+
+
+def test_a_folder_and_the_name_of_a_source(asked, tmp_path):
+    for i, image in enumerate(IMAGES[:60]):
+        path = tmp_path / "images" / str(LABELS[i])
+        path.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path / f"{i}.png")
+    config, _, work = asked(tmp_path / "images")
+    assert config.data.to_dict() == {
+        "name": "image_folder",
+        "path": str(tmp_path / "images"),
+        "size": 8,
+        "resident": True,
+    }
+    assert work.stream.dataset.train.images.shape[1:] == (8, 8, 3)
+    with pytest.raises(ValueError, match="labels: .*says itself"):
+        jaxcl.fit(tmp_path / "images", labels=LABELS)
+    # The config is that of the command.
+    command = config_files.parse(
+        [f"--config={ROOT}/configs/own_images.py:{tmp_path / 'images'}"]
+    ).to_dict()
+    ours = config.to_dict()
+    command |= {"name": "images", "seed": 0, "encoder": ours["encoder"]}
+    only_here = {"progress": False, "devices": 1}
+    assert ours == command | only_here
+
+
+def test_the_name_of_a_source_is_one(asked):
+    config, _, work = asked("digits", labels=None)
+    assert config.data.name == "digits" and config.evaluators.knn.train_on == "all"
+    assert len(work.stream.dataset.train.label) == 1438
+
+
+def test_a_directory_is_made_from_what_is_run(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    places = []
+    fake = _With(
+        build=lambda config, where: places.append(str(where)) or 1 / 0,
+        MACHINE=build.MACHINE,
+    )
+    monkeypatch.setattr(fitting, "build", fake)
+    for images, more in ((IMAGES, {}), (IMAGES, {}), (IMAGES[1:], {}),
+                         (IMAGES, {"seed": 1}), (IMAGES, {"options": {"devices": 1}}),
+                         (IMAGES, {"name": "mine"})):  # fmt: skip
+        with pytest.raises(ZeroDivisionError):
+            jaxcl.fit(images, encoder="conv_net", **more)
+    first, same, other, seed, machine, named = places
+    assert first == same == machine and len({first, other, seed, named}) == 4
+    assert first.startswith("runs/images-") and named.startswith("runs/mine-")
+
+
+def test_training_begins_with_an_encoder_in_memory_or_in_a_folder(
+    fitted, asked, tmp_path
+):
+    fitted.save(tmp_path / "encoder")
+    for encoder in (tmp_path / "encoder", jaxcl.load_encoder(tmp_path / "encoder")):
+        config, where, work = asked(IMAGES, encoder=encoder, strategy="cassle")
+        card = folder_lib.read_card(config.start)
+        assert card["encoder"]["name"] == "conv_net"
+        assert work.config["encoder"]["width"] == 4
+    assert config.start == str(where / "start")
+    with pytest.raises(ValueError, match="there is no encoder in it"):
+        jaxcl.fit(IMAGES, encoder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "images, more, words",
+    [
+        (IMAGES / 255, {}, "images: images are float64"),
+        (3, {}, "images: int: must be an array"),
+        ([], {}, "images: list: must be an array"),
+        ([IMAGES[0], IMAGES[0][1:]], {}, "images of 2 shapes"),
+        ("nowhere", {}, "'nowhere': there is nothing at this path"),
+        ({"name": "digitz"}, {}, "config.data.name='digitz'"),
+        ("rings_and_trees", {}, "graphs; must be images"),
+        (IMAGES, {"tasks": 0}, "tasks=0: must be 1 or more"),
+        (IMAGES, {"tasks": LABELS[:3]}, r"domains have shape \[3\]"),
+        (IMAGES, {"encoder": "resnet19"}, "encoder='resnet19'"),
+        (IMAGES, {"base": "simclear"}, "config.method.base='simclear'"),
+        (IMAGES, {"strategy": "pn"}, "config.method.strategy='pn'"),
+        (IMAGES, {"test": 1.5}, "test=1.5: a share must be from 0"),
+        (IMAGES, {"test": (IMAGES,)}, "test: 1 entries: must be"),
+        (IMAGES, {"options": {"method.temprature": 1}}, "config.method.temprature"),
+        (IMAGES, {"epochs": "many"}, "config.epochs='many'"),
+        (IMAGES, {"options": {"seeds": 2}}, "config.seeds=2: must be 1"),
+        (IMAGES[:2], {}, "2 train images; must be 4 or more"),
+    ],
+)
+def test_a_wrong_argument_is_named(images, more, words, tmp_path):
+    arguments = {"encoder": "conv_net", "out": tmp_path} | more
+    with pytest.raises(ValueError, match=words):
+        jaxcl.fit(images, **arguments)
+
+
+def test_ctrl_c_saves_and_the_second_one_ends():
+    import signal
+
+    before = signal.getsignal(signal.SIGINT)
+    with fitting._stopping() as stop:
+        assert not stop()
+        signal.raise_signal(signal.SIGINT)
+        assert stop()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_no_run_has_no_result(tmp_path):
+    with pytest.raises(ValueError, match="no run in it has finished a task"):
+        jaxcl.Result(tmp_path)
+
+
+def test_of_one_task_the_untrained_network_stands_beside_it(tmp_path):
+    name = "knn/class_incremental"
+    written = results_lib.add(results_lib.empty(1), 0, {name: [0.75]}, {}, 1.0)
+    written["untrained"] = {name: [0.5]}
+    results_lib.write_results(tmp_path, written)
+    (tmp_path / "metrics.jsonl").write_text("")
+    bars = result.Result(tmp_path).plot().axes[0].patches
+    assert sorted(bar.get_height() for bar in bars) == [50.0, 75.0]

@@ -1,0 +1,307 @@
+"""The command `jaxcl`: what it starts, lists and shows, also where it is installed."""
+
+import importlib
+import inspect
+import os
+import pathlib
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import pytest
+
+import jaxcl
+import jaxcl.evals
+import jaxcl.methods
+from helpers import config_files
+from jaxcl import schema
+from jaxcl.augment import graphs as augment_graphs
+from jaxcl.augment import images as augment_images
+from jaxcl.config import files, sections
+from jaxcl.data import scenarios, sources
+from jaxcl.evals import knn
+from jaxcl.front import command, listing, shown
+from jaxcl.methods.online import replay
+from jaxcl.methods.two_view import bases, strategies
+from jaxcl.nets import tuning
+
+ROOT = pathlib.Path(__file__).parents[1]
+CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """(module, words) of every command that is started."""
+    calls = []
+
+    def run_module(module, *, run_name, alter_sys):
+        assert run_name == "__main__" and alter_sys
+        calls.append((module, sys.argv[1:]))
+
+    monkeypatch.setattr(command.runpy, "run_module", run_module)
+    monkeypatch.setattr(sys, "argv", ["jaxcl"])
+    return calls
+
+
+def test_words_start_the_commands_there_are(started):
+    for word, (module, what) in command._RUNS.items():
+        assert command.main([word, "--flag=1", "x"]) == 0
+        assert started[-1] == (module, ["--flag=1", "x"]) and what
+        found = importlib.util.find_spec(module)
+        assert found is not None
+        main = pathlib.Path(found.origin)
+        main = main.with_name("__main__.py") if main.name == "__init__.py" else main
+        assert 'if __name__ == "__main__":' in main.read_text()
+
+
+def test_a_config_needs_no_flag(started):
+    command.main(["train", "quickstart", "--config.epochs=3"])
+    command.main(["scaling", "quickstart"])
+    command.main(["compare", "runs/a", "runs/b"])
+    assert [words for _, words in started] == [
+        ["--config=quickstart", "--config.epochs=3"],
+        ["--config=quickstart"],
+        ["runs/a", "runs/b"],
+    ]
+
+
+def test_help_names_every_word_and_a_wrong_one_the_nearest(capsys):
+    assert command.main(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"jaxcl {w} " in told for w in command._RUNS | command._TELLS)
+    assert command.main([]) == 2
+    assert command.main(["trian"]) == 2
+    assert "did you mean train?" in capsys.readouterr().err
+    assert command.main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == jaxcl.__version__
+
+
+def test_help_imports_nothing_that_takes_time():
+    code = (
+        "import sys; from jaxcl.front import command; command.main(['--help']);"
+        "print(*({'jax', 'numpy', 'absl', 'ml_collections'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "" and done.returncode == 0, done.stderr
+
+
+def test_every_kind_is_listed_with_a_line_each(capsys):
+    wanted = {
+        "bases": set(bases.BASES),
+        "strategies": set(strategies.STRATEGIES),
+        "encoders": set(sections.ENCODERS),
+        "data": set(sources.SOURCES),
+        "configs": set(CONFIGS),
+        "methods": {"two_view", "er_ace", "duel"},
+        "evaluators": {"knn", "uniformity", "linear"},
+    }
+    assert set(wanted) == set(listing.KINDS)
+    for kind, names in wanted.items():
+        found = listing.KINDS[kind][1]()
+        assert names <= set(found), kind
+        assert all(found.values()), kind
+        assert max(map(len, listing.text(kind, 80).splitlines())) <= 80
+    assert (
+        "(Hou et al., CVPR 2019, Sec. 3.3)"
+        in listing.KINDS["strategies"][1]()["less_forget"]
+    )
+    assert listing.main(["bases", "strategies"]) == 0
+    out = capsys.readouterr().out
+    assert "byol" in out and "cassle" in out and "er_ace" not in out
+    with pytest.raises(SystemExit):
+        listing.main(["basis"])
+    assert "must be of methods, bases" in capsys.readouterr().err
+
+
+FUNCTIONS = {
+    function: f"{function.__module__}.{function.__qualname__}"
+    for function in (
+        sections.Top,
+        scenarios.make,
+        augment_images.make,
+        augment_graphs.make,
+        replay.settings,
+        tuning.settings,
+        *sources.SOURCES.values(),
+        *sections.ENCODERS.values(),
+        *sections.OPTIMIZERS.values(),
+        *sections.SCHEDULES.values(),
+        *(
+            module.make
+            for package in (jaxcl.methods, jaxcl.evals)
+            for found in pkgutil.iter_modules(package.__path__)
+            for module in [importlib.import_module(f"{package.__name__}.{found.name}")]
+            if hasattr(module, "make") and found.name != "features"
+        ),
+    )
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=FUNCTIONS.get)
+def test_every_option_says_what_it_means_and_may_be(function):
+    told = shown.meanings(function)
+    hidden = {"dtype", "scenario", "directory"}
+    for name, (annotation, _) in schema.option_of(function).items():
+        if name not in hidden:
+            assert told.get(name), f"{name}: its docstring has no line for it"
+            assert schema.allowed(annotation)
+
+
+@pytest.mark.parametrize("name", [n for n in CONFIGS if n != "own_images"])
+def test_every_config_is_shown_as_it_is(name):
+    raw, given = shown.parse([f"--config={name}"])
+    found = [*shown.sections_of(raw, given)]
+    assert found[0].path == "config"
+    for section in found:
+        value = raw
+        for part in section.path.split(".")[1:]:
+            value = value[part]
+        for option in section.options:
+            if option.name in value:
+                assert option.value == value[option.name]
+                assert option.origin == "config"
+            else:
+                assert option.origin == "default"
+                assert option.value is option.default
+            assert option.meaning != "no such option", option.name
+    assert {s.path.split(".")[1] for s in found[1:]} == {
+        key for key, value in raw.items() if isinstance(value, dict)
+    } - ({"evaluators"} if not raw.get("evaluators") else set())
+
+
+def test_what_is_shown_says_where_it_is_from(capsys):
+    words = ["--config=quickstart", "--config.method.temperature=0.5", "--config.nme=x"]
+    assert shown.main(words) == 0
+    told = capsys.readouterr().out
+    assert "config.method   (jaxcl.methods.two_view.step.make)" in told
+    assert "temperature = 0.5  [command]" in told
+    assert "epochs = 60  [config]" in told
+    assert "negative_weight = None  [default]" in told
+    assert re.search(r"epochs = 60 .*\n +per task;.*default\n? +1|default 1", told)
+    assert "must be at least 0.001 or None" in told
+    assert "nme = 'x'  [command]\n      no such option" in told
+    # Lines that are indented more go on with what the first one says.
+    assert shown.meanings(knn.make)["train_on"].endswith("row need have a label")
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["--config=quikstart"], "did you mean quickstart?"),
+        (["quickstart"], "must be a config"),
+        (["--config=quickstart", "--config.method.base.x=1"], ""),
+    ],
+)
+def test_a_config_that_is_not_there_is_one_line(words, told, capsys):
+    assert shown.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("jaxcl: ") and told in line
+
+
+def test_allowed_is_said_in_words():
+    words = {
+        schema.Share: "from 0 to 1",
+        schema.Count | None: "at least 1 or None",
+        bool: "True or False",
+        dict | None: "a section or None",
+        tuple[schema.Positive, schema.Positive]: "a list of above 0",
+        int: "a whole number",
+    }
+    for annotation, want in words.items():
+        assert schema.allowed(annotation) == want
+
+
+def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    here = str(ROOT / "configs" / "quickstart.py")
+    assert files.located("quickstart") == here
+    assert files.located("configs/quickstart.py") == here
+    assert files.located("own_images:a:b").endswith("own_images.py:a:b")
+    (tmp_path / "quickstart").write_text("")  # a file is what it says
+    assert files.located("quickstart") == "quickstart"
+    with pytest.raises(ValueError, match="did you mean pnr_cifar100"):
+        files.located("pnr_cifar1000")
+    with pytest.raises(ValueError, match="there is no such file"):
+        files.located("elsewhere/quickstart.py")
+    words = ["main", "--config", "pnr_pacs", "--config.x=1", "--config=pnr_pacs:debug"]
+    found = files.located_in(words)
+    assert found[2].endswith("configs/pnr_pacs.py") and found[3] == "--config.x=1"
+    assert found[4].endswith("configs/pnr_pacs.py:debug")
+
+
+def test_an_installed_copy_has_its_configs_in_the_package(tmp_path, monkeypatch):
+    package = tmp_path / "site-packages" / "jaxcl"
+    shutil.copytree(ROOT / "configs", package / "configs")
+    monkeypatch.setattr(files, "_PACKAGE", package)
+    assert set(files.names()) == set(CONFIGS)
+    found = files.located("pnr_imagenet100")
+    assert found == str(package / "configs" / "pnr_imagenet100.py")
+    config = config_files.parse([f"--config={found}"])
+    assert config.data.classes == str(package / "configs" / "imagenet100.txt")
+
+
+def test_every_package_is_packed():
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    there = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for path in (ROOT / "jaxcl").rglob("__init__.py")
+    }
+    assert set(tool["packages"]) == there | {"jaxcl.configs"}
+    assert tool["package-dir"] == {"jaxcl.configs": "configs"}
+    assert tool["package-data"]["jaxcl.configs"] == ["*.txt"]
+
+
+@pytest.mark.slow
+def test_a_wheel_brings_the_command_and_the_configs(tmp_path):
+    pytest.importorskip("setuptools")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    skip = shutil.ignore_patterns("__pycache__")
+    for name in ("jaxcl", "configs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=skip)
+    build = "from setuptools import build_meta; build_meta.build_wheel('out')"
+    subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True)
+    (wheel,) = (tmp_path / "out").glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(tmp_path / "site")
+    (entry,) = (tmp_path / "site").glob("*.dist-info/entry_points.txt")
+    assert "jaxcl = jaxcl.front.command:main" in entry.read_text()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    (tmp_path / "empty").mkdir()
+
+    def run(*words):
+        done = subprocess.run(
+            [sys.executable, "-m", "jaxcl", *words],
+            cwd=tmp_path / "empty",
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert {line.split()[0] for line in run("list", "configs").splitlines()} > {
+        "pnr_cifar100",
+        "own_images",
+    }
+    told = run("show", "pnr_imagenet100")
+    assert f"{tmp_path}/site/jaxcl/configs/imagenet100.txt" in told
+    run("train", "pnr_control:debug", "--config.plots=False")
+    assert (tmp_path / "empty" / "runs").is_dir()
+
+
+def test_the_functions_of_the_face_are_documented_and_annotated():
+    for name in ("fit", "load_encoder", "Result"):
+        made = getattr(jaxcl, name)
+        signature = inspect.signature(made)
+        assert inspect.getdoc(made)
+        for parameter in signature.parameters.values():
+            assert parameter.annotation is not inspect.Parameter.empty
+    told = shown._from_docstring(
+        inspect.getdoc(jaxcl.fit), {*inspect.signature(jaxcl.fit).parameters}
+    )
+    assert set(told) == set(inspect.signature(jaxcl.fit).parameters)

@@ -1,0 +1,379 @@
+"""Sets in the format of Hugging Face `datasets`, with and without the library."""
+
+import io
+import json
+import pickle
+import re
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from jaxcl.data import files, from_huggingface, sources
+
+RNG = np.random.default_rng(0)
+PIXELS = RNG.integers(0, 256, (7, 6, 5, 3), np.uint8)
+LABELS = np.array([0, 1, 2, 1, 0, 2, 1])
+NAMES = ("ant", "bee", "cat")
+ROWS = {"train": slice(0, 5), "test": slice(5, 7)}
+
+
+def encoded(pixels):
+    data = io.BytesIO()
+    Image.fromarray(pixels.squeeze()).save(data, "PNG")
+    return data.getvalue()
+
+
+def structs(rows, **changes):
+    return [{"bytes": encoded(x), "path": None} | changes for x in PIXELS[rows]]
+
+
+def table(rows, names=NAMES, **columns):
+    """As `datasets` writes it: structs of bytes, labels, names in the header."""
+    made = pa.table({"image": structs(rows), "label": LABELS[rows]} | columns)
+    if names:
+        features = {"label": {"names": [*names], "_type": "ClassLabel"}}
+        info = {"info": {"features": features}}
+        made = made.replace_schema_metadata({"huggingface": json.dumps(info)})
+    return made
+
+
+def write_arrow(folder, made, parts=2, **state):
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"data-{i:05d}-of-{parts:05d}.arrow" for i in range(parts)]
+    cuts = np.linspace(0, len(made), parts + 1).astype(int)
+    for name, start, end in zip(names, cuts[:-1], cuts[1:], strict=True):
+        part = made.slice(start, end - start)
+        with pa.ipc.new_stream(str(folder / name), part.schema) as file:
+            file.write_table(part, max_chunksize=2)
+    entries = [{"filename": name} for name in names]
+    whole = {"_data_files": entries, "_split": None} | state
+    (folder / "state.json").write_text(json.dumps(whole))
+
+
+def saved(root, **options):
+    """A set of two splits as `save_to_disk` writes it."""
+    for split, rows in ROWS.items():
+        write_arrow(root / split, table(rows, **options))
+    (root / "dataset_dict.json").write_text(json.dumps({"splits": [*ROWS]}))
+    return root
+
+
+def in_parquet(root, names=("data/{}-00000-of-00001",), **options):
+    for split, rows in ROWS.items():
+        made = table(rows, **options)
+        cuts = np.linspace(0, len(made), len(names) + 1).astype(int)
+        for name, start, end in zip(names, cuts[:-1], cuts[1:], strict=True):
+            file = root / f"{name.format(split)}.parquet"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            parquet.write_table(made.slice(start, end - start), file)
+    return root
+
+
+def load(path, **options):
+    options = {"decoder": "pillow", **options}
+    return sources.load("huggingface", path=str(path), **options)
+
+
+def check(data, pixels=PIXELS, labels=LABELS):
+    for split, rows in ROWS.items():
+        part = getattr(data, split)
+        assert part.label.tolist() == labels[rows].tolist()
+        images = part.images
+        if images is None:
+            images = [part.load(row) for row in range(len(part.label))]
+        np.testing.assert_array_equal(images, pixels[rows])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("data/{}-00000-of-00002", "data/{}-00001-of-00002"),
+        ("{}",),
+        ("default/{}/0000", "default/{}/0001"),
+    ],
+)
+def test_parquet_files(names, tmp_path):
+    data = load(in_parquet(tmp_path / "pets", names))
+    check(data)
+    assert data.name == "pets" and data.class_names == NAMES
+    assert data.validation is None and data.train.images is None
+
+
+def test_arrow_files(tmp_path):
+    data = load(saved(tmp_path / "pets"))
+    check(data)
+    assert data.name == "pets" and data.class_names == NAMES
+    assert data.decoder == "pillow" and data.train.load.channels == 3
+    again = pickle.loads(pickle.dumps(data.train.load))  # as a worker gets it
+    np.testing.assert_array_equal(again(3), PIXELS[3])
+    assert "data-00001-of-00002.arrow (row 1)" in again.name(3)
+    assert again.raw(3) == encoded(PIXELS[3])
+    # A single split has a name of its own, or is the train split.
+    for state, split in (({}, "train"), ({"_split": "all"}, "all")):
+        write_arrow(tmp_path / split, table(ROWS["train"]), **state)
+        data = load(tmp_path / split, train_split=split, test_split=None)
+        assert data.test is None and len(data.train.label) == 5
+
+
+def test_options_reach_the_rows(tmp_path):
+    root = saved(tmp_path / "set")
+    check(load(root, resident=True))
+    check(load(root, cache=str(tmp_path / "cache")))
+    assert [*(tmp_path / "cache").glob("*/meta.json")]
+    small = load(root, resident=True, size=4, validation=0.3)
+    assert small.train.images.shape == (3, 4, 4, 3)
+    assert small.validation.images.shape == (2, 4, 4, 3)
+    held = load(root, test_split=None, validation_split="test")
+    assert held.test is None and len(held.validation.label) == 2
+    grey = load(root, channels=1)
+    assert grey.train.load(0).shape == (6, 5, 1)
+    unlabelled = load(root, label_key=None)
+    assert unlabelled.class_names == () and {*unlabelled.train.label.tolist()} == {-1}
+    (tmp_path / "names").write_text("cat\nant\n")
+    some = load(root, classes=str(tmp_path / "names"))
+    assert some.class_names == ("cat", "ant")
+    assert some.train.label.tolist() == [1, 0, 1]
+    np.testing.assert_array_equal(some.train.load(1), PIXELS[2])
+    for options, words in (
+        ({"train_split": "all"}, r"train_split = 'all': .* has \['test', 'train'\]"),
+        ({"validation_split": "val"}, "validation_split = 'val'.*; None for no such"),
+        ({"image_key": "img"}, r"image_key = 'img': .* has \['image', 'label'\]"),
+        ({"label_key": "fine"}, "label_key = 'fine'"),
+        ({"image_key": "label"}, "image_key = 'label': .* has int64 there, must be"),
+        ({"label_key": "image"}, "label_key = 'image': .* must be whole numbers or"),
+        ({"max_pixels": 20}, "max_pixels=20"),
+        ({"decoder": "turbo"}, "decoder='turbo': allowed"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            load(root, **options).train.load(0)
+
+
+def test_a_cache_knows_its_column(tmp_path):
+    other = [encoded(255 - x) for x in PIXELS]
+    for split, rows in ROWS.items():
+        write_arrow(tmp_path / "set" / split, table(rows, other=other[rows]))
+    (tmp_path / "set/dataset_dict.json").write_text(json.dumps({"splits": [*ROWS]}))
+    cache = str(tmp_path / "cache")
+    check(load(tmp_path / "set", cache=cache))
+    check(load(tmp_path / "set", cache=cache, image_key="other"), 255 - PIXELS)
+
+
+def test_labels_of_every_kind(tmp_path):
+    words = np.array(["bee", "cat", "ant"])[LABELS]
+    number = {"ant": 0, "bee": 1, "cat": 2}
+    for i, (labels, names, expected) in enumerate(
+        (
+            (LABELS, (), LABELS),
+            (words, (), np.array([number[x] for x in words])),
+            (pa.array(words).dictionary_encode(), (), None),
+            (LABELS > 0, (), (LABELS > 0).astype(int)),
+            (pa.array([None, *LABELS[1:]]), NAMES, np.array([-1, *LABELS[1:]])),
+        )
+    ):
+        root = tmp_path / str(i)
+        for split, rows in ROWS.items():
+            part = labels[rows]
+            write_arrow(root / split, table(rows, names, label=part))
+        (root / "dataset_dict.json").write_text(json.dumps({"splits": [*ROWS]}))
+        data = load(root)
+        if expected is None:  # as the same words above
+            expected = np.array([number[x] for x in words])
+        check(data, labels=expected)
+        count = len({*expected.tolist()} - {-1})
+        assert data.class_names == (NAMES if i else ("0", "1", "2"))[:count] or i == 3
+    assert load(tmp_path / "3").class_names == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.list_(pa.list_(pa.uint8()))),
+        pa.large_list(pa.list_(pa.list_(pa.int32(), 3), 5)),
+        pa.binary(),
+        pa.large_binary(),
+    ],
+    ids=str,
+)
+def test_images_of_every_kind(kind, tmp_path):
+    for split, rows in ROWS.items():
+        values = PIXELS[rows].tolist()
+        if "binary" in str(kind):
+            values = [encoded(x) for x in PIXELS[rows]]
+        made = table(rows, image=pa.array(values, kind))
+        write_arrow(tmp_path / "a" / split, made)
+        (tmp_path / "b").mkdir(exist_ok=True)
+        parquet.write_table(made, tmp_path / "b" / f"{split}.parquet")
+    (tmp_path / "a/dataset_dict.json").write_text(json.dumps({"splits": [*ROWS]}))
+    check(load(tmp_path / "a"))
+    check(load(tmp_path / "b"))
+    raw = load(tmp_path / "a").train.load.raw(1)
+    numbers = PIXELS[1].astype(np.int32 if "int32" in str(kind) else np.uint8)
+    assert raw == (encoded(PIXELS[1]) if "binary" in str(kind) else numbers.tobytes())
+
+
+def test_grey_numbers(tmp_path):
+    grey = PIXELS[..., 0]
+    for split, rows in ROWS.items():
+        write_arrow(tmp_path / split, table(rows, image=grey[rows].tolist()))
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": [*ROWS]}))
+    check(load(tmp_path, channels=1), grey[..., None])
+    check(load(tmp_path), np.repeat(grey[..., None], 3, axis=-1))
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ([[[1, 2], [3]]], "lists differ in their lengths"),
+        ([[[1, 2], None]], "lists differ in their lengths"),
+        ([[[1, 2], [3, None]]], "pixels are missing"),
+        ([[[1, 256]]], "pixels are int64 from 1 to 256, must be"),
+        ([[[1, -1]]], "pixels are int64 from -1 to 1, must be"),
+        ([[[[1, 2], [3, 4]]]], r"pixels are \[1, 2, 2\], expected"),
+        ([[1, 2]], r"pixels are \[2\], expected"),
+        ([[[[1, 2, 3]]]], "3 channels, but config.data.channels=1"),
+        ([[[1] * 9]], "is 1 x 9 pixels: allowed are config.data.max_pixels=8"),
+        ([None], "holds no image"),
+        ([{"bytes": None, "path": "/etc/passwd"}], "holds no image"),
+        ([b"no image"], "cannot be decoded: not a known format"),
+    ],
+)
+def test_images_that_are_none(image, words, tmp_path):
+    kind = pa.list_(pa.list_(pa.int64())) if image == [None] else None
+    if isinstance(image[0], dict):
+        kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    made = pa.table({"image": pa.array(image, kind), "label": [0]})
+    write_arrow(tmp_path, made, parts=1)
+    data = load(tmp_path, test_split=None, channels=1, max_pixels=8)
+    with pytest.raises(files.Unreadable, match=rf"\(row 0\).*{words}"):
+        data.train.load(0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"_data_files": [{"filename": "../x.arrow"}]},
+            "must be the name of a file in",
+        ),
+        ({"_data_files": [{"filename": "/etc/passwd"}]}, "must be the name of a file"),
+        ({"_data_files": [{}]}, r"filename\[0\]=None: must be str"),
+        ({"_data_files": "x"}, "_data_files='x': must be list"),
+        ({"_data_files": []}, "holds no rows"),
+    ],
+)
+def test_a_state_that_names_other_files(changes, words, tmp_path):
+    write_arrow(tmp_path, table(ROWS["train"]), **changes)
+    with pytest.raises(ValueError, match=rf"{re.escape(str(tmp_path))}.*{words}"):
+        load(tmp_path, test_split=None)
+
+
+def test_splits_outside_of_the_folder(tmp_path):
+    root = saved(tmp_path / "set")
+    (root / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "../x"]}))
+    with pytest.raises(ValueError, match=r"splits\[1\]='../x': must be the name of"):
+        load(root)
+    (root / "dataset_dict.json").write_text("{")
+    with pytest.raises(ValueError, match="dataset_dict.json: it is damaged"):
+        load(root)
+
+
+def test_files_that_are_damaged(tmp_path):
+    root = saved(tmp_path / "a")
+    file = root / "train/data-00000-of-00002.arrow"
+    whole = file.read_bytes()
+    for bad in (b"", b"none at all", whole[: len(whole) // 2], whole[8:]):
+        file.unlink()  # what is mapped stays as it was
+        file.write_bytes(bad)
+        from_huggingface.column.cache_clear()
+        with pytest.raises(ValueError, match=r"00000-of-00002.arrow"):
+            load(root)
+    file.unlink()
+    with pytest.raises(ValueError, match=r"00000-of-00002.arrow cannot be read"):
+        load(root)
+    root = in_parquet(tmp_path / "b")
+    (file,) = root.glob("data/train*")
+    whole = file.read_bytes()
+    for bad in (b"", b"PAR1none at allPAR1", whole[: len(whole) // 2]):
+        file.write_bytes(bad)
+        with pytest.raises(ValueError, match="train-00000-of-00001.parquet cannot be"):
+            load(root)
+
+
+def test_offsets_that_lead_out_of_the_file(tmp_path):
+    """Reading such a row may end the process."""
+    rows = ROWS["train"]
+    made = table(rows, image=[encoded(x) for x in PIXELS[rows]])
+    write_arrow(tmp_path, made, parts=1)
+    (file,) = tmp_path.glob("*.arrow")
+    data = file.read_bytes()
+    lengths = [len(encoded(x)) for x in PIXELS[rows]]
+    offsets = np.cumsum([0, *lengths[:2]]).astype("<i4")
+    assert offsets.tobytes() in data  # of one batch of rows or more
+    # The last of a batch stays right: a look at the ends alone sees nothing.
+    wrong = np.array([0, offsets[2] + 1, offsets[2]], "<i4").tobytes()
+    file.unlink()
+    file.write_bytes(data.replace(offsets.tobytes(), wrong))
+    with pytest.raises(ValueError, match=r"arrow cannot be read"):
+        load(tmp_path, test_split=None).train.load(0)
+
+
+def test_labels_that_are_none(tmp_path):
+    rows = ROWS["train"]
+    for labels, names, words in (
+        ([0, 1, 2, 3, 1], NAMES, "label 3 of 3 classes"),
+        ([0, 1, 2, 2**40, 1], (), f"labels run from 1 to {2**40}, must be from -1"),
+        ([0, 1, 2, -2, 1], (), "labels run from -2 to 2, must"),
+        (["a", "b", None, "a", "b"], (), "lacks a label"),
+        ([0.5] * 5, (), "has double there, must be whole numbers or text"),
+        ([0, 1, 2, 1, 0], (1, 2, 3), r"names of 'label'\[0\]=1: must be str"),
+    ):
+        write_arrow(tmp_path, table(rows, names, label=labels))
+        from_huggingface.column.cache_clear()
+        with pytest.raises(ValueError, match=words):
+            load(tmp_path, test_split=None)
+
+
+def test_folders_of_something_else(tmp_path):
+    for path in (tmp_path / "nowhere", "gs://bucket/set"):
+        with pytest.raises(ValueError, match="must be a folder on a disk, as `save_to"):
+            load(path)
+    with pytest.raises(ValueError, match="holds neither state.json nor"):
+        load(tmp_path)
+
+
+def test_what_the_real_library_saves(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="`datasets` is not installed")
+    features = {
+        "image": datasets.Image(),
+        "array": datasets.Array3D((6, 5, 3), "uint8"),
+        "label": datasets.ClassLabel(names=[*NAMES]),
+    }
+    made = datasets.DatasetDict(
+        {
+            split: datasets.Dataset.from_dict(
+                {
+                    "image": [Image.fromarray(x) for x in PIXELS[rows]],
+                    "array": PIXELS[rows].tolist(),
+                    "label": LABELS[rows].tolist(),
+                },
+                features=datasets.Features(features),
+            )
+            for split, rows in ROWS.items()
+        }
+    )
+    made.save_to_disk(tmp_path / "saved", num_shards={"train": 2, "test": 1})
+    made["train"].select([4, 0, 2]).save_to_disk(tmp_path / "some")
+    for split, rows in made.items():
+        (tmp_path / "parquet").mkdir(exist_ok=True)
+        rows.to_parquet(tmp_path / f"parquet/{split}-00000-of-00001.parquet")
+    for root in ("saved", "parquet"):
+        for key in ("image", "array"):
+            data = load(tmp_path / root, image_key=key)
+            check(data)
+            assert data.class_names == NAMES
+    some = load(tmp_path / "some", test_split=None).train
+    assert some.label.tolist() == LABELS[[4, 0, 2]].tolist()
+    np.testing.assert_array_equal(some.load(1), PIXELS[0])

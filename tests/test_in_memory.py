@@ -1,0 +1,132 @@
+"""Arrays as a source: held by name and bytes, split as other sets are."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from jaxcl.data import in_memory, scenarios, sources, toys
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (20, 4, 4, 3)).astype(np.uint8)
+LABELS = np.arange(20) % 4
+
+
+def read(held, **options):
+    section = held.section | options
+    return sources.load(section.pop("name"), **section)
+
+
+def test_the_source_gives_what_was_handed_over():
+    held = in_memory.hold("mine", IMAGES, labels=LABELS, domains=["b", "a"] * 10)
+    data = read(held)
+    assert data.name == "mine" and data.test is data.validation is None
+    assert data.train.images is held.examples.images
+    assert np.shares_memory(data.train.images, IMAGES)  # not copied
+    np.testing.assert_array_equal(data.train.label, LABELS)
+    assert data.domain_names == ("a", "b") and data.train.domain.tolist()[:2] == [1, 0]
+    split = read(held, test=0.25)
+    assert len(split.test.label) == 4 and sorted(split.test.label) == [0, 1, 2, 3]
+    assert len(split.train.label) == 16
+
+
+def test_labels_are_numbered_in_sorted_order_and_may_be_unknown():
+    values = ["dog", None, "cat", "dog"]
+    held = in_memory.hold("mine", IMAGES[:4], labels=values)
+    assert held.class_names == ("cat", "dog")
+    assert held.examples.label.tolist() == [1, -1, 0, 1]
+    held = in_memory.hold("mine", IMAGES[:4], labels=[7, -1, 3, 7])
+    assert (held.class_names, held.examples.label.tolist()) == (
+        ("3", "7"),
+        [1, -1, 0, 1],
+    )
+    # Only labelled rows are held out to judge.
+    many = np.where(np.arange(20) < 10, LABELS, -1)
+    data = read(in_memory.hold("mine", IMAGES, labels=many), test=0.5)
+    assert (data.test.label >= 0).all()
+    assert (data.train.label < 0).sum() == 10
+    plain = read(in_memory.hold("mine", IMAGES), test=0.5)
+    assert plain.test is None and len(plain.train.label) == 20
+
+
+def test_a_set_is_found_by_its_bytes_and_other_ones_are_refused_by_name():
+    held = in_memory.hold("mine", IMAGES, labels=LABELS)
+    assert in_memory.hold("mine", IMAGES.copy(), labels=LABELS).section == held.section
+    changed = IMAGES.copy()
+    changed[3, 2, 1, 0] ^= 1
+    for other in (
+        in_memory.hold("mine", changed, labels=LABELS),
+        in_memory.hold("mine", IMAGES, labels=(LABELS + 1) % 4),
+        in_memory.hold("mine", IMAGES),
+        in_memory.hold("mine", IMAGES, labels=LABELS, domains=LABELS),
+    ):
+        assert other.sha256 != held.sha256
+        assert len(read(other).train.label) == 20
+    wanted = held.section
+    del held, other
+    gc.collect()
+    still = in_memory.hold("mine", changed, labels=LABELS)
+    with pytest.raises(ValueError) as error:
+        sources.load(**wanted)
+    told = str(error.value)
+    assert "config.data.set='mine'" in told and wanted["sha256"] in told
+    assert still.sha256 in told
+    del still
+    gc.collect()
+    with pytest.raises(ValueError, match="there are none in this process"):
+        sources.load(**wanted)
+
+
+@pytest.mark.parametrize(
+    "images, more, words",
+    [
+        (IMAGES / 255, {}, "float64, expected uint8 from 0 to 255"),
+        (IMAGES.astype(np.int64), {}, r"int64\[20, 4, 4, 3\]"),
+        (IMAGES[0, 0], {}, r"uint8\[4, 3\]"),
+        (IMAGES, {"labels": LABELS[:5]}, r"labels have shape \[5\] for 20"),
+        (IMAGES, {"labels": LABELS / 2}, "labels are float64, expected integers"),
+        (IMAGES, {"labels": LABELS[:, None]}, r"labels have shape \[20, 1\]"),
+        (IMAGES, {"labels": ["a", 1, None, 2] * 5}, "texts and numbers"),
+        (IMAGES, {"domains": [-1] * 20}, "domains: must be known of every image"),
+    ],
+)
+def test_what_is_no_set_of_images_is_refused(images, more, words):
+    with pytest.raises(ValueError, match=f"^mine: .*{words}"):
+        in_memory.hold("mine", images, **more)
+
+
+def test_images_of_one_set_are_judged_by_all_of_another():
+    train = in_memory.hold("train", IMAGES, domains=[0, 1] * 10)
+    test = in_memory.hold("test", IMAGES[:8], labels=["x", "y"] * 4)
+    data = sources.load("judged_by", train=train.section, test=test.section)
+    assert data.class_names == ("x", "y") and data.domain_names == ("0", "1")
+    assert (data.train.label == -1).all() and len(data.train.label) == 20
+    np.testing.assert_array_equal(data.test.label, [0, 1] * 4)
+    tasks = scenarios.make(data, scenario="domain").tasks
+    assert [len(task.train.rows) for task in tasks] == [10, 10]
+    assert [len(task.test) for task in tasks] == [8, 8]  # each on all of them
+    with pytest.raises(ValueError, match=r"config\.data\.test: graphs"):
+        graphs = {"name": "rings_and_trees"}
+        sources.load("judged_by", train=train.section, test=graphs)
+
+
+def test_classes_of_both_sets_are_those_of_one_name():
+    train = in_memory.hold("train", IMAGES, labels=["y", "z"] * 10)
+    test = in_memory.hold("test", IMAGES[:4], labels=["x", "y"] * 2)
+    data = sources.load("judged_by", train=train.section, test=test.section)
+    assert data.class_names == ("y", "z", "x")
+    assert data.test.label.tolist() == [2, 0, 2, 0]
+
+
+def test_what_lies_at_a_path_is_told_by_its_files(tmp_path):
+    (tmp_path / "set").mkdir()
+    assert sources.kind_of(tmp_path / "set") == "image_folder"
+    assert sources.kind_of("some/set.npz") == "npz"
+    for file, kind in (("dataset_info.json", "tfds"), ("meta.json", "arrays")):
+        (tmp_path / "set" / file).touch()
+        assert sources.kind_of(tmp_path / "set") == kind
+
+
+def test_a_set_that_is_not_labelled_keeps_its_digits():
+    data = toys.digits()
+    held = in_memory.hold("digits", data.train.images[..., 0])
+    assert held.examples.images.shape == data.train.images.shape

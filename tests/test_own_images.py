@@ -1,0 +1,179 @@
+"""configs/own_images.py: what follows from the images."""
+
+import pathlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers import config_files
+from jaxcl.config import own_images
+from jaxcl.data import in_memory
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def hold(count=64, height=32, width=None, labels=None, **more):
+    rng = np.random.default_rng(0)
+    shape = (count, height, width or height, 3)
+    images = rng.integers(0, 256, shape).astype(np.uint8)
+    return in_memory.hold("set", images, labels=labels, **more)
+
+
+def config_of(held, test=0.0, **options):
+    return own_images.config(held.section | {"test": test}, **options)
+
+
+def test_size_and_statistics_are_those_of_the_images():
+    held = hold(height=32)
+    config = config_of(held)
+    pixels = held.examples.images / 255
+    np.testing.assert_allclose(
+        config.augment.mean, pixels.mean(axis=(0, 1, 2)), atol=1e-4
+    )
+    np.testing.assert_allclose(
+        config.augment.std, pixels.std(axis=(0, 1, 2)), atol=1e-4
+    )
+    assert (config.augment.size, config.augment.resize) == (32, None)
+    assert config.encoder.to_dict() == {
+        "name": "resnet",
+        "depth": 18,
+        "stem": "cifar",
+    }
+    assert config.augment.blur == (0.0, 0.0)
+    grey = in_memory.hold("grey", held.examples.images[..., 0])
+    assert len(config_of(grey).augment.mean) == 1
+    blank = in_memory.hold("blank", np.zeros((8, 4, 4), np.uint8))
+    assert config_of(blank).augment.std == (0.01,)
+
+
+@pytest.mark.parametrize(
+    "height, width, size, want",
+    [
+        (32, 48, None, (32, 32)),  # not square: resized to be judged
+        (100, 100, None, (100, None)),
+        (300, 400, None, (224, 256)),
+        (230, 230, None, (224, 230)),  # never enlarged first
+        (64, 64, 48, (48, 55)),
+        (16, 16, 32, (32, 32)),
+    ],
+)
+def test_images_are_brought_to_a_square(height, width, size, want):
+    config = config_of(hold(8, height, width), size=size)
+    assert (config.augment.size, config.augment.resize) == want
+    small = want[0] < 96
+    assert config.augment.scale == ((0.2, 1.0) if small else (0.08, 1.0))
+    stem = "cifar" if want[0] <= 64 else "imagenet"
+    assert config.encoder.stem == stem
+
+
+@pytest.mark.parametrize(
+    "side, patch, size", [(32, 4, 32), (50, 8, 48), (64, 8, 64), (230, 16, 224)]
+)
+def test_a_transformer_has_patches_that_divide_its_images(side, patch, size):
+    config = config_of(hold(8, side), encoder="vit_tiny")
+    assert config.encoder.to_dict() == {
+        "name": "vit",
+        "size": "tiny",
+        "patch": patch,
+        "image_size": size,
+    }
+    assert config.augment.size == size and config.optimizer.name == "adam"
+    section = {"name": "vit", "size": "tiny", "patch": 14, "image_size": 224}
+    assert config_of(hold(8, side), encoder=section).augment.size % 14 == 0
+
+
+@pytest.mark.parametrize(
+    "rows, epochs, batch, joint",
+    [(64, 400, 2, 16), (1000, 400, 32, 128), (20_000, 250, 256, 256),
+     (200_000, 50, 256, 256)],
+)  # fmt: skip
+def test_epochs_and_batch_follow_the_number_of_images(rows, epochs, batch, joint):
+    images = np.zeros((rows, 2, 2), np.uint8)
+    held = in_memory.hold("many", images)
+    config = config_of(held)
+    assert (config.epochs, config.batch_size) == (epochs, joint)
+    config.method.strategy = "pnr"
+    assert config.scenario.to_dict() == {
+        "name": "data",
+        "num_tasks": 5,
+        "evaluation": "none",
+    }
+    assert config.batch_size == batch
+    assert 4 * batch <= max(rows // 5, 8) and config.method.queue_size >= batch
+    config.epochs = 3
+    assert config.schedule.warmup_epochs == 1
+    config.epochs = 1
+    assert config.schedule.warmup_epochs == 0
+    config.schedule.warmup_epochs = 0
+    config.epochs = 200
+    assert config.schedule.warmup_epochs == 0  # an override stays
+
+
+def test_a_base_brings_its_rates_and_a_strategy_its_tasks():
+    config = config_of(hold(labels=np.arange(64) % 8), scenario="class", num_tasks=4)
+    assert config.scenario.name == "joint" and config.optimizer.lr == 0.6
+    config.method.update(base="byol", strategy="cassle")
+    assert (config.optimizer.lr, config.optimizer.weight_decay) == (1.0, 1e-5)
+    assert (config.scenario.name, config.scenario.num_tasks) == ("class", 4)
+    always = config_of(hold(), num_tasks=2, by_strategy=False)
+    assert (always.scenario.name, always.scenario.num_tasks) == ("data", 2)
+
+
+def test_what_judges_follows_the_labels():
+    labels = np.arange(64) % 8
+    known = config_of(hold(labels=labels), test=0.25).to_dict()
+    assert known["evaluators"]["knn"] == {"k": 12, "train_on": "all"}
+    assert known["scenario"]["evaluation"] == "test"
+    some = np.where(np.arange(64) < 32, labels, -1)
+    partly = config_of(hold(labels=some), test=0.25).to_dict()
+    assert partly["evaluators"]["knn"] == {"k": 6, "train_on": "labelled"}
+    none = config_of(hold()).to_dict()
+    assert set(none["evaluators"]) == {"collapse", "uniformity"}
+    assert none["scenario"]["evaluation"] == "none"
+
+
+def write(folder, side, count=6):
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        width = side + (7 * i if side > 96 else i % 2)
+        pixels = rng.integers(0, 256, (side, width, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+
+
+def test_small_files_are_decoded_once_and_large_ones_stream(tmp_path):
+    write(tmp_path / "small" / "a", 20)
+    config = own_images.config(own_images.of_path(str(tmp_path / "small")))
+    data = config.data.to_dict()
+    assert (data["size"], data["resident"], config.augment.size) == (20, True, 20)
+    assert config.augment.resize is None
+    write(tmp_path / "large", 120)
+    config = own_images.config(own_images.of_path(str(tmp_path / "large")))
+    assert set(config.data) == {"name", "path"}
+    assert (config.augment.size, config.augment.resize) == (120, 120)
+    with pytest.raises(ValueError, match="there is nothing at this path"):
+        own_images.of_path(str(tmp_path / "none"))
+
+
+def test_the_config_file_takes_a_folder(tmp_path):
+    write(tmp_path / "mine" / "a", 16, count=10)
+    path = f"--config={ROOT}/configs/own_images.py"
+    config = config_files.parse([f"{path}:{tmp_path / 'mine'}", "--config.epochs=5"])
+    assert (config.epochs, config.schedule.warmup_epochs) == (5, 1)
+    assert config.data.path == str(tmp_path / "mine")
+    config_files.check_options(config)
+    assert config_files.parse([path]).data.to_dict() == {"name": "digits"}
+    small = config_files.take("own_images", "debug")
+    assert small.scenario.to_dict() == {"name": "data", "num_tasks": 2}
+
+
+@pytest.mark.parametrize("name", own_images.ENCODERS)
+def test_every_encoder_builds(name):
+    config = config_of(hold(8), encoder=name)
+    config_files.check_options(config)
+
+
+def test_an_unknown_encoder_is_refused():
+    with pytest.raises(ValueError, match="encoder='resnet19'.*resnet18"):
+        config_of(hold(8), encoder="resnet19")

@@ -1,0 +1,98 @@
+"""Alignment and uniformity: known values, float64 twins, the evaluator on a toy."""
+
+import jax
+import numpy as np
+import pytest
+
+from helpers import eval_toy, twins
+from jaxcl.augment import images as augment_images
+from jaxcl.data import stream
+from jaxcl.evals import uniformity
+
+
+def unit(x):
+    x = np.asarray(x, np.float64)
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def alignment_twin(first, second):
+    return np.mean(np.sum((unit(first) - unit(second)) ** 2, axis=1))
+
+
+def uniformity_twin(rows):
+    rows = unit(rows)
+    pairs = [
+        np.exp(-2 * np.sum((a - b) ** 2))
+        for i, a in enumerate(rows)
+        for b in rows[i + 1 :]
+    ]
+    return np.log(np.mean(pairs))
+
+
+def test_known_values():
+    rows = np.array([[1.0, 0], [-3, 0]], np.float32)
+    assert uniformity.uniformity(rows) == pytest.approx(-8)  # two opposite points
+    assert uniformity.uniformity(rows[[0, 0, 0]]) == pytest.approx(0)  # collapsed
+    assert uniformity.alignment(rows, 5 * rows) == pytest.approx(0)
+    assert uniformity.alignment(rows, -rows) == pytest.approx(4)
+
+
+def test_they_are_their_twins():
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(size=(2, 17, 5)).astype(np.float32)
+    got = uniformity.alignment(first, second), uniformity.uniformity(first)
+    want = alignment_twin(first, second), uniformity_twin(first)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    slope = jax.grad(uniformity.uniformity)(first)
+    twin = twins.central_difference(uniformity_twin, (np.float64(first),), 0)
+    np.testing.assert_allclose(slope, twin, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_evaluator_measures_views_of_evaluation_rows(streams):
+    data = eval_toy.dataset(streams=streams)
+    parts, state = eval_toy.parts_of("joint", data), eval_toy.state_of(1)
+    result = uniformity.make(parts, max_rows=9)(state, 0)
+    rows = np.linspace(0, stream.size(data.test) - 1, 9).astype(int)
+    images = eval_toy.dataset().test.images[rows]
+    augment = augment_images.make(
+        size=eval_toy.SIZE, mean=eval_toy.MEAN, std=eval_toy.STD
+    )
+    key = jax.random.fold_in(jax.random.key(parts.seed), 0)
+    views = np.asarray(augment(key, images))  # a row's draws are its own
+    first, second = (eval_toy.embed(state, views[:, v]) for v in range(2))
+    assert result.rows == {} and result.warnings == ()
+    assert result.scalars["alignment"] == pytest.approx(
+        alignment_twin(first, second), rel=1e-4
+    )
+    assert result.scalars["uniformity"] == pytest.approx(
+        uniformity_twin(first), rel=1e-4
+    )
+
+
+def test_without_evaluation_rows_it_reads_train_rows_and_no_labels():
+    data = eval_toy.dataset()
+    bare = data._replace(test=None, train=data.train._replace(label=data.train.label))
+    parts = eval_toy.parts_of("joint", data)
+    parts = parts._replace(
+        stream=parts.stream._replace(
+            evaluation=None, dataset=bare._replace(train=_unlabelled(data.train))
+        )
+    )
+    scalars = uniformity.make(parts)(eval_toy.state_of(1), 0).scalars
+    whole = uniformity.make(eval_toy.parts_of("joint", data._replace(test=data.train)))(
+        eval_toy.state_of(1), 0
+    ).scalars
+    assert scalars["alignment"] == pytest.approx(whole["alignment"])
+    assert scalars["uniformity"] == pytest.approx(whole["uniformity"])
+
+
+def _unlabelled(examples):
+    return examples._replace(label=np.full_like(examples.label, -1))
+
+
+def test_a_network_that_is_not_finite_has_a_warning():
+    state = eval_toy.state_of(1)
+    wild = eval_toy.State({"w": state.params["w"] * np.inf})
+    result = uniformity.make(eval_toy.parts_of("joint"))(wild, 0)
+    assert result.warnings
