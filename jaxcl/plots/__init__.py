@@ -320,6 +320,33 @@ def marked(points, labels, pale, marks, path, *, title, class_names=None) -> Non
     save(figure, path)
 
 
+def neighbours(queries, found, similarities, path, *, title) -> None:
+    """Draw images, and beside each its nearest neighbours under their similarity.
+
+    Args:
+      queries: u8[Q, H, W, C], C is 1 or 3.
+      found: u8[Q, K, H, W, C].
+      similarities: f[Q, K], written above each.
+      path: of the picture.
+    """
+    rows, columns = similarities.shape
+    figure = figure_of(1.0 + 1.1 * (columns + 1), 0.6 + 1.25 * rows)
+    figure.suptitle(title)
+    panels = figure.subplots(rows, columns + 1, squeeze=False)
+    for row, (query, others) in enumerate(zip(queries, found, strict=True)):
+        for column, image in enumerate([query, *others]):
+            axes = panels[row, column]
+            axes.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=255)
+            axes.set(xticks=[], yticks=[])
+            if column:
+                axes.set_title(f"{similarities[row, column - 1]:.2f}", fontsize=8)
+            else:
+                axes.spines[:].set(linewidth=3, edgecolor=COLOURS[0])
+    panels[0, 0].set_title("image", fontsize=8)
+    figure.tight_layout()
+    save(figure, path)
+
+
 def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> None:
     """Draw the average accuracy after each task, of several methods.
 
