@@ -4,7 +4,7 @@ r"""An encoder that is there, taught new images in several ways: its runs, a tab
 
 trains the encoder of configs/keep_fresh.py on the images of --old and exports it. Each
 row of ROWS then teaches it those of --new, without labels, by jaxcl.update, once with
-each seed; "retrain" trains another encoder on both. Every encoder is judged on the test
+each seed; then "retrain" trains another encoder on both. Every encoder is judged on the test
 parts of both sets. After each step ROOT/table.md is written anew, with the columns of
 docs/keep_fresh.md. The same command goes on where it was stopped.
 """
@@ -105,6 +105,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS, metavar="ROW")
     made.add_argument("--epochs", type=int, default=3, help="of an update")
     made.add_argument("--lr", type=float, default=2e-3, help="of an update")
+    made.add_argument("--no-retrain", action="store_true", help="no second encoder")
     made.add_argument("--root", default="runs/keep_fresh", help="of all directories")
     made.add_argument("--dry-run", action="store_true", help="print the commands")
     made.add_argument("--python", default=sys.executable)
@@ -128,6 +129,8 @@ def steps(options) -> list[Step]:
             folder = place(options, name, seed)
             made += [_update(options, ROWS[name], seed, folder)]
             made += _judged(options, folder, folder / "encoder" / UPDATE)
+    if options.no_retrain:
+        return made
     paths = enumerate((options.old, options.new))
     flags = [f"--config.data.sets[{i}].path={path}" for i, path in paths]
     run = retrain / "run"
