@@ -4,9 +4,9 @@ r"""An encoder that is there, taught new images in several ways: its runs, a tab
 
 trains the encoder of configs/keep_fresh.py on the images of --old and exports it. Each
 row of ROWS then teaches it those of --new, without labels, by jaxcl.update, once with
-each seed; then "retrain" trains another encoder on both. Every encoder is judged on the test
-parts of both sets. After each step ROOT/table.md is written anew, with the columns of
-docs/keep_fresh.md. The same command goes on where it was stopped.
+each seed; "retrain", the last, trains another encoder on both. Every encoder is judged
+on the test parts of both sets. After each step ROOT/table.md is written anew, with the
+columns of docs/keep_fresh.md. The same command goes on where it was stopped.
 """
 
 import argparse
