@@ -33,6 +33,7 @@ NAMES = [
     "3_in_your_own_loop",
     "4_your_own_images",
     "5_duel_imbalanced",
+    "6_keep_fresh",
 ]
 QUICK = "3_in_your_own_loop"
 # The tests' cheap compilation makes their steps up to twenty times slower.
@@ -449,7 +450,22 @@ def check_5(done):
     assert len(done.pictures) == 6
 
 
-CHECKS = dict(zip(NAMES, [check_1, check_2, check_3, check_4, check_5], strict=True))
+def check_6(done):
+    for strategy in ("finetune", "cassle", "pnr"):
+        folder = done.folder / "encoders" / strategy / "updates" / "0001"
+        verdict = json.loads((folder / "update.json").read_text())
+        change, kept = done.find(rf"^{strategy} +([-+][\d.]+) points, (\d+) % kept")
+        measured = verdict["accuracy"]["knn/class_incremental"]["change"]
+        assert change == pytest.approx(100 * measured, abs=0.051) and change > -15
+        assert kept == pytest.approx(100 * verdict["drift"]["overlap"], abs=0.51)
+        told = "accepted" if measured >= -0.02 else "rolled back"
+        assert re.search(rf"^{strategy} .*, {told}$", done.printed, re.M)
+    assert len(done.pictures) == 1
+
+
+CHECKS = dict(
+    zip(NAMES, [check_1, check_2, check_3, check_4, check_5, check_6], strict=True)
+)
 
 
 @pytest.mark.parametrize(
