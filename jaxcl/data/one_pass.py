@@ -56,16 +56,16 @@ def blurry(
     """All rows in an order in which classes fade into one another.
 
     For each place of the stream a class is drawn by `weights` among those with rows
-    left, then one of its rows that has not come yet. A class has its centre where it
-    would lie if the classes came one after another: with n rows in C equal classes,
-    (j + 1/2) n / C. The width is blur * n / C. So blur near 0 is that order, and a
-    large one mixes all. The paper's setting is 1/2. Drawing without replacement is
-    OURS.
+    left, then one of its rows that has not come yet. Places are counted in classes, as
+    if these came one after another: with C equal classes in n rows, row t is at t C / n.
+    The centre of class j is j + 1/2, the width is `blur`. So a small one leaves the
+    classes in order, and a large one mixes all. The paper's setting is 1/2. Drawing
+    without replacement, and classes of several sizes, are OURS.
 
     Args:
       label: i32[N].
       order: i64[C], classes in the order of the stream.
-      blur: width of a class, in lengths of an average one.
+      blur: width of a class, in classes.
       rng: draws.
 
     Returns:
@@ -73,11 +73,12 @@ def blurry(
     """
     pools = [rng.permutation(np.flatnonzero(label == c)) for c in order]
     left = np.array([len(pool) for pool in pools])
-    centres = np.cumsum(left) - left / 2
-    width = blur * len(label) / len(order)
+    centres = np.arange(len(order)) + 0.5
+    edges = np.concatenate([[0], np.cumsum(left)])
+    places = np.interp(np.arange(len(label)), edges, np.arange(len(order) + 1))
     rows = np.empty(len(label), np.int64)
     for position, drawn in enumerate(rng.random(len(label))):
-        shares = weights(position, centres, width)
+        shares = weights(places[position], centres, blur)
         which = np.searchsorted(np.cumsum(shares), drawn, side="right")
         which = min(which, np.flatnonzero(shares)[-1])  # the sum may round to below 1
         left[which] -= 1

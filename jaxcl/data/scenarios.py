@@ -82,7 +82,7 @@ def make(
       "growth" and the rows of `per_class`; a config of these without one uses the run's
       seed, but for "shuffled".
     growth: the share of the rows that is new under "growth", ICL's alpha.
-    blur: how far a class reaches under "blurry", in lengths of an average class.
+    blur: how far a class reaches under "blurry", its width in classes.
     recurrence: chance that an earlier class is in a task under "recurring".
     copies: how often each row comes, one after another, see `one_pass.Repeated`.
     evaluation: "test", "validation" or "none". A task is judged on the rows of its
