@@ -426,3 +426,199 @@ def test_a_stream_is_the_equations(name):
         twin.compare(state)
         twin.read(state)
     assert len(shares) == (2 if twin.size else 1)  # first none is replayed, then all
+
+
+# What the terms are by themselves
+
+
+def rows_of(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+SET = {"form": "code", "pn1": True, "pn2": True}
+
+
+def aligned(name, base="simsiam", **fields):
+    """The term that a regulariser adds, of features of four rows."""
+    features = bases.Features(rows_of(0, 4, 2, D), None)._replace(**fields)
+    options = online_ssl.two_view.loss_options(
+        bases.get(base),
+        online_ssl.REGULARISERS[name],
+        dict.fromkeys(bases.Options._fields) | SET | OPTIONS,
+    )
+    align = online_ssl.REGULARISERS[name].align
+    return align(bases.get(base), features, options)
+
+
+def test_rows_that_are_what_is_stored_are_aligned():
+    stored = rows_of(1, 4, D)
+    same = jnp.stack([stored, 3 * stored], axis=1)  # lengths do not matter
+    assert float(aligned("cla_r", p=same, stored=stored)) == pytest.approx(-1)
+    assert float(aligned("cla_r", p=-same, stored=stored)) == pytest.approx(1)
+    assert float(aligned("cassle", p=same, f=same)) == pytest.approx(0, abs=1e-6)
+
+
+def test_cassle_with_simsiam_is_cla_e_with_half_the_weight():
+    f, p = rows_of(1, 4, D), rows_of(2, 4, 2, D)
+    both = jnp.stack([f, f], axis=1)
+    of_cassle = jax.grad(lambda p: aligned("cassle", p=p, f=both))(p)
+    of_cla = jax.grad(lambda p: aligned("cla_r", p=p, stored=f))(p)
+    assert np.abs(of_cla).max() > 0.01
+    np.testing.assert_allclose(of_cassle, 2 * of_cla, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("name, field", [("cla_r", "stored"), ("cassle", "f")])
+def test_no_gradient_reaches_what_is_aligned_with(name, field):
+    target = rows_of(1, 4, D) if name == "cla_r" else rows_of(1, 4, 2, D)
+
+    def term(target):
+        return aligned(name, p=rows_of(2, 4, 2, D), **{field: target})
+
+    assert not jax.grad(term)(target).any()
+
+
+class Same(dense_net.nn.Module):
+    """In the place of a predictor: what comes in, times one number."""
+
+    @dense_net.nn.compact
+    def __call__(self, x, *, train, groups=1):
+        return x * self.param("factor", lambda key: jnp.ones(()))
+
+
+def metrics_of(method, steps=5):
+    state, step, found = begin(method), jax.jit(method.step), []
+    for number in range(steps):
+        state, metrics = step(state, batch(number))
+        found.append({name: float(value) for name, value in metrics.items()})
+    return state, found
+
+
+def test_a_teacher_without_memory_is_the_present_network(monkeypatch):
+    """tau = 0 and a the identity: every row is aligned with itself."""
+    monkeypatch.setattr(online_ssl.networks.heads, "predictor", lambda **_: Same())
+    changes = {"teacher_ema": 0.0, "rows": "all"}
+    state, found = metrics_of(made("simsiam", "cassle", changes=changes))
+    np.testing.assert_allclose([m["align"] for m in found], 0, atol=1e-5)
+    now = {name: state.params[name] for name in COPIED}
+    chex.assert_trees_all_equal(state.extra.teacher, now)
+    _, other = metrics_of(made("simsiam", "cassle", changes={"rows": "all"}))
+    assert max(m["align"] for m in other) > 1e-3
+
+
+def test_pseudo_negatives_of_the_present_network_repeat_its_negatives():
+    z = rows_of(0, 4, 2, D)
+    tau = OPTIONS["distill_temperature"]
+    unit = twins.unit(z.reshape(-1, D))
+    powers = np.exp(unit @ unit.T / tau)
+    others = np.log(powers.sum(axis=1) - np.diag(powers)).mean()
+    term = float(aligned("pnr", "simclr", z=z, p=z, f=z))
+    own = bases.get("simclr").loss(
+        bases.Features(z, None),
+        bases.Options(*[None] * len(bases.Options._fields))._replace(
+            temperature=OPTIONS["temperature"]
+        ),
+    )
+    pull = np.sum(unit[::2] * unit[1::2], axis=1).mean() / tau
+    both = (np.log(2) + others - pull) + (np.log(2) + others - 1 / tau)
+    assert term == pytest.approx(both - float(own), rel=1e-5)
+
+
+@pytest.mark.parametrize("regulariser", ["cassle", "cla_r"])
+def test_without_weight_it_is_plain_replay(regulariser):
+    plain, _ = metrics_of(made("simsiam", "none"))
+    other, found = metrics_of(made("simsiam", regulariser, changes={"weight": 0.0}))
+    assert found[-1]["align"] != 0
+    for name in (*COPIED, "predictor"):
+        chex.assert_trees_all_close(
+            plain.params[name], other.params[name], rtol=1e-5, atol=1e-6
+        )
+
+
+def test_labels_and_tasks_change_nothing_but_what_is_stored_of_them():
+    method = made("simsiam", "cla_r", "min_redundancy")
+    step, states = jax.jit(method.step), []
+    for other in (0, 1):
+        state = begin(method).replace(task=jnp.int32(other))
+        for number in range(5):
+            incoming = batch(number)
+            incoming["label"] = (incoming["label"] + other) % 3
+            state, _ = step(state, incoming)
+        memory = state.extra.memory
+        items = {n: x for n, x in memory.items.items() if n not in ("label", "task")}
+        states.append((state.params, state.stats, items))
+    chex.assert_trees_all_equal(*states)
+
+
+def test_no_two_views_share_a_key():
+    keys = []
+
+    def augment(key, images):
+        keys.append(key)
+        return views_of(images)
+
+    method = made("simsiam", "none", "reservoir", augment=augment)
+
+    @jax.jit
+    def keys_of(state):
+        keys.clear()
+        method.step(state, batch(0))
+        return [jax.random.key_data(key) for key in keys]
+
+    state = begin(method)
+    used = [*keys_of(state), *keys_of(state.replace(step=jnp.int32(1)))]
+    assert len(used) == 2 * 2 * UPDATES  # of incoming and of replayed rows
+    assert len({tuple(np.asarray(key).tolist()) for key in used}) == len(used)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"base": "dino"}, "method.base='dino': allowed are simclr"),
+        ({"base": "supcon"}, "method.base='supcon': allowed are"),
+        ({"regulariser": "ewc"}, "method.regulariser='ewc': allowed are none"),
+        ({"rows": "all", "regulariser": "cla_r"}, "rows='all': .*must be 'replay'"),
+        ({"remembers": False}, "remembers=False: regulariser='cassle'.*rows='all'"),
+        ({"remembers": False, "rows": "all", "regulariser": "cla_r"}, "remembers=F"),
+        ({"teacher_ema": 1.5}, r"teacher_ema=1\.5"),
+        ({"snapshot_every": 0}, "snapshot_every=0"),
+    ],
+)
+def test_options_are_refused_by_name(changes, said):
+    with pytest.raises(ValueError, match=said):
+        online_ssl.make(parts(), **({"regulariser": "cassle"} | changes))
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"policy": "ring"}, "replay.policy='ring': reads labels.*min_redundancy"),
+        ({"policy": "task_ring"}, "replay.policy='task_ring'"),
+        ({"policy": "class_balanced"}, "replay.policy='class_balanced'"),
+        ({"capacity": R}, f"replay.capacity={R}: must be above config.replay.size={R}"),
+        ({"augment": "replay"}, "replay.augment='replay'"),
+        ({"measure": ("drift",)}, "replay.measure=.*leave it out"),
+        ({"statistics": "memory"}, "replay.statistics='memory'"),
+    ],
+)
+def test_memories_are_refused_by_name(changes, said):
+    replay = core.Replay(capacity=M, size=R)._replace(**changes)
+    with pytest.raises(ValueError, match=said):
+        online_ssl.make(parts(replay=replay))
+
+
+def test_batches_of_one_row_and_of_one_view_are_refused():
+    with pytest.raises(ValueError, match="batch_size=1: .*at least 2"):
+        made("simsiam", "none", batch_size=1)
+    method = made("simsiam", "none", augment=lambda key, x: views_of(x)[:, :1])
+    with pytest.raises(ValueError, match="augment.views=1: online_ssl takes 2"):
+        jax.eval_shape(method.step, begin(make("simsiam-none")), batch(0))
+
+
+def test_other_methods_store_no_features_to_compare(tmp_path):
+    replay = toy.ONLINE["replay"] | {"policy": "min_redundancy"}
+    changes = toy.ONLINE | {"method": {"name": "er"}, "replay": replay}
+    with pytest.raises(ValueError, match="policy='min_redundancy': reads feature.*er"):
+        toy.job(tmp_path, **changes)

@@ -59,9 +59,7 @@ def _cassle(base, rows, options):
 
 def _cla_r(base, rows, options):
     """The mean of -cos(a(z), s); s serves both views."""
-    return noncontrastive.simsiam(
-        rows.p[:, 0], rows.p[:, 1], rows.stored, rows.stored
-    )
+    return noncontrastive.simsiam(rows.p[:, 0], rows.p[:, 1], rows.stored, rows.stored)
 
 
 def _pnr(base, rows, options):
@@ -489,17 +487,17 @@ def _followed(setup, state, features, active):
 
 def _queued(setup, extra, features, active):
     """The queues with the keys and the frozen features of these rows."""
-    size, start = setup.size, extra.pointer
+    size, changes = setup.size, {}
     for name, rows in (("key_queue", features.k), ("frozen_queue", features.f)):
-        bank, pointer = getattr(extra, name), start
+        bank, pointer = getattr(extra, name), extra.pointer
         if bank is None:
             continue
         rows = core.l2_normalize(rows).swapaxes(0, 1)
         if size:
             bank, pointer = queue.enqueue(bank, pointer, rows[:, :size], active=active)
         bank, pointer = queue.enqueue(bank, pointer, rows[:, size:])
-        extra = extra._replace(**{name: bank})
-    return extra._replace(pointer=pointer)
+        changes |= {name: bank, "pointer": pointer}
+    return extra._replace(**changes)
 
 
 def _refreshed(setup, memory, drawn, z, active):
