@@ -155,7 +155,7 @@ def test_what_is_wrong_is_said(name, options, said):
 
 
 def test_labels_are_needed():
-    with pytest.raises(ValueError, match="'blurry' need labels: 1 of"):
+    with pytest.raises(ValueError, match="'blurry' needs labels: 1 of"):
         scenarios.make(toy.unlabelled(), scenario="blurry")
 
 

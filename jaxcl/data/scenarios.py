@@ -190,14 +190,13 @@ def _repeated(task, copies):
     return task._replace(train=task.train._replace(order=order))
 
 
-def _labelled_order(dataset, class_order, seed) -> np.ndarray:
+def _labelled_order(dataset, scenario, class_order, seed) -> np.ndarray:
     """All classes in the order of the stream, of a set with labels and rows of each."""
     names, label = dataset.class_names, dataset.train.label
     if (label < 0).any():
         raise ValueError(
-            "scenarios 'class', 'recurring' and 'blurry' need labels: "
-            f"{(label < 0).sum()} of {len(label)} train rows of {dataset.name} have "
-            "none"
+            f"scenario {scenario!r} needs labels: {(label < 0).sum()} of {len(label)} "
+            f"train rows of {dataset.name} have none"
         )
     order = stream.order_of_classes(names, class_order, seed)
     counts = np.bincount(label, minlength=len(names))
@@ -209,7 +208,8 @@ def _labelled_order(dataset, class_order, seed) -> np.ndarray:
 def _class_tasks(dataset, judge, num_tasks, class_order, seed, recurrence):
     names, label = dataset.class_names, dataset.train.label
     _check_num_tasks(num_tasks, len(names), "classes")
-    order = _labelled_order(dataset, class_order, seed)
+    name = "recurring" if recurrence else "class"
+    order = _labelled_order(dataset, name, class_order, seed)
     chunks, rng = np.array_split(order, num_tasks), np.random.default_rng(seed)
     parts = one_pass.recurring(label, chunks, recurrence=recurrence, rng=rng)
     tasks = []
@@ -225,7 +225,7 @@ def _class_tasks(dataset, judge, num_tasks, class_order, seed, recurrence):
 def _blurry_tasks(dataset, judge, num_tasks, class_order, seed, blur):
     if dataset.train.graphs is not None:
         raise ValueError("scenario 'blurry' is of images; use 'class' or 'joint'")
-    order, count = _labelled_order(dataset, class_order, seed), num_tasks or 1
+    order, count = _labelled_order(dataset, "blurry", class_order, seed), num_tasks or 1
     label, test = dataset.train.label, _every_row(judge)
     _check_num_tasks(count, len(label), "train rows")
     rng = np.random.default_rng(seed)
