@@ -250,15 +250,16 @@ ONLINE = {
 
 CONTINUAL = {
     "augment.views": 2,
-    "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
+    # Small steps: of larger ones last bits grow too much, on one device, too.
+    "optimizer": {"name": "sgd", "lr": 0.02, "momentum": 0.5},
     "replay": {"capacity": 96, "size": 24, "updates": 2},
 }
 SMALL = {"name": "online_ssl", "hidden_dim": 16, "output_dim": 8}
 SMALL |= {"predictor_hidden_dim": 16, "distill_hidden_dim": 16, "queue_size": 96}
 COMPARED = CONTINUAL["replay"] | {"policy": "min_redundancy"}
 ONLINE_SSL = {
-    "online_ssl-cla_e": Row(
-        CONTINUAL | {"method": SMALL | {"base": "simsiam", "regulariser": "cassle"}},
+    "online_ssl-cassle": Row(
+        CONTINUAL | {"method": SMALL | {"base": "simclr", "regulariser": "cassle"}},
         idle=STORED,
         family="online_ssl",
         quick=True,
@@ -266,7 +267,7 @@ ONLINE_SSL = {
     "online_ssl-cla_r": Row(
         CONTINUAL
         | {
-            "method": SMALL | {"base": "simclr", "regulariser": "cla_r"},
+            "method": SMALL | {"base": "simsiam", "regulariser": "cla_r"},
             "replay": COMPARED,
         },
         idle=STORED,
