@@ -23,8 +23,8 @@ import ml_collections
 
 from jaxcl.config import shrink
 
-# row -> options of the method, of the memory, of the scenario. Our weight of "cassle" is
-# half of CLA's, whose code has 0.1.
+# row -> options of the method, of the memory, of the scenario. Our weight of "cassle"
+# is half of CLA's, whose code has 0.1.
 ROWS = {
     "cla_e": ({"regulariser": "cassle", "weight": 0.05}, {"policy": "fifo"}, {}),
     "cla_r": ({"regulariser": "cla_r", "weight": 0.1}, {"policy": "fifo"}, {}),

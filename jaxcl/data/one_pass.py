@@ -57,10 +57,10 @@ def blurry(
 
     For each place of the stream a class is drawn by `weights` among those with rows
     left, then one of its rows that has not come yet. Places are counted in classes, as
-    if these came one after another: with C equal classes in n rows, row t is at t C / n.
-    The centre of class j is j + 1/2, the width is `blur`. So a small one leaves the
-    classes in order, and a large one mixes all. The paper's setting is 1/2. Drawing
-    without replacement, and classes of several sizes, are OURS.
+    if these came one after another: with C equal classes in n rows, row t is at
+    t C / n. The centre of class j is j + 1/2, the width is `blur`. So a small one
+    leaves the classes in order, and a large one mixes all. The paper's setting is 1/2.
+    Drawing without replacement, and classes of several sizes, are OURS.
 
     Args:
       label: i32[N].

@@ -371,8 +371,8 @@ def _upper(a, b):
 class Policy(NamedTuple):
     """A policy with the interface that methods use; `kept` is what it counts."""
 
-    # (buffer, kept, key, items, mask) -> (slots i32[B], kept); items has what the policy
-    # reads, as the buffer's items do.
+    # (buffer, kept, key, items, mask) -> (slots i32[B], kept); items has what the
+    # policy reads, as the buffer's items do.
     choose: Callable
     # (num_classes, num_tasks) -> kept, before the first row
     start: Callable = lambda num_classes, num_tasks: {}
