@@ -18,8 +18,9 @@ import pytest
 from helpers import dense_net, toy, twins, two_view_losses
 from jaxcl import core, optim
 from jaxcl.memory import buffer, policies
-from jaxcl.methods import online_ssl
-from jaxcl.methods.two_view import bases
+from jaxcl.methods import online_ssl, two_view
+from jaxcl.methods.online_ssl import regularisers
+from jaxcl.methods.two_view import bases, networks
 from jaxcl.run import train
 
 # Rows of a batch, replayed ones (no multiple), of the memory, of a queue bank; features
@@ -442,12 +443,12 @@ SET = {"form": "code", "pn1": True, "pn2": True}
 def aligned(name, base="simsiam", **fields):
     """The term that a regulariser adds, of features of four rows."""
     features = bases.Features(rows_of(0, 4, 2, D), None)._replace(**fields)
-    options = online_ssl.two_view.loss_options(
+    options = two_view.loss_options(
         bases.get(base),
-        online_ssl.REGULARISERS[name],
+        regularisers.REGULARISERS[name],
         dict.fromkeys(bases.Options._fields) | SET | OPTIONS,
     )
-    align = online_ssl.REGULARISERS[name].align
+    align = regularisers.REGULARISERS[name].align
     return align(bases.get(base), features, options)
 
 
@@ -496,7 +497,7 @@ def metrics_of(method, steps=5):
 
 def test_a_teacher_without_memory_is_the_present_network(monkeypatch):
     """tau = 0 and a the identity: every row is aligned with itself."""
-    monkeypatch.setattr(online_ssl.networks.heads, "predictor", lambda **_: Same())
+    monkeypatch.setattr(networks.heads, "predictor", lambda **_: Same())
     changes = {"teacher_ema": 0.0, "rows": "all"}
     state, found = metrics_of(made("simsiam", "cassle", changes=changes))
     np.testing.assert_allclose([m["align"] for m in found], 0, atol=1e-5)

@@ -7,7 +7,57 @@ _STREAM = "test_online_ssl.py::test_a_stream_is_the_equations"
 
 FAULTS = [
     *fault.of(
-        "methods/online_ssl.py",
+        "methods/online_ssl/regularisers.py",
+        f"{_STREAM}[simsiam-cassle]",
+        (
+            "ssl: pseudo-negatives come on top of the base's loss of all rows",
+            "base.pnr(rows, options) - base.loss(rows, options)",
+            "base.pnr(rows, options)",
+            f"{_STREAM}[mocov2plus-pnr]",
+        ),
+    ),
+    *fault.of(
+        "methods/online_ssl/stored.py",
+        f"{_STREAM}[simsiam-cassle]",
+        (
+            "ssl: stored projections never move",
+            'changes["projection"] = moved',
+            'changes["projection"] = items["projection"]',
+            f"{_STREAM}[simsiam-cla_r]",
+        ),
+        (
+            "ssl: stored projections move by the other share",
+            "mean, setup.stored_momentum)",
+            "mean, 1 - setup.stored_momentum)",
+            f"{_STREAM}[simsiam-cla_r]",
+        ),
+        (
+            "ssl: a draw does not count as a use",
+            'changes["used"] = jnp.ones_like(items["used"])',
+            'changes["used"] = items["used"]',
+            f"{_STREAM}[simsiam-cla_r]",
+        ),
+        (
+            "ssl: rows that were not replayed move, too",
+            "slots = jnp.where(active, slots, memory.capacity)  #",
+            "slots = slots + 0  #",
+            f"{_STREAM}[simsiam-cla_r]",
+        ),
+        (
+            "ssl: a feature is that of one view",
+            "core.l2_normalize(jnp.sum(z, axis=1))",
+            "core.l2_normalize(z[:, 0])",
+            f"{_STREAM}[simsiam-cla_r]",
+        ),
+        (
+            "ssl: policies that read labels pass",
+            'return not {"label", "task"} & set(policy.reads)',
+            "return True",
+            "test_online_ssl.py::test_memories_are_refused_by_name",
+        ),
+    ),
+    *fault.of(
+        "methods/online_ssl/step.py",
         f"{_STREAM}[simsiam-cassle]",
         (
             "ssl: rows are replayed as soon as the memory has as many",
@@ -70,42 +120,6 @@ FAULTS = [
             f"{_STREAM}[simclr-cassle]",
         ),
         (
-            "ssl: stored projections never move",
-            'changes["projection"] = moved',
-            'changes["projection"] = items["projection"]',
-            f"{_STREAM}[simsiam-cla_r]",
-        ),
-        (
-            "ssl: stored projections move by the other share",
-            "mean, setup.stored_momentum)",
-            "mean, 1 - setup.stored_momentum)",
-            f"{_STREAM}[simsiam-cla_r]",
-        ),
-        (
-            "ssl: a draw does not count as a use",
-            'changes["used"] = jnp.ones_like(items["used"])',
-            'changes["used"] = items["used"]',
-            f"{_STREAM}[simsiam-cla_r]",
-        ),
-        (
-            "ssl: rows that were not replayed move, too",
-            "slots = jnp.where(active, slots, memory.capacity)  #",
-            "slots = slots + 0  #",
-            f"{_STREAM}[simsiam-cla_r]",
-        ),
-        (
-            "ssl: a feature is that of one view",
-            "core.l2_normalize(jnp.sum(z, axis=1))",
-            "core.l2_normalize(z[:, 0])",
-            f"{_STREAM}[simsiam-cla_r]",
-        ),
-        (
-            "ssl: pseudo-negatives come on top of the base's loss of all rows",
-            "base.pnr(rows, options) - base.loss(rows, options)",
-            "base.pnr(rows, options)",
-            f"{_STREAM}[mocov2plus-pnr]",
-        ),
-        (
             "ssl: queues take rows that stand in",
             "bank, pointer, rows[:, :size], active=active)",
             "bank, pointer, rows[:, :size])",
@@ -116,12 +130,6 @@ FAULTS = [
             "extra = extra._replace(momentum=slow)",
             "extra = extra._replace(momentum=extra.momentum)",
             f"{_STREAM}[byol-cassle]",
-        ),
-        (
-            "ssl: policies that read labels pass",
-            'return not {"label", "task"} & set(policy.reads)',
-            "return True",
-            "test_online_ssl.py::test_memories_are_refused_by_name",
         ),
     ),
     *[

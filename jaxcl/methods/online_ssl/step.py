@@ -27,51 +27,19 @@ Departures:
 """
 
 import functools
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxcl import core, optim, schema
-from jaxcl.losses import noncontrastive
-from jaxcl.memory import buffer, policies, queue, redundancy
+from jaxcl.memory import buffer, queue
 from jaxcl.methods import online, two_view
+from jaxcl.methods.online_ssl import regularisers, stored
 from jaxcl.methods.two_view import bases, networks
 from jaxcl.nets import chain
 
 Base = Literal["simclr", "simsiam", "byol", "barlow_twins", "vicreg", "mocov2plus"]
-
-
-class Regulariser(NamedTuple):
-    """What is added to the base's loss on the rows that are aligned."""
-
-    align: Callable | None = None  # (Base, Features of these rows, Options) -> f32[]
-    teacher: bool = False  # reads features of the frozen network
-    stores: bool = False  # reads projections that are stored with the rows
-    weighs: bool = True  # `align` is multiplied by the option `weight`
-    weight: float | None = None  # default of that option; None: the base's
-
-
-def _cassle(base, rows, options):
-    return base.distil(rows, options)
-
-
-def _cla_r(base, rows, options):
-    """The mean of -cos(a(z), s); s serves both views."""
-    return noncontrastive.simsiam(rows.p[:, 0], rows.p[:, 1], rows.stored, rows.stored)
-
-
-def _pnr(base, rows, options):
-    return base.pnr(rows, options) - base.loss(rows, options)
-
-
-REGULARISERS = {
-    "none": Regulariser(),
-    "cassle": Regulariser(_cassle, teacher=True),
-    "cla_r": Regulariser(_cla_r, stores=True, weight=1.0),
-    "pnr": Regulariser(_pnr, teacher=True, weighs=False),
-}
 
 
 class Extra(NamedTuple):
@@ -94,7 +62,7 @@ class Setup(NamedTuple):
 
     parts: core.Parts
     base: bases.Base
-    plan: Regulariser
+    plan: regularisers.Regulariser
     options: bases.Options
     copied: chain.Chain  # encoder and projector, which slow network and teacher copy
     predictor: chain.Chain  # the base's own; of no nets where it has none
@@ -157,7 +125,7 @@ def make(
       parts: what the config builds.
       base: the self-supervised loss, a name in `two_view.bases.BASES`. The others there
         read labels, prototypes or random slices, and are refused.
-      regulariser: a name in `REGULARISERS`, see the head of this file.
+      regulariser: a name in `regularisers.REGULARISERS`, see the head of `step.py`.
       rows: which rows are aligned, "replay" or "all".
       remembers: keep a memory and replay from it; without one `rows` must be "all".
       weight: of the alignment; under "pnr" with a base that has no negatives, of its
@@ -183,7 +151,7 @@ def make(
       ValueError: naming the field, the value and what is allowed.
     """
     arguments = locals()
-    spec, plan = bases.get(base), REGULARISERS[regulariser]
+    spec, plan = bases.get(base), regularisers.REGULARISERS[regulariser]
     _check(parts, arguments)
     unread = {"balance": "centre", "normality": 0.0}
     setup = Setup(
@@ -234,33 +202,7 @@ def _check(parts: core.Parts, options: dict) -> None:
             "config.method.rows='all': regulariser 'cla_r' aligns rows with what the "
             "memory stores of them; must be 'replay'"
         )
-    replay = parts.replay
-    blind = [name for name, policy in policies.POLICIES.items() if _unlabelled(policy)]
-    if replay.policy not in blind:
-        raise ValueError(
-            f"config.replay.policy={replay.policy!r}: reads labels or tasks, which "
-            f"online_ssl is not told; allowed are {', '.join(blind)}"
-        )
-    if replay.capacity <= replay.size:
-        raise ValueError(
-            f"config.replay.capacity={replay.capacity}: must be above config.replay."
-            f"size={replay.size}; rows are replayed once more of them are stored"
-        )
-    allowed = {
-        "augment": ("none", "all"),
-        "measure": ((),),
-        "statistics": ("running",),
-    }
-    for name, values in allowed.items():
-        if (value := getattr(replay, name)) not in values:
-            raise ValueError(
-                f"config.replay.{name}={value!r}: online_ssl augments all rows and has "
-                "no head of classes; leave it out"
-            )
-
-
-def _unlabelled(policy: policies.Policy) -> bool:
-    return not {"label", "task"} & set(policy.reads)
+    stored.check(parts.replay)
 
 
 def _init(setup, key, batch):
@@ -278,7 +220,7 @@ def _init(setup, key, batch):
     ]
     base, taught = setup.base, setup.plan.teacher
     averaged = taught and not setup.batch_bn
-    memory, kept = _memory(setup, batch) if setup.size else (None, {})
+    memory, kept = stored.create(setup, batch) if setup.size else (None, {})
     extra = Extra(
         momentum=core.copy(frozen) if base.momentum else {},
         teacher=core.copy(frozen) if taught else {},
@@ -290,25 +232,6 @@ def _init(setup, key, batch):
         kept=kept,
     )
     return core.new_state(k_state, params, stats, setup.parts.tx, extra)
-
-
-def _memory(setup, batch):
-    """The memory before the first batch, and the counts of its policy."""
-    parts, replay = setup.parts, setup.parts.replay
-    scalar, vector = jnp.zeros((), jnp.int32), jnp.zeros((setup.dim,))
-    example = {"image": batch["image"][0], "label": scalar, "task": scalar}
-    if setup.plan.stores:
-        example["projection"] = vector
-    if _compares(setup):
-        example |= {"feature": vector, "used": scalar > 0, "number": scalar}
-    space = online.memory_of(parts)
-    kept = space.start(replay.policy, parts.num_classes, parts.num_tasks)
-    return space.create(example, replay.capacity), kept
-
-
-def _compares(setup):
-    """Whether the memory's policy compares features of the stored rows."""
-    return "feature" in policies.POLICIES[setup.parts.replay.policy].reads
 
 
 def _copied(setup, tree):
@@ -325,7 +248,7 @@ def _step(setup, state, batch):
     for key in keys:  # in Python: gradients in a loop of XLA's are slow on CPU
         state, z, metrics = _update(setup, state.replace(step=step), batch, key)
     if setup.size:
-        state = _remembered(setup, state, batch, z, step, k_write)
+        state = stored.offered(setup, state, batch, z, step, k_write)
     return state, metrics
 
 
@@ -357,7 +280,7 @@ def _update(setup, state, batch, key):
     rows = setup.parts.augment(k_stream, batch["image"])
     if rows.shape[1] != 2:
         raise ValueError(f"config.augment.views={rows.shape[1]}: online_ssl takes 2")
-    active, stored, drawn = jnp.zeros((), bool), None, None
+    active, held, drawn = jnp.zeros((), bool), None, None
     if size:
         active = jnp.sum(extra.memory.filled) > size
         drawn = online.memory_of(setup.parts).sample(extra.memory, k_draw, size)
@@ -366,7 +289,7 @@ def _update(setup, state, batch, key):
         # A blank image would enter the batch statistics.
         repeated = rows[jnp.arange(size) % len(rows)]
         rows = jnp.concatenate([jnp.where(active, replayed, repeated), rows])
-        stored = items.get("projection")
+        held = items.get("projection")
     images = rows.reshape((-1,) + rows.shape[2:])  # rows 2i, 2i+1: one example
     averages = extra.teacher_stats or state.stats
     features = bases.Features(
@@ -376,7 +299,7 @@ def _update(setup, state, batch, key):
         f=_frozen(setup, extra.teacher, averages, images, train=setup.batch_bn),
         key_queue=extra.key_queue,
         frozen_queue=extra.frozen_queue,
-        stored=stored,
+        stored=held,
     )
 
     def forward(params):
@@ -389,9 +312,9 @@ def _update(setup, state, batch, key):
     state = core.apply_gradients(state, grads, setup.parts.tx, lr).replace(stats=stats)
     extra = _followed(setup, state, features, active)
     if size:
-        extra = extra._replace(
-            memory=_refreshed(setup, extra.memory, drawn, outputs.z[:size], active)
-        )
+        z = outputs.z[:size]
+        memory = stored.refreshed(setup, extra.memory, drawn, z, active)
+        extra = extra._replace(memory=memory)
     share = jnp.where(active, size / len(rows), 0.0)
     metrics = {"loss": loss, "lr": lr, "grad_norm": core.norm(grads)}
     metrics |= parts | {"replayed": share}
@@ -498,62 +421,3 @@ def _queued(setup, extra, features, active):
         bank, pointer = queue.enqueue(bank, pointer, rows[:, size:])
         changes |= {name: bank, "pointer": pointer}
     return extra._replace(**changes)
-
-
-def _refreshed(setup, memory, drawn, z, active):
-    """The memory once what it stores of replayed rows has moved towards their z."""
-    items, _, slots = drawn
-    changes = {}
-    if setup.plan.stores:
-        mean = jnp.mean(z, axis=1)
-        moved = optim.ema(items["projection"], mean, setup.stored_momentum)
-        changes["projection"] = moved
-    if _compares(setup):
-        changes["feature"] = redundancy.moved(items["feature"], _feature(z))
-        changes["used"] = jnp.ones_like(items["used"])
-    if not changes:
-        return memory
-    slots = jnp.where(active, slots, memory.capacity)  # a slot beyond all drops its row
-
-    def put(held, slots, rows):
-        return held.at[slots].set(rows, mode="drop")
-
-    each = online.memory_of(setup.parts).each
-    held = memory.items | {
-        name: each(put, memory.items[name], slots, rows)
-        for name, rows in changes.items()
-    }
-    return memory._replace(items=held)
-
-
-def _feature(z):
-    """MinRed's feature of each row, n(z_1 + z_2), f32[R,D]."""
-    return core.l2_normalize(jnp.sum(z, axis=1))
-
-
-def _remembered(setup, state, batch, z, number, key):
-    """The state after the images of a batch were offered to the memory.
-
-    Args:
-      z: f32[B,2,D], projections of the last update.
-      number: i32[], of the batch in the stream.
-    """
-    extra, count = state.extra, len(batch["label"])
-    task = jnp.broadcast_to(state.task, (count,))
-    items = {"image": batch["image"], "label": batch["label"], "task": task}
-    if setup.plan.stores:
-        items["projection"] = jnp.mean(z, axis=1)
-    if _compares(setup):
-        items |= {
-            "feature": _feature(z),
-            "used": jnp.zeros(count, bool),
-            "number": number * count + jnp.arange(count, dtype=jnp.int32),
-        }
-    space, policy = online.memory_of(setup.parts), setup.parts.replay.policy
-    slots, kept = space.choose(
-        policy, extra.memory, extra.kept, key, items, jnp.ones(count, bool)
-    )
-    # The parameters depend on all that was read of the memory.
-    after = jax.tree.leaves(state.params)[0]
-    memory = space.write(extra.memory, slots, items, after=after)
-    return state.replace(extra=extra._replace(memory=memory, kept=kept))
