@@ -4,9 +4,9 @@ r"""An encoder that is there, taught new images in several ways: its runs, a tab
 
 trains the encoder of configs/keep_fresh.py on the images of --old and exports it. Each
 row of ROWS then teaches it those of --new, without labels, by jaxcl.update, once with
-each seed; "retrain" trains another encoder on both. Every encoder is judged on the test
-parts of both sets. After each step ROOT/table.md is written anew, with the columns of
-docs/keep_fresh.md. The same command goes on where it was stopped.
+each seed; "retrain", the last, trains another encoder on both. Every encoder is judged
+on the test parts of both sets. After each step ROOT/table.md is written anew, with the
+columns of docs/keep_fresh.md. The same command goes on where it was stopped.
 """
 
 import argparse
@@ -30,11 +30,9 @@ UPDATE = "updates/0001"
 SETS = ("old", "new")
 JUDGES = ("knn/class_incremental", "linear/class_incremental")
 DROP = 0.02  # what the default limit of an update allows
-# Of every update: all rows have the same rate, images and epochs.
+# Of every update, beside the epochs and the rate, which all rows share, too.
 SAME = (
-    "--config.train.epochs=3",
     "--config.train.batch_size=128",
-    "--config.train.optimizer.lr=2e-3",
     "--config.limits.accuracy_drop=1.0",  # or the checkpoints are gone
 )
 _WHOLE = ("--config.train.tuning.lora_rank=0", "--config.train.tuning.open_layers=0")
@@ -105,6 +103,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--new", required=True, help=".npz: what it is taught")
     made.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     made.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS, metavar="ROW")
+    made.add_argument("--epochs", type=int, default=3, help="of an update")
+    made.add_argument("--lr", type=float, default=2e-3, help="of an update")
+    made.add_argument("--no-retrain", action="store_true", help="no second encoder")
     made.add_argument("--root", default="runs/keep_fresh", help="of all directories")
     made.add_argument("--dry-run", action="store_true", help="print the commands")
     made.add_argument("--python", default=sys.executable)
@@ -128,6 +129,8 @@ def steps(options) -> list[Step]:
             folder = place(options, name, seed)
             made += [_update(options, ROWS[name], seed, folder)]
             made += _judged(options, folder, folder / "encoder" / UPDATE)
+    if options.no_retrain:
+        return made
     paths = enumerate((options.old, options.new))
     flags = [f"--config.data.sets[{i}].path={path}" for i, path in paths]
     run = retrain / "run"
@@ -157,6 +160,8 @@ def _update(options, row, seed, folder) -> Step:
     have, own = place(options, "have") / "encoder", folder / "encoder"
     words = [f"--run={own}", f"--data={options.new}"]
     words += [f"--test={options.old}", f"--old={options.old}", *SAME, *row.changes]
+    words += [f"--config.train.epochs={options.epochs}"]
+    words += [f"--config.train.optimizer.lr={options.lr}"]
     words += [f"--config.train.method.strategy={row.strategy}"]
     words += [f"--config.train.seed={seed}"]
     return Step(("jaxcl.update", *words), own / UPDATE / lineage.VERDICT, (have, own))

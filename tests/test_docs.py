@@ -471,6 +471,19 @@ def test_the_tree_is_as_drawn():
     assert drawn == {name for name in real if not name.endswith("__init__.py")}
 
 
+def test_the_reference_names_what_there_is():
+    """All that it names is there; no loss and no public name is left out."""
+    text = (ROOT / "docs/api.md").read_text()
+    named = set(re.findall(r"^::: ([\w.]+)$", text, re.M))
+    for name in named:
+        pkgutil.resolve_name(name)
+    losses = (ROOT / "jaxcl/losses").glob("[!_]*.py")
+    assert {f"jaxcl.losses.{path.stem}" for path in losses} <= named
+    for name in set(jaxcl.__all__) - {"__version__"}:
+        where = getattr(jaxcl, name).__module__
+        assert named & {where, f"{where}.{name}"}, name
+
+
 # Options and defaults
 
 MARKER = re.compile(r"<!-- options: ([\w.]+)(?: except (\w+))? -->\n\n((?:\|.*\n)+)")

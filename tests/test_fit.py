@@ -253,7 +253,7 @@ def test_tasks_are_classes_slices_or_what_each_image_is_of(asked):
     config, _, work = asked(IMAGES, tasks=4)
     assert config.scenario.name == "data" and config.batch_size == 8
     assert [len(task.train.rows) for task in work.stream.tasks] == [40] * 4
-    assert set(config.evaluators) == {"collapse", "uniformity"}
+    assert set(config.evaluators) == {"collapse", "uniformity", "neighbours"}
     year = np.repeat([2020, 2018, 2019, 2018], 40)
     config, _, work = asked(IMAGES, tasks=year, labels=LABELS)
     assert config.scenario.name == "domain"

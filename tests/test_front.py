@@ -179,7 +179,7 @@ def test_what_is_shown_says_where_it_is_from(capsys):
     told = capsys.readouterr().out
     assert "config.method   (jaxcl.methods.two_view.step.make)" in told
     assert "temperature = 0.5  [command]" in told
-    assert "epochs = 60  [config]" in told
+    assert "epochs = 30  [config]" in told
     assert "negative_weight = None  [default]" in told
     assert re.search(r"epochs = 60 .*\n +per task;.*default\n? +1|default 1", told)
     assert "must be at least 0.001 or None" in told
@@ -290,7 +290,7 @@ def test_a_wheel_brings_the_command_and_the_configs(tmp_path):
     }
     told = run("show", "pnr_imagenet100")
     assert f"{tmp_path}/site/jaxcl/configs/imagenet100.txt" in told
-    run("train", "pnr_control:debug", "--config.plots=False")
+    run("train", "pnr_pacs:debug", "--config.plots=False")
     assert (tmp_path / "empty" / "runs").is_dir()
 
 

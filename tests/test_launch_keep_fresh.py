@@ -54,6 +54,8 @@ def test_every_command_is_one_that_can_be_run(script, capsys):
     assert script.main([*arguments, "--dry-run", "--root=none", "--python=py"]) == 0
     words = [shlex.split(line)[2:] for line in capsys.readouterr().out.splitlines()]
     assert len(words) == 4 + 2 * 3 * len(script.ROWS) + 3
+    assert script.main([*arguments, "--dry-run", "--root=none", "--no-retrain"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(words) - 3
     for module, *flags in words:
         if module == "jaxcl.main":
             config = config_files.parse(flags)

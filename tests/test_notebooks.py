@@ -367,12 +367,12 @@ class Done:
 
 
 def check_1(done):
-    name = "linear/class_incremental"
+    name = "knn/domain_aware"
     for run in ("pnr", "finetune"):
         assert done.config(f"runs/{run}")["method"]["strategy"] == run
         found = done.results(f"runs/{run}")
         learned = found["summary"][name]["average_accuracy"]
-        assert learned > 0.93 > np.mean(found["untrained"][name])
+        assert learned > 0.9 > np.mean(found["untrained"][name])
         seeds, shown = done.find(rf"^{run} +(\d+) +([\d.]+) ")
         assert seeds == 1 and shown == pytest.approx(100 * learned, abs=0.051)
     assert (done.folder / "runs" / "compare.png").exists()

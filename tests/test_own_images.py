@@ -129,7 +129,7 @@ def test_what_judges_follows_the_labels():
     partly = config_of(hold(labels=some), test=0.25).to_dict()
     assert partly["evaluators"]["knn"] == {"k": 6, "train_on": "labelled"}
     none = config_of(hold()).to_dict()
-    assert set(none["evaluators"]) == {"collapse", "uniformity"}
+    assert set(none["evaluators"]) == {"collapse", "uniformity", "neighbours"}
     assert none["scenario"]["evaluation"] == "none"
 
 

@@ -521,16 +521,19 @@ def accuracies(size):
 def test_heat_map_brightens_with_the_value_and_hatches_what_is_nan(draw):
     bright, areas = [], []
     for value in (0.0, 0.2, 0.45, 0.7, 1.0):
-        pixels, _ = draw(plots.accuracy_matrix, np.full((4, 4), value), title="x")
+        cells = np.full((4, 4), value)
+        cells[0, :2] = 0.0, 1.0  # the ends of the scale
+        pixels, _ = draw(plots.accuracy_matrix, cells, title="x")
         colour, area = main_colour(pixels)
         bright.append(luminance(colour / 255))
         areas.append(area)
     assert (np.diff(bright) > 0.03).all()
     lower = np.where(np.tri(4) > 0, 1.0, np.nan)
+    lower[3, 0] = 0.0
     pixels, _ = draw(plots.accuracy_matrix, lower, title="x")
     colour, area = main_colour(pixels)
     assert luminance(colour / 255) == bright[-1]
-    assert area / areas[-1] == pytest.approx(10 / 16, abs=0.02)
+    assert area / areas[-1] == pytest.approx(9 / 15, abs=0.02)
     # Thin lines, brighter than any value, over what is not measured.
     lines = (pixels == 204).all(-1)
     assert 0.01 < lines.mean() < 0.15
@@ -540,6 +543,25 @@ def test_heat_map_brightens_with_the_value_and_hatches_what_is_nan(draw):
     pixels, _ = draw(plots.accuracy_matrix, cell, title="x")
     high, wide = np.nonzero((pixels == colour).all(-1))
     assert np.median(high) < 0.3 * len(pixels) and np.median(wide) > 0.5 * len(pixels)
+
+
+@pytest.mark.parametrize(
+    "values, want",
+    [
+        ([0.93, 0.972], (80, 100)),
+        ([0.897, 0.972], (80, 100)),
+        ([0.312, 0.55], (30, 60)),
+        ([0.0, 0.04], (0, 20)),
+        ([1.0, np.nan], (80, 100)),
+        ([0.3, 0.5], (30, 50)),
+        ([np.nan, np.nan], (0, 100)),
+    ],
+)
+def test_the_scale_shows_differences(values, want, draw):
+    matrix = np.array([values, values[::-1]])
+    assert plots.heat_range(matrix) == want
+    _, figure = draw(plots.accuracy_matrix, matrix, title="x")
+    assert figure.axes[0].images[0].get_clim() == want
 
 
 @pytest.mark.parametrize("size", [1, 5, 30])

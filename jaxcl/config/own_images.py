@@ -275,7 +275,7 @@ def _warmup(epochs) -> int:
 
 def _evaluators(look) -> dict:
     """Neighbours where labels can judge; without, measures that need none."""
-    found: dict[str, dict] = {"collapse": {}, "uniformity": {}}
+    found: dict[str, dict] = {"collapse": {}, "uniformity": {}, "neighbours": {}}
     if not look.judges:
         return found
     train_on, bank = "all", look.rows

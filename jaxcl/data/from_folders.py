@@ -153,7 +153,7 @@ def scan(
 
 
 def _apart(folder, classes) -> set[tuple[int, int]]:
-    """What no link below a class may lead to: other classes.
+    """Identify the folders of all classes: no link may lead from one to another.
 
     Raises ValueError where two classes are one folder, or a class has a name that no
     text can hold.

@@ -315,7 +315,7 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
 
 
 def _known(index) -> dict[str, np.ndarray]:
-    """What a file of earlier scans holds; {} where there is none yet."""
+    """Read what earlier scans wrote to a file; {} where there is none yet."""
     if not os.path.exists(index):
         return {}
     try:

@@ -130,7 +130,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def room(path: Path, error: OSError) -> str:
-    """What the message of a full disk lacks: how much it has left; else ""."""
+    """Say for a message how much a full disk has left; "" of other errors."""
     if error.errno not in _FULL:
         return ""
     with contextlib.suppress(OSError, TypeError, ValueError):
@@ -172,7 +172,7 @@ def _leads_to_folder(entry: os.DirEntry) -> bool:
 
 
 def identity(path: Path) -> tuple[int, int]:
-    """What a folder on a disk is known by, whatever way leads to it."""
+    """Return device and inode of a folder, the same by every path to it."""
     status = os.stat(path)
     return status.st_dev, status.st_ino
 

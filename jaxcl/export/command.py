@@ -108,7 +108,7 @@ _LOOKS_LOCAL = re.compile(r"/|~|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\w+://")
 
 
 def hidden(path: str) -> str:
-    """What stands for a path in a card: whoever has the path can make it, too."""
+    """Hash a path for a card, so that whoever has the path recognises it."""
     return f"sha256:{hashlib.sha256(path.encode()).hexdigest()[:16]}"
 
 

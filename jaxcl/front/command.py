@@ -13,6 +13,7 @@ _RUNS = {
     "update": ("jaxcl.update", "teach a run's encoder new images, if it stays good"),
     "bring": ("jaxcl.bring", "read the weights of another library"),
     "export": ("jaxcl.export", "write the encoder of a run to a folder"),
+    "data": ("jaxcl.data.fetch", "get a well-known set of images"),
     "report": ("jaxcl.report", "one HTML page about any runs"),
     "compare": ("jaxcl.compare", "runs side by side, as a table and a picture"),
     "scaling": ("jaxcl.scaling", "how a run would scale to more devices"),

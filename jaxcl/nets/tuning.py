@@ -163,7 +163,7 @@ class Tuned:
 
     @property
     def dtype(self) -> Any:
-        """Of the computation."""
+        """Type of the computation."""
         return self.net.dtype
 
     @property
@@ -173,7 +173,7 @@ class Tuned:
 
     @property
     def drop_path(self) -> float:
-        """Of the encoder, if it has any."""
+        """Largest share of branches that the encoder drops; 0.0 if it drops none."""
         return getattr(self.net, "drop_path", 0.0)
 
     def share(self, path: tuple[str, ...]) -> float:

@@ -137,12 +137,29 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
     save(figure, path)
 
 
+def heat_range(matrix) -> tuple[float, float]:
+    """The least and the most percent of the colours for accuracies in [0, 1].
+
+    Whole tens around what was measured, 20 or more apart: from 0 to 100 the accuracies
+    of one run would often have one colour.
+    """
+    measured = 100 * matrix[np.isfinite(matrix)]
+    if not measured.size:
+        return 0.0, 100.0
+    # A rounding error is no ten more.
+    low = 10 * np.floor(measured.min() / 10 + 1e-9)
+    high = 10 * np.ceil(measured.max() / 10 - 1e-9)
+    low = min(low, max(high - 20, 0))
+    return float(low), float(max(high, low + 20))
+
+
 def _heat_map(figure, axes, matrix, title, task_names) -> None:
     """Draw accuracies f64[T, T] into axes, see `accuracy_matrix`."""
     size = len(matrix)
     # Seen where the picture has no value, such as of tasks that are yet to come.
     axes.patch.set(facecolor="white", edgecolor="0.8", hatch="//")
-    picture = axes.imshow(100 * matrix, vmin=0, vmax=100, cmap="cividis")
+    low, high = heat_range(matrix)
+    picture = axes.imshow(100 * matrix, vmin=low, vmax=high, cmap="cividis")
     axes.set(title=title, xlabel="accuracy on task", ylabel="after task")
     few = size <= MOST_NAMES
     numbers = names = [str(n) for n in _written(size)]
@@ -160,7 +177,8 @@ def _heat_map(figure, axes, matrix, title, task_names) -> None:
             f"{value:.1f}",
             ha="center",
             va="center",
-            color="white" if value < 46 else "black",  # equal contrast at 46
+            # At 46 % of the way both have the same contrast.
+            color="white" if value - low < 0.46 * (high - low) else "black",
             fontsize=min(10.0, 150.0 / size),
         )
     figure.colorbar(picture, ax=axes, label="accuracy (%)", shrink=0.8)
@@ -183,7 +201,8 @@ def overview(results, rows, path=None):
     if names:
         matrix = np.array(results["matrices"][names[0]], np.float64)
         if len(matrix) > 1:
-            _heat_map(figure, panels[0], matrix, names[0], results["task_names"])
+            title = words(names[0])
+            _heat_map(figure, panels[0], matrix, title, results["task_names"])
         else:
             _before_and_after(panels[0], results, names)
     points = [(r["step"], r["loss"]) for r in rows if r.get("loss") is not None]
@@ -317,6 +336,33 @@ def marked(points, labels, pale, marks, path, *, title, class_names=None) -> Non
         handles, texts = axes.get_legend_handles_labels()
         last = len(present)  # the names are there twice: pale, then marked
         legend(axes, handles[last:], texts[last:])
+    save(figure, path)
+
+
+def neighbours(queries, found, similarities, path, *, title) -> None:
+    """Draw images, and beside each its nearest neighbours under their similarity.
+
+    Args:
+      queries: u8[Q, H, W, C], C is 1 or 3.
+      found: u8[Q, K, H, W, C].
+      similarities: f[Q, K], written above each.
+      path: of the picture.
+    """
+    rows, columns = similarities.shape
+    figure = figure_of(1.0 + 1.1 * (columns + 1), 0.6 + 1.25 * rows)
+    figure.suptitle(title)
+    panels = figure.subplots(rows, columns + 1, squeeze=False)
+    for row, (query, others) in enumerate(zip(queries, found, strict=True)):
+        for column, image in enumerate([query, *others]):
+            axes = panels[row, column]
+            axes.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=255)
+            axes.set(xticks=[], yticks=[])
+            if column:
+                axes.set_title(f"{similarities[row, column - 1]:.2f}", fontsize=8)
+            else:
+                axes.spines[:].set(linewidth=3, edgecolor=COLOURS[0])
+    panels[0, 0].set_title("image", fontsize=8)
+    figure.tight_layout()
     save(figure, path)
 
 

@@ -249,7 +249,7 @@ class Recorder:
         return self._rows.offset() if self._write else 0
 
     def checksum(self) -> int:
-        """Of all bytes logged so far."""
+        """Checksum of all bytes logged so far."""
         return self._rows.checksum if self._write else 0
 
     def advance(self, step: int, task: int, total_steps: int) -> None:

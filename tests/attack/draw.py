@@ -42,7 +42,7 @@ NAMES = {
     "schedule": [*sections.SCHEDULES],
 }
 EVALUATORS = ["linear", "knn", "svm", "predict", "memory", "alignment", "collapse"]
-EVALUATORS += ["spread", "objective", "filtering", "tsne"]
+EVALUATORS += ["spread", "objective", "filtering", "tsne", "neighbours"]
 # These say where files are, or start something else than a run.
 _NOT = {"checkpoint", "start", "plasticity_cache", "path", "directory", "seeds"}
 

@@ -56,6 +56,30 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "evals/neighbours.py",
+        "test_neighbours.py",
+        (
+            "neighbours: an image is its own neighbour",
+            "others[np.arange(len(queries)), queries] = -np.inf",
+            "others[np.arange(len(queries)), queries] = 1.0",
+        ),
+        (
+            "neighbours: long rows are near",
+            "rows = features / np.where(lengths > 0, lengths, 1.0)",
+            "rows = features",
+        ),
+        (
+            "neighbours: images of other rows are drawn",
+            "images[chosen],",
+            "images[np.sort(chosen)],",
+        ),
+        (
+            "neighbours: of equal ones the later comes first",
+            'np.argsort(-others, axis=1, kind="stable")[:, :k]',
+            "np.argsort(others, axis=1)[:, ::-1][:, :k]",
+        ),
+    ),
+    *fault.of(
         "evals/knn.py",
         "test_evals.py::test_neighbours_may_be_the_other_evaluation_rows_or_the_"
         "labelled_ones",

@@ -69,6 +69,12 @@ FAULTS = [
             '"metadata": {}',
         ),
         (
+            "plots: the colours of all accuracies are from 0 to 100",
+            "axes.imshow(100 * matrix, vmin=low, vmax=high,",
+            "axes.imshow(100 * matrix, vmin=0, vmax=100,",
+            "test_record.py::test_the_scale_shows_differences",
+        ),
+        (
             "plots: what is not measured is blank",
             'edgecolor="0.8", hatch="//")',
             'edgecolor="0.8")',

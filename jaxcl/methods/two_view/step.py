@@ -452,7 +452,7 @@ def _slices(setup, state):
 
 
 def _target_temperature(setup, state):
-    """That of DINO's targets, f32[]: it rises in the first task and then stays."""
+    """Temperature of DINO's targets, f32[]: it rises in the first task alone."""
     if not setup.prototypes:
         return None
     targets = setup.targets

@@ -1,0 +1,105 @@
+"""Pictures of images beside their nearest neighbours: what an encoder takes for alike.
+
+They need no labels. Each neighbour stands under its cosine similarity, as in the
+figures of retrieved images with which self-supervised encoders are shown since Wu et
+al., "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", CVPR
+2018.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Annotated
+
+import jax
+import numpy as np
+from etils import epath
+
+from jaxcl import core, plots, schema
+from jaxcl.data import stream
+from jaxcl.evals import features as features_lib
+
+LAST_ONLY = True  # unless the entry of the config says otherwise, see run/evaluation.py
+
+
+def nearest(features: np.ndarray, queries: np.ndarray, k: int):
+    """Find the k rows that are most similar to each query, itself left out.
+
+    Args:
+      features: f32[n, D]; rows of zeros are similar to none.
+      queries: i64[q], rows of `features`.
+      k: at most n - 1.
+
+    Returns:
+      rows: i64[q, k], the most similar first; of equal ones the earlier row.
+      similarities: f64[q, k], their cosines.
+    """
+    features = np.asarray(features, np.float64)
+    lengths = np.linalg.norm(features, axis=1, keepdims=True)
+    rows = features / np.where(lengths > 0, lengths, 1.0)
+    cosines = rows[queries] @ rows.T
+    others = cosines.copy()
+    others[np.arange(len(queries)), queries] = -np.inf
+    found = np.argsort(-others, axis=1, kind="stable")[:, :k]
+    return found, np.take_along_axis(cosines, found, axis=1)
+
+
+@schema.checked("config.evaluators.neighbours")
+def make(
+    parts: core.EvalParts,
+    *,
+    directory: str | os.PathLike,
+    queries: Annotated[int, schema.Range(1, 50)] = 8,
+    k: Annotated[int, schema.Range(1, 20)] = 7,
+    max_rows: Annotated[int, schema.Range(2, 8192)] = 1024,
+) -> Callable:
+    """Draw images and their nearest neighbours, in `neighbours_task{t}.png`.
+
+    t is the number of the task just finished, from 0.
+
+    Args:
+      parts: what every evaluator is given; labels are not read.
+      directory: the folder for the pictures; process 0 makes it if it is missing.
+      queries: images whose neighbours are drawn, a row each: evenly spaced among those
+        of `max_rows`, the same after every task.
+      k: neighbours of each, the nearest first.
+      max_rows: images among which neighbours are sought, evenly spaced rows of the
+        evaluation split, or of the train split where there is no other. Of fewer than
+        k + 1 images all others are drawn.
+
+    Returns:
+      evaluate(state, task) -> core.Result, which is empty.
+
+    Raises:
+      ValueError: an option out of its range; a set of graphs; fewer than 2 images.
+    """
+    examples = parts.stream.evaluation
+    examples = parts.stream.dataset.train if examples is None else examples
+    count = stream.size(examples)
+    field = "config.evaluators.neighbours"
+    if examples.graphs is not None:
+        raise ValueError(f"{field}: draws images, not graphs; take it out")
+    if count < 2:
+        raise ValueError(f"{field}: {count} images to draw; must be 2 or more")
+    rows = np.linspace(0, count - 1, min(max_rows, count)).astype(np.int64)
+    images = features_lib.images_of(parts, examples, rows)
+    asked = np.unique(np.linspace(0, len(rows) - 1, queries).astype(np.int64))
+    embed = features_lib.make(parts, examples, rows=rows)
+
+    def evaluate(state, task: int) -> core.Result:
+        features = np.asarray(jax.device_get(embed(state)))
+        if not np.isfinite(features).all():
+            return core.Result({}, {}, (features_lib.NOT_FINITE,))
+        chosen, cosines = nearest(features, asked, min(k, len(rows) - 1))
+        if jax.process_index() == 0:
+            folder = epath.Path(directory)
+            folder.mkdir(parents=True, exist_ok=True)
+            plots.neighbours(
+                images[asked],
+                images[chosen],
+                cosines,
+                folder / f"neighbours_task{task}.png",
+                title=f"Nearest neighbours after task {task + 1}",
+            )
+        return core.Result({}, {})
+
+    return evaluate
