@@ -220,6 +220,7 @@ DEFAULT_WORDS = {
     "baselines_mnist": "baselines_gdumb_mnist",
     "der_mnist": "derpp_split_mnist_200",
     "survey_cifar100": "survey_er_cifar100",
+    "online_ssl_cifar100": "online_ssl_cla_e_cifar100",
 }
 
 

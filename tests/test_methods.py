@@ -246,6 +246,49 @@ ONLINE = {
     ),
 }
 
+# Online methods without labels.
+
+CONTINUAL = {
+    "augment.views": 2,
+    # Small steps: of larger ones last bits grow too much, on one device, too.
+    "optimizer": {"name": "sgd", "lr": 0.02, "momentum": 0.5},
+    "replay": {"capacity": 96, "size": 24, "updates": 2},
+}
+SMALL = {"name": "online_ssl", "hidden_dim": 16, "output_dim": 8}
+SMALL |= {"predictor_hidden_dim": 16, "distill_hidden_dim": 16, "queue_size": 96}
+COMPARED = CONTINUAL["replay"] | {"policy": "min_redundancy"}
+ONLINE_SSL = {
+    "online_ssl-cassle": Row(
+        CONTINUAL | {"method": SMALL | {"base": "simclr", "regulariser": "cassle"}},
+        idle=STORED,
+        family="online_ssl",
+        quick=True,
+    ),
+    "online_ssl-cla_r": Row(
+        CONTINUAL
+        | {
+            "method": SMALL | {"base": "simsiam", "regulariser": "cla_r"},
+            "replay": COMPARED,
+        },
+        idle=STORED,
+    ),
+    "online_ssl-pnr": Row(
+        CONTINUAL
+        | {
+            "method": SMALL
+            | {
+                "base": "mocov2plus",
+                "regulariser": "pnr",
+                "rows": "all",
+                "teacher": "snapshot",
+                "snapshot_every": 9,
+                "frozen_bn": "running",
+            }
+        },
+        idle=STORED,
+    ),
+}
+
 # Methods that replay rows of the train split.
 
 NARROW = {"hidden_dim": 16, "output_dim": 8, "memory_size": 24}
@@ -345,7 +388,8 @@ ICL = {
     ),
 }
 
-METHODS = TWO_VIEW | ONLINE | REHEARSAL | DUEL | ICL  # name -> Row
+# name -> Row
+METHODS = TWO_VIEW | ONLINE | ONLINE_SSL | REHEARSAL | DUEL | ICL
 
 
 def test_rows_that_are_compiled_for_chips_are_rows_of_this_table(monkeypatch):

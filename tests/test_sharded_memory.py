@@ -20,6 +20,10 @@ EXAMPLE = {
     "image": jax.ShapeDtypeStruct((2, 3), np.uint8),
     "label": np.zeros((), np.int32),
     "task": np.zeros((), np.int32),
+    # What min_redundancy reads.
+    "feature": jax.ShapeDtypeStruct((4,), np.float32),
+    "used": np.zeros((), bool),
+    "number": np.zeros((), np.int32),
 }
 MOVES = re.compile(r"= (.*) (?:all-|collective-|reduce-scatter)[\w-]*\(")
 
@@ -28,7 +32,15 @@ def rows(turn, size=16):
     n = np.arange(turn * size, (turn + 1) * size, dtype=np.int32)
     image = np.broadcast_to((n % 256)[:, None, None], (size, 2, 3)).astype(np.uint8)
     label = np.random.default_rng(turn).integers(0, CLASSES, size).astype(np.int32)
-    return {"image": image, "label": label, "task": np.full(size, turn % TASKS, "i4")}
+    feature = np.random.default_rng(turn).normal(size=(size, 4)).astype(np.float32)
+    return {
+        "image": image,
+        "label": label,
+        "task": np.full(size, turn % TASKS, "i4"),
+        "feature": feature / np.linalg.norm(feature, axis=1, keepdims=True),
+        "used": np.arange(size) % 2 == 0,
+        "number": n,
+    }
 
 
 def step(memory, policy, k, state, kept, keys, items, mask):

@@ -45,6 +45,8 @@ SCHEDULES = {
     "ramped_cosine": optim.ramped_cosine,
 }
 
+# Options of a scenario that one scenario alone reads.
+_READERS = {"growth": "growth", "blur": "blurry", "recurrence": "recurring"}
 # A run directory is named by it.
 _Name = Annotated[
     str, schema.Text(r"(?!\.{1,2}$)[^/\\\0]+", "a name without a path: no / and no \\")
@@ -160,11 +162,12 @@ def check_graphs(top: Top, train: stream.Examples | None = None) -> None:
 def follows_seed(scenario: dict) -> bool:
     """Whether the run's seed cuts the tasks, because the scenario has none of its own.
 
-    So it is with "growth", "permuted" and "rotated", and with "class" in the order
-    "released".
+    So it is with "growth", "permuted", "rotated", "recurring" and "blurry", and with
+    "class" in the order "released".
     """
     released = scenario.get("class_order") == "released"
-    cut = {"growth": True, "permuted": True, "rotated": True, "class": released}
+    drawn = ("growth", "permuted", "rotated", "recurring", "blurry")
+    cut = {"class": released} | dict.fromkeys(drawn, True)
     return cut.get(scenario.get("name"), False) and "seed" not in scenario
 
 
@@ -181,11 +184,12 @@ def tasks(data, scenario, seed=0, stand_in=None):
     schema.check_value(name, scenarios.Scenario, "config.scenario.name")
     own = ("scenario",)  # is `name`
     given = schema.options(scenarios.make, scenario, "config.scenario", given=own)
-    if "growth" in given and name != "growth":
-        raise ValueError(
-            f"config.scenario.growth={given['growth']!r}: scenario {name!r} does not "
-            "read it; leave it out"
-        )
+    for option, reader in _READERS.items():
+        if option in given and name != reader:
+            raise ValueError(
+                f"config.scenario.{option}={given[option]!r}: scenario {name!r} does "
+                "not read it; leave it out"
+            )
     uneven = given.get("imbalance"), given.get("long_tail")
     imbalance.options(*uneven, field="config.scenario.")
     return lambda: scenarios.make(

@@ -8,10 +8,19 @@ import numpy as np
 
 from jaxcl import schema
 from jaxcl.data import imbalance as imbalance_lib
-from jaxcl.data import looks, splits, stream
+from jaxcl.data import looks, one_pass, splits, stream
 
 Scenario = Literal[
-    "joint", "class", "data", "domain", "permuted", "rotated", "growth", "after"
+    "joint",
+    "class",
+    "recurring",
+    "blurry",
+    "data",
+    "domain",
+    "permuted",
+    "rotated",
+    "growth",
+    "after",
 ]
 SCENARIOS = get_args(Scenario)
 # The released PNR and CaSSLe experiments draw the slices of "data" with this seed.
@@ -29,6 +38,9 @@ def make(
     seed: schema.Natural = 0,
     evaluation: Literal["test", "validation", "none"] = "test",
     growth: Annotated[float, schema.Range(above=0, below=1)] = 0.5,
+    blur: Annotated[float, schema.Range(least=1e-3, most=1e3)] = 0.5,
+    recurrence: schema.Share = 0.5,
+    copies: schema.Count = 1,
     classes: Sequence[schema.Natural | str] | None = None,
     per_class: schema.Count | None = None,
     imbalance: dict | None = None,
@@ -40,6 +52,12 @@ def make(
       "joint"   one task that holds everything.
       "class"   disjoint classes: `class_order` in `num_tasks` consecutive chunks;
                 where they do not divide evenly the first tasks take one class more.
+      "recurring" as "class", but each task also holds every class of an earlier one
+                with probability `recurrence`, see `one_pass.recurring`. A task is
+                judged on its new classes.
+      "blurry"  classes fade into one another in `class_order`, see `one_pass.blurry`:
+                one sequence in `num_tasks` equal slices (1 if left out), which tell
+                when to evaluate, on all rows, and nothing else.
       "data"    a random partition of the train rows: label-sorted rows, permuted
                 with seed 42 whatever the run's seed, in consecutive equal slices;
                 task 0 also takes the remainder (the first slice is that longer).
@@ -59,11 +77,14 @@ def make(
       see `stream.released_permutation`), "cassle" (that of the CaSSLe experiments, the
       same with seed 5 whatever `seed` is), "shuffled" (by `seed`) or a list of class
       numbers or names that holds every class once.
-    num_tasks: may be left out for "joint" and "domain".
-    seed: draws "released", "shuffled", "permuted", "rotated", "growth" and the rows of
-      `per_class`; a config of these without one uses the run's seed, but for
-      "shuffled".
+    num_tasks: may be left out for "joint", "domain" and "blurry".
+    seed: draws "released", "shuffled", "recurring", "blurry", "permuted", "rotated",
+      "growth" and the rows of `per_class`; a config of these without one uses the run's
+      seed, but for "shuffled".
     growth: the share of the rows that is new under "growth", ICL's alpha.
+    blur: how far a class reaches under "blurry", its width in classes.
+    recurrence: chance that an earlier class is in a task under "recurring".
+    copies: how often each row comes, one after another, see `one_pass.Repeated`.
     evaluation: "test", "validation" or "none". A task is judged on the rows of its
       classes ("class"), of its domain ("domain"), or on all rows.
     classes, per_class: reduce the dataset to these classes, and to so many train rows
@@ -73,7 +94,7 @@ def make(
 
     Raises ValueError for an unknown option, more tasks than there are classes,
     rows or domains, an order that repeats or lacks an entry, unlabelled rows under
-    "class", and a task without train or evaluation rows.
+    "class", "recurring" and "blurry", and a task without train or evaluation rows.
     """
     stream.validate(dataset)
     if classes is not None or per_class is not None:
@@ -83,7 +104,8 @@ def make(
     judge = _judge(dataset, evaluation)
     uneven = {"imbalance": imbalance, "long_tail": long_tail}
     for name, given in {"domain_order": domain_order, **uneven}.items():
-        wrong = scenario == "after" if name in uneven else scenario != "domain"
+        fixed = ("after", "blurry")  # what their tasks train on is settled
+        wrong = scenario in fixed if name in uneven else scenario != "domain"
         if given is not None and wrong:
             raise ValueError(
                 f"config.scenario.{name}={given!r}: scenario {scenario!r} does not "
@@ -93,7 +115,15 @@ def make(
         return stream.Stream(dataset, _after_tasks(dataset, judge, num_tasks), judge)
     cut = {
         "joint": _joint_tasks,
-        "class": functools.partial(_class_tasks, class_order=class_order, seed=seed),
+        "class": functools.partial(
+            _class_tasks, class_order=class_order, seed=seed, recurrence=0.0
+        ),
+        "recurring": functools.partial(
+            _class_tasks, class_order=class_order, seed=seed, recurrence=recurrence
+        ),
+        "blurry": functools.partial(
+            _blurry_tasks, class_order=class_order, seed=seed, blur=blur
+        ),
         "data": _data_tasks,
         "domain": functools.partial(_domain_tasks, domain_order=domain_order),
         "permuted": functools.partial(_domain_tasks, domain_order=None),
@@ -102,7 +132,7 @@ def make(
     }
     tasks = cut[scenario](dataset, judge, num_tasks)
     tasks = imbalance_lib.applied(dataset, tasks, imbalance, long_tail)
-    tasks = _with_earlier_rows(tasks)
+    tasks = _with_earlier_rows([_repeated(task, copies) for task in tasks])
     return stream.Stream(dataset, tasks, judge)
 
 
@@ -152,25 +182,59 @@ def _task(dataset, judge, index, name, rows, test, *, classes=None, domain=-1):
     )
 
 
-def _class_tasks(dataset, judge, num_tasks, class_order, seed):
+def _repeated(task, copies):
+    """The task with each row `copies` times in a row."""
+    if copies == 1:
+        return task
+    order = one_pass.Repeated(task.train.order, copies)
+    return task._replace(train=task.train._replace(order=order))
+
+
+def _labelled_order(dataset, scenario, class_order, seed) -> np.ndarray:
+    """All classes in the order of the stream, of a set with labels and rows of each."""
     names, label = dataset.class_names, dataset.train.label
     if (label < 0).any():
         raise ValueError(
-            f"scenario 'class' needs labels: {(label < 0).sum()} of {len(label)} train "
-            f"rows of {dataset.name} have none"
+            f"scenario {scenario!r} needs labels: {(label < 0).sum()} of {len(label)} "
+            f"train rows of {dataset.name} have none"
         )
-    _check_num_tasks(num_tasks, len(names), "classes")
     order = stream.order_of_classes(names, class_order, seed)
     counts = np.bincount(label, minlength=len(names))
     if (counts == 0).any():
         raise ValueError(f"class {names[int(np.argmin(counts))]!r} has no train rows")
+    return order
+
+
+def _class_tasks(dataset, judge, num_tasks, class_order, seed, recurrence):
+    names, label = dataset.class_names, dataset.train.label
+    _check_num_tasks(num_tasks, len(names), "classes")
+    name = "recurring" if recurrence else "class"
+    order = _labelled_order(dataset, name, class_order, seed)
+    chunks, rng = np.array_split(order, num_tasks), np.random.default_rng(seed)
+    parts = one_pass.recurring(label, chunks, recurrence=recurrence, rng=rng)
     tasks = []
-    for index, classes in enumerate(np.array_split(order, num_tasks)):
+    for index, (classes, rows) in enumerate(zip(chunks, parts, strict=True)):
         name = ", ".join(names[c] for c in classes[:3])
         name += f" +{len(classes) - 3}" if len(classes) > 3 else ""
-        rows = np.flatnonzero(np.isin(label, classes))
         test = [] if judge is None else np.flatnonzero(np.isin(judge.label, classes))
-        tasks.append(_task(dataset, judge, index, name, rows, test, classes=classes))
+        held = np.unique(label[rows]) if recurrence else classes
+        tasks.append(_task(dataset, judge, index, name, rows, test, classes=held))
+    return tasks
+
+
+def _blurry_tasks(dataset, judge, num_tasks, class_order, seed, blur):
+    if dataset.train.graphs is not None:
+        raise ValueError("scenario 'blurry' is of images; use 'class' or 'joint'")
+    order, count = _labelled_order(dataset, "blurry", class_order, seed), num_tasks or 1
+    label, test = dataset.train.label, _every_row(judge)
+    _check_num_tasks(count, len(label), "train rows")
+    rng = np.random.default_rng(seed)
+    rows = one_pass.blurry(label, order, blur=blur, rng=rng)
+    tasks = []
+    for index, part in enumerate(np.array_split(rows, count)):
+        task = _task(dataset, judge, index, f"part {index}", part, test)
+        train = task.train._replace(order=one_pass.given)
+        tasks.append(task._replace(train=train))
     return tasks
 
 

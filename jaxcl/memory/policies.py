@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl.memory import buffer as buffer_lib
+from jaxcl.memory import redundancy
 
 _MOST = 2**31 - 1  # the largest number that a row gets
 
@@ -249,6 +250,48 @@ def greedy_balanced(
     return _in_turn(buffer, rank, key, label, mask, place)
 
 
+def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
+    """Rows take free slots, then those of the most redundant rows: MinRed.
+
+    Incoming rows do not compete, since none of them was drawn yet. If a batch has more
+    than `capacity` rows, the first ones stay.
+
+    Source: Purushwalkam, Morgado and Gupta, "The Challenges of Continuous
+    Self-Supervised Learning", ECCV 2022; see `redundancy.evicted`.
+
+    Args:
+      buffer: Buffer, items with "feature" f32[capacity, D], unit rows; "used"
+        bool[capacity], drawn at least once; "number" i32[capacity], place in the
+        stream.
+      mask: bool or f32 [B], rows that exist.
+
+    Returns:
+      i32[B], slots; none but `capacity` occurs twice.
+    """
+    mask = jnp.asarray(mask, bool)
+    chex.assert_rank(mask, 1)
+    held, capacity = buffer.items, buffer.capacity
+    stored = jnp.sum(buffer.filled, dtype=jnp.int32)
+    excess = stored + jnp.sum(mask, dtype=jnp.int32) - capacity
+    gone = jax.lax.cond(
+        excess > 0,
+        lambda: redundancy.evicted(
+            held["feature"],
+            held["used"],
+            held["number"],
+            buffer.filled,
+            jnp.minimum(excess, stored),
+        ),
+        lambda: jnp.zeros_like(buffer.filled),
+    )
+    free = ~buffer.filled | gone
+    order = jnp.argsort(~free, stable=True)  # free slots first, in order
+    rank = jnp.cumsum(mask, dtype=jnp.int32) - 1
+    fits = mask & (rank < jnp.sum(free))
+    slots = order[jnp.clip(rank, 0, capacity - 1)]
+    return jnp.where(fits, slots, capacity).astype(jnp.int32)
+
+
 def _in_turn(buffer, kept, key, label, mask, place):
     """Slots of rows that are placed one after another, and `kept` afterwards.
 
@@ -328,13 +371,16 @@ def _upper(a, b):
 class Policy(NamedTuple):
     """A policy with the interface that methods use; `kept` is what it counts."""
 
-    # (buffer, kept, key, items, mask) -> (slots i32[B], kept); items has "label" and
-    # "task", i32[B] each, as the buffer's items do.
+    # (buffer, kept, key, items, mask) -> (slots i32[B], kept); items has what the
+    # policy reads, as the buffer's items do.
     choose: Callable
     # (num_classes, num_tasks) -> kept, before the first row
     start: Callable = lambda num_classes, num_tasks: {}
     # (num_classes, num_tasks) -> smallest capacity
     least: Callable = lambda num_classes, num_tasks: 1
+    # Items that it reads: "label" and "task" i32[], which every method stores, or those
+    # that its function names.
+    reads: tuple[str, ...] = ()
 
 
 def _stateless(slots_of):
@@ -349,7 +395,7 @@ def _ring_by(name, groups):
     def start(num_classes, num_tasks):
         return {"turn": jnp.zeros((groups(num_classes, num_tasks),), jnp.int32)}
 
-    return Policy(choose, start, groups)
+    return Policy(choose, start, groups, reads=(name,))
 
 
 def _class_balanced(buffer, kept, key, items, mask):
@@ -379,8 +425,14 @@ POLICIES = {
     "reservoir": Policy(_stateless(reservoir)),
     "batched_reservoir": Policy(_stateless(batched_reservoir)),
     "fifo": Policy(_stateless(lambda buffer, key, mask: fifo(buffer, mask))),
-    "class_balanced": Policy(_class_balanced, _start_class_balanced),
-    "greedy_balanced": Policy(_greedy_balanced, _start_greedy_balanced),
+    "class_balanced": Policy(_class_balanced, _start_class_balanced, reads=("label",)),
+    "greedy_balanced": Policy(
+        _greedy_balanced, _start_greedy_balanced, reads=("label",)
+    ),
     "ring": _ring_by("label", lambda num_classes, num_tasks: num_classes),
     "task_ring": _ring_by("task", lambda num_classes, num_tasks: num_tasks),
+    "min_redundancy": Policy(
+        _stateless(lambda buffer, key, mask: min_redundancy(buffer, mask)),
+        reads=("feature", "used", "number"),
+    ),
 }

@@ -9,8 +9,8 @@ FAULTS = [
             "test_schema.py::test_nonsense_is_refused",
             (
                 "config: growth is passed over by other scenarios",
-                'if "growth" in given and name != "growth":',
-                'if "growth" in given and name is None:',
+                "if option in given and name != reader:",
+                "if option in given and name is None:",
             ),
             (
                 "config: a rate grows to infinity with the batch",
@@ -56,7 +56,7 @@ FAULTS = [
             "test_schema.py::test_nonsense_is_refused",
             (
                 'config: scenario "after" passes over a long tail',
-                'wrong = scenario == "after" if name in uneven else',
+                "wrong = scenario in fixed if name in uneven else",
                 "wrong = False if name in uneven else",
             ),
         ),
@@ -302,12 +302,64 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "data/one_pass.py",
+            "test_one_pass.py::test_a_blurry_stream_has_each_row_once",
+            (
+                "streams: the schedule is twice as wide",
+                "/ (2 * width**2)",
+                "/ (8 * width**2)",
+                "test_one_pass.py::test_weights_are_those_of_the_schedule",
+            ),
+            (
+                "streams: centres are at the begin of a class",
+                "np.arange(len(order)) + 0.5",
+                "np.arange(len(order))",
+            ),
+            (
+                "streams: a class without rows is drawn again",
+                "centres[which] = np.inf",
+                "centres[which] += 0",
+            ),
+            (
+                "streams: rows of a class come in their order",
+                "pools = [rng.permutation(np.flatnonzero(label == c)) for c in order]",
+                "pools = [np.flatnonzero(label == c)[::-1] for c in order]",
+            ),
+            (
+                "streams: classes come back however small the chance",
+                "if rng.random() < recurrence:",
+                "if rng.random() >= recurrence:",
+                "test_one_pass.py::test_recurrence_at_its_ends",
+            ),
+            (
+                "streams: a class that comes back brings all of its rows",
+                "parts[index].append(share)",
+                "parts[index].append(rows)",
+                "test_one_pass.py::test_recurring_tasks_share_out_each_class",
+            ),
+            (
+                "streams: copies do not follow one another",
+                "np.repeat(self.order(rng, rows, 1).ravel(), self.copies)",
+                "np.tile(self.order(rng, rows, 1).ravel(), self.copies)",
+                "test_one_pass.py::test_copies_follow_one_another",
+            ),
+        ),
+        *fault.of(
+            "data/scenarios.py",
+            "test_one_pass.py::test_a_blurry_scenario_is_one_sequence_in_slices",
+            (
+                "streams: a blurry stream is shuffled",
+                "train = task.train._replace(order=one_pass.given)",
+                "train = task.train",
+            ),
+        ),
+        *fault.of(
             "data/scenarios.py",
             "test_stream.py::test_class_scenario_released_order_in_tens",
             (
                 "data: the order of classes is ignored",
-                "enumerate(np.array_split(order, num_tasks))",
-                "enumerate(np.array_split(np.sort(order), num_tasks))",
+                "chunks, rng = np.array_split(order, num_tasks),",
+                "chunks, rng = np.array_split(np.sort(order), num_tasks),",
             ),
             (
                 "data: a task is judged on all classes",
@@ -330,7 +382,8 @@ FAULTS = [
             (
                 "data: earlier rows are those before the tail was cut",
                 "tasks = imbalance_lib.applied(dataset, tasks, imbalance, long_tail)\n"
-                "    tasks = _with_earlier_rows(tasks)",
+                "    tasks = _with_earlier_rows([_repeated(task, copies) for task in "
+                "tasks])",
                 "tasks = _with_earlier_rows(tasks)\n"
                 "    tasks = imbalance_lib.applied("
                 "dataset, tasks, imbalance, long_tail)",
@@ -398,8 +451,8 @@ FAULTS = [
             "test_seeds.py::test_the_released_class_order_follows_the_seed",
             (
                 "data: the released order does not follow the run's seed",
-                '"rotated": True, "class": released}',
-                '"rotated": True, "class": False}',
+                'cut = {"class": released} |',
+                'cut = {"class": False} |',
             ),
             (
                 "data: the run's seed overrides that of the scenario",

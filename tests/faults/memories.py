@@ -171,6 +171,64 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "memory/redundancy.py",
+        "test_redundancy.py::test_the_most_redundant_rows_go",
+        (
+            "minred: the least redundant row goes",
+            "left.at[jnp.argmax(jnp.where(left, nearest, -jnp.inf))]",
+            "left.at[jnp.argmin(jnp.where(left, nearest, jnp.inf))]",
+        ),
+        (
+            "minred: a row is compared with itself",
+            "cosines = jnp.where(jnp.eye(len(rows), dtype=bool), -jnp.inf, cosines)",
+            "cosines = jnp.maximum(cosines, -jnp.inf)",
+            "test_redundancy.py::test_a_stream_against_one_row_at_a_time",
+        ),
+        (
+            "minred: rows that have gone are still compared with",
+            "nearest = jnp.max(jnp.where(left, cosines, -jnp.inf), axis=1)",
+            "nearest = jnp.max(cosines, axis=1)",
+        ),
+        (
+            "minred: rows that were never drawn compete",
+            "competes = filled & used",
+            "competes = filled",
+            "test_redundancy.py::test_a_stream_against_one_row_at_a_time",
+        ),
+        (
+            "minred: rows compete however few they are",
+            "jnp.sum(competes) >= 2 * count",
+            "jnp.sum(competes) >= count",
+            "test_redundancy.py::test_a_stream_against_one_row_at_a_time",
+        ),
+        (
+            "minred: the newest rows go in place of the oldest",
+            "filled, number, jnp.iinfo(jnp.int32).max)",
+            "filled, -number, jnp.iinfo(jnp.int32).max)",
+            "test_redundancy.py::test_a_stream_against_one_row_at_a_time",
+        ),
+        (
+            "minred: a new vector keeps its length",
+            "(1 - _OLD) * core.l2_normalize(new)",
+            "(1 - _OLD) * new",
+            "test_redundancy.py::test_stored_vectors_move_half_of_the_way",
+        ),
+    ),
+    *fault.of(
+        "memory/policies.py",
+        "test_redundancy.py::test_a_stream_against_one_row_at_a_time",
+        (
+            "minred: one row too many goes",
+            "jnp.sum(mask, dtype=jnp.int32) - capacity\n",
+            "jnp.sum(mask, dtype=jnp.int32) - capacity + 1\n",
+        ),
+        (
+            "minred: masked rows take slots",
+            "fits = mask & (rank < jnp.sum(free))",
+            "fits = rank < jnp.sum(free)",
+        ),
+    ),
+    *fault.of(
         "memory/queue.py",
         "test_queue.py::test_enqueue_against_a_list",
         (

@@ -112,8 +112,8 @@ FAULTS = [
         "test_looks.py::test_looks_follow_the_run_unless_they_have_a_seed",
         (
             "looks: all seeds have the same",
-            '"permuted": True, "rotated": True',
-            '"permuted": False, "rotated": False',
+            'drawn = ("growth", "permuted", "rotated",',
+            'drawn = ("growth",',
         ),
     ),
     *fault.of(

@@ -3,8 +3,135 @@
 from faults import fault
 
 _BASE = "test_bases.py::test_a_base_is_its_equations"
+_STREAM = "test_online_ssl.py::test_a_stream_is_the_equations"
 
 FAULTS = [
+    *fault.of(
+        "methods/online_ssl/regularisers.py",
+        f"{_STREAM}[simsiam-cassle]",
+        (
+            "ssl: pseudo-negatives come on top of the base's loss of all rows",
+            "base.pnr(rows, options) - base.loss(rows, options)",
+            "base.pnr(rows, options)",
+            f"{_STREAM}[mocov2plus-pnr]",
+        ),
+    ),
+    *fault.of(
+        "methods/online_ssl/stored.py",
+        f"{_STREAM}[simsiam-cassle]",
+        (
+            "ssl: stored projections never move",
+            'changes["projection"] = moved',
+            'changes["projection"] = items["projection"]',
+            f"{_STREAM}[simsiam-cla_r]",
+        ),
+        (
+            "ssl: stored projections move by the other share",
+            "mean, setup.stored_momentum)",
+            "mean, 1 - setup.stored_momentum)",
+            f"{_STREAM}[simsiam-cla_r]",
+        ),
+        (
+            "ssl: a draw does not count as a use",
+            'changes["used"] = jnp.ones_like(items["used"])',
+            'changes["used"] = items["used"]',
+            f"{_STREAM}[simsiam-cla_r]",
+        ),
+        (
+            "ssl: rows that were not replayed move, too",
+            "slots = jnp.where(active, slots, memory.capacity)  #",
+            "slots = slots + 0  #",
+            f"{_STREAM}[simsiam-cla_r]",
+        ),
+        (
+            "ssl: a feature is that of one view",
+            "core.l2_normalize(jnp.sum(z, axis=1))",
+            "core.l2_normalize(z[:, 0])",
+            f"{_STREAM}[simsiam-cla_r]",
+        ),
+        (
+            "ssl: policies that read labels pass",
+            'return not {"label", "task"} & set(policy.reads)',
+            "return True",
+            "test_online_ssl.py::test_memories_are_refused_by_name",
+        ),
+    ),
+    *fault.of(
+        "methods/online_ssl/step.py",
+        f"{_STREAM}[simsiam-cassle]",
+        (
+            "ssl: rows are replayed as soon as the memory has as many",
+            "jnp.sum(extra.memory.filled) > size",
+            "jnp.sum(extra.memory.filled) >= size",
+            "test_online_ssl.py"
+            "::test_nothing_is_replayed_while_the_memory_holds_no_more_than_a_draw",
+        ),
+        (
+            "ssl: blank images stand in for replayed rows",
+            "jnp.where(active, replayed, repeated)",
+            "replayed",
+        ),
+        (
+            "ssl: rows that stand in are counted",
+            "gradient(0), gradient(setup.size), outputs)",
+            "gradient(0), gradient(0), outputs)",
+        ),
+        (
+            "ssl: incoming rows are aligned, too",
+            "rows if setup.every_row else rows[: 2 * setup.size]",
+            "rows",
+        ),
+        (
+            "ssl: the teacher moves as fast as the network",
+            "state.replace(extra=extra), setup.teacher_ema)",
+            "state.replace(extra=extra), 1 - setup.teacher_ema)",
+        ),
+        (
+            "ssl: the teacher never moves",
+            "return extra._replace(teacher=teacher, teacher_stats=stats)",
+            "return extra",
+        ),
+        (
+            "ssl: the weight is left out",
+            "(options.weight if setup.plan.weighs else 1) * align",
+            "align",
+        ),
+        (
+            "ssl: all updates see the same views",
+            "batch, key)\n    if setup.size:",
+            "batch, keys[0])\n    if setup.size:",
+            "test_online_ssl.py::test_no_two_views_share_a_key",
+        ),
+        (
+            "ssl: the step counts updates",
+            "_update(setup, state.replace(step=step), batch, key)",
+            "_update(setup, state, batch, key)",
+        ),
+        (
+            "ssl: a snapshot is taken before each batch",
+            "due = state.step % setup.snapshot_every == 0",
+            "due = state.step >= 0",
+            f"{_STREAM}[vicreg-cassle]",
+        ),
+        (
+            "ssl: averaged statistics of the teacher are those of the network",
+            "averages = extra.teacher_stats or state.stats",
+            "averages = state.stats",
+            f"{_STREAM}[simclr-cassle]",
+        ),
+        (
+            "ssl: queues take rows that stand in",
+            "bank, pointer, rows[:, :size], active=active)",
+            "bank, pointer, rows[:, :size])",
+            f"{_STREAM}[mocov2plus-pnr]",
+        ),
+        (
+            "ssl: the slow network does not follow",
+            "extra = extra._replace(momentum=slow)",
+            "extra = extra._replace(momentum=extra.momentum)",
+            f"{_STREAM}[byol-cassle]",
+        ),
+    ),
     *[
         *fault.of(
             "methods/online/network.py",

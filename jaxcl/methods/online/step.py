@@ -39,7 +39,13 @@ def memory_of(parts: core.Parts) -> sharded.Memory:
 
 
 def _check_memory(replay: core.Replay, parts: core.Parts, write) -> None:
-    least = policies.POLICIES[replay.policy].least(parts.num_classes, parts.num_tasks)
+    policy = policies.POLICIES[replay.policy]
+    if lacking := sorted({*policy.reads} - {"label", "task"}):
+        raise ValueError(
+            f"config.replay.policy={replay.policy!r}: reads {', '.join(lacking)} of "
+            "stored rows, which config.method.name stores none of; 'online_ssl' does"
+        )
+    least = policy.least(parts.num_classes, parts.num_tasks)
     least *= memory_of(parts).shards
     if replay.capacity < least:
         raise ValueError(

@@ -1,0 +1,87 @@
+"""Online continual self-supervised learning on CIFAR-10 at a laptop's budget.
+
+The loop of CLA (Cignoni et al., arXiv 2507.10434), see docs/online_ssl.md, with three
+convolutions of width 16 on 16 pixels: 10,000 images once, in 5 tasks x 2 classes of
+which the method is told nothing, in batches of 20 with 44 replayed, two updates on
+each; three minutes on two busy cores, a third of them training. No paper has scores for
+it, and none of ours have been measured yet.
+
+  python -m jaxcl.data.fetch cifar10 --out=data/cifar10
+  python -m jaxcl.main --config=configs/online_ssl_small.py
+  python -m jaxcl.main --config=configs/online_ssl_small.py --workdir=runs/blurry \
+      --config.scenario.name=blurry --config.method.regulariser=cla_r
+
+`config.method.base` brings its own learning rate with it.
+`configs/online_ssl_small.py:debug` runs in seconds, on digits.
+"""
+
+import ml_collections
+
+from jaxcl.config import recipe, shrink
+
+# base -> learning rate; these are guesses
+RATES = {
+    "simsiam": 0.03,
+    "simclr": 0.1,
+    "mocov2plus": 0.03,
+    "byol": 0.05,
+    "barlow_twins": 0.01,
+    "vicreg": 0.005,
+}
+
+
+def get_config(arg=None):
+    config = ml_collections.ConfigDict()
+    config.name = "online_ssl_small"
+    config.seed = 0
+    config.batch_size = 20
+    config.epochs = 1
+    config.data = {"name": "arrays", "path": "data/cifar10"}
+    config.scenario = {"name": "class", "num_tasks": 5, "per_class": 1000}
+    config.augment = {
+        "size": 16,
+        "resize": 16,
+        "scale": (0.2, 1.0),
+        "interpolation": "bilinear",
+        "jitter": (0.4, 0.4, 0.2, 0.1),
+        "blur": (0.0, 0.0),
+        "mean": (0.4914, 0.4822, 0.4465),
+        "std": (0.247, 0.243, 0.261),
+    }
+    config.encoder = {"name": "conv_net", "width": 16}
+    config.replay = {"capacity": 500, "policy": "fifo", "size": 44, "updates": 2}
+    config.method = {
+        "name": "online_ssl",
+        "base": "simsiam",
+        "regulariser": "cassle",
+        "weight": 0.5,
+        "hidden_dim": 256,
+        "output_dim": 128,
+        "predictor_hidden_dim": 64,
+        "distill_hidden_dim": 128,
+    }
+    config.scale_lr = False
+    rate = recipe.by(RATES, config.method.get_ref("base"))
+    config.optimizer = {
+        "name": "sgd",
+        "lr": rate,
+        "momentum": 0.9,
+        "weight_decay": 1e-4,
+    }
+    config.schedule = {"name": "constant"}
+    config.evaluators = {
+        "collapse": {},
+        "linear": {
+            "epochs": 15,
+            "lr": 1.0,
+            "lrs": (),  # rates to choose from instead
+            "batch_size": 512,
+            "milestones": (9, 12),
+            "augment": False,
+            "normalize_features": True,
+        },
+        "knn": {"k": 20},
+    }
+    config.plasticity = False
+    config.save_every = 0
+    return shrink.shrink(config) if arg == "debug" else config

@@ -1,0 +1,104 @@
+"""A memory that drops what another of its rows resembles most: minimum redundancy.
+
+Purushwalkam, Morgado and Gupta, "The Challenges of Continuous Self-Supervised
+Learning", ECCV 2022, called MinRed, with the rules of its released code. A row is
+compared by a unit vector that moves with every use of the row, see `moved`.
+
+Departure: here the memory has slots. Rows of a batch take free slots first; what the
+others replace is what the released code removes once it has appended them.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxcl import core
+
+_OLD = 0.5  # share of the stored vector after a use of its row
+
+
+def moved(old: jax.Array, new: jax.Array) -> jax.Array:
+    """Stored vectors after a use of their rows, n(old / 2 + n(new) / 2).
+
+    Args:
+      old: f32[R, D], unit rows.
+      new: f32[R, D], features of the same rows now, of any length.
+
+    Returns:
+      f32[R, D], unit rows.
+    """
+    return core.l2_normalize(_OLD * old + (1 - _OLD) * core.l2_normalize(new))
+
+
+def redundant(rows: jax.Array, competes: jax.Array, count: jax.Array) -> jax.Array:
+    """The rows that go, one after another.
+
+    Each time it is argmax_i max_{j != i} cos(u_i, u_j) among those that compete and are
+    left, the first of several. The released code compares (1 + cos) / 2, which has the
+    same order. The cosines of all pairs are held at once, a matrix of K x K.
+
+    Args:
+      rows: f32[K, D], unit rows u.
+      competes: bool[K]; the others neither go nor are compared with.
+      count: i32[], how many rows go, fewer than compete.
+
+    Returns:
+      bool[K], True for rows that go.
+    """
+    chex.assert_rank([rows, competes], [2, 1])
+    cosines = core.dot(rows, rows)
+    # Rounding may differ on the two sides of the diagonal; the first of a pair goes.
+    cosines = jnp.maximum(cosines, cosines.T)
+    cosines = jnp.where(jnp.eye(len(rows), dtype=bool), -jnp.inf, cosines)
+
+    def drop(_, left):
+        nearest = jnp.max(jnp.where(left, cosines, -jnp.inf), axis=1)
+        return left.at[jnp.argmax(jnp.where(left, nearest, -jnp.inf))].set(False)
+
+    return competes & ~jax.lax.fori_loop(0, count, drop, competes)
+
+
+def oldest(number: jax.Array, filled: jax.Array, count: jax.Array) -> jax.Array:
+    """The rows that have been stored longest.
+
+    Args:
+      number: i32[K], place of each row in the stream.
+      filled: bool[K], slots that hold a row.
+      count: i32[], how many rows, at most as many as there are.
+
+    Returns:
+      bool[K], True for these rows.
+    """
+    order = jnp.argsort(jnp.where(filled, number, jnp.iinfo(jnp.int32).max))
+    rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
+    return filled & (rank < count)
+
+
+def evicted(
+    rows: jax.Array,
+    used: jax.Array,
+    number: jax.Array,
+    filled: jax.Array,
+    count: jax.Array,
+) -> jax.Array:
+    """The rows that make room, MinRed's rule.
+
+    Rows that were used at least once compete by redundancy. If they are fewer than
+    twice `count`, the rows that have been stored longest go instead.
+
+    Args:
+      rows: f32[K, D], unit rows.
+      used: bool[K], the row was drawn at least once.
+      number: i32[K], place of each row in the stream.
+      filled: bool[K], slots that hold a row.
+      count: i32[], how many rows go, at most as many as there are.
+
+    Returns:
+      bool[K], True for rows that go.
+    """
+    competes = filled & used
+    return jax.lax.cond(
+        jnp.sum(competes) >= 2 * count,
+        lambda: redundant(rows, competes, count),
+        lambda: oldest(number, filled, count),
+    )

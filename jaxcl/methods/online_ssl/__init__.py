@@ -1,0 +1,5 @@
+"""Online continual self-supervised learning: one pass, a memory, no labels."""
+
+from jaxcl.methods.online_ssl.step import Base, make
+
+__all__ = ["Base", "make"]

@@ -1,0 +1,124 @@
+"""What online self-supervised learning stores of its stream.
+
+Images as they came, and what a regulariser or the memory's policy reads beside them,
+which moves with every use. `setup` is that of `step.py`.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxcl import core, optim
+from jaxcl.memory import policies, redundancy
+from jaxcl.methods import online
+
+
+def check(replay: core.Replay) -> None:
+    """Refuse a memory that reads labels, or is too small to be replayed from.
+
+    Raises:
+      ValueError: naming the field, the value and what is allowed.
+    """
+    blind = [name for name, policy in policies.POLICIES.items() if _unlabelled(policy)]
+    if replay.policy not in blind:
+        raise ValueError(
+            f"config.replay.policy={replay.policy!r}: reads labels or tasks, which "
+            f"online_ssl is not told; allowed are {', '.join(blind)}"
+        )
+    if replay.capacity <= replay.size:
+        raise ValueError(
+            f"config.replay.capacity={replay.capacity}: must be above config.replay."
+            f"size={replay.size}; rows are replayed once more of them are stored"
+        )
+    allowed = {
+        "augment": ("none", "all"),
+        "measure": ((),),
+        "statistics": ("running",),
+    }
+    for name, values in allowed.items():
+        if (value := getattr(replay, name)) not in values:
+            raise ValueError(
+                f"config.replay.{name}={value!r}: online_ssl augments all rows and has "
+                "no head of classes; leave it out"
+            )
+
+
+def _unlabelled(policy: policies.Policy) -> bool:
+    return not {"label", "task"} & set(policy.reads)
+
+
+def create(setup, batch):
+    """The memory before the first batch, and the counts of its policy."""
+    parts, replay = setup.parts, setup.parts.replay
+    scalar, vector = jnp.zeros((), jnp.int32), jnp.zeros((setup.dim,))
+    example = {"image": batch["image"][0], "label": scalar, "task": scalar}
+    if setup.plan.stores:
+        example["projection"] = vector
+    if _compares(setup):
+        example |= {"feature": vector, "used": scalar > 0, "number": scalar}
+    space = online.memory_of(parts)
+    kept = space.start(replay.policy, parts.num_classes, parts.num_tasks)
+    return space.create(example, replay.capacity), kept
+
+
+def _compares(setup):
+    """Whether the memory's policy compares features of the stored rows."""
+    return "feature" in policies.POLICIES[setup.parts.replay.policy].reads
+
+
+def refreshed(setup, memory, drawn, z, active):
+    """The memory once what it stores of replayed rows has moved towards their z."""
+    items, _, slots = drawn
+    changes = {}
+    if setup.plan.stores:
+        mean = jnp.mean(z, axis=1)
+        moved = optim.ema(items["projection"], mean, setup.stored_momentum)
+        changes["projection"] = moved
+    if _compares(setup):
+        changes["feature"] = redundancy.moved(items["feature"], _feature(z))
+        changes["used"] = jnp.ones_like(items["used"])
+    if not changes:
+        return memory
+    slots = jnp.where(active, slots, memory.capacity)  # a slot beyond all drops its row
+
+    def put(held, slots, rows):
+        return held.at[slots].set(rows, mode="drop")
+
+    each = online.memory_of(setup.parts).each
+    held = memory.items | {
+        name: each(put, memory.items[name], slots, rows)
+        for name, rows in changes.items()
+    }
+    return memory._replace(items=held)
+
+
+def _feature(z):
+    """MinRed's feature of each row, n(z_1 + z_2), f32[R,D]."""
+    return core.l2_normalize(jnp.sum(z, axis=1))
+
+
+def offered(setup, state, batch, z, number, key):
+    """The state after the images of a batch were offered to the memory.
+
+    Args:
+      z: f32[B,2,D], projections of the last update.
+      number: i32[], of the batch in the stream.
+    """
+    extra, count = state.extra, len(batch["label"])
+    task = jnp.broadcast_to(state.task, (count,))
+    items = {"image": batch["image"], "label": batch["label"], "task": task}
+    if setup.plan.stores:
+        items["projection"] = jnp.mean(z, axis=1)
+    if _compares(setup):
+        items |= {
+            "feature": _feature(z),
+            "used": jnp.zeros(count, bool),
+            "number": number * count + jnp.arange(count, dtype=jnp.int32),
+        }
+    space, policy = online.memory_of(setup.parts), setup.parts.replay.policy
+    slots, kept = space.choose(
+        policy, extra.memory, extra.kept, key, items, jnp.ones(count, bool)
+    )
+    # The parameters depend on all that was read of the memory.
+    after = jax.tree.leaves(state.params)[0]
+    memory = space.write(extra.memory, slots, items, after=after)
+    return state.replace(extra=extra._replace(memory=memory, kept=kept))

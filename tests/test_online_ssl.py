@@ -1,0 +1,665 @@
+"""Online self-supervised learning: a twin of the whole step, in float64 NumPy.
+
+Seven batches that fill a memory and overflow it, two updates each, for every
+regulariser and every base. The networks are those of `helpers/dense_net.py`, the losses
+those of `helpers/two_view_losses.py`; the second view is the first one mirrored and
+squared. What is drawn at random is drawn by the library's own functions, which other
+tests check, with the keys of the step.
+"""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from helpers import dense_net, toy, twins, two_view_losses
+from jaxcl import core, optim
+from jaxcl.memory import buffer, policies
+from jaxcl.methods import online_ssl, two_view
+from jaxcl.methods.online_ssl import regularisers
+from jaxcl.methods.two_view import bases, networks
+from jaxcl.run import train
+
+# Rows of a batch, replayed ones (no multiple), of the memory, of a queue bank; features
+# of a projection; pixels of a side; updates on a batch; batches.
+B, R, M, K, D, SIDE, UPDATES, STEPS = 4, 6, 11, 13, 3, 3, 2, 7
+MOMENTUM, DECAY, RATE = 0.5, 0.01, 0.03  # of the optimiser
+ALPHA, TAU, SLOW, EVERY = 0.3, 0.8, 0.9, 3
+COPIED = ("encoder", "projector")
+OPTIONS = {
+    "hidden_dim": 4,
+    "output_dim": D,
+    "predictor_hidden_dim": 4,
+    "distill_hidden_dim": 4,
+    "queue_size": K,
+    "temperature": 0.4,
+    "distill_temperature": 0.6,
+    "weight": 0.7,
+    "negative_weight": 0.4,
+    "teacher_ema": TAU,
+    "snapshot_every": EVERY,
+    "stored_momentum": ALPHA,
+    "momentum": SLOW,
+    "invariance": 2.0,
+    "variance": 1.5,
+    "covariance": 0.5,
+}
+# name -> base, regulariser, policy, other options
+CASES = {
+    "simsiam-none": ("simsiam", "none", "fifo", {}),
+    "simsiam-cassle": ("simsiam", "cassle", "fifo", {}),
+    "simsiam-cla_r": ("simsiam", "cla_r", "min_redundancy", {}),
+    "simclr-pnr": ("simclr", "pnr", "reservoir", {}),
+    "mocov2plus-pnr": ("mocov2plus", "pnr", "fifo", {"rows": "all"}),
+    "byol-pnr": ("byol", "pnr", "min_redundancy", {"rows": "all"}),
+    "vicreg-cassle": (
+        "vicreg",
+        "cassle",
+        "fifo",
+        {"rows": "all", "teacher": "snapshot", "frozen_bn": "running"},
+    ),
+    "barlow_twins-pnr": ("barlow_twins", "pnr", "fifo", {"teacher": "snapshot"}),
+    "mocov2plus-cla_r": ("mocov2plus", "cla_r", "fifo", {"form": "paper"}),
+    "simclr-cassle": ("simclr", "cassle", "fifo", {"frozen_bn": "running"}),
+    # CLA-B
+    "byol-cassle": ("byol", "cassle", "fifo", {"rows": "all", "remembers": False}),
+}
+
+
+def views_of(images):
+    """[N,...] -> [N,2,...], for NumPy in float64, for JAX in float32."""
+    library = jnp if isinstance(images, jax.Array) else np
+    x = images / 255.0
+    return library.stack([x, x[:, ::-1] ** 2], axis=1)
+
+
+def parts(policy="fifo", **changes):
+    replay = core.Replay(capacity=M, policy=policy, size=R, updates=UPDATES)
+    made = core.Parts(
+        encoder=dense_net.Flat(),
+        augment=lambda key, images: views_of(images),
+        tx=optim.sgd(momentum=MOMENTUM, weight_decay=DECAY),
+        lr=optim.by_task([optim.constant(RATE)]),
+        num_classes=3,
+        replay=replay,
+        batch_size=B,
+    )
+    return made._replace(**changes)
+
+
+def made(base, regulariser, policy="fifo", changes=None, **of_parts):
+    return online_ssl.make(
+        parts(policy, **of_parts),
+        base=base,
+        regulariser=regulariser,
+        **(OPTIONS | (changes or {})),
+    )
+
+
+@functools.cache
+def make(name):
+    return made(*CASES[name])
+
+
+def batch(seed):
+    rng = np.random.default_rng(seed)
+    return {
+        "image": jnp.asarray(rng.integers(0, 256, (B, SIDE, SIDE, 1)), jnp.uint8),
+        "label": jnp.asarray(rng.integers(0, 3, B), jnp.int32),
+    }
+
+
+def begin(method):
+    return jax.jit(method.init)(jax.random.key(7), batch(0))
+
+
+def velocity(state):
+    (trace,) = (x for x in state.opt_state if hasattr(x, "trace"))
+    return trace.trace
+
+
+def to64(tree):
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
+
+
+def mean_of(old, new, keep):
+    return jax.tree.map(lambda a, b: keep * a + (1 - keep) * b, old, new)
+
+
+class Twin:
+    """All that a run changes, in float64."""
+
+    def __init__(self, name, state):
+        self.base, self.regulariser, self.policy, changes = CASES[name]
+        self.options = OPTIONS | changes
+        self.spec = bases.get(self.base)
+        self.taught = self.regulariser in ("cassle", "pnr")
+        self.every = self.options.get("rows") == "all"
+        self.snapshot = self.options.get("teacher") == "snapshot"
+        self.averaged = self.options.get("frozen_bn") == "running"
+        self.size = R if self.options.get("remembers", True) else 0
+        self.key, self.number, self.pointer = core.copy(state.key), 0, 0
+        self.items, self.filled = {}, np.zeros(M, bool)
+        if self.size:
+            held = state.extra.memory.items
+            self.items = {n: np.zeros(x.shape, x.dtype) for n, x in held.items()}
+        self.read(state)
+
+    def read(self, state):
+        """Arrays as ours has them: what was compared does not pile up its rounding."""
+        extra = state.extra
+        self.params, self.stats = to64(state.params), to64(state.stats)
+        self.velocity = to64(velocity(state))
+        self.slow, self.teacher = to64((extra.momentum, extra.teacher))
+        self.teacher_stats = to64(extra.teacher_stats)
+        self.queues = to64((extra.key_queue, extra.frozen_queue))
+        for name in {"projection", "feature"} & set(self.items):
+            self.items[name] = to64(extra.memory.items[name])
+
+    def copied(self, tree):
+        return {name: tree[name] for name in COPIED}
+
+    # A step
+
+    def step(self, incoming):
+        key = jax.random.fold_in(self.key, self.number)
+        k_write, *keys = jax.random.split(key, 1 + UPDATES)
+        if self.taught and self.snapshot and self.number % EVERY == 0:
+            self.follow(0.0)
+        for k_update in keys:
+            metrics, z = self.update(incoming, k_update)
+        if self.size:
+            self.store(incoming, z, k_write)
+        self.number += 1
+        return metrics
+
+    def follow(self, keep):
+        self.teacher = mean_of(self.teacher, self.copied(self.params), keep)
+        if self.averaged:
+            now = self.copied(self.stats)
+            self.teacher_stats = mean_of(self.teacher_stats, now, keep)
+
+    def update(self, incoming, key):
+        size, active = self.size, self.filled.sum() > R
+        views = views_of(np.float64(incoming["image"]))
+        slots = np.zeros(0, int)
+        if size:
+            held = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(0))
+            k_draw = jax.random.split(key, 3)[1]
+            slots = np.asarray(buffer.sample(held, k_draw, R)[2])
+            if active:
+                replayed = views_of(np.float64(self.items["image"][slots]))
+            else:
+                replayed = np.stack([views[i % B] for i in range(R)])
+            views = np.concatenate([replayed, views])
+        images = views.reshape(2 * len(views), -1)
+        run = functools.partial(dense_net.apply, groups=2)
+        fixed = {}
+        if self.spec.momentum:
+            rows = run(COPIED, self.slow, self.stats, images, train=True)[0]
+            fixed["k"] = rows.reshape(-1, 2, D)
+        if self.taught:
+            stats = self.teacher_stats if self.averaged else self.stats
+            rows = run(COPIED, self.teacher, stats, images, train=not self.averaged)[0]
+            fixed["f"] = rows.reshape(-1, 2, D)
+        if "projection" in self.items and active:
+            fixed["stored"] = np.float64(self.items["projection"][slots])
+        outputs, self.stats, backward = self.forward(images)
+        value, terms, slopes = self.differentiated(outputs, fixed, active)
+        grads = backward(slopes)
+        norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(grads)))
+        self.velocity = jax.tree.map(
+            lambda v, g, p: MOMENTUM * v + g + DECAY * p,
+            self.velocity,
+            grads,
+            self.params,
+        )
+        self.params = jax.tree.map(
+            lambda p, v: p - RATE * v, self.params, self.velocity
+        )
+        self.keep_up(fixed, active)
+        z = outputs["z"].reshape(-1, 2, D)
+        if active:
+            self.refresh(slots, z[:R])
+        share = R / (R + B) if active else 0.0
+        metrics = {"loss": value, "lr": RATE, "grad_norm": norm, "replayed": share}
+        return metrics | terms, z[size:]
+
+    def forward(self, images):
+        run = functools.partial(dense_net.apply, train=True, groups=2)
+        rows, stats, back = run(COPIED, self.params, self.stats, images)
+        outputs, backs, stats = {"z": rows}, {}, self.stats | stats
+        if self.spec.predictor:
+            outputs["o"], more, backs["o"] = run(
+                ("predictor",), self.params, stats, rows
+            )
+            stats = stats | more
+        normalised = self.base == "mocov2plus"  # before a
+        if self.regulariser != "none":
+            count = len(rows) if self.every else 2 * R
+            read = twins.unit(rows[:count]) if normalised else rows[:count]
+            outputs["p"], more, backs["p"] = run(
+                ("distiller",), self.params, stats, read
+            )
+            stats = stats | more
+
+        def backward(slopes):
+            down, grads = slopes["z"].copy(), {}
+            for name, through in backs.items():
+                more, own = through(slopes[name])
+                if name == "p" and normalised:
+                    length = np.linalg.norm(rows[:count], axis=1, keepdims=True)
+                    along = np.sum(more * read, axis=1, keepdims=True) * read
+                    more = (more - along) / length
+                down[: len(more)] += more
+                grads |= own
+            return grads | back(down)[1]
+
+        return outputs, stats, backward
+
+    def differentiated(self, outputs, fixed, active):
+        """The loss, its terms, and the slopes of the outputs by differences."""
+        given = {n: v for n, v in self.options.items() if n in bases.Options._fields}
+        standard = {"form": "code", "pn1": True, "pn2": True, "balance": "centre"}
+        standard |= {"scale": 0.1, "off_diagonal": 5e-3, "normality": 0.0}
+        options = bases.Options(**(standard | given))
+        alone, distil, pnr = two_view_losses.BASES[self.base]
+        first = 0 if active else self.size
+
+        def terms(*arrays):
+            by_row = {
+                name: rows.reshape(-1, 2, D)
+                for name, rows in zip(outputs, arrays, strict=True)
+            } | {n: x for n, x in fixed.items() if n != "stored"}
+
+            def cut(start, stop):
+                return bases.Features(
+                    label=None,
+                    key_queue=self.queues[0],
+                    frozen_queue=self.queues[1],
+                    **{n: x[start:stop] for n, x in by_row.items()},
+                )
+
+            whole, past = cut(first, None), cut(0, self.size)
+            align, now = 0.0, cut(self.size, None)
+            if self.regulariser != "none" and (self.every or active):
+                rows = whole if self.every else past
+                if self.regulariser == "cassle":
+                    align = distil(rows, options)
+                elif self.regulariser == "pnr":
+                    align = pnr(rows, options) - alone(rows, options)
+                else:
+                    stored = np.repeat(fixed["stored"][:, None], 2, axis=1)
+                    align = -two_view_losses.cosine(rows.p, stored)
+            weight = 1.0 if self.regulariser == "pnr" else options.weight
+            return alone(whole, options) + weight * align, {
+                "align": align,
+                "stream_loss": alone(now, options),
+                "replay_loss": alone(past, options) if active else 0.0,
+            }
+
+        arrays = list(outputs.values())
+        slopes = {
+            name: twins.central_difference(lambda *a: terms(*a)[0], arrays, i)
+            for i, name in enumerate(outputs)
+        }
+        if self.base == "simsiam":  # there z is a target, without gradient
+            slopes["z"] = np.zeros_like(slopes["z"])
+        return *terms(*arrays), slopes
+
+    def keep_up(self, fixed, active):
+        """Slow network, teacher and queues after an update."""
+        if self.spec.momentum:
+            self.slow = mean_of(self.slow, self.copied(self.params), SLOW)
+        if self.taught and not self.snapshot:
+            self.follow(TAU)
+        if self.spec.queues:
+            first = 0 if active else self.size
+            for queue, name in zip(self.queues, "kf", strict=True):
+                if queue is not None:
+                    rows = twins.unit(fixed[name][first:])
+                    for i, pair in enumerate(rows):
+                        queue[:, (self.pointer + i) % K] = pair
+            self.pointer = (self.pointer + len(fixed["k"]) - first) % K
+
+    def refresh(self, slots, z):
+        """What is stored of replayed rows moves with every use."""
+        for slot, (z1, z2) in zip(slots, z, strict=True):
+            if "projection" in self.items:
+                held, now = self.items["projection"], (z1 + z2) / 2
+                held[slot] = ALPHA * held[slot] + (1 - ALPHA) * now
+            if "feature" in self.items:
+                held = self.items["feature"]
+                held[slot] = twins.unit((held[slot] + twins.unit(z1 + z2)) / 2)
+                self.items["used"][slot] = True
+
+    def store(self, incoming, z, key):
+        for i, slot in enumerate(self.slots(key)):
+            if slot >= M:
+                continue
+            self.filled[slot] = True
+            new = {
+                "image": np.asarray(incoming["image"])[i],
+                "label": np.asarray(incoming["label"])[i],
+                "task": 0,
+                "projection": z[i].mean(axis=0),
+                "feature": twins.unit(z[i].sum(axis=0)),
+                "used": False,
+                "number": self.number * B + i,
+            }
+            for name, held in self.items.items():
+                held[slot] = new[name]
+
+    def slots(self, key):
+        seen = self.number * B
+        if self.policy == "fifo":
+            return [(seen + i) % M for i in range(B)]
+        if self.policy == "reservoir":
+            held = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(seen))
+            return np.asarray(policies.reservoir(held, key, jnp.ones(B, bool)))
+        excess = int(self.filled.sum()) + B - M
+        gone = removed(self.items, self.filled, excess)
+        return [s for s in range(M) if not self.filled[s] or s in gone][:B]
+
+    # What ours must be
+
+    def compare(self, state, rtol=5e-4, atol=1e-4):
+        close = functools.partial(chex.assert_trees_all_close, rtol=rtol, atol=atol)
+        extra = state.extra
+        assert int(state.step) == self.number
+        close(state.params, self.params)
+        close(state.stats, self.stats)
+        close(velocity(state), self.velocity, atol=10 * atol)
+        close(extra.momentum, self.slow)
+        close(extra.teacher, self.teacher)
+        close(extra.teacher_stats, self.teacher_stats)
+        close((extra.key_queue, extra.frozen_queue), self.queues)
+        if self.spec.queues:
+            assert int(extra.pointer) == self.pointer
+        if self.size:
+            assert set(extra.memory.items) == set(self.items)
+            np.testing.assert_array_equal(extra.memory.filled, self.filled)
+            for name, held in self.items.items():
+                assert extra.memory.items[name].dtype != np.float64
+                close(np.asarray(extra.memory.items[name], held.dtype), held)
+            assert int(extra.memory.seen) == self.number * B
+
+
+def removed(items, filled, excess):
+    """MinRed's rule, row by row: the slots that are given up."""
+    seen = [s for s in range(len(filled)) if filled[s] and items["used"][s]]
+    if excess <= 0:
+        return []
+    if len(seen) < 2 * excess:
+        stored = [s for s in range(len(filled)) if filled[s]]
+        return sorted(stored, key=lambda s: items["number"][s])[:excess]
+    gone = []
+    for _ in range(excess):
+        left = [s for s in seen if s not in gone]
+        nearest = [
+            max((1 + twins.cosine(items["feature"][i], items["feature"][j])) / 2
+                for j in left if j != i)
+            for i in left
+        ]  # fmt: skip
+        gone.append(left[int(np.argmax(nearest))])
+    return gone
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stream_is_the_equations(name):
+    """Before the memory holds enough, while it fills, and once it overflows."""
+    method = make(name)
+    state, step = begin(method), jax.jit(method.step, donate_argnums=0)
+    twin = Twin(name, state)
+    twin.compare(state)
+    shares = set()
+    for number in range(STEPS):
+        expected = twin.step(batch(number))
+        state, metrics = step(state, batch(number))
+        assert set(metrics) == set(expected)
+        for metric, value in expected.items():
+            np.testing.assert_allclose(
+                metrics[metric], value, rtol=5e-4, atol=2e-5, err_msg=metric
+            )
+        shares.add(float(metrics["replayed"]))
+        twin.compare(state)
+        twin.read(state)
+    assert len(shares) == (2 if twin.size else 1)  # first none is replayed, then all
+
+
+# What the terms are by themselves
+
+
+def rows_of(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+SET = {"form": "code", "pn1": True, "pn2": True}
+
+
+def aligned(name, base="simsiam", **fields):
+    """The term that a regulariser adds, of features of four rows."""
+    features = bases.Features(rows_of(0, 4, 2, D), None)._replace(**fields)
+    options = two_view.loss_options(
+        bases.get(base),
+        regularisers.REGULARISERS[name],
+        dict.fromkeys(bases.Options._fields) | SET | OPTIONS,
+    )
+    align = regularisers.REGULARISERS[name].align
+    return align(bases.get(base), features, options)
+
+
+def test_rows_that_are_what_is_stored_are_aligned():
+    stored = rows_of(1, 4, D)
+    same = jnp.stack([stored, 3 * stored], axis=1)  # lengths do not matter
+    assert float(aligned("cla_r", p=same, stored=stored)) == pytest.approx(-1)
+    assert float(aligned("cla_r", p=-same, stored=stored)) == pytest.approx(1)
+    assert float(aligned("cassle", p=same, f=same)) == pytest.approx(0, abs=1e-6)
+
+
+def test_cassle_with_simsiam_is_cla_e_with_half_the_weight():
+    f, p = rows_of(1, 4, D), rows_of(2, 4, 2, D)
+    both = jnp.stack([f, f], axis=1)
+    of_cassle = jax.grad(lambda p: aligned("cassle", p=p, f=both))(p)
+    of_cla = jax.grad(lambda p: aligned("cla_r", p=p, stored=f))(p)
+    assert np.abs(of_cla).max() > 0.01
+    np.testing.assert_allclose(of_cassle, 2 * of_cla, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("name, field", [("cla_r", "stored"), ("cassle", "f")])
+def test_no_gradient_reaches_what_is_aligned_with(name, field):
+    target = rows_of(1, 4, D) if name == "cla_r" else rows_of(1, 4, 2, D)
+
+    def term(target):
+        return aligned(name, p=rows_of(2, 4, 2, D), **{field: target})
+
+    assert not jax.grad(term)(target).any()
+
+
+class Same(dense_net.nn.Module):
+    """In the place of a predictor: what comes in, times one number."""
+
+    @dense_net.nn.compact
+    def __call__(self, x, *, train, groups=1):
+        return x * self.param("factor", lambda key: jnp.ones(()))
+
+
+def metrics_of(method, steps=5):
+    state, step, found = begin(method), jax.jit(method.step), []
+    for number in range(steps):
+        state, metrics = step(state, batch(number))
+        found.append({name: float(value) for name, value in metrics.items()})
+    return state, found
+
+
+def test_a_teacher_without_memory_is_the_present_network(monkeypatch):
+    """tau = 0 and a the identity: every row is aligned with itself."""
+    monkeypatch.setattr(networks.heads, "predictor", lambda **_: Same())
+    changes = {"teacher_ema": 0.0, "rows": "all"}
+    state, found = metrics_of(made("simsiam", "cassle", changes=changes))
+    np.testing.assert_allclose([m["align"] for m in found], 0, atol=1e-5)
+    now = {name: state.params[name] for name in COPIED}
+    chex.assert_trees_all_equal(state.extra.teacher, now)
+    _, other = metrics_of(made("simsiam", "cassle", changes={"rows": "all"}))
+    assert max(m["align"] for m in other) > 1e-3
+
+
+def test_pseudo_negatives_of_the_present_network_repeat_its_negatives():
+    z = rows_of(0, 4, 2, D)
+    tau = OPTIONS["distill_temperature"]
+    unit = twins.unit(z.reshape(-1, D))
+    powers = np.exp(unit @ unit.T / tau)
+    others = np.log(powers.sum(axis=1) - np.diag(powers)).mean()
+    term = float(aligned("pnr", "simclr", z=z, p=z, f=z))
+    own = bases.get("simclr").loss(
+        bases.Features(z, None),
+        bases.Options(*[None] * len(bases.Options._fields))._replace(
+            temperature=OPTIONS["temperature"]
+        ),
+    )
+    pull = np.sum(unit[::2] * unit[1::2], axis=1).mean() / tau
+    both = (np.log(2) + others - pull) + (np.log(2) + others - 1 / tau)
+    assert term == pytest.approx(both - float(own), rel=1e-5)
+
+
+@pytest.mark.parametrize("regulariser", ["cassle", "cla_r"])
+def test_without_weight_it_is_plain_replay(regulariser):
+    plain, _ = metrics_of(made("simsiam", "none"))
+    other, found = metrics_of(made("simsiam", regulariser, changes={"weight": 0.0}))
+    assert found[-1]["align"] != 0
+    for name in (*COPIED, "predictor"):
+        chex.assert_trees_all_close(
+            plain.params[name], other.params[name], rtol=1e-5, atol=1e-6
+        )
+
+
+def test_nothing_is_replayed_while_the_memory_holds_no_more_than_a_draw():
+    replay = core.Replay(capacity=M, policy="fifo", size=B)
+    _, found = metrics_of(made("simsiam", "cassle", replay=replay), steps=4)
+    assert [m["replayed"] for m in found] == [0, 0, 0.5, 0.5]
+    assert [m["replay_loss"] == 0 for m in found] == [True, True, False, False]
+    assert [m["align"] == 0 for m in found] == [True, True, False, False]
+
+
+def test_labels_and_tasks_change_nothing_but_what_is_stored_of_them():
+    method = made("simsiam", "cla_r", "min_redundancy")
+    step, states = jax.jit(method.step), []
+    for other in (0, 1):
+        state = begin(method).replace(task=jnp.int32(other))
+        for number in range(5):
+            incoming = batch(number)
+            incoming["label"] = (incoming["label"] + other) % 3
+            state, _ = step(state, incoming)
+        memory = state.extra.memory
+        items = {n: x for n, x in memory.items.items() if n not in ("label", "task")}
+        states.append((state.params, state.stats, items))
+    chex.assert_trees_all_equal(*states)
+
+
+def test_no_two_views_share_a_key():
+    keys = []
+
+    def augment(key, images):
+        keys.append(key)
+        return views_of(images)
+
+    method = made("simsiam", "none", "reservoir", augment=augment)
+
+    @jax.jit
+    def keys_of(state):
+        keys.clear()
+        method.step(state, batch(0))
+        return [jax.random.key_data(key) for key in keys]
+
+    state = begin(method)
+    used = [*keys_of(state), *keys_of(state.replace(step=jnp.int32(1)))]
+    assert len(used) == 2 * 2 * UPDATES  # of incoming and of replayed rows
+    assert len({tuple(np.asarray(key).tolist()) for key in used}) == len(used)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"base": "dino"}, "method.base='dino': allowed are simclr"),
+        ({"base": "supcon"}, "method.base='supcon': allowed are"),
+        ({"regulariser": "ewc"}, "method.regulariser='ewc': allowed are none"),
+        ({"rows": "all", "regulariser": "cla_r"}, "rows='all': .*must be 'replay'"),
+        ({"remembers": False}, "remembers=False: regulariser='cassle'.*rows='all'"),
+        ({"remembers": False, "rows": "all", "regulariser": "cla_r"}, "remembers=F"),
+        ({"teacher_ema": 1.5}, r"teacher_ema=1\.5"),
+        ({"snapshot_every": 0}, "snapshot_every=0"),
+    ],
+)
+def test_options_are_refused_by_name(changes, said):
+    with pytest.raises(ValueError, match=said):
+        online_ssl.make(parts(), **({"regulariser": "cassle"} | changes))
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"policy": "ring"}, "replay.policy='ring': reads labels.*min_redundancy"),
+        ({"policy": "task_ring"}, "replay.policy='task_ring'"),
+        ({"policy": "class_balanced"}, "replay.policy='class_balanced'"),
+        ({"capacity": R}, f"replay.capacity={R}: must be above config.replay.size={R}"),
+        ({"augment": "replay"}, "replay.augment='replay'"),
+        ({"measure": ("drift",)}, "replay.measure=.*leave it out"),
+        ({"statistics": "memory"}, "replay.statistics='memory'"),
+    ],
+)
+def test_memories_are_refused_by_name(changes, said):
+    replay = core.Replay(capacity=M, size=R)._replace(**changes)
+    with pytest.raises(ValueError, match=said):
+        online_ssl.make(parts(replay=replay))
+
+
+def test_batches_of_one_row_and_of_one_view_are_refused():
+    with pytest.raises(ValueError, match="batch_size=1: .*at least 2"):
+        made("simsiam", "none", batch_size=1)
+    method = made("simsiam", "none", augment=lambda key, x: views_of(x)[:, :1])
+    with pytest.raises(ValueError, match="augment.views=1: online_ssl takes 2"):
+        jax.eval_shape(method.step, begin(make("simsiam-none")), batch(0))
+
+
+def test_other_methods_store_no_features_to_compare(tmp_path):
+    replay = toy.ONLINE["replay"] | {"policy": "min_redundancy"}
+    changes = toy.ONLINE | {"method": {"name": "er"}, "replay": replay}
+    with pytest.raises(ValueError, match="policy='min_redundancy': reads feature.*er"):
+        toy.job(tmp_path, **changes)
+
+
+def test_a_memory_over_devices_holds_what_came(tmp_path):
+    """Each of 8 devices keeps, draws and moves rows of its own."""
+    method = {"name": "online_ssl", "base": "simsiam", "regulariser": "cla_r"}
+    method |= {"hidden_dim": 8, "output_dim": 4, "predictor_hidden_dim": 4}
+    changes = {
+        "method": method,
+        "replay": {
+            "capacity": 64,
+            "size": 16,
+            "policy": "min_redundancy",
+            "sharded": True,
+        },
+        "optimizer.lr": 0.02,
+        "epochs": 1,
+        "devices": 8,
+        "first_tasks": 1,
+    }
+    work = toy.job(tmp_path, tasks=1, **changes)
+    train.run(work, tmp_path)
+    memory = work.method.memory(toy.saved(work, tmp_path).state)
+    assert np.asarray(memory.filled).all() and memory.seen.shape == (8,)
+    numbers = np.sort(memory.items["number"])
+    assert len(np.unique(numbers)) == 64 and numbers[-1] == int(memory.seen.sum()) - 1
+    # The rows of each device are those of its place in each batch.
+    owner = np.asarray(memory.items["number"]) % 48 // 6
+    np.testing.assert_array_equal(owner, np.repeat(np.arange(8), 8))
+    lengths = np.linalg.norm(memory.items["feature"], axis=1)
+    np.testing.assert_allclose(lengths, 1, rtol=1e-5)
+    assert np.asarray(memory.items["used"]).any()

@@ -1,0 +1,98 @@
+"""The memory of minimum redundancy, against its rule written row by row."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from helpers import twins
+from jaxcl.memory import buffer, policies, redundancy
+
+
+def at(*degrees):
+    angles = np.deg2rad(degrees)
+    return jnp.asarray(np.stack([np.cos(angles), np.sin(angles)], 1), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    "degrees, count, gone",
+    [
+        ((0, 10, 90), 1, [0]),  # a tie of the pair, of which the first goes
+        ((0, 10, 90, 95, 180), 2, [0, 2]),
+        ((0, 10, 90, 95, 180), 0, []),
+        ((30, 30, 30), 1, [0]),
+    ],
+)
+def test_the_most_redundant_rows_go(degrees, count, gone):
+    rows = at(*degrees)
+    every = jnp.ones(len(rows), bool)
+    got = jax.jit(redundancy.redundant)(rows, every, jnp.int32(count))
+    np.testing.assert_array_equal(np.flatnonzero(got), gone)
+
+
+def test_rows_that_do_not_compete_are_not_compared_with():
+    competes = jnp.array([False, True, True, True, True])
+    got = redundancy.redundant(at(0, 10, 90, 95, 170), competes, jnp.int32(2))
+    # Without row 0, row 2 goes first and then, of 10, 95 and 170, row 3.
+    np.testing.assert_array_equal(np.flatnonzero(got), [2, 3])
+
+
+def test_stored_vectors_move_half_of_the_way():
+    old, new = at(0), 5 * at(90)
+    np.testing.assert_allclose(redundancy.moved(old, new), at(45), atol=1e-6)
+
+
+def removed(rows, used, number, filled, excess):
+    stored = [s for s in range(len(filled)) if filled[s]]
+    seen = [s for s in stored if used[s]]
+    if len(seen) < 2 * excess:
+        return set(sorted(stored, key=lambda s: number[s])[:excess])
+    gone = []
+    for _ in range(excess):
+        left = [s for s in seen if s not in gone]
+        nearest = [
+            max((1 + twins.cosine(rows[i], rows[j])) / 2 for j in left if j != i)
+            for i in left
+        ]
+        gone.append(left[int(np.argmax(nearest))])
+    return set(gone)
+
+
+@pytest.mark.parametrize("size, capacity", [(3, 8), (5, 8), (9, 8)])
+def test_a_stream_against_one_row_at_a_time(size, capacity):
+    """Masked rows, and memories of which none, few and most rows were drawn."""
+    rng = np.random.default_rng(size)
+    scalar = np.zeros((), np.int32)
+    example = {"feature": np.zeros(4, np.float32), "used": scalar > 0, "number": scalar}
+    memory = buffer.create(example, capacity)
+    offer = jax.jit(policies.min_redundancy)
+    number, rules = 0, set()
+    for turn in range(25):
+        mask = rng.random(size) < 0.8
+        items = {
+            "feature": twins.unit(rng.normal(size=(size, 4))).astype(np.float32),
+            "used": np.zeros(size, bool),
+            "number": np.arange(number, number + size, dtype=np.int32),
+        }
+        number += size
+        held = jax.tree.map(np.asarray, memory)
+        filled = held.filled
+        excess = int(filled.sum() + mask.sum()) - capacity
+        gone = set()
+        if excess > 0:
+            count = min(excess, int(filled.sum()))
+            columns = (held.items[name] for name in ("feature", "used", "number"))
+            gone = removed(*columns, filled, count)
+            used = int((filled & held.items["used"]).sum())
+            rules.add("redundant" if used >= 2 * count else "oldest")
+        free = [s for s in range(capacity) if not filled[s] or s in gone]
+        want = np.full(size, capacity)
+        for row, slot in zip(np.flatnonzero(mask), free, strict=False):
+            want[row] = slot
+        slots = offer(memory, mask)
+        np.testing.assert_array_equal(slots, want)
+        memory = buffer.write(memory, slots, items, mask)
+        drawn = rng.random(capacity) < (turn % 3) / 2
+        used = jnp.asarray(drawn) & memory.filled | memory.items["used"]
+        memory = memory._replace(items=memory.items | {"used": used})
+    assert rules == {"redundant", "oldest"}
