@@ -262,7 +262,6 @@ ONLINE_SSL = {
         CONTINUAL | {"method": SMALL | {"base": "simclr", "regulariser": "cassle"}},
         idle=STORED,
         family="online_ssl",
-        quick=True,
     ),
     "online_ssl-cla_r": Row(
         CONTINUAL
