@@ -6,7 +6,8 @@ trains the encoder of configs/keep_fresh.py on the images of --old and exports i
 row of ROWS then teaches it those of --new, without labels, by jaxcl.update, once with
 each seed; "retrain", the last, trains another encoder on both. Every encoder is judged
 on the test parts of both sets. After each step ROOT/table.md is written anew, with the
-columns of docs/keep_fresh.md. The same command goes on where it was stopped.
+columns of docs/keep_fresh.md; at the end ROOT/table.png shows old against new. The same
+command goes on where it was stopped.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 import sweep
 
+from jaxcl import plots
 from jaxcl.data import storage
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
@@ -89,6 +91,7 @@ def main(argv=None) -> int:
         (root / "table.md").write_text(table(options) + "\n")
     if not options.dry_run:
         print(table(options))
+        draw(options, root / "table.png")
     return 0
 
 
@@ -181,16 +184,41 @@ def _judged(options, folder, encoder) -> list[Step]:
 
 def table(options) -> str:
     """What is finished: a line of each row, mean and standard error over its seeds."""
-    lines = [*HEAD]
-    for name, title in (("have", "nothing: as it came"), ("retrain", "both from anew")):
-        if accuracies(place(options, name)):
-            lines.append(line(title, [place(options, name)]))
+    lines = [line(title, folders) for title, folders in finished(options).items()]
+    return "\n".join([*HEAD, *lines])
+
+
+def finished(options) -> dict[str, list[pathlib.Path]]:
+    """Title of each row that has seeds which are judged -> their directories."""
+    rows = {"nothing: as it came": [place(options, "have")]}
+    rows["both from anew"] = [place(options, "retrain")]
     for name in options.rows:
-        folders = [place(options, name, seed) for seed in options.seeds]
-        done = [folder for folder in folders if accuracies(folder)]
-        if done:
-            lines.append(line(ROWS[name].title, done))
-    return "\n".join(lines)
+        rows[ROWS[name].title] = [place(options, name, seed) for seed in options.seeds]
+    judged = {title: [f for f in rows[title] if accuracies(f)] for title in rows}
+    return {title: folders for title, folders in judged.items() if folders}
+
+
+def draw(options, path: pathlib.Path) -> None:
+    """Draw what each way has of the old and of the new, by nearest neighbours."""
+    figure = plots.figure_of(6.5, 4.2)
+    axes = figure.add_subplot()
+    for number, (title, folders) in enumerate(finished(options).items()):
+        values = [accuracies(folder) for folder in folders]
+        old, new = (seeds.spread(x[place] for x in values) for place in (0, 2))
+        axes.errorbar(
+            100 * old["mean"],
+            100 * new["mean"],
+            xerr=100 * (old["error"] or 0.0),
+            yerr=100 * (new["error"] or 0.0),
+            label=title,
+            linestyle="none",
+            **plots.style_of(number),
+        )
+    axes.set(xlabel="old images, nearest neighbours (%)")
+    axes.set(ylabel="new images, nearest neighbours (%)")
+    axes.grid(color="0.9")
+    plots.legend(axes, title="mean, standard error")
+    plots.save(figure, path)
 
 
 def accuracies(folder: pathlib.Path) -> list[float]:

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from helpers import config_files
+from helpers import config_files, pictures
 from jaxcl.run import cost
 from jaxcl.run import results as results_lib
 
@@ -109,4 +109,5 @@ def test_what_is_done_is_kept_and_each_row_begins_with_the_encoder(
     assert script.main(arguments) == 0
     assert ran() == 8 + 3 + 3
     assert capsys.readouterr().out.endswith((root / "table.md").read_text())
+    pictures.check_whole(root / "table.png")
     assert (root / "pnr/seed_0/encoder/card.json").read_text() == "{}\n"
