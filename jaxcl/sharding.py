@@ -218,6 +218,37 @@ def gathered(tree, *, mesh):
     return jax.lax.with_sharding_constraint(tree, replicated(mesh))
 
 
+def on_each(function, rows: tuple, whole: tuple, *, mesh):
+    """Call a function, within a program, on each device by itself.
+
+    The compiler splits no kernel of Pallas over devices; here each has its own.
+
+    Args:
+      function: (*rows, *whole) -> arrays with as many rows; it sends nothing.
+      rows: pytrees of arrays whose axis 0 is split over the devices.
+      whole: pytrees of arrays that each device reads whole.
+
+    Returns:
+      What the function returns: split as `rows`, or whole where there are none.
+
+    Raises:
+      ValueError: the devices cannot share the rows evenly.
+    """
+    if mesh.size == 1:
+        return function(*rows, *whole)
+    for leaf in jax.tree.leaves(rows):
+        share("rows", len(leaf), mesh)
+    own, everywhere = PartitionSpec(AXIS), PartitionSpec()
+    local = jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=(own,) * len(rows) + (everywhere,) * len(whole),
+        out_specs=own if rows else everywhere,
+        check_vma=False,
+    )
+    return local(*rows, *whole)
+
+
 def fetch(tree):
     """Numpy copies of replicated arrays, the same on every process."""
     return jax.tree.map(lambda x: np.asarray(jax.device_get(x)), tree)

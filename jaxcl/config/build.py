@@ -262,6 +262,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         memory=sharded.over(mesh, replay) if replay.sharded else None,
         split=functools.partial(sharding.spread, mesh=mesh),
         gather=functools.partial(sharding.gathered, mesh=mesh),
+        on_each=functools.partial(sharding.on_each, mesh=mesh),
         num_tasks=len(tasks.tasks),
         batch_size=top.batch_size,
         unroll=sharding.on_cpu(),

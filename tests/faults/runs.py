@@ -109,6 +109,15 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "run/cost.py",
+        "test_cost.py::test_of_forms_for_several_chips_that_of_a_cpu_counts",
+        (
+            "cost: loops of other chips count",
+            'if platforms := options.get("branches_platforms"):',
+            "if platforms := ():",
+        ),
+    ),
+    *fault.of(
         "run/checkpoint.py",
         "test_checkpoint.py::test_a_cursor_with_another_digit_is_damage",
         (

@@ -134,6 +134,7 @@ def make(
         score=score,
         temperature=temperature,
         gather=parts.gather,
+        on_each=parts.on_each,
     )
     widths = (hidden_dim,) * hidden_layers + (output_dim,)
     projector = mlp.MLP(widths, dtype=parts.encoder.dtype)
