@@ -9,6 +9,7 @@ Class-Imbalanced Learning", AAAI 2024.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 import chex
@@ -71,6 +72,7 @@ def distinctiveness(
     temperature: float = 0.5,
     score: str = "exponential",
     filled: jax.Array | None = None,
+    logsumexp: Callable | None = None,
 ) -> jax.Array:
     """Distinctiveness information of each query against a memory (DUEL, Section 3).
 
@@ -83,6 +85,8 @@ def distinctiveness(
       temperature: tau of the exponential score.
       score: "exponential" or "affine", see `similarity`.
       filled: bool[K], rows that exist; None: all.
+      logsumexp: `losses.streaming.logsumexp` in place of the matrix of products, which
+        the affine score never has; None: the matrix.
 
     Returns:
       f32[N]; inf where no row exists.
@@ -95,6 +99,9 @@ def distinctiveness(
         total = jnp.sum(jnp.where(filled[:, None], memory, 0), axis=0)
         products = core.dot(queries, total[None])[:, 0]
         return -jnp.log((1 + products / count) / 2)
+    if logsumexp is not None:
+        total = logsumexp(queries / temperature, memory, exists=filled)
+        return jnp.where(count > 0, jnp.log(count) - total + 1 / temperature, jnp.inf)
     logits = (core.dot(queries, memory) - 1) / temperature
     logits = jnp.where(filled, logits, -jnp.inf)
     return jnp.log(count) - jax.nn.logsumexp(logits, axis=-1)
@@ -124,6 +131,7 @@ def is_safe(
     score: str = "affine",
     temperature: float = 0.5,
     filled: jax.Array | None = None,
+    logsumexp: Callable | None = None,
 ) -> jax.Array:
     """Whether the memory is at least as distinct after an update (DUEL, Definition 4).
 
@@ -135,12 +143,13 @@ def is_safe(
     Args:
       memory, incoming, score, temperature, filled: as in `select`.
       keep: bool[K+B], from `select`.
+      logsumexp: as in `distinctiveness`.
 
     Returns:
       bool[].
     """
     filled = jnp.ones(len(memory), bool) if filled is None else filled
-    options = dict(temperature=temperature, score=score)
+    options = dict(temperature=temperature, score=score, logsumexp=logsumexp)
     before = distinctiveness(incoming, memory, **options)
     # The rows are in two arrays: the mean of q over both comes from the two means.
     parts, weights = [], []

@@ -27,6 +27,7 @@ class Settings(NamedTuple):
     temperature: float
     gather: Callable = lambda tree: tree  # see `core.Parts`
     on_each: Callable = lambda function, rows, whole: function(*whole)  # the same
+    logsumexp: Callable | None = None  # in place of the matrix of products
 
 
 def create(settings: Settings, batch: core.Batch) -> buffer.Buffer:
@@ -100,7 +101,7 @@ def _filtered(settings, memory, features, mask):
     own = *both, memory.filled, mask
     # A memory in one piece is filtered on each device alike, which sends nothing.
     keep = choose(*own) if settings.spread else settings.on_each(choose, (), own)
-    options["filled"] = memory.filled
+    options |= dict(filled=memory.filled, logsumexp=settings.logsumexp)
     keep = settings.gather(keep)
     slots = settings.gather(duel.slots(keep, memory.capacity))
     if settings.safe:
