@@ -9,7 +9,7 @@ import itertools
 
 import pytest
 
-from helpers import on_target, toy
+from helpers import kernels_on_target, on_target, toy
 from jaxcl.scaling import hlo, kernels, targets
 
 NARROW = {"hidden_dim": 16, "output_dim": 128, "memory_size": 512}
@@ -157,11 +157,35 @@ def test_a_memory_in_shards_takes_less_of_each_chip(chip):
     assert held[0] - held[1] > 0.9 * images / 8
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="vmap over seeds makes one convolution with a group for each; a loop over "
-    "them, or a device for each, would not",
+MAPPED = (
+    "vmap over seeds makes one convolution with a group for each, of few kernels; a "
+    "loop over them would launch those of each seed"
+)
+
+
+@pytest.mark.parametrize(
+    "chip",
+    [
+        "tpu",
+        pytest.param("gpu", marks=pytest.mark.xfail(strict=True, reason=MAPPED)),
+    ],
 )
 def test_seeds_side_by_side_make_no_grouped_convolution(chip):
+    needs(chip)
     found = on_target.measured(CHIPS[chip], FAMILIES["online"], seeds=2)
     assert found["products"]["convolution"] and found["grouped"] == 0
+
+
+def test_a_streamed_loss_takes_no_memory_of_rows_times_columns(chip):
+    """Forward and backward, in float32 and bfloat16; the plain form beside it."""
+    found = kernels_on_target.streamed(CHIPS[chip])
+    for plain, stream in zip(found["plain"], found["streamed"], strict=True):
+        assert plain["temporaries"] >= 4 * plain["pairs"]
+        assert stream["temporaries"] < 0.1 * stream["pairs"]
+        assert stream["kernels"] <= 20
+
+
+@pytest.mark.parametrize("score", ["affine", "exponential"])
+def test_duels_rounds_are_one_kernel(chip, score):
+    found = kernels_on_target.selected(CHIPS[chip], score)
+    assert found["unknown_loops"] == 0 and found["kernels"] <= 16
