@@ -355,10 +355,11 @@ def test_a_whole_task_is_one_call(tmp_path):
 @pytest.mark.parametrize(
     "changes, steps",
     [
-        ({}, 22),
+        ({}, 24),
         ({"eval_every": 7, "save_every": 9}, 7),
-        ({"eval_epochs": 1}, 11),
-        ({"patience": 3}, 11),
+        ({"eval_every": 9, "save_every": 7}, 7),
+        ({"eval_epochs": 1}, 12),
+        ({"patience": 3}, 12),
         ({"epochs": (1, 3)}, 27),
     ],
 )

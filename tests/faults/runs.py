@@ -251,7 +251,6 @@ FAULTS = [
             "calls: a task's goes past saves",
             "for number in (job.save_every, job.eval_every) if number]",
             "for number in (job.eval_every,) if number]",
-            "test_build.py::test_a_whole_task_is_one_call",
         ),
         (
             "calls: a task's is as long as the shortest task",
