@@ -339,7 +339,7 @@ FAULTS = [
             "loss: a stream counts rows that do not exist",
             "others = jnp.where(exists, others, _NOBODY)",
             "others = jnp.where(exists, others, others)",
-            STREAMED + "[plain-sizes0-True]",
+            STREAMED + "[plain-sizes1-True]",
         ),
         (
             "loss: on a TPU the sum keeps the scale of an older maximum",

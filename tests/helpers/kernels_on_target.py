@@ -43,8 +43,8 @@ def _found(target, *asked):
 def streamed(target: str) -> dict:
     """A loss with its gradient: "plain" and "streamed", one dict for each of LOSSES.
 
-    They have "pairs", how many products the loss is of, "kernels", "unknown_loops" and
-    the bytes of "temporaries" of one device.
+    They have "kernels", "unknown_loops" and the bytes of "temporaries" of one device.
+    "sizes" are the rows and the columns of each.
     """
     return _found(target, "streamed")
 
@@ -102,11 +102,12 @@ def _child(text, asked, score="affine"):
         else:
             form = functools.partial(streaming.logsumexp, on_each=on_each)
             found = {"plain": [], "streamed": []}
+            found["sizes"] = [*zip(*LOSSES, strict=True)][:2]
             for rows, columns, dtype in LOSSES:
                 shapes = ((rows, 128), jnp.float32), ((columns, 128), dtype)
                 for name, one in (("plain", plain), ("streamed", form)):
                     made = program(functools.partial(loss, one), shapes)
-                    found[name].append(made | {"pairs": rows * columns})
+                    found[name].append(made)
     print(json.dumps(found))
 
 
