@@ -1,9 +1,10 @@
 """Many seeds of one config: one after another, or side by side in one program.
 
-Side by side, the state has one more axis, and one call does the step of every seed: on
-a GPU or a CPU by `vmap`, on a TPU in a loop over them. Under `vmap` convolutions become
-grouped ones, which a TPU computes slowly and with much more memory (docs/scaling.md),
-and so does a CPU (benchmarks/seeds.py). A GPU launches the kernels of all seeds once.
+Side by side, the state has one more axis, and one call does the step of every seed, by
+`vmap`, or on a TPU, where there are many, in a loop over them. Under `vmap` convolutions
+become grouped ones. A CPU computes these slowly (benchmarks/seeds.py). A TPU computes
+the zeros between the groups, too, whose number grows with that of the seeds; of few
+seeds it saves kernels (docs/scaling.md), and so does a GPU.
 """
 
 import functools
@@ -20,6 +21,9 @@ from jaxcl.run import job
 from jaxcl.run import results as results_lib
 
 SUMMARY = "seeds.json"
+# Seeds that a TPU maps; by its compiler 4 are faster so with 20 channels, not with 64,
+# and 20 are not with 20.
+_MAPPED = 8
 # Fields of a shared state that have an axis of seeds, and those common to all.
 _OWN = ("key", "params", "stats", "opt_state", "extra")
 _COMMON = ("step", "task", "task_start", "task_steps")
@@ -149,12 +153,13 @@ def together(jobs: dict[int, job.Job]) -> job.Job:
       A job without pictures; what its evaluators give has an axis of seeds.
     """
     first = next(iter(jobs.values()))
+    looped = sharding.platform(first.mesh) == "tpu" and len(jobs) > _MAPPED
     evaluators = {
         name: _judge(jobs, [own.evaluators[name] for own in jobs.values()])
         for name in first.evaluators
     }
     combined = first._replace(
-        method=_method(first.method, sharding.platform(first.mesh) == "tpu"),
+        method=_method(first.method, looped),
         together=tuple(jobs),
         evaluators=evaluators,
         pictures={},
