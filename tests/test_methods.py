@@ -98,8 +98,8 @@ def joint(base) -> Row:
     return Row(changes, tasks=1, steps=JOINT_STEPS)
 
 
-# With larger ones a last bit of the start grows to 1e-3 (lejepa, dino) or 0.015 (vicreg)
-# on one device, too.
+# With larger ones a last bit of the start grows to 1e-3 (lejepa, dino) or to 0.015
+# (vicreg) on one device, too.
 LARS_RATES = {"vicreg": 0.03, "dino": 0.03, "lejepa": 0.03}
 
 
