@@ -196,6 +196,7 @@ ONLINE = {
         },
         idle=STORED,
     ),
+    "er_lwf": Row(toy.ONLINE | {"method": {"name": "er_lwf"}}),
     "mir": Row(toy.ONLINE | {"method": {"name": "mir"}}, idle=UNASKED),
     "gem": Row(
         toy.ONLINE | {"method": {"name": "gem", "memory_rows": 8}}, idle=UNASKED
