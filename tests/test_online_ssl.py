@@ -559,6 +559,30 @@ def test_labels_and_tasks_change_nothing_but_what_is_stored_of_them():
     chex.assert_trees_all_equal(*states)
 
 
+def test_drift_is_measured_and_training_stays_the_same():
+    """Of stored rows of past tasks, which the measure alone asks for."""
+    replay = core.Replay(capacity=M, policy="fifo", size=R, measure=("drift",))
+    plain, ends = parts(replay=replay, plain=lambda x: x / 255.0), []
+    for measure in ((), ("drift",)):
+        own = plain._replace(replay=replay._replace(measure=measure))
+        method = online_ssl.make(own, regulariser="cla_r", **OPTIONS)
+        state, step = begin(method), jax.jit(method.step)
+        for number in range(4):
+            state = state.replace(task=jnp.int32(number // 2))
+            before = state
+            state, metrics = step(state, batch(number))
+        ends.append(state)
+    assert method.drawn == ("drift",)
+    past = np.flatnonzero(np.asarray(state.extra.memory.items["task"]) == 0)
+    images = state.extra.memory.items["image"][past] / 255.0
+    old, new = (
+        twins.unit(np.float64(method.embed(s, images))) for s in (before, state)
+    )
+    moved = np.linalg.norm(old - new, axis=1).mean()
+    np.testing.assert_allclose(metrics["drift"], moved, rtol=1e-3)
+    chex.assert_trees_all_close(ends[0].params, ends[1].params, rtol=1e-5, atol=1e-6)
+
+
 def test_no_two_views_share_a_key():
     keys = []
 
@@ -609,7 +633,7 @@ def test_options_are_refused_by_name(changes, said):
         ({"policy": "class_balanced"}, "replay.policy='class_balanced'"),
         ({"capacity": R}, f"replay.capacity={R}: must be above config.replay.size={R}"),
         ({"augment": "replay"}, "replay.augment='replay'"),
-        ({"measure": ("drift",)}, "replay.measure=.*leave it out"),
+        ({"measure": ("drift", "gradients")}, "replay.measure=.*leave it out"),
         ({"statistics": "memory"}, "replay.statistics='memory'"),
     ],
 )

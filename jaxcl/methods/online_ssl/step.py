@@ -35,6 +35,7 @@ import jax.numpy as jnp
 from jaxcl import core, optim, schema
 from jaxcl.memory import buffer, queue
 from jaxcl.methods import online, two_view
+from jaxcl.methods.online import probe
 from jaxcl.methods.online_ssl import regularisers, stored
 from jaxcl.methods.two_view import bases, networks
 from jaxcl.nets import chain
@@ -171,7 +172,7 @@ def make(
     )
     if regulariser == "pnr":
         bases.warn_of_distance(base, setup.options)
-    return core.Method(
+    method = core.Method(
         init=functools.partial(_init, setup),
         step=functools.partial(_step, setup),
         embed=setup.copied.embed,
@@ -179,6 +180,7 @@ def make(
         replays=True,
         memory=(lambda state: state.extra.memory) if remembers else None,
     )
+    return probe.add(method, parts) if parts.replay.measure else method
 
 
 def _check(parts: core.Parts, options: dict) -> None:

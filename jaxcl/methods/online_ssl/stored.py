@@ -31,14 +31,14 @@ def check(replay: core.Replay) -> None:
         )
     allowed = {
         "augment": ("none", "all"),
-        "measure": ((),),
+        "measure": ((), ("drift",)),
         "statistics": ("running",),
     }
     for name, values in allowed.items():
         if (value := getattr(replay, name)) not in values:
             raise ValueError(
                 f"config.replay.{name}={value!r}: online_ssl augments all rows and has "
-                "no head of classes; leave it out"
+                "no head of classes; leave it out ('drift' may be measured)"
             )
 
 
