@@ -251,6 +251,15 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "methods/online_ssl/step.py",
+            "test_online_ssl.py::test_drift_is_measured_and_training_stays_the_same",
+            (
+                "online_ssl: drift is not measured",
+                "return probe.add(method, parts) if parts.replay.measure else method",
+                "return method",
+            ),
+        ),
+        *fault.of(
             "methods/er_lwf.py",
             "test_er_lwf.py::test_a_step_is_one_mean_over_all_rows[paper]",
             (
