@@ -1,10 +1,10 @@
 """A memory that drops what it has learnt: rows of low loss that were drawn often.
 
 The rule is that of the released code of CLA (giacomo-cgn/ocl-self-supervised,
-src/buffers/loss_aware_buffer.py), from which SOLAR (arXiv 2604.10586), whose memory
-prefers rows of high loss, seems to come; no text that we have gives SOLAR's rule. A row
-has a running loss and counts how often it was drawn, and of the stored rows that of the
-lowest score goes, see `scores`.
+src/buffers/loss_aware_buffer.py). SOLAR (arXiv 2604.10586), whose memory prefers rows
+of high loss, may have the same one; no text that we have gives it. Each row has a
+running loss and a count of its draws, and of the stored rows the one with the lowest
+score goes, see `scores`.
 
 Departure: a batch that does not fit takes the free slots and goes on; the released code
 drops what is left of that batch.
@@ -45,13 +45,13 @@ def scores(loss: jax.Array, draws: jax.Array, filled: jax.Array) -> jax.Array:
     return jnp.where(filled, height - _WEIGHT * often, jnp.inf)
 
 
-def lowest(scores: jax.Array, count: jax.Array) -> jax.Array:
+def lowest(values: jax.Array, count: jax.Array) -> jax.Array:
     """The rows with the lowest scores, bool[K]; of equal ones the first.
 
     Args:
-      scores: f32[K].
+      values: f32[K], scores.
       count: i32[], how many rows.
     """
-    order = jnp.argsort(scores, stable=True)
+    order = jnp.argsort(values, stable=True)
     rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
     return rank < count

@@ -243,8 +243,8 @@ FAULTS = [
         ),
         (
             "loss_aware: the highest scores go",
-            "order = jnp.argsort(scores, stable=True)",
-            "order = jnp.argsort(-scores, stable=True)",
+            "order = jnp.argsort(values, stable=True)",
+            "order = jnp.argsort(-values, stable=True)",
         ),
         (
             "loss_aware: a running loss is the last one",
