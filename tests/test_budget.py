@@ -39,7 +39,7 @@ def flops(work):
 
 
 def test_a_job_makes_as_many_updates_as_its_budget_pays_for(tmp_path, capsys):
-    """SS-IL's teacher, which the later tasks alone have, is paid for."""
+    """SS-IL's teacher is paid for, too."""
     three = flops(made(tmp_path / "3", "ss_il", updates=3))
     within = made(tmp_path / "within", "ss_il", flops=1.001 * three / 48)
     below = made(tmp_path / "below", "ss_il", flops=0.999 * three / 48)

@@ -70,11 +70,6 @@ FAULTS = [
         "config/build.py",
         "test_budget.py::test_a_job_makes_as_many_updates_as_its_budget_pays_for",
         (
-            "budget: a teacher of later tasks is not paid for",
-            "work.parts(last)), last)",
-            "work.parts(last)), 0)",
-        ),
-        (
             "budget: the method stays as it was",
             "made = made._replace(method=sections.method(top.method, parts))",
             "made = made._replace(method=method)",
