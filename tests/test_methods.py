@@ -203,6 +203,7 @@ ONLINE = {
         },
         idle=STORED,
     ),
+    "er_lwf": Row(toy.ONLINE | {"method": {"name": "er_lwf"}}),
     "mir": Row(toy.ONLINE | {"method": {"name": "mir"}}, idle=UNASKED),
     "gem": Row(
         toy.ONLINE | {"method": {"name": "gem", "memory_rows": 8}}, idle=UNASKED
@@ -264,6 +265,7 @@ CONTINUAL = {
 SMALL = {"name": "online_ssl", "hidden_dim": 16, "output_dim": 8}
 SMALL |= {"predictor_hidden_dim": 16, "distill_hidden_dim": 16, "queue_size": 96}
 COMPARED = CONTINUAL["replay"] | {"policy": "min_redundancy"}
+WEIGHED = CONTINUAL["replay"] | {"policy": "loss_aware_reservoir"}
 ONLINE_SSL = {
     "online_ssl-cassle": Row(
         CONTINUAL | {"method": SMALL | {"base": "simclr", "regulariser": "cassle"}},
@@ -276,6 +278,10 @@ ONLINE_SSL = {
             "method": SMALL | {"base": "simsiam", "regulariser": "cla_r"},
             "replay": COMPARED,
         },
+        idle=STORED,
+    ),
+    "online_ssl-loss_aware": Row(
+        CONTINUAL | {"method": SMALL | {"base": "byol"}, "replay": WEIGHED},
         idle=STORED,
     ),
     "online_ssl-pnr": Row(
