@@ -159,8 +159,8 @@ def test_a_memory_in_shards_takes_less_of_each_chip(chip):
 
 @pytest.mark.xfail(
     strict=True,
-    reason="vmap over seeds makes one convolution with a group for each, which is fewer "
-    "kernels; more than 8 of them a TPU takes in turn",
+    reason="vmap over seeds makes one convolution with a group for each, which is few "
+    "kernels; a TPU takes more than 8 of them in turn",
 )
 def test_seeds_side_by_side_make_no_grouped_convolution(chip):
     found = on_target.measured(CHIPS[chip], FAMILIES["online"], seeds=2)

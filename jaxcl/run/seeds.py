@@ -1,10 +1,10 @@
 """Many seeds of one config: one after another, or side by side in one program.
 
-Side by side, the state has one more axis, and one call does the step of every seed, by
-`vmap`, or on a TPU, where there are many, in a loop over them. Under `vmap` convolutions
-become grouped ones. A CPU computes these slowly (benchmarks/seeds.py). A TPU computes
-the zeros between the groups, too, whose number grows with that of the seeds; of few
-seeds it saves kernels (docs/scaling.md), and so does a GPU.
+Side by side, the state has one more axis, and one call does the step of every seed: by
+`vmap`, or on a TPU, where there are many, in a loop. Under `vmap` convolutions become
+grouped ones. A CPU computes these slowly (benchmarks/seeds.py). A TPU computes the
+zeros between the groups, too, whose number grows with that of the seeds; with few seeds
+it has fewer kernels (docs/scaling.md), and so has a GPU.
 """
 
 import functools

@@ -199,22 +199,20 @@ FAULTS = [
         ),
         (
             "loss: pnr_simclr has frozen rows for pseudo-negatives of L2",
-            "second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), temperature)",
-            "second = _logsumexp_of_others(p, (f, f) if pn2 else (f,), temperature)",
+            "second = others(p, (f, z) if pn2 else (f,), temperature)",
+            "second = others(p, (f, f) if pn2 else (f,), temperature)",
             fault.twins("losses", "pnr_simclr_True_True"),
         ),
         (
             "loss: pnr_simclr keeps its pseudo-negatives where pn1 is off",
-            "(z, f) if pn1 else (z,), temperature)\n"
-            "    second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), temp",
-            "(z, f), temperature)\n"
-            "    second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), temp",
+            "first = others(z, (z, f) if pn1 else (z,), temperature)",
+            "first = others(z, (z, f), temperature)",
             fault.twins("losses", "pnr_simclr_False_True"),
         ),
         (
             "loss: pnr_moco meets the key bank of its own view",
-            "_queue_logsumexp(q, p if pn2 else None, key_queue)",
-            "_queue_logsumexp(q, p if pn2 else None, key_queue[::-1])",
+            "meet(q, p if pn2 else None, key_queue)",
+            "meet(q, p if pn2 else None, key_queue[::-1])",
             fault.twins("losses", "pnr_moco"),
         ),
         (
