@@ -173,7 +173,7 @@ def test_a_streamed_loss_takes_no_memory_of_rows_times_columns(chip):
     parts = 256 * 64 * 128 * 4  # of a GPU's programs
     for rows, columns, made in zip(*found["sizes"], found["streamed"], strict=True):
         assert made["temporaries"] < 4 * 128 * (rows + columns) + parts
-        assert made["kernels"] <= 20
+        assert made["kernels"] <= 30  # with those that pad
     # A TPU has smaller matrices in its own memory, not the device's.
     assert found["plain"][1]["temporaries"] >= 4 * 1024 * kernels_on_target.COLUMNS
 
