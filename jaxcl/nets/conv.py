@@ -85,3 +85,21 @@ def pieces(count: int) -> list[slice]:
         slices.append(slice(start, start + rows))
         start += rows
     return slices
+
+
+def depthwise(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Convolve each channel by itself, with padding that keeps the size of the map.
+
+    Args:
+      x: [B, H, W, C].
+      kernel: [h, w, 1, C], of odd sides.
+    """
+    sides = [(side // 2, side // 2) for side in kernel.shape[:2]]
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        (1, 1),
+        sides,
+        feature_group_count=x.shape[-1],
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
