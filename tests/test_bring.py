@@ -232,7 +232,7 @@ def without(tensors, name):
         ),
         (
             lambda t: {"a.b": t["norm.bias"]},
-            "no ResNet or ViT that is known here, but a",
+            "no ResNet, ViT or ConvNeXt that is known here, but a",
         ),
         (
             lambda t: t | {f"teacher.{n}": x for n, x in t.items()},

@@ -139,6 +139,19 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
 
 
 @pytest.mark.slow
+def test_fewer_new_images_than_a_batch_come_in_smaller_ones(copy, capsys):
+    with np.load(copy / "new.npz") as new:
+        few = {name: x[:20] for name, x in new.items()}
+    np.savez(copy / "few.npz", **few)
+    work = plan(copy, data="few.npz")
+    assert work.config["batch_size"] == 4  # four batches and more
+    said = capsys.readouterr().out
+    assert "config.train.batch_size=4 in place of 48: there are 20 new images" in said
+    asked = plan(copy, data="few.npz", **{"train.batch_size": 16})
+    assert asked.config["batch_size"] == 16
+    assert plan(copy).config["batch_size"] == 48
+
+
 def test_updates_go_on_from_each_other(copy):
     for number, (limit, current) in enumerate([(1.0, 1), (-2.0, 1), (1.0, 3)], 1):
         work = plan(copy, again=True, **{"limits.accuracy_drop": limit})

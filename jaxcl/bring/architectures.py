@@ -434,11 +434,12 @@ def filled(
     return leaves, sorted(tensors.keys() - needed)
 
 
-_COUNTERS = (".num_batches_tracked", ".bias_mask", ".relative_position_index")
+# Tensors that are no weights.
+COUNTERS = (".num_batches_tracked", ".bias_mask", ".relative_position_index")
 
 
 def _is_dropped(name, beginnings) -> bool:
-    return name.startswith(tuple(beginnings)) or name.endswith(_COUNTERS)
+    return name.startswith(tuple(beginnings)) or name.endswith(COUNTERS)
 
 
 def _some(names) -> str:

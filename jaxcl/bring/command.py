@@ -230,8 +230,10 @@ def text(card: dict) -> str:
     given = card["input"]
     shown = {name: given[name] for name in ("size", "resize", "mean", "std")}
     lines.append(f"images: {shown}, {given['interpolation']}")
-    if brought["dropped"]:
-        lines.append(f"left out: {', '.join(brought['dropped'][:8])}")
+    dropped = [n for n in brought["dropped"] if not n.endswith(architectures.COUNTERS)]
+    if dropped:
+        more = f" and {len(dropped) - 8} more" if len(dropped) > 8 else ""
+        lines.append(f"left out: {', '.join(dropped[:8])}{more}")
     if brought["licence"]:
         lines.append(f"licence of these weights: {brought['licence']}")
     return "\n".join(lines)

@@ -141,7 +141,10 @@ def _library(section):
 def _config_of(run):
     """The config of a run; refuses a run that has no encoder of its own."""
     if folder_lib.is_one(run):
-        raise ValueError(f"--run={run!r}: it is the folder of an encoder already")
+        raise ValueError(
+            f"--run={run!r}: it is the folder of an encoder already, and no update of "
+            "it was accepted"
+        )
     config = transfer.config_of(run, field="--run")
     if config.get("seeds", 1) > 1:
         raise ValueError(

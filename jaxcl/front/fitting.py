@@ -24,7 +24,7 @@ from jaxcl.data import storage
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder as encoder_lib
 from jaxcl.front import given, result
-from jaxcl.run import finish, folder, job
+from jaxcl.run import finish, folder, job, signals
 
 
 def fit(
@@ -259,16 +259,19 @@ def _stopping() -> Iterator:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    asked, before = threading.Event(), signal.getsignal(signal.SIGINT)
+    asked = threading.Event()
+
+    def hear(number):  # in a thread: at once, also while a program is compiled
+        if not asked.is_set():
+            asked.set()
+            print("jaxcl: the run saves and stops; a second Ctrl-C ends it", flush=True)
+
+    calls = []
 
     def note(number, frame):
-        if asked.is_set():
+        calls.append(number)
+        if len(calls) > 1:
             raise KeyboardInterrupt
-        asked.set()
-        print("jaxcl: the run saves and stops; a second Ctrl-C ends it now", flush=True)
 
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield asked.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with signals.heard((signal.SIGINT,), hear, note):
+        yield lambda: bool(calls) or asked.is_set()

@@ -32,7 +32,7 @@ def config(run: str) -> dict:
     Raises:
       ValueError: there is no config, or it has several seeds.
     """
-    saved = transfer.config_of(str(run))
+    saved = transfer.config_of(str(run), field="--run")
     if folder.is_one(run):
         return recipe(saved)
     if saved.get("seeds", 1) != 1:
