@@ -98,8 +98,12 @@ def test_equals_the_definition_in_float64(name):
     np.testing.assert_allclose(again, found, atol=1e-5)  # no row sees another
 
 
-@pytest.mark.parametrize("shape", [(2, 9, 5, 3), (3, 16, 16, 8), (1, 1, 2, 4)])
-def test_depthwise_and_its_gradients_are_those_of_the_definition(shape):
+@pytest.mark.parametrize("cpu", [True, False])
+@pytest.mark.parametrize("shape", [(2, 9, 5, 3), (3, 17, 8, 4), (1, 1, 2, 4)])
+def test_depthwise_and_its_gradients_are_those_of_the_definition(
+    shape, cpu, monkeypatch
+):
+    monkeypatch.setattr(conv.sharding, "on_cpu", lambda: cpu)
     rng = np.random.default_rng(2)
     x = rng.normal(size=shape).astype(np.float32)
     kernel = rng.normal(size=(7, 7, 1, shape[-1])).astype(np.float32)
