@@ -36,7 +36,8 @@ TASKS = 5  # of a continual run, unless it is told how many
 
 _VITS = {f"vit_{size}": size for size in ("tiny", "small", "base", "large")}
 _RESNETS = {f"resnet{depth}": depth for depth in (10, 18, 34, 50, 101)}
-ENCODERS = (*_RESNETS, *_VITS, "conv_net")
+_CONVNEXTS = {f"convnext_{size}": size for size in ("atto", "tiny", "small", "base")}
+ENCODERS = (*_RESNETS, *_VITS, *_CONVNEXTS, "conv_net")
 
 
 class Look(NamedTuple):
@@ -239,6 +240,9 @@ def _encoder(encoder, side) -> dict:
     if encoder in _VITS:
         shape = {"size": _VITS[encoder], "image_size": side, "patch": _patch(side)}
         return {"name": "vit"} | shape
+    if encoder in _CONVNEXTS:
+        stem = 2 if side < 128 else 4  # else little is left of the last map
+        return {"name": "convnext", "size": _CONVNEXTS[encoder], "patch": stem}
     return {"name": encoder}
 
 
@@ -276,9 +280,9 @@ def _smallest(look, scenario, num_tasks) -> int:
 
 
 def _optimizer(made) -> None:
-    """LARS by the base's rates; AdamW for a ViT, as is usual."""
+    """LARS by the base's rates; AdamW for a ViT or ConvNeXt, as is usual."""
     base = made.method.get_ref("base")
-    if made.encoder.name == "vit":
+    if made.encoder.name in ("vit", "convnext"):
         made.optimizer = {"name": "adam", "lr": 5e-4, "decoupled": True}
         made.optimizer.update({"exclude_1d": True, "weight_decay": 0.05})
     else:
