@@ -10,6 +10,7 @@ import ml_collections
 import numpy as np
 import pytest
 from absl import flags
+from PIL import Image
 from sklearn import datasets
 
 from helpers import toy
@@ -379,6 +380,25 @@ def test_flags_change_the_recipe_of_an_encoder_option_by_option(tmp_path):
     recipe["tuning"] = None  # of an encoder that has no adapters
     assert changed()["tuning"] is None
     assert changed("tuning.frozen_layers=1")["tuning"] == {"frozen_layers": 1}
+
+
+def test_a_folder_of_small_images_is_decoded_once(tmp_path):
+    for i in range(4):
+        pixels = np.full((20, 30, 3), 40 * i, np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+
+    def section(options, data):
+        theirs = {"augment": {"mean": (0.5,) * 3}} | ({"data": data} if data else {})
+        return lineage.section(str(tmp_path), options, theirs, "config.data")
+
+    once = {"size": 20, "resident": True}
+    folder = {"name": "image_folder", "path": str(tmp_path), "channels": 3}
+    assert section({}, None) == folder | once  # of an encoder that no run has trained
+    assert section({"resident": False}, None) == folder | {"resident": False}
+    run_data = {"name": "image_folder", "channels": 3}
+    assert section({}, run_data) == folder
+    assert section({}, run_data | once) == folder | once
+    assert section({}, run_data | {"resident": True}) == folder
 
 
 def test_a_section_that_is_not_there_is_one_line(tmp_path):

@@ -175,7 +175,7 @@ def config(
     made.name = "own_images"
     made.method = {"name": "two_view", "base": "simclr", "strategy": "finetune"}
     strategy = made.method.get_ref("strategy")
-    made.data = _data(data, look)
+    made.data = read_once(data, look)
     side = _side(look, encoder, size)
     made.augment = _augment(look, side, resident="resident" in made.data)
     made.encoder = _encoder(encoder, side)
@@ -200,8 +200,13 @@ def config(
     return made
 
 
-def _data(data, look) -> dict:
-    """config.data: a set of small images in files is decoded once, into memory."""
+def read_once(data: Mapping[str, Any], look: Look) -> dict:
+    """config.data: a set of small images in files is decoded once, into memory.
+
+    Args:
+      data: a section config.data.
+      look: of `look_at`.
+    """
     make, options = schema.named(sources.SOURCES, data, "config.data")
     takes = {"size", "resident"} <= set(schema.defaults(make))
     small = look.side <= _SMALL and look.rows * look.side**2 * 3 <= _RESIDENT
