@@ -139,7 +139,6 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     assert other.config["scenario"]["num_tasks"] == 7
 
 
-@pytest.mark.slow
 def test_fewer_new_images_than_a_batch_come_in_smaller_ones(copy, capsys):
     with np.load(copy / "new.npz") as new:
         few = {name: x[:20] for name, x in new.items()}
@@ -153,6 +152,7 @@ def test_fewer_new_images_than_a_batch_come_in_smaller_ones(copy, capsys):
     assert plan(copy).config["batch_size"] == 48
 
 
+@pytest.mark.slow
 def test_updates_go_on_from_each_other(copy):
     for number, (limit, current) in enumerate([(1.0, 1), (-2.0, 1), (1.0, 3)], 1):
         work = plan(copy, again=True, **{"limits.accuracy_drop": limit})
