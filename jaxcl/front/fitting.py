@@ -236,7 +236,8 @@ def _header(work: job.Job, config, where) -> str:
         f"jaxcl: {method.get('base', method['name'])}, {method.get('strategy', '')}; "
         f"{' '.join(names)}; {rows:,} images of {side} x {side} pixels in {tasks} "
         f"{'tasks' if tasks > 1 else 'task'}{held}; {steps:,} steps of "
-        f"{work.batch_size} on {work.mesh.size} x {sharding.describe(work.mesh)['device']}; {where}"
+        f"{work.batch_size} on {work.mesh.size} x "
+        f"{sharding.describe(work.mesh)['device']}; {where}"
     )
 
 
