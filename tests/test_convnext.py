@@ -93,7 +93,7 @@ def test_equals_the_definition_in_float64(name):
     found = jax.jit(net.apply)({"params": params}, images)
     assert found.shape == (3, net.num_features) and found.dtype == jnp.float32
     want = np_features(params, images, NETS[name])
-    np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=5e-6)
     again = net.apply({"params": params}, images, train=True, groups=2)
     np.testing.assert_allclose(again, found, atol=1e-5)  # no row sees another
 
