@@ -347,7 +347,8 @@ def test_what_takes_long_between_steps_is_said(bar, tmp_path, monkeypatch, capsy
     recorder.advance(1, 0, 2)
     recorder.phase("judging: knn")
     assert "judging: knn" in capsys.readouterr().err
-    recorder.close()
+    recorder.close()  # which draws a bar once more
+    capsys.readouterr()
     silent = record.Recorder(tmp_path, tensorboard=False, progress=False)
     silent.phase("compiling the step")
     silent.close()
