@@ -412,12 +412,19 @@ def _check_channels(start, train) -> None:
         )
 
 
+_SLOW = (
+    "on a CPU a smaller config.encoder, config.augment.size or config.epochs helps; "
+    "Ctrl-C saves"
+)
+
+
 def record_options(top: sections.Top) -> dict:
     """Choose the options of a config that `run.record.Recorder` takes."""
     return {
         "tensorboard": top.tensorboard,
         "loggers": loggers.makers(top.loggers),
         "progress": top.progress,
+        "slow": _SLOW if sharding.on_cpu() else "",
     }
 
 
