@@ -1,6 +1,7 @@
 """launch/icl_table.py: what begins with what, what is compared, and its tables."""
 
 import pathlib
+import re
 import shlex
 import shutil
 import signal
@@ -82,6 +83,24 @@ def test_options_are_those_of_all_runs_and_name_their_directories(script, capsys
         assert config.evaluators.svm.inner_folds == 3
         name = pathlib.Path(value(words, "workdir")).name
         assert "patience=9" in name and "inner_folds=3" in name
+
+
+def test_the_documentation_names_the_rows_and_defaults(script):
+    text = (config_files.ROOT / "docs/launching.md").read_text()
+    section = text.partition("## The table of ICL")[2].partition("\n## ")[0]
+    table = {
+        cells[0]: cells[1:]
+        for cells in map(pages.cells, section.splitlines())
+        if len(cells) == 3
+    }
+    rows = re.findall(r"`([a-z_0-9.]+)`", table["`--rows`"][1])
+    assert sorted({*rows} - {"no_lrl_sgd"}) == sorted(script.ROWS)
+    options = script.parser().parse_args(["--data=x"])
+    assert table["`--config`"][0] == f"`{options.config}`"
+    assert table["`--growths`"][0] == f"`{' '.join(map(str, options.growths))}`"
+    assert table["`--seeds`"][0] == f"`{options.seeds}`"
+    both = f"`{options.patience}`, `{options.epochs}`"
+    assert table["`--patience`, `--epochs`"][0] == both
 
 
 def leave(folder, values, **options):
