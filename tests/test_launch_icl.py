@@ -93,7 +93,7 @@ def test_the_documentation_names_the_rows_and_defaults(script):
         for cells in map(pages.cells, section.splitlines())
         if len(cells) == 3
     }
-    rows = re.findall(r"`([a-z_0-9.]+)`", table["`--rows`"][1])
+    rows = re.findall(r"`([a-z_0-9.-]+)`", table["`--rows`"][1])
     assert sorted({*rows} - {"no_lrl_sgd"}) == sorted(script.ROWS)
     options = script.parser().parse_args(["--data=x"])
     assert table["`--config`"][0] == f"`{options.config}`"
