@@ -67,12 +67,7 @@ def planned(options) -> dict[tuple[int, str], list[sweep.Run]]:
     """(M, name of a row) -> its runs, one for each seed.
 
     Directories are those that launch/sweep.py gives the same runs.
-
-    Raises:
-      ValueError: the directory of all runs is in a bucket.
     """
-    if "://" in options.root:
-        raise ValueError(f"--root={options.root}: must be on a disk, for the logs")
     runs = {}
     for per_class in options.per_class:
         for name in options.rows:
@@ -154,36 +149,15 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--data", required=True, help="CIFAR-10 as jaxcl.data.convert")
     made.add_argument("--per-class", nargs="+", type=int, default=[100], metavar="M")
     made.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    made.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS, metavar="ROW")
-    made.add_argument("--root", default="runs/online", help="of all run directories")
-    made.add_argument("--dry-run", action="store_true", help="print the commands")
-    made.add_argument("--python", default=sys.executable)
-    made.set_defaults(jobs=1, gpus=False)  # of sweep.run_all
+    sweep.add_options(made, ROWS, "runs/online")
     return made
 
 
 def main(argv=None) -> int:
     """The command; exit codes are those of launch/sweep.py."""
     options = parser().parse_args(argv)
-    try:
-        runs = planned(options)
-    except ValueError as error:
-        print(f"jaxcl: {error}", file=sys.stderr)
-        return 2
-    left = [run for run in in_order(runs) if not sweep.finished(run.folder)]
-    if options.dry_run:
-        sweep.show(left, options)
-        return 0
-    page = pathlib.Path(options.root) / "table.md"
-    page.parent.mkdir(parents=True, exist_ok=True)
-
-    def write(run=None):
-        page.write_text(table(runs) + "\n")
-
-    write()
-    code = sweep.run_all(left, options, ended=write)
-    print(page.read_text(), end="")
-    return code
+    runs = planned(options)
+    return sweep.with_table(in_order(runs), options, lambda: table(runs))
 
 
 if __name__ == "__main__":

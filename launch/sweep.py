@@ -178,6 +178,58 @@ def run_all(
     return 1 if any(codes) else 0
 
 
+def add_options(made: argparse.ArgumentParser, rows, root: str) -> None:
+    """Add the options of a script that makes a table of runs, see `with_table`.
+
+    Args:
+      made: the parser.
+      rows: names of all rows that the table can have.
+      root: the default directory of all runs.
+    """
+    made.add_argument("--rows", nargs="+", default=[*rows], choices=rows, metavar="ROW")
+    made.add_argument("--root", default=root, help="of all run directories")
+    made.add_argument("--dry-run", action="store_true", help="print the commands")
+    made.add_argument("--python", default=sys.executable)
+    made.set_defaults(jobs=1, gpus=False)  # of run_all
+
+
+def with_table(
+    runs: list[Run],
+    options,
+    table: Callable[[], str],
+    done: Callable[[Run], bool] = lambda run: finished(run.folder),
+) -> int:
+    """Run what is not finished, one by one, and write ROOT/table.md after each.
+
+    Args:
+      runs: all of the table, in order.
+      options: with those of `add_options`.
+      table: its text, of the runs that are finished.
+      done: whether nothing is left to do of a run.
+
+    Returns:
+      An exit code: that of `run_all`; 2 if the directory of all runs is in a bucket.
+    """
+    if "://" in options.root:
+        message = f"--root={options.root}: must be on a disk, for the logs"
+        print(f"jaxcl: {message}", file=sys.stderr)
+        return 2
+    left = [run for run in runs if not done(run)]
+    if options.dry_run:
+        show(left, options)
+        return 0
+    page = pathlib.Path(options.root) / "table.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(run=None):
+        page.write_text(table() + "\n")
+
+    write()
+    code = run_all(left, options, ended=write)
+    print(page.read_text(), end="")
+    return code
+
+
 def show(runs: list[Run], options) -> None:
     """Print the commands of runs, one a line."""
     for run in runs:

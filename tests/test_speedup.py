@@ -5,10 +5,12 @@ import math
 import pathlib
 import re
 import shlex
+import shutil
 
 import numpy as np
 import pytest
 
+from helpers import run_directories
 from jaxcl import plots
 from jaxcl.report import convergence, speedup
 from jaxcl.run import results as results_lib
@@ -16,76 +18,7 @@ from jaxcl.run import results as results_lib
 ROOT = pathlib.Path(__file__).parents[1]
 # Two-sided 95 % quantiles of Student's t, from a printed table.
 T1, T2 = 12.706204736, 4.302652730
-
-
-def leave(
-    folder,
-    values,
-    *,
-    best,
-    seed=0,
-    growth=0.5,
-    patience=2,
-    seconds=1.0,
-    passes=100.0,
-    svm=0.5,
-    config=True,
-    drop=(),
-    scenario="growth",
-    rates=(),
-    steps=None,
-    judge=None,
-):
-    """A finished run: epoch i of task 1 ends at step 10 + 5 i with values[i - 1].
-
-    The loss of task 0's end, 0.01, is below every target; so are those of steps that
-    end no epoch.
-    """
-    folder.mkdir(parents=True)
-    told = {"seed": seed, "patience": patience, "scenario": {"name": scenario}}
-    if growth is not None:
-        told["scenario"]["growth"] = growth
-    if judge is not None:
-        told |= {"method": {"name": "icl"}, "evaluators": {"objective": judge}}
-    if config:
-        (folder / "config.json").write_text(json.dumps(told))
-    rows = [
-        {
-            "step": 10,
-            "task": 0,
-            "epoch": {"number": 1, "loss": 9.0, "passes": 7.0},
-            "time": {"train": 0.5},
-        },
-        {"step": 10, "task": 0, "eval": {"objective/loss": 0.01}},
-        {"step": 12, "task": 1, "loss": 1.0},
-        {"step": 13, "task": 1, "eval": {"objective/loss": 0.02}},
-    ]
-    rows += [{"step": 14, "task": 1, **rate} for rate in rates]
-    rows[2] |= {"lr": 7.0} if rates else {}
-    epochs = []
-    for number, value in enumerate(values, 1):
-        epoch = {"number": number, "loss": 2.0, "passes": passes * number}
-        now = seconds * number
-        epochs.append({**epoch, "seconds": now})
-        step = 10 + 5 * number
-        rows.append({"step": step, "task": 1, "epoch": epoch, "time": {"train": now}})
-        if number not in drop:
-            found = {"objective/loss": value, "knn/class_incremental": [0.5, 0.5]}
-            rows.append({"step": step, "task": 1, "eval": found})
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "metrics.jsonl").write_text(text)
-    results = results_lib.add(
-        results_lib.empty(2), 0, {}, {"objective/loss": 0.01}, 1.0
-    )
-    ends = {"svm/all": svm, "svm/old": svm + 0.1, "svm/new": svm - 0.1, "knn/x": 7.0}
-    results = results_lib.add(results, 1, {}, ends, 1.0)
-    pair = {"best": epochs[best - 1], "last": epochs[-1]}
-    zero = {"number": 1, "loss": 9.0, "seconds": 0.5, "passes": 7.0}
-    results["convergence"] = {"0": {"best": zero, "last": zero}, "1": pair}
-    if steps is not None:
-        results["cost"]["per_task"] = [{"steps": 99}, {"steps": steps}]
-    results_lib.write_results(folder, results)
-    return folder
+leave = run_directories.leave_epochs
 
 
 @pytest.fixture
@@ -310,6 +243,7 @@ def test_losses_steps_and_rates_of_each_row(gained, capsys):
     assert icl["at_best"]["mean"] == pytest.approx((2.3 + 2.9) / 2)
     assert icl["lowest"]["mean"] == pytest.approx((2.3 + 2.9) / 2)
     assert icl["at_end"]["mean"] == pytest.approx((2.6 + 3.0) / 2)
+    assert icl["tail"]["mean"] == pytest.approx((10.01 / 4 + 5.9 / 2) / 2)
     assert icl["steps"]["mean"] == 15 and group["runs"]["frozen"]["steps"]["seeds"] == 0
     # Of all logged steps of both seeds: 7, 0.01, 0.03 and 7, 0.01.
     assert icl["rates"]["lr"] == {"median": 0.03, "low": 0.01, "high": 7.0}
@@ -320,7 +254,7 @@ def test_losses_steps_and_rates_of_each_row(gained, capsys):
     assert "An encoder whose rows are all alike: 2.079" in out
     (row,) = [x for x in out.splitlines() if x.startswith("| icl | 15")]
     cells = [x.strip() for x in row.strip("|").split("|")]
-    assert cells[5:] == ["0.03 [0.01, 7]", "0.02", "0.001"]
+    assert cells[6:] == ["0.03 [0.01, 7]", "0.02", "0.001"]
     # retrain and frozen are at their best in epoch 3 of seed 0, icl too.
     (same,) = [x for x in out.splitlines() if x.startswith("The same best epoch")]
     assert same.endswith("seed 0: retrain, frozen, icl (3); seed 1: retrain, icl (1)")
@@ -329,6 +263,46 @@ def test_losses_steps_and_rates_of_each_row(gained, capsys):
         "epoch": 3,
         "names": ["retrain", "frozen", "icl"],
     }
+
+
+def test_differences_are_seed_by_seed(gained, capsys):
+    leave(gained / "icl" / "seed_2", [9.0] * 7, best=1, seed=2)
+    leave(gained / "frozen" / "seed_2", [8.0] * 7, best=1, seed=2)
+    leave(gained / "retrain" / "seed_2", [8.0, *range(1, 7)], best=1, seed=2)
+    shutil.rmtree(gained / "frozen" / "seed_1")
+    pairs = ["--pair=icl:retrain", "--pair=icl:frozen", "--pair=frozen:retrain"]
+    assert speedup.main(told(gained, *pairs)) == 0
+    (group,) = json.loads((gained / "x.json").read_text())["growths"]
+    assert [pair["names"] for pair in group["pairs"]] == [
+        ["icl", "retrain"],
+        ["icl", "frozen"],
+        ["frozen", "retrain"],
+    ]
+    first, second, _ = [pair["difference"] for pair in group["pairs"]]
+    # Best epochs: 2.3 - 2.0, 2.9 - 3.0, 9 - 8.
+    values = np.array([0.3, -0.1, 1.0])
+    half = T2 * values.std(ddof=1) / 3**0.5
+    want = {"mean": values.mean(), "low": values.mean() - half}
+    want |= {"high": values.mean() + half, "seeds": 3}
+    assert first["at_best"] == pytest.approx(want)
+    # The last five of seed 2: 9 less the mean of 2 to 6.
+    tails = [10.01 / 4 - 9.8 / 4, 5.9 / 2 - 9.3 / 3, 5.0]
+    assert first["tail"]["mean"] == pytest.approx(np.mean(tails))
+    # Of the old encoder there is no seed 1.
+    assert second["lowest"]["seeds"] == 2
+    assert second["lowest"]["mean"] == pytest.approx((2.3 - 2.8 + 9.0 - 8.0) / 2)
+    assert first["svm/all"]["mean"] == 0
+    (row,) = [x for x in capsys.readouterr().out.splitlines() if "| icl - r" in x]
+    cells = [x.strip() for x in row.strip("|").split("|")]
+    assert cells[:2] == ["icl - retrain", "3"]
+    assert cells[2] == f"+0.400 [{0.4 - half:+.3f}, {0.4 + half:+.3f}]"
+
+
+def test_pairs_are_of_names_that_there_are(gained, capsys):
+    err = refused(capsys, *told(gained, "--pair=icl:x"))
+    assert "--pair=icl:x: names are retrain, frozen, icl" in err
+    err = refused(capsys, *told(gained, "--pair=icl"))
+    assert "--pair=icl: must be NAME:NAME" in err
 
 
 def test_a_frozen_row_must_be_there_for_every_seed(gained, capsys):
@@ -465,5 +439,5 @@ def test_the_documentation_states_the_options_there_are():
         a.option_strings[0]: "required" if a.required else str(a.default)
         for a in actions
     }
-    want |= {"--plot": "none", "--json": "none", "--frozen": "none"}
+    want |= {"--pair": "none", "--plot": "none", "--json": "none", "--frozen": "none"}
     assert table == want | {"--scalars": ",".join(convergence.SCALARS)}

@@ -23,12 +23,15 @@ from scipy import special
 from jaxcl import schema
 from jaxcl.data import scenarios, storage
 from jaxcl.evals import objective
-from jaxcl.run import record
+from jaxcl.report import numbers as numbers_lib
+from jaxcl.run import record, seeds
 from jaxcl.run import results as results_lib
 
 SCALARS = ("svm/all", "svm/old", "svm/new")
 RATIOS = ("time_ratio", "epoch_ratio", "target_time_ratio", "target_passes_ratio")
-LEVELS = ("at_best", "lowest", "at_end")  # of the scalar: best epoch, any, last
+# Of the scalar: at the best epoch, at any, the mean of the last TAIL, at the last.
+LEVELS = ("at_best", "lowest", "tail", "at_end")
+TAIL = 5  # one epoch's scalar wavers
 # Metrics of steps: the learning rates taken, and how far inner steps move the weights.
 RATES = ("lr", "inner_lr", "inner_moved")
 
@@ -223,6 +226,18 @@ def _ratio(theirs, mine) -> float | None:
     return theirs / mine if theirs > 0 and mine > 0 else None
 
 
+def levels(run: Run) -> dict[str, float | None]:
+    """`LEVELS` -> the scalar there; None where it is not finite or not measured."""
+    values = [epoch.value for epoch in run.epochs]
+    found = (
+        _at(run, run.best["number"]),
+        min(values, default=math.inf),
+        float(np.mean(values[-TAIL:])) if values else math.inf,
+        _at(run, run.last["number"]),
+    )
+    return dict(zip(LEVELS, map(_finite, found), strict=True))
+
+
 def paired(run: Run, baseline: Run, within: float, frozen: Run | None = None) -> dict:
     """All numbers of one seed; a ratio is baseline / run, None if one of them is 0."""
     goal = target(baseline, within, frozen)
@@ -235,9 +250,7 @@ def paired(run: Run, baseline: Run, within: float, frozen: Run | None = None) ->
         "seconds": run.best["seconds"],
         "last_epoch": run.last["number"],
         "steps": run.steps,
-        "at_best": _finite(_at(run, run.best["number"])),
-        "lowest": _finite(min((epoch.value for epoch in run.epochs), default=math.inf)),
-        "at_end": _finite(_at(run, run.last["number"])),
+        **levels(run),
         "time_ratio": _ratio(baseline.best["seconds"], run.best["seconds"]),
         "epoch_ratio": _ratio(baseline.best["number"], run.best["number"]),
         "target": goal,
@@ -295,6 +308,35 @@ def geometric(ratios: Iterable[float | None]) -> dict:
     return results_lib.plain({**ratio, "seeds": count})
 
 
+def difference(
+    one: dict[int, Run], other: dict[int, Run], scalars: Sequence[str]
+) -> dict:
+    """By how much the runs of one name are above those of another, seed by seed.
+
+    Args:
+      one, other: seed -> run.
+      scalars: names of scalars at the end of the task.
+
+    Returns:
+      Each of `LEVELS` and of the scalars -> {"mean", "low", "high", "seeds"} of (one's
+      - the other's) over the seeds that both have: the 95 % confidence interval is
+      Student's, and None of one seed.
+    """
+
+    def measured(run):
+        return {**{name: run.scalars.get(name) for name in scalars}, **levels(run)}
+
+    pairs = [
+        (measured(one[seed]), measured(other[seed])) for seed in one if seed in other
+    ]
+    found = {}
+    for name in (*LEVELS, *scalars):
+        values = [(mine[name], theirs[name]) for mine, theirs in pairs]
+        less = [None if None in both else both[0] - both[1] for both in values]
+        found[name] = numbers_lib.estimate(seeds.spread(less))._asdict()
+    return found
+
+
 def summary(
     runs: list[Run],
     baseline: dict[int, Run],
@@ -346,6 +388,7 @@ def compared(
     within: float = 0.01,
     scalars: Sequence[str] = SCALARS,
     frozen: str | None = None,
+    pairs: Sequence[tuple[str, str]] = (),
 ) -> list[dict]:
     """Every name against the baseline, one entry per growth.
 
@@ -355,18 +398,25 @@ def compared(
       within: as in `target`.
       scalars: names of scalars at the end of the task.
       frozen: the name of runs whose weights stayed, see `target`; None: without them.
+      pairs: two names each, to be set against each other.
 
     Returns:
       By growth, {"growth": number or None, "runs": name -> `summary`, "gain": seed ->
       `gain` ({} without `frozen`), "constant": see `Run` (of the baseline), "agree":
-      `agreeing`}.
+      `agreeing`, "pairs": [{"names": two, "difference": `difference`}], of those pairs
+      of which the growth has both names}.
 
     Raises:
-      ValueError: no run has the name; the baseline or `frozen` lacks a growth or a seed
-        of another name; or two runs of a name have the same growth and seed.
+      ValueError: no run has a name that is asked for; the baseline or `frozen` lacks a
+        growth or a seed of another name; or two runs of a name have the same growth
+        and seed.
     """
     groups = _grouped(runs, {"baseline": baseline, "frozen": frozen})
     names = list(dict.fromkeys(run.name for run in runs))
+    for pair in pairs:
+        if not {*pair} <= {*names}:
+            told = ":".join(pair)
+            raise ValueError(f"--pair={told}: names are {', '.join(names)}")
     entries = []
     for growth in sorted(groups, key=lambda x: (x is not None, x)):
         group = groups[growth]
@@ -388,6 +438,11 @@ def compared(
         }
         entry["constant"] = next(iter(bases.values())).constant
         entry["agree"] = agreeing(group)
+        entry["pairs"] = [
+            {"names": [*pair], "difference": difference(*both, scalars)}
+            for pair in pairs
+            if len(both := [group[name] for name in pair if name in group]) == 2
+        ]
         entries.append(entry)
     return entries
 

@@ -22,6 +22,13 @@ from jaxcl.data import storage
 from jaxcl.report import convergence
 from jaxcl.run import results
 
+# What a table calls those of `convergence.LEVELS`.
+LEVELS = {
+    "at_best": "at best epoch",
+    "lowest": "lowest",
+    "tail": f"last {convergence.TAIL}",
+    "at_end": "at end",
+}
 # Measure -> (title, key of the ratio) of its two panels.
 PANELS = {
     "patience": (("time", "time_ratio"), ("epochs", "epoch_ratio")),
@@ -61,7 +68,7 @@ def _range(taken) -> str:
 def text(
     group: dict, *, baseline: str, scalar: str, within: float, frozen: str | None = None
 ) -> str:
-    """The two markdown tables of one growth, with an explanation of their columns.
+    """The markdown tables of one growth, with an explanation of their columns.
 
     Args:
       group: an entry of `convergence.compared`.
@@ -99,7 +106,7 @@ def text(
         told = [f"{n} ({run['cut_off']} of {run['seeds']})" for n, run in cut.items()]
         lines += ["", f"Ended by config.epochs, not by patience: {', '.join(told)}"]
     lines += _no_gain(group, baseline, frozen) + _agreement(group)
-    return "\n".join([*lines, "", *_levels(group, scalar)])
+    return "\n".join([*lines, "", *_levels(group, scalar), *_differences(group)])
 
 
 def _no_gain(group, baseline, frozen) -> list[str]:
@@ -123,10 +130,11 @@ def _agreement(group) -> list[str]:
 
 def _levels(group, scalar) -> list[str]:
     """The table of what the scalar came to, and of the steps that were taken."""
-    head = ["", "steps", "at best epoch", "lowest", "at end"]
+    head = ["", "steps", *(LEVELS[level] for level in convergence.LEVELS)]
     head += ["rate", "inner rate", "inner steps move"]
     lines = [
-        f"{scalar} at the best epoch, at its lowest and at the end; learning rates",
+        f"{scalar} at the best epoch, at its lowest, in the last "
+        f"{convergence.TAIL} epochs and at the end; learning rates",
         "and |weights after the inner steps - weights| / |weights|: median [range]",
         "",
         "| " + " | ".join(head) + " |",
@@ -140,6 +148,36 @@ def _levels(group, scalar) -> list[str]:
         cells += [_range(run["rates"][rate]) for rate in convergence.RATES]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _differences(group) -> list[str]:
+    """The table of pairs of rows, empty where none were asked for."""
+    if not group["pairs"]:
+        return []
+    measures = list(group["pairs"][0]["difference"])
+    lines = [
+        "",
+        "Differences of two rows, seed by seed: mean [95 % confidence]",
+        "",
+        "| " + " | ".join(["", "seeds", *(LEVELS.get(x, x) for x in measures)]) + " |",
+        "|" + "---|" * (2 + len(measures)),
+    ]
+    for pair in group["pairs"]:
+        found = pair["difference"]
+        count = max(found[x]["seeds"] for x in measures)
+        cells = [" - ".join(pair["names"]), str(count)]
+        cells += [_signed(found[x]) for x in measures]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _signed(found) -> str:
+    """Write a `convergence.interval` of differences into a cell."""
+    if found["mean"] is None:
+        return "-"
+    low, high = found["low"], found["high"]
+    ends = "-" if low is None else f"{low:+.3f}, {high:+.3f}"
+    return f"{found['mean']:+.3f} [{ends}]"
 
 
 def draw(
@@ -224,6 +262,7 @@ def parser() -> argparse.ArgumentParser:
     add("--scalar", default="objective/loss", help="lower is better")
     add("--within", type=float, default=0.01, help="of the baseline's, or of the gain")
     add("--frozen", default=None, help="a NAME; the gain is its scalar - baseline's")
+    add("--pair", action="append", default=[], help="NAME:NAME, their differences")
     add("--scalars", default=None, help=f"default: {','.join(convergence.SCALARS)}")
     add("--measure", default="patience", choices=[*PANELS])
     add("--plot", default=None, help="a .png, .svg or .pdf of --measure by growth")
@@ -244,6 +283,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _tell(options) -> None:
     """Read the runs, compare them, and print, write and draw what was asked for."""
+    for pair in options.pair:
+        if pair.count(":") != 1:
+            raise ValueError(f"--pair={pair}: must be NAME:NAME")
     for field in ("within", "task"):
         value = getattr(options, field)
         if not 0 <= value < math.inf:
@@ -271,7 +313,8 @@ def _tell(options) -> None:
     setting = {
         name: getattr(options, name) for name in ("baseline", "within", "frozen")
     }
-    groups = convergence.compared(runs, scalars=scalars, **setting)
+    pairs = [tuple(pair.split(":")) for pair in options.pair]
+    groups = convergence.compared(runs, scalars=scalars, pairs=pairs, **setting)
     setting["scalar"] = options.scalar
     print("\n\n".join(text(group, **setting) for group in groups))
     if options.json:

@@ -280,6 +280,18 @@ FAULTS = [
             "shared.setdefault((0, run.best",
             "test_speedup.py::test_losses_steps_and_rates_of_each_row",
         ),
+        (
+            "eval: a difference is the other way round",
+            "both[0] - both[1] for both",
+            "both[1] - both[0] for both",
+            "test_speedup.py::test_differences_are_seed_by_seed",
+        ),
+        (
+            "eval: the last epochs are the first ones",
+            "np.mean(values[-TAIL:])",
+            "np.mean(values[:TAIL])",
+            "test_speedup.py::test_differences_are_seed_by_seed",
+        ),
     ),
     *fault.of(
         "metrics.py",

@@ -2,8 +2,10 @@
 
 from faults import fault
 
+_SWEEP = "launch/sweep.py"
 _TABLE = "launch/online_table.py"
 _GROWS = "test_launch_online.py::test_finished_runs_are_kept_and_the_table_grows"
+_ICL = "launch/icl_table.py"
 _FRESH = "launch/keep_fresh.py"
 _KEPT = (
     "test_launch_keep_fresh.py"
@@ -13,16 +15,16 @@ _KEPT = (
 FAULTS = [
     fault.Fault(
         "launch: a finished run is trained again",
-        _TABLE,
-        "if not sweep.finished(run.folder)]",
-        "if run.folder]",
+        _SWEEP,
+        "[run for run in runs if not done(run)]",
+        "[*runs]",
         (_GROWS,),
     ),
     fault.Fault(
         "launch: the table is written before the first run and never again",
-        _TABLE,
-        "sweep.run_all(left, options, ended=write)",
-        "sweep.run_all(left, options)",
+        _SWEEP,
+        "run_all(left, options, ended=write)",
+        "run_all(left, options)",
         (_GROWS,),
     ),
     fault.Fault(
@@ -62,5 +64,32 @@ FAULTS = [
         "change >= -DROP for",
         "change <= DROP for",
         ("test_launch_keep_fresh.py::test_a_line_by_hand",),
+    ),
+    fault.Fault(
+        "launch: a row of ICL is done when its first seed is",
+        _ICL,
+        "return all(map(sweep.finished, places(run, options)))",
+        "return sweep.finished(places(run, options)[0])",
+        ("test_launch_icl.py::test_a_row_is_done_when_all_its_seeds_are",),
+    ),
+    fault.Fault(
+        "launch: rows of ICL begin with the encoder of the first growth",
+        _ICL,
+        "runs[growth, OLD].folder)",
+        "runs[options.growths[0], OLD].folder)",
+        (
+            "test_launch_icl.py"
+            "::test_every_row_begins_with_the_old_encoders_of_its_growth",
+        ),
+    ),
+    fault.Fault(
+        "launch: a seed of ICL without its retraining is compared",
+        _ICL,
+        "for x in (name, BASELINE, FROZEN)",
+        "for x in (name, FROZEN)",
+        (
+            "test_launch_icl.py"
+            "::test_seeds_that_lack_what_others_are_compared_with_wait",
+        ),
     ),
 ]

@@ -41,6 +41,77 @@ def leave(folder, matrix, *, seed, milliseconds=10.0, flops=100, matrix_name=NAM
     results_lib.write_results(folder, results)
 
 
+def leave_epochs(
+    folder,
+    values,
+    *,
+    best,
+    seed=0,
+    growth=0.5,
+    patience=2,
+    seconds=1.0,
+    passes=100.0,
+    svm=0.5,
+    config=True,
+    drop=(),
+    scenario="growth",
+    rates=(),
+    steps=None,
+    judge=None,
+):
+    """A finished run: epoch i of task 1 ends at step 10 + 5 i with values[i - 1].
+
+    The loss of task 0's end, 0.01, is below every target; so are those of steps that
+    end no epoch.
+    """
+    folder.mkdir(parents=True)
+    told = {"seed": seed, "patience": patience, "scenario": {"name": scenario}}
+    told["plasticity"] = False
+    if growth is not None:
+        told["scenario"]["growth"] = growth
+    if judge is not None:
+        told |= {"method": {"name": "icl"}, "evaluators": {"objective": judge}}
+    if config:
+        (folder / "config.json").write_text(json.dumps(told))
+    rows = [
+        {
+            "step": 10,
+            "task": 0,
+            "epoch": {"number": 1, "loss": 9.0, "passes": 7.0},
+            "time": {"train": 0.5},
+        },
+        {"step": 10, "task": 0, "eval": {"objective/loss": 0.01}},
+        {"step": 12, "task": 1, "loss": 1.0},
+        {"step": 13, "task": 1, "eval": {"objective/loss": 0.02}},
+    ]
+    rows += [{"step": 14, "task": 1, **rate} for rate in rates]
+    rows[2] |= {"lr": 7.0} if rates else {}
+    epochs = []
+    for number, value in enumerate(values, 1):
+        epoch = {"number": number, "loss": 2.0, "passes": passes * number}
+        now = seconds * number
+        epochs.append({**epoch, "seconds": now})
+        step = 10 + 5 * number
+        rows.append({"step": step, "task": 1, "epoch": epoch, "time": {"train": now}})
+        if number not in drop:
+            found = {"objective/loss": value, "knn/class_incremental": [0.5, 0.5]}
+            rows.append({"step": step, "task": 1, "eval": found})
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text)
+    results = results_lib.add(
+        results_lib.empty(2), 0, {}, {"objective/loss": 0.01}, 1.0
+    )
+    ends = {"svm/all": svm, "svm/old": svm + 0.1, "svm/new": svm - 0.1, "knn/x": 7.0}
+    results = results_lib.add(results, 1, {}, ends, 1.0)
+    pair = {"best": epochs[best - 1], "last": epochs[-1]}
+    zero = {"number": 1, "loss": 9.0, "seconds": 0.5, "passes": 7.0}
+    results["convergence"] = {"0": {"best": zero, "last": zero}, "1": pair}
+    if steps is not None:
+        results["cost"]["per_task"] = [{"steps": 99}, {"steps": steps}]
+    results_lib.write_results(folder, results)
+    return folder
+
+
 RESNET = {"name": "resnet", "depth": 10, "width": 4, "stem_padding": 2}
 
 
