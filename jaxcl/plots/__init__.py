@@ -2,6 +2,8 @@
 
 import io
 import os
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -440,6 +442,62 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) 
         axes.plot(steps, values, color=colour, linewidth=1, marker=marker, label=label)
     axes.set_ylim(bottom=0)
     _finish(figure, axes, path, title=title, ylabel=ylabel, xlabel=xlabel)
+
+
+class Costs(NamedTuple):
+    """What a method reaches at several costs."""
+
+    cost: Sequence[float]  # FLOPs, n of them
+    mean: Sequence[float]  # n accuracies in percent
+    half: Sequence[float]  # n halves of their intervals, nan where there is none
+    kind: Literal["front", "control", "other"]  # how it is shown
+
+
+def cost_and_accuracy(
+    curves: Mapping[str, Costs], front, path, *, title="", floor=None
+) -> None:
+    """Draw accuracy against the FLOPs of training, with the Pareto front.
+
+    Methods on the front are coloured and named, controls are open and named, all others
+    grey.
+
+    Args:
+      curves: name -> what it reaches.
+      front: (cost, mean) of each point on the front, cheapest first.
+      path: of the picture.
+      floor: accuracy of the untrained network in percent, None: not known.
+    """
+    figure = figure_of(7.5, 4.8)
+    axes = figure.add_subplot()
+    logarithmic(axes, "x", (1, 2, 5))
+    axes.grid(color="0.9", zorder=0)
+    number, grey = 0, "others"
+    for name, own in curves.items():
+        style = {"color": "0.72", "marker": "."}
+        label = None
+        if own.kind == "other":
+            label, grey = grey, None
+        else:
+            style = style_of(number) | (
+                {"mfc": "white"} if own.kind == "control" else {}
+            )
+            label, number = _short(name), number + 1
+        line = ":" if own.kind == "control" else "-"
+        options = {"linestyle": line, "linewidth": 1, "markersize": 6, "elinewidth": 1}
+        options |= {"capsize": 2, "zorder": 2 if own.kind == "other" else 3}
+        cost = np.array(own.cost) / 1e9
+        axes.errorbar(cost, own.mean, own.half, label=label, **options, **style)
+    if front:
+        cost, mean = np.array(front, np.float64).T * [[1e-9], [1]]
+        end = max(max(own.cost) for own in curves.values()) / 1e9
+        steps = [*cost, max(end, cost[-1])], [*mean, mean[-1]]
+        look = {"color": "0.25", "linewidth": 1.5, "zorder": 1}
+        axes.step(*steps, where="post", label="front", **look)
+    if floor is not None:
+        axes.axhline(floor, color="0.5", linestyle="--", linewidth=1, label="untrained")
+    axes.set(title=title, xlabel="GFLOP of training", ylabel="accuracy (%)")
+    legend(axes, title="bars: 95 % interval")
+    save(figure, path)
 
 
 def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
