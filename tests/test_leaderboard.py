@@ -153,7 +153,7 @@ def test_as_much_as_the_budget_pays_for_and_never_less_than_one():
 
         within = [n for n in range(1, 600) if fixed + each * n <= budget_]
         assert budget.affordable(flops, budget_) == max(within, default=1)
-        assert len(asked) <= 4  # a count takes seconds
+        assert len({*asked}) <= 3  # a count takes seconds
 
 
 def test_what_costs_a_little_more_than_a_line_still_stays_within():
@@ -174,6 +174,7 @@ def point(name, accuracy, flops=1.0, *, multiple=1, control="", **fields):
         "multiple": multiple,
         "amount": 1,
         "rate": None,
+        "searched": True,
         "accuracy": dict(enumerate(values)),
         "forgetting": {},
         "flops": flops,
@@ -354,7 +355,7 @@ def test_commands_of_the_page_have_the_options_there_are(monkeypatch):
 def canned():
     """Numbers of two entries of a problem, one of which diverged once."""
 
-    def record(values, flops, failed=False, rate=0.1):
+    def record(values, flops, failed=False, rate=0.1, searched=True):
         seeds = {
             str(s): {"accuracy": x, "flops": flops, "seconds": 2.0, "forgetting": 4.0}
             for s, x in enumerate(values)
@@ -363,6 +364,7 @@ def canned():
         seeds |= {"9": {"failed": True}} if failed else {}
         plan = {"amount": 7, "flops": flops, "state_bytes": 2500}
         about = {"commit": "abc", "jax": "1", "date": "2026-01-01", "hardware": "pc"}
+        about |= {"searched": searched}
         return {"run": "x", "rate": rate, "plan": plan, "seeds": seeds, **about}
 
     whole = table.LOOKS.budget
@@ -373,7 +375,7 @@ def canned():
                 "x1": record(shifted(5), 0.8 * whole, rate=0.3),
                 "x4": record([70.0], 5 * whole, failed=True),
             },
-            "mocov2plus-joint": {"x1": record([80.0], 1.5 * whole)},
+            "mocov2plus-joint": {"x1": record([80.0], 1.5 * whole, searched=False)},
         }
     }
 
@@ -386,8 +388,9 @@ def test_a_table_has_what_the_numbers_say(tmp_path):
     first, second, third, fourth = rows
     giga = table.LOOKS.budget / 1e9
     assert first == (
-        "| *MoCo v2+, all looks at once* (control: needs all data at once) | 80.0 (1) | "
-        f"4.0 (1) | 7 epochs, 150 %, **over** | {1.5 * giga:.3g} | 2 | 2.0 | 0.1 |  |"
+        "| *MoCo v2+, all looks at once* (control: needs all data at once) | 80.0 (1) "
+        f"| 4.0 (1) | 7 epochs, 150 %, **over** | {1.5 * giga:.3g} | 2 | 2.0 "
+        "| 0.1 (not searched) |  |"
     )
     assert second == (
         "| MoCo v2+, PNR | 66.1 +- 0.6 (3) | 4.0 +- 0.0 (3) | 7 epochs, 80 % | "

@@ -2,8 +2,8 @@
 
 The rules, which the page states, too. Of the methods that stay within a budget the
 leader has the highest mean. It is above another where the 95 % interval of their paired
-differences over seeds is above 0. Nothing is said of fewer than `LEAST` seeds. Intervals
-are those of single comparisons: of twenty between equals one errs.
+differences over seeds is above 0. Nothing is said of fewer than `LEAST` seeds.
+Intervals are those of single comparisons: of twenty between equals one errs.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """From a budget of FLOPs to the epochs, updates or passes that it pays for.
 
 What a run will cost is counted before it begins: `counted` walks through its tasks as
-the loop does, without a step, and adds up each task's steps times the FLOPs of its step,
-which are those of results.json (`run.cost`). An entry then gets
+the loop does, without a step, and adds up each task's steps times the FLOPs of its
+step, which are those of results.json (`run.cost`). An entry then gets
 - "epochs": the largest number whose count is within the budget, the same for all tasks;
 - "updates" on each incoming batch of a stream that comes once, likewise;
 - "passes" over the memory that GDumb fits a network to when it is judged. Its steps
@@ -179,11 +179,14 @@ def affordable(flops: Callable[[int], int], budget: float) -> int:
     """The largest amount that costs no more than the budget, at least 1.
 
     Args:
-      flops: amount -> what it costs: a + b n with b > 0, or a little more than that.
+      flops: amount -> what it costs: a + b n with a >= 0 < b, or hardly more.
       budget: FLOPs.
     """
-    one, each = flops(1), flops(2) - flops(1)
-    amount = max(1, 1 + int((budget - one) // each))
+    one = flops(1)
+    # So much is paid for, since what is there once need not be paid again.
+    other = max(2, int(budget // one))
+    each = (flops(other) - one) / (other - 1)
+    amount = max(1, 1 + math.floor((budget - one) / each + 1e-9))
     while amount > 1 and flops(amount) > budget:
         amount -= 1
     return amount

@@ -1,12 +1,12 @@
 """All methods at equal budgets: `python -m jaxcl.leaderboard --data=data --seeds=3`.
 
-Every entry of every problem of `table.PROBLEMS` gets the same FLOPs, see `budget`; first
-a learning rate is chosen for it, on rows held out of the train part, then each seed is
-run at each budget, a seed of all entries before the next seed of any. A run has a
-directory of its own, whose name follows its config: what is done is not done again, and
-what was stopped goes on. After each run docs/leaderboard.json, the page made of it and
-its pictures are written anew. Exit codes are those of `jaxcl.main`; a run that diverges
-is noted and ends no other.
+Every entry of every problem of `table.PROBLEMS` gets the same FLOPs, see `budget`.
+First a learning rate is chosen for it, on rows held out of the train part; then its
+seeds are run, one after another since they share a program, at the smallest budget of
+all entries before the next budget of any. A run has a directory of its own, whose name
+follows its config: what is done is not done again, and what was stopped goes on. After
+each run docs/leaderboard.json, the page made of it and its pictures are written anew.
+Exit codes are those of `jaxcl.main`; a run that diverges is noted and ends no other.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from jaxcl.data import storage
 from jaxcl.leaderboard import budget, page, table
 from jaxcl.reproduce import command as reproduce
 from jaxcl.reproduce import page as reproduce_page
-from jaxcl.run import finish, lock, metrics_log, seeds, train
+from jaxcl.run import finish, job, lock, metrics_log, seeds, train
 from jaxcl.run import results as results_lib
 
 PLANS, FAILED = "plans.json", "failed.json"
@@ -46,13 +46,14 @@ class Run(NamedTuple):
     rate: float | None  # None: the config's
     config: ml_collections.ConfigDict
     folder: epath.Path
-    searched: bool = False  # it chooses a learning rate
+    searches: bool = False  # it is there to choose a learning rate
+    searched: bool = True  # its rate was chosen by a search, if there is one to choose
 
     @property
     def label(self) -> str:
         """What is printed of it."""
         names = f"{self.problem.name}/{self.entry.name} x{self.multiple}"
-        rate = f" rate {self.rate:g}" if self.searched else ""
+        rate = f" rate {self.rate:g}" if self.searches else ""
         return f"{names}{rate} seed {self.config.seed}"
 
 
@@ -109,6 +110,11 @@ def _parsed(argv):
     )
     parser.add_argument("--only", nargs="+", metavar="ENTRY", help="which entries; all")
     parser.add_argument("--seeds", type=int, default=3, help="how many; 3")
+    parser.add_argument(
+        "--no-search",
+        action="store_true",
+        help="take the middle one of the learning rates, and say so on the page",
+    )
     parser.add_argument(
         "--multiples", nargs="+", type=int, help="which budgets, as 1 4; all"
     )
@@ -199,6 +205,7 @@ class Board:
         there = os.path.exists(self.json)
         self.numbers = storage.read_object(self.json) if there else {}
         self.commit = reproduce_page.commit()
+        self.compiled: tuple | None = None  # directory of a config, and its step
         self.until = None
         if given.minutes is not None:
             self.until = time.monotonic() + 60 * given.minutes
@@ -222,16 +229,17 @@ class Board:
         for problem in self.problems:
             chosen = [e for e in problem.entries if self._wanted(e)]
             rates = {}
-            for entry in chosen:
-                tuned = table.entry(problem, entry.rate_of or entry.name)
-                if problem.rates and tuned.name not in rates:
-                    yield from self.search(problem, tuned)
-                    rates[tuned.name] = self.best(problem, tuned)
-            for seed in range(self.given.seeds):
-                for multiple in self.given.multiples or problem.multiples:
-                    for entry in chosen:
-                        rate = rates.get(entry.rate_of or entry.name)
-                        yield self.run(problem, entry, multiple, seed, rate)
+            for multiple in self.given.multiples or problem.multiples:
+                for entry in chosen:
+                    tuned = table.entry(problem, entry.rate_of or entry.name)
+                    if tuned.name not in rates:
+                        if problem.rates and not self.given.no_search:
+                            yield from self.search(problem, tuned)
+                        rates[tuned.name] = self.best(problem, tuned)
+                    for seed in range(self.given.seeds):
+                        yield self.run(
+                            problem, entry, multiple, seed, rates[tuned.name]
+                        )
 
     def _wanted(self, entry):
         return not self.given.only or entry.name in self.given.only
@@ -240,15 +248,17 @@ class Board:
         """The runs that choose a learning rate, at the smallest budget."""
         least = min(problem.multiples)
         return [
-            self.run(problem, entry, least, SEARCH_SEED, rate, searched=True)
+            self.run(problem, entry, least, SEARCH_SEED, rate, searches=True)
             for rate in problem.rates
         ]
 
     def best(self, problem: table.Problem, entry: table.Entry) -> float | None:
         """The rate with the highest accuracy on held-out rows; the smaller of equals.
 
-        None where every run diverged: the config's is taken.
+        None where every run diverged or none is to choose: the config's is taken.
         """
+        if self.given.no_search and problem.rates:
+            return sorted(problem.rates)[len(problem.rates) // 2]
         found = {run.rate: came_to(run) for run in self.search(problem, entry)}
         good = {rate: x for rate, x in sorted(found.items()) if x is not None}
         return max(good, key=good.get) if good else None
@@ -261,12 +271,12 @@ class Board:
         seed: int,
         rate: float | None,
         *,
-        searched: bool = False,
+        searches: bool = False,
     ) -> Run:
         """A run with its plan, which is counted if it is not known."""
         config = configured(problem, entry, data=self.given.data)
         # The rate does not change what a step costs, how the data are cut does.
-        if searched:
+        if searches:
             config = budget.changed(config, problem.search)
         spends = entry.spends or problem.spends
         plan = self.planned(spends, config, multiple * problem.budget)
@@ -275,10 +285,20 @@ class Board:
         if rate is not None:
             changes[entry.rate] = rate
         config = budget.changed(config, changes)
-        kind = f"rate_{rate:g}" if searched else f"x{multiple}"
+        kind = f"rate_{rate:g}" if searches else f"x{multiple}"
         folder = self.out / problem.name / entry.name / f"{kind}-{digest(config)}"
         folder /= seeds.folder(seed)
-        return Run(problem, entry, multiple, plan, rate, config, folder, searched)
+        return Run(
+            problem=problem,
+            entry=entry,
+            multiple=multiple,
+            plan=plan,
+            rate=rate,
+            config=config,
+            folder=folder,
+            searches=searches,
+            searched=not self.given.no_search,
+        )
 
     def planned(self, spends, config, flops) -> budget.Plan:
         """The plan of a config, from the file of those that were counted before."""
@@ -328,19 +348,31 @@ class Board:
         with open(run.folder / "log.txt", "a") as log, contextlib.redirect_stdout(log):
             try:
                 made = build.build(run.config, run.folder)
-                finish.run(made, run.folder, stop=lambda: self.stop() or self.over())
+                step = self._step(run, made)
+                finish.run(
+                    made,
+                    run.folder,
+                    stop=lambda: self.stop() or self.over(),
+                    step=step,
+                )
             except metrics_log.Diverged as error:
                 storage.write_json(run.folder / FAILED, {"why": str(error)})
             except train.Interrupted:
                 if self.stop():
                     raise
                 raise OutOfTime from None
-            finally:
-                jax.clear_caches()  # a day's programs would fill the memory
+
+    def _step(self, run, made):
+        """The compiled step, which seeds that follow one another share."""
+        own = run.folder.parent
+        if self.compiled is None or self.compiled[0] != own:
+            jax.clear_caches()  # a day's programs would fill the memory
+            self.compiled = own, job.compile_step(made)
+        return self.compiled[1]
 
     def note(self, run: Run) -> None:
         """Add a run that is done to the numbers beside the page."""
-        if not run.searched:
+        if not run.searches:
             failed = came_to(run) is None
             results = None if failed else results_lib.read_results(run.folder)
             own = run.folder.parent.name
@@ -372,7 +404,7 @@ def finished(folder: epath.Path) -> bool:
 
 
 def _cache_programs(out: epath.Path) -> None:
-    """Keep compiled programs on disk: seeds share them, and so does the next command."""
-    if jax.config.jax_compilation_cache_dir is None:
+    """Keep compiled programs on disk, for other seeds and for the next command."""
+    if getattr(jax.config, "jax_compilation_cache_dir") is None:  # noqa: B009
         jax.config.update("jax_compilation_cache_dir", str(out / "programs"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

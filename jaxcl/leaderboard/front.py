@@ -14,7 +14,8 @@ class Point(NamedTuple):
     entry: table.Entry
     multiple: int  # of the problem's budget
     amount: int  # of epochs, updates or passes
-    rate: float | None  # learning rate that the search chose; None: the config's
+    rate: float | None  # learning rate; None: the config's
+    searched: bool  # whether a search chose it
     accuracy: dict[int, float]  # seed -> percent
     forgetting: dict[int, float]  # seed -> percent, for the seeds that have it
     flops: float  # counted, a mean over seeds
@@ -40,7 +41,7 @@ def estimate(values: Sequence[float]) -> numbers.Estimate:
 
 
 def difference(first: Point, second: Point) -> numbers.Estimate:
-    """The mean of `first` less `second` over the seeds that both have, see `estimate`."""
+    """The `estimate` of `first` less `second`, over the seeds that both have."""
     common = sorted({*first.accuracy} & {*second.accuracy})
     return estimate([first.accuracy[s] - second.accuracy[s] for s in common])
 

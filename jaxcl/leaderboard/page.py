@@ -19,9 +19,10 @@ _HEAD = """# Leaderboard
 
 Every method on a few small problems, at equal budgets: what it reaches beside what it
 costs. `python -m jaxcl.leaderboard` runs the problems that read no file and writes this
-page; `--list` names all problems and entries, `--data=FOLDER` says where MNIST and MUTAG
-lie. The same command goes on where it was stopped; `--minutes=30` makes it stop by
-itself. The page is made of `docs/leaderboard.json`, which has the numbers of every seed.
+page; `--list` names all problems and entries, `--data=FOLDER` says where MNIST and
+MUTAG lie. The same command goes on where it was stopped; `--minutes=30` makes it stop
+by itself. The page is made of `docs/leaderboard.json`, which has the numbers of every
+seed.
 
 These problems are small enough to be run by anybody. What is best on them need not be
 best on images of a hundred times as many pixels: take the page for how to compare, and
@@ -29,30 +30,33 @@ for what a budget changes, before you take its order for that of your own proble
 
 ## How it is compared
 
-- **Budget.** A class has FLOPs of training in all, the same for each entry. Before a run
-  its steps and the FLOPs of each are counted, as `results.json` counts them; the entry gets
-  the largest number of epochs that the budget pays for, the same in every task. On a
-  stream that comes once it is the number of updates on each incoming batch instead; of
-  GDumb, which trains when it is judged, the passes over its memory, of which the
-  last fit counts, as so many steps of fine-tuning. An epoch or an update is the grain: how
-  much of the budget was spent stands in the table. Who would cost more with a single one
-  is **over**; nobody is compared with it.
-- **Not counted** are evaluations and what happens between tasks, such as iCaRL's means or
-  the rows that CCLIS chooses.
+- **Budget.** A class has FLOPs of training in all, the same for each entry. Before a
+  run its steps and the FLOPs of each are counted, as `results.json` counts them; the
+  entry gets the largest number of epochs that the budget pays for, the same in every
+  task. On a stream that comes once it is the number of updates on each incoming batch
+  instead; of GDumb, which trains when it is judged, the passes over its memory, of
+  which the last fit counts, as so many steps of fine-tuning. An epoch or an update is
+  the grain: how much of the budget was spent stands in the table. Who would cost more
+  with a single one is **over**; nobody is compared with it.
+- **Not counted** are evaluations and what happens between tasks, such as iCaRL's means
+  or the rows that CCLIS chooses.
 - **Learning rates** are chosen from the few that each section names, at the smallest
-  budget, by one run each on rows held out of the train part, with a seed that no result has;
-  the strategies of a base share the rate that its fine-tuning prefers. A `*` says that it
-  is the least or the largest of them, so that a better one may lie outside. Nothing else
-  was tuned: all other options are those of the configs.
-- **Carried along** is what a run keeps from step to step: parameters, optimiser, copies of
-  the network, memory. Controls that need old data keep these besides.
-- **Accuracy** is of all test rows after the last task; +- is the standard error over seeds.
-  Seconds are of training alone, without compiling, whatever else the machine did.
-- **On the front** is a method that none beats at no more FLOPs and no less accuracy, by the
-  means. Controls are on no front.
-- **Which to take** is said where the 95 % interval (Student's t) of differences paired by
-  seed excludes 0, for 3 seeds or more. These are intervals of single comparisons: of twenty
-  between equals one errs.
+  budget, by one run each on rows held out of the train part, with a seed that no result
+  has; the strategies of a base share the rate that its fine-tuning prefers. A `*` says
+  that it is the least or the largest of them, so that a better one may lie outside.
+  With `--no-search` the middle one is taken for all: then the table says "not
+  searched", and a method may be low for its rate alone. Nothing else was tuned: all
+  other options are those of the configs.
+- **Carried along** is what a run keeps from step to step: parameters, optimiser, copies
+  of the network, memory. Controls that need old data keep these besides.
+- **Accuracy** is of all test rows after the last task; +- is the standard error over
+  seeds. Seconds are of training alone, without compiling, whatever else the machine
+  did.
+- **On the front** is a method that none beats at no more FLOPs and no less accuracy, by
+  the means. Controls are on no front.
+- **Which to take** is said where the 95 % interval (Student's t) of differences paired
+  by seed excludes 0, for 3 seeds or more. These are intervals of single comparisons: of
+  twenty between equals one errs.
 """
 
 
@@ -98,7 +102,8 @@ def add(numbers: dict, run, own: str, results: Mapping | None, commit: str) -> N
     if record.get("run") != own:
         plan = {"amount": run.plan.amount, "flops": run.plan.flops}
         plan["state_bytes"] = run.plan.state_bytes
-        record = {"run": own, "rate": run.rate, "plan": plan, "seeds": {}}
+        record = {"run": own, "rate": run.rate, "searched": run.searched}
+        record |= {"plan": plan, "seeds": {}}
     seed = str(run.config.seed)
     if seed not in record["seeds"]:
         failed = results is None
@@ -135,6 +140,7 @@ def _point(problem, entry, multiple, record):
         multiple=multiple,
         amount=plan["amount"],
         rate=record["rate"],
+        searched=record["searched"],
         accuracy={s: x["accuracy"] for s, x in good.items()},
         forgetting={s: x["forgetting"] for s, x in good.items() if "forgetting" in x},
         flops=mean("flops", plan["flops"]),
@@ -293,7 +299,7 @@ def _table(problem, multiple, here, best):
             _giga(point.flops),
             f"{point.state_bytes / 1e3:.0f}",
             f"{point.seconds:.1f}",
-            _rate(problem, point.rate),
+            _rate(problem, point),
             "yes" if point in best else "",
         ]
         lines.append("| " + " | ".join(cells) + " |")
@@ -314,9 +320,13 @@ def _giga(flops):
     return f"{flops / 1e9:.3g}"
 
 
-def _rate(problem, rate):
+def _rate(problem, point):
+    """The learning rate, with a mark of how it was chosen."""
+    rate = point.rate
     if rate is None:
-        return ""
+        return "the config's"
+    if not point.searched:
+        return f"{rate:g} (not searched)"
     edge = rate in (min(problem.rates), max(problem.rates))
     return f"{rate:g}{'*' if edge else ''}"
 
