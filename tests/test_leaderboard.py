@@ -8,6 +8,7 @@ import pkgutil
 import re
 import shlex
 
+import ml_collections
 import numpy as np
 import pytest
 
@@ -161,6 +162,21 @@ def test_what_costs_a_little_more_than_a_line_still_stays_within():
     for limit in range(1, 400):
         chosen = budget.affordable(lambda n: 5 * n + n // 3 + 2, limit)
         assert chosen == 1 or 5 * chosen + chosen // 3 + 2 <= limit
+
+
+def test_passes_of_a_fit_are_steps_of_fine_tuning():
+    """GDumb's memory of 20 fills up: two batches of 16 a pass."""
+    problem = tiny()
+    gdumb, plain = (table.entry(problem, name) for name in ("gdumb", "finetune"))
+    config = command.configured(problem, gdumb, data="")
+    config = budget.changed(config, {"replay.per_class": 5})
+    plan = budget.plan("passes", config, problem.budget)
+    fits = command.configured(problem, plain, data="")
+    fits = budget.counted(budget.changed(fits, {"batch_size": 16}))
+    stored = budget.counted(config).flops
+    each = 2 * fits.flops // fits.steps
+    assert plan.amount == (problem.budget - stored) // each > 1
+    assert plan.beside == plan.amount * each == plan.flops - stored
 
 
 # --- the front -----------------------------------------------------------------
@@ -363,7 +379,7 @@ def canned():
         seeds["0"]["untrained"] = 50.0
         seeds |= {"9": {"failed": True}} if failed else {}
         plan = {"amount": 7, "flops": flops, "state_bytes": 2500}
-        about = {"commit": "abc", "jax": "1", "date": "2026-01-01", "hardware": "pc"}
+        about = {"commit": "abc", "jax": "1", "date": "2026-01-01", "machine": "pc"}
         about |= {"searched": searched}
         return {"run": "x", "rate": rate, "plan": plan, "seeds": seeds, **about}
 
@@ -406,6 +422,71 @@ def test_a_table_has_what_the_numbers_say(tmp_path):
     page.write(tmp_path / "a.md", canned())
     assert (tmp_path / "a.md").read_text() == text
     assert (tmp_path / "images" / "leaderboard_looks.png").stat().st_size > 10_000
+
+
+def test_runs_of_another_config_are_replaced_and_others_stay():
+    numbers = {}
+    plan = budget.Plan(amount=3, flops=100, beside=10, state_bytes=5)
+    entry = table.LOOKS.entries[0]
+    results = results_lib.empty(2) | {
+        "untrained": {"knn/class_incremental": [0.1, 0.2]}
+    }
+    for task, row in enumerate(([0.9, np.nan], [0.5, 0.7])):
+        rows, last = {"knn/class_incremental": row}, {"knn/accuracy": 0.3 + 0.3 * task}
+        results = results_lib.add(results, task, rows, last, 1.0)
+    total = {"flops": 90, "train_seconds": 2.0, "evaluation_seconds": 1.0}
+    results["cost"] |= {"total": total, "device": "cpu", "num_devices": 1}
+
+    def add(seed, own, results=results):
+        config = ml_collections.ConfigDict({"seed": seed})
+        run = command.Run(table.LOOKS, entry, 1, plan, 0.1, config, pathlib.Path())
+        page.add(numbers, run, own, results, "abc")
+        return numbers["looks"][entry.name]["x1"]
+
+    add(0, "x1-a")
+    record = add(1, "x1-a", None)
+    assert record["seeds"]["1"] == {"failed": True}
+    assert record["seeds"]["0"] == {
+        "accuracy": 60.0,
+        "flops": 100,
+        "seconds": 3.0,
+        "forgetting": 40.0,
+        "untrained": 15.0,
+    }
+    assert record["device"] == "1 x cpu"
+    record["date"] = "2020-01-01"
+    assert add(0, "x1-a")["date"] == "2020-01-01"  # it was there
+    assert list(add(2, "x1-b")["seeds"]) == ["2"]
+
+
+def test_the_best_rate_is_chosen_the_smaller_of_equals(tmp_path, monkeypatch):
+    arguments = [f"--page={tmp_path}/a.md", f"--out={tmp_path}"]
+    board = command.Board(command._parsed(arguments))
+    problem = tiny()._replace(rates=(0.3, 0.1, 0.2, 0.4))
+    came_to = {0.3: 0.7, 0.1: 0.6, 0.2: 0.7, 0.4: None}
+    runs = [
+        command.Run(problem, None, 1, None, rate, None, None) for rate in problem.rates
+    ]
+    monkeypatch.setattr(board, "search", lambda *_: runs)
+    monkeypatch.setattr(command, "came_to", lambda run: came_to[run.rate])
+    assert board.best(problem, None) == 0.2
+    came_to |= dict.fromkeys(came_to, None)
+    assert board.best(problem, None) is None
+    board.given.no_search = True
+    assert board.best(problem, None) == 0.3  # the middle of 0.1, 0.2, 0.3, 0.4
+
+
+def test_what_has_not_done_its_last_task_is_not_done(tmp_path):
+    assert not command.finished(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    results = results_lib.add(results_lib.empty(2), 0, {}, {"a": 1.0}, 1.0)
+    results_lib.write_results(tmp_path, results)
+    assert not command.finished(tmp_path)
+    (tmp_path / "config.json").write_text('{"first_tasks": 1}')
+    assert command.finished(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    results_lib.write_results(tmp_path, results_lib.add(results, 1, {}, {}, 1.0))
+    assert command.finished(tmp_path)
 
 
 # --- the whole command ---------------------------------------------------------

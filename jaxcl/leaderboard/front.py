@@ -46,15 +46,12 @@ def difference(first: Point, second: Point) -> numbers.Estimate:
     return estimate([first.accuracy[s] - second.accuracy[s] for s in common])
 
 
-def dominates(first: Point, second: Point) -> bool:
-    """Whether `first` costs no more and is no worse, and in one of the two better."""
-    mine, theirs = (-first.flops, first.mean), (-second.flops, second.mean)
-    no_worse = all(a >= b for a, b in zip(mine, theirs, strict=True))
-    return no_worse and mine != theirs
-
-
 def pareto(points: Sequence[Point]) -> list[Point]:
-    """The points that compete and that no other of them dominates, cheapest first."""
+    """The points that compete and that no other of them dominates, cheapest first.
+
+    One dominates another if it costs no more and is no worse, and is better in one of
+    the two.
+    """
     points = [point for point in points if point.competes]
     # Of points that cost the same the best comes first: what comes after a point is on
     # the front if it is better, or if it is the same.

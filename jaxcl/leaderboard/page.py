@@ -110,9 +110,10 @@ def add(numbers: dict, run, own: str, results: Mapping | None, commit: str) -> N
         record["seeds"][seed] = {"failed": True} if failed else measured(results, run)
         record |= {"commit": commit, "jax": jax.__version__}
         record["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
-        where = "" if failed else f"{results['cost']['num_devices']} x "
-        where += "" if failed else f"{results['cost']['device']}, "
-        record["hardware"] = f"{where}{platform.machine()}, {os.cpu_count()} cores"
+        if not failed:
+            cost = results["cost"]
+            record["device"] = f"{cost['num_devices']} x {cost['device']}"
+        record["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
     of_entry[f"x{run.multiple}"] = record
 
 
@@ -336,11 +337,12 @@ def _hardware(numbers):
     records = [r for of_entry in numbers.values() for r in of_entry.values()]
 
     def of(name):
-        return ", ".join(sorted({f"{record[name]}" for record in records}))
+        return ", ".join(sorted({r[name] for r in records if name in r}))
 
     dates = sorted(record["date"] for record in records)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     return [
-        f"Run {when} on {of('hardware')}, JAX {of('jax')}, commit {of('commit')}. "
+        f"Run {when} on {of('device')}, {of('machine')}, JAX {of('jax')}, commit "
+        f"{of('commit')}. "
         "Behind an accuracy stands the number of seeds."
     ]
