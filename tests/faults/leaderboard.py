@@ -44,16 +44,24 @@ FAULTS = [
             f"{_FILE}::test_what_costs_a_little_more_than_a_line_still_stays_within",
         ),
         (
+            "leaderboard: sections keep what they had",
+            "ml_collections.ConfigDict(value) if _is_dict(value) else value",
+            "at[name] if _is_dict(value) else value",
+            f"{_FILE}::test_sections_are_replaced_and_paths_change_what_is_there",
+        ),
+    ),
+    *fault.of(
+        "leaderboard/budget.py",
+        _FITS,
+        (
             "leaderboard: a fit has the steps of the stream",
             '"batch_size": options["batch_size"],',
             "",
-            _FITS,
         ),
         (
             "leaderboard: the last batch of a fit is not counted",
             '-(-stored // options["batch_size"])',
             'stored // options["batch_size"]',
-            _FITS,
         ),
         (
             "leaderboard: every task costs what the first does",
@@ -67,12 +75,7 @@ FAULTS = [
             "work.stream.tasks",
             f"{_FILE}::test_a_count_is_that_of_the_run[looks-simclr-frozen]",
         ),
-        (
-            "leaderboard: sections keep what they had",
-            "ml_collections.ConfigDict(value) if _is_dict(value) else value",
-            "at[name] if _is_dict(value) else value",
-            f"{_FILE}::test_sections_are_replaced_and_paths_change_what_is_there",
-        ),
+        slow=True,
     ),
     *fault.of(
         "leaderboard/front.py",
