@@ -32,7 +32,7 @@ from jaxcl.reproduce import page as reproduce_page
 from jaxcl.run import finish, job, lock, metrics_log, seeds, train
 from jaxcl.run import results as results_lib
 
-PLANS, FAILED = "plans.json", "failed.json"
+FAILED = "failed.json"
 SEARCH_SEED = 1000  # no seed of a result
 
 
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def work(board, stop):
         with lock.held(given.out):
-            return board.work(stop)
+            board.work(stop)
 
     return command.run(make, work)
 
@@ -148,7 +148,10 @@ def listed() -> str:
     for problem in table.PROBLEMS.values():
         budgets = ", ".join(f"{m * problem.budget:.3g}" for m in problem.multiples)
         reads = f"reads {problem.data}" if problem.data else "reads no file"
-        lines.append(f"{problem.name}: {problem.what}; {reads}; {budgets} FLOPs")
+        lines.append(
+            f"{problem.name}: {problem.what}; {reads}; {budgets} FLOPs; about "
+            f"{problem.minutes:g} minutes a run at 1x"
+        )
         lines += [f"  {entry.name:28}{entry.title}" for entry in problem.entries]
     return "\n".join(lines)
 
@@ -206,12 +209,13 @@ class Board:
         self.numbers = storage.read_object(self.json) if there else {}
         self.commit = reproduce_page.commit()
         self.compiled: tuple | None = None  # directory of a config, and its step
+        self.stop = lambda: False  # whether a signal came
         self.until = None
         if given.minutes is not None:
             self.until = time.monotonic() + 60 * given.minutes
 
-    def work(self, stop) -> int | None:
-        """Run what is left; returns None, or 1 where a run diverged."""
+    def work(self, stop) -> None:
+        """Run what is left, and write the page."""
         _cache_programs(self.out)
         self.stop = stop
         try:
@@ -221,8 +225,7 @@ class Board:
             print(
                 f"--minutes={self.given.minutes:g} are over; the same command goes on"
             )
-        self.write()
-        return None
+        self.write(self.given.problems)
 
     def runs(self) -> Iterator[Run]:
         """What there is to do, in order; what is done already comes, too."""
@@ -302,7 +305,8 @@ class Board:
 
     def planned(self, spends, config, flops) -> budget.Plan:
         """The plan of a config, from the file of those that were counted before."""
-        path, key = self.out / PLANS, f"{digest(config)} {spends} {flops:.6g}"
+        path = self.out / f"plans_jax_{jax.__version__}.json"  # it is JAX that counts
+        key = f"{digest(config)} {spends} {flops:.6g}"
         known = storage.read_object(path) if path.exists() else {}
         if key not in known:
             self.pause()
@@ -329,18 +333,20 @@ class Board:
             raise OutOfTime
 
     def do(self, run: Run) -> None:
-        """Do a run, unless it is done, and add it to the page's numbers."""
-        if not finished(run.folder):
+        """Do a run, unless it is done, and add it to the page."""
+        there = finished(run.folder)
+        if not there:
             self.pause()
             began = time.monotonic()
             self._train(run)
             value, seconds = came_to(run), time.monotonic() - began
             said = "diverged" if value is None else f"{100 * value:.2f} %"
             print(f"{run.label}: {said}, {seconds:.0f} s", flush=True)
-            self.note(run)
-            self.write()
-        else:
-            self.note(run)
+        if run.searches:
+            return
+        self.note(run)
+        if not there:
+            self.write([run.problem.name])
 
     def _train(self, run):
         """Train, and leave the results or why there are none."""
@@ -372,16 +378,14 @@ class Board:
 
     def note(self, run: Run) -> None:
         """Add a run that is done to the numbers beside the page."""
-        if not run.searches:
-            failed = came_to(run) is None
-            results = None if failed else results_lib.read_results(run.folder)
-            own = run.folder.parent.name
-            page.add(self.numbers, run, own, results, self.commit)
+        failed = came_to(run) is None
+        results = None if failed else results_lib.read_results(run.folder)
+        page.add(self.numbers, run, run.folder.parent.name, results, self.commit)
 
-    def write(self) -> None:
-        """Write the page and its pictures from the numbers beside it."""
+    def write(self, problems: list[str]) -> None:
+        """Write the numbers, the page, and the pictures of some problems."""
         results_lib.write(self.json, self.numbers)
-        page.write(self.given.page, self.numbers)
+        page.write(self.given.page, self.numbers, problems)
 
 
 def came_to(run: Run) -> float | None:

@@ -252,7 +252,18 @@ def _missing(numbers):
             elif titles:
                 what = ", ".join(titles)
                 lines.append(f"- `{problem.name}` at {multiple}x: {what}.")
-    return ["## Not run yet", "", *(lines or ["Everything was run."]), ""]
+    words = f"All of it, with three seeds, takes about {_hours(3):.0f} hours of a core."
+    return ["## Not run yet", "", words, "", *(lines or ["Everything was run."]), ""]
+
+
+def _hours(count: int) -> float:
+    """About how long everything takes on a core, searches included."""
+    minutes = 0.0
+    for problem in table.PROBLEMS.values():
+        tuned = {entry.rate_of or entry.name for entry in problem.entries}
+        runs = count * sum(problem.multiples) * len(problem.entries)
+        minutes += problem.minutes * (runs + len(problem.rates) * len(tuned))
+    return minutes / 60
 
 
 def _section(problem, numbers):

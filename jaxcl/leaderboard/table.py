@@ -141,7 +141,7 @@ LOOKS = Problem(
     budget=4.5e10,
     spends="epochs",
     baseline="mocov2plus-finetune",
-    minutes=1,
+    minutes=0.5,
     rates=(0.03, 0.1, 0.3),
     search=_VALIDATED,
 )
@@ -213,7 +213,7 @@ DIGITS_ONLINE = Problem(
     budget=1e9,
     spends="updates",
     baseline="finetune",
-    minutes=0.2,
+    minutes=0.1,
     rates=(0.01, 0.03, 0.1),
     search=_VALIDATED,
 )
@@ -240,7 +240,7 @@ SPLIT_MNIST = Problem(
     budget=4e10,
     spends="updates",
     baseline="finetune",
-    minutes=1,
+    minutes=0.3,
     data="mnist",
     rates=(0.01, 0.03, 0.1),
     search=_VALIDATED,
@@ -296,7 +296,7 @@ LOOKS_ONLINE = Problem(
     budget=3e10,
     spends="updates",
     baseline="none",
-    minutes=1,
+    minutes=0.5,
     rates=(0.03, 0.1, 0.3),
     search=_VALIDATED,
 )
@@ -357,7 +357,7 @@ REHEARSAL = Problem(
     budget=3e10,
     spends="epochs",
     baseline="supcon-finetune",
-    minutes=1,
+    minutes=0.5,
     rates=(0.03, 0.1, 0.3),
     search=_VALIDATED,
 )
@@ -397,7 +397,7 @@ DUEL = Problem(
     budget=3e10,
     spends="epochs",
     baseline="moco",
-    minutes=1,
+    minutes=0.4,
     rates=(3e-4, 1e-3, 3e-3),
     search=_VALIDATED,
 )
@@ -432,7 +432,7 @@ ICL_MUTAG = Problem(
     budget=1e10,
     spends="epochs",
     baseline="finetune",
-    minutes=1,
+    minutes=0.5,
     data="mutag",
 )
 
