@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
 def test_every_entry_is_a_config_with_a_judge(problem, entry, folder):
     config = command.configured(problem, entry, data=folder)
     spends = entry.spends or problem.spends
-    changes = {budget.FIELDS[spends]: 3, "seed": 1}
+    changes = {budget.FIELDS[spends]: 1, "seed": 1}  # what is counted first
     if problem.rates:
         changes |= {entry.rate: problem.rates[0], **problem.search}
         chooser = table.entry(problem, entry.rate_of or entry.name)

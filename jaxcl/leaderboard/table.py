@@ -130,7 +130,7 @@ LOOKS = Problem(
     "after another (`configs/quickstart.py`); three convolutions of width 8 on 8 "
     "pixels. Judged by 20 nearest neighbours among the train rows of all looks.",
     "quickstart",
-    _QUIET | _KNN | {"method.predictor_hidden_dim": 64, "schedule.warmup_epochs": 1},
+    _QUIET | _KNN | {"method.predictor_hidden_dim": 64, "schedule.warmup_epochs": 0},
     (
         *_two_view("mocov2plus", "MoCo v2+"),
         *_two_view("simclr", "SimCLR"),
@@ -348,7 +348,7 @@ REHEARSAL = Problem(
         "augment.resize": None,
         "encoder": {"name": "conv_net", "width": 8},
         "batch_size": 64,
-        "schedule.warmup_epochs": 1,
+        "schedule.warmup_epochs": 0,
         "evaluate_untrained": True,
     },
     _rehearsal(),
