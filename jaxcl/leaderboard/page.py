@@ -18,26 +18,33 @@ from jaxcl.run import seeds
 _HEAD = """# Leaderboard
 
 Every method on a few small problems, at equal budgets: what it reaches beside what it
-costs. `python -m jaxcl.leaderboard` runs the problems that read no file and writes this
-page; `--list` names all problems and entries, `--data=FOLDER` says where MNIST and
-MUTAG lie. The same command goes on where it was stopped; `--minutes=30` makes it stop
-by itself. The page is made of `docs/leaderboard.json`, which has the numbers of every
-seed.
+costs, and which to take. The page is made of `docs/leaderboard.json`, which has the
+numbers of every seed.
 
-These problems are small enough to be run by anybody. What is best on them need not be
+```
+python -m jaxcl.leaderboard --seeds=3
+python -m jaxcl.leaderboard --problems split_mnist icl_mutag --data=data
+python -m jaxcl.leaderboard --problems looks --only mocov2plus-pnr --minutes=30
+```
+
+The first runs the problems that read no file and writes this page; `--list` names all
+problems and entries. The second looks for MNIST and MUTAG in a folder. The third runs
+one entry, and stops by itself; the same command goes on where it was stopped.
+
+These problems are small enough for anybody to run. What is best on them need not be
 best on images of a hundred times as many pixels: take the page for how to compare, and
 for what a budget changes, before you take its order for that of your own problem.
-
-## How it is compared
+"""
+_HOW = """## How it is compared
 
 - **Budget.** A class has FLOPs of training in all, the same for each entry. Before a
   run its steps and the FLOPs of each are counted, as `results.json` counts them; the
   entry gets the largest number of epochs that the budget pays for, the same in every
   task. On a stream that comes once it is the number of updates on each incoming batch
-  instead; of GDumb, which trains when it is judged, the passes over its memory, of
-  which the last fit counts, as so many steps of fine-tuning. An epoch or an update is
-  the grain: how much of the budget was spent stands in the table. Who would cost more
-  with a single one is **over**; nobody is compared with it.
+  instead; of GDumb, which trains when it is judged, the passes over its memory: the
+  last fit counts, as so many steps of fine-tuning. An epoch or an update is the grain:
+  the tables have how much of the budget was spent. What would cost more with a single
+  one is **over**, and is compared with nothing.
 - **Not counted** are evaluations and what happens between tasks, such as iCaRL's means
   or the rows that CCLIS chooses.
 - **Learning rates** are chosen from the few that each section names, at the smallest
@@ -48,12 +55,13 @@ for what a budget changes, before you take its order for that of your own proble
   searched", and a method may be low for its rate alone. Nothing else was tuned: all
   other options are those of the configs.
 - **Carried along** is what a run keeps from step to step: parameters, optimiser, copies
-  of the network, memory. Controls that need old data keep these besides.
+  of the network, memory. Controls that need old data keep these besides, and so do ICL
+  and its rivals that read old graphs.
 - **Accuracy** is of all test rows after the last task; +- is the standard error over
-  seeds. Seconds are of training alone, without compiling, whatever else the machine
-  did.
-- **On the front** is a method that none beats at no more FLOPs and no less accuracy, by
-  the means. Controls are on no front.
+  seeds, and behind it stands their number. Seconds are of training alone, without
+  compiling, whatever else the machine did.
+- **On the front** is a method if no other has at least its accuracy at no more FLOPs,
+  by the means. Controls are on no front.
 - **Which to take** is said where the 95 % interval (Student's t) of differences paired
   by seed excludes 0, for 3 seeds or more. These are intervals of single comparisons: of
   twenty between equals one errs.
@@ -218,14 +226,23 @@ def written(numbers: Mapping) -> str:
     there = [p for p in table.PROBLEMS.values() if numbers.get(p.name)]
     lines = [_HEAD, "## Which to take", ""]
     for problem in there:
-        said = advice.sentences(problem, points(problem, numbers[problem.name]))
-        said = said or [f"Nothing yet: no two methods have {advice.LEAST} seeds."]
         lines += [f"**[{problem.what}](#{_anchor(problem)}).**", ""]
-        lines += [f"- {sentence}" for sentence in said] + [""]
-    lines += _missing(numbers)
+        found = points(problem, numbers[problem.name])
+        lines += [f"- {sentence}" for sentence in _advice(problem, found)] + [""]
     for problem in there:
         lines += _section(problem, numbers[problem.name])
+    lines += [_HOW, *_missing(numbers)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _advice(problem, found):
+    """What may be said of a problem, with what limits it."""
+    said = advice.sentences(problem, found)
+    if not said:
+        return [f"Nothing yet: no two methods have {advice.LEAST} seeds at a budget."]
+    if any(p.rate is not None and not p.searched for p in found):
+        said.append("Learning rates were not searched: what is low may be so for its.")
+    return said
 
 
 def _anchor(problem):
@@ -354,6 +371,5 @@ def _hardware(numbers):
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     return [
         f"Run {when} on {of('device')}, {of('machine')}, JAX {of('jax')}, commit "
-        f"{of('commit')}. "
-        "Behind an accuracy stands the number of seeds."
+        f"{of('commit')}."
     ]
