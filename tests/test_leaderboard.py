@@ -193,6 +193,7 @@ def point(name, accuracy, flops=1.0, *, multiple=1, control="", **fields):
         "searched": True,
         "accuracy": dict(enumerate(values)),
         "forgetting": {},
+        "budget": flops,
         "flops": flops,
         "seconds": 1.0,
         "state_bytes": 1000,
@@ -224,6 +225,13 @@ def test_the_front_is_what_nobody_dominates():
         got = front.pareto(points)
         assert sorted(p.entry.name for p in got) == sorted(p.entry.name for p in left)
         assert [p.flops for p in got] == sorted(p.flops for p in got)
+
+
+def test_what_a_budget_leaves_over_is_no_merit():
+    good, left = point("a", 50.0, 9.0, budget=10.0), point("b", 40.0, 8.0, budget=10.0)
+    over = point("c", 60.0, 11.0, budget=10.0, over=True)
+    wasted = point("d", 55.0, 12.0, budget=40.0)
+    assert front.pareto([wasted, left, over, good]) == [good, over]
 
 
 def test_controls_and_what_diverged_are_on_no_front():

@@ -18,6 +18,7 @@ class Point(NamedTuple):
     searched: bool  # whether a search chose it
     accuracy: dict[int, float]  # seed -> percent
     forgetting: dict[int, float]  # seed -> percent, for the seeds that have it
+    budget: float  # FLOPs of its class
     flops: float  # counted, a mean over seeds
     seconds: float  # of training, a mean over seeds
     state_bytes: int
@@ -28,6 +29,11 @@ class Point(NamedTuple):
     def mean(self) -> float:
         """Mean accuracy in percent."""
         return sum(self.accuracy.values()) / len(self.accuracy)
+
+    @property
+    def price(self) -> float:
+        """FLOPs of its class, its own where it is over; what is left is no merit."""
+        return self.flops if self.over else self.budget
 
     @property
     def competes(self) -> bool:
@@ -49,15 +55,15 @@ def difference(first: Point, second: Point) -> numbers.Estimate:
 def pareto(points: Sequence[Point]) -> list[Point]:
     """The points that compete and that no other of them dominates, cheapest first.
 
-    One dominates another if it costs no more and is no worse, and is better in one of
-    the two.
+    One dominates another if it has no higher price and no lower mean, and is better in
+    one of the two.
     """
     points = [point for point in points if point.competes]
     # Of points that cost the same the best comes first: what comes after a point is on
     # the front if it is better, or if it is the same.
     kept: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.flops, -p.mean)):
-        same = kept and (kept[-1].flops, kept[-1].mean) == (point.flops, point.mean)
+    for point in sorted(points, key=lambda p: (p.price, -p.mean)):
+        same = kept and (kept[-1].price, kept[-1].mean) == (point.price, point.mean)
         if not kept or point.mean > kept[-1].mean or same:
             kept.append(point)
     return kept

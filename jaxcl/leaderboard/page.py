@@ -60,8 +60,10 @@ _HOW = """## How it is compared
 - **Accuracy** is of all test rows after the last task; +- is the standard error over
   seeds, and behind it stands their number. Seconds are of training alone, without
   compiling, whatever else the machine did.
-- **On the front** is a method if no other has at least its accuracy at no more FLOPs,
-  by the means. Controls are on no front.
+- **On the front** is a method if no other has at least its accuracy with the same
+  budget or a smaller one, by the means. What is left of a budget is no merit, so the
+  budget counts; what is over its budget counts with its own FLOPs. Controls are on no
+  front.
 - **Which to take** is said where the 95 % interval (Student's t) of differences paired
   by seed excludes 0, for 3 seeds or more. These are intervals of single comparisons: of
   twenty between equals one errs.
@@ -152,6 +154,7 @@ def _point(problem, entry, multiple, record):
         searched=record["searched"],
         accuracy={s: x["accuracy"] for s, x in good.items()},
         forgetting={s: x["forgetting"] for s, x in good.items() if "forgetting" in x},
+        budget=multiple * problem.budget,
         flops=mean("flops", plan["flops"]),
         seconds=mean("seconds", 0.0),
         state_bytes=plan["state_bytes"],
@@ -210,7 +213,7 @@ def draw(problem: table.Problem, numbers: Mapping, path: pathlib.Path) -> None:
             curves[entry.title] = plots.Costs(costs, means, halves, kind)
     plots.cost_and_accuracy(
         curves,
-        [(p.flops, p.mean) for p in best],
+        [(p.price, p.mean) for p in best],
         path,
         title=problem.what,
         floor=untrained(numbers),

@@ -87,13 +87,19 @@ FAULTS = [
         ),
         (
             "leaderboard: of the same cost the worst comes first",
-            "(p.flops, -p.mean)",
-            "(p.flops, p.mean)",
+            "(p.price, -p.mean)",
+            "(p.price, p.mean)",
         ),
         (
             "leaderboard: of points that are the same one is on the front",
             "point.mean > kept[-1].mean or same",
             "point.mean > kept[-1].mean",
+        ),
+        (
+            "leaderboard: what a budget leaves over is a merit",
+            "return self.flops if self.over else self.budget",
+            "return self.flops",
+            f"{_FILE}::test_what_a_budget_leaves_over_is_no_merit",
         ),
         (
             "leaderboard: controls compete",
