@@ -215,6 +215,7 @@ def draw(problem: table.Problem, numbers: Mapping, path: pathlib.Path) -> None:
         curves,
         [(p.price, p.mean) for p in best],
         path,
+        budgets=sorted({p.budget for p in found}),
         title=problem.what,
         floor=untrained(numbers),
     )
@@ -244,7 +245,7 @@ def _advice(problem, found):
     if not said:
         return [f"Nothing yet: no two methods have {advice.LEAST} seeds at a budget."]
     if any(p.rate is not None and not p.searched for p in found):
-        said.append("Learning rates were not searched: what is low may be so for its.")
+        said.append("No learning rates were searched: a method may be low for its own.")
     return said
 
 

@@ -157,7 +157,7 @@ def _online() -> tuple[Entry, ...]:
         "er_aml": "ER-AML",
         "der": "DER",
         "derpp": "DER++, augmented",
-        "derpp_ace": "DER++ with ER-ACE's loss, augmented",
+        "derpp_ace": "DER++ACE, augmented",
         "mir": "MIR",
         "aser": "ASER",
         "gss": "GSS",

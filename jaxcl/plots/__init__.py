@@ -454,49 +454,44 @@ class Costs(NamedTuple):
 
 
 def cost_and_accuracy(
-    curves: Mapping[str, Costs], front, path, *, title="", floor=None
+    curves: Mapping[str, Costs], front, path, *, budgets, title="", floor=None
 ) -> None:
     """Draw accuracy against the FLOPs of training, with the Pareto front.
 
-    Methods on the front are coloured and named, controls are open and named, all others
-    grey.
+    Methods on the front are large, the others small, controls open.
 
     Args:
       curves: name -> what it reaches.
       front: (cost, mean) of each point on the front, cheapest first.
       path: of the picture.
+      budgets: FLOPs, of which each has a dotted line.
+      title: of the picture.
       floor: accuracy of the untrained network in percent, None: not known.
     """
-    figure = figure_of(7.5, 4.8)
+    figure = figure_of(8, 5.2)
     axes = figure.add_subplot()
     logarithmic(axes, "x", (1, 2, 5))
-    axes.grid(color="0.9", zorder=0)
-    number, grey = 0, "others"
-    for name, own in curves.items():
-        style = {"color": "0.72", "marker": "."}
-        label = None
-        if own.kind == "other":
-            label, grey = grey, None
-        else:
-            style = style_of(number) | (
-                {"mfc": "white"} if own.kind == "control" else {}
-            )
-            label, number = _short(name), number + 1
-        line = ":" if own.kind == "control" else "-"
-        options = {"linestyle": line, "linewidth": 1, "markersize": 6, "elinewidth": 1}
-        options |= {"capsize": 2, "zorder": 2 if own.kind == "other" else 3}
-        cost = np.array(own.cost) / 1e9
-        axes.errorbar(cost, own.mean, own.half, label=label, **options, **style)
+    axes.grid(color="0.9")
+    costs = [*budgets, *(cost for own in curves.values() for cost in own.cost)]
+    ends = min(costs) / 2e9, max(costs) / 0.7e9
+    for number, (name, own) in enumerate(curves.items()):
+        style = style_of(number) | {"zorder": 4 if own.kind == "front" else 3}
+        style |= {"markersize": 8 if own.kind == "front" else 4, "linewidth": 0.8}
+        style |= {"mfc": "white", "markersize": 6} if own.kind == "control" else {}
+        cost, label = np.array(own.cost) / 1e9, _short(name)
+        axes.errorbar(cost, own.mean, own.half, label=label, elinewidth=0.8, **style)
     if front:
         cost, mean = np.array(front, np.float64).T * [[1e-9], [1]]
-        end = max(max(own.cost) for own in curves.values()) / 1e9
-        steps = [*cost, max(end, cost[-1])], [*mean, mean[-1]]
-        look = {"color": "0.25", "linewidth": 1.5, "zorder": 1}
-        axes.step(*steps, where="post", label="front", **look)
+        steps = [*cost, ends[1]], [*mean, mean[-1]]
+        axes.step(*steps, where="post", label="front", color="0.25", zorder=2)
+    for budget in budgets:
+        axes.axvline(budget / 1e9, color="0.5", linestyle=":", linewidth=1)
     if floor is not None:
         axes.axhline(floor, color="0.5", linestyle="--", linewidth=1, label="untrained")
-    axes.set(title=title, xlabel="GFLOP of training", ylabel="accuracy (%)")
-    legend(axes, title="bars: 95 % interval")
+    axes.set(title=title, xlabel="GFLOP of training", ylabel="accuracy (%)", xlim=ends)
+    words = "bars: 95 % interval\ndotted: a budget"
+    columns = 1 + (len(curves) > MOST_NAMES)
+    legend(axes, title=words, fontsize=8, title_fontsize=8, ncols=columns)
     save(figure, path)
 
 
