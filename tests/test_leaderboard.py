@@ -67,7 +67,7 @@ def test_names_are_unique_and_baselines_are_methods():
         )
 
 
-def test_every_method_of_the_library_is_an_entry(folder):
+def test_no_method_has_lost_its_entry(folder):
     used = set()
     for problem, entry in (param.values for param in EVERY_ENTRY):
         config = command.configured(problem, entry, data=folder)
@@ -77,7 +77,13 @@ def test_every_method_of_the_library_is_an_entry(folder):
         for found in pkgutil.iter_modules(jaxcl.methods.__path__)
         if hasattr(importlib.import_module(f"jaxcl.methods.{found.name}"), "make")
     }
-    assert used == there
+    assert used <= there
+    # Whoever adds a method need not add an entry; none of these loses its own.
+    assert used >= {
+        *("aser", "agem", "cclis", "co2l", "der", "duel", "er", "er_ace", "er_aml"),
+        *("finetune", "gcr", "gdumb", "gem", "gss", "icarl", "icl", "mir"),
+        *("online_ssl", "ss_il", "two_view"),
+    }
 
 
 def test_sections_are_replaced_and_paths_change_what_is_there():
