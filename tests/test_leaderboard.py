@@ -586,7 +586,8 @@ def test_a_count_is_that_of_the_run(name, entry, tmp_path):
     problem = table.find(name)
     entry = table.entry(problem, entry)
     config = command.configured(problem, entry, data="")
-    scenario = {"per_class": 12} if name == "rehearsal" else {"looks": ("plain",)}
+    looks = ("plain", "rotated") if name == "looks" else ("plain",)
+    scenario = {"per_class": 12} if name == "rehearsal" else {"looks": looks}
     changes = {"replay.updates": 2} if name == "looks_online" else {"epochs": 2}
     section = "scenario" if name == "rehearsal" else "data"
     changes |= {f"{section}.{key}": value for key, value in scenario.items()}

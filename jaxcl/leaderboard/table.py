@@ -175,7 +175,11 @@ def _online() -> tuple[Entry, ...]:
     entries += [
         Entry("iid", "iid, one pass", "iid", control=shuffled),
         Entry("iidpp", "iid++, one pass", "iidpp", control=shuffled),
-        Entry("joint", "joint, many passes", "iid_offline", {}, all_at_once, "epochs"),
+        # In batches as large as those of the stream.
+        Entry(
+            *("joint", "joint, many passes", "iid_offline", {"batch_size": 10}),
+            *(all_at_once, "epochs"),
+        ),
     ]
     return tuple(entries)
 
