@@ -114,5 +114,5 @@ def _points(apart: numbers.Estimate) -> str:
 
 
 def _names(points) -> str:
-    titles = [p.entry.title for p in sorted(points, key=lambda p: -p.mean)]
+    titles = [f"*{p.entry.title}*" for p in sorted(points, key=lambda p: -p.mean)]
     return ", ".join(titles)
