@@ -290,8 +290,8 @@ def test_a_leader_is_named_with_what_supports_it():
     assert sentence == (
         "With 1x the budget **GOOD** has the highest mean, 66.1 %; 5.1 "
         f"({apart.low:.1f} to {apart.high:.1f}) points above PLAIN; it is shown to be "
-        "above 2 of 3 others and not above *NEAR*. Of those not told apart NEAR carries "
-        "the least along, 0 kB."
+        "above 2 of 3 others and not above *NEAR*. Of those not told apart NEAR "
+        "carries the least along, 0 kB."
     )
 
 
