@@ -170,6 +170,8 @@ def _online() -> tuple[Entry, ...]:
     # The memory is smaller than ASER's default asks for.
     own = {"aser": {"method.per_class": 4}}
     entries = [Entry(n, title, n, own.get(n, {})) for n, title in methods.items()]
+    lwf = {"method": {"name": "er_lwf"}}
+    entries.append(Entry("er_lwf", "ER with LwF", "er", lwf))
     entries.append(Entry("gdumb", "GDumb", "gdumb", {}, "", "passes", rate="method.lr"))
     shuffled, all_at_once = "sees the stream shuffled", "needs all data at once"
     entries += [
