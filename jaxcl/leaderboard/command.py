@@ -205,8 +205,7 @@ class Board:
         self.given, self.out = given, epath.Path(given.out)
         self.problems = [table.find(name) for name in given.problems]
         self.json = given.page.removesuffix(".md") + ".json"
-        there = os.path.exists(self.json)
-        self.numbers = storage.read_object(self.json) if there else {}
+        self.numbers: dict = {}  # see `page.add`
         self.commit = reproduce_page.commit()
         self.compiled: tuple | None = None  # directory of a config, and its step
         self.stop = lambda: False  # whether a signal came
@@ -218,6 +217,8 @@ class Board:
         """Run what is left, and write the page."""
         _cache_programs(self.out)
         self.stop = stop
+        if os.path.exists(self.json):
+            self.numbers = storage.read_object(self.json)
         try:
             for run in self.runs():
                 self.do(run)
