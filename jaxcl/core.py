@@ -63,6 +63,9 @@ class Parts(NamedTuple):
     split: Callable = lambda tree: tree
     # Its reverse, for rows that a loop reads in turn: sent once, not in every turn.
     gather: Callable = lambda tree: tree
+    # (function, rows, whole) -> function(*rows, *whole) of each device's share of rows,
+    # see `sharding.on_each`.
+    on_each: Callable = lambda function, rows, whole: function(*rows, *whole)
     num_tasks: int = 1  # of the stream
     batch_size: int = 0  # global
     memory: Any = None  # memory.sharded.Memory; None: each device holds it whole

@@ -97,6 +97,11 @@ def on_host():
     return jax.default_device(jax.local_devices(backend="cpu")[0])
 
 
+def platform(mesh: Mesh) -> str:
+    """Kind of the devices as JAX has it: "cpu", "gpu" or "cuda", "tpu"."""
+    return mesh.devices.flat[0].platform
+
+
 def describe(mesh: Mesh) -> dict:
     """Kind and number of the devices, and bytes at the peak of the fullest.
 
@@ -216,6 +221,37 @@ def spread(tree, *, mesh):
 def gathered(tree, *, mesh):
     """The tree, within a program, with every row of each leaf on every device."""
     return jax.lax.with_sharding_constraint(tree, replicated(mesh))
+
+
+def on_each(function, rows: tuple, whole: tuple, *, mesh):
+    """Call a function, within a program, on each device by itself.
+
+    The compiler splits no kernel of Pallas over devices; here each has its own.
+
+    Args:
+      function: (*rows, *whole) -> arrays with as many rows; it sends nothing.
+      rows: pytrees of arrays whose axis 0 is split over the devices.
+      whole: pytrees of arrays that each device reads whole.
+
+    Returns:
+      What the function returns: split as `rows`, or whole where there are none.
+
+    Raises:
+      ValueError: the devices cannot share the rows evenly.
+    """
+    if mesh.size == 1:
+        return function(*rows, *whole)
+    for leaf in jax.tree.leaves(rows):
+        share("rows", len(leaf), mesh)
+    own, everywhere = PartitionSpec(AXIS), PartitionSpec()
+    local = jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=(own,) * len(rows) + (everywhere,) * len(whole),
+        out_specs=own if rows else everywhere,
+        check_vma=False,
+    )
+    return local(*rows, *whole)
 
 
 def fetch(tree):

@@ -16,8 +16,8 @@ import safetensors.numpy as st
 import jaxcl
 from jaxcl.bring import architectures, command, files, torch_file
 from jaxcl.export import command as export_command
-from jaxcl.export import encoder, torch_resnet, torch_vit
-from jaxcl.nets import resnet, vit
+from jaxcl.export import encoder, torch_convnext, torch_resnet, torch_vit
+from jaxcl.nets import convnext, resnet, vit
 from jaxcl.run import folder as folder_lib
 
 SMALL = dict(width=16, layers=2, heads=2, hidden=24, patch=4, image_size=12)
@@ -141,6 +141,39 @@ def test_what_no_tensor_says():
         assert architectures.vit_section(wide, "timm", known, {})["heads"] == heads
 
 
+@pytest.mark.parametrize("scheme", torch_convnext.SCHEMES)
+@pytest.mark.parametrize("grn", [False, True])
+def test_a_convnext_is_read_by_the_names_of_every_library(scheme, grn, tmp_path):
+    names = torch_convnext.SCHEMES[scheme]
+    if grn and not names.grn[0]:
+        pytest.skip("it has no V2")
+    own = {"depths": (1, 2), "width": 4, "patch": 2, "grn": grn}
+    own |= {"layer_scale": None if grn else 1e-6}
+    section = export_command._full(convnext.convnext, own)
+    net = convnext.convnext(**section)
+    shapes = jax.eval_shape(net.init, jax.random.key(0), np.zeros((1, 8, 8, 3)))
+    leaves = encoder.flat(numbers(shapes["params"]), {})
+    ours = {name.partition("/")[2]: x for name, x in leaves.items()}
+    found = torch_convnext.leaves(names, section)
+    assert {leaf.ours for leaf in found} == ours.keys()
+    theirs = torch_vit.theirs_of(found, ours)
+    assert len(theirs) == len(found)
+    if scheme == "transformers_dinov3_convnext":  # as later releases write them
+        theirs = {
+            name if name.startswith("layer_norm") else f"model.{name}": x
+            for name, x in theirs.items()
+        }
+    theirs = {f"backbone.{name}": x for name, x in theirs.items()}
+    source = write(tmp_path / "file.safetensors", theirs | {"queue": np.ones(3, "f4")})
+    card = command.bring(source, "convnext", str(tmp_path / "out"), size=8)
+    assert card["brought"]["names"] == scheme
+    assert {n: card["encoder"][n] for n in own} == own | {"depths": [1, 2]}
+    saved = st.load((tmp_path / "out" / folder_lib.TENSORS).read_bytes())
+    assert saved.keys() == leaves.keys()
+    for name, x in leaves.items():
+        np.testing.assert_array_equal(saved[name], x, err_msg=name)
+
+
 def test_a_resnet_comes_back_as_it_was_exported(tmp_path):
     net = resnet.resnet(depth=10, width=4, stem="imagenet")
     shapes = jax.eval_shape(net.init, jax.random.key(0), np.zeros((1, 32, 32, 3), "f4"))
@@ -199,7 +232,7 @@ def without(tensors, name):
         ),
         (
             lambda t: {"a.b": t["norm.bias"]},
-            "no ResNet or ViT that is known here, but a",
+            "no ResNet, ViT or ConvNeXt that is known here, but a",
         ),
         (
             lambda t: t | {f"teacher.{n}": x for n, x in t.items()},

@@ -12,7 +12,7 @@ from safetensors import numpy as tensors
 import jaxcl
 from helpers import torch_peers
 from jaxcl.bring import command
-from jaxcl.export import torch_vit
+from jaxcl.export import torch_convnext, torch_vit
 from jaxcl.nets import positions
 
 torch = pytest.importorskip(
@@ -211,6 +211,88 @@ def test_resnets_of_torchvision(depth, tmp_path):
     made = jaxcl.load_encoder(out)
     model.fc = torch.nn.Identity()
     check(made, model, images_of(64, 64))
+
+
+# ConvNeXts
+
+CONVNEXT = dict(depths=(1, 2, 1, 1), dims=(8, 16, 32, 64))
+KINDS = {
+    "v1": {"ls_init_value": 1.0},
+    "v1-convolutions": {"ls_init_value": 1.0, "conv_mlp": True},
+    "v2": {"ls_init_value": None, "use_grn": True},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_convnexts_of_timm(kind, tmp_path):
+    timm = torch_peers.library("timm")
+    made = timm.models.convnext.ConvNeXt(num_classes=0, **CONVNEXT | KINDS[kind])
+    model = shaken(made)
+    made = brought(tmp_path, state_of(model), "convnext", size=64)
+    assert made.card["brought"]["names"] == "timm_convnext"
+    assert made.card["encoder"]["depths"] == [1, 2, 1, 1]
+    check(made, model, images_of(64, 64))
+    check(made, model, images_of(50, 71))  # what windows do not fill is left out
+    state = torch_convnext.torch_state(made)
+    assert state.keys() == model.state_dict().keys()
+    for key, x in model.state_dict().items():
+        x = x.numpy().reshape(state[key].shape)
+        np.testing.assert_allclose(state[key], x, atol=1e-6, err_msg=key)
+    if kind == "v1":  # and by Meta's names, as DINOv3's files have them
+        (tmp_path / "hub").mkdir()
+        again = brought(tmp_path / "hub", renamed_to_meta(state), "dinov3_convnext")
+        assert again.card["brought"]["names"] == "meta_convnext"
+        check(again, model, images_of(64, 64))
+
+
+def renamed_to_meta(state):
+    """Timm's names of ConvNeXt -> Meta's."""
+    names = {"stem.": "downsample_layers.0.", ".blocks": "", "conv_dw": "dwconv"}
+    names |= {"mlp.fc": "pwconv", "head.norm": "norm"}
+    hub = {}
+    for name, x in state.items():
+        if ".downsample." in name:
+            _, stage, _, layer, leaf = name.split(".")
+            name = f"downsample_layers.{stage}.{layer}.{leaf}"
+        for old, new in names.items():
+            name = name.replace(old, new)
+        hub[name] = x
+    return hub | {
+        "norms.3.weight": np.ones(64, "f4"),
+        "norms.3.bias": np.ones(64, "f4"),
+    }
+
+
+def test_convnexts_of_torchvision(tmp_path):
+    models = torch_peers.library("torchvision").models.convnext
+    widths = (8, 16, 32, 64, None)
+    stages = [
+        models.CNBlockConfig(own, after, depth)
+        for own, after, depth in zip(widths, widths[1:], (1, 2, 1, 1), strict=False)
+    ]
+    model = shaken(models.ConvNeXt(stages, layer_scale=1.0))
+    torch.save(model.state_dict(), tmp_path / "convnext.pth")
+    out = tmp_path / "out"
+    card = command.bring(str(tmp_path / "convnext.pth"), "convnext", str(out))
+    assert card["brought"]["names"] == "torchvision_convnext"
+    assert card["brought"]["dropped"] == ["classifier.2.bias", "classifier.2.weight"]
+    model.classifier[2] = torch.nn.Identity()
+    check(jaxcl.load_encoder(out), model, images_of(64, 64))
+
+
+@pytest.mark.parametrize("kind", ["ConvNext", "ConvNextV2", "DINOv3ConvNext"])
+def test_convnexts_of_transformers(kind, tmp_path):
+    transformers = torch_peers.library("transformers")
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_sizes=list(CONVNEXT["dims"]), depths=list(CONVNEXT["depths"])
+    )
+    model = shaken(getattr(transformers, f"{kind}Model")(config))
+    model.save_pretrained(tmp_path)
+    dinov3 = kind == "DINOv3ConvNext"
+    out, source = tmp_path / "out", str(tmp_path / "model.safetensors")
+    command.bring(source, "dinov3_convnext" if dinov3 else "convnext", str(out))
+    made = jaxcl.load_encoder(out)
+    check(made, lambda x: model(x).pooler_output, images_of(64, 64))
 
 
 # Positions

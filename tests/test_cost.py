@@ -148,6 +148,26 @@ def test_every_turn_of_a_loop_counts(jitted):
     assert cost.flops(step, *given, 0) == pytest.approx(want * PRODUCT, rel=0.03)
 
 
+def test_of_forms_for_several_chips_that_of_a_cpu_counts():
+    """On all machines, as XLA counts it: loops of the others add nothing."""
+
+    def turns(length):
+        return lambda x: jax.lax.scan(lambda x, _: (square(x), None), x, length=length)[
+            0
+        ]
+
+    def step(state, x):
+        forms = {"cuda": turns(9), "tpu": turns(5), "default": turns(2)}
+        # In a loop nothing but the count itself takes the branch.
+        x, _ = jax.lax.scan(
+            lambda x, _: (jax.lax.platform_dependent(x, **forms), None), x, length=3
+        )
+        return state, jax.lax.platform_dependent(x, **forms)
+
+    given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
+    assert cost.flops(step, *given, 0) == pytest.approx(8 * PRODUCT, rel=0.03)
+
+
 def test_the_gradient_of_a_loop_counts_every_turn():
     def loss(w, x):
         return jnp.sum(jax.lax.scan(lambda x, _: (x @ w, None), x, length=6)[0])

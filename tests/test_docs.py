@@ -354,6 +354,14 @@ def test_nav_names_every_page():
     assert {path.name for path in DOCS} <= set(nav)
 
 
+def test_commands_inside_a_list_are_no_blocks():
+    """Python's Markdown shows a fence that is indented as words in a line."""
+    for path in DOCS:
+        fences = re.findall(r"^( *)```", path.read_text(), re.M)
+        inside = [fence for fence in fences if len(fence) > 1]
+        assert not inside, f"{ids(path)}: {len(inside)} fences are indented"
+
+
 # Names
 
 

@@ -617,6 +617,8 @@ def test_the_policys_options_reach_it(monkeypatch):
         "score": "exponential",
         "temperature": 0.3,
         "newcomer_competes": True,
+        "split": False,
+        "kernel": True,
     }
     assert joined == 0
     chex.assert_trees_all_equal(new.items, memory.items)

@@ -24,21 +24,35 @@ def select64(memory, incoming, **options):
     with jax.enable_x64(True):
         arrays = {k: options[k] for k in ("filled", "incoming_mask") if k in options}
         fixed = {k: v for k, v in options.items() if k not in arrays}
-        chosen = _jitted(tuple(fixed.items()), duel._CANDIDATES)
+        chosen = _jitted(tuple(fixed.items()), duel._CANDIDATES, duel._in_windows)
         return np.asarray(chosen(jnp.asarray(memory), jnp.asarray(incoming), **arrays))
 
 
 @functools.lru_cache
-def _jitted(options, _):
+def _jitted(options, *_):
     return jax.jit(functools.partial(duel.select, **dict(options)))
 
 
-@pytest.fixture
-def narrow(monkeypatch):
-    """Few candidates and short windows, so that the bound has to decide."""
+def _kernel(chip):
+    return functools.partial(duel._in_one_kernel, form=chip, interpret=True)
+
+
+# As a CPU plays the rounds, and as accelerators do.
+FORMS = {
+    "windows": duel._in_windows,
+    "all": duel._over_all,
+    "gpu": _kernel("gpu"),
+    "tpu": _kernel("tpu"),
+}
+
+
+@pytest.fixture(params=FORMS)
+def narrow(monkeypatch, request):
+    """Each form; few candidates and short windows, so that the bound has to decide."""
     monkeypatch.setattr(duel, "_CANDIDATES", (4, 0.0))
     monkeypatch.setattr(duel, "_ROUNDS", 5)
     monkeypatch.setattr(duel, "_BLOCK", 7)
+    monkeypatch.setattr(duel, "_in_windows", FORMS[request.param])
 
 
 @pytest.mark.parametrize("competes", [False, True])
@@ -181,6 +195,47 @@ def test_rows_that_are_left_out_win_no_near_tie(dim, monkeypatch):
     np.testing.assert_array_equal(*kept)
     stays = kept[0][:, 5]  # the mirrored row, where j goes
     assert 0.05 < stays.mean() < 0.95
+    # Of two that tie any form may take either, and nothing else.
+    monkeypatch.setattr(duel, "_in_windows", FORMS["all"])
+    other = np.asarray(jax.jit(jax.vmap(duel.select))(memory, incoming))
+    apart = kept[0] != other
+    assert set(apart.sum(axis=1)) <= {0, 2} and not (apart.any(1) ^ apart[:, 5]).any()
+
+
+@pytest.mark.parametrize("chip", ["gpu", "tpu"])
+def test_one_kernel_in_float32_chooses_as_in_float64(chip, monkeypatch):
+    """Sums of 600 scores run along for 300 rounds."""
+    rng = np.random.default_rng(11)
+    rows = np.float32(units(rng, 900, 6, spread=0.02))
+    want = select64(np.float64(rows[:600]), np.float64(rows[600:]))
+    monkeypatch.setattr(duel, "_in_windows", FORMS[chip])
+    got = np.asarray(jax.jit(duel.select)(rows[:600], rows[600:]))
+    assert (got != want).sum() <= 4
+
+
+def test_each_chip_has_its_form():
+    """By the program before it is compiled, which needs no compiler of the chip."""
+    shapes = [jax.ShapeDtypeStruct((n, 8), jnp.float32) for n in (300, 40)]
+
+    def lowered(**options):
+        with sharding.for_elsewhere():
+            traced = jax.jit(functools.partial(duel.select, **options)).trace(*shapes)
+        texts = (traced.lower(lowering_platforms=(chip,)).as_text() for chip in chips)
+        return [("duel_rounds" in x, x.count("stablehlo.while")) for x in texts]
+
+    chips = "cuda", "tpu", "cpu"
+    windows, all_rows, one_kernel = (False, 2), (False, 1), (True, 0)
+    assert lowered() == [all_rows, all_rows, windows]
+    assert lowered(kernel=True) == [one_kernel, one_kernel, windows]
+    assert lowered(kernel=True, split=True) == [windows] * 3
+
+
+def test_a_kernel_takes_no_more_rows_than_it_may(monkeypatch):
+    monkeypatch.setattr(duel.duel_rounds, "MOST", 339)
+    shapes = [jax.ShapeDtypeStruct((n, 8), jnp.float32) for n in (300, 40)]
+    with sharding.for_elsewhere():
+        traced = jax.jit(functools.partial(duel.select, kernel=True)).trace(*shapes)
+    assert "duel_rounds" not in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.parametrize("score", duel_twin.SCORES)

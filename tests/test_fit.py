@@ -405,5 +405,7 @@ def test_of_one_task_the_untrained_network_stands_beside_it(tmp_path):
     written["untrained"] = {name: [0.5]}
     results_lib.write_results(tmp_path, written)
     (tmp_path / "metrics.jsonl").write_text("")
+    said = repr(result.Result(tmp_path))
+    assert said.endswith("knn/class_incremental 75.0 % (untrained 50.0 %)")
     bars = result.Result(tmp_path).plot().axes[0].patches
     assert sorted(bar.get_height() for bar in bars) == [50.0, 75.0]

@@ -227,6 +227,9 @@ def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
         files.located("pnr_cifar1000")
     with pytest.raises(ValueError, match="there is no such file"):
         files.located("elsewhere/quickstart.py")
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(ValueError, match="of a folder of images is own_images:photos"):
+        files.located("photos")
     words = ["main", "--config", "pnr_pacs", "--config.x=1", "--config=pnr_pacs:debug"]
     found = files.located_in(words)
     assert found[2].endswith("configs/pnr_pacs.py") and found[3] == "--config.x=1"

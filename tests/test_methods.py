@@ -139,6 +139,16 @@ TWO_VIEW["simclr-pnr-vit"] = Row(
         "optimizer.lr": 0.01,
     }
 )
+TWO_VIEW["simclr-pnr-convnext"] = Row(
+    {
+        "encoder": {"name": "convnext", "depths": (1, 1), "width": 8, "patch": 2}
+        | {"layer_scale": 0.5, "grn": True, "drop_path": 0.2},
+        "method.base": "simclr",
+        "method.strategy": "pnr",
+        # With 0.01 rounding grows to 4e-4 in 20 steps of one device and eight.
+        "optimizer.lr": 0.003,
+    }
+)
 TWO_VIEW["dino-cassle-local"] = Row(
     {
         "method.base": "dino",

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import struct
+import sys
 import types
 
 import jax.numpy as jnp
@@ -325,6 +326,45 @@ def test_progress_on_a_terminal_is_a_bar_unless_off(tmp_path, monkeypatch, optio
     progress(tmp_path, monkeypatch, progress=option)
     text = screen.getvalue()
     assert "100%|" in text if option else text == ""
+
+
+def test_a_notebook_has_a_bar_and_a_file_has_none(tmp_path, monkeypatch, capsys):
+    shell = types.SimpleNamespace(kernel=None)
+    lookalike = types.SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", lookalike)
+    progress(tmp_path / "cell", monkeypatch)
+    assert "100%|" in capsys.readouterr().err
+    shell = types.SimpleNamespace()  # IPython in a terminal that is sent to a file
+    progress(tmp_path / "file", monkeypatch)
+    assert "100%|" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bar", [True, "auto"])
+def test_what_takes_long_between_steps_is_said(bar, tmp_path, monkeypatch, capsys):
+    recorder = record.Recorder(tmp_path, tensorboard=False, progress=bar)
+    recorder.phase("compiling the step")
+    assert capsys.readouterr().err == "compiling the step\n"
+    recorder.advance(1, 0, 2)
+    recorder.phase("judging: knn")
+    assert "judging: knn" in capsys.readouterr().err
+    recorder.close()  # which draws a bar once more
+    capsys.readouterr()
+    silent = record.Recorder(tmp_path, tensorboard=False, progress=False)
+    silent.phase("compiling the step")
+    silent.close()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("bar", [True, "auto"])
+def test_a_long_run_says_once_what_would_make_it_shorter(
+    bar, tmp_path, monkeypatch, capsys
+):
+    slow = {"slow": "take a smaller one", "progress": bar}
+    progress(tmp_path / "long", monkeypatch, seconds=1000.0, **slow)
+    said = capsys.readouterr().err
+    assert said.count("about 2 hours left: take a smaller one") == 1
+    progress(tmp_path / "short", monkeypatch, seconds=2.0, **slow)
+    assert "smaller" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [{"progress": "yes"}, {"every": -1.0}])

@@ -131,6 +131,34 @@ def test_side_by_side_is_the_same(apart, tmp_path):
         np.testing.assert_allclose(matrix, matrices(apart[0])[seed], atol=0.05)
 
 
+def test_a_loop_over_seeds_is_vmap_over_them(monkeypatch, tmp_path):
+    """As TPUs have many; two steps, after which the rounding of both has not grown."""
+    work = build.build(toy.config(**RUNS, side_by_side=True), tmp_path)
+    jobs = {seed: work.make(seed) for seed in work.seeds}
+    found, texts = [], []
+    monkeypatch.setattr(seeds, "_MAPPED", 1)
+    for platform in ("gpu", "tpu"):
+        monkeypatch.setattr(seeds.sharding, "platform", lambda _, name=platform: name)
+        made = seeds.together(jobs)
+        state = job.initial_state(made)
+        feed = job.feed(made, made.stream.tasks[0].train, 0, 0)
+        step = job.compile_step(made)
+        for _ in range(2):
+            count, batches, number = next(feed)
+            state, metrics = step(state, job.resident(made), batches, number)
+        feed.close()
+        found.append(toy.leaves((state, metrics)))
+        shapes = job.placed(made)
+        texts.append(str(jax.make_jaxpr(made.method.step)(*shapes)))
+    chex.assert_trees_all_close(*found, rtol=1e-4, atol=1e-5)
+    grouped = [
+        f"{name}_group_count=2" in text
+        for name in ("feature", "batch")
+        for text in texts
+    ]
+    assert any(grouped[::2]) and not any(grouped[1::2])
+
+
 @pytest.mark.slow
 def test_side_by_side_resumes_bitwise(tmp_path):
     work = build.build(toy.config(**RUNS, side_by_side=True), tmp_path)

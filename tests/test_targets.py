@@ -9,7 +9,7 @@ import itertools
 
 import pytest
 
-from helpers import on_target, toy
+from helpers import kernels_on_target, on_target, toy
 from jaxcl.scaling import hlo, kernels, targets
 
 NARROW = {"hidden_dim": 16, "output_dim": 128, "memory_size": 512}
@@ -159,9 +159,26 @@ def test_a_memory_in_shards_takes_less_of_each_chip(chip):
 
 @pytest.mark.xfail(
     strict=True,
-    reason="vmap over seeds makes one convolution with a group for each; a loop over "
-    "them, or a device for each, would not",
+    reason="vmap over seeds makes one convolution with a group for each, which is few "
+    "kernels; a TPU takes more than 8 of them in turn",
 )
 def test_seeds_side_by_side_make_no_grouped_convolution(chip):
     found = on_target.measured(CHIPS[chip], FAMILIES["online"], seeds=2)
     assert found["products"]["convolution"] and found["grouped"] == 0
+
+
+def test_a_streamed_loss_takes_no_memory_of_rows_times_columns(chip):
+    """Forward and backward, in float32 and bfloat16; the plain form beside it."""
+    found = kernels_on_target.streamed(CHIPS[chip])
+    parts = 256 * 64 * 128 * 4  # of a GPU's programs
+    for rows, columns, made in zip(*found["sizes"], found["streamed"], strict=True):
+        assert made["temporaries"] < 4 * 128 * (rows + columns) + parts
+        assert made["kernels"] <= 30  # with those that pad
+    # A TPU has smaller matrices in its own memory, not the device's.
+    assert found["plain"][1]["temporaries"] >= 4 * 1024 * kernels_on_target.COLUMNS
+
+
+@pytest.mark.parametrize("score", ["affine", "exponential"])
+def test_duels_rounds_are_one_kernel(chip, score):
+    found = kernels_on_target.selected(CHIPS[chip], score)
+    assert found["unknown_loops"] == 0 and found["kernels"] <= 16

@@ -16,7 +16,7 @@ from jaxcl import optim
 from jaxcl.config import build, sections
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder
-from jaxcl.nets import resnet, tuning, vit
+from jaxcl.nets import convnext, resnet, tuning, vit
 from jaxcl.run import finish, folder, job, transfer
 from jaxcl.update import command as update_command
 from jaxcl.update import lineage
@@ -156,6 +156,17 @@ def test_layers_count_from_the_images():
         ("layer4_0/bn2/bias", 0.5),
     ):
         assert stages.share(tuple(name.split("/"))) == share, name
+    maps = tuned(convnext.convnext(depths=(1, 2), width=4), layer_decay=0.5)
+    for name, share in (
+        ("stem/kernel", 0.125),
+        ("stem_norm/scale", 0.125),
+        ("stage1_0/depthwise/kernel", 0.25),
+        ("stage2_down/kernel", 0.5),
+        ("stage2_norm/bias", 0.5),
+        ("stage2_1/fc1/bias", 0.5),
+        ("norm/scale", 1),
+    ):
+        assert maps.share(tuple(name.split("/"))) == share, name
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import ml_collections
 import numpy as np
 import pytest
 from absl import flags
+from PIL import Image
 from sklearn import datasets
 
 from helpers import toy
@@ -136,6 +137,19 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     other = plan(copy, **{"limits.accuracy_drop": 1.0}, again=True)
     assert other.workdir.name == "0002" and other.parent == str(work.workdir)
     assert other.config["scenario"]["num_tasks"] == 7
+
+
+def test_fewer_new_images_than_a_batch_come_in_smaller_ones(copy, capsys):
+    with np.load(copy / "new.npz") as new:
+        few = {name: x[:20] for name, x in new.items()}
+    np.savez(copy / "few.npz", **few)
+    work = plan(copy, data="few.npz")
+    assert work.config["batch_size"] == 4  # four batches and more
+    said = capsys.readouterr().out
+    assert "config.train.batch_size=4 in place of 48: there are 20 new images" in said
+    asked = plan(copy, data="few.npz", **{"train.batch_size": 16})
+    assert asked.config["batch_size"] == 16
+    assert plan(copy).config["batch_size"] == 48
 
 
 @pytest.mark.slow
@@ -366,6 +380,25 @@ def test_flags_change_the_recipe_of_an_encoder_option_by_option(tmp_path):
     recipe["tuning"] = None  # of an encoder that has no adapters
     assert changed()["tuning"] is None
     assert changed("tuning.frozen_layers=1")["tuning"] == {"frozen_layers": 1}
+
+
+def test_a_folder_of_small_images_is_decoded_once(tmp_path):
+    for i in range(4):
+        pixels = np.full((20, 30, 3), 40 * i, np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+
+    def section(options, data):
+        theirs = {"augment": {"mean": (0.5,) * 3}} | ({"data": data} if data else {})
+        return lineage.section(str(tmp_path), options, theirs, "config.data")
+
+    once = {"size": 20, "resident": True}
+    folder = {"name": "image_folder", "path": str(tmp_path), "channels": 3}
+    assert section({}, None) == folder | once  # of an encoder that no run has trained
+    assert section({"resident": False}, None) == folder | {"resident": False}
+    run_data = {"name": "image_folder", "channels": 3}
+    assert section({}, run_data) == folder
+    assert section({}, run_data | once) == folder | once
+    assert section({}, run_data | {"resident": True}) == folder
 
 
 def test_a_section_that_is_not_there_is_one_line(tmp_path):

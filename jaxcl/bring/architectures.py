@@ -5,6 +5,7 @@ here, by the name of the architecture: the heads of the attention, the epsilon o
 norms, and how the images were prepared.
 """
 
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxcl import core
-from jaxcl.export import encoder, torch_resnet, torch_vit
+from jaxcl.export import encoder, torch_convnext, torch_resnet, torch_vit
 from jaxcl.nets import resnet
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -33,7 +34,7 @@ class Images(NamedTuple):
 class Architecture(NamedTuple):
     """What the name of an architecture says, beyond the tensors."""
 
-    kind: str  # of nets: "vit" or "resnet"
+    kind: str  # of nets: "vit", "resnet" or "convnext"
     images: Images | None  # None: not known, and to be given
     epsilon: float = 1e-6
     heads: tuple[tuple[int, int], ...] = ()  # (width, heads) other than width / 64
@@ -65,16 +66,25 @@ ARCHITECTURES = {
         heads=((4096, 32),),
         licence="DINOv3 License",
     ),
+    "convnext": Architecture("convnext", Images(224, 256, "bicubic", IMAGENET)),
+    "dinov3_convnext": Architecture(
+        "convnext", Images(256, 256, "bilinear", IMAGENET), licence="DINOv3 License"
+    ),
     "resnet": Architecture("resnet", Images(224, 256, "bilinear", IMAGENET)),
     "resnet_plain": Architecture("resnet", Images(224, 256, "bicubic", PLAIN)),
 }
-# The tensor that every network of a kind has, once.
-_STEMS = (
-    "patch_embed.proj.weight",
-    "embeddings.patch_embeddings.projection.weight",
-    "embeddings.patch_embeddings.weight",
-    "conv1.weight",
-)
+# A tensor that every network of a kind has, once; and where its name is too common,
+# another beside it.
+_STEMS = {
+    "patch_embed.proj.weight": None,
+    "embeddings.patch_embeddings.projection.weight": None,
+    "embeddings.patch_embeddings.weight": None,
+    "conv1.weight": "layer1.0.conv1.weight",
+    "stem.0.weight": "stages.0.blocks.0.conv_dw.weight",
+    "downsample_layers.0.0.weight": None,
+    "features.0.0.weight": "features.1.0.layer_scale",
+    "stages.0.downsample_layers.0.weight": "layer_norm.weight",
+}
 
 
 class Refused(ValueError):
@@ -91,11 +101,11 @@ def within(tensors: Mapping[str, np.ndarray], prefix: str | None) -> tuple[dict,
     Raises:
       Refused: there is no network known here, or there are several.
     """
-    found = []
-    for stem in _STEMS:
+    tensors, found = _without_model(tensors), []
+    for stem, beside in _STEMS.items():
         for name in tensors:
             begin = name[: len(name) - len(stem)]
-            inner = stem != "conv1.weight" or f"{begin}layer1.0.conv1.weight" in tensors
+            inner = beside is None or f"{begin}{beside}" in tensors
             if name.endswith(stem) and begin[-1:] in ("", ".") and inner:
                 found.append(begin)
     if prefix is not None:
@@ -105,7 +115,9 @@ def within(tensors: Mapping[str, np.ndarray], prefix: str | None) -> tuple[dict,
         raise Refused(f"--prefix={prefix}: no network begins so")
     if not found:
         some = ", ".join(sorted(tensors)[:10])
-        raise Refused(f"it holds no ResNet or ViT that is known here, but {some}")
+        raise Refused(
+            f"it holds no ResNet, ViT or ConvNeXt that is known here, but {some}"
+        )
     if len(found) > 1:
         names = ", ".join(repr(begin.rstrip(".")) for begin in sorted(found))
         raise Refused(f"it holds {len(found)} networks; --prefix names one of {names}")
@@ -114,8 +126,43 @@ def within(tensors: Mapping[str, np.ndarray], prefix: str | None) -> tuple[dict,
     return own, begin
 
 
+def _without_model(tensors) -> dict:
+    """Names of DINOv3's ConvNeXt as its files have them.
+
+    Later releases of transformers put a "model." before all but the last norm.
+    """
+    return {
+        re.sub(r"(^|\.)model\.(stages\.\d+\.(downsample_)?layers\.)", r"\1\2", name): x
+        for name, x in tensors.items()
+    }
+
+
+_CONVNEXTS = {
+    "stem.0.weight": "timm_convnext",
+    "downsample_layers.0.0.weight": "meta_convnext",
+    "features.0.0.weight": "torchvision_convnext",
+    "stages.0.downsample_layers.0.weight": "transformers_dinov3_convnext",
+}
+
+
+def kind_of(scheme: str) -> str:
+    """The kind of network that a scheme has names for."""
+    if scheme in torch_convnext.SCHEMES:
+        return "convnext"
+    return "resnet" if scheme == "torchvision" else "vit"
+
+
 def scheme_of(names) -> str:
-    """The library whose names these are, see `torch_vit.SCHEMES`; or "torchvision"."""
+    """The library whose names these are.
+
+    A key of `torch_vit.SCHEMES` or of `torch_convnext.SCHEMES`; or "torchvision", for
+    ResNets.
+    """
+    for stem, scheme in _CONVNEXTS.items():
+        if stem in names:
+            return scheme
+    if "encoder.stages.0.layers.0.dwconv.weight" in names:
+        return "transformers_convnext"
     if "storage_tokens" in names:
         return "dinov3"
     if "embeddings.patch_embeddings.weight" in names:
@@ -279,8 +326,45 @@ def resnet_section(tensors: Mapping[str, np.ndarray]) -> dict:
     return {"depth": depths[sizes, kind], "width": width, "stem": stem}
 
 
+def convnext_section(tensors: Mapping[str, np.ndarray], name: str) -> dict:
+    """The options of `nets.convnext.convnext` that a state dict shows.
+
+    Args:
+      tensors: by the names of a library.
+      name: of its scheme.
+
+    Raises:
+      Refused: it is no ConvNeXt that is known here.
+    """
+    scheme = torch_convnext.SCHEMES[name]
+    width, _, patch, across = _shape(tensors, stem(name), 4)
+    if patch != across:
+        raise Refused(f"its stem is {patch} x {across}; must be square")
+
+    def depth(stage):
+        blocks = (torch_convnext.block_name(scheme, stage, i) for i in range(1000))
+        has = (f"{begin}{scheme.depthwise}.weight" in tensors for begin in blocks)
+        return len([*itertools.takewhile(bool, has)])
+
+    depths = (*itertools.takewhile(bool, map(depth, itertools.count())),)
+    first = torch_convnext.block_name(scheme, 0, 0)
+    if not depths:
+        raise Refused(f"it has no {first}*")
+    return {
+        "depths": depths,
+        "width": width,
+        "patch": patch,
+        "layer_scale": 1e-6 if f"{first}{scheme.scale}" in tensors else None,
+        "grn": bool(scheme.grn[0]) and f"{first}{scheme.grn[0]}" in tensors,
+    }
+
+
 def stem(name: str) -> str:
-    """The name of the first kernel of a scheme of Vision Transformers."""
+    """The name of the first kernel of a scheme."""
+    if name == "torchvision":
+        return "conv1.weight"
+    if name in torch_convnext.SCHEMES:
+        return f"{torch_convnext.SCHEMES[name].stem}.weight"
     return f"{torch_vit.SCHEMES[name].patch}.weight"
 
 
@@ -308,9 +392,8 @@ def filled(
     Raises:
       Refused: tensors are missing, of another shape, or unknown; it names the first.
     """
+    like = _like(section, size, tensors[stem(name)].shape[1])
     if name == "torchvision":
-        channels = tensors["conv1.weight"].shape[1]
-        like = _like(section, size, channels)
         pairs = [
             torch_vit.Leaf(ours, theirs, "conv" if ours.endswith("kernel") else "same")
             for theirs, ours in torch_resnet.key_map(like).items()
@@ -319,12 +402,15 @@ def filled(
         counted = [t for t, ours in torch_resnet.key_map(like).items() if ours is None]
         dropped = ("fc.", *counted)
     else:
-        scheme = torch_vit.SCHEMES[name]
-        channels = tensors[stem(name)].shape[1]
-        like = _like(section, size, channels)
-        found = torch_vit.leaves(scheme, section, section["layers"])
+        if name in torch_convnext.SCHEMES:
+            convnext = torch_convnext.SCHEMES[name]
+            found = torch_convnext.leaves(convnext, section)
+            dropped = convnext.dropped
+        else:
+            vit = torch_vit.SCHEMES[name]
+            found = torch_vit.leaves(vit, section, section["layers"])
+            dropped = vit.dropped
         pairs = [leaf._replace(ours=f"params/{leaf.ours}") for leaf in found]
-        dropped = scheme.dropped
     needed = {leaf.theirs for leaf in pairs}
     missing = sorted(needed - tensors.keys())
     more = [
@@ -348,11 +434,12 @@ def filled(
     return leaves, sorted(tensors.keys() - needed)
 
 
-_COUNTERS = (".num_batches_tracked", ".bias_mask", ".relative_position_index")
+# Tensors that are no weights.
+COUNTERS = (".num_batches_tracked", ".bias_mask", ".relative_position_index")
 
 
 def _is_dropped(name, beginnings) -> bool:
-    return name.startswith(tuple(beginnings)) or name.endswith(_COUNTERS)
+    return name.startswith(tuple(beginnings)) or name.endswith(COUNTERS)
 
 
 def _some(names) -> str:

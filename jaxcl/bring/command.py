@@ -8,6 +8,7 @@ which `jaxcl.load_encoder(DIR)` reads.
 import argparse
 import datetime
 import sys
+from collections.abc import Callable
 
 from etils import epath
 
@@ -16,7 +17,7 @@ from jaxcl.bring import architectures, files
 from jaxcl.data import storage
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder
-from jaxcl.nets import resnet, vit
+from jaxcl.nets import convnext, resnet, vit
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import lock
 from jaxcl.run import results as results_lib
@@ -98,16 +99,20 @@ def bring(
 
 def _section(tensors, scheme, known, architecture, stated, features) -> dict:
     """The "encoder" of the card."""
-    kind = "resnet" if scheme == "torchvision" else "vit"
+    kind = architectures.kind_of(scheme)
     if kind != known.kind:
         raise architectures.Refused(
             f"it is a {kind}, and --architecture={architecture} is a {known.kind}"
         )
-    if kind == "resnet":
+    make: Callable
+    if kind != "vit":
         if stated or features:
             raise ValueError("--heads and --features: are of Vision Transformers")
-        options = architectures.resnet_section(tensors)
-        make = resnet.resnet
+        if kind == "resnet":
+            make, options = resnet.resnet, architectures.resnet_section(tensors)
+        else:
+            make = convnext.convnext
+            options = architectures.convnext_section(tensors, scheme)
     else:
         given = stated | ({"features": features} if features else {})
         options = architectures.vit_section(tensors, scheme, known, given)
@@ -130,7 +135,8 @@ def _section(tensors, scheme, known, architecture, stated, features) -> dict:
 def _stated(source, scheme) -> dict:
     """Heads and epsilon as a config.json of transformers beside the file has them."""
     path = epath.Path(source).parent / "config.json"
-    if not scheme.startswith("transformers") or not path.exists():
+    transformer = architectures.kind_of(scheme) == "vit"
+    if not (transformer and scheme.startswith("transformers") and path.exists()):
         return {}
     try:
         config = storage.read_json(path)
@@ -167,13 +173,16 @@ def _inputs(tensors, scheme, section, known, architecture, size, resize) -> dict
     if resize < size:
         raise ValueError(f"--resize={resize}: must be at least --size={size}")
     patch = section.get("patch", 1)
-    if size % patch or size < patch:
+    if section["name"] == "vit" and (size % patch or size < patch):
         raise ValueError(f"--size={size}: must be a multiple of its patches of {patch}")
-    first = "conv1.weight" if scheme == "torchvision" else architectures.stem(scheme)
+    if section["name"] == "convnext":
+        least = patch * 2 ** (len(section["depths"]) - 1)
+        if size < least:
+            raise ValueError(f"--size={size}: must be {least} or more for its stages")
     return {
         "kind": "images",
         "dtype": "uint8",
-        "channels": tensors[first].shape[1],
+        "channels": tensors[architectures.stem(scheme)].shape[1],
         "size": size,
         "resize": resize,
         "interpolation": "bicubic" if usual is None else usual.interpolation,
@@ -221,8 +230,10 @@ def text(card: dict) -> str:
     given = card["input"]
     shown = {name: given[name] for name in ("size", "resize", "mean", "std")}
     lines.append(f"images: {shown}, {given['interpolation']}")
-    if brought["dropped"]:
-        lines.append(f"left out: {', '.join(brought['dropped'][:8])}")
+    dropped = [n for n in brought["dropped"] if not n.endswith(architectures.COUNTERS)]
+    if dropped:
+        more = f" and {len(dropped) - 8} more" if len(dropped) > 8 else ""
+        lines.append(f"left out: {', '.join(dropped[:8])}{more}")
     if brought["licence"]:
         lines.append(f"licence of these weights: {brought['licence']}")
     return "\n".join(lines)

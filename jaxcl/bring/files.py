@@ -21,6 +21,7 @@ _TYPES = {
     "I64": np.dtype("<i8"),  # counters of batch norms
 }
 _INDEX = ".safetensors.index.json"
+_WEIGHTS = (".safetensors", _INDEX, ".pth", ".pt", ".bin", ".ckpt")
 
 
 def read(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -38,6 +39,10 @@ def read(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:
       OSError: it cannot be read.
     """
     path = epath.Path(path)
+    if path.is_dir():
+        inner = sorted(x.name for x in path.iterdir() if x.name.endswith(_WEIGHTS))
+        inside = f"; in it there is {', '.join(inner[:5])}" if inner else ""
+        raise ValueError(f"{path}: it is a folder; must be a file of weights{inside}")
     files = {path.name: path.read_bytes()}
     if path.name.endswith(_INDEX):
         for name in _parts(path, files[path.name]):

@@ -263,6 +263,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         memory=sharded.over(mesh, replay) if replay.sharded else None,
         split=functools.partial(sharding.spread, mesh=mesh),
         gather=functools.partial(sharding.gathered, mesh=mesh),
+        on_each=functools.partial(sharding.on_each, mesh=mesh),
         num_tasks=len(tasks.tasks),
         batch_size=top.batch_size,
         unroll=sharding.on_cpu(),
@@ -411,12 +412,19 @@ def _check_channels(start, train) -> None:
         )
 
 
+_SLOW = (
+    "on a CPU a smaller config.encoder, config.augment.size or config.epochs helps; "
+    "Ctrl-C saves"
+)
+
+
 def record_options(top: sections.Top) -> dict:
     """Choose the options of a config that `run.record.Recorder` takes."""
     return {
         "tensorboard": top.tensorboard,
         "loggers": loggers.makers(top.loggers),
         "progress": top.progress,
+        "slow": _SLOW if sharding.on_cpu() else "",
     }
 
 

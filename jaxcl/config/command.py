@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import re
 import sys
 
 from absl import flags, logging
@@ -38,9 +39,10 @@ def parse_flags(argv, section="config", define=lambda: None):
             message = f"config has no section {message} to override"
         # A config that refuses its argument comes with a traceback in the text.
         before = message.partition("Error whilst parsing")[0]
-        _, refuses, said = message.rpartition("\nValueError: ")
-        if refuses:
-            message = before + said.strip()
+        if refusal := re.search(
+            r"\n(?:ValueError|jaxcl\.[\w.]+): (.*)\Z", message, re.S
+        ):
+            message = before + refusal[1].strip()
         if "\nTypeError: get_config() takes 0 positional" in message:
             message = f"{before}the config takes no word behind its name and a colon"
         if isinstance(error, flags.UnrecognizedFlagError):

@@ -41,9 +41,11 @@ def located(name: str) -> str:
     if path.is_file() and pathlib.Path(file).parent.name in ("", "configs"):
         return f"{path}{colon}{word}"
     near = difflib.get_close_matches(path.stem, names(), n=3)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    if pathlib.Path(file).is_dir():
+        hint = f" (that of a folder of images is own_images:{file})"
     raise ValueError(
-        f"--config={name}: there is no such file, nor a config of that name{hint} "
+        f"--config={name}: there is no such file, nor a config of that name{hint}; "
         "`jaxcl list configs` has all"
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxcl import core, schema
 from jaxcl.config import recipe
-from jaxcl.data import scenarios, sources, storage, stream
+from jaxcl.data import files, scenarios, sources, storage, stream
 
 # base -> learning rate at batch 256 and weight decay under LARS
 _RATES = {
@@ -36,7 +36,8 @@ TASKS = 5  # of a continual run, unless it is told how many
 
 _VITS = {f"vit_{size}": size for size in ("tiny", "small", "base", "large")}
 _RESNETS = {f"resnet{depth}": depth for depth in (10, 18, 34, 50, 101)}
-ENCODERS = (*_RESNETS, *_VITS, "conv_net")
+_CONVNEXTS = {f"convnext_{size}": size for size in ("atto", "tiny", "small", "base")}
+ENCODERS = (*_RESNETS, *_VITS, *_CONVNEXTS, "conv_net")
 
 
 class Look(NamedTuple):
@@ -63,16 +64,16 @@ def look_at(data: Mapping[str, Any]) -> Look:
     Raises:
       ValueError, OSError: as of the source; it is a set of graphs.
     """
-    make, options = schema.named(sources.SOURCES, data, "config.data")
-    dataset = make(**schema.options(make, options, "config.data"))
+    dataset = _read(data)
     train = dataset.train
     if train.graphs is not None:
         raise ValueError(f"config.data.name={data['name']!r}: graphs; must be images")
     count = stream.size(train)
     rows = np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(int))
     looked = [
-        train.load(row) if train.images is None else train.images[row] for row in rows
+        image for image in (_image(train, row) for row in rows) if image is not None
     ]
+    looked = looked or [train.load(0)]  # which says what is wrong with it
     shapes = {image.shape[:2] for image in looked}
     side = int(np.median([min(image.shape[:2]) for image in looked]))
     mean, std = _moments(looked)
@@ -88,6 +89,30 @@ def look_at(data: Mapping[str, Any]) -> Look:
         classes=_counts(train.label, len(dataset.class_names)),
         domains=_counts(train.domain, len(dataset.domain_names)),
     )
+
+
+def _read(data) -> stream.Dataset:
+    make, options = schema.named(sources.SOURCES, data, "config.data")
+    return make(**schema.options(make, options, "config.data"))
+
+
+def train_rows(data: Mapping[str, Any]) -> int:
+    """How many train images a section config.data has.
+
+    Raises:
+      ValueError, OSError: as of the source.
+    """
+    return stream.size(_read(data).train)
+
+
+def _image(train, row) -> np.ndarray | None:
+    """An image; None of a file that cannot be read, which the run will name or skip."""
+    if train.images is not None:
+        return train.images[row]
+    try:
+        return train.load(row)
+    except files.Unreadable:
+        return None
 
 
 def _moments(images) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -150,7 +175,7 @@ def config(
     made.name = "own_images"
     made.method = {"name": "two_view", "base": "simclr", "strategy": "finetune"}
     strategy = made.method.get_ref("strategy")
-    made.data = _data(data, look)
+    made.data = read_once(data, look)
     side = _side(look, encoder, size)
     made.augment = _augment(look, side, resident="resident" in made.data)
     made.encoder = _encoder(encoder, side)
@@ -166,7 +191,7 @@ def config(
         "num_tasks": choose(1, tasks),
         "evaluation": "test" if look.judges else "none",
     }
-    made.batch_size = choose(_batch(look.rows), _batch(rows))
+    made.batch_size = choose(batch_size(look.rows), batch_size(rows))
     made.epochs = int(np.clip(_SEEN // look.rows, *_EPOCHS))
     made.method.queue_size = 2 ** int(np.log2(max(min(look.rows // 2, 65536), 256)))
     _optimizer(made)
@@ -175,8 +200,13 @@ def config(
     return made
 
 
-def _data(data, look) -> dict:
-    """config.data: a set of small images in files is decoded once, into memory."""
+def read_once(data: Mapping[str, Any], look: Look) -> dict:
+    """config.data: a set of small images in files is decoded once, into memory.
+
+    Args:
+      data: a section config.data.
+      look: of `look_at`.
+    """
     make, options = schema.named(sources.SOURCES, data, "config.data")
     takes = {"size", "resident"} <= set(schema.defaults(make))
     small = look.side <= _SMALL and look.rows * look.side**2 * 3 <= _RESIDENT
@@ -215,6 +245,9 @@ def _encoder(encoder, side) -> dict:
     if encoder in _VITS:
         shape = {"size": _VITS[encoder], "image_size": side, "patch": _patch(side)}
         return {"name": "vit"} | shape
+    if encoder in _CONVNEXTS:
+        stem = 2 if side < 128 else 4  # else little is left of the last map
+        return {"name": "convnext", "size": _CONVNEXTS[encoder], "patch": stem}
     return {"name": encoder}
 
 
@@ -236,7 +269,7 @@ def _augment(look, side, resident) -> dict:
     }
 
 
-def _batch(rows) -> int:
+def batch_size(rows: int) -> int:
     """A power of two from 2 to 256, with at least four batches in an epoch."""
     return 2 ** int(np.clip(np.log2(max(rows // 4, 2)), 1, 8))
 
@@ -252,9 +285,9 @@ def _smallest(look, scenario, num_tasks) -> int:
 
 
 def _optimizer(made) -> None:
-    """LARS by the base's rates; AdamW for a ViT, as is usual."""
+    """LARS by the base's rates; AdamW for a ViT or ConvNeXt, as is usual."""
     base = made.method.get_ref("base")
-    if made.encoder.name == "vit":
+    if made.encoder.name in ("vit", "convnext"):
         made.optimizer = {"name": "adam", "lr": 5e-4, "decoupled": True}
         made.optimizer.update({"exclude_1d": True, "weight_decay": 0.05})
     else:

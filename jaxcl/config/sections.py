@@ -24,7 +24,7 @@ from jaxcl.data import (
     sources,
     stream,
 )
-from jaxcl.nets import gcn, gin, mlp, resnet, tuning, vit
+from jaxcl.nets import convnext, gcn, gin, mlp, resnet, tuning, vit
 from jaxcl.run import folder, transfer
 
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -33,6 +33,7 @@ ENCODERS = {
     "resnet": resnet.resnet,
     "conv_net": resnet.conv_net,
     "vit": vit.vit,
+    "convnext": convnext.convnext,
     "mlp": mlp.perceptron,
     **GRAPH_ENCODERS,
 }

@@ -25,6 +25,8 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         if config.encoder.name == "vit":
             small = {"name": "vit", "width": 16, "layers": 2, "heads": 2, "hidden": 32}
             small |= {"patch": 4, "image_size": 16}
+        if config.encoder.name == "convnext":
+            small = {"name": "convnext", "depths": (1, 1), "width": 8, "patch": 2}
         config.encoder = small
     if config.scenario.name not in ("joint", "growth"):
         # Digits are one domain: their slices stand in.

@@ -69,7 +69,10 @@ def decode(
                 opened = Image.fromarray((np.asarray(opened) >> 8).astype(np.uint8))
             image = np.asarray(opened.convert("RGB" if channels == 3 else "L"))
     except UnidentifiedImageError as error:
-        raise Unreadable(f"{name} cannot be decoded: not a known format") from error
+        raise Unreadable(
+            f"{name} cannot be decoded: not a known format; "
+            'config.data.on_corrupt="skip" takes another image in its place'
+        ) from error
     except Unreadable:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -77,7 +80,10 @@ def decode(
             f"{name}: {error}; allowed are config.data.max_pixels={max_pixels}"
         ) from error
     except Exception as error:  # of damaged bytes Pillow's plugins raise anything
-        raise Unreadable(f"{name} cannot be decoded: {error!r}") from error
+        raise Unreadable(
+            f"{name} cannot be decoded: {error!r}; "
+            'config.data.on_corrupt="skip" takes another image in its place'
+        ) from error
     return image.reshape(*image.shape[:2], channels)
 
 

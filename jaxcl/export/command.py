@@ -29,7 +29,7 @@ from jaxcl import schema, sharding
 from jaxcl.augment import images as augment_images
 from jaxcl.config import sections
 from jaxcl.data import storage, stream
-from jaxcl.export import encoder, torch_resnet, torch_vit
+from jaxcl.export import encoder, torch_convnext, torch_resnet, torch_vit
 from jaxcl.nets import tuning
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import lock, task_alone, transfer
@@ -37,7 +37,11 @@ from jaxcl.run import results as results_lib
 from jaxcl.update import lineage
 
 # Encoders that PyTorch's libraries have, and what writes their parameters for it.
-_TORCH: dict[str, Any] = {"resnet": torch_resnet, "vit": torch_vit}
+_TORCH: dict[str, Any] = {
+    "resnet": torch_resnet,
+    "vit": torch_vit,
+    "convnext": torch_convnext,
+}
 _PYTORCH = {library.TENSORS for library in _TORCH.values()}
 # Methods whose steps train no encoder: each evaluation fits one and drops it.
 _DROP = ("gdumb",)
@@ -127,7 +131,7 @@ def _library(section):
     if section["name"] not in _TORCH:
         raise ValueError(
             f"--torch: config.encoder.name={section['name']!r} has no twin in "
-            f"PyTorch; must be {' or '.join(map(repr, _TORCH))}"
+            f"PyTorch; must be one of {', '.join(map(repr, _TORCH))}"
         )
     library = _TORCH[section["name"]]
     library.check(section)
@@ -137,7 +141,10 @@ def _library(section):
 def _config_of(run):
     """The config of a run; refuses a run that has no encoder of its own."""
     if folder_lib.is_one(run):
-        raise ValueError(f"--run={run!r}: it is the folder of an encoder already")
+        raise ValueError(
+            f"--run={run!r}: it is the folder of an encoder already, and no update of "
+            "it was accepted"
+        )
     config = transfer.config_of(run, field="--run")
     if config.get("seeds", 1) > 1:
         raise ValueError(

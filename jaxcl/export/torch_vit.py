@@ -202,6 +202,8 @@ def ours_of(leaf: Leaf, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarra
     fits = rows.ndim > 0 and len(rows) % count == 0
     rows = np.split(rows, count)[number] if fits else rows
     if leaf.kind == "dense":
+        # A convolution of 1 x 1 is a dense layer, too.
+        rows = rows[:, :, 0, 0] if rows.shape[2:] == (1, 1) else rows
         rows = rows.T
     elif leaf.kind == "conv" and rows.ndim == 4:
         rows = rows.transpose(2, 3, 1, 0)
@@ -210,9 +212,11 @@ def ours_of(leaf: Leaf, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarra
     elif leaf.kind in ("others", "rows") and rows.ndim == 3:
         rows = rows[0, int(leaf.kind == "others") :].reshape(-1)
         rows = rows.reshape(shape) if rows.size == np.prod(shape) else rows
-    elif leaf.kind == "same":  # tokens and factors may have axes of 1 before them
+    elif leaf.kind == "same":  # tokens and factors may have axes of 1 around them
         while rows.ndim > len(shape) and len(rows) == 1:
             rows = rows[0]
+        while rows.ndim > len(shape) and rows.shape[-1] == 1:
+            rows = rows[..., 0]
     if not fits or rows.shape != shape:
         raise ValueError(
             f"{leaf.theirs} has the shape {list(np.shape(tensor))}, which does not "

@@ -20,11 +20,11 @@ from etils import epath
 
 from jaxcl import sharding
 from jaxcl.config import build, own_images
-from jaxcl.data import storage
+from jaxcl.data import storage, stream
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder as encoder_lib
 from jaxcl.front import given, result
-from jaxcl.run import finish, folder, job
+from jaxcl.run import finish, folder, job, signals
 
 
 def fit(
@@ -230,12 +230,14 @@ def _header(work: job.Job, config, where) -> str:
     names = [str(encoder.get(k)) for k in ("name", "depth", "size") if encoder.get(k)]
     tasks, steps = len(work.stream.tasks), job.steps_left(work, 0)
     rows = sum(len(task.train.rows) for task in work.stream.tasks)
-    side = config.augment.size
+    side, judges = config.augment.size, work.stream.evaluation
+    held = f", {stream.size(judges):,} held out to judge" if judges is not None else ""
     return (
         f"jaxcl: {method.get('base', method['name'])}, {method.get('strategy', '')}; "
         f"{' '.join(names)}; {rows:,} images of {side} x {side} pixels in {tasks} "
-        f"{'tasks' if tasks > 1 else 'task'}; {steps:,} steps of {work.batch_size} on "
-        f"{work.mesh.size} x {sharding.describe(work.mesh)['device']}; {where}"
+        f"{'tasks' if tasks > 1 else 'task'}{held}; {steps:,} steps of "
+        f"{work.batch_size} on {work.mesh.size} x "
+        f"{sharding.describe(work.mesh)['device']}; {where}"
     )
 
 
@@ -259,16 +261,19 @@ def _stopping() -> Iterator:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    asked, before = threading.Event(), signal.getsignal(signal.SIGINT)
+    asked = threading.Event()
+
+    def hear(number):  # in a thread: at once, also while a program is compiled
+        if not asked.is_set():
+            asked.set()
+            print("jaxcl: the run saves and stops; a second Ctrl-C ends it", flush=True)
+
+    calls = []
 
     def note(number, frame):
-        if asked.is_set():
+        calls.append(number)
+        if len(calls) > 1:
             raise KeyboardInterrupt
-        asked.set()
-        print("jaxcl: the run saves and stops; a second Ctrl-C ends it now", flush=True)
 
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield asked.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with signals.heard((signal.SIGINT,), hear, note):
+        yield lambda: bool(calls) or asked.is_set()

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_collections
+import numpy as np
 from etils import epath
 
 from jaxcl import plots
@@ -58,11 +59,17 @@ class Result:
             raise ValueError(f"{self.folder}: no run in it has finished a task")
 
     def __repr__(self) -> str:
-        """The directory, and the average accuracies where there are any."""
-        said = [f"jaxcl.Result({self.folder!r})"]
-        for name, measures in self.results["summary"].items():
+        """The directory, and average accuracies, with those before any training."""
+        said, results = [f"jaxcl.Result({self.folder!r})"], self.results
+        for name, measures in results["summary"].items():
             value = measures["average_accuracy"]
-            said += [f"{name} {100 * value:.1f} %"] if value is not None else []
+            if value is None:
+                continue
+            before = np.array(results.get("untrained", {}).get(name, []), float)
+            was = (
+                f" (untrained {100 * np.nanmean(before):.1f} %)" if len(before) else ""
+            )
+            said.append(f"{name} {100 * value:.1f} %{was}")
         return ", ".join(said)
 
     @property

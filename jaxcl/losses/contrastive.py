@@ -7,7 +7,13 @@ least (bfloat16 is cast first) and returns one scalar.
 A positive that is in the denominator is taken from the same matrix of logits, and
 subtracted row by row. So no rounding makes a loss negative at a low temperature, where
 the difference of two means, or a cosine computed twice, is wrong by 1e-7 / temperature.
+
+`logsumexp` of a loss is what computes log-sum-exps over products of rows, without the
+matrix of logits: `streaming.logsumexp`. The positive is then added to that of all
+others, which keeps the bound, too.
 """
+
+from collections.abc import Callable
 
 import chex
 import jax
@@ -83,7 +89,13 @@ def masked_mean(rows: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     return jnp.sum(rows * mask) / jnp.maximum(jnp.sum(mask), 1)
 
 
-def nt_xent(z1: jax.Array, z2: jax.Array, *, temperature: float = 0.2) -> jax.Array:
+def nt_xent(
+    z1: jax.Array,
+    z2: jax.Array,
+    *,
+    temperature: float = 0.2,
+    logsumexp: Callable | None = None,
+) -> jax.Array:
     """NT-Xent, the loss of SimCLR (Chen et al., ICML 2020, Eq. 1).
 
     The mean over all 2B rows i of -s(i, pos) + log sum_{j != i} exp s(i, j),
@@ -94,6 +106,7 @@ def nt_xent(z1: jax.Array, z2: jax.Array, *, temperature: float = 0.2) -> jax.Ar
       z1: f32[B, D], embeddings of view 1; row i belongs with row i of `z2`.
       z2: f32[B, D], embeddings of view 2.
       temperature: divides the cosines.
+      logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
 
     Returns:
       f32[], in nats.
@@ -109,6 +122,11 @@ def nt_xent(z1: jax.Array, z2: jax.Array, *, temperature: float = 0.2) -> jax.Ar
     chex.assert_equal_shape([z1, z2])
     z1, z2 = core.l2_normalize(z1), core.l2_normalize(z2)
     rows = interleave(z1, z2)
+    if logsumexp is not None:
+        positive = jnp.sum(rows * interleave(z2, z1), axis=-1) / temperature
+        example = jnp.arange(len(rows)) // 2
+        others = logsumexp(rows / temperature, rows, groups=(example, example))
+        return jnp.mean(jnp.logaddexp(others, positive) - positive)
     logits = core.dot(rows, rows) / temperature
     positive = entries(logits, partners(len(rows)))
     return jnp.mean(logsumexp_of_others(logits) - positive)
@@ -124,6 +142,7 @@ def info_nce(
     unit_negatives: bool = False,
     negative_mask: jax.Array | None = None,
     examples: jax.Array | None = None,
+    logsumexp: Callable | None = None,
 ) -> jax.Array:
     """InfoNCE against shared negatives (van den Oord et al., 2018; MoCo, Eq. 1).
 
@@ -144,6 +163,7 @@ def info_nce(
       negative_mask: bool[K], rows of `negatives` that exist; None: all.
       examples: i32[N], the example that each row is a view of; the positives of other
         examples are negatives too. None: they are not.
+      logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
 
     Returns:
       f32[], in nats. An anchor without any negative counts 0.
@@ -169,15 +189,21 @@ def info_nce(
     if negatives is not None:
         chex.assert_rank(negatives, 2)
         negatives = negatives if unit_negatives else core.l2_normalize(negatives)
-        parts.append((negatives, negative_mask))
+        parts.append((negatives, negative_mask, None))
     if examples is not None:
-        parts.append((positives, examples[:, None] != examples[None, :]))
+        parts.append((positives, None, (examples, examples)))
     denominator = None
-    for rows, exists in parts:
-        logits = core.dot(anchors, rows) / temperature
-        if exists is not None:
-            logits = jnp.where(exists, logits, _ABSENT)
-        total = jax.nn.logsumexp(logits, axis=-1)
+    for rows, exists, groups in parts:
+        if logsumexp is None:
+            logits = core.dot(anchors, rows) / temperature
+            if groups is not None:
+                exists = examples[:, None] != examples[None, :]
+            if exists is not None:
+                logits = jnp.where(exists, logits, _ABSENT)
+            total = jax.nn.logsumexp(logits, axis=-1)
+        else:
+            scaled = anchors / temperature
+            total = logsumexp(scaled, rows, exists=exists, groups=groups)
         denominator = (
             total if denominator is None else jnp.logaddexp(denominator, total)
         )
@@ -195,6 +221,7 @@ def m_hml(
     weight: float = 1.0,
     temperature: float = 0.5,
     mask: jax.Array | None = None,
+    logsumexp: Callable | None = None,
 ) -> jax.Array:
     """Memory-integrated Hebbian metric learning, the loss of the network in DUEL.
 
@@ -210,6 +237,7 @@ def m_hml(
       weight: lambda, 1 / (number of classes * probability of the rarest) in theory.
       temperature: tau of q.
       mask: bool[K], rows of the memory that exist; None: all.
+      logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
 
     Returns:
       f32[], in nats; I_d is 0 while the memory is empty.
@@ -226,11 +254,17 @@ def m_hml(
     anchors, positives = core.l2_normalize(anchors), core.l2_normalize(positives)
     # Rounding may bring the cosine of equal rows above 1.
     hebbian = jnp.maximum(1 - jnp.sum(anchors * positives, axis=-1), 0) / temperature
-    logits = (core.dot(anchors, core.l2_normalize(memory)) - 1) / temperature
-    count = len(memory)
+    memory, count = core.l2_normalize(memory), len(memory)
     if mask is not None:
-        logits, count = jnp.where(mask, logits, _ABSENT), jnp.sum(mask)
-    log_mean_q = jax.nn.logsumexp(logits, axis=-1) - jnp.log(count)
+        count = jnp.sum(mask)
+    if logsumexp is None:
+        logits = (core.dot(anchors, memory) - 1) / temperature
+        if mask is not None:
+            logits = jnp.where(mask, logits, _ABSENT)
+        total = jax.nn.logsumexp(logits, axis=-1)
+    else:
+        total = logsumexp(anchors / temperature, memory, exists=mask) - 1 / temperature
+    log_mean_q = total - jnp.log(count)
     log_mean_q = jnp.where(count > 0, log_mean_q, 0.0)
     return weight * jnp.mean(hebbian) + jnp.mean(log_mean_q)
 

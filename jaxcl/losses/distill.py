@@ -9,6 +9,7 @@ from the code.
 """
 
 import functools
+from collections.abc import Callable
 
 import chex
 import jax
@@ -31,6 +32,7 @@ def cassle_contrastive(
     *,
     temperature: float = 0.2,
     form: str = "code",
+    logsumexp: Callable | None = None,
 ) -> jax.Array:
     """Contrastive distillation of CaSSLe over the 2B rows of both views.
 
@@ -46,6 +48,7 @@ def cassle_contrastive(
       f1, f2: f32[B, D], frozen features of both views; no gradient.
       temperature: divides the cosines.
       form: "code" or "paper".
+      logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
 
     Returns:
       f32[], in nats.
@@ -65,6 +68,8 @@ def cassle_contrastive(
     chex.assert_equal_shape([p1, p2, f1, f2])
     p = core.l2_normalize(contrastive.interleave(p1, p2))
     f = _constant(contrastive.interleave(f1, f2))
+    if logsumexp is not None:
+        return _cassle_streamed(p, f, temperature, form, logsumexp)
     logits = core.dot(p, f) / temperature
     positive = contrastive.entries(logits, jnp.arange(len(p)))
     if form == "paper":
@@ -72,6 +77,19 @@ def cassle_contrastive(
     forward = jax.nn.logsumexp(logits, axis=1) - positive
     backward = jax.nn.logsumexp(logits, axis=0) - positive
     return (jnp.mean(forward) + jnp.mean(backward)) / 2
+
+
+def _cassle_streamed(p, f, temperature, form, logsumexp):
+    """`cassle_contrastive` of unit rows; the positive is apart from its others."""
+    row = jnp.arange(len(p))
+    positive = jnp.sum(p * f, axis=-1) / temperature
+    others = functools.partial(logsumexp, groups=(row, row))
+    forward = others(p / temperature, f)
+    if form == "paper":
+        return jnp.mean(forward - positive)
+    backward = others(f / temperature, p)
+    both = (jnp.logaddexp(x, positive) - positive for x in (forward, backward))
+    return sum(map(jnp.mean, both)) / 2
 
 
 def cassle_barlow(
@@ -288,6 +306,7 @@ def pnr_simclr(
     temperature: float = 0.2,
     pn1: bool = True,
     pn2: bool = True,
+    logsumexp: Callable | None = None,
 ) -> jax.Array:
     """PNR with SimCLR, PNR Eq. 2 + 3; it replaces the base loss from task 2 on.
 
@@ -307,6 +326,7 @@ def pnr_simclr(
       temperature: divides the cosines of both terms.
       pn1: whether L1 has its pseudo-negatives, F (the ablation of Table 7).
       pn2: whether L2 has its pseudo-negatives, Z (the ablation of Table 7).
+      logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
 
     Returns:
       f32[], L1 + L2 in nats.
@@ -325,11 +345,15 @@ def pnr_simclr(
     p = core.l2_normalize(contrastive.interleave(p1, p2))
     f = _constant(contrastive.interleave(f1, f2))
 
-    first = _logsumexp_of_others(z, (z, f) if pn1 else (z,), temperature)
-    second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), temperature)
-    # The compiler computes this product and that in the denominator once.
-    logits = core.dot(z, z) / temperature
-    pulled = contrastive.entries(logits, contrastive.partners(len(z)))
+    others = functools.partial(_logsumexp_of_others, logsumexp=logsumexp)
+    first = others(z, (z, f) if pn1 else (z,), temperature)
+    second = others(p, (f, z) if pn2 else (f,), temperature)
+    if logsumexp is None:
+        # The compiler computes this product and that in the denominator once.
+        logits = core.dot(z, z) / temperature
+        pulled = contrastive.entries(logits, contrastive.partners(len(z)))
+    else:
+        pulled = jnp.sum(z * contrastive.interleave(z2, z1), axis=-1) / temperature
     distilled = jnp.sum(p * f, axis=-1) / temperature
     return jnp.mean(first - pulled) + jnp.mean(second - distilled)
 
@@ -417,6 +441,7 @@ def pnr_moco(
     pn1: bool = True,
     pn2: bool = True,
     unit_queues: bool = False,
+    logsumexp: Callable | None = None,
 ) -> jax.Array:
     """PNR with MoCo v2+, PNR Eq. 2 + 3; it replaces the base loss from task 2 on.
 
@@ -438,6 +463,7 @@ def pnr_moco(
       pn1: whether L1 has its pseudo-negatives, `frozen_queue` (Table 7).
       pn2: whether L2 has its pseudo-negatives, `key_queue` (Table 7).
       unit_queues: rows of the queues have unit length already; they are not normalised.
+      logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
 
     Returns:
       f32[], L1 + L2 in nats.
@@ -460,8 +486,9 @@ def pnr_moco(
     p_positive = jnp.sum(p * _constant(jnp.stack([f2, f1])), axis=-1)
     if not unit_queues:
         key_queue, frozen_queue = map(core.l2_normalize, (key_queue, frozen_queue))
-    q_keys, p_keys = _queue_logsumexp(q, p if pn2 else None, key_queue)
-    p_frozen, q_frozen = _queue_logsumexp(p, q if pn1 else None, frozen_queue)
+    meet = functools.partial(_queue_logsumexp, logsumexp=logsumexp)
+    q_keys, p_keys = meet(q, p if pn2 else None, key_queue)
+    p_frozen, q_frozen = meet(p, q if pn1 else None, frozen_queue)
     first = jnp.logaddexp(q_positive, q_keys)
     if pn1:
         first = jnp.logaddexp(first, q_frozen)
@@ -476,7 +503,7 @@ def _constant(x):
     return core.l2_normalize(jax.lax.stop_gradient(x))
 
 
-def _logsumexp_of_others(anchors, sets, temperature):
+def _logsumexp_of_others(anchors, sets, temperature, logsumexp=None):
     """Logarithm of the sum over sets and j != i of exp s(anchors_i, set_j), f32[N].
 
     Args:
@@ -484,7 +511,14 @@ def _logsumexp_of_others(anchors, sets, temperature):
       sets: one or more f32[N, D] of unit rows; row i of each is left out for
         anchor i.
       temperature: divides the cosines.
+      logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
     """
+    if logsumexp is not None:
+        row = jnp.arange(len(anchors))
+        terms = (
+            logsumexp(anchors / temperature, rows, groups=(row, row)) for rows in sets
+        )
+        return functools.reduce(jnp.logaddexp, terms)
     terms = (
         contrastive.logsumexp_of_others(core.dot(anchors, rows) / temperature)
         for rows in sets
@@ -492,22 +526,33 @@ def _logsumexp_of_others(anchors, sets, temperature):
     return functools.reduce(jnp.logaddexp, terms)
 
 
-def _queue_logsumexp(a, b, queue):
+def _queue_logsumexp(a, b, queue, logsumexp=None):
     """Logarithms of sum_n exp(row . n), for `a` and, unless it is None, `b`.
 
     Args:
       a: f32[2, B, D], anchors over their temperature, by bank.
       b: f32[2, B, D] or None.
       queue: f32[2, K, D], unit rows; no gradient.
+      logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
 
     Returns:
       Two f32[2, B]; the second is None if `b` is.
     """
     queue = jax.lax.stop_gradient(queue)
+    if logsumexp is None:
+
+        def totals(rows):
+            return jax.nn.logsumexp(core.dot(rows, queue), axis=-1)
+    else:
+
+        def totals(rows):
+            return jnp.stack(
+                [logsumexp(*pair) for pair in zip(rows, queue, strict=True)]
+            )
+
     if b is None:
-        return jax.nn.logsumexp(core.dot(a, queue), axis=-1), None
+        return totals(a), None
     # One product reads the queue, which is large, once for both.
     rows = jnp.stack([a, b], axis=2)
-    logits = core.dot(rows.reshape(2, -1, rows.shape[-1]), queue)
-    result = jax.nn.logsumexp(logits, axis=-1).reshape(rows.shape[:3])
+    result = totals(rows.reshape(2, -1, rows.shape[-1])).reshape(rows.shape[:3])
     return result[..., 0], result[..., 1]

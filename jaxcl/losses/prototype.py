@@ -233,8 +233,8 @@ def proposal(
       >>> labels = jnp.array([0, 0, 1])
       >>> prototypes, seen = jnp.eye(2), jnp.array([True, True])
       >>> chances = prototype.proposal(z, labels, prototypes, seen)
-      >>> [round(float(chance), 3) for chance in chances]
-      [0.168, 0.832, 1.0]
+      >>> print(*(round(float(chance), 3) for chance in chances))
+      0.168 0.832 1.0
     """
     views = z if z.ndim == 3 else z[None]
     chex.assert_rank([views, prototypes], [3, 2])

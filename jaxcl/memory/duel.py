@@ -8,13 +8,16 @@ Source: Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supe
 Class-Imbalanced Learning", AAAI 2024.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, sharding
+from jaxcl.memory import duel_rounds
 
 Score = Literal["affine", "exponential"]
 _SCORES = get_args(Score)
@@ -69,6 +72,7 @@ def distinctiveness(
     temperature: float = 0.5,
     score: str = "exponential",
     filled: jax.Array | None = None,
+    logsumexp: Callable | None = None,
 ) -> jax.Array:
     """Distinctiveness information of each query against a memory (DUEL, Section 3).
 
@@ -81,6 +85,8 @@ def distinctiveness(
       temperature: tau of the exponential score.
       score: "exponential" or "affine", see `similarity`.
       filled: bool[K], rows that exist; None: all.
+      logsumexp: `losses.streaming.logsumexp` in place of the matrix of products, which
+        the affine score never has; None: the matrix.
 
     Returns:
       f32[N]; inf where no row exists.
@@ -93,6 +99,9 @@ def distinctiveness(
         total = jnp.sum(jnp.where(filled[:, None], memory, 0), axis=0)
         products = core.dot(queries, total[None])[:, 0]
         return -jnp.log((1 + products / count) / 2)
+    if logsumexp is not None:
+        total = logsumexp(queries / temperature, memory, exists=filled)
+        return jnp.where(count > 0, jnp.log(count) - total + 1 / temperature, jnp.inf)
     logits = (core.dot(queries, memory) - 1) / temperature
     logits = jnp.where(filled, logits, -jnp.inf)
     return jnp.log(count) - jax.nn.logsumexp(logits, axis=-1)
@@ -122,6 +131,7 @@ def is_safe(
     score: str = "affine",
     temperature: float = 0.5,
     filled: jax.Array | None = None,
+    logsumexp: Callable | None = None,
 ) -> jax.Array:
     """Whether the memory is at least as distinct after an update (DUEL, Definition 4).
 
@@ -133,12 +143,13 @@ def is_safe(
     Args:
       memory, incoming, score, temperature, filled: as in `select`.
       keep: bool[K+B], from `select`.
+      logsumexp: as in `distinctiveness`.
 
     Returns:
       bool[].
     """
     filled = jnp.ones(len(memory), bool) if filled is None else filled
-    options = dict(temperature=temperature, score=score)
+    options = dict(temperature=temperature, score=score, logsumexp=logsumexp)
     before = distinctiveness(incoming, memory, **options)
     # The rows are in two arrays: the mean of q over both comes from the two means.
     parts, weights = [], []
@@ -161,6 +172,8 @@ def select(
     filled: jax.Array | None = None,
     incoming_mask: jax.Array | None = None,
     newcomer_competes: bool = False,
+    split: bool = False,
+    kernel: bool = False,
 ) -> jax.Array:
     """The rows of [memory; incoming] that the memory holds after the batch (DUEL).
 
@@ -175,9 +188,11 @@ def select(
     therefore looks at the best rows and at those that came since; all rows are looked
     at again when this bound does not decide. The choices are those of the plain loop.
     The exponential score has no such form: every round looks at all rows, after a first
-    pass over all pairs.
+    pass over all pairs. No array is larger than the inputs.
 
-    No array is larger than the inputs. `memory` may be split over devices on axis 0.
+    On accelerators every round looks at all rows, which takes fewer kernels; with
+    `kernel` all rounds are one, by the products of all pairs. Where two rows tie but
+    for rounding, either may go.
 
     Args:
       memory: f32[K, Z], unit rows.
@@ -189,6 +204,11 @@ def select(
         be nan, are not kept and change nothing.
       newcomer_competes: the row is inserted first, so that it may itself be evicted
         (Algorithm 1).
+      split: whether `memory` is split over devices on axis 0. Then accelerators, too,
+        look at windows: a round over all rows would send messages.
+      kernel: whether accelerators play all rounds in one kernel, where [memory;
+        incoming] has up to `duel_rounds.MOST` rows. The call must then be a device's
+        own, as in `sharding.on_each`: the compiler splits no kernel over devices.
 
     Returns:
       bool[K+B], at most K of them True.
@@ -209,16 +229,66 @@ def select(
     # after the last eviction, when the scores are not read any more.
     ahead = int(newcomer_competes)
     joined = jnp.arange(len(incoming)) < room + ahead
-    present, limits = jnp.concatenate([filled, joined]), (room, count, ahead)
-    if score == "affine":
-        keep = _select_affine(memory, incoming, present, limits)
-    else:
-        keep = _select_exponential(memory, incoming, present, limits, temperature)
+    present = jnp.concatenate([filled, joined])
+    options = dict(ahead=ahead, score=score, temperature=temperature)
+    played = functools.partial(_in_windows, **options)
+    if not (sharding.on_cpu() or split):
+        forms = dict.fromkeys(("cuda", "rocm", "tpu"), _over_all)
+        if kernel and len(present) <= duel_rounds.MOST:
+            for platform, form in (("cuda", "gpu"), ("tpu", "tpu")):
+                forms[platform] = functools.partial(_in_one_kernel, form=form)
+        forms = {name: functools.partial(x, **options) for name, x in forms.items()}
+        played = functools.partial(jax.lax.platform_dependent, default=played, **forms)
+    keep = played(memory, incoming, present, room, count)
     if incoming_mask is None:
         return keep
     stays, comes = keep[: len(memory)], keep[len(memory) :]
     comes = comes & (jnp.arange(len(incoming)) < count)
     return jnp.concatenate([stays, jnp.zeros_like(comes).at[order].set(comes)])
+
+
+def _in_windows(memory, incoming, present, room, count, *, ahead, score, temperature):
+    """The rounds as a CPU plays them, with arrays no larger than the rows."""
+    limits = room, count, ahead
+    if score == "affine":
+        return _select_affine(memory, incoming, present, limits)
+    return _select_exponential(memory, incoming, present, limits, temperature)
+
+
+def _over_all(memory, incoming, present, room, count, *, ahead, score, temperature):
+    """The rounds over all rows, as many as there are rows to come."""
+    limits = room, count, ahead
+    if score == "affine":
+        return duel_rounds.in_turn(memory, incoming, present, limits)
+    return _select_exponential(memory, incoming, present, limits, temperature)
+
+
+def _in_one_kernel(
+    memory,
+    incoming,
+    present,
+    room,
+    count,
+    *,
+    ahead,
+    form,
+    interpret=False,
+    **options,
+):
+    """The rounds in one kernel of a chip, by the scores of all pairs."""
+    rows = jnp.concatenate([memory, incoming])
+    alike = _dot(rows, rows.T)
+    if options["score"] != "affine":  # which ranks rows as their products do
+        alike = similarity(alike, **options)
+    return duel_rounds.in_one_kernel(
+        alike,
+        _dot(alike, present.astype(alike.dtype)),
+        present,
+        (room, count, ahead),
+        capacity=len(memory),
+        form=form,
+        interpret=interpret,
+    )
 
 
 def _dot(a, b):

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxcl import sharding
@@ -14,6 +15,7 @@ _CHANNELS = 4  # inputs with fewer channels are padded to as many
 _ROWS = 8  # rows of a piece of the weight gradient; more do not fit the cache
 _PIECES = 8  # about the most pieces, since each is compiled on its own
 _SMALL = 2**16  # outputs of no more numbers are fast in one piece
+_TILE = 8  # places of a side; of 4 and of 16 depthwise convolutions are slower
 
 
 def conv(
@@ -85,3 +87,62 @@ def pieces(count: int) -> list[slice]:
         slices.append(slice(start, start + rows))
         start += rows
     return slices
+
+
+def depthwise(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Convolve each channel by itself, with padding that keeps the size of the map.
+
+    On a CPU it is a matrix product for each channel, over tiles of the map: with its
+    gradients XLA's convolution takes three times as long for maps of 28 x 28, ten times
+    for 8 x 8 and fifty for 4 x 4.
+
+    Args:
+      x: [B, H, W, C].
+      kernel: [k, k, 1, C], k odd.
+    """
+    reach = len(kernel) // 2
+    if sharding.on_cpu():
+        return _by_tiles(x, kernel[:, :, 0], reach)
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        (1, 1),
+        [(reach, reach)] * 2,
+        feature_group_count=x.shape[-1],
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+
+
+def _by_tiles(x, kernel, reach):
+    """The same for a kernel [k, k, C]: each tile is a matrix times its surroundings."""
+    height, width, channels = x.shape[1:]
+    if max(height, width) <= _TILE:  # one tile, and nothing around it
+        rows, columns = (_band(n, n, reach, len(kernel)) for n in (height, width))
+        places = jnp.einsum("oir,pjs,rsc->copij", rows, columns, kernel)
+        return jnp.einsum("copij,bijc->bopc", places, x)
+    down, across = -(-height // _TILE), -(-width // _TILE)
+    # Zeros around the map, and behind it up to whole tiles.
+    rest = [
+        (reach, n * _TILE - own + reach) for n, own in ((down, height), (across, width))
+    ]
+    x = jnp.pad(x, ((0, 0), *rest, (0, 0)))
+    around = _TILE + 2 * reach
+    x = _cut(_cut(x, 1, down, around), 3, across, around)  # [B, down, i, across, j, C]
+    band = _band(_TILE, around, 0, len(kernel))
+    places = jnp.einsum("oir,pjs,rsc->copij", band, band, kernel)
+    x = jnp.einsum("copij,bnimjc->bnompc", places, x)
+    x = x.reshape(len(x), down * _TILE, across * _TILE, channels)
+    return x[:, :height, :width]
+
+
+def _cut(x, axis, count, around):
+    """`count` pieces of an axis that overlap, along a new axis before it."""
+    starts = range(0, count * _TILE, _TILE)
+    pieces_of = (lax.slice_in_dim(x, s, s + around, axis=axis) for s in starts)
+    return jnp.stack([*pieces_of], axis=axis)
+
+
+def _band(outputs, inputs, before, size):
+    """f32[outputs, inputs, size], 1 where input i is number i - o + before of o's."""
+    number = np.arange(inputs) - np.arange(outputs)[:, None] + before
+    return (number[..., None] == np.arange(size)).astype(np.float32)

@@ -2,7 +2,7 @@
 
 Layers count from the images: 0 is what comes before the first block (a ViT's patches,
 tokens and positions, a ResNet's first convolution), then one for each block of a ViT or
-stage of a ResNet. Heads and a ViT's last norm come after the last.
+stage of a ResNet or ConvNeXt. Heads and last norms come after the last.
 
 With `lora_rank` r, the matrices K [in, out] that are adapted compute with
 K + (alpha / r) A B, where A [in, r] and B [r, out] are trained and K is not (LoRA: Hu
@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
-from jaxcl.nets import initial, resnet, vit
+from jaxcl.nets import convnext, initial, resnet, vit
 
 ADAPTERS = "lora"  # their entry among the parameters of the encoder
 _PARTS = ("attention", "mlp")
@@ -110,9 +110,11 @@ def depth(net: Any) -> int:
         return net.layers + 1
     if isinstance(net, resnet.ResNet):
         return len(net.stage_sizes) + 1
+    if isinstance(net, convnext.ConvNeXt):
+        return len(net.depths) + 1
     raise ValueError(
-        "config.tuning: the layers of config.encoder are not known; must be 'vit' or "
-        "'resnet'"
+        "config.tuning: the layers of config.encoder are not known; must be 'vit', "
+        "'resnet' or 'convnext'"
     )
 
 
@@ -125,7 +127,7 @@ def layer_of(name: str, layers: int) -> int:
     """
     if found := re.match(r"block_(\d+)/", name):
         return int(found[1]) + 1
-    if found := re.match(r"layer(\d+)_\d+/", name):
+    if found := re.match(r"(?:layer|stage)(\d+)_", name):
         return int(found[1])
     return layers if name.startswith("norm/") else 0
 

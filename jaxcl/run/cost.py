@@ -112,7 +112,12 @@ def _turns(program) -> int:
     extra = 0
     for equation in program.eqns:
         options = equation.params
-        inner = [_turns(jaxpr) for jaxpr in core.jaxprs_in_params(options)]
+        programs = core.jaxprs_in_params(options)
+        if platforms := options.get("branches_platforms"):
+            # The form for CPUs, which is the one that XLA counts.
+            own = [named is None or "cpu" in named for named in platforms].index(True)
+            programs = [options["branches"][own].jaxpr]
+        inner = [_turns(jaxpr) for jaxpr in programs]
         extra += max(inner) if equation.primitive is primitives.cond_p else sum(inner)
         if equation.primitive is primitives.scan_p:
             body = _lowered(options["jaxpr"]) + sum(inner)

@@ -27,6 +27,18 @@ from jaxcl.run.loggers import tensorboard as tensorboard_lib
 ROWS = "metrics.jsonl"
 
 
+_TIMED = 3  # steps after which the time that is left is known
+_LONG = 3600  # seconds
+
+
+def _redraws() -> bool:
+    """Whether a line on stderr can be drawn again: on a terminal, in a notebook."""
+    shell = sys.modules.get("IPython")
+    inside = shell and shell.get_ipython()
+    notebook = inside and hasattr(inside, "kernel")
+    return sys.stderr.isatty() or bool(notebook)
+
+
 class RowsLost(ValueError):
     """metrics.jsonl is not what it was when the checkpoint was saved."""
 
@@ -167,8 +179,9 @@ class Recorder:
       tensorboard: also write events to `workdir/tensorboard`.
       loggers: `make` of other loggers, see `jaxcl.run.loggers`.
       progress: True for a bar on stderr, False for none, "auto" for a bar if
-        stderr is a terminal and else a line every `every` seconds.
+        stderr is a terminal or a notebook's cell, else a line every `every` seconds.
       every: seconds between two progress lines.
+      slow: what to say once if more than an hour is left; "" says nothing.
 
     Raises:
       ValueError: `progress` or `every` is not allowed, or metrics.jsonl does
@@ -188,6 +201,7 @@ class Recorder:
         loggers=(),
         progress="auto",
         every=10.0,
+        slow="",
     ):
         if progress not in ("auto", True, False):
             raise ValueError(f"progress={progress!r}: allowed are 'auto', True, False")
@@ -197,6 +211,7 @@ class Recorder:
         self._rows = self._bar = self._started = None
         self._loggers = []
         self._shown = ""  # last logged loss and speed
+        self._slow = slow
         if not write:
             return
         directory = epath.Path(workdir)
@@ -205,7 +220,7 @@ class Recorder:
         makes = [tensorboard_lib.make] if tensorboard else []
         if makes := [*makes, *loggers]:
             self._open(makes, directory)
-        bar = sys.stderr.isatty() if progress == "auto" else progress
+        bar = _redraws() if progress == "auto" else progress
         self._mode = "bar" if bar else ("line" if progress == "auto" else "none")
 
     def _open(self, makes, directory):
@@ -272,6 +287,10 @@ class Recorder:
         if done > 0:
             left = max(total_steps - step, 0) * (now - self._started[1]) / done
             text += f"  {datetime.timedelta(seconds=round(left))} left"
+            if done >= _TIMED and left > _LONG and self._slow:
+                hours = f"{left / 3600:.0f} hours" if left > 1.5 * _LONG else "an hour"
+                self._note(f"about {hours} left: {self._slow}")
+                self._slow = ""
         if self._mode == "bar":
             self._draw(step, total_steps, text)
         elif now - self._printed >= self._every or step >= total_steps:
@@ -287,6 +306,24 @@ class Recorder:
         self._bar.total = total_steps  # may have changed
         self._bar.set_description_str(text, refresh=False)
         self._bar.update(step - self._bar.n)
+
+    def phase(self, text: str) -> None:
+        """Say what is done while no step is, which may take long.
+
+        A bar shows it until the next step; where there is none yet, it is a line.
+        """
+        if not self._write or self._mode == "none":
+            return
+        if self._bar is None:
+            self._note(text)
+        else:
+            self._bar.set_description_str(text)
+
+    def _note(self, text: str) -> None:
+        """Print to stderr without tearing the progress bar."""
+        write = print if self._bar is None else self._bar.write
+        write(text, file=sys.stderr)
+        sys.stderr.flush()
 
     def say(self, text: str) -> None:
         """Print to stdout without tearing the progress bar."""

@@ -1,9 +1,10 @@
 """Many seeds of one config: one after another, or side by side in one program.
 
-Side by side, the state has one more axis and the method's step is mapped over it, so
-that one call does the step of every seed. Which is faster depends on the machine, see
-benchmarks/seeds.py: a CPU computes a mapped convolution slowly; an accelerator that
-small batches leave idle does many seeds in the time of one.
+Side by side, the state has one more axis, and one call does the step of every seed: by
+`vmap`, or on a TPU, where there are many, in a loop. Under `vmap` convolutions become
+grouped ones. A CPU computes these slowly (benchmarks/seeds.py). A TPU computes the
+zeros between the groups, too, whose number grows with that of the seeds; with few seeds
+it has fewer kernels (docs/scaling.md), and so has a GPU.
 """
 
 import functools
@@ -15,23 +16,18 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.run import job
 from jaxcl.run import results as results_lib
 
 SUMMARY = "seeds.json"
-# The seeds' axis of each field of a shared state; None: the field is common to all.
-_AXES = core.TrainState(
-    key=0,
-    step=None,
-    task=None,
-    task_start=None,
-    task_steps=None,
-    params=0,
-    stats=0,
-    opt_state=0,
-    extra=0,
-)
+# Seeds that a TPU maps; by its compiler 4 are faster so with 20 channels, not with 64,
+# and 20 are not with 20.
+_MAPPED = 8
+# Fields of a shared state that have an axis of seeds, and those common to all.
+_OWN = ("key", "params", "stats", "opt_state", "extra")
+_COMMON = ("step", "task", "task_start", "task_steps")
+_AXES = core.TrainState(**dict.fromkeys(_OWN, 0), **dict.fromkeys(_COMMON))
 
 
 class Seeds(NamedTuple):
@@ -50,8 +46,7 @@ def folder(seed: int) -> str:
 def one_of(state: core.TrainState, i: int) -> core.TrainState:
     """The state of the i-th seed alone."""
     own_fields = {
-        name: jax.tree.map(lambda x: x[i], getattr(state, name))
-        for name in ("key", "params", "stats", "opt_state", "extra")
+        name: jax.tree.map(lambda x: x[i], getattr(state, name)) for name in _OWN
     }
     return state.replace(**own_fields)
 
@@ -61,12 +56,35 @@ def _mapped(function, state, *arguments):
     count = len(state.key)
     states = [function(one_of(state, i), *arguments) for i in range(count)]
     together = jax.tree.map(lambda *x: jax.numpy.stack(x), *states)
-    shared = ("step", "task", "task_start", "task_steps")
-    return together.replace(**{name: getattr(states[0], name) for name in shared})
+    return together.replace(**{name: getattr(states[0], name) for name in _COMMON})
 
 
-def _method(method: core.Method) -> core.Method:
-    """The method mapped over seeds, whose rows follow one another in a batch."""
+def _mapped_step(step, state, batch):
+    """The step of all seeds at once, and metrics with an axis of seeds."""
+    return jax.vmap(step, (_AXES, 0), (_AXES, 0))(state, batch)
+
+
+def _in_turn(step, state, batch):
+    """The step of one seed after another, and metrics with an axis of seeds."""
+
+    def one(arguments):
+        own, rows = arguments
+        return step(state.replace(**own), rows)
+
+    own = {name: getattr(state, name) for name in _OWN}
+    states, metrics = jax.lax.map(one, (own, batch))
+    common = {name: getattr(states, name)[0] for name in _COMMON}
+    return states.replace(**common), metrics
+
+
+def _method(method: core.Method, looped: bool) -> core.Method:
+    """The method for several seeds, whose rows follow one another in a batch.
+
+    Args:
+      method: for one seed.
+      looped: take the step of one seed after another, else of all by `vmap`.
+    """
+    every = _in_turn if looped else _mapped_step
 
     def init(keys, batch):
         return jax.vmap(method.init, (0, None), _AXES)(keys, batch)
@@ -74,7 +92,7 @@ def _method(method: core.Method) -> core.Method:
     def step(state, batch):
         count = len(state.key)
         batch = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
-        state, metrics = jax.vmap(method.step, (_AXES, 0), (_AXES, 0))(state, batch)
+        state, metrics = every(method.step, state, batch)
         return state, jax.tree.map(lambda x: x.mean(axis=0), metrics)
 
     hooks = {
@@ -135,12 +153,13 @@ def together(jobs: dict[int, job.Job]) -> job.Job:
       A job without pictures; what its evaluators give has an axis of seeds.
     """
     first = next(iter(jobs.values()))
+    looped = sharding.platform(first.mesh) == "tpu" and len(jobs) > _MAPPED
     evaluators = {
         name: _judge(jobs, [own.evaluators[name] for own in jobs.values()])
         for name in first.evaluators
     }
     combined = first._replace(
-        method=_method(first.method),
+        method=_method(first.method, looped),
         together=tuple(jobs),
         evaluators=evaluators,
         pictures={},

@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -62,17 +62,44 @@ def watched(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """
     numbers = [getattr(signal, name) for name in _ALL if hasattr(signal, name)]
     numbers = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
-    asked, (reads, writes) = threading.Event(), os.pipe()
-    os.set_blocking(writes, False)
-    watcher = threading.Thread(
-        target=_watch, args=(reads, numbers, asked, say), name="signals", daemon=True
-    )
-    watcher.start()
-    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
-    wakeup = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-    idle(_NOTHING.settle)
-    try:
+    asked = threading.Event()
+
+    def hear(number):
+        _hear(number, asked, say)
+
+    with heard(numbers, hear, lambda *_: None):
+        idle(_NOTHING.settle)
         yield asked.is_set
+
+
+@contextlib.contextmanager
+def heard(
+    numbers: Sequence[int], hear: Callable[[int], None], handler: Callable
+) -> Iterator[None]:
+    """Context in which a thread of its own hears signals, at once.
+
+    Only the main thread may enter it.
+
+    Args:
+      numbers: of the signals.
+      hear: takes the number of each; that thread calls it.
+      handler: (number, frame); the main thread calls it once it comes back to Python,
+        for several signals perhaps once.
+    """
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+
+    def watch():
+        while data := os.read(reads, 1):  # every byte is the number of a signal
+            if data[0] in numbers:  # else somebody else's, as that of a child's end
+                hear(data[0])
+
+    watcher = threading.Thread(target=watch, name="signals", daemon=True)
+    watcher.start()
+    before = {number: signal.signal(number, handler) for number in numbers}
+    wakeup = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    try:
+        yield
     finally:
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
@@ -82,23 +109,20 @@ def watched(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         os.close(reads)
 
 
-def _watch(reads, numbers, asked, say) -> None:
-    """The thread: every byte in the pipe is the number of a signal."""
-    while data := os.read(reads, 1):
-        if data[0] not in numbers:  # somebody else's, as that of a child's end
-            continue
-        name = signal.Signals(data[0]).name
-        if asked.is_set():
-            say(f"{name}: ended at once; what came after the last checkpoint is lost")
-            _end(128 + data[0])
-        asked.set()
-        work = _now
-        if work.settle is None or jax.distributed.is_initialized():
-            what = f" after {work.name}" if work.name else ""
-            say(f"{name}: the run saves and stops{what}; a second signal ends it now")
-            continue
-        # In a thread of its own, so that a second signal need not wait for it.
-        threading.Thread(target=_settle, args=(name, work, say), daemon=True).start()
+def _hear(number, asked, say) -> None:
+    """Note a signal, or end the process; the thread that hears signals calls it."""
+    name = signal.Signals(number).name
+    if asked.is_set():
+        say(f"{name}: ended at once; what came after the last checkpoint is lost")
+        _end(128 + number)
+    asked.set()
+    work = _now
+    if work.settle is None or jax.distributed.is_initialized():
+        what = f" after {work.name}" if work.name else ""
+        say(f"{name}: the run saves and stops{what}; a second signal ends it now")
+        return
+    # In a thread of its own, so that a second signal need not wait for it.
+    threading.Thread(target=_settle, args=(name, work, say), daemon=True).start()
 
 
 def _settle(name, work, say) -> None:

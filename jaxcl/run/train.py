@@ -131,9 +131,19 @@ def _open(stack, work, workdir, stop, step):
     if restored is not None and not work.quiet:
         recorder.say(f"resumed at step {int(state.step)}: {workdir}")
     elif restored is None and work.evaluate_untrained:
+        _tell(loop, "judging the untrained network", work.evaluators)
         rows = _evaluate(loop, state, 0, lambda: _pause(loop, state))[0].rows
         cursor["results"]["untrained"] = results_lib.plain(rows)
+    if int(state.step) < total:
+        _tell(loop, "compiling the step")
     return loop, state, cursor
+
+
+def _tell(loop, doing: str, names=()) -> None:
+    """Say what is done before the bar moves, or goes on."""
+    if not loop.job.quiet:
+        what = f": {', '.join(names)}" if names else ""
+        loop.recorder.phase(f"{doing}{what}")
 
 
 def _restored(work, checkpoints, state) -> checkpoint.Restored | None:
@@ -305,6 +315,7 @@ def _evaluate(loop, state, task: int, pause):
 def _judge(loop, state, task, results) -> dict:
     """Evaluate a finished task, write and show its results; returns all results."""
     work = loop.job
+    _tell(loop, f"judging after task {task.index + 1}", work.evaluators)
     result, judged = _evaluate(loop, state, task.index, lambda: _pause(loop, state))
     rows, scalars = result.rows, result.scalars
     spent = metrics_log.spent(work, state, task.index, loop.clock)
@@ -318,6 +329,8 @@ def _judge(loop, state, task, results) -> dict:
         if not work.quiet and not name.endswith("/task_aware"):
             matrix = results_lib.matrix(results, name)
             loop.recorder.say(results_lib.table(matrix, name=name))
+    if work.pictures:
+        _tell(loop, "drawing", work.pictures)
     for key, draw in work.pictures.items():
         evaluation.warn(draw(judged, task.index).warnings, key, state, task.index)
     loop.clock.restart()

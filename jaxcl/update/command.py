@@ -22,7 +22,7 @@ from etils import epath
 from ml_collections import config_flags
 
 from jaxcl import schema
-from jaxcl.config import build, command
+from jaxcl.config import build, command, own_images
 from jaxcl.run import finish, job, lock, train, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import drift, lineage
@@ -164,11 +164,27 @@ def plan(
         print(f"old embeddings are not compared: {error}; --old=PATH", flush=True)
         old_config = sample = None
     own = lineage.next_config(parent, parent_config, new_data, options.train or {})
+    if not join and "batch_size" not in (options.train or {}):
+        own = _with_few(own)
     asked = {"data": new_data, "train": options.train, "test": judge, "old": old_config}
     asked |= {name: getattr(options, name) for name in ("rows", "neighbours", "index")}
     asked = json.loads(json.dumps(asked | {"limits": vars(limits)}))
     workdir = lineage.next_update(run, None if again else asked)
     return Plan(parent, workdir, own, judge, old_config, sample, options, limits, asked)
+
+
+def _with_few(config) -> dict:
+    """The config, with a smaller batch where the new images do not fill one."""
+    rows = own_images.train_rows(config["data"])
+    if rows >= config["batch_size"]:
+        return config
+    batch = own_images.batch_size(rows)
+    print(
+        f"config.train.batch_size={batch} in place of {config['batch_size']}: there "
+        f"are {rows} new images",
+        flush=True,
+    )
+    return {**config, "batch_size": batch}
 
 
 def _judge_config(test, options, limits, parent_config) -> dict | None:

@@ -9,6 +9,7 @@ import re
 import numpy as np
 from etils import epath
 
+from jaxcl.config import own_images
 from jaxcl.data import sources, storage
 from jaxcl.run import folder, transfer
 from jaxcl.run import results as results_lib
@@ -32,7 +33,7 @@ def config(run: str) -> dict:
     Raises:
       ValueError: there is no config, or it has several seeds.
     """
-    saved = transfer.config_of(str(run))
+    saved = transfer.config_of(str(run), field="--run")
     if folder.is_one(run):
         return recipe(saved)
     if saved.get("seeds", 1) != 1:
@@ -69,7 +70,7 @@ def section(path: str | dict, options: dict, theirs: dict, field: str) -> dict:
 
     Without a `name` in `options` the source is guessed: "npz" for an .npz file, the
     source of a directory that jaxcl.data.convert or TFDS wrote, else "image_folder".
-    Images in files are read as the run's were.
+    Images in files are read as the run's were, or else small ones once, into memory.
 
     Args:
       path: of the images; or a section that reads them, to which `options` are added.
@@ -92,6 +93,11 @@ def section(path: str | dict, options: dict, theirs: dict, field: str) -> dict:
         run_data = theirs.get("data", {})
         if run_data.get("name") in ("image_folder", "image_lists"):
             source |= {name: run_data[name] for name in _READING if name in run_data}
+            if run_data.get("resident") and "size" in source:  # else sizes may differ
+                source["resident"] = True
+        elif not {"size", "resident"} & set(options):
+            whole = source | options
+            options |= own_images.read_once(whole, own_images.look_at(whole))
     return source | options
 
 

@@ -132,4 +132,22 @@ FAULTS = [
             _WRONG,
         ),
     ),
+    *fault.of(
+        "export/torch_convnext.py",
+        "test_bring.py::test_a_convnext_is_read_by_the_names_of_every_library",
+        (
+            "bring: torchvision's stages follow without what is between them",
+            "before=2 * stage, after=2 * stage + 1",
+            "before=2 * stage - 1, after=2 * stage",
+        ),
+    ),
+    *fault.of(
+        "bring/architectures.py",
+        "test_bring.py::test_a_convnext_is_read_by_the_names_of_every_library",
+        (
+            "bring: a V2 is taken for a V1 without factors",
+            '"grn": bool(scheme.grn[0]) and f"{first}{scheme.grn[0]}" in tensors,',
+            '"grn": False,',
+        ),
+    ),
 ]

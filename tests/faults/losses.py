@@ -2,6 +2,10 @@
 
 from faults import fault
 
+STREAMED = "test_streaming_losses.py::test_value_and_gradients_are_those_of_the_matrix"
+IN_A_STREAM = (
+    "test_streaming_losses.py::test_a_loss_and_its_gradients_are_those_of_its_matrix"
+)
 FAULTS = [
     *fault.of(
         "losses/contrastive.py",
@@ -195,22 +199,20 @@ FAULTS = [
         ),
         (
             "loss: pnr_simclr has frozen rows for pseudo-negatives of L2",
-            "second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), temperature)",
-            "second = _logsumexp_of_others(p, (f, f) if pn2 else (f,), temperature)",
+            "second = others(p, (f, z) if pn2 else (f,), temperature)",
+            "second = others(p, (f, f) if pn2 else (f,), temperature)",
             fault.twins("losses", "pnr_simclr_True_True"),
         ),
         (
             "loss: pnr_simclr keeps its pseudo-negatives where pn1 is off",
-            "(z, f) if pn1 else (z,), temperature)\n"
-            "    second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), temp",
-            "(z, f), temperature)\n"
-            "    second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), temp",
+            "first = others(z, (z, f) if pn1 else (z,), temperature)",
+            "first = others(z, (z, f), temperature)",
             fault.twins("losses", "pnr_simclr_False_True"),
         ),
         (
             "loss: pnr_moco meets the key bank of its own view",
-            "_queue_logsumexp(q, p if pn2 else None, key_queue)",
-            "_queue_logsumexp(q, p if pn2 else None, key_queue[::-1])",
+            "meet(q, p if pn2 else None, key_queue)",
+            "meet(q, p if pn2 else None, key_queue[::-1])",
             fault.twins("losses", "pnr_moco"),
         ),
         (
@@ -326,6 +328,99 @@ FAULTS = [
             "ratio = jax.nn.softplus(new) - jax.nn.softplus(old)",
             "ratio = jax.nn.softplus(old) - jax.nn.softplus(new)",
             fault.twins("incremental", "ratio"),
+        ),
+    ),
+    *fault.of(
+        "losses/streaming.py",
+        STREAMED + "[tpu-sizes1-True]",
+        (
+            "loss: a stream counts rows that do not exist",
+            "others = jnp.where(exists, others, _NOBODY)",
+            "others = jnp.where(exists, others, others)",
+            STREAMED + "[plain-sizes1-True]",
+        ),
+        (
+            "loss: on a TPU the sum keeps the scale of an older maximum",
+            "scaled = sum_[...] * jnp.exp(top[...] - larger)",
+            "scaled = sum_[...]",
+        ),
+        (
+            "loss: on a TPU the gradient is that of the last tile",
+            "sum_[...] += _product(weights",
+            "sum_[...] = _product(weights",
+        ),
+        (
+            "loss: on a GPU the sum keeps the scale of an older maximum",
+            "scaled = total * jnp.exp(largest - larger)",
+            "scaled = total",
+            STREAMED + "[gpu-sizes1-True]",
+        ),
+        (
+            "loss: on a GPU the largest share of the columns is taken for all",
+            "jax.nn.logsumexp(top + jnp.log(sum_), axis=0)",
+            "jnp.max(top + jnp.log(sum_), axis=0)",
+            STREAMED + "[gpu-sizes1-True]",
+        ),
+        (
+            "loss: on a GPU rows get the gradient of anchors that all count alike",
+            "weights = weights * slope[columns][None, :]",
+            "weights = weights * slope[0]",
+            STREAMED + "[gpu-sizes1-True]",
+        ),
+        (
+            "loss: of three products of bfloat16 one is missing",
+            "contract(a, b) + (contract(a, b_rest) + contract(a_rest, b))",
+            "contract(a, b) + contract(a, b_rest)",
+            "test_streaming_losses.py::"
+            "test_three_products_of_bfloat16_are_nearly_one_of_float32",
+        ),
+    ),
+    *fault.of(
+        "losses/contrastive.py",
+        IN_A_STREAM + "[plain-nt_xent]",
+        (
+            "loss: a streamed nt_xent counts its positive twice",
+            "example = jnp.arange(len(rows)) // 2",
+            "example = jnp.arange(len(rows))",
+        ),
+        (
+            "loss: a streamed m_hml forgets that q of equal rows is 1",
+            "exists=mask) - 1 / temperature",
+            "exists=mask)",
+            IN_A_STREAM + "[plain-m_hml]",
+        ),
+    ),
+    *fault.of(
+        "losses/distill.py",
+        IN_A_STREAM + "[plain-pnr_simclr]",
+        (
+            "loss: a streamed pnr_simclr has the row itself for positive",
+            "jnp.sum(z * contrastive.interleave(z2, z1), axis=-1)",
+            "jnp.sum(z * contrastive.interleave(z1, z2), axis=-1)",
+        ),
+        (
+            "loss: a streamed cassle has one direction twice",
+            "backward = others(f / temperature, p)",
+            "backward = forward",
+            IN_A_STREAM + "[plain-cassle]",
+        ),
+    ),
+    *fault.of(
+        "memory/duel.py",
+        IN_A_STREAM + "[plain-distinctiveness]",
+        (
+            "loss: a streamed distinctiveness forgets that q of equal rows is 1",
+            "jnp.log(count) - total + 1 / temperature",
+            "jnp.log(count) - total",
+        ),
+    ),
+    *fault.of(
+        "sharding.py",
+        "test_streaming_losses.py::test_devices_share_the_anchors[gpu]",
+        (
+            "loss: devices that cannot share the anchors are not told so",
+            '        share("rows", len(leaf), mesh)',
+            "        pass",
         ),
     ),
 ]

@@ -78,7 +78,7 @@ FAULTS = [
     ),
     *fault.of(
         "memory/duel.py",
-        "test_duel_memory.py::test_select_is_the_plain_loop[affine-False]",
+        "test_duel_memory.py::test_select_is_the_plain_loop[windows-affine-False]",
         (
             "memory: duel drops the most distinct row",
             "worst = jnp.argmax(scores)\n",
@@ -110,7 +110,7 @@ FAULTS = [
             "memory: duel's scores lack the row that joined",
             "return present, scores + alike(_row(memory, incoming, joins))",
             "return present, scores",
-            "test_duel_memory.py::test_select_is_the_plain_loop[exponential-False]",
+            "test_duel_memory.py::test_select_is_the_plain_loop[windows-exponential-False]",
         ),
         (
             "memory: duel takes rows that do not exist",
@@ -129,6 +129,52 @@ FAULTS = [
             "rank = jnp.cumsum(comes) - 1",
             "rank = jnp.cumsum(comes)",
             "test_duel_memory.py::test_slots_pair_kept_rows_with_free_slots_in_order",
+        ),
+        (
+            "memory: a memory over devices is given to one kernel",
+            "    if not (sharding.on_cpu() or split):",
+            "    if not sharding.on_cpu():",
+            "test_duel_memory.py::test_each_chip_has_its_form",
+        ),
+        (
+            "memory: the products of all pairs take any amount of memory",
+            "if kernel and len(present) <= duel_rounds.MOST:",
+            "if kernel:",
+            "test_duel_memory.py::test_a_kernel_takes_no_more_rows_than_it_may",
+        ),
+    ),
+    *fault.of(
+        "memory/duel_rounds.py",
+        "test_duel_memory.py::test_select_is_the_plain_loop[all-affine-False]",
+        (
+            "memory: the sum of the rows stays as it was",
+            "jnp.where(plays, total + gain, total)",
+            "total",
+        ),
+        (
+            "memory: a round over all rows evicts while there is room",
+            "plays = (first <= round) & (round < end)",
+            "plays = round < end",
+            "test_duel_memory.py::test_a_memory_with_room_takes_what_comes_first"
+            "[all-5-affine-False]",
+        ),
+        (
+            "memory: a GPU's scores lack the row that joined",
+            "scores += alike[jnp.minimum(new, last), :] - alike[worst, :]",
+            "scores -= alike[worst, :]",
+            "test_duel_memory.py::test_select_is_the_plain_loop[gpu-affine-False]",
+        ),
+        (
+            "memory: on a TPU the last of equal rows goes",
+            "worst = jnp.min(best).astype(jnp.int32)",
+            "worst = jnp.max(jnp.where(best < 1e9, best, -1.0)).astype(jnp.int32)",
+            "test_duel_memory.py::test_the_first_of_equal_rows_goes[tpu-4]",
+        ),
+        (
+            "memory: on a TPU the row that goes stays in the scores",
+            "scores + (rows[1] - rows[0])",
+            "scores + rows[1]",
+            "test_duel_memory.py::test_select_is_the_plain_loop[tpu-affine-False]",
         ),
     ),
     *fault.of(

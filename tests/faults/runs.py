@@ -109,6 +109,24 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "run/seeds.py",
+        "test_seeds.py::test_a_loop_over_seeds_is_vmap_over_them",
+        (
+            "seeds: a TPU maps convolutions over any number of seeds",
+            "len(jobs) > _MAPPED",
+            "False",
+        ),
+    ),
+    *fault.of(
+        "run/cost.py",
+        "test_cost.py::test_of_forms_for_several_chips_that_of_a_cpu_counts",
+        (
+            "cost: loops of other chips count",
+            'if platforms := options.get("branches_platforms"):',
+            "if platforms := ():",
+        ),
+    ),
+    *fault.of(
         "run/checkpoint.py",
         "test_checkpoint.py::test_a_cursor_with_another_digit_is_damage",
         (
@@ -178,8 +196,8 @@ FAULTS = [
         "test_signals.py",
         (
             "signals: a second one waits, too",
-            "            _end(128 + data[0])",
-            "            pass",
+            "        _end(128 + number)",
+            "        pass",
             "test_signals.py::test_with_work_to_save_the_first_waits_and_says_for_what",
         ),
         (

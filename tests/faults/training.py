@@ -93,6 +93,59 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "nets/convnext.py",
+        "test_convnext.py::test_equals_the_definition_in_float64",
+        (
+            "convnext: gelu by tanh",
+            "approximate=False",
+            "approximate=True",
+        ),
+        (
+            "convnext: the last map is normalised before it is averaged",
+            "x = jnp.mean(x.astype(jnp.float32), axis=(1, 2))\n"
+            '        return _norm(jnp.float32, "norm")(x)',
+            'x = _norm(jnp.float32, "norm")(x.astype(jnp.float32))\n'
+            "        return jnp.mean(x, axis=(1, 2))",
+        ),
+        (
+            "convnext: the strength of a channel is its mean square",
+            "jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)",
+            "square",
+        ),
+        (
+            "convnext: what windows do not fill is read with the next row",
+            "x = x.reshape(-1, rows, side, columns, side, channels).swapaxes(2, 3)",
+            "x = x.reshape(-1, rows, side, columns, side, channels)",
+        ),
+        (
+            "convnext: a row that keeps its branch is not weighed up",
+            "(len(x), 1, 1, 1)) / keep",
+            "(len(x), 1, 1, 1))",
+            "test_convnext.py::test_branches_are_dropped_by_row_and_weighed_up",
+        ),
+        (
+            "convnext: a blank channel has no gradient",
+            "jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)",
+            "jnp.sqrt(square)",
+            "test_convnext.py::test_a_blank_channel_has_a_gradient",
+        ),
+    ),
+    *fault.of(
+        "nets/conv.py",
+        "test_convnext.py::"
+        "test_depthwise_and_its_gradients_are_those_of_the_definition",
+        (
+            "conv: tiles of a depthwise convolution begin one place too early",
+            "around = _TILE + 2 * reach",
+            "around = _TILE + 2 * reach - 1",
+        ),
+        (
+            "conv: a depthwise convolution of one tile is turned",
+            "np.arange(inputs) - np.arange(outputs)[:, None] + before",
+            "np.arange(outputs)[:, None] - np.arange(inputs) + before",
+        ),
+    ),
+    *fault.of(
         "nets/vit.py",
         "test_vit.py::test_equals_the_definition_in_float64",
         (

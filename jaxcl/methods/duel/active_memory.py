@@ -1,5 +1,6 @@
 """A memory of features that is filtered at every step, for `step.py`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +26,8 @@ class Settings(NamedTuple):
     score: duel.Score
     temperature: float
     gather: Callable = lambda tree: tree  # see `core.Parts`
+    on_each: Callable = lambda function, rows, whole: function(*whole)  # the same
+    logsumexp: Callable | None = None  # in place of the matrix of products
 
 
 def create(settings: Settings, batch: core.Batch) -> buffer.Buffer:
@@ -91,20 +94,32 @@ def _filtered(settings, memory, features, mask):
     # The filter is a loop; without this each iteration would send the split rows.
     both = memory.items["feature"], settings.gather(features)
     mask = settings.gather(mask)
-    options = dict(
-        score=settings.score, temperature=settings.temperature, filled=memory.filled
+    options = dict(score=settings.score, temperature=settings.temperature)
+    choose = functools.partial(
+        _chosen, split=settings.spread, competes=settings.newcomer_competes, **options
     )
-    keep = duel.select(
-        *both,
-        incoming_mask=mask,
-        newcomer_competes=settings.newcomer_competes,
-        **options,
-    )
+    own = *both, memory.filled, mask
+    # A memory in one piece is filtered on each device alike, which sends nothing.
+    keep = choose(*own) if settings.spread else settings.on_each(choose, (), own)
+    options |= dict(filled=memory.filled, logsumexp=settings.logsumexp)
     keep = settings.gather(keep)
     slots = settings.gather(duel.slots(keep, memory.capacity))
     if settings.safe:
         slots = jnp.where(duel.is_safe(*both, keep, **options), slots, memory.capacity)
     return slots
+
+
+def _chosen(memory, incoming, filled, mask, *, split, competes, **options):
+    return duel.select(
+        memory,
+        incoming,
+        filled=filled,
+        incoming_mask=mask,
+        newcomer_competes=competes,
+        split=split,
+        kernel=not split,
+        **options,
+    )
 
 
 def _rows(settings, batch, features):

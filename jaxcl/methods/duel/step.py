@@ -25,6 +25,7 @@ import jax.numpy as jnp
 
 from jaxcl import core, optim, schema
 from jaxcl.losses import contrastive
+from jaxcl.losses import streaming as streaming_lib
 from jaxcl.memory import buffer, duel
 from jaxcl.methods.duel import active_memory
 from jaxcl.nets import chain, mlp
@@ -65,6 +66,11 @@ def _check(options: dict) -> None:
             f"config.method.drawn={options['drawn']}: must be from 1 to {rows}, the "
             "rows of the memory (memory_size)"
         )
+    if options["streaming"] and options["sharded"]:
+        raise ValueError(
+            "config.method.streaming=True: would send a memory that is split over the "
+            "devices (config.method.sharded) to each of them; must be False"
+        )
     if options["hml_weight"] is not None and negatives != "memory":
         raise ValueError(
             f"config.method.negatives={negatives!r}: must be 'memory' where "
@@ -93,6 +99,7 @@ def make(
     hidden_layers: schema.Layers = 0,
     hidden_dim: schema.Width = 512,
     output_dim: schema.Width = 256,
+    streaming: bool = False,
 ) -> core.Method:
     """MoCo v2 or SimCLR with an active memory of negatives.
 
@@ -117,12 +124,15 @@ def make(
       sharded: each device holds its share of the memory.
       momentum: of the slow network.
       hidden_layers, hidden_dim, output_dim: of the projector; 0 layers: one Linear.
+      streaming: GPUs and TPUs make no matrix of logits, see `losses.streaming`.
 
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
     _check(locals())
-    moco = base == "moco"
+    moco, logsumexp = base == "moco", None
+    if streaming:
+        logsumexp = functools.partial(streaming_lib.logsumexp, on_each=parts.on_each)
     settings = active_memory.Settings(
         policy=policy,
         size=memory_size,
@@ -134,6 +144,8 @@ def make(
         score=score,
         temperature=temperature,
         gather=parts.gather,
+        on_each=parts.on_each,
+        logsumexp=logsumexp,
     )
     widths = (hidden_dim,) * hidden_layers + (output_dim,)
     projector = mlp.MLP(widths, dtype=parts.encoder.dtype)
@@ -248,6 +260,7 @@ def _contrast(setup, anchors, positives, examples, rows, exists):
             weight=setup.hml_weight,
             temperature=setup.temperature,
             mask=exists,
+            logsumexp=setup.settings.logsumexp,
         )
     return contrastive.info_nce(
         anchors,
@@ -258,6 +271,7 @@ def _contrast(setup, anchors, positives, examples, rows, exists):
         negative_mask=exists,
         examples=None if setup.negatives == "memory" else examples,
         temperature=setup.temperature,
+        logsumexp=setup.settings.logsumexp,
     )
 
 

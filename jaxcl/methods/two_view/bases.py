@@ -58,6 +58,7 @@ class Options(NamedTuple):
     covariance: float
     balance: str
     normality: float
+    logsumexp: Callable | None = None  # in place of the matrix of logits
 
 
 class Base(NamedTuple):
@@ -113,12 +114,17 @@ def _contrastive_distil(features, options):
         *_distilled(features),
         temperature=options.distill_temperature,
         form=options.form,
+        logsumexp=options.logsumexp,
     )
 
 
 def _simclr(features, options):
     """SimCLR (Chen et al., ICML 2020): NT-Xent over the batch."""
-    return contrastive.nt_xent(*_views(features.z), temperature=options.temperature)
+    return contrastive.nt_xent(
+        *_views(features.z),
+        temperature=options.temperature,
+        logsumexp=options.logsumexp,
+    )
 
 
 def _simclr_pnr(features, options):
@@ -128,6 +134,7 @@ def _simclr_pnr(features, options):
         temperature=options.distill_temperature,
         pn1=options.pn1,
         pn2=options.pn2,
+        logsumexp=options.logsumexp,
     )
 
 
@@ -157,7 +164,10 @@ def _moco(features, options):
     # The query of one view meets key and negatives of the other.
     terms = (
         contrastive.info_nce(
-            *rows, temperature=options.temperature, unit_negatives=True
+            *rows,
+            temperature=options.temperature,
+            unit_negatives=True,
+            logsumexp=options.logsumexp,
         )
         for rows in ((q1, k2, bank2), (q2, k1, bank1))
     )
@@ -177,6 +187,7 @@ def _moco_pnr(features, options):
         pn1=options.pn1,
         pn2=options.pn2,
         unit_queues=True,
+        logsumexp=options.logsumexp,
     )
 
 

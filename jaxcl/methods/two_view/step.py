@@ -34,6 +34,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, optim, schema
+from jaxcl.losses import streaming as streaming_lib
 from jaxcl.memory import buffer, importance, policies, queue
 from jaxcl.methods.two_view import bases, head, networks, strategies
 from jaxcl.nets import chain
@@ -100,6 +101,7 @@ def unread(options: dict) -> list[str]:
         ("target_warmup", "prototypes_held"): spec.prototypes,
         ("centre_momentum",): centred,
         ("normality",): spec.slices,
+        ("streaming",): options["base"] in ("simclr", "mocov2plus"),
         ("mix",): plan.mixes,
         ("fisher_share",): plan.consolidates,
         ("head_lr", "head_form"): options["online_head"],
@@ -160,6 +162,7 @@ def make(
     online_head: bool = False,
     head_lr: schema.Positive = 0.1,
     head_form: head.Form = "apart",
+    streaming: bool = False,
 ) -> core.Method:
     """One base under one strategy; None is the base's default, from its paper.
 
@@ -195,10 +198,15 @@ def make(
       online_head: train a linear head on labels of all classes, see `head.py`.
       head_lr: learning rate of that head.
       head_form: "apart" or "released", whose rows move the network's statistics.
+      streaming: losses of SimCLR and MoCo make no matrix of logits on GPUs and TPUs,
+        see `losses.streaming`.
     """
     arguments = locals()
     spec, plan = bases.get(base), strategies.get(strategy)
     options = loss_options(spec, plan, arguments)
+    if streaming:
+        form = functools.partial(streaming_lib.logsumexp, on_each=parts.on_each)
+        options = options._replace(logsumexp=form)
     if strategy == "pnr":
         bases.warn_of_distance(base, options)
     _check_local(parts, arguments)
@@ -266,7 +274,9 @@ def loss_options(base, strategy, arguments) -> bases.Options:
         "weight": weight,
         "negative_weight": base.negative_weight,
     }
-    chosen = {name: arguments[name] for name in bases.Options._fields}
+    chosen = {
+        name: arguments[name] for name in bases.Options._fields if name != "logsumexp"
+    }
     for name, default in defaults.items():
         chosen[name] = default if chosen[name] is None else chosen[name]
     return bases.Options(**chosen)

@@ -1,0 +1,267 @@
+"""ConvNeXt: those of its first paper and of DINOv3, and those of V2, by options.
+
+Liu et al., CVPR 2022 (ConvNeXt); Woo et al., CVPR 2023 (V2: `grn` in place of
+LayerScale); Siméoni et al., 2025 (DINOv3). The size "atto" is V2's.
+
+A block is x + s * fc2(gelu(fc1(norm(depthwise(x))))), with a depthwise convolution of
+7 x 7. There is no batch norm: no row depends on another.
+"""
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxcl import core, schema
+from jaxcl.nets import conv
+
+KERNEL = 7  # pixels of a side of the depthwise convolutions
+
+
+class Size(NamedTuple):
+    """A size as the papers have it."""
+
+    depths: tuple[int, ...]  # blocks of each stage
+    width: int  # channels of the first stage, doubled by each further one
+
+
+SIZES = {
+    "atto": Size((2, 2, 6, 2), 40),
+    "tiny": Size((3, 3, 9, 3), 96),
+    "small": Size((3, 3, 27, 3), 96),
+    "base": Size((3, 3, 27, 3), 128),
+    "large": Size((3, 3, 27, 3), 192),
+}
+_small = nn.initializers.truncated_normal(0.02)
+_zeros = nn.initializers.zeros
+_EPSILON = 1e-6  # of the norms
+
+
+def _norm(dtype, name):
+    # As in `nets.vit`: the fast variance loses digits where the mean is large.
+    return nn.LayerNorm(_EPSILON, dtype=dtype, use_fast_variance=False, name=name)
+
+
+def _dense(width, dtype, name):
+    return nn.Dense(width, dtype=dtype, kernel_init=_small, name=name)
+
+
+class Patches(nn.Module):
+    """A convolution whose windows touch and do not overlap: one matrix product.
+
+    Attributes:
+      side: pixels of a window; a rest of the image that is smaller is left out, as
+        PyTorch does.
+      width: channels that come out.
+      dtype: of the computation.
+    """
+
+    side: int
+    width: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [B, H, W, C] -> [B, H // side, W // side, width]."""
+        side, channels = self.side, x.shape[-1]
+        shape = (side, side, channels, self.width)
+        kernel = self.param("kernel", _small, shape, jnp.float32)
+        bias = self.param("bias", _zeros, (self.width,), jnp.float32)
+        rows, columns = x.shape[1] // side, x.shape[2] // side
+        x = x[:, : rows * side, : columns * side]
+        x = x.reshape(-1, rows, side, columns, side, channels).swapaxes(2, 3)
+        x = x.reshape(-1, rows, columns, side * side * channels)
+        kernel = kernel.reshape(-1, self.width).astype(self.dtype)
+        return x @ kernel + bias.astype(self.dtype)
+
+
+class Depthwise(nn.Module):
+    """A convolution of each channel by itself, 7 x 7, that keeps the size of the map.
+
+    Attributes:
+      dtype: of the computation.
+    """
+
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [B, H, W, C] -> [B, H, W, C]."""
+        width = x.shape[-1]
+        shape = (KERNEL, KERNEL, 1, width)
+        kernel = self.param("kernel", _small, shape, jnp.float32)
+        bias = self.param("bias", _zeros, (width,), jnp.float32)
+        rows = conv.depthwise(x, kernel.astype(self.dtype))
+        return rows + bias.astype(self.dtype)
+
+
+class ResponseNorm(nn.Module):
+    """Global response normalisation of V2: each channel against the others' strength.
+
+    x + scale * x * g / mean of g + bias, where g is the L2 norm of a channel over the
+    map, f32 (Woo et al. 2023, Alg. 1).
+    """
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [B, H, W, C] -> [B, H, W, C]."""
+        scale, bias = (
+            self.param(name, _zeros, x.shape[-1:], jnp.float32)
+            for name in ("scale", "bias")
+        )
+        rows = x.astype(jnp.float32)
+        square = jnp.sum(rows * rows, axis=(1, 2), keepdims=True)
+        # The root has no slope at 0, where a channel is blank all over.
+        strength = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+        share = strength / (jnp.mean(strength, axis=-1, keepdims=True) + _EPSILON)
+        return (rows + scale * rows * share + bias).astype(x.dtype)
+
+
+class Block(nn.Module):
+    """A depthwise convolution, then an MLP at each place, added to what came in.
+
+    Attributes:
+      grn: whether the MLP has `ResponseNorm` before its last layer.
+      layer_scale: where the factors of the branch begin; None: it has none.
+      drop: chance that a row goes without the branch, where a key is given.
+      dtype: of the computation.
+    """
+
+    grn: bool
+    layer_scale: float | None
+    drop: float
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        """x [B, H, W, C] -> [B, H, W, C]; without a key every row has the branch."""
+        width = x.shape[-1]
+        branch = Depthwise(self.dtype, name="depthwise")(x)
+        branch = _norm(self.dtype, "norm")(branch)
+        branch = _dense(4 * width, self.dtype, "fc1")(branch)
+        branch = nn.gelu(branch, approximate=False)
+        if self.grn:
+            branch = ResponseNorm(name="grn")(branch)
+        branch = _dense(width, self.dtype, "fc2")(branch).astype(jnp.float32)
+        if self.layer_scale is not None:
+            begin = nn.initializers.constant(self.layer_scale)
+            branch *= self.param("scale", begin, (width,), jnp.float32)
+        if key is not None and self.drop:
+            keep = 1.0 - self.drop
+            branch *= jax.random.bernoulli(key, keep, (len(x), 1, 1, 1)) / keep
+        return x + branch.astype(x.dtype)
+
+
+class ConvNeXt(nn.Module):
+    """A ConvNeXt without its classifier; for the options see `convnext`."""
+
+    depths: tuple[int, ...]
+    width: int
+    patch: int = 4
+    layer_scale: float | None = 1e-6
+    grn: bool = False
+    drop_path: float = 0.0
+    dtype: Any = jnp.float32
+
+    def __post_init__(self):
+        schema.check(convnext, vars(self), "config.encoder")
+        super().__post_init__()
+
+    @property
+    def num_features(self) -> int:
+        """Length of a feature vector."""
+        return self.width * 2 ** (len(self.depths) - 1)
+
+    @nn.compact
+    def __call__(
+        self,
+        images: jax.Array,
+        *,
+        train: bool = False,
+        groups: int = 1,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Images [B, H, W, C], normalised -> f32[B, num_features].
+
+        Features are averaged over the last map, then normalised.
+
+        Args:
+          images: of sides of 8 `patch` or more, where there are four stages.
+          train, groups: change nothing: there is no batch norm.
+          key: for `drop_path`; without one no branch is dropped.
+
+        Raises:
+          ValueError: a side is too short for all stages.
+        """
+        core.check_images(images)
+        least = self.patch * 2 ** (len(self.depths) - 1)
+        if min(images.shape[1:3]) < least:
+            raise ValueError(
+                f"images of {images.shape[1]} x {images.shape[2]} pixels "
+                f"(config.augment.size): sides must be at least {least}, for "
+                f"{len(self.depths)} stages with config.encoder.patch={self.patch}"
+            )
+        x = Patches(self.patch, self.width, self.dtype, name="stem")(
+            images.astype(self.dtype)
+        )
+        x = _norm(self.dtype, "stem_norm")(x)
+        number = 0
+        for stage, depth in enumerate(self.depths):
+            if stage:
+                x = _norm(self.dtype, f"stage{stage + 1}_norm")(x)
+                width, name = self.width * 2**stage, f"stage{stage + 1}_down"
+                x = Patches(2, width, self.dtype, name=name)(x)
+            for i in range(depth):
+                block = Block(
+                    grn=self.grn,
+                    layer_scale=self.layer_scale,
+                    drop=self.drop_path * number / max(sum(self.depths) - 1, 1),
+                    dtype=self.dtype,
+                    name=f"stage{stage + 1}_{i}",
+                )
+                x = block(x, None if key is None else jax.random.fold_in(key, number))
+                number += 1
+        x = jnp.mean(x.astype(jnp.float32), axis=(1, 2))
+        return _norm(jnp.float32, "norm")(x)
+
+
+@schema.checked("config.encoder")
+def convnext(
+    *,
+    size: Literal["atto", "tiny", "small", "base", "large"] = "tiny",
+    depths: Annotated[tuple[schema.Count, ...], schema.Entries()] | None = None,
+    width: schema.Width | None = None,
+    patch: schema.Pixels = 4,
+    layer_scale: schema.Weight | None = 1e-6,
+    grn: bool = False,
+    drop_path: schema.Fraction = 0.0,
+    dtype: Any = jnp.float32,
+) -> ConvNeXt:
+    """A ConvNeXt of a usual size.
+
+    Args:
+      size: what holds where one of the next two is None.
+      depths: blocks of each stage; usual are four stages.
+      width: channels of the first stage, doubled by each further one.
+      patch: pixels of a side of what the stem makes one place of; each further stage
+        halves the map. Images below 128 pixels want less than the papers' 4.
+      layer_scale: where LayerScale's factors begin; None: there are none, as in V2.
+      grn: V2's global response normalisation in the MLPs.
+      drop_path: chance that the last block drops its branch of a row in training; it
+        rises evenly from 0 in the first (stochastic depth).
+      dtype: of the computation; parameters, the last norm and the pooling stay f32.
+
+    Raises:
+      ValueError: an option is out of its range.
+    """
+    usual = SIZES[size]
+    return ConvNeXt(
+        depths=usual.depths if depths is None else tuple(depths),
+        width=usual.width if width is None else width,
+        patch=patch,
+        layer_scale=layer_scale,
+        grn=grn,
+        drop_path=drop_path,
+        dtype=dtype,
+    )

@@ -1,0 +1,195 @@
+"""ConvNeXt against a float64 twin, and what its options do."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+
+from helpers import toy
+from jaxcl.config import shrink
+from jaxcl.nets import conv, convnext
+
+SMALL = dict(depths=(1, 2), width=6, patch=2)
+NETS = {
+    "v1": SMALL | {"layer_scale": 0.3},
+    "v2": SMALL | {"layer_scale": None, "grn": True},
+}
+SHAPE = (3, 11, 14, 3)  # places are left out at both ends
+
+
+@functools.cache
+def made(name):
+    net = convnext.convnext(**NETS[name])
+    images = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+    shapes = jax.eval_shape(net.init, jax.random.key(0), images)["params"]
+    rng = np.random.default_rng(1)  # all leaves matter: none is 0 or 1
+    params = jax.tree.map(
+        lambda leaf: rng.normal(0.2, 0.5, leaf.shape).astype(np.float32), shapes
+    )
+    return net, params, images
+
+
+# --- the same in float64, written from the definitions ------------------------
+
+
+def np_norm(x, p):
+    spread = np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    return (x - x.mean(-1, keepdims=True)) / spread * p["scale"] + p["bias"]
+
+
+def np_patches(x, p):
+    side = p["kernel"].shape[0]
+    rows, columns = x.shape[1] // side, x.shape[2] // side
+    out = np.zeros((len(x), rows, columns, p["kernel"].shape[-1]))
+    for r in range(rows):
+        for c in range(columns):
+            window = x[:, r * side : (r + 1) * side, c * side : (c + 1) * side]
+            out[:, r, c] = np.einsum("bijk,ijkd->bd", window, p["kernel"])
+    return out + p["bias"]
+
+
+def np_depthwise(x, kernel):
+    """Each place of each channel: what lies around it, zeros beyond the edge."""
+    reach = len(kernel) // 2
+    out, (_, height, width, _) = np.zeros_like(x), x.shape
+    for r, c in np.ndindex(height, width):
+        for i, j in np.ndindex(*kernel.shape[:2]):
+            row, column = r + i - reach, c + j - reach
+            if 0 <= row < height and 0 <= column < width:
+                out[:, r, c] += x[:, row, column] * kernel[i, j, 0]
+    return out
+
+
+def np_block(x, p, options):
+    rows = np_depthwise(x, p["depthwise"]["kernel"]) + p["depthwise"]["bias"]
+    rows = np_norm(rows, p["norm"]) @ p["fc1"]["kernel"] + p["fc1"]["bias"]
+    rows = rows * 0.5 * (1 + special.erf(rows / np.sqrt(2)))
+    if options.get("grn"):
+        strength = np.sqrt((rows**2).sum(axis=(1, 2), keepdims=True))
+        share = strength / (strength.mean(-1, keepdims=True) + 1e-6)
+        rows = rows + p["grn"]["scale"] * rows * share + p["grn"]["bias"]
+    rows = rows @ p["fc2"]["kernel"] + p["fc2"]["bias"]
+    return x + (rows if options["layer_scale"] is None else rows * p["scale"])
+
+
+def np_features(params, images, options):
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    x = np_norm(np_patches(images.astype(np.float64), p["stem"]), p["stem_norm"])
+    for stage, depth in enumerate(options["depths"], start=1):
+        if stage > 1:
+            x = np_norm(x, p[f"stage{stage}_norm"])
+            x = np_patches(x, p[f"stage{stage}_down"])
+        for i in range(depth):
+            x = np_block(x, p[f"stage{stage}_{i}"], options)
+    return np_norm(x.mean(axis=(1, 2)), p["norm"])
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_equals_the_definition_in_float64(name):
+    net, params, images = made(name)
+    found = jax.jit(net.apply)({"params": params}, images)
+    assert found.shape == (3, net.num_features) and found.dtype == jnp.float32
+    want = np_features(params, images, NETS[name])
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=5e-6)
+    again = net.apply({"params": params}, images, train=True, groups=2)
+    np.testing.assert_allclose(again, found, atol=1e-5)  # no row sees another
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+@pytest.mark.parametrize("shape", [(2, 9, 5, 3), (3, 17, 8, 4), (1, 1, 2, 4)])
+def test_depthwise_and_its_gradients_are_those_of_the_definition(
+    shape, cpu, monkeypatch
+):
+    monkeypatch.setattr(conv.sharding, "on_cpu", lambda: cpu)
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=shape).astype(np.float32)
+    kernel = rng.normal(size=(7, 7, 1, shape[-1])).astype(np.float32)
+    slope = rng.normal(size=shape).astype(np.float32)
+    found, backward = jax.vjp(jax.jit(conv.depthwise), x, kernel)
+    np.testing.assert_allclose(
+        found, np_depthwise(x.astype(np.float64), kernel), rtol=1e-4, atol=1e-4
+    )
+    to_x, to_kernel = backward(slope)
+    turned = kernel[::-1, ::-1]
+    want = np_depthwise(slope.astype(np.float64), turned)
+    np.testing.assert_allclose(to_x, want, rtol=1e-4, atol=1e-4)
+    padded = np.pad(x.astype(np.float64), ((0, 0), (3, 3), (3, 3), (0, 0)))
+    for i, j in np.ndindex(7, 7):
+        window = padded[:, i : i + shape[1], j : j + shape[2]]
+        own = (window * slope).sum(axis=(0, 1, 2))
+        np.testing.assert_allclose(to_kernel[i, j, 0], own, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "size, count",
+    [("tiny", 27_820_128), ("small", 49_454_688), ("base", 87_566_464)],
+)
+def test_as_many_parameters_as_the_papers_networks(size, count):
+    net = convnext.convnext(size=size)
+    shapes = jax.eval_shape(net.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
+
+
+def test_branches_are_dropped_by_row_and_weighed_up():
+    block = convnext.Block(grn=False, layer_scale=1.0, drop=0.25, dtype=jnp.float32)
+    x = np.random.default_rng(0).normal(size=(64, 3, 3, 4)).astype(np.float32)
+    variables = block.init(jax.random.key(0), x, None)
+    whole = block.apply(variables, x, None) - x
+    found = block.apply(variables, x, jax.random.key(1)) - x
+    kept = np.abs(found).max(axis=(1, 2, 3)) > 0
+    assert 0 < kept.sum() < 64
+    np.testing.assert_allclose(found[kept], whole[kept] / 0.75, rtol=1e-4, atol=1e-6)
+    # The first block of a network drops none, the last one its whole share.
+    net = convnext.convnext(**SMALL, drop_path=0.5, layer_scale=1.0)
+    images = np.ones((2, 8, 8, 3), np.float32)
+    variables = net.init(jax.random.key(0), images)
+    rows = [net.apply(variables, images, key=jax.random.key(i)) for i in range(8)]
+    assert len({np.asarray(row).tobytes() for row in rows}) > 1
+
+
+def test_a_blank_channel_has_a_gradient():
+    norm = convnext.ResponseNorm()
+    x = jnp.zeros((2, 3, 3, 4)).at[..., 0].set(1.0)
+    variables = {"params": {"scale": jnp.ones(4), "bias": jnp.ones(4)}}
+    slope = jax.grad(lambda x: norm.apply(variables, x).sum())(x)
+    assert np.isfinite(slope).all()
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
+    net, params, images = made("v1")
+    low = convnext.convnext(**NETS["v1"], dtype=jnp.bfloat16)
+    shapes = jax.eval_shape(low.init, jax.random.key(0), images)["params"]
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
+    found = low.apply({"params": params}, images)
+    assert found.dtype == jnp.float32
+    want = net.apply({"params": params}, images)
+    assert 1e-6 < np.abs(found - want).max() < 0.2
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"size": "huge"}, r"config\.encoder\.size='huge': allowed are"),
+        ({"depths": ()}, r"config\.encoder\.depths"),
+        ({"depths": (1, 0)}, r"config\.encoder\.depths"),
+        ({"drop_path": 1.0}, r"config\.encoder\.drop_path=1\.0"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        convnext.convnext(**options)
+
+
+def test_images_that_stages_use_up_are_refused():
+    net = convnext.convnext(size="atto")
+    with pytest.raises(ValueError, match="sides must be at least 32, for 4 stages"):
+        jax.eval_shape(net.init, jax.random.key(0), jnp.zeros((1, 40, 31, 3)))
+
+
+def test_a_debug_run_of_a_convnext_has_one():
+    config = toy.config(encoder={"name": "convnext", "size": "base", "drop_path": 0.2})
+    small = shrink.shrink(config).encoder.to_dict()
+    assert small.pop("name") == "convnext" and convnext.convnext(**small).width == 8

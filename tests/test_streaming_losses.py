@@ -1,0 +1,226 @@
+"""Log-sum-exps without the matrix of products, against the matrix and the twins."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from helpers import twins
+from jaxcl import core, sharding
+from jaxcl.losses import contrastive, distill, streaming
+from jaxcl.memory import duel
+
+CHIPS = {
+    "tpu": (streaming.forward_on_tpu, streaming.backward_on_tpu),
+    "gpu": (streaming.forward_on_gpu, streaming.backward_on_gpu),
+}
+
+
+@pytest.fixture(params=[*CHIPS, "plain"])
+def form(request, monkeypatch):
+    """The kernels of each chip, on a CPU and in small tiles; and the plain form."""
+    monkeypatch.setattr(streaming, "_TPU", (16, 128))
+    monkeypatch.setattr(streaming, "_GPU", (16, 16))
+    monkeypatch.setattr(streaming, "_PROGRAMS", 8)
+    if request.param in CHIPS:
+        forward, backward = (
+            functools.partial(x, interpret=True) for x in CHIPS[request.param]
+        )
+        monkeypatch.setattr(streaming, "_forward", forward)
+        monkeypatch.setattr(streaming, "_backward", backward)
+    return request.param
+
+
+def matrix(anchors, rows, counts=None):
+    """The same by the matrix."""
+    logits = anchors @ rows.T
+    if counts is not None:
+        logits = jnp.where(counts, logits, -jnp.inf)
+    return jax.nn.logsumexp(logits, axis=1)
+
+
+# Anchors, rows and their dimension: less than a tile, ragged ones, several tiles.
+SIZES = [(3, 5, 4), (33, 300, 8), (64, 384, 16)]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_value_and_gradients_are_those_of_the_matrix(sizes, masked, form):
+    (count, others, dim), rng = sizes, np.random.default_rng(0)
+    anchors, rows = rng.normal(size=(count, dim)), rng.normal(size=(others, dim))
+    slope, options, counts = rng.normal(size=count), {}, None
+    if masked:
+        groups = rng.integers(0, 3, count), rng.integers(0, 3, others)
+        exists = rng.random(others) < 0.8
+        options = dict(
+            exists=jnp.asarray(exists), groups=tuple(map(jnp.asarray, groups))
+        )
+        counts = (groups[0][:, None] != groups[1]) & exists
+    with jax.enable_x64(True):
+        both = [
+            jax.jit(jax.value_and_grad(lambda *x, f=f: jnp.sum(f(*x) * slope), (0, 1)))(
+                jnp.asarray(anchors), jnp.asarray(rows)
+            )
+            for f in (
+                functools.partial(streaming.logsumexp, **options),
+                functools.partial(matrix, counts=counts),
+            )
+        ]
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12), *both
+    )
+
+
+def test_a_bfloat16_queue_beside_float32_anchors(form):
+    """Products of bfloat16, sums in float32; the gradient has the anchors' type."""
+    rng = np.random.default_rng(1)
+    anchors = jnp.float32(rng.normal(size=(20, 32)))
+    rows = jnp.bfloat16(rng.normal(size=(300, 32)))
+    got, pull = jax.vjp(streaming.logsumexp, anchors, rows)
+    coarse = anchors.astype(jnp.bfloat16).astype(jnp.float32)
+    want, back = jax.vjp(matrix, coarse, rows.astype(jnp.float32))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    slopes = pull(jnp.ones(20)), back(jnp.ones(20))
+    assert [x.dtype for x in slopes[0]] == [jnp.float32, jnp.bfloat16]
+    for mine, theirs in zip(*slopes, strict=True):
+        np.testing.assert_allclose(mine.astype(jnp.float32), theirs, atol=0.03)
+
+
+def test_an_anchor_that_no_row_is_left_for_has_no_gradient(form):
+    anchors, rows = jnp.ones((2, 4)), jnp.ones((3, 4))
+    groups = jnp.array([0, 1]), jnp.zeros(3, jnp.int32)
+
+    def loss(anchors, rows):
+        total = streaming.logsumexp(anchors, rows, groups=groups)
+        return jnp.sum(jnp.where(total < -1e29, 0.0, total)), total
+
+    slopes, total = jax.grad(loss, (0, 1), has_aux=True)(anchors, rows)
+    assert total[0] < -1e29 and abs(total[1] - 4 - np.log(3)) < 1e-5
+    np.testing.assert_allclose(slopes[0], [[0.0] * 4, [1.0] * 4], rtol=1e-5)
+    np.testing.assert_allclose(slopes[1], np.full((3, 4), 1 / 3), rtol=1e-5)
+
+
+def test_three_products_of_bfloat16_are_nearly_one_of_float32():
+    rng = np.random.default_rng(2)
+    a, b = (jnp.float32(rng.normal(size=(64, 128))) for _ in range(2))
+    want = np.float64(a) @ np.float64(b).T
+    got = streaming._product(a, b, streaming._ROWS, False)
+    once = core.dot(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16))
+    apart, coarse = (np.abs(np.float64(x) - want).max() for x in (got, once))
+    assert apart < 1e-3 and coarse > 50 * apart
+
+
+# The losses
+
+ROWS, THERE = (3, 4), jnp.array([True, False, True, True, False])
+OF = jnp.array([0, 0, 1, 2])
+LOSSES = {
+    "nt_xent": (contrastive.nt_xent, [ROWS] * 2),
+    "nt_xent_one_row": (contrastive.nt_xent, [(1, 4)] * 2),
+    "info_nce": (contrastive.info_nce, [ROWS, ROWS, (5, 4)]),
+    "info_nce_decoupled": (
+        functools.partial(contrastive.info_nce, positive_in_denominator=False),
+        [ROWS, ROWS, (5, 4)],
+    ),
+    "info_nce_mixed": (
+        functools.partial(contrastive.info_nce, examples=OF, negative_mask=THERE),
+        [(4, 4), (4, 4), (5, 4)],
+    ),
+    "info_nce_of_nothing": (
+        functools.partial(contrastive.info_nce, negative_mask=jnp.zeros(5, bool)),
+        [ROWS, ROWS, (5, 4)],
+    ),
+    "m_hml": (functools.partial(contrastive.m_hml, mask=THERE), [ROWS, ROWS, (5, 4)]),
+    "cassle": (distill.cassle_contrastive, [ROWS] * 4),
+    "cassle_paper": (
+        functools.partial(distill.cassle_contrastive, form="paper"),
+        [ROWS] * 4,
+    ),
+    "pnr_simclr": (distill.pnr_simclr, [ROWS] * 6),
+    "pnr_simclr_plain": (
+        functools.partial(distill.pnr_simclr, pn1=False, pn2=False),
+        [ROWS] * 6,
+    ),
+    "pnr_moco": (distill.pnr_moco, [ROWS] * 8 + [(2, 5, 4), (2, 6, 4)]),
+    "pnr_moco_pn1": (
+        functools.partial(distill.pnr_moco, pn2=False, distill_temperature=0.3),
+        [ROWS] * 8 + [(2, 5, 4), (2, 6, 4)],
+    ),
+    "distinctiveness": (
+        lambda *x, **k: jnp.mean(duel.distinctiveness(*x, filled=THERE, **k)),
+        [ROWS, (5, 4)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_and_its_gradients_are_those_of_its_matrix(name, form):
+    """Which equal the equation, as test_losses.py and test_duel_memory.py say."""
+    loss, shapes = LOSSES[name]
+    rng = np.random.default_rng(3)
+    arrays = [twins.unit(rng.normal(size=shape)) for shape in shapes]
+    every = tuple(range(len(arrays)))
+    with jax.enable_x64(True):
+        found = [
+            jax.jit(jax.value_and_grad(functools.partial(loss, **options), every))(
+                *map(jnp.asarray, arrays)
+            )
+            for options in ({}, {"logsumexp": streaming.logsumexp})
+        ]
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-10), *found
+    )
+
+
+def test_nothing_is_distinct_from_an_empty_memory(form):
+    empty = jnp.zeros(3, bool)
+    options = dict(filled=empty, logsumexp=streaming.logsumexp)
+    found = duel.distinctiveness(jnp.ones((2, 4)), jnp.ones((3, 4)), **options)
+    assert np.isposinf(found).all()
+
+
+# Several devices, and other chips
+
+
+def test_devices_share_the_anchors(form):
+    mesh, rng = sharding.mesh(2), np.random.default_rng(4)
+    arrays = [jnp.float32(rng.normal(size=(n, 8))) for n in (32, 32, 48)]
+    on_each = functools.partial(sharding.on_each, mesh=mesh)
+
+    def loss(anchors, positives, queue, **options):
+        form = functools.partial(streaming.logsumexp, **options)
+        first = contrastive.info_nce(anchors, positives, queue, logsumexp=form)
+        return first + contrastive.nt_xent(anchors, positives, logsumexp=form)
+
+    places = [sharding.split(mesh)] * 2 + [sharding.replicated(mesh)]
+    every = (0, 1, 2)
+    alone = jax.jit(jax.value_and_grad(loss, every))(*arrays)
+    shared = jax.jit(
+        jax.value_and_grad(functools.partial(loss, on_each=on_each), every),
+        in_shardings=places,
+    )
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
+        alone,
+        shared(*arrays),
+    )
+    with pytest.raises(ValueError, match="rows=5"):
+        streaming.logsumexp(arrays[0][:5], arrays[2], on_each=on_each)
+
+
+def test_chips_get_kernels_and_no_matrix():
+    """By the program before it is compiled, which needs no compiler of the chip."""
+    shapes = [jax.ShapeDtypeStruct((n, 32), jnp.float32) for n in (96, 160)]
+
+    def loss(anchors, rows):
+        return jnp.sum(streaming.logsumexp(anchors, rows))
+
+    traced = jax.jit(jax.grad(loss, (0, 1))).trace(*shapes)
+    names = "logsumexp_of_products", "gradient_of_logsumexp"
+    for chip in ("cuda", "tpu"):
+        text = traced.lower(lowering_platforms=(chip,)).as_text()
+        assert all(name in text for name in names)
+        assert "96x160" not in text and "160x96" not in text
+    assert "96x160" in traced.lower(lowering_platforms=("cpu",)).as_text()
