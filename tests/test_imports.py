@@ -18,7 +18,7 @@ SOURCES = sorted((ROOT / "jaxcl").rglob("*.py"))
 # row what stands to the right of it.
 ROWS = (
     ("__main__", "main", "compare", "speedup", "front"),
-    ("report", "scaling", "reproduce", "bring", "export", "update"),
+    ("leaderboard", "report", "scaling", "reproduce", "bring", "export", "update"),
     ("config", "run"),
     ("methods", "evals"),
     ("nets", "augment", "data"),
@@ -31,7 +31,9 @@ RANK = {
 LOOSE = 10  # modules that may lie at the top, beside the packages
 # Below `config`, which alone reads them, functions take arguments. The schema knows
 # sections as mappings.
-READS_CONFIG = ("main", "config", "update", "scaling", "reproduce", "front")
+READS_CONFIG = (
+    *("main", "config", "update", "scaling", "reproduce", "leaderboard", "front"),
+)
 
 
 def name_of(path) -> str:

@@ -167,6 +167,14 @@ def test_a_directory_that_was_deleted_can_still_be_left(tmp_path):
     assert owner_of(run)["host"] == "elsewhere"
 
 
+def test_a_lock_may_be_removed_twice(tmp_path):
+    """By the thread of signals, and by the main thread that it interrupts."""
+    with lock.held(tmp_path):
+        lock.release_all()
+        lock.release_all()
+    assert not [*tmp_path.iterdir()]
+
+
 def test_every_process_of_a_run_hears_that_one_was_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(lock.jax, "process_index", lambda: 1)
     monkeypatch.setattr(lock.sharding, "any_process", lambda flag: True)

@@ -18,6 +18,10 @@ _RUNS = {
     "compare": ("jaxcl.compare", "runs side by side, as a table and a picture"),
     "scaling": ("jaxcl.scaling", "how a run would scale to more devices"),
     "reproduce": ("jaxcl.reproduce", "a published number, and ours beside it"),
+    "leaderboard": (
+        "jaxcl.leaderboard",
+        "every method at equal budgets, cost beside it",
+    ),
     "speedup": ("jaxcl.speedup", "how much sooner runs converge than a baseline"),
 }
 # word -> (module with `main`, what it does)
@@ -31,7 +35,7 @@ _TAKES_A_CONFIG = ("train", "scaling", "show")
 def usage() -> str:
     """What the command can do."""
     both = _RUNS | _TELLS
-    lines = [f"  jaxcl {word:9} {what}" for word, (_, what) in both.items()]
+    lines = [f"  jaxcl {word:11} {what}" for word, (_, what) in both.items()]
     return "\n".join(
         [
             "Contrastive and continual representation learning in JAX.",

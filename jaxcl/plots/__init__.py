@@ -2,6 +2,8 @@
 
 import io
 import os
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -440,6 +442,57 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) 
         axes.plot(steps, values, color=colour, linewidth=1, marker=marker, label=label)
     axes.set_ylim(bottom=0)
     _finish(figure, axes, path, title=title, ylabel=ylabel, xlabel=xlabel)
+
+
+class Costs(NamedTuple):
+    """What a method reaches at several costs."""
+
+    cost: Sequence[float]  # FLOPs, n of them
+    mean: Sequence[float]  # n accuracies in percent
+    half: Sequence[float]  # n halves of their intervals, nan where there is none
+    kind: Literal["front", "control", "other"]  # how it is shown
+
+
+def cost_and_accuracy(
+    curves: Mapping[str, Costs], front, path, *, budgets, title="", floor=None
+) -> None:
+    """Draw accuracy against the FLOPs of training, with the Pareto front.
+
+    Methods on the front are large, the others small, controls open.
+
+    Args:
+      curves: name -> what it reaches.
+      front: (cost, mean) of each point on the front, cheapest first.
+      path: of the picture.
+      budgets: FLOPs, of which each has a dotted line.
+      title: of the picture.
+      floor: accuracy of the untrained network in percent, None: not known.
+    """
+    figure = figure_of(8, 5.2)
+    axes = figure.add_subplot()
+    logarithmic(axes, "x", (1, 2, 5))
+    axes.grid(color="0.9")
+    costs = [*budgets, *(cost for own in curves.values() for cost in own.cost)]
+    ends = min(costs) / 2e9, max(costs) / 0.7e9
+    for number, (name, own) in enumerate(curves.items()):
+        style = style_of(number) | {"zorder": 4 if own.kind == "front" else 3}
+        style |= {"markersize": 8 if own.kind == "front" else 4, "linewidth": 0.8}
+        style |= {"mfc": "white", "markersize": 6} if own.kind == "control" else {}
+        cost, label = np.array(own.cost) / 1e9, _short(name)
+        axes.errorbar(cost, own.mean, own.half, label=label, elinewidth=0.8, **style)
+    if front:
+        cost, mean = np.array(front, np.float64).T * [[1e-9], [1]]
+        steps = [*cost, ends[1]], [*mean, mean[-1]]
+        axes.step(*steps, where="post", label="front", color="0.25", zorder=2)
+    for budget in budgets:
+        axes.axvline(budget / 1e9, color="0.5", linestyle=":", linewidth=1)
+    if floor is not None:
+        axes.axhline(floor, color="0.5", linestyle="--", linewidth=1, label="untrained")
+    axes.set(title=title, xlabel="GFLOP of training", ylabel="accuracy (%)", xlim=ends)
+    words = "bars: 95 % interval\ndotted: a budget"
+    columns = 1 + (len(curves) > MOST_NAMES)
+    legend(axes, title=words, fontsize=8, title_fontsize=8, ncols=columns)
+    save(figure, path)
 
 
 def class_shares(steps, shares, path, *, title="", time="step {}") -> None:

@@ -119,12 +119,21 @@ def configured(row: table.Row, *, seeds: int, data: str):
     config = values["config"].value
     config.seeds = seeds
     config.plots = config.tensorboard = False  # numbers are what is wanted
-    config.data.update(_found(data, row.data, config.data.name))
+    config.data.update(found(data, row.data, config.data.name))
     return config
 
 
-def _found(folder, name, source):
-    """What config.data must say to read a set: a folder of this name, or a file."""
+def found(folder: str, name: str, source: str) -> dict[str, str]:
+    """What config.data must say to read a set: a folder of this name, or a file.
+
+    Args:
+      folder: where sets lie.
+      name: of the set.
+      source: config.data.name.
+
+    Raises:
+      ValueError: it is not there.
+    """
     whole, packed = os.path.join(folder, name), os.path.join(folder, f"{name}.npz")
     if os.path.isdir(whole):
         return {"path": whole}

@@ -71,8 +71,10 @@ class Lock:
         with contextlib.suppress(OSError):
             if self.is_there():
                 self._path.unlink()
-        if self._file is not None:
-            os.close(self._file)
+        # The thread of signals may come here while the main thread does.
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
 
 
 def check(folder: epath.PathLike) -> None:

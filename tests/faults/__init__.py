@@ -13,6 +13,7 @@ from faults import (
     evaluators,
     front,
     launch,
+    leaderboard,
     losses,
     memories,
     report,
@@ -30,7 +31,7 @@ FAULTS = tuple(
     for part in (
         *(losses, memories, training, steps, two_view),
         *(evaluators, data, report, runs, launch, scaling, bring, tuning, front),
-        *(reproduce,),
+        *(reproduce, leaderboard),
     )
     for fault in part.FAULTS
 )

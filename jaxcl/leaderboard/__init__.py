@@ -1,0 +1,1 @@
+"""Every method on a few small problems, at equal budgets of FLOPs."""
