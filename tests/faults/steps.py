@@ -485,6 +485,12 @@ FAULTS = [
                 "*slow, views[:, 0], train=True",
             ),
             (
+                "step: duel's kernel cannot be turned off",
+                "        kernel=kernel,\n",
+                "        kernel=True,\n",
+                "test_duel.py::test_the_kernel_of_accelerators_can_be_turned_off",
+            ),
+            (
                 "step: duel's slow network never moves",
                 "slow = optim.ema(extra.momentum, state.params, setup.momentum)",
                 "slow = extra.momentum",

@@ -28,6 +28,7 @@ class Settings(NamedTuple):
     gather: Callable = lambda tree: tree  # see `core.Parts`
     on_each: Callable = lambda function, rows, whole: function(*whole)  # the same
     logsumexp: Callable | None = None  # in place of the matrix of products
+    kernel: bool = True  # accelerators filter in one kernel, where they can
 
 
 def create(settings: Settings, batch: core.Batch) -> buffer.Buffer:
@@ -96,7 +97,11 @@ def _filtered(settings, memory, features, mask):
     mask = settings.gather(mask)
     options = dict(score=settings.score, temperature=settings.temperature)
     choose = functools.partial(
-        _chosen, split=settings.spread, competes=settings.newcomer_competes, **options
+        _chosen,
+        split=settings.spread,
+        competes=settings.newcomer_competes,
+        kernel=settings.kernel and not settings.spread,
+        **options,
     )
     own = *both, memory.filled, mask
     # A memory in one piece is filtered on each device alike, which sends nothing.
@@ -109,15 +114,13 @@ def _filtered(settings, memory, features, mask):
     return slots
 
 
-def _chosen(memory, incoming, filled, mask, *, split, competes, **options):
+def _chosen(memory, incoming, filled, mask, *, competes, **options):
     return duel.select(
         memory,
         incoming,
         filled=filled,
         incoming_mask=mask,
         newcomer_competes=competes,
-        split=split,
-        kernel=not split,
         **options,
     )
 

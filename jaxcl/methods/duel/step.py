@@ -100,6 +100,7 @@ def make(
     hidden_dim: schema.Width = 512,
     output_dim: schema.Width = 256,
     streaming: bool = False,
+    kernel: bool = True,
 ) -> core.Method:
     """MoCo v2 or SimCLR with an active memory of negatives.
 
@@ -125,6 +126,8 @@ def make(
       momentum: of the slow network.
       hidden_layers, hidden_dim, output_dim: of the projector; 0 layers: one Linear.
       streaming: GPUs and TPUs make no matrix of logits, see `losses.streaming`.
+      kernel: GPUs and TPUs filter the memory in one kernel, see `memory.duel_rounds`;
+        False: in a loop.
 
     Raises:
       ValueError: naming the field, the value and what is allowed.
@@ -146,6 +149,7 @@ def make(
         gather=parts.gather,
         on_each=parts.on_each,
         logsumexp=logsumexp,
+        kernel=kernel,
     )
     widths = (hidden_dim,) * hidden_layers + (output_dim,)
     projector = mlp.MLP(widths, dtype=parts.encoder.dtype)
