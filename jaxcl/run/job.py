@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -195,13 +196,31 @@ def _paired(own, labelled):
             yield batch | {"labelled": labelled_batch}
 
 
+def resident_shapes(job: Job) -> dict:
+    """Shapes of what `resident` puts on the devices.
+
+    An image is one row, u8[N, H * W * C]. Of u8[N, H, W, C] a TPU would copy the whole
+    set into another layout in every call, since it gathers rows of contiguous bytes.
+    """
+    if not job.resident:
+        return {}
+    examples = job.stream.dataset.train
+    images, label = examples.images, examples.label
+    rows = len(images), math.prod(images.shape[1:])
+    return {
+        "image": jax.ShapeDtypeStruct(rows, images.dtype),
+        "label": jax.ShapeDtypeStruct(label.shape, label.dtype),
+    }
+
+
 def resident(job: Job) -> dict:
     """The train split, replicated on every device; {} where it streams."""
     if not job.resident:
         return {}
-    examples = job.stream.dataset.train
-    arrays = {"image": examples.images, "label": examples.label}
-    return sharding.replicate(jax.tree.map(np.asarray, arrays), job.mesh)
+    examples, shapes = job.stream.dataset.train, resident_shapes(job)
+    images = np.asarray(examples.images).reshape(shapes["image"].shape)
+    arrays = {"image": images, "label": np.asarray(examples.label)}
+    return sharding.replicate(arrays, job.mesh)
 
 
 def _example(job: Job) -> dict:
@@ -308,12 +327,17 @@ def checked(job: Job) -> Job:
     return job
 
 
-def _looked_up(resident, batch):
-    """Read the rows of a batch, and of its labelled part, from the resident data."""
+def _looked_up(resident, batch, image):
+    """Read the rows of a batch, and of its labelled part, from the resident data.
+
+    Args:
+      image: the shape of an image.
+    """
     rows = batch["index"]
     filled = {"index": rows, **jax.tree.map(lambda x: x[rows], resident)}
+    filled["image"] = filled["image"].reshape(*rows.shape, *image)
     if "labelled" in batch:
-        filled["labelled"] = _looked_up(resident, batch["labelled"])
+        filled["labelled"] = _looked_up(resident, batch["labelled"], image)
     return filled
 
 
@@ -327,7 +351,8 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
 
     def one_step(state, resident, batch):
         if resident:
-            batch = _looked_up(resident, batch)
+            image = job.stream.dataset.train.images.shape[1:]
+            batch = _looked_up(resident, batch, image)
             # Images end in three axes; before them come parts, if any, and examples.
             split = sharding.split(job.mesh, axis=batch["image"].ndim - 4)
             batch = jax.lax.with_sharding_constraint(batch, split)

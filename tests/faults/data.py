@@ -575,6 +575,13 @@ FAULTS = [
                 "np.int32(schedule(job, source, task.index).steps_per_epoch)",
             ),
             (
+                "run: images of the set lie as they are shown",
+                "rows = len(images), math.prod(images.shape[1:])",
+                "rows = images.shape",
+                "test_layouts.py::"
+                "test_a_step_gets_the_images_of_its_rows_which_lie_flat[alone]",
+            ),
+            (
                 "run: labelled batches come in the order of the task's",
                 "seed = job.seed + (_LABELLED << 32)",
                 "seed = job.seed",

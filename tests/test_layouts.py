@@ -1,0 +1,36 @@
+"""How images lie in programs."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from helpers import toy
+from jaxcl.run import job
+
+GROWTH = {"scenario": {"name": "growth", "growth": 0.5}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"method.online_head": True}, {"method": {"name": "icl"}, **GROWTH}],
+    ids=["alone", "labelled", "side by side"],
+)
+def test_a_step_gets_the_images_of_its_rows_which_lie_flat(changes, tmp_path):
+    """A TPU would copy all of [N, H, W, C] before it gathers rows."""
+    work = toy.job(tmp_path, **changes)
+    train, task = work.stream.dataset.train, work.stream.tasks[1]
+    images = job.resident(work)["image"]
+    assert images.shape == (len(train.images), 8 * 8)
+    method = work.method._replace(step=lambda state, batch: (state, batch))
+    source = work.method.source(job.initial_state(work), task)
+    with contextlib.closing(job.feed(work, source, 1, 0)) as feed:
+        _, batches, number = next(feed)
+    step = job.compile_step(work._replace(method=method))
+    _, batch = step(job.initial_state(work), job.resident(work), batches, number)
+    while batch:
+        rows = np.asarray(batch["index"])
+        assert len(set(rows.ravel())) > 10
+        np.testing.assert_array_equal(batch["image"], train.images[rows])
+        np.testing.assert_array_equal(batch["label"], train.label[rows])
+        batch = batch.get("labelled")
