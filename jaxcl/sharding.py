@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import functools
 import os
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -11,8 +12,16 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXIS = "data"
-# None: programs are for the devices that are here. Else the devices that they are for,
-# () where fake ones of this machine stand in for them.
+
+
+class _Elsewhere(NamedTuple):
+    """What programs are for, where that is not what is here."""
+
+    devices: tuple  # descriptions; () where those of this machine stand in for them
+    platform: str
+
+
+# None: programs are for the devices that are here.
 _ELSEWHERE = contextvars.ContextVar("elsewhere", default=None)
 
 
@@ -39,7 +48,8 @@ def mesh(num_devices: int | None = None) -> Mesh:
     Raises:
       ValueError: `num_devices` is not between 1 and the number of devices.
     """
-    described = _ELSEWHERE.get()
+    elsewhere = _ELSEWHERE.get()
+    described = elsewhere is not None and elsewhere.devices
     devices = list(described) if described else jax.devices()
     count = len(devices) if num_devices is None else num_devices
     if not 1 <= count <= len(devices):
@@ -52,20 +62,38 @@ def mesh(num_devices: int | None = None) -> Mesh:
     return jax.make_mesh((count,), (AXIS,), (AxisType.Auto,), devices=devices[:count])
 
 
+# What JAX calls a platform -> what we call it.
+_PLATFORMS = {"cuda": "gpu", "rocm": "gpu"}
+
+
+def platform() -> str:
+    """What programs are for: "cpu", "gpu", "tpu", or "any" accelerator.
+
+    It asks the devices that are here, or those of `for_elsewhere`. Ask while a program
+    is traced, not before.
+    """
+    elsewhere = _ELSEWHERE.get()
+    name = elsewhere.platform if elsewhere else jax.default_backend()
+    return _PLATFORMS.get(name, name)
+
+
 def on_cpu() -> bool:
     """Whether the devices are CPUs, where loops over steps are slow."""
-    return jax.default_backend() == "cpu" and _ELSEWHERE.get() is None
+    return platform() == "cpu"
 
 
 @contextlib.contextmanager
-def for_elsewhere(devices: tuple = ()):
+def for_elsewhere(devices: tuple = (), platform: str = "any"):
     """Context in which programs are made as for accelerators, to be run there.
 
     Args:
       devices: descriptions of them, of which `mesh` is then made; () leaves it to the
-        devices that are here.
+        devices that are here, which stand in for them.
+      platform: theirs, where CPUs stand in for them: "gpu", "tpu" or "any".
     """
-    before = _ELSEWHERE.set(tuple(devices))
+    described = devices[0].platform if devices else "cpu"
+    name = platform if described == "cpu" else described
+    before = _ELSEWHERE.set(_Elsewhere(tuple(devices), name))
     try:
         yield
     finally:
@@ -76,14 +104,17 @@ def traced_once(function):
     """Wrap a function so that all programs that contain it share one trace.
 
     Tracing a step takes Python seconds. Arguments of other shapes or placements have a
-    trace of their own, and so do programs for other machines (`for_elsewhere`).
+    trace of their own, and so do programs for other platforms (`for_elsewhere`).
     """
-    here = jax.jit(function, inline=True)
-    there = jax.jit(lambda *arguments: function(*arguments), inline=True)
+
+    @functools.cache
+    def program(platform):
+        # jax.jit knows a function by its identity.
+        return jax.jit(lambda *arguments: function(*arguments), inline=True)
 
     @functools.wraps(function)
     def traced(*arguments):
-        return (here if _ELSEWHERE.get() is None else there)(*arguments)
+        return program(platform())(*arguments)
 
     return traced
 

@@ -145,8 +145,8 @@ FAULTS = [
         ),
         (
             "targets: a program for elsewhere is one for CPUs",
-            'return jax.default_backend() == "cpu" and _ELSEWHERE.get() is None',
-            'return jax.default_backend() == "cpu" and _ELSEWHERE.get() is not None',
+            "name = elsewhere.platform if elsewhere else jax.default_backend()",
+            "name = jax.default_backend()",
         ),
     ),
     *fault.of(
