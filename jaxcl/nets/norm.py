@@ -7,6 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+# The collection of the running statistics before the last view moved them, for whoever
+# makes it mutable.
+BEFORE_LAST = "stats_before_last"
+
 
 class BatchNorm(nn.Module):
     """Batch normalisation over all axes but the last (Ioffe and Szegedy, 2015).
@@ -93,6 +97,9 @@ class BatchNorm(nn.Module):
         if self.unbiased:
             batch_var = batch_var * (count / (count - 1))
         for view in range(groups):
+            if view == groups - 1 and self.is_mutable_collection(BEFORE_LAST):
+                self.put_variable(BEFORE_LAST, "mean", mean.value)
+                self.put_variable(BEFORE_LAST, "var", var.value)
             mean.value = self._blend(mean.value, batch_mean[0, view])
             var.value = self._blend(var.value, batch_var[0, view])
 

@@ -317,6 +317,13 @@ FAULTS = [
             "mean.value = self._blend(mean.value, batch_mean[0, view])",
             "mean.value = self._blend(mean.value, batch_mean[0, -1])",
         ),
+        (
+            "norm: the statistics before the last view are those before the first",
+            "if view == groups - 1 and self.is_mutable_collection(BEFORE_LAST):",
+            "if view == 0 and self.is_mutable_collection(BEFORE_LAST):",
+            "test_online.py"
+            "::test_both_are_two_passes_and_none_replayed_leaves_statistics[gpu]",
+        ),
     ),
     *fault.of(
         "run/seeds.py",
