@@ -324,6 +324,18 @@ FAULTS = [
             "test_online.py"
             "::test_both_are_two_passes_and_none_replayed_leaves_statistics[gpu]",
         ),
+        (
+            "norm: a GPU sums what it squared",
+            "both = jnp.stack([distance, square])",
+            "both = jnp.stack([square, square])",
+            "test_nets.py::test_batch_norm_of_gpus_is_that_of_others_in_one_sum",
+        ),
+        (
+            "norm: a GPU takes two sums as others do",
+            'if sharding.platform() == "gpu":',
+            'if sharding.platform() == "cuda":',
+            "test_nets.py::test_batch_norm_of_gpus_is_that_of_others_in_one_sum",
+        ),
     ),
     *fault.of(
         "run/seeds.py",
