@@ -83,6 +83,21 @@ def on_cpu() -> bool:
     return platform() == "cpu"
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether the devices have units for products in bfloat16: TPUs, GPUs since Ampere.
+
+    It asks the devices that are here, or those of `for_elsewhere`.
+    """
+    if platform() != "gpu":
+        return not on_cpu()
+    elsewhere = _ELSEWHERE.get()
+    described = elsewhere is not None and elsewhere.devices
+    device = (described or jax.devices())[0]
+    # AMD's are named otherwise ("gfx90a"), and all that JAX runs on have them.
+    major = str(getattr(device, "compute_capability", "8.0")).partition(".")[0]
+    return not major.isdigit() or int(major) >= 8
+
+
 @contextlib.contextmanager
 def for_elsewhere(devices: tuple = (), platform: str = "any"):
     """Context in which programs are made as for accelerators, to be run there.

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, optim, schema
+from jaxcl import core, optim, schema, sharding
 from jaxcl.augment import graphs as augment_graphs
 from jaxcl.augment import images as augment_images
 from jaxcl.data import (
@@ -80,7 +80,8 @@ class Top:
     batch_size: schema.Count = 256  # global
     epochs: _Epochs = 1  # per task; of several the last for all others
     patience: schema.Natural = 0  # epochs without a lower loss end a task; 0: none
-    precision: Literal["float32", "bfloat16"] = "float32"  # parameters stay float32
+    # Of the computation; parameters stay float32. "auto": see `precision_of`
+    precision: Literal["auto", "float32", "bfloat16"] = "float32"
     scale_lr: bool = True  # multiply optimizer.lr by batch_size / 256
     devices: schema.Count | None = None  # how many; None: all
     steps_per_call: schema.Count | None = None  # None: 1 on CPU, 8 elsewhere
@@ -106,6 +107,16 @@ class Top:
     plots: bool = True  # draw pictures
     # A bar, none, or a bar on a terminal only
     progress: Literal["auto"] | bool = "auto"
+
+
+def precision_of(raw: dict) -> str:
+    """What config.precision="auto" means: "bfloat16", but for CPUs and graphs.
+
+    GPUs before compute capability 8 (Ampere) have no arithmetic in it, either.
+    """
+    graphs = raw.get("augment", {}).get("name") == "graphs"
+    fast = not graphs and sharding.multiplies_bfloat16()
+    return "bfloat16" if fast else "float32"
 
 
 def top_of(raw: dict) -> Top:
