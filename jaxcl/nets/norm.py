@@ -140,13 +140,12 @@ def _moments(views, near):
     """
     # The moments do not depend on `near`, so neither does their gradient.
     near = lax.stop_gradient(near)
-    distance = views - near
-    square = jnp.square(distance)
+    distance, axes = views - near, _summed(views)
     if _on_gpu():
-        mean, square = _at_once(jnp.mean, distance, square)
+        mean, square = _at_once(jnp.mean, distance, jnp.square(distance))
     else:
-        axes = _summed(views)
-        mean, square = (jnp.mean(x, axes, keepdims=True) for x in (distance, square))
+        mean = jnp.mean(distance, axes, keepdims=True)
+        square = jnp.mean(jnp.square(distance), axes, keepdims=True)
     return mean + near, jnp.maximum(square - jnp.square(mean), 0.0)
 
 
