@@ -43,22 +43,31 @@ def first_call(work):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"method.online_head": True}, {"method": {"name": "icl"}, **GROWTH}],
-    ids=["alone", "labelled", "side by side"],
+    "platform, changes",
+    [
+        ("cpu", {}),
+        ("tpu", {}),
+        ("cpu", {"method.online_head": True}),
+        ("cpu", {"method": {"name": "icl"}, **GROWTH}),
+    ],
+    ids=["cpu", "tpu", "labelled", "side by side"],
 )
-def test_a_step_gets_the_images_of_its_rows_which_lie_flat(changes, tmp_path):
+def test_a_step_gets_the_images_of_its_rows_which_lie_flat(platform, changes, tmp_path):
     """A TPU would copy all of [N, H, W, C] before it gathers rows."""
-    work = toy.job(tmp_path, **changes)
-    train, task = work.stream.dataset.train, work.stream.tasks[1]
-    images = job.resident(work)["image"]
-    assert images.shape == (len(train.images), 8 * 8)
-    method = work.method._replace(step=lambda state, batch: (state, batch))
-    source = work.method.source(job.initial_state(work), task)
-    with contextlib.closing(job.feed(work, source, 1, 0)) as feed:
-        _, batches, number = next(feed)
-    step = job.compile_step(work._replace(method=method))
-    _, batch = step(job.initial_state(work), job.resident(work), batches, number)
+    where = contextlib.nullcontext()
+    if platform != "cpu":
+        where = sharding.for_elsewhere(platform=platform)
+    with where:
+        work = toy.job(tmp_path, **changes)
+        train, task = work.stream.dataset.train, work.stream.tasks[1]
+        images = job.resident(work)["image"]
+        method = work.method._replace(step=lambda state, batch: (state, batch))
+        source = work.method.source(job.initial_state(work), task)
+        with contextlib.closing(job.feed(work, source, 1, 0)) as feed:
+            _, batches, number = next(feed)
+        step = job.compile_step(work._replace(method=method))
+        _, batch = step(job.initial_state(work), job.resident(work), batches, number)
+    assert images.shape == (len(train.images), {"cpu": 64, "tpu": 128}[platform])
     while batch:
         rows = np.asarray(batch["index"])
         assert len(set(rows.ravel())) > 10

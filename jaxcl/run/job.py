@@ -16,6 +16,7 @@ from jaxcl.data import graph_batches, prefetch, stream
 
 # Added to the seed of labelled batches, so that their order is not that of the task's.
 _LABELLED = 0x1ABE1
+_TILE = 128  # numbers of a TPU's tile along the last axis
 
 
 class Job(NamedTuple):
@@ -200,15 +201,17 @@ def resident_shapes(job: Job) -> dict:
     """Shapes of what `resident` puts on the devices.
 
     An image is one row, u8[N, H * W * C]. Of u8[N, H, W, C] a TPU would copy the whole
-    set into another layout in every call, since it gathers rows of contiguous bytes.
+    set into another layout in every call, since it gathers rows of contiguous bytes. It
+    keeps rows contiguous if they are whole tiles, so that there they end in zeros.
     """
     if not job.resident:
         return {}
     examples = job.stream.dataset.train
     images, label = examples.images, examples.label
-    rows = len(images), math.prod(images.shape[1:])
+    size = math.prod(images.shape[1:])
+    filled = -size % _TILE if sharding.platform() == "tpu" else 0
     return {
-        "image": jax.ShapeDtypeStruct(rows, images.dtype),
+        "image": jax.ShapeDtypeStruct((len(images), size + filled), images.dtype),
         "label": jax.ShapeDtypeStruct(label.shape, label.dtype),
     }
 
@@ -218,7 +221,9 @@ def resident(job: Job) -> dict:
     if not job.resident:
         return {}
     examples, shapes = job.stream.dataset.train, resident_shapes(job)
-    images = np.asarray(examples.images).reshape(shapes["image"].shape)
+    images = np.asarray(examples.images).reshape(len(examples.images), -1)
+    if filled := shapes["image"].shape[1] - images.shape[1]:
+        images = np.pad(images, ((0, 0), (0, filled)))
     arrays = {"image": images, "label": np.asarray(examples.label)}
     return sharding.replicate(arrays, job.mesh)
 
@@ -335,7 +340,8 @@ def _looked_up(resident, batch, image):
     """
     rows = batch["index"]
     filled = {"index": rows, **jax.tree.map(lambda x: x[rows], resident)}
-    filled["image"] = filled["image"].reshape(*rows.shape, *image)
+    pixels = filled["image"][..., : math.prod(image)]
+    filled["image"] = pixels.reshape(*rows.shape, *image)
     if "labelled" in batch:
         filled["labelled"] = _looked_up(resident, batch["labelled"], image)
     return filled
