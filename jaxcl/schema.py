@@ -212,8 +212,12 @@ def check_value(value, annotation, field: str, option: _Option | None = None) ->
       ValueError: naming the field, the value and what is allowed.
     """
     kinds = _kinds(annotation)
+    # A word among numbers or sections: its message names these, too.
+    mixed = len({_plain(kind) for kind in kinds} - {types.NoneType}) > 1
     for kind in kinds:
         if _is_of(value, kind):
+            if mixed and _plain(kind) is Literal and value not in typing.get_args(kind):
+                break
             return _check_kind(value, kind, field)
     default = option.default if option else inspect.Parameter.empty
     said = "" if default is inspect.Parameter.empty else f"; default {default!r}"

@@ -80,8 +80,12 @@ def refused(tmp_path, match, **changes):
         ({"precision": "float16"}, r"config\.precision='float16'.*bfloat16"),
         ({"epochs": 0}, r"config\.epochs=0"),
         ({"keep": 1}, r"config\.keep=1"),
-        ({"steps_per_call": "many"}, r"config\.steps_per_call='many'.*int"),
+        ({"steps_per_call": "many"}, r"steps_per_call='many': must be int or 'task'"),
         ({"steps_per_call": 0}, r"config\.steps_per_call=0"),
+        (
+            {"steps_per_call": "task", "device_bytes": 0},
+            r"config\.steps_per_call='task': .* must be a number where they stream",
+        ),
         ({"augment.size": 12, "evaluators": {"knn": {}}}, r"8.*12|12.*8"),
         ({"augment.mean": (0.1, 0.2)}, r"mean"),
         ({"method.queue_size": 40}, r"config\.method\.queue_size=40"),
@@ -314,6 +318,64 @@ def test_steps_in_one_call_are_the_steps_one_by_one(tmp_path):
     np.testing.assert_array_equal(ends[0][0], ends[1][0])
     chex.assert_trees_all_close(ends[0][1].params, ends[1][1].params, rtol=1e-4)
     assert [r["step"] for r in ends[1][2]] == [*range(1, 13), 12]
+
+
+STREAM = toy.ONLINE | {"method": {"name": "er"}, "encoder": {"name": "mlp"}}
+STREAM |= {"batch_size": 10, "epochs": 4, "scenario.num_tasks": 2, "log_every": 50}
+
+
+def calls_of(tmp_path, **changes):
+    """How many steps each call made, the last state, and what was logged."""
+    work, counts = toy.job(tmp_path, **STREAM, **changes), []
+    compiled = job.compile_step(work)
+
+    def step(state, resident, batches, count):
+        counts.append(int(count))
+        return compiled(state, resident, batches, count)
+
+    train.run(work, tmp_path, step=step)
+    state = toy.leaves(toy.saved(work, tmp_path).state)
+    return counts, state, [row for row in record.read_rows(tmp_path) if "loss" in row]
+
+
+def test_a_whole_task_is_one_call(tmp_path):
+    """Bit for bit the steps that shorter calls make, replay and memory included."""
+    short, ends, rows = calls_of(tmp_path / "2", steps_per_call=2)
+    whole, state, logged = calls_of(tmp_path / "task", steps_per_call="task")
+    assert len(whole) == 2 and sum(whole) == sum(short) > 500
+    for ours, theirs in zip(state, ends, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert [row["loss"] for row in logged] == [row["loss"] for row in rows]
+    # The steps of a call come together: none took no time, so none is infinitely fast.
+    assert len({row["time"]["images_per_second"] for row in logged}) == 2
+    cut, state, _ = calls_of(tmp_path / "cut", steps_per_call="task", save_every=100)
+    assert max(cut) == 100 and sum(cut) == sum(whole)
+    for ours, theirs in zip(state, ends, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "changes, steps",
+    [
+        ({}, 24),
+        ({"eval_every": 7, "save_every": 9}, 7),
+        ({"eval_every": 9, "save_every": 7}, 7),
+        ({"eval_epochs": 1}, 12),
+        ({"patience": 3}, 12),
+        ({"epochs": (1, 3)}, 27),
+    ],
+)
+def test_a_call_of_a_task_ends_where_something_is_to_be_done(changes, steps, tmp_path):
+    changes = {"steps_per_call": "task", "scenario.num_tasks": 3, **changes}
+    work = toy.job(tmp_path, **changes)
+    assert work.steps_per_call == job.longest_call(work) == steps
+
+
+def test_accelerators_make_a_task_of_an_online_method_one_call(tmp_path):
+    with sharding.for_elsewhere():
+        assert toy.job(tmp_path / "er", **STREAM).steps_per_call > 250
+        assert toy.job(tmp_path / "pnr").steps_per_call == 8
+    assert toy.job(tmp_path / "here", **STREAM).steps_per_call == 1
 
 
 def test_evaluating_every_few_steps_changes_nothing_but_the_rows(tmp_path):

@@ -406,7 +406,7 @@ def test_what_an_annotation_allows(given):
         ({"form": 3}, "form=3: must be 'paper' or 'code'; default 'paper'"),
         ({"many": 2**40 + 1}, "many=1099511627777: must be from 0 to 1099511627776"),
         ({"either": 0}, "either=0: must be at least 1"),
-        ({"either": "some"}, "either='some': allowed are all"),
+        ({"either": "some"}, "either='some': must be int or 'all' or None"),
         ({"either": 1.5}, "either=1.5: must be int or 'all' or None; default None"),
         ({"loud": "very"}, "loud='very': must be float or int; default 2.0"),
         ({"loud": NAN}, "loud=nan: must be finite"),

@@ -315,7 +315,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         crop=image["crop"]
         and image["crop"]._replace(decoder=tasks.dataset.decoder or "auto"),
         views=image["views"],
-        steps_per_call=_steps_per_call(top, tasks.dataset.train),
+        steps_per_call=1,  # until `_steps_per_call`
         record=record_options(top),
         quiet=False,
         config=plain,
@@ -334,6 +334,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         evaluate_untrained=top.evaluate_untrained,
         plots=top.plots,
     )
+    made = made._replace(steps_per_call=_steps_per_call(top, made))
     steps = job.steps_left(made, 0)
     if steps > _MOST_STEPS:
         raise ValueError(
@@ -415,16 +416,28 @@ def record_options(top: sections.Top) -> dict:
     }
 
 
-def _steps_per_call(top, train) -> int:
+def _steps_per_call(top, made) -> int:
     """Choose how many steps one call makes; graphs differ in size, so they get one."""
-    if train.graphs is None:
-        return top.steps_per_call or (1 if sharding.on_cpu() else 8)
-    if top.steps_per_call not in (None, 1):
+    asked = top.steps_per_call
+    if made.graphs:
+        if asked not in (None, 1):
+            raise ValueError(
+                f"config.steps_per_call={asked}: batches of graphs have several sizes; "
+                "must be None or 1"
+            )
+        return 1
+    if asked is None:
+        # Steps on ten rows are so short that a host cannot start them one by one.
+        short = made.method.replays and made.resident
+        asked = 1 if sharding.on_cpu() else "task" if short else 8
+    if asked != "task":
+        return asked
+    if not made.resident:
         raise ValueError(
-            f"config.steps_per_call={top.steps_per_call}: batches of graphs have "
-            "several sizes; must be None or 1"
+            "config.steps_per_call='task': the images of a whole task would be in one "
+            "call; must be a number where they stream from the host"
         )
-    return 1
+    return job.longest_call(made)
 
 
 def _alone(top, made, parts, eval_parts, workdir) -> task_alone.Alone | None:

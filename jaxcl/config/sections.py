@@ -84,7 +84,9 @@ class Top:
     precision: Literal["auto", "float32", "bfloat16"] = "float32"
     scale_lr: bool = True  # multiply optimizer.lr by batch_size / 256
     devices: schema.Count | None = None  # how many; None: all
-    steps_per_call: schema.Count | None = None  # None: 1 on CPU, 8 elsewhere
+    # Steps of one call. "task": all up to the next save, evaluation or end of a task.
+    # None: 1 on CPU; elsewhere "task" for methods that replay, 8 for others
+    steps_per_call: schema.Count | Literal["task"] | None = None
     device_bytes: _Bytes = 8 * 2**30  # sets up to this size live on the device
     duplicates: bool | None = None  # count and tell them; None: where that is quick
     workers: Annotated[int, schema.Range(0, 1024)] = 4  # processes that decode images

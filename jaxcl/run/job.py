@@ -107,6 +107,19 @@ def steps_left(job: Job, finished: int) -> int:
     return sum(map(len, plain_schedules(job)[finished:]))
 
 
+def longest_call(job: Job) -> int:
+    """The most steps that may follow each other with nothing to do between them.
+
+    That is up to a save, an evaluation, the end of an epoch that is looked at, or the
+    end of the longest task.
+    """
+    plans = plain_schedules(job)
+    every = [number for number in (job.save_every, job.eval_every) if number]
+    if job.counts_epochs:
+        every.append(max(plan.steps_per_epoch for plan in plans))
+    return min([max(map(len, plans)), *every])
+
+
 def begin(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainState:
     """The state at the first step of a task."""
     source = job.method.source(state, task)

@@ -44,7 +44,8 @@ class Meter:
         self._work, self._recorder, self._task = work, recorder, task
         self._epochs = epochs
         self._pending = []  # (steps done before, count, metrics f32[K] each)
-        self._last = time.monotonic(), step  # when the last row was logged
+        self._last = time.monotonic(), step  # of the last measurement
+        self._speed = 0.0  # images a second, up to it
 
     def add(self, before: int, count: int, metrics: dict) -> None:
         """Take the metrics of a call that did `count` steps after step `before`."""
@@ -60,6 +61,9 @@ class Meter:
         while self._pending and sum(self._pending[0][:2]) <= until:
             before, count, metrics = self._pending.pop(0)
             metrics = sharding.fetch(metrics)
+            logged = before + count - (before + count) % self._work.log_every
+            if logged > before:
+                self._measure(logged)
             for i in range(count):
                 row = {name: values[i] for name, values in metrics.items()}
                 self._check(row, before + i + 1)
@@ -76,12 +80,19 @@ class Meter:
                     "look at the data"
                 )
 
-    def _log(self, row, step):
+    def _measure(self, step):
+        """Images a second up to a step that is logged.
+
+        The steps of one call arrive together, so they share one number.
+        """
         now, (last_time, last_step) = time.monotonic(), self._last
         self._last = now, step
         rows = self._work.rows * self._work.parts(self._task)
-        speed = (step - last_step) * rows / max(now - last_time, 1e-9)
-        self._recorder.log(step, self._task, **row, time={"images_per_second": speed})
+        self._speed = (step - last_step) * rows / max(now - last_time, 1e-9)
+
+    def _log(self, row, step):
+        clock = {"images_per_second": self._speed}
+        self._recorder.log(step, self._task, **row, time=clock)
 
 
 class Epochs:

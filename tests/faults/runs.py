@@ -264,4 +264,42 @@ FAULTS = [
             "for part in (self._rows, self._bar):",
         ),
     ),
+    *fault.of(
+        "run/job.py",
+        "test_build.py::test_a_call_of_a_task_ends_where_something_is_to_be_done",
+        (
+            "calls: a task's goes past saves",
+            "for number in (job.save_every, job.eval_every) if number]",
+            "for number in (job.eval_every,) if number]",
+        ),
+        (
+            "calls: a task's is as long as the shortest task",
+            "return min([max(map(len, plans)), *every])",
+            "return min([*map(len, plans), *every])",
+        ),
+        (
+            "calls: a task's goes past the ends of epochs",
+            "    if job.counts_epochs:\n        every.append(",
+            "    if False:\n        every.append(",
+        ),
+    ),
+    *fault.of(
+        "run/metrics_log.py",
+        "test_build.py::test_a_whole_task_is_one_call",
+        (
+            "speed: steps that came together took no time",
+            "            if logged > before:\n                self._measure(logged)\n",
+            "            if logged > before:\n                self._measure(logged)\n"
+            "                self._measure(logged)\n",
+        ),
+    ),
+    *fault.of(
+        "config/build.py",
+        "test_build.py::test_accelerators_make_a_task_of_an_online_method_one_call",
+        (
+            "calls: of eight steps, however short they are",
+            'asked = 1 if sharding.on_cpu() else "task" if short else 8',
+            "asked = 1 if sharding.on_cpu() else 8",
+        ),
+    ),
 ]
