@@ -90,5 +90,6 @@ FAULTS = [
             "return (state.task == 0) & (not setup.parts.begun)",
             "return state.task == 0",
         ),
+        slow=True,
     ),
 ]

@@ -31,6 +31,7 @@ FAULTS = [
             "encoder(before.params, own.stats",
             "encoder(own.params, own.stats",
         ),
+        slow=True,
     ),
     *fault.of(
         "methods/two_view/bases.py",
