@@ -41,6 +41,7 @@ class Replay(NamedTuple):
     policy: str = "reservoir"  # a name in memory.policies.POLICIES
     size: int | None = None  # rows drawn per update; None: as many as come in
     updates: int = 1  # gradient steps on each incoming batch
+    flops: float | None = None  # budget for each image, from which `updates` came
     augment: str = "none"  # which rows: "none", "replay" or "all"
     sharded: bool = False  # the memory is split over the devices
     measure: tuple[str, ...] = ()  # "drift", "gradients", see methods/online/probe.py

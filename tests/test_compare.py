@@ -43,9 +43,10 @@ def test_cost_of_a_step(runs):
     assert compare.cost(compare.read(runs / "er")) == {
         "milliseconds": pytest.approx(10),
         "flops": 100,
+        "per_image": 10,
     }
     ace = compare.cost(compare.read(runs / "ace"))
-    assert ace == {"milliseconds": pytest.approx(15), "flops": 200}
+    assert ace == {"milliseconds": pytest.approx(15), "flops": 200, "per_image": 20}
 
 
 def test_curve_is_the_average_over_tasks_met(runs):
@@ -54,6 +55,15 @@ def test_curve_is_the_average_over_tasks_met(runs):
     finals = np.array([0.5, 0.4, 0.9])
     np.testing.assert_allclose(mean, [np.mean([0.8, 0.9, 0.9]), 0.3, finals.mean()])
     np.testing.assert_allclose(error[2], finals.std(ddof=1) / 3**0.5)
+
+
+def test_along_the_stream_every_evaluation_counts(runs):
+    """At steps 5, 8 and 10; "anytime" has the tasks' ends 5 and 10 alone."""
+    found = compare.along(compare.read(runs / "er"), run_directories.NAME)
+    means = np.mean([[0.8, 0.3, 0.5], [0.9, 0.3, 0.4], [0.9, 0.3, 0.9]], axis=1)
+    assert found["mean"] == pytest.approx(means.mean())
+    assert found["error"] == pytest.approx(means.std(ddof=1) / 3**0.5)
+    assert found["seeds"] == 3
 
 
 def test_a_band_is_the_deviation_and_a_scalar_has_a_curve(runs):
@@ -106,7 +116,7 @@ def test_the_command(runs, capsys):
     assert figure.stat().st_size > 5000
     er, ace, one = capsys.readouterr().out.splitlines()[1:]
     assert er.split() == (
-        "er 3 60.0 +- 15.3 73.3 +- 8.3 36.7 +- 20.3 10.0 1.00x".split()
+        "er 3 60.0 +- 15.3 73.3 +- 8.3 58.9 +- 5.6 36.7 +- 20.3 10.0 1.00x 10".split()
     )
     assert "20.0 +- 0.0" in ace and "2.00x" in ace
     assert one.split()[:3] == ["one", "1", "50.0"] and one.endswith("10.0")

@@ -168,7 +168,9 @@ def test_what_they_add_trains(house, tmp_path, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["align_uniform-cassle", "simclr-hint", "er_weighted"])
+@pytest.mark.parametrize(
+    "row", ["align_uniform-finetune", "simclr-hint", "er_weighted"]
+)
 def test_their_rows_pass_the_table_of_methods(house, row):
     printed = pytest_in(house, "-m", "", "tests/test_methods.py", "-k", f"[{row}]")
     assert "3 passed" in printed

@@ -570,8 +570,9 @@ def test_in_a_bucket(residual):
     pytest.importorskip("gcsfs", reason="gs:// needs gcsfs: pip install -e '.[gcs]'")
     from helpers import fake_gcs
 
-    with fake_gcs.serve("bucket") as server:
-        run, out = epath.Path("gs://bucket/runs/a"), "gs://bucket/exports/a"
+    # A bucket of its own: gcsfs remembers what it has listed of another module's.
+    with fake_gcs.serve("other") as server:
+        run, out = epath.Path("gs://other/runs/a"), "gs://other/exports/a"
         _, state = run_directories.run_of(run, encoder=run_directories.RESNET)
         card = export_command.export(str(run), out, torch=True)
         assert card["files"] == residual[2]["files"]

@@ -158,7 +158,7 @@ def test_the_encoder_takes_one_image_or_many(fitted, tmp_path):
 def test_it_is_drawn_reported_and_saved(fitted, tmp_path):
     figure = fitted.plot(tmp_path / "run.svg")
     panels = figure.axes
-    assert panels[0].get_title() == "knn/class_incremental"
+    assert panels[0].get_title() == "Nearest neighbours, class incremental"
     assert len(panels[1].lines[0].get_xdata()) == 4
     assert "<svg" in (tmp_path / "run.svg").read_text()
     page = pathlib.Path(fitted.report())

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import dense_net, toy, twins, two_view_losses
+from helpers import dense_net, loss_aware_twin, toy, twins, two_view_losses
 from jaxcl import core, optim
 from jaxcl.memory import buffer, policies
 from jaxcl.methods import online_ssl, two_view
@@ -64,6 +64,9 @@ CASES = {
     "barlow_twins-pnr": ("barlow_twins", "pnr", "fifo", {"teacher": "snapshot"}),
     "mocov2plus-cla_r": ("mocov2plus", "cla_r", "fifo", {"form": "paper"}),
     "simclr-cassle": ("simclr", "cassle", "fifo", {"frozen_bn": "running"}),
+    "simsiam-loss_aware": ("simsiam", "none", "loss_aware", {}),
+    "byol-loss_aware": ("byol", "cassle", "loss_aware_reservoir", {}),
+    "simclr-loss_aware": ("simclr", "none", "loss_aware_reservoir", {}),
     # CLA-B
     "byol-cassle": ("byol", "cassle", "fifo", {"rows": "all", "remembers": False}),
 }
@@ -156,7 +159,7 @@ class Twin:
         self.slow, self.teacher = to64((extra.momentum, extra.teacher))
         self.teacher_stats = to64(extra.teacher_stats)
         self.queues = to64((extra.key_queue, extra.frozen_queue))
-        for name in {"projection", "feature"} & set(self.items):
+        for name in {"projection", "feature", "loss"} & set(self.items):
             self.items[name] = to64(extra.memory.items[name])
 
     def copied(self, tree):
@@ -170,9 +173,9 @@ class Twin:
         if self.taught and self.snapshot and self.number % EVERY == 0:
             self.follow(0.0)
         for k_update in keys:
-            metrics, z = self.update(incoming, k_update)
+            metrics, z, losses = self.update(incoming, k_update)
         if self.size:
-            self.store(incoming, z, k_write)
+            self.store(incoming, z, losses, k_write)
         self.number += 1
         return metrics
 
@@ -222,11 +225,21 @@ class Twin:
         )
         self.keep_up(fixed, active)
         z = outputs["z"].reshape(-1, 2, D)
+        losses = self.pair_losses(outputs, fixed)
         if active:
-            self.refresh(slots, z[:R])
+            self.refresh(slots, z[:R], losses[:R])
         share = R / (R + B) if active else 0.0
         metrics = {"loss": value, "lr": RATE, "grad_norm": norm, "replayed": share}
-        return metrics | terms, z[size:]
+        return metrics | terms, z[size:], losses[size:]
+
+    def pair_losses(self, outputs, fixed):
+        """Of each image -cos of its views, as the base has them, both directions."""
+        query = outputs.get("o", outputs["z"]).reshape(-1, 2, D)
+        target = fixed.get("k", outputs["z"]).reshape(-1, 2, D)
+        return [
+            -(twins.cosine(q[0], t[1]) + twins.cosine(q[1], t[0])) / 2
+            for q, t in zip(query, target, strict=True)
+        ]
 
     def forward(self, images):
         run = functools.partial(dense_net.apply, train=True, groups=2)
@@ -325,9 +338,12 @@ class Twin:
                         queue[:, (self.pointer + i) % K] = pair
             self.pointer = (self.pointer + len(fixed["k"]) - first) % K
 
-    def refresh(self, slots, z):
+    def refresh(self, slots, z, losses):
         """What is stored of replayed rows moves with every use."""
-        for slot, (z1, z2) in zip(slots, z, strict=True):
+        for slot, (z1, z2), loss in zip(slots, z, losses, strict=True):
+            if "loss" in self.items:
+                self.items["loss"][slot] = (self.items["loss"][slot] + loss) / 2
+                self.items["draws"][slot] += 1
             if "projection" in self.items:
                 held, now = self.items["projection"], (z1 + z2) / 2
                 held[slot] = ALPHA * held[slot] + (1 - ALPHA) * now
@@ -336,8 +352,8 @@ class Twin:
                 held[slot] = twins.unit((held[slot] + twins.unit(z1 + z2)) / 2)
                 self.items["used"][slot] = True
 
-    def store(self, incoming, z, key):
-        for i, slot in enumerate(self.slots(key)):
+    def store(self, incoming, z, losses, key):
+        for i, slot in enumerate(self.slots(key, losses)):
             if slot >= M:
                 continue
             self.filled[slot] = True
@@ -349,11 +365,13 @@ class Twin:
                 "feature": twins.unit(z[i].sum(axis=0)),
                 "used": False,
                 "number": self.number * B + i,
+                "loss": losses[i],
+                "draws": 0,
             }
             for name, held in self.items.items():
                 held[slot] = new[name]
 
-    def slots(self, key):
+    def slots(self, key, losses):
         seen = self.number * B
         if self.policy == "fifo":
             return [(seen + i) % M for i in range(B)]
@@ -361,7 +379,17 @@ class Twin:
             held = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(seen))
             return np.asarray(policies.reservoir(held, key, jnp.ones(B, bool)))
         excess = int(self.filled.sum()) + B - M
-        gone = removed(self.items, self.filled, excess)
+        if self.policy == "loss_aware_reservoir":
+            held = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(seen))
+            enters = np.asarray(policies.reservoir(held, key, jnp.ones(B, bool)))
+            return loss_aware_twin.entering(
+                self.items["loss"], self.items["draws"], self.filled, losses, enters
+            )
+        if self.policy == "loss_aware":
+            columns = self.items["loss"], self.items["draws"], self.filled
+            gone = loss_aware_twin.lowest(loss_aware_twin.scores(*columns), excess)
+        else:
+            gone = removed(self.items, self.filled, excess)
         return [s for s in range(M) if not self.filled[s] or s in gone][:B]
 
     # What ours must be
@@ -559,6 +587,30 @@ def test_labels_and_tasks_change_nothing_but_what_is_stored_of_them():
     chex.assert_trees_all_equal(*states)
 
 
+def test_drift_is_measured_and_training_stays_the_same():
+    """Of stored rows of past tasks, which the measure alone asks for."""
+    replay = core.Replay(capacity=M, policy="fifo", size=R, measure=("drift",))
+    plain, ends = parts(replay=replay, plain=lambda x: x / 255.0), []
+    for measure in ((), ("drift",)):
+        own = plain._replace(replay=replay._replace(measure=measure))
+        method = online_ssl.make(own, regulariser="cla_r", **OPTIONS)
+        state, step = begin(method), jax.jit(method.step)
+        for number in range(4):
+            state = state.replace(task=jnp.int32(number // 2))
+            before = state
+            state, metrics = step(state, batch(number))
+        ends.append(state)
+    assert method.drawn == ("drift",)
+    past = np.flatnonzero(np.asarray(state.extra.memory.items["task"]) == 0)
+    images = state.extra.memory.items["image"][past] / 255.0
+    old, new = (
+        twins.unit(np.float64(method.embed(s, images))) for s in (before, state)
+    )
+    moved = np.linalg.norm(old - new, axis=1).mean()
+    np.testing.assert_allclose(metrics["drift"], moved, rtol=1e-3)
+    chex.assert_trees_all_close(ends[0].params, ends[1].params, rtol=1e-5, atol=1e-6)
+
+
 def test_no_two_views_share_a_key():
     keys = []
 
@@ -609,7 +661,7 @@ def test_options_are_refused_by_name(changes, said):
         ({"policy": "class_balanced"}, "replay.policy='class_balanced'"),
         ({"capacity": R}, f"replay.capacity={R}: must be above config.replay.size={R}"),
         ({"augment": "replay"}, "replay.augment='replay'"),
-        ({"measure": ("drift",)}, "replay.measure=.*leave it out"),
+        ({"measure": ("drift", "gradients")}, "replay.measure=.*leave it out"),
         ({"statistics": "memory"}, "replay.statistics='memory'"),
     ],
 )

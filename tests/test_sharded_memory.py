@@ -24,6 +24,9 @@ EXAMPLE = {
     "feature": jax.ShapeDtypeStruct((4,), np.float32),
     "used": np.zeros((), bool),
     "number": np.zeros((), np.int32),
+    # What the loss-aware ones read.
+    "loss": np.zeros((), np.float32),
+    "draws": np.zeros((), np.int32),
 }
 MOVES = re.compile(r"= (.*) (?:all-|collective-|reduce-scatter)[\w-]*\(")
 
@@ -40,6 +43,8 @@ def rows(turn, size=16):
         "feature": feature / np.linalg.norm(feature, axis=1, keepdims=True),
         "used": np.arange(size) % 2 == 0,
         "number": n,
+        "loss": feature[:, 0],
+        "draws": n % 3,
     }
 
 

@@ -12,13 +12,14 @@ from absl import logging
 from etils import epath
 
 from jaxcl import core, schema, sharding
-from jaxcl.config import sections
+from jaxcl.config import budget, sections
 from jaxcl.data import duplicates, storage, stream
 from jaxcl.evals import features
 from jaxcl.memory import sharded
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import chain
 from jaxcl.run import (
+    cost,
     evaluation,
     folder,
     job,
@@ -334,6 +335,9 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         evaluate_untrained=top.evaluate_untrained,
         plots=top.plots,
     )
+    if replay.flops is not None:
+        parts = parts._replace(replay=_affordable(top, made, parts, workdir))
+        made = made._replace(method=sections.method(top.method, parts))
     made = made._replace(steps_per_call=_steps_per_call(top, made))
     steps = job.steps_left(made, 0)
     if steps > _MOST_STEPS:
@@ -345,6 +349,22 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     if top.plasticity and len(tasks.tasks) > 1:
         made = made._replace(alone=_alone(top, made, parts, eval_parts, workdir))
     return made
+
+
+def _affordable(top, made, parts, workdir) -> core.Replay:
+    """config.replay with the updates that its FLOPs pay for, in the last task."""
+    last, replay = len(made.stream.tasks) - 1, parts.replay
+
+    def flops(updates):
+        own = parts._replace(replay=replay._replace(updates=updates))
+        work = made._replace(method=sections.method(top.method, own))
+        return cost.flops(work.method.step, *job.placed(work, work.parts(last)), last)
+
+    name = top.method["name"]
+    found = budget.updates(replay.flops, top.batch_size, flops, name)
+    if workdir is not None and jax.process_index() == 0:
+        print(f"config.replay.flops={replay.flops:g}: updates={found}", flush=True)
+    return replay._replace(updates=found)
 
 
 def _tell_unread(top) -> None:

@@ -428,3 +428,40 @@ def of_images(parts: core.EvalParts, *, batch_size: int = 256) -> Callable:
         return np.concatenate(features)[: len(images)]
 
     return run
+
+
+def two_views(parts: core.EvalParts, *, batch_size: int = 128) -> Callable:
+    """Embeddings of two views of images that lie on the host, in evaluation mode.
+
+    The views are those of `augment.images.make` by its defaults, whatever the run
+    trains with, so that runs with other augmentations compare. Their draws depend on
+    the seed and on the place of an image alone.
+
+    Args:
+      batch_size: rounded up to a multiple of the devices.
+
+    Returns:
+      (state, images u8[n,H,W,C]) -> embeddings f32[n, D] of either view, on the host.
+    """
+    augment = augment_images.make(size=parts.size, mean=parts.mean, std=parts.std)
+    batch_size = padded_size(parts, batch_size)
+    rows, whole = sharding.split(parts.mesh), sharding.replicated(parts.mesh)
+
+    def embed(state, images, start):
+        images = jax.lax.with_sharding_constraint(images, rows)
+        views = augment(jax.random.fold_in(jax.random.key(parts.seed), start), images)
+        return [parts.embed(state, views[:, view]) for view in range(2)]
+
+    program = jax.jit(embed, out_shardings=whole)
+
+    def run(state, images):
+        found = []
+        for start in range(0, len(images), batch_size):
+            batch = images[start : start + batch_size]
+            batch = np.resize(batch, (batch_size, *images.shape[1:]))
+            placed = sharding.replicate((batch, np.int32(start)), parts.mesh)
+            found.append(sharding.fetch(program(state, *placed)))
+        views = zip(*found, strict=True)
+        return [np.concatenate(view)[: len(images)] for view in views]
+
+    return run

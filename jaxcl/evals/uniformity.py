@@ -4,8 +4,7 @@ Wang & Isola, "Understanding Contrastive Representation Learning through Alignme
 Uniformity on the Hypersphere", ICML 2020, with alpha = 2 and t = 2. It reads no labels.
 
 Departures: embeddings are the encoder's, in evaluation mode, of unit length. The views
-are those of `augment.images.make` by its defaults, whatever the run trains with, so
-that runs with other augmentations compare; their draws never change.
+are those of `features.two_views`.
 """
 
 import math
@@ -17,8 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, schema, sharding
-from jaxcl.augment import images as augment_images
+from jaxcl import core, schema
 from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 
@@ -75,7 +73,7 @@ def make(
     count = stream.size(examples)
     rows = np.linspace(0, count - 1, min(max_rows, count)).astype(np.int32)
     images = features_lib.images_of(parts, examples, rows)
-    embed = _views(parts)
+    embed = features_lib.two_views(parts)
 
     def evaluate(state, task: int) -> core.Result:
         began = time.monotonic()
@@ -90,29 +88,3 @@ def make(
         return core.Result({}, scalars, warnings)
 
     return evaluate
-
-
-def _views(parts, batch_size=128) -> Callable:
-    """(state, images u8[n,H,W,C]) -> embeddings f32[n, D] of two views."""
-    augment = augment_images.make(size=parts.size, mean=parts.mean, std=parts.std)
-    batch_size = features_lib.padded_size(parts, batch_size)
-    rows, whole = sharding.split(parts.mesh), sharding.replicated(parts.mesh)
-
-    def embed(state, images, start):
-        images = jax.lax.with_sharding_constraint(images, rows)
-        views = augment(jax.random.fold_in(jax.random.key(parts.seed), start), images)
-        return [parts.embed(state, views[:, view]) for view in range(2)]
-
-    program = jax.jit(embed, out_shardings=whole)
-
-    def run(state, images):
-        found = []
-        for start in range(0, len(images), batch_size):
-            batch = images[start : start + batch_size]
-            batch = np.resize(batch, (batch_size, *images.shape[1:]))
-            placed = sharding.replicate((batch, np.int32(start)), parts.mesh)
-            found.append(sharding.fetch(program(state, *placed)))
-        views = zip(*found, strict=True)
-        return [np.concatenate(view)[: len(images)] for view in views]
-
-    return run

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl.memory import buffer as buffer_lib
+from jaxcl.memory import loss_aware as loss_lib
 from jaxcl.memory import redundancy
 
 _MOST = 2**31 - 1  # the largest number that a row gets
@@ -270,9 +271,9 @@ def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     """
     mask = jnp.asarray(mask, bool)
     chex.assert_rank(mask, 1)
-    held, capacity = buffer.items, buffer.capacity
+    held = buffer.items
     stored = jnp.sum(buffer.filled, dtype=jnp.int32)
-    excess = stored + jnp.sum(mask, dtype=jnp.int32) - capacity
+    excess = stored + jnp.sum(mask, dtype=jnp.int32) - buffer.capacity
     gone = jax.lax.cond(
         excess > 0,
         lambda: redundancy.evicted(
@@ -284,7 +285,80 @@ def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
         ),
         lambda: jnp.zeros_like(buffer.filled),
     )
-    free = ~buffer.filled | gone
+    return _into(~buffer.filled | gone, mask)
+
+
+def loss_aware(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
+    """Every row enters; those of the lowest scores make room.
+
+    Scores are taken once, before the batch, so that no row of it goes. If a batch has
+    more than `capacity` rows, the first ones stay. Source: see `loss_aware.py`, there
+    the insertion "fifo".
+
+    Args:
+      buffer: Buffer, items with "loss" f32[capacity], the running loss, and "draws"
+        i32[capacity], how often the row was drawn.
+      mask: bool or f32 [B], rows that exist.
+
+    Returns:
+      i32[B], slots; none but `capacity` occurs twice.
+    """
+    mask = jnp.asarray(mask, bool)
+    chex.assert_rank(mask, 1)
+    held, stored = buffer.items, jnp.sum(buffer.filled, dtype=jnp.int32)
+    excess = stored + jnp.sum(mask, dtype=jnp.int32) - buffer.capacity
+    value = loss_lib.scores(held["loss"], held["draws"], buffer.filled)
+    gone = loss_lib.lowest(value, jnp.clip(excess, 0, stored))
+    return _into(~buffer.filled | gone, mask)
+
+
+def loss_aware_reservoir(
+    buffer: buffer_lib.Buffer, key: jax.Array, loss: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """A row enters as in a reservoir; that of the lowest score makes room.
+
+    Rows come one after another: row n of the stream takes slot n while there are free
+    ones, and enters with probability capacity / (n + 1) later, exactly where it would
+    in `reservoir` with this key. Scores count the rows of the batch that entered before
+    it. Source: see `loss_aware.py`, there the insertion "random".
+
+    Args:
+      buffer: as for `loss_aware`.
+      key: threefry key.
+      loss: f32[B], of the rows, which were not drawn yet.
+      mask: bool or f32 [B], rows that exist.
+
+    Returns:
+      i32[B], slots, for rows that are written one after another.
+    """
+    mask = jnp.asarray(mask, bool)
+    chex.assert_equal_shape([loss, mask])
+    capacity, held = buffer.capacity, buffer.items
+    admitted = reservoir(buffer, key, mask)
+
+    def place(carry, row):
+        losses, draws, filled = carry
+        slot, loss = row
+        worst = jnp.argmin(loss_lib.scores(losses, draws, filled))
+        slot = jnp.where((slot < capacity) & jnp.all(filled), worst, slot)
+        slot = slot.astype(jnp.int32)
+        losses = losses.at[slot].set(loss, mode="drop")
+        draws = draws.at[slot].set(0, mode="drop")
+        filled = filled.at[slot].set(True, mode="drop")
+        return (losses, draws, filled), slot
+
+    carry = held["loss"], held["draws"], buffer.filled
+    return jax.lax.scan(place, carry, (admitted, loss))[1]
+
+
+def _into(free, mask):
+    """Slots for the unmasked rows, free ones in order; `capacity` once none is left.
+
+    Args:
+      free: bool[capacity].
+      mask: bool[B].
+    """
+    capacity = len(free)
     order = jnp.argsort(~free, stable=True)  # free slots first, in order
     rank = jnp.cumsum(mask, dtype=jnp.int32) - 1
     fits = mask & (rank < jnp.sum(free))
@@ -421,6 +495,10 @@ def _start_greedy_balanced(num_classes, num_tasks):
     return {"rank": jnp.full((num_classes,), num_classes, jnp.int32)}
 
 
+def _loss_aware_reservoir(buffer, kept, key, items, mask):
+    return loss_aware_reservoir(buffer, key, items["loss"], mask), kept
+
+
 POLICIES = {
     "reservoir": Policy(_stateless(reservoir)),
     "batched_reservoir": Policy(_stateless(batched_reservoir)),
@@ -435,4 +513,9 @@ POLICIES = {
         _stateless(lambda buffer, key, mask: min_redundancy(buffer, mask)),
         reads=("feature", "used", "number"),
     ),
+    "loss_aware": Policy(
+        _stateless(lambda buffer, key, mask: loss_aware(buffer, mask)),
+        reads=("loss", "draws"),
+    ),
+    "loss_aware_reservoir": Policy(_loss_aware_reservoir, reads=("loss", "draws")),
 }

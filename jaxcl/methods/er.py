@@ -84,25 +84,34 @@ def joint(
       net: the network.
       params, stats: of it.
       class_mask: bool[C], classes that compete; None: all.
-      incoming, replayed: rows. While none can be replayed, incoming rows stand in for
-        them in the batch statistics, and do not count again.
+      incoming, replayed: rows, see `together`.
 
     Returns:
       f32[], and the statistics after the pass.
     """
+    rows = together(incoming, replayed)
+    out, stats = net(params, stats, rows.images, train=True)
+    value = losses.cross_entropy(
+        out.logits, rows.label, class_mask=class_mask, example_mask=rows.mask
+    )
+    return value, stats
+
+
+def together(incoming: online.Rows, replayed: online.Rows) -> online.Rows:
+    """Incoming and replayed rows as one batch.
+
+    While none can be replayed, incoming rows stand in for them in the batch statistics,
+    masked, so that they do not count again.
+    """
     # A blank image would enter the batch statistics.
     repeated = incoming.images[jnp.arange(len(replayed.mask)) % len(incoming.label)]
     images = jnp.where(jnp.any(replayed.mask), replayed.images, repeated)
-    out, stats = net(
-        params, stats, jnp.concatenate([incoming.images, images]), train=True
+    return online.Rows(
+        images=jnp.concatenate([incoming.images, images]),
+        label=jnp.concatenate([incoming.label, replayed.label]),
+        mask=jnp.concatenate([incoming.mask, replayed.mask]),
+        raw=jnp.concatenate([incoming.raw, replayed.raw]),
     )
-    value = losses.cross_entropy(
-        out.logits,
-        jnp.concatenate([incoming.label, replayed.label]),
-        class_mask=class_mask,
-        example_mask=jnp.concatenate([incoming.mask, replayed.mask]),
-    )
-    return value, stats
 
 
 def replayable(

@@ -1,8 +1,9 @@
 """Compare runs: `python -m jaxcl.compare runs/er runs/er_ace --out=compare.png`.
 
 Each directory is a run, or holds the runs of several seeds (config.seeds). Prints mean
-and standard error over seeds, the cost of a step, and the paired difference to the
-first directory over the seeds that both have; draws accuracy over time into one figure.
+and standard error over seeds, the cost of a step and of an incoming image, and the
+paired difference to the first directory over the seeds that both have; draws accuracy
+over time into one figure.
 With `--scalar` it compares a scalar of an evaluator in place of accuracies.
 """
 
@@ -17,6 +18,7 @@ from etils import epath
 from jaxcl import plots
 from jaxcl.data import storage
 from jaxcl.evals import spread
+from jaxcl.run import cost as cost_lib
 from jaxcl.run import record, seeds
 from jaxcl.run import results as results_lib
 
@@ -69,15 +71,20 @@ def difference(run: Run, other: Run, name: str, measure: str) -> dict:
 
 
 def cost(run: Run) -> dict[str, float | None]:
-    """Milliseconds and FLOPs of a step, a mean over seeds; None where not known."""
+    """What training costs, a mean over seeds; None where it is not known.
+
+    "milliseconds" and "flops" of a step; "per_image", FLOPs for each image of the
+    stream, however often a method passes it.
+    """
     totals = [results["cost"]["total"] for results in run.results.values()]
     totals = [total for total in totals if total and total["steps"]]
-    flops = [x["flops"] / x["steps"] for x in totals if x["flops"] is not None]
-    times = [1000 * x["train_seconds"] / x["steps"] for x in totals]
-    return {
-        "milliseconds": float(np.mean(times)) if times else None,
-        "flops": float(np.mean(flops)) if flops else None,
+    counted = [x for x in totals if x["flops"] is not None]
+    found = {
+        "milliseconds": [1000 * x["train_seconds"] / x["steps"] for x in totals],
+        "flops": [x["flops"] / x["steps"] for x in counted],
+        "per_image": [x["flops"] / x["images"] for x in counted if x["images"]],
     }
+    return {key: float(np.mean(x)) if x else None for key, x in found.items()}
 
 
 def curve(
@@ -94,15 +101,7 @@ def curve(
       (steps i64[n], mean f64[n], band f64[n], 0 for one seed), at the steps after the
       first that every seed has.
     """
-    of_seeds = []  # step -> value
-    for path in run.folders.values():
-        points = {}
-        for row in record.read_rows(path):
-            value = row.get("eval", {}).get(name)
-            if value is not None and row["step"]:
-                met = value[: row["task"] + 1] if isinstance(value, list) else value
-                points[row["step"]] = np.mean(np.array(met, float))
-        of_seeds.append(points)
+    of_seeds = [_points(path, name) for path in run.folders.values()]
     steps = sorted(set.intersection(*(set(points) for points in of_seeds)))
     values = np.array([[points[s] for s in steps] for points in of_seeds])
     half, count = np.zeros(len(steps)), len(of_seeds)
@@ -111,9 +110,36 @@ def curve(
     return np.array(steps), values.mean(axis=0), half
 
 
+def along(run: Run, name: str) -> dict:
+    """Mean and standard error over seeds of the mean over all evaluations.
+
+    With evaluations every so many steps (config.eval_every) it is the area under the
+    curve of i-Blurry (Koh et al., ICLR 2022), of the tasks met, each from its first
+    step on.
+
+    Args:
+      run: from `read`.
+      name: of a matrix.
+    """
+    points = [_points(path, name).values() for path in run.folders.values()]
+    return seeds.spread([float(np.mean([*own])) for own in points if own])
+
+
+def _points(path, name) -> dict[int, float]:
+    """Step -> a scalar, or the mean of a matrix's row over the tasks met, of a run."""
+    points = {}
+    for row in record.read_rows(path):
+        value = row.get("eval", {}).get(name)
+        if value is not None and row["step"]:
+            met = value[: row["task"] + 1] if isinstance(value, list) else value
+            points[row["step"]] = np.mean(np.array(met, float))
+    return points
+
+
 def text(runs: list[Run], name: str) -> str:
     """A table of one matrix with a line for each run; differences are to the first."""
-    head = ("seeds", "average", "anytime", "forgetting", "ms/step", "FLOPs", "- first")
+    head = ("seeds", "average", "anytime", "along", "forgetting")
+    head += ("ms/step", "FLOPs", "FLOP/image", "- first")
     width = max(24, *(len(run.name) + 2 for run in runs))
     lines = [f"{name} (%)".ljust(width) + "".join(f"{h:>15}" for h in head)]
     first = cost(runs[0])
@@ -121,10 +147,13 @@ def text(runs: list[Run], name: str) -> str:
         summary, spent = seeds.summary(run.results)[name], cost(run)
         cells = [str(len(run.results))]
         cells += [seeds.percent(summary[measure]) for measure in MEASURES]
+        cells.insert(3, seeds.percent(along(run, name)))
         time, flops = spent["milliseconds"], spent["flops"]
         cells.append("-" if time is None else f"{time:.1f}")
         share = flops and first["flops"] and flops / first["flops"]
         cells.append(f"{share:.2f}x" if share else "-")
+        image = spent["per_image"]
+        cells.append("-" if image is None else cost_lib.short(image))
         paired = difference(run, runs[0], name, "average_accuracy")
         cells.append(seeds.percent(paired) if run is not runs[0] else "")
         lines.append(run.name.ljust(width) + "".join(f"{c:>15}" for c in cells))

@@ -239,7 +239,7 @@ def line(cost: dict) -> str:
     total = cost["total"]
     if total is None:
         return "cost: not measured"
-    parts = [] if total["flops"] is None else [f"{_short(total['flops'])}FLOP"]
+    parts = [] if total["flops"] is None else [f"{short(total['flops'])}FLOP"]
     parts += [f"{total['steps']:,} steps", f"{total['images']:,} images"]
     times = [
         f"{_seconds(total[key])} {name}"
@@ -251,7 +251,7 @@ def line(cost: dict) -> str:
     ]
     parts.append(f"{' + '.join(times)} on {cost['num_devices']} x {cost['device']}")
     if total["peak_bytes"] is not None:
-        parts.append(f"{_short(total['peak_bytes'])}B at the peak")
+        parts.append(f"{short(total['peak_bytes'])}B at the peak")
     return f"cost: {', '.join(parts)}"
 
 
@@ -259,7 +259,7 @@ def _seconds(value) -> str:
     return f"{value:.1f} s" if value < 9.95 else f"{value:,.0f} s"
 
 
-def _short(value) -> str:
+def short(value) -> str:
     """A count in three digits, with the prefix that goes before its unit."""
     power = min(int(f"{value:.2e}".partition("e")[2]) // 3, 6)
     return f"{value / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P', 'E'][power]}"

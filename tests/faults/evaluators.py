@@ -123,6 +123,49 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "evals/decay.py",
+        "test_decay.py::test_measures_are_those_of_loops",
+        (
+            "decay: pairs of an image with itself overlap",
+            "(cosines.sum() - np.trace(cosines)) / (count",
+            "cosines.sum() / (count",
+        ),
+        (
+            "decay: opposite features overlap, too",
+            "others is None else others).T, 0)",
+            "others is None else others).T, -1)",
+        ),
+        (
+            "decay: agreement of clusters is not corrected for chance",
+            "return max((float(np.mean(one == other)) - chance) / (1 - chance), 0.0)",
+            "return float(np.mean(one == other))",
+        ),
+        (
+            "decay: clusters that all fall into have a nan",
+            "if chance >= 1:",
+            "if chance > 2:",
+            "test_decay.py::test_measures_at_known_points",
+        ),
+        (
+            "decay: centres stay the rows that they began as",
+            "centres = np.where(some, unit(sums), centres)",
+            "centres = np.where(some, centres, centres)",
+            "test_decay.py::test_centres_are_means_of_their_rows_and_find_groups",
+        ),
+        (
+            "decay: tasks to come are met",
+            "view[: task + 1]",
+            "view[: task + 2]",
+            "test_decay.py::test_the_evaluator_measures_tasks_apart_and_those_met[1]",
+        ),
+        (
+            "decay: empty slots are stored images",
+            "np.flatnonzero(filled)",
+            "np.arange(len(filled))",
+            "test_decay.py::test_the_evaluator_measures_tasks_apart_and_those_met[1]",
+        ),
+    ),
+    *fault.of(
         "evals/collapse.py",
         "test_collapse.py::test_measures_at_points_known_by_hand",
         (

@@ -44,6 +44,10 @@ FAULTS = [
             "jnp.triu(jnp.exp(-2 * squares), k=1)",
             "jnp.triu(jnp.exp(-2 * squares), k=0)",
         ),
+    ),
+    *fault.of(
+        "evals/features.py",
+        "test_uniformity.py",
         (
             "uniformity: both views are one",
             "return [parts.embed(state, views[:, view]) for view in range(2)]",

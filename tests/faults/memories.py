@@ -219,13 +219,78 @@ FAULTS = [
         "test_redundancy.py::test_a_stream_against_one_row_at_a_time",
         (
             "minred: one row too many goes",
-            "jnp.sum(mask, dtype=jnp.int32) - capacity\n",
-            "jnp.sum(mask, dtype=jnp.int32) - capacity + 1\n",
+            "jnp.sum(mask, dtype=jnp.int32) - buffer.capacity\n    gone",
+            "jnp.sum(mask, dtype=jnp.int32) - buffer.capacity + 1\n    gone",
         ),
         (
             "minred: masked rows take slots",
             "fits = mask & (rank < jnp.sum(free))",
             "fits = rank < jnp.sum(free)",
+        ),
+    ),
+    *fault.of(
+        "memory/loss_aware.py",
+        "test_loss_aware.py::test_a_low_loss_and_many_draws_make_a_low_score",
+        (
+            "loss_aware: rows that were drawn often stay",
+            "height - _WEIGHT * often",
+            "height + _WEIGHT * often",
+        ),
+        (
+            "loss_aware: empty slots take part in the range of losses",
+            "least = jnp.min(jnp.where(filled, loss, jnp.inf))",
+            "least = jnp.min(loss)",
+        ),
+        (
+            "loss_aware: the highest scores go",
+            "order = jnp.argsort(values, stable=True)",
+            "order = jnp.argsort(-values, stable=True)",
+        ),
+        (
+            "loss_aware: a running loss is the last one",
+            "return _OLD * old + (1 - _OLD) * new",
+            "return new",
+            "test_loss_aware.py::test_a_running_loss_moves_half_of_the_way",
+        ),
+    ),
+    *fault.of(
+        "memory/policies.py",
+        "test_loss_aware.py"
+        "::test_rows_enter_as_in_a_reservoir_and_the_lowest_score_goes",
+        (
+            "loss_aware: a row takes the slot that the reservoir drew",
+            "slot = jnp.where((slot < capacity) & jnp.all(filled), worst, slot)",
+            "slot = jnp.where((slot < capacity) & False, worst, slot)",
+        ),
+        (
+            "loss_aware: rows that entered keep the draws of those that went",
+            "draws = draws.at[slot].set(0, mode=",
+            "draws = draws.at[slot].add(0, mode=",
+        ),
+        (
+            "loss_aware: rows go before the memory is full",
+            "gone = loss_lib.lowest(value, jnp.clip(excess, 0, stored))",
+            "gone = loss_lib.lowest(value, stored)",
+            "test_loss_aware.py::test_every_row_enters_and_the_lowest_scores_go",
+        ),
+    ),
+    *fault.of(
+        "methods/online_ssl/stored.py",
+        "test_online_ssl.py::test_a_stream_is_the_equations[byol-loss_aware]",
+        (
+            "loss_aware: a view is compared with itself",
+            "core.l2_normalize(target[:, ::-1])",
+            "core.l2_normalize(target)",
+        ),
+        (
+            "loss_aware: draws are not counted",
+            'changes["draws"] = items["draws"] + 1',
+            'changes["draws"] = items["draws"]',
+        ),
+        (
+            "loss_aware: byol is compared with its own projections",
+            "target = outputs.z if features.k is None else features.k",
+            "target = outputs.z",
         ),
     ),
     *fault.of(

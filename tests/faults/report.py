@@ -1,4 +1,4 @@
-"""Faults of the page about runs."""
+"""Faults of pages and tables about runs, and of budgets."""
 
 from faults import fault
 
@@ -35,6 +35,44 @@ FAULTS = [
             '"path.simplify": False}',
             '"path.simplify": True}',
             "test_report.py::test_a_line_has_all_its_points",
+        ),
+    ),
+    *fault.of(
+        "report/compare.py",
+        "test_compare.py::test_along_the_stream_every_evaluation_counts",
+        (
+            "report: along the stream the last evaluation alone counts",
+            "float(np.mean([*own]))",
+            "float([*own][-1])",
+        ),
+        (
+            "report: the cost of an image is that of a step",
+            'x["flops"] / x["images"]',
+            'x["flops"] / x["steps"]',
+            "test_compare.py::test_cost_of_a_step",
+        ),
+    ),
+    *fault.of(
+        "config/budget.py",
+        "test_budget.py::test_the_most_updates_that_are_paid_for",
+        (
+            "budget: the first update is paid for twice",
+            "return 1 + int((allowed - one) // (two - one))",
+            "return int((allowed - one) // (two - one))",
+        ),
+        (
+            "budget: what the batch costs without updates counts in each",
+            "// (two - one))",
+            "// one)",
+        ),
+    ),
+    *fault.of(
+        "config/build.py",
+        "test_budget.py::test_a_job_makes_as_many_updates_as_its_budget_pays_for",
+        (
+            "budget: the method stays as it was",
+            "made = made._replace(method=sections.method(top.method, parts))",
+            "made = made._replace(method=method)",
         ),
     ),
     *fault.of(

@@ -158,13 +158,13 @@ FAULTS = [
         "test_online.py::test_joint_er_is_one_mean_over_one_pass",
         (
             "er: absent classes compete in the joint pass",
-            "        class_mask=class_mask,\n        example_mask=jnp.concatenate(",
-            "        example_mask=jnp.concatenate(",
+            "class_mask=class_mask, example_mask=rows.mask",
+            "example_mask=rows.mask",
         ),
         (
             "er: rows that do not exist count in the joint mean",
-            "example_mask=jnp.concatenate([incoming.mask, replayed.mask]),",
-            "",
+            "mask=jnp.concatenate([incoming.mask, replayed.mask]),",
+            "mask=jnp.ones(len(incoming.mask) + len(replayed.mask), bool),",
             "test_online.py::test_joint_er_is_fine_tuning_while_the_memory_is_empty",
         ),
         (

@@ -271,6 +271,46 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "methods/online_ssl/step.py",
+            "test_online_ssl.py::test_drift_is_measured_and_training_stays_the_same",
+            (
+                "online_ssl: drift is not measured",
+                "return probe.add(method, parts) if parts.replay.measure else method",
+                "return method",
+            ),
+        ),
+        *fault.of(
+            "methods/er_lwf.py",
+            "test_er_lwf.py::test_a_step_is_one_mean_over_all_rows[paper]",
+            (
+                "step: er_lwf holds the classes of the present task",
+                "task_of < state.task if paper",
+                "task_of <= state.task if paper",
+            ),
+            (
+                "step: er_lwf's teacher normalises by its batch",
+                "rows, train=not paper)",
+                "rows, train=True)",
+            ),
+            (
+                "step: er_lwf's released form holds the first task's classes",
+                "else task_of > 0",
+                "else task_of >= 0",
+                "test_er_lwf.py::test_a_step_is_one_mean_over_all_rows[code]",
+            ),
+            (
+                "step: er_lwf distils at temperature 2 always",
+                "temperature=temperature,",
+                "temperature=2.0,",
+            ),
+            (
+                "step: er_lwf lets classes compete that were not met",
+                "class_mask=extra.seen, example_mask",
+                "class_mask=None, example_mask",
+                "test_er_lwf.py::test_the_first_task_is_replay_among_what_was_met",
+            ),
+        ),
+        *fault.of(
             "methods/mir.py",
             "test_mir.py::test_a_step_equals_its_twin[past]",
             (
@@ -325,8 +365,8 @@ FAULTS = [
             ),
             (
                 "step: icarl's teacher is in training mode",
-                "part.images, train=False)",
-                "part.images, train=True)",
+                "train: bool = False",
+                "train: bool = True",
                 "test_icarl.py::test_paper_has_the_teacher_for_old_classes_of_every_row",
             ),
         ),

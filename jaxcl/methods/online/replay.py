@@ -16,6 +16,7 @@ def settings(
     policy: str = "reservoir",
     size: schema.Count | None = None,
     updates: schema.Count = 1,
+    flops: schema.Positive | None = None,
     augment: Literal["none", "replay", "all"] = "none",
     sharded: bool = False,
     measure: tuple[Literal["drift", "gradients"], ...] = (),
@@ -34,6 +35,8 @@ def settings(
       size: rows drawn for each update; None: as many as come in.
       updates: gradient steps on each incoming batch, each with a draw of its own; the
         memory is written once, after them.
+      flops: FLOPs that a step may take for each incoming image: there are as many
+        updates as they pay for, in place of `updates`.
       augment: which rows config.augment changes, "none", "replay" (the drawn ones) or
         "all".
       sharded: split a memory over the devices that one of them cannot hold, see
@@ -51,6 +54,11 @@ def settings(
             f"config.replay.capacity={capacity}: set it or per_class={per_class}, "
             "the other to None"
         )
+    if flops is not None and updates != 1:
+        raise ValueError(
+            f"config.replay.updates={updates}: must be 1 where flops={flops:g} decide "
+            "it, or set these to None"
+        )
     if capacity is None:
         capacity = (20 if per_class is None else per_class) * num_classes
         field = f"config.replay.per_class={per_class} x {num_classes} classes"
@@ -60,6 +68,7 @@ def settings(
         policy=policy,
         size=size or batch_size,
         updates=updates,
+        flops=flops,
         augment=augment,
         sharded=sharded,
         measure=tuple(measure),

@@ -30,15 +30,21 @@ def begin_task(state: core.TrainState, task: stream.Task) -> core.TrainState:
     return state.replace(extra=state.extra._replace(teacher=teacher))
 
 
-def logits(net: Any, teacher: Teacher, *parts: Any) -> tuple:
+def logits(net: Any, teacher: Teacher, *parts: Any, train: bool = False) -> tuple:
     """The teacher's logits, f32[R,C] for each `online.Rows`; zeros without a teacher.
 
-    In eval mode, without gradient, and at no cost while there is no teacher.
+    Without gradient, and at no cost while there is no teacher.
+
+    Args:
+      net: the network.
+      teacher: of the state.
+      parts: rows, each passed by itself.
+      train: normalise by the statistics of each pass, in place of the running ones.
     """
 
     def ask():
         return tuple(
-            net(teacher.params, teacher.stats, part.images, train=False)[0].logits
+            net(teacher.params, teacher.stats, part.images, train=train)[0].logits
             for part in parts
         )
 

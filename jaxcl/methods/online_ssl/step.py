@@ -35,6 +35,7 @@ import jax.numpy as jnp
 from jaxcl import core, optim, schema
 from jaxcl.memory import buffer, queue
 from jaxcl.methods import online, two_view
+from jaxcl.methods.online import probe
 from jaxcl.methods.online_ssl import regularisers, stored
 from jaxcl.methods.two_view import bases, networks
 from jaxcl.nets import chain
@@ -171,7 +172,7 @@ def make(
     )
     if regulariser == "pnr":
         bases.warn_of_distance(base, setup.options)
-    return core.Method(
+    method = core.Method(
         init=functools.partial(_init, setup),
         step=functools.partial(_step, setup),
         embed=setup.copied.embed,
@@ -179,6 +180,7 @@ def make(
         replays=True,
         memory=(lambda state: state.extra.memory) if remembers else None,
     )
+    return probe.add(method, parts) if parts.replay.measure else method
 
 
 def _check(parts: core.Parts, options: dict) -> None:
@@ -246,9 +248,9 @@ def _step(setup, state, batch):
     )
     state, step = _renewed(setup, state), state.step
     for key in keys:  # in Python: gradients in a loop of XLA's are slow on CPU
-        state, z, metrics = _update(setup, state.replace(step=step), batch, key)
+        state, told, metrics = _update(setup, state.replace(step=step), batch, key)
     if setup.size:
-        state = stored.offered(setup, state, batch, z, step, k_write)
+        state = stored.offered(setup, state, batch, told, step, k_write)
     return state, metrics
 
 
@@ -271,10 +273,7 @@ def _taught(setup, state, keep):
 
 
 def _update(setup, state, batch, key):
-    """One step of the optimiser: the state, projections of the incoming rows, metrics.
-
-    The projections are f32[B,2,D], before the step.
-    """
+    """One step of the optimiser: the state, `stored.Told` of incoming rows, metrics."""
     k_stream, k_draw, k_replay = jax.random.split(key, 3)
     extra, size = state.extra, setup.size
     rows = setup.parts.augment(k_stream, batch["image"])
@@ -311,14 +310,16 @@ def _update(setup, state, batch, key):
     lr = core.rate(setup.parts, state)
     state = core.apply_gradients(state, grads, setup.parts.tx, lr).replace(stats=stats)
     extra = _followed(setup, state, features, active)
+    told = stored.Told(outputs.z, stored.pair_losses(outputs, features))
     if size:
-        z = outputs.z[:size]
-        memory = stored.refreshed(setup, extra.memory, drawn, z, active)
+        replayed = jax.tree.map(lambda x: x[:size], told)
+        memory = stored.refreshed(setup, extra.memory, drawn, replayed, active)
         extra = extra._replace(memory=memory)
     share = jnp.where(active, size / len(rows), 0.0)
     metrics = {"loss": loss, "lr": lr, "grad_norm": core.norm(grads)}
     metrics |= parts | {"replayed": share}
-    return state.replace(extra=extra), outputs.z[size:], metrics
+    incoming = jax.tree.map(lambda x: x[size:], told)
+    return state.replace(extra=extra), incoming, metrics
 
 
 def _frozen(setup, params, stats, images, *, train):

@@ -4,12 +4,21 @@ Images as they came, and what a regulariser or the memory's policy reads beside 
 which moves with every use. `setup` is that of `step.py`.
 """
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from jaxcl import core, optim
-from jaxcl.memory import policies, redundancy
+from jaxcl.memory import loss_aware, policies, redundancy
 from jaxcl.methods import online
+
+
+class Told(NamedTuple):
+    """What an update tells of its rows, before the step."""
+
+    z: jax.Array  # f32[N,2,D], projections
+    loss: jax.Array  # f32[N], see `pair_losses`
 
 
 def check(replay: core.Replay) -> None:
@@ -31,14 +40,14 @@ def check(replay: core.Replay) -> None:
         )
     allowed = {
         "augment": ("none", "all"),
-        "measure": ((),),
+        "measure": ((), ("drift",)),
         "statistics": ("running",),
     }
     for name, values in allowed.items():
         if (value := getattr(replay, name)) not in values:
             raise ValueError(
                 f"config.replay.{name}={value!r}: online_ssl augments all rows and has "
-                "no head of classes; leave it out"
+                "no head of classes; leave it out ('drift' may be measured)"
             )
 
 
@@ -55,6 +64,8 @@ def create(setup, batch):
         example["projection"] = vector
     if _compares(setup):
         example |= {"feature": vector, "used": scalar > 0, "number": scalar}
+    if _weighs(setup):
+        example |= {"loss": jnp.zeros(()), "draws": scalar}
     space = online.memory_of(parts)
     kept = space.start(replay.policy, parts.num_classes, parts.num_tasks)
     return space.create(example, replay.capacity), kept
@@ -65,9 +76,33 @@ def _compares(setup):
     return "feature" in policies.POLICIES[setup.parts.replay.policy].reads
 
 
-def refreshed(setup, memory, drawn, z, active):
-    """The memory once what it stores of replayed rows has moved towards their z."""
+def _weighs(setup):
+    """Whether the memory's policy weighs the losses of the stored rows."""
+    return "loss" in policies.POLICIES[setup.parts.replay.policy].reads
+
+
+def pair_losses(outputs: Any, features: Any) -> jax.Array:
+    """The negative cosine of each image's positive pairs, f32[N].
+
+    The mean of both directions, as the base compares them: what its predictor says, or
+    the projection, of one view with the slow network's projection, or its own, of the
+    other. It is the whole loss of SimSiam and, but for a factor, of BYOL, and of other
+    bases the part that pulls.
+
+    Args:
+      outputs: of the network that learns, with `z` and `o`.
+      features: with `k`; both as in `bases.Features`.
+    """
+    query = outputs.z if outputs.o is None else outputs.o
+    target = outputs.z if features.k is None else features.k
+    pairs = core.l2_normalize(query) * core.l2_normalize(target[:, ::-1])
+    return -jnp.mean(jnp.sum(pairs, axis=2), axis=1)
+
+
+def refreshed(setup, memory, drawn, told, active):
+    """The memory once what it stores of replayed rows has moved to what is told."""
     items, _, slots = drawn
+    z = told.z
     changes = {}
     if setup.plan.stores:
         mean = jnp.mean(z, axis=1)
@@ -76,6 +111,9 @@ def refreshed(setup, memory, drawn, z, active):
     if _compares(setup):
         changes["feature"] = redundancy.moved(items["feature"], _feature(z))
         changes["used"] = jnp.ones_like(items["used"])
+    if _weighs(setup):
+        changes["loss"] = loss_aware.moved(items["loss"], told.loss)
+        changes["draws"] = items["draws"] + 1
     if not changes:
         return memory
     slots = jnp.where(active, slots, memory.capacity)  # a slot beyond all drops its row
@@ -96,14 +134,14 @@ def _feature(z):
     return core.l2_normalize(jnp.sum(z, axis=1))
 
 
-def offered(setup, state, batch, z, number, key):
+def offered(setup, state, batch, told, number, key):
     """The state after the images of a batch were offered to the memory.
 
     Args:
-      z: f32[B,2,D], projections of the last update.
+      told: of the last update on the batch.
       number: i32[], of the batch in the stream.
     """
-    extra, count = state.extra, len(batch["label"])
+    extra, count, z = state.extra, len(batch["label"]), told.z
     task = jnp.broadcast_to(state.task, (count,))
     items = {"image": batch["image"], "label": batch["label"], "task": task}
     if setup.plan.stores:
@@ -114,6 +152,8 @@ def offered(setup, state, batch, z, number, key):
             "used": jnp.zeros(count, bool),
             "number": number * count + jnp.arange(count, dtype=jnp.int32),
         }
+    if _weighs(setup):
+        items |= {"loss": told.loss, "draws": jnp.zeros(count, jnp.int32)}
     space, policy = online.memory_of(setup.parts), setup.parts.replay.policy
     slots, kept = space.choose(
         policy, extra.memory, extra.kept, key, items, jnp.ones(count, bool)

@@ -1,0 +1,41 @@
+"""How many updates on a batch a budget of FLOPs pays for: config.replay.flops."""
+
+from collections.abc import Callable
+
+
+def updates(
+    per_image: float, images: int, flops: Callable[[int], int | None], name: str
+) -> int:
+    """The most updates whose step costs at most so many FLOPs for each image.
+
+    Updates on a batch are written out one after another, so that every one after the
+    first costs what the second does.
+
+    Args:
+      per_image: FLOPs that a step may take for each incoming image.
+      images: of a batch.
+      flops: number of updates -> FLOPs of a step with them, None if not known.
+      name: of the method, for messages.
+
+    Raises:
+      ValueError: one update costs more, further ones cost nothing, or the FLOPs of a
+        step cannot be counted.
+    """
+    field = f"config.replay.flops={per_image:g}"
+    one, two = flops(1), flops(2)
+    if one is None or two is None:
+        raise ValueError(
+            f"{field}: the FLOPs of a step of {name!r} cannot be counted here; set "
+            "config.replay.updates instead"
+        )
+    if two <= one:
+        raise ValueError(
+            f"{field}: further updates of {name!r} cost nothing; leave it out"
+        )
+    allowed = per_image * images
+    if allowed < one:
+        raise ValueError(
+            f"{field}: one update of {name!r} takes {one / images:.4g} for each image; "
+            "must be at least that"
+        )
+    return 1 + int((allowed - one) // (two - one))

@@ -1,0 +1,220 @@
+"""What a network loses of earlier tasks, measured without labels.
+
+SOLAR (arXiv 2604.10586) watches the features of a stream by two measures: Deviation,
+how far the features of an image vary under augmentation, and Overlap, how far those of
+different images intersect. The text of it that we have gives no formula, so that all of
+this is OURS. Let u_i and v_i be the unit features of two views of image i:
+- deviation, the mean of 1 - u_i . v_i;
+- overlap, the mean of max(0, u_i . u_j) over pairs of different images;
+- retrieved, of a task's held-out images the share for which, among the second views of
+  the task's images, v_i is nearest to u_i;
+- clusters, of a task's held-out images the agreement beyond chance of both views, as
+  Cohen's kappa: the first views are cut into clusters, and a second view falls into
+  that of the nearest centre.
+
+The last two are higher where the network tells the images of a task apart. As they are
+measured of every task after each, their forgetting is what it can no longer tell apart.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import jax
+import numpy as np
+
+from jaxcl import core, schema, sharding
+from jaxcl.evals import features as features_lib
+
+_ROUNDS = 20  # of k-means
+
+
+def unit(features: np.ndarray) -> np.ndarray:
+    """Rows of length 1, f64[N, D]; rows of zeros stay."""
+    x = np.asarray(features, np.float64)
+    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+
+
+def deviation(first: np.ndarray, second: np.ndarray) -> float:
+    """The mean of 1 - u . v over images, from 0 to 2.
+
+    Args:
+      first, second: f64[N, D], unit rows, of two views of each image.
+    """
+    return float(1 - np.mean(np.sum(first * second, axis=1)))
+
+
+def overlap(rows: np.ndarray, others: np.ndarray | None = None) -> float:
+    """The mean of max(0, u . w) over pairs, from 0 to 1.
+
+    Args:
+      rows: f64[N, D], unit rows.
+      others: f64[M, D], unit rows of other images; None: pairs are of different `rows`.
+    """
+    cosines = np.maximum(rows @ (rows if others is None else others).T, 0)
+    if others is not None:
+        return float(cosines.mean())
+    count = len(rows)
+    return float((cosines.sum() - np.trace(cosines)) / (count * (count - 1)))
+
+
+def retrieved(first: np.ndarray, second: np.ndarray) -> float:
+    """The share of images whose second view is the one nearest to their first.
+
+    Args:
+      first, second: f64[N, D], unit rows. Of equal ones the first counts as nearest.
+    """
+    nearest = np.argmax(first @ second.T, axis=1)
+    return float(np.mean(nearest == np.arange(len(first))))
+
+
+def clusters(
+    first: np.ndarray, second: np.ndarray, count: int, rng: np.random.Generator
+) -> float:
+    """Agreement beyond chance of the clusters into which both views fall, 0 to 1.
+
+    It is (p - q) / (1 - q), where p is the share of images whose views fall into one
+    cluster, and q that which would if they fell independently; 0 where it is negative
+    or all fall into one cluster.
+
+    Args:
+      first, second: f64[N, D], unit rows.
+      count: clusters; as many as there are rows, if these are fewer.
+      rng: draws the centres that k-means starts from.
+    """
+    centres = centres_of(first, count, rng)
+    one, other = (np.argmax(x @ centres.T, axis=1) for x in (first, second))
+    shares = [np.bincount(x, minlength=len(centres)) / len(x) for x in (one, other)]
+    chance = float(np.sum(shares[0] * shares[1]))
+    if chance >= 1:
+        return 0.0
+    return max((float(np.mean(one == other)) - chance) / (1 - chance), 0.0)
+
+
+def centres_of(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Centres of clusters by spherical k-means, f64[K, D], unit rows.
+
+    It starts from rows, each drawn in proportion to its distance (1 - cosine) from the
+    nearest centre before, and ends when no row changes its cluster. A cluster without
+    rows keeps its centre.
+
+    Args:
+      rows: f64[N, D], unit rows.
+      count: K; fewer, if there are not so many different rows.
+      rng: of the draws.
+    """
+    centres = rows[[rng.integers(len(rows))]]
+    while len(centres) < count:
+        far = 1 - np.max(rows @ centres.T, axis=1)
+        far = np.where(far > 1e-9, far, 0)
+        if not far.any():
+            break
+        drawn = rng.choice(len(rows), p=far / far.sum())
+        centres = np.concatenate([centres, rows[[drawn]]])
+    owner = np.full(len(rows), -1)
+    for _ in range(_ROUNDS):
+        before, owner = owner, np.argmax(rows @ centres.T, axis=1)
+        if np.array_equal(before, owner):
+            break
+        sums = np.zeros_like(centres)
+        np.add.at(sums, owner, rows)
+        some = np.linalg.norm(sums, axis=1, keepdims=True) > 1e-12
+        centres = np.where(some, unit(sums), centres)
+    return centres
+
+
+@schema.checked("config.evaluators.decay")
+def make(
+    parts: core.EvalParts,
+    *,
+    features: features_lib.Features = "embedding",
+    max_rows: Annotated[int, schema.Range(2, 8192)] = 1024,
+    count: Annotated[int, schema.Range(least=2)] = 10,
+) -> Callable:
+    """Deviation, overlap, and which images of each task are told apart.
+
+    Args:
+      parts: labels are not read, but for the tasks that they may have cut.
+      features: "embedding" of the encoder, or "projection", which the loss compares.
+      max_rows: held-out rows, in equal shares from all tasks, evenly spaced in each;
+        and as many stored ones.
+      count: clusters of each task.
+
+    Returns:
+      evaluate(state, task) -> core.Result. Rows per task, nan for a task with fewer
+      than 2 held-out rows: "retrieved" and "clusters". Scalars: "deviation" and
+      "overlap" of held-out rows of the tasks met; with a method that stores images,
+      "stored_deviation" of these, and "stored_overlap" of held-out rows of the tasks
+      met with stored ones; "seconds".
+
+    Raises:
+      ValueError: an option out of its range; no evaluation rows; no projection.
+    """
+    parts = features_lib.reading(parts, "decay", features)
+    examples = parts.stream.evaluation
+    if examples is None:
+        raise ValueError(
+            "config.evaluators.decay: needs evaluation rows; set "
+            "config.scenario.evaluation to 'test', or take the evaluator out"
+        )
+    tests = [np.asarray(task.test) for task in parts.stream.tasks]
+    most = max(max_rows // len(tests), 2)
+    chosen = [_evenly(rows, most) for rows in tests]
+    images = [features_lib.images_of(parts, examples, rows) for rows in chosen]
+    ends = np.cumsum([len(rows) for rows in chosen])
+    embed = features_lib.two_views(parts)
+    stored = _stored(parts, max_rows)
+
+    def evaluate(state, task: int) -> core.Result:
+        began = time.monotonic()
+        views = embed(state, np.concatenate(images))
+        kept = stored(state)
+        of_kept = embed(state, kept) if len(kept) else None
+        finite = np.isfinite(views).all() and np.isfinite(of_kept or 0).all()
+        first, second = (np.split(unit(view), ends[:-1]) for view in views)
+        rows = {"retrieved": [], "clusters": []}
+        for one, other in zip(first, second, strict=True):
+            enough = finite and len(one) > 1
+            rng = np.random.default_rng(parts.seed)
+            rows["retrieved"].append(retrieved(one, other) if enough else np.nan)
+            told = clusters(one, other, count, rng) if enough else np.nan
+            rows["clusters"].append(told)
+        met = [np.concatenate(view[: task + 1]) for view in (first, second)]
+        scalars = {"deviation": deviation(*met), "overlap": overlap(met[0])}
+        if of_kept is not None:
+            of_kept = [unit(view) for view in of_kept]
+            scalars["stored_deviation"] = deviation(*of_kept)
+            scalars["stored_overlap"] = overlap(met[0], of_kept[0])
+        warnings = () if finite else (features_lib.NOT_FINITE,)
+        scalars["seconds"] = time.monotonic() - began
+        return core.Result(
+            {name: np.array(row) for name, row in rows.items()}, scalars, warnings
+        )
+
+    return evaluate
+
+
+def _evenly(rows, most):
+    """At most so many of the rows, evenly spaced."""
+    if len(rows) <= most:
+        return rows
+    return rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
+
+
+def _stored(parts, most) -> Callable:
+    """State -> at most so many stored images, u8[n,H,W,C]; none without a memory."""
+    none = np.zeros((0, 1, 1, 1), np.uint8)
+    if parts.memory is None:
+        return lambda state: none
+
+    def held(state):
+        memory = parts.memory(state)
+        return memory.items.get("image"), memory.filled
+
+    program = jax.jit(held, out_shardings=sharding.replicated(parts.mesh))
+
+    def images(state):
+        found, filled = sharding.fetch(program(state))
+        return none if found is None else found[_evenly(np.flatnonzero(filled), most)]
+
+    return images

@@ -1,0 +1,86 @@
+"""ER with LwF: replay, while the last task's network tells what it said of old classes.
+
+The row "ER + LwF" of the survey of Soutif-Cormerais et al., "A Comprehensive Empirical
+Evaluation on Online Continual Learning", ICCV-W 2023, by its released code. The
+distillation is that of Li and Hoiem, "Learning without Forgetting", ECCV 2016. Incoming
+and replayed rows pass as one batch, and the loss is a mean over all of them,
+  CE(z; classes met so far) + weight * KL(q || p),
+where q and p are the softmax over old classes of the teacher's logits and of z, both
+divided by the temperature. The teacher is the network as the present task found it.
+
+Departures:
+- A class competes from its first row on. The released code adds all classes of a task
+  as the task begins.
+- `form="paper"` distils the classes of earlier tasks, from a teacher in evaluation
+  mode. `form="code"` is what the released code does: it takes the classes of the task
+  that begins, not of the one that ended. So the first task's are never distilled, and
+  the present task's are, towards a head that no row of them has trained yet. Its
+  teacher normalises by the statistics of the batch.
+"""
+
+import jax.numpy as jnp
+
+from jaxcl import core, schema
+from jaxcl.losses import replay as losses
+from jaxcl.methods import er, online, ss_il
+from jaxcl.methods.online import teacher as teacher_lib
+
+
+@schema.checked("config.method")
+def make(
+    parts: core.Parts,
+    *,
+    head: online.Head = "linear",
+    replay_from: er.ReplayFrom = "all",
+    form: online.Form = "paper",
+    weight: schema.Weight = 1.0,
+    temperature: schema.Temperature = 2.0,
+) -> core.Method:
+    """Joint replay with a distillation of old classes on all rows.
+
+    Args:
+      head: "linear" or "cosine".
+      replay_from: as of `er`.
+      form: "paper" or "code", see above.
+      weight: of the distillation, the survey's alpha.
+      temperature: of the distillation; no square of it weighs the term.
+    """
+    net, paper = online.network(parts, head), form == "paper"
+
+    def update(state, incoming, key):
+        extra = state.extra
+        task_of = ss_il.met(extra.task_of, incoming.label, state.task)
+        state = state.replace(extra=extra._replace(task_of=task_of))
+        allowed = online.log_weights(er.replayable(replay_from, state, incoming))
+        replayed = online.draw(parts, extra.memory, key, log_weights=allowed)
+        rows = er.together(incoming, replayed)
+        (told,) = teacher_lib.logits(net, extra.teacher, rows, train=not paper)
+        held = task_of < state.task if paper else task_of > 0
+        # The classes that are held are one group.
+        group = jnp.where(held & (task_of >= 0), 0, -1)
+
+        def loss(params):
+            out, stats = net(params, state.stats, rows.images, train=True)
+            value = losses.cross_entropy(
+                out.logits, rows.label, class_mask=extra.seen, example_mask=rows.mask
+            )
+            value += weight * losses.task_distillation(
+                out.logits,
+                told,
+                group,
+                temperature=temperature,
+                example_mask=rows.mask,
+            )
+            return value, stats
+
+        return *online.descend(parts, net, state, loss), {}
+
+    def init(key, batch):
+        state = method.init(key, batch)
+        task_of = jnp.full(parts.num_classes, -1, jnp.int32)
+        extra = ss_il.Extra(*state.extra, teacher_lib.create(state), task_of)
+        return state.replace(extra=extra)
+
+    begin_task = teacher_lib.begin_task
+    method = online.method(parts, net, update, begin_task=begin_task)
+    return method._replace(init=init)

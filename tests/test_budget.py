@@ -1,0 +1,62 @@
+"""A budget of FLOPs: the updates that it pays for, and jobs that keep within it."""
+
+import pytest
+
+from helpers import toy
+from jaxcl.config import budget
+from jaxcl.run import cost, job
+
+
+@pytest.mark.parametrize(
+    ("per_image", "want"), [(4.0, 1), (6.9, 1), (7.0, 2), (12.9, 3), (13.0, 4)]
+)
+def test_the_most_updates_that_are_paid_for(per_image, want):
+    """A step of 10 images costs 10 and 30 for each update: 40, 70, 100, 130."""
+    found = budget.updates(per_image, 10, lambda n: 10 + 30 * n, "er")
+    assert found == want
+
+
+@pytest.mark.parametrize(
+    ("flops", "said"),
+    [
+        (lambda n: 10 + 40 * n, "one update of 'er' takes 5 for each image"),
+        (lambda n: None, "cannot be counted here"),
+        (lambda n: 10, "further updates of 'er' cost nothing"),
+    ],
+)
+def test_what_is_paid_for_by_nothing_is_refused(flops, said):
+    with pytest.raises(ValueError, match=rf"config\.replay\.flops=4: .*{said}"):
+        budget.updates(4.0, 10, flops, "er")
+
+
+def made(folder, name, **replay):
+    changes = {"method": {"name": name}, "replay": toy.ONLINE["replay"] | replay}
+    return toy.job(folder, tasks=2, **toy.ONLINE | changes)
+
+
+def flops(work):
+    return cost.flops(work.method.step, *job.placed(work), 1)
+
+
+def test_a_job_makes_as_many_updates_as_its_budget_pays_for(tmp_path, capsys):
+    """SS-IL's teacher is paid for, too."""
+    three = flops(made(tmp_path / "3", "ss_il", updates=3))
+    within = made(tmp_path / "within", "ss_il", flops=1.001 * three / 48)
+    below = made(tmp_path / "below", "ss_il", flops=0.999 * three / 48)
+    assert flops(within) == three
+    assert flops(below) == flops(made(tmp_path / "2", "ss_il", updates=2)) < three
+    said = capsys.readouterr().out
+    assert "updates=3" in said and "updates=2" in said
+
+
+def test_methods_of_other_cost_make_other_numbers_of_updates(tmp_path, capsys):
+    allowed = 1.001 * flops(made(tmp_path / "er", "er", updates=2)) / 48
+    made(tmp_path / "alone", "finetune", flops=allowed)
+    assert "updates=4" in capsys.readouterr().out  # without replay half the cost
+    with pytest.raises(ValueError, match="one update of 'mir' takes"):
+        made(tmp_path / "mir", "mir", flops=allowed / 2)
+
+
+def test_updates_and_a_budget_exclude_each_other(tmp_path):
+    with pytest.raises(ValueError, match="replay.updates=2: must be 1 where flops=1e"):
+        made(tmp_path, "er", updates=2, flops=1e9)

@@ -1,0 +1,120 @@
+"""ER with LwF: its steps against the equation in float64, its teacher, its options."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import flatten_util
+
+from helpers import online_toy as toy
+from jaxcl.methods import er_lwf, online
+
+FIRST, SECOND, THIRD = toy.FIRST, toy.SECOND, toy.batch(2, [4, 4, 4, 2, 3, 4])
+PAST = jax.tree.map(lambda *x: jnp.concatenate(x), FIRST, SECOND)
+NET = online.network(toy.parts(), "linear")
+
+
+def kl(logits, teacher, classes, temperature):
+    """Mean over rows of KL(teacher || now) of the softmax over some classes."""
+    rows = []
+    for z, t in zip(logits, teacher, strict=True):
+        z, t = (np.exp(x[classes] / temperature) for x in (z, t))
+        p, q = z / z.sum(), t / t.sum()
+        rows.append(sum(a * np.log(a / b) for a, b in zip(q, p, strict=True)))
+    return np.mean(rows)
+
+
+def third_task(method):
+    """In the third task, which brings classes of the second one again."""
+    return toy.shaken(toy.begin(method, toy.second_task(method), 2), seed=8)
+
+
+@pytest.mark.parametrize(
+    ("form", "held", "weight", "temperature"),
+    [("paper", [0, 1, 2, 3], 0.7, 1.3), ("code", [2, 3, 4], 2.0, 0.8)],
+    ids=["paper", "code"],
+)
+def test_a_step_is_one_mean_over_all_rows(form, held, weight, temperature):
+    method = er_lwf.make(
+        toy.parts(size=12), form=form, weight=weight, temperature=temperature
+    )
+    state = third_task(method)
+    teacher = state.extra.teacher
+    images = jnp.concatenate([THIRD["image"], PAST["image"]])
+    labels = np.concatenate([THIRD["label"], PAST["label"]])
+    told, _ = NET(
+        teacher.params, teacher.stats, toy.parts().plain(images), train=form == "code"
+    )
+    told = np.asarray(told.logits, np.float64)
+
+    def twin(logits):
+        value = toy.cross_entropy(logits, labels)
+        return value + weight * kl(logits, told, held, temperature)
+
+    new, (logits,) = toy.check_step(method, NET, state, THIRD, [images], twin)
+    assert kl(logits, told, held, temperature) > 0.01
+    np.testing.assert_array_equal(new.extra.task_of, [0, 0, 1, 1, 2])
+    for kept, before in zip(new.extra.teacher, teacher, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, kept, before)
+
+
+@pytest.mark.parametrize("form", ["paper", "code"])
+def test_the_first_task_is_replay_among_what_was_met(form):
+    """Nothing is held, and classes that did not come yet do not compete."""
+    method = er_lwf.make(toy.parts(), form=form, weight=5.0)
+    state, _ = toy.step(method, toy.begin(method, toy.fresh(method), 0), FIRST)
+    images = jnp.concatenate([SECOND["image"], FIRST["image"]])
+    labels = np.concatenate([SECOND["label"], FIRST["label"]])
+
+    def twin(logits):
+        return toy.cross_entropy(logits, labels, [0, 1, 2, 3])
+
+    toy.check_step(method, NET, state, SECOND, [images], twin)
+
+
+def test_rows_that_do_not_exist_are_not_held_either():
+    """The batch takes the place of what cannot be replayed, and counts once."""
+    method = er_lwf.make(toy.parts(), replay_from="past_tasks")
+    state = toy.begin(method, toy.shaken(toy.fresh(method)), 1)
+    task_of = jnp.array([0, 0, -1, -1, -1])
+    seen = jnp.array([True, True, False, False, False])
+    state = state.replace(extra=state.extra._replace(task_of=task_of, seen=seen))
+    state = toy.shaken(state, seed=8)
+    teacher = state.extra.teacher
+    told = toy.answers(NET, teacher.params, teacher.stats, SECOND["image"])
+
+    def twin(logits):
+        value = toy.cross_entropy(logits[:6], SECOND["label"], [0, 1, 2, 3])
+        return value + kl(logits[:6], told, [0, 1], 2.0)
+
+    images = jnp.concatenate([SECOND["image"], SECOND["image"]])
+    new, metrics = toy.step(method, state, SECOND)
+    logits, stats = NET(
+        state.params, state.stats, toy.parts().plain(images), train=True
+    )
+    expected = twin(np.asarray(logits.logits, np.float64))
+    np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        *(flatten_util.ravel_pytree(x)[0] for x in (new.stats, stats)), rtol=1e-5
+    )
+
+
+def test_predictions_are_among_the_classes_seen():
+    method = er_lwf.make(toy.parts())
+    state = toy.second_task(method)
+    logits = method.predict(state, toy.parts().plain(FIRST["image"]))
+    assert np.isneginf(logits).all(axis=0).tolist() == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"form": "papers"}, "form='papers'"),
+        ({"weight": -0.1}, r"weight=-0\.1: must be at least 0"),
+        ({"temperature": 0.0}, r"temperature=0\.0: must be at least 0\.001"),
+        ({"replay_from": "here"}, "replay_from='here'"),
+    ],
+)
+def test_wrong_options_are_refused(wrong, said):
+    with pytest.raises(ValueError, match=rf"config\.method\.{said}"):
+        er_lwf.make(toy.parts(), **wrong)
