@@ -122,7 +122,9 @@ def precision_of(raw: dict) -> str:
 
 
 def top_of(raw: dict) -> Top:
-    """The top level of a config, checked."""
+    """The top level of a config, checked; "auto" of its precision as here."""
+    if raw.get("precision") == "auto":
+        raw = raw | {"precision": precision_of(raw)}
     judges = raw.get("checkpoint") is not None
     unused = dict.fromkeys(transfer.TRAINING, {}) if judges else {}
     top = Top(**schema.options(Top, unused | raw, "config"))
