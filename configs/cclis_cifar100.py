@@ -85,6 +85,7 @@ def get_config(arg=None):
         config.method = {**method, "memory_size": 200}
         config.augment.views = views
         config.batch_size = 512
+        config.precision = "auto"
         config.epochs = (500, 100)
         config.optimizer = {"name": "sgd", "lr": lr, "weight_decay": 1e-4}
         config.schedule = {"name": "ramped_cosine", "warmup_epochs": 10}

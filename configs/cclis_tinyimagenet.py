@@ -90,6 +90,7 @@ def get_config(arg=None):
         config.augment.views = views
         config.augment.blur = (0.5,) * views
         config.batch_size = 512
+        config.precision = "auto"
         config.epochs = (500, 50)
         config.optimizer = {"name": "sgd", "lr": lr, "weight_decay": 1e-4}
         config.schedule = {"name": "ramped_cosine", "warmup_epochs": 10}

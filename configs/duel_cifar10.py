@@ -86,6 +86,7 @@ def get_config(arg=None):
         config.method.hidden_layers = 0
     config.epochs = 160  # of 1000 steps each
     config.batch_size = 256
+    config.precision = "auto"
     config.scale_lr = False
     config.optimizer = {"name": "adam", "lr": 0.05}
     config.schedule = {"name": "cosine", "per_epoch": False}

@@ -77,6 +77,7 @@ def get_config(arg=None):
     }
     config.epochs = 354  # 160k steps
     config.batch_size = 256
+    config.precision = "auto"
     config.scale_lr = False
     config.optimizer = {"name": "adam", "lr": 0.05}
     config.schedule = {"name": "cosine", "per_epoch": False}

@@ -72,6 +72,7 @@ def get_config(arg=None):
     config.method.update(hidden_layers=1, hidden_dim=hidden, output_dim=512)
     config.epochs = 40  # of 1000 steps each
     config.batch_size = 256
+    config.precision = "auto"
     config.scale_lr = False
     config.optimizer = {"name": "adam", "lr": 0.05}
     config.schedule = {"name": "cosine", "per_epoch": False}

@@ -48,6 +48,7 @@ def get_config(arg=None):
     config.name = "pnr_cifar10"
     config.seed = 5
     config.batch_size = 256
+    config.precision = "auto"
     config.epochs = 500
     config.data = {"name": "arrays", "path": "data/cifar10"}
     config.scenario = {"name": "class", "num_tasks": 5, "class_order": "sorted"}

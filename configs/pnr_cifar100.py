@@ -113,6 +113,7 @@ def get_config(arg=None):
     config.regime = "library"  # or "released"
     config.seed = 5  # draws the order of the classes, too
     config.batch_size = 256
+    config.precision = "auto"
     config.epochs = 500
     config.data = {"name": "arrays", "path": "data/cifar100"}
     config.augment = {

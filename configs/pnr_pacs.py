@@ -37,6 +37,7 @@ def get_config(arg=None):
     config.method.predictor_hidden_dim = recipe.by({"": 256, "simsiam": 64}, base)
     config.name = "pnr_pacs"
     config.batch_size = 64
+    config.precision = "auto"
     config.epochs = 12
     config.data = {"name": "npz", "path": "data/pacs64.npz"}
     config.scenario = {"name": "domain"}

@@ -4,15 +4,25 @@ import contextlib
 import contextvars
 import functools
 import os
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXIS = "data"
-# None: programs are for the devices that are here. Else the devices that they are for,
-# () where fake ones of this machine stand in for them.
+
+
+class _Elsewhere(NamedTuple):
+    """What programs are for, where that is not what is here."""
+
+    devices: tuple  # descriptions; () where those of this machine stand in for them
+    platform: str
+
+
+# None: programs are for the devices that are here.
 _ELSEWHERE = contextvars.ContextVar("elsewhere", default=None)
 
 
@@ -39,7 +49,8 @@ def mesh(num_devices: int | None = None) -> Mesh:
     Raises:
       ValueError: `num_devices` is not between 1 and the number of devices.
     """
-    described = _ELSEWHERE.get()
+    elsewhere = _ELSEWHERE.get()
+    described = elsewhere is not None and elsewhere.devices
     devices = list(described) if described else jax.devices()
     count = len(devices) if num_devices is None else num_devices
     if not 1 <= count <= len(devices):
@@ -52,20 +63,53 @@ def mesh(num_devices: int | None = None) -> Mesh:
     return jax.make_mesh((count,), (AXIS,), (AxisType.Auto,), devices=devices[:count])
 
 
+# What JAX calls a platform -> what we call it.
+_PLATFORMS = {"cuda": "gpu", "rocm": "gpu"}
+
+
+def platform() -> str:
+    """What programs are for: "cpu", "gpu", "tpu", or "any" accelerator.
+
+    It asks the devices that are here, or those of `for_elsewhere`. Ask while a program
+    is traced, not before.
+    """
+    elsewhere = _ELSEWHERE.get()
+    name = elsewhere.platform if elsewhere else jax.default_backend()
+    return _PLATFORMS.get(name, name)
+
+
 def on_cpu() -> bool:
     """Whether the devices are CPUs, where loops over steps are slow."""
-    return jax.default_backend() == "cpu" and _ELSEWHERE.get() is None
+    return platform() == "cpu"
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the devices have units for products in bfloat16: TPUs, GPUs since Ampere.
+
+    It asks the devices that are here, or those of `for_elsewhere`.
+    """
+    if platform() != "gpu":
+        return not on_cpu()
+    elsewhere = _ELSEWHERE.get()
+    described = elsewhere is not None and elsewhere.devices
+    device = (described or jax.devices())[0]
+    # AMD's are named otherwise ("gfx90a"), and all that JAX runs on have them.
+    major = str(getattr(device, "compute_capability", "8.0")).partition(".")[0]
+    return not major.isdigit() or int(major) >= 8
 
 
 @contextlib.contextmanager
-def for_elsewhere(devices: tuple = ()):
+def for_elsewhere(devices: tuple = (), platform: str = "any"):
     """Context in which programs are made as for accelerators, to be run there.
 
     Args:
       devices: descriptions of them, of which `mesh` is then made; () leaves it to the
-        devices that are here.
+        devices that are here, which stand in for them.
+      platform: theirs, where CPUs stand in for them: "gpu", "tpu" or "any".
     """
-    before = _ELSEWHERE.set(tuple(devices))
+    described = devices[0].platform if devices else "cpu"
+    name = platform if described == "cpu" else described
+    before = _ELSEWHERE.set(_Elsewhere(tuple(devices), name))
     try:
         yield
     finally:
@@ -76,14 +120,17 @@ def traced_once(function):
     """Wrap a function so that all programs that contain it share one trace.
 
     Tracing a step takes Python seconds. Arguments of other shapes or placements have a
-    trace of their own, and so do programs for other machines (`for_elsewhere`).
+    trace of their own, and so do programs for other platforms (`for_elsewhere`).
     """
-    here = jax.jit(function, inline=True)
-    there = jax.jit(lambda *arguments: function(*arguments), inline=True)
+
+    @functools.cache
+    def program(platform):
+        # jax.jit knows a function by its identity.
+        return jax.jit(lambda *arguments: function(*arguments), inline=True)
 
     @functools.wraps(function)
     def traced(*arguments):
-        return (here if _ELSEWHERE.get() is None else there)(*arguments)
+        return program(platform())(*arguments)
 
     return traced
 
@@ -157,7 +204,9 @@ def share(name: str, value: int, mesh) -> int:
 
 
 def placement(tree, mesh: Mesh):
-    """The sharding of each leaf of a state: memories in shards split, the rest whole.
+    """Where each leaf of a state lies: memories in shards split, the rest whole.
+
+    On a GPU kernels of convolutions also have a layout, see `_LAYOUT`.
 
     Args:
       tree: arrays or their shapes.
@@ -166,18 +215,50 @@ def placement(tree, mesh: Mesh):
       ValueError: the devices cannot share the rows of a memory evenly.
     """
 
-    def of(node):
-        if not _is_split(node):
-            return replicated(mesh)
-        for leaf in jax.tree.leaves(node):
-            share("the memory's rows", leaf.shape[0], mesh)
-        return jax.tree.map(lambda leaf: split(mesh), node)
+    def of(path, node):
+        if _is_split(node):
+            for leaf in jax.tree.leaves(node):
+                share("the memory's rows", leaf.shape[0], mesh)
+            return jax.tree.map(lambda leaf: split(mesh), node)
+        where = replicated(mesh)
+        return Format(_LAYOUT, where) if _is_laid_out(path, node) else where
 
-    return jax.tree.map(of, tree, is_leaf=_is_split)
+    return jax.tree_util.tree_map_with_path(of, tree, is_leaf=_is_split)
+
+
+# Of kernels of convolutions, [h, w, I, O], on a GPU: O, h, w, I. So its library takes
+# and gives them. In another layout each would be transposed in every pass and, since a
+# transposition cannot write over its own operand, copied after every update.
+_LAYOUT = Layout(major_to_minor=(3, 0, 1, 2))
+
+
+def _is_laid_out(path, leaf) -> bool:
+    """Whether a leaf of a state is a kernel of a convolution, and on a GPU.
+
+    Its slow copy, its moments and its like in a teacher have the same name.
+    """
+    name = jax.tree_util.keystr(path[-1:], simple=True)
+    return platform() == "gpu" and name.endswith("kernel") and leaf.ndim == 4
+
+
+def usual(tree):
+    """The tree with every leaf in JAX's own layout, as other platforms have it.
+
+    Args:
+      tree: a state that lies as `placement` says; leaves in that layout are kept.
+    """
+
+    def of(path, leaf):
+        if not _is_laid_out(path, leaf):
+            return leaf
+        layout = Layout(major_to_minor=tuple(range(leaf.ndim)))
+        return jax.device_put(leaf, Format(layout, leaf.sharding))
+
+    return jax.tree_util.tree_map_with_path(of, tree)
 
 
 def settle(tree, mesh: Mesh):
-    """Commit each array to its `placement`, whatever made it.
+    """Commit each array to its `placement`, layouts too, whatever made it.
 
     A step that sees its state in one form compiles once.
     """

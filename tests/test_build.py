@@ -1,8 +1,10 @@
 """Configs: overrides, wrong keys and types, refusals before anything compiles."""
 
 import functools
+import json
 import pathlib
 import re
+import types
 
 import chex
 import jax
@@ -461,3 +463,44 @@ def test_the_step_is_traced_once(devices, steps_per_call, tmp_path, monkeypatch)
     )
     results = train.run(work, tmp_path)
     assert results["cost"]["flops_per_step"]["first_task"] and len(traced) == 1
+
+
+# Precision
+
+
+def test_auto_is_what_the_devices_want_and_a_run_keeps_it(tmp_path):
+    def began(folder, **changes):
+        made = build.build(toy.config(**changes), tmp_path / folder)
+        written = json.loads((tmp_path / folder / "config.json").read_text())
+        assert made.config.get("precision") == written.get("precision")
+        return written.get("precision")
+
+    assert began("cpu", precision="auto") == "float32"
+    with sharding.for_elsewhere(platform="tpu"):
+        assert began("tpu", precision="auto") == "bfloat16"
+        assert began("cpu", precision="auto") == "float32"
+    assert began("tpu", precision="auto") == "bfloat16"
+    with pytest.raises(ValueError, match="differ in config.precision"):
+        began("tpu", precision="float32")
+    assert began("before") is None and began("before", precision="auto") is None
+
+
+@pytest.mark.parametrize(
+    "kind, wants",
+    [
+        (("tpu", None), "bfloat16"),
+        (("cuda", "9.0"), "bfloat16"),
+        (("cuda", "8.6"), "bfloat16"),
+        (("cuda", "7.5"), "float32"),
+        (("rocm", "gfx90a"), "bfloat16"),
+    ],
+)
+def test_auto_asks_the_devices_what_they_multiply(kind, wants):
+    platform, capability = kind
+    device = types.SimpleNamespace(platform=platform, compute_capability=capability)
+    if capability is None:
+        del device.compute_capability
+    with sharding.for_elsewhere((device,)):
+        assert sections.precision_of({}) == wants
+        assert sections.precision_of({"augment": {"name": "graphs"}}) == "float32"
+    assert sections.precision_of({}) == "float32"

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxcl import sharding
 from jaxcl.methods import online
 from jaxcl.methods.two_view import bases
 from jaxcl.nets import heads, mlp, norm, resnet
@@ -240,6 +241,35 @@ def test_batch_norm_gradient_equals_finite_differences():
             leaf[at] = kept
             want[at] = (ends[0] - ends[1]) / 2e-5
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_batch_norm_of_gpus_is_that_of_others_in_one_sum(dtype):
+    rng = np.random.default_rng(4)
+    x = jnp.asarray(rng.normal(size=(6, 4, 2, 3)) + 1.0, dtype)
+    weight = rng.normal(size=x.shape).astype("f4")
+    net = norm.BatchNorm(dtype=dtype)
+    tree = randomised(net.init(jax.random.key(0), x, train=True))
+
+    def traced(platform):
+        """The number of sums of a forward pass; values and gradients."""
+
+        def loss(x, params):
+            own = {"params": params, "batch_stats": tree["batch_stats"]}
+            y, updated = net.apply(
+                own, x, train=True, groups=2, mutable=["batch_stats"]
+            )
+            return jnp.sum(weight * y), (y, updated)
+
+        with sharding.for_elsewhere(platform=platform):
+            text = str(jax.make_jaxpr(loss)(x, tree["params"]))
+            slope = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+            return text.count("reduce_sum"), slope(x, tree["params"])
+
+    sums, found = zip(*map(traced, ("gpu", "tpu")), strict=True)
+    assert sums == (1 + 1, 2 + 1)  # and that of the loss
+    tolerance = 1e-5 if dtype == jnp.float32 else 1e-2
+    chex.assert_trees_all_close(*found, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("groups", [0, 4])

@@ -1,5 +1,6 @@
 """What online methods share, and ER, ER-ACE, ER-AML on it."""
 
+import contextlib
 import functools
 
 import chex
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers import online_toy, tiny, toy
-from jaxcl import core, optim
+from jaxcl import core, optim, sharding
 from jaxcl.augment import images as augment_images
 from jaxcl.memory import buffer
 from jaxcl.methods import er, er_ace, er_aml, finetune, online
@@ -119,22 +120,31 @@ def rows_of(images, labels, mask):
     return online.Rows(images, labels, mask, images)
 
 
-def test_both_are_two_passes_and_none_replayed_leaves_statistics():
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_both_are_two_passes_and_none_replayed_leaves_statistics(platform):
+    """Where it is one pass of both, their rows in turn, up to rounding."""
     made = parts()
     net = online.network(made, "linear")
     one, two = made.plain(FIRST["image"]), made.plain(SECOND["image"])
     params, stats = jax.jit(net.init)(jax.random.key(0), one)
     first = rows_of(one, FIRST["label"], jnp.ones(6, bool))
     second = rows_of(two, SECOND["label"], jnp.ones(6, bool))
-    both = jax.jit(net.both)
-    (a, b), after = both(params, stats, first, second)
+    both, rows = jax.jit(net.both), (params, stats, first, second)
+    where = contextlib.nullcontext()
+    if platform != "cpu":
+        where = sharding.for_elsewhere(platform=platform)
+    with where:
+        text = str(jax.make_jaxpr(net.both)(*rows))
+        assert text.count("conv_general_dilated[") == (6 if platform == "cpu" else 3)
+        (a, b), after = both(*rows)
     one_pass = jax.jit(functools.partial(net.__call__, train=True))
     x, between = one_pass(params, stats, one)
     y, expected = one_pass(params, between, two)
-    chex.assert_trees_all_close((a, b, after), (x, y, expected))
+    exact = {} if platform == "cpu" else {"rtol": 1e-5, "atol": 1e-6}
+    chex.assert_trees_all_close((a, b, after), (x, y, expected), **exact)
     nobody = second._replace(mask=jnp.zeros(6, bool))
     _, after = both(params, stats, first, nobody)
-    chex.assert_trees_all_close(after, between)
+    chex.assert_trees_all_close(after, between, **exact)
 
 
 def test_draws_repeat_rows_that_exist_and_take_allowed_ones():

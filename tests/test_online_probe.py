@@ -56,7 +56,8 @@ def played(measure=BOTH):
             before = core.copy(state)
             state, metrics = step(state, resident, batches, number)
             rows = jax.tree.map(lambda x: np.asarray(x)[0], batches)
-            batch = {key: np.asarray(x)[rows["index"]] for key, x in resident.items()}
+            train, at = work.stream.dataset.train, rows["index"]
+            batch = {"image": train.images[at], "label": train.label[at]}
             metrics = {key: np.asarray(x)[0] for key, x in metrics.items()}
             found.append(Seen(task.index, before, batch, core.copy(state), metrics))
     return work, found

@@ -122,6 +122,42 @@ def test_no_call_copies_a_queue_or_a_memory(chip, family):
     assert not copies(step(chip, family))
 
 
+def sides_of_copies(found):
+    """The sides of every array that a call copies and does not prefetch."""
+    steps = found["steps_per_call"]
+    ran = kernels.of(hlo.parse(found["text"], steps=steps), steps=steps)
+    return [
+        array.sides
+        for kernel in kernels.copied(ran)
+        for array in hlo.arrays(kernel.shape)
+    ]
+
+
+@EACH
+def test_no_call_copies_the_images_of_the_set(chip, family):
+    """Of [N, H, W, C] a TPU would, into a layout whose rows it can gather."""
+    found = step(chip, family)
+    pixels = {"tpu": 128, "gpu": 8 * 8}[chip]  # a byte each; rows of whole tiles
+    rows = found["images"] // (pixels + 4)  # and a label
+    assert rows > 1000
+    assert not [sides for sides in sides_of_copies(found) if rows in sides]
+
+
+@pytest.mark.parametrize("family", ["two-view", "online", "duel"])
+def test_a_gpu_neither_copies_nor_turns_kernels_of_convolutions(family):
+    needs("gpu")
+    found = step("gpu", family)
+    width = 4 * 8  # of the toy's second convolution
+    assert not [x for x in sides_of_copies(found) if len(x) == 4 and width // 4 in x]
+
+
+def test_a_gpu_passes_incoming_and_replayed_rows_at_once():
+    """Three convolutions: three forward, three and two backward, not twice as many."""
+    needs("gpu")
+    found = on_target.measured("h200:1", FAMILIES["online"])
+    assert sum(found["products"]["convolution"].values()) == 3 + 3 + 2
+
+
 @EACH
 def test_nothing_goes_to_the_host(chip, family):
     assert step(chip, family)["host_transfers"] == []

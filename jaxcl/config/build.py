@@ -109,7 +109,7 @@ def build(
       OSError: data is not where the config says, or cannot be read; the run
         directory cannot be written.
     """
-    raw = config.to_dict()
+    raw = _precise(config.to_dict(), workdir)
     if raw.get("seeds", 1) != 1:
         return _seeds(raw, workdir)
     judges = raw.get("checkpoint") is not None
@@ -132,6 +132,22 @@ def build(
         noted["decoder"] = made.stream.dataset.decoder
     claim(workdir, plain | noted)
     return made
+
+
+def _precise(raw: dict, workdir=None) -> dict:
+    """The config with its precision in place of "auto".
+
+    A run directory goes on as it began, on whatever devices.
+    """
+    if raw.get("precision") != "auto":
+        return raw
+    path = None if workdir is None else epath.Path(workdir) / "config.json"
+    if path is None or not path.exists():
+        return raw | {"precision": sections.precision_of(raw)}
+    begun = _written(path)
+    if "precision" in begun:
+        return raw | {"precision": begun["precision"]}
+    return _without(raw, ("precision",))  # of before there was "auto"
 
 
 def _seeds(raw, workdir):
@@ -191,7 +207,7 @@ def planned(
     Raises:
       ValueError: as `build`, and where the config trains nothing.
     """
-    raw = sections.completed(config.to_dict())
+    raw = sections.completed(_precise(config.to_dict()))
     if raw.get("checkpoint") is not None:
         raise ValueError("config.checkpoint: nothing is trained; must be None")
     off = dict(evaluators={}, plasticity=False, start=None)
@@ -536,7 +552,7 @@ def embedder(config: ml_collections.ConfigDict):
     Raises:
       ValueError, OSError: as `build`.
     """
-    raw = config.to_dict()
+    raw = _precise(config.to_dict())
     raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
     state, _, parts = _frozen(sections.top_of(raw))
     examples = parts.stream.dataset.train

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, optim, schema
+from jaxcl import core, optim, schema, sharding
 from jaxcl.augment import graphs as augment_graphs
 from jaxcl.augment import images as augment_images
 from jaxcl.data import (
@@ -81,7 +81,8 @@ class Top:
     batch_size: schema.Count = 256  # global
     epochs: _Epochs = 1  # per task; of several the last for all others
     patience: schema.Natural = 0  # epochs without a lower loss end a task; 0: none
-    precision: Literal["float32", "bfloat16"] = "float32"  # parameters stay float32
+    # Of the computation; parameters stay float32. "auto": see `precision_of`
+    precision: Literal["auto", "float32", "bfloat16"] = "float32"
     scale_lr: bool = True  # multiply optimizer.lr by batch_size / 256
     devices: schema.Count | None = None  # how many; None: all
     # Steps of one call. "task": all up to the next save, evaluation or end of a task.
@@ -111,8 +112,20 @@ class Top:
     progress: Literal["auto"] | bool = "auto"
 
 
+def precision_of(raw: dict) -> str:
+    """What config.precision="auto" means: "bfloat16", but for CPUs and graphs.
+
+    GPUs before compute capability 8 (Ampere) have no arithmetic in it, either.
+    """
+    graphs = raw.get("augment", {}).get("name") == "graphs"
+    fast = not graphs and sharding.multiplies_bfloat16()
+    return "bfloat16" if fast else "float32"
+
+
 def top_of(raw: dict) -> Top:
-    """The top level of a config, checked."""
+    """The top level of a config, checked; "auto" of its precision as here."""
+    if raw.get("precision") == "auto":
+        raw = raw | {"precision": precision_of(raw)}
     judges = raw.get("checkpoint") is not None
     unused = dict.fromkeys(transfer.TRAINING, {}) if judges else {}
     top = Top(**schema.options(Top, unused | raw, "config"))

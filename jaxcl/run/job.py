@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from jaxcl.data import graph_batches, prefetch, stream
 
 # Added to the seed of labelled batches, so that their order is not that of the task's.
 _LABELLED = 0x1ABE1
+_TILE = 128  # numbers of a TPU's tile along the last axis
 
 
 class Job(NamedTuple):
@@ -208,13 +210,35 @@ def _paired(own, labelled):
             yield batch | {"labelled": labelled_batch}
 
 
+def resident_shapes(job: Job) -> dict:
+    """Shapes of what `resident` puts on the devices.
+
+    An image is one row, u8[N, H * W * C]. Of u8[N, H, W, C] a TPU would copy the whole
+    set into another layout in every call, since it gathers rows of contiguous bytes. It
+    keeps rows contiguous if they are whole tiles, so that there they end in zeros.
+    """
+    if not job.resident:
+        return {}
+    examples = job.stream.dataset.train
+    images, label = examples.images, examples.label
+    size = math.prod(images.shape[1:])
+    filled = -size % _TILE if sharding.platform() == "tpu" else 0
+    return {
+        "image": jax.ShapeDtypeStruct((len(images), size + filled), images.dtype),
+        "label": jax.ShapeDtypeStruct(label.shape, label.dtype),
+    }
+
+
 def resident(job: Job) -> dict:
     """The train split, replicated on every device; {} where it streams."""
     if not job.resident:
         return {}
-    examples = job.stream.dataset.train
-    arrays = {"image": examples.images, "label": examples.label}
-    return sharding.replicate(jax.tree.map(np.asarray, arrays), job.mesh)
+    examples, shapes = job.stream.dataset.train, resident_shapes(job)
+    images = np.asarray(examples.images).reshape(len(examples.images), -1)
+    if filled := shapes["image"].shape[1] - images.shape[1]:
+        images = np.pad(images, ((0, 0), (0, filled)))
+    arrays = {"image": images, "label": np.asarray(examples.label)}
+    return sharding.replicate(arrays, job.mesh)
 
 
 def _example(job: Job) -> dict:
@@ -321,12 +345,18 @@ def checked(job: Job) -> Job:
     return job
 
 
-def _looked_up(resident, batch):
-    """Read the rows of a batch, and of its labelled part, from the resident data."""
+def _looked_up(resident, batch, image):
+    """Read the rows of a batch, and of its labelled part, from the resident data.
+
+    Args:
+      image: the shape of an image.
+    """
     rows = batch["index"]
     filled = {"index": rows, **jax.tree.map(lambda x: x[rows], resident)}
+    pixels = filled["image"][..., : math.prod(image)]
+    filled["image"] = pixels.reshape(*rows.shape, *image)
     if "labelled" in batch:
-        filled["labelled"] = _looked_up(resident, batch["labelled"])
+        filled["labelled"] = _looked_up(resident, batch["labelled"], image)
     return filled
 
 
@@ -340,7 +370,8 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
 
     def one_step(state, resident, batch):
         if resident:
-            batch = _looked_up(resident, batch)
+            image = job.stream.dataset.train.images.shape[1:]
+            batch = _looked_up(resident, batch, image)
             # Images end in three axes; before them come parts, if any, and examples.
             split = sharding.split(job.mesh, axis=batch["image"].ndim - 4)
             batch = jax.lax.with_sharding_constraint(batch, split)

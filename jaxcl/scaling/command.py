@@ -18,7 +18,7 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from jaxcl import sharding
-from jaxcl.config import build, command
+from jaxcl.config import build, command, sections
 from jaxcl.data import storage
 from jaxcl.scaling import collectives, compiled, hardware, tables, targets
 
@@ -164,13 +164,20 @@ def _planned(values, number, **options):
     """The job of the config on a number of devices; data are blank."""
     config = values.config
     with config.unlocked(), config.ignore_type():
-        config.devices = number
+        config.devices, config.precision = number, _precision(config.to_dict())
         if values.per_device_batch is not None:
             config.batch_size = number * values.per_device_batch
     raw = config.to_dict()
     sections = (raw.get(name, {}) for name in ("data", "scenario", "augment"))
     size = {name: getattr(values, name) for name in ("classes", "rows", "pixels")}
     return build.planned(config, compiled.blank(*sections, **size), **options)
+
+
+def _precision(raw) -> str:
+    """config.precision, "auto" as on the accelerators that all this is about."""
+    given = raw.get("precision", "float32")
+    with sharding.for_elsewhere():
+        return sections.precision_of(raw) if given == "auto" else given
 
 
 def _task(values, work) -> int:
@@ -326,7 +333,7 @@ def _setting(values, machine=None) -> tables.Setting:
     machines = {machine: _overridden(values, machine)} if machine else chosen(values)
     return tables.Setting(
         name=raw.get("name", "run"),
-        precision=raw.get("precision", "float32"),
+        precision=_precision(raw),
         weak=values.per_device_batch is not None,
         utilisation=values.utilisation,
         machines=machines,

@@ -158,10 +158,8 @@ def _arguments(work, task):
     """Placed shapes of the arguments of `job.compile_step`: state, batches, images."""
     parts = work.parts(task)
     state, batch = job.shapes(work, parts)
-    resident = {}
+    resident = job.resident_shapes(work)
     if work.resident:
-        examples = work.stream.dataset.train
-        resident = {"image": examples.images, "label": examples.label}
         batch = _rows_only(batch)
     split = sharding.split(work.mesh, axis=2 if parts > 1 else 1)
     whole = sharding.replicated(work.mesh)

@@ -144,6 +144,26 @@ FAULTS = [
             "    with lock.held(workdir):\n        _claim(workdir, config)",
             "    _claim(workdir, config)",
         ),
+        (
+            "config: a run does not keep the precision that it began with",
+            'if "precision" in begun:',
+            'if "precision" in ():',
+            "test_build.py::test_auto_is_what_the_devices_want_and_a_run_keeps_it",
+        ),
+    ),
+    *fault.of(
+        "sharding.py",
+        "test_build.py::test_auto_asks_the_devices_what_they_multiply",
+        (
+            "config: a CPU computes in bfloat16",
+            "return not on_cpu()",
+            "return True",
+        ),
+        (
+            "config: a GPU before Ampere computes in bfloat16",
+            "return not major.isdigit() or int(major) >= 8",
+            "return not major.isdigit() or int(major) >= 7",
+        ),
     ),
     *fault.of(
         "evals/knn.py",

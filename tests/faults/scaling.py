@@ -145,8 +145,28 @@ FAULTS = [
         ),
         (
             "targets: a program for elsewhere is one for CPUs",
-            'return jax.default_backend() == "cpu" and _ELSEWHERE.get() is None',
-            'return jax.default_backend() == "cpu" and _ELSEWHERE.get() is not None',
+            "name = elsewhere.platform if elsewhere else jax.default_backend()",
+            "name = jax.default_backend()",
+        ),
+    ),
+    *fault.of(
+        "sharding.py",
+        "test_layouts.py::"
+        "test_kernels_lie_as_a_gpu_takes_them_and_files_have_them_as_usual",
+        (
+            "targets: kernels lie on a GPU as on a CPU",
+            "_LAYOUT = Layout(major_to_minor=(3, 0, 1, 2))",
+            "_LAYOUT = Layout(major_to_minor=(0, 1, 2, 3))",
+        ),
+        (
+            "targets: files have kernels as a GPU takes them",
+            "layout = Layout(major_to_minor=tuple(range(leaf.ndim)))",
+            "layout = _LAYOUT",
+        ),
+        (
+            "targets: a GPU's layouts are for every platform",
+            'return platform() == "gpu" and name.endswith("kernel")',
+            'return name.endswith("kernel")',
         ),
     ),
     *fault.of(

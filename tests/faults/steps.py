@@ -139,8 +139,28 @@ FAULTS = [
             "::test_both_are_two_passes_and_none_replayed_leaves_statistics",
             (
                 "network: a pass without rows moves the statistics",
-                "lambda new, old: jnp.where(some, new, old), after, stats",
-                "lambda new, old: new, after, stats",
+                "lambda new, old: jnp.where(some, new, old), after, before",
+                "lambda new, old: new, after, before",
+            ),
+        ),
+        *fault.of(
+            "nets/chain.py",
+            "test_online.py"
+            "::test_both_are_two_passes_and_none_replayed_leaves_statistics[gpu]",
+            (
+                "network: two batches that pass at once are mixed up",
+                "return (outputs[:, 0], outputs[:, 1]), between, after",
+                "return (outputs[:, 1], outputs[:, 0]), between, after",
+            ),
+            (
+                "network: two batches that pass at once share their statistics",
+                "groups=2,",
+                "groups=1,",
+            ),
+            (
+                "network: two batches never pass at once",
+                "if not sharding.on_cpu() and first.shape == second.shape:",
+                "if sharding.on_cpu() and first.shape != second.shape:",
             ),
         ),
         *fault.of(

@@ -370,6 +370,31 @@ FAULTS = [
             "mean.value = self._blend(mean.value, batch_mean[0, view])",
             "mean.value = self._blend(mean.value, batch_mean[0, -1])",
         ),
+        (
+            "norm: the statistics before the last view are those before the first",
+            "if view == groups - 1 and self.is_mutable_collection(BEFORE_LAST):",
+            "if view == 0 and self.is_mutable_collection(BEFORE_LAST):",
+            "test_online.py"
+            "::test_both_are_two_passes_and_none_replayed_leaves_statistics[gpu]",
+        ),
+        (
+            "norm: a GPU sums what it squared",
+            "_at_once(jnp.mean, distance, jnp.square(distance))",
+            "_at_once(jnp.mean, distance, distance)",
+            "test_nets.py::test_batch_norm_of_gpus_is_that_of_others_in_one_sum",
+        ),
+        (
+            "norm: a GPU takes two sums as others do",
+            'return sharding.platform() == "gpu"',
+            'return sharding.platform() == "cuda"',
+            "test_nets.py::test_batch_norm_of_gpus_is_that_of_others_in_one_sum",
+        ),
+        (
+            "norm: on a GPU the slope of the scale is that of the bias",
+            "_at_once(jnp.sum, slope * views, slope)",
+            "_at_once(jnp.sum, slope, slope)",
+            "test_nets.py::test_batch_norm_of_gpus_is_that_of_others_in_one_sum",
+        ),
     ),
     *fault.of(
         "run/seeds.py",

@@ -89,20 +89,26 @@ class Network:
     def both(
         self, params: core.PyTree, stats: core.PyTree, incoming: Rows, replayed: Rows
     ):
-        """Outputs of incoming and of replayed rows, one pass each, in this order.
+        """Outputs of incoming and of replayed rows, each normalised by its own batch.
 
-        If no replayed row exists, the second pass does not change the statistics.
+        The running statistics move by incoming rows first; if no replayed row exists,
+        by these alone.
         """
-        first, stats = self(params, stats, incoming.images, train=True)
-        second, stats = self.replay(params, stats, replayed)
-        return (first, second), stats
+        features, between, after = self._nets.in_turn(
+            params, stats, incoming.images, replayed.images
+        )
+        new, old = (Outputs(x, self.logits(params, x)) for x in features)
+        stats = _if_any(replayed, after, between)
+        return (new, self.watched(params, old, replayed)), stats
 
     def replay(self, params: core.PyTree, stats: core.PyTree, rows: Rows):
         """Outputs of replayed rows; if none exists the statistics do not change."""
         outputs, after = self(params, stats, rows.images, train=True)
-        some = jnp.any(rows.mask)
-        stats = jax.tree.map(lambda new, old: jnp.where(some, new, old), after, stats)
-        return outputs, stats
+        return self.watched(params, outputs, rows), _if_any(rows, after, stats)
+
+    def watched(self, params: core.PyTree, outputs: Outputs, rows: Rows) -> Outputs:
+        """The outputs of replayed rows, for a network that measures them."""
+        return outputs
 
     def gradient(self, state: core.TrainState, loss: Callable):
         """Differentiate a loss that is made of passes of this network.
@@ -115,3 +121,9 @@ class Network:
           (value, anything); the gradient of `state.params`; metrics of it, here none.
         """
         return *jax.value_and_grad(loss, has_aux=True)(state.params), {}
+
+
+def _if_any(rows, after, before):
+    """The statistics after a pass, or before it if none of its rows exists."""
+    some = jnp.any(rows.mask)
+    return jax.tree.map(lambda new, old: jnp.where(some, new, old), after, before)

@@ -100,11 +100,10 @@ class Measured(Network):
 
     num_tasks: int
 
-    def replay(self, params: core.PyTree, stats: core.PyTree, rows: Rows):
+    def watched(self, params: core.PyTree, outputs: Outputs, rows: Rows) -> Outputs:
         """As of any network; `gradient` gets the norms of the features' gradients."""
-        outputs, stats = super().replay(params, stats, rows)
         features = tap(params, outputs.features, tasks_of(rows))
-        return Outputs(features, self.logits(params, features)), stats
+        return Outputs(features, self.logits(params, features))
 
     def gradient(self, state: core.TrainState, loss: Callable):
         """Differentiate a loss, and measure its gradient.

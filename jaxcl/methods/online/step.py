@@ -5,8 +5,8 @@ in Online Continual Learning", 2021, called P). A method is a function `update`,
 gradient step on the incoming rows and on rows drawn from the memory. `method` adds the
 rest: several updates on a batch, the write to the memory after them, prediction.
 
-Incoming and replayed rows pass through the network separately, each normalised by
-their own batch statistics, as in P's released code.
+Incoming and replayed rows are each normalised by their own batch statistics, as in P's
+released code. On a CPU they are two passes; elsewhere one, where they are as many.
 """
 
 import functools
@@ -215,20 +215,26 @@ def cross_entropy(
     *parts: Rows,
     class_mask: jax.Array | None = None,
 ):
-    """The sum over parts of their mean cross-entropy, a pass each.
+    """The sum over parts of their mean cross-entropy, each normalised by itself.
 
     Args:
       net: the network.
       params, stats: of it.
-      parts: rows.
+      parts: rows; of two parts the first is incoming rows, which all exist.
       class_mask: bool[C], classes that compete; None: all.
 
     Returns:
       f32[], where a part without rows counts 0, and the statistics after the passes.
     """
+    if len(parts) == 2:
+        outputs, stats = net.both(params, stats, *parts)
+    else:
+        outputs = []
+        for rows in parts:
+            out, stats = net.replay(params, stats, rows)
+            outputs.append(out)
     value = 0.0
-    for rows in parts:
-        out, stats = net.replay(params, stats, rows)
+    for out, rows in zip(outputs, parts, strict=True):
         value += losses.cross_entropy(
             out.logits, rows.label, class_mask=class_mask, example_mask=rows.mask
         )
