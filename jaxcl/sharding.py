@@ -144,11 +144,6 @@ def on_host():
     return jax.default_device(jax.local_devices(backend="cpu")[0])
 
 
-def platform(mesh: Mesh) -> str:
-    """Kind of the devices as JAX has it: "cpu", "gpu" or "cuda", "tpu"."""
-    return mesh.devices.flat[0].platform
-
-
 def describe(mesh: Mesh) -> dict:
     """Kind and number of the devices, and bytes at the peak of the fullest.
 

@@ -138,7 +138,7 @@ def test_a_loop_over_seeds_is_vmap_over_them(monkeypatch, tmp_path):
     found, texts = [], []
     monkeypatch.setattr(seeds, "_MAPPED", 1)
     for platform in ("gpu", "tpu"):
-        monkeypatch.setattr(seeds.sharding, "platform", lambda _, name=platform: name)
+        monkeypatch.setattr(seeds.sharding, "platform", lambda name=platform: name)
         made = seeds.together(jobs)
         state = job.initial_state(made)
         feed = job.feed(made, made.stream.tasks[0].train, 0, 0)

@@ -153,7 +153,7 @@ def together(jobs: dict[int, job.Job]) -> job.Job:
       A job without pictures; what its evaluators give has an axis of seeds.
     """
     first = next(iter(jobs.values()))
-    looped = sharding.platform(first.mesh) == "tpu" and len(jobs) > _MAPPED
+    looped = sharding.platform() == "tpu" and len(jobs) > _MAPPED
     evaluators = {
         name: _judge(jobs, [own.evaluators[name] for own in jobs.values()])
         for name in first.evaluators
