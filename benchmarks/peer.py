@@ -29,6 +29,7 @@ from torch import nn
 from torch.nn import functional
 
 from jaxcl import optim, schema
+from jaxcl.methods.two_view import bases as bases_lib
 
 _DEPTHS = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
 _ONLINE = ("encoder", "projector")
@@ -324,6 +325,8 @@ def timed(args, work, state, threads, *, device=None, compiled=False) -> tuple:
     def windows(**form):
         net = Peer(work.config, state, device=device, precision=args.precision, **form)
         decay = net.options["momentum_start"]
+        if decay is None:
+            decay = bases_lib.get(net.options["base"]).momentum_start
 
         def window(steps):
             start = time.perf_counter()
