@@ -1,6 +1,5 @@
 """A memory of features that is filtered at every step, for `step.py`."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +25,9 @@ class Settings(NamedTuple):
     score: duel.Score
     temperature: float
     gather: Callable = lambda tree: tree  # see `core.Parts`
-    on_each: Callable = lambda function, rows, whole: function(*whole)  # the same
+    on_each: Callable = lambda function, rows, whole: function(
+        *rows, *whole
+    )  # the same
     logsumexp: Callable | None = None  # in place of the matrix of products
     kernel: bool = True  # accelerators filter in one kernel, where they can
 
@@ -96,33 +97,28 @@ def _filtered(settings, memory, features, mask):
     both = memory.items["feature"], settings.gather(features)
     mask = settings.gather(mask)
     options = dict(score=settings.score, temperature=settings.temperature)
-    choose = functools.partial(
-        _chosen,
-        split=settings.spread,
-        competes=settings.newcomer_competes,
-        kernel=settings.kernel and not settings.spread,
-        **options,
-    )
+
+    def choose(memory, incoming, filled, mask):
+        return duel.select(
+            memory,
+            incoming,
+            filled=filled,
+            incoming_mask=mask,
+            newcomer_competes=settings.newcomer_competes,
+            split=settings.spread,
+            kernel=settings.kernel and not settings.spread,
+            **options,
+        )
+
     own = *both, memory.filled, mask
     # A memory in one piece is filtered on each device alike, which sends nothing.
     keep = choose(*own) if settings.spread else settings.on_each(choose, (), own)
-    options |= dict(filled=memory.filled, logsumexp=settings.logsumexp)
     keep = settings.gather(keep)
     slots = settings.gather(duel.slots(keep, memory.capacity))
     if settings.safe:
+        options |= dict(filled=memory.filled, logsumexp=settings.logsumexp)
         slots = jnp.where(duel.is_safe(*both, keep, **options), slots, memory.capacity)
     return slots
-
-
-def _chosen(memory, incoming, filled, mask, *, competes, **options):
-    return duel.select(
-        memory,
-        incoming,
-        filled=filled,
-        incoming_mask=mask,
-        newcomer_competes=competes,
-        **options,
-    )
 
 
 def _rows(settings, batch, features):
