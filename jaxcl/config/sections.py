@@ -123,7 +123,7 @@ def precision_of(raw: dict) -> str:
 
 
 def top_of(raw: dict) -> Top:
-    """The top level of a config, checked; "auto" of its precision as here."""
+    """Check the top level of a config; what "auto" means is put in its place."""
     if raw.get("precision") == "auto":
         raw = raw | {"precision": precision_of(raw)}
     judges = raw.get("checkpoint") is not None

@@ -67,12 +67,9 @@ def changed(config: ml_collections.ConfigDict, changes: dict[str, Any]):
             at = config
             for section in sections:
                 at = at[section]
-            at[name] = ml_collections.ConfigDict(value) if _is_dict(value) else value
+            is_section = isinstance(value, dict)
+            at[name] = ml_collections.ConfigDict(value) if is_section else value
     return config
-
-
-def _is_dict(value):
-    return isinstance(value, dict)
 
 
 def counted(config: ml_collections.ConfigDict) -> Count:

@@ -322,19 +322,21 @@ def _rehearsal() -> tuple[Entry, ...]:
         changes = {"scenario": {"name": "class", "num_tasks": 5}}
         changes |= {"method.base": "supcon", "method.strategy": strategy}
         changes |= {"data": {"name": "digits"}, "augment.views": 2}
-        name, rate_of = f"supcon-{strategy}", "supcon-finetune"
-        entries.append(
-            Entry(name, f"SupCon, {title}", "", changes, "", None, "digits")._replace(
-                rate_of=rate_of
-            )
+        entry = Entry(
+            f"supcon-{strategy}",
+            f"SupCon, {title}",
+            changes=changes,
+            config="digits",
+            rate_of="supcon-finetune",
         )
-    joint = entries[-len(_STRATEGIES)]
-    joint = joint._replace(
-        name="supcon-joint",
-        title="SupCon, all classes at once",
-        changes=joint.changes | _JOINT,
-        control="needs all data at once",
-    )
+        entries.append(entry)
+        if strategy == "finetune":
+            joint = entry._replace(
+                name="supcon-joint",
+                title="SupCon, all classes at once",
+                changes=changes | _JOINT,
+                control="needs all data at once",
+            )
     return *entries, joint
 
 

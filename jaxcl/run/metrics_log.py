@@ -81,7 +81,7 @@ class Meter:
                 )
 
     def _measure(self, step):
-        """Images a second up to a step that is logged.
+        """Measure images a second up to a step that is logged.
 
         The steps of one call arrive together, so they share one number.
         """
