@@ -1,7 +1,7 @@
 """What configs are written with: values that follow other fields."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from ml_collections import config_dict
 
@@ -62,3 +62,23 @@ def of(function: Callable, *fields: config_dict.FieldReference):
     start = function(*(field.get() for field in fields))
     look = _Lookup(lambda value, *held: function(*held), list(fields))
     return config_dict.FieldReference(start, field_type=type(start), op=look)
+
+
+def change(config: config_dict.ConfigDict, changes: Mapping[str, Any]) -> None:
+    """Change options of a config, in place.
+
+    Args:
+      config: its new options may have other types than the old ones.
+      changes: path of an option ("method.temperature", with or without "config." before
+        it) -> its value. A dict takes the place of a whole section; a path leads into
+        one, which is made if it is not there.
+    """
+    with config.unlocked(), config.ignore_type():
+        for path, value in changes.items():
+            *sections, name = path.removeprefix("config.").split(".")
+            section = config
+            for part in sections:
+                if not isinstance(section.get(part), config_dict.ConfigDict):
+                    section[part] = {}
+                section = section[part]
+            section[name] = value

@@ -19,7 +19,7 @@ from absl import logging
 from etils import epath
 
 from jaxcl import sharding
-from jaxcl.config import build, own_images
+from jaxcl.config import build, own_images, recipe
 from jaxcl.data import storage, stream
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder as encoder_lib
@@ -113,7 +113,7 @@ def fit(
     chosen = {field: value for field, value in chosen.items() if value is not None}
     if quiet:
         chosen |= {"progress": False}
-    _set(config, {**chosen, **(options or {})})
+    recipe.change(config, {**chosen, **(options or {})})
     if config.get("seeds", 1) != 1:
         raise ValueError(
             f"config.seeds={config.seeds}: must be 1; for other seeds call again with "
@@ -164,19 +164,6 @@ def _config(section, *, encoder, size, tasks, labelled) -> ml_collections.Config
         num_tasks=count,
         by_strategy=False,
     )
-
-
-def _set(config, chosen: Mapping[str, Any]) -> None:
-    """Set options by their dotted names."""
-    with config.unlocked(), config.ignore_type():
-        for field, value in chosen.items():
-            *path, last = field.removeprefix("config.").split(".")
-            section = config
-            for part in path:
-                if not isinstance(section.get(part), ml_collections.ConfigDict):
-                    section[part] = {}
-                section = section[part]
-            section[last] = value
 
 
 def _hash(config) -> str:

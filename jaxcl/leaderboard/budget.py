@@ -23,7 +23,7 @@ import jax
 import ml_collections
 
 from jaxcl import core, schema, sharding
-from jaxcl.config import build
+from jaxcl.config import build, recipe
 from jaxcl.data import stream
 from jaxcl.leaderboard import table
 from jaxcl.methods import gdumb
@@ -56,19 +56,9 @@ class Plan(NamedTuple):
 
 
 def changed(config: ml_collections.ConfigDict, changes: dict[str, Any]):
-    """A copy of a config with changes, path of an option -> its value.
-
-    A section is put in place of what was there; a path that leads into one changes it.
-    """
+    """A copy of a config with changes, as of `recipe.change`."""
     config = copy.deepcopy(config)
-    with config.unlocked(), config.ignore_type():
-        for path, value in changes.items():
-            *sections, name = path.split(".")
-            at = config
-            for section in sections:
-                at = at[section]
-            is_section = isinstance(value, dict)
-            at[name] = ml_collections.ConfigDict(value) if is_section else value
+    recipe.change(config, changes)
     return config
 
 
