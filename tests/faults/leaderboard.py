@@ -44,10 +44,19 @@ FAULTS = [
             f"{_FILE}::test_what_costs_a_little_more_than_a_line_still_stays_within",
         ),
         (
-            "leaderboard: sections keep what they had",
-            "ml_collections.ConfigDict(value) if _is_dict(value) else value",
-            "at[name] if _is_dict(value) else value",
+            "leaderboard: a config is changed for all that come after",
+            "    config = copy.deepcopy(config)\n",
+            "",
             f"{_FILE}::test_sections_are_replaced_and_paths_change_what_is_there",
+        ),
+    ),
+    *fault.of(
+        "config/recipe.py",
+        f"{_FILE}::test_sections_are_replaced_and_paths_change_what_is_there",
+        (
+            "leaderboard: sections keep what they had",
+            "            section[name] = value\n",
+            "            section[name] = section.get(name) or value\n",
         ),
     ),
     *fault.of(
