@@ -205,6 +205,8 @@ def draw(options, path: pathlib.Path) -> None:
     for number, (title, folders) in enumerate(finished(options).items()):
         values = [accuracies(folder) for folder in folders]
         old, new = (seeds.spread(x[place] for x in values) for place in (0, 2))
+        # Hollow where the colours begin anew.
+        fill = "full" if number < len(plots.COLOURS) else "none"
         axes.errorbar(
             100 * old["mean"],
             100 * new["mean"],
@@ -212,6 +214,7 @@ def draw(options, path: pathlib.Path) -> None:
             yerr=100 * (new["error"] or 0.0),
             label=title,
             linestyle="none",
+            fillstyle=fill,
             **plots.style_of(number),
         )
     axes.set(xlabel="old images, nearest neighbours (%)")

@@ -99,6 +99,11 @@ def test_it_warns_where_a_measure_falls():
         f"rankme is 1, below 0.5 of the {rank:.3g} at first",
         f"rankme is 1, below 0.5 of the {rank:.3g} at the evaluation before",
     ]
+    # Where the evaluation before is the first one it warns of it once.
+    second = collapse.make(parts)
+    assert second(state_of(whole, 0), 0).warnings == ()
+    second = said(second(state_of(flat, 5), 0))
+    assert second and all(words.endswith("at first") for words in second)
     # It stays where it is: only the first evaluation was better.
     still = said(evaluate(state_of(flat, 12), 1))
     assert still and all(words.endswith("at first") for words in still)

@@ -125,9 +125,9 @@ def make(
         if steps and step <= steps[-1]:  # another run
             references.clear()
         warnings = _warnings(scalars, references, share)
-        if finite:
-            references.setdefault("at first", scalars)
-            references["at the evaluation before"] = scalars
+        if finite:  # the first evaluation is one reference, not two
+            when = "at the evaluation before" if references else "at first"
+            references[when] = scalars
         steps[:] = [step]
         seconds = {"seconds": time.monotonic() - began}
         return core.Result({}, scalars | seconds, tuple(warnings))

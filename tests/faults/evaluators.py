@@ -186,8 +186,14 @@ FAULTS = [
         ),
         (
             "eval: collapse forgets the first evaluation",
-            'references.setdefault("at first", scalars)',
+            "references[when] = scalars",
             'references["at first"] = scalars',
+            "test_collapse.py::test_it_warns_where_a_measure_falls",
+        ),
+        (
+            "eval: collapse compares with the first evaluation alone",
+            "references[when] = scalars",
+            "references.setdefault(when, scalars)",
             "test_collapse.py::test_it_warns_where_a_measure_falls",
         ),
         (
