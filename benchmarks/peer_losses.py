@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from jaxcl import schema
 from jaxcl.methods import two_view
-from jaxcl.methods.two_view import bases, strategies
 
 STRATEGIES = ("finetune", "cassle", "pnr")
 
@@ -42,8 +41,7 @@ class Base(NamedTuple):
 def options(method: dict) -> dict:
     """Options of a config's `method`, those of its losses as our step has them."""
     chosen = schema.defaults(two_view.make) | dict(method)
-    base, strategy = bases.get(chosen["base"]), strategies.get(chosen["strategy"])
-    return chosen | two_view.loss_options(base, strategy, chosen)._asdict()
+    return chosen | two_view.loss_options(two_view.settled(chosen))._asdict()
 
 
 def total(features: Features, options: dict) -> torch.Tensor:

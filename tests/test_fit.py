@@ -76,6 +76,8 @@ def test_it_leaves_a_run_directory_and_says_what_came_out(fitted):
     }
     assert config.data.name == "in_memory" and config.data.test == 0.2
     assert "strategy: pnr" in str(config)
+    assert "temperature" not in config.method
+    assert fitted.resolved.method.temperature == 0.2
     assert [row["step"] for row in fitted.rows if "loss" in row] == [1, 2, 3, 4]
     assert jaxcl.Result(fitted.folder).results == fitted.results
 

@@ -471,11 +471,9 @@ SET = {"form": "code", "pn1": True, "pn2": True}
 def aligned(name, base="simsiam", **fields):
     """The term that a regulariser adds, of features of four rows."""
     features = bases.Features(rows_of(0, 4, 2, D), None)._replace(**fields)
-    options = two_view.loss_options(
-        bases.get(base),
-        regularisers.REGULARISERS[name],
-        dict.fromkeys(bases.Options._fields) | SET | OPTIONS,
-    )
+    given = dict.fromkeys(bases.Options._fields) | SET | OPTIONS
+    plan = regularisers.REGULARISERS[name]
+    options = two_view.loss_options(networks.settled(bases.get(base), plan, given))
     align = regularisers.REGULARISERS[name].align
     return align(bases.get(base), features, options)
 

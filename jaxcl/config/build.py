@@ -12,7 +12,7 @@ from absl import logging
 from etils import epath
 
 from jaxcl import core, schema, sharding
-from jaxcl.config import budget, sections
+from jaxcl.config import budget, resolved, sections
 from jaxcl.data import duplicates, storage, stream
 from jaxcl.evals import features
 from jaxcl.memory import sharded
@@ -113,9 +113,7 @@ def build(
     if raw.get("seeds", 1) != 1:
         return _seeds(raw, workdir)
     judges = raw.get("checkpoint") is not None
-    if judges:
-        raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
-    raw = sections.completed(raw)
+    raw = completed(raw)
     plain = _plain(raw)
     # What the machine decided is noted with the config, for it is part of what a run
     # computes: the decoder that "auto" took, and whether the images are on the device,
@@ -130,8 +128,27 @@ def build(
         noted |= _shards(plain.get("replay"), work.mesh)
     if made.stream.dataset.decoder:
         noted["decoder"] = made.stream.dataset.decoder
-    claim(workdir, plain | noted)
+    claim(workdir, plain | noted, _every_option(plain, made) | noted)
     return made
+
+
+def completed(raw: dict) -> dict:
+    """A config with what it takes from the encoder of its checkpoint or start.
+
+    Raises:
+      ValueError: there is none, or it goes with no such config.
+    """
+    if raw.get("checkpoint") is not None:
+        raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
+    return sections.completed(raw)
+
+
+def _every_option(plain, made) -> dict:
+    """The value of every option, those that data and devices decide included."""
+    if isinstance(made, transfer.Transfer):
+        return resolved.values(plain)
+    own = {"devices": made.mesh.size, "steps_per_call": made.steps_per_call}
+    return resolved.values(plain, made.replay) | own
 
 
 def _precise(raw: dict, workdir=None) -> dict:
@@ -185,9 +202,12 @@ def _seeds(raw, workdir):
             "cut the tasks by the seed (config.scenario without a seed), and go one "
             "after another; must be None or False"
         )
-    claim(workdir, _plain(raw))
     if side_by_side is None:
         side_by_side = not (split or mixes or sharding.on_cpu())
+    plain = _plain(raw)
+    own = {name: getattr(top, name) for name in ("seed", "seeds")}
+    own["side_by_side"] = side_by_side
+    claim(workdir, plain, _every_option(_plain(completed(raw)), first) | own)
     chosen = tuple(range(top.seed, top.seed + top.seeds))
     return seeds.Seeds(chosen, make, side_by_side)
 
@@ -222,10 +242,17 @@ def default_workdir(config) -> str:
     return f"{config.get('checkpoint') or 'runs'}/{config.get('name', 'run')}"
 
 
-def claim(workdir, config: dict) -> None:
-    """Write the config to its run directory, or check that it is the same."""
+def claim(workdir, config: dict, every_option: dict | None = None) -> None:
+    """Write the config to its run directory, or check that it is the same.
+
+    Args:
+      workdir: the run directory.
+      config: what was asked, which a run that goes on must ask again.
+      every_option: what that came to, see `resolved.values`. Where the defaults of
+        another version of the library come to something else, a warning names it.
+    """
     with lock.held(workdir):
-        _claim(workdir, config)
+        _claim(workdir, config, every_option)
 
 
 def _written(path) -> dict:
@@ -240,7 +267,7 @@ def _written(path) -> dict:
         ) from error
 
 
-def _claim(workdir, config):
+def _claim(workdir, config, every_option):
     path = epath.Path(workdir) / "config.json"
     old = _written(path) if path.exists() else None
     sharding.barrier("the config is read")
@@ -251,10 +278,33 @@ def _claim(workdir, config):
                 f"{workdir} holds a run of another config; they differ in "
                 f"{'; '.join(changed)}. Give another --workdir, or the same config"
             )
+        if every_option and jax.process_index() == 0:
+            _tell_moved(path.parent / resolved.RESOLVED, every_option)
         return
     if jax.process_index() == 0:
+        if every_option:  # first: a run has begun once there is a config.json
+            storage.write_json(path.parent / resolved.RESOLVED, every_option)
         storage.write_json(path, config)
     sharding.barrier("the config is written")
+
+
+def _tell_moved(path, now: dict) -> None:
+    """Warn of options that mean something else now than when the run began."""
+    if not path.exists():
+        return  # a run of before there was such a file
+    try:
+        then = storage.read_object(path)
+    except storage.NotJson as error:
+        logging.warning("%s", error)
+        return
+    moved = schema.differences(_without(then, MACHINE), _without(now, MACHINE))
+    if moved:
+        logging.warning(
+            "%s: the run goes on with other values than it began with, which another "
+            "version of jaxcl has as defaults: %s",
+            path,
+            "; ".join(moved),
+        )
 
 
 def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
@@ -335,10 +385,12 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         first_tasks=top.first_tasks,
         evaluate_untrained=top.evaluate_untrained,
         plots=top.plots,
+        replay=replay if method.replays else None,
     )
     if replay.flops is not None:
         parts = parts._replace(replay=_affordable(top, made, parts, workdir))
-        made = made._replace(method=sections.method(top.method, parts))
+        method = sections.method(top.method, parts)
+        made = made._replace(method=method, replay=parts.replay)
     made = made._replace(steps_per_call=_steps_per_call(top, made))
     steps = job.steps_left(made, 0)
     if steps > _MOST_STEPS:

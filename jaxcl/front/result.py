@@ -9,6 +9,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import plots
+from jaxcl.config import resolved
 from jaxcl.data import in_memory, storage
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder as encoder_lib
@@ -74,8 +75,17 @@ class Result:
 
     @property
     def config(self) -> ml_collections.ConfigDict:
-        """What was run, every option that the config set; `print` shows it."""
+        """What was asked, every option that the config set; `print` shows it."""
         saved = storage.read_object(epath.Path(self.folder) / "config.json")
+        return ml_collections.ConfigDict(saved)
+
+    @property
+    def resolved(self) -> ml_collections.ConfigDict:
+        """Every option there is with the value that it had, defaults included.
+
+        Raises OSError for a run of before there was a resolved.json.
+        """
+        saved = storage.read_object(epath.Path(self.folder) / resolved.RESOLVED)
         return ml_collections.ConfigDict(saved)
 
     @property

@@ -4,7 +4,6 @@ Meanings are those of the docstrings and comments beside the options, what is al
 that of their annotations.
 """
 
-import dataclasses
 import inspect
 import re
 import shutil
@@ -17,30 +16,10 @@ from absl import flags
 from ml_collections import config_flags
 
 from jaxcl import schema
-from jaxcl.augment import graphs as augment_graphs
-from jaxcl.augment import images as augment_images
-from jaxcl.config import command, files, sections
-from jaxcl.data import from_folders, scenarios, sources, stream
-from jaxcl.methods.online import replay
-from jaxcl.nets import tuning
+from jaxcl.config import build, command, files, resolved
+from jaxcl.data import from_folders, stream
 
 _WRONG = (ValueError, TypeError, AttributeError, KeyError, OSError)  # of a config
-_NONE = inspect.Parameter.empty  # no default
-# What stands beside the options of a function in its section: default, meaning.
-_BESIDE = {
-    "augment": {
-        "name": ("images", '"images" or "graphs"'),
-        "resize": (None, "shorter side before the middle is cut, to evaluate"),
-    },
-    "optimizer": {"lr": (_NONE, "learning rate at its peak, see config.scale_lr")},
-    "scenario": {"name": (_NONE, "how the set is cut into tasks")},
-}
-_OF_AN_ENTRY = {
-    "name": (_NONE, "of the evaluator, where it is not the key"),
-    "last_only": (False, "whether it runs after the last task alone"),
-    "skip": (False, "whether it never runs"),
-}
-_NAMED = {"name": (_NONE, "which of them, see `jaxcl list`")}
 
 
 class Option(NamedTuple):
@@ -48,7 +27,8 @@ class Option(NamedTuple):
 
     name: str
     value: Any
-    origin: str  # "default", "config" or "command"
+    stands_for: Any  # the same, or what None or "auto" means here
+    origin: str  # "default", "config", "command"; or "start", "checkpoint": an encoder
     default: Any  # inspect.Parameter.empty: it has none
     allowed: str
     meaning: str
@@ -144,96 +124,64 @@ def parse(argv: Sequence[str]) -> tuple[dict, set[str]]:
 def sections_of(raw: Mapping[str, Any], given: set[str]) -> Iterator[Section]:
     """All sections of a config, each with all its options.
 
+    What the encoder of config.start or config.checkpoint says is among them.
+
     Args:
       raw: the config.
       given: fields that the command sets, as "method.temperature".
 
     Raises:
-      ValueError: a section names a function that there is not.
+      ValueError: a section names a function that there is not, or there is no encoder
+        where the config says.
     """
-    fields = {field.name: field for field in dataclasses.fields(sections.Top)}
-    whole = {name for name, field in fields.items() if _is_section(field)}
-    rest = {name: value for name, value in raw.items() if name not in whole}
-    yield _section("config", sections.Top, rest, given, without=whole)
-    for name in fields:
-        if name not in whole or raw.get(name) is None:
-            continue
-        value = raw[name]
-        if name == "evaluators":
-            yield from _evaluators(value, given)
-        elif isinstance(value, Mapping):
-            path = f"config.{name}"
-            function, options = _function_of(name, value)
-            yield _section(path, function, options, given, beside=_BESIDE.get(name))
-
-
-def _is_section(field) -> bool:
-    return field.type is dict or "dict" in str(field.type)
-
-
-def _function_of(name, section) -> tuple[Callable, dict]:
-    """The function whose arguments a section has, and the section."""
-    section, field = dict(section), f"config.{name}"
-    choices = {
-        "data": sources.SOURCES,
-        "encoder": sections.ENCODERS,
-        "optimizer": sections.OPTIMIZERS,
-        "schedule": sections.SCHEDULES,
-    }
-    if name in choices:
-        return schema.named(choices[name], section, field)[0], section
-    if name == "method":
-        return schema.method(section.get("name")).make, section
-    graphs = section.get("name") == "graphs"
-    augment = augment_graphs.make if graphs else augment_images.make
-    plain = {"scenario": scenarios.make, "augment": augment}
-    plain |= {"replay": replay.settings, "tuning": tuning.settings}
-    return plain[name], section
-
-
-def _evaluators(entries, given) -> Iterator[Section]:
-    for key, section in entries.items():
-        module = schema.module(
-            "jaxcl.evals", section.get("name", key), f"config.evaluators.{key}.name"
+    whole = dict(raw)
+    if raw.get("checkpoint") != "":  # configs/transfer.py leaves it to the command
+        whole = build.completed(whole)
+    other = "start" if raw.get("checkpoint") is None else "checkpoint"
+    for section in resolved.sections_of(whole):
+        path = section.path.split(".")[1:]
+        asked, taken = _at(raw, path), _at(whole, path)
+        origins = {name: "config" for name in taken}
+        origins |= {
+            name: "command" for name in taken if ".".join([*path, name]) in given
+        }
+        origins |= {
+            name: other
+            for name in taken
+            if name not in asked or asked[name] != taken[name]
+        }
+        told = meanings(section.function)
+        yield Section(
+            section.path,
+            f"{section.function.__module__}.{section.function.__qualname__}",
+            tuple(_told(option, told, origins) for option in section.options),
         )
-        path, without = f"config.evaluators.{key}", {"directory"}
-        yield _section(path, module.make, section, given, without, _OF_AN_ENTRY)
 
 
-def _section(path, function, raw, given, without=(), beside=None) -> Section:
-    """The options of a function, with the values that a config gives them."""
-    told = meanings(function)
-    hidden = {"dtype", "scenario"}
-    hidden |= {"epochs"} if path == "config.schedule" else set()
-    options = {
-        name: Option(
-            name, None, "", default, schema.allowed(annotation), told.get(name, "")
-        )
-        for name, (annotation, default) in schema.option_of(function).items()
-        if name not in without and (name not in hidden or name in raw)
-    }
-    also = (_NAMED if "name" in raw else {}) | (beside or {})
-    # What is not an option is shown, too: `train` will refuse it.
-    unknown = [name for name in raw if name not in {**options, **also}]
-    also |= {name: (_NONE, "no such option") for name in unknown}
-    for name, (default, meaning) in also.items():
-        options.setdefault(name, Option(name, None, "", default, "", meaning))
-    made = inspect.unwrap(function)
-    prefix = path.removeprefix("config").lstrip(".")
-    return Section(
-        path,
-        f"{made.__module__}.{made.__qualname__}",
-        tuple(_valued(option, raw, given, prefix) for option in options.values()),
+def _at(raw, path) -> Mapping:
+    """The section of a config at a path; {} where it has none."""
+    for part in path:
+        if isinstance(raw, list | tuple):
+            raw = raw[int(part)]
+        else:
+            raw = raw.get(part) or {}
+        if not isinstance(raw, Mapping | list | tuple):
+            return {}  # a recipe's name
+    return raw
+
+
+def _told(option, told, origins) -> Option:
+    """The option with its meaning, and where its value is from."""
+    set_by = origins.get(option.name, "config")  # of a recipe of config.tuning
+    return Option(
+        option.name,
+        option.value,
+        option.stands_for,
+        set_by if option.asked else "default",
+        option.default,
+        schema.allowed(option.annotation) if option.annotation else "",
+        option.meaning or told.get(option.name, ""),
     )
-
-
-def _valued(option, raw, given, prefix) -> Option:
-    """The option with its value, and where that is from."""
-    field = f"{prefix}.{option.name}".lstrip(".")
-    if option.name not in raw:
-        return option._replace(value=option.default, origin="default")
-    origin = "command" if field in given else "config"
-    return option._replace(value=raw[option.name], origin=origin)
 
 
 def text(shown: Sequence[Section], width: int = 100) -> str:
@@ -244,11 +192,13 @@ def text(shown: Sequence[Section], width: int = 100) -> str:
 def _text(section, width) -> str:
     lines = [f"{section.path}   ({section.source})"]
     for option in section.options:
-        unset = option.value is _NONE
+        unset = option.value is resolved.NONE
         value = "" if unset else f" = {option.value!r}  [{option.origin}]"
+        if option.stands_for != option.value:
+            value += f", here {option.stands_for!r}"
         head = f"  {option.name}{value}"
         other = option.origin != "default" and option.default not in (
-            _NONE,
+            resolved.NONE,
             option.value,
         )
         said = [option.meaning] if option.meaning else []

@@ -23,6 +23,13 @@ from jaxcl.methods import rehearsal
 _BASE_TEMPERATURE = 0.07  # of the released code of SupCon
 
 
+def settled(options: dict, replay: core.Replay | None = None) -> dict:
+    """The options, with the factor of the contrastive loss in place of None."""
+    scale = options["loss_scale"]
+    usual = options["temperature"] / _BASE_TEMPERATURE
+    return options | {"loss_scale": usual if scale is None else scale}
+
+
 @schema.checked("config.method")
 def make(
     parts: core.Parts,
@@ -53,7 +60,7 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    scale = temperature / _BASE_TEMPERATURE if loss_scale is None else loss_scale
+    scale = settled(locals())["loss_scale"]
     net = rehearsal.network(
         parts, hidden_dim=hidden_dim, output_dim=output_dim, prototypes=False
     )

@@ -40,6 +40,14 @@ class Extra(NamedTuple):
     candidates: buffer.Buffer  # the same items, a reservoir of the present task
 
 
+def settled(options: dict, replay: core.Replay | None = None) -> dict:
+    """The options, with the rows of the memory in place of None."""
+    rows = options["candidates"]
+    if rows is None and replay is not None:
+        rows = replay.capacity
+    return options | {"candidates": rows}
+
+
 @schema.checked("config.method")
 def make(
     parts: core.Parts,
@@ -71,10 +79,11 @@ def make(
     policy = parts.replay.policy  # the method has a rule of its own beside it
     core.check_choice("config.replay.policy with gcr", policy, ("reservoir",))
     net = online.network(parts, head)
+    candidates = settled({"candidates": candidates}, parts.replay)["candidates"]
 
     def extra(base, params):
         example = jax.tree.map(lambda x: x[0], base.memory.items)
-        reservoir = buffer.create(example, candidates or parts.replay.capacity)
+        reservoir = buffer.create(example, candidates)
         return Extra(base.memory, base.seen, {}, reservoir)
 
     terms = {"alpha": alpha, "beta": beta}

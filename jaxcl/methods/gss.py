@@ -27,6 +27,16 @@ from jaxcl.memory import buffer, diversity
 from jaxcl.methods import online
 
 
+def settled(options: dict, replay: core.Replay | None = None) -> dict:
+    """The options, with the form's rows of a gradient in place of None."""
+    rows = options["rows"]
+    if rows is None and options["form"] == "paper":
+        rows = 1
+    if rows is None and replay is not None:
+        rows = replay.size
+    return options | {"rows": rows}
+
+
 @schema.checked("config.method")
 def make(
     parts: core.Parts,
@@ -60,6 +70,7 @@ def make(
     policy = parts.replay.policy  # the method has a rule of its own
     core.check_choice("config.replay.policy with gss", policy, ("reservoir",))
     net = online.network(parts, head)
+    rows = settled({"form": form, "rows": rows}, parts.replay)["rows"]
 
     def update(state, incoming, key):
         replayed = online.draw(parts, state.extra.memory, key)
@@ -70,8 +81,7 @@ def make(
         return *online.descend(parts, net, state, loss), {}
 
     def write(state, key, batch, _):
-        size = rows or (1 if form == "paper" else parts.replay.size)
-        size = min(size, state.extra.memory.capacity)
+        size = min(rows, state.extra.memory.capacity)
         gradients_of = functools.partial(group_gradients, parts, net, state, gradients)
         scores, slots = _choose(
             parts,

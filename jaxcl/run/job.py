@@ -50,6 +50,7 @@ class Job(NamedTuple):
     quiet: bool  # print no tables: a run within a run
     record: dict  # options of record.Recorder
     config: dict  # as JSON
+    replay: core.Replay | None = None  # what is replayed, and how; None: nothing
     alone: Any = None  # task_alone.Alone; None: FT_i is not measured
     together: tuple[int, ...] = ()  # seeds that share one state, see seeds.py
 

@@ -141,14 +141,73 @@ FAULTS = [
         "test_lock.py::test_what_writes_to_a_directory_asks_for_its_lock",
         (
             "lock: a config is written beside a run",
-            "    with lock.held(workdir):\n        _claim(workdir, config)",
-            "    _claim(workdir, config)",
+            "    with lock.held(workdir):\n        _claim(",
+            "    if workdir:\n        _claim(",
+        ),
+        (
+            "resolved: what a run computed with is written again",
+            "        if every_option and jax.process_index() == 0:\n            _tell_moved(",
+            "        if every_option:\n            storage.write_json(",
+            "test_resolved.py::test_a_run_resumes_by_what_was_asked",
+        ),
+        (
+            "resolved: another machine is another version",
+            "schema.differences(_without(then, MACHINE), _without(now, MACHINE))",
+            "schema.differences(then, now)",
+            "test_resolved.py::test_a_run_resumes_by_what_was_asked",
         ),
         (
             "config: a run does not keep the precision that it began with",
             'if "precision" in begun:',
             'if "precision" in ():',
             "test_build.py::test_auto_is_what_the_devices_want_and_a_run_keeps_it",
+        ),
+    ),
+    *fault.of(
+        "config/resolved.py",
+        "test_resolved.py",
+        (
+            "resolved: None stays None",
+            "stands_for=stands.get(name, values[name]),",
+            "stands_for=values[name],",
+        ),
+        (
+            "resolved: what an entry of an evaluator leaves out is lost",
+            "if option.stands_for is not NONE",
+            "if option.asked",
+        ),
+        (
+            "resolved: no run's seed cuts its tasks",
+            'return {"seed": others.raw.get("seed", 0)} if follows else {}',
+            "return {}",
+        ),
+        (
+            "resolved: the size of an encoder says nothing of its widths",
+            "net = function(**options)",
+            "net = None",
+        ),
+    ),
+    *fault.of(
+        "front/shown.py",
+        "test_tuning.py::test_the_encoder_that_begins_is_shown_and_where_it_is_from",
+        (
+            "show: a run begins with the encoder of the config",
+            "whole = build.completed(whole)",
+            "pass",
+        ),
+        (
+            "show: an encoder that begins is the config's",
+            "if name not in asked or asked[name] != taken[name]",
+            "if name not in taken",
+        ),
+    ),
+    *fault.of(
+        "methods/two_view/networks.py",
+        "test_resolved.py::test_none_stands_for_what_the_base_and_the_strategy_have",
+        (
+            "resolved: a strategy has the weight of the base",
+            "base.weight if strategy.weight is None else strategy.weight",
+            "base.weight",
         ),
     ),
     *fault.of(

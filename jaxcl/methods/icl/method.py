@@ -93,6 +93,18 @@ def _check(options: dict, graphs: bool) -> None:
         )
 
 
+def settled(options: dict, replay: core.Replay | None = None) -> dict:
+    """The options, with all of the agent's, and the fixed rate as that of inner steps.
+
+    What stays None follows the growth of each task, or the schedule.
+    """
+    inner, agent = options["inner_lr"], options["agent"] or {}
+    return options | {
+        "agent": schema.defaults(ddpg.Options) | dict(agent),
+        "inner_lr": options["fixed_lr"] if inner is None else inner,
+    }
+
+
 @schema.checked("config.method")
 def make(
     parts: core.Parts,

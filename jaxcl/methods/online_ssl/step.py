@@ -151,7 +151,7 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    arguments = locals()
+    arguments = settled(locals())
     spec, plan = bases.get(base), regularisers.REGULARISERS[regulariser]
     _check(parts, arguments)
     unread = {"balance": "centre", "normality": 0.0}
@@ -159,7 +159,7 @@ def make(
         parts=parts,
         base=spec,
         plan=plan,
-        options=two_view.loss_options(spec, plan, arguments | unread),
+        options=two_view.loss_options(arguments | unread),
         **networks.build(parts, spec, arguments),
         size=parts.replay.size if remembers else 0,
         every_row=rows == "all",
@@ -181,6 +181,12 @@ def make(
         memory=(lambda state: state.extra.memory) if remembers else None,
     )
     return probe.add(method, parts) if parts.replay.measure else method
+
+
+def settled(options: dict, replay: core.Replay | None = None) -> dict:
+    """The options, with the base's or the regulariser's in place of each None."""
+    plan = regularisers.REGULARISERS[options["regulariser"]]
+    return networks.settled(bases.get(options["base"]), plan, options)
 
 
 def _check(parts: core.Parts, options: dict) -> None:

@@ -7,6 +7,7 @@ from jaxcl.methods.two_view.step import (
     alone,
     loss_options,
     make,
+    settled,
     unread,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
     "alone",
     "loss_options",
     "make",
+    "settled",
     "unread",
 ]

@@ -1,6 +1,6 @@
 """The networks of two-view methods: what there is for each base, and their passes."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,13 +56,33 @@ class Outputs(NamedTuple):
     distil_prototypes: jax.Array | None
 
 
+def settled(base: bases.Base, strategy: Any, options: dict) -> dict:
+    """The options, with the base's or the strategy's in place of each None.
+
+    Args:
+      base: has them as its papers do.
+      strategy: of `strategies`, or a regulariser; has a `weight`, or None.
+      options: of `make`.
+    """
+    of_base = ("temperature", "distill_temperature", "negative_weight")
+    of_base += ("predictor_hidden_dim", "momentum_start", "momentum_end")
+    of_shape = ("hidden_dim", "output_dim", "hidden_layers")
+    standard = {name: getattr(base, name) for name in of_base}
+    standard |= {name: getattr(base.projector, name) for name in of_shape}
+    standard["weight"] = base.weight if strategy.weight is None else strategy.weight
+    return {
+        name: standard.get(name) if value is None else value
+        for name, value in options.items()
+    }
+
+
 def build(parts: core.Parts, base: bases.Base, options: dict) -> dict:
     """The fields of `Setup` that are networks, and the width of the projections.
 
     Args:
       parts: what the config builds.
       base: has the projector's shape, and says whether there is a predictor.
-      options: what `two_view.make` was given: widths, layers.
+      options: widths and layers, which are `settled`.
     """
     dtype = parts.encoder.dtype
     projector = heads.projector(
@@ -73,13 +93,9 @@ def build(parts: core.Parts, base: bases.Base, options: dict) -> dict:
         dtype=dtype,
     )
     dim = projector.features[-1]
-    own = options["predictor_hidden_dim"]
     predictor, distiller = (
-        heads.predictor(hidden_dim=hidden, output_dim=dim, dtype=dtype)
-        for hidden in (
-            base.predictor_hidden_dim if own is None else own,
-            options["distill_hidden_dim"],
-        )
+        heads.predictor(hidden_dim=options[width], output_dim=dim, dtype=dtype)
+        for width in ("predictor_hidden_dim", "distill_hidden_dim")
     )
     return {
         "copied": chain.Chain({"encoder": parts.encoder, "projector": projector}),

@@ -120,6 +120,12 @@ def alone(options: dict) -> dict:
     return options | {"strategy": "finetune"}
 
 
+def settled(options: dict, replay: core.Replay | None = None) -> dict:
+    """The options, with the base's or the strategy's in place of each None."""
+    spec, plan = bases.get(options["base"]), strategies.get(options["strategy"])
+    return networks.settled(spec, plan, options)
+
+
 @schema.checked("config.method")
 def make(
     parts: core.Parts,
@@ -201,17 +207,15 @@ def make(
       streaming: losses of SimCLR and MoCo make no matrix of logits on GPUs and TPUs,
         see `losses.streaming`.
     """
-    arguments = locals()
+    arguments = settled(locals())
     spec, plan = bases.get(base), strategies.get(strategy)
-    options = loss_options(spec, plan, arguments)
+    options = loss_options(arguments)
     if streaming:
         form = functools.partial(streaming_lib.logsumexp, on_each=parts.on_each)
         options = options._replace(logsumexp=form)
     if strategy == "pnr":
         bases.warn_of_distance(base, options)
     _check_local(parts, arguments)
-    fastest = spec.momentum_start if momentum_start is None else momentum_start
-    slowest = spec.momentum_end if momentum_end is None else momentum_end
     setup = networks.Setup(
         parts=parts,
         base=spec,
@@ -221,7 +225,7 @@ def make(
         queue_size=queue_size,
         prototypes=prototypes if spec.prototypes else 0,
         slices=slices if spec.slices else 0,
-        momentum=dict(start=fastest, end=slowest),
+        momentum={end: arguments[f"momentum_{end}"] for end in ("start", "end")},
         targets=networks.Targets(
             temperature=target_temperature,
             start=target_start,
@@ -265,21 +269,10 @@ def _check_local(parts, options):
         )
 
 
-def loss_options(base, strategy, arguments) -> bases.Options:
-    """The options of the losses; where one is None, the base's or the strategy's."""
-    weight = base.weight if strategy.weight is None else strategy.weight
-    defaults = {
-        "temperature": base.temperature,
-        "distill_temperature": base.distill_temperature,
-        "weight": weight,
-        "negative_weight": base.negative_weight,
-    }
-    chosen = {
-        name: arguments[name] for name in bases.Options._fields if name != "logsumexp"
-    }
-    for name, default in defaults.items():
-        chosen[name] = default if chosen[name] is None else chosen[name]
-    return bases.Options(**chosen)
+def loss_options(arguments: dict) -> bases.Options:
+    """The options of the losses, from arguments that are `networks.settled`."""
+    names = [name for name in bases.Options._fields if name != "logsumexp"]
+    return bases.Options(**{name: arguments[name] for name in names})
 
 
 def _init(setup, key, batch):

@@ -1,0 +1,168 @@
+"""resolved.json: every option of a run with the value that it had."""
+
+import inspect
+import json
+
+import pytest
+
+from helpers import toy
+from jaxcl import schema
+from jaxcl.config import build, files, resolved, sections
+from jaxcl.data import sources
+from jaxcl.front import shown
+from jaxcl.methods.online_ssl import regularisers
+from jaxcl.methods.two_view import bases, strategies
+
+
+def raw_of(**changes):
+    return toy.config(**changes).to_dict()
+
+
+@pytest.mark.parametrize("name", sorted(set(files.names()) - {"own_images"}))
+def test_every_option_of_every_config_has_a_value(name):
+    raw, _ = shown.parse([f"--config={name}"])
+    values = resolved.values(raw)
+    assert json.loads(json.dumps(values)) == values
+
+    def check(function, section, *without):
+        options = schema.option_of(function)
+        for option, (_, default) in options.items():
+            if option not in ("dtype", "epochs", *without):
+                assert option in section or default is inspect.Parameter.empty, option
+
+    check(sections.Top, values, *(set(values) & {"method", "encoder"}))
+    check(sources.SOURCES[raw["data"]["name"]], values["data"])
+    for key, choices in (
+        ("encoder", sections.ENCODERS),
+        ("optimizer", sections.OPTIMIZERS),
+        ("schedule", sections.SCHEDULES),
+    ):
+        if key in raw:
+            check(choices[raw[key]["name"]], values[key])
+    if "method" in raw:
+        check(schema.method(raw["method"]["name"]).make, values["method"])
+    for key, section in raw.get("evaluators", {}).items():
+        make = schema.module("jaxcl.evals", section.get("name", key), "").make
+        check(make, values["evaluators"][key], "directory")
+    for key, value in raw.items():  # what is set stays
+        for option, own in value.items() if isinstance(value, dict) else ():
+            if own is not None and not isinstance(own, dict | list | tuple):
+                assert values[key][option] == own
+
+
+def test_none_stands_for_what_the_base_and_the_strategy_have():
+    own = dict.fromkeys(("output_dim", "hidden_dim", "predictor_hidden_dim"))
+    method = resolved.values(
+        raw_of(**{"method": {"name": "two_view", "base": "byol", "strategy": "ewc"}})
+    )["method"]
+    byol, ewc = bases.get("byol"), strategies.get("ewc")
+    assert own.keys() < method.keys()
+    assert method["hidden_dim"] == byol.projector.hidden_dim == 4096
+    assert method["output_dim"] == 256 and method["hidden_layers"] == 1
+    assert method["predictor_hidden_dim"] == byol.predictor_hidden_dim
+    assert (method["momentum_start"], method["momentum_end"]) == (
+        byol.momentum_start,
+        byol.momentum_end,
+    )
+    assert method["weight"] == ewc.weight != byol.weight
+    section = {"name": "online_ssl", "base": "simclr", "regulariser": "cla_r"}
+    online = resolved.values(raw_of(method=section))["method"]
+    assert online["weight"] == regularisers.REGULARISERS["cla_r"].weight == 1
+    assert online["temperature"] == bases.get("simclr").temperature
+
+
+@pytest.mark.parametrize(
+    "method, option, value",
+    [
+        ({"name": "co2l", "temperature": 0.7}, "loss_scale", 10),
+        ({"name": "co2l", "loss_scale": 2.0}, "loss_scale", 2),
+        ({"name": "gem"}, "margin", 0),
+        ({"name": "gem", "form": "code"}, "margin", 0.5),
+        ({"name": "gem"}, "memory_rows", 12),
+        ({"name": "gss"}, "rows", 1),
+        ({"name": "gss", "form": "code"}, "rows", 12),
+        ({"name": "gcr"}, "candidates", 64),
+        ({"name": "icl", "learnt_rate": False, "fixed_lr": 0.03}, "inner_lr", 0.03),
+    ],
+)
+def test_none_stands_for_what_another_option_says(method, option, value):
+    replay = None
+    if method["name"] in ("gem", "gss", "gcr"):
+        replay = resolved.replay_lib.settings(10, 48, capacity=64, size=12)
+    found = resolved.values(raw_of(method=method), replay)["method"][option]
+    assert found == pytest.approx(value)
+
+
+def test_sections_inside_sections_have_theirs():
+    data = {
+        "name": "judged_by",
+        "train": {"name": "joined", "sets": [{"name": "digits", "channels": 3}]},
+        "test": {"name": "digits"},
+    }
+    values = resolved.values(
+        raw_of(
+            data=data,
+            scenario={"name": "growth"},
+            seed=7,
+            **{"augment.local": {"views": 2, "size": 4}, "method.base": "dino"},
+        )
+    )
+    (first,) = values["data"]["train"]["sets"]
+    assert first["channels"] == 3 and first["interpolation"] == "bicubic"
+    assert values["data"]["test"]["channels"] == 1
+    assert values["augment"]["local"]["size"] == 4
+    assert values["augment"]["local"]["blur"] == 0.5
+    assert values["scenario"]["seed"] == 7  # that of the run cuts its tasks
+    assert resolved.values(raw_of(seed=7))["scenario"]["seed"] == 0
+    recipe = resolved.values(raw_of(tuning="lora", encoder={"name": "vit"}))
+    assert recipe["tuning"]["lora_alpha"] == recipe["tuning"]["lora_rank"] > 0
+    assert (recipe["encoder"]["width"], recipe["encoder"]["heads"]) == (384, 6)
+
+
+def test_a_run_leaves_what_its_data_and_devices_decide(tmp_path):
+    replay = {"augment": "all", "per_class": 2}
+    changes = toy.ONLINE | {"method": {"name": "er"}, "replay": replay}
+    build.build(toy.config(**changes), tmp_path)
+    values = json.loads((tmp_path / resolved.RESOLVED).read_text())
+    assert values["replay"]["capacity"] == 20 and values["replay"]["size"] == 48
+    assert (values["devices"], values["steps_per_call"]) == (1, 1)
+    assert values["resident"] is True and values["method"]["head"] == "linear"
+    asked = json.loads((tmp_path / "config.json").read_text())
+    assert asked["method"] == {"name": "er"} and asked["replay"] == replay
+
+
+def test_a_run_resumes_by_what_was_asked(tmp_path, caplog):
+    asked = {"method": {"name": "er"}, "workers": 4}
+
+    def told(now, asked=asked):
+        caplog.clear()
+        build.claim(tmp_path, asked, now)
+        return [record.getMessage() for record in caplog.records]
+
+    began = {"method": {"name": "er", "head": "cosine"}, "workers": 4}
+    path = tmp_path / resolved.RESOLVED
+    assert told(began) == told(began) == []
+    assert json.loads(path.read_text()) == began
+    # Another version of the library has another default.
+    now = {"method": {"name": "er", "head": "linear"}, "workers": 9}
+    (words,) = told(now)
+    assert "config.method.head: 'cosine' -> 'linear'" in words
+    assert "workers" not in words  # a machine's own
+    assert json.loads(path.read_text()) == began
+    path.write_text("{")
+    assert "it is damaged" in told(now)[0]
+    path.unlink()  # as a run of before there was such a file
+    assert told(now) == [] and not path.exists()
+    with pytest.raises(ValueError, match=r"config\.method\.head: 'absent' -> 'linear'"):
+        told(now, asked | {"method": {"name": "er", "head": "linear"}})
+
+
+def test_several_seeds_have_a_file_each_and_one_of_all(tmp_path):
+    build.build(toy.config(seeds=2, seed=3), tmp_path)
+    whole, one = (
+        json.loads((tmp_path / folder / resolved.RESOLVED).read_text())
+        for folder in ("", "seed_3")
+    )
+    assert (whole["seed"], whole["seeds"], whole["side_by_side"]) == (3, 2, False)
+    assert (one["seed"], one["seeds"]) == (3, 1)
+    assert whole["method"] == one["method"]
