@@ -362,9 +362,34 @@ def test_a_long_run_says_once_what_would_make_it_shorter(
     slow = {"slow": "take a smaller one", "progress": bar}
     progress(tmp_path / "long", monkeypatch, seconds=1000.0, **slow)
     said = capsys.readouterr().err
-    assert said.count("about 2 hours left: take a smaller one") == 1
-    progress(tmp_path / "short", monkeypatch, seconds=2.0, **slow)
-    assert "smaller" not in capsys.readouterr().err
+    assert said.count("about 2 hours of training left at this speed: take a") == 1
+    progress(tmp_path / "short", monkeypatch, seconds=30.0, **slow)
+    said = capsys.readouterr().err
+    assert said.count("about 3 minutes of training left at this speed\n") == 1
+    assert "smaller" not in said
+    progress(tmp_path / "seconds", monkeypatch, seconds=2.0, **slow)
+    assert "about" not in capsys.readouterr().err
+
+
+def test_the_time_left_is_said_once_steps_were_timed(tmp_path, monkeypatch, capsys):
+    clock = types.SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0, now=0)
+    monkeypatch.setattr(record, "time", clock)
+    recorder = record.Recorder(tmp_path, tensorboard=False, every=1000.0)
+    told = []
+    for step in range(1, 41):  # the first ones are slow, as those that load data are
+        clock.now += 0.25 if step < 5 else 0.125
+        recorder.advance(step, 0, 400)
+        if "about" in capsys.readouterr().err:
+            told.append(step)
+    recorder.close()
+    assert told == [14]  # 0.75 s of three and 1.25 s of ten after the first
+    assert [record._about(x) for x in (34, 85, 100, 3700, 9000)] == [
+        "30 seconds",
+        "80 seconds",
+        "2 minutes",
+        "62 minutes",
+        "2 hours",
+    ]
 
 
 @pytest.mark.parametrize("options", [{"progress": "yes"}, {"every": -1.0}])

@@ -18,13 +18,12 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxcl import sharding
 from jaxcl.config import build, own_images, recipe
-from jaxcl.data import storage, stream
+from jaxcl.data import storage
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder as encoder_lib
 from jaxcl.front import given, result
-from jaxcl.run import finish, folder, job, signals
+from jaxcl.run import finish, folder, signals
 
 
 def fit(
@@ -125,8 +124,6 @@ def fit(
     with _silent(quiet), _stopping() as stop:
         logging.set_verbosity(logging.WARNING)
         work = build.build(config, where)
-        if not quiet and isinstance(work, job.Job):
-            print(_header(work, config, where), flush=True)
         finish.run(work, where, stop=stop)
     return result.Result(str(where), held=read.held)
 
@@ -209,23 +206,6 @@ def _folder_of(start, where: epath.Path) -> str:
     place = where / "start"
     export_command.write(place, files, card, force=False)
     return str(place)
-
-
-def _header(work: job.Job, config, where) -> str:
-    """What is trained, on what, and how long it is."""
-    method, encoder = work.config["method"], config.encoder.to_dict()
-    names = [str(encoder.get(k)) for k in ("name", "depth", "size") if encoder.get(k)]
-    tasks, steps = len(work.stream.tasks), job.steps_left(work, 0)
-    rows = sum(len(task.train.rows) for task in work.stream.tasks)
-    side, judges = config.augment.size, work.stream.evaluation
-    held = f", {stream.size(judges):,} held out to judge" if judges is not None else ""
-    return (
-        f"jaxcl: {method.get('base', method['name'])}, {method.get('strategy', '')}; "
-        f"{' '.join(names)}; {rows:,} images of {side} x {side} pixels in {tasks} "
-        f"{'tasks' if tasks > 1 else 'task'}{held}; {steps:,} steps of "
-        f"{work.batch_size} on {work.mesh.size} x "
-        f"{sharding.describe(work.mesh)['device']}; {where}"
-    )
 
 
 @contextlib.contextmanager

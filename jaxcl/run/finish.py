@@ -7,7 +7,17 @@ import numpy as np
 from etils import epath
 
 from jaxcl import plots
-from jaxcl.run import cost, job, lock, record, seeds, task_alone, train, transfer
+from jaxcl.run import (
+    cost,
+    headline,
+    job,
+    lock,
+    record,
+    seeds,
+    task_alone,
+    train,
+    transfer,
+)
 from jaxcl.run import results as results_lib
 
 
@@ -18,7 +28,7 @@ def run(
     stop: Callable[[], bool] = lambda: False,
     step: Callable | None = None,
 ) -> dict:
-    """Train (or resume), measure FT_i where asked, write results and plots.
+    """Say what runs, train (or resume), measure FT_i where asked, write results, plots.
 
     Args:
       work: a `job.Job` is trained, a `transfer.Transfer` only evaluated; of a
@@ -33,6 +43,9 @@ def run(
     """
     workdir = epath.Path(workdir)
     with lock.held(workdir):
+        told = headline.of(work, workdir)
+        if jax.process_index() == 0:
+            print(told, flush=True)
         if isinstance(work, seeds.Seeds):
             return _seeds(work, workdir, stop)
         return _one(work, workdir, stop, step)
@@ -76,7 +89,9 @@ def _seeds(work, workdir, stop):
             own = work.make(seed)
             # The compiled step does not depend on the seed.
             step = step or job.compile_step(own)
-            results[seed] = run(own, workdir / seeds.folder(seed), stop=stop, step=step)
+            place = workdir / seeds.folder(seed)
+            with lock.held(place):
+                results[seed] = _one(own, place, stop, step)
     summary = seeds.summary(results)
     if jax.process_index() == 0:
         seeds.write(workdir, summary)

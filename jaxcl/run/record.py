@@ -27,8 +27,18 @@ from jaxcl.run.loggers import tensorboard as tensorboard_lib
 ROWS = "metrics.jsonl"
 
 
-_TIMED = 3  # steps after which the time that is left is known
-_LONG = 3600  # seconds
+_TIMED = 3  # steps after which the time that is left is known,
+_TIMED_SECONDS = 2.0  # and the seconds that they took at least
+_SHORT, _LONG = 20, 3600  # seconds
+
+
+def _about(seconds: float) -> str:
+    """A time in words, no finer than the first steps know it."""
+    if seconds < 90:
+        return f"{10 * round(seconds / 10)} seconds"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.0f} hours"
 
 
 def _redraws() -> bool:
@@ -181,7 +191,7 @@ class Recorder:
       progress: True for a bar on stderr, False for none, "auto" for a bar if
         stderr is a terminal or a notebook's cell, else a line every `every` seconds.
       every: seconds between two progress lines.
-      slow: what to say once if more than an hour is left; "" says nothing.
+      slow: what would help, said with the time that is left if it is over an hour.
 
     Raises:
       ValueError: `progress` or `every` is not allowed, or metrics.jsonl does
@@ -211,7 +221,7 @@ class Recorder:
         self._rows = self._bar = self._started = None
         self._loggers = []
         self._shown = ""  # last logged loss and speed
-        self._slow = slow
+        self._slow, self._told = slow, False
         if not write:
             return
         directory = epath.Path(workdir)
@@ -287,15 +297,21 @@ class Recorder:
         if done > 0:
             left = max(total_steps - step, 0) * (now - self._started[1]) / done
             text += f"  {datetime.timedelta(seconds=round(left))} left"
-            if done >= _TIMED and left > _LONG and self._slow:
-                hours = f"{left / 3600:.0f} hours" if left > 1.5 * _LONG else "an hour"
-                self._note(f"about {hours} left: {self._slow}")
-                self._slow = ""
+            timed = done >= _TIMED and now - self._started[1] >= _TIMED_SECONDS
+            if timed and not self._told:
+                self._tell(left)
         if self._mode == "bar":
             self._draw(step, total_steps, text)
         elif now - self._printed >= self._every or step >= total_steps:
             print(text, file=sys.stderr, flush=True)
             self._printed = now
+
+    def _tell(self, left):
+        """Say once how long training will take, if that is worth a line."""
+        self._told = True
+        if left >= _SHORT:
+            help = f": {self._slow}" if left > _LONG and self._slow else ""
+            self._note(f"about {_about(left)} of training left at this speed{help}")
 
     def _draw(self, step, total_steps, text):
         if self._bar is None:

@@ -159,8 +159,8 @@ FAULTS = [
         "test_front.py",
         (
             "show: nothing is from the command",
-            'origin = "command" if field in given else "config"',
-            'origin = "config"',
+            'if ".".join([*path, name]) in given',
+            "if name in given",
         ),
         (
             "show: meanings end with their line",

@@ -71,8 +71,8 @@ FAULTS = [
         "test_budget.py::test_a_job_makes_as_many_updates_as_its_budget_pays_for",
         (
             "budget: the method stays as it was",
-            "made = made._replace(method=sections.method(top.method, parts))",
-            "made = made._replace(method=method)",
+            "made = made._replace(method=method, replay=parts.replay)",
+            "made = made._replace(replay=parts.replay)",
         ),
     ),
     *fault.of(

@@ -109,6 +109,44 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "run/record.py",
+        "test_record.py::test_the_time_left_is_said_once_steps_were_timed",
+        (
+            "record: three steps of a moment say how long a run takes",
+            "_TIMED_SECONDS = 2.0",
+            "_TIMED_SECONDS = 0.0",
+        ),
+        (
+            "record: the time that is left is said at every step",
+            "self._told = True",
+            "self._told = False",
+        ),
+    ),
+    *fault.of(
+        "run/headline.py",
+        "test_headline.py",
+        (
+            "headline: rows of several tasks count twice",
+            "rows = np.unique(np.concatenate(",
+            "rows = np.sort(np.concatenate(",
+        ),
+        (
+            "headline: tasks that are not trained have steps",
+            "job.plain_schedules(work)[: work.first_tasks]",
+            "job.plain_schedules(work)",
+        ),
+    ),
+    *fault.of(
+        "run/finish.py",
+        "test_headline.py::test_a_run_says_first_what_it_is",
+        (
+            "headline: each seed says what the first did",
+            "results[seed] = _one(own, place, stop, step)",
+            "results[seed] = run(own, place, stop=stop, step=step)",
+        ),
+        slow=True,
+    ),
+    *fault.of(
         "run/seeds.py",
         "test_seeds.py::test_a_loop_over_seeds_is_vmap_over_them",
         (
@@ -146,8 +184,8 @@ FAULTS = [
         ),
         (
             "resolved: what a run computed with is written again",
-            "        if every_option and jax.process_index() == 0:\n            _tell_moved(",
-            "        if every_option:\n            storage.write_json(",
+            "_tell_moved(path.parent / resolved.RESOLVED, every_option)",
+            "storage.write_json(path.parent / resolved.RESOLVED, every_option)",
             "test_resolved.py::test_a_run_resumes_by_what_was_asked",
         ),
         (
