@@ -1,11 +1,13 @@
 """Comparing run directories: numbers by hand, and what is refused."""
 
+import json
+
 import numpy as np
 import pytest
 
 from helpers import run_directories
 from jaxcl import plots
-from jaxcl.report import compare
+from jaxcl.report import alike, compare
 from jaxcl.run import seeds
 
 
@@ -120,6 +122,62 @@ def test_the_command(runs, capsys):
     )
     assert "20.0 +- 0.0" in ace and "2.00x" in ace
     assert one.split()[:3] == ["one", "1", "50.0"] and one.endswith("10.0")
+
+
+def config(folder, **sections):
+    """Give every run in a folder other sections of its configs."""
+    for path in folder.rglob("config.json"):
+        told = json.loads(path.read_text())
+        path.write_text(json.dumps(told | sections))
+
+
+DATA = {"name": "digits", "seed": 0, "validation": 0.0}
+SCENARIO = {"name": "class", "num_tasks": 5}
+
+
+def test_runs_that_were_not_measured_alike_are_told(runs, capsys):
+    folders = [str(runs / name) for name in ("er", "ace", "one")]
+
+    def told(*options):
+        assert compare.main([*folders, *options]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return [line for line in lines if line.startswith("not measured alike: ")]
+
+    # Seeds are to differ, and so are methods.
+    config(runs / "er", data=DATA, scenario=SCENARIO, method={"name": "er"})
+    ace = {"method": {"name": "er_ace"}, "scenario": SCENARIO | {"seed": 3}}
+    config(runs / "ace", data=DATA | {"seed": 1}, **ace)
+    config(runs / "one", data=DATA, scenario=SCENARIO)
+    assert told() == []
+    config(runs / "one", data=DATA | {"name": "rings", "size": 3}, scenario=SCENARIO)
+    config(runs / "ace", scenario=SCENARIO | {"num_tasks": 2, "evaluation": "test"})
+    fields = [
+        'data.name: "digits" (er, ace), "rings" (one)',
+        'scenario.evaluation: not set (er, one), "test" (ace)',
+        "scenario.num_tasks: 5 (er, one), 2 (ace)",
+    ]
+    unlike = [f"not measured alike: config.{field}" for field in fields]
+    assert told() == unlike == told("--scalar=memory/entropy")
+
+
+def test_judges_that_several_runs_have_and_defaults_are_compared():
+    def of(evaluators, resolved=None):
+        asked = {"data": DATA, "evaluators": evaluators}
+        every = asked | {"evaluators": resolved}
+        return alike.Configs(asked, None if resolved is None else every)
+
+    knn = {"knn": {"train_on": "all", "k": 20}}
+    a, b = of({"knn": {}, "linear": {"lr": 1}}), of({"knn": {"train_on": "all"}})
+    field = 'config.evaluators.knn.train_on: not set (a), "all" (b)'
+    assert alike.differences({"a": a, "b": b}) == [field]
+    both = {"a": of({"knn": {}}, knn), "b": of(knn, knn)}
+    assert alike.differences(both) == []  # what is not set is the default
+    old = alike.Configs(a.asked, None)
+    assert alike.differences({"a": old, "b": both["b"]})[-1] == field
+    other = of(knn, {"knn": {"train_on": "all", "k": 5}})
+    (field,) = alike.differences({**both, "c": other})
+    assert field == "config.evaluators.knn.k: 20 (a, b), 5 (c)"
+    assert alike.differences({"a": a, "b": alike.Configs()}) == []
 
 
 def test_refuses_what_is_no_run(runs, capsys):

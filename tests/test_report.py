@@ -468,6 +468,21 @@ def test_header_and_title(runs):
     assert root.one("h1").text() == "er, ace"
 
 
+def test_a_banner_says_what_runs_were_not_measured_alike_in(tmp_path):
+    own = {"method": {"name": "er"}, "scenario": {"name": "class", "seed": 1}}
+    other = {"method": {"name": "mir"}, "scenario": {"name": "class", "seed": 2}}
+    leave(tmp_path / "er", ER[0], config=own | {"data": {"name": "digits"}})
+    leave(tmp_path / "mir", ER[1], config=other | {"data": {"name": "digits"}})
+    leave(tmp_path / "far", ER[2], config=other | {"data": {"name": EVIL}})
+    root = page(tmp_path / "er", tmp_path / "mir")
+    assert not [*root.all("div", role="note")]
+    banner = page(tmp_path / "er", tmp_path / "far").one("div", role="note")
+    assert "These runs were not measured alike" in banner.text()
+    (field,) = banner.all("li")
+    evil = json.dumps(EVIL)
+    assert field.text() == f'config.data.name: "digits" (er), {evil} (far)'
+
+
 def test_names_tell_directories_apart(tmp_path, monkeypatch):
     leave(tmp_path / "a" / "x", ER[0])
     leave(tmp_path / "b" / "x", ER[1])

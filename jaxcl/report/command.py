@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from jaxcl.data import storage
 from jaxcl.report import compare, numbers
 from jaxcl.report import page as page_lib
 from jaxcl.run import record, seeds, task_alone
@@ -59,7 +58,6 @@ def load(workdir: epath.PathLike, name: str) -> numbers.Run:
         kept = {seed: run.results[seed] for seed in done if done[seed] == most}
         together = path / "together"
         rows = _rows(run, together)
-        config = _config([path, *run.folders.values()])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if str(path) in str(error):
             raise
@@ -72,7 +70,6 @@ def load(workdir: epath.PathLike, name: str) -> numbers.Run:
             results=kept, folders={seed: run.folders[seed] for seed in kept}
         ),
         rows={seed: rows[seed] for seed in kept if seed in rows},
-        config=config,
         behind={seed: count for seed, count in done.items() if count < most},
         together=together.exists(),
     )
@@ -105,14 +102,6 @@ def _rows(run, together) -> dict[int, list]:
             elif number == 0:  # metrics of steps are means over all seeds
                 rows[seed].append(row)
     return rows
-
-
-def _config(folders) -> dict | None:
-    """The first config.json that there is."""
-    for folder in folders:
-        if (folder / "config.json").exists():
-            return storage.read_object(folder / "config.json")
-    return None
 
 
 def _date(run: numbers.Run) -> float:

@@ -18,6 +18,7 @@ from etils import epath
 from jaxcl import plots
 from jaxcl.data import storage
 from jaxcl.evals import spread
+from jaxcl.report import alike
 from jaxcl.run import cost as cost_lib
 from jaxcl.run import record, seeds
 from jaxcl.run import results as results_lib
@@ -31,6 +32,7 @@ class Run(NamedTuple):
     name: str
     results: dict[int, dict]  # seed -> results, see `results.empty`
     folders: dict[int, epath.Path]  # seed -> where its metrics.jsonl is
+    configs: alike.Configs = alike.Configs()
 
 
 def read(workdir: epath.PathLike) -> Run:
@@ -53,7 +55,8 @@ def read(workdir: epath.PathLike) -> Run:
         )
     folders = dict(sorted(folders.items()))
     results = {seed: results_lib.read_results(path) for seed, path in folders.items()}
-    return Run(workdir.name, results, folders)
+    configs = alike.read([workdir, *folders.values()])
+    return Run(workdir.name, results, folders, configs)
 
 
 def _seed(workdir) -> int:
@@ -190,9 +193,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         runs = [read(workdir) for workdir in options.workdirs]
         if options.scalar:
-            return _scalar(runs, options)
+            code = _scalar(runs, options)
+            _tell_unlike(runs, options.workdirs)
+            return code
         if options.classes:
-            return _classes(runs, options)
+            code = _classes(runs, options)
+            _tell_unlike(runs, options.workdirs)
+            return code
         names = [set(r["matrices"]) for run in runs for r in run.results.values()]
         first = next(iter(runs[0].results.values()))["matrices"]
         name = options.matrix or next(iter(first), None)
@@ -206,11 +213,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     print(text(runs, name))
+    _tell_unlike(runs, options.workdirs)
     if options.out:
         curves = {run.name: curve(run, name, band=options.band) for run in runs}
         ends = _task_ends(next(iter(runs[0].results.values())))
         plots.anytime(curves, options.out, task_ends=ends)
     return 0
+
+
+def _tell_unlike(runs, workdirs) -> None:
+    """Say in what runs were not measured alike, a line for each field."""
+    names = [run.name for run in runs]
+    names = names if len({*names}) == len(names) else workdirs
+    named = {name: run.configs for name, run in zip(names, runs, strict=True)}
+    for field in alike.differences(named):
+        print(f"not measured alike: {field}")
 
 
 def _scalar(runs, options) -> int:

@@ -6,7 +6,6 @@ if patience ends the tasks of different seeds at different steps.
 """
 
 import itertools
-import json
 import math
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from jaxcl.report import compare
+from jaxcl.report import alike, compare
 from jaxcl.run import results as results_lib
 from jaxcl.run import seeds
 
@@ -30,9 +29,13 @@ class Run(NamedTuple):
     workdir: str  # as given to the command
     run: compare.Run
     rows: dict[int, list]  # seed -> rows of metrics.jsonl, for seeds that have one
-    config: dict | None
     behind: dict[int, int]  # seed -> tasks finished, for the seeds that are left out
     together: bool  # the seeds ran in one program
+
+    @property
+    def config(self) -> dict | None:
+        """What was asked, or None where there is no config.json."""
+        return self.run.configs.asked
 
     @property
     def results(self) -> dict[int, dict]:
@@ -381,20 +384,8 @@ def thin(curve: Curve, most: int = POINTS) -> Curve:
 # Configs
 
 
-def flat(config: dict, path: str = "") -> dict[str, str]:
-    """Path of each field -> its value as JSON; an empty dict counts as a value."""
-    fields = {}
-    for key, value in config.items():
-        where = f"{path}.{key}" if path else str(key)
-        if isinstance(value, dict) and value:
-            fields |= flat(value, where)
-        else:
-            fields[where] = json.dumps(value, sort_keys=True)
-    return fields
-
-
 def differing(configs: list[dict]) -> dict[str, list[str | None]]:
     """The fields that differ: path -> value in each config, None where not set."""
-    flats = [flat(config) for config in configs]
+    flats = [alike.flat(config) for config in configs]
     rows = {path: [own.get(path) for own in flats] for path in sorted(names_of(flats))}
     return {path: row for path, row in rows.items() if len(set(row)) > 1}

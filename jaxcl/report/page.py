@@ -8,7 +8,7 @@ import jinja2
 
 from jaxcl import plots
 from jaxcl.plots import svg
-from jaxcl.report import charts, formats, numbers
+from jaxcl.report import alike, charts, formats, numbers
 from jaxcl.report import parts as parts_lib
 from jaxcl.report.formats import Cell, Column, Table
 
@@ -69,6 +69,7 @@ def header(runs: list[numbers.Run], *, dates: dict[str, float], version: str) ->
         "runs": Table(columns, rows),
         "remarks": [remark for run in runs for remark in _remarks(run)],
         "tasks": _tasks(runs),
+        "unlike": alike.differences({run.name: run.run.configs for run in runs}),
     }
 
 

@@ -4,6 +4,39 @@ from faults import fault
 
 FAULTS = [
     *fault.of(
+        "report/alike.py",
+        "test_compare.py",
+        (
+            "alike: a seed is a difference",
+            '_ASIDE = {"seed", "cache",',
+            '_ASIDE = {"cache",',
+        ),
+        (
+            "alike: options of other functions are compared",
+            'names = ["name"]',
+            "pass",
+        ),
+        (
+            "alike: a default that is written out is a difference",
+            "(run.resolved if whole else run.asked)",
+            "run.asked",
+        ),
+        (
+            "alike: an evaluator that one run has is a difference",
+            "{run: own[key] for run, own in judges.items() if key in own}",
+            "{run: own.get(key, {}) for run, own in judges.items()}",
+        ),
+    ),
+    *fault.of(
+        "report/page.py",
+        "test_report.py::test_a_banner_says_what_runs_were_not_measured_alike_in",
+        (
+            "report: runs of other data are shown side by side in silence",
+            "alike.differences({run.name: run.run.configs for run in runs})",
+            "[]",
+        ),
+    ),
+    *fault.of(
         "plots/svg.py",
         "test_report.py::test_lines_have_gaps_and_wide_bands_are_cut",
         (

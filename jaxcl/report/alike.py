@@ -1,0 +1,91 @@
+"""Whether runs were measured on the same: data, scenario, and how they are judged."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from etils import epath
+
+from jaxcl.config import resolved
+from jaxcl.data import storage
+
+# What changes nothing that is measured, or what runs are to differ in.
+_ASIDE = {"seed", "cache", "cache_size", "last_only", "skip"}
+
+
+class Configs(NamedTuple):
+    """What a run was asked, and what every option came to; None: there is no file."""
+
+    asked: dict | None = None  # config.json
+    resolved: dict | None = None  # resolved.json
+
+
+def read(folders: Iterable[epath.Path]) -> Configs:
+    """The configs of the first of some directories that has one.
+
+    Raises:
+      ValueError: a file is damaged.
+    """
+    for folder in folders:
+        if (folder / "config.json").exists():
+            path = folder / resolved.RESOLVED
+            every = storage.read_object(path) if path.exists() else None
+            return Configs(storage.read_object(folder / "config.json"), every)
+    return Configs()
+
+
+def flat(config: Mapping, path: str = "") -> dict[str, str]:
+    """Path of each field -> its value as JSON; an empty dict counts as a value."""
+    fields = {}
+    for key, value in config.items():
+        where = f"{path}.{key}" if path else str(key)
+        if isinstance(value, dict) and value:
+            fields |= flat(value, where)
+        else:
+            fields[where] = json.dumps(value, sort_keys=True)
+    return fields
+
+
+def differences(runs: Mapping[str, Configs]) -> list[str]:
+    """What runs were not measured alike in, a text for each field.
+
+    Compared are the sections `data` and `scenario`, and those of evaluators that
+    several runs have; seeds are no difference. Options that are not set count by their
+    defaults where every run has a resolved.json.
+
+    Args:
+      runs: name -> its configs; runs without any are passed over.
+    """
+    known = {name: run for name, run in runs.items() if run.asked is not None}
+    whole = all(run.resolved is not None for run in known.values())
+    configs = {
+        name: (run.resolved if whole else run.asked) or {}
+        for name, run in known.items()
+    }
+    return [text for section in _sections(configs) for text in _differing(*section)]
+
+
+def _sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:
+    """(path, name of a run -> the section there), for runs that have it."""
+    for name in ("data", "scenario"):
+        yield f"config.{name}", {r: c[name] for r, c in configs.items() if c.get(name)}
+    judges = {run: config.get("evaluators") or {} for run, config in configs.items()}
+    for key in dict.fromkeys(key for own in judges.values() for key in own):
+        having = {run: own[key] for run, own in judges.items() if key in own}
+        yield f"config.evaluators.{key}", having
+
+
+def _differing(path, sections) -> Iterator[str]:
+    """A text for each field in which a section differs between runs."""
+    fields = {run: flat(section) for run, section in sections.items()}
+    names = sorted({name for own in fields.values() for name in own})
+    names = [name for name in names if name.rpartition(".")[2] not in _ASIDE]
+    if len({own.get("name") for own in fields.values()}) > 1:
+        names = ["name"]  # other options are of other functions
+    for name in names:
+        by_value: dict[str, list[str]] = {}
+        for run, own in fields.items():
+            by_value.setdefault(own.get(name, "not set"), []).append(run)
+        if len(by_value) > 1:
+            told = (f"{value} ({', '.join(own)})" for value, own in by_value.items())
+            yield f"{path}.{name}: {', '.join(told)}"
