@@ -38,6 +38,7 @@ MACHINE = (
     "workers",
     "progress",
     "loggers",
+    "plot_formats",
     "data.cache",
     "duplicates",
     "seeds",
@@ -385,6 +386,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         first_tasks=top.first_tasks,
         evaluate_untrained=top.evaluate_untrained,
         plots=top.plots,
+        plot_formats=tuple(top.plot_formats.split(",")),
         replay=replay if method.replays else None,
     )
     if replay.flops is not None:
@@ -626,6 +628,7 @@ def _transfer(top: sections.Top, workdir) -> transfer.Transfer:
         evaluators=evaluators.judges,
         pictures=evaluators.pictures if top.plots else {},
         record=record_options(top),
+        plot_formats=tuple(top.plot_formats.split(",")),
     )
 
 

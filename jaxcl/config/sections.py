@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, optim, schema, sharding
+from jaxcl import core, optim, plots, schema, sharding
 from jaxcl.augment import graphs as augment_graphs
 from jaxcl.augment import images as augment_images
 from jaxcl.data import (
@@ -51,6 +51,14 @@ _READERS = {"growth": "growth", "blur": "blurry", "recurrence": "recurring"}
 # A run directory is named by it.
 _Name = Annotated[
     str, schema.Text(r"(?!\.{1,2}$)[^/\\\0]+", "a name without a path: no / and no \\")
+]
+_KINDS = "|".join(plots.FORMATS)
+_Formats = Annotated[
+    str,
+    schema.Text(
+        rf"({_KINDS})(,({_KINDS}))*",
+        f"one or more of {', '.join(plots.FORMATS)}, with commas between",
+    ),
 ]
 _Epochs = schema.Count | Annotated[tuple[schema.Count, ...], schema.Entries()]
 _Bytes = Annotated[int, schema.Range(0, 2**63 - 1)]
@@ -108,6 +116,7 @@ class Top:
     tensorboard: bool = True  # leave events for it
     loggers: str = ""  # modules of run.loggers, or your own, with commas between
     plots: bool = True  # draw pictures
+    plot_formats: _Formats = "png"  # of these, with commas between
     # A bar, none, or a bar on a terminal only
     progress: Literal["auto"] | bool = "auto"
 

@@ -1,8 +1,10 @@
-"""Pictures of a run, as PNG, SVG or PDF; matplotlib without global state."""
+"""Pictures of a run, as PNG, SVG or PDF; matplotlib without its global state."""
 
+import contextlib
+import contextvars
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -26,6 +28,10 @@ MOST_NAMES = 20  # more classes or tasks than this are not written out
 LONGEST = 24  # letters of a name
 MOST_TIMES = 6  # curves of one thing at several times
 FORMATS = ("png", "svg", "pdf")
+# What `save` writes in place of the format that a name ends in; (): that one.
+_FORMATS: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
+    "_FORMATS", default=()
+)
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _IN_WORDS = {
     "knn": "Nearest neighbours",
@@ -48,12 +54,36 @@ def _whole_numbers():
     return ticker.MaxNLocator(integer=True, min_n_ticks=1)
 
 
+@contextlib.contextmanager
+def written_as(formats: Sequence[str]) -> Iterator[None]:
+    """Context in which `save` writes each picture in these formats.
+
+    So a run writes all its pictures as its config says, and nobody who draws one need
+    know of it.
+
+    Args:
+      formats: of `FORMATS`; a picture NAME.png is then NAME.FORMAT, for each.
+    """
+    token = _FORMATS.set(tuple(formats))
+    try:
+        yield
+    finally:
+        _FORMATS.reset(token)
+
+
 def save(figure, path) -> None:
     """Write a figure in the format that the path ends in, one of `FORMATS`.
 
-    The same figure gives the same bytes. Raises ValueError for another ending.
+    Within `written_as` it is written in the formats there, under the same name. The
+    same figure gives the same bytes. Raises ValueError for another ending.
     """
-    kind = format_of(path)
+    own = format_of(path)
+    for kind in _FORMATS.get() or (own,):
+        name = os.fspath(path)
+        _write(figure, name if kind == own else name[: -len(own)] + kind, kind)
+
+
+def _write(figure, path, kind) -> None:
     # Else an SVG has the time of day and random names, a PDF the time.
     options = {} if kind == "png" else {"metadata": _UNDATED[kind]}
     picture = io.BytesIO()

@@ -62,7 +62,8 @@ def _one(work, workdir, stop, step):
         results_lib.write_results(workdir, results)
         print(text(results), flush=True)
         if trains and work.plots:
-            draw(work, workdir, results)
+            with plots.written_as(work.plot_formats):
+                draw(work, workdir, results)
     return results
 
 
@@ -190,7 +191,7 @@ def text(results: dict) -> str:
 
 
 def draw(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
-    """Draw a run that is over, as PNG files in `workdir/plots`.
+    """Draw a run that is over, in `workdir/plots`.
 
     Accuracy matrices, training curves, the charts of its evaluators, and the metrics
     that its method wants drawn.

@@ -47,6 +47,7 @@ class Job(NamedTuple):
     first_tasks: int | None  # how many tasks are trained; None: all
     evaluate_untrained: bool
     plots: bool
+    plot_formats: tuple[str, ...]  # of plots.FORMATS
     quiet: bool  # print no tables: a run within a run
     record: dict  # options of record.Recorder
     config: dict  # as JSON

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import sharding
+from jaxcl import plots, sharding
 from jaxcl.run import (
     checkpoint,
     cost,
@@ -331,7 +331,8 @@ def _judge(loop, state, task, results) -> dict:
             loop.recorder.say(results_lib.table(matrix, name=name))
     if work.pictures:
         _tell(loop, "drawing", work.pictures)
-    for key, draw in work.pictures.items():
-        evaluation.warn(draw(judged, task.index).warnings, key, state, task.index)
+    with plots.written_as(work.plot_formats):
+        for key, draw in work.pictures.items():
+            evaluation.warn(draw(judged, task.index).warnings, key, state, task.index)
     loop.clock.restart()
     return results

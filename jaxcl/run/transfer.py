@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jaxcl import core, schema, sharding
+from jaxcl import core, plots, schema, sharding
 from jaxcl.data import storage, stream
 from jaxcl.methods.two_view import bases
 from jaxcl.run import checkpoint, evaluation, folder, record, seeds
@@ -38,6 +38,7 @@ class Transfer(NamedTuple):
     evaluators: dict[str, Callable]  # name -> (state, task number) -> core.Result
     pictures: dict[str, Callable]  # the same, for evaluators that only draw
     record: dict  # options of record.Recorder
+    plot_formats: tuple[str, ...] = ("png",)
 
 
 def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
@@ -336,8 +337,9 @@ def run(
         rows, scalars, _ = evaluation.run(
             work.evaluators, work.state, 0, recorder, pause=pause
         )
-        for draw in work.pictures.values():
-            draw(work.state, 0)
+        with plots.written_as(work.plot_formats):
+            for draw in work.pictures.values():
+                draw(work.state, 0)
         results = results_lib.empty(len(names), task_names=names)
         seconds = time.monotonic() - began
         results = results_lib.add(results, 0, rows, scalars, seconds)

@@ -4,6 +4,43 @@ from faults import fault
 
 FAULTS = [
     *fault.of(
+        "plots/__init__.py",
+        "test_plots.py::test_a_picture_is_written_in_every_format_that_is_asked_for",
+        (
+            "plots: formats hold for ever",
+            "        _FORMATS.reset(token)",
+            "        pass",
+        ),
+        (
+            "plots: other formats have the ending of the first",
+            "name if kind == own else name[: -len(own)] + kind",
+            "name",
+        ),
+    ),
+    *fault.of(
+        "run/transfer.py",
+        "test_plots.py::test_an_encoder_that_is_judged_has_its_pictures_in_them",
+        (
+            "plots: of an encoder that is judged there are PNG alone",
+            "with plots.written_as(work.plot_formats):",
+            "with plots.written_as(()):",
+        ),
+    ),
+    *(
+        each
+        for file in ("run/train.py", "run/finish.py")
+        for each in fault.of(
+            file,
+            "test_plots.py::test_a_run_writes_all_its_pictures_in_its_formats",
+            (
+                f"plots: what {file} draws is PNG alone",
+                "with plots.written_as(work.plot_formats):",
+                "with plots.written_as(()):",
+            ),
+            slow=True,
+        )
+    ),
+    *fault.of(
         "report/alike.py",
         "test_compare.py",
         (
