@@ -44,6 +44,8 @@ def test_every_option_of_every_config_has_a_value(name):
     for key, section in raw.get("evaluators", {}).items():
         make = schema.module("jaxcl.evals", section.get("name", key), "").make
         check(make, values["evaluators"][key], "directory")
+    names = {section.get("name", key) for key, section in raw["evaluators"].items()}
+    assert "collapse" in names  # which every config logs
     for key, value in raw.items():  # what is set stays
         for option, own in value.items() if isinstance(value, dict) else ():
             if own is not None and not isinstance(own, dict | list | tuple):
