@@ -66,3 +66,10 @@ def test_the_snippet_of_streams_draws_them(tmp_path, monkeypatch):
     (code,) = [block for block in blocks if "plots.arrivals" in block]
     exec(compile(code, "data.md", "exec"), {})
     assert (tmp_path / "streams.png").stat().st_size > 50_000
+
+
+def test_curves_without_markers_differ_by_dashes(figures, tmp_path):
+    runs = {str(number): ([0, 1], [1.0, 2.0]) for number in range(9)}
+    plots.per_step(runs, tmp_path / "x.png", [1])
+    lines = figures[0].axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 9

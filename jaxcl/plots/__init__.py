@@ -21,6 +21,7 @@ DARK_COLOURS = (
     "#a9dcf8",
     "#f2f2f2",
 )
+DASHES = ("-", "--", ":")  # with the colours again
 MARKERS = ("o", "s", "^", "D", "v")
 MOST_NAMES = 20  # more classes or tasks than this are not written out
 LONGEST = 24  # letters of a name
@@ -83,6 +84,11 @@ def style_of(number: int) -> dict:
     """Colour and marker of a curve, class or run; 35 differ."""
     marker = MARKERS[number % len(MARKERS)]
     return {"color": COLOURS[number % len(COLOURS)], "marker": marker}
+
+
+def dashes(number: int) -> str:
+    """Line style of a curve without markers; with the colours 21 differ."""
+    return DASHES[number // len(COLOURS) % len(DASHES)]
 
 
 def shade(axes, task_ends, **options) -> None:
@@ -437,9 +443,9 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) 
     for number, (name, (steps, values)) in enumerate(runs.items()):
         # Few points may be a single one, of which no line is seen.
         marker = "." if len(steps) < 100 else None
-        colour = style_of(number)["color"]
+        style = {"color": style_of(number)["color"], "linestyle": dashes(number)}
         label = _short(name)
-        axes.plot(steps, values, color=colour, linewidth=1, marker=marker, label=label)
+        axes.plot(steps, values, linewidth=1, marker=marker, label=label, **style)
     axes.set_ylim(bottom=0)
     _finish(figure, axes, path, title=title, ylabel=ylabel, xlabel=xlabel)
 
