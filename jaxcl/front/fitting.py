@@ -20,7 +20,7 @@ from etils import epath
 
 from jaxcl import sharding
 from jaxcl.config import build, own_images, recipe
-from jaxcl.data import storage, stream
+from jaxcl.data import stream
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder as encoder_lib
 from jaxcl.front import given, result
@@ -92,10 +92,10 @@ def fit(
     """
     by_image = None if isinstance(tasks, int | np.integer) else tasks
     read = _read(images, labels, by_image, test, name)
-    start = _start(encoder)
+    begun = isinstance(encoder, encoder_lib.Encoder)
     config = _config(
         read.section,
-        encoder=_architecture(encoder, start),
+        encoder=folder.section(encoder.card)[0] if begun else encoder,
         size=size,
         tasks=tasks,
         labelled=labels is not None,
@@ -120,8 +120,8 @@ def fit(
             "seed=1 and so on"
         )
     where = epath.Path(out if out is not None else f"runs/{name}-{_hash(config)}")
-    if start is not None:
-        config.start = _folder_of(start, where)
+    if begun:
+        config.start = _written(encoder, where)
     with _silent(quiet), _stopping() as stop:
         logging.set_verbosity(logging.WARNING)
         work = build.build(config, where)
@@ -173,38 +173,11 @@ def _hash(config) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _start(encoder) -> str | encoder_lib.Encoder | None:
-    """The folder of an encoder, or the encoder, with which a run begins; or None."""
-    if isinstance(encoder, encoder_lib.Encoder):
-        return encoder
-    text = isinstance(encoder, str | os.PathLike)
-    return os.fspath(encoder) if text and folder.is_one(encoder) else None
-
-
-def _architecture(encoder, start) -> str | dict:
-    """config.encoder, or the name of one."""
-    if isinstance(start, encoder_lib.Encoder):
-        return folder.section(start.card)[0]
-    if start is not None:
-        return folder.as_config(start)["encoder"]
-    if isinstance(encoder, str | os.PathLike):
-        text = os.fspath(encoder)
-        if storage.exists(text) and text not in own_images.ENCODERS:
-            raise ValueError(
-                f"encoder={text!r}: there is no encoder in it; must be a folder that "
-                "python -m jaxcl.export or jaxcl.bring wrote"
-            )
-        return text
-    return dict(encoder)
-
-
-def _folder_of(start, where: epath.Path) -> str:
-    """The folder of an encoder; one that is in memory is written beside the run."""
-    if isinstance(start, str):
-        return start
-    leaves = encoder_lib.flat(start.params, start.stats)
+def _written(encoder: encoder_lib.Encoder, where: epath.Path) -> str:
+    """The folder of an encoder in memory, which is written beside the run."""
+    leaves = encoder_lib.flat(encoder.params, encoder.stats)
     files = {folder.TENSORS: export_command.packed(leaves, "flax")}
-    card = {key: value for key, value in start.card.items() if key != "checksum"}
+    card = {key: value for key, value in encoder.card.items() if key != "checksum"}
     card["files"] = export_command.hashes(files)
     place = where / "start"
     export_command.write(place, files, card, force=False)

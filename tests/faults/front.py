@@ -121,6 +121,11 @@ FAULTS = [
             "return max(side // patch, 1) * patch",
             "return side",
         ),
+        (
+            "own images: an encoder's folder gives its network alone",
+            "    if start is not None:\n        made.start = start\n",
+            "",
+        ),
     ),
     *fault.of(
         "config/recipe.py",
