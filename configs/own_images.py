@@ -2,9 +2,10 @@
 
 The word behind the colon is a folder of images, or another path that
 `jaxcl.config.own_images` finds a source for: an .npz file, a directory that
-jaxcl.data.convert or TFDS wrote. Without it scikit-learn's digits are read. Behind it
-and a comma there may be an encoder: a name that `jaxcl list encoders` says
-`own_images` takes, or the folder of an encoder with which training begins.
+jaxcl.data.convert, TFDS or Hugging Face's `datasets` wrote. Without it scikit-learn's
+digits are read. Behind it and a comma there may be an encoder: a name that `jaxcl list
+encoders` says `own_images` takes, or the folder of an encoder with which training
+begins.
 
   python -m jaxcl.main --config=configs/own_images.py:my_images --workdir=runs/mine
   python -m jaxcl.main --config=configs/own_images.py:my_images --workdir=runs/pnr \

@@ -342,11 +342,11 @@ def _evaluators(look) -> dict:
 
 
 def of_path(path: str) -> dict:
-    """config.data of what lies at a path, see `sources.kind_of`.
+    """config.data of what lies at a path, see `sources.section_of`.
 
     Raises:
-      ValueError: there is nothing.
+      ValueError: there is nothing; or as `from_huggingface.guessed`.
     """
     if not storage.exists(path):
         raise ValueError(f"{path!r}: there is nothing at this path")
-    return {"name": sources.kind_of(path), "path": str(path)}
+    return sources.section_of(path)

@@ -52,10 +52,11 @@ def fit(
     done. With a folder that holds another run, or other images, it fails.
 
     Args:
-      images: u8[N, H, W, C] or u8[N, H, W]; a list of images of one size; the path of
-        a folder of image files, with a folder for each class or without, of an .npz
-        file, or of a directory that jaxcl.data.convert or TFDS wrote; the name of a
-        source that needs no options, as "digits"; or a section like config.data.
+      images: u8[N, H, W, C] or u8[N, H, W]; a list of images of one size; a Dataset of
+        Hugging Face's `datasets` with such images; the path of a folder of image files,
+        with a folder for each class or without, of an .npz file, or of a directory that
+        jaxcl.data.convert, TFDS or `datasets` wrote; the name of a source that needs no
+        options, as "digits"; or a section like config.data.
       labels: of arrays, N whole numbers or texts; -1 or None where unknown. They judge
         the encoder and cut tasks; only base "supcon" trains with them.
       test: what judges. A share of the labelled images of each class, which is held
@@ -98,7 +99,7 @@ def fit(
         encoder=folder.section(encoder.card)[0] if begun else encoder,
         size=size,
         tasks=tasks,
-        labelled=labels is not None,
+        labelled=read.labelled,
     )
     chosen = {
         "name": name,
@@ -144,7 +145,8 @@ def _read(images, labels, domains, test, name) -> given.Given:
         raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
     judge = given.read(pair[0], name=f"{name}_test", labels=pair[1])
     sections = {"train": given.whole(train), "test": given.whole(judge)}
-    return given.Given({"name": "judged_by", **sections}, (*train.held, *judge.held))
+    held = (*train.held, *judge.held)
+    return given.Given({"name": "judged_by", **sections}, held, train.labelled)
 
 
 def _config(section, *, encoder, size, tasks, labelled) -> ml_collections.ConfigDict:
