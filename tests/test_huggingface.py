@@ -345,15 +345,15 @@ def test_folders_of_something_else(tmp_path):
 
 
 def test_a_share_is_held_out_where_there_is_no_test_split(tmp_path):
-    labels = pa.array([None, 0, 0, 1, 1])
+    labels = pa.array([None, None, 0, 0, 1])
     write_arrow(tmp_path, table(ROWS["train"], label=labels))
     whole = load(tmp_path, test_split=None)
     assert whole.test is None and len(whole.train.label) == 5
     cut = load(tmp_path, test_split=None, test=0.5)
-    assert cut.test.label.tolist() == [0, 1]
-    assert cut.train.label.tolist() == [-1, 0, 1]  # what has no label judges nothing
+    assert cut.test.label.tolist() == [0]
+    assert cut.train.label.tolist() == [-1, -1, 0, 1]  # the first two judge nothing
     again = load(tmp_path, test_split=None, test=0.5, test_seed=3, validation=0.4)
-    assert len(again.test.label) == 2
+    assert len(again.test.label) == len(again.validation.label) == 1
     both = saved(tmp_path / "both")
     check(load(both, test=0.5))  # it has one
 

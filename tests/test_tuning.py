@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import jaxcl
-from helpers import toy
-from jaxcl import optim
+from helpers import toy, twins, two_view_losses
+from jaxcl import core, optim
 from jaxcl.config import build, sections
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder
+from jaxcl.methods.two_view import step as two_view
 from jaxcl.nets import convnext, resnet, tuning, vit
 from jaxcl.run import finish, folder, job, transfer
 from jaxcl.update import command as update_command
@@ -229,26 +230,65 @@ def test_a_run_begins_with_the_encoder_and_every_copy_of_it(tmp_path):
     build.build(config, tmp_path / "run")  # the same config: it resumes
 
 
-def test_a_begun_encoder_teaches_in_the_first_task(tmp_path):
-    leave(tmp_path / "enc")
-    changes = {"method.base": "simclr", "method.strategy": "less_forget"}
+def pixels(count=48):
+    """A batch of images of noise."""
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (count, 8, 8, 1)).astype(np.uint8)
+    rows = np.arange(count, dtype=np.int32)
+    return {"image": image, "label": rows % 10, "index": rows}
+
+
+@pytest.mark.parametrize(
+    "base, strategy",
+    [
+        ("simclr", "less_forget"),
+        ("simclr", "cassle"),
+        ("simclr", "pnr"),
+        ("mocov2plus", "pnr"),
+    ],
+)
+def test_a_begun_encoder_teaches_in_the_first_task(
+    base, strategy, tmp_path, monkeypatch
+):
+    """The first step's loss is the equation's, of the encoder as it came."""
+    params = leave(tmp_path / "enc")
+    changes = {"method.base": base, "method.strategy": strategy}
     work = build.build(begun(tmp_path / "enc", **changes), tmp_path / "run")
-    step = jax.jit(work.method.step)
     state = job.begin(work, job.initial_state(work), work.stream.tasks[0])
-    teacher = state.extra.teacher["encoder"]
-    chex.assert_trees_all_equal(teacher, state.params["encoder"])
-    batch = {
-        "image": np.zeros((48, 8, 8, 1), np.uint8),
-        "label": np.zeros(48, np.int32),
-        "index": np.arange(48, dtype=np.int32),
-    }
-    batch["image"][:] = np.random.default_rng(0).integers(0, 256, (48, 8, 8, 1))
+    chex.assert_trees_all_equal(state.extra.teacher["encoder"], params)
+    read = {}
+
+    def losses(setup, outputs, features, first):
+        def keep(features):
+            read["features"] = features
+
+        jax.debug.callback(keep, features._replace(**outputs._asdict()))
+        read["setup"] = setup
+        return taught(setup, outputs, features, first)
+
+    taught = two_view._losses
+    monkeypatch.setattr(two_view, "_losses", losses)
     moved = state.replace(params=jax.tree.map(lambda x: 1.3 * x, state.params))
-    with_teacher = step(moved, batch)[1]["loss"]
-    config = begun(tmp_path / "enc", **changes, **{"method.weight": 0.0})
-    free = build.build(config, tmp_path / "free")
-    without = jax.jit(free.method.step)(moved, batch)[1]["loss"]
-    assert with_teacher > without + 1e-3
+    after, metrics = jax.jit(work.method.step)(moved, pixels())
+    jax.effects_barrier()
+    x, setup = jax.tree.map(np.asarray, read["features"]), read["setup"]
+    key = jax.random.split(core.step_key(moved), 5)[0]
+    views = setup.parts.augment(key, pixels()["image"])
+    teacher = {**state.params, "encoder": params}  # projector: as the run begins
+    rows = jax.jit(
+        lambda views: setup.copied(teacher, state.stats, views, train=False)[0]
+    )
+    want = rows(views.reshape(-1, *views.shape[2:])).reshape(x.f.shape)
+    np.testing.assert_allclose(x.f, want, atol=1e-5)
+    loss = {
+        name: two_view_losses.loss(base, name, x, setup.options)
+        for name in (strategy, "finetune")
+    }
+    assert abs(loss[strategy] - loss["finetune"]) > 1e-2
+    np.testing.assert_allclose(metrics["loss"], loss[strategy], rtol=1e-5)
+    if base == "mocov2plus":  # the teacher's queue fills from the first step on
+        queue = np.asarray(after.extra.frozen_queue)[:, :48]
+        np.testing.assert_allclose(queue, twins.unit(x.f).swapaxes(0, 1), atol=1e-5)
 
 
 @pytest.mark.parametrize(
