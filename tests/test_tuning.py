@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxcl
-from helpers import toy, twins, two_view_losses
+from helpers import config_files, toy, twins, two_view_losses
 from jaxcl import core, optim
 from jaxcl.config import build, sections
 from jaxcl.export import command as export_command
@@ -289,6 +289,51 @@ def test_a_begun_encoder_teaches_in_the_first_task(
     if base == "mocov2plus":  # the teacher's queue fills from the first step on
         queue = np.asarray(after.extra.frozen_queue)[:, :48]
         np.testing.assert_allclose(queue, twins.unit(x.f).swapaxes(0, 1), atol=1e-5)
+
+
+NARROW = {"hidden_dim": 16, "output_dim": 8, "memory_size": 24}
+OTHERS = {
+    "cclis": {"method": NARROW | {"name": "cclis"}, "augment.views": 1},
+    "er_ace": toy.ONLINE | {"method": {"name": "er_ace"}},
+    "duel": {"method": NARROW | {"name": "duel"}},
+    "icl": {"method": {"name": "icl", "output_dim": 8, "strategy": "retrain"}},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_methods_begin_with_the_encoder(name, tmp_path):
+    section = {"name": "conv_net", "width": 4}
+    params = leave(tmp_path / "enc", sections.ENCODERS["conv_net"](width=4), section)
+    work = build.build(begun(tmp_path / "enc", **OTHERS[name]), tmp_path / "run")
+    state = job.begin(work, job.initial_state(work), work.stream.tasks[0])
+    shape, kept = (
+        jax.tree.structure(params),
+        [x for x in state.extra if type(x) is dict],
+    )
+    copies = [x for x in kept if jax.tree.structure(x.get("encoder")) == shape]
+    assert len(copies) == {"cclis": 1, "duel": 1}.get(name, 0)
+    for tree in (state.params, *copies):
+        chex.assert_trees_all_equal(tree["encoder"], params)
+    after, metrics = jax.jit(work.method.step)(state, pixels())
+    assert np.isfinite(metrics["loss"])
+    moved = [
+        np.any(a != b)
+        for a, b in zip(
+            jax.tree.leaves(params),
+            jax.tree.leaves(after.params["encoder"]),
+            strict=True,
+        )
+    ]
+    assert all(moved)
+
+
+def test_graphs_do_not_begin_with_an_encoder_of_images(tmp_path):
+    leave(tmp_path / "enc")
+    config = config_files.take("graphcl", "debug")
+    with config.unlocked():
+        config.start = str(tmp_path / "enc")
+    with pytest.raises(ValueError, match=r"config\.start=.*augment\.name is 'graphs'"):
+        build.build(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
