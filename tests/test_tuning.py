@@ -170,6 +170,60 @@ def test_layers_count_from_the_images():
         assert maps.share(tuple(name.split("/"))) == share, name
 
 
+# word -> the options that docs/encoders.md says, and which leaves it trains: a share
+# of the rate for those before the blocks, for the last block, and for its norms.
+RECIPES = {
+    "decay": ({"layer_decay": 0.75}, 0.75**4, 0.75, 0.75),
+    "lora": ({"lora_rank": 8}, 0, 0, 1),
+    "explora": ({"lora_rank": 64, "open_layers": 1}, 0, 1, 1),
+}
+
+
+@pytest.mark.parametrize("word", RECIPES)
+def test_a_word_trains_what_it_says(word):
+    options, first, last, norm = RECIPES[word]
+    assert tuning.RECIPES.keys() == RECIPES.keys()
+    net = sections.tuned(NET, word)
+    assert net.chosen == tuning.settings(**options)
+    leaves = names_of(jax.eval_shape(net.init, jax.random.key(0), IMAGES)["params"])
+    own = {name: x for name, x in leaves.items() if name[0] == "lora"}
+    for name in leaves.keys() - own.keys():
+        is_norm = any(part.startswith("norm") for part in name)
+        if name[0] == "norm":  # behind all blocks
+            want = 1
+        elif word == "decay" and name[0].startswith("block"):
+            want = 0.75 ** (3 - int(name[0][-1]))
+        elif is_norm:
+            want = norm
+        else:
+            want = {"block_2": last}.get(name[0], first)
+        assert net.share(name) == pytest.approx(want), name
+    assert all(net.share(name) == 1 for name in own)
+    blocks = {"decay": (), "lora": (0, 1, 2), "explora": (0, 1)}[word]
+    places = {
+        (f"block_{i}", "attention", x) for i in blocks for x in ("query", "value")
+    }
+    assert {name[1:4] for name in own} == places
+    rank = options.get("lora_rank")
+    assert {x.shape for x in own.values()} <= {(16, rank), (rank, 16)}
+
+
+def test_a_run_takes_the_word_and_refuses_another(tmp_path):
+    leave(tmp_path / "enc")
+    config = begun(tmp_path / "enc", **{"method.base": "simclr"})
+    with config.unlocked():
+        config.tuning = "explora"
+    work = build.build(config, tmp_path / "run")
+    state = jax.eval_shape(lambda: job.initial_state(work))
+    pair = state.params["encoder"]["lora"]["block_1"]["attention"]["query"]
+    assert (
+        pair["a"].shape == (16, 64) and "block_2" not in state.params["encoder"]["lora"]
+    )
+    config.tuning = "explorer"
+    with pytest.raises(ValueError, match=r"config\.tuning='explorer'.*explora"):
+        build.build(config, tmp_path / "other")
+
+
 @pytest.mark.parametrize(
     "section, encoder_section, match",
     [
