@@ -10,7 +10,7 @@ import pytest
 
 from helpers import duel_twin, twins
 from jaxcl import metrics, sharding
-from jaxcl.memory import buffer, duel
+from jaxcl.memory import buffer, duel, policies
 
 
 def units(rng, count, dim, *, spread=1.0):
@@ -399,3 +399,27 @@ def test_an_unknown_score_is_refused():
     for call in (duel.select, duel.distinctiveness):
         with pytest.raises(ValueError, match="affine, exponential"):
             call(rows, rows, score="cosine")
+
+
+def test_as_a_policy_it_is_the_loop():
+    """Masked rows, in batches before and after the memory is full."""
+    rng, capacity = np.random.default_rng(11), 9
+    memory = buffer.create({"feature": np.zeros(4, np.float32)}, capacity)
+    offer = jax.jit(policies.duel)
+    for _ in range(8):
+        rows = units(rng, 5, 4).astype(np.float32)
+        mask = rng.random(5) < 0.8
+        held = jax.tree.map(np.asarray, memory)
+        keep = duel_twin.loop(
+            held.items["feature"].astype(float),
+            rows[mask].astype(float),
+            duel_twin.SCORES["affine"],
+            filled=held.filled,
+        )
+        slots = np.asarray(offer(memory, rows, mask))
+        assert (slots[~mask] == capacity).all()
+        free = iter(np.flatnonzero(~keep[:capacity]))
+        want = [next(free) if comes else capacity for comes in keep[capacity:]]
+        assert slots[mask].tolist() == want
+        memory = buffer.write(memory, slots, {"feature": rows}, mask)
+    assert bool(memory.filled.all())

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import dense_net, loss_aware_twin, toy, twins, two_view_losses
+from helpers import dense_net, duel_twin, loss_aware_twin, toy, twins, two_view_losses
 from jaxcl import core, optim
 from jaxcl.memory import buffer, policies
 from jaxcl.methods import online_ssl, two_view
@@ -65,6 +65,7 @@ CASES = {
     "mocov2plus-cla_r": ("mocov2plus", "cla_r", "fifo", {"form": "paper"}),
     "simclr-cassle": ("simclr", "cassle", "fifo", {"frozen_bn": "running"}),
     "simsiam-loss_aware": ("simsiam", "none", "loss_aware", {}),
+    "simclr-duel": ("simclr", "none", "duel", {}),
     "byol-loss_aware": ("byol", "cassle", "loss_aware_reservoir", {}),
     "simclr-loss_aware": ("simclr", "none", "loss_aware_reservoir", {}),
     # CLA-B
@@ -350,10 +351,12 @@ class Twin:
             if "feature" in self.items:
                 held = self.items["feature"]
                 held[slot] = twins.unit((held[slot] + twins.unit(z1 + z2)) / 2)
+            if "used" in self.items:
                 self.items["used"][slot] = True
 
     def store(self, incoming, z, losses, key):
-        for i, slot in enumerate(self.slots(key, losses)):
+        features = [twins.unit(pair.sum(axis=0)) for pair in z]
+        for i, slot in enumerate(self.slots(key, losses, features)):
             if slot >= M:
                 continue
             self.filled[slot] = True
@@ -362,7 +365,7 @@ class Twin:
                 "label": np.asarray(incoming["label"])[i],
                 "task": 0,
                 "projection": z[i].mean(axis=0),
-                "feature": twins.unit(z[i].sum(axis=0)),
+                "feature": features[i],
                 "used": False,
                 "number": self.number * B + i,
                 "loss": losses[i],
@@ -371,13 +374,22 @@ class Twin:
             for name, held in self.items.items():
                 held[slot] = new[name]
 
-    def slots(self, key, losses):
+    def slots(self, key, losses, features):
         seen = self.number * B
         if self.policy == "fifo":
             return [(seen + i) % M for i in range(B)]
         if self.policy == "reservoir":
             held = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(seen))
             return np.asarray(policies.reservoir(held, key, jnp.ones(B, bool)))
+        if self.policy == "duel":
+            keep = duel_twin.loop(
+                self.items["feature"],
+                np.stack(features),
+                duel_twin.SCORES["affine"],
+                filled=self.filled,
+            )
+            free = iter(np.flatnonzero(~keep[:M]))
+            return [next(free) if comes else M for comes in keep[M:]]
         excess = int(self.filled.sum()) + B - M
         if self.policy == "loss_aware_reservoir":
             held = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(seen))

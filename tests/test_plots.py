@@ -1,11 +1,16 @@
 """Formats of pictures, and the words of their titles."""
 
+import pathlib
+
 import numpy as np
 import pytest
 from PIL import Image
 
+from helpers import pages
 from jaxcl import plots
+from jaxcl.data import stream
 
+ROOT = pathlib.Path(__file__).parents[1]
 MATRIX = np.where(np.tri(3) > 0, np.linspace(0, 1, 9).reshape(3, 3), np.nan)
 
 
@@ -21,7 +26,8 @@ def test_a_picture_has_the_format_of_its_name(ending, tmp_path):
     if ending == "svg":
         assert b"<image" in made[0] and b"<path" in made[0]
     if ending == "png":
-        assert Image.open(path).size[0] > 250
+        with Image.open(path) as picture:
+            assert picture.size[0] > 250
 
 
 def test_another_ending_is_refused(tmp_path):
@@ -41,3 +47,29 @@ def test_another_ending_is_refused(tmp_path):
 )
 def test_titles_in_words(name, words):
     assert plots.words(name) == words
+
+
+def test_every_arrival_of_a_known_class_is_a_dot(figures, tmp_path):
+    label, domain = np.array([1, 0, -1, 1, 2]), np.array([0, 0, 0, 7, 7])
+    come = stream.Arrivals(label, domain, (2, 5))
+    plots.arrivals({"one": come, "two": come, "three": come}, tmp_path / "x.png")
+    assert [axes.get_title() for axes in figures[0].axes] == ["one", "two", "three"]
+    first, second = figures[0].axes[0].lines
+    assert first.get_xydata().tolist() == [[0, 1], [1, 0]]
+    assert second.get_xydata().tolist() == [[3, 1], [4, 2]]
+    assert first.get_color() != second.get_color()
+
+
+def test_the_snippet_of_streams_draws_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = pages.blocks((ROOT / "docs" / "data.md").read_text(), "python")
+    (code,) = [block for block in blocks if "plots.arrivals" in block]
+    exec(compile(code, "data.md", "exec"), {})
+    assert (tmp_path / "streams.png").stat().st_size > 50_000
+
+
+def test_curves_without_markers_differ_by_dashes(figures, tmp_path):
+    runs = {str(number): ([0, 1], [1.0, 2.0]) for number in range(9)}
+    plots.per_step(runs, tmp_path / "x.png", [1])
+    lines = figures[0].axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 9

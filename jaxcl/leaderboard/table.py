@@ -256,7 +256,7 @@ SPLIT_MNIST = Problem(
 def _online_ssl() -> tuple[Entry, ...]:
     """Memory x regulariser, in one pass without labels."""
     policies = {"fifo": "last images", "reservoir": "all alike"}
-    policies |= {"min_redundancy": "least alike"}
+    policies |= {"min_redundancy": "least alike", "duel": "least duplicated"}
     regularisers = {"none": "replay", "cla_r": "CLA-R", "cassle": "CaSSLe"}
     regularisers |= {"pnr": "PNR"}
     bare = {"method.remembers": False}

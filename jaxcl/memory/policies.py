@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl.memory import buffer as buffer_lib
+from jaxcl.memory import duel as duel_lib
 from jaxcl.memory import loss_aware as loss_lib
 from jaxcl.memory import redundancy
 
@@ -288,6 +289,28 @@ def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     return _into(~buffer.filled | gone, mask)
 
 
+def duel(buffer: buffer_lib.Buffer, feature: jax.Array, mask: jax.Array) -> jax.Array:
+    """Every row enters; for each the row goes that is most similar to all the others.
+
+    Rows of the batch that entered before may go, too. Source: Choi et al., "DUEL",
+    AAAI 2024; see `duel.select`, here with the affine score.
+
+    Args:
+      buffer: Buffer, items with "feature" f32[capacity, D], unit rows.
+      feature: f32[B, D], unit rows, of the incoming ones.
+      mask: bool or f32 [B], rows that exist.
+
+    Returns:
+      i32[B], slots; none but `capacity` occurs twice.
+    """
+    mask = jnp.asarray(mask, bool)
+    chex.assert_rank([feature, mask], [2, 1])
+    keep = duel_lib.select(
+        buffer.items["feature"], feature, filled=buffer.filled, incoming_mask=mask
+    )
+    return duel_lib.slots(keep, buffer.capacity)
+
+
 def loss_aware(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     """Every row enters; those of the lowest scores make room.
 
@@ -495,6 +518,10 @@ def _start_greedy_balanced(num_classes, num_tasks):
     return {"rank": jnp.full((num_classes,), num_classes, jnp.int32)}
 
 
+def _duel(buffer, kept, key, items, mask):
+    return duel(buffer, items["feature"], mask), kept
+
+
 def _loss_aware_reservoir(buffer, kept, key, items, mask):
     return loss_aware_reservoir(buffer, key, items["loss"], mask), kept
 
@@ -513,6 +540,7 @@ POLICIES = {
         _stateless(lambda buffer, key, mask: min_redundancy(buffer, mask)),
         reads=("feature", "used", "number"),
     ),
+    "duel": Policy(_duel, reads=("feature",)),
     "loss_aware": Policy(
         _stateless(lambda buffer, key, mask: loss_aware(buffer, mask)),
         reads=("loss", "draws"),

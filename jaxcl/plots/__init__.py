@@ -21,6 +21,7 @@ DARK_COLOURS = (
     "#a9dcf8",
     "#f2f2f2",
 )
+DASHES = ("-", "--", ":")  # with the colours again
 MARKERS = ("o", "s", "^", "D", "v")
 MOST_NAMES = 20  # more classes or tasks than this are not written out
 LONGEST = 24  # letters of a name
@@ -83,6 +84,11 @@ def style_of(number: int) -> dict:
     """Colour and marker of a curve, class or run; 35 differ."""
     marker = MARKERS[number % len(MARKERS)]
     return {"color": COLOURS[number % len(COLOURS)], "marker": marker}
+
+
+def dashes(number: int) -> str:
+    """Line style of a curve without markers; with the colours 21 differ."""
+    return DASHES[number // len(COLOURS) % len(DASHES)]
 
 
 def shade(axes, task_ends, **options) -> None:
@@ -437,9 +443,9 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) 
     for number, (name, (steps, values)) in enumerate(runs.items()):
         # Few points may be a single one, of which no line is seen.
         marker = "." if len(steps) < 100 else None
-        colour = style_of(number)["color"]
+        style = {"color": style_of(number)["color"], "linestyle": dashes(number)}
         label = _short(name)
-        axes.plot(steps, values, color=colour, linewidth=1, marker=marker, label=label)
+        axes.plot(steps, values, linewidth=1, marker=marker, label=label, **style)
     axes.set_ylim(bottom=0)
     _finish(figure, axes, path, title=title, ylabel=ylabel, xlabel=xlabel)
 
@@ -548,6 +554,32 @@ def class_spread(runs, path, *, title="") -> None:
     ylabel = "intra-class variance, inter-class similarity"
     axes.set(title=title, xlabel=f"{what}, by its similarity to others", ylabel=ylabel)
     legend(axes)
+    save(figure, path)
+
+
+def arrivals(streams, path) -> None:
+    """Draw which class comes when: a dot for every image of a stream.
+
+    Args:
+      streams: title -> `stream.Arrivals`, one panel each, two side by side. Domains
+        have colours of their own; of images without a label none is drawn.
+      path: of the picture.
+    """
+    lines = -(-len(streams) // 2)
+    figure = figure_of(9, 2.2 * lines, layout="constrained")
+    panels = figure.subplots(lines, 2, squeeze=False).ravel()
+    for axes, (title, shown) in zip(panels, streams.items(), strict=False):
+        label, domain = np.asarray(shown.label), np.asarray(shown.domain)
+        shade(axes, shown.task_ends)
+        for number, value in enumerate(np.unique(domain)):
+            places = np.flatnonzero((domain == value) & (label >= 0))
+            colour = COLOURS[number % len(COLOURS)]
+            axes.plot(places, label[places], "|", color=colour, markersize=4)
+        axes.set(title=title, xlim=(0, len(label)), ylabel="class")
+        axes.yaxis.set_major_locator(_whole_numbers())
+        axes.set_xlabel("images met (shaded: every other task)")
+    for axes in panels[len(streams) :]:
+        axes.remove()
     save(figure, path)
 
 

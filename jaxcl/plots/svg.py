@@ -15,7 +15,6 @@ import numpy as np
 
 from jaxcl import plots
 
-DASHES = ("-", "--", ":")  # with the colours again
 _MARKS = 6  # markers on a line
 _LEFT, _RIGHT, _BELOW, _ABOVE = 48, 16, 34, 14  # margins, for the numbers of the axes
 _KINDS = ("line", "band", "mark", "bar", "axis", "task")  # groups that stay
@@ -135,7 +134,7 @@ def _draw_line(axes, curve, *, marks=None, size=5.2) -> None:
         every = max(1, len(finite) // _MARKS)
         marks = finite[number % 5 * every // 5 :: every].tolist()
     style = plots.style_of(number) | {"clip_on": False, "markersize": size}
-    style["linestyle"] = DASHES[number // len(plots.COLOURS) % len(DASHES)]
+    style["linestyle"] = plots.dashes(number)
     axes.plot(x, mean, **style, markevery=marks, gid=f"line {number}")
     if np.isfinite(low).any():
         low, high = (np.clip(end, *axes.get_ylim()) for end in (low, high))

@@ -269,6 +269,18 @@ FAULTS = [
             "jnp.sum(mask, dtype=jnp.int32) - buffer.capacity + 1\n    gone",
         ),
         (
+            "duel: as a policy it takes rows that do not exist",
+            "filled=buffer.filled, incoming_mask=mask",
+            "filled=buffer.filled, incoming_mask=mask | True",
+            "test_duel_memory.py::test_as_a_policy_it_is_the_loop",
+        ),
+        (
+            "duel: as a policy it compares with empty slots",
+            "feature, filled=buffer.filled,",
+            "feature, filled=None,",
+            "test_duel_memory.py::test_as_a_policy_it_is_the_loop",
+        ),
+        (
             "minred: masked rows take slots",
             "fits = mask & (rank < jnp.sum(free))",
             "fits = rank < jnp.sum(free)",

@@ -32,6 +32,12 @@ FAULTS = [
             f"{_STREAM}[simsiam-cla_r]",
         ),
         (
+            "ssl: features of replayed rows stay as they came",
+            'if "feature" in items:',
+            'if "used" in items and "feature" in items:',
+            f"{_STREAM}[simclr-duel]",
+        ),
+        (
             "ssl: a draw does not count as a use",
             'changes["used"] = jnp.ones_like(items["used"])',
             'changes["used"] = items["used"]',

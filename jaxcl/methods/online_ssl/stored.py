@@ -62,23 +62,17 @@ def create(setup, batch):
     example = {"image": batch["image"][0], "label": scalar, "task": scalar}
     if setup.plan.stores:
         example["projection"] = vector
-    if _compares(setup):
-        example |= {"feature": vector, "used": scalar > 0, "number": scalar}
-    if _weighs(setup):
-        example |= {"loss": jnp.zeros(()), "draws": scalar}
+    blank = {"feature": vector, "used": scalar > 0, "number": scalar}
+    blank |= {"loss": jnp.zeros(()), "draws": scalar}
+    example |= {name: blank[name] for name in _reads(setup)}
     space = online.memory_of(parts)
     kept = space.start(replay.policy, parts.num_classes, parts.num_tasks)
     return space.create(example, replay.capacity), kept
 
 
-def _compares(setup):
-    """Whether the memory's policy compares features of the stored rows."""
-    return "feature" in policies.POLICIES[setup.parts.replay.policy].reads
-
-
-def _weighs(setup):
-    """Whether the memory's policy weighs the losses of the stored rows."""
-    return "loss" in policies.POLICIES[setup.parts.replay.policy].reads
+def _reads(setup):
+    """Names of the items that the memory's policy reads."""
+    return policies.POLICIES[setup.parts.replay.policy].reads
 
 
 def pair_losses(outputs: Any, features: Any) -> jax.Array:
@@ -108,11 +102,13 @@ def refreshed(setup, memory, drawn, told, active):
         mean = jnp.mean(z, axis=1)
         moved = optim.ema(items["projection"], mean, setup.stored_momentum)
         changes["projection"] = moved
-    if _compares(setup):
+    if "feature" in items:
         changes["feature"] = redundancy.moved(items["feature"], _feature(z))
+    if "used" in items:
         changes["used"] = jnp.ones_like(items["used"])
-    if _weighs(setup):
+    if "loss" in items:
         changes["loss"] = loss_aware.moved(items["loss"], told.loss)
+    if "draws" in items:
         changes["draws"] = items["draws"] + 1
     if not changes:
         return memory
@@ -130,7 +126,7 @@ def refreshed(setup, memory, drawn, told, active):
 
 
 def _feature(z):
-    """MinRed's feature of each row, n(z_1 + z_2), f32[R,D]."""
+    """The feature by which rows are compared, MinRed's n(z_1 + z_2), f32[R,D]."""
     return core.l2_normalize(jnp.sum(z, axis=1))
 
 
@@ -146,14 +142,14 @@ def offered(setup, state, batch, told, number, key):
     items = {"image": batch["image"], "label": batch["label"], "task": task}
     if setup.plan.stores:
         items["projection"] = jnp.mean(z, axis=1)
-    if _compares(setup):
-        items |= {
-            "feature": _feature(z),
-            "used": jnp.zeros(count, bool),
-            "number": number * count + jnp.arange(count, dtype=jnp.int32),
-        }
-    if _weighs(setup):
-        items |= {"loss": told.loss, "draws": jnp.zeros(count, jnp.int32)}
+    new = {
+        "feature": _feature(z),
+        "used": jnp.zeros(count, bool),
+        "number": number * count + jnp.arange(count, dtype=jnp.int32),
+        "loss": told.loss,
+        "draws": jnp.zeros(count, jnp.int32),
+    }
+    items |= {name: new[name] for name in _reads(setup)}
     space, policy = online.memory_of(setup.parts), setup.parts.replay.policy
     slots, kept = space.choose(
         policy, extra.memory, extra.kept, key, items, jnp.ones(count, bool)
