@@ -1,9 +1,11 @@
 """Formats of pictures, and the words of their titles."""
 
+import io
 import pathlib
 
 import numpy as np
 import pytest
+from IPython.core import formatters
 from PIL import Image
 
 from helpers import pages
@@ -28,6 +30,14 @@ def test_a_picture_has_the_format_of_its_name(ending, tmp_path):
     if ending == "png":
         with Image.open(path) as picture:
             assert picture.size[0] > 250
+
+
+def test_a_notebook_shows_the_picture_of_a_run():
+    """Also where nobody has imported pyplot, which tells Jupyter of figures."""
+    formatter = formatters.PNGFormatter()
+    matrices = {"knn/class_incremental": [[0.5]]}
+    figure = plots.overview({"matrices": matrices, "task_names": ["a"]}, [])
+    assert Image.open(io.BytesIO(formatter(figure))).size[0] > 500
 
 
 def test_another_ending_is_refused(tmp_path):

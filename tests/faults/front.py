@@ -128,6 +128,15 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "plots/__init__.py",
+        "test_plots.py::test_a_notebook_shows_the_picture_of_a_run",
+        (
+            "plots: a notebook shows the name of a figure",
+            "    figure._repr_png_ = lambda: _png(figure)\n",
+            "",
+        ),
+    ),
+    *fault.of(
         "config/recipe.py",
         "test_own_images.py::test_epochs_and_batch_follow_the_number_of_images",
         (
