@@ -2,19 +2,24 @@
 
 The word behind the colon is a folder of images, or another path that
 `jaxcl.config.own_images` finds a source for: an .npz file, a directory that
-jaxcl.data.convert or TFDS wrote. Without a word it reads scikit-learn's digits.
+jaxcl.data.convert, TFDS or Hugging Face's `datasets` wrote. Without it scikit-learn's
+digits are read. Behind it and a comma there may be an encoder: a name that `jaxcl list
+encoders` says `own_images` takes, or the folder of an encoder with which training
+begins.
 
   python -m jaxcl.main --config=configs/own_images.py:my_images --workdir=runs/mine
   python -m jaxcl.main --config=configs/own_images.py:my_images --workdir=runs/pnr \
       --config.method.strategy=pnr --config.scenario.num_tasks=3
+  python -m jaxcl.main --config=configs/own_images.py:my_images,encoder=vit_small
 
 Everything follows the images and can be overridden: size, mean and deviation, batch,
-epochs (5 million images seen, but 50 to 400 epochs), ResNet-18 with the stem for that
-size, photo augmentation. Labels are not needed. Where a folder per class tells them,
-neighbours judge the encoder on a fifth that is held out; where not, RankMe, alignment
-and uniformity say whether it collapses. `config.method.strategy` makes the run
-continual: slices of the images in turn, or with `config.scenario.name` classes or
-domains. `configs/own_images.py:debug` runs the same code in seconds, on digits.
+epochs (5 million images seen, but 50 to 400 epochs), photo augmentation, the stem or
+patch of the encoder (ResNet-18 unless another is named) and its optimizer. Labels are
+not needed. Where a folder per class tells them, neighbours judge the encoder on a fifth
+that is held out; where not, RankMe, alignment and uniformity say whether it collapses.
+`config.method.strategy` makes the run continual: slices of the images in turn, or with
+`config.scenario.name` classes or domains. `configs/own_images.py:debug` runs the same
+code in seconds, on digits.
 
 No paper has a score for it, and none of its values was tuned. docs/own_images.md says
 how each is chosen.
@@ -24,10 +29,14 @@ from jaxcl.config import own_images, shrink
 
 
 def get_config(arg=None):
-    if arg not in (None, "debug"):
-        return own_images.config(own_images.of_path(arg))
-    config = own_images.config({"name": "digits"})
-    if arg == "debug":
+    images, named, encoder = f",{arg or ''}".rpartition(",encoder=")
+    if not named:
+        images, encoder = encoder, "resnet18"
+    images = images.removeprefix(",")
+    if images not in ("", "debug"):
+        return own_images.config(own_images.of_path(images), encoder=encoder)
+    config = own_images.config({"name": "digits"}, encoder=encoder)
+    if images == "debug":
         config.method.strategy = "pnr"  # so that there is a second task
         shrink.shrink(config)
     return config

@@ -4,6 +4,7 @@ Weights are random, all of them, so that every one matters: released ones cannot
 in a test. Networks are narrow and shallow where the library lets them be.
 """
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -157,6 +158,96 @@ def renamed_to_hub(state):
     return hub
 
 
+# The names that these networks have in the files of their authors
+
+
+def as_dino(state):
+    """Student and teacher of DINO's checkpoints, with their heads."""
+    other = {name: 2 * x for name, x in state.items()}
+    both = {"student.module.backbone.": other, "teacher.backbone.": state}
+    heads = {"teacher.head.mlp.0.weight": np.ones((3, WIDTH), "f4")}
+    return heads | {
+        f"{begin}{n}": x for begin, own in both.items() for n, x in own.items()
+    }
+
+
+def as_mae(state):
+    """MAE's encoder, and the decoder of its pre-training."""
+    grown = {"mask_token": np.ones((1, 1, 8), "f4")}
+    grown |= {"decoder_embed.weight": np.ones((8, WIDTH), "f4")}
+    return state | grown | {"decoder_pos_embed": np.ones((1, 10, 8), "f4")}
+
+
+def as_mocov3(state):
+    """The two encoders of MoCo v3's checkpoints, each with a head."""
+    other = {name: 2 * x for name, x in state.items()}
+    both = {"module.base_encoder.": state, "module.momentum_encoder.": other}
+    whole = {f"{begin}{n}": x for begin, own in both.items() for n, x in own.items()}
+    return whole | {"module.base_encoder.head.0.weight": np.ones((3, WIDTH), "f4")}
+
+
+def as_deit3(state):
+    """DeiT III, where scales lie in the block itself."""
+    names = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
+    return renamed(state, names) | {"head.weight": np.ones((3, WIDTH), "f4")}
+
+
+def as_dinov2(state):
+    """Meta's DINOv2: its class token has a position of its own."""
+    gated = any("mlp.fc1" in n and len(x) == 2 * 64 for n, x in state.items())
+    names = {"reg_token": "register_tokens"}
+    names |= {"mlp.fc1": "mlp.w12", "mlp.fc2": "mlp.w3"} if gated else {}
+    hub = renamed(state, names) | {"mask_token": np.zeros((1, WIDTH), "f4")}
+    if hub["pos_embed"].shape[1] == 9:  # timm has added it to the token
+        own = np.full((1, 1, WIDTH), 0.5, "f4")
+        hub["pos_embed"] = np.concatenate([own, hub["pos_embed"]], axis=1)
+        hub["cls_token"] = hub["cls_token"] - own
+    return hub
+
+
+def renamed(state, names):
+    for old, new in names.items():
+        state = {name.replace(old, new): x for name, x in state.items()}
+    return state
+
+
+# architecture-... -> as whose files have it, the names that are found, the prefix
+AUTHORS = {
+    "dino": (as_dino, "timm", "teacher.backbone"),
+    "mae": (as_mae, "timm", None),
+    "mocov3": (as_mocov3, "timm", "module.base_encoder"),
+    "deit3": (as_deit3, "deit3", None),
+    "dinov2": (as_dinov2, "dinov2", None),
+    "dinov2-registers": (as_dinov2, "dinov2", None),
+    "dinov2-gated": (as_dinov2, "dinov2", None),
+}
+
+
+@pytest.mark.parametrize("name", AUTHORS)
+def test_transformers_by_the_names_of_their_authors(name, tmp_path):
+    architecture, options = TIMM.get(name, (name, {}))
+    as_theirs, names, prefix = AUTHORS[name]
+    model = timm_vit(**options)
+    state = as_theirs(state_of(model))
+    more = PREPARED | {"prefix": prefix}
+    made = brought(tmp_path, state, architecture, size=24, **more)
+    assert made.card["brought"]["names"] == names
+    check(made, model, images_of(24, 24))
+    if name == "dinov2-registers":  # the other rules are not timm's
+        check(made, model, images_of(16, 40))
+
+
+@pytest.mark.parametrize(
+    "architecture, width, heads",
+    [("mocov3", 384, 12), ("mae", 1280, 16), ("dino", 192, 3)],
+)
+def test_heads_are_those_of_the_published_sizes(architecture, width, heads, tmp_path):
+    small = {"embed_dim": width, "num_heads": heads, "depth": 1, "mlp_ratio": 0.25}
+    model = timm_vit(**small)
+    made = brought(tmp_path, state_of(model), architecture, size=24)
+    check(made, model, images_of(24, 24))
+
+
 # transformers
 
 SHAPE = dict(hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS)
@@ -200,7 +291,7 @@ def test_networks_of_transformers(name, tmp_path):
 # torchvision
 
 
-@pytest.mark.parametrize("depth", [18, 50])
+@pytest.mark.parametrize("depth", [18, 34, 50, 101])
 def test_resnets_of_torchvision(depth, tmp_path):
     torchvision = torch_peers.library("torchvision")
     width = {"width_per_group": 64}  # the narrowest that it takes
@@ -211,6 +302,45 @@ def test_resnets_of_torchvision(depth, tmp_path):
     made = jaxcl.load_encoder(out)
     model.fc = torch.nn.Identity()
     check(made, model, images_of(64, 64))
+
+
+# timm's ResNet, and what has its names
+
+# library -> what its names begin with, and what else its files hold
+RESNETS = {
+    "moco": ("module.encoder_q.", ("module.encoder_q.fc.2.bias", "module.queue")),
+    "simsiam": ("module.encoder.", ("module.predictor.0.weight",)),
+    "solo": ("backbone.", ("projector.0.weight",)),
+}
+
+
+def test_resnets_of_timm_and_of_its_names(tmp_path):
+    timm = torch_peers.library("timm")
+    model = shaken(timm.create_model("resnet18", pretrained=False, num_classes=0))
+    own = state_of(model)
+    (tmp_path / "timm").mkdir()
+    made = brought(tmp_path / "timm", own, "resnet")
+    check(made, model, images_of(64, 64))
+    for library, (prefix, others) in RESNETS.items():
+        state = {f"{prefix}{name}": x for name, x in own.items()}
+        if library == "moco":  # the encoder of the keys
+            state |= {f"module.encoder_k.{n}": np.ones_like(x) for n, x in own.items()}
+        state |= {name: np.ones((4,), "f4") for name in others}
+        (tmp_path / library).mkdir()
+        asked = {"prefix": "module.encoder_q"} if library == "moco" else {}
+        again = brought(tmp_path / library, state, "resnet", **asked)
+        assert again.card["brought"]["prefix"] == prefix
+        for name in ("params", "stats"):  # and so the same features
+            chex.assert_trees_all_equal(getattr(again, name), getattr(made, name))
+    # The plain kind differs in the pixels that it is given.
+    (tmp_path / "plain").mkdir()
+    plain = brought(tmp_path / "plain", own, "resnet_plain", size=64)
+    rng = np.random.default_rng(2)
+    pixels = rng.integers(0, 256, (2, 64, 64, 3)).astype(np.uint8)
+    given = torch.from_numpy((pixels / np.float32(255)).transpose(0, 3, 1, 2).copy())
+    with torch.no_grad():
+        theirs = model(given).numpy()
+    np.testing.assert_allclose(plain.embed(pixels), theirs, rtol=1e-4, atol=1e-4)
 
 
 # ConvNeXts

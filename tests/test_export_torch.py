@@ -9,7 +9,7 @@ import pytest
 from safetensors import numpy as tensors
 
 import jaxcl
-from helpers import config_files, pages, run_directories
+from helpers import config_files, pages, run_directories, torch_peers
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder, torch_resnet
 from jaxcl.nets import norm
@@ -165,6 +165,38 @@ def test_a_folder_of_the_command(page, tmp_path):
     state = tensors.load((out / "resnet_torch.safetensors").read_bytes())
     keys = json.loads((out / "card.json").read_text())["torch"]
     assert set(keys) == set(state) == set(model.state_dict())
+
+
+def test_a_transformer_with_adapters_of_the_command(tmp_path, monkeypatch):
+    """By the page's block: adapters are part of what timm's network is given."""
+    torch_peers.library("timm")
+    monkeypatch.chdir(tmp_path)
+    section = {"name": "vit", "width": 16, "layers": 3, "heads": 2, "hidden": 24}
+    section |= {"patch": 4, "image_size": 16, "layer_scale": 0.5, "drop_path": 0.1}
+    work, state = run_directories.run_of(
+        tmp_path / "run",
+        encoder=section,
+        tuning={"lora_rank": 2, "lora_on": "all", "open_layers": 1},
+        data={"name": "digits", "size": 16, "channels": 3},
+        **{"augment.size": 16, "augment.mean": (0.3,) * 3, "augment.std": (0.4,) * 3},
+    )
+    assert export_command.main(["--run=run", "--out=exports/vit", "--torch"]) == 0
+    (code,) = [x for x in pages.blocks(PAGE, "python") if "VisionTransformer(" in x]
+    names = {}
+    exec(compile(code, "export.md", "exec"), names)
+    model = names["model"].eval()
+    made = jaxcl.load_encoder("exports/vit")
+    inputs = np.asarray(made.prepare(work.stream.evaluation.images[:8]))
+    with torch.no_grad():
+        theirs = model(torch.from_numpy(inputs.transpose(0, 3, 1, 2).copy()))
+    check(jax.jit(work.method.embed)(state, inputs), theirs)
+    check(made.embed(work.stream.evaluation.images[:8]), theirs)
+    assert set(made.card["torch"]) == set(model.state_dict())
+    # Without the adapters they are other features.
+    bare = {name: x for name, x in state.params["encoder"].items() if name != "lora"}
+    ours = jax.jit(lambda params: made.apply(params, made.stats, inputs)[0])(bare)
+    with pytest.raises(AssertionError):
+        check(ours, theirs)
 
 
 def test_what_the_check_would_notice(page):

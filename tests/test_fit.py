@@ -18,6 +18,7 @@ from jaxcl.front import fitting, given, result
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import record, train
 from jaxcl.run import results as results_lib
+from jaxcl.update import lineage
 
 ROOT = pathlib.Path(__file__).parents[1]
 DIGITS = datasets.load_digits()
@@ -314,6 +315,49 @@ def test_a_folder_and_the_name_of_a_source(asked, tmp_path):
     command |= {"name": "images", "seed": 0, "encoder": ours["encoder"]}
     only_here = {"progress": False, "devices": 1}
     assert ours == command | only_here
+
+
+def test_a_dataset_of_hugging_face_in_memory_and_on_a_disk(asked, tmp_path):
+    datasets = pytest.importorskip("datasets", reason="`datasets` is not installed")
+    names = [f"digit {i}" for i in range(10)]
+    features = datasets.Features(
+        {"fine": datasets.ClassLabel(names=names), "img": datasets.Image()}
+    )
+    pictures = [Image.fromarray(image) for image in IMAGES]
+    whole = datasets.Dataset.from_dict(
+        {"img": pictures, "fine": LABELS.tolist()}, features=features
+    )
+    config, _, work = asked(whole, tasks=2, test=whole.select(range(150, 160)))
+    data = work.stream.dataset
+    assert config.scenario.name == "class"  # as of arrays with labels
+    np.testing.assert_array_equal(data.train.images[..., 0], IMAGES)
+    assert data.class_names == (*names,) and data.train.label.tolist() == [*LABELS]
+    assert data.test.label.tolist() == [*LABELS[150:]]
+    whole.save_to_disk(tmp_path / "saved")
+    config, _, work = asked(tmp_path / "saved", test=0.25)
+    assert config.data.name == "huggingface" and config.data.test == 0.25
+    assert config.data.resident and config.data.image_key == "img"
+    data = work.stream.dataset
+    assert abs(len(data.test.label) - 40) < 5 and data.class_names == (*names,)
+    image = data.train.images[0]  # one of the images, in colour
+    assert image.shape == (8, 8, 3) and (IMAGES == image[..., 0]).all((1, 2)).any()
+    section = lineage.section(
+        str(tmp_path / "saved"), {}, {"augment": {"mean": (0.5,)}}, "config.data"
+    )
+    assert (section["name"], section["channels"]) == ("huggingface", 1)
+    both = datasets.DatasetDict({"train": whole, "test": whole})
+    for images, words in (
+        (both, "a DatasetDict of train, test: give one"),
+        (whole.to_iterable_dataset(), "datasets.IterableDataset: must be"),
+        (whole.select_columns(["fine"]), "columns are fine: must have one of Image"),
+        (datasets.concatenate_datasets([whole, whole.map(_larger)]), "save_to_disk"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            jaxcl.fit(images, encoder="conv_net")
+
+
+def _larger(row):
+    return {"img": row["img"].resize((9, 9))}
 
 
 def test_the_name_of_a_source_is_one(asked):

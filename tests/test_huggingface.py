@@ -344,6 +344,79 @@ def test_folders_of_something_else(tmp_path):
         load(tmp_path)
 
 
+def test_a_share_is_held_out_where_there_is_no_test_split(tmp_path):
+    labels = pa.array([None, None, 0, 0, 1])
+    write_arrow(tmp_path, table(ROWS["train"], label=labels))
+    whole = load(tmp_path, test_split=None)
+    assert whole.test is None and len(whole.train.label) == 5
+    cut = load(tmp_path, test_split=None, test=0.5)
+    assert cut.test.label.tolist() == [0]
+    assert cut.train.label.tolist() == [-1, -1, 0, 1]  # the first two judge nothing
+    again = load(tmp_path, test_split=None, test=0.5, test_seed=3, validation=0.4)
+    assert len(again.test.label) == len(again.validation.label) == 1
+    both = saved(tmp_path / "both")
+    check(load(both, test=0.5))  # it has one
+
+
+@pytest.mark.parametrize(
+    "write, told",
+    [
+        (saved, {"test_split": "test"}),
+        (in_parquet, {"test_split": "test"}),
+        (lambda root: in_parquet(root, ("default/{}/0000",)), {"test_split": "test"}),
+        (lambda root: write_arrow(root, table(ROWS["train"])), {}),
+        (
+            lambda root: write_arrow(root, table(ROWS["train"]), _split="all"),
+            {"train_split": "all"},
+        ),
+    ],
+)
+def test_a_path_says_how_a_set_is_read(write, told, tmp_path):
+    root = tmp_path / "set"
+    write(root)
+    (root / "dataset_info.json").write_text("{}")  # `datasets` writes one, as TFDS
+    section = sources.section_of(root)
+    held_out = {} if told.get("test_split") else {"test_split": None, "test": 0.2}
+    keys = {"image_key": "image", "label_key": "label", "train_split": "train"}
+    named = {"name": "huggingface", "path": str(root)}
+    assert section == named | keys | held_out | told
+    data = sources.load(**section)
+    assert len(data.train.label) + len(data.test.label) == (5 if held_out else 7)
+
+
+def test_columns_of_other_names_are_found(tmp_path):
+    def write(root, rows, labels, names=NAMES):
+        features = {"fine": {"names": [*names]}}
+        info = {"huggingface": json.dumps({"info": {"features": features}})}
+        lists = pa.array([[1, 2]] * len(labels), pa.list_(pa.int32()))
+        columns = {"box": lists, "img": structs(rows), "fine": labels}
+        write_arrow(root, pa.table(columns).replace_schema_metadata(info))
+
+    rows = ROWS["train"]
+    write(tmp_path / "train", rows, LABELS[rows])
+    write(tmp_path / "validation", rows, LABELS[rows])
+    write(tmp_path / "test", rows, [-1] * 5)
+    splits = {"splits": ["validation", "test", "train"]}
+    (tmp_path / "dataset_dict.json").write_text(json.dumps(splits))
+    told = from_huggingface.guessed(str(tmp_path))
+    assert (told["image_key"], told["label_key"]) == ("img", "fine")
+    assert told["test_split"] == "validation"  # the other has no labels
+    write(tmp_path / "bare", rows, LABELS[rows], names=())
+    assert from_huggingface.guessed(str(tmp_path / "bare"))["label_key"] is None
+
+
+def test_a_folder_of_images_is_none(tmp_path):
+    (tmp_path / "a").mkdir()
+    Image.fromarray(PIXELS[0]).save(tmp_path / "a" / "1.PNG")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "x.parquet").touch()  # behind an image: a stray file
+    (tmp_path / "README.md").touch()
+    assert sources.kind_of(tmp_path) == "image_folder"
+    (tmp_path / "a" / "1.PNG").unlink()
+    assert sources.kind_of(tmp_path) == "huggingface"
+    assert not from_huggingface.is_one("gs://bucket/set")
+
+
 def test_what_the_real_library_saves(tmp_path):
     datasets = pytest.importorskip("datasets", reason="`datasets` is not installed")
     features = {
@@ -374,6 +447,10 @@ def test_what_the_real_library_saves(tmp_path):
             data = load(tmp_path / root, image_key=key)
             check(data)
             assert data.class_names == NAMES
+        section = sources.section_of(tmp_path / root)
+        assert section["name"] == "huggingface" and section["test_split"] == "test"
+        check(sources.load(**section))
+    assert sources.section_of(tmp_path / "some")["test"] == 0.2
     some = load(tmp_path / "some", test_split=None).train
     assert some.label.tolist() == LABELS[[4, 0, 2]].tolist()
     np.testing.assert_array_equal(some.load(1), PIXELS[0])

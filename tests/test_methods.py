@@ -139,6 +139,15 @@ TWO_VIEW["simclr-pnr-vit"] = Row(
         "optimizer.lr": 0.01,
     }
 )
+# Under a slow network, whose copy of it moves, and two queues.
+TWO_VIEW["mocov2plus-pnr-vit"] = Row(
+    {
+        "encoder": TRANSFORMER | {"drop_path": 0.2},
+        "method.base": "mocov2plus",
+        "method.strategy": "pnr",
+        "optimizer.lr": 0.01,
+    }
+)
 TWO_VIEW["simclr-pnr-convnext"] = Row(
     {
         "encoder": {"name": "convnext", "depths": (1, 1), "width": 8, "patch": 2}
@@ -329,6 +338,15 @@ REHEARSAL = {
         {
             "method": NARROW | {"name": "cclis", "keep": "uniform", "share": 0.1},
             "augment.views": 1,
+        },
+        idle=CCLIS_IDLE,
+    ),
+    "cclis-vit": Row(
+        {
+            "method": NARROW | {"name": "cclis"},
+            "augment.views": 1,
+            "encoder": TRANSFORMER,
+            "optimizer.lr": 0.01,
         },
         idle=CCLIS_IDLE,
     ),

@@ -1,10 +1,12 @@
 """Formats of pictures, and the words of their titles."""
 
+import io
 import pathlib
 import types
 
 import numpy as np
 import pytest
+from IPython.core import formatters
 from PIL import Image
 
 from helpers import pages, toy
@@ -92,6 +94,14 @@ def test_an_encoder_that_is_judged_has_its_pictures_in_them(tmp_path):
     )
     transfer.run(work, tmp_path / "run")
     assert [path.name for path in tmp_path.glob("x.*")] == ["x.svg"]
+
+
+def test_a_notebook_shows_the_picture_of_a_run():
+    """Also where nobody has imported pyplot, which tells Jupyter of figures."""
+    formatter = formatters.PNGFormatter()
+    matrices = {"knn/class_incremental": [[0.5]]}
+    figure = plots.overview({"matrices": matrices, "task_names": ["a"]}, [])
+    assert Image.open(io.BytesIO(formatter(figure))).size[0] > 500
 
 
 def test_another_ending_is_refused(tmp_path):

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import jaxcl
-from helpers import toy
-from jaxcl import optim
+from helpers import config_files, toy, twins, two_view_losses
+from jaxcl import core, optim
 from jaxcl.config import build, sections
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder
 from jaxcl.front import shown
+from jaxcl.methods.two_view import step as two_view
 from jaxcl.nets import convnext, resnet, tuning, vit
 from jaxcl.run import finish, folder, job, transfer
 from jaxcl.update import command as update_command
@@ -170,6 +171,60 @@ def test_layers_count_from_the_images():
         assert maps.share(tuple(name.split("/"))) == share, name
 
 
+# word -> the options that docs/encoders.md says, and which leaves it trains: a share
+# of the rate for those before the blocks, for the last block, and for its norms.
+RECIPES = {
+    "decay": ({"layer_decay": 0.75}, 0.75**4, 0.75, 0.75),
+    "lora": ({"lora_rank": 8}, 0, 0, 1),
+    "explora": ({"lora_rank": 64, "open_layers": 1}, 0, 1, 1),
+}
+
+
+@pytest.mark.parametrize("word", RECIPES)
+def test_a_word_trains_what_it_says(word):
+    options, first, last, norm = RECIPES[word]
+    assert tuning.RECIPES.keys() == RECIPES.keys()
+    net = sections.tuned(NET, word)
+    assert net.chosen == tuning.settings(**options)
+    leaves = names_of(jax.eval_shape(net.init, jax.random.key(0), IMAGES)["params"])
+    own = {name: x for name, x in leaves.items() if name[0] == "lora"}
+    for name in leaves.keys() - own.keys():
+        is_norm = any(part.startswith("norm") for part in name)
+        if name[0] == "norm":  # behind all blocks
+            want = 1
+        elif word == "decay" and name[0].startswith("block"):
+            want = 0.75 ** (3 - int(name[0][-1]))
+        elif is_norm:
+            want = norm
+        else:
+            want = {"block_2": last}.get(name[0], first)
+        assert net.share(name) == pytest.approx(want), name
+    assert all(net.share(name) == 1 for name in own)
+    blocks = {"decay": (), "lora": (0, 1, 2), "explora": (0, 1)}[word]
+    places = {
+        (f"block_{i}", "attention", x) for i in blocks for x in ("query", "value")
+    }
+    assert {name[1:4] for name in own} == places
+    rank = options.get("lora_rank")
+    assert {x.shape for x in own.values()} <= {(16, rank), (rank, 16)}
+
+
+def test_a_run_takes_the_word_and_refuses_another(tmp_path):
+    leave(tmp_path / "enc")
+    config = begun(tmp_path / "enc", **{"method.base": "simclr"})
+    with config.unlocked():
+        config.tuning = "explora"
+    work = build.build(config, tmp_path / "run")
+    state = jax.eval_shape(lambda: job.initial_state(work))
+    pair = state.params["encoder"]["lora"]["block_1"]["attention"]["query"]
+    assert (
+        pair["a"].shape == (16, 64) and "block_2" not in state.params["encoder"]["lora"]
+    )
+    config.tuning = "explorer"
+    with pytest.raises(ValueError, match=r"config\.tuning='explorer'.*explora"):
+        build.build(config, tmp_path / "other")
+
+
 @pytest.mark.parametrize(
     "section, encoder_section, match",
     [
@@ -253,26 +308,110 @@ def test_the_encoder_that_begins_is_shown_and_where_it_is_from(tmp_path, capsys)
         [*shown.sections_of(raw | {"checkpoint": "nothing"}, set())]
 
 
-def test_a_begun_encoder_teaches_in_the_first_task(tmp_path):
-    leave(tmp_path / "enc")
-    changes = {"method.base": "simclr", "method.strategy": "less_forget"}
+def pixels(count=48):
+    """A batch of images of noise."""
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (count, 8, 8, 1)).astype(np.uint8)
+    rows = np.arange(count, dtype=np.int32)
+    return {"image": image, "label": rows % 10, "index": rows}
+
+
+@pytest.mark.parametrize(
+    "base, strategy",
+    [
+        ("simclr", "less_forget"),
+        ("simclr", "cassle"),
+        ("simclr", "pnr"),
+        ("mocov2plus", "pnr"),
+    ],
+)
+def test_a_begun_encoder_teaches_in_the_first_task(
+    base, strategy, tmp_path, monkeypatch
+):
+    """The first step's loss is the equation's, of the encoder as it came."""
+    params = leave(tmp_path / "enc")
+    changes = {"method.base": base, "method.strategy": strategy}
     work = build.build(begun(tmp_path / "enc", **changes), tmp_path / "run")
-    step = jax.jit(work.method.step)
     state = job.begin(work, job.initial_state(work), work.stream.tasks[0])
-    teacher = state.extra.teacher["encoder"]
-    chex.assert_trees_all_equal(teacher, state.params["encoder"])
-    batch = {
-        "image": np.zeros((48, 8, 8, 1), np.uint8),
-        "label": np.zeros(48, np.int32),
-        "index": np.arange(48, dtype=np.int32),
-    }
-    batch["image"][:] = np.random.default_rng(0).integers(0, 256, (48, 8, 8, 1))
+    chex.assert_trees_all_equal(state.extra.teacher["encoder"], params)
+    read = {}
+
+    def losses(setup, outputs, features, first):
+        def keep(features):
+            read["features"] = features
+
+        jax.debug.callback(keep, features._replace(**outputs._asdict()))
+        read["setup"] = setup
+        return taught(setup, outputs, features, first)
+
+    taught = two_view._losses
+    monkeypatch.setattr(two_view, "_losses", losses)
     moved = state.replace(params=jax.tree.map(lambda x: 1.3 * x, state.params))
-    with_teacher = step(moved, batch)[1]["loss"]
-    config = begun(tmp_path / "enc", **changes, **{"method.weight": 0.0})
-    free = build.build(config, tmp_path / "free")
-    without = jax.jit(free.method.step)(moved, batch)[1]["loss"]
-    assert with_teacher > without + 1e-3
+    after, metrics = jax.jit(work.method.step)(moved, pixels())
+    jax.effects_barrier()
+    x, setup = jax.tree.map(np.asarray, read["features"]), read["setup"]
+    key = jax.random.split(core.step_key(moved), 5)[0]
+    views = setup.parts.augment(key, pixels()["image"])
+    teacher = {**state.params, "encoder": params}  # projector: as the run begins
+    rows = jax.jit(
+        lambda views: setup.copied(teacher, state.stats, views, train=False)[0]
+    )
+    want = rows(views.reshape(-1, *views.shape[2:])).reshape(x.f.shape)
+    np.testing.assert_allclose(x.f, want, atol=1e-5)
+    loss = {
+        name: two_view_losses.loss(base, name, x, setup.options)
+        for name in (strategy, "finetune")
+    }
+    assert abs(loss[strategy] - loss["finetune"]) > 1e-2
+    np.testing.assert_allclose(metrics["loss"], loss[strategy], rtol=1e-5)
+    if base == "mocov2plus":  # the teacher's queue fills from the first step on
+        queue = np.asarray(after.extra.frozen_queue)[:, :48]
+        np.testing.assert_allclose(queue, twins.unit(x.f).swapaxes(0, 1), atol=1e-5)
+
+
+NARROW = {"hidden_dim": 16, "output_dim": 8, "memory_size": 24}
+OTHERS = {
+    "cclis": {"method": NARROW | {"name": "cclis"}, "augment.views": 1},
+    "er_ace": toy.ONLINE | {"method": {"name": "er_ace"}},
+    "duel": {"method": NARROW | {"name": "duel"}},
+    "icl": {"method": {"name": "icl", "output_dim": 8, "strategy": "retrain"}},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_methods_begin_with_the_encoder(name, tmp_path):
+    section = {"name": "conv_net", "width": 4}
+    params = leave(tmp_path / "enc", sections.ENCODERS["conv_net"](width=4), section)
+    work = build.build(begun(tmp_path / "enc", **OTHERS[name]), tmp_path / "run")
+    state = job.begin(work, job.initial_state(work), work.stream.tasks[0])
+    shape, kept = (
+        jax.tree.structure(params),
+        [x for x in state.extra if type(x) is dict],
+    )
+    copies = [x for x in kept if jax.tree.structure(x.get("encoder")) == shape]
+    assert len(copies) == {"cclis": 1, "duel": 1}.get(name, 0)
+    for tree in (state.params, *copies):
+        chex.assert_trees_all_equal(tree["encoder"], params)
+    after, metrics = jax.jit(work.method.step)(state, pixels())
+    assert np.isfinite(metrics["loss"])
+    moved = [
+        np.any(a != b)
+        for a, b in zip(
+            jax.tree.leaves(params),
+            jax.tree.leaves(after.params["encoder"]),
+            strict=True,
+        )
+    ]
+    assert all(moved)
+
+
+def test_graphs_do_not_begin_with_an_encoder_of_images(tmp_path):
+    leave(tmp_path / "enc")
+    config = config_files.take("graphcl", "debug")
+    with config.unlocked():
+        config.start = str(tmp_path / "enc")
+    with pytest.raises(ValueError, match=r"config\.start=.*augment\.name is 'graphs'"):
+        build.build(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -303,6 +442,20 @@ def test_what_a_folder_does_not_go_with(change, match, tmp_path):
             config[section][field] = value
         config.augment.mean, config.augment.std = (0.3,) * 3, (0.4,) * 3
     with pytest.raises(ValueError, match=match):
+        build.build(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize("size, fits", [(2, False), (10, False), (12, True)])
+def test_images_of_another_size_are_whole_patches(size, fits, tmp_path):
+    """Positions are resized to any grid; what is none is refused by its field."""
+    leave(tmp_path / "enc")
+    config = begun(tmp_path / "enc", **{"method.base": "simclr", "augment.size": size})
+    if fits:
+        state = job.shapes(build.build(config, tmp_path / "run"))[0]
+        assert state.params["encoder"]["positions"].shape == (2, 2, 16)  # as it came
+        return
+    said = rf"{size} x {size} pixels \(config\.augment\.size\).*encoder\.patch=4"
+    with pytest.raises(ValueError, match=said):
         build.build(config, tmp_path / "run")
 
 

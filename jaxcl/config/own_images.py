@@ -5,6 +5,7 @@ the bases are those of PNR's scripts for CIFAR; epochs, batch and the rest are o
 choice, argued below and not tuned on any set.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 from jaxcl import core, schema
 from jaxcl.config import recipe
 from jaxcl.data import files, scenarios, sources, storage, stream
+from jaxcl.run import folder
 
 # base -> learning rate at batch 256 and weight decay under LARS
 _RATES = {
@@ -142,7 +144,7 @@ def _counts(values, size) -> tuple[int, ...]:
 def config(
     data: Mapping[str, Any],
     *,
-    encoder: str | Mapping[str, Any] = "resnet18",
+    encoder: str | os.PathLike | Mapping[str, Any] = "resnet18",
     size: int | None = None,
     scenario: scenarios.Scenario = "data",
     num_tasks: int = TASKS,
@@ -155,7 +157,8 @@ def config(
     Args:
       data: a section config.data; of sources that read files, `size` and `resident`
         are set here unless they are there.
-      encoder: a name in `ENCODERS`, or a section config.encoder.
+      encoder: a name in `ENCODERS`; a section config.encoder; or the folder of an
+        encoder, with which training begins.
       size: pixels of a side that the network is given; None: those of the images, at
         most 224.
       scenario: what a continual run is.
@@ -164,10 +167,10 @@ def config(
         joint if it is; else it is continual whatever the strategy.
 
     Raises:
-      ValueError, OSError: as of the source; an unknown encoder; too few images.
+      ValueError, OSError: as of the source; an unknown encoder, or a folder that holds
+        none; too few images.
     """
-    if isinstance(encoder, str):
-        core.check_choice("encoder", encoder, ENCODERS)
+    encoder, start = _chosen(encoder)
     look = look_at(data)
     if look.rows < 4:
         raise ValueError(f"config.data: {look.rows} train images; must be 4 or more")
@@ -179,6 +182,8 @@ def config(
     side = _side(look, encoder, size)
     made.augment = _augment(look, side, resident="resident" in made.data)
     made.encoder = _encoder(encoder, side)
+    if start is not None:
+        made.start = start
     tasks = len(look.domains) if scenario == "domain" else num_tasks
     rows = _smallest(look, scenario, num_tasks)
 
@@ -198,6 +203,22 @@ def config(
     made.evaluators = _evaluators(look)
     made.plasticity = False
     return made
+
+
+def _chosen(encoder) -> tuple[str | dict, str | None]:
+    """The name of an encoder or config.encoder; the folder with which it begins."""
+    if not isinstance(encoder, str | os.PathLike):
+        return dict(encoder), None
+    text = os.fspath(encoder)
+    if folder.is_one(text):
+        return folder.as_config(text)["encoder"], text
+    if storage.exists(text) and text not in ENCODERS:
+        raise ValueError(
+            f"encoder={text!r}: there is no encoder in it; must be a folder that "
+            "python -m jaxcl.export or jaxcl.bring wrote"
+        )
+    core.check_choice("encoder", text, ENCODERS)
+    return text, None
 
 
 def read_once(data: Mapping[str, Any], look: Look) -> dict:
@@ -321,11 +342,11 @@ def _evaluators(look) -> dict:
 
 
 def of_path(path: str) -> dict:
-    """config.data of what lies at a path, see `sources.kind_of`.
+    """config.data of what lies at a path, see `sources.section_of`.
 
     Raises:
-      ValueError: there is nothing.
+      ValueError: there is nothing; or as `from_huggingface.guessed`.
     """
     if not storage.exists(path):
         raise ValueError(f"{path!r}: there is nothing at this path")
-    return {"name": sources.kind_of(path), "path": str(path)}
+    return sources.section_of(path)

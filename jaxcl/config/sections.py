@@ -367,6 +367,11 @@ def completed(raw: dict) -> dict:
     """
     if not folder.is_one(raw.get("start")):
         return raw
+    if raw.get("augment", {}).get("name") == "graphs":
+        raise ValueError(
+            f"config.start={raw['start']!r}: the folder of an encoder is a start for "
+            "images, and config.augment.name is 'graphs'; leave it out"
+        )
     theirs = folder.as_config(raw["start"])
     own = dict(raw.get("encoder") or {})
     kept = {}

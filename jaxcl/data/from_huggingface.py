@@ -19,7 +19,7 @@ from jaxcl import schema
 from jaxcl.data import files as files_lib
 from jaxcl.data import prefetch, splits, storage, stream
 
-STATE, PARQUET = "state.json", ".parquet"
+STATE, SPLITS, PARQUET = "state.json", "dataset_dict.json", ".parquet"
 
 
 def _arrow():
@@ -182,6 +182,8 @@ def huggingface(
     image_key: str = "image",
     label_key: str | None = "label",
     classes: str | None = None,
+    test: schema.Fraction = 0.0,
+    test_seed: schema.Natural = splits.TEST_SEED,
     size: schema.Pixels | None = None,
     resident: bool = False,
     channels: files_lib.Channels = 3,
@@ -203,6 +205,9 @@ def huggingface(
       missing where there is none, or text, whose classes are sorted. label_key None:
       no labels.
     classes: a text file that names the classes to keep, in that order.
+    test: share of the labelled train images of each class that is the test split, where
+      test_split is None.
+    test_seed: of that draw.
     Others as in `from_folders.image_folder`.
 
     Raises ValueError for a missing folder, split or column, a damaged file, a file
@@ -232,8 +237,12 @@ def huggingface(
         reader = Rows((*chosen[split],), table.file, table.place, image_key, *pixels)
         load = files_lib.Loader(reader, np.arange(len(label)))
         parts[split] = stream.Examples(label, np.zeros_like(label), load=load)
+    name = os.path.basename(os.path.abspath(path))
+    if test_split is None:
+        cut = splits.draw_test(name, wanted, parts["train"], test, test_seed)
+        parts |= {"train": cut.train, "test": cut.test}
     data = stream.Dataset(
-        name=os.path.basename(os.path.abspath(path)),
+        name=name,
         class_names=wanted,
         domain_names=("all",),
         train=parts["train"],
@@ -253,6 +262,59 @@ def huggingface(
     )
 
 
+def is_one(path: str) -> bool:
+    """Whether a folder on a disk holds such a set, and not image files.
+
+    Of a folder with neither a state.json nor a dataset_dict.json the first of its
+    folders that has images or Parquet files decides.
+    """
+    if storage.in_bucket(path) or not os.path.isdir(path):
+        return False
+    if any(os.path.exists(os.path.join(path, name)) for name in (STATE, SPLITS)):
+        return True
+    for _, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if name[0] != ".")
+        names = [name for name in names if name[0] != "."]
+        if any(name.endswith(PARQUET) for name in names):
+            return True
+        if any(name.lower().endswith(files_lib.EXTENSIONS) for name in names):
+            return False
+    return False
+
+
+def guessed(path: str) -> dict:
+    """Options that read a set of which nothing but the path is known.
+
+    The train split is "train", or else the first. What judges is "test" or else
+    "validation", if it has labels; without these a fifth of the train images. Images
+    are in the column "image", or in the first that can hold some; labels in "label", or
+    in the first that names classes, or nowhere.
+
+    Raises ValueError as `huggingface`.
+    """
+    found = split_files(path)
+    train = "train" if "train" in found else min(found)
+    header, _ = _header(found[train][0])
+    shown = [name for name in header.names if _is_picture(header.field(name).type)]
+    named = [name for name in header.names if _class_names(found[train][0], name)]
+    image = "image" if "image" in header.names or not shown else shown[0]
+    label = "label" if "label" in header.names else next(iter(named), None)
+    options = {"train_split": train, "image_key": image, "label_key": label}
+    for split in ("test", "validation"):
+        if split in found and split != train and label is not None:
+            known = _labels(found[split][0], label)
+            if known.dtype.kind == "U" or (known >= 0).any():
+                return options | {"test_split": split}
+    return options | {"test_split": None, "test": 0.2}
+
+
+def _is_picture(kind) -> bool:
+    """Whether a column may hold images, rather than lists of numbers."""
+    kind = getattr(kind, "storage_type", kind)
+    flat = _is_list(kind) and not _is_list(kind.value_type)
+    return _holds_images(kind) and not flat
+
+
 def split_files(path: str) -> dict[str, list[str]]:
     """Files of each split of a folder, in their order.
 
@@ -263,7 +325,7 @@ def split_files(path: str) -> dict[str, list[str]]:
             f"path = {path!r}: must be a folder on a disk, as `save_to_disk` of "
             "Hugging Face datasets writes it, or with Parquet files"
         )
-    listed = os.path.join(path, "dataset_dict.json")
+    listed = os.path.join(path, SPLITS)
     if os.path.exists(listed):
         names = storage.read_object(listed).get("splits")
         schema.check_value(names, list[splits.Inside], f"{listed}: splits")
@@ -278,8 +340,7 @@ def split_files(path: str) -> dict[str, list[str]]:
         found.setdefault(split, []).append(file)
     if not found:
         raise ValueError(
-            f"path = {path!r}: holds neither {STATE} nor dataset_dict.json, nor "
-            "Parquet files"
+            f"path = {path!r}: holds neither {STATE} nor {SPLITS}, nor Parquet files"
         )
     return found
 

@@ -46,6 +46,7 @@ def hold(
     *,
     labels: Sequence[Any] | None = None,
     domains: Sequence[Any] | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> Held:
     """Hand a set over to the source `in_memory`.
 
@@ -55,6 +56,8 @@ def hold(
       labels: N whole numbers or texts, the classes in sorted order; -1 or None where
         unknown.
       domains: N whole numbers or texts, in sorted order; None: one domain.
+      class_names: of labels that are numbers, the name of each from 0; None: the
+        number.
 
     Raises:
       ValueError: an array is of another type or length.
@@ -65,12 +68,14 @@ def hold(
             f"{name}: images are {images.dtype}, expected uint8 from 0 to 255; from "
             "numbers between 0 and 1 make (255 * images).round().astype('uint8')"
         )
-    label, class_names = _numbered(f"{name}: labels", labels)
+    label, found = _numbered(f"{name}: labels", labels)
+    if class_names is not None:
+        found = tuple(class_names[int(number)] for number in found)
     domain, domain_names = _numbered(f"{name}: domains", domains)
     if domain is not None and (domain < 0).any():
         raise ValueError(f"{name}: domains: must be known of every image")
     examples = from_arrays.examples(name, images, label, domain)
-    held = Held(name, examples, class_names, domain_names or ("all",))
+    held = Held(name, examples, found, domain_names or ("all",))
     return _SETS.setdefault(held.sha256 + name, held)
 
 

@@ -236,13 +236,22 @@ def load(name: str, **options: Any) -> stream.Dataset:
 def kind_of(path: str) -> str:
     """The source that reads what lies at a path, told by its files.
 
-    "npz" for an .npz file, "arrays" or "tfds" for a directory that jaxcl.data.convert
-    or TFDS wrote, else "image_folder".
+    "npz" for an .npz file, "arrays", "huggingface" or "tfds" for a directory that
+    jaxcl.data.convert, `datasets` or TFDS wrote, else "image_folder".
     """
-    if str(path).endswith(".npz"):
+    path = str(path)
+    if path.endswith(".npz"):
         return "npz"
-    kinds = {"meta.json": "arrays", "dataset_info.json": "tfds"}
-    for file, kind in kinds.items():
-        if storage.exists(f"{path}/{file}"):
-            return kind
-    return "image_folder"
+    if storage.exists(f"{path}/meta.json"):
+        return "arrays"
+    if from_huggingface.is_one(path):
+        return "huggingface"
+    # `save_to_disk` writes a file of this name, too.
+    return "tfds" if storage.exists(f"{path}/dataset_info.json") else "image_folder"
+
+
+def section_of(path: str) -> dict:
+    """The section config.data that reads what lies at a path, see `kind_of`."""
+    kind = kind_of(path)
+    more = from_huggingface.guessed(str(path)) if kind == "huggingface" else {}
+    return {"name": kind, "path": str(path), **more}

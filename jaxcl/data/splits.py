@@ -120,8 +120,11 @@ def draw_test(
     seed: int,
     decoder: str = "",
 ) -> stream.Dataset:
-    """A dataset of one domain that draws a fraction of each class as its test split."""
-    mask = drawn(whole, fraction, [seed, 2])
+    """A dataset of one domain that draws a fraction of each class as its test split.
+
+    Rows without a label stay in the train split.
+    """
+    mask = drawn(whole, fraction, [seed, 2]) & (whole.label >= 0)
     test = take(whole, np.flatnonzero(mask)) if mask.any() else None
     train = take(whole, np.flatnonzero(~mask))
     return stream.Dataset(name, class_names, ("all",), train, None, test, decoder)

@@ -19,7 +19,6 @@ from absl import logging
 from etils import epath
 
 from jaxcl.config import build, own_images, recipe
-from jaxcl.data import storage
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder as encoder_lib
 from jaxcl.front import given, result
@@ -51,10 +50,11 @@ def fit(
     done. With a folder that holds another run, or other images, it fails.
 
     Args:
-      images: u8[N, H, W, C] or u8[N, H, W]; a list of images of one size; the path of
-        a folder of image files, with a folder for each class or without, of an .npz
-        file, or of a directory that jaxcl.data.convert or TFDS wrote; the name of a
-        source that needs no options, as "digits"; or a section like config.data.
+      images: u8[N, H, W, C] or u8[N, H, W]; a list of images of one size; a Dataset of
+        Hugging Face's `datasets` with such images; the path of a folder of image files,
+        with a folder for each class or without, of an .npz file, or of a directory that
+        jaxcl.data.convert, TFDS or `datasets` wrote; the name of a source that needs no
+        options, as "digits"; or a section like config.data.
       labels: of arrays, N whole numbers or texts; -1 or None where unknown. They judge
         the encoder and cut tasks; only base "supcon" trains with them.
       test: what judges. A share of the labelled images of each class, which is held
@@ -91,13 +91,13 @@ def fit(
     """
     by_image = None if isinstance(tasks, int | np.integer) else tasks
     read = _read(images, labels, by_image, test, name)
-    start = _start(encoder)
+    begun = isinstance(encoder, encoder_lib.Encoder)
     config = _config(
         read.section,
-        encoder=_architecture(encoder, start),
+        encoder=folder.section(encoder.card)[0] if begun else encoder,
         size=size,
         tasks=tasks,
-        labelled=labels is not None,
+        labelled=read.labelled,
     )
     chosen = {
         "name": name,
@@ -119,8 +119,8 @@ def fit(
             "seed=1 and so on"
         )
     where = epath.Path(out if out is not None else f"runs/{name}-{_hash(config)}")
-    if start is not None:
-        config.start = _folder_of(start, where)
+    if begun:
+        config.start = _written(encoder, where)
     with _silent(quiet), _stopping() as stop:
         logging.set_verbosity(logging.WARNING)
         work = build.build(config, where)
@@ -141,7 +141,8 @@ def _read(images, labels, domains, test, name) -> given.Given:
         raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
     judge = given.read(pair[0], name=f"{name}_test", labels=pair[1])
     sections = {"train": given.whole(train), "test": given.whole(judge)}
-    return given.Given({"name": "judged_by", **sections}, (*train.held, *judge.held))
+    held = (*train.held, *judge.held)
+    return given.Given({"name": "judged_by", **sections}, held, train.labelled)
 
 
 def _config(section, *, encoder, size, tasks, labelled) -> ml_collections.ConfigDict:
@@ -170,38 +171,11 @@ def _hash(config) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _start(encoder) -> str | encoder_lib.Encoder | None:
-    """The folder of an encoder, or the encoder, with which a run begins; or None."""
-    if isinstance(encoder, encoder_lib.Encoder):
-        return encoder
-    text = isinstance(encoder, str | os.PathLike)
-    return os.fspath(encoder) if text and folder.is_one(encoder) else None
-
-
-def _architecture(encoder, start) -> str | dict:
-    """config.encoder, or the name of one."""
-    if isinstance(start, encoder_lib.Encoder):
-        return folder.section(start.card)[0]
-    if start is not None:
-        return folder.as_config(start)["encoder"]
-    if isinstance(encoder, str | os.PathLike):
-        text = os.fspath(encoder)
-        if storage.exists(text) and text not in own_images.ENCODERS:
-            raise ValueError(
-                f"encoder={text!r}: there is no encoder in it; must be a folder that "
-                "python -m jaxcl.export or jaxcl.bring wrote"
-            )
-        return text
-    return dict(encoder)
-
-
-def _folder_of(start, where: epath.Path) -> str:
-    """The folder of an encoder; one that is in memory is written beside the run."""
-    if isinstance(start, str):
-        return start
-    leaves = encoder_lib.flat(start.params, start.stats)
+def _written(encoder: encoder_lib.Encoder, where: epath.Path) -> str:
+    """The folder of an encoder in memory, which is written beside the run."""
+    leaves = encoder_lib.flat(encoder.params, encoder.stats)
     files = {folder.TENSORS: export_command.packed(leaves, "flax")}
-    card = {key: value for key, value in start.card.items() if key != "checksum"}
+    card = {key: value for key, value in encoder.card.items() if key != "checksum"}
     card["files"] = export_command.hashes(files)
     place = where / "start"
     export_command.write(place, files, card, force=False)

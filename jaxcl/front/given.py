@@ -1,4 +1,7 @@
-"""What a caller hands over as images: arrays, a path, a source, a section."""
+"""What a caller hands over as images: arrays, a path, a source, a section.
+
+A Dataset of Hugging Face's `datasets` is arrays, too; the library is not imported.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,7 +13,8 @@ from jaxcl import schema
 from jaxcl.config import own_images
 from jaxcl.data import in_memory, sources, storage
 
-Images = Any  # arrays, a sequence of images, a path, the name or section of a source
+# Arrays, a sequence of images, a Dataset, a path, the name or section of a source.
+Images = Any
 
 
 class Given(NamedTuple):
@@ -18,6 +22,7 @@ class Given(NamedTuple):
 
     section: dict
     held: tuple[in_memory.Held, ...] = ()  # to be kept while the section is read
+    labelled: bool = False  # whether labels came with the arrays
 
 
 def read(
@@ -32,9 +37,10 @@ def read(
 
     Args:
       images: u8[N, H, W] or u8[N, H, W, C]; a sequence of images of one size, arrays
-        or PIL; the path of a folder, an .npz file, or a directory that
-        jaxcl.data.convert or TFDS wrote; the name of a source that needs no options,
-        as "digits"; or a section like config.data.
+        or PIL; a datasets.Dataset of such, with its labels; the path of a folder, an
+        .npz file, or a directory that jaxcl.data.convert, TFDS or `datasets` wrote; the
+        name of a source that needs no options, as "digits"; or a section like
+        config.data.
       name: of arrays, for messages and run directories.
       labels: of arrays, N whole numbers or texts; -1 or None where unknown.
       domains: the same, one of each image.
@@ -44,6 +50,13 @@ def read(
     Raises:
       ValueError: the images are nothing of this, or labels come with what has its own.
     """
+    class_names = None
+    if type(images).__module__.partition(".")[0] == "datasets":
+        images, own, class_names = _of_dataset(name, images)
+        if labels is None:
+            labels = own
+        else:
+            class_names = None
     text = isinstance(images, str | os.PathLike)
     if text or isinstance(images, Mapping):
         for field, value in (("labels", labels), ("tasks", domains)):
@@ -57,10 +70,16 @@ def read(
         return Given(dict(images) | share)
     if text:
         return Given(_of_text(os.fspath(images)) | share)
-    held = in_memory.hold(name, _stacked(name, images), labels=labels, domains=domains)
+    held = in_memory.hold(
+        name,
+        _stacked(name, images),
+        labels=labels,
+        domains=domains,
+        class_names=class_names,
+    )
     known = bool((held.examples.label >= 0).any())
     share = {"test": 0.2 if known else 0.0} | share
-    return Given(held.section | share, (held,))
+    return Given(held.section | share, (held,), labelled=labels is not None)
 
 
 def whole(images: Given) -> dict:
@@ -75,6 +94,52 @@ def _of_text(text: str) -> dict:
     if text in sources.SOURCES and not storage.exists(text):
         return {"name": text}
     return own_images.of_path(text)
+
+
+def _of_dataset(name, dataset) -> tuple[list, list | None, list[str] | None]:
+    """Images and labels of a Dataset, and the names of its classes.
+
+    Images are in the column "image", or in the first of a type of images; labels in
+    "label", or in the first that names classes.
+    """
+    kind, saved = type(dataset).__name__, "or give the path that `save_to_disk` wrote"
+    if kind == "DatasetDict":
+        raise ValueError(
+            f"{name}: a DatasetDict of {', '.join(dataset)}: give one of them, and in "
+            f"test= what judges, {saved}"
+        )
+    if kind != "Dataset":
+        raise ValueError(
+            f"{name}: datasets.{kind}: must be a datasets.Dataset; {saved}"
+        )
+    types = {key: type(x).__name__ for key, x in dataset.features.items()}
+    pictures = [key for key, x in types.items() if x in ("Image", "Array2D", "Array3D")]
+    named = [key for key, x in types.items() if x == "ClassLabel"]
+    if not pictures:
+        raise ValueError(
+            f"{name}: columns are {', '.join(types)}: must have one of Image, Array2D "
+            "or Array3D"
+        )
+    image = "image" if "image" in pictures else pictures[0]
+    label = "label" if "label" in types else next(iter(named), None)
+    rows = dataset.with_format(None)
+    arrays = _arrays(name, list(rows[image]), dataset.features[image])
+    names = getattr(dataset.features[label], "names", None) if label else None
+    return arrays, list(rows[label]) if label else None, names
+
+
+def _arrays(name, images, feature) -> list[np.ndarray]:
+    """Images of a column as arrays, all of them grey or all in colour."""
+    if type(feature).__name__ != "Image":
+        return [np.asarray(image, feature.dtype) for image in images]
+    modes = {getattr(image, "mode", None) for image in images}
+    if odd := modes - {"1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"}:
+        raise ValueError(
+            f"{name}: images of mode {sorted(map(str, odd))[0]}: must be grey or RGB; "
+            "see Image.convert of PIL"
+        )
+    mode = "L" if modes <= {"1", "L", "LA"} else "RGB"
+    return [np.asarray(image.convert(mode)) for image in images]
 
 
 def _stacked(name, images) -> np.ndarray:
@@ -92,6 +157,7 @@ def _stacked(name, images) -> np.ndarray:
         raise ValueError(
             f"{name}: images of {len(shapes)} shapes, such as "
             f"{' and '.join(str(shape) for shape in sorted(shapes)[:2])}; must be of "
-            "one. Images of several sizes are read from a folder"
+            "one. Images of several sizes are read from a folder, or from what "
+            "`save_to_disk` of a datasets.Dataset wrote"
         )
     return np.stack(arrays)

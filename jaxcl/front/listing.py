@@ -65,9 +65,10 @@ def _strategies() -> dict[str, str]:
 
 
 def _encoders() -> dict[str, str]:
-    """config.encoder.name, and the names that `jaxcl.fit` takes beside them."""
+    """config.encoder.name, and the names that own images are given beside them."""
     short = ", ".join(own_images.ENCODERS)
-    return _functions(sections.ENCODERS) | {"jaxcl.fit": f"takes {short}"}
+    takers = f"and jaxcl.fit take {short}"
+    return _functions(sections.ENCODERS) | {"own_images": takers}
 
 
 KINDS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {

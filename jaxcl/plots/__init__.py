@@ -231,7 +231,7 @@ def overview(results, rows, path=None):
       path: of a PNG, SVG or PDF; None: none is written.
 
     Returns:
-      The matplotlib figure.
+      The matplotlib figure, which a notebook shows.
     """
     names = [name for name in results["matrices"] if name.endswith("_incremental")]
     figure = figure_of(11, 4.4)
@@ -250,7 +250,16 @@ def overview(results, rows, path=None):
     figure.tight_layout()
     if path is not None:
         figure.savefig(path, dpi=120, bbox_inches="tight")
+    # Jupyter knows figures by itself only once pyplot was imported.
+    figure._repr_png_ = lambda: _png(figure)
     return figure
+
+
+def _png(figure) -> bytes:
+    """A figure as the bytes of a PNG file."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=80, bbox_inches="tight")
+    return data.getvalue()
 
 
 def _before_and_after(axes, results, names) -> None:

@@ -17,6 +17,7 @@ from jaxcl.run import results as results_lib
 UPDATES, VERDICT, ROTATION = "updates", "update.json", "rotation.npy"
 # Entries of a run's config.json that `build` adds by itself.
 _BUILT = ("decoder", "resident", "memory_shards")
+_IN_FILES = ("image_folder", "image_lists", "huggingface")  # sources
 # Options of a run's data on how images are read; new images in files use them, too.
 _READING = ("size", "channels", "decoder", "on_corrupt", "cache_size")
 
@@ -68,8 +69,7 @@ def recipe(theirs: dict) -> dict:
 def section(path: str | dict, options: dict, theirs: dict, field: str) -> dict:
     """The config section that reads the images at a path.
 
-    Without a `name` in `options` the source is guessed: "npz" for an .npz file, the
-    source of a directory that jaxcl.data.convert or TFDS wrote, else "image_folder".
+    Without a `name` in `options` the source is guessed, see `sources.section_of`.
     Images in files are read as the run's were, or else small ones once, into memory.
 
     Args:
@@ -86,12 +86,13 @@ def section(path: str | dict, options: dict, theirs: dict, field: str) -> dict:
         return path | options
     if not storage.exists(path):
         raise ValueError(f"{field}: there is nothing at {path!r}")
-    guess = sources.kind_of(path)
-    source = {"name": options.pop("name", guess), "path": str(path)}
-    if source["name"] == "image_folder":
+    source = {"name": options.pop("name", None), "path": str(path)}
+    if source["name"] is None:
+        source = sources.section_of(path)
+    if source["name"] in ("image_folder", "huggingface"):
         source["channels"] = len(theirs["augment"]["mean"])
         run_data = theirs.get("data", {})
-        if run_data.get("name") in ("image_folder", "image_lists"):
+        if run_data.get("name") in _IN_FILES:
             source |= {name: run_data[name] for name in _READING if name in run_data}
             if run_data.get("resident") and "size" in source:  # else sizes may differ
                 source["resident"] = True

@@ -798,8 +798,35 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "data/splits.py",
+        "test_huggingface.py::test_a_share_is_held_out_where_there_is_no_test_split",
+        (
+            "splits: images without a label are held out to judge",
+            "mask = drawn(whole, fraction, [seed, 2]) & (whole.label >= 0)",
+            "mask = drawn(whole, fraction, [seed, 2])",
+        ),
+    ),
+    *fault.of(
         "data/from_huggingface.py",
         "test_huggingface.py",
+        (
+            "huggingface: a split without labels judges",
+            'if known.dtype.kind == "U" or (known >= 0).any():',
+            "if len(known):",
+            "test_huggingface.py::test_columns_of_other_names_are_found",
+        ),
+        (
+            "huggingface: lists of numbers are images",
+            "return _holds_images(kind) and not flat",
+            "return _holds_images(kind)",
+            "test_huggingface.py::test_columns_of_other_names_are_found",
+        ),
+        (
+            "huggingface: a stray Parquet file makes a folder of images a set",
+            "if any(name.lower().endswith(files_lib.EXTENSIONS) for name in names):",
+            "if False:",
+            "test_huggingface.py::test_a_folder_of_images_is_none",
+        ),
         (
             "huggingface: offsets are not looked at",
             "found.validate(full=True)",

@@ -121,6 +121,20 @@ FAULTS = [
             "return max(side // patch, 1) * patch",
             "return side",
         ),
+        (
+            "own images: an encoder's folder gives its network alone",
+            "    if start is not None:\n        made.start = start\n",
+            "",
+        ),
+    ),
+    *fault.of(
+        "plots/__init__.py",
+        "test_plots.py::test_a_notebook_shows_the_picture_of_a_run",
+        (
+            "plots: a notebook shows the name of a figure",
+            "    figure._repr_png_ = lambda: _png(figure)\n",
+            "",
+        ),
     ),
     *fault.of(
         "config/recipe.py",

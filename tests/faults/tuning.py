@@ -56,6 +56,12 @@ FAULTS = [
             "test_tuning.py::test_layers_count_from_the_images",
         ),
         (
+            "tuning: ExPLoRA opens no block",
+            '"explora": {"lora_rank": 64, "open_layers": 1},',
+            '"explora": {"lora_rank": 64},',
+            "test_tuning.py::test_a_word_trains_what_it_says",
+        ),
+        (
             "tuning: the first block is layer 0",
             "return int(found[1]) + 1",
             "return int(found[1])",
