@@ -71,11 +71,15 @@ def test_numbers_of_the_paper_are_those_of_the_page(online):
     named = {name: row.paper for name, row in online.ROWS.items() if row.paper}
     assert set(named) == {"er", "mir", "er_ace", "er_aml"}
     for name, paper in named.items():
-        accuracy = [float(cell.partition(" ")[0]) for cell in found[name][1:4]]
-        forgetting = [float(cell.partition(" ")[0]) for cell in found[name][4:]]
-        assert paper == dict(
-            zip((20, 50, 100), zip(accuracy, forgetting, strict=True), strict=True)
-        )
+        accuracy, forgetting = found[name][:4], ["", *found[name][4:]]
+        want = {
+            size: tuple(
+                float(cell.partition(" ")[0]) if cell else "-" for cell in cells
+            )
+            for size, *cells in zip((5, 20, 50, 100), accuracy, forgetting, strict=True)
+            if cells[0]
+        }
+        assert paper == want
 
 
 def test_a_line_by_hand(online, tmp_path):
