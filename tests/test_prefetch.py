@@ -396,4 +396,5 @@ def test_workers_keep_the_memory_of_images():
         "print(faults(4))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert int(ran.stdout) < 2**26 / 4096, ran.stderr
+    # A page may be a huge one, of 2 MiB: mapping four arrays anew takes at least 128.
+    assert int(ran.stdout) < 2**26 / 2**21, ran.stderr
