@@ -192,7 +192,7 @@ class Arrivals(NamedTuple):
 
 
 def arrivals(stream: Stream, *, seed: int, batch_size: int) -> Arrivals:
-    """What a run with this seed sees of a stream.
+    """Return the train rows of a stream in the order in which a run meets them.
 
     Args:
       stream: the scenario.

@@ -290,7 +290,7 @@ def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
 
 
 def duel(buffer: buffer_lib.Buffer, feature: jax.Array, mask: jax.Array) -> jax.Array:
-    """Every row enters; for each the row goes that is most similar to all the others.
+    """Every row enters, in place of the stored row that is most similar to all others.
 
     Rows of the batch that entered before may go, too. Source: Choi et al., "DUEL",
     AAAI 2024; see `duel.select`, here with the affine score.
