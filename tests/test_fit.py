@@ -163,7 +163,10 @@ def test_it_is_drawn_reported_and_saved(fitted, tmp_path):
     panels = figure.axes
     assert panels[0].get_title() == "Nearest neighbours, class incremental"
     assert len(panels[1].lines[0].get_xdata()) == 4
-    assert "<svg" in (tmp_path / "run.svg").read_text()
+    drawn = (tmp_path / "run.svg").read_text()
+    assert "<svg" in drawn and "<dc:date>" not in drawn
+    with pytest.raises(ValueError, match="must end in one of"):
+        fitted.plot(tmp_path / "run.gif")
     page = pathlib.Path(fitted.report())
     assert page == pathlib.Path(fitted.folder) / "report.html"
     assert "knn/class_incremental" in page.read_text()

@@ -237,4 +237,14 @@ FAULTS = [
             "return self.embed(inputs, batch_size=1)",
         ),
     ),
+    *fault.of(
+        "plots/__init__.py",
+        "test_fit.py::test_it_is_drawn_reported_and_saved",
+        (
+            "front: the picture of a result tells its time",
+            "        save(figure, path)\n    # Jupyter",
+            "        figure.savefig(path)\n    # Jupyter",
+        ),
+        slow=True,
+    ),
 ]
