@@ -234,7 +234,7 @@ def asked(monkeypatch, tmp_path):
         def stop(config, where):
             raise Asked(config, where, build.build(config, where))
 
-        monkeypatch.setattr(fitting, "build", _With(build=stop, MACHINE=build.MACHINE))
+        monkeypatch.setattr(fitting, "build", _With(build=stop))
         arguments = {"encoder": {"name": "conv_net", "width": 4}} | arguments
         arguments["options"] = {"devices": 1} | arguments.get("options", {})
         with pytest.raises(Asked) as found:
@@ -374,7 +374,6 @@ def test_a_directory_is_made_from_what_is_run(monkeypatch, tmp_path):
     places = []
     fake = _With(
         build=lambda config, where: places.append(str(where)) or 1 / 0,
-        MACHINE=build.MACHINE,
     )
     monkeypatch.setattr(fitting, "build", fake)
     for images, more in ((IMAGES, {}), (IMAGES, {}), (IMAGES[1:], {}),

@@ -200,7 +200,7 @@ FAULTS = [
         ),
         (
             "fit: a machine is part of what is run",
-            "if k not in build.MACHINE}",
+            "if k not in claim.MACHINE}",
             "}",
             "test_fit.py::test_a_directory_is_made_from_what_is_run",
         ),
