@@ -132,8 +132,13 @@ FAULTS = [
         ),
         (
             "headline: tasks that are not trained have steps",
+            "job.plain_schedules(work)[done : work.first_tasks]",
+            "job.plain_schedules(work)[done:]",
+        ),
+        (
+            "headline: an update has the steps of the run before it, too",
+            "job.plain_schedules(work)[done : work.first_tasks]",
             "job.plain_schedules(work)[: work.first_tasks]",
-            "job.plain_schedules(work)",
         ),
     ),
     *fault.of(
