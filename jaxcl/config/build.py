@@ -184,7 +184,7 @@ def _seeds(raw, workdir):
     plain = _plain(raw)
     own = {name: getattr(top, name) for name in ("seed", "seeds")}
     own["side_by_side"] = side_by_side
-    claim(workdir, plain, _every_option(_plain(completed(raw)), first) | own)
+    claim.directory(workdir, plain, _every_option(_plain(completed(raw)), first) | own)
     chosen = tuple(range(top.seed, top.seed + top.seeds))
     return seeds.Seeds(chosen, make, side_by_side)
 
