@@ -15,7 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import dense_net, duel_twin, loss_aware_twin, toy, twins, two_view_losses
+from helpers import (
+    dense_net,
+    duel_twin,
+    gss_twin,
+    loss_aware_twin,
+    toy,
+    twins,
+    two_view_losses,
+)
 from jaxcl import core, optim
 from jaxcl.memory import buffer, policies
 from jaxcl.methods import online_ssl, two_view
@@ -68,6 +76,8 @@ CASES = {
     "simclr-duel": ("simclr", "none", "duel", {}),
     "byol-loss_aware": ("byol", "cassle", "loss_aware_reservoir", {}),
     "simclr-loss_aware": ("simclr", "none", "loss_aware_reservoir", {}),
+    "simsiam-gss": ("simsiam", "none", "gss", {}),
+    "byol-gss": ("byol", "none", "gss", {}),
     # CLA-B
     "byol-cassle": ("byol", "cassle", "fifo", {"rows": "all", "remembers": False}),
 }
@@ -147,6 +157,7 @@ class Twin:
         self.size = R if self.options.get("remembers", True) else 0
         self.key, self.number, self.pointer = core.copy(state.key), 0, 0
         self.items, self.filled = {}, np.zeros(M, bool)
+        self.entered = 0  # rows that found a full memory and were stored
         if self.size:
             held = state.extra.memory.items
             self.items = {n: np.zeros(x.shape, x.dtype) for n, x in held.items()}
@@ -160,7 +171,7 @@ class Twin:
         self.slow, self.teacher = to64((extra.momentum, extra.teacher))
         self.teacher_stats = to64(extra.teacher_stats)
         self.queues = to64((extra.key_queue, extra.frozen_queue))
-        for name in {"projection", "feature", "loss"} & set(self.items):
+        for name in {"projection", "feature", "loss", "score"} & set(self.items):
             self.items[name] = to64(extra.memory.items[name])
 
     def copied(self, tree):
@@ -174,9 +185,9 @@ class Twin:
         if self.taught and self.snapshot and self.number % EVERY == 0:
             self.follow(0.0)
         for k_update in keys:
-            metrics, z, losses = self.update(incoming, k_update)
+            metrics, *told = self.update(incoming, k_update)
         if self.size:
-            self.store(incoming, z, losses, k_write)
+            self.store(incoming, *told, k_write)
         self.number += 1
         return metrics
 
@@ -227,20 +238,31 @@ class Twin:
         self.keep_up(fixed, active)
         z = outputs["z"].reshape(-1, 2, D)
         losses = self.pair_losses(outputs, fixed)
+        scores = self.scores(outputs, fixed, active)
         if active:
             self.refresh(slots, z[:R], losses[:R])
         share = R / (R + B) if active else 0.0
         metrics = {"loss": value, "lr": RATE, "grad_norm": norm, "replayed": share}
-        return metrics | terms, z[size:], losses[size:]
+        return metrics | terms, z[size:], losses[size:], scores[size:]
+
+    def pairs(self, outputs, fixed):
+        """Of each image what the base compares, and with what: [2,D] each."""
+        query = outputs.get("o", outputs["z"]).reshape(-1, 2, D)
+        target = fixed.get("k", outputs["z"]).reshape(-1, 2, D)
+        return list(zip(query, target, strict=True))
 
     def pair_losses(self, outputs, fixed):
         """Of each image -cos of its views, as the base has them, both directions."""
-        query = outputs.get("o", outputs["z"]).reshape(-1, 2, D)
-        target = fixed.get("k", outputs["z"]).reshape(-1, 2, D)
         return [
             -(twins.cosine(q[0], t[1]) + twins.cosine(q[1], t[0])) / 2
-            for q, t in zip(query, target, strict=True)
+            for q, t in self.pairs(outputs, fixed)
         ]
+
+    def scores(self, outputs, fixed, active):
+        """Of each image how much its gradient is like that of the replayed ones."""
+        slopes = [gss_twin.slope(q, t) for q, t in self.pairs(outputs, fixed)]
+        past = np.mean(slopes[:R], axis=0) if active else None
+        return [gss_twin.score(slope, past) for slope in slopes]
 
     def forward(self, images):
         run = functools.partial(dense_net.apply, train=True, groups=2)
@@ -354,11 +376,13 @@ class Twin:
             if "used" in self.items:
                 self.items["used"][slot] = True
 
-    def store(self, incoming, z, losses, key):
+    def store(self, incoming, z, losses, scores, key):
         features = [twins.unit(pair.sum(axis=0)) for pair in z]
-        for i, slot in enumerate(self.slots(key, losses, features)):
+        full = self.filled.all()
+        for i, slot in enumerate(self.slots(key, losses, features, scores)):
             if slot >= M:
                 continue
+            self.entered += full
             self.filled[slot] = True
             new = {
                 "image": np.asarray(incoming["image"])[i],
@@ -370,11 +394,12 @@ class Twin:
                 "number": self.number * B + i,
                 "loss": losses[i],
                 "draws": 0,
+                "score": scores[i],
             }
             for name, held in self.items.items():
                 held[slot] = new[name]
 
-    def slots(self, key, losses, features):
+    def slots(self, key, losses, features, scores):
         seen = self.number * B
         if self.policy == "fifo":
             return [(seen + i) % M for i in range(B)]
@@ -390,6 +415,8 @@ class Twin:
             )
             free = iter(np.flatnonzero(~keep[:M]))
             return [next(free) if comes else M for comes in keep[M:]]
+        if self.policy == "gss":
+            return gss_twin.slots(key, self.items["score"], self.filled, scores)
         excess = int(self.filled.sum()) + B - M
         if self.policy == "loss_aware_reservoir":
             held = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(seen))
@@ -468,6 +495,7 @@ def test_a_stream_is_the_equations(name):
         twin.compare(state)
         twin.read(state)
     assert len(shares) == (2 if twin.size else 1)  # first none is replayed, then all
+    assert twin.entered > 1 or not twin.size
 
 
 # What the terms are by themselves

@@ -316,7 +316,7 @@ def _update(setup, state, batch, key):
     lr = core.rate(setup.parts, state)
     state = core.apply_gradients(state, grads, setup.parts.tx, lr).replace(stats=stats)
     extra = _followed(setup, state, features, active)
-    told = stored.Told(outputs.z, stored.pair_losses(outputs, features))
+    told = stored.told(setup, outputs, features, active)
     if size:
         replayed = jax.tree.map(lambda x: x[:size], told)
         memory = stored.refreshed(setup, extra.memory, drawn, replayed, active)
