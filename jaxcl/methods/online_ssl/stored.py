@@ -135,7 +135,7 @@ def refreshed(setup, memory, drawn, told, active):
     items, _, slots = drawn
     z = told.z
     changes = {}
-    if setup.plan.stores:
+    if setup.plan.moves:
         mean = jnp.mean(z, axis=1)
         moved = optim.ema(items["projection"], mean, setup.stored_momentum)
         changes["projection"] = moved
