@@ -328,4 +328,26 @@ FAULTS = [
             "others = jnp.sum(means, axis=0)",
         ),
     ),
+    *fault.of(
+        "evals/logistic.py",
+        "test_logistic.py::test_without_augmentation_it_is_a_pipeline_of_scikit_learn",
+        (
+            "logistic: features keep their scale",
+            "scale = np.where(scale > 0, scale, 1).astype(scale.dtype)",
+            "scale = np.ones_like(scale)",
+        ),
+        (
+            "logistic: the smaller the penalty, the larger the weights",
+            "LogisticRegression(C=penalty,",
+            "LogisticRegression(C=1 / penalty,",
+            "test_logistic.py::test_a_fit_is_where_the_slope_of_its_objective_is_zero",
+        ),
+        (
+            "logistic: a class without train rows may be predicted",
+            "np.full((len(rows), num_classes), -np.inf, np.float32)",
+            "np.zeros((len(rows), num_classes), np.float32)",
+            "test_logistic.py::test_a_fit_is_where_the_slope_of_its_objective_is_zero",
+        ),
+        slow=True,
+    ),
 ]
