@@ -269,9 +269,9 @@ def _missing(numbers):
         }
         for multiple, titles in lacking.items():
             if len(titles) == len(problem.entries):
-                lines.append(f"- `{problem.name}` at {multiple}x: nothing.")
+                lines.append(f"- `{problem.name}` at {multiple}x: all of it.")
             elif titles:
-                what = ", ".join(titles)
+                what = "; ".join(titles)
                 lines.append(f"- `{problem.name}` at {multiple}x: {what}.")
     words = f"All of it, with three seeds, takes about {_hours(3):.0f} hours of a core."
     return ["## Not run yet", "", words, "", *(lines or ["Everything was run."]), ""]
@@ -281,9 +281,12 @@ def _hours(count: int) -> float:
     """About how long everything takes on a core, searches included."""
     minutes = 0.0
     for problem in table.PROBLEMS.values():
-        tuned = {entry.rate_of or entry.name for entry in problem.entries}
+        tuned = {
+            entry.rate_of or entry.name: len(table.rates(problem, entry))
+            for entry in problem.entries
+        }
         runs = count * sum(problem.multiples) * len(problem.entries)
-        minutes += problem.minutes * (runs + len(problem.rates) * len(tuned))
+        minutes += problem.minutes * (runs + sum(tuned.values()))
     return minutes / 60
 
 
@@ -295,6 +298,11 @@ def _section(problem, numbers):
     says = [problem.says, f"Budgets: {budgets} GFLOP."]
     if problem.rates:
         chosen = ", ".join(f"{rate:g}" for rate in problem.rates)
+        others = {e.rates: e.rate_of or e.name for e in problem.entries if e.rates}
+        for rates, name in others.items():
+            own = ", ".join(f"{rate:g}" for rate in rates)
+            title = table.entry(problem, name).title.partition(",")[0]
+            chosen += f"; of {title} {own}"
         says.append(f"Learning rates to choose from: {chosen}.")
     floor = untrained(numbers)
     if floor is not None:
@@ -360,7 +368,8 @@ def _rate(problem, point):
         return "the config's"
     if not point.searched:
         return f"{rate:g} (not searched)"
-    edge = rate in (min(problem.rates), max(problem.rates))
+    rates = table.rates(problem, point.entry)
+    edge = rate in (min(rates), max(rates))
     return f"{rate:g}{'*' if edge else ''}"
 
 

@@ -168,8 +168,8 @@ FAULTS = [
         ),
         (
             "ssl: lump's memory may hold rows that are never mixed",
-            "if replay.size > parts.batch_size:",
-            "if replay.size > parts.batch_size + 1:",
+            "if 0 < parts.batch_size < replay.size:",
+            "if 0 < parts.batch_size < replay.size - 1:",
             "test_online_ssl.py::test_memories_that_lump_cannot_mix_with_are_refused",
         ),
         slow=True,

@@ -237,7 +237,7 @@ def _check(parts: core.Parts, options: dict) -> None:
 def _check_mixtures(parts: core.Parts) -> None:
     """Refuse a memory that "lump" cannot mix with, or that reads single rows."""
     replay = parts.replay
-    if replay.size > parts.batch_size:
+    if 0 < parts.batch_size < replay.size:  # 0: whoever asks does not know it yet
         raise ValueError(
             f"config.replay.size={replay.size}: regulariser 'lump' mixes each incoming "
             "row with one replayed row; must be at most config.batch_size="
