@@ -41,10 +41,11 @@ _HOW = """## How it is compared
   run its steps and the FLOPs of each are counted, as `results.json` counts them; the
   entry gets the largest number of epochs that the budget pays for, the same in every
   task. On a stream that comes once it is the number of updates on each incoming batch
-  instead; of GDumb, which trains when it is judged, the passes over its memory: the
-  last fit counts, as so many steps of fine-tuning. An epoch or an update is the grain:
-  the tables have how much of the budget was spent. What would cost more with a single
-  one is **over**, and is compared with nothing.
+  instead. For GDumb, which trains when it is judged, it is the number of passes over
+  its memory; its last fit counts as that many steps of fine-tuning. Epochs and updates
+  are whole, so that little or much of a budget may be left: the tables say how much
+  was spent. An entry that exceeds the budget with a single one is **over**, and is
+  compared with nothing.
 - **Not counted** are evaluations and what happens between tasks, such as iCaRL's means
   or the rows that CCLIS chooses.
 - **Learning rates** are chosen from the few that each section names, at the smallest
@@ -65,8 +66,8 @@ _HOW = """## How it is compared
   budget counts; what is over its budget counts with its own FLOPs. Controls are on no
   front.
 - **Which to take** is said where the 95 % interval (Student's t) of differences paired
-  by seed excludes 0, for 3 seeds or more. These are intervals of single comparisons: of
-  twenty between equals one errs.
+  by seed excludes 0, for 3 seeds or more. Each interval is of one comparison alone: of
+  twenty comparisons of equals, one is wrong.
 """
 
 

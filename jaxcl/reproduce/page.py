@@ -178,7 +178,7 @@ def written(found: Mapping[str, Mapping]) -> str:
             f"| [{row.what}](#{row.name}) | {_ours(said)} ({len(values)}) "
             f"| {_theirs(row.published)} | **{word}**: {said.words} |"
         )
-    lines += ["", "Behind ours stands the number of seeds.", "", "## Not run yet", ""]
+    lines += ["", "In brackets: how many seeds.", "", "## Not run yet", ""]
     lines += ["| row | published | minutes a run, one core |", "|---|---|---|"]
     lines += [
         f"| `{row.name}`: {row.what} | {_all_of_theirs(row)} | {row.minutes:g} |"
