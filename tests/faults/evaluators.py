@@ -330,7 +330,7 @@ FAULTS = [
     ),
     *fault.of(
         "evals/logistic.py",
-        "test_logistic.py::test_without_augmentation_it_is_a_pipeline_of_scikit_learn",
+        "test_logistic.py::test_a_fit_is_where_the_slope_of_its_objective_is_zero",
         (
             "logistic: features keep their scale",
             "scale = np.where(scale > 0, scale, 1).astype(scale.dtype)",
