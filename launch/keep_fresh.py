@@ -30,6 +30,7 @@ from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import seeds
 from jaxcl.update import lineage
+from jaxcl.update.command import VERDICTS
 
 CONFIG = "configs/keep_fresh.py"
 KNN, PROBE = "knn/class_incremental", "linear/class_incremental"
@@ -218,7 +219,8 @@ def table(options) -> str:
     _, *new = sets(options)
     columns = ["taught by", "seeds", "old kNN", "old probe"]
     columns += [f"{name} kNN" for name in new]
-    columns += ["new probe", "neighbours kept", "would pass", "TFLOP", "minutes"]
+    columns += ["new probe", "neighbours kept", "old index", "would pass"]
+    columns += ["TFLOP", "minutes"]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     rows = finished(options)
     lines += [line(options, title, folders) for title, folders in rows.items()]
@@ -299,9 +301,11 @@ def line(options, title: str, folders: dict[int | None, pathlib.Path]) -> str:
     workdirs = [x for folder in folders.values() for x in updates(options, folder)]
     verdicts = [workdir / lineage.VERDICT for workdir in workdirs]
     reports = [storage.read_object(path) for path in verdicts if path.exists()]
-    kept = passed = "-"
+    kept = index = passed = "-"
     if reports:
         kept = seeds.percent(seeds.spread(r["drift"]["overlap"] for r in reports))
+        said = [report["index"] for report in reports]
+        index = ", ".join(f"{said.count(x)} {x}" for x in VERDICTS if x in said)
         changes = [min(x["change"] for x in r["accuracy"].values()) for r in reports]
         passed = f"{sum(change >= -DROP for change in changes)} of {len(changes)}"
         costs = [report["cost"] for report in reports]
@@ -310,7 +314,7 @@ def line(options, title: str, folders: dict[int | None, pathlib.Path]) -> str:
         costs = [results_lib.read_results(run)["cost"]["total"] for run in runs]
     flops = sum(cost["flops"] for cost in costs) / len(folders) / 1e12
     minutes = sum(cost["train_seconds"] for cost in costs) / len(folders) / 60
-    cells = [title, str(len(folders)), *shown, kept, passed]
+    cells = [title, str(len(folders)), *shown, kept, index, passed]
     cells += [f"{flops:.1f}", f"{minutes:.1f}"]
     return "| " + " | ".join(cells).replace("+-", "±") + " |"
 

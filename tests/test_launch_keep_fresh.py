@@ -46,7 +46,12 @@ def leave(folder, knn, linear):
 def update(change, overlap):
     accuracy = {"knn/class_incremental": {"before": 0.5, "change": change}}
     cost = {"flops": int(2e12), "train_seconds": 90.0}
-    return {"accuracy": accuracy, "drift": {"overlap": overlap}, "cost": cost}
+    return {
+        "accuracy": accuracy,
+        "drift": {"overlap": overlap},
+        "index": "keep" if overlap > 0.6 else "rebuild",
+        "cost": cost,
+    }
 
 
 def test_every_command_is_one_that_can_be_run(script, capsys):
@@ -121,7 +126,7 @@ def test_a_line_by_hand(script, tmp_path):
     head, _, line, *_ = script.table(options).splitlines()
     assert line == (
         "| PNR, all weights | 2 | 30.0 ± 10.0 | 60.0 ± 0.0 | 40.0 ± 0.0 | 50.0 ± 0.0 "
-        "| 55.0 ± 0.0 | 60.0 ± 5.8 | 2 of 4 | 4.0 | 3.0 |"
+        "| 55.0 ± 0.0 | 60.0 ± 5.8 | 2 keep, 2 rebuild | 2 of 4 | 4.0 | 3.0 |"
     )
     assert head.split(" | ")[2:7] == [
         "old kNN", "old probe", "a kNN", "b kNN", "new probe"
