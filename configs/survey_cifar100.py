@@ -4,7 +4,9 @@
 and its code (AlbinSou/ocl_survey, commit 5fcaa39): 20 tasks of 5 classes in an order
 that the seed draws, 5 % of each held out, 3 passes over each batch of 10 with 10
 replayed, 2000 images balanced over classes, crop and flip of all, reduced ResNet-18,
-plain SGD at the rate that its search found for each method.
+plain SGD at the rate that its search found for each method. After the last task a
+logistic regression probes the encoder, trained on all train rows in three augmented
+passes.
 
   python -m jaxcl.data.convert cifar100.npz data/cifar100
   python -m jaxcl.main --config=configs/survey_cifar100.py:er --config.seeds=5
@@ -86,6 +88,8 @@ def get_config(arg=None):
     config.optimizer = {"name": "sgd", "lr": lr, "momentum": 0.0}
     config.schedule = {"name": "constant"}
     config.evaluators = {"predict": {"met_only": True}}
+    # The survey's probe of the final encoder, some five minutes of a core.
+    config.evaluators.logistic = {"passes": 3, "iterations": 200, "last_only": True}
     # Labels draw the embeddings of a class together: their rank may fall unwarned.
     config.evaluators.collapse = {"share": 0.0}
     config.devices = 1  # ten rows do not share out over many

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from jax import flatten_util
 
+from helpers import gss_twin, twins
 from helpers import online_toy as toy
-from helpers import twins
-from jaxcl.memory import diversity
+from jaxcl.memory import buffer, diversity, policies
 from jaxcl.methods import gss, online
+from jaxcl.methods.online_ssl import stored
 
 FIRST, SECOND = toy.FIRST, toy.SECOND
 NET = online.network(toy.parts(), "linear")
@@ -136,6 +137,45 @@ def test_at_once_asks_the_batch_first_and_drops_what_does_not_fit():
     many = jnp.zeros(7)  # more rows than slots: one slot never, three at most
     found = diversity.at_once(key, FULL, ALL, many, jnp.float32(0.5))
     assert sorted(np.asarray(found)) == [0, 2, 3, 4, 4, 4, 4]
+
+
+def test_the_policy_of_online_ssl_is_algorithm_two_row_by_row():
+    """Batches with rows that do not exist fill a memory, then compete for it."""
+    rng, entered = np.random.default_rng(3), 0
+    memory = buffer.create({"score": np.zeros((), np.float32)}, 7)
+    offer = jax.jit(policies.POLICIES["gss"].choose)
+    for turn in range(30):
+        mask, key = rng.random(5) < 0.8, jax.random.key(turn)
+        scores = rng.uniform(0.2, 1.4, 5).astype(np.float32)
+        held = jax.tree.map(np.asarray, memory)
+        slots, kept = offer(memory, {}, key, {"score": scores}, mask)
+        want = gss_twin.slots(key, held.items["score"], held.filled, scores, mask)
+        np.testing.assert_array_equal(slots, want)
+        assert not kept
+        entered += held.filled.all() * int((np.asarray(slots) < 7).sum())
+        memory = buffer.write(memory, slots, {"score": scores}, mask)
+    assert entered > 20
+
+
+def test_the_gradient_of_an_image_is_that_of_a_shift_of_its_queries():
+    rng = np.random.default_rng(4)
+    query, target = rng.normal(size=(2, 5, 2, 3))
+
+    def loss(shift, row):  # both queries move together
+        pairs = query[row] + shift, target[row]
+        return float(stored.pair_losses(*(x[None] for x in pairs))[0])
+
+    with jax.enable_x64(True):
+        found = np.asarray(stored.pair_slopes(query, target))
+        turned = stored.pair_slopes(query[:, ::-1], target[:, ::-1])
+        np.testing.assert_allclose(turned, found, rtol=1e-12)
+        for row in range(5):
+            by_hand = gss_twin.slope(query[row], target[row])
+            np.testing.assert_allclose(found[row], by_hand, rtol=1e-10)
+            differences = [
+                (loss(step, row) - loss(-step, row)) / 2e-5 for step in 1e-5 * np.eye(3)
+            ]
+            np.testing.assert_allclose(found[row], differences, rtol=1e-6, atol=1e-9)
 
 
 def test_groups_that_count():

@@ -45,10 +45,11 @@ def test_every_entry_is_a_config_with_a_judge(problem, entry, folder):
     config = command.configured(problem, entry, data=folder)
     spends = entry.spends or problem.spends
     changes = {budget.FIELDS[spends]: 1, "seed": 1}  # what is counted first
-    if problem.rates:
-        changes |= {entry.rate: problem.rates[0], **problem.search}
+    if rates := table.rates(problem, entry):
+        changes |= {entry.rate: rates[0], **problem.search}
         chooser = table.entry(problem, entry.rate_of or entry.name)
         assert chooser.rate_of in (None, chooser.name)
+        assert table.rates(problem, chooser) == rates
     config = budget.changed(config, changes)
     top, *_ = config_files.made(config, 10)
     assert problem.measure.partition("/")[0] in top.evaluators
@@ -431,8 +432,12 @@ def test_a_table_has_what_the_numbers_say(tmp_path):
     assert third.endswith("| 0.1 |  |")
     assert "| 70.0 (1, 1 diverged) |" in fourth and "**over**" in fourth
     assert "The network before any training has 50.0 %." in text
-    assert "- `duel` at 1x: nothing." in text
-    assert "MoCo v2+, CaSSLe" in text.partition("## Not run yet")[2]
+    assert "- `duel` at 1x: all of it." in text
+    lacking = text.partition("## Not run yet")[2]
+    assert "- `looks` at 1x: MoCo v2+, CaSSLe; MoCo v2+, Less-Forget; " in lacking
+    for title in ("BYOL", "SimSiam", "VICReg", "DINO", "LeJEPA"):
+        assert f"{title}, fine-tuning; {title}, CaSSLe; {title}, PNR; " in lacking
+    assert "0.03, 0.1, 0.3; of VICReg 0.003, 0.01, 0.03." in text
     assert "commit abc" in text
     page.write(tmp_path / "a.md", canned())
     assert (tmp_path / "a.md").read_text() == text
@@ -484,11 +489,14 @@ def test_the_best_rate_is_chosen_the_smaller_of_equals(tmp_path, monkeypatch):
     ]
     monkeypatch.setattr(board, "search", lambda *_: runs)
     monkeypatch.setattr(command, "came_to", lambda run: came_to[run.rate])
-    assert board.best(problem, None) == 0.2
+    plain, *_ = problem.entries
+    assert board.best(problem, plain) == 0.2
     came_to |= dict.fromkeys(came_to, None)
-    assert board.best(problem, None) is None
+    assert board.best(problem, plain) is None
     board.given.no_search = True
-    assert board.best(problem, None) == 0.3  # the middle of 0.1, 0.2, 0.3, 0.4
+    assert board.best(problem, plain) == 0.3  # the middle of 0.1, 0.2, 0.3, 0.4
+    own = plain._replace(rates=(5.0, 7.0, 6.0))  # an entry may have rates of its own
+    assert board.best(problem, own) == 6.0
 
 
 def test_what_has_not_done_its_last_task_is_not_done(tmp_path):

@@ -284,6 +284,7 @@ CONTINUAL = {
 SMALL = {"name": "online_ssl", "hidden_dim": 16, "output_dim": 8}
 SMALL |= {"predictor_hidden_dim": 16, "distill_hidden_dim": 16, "queue_size": 96}
 COMPARED = CONTINUAL["replay"] | {"policy": "min_redundancy"}
+DIVERSE = CONTINUAL["replay"] | {"policy": "gss"}
 WEIGHED = CONTINUAL["replay"] | {"policy": "loss_aware_reservoir"}
 ONLINE_SSL = {
     "online_ssl-cassle": Row(
@@ -297,6 +298,18 @@ ONLINE_SSL = {
             "method": SMALL | {"base": "simsiam", "regulariser": "cla_r"},
             "replay": COMPARED,
         },
+        idle=STORED,
+    ),
+    "online_ssl-der": Row(
+        CONTINUAL
+        | {
+            "method": SMALL | {"base": "simclr", "regulariser": "der"},
+            "replay": DIVERSE,
+        },
+        idle=STORED,
+    ),
+    "online_ssl-lump": Row(
+        CONTINUAL | {"method": SMALL | {"base": "byol", "regulariser": "lump"}},
         idle=STORED,
     ),
     "online_ssl-loss_aware": Row(

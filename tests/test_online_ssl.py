@@ -15,7 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import dense_net, duel_twin, loss_aware_twin, toy, twins, two_view_losses
+from helpers import (
+    dense_net,
+    duel_twin,
+    gss_twin,
+    loss_aware_twin,
+    toy,
+    twins,
+    two_view_losses,
+)
 from jaxcl import core, optim
 from jaxcl.memory import buffer, policies
 from jaxcl.methods import online_ssl, two_view
@@ -28,6 +36,8 @@ from jaxcl.run import train
 B, R, M, K, D, SIDE, UPDATES, STEPS = 4, 6, 11, 13, 3, 3, 2, 7
 MOMENTUM, DECAY, RATE = 0.5, 0.01, 0.03  # of the optimiser
 ALPHA, TAU, SLOW, EVERY = 0.3, 0.8, 0.9, 3
+MIXED, MIX = 3, 0.7  # rows that LUMP draws; of the distribution of its mixtures
+ALIGNED = ("cassle", "cla_r", "pnr")  # through the predictor a
 COPIED = ("encoder", "projector")
 OPTIONS = {
     "hidden_dim": 4,
@@ -43,6 +53,7 @@ OPTIONS = {
     "snapshot_every": EVERY,
     "stored_momentum": ALPHA,
     "momentum": SLOW,
+    "mix": MIX,
     "invariance": 2.0,
     "variance": 1.5,
     "covariance": 0.5,
@@ -68,6 +79,12 @@ CASES = {
     "simclr-duel": ("simclr", "none", "duel", {}),
     "byol-loss_aware": ("byol", "cassle", "loss_aware_reservoir", {}),
     "simclr-loss_aware": ("simclr", "none", "loss_aware_reservoir", {}),
+    "simsiam-gss": ("simsiam", "none", "gss", {}),
+    "byol-gss": ("byol", "none", "gss", {}),
+    "byol-der": ("byol", "der", "fifo", {}),
+    "simclr-der": ("simclr", "der", "min_redundancy", {}),
+    "simclr-lump": ("simclr", "lump", "reservoir", {}),
+    "byol-lump": ("byol", "lump", "fifo", {}),
     # CLA-B
     "byol-cassle": ("byol", "cassle", "fifo", {"rows": "all", "remembers": False}),
 }
@@ -95,8 +112,11 @@ def parts(policy="fifo", **changes):
 
 
 def made(base, regulariser, policy="fifo", changes=None, **of_parts):
+    own = parts(policy, **of_parts)
+    if regulariser == "lump":
+        own = own._replace(replay=own.replay._replace(size=MIXED))
     return online_ssl.make(
-        parts(policy, **of_parts),
+        own,
         base=base,
         regulariser=regulariser,
         **(OPTIONS | (changes or {})),
@@ -144,10 +164,14 @@ class Twin:
         self.every = self.options.get("rows") == "all"
         self.snapshot = self.options.get("teacher") == "snapshot"
         self.averaged = self.options.get("frozen_bn") == "running"
-        self.size = R if self.options.get("remembers", True) else 0
+        self.mixes = self.regulariser == "lump"
+        self.drawn = MIXED if self.mixes else R
+        self.remembers = self.options.get("remembers", True)
+        self.size = R if self.remembers and not self.mixes else 0  # in the batch
         self.key, self.number, self.pointer = core.copy(state.key), 0, 0
         self.items, self.filled = {}, np.zeros(M, bool)
-        if self.size:
+        self.entered = 0  # rows that found a full memory and were stored
+        if self.remembers:
             held = state.extra.memory.items
             self.items = {n: np.zeros(x.shape, x.dtype) for n, x in held.items()}
         self.read(state)
@@ -160,7 +184,7 @@ class Twin:
         self.slow, self.teacher = to64((extra.momentum, extra.teacher))
         self.teacher_stats = to64(extra.teacher_stats)
         self.queues = to64((extra.key_queue, extra.frozen_queue))
-        for name in {"projection", "feature", "loss"} & set(self.items):
+        for name in {"projection", "feature", "loss", "score"} & set(self.items):
             self.items[name] = to64(extra.memory.items[name])
 
     def copied(self, tree):
@@ -174,9 +198,9 @@ class Twin:
         if self.taught and self.snapshot and self.number % EVERY == 0:
             self.follow(0.0)
         for k_update in keys:
-            metrics, z, losses = self.update(incoming, k_update)
-        if self.size:
-            self.store(incoming, z, losses, k_write)
+            metrics, *told = self.update(incoming, k_update)
+        if self.remembers:
+            self.store(incoming, *told, k_write)
         self.number += 1
         return metrics
 
@@ -187,18 +211,30 @@ class Twin:
             self.teacher_stats = mean_of(self.teacher_stats, now, keep)
 
     def update(self, incoming, key):
-        size, active = self.size, self.filled.sum() > R
-        views = views_of(np.float64(incoming["image"]))
+        size, active = self.size, self.filled.sum() > self.drawn
+        views, replayed, share = views_of(np.float64(incoming["image"])), None, 0.0
         slots = np.zeros(0, int)
-        if size:
+        if self.remembers:
             held = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(0))
             k_draw = jax.random.split(key, 3)[1]
-            slots = np.asarray(buffer.sample(held, k_draw, R)[2])
+            slots = np.asarray(buffer.sample(held, k_draw, self.drawn)[2])
             if active:
                 replayed = views_of(np.float64(self.items["image"][slots]))
-            else:
+        if self.mixes and active:
+            k_mix = jax.random.fold_in(key, online_ssl.step._MIX)
+            own = float(jax.random.beta(k_mix, MIX, MIX))
+            views = np.stack(
+                [
+                    own * views[i] + (1 - own) * replayed[i % MIXED]
+                    for i in range(len(views))
+                ]
+            )
+            share = 1 - own
+        if size:
+            if replayed is None:
                 replayed = np.stack([views[i % B] for i in range(R)])
             views = np.concatenate([replayed, views])
+            share = R / (R + B) if active else 0.0
         images = views.reshape(2 * len(views), -1)
         run = functools.partial(dense_net.apply, groups=2)
         fixed = {}
@@ -227,20 +263,30 @@ class Twin:
         self.keep_up(fixed, active)
         z = outputs["z"].reshape(-1, 2, D)
         losses = self.pair_losses(outputs, fixed)
-        if active:
+        scores = self.scores(outputs, fixed, active)
+        if size and active:
             self.refresh(slots, z[:R], losses[:R])
-        share = R / (R + B) if active else 0.0
         metrics = {"loss": value, "lr": RATE, "grad_norm": norm, "replayed": share}
-        return metrics | terms, z[size:], losses[size:]
+        return metrics | terms, z[size:], losses[size:], scores[size:]
+
+    def pairs(self, outputs, fixed):
+        """Of each image what the base compares, and with what: [2,D] each."""
+        query = outputs.get("o", outputs["z"]).reshape(-1, 2, D)
+        target = fixed.get("k", outputs["z"]).reshape(-1, 2, D)
+        return list(zip(query, target, strict=True))
 
     def pair_losses(self, outputs, fixed):
         """Of each image -cos of its views, as the base has them, both directions."""
-        query = outputs.get("o", outputs["z"]).reshape(-1, 2, D)
-        target = fixed.get("k", outputs["z"]).reshape(-1, 2, D)
         return [
             -(twins.cosine(q[0], t[1]) + twins.cosine(q[1], t[0])) / 2
-            for q, t in zip(query, target, strict=True)
+            for q, t in self.pairs(outputs, fixed)
         ]
+
+    def scores(self, outputs, fixed, active):
+        """Of each image how much its gradient is like that of the replayed ones."""
+        slopes = [gss_twin.slope(q, t) for q, t in self.pairs(outputs, fixed)]
+        past = np.mean(slopes[:R], axis=0) if active else None
+        return [gss_twin.score(slope, past) for slope in slopes]
 
     def forward(self, images):
         run = functools.partial(dense_net.apply, train=True, groups=2)
@@ -252,7 +298,7 @@ class Twin:
             )
             stats = stats | more
         normalised = self.base == "mocov2plus"  # before a
-        if self.regulariser != "none":
+        if self.regulariser in ALIGNED:
             count = len(rows) if self.every else 2 * R
             read = twins.unit(rows[:count]) if normalised else rows[:count]
             outputs["p"], more, backs["p"] = run(
@@ -299,12 +345,16 @@ class Twin:
 
             whole, past = cut(first, None), cut(0, self.size)
             align, now = 0.0, cut(self.size, None)
-            if self.regulariser != "none" and (self.every or active):
+            if self.mixes or self.regulariser == "none":
+                pass
+            elif self.every or active:
                 rows = whole if self.every else past
                 if self.regulariser == "cassle":
                     align = distil(rows, options)
                 elif self.regulariser == "pnr":
                     align = pnr(rows, options) - alone(rows, options)
+                elif self.regulariser == "der":
+                    align = np.mean((rows.z - fixed["stored"][:, None]) ** 2)
                 else:
                     stored = np.repeat(fixed["stored"][:, None], 2, axis=1)
                     align = -two_view_losses.cosine(rows.p, stored)
@@ -312,7 +362,7 @@ class Twin:
             return alone(whole, options) + weight * align, {
                 "align": align,
                 "stream_loss": alone(now, options),
-                "replay_loss": alone(past, options) if active else 0.0,
+                "replay_loss": alone(past, options) if active and self.size else 0.0,
             }
 
         arrays = list(outputs.values())
@@ -345,7 +395,7 @@ class Twin:
             if "loss" in self.items:
                 self.items["loss"][slot] = (self.items["loss"][slot] + loss) / 2
                 self.items["draws"][slot] += 1
-            if "projection" in self.items:
+            if self.regulariser == "cla_r":
                 held, now = self.items["projection"], (z1 + z2) / 2
                 held[slot] = ALPHA * held[slot] + (1 - ALPHA) * now
             if "feature" in self.items:
@@ -354,11 +404,13 @@ class Twin:
             if "used" in self.items:
                 self.items["used"][slot] = True
 
-    def store(self, incoming, z, losses, key):
+    def store(self, incoming, z, losses, scores, key):
         features = [twins.unit(pair.sum(axis=0)) for pair in z]
-        for i, slot in enumerate(self.slots(key, losses, features)):
+        full = self.filled.all()
+        for i, slot in enumerate(self.slots(key, losses, features, scores)):
             if slot >= M:
                 continue
+            self.entered += full
             self.filled[slot] = True
             new = {
                 "image": np.asarray(incoming["image"])[i],
@@ -370,11 +422,12 @@ class Twin:
                 "number": self.number * B + i,
                 "loss": losses[i],
                 "draws": 0,
+                "score": scores[i],
             }
             for name, held in self.items.items():
                 held[slot] = new[name]
 
-    def slots(self, key, losses, features):
+    def slots(self, key, losses, features, scores):
         seen = self.number * B
         if self.policy == "fifo":
             return [(seen + i) % M for i in range(B)]
@@ -390,6 +443,8 @@ class Twin:
             )
             free = iter(np.flatnonzero(~keep[:M]))
             return [next(free) if comes else M for comes in keep[M:]]
+        if self.policy == "gss":
+            return gss_twin.slots(key, self.items["score"], self.filled, scores)
         excess = int(self.filled.sum()) + B - M
         if self.policy == "loss_aware_reservoir":
             held = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(seen))
@@ -419,7 +474,7 @@ class Twin:
         close((extra.key_queue, extra.frozen_queue), self.queues)
         if self.spec.queues:
             assert int(extra.pointer) == self.pointer
-        if self.size:
+        if self.remembers:
             assert set(extra.memory.items) == set(self.items)
             np.testing.assert_array_equal(extra.memory.filled, self.filled)
             for name, held in self.items.items():
@@ -464,10 +519,12 @@ def test_a_stream_is_the_equations(name):
             np.testing.assert_allclose(
                 metrics[metric], value, rtol=5e-4, atol=2e-5, err_msg=metric
             )
-        shares.add(float(metrics["replayed"]))
+        shares.add(float(metrics["replayed"]) > 0)
         twin.compare(state)
         twin.read(state)
-    assert len(shares) == (2 if twin.size else 1)  # first none is replayed, then all
+    # First none is replayed, then all are.
+    assert shares == ({False, True} if twin.remembers else {False})
+    assert twin.entered > 1 or not twin.remembers
 
 
 # What the terms are by themselves
@@ -507,9 +564,11 @@ def test_cassle_with_simsiam_is_cla_e_with_half_the_weight():
     np.testing.assert_allclose(of_cassle, 2 * of_cla, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("name, field", [("cla_r", "stored"), ("cassle", "f")])
+@pytest.mark.parametrize(
+    "name, field", [("cla_r", "stored"), ("der", "stored"), ("cassle", "f")]
+)
 def test_no_gradient_reaches_what_is_aligned_with(name, field):
-    target = rows_of(1, 4, D) if name == "cla_r" else rows_of(1, 4, 2, D)
+    target = rows_of(1, 4, 2, D) if name == "cassle" else rows_of(1, 4, D)
 
     def term(target):
         return aligned(name, p=rows_of(2, 4, 2, D), **{field: target})
@@ -654,6 +713,13 @@ def test_no_two_views_share_a_key():
         ({"rows": "all", "regulariser": "cla_r"}, "rows='all': .*must be 'replay'"),
         ({"remembers": False}, "remembers=False: regulariser='cassle'.*rows='all'"),
         ({"remembers": False, "rows": "all", "regulariser": "cla_r"}, "remembers=F"),
+        ({"rows": "all", "regulariser": "der"}, "rows='all': .*'der'.*be 'replay'"),
+        (
+            {"remembers": False, "regulariser": "der"},
+            "regulariser='der'.*replayed rows",
+        ),
+        ({"remembers": False, "regulariser": "lump"}, "'lump'.*reads replayed rows"),
+        ({"mix": 0.0, "regulariser": "lump"}, r"method\.mix=0\.0"),
         ({"teacher_ema": 1.5}, r"teacher_ema=1\.5"),
         ({"snapshot_every": 0}, "snapshot_every=0"),
     ],
@@ -679,6 +745,20 @@ def test_memories_are_refused_by_name(changes, said):
     replay = core.Replay(capacity=M, size=R)._replace(**changes)
     with pytest.raises(ValueError, match=said):
         online_ssl.make(parts(replay=replay))
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"size": B + 1}, f"replay.size={B + 1}: .*'lump'.*config.batch_size={B}"),
+        ({"policy": "min_redundancy"}, "reads feature, used.*'lump'.*are reservoir, "),
+    ],
+)
+def test_memories_that_lump_cannot_mix_with_are_refused(changes, said):
+    replay = core.Replay(capacity=M, size=B)._replace(**changes)
+    with pytest.raises(ValueError, match=said):
+        online_ssl.make(parts(replay=replay), regulariser="lump")
+    online_ssl.make(parts(replay=replay._replace(size=B)), regulariser="der")
 
 
 def test_batches_of_one_row_and_of_one_view_are_refused():

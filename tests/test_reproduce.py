@@ -93,6 +93,8 @@ def test_every_row_is_a_config_with_a_method(name, folder):
     top = sections.top_of(config.to_dict())
     judged = row.measure.partition("/")[0]
     assert judged in top.evaluators
+    for other in row.beside:
+        assert other.measure.partition("/")[0] in top.evaluators
     config_files.made(config, 100 if row.data == "cifar100" else 10)
     scenario = dict(top.scenario)
     assert sections.tasks(top.data, scenario, top.seed)
@@ -154,6 +156,43 @@ def test_measured_is_the_last_mean_over_tasks_or_a_scalar():
         page.measured(results([[0.9, np.nan]], 0.25), "a/b")
 
 
+def test_a_probe_stands_beside_the_accuracy_that_is_published_with_it(tmp_path):
+    row = table.find("survey_er_split_cifar100")
+    (probe,) = row.beside
+    assert (probe.published.value, probe.published.read) == (44.91, True)
+    assert probe.published.error == pytest.approx(0.9 / math.sqrt(5))
+    cost = {"train_seconds": 60.0, "compile_seconds": 0.0, "evaluation_seconds": None}
+    runs = {}
+    for seed, (accuracy, judged) in enumerate([(0.281, 0.4425), (0.284, 0.4575)]):
+        runs[seed] = results_lib.add(
+            results_lib.empty(1),
+            0,
+            {},
+            {"predict/accuracy": accuracy, probe.measure: judged},
+            1.0,
+        )
+        runs[seed]["cost"] = {"num_devices": 1, "device": "cpu"}
+    path = tmp_path / "numbers.json"
+    own = page.add(path, row, runs, [cost], "abc")[row.name]
+    assert own["values"] == {"0": 28.1, "1": 28.4}
+    assert own["beside"] == {"logistic/accuracy": {"0": 44.25, "1": 45.75}}
+    said = page.comparison(row, own).splitlines()
+    at = said.index("  and a probe of the final encoder:")
+    assert said[at + 1] == "  ours       45.00 +- 1.06   (2 seeds: 44.25 45.75)"
+    assert said[at + 2] == "  published  44.91 +- 0.9, 5 runs"
+    assert "0.09 above; within two standard errors (1.70)" in said[at + 3]
+    text = page.written({row.name: own})
+    assert "- And a probe of the final encoder, `logistic/accuracy`: 45.00" in text
+    assert "28.15 +- 1.22, 5 runs; a probe of the final encoder: 44.91" in page.written(
+        {}
+    )
+    # A row that was measured before the probe was: its page has the one number.
+    del own["beside"]
+    assert "final encoder" not in page.comparison(row, own) + page.written(
+        {row.name: own}
+    )
+
+
 def test_a_row_runs_whole_and_again(tmp_path, capsys):
     """On 300 digits enlarged to 24 pixels, within 28 as MNIST's are."""
     digits = datasets.load_digits()
@@ -176,7 +215,7 @@ def test_a_row_runs_whole_and_again(tmp_path, capsys):
     for seed, value in values.items():
         run = results_lib.read_results(tmp_path / "runs" / name / f"seed_{seed}")
         assert value == round(100 * run["scalars"][-1]["predict/accuracy"], 4)
-    assert page.comparison(table.find(name), list(values.values())) in said
+    assert page.comparison(table.find(name), stored[name]) in said
     assert written.read_text() == page.written(stored)
     # Again: all is there already, and rows that were measured before stay.
     stored["er_split_mnist_200"] = stored[name]

@@ -27,6 +27,8 @@ EXAMPLE = {
     # What the loss-aware ones read.
     "loss": np.zeros((), np.float32),
     "draws": np.zeros((), np.int32),
+    # What gss reads.
+    "score": np.zeros((), np.float32),
 }
 MOVES = re.compile(r"= (.*) (?:all-|collective-|reduce-scatter)[\w-]*\(")
 
@@ -45,6 +47,7 @@ def rows(turn, size=16):
         "number": n,
         "loss": feature[:, 0],
         "draws": n % 3,
+        "score": 1 + 0.5 * feature[:, 1].clip(-1, 1),
     }
 
 

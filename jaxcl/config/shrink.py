@@ -61,6 +61,8 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
             section.update(size=32, batch_size=16)
         if section.get("name", name) == "objective":
             section.update(batch_size=16, max_rows=32)
+        if section.get("name", name) == "logistic":
+            section.update(passes=min(section.get("passes", 1), 1), iterations=5)
         if section.get("name", name) == "svm":
             section.update(folds=2, inner_folds=2, penalties=(1.0,), max_rows=200)
     config.workers = 0

@@ -444,13 +444,31 @@ def two_views(parts: core.EvalParts, *, batch_size: int = 128) -> Callable:
       (state, images u8[n,H,W,C]) -> embeddings f32[n, D] of either view, on the host.
     """
     augment = augment_images.make(size=parts.size, mean=parts.mean, std=parts.std)
+    return of_views(parts, augment, 2, batch_size=batch_size)
+
+
+def of_views(
+    parts: core.EvalParts, augment: Callable, count: int, *, batch_size: int = 128
+) -> Callable:
+    """Embeddings of several views of images that lie on the host, in evaluation mode.
+
+    The draws depend on the seed and on the place of an image alone.
+
+    Args:
+      augment: (key, u8[B,H,W,C]) -> f32[B,count,S,S,C], see `augment.images.make`.
+      count: of the views.
+      batch_size: rounded up to a multiple of the devices.
+
+    Returns:
+      (state, images u8[n,H,W,C]) -> embeddings f32[n, D] of each view, on the host.
+    """
     batch_size = padded_size(parts, batch_size)
     rows, whole = sharding.split(parts.mesh), sharding.replicated(parts.mesh)
 
     def embed(state, images, start):
         images = jax.lax.with_sharding_constraint(images, rows)
         views = augment(jax.random.fold_in(jax.random.key(parts.seed), start), images)
-        return [parts.embed(state, views[:, view]) for view in range(2)]
+        return [parts.embed(state, views[:, view]) for view in range(count)]
 
     program = jax.jit(embed, out_shardings=whole)
 

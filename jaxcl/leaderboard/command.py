@@ -237,7 +237,7 @@ class Board:
                 for entry in chosen:
                     tuned = table.entry(problem, entry.rate_of or entry.name)
                     if tuned.name not in rates:
-                        if problem.rates and not self.given.no_search:
+                        if table.rates(problem, tuned) and not self.given.no_search:
                             yield from self.search(problem, tuned)
                         rates[tuned.name] = self.best(problem, tuned)
                     for seed in range(self.given.seeds):
@@ -253,7 +253,7 @@ class Board:
         least = min(problem.multiples)
         return [
             self.run(problem, entry, least, SEARCH_SEED, rate, searches=True)
-            for rate in problem.rates
+            for rate in table.rates(problem, entry)
         ]
 
     def best(self, problem: table.Problem, entry: table.Entry) -> float | None:
@@ -261,8 +261,9 @@ class Board:
 
         None where every run diverged or none is to choose: the config's is taken.
         """
-        if self.given.no_search and problem.rates:
-            return sorted(problem.rates)[len(problem.rates) // 2]
+        rates = sorted(table.rates(problem, entry))
+        if self.given.no_search and rates:
+            return rates[len(rates) // 2]
         found = {run.rate: came_to(run) for run in self.search(problem, entry)}
         good = {rate: x for rate, x in sorted(found.items()) if x is not None}
         return max(good, key=good.get) if good else None

@@ -41,10 +41,11 @@ _HOW = """## How it is compared
   run its steps and the FLOPs of each are counted, as `results.json` counts them; the
   entry gets the largest number of epochs that the budget pays for, the same in every
   task. On a stream that comes once it is the number of updates on each incoming batch
-  instead; of GDumb, which trains when it is judged, the passes over its memory: the
-  last fit counts, as so many steps of fine-tuning. An epoch or an update is the grain:
-  the tables have how much of the budget was spent. What would cost more with a single
-  one is **over**, and is compared with nothing.
+  instead. For GDumb, which trains when it is judged, it is the number of passes over
+  its memory; its last fit counts as that many steps of fine-tuning. Epochs and updates
+  are whole, so that little or much of a budget may be left: the tables say how much
+  was spent. An entry that exceeds the budget with a single one is **over**, and is
+  compared with nothing.
 - **Not counted** are evaluations and what happens between tasks, such as iCaRL's means
   or the rows that CCLIS chooses.
 - **Learning rates** are chosen from the few that each section names, at the smallest
@@ -65,8 +66,8 @@ _HOW = """## How it is compared
   budget counts; what is over its budget counts with its own FLOPs. Controls are on no
   front.
 - **Which to take** is said where the 95 % interval (Student's t) of differences paired
-  by seed excludes 0, for 3 seeds or more. These are intervals of single comparisons: of
-  twenty between equals one errs.
+  by seed excludes 0, for 3 seeds or more. Each interval is of one comparison alone: of
+  twenty comparisons of equals, one is wrong.
 """
 
 
@@ -269,9 +270,9 @@ def _missing(numbers):
         }
         for multiple, titles in lacking.items():
             if len(titles) == len(problem.entries):
-                lines.append(f"- `{problem.name}` at {multiple}x: nothing.")
+                lines.append(f"- `{problem.name}` at {multiple}x: all of it.")
             elif titles:
-                what = ", ".join(titles)
+                what = "; ".join(titles)
                 lines.append(f"- `{problem.name}` at {multiple}x: {what}.")
     words = f"All of it, with three seeds, takes about {_hours(3):.0f} hours of a core."
     return ["## Not run yet", "", words, "", *(lines or ["Everything was run."]), ""]
@@ -281,9 +282,12 @@ def _hours(count: int) -> float:
     """About how long everything takes on a core, searches included."""
     minutes = 0.0
     for problem in table.PROBLEMS.values():
-        tuned = {entry.rate_of or entry.name for entry in problem.entries}
+        tuned = {
+            entry.rate_of or entry.name: len(table.rates(problem, entry))
+            for entry in problem.entries
+        }
         runs = count * sum(problem.multiples) * len(problem.entries)
-        minutes += problem.minutes * (runs + len(problem.rates) * len(tuned))
+        minutes += problem.minutes * (runs + sum(tuned.values()))
     return minutes / 60
 
 
@@ -295,6 +299,11 @@ def _section(problem, numbers):
     says = [problem.says, f"Budgets: {budgets} GFLOP."]
     if problem.rates:
         chosen = ", ".join(f"{rate:g}" for rate in problem.rates)
+        others = {e.rates: e.rate_of or e.name for e in problem.entries if e.rates}
+        for rates, name in others.items():
+            own = ", ".join(f"{rate:g}" for rate in rates)
+            title = table.entry(problem, name).title.partition(",")[0]
+            chosen += f"; of {title} {own}"
         says.append(f"Learning rates to choose from: {chosen}.")
     floor = untrained(numbers)
     if floor is not None:
@@ -360,7 +369,8 @@ def _rate(problem, point):
         return "the config's"
     if not point.searched:
         return f"{rate:g} (not searched)"
-    edge = rate in (min(problem.rates), max(problem.rates))
+    rates = table.rates(problem, point.entry)
+    edge = rate in (min(rates), max(rates))
     return f"{rate:g}{'*' if edge else ''}"
 
 

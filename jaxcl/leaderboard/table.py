@@ -7,6 +7,7 @@ one `Problem`.
 """
 
 import itertools
+from collections.abc import Collection
 from typing import Any, Literal, NamedTuple
 
 from jaxcl import core
@@ -30,6 +31,7 @@ class Entry(NamedTuple):
     config: str | None = None  # file of configs/; None: the problem's
     rate: str = "optimizer.lr"  # the option that the search sets
     rate_of: str | None = None  # the entry whose search chooses; None: its own
+    rates: tuple[float, ...] = ()  # to choose from; (): the problem's
 
 
 class Problem(NamedTuple):
@@ -93,17 +95,33 @@ _STRATEGIES = {
 }
 
 
-def _two_view(base: str, title: str) -> list[Entry]:
-    """A base under every strategy, and its controls; one search for all."""
+def _two_view(
+    base: str,
+    title: str,
+    chosen: Collection[str] = tuple(strategies.STRATEGIES),
+    rates: tuple[float, ...] = (),
+    **options: Any,
+) -> list[Entry]:
+    """A base under some strategies, and its controls; one search for all.
+
+    Args:
+      base: its name.
+      title: for people.
+      chosen: names of strategies, "finetune" among them.
+      rates: learning rates to choose from; (): the problem's.
+      options: of `two_view.make`, for this base alone.
+    """
     method, tuned = {"method.base": base}, f"{base}-finetune"
+    method |= {f"method.{name}": value for name, value in options.items()}
     entries = [
         Entry(
             f"{base}-{strategy}",
             f"{title}, {_STRATEGIES[strategy]}",
             changes=method | {"method.strategy": strategy},
             rate_of=tuned,
+            rates=rates,
         )
-        for strategy in strategies.STRATEGIES
+        for strategy in chosen
     ]
     plain = method | {"method.strategy": "finetune"}
     frozen = Entry(
@@ -112,6 +130,7 @@ def _two_view(base: str, title: str) -> list[Entry]:
         changes=plain | {"first_tasks": 1},
         control="learns the first look alone, with all of the budget",
         rate_of=tuned,
+        rates=rates,
     )
     joint = Entry(
         f"{base}-joint",
@@ -119,9 +138,14 @@ def _two_view(base: str, title: str) -> list[Entry]:
         changes=plain | _JOINT,
         control="needs all data at once",
         rate_of=tuned,
+        rates=rates,
     )
     return [*entries, frozen, joint]
 
+
+# Of the bases beside the first three: all strategies of all bases would take a day.
+_FEW = ("finetune", "cassle", "pnr")
+_SMALL_RATES = (0.003, 0.01, 0.03)  # VICReg's terms are weighted by 25
 
 LOOKS = Problem(
     "looks",
@@ -135,6 +159,11 @@ LOOKS = Problem(
         *_two_view("mocov2plus", "MoCo v2+"),
         *_two_view("simclr", "SimCLR"),
         *_two_view("barlow_twins", "Barlow Twins"),
+        *_two_view("byol", "BYOL", _FEW),
+        *_two_view("simsiam", "SimSiam", _FEW),
+        *_two_view("vicreg", "VICReg", _FEW, _SMALL_RATES),
+        *_two_view("dino", "DINO", _FEW, prototypes=256),
+        *_two_view("lejepa", "LeJEPA", _FEW, slices=256),
     ),
     measure="knn/accuracy",
     matrix="knn/class_incremental",
@@ -268,6 +297,15 @@ def _online_ssl() -> tuple[Entry, ...]:
         changes = {"method.regulariser": way, "replay.policy": policy}
         title = f"{regularisers[way]}, memory of {policies[policy]}"
         entries.append(Entry(f"{way}-{policy}", title, changes=changes))
+    # One of each of the others; LUMP mixes as many rows as come in.
+    gss = {"replay.policy": "gss"}
+    entries.append(Entry("none-gss", "replay, memory by gradients", changes=gss))
+    uniform = {"replay.policy": "reservoir"}
+    changes = uniform | {"method.regulariser": "der"}
+    entries.append(Entry("der-reservoir", "DER, memory of all alike", changes=changes))
+    changes = uniform | {"method.regulariser": "lump", "replay.size": 20}
+    title = "LUMP, memory of all alike"
+    entries.append(Entry("lump-reservoir", title, changes=changes))
     entries = [entry._replace(rate_of="none") for entry in entries]
     joint = bare | _JOINT
     words = "sees the stream shuffled"
@@ -477,3 +515,8 @@ def entry(problem: Problem, name: str) -> Entry:
     named = {entry.name: entry for entry in problem.entries}
     core.check_choice(f"the entry of {problem.name}", name, tuple(named))
     return named[name]
+
+
+def rates(problem: Problem, entry: Entry) -> tuple[float, ...]:
+    """Learning rates that the search of an entry chooses from."""
+    return entry.rates or problem.rates

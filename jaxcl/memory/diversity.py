@@ -46,7 +46,11 @@ def score(gradients: jax.Array, references: jax.Array, valid: jax.Array) -> jax.
 
 
 def in_turn(
-    key: jax.Array, stored: jax.Array, filled: jax.Array, scores: jax.Array
+    key: jax.Array,
+    stored: jax.Array,
+    filled: jax.Array,
+    scores: jax.Array,
+    mask: jax.Array | None = None,
 ) -> jax.Array:
     """Slots of rows that come one after another, the paper's algorithm 2.
 
@@ -59,28 +63,31 @@ def in_turn(
       stored: f32[capacity], scores of the memory.
       filled: bool[capacity].
       scores: f32[B], of the rows, all against the memory before the batch.
+      mask: bool or f32 [B], rows that exist; None: all.
 
     Returns:
       i32[B] for `buffer.write`; `capacity` means drop.
     """
+    mask = jnp.ones(scores.shape, bool) if mask is None else jnp.asarray(mask, bool)
     chex.assert_rank([stored, scores], 1)
     chex.assert_equal_shape([stored, filled])
+    chex.assert_equal_shape([scores, mask])
     capacity = len(stored)
 
     def offer(carry, row):
         stored, filled = carry
-        key, own = row
+        key, own, exists = row
         k_slot, k_replace = jax.random.split(key)
         weights = jnp.where(stored > 0, jnp.log(stored), -jnp.inf)
         drawn = jax.random.categorical(k_slot, weights)
         enters = (own < 1) & _wins(k_replace, stored[drawn], own)
         full = jnp.all(filled)
         slot = jnp.where(full, jnp.where(enters, drawn, capacity), jnp.argmin(filled))
-        slot = slot.astype(jnp.int32)
+        slot = jnp.where(exists, slot, capacity).astype(jnp.int32)
         stored = stored.at[slot].set(own, mode="drop")
         return (stored, filled.at[slot].set(True, mode="drop")), slot
 
-    rows = jax.random.split(key, len(scores)), scores
+    rows = jax.random.split(key, len(scores)), scores, mask
     return jax.lax.scan(offer, (stored, filled), rows)[1]
 
 

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl.memory import buffer as buffer_lib
+from jaxcl.memory import diversity, redundancy
 from jaxcl.memory import duel as duel_lib
 from jaxcl.memory import loss_aware as loss_lib
-from jaxcl.memory import redundancy
 
 _MOST = 2**31 - 1  # the largest number that a row gets
 
@@ -526,6 +526,11 @@ def _loss_aware_reservoir(buffer, kept, key, items, mask):
     return loss_aware_reservoir(buffer, key, items["loss"], mask), kept
 
 
+def _gss(buffer, kept, key, items, mask):
+    held = buffer.items["score"]
+    return diversity.in_turn(key, held, buffer.filled, items["score"], mask), kept
+
+
 POLICIES = {
     "reservoir": Policy(_stateless(reservoir)),
     "batched_reservoir": Policy(_stateless(batched_reservoir)),
@@ -546,4 +551,5 @@ POLICIES = {
         reads=("loss", "draws"),
     ),
     "loss_aware_reservoir": Policy(_loss_aware_reservoir, reads=("loss", "draws")),
+    "gss": Policy(_gss, reads=("score",)),
 }

@@ -37,6 +37,7 @@ _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _IN_WORDS = {
     "knn": "Nearest neighbours",
     "linear": "Linear probe",
+    "logistic": "Logistic regression",
     "svm": "Support vector machine",
 }
 _STEPS = "optimiser step (shaded: every other task)"

@@ -47,8 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         found = page.add(_json(given.page), row, results, costs, page.commit())
         with storage.replacing(given.page) as file:
             file.write(page.written(found).encode())
-        values = found[row.name]["values"].values()
-        print(page.comparison(row, list(values)), flush=True)
+        print(page.comparison(row, found[row.name]), flush=True)
 
     return command.run(make, work)
 

@@ -25,9 +25,11 @@ A row **agrees** where the two means differ by at most two standard errors of th
 difference; of a source that tests itself, where our mean passes its test. It
 **differs** where it does not. Other rows are not judged: one of the two numbers has no
 spread, or the published one was taken from memory, since the table it stands in could
-not be opened. All numbers are percent; +- is the sample standard deviation over seeds.
-What a config does otherwise than its source stands at its head, under "Departures".
-Minutes are as the clock had them, whatever else the machine did.
+not be opened. Where a source prints a second number of the same runs, as a probe of
+the encoder, it is measured and judged with the first. All numbers are percent; +- is
+the sample standard deviation over seeds. What a config does otherwise than its source
+stands at its head, under "Departures". Minutes are as the clock had them, whatever else
+the machine did.
 """
 
 
@@ -55,11 +57,15 @@ def add(
     parts = ("train_seconds", "compile_seconds", "evaluation_seconds")
     seconds = sum(cost[part] or 0.0 for cost in costs for part in parts)
     any_cost = next(iter(runs.values()))["cost"]
-    found[row.name] = {
-        "values": {
-            str(seed): round(100 * measured(results, row.measure), 4)
+
+    def values(measure):
+        return {
+            str(seed): round(100 * measured(results, measure), 4)
             for seed, results in runs.items()
-        },
+        }
+
+    found[row.name] = {
+        "values": values(row.measure),
         "minutes": round(seconds / 60, 1),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit,
@@ -67,6 +73,9 @@ def add(
         f"{platform.machine()}, {os.cpu_count()} cores",
         "jax": jax.__version__,
     }
+    if row.beside:
+        own = {other.measure: values(other.measure) for other in row.beside}
+        found[row.name]["beside"] = own
     results_lib.write(path, dict(sorted(found.items())))
     return found
 
@@ -107,19 +116,32 @@ def commit() -> str:
     return short + ("+" if short and git("status", "--porcelain", "jaxcl") else "")
 
 
-def comparison(row: table.Row, values: Sequence[float]) -> str:
-    """Both numbers, the verdict and what differs, in a few lines."""
-    said = verdict.judge(values, row.published)
-    each = " ".join(f"{value:.2f}" for value in values)
-    lines = [
-        f"{row.name}: {row.what}",
-        f"  ours       {_ours(said)}   ({len(values)} seeds: {each})",
-        f"  published  {_theirs(row.published)}   ({row.source})",
-        f"  verdict    {said.words}",
-    ]
+def comparison(row: table.Row, own: Mapping) -> str:
+    """Each number beside the published one, the verdict and what differs, in lines.
+
+    Args:
+      row: which was run.
+      own: what `add` stores of it.
+    """
+    lines = [f"{row.name}: {row.what}"]
+    lines += _compared(own["values"], row.published, f"   ({row.source})")
+    for other in row.beside:
+        if values := own.get("beside", {}).get(other.measure):
+            lines += [f"  and {other.what}:", *_compared(values, other.published)]
     if row.differs:
         lines.append(f"  differs    {row.differs}")
     return "\n".join(lines)
+
+
+def _compared(values, published, source=""):
+    """Three lines: ours, theirs, the verdict."""
+    said = verdict.judge(list(values.values()), published)
+    each = " ".join(f"{value:.2f}" for value in values.values())
+    return [
+        f"  ours       {_ours(said)}   ({len(values)} seeds: {each})",
+        f"  published  {_theirs(published)}{source}",
+        f"  verdict    {said.words}",
+    ]
 
 
 def _ours(said):
@@ -130,6 +152,12 @@ def _ours(said):
 def _theirs(published):
     told = f"{published.value:.2f} {published.spread}".strip()
     return told if published.read else f"{told}, from memory"
+
+
+def _all_of_theirs(row):
+    """The published number, and those that stand beside it."""
+    told = [f"{other.what}: {_theirs(other.published)}" for other in row.beside]
+    return "; ".join([_theirs(row.published), *told])
 
 
 def written(found: Mapping[str, Mapping]) -> str:
@@ -150,10 +178,10 @@ def written(found: Mapping[str, Mapping]) -> str:
             f"| [{row.what}](#{row.name}) | {_ours(said)} ({len(values)}) "
             f"| {_theirs(row.published)} | **{word}**: {said.words} |"
         )
-    lines += ["", "Behind ours stands the number of seeds.", "", "## Not run yet", ""]
+    lines += ["", "In brackets: how many seeds.", "", "## Not run yet", ""]
     lines += ["| row | published | minutes a run, one core |", "|---|---|---|"]
     lines += [
-        f"| `{row.name}`: {row.what} | {_theirs(row.published)} | {row.minutes:g} |"
+        f"| `{row.name}`: {row.what} | {_all_of_theirs(row)} | {row.minutes:g} |"
         for row in waiting
     ]
     lines += ["", "## Each row", ""]
@@ -179,6 +207,14 @@ def _section(row, own):
         f"- {own['date']}, commit `{own['commit'] or 'unknown'}`, {own['hardware']}, "
         f"JAX {own['jax']}; {own['minutes']:g} minutes in all.",
     ]
+    for other in row.beside:
+        if values := own.get("beside", {}).get(other.measure):
+            said = verdict.judge(list(values.values()), other.published)
+            each = ", ".join(f"{value:.2f}" for value in values.values())
+            lines.append(
+                f"- And {other.what}, `{other.measure}`: {_ours(said)} ({len(values)}) "
+                f"beside {_theirs(other.published)}: {said.words}. Seeds: {each}."
+            )
     if row.differs:
         lines.append(f"- Differs: {row.differs}")
     if row.note:

@@ -328,4 +328,31 @@ FAULTS = [
             "others = jnp.sum(means, axis=0)",
         ),
     ),
+    *fault.of(
+        "evals/logistic.py",
+        "test_logistic.py::test_a_fit_is_where_the_slope_of_its_objective_is_zero",
+        (
+            "logistic: features keep their scale",
+            "scale = np.where(scale > 0, scale, 1)",
+            "scale = np.ones_like(scale)",
+        ),
+        (
+            "logistic: the solver has as few digits as the features",
+            "features = np.asarray(features, np.float64)",
+            "features = np.asarray(features)",
+        ),
+        (
+            "logistic: the smaller the penalty, the larger the weights",
+            "C=penalty, max_iter",
+            "C=1 / penalty, max_iter",
+            "test_logistic.py::test_a_fit_is_where_the_slope_of_its_objective_is_zero",
+        ),
+        (
+            "logistic: a class without train rows may be predicted",
+            "np.full((len(rows), num_classes), -np.inf, np.float32)",
+            "np.zeros((len(rows), num_classes), np.float32)",
+            "test_logistic.py::test_a_fit_is_where_the_slope_of_its_objective_is_zero",
+        ),
+        slow=True,
+    ),
 ]

@@ -50,8 +50,8 @@ FAULTS = [
         "test_uniformity.py",
         (
             "uniformity: both views are one",
-            "return [parts.embed(state, views[:, view]) for view in range(2)]",
-            "return [parts.embed(state, views[:, 0]) for view in range(2)]",
+            "return [parts.embed(state, views[:, view]) for view in range(count)]",
+            "return [parts.embed(state, views[:, 0]) for view in range(count)]",
         ),
         (
             "uniformity: filled rows are measured",

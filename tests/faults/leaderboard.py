@@ -171,7 +171,7 @@ FAULTS = [
         ),
         (
             "leaderboard: a rate at the edge is not marked",
-            "edge = rate in (min(problem.rates), max(problem.rates))",
+            "edge = rate in (min(rates), max(rates))",
             "edge = False",
             _TABLE,
         ),
@@ -200,6 +200,15 @@ FAULTS = [
             "results_lib.finished(results) >= wanted",
             "True",
             f"{_FILE}::test_what_has_not_done_its_last_task_is_not_done",
+        ),
+    ),
+    *fault.of(
+        "leaderboard/table.py",
+        _RATE,
+        (
+            "leaderboard: an entry's own rates are not read",
+            "return entry.rates or problem.rates",
+            "return problem.rates",
         ),
     ),
 ]

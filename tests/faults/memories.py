@@ -352,6 +352,48 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "memory/diversity.py",
+        "test_gss.py::test_the_policy_of_online_ssl_is_algorithm_two_row_by_row",
+        (
+            "gss: rows that do not exist enter",
+            "slot = jnp.where(exists, slot, capacity).astype(jnp.int32)",
+            "slot = slot.astype(jnp.int32)",
+        ),
+        slow=True,
+    ),
+    *fault.of(
+        "memory/policies.py",
+        "test_gss.py::test_the_policy_of_online_ssl_is_algorithm_two_row_by_row",
+        (
+            "gss: the policy of online_ssl compares incoming rows with themselves",
+            'held = buffer.items["score"]\n',
+            'held = jnp.resize(items["score"], buffer.filled.shape)\n',
+        ),
+        slow=True,
+    ),
+    *fault.of(
+        "methods/online_ssl/stored.py",
+        "test_online_ssl.py::test_a_stream_is_the_equations[simsiam-gss]",
+        (
+            "gss: without labels rows are compared with incoming ones",
+            "jnp.sum(slopes[: setup.size], axis=0, keepdims=True)",
+            "jnp.sum(slopes[setup.size :], axis=0, keepdims=True)",
+        ),
+        (
+            "gss: without labels rows are compared before any is replayed",
+            "diversity.score(slopes, past, active[None])",
+            "diversity.score(slopes, past, active[None] | True)",
+        ),
+        (
+            "gss: the gradient without labels is that of one view",
+            "return jnp.sum(slopes, axis=1)",
+            "return slopes[:, 0]",
+            "test_gss.py"
+            "::test_the_gradient_of_an_image_is_that_of_a_shift_of_its_queries",
+        ),
+        slow=True,
+    ),
+    *fault.of(
         "memory/queue.py",
         "test_queue.py::test_enqueue_against_a_list",
         (

@@ -198,4 +198,20 @@ FAULTS = [
         ),
         slow=True,
     ),
+    *fault.of(
+        "reproduce/page.py",
+        "test_reproduce.py"
+        "::test_a_probe_stands_beside_the_accuracy_that_is_published_with_it",
+        (
+            "reproduce: what stands beside is the accuracy again",
+            "own = {other.measure: values(other.measure) for",
+            "own = {other.measure: values(row.measure) for",
+        ),
+        (
+            "reproduce: what stands beside is judged by the row's number",
+            "*_compared(values, other.published)]",
+            "*_compared(values, row.published)]",
+        ),
+        slow=True,
+    ),
 ]

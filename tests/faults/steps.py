@@ -79,12 +79,12 @@ FAULTS = [
         ),
         (
             "ssl: rows that stand in are counted",
-            "gradient(0), gradient(setup.size), outputs)",
+            "gradient(0), gradient(setup.beside), outputs)",
             "gradient(0), gradient(0), outputs)",
         ),
         (
             "ssl: incoming rows are aligned, too",
-            "rows if setup.every_row else rows[: 2 * setup.size]",
+            "rows if setup.every_row else rows[: 2 * setup.beside]",
             "rows",
         ),
         (
@@ -137,6 +137,42 @@ FAULTS = [
             "extra = extra._replace(momentum=extra.momentum)",
             f"{_STREAM}[byol-cassle]",
         ),
+    ),
+    *fault.of(
+        "methods/online_ssl/regularisers.py",
+        f"{_STREAM}[byol-der]",
+        (
+            "ssl: der compares one view",
+            "return (first + second) / 2",
+            "return first",
+        ),
+        slow=True,
+    ),
+    *fault.of(
+        "methods/online_ssl/stored.py",
+        f"{_STREAM}[byol-der]",
+        (
+            "ssl: what der stores moves",
+            "if setup.plan.moves:",
+            "if setup.plan.stores:",
+        ),
+        slow=True,
+    ),
+    *fault.of(
+        "methods/online_ssl/step.py",
+        f"{_STREAM}[simclr-lump]",
+        (
+            "ssl: lump mixes before the memory holds enough",
+            "jnp.broadcast_to(active, size)",
+            "jnp.ones(size, bool)",
+        ),
+        (
+            "ssl: lump's memory may hold rows that are never mixed",
+            "if 0 < parts.batch_size < replay.size:",
+            "if 0 < parts.batch_size < replay.size - 1:",
+            "test_online_ssl.py::test_memories_that_lump_cannot_mix_with_are_refused",
+        ),
+        slow=True,
     ),
     *[
         *fault.of(

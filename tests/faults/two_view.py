@@ -13,6 +13,20 @@ def _tasks(name):
 
 FAULTS = [
     *fault.of(
+        "methods/two_view/strategies.py",
+        _step("mocov2plus-lump"),
+        (
+            "two_view: lump does not mix",
+            "return jnp.where(exists, blend, views), share",
+            "return views, share",
+        ),
+        (
+            "two_view: lump mixes with partners that do not exist",
+            "return jnp.where(exists, blend, views), share",
+            "return blend, share",
+        ),
+    ),
+    *fault.of(
         "methods/two_view/head.py",
         "test_online_head.py"
         "::test_the_released_head_moves_the_statistics_with_rows_of_all_classes",
@@ -249,18 +263,6 @@ FAULTS = [
             _tasks("mocov2plus-ewc"),
         ),
         (
-            "two_view: lump does not mix",
-            "return jnp.where(mask[rows][:, None, None, None, None], mixed, views)",
-            "return views",
-            _step("mocov2plus-lump"),
-        ),
-        (
-            "two_view: lump mixes with partners that do not exist",
-            "return jnp.where(mask[rows][:, None, None, None, None], mixed, views)",
-            "return mixed",
-            _step("mocov2plus-lump"),
-        ),
-        (
             "two_view: der stores the projection of the other view",
             '"projection": outputs.z[:, 0]}',
             '"projection": outputs.z[:, 1]}',
@@ -295,8 +297,8 @@ FAULTS = [
         ),
         (
             "two_view: lump's share has the key of the write",
-            "views = _mixed(setup, k_mix, views, others, mask)",
-            "views = _mixed(setup, k_write, views, others, mask)",
+            "strategies.mixed(k_mix, setup.mix, views, others, mask)",
+            "strategies.mixed(k_write, setup.mix, views, others, mask)",
             "test_two_view.py::test_no_two_uses_share_a_key",
         ),
         (

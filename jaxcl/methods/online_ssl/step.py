@@ -11,8 +11,17 @@ The method is told no label and no boundary between tasks. It composes a base of
 - "cassle": the distillation of CaSSLe (Fini et al., CVPR 2022) towards a frozen network
   that follows the one that learns. With SimSiam and `rows="replay"` it is CLA-E, whose
   -cos(a(z), f) is half of our 2 - 2 cos(a(z), f): our weight is half of CLA's.
+- "der": DER (Buzzega et al., NeurIPS 2020) on projections, as Madaan et al. (ICLR 2022)
+  apply it. To L_SSL comes weight * mean of (z - s)^2 over the views of replayed rows,
+  where s is stored with the row when it comes and stays. Like DER++, and unlike DER,
+  replayed rows are in L_SSL, too.
+- "lump": LUMP (Madaan et al., ICLR 2022). L_SSL is of mixtures of incoming with
+  replayed rows alone, see `strategies.mixed`.
 - "pnr": what PNR (Cha et al., ICML 2024) adds to the base's loss, with the features of
   the same frozen network. This and what CLA does not name are OURS, of no paper.
+
+EWC is no regulariser here: it adds a penalty at the end of each task, where the weights
+fit the task, and the method is told of no end.
 
 Departures:
 - CLA's released code draws and passes nothing for replay until the memory holds more
@@ -33,12 +42,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, optim, schema
-from jaxcl.memory import buffer, queue
+from jaxcl.memory import buffer, policies, queue
 from jaxcl.methods import online, two_view
 from jaxcl.methods.online import probe
 from jaxcl.methods.online_ssl import regularisers, stored
-from jaxcl.methods.two_view import bases, networks
+from jaxcl.methods.two_view import bases, networks, strategies
 from jaxcl.nets import chain
+
+_MIX = 0x10B9  # keeps LUMP's mixtures apart from the other keys of an update
 
 Base = Literal["simclr", "simsiam", "byol", "barlow_twins", "vicreg", "mocov2plus"]
 
@@ -52,8 +63,8 @@ class Extra(NamedTuple):
     key_queue: jax.Array | None  # f32[2,K,D] unit rows, [v] from view v of `momentum`
     frozen_queue: jax.Array | None  # f32[2,K,D] unit rows, [v] from view v of `teacher`
     pointer: jax.Array | None  # i32[], where the next rows of both queues go
-    # "image" u8, "label" and "task" i32; "projection" f32[D] for "cla_r"; what the
-    # policy reads. None: nothing is stored
+    # "image" u8, "label" and "task" i32; "projection" f32[D] for "cla_r" and "der";
+    # what the policy reads. None: nothing is stored
     memory: buffer.Buffer | None
     kept: core.PyTree  # what the memory's policy counts
 
@@ -69,7 +80,8 @@ class Setup(NamedTuple):
     predictor: chain.Chain  # the base's own; of no nets where it has none
     distiller: chain.Chain  # the predictor a of the alignment
     dim: int  # of the projections
-    size: int  # rows replayed beside each batch; 0: there is no memory
+    size: int  # rows that an update draws; 0: there is no memory
+    beside: int  # of these, rows that pass beside the incoming ones; LUMP: 0
     every_row: bool  # incoming rows are aligned, too
     snapshot_every: int | None  # batches; None: the teacher is a moving average
     teacher_ema: float
@@ -77,6 +89,7 @@ class Setup(NamedTuple):
     momentum: float  # of the slow network
     queue_size: int
     stored_momentum: float
+    mix: float
 
 
 class Outputs(NamedTuple):
@@ -92,7 +105,7 @@ def make(
     parts: core.Parts,
     *,
     base: Base = "simsiam",
-    regulariser: Literal["none", "cassle", "cla_r", "pnr"] = "none",
+    regulariser: Literal["none", "cassle", "cla_r", "pnr", "der", "lump"] = "none",
     rows: Literal["replay", "all"] = "replay",
     remembers: bool = True,
     weight: schema.Weight | None = None,
@@ -102,6 +115,7 @@ def make(
     snapshot_every: schema.Count = 100,
     frozen_bn: Literal["batch", "running"] = "batch",
     stored_momentum: schema.Share = 0.5,
+    mix: schema.Positive = 0.4,
     momentum: schema.Share = 0.99,
     temperature: schema.Temperature | None = None,
     distill_temperature: schema.Temperature | None = None,
@@ -137,6 +151,7 @@ def make(
       snapshot_every: batches between snapshots, which are taken before the batch.
       frozen_bn: the teacher normalises by its "batch" or by "running" statistics.
       stored_momentum: share of the old vector that "cla_r" stores, CLA's alpha.
+      mix: "lump" draws mixtures from Beta(mix, mix).
       momentum: of the slow network of BYOL and MoCo, after each update.
       temperature, distill_temperature: of the base's loss and of the distillation.
       hidden_dim, output_dim, hidden_layers: of the projector.
@@ -155,13 +170,15 @@ def make(
     spec, plan = bases.get(base), regularisers.REGULARISERS[regulariser]
     _check(parts, arguments)
     unread = {"balance": "centre", "normality": 0.0}
+    size = parts.replay.size if remembers else 0
     setup = Setup(
         parts=parts,
         base=spec,
         plan=plan,
         options=two_view.loss_options(arguments | unread),
         **networks.build(parts, spec, arguments),
-        size=parts.replay.size if remembers else 0,
+        size=size,
+        beside=0 if plan.mixes else size,
         every_row=rows == "all",
         snapshot_every=snapshot_every if teacher == "snapshot" else None,
         teacher_ema=teacher_ema,
@@ -169,6 +186,7 @@ def make(
         momentum=momentum,
         queue_size=queue_size,
         stored_momentum=stored_momentum,
+        mix=mix,
     )
     if regulariser == "pnr":
         bases.warn_of_distance(base, setup.options)
@@ -192,25 +210,46 @@ def settled(options: dict, replay: core.Replay | None = None) -> dict:
 def _check(parts: core.Parts, options: dict) -> None:
     """Refuse what the method cannot do, before anything compiles."""
     regulariser, rows = options["regulariser"], options["rows"]
+    plan = regularisers.REGULARISERS[regulariser]
     if parts.batch_size == 1:
         raise ValueError(
             "config.batch_size=1: online_ssl compares rows of a batch; must be at "
             "least 2"
         )
     if not options["remembers"]:
-        if regulariser == "cla_r" or (regulariser != "none" and rows == "replay"):
+        if plan.stores or plan.mixes or (plan.align and rows == "replay"):
             raise ValueError(
                 f"config.method.remembers=False: regulariser={regulariser!r} with "
-                f"rows={rows!r} aligns replayed rows; must be True, or rows='all' with "
+                f"rows={rows!r} reads replayed rows; must be True, or rows='all' with "
                 "regulariser 'cassle' or 'pnr'"
             )
         return
-    if regulariser == "cla_r" and rows == "all":
+    if plan.stores and rows == "all":
         raise ValueError(
-            "config.method.rows='all': regulariser 'cla_r' aligns rows with what the "
-            "memory stores of them; must be 'replay'"
+            f"config.method.rows='all': regulariser {regulariser!r} aligns rows with "
+            "what the memory stores of them; must be 'replay'"
         )
     stored.check(parts.replay)
+    if plan.mixes:
+        _check_mixtures(parts)
+
+
+def _check_mixtures(parts: core.Parts) -> None:
+    """Refuse a memory that "lump" cannot mix with, or that reads single rows."""
+    replay = parts.replay
+    if 0 < parts.batch_size < replay.size:  # 0: whoever asks does not know it yet
+        raise ValueError(
+            f"config.replay.size={replay.size}: regulariser 'lump' mixes each incoming "
+            "row with one replayed row; must be at most config.batch_size="
+            f"{parts.batch_size}"
+        )
+    if reads := policies.POLICIES[replay.policy].reads:
+        blank = [name for name, policy in policies.POLICIES.items() if not policy.reads]
+        raise ValueError(
+            f"config.replay.policy={replay.policy!r}: reads {', '.join(reads)} of "
+            "single rows, and regulariser 'lump' passes mixtures alone; allowed are "
+            f"{', '.join(blank)}"
+        )
 
 
 def _init(setup, key, batch):
@@ -219,7 +258,7 @@ def _init(setup, key, batch):
     nets = chain.Chain({**setup.copied.nets, **setup.predictor.nets})
     params, stats = nets.init(k_nets, images)
     frozen = _copied(setup, params)
-    if setup.plan.align:
+    if setup.plan.distiller:
         born = setup.distiller.init(k_distiller, jnp.zeros((2, setup.dim)))
         params, stats = params | born[0], stats | born[1]
     banks = [
@@ -281,19 +320,25 @@ def _taught(setup, state, keep):
 def _update(setup, state, batch, key):
     """One step of the optimiser: the state, `stored.Told` of incoming rows, metrics."""
     k_stream, k_draw, k_replay = jax.random.split(key, 3)
-    extra, size = state.extra, setup.size
+    extra, size, beside = state.extra, setup.size, setup.beside
     rows = setup.parts.augment(k_stream, batch["image"])
     if rows.shape[1] != 2:
         raise ValueError(f"config.augment.views={rows.shape[1]}: online_ssl takes 2")
-    active, held, drawn = jnp.zeros((), bool), None, None
+    active, held, drawn, share = jnp.zeros((), bool), None, None, 0.0
     if size:
         active = jnp.sum(extra.memory.filled) > size
         drawn = online.memory_of(setup.parts).sample(extra.memory, k_draw, size)
         items = setup.parts.split(drawn[0])
         replayed = setup.parts.augment(k_replay, items["image"])
-        # A blank image would enter the batch statistics.
-        repeated = rows[jnp.arange(size) % len(rows)]
-        rows = jnp.concatenate([jnp.where(active, replayed, repeated), rows])
+        if setup.plan.mixes:
+            k_mix, exist = jax.random.fold_in(key, _MIX), jnp.broadcast_to(active, size)
+            rows, new = strategies.mixed(k_mix, setup.mix, rows, replayed, exist)
+            share = 1 - new
+        else:
+            # A blank image would enter the batch statistics.
+            repeated = rows[jnp.arange(size) % len(rows)]
+            rows = jnp.concatenate([jnp.where(active, replayed, repeated), rows])
+            share = size / len(rows)
         held = items.get("projection")
     images = rows.reshape((-1,) + rows.shape[2:])  # rows 2i, 2i+1: one example
     averages = extra.teacher_stats or state.stats
@@ -316,15 +361,14 @@ def _update(setup, state, batch, key):
     lr = core.rate(setup.parts, state)
     state = core.apply_gradients(state, grads, setup.parts.tx, lr).replace(stats=stats)
     extra = _followed(setup, state, features, active)
-    told = stored.Told(outputs.z, stored.pair_losses(outputs, features))
-    if size:
-        replayed = jax.tree.map(lambda x: x[:size], told)
+    told = stored.told(setup, outputs, features, active)
+    if beside:
+        replayed = jax.tree.map(lambda x: x[:beside], told)
         memory = stored.refreshed(setup, extra.memory, drawn, replayed, active)
         extra = extra._replace(memory=memory)
-    share = jnp.where(active, size / len(rows), 0.0)
     metrics = {"loss": loss, "lr": lr, "grad_norm": core.norm(grads)}
-    metrics |= parts | {"replayed": share}
-    incoming = jax.tree.map(lambda x: x[size:], told)
+    metrics |= parts | {"replayed": jnp.where(active, share, 0.0)}
+    incoming = jax.tree.map(lambda x: x[beside:], told)
     return state.replace(extra=extra), incoming, metrics
 
 
@@ -350,9 +394,9 @@ def _forward(setup, params, stats, images):
     if setup.predictor.nets:
         o, new = setup.predictor(params, stats, rows, train=True, groups=2)
         o, after = networks.two(o), after | new
-    if setup.plan.align:
+    if setup.plan.distiller:
         # Rows that are not aligned do not enter the statistics of the predictor a.
-        aligned = rows if setup.every_row else rows[: 2 * setup.size]
+        aligned = rows if setup.every_row else rows[: 2 * setup.beside]
         queries = setup.base.distiller_input(aligned)
         p, new = setup.distiller(params, stats, queries, train=True, groups=2)
         p, after = networks.two(p), after | new
@@ -369,15 +413,15 @@ def _losses(setup, outputs, features, active):
 
         return jax.value_and_grad(loss, has_aux=True)
 
-    if not setup.size:
+    if not setup.beside:
         return gradient(0)(outputs)
     # The networks stay outside: on CPU the gradient of a convolution is slow in a cond.
-    return jax.lax.cond(active, gradient(0), gradient(setup.size), outputs)
+    return jax.lax.cond(active, gradient(0), gradient(setup.beside), outputs)
 
 
 def _loss(setup, features, first):
     """The loss of the rows from `first` on: 0, or the number of replayed ones."""
-    base, options, size = setup.base, setup.options, setup.size
+    base, options, size = setup.base, setup.options, setup.beside
     whole, replayed = _range(features, first, None), _range(features, 0, size)
     loss = base.loss(whole, options)
     align = past = jnp.zeros_like(loss)
@@ -417,7 +461,7 @@ def _followed(setup, state, features, active):
 
 def _queued(setup, extra, features, active):
     """The queues with the keys and the frozen features of these rows."""
-    size, changes = setup.size, {}
+    size, changes = setup.beside, {}
     for name, rows in (("key_queue", features.k), ("frozen_queue", features.f)):
         bank, pointer = getattr(extra, name), extra.pointer
         if bank is None:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, optim
-from jaxcl.memory import loss_aware, policies, redundancy
+from jaxcl.memory import diversity, loss_aware, policies, redundancy
 from jaxcl.methods import online
 
 
@@ -19,6 +19,7 @@ class Told(NamedTuple):
 
     z: jax.Array  # f32[N,2,D], projections
     loss: jax.Array  # f32[N], see `pair_losses`
+    score: jax.Array | None  # f32[N], see `diversity.score`; None: no policy reads it
 
 
 def check(replay: core.Replay) -> None:
@@ -63,7 +64,7 @@ def create(setup, batch):
     if setup.plan.stores:
         example["projection"] = vector
     blank = {"feature": vector, "used": scalar > 0, "number": scalar}
-    blank |= {"loss": jnp.zeros(()), "draws": scalar}
+    blank |= {"loss": jnp.zeros(()), "draws": scalar, "score": jnp.zeros(())}
     example |= {name: blank[name] for name in _reads(setup)}
     space = online.memory_of(parts)
     kept = space.start(replay.policy, parts.num_classes, parts.num_tasks)
@@ -75,7 +76,29 @@ def _reads(setup):
     return policies.POLICIES[setup.parts.replay.policy].reads
 
 
-def pair_losses(outputs: Any, features: Any) -> jax.Array:
+def told(setup, outputs: Any, features: Any, active: jax.Array) -> Told:
+    """What an update tells of its rows, replayed ones first.
+
+    Scores compare the gradient of each row's own loss with that of the replayed rows
+    together, which are a draw from the memory; while nothing is replayed, as `active`
+    says, there is nothing to compare with.
+
+    Args:
+      outputs: of the network that learns, with `z` and `o`.
+      features: with `k`; both as in `bases.Features`.
+      active: bool[], the replayed rows are of the memory.
+    """
+    query = outputs.z if outputs.o is None else outputs.o
+    target = outputs.z if features.k is None else features.k
+    score = None
+    if setup.size and "score" in _reads(setup):
+        slopes = pair_slopes(query, target)
+        past = jnp.sum(slopes[: setup.size], axis=0, keepdims=True)
+        score = diversity.score(slopes, past, active[None])
+    return Told(outputs.z, pair_losses(query, target), score)
+
+
+def pair_losses(query: jax.Array, target: jax.Array) -> jax.Array:
     """The negative cosine of each image's positive pairs, f32[N].
 
     The mean of both directions, as the base compares them: what its predictor says, or
@@ -84,13 +107,27 @@ def pair_losses(outputs: Any, features: Any) -> jax.Array:
     bases the part that pulls.
 
     Args:
-      outputs: of the network that learns, with `z` and `o`.
-      features: with `k`; both as in `bases.Features`.
+      query, target: f32[N,2,D], of both views.
     """
-    query = outputs.z if outputs.o is None else outputs.o
-    target = outputs.z if features.k is None else features.k
     pairs = core.l2_normalize(query) * core.l2_normalize(target[:, ::-1])
     return -jnp.mean(jnp.sum(pairs, axis=2), axis=1)
+
+
+def pair_slopes(query: jax.Array, target: jax.Array) -> jax.Array:
+    """The gradient of each image's loss with respect to a shift of its queries.
+
+    The sum of the gradients with respect to the query of either view. A bias of the
+    layer that makes the queries would have this gradient, and views that change places
+    leave it as it is.
+
+    Args:
+      query, target: f32[N,2,D], see `pair_losses`; no gradient reaches the target.
+
+    Returns:
+      f32[N,D].
+    """
+    slopes = jax.grad(lambda rows: jnp.sum(pair_losses(rows, target)))(query)
+    return jnp.sum(slopes, axis=1)
 
 
 def refreshed(setup, memory, drawn, told, active):
@@ -98,7 +135,7 @@ def refreshed(setup, memory, drawn, told, active):
     items, _, slots = drawn
     z = told.z
     changes = {}
-    if setup.plan.stores:
+    if setup.plan.moves:
         mean = jnp.mean(z, axis=1)
         moved = optim.ema(items["projection"], mean, setup.stored_momentum)
         changes["projection"] = moved
@@ -148,6 +185,7 @@ def offered(setup, state, batch, told, number, key):
         "number": number * count + jnp.arange(count, dtype=jnp.int32),
         "loss": told.loss,
         "draws": jnp.zeros(count, jnp.int32),
+        "score": told.score,
     }
     items |= {name: new[name] for name in _reads(setup)}
     space, policy = online.memory_of(setup.parts), setup.parts.replay.policy

@@ -373,14 +373,6 @@ def _drawn(setup, memory, keys, count):
     return setup.parts.augment(k_augment, items["image"]), mask, items
 
 
-def _mixed(setup, key, views, others, mask):
-    """LUMP's mixtures; a row stays as it is while its partner does not exist."""
-    rows = jnp.arange(len(views)) % len(others)
-    share = jax.random.beta(key, setup.mix, setup.mix).astype(views.dtype)
-    mixed = share * views + (1 - share) * others[rows]
-    return jnp.where(mask[rows][:, None, None, None, None], mixed, views)
-
-
 def _step(setup, state, batch):
     base, strategy, extra = setup.base, setup.strategy, state.extra
     keys = jax.random.split(core.step_key(state), 5)
@@ -391,7 +383,7 @@ def _step(setup, state, batch):
     if strategy.stores:
         others, mask, items = _drawn(setup, extra.memory, k_drawn, len(views))
         if strategy.mixes:
-            views = _mixed(setup, k_mix, views, others, mask)
+            views, _ = strategies.mixed(k_mix, setup.mix, views, others, mask)
         else:
             replayed = others[:, 0]
             features = features._replace(stored=items["projection"], stored_mask=mask)

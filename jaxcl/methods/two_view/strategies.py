@@ -9,6 +9,9 @@ projections and the loss of the base take their place.
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 from jaxcl import core
 from jaxcl.losses import distill, replay
 
@@ -66,6 +69,35 @@ def _der(base, features, options):
     return base.loss(features, options) + options.weight * distance
 
 
+def mixed(
+    key: jax.Array,
+    mix: float,
+    views: jax.Array,
+    others: jax.Array,
+    mask: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Mix rows with stored ones, as LUMP does (Madaan et al., ICLR 2022).
+
+    m x + (1 - m) x', where m ~ Beta(mix, mix) is the same for the batch and all views.
+    A row stays as it is while its partner does not exist.
+
+    Args:
+      key: threefry key, of m.
+      mix: both parameters of the distribution.
+      views: f32[B,V,H,W,C].
+      others: f32[R,V,H,W,C]; the partner of row i is row i modulo R.
+      mask: bool[R], rows of `others` that exist.
+
+    Returns:
+      the mixtures, f32[B,V,H,W,C], and m, f32[].
+    """
+    rows = jnp.arange(len(views)) % len(others)
+    share = jax.random.beta(key, mix, mix).astype(views.dtype)
+    blend = share * views + (1 - share) * others[rows]
+    exists = mask[rows][:, None, None, None, None]
+    return jnp.where(exists, blend, views), share
+
+
 STRATEGIES = {
     "finetune": Strategy(_base),
     "cassle": Strategy(_cassle, teacher=True, distiller=True),
@@ -75,8 +107,7 @@ STRATEGIES = {
     # place of the negative log-likelihood.
     "ewc": Strategy(_base, consolidates=True, weight=0.01),
     "der": Strategy(_der, stores=True, weight=1.0),
-    # Madaan et al., ICLR 2022: the base loss on mixtures m x + (1 - m) x', where x' is
-    # a stored example and m ~ Beta(mix, mix) is the same for the batch and both views.
+    # Madaan et al., ICLR 2022: the base loss on mixtures with stored rows, see `mixed`.
     "lump": Strategy(_base, stores=True, mixes=True),
 }
 

@@ -1,0 +1,184 @@
+"""Logistic regression on frozen features, each of which is standardised.
+
+Source: the probe of Soutif-Cormerais et al., "A Comprehensive Empirical Evaluation on
+Online Continual Learning", ICCV-W 2023, as its released code has it
+(AlbinSou/ocl_survey, commit 5fcaa39): the features of three augmented passes over the
+train rows, in evaluation mode; scikit-learn's regression with its defaults and at most
+200 iterations; judged on the test rows, among all classes.
+
+Departures: the augmentation is that of the options here, a shift and a flip as in the
+survey, whatever the run trains with. Since its version 1.4 scikit-learn stops at a
+slope of the mean over rows, much sooner than at that of the sum, by which it stopped
+when the survey ran. Here the iterations alone decide, unless `tolerance` is above 0.
+"""
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxcl import core, schema, sharding
+from jaxcl.augment import images as augment_images
+from jaxcl.evals import features as features_lib
+
+
+class Fit(NamedTuple):
+    """A regression, and how it reads features."""
+
+    mean: np.ndarray  # f64[D], of each feature over the train rows
+    scale: np.ndarray  # f64[D], its deviation; 1 where that is 0
+    weight: np.ndarray  # f64[K, D], of standardised features
+    bias: np.ndarray  # f64[K]
+    classes: np.ndarray  # i[K], increasing
+    iterations: int  # that were needed, or allowed
+
+    def scores(self, features: np.ndarray, num_classes: int) -> np.ndarray:
+        """Scores f32[n, num_classes], -inf of a class without train rows."""
+        rows = (features - self.mean) / self.scale
+        scores = np.full((len(rows), num_classes), -np.inf, np.float32)
+        scores[:, self.classes] = rows @ self.weight.T + self.bias
+        return scores
+
+
+def fit(
+    features: np.ndarray,
+    labels: np.ndarray,
+    *,
+    penalty: float,
+    iterations: int,
+    tolerance: float = 0.0,
+) -> Fit:
+    """Minimise penalty * sum of cross-entropies + |W|^2 / 2 over standardised features.
+
+    The biases are not penalised, and the solver is scikit-learn's L-BFGS. Of two
+    classes W is one row, of the second one's log odds.
+
+    Args:
+      features: f[n, D].
+      labels: i[n], of two classes or more.
+      penalty: weight of the rows, scikit-learn's C.
+      iterations: at most so many, converged or not.
+      tolerance: the solver stops where no slope of the objective, divided by penalty
+        * n, is larger.
+    """
+    from sklearn import exceptions, linear_model  # takes a second, and few runs need it
+
+    # In float32 the solver gives up early, for want of digits of the objective.
+    features = np.asarray(features, np.float64)
+    mean, scale = features.mean(axis=0), features.std(axis=0)
+    scale = np.where(scale > 0, scale, 1)
+    machine = linear_model.LogisticRegression(
+        C=penalty, max_iter=iterations, tol=tolerance
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", exceptions.ConvergenceWarning)
+        machine.fit((features - mean) / scale, labels)
+    weight, bias = machine.coef_, machine.intercept_
+    if len(weight) == 1:  # of two classes
+        weight, bias = (np.stack([np.zeros_like(x[0]), x[0]]) for x in (weight, bias))
+    count = int(machine.n_iter_.max())
+    return Fit(mean, scale, weight, bias, machine.classes_, count)
+
+
+@schema.checked("config.evaluators.logistic")
+def make(
+    parts: core.EvalParts,
+    *,
+    passes: schema.Natural = 3,
+    pad: schema.Natural = 4,
+    flip: schema.Share = 0.5,
+    penalty: schema.Positive = 1.0,
+    iterations: schema.Count = 200,
+    tolerance: schema.Weight = 0.0,
+    batch_size: schema.Count = 256,
+) -> Callable:
+    """Logistic regression on all train rows after a task.
+
+    Args:
+      parts: what every evaluator is given.
+      passes: over the train rows, each with a shift and a flip of its own; 0: one pass
+        without augmentation.
+      pad: pixels by which an image is shifted at most, to either side.
+      flip: probability.
+      penalty: scikit-learn's C; the smaller, the smaller the weights.
+      iterations: of its solver, at most.
+      tolerance: slope at which it stops sooner, see `fit`; scikit-learn's is 1e-4.
+      batch_size: images that are embedded at a time.
+
+    Returns:
+      evaluate(state, task) -> core.Result. Rows as those of `linear` with
+      train_on="all": "class_incremental" and, if tasks are disjoint classes,
+      "task_aware"; nan where features are not finite. Scalars: "accuracy" on all
+      evaluation rows, "iterations", "seconds".
+
+    Raises:
+      ValueError: an option out of its range; no evaluation split; no labels; train
+        rows of one class; augmented passes over images that stream or are resized.
+    """
+    features_lib.check_labels(parts, "logistic")
+    train, evaluation = parts.stream.dataset.train, parts.stream.evaluation
+    features_lib.require(
+        "logistic", "", len(np.unique(train.label)) > 1, "left out of data of one class"
+    )
+    shape = () if train.images is None else train.images.shape[1:3]
+    whole = shape == (parts.size, parts.size) and parts.resize is None
+    features_lib.require(
+        "logistic.passes",
+        passes,
+        not passes or whole,
+        "0 for images that stream or are of another size than config.augment.size",
+    )
+    embed_train = _augmented(parts, passes, pad, flip, batch_size)
+    embed_test = features_lib.make(parts, evaluation, batch_size=batch_size)
+    groups = features_lib.split(parts)
+    judge = features_lib.verdicts(parts, groups, evaluation)
+    labels = np.tile(train.label, max(passes, 1))
+
+    def evaluate(state, task: int) -> core.Result:
+        began = time.monotonic()
+        features, held = embed_train(state), sharding.fetch(embed_test(state))
+        if not (np.isfinite(features).all() and np.isfinite(held).all()):
+            blank = np.full(len(parts.stream.tasks), np.nan)
+            return core.Result(
+                {"class_incremental": blank}, {}, (features_lib.NOT_FINITE,)
+            )
+        machine = fit(
+            features,
+            labels,
+            penalty=penalty,
+            iterations=iterations,
+            tolerance=tolerance,
+        )
+        right = judge(machine.scores(held, parts.num_classes))
+        rows = {name: features_lib.per_task(parts, own) for name, own in right.items()}
+        scalars = {
+            "accuracy": float(right["class_incremental"].mean()),
+            "iterations": float(machine.iterations),
+            "seconds": time.monotonic() - began,
+        }
+        return core.Result(rows, scalars)
+
+    return evaluate
+
+
+def _augmented(parts, passes, pad, flip, batch_size) -> Callable:
+    """State -> features f32[passes n, D] of the n train rows, pass after pass."""
+    train = parts.stream.dataset.train
+    if not passes:
+        embed = features_lib.make(parts, train, batch_size=batch_size)
+        return lambda state: sharding.fetch(embed(state))
+    view = augment_images.make(
+        size=parts.size,
+        views=passes,
+        crop=False,
+        pad=pad,
+        flip=flip,
+        jitter_probability=0.0,
+        grayscale=0.0,
+        mean=parts.mean,
+        std=parts.std,
+    )
+    embed_views = features_lib.of_views(parts, view, passes, batch_size=batch_size)
+    return lambda state: np.concatenate(embed_views(state, train.images))

@@ -1,0 +1,142 @@
+"""Logistic regression against its objective, and the evaluator on a linear map."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from sklearn import linear_model, pipeline, preprocessing
+
+from helpers import eval_toy
+from jaxcl.evals import features as features_lib
+from jaxcl.evals import logistic
+
+
+def blobs(seed, classes, count=90, dim=4):
+    """Gaussian classes that overlap, features of unequal scale and mean."""
+    rng = np.random.default_rng(seed)
+    label = rng.permutation(np.asarray(classes)[np.arange(count) % len(classes)])
+    centres = rng.normal(size=(max(classes) + 1, dim))
+    rows = centres[label] + rng.normal(size=(count, dim))
+    return rows * np.linspace(0.3, 5, dim) + 3.0, label
+
+
+def softmax(scores):
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("classes", [(0, 2, 5), (1, 4)])
+def test_a_fit_is_where_the_slope_of_its_objective_is_zero(classes):
+    rows, label = blobs(0, classes)
+    found = logistic.fit(rows, label, penalty=0.7, iterations=2000)
+    assert found.classes.tolist() == list(classes) and 3 < found.iterations < 2000
+    unit = (rows - rows.mean(axis=0)) / rows.std(axis=0)
+    scores = found.scores(rows, 7)
+    assert np.isneginf(np.delete(scores, classes, axis=1)).all()
+    given = scores[:, list(classes)].astype(np.float64)
+    np.testing.assert_allclose(given, unit @ found.weight.T + found.bias, rtol=1e-5)
+    own = label[:, None] == np.asarray(classes)
+    slope = 0.7 * (softmax(given) - own).T  # of the cross-entropies, by score
+    by_weight, begin = slope @ unit, 0.7 * (1 / len(classes) - own).T @ unit
+    if len(classes) == 2:
+        by_weight, begin = by_weight[1:], begin[1:]
+        assert not found.weight[0].any()
+    whole = by_weight + found.weight[-len(by_weight) :]
+    assert np.abs(whole).max() < 1e-5 * np.abs(begin).max()
+    assert np.abs(slope.sum(axis=1)).max() < 1e-4
+    # Features come in float32; the solver has more digits.
+    narrow = logistic.fit(np.float32(rows), label, penalty=0.7, iterations=2000)
+    np.testing.assert_allclose(narrow.weight, found.weight, rtol=1e-4, atol=1e-5)
+    sooner = logistic.fit(rows, label, penalty=0.7, iterations=2000, tolerance=0.01)
+    assert sooner.iterations < found.iterations
+
+
+def test_it_stops_after_the_iterations_it_has_and_constant_features_are_no_trouble():
+    rows, label = blobs(1, (0, 1, 2))
+    rows[:, 1] = 7.0
+    found = logistic.fit(rows, label, penalty=1.0, iterations=2)
+    assert found.iterations == 2 and found.scale[1] == 1
+    assert np.isfinite(found.scores(rows, 3)).all()
+
+
+def plain_features(state, images):
+    mean, std = np.float32(eval_toy.MEAN), np.float32(eval_toy.STD)
+    return np.asarray(eval_toy.embed(state, (images / np.float32(255) - mean) / std))
+
+
+def test_without_augmentation_it_is_a_pipeline_of_scikit_learn():
+    parts, state = eval_toy.parts_of(), eval_toy.state_of(0)
+    evaluate = logistic.make(parts, passes=0, penalty=0.5, tolerance=1e-4)
+    found = evaluate(state, 1)
+    data = parts.stream.dataset
+    machine = pipeline.make_pipeline(
+        preprocessing.StandardScaler(),
+        linear_model.LogisticRegression(C=0.5, max_iter=200),
+    )
+    train, test = (plain_features(state, x.images) for x in (data.train, data.test))
+    right = machine.fit(train, data.train.label).predict(test) == data.test.label
+    assert found.scalars["accuracy"] == pytest.approx(right.mean())
+    assert 0.3 < right.mean() < 1
+    rows = features_lib.per_task(parts, right)
+    np.testing.assert_allclose(found.rows["class_incremental"], rows)
+    assert (found.rows["task_aware"] >= rows).all()
+    assert found.scalars["iterations"] > 3 and found.scalars["seconds"] > 0
+
+
+def test_each_pass_shifts_and_flips_anew(monkeypatch):
+    seen, fit = [], logistic.fit
+
+    def recorded(features, labels, **options):
+        seen.append((features, labels))
+        return fit(features, labels, **options)
+
+    monkeypatch.setattr(logistic, "fit", recorded)
+    parts, state = eval_toy.parts_of(), eval_toy.state_of(1)
+    train, size = parts.stream.dataset.train, eval_toy.SIZE
+    logistic.make(parts, passes=3, pad=1, batch_size=16)(state, 2)
+    ((features, labels),) = seen
+    np.testing.assert_array_equal(labels, np.concatenate([train.label] * 3))
+    wide = np.pad(train.images, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    candidates = np.stack(
+        [
+            plain_features(state, wide[:, y : y + size, x : x + size][:, :, ::step])
+            for y, x, step in itertools.product(range(3), range(3), (1, -1))
+        ]
+    )
+    chosen = []
+    for each in features.reshape(3, len(train.label), -1):
+        gaps = np.abs(candidates - each).max(axis=2)
+        assert gaps.min(axis=0).max() < 1e-4
+        chosen.append(gaps.argmin(axis=0))
+    assert len(np.unique(chosen)) == 18
+    for first, second in itertools.combinations(chosen, 2):
+        assert (first != second).mean() > 0.7
+    # The same draws whatever the state.
+    logistic.make(parts, passes=3, pad=1, batch_size=16)(state, 0)
+    np.testing.assert_array_equal(seen[1][0], features)
+
+
+def test_features_that_are_not_finite_have_no_accuracy():
+    parts = eval_toy.parts_of()
+    state = jax.tree.map(lambda x: x * np.nan, eval_toy.state_of(0))
+    found = logistic.make(parts, passes=0)(state, 0)
+    assert np.isnan(found.rows["class_incremental"]).all() and not found.scalars
+    assert "not finite" in found.warnings[0]
+
+
+def test_what_it_cannot_do_is_refused():
+    streams = eval_toy.dataset(streams=True)
+    with pytest.raises(ValueError, match="logistic.passes=3: must be 0 for images"):
+        logistic.make(eval_toy.parts_of(data=streams))
+    with pytest.raises(ValueError, match="logistic.passes=1: must be 0 for images"):
+        logistic.make(eval_toy.parts_of(size=3), passes=1)
+    found = logistic.make(eval_toy.parts_of(data=streams), passes=0)
+    whole = logistic.make(eval_toy.parts_of(), passes=0)
+    state = eval_toy.state_of(0)
+    assert found(state, 0).scalars["accuracy"] == whole(state, 0).scalars["accuracy"]
+    data = eval_toy.dataset()
+    alone = data._replace(train=data.train._replace(label=data.train.label * 0))
+    with pytest.raises(ValueError, match="must be left out of data of one class"):
+        logistic.make(eval_toy.parts_of()._replace(
+            stream=eval_toy.parts_of().stream._replace(dataset=alone)))  # fmt: skip
