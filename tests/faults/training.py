@@ -367,8 +367,31 @@ FAULTS = [
         ),
         (
             "norm: the last view alone moves the running mean",
-            "mean.value = self._blend(mean.value, batch_mean[0, view])",
-            "mean.value = self._blend(mean.value, batch_mean[0, -1])",
+            "away[0, view].reshape(near.shape) + near",
+            "away[0, -1].reshape(near.shape) + near",
+        ),
+        (
+            "norm: the second view's running mean is counted from the first's",
+            "away[0, view].reshape(near.shape) + near",
+            "away[0, view].reshape(near.shape) + mean.value",
+        ),
+        (
+            "norm: a GPU moves rows by their mean alone that it scales by distances",
+            "views, center = views - lax.optimization_barrier(near), away",
+            "views, center = views, away",
+            "test_nets.py::test_batch_norm_gradient_equals_finite_differences[gpu]",
+        ),
+        (
+            "norm: on a GPU the variance's slope is that of the square",
+            "2.0 * (distance - mean) * of_var",
+            "2.0 * distance * of_var",
+            "test_nets.py::test_batch_norm_gradient_equals_finite_differences[gpu]",
+        ),
+        (
+            "norm: on a GPU the slope of the mean is not seen",
+            "((of_mean + 2.0 * ",
+            "((0.0 * of_mean + 2.0 * ",
+            "test_nets.py::test_batch_norm_gradient_equals_finite_differences[gpu]",
         ),
         (
             "norm: the statistics before the last view are those before the first",
