@@ -210,6 +210,9 @@ def descend(parts: Parts, state: TrainState, loss, shares=None):
 
 
 _ROW = 1024  # numbers that `_norms_by_row` adds up at first
+# How a kernel of a convolution, [h, w, I, O], lies on a GPU: O, h, w, I. So its library
+# takes and gives it.
+KERNEL_ORDER = (3, 0, 1, 2)
 
 
 def norms(tree: PyTree) -> PyTree:
@@ -235,7 +238,9 @@ def _norms_by_row(leaves):
 
     The sums of the rows are added leaf by leaf, in an order that never changes.
     """
-    rows = [jnp.pad(x.ravel(), (0, -x.size % _ROW)).reshape(-1, _ROW) for x in leaves]
+    # In another order than they lie in, kernels would be copied first.
+    flat = [(x.transpose(KERNEL_ORDER) if x.ndim == 4 else x).ravel() for x in leaves]
+    rows = [jnp.pad(x, (0, -x.size % _ROW)).reshape(-1, _ROW) for x in flat]
     owner = np.repeat(np.arange(len(rows)), [len(x) for x in rows])
     joined = jnp.concatenate(rows)
     joined = joined.astype(jnp.promote_types(joined.dtype, jnp.float32))
