@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxcl import schema
+from jaxcl import schema, sharding
 from jaxcl.augment import crops
 
 _ORDERS = np.array(list(itertools.permutations(range(4))))  # i32[24, 4]
@@ -82,7 +82,8 @@ def _jitter(key, planes, strength, applied=True):
     (contrast) or the gray image (saturation), then a turn of the hue. An operation that
     is not due has factor 1 or turn 0. Branches would not help, since vmap runs them
     all. The slots are a scan: if unrolled, XLA fuses them into kernels that compute
-    shared terms many times (600x slower on a CPU).
+    shared terms many times (600x slower on a CPU). On a GPU the turns of a loop are
+    kernels of their own, so there they are written out, each on its own.
     """
     u = jax.random.uniform(key, (5,))
     neutral = np.float32([1, 1, 1, 0])
@@ -93,15 +94,18 @@ def _jitter(key, planes, strength, applied=True):
     due = order[:, None] == jnp.arange(4)  # bool[slot, operation]
     factor = jnp.where(due[:, 3], 1.0, jnp.sum(due * value, axis=1))
     turn = jnp.where(due[:, 3], value[3], 0.0)
+    apart = sharding.platform() == "gpu"
 
     def slot(planes, now):
+        planes = jax.lax.optimization_barrier(planes) if apart else planes
         factor, contrast, saturation, turn = now
         gray = _gray(planes)
         other = jnp.where(contrast, gray.mean(), jnp.where(saturation, gray, 0.0))
         planes = _blend(planes, other, factor)
         return _hue(planes, turn) if strength[3] else planes, None
 
-    return jax.lax.scan(slot, list(planes), (factor, due[:, 1], due[:, 2], turn))[0]
+    slots = factor, due[:, 1], due[:, 2], turn
+    return jax.lax.scan(slot, list(planes), slots, unroll=apart)[0]
 
 
 def _blurring(sigma, *, extent, radius):
@@ -287,15 +291,28 @@ def make(
         flip=flip,
     )
 
+    alike = all(len(set(one_view.keywords[name])) == 1 for name in ("blur", "sun"))
+
+    def at_once(keys, images, change):
+        """All views f32[B,V,h,w,C] by the options of the first."""
+        view_keys = jax.vmap(jax.random.fold_in, (0, None))
+        view_keys = jax.vmap(view_keys, (None, 0), 1)(keys, jnp.arange(views))
+        of_image = jax.vmap(change, (0, None if images.ndim == 4 else 0))
+        return jax.vmap(of_image)(view_keys, images)
+
     def augment(key, images):
         cut = images.ndim == 4 and crop
         mend = "; or config.augment.crop=True" if images.ndim == 4 else ""
         _check_images(images, None if cut else size, mean, views, mend=mend)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(images)))
+        one = functools.partial(one_view, box=box if cut else None)
+        if alike and sharding.platform() == "gpu":  # fewer kernels, for more each
+            out = at_once(keys, images, functools.partial(one, view=0))
+            return normalize(out, mean, std).astype(dtype)
         out = []
         for view in range(views):
             view_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, view)
-            change = functools.partial(one_view, view=view, box=box if cut else None)
+            change = functools.partial(one, view=view)
             image = images if images.ndim == 4 else images[:, view]
             out.append(jax.vmap(change)(view_keys, image))
         return normalize(jnp.stack(out, axis=1), mean, std).astype(dtype)

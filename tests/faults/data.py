@@ -559,6 +559,27 @@ FAULTS = [
                 "test_augment.py::test_keys_are_folded_from_position_then_view",
             ),
             (
+                "data: on a GPU views have the key of their image",
+                "jax.vmap(view_keys, (None, 0), 1)(keys, jnp.arange(views))",
+                "jax.vmap(view_keys, (None, 0), 1)(keys, 0 * jnp.arange(views))",
+                "test_augment.py::"
+                "test_a_gpu_takes_views_at_once_and_its_slots_are_no_loop",
+            ),
+            (
+                "data: on a GPU slots of the jitter are a loop",
+                "jax.lax.scan(slot, list(planes), slots, unroll=apart)",
+                "jax.lax.scan(slot, list(planes), slots)",
+                "test_augment.py::"
+                "test_a_gpu_takes_views_at_once_and_its_slots_are_no_loop",
+            ),
+            (
+                "data: on a GPU all views are blurred as the first",
+                'for name in ("blur", "sun"))',
+                'for name in ("sun",))',
+                "test_augment.py::"
+                "test_a_gpu_takes_views_at_once_and_its_slots_are_no_loop",
+            ),
+            (
                 "data: solarising inverts the dark pixels",
                 "jnp.where(image >= threshold, 1.0 - image, image)",
                 "jnp.where(image < threshold, 1.0 - image, image)",
