@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.memory import queue
 from jaxcl.nets import chain, mlp, norm
 
@@ -28,6 +28,15 @@ def test_enqueue_against_a_list(size, count):
             place = (place + count) % size
         np.testing.assert_array_equal(state, twin)
         assert int(pointer) == place
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_on_a_gpu_a_queue_lies_as_the_state_has_it(platform):
+    """Else a loop over steps may want its rows otherwise, and copies it in and out."""
+    given = jnp.zeros((2, 12, 3)), jnp.int32(0), jnp.zeros((2, 4, 3))
+    with sharding.for_elsewhere(platform=platform):
+        text = jax.jit(lambda *x: queue.enqueue(*x)).lower(*given).as_text()
+    assert ("@LayoutConstraint" in text) == (platform == "gpu")
 
 
 def test_a_batch_larger_than_the_queue_is_refused():
