@@ -85,6 +85,16 @@ def on_cpu() -> bool:
     return platform() == "cpu"
 
 
+def several() -> bool:
+    """Whether programs may be for more than one device, so that rows are split.
+
+    It asks the devices that are here, or those of `for_elsewhere`; a run may take fewer.
+    """
+    elsewhere = _ELSEWHERE.get()
+    described = elsewhere is not None and elsewhere.devices
+    return len(described or jax.devices()) > 1
+
+
 def multiplies_bfloat16() -> bool:
     """Whether the devices have units for products in bfloat16: TPUs, GPUs since Ampere.
 
@@ -223,9 +233,9 @@ def placement(tree, mesh: Mesh):
     return jax.tree_util.tree_map_with_path(of, tree, is_leaf=_is_split)
 
 
-# Of kernels of convolutions on a GPU. In another layout each would be transposed in every
-# pass and, since a transposition cannot write over its own operand, copied after every
-# update.
+# Of kernels of convolutions on a GPU. In another layout each would be transposed in
+# every pass and, since a transposition cannot write over its own operand, copied after
+# every update.
 _LAYOUT = Layout(major_to_minor=core.KERNEL_ORDER)
 
 

@@ -130,7 +130,7 @@ class BatchNorm(nn.Module):
 # - distances are made anew where rows are normalised, behind a barrier: one array of
 #   them for all would be written out;
 # - moments are kept, behind a barrier: else a few kernels each would make them again
-#   from the parts of the sums.
+#   from the parts of the sums. Between devices the sums are kept, which come whole.
 
 
 def _on_gpu():
@@ -160,7 +160,9 @@ def _moments(distance):
       distance: of the rows of each view to the running mean, as the mean is, too.
     """
     if _on_gpu():
-        mean, square = _at_once(jnp.mean, distance, jnp.square(distance))
+        sums = _at_once(jnp.sum, distance, jnp.square(distance))
+        kept = lax.optimization_barrier(sums) if sharding.several() else sums
+        mean, square = kept / _values(distance)
     else:
         axes = _summed(distance)
         mean = jnp.mean(distance, axes, keepdims=True)
@@ -169,7 +171,13 @@ def _moments(distance):
 
 
 def _kept_moments(distance):
-    return lax.optimization_barrier(_moments(distance))
+    found = _moments(distance)
+    return found if sharding.several() else lax.optimization_barrier(found)
+
+
+def _values(views):
+    """How many values each channel of a view has."""
+    return views.size // (views.shape[1] * views.shape[-1])
 
 
 def _keep(distance):
@@ -179,8 +187,7 @@ def _keep(distance):
 
 def _moments_slopes(saved, slopes):
     (distance, mean), (of_mean, of_var) = saved, slopes
-    count = distance.size // mean.size
-    return ((of_mean + 2.0 * (distance - mean) * of_var) / count,)
+    return ((of_mean + 2.0 * (distance - mean) * of_var) / _values(distance),)
 
 
 _moments_at_once = jax.custom_vjp(_kept_moments)
