@@ -193,10 +193,10 @@ def normalize(
     return (image - np.float32(mean)) / np.float32(std)
 
 
-def _one_view(key, image, *, view, box, pad, jitter, gray, blur, sigma, sun, flip):
-    """u8[H,W,C] -> f32[h,w,C]; operations of probability 0 are not compiled."""
+def _crop_and_colour(key, image, *, box, pad, jitter, gray):
+    """u8[H,W,C] -> f32[h,w,C], and the draws f32[6] of all operations of chance."""
     k_crop, k_jitter, k_rest = jax.random.split(key, 3)
-    u_jitter, u_gray, u_blur, u_sigma, u_sun, u_flip = jax.random.uniform(k_rest, (6,))
+    drawn = jax.random.uniform(k_rest, (6,))
     image = image.astype(jnp.float32) / 255.0
     if box:
         image = crops.random_resized_crop(k_crop, image, **box)
@@ -205,11 +205,16 @@ def _one_view(key, image, *, view, box, pad, jitter, gray, blur, sigma, sun, fli
     planes = jnp.unstack(image, axis=-1)
     strength, probability = jitter
     if probability and any(strength):
-        planes = _jitter(k_jitter, planes, strength, u_jitter < probability)
+        planes = _jitter(k_jitter, planes, strength, drawn[0] < probability)
     if gray and len(planes) == 3:
         luma = _gray(planes)
-        planes = [jnp.where(u_gray < gray, luma, p) for p in planes]
-    image = jnp.stack(planes, axis=-1)
+        planes = [jnp.where(drawn[1] < gray, luma, p) for p in planes]
+    return jnp.stack(planes, axis=-1), drawn
+
+
+def _rest(image, drawn, *, view, blur, sigma, sun, flip):
+    """What comes after, f32[h,w,C]; operations of probability 0 are not compiled."""
+    _, _, u_blur, u_sigma, u_sun, u_flip = drawn
     if blur[view]:
         width = sigma[0] + (sigma[1] - sigma[0]) * u_sigma
         blurred = gaussian_blur(image, width, radius=math.ceil(5.5 * sigma[1]))
@@ -280,41 +285,44 @@ def make(
     _check_moments(mean, std)
     crops.need(pad < size, "config.augment.pad", pad, f"from 0 to {size - 1}")
     crops.need(not (pad and crop), "config.augment.pad", pad, "0 where crop=True")
-    one_view = functools.partial(
-        _one_view,
-        pad=pad,
-        jitter=(jitter, jitter_probability),
-        gray=grayscale,
+    first = functools.partial(
+        _crop_and_colour, pad=pad, jitter=(jitter, jitter_probability), gray=grayscale
+    )
+    rest = functools.partial(
+        _rest,
         blur=_probabilities("blur", blur, views),
         sigma=sigma,
         sun=_probabilities("solarize", solarize, views),
         flip=flip,
     )
 
-    alike = all(len(set(one_view.keywords[name])) == 1 for name in ("blur", "sun"))
-
     def at_once(keys, images, change):
-        """All views f32[B,V,h,w,C] by the options of the first."""
+        """`change` of all views, for each its images f32[B,h,w,C] and draws."""
         view_keys = jax.vmap(jax.random.fold_in, (0, None))
         view_keys = jax.vmap(view_keys, (None, 0), 1)(keys, jnp.arange(views))
         of_image = jax.vmap(change, (0, None if images.ndim == 4 else 0))
-        return jax.vmap(of_image)(view_keys, images)
+        found = jax.vmap(of_image)(view_keys, images)
+        return [jax.tree.map(lambda x, i=i: x[:, i], found) for i in range(views)]
+
+    def each(keys, images, change):
+        """The same, one view after another."""
+        for view in range(views):
+            view_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, view)
+            image = images if images.ndim == 4 else images[:, view]
+            yield jax.vmap(change)(view_keys, image)
 
     def augment(key, images):
         cut = images.ndim == 4 and crop
         mend = "; or config.augment.crop=True" if images.ndim == 4 else ""
         _check_images(images, None if cut else size, mean, views, mend=mend)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(images)))
-        one = functools.partial(one_view, box=box if cut else None)
-        if alike and sharding.platform() == "gpu":  # fewer kernels, for more each
-            out = at_once(keys, images, functools.partial(one, view=0))
-            return normalize(out, mean, std).astype(dtype)
-        out = []
-        for view in range(views):
-            view_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, view)
-            change = functools.partial(one, view=view)
-            image = images if images.ndim == 4 else images[:, view]
-            out.append(jax.vmap(change)(view_keys, image))
+        change = functools.partial(first, box=box if cut else None)
+        # A GPU has fewer kernels, each for more; elsewhere it would be no faster.
+        of_views = at_once if sharding.platform() == "gpu" else each
+        out = [
+            jax.vmap(functools.partial(rest, view=view))(*taken)
+            for view, taken in enumerate(of_views(keys, images, change))
+        ]
         return normalize(jnp.stack(out, axis=1), mean, std).astype(dtype)
 
     return augment
