@@ -88,7 +88,8 @@ def on_cpu() -> bool:
 def several() -> bool:
     """Whether programs may be for more than one device, so that rows are split.
 
-    It asks the devices that are here, or those of `for_elsewhere`; a run may take fewer.
+    It asks the devices that are here, or those of `for_elsewhere`, of which
+    a run may take fewer.
     """
     elsewhere = _ELSEWHERE.get()
     described = elsewhere is not None and elsewhere.devices
