@@ -106,6 +106,8 @@ class Method(NamedTuple):
     parts: Callable = lambda task: 1
     # (state, key, batch) -> f32[], the loss that it would lower were all data at hand
     objective: Callable | None = None
+    # state -> fields of its `extra` that no step changes, as steps read them; a dict
+    still: Callable = lambda state: {}
     # state -> i32[K], rows of the train split that the present task replayed, -1: none
     replayed: Callable | None = None
     # (state, normalised images) -> f32[B, Z], what the loss compares, in eval mode

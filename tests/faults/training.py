@@ -376,24 +376,6 @@ FAULTS = [
             "away[0, view].reshape(near.shape) + mean.value",
         ),
         (
-            "norm: a GPU moves rows by their mean alone that it scales by distances",
-            "views, center = views - lax.optimization_barrier(near), away",
-            "views, center = views, away",
-            "test_nets.py::test_batch_norm_gradient_equals_finite_differences[gpu-False]",
-        ),
-        (
-            "norm: on a GPU the variance's slope is that of the square",
-            "2.0 * (distance - mean) * of_var",
-            "2.0 * distance * of_var",
-            "test_nets.py::test_batch_norm_gradient_equals_finite_differences[gpu-False]",
-        ),
-        (
-            "norm: on a GPU the slope of the mean is not seen",
-            "((of_mean + 2.0 * ",
-            "((0.0 * of_mean + 2.0 * ",
-            "test_nets.py::test_batch_norm_gradient_equals_finite_differences[gpu-False]",
-        ),
-        (
             "norm: the statistics before the last view are those before the first",
             "if view == groups - 1 and self.is_mutable_collection(BEFORE_LAST):",
             "if view == 0 and self.is_mutable_collection(BEFORE_LAST):",
@@ -418,6 +400,56 @@ FAULTS = [
             "_at_once(jnp.sum, slope, slope)",
             "test_nets.py::test_batch_norm_of_gpus_is_that_of_others_in_one_sum",
         ),
+    ),
+    *fault.of(
+        "nets/norm.py",
+        "test_nets.py::test_batch_norm_gradient_equals_finite_differences[gpu-False]",
+        (
+            "norm: a GPU moves rows by their mean alone that it scales by distances",
+            "views, center = views - lax.optimization_barrier(near), away",
+            "views, center = views, away",
+        ),
+        (
+            "norm: on a GPU the variance's slope is that of the square",
+            "2.0 * (distance - mean) * of_var",
+            "2.0 * distance * of_var",
+        ),
+        (
+            "norm: on a GPU the slope of the mean is not seen",
+            "((of_mean + 2.0 * ",
+            "((0.0 * of_mean + 2.0 * ",
+        ),
+        slow=True,
+    ),
+    *fault.of(
+        "nets/chain.py",
+        "test_queue.py::test_kernels_as_they_are_read_give_the_same",
+        (
+            "chain: biases are read in bfloat16",
+            'return leaf.astype(net.dtype) if name == "kernel" else leaf',
+            "return leaf.astype(net.dtype)",
+        ),
+        (
+            "chain: kernels of nets that do not say so are cast",
+            'getattr(net, "casts_kernels", False)',
+            'getattr(net, "casts_kernels", True)',
+        ),
+        slow=True,
+    ),
+    *fault.of(
+        "run/job.py",
+        "test_layouts.py::test_a_gpu_casts_the_teacher_once_a_call[gpu]",
+        (
+            "job: the teacher is saved in bfloat16",
+            "return _with(state, whole), metrics",
+            "return state, metrics",
+        ),
+        (
+            "job: the teacher is cast in each step",
+            'job.method.still(state) if sharding.platform() == "gpu"',
+            'job.method.still(state) if sharding.platform() == "cuda"',
+        ),
+        slow=True,
     ),
     *fault.of(
         "run/seeds.py",
