@@ -261,12 +261,16 @@ FAULTS = [
             "leaves, rocm=_norms_by_row,",
             "test_core.py::test_a_gpu_sums_all_leaves_at_once",
         ),
+    ),
+    *fault.of(
+        "core.py",
+        "test_core.py::test_a_gpu_sums_kernels_in_the_order_they_lie_in",
         (
             "norms: a GPU turns kernels of convolutions before it sums them",
             "(x.transpose(KERNEL_ORDER) if x.ndim == 4 else x).ravel()",
             "x.ravel()",
-            "test_core.py::test_a_gpu_sums_kernels_in_the_order_they_lie_in",
         ),
+        slow=True,
     ),
     *fault.of(
         "optim.py",
