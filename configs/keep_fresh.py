@@ -7,11 +7,14 @@ several ways. No paper has numbers for it; ours are in docs/keep_fresh.md.
   python -m jaxcl.main --config=configs/keep_fresh.py \
       --config.data.path=tiny_imagenet20.npz
 
-`configs/keep_fresh.py:both` trains on a second set, too, which tells what another
-encoder, made from everything, costs. `configs/keep_fresh.py:judge` trains nothing; it
-judges the encoder of --config.checkpoint on the set. `configs/keep_fresh.py:debug` (or
-`both,debug`, `judge,debug`) runs the same code in seconds, on digits.
+`configs/keep_fresh.py:sets=2` trains on two sets, `sets=3` on three, and so on, which
+tells what another encoder, made from everything, costs. `configs/keep_fresh.py:judge`
+trains nothing; it judges the encoder of --config.checkpoint on the set.
+`configs/keep_fresh.py:debug` (or `sets=2,debug`, `judge,debug`) runs the same code in
+seconds, on digits.
 """
+
+import re
 
 import ml_collections
 
@@ -20,8 +23,9 @@ from jaxcl.config import shrink
 
 def get_config(arg=None):
     words = {*(arg or "").split(",")} - {""}
-    if unknown := words - {"both", "judge", "debug"}:
-        raise ValueError(f"{min(unknown)!r}: allowed are both, judge, debug")
+    count = {word for word in words if re.fullmatch(r"sets=[1-9]\d*", word)}
+    if unknown := words - {"judge", "debug"} - count:
+        raise ValueError(f"{min(unknown)!r}: allowed are sets=N, judge, debug")
     config = ml_collections.ConfigDict()
     config.name = "keep_fresh"
     config.seed = 0
@@ -37,12 +41,11 @@ def get_config(arg=None):
             config.augment = {"size": 16, "resize": 16}
             config.evaluators.linear.epochs = 3
         return config
-    if "both" in words:
-        paths = ("data/tiny_imagenet20.npz", "data/pacs64.npz")
-        config.data = {
-            "name": "joined",
-            "sets": [{"name": "npz", "path": path} for path in paths],
-        }
+    for word in count:
+        # --config.data.sets[0].path=SET
+        section = {"name": "npz", "path": config.data.path}
+        several = [dict(section) for _ in range(int(word.removeprefix("sets=")))]
+        config.data = {"name": "joined", "sets": several}
     config.batch_size = 128
     config.epochs = 15
     config.scale_lr = False

@@ -4,10 +4,13 @@ r"""An encoder that is there, taught new images in several ways: its runs, a tab
 
 trains the encoder of configs/keep_fresh.py on the images of --old and exports it. Each
 row of ROWS then teaches it those of --new, without labels, by jaxcl.update, once with
-each seed; "retrain", the last, trains another encoder on both. Every encoder is judged
-on the test parts of both sets. After each step ROOT/table.md is written anew, with the
-columns of docs/keep_fresh.md; at the end ROOT/table.png shows old against new. The same
-command goes on where it was stopped.
+each seed; "retrain", the last, trains another encoder on both. Of several sets after
+--new each is an update of its own, one after another. Every encoder is judged on the
+test parts of all sets when all is taught. After each step ROOT/table.md is written
+anew, with the columns of docs/keep_fresh.md; at the end ROOT/table.png shows old
+against new. The same command goes on where it was stopped.
+
+A set is an .npz file or a directory that jaxcl.data.convert wrote.
 """
 
 import argparse
@@ -22,15 +25,15 @@ import sweep
 
 from jaxcl import plots
 from jaxcl.data import storage
+from jaxcl.report import numbers
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import seeds
 from jaxcl.update import lineage
+from jaxcl.update.command import VERDICTS
 
 CONFIG = "configs/keep_fresh.py"
-UPDATE = "updates/0001"
-SETS = ("old", "new")
-JUDGES = ("knn/class_incremental", "linear/class_incremental")
+KNN, PROBE = "knn/class_incremental", "linear/class_incremental"
 DROP = 0.02  # what the default limit of an update allows
 # Of every update, beside the epochs and the rate, which all rows share, too.
 SAME = (
@@ -38,11 +41,6 @@ SAME = (
     "--config.limits.accuracy_drop=1.0",  # or the checkpoints are gone
 )
 _WHOLE = ("--config.train.tuning.lora_rank=0", "--config.train.tuning.open_layers=0")
-HEAD = (
-    "| taught by | seeds | old kNN | old probe | new kNN | new probe | neighbours kept "
-    "| would pass | TFLOP | minutes |",
-    "|---|---|---|---|---|---|---|---|---|---|",
-)
 
 
 class Row(NamedTuple):
@@ -55,11 +53,12 @@ class Row(NamedTuple):
 
 ROWS = {
     "continue": Row("going on, all weights", "finetune", _WHOLE),
-    "adapters": Row("going on, adapters and the last block", "finetune"),
+    "lora": Row("going on, LoRA", "finetune", ("--config.train.tuning.open_layers=0",)),
+    "adapters": Row("going on, LoRA and the last block", "finetune"),
     "less_forget": Row("Less-Forget, all weights", "less_forget", _WHOLE),
     "cassle": Row("CaSSLe, all weights", "cassle", _WHOLE),
     "pnr": Row("PNR, all weights", "pnr", _WHOLE),
-    "cassle_adapters": Row("CaSSLe, adapters: the default", "cassle"),
+    "cassle_adapters": Row("CaSSLe, LoRA and the last block: the default", "cassle"),
 }
 
 
@@ -102,13 +101,15 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument("--old", required=True, help=".npz: what the encoder is made of")
-    made.add_argument("--new", required=True, help=".npz: what it is taught")
+    made.add_argument("--old", required=True, help="what the encoder is made of")
+    made.add_argument("--new", required=True, nargs="+", help="what it is taught")
     made.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     made.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS, metavar="ROW")
     made.add_argument("--epochs", type=int, default=3, help="of an update")
     made.add_argument("--lr", type=float, default=2e-3, help="of an update")
-    made.add_argument("--no-retrain", action="store_true", help="no second encoder")
+    made.add_argument(
+        "--retrain", nargs="*", type=int, metavar="SEED", help="default: as --seeds"
+    )
     made.add_argument("--root", default="runs/keep_fresh", help="of all directories")
     made.add_argument("--dry-run", action="store_true", help="print the commands")
     made.add_argument("--python", default=sys.executable)
@@ -116,9 +117,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def steps(options) -> list[Step]:
-    """All commands, in order: the encoder, each row's seeds, the second encoder."""
-    have, retrain = place(options, "have"), place(options, "retrain")
-    flags = [f"--config.data.path={options.old}"]
+    """All commands, in order: the encoder, each row's seeds, encoders from all sets."""
+    have = place(options, "have")
+    flags = _read("config.data", options.old)
     made = [
         Step(_main(CONFIG, have / "run", flags), have / "run" / results_lib.RESULTS),
         Step(
@@ -130,15 +131,37 @@ def steps(options) -> list[Step]:
     for seed in options.seeds:
         for name in options.rows:
             folder = place(options, name, seed)
-            made += [_update(options, ROWS[name], seed, folder)]
-            made += _judged(options, folder, folder / "encoder" / UPDATE)
-    if options.no_retrain:
-        return made
-    paths = enumerate((options.old, options.new))
-    flags = [f"--config.data.sets[{i}].path={path}" for i, path in paths]
-    run = retrain / "run"
-    made += [Step(_main(f"{CONFIG}:both", run, flags), run / results_lib.RESULTS)]
-    return [*made, *_judged(options, retrain, run)]
+            made += _updates(options, ROWS[name], seed, folder)
+            made += _judged(options, folder, updates(options, folder)[-1])
+    paths = sets(options).values()
+    for seed in options.seeds if options.retrain is None else options.retrain:
+        run = place(options, "retrain", seed) / "run"
+        flags = [f"--config.seed={seed}"]
+        for i, path in enumerate(paths):
+            flags += _read(f"config.data.sets[{i}]", path)
+        words = _main(f"{CONFIG}:sets={len(paths)}", run, flags)
+        made.append(Step(words, run / results_lib.RESULTS))
+        made += _judged(options, run.parent, run)
+    return made
+
+
+def sets(options) -> dict[str, str]:
+    """Name of each set -> its path: "old", and "new" or what several are called.
+
+    Raises ValueError if two of several have one name.
+    """
+    if len(options.new) == 1:
+        return {"old": options.old, "new": options.new[0]}
+    new = {pathlib.Path(path).stem: path for path in options.new}
+    if len(new) < len(options.new) or "old" in new:
+        raise ValueError(f"--new {options.new}: must have names of their own, not old")
+    return {"old": options.old, **new}
+
+
+def updates(options, folder: pathlib.Path) -> list[pathlib.Path]:
+    """The directories of the updates in a row's, in order."""
+    numbered = range(1, len(options.new) + 1)
+    return [folder / "encoder" / lineage.UPDATES / f"{i:04d}" for i in numbered]
 
 
 def done(step: Step) -> bool:
@@ -158,25 +181,34 @@ def _main(config, workdir, flags) -> tuple[str, ...]:
     return ("jaxcl.main", f"--config={config}", f"--workdir={workdir}", *flags)
 
 
-def _update(options, row, seed, folder) -> Step:
-    """Teach a copy of the encoder, since updates of one folder follow each other."""
+def _read(section, path) -> list[str]:
+    """The flags by which a section reads the set at a path."""
+    name = "npz" if path.endswith(".npz") else "arrays"
+    return [f"--{section}.name={name}", f"--{section}.path={path}"]
+
+
+def _updates(options, row, seed, folder) -> list[Step]:
+    """Teach a copy of the encoder one set after another."""
     have, own = place(options, "have") / "encoder", folder / "encoder"
-    words = [f"--run={own}", f"--data={options.new}"]
-    words += [f"--test={options.old}", f"--old={options.old}", *SAME, *row.changes]
-    words += [f"--config.train.epochs={options.epochs}"]
-    words += [f"--config.train.optimizer.lr={options.lr}"]
-    words += [f"--config.train.method.strategy={row.strategy}"]
-    words += [f"--config.train.seed={seed}"]
-    return Step(("jaxcl.update", *words), own / UPDATE / lineage.VERDICT, (have, own))
+    made = []
+    for path, workdir in zip(options.new, updates(options, folder), strict=True):
+        words = [f"--run={own}", f"--data={path}"]
+        words += [f"--test={options.old}", f"--old={options.old}", *SAME, *row.changes]
+        words += [f"--config.train.epochs={options.epochs}"]
+        words += [f"--config.train.optimizer.lr={options.lr}"]
+        words += [f"--config.train.method.strategy={row.strategy}"]
+        words += [f"--config.train.seed={seed}"]
+        verdict = workdir / lineage.VERDICT
+        made.append(Step(("jaxcl.update", *words), verdict, (have, own)))
+    return made
 
 
 def _judged(options, folder, encoder) -> list[Step]:
-    """Judge an encoder, or that of a run directory, on both sets."""
+    """Judge an encoder, or that of a run directory, on all sets."""
     made = []
-    for name in SETS:
+    for name, path in sets(options).items():
         workdir = folder / name
-        flags = [f"--config.checkpoint={encoder}"]
-        flags += [f"--config.data.path={getattr(options, name)}"]
+        flags = [f"--config.checkpoint={encoder}", *_read("config.data", path)]
         words = _main(f"{CONFIG}:judge", workdir, flags)
         made.append(Step(words, workdir / results_lib.RESULTS))
     return made
@@ -184,17 +216,34 @@ def _judged(options, folder, encoder) -> list[Step]:
 
 def table(options) -> str:
     """What is finished: a line of each row, mean and standard error over its seeds."""
-    lines = [line(title, folders) for title, folders in finished(options).items()]
-    return "\n".join([*HEAD, *lines])
+    _, *new = sets(options)
+    columns = ["taught by", "seeds", "old kNN", "old probe"]
+    columns += [f"{name} kNN" for name in new]
+    columns += ["new probe", "neighbours kept", "old index", "would pass"]
+    columns += ["TFLOP", "minutes"]
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    rows = finished(options)
+    lines += [line(options, title, folders) for title, folders in rows.items()]
+    paired = differences(options, rows)
+    return "\n".join([*lines, *([""] if paired else []), *paired])
 
 
-def finished(options) -> dict[str, list[pathlib.Path]]:
-    """Title of each row that has seeds which are judged -> their directories."""
-    rows = {"nothing: as it came": [place(options, "have")]}
-    rows["both from anew"] = [place(options, "retrain")]
+def finished(options) -> dict[str, dict[int | None, pathlib.Path]]:
+    """Title of each row -> its seeds that are judged -> their directories."""
+    rows = {"nothing: as it came": {None: place(options, "have")}}
+    again = options.seeds if options.retrain is None else options.retrain
+    rows["all from anew"] = {seed: place(options, "retrain", seed) for seed in again}
     for name in options.rows:
-        rows[ROWS[name].title] = [place(options, name, seed) for seed in options.seeds]
-    judged = {title: [f for f in rows[title] if accuracies(f)] for title in rows}
+        folders = {seed: place(options, name, seed) for seed in options.seeds}
+        rows[ROWS[name].title] = folders
+    judged = {
+        title: {
+            seed: folder
+            for seed, folder in folders.items()
+            if accuracies(options, folder)
+        }
+        for title, folders in rows.items()
+    }
     return {title: folders for title, folders in judged.items() if folders}
 
 
@@ -203,8 +252,9 @@ def draw(options, path: pathlib.Path) -> None:
     figure = plots.figure_of(6.5, 4.2)
     axes = figure.add_subplot()
     for number, (title, folders) in enumerate(finished(options).items()):
-        values = [accuracies(folder) for folder in folders]
-        old, new = (seeds.spread(x[place] for x in values) for place in (0, 2))
+        values = [accuracies(options, folder) for folder in folders.values()]
+        old = seeds.spread(x[0] for x in values)
+        new = seeds.spread(sum(x[2:-1]) / len(x[2:-1]) for x in values)
         # Hollow where the colours begin anew.
         fill = "full" if number < len(plots.COLOURS) else "none"
         axes.errorbar(
@@ -224,41 +274,86 @@ def draw(options, path: pathlib.Path) -> None:
     plots.save(figure, path)
 
 
-def accuracies(folder: pathlib.Path) -> list[float]:
-    """Of each of SETS and JUDGES in turn; [] where one is missing."""
-    values = []
-    for name in SETS:
+def accuracies(options, folder: pathlib.Path) -> list[float]:
+    """kNN and probe on the old, kNN on each of the new, their mean probe; or []."""
+    knn, probe = [], []
+    for name in sets(options):
         if not (folder / name / results_lib.RESULTS).exists():
             return []
         summary = results_lib.summary(results_lib.read_results(folder / name))
-        values += [summary[judge]["average_accuracy"] for judge in JUDGES]
-    return values
+        knn.append(summary[KNN]["average_accuracy"])
+        probe.append(summary[PROBE]["average_accuracy"])
+    return [knn[0], probe[0], *knn[1:], sum(probe[1:]) / len(probe[1:])]
 
 
-def line(title: str, folders: list[pathlib.Path]) -> str:
+def line(options, title: str, folders: dict[int | None, pathlib.Path]) -> str:
     """A line of the table.
 
     Args:
+      options: of the command.
       title: of the row.
-      folders: of its seeds, each with an update, a run, or neither.
+      folders: of its seeds, each with updates, a run, or neither.
     """
-    columns = zip(*map(accuracies, folders), strict=True)
-    shown = [seeds.percent(seeds.spread(column)) for column in columns]
-    updates = [folder / "encoder" / UPDATE / lineage.VERDICT for folder in folders]
-    reports = [storage.read_object(path) for path in updates if path.exists()]
-    kept = passed = "-"
+    values = [accuracies(options, folder) for folder in folders.values()]
+    shown = [
+        seeds.percent(seeds.spread(column)) for column in zip(*values, strict=True)
+    ]
+    workdirs = [x for folder in folders.values() for x in updates(options, folder)]
+    verdicts = [workdir / lineage.VERDICT for workdir in workdirs]
+    reports = [storage.read_object(path) for path in verdicts if path.exists()]
+    kept = index = passed = "-"
     if reports:
         kept = seeds.percent(seeds.spread(r["drift"]["overlap"] for r in reports))
+        said = [report["index"] for report in reports]
+        index = ", ".join(f"{said.count(x)} {x}" for x in VERDICTS if x in said)
         changes = [min(x["change"] for x in r["accuracy"].values()) for r in reports]
         passed = f"{sum(change >= -DROP for change in changes)} of {len(changes)}"
         costs = [report["cost"] for report in reports]
     else:
-        costs = [results_lib.read_results(folders[0] / "run")["cost"]["total"]]
-    flops = sum(cost["flops"] for cost in costs) / len(costs) / 1e12
-    minutes = sum(cost["train_seconds"] for cost in costs) / len(costs) / 60
-    cells = [title, str(len(folders)), *shown, kept, passed]
+        runs = [folder / "run" for folder in folders.values()]
+        costs = [results_lib.read_results(run)["cost"]["total"] for run in runs]
+    flops = sum(cost["flops"] for cost in costs) / len(folders) / 1e12
+    minutes = sum(cost["train_seconds"] for cost in costs) / len(folders) / 60
+    cells = [title, str(len(folders)), *shown, kept, index, passed]
     cells += [f"{flops:.1f}", f"{minutes:.1f}"]
     return "| " + " | ".join(cells).replace("+-", "±") + " |"
+
+
+def differences(options, rows: dict[str, dict]) -> list[str]:
+    """A table of each row minus the first of the updates, paired by seed.
+
+    Each cell is the mean difference with the 95 % interval of Student's t. There is no
+    table of one row.
+    """
+    taught = [title for row in ROWS.values() if (title := row.title) in rows]
+    columns = ["old kNN", "old probe", "new kNN", "new probe"]
+    if len(taught) < 2:
+        return []
+    lines = [f"| against {taught[0]} | " + " | ".join(columns) + " |"]
+    lines.append("|---" * (1 + len(columns)) + "|")
+
+    def measured(folder):
+        old, probe, *new, new_probe = accuracies(options, folder)
+        return old, probe, sum(new) / len(new), new_probe
+
+    for title in taught[1:]:
+        both = [seed for seed in rows[title] if seed in rows[taught[0]]]
+        pairs = [[measured(rows[t][seed]) for t in (title, taught[0])] for seed in both]
+        cells = [
+            _interval(mine[i] - first[i] for mine, first in pairs)
+            for i in range(len(columns))
+        ]
+        lines.append("| " + " | ".join([title, *cells]) + " |")
+    return lines
+
+
+def _interval(values) -> str:
+    """Points: a mean, and its interval where there are two values or more."""
+    mean, low, high, _ = numbers.estimate(seeds.spread(values))
+    if mean is None:
+        return "-"
+    ends = "" if low is None else f" ({100 * low:.1f} to {100 * high:.1f})"
+    return f"{100 * mean:+.1f}{ends}"
 
 
 if __name__ == "__main__":

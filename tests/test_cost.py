@@ -441,6 +441,8 @@ def test_line_of_text():
         "cost: 3 steps, 30 images, 9.9 s training + 0.0 s compiling + "
         "0.0 s evaluation on 2 x abacus, 81.6 GB at the peak"
     )
+    two = cost.add(cost.add(cost.empty(3), 0, small), 1, small)
+    assert cost.line(two).startswith("cost of 2 tasks: 6 steps, 60 images, 20 s")
     assert cost.line(cost.empty(1)) == "cost: not measured"
 
 

@@ -163,7 +163,10 @@ def test_it_is_drawn_reported_and_saved(fitted, tmp_path):
     panels = figure.axes
     assert panels[0].get_title() == "Nearest neighbours, class incremental"
     assert len(panels[1].lines[0].get_xdata()) == 4
-    assert "<svg" in (tmp_path / "run.svg").read_text()
+    drawn = (tmp_path / "run.svg").read_text()
+    assert "<svg" in drawn and "<dc:date>" not in drawn
+    with pytest.raises(ValueError, match="must end in one of"):
+        fitted.plot(tmp_path / "run.gif")
     page = pathlib.Path(fitted.report())
     assert page == pathlib.Path(fitted.folder) / "report.html"
     assert "knn/class_incremental" in page.read_text()
@@ -231,7 +234,7 @@ def asked(monkeypatch, tmp_path):
         def stop(config, where):
             raise Asked(config, where, build.build(config, where))
 
-        monkeypatch.setattr(fitting, "build", _With(build=stop, MACHINE=build.MACHINE))
+        monkeypatch.setattr(fitting, "build", _With(build=stop))
         arguments = {"encoder": {"name": "conv_net", "width": 4}} | arguments
         arguments["options"] = {"devices": 1} | arguments.get("options", {})
         with pytest.raises(Asked) as found:
@@ -371,7 +374,6 @@ def test_a_directory_is_made_from_what_is_run(monkeypatch, tmp_path):
     places = []
     fake = _With(
         build=lambda config, where: places.append(str(where)) or 1 / 0,
-        MACHINE=build.MACHINE,
     )
     monkeypatch.setattr(fitting, "build", fake)
     for images, more in ((IMAGES, {}), (IMAGES, {}), (IMAGES[1:], {}),

@@ -144,7 +144,13 @@ def test_the_page_runs_and_leaves_what_it_names(tmp_path):
     assert len(paths) > 12
     for path in paths:
         assert (tmp_path / path).exists(), path
-    for word in ("forgetting", "stability", "plasticity", "untrained", "cost: "):
+    for word in (
+        "forgetting",
+        "stability",
+        "plasticity",
+        "untrained",
+        "cost of 3 tasks: ",
+    ):
         assert word in printed[0]
     results = results_lib.read_results(tmp_path / "runs" / "quickstart")
     measures = results_lib.summary(results)["knn/domain_aware"]

@@ -9,6 +9,7 @@ import pytest
 from helpers import toy
 from jaxcl.config import build
 from jaxcl.run import finish, headline, job, transfer
+from jaxcl.run import results as results_lib
 
 
 def test_a_run_is_told_in_two_lines(tmp_path):
@@ -41,6 +42,16 @@ def test_a_run_is_told_in_two_lines(tmp_path):
         f"of 48, up to 1/4 epochs a task, on 1 x {device}; then each task alone, "
         "for FT_i"
     )
+    # It goes on after two tasks of another run.
+    results = results_lib.empty(8)
+    for task in range(2):
+        results = results_lib.add(results, task, {}, {}, 1.0)
+    (tmp_path / "before").mkdir()
+    results_lib.write_results(tmp_path / "before", results)
+    more = work._replace(start=str(tmp_path / "before"))
+    left = len(job.plain_schedules(work)[2])
+    assert f"in 8 tasks, 2 of them done, {judged} to" in headline.of(more, "x")
+    assert f"; {left} steps of 48" in headline.of(more, "x")
 
 
 def test_an_encoder_that_is_judged_is_told(tmp_path):

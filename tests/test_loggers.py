@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from jaxcl.config import build
+from jaxcl.config import build, claim
 from jaxcl.data import storage
 from jaxcl.run import loggers, record
 
@@ -101,7 +101,7 @@ def test_a_config_may_name_them():
     assert [make.__module__ for make in options["loggers"]] == [
         "jaxcl.run.loggers.wandb"
     ]
-    assert "loggers" in build.MACHINE  # a resumed run may have others
+    assert "loggers" in claim.MACHINE  # a resumed run may have others
 
 
 class FakeBoard(types.ModuleType):

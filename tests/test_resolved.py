@@ -7,7 +7,7 @@ import pytest
 
 from helpers import toy
 from jaxcl import schema
-from jaxcl.config import build, files, resolved, sections
+from jaxcl.config import build, claim, files, resolved, sections
 from jaxcl.data import sources
 from jaxcl.front import shown
 from jaxcl.methods.online_ssl import regularisers
@@ -138,7 +138,7 @@ def test_a_run_resumes_by_what_was_asked(tmp_path, caplog):
 
     def told(now, asked=asked):
         caplog.clear()
-        build.claim(tmp_path, asked, now)
+        claim.directory(tmp_path, asked, now)
         return [record.getMessage() for record in caplog.records]
 
     began = {"method": {"name": "er", "head": "cosine"}, "workers": 4}

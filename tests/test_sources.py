@@ -2,6 +2,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,8 @@ from sklearn import datasets
 
 from helpers import tfds_sets
 from helpers.tfds_sets import NAMES, encoded, random_images
+from jaxcl.data import convert, from_tfds, sources, stream
 from jaxcl.data import files as files_lib
-from jaxcl.data import from_tfds, sources, stream
 from jaxcl.data import splits as cuts
 
 
@@ -287,6 +288,44 @@ def test_convert_then_arrays(tmp_path):
     (tmp_path / "out" / "train_images.npy").unlink()
     with pytest.raises(ValueError, match="train_images.npy"):
         sources.load("arrays", path=out)
+
+
+def test_a_part_of_a_set_is_converted(tmp_path, monkeypatch, capsys):
+    """In arrays by hand: which rows are left, in which numbers."""
+    x, y, domain = random_images(24), np.arange(24) % 4, np.arange(24) // 8
+    path = str(tmp_path / "toy.npz")
+    names = {"class_names": ["a", "b", "c", "d"], "domain_names": ["ink", "oil", "3"]}
+    test = np.arange(24) % 8 >= 4
+    np.savez(path, x=x, y=y, domain=domain, is_test=test, **names)
+
+    def part(*options):
+        out = str(tmp_path / str(len([*tmp_path.iterdir()])))
+        monkeypatch.setattr(sys, "argv", ["convert", path, out, *options])
+        convert.main()
+        return sources.load("arrays", path=out)
+
+    drawn = part("--domains", "2", "ink", "--classes", "2:4", "0")
+    assert drawn.domain_names == ("3", "ink") and drawn.class_names == ("c", "d", "a")
+    kept = np.isin(domain, (0, 2)) & (y != 1)
+    for split, rows in (("train", kept & ~test), ("test", kept & test)):
+        examples = getattr(drawn, split)
+        np.testing.assert_array_equal(examples.images, x[rows])
+        assert examples.label.tolist() == [{2: 0, 3: 1, 0: 2}[n] for n in y[rows]]
+        assert examples.domain.tolist() == [{2: 0, 0: 1}[n] for n in domain[rows]]
+    few = [part("--per-class", "2", "--seed", str(seed)) for seed in (1, 1, 2)]
+    assert all(np.bincount(data.train.label).tolist() == [2] * 4 for data in few)
+    same(splits(few[0]), splits(few[1]))
+    assert not np.array_equal(few[0].train.images, few[2].train.images)
+    for wrong, said in {
+        ("--domains", "4"): "domains: 4 is neither a number below 3",
+        ("--domains", "ink", "0"): r"domains: \['ink'\] more than once",
+        ("--classes", "e"): "classes: 'e' is neither",
+        ("--classes", "1:1"): "must name at least one class",
+        ("--per-class", "7"): "per_class = 7: must be from 1 to the 3",
+    }.items():
+        with pytest.raises(SystemExit):
+            part(*wrong)
+        assert re.search(said, capsys.readouterr().err)
 
 
 def test_arrays_written_by_hand(tmp_path):

@@ -12,7 +12,7 @@ from absl import logging
 from etils import epath
 
 from jaxcl import core, schema, sharding
-from jaxcl.config import budget, resolved, sections
+from jaxcl.config import budget, claim, resolved, sections
 from jaxcl.data import duplicates, storage, stream
 from jaxcl.evals import features
 from jaxcl.memory import sharded
@@ -23,29 +23,14 @@ from jaxcl.run import (
     evaluation,
     folder,
     job,
-    lock,
     loggers,
     seeds,
     task_alone,
     transfer,
 )
 
-# Where and how a run computes, not what: these may change when it resumes.
-MACHINE = (
-    "devices",
-    "device_bytes",
-    "steps_per_call",
-    "workers",
-    "progress",
-    "loggers",
-    "plot_formats",
-    "data.cache",
-    "duplicates",
-    "seeds",
-    "side_by_side",
-)
 # Nor do these change what a run on one task measures.
-ASIDE = MACHINE + (
+ASIDE = claim.MACHINE + (
     "name",
     "regime",
     "plasticity",
@@ -65,15 +50,6 @@ ASIDE = MACHINE + (
 
 
 _MOST_STEPS = 2**31 - 1  # core.TrainState counts them in an i32
-
-
-def _without(config: dict, fields) -> dict:
-    """The config without fields, named "field" or "section.field"."""
-    kept = {key: value for key, value in config.items() if key not in fields}
-    for section, _, inner in (field.partition(".") for field in fields):
-        if inner and section in kept:
-            kept[section] = _without(kept[section], (inner,))
-    return kept
 
 
 def _plain(value, field="config"):
@@ -129,7 +105,7 @@ def build(
         noted |= _shards(plain.get("replay"), work.mesh)
     if made.stream.dataset.decoder:
         noted["decoder"] = made.stream.dataset.decoder
-    claim(workdir, plain | noted, _every_option(plain, made) | noted)
+    claim.directory(workdir, plain | noted, _every_option(plain, made) | noted)
     return made
 
 
@@ -162,10 +138,10 @@ def _precise(raw: dict, workdir=None) -> dict:
     path = None if workdir is None else epath.Path(workdir) / "config.json"
     if path is None or not path.exists():
         return raw | {"precision": sections.precision_of(raw)}
-    begun = _written(path)
+    begun = claim.read(path)
     if "precision" in begun:
         return raw | {"precision": begun["precision"]}
-    return _without(raw, ("precision",))  # of before there was "auto"
+    return claim.without(raw, ("precision",))  # of before there was "auto"
 
 
 def _seeds(raw, workdir):
@@ -208,7 +184,7 @@ def _seeds(raw, workdir):
     plain = _plain(raw)
     own = {name: getattr(top, name) for name in ("seed", "seeds")}
     own["side_by_side"] = side_by_side
-    claim(workdir, plain, _every_option(_plain(completed(raw)), first) | own)
+    claim.directory(workdir, plain, _every_option(_plain(completed(raw)), first) | own)
     chosen = tuple(range(top.seed, top.seed + top.seeds))
     return seeds.Seeds(chosen, make, side_by_side)
 
@@ -241,71 +217,6 @@ def planned(
 def default_workdir(config) -> str:
     """runs/NAME of the config; RUN/NAME, where the encoder of RUN is judged."""
     return f"{config.get('checkpoint') or 'runs'}/{config.get('name', 'run')}"
-
-
-def claim(workdir, config: dict, every_option: dict | None = None) -> None:
-    """Write the config to its run directory, or check that it is the same.
-
-    Args:
-      workdir: the run directory.
-      config: what was asked, which a run that goes on must ask again.
-      every_option: what that came to, see `resolved.values`. Where the defaults of
-        another version of the library come to something else, a warning names it.
-    """
-    with lock.held(workdir):
-        _claim(workdir, config, every_option)
-
-
-def _written(path) -> dict:
-    """The config of a run directory."""
-    try:
-        return storage.read_object(path)
-    except storage.NotJson as error:
-        raise ValueError(
-            f"{error}. The rest of the run may be whole: put a copy of the file back, "
-            "or run the same command with a new --workdir until it has begun, and take "
-            "the config.json that it writes there"
-        ) from error
-
-
-def _claim(workdir, config, every_option):
-    path = epath.Path(workdir) / "config.json"
-    old = _written(path) if path.exists() else None
-    sharding.barrier("the config is read")
-    if old is not None:
-        changed = schema.differences(_without(old, MACHINE), _without(config, MACHINE))
-        if changed:
-            raise ValueError(
-                f"{workdir} holds a run of another config; they differ in "
-                f"{'; '.join(changed)}. Give another --workdir, or the same config"
-            )
-        if every_option and jax.process_index() == 0:
-            _tell_moved(path.parent / resolved.RESOLVED, every_option)
-        return
-    if jax.process_index() == 0:
-        if every_option:  # first: a run has begun once there is a config.json
-            storage.write_json(path.parent / resolved.RESOLVED, every_option)
-        storage.write_json(path, config)
-    sharding.barrier("the config is written")
-
-
-def _tell_moved(path, now: dict) -> None:
-    """Warn of options that mean something else now than when the run began."""
-    if not path.exists():
-        return  # a run of before there was such a file
-    try:
-        then = storage.read_object(path)
-    except storage.NotJson as error:
-        logging.warning("%s", error)
-        return
-    moved = schema.differences(_without(then, MACHINE), _without(now, MACHINE))
-    if moved:
-        logging.warning(
-            "%s: the run goes on with other values than it began with, which another "
-            "version of jaxcl has as defaults: %s",
-            path,
-            "; ".join(moved),
-        )
 
 
 def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
@@ -549,9 +460,9 @@ def _alone(top, made, parts, eval_parts, workdir) -> task_alone.Alone | None:
 
     # Where all is trained, FT_i measured before there was config.tuning still holds.
     aside = ASIDE if top.tuning else (*ASIDE, "tuning")
-    facts = _without(dataclasses.asdict(top), aside) | {
+    facts = claim.without(dataclasses.asdict(top), aside) | {
         "method": {"name": top.method["name"]}
-        | _without(other, getattr(module, "UNUSED_ALONE", ())),
+        | claim.without(other, getattr(module, "UNUSED_ALONE", ())),
         "evaluators": judged,
         "dataset": task_alone.fingerprint(made.stream.dataset),
         "decoder": made.stream.dataset.decoder,

@@ -12,6 +12,8 @@ from jaxcl.data import graphs, prefetch, stream
 
 TEST_SEED = 0  # draws the test split of sets that come without one
 
+_SPLITS = ("train", "validation", "test")
+
 # A file that cannot be decoded ends the run, or another of its class takes its place.
 OnCorrupt = Literal["error", "skip"]
 MaxPixels = Annotated[int, schema.Range(least=1)]
@@ -73,6 +75,32 @@ def of_classes(
         validation=cut(dataset.validation),
         test=cut(dataset.test),
     )
+
+
+def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.Dataset:
+    """The dataset with some of its domains, renumbered from 0, in every split.
+
+    Args:
+      domains: numbers or names, in their new order.
+
+    Raises:
+      ValueError: an unknown domain, a domain given twice, or no domain.
+    """
+    names = dataset.domain_names
+    kept = stream.numbers(domains, names, "domains")
+    if not kept:
+        raise ValueError(f"domains = {domains!r}: must name at least one domain")
+    renumbered = np.full(len(names) + 1, -1, np.int32)
+    renumbered[kept] = np.arange(len(kept))
+
+    def cut(examples):
+        if examples is None:
+            return None
+        part = take(examples, np.flatnonzero(renumbered[examples.domain] >= 0))
+        return part._replace(domain=renumbered[part.domain])
+
+    parts = {name: cut(getattr(dataset, name)) for name in _SPLITS}
+    return dataset._replace(domain_names=tuple(names[i] for i in kept), **parts)
 
 
 def _rows_of(label, classes, most, rng) -> np.ndarray:
@@ -204,7 +232,7 @@ def channels(examples: stream.Examples) -> int | None:
 
 def _check_channels(dataset):
     """Refuse splits of grey and of colour images: one network reads them all."""
-    parts = {name: getattr(dataset, name) for name in ("train", "validation", "test")}
+    parts = {name: getattr(dataset, name) for name in _SPLITS}
     found = {name: channels(x) for name, x in parts.items() if x is not None}
     if len({*found.values()} - {None}) > 1:
         said = ", ".join(f"{count} in {name}" for name, count in found.items())

@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxcl.config import build, own_images, recipe
+from jaxcl.config import build, claim, own_images, recipe
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder as encoder_lib
 from jaxcl.front import given, result
@@ -166,7 +166,7 @@ def _config(section, *, encoder, size, tasks, labelled) -> ml_collections.Config
 
 def _hash(config) -> str:
     """Eight digits of all that a run is of: other runs have other directories."""
-    kept = {k: v for k, v in config.to_dict().items() if k not in build.MACHINE}
+    kept = {k: v for k, v in config.to_dict().items() if k not in claim.MACHINE}
     text = json.dumps(kept, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 

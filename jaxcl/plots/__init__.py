@@ -249,7 +249,7 @@ def overview(results, rows, path=None):
     panels[-1].xaxis.set_major_locator(_whole_numbers())
     figure.tight_layout()
     if path is not None:
-        figure.savefig(path, dpi=120, bbox_inches="tight")
+        save(figure, path)
     # Jupyter knows figures by itself only once pyplot was imported.
     figure._repr_png_ = lambda: _png(figure)
     return figure

@@ -240,7 +240,10 @@ def add(cost: dict, task: int, spent: Spent) -> dict:
 
 
 def line(cost: dict) -> str:
-    """One line of text: the cost of all tasks so far, without what is not known."""
+    """One line of text: the cost of all tasks so far, without what is not known.
+
+    Tasks of a run that this one continues, as an update does, are among them.
+    """
     total = cost["total"]
     if total is None:
         return "cost: not measured"
@@ -257,7 +260,9 @@ def line(cost: dict) -> str:
     parts.append(f"{' + '.join(times)} on {cost['num_devices']} x {cost['device']}")
     if total["peak_bytes"] is not None:
         parts.append(f"{short(total['peak_bytes'])}B at the peak")
-    return f"cost: {', '.join(parts)}"
+    tasks = sum(task is not None for task in cost["per_task"])
+    of = f" of {tasks} tasks" if tasks > 1 else ""
+    return f"cost{of}: {', '.join(parts)}"
 
 
 def _seconds(value) -> str:

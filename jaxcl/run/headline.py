@@ -5,10 +5,12 @@ import os
 
 import jax
 import numpy as np
+from etils import epath
 
 from jaxcl import schema, sharding
 from jaxcl.data import stream
 from jaxcl.run import job, seeds, transfer
+from jaxcl.run import results as results_lib
 
 
 def of(work: job.Job | transfer.Transfer | seeds.Seeds, workdir: os.PathLike) -> str:
@@ -29,8 +31,16 @@ def of(work: job.Job | transfer.Transfer | seeds.Seeds, workdir: os.PathLike) ->
 
 
 def _job(work) -> str:
-    first = f"{_method(work)} on {_data(work.stream, work.config)}"
-    return f"{first}\njaxcl: {_work(work)}"
+    done = _done(work.start)
+    first = f"{_method(work)} on {_data(work.stream, work.config, done)}"
+    return f"{first}\njaxcl: {_work(work, done)}"
+
+
+def _done(start) -> int:
+    """How many tasks the run has done that this one continues."""
+    if start is None or not (epath.Path(start) / results_lib.RESULTS).exists():
+        return 0
+    return results_lib.finished(results_lib.read_results(start))
 
 
 def _method(work) -> str:
@@ -42,7 +52,7 @@ def _method(work) -> str:
     return f"{section['name']} ({named})" if named else section["name"]
 
 
-def _data(tasks: stream.Stream, config) -> str:
+def _data(tasks: stream.Stream, config, done) -> str:
     """How many examples of what size, in how many tasks, and how many judge."""
     train, judges, count = tasks.dataset.train, tasks.evaluation, len(tasks.tasks)
     rows = np.unique(np.concatenate([task.train.rows for task in tasks.tasks]))
@@ -50,20 +60,21 @@ def _data(tasks: stream.Stream, config) -> str:
     if train.graphs is None:
         what = f"images of {side} x {side} pixels"
     held = f", {stream.size(judges):,} to judge" if judges is not None else ""
+    before = f", {done} of them done" if done else ""
     return (
         f"{tasks.dataset.name}: {len(rows):,} {what} in {count} "
-        f"{'tasks' if count > 1 else 'task'}{held}"
+        f"{'tasks' if count > 1 else 'task'}{before}{held}"
     )
 
 
-def _work(work) -> str:
+def _work(work, done) -> str:
     """The network, the steps and the devices."""
     section, params = work.config["encoder"], job.shapes(work)[0].params
     sizes = [section[key] for key in ("depth", "size", "width") if section.get(key)]
     net = " ".join(map(str, [section["name"], *sizes[:1]]))
     whole, own = _count(params), _count(params.get("encoder", params))
     heads = f" ({whole:,} with heads)" if whole > own else ""
-    steps = sum(map(len, job.plain_schedules(work)[: work.first_tasks]))
+    steps = sum(map(len, job.plain_schedules(work)[done : work.first_tasks]))
     epochs = "/".join(map(str, stream.epochs_of_tasks(work.epochs)))
     upto = "up to " if work.patience else ""
     alone = "; then each task alone, for FT_i" if work.alone is not None else ""

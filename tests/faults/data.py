@@ -917,4 +917,27 @@ FAULTS = [
             r"[^\0]+",
         ),
     ),
+    *fault.of(
+        "data/splits.py",
+        "test_sources.py::test_a_part_of_a_set_is_converted",
+        (
+            "data: domains of a part keep their numbers",
+            "return part._replace(domain=renumbered[part.domain])",
+            "return part",
+        ),
+    ),
+    *fault.of(
+        "data/convert.py",
+        "test_sources.py::test_a_part_of_a_set_is_converted",
+        (
+            "data: a span has its first number alone",
+            "entries += range(*map(int, span.groups()))",
+            "entries += [int(span[1])]",
+        ),
+        (
+            "data: rows of a part are always the same draw",
+            "classes, per_class, seed)",
+            "classes, per_class, 0)",
+        ),
+    ),
 ]

@@ -200,7 +200,7 @@ FAULTS = [
         ),
         (
             "fit: a machine is part of what is run",
-            "if k not in build.MACHINE}",
+            "if k not in claim.MACHINE}",
             "}",
             "test_fit.py::test_a_directory_is_made_from_what_is_run",
         ),
@@ -236,5 +236,15 @@ FAULTS = [
             "return self.embed(inputs, batch_size=1)[0]",
             "return self.embed(inputs, batch_size=1)",
         ),
+    ),
+    *fault.of(
+        "plots/__init__.py",
+        "test_fit.py::test_it_is_drawn_reported_and_saved",
+        (
+            "front: the picture of a result tells its time",
+            "        save(figure, path)\n    # Jupyter",
+            "        figure.savefig(path)\n    # Jupyter",
+        ),
+        slow=True,
     ),
 ]

@@ -66,6 +66,20 @@ FAULTS = [
         ("test_launch_keep_fresh.py::test_a_line_by_hand",),
     ),
     fault.Fault(
+        "launch: the encoder is judged after the first of several updates",
+        _FRESH,
+        "updates(options, folder)[-1]",
+        "updates(options, folder)[0]",
+        ("test_launch_keep_fresh.py::test_several_sets_are_taught_one_after_another",),
+    ),
+    fault.Fault(
+        "launch: ways to teach an encoder are compared without pairs of seeds",
+        _FRESH,
+        "for seed in both]",
+        "for seed in rows[title]]",
+        ("test_launch_keep_fresh.py::test_differences_are_paired_by_seed",),
+    ),
+    fault.Fault(
         "launch: a row of ICL is done when its first seed is",
         _ICL,
         "return all(map(sweep.finished, places(run, options)))",

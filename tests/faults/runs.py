@@ -132,8 +132,13 @@ FAULTS = [
         ),
         (
             "headline: tasks that are not trained have steps",
+            "job.plain_schedules(work)[done : work.first_tasks]",
+            "job.plain_schedules(work)[done:]",
+        ),
+        (
+            "headline: an update has the steps of the run before it, too",
+            "job.plain_schedules(work)[done : work.first_tasks]",
             "job.plain_schedules(work)[: work.first_tasks]",
-            "job.plain_schedules(work)",
         ),
     ),
     *fault.of(
@@ -175,7 +180,7 @@ FAULTS = [
         ),
     ),
     *fault.of(
-        "config/build.py",
+        "config/claim.py",
         "test_lock.py::test_what_writes_to_a_directory_asks_for_its_lock",
         (
             "lock: a config is written beside a run",
@@ -190,15 +195,18 @@ FAULTS = [
         ),
         (
             "resolved: another machine is another version",
-            "schema.differences(_without(then, MACHINE), _without(now, MACHINE))",
+            "schema.differences(without(then, MACHINE), without(now, MACHINE))",
             "schema.differences(then, now)",
             "test_resolved.py::test_a_run_resumes_by_what_was_asked",
         ),
+    ),
+    *fault.of(
+        "config/build.py",
+        "test_build.py::test_auto_is_what_the_devices_want_and_a_run_keeps_it",
         (
             "config: a run does not keep the precision that it began with",
             'if "precision" in begun:',
             'if "precision" in ():',
-            "test_build.py::test_auto_is_what_the_devices_want_and_a_run_keeps_it",
         ),
     ),
     *fault.of(

@@ -1,0 +1,102 @@
+"""Whose a run directory is: its config.json, written once and compared at resume."""
+
+import jax
+from absl import logging
+from etils import epath
+
+from jaxcl import schema, sharding
+from jaxcl.config import resolved
+from jaxcl.data import storage
+from jaxcl.run import lock
+
+# Where and how a run computes, not what: these may change when it resumes.
+MACHINE = (
+    "devices",
+    "device_bytes",
+    "steps_per_call",
+    "workers",
+    "progress",
+    "loggers",
+    "plot_formats",
+    "data.cache",
+    "duplicates",
+    "seeds",
+    "side_by_side",
+)
+
+
+def without(config: dict, fields) -> dict:
+    """The config without fields, named "field" or "section.field"."""
+    kept = {key: value for key, value in config.items() if key not in fields}
+    for section, _, inner in (field.partition(".") for field in fields):
+        if inner and section in kept:
+            kept[section] = without(kept[section], (inner,))
+    return kept
+
+
+def directory(workdir, config: dict, every_option: dict | None = None) -> None:
+    """Write the config to its run directory, or check that it is the same.
+
+    Args:
+      workdir: the run directory.
+      config: what was asked, which a run that goes on must ask again.
+      every_option: what that came to, see `resolved.values`. Where the defaults of
+        another version of the library come to something else, a warning names it.
+    """
+    with lock.held(workdir):
+        _claim(workdir, config, every_option)
+
+
+def read(path) -> dict:
+    """The config.json of a run directory.
+
+    Raises ValueError if the file is damaged.
+    """
+    try:
+        return storage.read_object(path)
+    except storage.NotJson as error:
+        raise ValueError(
+            f"{error}. The rest of the run may be whole: put a copy of the file back, "
+            "or run the same command with a new --workdir until it has begun, and take "
+            "the config.json that it writes there"
+        ) from error
+
+
+def _claim(workdir, config, every_option):
+    path = epath.Path(workdir) / "config.json"
+    old = read(path) if path.exists() else None
+    sharding.barrier("the config is read")
+    if old is not None:
+        changed = schema.differences(without(old, MACHINE), without(config, MACHINE))
+        if changed:
+            raise ValueError(
+                f"{workdir} holds a run of another config; they differ in "
+                f"{'; '.join(changed)}. Give another --workdir, or the same config"
+            )
+        if every_option and jax.process_index() == 0:
+            _tell_moved(path.parent / resolved.RESOLVED, every_option)
+        return
+    if jax.process_index() == 0:
+        if every_option:  # first: a run has begun once there is a config.json
+            storage.write_json(path.parent / resolved.RESOLVED, every_option)
+        storage.write_json(path, config)
+    sharding.barrier("the config is written")
+
+
+def _tell_moved(path, now: dict) -> None:
+    """Warn of options that mean something else now than when the run began."""
+    if not path.exists():
+        return  # a run of before there was such a file
+    try:
+        then = storage.read_object(path)
+    except storage.NotJson as error:
+        logging.warning("%s", error)
+        return
+    moved = schema.differences(without(then, MACHINE), without(now, MACHINE))
+    if moved:
+        logging.warning(
+            "%s: the run goes on with other values than it began with, which another "
+            "version of jaxcl has as defaults: %s",
+            path,
+            "; ".join(moved),
+        )
