@@ -308,7 +308,16 @@ _GRAPHCL = (
         "The same network before its first step has 84.43 +- 2.44 over "
         "seeds 0 to 4: little of the number is learnt.",
     ),
-    _graphcl("PROTEINS", "proteins", "proteins", 74.39, 0.45, 5),
+    _graphcl(
+        "PROTEINS",
+        "proteins",
+        "proteins",
+        74.39,
+        0.45,
+        5,
+        "The same network before its first step has 74.16 +- 0.45 over "
+        "seeds 0 to 4: that the number agrees says nothing of learning.",
+    ),
     _graphcl("REDDIT-BINARY", "reddit", "reddit_binary", 89.53, 0.84, 30),
 )
 
