@@ -106,6 +106,8 @@ class Method(NamedTuple):
     parts: Callable = lambda task: 1
     # (state, key, batch) -> f32[], the loss that it would lower were all data at hand
     objective: Callable | None = None
+    # state -> fields of its `extra` that no step changes, as steps read them; a dict
+    still: Callable = lambda state: {}
     # state -> i32[K], rows of the train split that the present task replayed, -1: none
     replayed: Callable | None = None
     # (state, normalised images) -> f32[B, Z], what the loss compares, in eval mode
@@ -210,6 +212,9 @@ def descend(parts: Parts, state: TrainState, loss, shares=None):
 
 
 _ROW = 1024  # numbers that `_norms_by_row` adds up at first
+# How a kernel of a convolution, [h, w, I, O], lies on a GPU: O, h, w, I. So its library
+# takes and gives it.
+KERNEL_ORDER = (3, 0, 1, 2)
 
 
 def norms(tree: PyTree) -> PyTree:
@@ -235,7 +240,9 @@ def _norms_by_row(leaves):
 
     The sums of the rows are added leaf by leaf, in an order that never changes.
     """
-    rows = [jnp.pad(x.ravel(), (0, -x.size % _ROW)).reshape(-1, _ROW) for x in leaves]
+    # In another order than they lie in, kernels would be copied first.
+    flat = [(x.transpose(KERNEL_ORDER) if x.ndim == 4 else x).ravel() for x in leaves]
+    rows = [jnp.pad(x, (0, -x.size % _ROW)).reshape(-1, _ROW) for x in flat]
     owner = np.repeat(np.arange(len(rows)), [len(x) for x in rows])
     joined = jnp.concatenate(rows)
     joined = joined.astype(jnp.promote_types(joined.dtype, jnp.float32))

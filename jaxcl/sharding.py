@@ -12,6 +12,8 @@ from jax.experimental import multihost_utils
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxcl import core
+
 AXIS = "data"
 
 
@@ -81,6 +83,17 @@ def platform() -> str:
 def on_cpu() -> bool:
     """Whether the devices are CPUs, where loops over steps are slow."""
     return platform() == "cpu"
+
+
+def several() -> bool:
+    """Whether programs may be for more than one device, so that rows are split.
+
+    It asks the devices that are here, or those of `for_elsewhere`, of which
+    a run may take fewer.
+    """
+    elsewhere = _ELSEWHERE.get()
+    described = elsewhere is not None and elsewhere.devices
+    return len(described or jax.devices()) > 1
 
 
 def multiplies_bfloat16() -> bool:
@@ -221,10 +234,10 @@ def placement(tree, mesh: Mesh):
     return jax.tree_util.tree_map_with_path(of, tree, is_leaf=_is_split)
 
 
-# Of kernels of convolutions, [h, w, I, O], on a GPU: O, h, w, I. So its library takes
-# and gives them. In another layout each would be transposed in every pass and, since a
-# transposition cannot write over its own operand, copied after every update.
-_LAYOUT = Layout(major_to_minor=(3, 0, 1, 2))
+# Of kernels of convolutions on a GPU. In another layout each would be transposed in
+# every pass and, since a transposition cannot write over its own operand, copied after
+# every update.
+_LAYOUT = Layout(major_to_minor=core.KERNEL_ORDER)
 
 
 def _is_laid_out(path, leaf) -> bool:

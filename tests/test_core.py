@@ -290,6 +290,17 @@ def test_a_gpu_sums_all_leaves_at_once(function):
         assert "1024" not in text(platform)
 
 
+def test_a_gpu_sums_kernels_in_the_order_they_lie_in():
+    """O, h, w, I: their transposition to it moves nothing there."""
+    kernel = jnp.zeros((3, 5, 7, 11))
+    traced = jax.jit(core.norm).trace({"kernel": kernel, "bias": jnp.zeros(11)})
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "-> tensor<11x3x5x7xf32>" in text
+    with sharding.for_elsewhere(platform="gpu"):
+        lies = sharding.placement({"kernel": kernel}, sharding.mesh(1))["kernel"]
+    assert lies.layout.major_to_minor == core.KERNEL_ORDER
+
+
 def test_lars_takes_the_same_step_on_a_gpu(monkeypatch):
     params, grads = tree(1), tree(2)
     tx, found = optim.lars(momentum=0.9), []

@@ -213,7 +213,11 @@ def test_batch_norm_sends_one_message_forward():
     assert len(found) == 1
 
 
-def test_batch_norm_gradient_equals_finite_differences():
+@pytest.mark.parametrize(
+    "platform, several", [("cpu", True), ("gpu", True), ("gpu", False)]
+)
+def test_batch_norm_gradient_equals_finite_differences(platform, several, monkeypatch):
+    monkeypatch.setattr(sharding, "several", lambda: several)
     rng = np.random.default_rng(3)
     x = rng.normal(size=(6, 2, 1, 3)) + 1.0
     weight = rng.normal(size=x.shape)
@@ -229,7 +233,8 @@ def test_batch_norm_gradient_equals_finite_differences():
     def twin(x, params):
         return np.sum(weight * np_sequential(x, params, stats, 2)[0])
 
-    gradient = jax.grad(loss, argnums=(0, 1))(jnp.asarray(x, "f4"), tree["params"])
+    with sharding.for_elsewhere(platform=platform):
+        gradient = jax.grad(loss, argnums=(0, 1))(jnp.asarray(x, "f4"), tree["params"])
     leaves, structure = jax.tree.flatten((x, params))
     for leaf, got in zip(leaves, jax.tree.leaves(gradient), strict=True):
         want = np.zeros(leaf.shape)

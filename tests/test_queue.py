@@ -1,14 +1,15 @@
 """Queues against a Python list, and networks in a chain."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.memory import queue
-from jaxcl.nets import chain, mlp, norm
+from jaxcl.nets import chain, mlp, norm, resnet
 
 
 @pytest.mark.parametrize("size, count", [(12, 4), (10, 4), (4, 4)])
@@ -28,6 +29,15 @@ def test_enqueue_against_a_list(size, count):
             place = (place + count) % size
         np.testing.assert_array_equal(state, twin)
         assert int(pointer) == place
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_on_a_gpu_a_queue_lies_as_the_state_has_it(platform):
+    """Else a loop over steps may want its rows otherwise, and copies it in and out."""
+    given = jnp.zeros((2, 12, 3)), jnp.int32(0), jnp.zeros((2, 4, 3))
+    with sharding.for_elsewhere(platform=platform):
+        text = jax.jit(lambda *x: queue.enqueue(*x)).lower(*given).as_text()
+    assert ("@LayoutConstraint" in text) == (platform == "gpu")
 
 
 def test_a_batch_larger_than_the_queue_is_refused():
@@ -73,3 +83,24 @@ def test_a_chain_embeds_with_its_encoder_and_projects_with_all():
         variables = {"params": params[name], "batch_stats": stats[name]}
         rows = nets[name].apply(variables, rows, train=False)
         np.testing.assert_array_equal(ours(state, x), rows)
+
+
+def test_kernels_as_they_are_read_give_the_same():
+    """bfloat16 ones, where a net casts them; biases and scales stay."""
+    dtype = jnp.bfloat16
+    nets = {
+        "encoder": resnet.ConvNet(width=4, dtype=dtype),
+        "projector": mlp.MLP(features=(6, 5), batch_norm=True, dtype=dtype),
+    }
+    both = chain.Chain(nets)
+    x = jax.random.normal(jax.random.key(1), (4, 6, 6, 1))
+    params, stats = both.init(jax.random.key(0), x)
+    read = both.as_read(params)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(read)[0]:
+        kernel = path[-1].key == "kernel"
+        assert leaf.dtype == (dtype if kernel else jnp.float32)
+    outputs = [both(p, stats, x, train=False)[0] for p in (params, read)]
+    np.testing.assert_array_equal(*outputs)
+    silent = chain.Chain({"encoder": nn.Dense(3, dtype=dtype)})
+    own = {"encoder": {"kernel": x}}
+    assert silent.as_read(own)["encoder"]["kernel"] is x

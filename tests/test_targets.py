@@ -122,6 +122,13 @@ def test_no_call_copies_a_queue_or_a_memory(chip, family):
     assert not copies(step(chip, family))
 
 
+def test_no_call_copies_a_queue_that_batches_divide():
+    """There rows are written at once, as at the papers' sizes; a batch is 48."""
+    needs("gpu")
+    found = on_target.measured("h200:8", QUEUES | {"method.queue_size": 480})
+    assert found["held"] and not copies(found)
+
+
 def sides_of_copies(found):
     """The sides of every array that a call copies and does not prefetch."""
     steps = found["steps_per_call"]
@@ -149,6 +156,13 @@ def test_a_gpu_neither_copies_nor_turns_kernels_of_convolutions(family):
     found = step("gpu", family)
     width = 4 * 8  # of the toy's second convolution
     assert not [x for x in sides_of_copies(found) if len(x) == 4 and width // 4 in x]
+
+
+def test_a_gpu_copies_no_running_statistics():
+    """Each is read for the last time where the new one is written over it."""
+    needs("gpu")
+    found = on_target.measured("h200:1", FAMILIES["online"])
+    assert not [sides for sides in sides_of_copies(found) if len(sides) == 1]
 
 
 def test_a_gpu_passes_incoming_and_replayed_rows_at_once():

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxcl import schema
+from jaxcl import schema, sharding
 from jaxcl.augment import crops
 
 _ORDERS = np.array(list(itertools.permutations(range(4))))  # i32[24, 4]
@@ -82,7 +82,8 @@ def _jitter(key, planes, strength, applied=True):
     (contrast) or the gray image (saturation), then a turn of the hue. An operation that
     is not due has factor 1 or turn 0. Branches would not help, since vmap runs them
     all. The slots are a scan: if unrolled, XLA fuses them into kernels that compute
-    shared terms many times (600x slower on a CPU).
+    shared terms many times (600x slower on a CPU). On a GPU the turns of a loop are
+    kernels of their own, so there they are written out, each on its own.
     """
     u = jax.random.uniform(key, (5,))
     neutral = np.float32([1, 1, 1, 0])
@@ -93,15 +94,18 @@ def _jitter(key, planes, strength, applied=True):
     due = order[:, None] == jnp.arange(4)  # bool[slot, operation]
     factor = jnp.where(due[:, 3], 1.0, jnp.sum(due * value, axis=1))
     turn = jnp.where(due[:, 3], value[3], 0.0)
+    apart = sharding.platform() == "gpu"
 
     def slot(planes, now):
+        planes = jax.lax.optimization_barrier(planes) if apart else planes
         factor, contrast, saturation, turn = now
         gray = _gray(planes)
         other = jnp.where(contrast, gray.mean(), jnp.where(saturation, gray, 0.0))
         planes = _blend(planes, other, factor)
         return _hue(planes, turn) if strength[3] else planes, None
 
-    return jax.lax.scan(slot, list(planes), (factor, due[:, 1], due[:, 2], turn))[0]
+    slots = factor, due[:, 1], due[:, 2], turn
+    return jax.lax.scan(slot, list(planes), slots, unroll=apart)[0]
 
 
 def _blurring(sigma, *, extent, radius):
@@ -189,10 +193,10 @@ def normalize(
     return (image - np.float32(mean)) / np.float32(std)
 
 
-def _one_view(key, image, *, view, box, pad, jitter, gray, blur, sigma, sun, flip):
-    """u8[H,W,C] -> f32[h,w,C]; operations of probability 0 are not compiled."""
+def _crop_and_colour(key, image, *, box, pad, jitter, gray):
+    """u8[H,W,C] -> f32[h,w,C], and the draws f32[6] of all operations of chance."""
     k_crop, k_jitter, k_rest = jax.random.split(key, 3)
-    u_jitter, u_gray, u_blur, u_sigma, u_sun, u_flip = jax.random.uniform(k_rest, (6,))
+    drawn = jax.random.uniform(k_rest, (6,))
     image = image.astype(jnp.float32) / 255.0
     if box:
         image = crops.random_resized_crop(k_crop, image, **box)
@@ -201,11 +205,16 @@ def _one_view(key, image, *, view, box, pad, jitter, gray, blur, sigma, sun, fli
     planes = jnp.unstack(image, axis=-1)
     strength, probability = jitter
     if probability and any(strength):
-        planes = _jitter(k_jitter, planes, strength, u_jitter < probability)
+        planes = _jitter(k_jitter, planes, strength, drawn[0] < probability)
     if gray and len(planes) == 3:
         luma = _gray(planes)
-        planes = [jnp.where(u_gray < gray, luma, p) for p in planes]
-    image = jnp.stack(planes, axis=-1)
+        planes = [jnp.where(drawn[1] < gray, luma, p) for p in planes]
+    return jnp.stack(planes, axis=-1), drawn
+
+
+def _rest(image, drawn, *, view, blur, sigma, sun, flip):
+    """What comes after, f32[h,w,C]; operations of probability 0 are not compiled."""
+    _, _, u_blur, u_sigma, u_sun, u_flip = drawn
     if blur[view]:
         width = sigma[0] + (sigma[1] - sigma[0]) * u_sigma
         blurred = gaussian_blur(image, width, radius=math.ceil(5.5 * sigma[1]))
@@ -276,28 +285,44 @@ def make(
     _check_moments(mean, std)
     crops.need(pad < size, "config.augment.pad", pad, f"from 0 to {size - 1}")
     crops.need(not (pad and crop), "config.augment.pad", pad, "0 where crop=True")
-    one_view = functools.partial(
-        _one_view,
-        pad=pad,
-        jitter=(jitter, jitter_probability),
-        gray=grayscale,
+    first = functools.partial(
+        _crop_and_colour, pad=pad, jitter=(jitter, jitter_probability), gray=grayscale
+    )
+    rest = functools.partial(
+        _rest,
         blur=_probabilities("blur", blur, views),
         sigma=sigma,
         sun=_probabilities("solarize", solarize, views),
         flip=flip,
     )
 
+    def at_once(keys, images, change):
+        """`change` of all views, for each its images f32[B,h,w,C] and draws."""
+        view_keys = jax.vmap(jax.random.fold_in, (0, None))
+        view_keys = jax.vmap(view_keys, (None, 0), 1)(keys, jnp.arange(views))
+        of_image = jax.vmap(change, (0, None if images.ndim == 4 else 0))
+        found = jax.vmap(of_image)(view_keys, images)
+        return [jax.tree.map(lambda x, i=i: x[:, i], found) for i in range(views)]
+
+    def each(keys, images, change):
+        """The same, one view after another."""
+        for view in range(views):
+            view_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, view)
+            image = images if images.ndim == 4 else images[:, view]
+            yield jax.vmap(change)(view_keys, image)
+
     def augment(key, images):
         cut = images.ndim == 4 and crop
         mend = "; or config.augment.crop=True" if images.ndim == 4 else ""
         _check_images(images, None if cut else size, mean, views, mend=mend)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(images)))
-        out = []
-        for view in range(views):
-            view_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, view)
-            change = functools.partial(one_view, view=view, box=box if cut else None)
-            image = images if images.ndim == 4 else images[:, view]
-            out.append(jax.vmap(change)(view_keys, image))
+        change = functools.partial(first, box=box if cut else None)
+        # A GPU has fewer kernels, each for more; elsewhere it would be no faster.
+        of_views = at_once if sharding.platform() == "gpu" else each
+        out = [
+            jax.vmap(functools.partial(rest, view=view))(*taken)
+            for view, taken in enumerate(of_views(keys, images, change))
+        ]
         return normalize(jnp.stack(out, axis=1), mean, std).astype(dtype)
 
     return augment

@@ -72,6 +72,24 @@ class Chain:
             after[name] = updated.get("batch_stats", stats[name])
         return outputs, after
 
+    def as_read(self, params: Mapping) -> dict:
+        """The parameters with kernels in the type in which nets multiply them.
+
+        Passes that need no gradient give the same by them, without a cast. Of nets that
+        do not say that they cast all kernels to their `dtype` nothing is changed.
+        """
+
+        def read(net, own):
+            def cast(path, leaf):
+                name = jax.tree_util.keystr(path[-1:], simple=True)
+                return leaf.astype(net.dtype) if name == "kernel" else leaf
+
+            if not getattr(net, "casts_kernels", False):
+                return own
+            return jax.tree_util.tree_map_with_path(cast, own)
+
+        return dict(params) | {n: read(net, params[n]) for n, net in self.nets.items()}
+
     def in_turn(
         self, params: Mapping, stats: Mapping, first: jax.Array, second: jax.Array
     ) -> tuple[tuple[jax.Array, jax.Array], dict, dict]:

@@ -62,9 +62,16 @@ class BatchNorm(nn.Module):
         views = self._split(x.astype(jnp.float32), groups if train else 1)
         center, spread = mean.value, var.value
         if train:
-            center, spread = _moments(views, mean.value)
+            # Moments do not depend on where they are taken from, nor do their slopes.
+            near = lax.stop_gradient(mean.value)
+            moments = _moments_at_once if _on_gpu() else _moments
+            away, spread = moments(views - near)
             if not self.is_initializing():
-                self._update(mean, var, center, spread, x.size // channels)
+                self._update(mean, var, away, spread, x.size // channels)
+            if _on_gpu():  # see below
+                views, center = views - lax.optimization_barrier(near), away
+            else:
+                center = away + near
         factor = lax.rsqrt(spread + self.epsilon)
         if self.use_scale:
             factor *= self.param("scale", self.scale_init, (channels,), jnp.float32)
@@ -88,9 +95,9 @@ class BatchNorm(nn.Module):
             )
         return x.reshape(x.shape[0] // groups, groups, *x.shape[1:])
 
-    def _update(self, mean, var, batch_mean, batch_var, values):
+    def _update(self, mean, var, away, batch_var, values):
         """Move the running statistics once per group; channels have `values` each."""
-        groups = batch_mean.shape[1]
+        near, groups = mean.value, away.shape[1]
         count = values // groups
         if count < 2:
             raise ValueError(
@@ -103,7 +110,8 @@ class BatchNorm(nn.Module):
             if view == groups - 1 and self.is_mutable_collection(BEFORE_LAST):
                 self.put_variable(BEFORE_LAST, "mean", mean.value)
                 self.put_variable(BEFORE_LAST, "var", var.value)
-            mean.value = self._blend(mean.value, batch_mean[0, view])
+            batch_mean = away[0, view].reshape(near.shape) + near
+            mean.value = self._blend(mean.value, batch_mean)
             var.value = self._blend(var.value, batch_var[0, view])
 
     def _blend(self, old, new):
@@ -114,6 +122,15 @@ class BatchNorm(nn.Module):
 # On a GPU each sum over the rows is two kernels, so two sums are taken as one: those of
 # the moments, and backward those of factor and offset. On a TPU they would no longer be
 # taken within the convolution before them: four times as long.
+#
+# A GPU's compiler also computes again what is cheap, wherever it is read. So
+# - rows are normalised by their distances to the running mean: were it by their own
+#   mean, the kernel that moves scale and running mean would make it from the running
+#   one; what is read for two results cannot be written over, and a copy is left;
+# - distances are made anew where rows are normalised, behind a barrier: one array of
+#   them for all would be written out;
+# - moments are kept, behind a barrier: else a few kernels each would make them again
+#   from the parts of the sums. Between devices the sums are kept, which come whole.
 
 
 def _on_gpu():
@@ -131,22 +148,50 @@ def _at_once(reduce, first, second):
     return reduce(jnp.stack([first, second]), axes, keepdims=True)
 
 
-def _moments(views, near):
+def _moments(distance):
     """Mean and biased variance of each view, f32[1, V, 1, .., C].
 
-    Both take one pass over `views` and one message between devices. Squares are of
-    distances to `near`, the running mean: so the variance loses only as many digits as
-    ((mean - near) / deviation)^2 has, few unless a batch differs from all before.
+    Both take one pass over the rows and one message between devices. Squares are of
+    distances to the running mean: so the variance loses only as many digits as
+    ((mean - running mean) / deviation)^2 has, few unless a batch differs from all
+    before.
+
+    Args:
+      distance: of the rows of each view to the running mean, as the mean is, too.
     """
-    # The moments do not depend on `near`, so neither does their gradient.
-    near = lax.stop_gradient(near)
-    distance, axes = views - near, _summed(views)
     if _on_gpu():
-        mean, square = _at_once(jnp.mean, distance, jnp.square(distance))
+        sums = _at_once(jnp.sum, distance, jnp.square(distance))
+        kept = lax.optimization_barrier(sums) if sharding.several() else sums
+        mean, square = kept / _values(distance)
     else:
+        axes = _summed(distance)
         mean = jnp.mean(distance, axes, keepdims=True)
         square = jnp.mean(jnp.square(distance), axes, keepdims=True)
-    return mean + near, jnp.maximum(square - jnp.square(mean), 0.0)
+    return mean, jnp.maximum(square - jnp.square(mean), 0.0)
+
+
+def _kept_moments(distance):
+    found = _moments(distance)
+    return found if sharding.several() else lax.optimization_barrier(found)
+
+
+def _values(views):
+    """How many values each channel of a view has."""
+    return views.size // (views.shape[1] * views.shape[-1])
+
+
+def _keep(distance):
+    mean, var = _kept_moments(distance)
+    return (mean, var), (distance, mean)
+
+
+def _moments_slopes(saved, slopes):
+    (distance, mean), (of_mean, of_var) = saved, slopes
+    return ((of_mean + 2.0 * (distance - mean) * of_var) / _values(distance),)
+
+
+_moments_at_once = jax.custom_vjp(_kept_moments)
+_moments_at_once.defvjp(_keep, _moments_slopes)
 
 
 def _affine(views, factor, offset):

@@ -386,6 +386,10 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
         if job.steps_per_call == 1:  # on CPU a loop slows convolutions' gradients
             state, metrics = one_step(state, resident, batch_of(batches, 0))
             return state, jax.tree.map(lambda m: m[None], metrics)
+        # A GPU would make them again in each step; what is checked and saved stays.
+        still = job.method.still(state) if sharding.platform() == "gpu" else {}
+        whole = {name: getattr(state.extra, name) for name in still}
+        state = _with(state, still)
         shapes = jax.eval_shape(one_step, state, resident, batch_of(batches, 0))[1]
         blank = jax.tree.map(
             lambda s: jnp.zeros((job.steps_per_call, *s.shape), s.dtype), shapes
@@ -396,11 +400,17 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
             rows = jax.tree.map(lambda k, m: k.at[i].set(m), carry[1], metrics)
             return state, rows
 
-        return jax.lax.fori_loop(0, count, body, (state, blank))
+        state, metrics = jax.lax.fori_loop(0, count, body, (state, blank))
+        return _with(state, whole), metrics
 
     state = sharding.placement(shapes(job)[0], job.mesh)
     outputs = state, sharding.replicated(job.mesh)
     return jax.jit(several, donate_argnums=0, out_shardings=outputs)
+
+
+def _with(state, fields):
+    """The state with other fields of its `extra`."""
+    return state.replace(extra=state.extra._replace(**fields)) if fields else state
 
 
 def stacked(batches: list):

@@ -541,6 +541,26 @@ FAULTS = [
         ),
         *fault.of(
             "augment/images.py",
+            "test_augment.py::test_a_gpu_takes_views_at_once_and_its_slots_are_no_loop",
+            (
+                "data: on a GPU views have the key of their image",
+                "jax.vmap(view_keys, (None, 0), 1)(keys, jnp.arange(views))",
+                "jax.vmap(view_keys, (None, 0), 1)(keys, 0 * jnp.arange(views))",
+            ),
+            (
+                "data: on a GPU slots of the jitter are a loop",
+                "jax.lax.scan(slot, list(planes), slots, unroll=apart)",
+                "jax.lax.scan(slot, list(planes), slots)",
+            ),
+            (
+                "data: on a GPU all views are of the first",
+                "jax.tree.map(lambda x, i=i: x[:, i], found)",
+                "jax.tree.map(lambda x, i=i: x[:, 0], found)",
+            ),
+            slow=True,
+        ),
+        *fault.of(
+            "augment/images.py",
             "test_augment.py::test_default_views_are_those_of_the_published_recipe",
             (
                 "data: saturation is jittered as strongly as contrast",

@@ -407,4 +407,14 @@ FAULTS = [
             "rows = jnp.where(True, rows, old)",
         ),
     ),
+    *fault.of(
+        "memory/queue.py",
+        "test_queue.py::test_on_a_gpu_a_queue_lies_as_the_state_has_it",
+        (
+            "memory: a queue lies as a GPU's loop wants it",
+            'if sharding.platform() == "gpu":',
+            'if sharding.platform() == "cuda":',
+        ),
+        slow=True,
+    ),
 ]

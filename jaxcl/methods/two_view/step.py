@@ -245,6 +245,7 @@ def make(
         project=setup.copied.project,
         begin_task=functools.partial(_begin_task, setup),
         end_task=functools.partial(_end_task, setup),
+        still=functools.partial(_still, setup),
         supervised=spec.supervised,
     )
     if not online_head:
@@ -339,6 +340,13 @@ def _end_task(setup, state, task):
         return state
     penalty = jax.jit(importance.consolidate)(state.extra.importance, state.params)
     return state.replace(extra=state.extra._replace(importance=penalty))
+
+
+def _still(setup, state):
+    """The teacher, its kernels as it multiplies them."""
+    if not setup.strategy.teacher:
+        return {}
+    return {"teacher": setup.copied.as_read(state.extra.teacher)}
 
 
 def _banks(embeddings):
