@@ -1,5 +1,7 @@
 """The list of faults, and what mutate.py says of faults in a tree of its own."""
 
+import pathlib
+import re
 import subprocess
 
 import pytest
@@ -174,3 +176,12 @@ def test_names_are_chosen_by_patterns(capsys):
     assert len(lines) > 5 and all("jaxcl/optim.py" in line for line in lines)
     with pytest.raises(SystemExit):
         mutate.main(["no such fault"])
+
+
+def test_the_list_of_slow_tests_names_tests():
+    """A line that names none, half an id for one, would leave a slow test among all."""
+    tests = pathlib.Path(__file__).parent
+    for line in (tests / "slow.txt").read_text().splitlines():
+        module, name, variant = re.fullmatch(r"(\S+\.py)::(\w+)(.*)", line).groups()
+        assert f"def {name}(" in (tests / module).read_text(), line
+        assert not variant or (variant[0], variant[-1]) == ("[", "]"), line
