@@ -432,6 +432,8 @@ def test_a_table_has_what_the_numbers_say(tmp_path):
     assert third.endswith("| 0.1 |  |")
     assert "| 70.0 (1, 1 diverged) |" in fourth and "**over**" in fourth
     assert "The network before any training has 50.0 %." in text
+    lacks = "Maybe low for want of a search of learning rates: "
+    assert f"- {lacks}MoCo v2+, all looks at once.\n" in text
     assert "- `duel` at 1x: all of it." in text
     lacking = text.partition("## Not run yet")[2]
     assert "- `looks` at 1x: MoCo v2+, CaSSLe; MoCo v2+, Less-Forget; " in lacking
@@ -457,9 +459,10 @@ def test_runs_of_another_config_are_replaced_and_others_stay():
     total = {"flops": 90, "train_seconds": 2.0, "evaluation_seconds": 1.0}
     results["cost"] |= {"total": total, "device": "cpu", "num_devices": 1}
 
-    def add(seed, own, results=results):
+    def add(seed, own, results=results, searched=True):
         config = ml_collections.ConfigDict({"seed": seed})
         run = command.Run(table.LOOKS, entry, 1, plan, 0.1, config, pathlib.Path())
+        run = run._replace(searched=searched)
         page.add(numbers, run, own, results, "abc")
         return numbers["looks"][entry.name]["x1"]
 
@@ -476,7 +479,10 @@ def test_runs_of_another_config_are_replaced_and_others_stay():
     assert record["device"] == "1 x cpu"
     record["date"] = "2020-01-01"
     assert add(0, "x1-a")["date"] == "2020-01-01"  # it was there
-    assert list(add(2, "x1-b")["seeds"]) == ["2"]
+    assert list(add(2, "x1-b", searched=False)["seeds"]) == ["2"]
+    # A search that came after ended at the same rate.
+    for searched, said in ((False, False), (True, True), (False, True)):
+        assert add(3, "x1-b", searched=searched)["searched"] is said
 
 
 def test_the_best_rate_is_chosen_the_smaller_of_equals(tmp_path, monkeypatch):

@@ -115,6 +115,7 @@ def add(numbers: dict, run, own: str, results: Mapping | None, commit: str) -> N
         plan["state_bytes"] = run.plan.state_bytes
         record = {"run": own, "rate": run.rate, "searched": run.searched}
         record |= {"plan": plan, "seeds": {}}
+    record["searched"] |= run.searched  # a search may end at the rate that was taken
     seed = str(run.config.seed)
     if seed not in record["seeds"]:
         failed = results is None
@@ -245,8 +246,10 @@ def _advice(problem, found):
     said = advice.sentences(problem, found)
     if not said:
         return [f"Nothing yet: no two methods have {advice.LEAST} seeds at a budget."]
-    if any(p.rate is not None and not p.searched for p in found):
-        said.append("No learning rates were searched: a method may be low for its own.")
+    blind = [p.entry.title for p in found if p.rate is not None and not p.searched]
+    if blind:
+        titles = "; ".join(dict.fromkeys(blind))
+        said.append(f"Maybe low for want of a search of learning rates: {titles}.")
     return said
 
 
