@@ -144,6 +144,7 @@ FAULTS = [
             "made = made._replace(method=method, replay=parts.replay)",
             "made = made._replace(replay=parts.replay)",
         ),
+        slow=True,
     ),
     *fault.of(
         "report/page.py",

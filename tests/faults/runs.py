@@ -415,6 +415,7 @@ FAULTS = [
             "            if logged > before:\n                self._measure(logged)\n"
             "                self._measure(logged)\n",
         ),
+        slow=True,
     ),
     *fault.of(
         "config/build.py",
