@@ -4,9 +4,9 @@ r"""An encoder that is there, taught new images in several ways: its runs, a tab
 
 trains the encoder of configs/keep_fresh.py on the images of --old and exports it. Each
 row of ROWS then teaches it those of --new, without labels, by jaxcl.update, once with
-each seed; "retrain", the last, trains another encoder on both. Of several sets after
---new each is an update of its own, one after another. Every encoder is judged on the
-test parts of all sets when all is taught. After each step ROOT/table.md is written
+each seed; "retrain", the last, trains another encoder on all sets. Of several sets
+after --new each is an update of its own, one after another. Every encoder is judged on
+the test parts of all sets when all is taught. After each step ROOT/table.md is written
 anew, with the columns of docs/keep_fresh.md; at the end ROOT/table.png shows old
 against new. The same command goes on where it was stopped.
 
@@ -108,7 +108,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--epochs", type=int, default=3, help="of an update")
     made.add_argument("--lr", type=float, default=2e-3, help="of an update")
     made.add_argument(
-        "--retrain", nargs="*", type=int, metavar="SEED", help="default: as --seeds"
+        "--retrain",
+        nargs="*",
+        type=int,
+        metavar="SEED",
+        help="seeds of encoders from all sets, or nothing; default: as --seeds",
     )
     made.add_argument("--root", default="runs/keep_fresh", help="of all directories")
     made.add_argument("--dry-run", action="store_true", help="print the commands")

@@ -29,7 +29,7 @@ from jaxcl.run import (
     transfer,
 )
 
-# Nor do these change what a run on one task measures.
+# Like those of `claim.MACHINE`, these do not change what a run on one task measures.
 ASIDE = claim.MACHINE + (
     "name",
     "regime",
