@@ -26,6 +26,8 @@ def get_config(arg=None):
     count = {word for word in words if re.fullmatch(r"sets=[1-9]\d*", word)}
     if unknown := words - {"judge", "debug"} - count:
         raise ValueError(f"{min(unknown)!r}: allowed are sets=N, judge, debug")
+    if len(count) > 1 or (count and "judge" in words):
+        raise ValueError(f"{arg!r}: one of sets=N and judge, and that once")
     config = ml_collections.ConfigDict()
     config.name = "keep_fresh"
     config.seed = 0

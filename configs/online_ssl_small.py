@@ -12,7 +12,10 @@ it; ours are in docs/online_ssl.md.
       --config.scenario.name=blurry --config.method.regulariser=cla_r
 
 `config.method.base` brings its own learning rate with it.
-`configs/online_ssl_small.py:debug` runs in seconds, on digits.
+`configs/online_ssl_small.py:cifar100` has 100 images of each class, in 10 tasks x 10
+classes; `configs/online_ssl_small.py:pacs` the 7,213 images of PACS on 24 pixels, one
+domain after another (`--config.data.path`, see configs/pnr_pacs.py). Add `,debug` (or
+take `:debug`) to run the same code in seconds, on digits.
 """
 
 import ml_collections
@@ -31,6 +34,11 @@ RATES = {
 
 
 def get_config(arg=None):
+    words = [word for word in (arg or "").split(",") if word]
+    if unknown := {*words} - {"cifar100", "pacs", "debug"}:
+        raise ValueError(f"{min(unknown)!r}: allowed are cifar100, pacs, debug")
+    if {"cifar100", "pacs"} <= {*words}:
+        raise ValueError("'cifar100,pacs': a stream is of one set")
     config = ml_collections.ConfigDict()
     config.name = "online_ssl_small"
     config.seed = 0
@@ -85,4 +93,21 @@ def get_config(arg=None):
     }
     config.plasticity = False
     config.save_every = 0
-    return shrink.shrink(config) if arg == "debug" else config
+    if "cifar100" in words:
+        config.name = "online_ssl_small_cifar100"
+        config.data.path = "data/cifar100"
+        config.scenario.update(num_tasks=10, per_class=100)
+        config.augment.update(
+            mean=(0.5071, 0.4866, 0.4409), std=(0.2673, 0.2564, 0.2762)
+        )
+    if "pacs" in words:
+        config.name = "online_ssl_small_pacs"
+        config.data = {"name": "npz", "path": "data/pacs64.npz"}
+        config.scenario = {"name": "domain"}
+        config.augment.update(
+            size=24,
+            resize=24,
+            mean=(0.485, 0.456, 0.406),
+            std=(0.228, 0.224, 0.225),
+        )
+    return shrink.shrink(config) if "debug" in words else config

@@ -447,6 +447,14 @@ def test_a_missing_directory_of_arrays_names_the_command_that_makes_it(tmp_path)
         sources.load("arrays", path="data/cifar10")
 
 
+def test_a_file_in_place_of_a_directory_of_arrays_is_told_what_to_make_of_it(tmp_path):
+    (tmp_path / "set.npz").touch()
+    with pytest.raises(
+        ValueError, match=rf"convert {tmp_path}/set.npz {tmp_path}/set`"
+    ):
+        sources.load("arrays", path=str(tmp_path / "set.npz"))
+
+
 # Duplicates
 
 

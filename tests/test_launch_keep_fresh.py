@@ -4,6 +4,7 @@ import json
 import shlex
 
 import pytest
+from absl import flags
 
 from helpers import config_files, pictures
 from jaxcl.run import cost
@@ -63,18 +64,18 @@ def test_every_command_is_one_that_can_be_run(script, capsys):
     assert len(capsys.readouterr().out.splitlines()) == len(words) - 3
     assert script.main([*arguments, "--dry-run", "--root=none", "--retrain"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(words) - 6
-    for module, *flags in words:
+    for module, *options in words:
         if module == "jaxcl.main":
-            config = config_files.parse(flags)
+            config = config_files.parse(options)
             if "checkpoint" not in config:
                 config_files.check_options(config)
-    both = [flags[1:] for flags in words if flags[1].endswith(":sets=2")]
-    assert [config_files.parse(flags).seed for flags in both] == [0, 4]
+    both = [options[1:] for options in words if options[1].endswith(":sets=2")]
+    assert [config_files.parse(options).seed for options in both] == [0, 4]
     sets = config_files.parse(both[0]).data.sets
     assert [section["path"] for section in sets] == ["my old.npz", "new.npz"]
-    updates = [tuple(flags) for flags in words if flags[0] == "jaxcl.update"]
+    updates = [tuple(options) for options in words if options[0] == "jaxcl.update"]
     assert len({*updates}) == 2 * len(script.ROWS)
-    seeds = [flags[-1].removeprefix("--config.train.seed=") for flags in updates]
+    seeds = [options[-1].removeprefix("--config.train.seed=") for options in updates]
     assert seeds == ["0"] * len(script.ROWS) + ["4"] * len(script.ROWS)
 
 
@@ -178,3 +179,9 @@ def test_what_is_done_is_kept_and_each_row_begins_with_the_encoder(
     assert capsys.readouterr().out.endswith((root / "table.md").read_text())
     pictures.check_whole(root / "table.png")
     assert (root / "pnr/seed_0/encoder/card.json").read_text() == "{}\n"
+
+
+@pytest.mark.parametrize("words", ["sets=2,sets=3", "judge,sets=2"])
+def test_keep_fresh_takes_one_way_at_a_time(words):
+    with pytest.raises(flags.Error, match="one of sets=N and judge, and that once"):
+        config_files.take("keep_fresh", words)

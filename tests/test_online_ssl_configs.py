@@ -47,6 +47,28 @@ def test_the_small_config_has_a_rate_for_every_base():
         config_files.made(config, 10)
 
 
+@pytest.mark.parametrize(("words", "classes"), [("cifar100", 100), ("pacs", 7)])
+def test_the_small_config_of_another_set_builds(words, classes):
+    config = config_files.take("online_ssl_small", words)
+    assert words in config.name and words in config.data.path
+    config_files.made(config, classes)
+    small = config_files.take("online_ssl_small", f"{words},debug")
+    assert small.data.name == "digits"
+    config_files.made(small, 10)
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("pacs64", "'pacs64': allowed are cifar100, pacs, debug"),
+        ("cifar100,pacs", "a stream is of one set"),
+    ],
+)
+def test_the_small_config_refuses_other_words(argument, said):
+    with pytest.raises(flags.Error, match=said):
+        config_files.take("online_ssl_small", argument)
+
+
 def test_a_shrunk_config_runs_on_a_blurry_stream(tmp_path):
     config = config_files.take("online_ssl_cifar100", "minred,debug")
     config.scenario.name = "blurry"

@@ -134,9 +134,15 @@ def _meta(path) -> dict:
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{error}; path must be a folder with a meta.json, as `python -m "
-            f"jaxcl.data.convert IN.npz {path}` writes it{_fetched(path)}"
+            f"jaxcl.data.convert {_from_and_to(path)}` writes it{_fetched(path)}"
         ) from error
     return meta
+
+
+def _from_and_to(path) -> str:
+    """What jaxcl.data.convert would be given, for a folder or for an .npz file."""
+    folder = str(path).removesuffix(".npz")
+    return f"IN.npz {path}" if folder == str(path) else f"{path} {folder}"
 
 
 def _fetched(path) -> str:

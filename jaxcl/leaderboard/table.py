@@ -249,7 +249,7 @@ DIGITS_ONLINE = Problem(
     spends="updates",
     baseline="finetune",
     minutes=0.1,
-    rates=(0.01, 0.03, 0.1),
+    rates=(0.003, 0.01, 0.03, 0.1, 0.3),
     search=_VALIDATED,
 )
 
@@ -277,7 +277,7 @@ SPLIT_MNIST = Problem(
     baseline="finetune",
     minutes=0.3,
     data="mnist",
-    rates=(0.01, 0.03, 0.1),
+    rates=(0.003, 0.01, 0.03, 0.1, 0.3),
     search=_VALIDATED,
 )
 

@@ -3,6 +3,13 @@
 from faults import fault
 
 FAULTS = [
+    fault.Fault(
+        "keep_fresh: one of two numbers of sets is taken in silence",
+        "configs/keep_fresh.py",
+        "if len(count) > 1 or",
+        "if len(count) > 2 or",
+        ("test_launch_keep_fresh.py::test_keep_fresh_takes_one_way_at_a_time",),
+    ),
     *[
         *fault.of(
             "config/sections.py",
@@ -26,6 +33,16 @@ FAULTS = [
                 "config: a section of an evaluator may be anything",
                 'schema.check_value(section, dict, f"config.evaluators.{key}")',
                 "assert key",
+            ),
+        ),
+        *fault.of(
+            "data/from_arrays.py",
+            "test_hostile_data.py::test_a_file_in_place_of_a_directory_of_arrays_"
+            "is_told_what_to_make_of_it",
+            (
+                "arrays: a file is to be converted to its own place",
+                'folder = str(path).removesuffix(".npz")',
+                "folder = str(path)",
             ),
         ),
         *fault.of(
