@@ -4,7 +4,7 @@ from faults import fault
 
 FAULTS = [
     fault.Fault(
-        "keep_fresh: one of two numbers of sets is taken in silence",
+        "keep_fresh: two numbers of sets are no usage error",
         "configs/keep_fresh.py",
         "if len(count) > 1 or",
         "if len(count) > 2 or",
