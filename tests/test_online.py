@@ -121,30 +121,37 @@ def rows_of(images, labels, mask):
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_both_are_two_passes_and_none_replayed_leaves_statistics(platform):
-    """Where it is one pass of both, their rows in turn, up to rounding."""
+@pytest.mark.parametrize("draws", [1, 2])
+def test_together_is_a_pass_each_and_none_replayed_leaves_statistics(platform, draws):
+    """Where it is one pass of all, their rows in turn, up to rounding."""
     made = parts()
     net = online.network(made, "linear")
     one, two = made.plain(FIRST["image"]), made.plain(SECOND["image"])
+    images = [one, two, (one + two) / 2][: 1 + draws]
     params, stats = jax.jit(net.init)(jax.random.key(0), one)
-    first = rows_of(one, FIRST["label"], jnp.ones(6, bool))
-    second = rows_of(two, SECOND["label"], jnp.ones(6, bool))
-    both, rows = jax.jit(net.both), (params, stats, first, second)
+    rows = [rows_of(batch, FIRST["label"], jnp.ones(6, bool)) for batch in images]
+    together = jax.jit(net.together)
     where = contextlib.nullcontext()
     if platform != "cpu":
         where = sharding.for_elsewhere(platform=platform)
     with where:
-        text = str(jax.make_jaxpr(net.both)(*rows))
-        assert text.count("conv_general_dilated[") == (6 if platform == "cpu" else 3)
-        (a, b), after = both(*rows)
+        text = str(jax.make_jaxpr(net.together)(params, stats, *rows))
+        passes = len(rows) if platform == "cpu" else 1
+        assert text.count("conv_general_dilated[") == 3 * passes
+        outputs, after = together(params, stats, *rows)
     one_pass = jax.jit(functools.partial(net.__call__, train=True))
-    x, between = one_pass(params, stats, one)
-    y, expected = one_pass(params, between, two)
-    exact = {} if platform == "cpu" else {"rtol": 1e-5, "atol": 1e-6}
-    chex.assert_trees_all_close((a, b, after), (x, y, expected), **exact)
-    nobody = second._replace(mask=jnp.zeros(6, bool))
-    _, after = both(params, stats, first, nobody)
-    chex.assert_trees_all_close(after, between, **exact)
+    expected, along = [], [stats]
+    for batch in images:
+        output, stats_after = one_pass(params, along[-1], batch)
+        expected.append(output)
+        along.append(stats_after)
+    exact = {"atol": 1e-7} if platform == "cpu" else {"rtol": 1e-5, "atol": 1e-6}
+    chex.assert_trees_all_close(([*outputs], after), (expected, along[-1]), **exact)
+    # Of the last draws none may exist; then the statistics are those before them.
+    for empty in range(1, len(rows)):
+        nobody = [own._replace(mask=jnp.zeros(6, bool)) for own in rows[-empty:]]
+        _, after = together(params, stats, *rows[:-empty], *nobody)
+        chex.assert_trees_all_close(after, along[-1 - empty], **exact)
 
 
 def test_draws_repeat_rows_that_exist_and_take_allowed_ones():

@@ -52,21 +52,23 @@ def make(
 
     def update(state, incoming, key):
         memory, count = state.extra.memory, 1 if beta == 0 else 2
-        replayed, *further = several(parts, memory, key, count, disjoint=disjoint)
+        draws = several(parts, memory, key, count, disjoint=disjoint)
+        replayed = draws[0]
         present = jnp.zeros(parts.num_classes, bool).at[incoming.label].set(True)
 
         def loss(params):
-            (new, old), stats = net.both(params, state.stats, incoming, replayed)
+            (new, old, *again), stats = net.together(
+                params, state.stats, incoming, *draws
+            )
             value = losses.cross_entropy(
                 new.logits, incoming.label, class_mask=present if ace else None
             )
             value += alpha * losses.der(
                 old.logits, replayed.items["logits"], example_mask=replayed.mask
             )
-            for rows in further:
-                again, stats = net.replay(params, stats, rows)
+            for outputs, rows in zip(again, draws[1:], strict=True):
                 value += beta * losses.cross_entropy(
-                    again.logits, rows.label, example_mask=rows.mask
+                    outputs.logits, rows.label, example_mask=rows.mask
                 )
             return value, (stats, new.logits)
 

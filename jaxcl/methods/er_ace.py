@@ -32,7 +32,7 @@ def make(
         replayed = online.draw(parts, state.extra.memory, key)
 
         def loss(params):
-            (new, old), stats = net.both(params, state.stats, incoming, replayed)
+            (new, old), stats = net.together(params, state.stats, incoming, replayed)
             value = losses.er_ace(
                 new.logits,
                 incoming.label,

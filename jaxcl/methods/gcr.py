@@ -103,8 +103,9 @@ def _update(parts, net, state, incoming, key, *, alpha, beta):
     first, second = (mix(parts, state, k) for k in jax.random.split(key))
 
     def loss(params):
-        (new, old), stats = net.both(params, state.stats, incoming, first)
-        again, stats = net.replay(params, stats, second)
+        (new, old, again), stats = net.together(
+            params, state.stats, incoming, first, second
+        )
         value = losses.cross_entropy(new.logits, incoming.label)
         # A mask of weights makes a weighted mean.
         value += alpha * losses.der(

@@ -72,7 +72,7 @@ def make(
         teacher_logits = teacher_lib.logits(net, extra.teacher, *taught)
 
         def loss(params):
-            outputs, stats = net.both(params, state.stats, *rows)
+            outputs, stats = net.together(params, state.stats, *rows)
             labels, teacher = loss_of(outputs, rows, teacher_logits, extra)
             return labels + distill_weight * teacher, stats
 

@@ -73,7 +73,7 @@ def make(
         old_tasks = jnp.where(task_of < state.task, task_of, -1)
 
         def loss(params):
-            outputs, stats = net.both(params, state.stats, *sides)
+            outputs, stats = net.together(params, state.stats, *sides)
             value = 0.0
             for (_, logits), rows, told in zip(
                 outputs, sides, teacher_logits, strict=True

@@ -91,45 +91,62 @@ class Chain:
         return dict(params) | {n: read(net, params[n]) for n, net in self.nets.items()}
 
     def in_turn(
-        self, params: Mapping, stats: Mapping, first: jax.Array, second: jax.Array
-    ) -> tuple[tuple[jax.Array, jax.Array], dict, dict]:
-        """Train on two batches of as many rows, one after the other.
+        self, params: Mapping, stats: Mapping, *batches: jax.Array
+    ) -> tuple[list[jax.Array], list[dict]]:
+        """Train on some batches, one after the other.
 
-        Where kernels wait for their launches, both pass at once: their rows take turns,
-        and each has its own batch statistics. Values are those of two passes up to
-        rounding.
+        Where kernels wait for their launches, batches of as many rows pass at once:
+        their rows take turns, and each has its own batch statistics. Values are those
+        of a pass each up to rounding.
 
         Args:
           params, stats: as in `__call__`.
-          first, second: inputs.
+          batches: inputs.
 
-        Returns: outputs of each; name -> stats after the first batch, and after both.
+        Returns: outputs of each; name -> stats after each.
         """
-        if not sharding.on_cpu() and first.shape == second.shape:
-            rows = jnp.stack([first, second], axis=1).reshape(-1, *first.shape[1:])
-            outputs, between, after = self._at_once(params, stats, rows)
-            # Somebody else's batch norm does not tell where it was between the two.
-            if jax.tree.structure(between) == jax.tree.structure(after):
-                outputs = outputs.reshape(len(first), 2, -1)
-                return (outputs[:, 0], outputs[:, 1]), between, after
-        one, between = self(params, stats, first, train=True)
-        two, after = self(params, between, second, train=True)
-        return (one, two), between, after
+        shape = batches[0].shape
+        alike = all(batch.shape == shape for batch in batches)
+        if not sharding.on_cpu() and len(batches) > 1 and alike:
+            rows = jnp.stack(batches, axis=1).reshape(-1, *shape[1:])
+            outputs, along = self._at_once(params, stats, rows, len(batches))
+            if along:
+                outputs = outputs.reshape(shape[0], len(batches), -1)
+                return [outputs[:, i] for i in range(len(batches))], along
+        outputs, along = [], []
+        for batch in batches:
+            output, stats = self(params, stats, batch, train=True)
+            outputs.append(output)
+            along.append(stats)
+        return outputs, along
 
-    def _at_once(self, params, stats, rows):
-        """Outputs of rows that take turns; stats between the two batches and after."""
+    def _at_once(self, params, stats, rows, count):
+        """Outputs of `count` batches whose rows take turns, and stats after each.
+
+        There are no stats where somebody else's batch norm does not tell how it moved.
+        """
         outputs, between, after = rows, {}, {}
         for name, net in self.nets.items():
             outputs, updated = net.apply(
                 {"params": params[name], "batch_stats": stats[name]},
                 outputs,
                 train=True,
-                groups=2,
-                mutable=["batch_stats", norm.BEFORE_LAST],
+                groups=count,
+                mutable=["batch_stats", norm.BETWEEN],
             )
             after[name] = updated.get("batch_stats", stats[name])
-            between[name] = updated.get(norm.BEFORE_LAST, {})
-        return outputs, between, after
+            between[name] = updated.get(norm.BETWEEN, {})
+
+        def of_norm(leaf):
+            return isinstance(leaf, tuple)
+
+        if jax.tree.structure(between, of_norm) != jax.tree.structure(after):
+            return outputs, []
+        along = [
+            jax.tree.map(lambda moved, i=i: moved[i], between, is_leaf=of_norm)
+            for i in range(count - 1)
+        ]
+        return outputs, [*along, after]
 
     def project(self, state: core.TrainState, inputs: Any) -> jax.Array:
         """Outputs of the last net in evaluation mode, f32[N, D]."""

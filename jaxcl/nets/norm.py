@@ -9,9 +9,9 @@ from jax import lax
 
 from jaxcl import sharding
 
-# The collection of the running statistics before the last view moved them, for whoever
-# makes it mutable.
-BEFORE_LAST = "stats_before_last"
+# The collection of the running statistics between the views, for whoever makes it
+# mutable: of each a tuple, as each view but the last has moved them.
+BETWEEN = "stats_between"
 
 
 class BatchNorm(nn.Module):
@@ -106,13 +106,15 @@ class BatchNorm(nn.Module):
             )
         if self.unbiased:
             batch_var = batch_var * (count / (count - 1))
+        means, variances = [mean.value], [var.value]
         for view in range(groups):
-            if view == groups - 1 and self.is_mutable_collection(BEFORE_LAST):
-                self.put_variable(BEFORE_LAST, "mean", mean.value)
-                self.put_variable(BEFORE_LAST, "var", var.value)
             batch_mean = away[0, view].reshape(near.shape) + near
-            mean.value = self._blend(mean.value, batch_mean)
-            var.value = self._blend(var.value, batch_var[0, view])
+            means.append(self._blend(means[-1], batch_mean))
+            variances.append(self._blend(variances[-1], batch_var[0, view]))
+        mean.value, var.value = means[-1], variances[-1]
+        if self.is_mutable_collection(BETWEEN):
+            self.put_variable(BETWEEN, "mean", (*means[1:-1],))
+            self.put_variable(BETWEEN, "var", (*variances[1:-1],))
 
     def _blend(self, old, new):
         new = new.reshape(old.shape)

@@ -178,7 +178,7 @@ FAULTS = [
         *fault.of(
             "methods/online/network.py",
             "test_online.py"
-            "::test_both_are_two_passes_and_none_replayed_leaves_statistics",
+            "::test_together_is_a_pass_each_and_none_replayed_leaves_statistics",
             (
                 "network: a pass without rows moves the statistics",
                 "lambda new, old: jnp.where(some, new, old), after, before",
@@ -188,21 +188,21 @@ FAULTS = [
         *fault.of(
             "nets/chain.py",
             "test_online.py"
-            "::test_both_are_two_passes_and_none_replayed_leaves_statistics[gpu]",
+            "::test_together_is_a_pass_each_and_none_replayed_leaves_statistics[2-gpu]",
             (
-                "network: two batches that pass at once are mixed up",
-                "return (outputs[:, 0], outputs[:, 1]), between, after",
-                "return (outputs[:, 1], outputs[:, 0]), between, after",
+                "network: batches that pass at once are mixed up",
+                "return [outputs[:, i] for i in range(len(batches))], along",
+                "return [outputs[:, -1 - i] for i in range(len(batches))], along",
             ),
             (
-                "network: two batches that pass at once share their statistics",
-                "groups=2,",
+                "network: batches that pass at once share their statistics",
+                "groups=count,",
                 "groups=1,",
             ),
             (
-                "network: two batches never pass at once",
-                "if not sharding.on_cpu() and first.shape == second.shape:",
-                "if sharding.on_cpu() and first.shape != second.shape:",
+                "network: batches never pass at once",
+                "if not sharding.on_cpu() and len(batches) > 1 and alike:",
+                "if sharding.on_cpu() and len(batches) > 1 and not alike:",
             ),
         ),
         *fault.of(

@@ -376,11 +376,11 @@ FAULTS = [
             "away[0, view].reshape(near.shape) + mean.value",
         ),
         (
-            "norm: the statistics before the last view are those before the first",
-            "if view == groups - 1 and self.is_mutable_collection(BEFORE_LAST):",
-            "if view == 0 and self.is_mutable_collection(BEFORE_LAST):",
+            "norm: the statistics between the views are those after the next",
+            'self.put_variable(BETWEEN, "mean", (*means[1:-1],))',
+            'self.put_variable(BETWEEN, "mean", (*means[2:],))',
             "test_online.py"
-            "::test_both_are_two_passes_and_none_replayed_leaves_statistics[gpu]",
+            "::test_together_is_a_pass_each_and_none_replayed_leaves_statistics[2-gpu]",
         ),
         (
             "norm: a GPU sums what it squared",

@@ -86,20 +86,24 @@ class Network:
         features, stats = self._nets(params, stats, images, train=train)
         return Outputs(features, self.logits(params, features)), stats
 
-    def both(
-        self, params: core.PyTree, stats: core.PyTree, incoming: Rows, replayed: Rows
+    def together(
+        self, params: core.PyTree, stats: core.PyTree, incoming: Rows, *draws: Rows
     ):
         """Outputs of incoming and of replayed rows, each normalised by its own batch.
 
-        The running statistics move by incoming rows first; if no replayed row exists,
-        by these alone.
+        The running statistics move by incoming rows first, and by a draw only if it has
+        rows that exist. A draw without any has none behind it that has some.
         """
-        features, between, after = self._nets.in_turn(
-            params, stats, incoming.images, replayed.images
-        )
-        new, old = (Outputs(x, self.logits(params, x)) for x in features)
-        stats = _if_any(replayed, after, between)
-        return (new, self.watched(params, old, replayed)), stats
+        batches = [rows.images for rows in (incoming, *draws)]
+        features, (stats, *along) = self._nets.in_turn(params, stats, *batches)
+        new, *old = (Outputs(x, self.logits(params, x)) for x in features)
+        for rows, after in zip(draws, along, strict=True):
+            stats = _if_any(rows, after, stats)
+        watched = [
+            self.watched(params, outputs, rows)
+            for outputs, rows in zip(old, draws, strict=True)
+        ]
+        return (new, *watched), stats
 
     def replay(self, params: core.PyTree, stats: core.PyTree, rows: Rows):
         """Outputs of replayed rows; if none exists the statistics do not change."""

@@ -6,7 +6,7 @@ gradient step on the incoming rows and on rows drawn from the memory. `method` a
 rest: several updates on a batch, the write to the memory after them, prediction.
 
 Incoming and replayed rows are each normalised by their own batch statistics, as in P's
-released code. On a CPU they are two passes; elsewhere one, where they are as many.
+released code. On a CPU they are a pass each; elsewhere one, where they are as many.
 """
 
 import functools
@@ -227,7 +227,7 @@ def cross_entropy(
       f32[], where a part without rows counts 0, and the statistics after the passes.
     """
     if len(parts) == 2:
-        outputs, stats = net.both(params, stats, *parts)
+        outputs, stats = net.together(params, stats, *parts)
     else:
         outputs = []
         for rows in parts:
