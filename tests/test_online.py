@@ -154,6 +154,29 @@ def test_together_is_a_pass_each_and_none_replayed_leaves_statistics(platform, d
         chex.assert_trees_all_close(after, along[-1 - empty], **exact)
 
 
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_answers_are_those_of_each_part_by_itself(platform, train):
+    made = parts()
+    net = online.network(made, "linear")
+    one, two = made.plain(FIRST["image"]), made.plain(SECOND["image"])
+    params, stats = jax.jit(net.init)(jax.random.key(0), one)
+    # Running statistics that are not those of a start.
+    stats = jax.jit(functools.partial(net, train=True))(params, stats, one)[1]
+    rows = [rows_of(images, FIRST["label"], None) for images in (one, two)]
+    answers = functools.partial(net.answers, train=train)
+    where = contextlib.nullcontext()
+    if platform != "cpu":
+        where = sharding.for_elsewhere(platform=platform)
+    with where:
+        text = str(jax.make_jaxpr(answers)(params, stats, *rows))
+        assert text.count("conv_general_dilated[") == (6 if platform == "cpu" else 3)
+        found = jax.jit(answers)(params, stats, *rows)
+    alone = jax.jit(functools.partial(net, train=train))
+    expected = [alone(params, stats, images)[0].logits for images in (one, two)]
+    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_draws_repeat_rows_that_exist_and_take_allowed_ones():
     made = parts(size=6)
     memory = started(er_ace.make(made)).extra.memory

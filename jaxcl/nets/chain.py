@@ -105,20 +105,26 @@ class Chain:
 
         Returns: outputs of each; name -> stats after each.
         """
-        shape = batches[0].shape
-        alike = all(batch.shape == shape for batch in batches)
-        if not sharding.on_cpu() and len(batches) > 1 and alike:
-            rows = jnp.stack(batches, axis=1).reshape(-1, *shape[1:])
+        if _pass_at_once(batches):
+            rows = _taking_turns(batches)
             outputs, along = self._at_once(params, stats, rows, len(batches))
             if along:
-                outputs = outputs.reshape(shape[0], len(batches), -1)
-                return [outputs[:, i] for i in range(len(batches))], along
+                return _apart(outputs, len(batches)), along
         outputs, along = [], []
         for batch in batches:
             output, stats = self(params, stats, batch, train=True)
             outputs.append(output)
             along.append(stats)
         return outputs, along
+
+    def judge(
+        self, params: Mapping, stats: Mapping, *batches: jax.Array
+    ) -> list[jax.Array]:
+        """Outputs of some batches in evaluation mode; at once as `in_turn` passes."""
+        if _pass_at_once(batches):
+            outputs, _ = self(params, stats, _taking_turns(batches), train=False)
+            return _apart(outputs, len(batches))
+        return [self(params, stats, batch, train=False)[0] for batch in batches]
 
     def _at_once(self, params, stats, rows, count):
         """Outputs of `count` batches whose rows take turns, and stats after each.
@@ -155,3 +161,18 @@ class Chain:
     def embed(self, state: core.TrainState, inputs: Any) -> jax.Array:
         """Features of the encoder alone, in evaluation mode, f32[N, D]."""
         return Chain({"encoder": self.nets["encoder"]}).project(state, inputs)
+
+
+def _pass_at_once(batches):
+    alike = all(batch.shape == batches[0].shape for batch in batches)
+    return not sharding.on_cpu() and len(batches) > 1 and alike
+
+
+def _taking_turns(batches):
+    """Row i of each batch, then row i + 1: devices keep the rows that they have."""
+    return jnp.stack(batches, axis=1).reshape(-1, *batches[0].shape[1:])
+
+
+def _apart(outputs, count):
+    outputs = outputs.reshape(-1, count, *outputs.shape[1:])
+    return [outputs[:, i] for i in range(count)]

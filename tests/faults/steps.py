@@ -191,8 +191,8 @@ FAULTS = [
             "::test_together_is_a_pass_each_and_none_replayed_leaves_statistics[2-gpu]",
             (
                 "network: batches that pass at once are mixed up",
-                "return [outputs[:, i] for i in range(len(batches))], along",
-                "return [outputs[:, -1 - i] for i in range(len(batches))], along",
+                "return [outputs[:, i] for i in range(count)]",
+                "return [outputs[:, -1 - i] for i in range(count)]",
             ),
             (
                 "network: batches that pass at once share their statistics",
@@ -201,8 +201,15 @@ FAULTS = [
             ),
             (
                 "network: batches never pass at once",
-                "if not sharding.on_cpu() and len(batches) > 1 and alike:",
-                "if sharding.on_cpu() and len(batches) > 1 and not alike:",
+                "return not sharding.on_cpu() and len(batches) > 1 and alike",
+                "return sharding.on_cpu() and len(batches) > 1 and not alike",
+            ),
+            (
+                "network: a teacher that is asked of all at once is in training mode",
+                "_taking_turns(batches), train=False)",
+                "_taking_turns(batches), train=True)",
+                "test_online.py"
+                "::test_answers_are_those_of_each_part_by_itself[gpu-False]",
             ),
         ),
         *fault.of(

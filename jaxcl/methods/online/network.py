@@ -105,6 +105,20 @@ class Network:
         ]
         return (new, *watched), stats
 
+    def answers(
+        self, params: core.PyTree, stats: core.PyTree, *parts: Rows, train: bool
+    ) -> list[jax.Array]:
+        """Logits of some rows, f32[R,C] for each part; no statistics move.
+
+        `train=True` normalises each part by its own batch, False by the running ones.
+        """
+        images = [rows.images for rows in parts]
+        if train:
+            features, _ = self._nets.in_turn(params, stats, *images)
+        else:
+            features = self._nets.judge(params, stats, *images)
+        return [self.logits(params, x) for x in features]
+
     def replay(self, params: core.PyTree, stats: core.PyTree, rows: Rows):
         """Outputs of replayed rows; if none exists the statistics do not change."""
         outputs, after = self(params, stats, rows.images, train=True)

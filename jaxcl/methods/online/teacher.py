@@ -43,10 +43,7 @@ def logits(net: Any, teacher: Teacher, *parts: Any, train: bool = False) -> tupl
     """
 
     def ask():
-        return tuple(
-            net(teacher.params, teacher.stats, part.images, train=train)[0].logits
-            for part in parts
-        )
+        return (*net.answers(teacher.params, teacher.stats, *parts, train=train),)
 
     def zeros():
         return tuple(jnp.zeros(x.shape, x.dtype) for x in jax.eval_shape(ask))
