@@ -775,7 +775,7 @@ def assert_same_metrics(name, expected, lines, form):
             )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, "derpp", "icarl"])
 def test_programs_of_accelerators_agree(name, tmp_path):
     """Eight steps in a call, loops not written out, convolutions as they are; a GPU's
     layouts and sums.
