@@ -54,11 +54,11 @@ PAIRS = (
     ("icl", "no_lrl"),
     ("icl", "continue"),
     ("icl", BASELINE),
-    ("icl", FROZEN),
+    ("no_lrl", "continue"),
     ("sgd-0.03", "continue"),
     ("sgd-0.03", BASELINE),
     ("no_meta", "icl"),
-    (BASELINE, FROZEN),
+    *((name, FROZEN) for name in ROWS if name != FROZEN),  # who has learnt anything
 )
 
 
