@@ -373,7 +373,7 @@ FAULTS = [
         (
             "norm: the second view's running mean is counted from the first's",
             "away[0, view].reshape(near.shape) + near",
-            "away[0, view].reshape(near.shape) + mean.value",
+            "away[0, view].reshape(near.shape) + means[-1]",
         ),
         (
             "norm: the statistics between the views are those after the next",
