@@ -14,8 +14,9 @@ it; ours are in docs/online_ssl.md.
 `config.method.base` brings its own learning rate with it.
 `configs/online_ssl_small.py:cifar100` has 100 images of each class, in 10 tasks x 10
 classes; `configs/online_ssl_small.py:pacs` the 7,213 images of PACS on 24 pixels, one
-domain after another (`--config.data.path`, see configs/pnr_pacs.py). Add `,debug` (or
-take `:debug`) to run the same code in seconds, on digits.
+domain after another (`--config.data.path`, see configs/pnr_pacs.py).
+`configs/online_ssl_small.py:debug` (or `cifar100,debug`) runs the same code in seconds,
+on digits.
 """
 
 import ml_collections
