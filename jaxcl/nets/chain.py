@@ -120,7 +120,12 @@ class Chain:
     def judge(
         self, params: Mapping, stats: Mapping, *batches: jax.Array
     ) -> list[jax.Array]:
-        """Outputs of some batches in evaluation mode; at once as `in_turn` passes."""
+        """Outputs of each batch in evaluation mode; one pass where `in_turn` takes one.
+
+        Args:
+          params, stats: as in `__call__`.
+          batches: inputs.
+        """
         if _pass_at_once(batches):
             outputs, _ = self(params, stats, _taking_turns(batches), train=False)
             return _apart(outputs, len(batches))
@@ -164,6 +169,7 @@ class Chain:
 
 
 def _pass_at_once(batches):
+    """Whether one pass takes all batches: on accelerators, where they are as large."""
     alike = all(batch.shape == batches[0].shape for batch in batches)
     return not sharding.on_cpu() and len(batches) > 1 and alike
 
@@ -174,5 +180,6 @@ def _taking_turns(batches):
 
 
 def _apart(outputs, count):
+    """Undo `_taking_turns`: the rows of each of `count` batches."""
     outputs = outputs.reshape(-1, count, *outputs.shape[1:])
     return [outputs[:, i] for i in range(count)]

@@ -220,19 +220,17 @@ def cross_entropy(
     Args:
       net: the network.
       params, stats: of it.
-      parts: rows; of two parts the first is incoming rows, which all exist.
+      parts: rows; of several the first is incoming rows, which all exist.
       class_mask: bool[C], classes that compete; None: all.
 
     Returns:
       f32[], where a part without rows counts 0, and the statistics after the passes.
     """
-    if len(parts) == 2:
+    if len(parts) > 1:
         outputs, stats = net.together(params, stats, *parts)
     else:
-        outputs = []
-        for rows in parts:
-            out, stats = net.replay(params, stats, rows)
-            outputs.append(out)
+        out, stats = net.replay(params, stats, *parts)
+        outputs = (out,)
     value = 0.0
     for out, rows in zip(outputs, parts, strict=True):
         value += losses.cross_entropy(

@@ -38,8 +38,8 @@ def logits(net: Any, teacher: Teacher, *parts: Any, train: bool = False) -> tupl
     Args:
       net: the network.
       teacher: of the state.
-      parts: rows, each passed by itself.
-      train: normalise by the statistics of each pass, in place of the running ones.
+      parts: rows, whose logits are those of a pass of each by itself.
+      train: normalise each by its own batch, in place of the running statistics.
     """
 
     def ask():
