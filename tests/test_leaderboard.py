@@ -446,6 +446,18 @@ def test_a_table_has_what_the_numbers_say(tmp_path):
     assert (tmp_path / "images" / "leaderboard_looks.png").stat().st_size > 10_000
 
 
+def test_a_problem_whose_runs_all_diverged_has_a_page_and_no_picture(tmp_path):
+    plan = {"amount": 7, "flops": 100, "state_bytes": 2500}
+    record = {"run": "x", "rate": 0.1, "searched": True, "plan": plan}
+    record |= {"seeds": {"0": {"failed": True}}, "commit": "abc", "jax": "1"}
+    record |= {"date": "2026-01-01", "machine": "pc"}
+    page.write(tmp_path / "a.md", {"looks": {"mocov2plus-pnr": {"x1": record}}})
+    text = (tmp_path / "a.md").read_text()
+    assert "diverged (1)" in text and "![" not in text
+    assert "Run 2026-01-01 on pc, JAX 1, commit abc." in text
+    assert not [*(tmp_path / "images").iterdir()]
+
+
 def test_runs_of_another_config_are_replaced_and_others_stay():
     numbers = {}
     plan = budget.Plan(amount=3, flops=100, beside=10, state_bytes=5)

@@ -199,8 +199,13 @@ def _picture(name):
 
 
 def draw(problem: table.Problem, numbers: Mapping, path: pathlib.Path) -> None:
-    """Draw accuracy against FLOPs, with intervals and the front."""
+    """Draw accuracy against FLOPs, with intervals and the front.
+
+    Nothing is drawn if every run diverged.
+    """
     found = [p for p in points(problem, numbers) if p.accuracy]
+    if not found:
+        return
     best = front.pareto(found)
     leading = {p.entry.name for p in best}
     curves = {}
@@ -312,7 +317,8 @@ def _section(problem, numbers):
     if floor is not None:
         says.append(f"The network before any training has {floor:.1f} %.")
     lines = [f"## {problem.what}", "", " ".join(says), ""]
-    lines += [f"![Accuracy against cost](images/{_picture(problem.name)})", ""]
+    if any(p.accuracy for p in found):
+        lines += [f"![Accuracy against cost](images/{_picture(problem.name)})", ""]
     data = " --data=data" if problem.data else ""
     lines += ["```", f"python -m jaxcl.leaderboard --problems {problem.name}{data}"]
     lines += ["```", ""]
@@ -386,7 +392,7 @@ def _hardware(numbers):
 
     dates = sorted(record["date"] for record in records)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    return [
-        f"Run {when} on {of('device')}, {of('machine')}, JAX {of('jax')}, commit "
-        f"{of('commit')}."
-    ]
+    where = of("machine")
+    if devices := of("device"):  # a run that diverged tells none
+        where = f"{devices}, {where}"
+    return [f"Run {when} on {where}, JAX {of('jax')}, commit {of('commit')}."]

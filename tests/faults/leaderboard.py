@@ -220,4 +220,18 @@ FAULTS = [
             'record["searched"] |= False',
         ),
     ),
+    *fault.of(
+        "leaderboard/page.py",
+        f"{_FILE}::test_a_problem_whose_runs_all_diverged_has_a_page_and_no_picture",
+        (
+            "leaderboard: a picture of no points",
+            "    if not found:\n        return\n",
+            "",
+        ),
+        (
+            "leaderboard: a page shows a picture that is not there",
+            "    if any(p.accuracy for p in found):",
+            "    if found:",
+        ),
+    ),
 ]
