@@ -3,6 +3,7 @@
 import json
 import math
 import pathlib
+import subprocess
 
 import numpy as np
 import pytest
@@ -191,6 +192,28 @@ def test_a_probe_stands_beside_the_accuracy_that_is_published_with_it(tmp_path):
     assert "final encoder" not in page.comparison(row, own) + page.written(
         {row.name: own}
     )
+
+
+def test_the_commit_says_whether_its_folder_was_changed(tmp_path):
+    assert page.commit(tmp_path) == ""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "a.py").write_text("")
+
+    def git(*words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        words = ["git", "-C", str(tmp_path), *who, *words]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+    git("init")
+    git("add", ".")
+    git("commit", "--message=a")
+    commit = git("rev-parse", "--short", "HEAD").strip()
+    assert page.commit(folder) == commit != ""
+    (tmp_path / "beside.py").write_text("")
+    assert page.commit(folder) == commit
+    (folder / "a.py").write_text("1")
+    assert page.commit(folder) == f"{commit}+"
 
 
 def test_a_row_runs_whole_and_again(tmp_path, capsys):

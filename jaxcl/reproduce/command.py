@@ -35,16 +35,18 @@ def main(argv: list[str] | None = None) -> int:
         chosen = range(config.seed, config.seed + given.seeds)
         folders = {seed: workdir / seeds.folder(seed) for seed in chosen}
         workdir = workdir if given.seeds > 1 else folders[config.seed]
-        return row, build.build(config, workdir), workdir, folders
+        # The code's commit now: it may have another when training is over.
+        commit = page.commit()
+        return row, build.build(config, workdir), workdir, folders, commit
 
     def work(made, stop):
-        row, runs, workdir, folders = made
+        row, runs, workdir, folders, commit = made
         finish.run(runs, workdir, stop=stop)
         results = {seed: results_lib.read_results(x) for seed, x in folders.items()}
         costs = [own["cost"]["total"] for own in results.values()]
         if getattr(runs, "side_by_side", False):  # each has the cost of all
             costs = costs[:1]
-        found = page.add(_json(given.page), row, results, costs, page.commit())
+        found = page.add(_json(given.page), row, results, costs, commit)
         with storage.replacing(given.page) as file:
             file.write(page.written(found).encode())
         print(page.comparison(row, found[row.name]), flush=True)

@@ -102,9 +102,12 @@ def measured(results: dict, measure: str) -> float:
     return value
 
 
-def commit() -> str:
-    """The commit of the code, with "+" where files differ from it; "" without git."""
-    folder = pathlib.Path(__file__).parent
+def commit(folder: pathlib.Path = pathlib.Path(__file__).parents[1]) -> str:
+    """The commit of the code, with "+" where files differ from it; "" without git.
+
+    Args:
+      folder: of the code, in a repository; what lies outside it does not count.
+    """
 
     def git(*words):
         done = subprocess.run(
@@ -113,7 +116,7 @@ def commit() -> str:
         return done.stdout.strip() if done.returncode == 0 else ""
 
     short = git("rev-parse", "--short", "HEAD")
-    return short + ("+" if short and git("status", "--porcelain", "jaxcl") else "")
+    return short + ("+" if short and git("status", "--porcelain", ".") else "")
 
 
 def comparison(row: table.Row, own: Mapping) -> str:

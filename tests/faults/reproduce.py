@@ -214,4 +214,13 @@ FAULTS = [
         ),
         slow=True,
     ),
+    *fault.of(
+        "reproduce/page.py",
+        "test_reproduce.py::test_the_commit_says_whether_its_folder_was_changed",
+        (
+            "reproduce: changed code goes by its commit",
+            'git("status", "--porcelain", ".")',
+            'git("status", "--porcelain", "jaxcl")',
+        ),
+    ),
 ]
