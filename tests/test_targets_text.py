@@ -571,6 +571,16 @@ def test_without_a_compiler_the_program_is_that_of_a_cpu(command, capsys):
     assert "XLA makes for CPUs instead" in said
 
 
+def test_a_child_that_stands_in_for_a_target_measures_alone(
+    command, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(scaling_command, "one", lambda values, number: {"x": number})
+    path = tmp_path / "found.json"
+    words = "--target=v5e:2x2,h200:8", "--largest_batch", f"--json={path}", "--one=8"
+    assert command(*words) == (0, [])
+    assert json.loads(capsys.readouterr().out) == {"x": 8} and not path.exists()
+
+
 def test_a_wrong_target_is_said_in_a_line(command, capsys):
     code, asked = command("--target=v5e:2x2,abacus")
     assert code == 2 and asked == []

@@ -240,6 +240,9 @@ def main(argv: list[str]) -> int:
             found = one_target(values, targets.parse(values.one_target))
             print(json.dumps(found), flush=True)
             return 0
+        if values.one is not None:  # before --target, which a child is given, too
+            print(json.dumps(one(values, values.one)), flush=True)
+            return 0
         if asked:
             return _on_targets(values, asked)
         return _on_devices(values, counts(values.devices))
@@ -257,9 +260,6 @@ def _on_devices(values, numbers, machine=None) -> int:
       machine: in place of --machine; nothing is written then.
     """
     setting = _setting(values, machine)
-    if values.one is not None:
-        print(json.dumps(one(values, values.one)), flush=True)
-        return 0
     measured = []
     for number in numbers:
         print(f"compiling, devices: {number}", file=sys.stderr, flush=True)

@@ -291,4 +291,13 @@ FAULTS = [
             "        adjust(_MMAP_MAX, 65536)",
         ),
     ),
+    *fault.of(
+        "scaling/command.py",
+        f"{TEXT}::test_a_child_that_stands_in_for_a_target_measures_alone",
+        (
+            "targets: a child begins with the targets again",
+            "        if values.one is not None:",
+            "        if values.one is not None and not asked:",
+        ),
+    ),
 ]
