@@ -71,10 +71,18 @@ class Step(NamedTuple):
 
 
 def main(argv=None) -> int:
-    """The command; returns 0, or the exit code of the first step that failed."""
+    """The command; returns 0, or the exit code of the first step that failed.
+
+    It is 2 if an argument is wrong.
+    """
     options = parser().parse_args(argv)
     root = pathlib.Path(options.root)
-    for step in steps(options):
+    try:
+        wanted = steps(options)
+    except ValueError as error:
+        print(f"jaxcl: {error}", file=sys.stderr)
+        return 2
+    for step in wanted:
         if done(step):
             continue
         command = [options.python, "-m", *step.words]
@@ -266,7 +274,7 @@ def draw(options, path: pathlib.Path) -> None:
             100 * new["mean"],
             xerr=100 * (old["error"] or 0.0),
             yerr=100 * (new["error"] or 0.0),
-            label=title,
+            label=plots.escaped(title),
             linestyle="none",
             fillstyle=fill,
             **plots.style_of(number),

@@ -106,8 +106,10 @@ def test_several_sets_are_taught_one_after_another(script, capsys):
         ("arrays", "second"),
     ]
     for wrong in (["a/x.npz", "b/x"], ["x", "old.npz"]):
-        with pytest.raises(ValueError, match="must have names of their own"):
-            script.main([*arguments, "--new", *wrong])
+        assert script.main([*arguments, "--new", *wrong]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("jaxcl: --new ") and error.count("\n") == 1
+        assert "must have names of their own" in error
 
 
 def test_a_line_by_hand(script, tmp_path):

@@ -106,4 +106,11 @@ FAULTS = [
             "::test_seeds_that_lack_what_others_are_compared_with_wait",
         ),
     ),
+    fault.Fault(
+        "launch: sets of one name end in a traceback",
+        _FRESH,
+        "    except ValueError as error:",
+        "    except KeyError as error:",
+        ("test_launch_keep_fresh.py::test_several_sets_are_taught_one_after_another",),
+    ),
 ]
