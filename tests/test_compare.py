@@ -124,6 +124,23 @@ def test_the_command(runs, capsys):
     assert one.split()[:3] == ["one", "1", "50.0"] and one.endswith("10.0")
 
 
+def test_runs_of_one_name_are_told_apart(runs, capsys):
+    for seed, place in enumerate("ab"):
+        accuracies = [[0.9, None], [0.3 + 0.2 * seed, 0.5]]
+        run_directories.leave(runs / place / "same", accuracies, seed=seed)
+    folders = [str(runs / "a" / "same"), str(runs / "b" / "same")]
+    assert compare.main([*folders, "--scalar=memory/entropy"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == ["a/same", "b/same"]
+    assert compare.main([folders[0], folders[0]]) == 2
+    assert "same: given 2 times" in capsys.readouterr().err
+
+
+def test_a_picture_of_another_format_is_refused_before_anything_is_read(runs, capsys):
+    assert compare.main([str(runs / "nothing"), f"--out={runs / 'x.jpg'}"]) == 2
+    assert "x.jpg: a picture must end in one of" in capsys.readouterr().err
+
+
 def config(folder, **sections):
     """Give every run in a folder other sections of its configs."""
     for path in folder.rglob("config.json"):

@@ -9,7 +9,7 @@ import pytest
 from IPython.core import formatters
 from PIL import Image
 
-from helpers import pages, toy
+from helpers import pages, pictures, toy
 from jaxcl import plots
 from jaxcl.config import build
 from jaxcl.data import stream
@@ -57,8 +57,8 @@ def test_a_picture_is_written_in_every_format_that_is_asked_for(tmp_path):
 
 
 def test_a_run_writes_all_its_pictures_in_its_formats(tmp_path):
-    pictures = {"queries": 2, "max_rows": 64, "last_only": False}
-    evaluators = {"knn": {}, "neighbours": pictures}
+    options = {"queries": 2, "max_rows": 64, "last_only": False}
+    evaluators = {"knn": {}, "neighbours": options}
     changes = {"plots": True, "evaluators": evaluators, "scenario.num_tasks": 10}
     config = toy.config(**changes, plot_formats="svg,png", first_tasks=1, epochs=1)
     finish.run(build.build(config, tmp_path), tmp_path)
@@ -102,6 +102,15 @@ def test_a_notebook_shows_the_picture_of_a_run():
     matrices = {"knn/class_incremental": [[0.5]]}
     figure = plots.overview({"matrices": matrices, "task_names": ["a"]}, [])
     assert Image.open(io.BytesIO(formatter(figure))).size[0] > 500
+
+
+def test_a_name_is_no_maths(tmp_path, figures):
+    names = r"a$\frac$b", "cost in $", "n" * 40
+    curves = {name: np.linspace(0.2, 0.4, 6).reshape(2, 3) for name in names}
+    plots.comparison(curves, tmp_path / "x.png", title="t")
+    want = [r"a\$\frac\$b (2 seeds)", r"cost in \$ (2 seeds)"]
+    want.append("n" * 21 + "... (2 seeds)")
+    assert pictures.legend(figures[0].axes[0]) == want
 
 
 def test_another_ending_is_refused(tmp_path):

@@ -359,6 +359,12 @@ def test_the_plot(runs, capsys, monkeypatch):
         assert axes.get_title() == {"patience": "epochs", "fair": "passes"}[measure]
 
 
+def test_names_are_no_maths(runs):
+    named = [rf"$\frac${name}={runs / name}" for name in ("retrain", "icl")]
+    told = [r"--baseline=$\frac$retrain", f"--plot={runs / 'x.png'}"]
+    assert speedup.main([*named, *told]) == 0
+
+
 def refused(capsys, *told):
     assert speedup.main(list(told)) == 2
     out = capsys.readouterr()
@@ -397,6 +403,8 @@ def test_refuses_runs_that_lack_something(runs, capsys):
         capsys, of, base, "--within=-0.1"
     )
     leave(runs / "every_2", [2.0, 1.5, 1.0], best=3, drop=(1, 2))
+    plot = f"--plot={runs / 'x.jpg'}"
+    assert "x.jpg: a picture must" in refused(capsys, of, "retrain=nothing", plot)
     err = refused(capsys, of, f"retrain={runs / 'every_2'}")
     assert "every_2: epoch 1 of task 1 has no objective/loss: config.eval_epochs" in err
     leave(runs / "other", [1.0], best=1, scenario="class")

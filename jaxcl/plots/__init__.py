@@ -146,10 +146,15 @@ def legend(axes, *entries, **options) -> None:
     axes.legend(*entries, **place, **options)
 
 
+def escaped(text: str) -> str:
+    """The text as matplotlib writes it: dollars would begin and end maths."""
+    return text.replace("$", r"\$")
+
+
 def _short(name) -> str:
     name = str(name)
     name = name if len(name) <= LONGEST else name[: LONGEST - 3] + "..."
-    return name.replace("$", r"\$")  # else matplotlib takes it for maths
+    return escaped(name)
 
 
 def _written(count: int) -> list[int]:
@@ -427,7 +432,7 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
     for number, (name, runs) in enumerate(named_curves.items()):
         runs = 100 * np.atleast_2d(np.asarray(runs, np.float64))
         seeds, size = runs.shape
-        tasks = np.arange(1, size + 1)
+        tasks, name = np.arange(1, size + 1), _short(name)
         if seeds > 1:
             name = f"{name} ({seeds} seeds)"
             note = "mean, band: 1 std"

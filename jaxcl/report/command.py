@@ -7,7 +7,6 @@ differ.
 """
 
 import argparse
-import collections
 import sys
 from collections.abc import Sequence
 
@@ -17,26 +16,6 @@ from jaxcl.report import compare, numbers
 from jaxcl.report import page as page_lib
 from jaxcl.run import record, seeds, task_alone
 from jaxcl.run import results as results_lib
-
-
-def _names(workdirs) -> list[str]:
-    """A name for each directory: as few of its last parts as make it unique.
-
-    Raises:
-      ValueError: a directory is given twice.
-    """
-    paths = [epath.Path(workdir) for workdir in workdirs]
-    for path, count in collections.Counter(paths).items():
-        if count > 1:
-            raise ValueError(f"{path}: given {count} times; name each run once")
-    names, parts = [path.name or path.resolve().name for path in paths], 1
-    while len(set(names)) < len(names):
-        parts += 1
-        names = [
-            "/".join(path.parts[-parts:]) if names.count(name) > 1 else name
-            for path, name in zip(paths, names, strict=True)
-        ]
-    return names
 
 
 def load(workdir: epath.PathLike, name: str) -> numbers.Run:
@@ -140,7 +119,7 @@ def write(
     Raises:
       ValueError, OSError: a directory holds no run, or the page cannot be written.
     """
-    names = _names(workdirs)
+    names = compare.names_of(workdirs)
     runs = [load(workdir, name) for workdir, name in zip(workdirs, names, strict=True)]
     page = page_lib.page(
         runs,

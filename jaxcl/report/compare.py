@@ -8,6 +8,7 @@ With `--scalar` it compares a scalar of an evaluator in place of accuracies.
 """
 
 import argparse
+import collections
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -57,6 +58,26 @@ def read(workdir: epath.PathLike) -> Run:
     results = {seed: results_lib.read_results(path) for seed, path in folders.items()}
     configs = alike.read([workdir, *folders.values()])
     return Run(workdir.name, results, folders, configs)
+
+
+def names_of(workdirs: Sequence[epath.PathLike]) -> list[str]:
+    """A name for each directory: as few of its last parts as make it unique.
+
+    Raises:
+      ValueError: a directory is given twice.
+    """
+    paths = [epath.Path(workdir) for workdir in workdirs]
+    for path, count in collections.Counter(paths).items():
+        if count > 1:
+            raise ValueError(f"{path}: given {count} times; name each run once")
+    names, parts = [path.name or path.resolve().name for path in paths], 1
+    while len(set(names)) < len(names):
+        parts += 1
+        names = [
+            "/".join(path.parts[-parts:]) if names.count(name) > 1 else name
+            for path, name in zip(paths, names, strict=True)
+        ]
+    return names
 
 
 def _seed(workdir) -> int:
@@ -191,14 +212,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     try:
-        runs = [read(workdir) for workdir in options.workdirs]
+        if options.out:
+            plots.format_of(options.out)
+        workdirs = options.workdirs
+        runs = [
+            read(workdir)._replace(name=name)
+            for workdir, name in zip(workdirs, names_of(workdirs), strict=True)
+        ]
         if options.scalar:
             code = _scalar(runs, options)
-            _tell_unlike(runs, options.workdirs)
+            _tell_unlike(runs)
             return code
         if options.classes:
             code = _classes(runs, options)
-            _tell_unlike(runs, options.workdirs)
+            _tell_unlike(runs)
             return code
         names = [set(r["matrices"]) for run in runs for r in run.results.values()]
         first = next(iter(runs[0].results.values()))["matrices"]
@@ -213,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     print(text(runs, name))
-    _tell_unlike(runs, options.workdirs)
+    _tell_unlike(runs)
     if options.out:
         curves = {run.name: curve(run, name, band=options.band) for run in runs}
         ends = _task_ends(next(iter(runs[0].results.values())))
@@ -221,12 +248,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _tell_unlike(runs, workdirs) -> None:
+def _tell_unlike(runs) -> None:
     """Say in what runs were not measured alike, a line for each field."""
-    names = [run.name for run in runs]
-    names = names if len({*names}) == len(names) else workdirs
-    named = {name: run.configs for name, run in zip(names, runs, strict=True)}
-    for field in alike.differences(named):
+    for field in alike.differences({run.name: run.configs for run in runs}):
         print(f"not measured alike: {field}")
 
 

@@ -212,7 +212,9 @@ def draw(
             shown += _draw_line(axes, groups, name, key, number, shifts[number])
         _scale(axes, shown)
         axes.set_xticks(growths, [f"{growth:g}" for growth in growths])
-        axes.set(xlabel="growth", ylabel=f"{baseline} / run", title=title)
+        axes.set(
+            xlabel="growth", ylabel=f"{plots.escaped(baseline)} / run", title=title
+        )
         axes.grid(color="0.9")
         axes.margins(x=0.1)
     if names:
@@ -237,7 +239,7 @@ def _draw_line(axes, groups, name, key, number, shift) -> list[float]:
         linewidth=1,
         markersize=4,
         capsize=3,
-        label=name.replace("$", r"\$"),
+        label=plots.escaped(name),
         **plots.style_of(number),
     )
     return y
@@ -290,6 +292,8 @@ def _tell(options) -> None:
         value = getattr(options, field)
         if not 0 <= value < math.inf:
             raise ValueError(f"--{field}={value}: must be 0 or more")
+    if options.plot:
+        plots.format_of(options.plot)
     runs = []
     for argument in options.runs:
         name, _, workdir = argument.partition("=")

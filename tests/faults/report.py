@@ -190,4 +190,44 @@ FAULTS = [
             "test_record.py::test_heat_map_brightens_with_the_value_and_hatches_what_is_nan",
         ),
     ),
+    *fault.of(
+        "report/compare.py",
+        "test_compare.py::test_runs_of_one_name_are_told_apart",
+        (
+            "compare: of runs of one name the last is shown",
+            "read(workdir)._replace(name=name)",
+            "read(workdir)",
+        ),
+        (
+            "compare: a format is refused when all is read",
+            "plots.format_of(options.out)",
+            "pass",
+            "test_compare.py"
+            "::test_a_picture_of_another_format_is_refused_before_anything_is_read",
+        ),
+    ),
+    *fault.of(
+        "report/speedup.py",
+        "test_speedup.py::test_refuses_runs_that_lack_something",
+        (
+            "speedup: a format is refused when all is read",
+            "plots.format_of(options.plot)",
+            "pass",
+        ),
+        (
+            "speedup: a name is maths",
+            "label=plots.escaped(name)",
+            "label=name",
+            "test_speedup.py::test_names_are_no_maths",
+        ),
+    ),
+    *fault.of(
+        "plots/__init__.py",
+        "test_plots.py::test_a_name_is_no_maths",
+        (
+            "plots: the name of a method is maths",
+            "np.arange(1, size + 1), _short(name)",
+            "np.arange(1, size + 1), name",
+        ),
+    ),
 ]
