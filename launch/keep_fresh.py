@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import sweep
 
-from jaxcl import plots
 from jaxcl.data import storage
+from jaxcl.plots import canvas
 from jaxcl.report import numbers
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
@@ -115,7 +115,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     made.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS, metavar="ROW")
     made.add_argument("--epochs", type=int, default=3, help="of an update")
-    made.add_argument("--lr", type=float, default=1e-3, help="of an update, at its peak")
+    made.add_argument(
+        "--lr", type=float, default=1e-3, help="of an update, at its peak"
+    )
     made.add_argument(
         "--retrain",
         nargs="*",
@@ -262,29 +264,29 @@ def finished(options) -> dict[str, dict[int | None, pathlib.Path]]:
 
 def draw(options, path: pathlib.Path) -> None:
     """Draw what each way has of the old and of the new, by nearest neighbours."""
-    figure = plots.figure_of(6.5, 4.2)
+    figure = canvas.figure_of(6.5, 4.2)
     axes = figure.add_subplot()
     for number, (title, folders) in enumerate(finished(options).items()):
         values = [accuracies(options, folder) for folder in folders.values()]
         old = seeds.spread(x[0] for x in values)
         new = seeds.spread(sum(x[2:-1]) / len(x[2:-1]) for x in values)
         # Hollow where the colours begin anew.
-        fill = "full" if number < len(plots.COLOURS) else "none"
+        fill = "full" if number < len(canvas.COLOURS) else "none"
         axes.errorbar(
             100 * old["mean"],
             100 * new["mean"],
             xerr=100 * (old["error"] or 0.0),
             yerr=100 * (new["error"] or 0.0),
-            label=plots.escaped(title),
+            label=canvas.escaped(title),
             linestyle="none",
             fillstyle=fill,
-            **plots.style_of(number),
+            **canvas.style_of(number),
         )
     axes.set(xlabel="old images, nearest neighbours (%)")
     axes.set(ylabel="new images, nearest neighbours (%)")
     axes.grid(color="0.9")
-    plots.legend(axes, title="mean, standard error")
-    plots.save(figure, path)
+    canvas.legend(axes, title="mean, standard error")
+    canvas.save(figure, path)
 
 
 def accuracies(options, folder: pathlib.Path) -> list[float]:

@@ -22,6 +22,7 @@ pytest.register_assert_rewrite("helpers")  # what they assert is shown in full
 from helpers import pictures  # noqa: E402
 from jaxcl import plots  # noqa: E402
 from jaxcl.evals import tsne  # noqa: E402
+from jaxcl.plots import canvas  # noqa: E402
 
 SLOW = pathlib.Path(__file__).with_name("slow.txt")
 LAST_SLOW_RUN = pathlib.Path(__file__).with_name("last_slow_run.json")
@@ -204,14 +205,14 @@ _DONE = pytest.StashKey[int]()
 @pytest.fixture
 def figures(monkeypatch):
     """Every figure that is saved; nothing of it may be cut off."""
-    found, save = [], plots.save
+    found, save = [], canvas.save
 
     def keep(figure, path):
         save(figure, path)
         pictures.check_whole(path)
         found.append(figure)
 
-    monkeypatch.setattr(plots, "save", keep)
+    monkeypatch.setattr(canvas, "save", keep)
     return found
 
 

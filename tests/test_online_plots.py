@@ -6,22 +6,18 @@ import matplotlib
 import numpy as np
 import pytest
 
-from helpers import pictures, toy
+from helpers import toy
 from jaxcl import plots
 from jaxcl.evals import memory, spread
 from jaxcl.run import finish, record
 
 
 @pytest.fixture
-def draw(tmp_path, monkeypatch):
+def draw(tmp_path, figures):
     """draw(function, ...) -> the axes of the figure that went to a PNG."""
-    figures, save = [], plots.save
-    monkeypatch.setattr(plots, "save", lambda f, p: (figures.append(f), save(f, p)))
 
     def run(function, runs, *arguments, **options):
-        path = tmp_path / "picture.png"
-        function(runs, path, *arguments, **options)
-        pictures.check_whole(path)
+        function(runs, tmp_path / "picture.png", *arguments, **options)
         return figures[-1].axes[0]
 
     return run

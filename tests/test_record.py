@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 from tensorboardX.proto import event_pb2
 
-from helpers import pictures
 from jaxcl import plots
 from jaxcl.data import storage
+from jaxcl.plots import canvas
 from jaxcl.run import record
 from jaxcl.run import results as results_lib
 
@@ -543,10 +543,8 @@ def test_table_of_many_tasks_leaves_out_the_middle():
 
 
 @pytest.fixture
-def draw(tmp_path, monkeypatch):
+def draw(tmp_path, figures):
     """draw(function, ...) -> pixels u8[H, W, 3] and the figure they came from."""
-    figures, save = [], plots.save
-    monkeypatch.setattr(plots, "save", lambda f, p: (figures.append(f), save(f, p)))
 
     def run(function, *args, **options):
         path = tmp_path / "picture.png"
@@ -558,7 +556,6 @@ def draw(tmp_path, monkeypatch):
         assert 250 < height < 2000 and 250 < width < 2000
         ink = (pixels < 250).any(-1)
         assert 0.002 < ink.mean() < 0.95
-        pictures.check_whole(path)
         return pixels, figures[-1]
 
     return run
@@ -689,7 +686,7 @@ def test_curves_draw_each_task(draw):
 def test_curves_of_one_row_of_none_and_of_many_keys(draw):
     one, _ = draw(plots.curves, rows_of_tasks(1, 1), keys=("loss",))
     assert (main_colour(one)[0] != 0).any()
-    blue = [int(plots.COLOURS[0][k : k + 2], 16) for k in (1, 3, 5)]
+    blue = [int(canvas.COLOURS[0][k : k + 2], 16) for k in (1, 3, 5)]
     assert (one == blue).all(-1).sum() >= 4  # a point, though no line
     draw(plots.curves, [])
     rows = [{**row, **dict.fromkeys("abcdefghi", 1.0)} for row in rows_of_tasks(30, 2)]

@@ -19,8 +19,7 @@ from PIL import Image
 from scipy import stats
 
 from helpers import toy
-from jaxcl import plots
-from jaxcl.plots import svg
+from jaxcl.plots import canvas, svg
 from jaxcl.report import charts, compare, numbers
 from jaxcl.report import command as report_command
 from jaxcl.run import cost, finish
@@ -868,7 +867,10 @@ def lab(rgb):
 
 
 def test_colours_stand_out_and_are_told_apart_with_any_vision():
-    for colours, paper in ((plots.COLOURS, "#ffffff"), (plots.DARK_COLOURS, "#15171a")):
+    for colours, paper in (
+        (canvas.COLOURS, "#ffffff"),
+        (canvas.DARK_COLOURS, "#15171a"),
+    ):
         light = [XYZ[1] @ linear(colour) + 0.05 for colour in colours]
         back = XYZ[1] @ linear(paper) + 0.05
         assert all(max(x, back) / min(x, back) >= 3 for x in light)  # WCAG 1.4.11
@@ -879,7 +881,7 @@ def test_colours_stand_out_and_are_told_apart_with_any_vision():
 
 
 def test_runs_differ_in_colour_and_in_marker_or_dash():
-    seen, colours = set(), len(plots.COLOURS)
+    seen, colours = set(), len(canvas.COLOURS)
     for number in range(2 * colours):
         drawn = svg.swatch(number).content
         mark, dash = re.search(r'<path id="\w+" d="([^"]*)"', drawn)[1], "dash" in drawn

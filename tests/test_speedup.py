@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from helpers import run_directories
-from jaxcl import plots
 from jaxcl.report import convergence, speedup
 from jaxcl.run import results as results_lib
 
@@ -337,9 +336,7 @@ def test_folders_of_one_seed_and_of_many(tmp_path):
     assert (one.seed, one.growth) == (4, None)
 
 
-def test_the_plot(runs, capsys, monkeypatch):
-    figures, save = [], plots.save
-    monkeypatch.setattr(plots, "save", lambda f, p: (figures.append(f), save(f, p)))
+def test_the_plot(runs, figures):
     figure = runs / "x.png"
     half = math.exp(T1 * math.log(4) / 2)
     for measure, right in (("patience", [2.0, 2.0]), ("fair", [2.0, 5.0])):

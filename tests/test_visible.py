@@ -469,9 +469,7 @@ def test_a_memory_is_needed_and_no_evaluation_split(tmp_path, drawn):
 
 
 @pytest.mark.parametrize("classes", [3, 30])
-def test_panels_share_their_points(classes, tmp_path, monkeypatch):
-    figures, save = [], plots.save
-    monkeypatch.setattr(plots, "save", lambda f, p: (figures.append(f), save(f, p)))
+def test_panels_share_their_points(classes, tmp_path, figures):
     rng = np.random.default_rng(0)
     points, labels = rng.normal(size=(90, 2)), np.arange(90) % classes
     pale = np.arange(90) < 60

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from jaxcl import plots
+from jaxcl.plots import canvas
 
 _MARKS = 6  # markers on a line
 _LEFT, _RIGHT, _BELOW, _ABOVE = 48, 16, 34, 14  # margins, for the numbers of the axes
@@ -81,7 +81,7 @@ def lines(
         axes = _axes(*((480, 240) if wide else (340, 190)), xlabel)
         axes.set_xlim(first if first < last else 0.0, last)
         _limit(axes, "y", values, bounds, log=log)
-        plots.shade(axes, ends or [], gid="task", clip_on=False)
+        canvas.shade(axes, ends or [], gid="task", clip_on=False)
         for curve in curves:
             _draw_line(axes, curve)
         return _drawing(axes, curves)
@@ -104,7 +104,7 @@ def scatter(points: list[Curve], *, key: str, xlabel: str = "") -> Drawing:
             ends = np.clip([low, high], *axes.get_ylim())
             if np.isfinite(ends).all():
                 axes.plot([x, x], ends, clip_on=False, gid=f"bar {number}")
-            style = plots.style_of(number) | {"linestyle": "", "markersize": 8}
+            style = canvas.style_of(number) | {"linestyle": "", "markersize": 8}
             axes.plot(x, mean, **style, clip_on=False, gid=f"mark {number}")
         return _drawing(axes, points)
 
@@ -133,8 +133,8 @@ def _draw_line(axes, curve, *, marks=None, size=5.2) -> None:
         # Each line has them at other places, so that lines that coincide are seen.
         every = max(1, len(finite) // _MARKS)
         marks = finite[number % 5 * every // 5 :: every].tolist()
-    style = plots.style_of(number) | {"clip_on": False, "markersize": size}
-    style["linestyle"] = plots.dashes(number)
+    style = canvas.style_of(number) | {"clip_on": False, "markersize": size}
+    style["linestyle"] = canvas.dashes(number)
     axes.plot(x, mean, **style, markevery=marks, gid=f"line {number}")
     if np.isfinite(low).any():
         low, high = (np.clip(end, *axes.get_ylim()) for end in (low, high))
@@ -154,7 +154,7 @@ def _settings(key):
 
 def _figure_of(width, height):
     # At 72 dots per inch a point is a unit of the picture.
-    return plots.figure_of(width / 72, height / 72, dpi=72, frameon=False)
+    return canvas.figure_of(width / 72, height / 72, dpi=72, frameon=False)
 
 
 def _axes(width, height, xlabel):
@@ -188,7 +188,7 @@ def _limit(axes, which, values, bounds, *, log) -> None:
     """
     low, high = float(np.min(values)), float(np.max(values))
     if log:
-        plots.logarithmic(axes, which, (1,) if high / low > 1000 else (1, 2, 5))
+        canvas.logarithmic(axes, which, (1,) if high / low > 1000 else (1, 2, 5))
         axes.set(**{f"{which}lim": (low / 1.15, high * 1.15)})
         return
     room = (high - low) or abs(high) * 0.1 or 1.0
@@ -231,7 +231,7 @@ def _kept(node, names) -> list[ElementTree.Element]:
         return children
     element = ElementTree.Element(tag, _attributes(node))
     if kind in _KINDS:
-        colour = f" c{int(number) % len(plots.COLOURS)}" if number else ""
+        colour = f" c{int(number) % len(canvas.COLOURS)}" if number else ""
         element.attrib = {"class": kind + colour}
     if number in names:
         ElementTree.SubElement(element, "title").text = names[number]

@@ -6,8 +6,7 @@ import hashlib
 
 import jinja2
 
-from jaxcl import plots
-from jaxcl.plots import svg
+from jaxcl.plots import canvas, svg
 from jaxcl.report import alike, charts, formats, numbers
 from jaxcl.report import parts as parts_lib
 from jaxcl.report.formats import Cell, Column, Table
@@ -292,7 +291,7 @@ def _rendered(*, runs, **values) -> str:
         digest=digest,
         runs=runs,
         swatches=[svg.swatch(number) for number in range(len(runs))],
-        colours=(plots.COLOURS, plots.DARK_COLOURS),
+        colours=(canvas.COLOURS, canvas.DARK_COLOURS),
         **values,
     )
     # Names of files, and JSON, may hold halves of surrogate pairs.

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 from etils import epath
 
-from jaxcl import plots
 from jaxcl.data import storage
+from jaxcl.plots import canvas
 from jaxcl.report import convergence
 from jaxcl.run import results
 
@@ -197,7 +197,7 @@ def draw(
       baseline: as given to `convergence.compared`.
       measure: "patience", or "fair" for the target.
     """
-    figure = plots.figure_of(10, 4.2)
+    figure = canvas.figure_of(10, 4.2)
     panels = figure.subplots(1, 2)
     growths = [group["growth"] for group in groups]
     names = dict.fromkeys(n for group in groups for n in group["runs"] if n != baseline)
@@ -213,13 +213,13 @@ def draw(
         _scale(axes, shown)
         axes.set_xticks(growths, [f"{growth:g}" for growth in growths])
         axes.set(
-            xlabel="growth", ylabel=f"{plots.escaped(baseline)} / run", title=title
+            xlabel="growth", ylabel=f"{canvas.escaped(baseline)} / run", title=title
         )
         axes.grid(color="0.9")
         axes.margins(x=0.1)
     if names:
-        plots.legend(panels[1], title="95 % intervals")
-    plots.save(figure, path)
+        canvas.legend(panels[1], title="95 % intervals")
+    canvas.save(figure, path)
 
 
 def _draw_line(axes, groups, name, key, number, shift) -> list[float]:
@@ -239,8 +239,8 @@ def _draw_line(axes, groups, name, key, number, shift) -> list[float]:
         linewidth=1,
         markersize=4,
         capsize=3,
-        label=plots.escaped(name),
-        **plots.style_of(number),
+        label=canvas.escaped(name),
+        **canvas.style_of(number),
     )
     return y
 
@@ -248,7 +248,7 @@ def _draw_line(axes, groups, name, key, number, shift) -> list[float]:
 def _scale(axes, shown) -> None:
     """Make the axis of ratios logarithmic, with limits and ticks for those shown."""
     # On it a speed-up of 2 is as far from 1 as one of 1/2.
-    plots.logarithmic(axes, "y", (1, 1.5, 2, 3, 5))
+    canvas.logarithmic(axes, "y", (1, 1.5, 2, 3, 5))
     # The wide intervals of two seeds are cut off, or ratios would look all the same.
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, min(shown) / 4), min(high, max(shown) * 4))
@@ -293,7 +293,7 @@ def _tell(options) -> None:
         if not 0 <= value < math.inf:
             raise ValueError(f"--{field}={value}: must be 0 or more")
     if options.plot:
-        plots.format_of(options.plot)
+        canvas.format_of(options.plot)
     runs = []
     for argument in options.runs:
         name, _, workdir = argument.partition("=")

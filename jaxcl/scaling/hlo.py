@@ -198,9 +198,9 @@ def _turns(computations, ops, loop) -> int | None:
     known = _TRIPS.search(loop.rest)
     if known:
         return int(known[1])
-    called_ = called(loop)
-    test = computations.get(called_.get("condition"), [])
-    body = computations.get(called_.get("body"), [])
+    inside = called(loop)
+    test = computations.get(inside.get("condition"), [])
+    body = computations.get(inside.get("body"), [])
     match _value(computations, test, returned(test)):
         case ("LT", ("element", place), ("constant", limit)):
             pass

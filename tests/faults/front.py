@@ -137,7 +137,7 @@ FAULTS = [
         ),
     ),
     *fault.of(
-        "plots/__init__.py",
+        "plots/runs.py",
         "test_plots.py::test_a_notebook_shows_the_picture_of_a_run",
         (
             "plots: a notebook shows the name of a figure",
@@ -247,11 +247,11 @@ FAULTS = [
         ),
     ),
     *fault.of(
-        "plots/__init__.py",
+        "plots/runs.py",
         "test_fit.py::test_it_is_drawn_reported_and_saved",
         (
             "front: the picture of a result tells its time",
-            "        save(figure, path)\n    # Jupyter",
+            "        canvas.save(figure, path)\n    # Jupyter",
             "        figure.savefig(path)\n    # Jupyter",
         ),
         slow=True,

@@ -4,11 +4,11 @@ from faults import fault
 
 FAULTS = [
     *fault.of(
-        "plots/__init__.py",
+        "plots/canvas.py",
         "test_plots.py::test_a_picture_is_written_in_every_format_that_is_asked_for",
         (
             "plots: formats hold for ever",
-            "        _FORMATS.reset(token)",
+            "        _in_place.reset(token)",
             "        pass",
         ),
         (
@@ -156,7 +156,7 @@ FAULTS = [
         ),
     ),
     *fault.of(
-        "plots/__init__.py",
+        "plots/canvas.py",
         "test_report.py::test_runs_differ_in_colour_and_in_marker_or_dash",
         (
             "report: markers change with the colours alone",
@@ -165,7 +165,7 @@ FAULTS = [
         ),
     ),
     *fault.of(
-        "plots/__init__.py",
+        "plots/canvas.py",
         "test_plots.py",
         (
             "plots: every picture is a PNG",
@@ -177,6 +177,10 @@ FAULTS = [
             '"metadata": _UNDATED[kind]',
             '"metadata": {}',
         ),
+    ),
+    *fault.of(
+        "plots/runs.py",
+        "test_record.py",
         (
             "plots: the colours of all accuracies are from 0 to 100",
             "axes.imshow(100 * matrix, vmin=low, vmax=high,",
@@ -211,23 +215,28 @@ FAULTS = [
         "test_speedup.py::test_refuses_runs_that_lack_something",
         (
             "speedup: a format is refused when all is read",
-            "plots.format_of(options.plot)",
+            "canvas.format_of(options.plot)",
             "pass",
-        ),
-        (
-            "speedup: a name is maths",
-            "label=plots.escaped(name)",
-            "label=name",
-            "test_speedup.py::test_names_are_no_maths",
         ),
     ),
     *fault.of(
-        "plots/__init__.py",
+        "report/speedup.py",
+        "test_speedup.py::test_names_are_no_maths",
+        (
+            "speedup: a name is maths",
+            "label=canvas.escaped(name)",
+            "label=name",
+        ),
+        slow=True,
+    ),
+    *fault.of(
+        "plots/methods.py",
         "test_plots.py::test_a_name_is_no_maths",
         (
             "plots: the name of a method is maths",
-            "np.arange(1, size + 1), _short(name)",
+            "np.arange(1, size + 1), canvas.short(name)",
             "np.arange(1, size + 1), name",
         ),
+        slow=True,
     ),
 ]

@@ -222,5 +222,6 @@ FAULTS = [
             'git("status", "--porcelain", ".")',
             'git("status", "--porcelain", "jaxcl")',
         ),
+        slow=True,
     ),
 ]

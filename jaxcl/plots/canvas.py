@@ -1,0 +1,159 @@
+"""What all pictures are drawn with: figures, formats, colours, axes."""
+
+import contextlib
+import contextvars
+import io
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from etils import epath
+
+# Told apart with any colour vision, and from white: a curve, class or run has the same
+# colour and marker in all pictures.
+COLOURS = ("#0b5cad", "#a83200", "#00805c", "#b04a86", "#a98600", "#2f9bd0", "#3d4248")
+# The same on dark screens.
+DARK_COLOURS = (
+    "#7db4ee",
+    "#ee8a4e",
+    "#3cc296",
+    "#e094c0",
+    "#e6cc50",
+    "#a9dcf8",
+    "#f2f2f2",
+)
+DASHES = ("-", "--", ":")  # with the colours again
+MARKERS = ("o", "s", "^", "D", "v")
+MOST_NAMES = 20  # more classes or tasks than this are not written out
+LONGEST = 24  # letters of a name
+FORMATS = ("png", "svg", "pdf")
+# What `save` writes in place of the format that a name ends in; (): that one.
+_in_place: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
+    "_in_place", default=()
+)
+_UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+
+
+def figure_of(width, height, **options):
+    """An empty figure, with its size in inches."""
+    from matplotlib.figure import Figure  # half a second, for runs that draw alone
+
+    return Figure(figsize=(width, height), **options)
+
+
+@contextlib.contextmanager
+def written_as(formats: Sequence[str]) -> Iterator[None]:
+    """Context in which `save` writes each picture in these formats.
+
+    So a run writes all its pictures as its config says, and nobody who draws one need
+    know of it.
+
+    Args:
+      formats: of `FORMATS`; a picture NAME.png is then NAME.FORMAT, for each.
+    """
+    token = _in_place.set(tuple(formats))
+    try:
+        yield
+    finally:
+        _in_place.reset(token)
+
+
+def save(figure, path) -> None:
+    """Write a figure in the format that the path ends in, one of `FORMATS`.
+
+    Within `written_as` it is written in the formats there, under the same name. The
+    same figure gives the same bytes. Raises ValueError for another ending.
+    """
+    own = format_of(path)
+    for kind in _in_place.get() or (own,):
+        name = os.fspath(path)
+        _write(figure, name if kind == own else name[: -len(own)] + kind, kind)
+
+
+def _write(figure, path, kind) -> None:
+    # Else an SVG has the time of day and random names, a PDF the time.
+    options = {} if kind == "png" else {"metadata": _UNDATED[kind]}
+    picture = io.BytesIO()
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": "jaxcl", "pdf.fonttype": 42}):
+        figure.savefig(picture, format=kind, dpi=120, bbox_inches="tight", **options)
+    epath.Path(path).write_bytes(picture.getvalue())
+
+
+def format_of(path) -> str:
+    """What the name of a picture ends in, checked before anything is computed."""
+    kind = os.path.splitext(os.fspath(path))[1].lower().removeprefix(".")
+    if kind not in FORMATS:
+        raise ValueError(f"{os.fspath(path)}: a picture must end in one of {FORMATS}")
+    return kind
+
+
+def style_of(number: int) -> dict:
+    """Colour and marker of a curve, class or run; 35 differ."""
+    marker = MARKERS[number % len(MARKERS)]
+    return {"color": COLOURS[number % len(COLOURS)], "marker": marker}
+
+
+def dashes(number: int) -> str:
+    """Line style of a curve without markers; with the colours 21 differ."""
+    return DASHES[number // len(COLOURS) % len(DASHES)]
+
+
+def shade(axes, task_ends, **options) -> None:
+    """Shade every other task; `task_ends` has the last step of each."""
+    ends = [0, *np.asarray(task_ends).tolist()]
+    for first, last in list(zip(ends, ends[1:], strict=False))[1::2]:
+        axes.axvspan(first, last, color="0.93", lw=0, zorder=0, **options)
+
+
+def logarithmic(axes, which, parts) -> None:
+    """Make axis "x" or "y" logarithmic, with ticks at `parts` times powers of 10."""
+    from matplotlib import ticker
+
+    axes.set(**{f"{which}scale": "log"})
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(ticker.LogLocator(subs=parts))
+    axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axis.set_minor_locator(ticker.NullLocator())
+
+
+def legend(axes, *entries, **options) -> None:
+    """Show the legend to the right of the axes."""
+    place = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
+    axes.legend(*entries, **place, **options)
+
+
+def escaped(text: str) -> str:
+    """The text as matplotlib writes it: dollars would begin and end maths."""
+    return text.replace("$", r"\$")
+
+
+def short(name) -> str:
+    """A name as a legend writes it: `LONGEST` letters at most, and no maths."""
+    name = str(name)
+    name = name if len(name) <= LONGEST else name[: LONGEST - 3] + "..."
+    return escaped(name)
+
+
+def whole_numbers():
+    """What places the ticks of an axis at whole numbers."""
+    from matplotlib import ticker
+
+    return ticker.MaxNLocator(integer=True, min_n_ticks=1)
+
+
+def axis_numbers(count: int) -> list[int]:
+    """Which of 1..count an axis shows: all, or 1, 5, 10, ... of many."""
+    return [
+        n for n in range(1, count + 1) if count <= MOST_NAMES or n in (1, n // 5 * 5)
+    ]
+
+
+def mean_and_band(axes, number, x, mean, half, name) -> None:
+    """Draw a curve, and a band that is `half` as high to each side, or None."""
+    style = style_of(number)
+    if half is not None:
+        colour = style["color"]
+        axes.fill_between(x, mean - half, mean + half, color=colour, alpha=0.2, lw=0)
+    axes.plot(x, mean, markersize=4, label=name, **style)

@@ -1,0 +1,93 @@
+"""Pictures over the steps of a stream of tasks."""
+
+import numpy as np
+
+from jaxcl.plots import canvas
+
+_STEPS = "optimiser step (shaded: every other task)"
+
+
+def anytime(
+    runs, path, task_ends, *, title="", ylabel="accuracy (%)", scale=100.0
+) -> None:
+    """Draw accuracy over a stream of tasks, of several methods.
+
+    Args:
+      runs: name -> (steps i[n], mean f[n] in [0, 1], spread f[n], the half of the
+        band's height, or None for no band); a nan leaves a gap.
+      path: of the picture.
+      task_ends: i[T], the last step of each task; every other task is shaded.
+      scale: what is drawn of 1; 1.0 for what is no share.
+    """
+    figure, axes = _stream(task_ends)
+    for number, (name, (steps, mean, spread)) in enumerate(runs.items()):
+        mean = scale * np.asarray(mean, np.float64)
+        half = None if spread is None else scale * np.asarray(spread, np.float64)
+        canvas.mean_and_band(axes, number, steps, mean, half, canvas.short(name))
+    _finish(figure, axes, path, title=title, ylabel=ylabel)
+
+
+def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) -> None:
+    """Draw what was measured of each step of a stream of tasks, of several methods.
+
+    Args:
+      runs: name -> (steps i[n], values f[n]).
+      path: of the picture.
+      task_ends: i[T], the last step of each task; every other task is shaded.
+      xlabel: what is counted, where it is not steps.
+    """
+    figure, axes = _stream(task_ends)
+    for number, (name, (steps, values)) in enumerate(runs.items()):
+        # Few points may be a single one, of which no line is seen.
+        marker = "." if len(steps) < 100 else None
+        style = {
+            "color": canvas.style_of(number)["color"],
+            "linestyle": canvas.dashes(number),
+        }
+        label = canvas.short(name)
+        axes.plot(steps, values, linewidth=1, marker=marker, label=label, **style)
+    axes.set_ylim(bottom=0)
+    _finish(figure, axes, path, title=title, ylabel=ylabel, xlabel=xlabel)
+
+
+def arrivals(streams, path) -> None:
+    """Draw which class comes when: a dot for every image of a stream.
+
+    Args:
+      streams: title -> `stream.Arrivals`, one panel each, two side by side. Domains
+        have colours of their own; of images without a label none is drawn.
+      path: of the picture.
+    """
+    lines = -(-len(streams) // 2)
+    figure = canvas.figure_of(9, 2.2 * lines, layout="constrained")
+    panels = figure.subplots(lines, 2, squeeze=False).ravel()
+    for axes, (title, shown) in zip(panels, streams.items(), strict=False):
+        label, domain = np.asarray(shown.label), np.asarray(shown.domain)
+        canvas.shade(axes, shown.task_ends)
+        for number, value in enumerate(np.unique(domain)):
+            places = np.flatnonzero((domain == value) & (label >= 0))
+            colour = canvas.COLOURS[number % len(canvas.COLOURS)]
+            axes.plot(places, label[places], "|", color=colour, markersize=4)
+        axes.set(title=title, xlim=(0, len(label)), ylabel="class")
+        axes.yaxis.set_major_locator(canvas.whole_numbers())
+        axes.set_xlabel("images met (shaded: every other task)")
+    for axes in panels[len(streams) :]:
+        axes.remove()
+    canvas.save(figure, path)
+
+
+def _stream(task_ends):
+    """A figure over the steps of a stream, every other task shaded."""
+    figure = canvas.figure_of(7.5, 4.2)
+    axes = figure.add_subplot()
+    canvas.shade(axes, task_ends)
+    axes.set_xlim(0, [0, *task_ends][-1])
+    return figure, axes
+
+
+def _finish(figure, axes, path, *, title, ylabel, xlabel=_STEPS):
+    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    axes.xaxis.set_major_locator(canvas.whole_numbers())
+    axes.grid(color="0.85")
+    canvas.legend(axes)
+    canvas.save(figure, path)
