@@ -3,6 +3,11 @@
 import ast
 import difflib
 import pathlib
+from collections.abc import Sequence
+
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
 
 _PACKAGE = pathlib.Path(__file__).parents[1]  # jaxcl/
 
@@ -50,7 +55,7 @@ def located(name: str) -> str:
     )
 
 
-def located_in(argv: list[str]) -> list[str]:
+def located_in(argv: Sequence[str]) -> list[str]:
     """The words of a command, the value of --config located."""
     words = list(argv)
     for at, word in enumerate(words):
@@ -60,3 +65,27 @@ def located_in(argv: list[str]) -> list[str]:
         elif flag in ("--config", "-config") and not equals and at + 1 < len(words):
             words[at + 1] = located(words[at + 1])
     return words
+
+
+def read(words: Sequence[str]) -> ml_collections.ConfigDict:
+    """The config of a command's words, as `jaxcl.main` has it.
+
+    Args:
+      words: "--config=FILE" or "--config=FILE:WORDS", and overrides.
+
+    Raises:
+      ValueError, flags.Error: there is no such file, or a word is wrong.
+    """
+    argv, values = ["jaxcl", *located_in(words)], flags.FlagValues()
+    config_flags.DEFINE_config_file(
+        "config",
+        None,
+        flag_values=values,
+        sys_argv=argv,
+        lock_config=False,
+        accept_new_attributes=True,
+    )
+    left = values(argv)
+    if len(left) > 1 or values["config"].value is None:
+        raise ValueError(f"{' '.join(words)!r}: must be a config, and --config.OPTIONs")
+    return values["config"].value

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
-from ml_collections import config_flags
 
 from jaxcl import schema
 from jaxcl.config import build, command, files, resolved
@@ -104,21 +103,8 @@ def parse(argv: Sequence[str]) -> tuple[dict, set[str]]:
     Raises:
       ValueError: an argument is wrong.
     """
-    words = ["show", *files.located_in([*argv])]
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_file(
-        "config",
-        None,
-        flag_values=values,
-        sys_argv=words,
-        lock_config=False,
-        accept_new_attributes=True,
-    )
-    left = values(words)
-    if len(left) > 1 or values["config"].value is None:
-        raise ValueError(f"{' '.join(argv)!r}: must be a config, and --config.OPTIONs")
     given = (re.match(r"--config\.([\w.]+)", word) for word in argv)
-    return values["config"].value.to_dict(), {found[1] for found in given if found}
+    return files.read(argv).to_dict(), {found[1] for found in given if found}
 
 
 def sections_of(raw: Mapping[str, Any], given: set[str]) -> Iterator[Section]:

@@ -20,9 +20,7 @@ from typing import NamedTuple
 
 import jax
 import ml_collections
-from absl import flags
 from etils import epath
-from ml_collections import config_flags
 
 from jaxcl.config import build, command, files
 from jaxcl.data import storage
@@ -165,15 +163,10 @@ def configured(
       ValueError: there is no such config or set of data; the message says where it
         was looked for.
     """
-    path = files.located(f"configs/{entry.config or problem.config}.py")
     words = f":{entry.words}" if entry.words else ""
-    argv = ["jaxcl.leaderboard", f"--config={path}{words}"]
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_file(
-        "config", None, flag_values=values, sys_argv=argv, lock_config=False
-    )
-    values(argv)
-    config = budget.changed(values["config"].value, problem.changes)
+    path = f"configs/{entry.config or problem.config}.py"
+    config = files.read([f"--config={path}{words}"])
+    config = budget.changed(config, problem.changes)
     config = budget.changed(config, entry.changes)
     if problem.data:
         found = reproduce.found(data, problem.data, config.data.name)

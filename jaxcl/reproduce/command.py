@@ -10,9 +10,7 @@ verdict is.
 import argparse
 import os
 
-from absl import flags
 from etils import epath
-from ml_collections import config_flags
 
 from jaxcl.config import build, command, files
 from jaxcl.data import storage
@@ -104,20 +102,9 @@ def configured(row: table.Row, *, seeds: int, data: str):
         was looked for.
     """
     file, _, words = row.config.partition(":")
-    path = files.located(f"configs/{file}.py")
-    argv = ["jaxcl.reproduce", f"--config={path}" + (f":{words}" if words else "")]
+    argv = [f"--config=configs/{file}.py" + (f":{words}" if words else "")]
     argv += [f"--config.{override}" for override in row.overrides]
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_file(
-        "config",
-        None,
-        flag_values=values,
-        sys_argv=argv,
-        lock_config=False,
-        accept_new_attributes=True,
-    )
-    values(argv)
-    config = values["config"].value
+    config = files.read(argv)
     config.seeds = seeds
     config.plots = config.tensorboard = False  # numbers are what is wanted
     config.data.update(found(data, row.data, config.data.name))

@@ -5,11 +5,9 @@ import pathlib
 import re
 
 import numpy as np
-from absl import flags
-from ml_collections import config_flags
 
 from jaxcl import schema
-from jaxcl.config import sections
+from jaxcl.config import files, sections
 from jaxcl.data import scenarios, stream
 from jaxcl.methods.online import replay
 from jaxcl.run import evaluation, transfer
@@ -27,19 +25,8 @@ def load(path):
 
 def parse(arguments):
     """The config that a command runs, overrides applied, as main parses them."""
-    values, argv = flags.FlagValues(), ["main", *arguments]
-    config_flags.DEFINE_config_file(
-        "config",
-        None,
-        flag_values=values,
-        sys_argv=argv,
-        lock_config=False,
-        accept_new_attributes=True,
-    )
-    for name in main_flags() - {"config"}:
-        flags.DEFINE_string(name, None, "", flag_values=values)
-    assert values(argv) == ["main"], f"{argv}: an argument is no option"
-    return values["config"].value
+    others = re.compile(rf"--?({'|'.join(main_flags() - {'config'})})(=|$)")
+    return files.read([word for word in arguments if not others.match(word)])
 
 
 def main_flags():
