@@ -25,10 +25,9 @@ import sys
 import time
 
 import accelerator_rows as rows
-import targets as targets_benchmark
 
 from jaxcl.data import storage
-from jaxcl.scaling import hardware, targets
+from jaxcl.scaling import hardware, tables, targets
 
 FIRST = (
     "online_er_ace",
@@ -222,6 +221,7 @@ python benchmarks/accelerator.py
 
 measures the steps on a chip and writes this page and the JSON beside it;
 `benchmarks/README.md` says how, and what the columns mean. Data are random."""
+_number = tables.number
 _COLUMNS = (
     ("examples", lambda x: _show(x.ours, "examples")),
     ("ms a step", lambda x: _span(x.ours, "ms")),
@@ -261,10 +261,6 @@ def _tried(function, numbers) -> str:
         return function(numbers)
     except (KeyError, TypeError):
         return "-"
-
-
-def _number(value: float) -> str:
-    return targets_benchmark.number(value)
 
 
 def _mb(value: float) -> str:

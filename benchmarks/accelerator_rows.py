@@ -163,10 +163,7 @@ def _paper_parsed(options, tiny):
 
 def _paper_works(values, folder):
     """The job of a config, on random images where its set must be read."""
-    raw = values.config.to_dict()
-    sections = (raw.get(name, {}) for name in ("data", "scenario", "augment"))
-    size = {name: getattr(values, name) for name in ("classes", "rows", "pixels")}
-    data = compiled.blank(*sections, **size)
+    data = command.stand_in(values)
     if data is not None and data.train.images is not None:
         shape = data.train.images.shape
         images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
@@ -226,11 +223,12 @@ def ours(name: str, *, tiny: bool, seconds: float, windows: int, folder) -> dict
     task = work.stream.tasks[:2][-1].index
     precision = work.config.get("precision", "float32")
     planned = step.compiled.memory_analysis()
+    held = compiled.held(compiled.memory_of(planned)) if planned else None
     stats = jax.local_devices()[0].memory_stats() or {}
     found = _milliseconds("", times[first]) | {
         "examples": work.rows * work.parts(task),
         "compile_seconds": step.compile_seconds,
-        "planned_bytes": _held(planned) if planned else None,
+        "planned_bytes": held,
         "peak_bytes": stats.get("peak_bytes_in_use") if not others else None,
         "precision": precision,
         "flops": throughput.flops(work, task),
@@ -251,13 +249,6 @@ def _milliseconds(prefix, times) -> dict:
         f"{prefix}ms_min": 1e3 * min(times),
         f"{prefix}ms_max": 1e3 * max(times),
     }
-
-
-def _held(memory) -> int:
-    """Bytes of a device, as `targets.measure` counts them."""
-    sizes = targets.memory_of(memory)
-    kinds = ("arguments", "outputs", "temporaries", "program")
-    return sum(sizes[name] for name in kinds) - sizes["aliased"]
 
 
 def timed(running: dict, *, seconds: float, windows: int) -> dict[str, list[float]]:

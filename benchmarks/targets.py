@@ -27,7 +27,7 @@ import tempfile
 import time
 
 from jaxcl.methods.two_view import bases, strategies
-from jaxcl.scaling import targets
+from jaxcl.scaling import tables, targets
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TARGETS = ("h200:1", "h200:8", "v5e:2x4")
@@ -223,18 +223,13 @@ def _cell(row, value, scale) -> str:
         return f"{wide:g} / {narrow:g}"
     parts = row["least"]
     if value == "least_time":
-        return number(1e3 * sum(parts.values()))
+        return tables.number(1e3 * sum(parts.values()))
     if value == "bound":
         total = sum(parts.values())
         shares = (100 * parts[name] / total for name in targets.Least._fields)
         return " / ".join(f"{share:.0f}" for share in shares)
     found = row["memory"][value[1]] if isinstance(value, tuple) else row[value]
-    return "-" if found is None else number(found * scale)
-
-
-def number(value: float) -> str:
-    """About three digits."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return "-" if found is None else tables.number(found * scale)
 
 
 _HEAD = """# What compilers make of each method
@@ -313,7 +308,7 @@ def _notes(rows) -> list[str]:
         if row["host_transfers"]:
             notes.append(f"- {name}: transfers with the host")
         for copy in row["copies"][:3]:
-            size = number(copy["bytes"] / 1e6)
+            size = tables.number(copy["bytes"] / 1e6)
             notes.append(f"- {name}: copies {copy['shape']}, {size} MB a step")
     return notes
 

@@ -101,15 +101,13 @@ def expand(options) -> list[Run]:
 def finished(folder) -> bool:
     """Whether nothing is left to do there; False where that is not certain."""
     folder = epath.Path(folder)
-    if not (folder / results_lib.RESULTS).exists():
+    if not results_lib.complete(folder):
         return False
     config = storage.read_object(folder / "config.json")
     results = results_lib.read_results(folder)
-    tasks = len(results["task_names"])
-    if results_lib.finished(results) < (config.get("first_tasks") or tasks):
-        return False
     # Training on each task alone comes last.
-    return tasks == 1 or not config.get("plasticity", True) or bool(results["finetune"])
+    alone = len(results["task_names"]) > 1 and config.get("plasticity", True)
+    return not alone or bool(results["finetune"])
 
 
 def start(run: Run, place: int, options) -> subprocess.Popen:

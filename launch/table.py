@@ -79,11 +79,7 @@ def read_runs(given: list[str]) -> tuple[dict[str, compare.Run], list[str]]:
             raise ValueError(f"{text}: there is a run {name} already; give NAME=DIR")
         whole = {seed: one for seed, one in run.results.items() if _whole(one)}
         begun = {seed for seed in run.results if seed not in whole}
-        begun |= {
-            int(path.name.removeprefix("seed_"))
-            for path in epath.Path(place).glob("seed_*")
-            if path.name.removeprefix("seed_").isdigit()
-        } - {*run.results}
+        begun |= {*seeds.folders(place)} - {*run.results}
         if begun:
             listed = ", ".join(map(str, sorted(begun)))
             notes.append(f"{name}: left out, not finished: seed {listed}")
@@ -157,7 +153,7 @@ def _number(where: str, field: str, text) -> float:
 def cell(run: compare.Run, matrix: str, measure: str, paper: dict) -> Cell:
     """One measure of one run, over its seeds."""
     each = [seeds.measures(one).get(matrix, {}) for one in run.results.values()]
-    found = convergence.spread([one.get(measure) for one in each])
+    found = convergence.deviation([one.get(measure) for one in each])
     mean, std = (None if x is None else 100 * x for x in (found["mean"], found["std"]))
     number = paper.get((run.name, matrix, measure))
     return Cell(run.name, matrix, measure, mean, std, found["seeds"], len(each), number)

@@ -392,14 +392,7 @@ def came_to(run: Run) -> float | None:
 
 def finished(folder: epath.Path) -> bool:
     """Whether nothing is left to do in a run directory."""
-    if (folder / FAILED).exists():
-        return True
-    if not (folder / results_lib.RESULTS).exists():
-        return False
-    results = results_lib.read_results(folder)
-    config = storage.read_object(folder / "config.json")
-    wanted = config.get("first_tasks") or len(results["task_names"])
-    return results_lib.finished(results) >= wanted
+    return (folder / FAILED).exists() or results_lib.complete(folder)
 
 
 def _cache_programs(out: epath.Path) -> None:

@@ -43,18 +43,17 @@ def read(workdir: epath.PathLike) -> Run:
       ValueError: there are no results.
     """
     workdir = epath.Path(workdir)
-    folders = {}
-    for path in workdir.glob("seed_*"):
-        digits = path.name.removeprefix("seed_")
-        if digits.isdigit() and (path / results_lib.RESULTS).exists():
-            folders[int(digits)] = path
+    folders = {
+        seed: path
+        for seed, path in seeds.folders(workdir).items()
+        if (path / results_lib.RESULTS).exists()
+    }
     if not folders and (workdir / results_lib.RESULTS).exists():
         folders = {_seed(workdir): workdir}
     if not folders:
         raise ValueError(
             f"{workdir}: holds no {results_lib.RESULTS}, nor do its seed_*"
         )
-    folders = dict(sorted(folders.items()))
     results = {seed: results_lib.read_results(path) for seed, path in folders.items()}
     configs = alike.read([workdir, *folders.values()])
     return Run(workdir.name, results, folders, configs)

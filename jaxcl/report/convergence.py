@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 from etils import epath
-from scipy import special
 
 from jaxcl import schema
 from jaxcl.data import scenarios, storage
@@ -76,10 +75,9 @@ def read(name: str, workdir: epath.PathLike, *, task: int, scalar: str) -> list[
         did not measure the scalar after every epoch.
     """
     workdir = epath.Path(workdir)
-    marks = {path.name.removeprefix("seed_"): path for path in workdir.glob("seed_*")}
-    folders = {int(mark): path for mark, path in marks.items() if mark.isdigit()}
+    folders = seeds.folders(workdir)
     runs = []
-    for path in [folders[seed] for seed in sorted(folders)] or [workdir]:
+    for path in [*folders.values()] or [workdir]:
         own = path if (path / "config.json").exists() else workdir
         if not (own / "config.json").exists():
             raise ValueError(
@@ -279,7 +277,7 @@ def taken(values: Sequence[float]) -> dict | None:
     return dict(zip(("median", "low", "high"), map(float, numbers), strict=True))
 
 
-def spread(values: Iterable[float | None]) -> dict:
+def deviation(values: Iterable[float | None]) -> dict:
     """Mean and standard deviation (n - 1) of the values that are not None."""
     values = np.array([x for x in values if x is not None], float)
     mean = values.mean() if len(values) else None
@@ -301,8 +299,7 @@ def geometric(ratios: Iterable[float | None]) -> dict:
     mean = logs.mean() if count else math.nan
     half = math.nan
     if count > 1:
-        quantile = special.stdtrit(count - 1, 0.975)
-        half = quantile * logs.std(ddof=1) / math.sqrt(count)
+        half = numbers_lib.half_width(logs.std(ddof=1) / math.sqrt(count), count)
     interval = {"mean": mean, "low": mean - half, "high": mean + half}
     ratio = {name: math.exp(value) for name, value in interval.items()}
     return results_lib.plain({**ratio, "seeds": count})
@@ -355,9 +352,9 @@ def summary(
       frozen: as `baseline`, see `target`.
 
     Returns:
-      "each", a list of `paired`; a `spread` of each of their numbers and a `geometric`
-      of each ratio, those of the target over the seeds that reached it; "scalars",
-      name -> `spread`; "rates", name -> what was `taken` in all seeds.
+      "each", a list of `paired`; a `deviation` of each of their numbers and a
+      `geometric` of each ratio, those of the target over the seeds that reached it; "scalars",
+      name -> `deviation`; "rates", name -> what was `taken` in all seeds.
     """
     still = frozen or {}
     pairs = [
@@ -370,10 +367,12 @@ def summary(
     }
     names = "target_epoch", "target_passes", "target_seconds", "steps", *LEVELS
     for name in ("epoch", "seconds", *names):
-        totals[name] = spread([pair.get(name) for pair in pairs])
+        totals[name] = deviation([pair.get(name) for pair in pairs])
     for name in RATIOS:
         totals[name] = geometric([pair.get(name) for pair in pairs])
-    ends = {name: spread([run.scalars.get(name) for run in runs]) for name in scalars}
+    ends = {
+        name: deviation([run.scalars.get(name) for run in runs]) for name in scalars
+    }
     rates = {
         name: taken([rate for run in runs for rate in run.rates[name]])
         for name in RATES

@@ -77,7 +77,7 @@ class Curve(NamedTuple):
     every: int  # one point stands for so many
 
 
-def _half(error, count: int):
+def half_width(error, count: int):
     """Half the width of the interval, from the standard error of the mean."""
     return special.stdtrit(count - 1, 0.975) * error
 
@@ -87,7 +87,7 @@ def estimate(spread: dict) -> Estimate:
     mean, error, count = spread["mean"], spread["error"], spread["seeds"]
     if mean is None or error is None:
         return Estimate(mean, None, None, count)
-    half = float(_half(error, count))
+    half = float(half_width(error, count))
     return Estimate(mean, mean - half, mean + half, count)
 
 
@@ -367,7 +367,7 @@ def _curve(xs, values, tasks, every) -> Curve:
     count, mean = len(values), values.mean(axis=0)
     half = np.full(len(mean), np.nan)
     if count > 1:
-        half = _half(values.std(axis=0, ddof=1) / math.sqrt(count), count)
+        half = half_width(values.std(axis=0, ddof=1) / math.sqrt(count), count)
     ends = (mean - half, mean + half)
     return Curve(np.mean(xs, axis=0), mean, *ends, np.array(tasks), count, every)
 

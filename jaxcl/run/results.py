@@ -181,6 +181,16 @@ def finished(results: dict) -> int:
     return sum(scalars is not None for scalars in results["scalars"])
 
 
+def complete(folder: epath.PathLike) -> bool:
+    """Whether a run directory has the results of all tasks that its config asks for."""
+    folder = epath.Path(folder)
+    if not (folder / RESULTS).exists():
+        return False
+    results, config = read_results(folder), storage.read_object(folder / "config.json")
+    wanted = config.get("first_tasks") or len(results["task_names"])
+    return finished(results) >= wanted
+
+
 def matrix(results: dict, name: str) -> np.ndarray:
     """Accuracies f64[T, T] of one evaluator, nan where not measured."""
     return np.array(results["matrices"][name], np.float64)

@@ -21,6 +21,7 @@ from jaxcl.run import job
 from jaxcl.run import results as results_lib
 
 SUMMARY = "seeds.json"
+_PREFIX = "seed_"
 # Seeds that a TPU maps; by its compiler 4 are faster so with 20 channels, not with 64,
 # and 20 are not with 20.
 _MAPPED = 8
@@ -40,7 +41,15 @@ class Seeds(NamedTuple):
 
 def folder(seed: int) -> str:
     """Name of a seed's run directory, inside that of all seeds."""
-    return f"seed_{seed}"
+    return f"{_PREFIX}{seed}"
+
+
+def folders(workdir: epath.PathLike) -> dict[int, epath.Path]:
+    """Seed -> its run directory, of those that `workdir` has, in order."""
+    own = epath.Path(workdir).glob(f"{_PREFIX}*")
+    marks = {path.name.removeprefix(_PREFIX): path for path in own}
+    found = {int(mark): path for mark, path in marks.items() if mark.isdigit()}
+    return dict(sorted(found.items()))
 
 
 def one_of(state: core.TrainState, i: int) -> core.TrainState:

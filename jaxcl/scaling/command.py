@@ -19,7 +19,7 @@ from ml_collections import config_flags
 
 from jaxcl import sharding
 from jaxcl.config import build, command, sections
-from jaxcl.data import storage
+from jaxcl.data import storage, stream
 from jaxcl.scaling import collectives, compiled, hardware, tables, targets
 
 
@@ -167,10 +167,15 @@ def _planned(values, number, **options):
         config.devices, config.precision = number, _precision(config.to_dict())
         if values.per_device_batch is not None:
             config.batch_size = number * values.per_device_batch
-    raw = config.to_dict()
+    return build.planned(config, stand_in(values), **options)
+
+
+def stand_in(values: flags.FlagValues) -> stream.Dataset | None:
+    """`compiled.blank` of the config and of the sizes that flags say."""
+    raw = values.config.to_dict()
     sections = (raw.get(name, {}) for name in ("data", "scenario", "augment"))
     size = {name: getattr(values, name) for name in ("classes", "rows", "pixels")}
-    return build.planned(config, compiled.blank(*sections, **size), **options)
+    return compiled.blank(*sections, **size)
 
 
 def _precision(raw) -> str:

@@ -101,7 +101,6 @@ def measure(work: job.Job, task: int) -> dict:
         compiled = step.compile(compiler_options=_QUICK)
         shapes = job.shapes(work, work.parts(task))
         written = cost.flops(work.method.step, *shapes, task)
-    memory = compiled.memory_analysis()
     return {
         "devices": work.mesh.size,
         "batch_size": work.batch_size,
@@ -109,14 +108,27 @@ def measure(work: job.Job, task: int) -> dict:
         "flops": compiled.cost_analysis()["flops"],
         "flops_written": written,
         **sizes,
-        "memory": {
-            "arguments": memory.argument_size_in_bytes,
-            "outputs": memory.output_size_in_bytes,
-            "aliased": memory.alias_size_in_bytes,
-            "temporaries": memory.temp_size_in_bytes,
-        },
+        "memory": memory_of(compiled.memory_analysis()),
         "collectives": collectives.plain(collectives.read(compiled.as_text())),
     }
+
+
+def memory_of(told) -> dict[str, int]:
+    """Bytes of a device by kind."""
+    return {
+        "arguments": told.argument_size_in_bytes,
+        "outputs": told.output_size_in_bytes,
+        "aliased": told.alias_size_in_bytes,
+        "temporaries": told.temp_size_in_bytes,
+        "program": told.generated_code_size_in_bytes,
+        "peak": getattr(told, "peak_memory_in_bytes", 0),
+    }
+
+
+def held(memory: dict[str, int]) -> int:
+    """Bytes that a program holds on a device, of those by kind from `memory_of`."""
+    kinds = ("arguments", "outputs", "temporaries", "program")
+    return sum(memory[name] for name in kinds) - memory["aliased"]
 
 
 def lowered(work: job.Job, task: int, *, decided: bool = True) -> tuple:

@@ -77,15 +77,15 @@ def _compiled(found):
         cells = []
         for each in found:
             told = None if "error" in each else value(each)
-            cells.append(told if isinstance(told, str) else _number(told))
+            cells.append(told if isinstance(told, str) else number(told))
         return name, cells
 
-    yield "chips", [_number(x["chips"]) for x in found]
-    yield "examples of a chip", [_number(x["batch_size"] / x["chips"]) for x in found]
+    yield "chips", [number(x["chips"]) for x in found]
+    yield "examples of a chip", [number(x["batch_size"] / x["chips"]) for x in found]
     yield "fits", ["yes" if x["fits"] else "no" for x in found]
     if any("largest_batch" in x for x in found):
         largest = (x.get("largest_batch") for x in found)
-        yield "largest batch that fits", [_number(x) for x in largest]
+        yield "largest batch that fits", [number(x) for x in largest]
     yield row("compiling, s", lambda x: x["seconds"])
     yield row("memory of a device, MB", lambda x: x["memory"]["held"] / 1e6)
     for name in ("arguments", "temporaries", "program"):
@@ -178,7 +178,7 @@ def _longest(found) -> str:
 
 
 def _often(kernel) -> str:
-    return f"{kernel['times']:g} times, {_number(kernel['bytes'] / 1e6)} MB"
+    return f"{kernel['times']:g} times, {number(kernel['bytes'] / 1e6)} MB"
 
 
 def _assumed_of_targets(found) -> str:
@@ -225,7 +225,7 @@ def _row(cells, widths) -> str:
     return "| " + " | ".join(shown) + " |"
 
 
-def _number(value) -> str:
+def number(value) -> str:
     """About three digits."""
     if value is None:
         return "-"
@@ -233,14 +233,14 @@ def _number(value) -> str:
 
 
 def _millions(values) -> list[str]:
-    return [_number(value / 1e6) for value in values]
+    return [number(value / 1e6) for value in values]
 
 
 def _program(measured):
     """Rows (name, cells) with the numbers of the programs."""
     share = [program["batch_size"] / program["devices"] for program in measured]
-    yield "examples of a device", [_number(x) for x in share]
-    yield "GFLOP of a device", [_number(x["flops"] / 1e9) for x in measured]
+    yield "examples of a device", [number(x) for x in share]
+    yield "GFLOP of a device", [number(x["flops"] / 1e9) for x in measured]
     yield "times an even share", [_times_even_share(x) for x in measured]
     yield from _sizes(measured)
     sent = [collectives.restored(program["collectives"]) for program in measured]
@@ -295,15 +295,15 @@ def _largest(program) -> str:
         return ""
     lines = [f"Most is sent on {program['devices']:,} devices by"]
     for (kind, name), size in sizes.most_common(LARGEST):
-        lines.append(f"- {_number(size / 1e6)} MB, {kind}: `{name}`")
+        lines.append(f"- {number(size / 1e6)} MB, {kind}: `{name}`")
     return "\n".join(lines)
 
 
 def _times(measured, estimated, machine):
     """Rows (name, cells) with the estimates for a machine."""
-    yield "arithmetic, ms", [_number(1e3 * x.compute) for x in estimated]
-    yield "communication waited for, ms", [_number(1e3 * x.waited) for x in estimated]
-    yield "communication beside, ms", [_number(1e3 * x.beside) for x in estimated]
+    yield "arithmetic, ms", [number(1e3 * x.compute) for x in estimated]
+    yield "communication waited for, ms", [number(1e3 * x.waited) for x in estimated]
+    yield "communication beside, ms", [number(1e3 * x.beside) for x in estimated]
     yield "step, ms", [_span(1e3 * x.fast, 1e3 * x.slow) for x in estimated]
     share = [program["batch_size"] / program["devices"] for program in measured]
     rates = [
@@ -315,13 +315,13 @@ def _times(measured, estimated, machine):
     ]
     yield "efficiency, %", [_span(*sorted(x)) for x in zip(*rates, strict=True)]
     held = [sum(x["state"].values()) + x["images"] + x["batch"] for x in measured]
-    percent = [_number(100 * x / machine.memory) for x in held]
+    percent = [number(100 * x / machine.memory) for x in held]
     yield "memory without temporaries, %", percent
 
 
 def _span(low, high) -> str:
     """Both numbers, or one if they read the same."""
-    low, high = _number(low), _number(high)
+    low, high = number(low), number(high)
     return low if low == high else f"{low} to {high}"
 
 

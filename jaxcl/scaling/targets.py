@@ -222,9 +222,7 @@ def measure(
     if "error" in made:
         return found | {"fits": False, "error": made["error"]}
     memory = made["memory"]
-    held = sum(memory[x] for x in ("arguments", "outputs", "temporaries", "program"))
-    memory["held"] = held - memory["aliased"]
-    memory["limit"] = int(machine.memory)
+    memory |= {"held": compiled.held(memory), "limit": int(machine.memory)}
     found |= {"seconds": made["seconds"], "memory": memory, **arguments}
     found["fits"] = memory["held"] <= memory["limit"]
     return found | program(made["text"], work.steps_per_call, machine)
@@ -246,7 +244,7 @@ def _compiled(lowered, name, kept) -> dict:
     else:
         told = {
             "seconds": time.monotonic() - began,
-            "memory": memory_of(made.memory_analysis()),
+            "memory": compiled.memory_of(made.memory_analysis()),
             "text": made.as_text(),
         }
     if path is not None:
@@ -254,18 +252,6 @@ def _compiled(lowered, name, kept) -> dict:
         with storage.replacing(path) as file:
             file.write(gzip.compress(json.dumps(told).encode(), mtime=0))
     return told
-
-
-def memory_of(told) -> dict[str, int]:
-    """Bytes of a device by kind."""
-    return {
-        "arguments": told.argument_size_in_bytes,
-        "outputs": told.output_size_in_bytes,
-        "aliased": told.alias_size_in_bytes,
-        "temporaries": told.temp_size_in_bytes,
-        "program": told.generated_code_size_in_bytes,
-        "peak": getattr(told, "peak_memory_in_bytes", 0),
-    }
 
 
 def program(text: str, steps: int, machine: hardware.Machine) -> dict:
