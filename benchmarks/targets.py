@@ -9,11 +9,11 @@ target, by `python -m jaxcl.scaling` in a process of its own, and writes
 docs/targets.json and docs/targets.md after each. No chip is needed and no data; a row
 takes from half a minute to half an hour.
 
-Whoever stops it may go on later. A row is asked for again when its command, the code of
-jaxcl/ or configs/, or the versions of JAX and its compilers are others than before, for
-any of these may change the program. Lowered, it is compiled again only if its StableHLO
-is another one: the compiler gets nothing else, and compiling is what takes the time.
-`--kept` is the folder of compiled programs.
+It can be stopped and started again. A row is asked for again when its command, the code
+of jaxcl/ or configs/, or the versions of JAX and its compilers are others than before,
+for any of these may change the program. Lowered, it is compiled again only if its
+StableHLO is another one: the compiler gets nothing else, and compiling is what takes
+the time. `--kept` is the folder of compiled programs.
 """
 
 import argparse

@@ -45,14 +45,9 @@ class Flat(nn.Module):
         return norm.BatchNorm(name="norm")(x, train=train, groups=groups)
 
 
-def views_of(images):
-    """f[B,2,...]"""
-    x = images / 255.0
-    xp = jnp if isinstance(x, jax.Array) else np
-    return xp.stack([x, x[:, ::-1] ** 2], axis=1)
-
-
-def parts(*, normed=False, augment=lambda key, images: views_of(images), **changes):
+def parts(
+    *, normed=False, augment=lambda key, images: twins.views_of(images), **changes
+):
     return core.Parts(
         encoder=Flat(normed),
         augment=augment,
@@ -158,7 +153,7 @@ def numbers(params):
 def rows_of(theta, given, view):
     """Embeddings f64[b, D] of the examples that there are."""
     images = np.float64(given["image"][np.asarray(given["index"]) >= 0])
-    x = views_of(images)[:, view].reshape(len(images), -1)
+    x = twins.views_of(images)[:, view].reshape(len(images), -1)
     return x @ theta[D:].reshape(-1, D) + theta[:D]
 
 
@@ -288,7 +283,7 @@ def test_a_meta_step_takes_the_statistics_of_its_outer_pass():
     layer = jax.tree.map(np.float64, state.params["encoder"]["linear"])
 
     def sent(given, view):
-        x = views_of(np.float64(given["image"]))[:, view].reshape(B, -1)
+        x = twins.views_of(np.float64(given["image"]))[:, view].reshape(B, -1)
         return x @ layer["kernel"] + layer["bias"]
 
     both = [sent(part(given, -2), view) for view in (0, 1)]
@@ -326,7 +321,9 @@ def test_old_and_new_anchors_take_turns():
 
 def test_with_keep_whole_sets_give_the_gradient_of_retraining():
     """Both views are the same: of the other set negatives are first views."""
-    made = parts(augment=lambda key, images: views_of(images)[:, :1].repeat(2, axis=1))
+    made = parts(
+        augment=lambda key, images: twins.views_of(images)[:, :1].repeat(2, axis=1)
+    )
     turns, retrain = make(made, meta=False, keep=1.0), make(made, strategy="retrain")
     given = batch(11)
     # Two old and two new items are all there are; other slots are empty, whatever
@@ -655,7 +652,7 @@ def test_what_is_evaluated():
     method, given = make(parts(normed=True), output_dim=2), batch(20)
     state = fresh(normed=True, output_dim=2)
     state = state.replace(params=moved(state.params, 1), stats=moved(state.stats, 2))
-    images = views_of(np.float64(given["image"]))[:, 0]
+    images = twins.views_of(np.float64(given["image"]))[:, 0]
     tree = jax.tree.map(np.float64, (state.params, state.stats["encoder"]["norm"]))
     params, kept = tree
     layer, bn, head = (
@@ -692,7 +689,7 @@ def test_graphcl_leaves_the_positive_out_and_the_projector_unjudged():
         layer, head = tree["encoder"]["linear"], tree["head"]
         views = []
         for view in (0, 1):
-            x = views_of(np.float64(given["image"][real]))[:, view].reshape(3, -1)
+            x = twins.views_of(np.float64(given["image"][real]))[:, view].reshape(3, -1)
             x = x @ layer["kernel"] + layer["bias"]
             x = x @ head["linear1"]["kernel"] + head["linear1"]["bias"]
             x = np.maximum(x, 0) @ head["linear2"]["kernel"]
@@ -708,7 +705,7 @@ def test_graphcl_leaves_the_positive_out_and_the_projector_unjudged():
         np.testing.assert_allclose(metrics["loss"], loss(theta), rtol=1e-4)
         wanted = slope(loss, theta)
     close(theta - np.float64(flatten_util.ravel_pytree(after.params)[0]), wanted)
-    images = jnp.float32(views_of(np.float64(given["image"]))[:, 0])
+    images = jnp.float32(twins.views_of(np.float64(given["image"]))[:, 0])
     plain = icl.make(made).embed(state, images)
     assert plain.shape == (B, D)
     np.testing.assert_array_equal(method.embed(state, images), plain)

@@ -90,18 +90,11 @@ CASES = {
 }
 
 
-def views_of(images):
-    """[N,...] -> [N,2,...], for NumPy in float64, for JAX in float32."""
-    library = jnp if isinstance(images, jax.Array) else np
-    x = images / 255.0
-    return library.stack([x, x[:, ::-1] ** 2], axis=1)
-
-
 def parts(policy="fifo", **changes):
     replay = core.Replay(capacity=M, policy=policy, size=R, updates=UPDATES)
     made = core.Parts(
         encoder=dense_net.Flat(),
-        augment=lambda key, images: views_of(images),
+        augment=lambda key, images: twins.views_of(images),
         tx=optim.sgd(momentum=MOMENTUM, weight_decay=DECAY),
         lr=optim.by_task([optim.constant(RATE)]),
         num_classes=3,
@@ -140,15 +133,6 @@ def begin(method):
     return jax.jit(method.init)(jax.random.key(7), batch(0))
 
 
-def velocity(state):
-    (trace,) = (x for x in state.opt_state if hasattr(x, "trace"))
-    return trace.trace
-
-
-def to64(tree):
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
-
-
 def mean_of(old, new, keep):
     return jax.tree.map(lambda a, b: keep * a + (1 - keep) * b, old, new)
 
@@ -179,13 +163,13 @@ class Twin:
     def read(self, state):
         """Arrays as ours has them: what was compared does not pile up its rounding."""
         extra = state.extra
-        self.params, self.stats = to64(state.params), to64(state.stats)
-        self.velocity = to64(velocity(state))
-        self.slow, self.teacher = to64((extra.momentum, extra.teacher))
-        self.teacher_stats = to64(extra.teacher_stats)
-        self.queues = to64((extra.key_queue, extra.frozen_queue))
+        self.params, self.stats = twins.to64(state.params), twins.to64(state.stats)
+        self.velocity = twins.to64(twins.velocity(state))
+        self.slow, self.teacher = twins.to64((extra.momentum, extra.teacher))
+        self.teacher_stats = twins.to64(extra.teacher_stats)
+        self.queues = twins.to64((extra.key_queue, extra.frozen_queue))
         for name in {"projection", "feature", "loss", "score"} & set(self.items):
-            self.items[name] = to64(extra.memory.items[name])
+            self.items[name] = twins.to64(extra.memory.items[name])
 
     def copied(self, tree):
         return {name: tree[name] for name in COPIED}
@@ -212,14 +196,18 @@ class Twin:
 
     def update(self, incoming, key):
         size, active = self.size, self.filled.sum() > self.drawn
-        views, replayed, share = views_of(np.float64(incoming["image"])), None, 0.0
+        views, replayed, share = (
+            twins.views_of(np.float64(incoming["image"])),
+            None,
+            0.0,
+        )
         slots = np.zeros(0, int)
         if self.remembers:
             held = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(0))
             k_draw = jax.random.split(key, 3)[1]
             slots = np.asarray(buffer.sample(held, k_draw, self.drawn)[2])
             if active:
-                replayed = views_of(np.float64(self.items["image"][slots]))
+                replayed = twins.views_of(np.float64(self.items["image"][slots]))
         if self.mixes and active:
             k_mix = jax.random.fold_in(key, online_ssl.step._MIX)
             own = float(jax.random.beta(k_mix, MIX, MIX))
@@ -467,7 +455,7 @@ class Twin:
         assert int(state.step) == self.number
         close(state.params, self.params)
         close(state.stats, self.stats)
-        close(velocity(state), self.velocity, atol=10 * atol)
+        close(twins.velocity(state), self.velocity, atol=10 * atol)
         close(extra.momentum, self.slow)
         close(extra.teacher, self.teacher)
         close(extra.teacher_stats, self.teacher_stats)
@@ -685,7 +673,7 @@ def test_no_two_views_share_a_key():
 
     def augment(key, images):
         keys.append(key)
-        return views_of(images)
+        return twins.views_of(images)
 
     method = made("simsiam", "none", "reservoir", augment=augment)
 
@@ -764,7 +752,7 @@ def test_memories_that_lump_cannot_mix_with_are_refused(changes, said):
 def test_batches_of_one_row_and_of_one_view_are_refused():
     with pytest.raises(ValueError, match="batch_size=1: .*at least 2"):
         made("simsiam", "none", batch_size=1)
-    method = made("simsiam", "none", augment=lambda key, x: views_of(x)[:, :1])
+    method = made("simsiam", "none", augment=lambda key, x: twins.views_of(x)[:, :1])
     with pytest.raises(ValueError, match="augment.views=1: online_ssl takes 2"):
         jax.eval_shape(method.step, begin(make("simsiam-none")), batch(0))
 

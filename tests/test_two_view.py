@@ -87,21 +87,14 @@ ROWS = [
 ]
 
 
-def views_of(images):
-    """[N,...] -> [N,2,...], for NumPy in float64, for JAX in float32."""
-    library = jnp if isinstance(images, jax.Array) else np
-    x = images / 255.0
-    return library.stack([x, x[:, ::-1] ** 2], axis=1)
-
-
 def local_of(images):
-    """[N,...] -> [N,L,...], as `views_of`."""
+    """[N,...] -> [N,L,...], as `twins.views_of`."""
     library = jnp if isinstance(images, jax.Array) else np
     x = images / 255.0
     return library.stack([x[:, :, ::-1] ** 3, 1 - x**2], axis=1)
 
 
-def parts(augment=lambda key, images: views_of(images), local=None):
+def parts(augment=lambda key, images: twins.views_of(images), local=None):
     schedules = [optim.cosine(RATES[0], epochs=1, per_epoch=False)]
     schedules += [optim.constant(rate) for rate in RATES[1:]]
     return core.Parts(
@@ -160,15 +153,6 @@ def begun(method, state, index):
     return method.begin_task(state, types.SimpleNamespace(index=index))
 
 
-def velocity(state):
-    (trace,) = (x for x in state.opt_state if hasattr(x, "trace"))
-    return trace.trace
-
-
-def to64(tree):
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
-
-
 def plus(*trees):
     """Sums of trees that share some of their entries."""
     total = {}
@@ -208,14 +192,18 @@ class Twin:
     def read(self, state):
         """Arrays as ours has them: what was compared does not pile up its rounding."""
         extra = state.extra
-        self.params, self.stats = to64(state.params), to64(state.stats)
-        self.velocity = to64(velocity(state))
-        self.slow, self.slow_stats = to64((extra.momentum, extra.momentum_stats))
-        self.teacher, self.teacher_stats = to64((extra.teacher, extra.teacher_stats))
-        self.key_queue, self.frozen_queue = to64((extra.key_queue, extra.frozen_queue))
-        self.centre = to64(extra.centre)
+        self.params, self.stats = twins.to64(state.params), twins.to64(state.stats)
+        self.velocity = twins.to64(twins.velocity(state))
+        self.slow, self.slow_stats = twins.to64((extra.momentum, extra.momentum_stats))
+        self.teacher, self.teacher_stats = twins.to64(
+            (extra.teacher, extra.teacher_stats)
+        )
+        self.key_queue, self.frozen_queue = twins.to64(
+            (extra.key_queue, extra.frozen_queue)
+        )
+        self.centre = twins.to64(extra.centre)
         if extra.importance is not None:
-            self.squares = to64(extra.importance.squares)
+            self.squares = twins.to64(extra.importance.squares)
 
     # Boundaries
 
@@ -227,8 +215,8 @@ class Twin:
             return
         if self.plan.distiller and index == 1:
             for born in {"distiller", "distil_prototypes"} & set(state.params):
-                self.params[born] = to64(state.params[born])
-            self.stats["distiller"] = to64(state.stats["distiller"])
+                self.params[born] = twins.to64(state.params[born])
+            self.stats["distiller"] = twins.to64(state.stats["distiller"])
         self.teacher = {name: self.params[name] for name in self.copied}
         self.teacher_stats = {name: self.stats[name] for name in COPIED}
 
@@ -248,7 +236,7 @@ class Twin:
         _, mask, slots = buffer.sample(held, keys, min(B, M))
         mask, slots = np.asarray(mask), np.minimum(slots, M - 1)
         images = np.where(mask[:, None, None, None], self.items["image"][slots], 0)
-        return views_of(np.float64(images)), mask, slots
+        return twins.views_of(np.float64(images)), mask, slots
 
     def mixed(self, key, views, others, mask):
         """LUMP: m x + (1 - m) x', m ~ Beta(mix, mix)."""
@@ -400,7 +388,7 @@ class Twin:
         keys = jax.random.split(jax.random.fold_in(self.key, self.step_number), 5)
         _, k_mix, k_write, k_draw, _ = keys
         label, images = np.asarray(incoming["label"]), np.asarray(incoming["image"])
-        views, frozen, replayed = views_of(np.float64(images)), {}, None
+        views, frozen, replayed = twins.views_of(np.float64(images)), {}, None
         if self.plan.stores:
             others, mask, slots = self.drawn(k_draw)
             if self.strategy == "lump":
@@ -526,7 +514,7 @@ class Twin:
         assert (int(state.step), int(state.task)) == (self.step_number, self.task)
         close(state.params, self.params)
         close(state.stats, self.stats)
-        close(velocity(state), self.velocity, atol=10 * atol)
+        close(twins.velocity(state), self.velocity, atol=10 * atol)
         close(extra.momentum, self.slow)
         close(extra.momentum_stats, self.slow_stats)
         close(extra.teacher, self.teacher)
@@ -683,8 +671,8 @@ def test_a_boundary_changes_nothing_else(name):
         state = under_way(name, index)
         after = begun(method, core.copy(state), index)
         twin = Twin(name, state)
-        assert any(np.any(x) for x in jax.tree.leaves(velocity(state)))
-        assert not any(np.any(x) for x in jax.tree.leaves(velocity(after)))
+        assert any(np.any(x) for x in jax.tree.leaves(twins.velocity(state)))
+        assert not any(np.any(x) for x in jax.tree.leaves(twins.velocity(after)))
         state = state.replace(task_start=state.step, opt_state=after.opt_state)
         if index and twin.plan.teacher:
             extra = state.extra._replace(
@@ -749,7 +737,7 @@ def test_no_two_uses_share_a_key(monkeypatch, strategy):
 
     def augment(key, images):
         seen(key)
-        return views_of(images)
+        return twins.views_of(images)
 
     sample, reservoir, beta = buffer.sample, policies.reservoir, jax.random.beta
     monkeypatch.setattr(buffer, "sample", lambda m, key, k: sample(m, seen(key), k))
@@ -776,9 +764,9 @@ def test_no_two_uses_share_a_key(monkeypatch, strategy):
 def test_evaluators_read_the_encoder_and_the_projector_in_evaluation_mode():
     for name in ("byol-pnr", "simclr-finetune"):
         method, state = make(name), under_way(name, 1)
-        images = np.float32(views_of(np.asarray(batch(0)["image"]))[:, 0])
+        images = np.float32(twins.views_of(np.asarray(batch(0)["image"]))[:, 0])
         for read, nets in ((method.embed, COPIED[:1]), (method.project, COPIED)):
-            params, stats = to64(state.params), to64(state.stats)
+            params, stats = twins.to64(state.params), twins.to64(state.stats)
             want, *_ = dense_net.apply(
                 nets, params, stats, np.float64(images), train=False
             )

@@ -348,7 +348,7 @@ def local(
       views, size, scale, blur, solarize: as in `make`.
 
     Raises ValueError for values out of range, and for images that were cropped before
-    they came to the device: of what is left a small part is no part of the image.
+    they came to the device: a small part of a crop is not a small part of the image.
     """
     own = dict(views=views, size=size, scale=scale, blur=blur, solarize=solarize)
     augment = make(**{**whole, **own, "crop": True, "pad": 0})

@@ -72,7 +72,7 @@ def _leader(problem, leader, methods):
 
 
 def _controls(leader, here):
-    """What the leader lacks to the controls, or has more than they."""
+    """How far controls are above or below the leader, where the interval shows it."""
     for control in here:
         if not control.entry.control or control.failed:
             continue

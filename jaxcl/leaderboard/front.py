@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
     @property
     def price(self) -> float:
-        """FLOPs of its class, its own where it is over; what is left is no merit."""
+        """FLOPs it is ranked by: its budget, or its own FLOPs where it exceeds that."""
         return self.flops if self.over else self.budget
 
     @property

@@ -95,9 +95,9 @@ class Chain:
     ) -> tuple[list[jax.Array], list[dict]]:
         """Train on some batches, one after the other.
 
-        Where kernels wait for their launches, batches of as many rows pass at once:
-        their rows take turns, and each has its own batch statistics. Values are those
-        of a pass each up to rounding.
+        On accelerators, batches of one shape go through in a single pass with their
+        rows interleaved; each keeps its own batch statistics. Values are those of a
+        pass each up to rounding.
 
         Args:
           params, stats: as in `__call__`.
@@ -169,7 +169,7 @@ class Chain:
 
 
 def _pass_at_once(batches):
-    """Whether one pass takes all batches: on accelerators, where they are as large."""
+    """True on accelerators if there are several batches, all of one shape."""
     alike = all(batch.shape == batches[0].shape for batch in batches)
     return not sharding.on_cpu() and len(batches) > 1 and alike
 

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 
 Start = Literal["torch", "glorot"]
-# Of a kernel of a flax layer, whose shape has the fan in; the variance of a uniform
-# number within 1 / sqrt(fan in) is 1 / (3 fan in). Flax scales numbers from [-1, 1),
-# `torch_uniform` draws them within the bound: that differs in the last bit, so that
-# each use keeps the one with which the results of earlier runs were made.
+# For kernels of flax layers: flax reads the fan in off the shape. The variance of a
+# uniform number within 1 / sqrt(fan in) is 1 / (3 fan in). It differs from
+# `torch_uniform` in the last bit; both stay, since earlier results were made with them.
 torch_kernel = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 

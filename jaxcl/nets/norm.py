@@ -161,20 +161,20 @@ def _moments(distance):
     Args:
       distance: of the rows of each view to the running mean, as the mean is, too.
     """
-    if _on_gpu():
-        sums = _at_once(jnp.sum, distance, jnp.square(distance))
-        kept = lax.optimization_barrier(sums) if sharding.several() else sums
-        mean, square = kept / _values(distance)
-    else:
-        axes = _summed(distance)
-        mean = jnp.mean(distance, axes, keepdims=True)
-        square = jnp.mean(jnp.square(distance), axes, keepdims=True)
+    axes = _summed(distance)
+    mean = jnp.mean(distance, axes, keepdims=True)
+    square = jnp.mean(jnp.square(distance), axes, keepdims=True)
     return mean, jnp.maximum(square - jnp.square(mean), 0.0)
 
 
 def _kept_moments(distance):
-    found = _moments(distance)
-    return found if sharding.several() else lax.optimization_barrier(found)
+    """`_moments` for a GPU: of one sum, and kept, see above."""
+    sums = _at_once(jnp.sum, distance, jnp.square(distance))
+    if sharding.several():
+        sums = lax.optimization_barrier(sums)
+    mean, square = sums / _values(distance)
+    moments = mean, jnp.maximum(square - jnp.square(mean), 0.0)
+    return moments if sharding.several() else lax.optimization_barrier(moments)
 
 
 def _values(views):

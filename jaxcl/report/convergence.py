@@ -353,8 +353,8 @@ def summary(
 
     Returns:
       "each", a list of `paired`; a `deviation` of each of their numbers and a
-      `geometric` of each ratio, those of the target over the seeds that reached it; "scalars",
-      name -> `deviation`; "rates", name -> what was `taken` in all seeds.
+      `geometric` of each ratio, those of the target over the seeds that reached it;
+      "scalars", name -> `deviation`; "rates", name -> what was `taken` in all seeds.
     """
     still = frozen or {}
     pairs = [

@@ -70,8 +70,8 @@ def parse(text: str, *, steps: int = 1) -> Program:
 
     Args:
       text: of an HLO module after optimisation.
-      steps: turns of the loop over the steps of a call, whose length is an argument;
-        it is the largest loop of the entry of which the text does not tell it.
+      steps: how often the loop over a call's steps turns. The text does not say, so
+        the entry's largest loop of unknown length is taken to be it.
 
     Raises:
       ValueError: the text has no entry computation.
@@ -189,8 +189,8 @@ def _aliases(header) -> dict[tuple[int, ...], int]:
 def _turns(computations, ops, loop) -> int | None:
     """How often a loop runs, None where the text does not tell.
 
-    Without a note it is that of a counter which a turn raises by one, from a constant
-    to a constant.
+    Where XLA left no note, only this form is understood: a counter that starts at a
+    constant, grows by one, and is compared with a constant.
 
     Args:
       ops: of the computation that the loop is in.

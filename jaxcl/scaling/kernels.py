@@ -2,9 +2,9 @@
 
 A kernel is an operation of the optimised HLO that the chip runs as one: a fusion, a
 convolution, a copy. Its arithmetic is that of the convolutions and matrix products in
-it, without products with padding; its traffic what it reads and writes of the device's
-memory, each operand once. What a cache holds from one kernel to the next is not known,
-so traffic is an upper bound.
+it; multiplications by padding are not counted. Its traffic is what it reads and writes
+of the device's memory, each operand once. What a cache holds from one kernel to the
+next is not known, so traffic is an upper bound.
 """
 
 import math

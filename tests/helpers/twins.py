@@ -13,6 +13,23 @@ def unit(x):
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 
+def views_of(images):
+    """[N,...] -> [N,2,...], for NumPy in float64, for JAX in float32."""
+    library = jnp if isinstance(images, jax.Array) else np
+    x = images / 255.0
+    return library.stack([x, x[:, ::-1] ** 2], axis=1)
+
+
+def velocity(state):
+    """What SGD with momentum has summed of the gradients."""
+    (trace,) = (x for x in state.opt_state if hasattr(x, "trace"))
+    return trace.trace
+
+
+def to64(tree):
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
+
+
 def cosine(a, b):
     return float(unit(a) @ unit(b))
 
