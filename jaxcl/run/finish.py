@@ -134,10 +134,10 @@ def single_tasks(
       step: the compiled step of `work`, shared if both use the same method.
 
     Returns:
-      Matrix name -> FT of each task, f64[T].
+      Matrix name -> FT of each task, f64[T]; None of tasks beyond `work.first_tasks`.
     """
     tasks, accuracies, ready = work.stream.tasks, {}, None
-    for i, task in enumerate(tasks):
+    for i, task in enumerate(tasks[: work.first_tasks]):
         accuracy = task_alone.read(work.alone, i)
         if accuracy is None:
             if ready is None:
@@ -158,6 +158,7 @@ def single_tasks(
 def _single_task(single, step, i, task, workdir, stop):
     """Matrix name -> FT of task i, trained now or resumed."""
     only = single._replace(
+        start=None,  # not what another run has trained
         stream=single.stream._replace(tasks=(task._replace(index=0),)),
         evaluators={
             name: lambda state, _, judge=judge: judge(state, i)

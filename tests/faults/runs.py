@@ -143,6 +143,22 @@ FAULTS = [
     ),
     *fault.of(
         "run/finish.py",
+        "test_plasticity.py"
+        "::test_a_run_that_goes_on_from_another_is_set_against_fresh_ones",
+        (
+            "alone: a task begins with what another run has trained",
+            "        start=None,  # not",
+            "        # not",
+        ),
+        (
+            "alone: tasks that the run leaves out are trained",
+            "enumerate(tasks[: work.first_tasks])",
+            "enumerate(tasks)",
+        ),
+        slow=True,
+    ),
+    *fault.of(
+        "run/finish.py",
         "test_headline.py::test_a_run_says_first_what_it_is",
         (
             "headline: each seed says what the first did",
