@@ -32,7 +32,12 @@ def write(dataset: stream.Dataset, directory: str) -> None:
     out = pathlib.Path(directory)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is there already and not an empty directory")
-    out.mkdir(parents=True, exist_ok=True)
+    with storage.new_folder(out) as draft:
+        _write(dataset, pathlib.Path(draft))
+
+
+def _write(dataset, out) -> None:
+    out.mkdir(parents=True)
     splits = {}
     for split in ("train", "validation", "test"):
         examples = getattr(dataset, split)
@@ -56,7 +61,6 @@ def write(dataset: stream.Dataset, directory: str) -> None:
         "decoder": dataset.decoder,
         "splits": splits,
     }
-    # Last, so that an interrupted run leaves nothing that looks complete.
     storage.write_json(out / "meta.json", meta)
 
 
@@ -120,7 +124,7 @@ def main() -> None:
             seed=arguments.seed,
         )
         write(dataset, arguments.directory)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         parser.error(str(error))
 
 

@@ -88,6 +88,23 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise OSError(error.errno or errno.EIO, reason, os.fspath(path)) from error
 
 
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[str]:
+    """Give the path of a folder to write, which takes the place of `path` when whole.
+
+    Raises OSError where `path` is there and not an empty folder.
+    """
+    draft = f"{os.path.abspath(path)}.{uuid.uuid4().hex}.part"
+    try:
+        yield draft
+        if os.path.isdir(path):
+            os.rmdir(path)
+        os.rename(draft, path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
 def to_json(value: Any) -> bytes:
     """The text of a JSON file, as `write_json` writes it."""
     return (json.dumps(value, indent=1) + "\n").encode()
@@ -200,7 +217,10 @@ def files(
             for where, _, names in epath.Path(path).walk()
         )
         paths = (os.path.join(where, name) for where, names in walk for name in names)
-        return sorted(x for x in paths if _is_wanted(x, suffixes))
+        start = len(os.fspath(path).rstrip("/"))
+        return sorted(
+            x for x in paths if _is_wanted(x, suffixes) and "/." not in x[start:]
+        )
     start = os.fspath(path)
     apart = {*apart, *_above(os.path.realpath(start))}
     found = [x for x in _walk(start, apart) if _is_wanted(x.path, suffixes)]
@@ -212,7 +232,7 @@ def files(
 
 
 def _is_wanted(path, suffixes) -> bool:
-    return path.lower().endswith(suffixes) and os.path.basename(path)[0] != "."
+    return path.lower().endswith(suffixes)
 
 
 def _above(path: str) -> Iterator[tuple[int, int]]:
@@ -223,7 +243,7 @@ def _above(path: str) -> Iterator[tuple[int, int]]:
 
 
 def _walk(path: str, apart) -> Iterator[os.DirEntry]:
-    """All files below a folder; those in folders behind links come last."""
+    """All files below a folder, none hidden; those behind links come last."""
     visited: set[tuple[int, int]] = set()
     waiting, links = [path], []
     while waiting or links:
@@ -234,6 +254,8 @@ def _walk(path: str, apart) -> Iterator[os.DirEntry]:
         visited.add(own)
         with os.scandir(where) as entries:
             for entry in entries:
+                if entry.name[0] == ".":
+                    continue
                 if not _leads_to_folder(entry):
                     yield entry
                 elif entry.is_symlink():

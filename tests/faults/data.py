@@ -804,12 +804,6 @@ FAULTS = [
             "test_fetch.py::test_archives_that_hold_something_else",
         ),
         (
-            "fetch: half a set is left",
-            "        shutil.rmtree(draft, ignore_errors=True)\n",
-            "",
-            "test_fetch.py::test_archives_that_hold_something_else",
-        ),
-        (
             "fetch: CIFAR-100 gets its coarse labels",
             "raw[:, label_bytes - 1]",
             "raw[:, 0]",
@@ -955,6 +949,35 @@ FAULTS = [
             "data: rows of a part are always the same draw",
             "classes, per_class, seed)",
             "classes, per_class, 0)",
+        ),
+    ),
+    *fault.of(
+        "data/storage.py",
+        "test_storage.py::test_hidden_folders_hold_no_images",
+        (
+            "data: thumbnails in hidden folders are images",
+            'if entry.name[0] == ".":',
+            'if entry.name == ".":',
+        ),
+        (
+            "data: hidden folders of a bucket hold images",
+            ' and "/." not in x[start:]',
+            "",
+        ),
+        (
+            "data: half a folder is left",
+            "        shutil.rmtree(draft, ignore_errors=True)\n",
+            "",
+            "test_storage.py::test_a_new_folder_is_there_whole_or_not_at_all",
+        ),
+    ),
+    *fault.of(
+        "data/cache.py",
+        "test_cache.py::test_every_file_is_on_the_disk_before_the_folder_has_its_name",
+        (
+            "cache: offsets may be lost in a power cut",
+            'with storage.replacing(os.path.join(part, f"{name}.npy")) as rows:',
+            'with open(os.path.join(part, f"{name}.npy"), "wb") as rows:',
         ),
     ),
 ]
