@@ -269,7 +269,7 @@ def carry_out(
       What `update.json` holds.
 
     Raises:
-      As `prepare` and `finish.run`.
+      As `prepare`, `accuracies` and `finish.run`.
     """
     with lock.held(work.workdir.parent):  # of all updates of the run
         return _carry_out(work, prepared, stop)
