@@ -32,12 +32,16 @@ def write(dataset: stream.Dataset, directory: str) -> None:
     out = pathlib.Path(directory)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is there already and not an empty directory")
-    with storage.new_folder(out) as draft:
-        _write(dataset, pathlib.Path(draft))
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        _write(dataset, out)
+    except BaseException:  # so that the same command may be run again
+        for path in out.iterdir():
+            path.unlink()
+        raise
 
 
 def _write(dataset, out) -> None:
-    out.mkdir(parents=True)
     splits = {}
     for split in ("train", "validation", "test"):
         examples = getattr(dataset, split)
@@ -61,6 +65,7 @@ def _write(dataset, out) -> None:
         "decoder": dataset.decoder,
         "splits": splits,
     }
+    # Last, so that a killed run leaves nothing that looks complete.
     storage.write_json(out / "meta.json", meta)
 
 

@@ -13,6 +13,7 @@ several public repositories agree.
 """
 
 import argparse
+import contextlib
 import functools
 import gzip
 import hashlib
@@ -23,6 +24,7 @@ import shutil
 import sys
 import tarfile
 import urllib.request
+import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -30,7 +32,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from jaxcl.data import convert, storage, stream
+from jaxcl.data import convert, stream
 
 SECONDS = 30.0  # without a byte, after which a server counts as gone
 TRIES = 5  # of one address, each going on where the one before was cut
@@ -109,7 +111,7 @@ def fetch(name: str, out: str, *, source: str | None = None) -> Known:
         paths = [_given(archive, source, known) for archive in known.archives]
     for archive, path in zip(known.archives, paths, strict=True):
         _check(archive, path, remove=source is None)
-    with storage.new_folder(out) as draft:
+    with _whole(out) as draft:
         known.write(paths, draft)
     if source is None:
         shutil.rmtree(downloads)
@@ -216,6 +218,20 @@ def _bar(part, size):
 
     name = os.path.basename(part).removesuffix(".part")
     return tqdm.tqdm(total=size, desc=name, unit="B", unit_scale=True, disable=None)
+
+
+@contextlib.contextmanager
+def _whole(out) -> Iterator[str]:
+    """Give a new folder, which takes the place of `out` when all is written."""
+    draft = f"{out}.{uuid.uuid4().hex}.part"
+    try:
+        yield draft
+        if os.path.isdir(out):
+            os.rmdir(out)
+        os.rename(draft, out)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
 
 
 def members(path: str) -> Iterator[tuple[str, int, IO[bytes]]]:

@@ -88,23 +88,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise OSError(error.errno or errno.EIO, reason, os.fspath(path)) from error
 
 
-@contextlib.contextmanager
-def new_folder(path: Path) -> Iterator[str]:
-    """Give the path of a folder to write, which takes the place of `path` when whole.
-
-    Raises OSError where `path` is there and not an empty folder.
-    """
-    draft = f"{os.path.abspath(path)}.{uuid.uuid4().hex}.part"
-    try:
-        yield draft
-        if os.path.isdir(path):
-            os.rmdir(path)
-        os.rename(draft, path)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-
-
 def to_json(value: Any) -> bytes:
     """The text of a JSON file, as `write_json` writes it."""
     return (json.dumps(value, indent=1) + "\n").encode()

@@ -804,6 +804,12 @@ FAULTS = [
             "test_fetch.py::test_archives_that_hold_something_else",
         ),
         (
+            "fetch: half a set is left",
+            "        shutil.rmtree(draft, ignore_errors=True)\n",
+            "",
+            "test_fetch.py::test_archives_that_hold_something_else",
+        ),
+        (
             "fetch: CIFAR-100 gets its coarse labels",
             "raw[:, label_bytes - 1]",
             "raw[:, 0]",
@@ -946,6 +952,12 @@ FAULTS = [
             "entries += [int(span[1])]",
         ),
         (
+            "data: half a converted set is left",
+            "            path.unlink()\n",
+            "            pass\n",
+            "test_sources.py::test_a_conversion_that_fails_leaves_an_empty_folder",
+        ),
+        (
             "data: rows of a part are always the same draw",
             "classes, per_class, seed)",
             "classes, per_class, 0)",
@@ -963,12 +975,6 @@ FAULTS = [
             "data: hidden folders of a bucket hold images",
             ' and "/." not in x[start:]',
             "",
-        ),
-        (
-            "data: half a folder is left",
-            "        shutil.rmtree(draft, ignore_errors=True)\n",
-            "",
-            "test_storage.py::test_a_new_folder_is_there_whole_or_not_at_all",
         ),
     ),
     *fault.of(
