@@ -172,12 +172,13 @@ def test_a_resumed_run_goes_on_under_its_id(tmp_path, monkeypatch):
 
 
 def test_where_a_part_cannot_be_closed_the_others_are(tmp_path):
-    other, broken = FakeLogger(), FakeLogger()
+    first, broken, last = (FakeLogger() for _ in range(3))
     broken.close = lambda: 1 / 0
-    recorder = open_recorder(tmp_path, (lambda *_: other, lambda *_: broken))
+    makes = [lambda *_, one=one: one for one in (first, broken, last)]
+    recorder = open_recorder(tmp_path, makes)
     with pytest.raises(ZeroDivisionError):
         recorder.close()
-    assert other.closed
+    assert first.closed and last.closed
     recorder.close()  # a second call does nothing
 
 

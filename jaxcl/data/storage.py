@@ -201,21 +201,16 @@ def files(
         )
         paths = (os.path.join(where, name) for where, names in walk for name in names)
         start = len(os.fspath(path).rstrip("/"))
-        return sorted(
-            x for x in paths if _is_wanted(x, suffixes) and "/." not in x[start:]
-        )
+        found = (x for x in paths if "/." not in x[start:])
+        return sorted(x for x in found if x.lower().endswith(suffixes))
     start = os.fspath(path)
     apart = {*apart, *_above(os.path.realpath(start))}
-    found = [x for x in _walk(start, apart) if _is_wanted(x.path, suffixes)]
-    for entry in found:
+    entries = [x for x in _walk(start, apart) if x.path.lower().endswith(suffixes)]
+    for entry in entries:
         # A link to nothing stays: reading it fails, and `on_corrupt` says what then.
         if not entry.is_symlink() and not entry.is_file():
             ordinary(entry.path)
-    return sorted(entry.path for entry in found)
-
-
-def _is_wanted(path, suffixes) -> bool:
-    return path.lower().endswith(suffixes)
+    return sorted(entry.path for entry in entries)
 
 
 def _above(path: str) -> Iterator[tuple[int, int]]:

@@ -973,8 +973,8 @@ FAULTS = [
         ),
         (
             "data: hidden folders of a bucket hold images",
-            ' and "/." not in x[start:]',
-            "",
+            'if "/." not in x[start:]',
+            'if "/." not in "x"',
         ),
     ),
     *fault.of(
