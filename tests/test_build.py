@@ -206,8 +206,9 @@ def test_another_config_is_refused_before_data_are_read(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(begun))
     with pytest.raises(ZeroDivisionError):
         build.build(toy.config(), tmp_path)
-    with pytest.raises(ValueError, match=r"another config.*config\.seed"):
-        build.build(toy.config(seed=3), tmp_path)
+    for changes in ({"seed": 3}, {"seed": 3, "seeds": 2}):
+        with pytest.raises(ValueError, match=r"another config.*config\.seed"):
+            build.build(toy.config(**changes), tmp_path)
 
 
 def test_options_default_to_the_signature_alone():

@@ -149,8 +149,9 @@ def _seeds(raw, workdir):
     """The runs of several seeds, each with a directory and a config of its own."""
     if raw.get("checkpoint") is not None:
         raise ValueError("config.seeds: a checkpoint is judged once; must be 1")
-    whole = sections.completed(raw)
+    whole, plain = sections.completed(raw), _plain(raw)
     top = sections.top_of(whole)
+    claim.check(workdir, plain)
 
     @functools.lru_cache(maxsize=1)  # the first is asked for again
     def make(seed):
@@ -183,7 +184,6 @@ def _seeds(raw, workdir):
         )
     if side_by_side is None:
         side_by_side = not (split or mixes or sharding.on_cpu())
-    plain = _plain(raw)
     own = {name: getattr(top, name) for name in ("seed", "seeds")}
     own["side_by_side"] = side_by_side
     claim.directory(workdir, plain, _every_option(_plain(whole), first) | own)

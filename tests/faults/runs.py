@@ -547,8 +547,8 @@ FAULTS = [
         "test_seeds.py::test_a_config_without_an_encoder_is_completed_first",
         (
             "seeds: a config lacks the encoder of its start",
-            "whole = sections.completed(raw)",
-            "whole = raw",
+            "whole, plain = sections.completed(raw), _plain(raw)",
+            "whole, plain = raw, _plain(raw)",
         ),
         (
             "config: data are read before another run's directory is refused",
