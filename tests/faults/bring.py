@@ -158,5 +158,6 @@ FAULTS = [
             "if not side and architecture.images is None:",
             "if False:",
         ),
+        slow=True,
     ),
 ]
