@@ -209,7 +209,7 @@ def planned(
     raw = sections.completed(_precise(config.to_dict()))
     if raw.get("checkpoint") is not None:
         raise ValueError("config.checkpoint: nothing is trained; must be None")
-    off = dict(evaluators={}, plasticity=False, start=None)
+    off = dict(evaluators={}, plasticity=False, start=None, loggers="")
     top = dataclasses.replace(sections.top_of(raw), **off)
     if one_step:
         top = dataclasses.replace(top, steps_per_call=1)
