@@ -41,7 +41,7 @@ def _number(value, digits) -> str:
 
 
 def _mean(spread) -> str:
-    """Write a `convergence.spread` into a cell."""
+    """Write a `convergence.deviation` into a cell."""
     if spread["mean"] is None:
         return "-"
     std = "" if spread["std"] is None else f" ± {_number(spread['std'], 3)}"
