@@ -3,13 +3,6 @@
 from faults import fault
 
 FAULTS = [
-    fault.Fault(
-        "keep_fresh: two numbers of sets are no usage error",
-        "configs/keep_fresh.py",
-        "if len(count) > 1 or",
-        "if len(count) > 2 or",
-        ("test_launch_keep_fresh.py::test_keep_fresh_takes_one_way_at_a_time",),
-    ),
     *[
         *fault.of(
             "config/sections.py",
