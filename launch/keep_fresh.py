@@ -38,6 +38,7 @@ DROP = 0.02  # what the default limit of an update allows
 # Of every update, beside the epochs and the rate, which all rows share, too.
 SAME = (
     "--config.train.batch_size=128",
+    "--config.train.scale_lr=False",
     "--config.limits.accuracy_drop=1.0",  # or the checkpoints are gone
 )
 _WHOLE = ("--config.train.tuning.lora_rank=0", "--config.train.tuning.open_layers=0")
@@ -106,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     made.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS, metavar="ROW")
     made.add_argument("--epochs", type=int, default=3, help="of an update")
-    made.add_argument("--lr", type=float, default=2e-3, help="of an update")
+    made.add_argument("--lr", type=float, default=1e-3, help="of an update, at its peak")
     made.add_argument(
         "--retrain",
         nargs="*",

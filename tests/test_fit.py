@@ -415,6 +415,8 @@ def test_training_begins_with_an_encoder_in_memory_or_in_a_folder(
         (IMAGES, {"encoder": "resnet19"}, "encoder='resnet19'"),
         (IMAGES, {"base": "simclear"}, "config.method.base='simclear'"),
         (IMAGES, {"strategy": "pn"}, "config.method.strategy='pn'"),
+        (IMAGES, {"strategy": "pnr"}, "strategy='pnr': acts from the second task"),
+        (IMAGES, {"options": {"method.strategy": "ewc"}}, "strategy='ewc': acts"),
         (IMAGES, {"test": 1.5}, "test=1.5: a share must be from 0"),
         (IMAGES, {"test": (IMAGES,)}, "test: 1 entries: must be"),
         (IMAGES, {"options": {"method.temprature": 1}}, "config.method.temprature"),

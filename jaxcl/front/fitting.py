@@ -22,6 +22,7 @@ from jaxcl.config import build, claim, own_images, recipe
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder as encoder_lib
 from jaxcl.front import given, result
+from jaxcl.methods.two_view import strategies
 from jaxcl.run import finish, folder, signals
 
 
@@ -113,6 +114,8 @@ def fit(
     if quiet:
         chosen |= {"progress": False}
     recipe.change(config, {**chosen, **(options or {})})
+    if not begun:
+        _check_strategy(config)
     if config.get("seeds", 1) != 1:
         raise ValueError(
             f"config.seeds={config.seeds}: must be 1; for other seeds call again with "
@@ -162,6 +165,19 @@ def _config(section, *, encoder, size, tasks, labelled) -> ml_collections.Config
         num_tasks=count,
         by_strategy=False,
     )
+
+
+def _check_strategy(config) -> None:
+    """Refuse a strategy of which nothing is trained: one that needs a task before."""
+    name = config.method.strategy
+    strategy = strategies.STRATEGIES.get(name)  # None: `build` says what there is
+    if config.scenario.name != "joint" or config.get("start") or strategy is None:
+        return
+    if strategy.teacher or strategy.consolidates:
+        raise ValueError(
+            f"strategy={name!r}: acts from the second task on, and there is one; tasks "
+            "must be 2 or more, or the encoder one that is trained already"
+        )
 
 
 def _hash(config) -> str:

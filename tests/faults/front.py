@@ -101,6 +101,15 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "front/fitting.py",
+        "test_fit.py::test_a_wrong_argument_is_named",
+        (
+            "fit: a strategy with nothing to keep trains as if it were none",
+            "if strategy.teacher or strategy.consolidates:",
+            "if strategy.teacher and strategy.consolidates:",
+        ),
+    ),
+    *fault.of(
         "config/own_images.py",
         "test_own_images.py",
         (
