@@ -336,6 +336,14 @@ def check_images(images: jax.Array) -> None:
         )
 
 
+def check_views(views: jax.Array, count: int, method: str) -> None:
+    """Refuse views [B,V,...] of another number V than the method takes."""
+    if views.shape[1] != count:
+        raise ValueError(
+            f"config.augment.views={views.shape[1]}: {method} takes {count}"
+        )
+
+
 def check_choice(field: str, value, allowed) -> None:
     """Refuse a value that is not one of `allowed`, naming the nearest of them."""
     if value in allowed:

@@ -107,7 +107,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     made.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS, metavar="ROW")
     made.add_argument("--epochs", type=int, default=3, help="of an update")
-    made.add_argument("--lr", type=float, default=1e-3, help="of an update, at its peak")
+    made.add_argument(
+        "--lr", type=float, default=1e-3, help="of an update, at its peak"
+    )
     made.add_argument(
         "--retrain",
         nargs="*",

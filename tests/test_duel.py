@@ -19,6 +19,7 @@ import pytest
 
 from helpers import duel_twin, toy, twins
 from jaxcl import core, optim, sharding
+from jaxcl.augment import images as augment_images
 from jaxcl.losses import contrastive
 from jaxcl.memory import buffer, duel, policies, queue
 from jaxcl.methods import duel as method_lib
@@ -42,10 +43,8 @@ class Flat(nn.Module):
 
 
 def views_of(images):
-    """f[B,2,...]; of crops already cut, as many as there are."""
+    """f[B,2,...]."""
     x = images / 255.0
-    if x.ndim == 5:
-        return x
     return (jnp if isinstance(x, jax.Array) else np).stack([x, x[:, ::-1] ** 2], axis=1)
 
 
@@ -643,12 +642,13 @@ def test_of_crops_already_cut_one_is_kept_and_used_as_it_is():
     rng = np.random.default_rng(3)
     crops = rng.integers(0, 256, (B, 2, SIDE, SIDE, 1)).astype(np.uint8)
     incoming = INCOMING | {"image": crops}
-    method = make(base="simclr")
+    augment = augment_images.make(size=SIDE, mean=(0.5,), std=(0.5,))
+    method = method_lib.make(parts(augment), **OPTIONS, base="simclr")
     state = jax.jit(method.init)(jax.random.key(0), incoming)
     state, _ = jax.jit(method.step)(state, incoming)
     images = method.memory(state).items["image"]
-    assert images.shape == (K, 1, SIDE, SIDE, 1) and images.dtype == jnp.uint8
-    np.testing.assert_array_equal(images[:B], crops[:, :1])
+    assert images.shape == (K, SIDE, SIDE, 1) and images.dtype == jnp.uint8
+    np.testing.assert_array_equal(images[:B], crops[:, 0])
     state, metrics = jax.jit(method.step)(state, incoming)
     assert np.isfinite(metrics["loss"])
 

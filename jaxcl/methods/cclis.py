@@ -110,8 +110,7 @@ class _Settings(NamedTuple):
 
 def _step(parts, net, settings, state, batch):
     images = parts.augment(core.step_key(state), batch["image"])
-    if images.shape[1] != 1:
-        raise ValueError(f"config.augment.views={images.shape[1]}: cclis takes 1")
+    core.check_views(images, 1, "cclis")
     images = images[:, 0]
     teacher_z = None
     if settings.weight:

@@ -4,6 +4,15 @@ from faults import fault
 
 FAULTS = [
     *fault.of(
+        "evals/alignment.py",
+        "test_alignment.py::test_a_memory_without_images_or_tasks_is_refused",
+        (
+            "eval: alignment is not told that a memory has no tasks",
+            'if not {"image", "task"} <= set(memory.items):',
+            'if not {"image"} <= set(memory.items):',
+        ),
+    ),
+    *fault.of(
         "evals/knn.py",
         "test_evals.py::test_votes_weigh_by_distance",
         (

@@ -406,6 +406,29 @@ FAULTS = [
             "rows = jnp.where(active, rows, old)",
             "rows = jnp.where(True, rows, old)",
         ),
+        (
+            "memory: a queue's end is cut off where batches have two sizes",
+            "if aligned and size % count == 0:",
+            "if size % count == 0:",
+            "test_queue.py::test_batches_of_two_sizes_overwrite_the_oldest_rows",
+        ),
+    ),
+    *fault.of(
+        "memory/duel.py",
+        "test_duel_memory.py::test_nothing_is_distinct_from_an_empty_memory",
+        (
+            "memory: an empty memory is alike to some row",
+            "return jnp.where(count > 0, -jnp.log(share), jnp.inf)",
+            "return -jnp.log(share)",
+        ),
+        (
+            "memory: rounding makes distinctiveness nan",
+            "jnp.maximum(1 + products / jnp.maximum(count, 1), 0) / 2",
+            "(1 + products / jnp.maximum(count, 1)) / 2",
+            "test_duel_memory.py::test_a_row_opposite_to_all_stored_ones_is_distinct_"
+            "beyond_bounds",
+        ),
+        slow=True,
     ),
     *fault.of(
         "memory/queue.py",

@@ -126,7 +126,7 @@ def _rows(settings, batch, features):
     items = {"feature": features, "label": batch["label"], "index": batch["index"]}
     if settings.images:
         image = batch["image"]  # with crops already cut, the first of them
-        items["image"] = image if image.ndim == 4 else image[:, :1]
+        items["image"] = image if image.ndim == 4 else image[:, 0]
     return items
 
 
