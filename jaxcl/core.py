@@ -56,8 +56,10 @@ class Parts(NamedTuple):
     tx: optax.GradientTransformationExtraArgs  # gives a direction, see optim.py
     lr: Callable  # (progress f32[] in [0, 1), task i32[]) -> learning rate f32[]
     num_classes: int
-    curve: Callable = None  # peak -> the schedule `lr` with another peak
-    plain: Callable = None  # u8[B,H,W,C] -> f32[B,H,W,C], as evaluation sees them
+    curve: Callable | None = None  # peak -> the schedule `lr` with another peak
+    plain: Callable | None = (
+        None  # u8[B,H,W,C] -> f32[B,H,W,C], as evaluation sees them
+    )
     replay: Replay | None = None  # for methods that replay, see methods/online/step.py
     # Spreads rows that a step drew itself over the devices, as a batch's are.
     split: Callable = lambda tree: tree

@@ -483,6 +483,8 @@ def settings(**changes):
         newcomer_competes=False,
         score="affine",
         temperature=0.3,
+        gather=parts().gather,
+        on_each=parts().on_each,
     )
     return active_memory.Settings(**(given | changes))
 

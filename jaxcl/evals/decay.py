@@ -159,7 +159,7 @@ def make(
         )
     tests = [np.asarray(task.test) for task in parts.stream.tasks]
     most = max(max_rows // len(tests), 2)
-    chosen = [_evenly(rows, most) for rows in tests]
+    chosen = [features_lib.evenly(rows, most) for rows in tests]
     images = [features_lib.images_of(parts, examples, rows) for rows in chosen]
     ends = np.cumsum([len(rows) for rows in chosen])
     embed = features_lib.two_views(parts)
@@ -194,13 +194,6 @@ def make(
     return evaluate
 
 
-def _evenly(rows, most):
-    """At most so many of the rows, evenly spaced."""
-    if len(rows) <= most:
-        return rows
-    return rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
-
-
 def _stored(parts, most) -> Callable:
     """State -> at most so many stored images, u8[n,H,W,C]; none without a memory."""
     none = np.zeros((0, 1, 1, 1), np.uint8)
@@ -214,7 +207,9 @@ def _stored(parts, most) -> Callable:
     program = jax.jit(held, out_shardings=sharding.replicated(parts.mesh))
 
     def images(state):
-        found, filled = sharding.fetch(program(state))
-        return none if found is None else found[_evenly(np.flatnonzero(filled), most)]
+        stored, filled = sharding.fetch(program(state))
+        if stored is None:
+            return none
+        return stored[features_lib.evenly(np.flatnonzero(filled), most)]
 
     return images

@@ -380,6 +380,39 @@ def _of_streamed(parts, examples, rows, batch_size) -> Callable:
     return run
 
 
+def evenly(rows: np.ndarray, most: int) -> np.ndarray:
+    """At most so many of the rows, evenly spaced."""
+    return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)]
+
+
+def sampled(
+    parts: core.EvalParts, name: str, max_rows: int, *, least: int = 1
+) -> tuple[stream.Examples, np.ndarray]:
+    """The evaluation split, or the train split if there is none, and rows of it.
+
+    Args:
+      name: the evaluator's name in the config.
+      max_rows: at most so many rows, evenly spaced.
+      least: the evaluator needs as many.
+
+    Returns:
+      the split; i64[n], at most `max_rows` of its rows.
+
+    Raises:
+      ValueError: the split has fewer than `least` rows.
+    """
+    examples = parts.stream.evaluation
+    if examples is None:
+        examples = parts.stream.dataset.train
+    rows = evenly(np.arange(stream.size(examples)), max_rows)
+    if len(rows) < least:
+        raise ValueError(
+            f"config.evaluators.{name}: {len(rows)} rows to read; needs {least} or "
+            "more; take the evaluator out"
+        )
+    return examples, rows
+
+
 def images_of(
     parts: core.EvalParts, examples: stream.Examples, rows: np.ndarray
 ) -> np.ndarray:

@@ -414,9 +414,15 @@ def make(
         "grayscale": float(grayscale),
         "blur": float(blur),
     }
-    milestones = tuple(milestones)
     rule = head_lib.Rule(
-        epochs, batch_size, lr, momentum, weight_decay, milestones, factor, optimizer
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        milestones=tuple(milestones),
+        factor=factor,
+        optimizer=optimizer,
     )
     _check(parts, rule, train_on, augment, balanced)
     rising = scale[0] <= scale[1]

@@ -76,8 +76,6 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    policy = parts.replay.policy  # the method has a rule of its own beside it
-    core.check_choice("config.replay.policy with gcr", policy, ("reservoir",))
     net = online.network(parts, head)
     candidates = settled({"candidates": candidates}, parts.replay)["candidates"]
 

@@ -67,8 +67,6 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    policy = parts.replay.policy  # the method has a rule of its own
-    core.check_choice("config.replay.policy with gss", policy, ("reservoir",))
     net = online.network(parts, head)
     rows = settled({"form": form, "rows": rows}, parts.replay)["rows"]
 

@@ -36,6 +36,18 @@ FAULTS = [
         "evals/features.py",
         "test_evals.py::test_neighbours_are_those_of_brute_force[class-cosine]",
         (
+            "eval: collapse reads the first rows of a sorted split",
+            "np.linspace(0, len(rows) - 1, min(most, len(rows)))",
+            "np.arange(min(most, len(rows)))",
+            "test_collapse.py::test_it_measures_rows_evenly_spaced",
+        ),
+        (
+            "eval: uniformity of a single row",
+            "if len(rows) < least:",
+            "if len(rows) < 1:",
+            "test_uniformity.py::test_a_single_row_is_refused",
+        ),
+        (
             "eval: rows seen are those of earlier tasks",
             "(groups.train_task <= task)",
             "(groups.train_task < task)",
@@ -186,12 +198,6 @@ FAULTS = [
             "eval: RankMe squares the singular values",
             "p = values / values.sum() + _EPS",
             "p = values**2 / (values**2).sum() + _EPS",
-        ),
-        (
-            "eval: collapse reads the first rows of a sorted split",
-            "np.linspace(0, count - 1, min(max_rows, count))",
-            "np.arange(min(max_rows, count))",
-            "test_collapse.py::test_it_measures_rows_evenly_spaced",
         ),
         (
             "eval: collapse forgets the first evaluation",

@@ -39,6 +39,11 @@ def memory_of(parts: core.Parts) -> sharded.Memory:
 
 
 def _check_memory(replay: core.Replay, parts: core.Parts, write) -> None:
+    if write and replay.policy != "reservoir":
+        raise ValueError(
+            f"config.replay.policy={replay.policy!r}: config.method.name stores by a "
+            "rule of its own; leave it out ('reservoir')"
+        )
     policy = policies.POLICIES[replay.policy]
     if lacking := sorted({*policy.reads} - {"label", "task"}):
         raise ValueError(
@@ -61,7 +66,7 @@ def _check_memory(replay: core.Replay, parts: core.Parts, write) -> None:
 
 def network(parts: core.Parts, head: Head) -> Network:
     """The network of a method; one that measures, where that is asked for."""
-    if parts.replay and "gradients" in parts.replay.measure:
+    if "gradients" in parts.replay.measure:
         return probe.Measured(parts.encoder, head, parts.num_classes, parts.num_tasks)
     return Network(parts.encoder, head, parts.num_classes)
 
@@ -269,12 +274,11 @@ class _Shared(NamedTuple):
 
     def step(self, state, batch):
         replay = self.parts.replay
-        updates = replay.updates if replay else 1
-        k_write, *keys = jax.random.split(core.step_key(state), 1 + updates)
+        k_write, *keys = jax.random.split(core.step_key(state), 1 + replay.updates)
         seen = state.extra.seen.at[batch["label"]].set(True)
         step = state.step
         state = state.replace(extra=state.extra._replace(seen=seen))
-        augmented = replay is not None and replay.augment == "all"
+        augmented = replay.augment == "all"
         for key in keys:  # in Python: gradients in a loop of XLA's are slow on CPU
             k_incoming, k_update = jax.random.split(key)
             incoming = self.incoming(k_incoming, batch, augmented)
