@@ -644,7 +644,13 @@ def test_of_crops_already_cut_one_is_kept_and_used_as_it_is():
     rng = np.random.default_rng(3)
     crops = rng.integers(0, 256, (B, 2, SIDE, SIDE, 1)).astype(np.uint8)
     incoming = INCOMING | {"image": crops}
-    augment = augment_images.make(size=SIDE, mean=(0.5,), std=(0.5,))
+    views = augment_images.make(size=SIDE, mean=(0.5,), std=(0.5,))
+    shapes = set()  # of an image, as it is augmented: whole ones would be cropped
+
+    def augment(key, images):
+        shapes.add(images.shape[1:])
+        return views(key, images)
+
     method = method_lib.make(parts(augment), **OPTIONS, base="simclr")
     state = jax.jit(method.init)(jax.random.key(0), incoming)
     state, _ = jax.jit(method.step)(state, incoming)
@@ -652,7 +658,7 @@ def test_of_crops_already_cut_one_is_kept_and_used_as_it_is():
     assert images.shape == (K, SIDE, SIDE, 1) and images.dtype == jnp.uint8
     np.testing.assert_array_equal(images[:B], crops[:, 0])
     state, metrics = jax.jit(method.step)(state, incoming)
-    assert np.isfinite(metrics["loss"])
+    assert np.isfinite(metrics["loss"]) and shapes == {crops.shape[1:]}
 
 
 # Runs

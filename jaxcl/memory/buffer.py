@@ -159,6 +159,11 @@ def sample(
     return items, mask, slots
 
 
+def log_weights(allowed: jax.Array) -> jax.Array:
+    """Weights of a uniform draw from the allowed slots: bool[capacity] -> f32."""
+    return jnp.where(allowed, 0.0, -jnp.inf)
+
+
 def _computed(tree):
     """True, bool[], once every array of the tree is computed.
 

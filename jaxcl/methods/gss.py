@@ -134,9 +134,7 @@ def _references(parts, gradients_of, memory, key, count, size):
 
 
 def _written(state, slots, batch, scores):
-    label = batch["label"]
-    task = jnp.broadcast_to(state.task, label.shape)
-    items = {"image": batch["image"], "label": label, "task": task, "score": scores}
+    items = online.stored_rows(state, batch, score=scores)
     after = scores, state.params
     memory = buffer.write(state.extra.memory, slots, items, after=after)
     return state.replace(extra=state.extra._replace(memory=memory))

@@ -274,13 +274,13 @@ FAULTS = [
             ),
             (
                 "step: rows are stored with the task before",
-                'jnp.broadcast_to(state.task, batch["label"].shape)',
-                'jnp.broadcast_to(state.task - 1, batch["label"].shape)',
+                "jnp.broadcast_to(state.task, label.shape)",
+                "jnp.broadcast_to(state.task - 1, label.shape)",
                 "test_online.py::test_a_batch_is_written_after_its_updates",
             ),
         ),
         *fault.of(
-            "methods/er.py",
+            "methods/online/step.py",
             "test_online.py::test_er_replays_what_it_may",
             (
                 "step: er replays classes of the batch, not the others",

@@ -175,8 +175,7 @@ def offered(setup, state, batch, told, number, key):
       number: i32[], of the batch in the stream.
     """
     extra, count, z = state.extra, len(batch["label"]), told.z
-    task = jnp.broadcast_to(state.task, (count,))
-    items = {"image": batch["image"], "label": batch["label"], "task": task}
+    items = online.stored_rows(state, batch)
     if setup.plan.stores:
         items["projection"] = jnp.mean(z, axis=1)
     new = {
