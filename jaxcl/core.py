@@ -246,8 +246,7 @@ def _norms_by_row(leaves):
     flat = [(x.transpose(KERNEL_ORDER) if x.ndim == 4 else x).ravel() for x in leaves]
     rows = [jnp.pad(x, (0, -x.size % _ROW)).reshape(-1, _ROW) for x in flat]
     owner = np.repeat(np.arange(len(rows)), [len(x) for x in rows])
-    joined = jnp.concatenate(rows)
-    joined = joined.astype(jnp.promote_types(joined.dtype, jnp.float32))
+    joined = at_least_float32(jnp.concatenate(rows))
     sums = jnp.sum(joined**2, axis=1)
     own = jnp.arange(len(rows))[:, None] == owner
     found = jnp.sqrt(jnp.sum(jnp.where(own, sums, 0.0), axis=1))
@@ -273,6 +272,11 @@ def copy(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
 
 
+def at_least_float32(x: jax.Array) -> jax.Array:
+    """The array, cast to float32 if its numbers are narrower."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def l2_normalize(x, *, eps=1e-12):
     """Rows of unit length, x / max(|x|, eps).
 
@@ -286,7 +290,7 @@ def l2_normalize(x, *, eps=1e-12):
     Returns:
       f32[..., D].
     """
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    x = at_least_float32(x)
     squared = jnp.sum(x * x, axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.maximum(squared, eps**2))
     return x * jnp.where(squared > 0, inverse, 0.0)

@@ -171,8 +171,7 @@ def backward_plain(
 
 def _logits(masked, left, right):
     a, b = _narrowed(left.rows, right.rows)
-    wide = jnp.promote_types(a.dtype, jnp.float32)
-    logits = core.dot(a.astype(wide), b.astype(wide))
+    logits = core.dot(core.at_least_float32(a), core.at_least_float32(b))
     if not masked:
         return logits
     counts = _counts(left.group[:, None], right.group[None, :])

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, sharding
-from jaxcl.memory import duel_rounds
+from jaxcl.memory import buffer, duel_rounds
 
 Score = Literal["affine", "exponential"]
 _SCORES = get_args(Score)
@@ -120,10 +120,7 @@ def slots(keep: jax.Array, capacity: int) -> jax.Array:
     Returns:
       i32[B], for the n-th row kept the n-th free slot; K: the row is dropped.
     """
-    free, comes = ~keep[:capacity], keep[capacity:]
-    order = jnp.argsort(~free, stable=True)  # free slots first, in order
-    rank = jnp.cumsum(comes) - 1
-    return jnp.where(comes, order[jnp.clip(rank, 0)], capacity).astype(jnp.int32)
+    return buffer.free_slots(~keep[:capacity], keep[capacity:])
 
 
 def is_safe(
