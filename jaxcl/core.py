@@ -186,7 +186,12 @@ def rate(parts: Parts, state: TrainState) -> jax.Array:
 def apply_gradients(state: TrainState, grads, tx, lr, shares=None) -> TrainState:
     """Move `params` by `-lr * direction` and count the step.
 
-    `shares` (dict) multiplies the learning rate of entries of `params` it names.
+    Args:
+      state: the state before.
+      grads: pytree like `params`.
+      tx: `Parts.tx`, which makes the direction of them.
+      lr: f32[], learning rate.
+      shares: name of an entry of `params` -> factor of its learning rate.
     """
     direction, opt_state = tx.update(grads, state.opt_state, state.params, lr=lr)
     for name, share in (shares or {}).items():
@@ -214,8 +219,8 @@ def descend(parts: Parts, state: TrainState, loss, shares=None):
 
 
 _ROW = 1024  # numbers that `_norms_by_row` adds up at first
-# How a kernel of a convolution, [h, w, I, O], lies on a GPU: O, h, w, I. So its library
-# takes and gives it.
+# Memory order of a convolution kernel [h, w, I, O] on a GPU: O, h, w, I, as cuDNN reads
+# and writes it.
 KERNEL_ORDER = (3, 0, 1, 2)
 
 
@@ -226,10 +231,10 @@ def norms(tree: PyTree) -> PyTree:
     launch; there all leaves are summed at once, and the last digits differ.
     """
     leaves, structure = jax.tree.flatten(tree)
-    found = jax.lax.platform_dependent(
+    by_leaf = jax.lax.platform_dependent(
         leaves, cuda=_norms_by_row, rocm=_norms_by_row, default=_norms_by_leaf
     )
-    return jax.tree.unflatten(structure, found)
+    return jax.tree.unflatten(structure, by_leaf)
 
 
 def _norms_by_leaf(leaves):
@@ -248,9 +253,9 @@ def _norms_by_row(leaves):
     owner = np.repeat(np.arange(len(rows)), [len(x) for x in rows])
     joined = at_least_float32(jnp.concatenate(rows))
     sums = jnp.sum(joined**2, axis=1)
-    own = jnp.arange(len(rows))[:, None] == owner
-    found = jnp.sqrt(jnp.sum(jnp.where(own, sums, 0.0), axis=1))
-    return [own.astype(x.dtype) for own, x in zip(found, leaves, strict=True)]
+    owned = jnp.arange(len(rows))[:, None] == owner
+    by_leaf = jnp.sqrt(jnp.sum(jnp.where(owned, sums, 0.0), axis=1))
+    return [value.astype(x.dtype) for value, x in zip(by_leaf, leaves, strict=True)]
 
 
 def norm(tree: PyTree) -> jax.Array:

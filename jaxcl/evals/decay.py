@@ -83,12 +83,13 @@ def clusters(
       rng: draws the centres that k-means starts from.
     """
     centres = centres_of(first, count, rng)
-    one, other = (np.argmax(x @ centres.T, axis=1) for x in (first, second))
-    shares = [np.bincount(x, minlength=len(centres)) / len(x) for x in (one, other)]
+    owners = [np.argmax(x @ centres.T, axis=1) for x in (first, second)]
+    shares = [np.bincount(x, minlength=len(centres)) / len(x) for x in owners]
     chance = float(np.sum(shares[0] * shares[1]))
     if chance >= 1:
         return 0.0
-    return max((float(np.mean(one == other)) - chance) / (1 - chance), 0.0)
+    same = float(np.mean(owners[0] == owners[1]))
+    return max((same - chance) / (1 - chance), 0.0)
 
 
 def centres_of(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -134,7 +135,7 @@ def make(
     """Deviation, overlap, and which images of each task are told apart.
 
     Args:
-      parts: labels are not read, but for the tasks that they may have cut.
+      parts: labels are not read here; the scenario may have cut the tasks by them.
       features: "embedding" of the encoder, or "projection", which the loss compares.
       max_rows: held-out rows, in equal shares from all tasks, evenly spaced in each;
         and as many stored ones.
@@ -173,12 +174,11 @@ def make(
         finite = np.isfinite(views).all() and np.isfinite(of_kept or 0).all()
         first, second = (np.split(unit(view), ends[:-1]) for view in views)
         rows = {"retrieved": [], "clusters": []}
-        for one, other in zip(first, second, strict=True):
-            enough = finite and len(one) > 1
+        for pair in zip(first, second, strict=True):  # both views of a task's rows
+            enough = finite and len(pair[0]) > 1
             rng = np.random.default_rng(parts.seed)
-            rows["retrieved"].append(retrieved(one, other) if enough else np.nan)
-            told = clusters(one, other, count, rng) if enough else np.nan
-            rows["clusters"].append(told)
+            rows["retrieved"].append(retrieved(*pair) if enough else np.nan)
+            rows["clusters"].append(clusters(*pair, count, rng) if enough else np.nan)
         met = [np.concatenate(view[: task + 1]) for view in (first, second)]
         scalars = {"deviation": deviation(*met), "overlap": overlap(met[0])}
         if of_kept is not None:

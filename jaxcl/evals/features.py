@@ -55,8 +55,8 @@ def check_labels(
 
     Args:
       parts: what the evaluator is given.
-      name: of its entry in the config.
-      splits: of which all rows must have one.
+      name: the evaluator's name in the config.
+      splits: the splits whose rows must all have a label.
 
     Raises:
       ValueError: no evaluation split, or rows without a label, naming the dataset.
@@ -506,13 +506,13 @@ def of_views(
     program = jax.jit(embed, out_shardings=whole)
 
     def run(state, images):
-        found = []
+        batches = []
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
             batch = np.resize(batch, (batch_size, *images.shape[1:]))
             placed = sharding.replicate((batch, np.int32(start)), parts.mesh)
-            found.append(sharding.fetch(program(state, *placed)))
-        views = zip(*found, strict=True)
+            batches.append(sharding.fetch(program(state, *placed)))
+        views = zip(*batches, strict=True)
         return [np.concatenate(view)[: len(images)] for view in views]
 
     return run

@@ -248,7 +248,7 @@ def proposal(
     total, _ = jax.lax.scan(add, jnp.zeros(exists.shape), views)
     if leftover:
         similarity = _products(prototypes, views[-1], exists) / temperature
-        total += selection.own(similarity, labels, seen, exists) / len(views)
+        total += selection.own_class_term(similarity, labels, seen, exists) / len(views)
     total = jax.lax.stop_gradient(total)
     return selection.within_class(total, labels, exists, len(prototypes))
 

@@ -96,7 +96,7 @@ def _keep(masked, anchors, own, rows, others):
 
 def _slopes(masked, kept, slope):
     left, right, total = kept
-    # What nobody asks for, as of a queue, is not computed: the compiler drops it.
+    # The compiler drops a gradient that nobody reads, such as a queue's.
     of_anchors = _backward(masked, True, left, right, total, slope)
     of_rows = _backward(masked, False, right, left, total, slope)
     of_anchors, of_rows = (

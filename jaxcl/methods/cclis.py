@@ -179,7 +179,19 @@ def views(
     images: jax.Array,
     passes: int,
 ) -> jax.Array:
-    """Unit rows of augmented images u8[N,H,W,C], eval mode, f32[passes,N,D]."""
+    """Embed images augmented anew in each pass, in evaluation mode.
+
+    Args:
+      parts: what the config builds.
+      net: the network.
+      state: its parameters and statistics.
+      key: threefry key of the views.
+      images: u8[N,H,W,C].
+      passes: views of each image.
+
+    Returns:
+      f32[passes,N,D], unit rows.
+    """
     count = len(images)
     size = min(_CHUNK, count)
     steps = -(-count // size)

@@ -113,7 +113,7 @@ def taken(
     Rows that do not exist repeat those that do, so that batch statistics see no
     blank image. If none exists, all images are blank.
     """
-    items = memory_of(parts).each(_repeated, items, mask)
+    items = memory_of(parts).on_each_device(_repeated, items, mask)
     items, mask, slots = parts.split((items, mask, slots))
     augmented = augment and parts.replay.augment != "none"
     images = images_of(parts, key, items["image"], augmented)
