@@ -56,6 +56,15 @@ def test_a_verdict_is_one_of_three_and_its_numbers_stand_in_the_docs(cells):
     assert not missing, f"{numbers}: {missing} not in {'#'.join(link)}"
 
 
+def test_the_head_counts_the_verdicts():
+    words = ("held", "did not hold", "undecided")
+    counts = [sum(cells[2].startswith(word) for _, cells in ROWS) for word in words]
+    told = re.search(
+        r"Of (\d+) claims (\d+) held.*?(\d+) did not.*?(\d+) are", PAGE, re.S
+    )
+    assert [int(x) for x in told.groups()] == [sum(counts), *counts]
+
+
 def test_a_number_that_stands_nowhere_would_be_noticed():
     cells = ["x", "x", "held", "[12.3](results.md#not-reached)"]
     with pytest.raises(AssertionError, match=r"\['12\.3'\] not in"):
