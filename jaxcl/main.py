@@ -20,10 +20,10 @@ flags.mark_flag_as_required("config")
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; runs/NAME by default.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0.")
 PROCESSES = flags.DEFINE_integer("processes", None, "How many processes there are.")
+PROCESS = flags.DEFINE_integer("process", None, "Number of this process.")
 LOST_ROWS = flags.DEFINE_bool(
     "lost_rows", False, "Go on although rows of metrics.jsonl are lost or damaged."
 )
-PROCESS = flags.DEFINE_integer("process", None, "Number of this process.")
 
 
 def main(argv):

@@ -34,6 +34,10 @@ F = TypeVar("F", bound=Callable)
 _LARGEST = {int: 2**31 - 1, float: float(np.finfo(np.float32).max)}
 
 
+class Refused(ValueError):
+    """What a config asks for cannot be done, as was found when the run had begun."""
+
+
 class Range(NamedTuple):
     """Which numbers an option may be; nan and infinity are never among them.
 

@@ -276,6 +276,7 @@ def test_a_wrong_or_partial_state_dict_names_what_does_not_fit(change, match, tm
         (dict(resize=8), "--resize=8: must be at least --size=12"),
         (dict(mean=(0.5, 0.5)), "--mean=.*one for each of its 3 channels"),
         (dict(std=(0.0,)), r"--std=0\.0: must be above 0"),
+        (dict(heads=0), "--heads=0: must be at least 1"),
         (dict(heads=3), r"cannot be made: config\.encoder\.width=16.*heads=3"),
         (dict(prefix="model"), "--prefix=model: no network begins so"),
     ],
@@ -283,6 +284,19 @@ def test_a_wrong_or_partial_state_dict_names_what_does_not_fit(change, match, tm
 def test_wrong_options_are_refused(options, match, tmp_path):
     theirs, _ = foreign("timm")
     refused(match, write(tmp_path / "file.safetensors", theirs), **options)
+
+
+def test_a_file_without_positions_is_no_plain_vit(tmp_path):
+    theirs, _ = foreign("timm")
+    del theirs["pos_embed"]
+    source = write(tmp_path / "file.safetensors", theirs)
+    refused("it has no pos_embed; rotary.*=dinov3", source, "vit")
+
+
+def test_numbers_that_are_none_are_said_as_such(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--from=a", "--architecture=vit", "--out=b", "--mean=0.5;0.5"])
+    assert "'0.5;0.5': must be numbers with commas" in capsys.readouterr().err
 
 
 def test_one_of_two_networks_is_chosen_by_its_prefix(tmp_path):

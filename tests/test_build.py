@@ -200,6 +200,17 @@ def test_another_config_is_refused_naming_the_fields(tmp_path):
         build.build(toy.config(**{"seed": 3, "method.temperature": 0.1}), tmp_path)
 
 
+def test_another_config_is_refused_before_data_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "_job", lambda *_: 1 / 0)
+    begun = toy.config().to_dict() | {"resident": True, "decoder": "cv2"}
+    (tmp_path / "config.json").write_text(json.dumps(begun))
+    with pytest.raises(ZeroDivisionError):
+        build.build(toy.config(), tmp_path)
+    for changes in ({"seed": 3}, {"seed": 3, "seeds": 2}):
+        with pytest.raises(ValueError, match=r"another config.*config\.seed"):
+            build.build(toy.config(**changes), tmp_path)
+
+
 def test_options_default_to_the_signature_alone():
     def make(parts, *, rate=0.5, order: str | list = "up", size=3, need):
         """Nothing."""

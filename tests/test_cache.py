@@ -396,6 +396,21 @@ def test_damage_is_seen(tmp_path):
             cache.cached(Made(), str(tmp_path))
 
 
+def test_every_file_is_on_the_disk_before_the_folder_has_its_name(
+    tmp_path, monkeypatch
+):
+    synced, fsync = [], os.fsync
+
+    def noted(number):
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{number}")))
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    made = cache.cached(Made(), str(tmp_path))
+    first = {name.split(".")[0] for name in synced}
+    assert first == {path.stem for path in pathlib.Path(made.folder).iterdir()}
+
+
 # --- Use
 
 

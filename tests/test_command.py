@@ -5,6 +5,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from jaxcl.config import command
+from jaxcl.data import storage
 from jaxcl.update import command as update
 
 
@@ -58,3 +59,11 @@ def test_a_word_for_a_config_that_takes_none(capsys, monkeypatch):
         "jaxcl: flag --config=configs/quickstart.py:simclr: the config takes no word "
         "behind its name and a colon"
     )
+
+
+def test_a_damaged_file_met_on_the_way_is_one_line(capsys):
+    def work(made, stop):
+        raise storage.NotJson("results.json: it is damaged")
+
+    assert command.run(lambda: None, work) == 1
+    assert capsys.readouterr().err == "jaxcl: results.json: it is damaged\n"

@@ -837,3 +837,16 @@ def test_the_package_names_its_version_and_its_loader():
     assert jaxcl.load_encoder is encoder.load_encoder
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         jaxcl.nothing  # noqa: B018
+
+
+def test_what_is_written_lies_in_the_folder_from_the_start(tmp_path, monkeypatch):
+    """Which may be a mount point, and whose parent may be another's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "0123.tmp").mkdir()  # of an export that was killed
+    card = {"files": {folder_lib.TENSORS: "of its bytes"}}
+    wrote = export_command.write(
+        epath.Path("."), {folder_lib.TENSORS: b"numbers"}, card, False
+    )
+    names = {"card.json", "encoder.safetensors", "0123.tmp"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert json.loads((tmp_path / "card.json").read_text()) == wrote

@@ -287,7 +287,7 @@ def test_files_that_are_damaged(tmp_path):
     for bad in (b"", b"none at all", whole[: len(whole) // 2], whole[8:]):
         file.unlink()  # what is mapped stays as it was
         file.write_bytes(bad)
-        from_huggingface.column.cache_clear()
+        from_huggingface._column.cache_clear()
         with pytest.raises(ValueError, match=r"00000-of-00002.arrow"):
             load(root)
     file.unlink()
@@ -331,7 +331,7 @@ def test_labels_that_are_none(tmp_path):
         ([0, 1, 2, 1, 0], (1, 2, 3), r"names of 'label'\[0\]=1: must be str"),
     ):
         write_arrow(tmp_path, table(rows, names, label=labels))
-        from_huggingface.column.cache_clear()
+        from_huggingface._column.cache_clear()
         with pytest.raises(ValueError, match=words):
             load(tmp_path, test_split=None)
 

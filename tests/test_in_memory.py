@@ -130,3 +130,8 @@ def test_a_set_that_is_not_labelled_keeps_its_digits():
     data = toys.digits()
     held = in_memory.hold("digits", data.train.images[..., 0])
     assert held.examples.images.shape == data.train.images.shape
+
+
+def test_a_label_without_a_name_is_named():
+    with pytest.raises(ValueError, match="class_names: 2 names, but label 3"):
+        in_memory.hold("mine", IMAGES, labels=LABELS, class_names=("a", "b"))

@@ -7,6 +7,7 @@ import types
 
 import pytest
 
+from jaxcl import schema
 from jaxcl.config import build, claim
 from jaxcl.data import storage
 from jaxcl.run import loggers, record
@@ -95,7 +96,8 @@ def test_loggers_that_are_none(names, words):
         loggers.makers(names)
 
 
-def test_a_config_may_name_them():
+def test_a_config_may_name_them(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", FakeBoard())
     top = types.SimpleNamespace(tensorboard=False, progress=False, loggers="wandb")
     options = build.record_options(top)
     assert [make.__module__ for make in options["loggers"]] == [
@@ -169,6 +171,17 @@ def test_a_resumed_run_goes_on_under_its_id(tmp_path, monkeypatch):
     assert ("*", {"step_metric": "step"}) in fake.metrics
 
 
+def test_where_a_part_cannot_be_closed_the_others_are(tmp_path):
+    first, broken, last = (FakeLogger() for _ in range(3))
+    broken.close = lambda: 1 / 0
+    makes = [lambda *_, one=one: one for one in (first, broken, last)]
+    recorder = open_recorder(tmp_path, makes)
+    with pytest.raises(ZeroDivisionError):
+        recorder.close()
+    assert first.closed and last.closed
+    recorder.close()  # a second call does nothing
+
+
 class FakeLogger:
     closed = False
 
@@ -186,12 +199,12 @@ def test_a_board_that_does_not_begin(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", fake)
     (make,) = loggers.makers("wandb")
     other = FakeLogger()
-    with pytest.raises(ValueError, match="does not begin: no API key; WANDB_MODE=off"):
+    with pytest.raises(schema.Refused, match="does not begin: no API key; WANDB"):
         open_recorder(tmp_path, (lambda *_: other, make))
     assert other.closed
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match="'wandb' is not installed"):
-        open_recorder(tmp_path, (make,))
+        loggers.makers("wandb")  # before data are read
 
 
 def records(data):

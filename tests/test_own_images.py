@@ -228,3 +228,8 @@ def test_every_encoder_builds(name):
 def test_an_unknown_encoder_is_refused():
     with pytest.raises(ValueError, match="encoder='resnet19'.*resnet18"):
         config_of(hold(8), encoder="resnet19")
+
+
+def test_no_tasks_are_refused():
+    with pytest.raises(ValueError, match="num_tasks=0: must be at least 1"):
+        config_of(hold(8), num_tasks=0)

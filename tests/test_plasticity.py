@@ -70,6 +70,15 @@ def test_it_is_the_accuracy_of_the_base_alone(root, first):
     }
 
 
+def test_a_run_that_goes_on_from_another_is_set_against_fresh_ones(root, first):
+    """And of the tasks that are not trained nothing is measured."""
+    changes = {"method.strategy": "pnr", "start": str(root / "first")}
+    work = work_of(root / "next", first_tasks=1, **changes)
+    no_stop = {"stop": lambda: False, "step": None}
+    alone = finish.single_tasks(work, root / "next" / "single", **no_stop)
+    assert alone["knn/class_incremental"] == [alone_twin(root)[0], None]
+
+
 class Counted:
     """job.compile_step, counting."""
 

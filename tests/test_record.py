@@ -400,6 +400,19 @@ def test_wrong_options_are_named(tmp_path, options):
     assert not (tmp_path / "run").exists()
 
 
+def test_rows_stay_where_saving_them_is_cut_off(tmp_path, monkeypatch):
+    path, rows = tmp_path / record.ROWS, b'{"step": 1, "task": 0}\nx\n'
+    path.write_bytes(rows)
+    with monkeypatch.context() as cut:
+        cut.setattr(storage, "replacing", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            record._salvaged(record.epath.Path(path), rows)
+    assert path.read_bytes() == rows
+    assert record._salvaged(record.epath.Path(path), rows) == rows[:-2]
+    assert path.read_bytes() == rows[:-2]
+    assert (tmp_path / f"damaged-1-{record.ROWS}").read_bytes() == rows
+
+
 # Results
 
 

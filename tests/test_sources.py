@@ -328,6 +328,22 @@ def test_a_part_of_a_set_is_converted(tmp_path, monkeypatch, capsys):
         assert re.search(said, capsys.readouterr().err)
 
 
+def test_a_conversion_that_fails_leaves_an_empty_folder(tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    path, out = tmp_path / "toy.npz", tmp_path / "out"
+    np.savez(path, x=random_images(4), y=np.arange(4))
+    monkeypatch.setattr(sys, "argv", ["convert", str(path), str(out)])
+    with monkeypatch.context() as broken:
+        broken.setattr(convert.storage, "write_json", full)
+        with pytest.raises(SystemExit):
+            convert.main()
+    assert "No space left" in capsys.readouterr().err and not [*out.iterdir()]
+    convert.main()
+    assert (out / "meta.json").exists()
+
+
 def test_arrays_written_by_hand(tmp_path):
     np.save(tmp_path / "a.npy", random_images(3))
     with pytest.raises(ValueError, match="meta.json"):

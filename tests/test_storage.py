@@ -91,3 +91,23 @@ def test_what_is_not_json_names_the_file(tmp_path, content):
         storage.read_json(path)
     with pytest.raises(FileNotFoundError):
         storage.read_json(tmp_path / "y.json")
+
+
+def test_hidden_folders_hold_no_images(tmp_path, monkeypatch):
+    root = tmp_path / ".mine"  # what is above does not count
+    names = ["cat/1.png", "cat/.checkpoints/1.png", ".thumbs/x/2.png", "cat/.3.png"]
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    (root / "cat" / ".link").symlink_to(tmp_path)
+    assert storage.files(root, (".png",)) == [str(root / "cat" / "1.png")]
+
+    class Bucket:
+        def walk(self):
+            for name in names:
+                folder, _, file = f"bucket/.mine/{name}".rpartition("/")
+                yield folder, [], [file]
+
+    monkeypatch.setattr(storage.epath, "Path", lambda path: Bucket())
+    found = storage.files("gs://bucket/.mine/", (".png",))
+    assert found == ["gs://bucket/.mine/cat/1.png"]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import types
 
 import jax
 import ml_collections
@@ -13,6 +14,7 @@ from jaxcl import core, sharding
 from jaxcl.config import build, sections
 from jaxcl.data import scenarios, toys
 from jaxcl.evals import knn, linear, tsne
+from jaxcl.export import command as export_command
 from jaxcl.run import checkpoint, finish, record, train, transfer
 from jaxcl.run import results as results_lib
 
@@ -343,3 +345,29 @@ def test_the_directory_by_default():
     assert build.default_workdir(made) == "runs/a/transfer_x"
     made.checkpoint = None
     assert build.default_workdir(made) == "runs/transfer_x"
+
+
+def test_seeds_side_by_side_of_a_config_that_names_none(tmp_path):
+    (tmp_path / "together" / "checkpoints" / "7").mkdir(parents=True)
+    several = {"encoder": {}, "augment": {}, "seeds": 3, "method": {"name": "er"}}
+    (tmp_path / "config.json").write_text(json.dumps(several))
+    place = transfer.place(str(tmp_path / "seed_1"))
+    assert (place.seed, place.at, place.count, place.numbers) == (1, 1, 3, (7,))
+    with pytest.raises(ValueError, match="holds 3 seeds; name one of them, as .*d_0$"):
+        export_command.export(str(tmp_path), str(tmp_path / "out"))
+
+
+def test_pictures_warn_as_evaluators_do(tmp_path, caplog):
+    def draw(state, task):
+        return core.Result({}, {}, ("nothing to draw",))
+
+    work = transfer.Transfer(
+        state=types.SimpleNamespace(step=3),
+        source={},
+        stream=types.SimpleNamespace(tasks=[types.SimpleNamespace(name="all")]),
+        evaluators={},
+        pictures={"tsne": draw},
+        record={"tensorboard": False, "progress": False},
+    )
+    transfer.run(work, tmp_path)
+    assert "config.evaluators.tsne: nothing to draw" in caplog.text

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import types
 
 import jax
 import ml_collections
@@ -14,6 +15,7 @@ from PIL import Image
 from sklearn import datasets
 
 from helpers import toy
+from jaxcl import schema
 from jaxcl.config import build
 from jaxcl.run import checkpoint, finish, transfer
 from jaxcl.run import results as results_lib
@@ -154,7 +156,7 @@ def test_fewer_new_images_than_a_batch_come_in_smaller_ones(copy, capsys):
 
 @pytest.mark.slow
 def test_updates_go_on_from_each_other(copy):
-    for number, (limit, current) in enumerate([(1.0, 1), (-2.0, 1), (1.0, 3)], 1):
+    for number, (limit, current) in enumerate([(1.0, 1), (-1.0, 1), (1.0, 3)], 1):
         work = plan(copy, again=True, **{"limits.accuracy_drop": limit})
         assert work.workdir.name == f"{number:04d}"
         update_command.carry_out(work)
@@ -172,7 +174,7 @@ def test_the_command_rolls_back_and_resumes(copy):
         f"--data={copy / 'new.npz'}",
         f"--test={copy / 'test.npz'}",
         "--config.rows=100",
-        "--config.limits.accuracy=1.1",
+        "--config.limits.accuracy=1.0",
         "--config.train.optimizer.lr=0.1",
         "--config.train.epochs=2",
     ]
@@ -180,7 +182,7 @@ def test_the_command_rolls_back_and_resumes(copy):
     work = plan(
         copy,
         rows=100,
-        **{"limits.accuracy": 1.1, "train.optimizer.lr": 0.1, "train.epochs": 2},
+        **{"limits.accuracy": 1.0, "train.optimizer.lr": 0.1, "train.epochs": 2},
     )
     build.build(ml_collections.ConfigDict(work.config), work.workdir)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -222,7 +224,10 @@ def test_a_joined_update_reads_old_images_as_earlier_ones(copy):
         ({"rows": 20}, r"config\.rows=20: must be above 2 config\.neighbours = 20"),
         ({"neighbours": 0}, r"config\.neighbours=0: must be from 1"),
         ({"index": 1.5}, r"config\.index=1\.5: must be from 0 to 1"),
-        ({"limits.index": "best"}, r"config\.limits\.index='best': must be None, 'kee"),
+        (
+            {"limits.index": "best"},
+            r"config\.limits\.index='best': allowed are keep",
+        ),
         ({"limits.acuracy": 1.0}, r"config\.limits\.acuracy: no such option; did you"),
         ({"limits.accuracy": 0.5, "test": False}, r"accuracy=0\.5: nothing measures"),
         ({"train.method": {"name": "er"}}, r"config\.train\.method: is the run's"),
@@ -408,3 +413,75 @@ def test_a_section_that_is_not_there_is_one_line(tmp_path):
     )
     assert done.returncode == 2
     assert done.stderr == "jaxcl: config has no section 'foo' to override\n"
+
+
+def test_numbers_are_not_given_again(tmp_path):
+    """Updates that a user deletes leave gaps; 10000 comes after 9999."""
+    for number in ("0002", "9999", "10000"):
+        folder = tmp_path / "updates" / number
+        folder.mkdir(parents=True)
+        verdict = {"accepted": number != "10000", "asked": {"data": number}}
+        (folder / "update.json").write_text(json.dumps(verdict))
+    assert [path.name for path in lineage.updates(tmp_path)] == [
+        "0002",
+        "9999",
+        "10000",
+    ]
+    assert lineage.current(tmp_path).endswith("9999")
+    assert lineage.next_update(tmp_path, {"data": "new"}).name == "10001"
+    assert lineage.next_update(tmp_path, {"data": "10000"}).name == "10000"
+    for number in ("9999", "10000"):
+        shutil.rmtree(tmp_path / "updates" / number)
+    assert lineage.next_update(tmp_path, {"data": "new"}).name == "0003"
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"accuracy": 90.0}, "accuracy=90.0: must be from 0 to 1"),  # no percent
+        ({"accuracy_drop": 2.0}, "accuracy_drop=2.0: must be from -1 to 1"),
+        ({"overlap": -0.1}, "overlap=-0.1: must be from 0 to 1"),
+        ({"index": "rebuild"}, "index='rebuild': allowed are keep, rotate"),
+    ],
+)
+def test_limits_that_no_update_could_keep(limits, said):
+    with pytest.raises(ValueError, match=rf"config\.limits\.{said}"):
+        update_command.read_options({"limits": limits})
+
+
+@pytest.mark.parametrize("matrices", [{}, {"knn/all": [[None]]}])
+def test_without_an_accuracy_no_limit_is_kept(matrices, tmp_path, monkeypatch):
+    results = results_lib.empty(1) | {"matrices": matrices, "scalars": [{}]}
+    monkeypatch.setattr(transfer, "run", lambda *_, **__: results)
+    work = types.SimpleNamespace(workdir=tmp_path)
+    (tmp_path / "before").mkdir()
+
+    def measure(made, stop):
+        update_command.accuracies(work, made, "before", stop)
+
+    with pytest.raises(schema.Refused, match="must measure an accuracy on --test"):
+        measure("judging", lambda: False)
+    assert update_command.accuracies(work, None, "before", None) == {}
+
+
+def left(folder, **own):
+    """A config.json of any run."""
+    folder.mkdir(exist_ok=True)
+    whole = {"encoder": {}, "augment": {}} | own
+    (folder / "config.json").write_text(json.dumps(whole))
+    return str(folder)
+
+
+def test_a_run_on_graphs_is_refused_in_words(tmp_path):
+    graphs = left(tmp_path, augment={"name": "graphs"})
+    with pytest.raises(ValueError, match="learns from graphs; an update reads images"):
+        update_command.plan(graphs, str(tmp_path), config())
+    with pytest.raises(ValueError, match="config.checkpoint: a run on graphs"):
+        transfer.complete({}, transfer.config_of(graphs))
+
+
+def test_of_several_seeds_the_first_is_named(tmp_path):
+    for own, first in (({}, 0), ({"seed": 4}, 4)):
+        several = left(tmp_path, seeds=2, **own)
+        with pytest.raises(ValueError, match=f"one, {tmp_path}/seed_{first}$"):
+            lineage.config(several)

@@ -212,6 +212,10 @@ def vit_section(
         raise Refused(f"it has no {lacks}*, of {max(numbers, default=0) + 1} blocks")
     first = scheme.block.format(0)
     rows, side = _table(tensors, scheme, width)
+    if not side and architecture.images is None:
+        raise Refused(
+            f"it has no {scheme.table}; rotary positions go with --architecture=dinov3"
+        )
     section = {
         "width": width,
         "layers": layers,

@@ -59,6 +59,8 @@ def bring(
       OSError: a file cannot be read or written.
     """
     known = architectures.get(architecture)
+    if heads is not None:
+        schema.check_value(heads, schema.Count, "--heads")
     tensors, hashes = files.read(source)
     try:
         own, prefix = architectures.within(tensors, prefix)
@@ -240,7 +242,12 @@ def text(card: dict) -> str:
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(float(number) for number in text.split(","))
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: must be numbers with commas between"
+        ) from error
 
 
 def parser() -> argparse.ArgumentParser:

@@ -92,6 +92,7 @@ def build(
     judges = raw.get("checkpoint") is not None
     raw = completed(raw)
     plain = _plain(raw)
+    claim.check(workdir, plain, claim.NOTED)  # again below, when all is known
     # What the machine decided is noted with the config, for it is part of what a run
     # computes: the decoder that "auto" took, and whether the images are on the device,
     # which says who crops them, so which crops there are and what a memory holds.
@@ -146,9 +147,11 @@ def _precise(raw: dict, workdir=None) -> dict:
 
 def _seeds(raw, workdir):
     """The runs of several seeds, each with a directory and a config of its own."""
-    top = sections.top_of(raw)
     if raw.get("checkpoint") is not None:
         raise ValueError("config.seeds: a checkpoint is judged once; must be 1")
+    whole, plain = sections.completed(raw), _plain(raw)
+    top = sections.top_of(whole)
+    claim.check(workdir, plain)
 
     @functools.lru_cache(maxsize=1)  # the first is asked for again
     def make(seed):
@@ -181,10 +184,9 @@ def _seeds(raw, workdir):
         )
     if side_by_side is None:
         side_by_side = not (split or mixes or sharding.on_cpu())
-    plain = _plain(raw)
     own = {name: getattr(top, name) for name in ("seed", "seeds")}
     own["side_by_side"] = side_by_side
-    claim.directory(workdir, plain, _every_option(_plain(completed(raw)), first) | own)
+    claim.directory(workdir, plain, _every_option(_plain(whole), first) | own)
     chosen = tuple(range(top.seed, top.seed + top.seeds))
     return seeds.Seeds(chosen, make, side_by_side)
 
@@ -207,7 +209,7 @@ def planned(
     raw = sections.completed(_precise(config.to_dict()))
     if raw.get("checkpoint") is not None:
         raise ValueError("config.checkpoint: nothing is trained; must be None")
-    off = dict(evaluators={}, plasticity=False, start=None)
+    off = dict(evaluators={}, plasticity=False, start=None, loggers="")
     top = dataclasses.replace(sections.top_of(raw), **off)
     if one_step:
         top = dataclasses.replace(top, steps_per_call=1)
@@ -224,6 +226,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
     # Names and types of all options are checked before data are read.
+    record = record_options(top)
     make_stream = sections.tasks(top.data, top.scenario, top.seed, stand_in)
     parts, image = sections.parts(top)
     sections.chosen(top.method)
@@ -280,7 +283,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         and image["crop"]._replace(decoder=tasks.dataset.decoder or "auto"),
         views=image["views"],
         steps_per_call=1,  # until `_steps_per_call`
-        record=record_options(top),
+        record=record,
         quiet=False,
         config=plain,
         seed=top.seed,

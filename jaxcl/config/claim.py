@@ -23,6 +23,8 @@ MACHINE = (
     "seeds",
     "side_by_side",
 )
+# What `build` adds to a config.json, once it has read the data.
+NOTED = ("decoder", "resident", "memory_shards")
 
 
 def without(config: dict, fields) -> dict:
@@ -40,8 +42,9 @@ def directory(workdir, config: dict, every_option: dict | None = None) -> None:
     Args:
       workdir: the run directory.
       config: what was asked, which a run that goes on must ask again.
-      every_option: what that came to, see `resolved.values`. Where the defaults of
-        another version of the library come to something else, a warning names it.
+      every_option: the value of each option, defaults included, see
+        `resolved.values`. Where another version of the library has other defaults, a
+        warning names them.
     """
     with lock.held(workdir):
         _claim(workdir, config, every_option)
@@ -62,17 +65,37 @@ def read(path) -> dict:
         ) from error
 
 
+def check(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
+    """Refuse a run directory of another config.
+
+    Args:
+      workdir: the run directory.
+      config: what is asked now.
+      aside: fields that may differ, beside `MACHINE`.
+
+    Returns:
+      Whether there is a config in it.
+
+    Raises:
+      ValueError: its config is another one, or damaged.
+    """
+    path = epath.Path(workdir) / "config.json"
+    if not path.exists():
+        return False
+    pair = (without(x, MACHINE + aside) for x in (read(path), config))
+    if changed := schema.differences(*pair):
+        raise ValueError(
+            f"{workdir} holds a run of another config; they differ in "
+            f"{'; '.join(changed)}. Give another --workdir, or the same config"
+        )
+    return True
+
+
 def _claim(workdir, config, every_option):
     path = epath.Path(workdir) / "config.json"
-    old = read(path) if path.exists() else None
+    begun = check(workdir, config)
     sharding.barrier("the config is read")
-    if old is not None:
-        changed = schema.differences(without(old, MACHINE), without(config, MACHINE))
-        if changed:
-            raise ValueError(
-                f"{workdir} holds a run of another config; they differ in "
-                f"{'; '.join(changed)}. Give another --workdir, or the same config"
-            )
+    if begun:
         if every_option and jax.process_index() == 0:
             _tell_moved(path.parent / resolved.RESOLVED, every_option)
         return

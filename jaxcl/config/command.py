@@ -7,8 +7,10 @@ import sys
 
 from absl import flags, logging
 
+from jaxcl import schema
 from jaxcl.config import files, sections
 from jaxcl.data import files as files_lib
+from jaxcl.data import storage
 from jaxcl.run import checkpoint, lock, metrics_log, record, signals, train
 
 # What a user can mend: one line says it. Anything else is a bug, with a traceback.
@@ -18,6 +20,8 @@ FAILURES = (
     record.RowsLost,
     lock.Lost,
     files_lib.Unreadable,
+    schema.Refused,
+    storage.NotJson,
     OSError,
 )
 

@@ -168,8 +168,9 @@ def config(
 
     Raises:
       ValueError, OSError: as of the source; an unknown encoder, or a folder that holds
-        none; too few images.
+        none; too few images; no tasks.
     """
+    schema.check_value(num_tasks, schema.Count, "num_tasks")
     encoder, start = _chosen(encoder)
     look = look_at(data)
     if look.rows < 4:
@@ -291,7 +292,10 @@ def _augment(look, side, resident) -> dict:
 
 
 def batch_size(rows: int) -> int:
-    """A power of two from 2 to 256, with at least four batches in an epoch."""
+    """A power of two from 2 to 256 of which an epoch has at least four batches.
+
+    Of less than 8 rows it is 2, of which an epoch has fewer.
+    """
     return 2 ** int(np.clip(np.log2(max(rows // 4, 2)), 1, 8))
 
 

@@ -21,7 +21,7 @@ from jaxcl.nets import tuning
 
 RESOLVED = "resolved.json"
 NONE = inspect.Parameter.empty  # no value, or no default
-# What stands beside the options of a function in its section: default, meaning.
+# Keys of a section that its function does not take: name -> (default, meaning).
 _BESIDE = {
     "config.augment": {
         "name": ("images", '"images" or "graphs"'),

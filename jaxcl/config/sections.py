@@ -199,8 +199,17 @@ def follows_seed(scenario: dict) -> bool:
 def tasks(data, scenario, seed=0, stand_in=None):
     """A function that reads the data and cuts the tasks; options checked now.
 
-    `seed` is the run's, see `follows_seed`; `stand_in` a dataset in place of what would
-    be read.
+    Args:
+      data: config.data.
+      scenario: config.scenario.
+      seed: the run's, see `follows_seed`.
+      stand_in: a `stream.Dataset` in place of what would be read.
+
+    Returns:
+      () -> stream.Stream.
+
+    Raises:
+      ValueError: an option is wrong.
     """
     source, data_options = schema.named(sources.SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
@@ -223,7 +232,15 @@ def tasks(data, scenario, seed=0, stand_in=None):
 
 
 def parts(top: Top):
-    """Parts, and what evaluators and loaders must know of the images."""
+    """Parts, and what evaluators and loaders must know of the images.
+
+    Returns:
+      `core.Parts` with num_classes=0, and a dict of size, mean, std, views, resize and
+      crop.
+
+    Raises:
+      ValueError: an option of augment, encoder, tuning, optimizer or schedule is wrong.
+    """
     views, image = _views(top)
     optimize, optimizer = schema.named(OPTIMIZERS, top.optimizer, "config.optimizer")
     lr = optimizer.pop("lr", None)
@@ -359,8 +376,9 @@ def _given(start, module):
 def completed(raw: dict) -> dict:
     """A config that begins with the folder of an encoder, with what the folder says.
 
-    That is the encoder, and the mean and standard deviation of its images. Of
-    config.encoder only what changes no feature stays, if it names the same network.
+    That is the encoder, and the mean and standard deviation of its images. Where
+    config.encoder names the same network, its drop_path and remat are kept; the folder
+    says all else.
 
     Raises:
       ValueError: the folder cannot be read, or goes with no such config.

@@ -223,10 +223,11 @@ def _write(fresh: Fresh, count: int, part: str, folder: str) -> dict:
                     f"{rate:,.0f} a second, {left:.0f} minutes left"
                 )
         file.flush()
-        os.fsync(file.fileno())  # after a crash no renamed folder may lack pixels
+        os.fsync(file.fileno())  # after a crash no renamed folder may lack bytes
     sizes = shapes.prod(1, dtype=np.int64)
-    np.save(os.path.join(part, "offsets.npy"), np.cumsum(sizes) - sizes)
-    np.save(os.path.join(part, "shapes.npy"), shapes)
+    for name, array in (("offsets", np.cumsum(sizes) - sizes), ("shapes", shapes)):
+        with storage.replacing(os.path.join(part, f"{name}.npy")) as rows:
+            np.save(rows, array)
     total = int(sizes.sum())
     _say(f"cache {folder}: {count:,} images, {_size(total)}")
     if problems:

@@ -33,6 +33,15 @@ def write(dataset: stream.Dataset, directory: str) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is there already and not an empty directory")
     out.mkdir(parents=True, exist_ok=True)
+    try:
+        _write(dataset, out)
+    except BaseException:  # so that the same command may be run again
+        for path in out.iterdir():
+            path.unlink()
+        raise
+
+
+def _write(dataset, out) -> None:
     splits = {}
     for split in ("train", "validation", "test"):
         examples = getattr(dataset, split)
@@ -56,7 +65,7 @@ def write(dataset: stream.Dataset, directory: str) -> None:
         "decoder": dataset.decoder,
         "splits": splits,
     }
-    # Last, so that an interrupted run leaves nothing that looks complete.
+    # Last, so that a killed run leaves nothing that looks complete.
     storage.write_json(out / "meta.json", meta)
 
 
@@ -120,7 +129,7 @@ def main() -> None:
             seed=arguments.seed,
         )
         write(dataset, arguments.directory)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         parser.error(str(error))
 
 

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import threading
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,12 +126,20 @@ def _pixels(array, name, channels, max_pixels) -> np.ndarray:
     return array.astype(np.uint8)
 
 
-@functools.lru_cache(maxsize=4096)
+_COLUMN = threading.Lock()  # or threads that want a column would each read it
+
+
 def column(file: str, key: str) -> Any:
     """A column of a file, checked; Arrow files are mapped, Parquet files are read.
 
     Raises ValueError for a damaged file.
     """
+    with _COLUMN:
+        return _column(file, key)
+
+
+@functools.lru_cache(maxsize=4096)
+def _column(file, key):
     with _reading(file) as source:
         if file.endswith(PARQUET):
             found = _arrow().parquet.ParquetFile(source).read(columns=[key])

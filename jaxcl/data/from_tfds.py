@@ -316,7 +316,7 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
 
 def _known(index) -> dict[str, np.ndarray]:
     """Read what earlier scans wrote to a file; {} where there is none yet."""
-    if not os.path.exists(index):
+    if not storage.exists(index):
         return {}
     try:
         return files_lib.read_npz(index)

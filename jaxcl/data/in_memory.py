@@ -70,6 +70,11 @@ def hold(
         )
     label, found = _numbered(f"{name}: labels", labels)
     if class_names is not None:
+        most = max(map(int, found), default=-1)
+        if most >= len(class_names):
+            raise ValueError(
+                f"{name}: class_names: {len(class_names)} names, but label {most}"
+            )
         found = tuple(class_names[int(number)] for number in found)
     domain, domain_names = _numbered(f"{name}: domains", domains)
     if domain is not None and (domain < 0).any():

@@ -200,19 +200,17 @@ def files(
             for where, _, names in epath.Path(path).walk()
         )
         paths = (os.path.join(where, name) for where, names in walk for name in names)
-        return sorted(x for x in paths if _is_wanted(x, suffixes))
+        start = len(os.fspath(path).rstrip("/"))
+        found = (x for x in paths if "/." not in x[start:])
+        return sorted(x for x in found if x.lower().endswith(suffixes))
     start = os.fspath(path)
     apart = {*apart, *_above(os.path.realpath(start))}
-    found = [x for x in _walk(start, apart) if _is_wanted(x.path, suffixes)]
-    for entry in found:
+    entries = [x for x in _walk(start, apart) if x.path.lower().endswith(suffixes)]
+    for entry in entries:
         # A link to nothing stays: reading it fails, and `on_corrupt` says what then.
         if not entry.is_symlink() and not entry.is_file():
             ordinary(entry.path)
-    return sorted(entry.path for entry in found)
-
-
-def _is_wanted(path, suffixes) -> bool:
-    return path.lower().endswith(suffixes) and os.path.basename(path)[0] != "."
+    return sorted(entry.path for entry in entries)
 
 
 def _above(path: str) -> Iterator[tuple[int, int]]:
@@ -223,7 +221,7 @@ def _above(path: str) -> Iterator[tuple[int, int]]:
 
 
 def _walk(path: str, apart) -> Iterator[os.DirEntry]:
-    """All files below a folder; those in folders behind links come last."""
+    """All files below a folder, none hidden; those behind links come last."""
     visited: set[tuple[int, int]] = set()
     waiting, links = [path], []
     while waiting or links:
@@ -234,6 +232,8 @@ def _walk(path: str, apart) -> Iterator[os.DirEntry]:
         visited.add(own)
         with os.scandir(where) as entries:
             for entry in entries:
+                if entry.name[0] == ".":
+                    continue
                 if not _leads_to_folder(entry):
                     yield entry
                 elif entry.is_symlink():

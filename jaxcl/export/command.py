@@ -149,7 +149,7 @@ def _config_of(run):
     if config.get("seeds", 1) > 1:
         raise ValueError(
             f"--run={run!r}: holds {config['seeds']} seeds; name one of them, as "
-            f"{run}/seed_{config['seed']}"
+            f"{run}/seed_{config.get('seed', 0)}"
         )
     if config.get("checkpoint") is not None:
         raise ValueError(
@@ -318,12 +318,12 @@ def _write(folder, files, card, force):
         for name, data in files.items():
             (folder / name).write_bytes(data)
     else:
-        draft = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")
+        # Inside, for what is beside may be another disk, or not ours to write to.
+        draft = folder / f"{uuid.uuid4().hex}.tmp"
         draft.mkdir(parents=True)
         try:
             for name, data in files.items():
                 (draft / name).write_bytes(data)
-            folder.mkdir(exist_ok=True)
             for name in files:
                 os.replace(draft / name, folder / name)
         finally:
@@ -338,7 +338,7 @@ def _check_folder(folder, card, force) -> None:
         return
     if not folder.is_dir():
         raise ValueError(f"--out={folder}: is a file; must be a folder")
-    names = {path.name for path in folder.iterdir()}
+    names = {path.name for path in folder.iterdir() if path.suffix != ".tmp"}
     names -= {lock.FILE}
     other = names - {folder_lib.CARD, folder_lib.TENSORS} - _PYTORCH
     if other:

@@ -240,7 +240,7 @@ def newest(
             damage.append(what)
     raise CheckpointError(
         f"every checkpoint in {folder} is damaged ({[*numbers]}), the newest by: "
-        f"{damage[0]}"
+        f"{damage[0]}; move that folder away to start afresh"
     )
 
 

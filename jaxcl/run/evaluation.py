@@ -61,9 +61,9 @@ def entry(key: str, section: Mapping) -> Entry:
     module = schema.module("jaxcl.evals", name, where)
     last_only = section.pop("last_only", getattr(module, "LAST_ONLY", False))
     skip = section.pop("skip", False)
-    for key, value in (("last_only", last_only), ("skip", skip)):
+    for option, value in (("last_only", last_only), ("skip", skip)):
         if not isinstance(value, bool):
-            raise ValueError(f"{field}.{key}={value!r}: must be True or False")
+            raise ValueError(f"{field}.{option}={value!r}: must be True or False")
     draws = {"directory"} & set(inspect.signature(module.make).parameters)
     chosen = schema.options(module.make, section, field, given=draws)
     chart = getattr(module, "draw", None)
@@ -157,8 +157,8 @@ def warn(
 def _checked(result: core.Result) -> core.Result:
     """The result, with a warning for each scalar that is no number.
 
-    Nan in a row says that a task was not measured; a scalar that was not measured is
-    left out.
+    Nan in a row says that a task was not measured. Evaluators leave out a scalar that
+    they did not measure, so nan in its place is an error.
     """
     bad = {
         name: value

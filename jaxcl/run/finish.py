@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import plots
+from jaxcl import plots, schema
 from jaxcl.run import (
     cost,
     headline,
@@ -79,7 +79,7 @@ def without_lost_rows(
 def _seeds(work, workdir, stop):
     """Run every seed, and summarise their results."""
     if work.side_by_side:
-        jobs = {seed: work.make(seed) for seed in work.seeds}
+        jobs = {seed: _made(work, seed) for seed in work.seeds}
         whole = train.run(seeds.together(jobs), workdir / "together", stop=stop)
         results = seeds.apart(whole, work.seeds)
         for seed in work.seeds if jax.process_index() == 0 else ():
@@ -87,7 +87,7 @@ def _seeds(work, workdir, stop):
     else:
         results, step = {}, None
         for seed in work.seeds:
-            own = work.make(seed)
+            own = _made(work, seed)
             # The compiled step does not depend on the seed.
             step = step or job.compile_step(own)
             place = workdir / seeds.folder(seed)
@@ -98,6 +98,14 @@ def _seeds(work, workdir, stop):
         seeds.write(workdir, summary)
         print(seeds.text(summary), flush=True)
     return summary
+
+
+def _made(work, seed):
+    """The job of a seed; raises schema.Refused, which names the seed."""
+    try:
+        return work.make(seed)
+    except ValueError as error:
+        raise schema.Refused(f"seed {seed}: {error}") from error
 
 
 def _trained(work, workdir, stop, step):
@@ -134,10 +142,10 @@ def single_tasks(
       step: the compiled step of `work`, shared if both use the same method.
 
     Returns:
-      Matrix name -> FT of each task, f64[T].
+      Matrix name -> FT of each task, f64[T]; None of tasks beyond `work.first_tasks`.
     """
     tasks, accuracies, ready = work.stream.tasks, {}, None
-    for i, task in enumerate(tasks):
+    for i, task in enumerate(tasks[: work.first_tasks]):
         accuracy = task_alone.read(work.alone, i)
         if accuracy is None:
             if ready is None:
@@ -158,6 +166,7 @@ def single_tasks(
 def _single_task(single, step, i, task, workdir, stop):
     """Matrix name -> FT of task i, trained now or resumed."""
     only = single._replace(
+        start=None,  # not what another run has trained
         stream=single.stream._replace(tasks=(task._replace(index=0),)),
         evaluators={
             name: lambda state, _, judge=judge: judge(state, i)

@@ -136,8 +136,8 @@ class _Rows:
             raise OSError(code, reason, os.fspath(self._path)) from error
 
     def close(self):
-        self.offset()
-        self._file.close()
+        with self._file:
+            self.offset()
 
 
 def _problem(head: bytes, offset: int, checksum: int | None) -> str:
@@ -154,7 +154,7 @@ def _problem(head: bytes, offset: int, checksum: int | None) -> str:
 
 
 def _salvaged(path, head: bytes) -> bytes:
-    """The rows that can still be read; the file as it is goes aside.
+    """The rows that can still be read; a copy of the file as it is stays aside.
 
     A row whose bytes changed and are a row still cannot be told from a good one.
     """
@@ -162,11 +162,12 @@ def _salvaged(path, head: bytes) -> bytes:
         for copy in itertools.count():
             aside = path.parent / f"damaged-{copy}-{path.name}"
             if not aside.exists():
-                path.rename(aside)
+                aside.write_bytes(path.read_bytes())
                 break
     lines = head[: head.rfind(b"\n") + 1].splitlines(keepends=True)
     kept = [line for line in lines if _row(line) is not None]
-    path.write_bytes(b"".join(kept))
+    with storage.replacing(path) as file:
+        file.write(b"".join(kept))
     logging.warning("%s: went on with the %d rows that can be read", path, len(kept))
     return b"".join(kept)
 
@@ -235,8 +236,8 @@ class Recorder:
 
     def _open(self, makes, directory):
         """Open the loggers; where one fails, close what is open."""
-        rows = read_rows(directory)
         try:
+            rows = read_rows(directory)
             for make in makes:
                 self._loggers.append(make(directory, rows))
         except BaseException:
@@ -246,10 +247,11 @@ class Recorder:
     def log(self, step: int, task: int, **values) -> None:
         """Append one row `{"step", "task", **values}`.
 
-        Training rows: `log(step, task, epoch=0, loss=..., lr=..., time={...})`;
-        evaluation rows: `log(step, task, eval={...})`. The recorder adds the
-        time of day as `time["unix"]`; `loss` and `time["images_per_second"]`
-        are shown in the progress bar.
+        Training rows: `log(step, task, loss=..., lr=..., time={...})`; ends of epochs:
+        `log(step, task, epoch={"number", "loss", "passes"}, time={...})`; evaluation
+        rows: `log(step, task, eval={...})`. The recorder adds the time of day as
+        `time["unix"]`; `loss` and `time["images_per_second"]` are shown in the
+        progress bar.
 
         Args:
           step: optimiser steps done since the run began.
@@ -349,8 +351,12 @@ class Recorder:
             sys.stdout.flush()
 
     def close(self) -> None:
-        """Save all that was logged; a second call does nothing."""
-        for part in (self._rows, *self._loggers, self._bar):
-            if self._write and part is not None:
-                part.close()
-        self._write = False
+        """Save all that was logged; a second call does nothing.
+
+        Where a part cannot be closed, the others are.
+        """
+        write, self._write = self._write, False
+        with contextlib.ExitStack() as stack:  # begins with the last
+            for part in (self._bar, *self._loggers, self._rows):
+                if write and part is not None:
+                    stack.callback(part.close)

@@ -28,7 +28,7 @@ from jaxcl.run import results as results_lib
 
 
 class Interrupted(Exception):
-    """The run was told to stop, and has saved a checkpoint."""
+    """The run was told to stop, and has saved what it had done."""
 
 
 class _Cut(Exception):
@@ -132,7 +132,7 @@ def _open(stack, work, workdir, stop, step):
         recorder.say(f"resumed at step {int(state.step)}: {workdir}")
     elif restored is None and work.evaluate_untrained:
         _tell(loop, "judging the untrained network", work.evaluators)
-        rows = _evaluate(loop, state, 0, lambda: _pause(loop, state))[0].rows
+        rows = _evaluate(loop, state, 0, lambda: _pause(loop, state, False))[0].rows
         cursor["results"]["untrained"] = results_lib.plain(rows)
     if int(state.step) < total:
         _tell(loop, "compiling the step")
@@ -271,16 +271,17 @@ def _stopped(loop, step: int, count: int) -> bool:
     return step // every > (step - count) // every and sharding.any_process(loop.stop())
 
 
-def _pause(loop, state) -> None:
-    """Stop here if that was asked for; the caller has just saved."""
+def _pause(loop, state, saved=True) -> None:
+    """Stop here if that was asked for; `saved`: whether the caller has just saved."""
     if sharding.any_process(loop.stop()):
-        _leave(loop, state)
+        _leave(loop, state, saved)
 
 
-def _leave(loop, state) -> None:
+def _leave(loop, state, saved=True) -> None:
     """Wait for the checkpoint that is being written, and raise."""
     loop.checkpoints.wait()
-    raise Interrupted(f"stopped at step {int(state.step)}, saved")
+    done = "saved" if saved else "nothing was to be saved"
+    raise Interrupted(f"stopped at step {int(state.step)}, {done}")
 
 
 def _save(loop, state, results, phase, **more) -> None:

@@ -80,8 +80,11 @@ def complete(raw: dict, run: dict) -> dict:
       run: `config_of` the run.
 
     Raises:
-      ValueError: a section of `raw` has no meaning here; the base has no rate.
+      ValueError: the run is one on graphs; a section of `raw` has no meaning here; the
+        base has no rate.
     """
+    if run["augment"].get("name") == "graphs":
+        raise ValueError("config.checkpoint: a run on graphs; must be one of images")
     for name in (*TRAINING, "encoder", "tuning"):
         if name in raw:
             raise ValueError(
@@ -141,17 +144,18 @@ def place(run: str, *, field: str = "config.checkpoint") -> Place:
     among_seeds, together = {}, path.parent / "together"
     if not (path / "checkpoints").exists() and (together / "checkpoints").exists():
         config = config_of(path.parent, field=field)
-        ordered = range(config["seed"], config["seed"] + config["seeds"])
+        first = config.get("seed", 0)
+        ordered = range(first, first + config["seeds"])
         for at, seed in enumerate(ordered):
             if path.name == seeds.folder(seed):
                 path = together
                 among_seeds = {"seed": seed, "at": at, "count": len(ordered)}
-    folder = path / "checkpoints"
-    entries = list(folder.iterdir()) if folder.exists() else []
+    checkpoints = path / "checkpoints"
+    entries = list(checkpoints.iterdir()) if checkpoints.exists() else []
     numbers = sorted(int(p.name) for p in entries if p.name.isdigit())
     if not numbers:
         raise ValueError(f"{field}={run!r}: there is no checkpoint in it yet")
-    return Place(folder, tuple(numbers), **among_seeds)
+    return Place(checkpoints, tuple(numbers), **among_seeds)
 
 
 def input_width(where: Place) -> int | None:
@@ -233,7 +237,7 @@ def restore(
 
 
 def _of_folder(run, encoder, inputs, mesh):
-    """The same of the folder of an encoder."""
+    """As `restore`, from the folder of an encoder."""
     card = folder.read_card(run)
     leaves = folder.read_leaves(run, card)
     params, stats = folder.trees(encoder, inputs, leaves, run)
@@ -338,8 +342,9 @@ def run(
             work.evaluators, work.state, 0, recorder, pause=pause
         )
         with plots.written_as(work.plot_formats):
-            for draw in work.pictures.values():
-                draw(work.state, 0)
+            for key, draw in work.pictures.items():
+                told = draw(work.state, 0).warnings
+                evaluation.warn(told, key, work.state, 0)
         results = results_lib.empty(len(names), task_names=names)
         seconds = time.monotonic() - began
         results = results_lib.add(results, 0, rows, scalars, seconds)

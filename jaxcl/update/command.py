@@ -13,7 +13,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import ml_collections
 import numpy as np
@@ -36,10 +36,11 @@ VERDICTS = ("keep", "rotate", "rebuild")  # for an index, the best first
 class Limits:
     """When an update is rolled back; None: no limit."""
 
-    accuracy_drop: float | None = 0.02  # the most that any accuracy on --test may lose
-    accuracy: float | None = None  # the least that any accuracy on --test may be
-    index: str | None = None  # worst verdict allowed: "keep" or "rotate"
-    overlap: float | None = None  # least share of neighbours kept in a new index
+    # The most that any accuracy on --test may lose
+    accuracy_drop: Annotated[float, schema.Range(-1, 1)] | None = 0.02
+    accuracy: schema.Share | None = None  # the least that any on --test may be
+    index: Literal["keep", "rotate"] | None = None  # worst verdict allowed
+    overlap: schema.Share | None = None  # least share of neighbours kept in a new index
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,9 +53,12 @@ class Options:
     train: dict | None = None  # replace the run's options: epochs, batch_size, ...
     evaluators: dict | None = None  # that judge on --test; None: kNN
     limits: dict | None = None  # see Limits
-    rows: int = 2048  # how many old images are embedded before and after
-    neighbours: int = 10  # how many neighbours of each are compared
-    index: float = 0.9  # least share of neighbours kept for an old index to be usable
+    # How many old images are embedded before and after
+    rows: Annotated[int, schema.Range(1, 2**20)] = 2048
+    # How many neighbours of each are compared
+    neighbours: Annotated[int, schema.Range(1, 1024)] = 10
+    # Least share of neighbours kept for an old index to be usable
+    index: schema.Share = 0.9
 
 
 class Plan(NamedTuple):
@@ -98,16 +102,6 @@ def read_options(config: dict) -> tuple[Options, Limits]:
     """
     options = Options(**schema.options(Options, config, "config"))
     limits = Limits(**schema.options(Limits, options.limits or {}, "config.limits"))
-    for name, least, most in (("rows", 1, 2**20), ("neighbours", 1, 1024)):
-        value = getattr(options, name)
-        if not least <= value <= most:
-            raise ValueError(f"config.{name}={value}: must be from {least} to {most}")
-    if not 0 <= options.index <= 1:
-        raise ValueError(f"config.index={options.index}: must be from 0 to 1")
-    if limits.index not in (None, *VERDICTS[:2]):
-        raise ValueError(
-            f"config.limits.index={limits.index!r}: must be None, 'keep' or 'rotate'"
-        )
     if options.rows <= 2 * options.neighbours:
         raise ValueError(
             f"config.rows={options.rows}: must be above 2 config.neighbours = "
@@ -275,7 +269,7 @@ def carry_out(
       What `update.json` holds.
 
     Raises:
-      As `prepare` and `finish.run`.
+      As `prepare`, `accuracies` and `finish.run`.
     """
     with lock.held(work.workdir.parent):  # of all updates of the run
         return _carry_out(work, prepared, stop)
@@ -329,6 +323,9 @@ def accuracies(
       judging: the encoder and its evaluators; None without --test.
       name: `BEFORE` or `AFTER`, the folder for the results.
       stop: as in `train.run`.
+
+    Raises:
+      schema.Refused: an evaluator gives no accuracy, so that no limit could be kept.
     """
     if judging is None:
         return {}
@@ -340,10 +337,16 @@ def accuracies(
 
     results = transfer.run(judging, folder, pause=pause)
     results_lib.write_results(folder, results)
-    return {
+    found = {
         matrix: measures["average_accuracy"]
         for matrix, measures in results_lib.summary(results).items()
     }
+    if not found or None in found.values():
+        raise schema.Refused(
+            "config.evaluators: must measure an accuracy on --test, and gave "
+            f"{found or 'none'}; see {folder}"
+        )
+    return found
 
 
 def index_verdict(moved: dict | None, least: float) -> str:

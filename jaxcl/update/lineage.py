@@ -9,14 +9,12 @@ import re
 import numpy as np
 from etils import epath
 
-from jaxcl.config import own_images
+from jaxcl.config import claim, own_images
 from jaxcl.data import sources, storage
 from jaxcl.run import folder, transfer
 from jaxcl.run import results as results_lib
 
 UPDATES, VERDICT, ROTATION = "updates", "update.json", "rotation.npy"
-# Entries of a run's config.json that `build` adds by itself.
-_BUILT = ("decoder", "resident", "memory_shards")
 _IN_FILES = ("image_folder", "image_lists", "huggingface")  # sources
 # Options of a run's data on how images are read; new images in files use them, too.
 _READING = ("size", "channels", "decoder", "on_corrupt", "cache_size")
@@ -32,16 +30,19 @@ def config(run: str) -> dict:
     """The config of a run, as `build` takes it; for an encoder's folder the recipe.
 
     Raises:
-      ValueError: there is no config, or it has several seeds.
+      ValueError: there is no config, it has several seeds, or it is of graphs.
     """
     saved = transfer.config_of(str(run), field="--run")
     if folder.is_one(run):
         return recipe(saved)
     if saved.get("seeds", 1) != 1:
         raise ValueError(
-            f"{run}: holds several seeds; name the directory of one, {run}/seed_0"
+            f"{run}: holds several seeds; name the directory of one, "
+            f"{run}/seed_{saved.get('seed', 0)}"
         )
-    return {name: value for name, value in saved.items() if name not in _BUILT}
+    if saved["augment"].get("name") == "graphs":
+        raise ValueError(f"{run}: learns from graphs; an update reads images")
+    return claim.without(saved, claim.NOTED)
 
 
 def recipe(theirs: dict) -> dict:
@@ -134,8 +135,6 @@ def next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
                 "run of all its tasks"
             )
         raise ValueError(f"{parent}: is not finished; let it finish first")
-    if theirs["augment"].get("name") == "graphs":
-        raise ValueError(f"{parent}: learns from graphs; an update reads images")
     tasks = len(results["task_names"]) + 1
     scenario = {"name": "after", "num_tasks": tasks, "evaluation": "none"}
     changed = _changed(theirs, changes, kept=("method", "tuning"))
@@ -172,7 +171,7 @@ def _changed(theirs, changes, kept) -> dict:
 
 
 def _own(parent, data, scenario) -> dict:
-    """What an update says itself of a config."""
+    """Options that every update sets, whatever its parent has."""
     return {
         "data": data,
         "scenario": scenario,
@@ -188,7 +187,8 @@ def updates(run: str) -> list[epath.Path]:
     """The directories of all updates of a run, in order."""
     folder = epath.Path(run) / UPDATES
     entries = folder.iterdir() if folder.exists() else ()
-    return sorted(path for path in entries if re.fullmatch(r"\d{4,}", path.name))
+    found = (path for path in entries if re.fullmatch(r"\d{4,}", path.name))
+    return sorted(found, key=lambda path: int(path.name))
 
 
 def next_update(run: str, asked: dict | None) -> epath.Path:
@@ -201,12 +201,13 @@ def next_update(run: str, asked: dict | None) -> epath.Path:
       run: its directory.
       asked: what the update is to do; None: a finished one is never the same.
     """
-    earlier = updates(run)
+    number, earlier = 1, updates(run)
     if earlier:
         report = read(earlier[-1])
         if report is None or report["asked"] == asked:
             return earlier[-1]
-    return epath.Path(run) / UPDATES / f"{len(earlier) + 1:04d}"
+        number += int(earlier[-1].name)  # those before may have been deleted
+    return epath.Path(run) / UPDATES / f"{number:04d}"
 
 
 def read(workdir: epath.PathLike) -> dict | None:

@@ -150,4 +150,14 @@ FAULTS = [
             '"grn": False,',
         ),
     ),
+    *fault.of(
+        "bring/architectures.py",
+        "test_bring.py::test_a_file_without_positions_is_no_plain_vit",
+        (
+            "bring: a file without positions is an AttributeError",
+            "if not side and architecture.images is None:",
+            "if False:",
+        ),
+        slow=True,
+    ),
 ]

@@ -952,9 +952,38 @@ FAULTS = [
             "entries += [int(span[1])]",
         ),
         (
+            "data: half a converted set is left",
+            "            path.unlink()\n",
+            "            pass\n",
+            "test_sources.py::test_a_conversion_that_fails_leaves_an_empty_folder",
+        ),
+        (
             "data: rows of a part are always the same draw",
             "classes, per_class, seed)",
             "classes, per_class, 0)",
+        ),
+    ),
+    *fault.of(
+        "data/storage.py",
+        "test_storage.py::test_hidden_folders_hold_no_images",
+        (
+            "data: thumbnails in hidden folders are images",
+            'if entry.name[0] == ".":',
+            'if entry.name == ".":',
+        ),
+        (
+            "data: hidden folders of a bucket hold images",
+            'if "/." not in x[start:]',
+            'if "/." not in "x"',
+        ),
+    ),
+    *fault.of(
+        "data/cache.py",
+        "test_cache.py::test_every_file_is_on_the_disk_before_the_folder_has_its_name",
+        (
+            "cache: offsets may be lost in a power cut",
+            'with storage.replacing(os.path.join(part, f"{name}.npy")) as rows:',
+            'with open(os.path.join(part, f"{name}.npy"), "wb") as rows:',
         ),
     ),
 ]

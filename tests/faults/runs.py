@@ -143,6 +143,22 @@ FAULTS = [
     ),
     *fault.of(
         "run/finish.py",
+        "test_plasticity.py"
+        "::test_a_run_that_goes_on_from_another_is_set_against_fresh_ones",
+        (
+            "alone: a task begins with what another run has trained",
+            "        start=None,  # not",
+            "        # not",
+        ),
+        (
+            "alone: tasks that the run leaves out are trained",
+            "enumerate(tasks[: work.first_tasks])",
+            "enumerate(tasks)",
+        ),
+        slow=True,
+    ),
+    *fault.of(
+        "run/finish.py",
         "test_headline.py::test_a_run_says_first_what_it_is",
         (
             "headline: each seed says what the first did",
@@ -383,8 +399,8 @@ FAULTS = [
         ),
         (
             "loggers: a logger is not closed",
-            "for part in (self._rows, *self._loggers, self._bar):",
-            "for part in (self._rows, self._bar):",
+            "for part in (self._bar, *self._loggers, self._rows):",
+            "for part in (self._bar, self._rows):",
         ),
     ),
     *fault.of(
@@ -424,6 +440,142 @@ FAULTS = [
             "calls: of eight steps, however short they are",
             'asked = 1 if sharding.on_cpu() else "task" if short else 8',
             "asked = 1 if sharding.on_cpu() else 8",
+        ),
+    ),
+    *fault.of(
+        "update/lineage.py",
+        "test_update.py::test_numbers_are_not_given_again",
+        (
+            "update: the next number counts those that are left",
+            "number += int(earlier[-1].name)",
+            "number += len(earlier)",
+        ),
+        (
+            "update: 10000 comes before 9999",
+            "return sorted(found, key=lambda path: int(path.name))",
+            "return sorted(found)",
+        ),
+        (
+            "update: of several seeds it names one that is not there",
+            "seed_{saved.get('seed', 0)}",
+            "seed_0",
+            "test_update.py::test_of_several_seeds_the_first_is_named",
+        ),
+        (
+            "update: a run on graphs is a KeyError",
+            'if saved["augment"].get("name") == "graphs":',
+            "if False:",
+            "test_update.py::test_a_run_on_graphs_is_refused_in_words",
+        ),
+    ),
+    *fault.of(
+        "update/command.py",
+        "test_update.py::test_limits_that_no_update_could_keep",
+        (
+            "update: an accuracy may be in percent",
+            "accuracy: schema.Share | None",
+            "accuracy: float | None",
+        ),
+        (
+            "update: what gives no accuracy keeps every limit",
+            "if not found or None in found.values():",
+            "if None in found.values():",
+            "test_update.py::test_without_an_accuracy_no_limit_is_kept",
+        ),
+    ),
+    *fault.of(
+        "run/transfer.py",
+        "test_transfer.py::test_seeds_side_by_side_of_a_config_that_names_none",
+        (
+            "transfer: seeds that the config does not number are a KeyError",
+            'first = config.get("seed", 0)',
+            'first = config["seed"]',
+        ),
+        (
+            "transfer: a run on graphs is a KeyError",
+            'if run["augment"].get("name") == "graphs":',
+            "if False:",
+            "test_update.py::test_a_run_on_graphs_is_refused_in_words",
+        ),
+        (
+            "transfer: warnings of pictures are dropped",
+            "evaluation.warn(told, key, work.state, 0)",
+            "evaluation.warn((), key, work.state, 0)",
+            "test_transfer.py::test_pictures_warn_as_evaluators_do",
+        ),
+    ),
+    *fault.of(
+        "export/command.py",
+        "test_export.py::test_what_is_written_lies_in_the_folder_from_the_start",
+        (
+            "export: the draft lies beside the folder",
+            'draft = folder / f"{uuid.uuid4().hex}.tmp"',
+            'draft = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")',
+        ),
+        (
+            "export: a draft that was left is something else",
+            'for path in folder.iterdir() if path.suffix != ".tmp"}',
+            "for path in folder.iterdir()}",
+        ),
+    ),
+    *fault.of(
+        "config/command.py",
+        "test_command.py::test_a_damaged_file_met_on_the_way_is_one_line",
+        (
+            "command: a damaged file met on the way is a traceback",
+            "    storage.NotJson,\n",
+            "",
+        ),
+        (
+            "command: what is refused on the way is a traceback",
+            "    schema.Refused,\n",
+            "",
+            "test_seeds.py::test_a_later_seed_that_cannot_be_made_is_one_line",
+        ),
+    ),
+    *fault.of(
+        "run/loggers/__init__.py",
+        "test_loggers.py::test_a_board_that_does_not_begin",
+        (
+            "loggers: one that is not installed is found after the data are read",
+            "            module.check()\n",
+            "            pass\n",
+        ),
+    ),
+    *fault.of(
+        "config/build.py",
+        "test_seeds.py::test_a_config_without_an_encoder_is_completed_first",
+        (
+            "seeds: a config lacks the encoder of its start",
+            "whole, plain = sections.completed(raw), _plain(raw)",
+            "whole, plain = raw, _plain(raw)",
+        ),
+        (
+            "config: data are read before another run's directory is refused",
+            "    claim.check(workdir, plain, claim.NOTED)",
+            "    assert plain",
+            "test_build.py::test_another_config_is_refused_before_data_are_read",
+        ),
+        (
+            "config: what build notes makes another config",
+            "claim.check(workdir, plain, claim.NOTED)",
+            "claim.check(workdir, plain)",
+            "test_build.py::test_another_config_is_refused_before_data_are_read",
+        ),
+    ),
+    *fault.of(
+        "run/record.py",
+        "test_loggers.py::test_where_a_part_cannot_be_closed_the_others_are",
+        (
+            "record: a part that cannot be closed leaves the others open",
+            "stack.callback(part.close)",
+            "part.close()",
+        ),
+        (
+            "record: rows are gone where saving them is cut off",
+            "aside.write_bytes(path.read_bytes())",
+            "path.rename(aside)",
+            "test_record.py::test_rows_stay_where_saving_them_is_cut_off",
         ),
     ),
 ]

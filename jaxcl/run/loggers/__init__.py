@@ -14,7 +14,8 @@ dot, the user's own:
 `directory` is the run's, an `epath.Path`, and `rows` what a resumed run has logged
 before, so that a logger may show it again or leave it out. A row is as in
 metrics.jsonl: {"step", "task", ..., "time": {"unix", ...}}. Only the first process of a
-run has loggers.
+run has loggers. A module may have `check()`, which raises ValueError before data are
+read where no logger can be made.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,10 +27,13 @@ from jaxcl import schema
 def makers(names: str) -> tuple[Callable, ...]:
     """The `make` of every logger; names have commas between.
 
-    Raises ValueError for a name that is none.
+    Raises ValueError for a name that is none, or as the `check` of the module does.
     """
     listed = [name.strip() for name in names.split(",") if name.strip()]
     modules = [schema.module(__name__, name, "config.loggers") for name in listed]
+    for module in modules:
+        if hasattr(module, "check"):
+            module.check()
     return tuple(module.make for module in modules)
 
 

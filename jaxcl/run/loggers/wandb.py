@@ -8,6 +8,7 @@ import os
 import uuid
 from typing import Any
 
+from jaxcl import schema
 from jaxcl.data import storage
 from jaxcl.run import loggers
 
@@ -35,18 +36,23 @@ class Board:
         self._run.finish()
 
 
-def make(directory, rows) -> Board:
-    """A run named as its directory, with its config.json; goes on under its old id.
-
-    Raises ValueError where wandb is not installed, or does not begin, such as without
-    an account.
-    """
+def check() -> None:
+    """Raise ValueError where wandb is not installed."""
     try:
-        import wandb
+        import wandb  # noqa: F401
     except ModuleNotFoundError as error:
         raise ValueError(
             "config.loggers: 'wandb' is not installed; pip install wandb"
         ) from error
+
+
+def make(directory, rows) -> Board:
+    """A run named as its directory, with its config.json; goes on under its old id.
+
+    Raises schema.Refused where wandb does not begin, such as without an account.
+    """
+    import wandb
+
     state, config = directory / "wandb.json", directory / "config.json"
     known = storage.read_object(state) if state.exists() else {}
     name = known.get("id") or uuid.uuid4().hex[:12]
@@ -63,7 +69,7 @@ def make(directory, rows) -> Board:
             settings=wandb.Settings(console="off"),
         )
     except wandb.errors.Error as error:
-        raise ValueError(
+        raise schema.Refused(
             f"config.loggers: 'wandb' does not begin: {error}; WANDB_MODE=offline "
             "needs no account"
         ) from error
