@@ -26,7 +26,7 @@ draws among all that is kept, in place of equal shares of the tasks.
 
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 
 SPLIT = {"name": "class", "num_tasks": 5}
 # row -> method, learning rate, encoder, replay, scenario
@@ -73,21 +73,16 @@ ROWS = {
 
 
 def get_config(arg=None):
-    words = (arg or "").split(",")
-    names = [word for word in words if word not in ("", "debug")] or ["gdumb"]
-    if len(names) > 1 or names[0] not in ROWS:
-        raise ValueError(
-            f"{arg!r}: allowed are {', '.join(ROWS)}, debug, and ROW,debug"
-        )
-    method, lr, encoder, replay, scenario = ROWS[names[0]]
+    row, debug = recipe.words(arg, ROWS)
+    method, lr, encoder, replay, scenario = ROWS[row]
     config = ml_collections.ConfigDict()
-    config.name = f"baselines_{names[0]}_mnist"
+    config.name = f"baselines_{row}_mnist"
     config.seeds = 1  # how many runs, from `seed` on
     config.seed = 0
     config.batch_size = 10
     config.epochs = 1
     config.data = {"name": "arrays", "path": "data/mnist"}
-    if names[0] == "replay":
+    if row == "replay":
         config.data.validation = 0.05  # held out, and not used
     config.scenario = scenario
     config.augment = {
@@ -114,4 +109,4 @@ def get_config(arg=None):
     config.evaluate_untrained = False
     config.plasticity = False
     config.save_every = 0  # steps; a run takes minutes
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

@@ -24,7 +24,7 @@ and REPLAY below. `configs/cclis_cifar10.py:debug` and, say,
 
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 
 # row -> its method, learning rate, views of an image
 CONTRASTIVE = {
@@ -54,13 +54,9 @@ REPLAY = {
 
 
 def get_config(arg=None):
-    words = (arg or "").split(",")
-    names = [word for word in words if word not in ("", "debug")] or ["cclis"]
-    if len(names) > 1 or names[0] not in CONTRASTIVE | REPLAY:
-        allowed = ", ".join(CONTRASTIVE | REPLAY)
-        raise ValueError(f"{arg!r}: allowed are {allowed}, debug, and METHOD,debug")
+    row, debug = recipe.words(arg, CONTRASTIVE | REPLAY)
     config = ml_collections.ConfigDict()
-    config.name = f"{names[0]}_cifar10"
+    config.name = f"{row}_cifar10"
     config.seeds = 1  # how many runs, from `seed` on
     config.seed = 0
     config.data = {"name": "arrays", "path": "data/cifar10"}
@@ -75,8 +71,8 @@ def get_config(arg=None):
     }
     config.encoder = {"name": "resnet", "depth": 18, "width": 64}
     config.scale_lr = False
-    if names[0] in CONTRASTIVE:
-        method, lr, views = CONTRASTIVE[names[0]]
+    if row in CONTRASTIVE:
+        method, lr, views = CONTRASTIVE[row]
         config.method = {**method, "memory_size": 200}
         config.augment.views = views
         config.batch_size = 512
@@ -100,7 +96,7 @@ def get_config(arg=None):
             "tsne": {"show": "memory"},  # Figure 3
         }
     else:
-        method, lr = REPLAY[names[0]]
+        method, lr = REPLAY[row]
         config.method = {**method}
         crop = {"views": 1, "crop": False, "pad": 4, "grayscale": 0.0}
         config.augment.update(crop | {"jitter": (0.0, 0.0, 0.0, 0.0)})
@@ -112,4 +108,4 @@ def get_config(arg=None):
         config.evaluators = {"predict": {"met_only": True}}
     config.evaluate_untrained = False
     config.plasticity = False
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

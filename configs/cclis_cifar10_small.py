@@ -16,7 +16,7 @@ Rows: cclis (what the name of the file alone means) and the other keys of METHOD
 
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 
 # row -> its method, learning rate, views of an image
 METHODS = {
@@ -30,14 +30,10 @@ METHODS = {
 
 
 def get_config(arg=None):
-    words = (arg or "").split(",")
-    names = [word for word in words if word not in ("", "debug")] or ["cclis"]
-    if len(names) > 1 or names[0] not in METHODS:
-        allowed = ", ".join(METHODS)
-        raise ValueError(f"{arg!r}: allowed are {allowed}, debug, and METHOD,debug")
-    method, lr, views = METHODS[names[0]]
+    row, debug = recipe.words(arg, METHODS)
+    method, lr, views = METHODS[row]
     config = ml_collections.ConfigDict()
-    config.name = f"{names[0]}_cifar10_small"
+    config.name = f"{row}_cifar10_small"
     config.seeds = 1  # how many runs, from `seed` on
     config.seed = 0
     config.data = {"name": "arrays", "path": "data/cifar10"}
@@ -57,7 +53,7 @@ def get_config(arg=None):
     config.epochs = (60, 30)
     config.batch_size = 128
     config.schedule = {"name": "ramped_cosine", "warmup_epochs": 3}
-    if names[0] == "er":
+    if row == "er":
         config.method = {**method}
         config.replay = {"capacity": 200, "size": 128, "augment": "all"}
         config.optimizer = {"name": "sgd", "lr": lr, "weight_decay": 1e-4}
@@ -80,4 +76,4 @@ def get_config(arg=None):
         }
     config.evaluate_untrained = False
     config.plasticity = False
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

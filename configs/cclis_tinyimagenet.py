@@ -25,7 +25,7 @@ means) and the other keys of CONTRASTIVE and REPLAY below.
 
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 
 # row -> its method, learning rate, views of an image
 CONTRASTIVE = {
@@ -63,13 +63,9 @@ REPLAY = {
 
 
 def get_config(arg=None):
-    words = (arg or "").split(",")
-    names = [word for word in words if word not in ("", "debug")] or ["cclis"]
-    if len(names) > 1 or names[0] not in CONTRASTIVE | REPLAY:
-        allowed = ", ".join(CONTRASTIVE | REPLAY)
-        raise ValueError(f"{arg!r}: allowed are {allowed}, debug, and METHOD,debug")
+    row, debug = recipe.words(arg, CONTRASTIVE | REPLAY)
     config = ml_collections.ConfigDict()
-    config.name = f"{names[0]}_tinyimagenet"
+    config.name = f"{row}_tinyimagenet"
     config.seeds = 1  # how many runs, from `seed` on
     config.seed = 0
     config.data = {"name": "tiny_imagenet", "path": "data/tiny-imagenet-200"}
@@ -84,8 +80,8 @@ def get_config(arg=None):
     }
     config.encoder = {"name": "resnet", "depth": 18, "width": 64}
     config.scale_lr = False
-    if names[0] in CONTRASTIVE:
-        method, lr, views = CONTRASTIVE[names[0]]
+    if row in CONTRASTIVE:
+        method, lr, views = CONTRASTIVE[row]
         config.method = {**method, "memory_size": 200}
         config.augment.views = views
         config.augment.blur = (0.5,) * views
@@ -111,7 +107,7 @@ def get_config(arg=None):
             "tsne": {"show": "memory"},  # Figure 3
         }
     else:
-        method, lr = REPLAY[names[0]]
+        method, lr = REPLAY[row]
         config.method = {**method}
         crop = {"views": 1, "crop": False, "pad": 4, "grayscale": 0.0}
         config.augment.update(crop | {"jitter": (0.0, 0.0, 0.0, 0.0)})
@@ -123,4 +119,4 @@ def get_config(arg=None):
         config.evaluators = {"predict": {"met_only": True}}
     config.evaluate_untrained = False
     config.plasticity = False
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

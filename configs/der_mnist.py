@@ -22,7 +22,7 @@ place of each row once, independently of the batches.
 
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 
 # (method, stream, memory) -> learning rate, rows replayed, alpha, beta
 _ROWS = {
@@ -62,16 +62,7 @@ _WORDS = (
 
 
 def get_config(arg=None):
-    words = [word for word in (arg or "").split(",") if word]
-    chosen = [[word for word in words if word in allowed] for allowed in _WORDS]
-    known = sum(chosen, []) + ["debug"] * words.count("debug")
-    if sorted(known) != sorted(words) or any(len(own) > 1 for own in chosen):
-        allowed = "; ".join(" or ".join(own) for own in _WORDS)
-        raise ValueError(f"{arg!r}: allowed are, with commas between, {allowed}; debug")
-    method, stream, memory = (
-        own[0] if own else allowed[0]
-        for own, allowed in zip(chosen, _WORDS, strict=True)
-    )
+    method, stream, memory, debug = recipe.words(arg, *_WORDS)
     lr, size, alpha, beta = _ROWS[method, stream, int(memory)]
     config = ml_collections.ConfigDict()
     config.name = f"{method}_{stream}_mnist_{memory}"
@@ -109,4 +100,4 @@ def get_config(arg=None):
     config.evaluate_untrained = False
     config.plasticity = False
     config.save_every = 0  # steps; a run takes a minute
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

@@ -10,10 +10,11 @@ next to nothing is forgotten here, unlike in the quick start.
 
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 
 
 def get_config(arg=None):
+    (debug,) = recipe.words(arg)
     config = ml_collections.ConfigDict()
     config.name = "digits"
     config.seed = 0
@@ -52,4 +53,4 @@ def get_config(arg=None):
         "tsne": {},
     }
     config.save_every = 50
-    return shrink.shrink(config) if arg == "debug" else config
+    return shrink.shrink(config) if debug else config

@@ -26,7 +26,7 @@ seconds, on digits.
 
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 
 # row -> its method
 METHODS = {
@@ -54,15 +54,11 @@ METHODS = {
 
 
 def get_config(arg=None):
-    words = (arg or "").split(",")
-    names = [word for word in words if word not in ("", "debug")] or ["d_moco"]
-    if len(names) > 1 or names[0] not in METHODS:
-        allowed = ", ".join(METHODS)
-        raise ValueError(f"{arg!r}: allowed are {allowed}, debug, and METHOD,debug")
+    row, debug = recipe.words(arg, METHODS)
     config = ml_collections.ConfigDict()
     config.name = "duel_cifar10"
-    if names[0] != "d_moco":
-        config.name += f"_{names[0]}"
+    if row != "d_moco":
+        config.name += f"_{row}"
     config.seeds = 1  # how many runs, from `seed` on
     config.seed = 0
     config.data = {"name": "arrays", "path": "data/cifar10"}
@@ -81,8 +77,8 @@ def get_config(arg=None):
         "std": (0.2470, 0.2435, 0.2616),
     }
     config.encoder = {"name": "resnet", "depth": 50, "width": 64, "stem": "cifar"}
-    config.method = METHODS[names[0]]
-    if names[0] == "barlow_twins":
+    config.method = METHODS[row]
+    if row == "barlow_twins":
         config.method.hidden_layers = 0
     config.epochs = 160  # of 1000 steps each
     config.batch_size = 256
@@ -103,9 +99,9 @@ def get_config(arg=None):
         "spread": {"features": "projection"},  # Table 2, Figure 9
         "filtering": {},  # Figures 9 and 10, with the network held fixed
     }
-    if names[0] not in ("simclr", "barlow_twins", "byol"):  # they have no memory
+    if row not in ("simclr", "barlow_twins", "byol"):  # they have no memory
         config.evaluators.memory = {}  # Table 2
         config.evaluators.tsne = {"show": "filter"}  # Figure 5
     config.eval_every = 10_000  # steps; Figures 4 and 8
     config.save_every = 2_000
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

@@ -19,7 +19,7 @@ learns little, and Adam does not train it at 0.05.
 
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 
 # row -> its method
 METHODS = {
@@ -31,15 +31,11 @@ METHODS = {
 
 
 def get_config(arg=None):
-    words = (arg or "").split(",")
-    names = [word for word in words if word not in ("", "debug")] or ["d_moco"]
-    if len(names) > 1 or names[0] not in METHODS:
-        allowed = ", ".join(METHODS)
-        raise ValueError(f"{arg!r}: allowed are {allowed}, debug, and METHOD,debug")
+    row, debug = recipe.words(arg, METHODS)
     config = ml_collections.ConfigDict()
     config.name = "duel_cifar10_small"
-    if names[0] != "d_moco":
-        config.name += f"_{names[0]}"
+    if row != "d_moco":
+        config.name += f"_{row}"
     config.seeds = 1  # how many runs, from `seed` on
     config.seed = 0
     config.data = {"name": "arrays", "path": "data/cifar10"}
@@ -58,7 +54,7 @@ def get_config(arg=None):
     }
     config.encoder = {"name": "conv_net", "width": 16}
     config.method = {
-        **METHODS[names[0]],
+        **METHODS[row],
         "memory_size": 1024,
         "drawn": 128,
         "output_dim": 64,
@@ -81,8 +77,8 @@ def get_config(arg=None):
         "spread": {"features": "projection"},
         "filtering": {"size": 1024, "batch_size": 128},
     }
-    if names[0] != "simclr":  # it has no memory
+    if row != "simclr":  # it has no memory
         config.evaluators.memory = {}
         config.evaluators.tsne = {"show": "filter"}
     config.eval_every = 500  # steps
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

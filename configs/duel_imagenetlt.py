@@ -24,7 +24,7 @@ alone means), moco, d_simclr, simclr. What the paper leaves open is as in
 
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 
 # row -> its method
 METHODS = {
@@ -36,15 +36,11 @@ METHODS = {
 
 
 def get_config(arg=None):
-    words = (arg or "").split(",")
-    names = [word for word in words if word not in ("", "debug")] or ["d_moco"]
-    if len(names) > 1 or names[0] not in METHODS:
-        allowed = ", ".join(METHODS)
-        raise ValueError(f"{arg!r}: allowed are {allowed}, debug, and METHOD,debug")
+    row, debug = recipe.words(arg, METHODS)
     config = ml_collections.ConfigDict()
     config.name = "duel_imagenetlt"
-    if names[0] != "d_moco":
-        config.name += f"_{names[0]}"
+    if row != "d_moco":
+        config.name += f"_{row}"
     config.seeds = 1  # how many runs, from `seed` on
     config.seed = 0
     config.data = {
@@ -70,7 +66,7 @@ def get_config(arg=None):
     }
     config.encoder = {"name": "resnet", "depth": 50, "width": 64, "stem": "imagenet"}
     config.method = {
-        **METHODS[names[0]],
+        **METHODS[row],
         "hidden_layers": 2,
         "hidden_dim": 512,
         "output_dim": 512,
@@ -95,8 +91,8 @@ def get_config(arg=None):
         "spread": {"features": "projection"},
         "filtering": {},
     }
-    if names[0] != "simclr":  # it has no memory
+    if row != "simclr":  # it has no memory
         config.evaluators.memory = {}
     config.eval_every = 40_000  # steps
     config.save_every = 2_000
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

@@ -20,7 +20,7 @@ in seconds, on digits.
 
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 
 # row -> its method, learning rate and other changes to the config. The paper prints no
 # learning rates; these are of its released code and, for rivals that it quotes, of
@@ -68,15 +68,10 @@ METHODS = {
 
 
 def get_config(arg=None):
-    words = (arg or "").split(",")
-    names = [word for word in words if word not in ("", "debug")] or ["er_ace"]
-    if len(names) > 1 or names[0] not in METHODS:
-        raise ValueError(
-            f"{arg!r}: allowed are {', '.join(METHODS)}, debug, and METHOD,debug"
-        )
-    method, lr, changes = METHODS[names[0]]
+    row, debug = recipe.words(arg, METHODS)
+    method, lr, changes = METHODS[row]
     config = ml_collections.ConfigDict()
-    config.name = f"{names[0]}_cifar100"
+    config.name = f"{row}_cifar100"
     config.seeds = 1  # how many runs, from `seed` on
     config.seed = 0
     config.batch_size = 10
@@ -114,4 +109,4 @@ def get_config(arg=None):
     config.plasticity = False
     config.save_every = 1000
     config.update(changes)
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

@@ -25,28 +25,22 @@ while the released code leaves out the last node of each graph.
 
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 
 PATHS = {"mutag": "MUTAG", "proteins": "PROTEINS", "reddit": "REDDIT-BINARY"}
 
 
 def get_config(arg=None):
-    words = (arg or "").split(",")
-    names = [x for x in words if x not in ("", "gcn", "debug")] or ["mutag"]
-    if len(names) > 1 or names[0] not in PATHS:
-        allowed = ", ".join(PATHS)
-        raise ValueError(
-            f"{arg!r}: allowed are {allowed}, gcn, debug, and SET,gcn,debug"
-        )
+    dataset, gcn, debug = recipe.words(arg, PATHS, ("", "gcn"))
     config = ml_collections.ConfigDict()
-    config.name = "graphcl" if names[0] == "mutag" else f"graphcl_{names[0]}"
-    if "gcn" in words:
+    config.name = "graphcl" if dataset == "mutag" else f"graphcl_{dataset}"
+    if gcn:
         config.name += "_gcn"
     config.seeds = 1  # how many runs, from `seed` on
     config.seed = 0
     # A folder in TUDataset's format, or a file with the arrays of docs/data.md. Node
     # labels alone, as published; where all are alike, a node is told by a 1.
-    path = f"data/{PATHS[names[0]]}"
+    path = f"data/{PATHS[dataset]}"
     config.data = {"name": "graphs", "path": path, "features": ("labels",)}
     config.scenario = {"name": "joint", "evaluation": "none"}
     config.augment = {
@@ -55,7 +49,7 @@ def get_config(arg=None):
         "growth": "one_hop",
     }
     config.encoder = {"name": "gin", "eps": 1.0}
-    if "gcn" in words:
+    if gcn:
         config.encoder = {"name": "gcn"}
     config.method = {
         "name": "icl",
@@ -63,7 +57,7 @@ def get_config(arg=None):
         "temperature": 0.2,
         "with_positive": False,
         "anchors": "original",
-        "projector": 64 if "gcn" in words else 96,
+        "projector": 64 if gcn else 96,
     }
     config.epochs = 20
     config.batch_size = 128
@@ -74,4 +68,4 @@ def get_config(arg=None):
     config.eval_epochs = 10
     config.plasticity = False
     config.save_every = 0  # steps; a run takes minutes
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

@@ -22,23 +22,16 @@ seconds, on digits.
 
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 from jaxcl.methods import icl
 
 
 def get_config(arg=None):
-    words = (arg or "").split(",")
-    names = [word for word in words if word not in ("", "debug", "small")] or ["icl"]
-    if len(names) > 1 or names[0] not in {*icl.VARIANTS, "old"}:
-        allowed = ", ".join(icl.VARIANTS)
-        raise ValueError(
-            f"{arg!r}: allowed are {allowed}, old, small, debug, and ROW,small,debug"
-        )
-    small = "small" in words
+    row, small, debug = recipe.words(arg, (*icl.VARIANTS, "old"), ("", "small"))
     config = ml_collections.ConfigDict()
     config.name = "icl_cifar10"
-    if names[0] != "icl":
-        config.name += f"_{names[0]}"
+    if row != "icl":
+        config.name += f"_{row}"
     config.seeds = 1  # how many runs, from `seed` on
     config.seed = 0
     config.data = {"name": "arrays", "path": "data/cifar10"}
@@ -53,7 +46,7 @@ def get_config(arg=None):
         "std": (0.2470, 0.2435, 0.2616),
     }
     config.encoder = {"name": "resnet", "depth": 18, "stem": "cifar"}
-    config.method = {"name": "icl", **icl.VARIANTS.get(names[0], {})}
+    config.method = {"name": "icl", **icl.VARIANTS.get(row, {})}
     config.epochs = 1000  # at most
     config.patience = 50
     config.batch_size = 32
@@ -69,6 +62,6 @@ def get_config(arg=None):
         config.scenario.per_class = 500
         config.encoder = {"name": "conv_net", "width": 16}
         config.save_every = 0  # steps; a run takes minutes
-    if names[0] == "old":
+    if row == "old":
         config.first_tasks = 1
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

@@ -21,20 +21,16 @@ import pathlib
 
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 from jaxcl.methods import icl
 
 
 def get_config(arg=None):
-    words = (arg or "").split(",")
-    names = [word for word in words if word not in ("", "debug")] or ["icl"]
-    if len(names) > 1 or names[0] not in {*icl.VARIANTS, "old"}:
-        allowed = ", ".join(icl.VARIANTS)
-        raise ValueError(f"{arg!r}: allowed are {allowed}, old, debug, and ROW,debug")
+    row, debug = recipe.words(arg, (*icl.VARIANTS, "old"))
     config = ml_collections.ConfigDict()
     config.name = "icl_imagenet2"
-    if names[0] != "icl":
-        config.name += f"_{names[0]}"
+    if row != "icl":
+        config.name += f"_{row}"
     config.seeds = 1  # how many runs, from `seed` on
     config.seed = 0
     config.data = {
@@ -57,7 +53,7 @@ def get_config(arg=None):
         "std": (0.229, 0.224, 0.225),
     }
     config.encoder = {"name": "resnet", "depth": 18, "stem": "imagenet"}
-    config.method = {"name": "icl", **icl.VARIANTS.get(names[0], {})}
+    config.method = {"name": "icl", **icl.VARIANTS.get(row, {})}
     config.method.output_dim = 1000
     config.epochs = 1000  # at most
     config.patience = 50
@@ -70,6 +66,6 @@ def get_config(arg=None):
     config.eval_epochs = 1
     config.evaluate_untrained = False
     config.plasticity = False
-    if names[0] == "old":
+    if row == "old":
         config.first_tasks = 1
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

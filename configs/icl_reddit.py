@@ -20,20 +20,16 @@ in seconds, on small rings and trees.
 
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 from jaxcl.methods import icl
 
 
 def get_config(arg=None):
-    words = (arg or "").split(",")
-    names = [word for word in words if word not in ("", "debug")] or ["icl"]
-    if len(names) > 1 or names[0] not in {*icl.VARIANTS, "old"}:
-        allowed = ", ".join(icl.VARIANTS)
-        raise ValueError(f"{arg!r}: allowed are {allowed}, old, debug, and ROW,debug")
+    row, debug = recipe.words(arg, (*icl.VARIANTS, "old"))
     config = ml_collections.ConfigDict()
     config.name = "icl_reddit"
-    if names[0] != "icl":
-        config.name += f"_{names[0]}"
+    if row != "icl":
+        config.name += f"_{row}"
     config.seeds = 1  # how many runs, from `seed` on
     config.seed = 0
     # A file with the arrays of docs/data.md, or a folder in TUDataset's format.
@@ -41,7 +37,7 @@ def get_config(arg=None):
     config.scenario = {"name": "growth", "growth": 0.5, "evaluation": "none"}
     config.augment = {"name": "graphs"}
     config.encoder = {"name": "gcn"}
-    config.method = {"name": "icl", **icl.VARIANTS.get(names[0], {})}
+    config.method = {"name": "icl", **icl.VARIANTS.get(row, {})}
     config.epochs = 1000  # at most
     config.patience = 50
     config.batch_size = 32
@@ -54,6 +50,6 @@ def get_config(arg=None):
     config.evaluate_untrained = False
     config.plasticity = False
     config.save_every = 0  # steps; a run takes minutes
-    if names[0] == "old":
+    if row == "old":
         config.first_tasks = 1
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

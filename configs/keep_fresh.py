@@ -14,20 +14,13 @@ trains nothing; it judges the encoder of --config.checkpoint on the set.
 seconds, on digits.
 """
 
-import re
-
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 
 
 def get_config(arg=None):
-    words = {*(arg or "").split(",")} - {""}
-    count = {word for word in words if re.fullmatch(r"sets=[1-9]\d*", word)}
-    if unknown := words - {"judge", "debug"} - count:
-        raise ValueError(f"{min(unknown)!r}: allowed are sets=N, judge, debug")
-    if len(count) > 1 or (count and "judge" in words):
-        raise ValueError(f"{arg!r}: one of sets=N and judge, and that once")
+    mode, debug = recipe.words(arg, ("", "sets=N", "judge"))
     config = ml_collections.ConfigDict()
     config.name = "keep_fresh"
     config.seed = 0
@@ -35,18 +28,18 @@ def get_config(arg=None):
     config.scenario = {"name": "joint"}
     config.augment = {"size": 32, "resize": 32}
     config.evaluators = {"collapse": {}, "knn": {"k": 20}}
-    if "judge" in words:
+    if mode == "judge":
         config.checkpoint = ""  # --config.checkpoint=RUN
         config.evaluators.linear = {"lr": 1.0, "augment": False}
-        if "debug" in words:
+        if debug:
             config.data = {"name": "digits", "size": 16, "channels": 3}
             config.augment = {"size": 16, "resize": 16}
             config.evaluators.linear.epochs = 3
         return config
-    for word in count:
+    if mode:
         # --config.data.sets[0].path=SET
         section = {"name": "npz", "path": config.data.path}
-        several = [dict(section) for _ in range(int(word.removeprefix("sets=")))]
+        several = [dict(section) for _ in range(int(mode.removeprefix("sets=")))]
         config.data = {"name": "joined", "sets": several}
     config.batch_size = 128
     config.epochs = 15
@@ -86,4 +79,4 @@ def get_config(arg=None):
     config.schedule = {"name": "warmup_cosine", "warmup_epochs": 2, "per_epoch": False}
     config.plasticity = False
     config.save_every = 200
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

@@ -21,7 +21,7 @@ Departures: those of `online_ssl`; our linear probe in place of theirs.
 
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 
 # row -> options of the method, of the memory, of the scenario. Our weight of "cassle"
 # is half of CLA's, whose code has 0.1.
@@ -43,18 +43,13 @@ ROWS = {
 
 
 def get_config(arg=None):
-    words = (arg or "").split(",")
-    names = [word for word in words if word not in ("", "debug")] or ["cla_e"]
-    if len(names) > 1 or names[0] not in ROWS:
-        raise ValueError(
-            f"{arg!r}: allowed are {', '.join(ROWS)}, debug, and ROW,debug"
-        )
-    method, replay, scenario = ROWS[names[0]]
+    row, debug = recipe.words(arg, ROWS)
+    method, replay, scenario = ROWS[row]
     config = ml_collections.ConfigDict()
-    config.name = f"online_ssl_{names[0]}_cifar100"
+    config.name = f"online_ssl_{row}_cifar100"
     config.seed = 0  # draws the order of the classes, too
-    config.batch_size = 138 if names[0] == "iid" else 10
-    config.epochs = 42 if names[0] == "iid" else 1
+    config.batch_size = 138 if row == "iid" else 10
+    config.epochs = 42 if row == "iid" else 1
     config.data = {"name": "arrays", "path": "data/cifar100", "validation": 0.1}
     config.scenario = {"name": "class", "num_tasks": 20, "class_order": "released"}
     config.scenario.update(scenario)
@@ -104,4 +99,4 @@ def get_config(arg=None):
     config.devices = 1  # ten rows do not share out over many
     config.plasticity = False
     config.save_every = 1000
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

@@ -35,11 +35,7 @@ RATES = {
 
 
 def get_config(arg=None):
-    words = [word for word in (arg or "").split(",") if word]
-    if unknown := {*words} - {"cifar100", "pacs", "debug"}:
-        raise ValueError(f"{min(unknown)!r}: allowed are cifar100, pacs, debug")
-    if {"cifar100", "pacs"} <= {*words}:
-        raise ValueError("'cifar100,pacs': a stream is of one set")
+    dataset, debug = recipe.words(arg, ("", "cifar100", "pacs"))
     config = ml_collections.ConfigDict()
     config.name = "online_ssl_small"
     config.seed = 0
@@ -94,14 +90,14 @@ def get_config(arg=None):
     }
     config.plasticity = False
     config.save_every = 0
-    if "cifar100" in words:
+    if dataset == "cifar100":
         config.name = "online_ssl_small_cifar100"
         config.data.path = "data/cifar100"
         config.scenario.update(num_tasks=10, per_class=100)
         config.augment.update(
             mean=(0.5071, 0.4866, 0.4409), std=(0.2673, 0.2564, 0.2762)
         )
-    if "pacs" in words:
+    if dataset == "pacs":
         config.name = "online_ssl_small_pacs"
         config.data = {"name": "npz", "path": "data/pacs64.npz"}
         config.scenario = {"name": "domain"}
@@ -111,4 +107,4 @@ def get_config(arg=None):
             mean=(0.485, 0.456, 0.406),
             std=(0.228, 0.224, 0.225),
         )
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

@@ -102,6 +102,7 @@ def by_regime(config):
 
 
 def get_config(arg=None):
+    (debug,) = recipe.words(arg)
     config = ml_collections.ConfigDict()
     config.method = {"name": "two_view", "base": "mocov2plus", "strategy": "pnr"}
     config.scenario = {"name": "class", "num_tasks": 5, "class_order": "released"}
@@ -165,4 +166,4 @@ def get_config(arg=None):
     }
     config.save_every = 1000
     by_regime(config)
-    return shrink.shrink(config) if arg == "debug" else config
+    return shrink.shrink(config) if debug else config

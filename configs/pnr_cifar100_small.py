@@ -78,6 +78,7 @@ def by_regime(config):
 
 
 def get_config(arg=None):
+    (debug,) = recipe.words(arg)
     config = ml_collections.ConfigDict()
     config.method = {"name": "two_view", "base": "mocov2plus", "strategy": "pnr"}
     base = config.method.get_ref("base")
@@ -137,4 +138,4 @@ def get_config(arg=None):
     config.plasticity = False
     config.save_every = 250
     by_regime(config)
-    return shrink.shrink(config) if arg == "debug" else config
+    return shrink.shrink(config) if debug else config

@@ -34,6 +34,7 @@ BASES = {
 
 
 def get_config(arg=None):
+    (debug,) = recipe.words(arg)
     config = ml_collections.ConfigDict()
     config.method = {
         "name": "two_view",
@@ -87,4 +88,4 @@ def get_config(arg=None):
     }
     config.plasticity = False
     config.save_every = 0
-    return shrink.shrink(config) if arg == "debug" else config
+    return shrink.shrink(config) if debug else config

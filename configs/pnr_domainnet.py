@@ -58,6 +58,7 @@ BASES = {
 
 
 def get_config(arg=None):
+    (debug,) = recipe.words(arg)
     config = ml_collections.ConfigDict()
     config.method = {"name": "two_view", "base": "mocov2plus", "strategy": "pnr"}
     base = config.method.get_ref("base")
@@ -119,4 +120,4 @@ def get_config(arg=None):
     }
     config.plasticity = False
     config.save_every = 1000
-    return shrink.shrink(config) if arg == "debug" else config
+    return shrink.shrink(config) if debug else config

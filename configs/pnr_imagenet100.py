@@ -71,6 +71,7 @@ BASES = {
 
 
 def get_config(arg=None):
+    (debug,) = recipe.words(arg)
     config = ml_collections.ConfigDict()
     config.method = {"name": "two_view", "base": "mocov2plus", "strategy": "pnr"}
     config.scenario = {"name": "class", "num_tasks": 5, "class_order": "released"}
@@ -141,4 +142,4 @@ def get_config(arg=None):
         "tsne": {},
     }
     config.save_every = 1000
-    return shrink.shrink(config) if arg == "debug" else config
+    return shrink.shrink(config) if debug else config

@@ -25,7 +25,7 @@ er_ace masks those not met, as the survey's growing head does.
 
 import ml_collections
 
-from jaxcl.config import shrink
+from jaxcl.config import recipe, shrink
 
 # row -> method, learning rate
 ROWS = {
@@ -44,15 +44,10 @@ ROWS = {
 
 
 def get_config(arg=None):
-    words = (arg or "").split(",")
-    names = [word for word in words if word not in ("", "debug")] or ["er"]
-    if len(names) > 1 or names[0] not in ROWS:
-        raise ValueError(
-            f"{arg!r}: allowed are {', '.join(ROWS)}, debug, and ROW,debug"
-        )
-    method, lr = ROWS[names[0]]
+    row, debug = recipe.words(arg, ROWS)
+    method, lr = ROWS[row]
     config = ml_collections.ConfigDict()
-    config.name = f"survey_{names[0]}_cifar100"
+    config.name = f"survey_{row}_cifar100"
     config.seeds = 1  # how many runs, from `seed` on
     config.seed = 0
     config.batch_size = 10
@@ -96,4 +91,4 @@ def get_config(arg=None):
     config.evaluate_untrained = False
     config.plasticity = False
     config.save_every = 500
-    return shrink.shrink(config) if "debug" in words else config
+    return shrink.shrink(config) if debug else config

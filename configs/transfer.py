@@ -28,22 +28,19 @@ are cut from the 32 pixels and resized once, straight to 96.
 
 import ml_collections
 
+from jaxcl.config import recipe
+
 SETS = ("cifar10", "cifar100", "stl10", "clipart")
 
 
 def get_config(arg=None):
-    words = (arg or "").split(",")
-    names = [word for word in words if word not in ("", "debug")] or ["cifar10"]
-    if len(names) > 1 or names[0] not in SETS:
-        raise ValueError(
-            f"{arg!r}: allowed are {', '.join(SETS)}, debug, and SET,debug"
-        )
+    dataset, debug = recipe.words(arg, SETS)
     config = ml_collections.ConfigDict()
-    config.name = f"transfer_{names[0]}"
+    config.name = f"transfer_{dataset}"
     config.checkpoint = ""  # --config.checkpoint=RUN
     config.seed = 5
     config.workers = 16
-    config.data = {"name": "arrays", "path": f"data/{names[0]}"}
+    config.data = {"name": "arrays", "path": f"data/{dataset}"}
     config.scenario = {"name": "joint"}
     config.augment = {"size": 96, "resize": 96}
     config.evaluators = {
@@ -55,7 +52,7 @@ def get_config(arg=None):
             "milestones": (60, 80),
         },
     }
-    if names[0] == "clipart":
+    if dataset == "clipart":
         config.data = {
             "name": "image_lists",
             "path": "data/domainnet",
@@ -64,7 +61,7 @@ def get_config(arg=None):
             "domains": ["clipart"],
         }
         config.augment = {"size": 224, "resize": 256}
-    if "debug" in words:
+    if debug:
         config.name += "_debug"
         config.data = {"name": "digits", "size": 12, "channels": 3}
         config.augment = {"size": 16, "resize": 16}

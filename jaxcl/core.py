@@ -56,8 +56,10 @@ class Parts(NamedTuple):
     tx: optax.GradientTransformationExtraArgs  # gives a direction, see optim.py
     lr: Callable  # (progress f32[] in [0, 1), task i32[]) -> learning rate f32[]
     num_classes: int
-    curve: Callable = None  # peak -> the schedule `lr` with another peak
-    plain: Callable = None  # u8[B,H,W,C] -> f32[B,H,W,C], as evaluation sees them
+    curve: Callable | None = None  # peak -> the schedule `lr` with another peak
+    plain: Callable | None = (
+        None  # u8[B,H,W,C] -> f32[B,H,W,C], as evaluation sees them
+    )
     replay: Replay | None = None  # for methods that replay, see methods/online/step.py
     # Spreads rows that a step drew itself over the devices, as a batch's are.
     split: Callable = lambda tree: tree
@@ -184,7 +186,12 @@ def rate(parts: Parts, state: TrainState) -> jax.Array:
 def apply_gradients(state: TrainState, grads, tx, lr, shares=None) -> TrainState:
     """Move `params` by `-lr * direction` and count the step.
 
-    `shares` (dict) multiplies the learning rate of entries of `params` it names.
+    Args:
+      state: the state before.
+      grads: pytree like `params`.
+      tx: `Parts.tx`, which makes the direction of them.
+      lr: f32[], learning rate.
+      shares: name of an entry of `params` -> factor of its learning rate.
     """
     direction, opt_state = tx.update(grads, state.opt_state, state.params, lr=lr)
     for name, share in (shares or {}).items():
@@ -212,8 +219,8 @@ def descend(parts: Parts, state: TrainState, loss, shares=None):
 
 
 _ROW = 1024  # numbers that `_norms_by_row` adds up at first
-# How a kernel of a convolution, [h, w, I, O], lies on a GPU: O, h, w, I. So its library
-# takes and gives it.
+# Memory order of a convolution kernel [h, w, I, O] on a GPU: O, h, w, I, as cuDNN reads
+# and writes it.
 KERNEL_ORDER = (3, 0, 1, 2)
 
 
@@ -224,10 +231,10 @@ def norms(tree: PyTree) -> PyTree:
     launch; there all leaves are summed at once, and the last digits differ.
     """
     leaves, structure = jax.tree.flatten(tree)
-    found = jax.lax.platform_dependent(
+    by_leaf = jax.lax.platform_dependent(
         leaves, cuda=_norms_by_row, rocm=_norms_by_row, default=_norms_by_leaf
     )
-    return jax.tree.unflatten(structure, found)
+    return jax.tree.unflatten(structure, by_leaf)
 
 
 def _norms_by_leaf(leaves):
@@ -244,12 +251,11 @@ def _norms_by_row(leaves):
     flat = [(x.transpose(KERNEL_ORDER) if x.ndim == 4 else x).ravel() for x in leaves]
     rows = [jnp.pad(x, (0, -x.size % _ROW)).reshape(-1, _ROW) for x in flat]
     owner = np.repeat(np.arange(len(rows)), [len(x) for x in rows])
-    joined = jnp.concatenate(rows)
-    joined = joined.astype(jnp.promote_types(joined.dtype, jnp.float32))
+    joined = at_least_float32(jnp.concatenate(rows))
     sums = jnp.sum(joined**2, axis=1)
-    own = jnp.arange(len(rows))[:, None] == owner
-    found = jnp.sqrt(jnp.sum(jnp.where(own, sums, 0.0), axis=1))
-    return [own.astype(x.dtype) for own, x in zip(found, leaves, strict=True)]
+    owned = jnp.arange(len(rows))[:, None] == owner
+    by_leaf = jnp.sqrt(jnp.sum(jnp.where(owned, sums, 0.0), axis=1))
+    return [value.astype(x.dtype) for value, x in zip(by_leaf, leaves, strict=True)]
 
 
 def norm(tree: PyTree) -> jax.Array:
@@ -271,6 +277,11 @@ def copy(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
 
 
+def at_least_float32(x: jax.Array) -> jax.Array:
+    """The array, cast to float32 if its numbers are narrower."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def l2_normalize(x, *, eps=1e-12):
     """Rows of unit length, x / max(|x|, eps).
 
@@ -284,7 +295,7 @@ def l2_normalize(x, *, eps=1e-12):
     Returns:
       f32[..., D].
     """
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    x = at_least_float32(x)
     squared = jnp.sum(x * x, axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.maximum(squared, eps**2))
     return x * jnp.where(squared > 0, inverse, 0.0)
@@ -333,6 +344,14 @@ def check_images(images: jax.Array) -> None:
     if images.ndim != 4:
         raise ValueError(
             f"images.shape={images.shape}: must be [B, H, W, C], with C = 1 for gray"
+        )
+
+
+def check_views(views: jax.Array, count: int, method: str) -> None:
+    """Refuse views [B,V,...] of another number V than the method takes."""
+    if views.shape[1] != count:
+        raise ValueError(
+            f"config.augment.views={views.shape[1]}: {method} takes {count}"
         )
 
 

@@ -121,8 +121,8 @@ def lars(
         if clip and lr is None:
             raise TypeError("lars(clip=True): update needs the keyword lr")
         scaled = functools.partial(scale, lr=lr)
-        found = core.norms(grads), core.norms(params)
-        return jax.tree.map(scaled, grads, params, *found), opt_state
+        norms = core.norms(grads), core.norms(params)
+        return jax.tree.map(scaled, grads, params, *norms), opt_state
 
     scaling = optax.GradientTransformationExtraArgs(
         lambda params: optax.EmptyState(), update
@@ -402,7 +402,7 @@ def by_task(schedules):
     """
 
     def schedule(progress, task):
-        rates = jnp.stack([one(progress) for one in schedules])
+        rates = jnp.stack([rate(progress) for rate in schedules])
         return rates[jnp.minimum(task, len(schedules) - 1)]
 
     return schedule

@@ -113,11 +113,13 @@ def test_what_cannot_be_aligned_is_refused():
         alignment.make(blind)
 
 
-def test_a_memory_without_images_is_refused():
+@pytest.mark.parametrize("held", [("index", "label"), ("feature", "image", "label")])
+def test_a_memory_without_images_or_tasks_is_refused(held):
     state = state_of()
     label = state.memory.items["label"]
-    rows = state.memory._replace(items={"index": label, "label": label})
-    with pytest.raises(ValueError, match="alignment: needs a memory of images"):
+    rows = state.memory._replace(items=dict.fromkeys(held, label))
+    said = f"needs a memory of images with the task.* holds {', '.join(held)}; take"
+    with pytest.raises(ValueError, match=said):
         alignment.make(parts_of())(state._replace(memory=rows), 0)
 
 

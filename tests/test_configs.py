@@ -16,6 +16,7 @@ from jaxcl.methods.two_view import bases
 from jaxcl.run import evaluation
 
 ROOT = pathlib.Path(__file__).parents[1]
+FILES = sorted(ROOT.joinpath("configs").glob("*.py"))
 
 # base: learning rate, weight decay, 1-D parameters excluded, probe's learning rate
 _CIFAR = {
@@ -386,3 +387,49 @@ def test_a_wrong_base_in_a_command_is_an_error():
     words = ["--config=configs/pnr_cifar100.py", "--config.method.base=byoll"]
     with pytest.raises(ValueError, match="'byoll': the config has no value for it"):
         config_files.parse(words).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("argument", "meant"),
+    [
+        (None, ("er", "", "")),
+        ("", ("er", "", "")),
+        ("mir", ("mir", "", "")),
+        ("debug,,mir", ("mir", "", "debug")),
+        ("small,er", ("er", "small", "")),
+        ("sets=30,mir,debug", ("mir", "sets=30", "debug")),
+    ],
+)
+def test_words_of_an_argument_in_any_order(argument, meant):
+    assert recipe.words(argument, {"er": 1, "mir": 2}, ("", "small", "sets=N")) == meant
+
+
+@pytest.mark.parametrize(
+    ("argument", "wrong"),
+    [
+        ("mirr", "'mirr' is unknown"),
+        ("mir debug", "'mir debug' is unknown"),
+        ("mir,sets=0", "'sets=0' is unknown"),
+        ("sets=N", "'sets=N' is unknown"),
+        ("mir,er", "'er' and 'mir' exclude one another"),
+        ("er,small,sets=2", "'sets=2' and 'small' exclude one another"),
+    ],
+)
+def test_words_name_the_argument_and_what_is_allowed(argument, wrong):
+    allowed = "one of er, mir; one of small, sets=N; debug"
+    with pytest.raises(ValueError) as caught:
+        recipe.words(argument, {"er": 1, "mir": 2}, ("", "small", "sets=N"))
+    assert str(caught.value) == (
+        f"{argument!r}: {wrong}; allowed are, with commas between, {allowed}"
+    )
+
+
+TAKE_NO_WORDS = ("own_images", "quickstart")  # a path; nothing
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if p.stem not in TAKE_NO_WORDS], ids=lambda p: p.stem
+)
+def test_every_config_refuses_a_word_that_it_does_not_know(path):
+    with pytest.raises(ValueError, match="^'debgu': 'debgu' is unknown; .*debug$"):
+        config_files.load(path).get_config("debgu")

@@ -161,7 +161,5 @@ def test_wrong_options_are_refused():
     ):
         with pytest.raises(ValueError, match=rf"config\.method\.{said}"):
             der.make(toy.parts(), **wrong)
-    made = toy.parts(capacity=1)
-    method = der.make(made, beta=0.5, draws="disjoint")
     with pytest.raises(ValueError, match=r"config\.replay\.capacity=1"):
-        jax.eval_shape(method.step, toy.fresh(method), FIRST)
+        der.make(toy.parts(capacity=1), beta=0.5, draws="disjoint")

@@ -19,6 +19,7 @@ import pytest
 
 from helpers import duel_twin, toy, twins
 from jaxcl import core, optim, sharding
+from jaxcl.augment import images as augment_images
 from jaxcl.losses import contrastive
 from jaxcl.memory import buffer, duel, policies, queue
 from jaxcl.methods import duel as method_lib
@@ -42,10 +43,8 @@ class Flat(nn.Module):
 
 
 def views_of(images):
-    """f[B,2,...]; of crops already cut, as many as there are."""
+    """f[B,2,...]."""
     x = images / 255.0
-    if x.ndim == 5:
-        return x
     return (jnp if isinstance(x, jax.Array) else np).stack([x, x[:, ::-1] ** 2], axis=1)
 
 
@@ -484,6 +483,8 @@ def settings(**changes):
         newcomer_competes=False,
         score="affine",
         temperature=0.3,
+        gather=parts().gather,
+        on_each=parts().on_each,
     )
     return active_memory.Settings(**(given | changes))
 
@@ -643,14 +644,21 @@ def test_of_crops_already_cut_one_is_kept_and_used_as_it_is():
     rng = np.random.default_rng(3)
     crops = rng.integers(0, 256, (B, 2, SIDE, SIDE, 1)).astype(np.uint8)
     incoming = INCOMING | {"image": crops}
-    method = make(base="simclr")
+    views = augment_images.make(size=SIDE, mean=(0.5,), std=(0.5,))
+    shapes = set()  # of an image, as it is augmented: whole ones would be cropped
+
+    def augment(key, images):
+        shapes.add(images.shape[1:])
+        return views(key, images)
+
+    method = method_lib.make(parts(augment), **OPTIONS, base="simclr")
     state = jax.jit(method.init)(jax.random.key(0), incoming)
     state, _ = jax.jit(method.step)(state, incoming)
     images = method.memory(state).items["image"]
-    assert images.shape == (K, 1, SIDE, SIDE, 1) and images.dtype == jnp.uint8
-    np.testing.assert_array_equal(images[:B], crops[:, :1])
+    assert images.shape == (K, SIDE, SIDE, 1) and images.dtype == jnp.uint8
+    np.testing.assert_array_equal(images[:B], crops[:, 0])
     state, metrics = jax.jit(method.step)(state, incoming)
-    assert np.isfinite(metrics["loss"])
+    assert np.isfinite(metrics["loss"]) and shapes == {crops.shape[1:]}
 
 
 # Runs

@@ -291,6 +291,21 @@ def test_distinctiveness_and_its_gradient(score):
     )
 
 
+@pytest.mark.parametrize("score", duel_twin.SCORES)
+def test_nothing_is_distinct_from_an_empty_memory(score):
+    rows = jnp.eye(3, 4)
+    found = duel.distinctiveness(rows, rows, score=score, filled=jnp.zeros(3, bool))
+    assert np.isposinf(found).all()
+
+
+def test_a_row_opposite_to_all_stored_ones_is_distinct_beyond_bounds():
+    """Rounding takes 1 + s below 0 for some rows."""
+    rows = twins.unit(np.random.default_rng(0).normal(size=(50, 1, 16)))
+    rows = jnp.float32(rows)
+    found = [duel.distinctiveness(-x, x, score="affine") for x in rows]
+    assert not np.isnan(found).any() and np.min(found) > 10
+
+
 def test_distinctiveness_is_exponential_unless_said_otherwise():
     rng = np.random.default_rng(6)
     queries, memory = units(rng, 3, 4), units(rng, 5, 4)

@@ -15,7 +15,7 @@ from helpers import online_toy, toy
 from jaxcl import core, optim
 from jaxcl.augment import images as augment_images
 from jaxcl.memory import sharded
-from jaxcl.methods import agem, er, gem, online
+from jaxcl.methods import agem, gem, online
 from jaxcl.methods.online import replay
 from jaxcl.nets import resnet
 
@@ -369,13 +369,13 @@ def test_agem_s_step(plus):
 
 
 def test_agem_replays_what_it_is_told(monkeypatch):
-    found, whole = [], er.replayable
+    found, whole = [], online.replayable
 
     def replayable(told, *args):
         found.append(told)
         return whole(told, *args)
 
-    monkeypatch.setattr(er, "replayable", replayable)
+    monkeypatch.setattr(online, "replayable", replayable)
     for told in ("past_tasks", "all", "other_classes"):
         given = {} if told == "past_tasks" else {"replay_from": told}
         jax.eval_shape(agem.make(parts(), **given).step, started(), NEXT)

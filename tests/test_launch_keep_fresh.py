@@ -185,5 +185,7 @@ def test_what_is_done_is_kept_and_each_row_begins_with_the_encoder(
 
 @pytest.mark.parametrize("words", ["sets=2,sets=3", "judge,sets=2"])
 def test_keep_fresh_takes_one_way_at_a_time(words):
-    with pytest.raises(flags.Error, match="one of sets=N and judge, and that once"):
+    with pytest.raises(
+        flags.Error, match="exclude one another; .* one of sets=N, judge; debug"
+    ):
         config_files.take("keep_fresh", words)

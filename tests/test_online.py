@@ -182,7 +182,7 @@ def test_draws_repeat_rows_that_exist_and_take_allowed_ones():
     memory = started(er_ace.make(made)).extra.memory
     allowed = jnp.arange(12) < 2
     draw = jax.jit(functools.partial(online.draw, made, key=jax.random.key(1)))
-    rows = draw(memory, log_weights=online.log_weights(allowed))
+    rows = draw(memory, allowed=allowed)
     np.testing.assert_array_equal(rows.mask, [True] * 2 + [False] * 4)
     assert sorted(np.array(rows.slots[:2])) == [0, 1]
     raw = np.array(rows.raw)
@@ -280,7 +280,7 @@ def test_er_replays_what_it_may(replay_from):
     method = er.make(made, replay_from=replay_from)
     state = started(method, task=0)  # the memory is of the present task
     incoming = online.Rows(None, jnp.array([0, 0, 2]), None, None)
-    allowed = np.array(er.replayable(replay_from, state, incoming))
+    allowed = np.array(online.replayable(replay_from, state, incoming))
     filled = np.array(state.extra.memory.filled)
     labels = np.array(state.extra.memory.items["label"])
     expected = {
@@ -291,7 +291,7 @@ def test_er_replays_what_it_may(replay_from):
     np.testing.assert_array_equal(allowed & filled, expected)
     later = state.replace(task=jnp.int32(1))
     if replay_from == "past_tasks":
-        allowed = np.array(er.replayable(replay_from, later, incoming))
+        allowed = np.array(online.replayable(replay_from, later, incoming))
         np.testing.assert_array_equal(allowed & filled, filled)
     with pytest.raises(ValueError, match="replay_from='some'"):
         er.make(made, replay_from="some")

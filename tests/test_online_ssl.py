@@ -8,6 +8,7 @@ tests check, with the keys of the step.
 """
 
 import functools
+import types
 
 import chex
 import jax
@@ -28,6 +29,7 @@ from jaxcl import core, optim
 from jaxcl.memory import buffer, policies
 from jaxcl.methods import online_ssl, two_view
 from jaxcl.methods.online_ssl import regularisers
+from jaxcl.methods.online_ssl import step as step_lib
 from jaxcl.methods.two_view import bases, networks
 from jaxcl.run import train
 
@@ -755,6 +757,19 @@ def test_batches_of_one_row_and_of_one_view_are_refused():
     method = made("simsiam", "none", augment=lambda key, x: twins.views_of(x)[:, :1])
     with pytest.raises(ValueError, match="augment.views=1: online_ssl takes 2"):
         jax.eval_shape(method.step, begin(make("simsiam-none")), batch(0))
+
+
+def test_a_queue_keeps_the_newest_rows_where_draws_and_batches_differ():
+    """Of 8 rows; the pointer of draws of 2 and batches of 4 is no multiple of 4."""
+    setup = types.SimpleNamespace(beside=2)
+    bank, active = jnp.zeros((2, 8, D)), jnp.array(True)
+    extra = step_lib.Extra({}, {}, {}, bank, None, jnp.int32(0), None, {})
+    keys = jax.random.normal(jax.random.key(0), (3, 6, 2, D))
+    for k in keys:
+        extra = step_lib._queued(setup, extra, bases.Features(None, None, k=k), active)
+    newest = np.swapaxes(core.l2_normalize(keys).reshape(18, 2, D)[-8:], 0, 1)
+    held = np.roll(extra.key_queue, -18 % 8, axis=1)
+    np.testing.assert_allclose(held, newest, rtol=1e-6)
 
 
 def test_other_methods_store_no_features_to_compare(tmp_path):

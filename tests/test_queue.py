@@ -31,6 +31,16 @@ def test_enqueue_against_a_list(size, count):
         assert int(pointer) == place
 
 
+def test_batches_of_two_sizes_overwrite_the_oldest_rows():
+    bank, pointer = jnp.zeros((1, 8, 1)), jnp.int32(0)
+    ends = np.cumsum([2, 4, 4])
+    for first, end in zip([0, *ends], ends, strict=False):
+        rows = 1.0 + jnp.arange(first, end)[None, :, None]
+        bank, pointer = queue.enqueue(bank, pointer, rows, aligned=False)
+    np.testing.assert_array_equal(np.sort(bank.ravel()), np.arange(3, 11))
+    assert int(pointer) == 10 % 8
+
+
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 def test_on_a_gpu_a_queue_lies_as_the_state_has_it(platform):
     """Else a loop over steps may want its rows otherwise, and copies it in and out."""

@@ -11,7 +11,7 @@ import pytest
 from helpers import chance
 from jaxcl.memory import selection
 
-PROPOSAL, OWN = jax.jit(selection.proposal), jax.jit(selection.own)
+PROPOSAL, OWN = jax.jit(selection.proposal), jax.jit(selection.own_class_term)
 WITHIN = jax.jit(selection.within_class, static_argnums=3)
 TRIALS = 4000
 
@@ -109,7 +109,7 @@ def test_of_no_rows_all_is_0():
     with jax.debug_nans(True):
         for met in (seen, seen & False):
             assert not np.any(selection.proposal(similarity, labels, met, none))
-            assert not np.any(selection.own(similarity, labels, met, none))
+            assert not np.any(selection.own_class_term(similarity, labels, met, none))
         assert not np.any(selection.within_class(similarity[0], labels, none, 5))
         drawn = selection.choose(
             jax.random.key(0), labels, none, jnp.full(5, 3), jnp.ones(len(labels))
@@ -120,7 +120,7 @@ def test_of_no_rows_all_is_0():
 def test_the_proposal_has_no_gradient():
     (similarity, labels, seen, _), counts = scene(0)
     similarity = np.nan_to_num(similarity)
-    for function in (selection.proposal, selection.own):
+    for function in (selection.proposal, selection.own_class_term):
         slope = jax.grad(lambda s, f=function: f(s, labels, seen, counts).max())
         assert not np.any(slope(similarity))
 

@@ -56,7 +56,7 @@ def step(memory, policy, k, state, kept, keys, items, mask):
     k_draw, k_write = keys
     weights = -0.1 * state.items["label"].astype(jnp.float32)
     drawn = memory.sample(state, k_draw, k, log_weights=weights)
-    repeated = memory.each(lambda label: label[::-1], drawn[0]["label"])
+    repeated = memory.on_each_device(lambda label: label[::-1], drawn[0]["label"])
     slots, kept = memory.choose(policy, state, kept, k_write, items, mask)
     state = memory.write(state, slots, items, mask, after=drawn)
     return state, kept, (drawn, slots, repeated)

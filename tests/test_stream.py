@@ -1,9 +1,12 @@
 import pickle
+import re
 
 import numpy as np
 import pytest
 
 from helpers import small_sets
+from jaxcl import schema
+from jaxcl.config import sections
 from jaxcl.data import scenarios, splits, stream
 
 # The class order of the released PNR and CaSSLe experiments for 100 classes, seed 5.
@@ -128,6 +131,57 @@ def test_domain_scenario():
         assert len(task.train.rows) == (data.train.domain == task.domain).sum()
         assert len(task.test) == (data.test.domain == task.domain).sum()
     assert len(scenarios.make(data, scenario="domain", num_tasks=3).tasks) == 3
+
+
+# Option -> a value that is not its default, and the scenarios that it changes.
+ALL_BUT_AFTER = {*scenarios.SCENARIOS} - {"after"}
+CHANGES = {
+    "class_order": ((4, 3, 1, 2, 0), {"class", "recurring", "blurry"}),
+    "domain_order": (("d2", "d0"), {"domain"}),
+    "growth": (0.25, {"growth"}),
+    "blur": (3.0, {"blurry"}),
+    "recurrence": (1.0, {"recurring"}),
+    "copies": (2, ALL_BUT_AFTER),
+    "imbalance": ({"rho_max": 0.5}, ALL_BUT_AFTER - {"blurry"}),
+    "long_tail": ({"factor": 4}, ALL_BUT_AFTER - {"blurry"}),
+}
+
+
+@pytest.mark.parametrize("scenario", scenarios.SCENARIOS)
+def test_an_option_changes_the_tasks_or_is_refused(scenario):
+    data = toy()
+    if scenario in ("permuted", "rotated"):  # of one domain
+        data = small_sets.dataset(small_sets.examples(data.train.label))
+    free = scenario in ("joint", "domain", "growth")
+    plain = {} if free else {"num_tasks": 2}
+
+    def met(**options):
+        made = scenarios.make(data, scenario=scenario, evaluation="none", **options)
+        plans = (
+            stream.schedule(task.train, seed=0, task=0, epochs=1, batch_size=2)
+            for task in made.tasks
+        )
+        return [[plan[step].tolist() for step in range(len(plan))] for plan in plans]
+
+    usual = met(**plain)
+    for option, (value, readers) in CHANGES.items():
+        options = plain | {option: value}
+        if scenario in readers:
+            assert met(**options) != usual, option
+        elif option == "class_order" and scenario in ("joint", "data"):
+            assert met(**options) == usual  # presets of classes are run as these
+        else:
+            said = (
+                rf"^config\.scenario\.{option}=.*: scenario {scenario!r} does not read"
+            )
+            with pytest.raises(ValueError, match=said) as caught:
+                met(**options)
+            with pytest.raises(ValueError, match=said):
+                sections.tasks({"name": "digits"}, options | {"name": scenario})
+            named = str(caught.value).partition("or the scenario")[2]
+            assert set(re.findall(r"'(\w+)'", named)) == readers
+            default = schema.defaults(scenarios.make)[option]
+            assert met(**plain, **{option: default}) == usual
 
 
 def test_earlier_rows_are_those_of_the_tasks_before():

@@ -135,6 +135,14 @@ def fresh(name):
     return jax.jit(make(name).init)(jax.random.key(16), batch(0))
 
 
+def test_other_than_two_views_are_refused():
+    one_view = parts(lambda key, images: views_of(images)[:, :1])
+    method = two_view.make(one_view, base="simclr", **OPTIONS)
+    state = jax.eval_shape(method.init, jax.random.key(0), batch(0))
+    with pytest.raises(ValueError, match=r"config\.augment\.views=1: two_view takes 2"):
+        jax.eval_shape(method.step, state, batch(0))
+
+
 def batch(seed):
     rng = np.random.default_rng(seed)
     return {

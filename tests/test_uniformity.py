@@ -91,6 +91,13 @@ def _unlabelled(examples):
     return examples._replace(label=np.full_like(examples.label, -1))
 
 
+def test_a_single_row_is_refused():
+    parts = eval_toy.parts_of("joint")
+    cut = parts.stream._replace(evaluation=eval_toy.split_of(1, 1))
+    with pytest.raises(ValueError, match="uniformity: 1 rows to read; needs 2 or"):
+        uniformity.make(parts._replace(stream=cut))
+
+
 def test_a_network_that_is_not_finite_has_a_warning():
     state = eval_toy.state_of(1)
     wild = eval_toy.State({"w": state.params["w"] * np.inf})

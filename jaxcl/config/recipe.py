@@ -1,6 +1,7 @@
 """What configs are written with: values that follow other fields."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import config_dict
@@ -62,6 +63,41 @@ def of(function: Callable, *fields: config_dict.FieldReference):
     start = function(*(field.get() for field in fields))
     look = _Lookup(lambda value, *held: function(*held), list(fields))
     return config_dict.FieldReference(start, field_type=type(start), op=look)
+
+
+def words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:
+    """Read the words behind the name of a config and a colon, with commas between.
+
+    With `row, small, debug = recipe.words(arg, METHODS, ("", "small"))` the argument
+    "mir,debug" is "mir", "" and "debug".
+
+    Args:
+      arg: what `get_config` is given.
+      choices: words of which an argument may hold one; the first stands where it holds
+        none. "" is no word; a word that ends in "=N" holds a number from 1.
+
+    Returns:
+      The word of each choice, and "debug" or "".
+
+    Raises:
+      ValueError: naming the argument, what is wrong with it and what is allowed.
+    """
+    given = {word for word in (arg or "").split(",") if word}
+    tables = [list(choice) for choice in (*choices, ("", "debug"))]
+    found = []
+    for table in tables:
+        form = "|".join(map(re.escape, table)).replace("=N", "=[1-9][0-9]*")
+        found.append(sorted(word for word in given if re.fullmatch(form, word)))
+    wrong = [f"{word!r} is unknown" for word in sorted(given.difference(*found))]
+    rivals = [" and ".join(map(repr, own)) for own in found if len(own) > 1]
+    wrong += [f"{pair} exclude one another" for pair in rivals]
+    if wrong:
+        named = [", ".join(filter(None, table)) for table in tables]
+        allowed = "; ".join(f"one of {x}" if "," in x else x for x in named)
+        raise ValueError(
+            f"{arg!r}: {wrong[0]}; allowed are, with commas between, {allowed}"
+        )
+    return tuple((own or table)[0] for own, table in zip(found, tables, strict=True))
 
 
 def change(config: config_dict.ConfigDict, changes: Mapping[str, Any]) -> None:

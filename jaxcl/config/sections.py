@@ -46,8 +46,6 @@ SCHEDULES = {
     "ramped_cosine": optim.ramped_cosine,
 }
 
-# Options of a scenario that one scenario alone reads.
-_READERS = {"growth": "growth", "blur": "blurry", "recurrence": "recurring"}
 # A run directory is named by it.
 _Name = Annotated[
     str, schema.Text(r"(?!\.{1,2}$)[^/\\\0]+", "a name without a path: no / and no \\")
@@ -197,19 +195,18 @@ def follows_seed(scenario: dict) -> bool:
 
 
 def tasks(data, scenario, seed=0, stand_in=None):
-    """A function that reads the data and cuts the tasks; options checked now.
+    """Check the options of data and scenario; the data are read later.
 
     Args:
-      data: config.data.
-      scenario: config.scenario.
+      data, scenario: sections of a config.
       seed: the run's, see `follows_seed`.
-      stand_in: a `stream.Dataset` in place of what would be read.
+      stand_in: a dataset in place of what would be read.
 
     Returns:
-      () -> stream.Stream.
+      () -> stream.Stream, which reads the data and cuts the tasks.
 
     Raises:
-      ValueError: an option is wrong.
+      ValueError: naming the field, the value and what is allowed.
     """
     source, data_options = schema.named(sources.SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
@@ -218,12 +215,7 @@ def tasks(data, scenario, seed=0, stand_in=None):
     schema.check_value(name, scenarios.Scenario, "config.scenario.name")
     own = ("scenario",)  # is `name`
     given = schema.options(scenarios.make, scenario, "config.scenario", given=own)
-    for option, reader in _READERS.items():
-        if option in given and name != reader:
-            raise ValueError(
-                f"config.scenario.{option}={given[option]!r}: scenario {name!r} does "
-                "not read it; leave it out"
-            )
+    scenarios.check_readers(name, given)
     uneven = given.get("imbalance"), given.get("long_tail")
     imbalance.options(*uneven, field="config.scenario.")
     return lambda: scenarios.make(

@@ -1,8 +1,8 @@
 """Scenarios: how a dataset is cut into the tasks of a stream."""
 
 import functools
-from collections.abc import Sequence
-from typing import Annotated, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
@@ -25,6 +25,22 @@ Scenario = Literal[
 SCENARIOS = get_args(Scenario)
 # The released PNR and CaSSLe experiments draw the slices of "data" with this seed.
 DATA_SEED = 42
+_FIXED = ("after", "blurry")  # what their tasks train on is settled
+_UNEVEN = tuple(name for name in SCENARIOS if name not in _FIXED)
+# Option -> the scenarios that read it; every scenario reads the options not here.
+_READERS = {
+    "class_order": ("class", "recurring", "blurry"),
+    "domain_order": ("domain",),
+    "growth": ("growth",),
+    "blur": ("blurry",),
+    "recurrence": ("recurring",),
+    "copies": (*_UNEVEN, "blurry"),
+    "imbalance": _UNEVEN,
+    "long_tail": _UNEVEN,
+}
+# A config of classes in some order is run as these, too, by its name alone: there the
+# order says nothing, as each task has all classes.
+_PASSED_OVER = {"class_order": ("joint", "data")}
 
 
 @schema.checked("config.scenario")
@@ -72,45 +88,58 @@ def make(
       "after"   the next task of a run that has done `num_tasks` - 1 on other data, see
                 config.start: all rows, or those of the last domain where there are
                 several; rows of the others count as earlier ones.
-    domain_order: names or numbers of domains, see "domain" above.
-    class_order: "sorted", "released" (that of the PNR experiments with this `seed`,
-      see `stream.released_permutation`), "cassle" (that of the CaSSLe experiments, the
-      same with seed 5 whatever `seed` is), "shuffled" (by `seed`) or a list of class
-      numbers or names that holds every class once.
-    num_tasks: may be left out for "joint", "domain" and "blurry".
-    seed: draws "released", "shuffled", "recurring", "blurry", "permuted", "rotated",
-      "growth" and the rows of `per_class`; a config of these without one uses the run's
-      seed, but for "shuffled".
-    growth: the share of the rows that is new under "growth", ICL's alpha.
-    blur: how far a class reaches under "blurry", its width in classes.
-    recurrence: chance that an earlier class is in a task under "recurring".
-    copies: how often each row comes, one after another, see `one_pass.Repeated`.
-    evaluation: "test", "validation" or "none". A task is judged on the rows of its
-      classes ("class"), of its domain ("domain"), or on all rows.
-    classes, per_class: reduce the dataset to these classes, and to so many train rows
-      of each, drawn by `seed`; see `splits.of_classes`. None keeps all.
-    imbalance, long_tail: options of `imbalance.dominated` and `imbalance.long_tail`,
-      which make the classes of the tasks uneven. None leaves them as they are.
 
-    Raises ValueError for an unknown option, more tasks than there are classes,
-    rows or domains, an order that repeats or lacks an entry, unlabelled rows under
-    "class", "recurring" and "blurry", and a task without train or evaluation rows.
+    Args:
+      dataset: what is cut; it is checked first.
+      scenario: one of these. It refuses an option that it does not read, see
+        `check_readers`.
+      num_tasks: may be left out for "joint", "domain", "blurry" and "growth".
+      class_order: "sorted", "released" (that of the PNR experiments with this `seed`,
+        see `stream.released_permutation`), "cassle" (that of the CaSSLe experiments,
+        the same with seed 5 whatever `seed` is), "shuffled" (by `seed`) or a list of
+        class numbers or names that holds every class once. "joint" and "data" pass it
+        over.
+      domain_order: names or numbers of domains, see "domain" above.
+      seed: draws "released", "shuffled", "recurring", "blurry", "permuted", "rotated",
+        "growth" and the rows of `per_class`; a config of these without one uses the
+        run's seed, but for "shuffled".
+      evaluation: "test", "validation" or "none". A task is judged on the rows of its
+        classes ("class"), of its domain ("domain"), or on all rows.
+      growth: the share of the rows that is new under "growth", ICL's alpha.
+      blur: how far a class reaches under "blurry", its width in classes.
+      recurrence: chance that an earlier class is in a task under "recurring".
+      copies: how often each row comes, one after another, see `one_pass.Repeated`.
+      classes, per_class: reduce the dataset to these classes, and to so many train
+        rows of each, drawn by `seed`; see `splits.of_classes`. None keeps all.
+      imbalance, long_tail: options of `imbalance.dominated` and `imbalance.long_tail`,
+        which make the classes of the tasks uneven. None leaves them as they are.
+
+    Returns:
+      The dataset, reduced or in its looks, with its tasks and the split that judges.
+
+    Raises:
+      ValueError: an unknown option or one that the scenario does not read, more tasks
+        than there are classes, rows or domains, an order that repeats or lacks an
+        entry, unlabelled rows under "class", "recurring" and "blurry", and a task
+        without train or evaluation rows.
     """
+    given = {
+        "class_order": class_order,
+        "domain_order": domain_order,
+        "growth": growth,
+        "blur": blur,
+        "recurrence": recurrence,
+        "copies": copies,
+        "imbalance": imbalance,
+        "long_tail": long_tail,
+    }
+    check_readers(scenario, given)
     stream.validate(dataset)
     if classes is not None or per_class is not None:
         dataset = splits.of_classes(dataset, classes, per_class, seed)
     if scenario in ("permuted", "rotated"):
         dataset = looks.made(dataset, scenario, num_tasks, seed)
     judge = _judge(dataset, evaluation)
-    uneven = {"imbalance": imbalance, "long_tail": long_tail}
-    for name, given in {"domain_order": domain_order, **uneven}.items():
-        fixed = ("after", "blurry")  # what their tasks train on is settled
-        wrong = scenario in fixed if name in uneven else scenario != "domain"
-        if given is not None and wrong:
-            raise ValueError(
-                f"config.scenario.{name}={given!r}: scenario {scenario!r} does not "
-                "read it; must be None"
-            )
     if scenario == "after":
         return stream.Stream(dataset, _after_tasks(dataset, judge, num_tasks), judge)
     cut = {
@@ -134,6 +163,28 @@ def make(
     tasks = imbalance_lib.applied(dataset, tasks, imbalance, long_tail)
     tasks = _with_earlier_rows([_repeated(task, copies) for task in tasks])
     return stream.Stream(dataset, tasks, judge)
+
+
+def check_readers(scenario: Scenario, options: Mapping[str, Any]) -> None:
+    """Refuse an option that a scenario does not read and that is not its default.
+
+    Args:
+      scenario: its name.
+      options: those of `make` that are given, by name.
+
+    Raises:
+      ValueError: naming the field, the value and the scenarios that read it.
+    """
+    defaults = schema.defaults(make)
+    for option, readers in _READERS.items():
+        value = options.get(option, defaults[option])
+        takes = scenario in (*readers, *_PASSED_OVER.get(option, ()))
+        if not takes and value != defaults[option]:
+            raise ValueError(
+                f"config.scenario.{option}={value!r}: scenario {scenario!r} does not "
+                f"read it; must be {defaults[option]!r}, or the scenario "
+                f"{' or '.join(map(repr, readers))}"
+            )
 
 
 def _judge(dataset, evaluation) -> stream.Examples | None:

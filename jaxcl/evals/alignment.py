@@ -97,10 +97,11 @@ def _program(parts, batch_size):
 
     def run(state, held, held_labels):
         memory = parts.memory(state)
-        if "image" not in memory.items:
+        if not {"image", "task"} <= set(memory.items):
             raise ValueError(
-                "config.evaluators.alignment: needs a memory of images, as er and "
-                "er_ace have; this method's names rows; take the evaluator out"
+                "config.evaluators.alignment: needs a memory of images with the task "
+                "of each, as er and er_ace have; this method's holds "
+                f"{', '.join(sorted(memory.items))}; take the evaluator out"
             )
         size = features_lib.padded_size(parts, min(batch_size, memory.capacity))
         steps = -(-memory.capacity // size)

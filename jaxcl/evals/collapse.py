@@ -17,7 +17,6 @@ from typing import Annotated
 import numpy as np
 
 from jaxcl import core, schema, sharding
-from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 
 _EPS = 1e-7  # the paper's
@@ -103,12 +102,7 @@ def make(
     Raises:
       ValueError: an option out of its range.
     """
-    examples = parts.stream.evaluation
-    if examples is None:
-        examples = parts.stream.dataset.train
-        parts = features_lib.judged_on(parts, examples)
-    count = stream.size(examples)
-    rows = np.linspace(0, count - 1, min(max_rows, count)).astype(np.int32)
+    examples, rows = features_lib.sampled(parts, "collapse", max_rows)
     embed = features_lib.make(parts, examples, rows=rows)
     # What it warns of depends on earlier evaluations, what it measures does not.
     references, steps = {}, []

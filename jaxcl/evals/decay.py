@@ -83,12 +83,13 @@ def clusters(
       rng: draws the centres that k-means starts from.
     """
     centres = centres_of(first, count, rng)
-    one, other = (np.argmax(x @ centres.T, axis=1) for x in (first, second))
-    shares = [np.bincount(x, minlength=len(centres)) / len(x) for x in (one, other)]
+    owners = [np.argmax(x @ centres.T, axis=1) for x in (first, second)]
+    shares = [np.bincount(x, minlength=len(centres)) / len(x) for x in owners]
     chance = float(np.sum(shares[0] * shares[1]))
     if chance >= 1:
         return 0.0
-    return max((float(np.mean(one == other)) - chance) / (1 - chance), 0.0)
+    same = float(np.mean(owners[0] == owners[1]))
+    return max((same - chance) / (1 - chance), 0.0)
 
 
 def centres_of(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -134,7 +135,7 @@ def make(
     """Deviation, overlap, and which images of each task are told apart.
 
     Args:
-      parts: labels are not read, but for the tasks that they may have cut.
+      parts: labels are not read here; the scenario may have cut the tasks by them.
       features: "embedding" of the encoder, or "projection", which the loss compares.
       max_rows: held-out rows, in equal shares from all tasks, evenly spaced in each;
         and as many stored ones.
@@ -159,7 +160,7 @@ def make(
         )
     tests = [np.asarray(task.test) for task in parts.stream.tasks]
     most = max(max_rows // len(tests), 2)
-    chosen = [_evenly(rows, most) for rows in tests]
+    chosen = [features_lib.evenly(rows, most) for rows in tests]
     images = [features_lib.images_of(parts, examples, rows) for rows in chosen]
     ends = np.cumsum([len(rows) for rows in chosen])
     embed = features_lib.two_views(parts)
@@ -173,12 +174,11 @@ def make(
         finite = np.isfinite(views).all() and np.isfinite(of_kept or 0).all()
         first, second = (np.split(unit(view), ends[:-1]) for view in views)
         rows = {"retrieved": [], "clusters": []}
-        for one, other in zip(first, second, strict=True):
-            enough = finite and len(one) > 1
+        for pair in zip(first, second, strict=True):  # both views of a task's rows
+            enough = finite and len(pair[0]) > 1
             rng = np.random.default_rng(parts.seed)
-            rows["retrieved"].append(retrieved(one, other) if enough else np.nan)
-            told = clusters(one, other, count, rng) if enough else np.nan
-            rows["clusters"].append(told)
+            rows["retrieved"].append(retrieved(*pair) if enough else np.nan)
+            rows["clusters"].append(clusters(*pair, count, rng) if enough else np.nan)
         met = [np.concatenate(view[: task + 1]) for view in (first, second)]
         scalars = {"deviation": deviation(*met), "overlap": overlap(met[0])}
         if of_kept is not None:
@@ -194,13 +194,6 @@ def make(
     return evaluate
 
 
-def _evenly(rows, most):
-    """At most so many of the rows, evenly spaced."""
-    if len(rows) <= most:
-        return rows
-    return rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
-
-
 def _stored(parts, most) -> Callable:
     """State -> at most so many stored images, u8[n,H,W,C]; none without a memory."""
     none = np.zeros((0, 1, 1, 1), np.uint8)
@@ -214,7 +207,9 @@ def _stored(parts, most) -> Callable:
     program = jax.jit(held, out_shardings=sharding.replicated(parts.mesh))
 
     def images(state):
-        found, filled = sharding.fetch(program(state))
-        return none if found is None else found[_evenly(np.flatnonzero(filled), most)]
+        stored, filled = sharding.fetch(program(state))
+        if stored is None:
+            return none
+        return stored[features_lib.evenly(np.flatnonzero(filled), most)]
 
     return images

@@ -55,8 +55,8 @@ def check_labels(
 
     Args:
       parts: what the evaluator is given.
-      name: of its entry in the config.
-      splits: of which all rows must have one.
+      name: the evaluator's name in the config.
+      splits: the splits whose rows must all have a label.
 
     Raises:
       ValueError: no evaluation split, or rows without a label, naming the dataset.
@@ -380,6 +380,39 @@ def _of_streamed(parts, examples, rows, batch_size) -> Callable:
     return run
 
 
+def evenly(rows: np.ndarray, most: int) -> np.ndarray:
+    """At most so many of the rows, evenly spaced."""
+    return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)]
+
+
+def sampled(
+    parts: core.EvalParts, name: str, max_rows: int, *, least: int = 1
+) -> tuple[stream.Examples, np.ndarray]:
+    """The evaluation split, or the train split if there is none, and rows of it.
+
+    Args:
+      name: the evaluator's name in the config.
+      max_rows: at most so many rows, evenly spaced.
+      least: the evaluator needs as many.
+
+    Returns:
+      the split; i64[n], at most `max_rows` of its rows.
+
+    Raises:
+      ValueError: the split has fewer than `least` rows.
+    """
+    examples = parts.stream.evaluation
+    if examples is None:
+        examples = parts.stream.dataset.train
+    rows = evenly(np.arange(stream.size(examples)), max_rows)
+    if len(rows) < least:
+        raise ValueError(
+            f"config.evaluators.{name}: {len(rows)} rows to read; needs {least} or "
+            "more; take the evaluator out"
+        )
+    return examples, rows
+
+
 def images_of(
     parts: core.EvalParts, examples: stream.Examples, rows: np.ndarray
 ) -> np.ndarray:
@@ -473,13 +506,13 @@ def of_views(
     program = jax.jit(embed, out_shardings=whole)
 
     def run(state, images):
-        found = []
+        batches = []
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
             batch = np.resize(batch, (batch_size, *images.shape[1:]))
             placed = sharding.replicate((batch, np.int32(start)), parts.mesh)
-            found.append(sharding.fetch(program(state, *placed)))
-        views = zip(*found, strict=True)
+            batches.append(sharding.fetch(program(state, *placed)))
+        views = zip(*batches, strict=True)
         return [np.concatenate(view)[: len(images)] for view in views]
 
     return run

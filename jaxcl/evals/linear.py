@@ -367,9 +367,9 @@ def make(
       epochs, batch_size: of the probe's training.
       lr, weight_decay: of the optimiser.
       milestones, factor: at each of these epochs, from 0, lr is multiplied by it.
-      lrs: rates to choose from, in place of `lr`. Each fits a probe to the train rows
-        without a cut; that which is best on the cut fits the probe, to all rows.
-        Evaluation rows choose nothing. (): `lr` is fixed.
+      lrs: rates to choose from, in place of `lr`. Each rate is fitted to the train rows
+        outside the cut; the rate with the best accuracy on the cut is then fitted to
+        all train rows. Evaluation rows choose nothing. (): `lr` is fixed.
       held_out: share of the labelled train rows of every class in that cut, drawn by
         `fraction_seed`.
       momentum: for SGD only.
@@ -414,9 +414,15 @@ def make(
         "grayscale": float(grayscale),
         "blur": float(blur),
     }
-    milestones = tuple(milestones)
     rule = head_lib.Rule(
-        epochs, batch_size, lr, momentum, weight_decay, milestones, factor, optimizer
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        milestones=tuple(milestones),
+        factor=factor,
+        optimizer=optimizer,
     )
     _check(parts, rule, train_on, augment, balanced)
     rising = scale[0] <= scale[1]

@@ -15,7 +15,6 @@ import numpy as np
 from etils import epath
 
 from jaxcl import core, plots, schema
-from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 
 LAST_ONLY = True  # unless the entry of the config says otherwise, see run/evaluation.py
@@ -39,8 +38,8 @@ def nearest(features: np.ndarray, queries: np.ndarray, k: int):
     cosines = rows[queries] @ rows.T
     others = cosines.copy()
     others[np.arange(len(queries)), queries] = -np.inf
-    found = np.argsort(-others, axis=1, kind="stable")[:, :k]
-    return found, np.take_along_axis(cosines, found, axis=1)
+    neighbours = np.argsort(-others, axis=1, kind="stable")[:, :k]
+    return neighbours, np.take_along_axis(cosines, neighbours, axis=1)
 
 
 @schema.checked("config.evaluators.neighbours")
@@ -72,17 +71,13 @@ def make(
     Raises:
       ValueError: an option out of its range; a set of graphs; fewer than 2 images.
     """
-    examples = parts.stream.evaluation
-    examples = parts.stream.dataset.train if examples is None else examples
-    count = stream.size(examples)
-    field = "config.evaluators.neighbours"
+    examples, rows = features_lib.sampled(parts, "neighbours", max_rows, least=2)
     if examples.graphs is not None:
-        raise ValueError(f"{field}: draws images, not graphs; take it out")
-    if count < 2:
-        raise ValueError(f"{field}: {count} images to draw; must be 2 or more")
-    rows = np.linspace(0, count - 1, min(max_rows, count)).astype(np.int64)
+        raise ValueError(
+            "config.evaluators.neighbours: draws images, not graphs; take it out"
+        )
     images = features_lib.images_of(parts, examples, rows)
-    asked = np.unique(np.linspace(0, len(rows) - 1, queries).astype(np.int64))
+    asked = features_lib.evenly(np.arange(len(rows)), queries)
     embed = features_lib.make(parts, examples, rows=rows)
 
     def evaluate(state, task: int) -> core.Result:

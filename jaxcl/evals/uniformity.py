@@ -14,10 +14,8 @@ from typing import Annotated
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxcl import core, schema
-from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 
 _EXACT = jax.lax.Precision.HIGHEST  # TF32 would blur distances between near rows
@@ -66,12 +64,9 @@ def make(
       "uniformity", see these functions; lower is better of both; "seconds".
 
     Raises:
-      ValueError: an option out of its range.
+      ValueError: an option out of its range; fewer than 2 rows.
     """
-    examples = parts.stream.evaluation
-    examples = parts.stream.dataset.train if examples is None else examples
-    count = stream.size(examples)
-    rows = np.linspace(0, count - 1, min(max_rows, count)).astype(np.int32)
+    examples, rows = features_lib.sampled(parts, "uniformity", max_rows, least=2)
     images = features_lib.images_of(parts, examples, rows)
     embed = features_lib.two_views(parts)
 

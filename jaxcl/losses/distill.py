@@ -18,10 +18,7 @@ import jax.numpy as jnp
 from jaxcl import core
 from jaxcl.losses import contrastive, noncontrastive
 
-
-def _check_form(form):
-    if form not in ("code", "paper"):
-        raise ValueError(f"form is {form!r}, allowed are 'code' and 'paper'")
+_FORMS = "code", "paper"
 
 
 def cassle_contrastive(
@@ -63,7 +60,7 @@ def cassle_contrastive(
       >>> round(float(distill.cassle_contrastive(p, p, f, f, temperature=0.5)), 3)
       0.82
     """
-    _check_form(form)
+    core.check_choice("form", form, _FORMS)
     chex.assert_rank(p1, 2)
     chex.assert_equal_shape([p1, p2, f1, f2])
     p = core.l2_normalize(contrastive.interleave(p1, p2))
@@ -476,7 +473,7 @@ def pnr_moco(
       >>> round(float(distill.pnr_moco(q, q, k, k, p, p, f, f, keys, frozen)), 3)
       1.054
     """
-    _check_form(form)
+    core.check_choice("form", form, _FORMS)
     chex.assert_shape([q1, q2, k1, k2, p1, p2, f1, f2], q1.shape)
     chex.assert_shape([key_queue, frozen_queue], (2, None, q1.shape[-1]))
     # [2, B, D] in the order of the banks they meet: view 2 meets bank 0.

@@ -25,7 +25,7 @@ def mse(a: jax.Array, b: jax.Array) -> jax.Array:
     """
     chex.assert_rank(a, 2)
     chex.assert_equal_shape([a, b])
-    return jnp.mean(jnp.square(_at_least_float32(a) - _at_least_float32(b)))
+    return jnp.mean(jnp.square(core.at_least_float32(a) - core.at_least_float32(b)))
 
 
 def mean_cosine(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -154,7 +154,7 @@ def epps_pulley(x: jax.Array, *, form: str = "code") -> jax.Array:
     """
     core.check_choice("form", form, tuple(_GRIDS))
     points, weights = _GRIDS[form]
-    x = _at_least_float32(x)
+    x = core.at_least_float32(x)
     total = jnp.zeros(x.shape[1:], x.dtype)
     # One point at a time: all at once would be 17 arrays as large as x.
     for t, weight in zip(points, weights, strict=True):
@@ -203,7 +203,7 @@ def _sliced(z, slices, form):
     """Statistics of f32[B, ..., D] along the slices f32[S, D], f32[..., S]."""
     chex.assert_shape(slices, (None, z.shape[-1]))
     slices = jax.lax.stop_gradient(slices)
-    return epps_pulley(core.dot(_at_least_float32(z), slices), form=form)
+    return epps_pulley(core.dot(core.at_least_float32(z), slices), form=form)
 
 
 def lejepa(
@@ -239,7 +239,7 @@ def lejepa(
       1.0
     """
     chex.assert_rank(z, 3)
-    z = _at_least_float32(z)
+    z = core.at_least_float32(z)
     mean = jnp.mean(z[:, :centre], axis=1, keepdims=True)
     apart = jnp.mean(jnp.square(mean - z))
     if form == "paper":
@@ -289,7 +289,7 @@ def centred(
       [[0.5, 0.5]]
     """
     chex.assert_shape(centre, (logits.shape[-1],))
-    logits, centre = jax.lax.stop_gradient((_at_least_float32(logits), centre))
+    logits, centre = jax.lax.stop_gradient((core.at_least_float32(logits), centre))
     return jax.nn.softmax((logits - centre) / temperature, axis=-1)
 
 
@@ -319,7 +319,7 @@ def sinkhorn(
     """
     chex.assert_rank(logits, 2)
     # In logarithms: over a low temperature the exponentials leave float32.
-    q = jax.lax.stop_gradient(_at_least_float32(logits)) / temperature
+    q = jax.lax.stop_gradient(core.at_least_float32(logits)) / temperature
     for _ in range(iterations):
         q = jax.nn.log_softmax(jax.nn.log_softmax(q, axis=0), axis=1)
     return jnp.exp(q)
@@ -358,7 +358,7 @@ def dino(
     if views < 2:
         raise ValueError(f"logits has V={views} views: allowed are 2 and more")
     targets = jax.lax.stop_gradient(targets)
-    logs = jax.nn.log_softmax(_at_least_float32(logits) / temperature, axis=-1)
+    logs = jax.nn.log_softmax(core.at_least_float32(logits) / temperature, axis=-1)
     high = jax.lax.Precision.HIGH  # a TPU's default is too coarse, see core.dot
     pulled = jnp.einsum("bik,bvk->iv", targets, logs, precision=high)
     other = ~np.eye(shown, views, dtype=bool)
@@ -429,9 +429,5 @@ def _standardize(z):
 
 
 def _centre(z):
-    z = _at_least_float32(z)
+    z = core.at_least_float32(z)
     return z - jnp.mean(z, axis=0)
-
-
-def _at_least_float32(x):
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

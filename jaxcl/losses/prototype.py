@@ -248,16 +248,15 @@ def proposal(
     total, _ = jax.lax.scan(add, jnp.zeros(exists.shape), views)
     if leftover:
         similarity = _products(prototypes, views[-1], exists) / temperature
-        total += selection.own(similarity, labels, seen, exists) / len(views)
+        total += selection.own_class_term(similarity, labels, seen, exists) / len(views)
     total = jax.lax.stop_gradient(total)
     return selection.within_class(total, labels, exists, len(prototypes))
 
 
 def _products(prototypes, z, exists):
     """c_i . z_j, f32[C,B]; 0 for rows that do not exist, even if they are nan."""
-    wide = jnp.promote_types(z.dtype, jnp.float32)
-    z = jnp.where(exists[:, None], z, 0).astype(wide)
-    return core.dot(prototypes.astype(wide), z)
+    z = core.at_least_float32(jnp.where(exists[:, None], z, 0))
+    return core.dot(prototypes.astype(z.dtype), z)
 
 
 def _exists(mask, rows):
@@ -277,8 +276,7 @@ def _log_importance(weights, own):
     """
     count = jnp.sum(own, axis=1, keepdims=True)
     count = jnp.maximum(jnp.sum(jnp.where(own, count, 0), axis=0), 1)
-    weights = jax.lax.stop_gradient(weights)
-    weights = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
+    weights = core.at_least_float32(jax.lax.stop_gradient(weights))
     # A row of weight 0 cannot have been drawn; it outweighs all others, finitely.
     weights = jnp.maximum(weights, jnp.finfo(jnp.float32).tiny)
     return -jnp.log(weights) - jnp.log(count.astype(weights.dtype))

@@ -22,10 +22,6 @@ from jaxcl.losses import contrastive
 _IMPOSSIBLE = 1e9
 
 
-def _wide(x):
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
 def _clear(x, mask):
     """Rows of x, with zeros for those outside the mask; nan times 0 would be nan."""
     if mask is None:
@@ -63,7 +59,7 @@ def cosine_logits(
     chex.assert_equal_shape_suffix([features, weights], 1)
 
     def unit(x):
-        x = _wide(x)
+        x = core.at_least_float32(x)
         squared = jnp.sum(x * x, axis=-1, keepdims=True)
         some = squared > 0
         length = jnp.sqrt(jnp.where(some, squared, 1))
@@ -105,7 +101,7 @@ def cross_entropy(
     """
     chex.assert_rank([logits, labels], [2, 1])
     chex.assert_equal_shape_prefix([logits, labels], 1)
-    logits = _clear(_wide(logits), example_mask)
+    logits = _clear(core.at_least_float32(logits), example_mask)
     own = labels[:, None] == jnp.arange(logits.shape[1])
     if class_mask is not None:
         chex.assert_shape(class_mask, logits.shape[-class_mask.ndim :])
@@ -340,8 +336,9 @@ def der(
     """
     chex.assert_rank(logits, 2)
     chex.assert_equal_shape([logits, stored_logits])
-    difference = _wide(logits) - _wide(jax.lax.stop_gradient(stored_logits))
-    squares = jnp.square(_clear(difference, example_mask))
+    stored_logits = jax.lax.stop_gradient(stored_logits)
+    logits, stored_logits = map(core.at_least_float32, (logits, stored_logits))
+    squares = jnp.square(_clear(logits - stored_logits, example_mask))
     return contrastive.masked_mean(jnp.mean(squares, axis=-1), example_mask)
 
 
@@ -395,8 +392,10 @@ def icarl(
     chex.assert_equal_shape([logits, teacher_logits])
     chex.assert_equal_shape_prefix([logits, labels], 1)
     chex.assert_shape(old_classes, logits.shape[1:])
-    z = _clear(_wide(logits), example_mask)
-    teacher = jax.nn.sigmoid(_wide(jax.lax.stop_gradient(teacher_logits)))
+    z = _clear(core.at_least_float32(logits), example_mask)
+    teacher = jax.nn.sigmoid(
+        core.at_least_float32(jax.lax.stop_gradient(teacher_logits))
+    )
     own = labels[:, None] == jnp.arange(z.shape[1])
     target = jnp.where(old_classes.astype(bool), teacher, own)
     target = _clear(target, example_mask)
@@ -450,7 +449,10 @@ def task_distillation(
     same = tasks[:, None] == tasks  # classes without a task form one with zero logits
 
     def log_softmax(z):
-        z = jnp.where(tasks >= 0, _clear(_wide(z), example_mask), 0) / temperature
+        z = (
+            jnp.where(tasks >= 0, _clear(core.at_least_float32(z), example_mask), 0)
+            / temperature
+        )
         rivals = jnp.where(same, z[:, None, :], -jnp.inf)
         return z - jax.nn.logsumexp(rivals, axis=2)
 

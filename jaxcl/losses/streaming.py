@@ -96,7 +96,7 @@ def _keep(masked, anchors, own, rows, others):
 
 def _slopes(masked, kept, slope):
     left, right, total = kept
-    # What nobody asks for, as of a queue, is not computed: the compiler drops it.
+    # The compiler drops a gradient that nobody reads, such as a queue's.
     of_anchors = _backward(masked, True, left, right, total, slope)
     of_rows = _backward(masked, False, right, left, total, slope)
     of_anchors, of_rows = (
@@ -171,8 +171,7 @@ def backward_plain(
 
 def _logits(masked, left, right):
     a, b = _narrowed(left.rows, right.rows)
-    wide = jnp.promote_types(a.dtype, jnp.float32)
-    logits = core.dot(a.astype(wide), b.astype(wide))
+    logits = core.dot(core.at_least_float32(a), core.at_least_float32(b))
     if not masked:
         return logits
     counts = _counts(left.group[:, None], right.group[None, :])

@@ -159,6 +159,41 @@ def sample(
     return items, mask, slots
 
 
+def free_slots(free: jax.Array, mask: jax.Array) -> jax.Array:
+    """Give the n-th row that exists the n-th free slot.
+
+    Args:
+      free: bool[capacity].
+      mask: bool[B], rows that exist.
+
+    Returns:
+      i32[B]; capacity where the row does not exist or no free slot is left.
+    """
+    capacity = len(free)
+    order = jnp.argsort(~free, stable=True)  # free slots first, in order
+    rank = jnp.cumsum(mask, dtype=jnp.int32) - 1
+    fits = mask & (rank < jnp.sum(free))
+    slots = order[jnp.clip(rank, 0, capacity - 1)]
+    return jnp.where(fits, slots, capacity).astype(jnp.int32)
+
+
+def lowest(values: jax.Array, count: jax.Array) -> jax.Array:
+    """The rows with the lowest values, bool[K]; of equal ones the first.
+
+    Args:
+      values: f32[K] or i32[K].
+      count: i32[], how many rows.
+    """
+    order = jnp.argsort(values, stable=True)
+    rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
+    return rank < count
+
+
+def log_weights(allowed: jax.Array) -> jax.Array:
+    """Weights of a uniform draw from the allowed slots: bool[capacity] -> f32."""
+    return jnp.where(allowed, 0.0, -jnp.inf)
+
+
 def _computed(tree):
     """True, bool[], once every array of the tree is computed.
 

@@ -249,8 +249,7 @@ def mixture(
       buffer that a row comes from.
     """
     k_new, k_old, k_round = jax.random.split(key, 3)
-    inside = jnp.arange(candidates.capacity) < span
-    allowed = jnp.where(inside, 0.0, -jnp.inf)
+    allowed = buffer.log_weights(jnp.arange(candidates.capacity) < span)
     most = min(size, candidates.capacity), min(size, memory.capacity)
     new = buffer.sample(candidates, k_new, most[0], log_weights=allowed)
     old = buffer.sample(memory, k_old, most[1])

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, sharding
-from jaxcl.memory import duel_rounds
+from jaxcl.memory import buffer, duel_rounds
 
 Score = Literal["affine", "exponential"]
 _SCORES = get_args(Score)
@@ -98,13 +98,16 @@ def distinctiveness(
     if score == "affine":  # linear in the rows: their sum is enough
         total = jnp.sum(jnp.where(filled[:, None], memory, 0), axis=0)
         products = core.dot(queries, total[None])[:, 0]
-        return -jnp.log((1 + products / count) / 2)
+        # Rounding may take the mean product of an opposite row below -1.
+        share = jnp.maximum(1 + products / jnp.maximum(count, 1), 0) / 2
+        return jnp.where(count > 0, -jnp.log(share), jnp.inf)
     if logsumexp is not None:
         total = logsumexp(queries / temperature, memory, exists=filled)
         return jnp.where(count > 0, jnp.log(count) - total + 1 / temperature, jnp.inf)
     logits = (core.dot(queries, memory) - 1) / temperature
     logits = jnp.where(filled, logits, -jnp.inf)
-    return jnp.log(count) - jax.nn.logsumexp(logits, axis=-1)
+    total = jax.nn.logsumexp(logits, axis=-1)
+    return jnp.where(count > 0, jnp.log(count) - total, jnp.inf)
 
 
 def slots(keep: jax.Array, capacity: int) -> jax.Array:
@@ -117,10 +120,7 @@ def slots(keep: jax.Array, capacity: int) -> jax.Array:
     Returns:
       i32[B], for the n-th row kept the n-th free slot; K: the row is dropped.
     """
-    free, comes = ~keep[:capacity], keep[capacity:]
-    order = jnp.argsort(~free, stable=True)  # free slots first, in order
-    rank = jnp.cumsum(comes) - 1
-    return jnp.where(comes, order[jnp.clip(rank, 0)], capacity).astype(jnp.int32)
+    return buffer.free_slots(~keep[:capacity], keep[capacity:])
 
 
 def is_safe(

@@ -163,11 +163,9 @@ def _tpu_kernel(bounds, alike, sums, there, kept, rows, arrived, *, joins):
     last = alike.shape[0] - 1
 
     def fetch(index, place):
-        found = pltpu.make_async_copy(
-            alike.at[index], rows.at[place], arrived.at[place]
-        )
-        found.start()
-        return found
+        copy = pltpu.make_async_copy(alike.at[index], rows.at[place], arrived.at[place])
+        copy.start()
+        return copy
 
     def play(round, carry):
         present, scores = carry

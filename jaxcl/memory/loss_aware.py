@@ -43,15 +43,3 @@ def scores(loss: jax.Array, draws: jax.Array, filled: jax.Array) -> jax.Array:
     height = (loss - least) / jnp.maximum(most - least, _EPS)
     often = draws / jnp.maximum(jnp.max(jnp.where(filled, draws, 0)), 1)
     return jnp.where(filled, height - _WEIGHT * often, jnp.inf)
-
-
-def lowest(values: jax.Array, count: jax.Array) -> jax.Array:
-    """The rows with the lowest scores, bool[K]; of equal ones the first.
-
-    Args:
-      values: f32[K], scores.
-      count: i32[], how many rows.
-    """
-    order = jnp.argsort(values, stable=True)
-    rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
-    return rank < count

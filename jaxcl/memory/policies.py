@@ -286,7 +286,7 @@ def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
         ),
         lambda: jnp.zeros_like(buffer.filled),
     )
-    return _into(~buffer.filled | gone, mask)
+    return buffer_lib.free_slots(~buffer.filled | gone, mask)
 
 
 def duel(buffer: buffer_lib.Buffer, feature: jax.Array, mask: jax.Array) -> jax.Array:
@@ -331,8 +331,8 @@ def loss_aware(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     held, stored = buffer.items, jnp.sum(buffer.filled, dtype=jnp.int32)
     excess = stored + jnp.sum(mask, dtype=jnp.int32) - buffer.capacity
     value = loss_lib.scores(held["loss"], held["draws"], buffer.filled)
-    gone = loss_lib.lowest(value, jnp.clip(excess, 0, stored))
-    return _into(~buffer.filled | gone, mask)
+    gone = buffer_lib.lowest(value, jnp.clip(excess, 0, stored))
+    return buffer_lib.free_slots(~buffer.filled | gone, mask)
 
 
 def loss_aware_reservoir(
@@ -372,21 +372,6 @@ def loss_aware_reservoir(
 
     carry = held["loss"], held["draws"], buffer.filled
     return jax.lax.scan(place, carry, (admitted, loss))[1]
-
-
-def _into(free, mask):
-    """Slots for the unmasked rows, free ones in order; `capacity` once none is left.
-
-    Args:
-      free: bool[capacity].
-      mask: bool[B].
-    """
-    capacity = len(free)
-    order = jnp.argsort(~free, stable=True)  # free slots first, in order
-    rank = jnp.cumsum(mask, dtype=jnp.int32) - 1
-    fits = mask & (rank < jnp.sum(free))
-    slots = order[jnp.clip(rank, 0, capacity - 1)]
-    return jnp.where(fits, slots, capacity).astype(jnp.int32)
 
 
 def _in_turn(buffer, kept, key, label, mask, place):

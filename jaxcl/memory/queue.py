@@ -13,6 +13,7 @@ def enqueue(
     rows: jax.Array,
     *,
     active: bool | jax.Array = True,
+    aligned: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
     """Overwrite the oldest rows of every bank.
 
@@ -21,6 +22,8 @@ def enqueue(
       pointer: i32[], where the next rows go; it wraps at K.
       rows: f32[V, B, D], B <= K.
       active: bool[]; if False, queue and pointer stay as they are.
+      aligned: every call on this queue has B rows, so that the pointer is a multiple
+        of B; False: other calls have fewer or more.
 
     Returns:
       The new queue and pointer.
@@ -34,7 +37,7 @@ def enqueue(
             f"config.method.queue_size={size}: must hold a batch, {count} rows"
         )
     # The rows are masked: masking the queue would copy all of it.
-    if size % count == 0:  # never wraps: one contiguous write
+    if aligned and size % count == 0:  # never wraps: one contiguous write
         old = jax.lax.dynamic_slice_in_dim(queue, pointer, count, axis=1)
         rows = jnp.where(active, rows, old)
         queue = jax.lax.dynamic_update_slice_in_dim(queue, rows, pointer, axis=1)

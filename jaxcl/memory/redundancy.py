@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core
+from jaxcl.memory import buffer
 
 _OLD = 0.5  # share of the stored vector after a use of its row
 
@@ -69,9 +70,8 @@ def oldest(number: jax.Array, filled: jax.Array, count: jax.Array) -> jax.Array:
     Returns:
       bool[K], True for these rows.
     """
-    order = jnp.argsort(jnp.where(filled, number, jnp.iinfo(jnp.int32).max))
-    rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
-    return filled & (rank < count)
+    number = jnp.where(filled, number, jnp.iinfo(jnp.int32).max)
+    return filled & buffer.lowest(number, count)
 
 
 def evicted(

@@ -45,7 +45,7 @@ def proposal(
     return jnp.where(rows, jnp.where(others > 0, mean, uniform), 0.0)
 
 
-def own(
+def own_class_term(
     similarity: jax.Array, labels: jax.Array, seen: jax.Array, mask: jax.Array
 ) -> jax.Array:
     """The term that `proposal` leaves out: p_ij / n of the row's own class i = y_j.

@@ -73,7 +73,7 @@ class Memory(NamedTuple):
     choose: Callable  # (name, buffer, kept, key, items, mask) -> (slots, kept)
     write: Callable  # (buffer, slots, items, mask=None, *, after=()) -> buffer
     sample: Callable  # (buffer, key, k, *, log_weights=None) -> (items, mask, slots)
-    each: Callable  # (function, *trees) -> `function` of each device's own rows
+    on_each_device: Callable  # (function, *trees) -> `function` of its own rows
     shards: int = 1  # number of devices that share the memory
 
 
@@ -207,7 +207,7 @@ WHOLE = Memory(
     choose=lambda policy, *of: policies.POLICIES[policy].choose(*of),
     write=buffer.write,
     sample=buffer.sample,
-    each=lambda function, *trees: function(*trees),
+    on_each_device=lambda function, *trees: function(*trees),
 )
 
 
@@ -227,8 +227,8 @@ def over(mesh: jax.sharding.Mesh, replay: core.Replay | None = None) -> Memory:
         function.__name__: functools.partial(function, mesh=mesh)
         for function in (create, start, choose, write, sample)
     }
-    each = functools.partial(_on_each, mesh)
-    return Memory(**bound, each=each, shards=mesh.size)
+    on_each_device = functools.partial(_on_each, mesh)
+    return Memory(**bound, on_each_device=on_each_device, shards=mesh.size)
 
 
 def _on_each(mesh, function, *trees, everywhere=()):

@@ -19,7 +19,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 
 from jaxcl import core, schema
-from jaxcl.methods import er, online
+from jaxcl.methods import online
 
 
 @schema.checked("config.method")
@@ -27,7 +27,7 @@ def make(
     parts: core.Parts,
     *,
     head: online.Head = "linear",
-    replay_from: er.ReplayFrom = "past_tasks",
+    replay_from: online.ReplayFrom = "past_tasks",
     plus: bool = False,
 ) -> core.Method:
     """A step on the incoming rows that does not raise the loss of replayed ones.
@@ -43,10 +43,8 @@ def make(
     slope = jax.value_and_grad(loss, has_aux=True)
 
     def update(state, incoming, key):
-        allowed = er.replayable(replay_from, state, incoming)
-        replayed = online.draw(
-            parts, state.extra.memory, key, log_weights=online.log_weights(allowed)
-        )
+        allowed = online.replayable(replay_from, state, incoming)
+        replayed = online.draw(parts, state.extra.memory, key, allowed=allowed)
         (value, stats), grads = slope(state.params, state.stats, incoming)
         (_, stats), old_grads = slope(state.params, stats, replayed)
         gradient, restore = jax.flatten_util.ravel_pytree(grads)

@@ -17,9 +17,6 @@ Departures:
 
 from typing import Literal
 
-import jax
-import jax.numpy as jnp
-
 from jaxcl import core, schema
 from jaxcl.memory import shapley
 from jaxcl.methods import online
@@ -67,7 +64,7 @@ def make(
     def update(state, incoming, key):
         rows = incoming, judge.retrieve(state, incoming, key)
         if form == "code":
-            rows = (together(*rows),)
+            rows = (online.together(*rows),)
 
         def loss(params):
             return online.cross_entropy(net, params, state.stats, *rows)
@@ -91,13 +88,3 @@ def _check(replay: core.Replay, num_classes, per_class):
             f"config.replay.policy={replay.policy!r}: config.method.keep='shapley' "
             "asks no policy; leave it out or set keep to 'policy'"
         )
-
-
-def together(incoming: online.Rows, replayed: online.Rows) -> online.Rows:
-    """Both parts as one; masked incoming images fill in where nothing is replayed."""
-    spare = jnp.arange(len(replayed.mask)) % len(incoming.mask)
-    some = jnp.any(replayed.mask)
-    images = jnp.where(some, replayed.images, incoming.images[spare])
-    rows = replayed._replace(images=images, items={}, slots=None)
-    bare = incoming._replace(items={}, slots=None, labelled=None)
-    return jax.tree.map(lambda *x: jnp.concatenate(x), rows, bare)

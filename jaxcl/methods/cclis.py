@@ -110,8 +110,7 @@ class _Settings(NamedTuple):
 
 def _step(parts, net, settings, state, batch):
     images = parts.augment(core.step_key(state), batch["image"])
-    if images.shape[1] != 1:
-        raise ValueError(f"config.augment.views={images.shape[1]}: cclis takes 1")
+    core.check_views(images, 1, "cclis")
     images = images[:, 0]
     teacher_z = None
     if settings.weight:
@@ -180,7 +179,19 @@ def views(
     images: jax.Array,
     passes: int,
 ) -> jax.Array:
-    """Unit rows of augmented images u8[N,H,W,C], eval mode, f32[passes,N,D]."""
+    """Embed images augmented anew in each pass, in evaluation mode.
+
+    Args:
+      parts: what the config builds.
+      net: the network.
+      state: its parameters and statistics.
+      key: threefry key of the views.
+      images: u8[N,H,W,C].
+      passes: views of each image.
+
+    Returns:
+      f32[passes,N,D], unit rows.
+    """
     count = len(images)
     size = min(_CHUNK, count)
     steps = -(-count // size)

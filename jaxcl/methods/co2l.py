@@ -105,6 +105,5 @@ def make(
 def _two_views(parts, state, batch):
     """Augmented images f32[2B,H,W,C]; rows 2i and 2i + 1 are views of one example."""
     views = parts.augment(core.step_key(state), batch["image"])
-    if views.shape[1] != 2:
-        raise ValueError(f"config.augment.views={views.shape[1]}: co2l takes 2")
+    core.check_views(views, 2, "co2l")
     return views.reshape((-1,) + views.shape[2:])

@@ -47,8 +47,16 @@ def make(
       ace: incoming rows compete over the classes of their batch alone, as in ER-ACE;
         predictions are then among the classes seen so far.
       draws: DER++ draws twice, "independent", or "disjoint" with no row in both.
+
+    Raises:
+      ValueError: naming the field, the value and what is allowed.
     """
     net, disjoint = online.network(parts, head), draws == "disjoint"
+    if disjoint and beta and parts.replay.capacity < 2:
+        raise ValueError(
+            f"config.replay.capacity={parts.replay.capacity}: must be at least 2 with "
+            "config.method.draws='disjoint'"
+        )
 
     def update(state, incoming, key):
         memory, count = state.extra.memory, 1 if beta == 0 else 2
@@ -93,7 +101,7 @@ def several(
 
     Args:
       parts: what the config builds.
-      memory: what is drawn from.
+      memory: what is drawn from, of at least `count` slots.
       key: threefry key.
       count: number of draws.
       disjoint: no row is in two draws; each gets its share of the rows that exist.
@@ -101,11 +109,6 @@ def several(
     if not disjoint or count == 1:
         keys = jax.random.split(key, count)
         return [online.draw(parts, memory, k_draw) for k_draw in keys]
-    if memory.capacity < count:
-        raise ValueError(
-            f"config.replay.capacity={memory.capacity}: must be at least {count} with "
-            "config.method.draws='disjoint'"
-        )
     rows = online.draw(parts, memory, key, size=count * parts.replay.size)
     # Rows that exist come first.
     return [jax.tree.map(lambda x, i=i: x[i::count], rows) for i in range(count)]

@@ -14,13 +14,10 @@ Departures:
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 
 from jaxcl import core, schema
 from jaxcl.losses import replay as losses
 from jaxcl.methods import online
-
-ReplayFrom = Literal["past_tasks", "all", "other_classes"]
 
 
 @schema.checked("config.method")
@@ -28,7 +25,7 @@ def make(
     parts: core.Parts,
     *,
     head: online.Head = "linear",
-    replay_from: ReplayFrom = "past_tasks",
+    replay_from: online.ReplayFrom = "past_tasks",
     passes: Literal["separate", "joint"] = "separate",
     unseen: Literal["compete", "absent"] = "compete",
 ) -> core.Method:
@@ -60,10 +57,8 @@ def make(
         )
 
     def update(state, incoming, key):
-        allowed = replayable(replay_from, state, incoming)
-        replayed = online.draw(
-            parts, state.extra.memory, key, log_weights=online.log_weights(allowed)
-        )
+        allowed = online.replayable(replay_from, state, incoming)
+        replayed = online.draw(parts, state.extra.memory, key, allowed=allowed)
         loss = loss_of(state, incoming, replayed)
         return *online.descend(parts, net, state, loss), {}
 
@@ -84,44 +79,14 @@ def joint(
       net: the network.
       params, stats: of it.
       class_mask: bool[C], classes that compete; None: all.
-      incoming, replayed: rows, see `together`.
+      incoming, replayed: rows, see `online.together`.
 
     Returns:
       f32[], and the statistics after the pass.
     """
-    rows = together(incoming, replayed)
+    rows = online.together(incoming, replayed)
     out, stats = net(params, stats, rows.images, train=True)
     value = losses.cross_entropy(
         out.logits, rows.label, class_mask=class_mask, example_mask=rows.mask
     )
     return value, stats
-
-
-def together(incoming: online.Rows, replayed: online.Rows) -> online.Rows:
-    """Incoming and replayed rows as one batch.
-
-    While none can be replayed, incoming rows stand in for them in the batch statistics,
-    masked, so that they do not count again.
-    """
-    # A blank image would enter the batch statistics.
-    repeated = incoming.images[jnp.arange(len(replayed.mask)) % len(incoming.label)]
-    images = jnp.where(jnp.any(replayed.mask), replayed.images, repeated)
-    return online.Rows(
-        images=jnp.concatenate([incoming.images, images]),
-        label=jnp.concatenate([incoming.label, replayed.label]),
-        mask=jnp.concatenate([incoming.mask, replayed.mask]),
-        raw=jnp.concatenate([incoming.raw, replayed.raw]),
-    )
-
-
-def replayable(
-    replay_from: ReplayFrom, state: core.TrainState, incoming: online.Rows
-) -> jax.Array:
-    """Slots that may be replayed, bool[capacity]."""
-    memory = state.extra.memory
-    if replay_from == "past_tasks":
-        return online.past_tasks(state)
-    if replay_from == "all":
-        return memory.filled
-    label = memory.items["label"]
-    return ~(label[:, None] == incoming.label).any(axis=1)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from jaxcl import core, schema
 from jaxcl.losses import replay as losses
-from jaxcl.methods import er, online, ss_il
+from jaxcl.methods import online, ss_il
 from jaxcl.methods.online import teacher as teacher_lib
 
 
@@ -31,7 +31,7 @@ def make(
     parts: core.Parts,
     *,
     head: online.Head = "linear",
-    replay_from: er.ReplayFrom = "all",
+    replay_from: online.ReplayFrom = "all",
     form: online.Form = "paper",
     weight: schema.Weight = 1.0,
     temperature: schema.Temperature = 2.0,
@@ -51,9 +51,9 @@ def make(
         extra = state.extra
         task_of = ss_il.met(extra.task_of, incoming.label, state.task)
         state = state.replace(extra=extra._replace(task_of=task_of))
-        allowed = online.log_weights(er.replayable(replay_from, state, incoming))
-        replayed = online.draw(parts, extra.memory, key, log_weights=allowed)
-        rows = er.together(incoming, replayed)
+        allowed = online.replayable(replay_from, state, incoming)
+        replayed = online.draw(parts, extra.memory, key, allowed=allowed)
+        rows = online.together(incoming, replayed)
         (told,) = teacher_lib.logits(net, extra.teacher, rows, train=not paper)
         held = task_of < state.task if paper else task_of > 0
         # The classes that are held are one group.
@@ -75,12 +75,9 @@ def make(
 
         return *online.descend(parts, net, state, loss), {}
 
-    def init(key, batch):
-        state = method.init(key, batch)
+    def extra(base, params, stats):
         task_of = jnp.full(parts.num_classes, -1, jnp.int32)
-        extra = ss_il.Extra(*state.extra, teacher_lib.create(state), task_of)
-        return state.replace(extra=extra)
+        return ss_il.Extra(*base, teacher_lib.create(params, stats), task_of)
 
     begin_task = teacher_lib.begin_task
-    method = online.method(parts, net, update, begin_task=begin_task)
-    return method._replace(init=init)
+    return online.method(parts, net, update, extra=extra, begin_task=begin_task)

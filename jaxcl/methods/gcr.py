@@ -76,12 +76,10 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    policy = parts.replay.policy  # the method has a rule of its own beside it
-    core.check_choice("config.replay.policy with gcr", policy, ("reservoir",))
     net = online.network(parts, head)
     candidates = settled({"candidates": candidates}, parts.replay)["candidates"]
 
-    def extra(base, params):
+    def extra(base, params, stats):
         example = jax.tree.map(lambda x: x[0], base.memory.items)
         reservoir = buffer.create(example, candidates)
         return Extra(base.memory, base.seen, {}, reservoir)
@@ -136,15 +134,9 @@ def mix(parts: core.Parts, state: core.TrainState, key: jax.Array) -> online.Row
 
 def _write_candidates(state, key, batch, stored):
     """Offer a batch to the reservoir of the present task."""
-    label, candidates = batch["label"], state.extra.candidates
-    items = {
-        "image": batch["image"],
-        "label": label,
-        "logits": stored["logits"],
-        "task": jnp.broadcast_to(state.task, label.shape),
-        "weight": jnp.ones(label.shape),
-    }
-    slots = policies.reservoir(candidates, key, jnp.ones(label.shape, bool))
+    candidates, ones = state.extra.candidates, jnp.ones(batch["label"].shape)
+    items = online.stored_rows(state, batch, logits=stored["logits"], weight=ones)
+    slots = policies.reservoir(candidates, key, ones.astype(bool))
     after = jax.tree.leaves(state.params)[0]
     candidates = buffer.write(candidates, slots, items, after=after)
     return state.replace(extra=state.extra._replace(candidates=candidates))

@@ -212,7 +212,12 @@ def rate(number: int, lr: float, end_lr: float) -> float:
 
 
 def batch_of(key: jax.Array, memory: buffer.Buffer, number: jax.Array, size: int):
-    """Images, labels and mask of batch `number` of a pass, which the key shuffles."""
+    """Batch `number` of a pass over the memory, which the key shuffles.
+
+    Returns:
+      images u8[size,H,W,C]; labels i32[size]; bool[size], False for rows that fill up
+      the last batch.
+    """
     noise = jnp.where(memory.filled, jax.random.uniform(key, memory.filled.shape), 2)
     place, count = number * size + jnp.arange(size), jnp.sum(memory.filled)
     rows = jnp.argsort(noise)[place % jnp.maximum(count, 1)]

@@ -88,8 +88,7 @@ def _past(parts, slope, state, stats, key, size):
     def gradient_of(stats, task_key):
         task, key = task_key
         allowed = (memory.items["task"] == task) & online.past_tasks(state)
-        weights = online.log_weights(allowed)
-        rows = online.draw(parts, memory, key, size=size, log_weights=weights)
+        rows = online.draw(parts, memory, key, size=size, allowed=allowed)
 
         def descend(stats):
             (_, stats), grads = slope(state.params, stats, rows)

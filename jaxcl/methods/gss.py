@@ -67,8 +67,6 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    policy = parts.replay.policy  # the method has a rule of its own
-    core.check_choice("config.replay.policy with gss", policy, ("reservoir",))
     net = online.network(parts, head)
     rows = settled({"form": form, "rows": rows}, parts.replay)["rows"]
 
@@ -136,9 +134,7 @@ def _references(parts, gradients_of, memory, key, count, size):
 
 
 def _written(state, slots, batch, scores):
-    label = batch["label"]
-    task = jnp.broadcast_to(state.task, label.shape)
-    items = {"image": batch["image"], "label": label, "task": task, "score": scores}
+    items = online.stored_rows(state, batch, score=scores)
     after = scores, state.params
     memory = buffer.write(state.extra.memory, slots, items, after=after)
     return state.replace(extra=state.extra._replace(memory=memory))

@@ -65,8 +65,8 @@ def make(
 
     def update(state, incoming, key):
         extra = state.extra
-        allowed = online.log_weights(online.past_tasks(state))
-        replayed = online.draw(parts, extra.memory, key, log_weights=allowed)
+        past = online.past_tasks(state)
+        replayed = online.draw(parts, extra.memory, key, allowed=past)
         rows = incoming, replayed
         taught = rows if paper else (replayed,)
         teacher_logits = teacher_lib.logits(net, extra.teacher, *taught)
@@ -78,17 +78,19 @@ def make(
 
         return *online.descend(parts, net, state, loss), {}
 
-    def init(key, batch):
-        state = method.init(key, batch)
+    def extra(base, params, stats):
         old = jnp.zeros(parts.num_classes, bool)
-        extra = Extra(*state.extra, teacher_lib.create(state), old)
-        return state.replace(extra=extra)
+        return Extra(*base, teacher_lib.create(params, stats), old)
 
     nearest = means_lib.Nearest(parts, net, unit=paper, mirror=mirror)
-    method = online.method(
-        parts, net, update, begin_task=_begin_task, **nearest.hooks()
+    return online.method(
+        parts,
+        net,
+        update,
+        extra=extra,
+        begin_task=_begin_task,
+        **nearest.hooks(),
     )
-    return method._replace(init=init)
 
 
 def _begin_task(state, task):

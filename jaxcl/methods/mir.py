@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcl import core, schema
-from jaxcl.methods import er, online
+from jaxcl.methods import online
 
 
 @schema.checked("config.method")
@@ -29,7 +29,7 @@ def make(
     *,
     head: online.Head = "linear",
     candidates: schema.Count = 50,
-    replay_from: er.ReplayFrom = "past_tasks",
+    replay_from: online.ReplayFrom = "past_tasks",
     virtual: Literal["network", "head"] = "network",
     moves_statistics: bool = True,
 ) -> core.Method:
@@ -58,13 +58,13 @@ def make(
 
     def update(state, incoming, key):
         k_draw, k_augment = jax.random.split(key)
-        allowed = er.replayable(replay_from, state, incoming)
+        allowed = online.replayable(replay_from, state, incoming)
         pool = online.draw(
             parts,
             state.extra.memory,
             k_draw,
             size=candidates,
-            log_weights=online.log_weights(allowed),
+            allowed=allowed,
             augment=False,
         )
         params = state.params

@@ -95,7 +95,12 @@ def network(
 
 
 def together(train: stream.Source, stored: np.ndarray) -> stream.Source:
-    """Stored rows and rows of the task, shuffled together."""
+    """Stored rows and rows of the task, shuffled together.
+
+    Args:
+      train: the rows of the task.
+      stored: i32[M], rows of the memory.
+    """
     return train._replace(rows=np.concatenate([stored, train.rows]))
 
 

@@ -62,8 +62,8 @@ def make(
     def update(state, incoming, key):
         task_of = met(state.extra.task_of, incoming.label, state.task)
         state = state.replace(extra=state.extra._replace(task_of=task_of))
-        past = online.log_weights(online.past_tasks(state))
-        replayed = online.draw(parts, state.extra.memory, key, log_weights=past)
+        past = online.past_tasks(state)
+        replayed = online.draw(parts, state.extra.memory, key, allowed=past)
         sides = incoming, replayed
         teacher_logits = None, None
         if distill:
@@ -96,15 +96,13 @@ def make(
 
         return *online.descend(parts, net, state, loss), {}
 
-    def init(key, batch):
-        state = method.init(key, batch)
+    def extra(base, params, stats):
         task_of = jnp.full(parts.num_classes, -1, jnp.int32)
-        teacher = teacher_lib.create(state) if distill else None
-        return state.replace(extra=Extra(*state.extra, teacher, task_of))
+        teacher = teacher_lib.create(params, stats) if distill else None
+        return Extra(*base, teacher, task_of)
 
     hooks = {"begin_task": teacher_lib.begin_task} if distill else {}
-    method = online.method(parts, net, update, **hooks)
-    return method._replace(init=init)
+    return online.method(parts, net, update, extra=extra, **hooks)
 
 
 def met(task_of: jax.Array, label: jax.Array, task: jax.Array) -> jax.Array:

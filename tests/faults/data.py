@@ -3,21 +3,15 @@
 from faults import fault
 
 FAULTS = [
-    fault.Fault(
-        "keep_fresh: two numbers of sets are no usage error",
-        "configs/keep_fresh.py",
-        "if len(count) > 1 or",
-        "if len(count) > 2 or",
-        ("test_launch_keep_fresh.py::test_keep_fresh_takes_one_way_at_a_time",),
-    ),
     *[
         *fault.of(
             "config/sections.py",
             "test_schema.py::test_nonsense_is_refused",
             (
                 "config: growth is passed over by other scenarios",
-                "if option in given and name != reader:",
-                "if option in given and name is None:",
+                "    scenarios.check_readers(name, given)\n",
+                "",
+                "test_stream.py::test_an_option_changes_the_tasks_or_is_refused[class]",
             ),
             (
                 "config: a rate grows to infinity with the batch",
@@ -70,11 +64,26 @@ FAULTS = [
         ),
         *fault.of(
             "data/scenarios.py",
-            "test_schema.py::test_nonsense_is_refused",
+            "test_stream.py::test_an_option_changes_the_tasks_or_is_refused",
             (
                 'config: scenario "after" passes over a long tail',
-                "wrong = scenario in fixed if name in uneven else",
-                "wrong = False if name in uneven else",
+                '"long_tail": _UNEVEN,',
+                '"long_tail": SCENARIOS,',
+            ),
+            (
+                "scenarios: Python's options are not looked at",
+                "    check_readers(scenario, given)\n",
+                "",
+            ),
+            (
+                "scenarios: an order of classes is refused of a joint run",
+                '_PASSED_OVER = {"class_order": ("joint", "data")}',
+                '_PASSED_OVER = {"class_order": ("data",)}',
+            ),
+            (
+                "scenarios: a default that is given is refused",
+                "if not takes and value != defaults[option]:",
+                "if not takes and option in options:",
             ),
         ),
         *fault.of(

@@ -4,6 +4,15 @@ from faults import fault
 
 FAULTS = [
     *fault.of(
+        "evals/alignment.py",
+        "test_alignment.py::test_a_memory_without_images_or_tasks_is_refused",
+        (
+            "eval: alignment is not told that a memory has no tasks",
+            'if not {"image", "task"} <= set(memory.items):',
+            'if not {"image"} <= set(memory.items):',
+        ),
+    ),
+    *fault.of(
         "evals/knn.py",
         "test_evals.py::test_votes_weigh_by_distance",
         (
@@ -26,6 +35,18 @@ FAULTS = [
     *fault.of(
         "evals/features.py",
         "test_evals.py::test_neighbours_are_those_of_brute_force[class-cosine]",
+        (
+            "eval: collapse reads the first rows of a sorted split",
+            "np.linspace(0, len(rows) - 1, min(most, len(rows)))",
+            "np.arange(min(most, len(rows)))",
+            "test_collapse.py::test_it_measures_rows_evenly_spaced",
+        ),
+        (
+            "eval: uniformity of a single row",
+            "if len(rows) < least:",
+            "if len(rows) < 1:",
+            "test_uniformity.py::test_a_single_row_is_refused",
+        ),
         (
             "eval: rows seen are those of earlier tasks",
             "(groups.train_task <= task)",
@@ -137,8 +158,8 @@ FAULTS = [
         ),
         (
             "decay: agreement of clusters is not corrected for chance",
-            "return max((float(np.mean(one == other)) - chance) / (1 - chance), 0.0)",
-            "return float(np.mean(one == other))",
+            "return max((same - chance) / (1 - chance), 0.0)",
+            "return same",
         ),
         (
             "decay: clusters that all fall into have a nan",
@@ -177,12 +198,6 @@ FAULTS = [
             "eval: RankMe squares the singular values",
             "p = values / values.sum() + _EPS",
             "p = values**2 / (values**2).sum() + _EPS",
-        ),
-        (
-            "eval: collapse reads the first rows of a sorted split",
-            "np.linspace(0, count - 1, min(max_rows, count))",
-            "np.arange(min(max_rows, count))",
-            "test_collapse.py::test_it_measures_rows_evenly_spaced",
         ),
         (
             "eval: collapse forgets the first evaluation",

@@ -2,6 +2,8 @@
 
 from faults import fault
 
+_WORDS = "test_configs.py::test_words"
+
 FAULTS = [
     *fault.of(
         "data/in_memory.py",
@@ -152,6 +154,31 @@ FAULTS = [
             "recipe: a function is asked once",
             "look = _Lookup(lambda value, *held: function(*held), list(fields))",
             "look = _Lookup(lambda value, *held: value, list(fields))",
+        ),
+    ),
+    *fault.of(
+        "config/recipe.py",
+        f"{_WORDS}_name_the_argument_and_what_is_allowed",
+        (
+            "recipe: of two words that exclude one another one is passed over",
+            'f"{pair} exclude one another" for pair in rivals]',
+            'f"{pair} exclude one another" for pair in ()]',
+        ),
+        (
+            "recipe: unknown words are passed over",
+            "sorted(given.difference(*found))]",
+            "()]",
+        ),
+        (
+            "recipe: a number is its form",
+            '.replace("=N", "=[1-9][0-9]*")',
+            '.replace("=N", "=[N0-9]+")',
+        ),
+        (
+            "recipe: a word that is not said is the last of its choice",
+            "(own or table)[0] for own,",
+            "(own or table)[-1] for own,",
+            f"{_WORDS}_of_an_argument_in_any_order",
         ),
     ),
     *fault.of(

@@ -35,6 +35,24 @@ FAULTS = [
         "memory/buffer.py",
         "test_memory.py::test_write_against_one_row_at_a_time",
         (
+            "memory: duel's slots are one too far",
+            "rank = jnp.cumsum(mask, dtype=jnp.int32) - 1",
+            "rank = jnp.cumsum(mask, dtype=jnp.int32)",
+            "test_duel_memory.py::test_slots_pair_kept_rows_with_free_slots_in_order",
+        ),
+        (
+            "minred: masked rows take slots",
+            "fits = mask & (rank < jnp.sum(free))",
+            "fits = rank < jnp.sum(free)",
+            "test_redundancy.py::test_a_stream_against_one_row_at_a_time",
+        ),
+        (
+            "loss_aware: the highest scores go",
+            "order = jnp.argsort(values, stable=True)",
+            "order = jnp.argsort(-values, stable=True)",
+            "test_loss_aware.py::test_a_low_loss_and_many_draws_make_a_low_score",
+        ),
+        (
             "memory: of rows with one slot the first stays",
             "jnp.full((capacity,), -1, jnp.int32).at[slots].max(rows, mode=",
             "jnp.full((capacity,), 9999, jnp.int32).at[slots].min(rows, mode=",
@@ -123,12 +141,6 @@ FAULTS = [
             "count, order = jnp.sum(incoming_mask), jnp",
             "count, order = len(incoming), jnp",
             "test_duel_memory.py::test_rows_that_do_not_exist_change_nothing",
-        ),
-        (
-            "memory: duel's slots are one too far",
-            "rank = jnp.cumsum(comes) - 1",
-            "rank = jnp.cumsum(comes)",
-            "test_duel_memory.py::test_slots_pair_kept_rows_with_free_slots_in_order",
         ),
         (
             "memory: a memory over devices is given to one kernel",
@@ -280,11 +292,6 @@ FAULTS = [
             "feature, filled=None,",
             "test_duel_memory.py::test_as_a_policy_it_is_the_loop",
         ),
-        (
-            "minred: masked rows take slots",
-            "fits = mask & (rank < jnp.sum(free))",
-            "fits = rank < jnp.sum(free)",
-        ),
     ),
     *fault.of(
         "memory/loss_aware.py",
@@ -298,11 +305,6 @@ FAULTS = [
             "loss_aware: empty slots take part in the range of losses",
             "least = jnp.min(jnp.where(filled, loss, jnp.inf))",
             "least = jnp.min(loss)",
-        ),
-        (
-            "loss_aware: the highest scores go",
-            "order = jnp.argsort(values, stable=True)",
-            "order = jnp.argsort(-values, stable=True)",
         ),
         (
             "loss_aware: a running loss is the last one",
@@ -327,8 +329,8 @@ FAULTS = [
         ),
         (
             "loss_aware: rows go before the memory is full",
-            "gone = loss_lib.lowest(value, jnp.clip(excess, 0, stored))",
-            "gone = loss_lib.lowest(value, stored)",
+            "gone = buffer_lib.lowest(value, jnp.clip(excess, 0, stored))",
+            "gone = buffer_lib.lowest(value, stored)",
             "test_loss_aware.py::test_every_row_enters_and_the_lowest_scores_go",
         ),
     ),
@@ -406,6 +408,29 @@ FAULTS = [
             "rows = jnp.where(active, rows, old)",
             "rows = jnp.where(True, rows, old)",
         ),
+        (
+            "memory: a queue's end is cut off where batches have two sizes",
+            "if aligned and size % count == 0:",
+            "if size % count == 0:",
+            "test_queue.py::test_batches_of_two_sizes_overwrite_the_oldest_rows",
+        ),
+    ),
+    *fault.of(
+        "memory/duel.py",
+        "test_duel_memory.py::test_nothing_is_distinct_from_an_empty_memory",
+        (
+            "memory: an empty memory is alike to some row",
+            "return jnp.where(count > 0, -jnp.log(share), jnp.inf)",
+            "return -jnp.log(share)",
+        ),
+        (
+            "memory: rounding makes distinctiveness nan",
+            "jnp.maximum(1 + products / jnp.maximum(count, 1), 0) / 2",
+            "(1 + products / jnp.maximum(count, 1)) / 2",
+            "test_duel_memory.py::test_a_row_opposite_to_all_stored_ones_is_distinct_"
+            "beyond_bounds",
+        ),
+        slow=True,
     ),
     *fault.of(
         "memory/queue.py",

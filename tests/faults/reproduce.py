@@ -162,18 +162,6 @@ FAULTS = [
             "example_mask=rows.mask",
         ),
         (
-            "er: rows that do not exist count in the joint mean",
-            "mask=jnp.concatenate([incoming.mask, replayed.mask]),",
-            "mask=jnp.ones(len(incoming.mask) + len(replayed.mask), bool),",
-            "test_online.py::test_joint_er_is_fine_tuning_while_the_memory_is_empty",
-        ),
-        (
-            "er: blank images enter the joint statistics",
-            "jnp.where(jnp.any(replayed.mask), replayed.images, repeated)",
-            "replayed.images",
-            "test_online.py::test_joint_er_is_fine_tuning_while_the_memory_is_empty",
-        ),
-        (
             "er: absent classes may be predicted",
             'limit=unseen == "absent"',
             "limit=False",
@@ -186,6 +174,18 @@ FAULTS = [
             "step: absent classes compete in separate passes",
             "out.logits, rows.label, class_mask=class_mask, example_mask=rows.mask",
             "out.logits, rows.label, example_mask=rows.mask",
+        ),
+        (
+            "er: rows that do not exist count in the joint mean",
+            "mask=jnp.concatenate([incoming.mask, replayed.mask]),",
+            "mask=jnp.ones(len(incoming.mask) + len(replayed.mask), bool),",
+            "test_online.py::test_joint_er_is_fine_tuning_while_the_memory_is_empty",
+        ),
+        (
+            "er: blank images enter the joint statistics",
+            "jnp.where(jnp.any(replayed.mask), replayed.images, repeated)",
+            "replayed.images",
+            "test_online.py::test_joint_er_is_fine_tuning_while_the_memory_is_empty",
         ),
     ),
     *fault.of(

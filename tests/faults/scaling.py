@@ -242,8 +242,8 @@ FAULTS = [
         "test_core.py::test_norms_are_those_of_the_leaves",
         (
             "norms: of this leaf and those before it",
-            "own = jnp.arange(len(rows))[:, None] == owner",
-            "own = jnp.arange(len(rows))[:, None] >= owner",
+            "owned = jnp.arange(len(rows))[:, None] == owner",
+            "owned = jnp.arange(len(rows))[:, None] >= owner",
         ),
         (
             "norms: what does not fill a row is left out",
@@ -278,8 +278,8 @@ FAULTS = [
         "test_optim.py::test_lars_follows_the_released_code",
         (
             "norms: LARS takes those of the gradient for both",
-            "found = core.norms(grads), core.norms(params)",
-            "found = core.norms(grads), core.norms(grads)",
+            "norms = core.norms(grads), core.norms(params)",
+            "norms = core.norms(grads), core.norms(grads)",
         ),
     ),
     *fault.of(

@@ -13,6 +13,15 @@ def _tasks(name):
 
 FAULTS = [
     *fault.of(
+        "methods/two_view/step.py",
+        "test_two_view.py::test_other_than_two_views_are_refused",
+        (
+            "two_view: any number of views is trained on",
+            'core.check_views(views, 2, "two_view")',
+            'core.check_views(views, views.shape[1], "two_view")',
+        ),
+    ),
+    *fault.of(
         "methods/two_view/strategies.py",
         _step("mocov2plus-lump"),
         (

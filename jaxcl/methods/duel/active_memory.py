@@ -24,10 +24,8 @@ class Settings(NamedTuple):
     newcomer_competes: bool
     score: duel.Score
     temperature: float
-    gather: Callable = lambda tree: tree  # see `core.Parts`
-    on_each: Callable = lambda function, rows, whole: function(
-        *rows, *whole
-    )  # the same
+    gather: Callable  # see `core.Parts`, for `on_each`, too
+    on_each: Callable
     logsumexp: Callable | None = None  # in place of the matrix of products
     kernel: bool = True  # accelerators filter in one kernel, where they can
 
@@ -126,7 +124,7 @@ def _rows(settings, batch, features):
     items = {"feature": features, "label": batch["label"], "index": batch["index"]}
     if settings.images:
         image = batch["image"]  # with crops already cut, the first of them
-        items["image"] = image if image.ndim == 4 else image[:, :1]
+        items["image"] = image if image.ndim == 4 else image[:, 0]
     return items
 
 

@@ -199,11 +199,11 @@ def _init(setup, key, batch):
 def _step(setup, state, batch):
     k_augment, k_write, *k_drawn = jax.random.split(core.step_key(state), 4)
     views = setup.parts.augment(k_augment, batch["image"])
-    if views.shape[1] != 2:
-        raise ValueError(f"config.augment.views={views.shape[1]}: duel takes 2")
+    core.check_views(views, 2, "duel")
     memory = _memory(state) if setup.remembers else None
+    draw = functools.partial(_draw, setup, k_drawn, batch["image"].ndim == 5)
     loss, memory, slow_stats = (_moco if setup.moco else _simclr)(
-        setup, state, views, memory, k_drawn
+        setup, state, views, memory, draw
     )
     state, (stats, target), metrics = core.descend(setup.parts, state, loss)
     extra = state.extra._replace(momentum_stats=slow_stats)
@@ -218,13 +218,17 @@ def _step(setup, state, batch):
     return state.replace(stats=stats, extra=extra), metrics
 
 
-def _moco(setup, state, views, memory, k_drawn):
-    """The loss of a step, the memory it reads, statistics of the slow network."""
+def _moco(setup, state, views, memory, draw):
+    """The loss of a step, the memory it reads, statistics of the slow network.
+
+    Args:
+      draw: (network, memory) -> as of `_draw`.
+    """
     slow = state.extra.momentum, state.extra.momentum_stats
     keys, slow_stats = setup.net(*slow, views[:, 1], train=True)
     keys = core.l2_normalize(keys)
     if setup.refresh:
-        *_, memory = _draw(setup, slow, memory, k_drawn)
+        *_, memory = draw(slow, memory)
 
     def loss(params):
         queries, stats = setup.net(params, state.stats, views[:, 0], train=True)
@@ -235,13 +239,12 @@ def _moco(setup, state, views, memory, k_drawn):
     return loss, memory, slow_stats
 
 
-def _simclr(setup, state, views, memory, k_drawn):
+def _simclr(setup, state, views, memory, draw):
     """The loss of a step and the memory it reads; there is no slow network."""
     images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
     rows = exists = None
     if setup.remembers:
-        network = state.params, state.stats
-        rows, exists, memory = _draw(setup, network, memory, k_drawn)
+        rows, exists, memory = draw((state.params, state.stats), memory)
 
     def loss(params):
         z, stats = setup.net(params, state.stats, images, train=True, groups=2)
@@ -279,10 +282,15 @@ def _contrast(setup, anchors, positives, examples, rows, exists):
     )
 
 
-def _draw(setup, network, memory, keys):
-    """Features f32[R, D] of drawn rows, bool[R] which exist, the memory afterwards."""
+def _draw(setup, keys, cut, network, memory):
+    """Features f32[R, D] of drawn rows, bool[R] which exist, the memory afterwards.
+
+    If `cut`, images are crops, of which `parts.augment` takes two that are cut already.
+    """
     items, exists, slots = buffer.sample(memory, keys[0], setup.drawn)
     images = setup.parts.split(items["image"])
+    if cut:
+        images = jnp.stack([images, images], axis=1)
     others = setup.parts.augment(keys[1], images)[:, 0]
     rows, _ = setup.net(*network, others, train=True)
     rows = core.l2_normalize(rows)

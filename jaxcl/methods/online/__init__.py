@@ -3,17 +3,20 @@
 from jaxcl.methods.online.network import Head, Network, Outputs, Rows
 from jaxcl.methods.online.step import (
     Form,
+    ReplayFrom,
     cross_entropy,
     descend,
     draw,
     images_of,
-    log_weights,
     memory_of,
     method,
     move,
     network,
     past_tasks,
+    replayable,
+    stored_rows,
     taken,
+    together,
 )
 
 __all__ = [
@@ -21,16 +24,19 @@ __all__ = [
     "Head",
     "Network",
     "Outputs",
+    "ReplayFrom",
     "Rows",
     "cross_entropy",
     "descend",
     "draw",
     "images_of",
-    "log_weights",
     "memory_of",
     "method",
     "move",
     "network",
     "past_tasks",
+    "replayable",
+    "stored_rows",
     "taken",
+    "together",
 ]

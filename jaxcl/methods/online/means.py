@@ -44,12 +44,14 @@ class Nearest(NamedTuple):
     def means(self, state: core.TrainState) -> Means:
         """The means of the memory; each device embeds its items chunk by chunk."""
         memory, space = state.extra.memory, online.memory_of(self.parts)
-        # `space.each` gives a device only its own slice, so each gets a copy.
+        # `on_each_device` gives a device only its own slice, so each gets a copy.
         network = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (space.shards, *x.shape)),
             (state.params, state.stats),
         )
-        total, counts = space.each(self._sums, network, memory.items, memory.filled)
+        total, counts = space.on_each_device(
+            self._sums, network, memory.items, memory.filled
+        )
         total, counts = total.sum(axis=0), counts.sum(axis=0)
         rows = self._scaled(total / jnp.maximum(counts, 1)[:, None])
         return Means(rows, counts > 0)

@@ -92,7 +92,7 @@ class Network:
         """Outputs of incoming and of replayed rows, each normalised by its own batch.
 
         The running statistics move by incoming rows first, and by a draw only if it has
-        rows that exist. A draw without any has none behind it that has some.
+        rows that exist. If a draw has no rows, no later draw has any.
         """
         batches = [rows.images for rows in (incoming, *draws)]
         features, (stats, *along) = self._nets.in_turn(params, stats, *batches)

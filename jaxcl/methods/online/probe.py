@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core
-from jaxcl.memory import sharded
+from jaxcl.memory import buffer, sharded
 from jaxcl.methods.online.network import Network, Outputs, Rows
 
 _STREAM = 0xD21F7  # keeps the probe's random numbers apart from the method's
@@ -77,7 +77,7 @@ def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Metho
             memory,
             key,
             min(count, memory.capacity),
-            log_weights=jnp.where(memory.items["task"] < state.task, 0.0, -jnp.inf),
+            log_weights=buffer.log_weights(memory.items["task"] < state.task),
         )
         images, mask = parts.split((items["image"], mask))
         images = parts.plain(images)

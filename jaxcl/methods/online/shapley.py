@@ -84,9 +84,7 @@ class Judge(NamedTuple):
         self, state: core.TrainState, key: jax.Array, batch: core.Batch, stored: dict
     ) -> core.TrainState:
         """Write incoming rows, and `stored` beside them, into the memory."""
-        memory, label = state.extra.memory, batch["label"]
-        task = jnp.broadcast_to(state.task, label.shape)
-        items = {"image": batch["image"], "label": label, "task": task, **stored}
+        memory, items = state.extra.memory, online.stored_rows(state, batch, **stored)
         slots = self.places(state, key, items)
         memory = buffer.write(memory, slots, items)
         return state.replace(extra=state.extra._replace(memory=memory))
@@ -100,7 +98,7 @@ class Judge(NamedTuple):
         helped, helped_mask, rest = self.balanced(k_helped, memory, memory.filled)
         size = min(len(helped), memory.capacity)
         _, pool_mask, pool = buffer.sample(
-            memory, k_pool, size, log_weights=online.log_weights(rest)
+            memory, k_pool, size, log_weights=buffer.log_weights(rest)
         )
         candidates, others = at(memory, pool), at(memory, helped)
         candidate_rows, other_rows, new_rows = self.features(

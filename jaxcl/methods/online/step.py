@@ -23,6 +23,8 @@ from jaxcl.methods.online import probe, statistics
 from jaxcl.methods.online.network import Head, Network, Rows
 
 Form = Literal["paper", "code"]  # of a method, where the released code differs
+# Which rows of the memory may be replayed, see `er.make`.
+ReplayFrom = Literal["past_tasks", "all", "other_classes"]
 
 
 class Extra(NamedTuple):
@@ -39,6 +41,11 @@ def memory_of(parts: core.Parts) -> sharded.Memory:
 
 
 def _check_memory(replay: core.Replay, parts: core.Parts, write) -> None:
+    if write and replay.policy != "reservoir":
+        raise ValueError(
+            f"config.replay.policy={replay.policy!r}: config.method.name stores by a "
+            "rule of its own; leave it out ('reservoir')"
+        )
     policy = policies.POLICIES[replay.policy]
     if lacking := sorted({*policy.reads} - {"label", "task"}):
         raise ValueError(
@@ -61,7 +68,7 @@ def _check_memory(replay: core.Replay, parts: core.Parts, write) -> None:
 
 def network(parts: core.Parts, head: Head) -> Network:
     """The network of a method; one that measures, where that is asked for."""
-    if parts.replay and "gradients" in parts.replay.measure:
+    if "gradients" in parts.replay.measure:
         return probe.Measured(parts.encoder, head, parts.num_classes, parts.num_tasks)
     return Network(parts.encoder, head, parts.num_classes)
 
@@ -72,7 +79,7 @@ def draw(
     key: jax.Array,
     *,
     size: int | None = None,
-    log_weights: jax.Array | None = None,
+    allowed: jax.Array | None = None,
     augment: bool = True,
 ) -> Rows:
     """Draw rows of the memory without replacement; `taken` says what fills the shape.
@@ -82,12 +89,13 @@ def draw(
       memory: what is drawn from.
       key: threefry key.
       size: number of rows; None: config.replay.size.
-      log_weights: f32[capacity] as in `buffer.sample`.
+      allowed: bool[capacity], slots that may be drawn; None: all that are filled.
       augment: False: images are not augmented, whatever config.replay.augment says.
     """
     k_draw, k_augment = jax.random.split(key)
     size = min(size or parts.replay.size, memory.capacity)
-    drawn = memory_of(parts).sample(memory, k_draw, size, log_weights=log_weights)
+    weights = None if allowed is None else buffer.log_weights(allowed)
+    drawn = memory_of(parts).sample(memory, k_draw, size, log_weights=weights)
     return taken(parts, k_augment, *drawn, augment=augment)
 
 
@@ -105,7 +113,7 @@ def taken(
     Rows that do not exist repeat those that do, so that batch statistics see no
     blank image. If none exists, all images are blank.
     """
-    items = memory_of(parts).each(_repeated, items, mask)
+    items = memory_of(parts).on_each_device(_repeated, items, mask)
     items, mask, slots = parts.split((items, mask, slots))
     augmented = augment and parts.replay.augment != "none"
     images = images_of(parts, key, items["image"], augmented)
@@ -126,14 +134,59 @@ def images_of(
     return parts.augment(key, images)[:, 0] if augmented else parts.plain(images)
 
 
-def log_weights(allowed: jax.Array) -> jax.Array:
-    """bool[capacity] -> f32, for `draw`: uniform over the allowed slots."""
-    return jnp.where(allowed, 0.0, -jnp.inf)
-
-
 def past_tasks(state: core.TrainState) -> jax.Array:
     """Slots whose example came before the present task, bool[capacity]."""
     return state.extra.memory.items["task"] < state.task
+
+
+def replayable(
+    replay_from: ReplayFrom, state: core.TrainState, incoming: Rows
+) -> jax.Array:
+    """Slots that may be replayed, bool[capacity]; empty ones may be among them."""
+    memory = state.extra.memory
+    if replay_from == "past_tasks":
+        return past_tasks(state)
+    if replay_from == "all":
+        return memory.filled
+    label = memory.items["label"]
+    return ~(label[:, None] == incoming.label).any(axis=1)
+
+
+def together(incoming: Rows, replayed: Rows) -> Rows:
+    """Incoming and replayed rows as one batch.
+
+    While none can be replayed, incoming rows stand in for them in the batch statistics,
+    masked, so that they do not count again.
+
+    Args:
+      incoming: B rows, which all exist.
+      replayed: R rows, of which none or all images are blank, see `taken`.
+
+    Returns:
+      B + R rows, incoming ones first, without items and slots.
+    """
+    # A blank image would enter the batch statistics.
+    repeated = incoming.images[jnp.arange(len(replayed.mask)) % len(incoming.label)]
+    images = jnp.where(jnp.any(replayed.mask), replayed.images, repeated)
+    return Rows(
+        images=jnp.concatenate([incoming.images, images]),
+        label=jnp.concatenate([incoming.label, replayed.label]),
+        mask=jnp.concatenate([incoming.mask, replayed.mask]),
+        raw=jnp.concatenate([incoming.raw, replayed.raw]),
+    )
+
+
+def stored_rows(state: core.TrainState, batch: core.Batch, **more: jax.Array) -> dict:
+    """The rows of a batch as the memory stores them, name -> [B, ...].
+
+    Args:
+      state: says which task it is.
+      batch: the incoming rows.
+      more: what the memory stores beside image, label and task.
+    """
+    label = batch["label"]
+    task = jnp.broadcast_to(state.task, label.shape)
+    return {"image": batch["image"], "label": label, "task": task, **more}
 
 
 def descend(parts: core.Parts, net: Network, state: core.TrainState, loss: Callable):
@@ -167,7 +220,7 @@ def method(
     update: Callable,
     *,
     items: Callable = lambda batch: {},
-    extra: Callable = lambda base, params: base,
+    extra: Callable = lambda base, params, stats: base,
     write: Callable | None = None,
     limit: bool = True,
     remembers: bool = True,
@@ -181,7 +234,8 @@ def method(
       update: (state, incoming Rows, key) -> (state, metrics, {name: [B, ...]}); the
         last is stored beside image, label and task.
       items: (logits f32[C] of one example) -> {name: array}, the shapes of the above.
-      extra: (Extra, params) -> the method's own extra, which has the fields of Extra.
+      extra: (Extra, params, stats) -> the method's own extra, which has the fields of
+        Extra.
       write: (state, key, batch, what `update` returned last) -> state, called after
         the updates; None: a write under config.replay.policy.
       limit: predict among the classes seen so far only.
@@ -264,17 +318,16 @@ class _Shared(NamedTuple):
             memory = space.create(example, replay.capacity)
             kept = space.start(replay.policy, classes, self.parts.num_tasks)
         base = Extra(memory, jnp.zeros((classes,), bool), kept)
-        extra = self.extra(base, params)
+        extra = self.extra(base, params, stats)
         return core.new_state(k_state, params, stats, self.parts.tx, extra)
 
     def step(self, state, batch):
         replay = self.parts.replay
-        updates = replay.updates if replay else 1
-        k_write, *keys = jax.random.split(core.step_key(state), 1 + updates)
+        k_write, *keys = jax.random.split(core.step_key(state), 1 + replay.updates)
         seen = state.extra.seen.at[batch["label"]].set(True)
         step = state.step
         state = state.replace(extra=state.extra._replace(seen=seen))
-        augmented = replay is not None and replay.augment == "all"
+        augmented = replay.augment == "all"
         for key in keys:  # in Python: gradients in a loop of XLA's are slow on CPU
             k_incoming, k_update = jax.random.split(key)
             incoming = self.incoming(k_incoming, batch, augmented)
@@ -304,11 +357,9 @@ class _Shared(NamedTuple):
         )
 
     def _written(self, state, key, batch, stored):
-        extra, label = state.extra, batch["label"]
-        task = jnp.broadcast_to(state.task, batch["label"].shape)
-        items = {"image": batch["image"], "label": label, "task": task, **stored}
+        extra, items = state.extra, stored_rows(state, batch, **stored)
         space, policy = memory_of(self.parts), self.parts.replay.policy
-        all_rows = jnp.ones(len(label), bool)
+        all_rows = jnp.ones(len(batch["label"]), bool)
         slots, kept = space.choose(
             policy, extra.memory, extra.kept, key, items, all_rows
         )

@@ -17,16 +17,16 @@ class Teacher(NamedTuple):
     exists: jax.Array  # bool[], False in the first task
 
 
-def create(state: core.TrainState) -> Teacher:
-    """A teacher with the right shapes that does not exist yet."""
-    return Teacher(core.copy(state.params), core.copy(state.stats), jnp.zeros((), bool))
+def create(params: core.PyTree, stats: core.PyTree) -> Teacher:
+    """A teacher of the shapes of `params` and `stats` that does not exist yet."""
+    return Teacher(core.copy(params), core.copy(stats), jnp.zeros((), bool))
 
 
 def begin_task(state: core.TrainState, task: stream.Task) -> core.TrainState:
     """The state with its network as `extra.teacher`, from the second task on."""
     if task.index == 0:
         return state
-    teacher = create(state)._replace(exists=jnp.ones((), bool))
+    teacher = create(state.params, state.stats)._replace(exists=jnp.ones((), bool))
     return state.replace(extra=state.extra._replace(teacher=teacher))
 
 

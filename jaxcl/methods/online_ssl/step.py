@@ -322,8 +322,7 @@ def _update(setup, state, batch, key):
     k_stream, k_draw, k_replay = jax.random.split(key, 3)
     extra, size, beside = state.extra, setup.size, setup.beside
     rows = setup.parts.augment(k_stream, batch["image"])
-    if rows.shape[1] != 2:
-        raise ValueError(f"config.augment.views={rows.shape[1]}: online_ssl takes 2")
+    core.check_views(rows, 2, "online_ssl")
     active, held, drawn, share = jnp.zeros((), bool), None, None, 0.0
     if size:
         active = jnp.sum(extra.memory.filled) > size
@@ -467,8 +466,11 @@ def _queued(setup, extra, features, active):
         if bank is None:
             continue
         rows = core.l2_normalize(rows).swapaxes(0, 1)
+        enqueue = functools.partial(
+            queue.enqueue, aligned=size in (0, rows.shape[1] - size)
+        )
         if size:
-            bank, pointer = queue.enqueue(bank, pointer, rows[:, :size], active=active)
-        bank, pointer = queue.enqueue(bank, pointer, rows[:, size:])
+            bank, pointer = enqueue(bank, pointer, rows[:, :size], active=active)
+        bank, pointer = enqueue(bank, pointer, rows[:, size:])
         changes |= {name: bank, "pointer": pointer}
     return extra._replace(**changes)

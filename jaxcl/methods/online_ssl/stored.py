@@ -57,7 +57,16 @@ def _unlabelled(policy: policies.Policy) -> bool:
 
 
 def create(setup, batch):
-    """The memory before the first batch, and the counts of its policy."""
+    """Make the memory as it is before the first batch.
+
+    Args:
+      setup: of `step.py`.
+      batch: its images have the shape of those to come.
+
+    Returns:
+      buffer of "image" u8, "label" and "task" i32, "projection" f32[D] where the
+      regulariser stores one, and what the policy reads; the counts of the policy.
+    """
     parts, replay = setup.parts, setup.parts.replay
     scalar, vector = jnp.zeros((), jnp.int32), jnp.zeros((setup.dim,))
     example = {"image": batch["image"][0], "label": scalar, "task": scalar}
@@ -131,7 +140,19 @@ def pair_slopes(query: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def refreshed(setup, memory, drawn, told, active):
-    """The memory once what it stores of replayed rows has moved to what is told."""
+    """Move what the memory stores of replayed rows to what an update told of them.
+
+    Args:
+      setup: of `step.py`.
+      memory: the buffer before.
+      drawn: items, mask and slots of the R replayed rows, as of `buffer.sample`.
+      told: `Told` of these rows.
+      active: bool[], the rows are of the memory; if False, nothing moves.
+
+    Returns:
+      The buffer; of "projection", "feature", "used", "loss" and "draws" those that it
+      has are new where rows were drawn.
+    """
     items, _, slots = drawn
     z = told.z
     changes = {}
@@ -154,9 +175,9 @@ def refreshed(setup, memory, drawn, told, active):
     def put(held, slots, rows):
         return held.at[slots].set(rows, mode="drop")
 
-    each = online.memory_of(setup.parts).each
+    on_each_device = online.memory_of(setup.parts).on_each_device
     held = memory.items | {
-        name: each(put, memory.items[name], slots, rows)
+        name: on_each_device(put, memory.items[name], slots, rows)
         for name, rows in changes.items()
     }
     return memory._replace(items=held)
@@ -175,8 +196,7 @@ def offered(setup, state, batch, told, number, key):
       number: i32[], of the batch in the stream.
     """
     extra, count, z = state.extra, len(batch["label"]), told.z
-    task = jnp.broadcast_to(state.task, (count,))
-    items = {"image": batch["image"], "label": batch["label"], "task": task}
+    items = online.stored_rows(state, batch)
     if setup.plan.stores:
         items["projection"] = jnp.mean(z, axis=1)
     new = {

@@ -386,6 +386,7 @@ def _step(setup, state, batch):
     keys = jax.random.split(core.step_key(state), 5)
     k_augment, k_mix, k_write, *k_drawn = keys
     views = setup.parts.augment(k_augment, batch["image"])
+    core.check_views(views, 2, "two_view")
     features = bases.Features(None, batch["label"])
     replayed = items = None
     if strategy.stores:
