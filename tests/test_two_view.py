@@ -136,7 +136,7 @@ def fresh(name):
 
 
 def test_other_than_two_views_are_refused():
-    one_view = parts(lambda key, images: views_of(images)[:, :1])
+    one_view = parts(lambda key, images: twins.views_of(images)[:, :1])
     method = two_view.make(one_view, base="simclr", **OPTIONS)
     state = jax.eval_shape(method.init, jax.random.key(0), batch(0))
     with pytest.raises(ValueError, match=r"config\.augment\.views=1: two_view takes 2"):
