@@ -82,14 +82,14 @@ def words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:
     Raises:
       ValueError: naming the argument, what is wrong with it and what is allowed.
     """
-    given = {word for word in (arg or "").split(",") if word}
+    asked = {word for word in (arg or "").split(",") if word}
     tables = [list(choice) for choice in (*choices, ("", "debug"))]
-    found = []
+    said = []
     for table in tables:
         form = "|".join(map(re.escape, table)).replace("=N", "=[1-9][0-9]*")
-        found.append(sorted(word for word in given if re.fullmatch(form, word)))
-    wrong = [f"{word!r} is unknown" for word in sorted(given.difference(*found))]
-    rivals = [" and ".join(map(repr, own)) for own in found if len(own) > 1]
+        said.append(sorted(word for word in asked if re.fullmatch(form, word)))
+    wrong = [f"{word!r} is unknown" for word in sorted(asked.difference(*said))]
+    rivals = [" and ".join(map(repr, own)) for own in said if len(own) > 1]
     wrong += [f"{pair} exclude one another" for pair in rivals]
     if wrong:
         named = [", ".join(filter(None, table)) for table in tables]
@@ -97,7 +97,7 @@ def words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:
         raise ValueError(
             f"{arg!r}: {wrong[0]}; allowed are, with commas between, {allowed}"
         )
-    return tuple((own or table)[0] for own, table in zip(found, tables, strict=True))
+    return tuple((own or table)[0] for own, table in zip(said, tables, strict=True))
 
 
 def change(config: config_dict.ConfigDict, changes: Mapping[str, Any]) -> None:

@@ -46,10 +46,9 @@ def folder(seed: int) -> str:
 
 def folders(workdir: epath.PathLike) -> dict[int, epath.Path]:
     """Seed -> its run directory, of those that `workdir` has, in order."""
-    own = epath.Path(workdir).glob(f"{_PREFIX}*")
-    marks = {path.name.removeprefix(_PREFIX): path for path in own}
-    found = {int(mark): path for mark, path in marks.items() if mark.isdigit()}
-    return dict(sorted(found.items()))
+    paths = epath.Path(workdir).glob(f"{_PREFIX}*")
+    marks = {path.name.removeprefix(_PREFIX): path for path in paths}
+    return dict(sorted((int(x), path) for x, path in marks.items() if x.isdigit()))
 
 
 def one_of(state: core.TrainState, i: int) -> core.TrainState:

@@ -166,7 +166,7 @@ FAULTS = [
         ),
         (
             "recipe: unknown words are passed over",
-            "sorted(given.difference(*found))]",
+            "sorted(asked.difference(*said))]",
             "()]",
         ),
         (
