@@ -247,7 +247,9 @@ def finished(options) -> dict[str, dict[int | None, pathlib.Path]]:
     """Title of each row -> its seeds that are judged -> their directories."""
     rows = {"nothing: as it came": {None: place(options, "have")}}
     again = options.seeds if options.retrain is None else options.retrain
-    rows["trained anew on all"] = {seed: place(options, "retrain", seed) for seed in again}
+    rows["trained anew on all"] = {
+        seed: place(options, "retrain", seed) for seed in again
+    }
     for name in options.rows:
         folders = {seed: place(options, name, seed) for seed in options.seeds}
         rows[ROWS[name].title] = folders

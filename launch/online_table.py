@@ -55,8 +55,8 @@ ROWS = {
         (),
         {5: (35.3, "-"), 20: (43.7, 27.6), 50: (48.0, 22.7), 100: (50.9, 20.3)},
     ),
-    "er_ace_code": Row(
-        'ER-ACE, `form="code"`', "er_ace", (("config.method.form", "code"),)
+    "er_ace_paper": Row(
+        'ER-ACE, `form="paper"`', "er_ace", (("config.method.form", "paper"),)
     ),
     "er_aml": Row(
         "ER-AML",
