@@ -10,7 +10,7 @@ from IPython.core import formatters
 from PIL import Image
 
 from helpers import pages, pictures, toy
-from jaxcl import plots
+from jaxcl import core, plots
 from jaxcl.config import build
 from jaxcl.data import stream
 from jaxcl.run import finish, transfer
@@ -81,6 +81,7 @@ def test_other_formats_are_refused_by_name(wrong, tmp_path):
 def test_an_encoder_that_is_judged_has_its_pictures_in_them(tmp_path):
     def draw(state, task):
         plots.accuracy_matrix(MATRIX, tmp_path / "x.png", title="t")
+        return core.Result({}, {})
 
     task = types.SimpleNamespace(name="joint")
     work = transfer.Transfer(
