@@ -201,8 +201,8 @@ def files(
         )
         paths = (os.path.join(where, name) for where, names in walk for name in names)
         start = len(os.fspath(path).rstrip("/"))
-        found = (x for x in paths if "/." not in x[start:])
-        return sorted(x for x in found if x.lower().endswith(suffixes))
+        visible = (x for x in paths if "/." not in x[start:])
+        return sorted(x for x in visible if x.lower().endswith(suffixes))
     start = os.fspath(path)
     apart = {*apart, *_above(os.path.realpath(start))}
     entries = [x for x in _walk(start, apart) if x.path.lower().endswith(suffixes)]

@@ -168,7 +168,7 @@ def _config(section, *, encoder, size, tasks, labelled) -> ml_collections.Config
 
 
 def _check_strategy(config) -> None:
-    """Refuse a strategy of which nothing is trained: one that needs a task before."""
+    """Refuse a strategy that needs an earlier task where there is none."""
     name = config.method.strategy
     strategy = strategies.STRATEGIES.get(name)  # None: `build` says what there is
     if config.scenario.name != "joint" or config.get("start") or strategy is None:

@@ -449,10 +449,8 @@ def task_distillation(
     same = tasks[:, None] == tasks  # classes without a task form one with zero logits
 
     def log_softmax(z):
-        z = (
-            jnp.where(tasks >= 0, _clear(core.at_least_float32(z), example_mask), 0)
-            / temperature
-        )
+        z = _clear(core.at_least_float32(z), example_mask)
+        z = jnp.where(tasks >= 0, z, 0) / temperature
         rivals = jnp.where(same, z[:, None, :], -jnp.inf)
         return z - jax.nn.logsumexp(rivals, axis=2)
 

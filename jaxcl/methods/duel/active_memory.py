@@ -24,8 +24,8 @@ class Settings(NamedTuple):
     newcomer_competes: bool
     score: duel.Score
     temperature: float
-    gather: Callable  # see `core.Parts`, for `on_each`, too
-    on_each: Callable
+    gather: Callable  # as in `core.Parts`
+    on_each: Callable  # the same
     logsumexp: Callable | None = None  # in place of the matrix of products
     kernel: bool = True  # accelerators filter in one kernel, where they can
 

@@ -285,7 +285,8 @@ def _contrast(setup, anchors, positives, examples, rows, exists):
 def _draw(setup, keys, cut, network, memory):
     """Features f32[R, D] of drawn rows, bool[R] which exist, the memory afterwards.
 
-    If `cut`, images are crops, of which `parts.augment` takes two that are cut already.
+    `cut`: the memory holds one crop of each image, as sets that stream are stored;
+    `parts.augment` takes two, so it is given the same one twice.
     """
     items, exists, slots = buffer.sample(memory, keys[0], setup.drawn)
     images = setup.parts.split(items["image"])
