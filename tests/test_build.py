@@ -409,6 +409,8 @@ def test_entries_have_names_of_their_own_and_may_run_at_the_end_alone(
 ):
     """Two of one evaluator, and what waits for the end of the last task."""
     monkeypatch.setattr(tsne, "project", lambda x, **_: x[:, :2])  # t-SNE is slow
+    said = []
+    monkeypatch.setattr(record.Recorder, "phase", lambda _, words: said.append(words))
     evaluators = {
         "knn": {"k": 5},
         "far": {"name": "knn", "k": 50},
@@ -440,10 +442,18 @@ def test_entries_have_names_of_their_own_and_may_run_at_the_end_alone(
     drawn = tmp_path / "plots"
     pictures = {str(p.relative_to(drawn)) for p in drawn.rglob("tsne*.png")}
     assert pictures == {
-        "tsne_task1.png",
-        "all/tsne_task0.png",
+        "tsne_task2.png",
         "all/tsne_task1.png",
+        "all/tsne_task2.png",
     }
+    # Only what is done is said.
+    assert [words for words in said if words.startswith(("judging", "drawing"))] == [
+        "judging the untrained network: far, knn",
+        "judging after task 1: far, knn",
+        "drawing: all",
+        "judging after task 2: far, knn, late",
+        "drawing: all, tsne",
+    ]
 
 
 def test_one_task_that_has_no_steps_yet_is_not_over(tmp_path):

@@ -78,4 +78,4 @@ def test_a_shrunk_config_runs(row, tmp_path):
     found = train.run(build.build(config, tmp_path), tmp_path)
     assert results.finished(found) == 2
     pictures = {path.name for path in tmp_path.glob("plots/*.png")}
-    assert pictures == (set() if row in REPLAY else {"memory_tsne_task1.png"})
+    assert pictures == (set() if row in REPLAY else {"memory_tsne_task2.png"})

@@ -65,4 +65,4 @@ def test_a_shrunk_config_runs(row, tmp_path):
     found = train.run(build.build(config, tmp_path), tmp_path)
     assert results.finished(found) == 1
     pictures = {path.name for path in tmp_path.glob("plots/*.png")}
-    assert "filter_tsne_task0.png" in pictures
+    assert "filter_tsne_task1.png" in pictures

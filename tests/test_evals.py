@@ -836,10 +836,10 @@ def test_picture(tmp_path):
     for name in ("one", "two"):
         draw = tsne.make(parts, directory=tmp_path / name, **options)
         assert draw(state, 2) == core.Result({}, {})
-    one, two = ((tmp_path / n / "tsne_task2.png").read_bytes() for n in ("one", "two"))
+    one, two = ((tmp_path / n / "tsne_task3.png").read_bytes() for n in ("one", "two"))
     assert one == two and one[:4] == b"\x89PNG"
     draw(state, 0)
-    assert (tmp_path / "two" / "tsne_task0.png").exists()
+    assert (tmp_path / "two" / "tsne_task1.png").exists()
 
 
 def test_points_are_chosen_in_proportion():

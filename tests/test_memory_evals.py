@@ -360,7 +360,7 @@ def test_picture_of_the_filter(streams, judged, by_row, tmp_path, drawn, figures
     draw = tsne.make(parts, directory=tmp_path / "a", **options)
     found = draw(state, 1)
     assert found.rows == {} and found.scalars == {}
-    assert (tmp_path / "a" / "filter_tsne_task1.png").exists()
+    assert (tmp_path / "a" / "filter_tsne_task2.png").exists()
     (_, labels, pale, marks, _), given = calls[0]
     split = data.test if judged else data.train
     shown = tsne.balanced(split.label, 13, 3)

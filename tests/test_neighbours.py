@@ -78,7 +78,7 @@ def test_images_stand_beside_their_own_neighbours(drawn, tmp_path, streams):
         np.testing.assert_array_equal(queries[i], images[rows[query]])
         np.testing.assert_array_equal(found[i], images[rows[want]])
         np.testing.assert_allclose(cosines[i], scores, atol=1e-4)
-    assert path == tmp_path / "a" / "neighbours_task1.png"
+    assert path == tmp_path / "a" / "neighbours_task2.png"
     assert title == "Nearest neighbours after task 2"
 
 
@@ -114,7 +114,7 @@ def test_few_images_are_each_others_neighbours(tmp_path):
     )
     result = neighbours.make(parts, directory=tmp_path)(eval_toy.state_of(1), 0)
     assert not result.rows and not result.warnings
-    with Image.open(tmp_path / "neighbours_task0.png") as picture:
+    with Image.open(tmp_path / "neighbours_task1.png") as picture:
         width, height = picture.size  # three rows of three images
     assert 0.7 < width / height < 1.4
 

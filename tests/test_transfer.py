@@ -137,7 +137,7 @@ def test_pictures_and_what_runs_at_the_end_alone(run, tmp_path, monkeypatch):
     evaluators = {"tsne": {"max_points": 20}, "late": {"name": "knn"}}
     evaluators["late"]["last_only"] = True
     results = judged(run, tmp_path, plots=True, evaluators=evaluators)
-    assert (tmp_path / "plots" / "tsne_task0.png").exists()
+    assert (tmp_path / "plots" / "tsne_task1.png").exists()
     assert results["matrices"]["late/class_incremental"][0][0] > 0.5
 
 

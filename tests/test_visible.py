@@ -357,7 +357,7 @@ def test_picture_of_a_memory_marks_its_rows(streams, devices, by_row, tmp_path, 
     draw = tsne.make(parts, directory=tmp_path / "a", show="memory", max_points=20)
     found = draw(placed, 1)
     assert found.rows == {} and found.scalars == {}
-    width, height = size_of(tmp_path / "a" / "memory_tsne_task1.png")
+    width, height = size_of(tmp_path / "a" / "memory_tsne_task2.png")
     assert 1200 < width < 1600 and 600 < height < 780  # two panels of 6 inches
     (points, labels, pale, marks, _), options = calls[0]
     assert options["class_names"] == data.class_names and "task 2" in options["title"]
@@ -411,7 +411,7 @@ def test_picture_of_a_memory_is_the_same_again(tmp_path, monkeypatch):
             memory_toy.remembering(), 0
         )
     one, two = (
-        (tmp_path / n / "memory_tsne_task0.png").read_bytes() for n in ("one", "two")
+        (tmp_path / n / "memory_tsne_task1.png").read_bytes() for n in ("one", "two")
     )
     assert one == two and len(found) == 2 and found[0].shape == (18, 2)
 
@@ -443,7 +443,7 @@ def test_few_points_make_no_picture(tmp_path, drawn):
     draw(memory_toy.remembering(filled=-1), 2)  # four points
     assert not (tmp_path / "none").exists()
     draw(memory_toy.remembering(filled=1), 2)  # five
-    assert (tmp_path / "none" / "memory_tsne_task2.png").exists()
+    assert (tmp_path / "none" / "memory_tsne_task3.png").exists()
     assert len(drawn[0]) == 1
 
 
@@ -459,7 +459,7 @@ def test_a_memory_is_needed_and_no_evaluation_split(tmp_path, drawn):
     parts = memory_toy.remembered()
     parts = parts._replace(stream=parts.stream._replace(evaluation=None))
     tsne.make(parts, directory=tmp_path, show="memory")(memory_toy.remembering(), 0)
-    assert (tmp_path / "memory_tsne_task0.png").exists()
+    assert (tmp_path / "memory_tsne_task1.png").exists()
     train = eval_toy.dataset().train
     unknown = train._replace(label=np.where(train.label == 1, -1, train.label))
     data = parts.stream.dataset._replace(train=unknown)

@@ -53,7 +53,7 @@ def make(
 ) -> Callable:
     """Draw images and their nearest neighbours, in `neighbours_task{t}.png`.
 
-    t is the number of the task just finished, from 0.
+    t is the number of the task just finished, from 1.
 
     Args:
       parts: what every evaluator is given; labels are not read.
@@ -92,7 +92,7 @@ def make(
                 images[asked],
                 images[chosen],
                 cosines,
-                folder / f"neighbours_task{task}.png",
+                folder / f"neighbours_task{task + 1}.png",
                 title=f"Nearest neighbours after task {task + 1}",
             )
         return core.Result({}, {})

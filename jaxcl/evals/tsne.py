@@ -88,7 +88,7 @@ def make(
     perplexity: schema.Positive = 30.0,
     batch_size: schema.Count = 256,
 ) -> Callable:
-    """Draw a t-SNE after a task; t is the number of the task, from 0.
+    """Draw a t-SNE after a task; t is the number of the task, from 1.
 
     Args:
       parts: with `memory` for show="memory" and "filter".
@@ -153,7 +153,7 @@ def _test(parts, max_points, perplexity) -> Callable:
             plots.scatter(
                 project(features, perplexity=perplexity, seed=parts.seed),
                 examples.label[chosen],
-                folder / f"tsne_task{task}.png",
+                folder / f"tsne_task{task + 1}.png",
                 title=f"t-SNE after task {task + 1}",
                 class_names=dataset.class_names,
             )
@@ -193,7 +193,7 @@ def _memory(parts, max_points, perplexity) -> Callable:
                     "stored rows": np.arange(len(features)) >= len(rows),
                     "as many at random": np.concatenate([drawn, none]),
                 },
-                folder / f"memory_tsne_task{task}.png",
+                folder / f"memory_tsne_task{task + 1}.png",
                 title=f"t-SNE of train rows (pale) after task {task + 1}",
                 class_names=dataset.class_names,
             )
@@ -246,7 +246,7 @@ def _filter(parts, max_points, perplexity, batch_size) -> Callable:
                 np.concatenate(labels),
                 panel == 0,
                 {title: panel == i for i, title in titles},
-                folder / f"filter_tsne_task{task}.png",
+                folder / f"filter_tsne_task{task + 1}.png",
                 title=f"t-SNE after task {task + 1}",
                 class_names=dataset.class_names,
             )

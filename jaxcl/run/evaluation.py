@@ -44,6 +44,31 @@ class Evaluators(NamedTuple):
     charts: tuple[Callable, ...] = ()  # (rows of metrics.jsonl, folder), after the run
 
 
+class _AtTheEnd(NamedTuple):
+    """An evaluator that runs once, when the last task is over."""
+
+    evaluate: Callable
+    last: int  # the number of that task
+
+    def due(self, state, task: int) -> bool:
+        over = int(state.step) - int(state.task_start) >= int(state.task_steps)
+        return task == self.last and over
+
+    def __call__(self, state, task: int) -> core.Result:
+        if self.due(state, task):
+            return self.evaluate(state, task)
+        return core.Result({}, {})
+
+
+def due(evaluators: dict[str, Callable], state, task: int) -> list[str]:
+    """The keys of those that run now; others wait for the end of the last task."""
+    return [
+        key
+        for key, evaluate in evaluators.items()
+        if not isinstance(evaluate, _AtTheEnd) or evaluate.due(state, task)
+    ]
+
+
 def entry(key: str, section: Mapping) -> Entry:
     """Read and check one entry.
 
@@ -102,7 +127,7 @@ def make(
             by_name, by_key = (f"config.evaluators.{x}" for x in (checked.name, key))
             raise ValueError(str(error).replace(by_name, by_key)) from error
         if checked.last_only:
-            evaluate = _at_the_end(evaluate, len(parts.stream.tasks) - 1)
+            evaluate = _AtTheEnd(evaluate, len(parts.stream.tasks) - 1)
         (pictures if checked.draws else judges)[key] = evaluate
         if checked.chart and checked.chart not in charts:
             charts.append(checked.chart)
@@ -171,13 +196,3 @@ def _checked(result: core.Result) -> core.Result:
         f"{name} is {value}: it was not measured" for name, value in bad.items()
     ]
     return result._replace(warnings=tuple(warnings))
-
-
-def _at_the_end(evaluate, last):
-    """The evaluator, with an empty result until the last task is over."""
-
-    def evaluate_last(state, task):
-        over = int(state.step) - int(state.task_start) >= int(state.task_steps)
-        return evaluate(state, task) if task == last and over else core.Result({}, {})
-
-    return evaluate_last

@@ -131,7 +131,8 @@ def _open(stack, work, workdir, stop, step):
     if restored is not None and not work.quiet:
         recorder.say(f"resumed at step {int(state.step)}: {workdir}")
     elif restored is None and work.evaluate_untrained:
-        _tell(loop, "judging the untrained network", work.evaluators)
+        judges = evaluation.due(work.evaluators, state, 0)
+        _tell(loop, "judging the untrained network", judges)
         rows = _evaluate(loop, state, 0, lambda: _pause(loop, state, False))[0].rows
         cursor["results"]["untrained"] = results_lib.plain(rows)
     if int(state.step) < total:
@@ -316,7 +317,8 @@ def _evaluate(loop, state, task: int, pause):
 def _judge(loop, state, task, results) -> dict:
     """Evaluate a finished task, write and show its results; returns all results."""
     work = loop.job
-    _tell(loop, f"judging after task {task.index + 1}", work.evaluators)
+    judges = evaluation.due(work.evaluators, state, task.index)
+    _tell(loop, f"judging after task {task.index + 1}", judges)
     result, judged = _evaluate(loop, state, task.index, lambda: _pause(loop, state))
     rows, scalars = result.rows, result.scalars
     spent = metrics_log.spent(work, state, task.index, loop.clock)
@@ -330,8 +332,8 @@ def _judge(loop, state, task, results) -> dict:
         if not work.quiet and not name.endswith("/task_aware"):
             matrix = results_lib.matrix(results, name)
             loop.recorder.say(results_lib.table(matrix, name=name))
-    if work.pictures:
-        _tell(loop, "drawing", work.pictures)
+    if pictures := evaluation.due(work.pictures, state, task.index):
+        _tell(loop, "drawing", pictures)
     with plots.written_as(work.plot_formats):
         for key, draw in work.pictures.items():
             evaluation.warn(draw(judged, task.index).warnings, key, state, task.index)
