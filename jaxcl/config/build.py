@@ -236,20 +236,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     if workdir is not None:  # or nothing is trained
         _tell_duplicates(top, tasks.dataset)
         _tell_unread(top)
-    num_classes = max(len(tasks.dataset.class_names), 1)
-    replay = replay_lib.settings(num_classes, top.batch_size, **kept)
-    parts = parts._replace(
-        num_classes=num_classes,
-        replay=replay,
-        memory=sharded.over(mesh, replay) if replay.sharded else None,
-        split=functools.partial(sharding.spread, mesh=mesh),
-        gather=functools.partial(sharding.gathered, mesh=mesh),
-        on_each=functools.partial(sharding.on_each, mesh=mesh),
-        num_tasks=len(tasks.tasks),
-        batch_size=top.batch_size,
-        unroll=sharding.on_cpu(),
-        begun=folder.is_one(top.start),
-    )
+    parts = _whole(parts, top, tasks, kept, mesh)
     method = sections.method(top.method, parts)
     if top.replay and not method.replays:
         raise ValueError(
@@ -257,17 +244,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
             "leave the section out"
         )
     eval_parts = _eval_parts(top, _asked_of(method), tasks, image, mesh)
-    after = top.scenario.get("name") == "after"
-    run_before = None if parts.begun else top.start
-    if after and run_before is None:
-        raise ValueError(
-            "config.scenario.name='after': the tasks before are those of config.start; "
-            "set it to a run directory"
-        )
-    if parts.begun:
-        _check_channels(top.start, tasks.dataset.train)
-    elif run_before is not None:
-        _check_start(run_before, plain)
+    run_before = _run_before(top, plain, parts, tasks)
     evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
     images = tasks.dataset.train.images
     made = job.Job(
@@ -301,9 +278,50 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         evaluate_untrained=top.evaluate_untrained,
         plots=top.plots,
         plot_formats=tuple(top.plot_formats.split(",")),
-        replay=replay if method.replays else None,
+        replay=parts.replay if method.replays else None,
     )
-    if replay.flops is not None:
+    return _paced(top, made, parts, eval_parts, workdir)
+
+
+def _whole(parts: core.Parts, top, tasks, kept: dict, mesh) -> core.Parts:
+    """The parts, with what only the data, the memory and the devices can tell.
+
+    `kept` are the options of config.replay.
+    """
+    num_classes = max(len(tasks.dataset.class_names), 1)
+    replay = replay_lib.settings(num_classes, top.batch_size, **kept)
+    return parts._replace(
+        num_classes=num_classes,
+        replay=replay,
+        memory=sharded.over(mesh, replay) if replay.sharded else None,
+        split=functools.partial(sharding.spread, mesh=mesh),
+        gather=functools.partial(sharding.gathered, mesh=mesh),
+        on_each=functools.partial(sharding.on_each, mesh=mesh),
+        num_tasks=len(tasks.tasks),
+        batch_size=top.batch_size,
+        unroll=sharding.on_cpu(),
+        begun=folder.is_one(top.start),
+    )
+
+
+def _run_before(top, plain: dict, parts: core.Parts, tasks) -> str | None:
+    """The run directory of config.start, checked; None if it has an encoder alone."""
+    run_before = None if parts.begun else top.start
+    if top.scenario.get("name") == "after" and run_before is None:
+        raise ValueError(
+            "config.scenario.name='after': the tasks before are those of config.start; "
+            "set it to a run directory"
+        )
+    if parts.begun:
+        _check_channels(top.start, tasks.dataset.train)
+    elif run_before is not None:
+        _check_start(run_before, plain)
+    return run_before
+
+
+def _paced(top, made: job.Job, parts, eval_parts, workdir) -> job.Job:
+    """The job with its numbers of updates and of steps, and with what FT_i takes."""
+    if parts.replay.flops is not None:
         parts = parts._replace(replay=_affordable(top, made, parts, workdir))
         method = sections.method(top.method, parts)
         made = made._replace(method=method, replay=parts.replay)
@@ -315,7 +333,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
             f"{top.batch_size}; must be at most {_MOST_STEPS} in all"
         )
     made = job.checked(made)
-    if top.plasticity and len(tasks.tasks) > 1:
+    if top.plasticity and len(made.stream.tasks) > 1:
         made = made._replace(alone=_alone(top, made, parts, eval_parts, workdir))
     return made
 
