@@ -305,6 +305,13 @@ FAULTS = [
             "data/prefetch.py",
             "test_hostile_data.py::test_a_line_of_pixels_is_not_blown_up",
             ("data: a line of pixels is blown up", "h * w > _RESIZED", "h * w < 0"),
+            (
+                "data: every worker starts the run of an unguarded script again",
+                "workers if _may_start_workers() else 0",
+                "workers",
+                "test_prefetch.py::test_a_script_that_would_run_again_in_every_worker_"
+                "has_threads",
+            ),
         ),
         *fault.of(
             "data/duplicates.py",
