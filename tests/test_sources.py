@@ -431,6 +431,31 @@ def test_folder_of_classes_and_of_plain_images(tmp_path):
     assert flat.test is None and flat.class_names == ()
 
 
+@pytest.mark.parametrize(
+    ("folders", "words"),
+    [
+        (("bus", "train"), r"\['bus'\] with images beside train"),
+        (("train/a", "valid/a"), r"\['valid'\] with images beside train"),
+        (("Train/a", "Test/a"), r"\['Test', 'Train'\], which are no classes"),
+        (("val/a",), r"\['val'\], which are no classes"),
+    ],
+)
+def test_classes_and_splits_are_not_taken_for_each_other(folders, words, tmp_path):
+    folder(tmp_path, dict.fromkeys(folders, 2))
+    with pytest.raises(ValueError, match=words):
+        sources.load("image_folder", path=str(tmp_path))
+
+
+def test_what_holds_no_images_may_lie_beside_train(tmp_path):
+    folder(tmp_path, {"train": 2, "test": 1, "notes": 0})
+    data = sources.load("image_folder", path=str(tmp_path))
+    assert len(data.train.label) == 2 and data.class_names == ()
+    # And what holds images, where train/ has classes: it is no split.
+    folder(tmp_path, {"train/a": 2, "test/a": 1, "more": 1})
+    data = sources.load("image_folder", path=str(tmp_path))
+    assert data.class_names == ("a",)
+
+
 def test_folder_resident_and_sized(tmp_path):
     folder(tmp_path, {"a": 3, "b": 2}, shape=(8, 6))
     path = str(tmp_path)

@@ -210,6 +210,30 @@ FAULTS = [
                 "if False:",
             ),
             (
+                "data: a class called train is all of the set",
+                "not (names or _is_empty(path, x))",
+                "False",
+                "test_sources.py::test_classes_and_splits_are_not_taken_for_each_other",
+            ),
+            (
+                "data: a folder called valid is passed over",
+                "x in alike or",
+                "",
+                "test_sources.py::test_classes_and_splits_are_not_taken_for_each_other",
+            ),
+            (
+                "data: folders called Train and Test are classes",
+                "if alike and alike == beside:",
+                "if False:",
+                "test_sources.py::test_classes_and_splits_are_not_taken_for_each_other",
+            ),
+            (
+                "data: nothing but splits may lie beside train",
+                "not (names or _is_empty(path, x))",
+                "not names",
+                "test_sources.py::test_what_holds_no_images_may_lie_beside_train",
+            ),
+            (
                 "data: two classes may be one folder",
                 "if other != path:",
                 "if other is None:",
