@@ -400,6 +400,23 @@ def test_training_begins_with_an_encoder_in_memory_or_in_a_folder(
         jaxcl.fit(IMAGES, encoder=tmp_path)
 
 
+def test_pil_images_are_read_as_the_pictures_that_they_are():
+    ramp = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    coloured = np.stack([ramp, ramp.T, ramp[::-1]], -1)
+    with_palette = Image.fromarray(coloured).quantize(256)
+    shown = np.asarray(with_palette.convert("RGB"))
+    grey = Image.fromarray(ramp)
+    cases = [
+        ([with_palette] * 4, shown),
+        ([with_palette.convert("RGBA")] * 4, shown),
+        ([grey] * 4, ramp[..., None]),
+        ([grey, grey.convert("RGB")] * 2, ramp[..., None].repeat(3, -1)),
+    ]
+    for images, want in cases:
+        read = given.read(images, name="images")
+        np.testing.assert_array_equal(read.held[0].examples.images, [want] * 4)
+
+
 @pytest.mark.parametrize(
     "images, more, words",
     [
