@@ -151,6 +151,8 @@ def test_the_encoder_takes_one_image_or_many(fitted, tmp_path):
     for one in (IMAGES[0], IMAGES[0, ..., None], pictures[0], paths[0], str(paths[0])):
         np.testing.assert_allclose(encoder.embed(one), whole[0], rtol=1e-5, atol=1e-6)
     assert encoder.embed(PIXELS[0].repeat(2, 0).repeat(2, 1)).shape == whole[0].shape
+    deep = Image.fromarray(IMAGES[0].astype(np.uint16) * 257)  # 16 bits
+    np.testing.assert_allclose(encoder.embed(deep), whole[0], rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="cannot be decoded"):
         (tmp_path / "no.png").write_text("no")
         encoder.embed(tmp_path / "no.png")

@@ -163,6 +163,23 @@ def test_decoding_of_every_kind_of_image(decoder):
             decode(bad)
 
 
+@pytest.mark.parametrize("decoder", ["cv2", "pillow"])
+def test_pixels_of_an_unknown_range_are_refused_and_not_cut_off(decoder):
+    if decoder == "cv2":
+        pytest.importorskip("cv2")
+    grey = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
+    for pixels, words in (
+        (grey.astype(np.int32) * 257, "has 32-bit pixels from 0 to 56540"),
+        (np.float32(grey) / 255, "has floating pixels from 0.0 to 0.8"),
+    ):
+        with pytest.raises(files_lib.Unreadable, match=f"x.tif: {words}"):
+            files_lib.decode(encoded(pixels, "TIFF"), "x.tif", decoder=decoder)
+    read = files_lib.decode(
+        encoded(grey.astype(np.int32), "TIFF"), "x.tif", decoder=decoder, channels=1
+    )
+    np.testing.assert_array_equal(read[..., 0], grey)
+
+
 # --- npz, arrays, convert
 
 

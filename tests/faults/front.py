@@ -30,6 +30,15 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "export/encoder.py",
+        "test_fit.py::test_the_encoder_takes_one_image_or_many",
+        (
+            "encoder: PIL images of 16 bits are cut off to white",
+            'return files_lib.from_pillow(image, "images", channels=channels)',
+            'image = np.asarray(image.convert("RGB" if channels == 3 else "L"))',
+        ),
+    ),
+    *fault.of(
         "front/given.py",
         "test_fit.py::test_pil_images_are_read_as_the_pictures_that_they_are",
         (
