@@ -527,6 +527,19 @@ def test_folder_corrupt_image(tmp_path):
         data.train.load(4)
 
 
+def test_of_some_classes_the_substitute_is_of_the_right_one(tmp_path):
+    folder(tmp_path, {"a": 3, "b": 4, "c": 4})
+    (tmp_path / "b" / "003.png").write_bytes(b"")
+    options = {"path": str(tmp_path), "on_corrupt": "skip", "test": 0.0}
+    data = sources.load("image_folder", **options)
+    part = cuts.of_classes(data, ["b", "c"], None, 0).train
+    with pytest.warns(UserWarning, match="003.png.*used .*b/000.png"):
+        part.load(3)
+    part = cuts.of_classes(data, ["b"], None, 0).train
+    with pytest.warns(UserWarning, match="003.png.*used .*b/000.png"):
+        part.load(3)
+
+
 def test_folder_errors(tmp_path):
     def load(**options):
         return sources.load("image_folder", **{"path": str(tmp_path), **options})

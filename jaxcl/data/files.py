@@ -289,6 +289,14 @@ class Loader(NamedTuple):
         except ValueError as error:
             raise Unreadable(f"{self.name(row)}: {error}") from error
 
+    def take(self, rows: np.ndarray) -> "Loader":
+        """The loader of the images at `rows`, renumbered from 0."""
+        return self._replace(
+            rows=self.rows[rows],
+            label=None if self.label is None else self.label[rows],
+            domain=None if self.domain is None else self.domain[rows],
+        )
+
     def name(self, row: int) -> str:
         """Where a row comes from, for messages."""
         return self.read.name(int(self.rows[row]))

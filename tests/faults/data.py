@@ -265,6 +265,13 @@ FAULTS = [
                 "test_pixels_of_an_unknown_range_are_refused_and_not_cut_off",
             ),
             (
+                "data: substitutes are of a class by the numbers of the whole set",
+                "label=None if self.label is None else self.label[rows],",
+                "",
+                "test_sources.py::"
+                "test_of_some_classes_the_substitute_is_of_the_right_one",
+            ),
+            (
                 "data: headers of images are believed",
                 "if not 0 < height * width <= max_pixels:",
                 "if not 0 < height * width:",
