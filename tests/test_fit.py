@@ -429,6 +429,7 @@ def test_pil_images_are_read_as_the_pictures_that_they_are():
         ("nowhere", {}, "'nowhere': there is nothing at this path"),
         ({"name": "digitz"}, {}, "config.data.name='digitz'"),
         ("rings_and_trees", {}, "graphs; must be images"),
+        (IMAGES, {"size": "small"}, "size='small': must be int"),
         (IMAGES, {"tasks": 0}, "tasks=0: must be 1 or more"),
         (IMAGES, {"tasks": LABELS[:3]}, r"domains have shape \[3\]"),
         (IMAGES, {"encoder": "resnet19"}, "encoder='resnet19'"),

@@ -136,6 +136,17 @@ FAULTS = [
             "    for image in images[:1]:\n        pixels",
         ),
         (
+            "own images: what the section reads is taken for squares",
+            "cut=read != dict(data)",
+            'cut="resident" in read',
+        ),
+        (
+            "own images: a size that is no number is a traceback",
+            'schema.check_value(size, schema.Pixels | None, "size")',
+            "pass",
+            "test_fit.py::test_a_wrong_argument_is_named",
+        ),
+        (
             "own images: every strategy is continual",
             'table = {"finetune": joint} if by_strategy else {}',
             "table = {}",
