@@ -388,6 +388,15 @@ def test_damaged_safetensors_are_refused(data, match, tmp_path):
         files.read(path)
 
 
+@pytest.mark.parametrize("begin", [b"PK", b"\x80\x02"])
+def test_the_length_of_a_header_is_not_taken_for_a_file_of_pytorch(begin, tmp_path):
+    length = int.from_bytes(begin, "little")
+    text = json.dumps({"a": ENTRY}).ljust(length).encode()
+    (tmp_path / "x.safetensors").write_bytes(header(text, b"\0\0\x80?"))
+    found, _ = files.read(tmp_path / "x.safetensors")
+    assert found["a"].tolist() == [1.0]
+
+
 class Evil:
     """What unpickling runs: it makes a directory."""
 

@@ -151,6 +151,8 @@ def test_the_encoder_takes_one_image_or_many(fitted, tmp_path):
     for one in (IMAGES[0], IMAGES[0, ..., None], pictures[0], paths[0], str(paths[0])):
         np.testing.assert_allclose(encoder.embed(one), whole[0], rtol=1e-5, atol=1e-6)
     assert encoder.embed(PIXELS[0].repeat(2, 0).repeat(2, 1)).shape == whole[0].shape
+    deep = Image.fromarray(IMAGES[0].astype(np.uint16) * 257)  # 16 bits
+    np.testing.assert_allclose(encoder.embed(deep), whole[0], rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="cannot be decoded"):
         (tmp_path / "no.png").write_text("no")
         encoder.embed(tmp_path / "no.png")
@@ -400,6 +402,23 @@ def test_training_begins_with_an_encoder_in_memory_or_in_a_folder(
         jaxcl.fit(IMAGES, encoder=tmp_path)
 
 
+def test_pil_images_are_read_as_the_pictures_that_they_are():
+    ramp = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    coloured = np.stack([ramp, ramp.T, ramp[::-1]], -1)
+    with_palette = Image.fromarray(coloured).quantize(256)
+    shown = np.asarray(with_palette.convert("RGB"))
+    grey = Image.fromarray(ramp)
+    cases = [
+        ([with_palette] * 4, shown),
+        ([with_palette.convert("RGBA")] * 4, shown),
+        ([grey] * 4, ramp[..., None]),
+        ([grey, grey.convert("RGB")] * 2, ramp[..., None].repeat(3, -1)),
+    ]
+    for images, want in cases:
+        read = given.read(images, name="images")
+        np.testing.assert_array_equal(read.held[0].examples.images, [want] * 4)
+
+
 @pytest.mark.parametrize(
     "images, more, words",
     [
@@ -410,6 +429,7 @@ def test_training_begins_with_an_encoder_in_memory_or_in_a_folder(
         ("nowhere", {}, "'nowhere': there is nothing at this path"),
         ({"name": "digitz"}, {}, "config.data.name='digitz'"),
         ("rings_and_trees", {}, "graphs; must be images"),
+        (IMAGES, {"size": "small"}, "size='small': must be int"),
         (IMAGES, {"tasks": 0}, "tasks=0: must be 1 or more"),
         (IMAGES, {"tasks": LABELS[:3]}, r"domains have shape \[3\]"),
         (IMAGES, {"encoder": "resnet19"}, "encoder='resnet19'"),

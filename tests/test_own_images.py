@@ -158,6 +158,17 @@ def test_small_files_are_decoded_once_and_large_ones_stream(tmp_path):
         own_images.of_path(str(tmp_path / "none"))
 
 
+@pytest.mark.parametrize("resident", [False, True])
+def test_images_as_the_section_reads_them_are_brought_to_a_square(resident, tmp_path):
+    for i in range(8):
+        pixels = np.full((20, 30, 3), 30 * i, np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+    section = own_images.of_path(str(tmp_path)) | {"resident": resident}
+    config = own_images.config(section)
+    assert config.data.to_dict() == section
+    assert (config.augment.size, config.augment.resize) == (20, 20)
+
+
 def test_a_file_that_cannot_be_read_is_left_to_the_run(tmp_path):
     for i in range(6):
         pixels = np.full((20, 20, 3), 40 * i, np.uint8)

@@ -159,6 +159,43 @@ def test_a_worker_reads_elsewhere_and_its_errors_arrive():
         list(prefetch.batches(source(lazy(bad_row=7)), **options, crop=CROP))
 
 
+_SCRIPT = """
+import os
+import numpy as np
+from jaxcl.data import prefetch, stream
+
+print("the script begins", flush=True)
+
+class Process:
+    def __call__(self, row):
+        return np.full((8, 8, 3), os.getpid() % 251, np.uint8)
+
+def read():
+    label = np.zeros(8, np.int32)
+    examples = stream.Examples(label, label, load=Process())
+    batches = prefetch.evaluation_batches(examples, np.arange(8), 4, workers=1)
+    print([bool((x["image"] == os.getpid() % 251).all()) for x in batches])
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "here"),
+    [("read()", True), ('if __name__ == "__main__":\n    read()', False)],
+)
+def test_a_script_that_would_run_again_in_every_worker_has_threads(
+    call, here, tmp_path
+):
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT + call)
+    run = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.endswith(f"[{here}, {here}]\n")
+    assert run.stdout.count("the script begins") == (1 if here else 2)
+
+
 def test_errors_while_reading_without_workers():
     options = {**PLAN, "resident": False}
     with pytest.raises(ValueError, match="row 7 is bad"):

@@ -163,6 +163,23 @@ def test_decoding_of_every_kind_of_image(decoder):
             decode(bad)
 
 
+@pytest.mark.parametrize("decoder", ["cv2", "pillow"])
+def test_pixels_of_an_unknown_range_are_refused_and_not_cut_off(decoder):
+    if decoder == "cv2":
+        pytest.importorskip("cv2")
+    grey = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
+    for pixels, words in (
+        (grey.astype(np.int32) * 257, "has 32-bit pixels from 0 to 56540"),
+        (np.float32(grey) / 255, "has floating pixels from 0.0 to 0.8"),
+    ):
+        with pytest.raises(files_lib.Unreadable, match=f"x.tif: {words}"):
+            files_lib.decode(encoded(pixels, "TIFF"), "x.tif", decoder=decoder)
+    read = files_lib.decode(
+        encoded(grey.astype(np.int32), "TIFF"), "x.tif", decoder=decoder, channels=1
+    )
+    np.testing.assert_array_equal(read[..., 0], grey)
+
+
 # --- npz, arrays, convert
 
 
@@ -431,6 +448,31 @@ def test_folder_of_classes_and_of_plain_images(tmp_path):
     assert flat.test is None and flat.class_names == ()
 
 
+@pytest.mark.parametrize(
+    ("folders", "words"),
+    [
+        (("bus", "train"), r"\['bus'\] with images beside train"),
+        (("train/a", "valid/a"), r"\['valid'\] with images beside train"),
+        (("Train/a", "Test/a"), r"\['Test', 'Train'\], which are no classes"),
+        (("val/a",), r"\['val'\], which are no classes"),
+    ],
+)
+def test_classes_and_splits_are_not_taken_for_each_other(folders, words, tmp_path):
+    folder(tmp_path, dict.fromkeys(folders, 2))
+    with pytest.raises(ValueError, match=words):
+        sources.load("image_folder", path=str(tmp_path))
+
+
+def test_what_holds_no_images_may_lie_beside_train(tmp_path):
+    folder(tmp_path, {"train": 2, "test": 1, "notes": 0})
+    data = sources.load("image_folder", path=str(tmp_path))
+    assert len(data.train.label) == 2 and data.class_names == ()
+    # And what holds images, where train/ has classes: it is no split.
+    folder(tmp_path, {"train/a": 2, "test/a": 1, "more": 1})
+    data = sources.load("image_folder", path=str(tmp_path))
+    assert data.class_names == ("a",)
+
+
 def test_folder_resident_and_sized(tmp_path):
     folder(tmp_path, {"a": 3, "b": 2}, shape=(8, 6))
     path = str(tmp_path)
@@ -483,6 +525,19 @@ def test_folder_corrupt_image(tmp_path):
     (tmp_path / "train/b/000.png").unlink()
     with pytest.raises(ValueError, match="b/000.png cannot be read"):
         data.train.load(4)
+
+
+def test_of_some_classes_the_substitute_is_of_the_right_one(tmp_path):
+    folder(tmp_path, {"a": 3, "b": 4, "c": 4})
+    (tmp_path / "b" / "003.png").write_bytes(b"")
+    options = {"path": str(tmp_path), "on_corrupt": "skip", "test": 0.0}
+    data = sources.load("image_folder", **options)
+    part = cuts.of_classes(data, ["b", "c"], None, 0).train
+    with pytest.warns(UserWarning, match="003.png.*used .*b/000.png"):
+        part.load(3)
+    part = cuts.of_classes(data, ["b"], None, 0).train
+    with pytest.warns(UserWarning, match="003.png.*used .*b/000.png"):
+        part.load(3)
 
 
 def test_folder_errors(tmp_path):

@@ -91,7 +91,8 @@ def _checked(path, name, x) -> np.ndarray:
 
 
 def _tensors(path, data) -> dict[str, np.ndarray]:
-    if data[:2] == b"PK" or data[:2] == b"\x80\x02":
+    # A safetensors file begins with the length of its header, which may look the same.
+    if data[:2] in (b"PK", b"\x80\x02") and data[8:9] != b"{":
         try:
             return torch_file.read(data)
         except torch_file.Refused as error:

@@ -171,6 +171,7 @@ def config(
         none; too few images; no tasks.
     """
     schema.check_value(num_tasks, schema.Count, "num_tasks")
+    schema.check_value(size, schema.Pixels | None, "size")
     encoder, start = _chosen(encoder)
     look = look_at(data)
     if look.rows < 4:
@@ -179,9 +180,10 @@ def config(
     made.name = "own_images"
     made.method = {"name": "two_view", "base": "simclr", "strategy": "finetune"}
     strategy = made.method.get_ref("strategy")
-    made.data = read_once(data, look)
+    read = read_once(data, look)
+    made.data = read
     side = _side(look, encoder, size)
-    made.augment = _augment(look, side, resident="resident" in made.data)
+    made.augment = _augment(look, side, cut=read != dict(data))
     made.encoder = _encoder(encoder, side)
     if start is not None:
         made.start = start
@@ -273,10 +275,13 @@ def _encoder(encoder, side) -> dict:
     return {"name": encoder}
 
 
-def _augment(look, side, resident) -> dict:
-    """config.augment: SimCLR's for photographs; small images are not blurred."""
+def _augment(look, side, cut) -> dict:
+    """config.augment: SimCLR's for photographs; small images are not blurred.
+
+    `cut` says whether `read_once` has the images cut to squares.
+    """
     blur = (0.0, 0.0) if side < _SMALL else (1.0, 0.1)
-    exact = resident or (look.square and not look.streams)
+    exact = cut or (look.square and not look.streams)
     exact = exact and look.side == side
     resize = side if side >= look.side else min(look.side, round(side * 256 / 224))
     return {

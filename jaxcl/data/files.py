@@ -65,9 +65,7 @@ def decode(
     try:
         with Image.open(io.BytesIO(data)) as opened:
             _check_size(name, *opened.size[::-1], max_pixels)
-            if opened.mode.startswith("I;16"):  # convert() would clip, not scale
-                opened = Image.fromarray((np.asarray(opened) >> 8).astype(np.uint8))
-            image = np.asarray(opened.convert("RGB" if channels == 3 else "L"))
+            return from_pillow(opened, name, channels=channels)
     except UnidentifiedImageError as error:
         raise Unreadable(
             f"{name} cannot be decoded: not a known format; "
@@ -84,7 +82,26 @@ def decode(
             f"{name} cannot be decoded: {error!r}; "
             'config.data.on_corrupt="skip" takes another image in its place'
         ) from error
-    return image.reshape(*image.shape[:2], channels)
+
+
+def from_pillow(image: Image.Image, name: str, *, channels: int = 3) -> np.ndarray:
+    """The pixels of a PIL image, u8[h,w,C]; as in `decode`.
+
+    Of 16 bits the upper eight are kept. Raises `Unreadable` for pixels that go beyond
+    0 to 255 otherwise, and for floating ones, whose range is not known.
+    """
+    if image.mode.startswith("I;16"):  # convert() would clip, not scale
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        low, high = image.getextrema()
+        if image.mode == "F" or low < 0 or high > 255:
+            kind = "floating" if image.mode == "F" else "32-bit"
+            raise Unreadable(
+                f"{name}: has {kind} pixels from {low} to {high}; must be of 8 or 16 "
+                "bits"
+            )
+    pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
+    return pixels.reshape(*pixels.shape[:2], channels)
 
 
 def _by_cv2(data, channels) -> np.ndarray | None:
@@ -271,6 +288,14 @@ class Loader(NamedTuple):
             return self.crop(image)
         except ValueError as error:
             raise Unreadable(f"{self.name(row)}: {error}") from error
+
+    def take(self, rows: np.ndarray) -> "Loader":
+        """The loader of the images at `rows`, renumbered from 0."""
+        return self._replace(
+            rows=self.rows[rows],
+            label=None if self.label is None else self.label[rows],
+            domain=None if self.domain is None else self.domain[rows],
+        )
 
     def name(self, row: int) -> str:
         """Where a row comes from, for messages."""

@@ -10,6 +10,9 @@ from jaxcl import schema
 from jaxcl.data import files as files_lib
 from jaxcl.data import prefetch, splits, storage, stream
 
+_SPLITS = ("train", "val", "test")
+_LIKE_SPLITS = {*_SPLITS, "training", "valid", "validation", "testing"}
+
 
 @schema.checked("config.data")
 def image_folder(
@@ -57,6 +60,7 @@ def image_folder(
     decoder = prefetch.choose_decoder(decoder)
     inner = "train" if storage.is_folder(os.path.join(path, "train")) else ""
     names, *scanned = scan(path, inner, wanted)
+    _check_splits(path, names)
     held_out = _held_out(path, names) if inner else []
     examples = functools.partial(
         from_files, path, decoder=decoder, channels=channels, max_pixels=max_pixels
@@ -82,6 +86,36 @@ def image_folder(
         cache=cache,
         cache_size=cache_size,
     )
+
+
+def _check_splits(path, names) -> None:
+    """Refuse folders of which it is not clear whether they are splits or classes.
+
+    Args:
+      names: of the classes that were found.
+    """
+    beside = storage.folders(path)
+    alike = [name for name in beside if name.lower() in _LIKE_SPLITS]
+    if "train" not in beside:
+        if alike and alike == beside:
+            raise ValueError(
+                f"path = {path!r}: has folders {beside}, which are no classes; splits "
+                "must be called train, val and test, and train be there"
+            )
+        return
+    others = [name for name in beside if name not in _SPLITS]
+    # A train/ without class folders is a class if it lies among classes.
+    odd = [x for x in others if x in alike or not (names or _is_empty(path, x))]
+    if odd:
+        raise ValueError(
+            f"path = {path!r}: has folders {odd[:5]} with images beside train; must be "
+            "the splits train, val and test, or classes of which none is called train"
+        )
+
+
+def _is_empty(path, name) -> bool:
+    """Whether no image is below a folder."""
+    return not files_lib.image_files(os.path.join(path, name))
 
 
 def _held_out(path, names) -> list[str]:

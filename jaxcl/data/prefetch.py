@@ -8,6 +8,7 @@ import os
 import queue
 import sys
 import threading
+import tokenize
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -253,6 +254,7 @@ def _read(item: Callable, start: int, stop: int, batch: int, workers: int) -> It
     import grain
     from absl import flags
 
+    workers = workers if _may_start_workers() else 0
     if workers and not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()  # grain refuses to start workers otherwise
     # grain counts buffers in batches, since batching comes first.
@@ -272,6 +274,23 @@ def _read(item: Callable, start: int, stop: int, batch: int, workers: int) -> It
         yield from iterator
     finally:
         iterator.close()
+
+
+def _may_start_workers() -> bool:
+    """Whether the main script lets other processes begin.
+
+    Each of them runs that script once more. Where it has no
+    `if __name__ == "__main__":`, that would start the whole run again, in every one.
+    """
+    main = sys.modules["__main__"]
+    script = getattr(main, "__file__", None)
+    if script is None or getattr(main, "__spec__", None) is not None:
+        return True  # a notebook, or a module run by `python -m`
+    try:
+        with tokenize.open(script) as file:
+            return "__name__" in file.read()
+    except (OSError, SyntaxError, UnicodeDecodeError):  # a program that is no text
+        return True
 
 
 def _settle(worker: int, workers: int) -> None:
@@ -323,7 +342,8 @@ def batches(
     b = batch_size / process_count: process p yields rows [p b, (p + 1) b) of every
     global batch. A batch depends on (seed, task, step) alone: it is the same for any
     number of `workers` (processes that decode; 0: threads here) and after a restart at
-    any `start`. Every worker is sent a copy of `load` and `order`.
+    any `start`. Every worker is sent a copy of `load` and `order`. A script without
+    `if __name__ == "__main__":` has threads whatever `workers` is.
 
     Raises ValueError here, before the first batch, for a bad number or crop, a batch
     larger than the task, or `resident` with a set that is read row by row.

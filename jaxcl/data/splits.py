@@ -34,7 +34,7 @@ def take(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
         examples.label[rows],
         examples.domain[rows],
         None if images is None else images[rows],
-        None if load is None else load._replace(rows=load.rows[rows]),
+        None if load is None else load.take(rows),
         None if graph_set is None else graphs.take(graph_set, rows),
     )
 

@@ -154,7 +154,7 @@ def _pixels(card, image):
         data = epath.Path(image).read_bytes()
         return files_lib.decode(data, str(image), decoder=decoder, channels=channels)
     if isinstance(image, Image.Image):
-        image = np.asarray(image.convert("RGB" if channels == 3 else "L"))
+        return files_lib.from_pillow(image, "images", channels=channels)
     return image[..., None] if getattr(image, "ndim", 0) == 2 else image
 
 

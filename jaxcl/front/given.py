@@ -132,6 +132,11 @@ def _arrays(name, images, feature) -> list[np.ndarray]:
     """Images of a column as arrays, all of them grey or all in colour."""
     if type(feature).__name__ != "Image":
         return [np.asarray(image, feature.dtype) for image in images]
+    return _decoded(name, images)
+
+
+def _decoded(name, images) -> list[np.ndarray]:
+    """PIL images as arrays, all of them grey or all in colour."""
     modes = {getattr(image, "mode", None) for image in images}
     if odd := modes - {"1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"}:
         raise ValueError(
@@ -151,6 +156,8 @@ def _stacked(name, images) -> np.ndarray:
             f"{name}: {type(images).__name__}: must be an array uint8[N, H, W, C], a "
             "list of images, a path, the name of a source, or a section of a config"
         )
+    if all(hasattr(image, "convert") for image in images):
+        images = _decoded(name, images)  # or a palette's numbers would pass for grey
     arrays = [np.asarray(image) for image in images]
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:

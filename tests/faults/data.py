@@ -210,6 +210,30 @@ FAULTS = [
                 "if False:",
             ),
             (
+                "data: a class called train is all of the set",
+                "not (names or _is_empty(path, x))",
+                "False",
+                "test_sources.py::test_classes_and_splits_are_not_taken_for_each_other",
+            ),
+            (
+                "data: a folder called valid is passed over",
+                "x in alike or",
+                "",
+                "test_sources.py::test_classes_and_splits_are_not_taken_for_each_other",
+            ),
+            (
+                "data: folders called Train and Test are classes",
+                "if alike and alike == beside:",
+                "if False:",
+                "test_sources.py::test_classes_and_splits_are_not_taken_for_each_other",
+            ),
+            (
+                "data: nothing but splits may lie beside train",
+                "not (names or _is_empty(path, x))",
+                "not names",
+                "test_sources.py::test_what_holds_no_images_may_lie_beside_train",
+            ),
+            (
                 "data: two classes may be one folder",
                 "if other != path:",
                 "if other is None:",
@@ -226,6 +250,27 @@ FAULTS = [
             "data/files.py",
             "test_hostile_data.py::"
             "test_an_image_of_too_many_pixels_is_refused_by_its_header",
+            (
+                "data: floating pixels are cut off to black",
+                'if image.mode == "F" or low < 0 or high > 255:',
+                "if low < 0 or high > 255:",
+                "test_sources.py::"
+                "test_pixels_of_an_unknown_range_are_refused_and_not_cut_off",
+            ),
+            (
+                "data: 32-bit pixels are cut off to white",
+                "or low < 0 or high > 255:",
+                "or low < 0:",
+                "test_sources.py::"
+                "test_pixels_of_an_unknown_range_are_refused_and_not_cut_off",
+            ),
+            (
+                "data: substitutes are of a class by the numbers of the whole set",
+                "label=None if self.label is None else self.label[rows],",
+                "",
+                "test_sources.py::"
+                "test_of_some_classes_the_substitute_is_of_the_right_one",
+            ),
             (
                 "data: headers of images are believed",
                 "if not 0 < height * width <= max_pixels:",
@@ -305,6 +350,13 @@ FAULTS = [
             "data/prefetch.py",
             "test_hostile_data.py::test_a_line_of_pixels_is_not_blown_up",
             ("data: a line of pixels is blown up", "h * w > _RESIZED", "h * w < 0"),
+            (
+                "data: every worker starts the run of an unguarded script again",
+                "workers if _may_start_workers() else 0",
+                "workers",
+                "test_prefetch.py::test_a_script_that_would_run_again_in_every_worker_"
+                "has_threads",
+            ),
         ),
         *fault.of(
             "data/duplicates.py",

@@ -30,6 +30,24 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "export/encoder.py",
+        "test_fit.py::test_the_encoder_takes_one_image_or_many",
+        (
+            "encoder: PIL images of 16 bits are cut off to white",
+            'return files_lib.from_pillow(image, "images", channels=channels)',
+            'image = np.asarray(image.convert("RGB" if channels == 3 else "L"))',
+        ),
+    ),
+    *fault.of(
+        "front/given.py",
+        "test_fit.py::test_pil_images_are_read_as_the_pictures_that_they_are",
+        (
+            "fit: the numbers of a palette are grey levels",
+            'if all(hasattr(image, "convert") for image in images):',
+            "if False:",
+        ),
+    ),
+    *fault.of(
         "data/sources.py",
         "test_in_memory.py",
         (
@@ -116,6 +134,17 @@ FAULTS = [
             "own images: statistics are of one image",
             "    for image in images:\n        pixels",
             "    for image in images[:1]:\n        pixels",
+        ),
+        (
+            "own images: what the section reads is taken for squares",
+            "cut=read != dict(data)",
+            'cut="resident" in read',
+        ),
+        (
+            "own images: a size that is no number is a traceback",
+            'schema.check_value(size, schema.Pixels | None, "size")',
+            "pass",
+            "test_fit.py::test_a_wrong_argument_is_named",
         ),
         (
             "own images: every strategy is continual",
