@@ -331,6 +331,7 @@ def test_nobody_is_compared_with_what_costs_more_diverged_or_is_a_control():
                 point("plain", BASE),
                 point("good", shifted(5)),
                 point("other", [70.0, 60.0, 68.0], control="not told apart"),
+                point("retrain", shifted(9), control="needs all data", over=True),
             )
         )
         == 1

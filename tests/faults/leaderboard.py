@@ -144,6 +144,12 @@ FAULTS = [
             "if above(leader, leader):",
             _COMPARED,
         ),
+        (
+            "leaderboard: the leader is compared with a control over the budget",
+            "or control.failed or control.over:",
+            "or control.failed:",
+            _COMPARED,
+        ),
     ),
     *fault.of(
         "leaderboard/page.py",
