@@ -98,7 +98,15 @@ def measured(results: Mapping, run) -> dict:
     return own
 
 
-def add(numbers: dict, run, own: str, results: Mapping | None, commit: str) -> None:
+def add(
+    numbers: dict,
+    run,
+    own: str,
+    results: Mapping | None,
+    commit: str,
+    *,
+    anew: bool = False,
+) -> None:
     """Add a run to the numbers, in place of runs of another config.
 
     Args:
@@ -107,6 +115,7 @@ def add(numbers: dict, run, own: str, results: Mapping | None, commit: str) -> N
       own: name of its directory, which follows its config.
       results: of results.json; None: it diverged.
       commit: of the code.
+      anew: it was trained just now, and replaces what is known of its seed.
     """
     of_entry = numbers.setdefault(run.problem.name, {}).setdefault(run.entry.name, {})
     record = of_entry.get(f"x{run.multiple}", {})
@@ -117,7 +126,7 @@ def add(numbers: dict, run, own: str, results: Mapping | None, commit: str) -> N
         record |= {"plan": plan, "seeds": {}}
     record["searched"] |= run.searched  # a search may end at the rate that was taken
     seed = str(run.config.seed)
-    if seed not in record["seeds"]:
+    if anew or seed not in record["seeds"]:
         failed = results is None
         record["seeds"][seed] = {"failed": True} if failed else measured(results, run)
         record |= {"commit": commit, "jax": jax.__version__}
