@@ -44,8 +44,8 @@ _HOW = """## How it is compared
   instead. For GDumb, which trains when it is judged, it is the number of passes over
   its memory; its last fit counts as that many steps of fine-tuning. Epochs and updates
   are whole, so that little or much of a budget may be left: the tables say how much
-  was spent. An entry that exceeds the budget with a single one is **over**, and is
-  compared with nothing.
+  was spent. An entry that exceeds the budget with a single one is **over**, and what
+  is said under "Which to take" is not of it.
 - **Not counted** are evaluations and what happens between tasks, such as iCaRL's means
   or the rows that CCLIS chooses.
 - **Learning rates** are chosen from the few that each section names, at the smallest
@@ -60,7 +60,8 @@ _HOW = """## How it is compared
   and its rivals that read old graphs.
 - **Accuracy** is of all test rows after the last task; +- is the standard error over
   seeds, and behind it stands their number. Seconds are of training alone, without
-  compiling, whatever else the machine did.
+  compiling, whatever else the machine did; of GDumb, which trains whenever it is
+  judged, they are of all its evaluations, too.
 - **On the front** is a method if no other has at least its accuracy with the same
   budget or a smaller one, by the means. What is left of a budget is no merit, so the
   budget counts; what is over its budget counts with its own FLOPs. Controls are on no
