@@ -8,6 +8,7 @@ import pytest
 from helpers import run_directories
 from jaxcl import plots
 from jaxcl.report import alike, compare
+from jaxcl.run import results as results_lib
 from jaxcl.run import seeds
 
 
@@ -122,6 +123,76 @@ def test_the_command(runs, capsys):
     )
     assert "20.0 +- 0.0" in ace and "2.00x" in ace
     assert one.split()[:3] == ["one", "1", "50.0"] and one.endswith("10.0")
+
+
+def _stop_after_a_task(folder):
+    """Make a finished run one that has done its first task alone."""
+    results = results_lib.read_results(folder)
+    results["scalars"][1] = None
+    results_lib.write_results(folder, results)
+
+
+def test_seeds_that_are_behind_are_left_out_and_named(runs, capsys):
+    folders = [str(runs / name) for name in ("er", "ace")]
+    assert compare.main(folders) == 0
+    table = capsys.readouterr().out.splitlines()
+    _stop_after_a_task(runs / "ace" / "seed_1")
+    assert compare.main(folders) == 0
+    _, er, ace, told = capsys.readouterr().out.splitlines()
+    assert er == table[1]
+    assert ace.split()[:3] == ["ace", "1", "70.0"] and ace.endswith(" 20.0")
+    assert told == "ace: left out, others have come further: seed 1 (1 of 2)"
+
+
+def test_runs_after_other_tasks_have_no_difference(runs, capsys):
+    _stop_after_a_task(runs / "one")
+    assert compare.main([str(runs / name) for name in ("er", "one", "one/../ace")]) == 0
+    _, _, one, ace, told = capsys.readouterr().out.splitlines()
+    assert one.split()[:3] == ["one", "1", "100.0"] and one.endswith(" -")
+    assert ace.endswith("20.0 +- 0.0")
+    assert told == "one: 1 of 2 tasks are finished"
+
+
+def test_seeds_side_by_side_have_their_rows_in_common(runs, capsys):
+    """Seed 2 of "er" is the third in the rows of all."""
+    er = compare.read(runs / "er")
+    curve, along = (
+        read(er, run_directories.NAME) for read in (compare.curve, compare.along)
+    )
+    of_seeds = list(compare.rows(er).values())
+    common = []
+    for rows in zip(*of_seeds, strict=True):
+        row = dict(rows[0])
+        if "eval" in row:
+            row["eval"] = {k: [x["eval"][k] for x in rows] for k in row["eval"]}
+        common.append(row)
+    together = runs / "er" / "together"
+    together.mkdir()
+    text = "".join(json.dumps(row) + "\n" for row in common)
+    (together / "metrics.jsonl").write_text(text)
+    for folder in er.folders.values():
+        (folder / "metrics.jsonl").unlink()
+    er = compare.read(runs / "er")
+    for mine, known in zip(compare.curve(er, run_directories.NAME), curve, strict=True):
+        np.testing.assert_array_equal(mine, known)
+    assert compare.along(er, run_directories.NAME) == along
+    assert compare.main([str(runs / "er")]) == 0
+    assert "er: its seeds ran side by side; ms and FLOPs" in capsys.readouterr().out
+
+
+def test_without_logged_rows_there_is_no_mean_along_the_stream(runs, capsys):
+    (runs / "one" / "metrics.jsonl").unlink()
+    assert compare.main([str(runs / "one")]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.split()[:5] == ["one", "1", "50.0", "75.0", "-"]
+    assert compare.main([str(runs / "one"), "--scalar=memory/entropy"]) == 2
+    assert "not measured by one" in capsys.readouterr().err
+
+
+def test_a_damaged_row_is_told_without_a_traceback(runs, capsys):
+    (runs / "one" / "metrics.jsonl").write_text("{\n")
+    assert compare.main([str(runs / "one")]) == 2
+    assert "line 1 is damaged" in capsys.readouterr().err
 
 
 def test_runs_of_one_name_are_told_apart(runs, capsys):

@@ -127,6 +127,15 @@ def test_the_evaluator_measures_tasks_apart_and_those_met(devices):
     assert {*bare} == {"deviation", "overlap", "seconds"}
 
 
+def test_an_image_of_several_tasks_counts_once():
+    """Where the train rows alone are cut, every task has all test rows."""
+    judge = decay.make(eval_toy.parts_of("data"), max_rows=30)
+    state = eval_toy.state_of(1)
+    first, last = (dict(judge(state, task).scalars) for task in (0, 2))
+    for name in ("deviation", "overlap"):
+        assert first[name] == last[name]
+
+
 def test_labels_change_nothing_and_the_projection_may_be_read():
     data, state = eval_toy.dataset(), eval_toy.state_of(1)
     parts = eval_toy.parts_of("data", data, tasks=2)

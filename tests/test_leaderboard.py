@@ -331,6 +331,7 @@ def test_nobody_is_compared_with_what_costs_more_diverged_or_is_a_control():
                 point("plain", BASE),
                 point("good", shifted(5)),
                 point("other", [70.0, 60.0, 68.0], control="not told apart"),
+                point("retrain", shifted(9), control="needs all data", over=True),
             )
         )
         == 1
@@ -515,6 +516,35 @@ def test_the_best_rate_is_chosen_the_smaller_of_equals(tmp_path, monkeypatch):
     assert board.best(problem, plain) == 0.3  # the middle of 0.1, 0.2, 0.3, 0.4
     own = plain._replace(rates=(5.0, 7.0, 6.0))  # an entry may have rates of its own
     assert board.best(problem, own) == 6.0
+
+
+def test_a_run_that_is_trained_again_replaces_what_the_page_has(tmp_path, monkeypatch):
+    """As in another --out, beside the numbers that a checkout brings along."""
+    came_to = iter((0.3, 0.6))
+
+    def train(board, run):
+        run.folder.mkdir(parents=True)
+        (run.folder / "config.json").write_text("{}")
+        last = {"predict/accuracy": next(came_to)}
+        results = results_lib.add(results_lib.empty(1), 0, {}, last, 1.0)
+        total = {"flops": 90, "train_seconds": 2.0, "evaluation_seconds": 1.0}
+        results["cost"] |= {"total": total, "device": "cpu", "num_devices": 1}
+        results_lib.write_results(run.folder, results)
+
+    monkeypatch.setattr(command.Board, "_train", train)
+    board = command.Board(command._parsed([f"--page={tmp_path}/a.md"]))
+    problem, plan = tiny(), budget.Plan(amount=3, flops=90, beside=0, state_bytes=5)
+    config = ml_collections.ConfigDict({"seed": 0})
+
+    def accuracy_after(folder):
+        folder = tmp_path / folder / "x1-a" / "seed_0"
+        run = command.Run(problem, problem.entries[0], 1, plan, None, config, folder)
+        monkeypatch.setattr(board, "write", lambda problems: None)
+        board.do(run)
+        record = board.numbers[problem.name][problem.entries[0].name]["x1"]
+        return record["seeds"]["0"]["accuracy"]
+
+    assert [accuracy_after(x) for x in ("one", "other", "one")] == [30.0, 60.0, 60.0]
 
 
 def test_what_has_not_done_its_last_task_is_not_done(tmp_path):

@@ -179,7 +179,9 @@ def make(
             rng = np.random.default_rng(parts.seed)
             rows["retrieved"].append(retrieved(*pair) if enough else np.nan)
             rows["clusters"].append(clusters(*pair, count, rng) if enough else np.nan)
-        met = [np.concatenate(view[: task + 1]) for view in (first, second)]
+        # Tasks may share their rows, and an image is no other beside itself.
+        once = np.unique(np.concatenate(chosen[: task + 1]), return_index=True)[1]
+        met = [np.concatenate(view[: task + 1])[once] for view in (first, second)]
         scalars = {"deviation": deviation(*met), "overlap": overlap(met[0])}
         if of_kept is not None:
             of_kept = [unit(view) for view in of_kept]

@@ -74,7 +74,7 @@ def _leader(problem, leader, methods):
 def _controls(leader, here):
     """How far controls are above or below the leader, where the interval shows it."""
     for control in here:
-        if not control.entry.control or control.failed:
+        if not control.entry.control or control.failed or control.over:
             continue
         apart = front.difference(control, leader)
         why = f"{control.entry.title}, which {control.entry.control},"

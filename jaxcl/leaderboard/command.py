@@ -339,7 +339,7 @@ class Board:
             print(f"{run.label}: {said}, {seconds:.0f} s", flush=True)
         if run.searches:
             return
-        self.note(run)
+        self.note(run, anew=not there)
         if not there:
             self.write([run.problem.name])
 
@@ -371,11 +371,12 @@ class Board:
             self.compiled = own, job.compile_step(made)
         return self.compiled[1]
 
-    def note(self, run: Run) -> None:
-        """Add a run that is done to the numbers beside the page."""
+    def note(self, run: Run, *, anew: bool) -> None:
+        """Add a run that is done, just now or before, to the numbers of the page."""
         failed = came_to(run) is None
         results = None if failed else results_lib.read_results(run.folder)
-        page.add(self.numbers, run, run.folder.parent.name, results, self.commit)
+        own = run.folder.parent.name
+        page.add(self.numbers, run, own, results, self.commit, anew=anew)
 
     def write(self, problems: list[str]) -> None:
         """Write the numbers, the page, and the pictures of some problems."""

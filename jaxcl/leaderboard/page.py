@@ -44,8 +44,8 @@ _HOW = """## How it is compared
   instead. For GDumb, which trains when it is judged, it is the number of passes over
   its memory; its last fit counts as that many steps of fine-tuning. Epochs and updates
   are whole, so that little or much of a budget may be left: the tables say how much
-  was spent. An entry that exceeds the budget with a single one is **over**, and is
-  compared with nothing.
+  was spent. An entry that exceeds the budget with a single one is **over**, and what
+  is said under "Which to take" is not of it.
 - **Not counted** are evaluations and what happens between tasks, such as iCaRL's means
   or the rows that CCLIS chooses.
 - **Learning rates** are chosen from the few that each section names, at the smallest
@@ -60,7 +60,8 @@ _HOW = """## How it is compared
   and its rivals that read old graphs.
 - **Accuracy** is of all test rows after the last task; +- is the standard error over
   seeds, and behind it stands their number. Seconds are of training alone, without
-  compiling, whatever else the machine did.
+  compiling, whatever else the machine did; of GDumb, which trains whenever it is
+  judged, they are of all its evaluations, too.
 - **On the front** is a method if no other has at least its accuracy with the same
   budget or a smaller one, by the means. What is left of a budget is no merit, so the
   budget counts; what is over its budget counts with its own FLOPs. Controls are on no
@@ -98,7 +99,15 @@ def measured(results: Mapping, run) -> dict:
     return own
 
 
-def add(numbers: dict, run, own: str, results: Mapping | None, commit: str) -> None:
+def add(
+    numbers: dict,
+    run,
+    own: str,
+    results: Mapping | None,
+    commit: str,
+    *,
+    anew: bool = False,
+) -> None:
     """Add a run to the numbers, in place of runs of another config.
 
     Args:
@@ -107,6 +116,7 @@ def add(numbers: dict, run, own: str, results: Mapping | None, commit: str) -> N
       own: name of its directory, which follows its config.
       results: of results.json; None: it diverged.
       commit: of the code.
+      anew: it was trained just now, and replaces what is known of its seed.
     """
     of_entry = numbers.setdefault(run.problem.name, {}).setdefault(run.entry.name, {})
     record = of_entry.get(f"x{run.multiple}", {})
@@ -117,7 +127,7 @@ def add(numbers: dict, run, own: str, results: Mapping | None, commit: str) -> N
         record |= {"plan": plan, "seeds": {}}
     record["searched"] |= run.searched  # a search may end at the rate that was taken
     seed = str(run.config.seed)
-    if seed not in record["seeds"]:
+    if anew or seed not in record["seeds"]:
         failed = results is None
         record["seeds"][seed] = {"failed": True} if failed else measured(results, run)
         record |= {"commit": commit, "jax": jax.__version__}

@@ -14,8 +14,8 @@ from etils import epath
 
 from jaxcl.report import compare, numbers
 from jaxcl.report import page as page_lib
-from jaxcl.run import record, seeds, task_alone
 from jaxcl.run import results as results_lib
+from jaxcl.run import task_alone
 
 
 def load(workdir: epath.PathLike, name: str) -> numbers.Run:
@@ -32,11 +32,8 @@ def load(workdir: epath.PathLike, name: str) -> numbers.Run:
     try:
         run = compare.read(path)
         run = run._replace(name=name, results=_completed(run.results))
-        done = {seed: results_lib.finished(own) for seed, own in run.results.items()}
-        most = max(done.values())
-        kept = {seed: run.results[seed] for seed in done if done[seed] == most}
-        together = path / "together"
-        rows = _rows(run, together)
+        run = compare.level(run)
+        rows = compare.rows(run)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if str(path) in str(error):
             raise
@@ -45,12 +42,10 @@ def load(workdir: epath.PathLike, name: str) -> numbers.Run:
     return numbers.Run(
         name=name,
         workdir=str(workdir),
-        run=run._replace(
-            results=kept, folders={seed: run.folders[seed] for seed in kept}
-        ),
-        rows={seed: rows[seed] for seed in kept if seed in rows},
-        behind={seed: count for seed, count in done.items() if count < most},
-        together=together.exists(),
+        run=run,
+        rows=rows,
+        behind=run.behind,
+        together=run.together is not None,
     )
 
 
@@ -60,27 +55,6 @@ def _completed(results):
         seed: results_lib.empty(len(own["task_names"])) | own
         for seed, own in results.items()
     }
-
-
-def _rows(run, together) -> dict[int, list]:
-    """The rows of each seed; seeds that ran side by side have a common file."""
-    rows = {
-        seed: record.read_rows(folder)
-        for seed, folder in run.folders.items()
-        if (folder / record.ROWS).exists()
-    }
-    if rows or not (together / record.ROWS).exists():
-        return rows
-    common = record.read_rows(together)
-    for number, seed in enumerate(run.folders):
-        rows[seed] = []
-        for row in common:
-            if "eval" in row:
-                own = seeds.of_one(row["eval"], number)
-                rows[seed].append({**row, "eval": own})
-            elif number == 0:  # metrics of steps are means over all seeds
-                rows[seed].append(row)
-    return rows
 
 
 def _date(run: numbers.Run) -> float:

@@ -34,6 +34,10 @@ class Run(NamedTuple):
     results: dict[int, dict]  # seed -> results, see `results.empty`
     folders: dict[int, epath.Path]  # seed -> where its metrics.jsonl is
     configs: alike.Configs = alike.Configs()
+    together: epath.Path | None = None  # where metrics.jsonl is of seeds side by side
+    behind: dict[
+        int, int
+    ] = {}  # seed -> tasks finished, for seeds left out, see `level`
 
 
 def read(workdir: epath.PathLike) -> Run:
@@ -56,7 +60,62 @@ def read(workdir: epath.PathLike) -> Run:
         )
     results = {seed: results_lib.read_results(path) for seed, path in folders.items()}
     configs = alike.read([workdir, *folders.values()])
-    return Run(workdir.name, results, folders, configs)
+    together = workdir / "together"
+    together = together if together.exists() else None
+    return Run(workdir.name, results, folders, configs, together)
+
+
+def done(run: Run) -> int:
+    """How many tasks the seeds of a run have finished, see `level`."""
+    return results_lib.finished(next(iter(run.results.values())))
+
+
+def level(run: Run) -> Run:
+    """The run with those of its seeds alone that have finished the most tasks."""
+    finished = {seed: results_lib.finished(own) for seed, own in run.results.items()}
+    most = max(finished.values())
+    kept = [seed for seed, count in finished.items() if count == most]
+    return run._replace(
+        results={seed: run.results[seed] for seed in kept},
+        folders={seed: run.folders[seed] for seed in kept},
+        behind={seed: count for seed, count in finished.items() if count < most},
+    )
+
+
+def comparable(run: Run, first: Run) -> bool:
+    """Whether both runs are finished, or both stand after the same task."""
+    over = [done(r) == _size(r) for r in (run, first)]
+    return all(over) or (not any(over) and done(run) == done(first))
+
+
+def _size(run) -> int:
+    """How many tasks a run has."""
+    return len(next(iter(run.results.values()))["task_names"])
+
+
+def rows(run: Run) -> dict[int, list]:
+    """Seed -> rows of metrics.jsonl, for seeds that have one.
+
+    Seeds that ran side by side have a common one; its metrics of steps are means over
+    all seeds, and are given to the first alone.
+    """
+    found = {
+        seed: record.read_rows(folder)
+        for seed, folder in run.folders.items()
+        if (folder / record.ROWS).exists()
+    }
+    if found or run.together is None or not (run.together / record.ROWS).exists():
+        return found
+    common = record.read_rows(run.together)
+    for number, seed in enumerate(run.folders):
+        found[seed] = []
+        for row in common:
+            if "eval" in row:
+                own = seeds.of_one(row["eval"], number)
+                found[seed].append({**row, "eval": own})
+            elif number == 0:
+                found[seed].append(row)
+    return found
 
 
 def names_of(workdirs: Sequence[epath.PathLike]) -> list[str]:
@@ -124,7 +183,7 @@ def curve(
       (steps i64[n], mean f64[n], band f64[n], 0 for one seed), at the steps after the
       first that every seed has.
     """
-    of_seeds = [_points(path, name) for path in run.folders.values()]
+    of_seeds = [_points(own, name) for own in rows(run).values()] or [{}]
     steps = sorted(set.intersection(*(set(points) for points in of_seeds)))
     values = np.array([[points[s] for s in steps] for points in of_seeds])
     half, count = np.zeros(len(steps)), len(of_seeds)
@@ -144,14 +203,14 @@ def along(run: Run, name: str) -> dict:
       run: from `read`.
       name: of a matrix.
     """
-    points = [_points(path, name).values() for path in run.folders.values()]
+    points = [_points(own, name).values() for own in rows(run).values()]
     return seeds.spread([float(np.mean([*own])) for own in points if own])
 
 
-def _points(path, name) -> dict[int, float]:
+def _points(rows, name) -> dict[int, float]:
     """Step -> a scalar, or the mean of a matrix's row over the tasks met, of a run."""
     points = {}
-    for row in record.read_rows(path):
+    for row in rows:
         value = row.get("eval", {}).get(name)
         if value is not None and row["step"]:
             met = value[: row["task"] + 1] if isinstance(value, list) else value
@@ -178,9 +237,27 @@ def text(runs: list[Run], name: str) -> str:
         image = spent["per_image"]
         cells.append("-" if image is None else cost_lib.short(image))
         paired = difference(run, runs[0], name, "average_accuracy")
-        cells.append(seeds.percent(paired) if run is not runs[0] else "")
+        paired = seeds.percent(paired) if comparable(run, runs[0]) else "-"
+        cells.append(paired if run is not runs[0] else "")
         lines.append(run.name.ljust(width) + "".join(f"{c:>15}" for c in cells))
     return "\n".join(lines)
+
+
+def remarks(runs: list[Run]) -> list[str]:
+    """What a reader of the numbers must know of the runs, in lines."""
+    configs = {run.name: run.configs for run in runs}
+    lines = [f"not measured alike: {field}" for field in alike.differences(configs)]
+    for run in runs:
+        size = _size(run)
+        if done(run) < size:
+            lines.append(f"{run.name}: {done(run)} of {size} tasks are finished")
+        if run.behind:
+            told = ", ".join(f"seed {s} ({n} of {size})" for s, n in run.behind.items())
+            lines.append(f"{run.name}: left out, others have come further: {told}")
+        if run.together is not None:
+            words = "its seeds ran side by side; ms and FLOPs of a step are of all"
+            lines.append(f"{run.name}: {words}")
+    return lines
 
 
 def scalar_text(curves: dict[str, tuple], name: str, band: str) -> str:
@@ -211,50 +288,52 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     try:
-        if options.out:
-            plots.format_of(options.out)
-        workdirs = options.workdirs
-        runs = [
-            read(workdir)._replace(name=name)
-            for workdir, name in zip(workdirs, names_of(workdirs), strict=True)
-        ]
-        if options.scalar:
-            code = _scalar(runs, options)
-            _tell_unlike(runs)
-            return code
-        if options.classes:
-            code = _classes(runs, options)
-            _tell_unlike(runs)
-            return code
-        names = [set(r["matrices"]) for run in runs for r in run.results.values()]
-        first = next(iter(runs[0].results.values()))["matrices"]
-        name = options.matrix or next(iter(first), None)
-        if name is None or not all(name in seed_names for seed_names in names):
-            common = sorted(set.intersection(*names))
-            raise ValueError(
-                f"--matrix={name}: allowed are what all runs have, "
-                f"{', '.join(common) or 'nothing'}"
-            )
+        _compare(options)
     except (ValueError, OSError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
+    return 0
+
+
+def _compare(options) -> None:
+    """Print and draw what was asked for."""
+    if options.out:
+        plots.format_of(options.out)
+    workdirs = options.workdirs
+    runs = [
+        level(read(workdir))._replace(name=name)
+        for workdir, name in zip(workdirs, names_of(workdirs), strict=True)
+    ]
+    if options.scalar:
+        _scalar(runs, options)
+    elif options.classes:
+        _classes(runs, options)
+    else:
+        _matrix(runs, options)
+    for line in remarks(runs):
+        print(line)
+
+
+def _matrix(runs, options) -> None:
+    """Compare the accuracies of a matrix."""
+    names = [set(r["matrices"]) for run in runs for r in run.results.values()]
+    first = next(iter(runs[0].results.values()))["matrices"]
+    name = options.matrix or next(iter(first), None)
+    if name is None or not all(name in seed_names for seed_names in names):
+        common = sorted(set.intersection(*names))
+        raise ValueError(
+            f"--matrix={name}: allowed are what all runs have, "
+            f"{', '.join(common) or 'nothing'}"
+        )
     print(text(runs, name))
-    _tell_unlike(runs)
     if options.out:
         curves = {run.name: curve(run, name, band=options.band) for run in runs}
         ends = _task_ends(next(iter(runs[0].results.values())))
         plots.anytime(curves, options.out, task_ends=ends)
-    return 0
 
 
-def _tell_unlike(runs) -> None:
-    """Say in what runs were not measured alike, a line for each field."""
-    for field in alike.differences({run.name: run.configs for run in runs}):
-        print(f"not measured alike: {field}")
-
-
-def _scalar(runs, options) -> int:
-    """Compare a scalar; returns the exit code."""
+def _scalar(runs, options) -> None:
+    """Compare a scalar."""
     name = options.scalar
     curves = {run.name: curve(run, name, band=options.band) for run in runs}
     lacking = [run for run, (steps, *_) in curves.items() if not len(steps)]
@@ -264,21 +343,19 @@ def _scalar(runs, options) -> int:
     if options.out:
         ends = _task_ends(next(iter(runs[0].results.values())))
         plots.anytime(curves, options.out, task_ends=ends, ylabel=name, scale=1.0)
-    return 0
 
 
-def _classes(runs, options) -> int:
-    """Draw the spread of each class, a mean over seeds; returns the exit code."""
+def _classes(runs, options) -> None:
+    """Draw the spread of each class, a mean over seeds."""
     key, means = options.classes, {}
     for run in runs:
-        of_seeds = [spread.by_class(record.read_rows(p)) for p in run.folders.values()]
-        if not all(key in spreads for spreads in of_seeds):
+        of_seeds = [spread.by_class(own) for own in rows(run).values()]
+        if not of_seeds or not all(key in spreads for spreads in of_seeds):
             raise ValueError(f"--classes={key}: not measured by {run.name}")
         means[run.name] = np.mean([spreads[key] for spreads in of_seeds], axis=0)
     if options.out is None:
         raise ValueError("--classes: wants --out, a .png")
     plots.class_spread(means, options.out, title=key)
-    return 0
 
 
 def _task_ends(results: dict) -> list[int]:

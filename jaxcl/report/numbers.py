@@ -115,15 +115,9 @@ def measures(run: Run) -> dict[str, dict[str, Estimate]]:
     return estimates
 
 
-def comparable(run: Run, first: Run) -> bool:
-    """Whether both runs are finished, or both stand after the same task."""
-    finished = [r.done == len(r.first["task_names"]) for r in (run, first)]
-    return all(finished) or (not any(finished) and run.done == first.done)
-
-
 def difference(run: Run, first: Run, name: str, measure: str) -> Estimate:
     """Mean of `run` less `first`, over the seeds that both have."""
-    if not comparable(run, first):
+    if not compare.comparable(run.run, first.run):
         return UNKNOWN
 
     def with_measure(run):
@@ -149,7 +143,7 @@ def _last_scalars(run: Run) -> dict[int, dict]:
 def scalars(run: Run, first: Run) -> dict[str, tuple[Estimate, Estimate]]:
     """Scalars after the last finished task: mean, and difference to the first run."""
     mine, theirs = _last_scalars(run), _last_scalars(first)
-    estimates, paired = {}, comparable(run, first)
+    estimates, paired = {}, compare.comparable(run.run, first.run)
     for name in names_of(mine.values()):
         values = {seed: own.get(name) for seed, own in mine.items()}
         pairs = [

@@ -152,6 +152,12 @@ FAULTS = [
             "cosines.sum() / (count",
         ),
         (
+            "decay: an image of several tasks is another beside itself",
+            "np.concatenate(view[: task + 1])[once]",
+            "np.concatenate(view[: task + 1])",
+            "test_decay.py::test_an_image_of_several_tasks_counts_once",
+        ),
+        (
             "decay: opposite features overlap, too",
             "others is None else others).T, 0)",
             "others is None else others).T, -1)",

@@ -12,6 +12,7 @@ _COMPARED = (
     f"{_FILE}::test_nobody_is_compared_with_what_costs_more_diverged_or_is_a_control"
 )
 _ADDED = f"{_FILE}::test_runs_of_another_config_are_replaced_and_others_stay"
+_AGAIN = f"{_FILE}::test_a_run_that_is_trained_again_replaces_what_the_page_has"
 _TABLE = f"{_FILE}::test_a_table_has_what_the_numbers_say"
 _RATE = f"{_FILE}::test_the_best_rate_is_chosen_the_smaller_of_equals"
 _PLACE = (
@@ -144,6 +145,12 @@ FAULTS = [
             "if above(leader, leader):",
             _COMPARED,
         ),
+        (
+            "leaderboard: the leader is compared with a control over the budget",
+            "or control.failed or control.over:",
+            "or control.failed:",
+            _COMPARED,
+        ),
     ),
     *fault.of(
         "leaderboard/page.py",
@@ -157,6 +164,12 @@ FAULTS = [
             "leaderboard: runs of two configs are one row",
             'if record.get("run") != own:',
             "if not record:",
+        ),
+        (
+            "leaderboard: the page keeps its number where a run was trained again",
+            'if anew or seed not in record["seeds"]:',
+            'if seed not in record["seeds"]:',
+            _AGAIN,
         ),
         (
             "leaderboard: what is beside the results is not counted",

@@ -199,8 +199,39 @@ FAULTS = [
         "test_compare.py::test_runs_of_one_name_are_told_apart",
         (
             "compare: of runs of one name the last is shown",
-            "read(workdir)._replace(name=name)",
-            "read(workdir)",
+            "level(read(workdir))._replace(name=name)",
+            "level(read(workdir))",
+        ),
+        (
+            "compare: seeds that are behind count as if they were over",
+            "if count == most]",
+            "]",
+            "test_compare.py::test_seeds_that_are_behind_are_left_out_and_named",
+        ),
+        (
+            "compare: a run that goes on is set against one that is over",
+            "if comparable(run, runs[0])",
+            "if True",
+            "test_compare.py::test_runs_after_other_tasks_have_no_difference",
+        ),
+        (
+            "compare: seeds side by side have no rows",
+            "if found or run.together is None or",
+            "if True or",
+            "test_compare.py::test_seeds_side_by_side_have_their_rows_in_common",
+        ),
+        (
+            "compare: seeds side by side all have the rows of the first",
+            'seeds.of_one(row["eval"], number)',
+            'seeds.of_one(row["eval"], 0)',
+            "test_compare.py::test_seeds_side_by_side_have_their_rows_in_common",
+        ),
+        (
+            "compare: a run without rows has a traceback",
+            "if (folder / record.ROWS).exists()",
+            "if True",
+            "test_compare.py"
+            "::test_without_logged_rows_there_is_no_mean_along_the_stream",
         ),
         (
             "compare: a format is refused when all is read",
