@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
+from absl import logging
 
 from jaxcl import schema
 from jaxcl.data import files as files_lib
@@ -167,6 +168,14 @@ def scan(
     if inner and apart:  # nor from train/ into all of test/
         beside = (os.path.join(start, name) for name in storage.folders(start))
         apart |= {storage.identity(path) for path in beside}
+    # In a bucket a listing of the whole folder would be needed once more.
+    if names and not storage.in_bucket(path):
+        if left_out := len(files_lib.image_files(folder, apart)):
+            logging.warning(
+                "path = %r: %d images beside the folders of classes are left out",
+                folder,
+                left_out,
+            )
     if wanted:
         missing, extra = sorted({*wanted} - {*names}), sorted({*names} - {*wanted})
         if missing or (only and extra):

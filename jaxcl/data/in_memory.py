@@ -98,7 +98,7 @@ def _numbered(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
     elif values.dtype.kind == "O" and all(
         isinstance(x, str | int | np.integer | None) for x in values
     ):
-        known = np.array([x is not None and x != -1 for x in values], bool)
+        known = np.array([_is_known(x) for x in values], bool)
         if len({type(x) is str for x in values[known]}) > 1:
             raise ValueError(f"{where} are texts and numbers; must be of one kind")
     else:
@@ -108,6 +108,11 @@ def _numbered(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
     numbers = np.full(len(values), -1, np.int32)
     numbers[known] = [number[name] for name in values[known].tolist()]
     return numbers, tuple(map(str, names))
+
+
+def _is_known(label: str | int | None) -> bool:
+    """Whether a label is a text, or a number from 0."""
+    return isinstance(label, str) or (label is not None and label >= 0)
 
 
 def _digest(examples, class_names, domain_names) -> str:

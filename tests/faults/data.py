@@ -202,12 +202,29 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "data/in_memory.py",
+            "test_in_memory.py::"
+            "test_labels_are_numbered_in_sorted_order_and_may_be_unknown",
+            (
+                "data: a negative number among None is a class",
+                "(label is not None and label >= 0)",
+                "label is not None",
+            ),
+        ),
+        *fault.of(
             "data/from_folders.py",
             "test_hostile_data.py::test_links_in_circles_multiply_no_row",
             (
                 "data: a link may lead from train/ to all of test/",
                 "if inner and apart:",
                 "if False:",
+            ),
+            (
+                "data: images without a class are dropped in silence",
+                "if left_out := len(files_lib.image_files(folder, apart)):",
+                "if left_out := 0:",
+                "test_sources.py::"
+                "test_images_beside_the_folders_of_classes_are_counted",
             ),
             (
                 "data: a class called train is all of the set",
