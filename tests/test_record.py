@@ -18,7 +18,7 @@ from tensorboardX.proto import event_pb2
 from jaxcl import plots
 from jaxcl.data import storage
 from jaxcl.plots import canvas
-from jaxcl.run import record
+from jaxcl.run import finish, record
 from jaxcl.run import results as results_lib
 
 QUIET = {"tensorboard": False, "progress": False}
@@ -763,3 +763,12 @@ def test_comparison_of_many_methods_and_tasks(draw):
     (axes,) = figure.axes
     assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 10
     assert [*axes.get_xticks()] == [1, 5, 10, 15, 20, 25, 30]
+
+
+def test_the_last_table_has_a_dash_where_nothing_was_measured():
+    results = results_lib.empty(1)
+    before = {"half": [0.25], "none": [None]}
+    for name in ("half", "none", "never"):
+        results = results_lib.add(results, 0, {name: [0.5]}, {}, 1)
+    lines = finish.text(results | {"untrained": before}).splitlines()
+    assert [line.split()[-1] for line in lines[1:]] == ["25.0", "-", "-"]

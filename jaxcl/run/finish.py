@@ -188,10 +188,9 @@ def text(results: dict) -> str:
     lines = [f"{'after the last task (%)':28}" + "".join(f"{t:>12}" for t in titles)]
     for name, measures in results_lib.summary(results).items():
         values = [measures.get(key) for key in keys]
-        before = results.get("untrained", {}).get(name)
-        values.append(
-            None if before is None else float(np.nanmean(np.array(before, float)))
-        )
+        before = np.array(results.get("untrained", {}).get(name, []), float)
+        judged = before[~np.isnan(before)]
+        values.append(float(judged.mean()) if judged.size else None)
         cells = (f"{'-':>12}" if v is None else f"{100 * v:12.1f}" for v in values)
         lines.append(f"{name:28}" + "".join(cells))
     if results["cost"]["total"] is not None:
