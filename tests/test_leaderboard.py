@@ -440,7 +440,7 @@ def test_a_table_has_what_the_numbers_say(tmp_path):
     assert "- `looks` at 1x: MoCo v2+, CaSSLe; MoCo v2+, Less-Forget; " in lacking
     for title in ("BYOL", "SimSiam", "VICReg", "DINO", "LeJEPA"):
         assert f"{title}, fine-tuning; {title}, CaSSLe; {title}, PNR; " in lacking
-    assert "0.03, 0.1, 0.3; of VICReg 0.003, 0.01, 0.03." in text
+    assert "0.003, 0.01, 0.03, 0.1, 0.3; of VICReg 0.003, 0.01, 0.03." in text
     assert "commit abc" in text
     page.write(tmp_path / "a.md", canned())
     assert (tmp_path / "a.md").read_text() == text

@@ -171,7 +171,7 @@ LOOKS = Problem(
     spends="epochs",
     baseline="mocov2plus-finetune",
     minutes=0.5,
-    rates=(0.03, 0.1, 0.3),
+    rates=(0.003, 0.01, 0.03, 0.1, 0.3),
     search=_VALIDATED,
 )
 
@@ -404,7 +404,7 @@ REHEARSAL = Problem(
     spends="epochs",
     baseline="supcon-finetune",
     minutes=0.5,
-    rates=(0.03, 0.1, 0.3),
+    rates=(0.003, 0.01, 0.03, 0.1, 0.3),
     search=_VALIDATED,
 )
 
@@ -444,7 +444,7 @@ DUEL = Problem(
     spends="epochs",
     baseline="moco",
     minutes=0.4,
-    rates=(3e-4, 1e-3, 3e-3),
+    rates=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
     search=_VALIDATED,
 )
 
