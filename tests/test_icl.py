@@ -996,8 +996,9 @@ def test_wrong_options_are_refused():
             assert re.search("must be (at least|from|'icl')|allowed are", said), said
     with pytest.raises(ValueError, match=r"config\.method\.anchors='original'.*graphs"):
         make(anchors="original")
-    with pytest.raises(ValueError, match=r"fixed_lr=0\.1: .* must be None"):
-        make(fixed_lr=0.1, learnt_rate=True)
+    for name in ("fixed_lr", "inner_lr"):
+        with pytest.raises(ValueError, match=rf"\.{name}=0\.1: .* must be None"):
+            make(**{name: 0.1}, learnt_rate=True)
     with pytest.raises(ValueError, match="projector=3: must be 0 beside output_dim=2"):
         make(projector=3, output_dim=2)
     with pytest.raises(ValueError, match="with_positive=False: must be True with str"):

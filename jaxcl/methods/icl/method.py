@@ -76,11 +76,12 @@ def _check(options: dict, graphs: bool) -> None:
             "config.method.anchors='original': is for graphs; images have two views, "
             "must be 'augmented'"
         )
-    if options["fixed_lr"] is not None and options["learnt_rate"]:
-        raise ValueError(
-            f"config.method.fixed_lr={options['fixed_lr']}: with learnt_rate=True "
-            "agents set the rates; must be None"
-        )
+    for name in ("fixed_lr", "inner_lr"):
+        if options[name] is not None and options["learnt_rate"]:
+            raise ValueError(
+                f"config.method.{name}={options[name]}: with learnt_rate=True agents "
+                "set the rates; must be None"
+            )
     if options["projector"] and options["output_dim"]:
         raise ValueError(
             f"config.method.projector={options['projector']}: must be 0 beside "
