@@ -728,6 +728,9 @@ def test_inner_steps_are_those_of_the_paper():
     found = [orders.inner_steps(x) for x in (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)]
     assert found == [9, 4, 3, 1, 1, 1]
     assert orders.inner_steps(orders.growth(task(old=12, new=8))) == 2
+    method = make(strategy="icl")
+    for old, new, steps in ((12, 8, 2), (7, 6, 1), (23, 11, 2), (16, 5, 3), (18, 5, 4)):
+        assert method.parts(task(old=old, new=new)) == 2 * steps + 2, (old, new)
 
 
 def test_an_order_with_meta():

@@ -135,7 +135,8 @@ def make(
       temperature: divides the cosines.
       with_positive: NCE-I has the positive in its denominator; False is GraphCL's loss,
         not for "icl".
-      inner_steps: number of inner steps; None: `orders.inner_steps` of the growth.
+      inner_steps: number of inner steps; None: `orders.inner_steps` of the growth, give
+        or take half a row.
       fixed_lr: rate of plain SGD in the steps of "icl", in place of agents and of
         config.optimizer; needs learnt_rate=False. None: not so.
       inner_lr: rate of the inner steps without `learnt_rate`; None: `fixed_lr`, or the
