@@ -78,7 +78,7 @@ FAULTS = [
         ),
         (
             "loss: a mean over masked rows divides by all rows",
-            "return jnp.sum(rows * mask) / jnp.maximum(jnp.sum(mask), 1)",
+            "return jnp.sum(rows * mask) / jnp.where(total > 0, total, 1)",
             "return jnp.sum(rows * mask) / len(rows)",
             fault.twins("replay_losses", "er_ace_masked"),
         ),
