@@ -284,14 +284,17 @@ def weighted(held, weight):
     return held._replace(items={**held.items, "weight": jnp.float32(weight)})
 
 
-@pytest.mark.parametrize("place", ["candidates", "memory"])
-def test_a_step_is_the_equation(place):
+@pytest.mark.parametrize(
+    ("place", "scale"),
+    [("candidates", 1), ("memory", 1), ("memory", 0.01)],  # sums of 8.1 and 0.081
+)
+def test_a_step_is_the_equation(place, scale):
     made = method(alpha=0.7, beta=0.4)
     state, _ = toy.step(made, toy.begin(made, toy.fresh(made), 0), FIRST)
     if place == "memory":  # it has room for all candidates
         state = toy.begin(made, made.end_task(state, None), 1)
     state = toy.shaken(state)
-    weight = np.array([0.5, 3.0, 1.0, 2.0, 0.1, 1.5, *[9.0] * 6])
+    weight = scale * np.array([0.5, 3.0, 1.0, 2.0, 0.1, 1.5, *[9.0] * 6])
     extra = state.extra._replace(
         **{place: weighted(getattr(state.extra, place), weight)}
     )

@@ -728,6 +728,9 @@ def test_inner_steps_are_those_of_the_paper():
     found = [orders.inner_steps(x) for x in (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)]
     assert found == [9, 4, 3, 1, 1, 1]
     assert orders.inner_steps(orders.growth(task(old=12, new=8))) == 2
+    method = make(strategy="icl")
+    for old, new, steps in ((12, 8, 2), (7, 6, 1), (23, 11, 2), (16, 5, 3), (18, 5, 4)):
+        assert method.parts(task(old=old, new=new)) == 2 * steps + 2, (old, new)
 
 
 def test_an_order_with_meta():
@@ -996,8 +999,9 @@ def test_wrong_options_are_refused():
             assert re.search("must be (at least|from|'icl')|allowed are", said), said
     with pytest.raises(ValueError, match=r"config\.method\.anchors='original'.*graphs"):
         make(anchors="original")
-    with pytest.raises(ValueError, match=r"fixed_lr=0\.1: .* must be None"):
-        make(fixed_lr=0.1, learnt_rate=True)
+    for name in ("fixed_lr", "inner_lr"):
+        with pytest.raises(ValueError, match=rf"\.{name}=0\.1: .* must be None"):
+            make(**{name: 0.1}, learnt_rate=True)
     with pytest.raises(ValueError, match="projector=3: must be 0 beside output_dim=2"):
         make(projector=3, output_dim=2)
     with pytest.raises(ValueError, match="with_positive=False: must be True with str"):

@@ -388,6 +388,21 @@ def test_masked_classes_change_nothing_whatever_they_hold():
             assert not np.any(np.asarray(spoilt[:, jnp.array([2, 4])]))
 
 
+@pytest.mark.parametrize("scale", [100.0, 1.0, 1e-3])
+def test_only_the_shares_of_weights_count(scale):
+    logits = jnp.array([[1.0, 0.0], [0.0, 2.0], [0.5, 0.0]])
+    labels, weights = jnp.array([0, 0, 1]), np.array([0.2, 0.5, 0.0])
+    shares = weights / weights.sum()
+    mask = jnp.float32(scale * weights)
+    rows = [
+        replay.cross_entropy(logits[i : i + 1], labels[i : i + 1]) for i in range(3)
+    ]
+    found = replay.cross_entropy(logits, labels, example_mask=mask)
+    np.testing.assert_allclose(found, shares @ np.array(rows), rtol=1e-6)
+    found = replay.der(logits, jnp.zeros_like(logits), example_mask=mask)
+    np.testing.assert_allclose(found, shares @ [0.5, 2.0, 0.125], rtol=1e-6)
+
+
 def test_rows_without_a_class_are_left_out_and_lost_labels_are_seen():
     z = jnp.float32(draw([(2, 3)])[0])
     labels = jnp.array([0, 1])

@@ -77,7 +77,8 @@ def masked_mean(rows: jax.Array, mask: jax.Array | None = None) -> jax.Array:
 
     Args:
       rows: f32[N], finite.
-      mask: bool or f32[N] of zeros and ones, None for all.
+      mask: bool or f32[N] of zeros and ones, or weights of any size, at least 0; None
+        for all.
 
     Returns:
       f32[], 0 if the mask is empty.
@@ -86,7 +87,8 @@ def masked_mean(rows: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         return jnp.mean(rows)
     chex.assert_equal_shape([rows, mask])
     mask = mask.astype(rows.dtype)
-    return jnp.sum(rows * mask) / jnp.maximum(jnp.sum(mask), 1)
+    total = jnp.sum(mask)
+    return jnp.sum(rows * mask) / jnp.where(total > 0, total, 1)
 
 
 def nt_xent(

@@ -6,8 +6,9 @@ DER (Buzzega et al., NeurIPS 2020). P writes sums over rows; its released code
 takes means, and so do these functions. ER is `cross_entropy` of the incoming rows plus
 that of the replayed rows, two means and not one over both.
 
-Masks are bool or f32 of zeros and ones. A masked row or class has no effect on values
-and gradients, even if it is nan. A mean over no rows is 0. All work in float32 at least
+Masks are bool or f32 of zeros and ones; an `example_mask` may also hold weights of
+rows, at least 0, for a weighted mean. A masked row or class has no effect on values and
+gradients, even if it is nan. A mean over no rows is 0. All work in float32 at least
 (bfloat16 is cast first).
 """
 

@@ -96,6 +96,15 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "methods/icl/method.py",
+            "test_icl.py::test_wrong_options_are_refused",
+            (
+                "config: ICL takes a rate of the inner steps that its agents set",
+                'for name in ("fixed_lr", "inner_lr"):',
+                'for name in ("fixed_lr",):',
+            ),
+        ),
+        *fault.of(
             "methods/online/replay.py",
             "test_schema.py::test_nonsense_is_refused",
             (

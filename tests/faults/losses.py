@@ -53,6 +53,12 @@ FAULTS = [
             fault.twins("losses", "m_hml_masked"),
         ),
         (
+            "loss: a weighted mean divides by 1 where the weights add up to less",
+            "jnp.sum(rows * mask) / jnp.where(total > 0, total, 1)",
+            "jnp.sum(rows * mask) / jnp.maximum(total, 1)",
+            "test_replay_losses.py::test_only_the_shares_of_weights_count",
+        ),
+        (
             "loss: sup_con sums over positives",
             "total / jnp.maximum(count, 1)",
             "total",
@@ -72,7 +78,7 @@ FAULTS = [
         ),
         (
             "loss: a mean over masked rows divides by all rows",
-            "return jnp.sum(rows * mask) / jnp.maximum(jnp.sum(mask), 1)",
+            "return jnp.sum(rows * mask) / jnp.where(total > 0, total, 1)",
             "return jnp.sum(rows * mask) / len(rows)",
             fault.twins("replay_losses", "er_ace_masked"),
         ),

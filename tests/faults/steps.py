@@ -693,6 +693,15 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "methods/icl/orders.py",
+            "test_icl.py::test_inner_steps_are_those_of_the_paper",
+            (
+                "step: icl has an inner step more for half a row",
+                "inner_steps((new + 0.5) / (old + new))",
+                "inner_steps(new / (old + new))",
+            ),
+        ),
+        *fault.of(
             "methods/icl/method.py",
             "test_icl.py::test_a_task_begins_with_its_weights[retrain]",
             (

@@ -76,11 +76,12 @@ def _check(options: dict, graphs: bool) -> None:
             "config.method.anchors='original': is for graphs; images have two views, "
             "must be 'augmented'"
         )
-    if options["fixed_lr"] is not None and options["learnt_rate"]:
-        raise ValueError(
-            f"config.method.fixed_lr={options['fixed_lr']}: with learnt_rate=True "
-            "agents set the rates; must be None"
-        )
+    for name in ("fixed_lr", "inner_lr"):
+        if options[name] is not None and options["learnt_rate"]:
+            raise ValueError(
+                f"config.method.{name}={options[name]}: with learnt_rate=True agents "
+                "set the rates; must be None"
+            )
     if options["projector"] and options["output_dim"]:
         raise ValueError(
             f"config.method.projector={options['projector']}: must be 0 beside "
@@ -134,7 +135,8 @@ def make(
       temperature: divides the cosines.
       with_positive: NCE-I has the positive in its denominator; False is GraphCL's loss,
         not for "icl".
-      inner_steps: number of inner steps; None: `orders.inner_steps` of the growth.
+      inner_steps: number of inner steps; None: `orders.inner_steps` of the growth, give
+        or take half a row.
       fixed_lr: rate of plain SGD in the steps of "icl", in place of agents and of
         config.optimizer; needs learnt_rate=False. None: not so.
       inner_lr: rate of the inner steps without `learnt_rate`; None: `fixed_lr`, or the
