@@ -154,6 +154,26 @@ def test_fewer_new_images_than_a_batch_come_in_smaller_ones(copy, capsys):
     assert plan(copy).config["batch_size"] == 48
 
 
+def test_the_smaller_batch_of_few_images_ends_with_their_update(copy):
+    def update(number, batch_size, *, asked, accepted=True):
+        folder = copy / "run" / "updates" / number
+        shutil.copytree(copy / "run", folder, ignore=shutil.ignore_patterns("updates"))
+        saved = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(
+            json.dumps(saved | {"batch_size": batch_size})
+        )
+        report = {"accepted": accepted, "asked": {"train": asked}}
+        (folder / "update.json").write_text(json.dumps(report))
+
+    update("0001", 4, asked={})
+    assert plan(copy).config["batch_size"] == 48
+    update("0002", 24, asked={"batch_size": 24})
+    update("0003", 2, asked={})
+    update("0004", 16, asked={"batch_size": 16}, accepted=False)
+    assert plan(copy).config["batch_size"] == 24
+    assert plan(copy, **{"train.batch_size": 32}).config["batch_size"] == 32
+
+
 @pytest.mark.slow
 def test_updates_go_on_from_each_other(copy):
     for number, (limit, current) in enumerate([(1.0, 1), (-1.0, 1), (1.0, 3)], 1):

@@ -158,8 +158,9 @@ def plan(
         print(f"old embeddings are not compared: {error}; --old=PATH", flush=True)
         old_config = sample = None
     own = lineage.next_config(parent, parent_config, new_data, options.train or {})
-    if not join and "batch_size" not in (options.train or {}):
-        own = _with_few(own)
+    if "batch_size" not in (options.train or {}):
+        own = {**own, "batch_size": lineage.batch_size(run)}
+        own = own if join else _with_few(own)
     asked = {"data": new_data, "train": options.train, "test": judge, "old": old_config}
     asked |= {name: getattr(options, name) for name in ("rows", "neighbours", "index")}
     asked = json.loads(json.dumps(asked | {"limits": vars(limits)}))

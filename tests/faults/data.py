@@ -128,6 +128,26 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "update/command.py",
+            "test_update.py"
+            "::test_the_smaller_batch_of_few_images_ends_with_their_update",
+            (
+                "update: the smaller batch of few images is handed on",
+                '        own = {**own, "batch_size": lineage.batch_size(run)}\n',
+                "",
+            ),
+        ),
+        *fault.of(
+            "update/lineage.py",
+            "test_update.py"
+            "::test_the_smaller_batch_of_few_images_ends_with_their_update",
+            (
+                "update: the batch size of an update that was rolled back is handed on",
+                'if size is not None and report["accepted"]:',
+                "if size is not None:",
+            ),
+        ),
+        *fault.of(
             "update/lineage.py",
             "test_update.py::test_a_run_that_cannot_be_updated",
             (
