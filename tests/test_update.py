@@ -154,6 +154,25 @@ def test_fewer_new_images_than_a_batch_come_in_smaller_ones(copy, capsys):
     assert plan(copy).config["batch_size"] == 48
 
 
+def test_a_warmup_that_the_epochs_do_not_hold_is_shorter(copy, capsys):
+    path = copy / "run" / "config.json"
+    saved = json.loads(path.read_text())
+
+    def warmup(*, before, **changes):
+        section = {"name": "warmup_cosine", **before}
+        path.write_text(json.dumps(saved | {"schedule": section}))
+        return plan(copy, **changes).config["schedule"].get("warmup_epochs")
+
+    assert warmup(before={"warmup_epochs": 10}, **{"train.epochs": 5}) == 1
+    said = "config.train.schedule.warmup_epochs=1 in place of 10: there are 5 epochs"
+    assert said in capsys.readouterr().out
+    assert warmup(before={}, **{"train.epochs": 1}) == 0  # 10 by default
+    assert warmup(before={"warmup_epochs": 10}, **{"train.epochs": 11}) == 10
+    assert warmup(before={"warmup_epochs": 1}) == 1
+    asked = {"train.epochs": 5, "train.schedule.warmup_epochs": 7}
+    assert warmup(before={"warmup_epochs": 3}, **asked) == 7  # which `build` refuses
+
+
 def test_the_smaller_batch_of_few_images_ends_with_their_update(copy):
     def update(number, batch_size, *, asked, accepted=True):
         folder = copy / "run" / "updates" / number

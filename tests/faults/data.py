@@ -148,6 +148,15 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "update/command.py",
+            "test_update.py::test_a_warmup_that_the_epochs_do_not_hold_is_shorter",
+            (
+                "update: a warmup that the epochs do not hold stays",
+                "    own = _with_short_warmup(own, options.train or {})\n",
+                "",
+            ),
+        ),
+        *fault.of(
             "update/lineage.py",
             "test_update.py::test_a_run_that_cannot_be_updated",
             (
