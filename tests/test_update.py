@@ -241,7 +241,8 @@ def test_an_unfinished_update_is_not_mixed_with_another(copy):
     np.savez(copy / "more.npz", train_x=PIXELS[240:360])
     other = plan(copy, data="more.npz")
     assert other.workdir == work.workdir
-    with pytest.raises(ValueError, match=r"another config.*data\.path.*more\.npz"):
+    said = r"0001: is an update .*data\.path.*more\.npz.*or remove the folder"
+    with pytest.raises(ValueError, match=said):
         update_command.carry_out(other)
 
 

@@ -22,7 +22,7 @@ from etils import epath
 from ml_collections import config_flags
 
 from jaxcl import schema
-from jaxcl.config import build, command, own_images, sections
+from jaxcl.config import build, claim, command, own_images, sections
 from jaxcl.run import finish, job, lock, train, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import drift, lineage
@@ -270,7 +270,14 @@ def prepare(work: Plan) -> Prepared:
     Raises:
       ValueError, OSError: as `build.build`.
     """
-    made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
+    try:
+        made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
+    except claim.Differs as error:
+        raise ValueError(
+            f"{work.workdir}: is an update of another config that was stopped; they "
+            f"differ in {'; '.join(error.changed)}. Finish it by the command that "
+            "began it, or remove the folder"
+        ) from error
     return Prepared(made, _judging(work, work.parent, BEFORE))
 
 
