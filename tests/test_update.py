@@ -164,7 +164,7 @@ def test_a_warmup_that_the_epochs_do_not_hold_is_shorter(copy, capsys):
         return plan(copy, **changes).config["schedule"].get("warmup_epochs")
 
     assert warmup(before={"warmup_epochs": 10}, **{"train.epochs": 5}) == 1
-    said = "config.train.schedule.warmup_epochs=1 in place of 10: there are 5 epochs"
+    said = "schedule.warmup_epochs=1 in place of 10, for config.train.epochs=5"
     assert said in capsys.readouterr().out
     assert warmup(before={}, **{"train.epochs": 1}) == 0  # 10 by default
     assert warmup(before={"warmup_epochs": 10}, **{"train.epochs": 11}) == 10

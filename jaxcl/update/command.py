@@ -196,8 +196,8 @@ def _with_short_warmup(config, changes) -> dict:
         return config
     warmup = own_images.warmup_epochs(epochs)
     print(
-        f"config.train.schedule.warmup_epochs={warmup} in place of {before}: there are "
-        f"{epochs} epochs",
+        f"config.train.schedule.warmup_epochs={warmup} in place of {before}, for "
+        f"config.train.epochs={epochs}",
         flush=True,
     )
     return {**config, "schedule": {**section, "warmup_epochs": warmup}}
