@@ -1,10 +1,12 @@
 """`jaxcl.fit`: a run like any other, and what it leaves for programs."""
 
+import dataclasses
 import gc
 import itertools
 import json
 import pathlib
 
+import jax
 import ml_collections
 import numpy as np
 import pytest
@@ -400,6 +402,23 @@ def test_training_begins_with_an_encoder_in_memory_or_in_a_folder(
     assert config.start == str(where / "start")
     with pytest.raises(ValueError, match="there is no encoder in it"):
         jaxcl.fit(IMAGES, encoder=tmp_path)
+
+
+def test_another_encoder_in_memory_makes_another_directory(
+    fitted, monkeypatch, tmp_path
+):
+    fitted.save(tmp_path / "encoder")
+    encoder = jaxcl.load_encoder(tmp_path / "encoder")
+    double = jax.tree.map(lambda leaf: 2 * leaf, encoder.params)
+    other = dataclasses.replace(encoder, params=double)
+    monkeypatch.chdir(tmp_path)
+    places = []
+    fake = _With(build=lambda config, where: places.append(str(where)) or 1 / 0)
+    monkeypatch.setattr(fitting, "build", fake)
+    for start in (encoder, encoder, other):
+        with pytest.raises(ZeroDivisionError):
+            jaxcl.fit(IMAGES, encoder=start)
+    assert places[0] == places[1] != places[2]
 
 
 def test_pil_images_are_read_as_the_pictures_that_they_are():

@@ -154,6 +154,45 @@ def test_fewer_new_images_than_a_batch_come_in_smaller_ones(copy, capsys):
     assert plan(copy).config["batch_size"] == 48
 
 
+def test_a_warmup_that_the_epochs_do_not_hold_is_shorter(copy, capsys):
+    path = copy / "run" / "config.json"
+    saved = json.loads(path.read_text())
+
+    def warmup(*, before, **changes):
+        section = {"name": "warmup_cosine", **before}
+        path.write_text(json.dumps(saved | {"schedule": section}))
+        return plan(copy, **changes).config["schedule"].get("warmup_epochs")
+
+    assert warmup(before={"warmup_epochs": 10}, **{"train.epochs": 5}) == 1
+    said = "schedule.warmup_epochs=1 in place of 10, for config.train.epochs=5"
+    assert said in capsys.readouterr().out
+    assert warmup(before={}, **{"train.epochs": 1}) == 0  # 10 by default
+    assert warmup(before={"warmup_epochs": 10}, **{"train.epochs": 11}) == 10
+    assert warmup(before={"warmup_epochs": 1}) == 1
+    asked = {"train.epochs": 5, "train.schedule.warmup_epochs": 7}
+    assert warmup(before={"warmup_epochs": 3}, **asked) == 7  # which `build` refuses
+
+
+def test_the_smaller_batch_of_few_images_ends_with_their_update(copy):
+    def update(number, batch_size, *, asked, accepted=True):
+        folder = copy / "run" / "updates" / number
+        shutil.copytree(copy / "run", folder, ignore=shutil.ignore_patterns("updates"))
+        saved = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(
+            json.dumps(saved | {"batch_size": batch_size})
+        )
+        report = {"accepted": accepted, "asked": {"train": asked}}
+        (folder / "update.json").write_text(json.dumps(report))
+
+    update("0001", 4, asked={})
+    assert plan(copy).config["batch_size"] == 48
+    update("0002", 24, asked={"batch_size": 24})
+    update("0003", 2, asked={})
+    update("0004", 16, asked={"batch_size": 16}, accepted=False)
+    assert plan(copy).config["batch_size"] == 24
+    assert plan(copy, **{"train.batch_size": 32}).config["batch_size"] == 32
+
+
 @pytest.mark.slow
 def test_updates_go_on_from_each_other(copy):
     for number, (limit, current) in enumerate([(1.0, 1), (-1.0, 1), (1.0, 3)], 1):
@@ -202,7 +241,8 @@ def test_an_unfinished_update_is_not_mixed_with_another(copy):
     np.savez(copy / "more.npz", train_x=PIXELS[240:360])
     other = plan(copy, data="more.npz")
     assert other.workdir == work.workdir
-    with pytest.raises(ValueError, match=r"another config.*data\.path.*more\.npz"):
+    said = r"0001: is an update .*data\.path.*more\.npz.*or remove the folder"
+    with pytest.raises(ValueError, match=said):
         update_command.carry_out(other)
 
 

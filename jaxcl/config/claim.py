@@ -27,6 +27,17 @@ MACHINE = (
 NOTED = ("decoder", "resident", "memory_shards")
 
 
+class Differs(ValueError):
+    """A directory holds a run of another config; `changed` has each difference."""
+
+    def __init__(self, workdir, changed: list[str]):
+        self.changed = changed
+        super().__init__(
+            f"{workdir} holds a run of another config; they differ in "
+            f"{'; '.join(changed)}. Give another --workdir, or the same config"
+        )
+
+
 def without(config: dict, fields) -> dict:
     """The config without fields, named "field" or "section.field"."""
     kept = {key: value for key, value in config.items() if key not in fields}
@@ -77,17 +88,15 @@ def check(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
       Whether there is a config in it.
 
     Raises:
-      ValueError: its config is another one, or damaged.
+      Differs: its config is another one.
+      ValueError: its config is damaged.
     """
     path = epath.Path(workdir) / "config.json"
     if not path.exists():
         return False
     pair = (without(x, MACHINE + aside) for x in (read(path), config))
     if changed := schema.differences(*pair):
-        raise ValueError(
-            f"{workdir} holds a run of another config; they differ in "
-            f"{'; '.join(changed)}. Give another --workdir, or the same config"
-        )
+        raise Differs(workdir, changed)
     return True
 
 

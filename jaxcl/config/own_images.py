@@ -324,11 +324,11 @@ def _optimizer(made) -> None:
         rates, decays = ({n: x[i] for n, x in _RATES.items()} for i in range(2))
         made.optimizer = {"name": "lars", "lr": recipe.by(rates, base)}
         made.optimizer.weight_decay = recipe.by(decays, base)
-    warmup = recipe.of(_warmup, made.get_ref("epochs"))
+    warmup = recipe.of(warmup_epochs, made.get_ref("epochs"))
     made.schedule = {"name": "warmup_cosine", "warmup_epochs": warmup}
 
 
-def _warmup(epochs) -> int:
+def warmup_epochs(epochs) -> int:
     """A tenth of the epochs, at most ten; none of a single one."""
     if not isinstance(epochs, int | tuple):
         return 0  # an override that the schema will refuse

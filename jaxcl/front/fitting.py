@@ -78,7 +78,8 @@ def fit(
       seed: of all that is drawn.
       options: other values of the config, by name: {"method.temperature": 0.1}.
       name: of the images where they are arrays, and of the run.
-      out: run directory; None: runs/NAME-HASH, where HASH is of the config.
+      out: run directory; None: runs/NAME-HASH, where HASH is of the config
+        and of an encoder in memory that training begins with.
       quiet: print nothing.
 
     Returns:
@@ -121,9 +122,11 @@ def fit(
             f"config.seeds={config.seeds}: must be 1; for other seeds call again with "
             "seed=1 and so on"
         )
-    where = epath.Path(out if out is not None else f"runs/{name}-{_hash(config)}")
+    start = _tensors(encoder) if begun else {}
+    own = f"runs/{name}-{_hash(config, start)}"
+    where = epath.Path(out if out is not None else own)
     if begun:
-        config.start = _written(encoder, where)
+        config.start = _written(encoder.card, start, where)
     with _silent(quiet), _stopping() as stop:
         logging.set_verbosity(logging.WARNING)
         work = build.build(config, where)
@@ -180,18 +183,28 @@ def _check_strategy(config) -> None:
         )
 
 
-def _hash(config) -> str:
-    """Eight digits of all that a run is of: other runs have other directories."""
+def _hash(config, start: dict[str, bytes]) -> str:
+    """Eight digits of all that a run is of: other runs have other directories.
+
+    Args:
+      config: of the run, without the folder that is written for `start`.
+      start: the file of an encoder in memory, with which the run begins; or {}.
+    """
     kept = {k: v for k, v in config.to_dict().items() if k not in claim.MACHINE}
+    kept |= export_command.hashes(start)
     text = json.dumps(kept, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _written(encoder: encoder_lib.Encoder, where: epath.Path) -> str:
-    """The folder of an encoder in memory, which is written beside the run."""
+def _tensors(encoder: encoder_lib.Encoder) -> dict[str, bytes]:
+    """The file of the tensors of an encoder in memory, by its name."""
     leaves = encoder_lib.flat(encoder.params, encoder.stats)
-    files = {folder.TENSORS: export_command.packed(leaves, "flax")}
-    card = {key: value for key, value in encoder.card.items() if key != "checksum"}
+    return {folder.TENSORS: export_command.packed(leaves, "flax")}
+
+
+def _written(card: dict, files: dict[str, bytes], where: epath.Path) -> str:
+    """The folder of an encoder in memory, which is written beside the run."""
+    card = {key: value for key, value in card.items() if key != "checksum"}
     card["files"] = export_command.hashes(files)
     place = where / "start"
     export_command.write(place, files, card, force=False)

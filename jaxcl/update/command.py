@@ -22,7 +22,7 @@ from etils import epath
 from ml_collections import config_flags
 
 from jaxcl import schema
-from jaxcl.config import build, command, own_images
+from jaxcl.config import build, claim, command, own_images, sections
 from jaxcl.run import finish, job, lock, train, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import drift, lineage
@@ -158,8 +158,10 @@ def plan(
         print(f"old embeddings are not compared: {error}; --old=PATH", flush=True)
         old_config = sample = None
     own = lineage.next_config(parent, parent_config, new_data, options.train or {})
-    if not join and "batch_size" not in (options.train or {}):
-        own = _with_few(own)
+    if "batch_size" not in (options.train or {}):
+        own = {**own, "batch_size": lineage.batch_size(run)}
+        own = own if join else _with_few(own)
+    own = _with_short_warmup(own, options.train or {})
     asked = {"data": new_data, "train": options.train, "test": judge, "old": old_config}
     asked |= {name: getattr(options, name) for name in ("rows", "neighbours", "index")}
     asked = json.loads(json.dumps(asked | {"limits": vars(limits)}))
@@ -179,6 +181,26 @@ def _with_few(config) -> dict:
         flush=True,
     )
     return {**config, "batch_size": batch}
+
+
+def _with_short_warmup(config, changes) -> dict:
+    """The config, with a shorter warmup where the epochs asked for do not hold it."""
+    epochs, section = changes.get("epochs"), config["schedule"]
+    if not isinstance(epochs, int) or "warmup_epochs" in (
+        changes.get("schedule") or {}
+    ):
+        return config
+    make = schema.named(sections.SCHEDULES, section, "config.schedule")[0]
+    before = {**schema.defaults(make), **section}.get("warmup_epochs", 0)
+    if not 1 <= epochs <= before:
+        return config
+    warmup = own_images.warmup_epochs(epochs)
+    print(
+        f"config.train.schedule.warmup_epochs={warmup} in place of {before}, for "
+        f"config.train.epochs={epochs}",
+        flush=True,
+    )
+    return {**config, "schedule": {**section, "warmup_epochs": warmup}}
 
 
 def _judge_config(test, options, limits, parent_config) -> dict | None:
@@ -248,7 +270,14 @@ def prepare(work: Plan) -> Prepared:
     Raises:
       ValueError, OSError: as `build.build`.
     """
-    made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
+    try:
+        made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
+    except claim.Differs as error:
+        raise ValueError(
+            f"{work.workdir}: is an update of another config that was stopped; they "
+            f"differ in {'; '.join(error.changed)}. Finish it by the command that "
+            "began it, or remove the folder"
+        ) from error
     return Prepared(made, _judging(work, work.parent, BEFORE))
 
 

@@ -9,7 +9,7 @@ import re
 import numpy as np
 from etils import epath
 
-from jaxcl.config import claim, own_images
+from jaxcl.config import claim, own_images, sections
 from jaxcl.data import sources, storage
 from jaxcl.run import folder, transfer
 from jaxcl.run import results as results_lib
@@ -189,6 +189,20 @@ def updates(run: str) -> list[epath.Path]:
     entries = folder.iterdir() if folder.exists() else ()
     found = (path for path in entries if re.fullmatch(r"\d{4,}", path.name))
     return sorted(found, key=lambda path: int(path.name))
+
+
+def batch_size(run: str) -> int:
+    """The batch size that an update of a run has unless its own config says otherwise.
+
+    It is the last that was asked for, of the run or of an accepted update. A smaller
+    one, which an update with few images took, is not handed on.
+    """
+    for path in reversed(updates(run)):
+        report = read(path) or {}
+        size = (report.get("asked", {}).get("train") or {}).get("batch_size")
+        if size is not None and report["accepted"]:
+            return size
+    return config(run).get("batch_size", sections.Top.batch_size)
 
 
 def next_update(run: str, asked: dict | None) -> epath.Path:

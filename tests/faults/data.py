@@ -137,6 +137,45 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "update/command.py",
+            "test_update.py::test_an_unfinished_update_is_not_mixed_with_another",
+            (
+                "update: a stopped one of another config asks for a --workdir",
+                "except claim.Differs as error:",
+                "except KeyError as error:",
+            ),
+            slow=True,
+        ),
+        *fault.of(
+            "update/command.py",
+            "test_update.py"
+            "::test_the_smaller_batch_of_few_images_ends_with_their_update",
+            (
+                "update: the smaller batch of few images is handed on",
+                '        own = {**own, "batch_size": lineage.batch_size(run)}\n',
+                "",
+            ),
+        ),
+        *fault.of(
+            "update/lineage.py",
+            "test_update.py"
+            "::test_the_smaller_batch_of_few_images_ends_with_their_update",
+            (
+                "update: the batch size of an update that was rolled back is handed on",
+                'if size is not None and report["accepted"]:',
+                "if size is not None:",
+            ),
+        ),
+        *fault.of(
+            "update/command.py",
+            "test_update.py::test_a_warmup_that_the_epochs_do_not_hold_is_shorter",
+            (
+                "update: a warmup that the epochs do not hold stays",
+                "    own = _with_short_warmup(own, options.train or {})\n",
+                "",
+            ),
+        ),
+        *fault.of(
             "update/lineage.py",
             "test_update.py::test_a_run_that_cannot_be_updated",
             (

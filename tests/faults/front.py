@@ -270,6 +270,12 @@ FAULTS = [
             "test_fit.py::test_a_directory_is_made_from_what_is_run",
         ),
         (
+            "fit: another encoder in memory comes into the same directory",
+            "    kept |= export_command.hashes(start)\n",
+            "",
+            "test_fit.py::test_another_encoder_in_memory_makes_another_directory",
+        ),
+        (
             "fit: the second Ctrl-C is not heard",
             "            raise KeyboardInterrupt\n",
             "            return\n",
