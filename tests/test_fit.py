@@ -160,21 +160,24 @@ def test_the_encoder_takes_one_image_or_many(fitted, tmp_path):
         encoder.embed(tmp_path / "no.png")
     with pytest.raises(ValueError, match="must be uint8"):
         encoder.embed(IMAGES[:2].astype(float))
+    with pytest.raises(ValueError, match="images: generator: must be an array, a list"):
+        encoder.embed(path for path in paths)
 
 
 def test_it_is_drawn_reported_and_saved(fitted, tmp_path):
-    figure = fitted.plot(tmp_path / "run.svg")
+    figure = fitted.plot(tmp_path / "new" / "run.svg")
     panels = figure.axes
     assert panels[0].get_title() == "Nearest neighbours, class incremental"
     assert len(panels[1].lines[0].get_xdata()) == 4
-    drawn = (tmp_path / "run.svg").read_text()
+    drawn = (tmp_path / "new" / "run.svg").read_text()
     assert "<svg" in drawn and "<dc:date>" not in drawn
     with pytest.raises(ValueError, match="must end in one of"):
         fitted.plot(tmp_path / "run.gif")
     page = pathlib.Path(fitted.report())
     assert page == pathlib.Path(fitted.folder) / "report.html"
     assert "knn/class_incremental" in page.read_text()
-    assert fitted.report(tmp_path / "a.html") == str(tmp_path / "a.html")
+    page = tmp_path / "other" / "a.html"
+    assert fitted.report(page) == str(page) and page.exists()
     card = fitted.save(tmp_path / "encoder")
     assert card["num_features"] == fitted.encoder.num_features
     there = jaxcl.load_encoder(tmp_path / "encoder").embed(IMAGES[:2])
@@ -213,6 +216,14 @@ def test_an_update_is_kept_or_rolled_back(fitted, tmp_path):
     assert saved["data"]["set"] == "images_new"
     with pytest.raises(ValueError, match="accuracy_dorp"):
         run.update(PIXELS[:64], limits={"accuracy_dorp": 1.0})
+    with pytest.raises(
+        ValueError, match=r"config\.rows\.x: config\.rows has no options"
+    ):
+        run.update(PIXELS[:64], options={"rows.x": 1})
+    with pytest.raises(
+        ValueError, match=r"test: 3 entries: must be \(images, labels\)"
+    ):
+        run.update(PIXELS[:64], test=(*judge, 0))
 
 
 def test_arrays_are_kept_no_longer_than_their_result(fitted, tmp_path):
@@ -450,6 +461,10 @@ def test_pil_images_are_read_as_the_pictures_that_they_are():
         ("rings_and_trees", {}, "graphs; must be images"),
         (IMAGES, {"size": "small"}, "size='small': must be int"),
         (IMAGES, {"tasks": 0}, "tasks=0: must be 1 or more"),
+        (IMAGES, {"tasks": 2.5}, "tasks=2.5: must be a whole number from 1, or"),
+        (IMAGES, {"tasks": "3"}, "tasks='3': must be a whole number from 1, or"),
+        (IMAGES, {"encoder": None}, "encoder=None: must be a name, a section"),
+        (IMAGES, {"options": ["epochs"]}, r"options=\['epochs'\]: must be a dict"),
         (IMAGES, {"tasks": LABELS[:3]}, r"domains have shape \[3\]"),
         (IMAGES, {"encoder": "resnet19"}, "encoder='resnet19'"),
         (IMAGES, {"base": "simclear"}, "config.method.base='simclear'"),

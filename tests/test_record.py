@@ -770,5 +770,6 @@ def test_the_last_table_has_a_dash_where_nothing_was_measured():
     before = {"half": [0.25], "none": [None]}
     for name in ("half", "none", "never"):
         results = results_lib.add(results, 0, {name: [0.5]}, {}, 1)
+    assert finish.text(results_lib.empty(1)) == ""
     lines = finish.text(results | {"untrained": before}).splitlines()
     assert [line.split()[-1] for line in lines[1:]] == ["25.0", "-", "-"]

@@ -210,8 +210,13 @@ def config(
 
 def _chosen(encoder) -> tuple[str | dict, str | None]:
     """The name of an encoder or config.encoder; the folder with which it begins."""
-    if not isinstance(encoder, str | os.PathLike):
+    if isinstance(encoder, Mapping | ml_collections.ConfigDict):
         return dict(encoder), None
+    if not isinstance(encoder, str | os.PathLike):
+        raise ValueError(
+            f"encoder={encoder!r}: must be a name, a section of a config, or the "
+            "folder of an encoder"
+        )
     text = os.fspath(encoder)
     if folder.is_one(text):
         return folder.as_config(text)["encoder"], text

@@ -136,6 +136,11 @@ def _several(card, images) -> tuple[Any, bool]:
     if isinstance(images, str | os.PathLike | Image.Image):
         return [images], True
     if not _is_array(images):
+        if not hasattr(images, "__getitem__") or not hasattr(images, "__len__"):
+            raise ValueError(
+                f"images: {type(images).__name__}: must be an array, a list of images, "
+                "or one image"
+            )
         return images, False
     if images.ndim == 2 or (images.ndim == 3 and images.shape[-1] == channels):
         image = images[..., None] if images.ndim == 2 else images

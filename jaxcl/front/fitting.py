@@ -91,7 +91,13 @@ def fit(
       jaxcl.run.train.Interrupted: Ctrl-C; what was trained is saved.
       jaxcl.run.metrics_log.Diverged: the loss or a parameter is not finite.
     """
+    if not isinstance(options, Mapping | None):
+        raise ValueError(f"options={options!r}: must be a dict, field -> value")
     by_image = None if isinstance(tasks, int | np.integer) else tasks
+    if by_image is not None and np.ndim(by_image) != 1:
+        raise ValueError(
+            f"tasks={tasks!r}: must be a whole number from 1, or the task of each image"
+        )
     read = _read(images, labels, by_image, test, name)
     begun = isinstance(encoder, encoder_lib.Encoder)
     config = _config(

@@ -120,6 +120,8 @@ class Result:
         Returns:
           The matplotlib figure, which a notebook shows.
         """
+        if path is not None:
+            epath.Path(path).parent.mkdir(parents=True, exist_ok=True)
         return plots.overview(self.results, self.rows, path)
 
     def save(self, folder: str | os.PathLike, *, torch: bool = False) -> dict[str, Any]:
@@ -194,10 +196,14 @@ class Result:
             section = config
             for part in path:
                 section = section.setdefault(part, {})
+                if not isinstance(section, dict):
+                    raise ValueError(f"config.{field}: config.{part} has no options")
             section[last] = value
         new, judge = self._given("new", new_images, None, 0.0), None
         if test is not None:
             pair = test if isinstance(test, tuple) else (test, None)
+            if len(pair) != 2:
+                raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
             judge = self._given("judge", *pair, None)
         work = update_command.plan(
             self.folder, new, config, test=judge, join=join, again=again

@@ -60,7 +60,8 @@ def _one(work, workdir, stop, step):
         results = _judged(work, workdir, stop)
     if jax.process_index() == 0:
         results_lib.write_results(workdir, results)
-        print(text(results), flush=True)
+        if told := text(results):
+            print(told, flush=True)
         if trains and work.plots:
             with plots.written_as(work.plot_formats):
                 draw(work, workdir, results)
@@ -185,7 +186,10 @@ def text(results: dict) -> str:
     """The measures of a run, one line per matrix, in percent."""
     keys = ("average_accuracy", "forgetting", "stability", "plasticity")
     titles = ("average", "forgetting", "stability", "plasticity", "untrained")
-    lines = [f"{'after the last task (%)':28}" + "".join(f"{t:>12}" for t in titles)]
+    lines = []
+    if results["matrices"]:
+        heads = (f"{title:>12}" for title in titles)
+        lines = [f"{'after the last task (%)':28}" + "".join(heads)]
     for name, measures in results_lib.summary(results).items():
         values = [measures.get(key) for key in keys]
         before = np.array(results.get("untrained", {}).get(name, []), float)

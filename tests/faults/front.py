@@ -126,6 +126,44 @@ FAULTS = [
             "if strategy.teacher or strategy.consolidates:",
             "if strategy.teacher and strategy.consolidates:",
         ),
+        (
+            "fit: half a task is the task of each image",
+            "if by_image is not None and np.ndim(by_image) != 1:",
+            "if False:",
+        ),
+    ),
+    *fault.of(
+        "front/result.py",
+        "test_fit.py::test_an_update_is_kept_or_rolled_back",
+        (
+            "update: an option of what has none is a traceback",
+            "if not isinstance(section, dict):",
+            "if False:",
+        ),
+        slow=True,
+    ),
+    *fault.of(
+        "export/encoder.py",
+        "test_fit.py::test_the_encoder_takes_one_image_or_many",
+        (
+            "embed: what has no length is a traceback",
+            'if not hasattr(images, "__getitem__") or not hasattr(images, "__len__"):',
+            "if False:",
+        ),
+    ),
+    *fault.of(
+        "run/finish.py",
+        "test_record.py::test_the_last_table_has_a_dash_where_nothing_was_measured",
+        (
+            "finish: a run without labels ends with the head of an empty table",
+            'if results["matrices"]:',
+            "if True:",
+        ),
+        (
+            "finish: what was not judged before training is a number",
+            "if judged.size else None",
+            "",
+        ),
     ),
     *fault.of(
         "config/own_images.py",
