@@ -214,6 +214,13 @@ def test_an_update_is_kept_or_rolled_back(fitted, tmp_path):
     assert again.folder == kept.folder  # it is done already
     saved = json.loads((pathlib.Path(kept.folder) / "config.json").read_text())
     assert saved["data"]["set"] == "images_new"
+    # The index may hold other images than those of the run.
+    plain, index = {"epochs": 1, "options": {"rows": 64}}, PIXELS[300:400]
+    drifts = [
+        run.update(PIXELS[264:328], old=old, **plain).verdict["drift"]
+        for old in (None, index)
+    ]
+    assert drifts[0] != drifts[1] and {drift["rows"] for drift in drifts} == {64}
     with pytest.raises(ValueError, match="accuracy_dorp"):
         run.update(PIXELS[:64], limits={"accuracy_dorp": 1.0})
     with pytest.raises(

@@ -158,6 +158,7 @@ class Result:
         new_images: given.Images,
         *,
         test: tuple | str | os.PathLike | Mapping[str, Any] | None = None,
+        old: given.Images | None = None,
         limits: Mapping[str, float | str | None] | None = None,
         epochs: int | None = None,
         options: Mapping[str, Any] | None = None,
@@ -174,6 +175,8 @@ class Result:
           test: labelled images to judge by: (images, labels), or a path or section as
             of `jaxcl.fit`. Of arrays and folders without a test part a fifth is judged
             by the others.
+          old: images in the index that the encoder serves; their embeddings before and
+            after are compared. None: the run's own, if they are still there.
           limits: {"accuracy_drop": 0.02} and others, see docs/updating.md.
           epochs: on the new images; None: as many as of each task before.
           options: other values of the update's config: {"train.batch_size": 64}.
@@ -205,8 +208,9 @@ class Result:
             if len(pair) != 2:
                 raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
             judge = self._given("judge", *pair, None)
+        index = None if old is None else self._given("old", old, None, 0.0)
         work = update_command.plan(
-            self.folder, new, config, test=judge, join=join, again=again
+            self.folder, new, config, test=judge, old=index, join=join, again=again
         )
         verdict = lineage.read(work.workdir)
         if verdict is None:

@@ -155,7 +155,11 @@ def plan(
     except (ValueError, OSError) as error:
         if old is not None or (limits.index or limits.overlap) is not None:
             raise
-        print(f"old embeddings are not compared: {error}; --old=PATH", flush=True)
+        print(
+            f"old embeddings are not compared: {error}; --old, or old= of a call, gives "
+            "them",
+            flush=True,
+        )
         old_config = sample = None
     own = lineage.next_config(parent, parent_config, new_data, options.train or {})
     if "batch_size" not in (options.train or {}):

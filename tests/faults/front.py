@@ -140,6 +140,11 @@ FAULTS = [
             "if not isinstance(section, dict):",
             "if False:",
         ),
+        (
+            "update: the images of the index are those of the run, whatever is given",
+            "index = None if old is None else",
+            "index = None if True else",
+        ),
         slow=True,
     ),
     *fault.of(
