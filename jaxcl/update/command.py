@@ -156,8 +156,8 @@ def plan(
         if old is not None or (limits.index or limits.overlap) is not None:
             raise
         print(
-            f"old embeddings are not compared: {error}; --old, or old= of a call, gives "
-            "them",
+            f"old embeddings are not compared: {error}; "
+            "--old, or old= in a program, gives them",
             flush=True,
         )
         old_config = sample = None
