@@ -170,7 +170,7 @@ LOOKS = Problem(
     budget=4.5e10,
     spends="epochs",
     baseline="mocov2plus-finetune",
-    minutes=0.5,
+    minutes=0.2,
     rates=(0.003, 0.01, 0.03, 0.1, 0.3),
     search=_VALIDATED,
 )
@@ -275,7 +275,7 @@ SPLIT_MNIST = Problem(
     budget=4e10,
     spends="updates",
     baseline="finetune",
-    minutes=0.3,
+    minutes=0.15,
     data="mnist",
     rates=(0.003, 0.01, 0.03, 0.1, 0.3),
     search=_VALIDATED,
@@ -340,7 +340,7 @@ LOOKS_ONLINE = Problem(
     budget=3e10,
     spends="updates",
     baseline="none",
-    minutes=0.5,
+    minutes=0.3,
     rates=(0.03, 0.1, 0.3),
     search=_VALIDATED,
 )
@@ -403,7 +403,7 @@ REHEARSAL = Problem(
     budget=3e10,
     spends="epochs",
     baseline="supcon-finetune",
-    minutes=0.5,
+    minutes=0.2,
     rates=(0.003, 0.01, 0.03, 0.1, 0.3),
     search=_VALIDATED,
 )
@@ -443,7 +443,7 @@ DUEL = Problem(
     budget=3e10,
     spends="epochs",
     baseline="moco",
-    minutes=0.4,
+    minutes=0.2,
     rates=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
     search=_VALIDATED,
 )
@@ -478,7 +478,7 @@ ICL_MUTAG = Problem(
     budget=1e10,
     spends="epochs",
     baseline="finetune",
-    minutes=0.5,
+    minutes=0.2,
     data="mutag",
 )
 
