@@ -597,7 +597,12 @@ def test_make_rejects(changes, message):
         ((2, 3, 8, 8, 3), np.uint8, {}, r"\[B,2,H,W,C\]"),
         ((2, 2, 9, 8, 3), np.uint8, {}, "augment.size=8: must be .* 9 x 8 pixels$"),
         ((2, 9, 9, 3), np.uint8, dict(crop=False), "size=8: .*9 x 9.*crop=True"),
-        ((2, 9, 9, 1), np.uint8, dict(mean=3 * (0.0,), std=3 * (1.0,)), "mean=.*must"),
+        (
+            (2, 9, 9, 1),
+            np.uint8,
+            dict(mean=3 * (0.0,), std=3 * (1.0,)),
+            "mean=.*must be of length 1, images are grey",
+        ),
     ],
 )
 def test_augment_rejects(shape, dtype, changes, message):

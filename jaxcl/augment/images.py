@@ -420,5 +420,6 @@ def _check_images(images, size, mean, views=None, mend=""):
     good = size is None or (height, width) == (size, size)
     allowed = f"the side of the images, which are {height} x {width} pixels{mend}"
     crops.need(good, "config.augment.size", size, allowed)
-    allowed = f"of length 1 or {shape[-1]}, the channels of the images"
+    lengths = "1 or 3, images are in colour" if shape[-1] == 3 else "1, images are grey"
+    allowed = f"of length {lengths}"
     crops.need(len(mean) in (1, shape[-1]), "config.augment.mean", mean, allowed)
