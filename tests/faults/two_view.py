@@ -14,6 +14,20 @@ def _tasks(name):
 FAULTS = [
     *fault.of(
         "methods/two_view/step.py",
+        "test_two_view.py::test_one_row_has_none_to_be_compared_with",
+        (
+            "two_view: one row trains with a loss of 0",
+            "if parts.batch_size == 1 and not (spec.momentum or spec.predictor):",
+            "if False:",
+        ),
+        (
+            "two_view: bases that compare with no row are refused one",
+            "if parts.batch_size == 1 and not (spec.momentum or spec.predictor):",
+            "if parts.batch_size == 1:",
+        ),
+    ),
+    *fault.of(
+        "methods/two_view/step.py",
         "test_two_view.py::test_other_than_two_views_are_refused",
         (
             "two_view: any number of views is trained on",

@@ -216,6 +216,11 @@ def make(
     if strategy == "pnr":
         bases.warn_of_distance(base, options)
     _check_local(parts, arguments)
+    if parts.batch_size == 1 and not (spec.momentum or spec.predictor):
+        raise ValueError(
+            f"config.batch_size=1: base {base!r} compares rows of a batch; must be at "
+            "least 2"
+        )
     setup = networks.Setup(
         parts=parts,
         base=spec,
