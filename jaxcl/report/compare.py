@@ -35,9 +35,8 @@ class Run(NamedTuple):
     folders: dict[int, epath.Path]  # seed -> where its metrics.jsonl is
     configs: alike.Configs = alike.Configs()
     together: epath.Path | None = None  # where metrics.jsonl is of seeds side by side
-    behind: dict[
-        int, int
-    ] = {}  # seed -> tasks finished, for seeds left out, see `level`
+    # Seed -> tasks finished, of seeds that were left out, see `level`.
+    behind: dict[int, int] = {}
 
 
 def read(workdir: epath.PathLike) -> Run:
