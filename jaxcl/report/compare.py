@@ -98,23 +98,23 @@ def rows(run: Run) -> dict[int, list]:
     Seeds that ran side by side have a common one; its metrics of steps are means over
     all seeds, and are given to the first alone.
     """
-    found = {
+    by_seed = {
         seed: record.read_rows(folder)
         for seed, folder in run.folders.items()
         if (folder / record.ROWS).exists()
     }
-    if found or run.together is None or not (run.together / record.ROWS).exists():
-        return found
+    if by_seed or run.together is None or not (run.together / record.ROWS).exists():
+        return by_seed
     common = record.read_rows(run.together)
     for number, seed in enumerate(run.folders):
-        found[seed] = []
+        by_seed[seed] = []
         for row in common:
             if "eval" in row:
                 own = seeds.of_one(row["eval"], number)
-                found[seed].append({**row, "eval": own})
+                by_seed[seed].append({**row, "eval": own})
             elif number == 0:
-                found[seed].append(row)
-    return found
+                by_seed[seed].append(row)
+    return by_seed
 
 
 def names_of(workdirs: Sequence[epath.PathLike]) -> list[str]:

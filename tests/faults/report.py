@@ -216,7 +216,7 @@ FAULTS = [
         ),
         (
             "compare: seeds side by side have no rows",
-            "if found or run.together is None or",
+            "if by_seed or run.together is None or",
             "if True or",
             "test_compare.py::test_seeds_side_by_side_have_their_rows_in_common",
         ),
