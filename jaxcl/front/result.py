@@ -150,6 +150,7 @@ class Result:
           The path.
         """
         path = os.path.join(self.folder, "report.html") if path is None else path
+        epath.Path(path).parent.mkdir(parents=True, exist_ok=True)
         report_command.write([self.folder], os.fspath(path))
         return os.fspath(path)
 

@@ -101,9 +101,7 @@ def write(
         dates={run.name: _date(run) for run in runs},
         version=task_alone.version(),
     )
-    out = epath.Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page)
+    epath.Path(out).write_text(page)
     return page
 
 
