@@ -209,16 +209,15 @@ def _picture(name):
 
 
 def draw(problem: table.Problem, numbers: Mapping, path: pathlib.Path) -> None:
-    """Draw accuracy against FLOPs, with intervals and the front.
+    """Draw accuracies with their intervals, beside the FLOPs that were spent.
 
     Nothing is drawn if every run diverged.
     """
     found = [p for p in points(problem, numbers) if p.accuracy]
     if not found:
         return
-    best = front.pareto(found)
-    leading = {p.entry.name for p in best}
-    curves = {}
+    leading = {p.entry.name for p in front.pareto(found)}
+    methods = {}
     for entry in problem.entries:
         own = [p for p in found if p.entry.name == entry.name]
         spans = [front.estimate(p.accuracy.values()) for p in own]
@@ -227,15 +226,10 @@ def draw(problem: table.Problem, numbers: Mapping, path: pathlib.Path) -> None:
         kind = "front" if entry.name in leading else kind
         costs, means = [p.flops for p in own], [p.mean for p in own]
         if own:
-            curves[entry.title] = plots.Costs(costs, means, halves, kind)
-    plots.cost_and_accuracy(
-        curves,
-        [(p.price, p.mean) for p in best],
-        path,
-        budgets=sorted({p.budget for p in found}),
-        title=problem.what,
-        floor=untrained(numbers),
-    )
+            budgets = [p.budget for p in own]
+            methods[entry.title] = plots.Costs(budgets, costs, means, halves, kind)
+    floor = untrained(numbers)
+    plots.cost_and_accuracy(methods, path, title=problem.what, floor=floor)
 
 
 def written(numbers: Mapping) -> str:

@@ -36,51 +36,58 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
 
 
 class Costs(NamedTuple):
-    """What a method reaches at several costs."""
+    """What a method reaches under several budgets."""
 
-    cost: Sequence[float]  # FLOPs, n of them
+    budget: Sequence[float]  # FLOPs that it might spend, n of them
+    cost: Sequence[float]  # n FLOPs that it spent
     mean: Sequence[float]  # n accuracies in percent
     half: Sequence[float]  # n halves of their intervals, nan where there is none
     kind: Literal["front", "control", "other"]  # how it is shown
 
 
 def cost_and_accuracy(
-    curves: Mapping[str, Costs], front, path, *, budgets, title="", floor=None
+    methods: Mapping[str, Costs], path, *, title="", floor=None
 ) -> None:
-    """Draw accuracy against the FLOPs of training, with the Pareto front.
+    """Draw what methods reach beside the FLOPs of their training, a row each.
 
-    Methods on the front are large, the others small, controls open.
+    The best is on top. Methods on the Pareto front of cost and accuracy are large,
+    controls open; each budget has a colour, and a dotted line among the costs.
 
     Args:
-      curves: name -> what it reaches.
-      front: (cost, mean) of each point on the front, cheapest first.
+      methods: name -> what it reaches.
       path: of the picture.
-      budgets: FLOPs, of which each has a dotted line.
       title: of the picture.
       floor: accuracy of the untrained network in percent, None: not known.
     """
-    figure = canvas.figure_of(8, 5.2)
-    axes = figure.add_subplot()
-    canvas.logarithmic(axes, "x", (1, 2, 5))
-    axes.grid(color="0.9")
-    costs = [*budgets, *(cost for own in curves.values() for cost in own.cost)]
-    ends = min(costs) / 2e9, max(costs) / 0.7e9
-    for number, (name, own) in enumerate(curves.items()):
-        style = canvas.style_of(number) | {"zorder": 4 if own.kind == "front" else 3}
-        style |= {"markersize": 8 if own.kind == "front" else 4, "linewidth": 0.8}
-        style |= {"mfc": "white", "markersize": 6} if own.kind == "control" else {}
-        cost, label = np.array(own.cost) / 1e9, canvas.short(name)
-        axes.errorbar(cost, own.mean, own.half, label=label, elinewidth=0.8, **style)
-    if front:
-        cost, mean = np.array(front, np.float64).T * [[1e-9], [1]]
-        steps = [*cost, ends[1]], [*mean, mean[-1]]
-        axes.step(*steps, where="post", label="front", color="0.25", zorder=2)
-    for budget in budgets:
-        axes.axvline(budget / 1e9, color="0.5", linestyle=":", linewidth=1)
+    rows = sorted(methods.items(), key=lambda named: max(named[1].mean))
+    budgets = sorted({budget for _, own in rows for budget in own.budget})
+    figure = canvas.figure_of(8, 1.4 + 0.19 * len(rows))
+    left, right = figure.subplots(
+        1, 2, sharey=True, width_ratios=(3, 1), gridspec_kw={"wspace": 0.06}
+    )
+    for axes in (left, right):
+        axes.grid(color="0.9")
+        axes.set_axisbelow(True)
+    canvas.logarithmic(right, "x", (1, 2, 5))
+    for place, (_, own) in enumerate(rows):
+        shape = {"markersize": 8 if own.kind == "front" else 4}
+        shape |= {"mfc": "white", "markersize": 5} if own.kind == "control" else {}
+        for budget, cost, mean, half in zip(*own[:4], strict=True):
+            style = canvas.style_of(budgets.index(budget)) | shape
+            left.errorbar(mean, place, xerr=half, elinewidth=0.8, **style)
+            right.plot(cost / 1e9, place, **style)
+    for number, budget in enumerate(budgets):
+        style = canvas.style_of(number) | {"marker": "", "linestyle": ":"}
+        label = f"{budget / 1e9:g} GFLOP"
+        right.axvline(budget / 1e9, linewidth=1, label=label, **style)
     if floor is not None:
-        axes.axhline(floor, color="0.5", linestyle="--", linewidth=1, label="untrained")
-    axes.set(title=title, xlabel="GFLOP of training", ylabel="accuracy (%)", xlim=ends)
-    note = "bars: 95 % interval\ndotted: a budget"
-    columns = 1 + (len(curves) > canvas.MOST_NAMES)
-    canvas.legend(axes, title=note, fontsize=8, title_fontsize=8, ncols=columns)
+        left.axvline(floor, color="0.5", linestyle="--", linewidth=1)
+    left.set_yticks(
+        range(len(rows)), [canvas.escaped(name) for name, _ in rows], fontsize=8
+    )
+    left.set(title=title, ylim=(-0.7, len(rows) - 0.3))
+    under = "accuracy (%), 95 % intervals\nlarge: on the front, open: a control"
+    left.set_xlabel(under + (", dashed: untrained" if floor is not None else ""))
+    right.set_xlabel("GFLOP of training")
+    canvas.legend(right, title="budget", fontsize=8, title_fontsize=8)
     canvas.save(figure, path)

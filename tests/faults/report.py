@@ -270,4 +270,23 @@ FAULTS = [
         ),
         slow=True,
     ),
+    *fault.of(
+        "plots/methods.py",
+        "test_plots.py::test_methods_are_rows_the_best_on_top",
+        (
+            "plots: methods are in order of their names",
+            "key=lambda named: max(named[1].mean)",
+            "key=lambda named: named[0]",
+        ),
+        (
+            "plots: all budgets have one colour",
+            "style = canvas.style_of(budgets.index(budget)) | shape",
+            "style = canvas.style_of(0) | shape",
+        ),
+        (
+            "plots: a control looks like a method",
+            'shape |= {"mfc": "white", "markersize": 5} if',
+            "shape |= {} if",
+        ),
+    ),
 ]
