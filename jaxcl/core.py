@@ -57,7 +57,7 @@ class Parts(NamedTuple):
     lr: Callable  # (progress f32[] in [0, 1), task i32[]) -> learning rate f32[]
     num_classes: int
     curve: Callable | None = None  # peak -> the schedule `lr` with another peak
-    plain: Callable | None = None  # u8[B,H,W,C] -> f32[B,H,W,C], as evaluation sees
+    plain: Callable | None = None  # u8[B,H,W,C] -> f32[B,H,W,C], as in evaluation
     replay: Replay | None = None  # for methods that replay, see methods/online/step.py
     # Spreads rows that a step drew itself over the devices, as a batch's are.
     split: Callable = lambda tree: tree

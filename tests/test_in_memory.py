@@ -39,8 +39,8 @@ def test_labels_are_numbered_in_sorted_order_and_may_be_unknown():
         ("3", "7"),
         [1, -1, 0, 1],
     )
-    for nobody in ([7, -2, 3, 7], [7, None, 3, -2]):
-        held = in_memory.hold("mine", IMAGES[:4], labels=nobody)
+    for labels in ([7, -2, 3, 7], [7, None, 3, -2]):
+        held = in_memory.hold("mine", IMAGES[:4], labels=labels)
         assert held.class_names == ("3", "7")
     # Only labelled rows are held out to judge.
     many = np.where(np.arange(20) < 10, LABELS, -1)

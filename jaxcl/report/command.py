@@ -44,8 +44,6 @@ def load(workdir: epath.PathLike, name: str) -> numbers.Run:
         workdir=str(workdir),
         run=run,
         rows=rows,
-        behind=run.behind,
-        together=run.together is not None,
     )
 
 

@@ -242,6 +242,12 @@ def text(runs: list[Run], name: str) -> str:
     return "\n".join(lines)
 
 
+def told_behind(run: Run) -> str:
+    """The seeds that were left out, and how far each had come; "" if there are none."""
+    size = _size(run)
+    return ", ".join(f"seed {s} ({n} of {size})" for s, n in run.behind.items())
+
+
 def remarks(runs: list[Run]) -> list[str]:
     """What a reader of the numbers must know of the runs, in lines."""
     configs = {run.name: run.configs for run in runs}
@@ -250,8 +256,7 @@ def remarks(runs: list[Run]) -> list[str]:
         size = _size(run)
         if done(run) < size:
             lines.append(f"{run.name}: {done(run)} of {size} tasks are finished")
-        if run.behind:
-            told = ", ".join(f"seed {s} ({n} of {size})" for s, n in run.behind.items())
+        if told := told_behind(run):
             lines.append(f"{run.name}: left out, others have come further: {told}")
         if run.together is not None:
             words = "its seeds ran side by side; ms and FLOPs of a step are of all"

@@ -29,8 +29,6 @@ class Run(NamedTuple):
     workdir: str  # as given to the command
     run: compare.Run
     rows: dict[int, list]  # seed -> rows of metrics.jsonl, for seeds that have one
-    behind: dict[int, int]  # seed -> tasks finished, for the seeds that are left out
-    together: bool  # the seeds ran in one program
 
     @property
     def config(self) -> dict | None:
@@ -50,7 +48,7 @@ class Run(NamedTuple):
     @property
     def done(self) -> int:
         """How many tasks are finished."""
-        return results_lib.finished(self.first)
+        return compare.done(self.run)
 
 
 class Estimate(NamedTuple):

@@ -7,7 +7,7 @@ import hashlib
 import jinja2
 
 from jaxcl.plots import canvas, svg
-from jaxcl.report import alike, charts, formats, numbers
+from jaxcl.report import alike, charts, compare, formats, numbers
 from jaxcl.report import parts as parts_lib
 from jaxcl.report.formats import Cell, Column, Table
 
@@ -82,8 +82,7 @@ def _remarks(run) -> list[str]:
             f"{run.name}: {run.done} of {size} tasks are finished; its measures are "
             "over these."
         )
-    if run.behind:
-        behind = ", ".join(f"seed {s} ({n} of {size})" for s, n in run.behind.items())
+    if behind := compare.told_behind(run.run):
         remarks.append(
             f"{run.name}: left out, since others have come further: {behind}."
         )
@@ -91,7 +90,7 @@ def _remarks(run) -> list[str]:
     if lacking:
         which = "" if len(lacking) == len(run.results) else f" for seeds {lacking}"
         remarks.append(f"{run.name}: there is no metrics.jsonl{which}, so no curves.")
-    if run.together:
+    if run.run.together is not None:
         remarks.append(
             f"{run.name}: its seeds ran side by side; steps, seconds and FLOPs are "
             "those of all of them, training metrics their mean."

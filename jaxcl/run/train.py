@@ -335,7 +335,8 @@ def _judge(loop, state, task, results) -> dict:
     if pictures := evaluation.due(work.pictures, state, task.index):
         _tell(loop, "drawing", pictures)
     with plots.written_as(work.plot_formats):
-        for key, draw in work.pictures.items():
-            evaluation.warn(draw(judged, task.index).warnings, key, state, task.index)
+        for key in pictures:
+            drawn = work.pictures[key](judged, task.index)
+            evaluation.warn(drawn.warnings, key, state, task.index)
     loop.clock.restart()
     return results

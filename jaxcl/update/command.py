@@ -161,11 +161,12 @@ def plan(
             flush=True,
         )
         old_config = sample = None
-    own = lineage.next_config(parent, parent_config, new_data, options.train or {})
-    if "batch_size" not in (options.train or {}):
+    changes = options.train or {}
+    own = lineage.next_config(parent, parent_config, new_data, changes)
+    if "batch_size" not in changes:
         own = {**own, "batch_size": lineage.batch_size(run)}
         own = own if join else _with_few(own)
-    own = _with_short_warmup(own, options.train or {})
+    own = _with_short_warmup(own, changes)
     asked = {"data": new_data, "train": options.train, "test": judge, "old": old_config}
     asked |= {name: getattr(options, name) for name in ("rows", "neighbours", "index")}
     asked = json.loads(json.dumps(asked | {"limits": vars(limits)}))
@@ -190,9 +191,8 @@ def _with_few(config) -> dict:
 def _with_short_warmup(config, changes) -> dict:
     """The config, with a shorter warmup where the epochs asked for do not hold it."""
     epochs, section = changes.get("epochs"), config["schedule"]
-    if not isinstance(epochs, int) or "warmup_epochs" in (
-        changes.get("schedule") or {}
-    ):
+    asked = changes.get("schedule") or {}
+    if not isinstance(epochs, int) or "warmup_epochs" in asked:
         return config
     make = schema.named(sections.SCHEDULES, section, "config.schedule")[0]
     before = {**schema.defaults(make), **section}.get("warmup_epochs", 0)

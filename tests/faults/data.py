@@ -171,7 +171,7 @@ FAULTS = [
             "test_update.py::test_a_warmup_that_the_epochs_do_not_hold_is_shorter",
             (
                 "update: a warmup that the epochs do not hold stays",
-                "    own = _with_short_warmup(own, options.train or {})\n",
+                "    own = _with_short_warmup(own, changes)\n",
                 "",
             ),
         ),
