@@ -86,7 +86,7 @@ class Method(NamedTuple):
     """
 
     init: Callable  # (key, batch) -> TrainState
-    step: Callable  # (state, batch) -> (state, metrics: dict of f32[])
+    step: Callable  # (state, batch) -> (state, metrics: dict of f32[]); see `cast`
     embed: Callable  # (state, normalised images f32[B,H,W,C]) -> f32[B, D]
     predict: Callable | None = None  # (state, images) -> logits f32[B, C]
     begin_task: Callable = lambda state, task: state
@@ -106,8 +106,9 @@ class Method(NamedTuple):
     parts: Callable = lambda task: 1
     # (state, key, batch) -> f32[], the loss that it would lower were all data at hand
     objective: Callable | None = None
-    # state -> fields of its `extra` that no step changes, as steps read them; a dict
-    still: Callable = lambda state: {}
+    # (state, that of the step before or None) -> nets.cast.Cast, the kernels of a state
+    # as its steps multiply them, which a step takes as a third argument, None: none
+    cast: Callable | None = None
     # state -> i32[K], rows of the train split that the present task replayed, -1: none
     replayed: Callable | None = None
     # (state, normalised images) -> f32[B, Z], what the loss compares, in eval mode
@@ -199,21 +200,29 @@ def apply_gradients(state: TrainState, grads, tx, lr, shares=None) -> TrainState
     return state.replace(params=params, opt_state=opt_state, step=state.step + 1)
 
 
-def descend(parts: Parts, state: TrainState, loss, shares=None):
+def descend(parts: Parts, state: TrainState, loss, shares=None, *, at=None):
     """Take one step down a loss.
 
     Args:
       loss: params -> (f32[], anything).
       shares: as in `apply_gradients`.
+      at: the parameters as passes read them, see `nets.cast.read`; None: as they are.
 
     Returns:
       the state with new parameters, what the loss gave beside its value, and the
       metrics {"loss", "lr", "grad_norm"}.
     """
-    (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+    at = state.params if at is None else at
+    (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(at)
+    grads = widened(grads, state.params)
     lr = rate(parts, state)
     metrics = {"loss": value, "lr": lr, "grad_norm": norm(grads)}
     return apply_gradients(state, grads, parts.tx, lr, shares), aux, metrics
+
+
+def widened(grads: PyTree, params: PyTree) -> PyTree:
+    """Gradients with respect to cast kernels, in the types of the parameters."""
+    return jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
 
 
 _ROW = 1024  # numbers that `_norms_by_row` adds up at first

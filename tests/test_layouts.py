@@ -106,35 +106,6 @@ def test_kernels_lie_as_a_gpu_takes_them_and_files_have_them_as_usual(tmp_path):
     )
 
 
-def carried(program):
-    """The types of what the loop over a call's steps carries."""
-    for equation in program.eqns:
-        if equation.primitive.name == "while":
-            yield [x.aval for x in equation.invars]
-        for inner in equation.params.values():
-            inner = getattr(inner, "jaxpr", None)
-            if equation.primitive.name != "while" and hasattr(inner, "eqns"):
-                yield from carried(inner)
-
-
-@pytest.mark.parametrize("platform", ["gpu", "tpu"])
-def test_a_gpu_casts_the_teacher_once_a_call(platform, tmp_path):
-    changes = CHANGES | {"precision": "bfloat16", "save_every": 0}
-    with sharding.for_elsewhere(platform=platform):
-        work = toy.job(tmp_path, **changes)
-        state = job.initial_state(work)
-        step = job.compile_step(work)
-        program = jax.make_jaxpr(step)(state, *first_call(work))
-    types = next(carried(program.jaxpr))
-    cast = [x for x in types if x.dtype == jax.numpy.bfloat16]
-    kernels = 3 + 2  # of the encoder and of the projector
-    assert len(cast) == (kernels if platform == "gpu" else 0)
-    after = jax.eval_shape(step, state, *first_call(work))[0]
-    assert {x.dtype for x in jax.tree.leaves(after.extra.teacher)} == {
-        jax.numpy.dtype("float32")
-    }
-
-
 def test_a_run_for_gpus_resumes_bit_for_bit(tmp_path):
     with sharding.for_elsewhere(platform="gpu"):
         work = toy.job(tmp_path / "config", tasks=2, **CHANGES)

@@ -1,6 +1,5 @@
 """Queues against a Python list, and networks in a chain."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 
 from jaxcl import core, sharding
 from jaxcl.memory import queue
-from jaxcl.nets import chain, mlp, norm, resnet
+from jaxcl.nets import chain, mlp, norm
 
 
 @pytest.mark.parametrize("size, count", [(12, 4), (10, 4), (4, 4)])
@@ -93,24 +92,3 @@ def test_a_chain_embeds_with_its_encoder_and_projects_with_all():
         variables = {"params": params[name], "batch_stats": stats[name]}
         rows = nets[name].apply(variables, rows, train=False)
         np.testing.assert_array_equal(ours(state, x), rows)
-
-
-def test_kernels_as_they_are_read_give_the_same():
-    """bfloat16 ones, where a net casts them; biases and scales stay."""
-    dtype = jnp.bfloat16
-    nets = {
-        "encoder": resnet.ConvNet(width=4, dtype=dtype),
-        "projector": mlp.MLP(features=(6, 5), batch_norm=True, dtype=dtype),
-    }
-    both = chain.Chain(nets)
-    x = jax.random.normal(jax.random.key(1), (4, 6, 6, 1))
-    params, stats = both.init(jax.random.key(0), x)
-    read = both.as_read(params)
-    for path, leaf in jax.tree_util.tree_flatten_with_path(read)[0]:
-        kernel = path[-1].key == "kernel"
-        assert leaf.dtype == (dtype if kernel else jnp.float32)
-    outputs = [both(p, stats, x, train=False)[0] for p in (params, read)]
-    np.testing.assert_array_equal(*outputs)
-    silent = chain.Chain({"encoder": nn.Dense(3, dtype=dtype)})
-    own = {"encoder": {"kernel": x}}
-    assert silent.as_read(own)["encoder"]["kernel"] is x

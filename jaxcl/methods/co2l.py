@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxcl import core, schema
 from jaxcl.losses import contrastive, prototype
 from jaxcl.methods import rehearsal
+from jaxcl.nets import cast
 
 _BASE_TEMPERATURE = 0.07  # of the released code of SupCon
 
@@ -79,13 +80,14 @@ def make(
         )
         return jnp.where(state.task > 0, weight * value, 0)
 
-    def step(state, batch):
+    def step(state, batch, kernels=None):
+        read = cast.read(state, kernels)
         images = _two_views(parts, state, batch)
         label = jnp.repeat(batch["label"], 2)
         teacher_z = None
         if weight:
             train = frozen_bn == "batch"
-            teacher_z = rehearsal.teach(net, state, images, train=train)
+            teacher_z = rehearsal.teach(net, read, images, train=train)
 
         def loss(params):
             z, stats = net(params, state.stats, images, train=True)
@@ -94,7 +96,7 @@ def make(
                 value += relations(state, z, teacher_z)
             return value, stats
 
-        state, stats, metrics = core.descend(parts, state, loss)
+        state, stats, metrics = core.descend(parts, state, loss, at=read.params)
         return state.replace(stats=stats), metrics
 
     return rehearsal.method(

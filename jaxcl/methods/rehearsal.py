@@ -18,7 +18,7 @@ import numpy as np
 from jaxcl import core, sharding
 from jaxcl.data import stream
 from jaxcl.memory import buffer, selection
-from jaxcl.nets import chain, initial, mlp
+from jaxcl.nets import cast, chain, initial, mlp
 
 _SELECT = 0xCC115  # keeps the selection's randomness apart from that of the next step
 
@@ -175,7 +175,7 @@ def method(
     Args:
       parts: what the config builds.
       net: the network that `step` trains.
-      step: (state, batch) -> (state, metrics).
+      step: (state, batch, kernels) -> (state, metrics), see `core.Method.cast`.
       memory_size: rows to keep.
       mixed: (stream.Source of the task, stored rows i32[M]) -> stream.Source, M >= 1.
       score: (state, key, images u8[N,H,W,C], label, mask) -> f32[N], the weights of
@@ -193,6 +193,7 @@ def method(
         supervised=True,
         replayed=lambda state: state.extra.replayed.row,
         memory=_stored,
+        cast=functools.partial(cast.kernels, nets=net.nets, still=("teacher",)),
     )
 
 

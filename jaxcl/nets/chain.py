@@ -72,23 +72,25 @@ class Chain:
             after[name] = updated.get("batch_stats", stats[name])
         return outputs, after
 
-    def as_read(self, params: Mapping) -> dict:
-        """The parameters with kernels in the type in which nets multiply them.
+    def cast(self, params: Mapping) -> dict:
+        """Kernels in the type in which nets multiply them.
 
-        Passes that need no gradient give the same by them, without a cast. Of nets that
-        do not say that they cast all kernels to their `dtype` nothing is changed.
+        In their place in the parameters they give the same outputs. All other leaves
+        are None, and so are kernels that have the type already, or whose net does not
+        say that it casts all kernels to its `dtype` (`casts_kernels`).
         """
 
-        def read(net, own):
-            def cast(path, leaf):
-                name = jax.tree_util.keystr(path[-1:], simple=True)
-                return leaf.astype(net.dtype) if name == "kernel" else leaf
+        def of_net(net, own):
+            casts = getattr(net, "casts_kernels", False)
 
-            if not getattr(net, "casts_kernels", False):
-                return own
+            def cast(path, leaf):
+                kernel = jax.tree_util.keystr(path[-1:], simple=True) == "kernel"
+                other = casts and kernel and leaf.dtype != net.dtype
+                return leaf.astype(net.dtype) if other else None
+
             return jax.tree_util.tree_map_with_path(cast, own)
 
-        return dict(params) | {n: read(net, params[n]) for n, net in self.nets.items()}
+        return {name: of_net(net, params[name]) for name, net in self.nets.items()}
 
     def in_turn(
         self, params: Mapping, stats: Mapping, *batches: jax.Array

@@ -32,7 +32,7 @@ class MLP(nn.Module):
     activation: Activation = "relu"
     zero_bias: bool = False
     dtype: Any = jnp.float32
-    casts_kernels = True  # to `dtype`, see `chain.Chain.as_read`
+    casts_kernels = True  # to `dtype`, see `chain.Chain.cast`
 
     def __post_init__(self):
         if not self.features or min(self.features) < 1:

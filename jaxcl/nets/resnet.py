@@ -134,7 +134,7 @@ class ResNet(nn.Module):
     conv_init: str = "kaiming"
     pool: int | None = None
     dtype: Any = jnp.float32
-    casts_kernels = True  # to `dtype`, see `chain.Chain.as_read`
+    casts_kernels = True  # to `dtype`, see `chain.Chain.cast`
 
     def __post_init__(self):
         schema.check(resnet, vars(self), "config.encoder")
@@ -211,7 +211,7 @@ class ConvNet(nn.Module):
 
     width: int = 32
     dtype: Any = jnp.float32
-    casts_kernels = True  # to `dtype`, see `chain.Chain.as_read`
+    casts_kernels = True  # to `dtype`, see `chain.Chain.cast`
 
     @property
     def num_features(self) -> int:

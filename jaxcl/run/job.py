@@ -370,14 +370,14 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
     an evaluation, does not recompile.
     """
 
-    def one_step(state, resident, batch):
+    def one_step(state, resident, batch, *cast):
         if resident:
             image = job.stream.dataset.train.images.shape[1:]
             batch = _looked_up(resident, batch, image)
             # Images end in three axes; before them come parts, if any, and examples.
             split = sharding.split(job.mesh, axis=batch["image"].ndim - 4)
             batch = jax.lax.with_sharding_constraint(batch, split)
-        return job.method.step(state, batch)
+        return job.method.step(state, batch, *cast)
 
     def batch_of(batches, i):
         return jax.tree.map(lambda x: x[i], batches)
@@ -386,31 +386,27 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
         if job.steps_per_call == 1:  # on CPU a loop slows convolutions' gradients
             state, metrics = one_step(state, resident, batch_of(batches, 0))
             return state, jax.tree.map(lambda m: m[None], metrics)
-        # A GPU would make them again in each step; what is checked and saved stays.
-        still = job.method.still(state) if sharding.platform() == "gpu" else {}
-        whole = {name: getattr(state.extra, name) for name in still}
-        state = _with(state, still)
-        shapes = jax.eval_shape(one_step, state, resident, batch_of(batches, 0))[1]
+        # A GPU would cast kernels again in each step; a TPU does it as it reads them.
+        casts = job.method.cast is not None and sharding.platform() == "gpu"
+        cast = (job.method.cast(state, None),) if casts else ()
+        first = batch_of(batches, 0)
+        shapes = jax.eval_shape(one_step, state, resident, first, *cast)[1]
         blank = jax.tree.map(
             lambda s: jnp.zeros((job.steps_per_call, *s.shape), s.dtype), shapes
         )
 
         def body(i, carry):
-            state, metrics = one_step(carry[0], resident, batch_of(batches, i))
-            rows = jax.tree.map(lambda k, m: k.at[i].set(m), carry[1], metrics)
-            return state, rows
+            state, rows, cast = carry
+            state, metrics = one_step(state, resident, batch_of(batches, i), *cast)
+            rows = jax.tree.map(lambda k, m: k.at[i].set(m), rows, metrics)
+            return state, rows, tuple(job.method.cast(state, x) for x in cast)
 
-        state, metrics = jax.lax.fori_loop(0, count, body, (state, blank))
-        return _with(state, whole), metrics
+        state, metrics, _ = jax.lax.fori_loop(0, count, body, (state, blank, cast))
+        return state, metrics
 
     state = sharding.placement(shapes(job)[0], job.mesh)
     outputs = state, sharding.replicated(job.mesh)
     return jax.jit(several, donate_argnums=0, out_shardings=outputs)
-
-
-def _with(state, fields):
-    """The state with other fields of its `extra`."""
-    return state.replace(extra=state.extra._replace(**fields)) if fields else state
 
 
 def stacked(batches: list):

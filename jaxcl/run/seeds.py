@@ -67,20 +67,21 @@ def _mapped(function, state, *arguments):
     return together.replace(**{name: getattr(states[0], name) for name in _COMMON})
 
 
-def _mapped_step(step, state, batch):
+def _mapped_step(step, state, *others):
     """The step of all seeds at once, and metrics with an axis of seeds."""
-    return jax.vmap(step, (_AXES, 0), (_AXES, 0))(state, batch)
+    axes = _AXES, *(0 for _ in others)
+    return jax.vmap(step, axes, (_AXES, 0))(state, *others)
 
 
-def _in_turn(step, state, batch):
+def _in_turn(step, state, *others):
     """The step of one seed after another, and metrics with an axis of seeds."""
 
     def one(arguments):
-        own, rows = arguments
-        return step(state.replace(**own), rows)
+        own, *others = arguments
+        return step(state.replace(**own), *others)
 
     own = {name: getattr(state, name) for name in _OWN}
-    states, metrics = jax.lax.map(one, (own, batch))
+    states, metrics = jax.lax.map(one, (own, *others))
     common = {name: getattr(states, name)[0] for name in _COMMON}
     return states.replace(**common), metrics
 
@@ -97,10 +98,10 @@ def _method(method: core.Method, looped: bool) -> core.Method:
     def init(keys, batch):
         return jax.vmap(method.init, (0, None), _AXES)(keys, batch)
 
-    def step(state, batch):
+    def step(state, batch, *cast):
         count = len(state.key)
         batch = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
-        state, metrics = every(method.step, state, batch)
+        state, metrics = every(method.step, state, batch, *cast)
         return state, jax.tree.map(lambda x: x.mean(axis=0), metrics)
 
     hooks = {

@@ -147,7 +147,7 @@ def lowered(work: job.Job, task: int, *, decided: bool = True) -> tuple:
     method, planned = work.method, work
     if decided:
         in_task = method._replace(
-            step=lambda state, batch: method.step(*_at(task, state, batch))
+            step=lambda state, *others: method.step(_at(task, state), *others)
         )
         planned = work._replace(method=in_task)
     state, batch, resident = _arguments(planned, task)
@@ -161,9 +161,9 @@ def lowered(work: job.Job, task: int, *, decided: bool = True) -> tuple:
     return step, sizes
 
 
-def _at(task, state, batch):
-    """A step's arguments with a constant task, so that branches on it are decided."""
-    return state.replace(task=jnp.asarray(task, jnp.int32)), batch
+def _at(task, state):
+    """The state with a constant task, so that branches on it are decided."""
+    return state.replace(task=jnp.asarray(task, jnp.int32))
 
 
 def _arguments(work, task):

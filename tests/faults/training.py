@@ -423,33 +423,92 @@ FAULTS = [
     ),
     *fault.of(
         "nets/chain.py",
-        "test_queue.py::test_kernels_as_they_are_read_give_the_same",
+        "test_cast.py::test_cast_kernels_give_the_same_outputs",
         (
-            "chain: biases are read in bfloat16",
-            'return leaf.astype(net.dtype) if name == "kernel" else leaf',
-            "return leaf.astype(net.dtype)",
+            "chain: biases are cast, too",
+            "other = casts and kernel and leaf.dtype",
+            "other = casts and leaf.dtype",
         ),
         (
             "chain: kernels of nets that do not say so are cast",
             'getattr(net, "casts_kernels", False)',
             'getattr(net, "casts_kernels", True)',
         ),
-        slow=True,
+    ),
+    *fault.of(
+        "nets/chain.py",
+        "test_cast.py::test_float32_is_not_carried_twice",
+        (
+            "chain: kernels that have the type already are carried beside the state",
+            "casts and kernel and leaf.dtype != net.dtype",
+            "casts and kernel",
+        ),
+    ),
+    *fault.of(
+        "nets/cast.py",
+        "test_cast.py::test_kernels_of_networks_that_stay_are_taken_over",
+        (
+            "cast: those of the teacher are made in each step",
+            "fresh = before is None",
+            "fresh = True",
+        ),
+        (
+            "cast: those of a network that moved are the old ones",
+            "{name: cast(getattr(state.extra, name)) for name in moved}",
+            "{name: cast(getattr(state.extra, name)) if before is None else "
+            "before.extra[name] for name in moved}",
+        ),
+    ),
+    *fault.of(
+        "methods/two_view/step.py",
+        "test_methods.py::test_a_step_by_cast_kernels_is_the_step[mocov2plus-pnr]",
+        (
+            "two_view: the teacher is read as it is saved",
+            "f=networks.frozen_features(setup, read, images))",
+            "f=networks.frozen_features(setup, state, images))",
+        ),
+        (
+            "two_view: the slow network is read as it is saved",
+            "_slow_pass(setup, read.extra, images)",
+            "_slow_pass(setup, state.extra, images)",
+        ),
+        (
+            "two_view: what moves is the network in bfloat16",
+            "state = core.apply_gradients(state, grads, setup.parts.tx, lr)",
+            "state = core.apply_gradients(read, grads, setup.parts.tx, lr)",
+        ),
+    ),
+    *fault.of(
+        "core.py",
+        "test_methods.py::test_a_step_by_cast_kernels_is_the_step[cclis]",
+        (
+            "core: gradients of cast kernels stay in bfloat16",
+            "g.astype(p.dtype), grads, params",
+            "g, grads, params",
+        ),
+        (
+            "core: a step does not go by the kernels that it is given",
+            "at = state.params if at is None else at",
+            "at = state.params",
+        ),
     ),
     *fault.of(
         "run/job.py",
-        "test_layouts.py::test_a_gpu_casts_the_teacher_once_a_call[gpu]",
+        "test_cast.py::test_a_gpu_carries_cast_kernels_through_a_call[gpu]",
         (
-            "job: the teacher is saved in bfloat16",
-            "return _with(state, whole), metrics",
-            "return state, metrics",
+            "job: kernels are cast in each step",
+            'job.method.cast is not None and sharding.platform() == "gpu"',
+            'job.method.cast is not None and sharding.platform() == "cuda"',
         ),
+    ),
+    *fault.of(
+        "run/job.py",
+        "test_cast.py::test_seeds_side_by_side_carry_kernels_of_their_own",
         (
-            "job: the teacher is cast in each step",
-            'job.method.still(state) if sharding.platform() == "gpu"',
-            'job.method.still(state) if sharding.platform() == "cuda"',
+            "job: all steps of a call go by the kernels of its begin",
+            "tuple(job.method.cast(state, x) for x in cast)",
+            "cast",
         ),
-        slow=True,
     ),
     *fault.of(
         "run/seeds.py",

@@ -1,5 +1,7 @@
 """The networks of two-view methods: what there is for each base, and their passes."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -7,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.methods.two_view import bases, strategies
+from jaxcl.nets import cast as cast_lib
 from jaxcl.nets import chain, heads
 
 _PROTOTYPES = 0xD120  # keeps them apart from the networks that share their key
@@ -103,6 +106,19 @@ def build(parts: core.Parts, base: bases.Base, options: dict) -> dict:
         "distiller": chain.Chain({"distiller": distiller}),
         "dim": dim,
     }
+
+
+def cast(setup: Setup) -> Callable:
+    """`core.Method.cast` of all networks."""
+    nets = setup.copied.nets | setup.predictor.nets
+    if setup.strategy.distiller:
+        nets = nets | setup.distiller.nets
+    return functools.partial(
+        cast_lib.kernels,
+        nets=chain.Chain(nets),
+        moved=("momentum",) if setup.base.momentum else (),
+        still=("teacher",) if setup.strategy.teacher else (),
+    )
 
 
 def new_distiller(setup: Setup, key: jax.Array):

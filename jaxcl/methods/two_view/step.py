@@ -37,7 +37,7 @@ from jaxcl import core, optim, schema
 from jaxcl.losses import streaming as streaming_lib
 from jaxcl.memory import buffer, importance, policies, queue
 from jaxcl.methods.two_view import bases, head, networks, strategies
-from jaxcl.nets import chain
+from jaxcl.nets import cast, chain
 
 
 class Extra(NamedTuple):
@@ -250,7 +250,7 @@ def make(
         project=setup.copied.project,
         begin_task=functools.partial(_begin_task, setup),
         end_task=functools.partial(_end_task, setup),
-        still=functools.partial(_still, setup),
+        cast=networks.cast(setup),
         supervised=spec.supervised,
     )
     if not online_head:
@@ -347,13 +347,6 @@ def _end_task(setup, state, task):
     return state.replace(extra=state.extra._replace(importance=penalty))
 
 
-def _still(setup, state):
-    """The teacher, its kernels as it multiplies them."""
-    if not setup.strategy.teacher:
-        return {}
-    return {"teacher": setup.copied.as_read(state.extra.teacher)}
-
-
 def _banks(embeddings):
     """f32[B,2,D] -> unit rows f32[2,B,D], as the queues hold them."""
     return core.l2_normalize(embeddings).swapaxes(0, 1)
@@ -386,8 +379,9 @@ def _drawn(setup, memory, keys, count):
     return setup.parts.augment(k_augment, items["image"]), mask, items
 
 
-def _step(setup, state, batch):
+def _step(setup, state, batch, kernels=None):
     base, strategy, extra = setup.base, setup.strategy, state.extra
+    read = cast.read(state, kernels)
     keys = jax.random.split(core.step_key(state), 5)
     k_augment, k_mix, k_write, *k_drawn = keys
     views = setup.parts.augment(k_augment, batch["image"])
@@ -403,10 +397,11 @@ def _step(setup, state, batch):
             features = features._replace(stored=items["projection"], stored_mask=mask)
     images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
     if base.momentum:
-        keys, extra = _slow_pass(setup, extra, images)
+        keys, slow_stats = _slow_pass(setup, read.extra, images)
+        extra = extra._replace(momentum_stats=slow_stats)
         features = features._replace(k=keys)
     if strategy.teacher:
-        features = features._replace(f=networks.frozen_features(setup, state, images))
+        features = features._replace(f=networks.frozen_features(setup, read, images))
     features = features._replace(
         key_queue=extra.key_queue,
         frozen_queue=extra.frozen_queue,
@@ -437,10 +432,10 @@ def _step(setup, state, batch):
             local,
         )
 
-    outputs, backward, stats = jax.vjp(forward, state.params, has_aux=True)
+    outputs, backward, stats = jax.vjp(forward, read.params, has_aux=True)
     first, progress = networks.unguided(setup, state), core.progress(state)
     loss, slopes = _losses(setup, outputs, features, first)
-    (grads,) = backward(_held(setup, state, slopes))
+    grads = core.widened(*backward(_held(setup, state, slopes)), state.params)
     lr = core.rate(setup.parts, state)
     grads, extra = _consolidated(setup, extra, state, grads, lr)
     state = core.apply_gradients(state, grads, setup.parts.tx, lr)
@@ -481,7 +476,7 @@ def _held(setup, state, slopes):
 
 
 def _slow_pass(setup, extra, images):
-    """The slow network's projections f32[B,2,D], and `extra` with its statistics."""
+    """The slow network's projections f32[B,2,D], and its statistics after them."""
     rows, slow_stats = setup.copied(
         extra.momentum,
         extra.momentum_stats,
@@ -489,7 +484,7 @@ def _slow_pass(setup, extra, images):
         train=True,
         groups=2,
     )
-    return networks.two(rows), extra._replace(momentum_stats=slow_stats)
+    return networks.two(rows), slow_stats
 
 
 def _consolidated(setup, extra, state, grads, lr):

@@ -1,0 +1,124 @@
+"""Kernels that a GPU casts where they are moved, and not in every pass."""
+
+import contextlib
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from helpers import toy
+from jaxcl import core, sharding
+from jaxcl.nets import cast, chain, mlp, resnet
+from jaxcl.run import job, seeds
+
+NARROW = {"precision": "bfloat16", "save_every": 0}
+PNR = {"method.base": "mocov2plus", "method.strategy": "pnr"}
+
+
+def first_call(work):
+    """The arguments of the first call of a run, the state apart."""
+    task = work.stream.tasks[0]
+    with contextlib.closing(job.feed(work, task.train, 0, 0)) as feed:
+        _, batches, number = next(feed)
+    return job.resident(work), batches, number
+
+
+def carried(program):
+    """The types of what the loop over a call's steps carries."""
+    for equation in program.eqns:
+        if equation.primitive.name == "while":
+            yield [x.aval for x in equation.invars]
+        for inner in equation.params.values():
+            inner = getattr(inner, "jaxpr", None)
+            if equation.primitive.name != "while" and hasattr(inner, "eqns"):
+                yield from carried(inner)
+
+
+class Extra(NamedTuple):
+    slow: dict
+    teacher: dict
+
+
+def nets(dtype):
+    return {
+        "encoder": resnet.ConvNet(width=4, dtype=dtype),
+        "projector": mlp.MLP(features=(6, 5), batch_norm=True, dtype=dtype),
+    }
+
+
+def test_cast_kernels_give_the_same_outputs():
+    """All other leaves stay, and those of nets that do not say what they cast."""
+    both = chain.Chain(nets(jnp.bfloat16))
+    x = jax.random.normal(jax.random.key(1), (4, 6, 6, 1))
+    params, stats = both.init(jax.random.key(0), x)
+    state = core.TrainState(*8 * (None,), Extra({}, {})).replace(params=params)
+    read = cast.read(state, cast.kernels(state, nets=both)).params
+    for path, leaf in jax.tree_util.tree_flatten_with_path(read)[0]:
+        kernel = path[-1].key == "kernel"
+        assert leaf.dtype == (jnp.bfloat16 if kernel else jnp.float32)
+    outputs = [both(p, stats, x, train=False)[0] for p in (params, read)]
+    np.testing.assert_array_equal(*outputs)
+    silent = chain.Chain({"encoder": nn.Dense(3, dtype=jnp.bfloat16)})
+    assert not jax.tree.leaves(silent.cast({"encoder": {"kernel": x}}))
+
+
+def test_float32_is_not_carried_twice():
+    both = chain.Chain(nets(jnp.float32))
+    params, _ = both.init(jax.random.key(0), jnp.zeros((2, 6, 6, 1)))
+    assert not jax.tree.leaves(both.cast(params))
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_a_gpu_carries_cast_kernels_through_a_call(platform, tmp_path):
+    """Those of all networks, and nothing of them is saved."""
+    changes = PNR | NARROW | {"optimizer": {"name": "lars", "lr": 0.3}}
+    with sharding.for_elsewhere(platform=platform):
+        work = toy.job(tmp_path, **changes)
+        state = job.initial_state(work)
+        step, call = job.compile_step(work), first_call(work)
+        program = jax.make_jaxpr(step)(state, *call)
+    types = next(carried(program.jaxpr))
+    narrow = [x for x in types if x.dtype == jnp.bfloat16]
+    kernels = 3 + 2  # of the encoder and of the projector, three times; g has two
+    assert len(narrow) == (3 * kernels + 2 if platform == "gpu" else 0)
+    after = jax.eval_shape(step, state, *call)[0]
+    assert {x.dtype for x in jax.tree.leaves(after.params)} == {jnp.dtype("float32")}
+
+
+def test_kernels_of_networks_that_stay_are_taken_over():
+    both = chain.Chain(nets(jnp.bfloat16))
+    params, _ = both.init(jax.random.key(0), jnp.zeros((2, 6, 6, 1)))
+
+    options = {"nets": both, "moved": ("slow",), "still": ("teacher",)}
+    state = core.TrainState(*8 * (None,), Extra(params, params)).replace(params=params)
+    first = cast.kernels(state, **options)
+    assert first.extra.keys() == {"slow", "teacher"}
+    twice = jax.tree.map(lambda x: 2 * x, params)
+    after = state.replace(params=twice, extra=Extra(twice, params))
+    second = cast.kernels(after, first, **options)
+    assert second.extra["teacher"] is first.extra["teacher"]
+    expected = both.cast(twice)
+    for found in (second.params, second.extra["slow"]):
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert cast.read(state, None) is state
+
+
+def test_seeds_side_by_side_carry_kernels_of_their_own(tmp_path):
+    with sharding.for_elsewhere(platform="gpu"):
+        alone = [
+            toy.job(tmp_path / str(seed), seed=seed, **PNR, **NARROW) for seed in (0, 1)
+        ]
+        works = [*alone, seeds.together(dict(enumerate(alone)))]
+        ends = []
+        for work in works:
+            state = job.initial_state(work)
+            ends.append(job.compile_step(work)(state, *first_call(work))[0].params)
+    for i, own in enumerate(ends[:2]):
+        together = jax.tree.map(lambda x, i=i: x[i], ends[2])
+        for ours, theirs in zip(*map(jax.tree.leaves, (own, together)), strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=0.03)
+    first, second = (x["encoder"]["conv1"]["kernel"] for x in ends[:2])
+    assert np.abs(first - second).max() > 0.3
