@@ -106,6 +106,21 @@ def test_kernels_of_networks_that_stay_are_taken_over():
     assert cast.read(state, None) is state
 
 
+def test_a_call_by_cast_kernels_is_the_call(tmp_path):
+    """Eight steps, of which each goes by the kernels that the one before has moved."""
+    with sharding.for_elsewhere(platform="gpu"):
+        work = toy.job(tmp_path, **PNR, **NARROW)
+        casting = work.method
+        ends = []
+        for method in (casting, casting._replace(cast=None)):
+            state = job.initial_state(work)
+            step = job.compile_step(work._replace(method=method))
+            ends.append(step(state, *first_call(work))[0])
+    assert int(ends[0].step) == 8
+    for ours, theirs in zip(*(jax.tree.leaves(x.params) for x in ends), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
 def test_seeds_side_by_side_carry_kernels_of_their_own(tmp_path):
     with sharding.for_elsewhere(platform="gpu"):
         alone = [

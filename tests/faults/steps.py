@@ -485,8 +485,8 @@ FAULTS = [
             ),
             (
                 "step: cclis has its teacher in training mode",
-                "rehearsal.teach(net, state, images, train=False)",
-                "rehearsal.teach(net, state, images, train=True)",
+                "rehearsal.teach(net, read, images, train=False)",
+                "rehearsal.teach(net, read, images, train=True)",
             ),
         ),
         *fault.of(

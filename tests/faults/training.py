@@ -491,6 +491,7 @@ FAULTS = [
             "at = state.params if at is None else at",
             "at = state.params",
         ),
+        slow=True,
     ),
     *fault.of(
         "run/job.py",
@@ -503,7 +504,7 @@ FAULTS = [
     ),
     *fault.of(
         "run/job.py",
-        "test_cast.py::test_seeds_side_by_side_carry_kernels_of_their_own",
+        "test_cast.py::test_a_call_by_cast_kernels_is_the_call",
         (
             "job: all steps of a call go by the kernels of its begin",
             "tuple(job.method.cast(state, x) for x in cast)",
