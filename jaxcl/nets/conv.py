@@ -12,8 +12,10 @@ from jax import lax
 from jaxcl import sharding
 
 _CHANNELS = 4  # inputs with fewer channels are padded to as many
-_ROWS = 8  # rows of a piece of the weight gradient; more do not fit the cache
-_PIECES = 8  # about the most pieces, since each is compiled on its own
+# Of a piece of the weight gradient:
+_NUMBERS = 2**18  # of the inputs or outputs; more do not fit the cache
+_PLACES = 1024  # at least, as each piece writes the gradient of the whole kernel
+_PIECES = 32  # about the most, since each is compiled on its own
 _SMALL = 2**16  # outputs of no more numbers are fast in one piece
 _TILE = 8  # places of a side; of 4 and of 16 depthwise convolutions are slower
 
@@ -30,9 +32,9 @@ def conv(
     The result is the same up to rounding. On a CPU two things differ:
     - Images of fewer than 4 channels are padded with zero channels: with three, XLA's
       convolution takes nine times as long.
-    - For large maps the weight gradient is a sum over pieces of a few rows: over ten
-      rows at once it takes two to four times as long, over 256 six times. It then has
-      no forward-mode derivative.
+    - For large maps the weight gradient is a sum over pieces of a few rows: what does
+      not fit the cache takes two to six times as long. It then has no forward-mode
+      derivative.
 
     Args:
       x: [B, H, W, I].
@@ -50,22 +52,25 @@ def conv(
         x = jnp.pad(x, ((0, 0),) * 3 + ((0, missing),))
         kernel = jnp.pad(kernel, ((0, 0),) * 2 + ((0, missing), (0, 0)))
     out = jax.eval_shape(apply, x, kernel)
-    places = out.size // out.shape[-1] // len(x)
-    # Every piece writes the gradient of the whole kernel, which must be cheap against
-    # computing it.
-    if out.size <= _SMALL or _ROWS * places < kernel[..., 0].size:
+    count, places = len(x), out.size // out.shape[-1] // len(x)
+    if out.size <= _SMALL or count * places < kernel[..., 0].size:
         return apply(x, kernel)
-    return _in_pieces(apply, x, kernel)
+    rows = max(
+        _NUMBERS * count // max(x.size, out.size),
+        _PLACES // places,
+        -(-count // _PIECES),
+    )
+    return _in_pieces(apply, x, kernel, pieces(count, rows))
 
 
-def _in_pieces(apply, x, kernel):
-    """`apply(x, kernel)`, whose weight gradient is a sum over pieces of the rows."""
+def _in_pieces(apply, x, kernel, slices):
+    """`apply(x, kernel)`, whose weight gradient is a sum over slices of the rows."""
 
     def backward(inputs, gradient):
         x, kernel = inputs
         to_x = jax.linear_transpose(lambda x: apply(x, kernel), x)
         parts = []
-        for rows in pieces(len(x)):
+        for rows in slices:
             to_kernel = jax.linear_transpose(lambda k, x=x[rows]: apply(x, k), kernel)
             parts += [part.astype(jnp.float32) for part in to_kernel(gradient[rows])]
         return *to_x(gradient), sum(parts).astype(kernel.dtype)
@@ -75,15 +80,19 @@ def _in_pieces(apply, x, kernel):
     return convolve(x, kernel)
 
 
-def pieces(count: int) -> list[slice]:
+def pieces(count: int, most: int) -> list[slice]:
     """Slices that divide `count` rows, each of 1, 2, 4 or a multiple of 8 rows.
 
     For other numbers of rows, such as three or ten, XLA's weight gradient is slow.
+
+    Args:
+      count: rows in all.
+      most: of a slice, at least 1.
     """
-    rows, slices, start = _ROWS * -(-count // (_ROWS * _PIECES)), [], 0
+    slices, start = [], 0
     while start < count:
-        while rows > count - start:
-            rows = rows - _ROWS if rows > _ROWS else rows // 2
+        rows = min(most, count - start)
+        rows = rows // 8 * 8 if rows >= 8 else 1 << (rows.bit_length() - 1)
         slices.append(slice(start, start + rows))
         start += rows
     return slices
