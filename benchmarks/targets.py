@@ -17,6 +17,7 @@ the time. `--kept` is the folder of compiled programs.
 """
 
 import argparse
+import collections
 import hashlib
 import importlib.metadata
 import json
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.scaling import tables, targets
@@ -299,18 +301,23 @@ def _table(rows) -> str:
 
 
 def _notes(rows) -> list[str]:
-    notes = []
+    """What else is to be said, once for all rows that it is true of."""
+    notes: dict[str, list[str]] = {}
     for name, row in rows.items():
-        if row["unknown_loops"]:
-            notes.append(
-                f"- {name}: {row['unknown_loops']} loops of unknown length, once each"
-            )
-        if row["host_transfers"]:
-            notes.append(f"- {name}: transfers with the host")
-        for copy in row["copies"][:3]:
-            size = tables.number(copy["bytes"] / 1e6)
-            notes.append(f"- {name}: copies {copy['shape']}, {size} MB a step")
-    return notes
+        for note in _notes_of(row):
+            notes.setdefault(note, []).append(name)
+    return [f"- {note}: {', '.join(names)}" for note, names in notes.items()]
+
+
+def _notes_of(row) -> Iterator[str]:
+    if row["unknown_loops"]:
+        yield f"{row['unknown_loops']} loops of unknown length, once each"
+    if row["host_transfers"]:
+        yield "transfers with the host"
+    copies = [(copy["shape"], copy["bytes"]) for copy in row["copies"][:3]]
+    for (shape, size), count in collections.Counter(copies).items():
+        often = "" if count == 1 else f"{count} times "
+        yield f"copies {often}{shape}, {tables.number(size / 1e6)} MB a step"
 
 
 def main(argv=None) -> dict:

@@ -46,7 +46,7 @@ def summary(**changes):
             "messages": 1e-3,
         },
         "cycles": None,
-        "copies": [{"shape": "u8[5]", "bytes": 2e6}],
+        "copies": [{"shape": "u8[5]", "bytes": 2e6}] * 2,
         "unknown_loops": 3,
         "host_transfers": [],
         "date": "2026-11-23",
@@ -63,6 +63,7 @@ def cells(page, name):
 def test_the_page_shows_what_was_found(bench):
     found = {
         "er": {"h200:1": summary()},
+        "er_ace": {"h200:1": summary(unknown_loops=0)},
         "icl": {"h200:1": {"fits": False, "error": "Ran out", "program": "p"}},
         "gem": {"h200:8": {"failed": "config.batch_size=10: must be"}},
     }
@@ -73,13 +74,13 @@ def test_the_page_shows_what_was_found(bench):
     assert cells(page, "er") == want
     one, eight, tpu, missing = re.split(r"^## .*$", page, flags=re.M)[1:]
     assert "Compiled by libtpu 7 under jax 0.10.2, 2026-11-23." in one
-    assert "- er: 3 loops of unknown length, once each" in one
-    assert "- er: copies u8[5], 2 MB a step" in one
+    assert "- 3 loops of unknown length, once each: er\n" in one
+    assert "- copies 2 times u8[5], 2 MB a step: er_ace, er\n" in one
     assert "- icl: Ran out" in one and "- gem: config.batch_size=10: must be" in eight
-    assert tpu.strip() == "Not asked for yet: icl, er, gem."
+    assert tpu.strip() == "Not asked for yet: er_ace, icl, er, gem."
     assert "Not asked for yet: gem." in one and "\n\n\n" not in page
     rows = len(bench.ROWS)
-    assert f"{rows - 3} of {rows} rows, for no target so far: mocov2plus-pnr" in missing
+    assert f"{rows - 4} of {rows} rows, for no target so far: mocov2plus-pnr" in missing
 
 
 def test_only_what_changed_is_asked_for_again(bench, tmp_path, monkeypatch):
