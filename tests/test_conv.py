@@ -134,6 +134,8 @@ def test_pieces():
         ((64, 32, 4, 8, 3, 1, "SAME"), [32, 32]),  # 8,192 numbers of each row
         ((16, 32, 64, 8, 3, 1, "SAME"), [4] * 4),  # 65,536, of the input
         ((64, 64, 4, 64, 3, 1, "SAME"), [2] * 32),  # 262,144, but no more pieces
+        # 14 rows fit, of 36 places each, and 28 have 1,024.
+        ((130, 12, 128, 256, 3, 2, ((1, 1), (1, 1))), [24] * 5 + [8, 2]),
     ],
 )
 def test_pieces_are_as_large_as_the_cache_or_the_compiler_allows(case, sizes):

@@ -146,6 +146,25 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "nets/conv.py",
+        "test_conv.py::test_pieces_are_as_large_as_the_cache_or_the_compiler_allows",
+        (
+            "conv: a piece of the weight gradient is larger than the cache",
+            "_NUMBERS * count // max(x.size, out.size)",
+            "_NUMBERS * count // out.size",
+        ),
+        (
+            "conv: there are as many pieces as the cache asks for",
+            "-(-count // _PIECES),",
+            "1,",
+        ),
+        (
+            "conv: pieces have few places",
+            "_PLACES // places,",
+            "1,",
+        ),
+    ),
+    *fault.of(
         "nets/vit.py",
         "test_vit.py::test_equals_the_definition_in_float64",
         (
