@@ -271,3 +271,8 @@ def test_refused(options, replay, message):
         gdumb.make(made, **options)
     if replay:
         gdumb.make(made, balanced=False)
+
+
+def test_updates_that_would_train_nothing_are_refused():
+    with pytest.raises(ValueError, match="config.replay.updates with gdumb=3"):
+        gdumb.make(parts(updates=3))

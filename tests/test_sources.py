@@ -252,6 +252,7 @@ def test_npz_with_domains_and_a_test_mask(tmp_path):
     [
         ({"images": np.zeros(3)}, "neither train_x nor x"),
         ({"x": np.zeros((2, 4, 4, 3))}, "float64.*expected uint8"),
+        ({"x": np.zeros((8, 8, 3), np.uint8)}, "one image, or grey ones 3 pixels wide"),
         ({"x": random_images(2), "y": np.zeros(2)}, "labels are float64"),
         ({"x": random_images(2), "y": np.zeros(3, int)}, r"shape \[3\] for 2 images"),
         ({"x": random_images(2), "y": np.array([0, -2])}, "labels run from -2"),

@@ -210,12 +210,18 @@ def examples(
       domain: i[N]; None: one domain.
 
     Raises:
-      ValueError: an array is of another type or length, or a number out of range.
+      ValueError: an array is of another type or length, may be a single image, or a
+        number is out of range.
     """
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise ValueError(
             f"{where}: images are {images.dtype}{list(images.shape)}, expected "
             "uint8[N, H, W] or [N, H, W, C]"
+        )
+    if images.ndim == 3 and images.shape[-1] in (1, 3, 4):
+        raise ValueError(
+            f"{where}: images are uint8{list(images.shape)}: one image, or grey ones "
+            f"{images.shape[-1]} pixels wide? Expected uint8[N, H, W, C]"
         )
     if images.ndim == 3:
         images = images[..., None]

@@ -383,6 +383,15 @@ FAULTS = [
             ),
         ),
         *fault.of(
+            "data/from_arrays.py",
+            "test_sources.py::test_npz_errors",
+            (
+                "data: one image in colour is read as many grey ones",
+                "images.ndim == 3 and images.shape[-1] in (1, 3, 4)",
+                "images.ndim == 3 and images.shape[-1] in ()",
+            ),
+        ),
+        *fault.of(
             "data/from_graphs.py",
             "test_hostile_data.py::test_graphs_that_cannot_be",
             (

@@ -199,6 +199,15 @@ FAULTS = [
         slow=True,
     ),
     *fault.of(
+        "methods/gdumb.py",
+        "test_gdumb.py::test_updates_that_would_train_nothing_are_refused",
+        (
+            "gdumb: updates that train nothing are taken",
+            "replay.updates, (1,))",
+            "replay.updates, (1, 3))",
+        ),
+    ),
+    *fault.of(
         "reproduce/page.py",
         "test_reproduce.py"
         "::test_a_probe_stands_beside_the_accuracy_that_is_published_with_it",
