@@ -270,7 +270,7 @@ def _of_target(target, asked, found) -> str:
     fit = {x: row for x, row in done.items() if "error" not in row}
     blocks = [f"## {target}"]
     if fit:
-        blocks += [_made(fit.values()), _table(fit)]
+        blocks += [_made(fit.values()), _short(fit), _table(fit)]
     blocks.append("\n".join(_notes(fit)))
     for word, key in (("Does not fit", "error"), ("Refused", "failed")):
         lines = [f"- {x}: {row[key]}" for x, row in rows.items() if row and key in row]
@@ -289,6 +289,24 @@ def _made(rows) -> str:
     )
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     return f"Compiled by {', '.join(made)} under jax {', '.join(jax)}, {when}."
+
+
+def _short(rows) -> str:
+    """How far apart the rows are."""
+    spans = []
+    for label, of, unit in (
+        ("kernels", lambda row: row["kernels"], ""),
+        ("least time", lambda row: 1e3 * sum(row["least"].values()), " ms"),
+        ("memory", lambda row: row["memory"]["held"] / 1e6, " MB"),
+    ):
+        values = {name: of(row) for name, row in rows.items()}
+        low, high = (
+            f"{tables.number(values[name])}{unit} ({name})"
+            for name in (min(values, key=values.get), max(values, key=values.get))
+        )
+        spans.append(f"{label} from {low} to {high}")
+    count = sum(row["fits"] for row in rows.values())
+    return f"{count} of {len(rows)} fit; " + "; ".join(spans) + "."
 
 
 def _table(rows) -> str:

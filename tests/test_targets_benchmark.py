@@ -63,7 +63,7 @@ def cells(page, name):
 def test_the_page_shows_what_was_found(bench):
     found = {
         "er": {"h200:1": summary()},
-        "er_ace": {"h200:1": summary(unknown_loops=0)},
+        "er_ace": {"h200:1": summary(unknown_loops=0, kernels=7, fits=False)},
         "icl": {"h200:1": {"fits": False, "error": "Ran out", "program": "p"}},
         "gem": {"h200:8": {"failed": "config.batch_size=10: must be"}},
     }
@@ -74,6 +74,9 @@ def test_the_page_shows_what_was_found(bench):
     assert cells(page, "er") == want
     one, eight, tpu, missing = re.split(r"^## .*$", page, flags=re.M)[1:]
     assert "Compiled by libtpu 7 under jax 0.10.2, 2026-11-23." in one
+    assert (
+        "1 of 2 fit; kernels from 7 (er_ace) to 1,234 (er); least time from 4 ms" in one
+    )
     assert "- 3 loops of unknown length, once each: er\n" in one
     assert "- copies 2 times u8[5], 2 MB a step: er_ace, er\n" in one
     assert "- icl: Ran out" in one and "- gem: config.batch_size=10: must be" in eight
