@@ -123,7 +123,7 @@ class _Reports:
         self._note(report)
 
     def _note(self, report):
-        if report.skipped:
+        if report.skipped and not hasattr(report, "wasxfail"):
             # xdist adds the group to a node id.
             name = re.sub(r"@[^@\]]*$", "", report.nodeid)
             self.skipped[name] = str(report.longrepr[-1])
