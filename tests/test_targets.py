@@ -5,8 +5,8 @@ Where one is not installed its tests are skipped.
 """
 
 import collections
-import re
 import itertools
+import re
 
 import pytest
 
@@ -162,8 +162,8 @@ def test_no_call_copies_the_images_of_the_set(chip, family):
 def test_a_gpu_neither_copies_nor_turns_kernels_of_convolutions(family):
     needs("gpu")
     found = step("gpu", family)
-    # The maps of the third are smaller than the kernel: XLA makes another convolution of
-    # its gradient, whose result may lie in another order.
+    # The maps of the third are smaller than the kernel: XLA makes another convolution
+    # of its gradient, whose result may lie in another order.
     second = (3, 3, 4, 8)
     assert second in sides_of_kernels(found)
     copies = sides_of_copies(found)
