@@ -11,7 +11,7 @@ from safetensors import numpy as tensors
 import jaxcl
 from helpers import config_files, pages, run_directories, torch_peers
 from jaxcl.export import command as export_command
-from jaxcl.export import encoder, torch_resnet
+from jaxcl.export import encoder, torch_resnet, torch_vit
 from jaxcl.nets import norm
 
 torch = pytest.importorskip(
@@ -54,13 +54,13 @@ def network(options, size, channels, seed=0):
     def number(path, leaf):
         kind = path[-1].key
         if kind == "kernel":
-            scale = np.sqrt(2 / np.prod(leaf.shape[:3]))
+            scale = np.sqrt(2 / np.prod(leaf.shape[:-1]))
             return rng.normal(scale=scale, size=leaf.shape).astype(np.float32)
         low, high = (-0.3, 0.3) if kind in ("bias", "mean") else (0.5, 1.5)
         return rng.uniform(low, high, leaf.shape).astype(np.float32)
 
     made = jax.tree_util.tree_map_with_path(number, like)
-    return encoder.make(card, made["params"], made["batch_stats"])
+    return encoder.make(card, made["params"], made.get("batch_stats", {}))
 
 
 def images_for(made, count=3):
@@ -167,6 +167,41 @@ def test_a_folder_of_the_command(page, tmp_path):
     assert set(keys) == set(state) == set(model.state_dict())
 
 
+VIT = {"name": "vit", "width": 16, "layers": 2, "heads": 2, "hidden": 24}
+VIT |= {"patch": 4, "image_size": 16}
+# name -> options of the encoder, pixels, channels
+VITS = {
+    "mean": (VIT | {"features": "mean", "registers": 2}, 16, 1),
+    "no-biases": (VIT | {"qkv_bias": "none", "epsilon": 0.1}, 16, 3),
+}
+
+
+def transformer_of_the_page():
+    """The network that the page's block makes of exports/vit."""
+    (code,) = [x for x in pages.blocks(PAGE, "python") if "VisionTransformer(" in x]
+    names = {}
+    exec(compile(code, "export.md", "exec"), names)
+    return names["model"].eval()
+
+
+@pytest.mark.parametrize("name", VITS)
+def test_transformers_are_what_the_page_makes_of_their_cards(
+    name, tmp_path, monkeypatch
+):
+    torch_peers.library("timm")
+    monkeypatch.chdir(tmp_path)
+    made, folder = network(*VITS[name]), tmp_path / "exports" / "vit"
+    folder.mkdir(parents=True)
+    (folder / "card.json").write_text(json.dumps(made.card))
+    state = torch_vit.torch_state(made)
+    (folder / torch_vit.TENSORS).write_bytes(tensors.save(state))
+    images = images_for(made)
+    inputs = np.asarray(made.prepare(images)).transpose(0, 3, 1, 2).copy()
+    with torch.no_grad():
+        theirs = transformer_of_the_page()(torch.from_numpy(inputs))
+    check(made.embed(images), theirs)
+
+
 def test_a_transformer_with_adapters_of_the_command(tmp_path, monkeypatch):
     """By the page's block: adapters are part of what timm's network is given."""
     torch_peers.library("timm")
@@ -181,10 +216,7 @@ def test_a_transformer_with_adapters_of_the_command(tmp_path, monkeypatch):
         **{"augment.size": 16, "augment.mean": (0.3,) * 3, "augment.std": (0.4,) * 3},
     )
     assert export_command.main(["--run=run", "--out=exports/vit", "--torch"]) == 0
-    (code,) = [x for x in pages.blocks(PAGE, "python") if "VisionTransformer(" in x]
-    names = {}
-    exec(compile(code, "export.md", "exec"), names)
-    model = names["model"].eval()
+    model = transformer_of_the_page()
     made = jaxcl.load_encoder("exports/vit")
     inputs = np.asarray(made.prepare(work.stream.evaluation.images[:8]))
     with torch.no_grad():
