@@ -173,6 +173,7 @@ VIT |= {"patch": 4, "image_size": 16}
 VITS = {
     "mean": (VIT | {"features": "mean", "registers": 2}, 16, 1),
     "no-biases": (VIT | {"qkv_bias": "none", "epsilon": 0.1}, 16, 3),
+    "biases-of-two": (VIT | {"qkv_bias": "query_value"}, 16, 3),
 }
 
 
@@ -194,6 +195,8 @@ def test_transformers_are_what_the_page_makes_of_their_cards(
     folder.mkdir(parents=True)
     (folder / "card.json").write_text(json.dumps(made.card))
     state = torch_vit.torch_state(made)
+    leaves = encoder.flat(made.params, made.stats)
+    assert set(torch_vit.key_map(leaves, made.card["encoder"])) == set(state)
     (folder / torch_vit.TENSORS).write_bytes(tensors.save(state))
     images = images_for(made)
     inputs = np.asarray(made.prepare(images)).transpose(0, 3, 1, 2).copy()

@@ -265,14 +265,17 @@ def _written(section) -> tuple[Scheme, dict]:
     """The scheme of timm that a network is written in, and its section there.
 
     Timm's networks with registers, and those with fixed positions, add no position to
-    the class token: it is part of the token.
+    the class token: it is part of the token. Its one tensor of queries, keys and values
+    has a bias of all or of none.
     """
     rotary = section["positions"] == "rotary"
     plain = section["positions"] == "learned" and not section["registers"]
     table = {} if rotary else {"positions": "learned"}
     alone = {"class_position": plain and section["class_position"]}
+    two = not rotary and section["qkv_bias"] == "query_value"
+    biases = {"qkv_bias": "all"} if two else {}
     scheme = SCHEMES["timm_dinov3" if rotary else "timm"]
-    return scheme, {**section, **table, **alone}
+    return scheme, {**section, **table, **alone, **biases}
 
 
 def _layers(names) -> int:
@@ -322,4 +325,8 @@ def torch_state(source: Any) -> dict[str, np.ndarray]:
     if section["positions"] == "sin_cos":
         side = section["image_size"] // section["patch"]
         arrays["positions"] = positions.sin_cos((side, side), len(arrays["class"]))
-    return theirs_of(leaves(scheme, written, _layers(arrays)), arrays)
+    found = leaves(scheme, written, _layers(arrays))
+    for leaf in found:
+        if leaf.ours.endswith("attention/key/bias"):  # where keys have none
+            arrays.setdefault(leaf.ours, np.zeros_like(arrays["class"]))
+    return theirs_of(found, arrays)
