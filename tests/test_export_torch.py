@@ -174,6 +174,8 @@ VITS = {
     "mean": (VIT | {"features": "mean", "registers": 2}, 16, 1),
     "no-biases": (VIT | {"qkv_bias": "none", "epsilon": 0.1}, 16, 3),
     "biases-of-two": (VIT | {"qkv_bias": "query_value"}, 16, 3),
+    "fixed": (VIT | {"positions": "sin_cos"}, 24, 3),
+    "resized": (VIT | {"resize": "offset"}, 24, 3),
 }
 
 

@@ -303,8 +303,8 @@ def key_map(names, section: dict) -> dict[str, str]:
 def torch_state(source: Any) -> dict[str, np.ndarray]:
     """The state dict of timm's Vision Transformer without a head, as NumPy arrays.
 
-    That is `timm.models.vision_transformer.VisionTransformer`; with rotary positions
-    `timm.models.eva.Eva`.
+    That is `timm.models.vision_transformer.VisionTransformer` for images of the card's
+    size; with rotary positions `timm.models.eva.Eva`.
 
     Args:
       source: a `jaxcl.export.encoder.Encoder`, or the folder of one.
@@ -322,9 +322,12 @@ def torch_state(source: Any) -> dict[str, np.ndarray]:
     scheme, written = _written(section)
     if "class_position" in arrays and not written["class_position"]:
         arrays["class"] = arrays["class"] + arrays.pop("class_position")
+    side = network.card["input"]["size"] // section["patch"]
     if section["positions"] == "sin_cos":
-        side = section["image_size"] // section["patch"]
         arrays["positions"] = positions.sin_cos((side, side), len(arrays["class"]))
+    elif section["positions"] == "learned":  # timm resizes by one rule, we by several
+        table = positions.resized(arrays["positions"], (side, side), section["resize"])
+        arrays["positions"] = np.asarray(table)
     found = leaves(scheme, written, _layers(arrays))
     for leaf in found:
         if leaf.ours.endswith("attention/key/bias"):  # where keys have none

@@ -17,6 +17,16 @@ FAULTS = [
             'biases = {"qkv_bias": "all"} if two else {}',
             "biases = {}",
         ),
+        (
+            "export: timm's table is as large as the one that was learned",
+            'resized(arrays["positions"], (side, side), section',
+            'resized(arrays["positions"], (4, 4), section',
+        ),
+        (
+            "export: timm's fixed table is that of image_size",
+            'side = network.card["input"]["size"] // section["patch"]',
+            'side = section["image_size"] // section["patch"]',
+        ),
     ),
     *fault.of(
         "export/torch_vit.py",
