@@ -176,8 +176,9 @@ def test_a_convnext_is_read_by_the_names_of_every_library(grn, scheme, tmp_path)
         np.testing.assert_array_equal(saved[name], x, err_msg=name)
 
 
-def test_a_resnet_comes_back_as_it_was_exported(tmp_path):
-    net = resnet.resnet(depth=10, width=4, stem="imagenet")
+def of_resnet(path, **options):
+    """A file of a small ResNet, and our leaves."""
+    net = resnet.resnet(depth=10, width=4, **options)
     shapes = jax.eval_shape(net.init, jax.random.key(0), np.zeros((1, 32, 32, 3), "f4"))
     leaves = encoder.flat(numbers(shapes["params"]), numbers(shapes["batch_stats"], 1))
     theirs = {}
@@ -185,7 +186,11 @@ def test_a_resnet_comes_back_as_it_was_exported(tmp_path):
         x = np.zeros((), np.int64) if ours is None else leaves[ours]
         theirs[f"backbone.{name}"] = x.transpose(3, 2, 0, 1) if x.ndim == 4 else x
     theirs |= {"backbone.fc.bias": np.zeros(3, "f4"), "queue": np.zeros(3, "f4")}
-    source = write(tmp_path / "file.safetensors", theirs)
+    return write(path, theirs), leaves
+
+
+def test_a_resnet_comes_back_as_it_was_exported(tmp_path):
+    source, leaves = of_resnet(tmp_path / "file.safetensors", stem="imagenet")
     card = command.bring(source, "resnet", str(tmp_path / "out"), size=32)
     made = jaxcl.load_encoder(tmp_path / "out")
     found = encoder.flat(made.params, made.stats)
@@ -196,6 +201,16 @@ def test_a_resnet_comes_back_as_it_was_exported(tmp_path):
     assert (section["depth"], section["width"], section["stem"]) == (10, 4, "imagenet")
     assert brought["prefix"] == "backbone." and brought["others"] == 1
     assert "fc.bias" in brought["dropped"]
+
+
+def test_the_padding_of_a_small_stem_is_asked_for(tmp_path):
+    source, _ = of_resnet(tmp_path / "file.safetensors")
+    with pytest.raises(ValueError, match="3 x 3, and no tensor says.*--stem-padding"):
+        command.bring(source, "resnet", str(tmp_path / "out"), size=32)
+    asked = [f"--from={source}", "--architecture=resnet", f"--out={tmp_path / 'out'}"]
+    assert command.main([*asked, "--size=32", "--stem-padding=2"]) == 0
+    made = jaxcl.load_encoder(tmp_path / "out").card["encoder"]
+    assert (made["stem"], made["stem_padding"]) == ("cifar", 2)
 
 
 def refused(match, source, architecture="deit", **options):
@@ -276,6 +291,7 @@ def test_a_wrong_or_partial_state_dict_names_what_does_not_fit(change, match, tm
         (dict(resize=8), "--resize=8: must be at least --size=12"),
         (dict(mean=(0.5, 0.5)), "--mean=.*one for each of its 3 channels"),
         (dict(std=(0.0,)), r"--std=0\.0: must be above 0"),
+        (dict(stem_padding=1), "--stem-padding: is of ResNets"),
         (dict(heads=0), "--heads=0: must be at least 1"),
         (dict(heads=3), r"cannot be made: config\.encoder\.width=16.*heads=3"),
         (dict(prefix="model"), "--prefix=model: no network begins so"),

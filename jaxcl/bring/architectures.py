@@ -307,16 +307,20 @@ def _rule(name, registers) -> str:
     return "plain" if name == "transformers" else "antialias"
 
 
-def resnet_section(tensors: Mapping[str, np.ndarray]) -> dict:
+def resnet_section(tensors: Mapping[str, np.ndarray], stem_padding: int | None) -> dict:
     """The options of `nets.resnet.resnet` that a state dict shows.
 
+    Args:
+      tensors: by torchvision's names.
+      stem_padding: of a first convolution of 3 x 3; no tensor says it.
+
     Raises:
-      Refused: it is no ResNet that is known here.
+      Refused: it is no ResNet that is known here; the padding is not known.
     """
     width, _, kernel, _ = _shape(tensors, "conv1.weight", 4)
     _shape(tensors, "layer1.0.conv1.weight", 4)
-    found = [re.match(r"layer(\d)\.(\d+)\.", name) for name in tensors]
-    blocks = {(int(m[1]), int(m[2])) for m in found if m}
+    named = [re.match(r"layer(\d)\.(\d+)\.", name) for name in tensors]
+    blocks = {(int(m[1]), int(m[2])) for m in named if m}
     sizes = tuple(sum(s == stage for s, _ in blocks) for stage in (1, 2, 3, 4))
     kind = "bottleneck" if "layer1.0.conv3.weight" in tensors else "basic"
     depths = {known: depth for depth, known in resnet.DEPTHS.items()}
@@ -326,8 +330,17 @@ def resnet_section(tensors: Mapping[str, np.ndarray]) -> dict:
             f"it is a ResNet of {sizes} {kind} blocks with a first convolution of "
             f"{kernel} x {kernel}; known are depths {known} with 3 x 3 or 7 x 7"
         )
-    stem = "imagenet" if kernel == 7 else "cifar"
-    return {"depth": depths[sizes, kind], "width": width, "stem": stem}
+    found = {"depth": depths[sizes, kind], "width": width}
+    if kernel == 7:
+        padding = 1 if stem_padding is None else stem_padding
+        return found | {"stem": "imagenet", "stem_padding": padding}
+    if stem_padding is None:
+        raise Refused(
+            "its first convolution is 3 x 3, and no tensor says how many pixels pad "
+            "the images on each side; --stem-padding says so: 1 in most code, 2 in "
+            "that of solo-learn, CaSSLe and PNR"
+        )
+    return found | {"stem": "cifar", "stem_padding": stem_padding}
 
 
 def convnext_section(tensors: Mapping[str, np.ndarray], name: str) -> dict:

@@ -31,6 +31,7 @@ def bring(
     prefix: str | None = None,
     heads: int | None = None,
     features: str | None = None,
+    stem_padding: int | None = None,
     size: int | None = None,
     resize: int | None = None,
     mean: tuple[float, ...] | None = None,
@@ -47,6 +48,7 @@ def bring(
       prefix: of the names of its tensors, where the file holds several networks.
       heads: of the attention; None: those of the architecture's published sizes.
       features: of a ViT, as in `nets.vit.vit`; None: the class token.
+      stem_padding: of a ResNet whose first convolution is 3 x 3, which needs it.
       size, resize, mean, std: how images are prepared; None: as the architecture's.
       force: replace another encoder.
 
@@ -61,12 +63,16 @@ def bring(
     known = architectures.get(architecture)
     if heads is not None:
         schema.check_value(heads, schema.Count, "--heads")
+    if stem_padding is not None and known.kind != "resnet":
+        raise ValueError("--stem-padding: is of ResNets")
     tensors, hashes = files.read(source)
     try:
         own, prefix = architectures.within(tensors, prefix)
         scheme = architectures.scheme_of(own)
         stated = _stated(source, scheme) | ({"heads": heads} if heads else {})
-        section = _section(own, scheme, known, architecture, stated, features)
+        section = _section(
+            own, scheme, known, architecture, stated, features, stem_padding
+        )
         inputs = _inputs(own, scheme, section, known, architecture, size, resize)
         inputs |= _moments(known, architecture, inputs["channels"], mean, std)
         leaves, dropped = architectures.filled(own, scheme, section, inputs["size"])
@@ -99,7 +105,9 @@ def bring(
     return export_command.write(epath.Path(out), packed, card, force)
 
 
-def _section(tensors, scheme, known, architecture, stated, features) -> dict:
+def _section(
+    tensors, scheme, known, architecture, stated, features, stem_padding
+) -> dict:
     """The "encoder" of the card."""
     kind = architectures.kind_of(scheme)
     if kind != known.kind:
@@ -111,7 +119,8 @@ def _section(tensors, scheme, known, architecture, stated, features) -> dict:
         if stated or features:
             raise ValueError("--heads and --features: are of Vision Transformers")
         if kind == "resnet":
-            make, options = resnet.resnet, architectures.resnet_section(tensors)
+            make = resnet.resnet
+            options = architectures.resnet_section(tensors, stem_padding)
         else:
             make = convnext.convnext
             options = architectures.convnext_section(tensors, scheme)
@@ -261,6 +270,7 @@ def parser() -> argparse.ArgumentParser:
     add("--prefix", help="of names, where a file holds several networks")
     add("--heads", type=int, help="of the attention; no tensor says how many")
     add("--features", choices=("class", "mean", "both"), help="of a ViT")
+    add("--stem-padding", type=int, help="of a ResNet's first convolution of 3 x 3")
     add("--size", type=int, help="pixels of a side, as the network is given them")
     add("--resize", type=int, help="the shorter side, before the middle is cut")
     add("--mean", type=_numbers, help="of pixels from 0 to 1, as 0.5,0.5,0.5")

@@ -61,6 +61,16 @@ FAULTS = [
     ),
     *fault.of(
         "bring/architectures.py",
+        "test_bring.py::test_the_padding_of_a_small_stem_is_asked_for",
+        (
+            "bring: a stem of 3 x 3 has a padding of 1 unless told",
+            "    if stem_padding is None:\n        raise Refused(",
+            "    stem_padding = 1 if stem_padding is None else stem_padding\n"
+            "    if stem_padding is None:\n        raise Refused(",
+        ),
+    ),
+    *fault.of(
+        "bring/architectures.py",
         _WRONG,
         (
             "bring: tensors that are not there are passed over",
