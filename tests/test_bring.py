@@ -176,6 +176,14 @@ def test_a_convnext_is_read_by_the_names_of_every_library(grn, scheme, tmp_path)
         np.testing.assert_array_equal(saved[name], x, err_msg=name)
 
 
+@pytest.mark.parametrize("change", [{"depths": [1, 2]}, {"patch": 2}, {"patch": 8}])
+def test_a_convnext_that_timm_computes_in_another_way_is_not_written(change):
+    section = {"depths": None, "patch": 4}
+    torch_convnext.check(section)
+    with pytest.raises(ValueError, match=f"--torch: .*{next(iter(change))}=.*no twin"):
+        torch_convnext.check(section | change)
+
+
 def of_resnet(path, **options):
     """A file of a small ResNet, and our leaves."""
     net = resnet.resnet(depth=10, width=4, **options)

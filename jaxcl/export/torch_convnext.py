@@ -167,7 +167,24 @@ def _block(scheme, section):
 
 
 def check(section: dict) -> None:
-    """Refuse what timm has no network for: there is nothing."""
+    """Refuse what timm has no network for.
+
+    It has four stages; with patches of 2 the first of them halves the map once more,
+    with patches of 8 or more the last does not halve it.
+
+    Raises:
+      ValueError: naming the field.
+    """
+    if section["depths"] is not None and len(section["depths"]) != 4:
+        raise ValueError(
+            f"--torch: config.encoder.depths={section['depths']!r} has no twin in "
+            "timm; must be of four stages"
+        )
+    if section["patch"] not in (1, 3, 4, 5, 6, 7):
+        raise ValueError(
+            f"--torch: config.encoder.patch={section['patch']} has no twin in timm, "
+            "whose later stages depend on it; must be 1 or 3 to 7"
+        )
 
 
 def _section(section, names) -> dict:
@@ -200,11 +217,12 @@ def torch_state(source: Any) -> dict[str, np.ndarray]:
       source: a `jaxcl.export.encoder.Encoder`, or the folder of one.
 
     Raises:
-      ValueError: the folder cannot be read.
+      ValueError: timm has no such network; the folder cannot be read.
     """
     network = source
     if not isinstance(source, encoder.Encoder):
         network = encoder.load_encoder(source)
+    check(network.card["encoder"])
     flat = encoder.flat(network.params, network.stats)
     arrays = {name.partition("/")[2]: leaf for name, leaf in flat.items()}
     written = _section(network.card["encoder"], arrays)
