@@ -850,3 +850,15 @@ def test_what_is_written_lies_in_the_folder_from_the_start(tmp_path, monkeypatch
     names = {"card.json", "encoder.safetensors", "0123.tmp"}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert json.loads((tmp_path / "card.json").read_text()) == wrote
+
+
+def test_a_convnext_of_colour_that_has_one_mean_for_all_channels(tmp_path):
+    """Its channels are those of its first kernel."""
+    run_directories.run_of(
+        tmp_path / "run",
+        encoder={"name": "convnext", "depths": (1, 1), "width": 4, "patch": 4},
+        data={"name": "digits", "size": 8, "channels": 3},
+        **{"augment.size": 8, "augment.mean": (0.3,), "augment.std": (0.4,)},
+    )
+    card = export_command.export(str(tmp_path / "run"), str(tmp_path / "out"))
+    assert card["input"]["channels"] == 3 and card["input"]["mean"] == [0.3]

@@ -181,8 +181,10 @@ def input_width(where: Place) -> int | None:
     if "encoder" not in tree:
         raise ValueError(_no_encoder(where.folder, tree))
     known = tree["encoder"]  # of our encoders; a user's has names of its own
-    first = known.get("conv1", known.get("patch"))
-    return None if first is None else first["kernel"].shape[-2]
+    for first in ("conv1", "patch", "stem"):
+        if first in known:
+            return known[first]["kernel"].shape[-2]
+    return None
 
 
 def cursor(where: Place, number: int) -> dict:
