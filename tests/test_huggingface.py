@@ -336,6 +336,36 @@ def test_labels_that_are_none(tmp_path):
             load(tmp_path, test_split=None)
 
 
+def test_files_that_number_their_classes_otherwise(tmp_path):
+    """As `class_encode_column` of each split by itself makes them."""
+
+    def written(name, *parts):
+        for i, part in enumerate(parts):
+            (tmp_path / name).mkdir(exist_ok=True)
+            split = "test" if i == len(parts) - 1 else f"train-{i}"
+            parquet.write_table(part, tmp_path / name / f"{split}.parquet")
+        return tmp_path / name
+
+    train, test = (table(rows) for rows in ROWS.values())
+    swapped = table(ROWS["test"], ("ant", "cat", "bee"))
+    fewer = table(ROWS["test"], ("ant", "bee"))
+    for number, (parts, words) in enumerate(
+        (
+            ((train, swapped), "label 1 is 'bee' in .*train.*, but 'cat' in .*test"),
+            ((train, fewer), "label 2 is 'cat' in .*train.*, but None in .*test"),
+            ((train, swapped, test), "is 'bee' in .*train-0.*, but 'cat' in .*train-1"),
+            (
+                (train, table(ROWS["test"], label=["1", "ant"]), test),
+                "train-0.parquet .* have text and numbers",
+            ),
+        )
+    ):
+        with pytest.raises(ValueError, match=f"label_key = 'label': .*{words}"):
+            load(written(str(number), *parts))
+    # Names that only one split gives hold for all.
+    assert load(written("bare", table(ROWS["train"], ()), test)).class_names == NAMES
+
+
 def test_folders_of_something_else(tmp_path):
     for path in (tmp_path / "nowhere", "gs://bucket/set"):
         with pytest.raises(ValueError, match="must be a folder on a disk, as `save_to"):

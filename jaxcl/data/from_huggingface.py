@@ -9,6 +9,7 @@ with the split.
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import threading
@@ -220,7 +221,8 @@ def huggingface(
     Others as in `from_folders.image_folder`.
 
     Raises ValueError for a missing folder, split or column, a damaged file, a file
-    outside of the folder, and columns of other types.
+    outside of the folder, columns of other types, and files that differ in the names of
+    their classes.
     """
     decoder = prefetch.choose_decoder(decoder)
     asked = {"train": train_split, "validation": validation_split, "test": test_split}
@@ -233,7 +235,8 @@ def huggingface(
             )
     chosen = {split: found[name] for split, name in asked.items() if name is not None}
     tables = {x: _table(files, image_key, label_key) for x, files in chosen.items()}
-    names, tables = _numbered(tables, chosen["train"][0], label_key)
+    files = [file for split in chosen.values() for file in split]
+    names, tables = _numbered(tables, files, label_key)
     wanted = names if classes is None else files_lib.class_list(classes)
     keep = None if classes is None else files_lib.kept(wanted, names)
     parts = {}
@@ -383,6 +386,11 @@ def _table(files, image_key, label_key) -> Table:
             )
         label = np.full(rows, -1) if label_key is None else _labels(file, label_key)
         parts.append(Table(np.full(rows, number), np.arange(rows), label))
+    if len({part.label.dtype.kind for part in parts}) > 1:
+        raise ValueError(
+            f"label_key = {label_key!r}: {files[0]} and the other files of its split "
+            "have text and numbers; must be of one kind"
+        )
     return Table(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
@@ -446,11 +454,31 @@ def _class_names(file, key) -> tuple[str, ...] | None:
     return (*names,)
 
 
-def _numbered(tables, first, key) -> tuple[tuple[str, ...], dict[str, Table]]:
+def _common_names(files, key) -> tuple[str, ...] | None:
+    """Names that the ClassLabel columns of all files give; None where none does.
+
+    Raises ValueError where one label has two names: each file numbers its own classes.
+    """
+    known = {}  # names -> a file that gives them
+    for file in files:
+        if (names := _class_names(file, key)) is not None:
+            known.setdefault(names, file)
+    if len(known) > 1:
+        (one, file), (two, other), *_ = known.items()
+        pairs = enumerate(itertools.zip_longest(one, two))
+        label, (name, another) = next((i, x) for i, x in pairs if x[0] != x[1])
+        raise ValueError(
+            f"label_key = {key!r}: label {label} is {name!r} in {file}, but "
+            f"{another!r} in {other}; must be the same classes in one order, or text"
+        )
+    return next(iter(known), None)
+
+
+def _numbered(tables, files, key) -> tuple[tuple[str, ...], dict[str, Table]]:
     """Class names, and the tables with labels as numbers.
 
     Args:
-      first: a file that may name the classes.
+      files: of all tables; they may name the classes.
     """
     kinds = {table.label.dtype.kind for table in tables.values()}
     if kinds == {"U"}:
@@ -462,7 +490,7 @@ def _numbered(tables, first, key) -> tuple[tuple[str, ...], dict[str, Table]]:
         return tuple(map(str, names)), tables
     if len(kinds) > 1:
         raise ValueError(f"label_key = {key!r}: text in one split, numbers in another")
-    names = None if key is None else _class_names(first, key)
+    names = None if key is None else _common_names(files, key)
     most = max(table.label.max(initial=-1) for table in tables.values())
     if names is None:
         names = tuple(map(str, range(most + 1)))

@@ -1054,6 +1054,18 @@ FAULTS = [
             "test_huggingface.py::test_images_that_are_none",
         ),
         (
+            "huggingface: classes of the test split have numbers of their own",
+            "names, tables = _numbered(tables, files, label_key)",
+            "names, tables = _numbered(tables, files[:1], label_key)",
+            "test_huggingface.py::test_files_that_number_their_classes_otherwise",
+        ),
+        (
+            "huggingface: a number in one file is a text in another",
+            "if len({part.label.dtype.kind for part in parts}) > 1:",
+            "if not parts:",
+            "test_huggingface.py::test_files_that_number_their_classes_otherwise",
+        ),
+        (
             "huggingface: a cache is not told of another column",
             'hashlib.sha256("\\0".join([self.key, *names]).encode())',
             'hashlib.sha256("\\0".join(names).encode())',
