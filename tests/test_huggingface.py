@@ -161,6 +161,24 @@ def test_a_cache_knows_its_column(tmp_path):
     check(load(tmp_path / "set", cache=cache, image_key="other"), 255 - PIXELS)
 
 
+def test_a_set_that_is_written_anew_is_read_anew(tmp_path):
+    """In one process, as a notebook does that mends its labels."""
+    for shift in (0, 1):
+        labels = (LABELS + shift) % 3
+        for split, rows in ROWS.items():
+            made = table(rows, label=labels[rows], image=structs(rows)[::-1])
+            made = made if shift else table(rows)
+            parquet.write_table(made, tmp_path / f"{split}.parquet")
+        pixels = PIXELS.copy()
+        for rows in ROWS.values():
+            pixels[rows] = PIXELS[rows][::-1] if shift else PIXELS[rows]
+        check(load(tmp_path), pixels, labels)
+    assert from_huggingface.guessed(str(tmp_path))["test_split"] == "test"
+    unknown = table(ROWS["test"], label=[-1, -1])
+    parquet.write_table(unknown, tmp_path / "test.parquet")
+    assert from_huggingface.guessed(str(tmp_path))["test_split"] is None
+
+
 def test_labels_of_every_kind(tmp_path):
     words = np.array(["bee", "cat", "ant"])[LABELS]
     number = {"ant": 0, "bee": 1, "cat": 2}

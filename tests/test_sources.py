@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from array_record.python import array_record_module
 from PIL import Image
 from sklearn import datasets
 
@@ -372,6 +373,11 @@ def test_arrays_written_by_hand(tmp_path):
         data = sources.load("arrays", path=str(tmp_path), resident=resident)
         np.testing.assert_array_equal(pixels(data.train), random_images(3))
         assert data.train.label.tolist() == [-1, -1, -1]
+    (tmp_path / "a.npy").unlink()  # and written anew in the same process
+    np.save(tmp_path / "a.npy", random_images(3, seed=1))
+    for resident in (None, False):
+        data = sources.load("arrays", path=str(tmp_path), resident=resident)
+        np.testing.assert_array_equal(pixels(data.train), random_images(3, seed=1))
 
 
 # --- image folders
@@ -754,6 +760,31 @@ def test_tfds_index_spares_the_scan(kind, request, tmp_path, monkeypatch):
     # Other labels or another part are scanned again, not taken from the file.
     blind = sources.load("tfds", path=path, index=index, label_key=None)
     assert (blind.train.label == -1).all()
+
+
+def prepared_anew(path):
+    """Turn the order of the train records round, in files of the same sizes."""
+    (file,) = path.glob("toy-train*")
+    reader = array_record_module.ArrayRecordReader(str(file))
+    records = reader.read_all()
+    file.unlink()
+    writer = array_record_module.ArrayRecordWriter(str(file), "group_size:1")
+    for record in records[::-1]:
+        writer.write(record)
+    writer.close()
+    os.utime(path / "dataset_info.json", ns=(1, 1))
+
+
+def test_tfds_that_is_prepared_anew_is_read_anew(array_record, tmp_path):
+    path, index = tmp_path / "toy" / "1.0.0", str(tmp_path / "index.npz")
+    shutil.copytree(array_record, path)
+    before = sources.load("tfds", path=str(path), index=index).train
+    images, labels = pixels(before), before.label
+    assert not np.array_equal(labels, labels[::-1])
+    prepared_anew(path)
+    after = sources.load("tfds", path=str(path), index=index).train
+    np.testing.assert_array_equal(after.label, labels[::-1])
+    np.testing.assert_array_equal(pixels(after), images[::-1])
 
 
 @pytest.mark.parametrize("kind", ["array_record", "tfrecord"])

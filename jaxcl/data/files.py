@@ -188,7 +188,7 @@ class Files(NamedTuple):
 
         def sizes_and_times(paths):
             files = (os.path.join(self.root, os.fsdecode(path)) for path in paths)
-            return [_size_and_time(file) for file in files]
+            return [size_and_time(file) for file in files]
 
         paths = self.paths.tolist()
         parts = [paths[i : i + 1024] for i in range(0, len(paths), 1024)]
@@ -200,7 +200,7 @@ class Files(NamedTuple):
         return len(paths), digest.hexdigest()
 
 
-def _size_and_time(path: str) -> tuple[int, int]:
+def size_and_time(path: str) -> tuple[int, int]:
     """Bytes and time of change of a file, -1 if it is missing: reading it will fail."""
     try:
         if storage.in_bucket(path):

@@ -71,6 +71,7 @@ def arrays(
     resident: True reads all images into memory and checks their sha256; False maps
       the file and reads row by row; None maps files of 4 GiB and more.
     """
+    files.mapped.cache_clear()  # the set may have been written anew
     meta = _meta(path)
     parts = {
         split: _array_split(path, entries, resident)

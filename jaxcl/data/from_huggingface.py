@@ -224,6 +224,7 @@ def huggingface(
     outside of the folder, columns of other types, and files that differ in the names of
     their classes.
     """
+    _column.cache_clear()  # the set may have been written anew
     decoder = prefetch.choose_decoder(decoder)
     asked = {"train": train_split, "validation": validation_split, "test": test_split}
     found = split_files(path)
@@ -304,6 +305,7 @@ def guessed(path: str) -> dict:
 
     Raises ValueError as `huggingface`.
     """
+    _column.cache_clear()  # the set may have been written anew
     found = split_files(path)
     train = "train" if "train" in found else min(found)
     header, _ = _header(found[train][0])

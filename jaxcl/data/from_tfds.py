@@ -145,6 +145,7 @@ def tfds(
     Raises ValueError for a missing directory, split or feature, another file format,
     and damaged records.
     """
+    _reader.cache_clear()  # the set may have been written anew
     infos, names, domains = _open(path, image_key, label_key, domain_key, domain_names)
     decoder = prefetch.choose_decoder(decoder)
     wanted = names if classes is None else files_lib.class_list(classes)
@@ -291,11 +292,11 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
             ) from error
         shards += [(info, domain, part) for part in parts]
     files = tuple(str(part.filename) for _, _, part in shards)
-    # With sizes, since a set may be prepared again in the same directory.
-    ranges = [
-        f"{x.filename}:{x.skip}:{x.take}:{info.dataset_size}" for info, _, x in shards
-    ]
-    stamp = np.array([str(label_key), str(domain_key), *ranges])
+    ranges = [f"{x.filename}:{x.skip}:{x.take}" for _, _, x in shards]
+    # A set may be prepared again in the same directory, with other labels alone.
+    prepared = [os.path.join(info.data_dir, "dataset_info.json") for info in infos]
+    prepared = [str(files_lib.size_and_time(file)) for file in prepared]
+    stamp = np.array([str(label_key), str(domain_key), *prepared, *ranges])
     known = {} if index is None else _known(index)
     if f"{split}/stamp" in known and np.array_equal(known[f"{split}/stamp"], stamp):
         columns = [known.get(f"{split}/{field}", stamp) for field in Table._fields]

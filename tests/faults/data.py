@@ -38,6 +38,26 @@ FAULTS = [
                 'folder = str(path).removesuffix(".npz")',
                 "folder = str(path)",
             ),
+            (
+                "arrays: images that were written anew are those from before",
+                "files.mapped.cache_clear()",
+                "files.mapped",
+                "test_sources.py::test_arrays_written_by_hand",
+            ),
+        ),
+        *fault.of(
+            "data/from_tfds.py",
+            "test_sources.py::test_tfds_that_is_prepared_anew_is_read_anew",
+            (
+                "tfds: images that were prepared anew are those from before",
+                "_reader.cache_clear()",
+                "_reader",
+            ),
+            (
+                "tfds: labels that were prepared anew are those of the index",
+                "str(label_key), str(domain_key), *prepared, *ranges",
+                "str(label_key), str(domain_key), *ranges",
+            ),
         ),
         *fault.of(
             "config/build.py",
@@ -1058,6 +1078,20 @@ FAULTS = [
             "names, tables = _numbered(tables, files, label_key)",
             "names, tables = _numbered(tables, files[:1], label_key)",
             "test_huggingface.py::test_files_that_number_their_classes_otherwise",
+        ),
+        (
+            "huggingface: labels that were mended are those from before",
+            "    _column.cache_clear()  # the set may have been written anew\n"
+            "    decoder",
+            "    decoder",
+            "test_huggingface.py::test_a_set_that_is_written_anew_is_read_anew",
+        ),
+        (
+            "huggingface: a split that lost its labels judges",
+            "    _column.cache_clear()  # the set may have been written anew\n"
+            "    found =",
+            "    found =",
+            "test_huggingface.py::test_a_set_that_is_written_anew_is_read_anew",
         ),
         (
             "huggingface: a number in one file is a text in another",
