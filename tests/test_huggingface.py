@@ -384,6 +384,16 @@ def test_files_that_number_their_classes_otherwise(tmp_path):
     assert load(written("bare", table(ROWS["train"], ()), test)).class_names == NAMES
 
 
+@pytest.mark.parametrize(
+    "names", [("one/{}-0", "two/{}-0"), ("one/{}/0000", "two/{}/0000"), ("{}/data-0",)]
+)
+def test_several_sets_in_a_folder_are_not_mixed(names, tmp_path):
+    root = in_parquet(tmp_path, names)
+    for read in (load, sources.section_of):
+        with pytest.raises(ValueError, match="are in several folders.*of one set"):
+            read(root)
+
+
 def test_folders_of_something_else(tmp_path):
     for path in (tmp_path / "nowhere", "gs://bucket/set"):
         with pytest.raises(ValueError, match="must be a folder on a disk, as `save_to"):

@@ -332,7 +332,8 @@ def _is_picture(kind) -> bool:
 def split_files(path: str) -> dict[str, list[str]]:
     """Files of each split of a folder, in their order.
 
-    Raises ValueError where it is no such folder, and for a name that leads out of it.
+    Raises ValueError where it is no such folder, for a name that leads out of it, and
+    for Parquet files of one split in several folders.
     """
     if storage.in_bucket(path) or not os.path.isdir(path):
         raise ValueError(
@@ -356,6 +357,15 @@ def split_files(path: str) -> dict[str, list[str]]:
         raise ValueError(
             f"path = {path!r}: holds neither {STATE} nor {SPLITS}, nor Parquet files"
         )
+    for split, files in found.items():
+        # Of several sets, or of train/ and test/ where their files are called alike.
+        folders = sorted({os.path.relpath(os.path.dirname(x), path) for x in files})
+        if len(folders) > 1:
+            raise ValueError(
+                f"path = {path!r}: files of the split {split!r} are in several "
+                f"folders, {folders[:5]}; must be the folder of one set, with files "
+                "called SPLIT-*.parquet or folders SPLIT of files 0000.parquet"
+            )
     return found
 
 

@@ -1094,6 +1094,12 @@ FAULTS = [
             "test_huggingface.py::test_a_set_that_is_written_anew_is_read_anew",
         ),
         (
+            "huggingface: sets in folders side by side are mixed",
+            "if len(folders) > 1:",
+            "if not folders:",
+            "test_huggingface.py::test_several_sets_in_a_folder_are_not_mixed",
+        ),
+        (
             "huggingface: a number in one file is a text in another",
             "if len({part.label.dtype.kind for part in parts}) > 1:",
             "if not parts:",
