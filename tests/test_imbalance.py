@@ -234,6 +234,14 @@ def test_imbalance_errors(section, words):
         made(uneven(), imbalance=section)
 
 
+def test_copies_leave_the_steps_of_an_epoch_alone():
+    section = {"rho_max": 0.5}
+    (task,) = made(uneven(), copies=3, imbalance=section).tasks
+    assert drawn(task).shape == (30, 10)
+    with pytest.raises(ValueError, match=r"epoch_steps=7: .* copies=3 .* copies 1"):
+        made(uneven(), copies=3, imbalance=section | {"epoch_steps": 7})
+
+
 def test_imbalance_errors_of_tasks():
     data, even = uneven(), {"rho_max": 0.5}
     for options, words in (

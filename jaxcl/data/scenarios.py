@@ -134,6 +134,7 @@ def make(
         "long_tail": long_tail,
     }
     check_readers(scenario, given)
+    _check_copies(copies, imbalance)
     stream.validate(dataset)
     if classes is not None or per_class is not None:
         dataset = splits.of_classes(dataset, classes, per_class, seed)
@@ -185,6 +186,16 @@ def check_readers(scenario: Scenario, options: Mapping[str, Any]) -> None:
                 f"read it; must be {defaults[option]!r}, or the scenario "
                 f"{' or '.join(map(repr, readers))}"
             )
+
+
+def _check_copies(copies, imbalance) -> None:
+    """Refuse an epoch of a number of steps where each row comes several times."""
+    steps = (imbalance or {}).get("epoch_steps")
+    if copies > 1 and steps is not None:
+        raise ValueError(
+            f"config.scenario.imbalance.epoch_steps={steps!r}: an epoch of copies="
+            f"{copies!r} is as long as its rows are; must be None, or copies 1"
+        )
 
 
 def _judge(dataset, evaluation) -> stream.Examples | None:

@@ -86,6 +86,12 @@ FAULTS = [
             "data/scenarios.py",
             "test_stream.py::test_an_option_changes_the_tasks_or_is_refused",
             (
+                "scenarios: copies make steps of an epoch into rows",
+                "if copies > 1 and steps is not None:",
+                "if copies < 1:",
+                "test_imbalance.py::test_copies_leave_the_steps_of_an_epoch_alone",
+            ),
+            (
                 'config: scenario "after" passes over a long tail',
                 '"long_tail": _UNEVEN,',
                 '"long_tail": SCENARIOS,',
