@@ -840,6 +840,8 @@ def test_tfds_errors(array_record, tfrecord, tmp_path):
         load(str(tmp_path / "gone"))
     for options, words in (
         ({"test_split": "validation"}, "'validation'.*test.*train"),
+        ({"train_split": "train[0:0]"}, r"'train\[0:0\]': .* toy has .*'train': 20"),
+        ({"train_split": "train[5:3]"}, r"split 'train\[5:3\]': has no examples"),
         ({"image_key": "picture"}, "image_key = 'picture'.*image"),
         ({"label_key": "name"}, "label_key = 'name'.*label.*style"),
         ({"domain_key": "site"}, "domain_key = 'site'"),

@@ -290,7 +290,10 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
                 f"split {split!r}: {info.name} has {sorted(info.splits)}; "
                 f"{info.data_dir}: {error}"
             ) from error
-        shards += [(info, domain, part) for part in parts]
+        shards += [(info, domain, part) for part in parts if part.take > 0]
+    if not shards:
+        has = {name: part.num_examples for name, part in infos[0].splits.items()}
+        raise ValueError(f"split {split!r}: has no examples; {infos[0].name} has {has}")
     files = tuple(str(part.filename) for _, _, part in shards)
     ranges = [f"{x.filename}:{x.skip}:{x.take}" for _, _, x in shards]
     # A set may be prepared again in the same directory, with other labels alone.
