@@ -242,6 +242,8 @@ def test_npz_with_domains_and_a_test_mask(tmp_path):
     np.testing.assert_array_equal(data.test.label, y[is_test])
     assert data.class_names == ("0", "1")
     assert data.domain_names == ("photo", "sketch")
+    np.savez(path, x=x, y=y, class_names=np.array([b"cat", b"dog"]))
+    assert sources.load("npz", path=path).class_names == ("cat", "dog")
     np.savez(path, x=x)
     data = sources.load("npz", path=path)
     assert data.test is None and data.class_names == ()
@@ -260,6 +262,14 @@ def test_npz_with_domains_and_a_test_mask(tmp_path):
         ({"x": random_images(2), "y": [0, 2], "class_names": ["a", "b"]}, "0 to 2"),
         ({"x": random_images(2), "is_test": np.zeros(2)}, r"is_test must be bool\[2\]"),
         ({"x": np.array([{}, {}], object)}, "x.npz cannot be read.*allow_pickle"),
+        (
+            {
+                "train_x": random_images(2),
+                "train_domain": [0, 1],
+                "test_x": random_images(2),
+            },
+            "x.npz: test has no domain, but another split has; must be given for every",
+        ),
     ],
 )
 def test_npz_errors(tmp_path, entries, words):
@@ -373,6 +383,14 @@ def test_arrays_written_by_hand(tmp_path):
         data = sources.load("arrays", path=str(tmp_path), resident=resident)
         np.testing.assert_array_equal(pixels(data.train), random_images(3))
         assert data.train.label.tolist() == [-1, -1, -1]
+    np.save(tmp_path / "d.npy", [0, 1, 1])
+    splits = {"train": {"images": {"file": "a.npy"}, "domain": {"file": "d.npy"}}}
+    splits |= {"test": {"images": {"file": "a.npy"}}}
+    partly = {"splits": splits, "domain_names": ["photo", "sketch"]}
+    (tmp_path / "meta.json").write_text(json.dumps(partly))
+    with pytest.raises(ValueError, match="test has no domain, but another split has"):
+        sources.load("arrays", path=str(tmp_path))
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
     (tmp_path / "a.npy").unlink()  # and written anew in the same process
     np.save(tmp_path / "a.npy", random_images(3, seed=1))
     for resident in (None, False):

@@ -33,6 +33,7 @@ def npz(
             if f"{split}_x" in data:
                 values = [data.get(f"{split}_{key}") for key in ("x", "y", "domain")]
                 parts[split] = examples(f"{path}: {split}", *values)
+        _check_domains(path, {split: data.get(f"{split}_domain") for split in parts})
     elif "x" in data:
         values = [data.get(key) for key in ("x", "y", "domain")]
         whole = examples(path, *values)
@@ -50,7 +51,9 @@ def npz(
         given = data.get(key, np.arange(count))
         if given.ndim != 1:
             raise ValueError(f"{path}: {key} has shape {list(given.shape)}, not [C]")
-        names[key] = tuple(str(x) for x in given)
+        if given.dtype.kind == "S":
+            given = [name.decode(errors="replace") for name in given]
+        names[key] = tuple(map(str, given))
     name = os.path.splitext(os.path.basename(path))[0]
     data = stream.Dataset(
         name, **names, train=parts["train"], validation=None, test=parts.get("test")
@@ -73,6 +76,10 @@ def arrays(
     """
     files.mapped.cache_clear()  # the set may have been written anew
     meta = _meta(path)
+    domains = {
+        split: entries.get("domain") for split, entries in meta["splits"].items()
+    }
+    _check_domains(path, domains)
     parts = {
         split: _array_split(path, entries, resident)
         for split, entries in meta["splits"].items()
@@ -89,6 +96,21 @@ def arrays(
         std=None if meta.get("std") is None else tuple(meta["std"]),
     )
     return splits.finish(data, validation=validation, seed=seed)
+
+
+def _check_domains(where, domains) -> None:
+    """Refuse domains of some splits alone: rows of the others would be of the first.
+
+    Args:
+      where: they come from, for messages.
+      domains: what there is of each split, or None.
+    """
+    without = [split for split, domain in domains.items() if domain is None]
+    if 0 < len(without) < len(domains):
+        raise ValueError(
+            f"{where}: {' and '.join(without)} has no domain, but another split has; "
+            "must be given for every split, or for none"
+        )
 
 
 class _Meta(NamedTuple):

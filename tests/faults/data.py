@@ -39,6 +39,19 @@ FAULTS = [
                 "folder = str(path)",
             ),
             (
+                "arrays: test rows without a domain are of the first",
+                "if 0 < len(without) < len(domains):",
+                "if not domains:",
+                "test_sources.py::test_arrays_written_by_hand",
+                "test_sources.py::test_npz_errors",
+            ),
+            (
+                "arrays: names of classes in bytes have quotation marks",
+                'if given.dtype.kind == "S":',
+                'if given.dtype.kind == "T":',
+                "test_sources.py::test_npz_with_domains_and_a_test_mask",
+            ),
+            (
                 "arrays: images that were written anew are those from before",
                 "files.mapped.cache_clear()",
                 "files.mapped",
