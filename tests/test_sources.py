@@ -253,7 +253,7 @@ def test_npz_with_domains_and_a_test_mask(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        ({"images": np.zeros(3)}, "neither train_x nor x"),
+        ({"images": np.zeros(3)}, r"neither train_x nor x, but \['images'\]"),
         ({"x": np.zeros((2, 4, 4, 3))}, "float64.*expected uint8"),
         ({"x": np.zeros((8, 8, 3), np.uint8)}, "one image, or grey ones 3 pixels wide"),
         ({"x": random_images(2), "y": np.zeros(2)}, "labels are float64"),

@@ -44,7 +44,8 @@ def npz(
         if mask.any():
             parts["test"] = splits.take(whole, np.flatnonzero(mask))
     else:
-        raise ValueError(f"{path}: has neither train_x nor x, but {sorted(data)}")
+        has = sorted(files.read_npz(path))[:10]
+        raise ValueError(f"{path}: has neither train_x nor x, but {has}")
     names = {}
     for field, key in (("label", "class_names"), ("domain", "domain_names")):
         count = 1 + max(int(getattr(x, field).max(initial=-1)) for x in parts.values())
