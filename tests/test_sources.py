@@ -863,6 +863,8 @@ def test_tfds_errors(array_record, tfrecord, tmp_path):
         ({"image_key": "picture"}, "image_key = 'picture'.*image"),
         ({"label_key": "name"}, "label_key = 'name'.*label.*style"),
         ({"domain_key": "site"}, "domain_key = 'site'"),
+        ({"domain_names": ["a", "b"]}, "path: 1 directories need as many domain_names"),
+        ({"domain_names": ["a"], "domain_key": "style"}, "no domain_key.*'style'"),
     ):
         with pytest.raises(ValueError, match=words):
             load(**options)

@@ -212,7 +212,8 @@ def _open(path, image_key, label_key, domain_key, domain_names):
     paths = [path] if isinstance(path, str | os.PathLike) else list(path)
     if not paths:
         raise ValueError(f"path = {path!r}: must name a directory")
-    if len(paths) > 1 and (len(domain_names) != len(paths) or domain_key):
+    several = len(paths) > 1 or domain_names
+    if several and (len(domain_names) != len(paths) or domain_key):
         raise ValueError(
             f"path: {len(paths)} directories need as many domain_names (and no "
             f"domain_key), got {(*domain_names,)}, {domain_key!r}"

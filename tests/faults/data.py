@@ -73,6 +73,12 @@ FAULTS = [
                 "_reader",
             ),
             (
+                "tfds: names of domains that there are not are passed over",
+                "several = len(paths) > 1 or domain_names",
+                "several = len(paths) > 1",
+                "test_sources.py::test_tfds_errors",
+            ),
+            (
                 "tfds: a part of no examples is a traceback",
                 "if not shards:",
                 "if not infos:",
