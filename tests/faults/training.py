@@ -453,6 +453,7 @@ FAULTS = [
             'getattr(net, "casts_kernels", False)',
             'getattr(net, "casts_kernels", True)',
         ),
+        slow=True,
     ),
     *fault.of(
         "nets/chain.py",
@@ -520,6 +521,7 @@ FAULTS = [
             'job.method.cast is not None and sharding.platform() == "gpu"',
             'job.method.cast is not None and sharding.platform() == "cuda"',
         ),
+        slow=True,
     ),
     *fault.of(
         "run/job.py",
@@ -529,6 +531,7 @@ FAULTS = [
             "tuple(job.method.cast(state, x) for x in cast)",
             "cast",
         ),
+        slow=True,
     ),
     *fault.of(
         "run/seeds.py",
