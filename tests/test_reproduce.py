@@ -184,6 +184,7 @@ def test_a_probe_stands_beside_the_accuracy_that_is_published_with_it(tmp_path):
     assert "0.09 above; within two standard errors (1.70)" in said[at + 3]
     text = page.written({row.name: own})
     assert "- And a probe of the final encoder, `logistic/accuracy`: 45.00" in text
+    assert "; a probe of the final encoder **agrees**: 0.09 above; within" in text
     assert "28.15 +- 1.22, 5 runs; a probe of the final encoder: 44.91" in page.written(
         {}
     )

@@ -36,6 +36,7 @@ _ELSEWHERE = (
     "Most methods on Split CIFAR-10 were run by their configs, on fewer images:",
     "[Results](results.md#split-cifar-10-online).",
 )
+_WORDS = {True: "agrees", False: "differs", None: "not judged"}
 
 
 def add(
@@ -181,10 +182,13 @@ def written(found: Mapping[str, Mapping]) -> str:
     for row in rows:
         values = list(found[row.name]["values"].values())
         said = verdict.judge(values, row.published)
-        word = {True: "agrees", False: "differs", None: "not judged"}[said.agrees]
+        verdicts = [f"**{_WORDS[said.agrees]}**: {said.words}"]
+        for other, values_beside in _beside(row, found[row.name]):
+            also = verdict.judge(values_beside, other.published)
+            verdicts.append(f"{other.what} **{_WORDS[also.agrees]}**: {also.words}")
         lines.append(
             f"| [{row.what}](#{row.name}) | {_ours(said)} ({len(values)}) "
-            f"| {_theirs(row.published)} | **{word}**: {said.words} |"
+            f"| {_theirs(row.published)} | {'; '.join(verdicts)} |"
         )
     lines += [
         "",
@@ -206,6 +210,13 @@ def written(found: Mapping[str, Mapping]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _beside(row, own):
+    """The other numbers of a row that were measured, and their values."""
+    for other in row.beside:
+        if values := own.get("beside", {}).get(other.measure):
+            yield other, list(values.values())
+
+
 def _section(row, own):
     """What is known of a row that was run."""
     overrides = "".join(f" --config.{override}" for override in row.overrides)
@@ -223,14 +234,13 @@ def _section(row, own):
         f"- {own['date']}, commit `{own['commit'] or 'unknown'}`, {own['hardware']}, "
         f"JAX {own['jax']}; {own['minutes']:g} minutes in all.",
     ]
-    for other in row.beside:
-        if values := own.get("beside", {}).get(other.measure):
-            said = verdict.judge(list(values.values()), other.published)
-            each = ", ".join(f"{value:.2f}" for value in values.values())
-            lines.append(
-                f"- And {other.what}, `{other.measure}`: {_ours(said)} ({len(values)}) "
-                f"beside {_theirs(other.published)}: {said.words}. Seeds: {each}."
-            )
+    for other, values in _beside(row, own):
+        said = verdict.judge(values, other.published)
+        each = ", ".join(f"{value:.2f}" for value in values)
+        lines.append(
+            f"- And {other.what}, `{other.measure}`: {_ours(said)} ({len(values)}) "
+            f"beside {_theirs(other.published)}: {said.words}. Seeds: {each}."
+        )
     if row.differs:
         lines.append(f"- Differs: {row.differs}")
     if row.note:
