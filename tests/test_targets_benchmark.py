@@ -153,6 +153,8 @@ def test_commands_of_the_rows_are_right(bench):
         assert target.chips == 8
         seen.add(tuple(argv))
         assert values.config.batch_size % 8 == 0, row
+        candidates = values.config.method.get("candidates", values.config.batch_size)
+        assert candidates >= values.config.batch_size, row
         top = sections.top_of(values.config.to_dict())
         size = {x: getattr(values, x) for x in ("classes", "rows", "pixels")}
         made = compiled.blank(top.data, top.scenario, top.augment, **size)
