@@ -381,6 +381,26 @@ def test_a_dataset_of_hugging_face_in_memory_and_on_a_disk(asked, tmp_path):
             jaxcl.fit(images, encoder="conv_net")
 
 
+def test_a_photograph_of_a_dataset_is_not_turned(asked, tmp_path):
+    """As one of a folder; `datasets` turns it where EXIF says so."""
+    datasets = pytest.importorskip("datasets", reason="`datasets` is not installed")
+    rng, folder, paths = np.random.default_rng(0), tmp_path / "photos", []
+    (folder / "a").mkdir(parents=True)
+    for i in range(4):
+        photo = Image.fromarray(rng.integers(0, 256, (4, 8, 3), np.uint8))
+        exif = photo.getexif()
+        exif[0x0112] = 6  # a quarter to the right
+        paths.append(folder / "a" / f"{i}.png")
+        photo.save(paths[-1], exif=exif)
+    features = datasets.Features({"image": datasets.Image()})
+    whole = datasets.Dataset.from_dict({"image": list(map(str, paths))}, features)
+    assert whole[0]["image"].size == (4, 8)  # control: it does
+    images = asked(whole, labels=None)[2].stream.dataset.train.images
+    stored = [np.asarray(Image.open(path)) for path in paths]
+    assert images.shape == (4, 4, 8, 3)
+    np.testing.assert_array_equal(images, stored)
+
+
 def _larger(row):
     return {"img": row["img"].resize((9, 9))}
 

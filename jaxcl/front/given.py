@@ -3,11 +3,13 @@
 A Dataset of Hugging Face's `datasets` is arrays, too; the library is not imported.
 """
 
+import io
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from jaxcl import schema
 from jaxcl.config import own_images
@@ -123,16 +125,27 @@ def _of_dataset(name, dataset) -> tuple[list, list | None, list[str] | None]:
     image = "image" if "image" in pictures else pictures[0]
     label = "label" if "label" in types else next(iter(named), None)
     rows = dataset.with_format(None)
-    arrays = _arrays(name, list(rows[image]), dataset.features[image])
+    arrays = _arrays(name, rows, image)
     names = getattr(dataset.features[label], "names", None) if label else None
     return arrays, list(rows[label]) if label else None, names
 
 
-def _arrays(name, images, feature) -> list[np.ndarray]:
+def _arrays(name, rows, column) -> list[np.ndarray]:
     """Images of a column as arrays, all of them grey or all in colour."""
+    feature = rows.features[column]
     if type(feature).__name__ != "Image":
-        return [np.asarray(image, feature.dtype) for image in images]
-    return _decoded(name, images)
+        return [np.asarray(image, feature.dtype) for image in rows[column]]
+    # As they are stored: `datasets` would turn photographs, and files are not turned.
+    stored = rows.cast_column(column, type(feature)(decode=False))[column]
+    return _decoded(name, [_opened(image, feature.mode) for image in stored])
+
+
+def _opened(stored, mode) -> Image.Image:
+    """The PIL image of {"bytes", "path"}."""
+    data = stored["bytes"]
+    with Image.open(stored["path"] if data is None else io.BytesIO(data)) as image:
+        image.load()
+        return image if mode is None else image.convert(mode)
 
 
 def _decoded(name, images) -> list[np.ndarray]:

@@ -48,6 +48,15 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "front/given.py",
+        "test_fit.py::test_a_photograph_of_a_dataset_is_not_turned",
+        (
+            "fit: photographs of a Dataset are turned, those of a folder are not",
+            "return image if mode is None else image.convert(mode)",
+            "return __import__('PIL.ImageOps').ImageOps.exif_transpose(image)",
+        ),
+    ),
+    *fault.of(
         "data/sources.py",
         "test_in_memory.py",
         (
