@@ -106,8 +106,8 @@ class Method(NamedTuple):
     parts: Callable = lambda task: 1
     # (state, key, batch) -> f32[], the loss that it would lower were all data at hand
     objective: Callable | None = None
-    # (state, that of the step before or None) -> nets.cast.Cast, the kernels of a state
-    # as its steps multiply them, which a step takes as a third argument, None: none
+    # (state, what it gave before the last step or None) -> nets.cast.Cast, the kernels
+    # in the type of the arithmetic. Its steps may be given it as a third argument.
     cast: Callable | None = None
     # state -> i32[K], rows of the train split that the present task replayed, -1: none
     replayed: Callable | None = None
@@ -206,7 +206,7 @@ def descend(parts: Parts, state: TrainState, loss, shares=None, *, at=None):
     Args:
       loss: params -> (f32[], anything).
       shares: as in `apply_gradients`.
-      at: the parameters as passes read them, see `nets.cast.read`; None: as they are.
+      at: the parameters with cast kernels, see `nets.cast.read`; None: `state.params`.
 
     Returns:
       the state with new parameters, what the loss gave beside its value, and the
@@ -221,7 +221,7 @@ def descend(parts: Parts, state: TrainState, loss, shares=None, *, at=None):
 
 
 def widened(grads: PyTree, params: PyTree) -> PyTree:
-    """Gradients with respect to cast kernels, in the types of the parameters."""
+    """Cast gradients with respect to cast kernels to the types of the parameters."""
     return jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
 
 

@@ -1,6 +1,5 @@
 """Kernels that a GPU casts where they are moved, and not in every pass."""
 
-import contextlib
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -16,14 +15,6 @@ from jaxcl.run import job, seeds
 
 NARROW = {"precision": "bfloat16", "save_every": 0}
 PNR = {"method.base": "mocov2plus", "method.strategy": "pnr"}
-
-
-def first_call(work):
-    """The arguments of the first call of a run, the state apart."""
-    task = work.stream.tasks[0]
-    with contextlib.closing(job.feed(work, task.train, 0, 0)) as feed:
-        _, batches, number = next(feed)
-    return job.resident(work), batches, number
 
 
 def carried(program):
@@ -78,7 +69,7 @@ def test_a_gpu_carries_cast_kernels_through_a_call(platform, tmp_path):
     with sharding.for_elsewhere(platform=platform):
         work = toy.job(tmp_path, **changes)
         state = job.initial_state(work)
-        step, call = job.compile_step(work), first_call(work)
+        step, call = job.compile_step(work), toy.first_call(work)
         program = jax.make_jaxpr(step)(state, *call)
     types = next(carried(program.jaxpr))
     narrow = [x for x in types if x.dtype == jnp.bfloat16]
@@ -115,7 +106,7 @@ def test_a_call_by_cast_kernels_is_the_call(tmp_path):
         for method in (casting, casting._replace(cast=None)):
             state = job.initial_state(work)
             step = job.compile_step(work._replace(method=method))
-            ends.append(step(state, *first_call(work))[0])
+            ends.append(step(state, *toy.first_call(work))[0])
     assert int(ends[0].step) == 8
     for ours, theirs in zip(*(jax.tree.leaves(x.params) for x in ends), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
@@ -130,7 +121,7 @@ def test_seeds_side_by_side_carry_kernels_of_their_own(tmp_path):
         ends = []
         for work in works:
             state = job.initial_state(work)
-            ends.append(job.compile_step(work)(state, *first_call(work))[0].params)
+            ends.append(job.compile_step(work)(state, *toy.first_call(work))[0].params)
     for i, own in enumerate(ends[:2]):
         together = jax.tree.map(lambda x, i=i: x[i], ends[2])
         for ours, theirs in zip(*map(jax.tree.leaves, (own, together)), strict=True):

@@ -34,14 +34,6 @@ def layouts(state):
     return found
 
 
-def first_call(work):
-    """The arguments of the first call of a run, the state apart."""
-    task = work.stream.tasks[0]
-    with contextlib.closing(job.feed(work, task.train, 0, 0)) as feed:
-        _, batches, number = next(feed)
-    return job.resident(work), batches, number
-
-
 @pytest.mark.parametrize(
     "platform, changes",
     [
@@ -85,8 +77,8 @@ def test_kernels_lie_as_a_gpu_takes_them_and_files_have_them_as_usual(tmp_path):
         state = job.initial_state(work)
         begun = job.begin(work, state, work.stream.tasks[0])
         step = job.compile_step(work)
-        after, _ = step(begun, *first_call(work))
-        again, _ = step(after, *first_call(work))
+        after, _ = step(begun, *toy.first_call(work))
+        again, _ = step(after, *toy.first_call(work))
         assert step._cache_size() == 1
         given = sharding.usual(again)
         settled = sharding.settle(given, work.mesh)

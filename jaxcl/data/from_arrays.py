@@ -245,7 +245,7 @@ def examples(
     if images.ndim == 3 and images.shape[2] in (1, 3, 4) and min(images.shape[:2]) > 4:
         raise ValueError(
             f"{where}: images are uint8{list(images.shape)}: one image, or grey ones "
-            f"{images.shape[-1]} pixels wide? Expected uint8[N, H, W, C]"
+            f"{images.shape[2]} pixels wide? Expected uint8[N, H, W, C]"
         )
     if images.ndim == 3:
         images = images[..., None]

@@ -272,8 +272,8 @@ def _written(section) -> tuple[Scheme, dict]:
     plain = section["positions"] == "learned" and not section["registers"]
     table = {} if rotary else {"positions": "learned"}
     alone = {"class_position": plain and section["class_position"]}
-    two = not rotary and section["qkv_bias"] == "query_value"
-    biases = {"qkv_bias": "all"} if two else {}
+    partly = not rotary and section["qkv_bias"] == "query_value"
+    biases = {"qkv_bias": "all"} if partly else {}
     scheme = SCHEMES["timm_dinov3" if rotary else "timm"]
     return scheme, {**section, **table, **alone, **biases}
 

@@ -1,8 +1,8 @@
-"""Kernels in the type in which steps multiply them, made once for several passes.
+"""Weights in the type in which steps multiply them, carried from step to step.
 
-Networks that compute in bfloat16 keep float32 kernels and cast them in every pass: two
-kernels of a GPU for each layer and step. Here they are cast where they are moved, by
-the program that moves them, and carried from step to step beside the state.
+A network that computes in bfloat16 keeps float32 kernels and casts them in every pass.
+On a GPU each cast is launched by itself. Cast after the step that moved them, they are
+written by the launch that moves them, and the next step finds them ready.
 """
 
 from collections.abc import Mapping
@@ -29,29 +29,28 @@ def kernels(
     moved: tuple[str, ...] = (),
     still: tuple[str, ...] = (),
 ) -> Cast:
-    """What `core.Method.cast` gives.
+    """Cast the kernels of a state, for `core.Method.cast`.
 
     Args:
-      state: has an entry for each net in `params` and in the fields named below.
-      before: of the step before; its kernels of networks that stay are taken over.
+      state: `params` and the fields of `extra` below have entries of some of the nets.
+      before: what was cast before the last step; what stays is taken over from it.
       nets: all networks that the passes of a step go through.
       moved: fields of `extra` with networks that a step moves.
-      still: fields of `extra` with networks that only the begin of a task moves.
+      still: fields of `extra` with networks that stay through a task.
     """
 
     def cast(networks):
         there = {name: net for name, net in nets.nets.items() if name in networks}
         return chain.Chain(there).cast(networks)
 
-    extra = {name: cast(getattr(state.extra, name)) for name in moved}
-    for name in still:
-        fresh = before is None
-        extra[name] = cast(getattr(state.extra, name)) if fresh else before.extra[name]
-    return Cast(cast(state.params), extra)
+    again = moved + still if before is None else moved
+    taken = {} if before is None else {name: before.extra[name] for name in still}
+    extra = {name: cast(getattr(state.extra, name)) for name in again}
+    return Cast(cast(state.params), extra | taken)
 
 
 def read(state: core.TrainState, cast: Cast | None) -> core.TrainState:
-    """The state with these kernels, for passes; it is never kept. None: as it is."""
+    """Put cast kernels into a state, for passes to read; None leaves it as it is."""
     if cast is None:
         return state
     extra = {

@@ -73,11 +73,12 @@ class Chain:
         return outputs, after
 
     def cast(self, params: Mapping) -> dict:
-        """Kernels in the type in which nets multiply them.
+        """Cast kernels to the type in which their net multiplies them.
 
-        In their place in the parameters they give the same outputs. All other leaves
-        are None, and so are kernels that have the type already, or whose net does not
-        say that it casts all kernels to its `dtype` (`casts_kernels`).
+        Returns: name -> tree like the parameters of the net. Put in their place, these
+          kernels give the same outputs. A leaf is None if it is no kernel, has the type
+          already, or is of a net that does not say that it casts all its kernels
+          (`casts_kernels`).
         """
 
         def of_net(net, own):
@@ -85,8 +86,8 @@ class Chain:
 
             def cast(path, leaf):
                 kernel = jax.tree_util.keystr(path[-1:], simple=True) == "kernel"
-                other = casts and kernel and leaf.dtype != net.dtype
-                return leaf.astype(net.dtype) if other else None
+                wanted = casts and kernel and leaf.dtype != net.dtype
+                return leaf.astype(net.dtype) if wanted else None
 
             return jax.tree_util.tree_map_with_path(cast, own)
 

@@ -32,9 +32,9 @@ def conv(
     The result is the same up to rounding. On a CPU two things differ:
     - Images of fewer than 4 channels are padded with zero channels: with three, XLA's
       convolution takes nine times as long.
-    - For large maps the weight gradient is a sum over pieces of a few rows: what does
-      not fit the cache takes two to six times as long. It then has no forward-mode
-      derivative.
+    - For large maps the weight gradient is a sum over pieces of a few rows: where these
+      do not fit the cache it takes two to six times as long. It then has no
+      forward-mode derivative.
 
     Args:
       x: [B, H, W, I].
@@ -53,6 +53,7 @@ def conv(
         kernel = jnp.pad(kernel, ((0, 0),) * 2 + ((0, missing), (0, 0)))
     out = jax.eval_shape(apply, x, kernel)
     count, places = len(x), out.size // out.shape[-1] // len(x)
+    # Kernels that are large beside their maps are fast in one piece, too.
     if out.size <= _SMALL or count * places < kernel[..., 0].size:
         return apply(x, kernel)
     rows = max(

@@ -386,7 +386,7 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
         if job.steps_per_call == 1:  # on CPU a loop slows convolutions' gradients
             state, metrics = one_step(state, resident, batch_of(batches, 0))
             return state, jax.tree.map(lambda m: m[None], metrics)
-        # A GPU would cast kernels again in each step; a TPU does it as it reads them.
+        # On a GPU each cast that a step makes is launched by itself, see nets/cast.py.
         casts = job.method.cast is not None and sharding.platform() == "gpu"
         cast = (job.method.cast(state, None),) if casts else ()
         first = batch_of(batches, 0)

@@ -14,7 +14,7 @@ FAULTS = [
         _PAGE,
         (
             "export: keys without a bias have no room for one in timm's tensor",
-            'biases = {"qkv_bias": "all"} if two else {}',
+            'biases = {"qkv_bias": "all"} if partly else {}',
             "biases = {}",
         ),
         (

@@ -445,8 +445,8 @@ FAULTS = [
         "test_cast.py::test_cast_kernels_give_the_same_outputs",
         (
             "chain: biases are cast, too",
-            "other = casts and kernel and leaf.dtype",
-            "other = casts and leaf.dtype",
+            "wanted = casts and kernel and leaf.dtype",
+            "wanted = casts and leaf.dtype",
         ),
         (
             "chain: kernels of nets that do not say so are cast",
@@ -469,14 +469,13 @@ FAULTS = [
         "test_cast.py::test_kernels_of_networks_that_stay_are_taken_over",
         (
             "cast: those of the teacher are made in each step",
-            "fresh = before is None",
-            "fresh = True",
+            "{name: before.extra[name] for name in still}",
+            "{name: cast(getattr(state.extra, name)) for name in still}",
         ),
         (
             "cast: those of a network that moved are the old ones",
-            "{name: cast(getattr(state.extra, name)) for name in moved}",
-            "{name: cast(getattr(state.extra, name)) if before is None else "
-            "before.extra[name] for name in moved}",
+            "return Cast(cast(state.params), extra | taken)",
+            "return Cast(cast(state.params), extra | (before.extra if before else {}))",
         ),
     ),
     *fault.of(

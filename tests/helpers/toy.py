@@ -107,3 +107,11 @@ def leaves(state):
         return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, KEY) else x
 
     return [plain(x) for x in jax.tree.leaves(state)]
+
+
+def first_call(work):
+    """The arguments of the first call of a run, the state apart."""
+    task = work.stream.tasks[0]
+    with contextlib.closing(job_lib.feed(work, task.train, 0, 0)) as feed:
+        _, batches, number = next(feed)
+    return job_lib.resident(work), batches, number

@@ -125,9 +125,6 @@ def add(
         )
         return _with(state.replace(extra=extra), own), {**metrics, **head_metrics}
 
-    def kernels_of(state, before):
-        return method.cast(_own(state), before)
-
     def begin_task(state, task):
         state = _with(state, method.begin_task(_own(state), task))
         velocity = jax.tree.map(jnp.zeros_like, state.extra.velocity)
@@ -149,7 +146,7 @@ def add(
         eval_state=lambda state: _with(state, method.eval_state(_own(state))),
         supervised=method.supervised,
         labelled=True,
-        cast=kernels_of,
+        cast=lambda state, before: method.cast(_own(state), before),
         project=method.project and project,
     )
 

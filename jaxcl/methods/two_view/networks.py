@@ -109,10 +109,8 @@ def build(parts: core.Parts, base: bases.Base, options: dict) -> dict:
 
 
 def cast(setup: Setup) -> Callable:
-    """`core.Method.cast` of all networks."""
-    nets = setup.copied.nets | setup.predictor.nets
-    if setup.strategy.distiller:
-        nets = nets | setup.distiller.nets
+    """`core.Method.cast` of all networks that there are."""
+    nets = setup.copied.nets | setup.predictor.nets | setup.distiller.nets
     return functools.partial(
         cast_lib.kernels,
         nets=chain.Chain(nets),
