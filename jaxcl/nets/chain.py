@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, sharding
-from jaxcl.nets import norm
+from jaxcl.nets import lockstep, norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +71,32 @@ class Chain:
             )
             after[name] = updated.get("batch_stats", stats[name])
         return outputs, after
+
+    def beside(
+        self, *networks: tuple[Mapping, Mapping, Any], groups: int = 1
+    ) -> list[tuple[jax.Array, dict]]:
+        """Passes in training mode of several networks of this form, as `__call__`.
+
+        On a GPU they pass together and share the sums of batch norm; values are those
+        of a pass each up to rounding.
+
+        Args:
+          networks: params, stats and inputs of each, all of the same shapes.
+          groups: as in `__call__`.
+
+        Returns: outputs and stats of each.
+        """
+
+        def one(params, stats, inputs):
+            return self(params, stats, inputs, train=True, groups=groups)
+
+        own = [
+            ({n: params[n] for n in self.nets}, {n: stats[n] for n in self.nets}, rows)
+            for params, stats, rows in networks
+        ]
+        if sharding.platform() != "gpu" or len(own) == 1:
+            return [one(*arguments) for arguments in own]
+        return lockstep.passes(one, own)
 
     def cast(self, params: Mapping) -> dict:
         """Cast kernels to the type in which their net multiplies them.

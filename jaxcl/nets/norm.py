@@ -64,8 +64,7 @@ class BatchNorm(nn.Module):
         if train:
             # Moments do not depend on where they are taken from, nor do their slopes.
             near = lax.stop_gradient(mean.value)
-            moments = _moments_at_once if _on_gpu() else _moments
-            away, spread = moments(views - near)
+            away, spread = moments_apart(views - near)
             if not self.is_initializing():
                 self._update(mean, var, away, spread, x.size // channels)
             if _on_gpu():  # see below
@@ -144,10 +143,40 @@ def _summed(views):
     return (0, *range(2, views.ndim - 1))
 
 
-def _at_once(reduce, first, second):
-    """`reduce` both over the rows of each view, f32[2, 1, V, 1, .., C]."""
-    axes = [axis + 1 for axis in _summed(first)]
-    return reduce(jnp.stack([first, second]), axes, keepdims=True)
+def _at_once(reduce, *arrays):
+    """`reduce` each over the rows of each view, f32[len(arrays), 1, V, 1, .., C]."""
+    axes = [axis + 1 for axis in _summed(arrays[0])]
+    return reduce(jnp.stack(arrays), axes, keepdims=True)
+
+
+def moments_apart(distance: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and biased variance of each view, f32[1, V, 1, .., C].
+
+    On a GPU it is an equation of its own in the trace, known by the name of this
+    function: `lockstep` puts `moments_together` in its place.
+
+    Args:
+      distance: f32[B / V, V, .., C], of the rows of each view to the running mean, as
+        the mean is, too.
+    """
+    if not _on_gpu():
+        return _moments(distance)
+
+    # A new function, for the trace depends on more than the shapes: `sharding`.
+    def moments(distance):
+        return moments_together(distance)[0]
+
+    moments.__name__ = moments_apart.__name__
+    return jax.jit(moments)(distance)
+
+
+def moments_together(*distances: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
+    """`moments_apart` of several batches of one shape, on a GPU, by one sum.
+
+    Each has a gradient of its own, so that none is taken where none is asked for.
+    """
+    known = _kept_moments(*map(lax.stop_gradient, distances))
+    return tuple(map(_moments_of, distances, known))
 
 
 def _moments(distance):
@@ -157,9 +186,6 @@ def _moments(distance):
     distances to the running mean: so the variance loses only as many digits as
     ((mean - running mean) / deviation)^2 has, few unless a batch differs from all
     before.
-
-    Args:
-      distance: of the rows of each view to the running mean, as the mean is, too.
     """
     axes = _summed(distance)
     mean = jnp.mean(distance, axes, keepdims=True)
@@ -167,13 +193,17 @@ def _moments(distance):
     return mean, jnp.maximum(square - jnp.square(mean), 0.0)
 
 
-def _kept_moments(distance):
-    """`_moments` for a GPU: of one sum, and kept, see above."""
-    sums = _at_once(jnp.sum, distance, jnp.square(distance))
+def _kept_moments(*distances):
+    """`_moments` of each for a GPU: of one sum, and kept, see above."""
+    parts = [part for rows in distances for part in (rows, jnp.square(rows))]
+    sums = _at_once(jnp.sum, *parts)
     if sharding.several():
         sums = lax.optimization_barrier(sums)
-    mean, square = sums / _values(distance)
-    moments = mean, jnp.maximum(square - jnp.square(mean), 0.0)
+    means = sums / _values(distances[0])
+    moments = tuple(
+        (mean, jnp.maximum(square - jnp.square(mean), 0.0))
+        for mean, square in zip(means[::2], means[1::2], strict=True)
+    )
     return moments if sharding.several() else lax.optimization_barrier(moments)
 
 
@@ -182,18 +212,15 @@ def _values(views):
     return views.size // (views.shape[1] * views.shape[-1])
 
 
-def _keep(distance):
-    mean, var = _kept_moments(distance)
-    return (mean, var), (distance, mean)
-
-
 def _moments_slopes(saved, slopes):
     (distance, mean), (of_mean, of_var) = saved, slopes
-    return ((of_mean + 2.0 * (distance - mean) * of_var) / _values(distance),)
+    return (of_mean + 2.0 * (distance - mean) * of_var) / _values(distance), None
 
 
-_moments_at_once = jax.custom_vjp(_kept_moments)
-_moments_at_once.defvjp(_keep, _moments_slopes)
+_moments_of = jax.custom_vjp(lambda distance, known: known)
+_moments_of.defvjp(
+    lambda distance, known: (known, (distance, known[0])), _moments_slopes
+)
 
 
 def _affine(views, factor, offset):

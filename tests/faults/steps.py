@@ -581,8 +581,8 @@ FAULTS = [
             "test_duel.py::test_a_step_is_the_equation[moco]",
             (
                 "step: duel's keys are of the queries' view",
-                "*slow, views[:, 1], train=True",
-                "*slow, views[:, 0], train=True",
+                "(*slow, views[:, 1])",
+                "(*slow, views[:, 0])",
             ),
             (
                 "step: duel's kernel cannot be turned off",

@@ -403,8 +403,8 @@ FAULTS = [
         ),
         (
             "norm: a GPU sums what it squared",
-            "_at_once(jnp.sum, distance, jnp.square(distance))",
-            "_at_once(jnp.sum, distance, distance)",
+            "for part in (rows, jnp.square(rows))",
+            "for part in (rows, rows)",
             "test_nets.py::test_batch_norm_of_gpus_is_that_of_others_in_one_sum",
         ),
         (
@@ -435,8 +435,8 @@ FAULTS = [
         ),
         (
             "norm: on a GPU the slope of the mean is not seen",
-            "((of_mean + 2.0 * ",
-            "((0.0 * of_mean + 2.0 * ",
+            "(of_mean + 2.0 * ",
+            "(0.0 * of_mean + 2.0 * ",
         ),
         slow=True,
     ),
@@ -488,13 +488,48 @@ FAULTS = [
         ),
         (
             "two_view: the slow network is read as it is saved",
-            "_slow_pass(setup, read.extra, images)",
-            "_slow_pass(setup, state.extra, images)",
+            "slow=(read.extra.momentum, ",
+            "slow=(extra.momentum, ",
         ),
         (
             "two_view: what moves is the network in bfloat16",
             "state = core.apply_gradients(state, grads, setup.parts.tx, lr)",
             "state = core.apply_gradients(read, grads, setup.parts.tx, lr)",
+        ),
+    ),
+    *fault.of(
+        "nets/lockstep.py",
+        "test_lockstep.py::test_values_and_gradients_are_those_of_separate_passes[3]",
+        (
+            "lockstep: all networks are given what the first was",
+            "given = [[values[x] for x in part.invars] for values in known]",
+            "given = [[known[0][x] for x in part.invars] for _ in known]",
+        ),
+        (
+            "lockstep: what a later part reads is lost",
+            "read_later |= set(read)",
+            "read_later = set(read)",
+        ),
+        (
+            "lockstep: each network sums by itself",
+            'return equation.params.get("name") == norm.moments_apart.__name__',
+            "return False",
+            "test_lockstep.py::test_a_gpu_sums_once_for_all_networks[gpu]",
+        ),
+        (
+            "lockstep: networks of other forms are not refused",
+            "if any(form != forms[0] for form in forms):",
+            "if False:",
+            "test_lockstep.py::test_networks_of_other_forms_are_refused",
+        ),
+    ),
+    *fault.of(
+        "nets/norm.py",
+        "test_lockstep.py::test_values_and_gradients_are_those_of_separate_passes[2]",
+        (
+            "norm: of networks that pass together the first's moments are all's",
+            "return tuple(map(_moments_of, distances, known))",
+            "return tuple(_moments_of(rows, known[0]) for rows in distances)",
         ),
     ),
     *fault.of(

@@ -120,6 +120,21 @@ FAULTS = [
     ),
     *fault.of(
         "methods/two_view/networks.py",
+        _step("mocov2plus-pnr"),
+        (
+            "two_view: both networks normalise both views at once",
+            "own, (*slow, images), groups=2",
+            "own, (*slow, images), groups=1",
+        ),
+        (
+            "two_view: keys are of the network that learns",
+            "two(keys), slow_after",
+            "two(rows), slow_after",
+        ),
+        slow=True,
+    ),
+    *fault.of(
+        "methods/two_view/networks.py",
         _step("dino-less_forget-local"),
         (
             "two_view: local crops keep no statistics",
@@ -179,11 +194,6 @@ FAULTS = [
             "two_view: the slow network keeps no statistics",
             "extra._replace(momentum_stats=slow_stats)",
             "extra._replace(momentum_stats=extra.momentum_stats)",
-        ),
-        (
-            "two_view: the slow network normalises both views at once",
-            "images,\n        train=True,\n        groups=2,",
-            "images,\n        train=True,\n        groups=1,",
         ),
         (
             "two_view: keys go to the bank of the other view",

@@ -206,10 +206,8 @@ def _step(setup, state, batch, kernels=None):
     core.check_views(views, 2, "duel")
     memory = _memory(state) if setup.remembers else None
     draw = functools.partial(_draw, setup, k_drawn, batch["image"].ndim == 5)
-    loss, memory, slow_stats = (_moco if setup.moco else _simclr)(
-        setup, read, views, memory, draw
-    )
-    state, (stats, target), metrics = core.descend(
+    loss, memory = (_moco if setup.moco else _simclr)(setup, read, views, memory, draw)
+    state, (stats, slow_stats, target), metrics = core.descend(
         setup.parts, state, loss, at=read.params
     )
     extra = state.extra._replace(momentum_stats=slow_stats)
@@ -225,24 +223,29 @@ def _step(setup, state, batch, kernels=None):
 
 
 def _moco(setup, state, views, memory, draw):
-    """The loss of a step, the memory it reads, statistics of the slow network.
+    """The loss of a step and the memory it reads.
 
     Args:
       draw: (network, memory) -> as of `_draw`.
+
+    Returns:
+      params -> loss, (its statistics, the slow network's, what the memory
+      keeps of each row); the memory.
     """
     slow = state.extra.momentum, state.extra.momentum_stats
-    keys, slow_stats = setup.net(*slow, views[:, 1], train=True)
-    keys = core.l2_normalize(keys)
     if setup.refresh:
         *_, memory = draw(slow, memory)
 
     def loss(params):
-        queries, stats = setup.net(params, state.stats, views[:, 0], train=True)
+        (queries, stats), (keys, slow_stats) = setup.net.beside(
+            (params, state.stats, views[:, 0]), (*slow, views[:, 1])
+        )
+        keys = core.l2_normalize(jax.lax.stop_gradient(keys))
         stored = memory.items["feature"], memory.filled
         value = _contrast(setup, queries, keys, jnp.arange(len(keys)), *stored)
-        return value, (stats, keys)
+        return value, (stats, slow_stats, keys)
 
-    return loss, memory, slow_stats
+    return loss, memory
 
 
 def _simclr(setup, state, views, memory, draw):
@@ -258,9 +261,9 @@ def _simclr(setup, state, views, memory, draw):
         partners, examples = pairs[:, ::-1].reshape(z.shape), jnp.arange(len(z))
         target = core.l2_normalize(jax.lax.stop_gradient(pairs[:, 0]))
         value = _contrast(setup, z, partners, examples // 2, rows, exists)
-        return value, (stats, target)
+        return value, (stats, {}, target)
 
-    return loss, memory, {}
+    return loss, memory
 
 
 def _contrast(setup, anchors, positives, examples, rows, exists):

@@ -162,8 +162,9 @@ def forward(
     stored: jax.Array | None,
     key: jax.Array | None,
     local: jax.Array | None = None,
+    slow: tuple[core.PyTree, core.PyTree] | None = None,
 ):
-    """The outputs of the network that learns, and its statistics after the pass.
+    """The passes of the network that learns and of the slow one.
 
     Args:
       setup: what `make` fixes.
@@ -174,8 +175,22 @@ def forward(
       stored: bool[R], the replayed rows that exist.
       key: of an encoder that drops branches; None: it drops none.
       local: f32[B,L,h,w,C], local crops, or None.
+      slow: parameters and running statistics of the slow network, or None.
+
+    Returns:
+      Outputs of the network that learns; its statistics after the pass, projections
+      f32[B,2,D] of the slow network and its statistics (None, {} without one).
     """
-    rows, after = setup.copied(params, stats, images, train=True, groups=2, key=key)
+    own = params, stats, images
+    keys, slow_after = None, {}
+    if slow is None or key is not None:
+        rows, after = setup.copied(*own, train=True, groups=2, key=key)
+        if slow is not None:
+            keys, slow_after = setup.copied(*slow, images, train=True, groups=2)
+    else:
+        (rows, after), (keys, slow_after) = setup.copied.beside(
+            own, (*slow, images), groups=2
+        )
     o = p = r = None
     if setup.predictor.nets:
         o, new = setup.predictor(params, stats, rows, train=True, groups=2)
@@ -202,7 +217,8 @@ def forward(
             for name, new in moved.items()
         }
     prototypes = (params.get(n) for n in ("prototypes", "distil_prototypes"))
-    return Outputs(two(rows), o, p, r, near, *prototypes), after
+    outputs = Outputs(two(rows), o, p, r, near, *prototypes)
+    return outputs, (after, None if keys is None else two(keys), slow_after)
 
 
 def frozen_features(

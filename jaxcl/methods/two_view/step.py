@@ -396,10 +396,6 @@ def _step(setup, state, batch, kernels=None):
             replayed = others[:, 0]
             features = features._replace(stored=items["projection"], stored_mask=mask)
     images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
-    if base.momentum:
-        keys, slow_stats = _slow_pass(setup, read.extra, images)
-        extra = extra._replace(momentum_stats=slow_stats)
-        features = features._replace(k=keys)
     if strategy.teacher:
         features = features._replace(f=networks.frozen_features(setup, read, images))
     features = features._replace(
@@ -430,9 +426,13 @@ def _step(setup, state, batch, kernels=None):
             features.stored_mask,
             key,
             local,
+            slow=(read.extra.momentum, extra.momentum_stats) if base.momentum else None,
         )
 
-    outputs, backward, stats = jax.vjp(forward, read.params, has_aux=True)
+    outputs, backward, after = jax.vjp(forward, read.params, has_aux=True)
+    stats, keys, slow_stats = after
+    extra = extra._replace(momentum_stats=slow_stats)
+    features = features._replace(k=keys)
     first, progress = networks.unguided(setup, state), core.progress(state)
     loss, slopes = _losses(setup, outputs, features, first)
     grads = core.widened(*backward(_held(setup, state, slopes)), state.params)
@@ -473,18 +473,6 @@ def _held(setup, state, slopes):
         return slopes
     held = (state.task == 0) & (core.progress(state) < setup.targets.held)
     return slopes._replace(prototypes=jnp.where(held, 0.0, slopes.prototypes))
-
-
-def _slow_pass(setup, extra, images):
-    """The slow network's projections f32[B,2,D], and its statistics after them."""
-    rows, slow_stats = setup.copied(
-        extra.momentum,
-        extra.momentum_stats,
-        images,
-        train=True,
-        groups=2,
-    )
-    return networks.two(rows), slow_stats
 
 
 def _consolidated(setup, extra, state, grads, lr):
