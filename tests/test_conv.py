@@ -49,6 +49,41 @@ def test_value_and_gradients_are_those_of_lax(case):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-3)
 
 
+@pytest.mark.parametrize("mapped", [(0, 0), (None, 0), (0, None)])
+@pytest.mark.parametrize("case", [CASES[0], SMALL])
+def test_networks_apart_have_a_convolution_each(case, mapped):
+    """Of three networks, of one with three batches, and of three with one batch."""
+    arguments, theirs, ours = functions(case)
+    factors = jnp.arange(1.0, 4.0).reshape(3, 1, 1, 1, 1)
+    arguments = [
+        x if axis is None else x * factors
+        for x, axis in zip(arguments, mapped, strict=True)
+    ]
+    given = np.random.default_rng(3).normal(
+        size=jax.vmap(theirs, mapped)(*arguments).shape
+    )
+
+    def slopes(function):
+        def of_one(x, kernel, given):
+            made, backward = jax.vjp(function, x, kernel)
+            return made, backward(given)
+
+        return jax.vmap(of_one, (*mapped, 0))
+
+    given = given.astype("f4")
+    want = slopes(theirs)(*arguments, given)
+    with conv.networks_apart():
+        text = str(jax.make_jaxpr(slopes(ours))(*arguments, given))
+        found = jax.jit(slopes(ours))(*arguments, given)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-2), found, want
+    )
+    groups = "_group_count=3"
+    # Gradients of one kernel for each of three batches are a grouped convolution.
+    assert (groups in text) == (mapped[1] is None)
+    assert groups in str(jax.make_jaxpr(slopes(theirs))(*arguments, given))
+
+
 def test_bfloat16_gradients_are_added_in_float32():
     case = (64, 34, 4, 4, 3, 1, "SAME")
     arguments, theirs, ours = functions(case, "bfloat16")

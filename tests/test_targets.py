@@ -219,14 +219,19 @@ def test_a_memory_in_shards_takes_less_of_each_chip(chip):
     assert held[0] - held[1] > 0.9 * images / 8
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="vmap over seeds makes one convolution with a group for each, which is few "
-    "kernels; a TPU takes more than 8 of them in turn",
-)
-def test_seeds_side_by_side_make_no_grouped_convolution(chip):
-    found = on_target.measured(CHIPS[chip], FAMILIES["online"], seeds=2)
-    assert found["products"]["convolution"] and found["grouped"] == 0
+@pytest.mark.parametrize("apart", [False, True], ids=["grouped", "apart"])
+def test_seeds_apart_make_no_grouped_convolution(chip, apart):
+    """`vmap` over seeds makes one with a group for each, unless it is told not to."""
+    found = on_target.measured(CHIPS[chip], FAMILIES["online"], seeds=2, apart=apart)
+    assert found["products"]["convolution"] and (found["grouped"] == 0) == apart
+
+
+def test_the_slow_network_sends_no_messages_of_its_own():
+    """A message for each batch norm forward and one back; loss, gradients, queues."""
+    needs("gpu")
+    found = step("gpu", "two-view")
+    sent = [x["times"] for x in found["collectives"] if x["kind"] == "all-reduce"]
+    assert sum(sent) <= 3 + 3 + 3
 
 
 def test_a_streamed_loss_takes_no_memory_of_rows_times_columns(chip):

@@ -165,9 +165,9 @@ def _seeds(raw, workdir):
     split = (top.replay or {}).get("sharded") or top.method.get("sharded")
     if split and side_by_side:
         raise ValueError(
-            "config.side_by_side=True: runs whose memory is split over the devices "
-            "(config.replay.sharded or config.method.sharded) go one after another; "
-            "must be None or False"
+            f"config.side_by_side={side_by_side}: runs whose memory is split over the "
+            "devices (config.replay.sharded or config.method.sharded) go one after "
+            "another; must be None or False"
         )
     # Tasks that each seed cuts in its own way; batches with rows that the memory of
     # each seed names, or several batches; tasks that end when a seed's loss says so.
@@ -177,10 +177,10 @@ def _seeds(raw, workdir):
     mixes = mixes or sections.follows_seed(top.scenario)
     if mixes and side_by_side:
         raise ValueError(
-            f"config.side_by_side=True: runs of {top.method['name']} have batches "
-            "that cannot be joined, count epochs (config.patience, eval_epochs), or "
-            "cut the tasks by the seed (config.scenario without a seed), and go one "
-            "after another; must be None or False"
+            f"config.side_by_side={side_by_side}: runs of {top.method['name']} have "
+            "batches that cannot be joined, count epochs (config.patience, "
+            "eval_epochs), or cut the tasks by the seed (config.scenario without a "
+            "seed), and go one after another; must be None or False"
         )
     if side_by_side is None:
         side_by_side = not (split or mixes or sharding.on_cpu())

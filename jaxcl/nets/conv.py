@@ -1,5 +1,7 @@
 """Convolutions in a form that is fast on XLA's CPU backend."""
 
+import contextlib
+import contextvars
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +20,21 @@ _PLACES = 1024  # at least, as each piece writes the gradient of the whole kerne
 _PIECES = 32  # about the most, since each is compiled on its own
 _SMALL = 2**16  # outputs of no more numbers are fast in one piece
 _TILE = 8  # places of a side; of 4 and of 16 depthwise convolutions are slower
+_APART = contextvars.ContextVar("apart", default=False)
+
+
+@contextlib.contextmanager
+def networks_apart():
+    """Context in which `vmap` over kernels makes a convolution for each network.
+
+    Else it makes one with groups, which a CPU computes slowly. It is read while a
+    program is traced. What is traced in it has no forward-mode derivative.
+    """
+    before = _APART.set(True)
+    try:
+        yield
+    finally:
+        _APART.reset(before)
 
 
 def conv(
@@ -36,6 +53,8 @@ def conv(
       do not fit the cache it takes two to six times as long. It then has no
       forward-mode derivative.
 
+    Under `vmap` over kernels see `networks_apart`.
+
     Args:
       x: [B, H, W, I].
       kernel: [h, w, I, O].
@@ -46,7 +65,7 @@ def conv(
         lax.conv_general_dilated, window_strides=strides, padding=padding, **options
     )
     if not sharding.on_cpu():
-        return apply(x, kernel)
+        return _in_one(apply)(x, kernel)
     missing = max(_CHANNELS - x.shape[-1], 0)
     if missing:
         x = jnp.pad(x, ((0, 0),) * 3 + ((0, missing),))
@@ -55,20 +74,30 @@ def conv(
     count, places = len(x), out.size // out.shape[-1] // len(x)
     # Kernels that are large beside their maps are fast in one piece, too.
     if out.size <= _SMALL or count * places < kernel[..., 0].size:
-        return apply(x, kernel)
+        return _in_one(apply)(x, kernel)
     rows = max(
         _NUMBERS * count // max(x.size, out.size),
         _PLACES // places,
         -(-count // _PIECES),
     )
-    return _in_pieces(apply, x, kernel, pieces(count, rows))
+    return _in_pieces(apply, pieces(count, rows))(x, kernel)
 
 
-def _in_pieces(apply, x, kernel, slices):
-    """`apply(x, kernel)`, whose weight gradient is a sum over slices of the rows."""
+def _in_one(apply):
+    """`apply`, which takes (x, kernel), with gradients as JAX has them."""
 
-    def backward(inputs, gradient):
-        x, kernel = inputs
+    def backward(x, kernel, gradient):
+        to_x = jax.linear_transpose(lambda x: apply(x, kernel), x)
+        to_kernel = jax.linear_transpose(lambda kernel: apply(x, kernel), kernel)
+        return *to_x(gradient), *to_kernel(gradient)
+
+    return _with_gradients(apply, backward) if _APART.get() else apply
+
+
+def _in_pieces(apply, slices):
+    """`apply`, whose weight gradient is a sum over slices of the rows."""
+
+    def backward(x, kernel, gradient):
         to_x = jax.linear_transpose(lambda x: apply(x, kernel), x)
         parts = []
         for rows in slices:
@@ -76,9 +105,43 @@ def _in_pieces(apply, x, kernel, slices):
             parts += [part.astype(jnp.float32) for part in to_kernel(gradient[rows])]
         return *to_x(gradient), sum(parts).astype(kernel.dtype)
 
+    return _with_gradients(apply, backward)
+
+
+def _with_gradients(apply, backward):
+    """`apply` with the gradients backward(x, kernel, gradient of the output)."""
+    if _APART.get():
+        apply, backward = _for_each(apply), _for_each(backward)
     convolve = jax.custom_vjp(apply)
-    convolve.defvjp(lambda x, kernel: (apply(x, kernel), (x, kernel)), backward)
-    return convolve(x, kernel)
+    convolve.defvjp(
+        lambda x, kernel: (apply(x, kernel), (x, kernel)),
+        lambda inputs, gradient: backward(*inputs, gradient),
+    )
+    return convolve
+
+
+def _for_each(function):
+    """A function of (x, kernel, ..) that `vmap` calls for one kernel after another.
+
+    Where all have one kernel, `vmap` does with it as with any other function.
+    """
+    single = jax.custom_batching.custom_vmap(function)
+
+    @single.def_vmap
+    def mapped(count, are_mapped, *arguments):
+        if are_mapped[1]:
+            pairs = [*zip(arguments, are_mapped, strict=True)]
+            results = [
+                single(*(x[i] if is_mapped else x for x, is_mapped in pairs))
+                for i in range(count)
+            ]
+            out = jax.tree.map(lambda *of_each: jnp.stack(of_each), *results)
+        else:
+            axes = [0 if is_mapped else None for is_mapped in are_mapped]
+            out = jax.vmap(function, axes)(*arguments)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return single
 
 
 def pieces(count: int, most: int) -> list[slice]:

@@ -81,7 +81,8 @@ def _seeds(work, workdir, stop):
     """Run every seed, and summarise their results."""
     if work.side_by_side:
         jobs = {seed: _made(work, seed) for seed in work.seeds}
-        whole = train.run(seeds.together(jobs), workdir / "together", stop=stop)
+        whole = seeds.together(jobs, apart=work.side_by_side == "apart")
+        whole = train.run(whole, workdir / "together", stop=stop)
         results = seeds.apart(whole, work.seeds)
         for seed in work.seeds if jax.process_index() == 0 else ():
             results_lib.write_results(workdir / seeds.folder(seed), results[seed])

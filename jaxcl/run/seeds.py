@@ -2,12 +2,14 @@
 
 Side by side, the state has one more axis, and one call does the step of every seed: by
 `vmap`, or on a TPU, where there are many, in a loop. Under `vmap` convolutions become
-grouped ones. A CPU computes these slowly (benchmarks/seeds.py). A TPU computes the
-zeros between the groups, too, whose number grows with that of the seeds; with few seeds
-it has fewer kernels (docs/scaling.md), and so has a GPU.
+grouped ones. A CPU computes these slowly (benchmarks/seeds.py), and so has one for each
+seed instead. A TPU computes the zeros between the groups, too, whose number grows with
+that of the seeds; with few seeds it has fewer kernels (docs/scaling.md), and so has a
+GPU.
 """
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -17,6 +19,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import core, sharding
+from jaxcl.nets import conv
 from jaxcl.run import job
 from jaxcl.run import results as results_lib
 
@@ -36,7 +39,7 @@ class Seeds(NamedTuple):
 
     seeds: tuple[int, ...]
     make: Callable  # seed -> job.Job, built when its turn comes
-    side_by_side: bool
+    side_by_side: bool | str  # "apart": see `together`
 
 
 def folder(seed: int) -> str:
@@ -73,6 +76,13 @@ def _mapped_step(step, state, *others):
     return jax.vmap(step, axes, (_AXES, 0))(state, *others)
 
 
+def _mapped_apart(step, state, *others):
+    """The same, with a convolution for each seed and all else for all at once."""
+    step = inspect.unwrap(step)  # which may be traced already, for grouped ones
+    with conv.networks_apart():
+        return _mapped_step(step, state, *others)
+
+
 def _in_turn(step, state, *others):
     """The step of one seed after another, and metrics with an axis of seeds."""
 
@@ -86,14 +96,13 @@ def _in_turn(step, state, *others):
     return states.replace(**common), metrics
 
 
-def _method(method: core.Method, looped: bool) -> core.Method:
+def _method(method: core.Method, every: Callable) -> core.Method:
     """The method for several seeds, whose rows follow one another in a batch.
 
     Args:
       method: for one seed.
-      looped: take the step of one seed after another, else of all by `vmap`.
+      every: takes the step of every seed: `_mapped_step`, `_mapped_apart`, `_in_turn`.
     """
-    every = _in_turn if looped else _mapped_step
 
     def init(keys, batch):
         return jax.vmap(method.init, (0, None), _AXES)(keys, batch)
@@ -152,23 +161,28 @@ def of_one(named: dict, i: int) -> dict:
     return {name: values[i] for name, values in named.items()}
 
 
-def together(jobs: dict[int, job.Job]) -> job.Job:
+def together(jobs: dict[int, job.Job], *, apart: bool = False) -> job.Job:
     """One job that trains several seeds side by side.
 
     Args:
       jobs: seed -> its job; the jobs differ in nothing but the seed.
+      apart: make a convolution for each seed, not one with groups, as a CPU has always.
 
     Returns:
       A job without pictures; what its evaluators give has an axis of seeds.
     """
     first = next(iter(jobs.values()))
-    looped = sharding.platform() == "tpu" and len(jobs) > _MAPPED
+    every = _mapped_step
+    if apart or sharding.on_cpu():
+        every = _mapped_apart
+    elif sharding.platform() == "tpu" and len(jobs) > _MAPPED:
+        every = _in_turn
     evaluators = {
         name: _judge(jobs, [own.evaluators[name] for own in jobs.values()])
         for name in first.evaluators
     }
     combined = first._replace(
-        method=_method(first.method, looped),
+        method=_method(first.method, every),
         together=tuple(jobs),
         evaluators=evaluators,
         pictures={},

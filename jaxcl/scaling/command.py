@@ -20,6 +20,7 @@ from ml_collections import config_flags
 from jaxcl import sharding
 from jaxcl.config import build, command, sections
 from jaxcl.data import storage, stream
+from jaxcl.run import seeds
 from jaxcl.scaling import collectives, compiled, hardware, tables, targets
 
 
@@ -155,6 +156,7 @@ def one_target(values: flags.FlagValues, target: targets.Target) -> dict:
     there = targets.devices(target)
     with sharding.for_elsewhere(there):
         work = _planned(values, len(there), one_step=False)
+        work = _of_seeds(work, values.config)
         machine = _overridden(values, target.machine)
         task = _task(values, work)
         return targets.measure(work, task, target, machine, kept=values.kept)
@@ -168,6 +170,15 @@ def _planned(values, number, **options):
         if values.per_device_batch is not None:
             config.batch_size = number * values.per_device_batch
     return build.planned(config, stand_in(values), **options)
+
+
+def _of_seeds(work, config):
+    """The job of all seeds of the config, where a run takes them side by side."""
+    count, how = config.get("seeds", 1), config.get("side_by_side")
+    if count == 1 or how is False:
+        return work
+    jobs = {seed: work._replace(seed=seed) for seed in range(count)}
+    return seeds.together(jobs, apart=how == "apart")
 
 
 def stand_in(values: flags.FlagValues) -> stream.Dataset | None:

@@ -498,6 +498,39 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "nets/conv.py",
+        "test_conv.py::test_networks_apart_have_a_convolution_each[case0-mapped0]",
+        (
+            "conv: networks apart are joined by groups",
+            "if are_mapped[1]:",
+            "if False:",
+        ),
+        (
+            "conv: all networks apart have the first one's kernel",
+            "single(*(x[i] if is_mapped else x for x, is_mapped in pairs))",
+            "single(*(x[0] if is_mapped else x for x, is_mapped in pairs))",
+        ),
+    ),
+    *fault.of(
+        "run/seeds.py",
+        "test_seeds.py::test_all_ways_to_take_the_steps_of_seeds_agree",
+        (
+            "seeds: apart is not heard",
+            "if apart or sharding.on_cpu():",
+            "if sharding.on_cpu():",
+        ),
+        (
+            "seeds: a CPU joins the convolutions of its seeds",
+            "if apart or sharding.on_cpu():",
+            "if apart:",
+        ),
+        (
+            "seeds: a step that was traced for groups is taken again",
+            "step = inspect.unwrap(step)",
+            "step = step",
+        ),
+    ),
+    *fault.of(
         "nets/lockstep.py",
         "test_lockstep.py::test_values_and_gradients_are_those_of_separate_passes[3]",
         (
