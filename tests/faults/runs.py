@@ -169,7 +169,7 @@ FAULTS = [
     ),
     *fault.of(
         "run/seeds.py",
-        "test_seeds.py::test_a_loop_over_seeds_is_vmap_over_them",
+        "test_seeds.py::test_all_ways_to_take_the_steps_of_seeds_agree",
         (
             "seeds: a TPU maps convolutions over any number of seeds",
             "len(jobs) > _MAPPED",
