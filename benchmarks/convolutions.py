@@ -69,8 +69,7 @@ def forms(stride: int, rows: int) -> dict:
 
         return slope
 
-    def in_eights(x, kernel):
-        return conv._in_pieces(plain, x, kernel, conv.pieces(rows, 8))
+    in_eights = conv._in_pieces(plain, conv.pieces(rows, 8))
 
     return {
         "whole": for_kernel(plain),
