@@ -73,7 +73,10 @@ class Chain:
         return outputs, after
 
     def beside(
-        self, *networks: tuple[Mapping, Mapping, Any], groups: int = 1
+        self,
+        *networks: tuple[Mapping, Mapping, Any],
+        groups: int = 1,
+        key: jax.Array | None = None,
     ) -> list[tuple[jax.Array, dict]]:
         """Passes in training mode of several networks of this form, as `__call__`.
 
@@ -83,20 +86,23 @@ class Chain:
         Args:
           networks: params, stats and inputs of each, all of the same shapes.
           groups: as in `__call__`.
+          key: for the first network's encoder, if it drops branches. With a key the
+            networks differ, and pass one after another.
 
         Returns: outputs and stats of each.
         """
 
-        def one(params, stats, inputs):
-            return self(params, stats, inputs, train=True, groups=groups)
+        def passed(params, stats, inputs, key=None):
+            return self(params, stats, inputs, train=True, groups=groups, key=key)
 
         own = [
             ({n: params[n] for n in self.nets}, {n: stats[n] for n in self.nets}, rows)
             for params, stats, rows in networks
         ]
-        if sharding.platform() != "gpu" or len(own) == 1:
-            return [one(*arguments) for arguments in own]
-        return lockstep.passes(one, own)
+        if sharding.platform() == "gpu" and len(own) > 1 and key is None:
+            return lockstep.passes(passed, own)
+        first, *others = own
+        return [passed(*first, key), *(passed(*arguments) for arguments in others)]
 
     def cast(self, params: Mapping) -> dict:
         """Cast kernels to the type in which their net multiplies them.

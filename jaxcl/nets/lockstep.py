@@ -34,26 +34,25 @@ def passes(function: Callable, arguments: Sequence[tuple]) -> list[Any]:
         raise ValueError(f"arguments must have one form, got {forms}")
     closed, result = jax.make_jaxpr(function, return_shape=True)(*arguments[0])
     jaxpr = closed.jaxpr
-    known = [
+    values_of = [
         dict(zip(jaxpr.constvars, closed.consts, strict=True))
         | dict(zip(jaxpr.invars, jax.tree.leaves(own), strict=True))
         for own in arguments
     ]
     for part in _parts(jaxpr):
-        given = [[values[x] for x in part.invars] for values in known]
-        meets = len(part.eqns) == 1 and _sums(part.eqns[0])
-        if meets:
-            made = norm.moments_together(*(rows for (rows,) in given))
+        inputs = [[values[x] for x in part.invars] for values in values_of]
+        if _sums(part.eqns[0]):  # the only one of its part
+            outputs = norm.moments_together(*(rows for (rows,) in inputs))
         else:
-            made = [jax.core.eval_jaxpr(part, (), *own) for own in given]
-        for values, own in zip(known, made, strict=True):
+            outputs = [jax.core.eval_jaxpr(part, (), *own) for own in inputs]
+        for values, own in zip(values_of, outputs, strict=True):
             values |= dict(zip(part.outvars, own, strict=True))
     tree = jax.tree.structure(result)
     return [
         jax.tree.unflatten(
             tree, [x.val if _is_literal(x) else values[x] for x in jaxpr.outvars]
         )
-        for values in known
+        for values in values_of
     ]
 
 

@@ -535,8 +535,8 @@ FAULTS = [
         "test_lockstep.py::test_values_and_gradients_are_those_of_separate_passes[3]",
         (
             "lockstep: all networks are given what the first was",
-            "given = [[values[x] for x in part.invars] for values in known]",
-            "given = [[known[0][x] for x in part.invars] for _ in known]",
+            "[[values[x] for x in part.invars] for values in values_of]",
+            "[[values_of[0][x] for x in part.invars] for _ in values_of]",
         ),
         (
             "lockstep: what a later part reads is lost",

@@ -123,13 +123,13 @@ FAULTS = [
         _step("mocov2plus-pnr"),
         (
             "two_view: both networks normalise both views at once",
-            "own, (*slow, images), groups=2",
-            "own, (*slow, images), groups=1",
+            "beside(*passing, groups=2, key=key)",
+            "beside(*passing, groups=1, key=key)",
         ),
         (
             "two_view: keys are of the network that learns",
-            "two(keys), slow_after",
-            "two(rows), slow_after",
+            "two(of_slow[0][0]), of_slow[0][1]",
+            "two(rows), of_slow[0][1]",
         ),
         slow=True,
     ),

@@ -229,8 +229,8 @@ def _moco(setup, state, views, memory, draw):
       draw: (network, memory) -> as of `_draw`.
 
     Returns:
-      params -> loss, (its statistics, the slow network's, what the memory
-      keeps of each row); the memory.
+      A function of the parameters, and the memory. The function gives the loss and
+      (statistics, those of the slow network, features that the memory may keep).
     """
     slow = state.extra.momentum, state.extra.momentum_stats
     if setup.refresh:

@@ -181,16 +181,11 @@ def forward(
       Outputs of the network that learns; its statistics after the pass, projections
       f32[B,2,D] of the slow network and its statistics (None, {} without one).
     """
-    own = params, stats, images
-    keys, slow_after = None, {}
-    if slow is None or key is not None:
-        rows, after = setup.copied(*own, train=True, groups=2, key=key)
-        if slow is not None:
-            keys, slow_after = setup.copied(*slow, images, train=True, groups=2)
-    else:
-        (rows, after), (keys, slow_after) = setup.copied.beside(
-            own, (*slow, images), groups=2
-        )
+    passing = [(params, stats, images)]
+    if slow is not None:
+        passing.append((*slow, images))
+    (rows, after), *of_slow = setup.copied.beside(*passing, groups=2, key=key)
+    keys, slow_after = (two(of_slow[0][0]), of_slow[0][1]) if of_slow else (None, {})
     o = p = r = None
     if setup.predictor.nets:
         o, new = setup.predictor(params, stats, rows, train=True, groups=2)
@@ -217,8 +212,7 @@ def forward(
             for name, new in moved.items()
         }
     prototypes = (params.get(n) for n in ("prototypes", "distil_prototypes"))
-    outputs = Outputs(two(rows), o, p, r, near, *prototypes)
-    return outputs, (after, None if keys is None else two(keys), slow_after)
+    return Outputs(two(rows), o, p, r, near, *prototypes), (after, keys, slow_after)
 
 
 def frozen_features(
