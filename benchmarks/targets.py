@@ -36,9 +36,13 @@ TARGETS = ("h200:1", "h200:8", "v5e:2x4")
 PNR = ("configs/pnr_cifar100.py", "--classes=100", "--rows=50000")
 IMAGENET = ("configs/pnr_imagenet100.py", "--classes=100", "--rows=126689")
 ONLINE = ("--classes=10", "--rows=50000")
+CIFAR100 = PNR[1:]
 CCLIS = "configs/cclis_tinyimagenet.py"
 DUEL = ("--classes=1000", "--rows=115846")
 ICL = "--rows=2600"
+# No paper has one of these with the rows' methods: the sizes are usual ones.
+VIT = {"name": "vit", "size": "small", "patch": 4, "image_size": 32, "drop_path": 0.1}
+CONVNEXT = {"name": "convnext", "size": "tiny", "patch": 2, "drop_path": 0.1}
 
 
 def _two_view(base, *more):
@@ -47,6 +51,15 @@ def _two_view(base, *more):
 
 def _online(row, *more):
     return (f"configs/er_ace_cifar10.py:{row}", *ONLINE, *more)
+
+
+def _online_ssl(row, base, *more):
+    config = f"configs/online_ssl_cifar100.py:{row}"
+    return (config, *CIFAR100, f"--config.method.base={base}", *more)
+
+
+def _encoder(section):
+    return f"--config.encoder={section}"
 
 
 def _duel(row, *more):
@@ -77,6 +90,15 @@ ROWS = {
     },
     "mocov2plus-pnr-imagenet100": IMAGENET,  # its images are streamed
     "mocov2plus-pnr-head": _two_view("mocov2plus", "--config.method.online_head=True"),
+    "mocov2plus-pnr-vit": _two_view("mocov2plus", _encoder(VIT)),
+    "simclr-pnr-vit": _two_view("simclr", _encoder(VIT | {"frozen_patch": True})),
+    "simclr-pnr-convnext": _two_view("simclr", _encoder(CONVNEXT)),
+    "dino-cassle-local": _two_view(
+        "dino",
+        "--config.method.strategy=cassle",
+        "--config.method.balance=sinkhorn",
+        "--config.augment.local={'views': 6, 'size': 16}",
+    ),
     **{
         name: _online(name)
         for name in ("finetune", "iidpp", "er", "er_ace", "er_aml", "mir", "gem")
@@ -87,8 +109,24 @@ ROWS = {
     "er_ace-measured": _online(
         "er_ace", "--config.replay.measure=('drift','gradients')"
     ),
+    "er_ace-vit": _online("er_ace", _encoder(VIT)),
+    "er-joint": ("configs/survey_cifar100.py:er", *CIFAR100),
+    "er_lwf": ("configs/survey_cifar100.py:er_lwf", *CIFAR100),
+    "online_ssl-cassle": _online_ssl("cla_e", "simclr"),
+    "online_ssl-cla_r": _online_ssl("cla_r", "simsiam"),
+    "online_ssl-der": _online_ssl(
+        "replay", "simclr", "--config.method.regulariser=der"
+    ),
+    "online_ssl-lump": _online_ssl(
+        "replay", "byol", "--config.method.regulariser=lump"
+    ),
+    "online_ssl-loss_aware": _online_ssl(
+        "replay", "byol", "--config.replay.policy=loss_aware_reservoir"
+    ),
+    "online_ssl-pnr": _online_ssl("pnr", "mocov2plus"),
     "cclis": (CCLIS,),
     "cclis-uniform": (CCLIS, "--config.method.keep=uniform"),
+    "cclis-vit": (CCLIS, _encoder(VIT | {"patch": 8, "image_size": 64})),
     "co2l": (f"{CCLIS}:co2l",),
     "duel-moco": _duel("d_moco"),
     "duel-moco-sharded": _duel("d_moco", "--config.method.sharded=True"),
@@ -138,7 +176,8 @@ def command(row: str, target: str) -> list[str]:
     """The arguments of `python -m jaxcl.scaling` for a row."""
     config, *options = ROWS[row]
     devices = []
-    if config.startswith("configs/er_ace") and targets.parse(target).chips > 1:
+    batches_of_ten = ("configs/er_ace", "configs/survey", "configs/online_ssl")
+    if config.startswith(batches_of_ten) and targets.parse(target).chips > 1:
         devices = ["--config.batch_size=80"]  # ten rows do not share out over many
         if row == "mir":  # replays as many of its candidates as rows come in
             devices += ["--config.method.candidates=400"]

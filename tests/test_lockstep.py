@@ -18,6 +18,8 @@ NETS = chain.Chain(
     }
 )
 LAYERS = 6 + 1  # batch norms of the encoder, and of the projector
+# Its teacher normalises by the batch.
+STREAM = {"name": "online_ssl", "regulariser": "cassle", "hidden_dim": 8}
 
 
 def networks(count):
@@ -137,8 +139,10 @@ def test_networks_of_other_forms_are_refused():
         {"method.base": "mocov2plus", "method.strategy": "pnr"},
         {"method.base": "byol", "method.strategy": "cassle"},
         {"method": {"name": "duel", "memory_size": 64, "hidden_dim": 8}},
+        toy.ONLINE | {"augment.views": 2, "method": STREAM | {"base": "byol"}},
+        toy.ONLINE | {"augment.views": 2, "method": STREAM | {"base": "simclr"}},
     ],
-    ids=["mocov2plus", "byol", "duel"],
+    ids=["mocov2plus", "byol", "duel", "online_ssl-byol", "online_ssl-teacher"],
 )
 def test_the_slow_network_of_a_step_has_no_sums_of_its_own(
     method, tmp_path, monkeypatch

@@ -131,9 +131,9 @@ FAULTS = [
             f"{_STREAM}[vicreg-cassle]",
         ),
         (
-            "ssl: averaged statistics of the teacher are those of the network",
-            "averages = extra.teacher_stats or state.stats",
-            "averages = state.stats",
+            "ssl: a teacher with averaged statistics normalises by the batch",
+            "setup.copied(extra.teacher, extra.teacher_stats, images, train=False)",
+            "setup.copied(extra.teacher, extra.teacher_stats, images, train=True)",
             f"{_STREAM}[simclr-cassle]",
         ),
         (

@@ -340,21 +340,24 @@ def _update(setup, state, batch, key):
             share = size / len(rows)
         held = items.get("projection")
     images = rows.reshape((-1,) + rows.shape[2:])  # rows 2i, 2i+1: one example
-    averages = extra.teacher_stats or state.stats
+    # Of networks that do not learn: those that normalise by the batch.
+    still = {"k": extra.momentum, "f": extra.teacher if setup.batch_bn else {}}
+
+    def forward(params):
+        return _forward(setup, params, state.stats, images, still)
+
+    outputs, backward, after = jax.vjp(forward, state.params, has_aux=True)
+    stats, frozen = after
+    if extra.teacher and not setup.batch_bn:
+        frozen |= {"f": _averaged(setup, extra, images)}
     features = bases.Features(
         None,
         None,
-        k=_frozen(setup, extra.momentum, state.stats, images, train=True),
-        f=_frozen(setup, extra.teacher, averages, images, train=setup.batch_bn),
         key_queue=extra.key_queue,
         frozen_queue=extra.frozen_queue,
         stored=held,
+        **frozen,
     )
-
-    def forward(params):
-        return _forward(setup, params, state.stats, images)
-
-    outputs, backward, stats = jax.vjp(forward, state.params, has_aux=True)
     (loss, parts), slopes = _losses(setup, outputs, features, active)
     (grads,) = backward(slopes)
     lr = core.rate(setup.parts, state)
@@ -371,24 +374,34 @@ def _update(setup, state, batch, key):
     return state.replace(extra=extra), incoming, metrics
 
 
-def _frozen(setup, params, stats, images, *, train):
-    """Projections f32[N,2,D] of a network that does not learn; None if there is none.
+def _averaged(setup, extra, images):
+    """Projections f32[N,2,D] of the teacher of images f32[2N,H,W,C].
 
-    Args:
-      params: of the slow network or of the teacher; {} without one.
-      stats: running statistics, read if `train` is False.
-      images: f32[2N,H,W,C].
-      train: normalise by the batch.
+    It normalises by the running statistics that are averaged with it.
     """
-    if not params:
-        return None
-    rows, _ = setup.copied(params, stats, images, train=train, groups=2)
+    rows, _ = setup.copied(extra.teacher, extra.teacher_stats, images, train=False)
     return networks.two(rows)
 
 
-def _forward(setup, params, stats, images):
-    """The outputs of the network that learns, and its statistics after the pass."""
-    rows, after = setup.copied(params, stats, images, train=True, groups=2)
+def _forward(setup, params, stats, images, still):
+    """The passes of the network that learns and of those that normalise as it does.
+
+    Args:
+      params: of all networks that learn.
+      stats: their running statistics.
+      images: f32[2N,H,W,C].
+      still: name -> params of a network that does not learn; {} where there is none.
+
+    Returns:
+      Outputs of the network that learns; its statistics after the pass, and
+      projections f32[N,2,D] of the others by name.
+    """
+    there = {name: own for name, own in still.items() if own}
+    passing = [(own, stats, images) for own in (params, *there.values())]
+    (rows, after), *others = setup.copied.beside(*passing, groups=2)
+    frozen = {
+        name: networks.two(own) for name, (own, _) in zip(there, others, strict=True)
+    }
     o = p = None
     if setup.predictor.nets:
         o, new = setup.predictor(params, stats, rows, train=True, groups=2)
@@ -399,7 +412,7 @@ def _forward(setup, params, stats, images):
         queries = setup.base.distiller_input(aligned)
         p, new = setup.distiller(params, stats, queries, train=True, groups=2)
         p, after = networks.two(p), after | new
-    return Outputs(networks.two(rows), o, p), after
+    return Outputs(networks.two(rows), o, p), (after, frozen)
 
 
 def _losses(setup, outputs, features, active):
