@@ -419,6 +419,51 @@ def test_a_memory_in_shards_lies_on_all_devices():
     assert sizes[0]["parameters"] == sizes[1]["parameters"]
 
 
+SEEDS = {**toy.ONLINE, "method": {"name": "er_ace"}, "seed": 5, "seeds": 3}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize(
+    "changes, together",
+    [
+        ({}, None),  # where a run would
+        ({"side_by_side": True}, True),
+        ({"side_by_side": "apart"}, True),
+        ({"side_by_side": False}, False),
+        ({"replay.sharded": True}, False),
+        ({"seeds": 1, "side_by_side": True}, False),
+    ],
+)
+def test_seeds_are_planned_as_a_run_takes_them(changes, together, elsewhere):
+    config = toy.config(**SEEDS | changes)
+    with sharding.for_elsewhere() if elsewhere else contextlib.nullcontext():
+        work = build.planned(config, every_seed=True)
+        assert build.planned(config).together == ()
+    together = elsewhere if together is None else together
+    assert work.together == ((5, 6, 7) if together else ())
+
+
+def test_what_is_told_of_seeds_side_by_side_is_of_all():
+    plans = [
+        build.planned(toy.config(**SEEDS, side_by_side=how), every_seed=True)
+        for how in (False, True)
+    ]
+    alone, all_three = (compiled_lib.measure(work, 1) for work in plans)
+    assert (alone["seeds"], all_three["seeds"]) == (1, 3)
+    assert alone["batch_size"] == all_three["batch_size"]
+    parameters = [x["state"]["parameters"] for x in (alone, all_three)]
+    assert parameters[1] == 3 * parameters[0]
+    written = [x["flops_written"] for x in (alone, all_three)]
+    np.testing.assert_allclose(written[1], 3 * written[0], rtol=0.05)
+    setting = scaling_command._setting(parsed(TOY, "--machine=h100"))
+    for found in (alone, all_three):
+        made = scaling_command.estimates([found], setting)
+        shown = scaling_command.tables.text([found], made, setting).splitlines()[0]
+        assert ("48 examples in all for each of 3 seeds" in shown) == (
+            found is all_three
+        )
+
+
 ICL = {
     "method": {"name": "icl", "output_dim": 8},
     "scenario": {"name": "growth", "growth": 0.5},
@@ -678,7 +723,8 @@ def test_flags_override_what_a_machine_is():
 def test_the_batch_is_of_all_devices_or_of_each(monkeypatch):
     seen = []
 
-    def planned_job(config, stand_in):
+    def planned_job(config, stand_in, every_seed):
+        assert every_seed
         seen.append((config.devices, config.batch_size))
         return types.SimpleNamespace(stream=types.SimpleNamespace(tasks=(1, 2)))
 

@@ -222,7 +222,9 @@ def test_a_memory_in_shards_takes_less_of_each_chip(chip):
 @pytest.mark.parametrize("apart", [False, True], ids=["grouped", "apart"])
 def test_seeds_apart_make_no_grouped_convolution(chip, apart):
     """`vmap` over seeds makes one with a group for each, unless it is told not to."""
-    found = on_target.measured(CHIPS[chip], FAMILIES["online"], seeds=2, apart=apart)
+    seeds = {"seeds": 2, "side_by_side": "apart" if apart else None}
+    found = on_target.measured(CHIPS[chip], FAMILIES["online"] | seeds)
+    assert found["seeds"] == 2
     assert found["products"]["convolution"] and (found["grouped"] == 0) == apart
 
 

@@ -471,6 +471,7 @@ def told(target, rows, *, limit=10**9):
         "chips": 4,
         "devices": 4,
         "batch_size": 4 * rows,
+        "seeds": 1,
         "task": 1,
         "steps_per_call": 4,
         "peaks": FACTS._asdict(),

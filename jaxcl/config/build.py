@@ -161,6 +161,17 @@ def _seeds(raw, workdir):
         one = ml_collections.ConfigDict(raw | own)
         return build(one, epath.Path(workdir) / seeds.folder(seed))
 
+    first = make(top.seed)
+    side_by_side = _side_by_side(top, first)
+    own = {name: getattr(top, name) for name in ("seed", "seeds")}
+    own["side_by_side"] = side_by_side
+    claim.directory(workdir, plain, _every_option(_plain(whole), first) | own)
+    chosen = tuple(range(top.seed, top.seed + top.seeds))
+    return seeds.Seeds(chosen, make, side_by_side)
+
+
+def _side_by_side(top: sections.Top, first: job.Job) -> bool | str:
+    """How the seeds of a config go, see `seeds.Seeds`; `first` is the first one's."""
     side_by_side = top.side_by_side
     split = (top.replay or {}).get("sharded") or top.method.get("sharded")
     if split and side_by_side:
@@ -171,7 +182,6 @@ def _seeds(raw, workdir):
         )
     # Tasks that each seed cuts in its own way; batches with rows that the memory of
     # each seed names, or several batches; tasks that end when a seed's loss says so.
-    first = make(top.seed)
     several = any(first.parts(task.index) > 1 for task in first.stream.tasks)
     mixes = several or first.counts_epochs or first.method.replayed is not None
     mixes = mixes or sections.follows_seed(top.scenario)
@@ -183,16 +193,16 @@ def _seeds(raw, workdir):
             "seed), and go one after another; must be None or False"
         )
     if side_by_side is None:
-        side_by_side = not (split or mixes or sharding.on_cpu())
-    own = {name: getattr(top, name) for name in ("seed", "seeds")}
-    own["side_by_side"] = side_by_side
-    claim.directory(workdir, plain, _every_option(_plain(whole), first) | own)
-    chosen = tuple(range(top.seed, top.seed + top.seeds))
-    return seeds.Seeds(chosen, make, side_by_side)
+        return not (split or mixes or sharding.on_cpu())
+    return side_by_side
 
 
 def planned(
-    config: ml_collections.ConfigDict, stand_in=None, *, one_step: bool = True
+    config: ml_collections.ConfigDict,
+    stand_in=None,
+    *,
+    one_step: bool = True,
+    every_seed: bool = False,
 ) -> job.Job:
     """The job of a config, to be compiled and not run: no judges.
 
@@ -202,6 +212,8 @@ def planned(
       config: what a config file's get_config made, overrides applied.
       stand_in: a `stream.Dataset` in place of config.data, which is then not read.
       one_step: whether a call makes one step, else as many as that of a run.
+      every_seed: whether it is the job of all seeds, if these go side by side; else,
+        and if they go one after another, it is that of one.
 
     Raises:
       ValueError: as `build`, and where the config trains nothing.
@@ -213,7 +225,15 @@ def planned(
     top = dataclasses.replace(sections.top_of(raw), **off)
     if one_step:
         top = dataclasses.replace(top, steps_per_call=1)
-    return _job(top, _plain(raw), None, stand_in)
+    work = _job(top, _plain(raw), None, stand_in)
+    if not every_seed or top.seeds == 1:
+        return work
+    how = _side_by_side(top, work)
+    if not how:
+        return work
+    chosen = range(top.seed, top.seed + top.seeds)
+    jobs = {seed: work._replace(seed=seed) for seed in chosen}
+    return seeds.together(jobs, apart=how == "apart")
 
 
 def default_workdir(config) -> str:

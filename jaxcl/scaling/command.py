@@ -20,7 +20,6 @@ from ml_collections import config_flags
 from jaxcl import sharding
 from jaxcl.config import build, command, sections
 from jaxcl.data import storage, stream
-from jaxcl.run import seeds
 from jaxcl.scaling import collectives, compiled, hardware, tables, targets
 
 
@@ -156,29 +155,22 @@ def one_target(values: flags.FlagValues, target: targets.Target) -> dict:
     there = targets.devices(target)
     with sharding.for_elsewhere(there):
         work = _planned(values, len(there), one_step=False)
-        work = _of_seeds(work, values.config)
         machine = _overridden(values, target.machine)
         task = _task(values, work)
         return targets.measure(work, task, target, machine, kept=values.kept)
 
 
 def _planned(values, number, **options):
-    """The job of the config on a number of devices; data are blank."""
+    """The job of the config on a number of devices, of all seeds that go side by side.
+
+    Data are blank.
+    """
     config = values.config
     with config.unlocked(), config.ignore_type():
         config.devices, config.precision = number, _precision(config.to_dict())
         if values.per_device_batch is not None:
             config.batch_size = number * values.per_device_batch
-    return build.planned(config, stand_in(values), **options)
-
-
-def _of_seeds(work, config):
-    """The job of all seeds of the config, where a run takes them side by side."""
-    count, how = config.get("seeds", 1), config.get("side_by_side")
-    if count == 1 or how is False:
-        return work
-    jobs = {seed: work._replace(seed=seed) for seed in range(count)}
-    return seeds.together(jobs, apart=how == "apart")
+    return build.planned(config, stand_in(values), every_seed=True, **options)
 
 
 def stand_in(values: flags.FlagValues) -> stream.Dataset | None:

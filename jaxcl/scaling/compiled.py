@@ -91,7 +91,8 @@ def measure(work: job.Job, task: int) -> dict:
       task: number of the task, from 0; all but the first have the same program.
 
     Returns:
-      A dict for JSON: "devices", "batch_size", "task"; "flops" of one device;
+      A dict for JSON: "devices"; "batch_size" of each of the "seeds" that go side by
+      side; "task"; "flops" of one device;
       "flops_written" of all devices, see `cost.flops`; "state", "batch" and "images" in
       bytes on one device (the state by part); "memory" of one device as XLA plans it;
       "collectives" from `collectives.plain`.
@@ -104,6 +105,7 @@ def measure(work: job.Job, task: int) -> dict:
     return {
         "devices": work.mesh.size,
         "batch_size": work.batch_size,
+        "seeds": max(len(work.together), 1),
         "task": task,
         "flops": compiled.cost_analysis()["flops"],
         "flops_written": written,

@@ -33,13 +33,9 @@ def text(
     """
     first = measured[0]
     batch = "for each device" if setting.weak else "in all"
-    tasks = "a later task" if first["task"] else "the first task"
     examples = first["batch_size"] // (first["devices"] if setting.weak else 1)
-    about = (
-        f"{setting.name}, {tasks}: a step of {examples} examples {batch}, "
-        f"{setting.precision}"
-    )
-    blocks = [about, f"Compiled for CPUs by jax {jax.__version__}, nothing was run."]
+    blocks = [_about(setting, first, f"{examples} examples {batch}")]
+    blocks.append(f"Compiled for CPUs by jax {jax.__version__}, nothing was run.")
     blocks.append(_table("devices", measured, _program(measured)))
     blocks.append(_largest(measured[-1]))
     for name, machine in setting.machines.items():
@@ -49,6 +45,14 @@ def text(
     return "\n\n".join(block for block in blocks if block)
 
 
+def _about(setting, first, examples) -> str:
+    """What was compiled; `first` is one of what was measured."""
+    task = "a later task" if first["task"] else "the first task"
+    count = first["seeds"]
+    seeds = f" for each of {count} seeds" if count > 1 else ""
+    return f"{setting.name}, {task}: a step of {examples}{seeds}, {setting.precision}"
+
+
 def of_targets(found: list[dict], setting: Setting) -> str:
     """What the compilers of chips made of a step, as markdown.
 
@@ -56,10 +60,8 @@ def of_targets(found: list[dict], setting: Setting) -> str:
       found: from `targets.measure`, of each target, perhaps with "largest_batch".
     """
     first = found[0]
-    tasks = "a later task" if first["task"] else "the first task"
     sizes = ", ".join(dict.fromkeys(f"{x['batch_size']:,}" for x in found))
-    about = f"{setting.name}, {tasks}: a step of {sizes} examples in all, "
-    blocks = [about + setting.precision]
+    blocks = [_about(setting, first, f"{sizes} examples in all")]
     made = ", ".join(dict.fromkeys(x["compiler"] for x in found))
     blocks.append(f"Compiled by {made} under jax {jax.__version__}, nothing was run.")
     heads = [x["target"] for x in found]

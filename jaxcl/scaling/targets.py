@@ -209,6 +209,7 @@ def measure(
         "chips": target.chips,
         "devices": work.mesh.size,
         "batch_size": work.batch_size,
+        "seeds": max(len(work.together), 1),
         "task": task,
         "steps_per_call": work.steps_per_call,
         "peaks": machine._asdict(),

@@ -226,6 +226,34 @@ FAULTS = [
         ),
     ),
     *fault.of(
+        "config/build.py",
+        "test_scaling.py::test_seeds_are_planned_as_a_run_takes_them",
+        (
+            "plan: seeds that go one after another are compiled together",
+            "    if not how:\n        return work\n",
+            "",
+        ),
+        (
+            "plan: a memory in shards goes side by side",
+            "return not (split or mixes or sharding.on_cpu())",
+            "return not (mixes or sharding.on_cpu())",
+        ),
+        (
+            "plan: seeds start from 0",
+            "chosen = range(top.seed, top.seed + top.seeds)",
+            "chosen = range(top.seeds)",
+        ),
+    ),
+    *fault.of(
+        "scaling/compiled.py",
+        "test_scaling.py::test_what_is_told_of_seeds_side_by_side_is_of_all",
+        (
+            "scaling: seeds are not counted",
+            '"seeds": max(len(work.together), 1),',
+            '"seeds": 1,',
+        ),
+    ),
+    *fault.of(
         "config/resolved.py",
         "test_resolved.py",
         (

@@ -41,22 +41,18 @@ def _measured(target, asked):
     return found | {"text": json.loads(gzip.decompress(packed))["text"]}
 
 
-def measured(
-    target: str, changes: dict, *, seeds: int = 1, apart: bool = False
-) -> dict:
+def measured(target: str, changes: dict) -> dict:
     """`targets.measure` of the toy's step, and what is named below.
 
     Args:
       target: as `--target` has it; the toy runs on all of its devices.
       changes: to the toy's config.
-      seeds: so many side by side.
-      apart: with a convolution for each of them.
 
     Returns:
       The dict of `targets.measure`, the program's "text", the number of "metrics" that
       a step returns, and "held", the shapes of the method's queues and memories.
     """
-    return _measured(target, json.dumps([changes, seeds, apart], sort_keys=True))
+    return _measured(target, json.dumps(changes, sort_keys=True))
 
 
 def _child(target, asked, kept):
@@ -66,18 +62,13 @@ def _child(target, asked, kept):
     from jaxcl import sharding
     from jaxcl.config import build
     from jaxcl.run import job
-    from jaxcl.run import seeds as seeds_lib
     from jaxcl.scaling import hardware, targets
 
-    changes, seeds, apart = json.loads(asked)
     chips = targets.parse(target)
     there = targets.devices(chips)
     with sharding.for_elsewhere(there):
-        config = toy.config(devices=len(there), **changes)
-        work = build.planned(config, one_step=False)
-        if seeds > 1:
-            jobs = {seed: work._replace(seed=seed) for seed in range(seeds)}
-            work = seeds_lib.together(jobs, apart=apart)
+        config = toy.config(devices=len(there), **json.loads(asked))
+        work = build.planned(config, one_step=False, every_seed=True)
         machine = hardware.MACHINES[chips.machine]
         found = targets.measure(work, 1, chips, machine, kept=kept)
         state, batch = job.placed(work, work.parts(1))
