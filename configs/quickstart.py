@@ -16,6 +16,8 @@ All looks at once, the line above them: --config.scenario.name=joint.
 
 import ml_collections
 
+from jaxcl.config import recipe
+
 
 def get_config():
     config = ml_collections.ConfigDict()
@@ -48,7 +50,8 @@ def get_config():
         "queue_size": 256,
     }
     config.optimizer = {"name": "sgd", "lr": 0.1, "weight_decay": 1e-4}
-    config.schedule = {"name": "warmup_cosine", "warmup_epochs": 3}
+    warmup = recipe.of(recipe.warmup_epochs, config.get_ref("epochs"))
+    config.schedule = {"name": "warmup_cosine", "warmup_epochs": warmup}
     config.evaluators = {
         "collapse": {},
         "knn": {"k": 20},

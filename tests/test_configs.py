@@ -433,3 +433,10 @@ TAKE_NO_WORDS = ("own_images", "quickstart")  # a path; nothing
 def test_every_config_refuses_a_word_that_it_does_not_know(path):
     with pytest.raises(ValueError, match="^'debgu': 'debgu' is unknown; .*debug$"):
         config_files.load(path).get_config("debgu")
+
+
+@pytest.mark.parametrize("epochs, warmup", [(30, 3), (3, 1), (1, 0)])
+def test_fewer_epochs_of_the_quick_start_warm_up_in_fewer(epochs, warmup):
+    config = config_files.load(ROOT / "configs" / "quickstart.py").get_config()
+    config.epochs = epochs
+    assert config.schedule.warmup_epochs == warmup

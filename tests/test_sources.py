@@ -230,6 +230,22 @@ def test_npz_plain_and_packed(tmp_path):
         sources.load("npz", path=str(packed))
 
 
+def test_npz_with_a_validation_split_of_its_own(tmp_path):
+    path = str(tmp_path / "x.npz")
+    parts = {name: random_images(4 + i) for i, name in enumerate(("train", "val"))}
+    images = {f"{name}_x": x for name, x in parts.items()}
+    labels = {f"{name}_y": np.arange(len(x)) for name, x in parts.items()}
+    np.savez(path, **images, **labels)
+    data = sources.load("npz", path=path)
+    np.testing.assert_array_equal(data.validation.images, parts["val"])
+    assert data.class_names == tuple("01234") and data.test is None
+    with pytest.raises(ValueError, match="x already has a validation split"):
+        sources.load("npz", path=path, validation=0.5)
+    np.savez(path, **images, train_domain=np.zeros(4, int))
+    with pytest.raises(ValueError, match="val has no domain"):
+        sources.load("npz", path=path)
+
+
 def test_npz_with_domains_and_a_test_mask(tmp_path):
     x, y, domain = random_images(12)[..., :1], np.arange(12) % 2, np.arange(12) // 6
     is_test = np.arange(12) % 3 == 0

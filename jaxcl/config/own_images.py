@@ -329,16 +329,8 @@ def _optimizer(made) -> None:
         rates, decays = ({n: x[i] for n, x in _RATES.items()} for i in range(2))
         made.optimizer = {"name": "lars", "lr": recipe.by(rates, base)}
         made.optimizer.weight_decay = recipe.by(decays, base)
-    warmup = recipe.of(warmup_epochs, made.get_ref("epochs"))
+    warmup = recipe.of(recipe.warmup_epochs, made.get_ref("epochs"))
     made.schedule = {"name": "warmup_cosine", "warmup_epochs": warmup}
-
-
-def warmup_epochs(epochs) -> int:
-    """A tenth of the epochs, at most ten; none of a single one."""
-    if not isinstance(epochs, int | tuple):
-        return 0  # an override that the schema will refuse
-    fewest = min(stream.epochs_of_tasks(epochs))
-    return min(10, -(-fewest // 10), fewest - 1)
 
 
 def _evaluators(look) -> dict:

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import config_dict
 
+from jaxcl.data import stream
+
 
 class _Lookup(NamedTuple):
     """An operation of ml_collections: `fn` of the field's own value and `args`."""
@@ -63,6 +65,14 @@ def of(function: Callable, *fields: config_dict.FieldReference):
     start = function(*(field.get() for field in fields))
     look = _Lookup(lambda value, *held: function(*held), list(fields))
     return config_dict.FieldReference(start, field_type=type(start), op=look)
+
+
+def warmup_epochs(epochs) -> int:
+    """A tenth of the epochs, at most ten; none of a single one; for `of`."""
+    if not isinstance(epochs, int | tuple):
+        return 0  # an override that the schema will refuse
+    fewest = min(stream.epochs_of_tasks(epochs))
+    return min(10, -(-fewest // 10), fewest - 1)
 
 
 def words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:

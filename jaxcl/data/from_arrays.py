@@ -10,6 +10,7 @@ from jaxcl import schema
 from jaxcl.data import files, splits, storage, stream
 
 MAPPED_BYTES = 4 << 30  # larger image files are mapped, not read
+_PARTS = ("train", "val", "test")  # what keys of an .npz file begin with
 FETCHED = ("cifar10", "cifar100", "mnist")  # that `fetch` writes as such directories
 
 
@@ -19,17 +20,17 @@ def npz(
 ) -> stream.Dataset:
     """An .npz file, plain or packed (see `files.read_npz`).
 
-    The file holds either train_x, train_y, test_x, test_y (and train_domain,
-    test_domain), or x, y, is_test (and domain), and perhaps class_names and
-    domain_names. Images are u8[N,H,W] or u8[N,H,W,C]. Labels and the test part are
+    The file holds either train_x, train_y (and train_domain), and the same of val and
+    test, or x, y, is_test (and domain), and perhaps class_names and domain_names.
+    Images are u8[N,H,W] or u8[N,H,W,C]. Labels and the parts of val and test are
     optional.
     """
-    split_keys = [f"{s}_{k}" for s in ("train", "test") for k in ("x", "y", "domain")]
+    split_keys = [f"{s}_{k}" for s in _PARTS for k in ("x", "y", "domain")]
     keys = ("x", "y", "domain", "is_test", "class_names", "domain_names")
     data = files.read_npz(path, (*split_keys, *keys))
     parts = {}
     if "train_x" in data:
-        for split in ("train", "test"):
+        for split in _PARTS:
             if f"{split}_x" in data:
                 values = [data.get(f"{split}_{key}") for key in ("x", "y", "domain")]
                 parts[split] = examples(f"{path}: {split}", *values)
@@ -57,7 +58,11 @@ def npz(
         names[key] = tuple(map(str, given))
     name = os.path.splitext(os.path.basename(path))[0]
     data = stream.Dataset(
-        name, **names, train=parts["train"], validation=None, test=parts.get("test")
+        name,
+        **names,
+        train=parts["train"],
+        validation=parts.get("val"),
+        test=parts.get("test"),
     )
     return splits.finish(data, validation=validation, seed=seed)
 

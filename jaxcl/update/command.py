@@ -22,7 +22,7 @@ from etils import epath
 from ml_collections import config_flags
 
 from jaxcl import schema
-from jaxcl.config import build, claim, command, own_images, sections
+from jaxcl.config import build, claim, command, own_images, recipe, sections
 from jaxcl.run import finish, job, lock, train, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import drift, lineage
@@ -198,7 +198,7 @@ def _with_short_warmup(config, changes) -> dict:
     before = {**schema.defaults(make), **section}.get("warmup_epochs", 0)
     if not 1 <= epochs <= before:
         return config
-    warmup = own_images.warmup_epochs(epochs)
+    warmup = recipe.warmup_epochs(epochs)
     print(
         f"config.train.schedule.warmup_epochs={warmup} in place of {before}, for "
         f"config.train.epochs={epochs}",

@@ -443,6 +443,12 @@ FAULTS = [
             "data/from_arrays.py",
             "test_sources.py::test_npz_errors",
             (
+                "npz: a validation split is passed over",
+                'validation=parts.get("val"),',
+                "validation=None,",
+                "test_sources.py::test_npz_with_a_validation_split_of_its_own",
+            ),
+            (
                 "data: one image in colour is read as many grey ones",
                 "images.ndim == 3 and images.shape[2] in (1, 3, 4)",
                 "images.ndim == 3 and images.shape[2] in ()",
