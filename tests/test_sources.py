@@ -400,6 +400,12 @@ def test_arrays_written_by_hand(tmp_path):
         np.testing.assert_array_equal(pixels(data.train), random_images(3))
         assert data.train.label.tolist() == [-1, -1, -1]
     np.save(tmp_path / "d.npy", [0, 1, 1])
+    np.save(tmp_path / "y.npy", [2, -1, 0])
+    rows = {"images": {"file": "a.npy"}, "label": {"file": "y.npy"}}
+    rows |= {"domain": {"file": "d.npy"}}
+    (tmp_path / "meta.json").write_text(json.dumps({"splits": {"train": rows}}))
+    data = sources.load("arrays", path=str(tmp_path))
+    assert data.class_names == ("0", "1", "2") and data.domain_names == ("0", "1")
     splits = {"train": {"images": {"file": "a.npy"}, "domain": {"file": "d.npy"}}}
     splits |= {"test": {"images": {"file": "a.npy"}}}
     partly = {"splits": splits, "domain_names": ["photo", "sketch"]}

@@ -49,8 +49,7 @@ def npz(
         raise ValueError(f"{path}: has neither train_x nor x, but {has}")
     names = {}
     for field, key in (("label", "class_names"), ("domain", "domain_names")):
-        count = 1 + max(int(getattr(x, field).max(initial=-1)) for x in parts.values())
-        given = data.get(key, np.arange(count))
+        given = data.get(key, np.array(_numbers(parts, field)))
         if given.ndim != 1:
             raise ValueError(f"{path}: {key} has shape {list(given.shape)}, not [C]")
         if given.dtype.kind == "S":
@@ -90,10 +89,12 @@ def arrays(
         split: _array_split(path, entries, resident)
         for split, entries in meta["splits"].items()
     }
+    numbered = _numbers(parts, "domain")
     data = stream.Dataset(
         name=meta.get("name", os.path.basename(os.path.normpath(path))),
-        class_names=tuple(meta.get("class_names", ())),
-        domain_names=tuple(meta.get("domain_names", ())) or ("all",),
+        class_names=tuple(meta.get("class_names", ())) or _numbers(parts, "label"),
+        domain_names=tuple(meta.get("domain_names", ()))
+        or (numbered if len(numbered) > 1 else ("all",)),
         train=parts["train"],
         validation=parts.get("validation"),
         test=parts.get("test"),
@@ -102,6 +103,12 @@ def arrays(
         std=None if meta.get("std") is None else tuple(meta["std"]),
     )
     return splits.finish(data, validation=validation, seed=seed)
+
+
+def _numbers(parts, field) -> tuple[str, ...]:
+    """Names of labels or domains that have none: "0", "1", up to the largest."""
+    count = 1 + max(int(getattr(x, field).max(initial=-1)) for x in parts.values())
+    return tuple(map(str, range(count)))
 
 
 def _check_domains(where, domains) -> None:

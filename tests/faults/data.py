@@ -443,6 +443,12 @@ FAULTS = [
             "data/from_arrays.py",
             "test_sources.py::test_npz_errors",
             (
+                "arrays: classes without names are refused",
+                'tuple(meta.get("class_names", ())) or _numbers(parts, "label")',
+                'tuple(meta.get("class_names", ()))',
+                "test_sources.py::test_arrays_written_by_hand",
+            ),
+            (
                 "npz: a validation split is passed over",
                 'validation=parts.get("val"),',
                 "validation=None,",
