@@ -118,7 +118,10 @@ ROWS = {
         "replay", "simclr", "--config.method.regulariser=der"
     ),
     "online_ssl-lump": _online_ssl(
-        "replay", "byol", "--config.method.regulariser=lump"
+        "replay",
+        "byol",
+        "--config.method.regulariser=lump",
+        "--config.replay.size=10",  # it mixes each of them with a row that comes
     ),
     "online_ssl-loss_aware": _online_ssl(
         "replay", "byol", "--config.replay.policy=loss_aware_reservoir"

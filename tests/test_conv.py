@@ -7,7 +7,7 @@ import pytest
 from jax.extend import core
 
 from jaxcl import sharding
-from jaxcl.nets import conv, resnet
+from jaxcl.nets import conv, resnet, under_vmap
 
 # rows, side, channels, filters, kernel, stride, padding; 2**16 numbers out and more.
 CASES = [
@@ -49,10 +49,12 @@ def test_value_and_gradients_are_those_of_lax(case):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-3)
 
 
-@pytest.mark.parametrize("mapped", [(0, 0), (None, 0), (0, None)])
-@pytest.mark.parametrize("case", [CASES[0], SMALL])
-def test_networks_apart_have_a_convolution_each(case, mapped):
-    """Of three networks, of one with three batches, and of three with one batch."""
+def of_three(case, mapped):
+    """Arguments of three networks, and outputs with their slopes: lax's and ours.
+
+    Args:
+      mapped: the axes of x and kernel that `vmap` maps, or None.
+    """
     arguments, theirs, ours = functions(case)
     factors = jnp.arange(1.0, 4.0).reshape(3, 1, 1, 1, 1)
     arguments = [
@@ -70,18 +72,48 @@ def test_networks_apart_have_a_convolution_each(case, mapped):
 
         return jax.vmap(of_one, (*mapped, 0))
 
-    given = given.astype("f4")
-    want = slopes(theirs)(*arguments, given)
-    with conv.networks_apart():
-        text = str(jax.make_jaxpr(slopes(ours))(*arguments, given))
-        found = jax.jit(slopes(ours))(*arguments, given)
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-2), found, want
-    )
+    return (*arguments, given.astype("f4")), slopes(theirs), slopes(ours)
+
+
+@pytest.mark.parametrize("mapped", [(0, 0), (None, 0), (0, None)])
+@pytest.mark.parametrize("case", [CASES[0], SMALL])
+def test_networks_apart_have_a_convolution_each(case, mapped):
+    """Of three networks, of one with three batches, and of three with one batch."""
+    arguments, theirs, ours = of_three(case, mapped)
+    with under_vmap.networks("apart"):
+        text = str(jax.make_jaxpr(ours)(*arguments))
+        found = jax.jit(ours)(*arguments)
+    close(found, theirs(*arguments))
     groups = "_group_count=3"
     # Gradients of one kernel for each of three batches are a grouped convolution.
     assert (groups in text) == (mapped[1] is None)
-    assert groups in str(jax.make_jaxpr(slopes(theirs))(*arguments, given))
+    assert groups in str(jax.make_jaxpr(theirs)(*arguments))
+
+
+def close(found, want):
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-2), found, want
+    )
+
+
+@pytest.mark.parametrize("mapped", [(0, 0), (None, 0), (0, None)])
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], SMALL])
+def test_networks_in_groups_have_gradients_in_groups(case, mapped):
+    """JAX's weight gradient has a window as large as the map; ours, that of the kernel.
+
+    As they are on an accelerator; on a CPU the gradient is in pieces besides.
+    """
+    arguments, theirs, ours = of_three(case, mapped)
+    with under_vmap.networks("grouped"):
+        close(jax.jit(lambda *x: ours(*x))(*arguments), theirs(*arguments))
+        with sharding.for_elsewhere(platform="gpu"):
+            text = str(jax.make_jaxpr(lambda *x: ours(*x))(*arguments))
+            close(jax.jit(lambda *x: ours(*x))(*arguments), theirs(*arguments))
+    if mapped == (0, 0):
+        assert text.count("feature_group_count=3") == 2
+        assert text.count("batch_group_count=3") == 1
+    # A control: the transpose of lax's has groups of features alone.
+    assert "batch_group_count=3" not in str(jax.make_jaxpr(theirs)(*arguments))
 
 
 def test_bfloat16_gradients_are_added_in_float32():

@@ -1,7 +1,5 @@
 """Convolutions in a form that is fast on XLA's CPU backend."""
 
-import contextlib
-import contextvars
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from jaxcl import sharding
+from jaxcl.nets import under_vmap
 
 _CHANNELS = 4  # inputs with fewer channels are padded to as many
 # Of a piece of the weight gradient:
@@ -20,21 +19,6 @@ _PLACES = 1024  # at least, as each piece writes the gradient of the whole kerne
 _PIECES = 32  # about the most, since each is compiled on its own
 _SMALL = 2**16  # outputs of no more numbers are fast in one piece
 _TILE = 8  # places of a side; of 4 and of 16 depthwise convolutions are slower
-_APART = contextvars.ContextVar("apart", default=False)
-
-
-@contextlib.contextmanager
-def networks_apart():
-    """Context in which `vmap` over kernels makes a convolution for each network.
-
-    Else it makes one with groups, which a CPU computes slowly. It is read while a
-    program is traced. What is traced in it has no forward-mode derivative.
-    """
-    before = _APART.set(True)
-    try:
-        yield
-    finally:
-        _APART.reset(before)
 
 
 def conv(
@@ -53,7 +37,7 @@ def conv(
       do not fit the cache it takes two to six times as long. It then has no
       forward-mode derivative.
 
-    Under `vmap` over kernels see `networks_apart`.
+    Under `vmap` over kernels see `under_vmap.networks`.
 
     Args:
       x: [B, H, W, I].
@@ -61,87 +45,82 @@ def conv(
       strides, padding: one per spatial axis.
       options: of `lax.conv_general_dilated`.
     """
-    apply = functools.partial(
-        lax.conv_general_dilated, window_strides=strides, padding=padding, **options
-    )
+    groups = options.pop("feature_group_count", 1)
+
+    def convolve(count, x, kernel):
+        own = {**options, "feature_group_count": groups * count}
+        return lax.conv_general_dilated(x, kernel, strides, padding, **own)
+
     if not sharding.on_cpu():
-        return _in_one(apply)(x, kernel)
+        return _in_one(convolve)(x, kernel)
     missing = max(_CHANNELS - x.shape[-1], 0)
     if missing:
         x = jnp.pad(x, ((0, 0),) * 3 + ((0, missing),))
         kernel = jnp.pad(kernel, ((0, 0),) * 2 + ((0, missing), (0, 0)))
-    out = jax.eval_shape(apply, x, kernel)
+    out = jax.eval_shape(functools.partial(convolve, 1), x, kernel)
     count, places = len(x), out.size // out.shape[-1] // len(x)
     # Kernels that are large beside their maps are fast in one piece, too.
     if out.size <= _SMALL or count * places < kernel[..., 0].size:
-        return _in_one(apply)(x, kernel)
+        return _in_one(convolve)(x, kernel)
     rows = max(
         _NUMBERS * count // max(x.size, out.size),
         _PLACES // places,
         -(-count // _PIECES),
     )
-    return _in_pieces(apply, pieces(count, rows))(x, kernel)
+    return _in_pieces(convolve, pieces(count, rows))(x, kernel)
 
 
-def _in_one(apply):
-    """`apply`, which takes (x, kernel), with gradients as JAX has them."""
+def _in_one(convolve):
+    """A function of (x, kernel) with gradients as JAX has them.
 
-    def backward(x, kernel, gradient):
-        to_x = jax.linear_transpose(lambda x: apply(x, kernel), x)
-        to_kernel = jax.linear_transpose(lambda kernel: apply(x, kernel), kernel)
+    Args:
+      convolve: function of (number of networks, x, kernel), with the channels of one
+        network after the other in x, kernel and output.
+    """
+
+    def backward(count, x, kernel, gradient):
+        to_x = jax.linear_transpose(lambda x: convolve(count, x, kernel), x)
+        to_kernel = jax.linear_transpose(lambda k: convolve(count, x, k), kernel)
         return *to_x(gradient), *to_kernel(gradient)
 
-    return _with_gradients(apply, backward) if _APART.get() else apply
+    if under_vmap.way() is None:
+        return functools.partial(convolve, 1)
+    return _with_gradients(convolve, backward)
 
 
-def _in_pieces(apply, slices):
-    """`apply`, whose weight gradient is a sum over slices of the rows."""
+def _in_pieces(convolve, slices):
+    """The same, with a weight gradient that is a sum over slices of the rows."""
 
-    def backward(x, kernel, gradient):
-        to_x = jax.linear_transpose(lambda x: apply(x, kernel), x)
+    def backward(count, x, kernel, gradient):
+        to_x = jax.linear_transpose(lambda x: convolve(count, x, kernel), x)
         parts = []
         for rows in slices:
-            to_kernel = jax.linear_transpose(lambda k, x=x[rows]: apply(x, k), kernel)
+            to_kernel = jax.linear_transpose(
+                lambda k, x=x[rows]: convolve(count, x, k), kernel
+            )
             parts += [part.astype(jnp.float32) for part in to_kernel(gradient[rows])]
         return *to_x(gradient), sum(parts).astype(kernel.dtype)
 
-    return _with_gradients(apply, backward)
+    return _with_gradients(convolve, backward)
 
 
-def _with_gradients(apply, backward):
-    """`apply` with the gradients backward(x, kernel, gradient of the output)."""
-    if _APART.get():
-        apply, backward = _for_each(apply), _for_each(backward)
-    convolve = jax.custom_vjp(apply)
-    convolve.defvjp(
+def _with_gradients(convolve, backward):
+    """`convolve` of one network, with gradients backward(count, x, kernel, slope)."""
+    apply, slopes = map(_for_vmap, (convolve, backward))
+    convolved = jax.custom_vjp(apply)
+    convolved.defvjp(
         lambda x, kernel: (apply(x, kernel), (x, kernel)),
-        lambda inputs, gradient: backward(*inputs, gradient),
+        lambda inputs, gradient: slopes(*inputs, gradient),
     )
-    return convolve
+    return convolved
 
 
-def _for_each(function):
-    """A function of (x, kernel, ..) that `vmap` calls for one kernel after another.
-
-    Where all have one kernel, `vmap` does with it as with any other function.
-    """
-    single = jax.custom_batching.custom_vmap(function)
-
-    @single.def_vmap
-    def mapped(count, are_mapped, *arguments):
-        if are_mapped[1]:
-            pairs = [*zip(arguments, are_mapped, strict=True)]
-            results = [
-                single(*(x[i] if is_mapped else x for x, is_mapped in pairs))
-                for i in range(count)
-            ]
-            out = jax.tree.map(lambda *of_each: jnp.stack(of_each), *results)
-        else:
-            axes = [0 if is_mapped else None for is_mapped in are_mapped]
-            out = jax.vmap(function, axes)(*arguments)
-        return out, jax.tree.map(lambda _: True, out)
-
-    return single
+def _for_vmap(function):
+    """function(1, x, kernel, ..), which `vmap` takes as `under_vmap.networks` says."""
+    one = functools.partial(function, 1)
+    if under_vmap.way() == "apart":
+        return under_vmap.for_each(one, of=1)
+    return under_vmap.in_channels(function) if under_vmap.way() == "grouped" else one
 
 
 def pieces(count: int, most: int) -> list[slice]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcl import sharding
+from jaxcl.nets import under_vmap
 
 # The collection of the running statistics between the views, for whoever makes it
 # mutable: of each a tuple, as each view but the last has moved them.
@@ -145,8 +146,15 @@ def _summed(views):
 
 def _at_once(reduce, *arrays):
     """`reduce` each over the rows of each view, f32[len(arrays), 1, V, 1, .., C]."""
-    axes = [axis + 1 for axis in _summed(arrays[0])]
-    return reduce(jnp.stack(arrays), axes, keepdims=True)
+
+    def of_all(count, *arrays):
+        del count
+        axes = [axis + 1 for axis in _summed(arrays[0])]
+        return reduce(jnp.stack(arrays), axes, keepdims=True)
+
+    if under_vmap.way() == "grouped":
+        return under_vmap.in_channels(of_all)(*arrays)
+    return of_all(1, *arrays)
 
 
 def moments_apart(distance: jax.Array) -> tuple[jax.Array, jax.Array]:

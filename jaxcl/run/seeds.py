@@ -19,7 +19,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import core, sharding
-from jaxcl.nets import conv
+from jaxcl.nets import under_vmap
 from jaxcl.run import job
 from jaxcl.run import results as results_lib
 
@@ -70,17 +70,19 @@ def _mapped(function, state, *arguments):
     return together.replace(**{name: getattr(states[0], name) for name in _COMMON})
 
 
-def _mapped_step(step, state, *others):
-    """The step of all seeds at once, and metrics with an axis of seeds."""
+def _mapped_step(how, step, state, *others):
+    """The step of all seeds at once, and metrics with an axis of seeds.
+
+    Args:
+      how: what becomes of convolutions, see `under_vmap.networks`.
+      step: of one seed.
+      state: of all.
+      others: further arguments of the step, with an axis of seeds.
+    """
+    step = inspect.unwrap(step)  # which may be traced already, for one network
     axes = _AXES, *(0 for _ in others)
-    return jax.vmap(step, axes, (_AXES, 0))(state, *others)
-
-
-def _mapped_apart(step, state, *others):
-    """The same, with a convolution for each seed and all else for all at once."""
-    step = inspect.unwrap(step)  # which may be traced already, for grouped ones
-    with conv.networks_apart():
-        return _mapped_step(step, state, *others)
+    with under_vmap.networks(how):
+        return jax.vmap(step, axes, (_AXES, 0))(state, *others)
 
 
 def _in_turn(step, state, *others):
@@ -101,7 +103,7 @@ def _method(method: core.Method, every: Callable) -> core.Method:
 
     Args:
       method: for one seed.
-      every: takes the step of every seed: `_mapped_step`, `_mapped_apart`, `_in_turn`.
+      every: takes the step of every seed: `_mapped_step`, `_in_turn`.
     """
 
     def init(keys, batch):
@@ -172,9 +174,9 @@ def together(jobs: dict[int, job.Job], *, apart: bool = False) -> job.Job:
       A job without pictures; what its evaluators give has an axis of seeds.
     """
     first = next(iter(jobs.values()))
-    every = _mapped_step
+    every = functools.partial(_mapped_step, "grouped")
     if apart or sharding.on_cpu():
-        every = _mapped_apart
+        every = functools.partial(_mapped_step, "apart")
     elif sharding.platform() == "tpu" and len(jobs) > _MAPPED:
         every = _in_turn
     evaluators = {

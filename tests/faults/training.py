@@ -499,11 +499,54 @@ FAULTS = [
     ),
     *fault.of(
         "nets/conv.py",
+        "test_conv.py::test_networks_in_groups_have_gradients_in_groups",
+        (
+            "conv: networks in groups have JAX's gradients",
+            "if under_vmap.way() is None:",
+            'if under_vmap.way() != "apart":',
+        ),
+        (
+            "conv: groups of networks are of one",
+            '"feature_group_count": groups * count',
+            '"feature_group_count": groups',
+        ),
+    ),
+    *fault.of(
+        "nets/norm.py",
+        "test_under_vmap.py::test_batch_norm_sums_over_the_channels_of_all_networks",
+        (
+            "norm: sums of several networks are as JAX has them",
+            'if under_vmap.way() == "grouped":',
+            "if False:",
+        ),
+    ),
+    *fault.of(
+        "nets/under_vmap.py",
+        "test_under_vmap.py::test_the_channels_of_networks_follow_one_another",
+        (
+            "under_vmap: channels of networks are mixed",
+            "x = jnp.moveaxis(x, 0, -2)",
+            "x = jnp.moveaxis(x, 0, -1)",
+        ),
+        (
+            "under_vmap: results are parted by channels",
+            "x.reshape(*x.shape[:-1], count, -1), -2, 0)",
+            "x.reshape(*x.shape[:-1], -1, count), -1, 0)",
+        ),
+        (
+            "under_vmap: what is in common is put in a row, too",
+            "return _mapped(functools.partial(function, 1), of_all, all)",
+            "return _mapped(functools.partial(function, 1), of_all, any)",
+            "test_under_vmap.py::test_what_networks_have_in_common_is_not_put_in_a_row",
+        ),
+    ),
+    *fault.of(
+        "nets/under_vmap.py",
         "test_conv.py::test_networks_apart_have_a_convolution_each[case0-mapped0]",
         (
             "conv: networks apart are joined by groups",
-            "if are_mapped[1]:",
-            "if False:",
+            "lambda are_mapped: are_mapped[of])",
+            "lambda are_mapped: False)",
         ),
         (
             "conv: all networks apart have the first one's kernel",
