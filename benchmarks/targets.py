@@ -41,8 +41,9 @@ CCLIS = "configs/cclis_tinyimagenet.py"
 DUEL = ("--classes=1000", "--rows=115846")
 ICL = "--rows=2600"
 # No paper has one of these with the rows' methods: the sizes are usual ones.
-VIT = {"name": "vit", "size": "small", "patch": 4, "image_size": 32, "drop_path": 0.1}
-CONVNEXT = {"name": "convnext", "size": "tiny", "patch": 2, "drop_path": 0.1}
+VIT = {"name": "vit", "size": "small", "patch": 4, "image_size": 32}
+CONVNEXT = {"name": "convnext", "size": "tiny", "patch": 2}
+DROPS = {"drop_path": 0.1}
 
 
 def _two_view(base, *more):
@@ -90,9 +91,11 @@ ROWS = {
     },
     "mocov2plus-pnr-imagenet100": IMAGENET,  # its images are streamed
     "mocov2plus-pnr-head": _two_view("mocov2plus", "--config.method.online_head=True"),
-    "mocov2plus-pnr-vit": _two_view("mocov2plus", _encoder(VIT)),
-    "simclr-pnr-vit": _two_view("simclr", _encoder(VIT | {"frozen_patch": True})),
-    "simclr-pnr-convnext": _two_view("simclr", _encoder(CONVNEXT)),
+    "mocov2plus-pnr-vit": _two_view("mocov2plus", _encoder(VIT | DROPS)),
+    "simclr-pnr-vit": _two_view(
+        "simclr", _encoder(VIT | DROPS | {"frozen_patch": True})
+    ),
+    "simclr-pnr-convnext": _two_view("simclr", _encoder(CONVNEXT | DROPS)),
     "dino-cassle-local": _two_view(
         "dino",
         "--config.method.strategy=cassle",
