@@ -223,6 +223,7 @@ def summary(found: dict) -> dict:
         "compiler": found["compiler"],
         "batch_size": found["batch_size"],
         "seconds": found["seconds"],
+        "options": found["options"],
         "memory": found["memory"],
         "kernels": sum(found["kernels"].values()),
         "products": found["products"],
@@ -379,6 +380,8 @@ def _notes_of(row) -> Iterator[str]:
         yield f"{row['unknown_loops']} loops of unknown length, once each"
     if row["host_transfers"]:
         yield "transfers with the host"
+    for name, value in row.get("options", {}).items():
+        yield f"compiled with {name}={value}, for the compiler fails without"
     copies = [(copy["shape"], copy["bytes"]) for copy in row["copies"][:3]]
     for (shape, size), count in collections.Counter(copies).items():
         often = "" if count == 1 else f"{count} times "

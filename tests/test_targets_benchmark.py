@@ -62,7 +62,7 @@ def cells(page, name):
 
 def test_the_page_shows_what_was_found(bench):
     found = {
-        "er": {"h200:1": summary()},
+        "er": {"h200:1": summary(options={"xla_a": False})},
         "er_ace": {"h200:1": summary(unknown_loops=0, kernels=7, fits=False)},
         "icl": {"h200:1": {"fits": False, "error": "Ran out", "program": "p"}},
         "gem": {"h200:8": {"failed": "config.batch_size=10: must be"}},
@@ -78,6 +78,7 @@ def test_the_page_shows_what_was_found(bench):
         "1 of 2 fit; kernels from 7 (er_ace) to 1,234 (er); least time from 4 ms" in one
     )
     assert "- 3 loops of unknown length, once each: er\n" in one
+    assert "- compiled with xla_a=False, for the compiler fails without: er\n" in one
     assert "- copies 2 times u8[5], 2 MB a step: er_ace, er\n" in one
     assert "- icl: Ran out" in one and "- gem: config.batch_size=10: must be" in eight
     assert tpu.strip() == "Not asked for yet: er_ace, icl, er, gem."
@@ -133,7 +134,7 @@ def test_what_the_page_keeps_of_a_program(bench):
     given = dict.fromkeys(
         ("fits", "program", "compiler", "batch_size", "seconds", "memory", "products")
         + ("grouped", "flops", "bytes", "least", "cycles", "unknown_loops")
-        + ("host_transfers",)
+        + ("host_transfers", "options")
     )
     given |= {"collectives": sent, "copies": copies, "kernels": {"copy": 2, "other": 3}}
     found = bench.summary(given)

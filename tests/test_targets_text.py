@@ -21,6 +21,7 @@ and h200:4 of the functions below, without what nothing here reads:
 import json
 import pathlib
 import re
+import types
 
 import jax
 import numpy as np
@@ -30,7 +31,7 @@ from absl import flags
 from helpers import toy
 from jaxcl import sharding
 from jaxcl.config import build
-from jaxcl.scaling import collectives, hardware, hlo, kernels, targets
+from jaxcl.scaling import collectives, hardware, hlo, kernels, tables, targets
 from jaxcl.scaling import command as scaling_command
 from jaxcl.scaling import compiled as compiled_lib
 
@@ -481,7 +482,7 @@ def told(target, rows, *, limit=10**9):
     memory = {"arguments": 300e6, "outputs": 201e6, "aliased": 200e6}
     memory |= {"temporaries": 80e6, "program": 19e6, "peak": 310e6}
     memory |= {"held": 400e6, "limit": 1000e6}
-    found |= {"seconds": 12.0, "memory": memory, "fits": True}
+    found |= {"seconds": 12.0, "memory": memory, "fits": True, "options": {}}
     return found | targets.program(text("tpu_step"), 4, FACTS)
 
 
@@ -606,6 +607,39 @@ def test_programs_are_kept(tmp_path):
         assert targets._compiled(Lowered(), "name", str(tmp_path / "kept")) == want
     assert Lowered.compiled == 1
     assert targets._compiled(Lowered(), "name", None) == want and Lowered.compiled == 2
+
+
+def test_products_without_tiles_are_those_of_the_library(tmp_path):
+    """As of a ViT, where no chip is there to time XLA's own."""
+
+    class Made:
+        def memory_analysis(self):
+            names = ("argument", "output", "alias", "temp", "generated_code")
+            sizes = {f"{name}_size_in_bytes": 1 for name in names}
+            return types.SimpleNamespace(**sizes)
+
+        def as_text(self):
+            return "HloModule"
+
+    class Lowered:
+        asked = []
+
+        def compile(self, compiler_options=None):
+            Lowered.asked.append(compiler_options)
+            if compiler_options is None:
+                raise jax.errors.JaxRuntimeError(
+                    "INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot"
+                )
+            return Made()
+
+    library = {"xla_gpu_enable_triton_gemm": False}
+    for _ in range(2):  # kept, the second time
+        found = targets._compiled(Lowered(), "name", str(tmp_path / "kept"))
+        assert found["options"] == library and found["text"] == "HloModule"
+    assert Lowered.asked == [None, library]
+    setting = tables.Setting("toy", "bfloat16", False, 0.3, {})
+    shown = tables.of_targets([told("h200:1", 8) | {"options": library}], setting)
+    assert "For h200:1 with xla_gpu_enable_triton_gemm=False: without it" in shown
 
 
 def test_other_errors_of_a_compiler_are_not_hidden():

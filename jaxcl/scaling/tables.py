@@ -64,12 +64,18 @@ def of_targets(found: list[dict], setting: Setting) -> str:
     blocks = [_about(setting, first, f"{sizes} examples in all")]
     made = ", ".join(dict.fromkeys(x["compiler"] for x in found))
     blocks.append(f"Compiled by {made} under jax {jax.__version__}, nothing was run.")
+    blocks += [_with_options(x) for x in found if x.get("options")]
     heads = [x["target"] for x in found]
     blocks.append(_ruled(["a step on", *heads], _compiled(found)))
     for each in found:
         blocks.append(_longest(each))
     blocks.append(_assumed_of_targets(found))
     return "\n\n".join(block for block in blocks if block)
+
+
+def _with_options(found) -> str:
+    options = ", ".join(f"{name}={x}" for name, x in found["options"].items())
+    return f"For {found['target']} with {options}: without it the compiler fails."
 
 
 def _compiled(found):

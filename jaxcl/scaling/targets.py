@@ -36,6 +36,10 @@ ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5e-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
+# Of a GPU's compiler that has no chip to time kernels on, for some products of narrow
+# sequences; all products are then its library's.
+_NO_TILES = "Couldn't find output tile sizes"
+_LIBRARY = {"xla_gpu_enable_triton_gemm": False}
 _CUDA = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 # What a GPU's compiler asks for besides what `hardware.CHIPS` tells of each; the same
 # for all from A100 to H200 (CUDA C++ Programming Guide, compute capabilities).
@@ -193,8 +197,8 @@ def measure(
       kept: a folder; what was compiled before is read there and not compiled again.
 
     Returns:
-      A dict for JSON. "seconds" of compiling; "memory" of a device by kind, in bytes,
-      with its "limit"; "fits"; "kernels" a step by kind; "products" by type; "flops"
+      A dict for JSON. "seconds" of compiling; "options", which the compiler
+      fails without; "memory" of a device by kind, in bytes, with its "limit"; "fits"; "kernels" a step by kind; "products" by type; "flops"
       and "bytes" of a step on a device; "least" from `least`; "cycles", seconds by the
       compiler's own estimate or None; "collectives"; "copies" and "longest", the
       kernels that copy most and that take longest; and what the tests ask for. With
@@ -225,18 +229,26 @@ def measure(
     memory = made["memory"]
     memory |= {"held": compiled.held(memory), "limit": int(machine.memory)}
     found |= {"seconds": made["seconds"], "memory": memory, **arguments}
+    found["options"] = made.get("options", {})  # not in what was kept until November
     found["fits"] = memory["held"] <= memory["limit"]
     return found | program(made["text"], work.steps_per_call, machine)
 
 
 def _compiled(lowered, name, kept) -> dict:
-    """What the compiler says: "text", "memory" and "seconds", or "error" alone."""
+    """What the compiler says: "text", "memory", "seconds" and "options", or "error"."""
     path = None if kept is None else epath.Path(kept) / f"{name}.json.gz"
     if path is not None and path.exists():
         return json.loads(gzip.decompress(path.read_bytes()))
     began = time.monotonic()
+    options: dict[str, bool] = {}
     try:
-        made = lowered.compile()
+        try:
+            made = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            if _NO_TILES not in str(error):
+                raise
+            options = _LIBRARY
+            made = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         if not _FULL.search(str(error)):
             raise
@@ -247,6 +259,7 @@ def _compiled(lowered, name, kept) -> dict:
             "seconds": time.monotonic() - began,
             "memory": compiled.memory_of(made.memory_analysis()),
             "text": made.as_text(),
+            "options": options,
         }
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)

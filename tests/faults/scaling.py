@@ -106,6 +106,20 @@ FAULTS = [
     ),
     *fault.of(
         "scaling/targets.py",
+        f"{TEXT}::test_products_without_tiles_are_those_of_the_library",
+        (
+            "targets: a product without tiles is an error",
+            "if _NO_TILES not in str(error):",
+            "if True:",
+        ),
+        (
+            "targets: that options were needed is not said",
+            '"options": options,',
+            '"options": {},',
+        ),
+    ),
+    *fault.of(
+        "scaling/targets.py",
         f"{TEXT}::test_the_least_time_is_what_each_kernel_is_bound_by",
         (
             "targets: a kernel is bound by its arithmetic",
