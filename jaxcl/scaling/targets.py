@@ -197,8 +197,9 @@ def measure(
       kept: a folder; what was compiled before is read there and not compiled again.
 
     Returns:
-      A dict for JSON. "seconds" of compiling; "options", which the compiler
-      fails without; "memory" of a device by kind, in bytes, with its "limit"; "fits"; "kernels" a step by kind; "products" by type; "flops"
+      A dict for JSON. "seconds" of compiling; "options", without which the compiler
+      fails; "memory" of a device by kind, in bytes, with its "limit"; "fits";
+      "kernels" a step by kind; "products" by type; "flops"
       and "bytes" of a step on a device; "least" from `least`; "cycles", seconds by the
       compiler's own estimate or None; "collectives"; "copies" and "longest", the
       kernels that copy most and that take longest; and what the tests ask for. With
