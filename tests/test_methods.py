@@ -808,14 +808,15 @@ def test_programs_of_accelerators_agree(name, tmp_path):
     assert_same_metrics(name, lines, metrics, "the accelerators' program")
 
 
+@pytest.mark.parametrize("platform", ["any", "gpu"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_seeds_side_by_side_agree(name, tmp_path):
+def test_seeds_side_by_side_agree(name, platform, tmp_path):
     """Two seeds in one program, as accelerators run them, and each by itself.
 
     Tolerance: that of one and eight devices, since sums are in another order here, too.
     """
     row = METHODS[name]
-    with sharding.for_elsewhere():
+    with sharding.for_elsewhere(platform=platform):
         asked = build.build(toy.config(seeds=2, **row.changes), tmp_path / "asked")
         assert asked.side_by_side == (row.family not in ONE_AFTER_ANOTHER)
         if not asked.side_by_side:
