@@ -33,10 +33,10 @@ from jaxcl.scaling import tables, targets
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TARGETS = ("h200:1", "h200:8", "v5e:2x4")
-PNR = ("configs/pnr_cifar100.py", "--classes=100", "--rows=50000")
+CIFAR100 = ("--classes=100", "--rows=50000")
+PNR = ("configs/pnr_cifar100.py", *CIFAR100)
 IMAGENET = ("configs/pnr_imagenet100.py", "--classes=100", "--rows=126689")
 ONLINE = ("--classes=10", "--rows=50000")
-CIFAR100 = PNR[1:]
 CCLIS = "configs/cclis_tinyimagenet.py"
 DUEL = ("--classes=1000", "--rows=115846")
 ICL = "--rows=2600"
@@ -124,7 +124,7 @@ ROWS = {
         "replay",
         "byol",
         "--config.method.regulariser=lump",
-        "--config.replay.size=10",  # it mixes each of them with a row that comes
+        "--config.replay.size=10",  # each is mixed with a row that comes
     ),
     "online_ssl-loss_aware": _online_ssl(
         "replay", "byol", "--config.replay.policy=loss_aware_reservoir"
@@ -293,7 +293,8 @@ compiles the step of a later task for chips that need not be there, at the size 
 paper's config and in its precision, and writes this page and `docs/targets.json`.
 **Nothing was run: these are facts of programs, and bounds on their time.** What each
 number is says [How a run would scale](scaling.md#by-the-chips-own-compiler); each row's
-command is in `benchmarks/targets.py`. All are of one step on one device. The online
+command is in `benchmarks/targets.py`. No paper has the rows of ViTs and ConvNeXts;
+their encoders have usual sizes. All are of one step on one device. The online
 methods' batches of 10 are 80 where there are eight chips, since ten rows do not share
 out, and MIR's candidates 400. "MB alone" are those of messages beside which the
 compiler put nothing. Seconds of compiling are of two cores that did much else."""

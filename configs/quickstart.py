@@ -14,6 +14,8 @@ table of the PNR paper (Cha et al., ICML 2024).
 All looks at once, the line above them: --config.scenario.name=joint.
 """
 
+import functools
+
 import ml_collections
 
 from jaxcl.config import recipe
@@ -50,7 +52,8 @@ def get_config():
         "queue_size": 256,
     }
     config.optimizer = {"name": "sgd", "lr": 0.1, "weight_decay": 1e-4}
-    warmup = recipe.of(recipe.warmup_epochs, config.get_ref("epochs"))
+    three = functools.partial(recipe.warmup_epochs, usual=3)
+    warmup = recipe.of(three, config.get_ref("epochs"))
     config.schedule = {"name": "warmup_cosine", "warmup_epochs": warmup}
     config.evaluators = {
         "collapse": {},

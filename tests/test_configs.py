@@ -435,7 +435,7 @@ def test_every_config_refuses_a_word_that_it_does_not_know(path):
         config_files.load(path).get_config("debgu")
 
 
-@pytest.mark.parametrize("epochs, warmup", [(30, 3), (3, 1), (1, 0)])
+@pytest.mark.parametrize("epochs, warmup", [(30, 3), (10, 3), (3, 2), (1, 0)])
 def test_fewer_epochs_of_the_quick_start_warm_up_in_fewer(epochs, warmup):
     config = config_files.load(ROOT / "configs" / "quickstart.py").get_config()
     config.epochs = epochs

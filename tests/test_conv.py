@@ -90,6 +90,51 @@ def test_networks_apart_have_a_convolution_each(case, mapped):
     assert groups in str(jax.make_jaxpr(theirs)(*arguments))
 
 
+@pytest.mark.parametrize("how", ["grouped", "apart"])
+@pytest.mark.parametrize("own", [1, 2])
+def test_batches_of_each_of_several_networks(how, own):
+    """Two `vmap`s: the inner one over two batches that share a kernel of their network.
+
+    Args:
+      own: groups that the convolution has by itself.
+    """
+    rng = np.random.default_rng(4)
+    x = jnp.float32(rng.normal(size=(3, 2, 5, 8, 8, 4)))
+    kernel = jnp.float32(rng.normal(size=(3, 3, 3, 4 // own, 6)))
+    weights = jnp.float32(rng.normal(size=(3, 2, 5, 4, 4, 6)))
+    options = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    options["feature_group_count"] = own
+
+    def slopes(made):
+        def loss(kernel, x, weights):
+            return jnp.vdot(made(x, kernel, (2, 2), "SAME", **options), weights)
+
+        of_batches = jax.vmap(jax.grad(loss, (0, 1)), (None, 0, 0))
+        return jax.vmap(of_batches)
+
+    arguments = kernel, x, weights
+    with sharding.for_elsewhere(platform="gpu"), under_vmap.networks(how):
+        found = jax.jit(slopes(conv.conv))(*arguments)
+        text = str(jax.make_jaxpr(slopes(conv.conv))(*arguments))
+    close(found, slopes(jax.lax.conv_general_dilated)(*arguments))
+    if how == "grouped" and own == 2:
+        # JAX's weight gradient of both batches, and a group for each network's own two.
+        assert "batch_group_count=12" in text
+
+
+def test_networks_in_groups_in_bfloat16():
+    arguments, theirs, ours = of_three(SMALL, (0, 0))
+    narrow = [x.astype("bfloat16") for x in arguments]
+    with sharding.for_elsewhere(platform="gpu"), under_vmap.networks("grouped"):
+        found = jax.jit(ours)(*narrow)
+    for mine, exact in zip(
+        jax.tree.leaves(found), jax.tree.leaves(theirs(*arguments)), strict=True
+    ):
+        assert mine.dtype == jnp.bfloat16
+        error = np.abs(np.asarray(mine, "f4") - exact).max()
+        assert error < 0.02 * np.abs(exact).max()
+
+
 def close(found, want):
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-2), found, want

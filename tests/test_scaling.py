@@ -459,9 +459,7 @@ def test_what_is_told_of_seeds_side_by_side_is_of_all():
     for found in (alone, all_three):
         made = scaling_command.estimates([found], setting)
         shown = scaling_command.tables.text([found], made, setting).splitlines()[0]
-        assert ("48 examples in all for each of 3 seeds" in shown) == (
-            found is all_three
-        )
+        assert ("3 seeds, each of 48 examples in all" in shown) == (found is all_three)
 
 
 ICL = {

@@ -38,6 +38,19 @@ def test_what_networks_have_in_common_is_not_put_in_a_row():
     chex.assert_trees_all_equal(made(x[0], y), 2 * x[0])  # no vmap
 
 
+def test_a_vmap_within_a_network_leaves_the_outer_one_its_way():
+    seen = []
+
+    def function(count, x, y):
+        seen.append((count, x.shape, y.shape))
+        return x * y
+
+    x, y = jnp.arange(24.0).reshape(NETWORKS, 4, 2), jnp.arange(6.0).reshape(3, 2)
+    within = jax.vmap(under_vmap.in_channels(function), (0, None))
+    chex.assert_trees_all_equal(jax.vmap(within)(x, y), x * y[:, None])
+    assert seen[-1] == (3, (6,), (6,))
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_batch_norm_sums_over_the_channels_of_all_networks(groups):
     """Values, slopes and running statistics are those of `vmap` as JAX has it."""

@@ -67,12 +67,18 @@ def of(function: Callable, *fields: config_dict.FieldReference):
     return config_dict.FieldReference(start, field_type=type(start), op=look)
 
 
-def warmup_epochs(epochs) -> int:
-    """A tenth of the epochs, at most ten; none of a single one; for `of`."""
+def warmup_epochs(epochs, usual: int | None = None) -> int:
+    """Epochs of a warm-up, for `of`: fewer than there are of any task.
+
+    Args:
+      epochs: of each task, as `config.epochs` has them.
+      usual: as many where that is fewer; None: a tenth of the epochs, at most ten.
+    """
     if not isinstance(epochs, int | tuple):
         return 0  # an override that the schema will refuse
     fewest = min(stream.epochs_of_tasks(epochs))
-    return min(10, -(-fewest // 10), fewest - 1)
+    wanted = min(10, -(-fewest // 10)) if usual is None else usual
+    return min(wanted, fewest - 1)
 
 
 def words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:

@@ -190,7 +190,8 @@ def finish(
     _check_channels(dataset)
     if validation and dataset.validation is not None:
         raise ValueError(
-            f"validation = {validation}: {dataset.name} already has a validation split"
+            f"validation = {validation}: {dataset.name} already has a validation "
+            "split; must be 0"
         )
     if validation:
         train, held_out = split_validation(dataset.train, validation, seed)

@@ -1,4 +1,4 @@
-"""Convolutions in a form that is fast on XLA's CPU backend."""
+"""Convolutions in a form that is fast on XLA's CPU backend, and for many networks."""
 
 import functools
 from collections.abc import Sequence
@@ -155,7 +155,7 @@ def depthwise(x: jax.Array, kernel: jax.Array) -> jax.Array:
     reach = len(kernel) // 2
     if sharding.on_cpu():
         return _by_tiles(x, kernel[:, :, 0], reach)
-    return lax.conv_general_dilated(
+    return conv(
         x,
         kernel,
         (1, 1),

@@ -22,9 +22,9 @@ def networks(how: Way) -> Iterator[None]:
     """Context that says what layers do when `vmap` gives them several networks.
 
     - "apart": a convolution for each network. A CPU computes groups slowly.
-    - "grouped": a convolution with a group for each network, and gradients of the same
-      form, where JAX makes a weight gradient whose window is as large as the map; and
-      batch norm's sums over rows for the channels of all.
+    - "grouped": a convolution with a group for each network. Its gradients have groups,
+      too; JAX's own weight gradient has a window as large as the map. On a GPU batch
+      norm sums over the channels of all networks at once.
 
     It is read while a program is traced. What is traced in it has no forward-mode
     derivative, and no second one.
@@ -50,7 +50,7 @@ def for_each(function: Callable, *, of: int) -> Callable:
         one network, and `vmap` does as with any other function.
     """
 
-    def of_all(single, count, are_mapped, *arguments):
+    def of_all(count, are_mapped, *arguments):
         pairs = [*zip(arguments, are_mapped, strict=True)]
         results = [
             single(*(x[i] if is_mapped else x for x, is_mapped in pairs))
@@ -58,7 +58,11 @@ def for_each(function: Callable, *, of: int) -> Callable:
         ]
         return jax.tree.map(lambda *of_each: jnp.stack(of_each), *results)
 
-    return _mapped(function, of_all, lambda are_mapped: are_mapped[of])
+    def of_one(axes):
+        return for_each(jax.vmap(function, axes), of=of)
+
+    single = _mapped(function, of_all, of_one, fits=lambda are_mapped: are_mapped[of])
+    return single
 
 
 def in_channels(function: Callable) -> Callable:
@@ -72,25 +76,35 @@ def in_channels(function: Callable) -> Callable:
     Returns: the function of the arrays of one network.
     """
 
-    def of_all(single, count, are_mapped, *arguments):
-        del single, are_mapped
+    def of_all(count, are_mapped, *arguments):
+        del are_mapped
         results = function(count, *map(_joined, arguments))
         return jax.tree.map(lambda x: _parted(x, count), results)
 
-    return _mapped(functools.partial(function, 1), of_all, all)
+    def of_one(axes):
+        def mapped(count, *arrays):
+            return jax.vmap(functools.partial(function, count), axes)(*arrays)
+
+        return in_channels(mapped)
+
+    return _mapped(functools.partial(function, 1), of_all, of_one, fits=all)
 
 
-def _mapped(function, of_all, fits):
-    """`function`, for which `vmap` calls `of_all` where `fits(are_mapped)`."""
+def _mapped(function, of_all, of_one, *, fits):
+    """`function`, for which `vmap` calls `of_all` where `fits(are_mapped)`.
+
+    Else `vmap` is over something within a network, and calls of_one(axes), of which a
+    further `vmap` may be over networks.
+    """
     single = jax.custom_batching.custom_vmap(function)
 
     @single.def_vmap
     def mapped(count, are_mapped, *arguments):
         if fits(are_mapped):
-            results = of_all(single, count, are_mapped, *arguments)
+            results = of_all(count, are_mapped, *arguments)
         else:
             axes = [0 if is_mapped else None for is_mapped in are_mapped]
-            results = jax.vmap(function, axes)(*arguments)
+            results = of_one(axes)(*arguments)
         return results, jax.tree.map(lambda _: True, results)
 
     return single

@@ -49,8 +49,8 @@ def _about(setting, first, examples) -> str:
     """What was compiled; `first` is one of what was measured."""
     task = "a later task" if first["task"] else "the first task"
     count = first["seeds"]
-    seeds = f" for each of {count} seeds" if count > 1 else ""
-    return f"{setting.name}, {task}: a step of {examples}{seeds}, {setting.precision}"
+    seeds = f"{count} seeds, each of " if count > 1 else ""
+    return f"{setting.name}, {task}: a step of {seeds}{examples}, {setting.precision}"
 
 
 def of_targets(found: list[dict], setting: Setting) -> str:

@@ -230,7 +230,7 @@ def measure(
     memory = made["memory"]
     memory |= {"held": compiled.held(memory), "limit": int(machine.memory)}
     found |= {"seconds": made["seconds"], "memory": memory, **arguments}
-    found["options"] = made.get("options", {})  # not in what was kept until November
+    found["options"] = made.get("options", {})  # programs kept by older code lack it
     found["fits"] = memory["held"] <= memory["limit"]
     return found | program(made["text"], work.steps_per_call, machine)
 
@@ -248,7 +248,7 @@ def _compiled(lowered, name, kept) -> dict:
         except jax.errors.JaxRuntimeError as error:
             if _NO_TILES not in str(error):
                 raise
-            options = _LIBRARY
+            options, began = _LIBRARY, time.monotonic()
             made = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         if not _FULL.search(str(error)):

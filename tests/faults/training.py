@@ -529,14 +529,21 @@ FAULTS = [
             "x = jnp.moveaxis(x, 0, -1)",
         ),
         (
+            "under_vmap: within a vmap networks are as JAX has them",
+            "return in_channels(mapped)",
+            "return functools.partial(mapped, 1)",
+            "test_under_vmap.py"
+            "::test_a_vmap_within_a_network_leaves_the_outer_one_its_way",
+        ),
+        (
             "under_vmap: results are parted by channels",
             "x.reshape(*x.shape[:-1], count, -1), -2, 0)",
             "x.reshape(*x.shape[:-1], -1, count), -1, 0)",
         ),
         (
             "under_vmap: what is in common is put in a row, too",
-            "return _mapped(functools.partial(function, 1), of_all, all)",
-            "return _mapped(functools.partial(function, 1), of_all, any)",
+            "of_all, of_one, fits=all)",
+            "of_all, of_one, fits=any)",
             "test_under_vmap.py::test_what_networks_have_in_common_is_not_put_in_a_row",
         ),
     ),
@@ -545,8 +552,8 @@ FAULTS = [
         "test_conv.py::test_networks_apart_have_a_convolution_each[case0-mapped0]",
         (
             "conv: networks apart are joined by groups",
-            "lambda are_mapped: are_mapped[of])",
-            "lambda are_mapped: False)",
+            "fits=lambda are_mapped: are_mapped[of])",
+            "fits=lambda are_mapped: False)",
         ),
         (
             "conv: all networks apart have the first one's kernel",
