@@ -89,7 +89,7 @@ def _in_one(convolve):
 
 
 def _in_pieces(convolve, slices):
-    """The same, with a weight gradient that is a sum over slices of the rows."""
+    """As `_in_one`, with a weight gradient that is a sum over slices of the rows."""
 
     def backward(count, x, kernel, gradient):
         to_x = jax.linear_transpose(lambda x: convolve(count, x, kernel), x)
