@@ -37,7 +37,7 @@ def networks(how: Way) -> Iterator[None]:
 
 
 def way() -> Way | None:
-    """What `networks` was given; None outside of it, where layers are as JAX has them."""
+    """What `networks` was given; None outside of it: layers are as JAX has them."""
     return _WAY.get()
 
 
