@@ -296,8 +296,9 @@ number is says [How a run would scale](scaling.md#by-the-chips-own-compiler); ea
 command is in `benchmarks/targets.py`. No paper has the rows of ViTs and ConvNeXts;
 their encoders have usual sizes. All are of one step on one device. The online
 methods' batches of 10 are 80 where there are eight chips, since ten rows do not share
-out, and MIR's candidates 400. "MB alone" are those of messages beside which the
-compiler put nothing. Seconds of compiling are of two cores that did much else."""
+out, and MIR's candidates 400; LUMP still mixes ten of the 80. "MB alone" are those
+of messages beside which the compiler put nothing. Seconds of compiling are of two cores
+that did much else."""
 
 
 def page(found: dict) -> str:

@@ -211,6 +211,14 @@ def test_what_a_text_tells_in_numbers():
     assert found["cycles"] == pytest.approx(cycles / 1e6) and cycles > 1e4
     unknown = targets.program(text("tpu_step"), 4, FACTS._replace(clock=None))
     assert unknown["cycles"] is None
+    overflowed, count = re.subn(
+        r'"estimated_cycles":"\d+"',
+        f'"estimated_cycles":"{2**63 - 1}"',
+        text("tpu_step"),
+        count=1,
+    )
+    assert count == 1
+    assert targets.program(overflowed, 4, FACTS)["cycles"] is None
     assert found["unknown_loops"] == 0 and found["host_transfers"] == []
     assert json.loads(json.dumps(found)) == found
     # The longest kernels are in order, and those of one place are one.

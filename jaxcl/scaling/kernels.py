@@ -22,6 +22,7 @@ _CONTRACTED = re.compile(
     r'(?:lhs_contracting_dims=\{|"lhs_contracting_dimensions":\[)([\d,"]*)'
 )
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+NO_ESTIMATE = 2**63 - 1  # cycles, where the estimate of a TPU's compiler overflowed
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CUDNN = re.compile(r"__cudnn\$conv(\w+)")
 _SLICES = ("slice", "dynamic-slice", "gather")

@@ -290,8 +290,6 @@ def program(text: str, steps: int, machine: hardware.Machine) -> dict:
     times = {kind: 0.0 for kind in kernels.KINDS}
     for kernel in ran:
         times[kernel.kind] += kernel.times
-    cycles = [x.times * x.cycles for x in ran if x.cycles is not None]
-    known = machine.clock is not None and cycles
     return {
         "kernels": {kind: count for kind, count in times.items() if count},
         "products": products,
@@ -301,7 +299,7 @@ def program(text: str, steps: int, machine: hardware.Machine) -> dict:
         "flops": sum(x.times * x.flops for x in ran),
         "bytes": sum(x.times * x.bytes for x in ran if x.kind != "message"),
         "least": least(ran, sent, machine)._asdict(),
-        "cycles": sum(cycles) / machine.clock if known else None,
+        "cycles": _estimated(ran, machine),
         "collectives": collectives.plain(sent),
         "copies": _named(kernels.copied(ran), lambda x: x.times * x.bytes),
         "longest": _named(ran, lambda x: x.times * max(_seconds(x, machine))),
@@ -312,6 +310,15 @@ def program(text: str, steps: int, machine: hardware.Machine) -> dict:
         ),
         "outputs_aliased": len(parsed.aliases),
     }
+
+
+def _estimated(ran, machine) -> float | None:
+    """Seconds by a TPU's compiler; None unless it has an estimate of every kernel."""
+    timed = [x for x in ran if x.cycles is not None]
+    overflowed = any(x.cycles == kernels.NO_ESTIMATE for x in timed)
+    if machine.clock is None or not timed or overflowed:
+        return None
+    return sum(x.times * x.cycles for x in timed) / machine.clock
 
 
 def _named(ran: list[kernels.Kernel], size: Callable) -> list[dict]:

@@ -120,6 +120,15 @@ FAULTS = [
     ),
     *fault.of(
         "scaling/targets.py",
+        f"{TEXT}::test_what_a_text_tells_in_numbers",
+        (
+            "targets: cycles that overflowed are added up",
+            "x.cycles == kernels.NO_ESTIMATE",
+            "x.cycles == 0",
+        ),
+    ),
+    *fault.of(
+        "scaling/targets.py",
         f"{TEXT}::test_the_least_time_is_what_each_kernel_is_bound_by",
         (
             "targets: a kernel is bound by its arithmetic",
