@@ -313,7 +313,7 @@ def program(text: str, steps: int, machine: hardware.Machine) -> dict:
 
 
 def _estimated(ran, machine) -> float | None:
-    """Seconds by a TPU's compiler; None unless it has an estimate of every kernel."""
+    """Seconds by a TPU's compiler; None where it has no estimate or one overflowed."""
     timed = [x for x in ran if x.cycles is not None]
     overflowed = any(x.cycles == kernels.NO_ESTIMATE for x in timed)
     if machine.clock is None or not timed or overflowed:
