@@ -837,9 +837,24 @@ def of_extra(kernels, name):
     return kernels._replace(extra=kernels.extra | {name: zeros})
 
 
+def share_of_update(before, plain, other) -> float:
+    """How far two steps end from each other, of the way that the first went."""
+
+    def way(start, end):
+        leaves = zip(*map(jax.tree.leaves, (start.params, end.params)), strict=True)
+        return np.concatenate([np.ravel(a - b) for a, b in leaves])
+
+    went = np.linalg.norm(way(before, plain[0]))
+    return np.linalg.norm(way(plain[0], other[0])) / went
+
+
 @pytest.mark.parametrize("name", CASTING)
 def test_a_step_by_cast_kernels_is_the_step(name, tmp_path):
-    """As a GPU makes it in bfloat16, where it is the one program, see nets/cast.py."""
+    """As a GPU makes it in bfloat16, where it is the one program, see nets/cast.py.
+
+    A teacher with its norms in its kernels is rounded elsewhere: the update turns by up
+    to 0.5%.
+    """
     run(name, tmp_path, stop_at=STOP_STEP)
     state, work = final(name, tmp_path).state, new_job(name, precision="bfloat16")
     method = work.method
@@ -852,14 +867,18 @@ def test_a_step_by_cast_kernels_is_the_step(name, tmp_path):
     step, kernels = jax.jit(method.step), method.cast(state, None)
     plain, by_cast = step(state, batch), step(state, batch, kernels)
     chex.assert_trees_all_equal_dtypes(plain, by_cast)
-    without_keys = [(state.replace(key=None), told) for state, told in (plain, by_cast)]
-    chex.assert_trees_all_close(*without_keys, rtol=1e-6, atol=1e-6)
+    if kernels.stats:
+        assert share_of_update(state, plain, by_cast) < 0.01
+    else:
+        ends = [(state.replace(key=None), told) for state, told in (plain, by_cast)]
+        chex.assert_trees_all_close(*ends, rtol=1e-6, atol=1e-6)
     # Control: the step goes by these kernels, of every network.
     networks = [kernels._replace(params=jax.tree.map(jnp.zeros_like, kernels.params))]
     networks += [of_extra(kernels, field) for field in kernels.extra]
     for others in networks:
         assert jax.tree.leaves(others)
-        assert not same(step(state, batch, others)[0].params, plain[0].params)
+        share = share_of_update(state, plain, step(state, batch, others))
+        assert share > (0.1 if kernels.stats else 0.003)
 
 
 def convolutions(work) -> set[str]:

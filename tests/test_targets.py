@@ -236,6 +236,13 @@ def test_the_slow_network_sends_no_messages_of_its_own():
     assert sum(sent) <= 2 * (3 + 1) + 2  # of the loss and of the gradients
 
 
+def test_a_teachers_convolutions_add_the_offset_of_their_norm():
+    """And end with the ReLU: cuDNN has all of it as one kernel."""
+    needs("gpu")
+    found = step("gpu", "two-view")
+    assert found["text"].count('"__cudnn$convBiasActivationForward"') == 3
+
+
 def test_a_streamed_loss_takes_no_memory_of_rows_times_columns(chip):
     """Forward and backward, in float32 and bfloat16; the plain form beside it."""
     found = kernels_on_target.streamed(CHIPS[chip])

@@ -62,6 +62,7 @@ def make(
       ValueError: naming the field, the value and what is allowed.
     """
     scale = settled(locals())["loss_scale"]
+    frozen_train = frozen_bn == "batch"
     net = rehearsal.network(
         parts, hidden_dim=hidden_dim, output_dim=output_dim, prototypes=False
     )
@@ -86,8 +87,7 @@ def make(
         label = jnp.repeat(batch["label"], 2)
         teacher_z = None
         if weight:
-            train = frozen_bn == "batch"
-            teacher_z = rehearsal.teach(net, read, images, train=train)
+            teacher_z = rehearsal.teach(net, read, images, train=frozen_train)
 
         def loss(params):
             z, stats = net(params, state.stats, images, train=True)
@@ -100,7 +100,12 @@ def make(
         return state.replace(stats=stats), metrics
 
     return rehearsal.method(
-        parts, net, step, memory_size=memory_size, mixed=rehearsal.together
+        parts,
+        net,
+        step,
+        memory_size=memory_size,
+        mixed=rehearsal.together,
+        frozen_train=frozen_train,
     )
 
 

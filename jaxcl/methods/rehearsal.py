@@ -169,6 +169,7 @@ def method(
     memory_size: int,
     mixed: Callable,
     score: Callable | None = None,
+    frozen_train: bool = False,
 ) -> core.Method:
     """A method from its step.
 
@@ -180,7 +181,9 @@ def method(
       mixed: (stream.Source of the task, stored rows i32[M]) -> stream.Source, M >= 1.
       score: (state, key, images u8[N,H,W,C], label, mask) -> f32[N], the weights of
         the choice, which sum to 1 within each class; None: the choice is uniform.
+      frozen_train: the teacher passes in training mode.
     """
+    frozen = {"still" if frozen_train else "folded": ("teacher",)}
     scored = score is not None
     choose = jax.jit(functools.partial(_chosen, memory_size, score))
     return core.Method(
@@ -193,7 +196,7 @@ def method(
         supervised=True,
         replayed=lambda state: state.extra.replayed.row,
         memory=_stored,
-        cast=functools.partial(cast.kernels, nets=net.nets, still=("teacher",)),
+        cast=functools.partial(cast.kernels, nets=net.nets, **frozen),
     )
 
 

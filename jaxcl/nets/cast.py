@@ -19,6 +19,7 @@ class Cast(NamedTuple):
 
     params: dict
     extra: dict  # name of a field -> its networks
+    stats: dict  # the same -> running statistics, of folded networks
 
 
 def kernels(
@@ -28,6 +29,7 @@ def kernels(
     nets: chain.Chain,
     moved: tuple[str, ...] = (),
     still: tuple[str, ...] = (),
+    folded: tuple[str, ...] = (),
 ) -> Cast:
     """Cast the kernels of a state, for `core.Method.cast`.
 
@@ -37,16 +39,29 @@ def kernels(
       nets: all networks that the passes of a step go through.
       moved: fields of `extra` with networks that a step moves.
       still: fields of `extra` with networks that stay through a task.
+      folded: the same, of networks that pass in evaluation mode alone: their batch
+        norms are `Chain.folded`. The statistics of field "x" are in field "x_stats".
     """
 
-    def cast(networks):
+    def of(networks):
         there = {name: net for name, net in nets.nets.items() if name in networks}
-        return chain.Chain(there).cast(networks)
+        return chain.Chain(there)
 
-    again = moved + still if before is None else moved
-    taken = {} if before is None else {name: before.extra[name] for name in still}
-    extra = {name: cast(getattr(state.extra, name)) for name in again}
-    return Cast(cast(state.params), extra | taken)
+    def cast(networks):
+        return of(networks).cast(networks)
+
+    extra = {name: cast(getattr(state.extra, name)) for name in moved}
+    if before is not None:
+        taken = {name: before.extra[name] for name in still + folded}
+        return Cast(cast(state.params), extra | taken, before.stats)
+    stats = {}
+    extra |= {name: cast(getattr(state.extra, name)) for name in still}
+    for name in folded:
+        networks = getattr(state.extra, name)
+        extra[name], stats[name] = of(networks).folded(
+            networks, getattr(state.extra, f"{name}_stats")
+        )
+    return Cast(cast(state.params), extra, stats)
 
 
 def read(state: core.TrainState, cast: Cast | None) -> core.TrainState:
@@ -54,14 +69,22 @@ def read(state: core.TrainState, cast: Cast | None) -> core.TrainState:
     if cast is None:
         return state
     extra = {
-        name: _with(getattr(state.extra, name), own) for name, own in cast.extra.items()
+        name: with_kernels(getattr(state.extra, name), own)
+        for name, own in cast.extra.items()
+    }
+    extra |= {
+        f"{name}_stats": dict(getattr(state.extra, f"{name}_stats")) | own
+        for name, own in cast.stats.items()
     }
     return state.replace(
-        params=_with(state.params, cast.params), extra=state.extra._replace(**extra)
+        params=with_kernels(state.params, cast.params),
+        extra=state.extra._replace(**extra),
     )
 
 
-def _with(params: Mapping, kernels: Mapping) -> dict:
+def with_kernels(params: Mapping, kernels: Mapping) -> dict:
+    """Parameters with cast kernels, of `Chain.cast` or `folded`, in their place."""
+
     def own(leaf, kernel):
         return leaf if kernel is None else kernel
 

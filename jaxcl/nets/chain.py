@@ -125,6 +125,27 @@ class Chain:
 
         return {name: of_net(net, params[name]) for name, net in self.nets.items()}
 
+    def folded(self, params: Mapping, stats: Mapping) -> tuple[dict, dict]:
+        """Batch norm put into the layers before it, for passes in evaluation mode.
+
+        There a norm is a factor and an offset for each channel. With the factor in the
+        kernel, a convolution, its norm and what follows can be one kernel of a chip.
+
+        Args:
+          params, stats: as in `__call__`.
+
+        Returns: what `cast` gives, with the factors of norms in kernels and biases; and
+          stats with which these give the same outputs, up to rounding. A net says with
+          `normed` what its layers and their norms are called; others are only cast.
+        """
+        weights, offsets = self.cast(params), {name: stats[name] for name in self.nets}
+        for name, net in self.nets.items():
+            if hasattr(net, "normed"):
+                weights[name], offsets[name] = _folded(
+                    net, params[name], weights[name], stats[name]
+                )
+        return weights, offsets
+
     def in_turn(
         self, params: Mapping, stats: Mapping, *batches: jax.Array
     ) -> tuple[list[jax.Array], list[dict]]:
@@ -201,6 +222,20 @@ class Chain:
     def embed(self, state: core.TrainState, inputs: Any) -> jax.Array:
         """Features of the encoder alone, in evaluation mode, f32[N, D]."""
         return Chain({"encoder": self.nets["encoder"]}).project(state, inputs)
+
+
+def _folded(net, params, kernels, stats):
+    """`Chain.folded` of the layers of a net, or of a part of it, with cast kernels."""
+    weights, offsets = dict(kernels), dict(stats)
+    for name, own in params.items():
+        behind = name.replace(*net.normed)
+        if behind != name and behind in stats:
+            layer, offset = norm.fold(own, params.get(behind, {}), stats[behind])
+            weights[name] = jax.tree.map(lambda x: x.astype(net.dtype), layer)
+            offsets[behind] = jax.tree.map(lambda x: x.astype(net.dtype), offset)
+        elif name in stats and "mean" not in stats[name]:  # a block
+            weights[name], offsets[name] = _folded(net, own, kernels[name], stats[name])
+    return weights, offsets
 
 
 def _pass_at_once(batches):

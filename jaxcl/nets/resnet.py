@@ -135,6 +135,7 @@ class ResNet(nn.Module):
     pool: int | None = None
     dtype: Any = jnp.float32
     casts_kernels = True  # to `dtype`, see `chain.Chain.cast`
+    normed = ("conv", "bn")  # names of layers and of their norms, see `Chain.folded`
 
     def __post_init__(self):
         schema.check(resnet, vars(self), "config.encoder")
@@ -212,6 +213,7 @@ class ConvNet(nn.Module):
     width: int = 32
     dtype: Any = jnp.float32
     casts_kernels = True  # to `dtype`, see `chain.Chain.cast`
+    normed = ("conv", "bn")  # names of layers and of their norms, see `Chain.folded`
 
     @property
     def num_features(self) -> int:

@@ -115,6 +115,9 @@ def _method(method: core.Method, every: Callable) -> core.Method:
         state, metrics = every(method.step, state, batch, *cast)
         return state, jax.tree.map(lambda x: x.mean(axis=0), metrics)
 
+    def cast(state, before):
+        return jax.vmap(method.cast, (_AXES, 0))(state, before)
+
     hooks = {
         name: functools.partial(_mapped, getattr(method, name))
         for name in ("begin_task", "end_task", "eval_state")
@@ -122,6 +125,7 @@ def _method(method: core.Method, every: Callable) -> core.Method:
     return method._replace(
         init=init,
         step=step,
+        cast=method.cast and cast,
         **hooks,
         source=lambda state, task: method.source(one_of(state, 0), task),
     )
