@@ -85,17 +85,6 @@ def on_cpu() -> bool:
     return platform() == "cpu"
 
 
-def several() -> bool:
-    """Whether programs may be for more than one device, so that rows are split.
-
-    It asks the devices that are here, or those of `for_elsewhere`, of which
-    a run may take fewer.
-    """
-    elsewhere = _ELSEWHERE.get()
-    described = elsewhere is not None and elsewhere.devices
-    return len(described or jax.devices()) > 1
-
-
 def multiplies_bfloat16() -> bool:
     """Whether the devices have units for products in bfloat16: TPUs, GPUs since Ampere.
 

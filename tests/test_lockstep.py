@@ -18,6 +18,7 @@ NETS = chain.Chain(
     }
 )
 LAYERS = 6 + 1  # batch norms of the encoder, and of the projector
+SHORTCUTS = 1  # of those, in the encoder
 # Its teacher normalises by the batch.
 STREAM = {"name": "online_ssl", "regulariser": "cassle", "hidden_dim": 8}
 
@@ -102,7 +103,24 @@ def test_a_gpu_sums_once_for_all_networks(platform):
     with sharding.for_elsewhere(platform=platform):
         last = 2  # means over the maps at the end of each encoder
         count = sums(beside, *own) - last
-    assert count == LAYERS * {"gpu": 1, "tpu": 2 * 2}[platform]
+    assert count == {"gpu": LAYERS - SHORTCUTS, "tpu": 2 * 2 * LAYERS}[platform]
+
+
+def test_a_shortcut_is_summed_with_what_it_is_added_to(monkeypatch):
+    """Forward and backward, in one network that passes alone."""
+    ((params, stats, images),) = networks(1)
+
+    def count():
+        def loss(params):
+            rows, after = NETS(params, stats, images, train=True, groups=2)
+            return jnp.sum(jnp.sin(rows)), after
+
+        with sharding.for_elsewhere(platform="gpu"):
+            return sums(jax.grad(loss, has_aux=True), params)
+
+    together = count()
+    monkeypatch.setattr(lockstep, "passes", one_by_one)
+    assert count() - together == 2 * SHORTCUTS
 
 
 def test_what_comes_after_the_last_sum_and_before_the_first():

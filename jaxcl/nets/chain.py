@@ -61,16 +61,48 @@ class Chain:
 
         Returns: f32[N, D] and name -> stats.
         """
-        options = {"train": train, "groups": groups}
-        outputs, after = inputs, {}
-        for name, net in self.nets.items():
-            variables = {"params": params[name], "batch_stats": stats[name]}
-            drawn = {} if key is None or name != "encoder" else {"key": key}
-            outputs, updated = net.apply(
-                variables, outputs, mutable=["batch_stats"], **options, **drawn
-            )
-            after[name] = updated.get("batch_stats", stats[name])
+        if not train:
+            outputs, after, _ = self._pass(params, stats, inputs, train=False, key=key)
+            return outputs, after
+        own = params, stats, inputs
+        outputs, after, _ = self._trained([own], groups=groups, key=key)[0]
         return outputs, after
+
+    def _pass(self, params, stats, inputs, *, train, groups=1, key=None, between=False):
+        """Outputs; stats afterwards; and with `between` what they were between views.
+
+        The last has nothing for a net whose batch norm is somebody else's.
+        """
+        outputs, updated = inputs, {}
+        for name, net in self.nets.items():
+            drawn = {} if key is None or name != "encoder" else {"key": key}
+            outputs, updated[name] = net.apply(
+                {"params": params[name], "batch_stats": stats[name]},
+                outputs,
+                train=train,
+                groups=groups,
+                mutable=["batch_stats", *([norm.BETWEEN] if between else [])],
+                **drawn,
+            )
+        after = {
+            name: new.get("batch_stats", stats[name]) for name, new in updated.items()
+        }
+        moved = {name: new.get(norm.BETWEEN, {}) for name, new in updated.items()}
+        return outputs, after, moved
+
+    def _trained(self, networks, **options):
+        """`_pass` of several networks in training mode; on a GPU they share sums."""
+
+        def passed(params, stats, inputs):
+            return self._pass(params, stats, inputs, train=True, **options)
+
+        own = [
+            ({n: params[n] for n in self.nets}, {n: stats[n] for n in self.nets}, rows)
+            for params, stats, rows in networks
+        ]
+        if sharding.platform() == "gpu":
+            return lockstep.passes(passed, own)
+        return [passed(*arguments) for arguments in own]
 
     def beside(
         self,
@@ -91,18 +123,15 @@ class Chain:
 
         Returns: outputs and stats of each.
         """
-
-        def passed(params, stats, inputs, key=None):
-            return self(params, stats, inputs, train=True, groups=groups, key=key)
-
-        own = [
-            ({n: params[n] for n in self.nets}, {n: stats[n] for n in self.nets}, rows)
-            for params, stats, rows in networks
+        if key is None:
+            passed = self._trained(networks, groups=groups)
+            return [(outputs, after) for outputs, after, _ in passed]
+        first, *others = networks
+        options: dict = {"train": True, "groups": groups}
+        return [
+            self(*first, key=key, **options),
+            *(self(*x, **options) for x in others),
         ]
-        if sharding.platform() == "gpu" and len(own) > 1 and key is None:
-            return lockstep.passes(passed, own)
-        first, *others = own
-        return [passed(*first, key), *(passed(*arguments) for arguments in others)]
 
     def cast(self, params: Mapping) -> dict:
         """Cast kernels to the type in which their net multiplies them.
@@ -192,17 +221,9 @@ class Chain:
 
         There are no stats where somebody else's batch norm does not tell how it moved.
         """
-        outputs, between, after = rows, {}, {}
-        for name, net in self.nets.items():
-            outputs, updated = net.apply(
-                {"params": params[name], "batch_stats": stats[name]},
-                outputs,
-                train=True,
-                groups=count,
-                mutable=["batch_stats", norm.BETWEEN],
-            )
-            after[name] = updated.get("batch_stats", stats[name])
-            between[name] = updated.get(norm.BETWEEN, {})
+        own = params, stats, rows
+        (passed,) = self._trained([own], groups=count, between=True)
+        outputs, after, between = passed
 
         def of_norm(leaf):
             return isinstance(leaf, tuple)

@@ -1,6 +1,6 @@
 """Batch normalisation that equals separate PyTorch forward passes of each view."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -88,7 +88,7 @@ class BatchNorm(nn.Module):
             offset += self.param(
                 "bias", nn.initializers.zeros, (channels,), jnp.float32
             )
-        affine = _affine_at_once if train and _on_gpu() else _affine
+        affine = affine_apart if train and _on_gpu() else _affine
         y = affine(views, factor, offset)
         return y.reshape(x.shape).astype(self.dtype)
 
@@ -151,8 +151,8 @@ def fold(layer: Mapping, params: Mapping, stats: Mapping) -> tuple[dict, dict]:
 #   one; what is read for two results cannot be written over, and a copy is left;
 # - distances are made anew where rows are normalised, behind a barrier: one array of
 #   them for all would be written out;
-# - moments are kept, behind a barrier: else a few kernels each would make them again
-#   from the parts of the sums. Between devices the sums are kept, which come whole.
+# - sums are kept, behind a barrier: else a few kernels each would make them again from
+#   their parts.
 
 
 def _on_gpu():
@@ -181,7 +181,7 @@ def moments_apart(distance: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mean and biased variance of each view, f32[1, V, 1, .., C].
 
     On a GPU it is an equation of its own in the trace, known by the name of this
-    function: `lockstep` puts `moments_together` in its place.
+    function: `lockstep` evaluates several at once, by `moments_together`.
 
     Args:
       distance: f32[B / V, V, .., C], of the rows of each view to the running mean, as
@@ -192,17 +192,20 @@ def moments_apart(distance: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     # A new function, for the trace depends on more than the shapes: `sharding`.
     def moments(distance):
-        return moments_together(distance)[0]
+        return moments_together((distance,))[0]
 
     moments.__name__ = moments_apart.__name__
     return jax.jit(moments)(distance)
 
 
-def moments_together(*distances: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
+def moments_together(
+    *batches: Sequence[jax.Array],
+) -> tuple[tuple[jax.Array, jax.Array], ...]:
     """`moments_apart` of several batches of one shape, on a GPU, by one sum.
 
     Each has a gradient of its own, so that none is taken where none is asked for.
     """
+    distances = [distance for (distance,) in batches]
     known = _kept_moments(*map(lax.stop_gradient, distances))
     return tuple(map(_moments_of, distances, known))
 
@@ -224,15 +227,12 @@ def _moments(distance):
 def _kept_moments(*distances):
     """`_moments` of each for a GPU: of one sum, and kept, see above."""
     parts = [part for rows in distances for part in (rows, jnp.square(rows))]
-    sums = _at_once(jnp.sum, *parts)
-    if sharding.several():
-        sums = lax.optimization_barrier(sums)
+    sums = lax.optimization_barrier(_at_once(jnp.sum, *parts))
     means = sums / _values(distances[0])
-    moments = tuple(
+    return tuple(
         (mean, jnp.maximum(square - jnp.square(mean), 0.0))
         for mean, square in zip(means[::2], means[1::2], strict=True)
     )
-    return moments if sharding.several() else lax.optimization_barrier(moments)
 
 
 def _values(views):
@@ -256,14 +256,40 @@ def _affine(views, factor, offset):
     return views * factor + offset
 
 
-def _affine_slopes(saved, slope):
-    views, factor = saved
-    of_factor, of_offset = _at_once(jnp.sum, slope * views, slope)
-    return slope * factor, of_factor, of_offset
+def affine_apart(views: jax.Array, factor: jax.Array, offset: jax.Array) -> jax.Array:
+    """Rows [B / V, V, .., C] times a factor plus an offset, [1, V, 1, .., C], on a GPU.
+
+    As `moments_apart` it is an equation of its own in the trace.
+    """
+
+    def affine(*layer):
+        return affine_together(layer)[0]
+
+    affine.__name__ = affine_apart.__name__
+    return jax.jit(affine)(views, factor, offset)
 
 
-_affine_at_once = jax.custom_vjp(_affine)
-_affine_at_once.defvjp(
-    lambda views, factor, offset: (_affine(views, factor, offset), (views, factor)),
+def affine_together(*layers: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """`affine_apart` of each of several layers of one shape, on a GPU.
+
+    Backward, the slopes of all factors and offsets are of one sum.
+    """
+    return _affine_of_all(tuple(map(tuple, layers)))
+
+
+def _all_affine(layers):
+    return tuple(_affine(*layer) for layer in layers)
+
+
+def _affine_slopes(saved, slopes):
+    pairs = [(s * views, s) for (views, _), s in zip(saved, slopes, strict=True)]
+    sums = _at_once(jnp.sum, *(part for pair in pairs for part in pair))
+    own = [s * factor for (_, factor), s in zip(saved, slopes, strict=True)]
+    return (tuple(zip(own, sums[::2], sums[1::2], strict=True)),)
+
+
+_affine_of_all = jax.custom_vjp(_all_affine)
+_affine_of_all.defvjp(
+    lambda layers: (_all_affine(layers), [layer[:2] for layer in layers]),
     _affine_slopes,
 )

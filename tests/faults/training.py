@@ -415,14 +415,14 @@ FAULTS = [
         ),
         (
             "norm: on a GPU the slope of the scale is that of the bias",
-            "_at_once(jnp.sum, slope * views, slope)",
-            "_at_once(jnp.sum, slope, slope)",
+            "[(s * views, s) for",
+            "[(s, s) for",
             "test_nets.py::test_batch_norm_of_gpus_is_that_of_others_in_one_sum",
         ),
     ),
     *fault.of(
         "nets/norm.py",
-        "test_nets.py::test_batch_norm_gradient_equals_finite_differences[gpu-False]",
+        "test_nets.py::test_batch_norm_gradient_equals_finite_differences[gpu]",
         (
             "norm: a GPU moves rows by their mean alone that it scales by distances",
             "views, center = views - lax.optimization_barrier(near), away",
@@ -671,8 +671,8 @@ FAULTS = [
         "test_lockstep.py::test_values_and_gradients_are_those_of_separate_passes[3]",
         (
             "lockstep: all networks are given what the first was",
-            "[[values[x] for x in part.invars] for values in values_of]",
-            "[[values_of[0][x] for x in part.invars] for _ in values_of]",
+            "*(values[x] for x in part.invars)",
+            "*(values_of[0][x] for x in part.invars)",
         ),
         (
             "lockstep: what a later part reads is lost",
@@ -680,10 +680,27 @@ FAULTS = [
             "read_later = set(read)",
         ),
         (
+            "lockstep: what joined equations read is lost",
+            "read_later |= {x for x in inputs if not _is_literal(x)}",
+            "read_later |= set()",
+        ),
+        (
             "lockstep: each network sums by itself",
-            'return equation.params.get("name") == norm.moments_apart.__name__',
-            "return False",
+            "norm.moments_apart.__name__: norm.moments_together,",
+            "",
             "test_lockstep.py::test_a_gpu_sums_once_for_all_networks[gpu]",
+        ),
+        (
+            "lockstep: a shortcut is summed by itself",
+            "joined[_name(equation), forms].append(equation)",
+            "joined[id(equation), forms].append(equation)",
+            "test_lockstep.py::test_a_shortcut_is_summed_with_what_it_is_added_to",
+        ),
+        (
+            "lockstep: slopes of a shortcut are summed by themselves",
+            "norm.affine_apart.__name__: norm.affine_together,",
+            "",
+            "test_lockstep.py::test_a_shortcut_is_summed_with_what_it_is_added_to",
         ),
         (
             "lockstep: networks of other forms are not refused",
