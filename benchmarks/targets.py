@@ -13,7 +13,8 @@ It can be stopped and started again. A row is asked for again when its command, 
 of jaxcl/ or configs/, or the versions of JAX and its compilers are others than before,
 for any of these may change the program. Lowered, it is compiled again only if its
 StableHLO is another one: the compiler gets nothing else, and compiling is what takes
-the time. `--kept` is the folder of compiled programs.
+the time. What was told of a program stays while the code that reads programs does;
+`--kept` is the folder of programs, for when it does not.
 """
 
 import argparse
@@ -205,6 +206,15 @@ def code() -> str:
     return digest.hexdigest()[:16]
 
 
+def reader() -> str:
+    """A hash of what tells numbers from a compiled program."""
+    names = ("collectives.py", "compiled.py", "hardware.py", "hlo.py", "kernels.py")
+    digest = hashlib.sha256()
+    for name in (*names, "targets.py", "chips.json"):
+        digest.update((ROOT / "jaxcl" / "scaling" / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def _there(name) -> bool:
     try:
         return bool(importlib.metadata.version(name))
@@ -245,11 +255,17 @@ def summary(found: dict) -> dict:
     }
 
 
-def ask(row: str, target: str, *, kept: str, timeout: int) -> dict:
-    """The summary of a row for a target, or {"failed": why}."""
+def ask(
+    row: str, target: str, *, kept: str, timeout: int, known: str | None = None
+) -> dict:
+    """The summary of a row for a target, {"failed": why}, or {"same": True}.
+
+    The last where the program is `known`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "found.json"
         words = [*command(row, target), f"--kept={kept}", f"--timeout={timeout}"]
+        words += [] if known is None else [f"--known={known}"]
         ran = subprocess.run(
             [sys.executable, "-m", "jaxcl.scaling", *words, f"--json={path}"],
             cwd=ROOT,
@@ -261,7 +277,8 @@ def ask(row: str, target: str, *, kept: str, timeout: int) -> dict:
             lines = [x for x in ran.stderr.splitlines() if x.startswith("jaxcl: ")]
             said = (lines or ran.stderr.splitlines() or [""])[-1]
             return {"failed": said.removeprefix("jaxcl: ")[:300]}
-        return summary(json.loads(path.read_text())["targets"][0])
+        (found,) = json.loads(path.read_text())["targets"]
+        return {"same": True} if found.get("same") else summary(found)
 
 
 def _cell(row, value, scale) -> str:
@@ -395,7 +412,7 @@ def main(argv=None) -> dict:
     args = parser().parse_args(argv)
     path, kept = pathlib.Path(args.json), pathlib.Path(args.kept).resolve()
     found = json.loads(path.read_text()) if path.exists() else {}
-    sources = code()
+    sources, reads = code(), reader()
     for target in args.targets:
         for row in args.rows:
             words = "\n".join(command(row, target)) + sources
@@ -404,16 +421,20 @@ def main(argv=None) -> dict:
             if there and there["key"] == key:
                 continue
             began = time.monotonic()
-            told = ask(row, target, kept=str(kept), timeout=args.timeout)
-            told |= {
-                "key": key,
-                "date": time.strftime("%Y-%m-%d"),
-                "jax": importlib.metadata.version("jax"),
-            }
+            read_so = there and there.get("reader") == reads
+            known = there.get("program") if read_so else None
+            options = {"kept": str(kept), "timeout": args.timeout, "known": known}
+            told = ask(row, target, **options)
+            if told.get("same"):
+                told, said = there, "as it was"
+            else:
+                said = told.get("failed") or told.get("error") or "done"
+                told["date"] = time.strftime("%Y-%m-%d")
+                told["jax"] = importlib.metadata.version("jax")
+            told |= {"key": key, "reader": reads}
             found.setdefault(row, {})[target] = told
             path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
             pathlib.Path(args.page).write_text(page(found))
-            said = told.get("failed") or told.get("error") or "done"
             print(
                 f"{row}, {target}: {said}, {time.monotonic() - began:.0f} s", flush=True
             )

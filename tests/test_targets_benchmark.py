@@ -90,7 +90,7 @@ def test_the_page_shows_what_was_found(bench):
 def test_only_what_changed_is_asked_for_again(bench, tmp_path, monkeypatch):
     asked, sources = [], ["a"]
 
-    def ask(row, target, *, kept, timeout):
+    def ask(row, target, *, kept, timeout, known):
         asked.append((row, target))
         return {"failed": "no"} if row == "gem" else summary()
 
@@ -110,6 +110,29 @@ def test_only_what_changed_is_asked_for_again(bench, tmp_path, monkeypatch):
     sources.append("b")
     bench.main(words)
     assert len(asked) == 10
+
+
+def test_a_program_that_is_the_same_is_not_compiled(bench, tmp_path, monkeypatch):
+    """While what reads programs is the same, too."""
+    asked, hashes = [], {"code": "a", "reader": "r"}
+
+    def ask(row, target, *, kept, timeout, known):
+        asked.append(known)
+        return {"same": True} if known == "p" else summary(kernels=len(asked))
+
+    monkeypatch.setattr(bench, "ask", ask)
+    for name in hashes:
+        monkeypatch.setattr(bench, name, lambda name=name: hashes[name])
+    paths = [f"--json={tmp_path / 'found.json'}", f"--page={tmp_path / 'page.md'}"]
+    words = ["--rows", "er", "--targets", "h200:1", *paths]
+    first = bench.main(words)["er"]["h200:1"]
+    hashes["code"] = "b"
+    second = bench.main(words)["er"]["h200:1"]
+    assert asked == [None, "p"] and second["key"] != first["key"]
+    assert {**second, "key": first["key"]} == first
+    hashes |= {"code": "c", "reader": "s"}
+    third = bench.main(words)["er"]["h200:1"]
+    assert asked == [None, "p", None] and third["kernels"] == 3
 
 
 def test_the_code_is_that_of_the_package_and_the_configs(bench, tmp_path, monkeypatch):

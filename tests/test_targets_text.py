@@ -18,6 +18,7 @@ and h200:4 of the functions below, without what nothing here reads:
                of the pieces is summed over the devices
 """
 
+import functools
 import json
 import pathlib
 import re
@@ -566,6 +567,15 @@ def test_the_largest_batch_is_searched_for(command, capsys):
     assert len({rows for _, rows in asked}) == len(asked) > 3
 
 
+def test_a_known_program_is_in_no_table(command, capsys, monkeypatch, tmp_path):
+    path = tmp_path / "found.json"
+    same = {"same": True, "program": "p"}
+    monkeypatch.setattr(scaling_command, "_for_target", lambda *_: same)
+    assert command("--target=v5e:2x2", "--known=p", f"--json={path}") == (0, [])
+    assert "a step on" not in capsys.readouterr().out
+    assert json.loads(path.read_text())["targets"] == [same]
+
+
 def test_what_does_not_fit_is_said(command, capsys):
     code, _ = command("--target=v5e:2x2,v5e:2x4", limit=5)
     said = capsys.readouterr().out
@@ -615,6 +625,31 @@ def test_programs_are_kept(tmp_path):
         assert targets._compiled(Lowered(), "name", str(tmp_path / "kept")) == want
     assert Lowered.compiled == 1
     assert targets._compiled(Lowered(), "name", None) == want and Lowered.compiled == 2
+
+
+def test_a_program_that_is_known_is_not_compiled(monkeypatch):
+    class Lowered:
+        text = "one"
+
+        def as_text(self):
+            return self.text
+
+    def compiled(lowered, name, kept):
+        return {"error": "Ran out"}
+
+    monkeypatch.setattr(targets.compiled, "lowered", lambda *_, **__: (Lowered(), {}))
+    monkeypatch.setattr(targets, "_compiled", compiled)
+    monkeypatch.setattr(targets, "compiler", lambda _: "libtpu 7")
+    target = targets.parse("v5e:2x2")
+    mesh = types.SimpleNamespace(size=4)
+    work = types.SimpleNamespace(mesh=mesh, batch_size=8, together=(), steps_per_call=1)
+    measure = functools.partial(targets.measure, work, 1, target, FACTS)
+    first = measure()
+    assert first["error"] == "Ran out" and not first.get("same")
+    again = measure(known=first["program"])
+    assert again["same"] and again["program"] == first["program"]
+    Lowered.text = "another"
+    assert measure(known=first["program"])["error"] == "Ran out"
 
 
 def test_products_without_tiles_are_those_of_the_library(tmp_path):

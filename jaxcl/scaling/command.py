@@ -91,6 +91,13 @@ def define_flags(
     flags.DEFINE_string(
         "kept", None, "A folder where the programs of targets are kept.", **own
     )
+    flags.DEFINE_string(
+        "known",
+        None,
+        'A "program" of an earlier --json: a target that makes this one still is not '
+        'compiled, and the JSON says "same".',
+        **own,
+    )
     flags.DEFINE_string("json", None, "A file for all numbers.", **own)
 
 
@@ -157,7 +164,9 @@ def one_target(values: flags.FlagValues, target: targets.Target) -> dict:
         work = _planned(values, len(there), one_step=False)
         machine = _overridden(values, target.machine)
         task = _task(values, work)
-        return targets.measure(work, task, target, machine, kept=values.kept)
+        return targets.measure(
+            work, task, target, machine, kept=values.kept, known=values.known
+        )
 
 
 def _planned(values, number, **options):
@@ -294,8 +303,9 @@ def _on_targets(values, asked) -> int:
         if isinstance(compiled_for, int):
             return compiled_for
         found.append(compiled_for)
-    if found:
-        print(tables.of_targets(found, _setting(values)))
+    others = [x for x in found if not x.get("same")]
+    if others:
+        print(tables.of_targets(others, _setting(values)))
     if values.json:
         storage.write_json(values.json, {"jax": jax.__version__, "targets": found})
     for target, lacks in absent:
@@ -319,7 +329,7 @@ def _for_target(values, target) -> dict | int:
         return _child(argv, targets.ENVIRONMENT, timeout, target.text)
 
     found = ask()
-    if isinstance(found, int) or not values.largest_batch:
+    if isinstance(found, int) or found.get("same") or not values.largest_batch:
         return found
     devices = found["devices"]
     first = max(found["batch_size"] // devices, 1)

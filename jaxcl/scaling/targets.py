@@ -183,6 +183,7 @@ def measure(
     machine: hardware.Machine,
     *,
     kept: str | None = None,
+    known: str | None = None,
 ) -> dict:
     """What a step of a job is on the chips of a target, by its compiled program.
 
@@ -195,6 +196,8 @@ def measure(
       task: number of the task, from 0.
       machine: the chip's peaks, perhaps overridden.
       kept: a folder; what was compiled before is read there and not compiled again.
+      known: a program's name by "program" of an earlier result, that need not be
+        compiled, or None.
 
     Returns:
       A dict for JSON. "seconds" of compiling; "options", without which the compiler
@@ -203,7 +206,7 @@ def measure(
       and "bytes" of a step on a device; "least" from `least`; "cycles", seconds by the
       compiler's own estimate or None; "collectives"; "copies" and "longest", the
       kernels that copy most and that take longest; and what the tests ask for. With
-      "error" alone where the program does not fit.
+      "error" alone where the program does not fit; with "same" where it is `known`.
     """
     cores = work.mesh.size // target.chips
     machine = hardware.shared(machine, cores)
@@ -224,6 +227,8 @@ def measure(
     # is another one.
     text = f"{target.text}\n{found['compiler']}\n{lowered.as_text()}"
     found["program"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    if found["program"] == known:
+        return found | {"same": True}
     made = _compiled(lowered, found["program"], kept)
     if "error" in made:
         return found | {"fits": False, "error": made["error"]}

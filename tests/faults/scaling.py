@@ -106,6 +106,20 @@ FAULTS = [
     ),
     *fault.of(
         "scaling/targets.py",
+        "test_targets_text.py::test_a_program_that_is_known_is_not_compiled",
+        (
+            "targets: a known program is compiled",
+            'if found["program"] == known:',
+            "if False:",
+        ),
+        (
+            "targets: no program is compiled where one is known",
+            'if found["program"] == known:',
+            "if known:",
+        ),
+    ),
+    *fault.of(
+        "scaling/targets.py",
         f"{TEXT}::test_products_without_tiles_are_those_of_the_library",
         (
             "targets: a product without tiles is an error",
