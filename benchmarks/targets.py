@@ -18,6 +18,7 @@ the time. What was told of a program stays while the code that reads programs do
 """
 
 import argparse
+import ast
 import collections
 import hashlib
 import importlib.metadata
@@ -33,6 +34,7 @@ from jaxcl.methods.two_view import bases, strategies
 from jaxcl.scaling import tables, targets
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 TARGETS = ("h200:1", "h200:8", "v5e:2x4")
 CIFAR100 = ("--classes=100", "--rows=50000")
 PNR = ("configs/pnr_cifar100.py", *CIFAR100)
@@ -192,7 +194,10 @@ def command(row: str, target: str) -> list[str]:
 
 
 def code() -> str:
-    """A hash of the sources of the package, the configs, and what compiles them."""
+    """A hash of the code of the package, the configs, and what compiles them.
+
+    Comments and docstrings are not counted.
+    """
     patterns = ("jaxcl/**/*.py", "jaxcl/**/*.json", "configs/*.py")
     sources = sorted(path for x in patterns for path in ROOT.glob(x))
     versions = [
@@ -202,8 +207,20 @@ def code() -> str:
     ]
     digest = hashlib.sha256("\n".join(versions).encode())
     for path in sources:
-        digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+        digest.update(f"{path.relative_to(ROOT)}\n".encode() + _meant(path))
     return digest.hexdigest()[:16]
+
+
+def _meant(path) -> bytes:
+    """What a file says to Python, in other files all that it says."""
+    if path.suffix != ".py":
+        return path.read_bytes()
+    tree = ast.parse(path.read_bytes())
+    documented = [x for x in ast.walk(tree) if isinstance(x, _DOCUMENTED)]
+    for node in documented:
+        if ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree).encode()
 
 
 def reader() -> str:
@@ -211,7 +228,7 @@ def reader() -> str:
     names = ("collectives.py", "compiled.py", "hardware.py", "hlo.py", "kernels.py")
     digest = hashlib.sha256()
     for name in (*names, "targets.py", "chips.json"):
-        digest.update((ROOT / "jaxcl" / "scaling" / name).read_bytes())
+        digest.update(_meant(ROOT / "jaxcl" / "scaling" / name))
     return digest.hexdigest()[:16]
 
 

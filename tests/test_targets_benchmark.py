@@ -136,17 +136,18 @@ def test_a_program_that_is_the_same_is_not_compiled(bench, tmp_path, monkeypatch
 
 
 def test_the_code_is_that_of_the_package_and_the_configs(bench, tmp_path, monkeypatch):
-    for name in ("jaxcl/a.py", "configs/b.py", "docs/c.md"):
-        (tmp_path / name).parent.mkdir()
+    for name in ("jaxcl/a.py", "jaxcl/a.json", "configs/b.py", "docs/c.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("1")
     monkeypatch.setattr(bench, "ROOT", tmp_path)
     seen = {bench.code()}
     (tmp_path / "docs/c.md").write_text("2")
+    (tmp_path / "jaxcl/a.py").write_text('"""What it is."""\n1  # why')
     assert {bench.code()} == seen
-    for name in ("jaxcl/a.py", "configs/b.py"):
+    for name in ("jaxcl/a.py", "jaxcl/a.json", "configs/b.py"):
         (tmp_path / name).write_text("2")
         seen.add(bench.code())
-    assert len(seen) == 3
+    assert len(seen) == 4
 
 
 def test_what_the_page_keeps_of_a_program(bench):
