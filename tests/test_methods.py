@@ -867,11 +867,12 @@ def test_a_step_by_cast_kernels_is_the_step(name, tmp_path):
     step, kernels = jax.jit(method.step), method.cast(state, None)
     plain, by_cast = step(state, batch), step(state, batch, kernels)
     chex.assert_trees_all_equal_dtypes(plain, by_cast)
-    if kernels.stats:
-        assert share_of_update(state, plain, by_cast) < 0.01
-    else:
-        ends = [(state.replace(key=None), told) for state, told in (plain, by_cast)]
-        chex.assert_trees_all_close(*ends, rtol=1e-6, atol=1e-6)
+    assert share_of_update(state, plain, by_cast) < 0.01
+    # With a folded teacher read as it is saved, the step is the same up to 1e-6.
+    extra = {x: own for x, own in kernels.extra.items() if x not in kernels.stats}
+    by_cast = step(state, batch, kernels._replace(extra=extra, stats={}))
+    ends = [(state.replace(key=None), told) for state, told in (plain, by_cast)]
+    chex.assert_trees_all_close(*ends, rtol=1e-6, atol=1e-6)
     # Control: the step goes by these kernels, of every network.
     networks = [kernels._replace(params=jax.tree.map(jnp.zeros_like, kernels.params))]
     networks += [of_extra(kernels, field) for field in kernels.extra]
