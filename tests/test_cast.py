@@ -163,7 +163,7 @@ def test_norms_of_a_teacher_are_put_into_its_kernels_once_a_call():
     params, stats = own_norms(0, *both.init(jax.random.key(0), x))
     extra = Frozen(params, stats)
     state = core.TrainState(*8 * (None,), extra).replace(params=params)
-    options = {"nets": both, "folded": ("teacher",)}
+    options = {"nets": both, "still": ("teacher",), "fold": True}
     first = cast.kernels(state, **options)
     read = cast.read(state, first)
     assert (

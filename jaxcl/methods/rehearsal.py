@@ -183,7 +183,6 @@ def method(
         the choice, which sum to 1 within each class; None: the choice is uniform.
       frozen_train: the teacher passes in training mode.
     """
-    frozen = {"still" if frozen_train else "folded": ("teacher",)}
     scored = score is not None
     choose = jax.jit(functools.partial(_chosen, memory_size, score))
     return core.Method(
@@ -196,7 +195,9 @@ def method(
         supervised=True,
         replayed=lambda state: state.extra.replayed.row,
         memory=_stored,
-        cast=functools.partial(cast.kernels, nets=net.nets, **frozen),
+        cast=functools.partial(
+            cast.kernels, nets=net.nets, still=("teacher",), fold=not frozen_train
+        ),
     )
 
 

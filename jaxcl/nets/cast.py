@@ -29,7 +29,7 @@ def kernels(
     nets: chain.Chain,
     moved: tuple[str, ...] = (),
     still: tuple[str, ...] = (),
-    folded: tuple[str, ...] = (),
+    fold: bool = False,
 ) -> Cast:
     """Cast the kernels of a state, for `core.Method.cast`.
 
@@ -39,7 +39,7 @@ def kernels(
       nets: all networks that the passes of a step go through.
       moved: fields of `extra` with networks that a step moves.
       still: fields of `extra` with networks that stay through a task.
-      folded: the same, of networks that pass in evaluation mode alone: their batch
+      fold: the networks that stay pass in evaluation mode alone, and so their batch
         norms are `Chain.folded`. The statistics of field "x" are in field "x_stats".
     """
 
@@ -52,15 +52,16 @@ def kernels(
 
     extra = {name: cast(getattr(state.extra, name)) for name in moved}
     if before is not None:
-        taken = {name: before.extra[name] for name in still + folded}
+        taken = {name: before.extra[name] for name in still}
         return Cast(cast(state.params), extra | taken, before.stats)
     stats = {}
-    extra |= {name: cast(getattr(state.extra, name)) for name in still}
-    for name in folded:
+    for name in still:
         networks = getattr(state.extra, name)
-        extra[name], stats[name] = of(networks).folded(
-            networks, getattr(state.extra, f"{name}_stats")
-        )
+        if fold:
+            own = getattr(state.extra, f"{name}_stats")
+            extra[name], stats[name] = of(networks).folded(networks, own)
+        else:
+            extra[name] = cast(networks)
     return Cast(cast(state.params), extra, stats)
 
 

@@ -111,12 +111,12 @@ def build(parts: core.Parts, base: bases.Base, options: dict) -> dict:
 def cast(setup: Setup) -> Callable:
     """`core.Method.cast` of all networks that there are."""
     nets = setup.copied.nets | setup.predictor.nets | setup.distiller.nets
-    teacher = ("teacher",) if setup.strategy.teacher else ()
     return functools.partial(
         cast_lib.kernels,
         nets=chain.Chain(nets),
         moved=("momentum",) if setup.base.momentum else (),
-        **{"still" if setup.frozen_train else "folded": teacher},
+        still=("teacher",) if setup.strategy.teacher else (),
+        fold=not setup.frozen_train,
     )
 
 
