@@ -34,7 +34,6 @@ from jaxcl.methods.two_view import bases, strategies
 from jaxcl.scaling import tables, targets
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 TARGETS = ("h200:1", "h200:8", "v5e:2x4")
 CIFAR100 = ("--classes=100", "--rows=50000")
 PNR = ("configs/pnr_cifar100.py", *CIFAR100)
@@ -211,8 +210,11 @@ def code() -> str:
     return digest.hexdigest()[:16]
 
 
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
 def _meant(path) -> bytes:
-    """What a file says to Python, in other files all that it says."""
+    """A Python file without comments and docstrings; other files as they are."""
     if path.suffix != ".py":
         return path.read_bytes()
     tree = ast.parse(path.read_bytes())

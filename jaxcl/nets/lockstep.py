@@ -78,9 +78,9 @@ def _evaluate(equations, values_of, together):
 def _parts(jaxpr) -> list[tuple[Any, list[list]]]:
     """The equations of a jaxpr in parts, each with the joined equations after it.
 
-    A part is a jaxpr. It has what is read by the joined equations after it, by no
-    earlier part, and by no earlier joined ones: all is as late as it can be. So the
-    shortcut of a block is summed with the last convolution beside it.
+    A part is a jaxpr. Every equation is in the last part that comes early enough for
+    whatever reads it. So the shortcut of a block is summed with the last convolution
+    beside it.
 
     Joined equations are in lists, each of equations with one name and one shape. None
     of those after one part needs the result of another.

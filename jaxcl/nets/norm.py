@@ -204,6 +204,9 @@ def moments_together(
     """`moments_apart` of several batches of one shape, on a GPU, by one sum.
 
     Each has a gradient of its own, so that none is taken where none is asked for.
+
+    Args:
+      batches: of each, the arguments of `moments_apart`.
     """
     distances = [distance for (distance,) in batches]
     known = _kept_moments(*map(lax.stop_gradient, distances))
@@ -272,7 +275,10 @@ def affine_apart(views: jax.Array, factor: jax.Array, offset: jax.Array) -> jax.
 def affine_together(*layers: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     """`affine_apart` of each of several layers of one shape, on a GPU.
 
-    Backward, the slopes of all factors and offsets are of one sum.
+    Backward, one sum gives the slopes of all factors and offsets.
+
+    Args:
+      layers: of each, the arguments of `affine_apart`.
     """
     return _affine_of_all(tuple(map(tuple, layers)))
 
