@@ -20,6 +20,7 @@ import functools
 import pathlib
 import re
 import tempfile
+import types
 from typing import NamedTuple
 
 import chex
@@ -31,8 +32,8 @@ from jax import flatten_util
 
 from helpers import toy
 from jaxcl import core, sharding
-from jaxcl.config import build
-from jaxcl.methods.two_view import bases, strategies
+from jaxcl.config import build, sections
+from jaxcl.methods.two_view import bases, head, strategies
 from jaxcl.run import checkpoint, job, record, seeds, train
 
 TASKS = 2
@@ -454,6 +455,57 @@ def test_rows_that_are_compiled_for_chips_are_rows_of_this_table(monkeypatch):
 
     streamed = {"mocov2plus-pnr-imagenet100"}  # mocov2plus-pnr on larger images
     assert set(targets.ROWS) - streamed <= set(METHODS)
+
+
+ONE_ROW_EACH = {
+    row.changes.get("method", {"name": "two_view"})["name"]: row
+    for row in reversed(METHODS.values())
+}
+
+
+@pytest.mark.parametrize("name", ONE_ROW_EACH)
+def test_a_head_keeps_all_that_it_does_not_change(name, tmp_path):
+    """A method with an online head: what it says of itself, and what its state tells.
+
+    Functions of the state read the method's own, which is a part of the new one.
+    """
+    changes = ONE_ROW_EACH[name].changes
+    method = toy.job(tmp_path, **changes).method
+    parts, _ = sections.parts(sections.top_of(toy.config(**changes).to_dict()))
+    parts = parts._replace(num_classes=10)
+    wrapped = head.add(method, parts, lr=0.1)
+    replaced = {"init", "step", "begin_task", "end_task", "eval_state", "predict"}
+    by_state = {"embed", "source", "memory", "objective", "replayed", "project", "cast"}
+    for field in set(core.Method._fields) - replaced - by_state - {"labelled"}:
+        assert getattr(wrapped, field) == getattr(method, field), field
+    state = types.SimpleNamespace(extra=head.Extra("kept", None, None))
+    state.replace = lambda extra: types.SimpleNamespace(extra=extra)
+    for field in by_state:
+        of_method = getattr(method, field)
+        of_wrapped = getattr(wrapped, field)
+        assert (of_method is None) == (of_wrapped is None), field
+        if of_method is not None:
+            seen = method._replace(**{field: lambda state, *rest: (state.extra, *rest)})
+            other = getattr(head.add(seen, parts, lr=0.1), field)
+            assert other(state, 1) == ("kept", 1), field
+
+
+def test_a_method_that_replays_trains_with_a_head(tmp_path):
+    work = toy.job(tmp_path, **toy.ONLINE, method={"name": "er"})
+    changes = toy.config(**toy.ONLINE, method={"name": "er"}).to_dict()
+    parts, _ = sections.parts(sections.top_of(changes))
+    method = head.add(work.method, parts._replace(num_classes=10), lr=0.1)
+    rng = np.random.default_rng(0)
+    batch = {
+        "image": jnp.asarray(rng.integers(0, 256, (4, 8, 8, 1)), jnp.uint8),
+        "label": jnp.arange(4) % 2,
+        "index": jnp.arange(4),
+    }
+    batch["labelled"] = dict(batch)
+    state = method.init(jax.random.key(0), batch)
+    state, metrics = jax.jit(method.step)(state, batch)
+    assert {"loss", "head_loss", "head_accuracy"} <= set(metrics)
+    assert int(method.memory(state).filled.sum()) == 4
 
 
 def rows_where(wanted):

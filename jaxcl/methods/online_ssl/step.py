@@ -169,13 +169,12 @@ def make(
     arguments = settled(locals())
     spec, plan = bases.get(base), regularisers.REGULARISERS[regulariser]
     _check(parts, arguments)
-    unread = {"balance": "centre", "normality": 0.0}
     size = parts.replay.size if remembers else 0
     setup = Setup(
         parts=parts,
         base=spec,
         plan=plan,
-        options=two_view.loss_options(arguments | unread),
+        options=two_view.loss_options(arguments),
         **networks.build(parts, spec, arguments),
         size=size,
         beside=0 if plan.mixes else size,

@@ -29,6 +29,16 @@ from jaxcl.nets import cast, chain
 
 Form = Literal["apart", "released"]
 
+# Functions of a method that read its state, and that a head leaves as they are.
+_READ_THE_STATE = (
+    "embed",
+    "source",
+    "memory",
+    "objective",
+    "cast",
+    "replayed",
+    "project",
+)
 _STREAM = 0x4EAD  # keeps the head's random numbers apart from the method's
 
 
@@ -64,7 +74,7 @@ def add(
     momentum: float = 0.9,
     form: str = "apart",
 ) -> core.Method:
-    """The method with an online head.
+    """Add an online head to a method.
 
     "apart": the network it trains is the same, bit for bit. The head reads the encoder
     through `embed` alone, so that neither gradients nor running statistics of its rows
@@ -73,8 +83,8 @@ def add(
     encoder after those of the method's own rows. No gradient reaches the network.
 
     Args:
-      method: a method with `cast`, whose `embed` is in evaluation mode; with "released"
-        its encoder is that of `parts`, and learns in `params`.
+      method: its `embed` is in evaluation mode; with "released" its encoder is that of
+        `parts`, and learns in `params`.
       parts: what the method was made of; the head sees the last augmented view.
       lr: learning rate at the start of each task, half a cosine to 0; with "released"
         the peak of the network's own schedule, with LARS.
@@ -105,11 +115,11 @@ def add(
         velocity = jax.tree.map(jnp.zeros_like, layer)
         return own.replace(extra=Extra(own.extra, layer, velocity))
 
-    def step(state, batch, kernels=None):
+    def step(state, batch, *kernels):
         own, labelled = _own(state), batch["labelled"]
         images = views(core.step_key(state), labelled["image"])
-        before = cast.read(own, kernels)
-        own, metrics = method.step(own, batch, kernels)
+        before = cast.read(own, *kernels) if kernels else own
+        own, metrics = method.step(own, batch, *kernels)
         if leaks:
             features, moved = encoder(before.params, own.stats, images, train=True)
             own = own.replace(stats=own.stats | moved)
@@ -130,24 +140,21 @@ def add(
         velocity = jax.tree.map(jnp.zeros_like, state.extra.velocity)
         return state.replace(extra=state.extra._replace(velocity=velocity))
 
-    def project(state, images):
-        return method.project(_own(state), images)
+    def without_head(function):
+        """`function` of the method as one of the method with its head."""
+        return function and (lambda state, *rest: function(_own(state), *rest))
 
-    return core.Method(
+    return method._replace(
         init=init,
         step=step,
-        embed=lambda state, images: method.embed(_own(state), images),
+        begin_task=begin_task,
+        end_task=lambda state, task: _with(state, method.end_task(_own(state), task)),
+        eval_state=lambda state: _with(state, method.eval_state(_own(state))),
         predict=lambda state, images: head_lib.logits(
             state.extra.layer, method.embed(_own(state), images)
         ),
-        begin_task=begin_task,
-        end_task=lambda state, task: _with(state, method.end_task(_own(state), task)),
-        source=lambda state, task: method.source(_own(state), task),
-        eval_state=lambda state: _with(state, method.eval_state(_own(state))),
-        supervised=method.supervised,
         labelled=True,
-        cast=lambda state, before: method.cast(_own(state), before),
-        project=method.project and project,
+        **{name: without_head(getattr(method, name)) for name in _READ_THE_STATE},
     )
 
 

@@ -276,9 +276,13 @@ def _check_local(parts, options):
 
 
 def loss_options(arguments: dict) -> bases.Options:
-    """The options of the losses, from arguments that are `networks.settled`."""
-    names = [name for name in bases.Options._fields if name != "logsumexp"]
-    return bases.Options(**{name: arguments[name] for name in names})
+    """Pick the options of the losses from arguments that are `networks.settled`.
+
+    An option that the arguments lack keeps its default in `make`.
+    """
+    known = {**schema.defaults(make), **arguments}
+    names = [name for name in bases.Options._fields if name in known]
+    return bases.Options(**{name: known[name] for name in names})
 
 
 def _init(setup, key, batch):
