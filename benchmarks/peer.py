@@ -29,7 +29,6 @@ from torch import nn
 from torch.nn import functional
 
 from jaxcl import optim, schema
-from jaxcl.methods.two_view import bases as bases_lib
 
 _DEPTHS = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
 _ONLINE = ("encoder", "projector")
@@ -205,8 +204,8 @@ class Peer:
             self.sources = [p for part in _ONLINE for p in self.net[part].parameters()]
         if options["strategy"] != "finetune":
             self.teacher = network(extra.teacher, extra.teacher_stats).eval()
-        banks = (extra.key_queue, extra.frozen_queue)
-        banks = [torch.from_numpy(b.copy()) for b in banks if b is not None]
+        queues = [x for x in (extra.base, extra.strategy) if x is not None]
+        banks = [torch.from_numpy(held.rows.copy()) for held in queues]
         self.queues = [bank.to(self.device) for bank in banks]
         self.pointer = 0  # of both: the teacher's are written from the same step on
         chosen = schema.defaults(optim.lars) | dict(config["optimizer"])
@@ -324,9 +323,7 @@ def timed(args, work, state, threads, *, device=None, compiled=False) -> tuple:
 
     def windows(**form):
         net = Peer(work.config, state, device=device, precision=args.precision, **form)
-        decay = net.options["momentum_start"]
-        if decay is None:
-            decay = bases_lib.get(net.options["base"]).momentum_start
+        decay = net.options.get("momentum_start")  # None: there is no slow network
 
         def window(steps):
             start = time.perf_counter()

@@ -40,8 +40,10 @@ class Base(NamedTuple):
 
 def options(method: dict) -> dict:
     """Options of a config's `method`, those of its losses as our step has them."""
-    chosen = schema.defaults(two_view.make) | dict(method)
-    return chosen | two_view.loss_options(two_view.settled(chosen))._asdict()
+    given = {name: value for name, value in method.items() if name != "name"}
+    given = schema.options(two_view.make, given, "config.method")
+    chosen = schema.defaults(two_view.make, given) | given
+    return chosen | schema.fill(two_view.make, chosen)
 
 
 def total(features: Features, options: dict) -> torch.Tensor:

@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+from jaxcl import schema
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.scaling import tables, targets
 
@@ -50,6 +51,12 @@ DROPS = {"drop_path": 0.1}
 
 def _two_view(base, *more):
     return (*PNR, f"--config.method.base={base}", *more)
+
+
+def _paper_form(base):
+    """The paper's form, of a base that has two."""
+    two = "form" in schema.option_of(bases.find(base))
+    return ["--config.method.form=paper"] if two else []
 
 
 def _online(row, *more):
@@ -87,7 +94,9 @@ ROWS = {
     },
     **{
         f"{base}-pnr-paper": _two_view(
-            base, "--config.method.form=paper", "--config.method.frozen_bn=batch"
+            base,
+            *_paper_form(base),
+            "--config.method.frozen_bn=batch",
         )
         for base in bases.BASES
     },

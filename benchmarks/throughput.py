@@ -28,7 +28,7 @@ import ml_collections
 import numpy as np
 
 from jaxcl import core
-from jaxcl.config import build, sections
+from jaxcl.config import build, recipe, sections
 from jaxcl.methods.two_view import strategies as strategies_lib
 from jaxcl.run import cost, job
 from jaxcl.scaling import hardware
@@ -107,10 +107,11 @@ def config(args, data: str) -> ml_collections.ConfigDict:
         off = {"crop": False, "jitter": (0.0,) * 4, "grayscale": 0.0, "flip": 0.0}
         made.augment.update(off, blur=(0.0, 0.0), solarize=(0.0, 0.0))
     made.encoder.update(depth=args.depth, width=args.width)
-    made.method.update(base=args.base, strategy=args.strategy, queue_size=args.queue)
+    made.method.update(base=args.base, strategy=args.strategy)
+    recipe.set_where_taken(made.method, queue_size=args.queue)
     if args.hidden is not None:
         names = ("hidden_dim", "predictor_hidden_dim", "distill_hidden_dim")
-        made.method.update(dict.fromkeys(names, args.hidden))
+        recipe.set_where_taken(made.method, **dict.fromkeys(names, args.hidden))
     if args.output is not None:
         made.method.output_dim = args.output
     made.batch_size, made.precision = args.batch, args.precision

@@ -41,9 +41,8 @@ def get_config(arg=None):
         "strategy": "pnr",
         "hidden_dim": 128,
         "output_dim": 64,
-        "distill_hidden_dim": 128,
-        "queue_size": 256,
     }
+    recipe.set_where_taken(config.method, distill_hidden_dim=128, queue_size=256)
     config.optimizer = {"name": "sgd", "lr": 0.1, "weight_decay": 1e-4}
     config.schedule = {"name": "warmup_cosine", "warmup_epochs": 3}
     config.evaluators = {

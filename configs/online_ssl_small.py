@@ -59,12 +59,12 @@ def get_config(arg=None):
         "name": "online_ssl",
         "base": "simsiam",
         "regulariser": "cassle",
-        "weight": 0.5,
         "hidden_dim": 256,
         "output_dim": 128,
-        "predictor_hidden_dim": 64,
-        "distill_hidden_dim": 128,
     }
+    recipe.set_where_taken(
+        config.method, weight=0.5, predictor_hidden_dim=64, distill_hidden_dim=128
+    )
     config.scale_lr = False
     rate = recipe.by(RATES, config.method.get_ref("base"))
     config.optimizer = {

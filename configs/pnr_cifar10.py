@@ -72,7 +72,7 @@ def get_config(arg=None):
         "stem": "cifar",
         "stem_padding": 2,  # as released: 32 pixels become a map of 34
     }
-    config.method.negative_weight = recipe.by(apart, base)
+    recipe.set_where_taken(config.method, negative_weight=recipe.by(apart, base))
     config.optimizer = {
         "name": "lars",
         "lr": recipe.by(lr, base),  # times batch_size / 256

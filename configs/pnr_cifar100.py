@@ -86,8 +86,8 @@ def by_regime(config):
     def choose(library, released):
         return recipe.by({"library": library, "released": released}, regime)
 
+    recipe.set_where_taken(config.method, frozen_bn=choose("running", "batch"))
     config.method.update(
-        frozen_bn=choose("running", "batch"),
         online_head=choose(False, True),
         head_form=choose("apart", "released"),
         head_lr=recipe.by(
@@ -138,8 +138,9 @@ def get_config(arg=None):
     }
     # Heads and temperatures are the bases' own defaults, see docs/methods.md.
     apart = recipe.by(apart, base)
-    config.method.negative_weight = recipe.by(
-        {("byol", 10): 0.7}, base, tasks, default=apart
+    recipe.set_where_taken(
+        config.method,
+        negative_weight=recipe.by({("byol", 10): 0.7}, base, tasks, default=apart),
     )
     config.optimizer = {
         "name": "lars",

@@ -62,8 +62,8 @@ def by_regime(config):
     def choose(library, released):
         return recipe.by({"library": library, "released": released}, regime)
 
+    recipe.set_where_taken(config.method, frozen_bn=choose("running", "batch"))
     config.method.update(
-        frozen_bn=choose("running", "batch"),
         online_head=choose(False, True),
         head_form=choose("apart", "released"),
         head_lr=recipe.by(
@@ -105,9 +105,9 @@ def get_config(arg=None):
         "std": (0.247, 0.243, 0.261),
     }
     config.encoder = {"name": "resnet", "depth": 10, "width": 8, "stem": "cifar"}
-    config.method.update(
-        hidden_dim=256,
-        output_dim=128,
+    config.method.update(hidden_dim=256, output_dim=128)
+    recipe.set_where_taken(
+        config.method,
         predictor_hidden_dim=recipe.by({"": 256, "simsiam": 64}, base),
         distill_hidden_dim=256,
         queue_size=4096,

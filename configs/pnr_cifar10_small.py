@@ -42,18 +42,21 @@ def get_config(arg=None):
         "strategy": "pnr",
         "hidden_dim": 256,
         "output_dim": 128,
-        "distill_hidden_dim": 256,
-        "queue_size": 1024,
-        "prototypes": 1024,
-        "slices": 256,
     }
     base = config.method.get_ref("base")
     lr, decay, apart = (
         recipe.by({name: row[column] for name, row in BASES.items()}, base)
         for column in range(3)
     )
-    config.method.negative_weight = apart
-    config.method.predictor_hidden_dim = recipe.by({"": 256, "simsiam": 64}, base)
+    recipe.set_where_taken(
+        config.method,
+        distill_hidden_dim=256,
+        queue_size=1024,
+        prototypes=1024,
+        slices=256,
+        negative_weight=apart,
+        predictor_hidden_dim=recipe.by({"": 256, "simsiam": 64}, base),
+    )
     config.name = "pnr_cifar10_small"
     config.batch_size = 64
     config.epochs = 2

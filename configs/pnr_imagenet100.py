@@ -105,11 +105,14 @@ def get_config(arg=None):
         "std": (0.228, 0.224, 0.225),
     }
     config.encoder = {"name": "resnet", "depth": 18, "width": 64, "stem": "imagenet"}
-    config.method.predictor_hidden_dim = recipe.by({"": 8192, "simsiam": 512}, base)
     apart = {(name, "class"): value for name, value in by_class.items()}
     apart |= {(name, "data"): value for name, value in by_data.items()}
-    config.method.negative_weight = recipe.by(
-        apart, base, scenario, default=recipe.by(by_class, base)
+    recipe.set_where_taken(
+        config.method,
+        predictor_hidden_dim=recipe.by({"": 8192, "simsiam": 512}, base),
+        negative_weight=recipe.by(
+            apart, base, scenario, default=recipe.by(by_class, base)
+        ),
     )
     config.optimizer = {
         "name": "lars",

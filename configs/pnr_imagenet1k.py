@@ -91,8 +91,11 @@ def get_config(arg=None):
         "std": (0.228, 0.224, 0.225),
     }
     config.encoder = {"name": "resnet", "depth": 50, "width": 64, "stem": "imagenet"}
-    config.method.predictor_hidden_dim = recipe.by({"": 8192, "simsiam": 512}, base)
-    config.method.negative_weight = recipe.by(apart, base)
+    recipe.set_where_taken(
+        config.method,
+        predictor_hidden_dim=recipe.by({"": 8192, "simsiam": 512}, base),
+        negative_weight=recipe.by(apart, base),
+    )
     config.optimizer = {
         "name": "lars",
         "lr": recipe.by(lr, base),  # times batch_size / 256

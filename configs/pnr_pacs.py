@@ -29,13 +29,17 @@ def get_config(arg=None):
         "strategy": "pnr",
         "hidden_dim": 256,
         "output_dim": 128,
-        "distill_hidden_dim": 256,
-        "queue_size": 1024,
-        "prototypes": 1024,
-        "slices": 256,
     }
     base = config.method.get_ref("base")
-    config.method.predictor_hidden_dim = recipe.by({"": 256, "simsiam": 64}, base)
+    recipe.set_where_taken(
+        config.method,
+        distill_hidden_dim=256,
+        queue_size=1024,
+        prototypes=1024,
+        slices=256,
+        negative_weight=recipe.by({"": 1.0, "vicreg": 8.0, "lejepa": 0.32}, base),
+        predictor_hidden_dim=recipe.by({"": 256, "simsiam": 64}, base),
+    )
     config.name = "pnr_pacs"
     config.batch_size = 64
     config.precision = "auto"
@@ -61,9 +65,6 @@ def get_config(arg=None):
         "weight_decay": recipe.by({"": 1e-4, "byol": 1e-5}, base),
     }
     config.schedule = {"name": "cosine"}
-    config.method.negative_weight = recipe.by(
-        {"": 1.0, "vicreg": 8.0, "lejepa": 0.32}, base
-    )
     config.evaluators = {
         "collapse": {},
         "linear": {

@@ -48,9 +48,8 @@ def get_config():
         "strategy": "pnr",
         "hidden_dim": 128,
         "output_dim": 64,
-        "distill_hidden_dim": 128,
-        "queue_size": 256,
     }
+    recipe.set_where_taken(config.method, distill_hidden_dim=128, queue_size=256)
     config.optimizer = {"name": "sgd", "lr": 0.1, "weight_decay": 1e-4}
     three = functools.partial(recipe.warmup_epochs, usual=3)
     warmup = recipe.of(three, config.get_ref("epochs"))

@@ -134,13 +134,98 @@ def _meant(parameter):
     return annotation
 
 
-def option_of(function: Callable) -> dict[str, tuple[Any, Any]]:
+class Further(NamedTuple):
+    """Options of a function that depend on its other options.
+
+    A function with `**options` takes them, and picks them by `pick_options`.
+    """
+
+    # Its own options -> functions whose keyword-only parameters are options, too
+    functions: Callable[[dict], tuple]
+    # () -> all that there are, by what messages call them: {"base 'byol'": function}
+    places: Callable[[], dict]
+    without: tuple[str, ...] = ()  # parameters of these that are no options
+
+
+def further_functions(function: Callable, given: Mapping[str, Any]) -> tuple:
+    """Functions whose keyword-only parameters are options of `function`, too.
+
+    Args:
+      function: perhaps `checked` with `Further`.
+      given: options, from which it follows which functions these are.
+    """
+    further = getattr(function, "further", None)
+    if further is None:
+        return ()
+    own = _signature(function).items()
+    standard = {name: x.default for name, x in own if x.keyword}
+    return further.functions({**standard, **given})
+
+
+def _options(function, given: Mapping[str, Any]) -> dict[str, _Option]:
+    """All options of a function, where some are given."""
+    found = {name: x for name, x in _signature(function).items() if x.keyword}
+    for other in further_functions(function, given):
+        without = function.further.without
+        for name, option in _signature(other).items():
+            if option.keyword and name not in without:
+                found.setdefault(name, option)
+    return found
+
+
+def pick_options(function: Callable, options: Mapping[str, Any]) -> dict:
+    """Pick those options that are keyword-only parameters of a function."""
+    parameters = _signature(function).items()
+    names = [name for name, x in parameters if x.keyword and name in options]
+    return {name: options[name] for name in names}
+
+
+def drop_unset(function: Callable, section: Mapping[str, Any]) -> dict:
+    """Drop options that are None, and that other options would bring with them.
+
+    So a config may hold None for a size of a base that is not the chosen one.
+    """
+    known = _options(function, section)
+    unset = [name for name in section if section[name] is None and name not in known]
+    drop = {name for name in unset if _places(function, name)}
+    return {name: value for name, value in section.items() if name not in drop}
+
+
+def may_take(function: Callable, name: str) -> bool:
+    """Whether an option is one of a function, for some values of its others."""
+    return name in _options(function, {}) or bool(_places(function, name))
+
+
+def _places(function, name) -> list[str]:
+    """What brings an option with it, as messages call it."""
+    further = getattr(function, "further", None)
+    places = {} if further is None or name in further.without else further.places()
+    return [
+        place
+        for place, other in places.items()
+        if name in _signature(other) and _signature(other)[name].keyword
+    ]
+
+
+def fill(function: Callable, options: dict, replay: core.Replay | None = None) -> dict:
+    """Find what the options that follow others come to, see `checked`."""
+    filler = getattr(function, "fill", None)
+    return {} if filler is None else filler(options, replay)
+
+
+def option_of(
+    function: Callable, given: Mapping[str, Any] = types.MappingProxyType({})
+) -> dict[str, tuple[Any, Any]]:
     """Keyword-only parameters of a function: name -> (annotation, default).
 
     The default of one without is `inspect.Parameter.empty`.
+
+    Args:
+      function: with `Further` it has the options that follow from those `given`, too.
+      given: options that are set.
     """
-    options = _signature(function).items()
-    return {name: (x.annotation, x.default) for name, x in options if x.keyword}
+    options = _options(function, given).items()
+    return {name: (x.annotation, x.default) for name, x in options}
 
 
 def allowed(annotation: Any) -> str:
@@ -179,25 +264,42 @@ def check(function, values: Mapping[str, Any], field: str) -> None:
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    for name, option in _signature(function).items():
+    parameters = {**_signature(function), **_options(function, values)}
+    for name, option in parameters.items():
         if name in values and not (values[name] is None is option.default):
             check_value(values[name], option.annotation, f"{field}.{name}", option)
 
 
-def checked(field: str) -> Callable[[F], F]:
-    """A decorator: every call is checked as a section of a config is, by `check`.
+def checked(
+    field: str,
+    further: Further | None = None,
+    fill: Callable[[dict, core.Replay | None], dict] | None = None,
+) -> Callable[[F], F]:
+    """Make a decorator that checks every call as a section of a config, by `check`.
 
     Args:
       field: what the keyword arguments are under, for messages ("config.method").
+      further: options that depend on others.
+      fill: (all options, config.replay or None) -> those that follow others, with what
+        they come to; the function is called with these. So None may stand for the value
+        that a base has, and resolved.json says which.
     """
 
     def decorate(function):
-        @functools.wraps(function)
-        def call(*args, **options):
-            check(function, options, field)
-            return function(*args, **options)
+        def call(*args, **given):
+            if further is None:
+                check(function, given, field)
+            else:
+                given = options(made, given, field)
+            if fill is not None:
+                replay = next((getattr(x, "replay", None) for x in args), None)
+                given = defaults(made, given) | given
+                given |= fill(given, replay)
+            return function(*args, **given)
 
-        return call
+        made: Any = functools.wraps(function)(call)
+        made.further, made.fill = further, fill
+        return made
 
     return decorate
 
@@ -330,14 +432,19 @@ def options(function, section, field: str, given=()) -> dict:
       ValueError: an unknown key (with the nearest ones), a value that its annotation
         does not allow, or a missing key that has no default.
     """
+    chosen = drop_unset(function, dict(section.items()))
     parameters = {
         name: option
-        for name, option in _signature(function).items()
-        if option.keyword and name not in given
+        for name, option in _options(function, chosen).items()
+        if name not in given
     }
-    chosen = dict(section.items())
     for key in chosen:
         if key not in parameters:
+            if places := _places(function, key):
+                raise ValueError(
+                    f"{field}.{key}={chosen[key]!r}: only {' and '.join(places)} "
+                    f"has it, and {field} chooses another; leave it out"
+                )
             near = difflib.get_close_matches(key, parameters, n=3)
             hint = f"did you mean {' or '.join(near)}? " if near else ""
             raise ValueError(
@@ -351,12 +458,14 @@ def options(function, section, field: str, given=()) -> dict:
     return chosen
 
 
-def defaults(function) -> dict:
-    """The keyword-only parameters that have a default, with it."""
+def defaults(
+    function: Callable, given: Mapping[str, Any] = types.MappingProxyType({})
+) -> dict:
+    """The keyword-only parameters that have a default, with it; see `option_of`."""
     return {
         name: option.default
-        for name, option in _signature(function).items()
-        if option.keyword and option.default is not inspect.Parameter.empty
+        for name, option in _options(function, given).items()
+        if option.default is not inspect.Parameter.empty
     }
 
 

@@ -4,13 +4,16 @@ import contextlib
 import logging
 import re
 
+import jax
 import numpy as np
 import pytest
 
 from helpers import run_directories, toy, twins
 from helpers import two_view_losses as losses
+from jaxcl import schema
 from jaxcl.data import sources
-from jaxcl.methods.two_view import bases, strategies
+from jaxcl.methods import two_view
+from jaxcl.methods.two_view import bases, strategies, view_queue
 from jaxcl.run import job
 
 RNG = np.random.default_rng(0)
@@ -25,7 +28,7 @@ LAYERS = {
     f"{name}prototypes": RNG.normal(size=(K, D))
     for name in ("", "distil_", "slow_", "frozen_")
 }
-FEATURES = bases.Features(
+FEATURES = losses.Features(
     Z,
     LABEL,
     OWN,
@@ -43,31 +46,17 @@ FEATURES = bases.Features(
     slices=twins.unit(RNG.normal(size=(6, D))),
     **LAYERS,
 )
-CODE = bases.Options(
-    temperature=0.3,
-    distill_temperature=0.5,
-    weight=0.7,
-    negative_weight=0.4,
-    form="code",
-    pn1=True,
-    pn2=True,
-    scale=0.2,
-    off_diagonal=0.03,
-    invariance=3.0,
-    variance=2.0,
-    covariance=0.6,
-    balance="centre",
-    normality=0.3,
-)
+CODE = losses.Options(scale=0.2, off_diagonal=0.03)
 PAPER = CODE._replace(form="paper")
 
 
 def value(base, strategy, options, features=FEATURES):
-    single = [
-        x if x is None or x.dtype != np.float64 else np.float32(x) for x in features
-    ]
-    loss = strategies.get(strategy).loss
-    return loss(bases.get(base), bases.Features(*single), options)
+    """The loss of a task after the first."""
+    given = options._asdict()
+    make_base, make_strategy = bases.find(base), strategies.find(strategy)
+    spec = make_base(**schema.pick_options(make_base, given))
+    plan = make_strategy(**schema.pick_options(make_strategy, given))
+    return plan.loss(spec, losses.for_library(base, features))
 
 
 def check(ours, twin):
@@ -106,7 +95,7 @@ def test_a_strategy_is_its_equation(base):
 
 
 @pytest.mark.parametrize(
-    "base", [name for name, base in bases.BASES.items() if base.unbounded]
+    "base", [name for name in bases.BASES if bases.get(name).unbounded]
 )
 def test_without_pseudo_negatives_pnr_is_cassle(base):
     without = CODE._replace(pn2=False)
@@ -116,24 +105,22 @@ def test_without_pseudo_negatives_pnr_is_cassle(base):
 @pytest.mark.parametrize(
     "base, expected",
     [
-        ("simclr", (0.2, 1.0, 1.0, None)),
-        ("supcon", (0.1, 1.0, 1.0, None)),
-        ("mocov2plus", (0.2, 1.0, 1.0, 0.999)),
-        ("barlow_twins", (0.2, 1.0, 1.0, None)),
-        ("byol", (0.2, 1.0, 1.0, 1.0)),
-        ("vicreg", (0.2, 25.0, 23.0, None)),
-        ("simsiam", (0.2, 1.0, 1.0, None)),
+        ("simclr", (0.2, 1.0, None, None)),
+        ("supcon", (0.1, 1.0, None, None)),
+        ("mocov2plus", (0.2, 1.0, None, 0.999)),
+        ("barlow_twins", (None, 1.0, 1.0, None)),
+        ("byol", (None, 1.0, 1.0, 1.0)),
+        ("vicreg", (None, 25.0, 23.0, None)),
+        ("simsiam", (None, 1.0, 1.0, None)),
         ("dino", (0.1, 1.0, 1.0, 1.0)),
-        ("lejepa", (0.2, 1.0, 0.92, None)),
+        ("lejepa", (None, 1.0, 0.92, None)),
     ],
 )
 def test_defaults_are_the_papers(base, expected):
-    """And a value from the config takes their place, 0 too."""
-    spec = bases.get(base)
-    found = (spec.temperature, spec.weight, spec.negative_weight)
-    assert found == expected[:3]
-    if spec.momentum:
-        assert spec.momentum_end == expected[3]
+    spec, options = bases.get(base), schema.defaults(bases.find(base))
+    end = spec.momentum and spec.momentum.end
+    found = (options.get("temperature"), spec.weight, spec.negative_weight, end)
+    assert found == expected
 
 
 def setup(tmp_path, **changes):
@@ -142,21 +129,29 @@ def setup(tmp_path, **changes):
 
 
 def test_config_values_replace_defaults(tmp_path):
-    one = {"method.base": "vicreg", "method.strategy": "pnr"}
-    made = setup(tmp_path / "a", **one)
-    assert (made.options.weight, made.options.negative_weight) == (25.0, 23.0)
-    made = setup(tmp_path / "b", **one, method__weight=0.0, method__negative_weight=0.0)
-    assert (made.options.weight, made.options.negative_weight) == (0.0, 0.0)
-    made = setup(tmp_path / "c", method__strategy="ewc")
-    assert made.options.weight == 0.01
+    """A value from the config takes the place of the base's, 0 too."""
+
+    def filled(**options):
+        return schema.fill(two_view.make, {"output_dim": None} | options)
+
+    pnr = {"base": "vicreg", "strategy": "pnr", "weight": None, "negative_weight": None}
+    assert filled(**pnr) == {
+        "output_dim": 2048,
+        "weight": 25.0,
+        "negative_weight": 23.0,
+    }
+    assert filled(**pnr | {"weight": 0.0, "negative_weight": 0.0}) == {
+        "output_dim": 2048
+    }
     made = setup(tmp_path / "d", method__base="byol", method__momentum_end=0.5)
-    assert made.momentum == {"start": 0.99, "end": 0.5}
-    made = setup(tmp_path / "f", method__base="dino", method__target_warmup=0.5)
-    assert made.momentum == {"start": 0.996, "end": 1.0}
-    assert made.options.distill_temperature == 0.1
-    assert (made.prototypes, made.slices, made.targets.warmup) == (12, 0, 0.5)
+    assert made.base.momentum == (0.99, 0.5)
+    made = setup(tmp_path / "f", method__base="dino")
+    assert made.base.momentum == (0.996, 1.0)
+    assert made.networks.own == ("prototypes",)
+    params = made.base.init_params(jax.random.key(0), 8)
+    assert params["prototypes"].shape == (12, 8)
     made = setup(tmp_path / "e", method__base="barlow_twins", method__hidden_layers=0)
-    assert made.copied.nets["projector"].features == (8,)
+    assert made.networks.copied.nets["projector"].features == (8,)
 
 
 @pytest.mark.parametrize(
@@ -164,18 +159,51 @@ def test_config_values_replace_defaults(tmp_path):
     [
         ({"method.base": "byoll"}, "config.method.base='byoll': .* did you mean byol"),
         ({"method.strategy": "casle"}, "config.method.strategy='casle'"),
-        ({"method.memory_size": 0}, "config.method.memory_size=0: must be at least 1"),
-        ({"method.mix": 0.0}, "config.method.mix=0.0: must be above 0"),
-        ({"method.fisher_share": 1.5}, "config.method.fisher_share=1.5: must be above"),
+        (
+            {"method.strategy": "der", "method.memory_size": 0},
+            "config.method.memory_size=0: must be at least 1",
+        ),
+        (
+            {"method.strategy": "lump", "method.mix": 0.0},
+            "config.method.mix=0.0: must be above 0",
+        ),
+        (
+            {"method.strategy": "ewc", "method.fisher_share": 1.5},
+            "config.method.fisher_share=1.5: must be above",
+        ),
         ({"method.temperature": 0.0}, "config.method.temperature=0.0: must be at"),
-        ({"method.weight": float("nan")}, "config.method.weight=nan: must be at least"),
+        (
+            {"method.strategy": "ewc", "method.weight": float("nan")},
+            "config.method.weight=nan: must be at least",
+        ),
         ({"method.momentum_end": 2.0}, "config.method.momentum_end=2.0: must be from"),
         ({"method.output_dim": 0}, "config.method.output_dim=0: must be from 1"),
         ({"method.hidden_layers": -1}, "config.method.hidden_layers=-1: must be from"),
-        ({"method.prototypes": 0}, "config.method.prototypes=0: must be at least 1"),
-        ({"method.balance": "center"}, "config.method.balance='center'"),
-        ({"method.normality": 1.5}, "config.method.normality=1.5: must be from 0 to 1"),
-        ({"method.slices": 0}, "config.method.slices=0: must be at least 1"),
+        (
+            {"method.base": "dino", "method.prototypes": 0},
+            "config.method.prototypes=0: must be at least 1",
+        ),
+        (
+            {"method.base": "dino", "method.balance": "center"},
+            "config.method.balance='center'",
+        ),
+        (
+            {"method.base": "lejepa", "method.normality": 1.5},
+            "config.method.normality=1.5: must be from 0 to 1",
+        ),
+        (
+            {"method.base": "lejepa", "method.slices": 0},
+            "config.method.slices=0: must be at least 1",
+        ),
+        # Options of another base or strategy: the message says which has them.
+        ({"method.slices": 8}, "config.method.slices=8: .*lejepa"),
+        ({"method.base": "byol", "method.queue_size": 8}, "queue_size=8: .*mocov2plus"),
+        ({"method.pn1": False}, "config.method.pn1=False: .*pnr"),
+        (
+            {"method.strategy": "pnr", "method.memory_size": 8},
+            "config.method.memory_size=8: .*der.*lump",
+        ),
+        ({"method.base": "no_such_package.base"}, "config.method.base='no_such_pack"),
         (
             {"augment.local": {"views": 2, "size": 4}},
             "config.augment.local: base 'mocov2plus' takes no local crops; .*dino",
@@ -186,7 +214,7 @@ def test_config_values_replace_defaults(tmp_path):
                 "method.base": "dino",
                 "method.strategy": "lump",
             },
-            "config.augment.local: strategy 'lump' mixes two views alone",
+            "config.augment.local: strategy 'lump'",
         ),
         (
             {
@@ -239,7 +267,7 @@ PAPERS = {"method.form": "paper"}
         ("vicreg", {}, False),
         ("vicreg", {"method.weight": 1.0}, True),
         ("vicreg", PAPERS | {"method.negative_weight": 25.0}, True),
-        ("dino", PAPERS | {"method.negative_weight": 25.0}, False),
+        ("dino", {"method.negative_weight": 25.0}, False),
         ("lejepa", {}, False),
         ("lejepa", {"method.negative_weight": 1.0}, True),
     ],
@@ -285,9 +313,9 @@ def test_only_what_a_loss_reads_is_kept(tmp_path, base, strategy, queues):
     changes = {"method.base": base, "method.strategy": strategy}
     state = job.initial_state(toy.job(tmp_path, **changes))
     kept = state.extra._asdict()
-    assert {n for n, x in kept.items() if n.endswith("queue") and x is not None} == (
-        queues
-    )
+    held = {"key_queue": kept["base"], "frozen_queue": kept["strategy"]}
+    queue = view_queue.Queue
+    assert {n for n, x in held.items() if isinstance(x, queue)} == queues
     networks, copied = {"encoder", "projector", "distiller"}, {"encoder", "projector"}
     if base in ("byol", "simsiam"):
         networks |= {"predictor"}
@@ -297,7 +325,7 @@ def test_only_what_a_loss_reads_is_kept(tmp_path, base, strategy, queues):
     assert set(state.params) == networks
     assert set(kept["teacher"]) == copied
     assert set(kept["momentum"]) == (copied if bases.get(base).momentum else set())
-    assert (kept["centre"] is not None) == (base == "dino")
+    assert isinstance(kept["base"], jax.Array) == (base == "dino")
 
 
 def test_replayed_rows_are_spread_over_the_devices(tmp_path):

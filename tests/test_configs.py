@@ -11,7 +11,6 @@ from helpers import config_files
 from jaxcl import optim
 from jaxcl.config import recipe
 from jaxcl.data import scenarios
-from jaxcl.methods import two_view
 from jaxcl.methods.two_view import bases
 from jaxcl.run import evaluation
 
@@ -126,13 +125,9 @@ def test_a_base_brings_its_own_hyper_parameters(name, base):
     blur = (0.5, 0.5) if vicreg else (1.0, 0.1)
     assert augment.blur == (blur if blurs else (0.0, 0.0))
     assert augment.jitter == (0.4, 0.4, 0.2, 0.1)
-    default = inspect.signature(two_view.make).parameters["predictor_hidden_dim"]
-    hidden = config.method.get("predictor_hidden_dim", default.default)
-    small = name == "pnr_cifar100_small"
-    if base == "simsiam":
-        assert hidden == (64 if small else 512 if blurs else None)
-    else:
-        assert hidden == (256 if small else 8192 if blurs else None)
+    hidden, small = config.method.get("predictor_hidden_dim"), "small" in name
+    widths = {"simsiam": (64, 512), "byol": (256, 8192)}.get(base, (None, None))
+    assert hidden == (widths[0] if small else widths[1] if blurs else None)
 
 
 @pytest.mark.parametrize("name", LAMBDA, ids="".join)

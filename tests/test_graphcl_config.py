@@ -24,7 +24,7 @@ def test_it_is_the_published_protocol(name):
     assert top.evaluators["svm"]["folds"] == 10
     assert top.data["features"] == ("labels",)
     assert top.name == ("graphcl" if name == "mutag" else f"graphcl_{name}")
-    assert sections.method(method, parts).objective is not None
+    assert sections.method(top, parts).objective is not None
 
 
 def test_the_other_encoder_is_a_word():

@@ -33,7 +33,7 @@ def made(config):
     """The top level and the parts of a config, of which a method can be made."""
     top = sections.top_of(config.to_dict())
     parts, _ = sections.parts(top)
-    method = sections.method(top.method, parts)
+    method = sections.method(top, parts)
     assert method.objective is not None and not method.supervised
     return top, parts
 

@@ -31,9 +31,9 @@ import pytest
 from jax import flatten_util
 
 from helpers import toy
-from jaxcl import core, sharding
+from jaxcl import core, schema, sharding
 from jaxcl.config import build, sections
-from jaxcl.methods.two_view import bases, head, strategies
+from jaxcl.methods.two_view import bases, head, strategies, view_queue
 from jaxcl.run import checkpoint, job, record, seeds, train
 
 TASKS = 2
@@ -110,11 +110,12 @@ def paper(base) -> Row:
     changes = {
         "method.base": base,
         "method.strategy": "pnr",
-        "method.form": "paper",
         "method.frozen_bn": "batch",
         "method.negative_weight": 1e-3,  # Eq. 5 is a sum that has no bound
         "optimizer": {"name": "lars", "lr": LARS_RATES.get(base, 0.3)},
     }
+    if "form" in schema.option_of(bases.find(base)):
+        changes["method.form"] = "paper"
     return Row(changes)
 
 
@@ -613,15 +614,19 @@ def pieces(state):
     yield from ((n, n, None) for n in names if n not in ("params", "stats", "extra"))
     yield from ((f"params.{n}", "params", n) for n in state.params)
     yield from ((f"stats.{n}", "stats", n) for n in state.stats)
-    yield from ((f"extra.{n}", "extra", n) for n in state.extra._fields)
+    for name, own in state.extra._asdict().items():
+        if isinstance(own, view_queue.Queue):
+            inner = [f"{name}.{field}" for field in own._fields]
+            yield from ((f"extra.{label}", "extra", label) for label in inner)
+        else:
+            yield f"extra.{name}", "extra", name
 
 
 def piece(state, label):
-    field, _, part = label.partition(".")
-    tree = getattr(state, field)
-    if not part:
-        return tree
-    return tree[part] if isinstance(tree, dict) else getattr(tree, part)
+    tree = state
+    for part in label.split("."):
+        tree = tree[part] if isinstance(tree, dict) else getattr(tree, part)
+    return tree
 
 
 def dropped(state, fresh, field, part):
@@ -631,7 +636,11 @@ def dropped(state, fresh, field, part):
     tree, new = getattr(state, field), getattr(fresh, field)
     if isinstance(tree, dict):
         return state.replace(**{field: {**tree, part: new[part]}})
-    return state.replace(**{field: tree._replace(**{part: getattr(new, part)})})
+    part, _, inner = part.partition(".")
+    given = getattr(new, part)
+    if inner:
+        given = getattr(tree, part)._replace(**{inner: getattr(given, inner)})
+    return state.replace(**{field: tree._replace(**{part: given})})
 
 
 def moved(one, other) -> list[str]:

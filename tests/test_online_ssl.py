@@ -25,12 +25,12 @@ from helpers import (
     twins,
     two_view_losses,
 )
-from jaxcl import core, optim
+from jaxcl import core, optim, schema
 from jaxcl.memory import buffer, policies
-from jaxcl.methods import online_ssl, two_view
+from jaxcl.methods import online_ssl
 from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.online_ssl import step as step_lib
-from jaxcl.methods.two_view import bases, networks
+from jaxcl.methods.two_view import bases, networks, records, view_queue
 from jaxcl.run import train
 
 # Rows of a batch, replayed ones (no multiple), of the memory, of a queue bank; features
@@ -106,6 +106,13 @@ def parts(policy="fifo", **changes):
     return made._replace(**changes)
 
 
+def taken(base, regulariser, options):
+    """Those options that the base and the regulariser have."""
+    given = {"base": base, "regulariser": regulariser}
+    names = schema.option_of(online_ssl.make, given)
+    return {name: value for name, value in options.items() if name in names}
+
+
 def made(base, regulariser, policy="fifo", changes=None, **of_parts):
     own = parts(policy, **of_parts)
     if regulariser == "lump":
@@ -114,7 +121,7 @@ def made(base, regulariser, policy="fifo", changes=None, **of_parts):
         own,
         base=base,
         regulariser=regulariser,
-        **(OPTIONS | (changes or {})),
+        **(taken(base, regulariser, OPTIONS) | (changes or {})),
     )
 
 
@@ -169,7 +176,8 @@ class Twin:
         self.velocity = twins.to64(twins.velocity(state))
         self.slow, self.teacher = twins.to64((extra.momentum, extra.teacher))
         self.teacher_stats = twins.to64(extra.teacher_stats)
-        self.queues = twins.to64((extra.key_queue, extra.frozen_queue))
+        queues = (extra.base, extra.frozen_queue)
+        self.queues = twins.to64([None if x is None else x.rows for x in queues])
         for name in {"projection", "feature", "loss", "score"} & set(self.items):
             self.items[name] = twins.to64(extra.memory.items[name])
 
@@ -282,7 +290,7 @@ class Twin:
         run = functools.partial(dense_net.apply, train=True, groups=2)
         rows, stats, back = run(COPIED, self.params, self.stats, images)
         outputs, backs, stats = {"z": rows}, {}, self.stats | stats
-        if self.spec.predictor:
+        if self.spec.predictor_hidden_dim:
             outputs["o"], more, backs["o"] = run(
                 ("predictor",), self.params, stats, rows
             )
@@ -312,10 +320,9 @@ class Twin:
 
     def differentiated(self, outputs, fixed, active):
         """The loss, its terms, and the slopes of the outputs by differences."""
-        given = {n: v for n, v in self.options.items() if n in bases.Options._fields}
-        standard = {"form": "code", "pn1": True, "pn2": True, "balance": "centre"}
-        standard |= {"scale": 0.1, "off_diagonal": 5e-3, "normality": 0.0}
-        options = bases.Options(**(standard | given))
+        names = two_view_losses.Options._fields
+        given = {n: v for n, v in self.options.items() if n in names}
+        options = two_view_losses.Options(**given)
         alone, distil, pnr = two_view_losses.BASES[self.base]
         first = 0 if active else self.size
 
@@ -326,8 +333,7 @@ class Twin:
             } | {n: x for n, x in fixed.items() if n != "stored"}
 
             def cut(start, stop):
-                return bases.Features(
-                    label=None,
+                return two_view_losses.Features(
                     key_queue=self.queues[0],
                     frozen_queue=self.queues[1],
                     **{n: x[start:stop] for n, x in by_row.items()},
@@ -370,7 +376,7 @@ class Twin:
             self.slow = mean_of(self.slow, self.copied(self.params), SLOW)
         if self.taught and not self.snapshot:
             self.follow(TAU)
-        if self.spec.queues:
+        if self.spec.queue_size:
             first = 0 if active else self.size
             for queue, name in zip(self.queues, "kf", strict=True):
                 if queue is not None:
@@ -461,9 +467,10 @@ class Twin:
         close(extra.momentum, self.slow)
         close(extra.teacher, self.teacher)
         close(extra.teacher_stats, self.teacher_stats)
-        close((extra.key_queue, extra.frozen_queue), self.queues)
-        if self.spec.queues:
-            assert int(extra.pointer) == self.pointer
+        held = [extra.base, extra.frozen_queue]
+        close([x if x is None else x.rows for x in held], self.queues)
+        if self.spec.queue_size:
+            assert int(extra.base.pointer) == self.pointer
         if self.remembers:
             assert set(extra.memory.items) == set(self.items)
             np.testing.assert_array_equal(extra.memory.filled, self.filled)
@@ -529,12 +536,12 @@ SET = {"form": "code", "pn1": True, "pn2": True}
 
 def aligned(name, base="simsiam", **fields):
     """The term that a regulariser adds, of features of four rows."""
-    features = bases.Features(rows_of(0, 4, 2, D), None)._replace(**fields)
-    given = dict.fromkeys(bases.Options._fields) | SET | OPTIONS
-    plan = regularisers.REGULARISERS[name]
-    options = two_view.loss_options(networks.settled(bases.get(base), plan, given))
-    align = regularisers.REGULARISERS[name].align
-    return align(bases.get(base), features, options)
+    features = records.Features(rows_of(0, 4, 2, D), None)._replace(**fields)
+    own = taken(base, name, OPTIONS)
+    base_options = schema.pick_options(bases.find(base), own)
+    plan = regularisers.find(name)
+    plan = plan(**schema.pick_options(plan, own))
+    return plan.align(bases.get(base, **base_options), features)
 
 
 def test_rows_that_are_what_is_stored_are_aligned():
@@ -601,12 +608,8 @@ def test_pseudo_negatives_of_the_present_network_repeat_its_negatives():
     powers = np.exp(unit @ unit.T / tau)
     others = np.log(powers.sum(axis=1) - np.diag(powers)).mean()
     term = float(aligned("pnr", "simclr", z=z, p=z, f=z))
-    own = bases.get("simclr").loss(
-        bases.Features(z, None),
-        bases.Options(*[None] * len(bases.Options._fields))._replace(
-            temperature=OPTIONS["temperature"]
-        ),
-    )
+    base = bases.get("simclr", temperature=OPTIONS["temperature"])
+    own = base.loss(records.Features(z, None))
     pull = np.sum(unit[::2] * unit[1::2], axis=1).mean() / tau
     both = (np.log(2) + others - pull) + (np.log(2) + others - 1 / tau)
     assert term == pytest.approx(both - float(own), rel=1e-5)
@@ -652,7 +655,8 @@ def test_drift_is_measured_and_training_stays_the_same():
     plain, ends = parts(replay=replay, plain=lambda x: x / 255.0), []
     for measure in ((), ("drift",)):
         own = plain._replace(replay=replay._replace(measure=measure))
-        method = online_ssl.make(own, regulariser="cla_r", **OPTIONS)
+        options = taken("simsiam", "cla_r", OPTIONS)
+        method = online_ssl.make(own, regulariser="cla_r", **options)
         state, step = begin(method), jax.jit(method.step)
         for number in range(4):
             state = state.replace(task=jnp.int32(number // 2))
@@ -762,14 +766,15 @@ def test_batches_of_one_row_and_of_one_view_are_refused():
 def test_a_queue_keeps_the_newest_rows_where_draws_and_batches_differ():
     """Of 8 rows; the pointer of draws of 2 and batches of 4 is no multiple of 4."""
     setup = types.SimpleNamespace(beside=2)
-    bank, active = jnp.zeros((2, 8, D)), jnp.array(True)
-    extra = step_lib.Extra({}, {}, {}, bank, None, jnp.int32(0), None, {})
+    held, active = view_queue.Queue(jnp.zeros((2, 8, D)), jnp.int32(0)), jnp.array(True)
+    update = bases.get("mocov2plus").update
     keys = jax.random.normal(jax.random.key(0), (3, 6, 2, D))
     for k in keys:
-        extra = step_lib._queued(setup, extra, bases.Features(None, None, k=k), active)
+        features = records.Features(k, None, k=k)
+        held = step_lib._update_by_rows(setup, update, held, features, active)
     newest = np.swapaxes(core.l2_normalize(keys).reshape(18, 2, D)[-8:], 0, 1)
-    held = np.roll(extra.key_queue, -18 % 8, axis=1)
-    np.testing.assert_allclose(held, newest, rtol=1e-6)
+    rows = np.roll(held.rows, -18 % 8, axis=1)
+    np.testing.assert_allclose(rows, newest, rtol=1e-6)
 
 
 def test_other_methods_store_no_features_to_compare(tmp_path):

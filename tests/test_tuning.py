@@ -340,12 +340,13 @@ def test_a_begun_encoder_teaches_in_the_first_task(
         def keep(features):
             read["features"] = features
 
-        jax.debug.callback(keep, features._replace(**outputs._asdict()))
+        whole = features._replace(**outputs._asdict())
+        jax.debug.callback(keep, two_view_losses.of_library(whole))
         read["setup"] = setup
         return taught(setup, outputs, features, first)
 
-    taught = two_view._losses
-    monkeypatch.setattr(two_view, "_losses", losses)
+    taught = two_view._differentiate
+    monkeypatch.setattr(two_view, "_differentiate", losses)
     moved = state.replace(params=jax.tree.map(lambda x: 1.3 * x, state.params))
     after, metrics = jax.jit(work.method.step)(moved, pixels())
     jax.effects_barrier()
@@ -354,18 +355,19 @@ def test_a_begun_encoder_teaches_in_the_first_task(
     views = setup.parts.augment(key, pixels()["image"])
     teacher = {**state.params, "encoder": params}  # projector: as the run begins
     rows = jax.jit(
-        lambda views: setup.copied(teacher, state.stats, views, train=False)[0]
+        lambda views: setup.networks.copied(teacher, state.stats, views, train=False)[0]
     )
     want = rows(views.reshape(-1, *views.shape[2:])).reshape(x.f.shape)
     np.testing.assert_allclose(x.f, want, atol=1e-5)
+    options = two_view_losses.Options(0.2, 0.2, weight=1.0)  # the bases' defaults
     loss = {
-        name: two_view_losses.loss(base, name, x, setup.options)
+        name: two_view_losses.loss(base, name, x, options)
         for name in (strategy, "finetune")
     }
     assert abs(loss[strategy] - loss["finetune"]) > 1e-2
     np.testing.assert_allclose(metrics["loss"], loss[strategy], rtol=1e-5)
     if base == "mocov2plus":  # the teacher's queue fills from the first step on
-        queue = np.asarray(after.extra.frozen_queue)[:, :48]
+        queue = np.asarray(after.extra.strategy.rows)[:, :48]
         np.testing.assert_allclose(queue, twins.unit(x.f).swapaxes(0, 1), atol=1e-5)
 
 

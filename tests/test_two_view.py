@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from helpers import dense_net, twins, two_view_losses
-from jaxcl import core, optim
+from jaxcl import core, optim, schema
 from jaxcl.memory import buffer, importance, policies
 from jaxcl.methods import two_view
-from jaxcl.methods.two_view import bases, step, strategies
+from jaxcl.methods.two_view import bases, strategies, view_queue
+from jaxcl.methods.two_view.bases import lejepa
 from jaxcl.nets import heads
 
 # Rows of a batch, of a queue bank (which the batch does not divide) and of the memory;
@@ -107,11 +108,17 @@ def parts(augment=lambda key, images: twins.views_of(images), local=None):
     )
 
 
+def taken(base, strategy, options):
+    """Those options that the base and the strategy have."""
+    names = schema.option_of(two_view.make, {"base": base, "strategy": strategy})
+    return {name: value for name, value in options.items() if name in names}
+
+
 def options_of(name):
     """Base, strategy and the options of a case."""
     base, strategy, changes = CASES[name]
     more = EWC if strategy == "ewc" else {}
-    return base, strategy, OPTIONS | more | changes
+    return base, strategy, taken(base, strategy, OPTIONS | more) | changes
 
 
 @functools.cache
@@ -148,7 +155,8 @@ def test_one_row_has_none_to_be_compared_with(base):
 
 def test_other_than_two_views_are_refused():
     one_view = parts(lambda key, images: twins.views_of(images)[:, :1])
-    method = two_view.make(one_view, base="simclr", **OPTIONS)
+    options = taken("simclr", "finetune", OPTIONS)
+    method = two_view.make(one_view, base="simclr", **options)
     state = jax.eval_shape(method.init, jax.random.key(0), batch(0))
     with pytest.raises(ValueError, match=r"config\.augment\.views=1: two_view takes 2"):
         jax.eval_shape(method.step, state, batch(0))
@@ -187,25 +195,27 @@ class Twin:
 
     def __init__(self, name, state):
         self.base, self.strategy, self.options = options_of(name)
+        self.options = OPTIONS | self.options  # of other bases, too
         self.spec = bases.get(self.base)
         self.plan = strategies.get(self.strategy)
+        self.stores = self.strategy in ("der", "lump")
         self.local = name.endswith("local")
         # Of DINO's projector; slow network and teacher copy its prototypes, too.
         self.smooth = ("projector",) if self.base == "dino" else ()
-        self.copied = COPIED + (("prototypes",) if self.spec.prototypes else ())
-        extra = state.extra
+        self.copied = COPIED + (("prototypes",) if self.base == "dino" else ())
         self.key, self.step_number = core.copy(state.key), int(state.step)
         self.task, self.start = int(state.task), int(state.task_start)
-        self.key_pointer = int(extra.key_pointer)
-        self.frozen_pointer = int(extra.frozen_pointer)
+        pointers = [int(x.pointer) for x in queues_of(state) if x is not None]
+        self.key_pointer, self.frozen_pointer = (*pointers, 0, 0)[:2]
         self.read(state)
-        if extra.memory is not None:
-            self.items = {n: np.array(x) for n, x in extra.memory.items.items()}
-            self.filled = np.array(extra.memory.filled)
-            self.seen = int(extra.memory.seen)
+        if self.stores:
+            memory = state.extra.strategy
+            self.items = {n: np.array(x) for n, x in memory.items.items()}
+            self.filled = np.array(memory.filled)
+            self.seen = int(memory.seen)
         self.shares = []  # of the incoming image, in LUMP's mixtures
         self.penalties = []  # (Fisher information, parameters) after each task
-        if extra.importance is not None:
+        if self.strategy == "ewc":
             self.stiff = set()  # whether the step would jump over the minimum
 
     def read(self, state):
@@ -218,11 +228,11 @@ class Twin:
             (extra.teacher, extra.teacher_stats)
         )
         self.key_queue, self.frozen_queue = twins.to64(
-            (extra.key_queue, extra.frozen_queue)
+            [None if x is None else x.rows for x in queues_of(state)]
         )
-        self.centre = twins.to64(extra.centre)
-        if extra.importance is not None:
-            self.squares = twins.to64(extra.importance.squares)
+        self.centre = twins.to64(extra.base) if self.base == "dino" else None
+        if self.strategy == "ewc":
+            self.squares = twins.to64(extra.strategy.squares)
 
     # Boundaries
 
@@ -232,7 +242,7 @@ class Twin:
         self.velocity = jax.tree.map(np.zeros_like, self.velocity)
         if not self.plan.teacher or index == 0:
             return
-        if self.plan.distiller and index == 1:
+        if self.plan.distiller_hidden_dim and index == 1:
             for born in {"distiller", "distil_prototypes"} & set(state.params):
                 self.params[born] = twins.to64(state.params[born])
             self.stats["distiller"] = twins.to64(state.stats["distiller"])
@@ -274,13 +284,13 @@ class Twin:
         rows, after, back_rows = run(COPIED, self.params, self.stats, images, groups=2)
         outputs = {"z": rows}
         stats = self.stats | after
-        if self.spec.predictor:
+        if self.spec.predictor_hidden_dim:
             outputs["o"], more, back_own = run(
                 ("predictor",), self.params, stats, rows, groups=2
             )
             stats = stats | more
         normalised = self.base == "mocov2plus"  # before g
-        if self.plan.distiller:
+        if self.plan.distiller_hidden_dim:
             read = twins.unit(rows) if normalised else rows
             outputs["p"], more, back_g = run(
                 ("distiller",), self.params, stats, read, groups=2
@@ -331,7 +341,7 @@ class Twin:
         if "local" in outputs:
             views["local"] = outputs["local"].reshape(-1, L, D)
         slow = self.slow.get("prototypes")
-        return bases.Features(
+        return two_view_losses.Features(
             **views,
             label=label,
             slow_prototypes=slow,
@@ -363,24 +373,14 @@ class Twin:
         if self.base != "lejepa":
             return None
         key = jax.random.fold_in(self.key, self.step_number)
-        key = jax.random.fold_in(key, step._SLICES)
-        return twins.unit(jax.random.normal(key, (self.options["slices"], D)))
+        return np.float64(lejepa.draw_slices(key, self.options["slices"], D))
 
     def loss_and_slopes(self, outputs, label, frozen):
         """The loss, and its slopes with respect to the outputs by differences."""
         alone = self.task == 0 and self.plan.teacher
-        names = {n: self.options[n] for n in bases.Options._fields if n in self.options}
-        options = bases.Options(
-            **{
-                "form": "code",
-                "pn1": True,
-                "pn2": True,
-                "balance": "centre",
-                "scale": 0.1,
-                "off_diagonal": 5e-3,
-            }
-            | names
-        )
+        names = two_view_losses.Options._fields
+        given = {n: self.options[n] for n in names if n in self.options}
+        options = two_view_losses.Options(**given)
 
         def features(rows):
             return self.features(dict(zip(outputs, rows, strict=True)), label, frozen)
@@ -408,7 +408,7 @@ class Twin:
         _, k_mix, k_write, k_draw, _ = keys
         label, images = np.asarray(incoming["label"]), np.asarray(incoming["image"])
         views, frozen, replayed = twins.views_of(np.float64(images)), {}, None
-        if self.plan.stores:
+        if self.stores:
             others, mask, slots = self.drawn(k_draw)
             if self.strategy == "lump":
                 views = self.mixed(k_mix, views, others, mask)
@@ -465,7 +465,7 @@ class Twin:
         self.params = jax.tree.map(lambda p, v: p - lr * v, self.params, self.velocity)
         self.step_number += 1
         self.follow(progress, frozen, later)
-        if self.plan.stores:
+        if self.stores:
             self.store(k_write, images, outputs["z"][::2])
         return {"loss": loss, "lr": lr, "grad_norm": norm}
 
@@ -538,29 +538,41 @@ class Twin:
         close(extra.momentum_stats, self.slow_stats)
         close(extra.teacher, self.teacher)
         close(extra.teacher_stats, self.teacher_stats)
-        close(extra.key_queue, self.key_queue)
-        close(extra.frozen_queue, self.frozen_queue)
-        close(extra.centre, self.centre)
-        assert int(extra.key_pointer) == self.key_pointer
-        assert int(extra.frozen_pointer) == self.frozen_pointer
-        if extra.memory is not None:
-            np.testing.assert_array_equal(
-                extra.memory.items["image"], self.items["image"]
-            )
+        keys, frozen = queues_of(state)
+        for queue, rows, pointer in (
+            (keys, self.key_queue, self.key_pointer),
+            (frozen, self.frozen_queue, self.frozen_pointer),
+        ):
+            assert (queue is None) == (rows is None)
+            if queue is not None:
+                close(queue.rows, rows)
+                assert int(queue.pointer) == pointer
+        if self.centre is not None:
+            close(extra.base, self.centre)
+        if self.stores:
+            memory = extra.strategy
+            np.testing.assert_array_equal(memory.items["image"], self.items["image"])
             names = {"image"} | ({"projection"} if self.strategy == "der" else set())
-            assert set(extra.memory.items) == names
-            close(extra.memory.items, self.items)
-            np.testing.assert_array_equal(extra.memory.filled, self.filled)
-            assert int(extra.memory.seen) == self.seen
-        if extra.importance is not None:
-            close(extra.importance.squares, self.squares, atol=10 * atol)
+            assert set(memory.items) == names
+            close(memory.items, self.items)
+            np.testing.assert_array_equal(memory.filled, self.filled)
+            assert int(memory.seen) == self.seen
+        if self.strategy == "ewc":
+            penalty = extra.strategy
+            close(penalty.squares, self.squares, atol=10 * atol)
             zero = jax.tree.map(np.zeros_like, self.params)
             precision = plus(zero, *(f for f, _ in self.penalties))
-            close(extra.importance.precision, precision, atol=10 * atol)
+            close(penalty.precision, precision, atol=10 * atol)
             anchors = (
                 jax.tree.map(np.multiply, *penalty) for penalty in self.penalties
             )
-            close(extra.importance.anchor, plus(zero, *anchors), atol=10 * atol)
+            close(penalty.anchor, plus(zero, *anchors), atol=10 * atol)
+
+
+def queues_of(state):
+    """The queues of the slow network's keys and of the teacher's features, or None."""
+    held = (state.extra.base, state.extra.strategy)
+    return [x if isinstance(x, view_queue.Queue) else None for x in held]
 
 
 def _enqueue(queue, pointer, rows):
@@ -595,18 +607,22 @@ def under_way(name, task):
         momentum_stats=moved(state.extra.momentum_stats, 2, low=0.1),
         teacher=moved(state.extra.teacher, 3),
         teacher_stats=moved(state.extra.teacher_stats, 4, low=0.1),
-        key_pointer=jnp.int32(K - 2),
-        frozen_pointer=jnp.int32(3),
-        centre=moved(state.extra.centre, 8),
     )
-    if extra.memory is not None:
+    keys, frozen = queues_of(state)
+    if keys is not None:
+        extra = extra._replace(base=keys._replace(pointer=jnp.int32(K - 2)))
+    if frozen is not None:
+        extra = extra._replace(strategy=frozen._replace(pointer=jnp.int32(3)))
+    if name.startswith("dino"):
+        extra = extra._replace(base=moved(extra.base, 8))
+    if isinstance(extra.strategy, buffer.Buffer):
         filled = np.isin(np.arange(M), (1, 4, 6))
         items = {"image": rng.integers(0, 256, (M, SIDE, SIDE, 1)).astype(np.uint8)}
-        if "projection" in extra.memory.items:
+        if "projection" in extra.strategy.items:
             items["projection"] = np.float32(rng.normal(size=(M, D)))
         items = jax.tree.map(jnp.asarray, items)
         extra = extra._replace(
-            memory=buffer.Buffer(items, jnp.asarray(filled), jnp.int32(M + 4))
+            strategy=buffer.Buffer(items, jnp.asarray(filled), jnp.int32(M + 4))
         )
     state = state.replace(
         params=moved(state.params, 5),
@@ -661,7 +677,7 @@ def test_three_tasks_are_the_equations(name):
     twin.compare(state)
     for index in range(3):
         before, state = state, begun(method, state, index)
-        if twin.plan.distiller and index == 1:
+        if twin.plan.distiller_hidden_dim and index == 1:
             check_newborn(before, state)
         twin.begin(index, state)
         twin.compare(state)
@@ -699,7 +715,7 @@ def test_a_boundary_changes_nothing_else(name):
                 teacher_stats={n: state.stats[n] for n in COPIED},
             )
             state = state.replace(extra=extra)
-        if index == 1 and twin.plan.distiller:
+        if index == 1 and twin.plan.distiller_hidden_dim:
             own = {"distiller": after.params["distiller"]}
             assert same(own["distiller"], state.params["distiller"]) is False
             state = state.replace(
@@ -727,11 +743,12 @@ def test_g_is_born_independent_of_what_it_was():
 def test_a_fresh_state_holds_the_equations_start():
     """Queues of unit rows, equal copies, an empty memory, no penalty."""
     state = fresh("mocov2plus-pnr")
-    for queue in (state.extra.key_queue, state.extra.frozen_queue):
+    queues = [held.rows for held in queues_of(state)]
+    for queue in queues:
         assert queue.shape == (2, K, D)
         np.testing.assert_allclose(np.linalg.norm(queue, axis=-1), 1, rtol=1e-5)
         assert np.ptp(queue, axis=(0, 1)).min() > 0.5
-    assert not same(state.extra.key_queue, state.extra.frozen_queue)
+    assert not same(*queues)
     copied = {name: state.params[name] for name in COPIED}
     stats = {name: state.stats[name] for name in COPIED}
     for params, own in (
@@ -740,10 +757,10 @@ def test_a_fresh_state_holds_the_equations_start():
     ):
         chex.assert_trees_all_equal(params, copied)
         chex.assert_trees_all_equal(own, stats)
-    held = fresh("simclr-der").extra.memory
+    held = fresh("simclr-der").extra.strategy
     assert not held.filled.any() and held.seen == 0
     blank = importance.create(fresh("simclr-ewc").params)
-    chex.assert_trees_all_equal(fresh("simclr-ewc").extra.importance, blank)
+    chex.assert_trees_all_equal(fresh("simclr-ewc").extra.strategy, blank)
 
 
 @pytest.mark.parametrize("strategy", ["der", "lump"])
@@ -765,7 +782,8 @@ def test_no_two_uses_share_a_key(monkeypatch, strategy):
     )
     monkeypatch.setattr(jax.random, "beta", lambda key, *ab: beta(seen(key), *ab))
     name = f"simclr-{strategy}"
-    method = two_view.make(parts(augment), base="simclr", strategy=strategy, **OPTIONS)
+    options = taken("simclr", strategy, OPTIONS)
+    method = two_view.make(parts(augment), base="simclr", strategy=strategy, **options)
 
     @jax.jit
     def keys_of(state):
@@ -794,7 +812,8 @@ def test_evaluators_read_the_encoder_and_the_projector_in_evaluation_mode():
 
 def test_projectors_and_predictors_are_as_wide_as_asked():
     made = {"hidden_dim": 6, "predictor_hidden_dim": 7, "distill_hidden_dim": 8}
-    method = two_view.make(parts(), base="byol", strategy="cassle", **(OPTIONS | made))
+    options = taken("byol", "cassle", OPTIONS | made)
+    method = two_view.make(parts(), base="byol", strategy="cassle", **options)
     params = jax.eval_shape(method.init, jax.random.key(0), batch(0)).params
     widths = {
         name: params[name]["linear1"]["kernel"].shape

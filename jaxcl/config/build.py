@@ -255,9 +255,8 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     sections.check_graphs(top, tasks.dataset.train)
     if workdir is not None:  # or nothing is trained
         _tell_duplicates(top, tasks.dataset)
-        _tell_unread(top)
     parts = _whole(parts, top, tasks, kept, mesh)
-    method = sections.method(top.method, parts)
+    method = sections.method(top, parts)
     if top.replay and not method.replays:
         raise ValueError(
             f"config.replay={top.replay}: {top.method['name']} replays nothing by it; "
@@ -343,7 +342,7 @@ def _paced(top, made: job.Job, parts, eval_parts, workdir) -> job.Job:
     """The job with its numbers of updates and of steps, and with what FT_i takes."""
     if parts.replay.flops is not None:
         parts = parts._replace(replay=_affordable(top, made, parts, workdir))
-        method = sections.method(top.method, parts)
+        method = sections.method(top, parts)
         made = made._replace(method=method, replay=parts.replay)
     made = made._replace(steps_per_call=_steps_per_call(top, made))
     steps = job.steps_left(made, 0)
@@ -364,7 +363,7 @@ def _affordable(top, made, parts, workdir) -> core.Replay:
 
     def flops(updates):
         own = parts._replace(replay=replay._replace(updates=updates))
-        work = made._replace(method=sections.method(top.method, own))
+        work = made._replace(method=sections.method(top, own))
         return cost.flops(work.method.step, *job.placed(work, work.parts(last)), last)
 
     name = top.method["name"]
@@ -372,23 +371,6 @@ def _affordable(top, made, parts, workdir) -> core.Replay:
     if workdir is not None and jax.process_index() == 0:
         print(f"config.replay.flops={replay.flops:g}: updates={found}", flush=True)
     return replay._replace(updates=found)
-
-
-def _tell_unread(top) -> None:
-    """Warn of options of a method that its other options leave without effect."""
-    module, given = sections.chosen(top.method)
-    unread = getattr(module, "unread", lambda options: ())
-    names = unread(schema.defaults(module.make) | given)
-    set_here = [f"{name}={given[name]!r}" for name in names if name in given]
-    if set_here and jax.process_index() == 0:
-        base, strategy = (top.method.get(key) for key in ("base", "strategy"))
-        logging.warning(
-            "config.method: %s: read by another base or strategy, not by base=%r with "
-            "strategy=%r",
-            ", ".join(set_here),
-            base,
-            strategy,
-        )
 
 
 def _tell_duplicates(top, dataset) -> None:
@@ -484,10 +466,12 @@ def _alone(top, made, parts, eval_parts, workdir) -> task_alone.Alone | None:
         return None
     judged = {key: top.evaluators[key] for key in judges}
     module, options = sections.chosen(top.method)
-    options = schema.defaults(module.make) | options
-    other = getattr(module, "alone", dict)(options)
-    method = made.method
+    options = schema.defaults(module.make, options) | options
+    method, other = made.method, options | made.method.alone
     if other != options:
+        # Options that go with those that change go with them.
+        known = schema.option_of(module.make, other)
+        other = {name: value for name, value in other.items() if name in known}
         method = module.make(parts, **other)
         method = job.checked(made._replace(method=method)).method
 
@@ -503,7 +487,8 @@ def _alone(top, made, parts, eval_parts, workdir) -> task_alone.Alone | None:
     aside = ASIDE if top.tuning else (*ASIDE, "tuning")
     facts = claim.without(dataclasses.asdict(top), aside) | {
         "method": {"name": top.method["name"]}
-        | claim.without(other, getattr(module, "UNUSED_ALONE", ())),
+        | schema.defaults(module.make, other)
+        | other,
         "evaluators": judged,
         "dataset": task_alone.fingerprint(made.stream.dataset),
         "decoder": made.stream.dataset.decoder,

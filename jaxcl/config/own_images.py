@@ -201,7 +201,8 @@ def config(
     }
     made.batch_size = choose(batch_size(look.rows), batch_size(rows))
     made.epochs = int(np.clip(_SEEN // look.rows, *_EPOCHS))
-    made.method.queue_size = 2 ** int(np.log2(max(min(look.rows // 2, 65536), 256)))
+    rows = 2 ** int(np.log2(max(min(look.rows // 2, 65536), 256)))
+    recipe.set_where_taken(made.method, queue_size=rows)
     _optimizer(made)
     made.evaluators = _evaluators(look)
     made.plasticity = False

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import config_dict
 
+from jaxcl import schema
 from jaxcl.data import stream
 
 
@@ -65,6 +66,42 @@ def of(function: Callable, *fields: config_dict.FieldReference):
     start = function(*(field.get() for field in fields))
     look = _Lookup(lambda value, *held: function(*held), list(fields))
     return config_dict.FieldReference(start, field_type=type(start), op=look)
+
+
+# Options of config.method that others go with.
+_CHOICES = ("base", "strategy", "regulariser")
+
+
+def set_where_taken(method: config_dict.ConfigDict, **values: Any) -> None:
+    """Set options of config.method for those bases and strategies that have them.
+
+    Where the base and the strategy of the final config have no such option, it is None,
+    which is no error. So a config may hold sizes for every base that it may be given.
+
+    Args:
+      method: config.method, with `name` and, if the method has them, `base` and
+        `strategy` or `regulariser`.
+      values: name of an option -> its value, which may be of `by`.
+    """
+    make = schema.method(method.name).make
+    chosen = {name: method.get_ref(name) for name in _CHOICES if name in method}
+    for name, value in values.items():
+        refers = isinstance(value, config_dict.FieldReference)
+
+        def find(own, *held, name=name, refers=refers):
+            own, held = (held[0], held[1:]) if refers else (own, held)
+            try:
+                known = schema.option_of(make, dict(zip(chosen, held, strict=True)))
+            except ValueError:  # `build` says what there is
+                return own
+            return own if name in known else None
+
+        start = value.get() if refers else value
+        fields = [*([value] if refers else []), *chosen.values()]
+        look = _Lookup(find, fields)
+        method[name] = config_dict.FieldReference(
+            start, field_type=type(start), op=look
+        )
 
 
 def warmup_epochs(epochs, usual: int | None = None) -> int:

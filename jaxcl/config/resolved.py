@@ -54,11 +54,12 @@ class Option(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A section of a config, and the function whose arguments it has."""
+    """A section of a config, and the functions whose arguments it has."""
 
     path: str  # "config.method"
     function: Callable
     options: tuple[Option, ...]
+    further: tuple[Callable, ...] = ()  # whose arguments are options, too
 
 
 def sections_of(
@@ -157,8 +158,7 @@ def _settled(path, function, others) -> Callable[[dict], dict]:
         return {name: getattr(net, name, None) for name in unset}
 
     def method(options):
-        settle = getattr(inspect.getmodule(inspect.unwrap(function)), "settled", None)
-        return settle(options, others.replay) if settle else {}
+        return schema.fill(function, options, others.replay)
 
     def tuned(options):
         return function(**options)._asdict()
@@ -186,11 +186,12 @@ def _section(
     path, function, raw, settle=lambda options: {}, without=(), beside=None
 ) -> Section:
     """The options of a function, with the values that a config gives them."""
+    raw = schema.drop_unset(function, raw)
     hidden = {"dtype", "scenario"}
     hidden |= {"epochs"} if path == "config.schedule" else set()
     signature = {
         name: (annotation, default, "")
-        for name, (annotation, default) in schema.option_of(function).items()
+        for name, (annotation, default) in schema.option_of(function, raw).items()
         if name not in without and (name not in hidden or name in raw)
     }
     also = (_NAMED if "name" in raw else {}) | (beside or _BESIDE.get(path, {}))
@@ -217,7 +218,8 @@ def _section(
         )
         for name, (annotation, default, meaning) in known.items()
     )
-    return Section(path, inspect.unwrap(function), options)
+    further = schema.further_functions(function, raw)
+    return Section(path, inspect.unwrap(function), options, further)
 
 
 def values(raw: Mapping[str, Any], replay: core.Replay | None = None) -> dict:

@@ -175,12 +175,6 @@ def check_graphs(top: Top, train: stream.Examples | None = None) -> None:
             "graphs goes with config.augment.name='graphs' and "
             f"config.encoder.name={' or '.join(map(repr, GRAPH_ENCODERS))}"
         )
-    module = schema.method(top.method.get("name"))
-    if any(found.values()) and not getattr(module, "TAKES_GRAPHS", False):
-        raise ValueError(
-            f"config.method.name={top.method['name']!r}: reads images alone; for "
-            "graphs there is 'icl'"
-        )
 
 
 def follows_seed(scenario: dict) -> bool:
@@ -308,12 +302,6 @@ def _views(top: Top):
 def _local(top: Top, section: dict, whole: dict):
     """The local crops of config.augment.local; `whole` is said of the two views."""
     schema.check_value(section, dict, "config.augment.local")
-    name = top.method.get("name")
-    if not getattr(schema.method(name), "TAKES_LOCAL", False):
-        raise ValueError(
-            f"config.augment.local: config.method.name={name!r} takes no local crops; "
-            "leave the section out; 'two_view' does with base 'dino' or 'lejepa'"
-        )
     own = schema.options(augment_images.local, section, "config.augment.local")
     return augment_images.local(whole, **own)
 
@@ -323,13 +311,6 @@ def encoder(top: Top):
     make, section = schema.named(ENCODERS, top.encoder, "config.encoder")
     section = schema.options(make, section, "config.encoder", given=("dtype",))
     module = make(**section, dtype=PRECISIONS[top.precision])
-    method = top.method.get("name")  # absent where nothing is trained
-    rate = getattr(module, "drop_path", 0)
-    if rate and method and not getattr(schema.method(method), "DROPS_BRANCHES", False):
-        raise ValueError(
-            f"config.encoder.drop_path={rate}: must be 0 for config.method.name="
-            f"{method!r}, which gives its encoder no random numbers; 'two_view' does"
-        )
     given = None
     if folder.is_one(top.start):
         begin = _given(top.start, module)  # now, so that what is wrong is said at once
@@ -401,7 +382,29 @@ def chosen(section):
     return module, schema.options(module.make, section, "config.method")
 
 
-def method(section, parts: core.Parts) -> core.Method:
-    """The method of config.method."""
-    module, options = chosen(section)
-    return module.make(parts, **options)
+def method(top: Top, parts: core.Parts) -> core.Method:
+    """Make the method of config.method.
+
+    Raises:
+      ValueError: an option is wrong, or the method reads no such data.
+    """
+    module, options = chosen(top.method)
+    made = module.make(parts, **options)
+    name = top.method["name"]
+    if top.augment.get("name") == "graphs" and not made.takes_graphs:
+        raise ValueError(
+            f"config.method.name={name!r}: reads images alone; for graphs there is "
+            "'icl'"
+        )
+    if parts.local is not None and not made.takes_local:
+        raise ValueError(
+            f"config.augment.local: config.method.name={name!r} takes no local crops; "
+            "leave the section out; 'two_view' does with base 'dino' or 'lejepa'"
+        )
+    rate = getattr(parts.encoder, "drop_path", 0)
+    if rate and not made.drops_branches:
+        raise ValueError(
+            f"config.encoder.drop_path={rate}: must be 0 for config.method.name="
+            f"{name!r}, which gives its encoder no random numbers; 'two_view' does"
+        )
+    return made

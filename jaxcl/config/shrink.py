@@ -3,6 +3,7 @@
 import ml_collections
 
 from jaxcl import schema
+from jaxcl.config import recipe
 
 
 def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -48,8 +49,10 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     if config.method.get("projector"):  # output_dim is of a network in its place
         del small["output_dim"]
         small["projector"] = 8
-    takes = schema.defaults(schema.method(config.method.name).make)
-    config.method.update({k: v for k, v in small.items() if k in takes})
+    make = schema.method(config.method.name).make
+    small = {name: x for name, x in small.items() if schema.may_take(make, name)}
+    with config.ignore_type():  # a reference may stand there, see `recipe`
+        recipe.set_where_taken(config.method, **small)
     if "replay" in config:
         config.replay.size = 8
     if "warmup_epochs" in config.schedule:

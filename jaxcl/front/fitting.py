@@ -179,10 +179,12 @@ def _config(section, *, encoder, size, tasks, labelled) -> ml_collections.Config
 def _check_strategy(config) -> None:
     """Refuse a strategy that needs an earlier task where there is none."""
     name = config.method.strategy
-    strategy = strategies.STRATEGIES.get(name)  # None: `build` says what there is
-    if config.scenario.name != "joint" or config.get("start") or strategy is None:
+    if config.scenario.name != "joint" or config.get("start"):
         return
-    if strategy.teacher or strategy.consolidates:
+    if name not in strategies.STRATEGIES:  # `build` says what there is
+        return
+    strategy = strategies.get(name)
+    if strategy.teacher or strategy.end_task:
         raise ValueError(
             f"strategy={name!r}: acts from the second task on, and there is one; tasks "
             "must be 2 or more, or the encoder one that is trained already"

@@ -33,34 +33,28 @@ def _functions(choices: dict[str, Callable]) -> dict[str, str]:
 
 
 def _bases() -> dict[str, str]:
-    """Each base: what its loss says of itself, and what it keeps."""
+    """Describe each base: its first line, and what it has."""
     found = {}
-    for name, base in bases.BASES.items():
+    for name, make in bases.BASES.items():
+        base = make()
         has = {
             "reads labels": base.supervised,
             "a slow network": base.momentum,
-            "queues of negatives": base.queues,
-            "a predictor": base.predictor,
+            "a queue": base.queue_size,
+            "a predictor": base.predictor_hidden_dim,
+            "parameters of its own": base.init_params,
         }
         kept = [words for words, there in has.items() if there]
-        said = [_first_line(base.loss.__doc__)] if base.loss.__doc__ else []
-        found[name] = "; ".join([*said, *kept])
+        found[name] = "; ".join([_first_line(make.__doc__), *kept])
     return found
 
 
 def _strategies() -> dict[str, str]:
-    """Each strategy: what its loss says, and what it keeps of earlier tasks."""
+    """Describe each strategy: its first line, and whether it has a teacher."""
     found = {}
-    for name, plan in strategies.STRATEGIES.items():
-        has = {
-            "keeps the network of the last task": plan.teacher,
-            "keeps examples": plan.stores,
-            "trains on mixtures with them": plan.mixes,
-            "penalises what moves parameters that mattered": plan.consolidates,
-        }
-        kept = [words for words, there in has.items() if there]
-        said = _first_line(plan.loss.__doc__) or "the base's loss"
-        found[name] = "; ".join([said, *kept])
+    for name, make in strategies.STRATEGIES.items():
+        kept = ["keeps the network of the last task"] if make().teacher else []
+        found[name] = "; ".join([_first_line(make.__doc__), *kept])
     return found
 
 

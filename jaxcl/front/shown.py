@@ -136,7 +136,9 @@ def sections_of(raw: Mapping[str, Any], given: set[str]) -> Iterator[Section]:
             for name in taken
             if name not in asked or asked[name] != taken[name]
         }
-        told = meanings(section.function)
+        told = {}
+        for function in (*section.further, section.function):
+            told |= meanings(function)
         yield Section(
             section.path,
             f"{section.function.__module__}.{section.function.__qualname__}",

@@ -24,14 +24,14 @@ from jaxcl.nets import cast
 _BASE_TEMPERATURE = 0.07  # of the released code of SupCon
 
 
-def settled(options: dict, replay: core.Replay | None = None) -> dict:
-    """The options, with the factor of the contrastive loss in place of None."""
+def _fill(options: dict, replay: core.Replay | None) -> dict:
+    """The factor of the contrastive loss, where it is None."""
     scale = options["loss_scale"]
     usual = options["temperature"] / _BASE_TEMPERATURE
-    return options | {"loss_scale": usual if scale is None else scale}
+    return {"loss_scale": usual if scale is None else scale}
 
 
-@schema.checked("config.method")
+@schema.checked("config.method", fill=_fill)
 def make(
     parts: core.Parts,
     *,
@@ -61,14 +61,13 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    scale = settled(locals())["loss_scale"]
     frozen_train = frozen_bn == "batch"
     net = rehearsal.network(
         parts, hidden_dim=hidden_dim, output_dim=output_dim, prototypes=False
     )
 
     def contrast(state, z, label):
-        return scale * contrastive.sup_con(
+        return loss_scale * contrastive.sup_con(
             z, label, temperature=temperature, anchor_mask=state.extra.current[label]
         )
 

@@ -40,15 +40,15 @@ class Extra(NamedTuple):
     candidates: buffer.Buffer  # the same items, a reservoir of the present task
 
 
-def settled(options: dict, replay: core.Replay | None = None) -> dict:
-    """The options, with the rows of the memory in place of None."""
+def _fill(options: dict, replay: core.Replay | None) -> dict:
+    """The rows of the memory, where they are None."""
     rows = options["candidates"]
     if rows is None and replay is not None:
         rows = replay.capacity
-    return options | {"candidates": rows}
+    return {"candidates": rows}
 
 
-@schema.checked("config.method")
+@schema.checked("config.method", fill=_fill)
 def make(
     parts: core.Parts,
     *,
@@ -77,7 +77,6 @@ def make(
       ValueError: naming the field, the value and what is allowed.
     """
     net = online.network(parts, head)
-    candidates = settled({"candidates": candidates}, parts.replay)["candidates"]
 
     def extra(base, params, stats):
         example = jax.tree.map(lambda x: x[0], base.memory.items)

@@ -26,17 +26,17 @@ from jaxcl.memory import quadratic
 from jaxcl.methods import online
 
 
-def settled(options: dict, replay: core.Replay | None = None) -> dict:
-    """The options, with the form's margin and the rows of a draw in place of None."""
+def _fill(options: dict, replay: core.Replay | None) -> dict:
+    """The form's margin and the rows of a draw, where they are None."""
     margin, rows = options["margin"], options["memory_rows"]
     if margin is None:
         margin = 0.0 if options["form"] == "paper" else 0.5
     if rows is None and replay is not None:
         rows = replay.size
-    return options | {"margin": margin, "memory_rows": rows}
+    return {"margin": margin, "memory_rows": rows}
 
 
-@schema.checked("config.method")
+@schema.checked("config.method", fill=_fill)
 def make(
     parts: core.Parts,
     *,
@@ -55,7 +55,6 @@ def make(
         task's gradient is added whenever one constraint is violated. None: `form`'s.
       memory_rows: rows drawn of each past task at each step; None: config.replay.size.
     """
-    margin = settled(locals(), parts.replay)["margin"]
     ridge = 0.0 if form == "paper" else 1e-3
     shards = online.memory_of(parts).shards
     if memory_rows is not None and memory_rows % shards:

@@ -27,17 +27,17 @@ from jaxcl.memory import buffer, diversity
 from jaxcl.methods import online
 
 
-def settled(options: dict, replay: core.Replay | None = None) -> dict:
-    """The options, with the form's rows of a gradient in place of None."""
+def _fill(options: dict, replay: core.Replay | None) -> dict:
+    """The form's rows of a gradient, where they are None."""
     rows = options["rows"]
     if rows is None and options["form"] == "paper":
         rows = 1
     if rows is None and replay is not None:
         rows = replay.size
-    return options | {"rows": rows}
+    return {"rows": rows}
 
 
-@schema.checked("config.method")
+@schema.checked("config.method", fill=_fill)
 def make(
     parts: core.Parts,
     *,
@@ -68,7 +68,6 @@ def make(
       ValueError: naming the field, the value and what is allowed.
     """
     net = online.network(parts, head)
-    rows = settled({"form": form, "rows": rows}, parts.replay)["rows"]
 
     def update(state, incoming, key):
         replayed = online.draw(parts, state.extra.memory, key)

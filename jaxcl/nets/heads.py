@@ -25,6 +25,8 @@ class Shape(NamedTuple):
     zero_bias: bool = False  # biases start at 0
 
 
+# Fields of `Shape` that a config may set.
+SIZES = ("hidden_dim", "output_dim", "hidden_layers")
 CONTRASTIVE = Shape(1, False, 2048, 128)
 PREDICTED = Shape(1, True, 4096, 256)  # BYOL's
 DECORRELATED = Shape(2, True, 2048, 2048)

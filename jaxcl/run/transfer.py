@@ -111,12 +111,13 @@ def _linear_lr(run, key):
         with contextlib.suppress(ValueError, KeyError):  # a method without bases
             module = schema.method(method.get("name"))
             base = inspect.signature(module.make).parameters["base"].default
-    if base not in bases.BASES:
+    rate = bases.get(base).linear_lr if base in bases.BASES else None
+    if rate is None:
         raise ValueError(
             f"config.evaluators.{key}.lr: missing, and the run's method has none in "
             f"the paper's table, which knows the bases {', '.join(bases.BASES)}"
         )
-    return bases.BASES[base].linear_lr
+    return rate
 
 
 class Place(NamedTuple):

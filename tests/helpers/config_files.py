@@ -83,4 +83,4 @@ def made(config, classes):
     options = schema.options(replay.settings, top.replay or {}, "config.replay")
     settings = replay.settings(classes, top.batch_size, **options)
     parts = parts._replace(num_classes=classes, replay=settings)
-    return top, parts, sections.method(top.method, parts), settings
+    return top, parts, sections.method(top, parts), settings

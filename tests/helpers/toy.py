@@ -5,12 +5,17 @@ import contextlib
 import jax
 import ml_collections
 
+from jaxcl import schema
 from jaxcl.config import build
 from jaxcl.data import toys
+from jaxcl.methods import two_view
 from jaxcl.run import checkpoint
 from jaxcl.run import job as job_lib
 
 KEY = jax.dtypes.prng_key
+# Options of the toy's method that some bases and strategies alone have.
+SIZES = {"distill_hidden_dim", "predictor_hidden_dim", "memory_size", "queue_size"}
+SIZES |= {"prototypes", "slices"}
 
 
 # Changes to the toy for a method that replays; the method itself is to be named.
@@ -73,7 +78,21 @@ def config(**changes):
             for name in sections:
                 section = section[name]
             section[last] = value
+        if made.method.get("name") == "two_view":
+            _drop_sizes(made.method, changes)
     return made
+
+
+def _drop_sizes(method, changes):
+    """Leave out sizes of bases and strategies that are not the chosen ones."""
+    try:
+        known = schema.option_of(two_view.make, method.to_dict())
+    except ValueError:  # no such base: a test of refusals
+        return
+    given = {path.replace("__", ".") for path in changes}
+    for name in set(method) & SIZES - set(known):
+        if f"method.{name}" not in given:
+            del method[name]
 
 
 def job(workdir, *, tasks=None, **changes):

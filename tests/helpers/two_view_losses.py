@@ -1,12 +1,92 @@
 """Losses of two-view methods in float64 NumPy, from the papers' equations.
 
-`x` is an `bases.Features` of NumPy arrays, `o` an `bases.Options`. Nothing of
-the library's losses is called.
+`x` is a `Features` of NumPy arrays, `o` an `Options`. No loss of the library is called.
 """
+
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from helpers import twins
+from jaxcl.methods.two_view import records, view_queue
+
+
+class Features(NamedTuple):
+    """What the twins read, by name; shapes as in `records.Features`."""
+
+    z: Any
+    label: Any = None
+    o: Any = None
+    p: Any = None
+    k: Any = None
+    f: Any = None
+    key_queue: Any = None  # [2,K,D], MoCo's
+    frozen_queue: Any = None
+    replayed: Any = None
+    stored: Any = None
+    stored_mask: Any = None
+    local: Any = None
+    prototypes: Any = None  # [K,D], of the network that learns
+    distil_prototypes: Any = None  # of the distillation
+    slow_prototypes: Any = None  # of the slow network
+    frozen_prototypes: Any = None  # of the teacher
+    centre: Any = None  # [K], DINO's
+    target_temperature: Any = None  # of DINO's targets
+    slices: Any = None  # [S,D], LeJEPA's
+
+
+class Options(NamedTuple):
+    """What the twins read of config.method."""
+
+    temperature: float = 0.3
+    distill_temperature: float = 0.5
+    weight: float = 0.7
+    negative_weight: float = 0.4
+    form: str = "code"
+    pn1: bool = True
+    pn2: bool = True
+    scale: float = 0.1
+    off_diagonal: float = 5e-3
+    invariance: float = 3.0
+    variance: float = 2.0
+    covariance: float = 0.6
+    balance: str = "centre"
+    normality: float = 0.3
+
+
+def of_library(x: records.Features) -> Features:
+    """The library's features, as the twins have them."""
+    names = set(Features._fields) & set(records.Features._fields)
+    queue = x.state.rows if isinstance(x.state, view_queue.Queue) else None
+    return Features(
+        **{name: getattr(x, name) for name in names},
+        key_queue=queue,
+        prototypes=x.params.get("prototypes"),
+        distil_prototypes=x.distil_params.get("prototypes"),
+        slow_prototypes=x.slow_params.get("prototypes"),
+        frozen_prototypes=x.frozen_params.get("prototypes"),
+    )
+
+
+def for_library(base: str, x: Features) -> records.Features:
+    """The twins' features, as a base of the library has them, in float32."""
+    single = Features(
+        *(np.float32(v) if getattr(v, "dtype", None) == np.float64 else v for v in x)
+    )
+    names = set(Features._fields) & set(records.Features._fields)
+    layers = {
+        f"{name}params": {"prototypes": getattr(single, f"{name}prototypes")}
+        for name in ("", "distil_", "slow_", "frozen_")
+    }
+    state = {"dino": single.centre, "mocov2plus": view_queue.Queue(single.key_queue, 0)}
+    prepared = {"dino": single.target_temperature, "lejepa": single.slices}
+    return records.Features(
+        **{name: getattr(single, name) for name in names},
+        **layers,
+        state=state.get(base),
+        prepared=prepared.get(base),
+    )
+
 
 VIEWS = ((0, 1), (1, 0))  # a view and the other one
 

@@ -58,20 +58,22 @@ class Setup(NamedTuple):
     momentum: float
 
 
-def _check(options: dict) -> None:
-    base, negatives, rows = (options[x] for x in ("base", "negatives", "memory_size"))
-    draws = negatives != "batch" if base == "simclr" else options["refresh"]
-    if draws and options["drawn"] > rows:
+def _check(
+    *, base, negatives, memory_size, refresh, drawn, streaming, sharded, hml_weight
+) -> None:
+    """Refuse options that do not go together."""
+    draws = negatives != "batch" if base == "simclr" else refresh
+    if draws and drawn > memory_size:
         raise ValueError(
-            f"config.method.drawn={options['drawn']}: must be from 1 to {rows}, the "
+            f"config.method.drawn={drawn}: must be from 1 to {memory_size}, the "
             "rows of the memory (memory_size)"
         )
-    if options["streaming"] and options["sharded"]:
+    if streaming and sharded:
         raise ValueError(
             "config.method.streaming=True: would send a memory that is split over the "
             "devices (config.method.sharded) to each of them; must be False"
         )
-    if options["hml_weight"] is not None and negatives != "memory":
+    if hml_weight is not None and negatives != "memory":
         raise ValueError(
             f"config.method.negatives={negatives!r}: must be 'memory' where "
             "config.method.hml_weight is given, since M-HML is against the memory alone"
@@ -132,7 +134,16 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    _check(locals())
+    _check(
+        base=base,
+        negatives=negatives,
+        memory_size=memory_size,
+        refresh=refresh,
+        drawn=drawn,
+        streaming=streaming,
+        sharded=sharded,
+        hml_weight=hml_weight,
+    )
     moco, logsumexp = base == "moco", None
     if streaming:
         logsumexp = functools.partial(streaming_lib.logsumexp, on_each=parts.on_each)

@@ -66,47 +66,43 @@ VARIANTS = {
     "no_meta": {"meta": False},
     "no_both": {"meta": False, "learnt_rate": False},
 } | {name: {"strategy": name} for name in STRATEGIES if name != "icl"}
-TAKES_GRAPHS = True  # or images; the encoder decides
 
 
-def _check(options: dict, graphs: bool) -> None:
+def _check(
+    *, graphs, anchors, fixed_lr, inner_lr, learnt_rate, projector, output_dim
+) -> None:
     """Refuse options that do not go together."""
-    if options["anchors"] == "original" and not graphs:
+    if anchors == "original" and not graphs:
         raise ValueError(
             "config.method.anchors='original': is for graphs; images have two views, "
             "must be 'augmented'"
         )
-    for name in ("fixed_lr", "inner_lr"):
-        if options[name] is not None and options["learnt_rate"]:
+    for name, rate in (("fixed_lr", fixed_lr), ("inner_lr", inner_lr)):
+        if rate is not None and learnt_rate:
             raise ValueError(
-                f"config.method.{name}={options[name]}: with learnt_rate=True agents "
+                f"config.method.{name}={rate}: with learnt_rate=True agents "
                 "set the rates; must be None"
             )
-    if options["projector"] and options["output_dim"]:
+    if projector and output_dim:
         raise ValueError(
-            f"config.method.projector={options['projector']}: must be 0 beside "
-            f"output_dim={options['output_dim']}; only one network follows the encoder"
-        )
-    if options["strategy"] == "icl" and not options["with_positive"]:
-        raise ValueError(
-            "config.method.with_positive=False: must be True with strategy='icl': "
-            "NCE-II has the positive in both denominators"
+            f"config.method.projector={projector}: must be 0 beside "
+            f"output_dim={output_dim}; only one network follows the encoder"
         )
 
 
-def settled(options: dict, replay: core.Replay | None = None) -> dict:
-    """The options, with all of the agent's, and the fixed rate as that of inner steps.
+def _fill(options: dict, replay: core.Replay | None) -> dict:
+    """All options of the agent, and the fixed rate as that of inner steps.
 
     What stays None follows the growth of each task, or the schedule.
     """
     inner, agent = options["inner_lr"], options["agent"] or {}
-    return options | {
+    return {
         "agent": schema.defaults(ddpg.Options) | dict(agent),
         "inner_lr": options["fixed_lr"] if inner is None else inner,
     }
 
 
-@schema.checked("config.method")
+@schema.checked("config.method", fill=_fill)
 def make(
     parts: core.Parts,
     *,
@@ -158,7 +154,20 @@ def make(
       ValueError: naming the field, the value and what is allowed.
     """
     graphs = passes_lib.reads_graphs(parts.encoder)
-    _check(locals(), graphs)
+    _check(
+        graphs=graphs,
+        anchors=anchors,
+        fixed_lr=fixed_lr,
+        inner_lr=inner_lr,
+        learnt_rate=learnt_rate,
+        projector=projector,
+        output_dim=output_dim,
+    )
+    if strategy == "icl" and not with_positive:
+        raise ValueError(
+            "config.method.with_positive=False: must be True with strategy='icl': "
+            "NCE-II has the positive in both denominators"
+        )
     if parts.batch_size == 1:
         raise ValueError(
             "config.batch_size=1: an anchor is compared with the other rows of its "
@@ -195,6 +204,7 @@ def make(
         source=functools.partial(orders.source, plan),
         parts=functools.partial(orders.sides, plan),
         objective=functools.partial(_objective, passes),
+        takes_graphs=True,
     )
 
 

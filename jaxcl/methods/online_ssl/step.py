@@ -3,7 +3,7 @@
 Each incoming batch is trained on `config.replay.updates` times, beside rows that are
 drawn from a memory of earlier images; then its images, not augmented, enter the memory.
 The method is told no label and no boundary between tasks. It composes a base of
-`two_view/bases.py`, a memory (config.replay) and a regulariser:
+`two_view/bases/`, a memory (config.replay) and a regulariser:
 - "none": the base's loss on replayed and incoming rows, L_SSL.
 - "cla_r": CLA-R of Cignoni et al., "Continual Latent Alignment", arXiv 2507.10434. To
   L_SSL comes weight * mean of -cos(a(z), s) over the views of replayed rows, where s is
@@ -16,7 +16,7 @@ The method is told no label and no boundary between tasks. It composes a base of
   where s is stored with the row when it comes and stays. Like DER++, and unlike DER,
   replayed rows are in L_SSL, too.
 - "lump": LUMP (Madaan et al., ICLR 2022). L_SSL is of mixtures of incoming with
-  replayed rows alone, see `strategies.mixed`.
+  replayed rows alone, see `stored_examples.mix_examples`.
 - "pnr": what PNR (Cha et al., ICML 2024) adds to the base's loss, with the features of
   the same frozen network. This and what CLA does not name are OURS, of no paper.
 
@@ -42,16 +42,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, optim, schema
-from jaxcl.memory import buffer, policies, queue
-from jaxcl.methods import online, two_view
+from jaxcl.memory import buffer, policies
+from jaxcl.methods import online
 from jaxcl.methods.online import probe
 from jaxcl.methods.online_ssl import regularisers, stored
-from jaxcl.methods.two_view import bases, networks, strategies
-from jaxcl.nets import chain
+from jaxcl.methods.two_view import bases, networks, records, view_queue
+from jaxcl.methods.two_view.strategies import stored_examples
 
 _MIX = 0x10B9  # keeps LUMP's mixtures apart from the other keys of an update
-
-Base = Literal["simclr", "simsiam", "byol", "barlow_twins", "vicreg", "mocov2plus"]
+QUEUE_SIZE = 2048  # default of config.method.queue_size here
 
 
 class Extra(NamedTuple):
@@ -60,9 +59,8 @@ class Extra(NamedTuple):
     momentum: core.PyTree  # f32, slow copy of encoder and projector; {} without one
     teacher: core.PyTree  # f32, the frozen network; {} without one
     teacher_stats: core.PyTree  # f32, its running statistics; {} if it reads none
-    key_queue: jax.Array | None  # f32[2,K,D] unit rows, [v] from view v of `momentum`
-    frozen_queue: jax.Array | None  # f32[2,K,D] unit rows, [v] from view v of `teacher`
-    pointer: jax.Array | None  # i32[], where the next rows of both queues go
+    base: core.PyTree  # the base's own state, see its module; None: it has none
+    frozen_queue: view_queue.Queue | None  # of the teacher
     # "image" u8, "label" and "task" i32; "projection" f32[D] for "cla_r" and "der";
     # what the policy reads. None: nothing is stored
     memory: buffer.Buffer | None
@@ -73,150 +71,147 @@ class Setup(NamedTuple):
     """What `make` fixes: everything but arrays."""
 
     parts: core.Parts
-    base: bases.Base
+    base: records.Base
     plan: regularisers.Regulariser
-    options: bases.Options
-    copied: chain.Chain  # encoder and projector, which slow network and teacher copy
-    predictor: chain.Chain  # the base's own; of no nets where it has none
-    distiller: chain.Chain  # the predictor a of the alignment
-    dim: int  # of the projections
+    networks: networks.Networks
     size: int  # rows that an update draws; 0: there is no memory
     beside: int  # of these, rows that pass beside the incoming ones; LUMP: 0
     every_row: bool  # incoming rows are aligned, too
-    snapshot_every: int | None  # batches; None: the teacher is a moving average
-    teacher_ema: float
-    batch_bn: bool  # the teacher normalises by its batch
     momentum: float  # of the slow network
-    queue_size: int
-    stored_momentum: float
-    mix: float
+
+    @property
+    def dim(self) -> int:
+        """Features of a projection."""
+        return self.networks.dim
 
 
-class Outputs(NamedTuple):
-    """Outputs of the network that learns; fields as in `bases.Features`."""
-
-    z: jax.Array
-    o: jax.Array | None
-    p: jax.Array | None
+def _fits(base: records.Base) -> bool:
+    """Whether a base reads neither labels nor how far a task is."""
+    return not (base.supervised or base.init_params or base.prepare)
 
 
-@schema.checked("config.method")
+def list_bases() -> dict:
+    """List the bases that can be trained online, by name."""
+    return {name: make for name, make in bases.BASES.items() if _fits(make())}
+
+
+@functools.cache
+def _find_base(name: str):
+    """Find the `make` of a base, with the default of its queues here."""
+    found = bases.find(name)
+    if not _fits(found()):
+        core.check_choice("config.method.base", name, tuple(list_bases()))
+        raise ValueError(
+            f"config.method.base={name!r}: reads labels, or how far a task is, which "
+            "online_ssl is not told"
+        )
+    smaller = schema.pick_options(found, {"queue_size": QUEUE_SIZE})
+    return functools.partial(found, **smaller)
+
+
+def _choose_functions(options: dict) -> tuple:
+    """The functions of a base and of a regulariser, whose options are the method's."""
+    return _find_base(options["base"]), regularisers.find(options["regulariser"])
+
+
+def _list_functions() -> dict:
+    """All bases and regularisers, by what messages call them."""
+    found = {f"base {name!r}": make for name, make in list_bases().items()}
+    return found | {
+        f"regulariser {name!r}": make
+        for name, make in regularisers.REGULARISERS.items()
+    }
+
+
+def _fill(options: dict, replay: core.Replay | None = None) -> dict:
+    """Values that the base has in place of None."""
+    make_base = _find_base(options["base"])
+    base = make_base(**schema.pick_options(make_base, options))
+    return networks.choose_sizes(base, options)
+
+
+@schema.checked(
+    "config.method",
+    schema.Further(
+        _choose_functions,
+        _list_functions,
+        without=("momentum_start", "momentum_end", "streaming"),
+    ),
+    fill=_fill,
+)
 def make(
     parts: core.Parts,
     *,
-    base: Base = "simsiam",
-    regulariser: Literal["none", "cassle", "cla_r", "pnr", "der", "lump"] = "none",
+    base: str = "simsiam",
+    regulariser: str = "none",
     rows: Literal["replay", "all"] = "replay",
     remembers: bool = True,
-    weight: schema.Weight | None = None,
-    negative_weight: schema.Weight | None = None,
-    teacher: Literal["ema", "snapshot"] = "ema",
-    teacher_ema: schema.Share = 0.999,
-    snapshot_every: schema.Count = 100,
-    frozen_bn: Literal["batch", "running"] = "batch",
-    stored_momentum: schema.Share = 0.5,
-    mix: schema.Positive = 0.4,
     momentum: schema.Share = 0.99,
-    temperature: schema.Temperature | None = None,
-    distill_temperature: schema.Temperature | None = None,
     hidden_dim: schema.Width | None = None,
     output_dim: schema.Width | None = None,
     hidden_layers: schema.Layers | None = None,
-    predictor_hidden_dim: schema.Width | None = None,
-    distill_hidden_dim: schema.Width = 512,
-    queue_size: schema.Count = 2048,
-    form: Literal["code", "paper"] = "code",
-    pn1: bool = True,
-    pn2: bool = True,
-    scale: schema.Positive = 0.1,
-    off_diagonal: schema.Weight = 5e-3,
-    invariance: schema.Weight = 25.0,
-    variance: schema.Weight = 25.0,
-    covariance: schema.Weight = 1.0,
+    **options,
 ) -> core.Method:
-    """One base with a memory and one regulariser; None is the base's default.
+    """One base with a memory and one regulariser, each with options of its own.
 
     Args:
       parts: what the config builds.
-      base: the self-supervised loss, a name in `two_view.bases.BASES`. The others there
-        read labels, prototypes or random slices, and are refused.
+      base: the self-supervised loss, a name in `list_bases()` or a module of your own.
+        Those that read labels, prototypes or random slices are refused.
       regulariser: a name in `regularisers.REGULARISERS`, see the head of `step.py`.
       rows: which rows are aligned, "replay" or "all".
       remembers: keep a memory and replay from it; without one `rows` must be "all".
-      weight: of the alignment; under "pnr" with a base that has no negatives, of its
-        distillation.
-      negative_weight: PNR's lambda, for bases without negatives.
-      teacher: the frozen network is an "ema" of the one that learns, or a "snapshot".
-      teacher_ema: share of the old average after each update.
-      snapshot_every: batches between snapshots, which are taken before the batch.
-      frozen_bn: the teacher normalises by its "batch" or by "running" statistics.
-      stored_momentum: share of the old vector that "cla_r" stores, CLA's alpha.
-      mix: "lump" draws mixtures from Beta(mix, mix).
       momentum: of the slow network of BYOL and MoCo, after each update.
-      temperature, distill_temperature: of the base's loss and of the distillation.
-      hidden_dim, output_dim, hidden_layers: of the projector.
-      predictor_hidden_dim: hidden units of BYOL's and SimSiam's own predictor.
-      distill_hidden_dim: hidden units of the predictor a.
-      queue_size: rows of each bank of MoCo's queues.
-      form: "code" or "paper": which of a base's forms, see `two_view.make`.
-      pn1, pn2: pseudo-negatives in PNR's first and second term.
-      scale, off_diagonal: of Barlow Twins.
-      invariance, variance, covariance: weights of VICReg.
+      hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
+      options: of the base and of the regulariser.
 
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    arguments = settled(locals())
-    spec, plan = bases.get(base), regularisers.REGULARISERS[regulariser]
-    _check(parts, arguments)
+    make_base, make_plan = _find_base(base), regularisers.find(regulariser)
+    spec = make_base(**schema.pick_options(make_base, options))
+    plan = make_plan(**schema.pick_options(make_plan, options))
+    if plan.check is not None:
+        plan.check(base, spec)
+    _check(parts, regulariser, plan, rows, remembers)
     size = parts.replay.size if remembers else 0
     setup = Setup(
         parts=parts,
         base=spec,
         plan=plan,
-        options=two_view.loss_options(arguments),
-        **networks.build(parts, spec, arguments),
+        networks=networks.build(
+            parts,
+            spec,
+            distiller_hidden_dim=plan.distiller_hidden_dim,
+            hidden_dim=hidden_dim,
+            output_dim=output_dim,
+            hidden_layers=hidden_layers,
+        ),
         size=size,
-        beside=0 if plan.mixes else size,
+        beside=0 if plan.mix else size,
         every_row=rows == "all",
-        snapshot_every=snapshot_every if teacher == "snapshot" else None,
-        teacher_ema=teacher_ema,
-        batch_bn=frozen_bn == "batch",
         momentum=momentum,
-        queue_size=queue_size,
-        stored_momentum=stored_momentum,
-        mix=mix,
     )
-    if regulariser == "pnr":
-        bases.warn_of_distance(base, setup.options)
     method = core.Method(
         init=functools.partial(_init, setup),
         step=functools.partial(_step, setup),
-        embed=setup.copied.embed,
-        project=setup.copied.project,
+        embed=setup.networks.copied.embed,
+        project=setup.networks.copied.project,
         replays=True,
         memory=(lambda state: state.extra.memory) if remembers else None,
     )
     return probe.add(method, parts) if parts.replay.measure else method
 
 
-def settled(options: dict, replay: core.Replay | None = None) -> dict:
-    """The options, with the base's or the regulariser's in place of each None."""
-    plan = regularisers.REGULARISERS[options["regulariser"]]
-    return networks.settled(bases.get(options["base"]), plan, options)
-
-
-def _check(parts: core.Parts, options: dict) -> None:
+def _check(parts, regulariser, plan, rows, remembers) -> None:
     """Refuse what the method cannot do, before anything compiles."""
-    regulariser, rows = options["regulariser"], options["rows"]
-    plan = regularisers.REGULARISERS[regulariser]
     if parts.batch_size == 1:
         raise ValueError(
             "config.batch_size=1: online_ssl compares rows of a batch; must be at "
             "least 2"
         )
-    if not options["remembers"]:
-        if plan.stores or plan.mixes or (plan.align and rows == "replay"):
+    if not remembers:
+        if plan.stores or plan.mix or (plan.align and rows == "replay"):
             raise ValueError(
                 f"config.method.remembers=False: regulariser={regulariser!r} with "
                 f"rows={rows!r} reads replayed rows; must be True, or rows='all' with "
@@ -229,7 +224,7 @@ def _check(parts: core.Parts, options: dict) -> None:
             "what the memory stores of them; must be 'replay'"
         )
     stored.check(parts.replay)
-    if plan.mixes:
+    if plan.mix:
         _check_mixtures(parts)
 
 
@@ -252,169 +247,193 @@ def _check_mixtures(parts: core.Parts) -> None:
 
 
 def _init(setup, key, batch):
-    k_state, k_augment, k_nets, k_distiller, *k_queues = jax.random.split(key, 6)
-    images = setup.parts.augment(k_augment, batch["image"][:1])[0]
-    nets = chain.Chain({**setup.copied.nets, **setup.predictor.nets})
-    params, stats = nets.init(k_nets, images)
-    frozen = _copied(setup, params)
-    if setup.plan.distiller:
-        born = setup.distiller.init(k_distiller, jnp.zeros((2, setup.dim)))
-        params, stats = params | born[0], stats | born[1]
-    banks = [
-        core.l2_normalize(jax.random.normal(k, (2, setup.queue_size, setup.dim)))
-        for k in k_queues
-    ]
-    base, taught = setup.base, setup.plan.teacher
-    averaged = taught and not setup.batch_bn
+    """The state before the first step."""
+    base, teacher = setup.base, setup.plan.teacher
+    start = networks.start(setup.networks, setup.parts, key, batch)
+    params, stats = start.copied
+    frozen_queue = of_base = None
+    if base.init_state is not None:
+        of_base = base.init_state(start.base_key, setup.dim)
+    if base.queue_size and setup.plan.queues:
+        frozen_queue = view_queue.start(start.strategy_key, base.queue_size, setup.dim)
     memory, kept = stored.create(setup, batch) if setup.size else (None, {})
     extra = Extra(
-        momentum=core.copy(frozen) if base.momentum else {},
-        teacher=core.copy(frozen) if taught else {},
-        teacher_stats=core.copy(_copied(setup, stats)) if averaged else {},
-        key_queue=banks[0] if base.queues else None,
-        frozen_queue=banks[1] if base.queues and taught else None,
-        pointer=jnp.zeros((), jnp.int32) if base.queues else None,
+        momentum=core.copy(params) if base.momentum else {},
+        teacher=core.copy(params) if teacher else {},
+        teacher_stats=core.copy(stats) if teacher and not teacher.batch else {},
+        base=of_base,
+        frozen_queue=frozen_queue,
         memory=memory,
         kept=kept,
     )
-    return core.new_state(k_state, params, stats, setup.parts.tx, extra)
-
-
-def _copied(setup, tree):
-    """The entries of a tree that slow network and teacher copy."""
-    return {name: tree[name] for name in setup.copied.nets}
+    return core.new_state(start.key, start.params, start.stats, setup.parts.tx, extra)
 
 
 def _step(setup, state, batch):
-    """All updates on a batch, then the write to the memory."""
+    """Take all updates on a batch, then write to the memory."""
     k_write, *keys = jax.random.split(
         core.step_key(state), 1 + setup.parts.replay.updates
     )
-    state, step = _renewed(setup, state), state.step
+    state, step = _take_snapshot(setup, state), state.step
     for key in keys:  # in Python: gradients in a loop of XLA's are slow on CPU
-        state, told, metrics = _update(setup, state.replace(step=step), batch, key)
+        state, stats, metrics = _update(setup, state.replace(step=step), batch, key)
     if setup.size:
-        state = stored.offered(setup, state, batch, told, step, k_write)
+        state = stored.store_batch(setup, state, batch, stats, step, k_write)
     return state, metrics
 
 
-def _renewed(setup, state):
+def _take_snapshot(setup, state):
     """The state with a new snapshot as its teacher, where one is due."""
-    if not setup.plan.teacher or setup.snapshot_every is None:
+    teacher = setup.plan.teacher
+    if teacher is None or teacher.snapshot_every is None:
         return state
-    due = state.step % setup.snapshot_every == 0
-    return state.replace(extra=_taught(setup, state, jnp.where(due, 0.0, 1.0)))
+    due = state.step % teacher.snapshot_every == 0
+    extra = _move_teacher(setup, state, jnp.where(due, 0.0, 1.0))
+    return state.replace(extra=extra)
 
 
-def _taught(setup, state, keep):
+def _move_teacher(setup, state, keep):
     """`extra` with a teacher of which the share `keep` is the old one."""
-    extra = state.extra
-    teacher = optim.ema(extra.teacher, _copied(setup, state.params), keep)
+    extra, nets = state.extra, setup.networks
+    params = networks.copy_names(nets, state.params)
     stats = extra.teacher_stats
     if stats:
-        stats = optim.ema(stats, _copied(setup, state.stats), keep)
+        stats = optim.ema(stats, networks.copy_names(nets, state.stats), keep)
+    teacher = optim.ema(extra.teacher, params, keep)
     return extra._replace(teacher=teacher, teacher_stats=stats)
 
 
+class UpdateKeys(NamedTuple):
+    """Random keys of an update, by use."""
+
+    augment: jax.Array
+    draw: jax.Array
+    augment_drawn: jax.Array
+    mix: jax.Array
+
+
+class Rows(NamedTuple):
+    """The rows of an update."""
+
+    views: jax.Array  # f32[N,2,H,W,C], replayed ones first
+    active: jax.Array  # bool[], the replayed rows are of the memory
+    share: float | jax.Array  # of replayed rows, or of their part in mixtures
+    drawn: tuple | None = None  # items, mask and slots of the replayed rows
+    stored: jax.Array | None = None  # f32[R,D], projections stored with them
+
+
+def _split_key(key) -> UpdateKeys:
+    """Random keys of an update, by use."""
+    return UpdateKeys(*jax.random.split(key, 3), jax.random.fold_in(key, _MIX))
+
+
 def _update(setup, state, batch, key):
-    """One step of the optimiser: the state, `stored.Told` of incoming rows, metrics."""
-    k_stream, k_draw, k_replay = jax.random.split(key, 3)
-    extra, size, beside = state.extra, setup.size, setup.beside
-    rows = setup.parts.augment(k_stream, batch["image"])
-    core.check_views(rows, 2, "online_ssl")
-    active, held, drawn, share = jnp.zeros((), bool), None, None, 0.0
-    if size:
-        active = jnp.sum(extra.memory.filled) > size
-        drawn = online.memory_of(setup.parts).sample(extra.memory, k_draw, size)
-        items = setup.parts.split(drawn[0])
-        replayed = setup.parts.augment(k_replay, items["image"])
-        if setup.plan.mixes:
-            k_mix, exist = jax.random.fold_in(key, _MIX), jnp.broadcast_to(active, size)
-            rows, new = strategies.mixed(k_mix, setup.mix, rows, replayed, exist)
-            share = 1 - new
-        else:
-            # A blank image would enter the batch statistics.
-            repeated = rows[jnp.arange(size) % len(rows)]
-            rows = jnp.concatenate([jnp.where(active, replayed, repeated), rows])
-            share = size / len(rows)
-        held = items.get("projection")
-    images = rows.reshape((-1,) + rows.shape[2:])  # rows 2i, 2i+1: one example
-    # Of networks that do not learn: those that normalise by the batch.
-    still = {"k": extra.momentum, "f": extra.teacher if setup.batch_bn else {}}
+    """Take one step of the optimiser.
 
-    def forward(params):
-        return _forward(setup, params, state.stats, images, still)
+    Returns: the state, `stored.RowStats` of the incoming rows, metrics.
+    """
+    parts, beside = setup.parts, setup.beside
 
-    outputs, backward, after = jax.vjp(forward, state.params, has_aux=True)
-    stats, frozen = after
-    if extra.teacher and not setup.batch_bn:
-        frozen |= {"f": _averaged(setup, extra, images)}
-    features = bases.Features(
-        None,
-        None,
-        key_queue=extra.key_queue,
-        frozen_queue=extra.frozen_queue,
-        stored=held,
-        **frozen,
+    # Views, replayed ones first
+    rows = _read_rows(setup, state.extra, batch, _split_key(key))
+    images = rows.views.reshape((-1, *rows.views.shape[2:]))  # 2i, 2i+1: one example
+
+    # Targets without gradient pass beside the network that learns
+    forward = _make_forward(setup, state, images)
+    outputs, backward, (net_stats, fixed, _) = jax.vjp(
+        forward, state.params, has_aux=True
     )
-    (loss, parts), slopes = _losses(setup, outputs, features, active)
+    features = _fixed_features(setup, state.extra, images, rows, fixed)
+
+    # Loss and gradients
+    (loss, terms), slopes = _differentiate(setup, outputs, features, rows.active)
     (grads,) = backward(slopes)
-    lr = core.rate(setup.parts, state)
-    state = core.apply_gradients(state, grads, setup.parts.tx, lr).replace(stats=stats)
-    extra = _followed(setup, state, features, active)
-    told = stored.told(setup, outputs, features, active)
+
+    # Update; slow network, teacher, queues, memory
+    lr = core.rate(parts, state)
+    state = core.apply_gradients(state, grads, parts.tx, lr).replace(stats=net_stats)
+    features = features._replace(z=outputs.z, o=outputs.o)
+    extra = _update_extra(setup, state, features, rows.active)
+    stats = stored.row_stats(setup, outputs, features, rows.active)
     if beside:
-        replayed = jax.tree.map(lambda x: x[:beside], told)
-        memory = stored.refreshed(setup, extra.memory, drawn, replayed, active)
+        replayed = jax.tree.map(lambda x: x[:beside], stats)
+        memory = stored.update_stored(
+            setup, extra.memory, rows.drawn, replayed, rows.active
+        )
         extra = extra._replace(memory=memory)
     metrics = {"loss": loss, "lr": lr, "grad_norm": core.norm(grads)}
-    metrics |= parts | {"replayed": jnp.where(active, share, 0.0)}
-    incoming = jax.tree.map(lambda x: x[beside:], told)
+    metrics |= terms | {"replayed": jnp.where(rows.active, rows.share, 0.0)}
+    incoming = jax.tree.map(lambda x: x[beside:], stats)
     return state.replace(extra=extra), incoming, metrics
 
 
-def _averaged(setup, extra, images):
-    """Projections f32[N,2,D] of the teacher of images f32[2N,H,W,C].
-
-    It normalises by the running statistics that are averaged with it.
-    """
-    rows, _ = setup.copied(extra.teacher, extra.teacher_stats, images, train=False)
-    return networks.two(rows)
-
-
-def _forward(setup, params, stats, images, still):
-    """The passes of the network that learns and of those that normalise as it does.
-
-    Args:
-      params: of all networks that learn.
-      stats: their running statistics.
-      images: f32[2N,H,W,C].
-      still: name -> params of a network that does not learn; {} where there is none.
-
-    Returns:
-      Outputs of the network that learns; its statistics after the pass, and
-      projections f32[N,2,D] of the others by name.
-    """
-    there = {name: own for name, own in still.items() if own}
-    passing = [(own, stats, images) for own in (params, *there.values())]
-    (rows, after), *others = setup.copied.beside(*passing, groups=2)
-    frozen = {
-        name: networks.two(own) for name, (own, _) in zip(there, others, strict=True)
-    }
-    o = p = None
-    if setup.predictor.nets:
-        o, new = setup.predictor(params, stats, rows, train=True, groups=2)
-        o, after = networks.two(o), after | new
-    if setup.plan.distiller:
-        # Rows that are not aligned do not enter the statistics of the predictor a.
-        aligned = rows if setup.every_row else rows[: 2 * setup.beside]
-        queries = setup.base.distiller_input(aligned)
-        p, new = setup.distiller(params, stats, queries, train=True, groups=2)
-        p, after = networks.two(p), after | new
-    return Outputs(networks.two(rows), o, p), (after, frozen)
+def _read_rows(setup, extra, batch, keys) -> Rows:
+    """Views of the incoming rows, and of replayed ones before them or mixed in."""
+    size, parts = setup.size, setup.parts
+    views = parts.augment(keys.augment, batch["image"])
+    core.check_views(views, 2, "online_ssl")
+    if not size:
+        return Rows(views, jnp.zeros((), bool), 0.0)
+    active = jnp.sum(extra.memory.filled) > size
+    drawn = online.memory_of(parts).sample(extra.memory, keys.draw, size)
+    items = parts.split(drawn[0])
+    replayed = parts.augment(keys.augment_drawn, items["image"])
+    if setup.plan.mix:
+        exist = jnp.broadcast_to(active, size)
+        views, new = stored_examples.mix_examples(
+            keys.mix, setup.plan.mix, views, replayed, exist
+        )
+        share = 1 - new
+    else:
+        # A blank image would enter the batch statistics.
+        repeated = views[jnp.arange(size) % len(views)]
+        views = jnp.concatenate([jnp.where(active, replayed, repeated), views])
+        share = size / len(views)
+    return Rows(views, active, share, drawn, items.get("projection"))
 
 
-def _losses(setup, outputs, features, active):
+def _make_forward(setup, state, images):
+    """Make the pass, parameters -> what `networks.forward` returns."""
+    extra, teacher = state.extra, setup.plan.teacher
+    others = {}  # networks that normalise by the batch
+    if extra.momentum:
+        others["k"] = extra.momentum, state.stats
+    if extra.teacher and teacher.batch:
+        others["f"] = extra.teacher, state.stats
+
+    def forward(params):
+        return networks.forward(
+            setup.networks,
+            params,
+            state.stats,
+            images,
+            others=others,
+            distilled=None if setup.every_row else 2 * setup.beside,
+        )
+
+    return forward
+
+
+def _fixed_features(setup, extra, images, rows, fixed) -> records.Features:
+    """What the losses read beside the outputs of the network that learns."""
+    if extra.teacher and not setup.plan.teacher.batch:
+        # It normalises by the running statistics that are averaged with it.
+        copied = setup.networks.copied
+        own, _ = copied(extra.teacher, extra.teacher_stats, images, train=False)
+        fixed = fixed | {"f": networks.pair_views(own)}
+    queue = extra.frozen_queue
+    return records.Features(
+        None,
+        None,
+        state=extra.base,
+        frozen_queue=None if queue is None else queue.rows,
+        stored=rows.stored,
+        on_each=setup.parts.on_each,
+        **fixed,
+    )
+
+
+def _differentiate(setup, outputs, features, active):
     """The loss, its parts as metrics, and its gradient with respect to `outputs`."""
 
     def gradient(first):
@@ -432,57 +451,57 @@ def _losses(setup, outputs, features, active):
 
 def _loss(setup, features, first):
     """The loss of the rows from `first` on: 0, or the number of replayed ones."""
-    base, options, size = setup.base, setup.options, setup.beside
-    whole, replayed = _range(features, first, None), _range(features, 0, size)
-    loss = base.loss(whole, options)
+    base, plan, size = setup.base, setup.plan, setup.beside
+    whole, replayed = _cut_rows(features, first, None), _cut_rows(features, 0, size)
+    loss = base.loss(whole)
     align = past = jnp.zeros_like(loss)
     replays = size > 0 and first == 0
     if replays:
-        past = base.loss(replayed, options)
-    if setup.plan.align and (setup.every_row or replays):
-        aligned = whole if setup.every_row else replayed
-        align = setup.plan.align(base, aligned, options)
+        past = base.loss(replayed)
+    if plan.align and (setup.every_row or replays):
+        align = plan.align(base, whole if setup.every_row else replayed)
     parts = {
-        "stream_loss": base.loss(_range(features, size, None), options),
+        "stream_loss": base.loss(_cut_rows(features, size, None)),
         "replay_loss": past,
         "align": align,
     }
-    return loss + (options.weight if setup.plan.weighs else 1) * align, parts
+    return loss + plan.weight * align, parts
 
 
-def _range(features, start, stop):
+def _cut_rows(features, start, stop):
     """The features of the rows from `start` to `stop`."""
     by_row = {name: getattr(features, name) for name in ("z", "o", "p", "k", "f")}
     cut = {name: x[start:stop] for name, x in by_row.items() if x is not None}
     return features._replace(**cut)
 
 
-def _followed(setup, state, features, active):
-    """Slow network, teacher and queues after an update."""
-    extra, params = state.extra, _copied(setup, state.params)
-    if setup.base.momentum:
+def _update_extra(setup, state, features, active):
+    """Slow network, teacher, the base's state and the teacher's queue."""
+    extra, base, teacher = state.extra, setup.base, setup.plan.teacher
+    if base.momentum:
+        params = networks.copy_names(setup.networks, state.params)
         slow = optim.ema(extra.momentum, params, setup.momentum)
         extra = extra._replace(momentum=slow)
-    if setup.plan.teacher and setup.snapshot_every is None:
-        extra = _taught(setup, state.replace(extra=extra), setup.teacher_ema)
-    if setup.base.queues:
-        extra = _queued(setup, extra, features, active)
+    if teacher is not None and teacher.snapshot_every is None:
+        extra = _move_teacher(setup, state.replace(extra=extra), teacher.ema)
+    if base.update is not None:
+        updated = _update_by_rows(setup, base.update, extra.base, features, active)
+        extra = extra._replace(base=updated)
+    if extra.frozen_queue is not None:
+
+        def push(queue, x, **how):
+            return view_queue.push(queue, x.f, **how)
+
+        queue = _update_by_rows(setup, push, extra.frozen_queue, features, active)
+        extra = extra._replace(frozen_queue=queue)
     return extra
 
 
-def _queued(setup, extra, features, active):
-    """The queues with the keys and the frozen features of these rows."""
-    size, changes = setup.beside, {}
-    for name, rows in (("key_queue", features.k), ("frozen_queue", features.f)):
-        bank, pointer = getattr(extra, name), extra.pointer
-        if bank is None:
-            continue
-        rows = core.l2_normalize(rows).swapaxes(0, 1)
-        enqueue = functools.partial(
-            queue.enqueue, aligned=size in (0, rows.shape[1] - size)
-        )
-        if size:
-            bank, pointer = enqueue(bank, pointer, rows[:, :size], active=active)
-        bank, pointer = enqueue(bank, pointer, rows[:, size:])
-        changes |= {name: bank, "pointer": pointer}
-    return extra._replace(**changes)
+def _update_by_rows(setup, update, held, features, active):
+    """Update a state by the replayed rows, if there are any, then by the others."""
+    size = setup.beside
+    aligned = size in (0, len(features.z) - size)
+    if size:
+        replayed = _cut_rows(features, 0, size)
+        held = update(held, replayed, active=active, aligned=aligned)
+    return update(held, _cut_rows(features, size, None), aligned=aligned)

@@ -14,8 +14,8 @@ from jaxcl.memory import diversity, loss_aware, policies, redundancy
 from jaxcl.methods import online
 
 
-class Told(NamedTuple):
-    """What an update tells of its rows, before the step."""
+class RowStats(NamedTuple):
+    """Values of an update's rows, computed before the optimiser's step."""
 
     z: jax.Array  # f32[N,2,D], projections
     loss: jax.Array  # f32[N], see `pair_losses`
@@ -85,8 +85,8 @@ def _reads(setup):
     return policies.POLICIES[setup.parts.replay.policy].reads
 
 
-def told(setup, outputs: Any, features: Any, active: jax.Array) -> Told:
-    """What an update tells of its rows, replayed ones first.
+def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats:
+    """Compute the values of an update's rows, replayed ones first.
 
     Scores compare the gradient of each row's own loss with that of the replayed rows
     together, which are a draw from the memory; while nothing is replayed, as `active`
@@ -94,7 +94,7 @@ def told(setup, outputs: Any, features: Any, active: jax.Array) -> Told:
 
     Args:
       outputs: of the network that learns, with `z` and `o`.
-      features: with `k`; both as in `bases.Features`.
+      features: with `k`; both as in `records.Features`.
       active: bool[], the replayed rows are of the memory.
     """
     query = outputs.z if outputs.o is None else outputs.o
@@ -104,7 +104,7 @@ def told(setup, outputs: Any, features: Any, active: jax.Array) -> Told:
         slopes = pair_slopes(query, target)
         past = jnp.sum(slopes[: setup.size], axis=0, keepdims=True)
         score = diversity.score(slopes, past, active[None])
-    return Told(outputs.z, pair_losses(query, target), score)
+    return RowStats(outputs.z, pair_losses(query, target), score)
 
 
 def pair_losses(query: jax.Array, target: jax.Array) -> jax.Array:
@@ -139,14 +139,14 @@ def pair_slopes(query: jax.Array, target: jax.Array) -> jax.Array:
     return jnp.sum(slopes, axis=1)
 
 
-def refreshed(setup, memory, drawn, told, active):
-    """Move what the memory stores of replayed rows to what an update told of them.
+def update_stored(setup, memory, drawn, stats, active):
+    """Move what the memory stores of replayed rows to their new values.
 
     Args:
       setup: of `step.py`.
       memory: the buffer before.
       drawn: items, mask and slots of the R replayed rows, as of `buffer.sample`.
-      told: `Told` of these rows.
+      stats: `RowStats` of these rows.
       active: bool[], the rows are of the memory; if False, nothing moves.
 
     Returns:
@@ -154,18 +154,18 @@ def refreshed(setup, memory, drawn, told, active):
       has are new where rows were drawn.
     """
     items, _, slots = drawn
-    z = told.z
+    z = stats.z
     changes = {}
-    if setup.plan.moves:
+    if setup.plan.stored_momentum is not None:
         mean = jnp.mean(z, axis=1)
-        moved = optim.ema(items["projection"], mean, setup.stored_momentum)
+        moved = optim.ema(items["projection"], mean, setup.plan.stored_momentum)
         changes["projection"] = moved
     if "feature" in items:
         changes["feature"] = redundancy.moved(items["feature"], _feature(z))
     if "used" in items:
         changes["used"] = jnp.ones_like(items["used"])
     if "loss" in items:
-        changes["loss"] = loss_aware.moved(items["loss"], told.loss)
+        changes["loss"] = loss_aware.moved(items["loss"], stats.loss)
     if "draws" in items:
         changes["draws"] = items["draws"] + 1
     if not changes:
@@ -188,14 +188,14 @@ def _feature(z):
     return core.l2_normalize(jnp.sum(z, axis=1))
 
 
-def offered(setup, state, batch, told, number, key):
-    """The state after the images of a batch were offered to the memory.
+def store_batch(setup, state, batch, stats, number, key):
+    """Offer the images of a batch to the memory; the state after it.
 
     Args:
-      told: of the last update on the batch.
+      stats: `RowStats` of the last update on the batch.
       number: i32[], of the batch in the stream.
     """
-    extra, count, z = state.extra, len(batch["label"]), told.z
+    extra, count, z = state.extra, len(batch["label"]), stats.z
     items = online.stored_rows(state, batch)
     if setup.plan.stores:
         items["projection"] = jnp.mean(z, axis=1)
@@ -203,9 +203,9 @@ def offered(setup, state, batch, told, number, key):
         "feature": _feature(z),
         "used": jnp.zeros(count, bool),
         "number": number * count + jnp.arange(count, dtype=jnp.int32),
-        "loss": told.loss,
+        "loss": stats.loss,
         "draws": jnp.zeros(count, jnp.int32),
-        "score": told.score,
+        "score": stats.score,
     }
     items |= {name: new[name] for name in _reads(setup)}
     space, policy = online.memory_of(setup.parts), setup.parts.replay.policy

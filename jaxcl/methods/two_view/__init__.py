@@ -1,23 +1,5 @@
 """Two-view self-supervised learning under a continual strategy."""
 
-from jaxcl.methods.two_view.step import (
-    DROPS_BRANCHES,
-    TAKES_LOCAL,
-    UNUSED_ALONE,
-    alone,
-    loss_options,
-    make,
-    settled,
-    unread,
-)
+from jaxcl.methods.two_view.step import make
 
-__all__ = [
-    "DROPS_BRANCHES",
-    "TAKES_LOCAL",
-    "UNUSED_ALONE",
-    "alone",
-    "loss_options",
-    "make",
-    "settled",
-    "unread",
-]
+__all__ = ["make"]

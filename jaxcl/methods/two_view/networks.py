@@ -1,236 +1,253 @@
-"""The networks of two-view methods: what there is for each base, and their passes."""
+"""The networks of two-view methods: how they start, and their passes.
+
+Online self-supervised learning (`methods/online_ssl`) has the same networks.
+"""
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxcl import core
-from jaxcl.methods.two_view import bases, strategies
+from jaxcl.methods.two_view import records
 from jaxcl.nets import cast as cast_lib
 from jaxcl.nets import chain, heads
 
-_PROTOTYPES = 0xD120  # keeps them apart from the networks that share their key
 
+class Networks(NamedTuple):
+    """The networks of a base; the slow network and the teacher are of `copied`."""
 
-class Targets(NamedTuple):
-    """What DINO's slow network asks for, and when."""
-
-    temperature: float
-    start: float  # temperature at the beginning of the first task
-    warmup: float  # share of the first task in which it goes from one to the other
-    centre_momentum: float
-    held: float  # share of the first task in which prototypes stay
-
-
-class Setup(NamedTuple):
-    """What `make` fixes: everything but arrays."""
-
-    parts: core.Parts
-    base: bases.Base
-    strategy: strategies.Strategy
-    options: bases.Options
-    copied: chain.Chain  # networks that the slow network and the teacher copy
+    base: records.Base
+    copied: chain.Chain  # encoder and projector
     predictor: chain.Chain  # the base's own; of no nets where it has none
-    distiller: chain.Chain  # the predictor g of the distillation
+    distiller: chain.Chain  # the predictor g; of no nets where there is none
     dim: int  # of the projections
-    queue_size: int
-    prototypes: int  # 0: the base has none
-    slices: int  # 0: the base reads none
-    momentum: dict  # options of optim.momentum_schedule
-    targets: Targets  # of DINO
-    frozen_train: bool
-    memory_size: int
-    mix: float
-    fisher_share: float
+    own: tuple[str, ...]  # names of the base's own parameters
+
+
+class Start(NamedTuple):
+    """Networks before the first step, and keys for what else there is."""
+
+    params: dict
+    stats: dict
+    copied: tuple[dict, dict]  # params and stats that slow network and teacher copy
+    key: jax.Array  # of the run
+    base_key: jax.Array  # of the base's state
+    strategy_key: jax.Array  # of the strategy's state
 
 
 class Outputs(NamedTuple):
-    """The outputs of the network that learns; fields as in `bases.Features`."""
+    """Outputs of the network that learns; fields as in `records.Features`."""
 
     z: jax.Array
     o: jax.Array | None
     p: jax.Array | None
     replayed: jax.Array | None
     local: jax.Array | None
-    prototypes: jax.Array | None
-    distil_prototypes: jax.Array | None
+    params: dict
+    distil_params: dict
 
 
-def settled(base: bases.Base, strategy: Any, options: dict) -> dict:
-    """The options, with the base's or the strategy's in place of each None.
+def choose_sizes(base: records.Base, options: dict) -> dict:
+    """Give options that are None the base's own values.
 
     Args:
-      base: has them as its papers do.
-      strategy: of `strategies`, or a regulariser; has a `weight`, or None.
-      options: of `make`.
+      base: has defaults of the projector's shape and of the strategies' weights.
+      options: of the method, by name.
     """
-    of_base = ("temperature", "distill_temperature", "negative_weight")
-    of_base += ("predictor_hidden_dim", "momentum_start", "momentum_end")
-    of_shape = ("hidden_dim", "output_dim", "hidden_layers")
-    standard = {name: getattr(base, name) for name in of_base}
-    standard |= {name: getattr(base.projector, name) for name in of_shape}
-    standard["weight"] = base.weight if strategy.weight is None else strategy.weight
-    return {
-        name: standard.get(name) if value is None else value
-        for name, value in options.items()
-    }
+    shape = base.projector
+    own = {name: getattr(shape, name) for name in heads.SIZES}
+    own |= {name: getattr(base, name) for name in ("weight", "negative_weight")}
+    return {n: own[n] for n, value in options.items() if value is None and n in own}
 
 
-def build(parts: core.Parts, base: bases.Base, options: dict) -> dict:
-    """The fields of `Setup` that are networks, and the width of the projections.
+def build(
+    parts: core.Parts,
+    base: records.Base,
+    *,
+    distiller_hidden_dim: int | None,
+    hidden_dim: int | None,
+    output_dim: int | None,
+    hidden_layers: int | None,
+) -> Networks:
+    """Build the networks of a base.
 
     Args:
       parts: what the config builds.
       base: has the projector's shape, and says whether there is a predictor.
-      options: widths and layers, which are `settled`.
+      distiller_hidden_dim: hidden units of g; None: there is none.
+      hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
     """
     dtype = parts.encoder.dtype
     projector = heads.projector(
         base.projector,
-        hidden_dim=options["hidden_dim"],
-        output_dim=options["output_dim"],
-        hidden_layers=options["hidden_layers"],
+        hidden_dim=hidden_dim,
+        output_dim=output_dim,
+        hidden_layers=hidden_layers,
         dtype=dtype,
     )
     dim = projector.features[-1]
-    predictor, distiller = (
-        heads.predictor(hidden_dim=options[width], output_dim=dim, dtype=dtype)
-        for width in ("predictor_hidden_dim", "distill_hidden_dim")
+
+    def predictor(name, width):
+        if width is None:
+            return chain.Chain({})
+        net = heads.predictor(hidden_dim=width, output_dim=dim, dtype=dtype)
+        return chain.Chain({name: net})
+
+    return Networks(
+        base=base,
+        copied=chain.Chain({"encoder": parts.encoder, "projector": projector}),
+        predictor=predictor("predictor", base.predictor_hidden_dim),
+        distiller=predictor("distiller", distiller_hidden_dim),
+        dim=dim,
+        own=_own_names(base, dim),
     )
-    return {
-        "copied": chain.Chain({"encoder": parts.encoder, "projector": projector}),
-        "predictor": chain.Chain({"predictor": predictor} if base.predictor else {}),
-        "distiller": chain.Chain({"distiller": distiller}),
-        "dim": dim,
-    }
 
 
-def cast(setup: Setup) -> Callable:
+def _own_names(base, dim):
+    """Names of the base's own parameters."""
+    if base.init_params is None:
+        return ()
+    return tuple(jax.eval_shape(lambda: base.init_params(jax.random.key(0), dim)))
+
+
+def cast(networks: Networks, teacher: records.Statistics | None) -> Callable:
     """`core.Method.cast` of all networks that there are."""
-    nets = setup.copied.nets | setup.predictor.nets | setup.distiller.nets
+    nets = networks.copied.nets | networks.predictor.nets | networks.distiller.nets
     return functools.partial(
         cast_lib.kernels,
         nets=chain.Chain(nets),
-        moved=("momentum",) if setup.base.momentum else (),
-        still=("teacher",) if setup.strategy.teacher else (),
-        fold=not setup.frozen_train,
+        moved=("momentum",) if networks.base.momentum else (),
+        still=("teacher",) if teacher else (),
+        fold=teacher != "batch",
     )
 
 
-def new_distiller(setup: Setup, key: jax.Array):
-    """Parameters and statistics of a fresh g, and prototypes to compare it with."""
-    params, stats = setup.distiller.init(key, jnp.zeros((2, setup.dim)))
-    return params | new_prototypes(setup, key, "distil_prototypes"), stats
+def start(networks: Networks, parts: core.Parts, key: jax.Array, batch) -> Start:
+    """Initialise all networks that learn.
+
+    Args:
+      networks: of `build`.
+      parts: what the config builds.
+      key: of the run.
+      batch: its images have the shape of those to come.
+    """
+    keys = jax.random.split(key, 6)
+    k_state, k_augment, k_networks, k_distiller, k_base, k_strategy = keys
+    images = parts.augment(k_augment, batch["image"][:1])[0]
+    nets = chain.Chain(networks.copied.nets | networks.predictor.nets)
+    params, stats = nets.init(k_networks, images)
+    if networks.base.init_params is not None:
+        params |= networks.base.init_params(k_networks, networks.dim)
+    copied = copy_names(networks, params), copy_names(networks, stats)
+    if networks.distiller.nets:
+        own_params, own_stats = start_distiller(networks, k_distiller)
+        params, stats = params | own_params, stats | own_stats
+    return Start(params, stats, copied, k_state, k_base, k_strategy)
 
 
-def new_prototypes(setup: Setup, key: jax.Array, name: str = "prototypes") -> dict:
-    """An entry of the parameters; none for a base without prototypes."""
-    if not setup.prototypes:
-        return {}
-    key = jax.random.fold_in(key, _PROTOTYPES)
-    return {name: heads.prototypes(key, setup.prototypes, setup.dim)}
+def start_distiller(networks: Networks, key: jax.Array) -> tuple[dict, dict]:
+    """Initialise g, and the base's parameters beside it."""
+    params, stats = networks.distiller.init(key, jnp.zeros((2, networks.dim)))
+    if networks.base.init_params is not None:
+        own = networks.base.init_params(key, networks.dim)
+        params |= {f"distil_{name}": value for name, value in own.items()}
+    return params, stats
 
 
-def copied(setup: Setup, tree: dict) -> dict:
-    """The entries of a tree, one per network, that slow network and teacher copy."""
-    names = (*setup.copied.nets, "prototypes")
+def copy_names(networks: Networks, tree: dict) -> dict:
+    """Pick the entries, one per network, that slow network and teacher copy."""
+    names = (*networks.copied.nets, *networks.own)
     return {name: tree[name] for name in names if name in tree}
 
 
-def unguided(setup: Setup, state: core.TrainState) -> jax.Array:
-    """Whether there is no teacher yet, bool[].
-
-    In the first task there is none, but for an encoder that was trained before: it
-    teaches as it came, with the projector that the run begins with.
-    """
-    return (state.task == 0) & (not setup.parts.begun)
+def pick_params(networks: Networks, tree: dict, prefix: str = "") -> dict:
+    """Pick the base's own parameters, or those with a prefix, by their plain names."""
+    names = {name: prefix + name for name in networks.own}
+    return {name: tree[own] for name, own in names.items() if own in tree}
 
 
-def two(rows: jax.Array) -> jax.Array:
+def pair_views(rows: jax.Array) -> jax.Array:
     """f32[2B,D], where rows 2i and 2i + 1 are of one example -> f32[B,2,D]."""
     return rows.reshape(-1, 2, rows.shape[-1])
 
 
 def forward(
-    setup: Setup,
+    networks: Networks,
     params: core.PyTree,
     stats: core.PyTree,
     images: jax.Array,
-    replayed: jax.Array | None,
-    stored: jax.Array | None,
-    key: jax.Array | None,
+    *,
+    others: dict[str, tuple[core.PyTree, core.PyTree]],
+    distilled: int | None = None,
+    key: jax.Array | None = None,
     local: jax.Array | None = None,
-    slow: tuple[core.PyTree, core.PyTree] | None = None,
+    replayed: jax.Array | None = None,
+    stored_mask: jax.Array | None = None,
 ):
-    """The passes of the network that learns and of the slow one.
+    """Pass images through the network that learns and others that use batch statistics.
 
     Args:
-      setup: what `make` fixes.
+      networks: of `build`.
       params: of all networks that learn.
       stats: their running statistics.
       images: f32[2B,H,W,C], rows 2i and 2i + 1 are of one example.
-      replayed: f32[R,H,W,C] or None.
-      stored: bool[R], the replayed rows that exist.
+      others: name -> parameters and running statistics of a network that does not
+        learn.
+      distilled: images that g reads, the first ones; None: all.
       key: of an encoder that drops branches; None: it drops none.
       local: f32[B,L,h,w,C], local crops, or None.
-      slow: parameters and running statistics of the slow network, or None.
+      replayed: f32[R,H,W,C] or None.
+      stored_mask: bool[R], the replayed rows that exist.
 
     Returns:
-      Outputs of the network that learns; its statistics after the pass, projections
-      f32[B,2,D] of the slow network and its statistics (None, {} without one).
+      Outputs of the network that learns, and its statistics after the pass; name ->
+      projections f32[B,2,D] of the others, and name -> their statistics after it.
     """
-    passing = [(params, stats, images)]
-    if slow is not None:
-        passing.append((*slow, images))
-    (rows, after), *of_slow = setup.copied.beside(*passing, groups=2, key=key)
-    keys, slow_after = (two(of_slow[0][0]), of_slow[0][1]) if of_slow else (None, {})
-    o = p = r = None
-    if setup.predictor.nets:
-        o, new = setup.predictor(params, stats, rows, train=True, groups=2)
-        o, after = two(o), after | new
-    if setup.strategy.distiller:
-        queries = setup.base.distiller_input(rows)
-        p, new = setup.distiller(params, stats, queries, train=True, groups=2)
-        p, after = two(p), after | new
-    near = None
+    passing = [(params, stats, images), *((*own, images) for own in others.values())]
+    (rows, after), *rest = networks.copied.beside(*passing, groups=2, key=key)
+    fixed = {name: pair_views(own) for name, (own, _) in zip(others, rest, strict=True)}
+    moved = {name: own for name, (_, own) in zip(others, rest, strict=True)}
+    o = p = r = near = None
+    if networks.predictor.nets:
+        o, new = networks.predictor(params, stats, rows, train=True, groups=2)
+        o, after = pair_views(o), after | new
+    if networks.distiller.nets:
+        # Rows that are not aligned do not enter the statistics of g.
+        read = rows if distilled is None else rows[:distilled]
+        queries = networks.base.distiller_input(read)
+        p, new = networks.distiller(params, stats, queries, train=True, groups=2)
+        p, after = pair_views(p), after | new
     if local is not None:
-        own = None if key is None else jax.random.fold_in(key, 2)
-        crops, count = local.reshape(-1, *local.shape[2:]), local.shape[1]
-        near, moved = setup.copied(
-            params, after, crops, train=True, groups=count, key=own
-        )
-        near, after = near.reshape(-1, count, setup.dim), after | moved
+        near, new = _pass_local(networks, params, after, local, key)
+        after = after | new
     if replayed is not None:
-        own = None if key is None else jax.random.fold_in(key, 1)
-        r, moved = setup.copied(params, after, replayed, train=True, key=own)
-        # In the first step of a run nothing is stored, and the images are blank.
-        some = jnp.any(stored)
-        after = after | {
-            name: jax.tree.map(lambda a, b: jnp.where(some, a, b), new, after[name])
-            for name, new in moved.items()
-        }
-    prototypes = (params.get(n) for n in ("prototypes", "distil_prototypes"))
-    return Outputs(two(rows), o, p, r, near, *prototypes), (after, keys, slow_after)
+        r, new = _pass_replayed(networks, params, after, replayed, stored_mask, key)
+        after = after | new
+    own = pick_params(networks, params), pick_params(networks, params, "distil_")
+    outputs = Outputs(pair_views(rows), o, p, r, near, *own)
+    return outputs, (after, fixed, moved)
 
 
-def frozen_features(
-    setup: Setup, state: core.TrainState, images: jax.Array
-) -> jax.Array:
-    """The teacher's projections f32[B,2,D]; zeros while there is none, at no cost."""
+def _pass_local(networks, params, stats, local, key):
+    """Projections of local crops f32[B,L,D]; the statistics that they move."""
+    own = None if key is None else jax.random.fold_in(key, 2)
+    crops, count = local.reshape(-1, *local.shape[2:]), local.shape[1]
+    near, moved = networks.copied(
+        params, stats, crops, train=True, groups=count, key=own
+    )
+    return near.reshape(-1, count, networks.dim), moved
 
-    def features():
-        extra = state.extra
-        rows, _ = setup.copied(
-            extra.teacher,
-            extra.teacher_stats,
-            images,
-            train=setup.frozen_train,
-            groups=2,
-        )
-        return rows
 
-    absent = jnp.zeros((len(images), setup.dim))
-    return two(jax.lax.cond(unguided(setup, state), lambda: absent, features))
+def _pass_replayed(networks, params, stats, images, mask, key):
+    """Projections of replayed images f32[R,D]; the statistics that they move."""
+    own = None if key is None else jax.random.fold_in(key, 1)
+    rows, moved = networks.copied(params, stats, images, train=True, key=own)
+    # In the first step of a run nothing is stored, and the images are blank.
+    some = jnp.any(mask)
+    return rows, {
+        name: jax.tree.map(lambda a, b: jnp.where(some, a, b), new, stats[name])
+        for name, new in moved.items()
+    }

@@ -1,12 +1,12 @@
 """Two-view self-supervised learning under a continual strategy.
 
-One step for every pair of a base and a strategy. A base (`bases.py`) is the loss of
-one task alone; a strategy (`strategies.py`) says what the later tasks train with.
+One step for every pair of a base and a strategy. A base (`bases/NAME.py`) is the loss
+of one task alone; a strategy (`strategies/NAME.py`) says what the later tasks train
+with. Each names its papers and its departures; `records.py` says what each may define.
 
 Papers: Cha, Cho, Moon, "Regularizing with Pseudo-Negatives for Continual
 Self-Supervised Learning", ICML 2024 (PNR); Fini et al., "Self-Supervised
-Models are Continual Learners", CVPR 2022 (CaSSLe). The papers of the bases and of the
-other strategies are named where these are defined.
+Models are Continual Learners", CVPR 2022 (CaSSLe).
 
 Departures:
 - Negatives and batch statistics span the global batch; the released code
@@ -17,27 +17,17 @@ Departures:
   every step; the released code skips the first step and lags by one.
 - `form="paper"` takes the papers' equations where the released code, the
   default, differs from them.
-- DINO: the temperature of its targets and the time in which its prototypes stay are
-  shares of the first task, not numbers of epochs; no clipping of gradients by tensor,
-  no schedule of the weight decay; prototypes are always compared by their direction.
-- LeJEPA's mean view is that of the two views, whatever local crops there are.
-- SimSiam's predictor has the learning rate of all; its paper keeps it constant.
-- EWC estimates the Fisher information during the last part of a task's training
-  (`fisher_share`), not in a separate pass after it. Where the penalty is so stiff that
-  a step would jump over its minimum, the step ends at the minimum.
 """
 
 import functools
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxcl import core, optim, schema
-from jaxcl.losses import streaming as streaming_lib
-from jaxcl.memory import buffer, importance, policies, queue
-from jaxcl.methods.two_view import bases, head, networks, strategies
-from jaxcl.nets import cast, chain
+from jaxcl.methods.two_view import bases, head, networks, records, strategies
+from jaxcl.nets import cast
 
 
 class Extra(NamedTuple):
@@ -47,321 +37,296 @@ class Extra(NamedTuple):
     momentum_stats: core.PyTree  # f32, its own running statistics
     teacher: core.PyTree  # f32, encoder and projector at the end of the last task
     teacher_stats: core.PyTree  # f32
-    key_queue: jax.Array | None  # f32[2,K,D] unit rows, [v] from view v of `momentum`
-    key_pointer: jax.Array  # i32[], where the next keys go
-    frozen_queue: jax.Array | None  # f32[2,K,D] unit rows, [v] from view v of `teacher`
-    frozen_pointer: jax.Array  # i32[]
-    memory: buffer.Buffer | None  # u8 images; DER also: f32[D], their projections
-    importance: importance.Importance | None  # EWC's penalty
-    centre: jax.Array | None  # f32[K], running mean of the slow network's logits, DINO
+    base: core.PyTree  # the base's own state, see its module; None: it has none
+    strategy: core.PyTree  # the strategy's own state; None: it has none
+
+
+class Setup(NamedTuple):
+    """What `make` fixes: everything but arrays."""
+
+    parts: core.Parts
+    base: records.Base
+    strategy: records.Strategy
+    networks: networks.Networks
 
 
 _STREAM = 0xD157  # keeps the fresh g apart from the step's own keys
 _BRANCHES = 0xD409  # the same for branches that the encoder drops
-_SLICES = 0x51CE  # for LeJEPA's slices
 _LOCAL = 0x10CA  # for local crops
-DROPS_BRANCHES = True  # it gives its encoder a key for them
-TAKES_LOCAL = True  # some of its bases take local crops, config.augment.local
-
-# Options that change nothing where a task is trained alone.
-UNUSED_ALONE = (
-    "distill_temperature",
-    "weight",
-    "negative_weight",
-    "pn1",
-    "pn2",
-    "distill_hidden_dim",
-    "frozen_bn",
-    "memory_size",
-    "mix",
-    "fisher_share",
-)
 
 
-def unread(options: dict) -> list[str]:
-    """Options that change the loss under another base or strategy, and not under these.
+def _choose_functions(options: dict) -> tuple:
+    """The functions of a base and of a strategy, whose options are the method's."""
+    return bases.find(options["base"]), strategies.find(options["strategy"])
 
-    Sizes and PNR's lambda are left out: a config sets them for every base that it may
-    be given.
-    """
-    spec, plan = bases.get(options["base"]), strategies.get(options["strategy"])
-    pnr, contrastive = options["strategy"] == "pnr", spec.unbounded is None
-    distils = plan.distiller and not (pnr and contrastive)
-    centred = spec.prototypes and options["balance"] == "centre"
-    reads = {
-        ("temperature",): spec.temperatures,
-        ("distill_temperature",): plan.distiller and spec.temperatures,
-        ("weight",): distils or plan.weight is not None,
-        ("pn1", "pn2"): pnr,
-        ("frozen_bn",): plan.teacher,
-        ("momentum_start", "momentum_end"): spec.momentum,
-        ("scale", "off_diagonal"): options["base"] == "barlow_twins",
-        ("invariance", "variance", "covariance"): options["base"] == "vicreg",
-        ("balance", "target_temperature", "target_start"): spec.prototypes,
-        ("target_warmup", "prototypes_held"): spec.prototypes,
-        ("centre_momentum",): centred,
-        ("normality",): spec.slices,
-        ("streaming",): options["base"] in ("simclr", "mocov2plus"),
-        ("mix",): plan.mixes,
-        ("fisher_share",): plan.consolidates,
-        ("head_lr", "head_form"): options["online_head"],
+
+def _list_functions() -> dict:
+    """All bases and strategies, by what messages call them."""
+    of_bases = {f"base {name!r}": make for name, make in bases.BASES.items()}
+    return of_bases | {
+        f"strategy {name!r}": make for name, make in strategies.STRATEGIES.items()
     }
-    standard = schema.defaults(make)
-    return [
-        name
-        for names, read in reads.items()
-        for name in names
-        if not read and options[name] != standard[name]
-    ]
 
 
-def alone(options: dict) -> dict:
-    """Options of the same method on one task alone, where no strategy applies."""
-    return options | {"strategy": "finetune"}
+def _fill(options: dict, replay: core.Replay | None = None) -> dict:
+    """Values that the base has in place of None."""
+    make_base = bases.find(options["base"])
+    base = make_base(**schema.pick_options(make_base, options))
+    return networks.choose_sizes(base, options)
 
 
-def settled(options: dict, replay: core.Replay | None = None) -> dict:
-    """The options, with the base's or the strategy's in place of each None."""
-    spec, plan = bases.get(options["base"]), strategies.get(options["strategy"])
-    return networks.settled(spec, plan, options)
-
-
-@schema.checked("config.method")
+@schema.checked(
+    "config.method", schema.Further(_choose_functions, _list_functions), fill=_fill
+)
 def make(
     parts: core.Parts,
     *,
     base: str = "mocov2plus",
     strategy: str = "finetune",
-    temperature: schema.Temperature | None = None,
-    distill_temperature: schema.Temperature | None = None,
-    weight: schema.Weight | None = None,
-    negative_weight: schema.Weight | None = None,
     hidden_dim: schema.Width | None = None,
     output_dim: schema.Width | None = None,
     hidden_layers: schema.Layers | None = None,
-    predictor_hidden_dim: schema.Width | None = None,
-    distill_hidden_dim: schema.Width = 2048,
-    queue_size: schema.Count = 65536,
-    momentum_start: schema.Share | None = None,
-    momentum_end: schema.Share | None = None,
-    frozen_bn: Literal["running", "batch"] = "running",
-    form: Literal["code", "paper"] = "code",
-    pn1: bool = True,
-    pn2: bool = True,
-    scale: schema.Positive = 0.1,
-    off_diagonal: schema.Weight = 5e-3,
-    invariance: schema.Weight = 25.0,
-    variance: schema.Weight = 25.0,
-    covariance: schema.Weight = 1.0,
-    prototypes: schema.Count = 4096,
-    balance: Literal["centre", "sinkhorn"] = "centre",
-    target_temperature: schema.Temperature = 0.04,
-    target_start: schema.Temperature = 0.04,
-    target_warmup: schema.Share = 0.3,
-    centre_momentum: schema.Share = 0.9,
-    prototypes_held: schema.Share = 0.01,
-    normality: schema.Share = 0.05,
-    slices: schema.Count = 1024,
-    memory_size: schema.Count = 256,
-    mix: schema.Positive = 0.4,
-    fisher_share: Annotated[float, schema.Range(above=0, most=1)] = 0.1,
     online_head: bool = False,
     head_lr: schema.Positive = 0.1,
     head_form: head.Form = "apart",
-    streaming: bool = False,
+    **options,
 ) -> core.Method:
-    """One base under one strategy; None is the base's default, from its paper.
+    """One base under one strategy, each with options of its own.
 
     Args:
       parts: what the config builds.
-      base: a name in `bases.BASES`.
-      strategy: a name in `strategies.STRATEGIES`.
-      temperature, distill_temperature: of the base loss and of distillation.
-      weight: of what the strategy adds to the base loss.
-      negative_weight: PNR's lambda, for bases without negatives.
-      hidden_dim, output_dim, hidden_layers: of the projector.
-      predictor_hidden_dim: hidden units of BYOL's and SimSiam's own predictor.
-      distill_hidden_dim: hidden units of the predictor g.
-      queue_size: rows of each queue bank; at least the global batch.
-      momentum_start, momentum_end: of the slow network, over each task.
-      frozen_bn: "running" (eval mode) or "batch" statistics in the teacher.
-      form: "code" or "paper": which to follow where they differ.
-      pn1, pn2: pseudo-negatives in the first and second term (Table 7).
-      scale, off_diagonal: of Barlow Twins.
-      invariance, variance, covariance: weights of VICReg.
-      prototypes: how many DINO has.
-      balance: DINO's targets: "centre" subtracts a running mean, "sinkhorn" uses all
-        prototypes alike.
-      target_temperature, target_start, target_warmup: of DINO's targets, which begins
-        with `target_start` and rises over that share of the first task.
-      centre_momentum: of the running mean.
-      prototypes_held: share of the first task in which DINO's prototypes stay.
-      normality: LeJEPA's lambda, of its SIGReg.
-      slices: random directions of SIGReg in each step.
-      memory_size: examples that DER and LUMP keep.
-      mix: LUMP draws mixtures from Beta(mix, mix).
-      fisher_share: last share of a task in which EWC sums squared gradients.
+      base: a name in `bases.BASES`, or a module of your own, "mypackage.mybase".
+      strategy: a name in `strategies.STRATEGIES`, or a module of your own.
+      hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
       online_head: train a linear head on labels of all classes, see `head.py`.
       head_lr: learning rate of that head.
       head_form: "apart" or "released", whose rows move the network's statistics.
-      streaming: losses of SimCLR and MoCo make no matrix of logits on GPUs and TPUs,
-        see `losses.streaming`.
+      options: of `make` of the base and of the strategy.
+
+    Raises:
+      ValueError: naming the field, the value and what is allowed.
     """
-    arguments = settled(locals())
-    spec, plan = bases.get(base), strategies.get(strategy)
-    options = loss_options(arguments)
-    if streaming:
-        form = functools.partial(streaming_lib.logsumexp, on_each=parts.on_each)
-        options = options._replace(logsumexp=form)
-    if strategy == "pnr":
-        bases.warn_of_distance(base, options)
-    _check_local(parts, arguments)
-    if parts.batch_size == 1 and not (spec.momentum or spec.predictor):
-        raise ValueError(
-            f"config.batch_size=1: base {base!r} compares rows of a batch; must be at "
-            "least 2"
-        )
-    setup = networks.Setup(
+    make_base, make_strategy = bases.find(base), strategies.find(strategy)
+    spec = make_base(**schema.pick_options(make_base, options))
+    plan = make_strategy(**schema.pick_options(make_strategy, options))
+    if plan.check is not None:
+        plan.check(base, spec)
+    _check_data(parts, base, spec, strategy, plan)
+    setup = Setup(
         parts=parts,
         base=spec,
         strategy=plan,
-        options=options,
-        **networks.build(parts, spec, arguments),
-        queue_size=queue_size,
-        prototypes=prototypes if spec.prototypes else 0,
-        slices=slices if spec.slices else 0,
-        momentum={end: arguments[f"momentum_{end}"] for end in ("start", "end")},
-        targets=networks.Targets(
-            temperature=target_temperature,
-            start=target_start,
-            warmup=target_warmup,
-            centre_momentum=centre_momentum,
-            held=prototypes_held,
+        networks=networks.build(
+            parts,
+            spec,
+            distiller_hidden_dim=plan.distiller_hidden_dim,
+            hidden_dim=hidden_dim,
+            output_dim=output_dim,
+            hidden_layers=hidden_layers,
         ),
-        frozen_train=frozen_bn == "batch",
-        memory_size=memory_size,
-        mix=mix,
-        fisher_share=fisher_share,
     )
     method = core.Method(
         init=functools.partial(_init, setup),
         step=functools.partial(_step, setup),
-        embed=setup.copied.embed,
-        project=setup.copied.project,
+        embed=setup.networks.copied.embed,
+        project=setup.networks.copied.project,
         begin_task=functools.partial(_begin_task, setup),
         end_task=functools.partial(_end_task, setup),
-        cast=networks.cast(setup),
+        cast=networks.cast(setup.networks, plan.teacher),
         supervised=spec.supervised,
+        alone={"strategy": "finetune"},
+        drops_branches=True,
+        takes_local=True,
     )
     if not online_head:
         return method
     return head.add(method, parts, lr=head_lr, form=head_form)
 
 
-def _check_local(parts, options):
-    """Refuse local crops that the base or the strategy would not read."""
+def _check_data(parts, base, spec, strategy, plan):
+    """Refuse batches and crops that the base or the strategy cannot read."""
+    if parts.batch_size == 1 and not spec.one_row:
+        raise ValueError(
+            f"config.batch_size=1: base {base!r} compares rows of a batch; must be at "
+            "least 2"
+        )
     if parts.local is None:
         return
-    if not bases.get(options["base"]).local:
-        takes = ", ".join(name for name, base in bases.BASES.items() if base.local)
+    if not spec.local:
+        takes = ", ".join(name for name in bases.BASES if bases.get(name).local)
         raise ValueError(
-            f"config.augment.local: base {options['base']!r} takes no local crops; "
+            f"config.augment.local: base {base!r} takes no local crops; "
             f"leave the section out, or set config.method.base to one of {takes}"
         )
-    if strategies.get(options["strategy"]).mixes:
+    if not plan.local:
         raise ValueError(
-            f"config.augment.local: strategy {options['strategy']!r} mixes two views "
-            "alone; leave the section out"
+            f"config.augment.local: strategy {strategy!r} reads two views alone; "
+            "leave the section out"
         )
-
-
-def loss_options(arguments: dict) -> bases.Options:
-    """Pick the options of the losses from arguments that are `networks.settled`.
-
-    An option that the arguments lack keeps its default in `make`.
-    """
-    known = {**schema.defaults(make), **arguments}
-    names = [name for name in bases.Options._fields if name in known]
-    return bases.Options(**{name: known[name] for name in names})
 
 
 def _init(setup, key, batch):
-    keys = jax.random.split(key, 6)
-    k_state, k_augment, k_online, k_distiller, *k_queues = keys
+    """The state before the first step."""
     base, strategy = setup.base, setup.strategy
-    images = setup.parts.augment(k_augment, batch["image"][:1])[0]
-    nets = setup.copied.nets | setup.predictor.nets
-    params, stats = chain.Chain(nets).init(k_online, images)
-    params |= networks.new_prototypes(setup, k_online)
-    frozen = networks.copied(setup, params), networks.copied(setup, stats)
-    if strategy.distiller:
-        distiller = networks.new_distiller(setup, k_distiller)
-        params, stats = params | distiller[0], stats | distiller[1]
-    banks = [
-        core.l2_normalize(jax.random.normal(k, (2, setup.queue_size, setup.dim)))
-        for k in k_queues
-    ]
-    memory = None
-    if strategy.stores:
-        example = {"image": batch["image"][0]}
-        if not strategy.mixes:
-            example["projection"] = jnp.zeros((setup.dim,))
-        memory = buffer.create(example, setup.memory_size)
+    start = networks.start(setup.networks, setup.parts, key, batch)
+    dim, of_base, of_strategy = setup.networks.dim, None, None
+    if base.init_state is not None:
+        of_base = base.init_state(start.base_key, dim)
+    if strategy.init_state is not None:
+        image = batch["image"][0]
+        of_strategy = strategy.init_state(
+            records.Example(start.strategy_key, image, dim, start.params, base)
+        )
     extra = Extra(
-        *(core.copy(frozen) if base.momentum else ({}, {})),
-        *(core.copy(frozen) if strategy.teacher else ({}, {})),
-        key_queue=banks[0] if base.queues else None,
-        key_pointer=jnp.zeros((), jnp.int32),
-        frozen_queue=banks[1] if base.queues and strategy.frozen_queue else None,
-        frozen_pointer=jnp.zeros((), jnp.int32),
-        memory=memory,
-        importance=importance.create(params) if strategy.consolidates else None,
-        centre=jnp.zeros(setup.prototypes) if _centres(setup) else None,
+        *(core.copy(start.copied) if base.momentum else ({}, {})),
+        *(core.copy(start.copied) if strategy.teacher else ({}, {})),
+        base=of_base,
+        strategy=of_strategy,
     )
-    return core.new_state(k_state, params, stats, setup.parts.tx, extra)
-
-
-def _centres(setup):
-    """Whether targets are centred, so that a running mean is kept."""
-    return setup.base.prototypes and setup.options.balance == "centre"
+    return core.new_state(start.key, start.params, start.stats, setup.parts.tx, extra)
 
 
 def _begin_task(setup, state, task):
+    """A fresh optimiser; the network so far becomes the teacher."""
     state = state.replace(opt_state=setup.parts.tx.init(state.params))
     if not setup.strategy.teacher or (task.index == 0 and not setup.parts.begun):
         return state
-    if setup.strategy.distiller and task.index == 1 and not setup.parts.begun:
+    if setup.networks.distiller.nets and task.index == 1 and not setup.parts.begun:
         # g is first used in the second task, which starts it anew.
         key = jax.random.fold_in(core.step_key(state), _STREAM)
-        fresh = jax.jit(functools.partial(networks.new_distiller, setup))(key)
-        state = state.replace(
-            params=state.params | fresh[0], stats=state.stats | fresh[1]
-        )
+        start = functools.partial(networks.start_distiller, setup.networks)
+        params, stats = jax.jit(start)(key)
+        state = state.replace(params=state.params | params, stats=state.stats | stats)
     extra = state.extra._replace(
-        teacher=core.copy(networks.copied(setup, state.params)),
-        teacher_stats=core.copy(networks.copied(setup, state.stats)),
+        teacher=core.copy(networks.copy_names(setup.networks, state.params)),
+        teacher_stats=core.copy(networks.copy_names(setup.networks, state.stats)),
     )
     return state.replace(extra=extra)
 
 
 def _end_task(setup, state, task):
-    if not setup.strategy.consolidates:
+    if setup.strategy.end_task is None:
         return state
-    penalty = jax.jit(importance.consolidate)(state.extra.importance, state.params)
-    return state.replace(extra=state.extra._replace(importance=penalty))
+    own = jax.jit(setup.strategy.end_task)(state.extra.strategy, state.params)
+    return state.replace(extra=state.extra._replace(strategy=own))
 
 
-def _banks(embeddings):
-    """f32[B,2,D] -> unit rows f32[2,B,D], as the queues hold them."""
-    return core.l2_normalize(embeddings).swapaxes(0, 1)
+def _step(setup, state, batch, kernels=None):
+    """Take one step of the optimiser."""
+    base, strategy, parts = setup.base, setup.strategy, setup.parts
+    read, keys, moment = cast.read(state, kernels), _split_key(state), _moment(state)
+
+    # Views, and what the strategy makes of them
+    views = parts.augment(keys.augment, batch["image"])
+    core.check_views(views, 2, "two_view")
+    reading = strategy.read(state.extra.strategy, keys, views, parts)
+    images = reading.views.reshape((-1, *views.shape[2:]))  # 2i, 2i+1: one example
+
+    # Targets without gradient; the slow network passes beside the one that learns
+    first = (state.task == 0) & (not parts.begun)  # there is no teacher yet
+    features = _fixed_features(setup, read, moment, batch, reading)
+    if strategy.teacher:
+        features = features._replace(f=_teach(setup, read, images, first))
+    forward = _make_forward(setup, read, batch, images, reading)
+    outputs, backward, (stats, fixed, moved) = jax.vjp(
+        forward, read.params, has_aux=True
+    )
+    features = features._replace(**fixed)
+
+    # Loss and gradients
+    loss, slopes = _differentiate(setup, outputs, features, first)
+    if base.mask_gradients is not None:
+        kept = base.mask_gradients(moment, slopes.params)
+        slopes = slopes._replace(params=kept)
+    grads = core.widened(*backward(slopes), state.params)
+    lr, own = core.rate(parts, state), state.extra.strategy
+    if strategy.change_gradients is not None:
+        grads, own = strategy.change_gradients(own, records.Update(state, grads, lr))
+
+    # Update; slow network, queues, memory
+    after = core.apply_gradients(state, grads, parts.tx, lr)
+    features = features._replace(z=outputs.z)
+    done = records.Done(features, batch["image"], reading, keys, ~first)
+    extra = _update_extra(setup, state, after.params, moment, done, own, moved)
+    metrics = {"loss": loss, "lr": lr, "grad_norm": core.norm(grads)}
+    return after.replace(stats=stats, extra=extra), metrics
 
 
-def _losses(setup, outputs, features, first):
+def _split_key(state) -> records.StepKeys:
+    """Random keys of a step, by use."""
+    return records.StepKeys(*jax.random.split(core.step_key(state), 5))
+
+
+def _moment(state) -> records.Moment:
+    return records.Moment(core.step_key(state), state.task, core.progress(state))
+
+
+def _fixed_features(setup, read, moment, batch, reading) -> records.Features:
+    """What the losses read that is known before the pass."""
+    base, nets, extra = setup.base, setup.networks, read.extra
+    prepared = None if base.prepare is None else base.prepare(moment, nets.dim)
+    return records.Features(
+        None,
+        batch["label"],
+        slow_params=networks.pick_params(nets, extra.momentum),
+        frozen_params=networks.pick_params(nets, extra.teacher),
+        state=extra.base,
+        prepared=prepared,
+        on_each=setup.parts.on_each,
+        **reading.features,
+    )
+
+
+def _teach(setup, read, images, first):
+    """The teacher's projections f32[B,2,D]; zeros while there is none, at no cost.
+
+    In the first task there is none, but for an encoder that was trained before: it
+    teaches as it came, with the projector that the run begins with.
+    """
+
+    def project():
+        extra, train = read.extra, setup.strategy.teacher == "batch"
+        copied = setup.networks.copied
+        return copied(
+            extra.teacher, extra.teacher_stats, images, train=train, groups=2
+        )[0]
+
+    absent = jnp.zeros((len(images), setup.networks.dim))
+    rows = jax.lax.cond(first, lambda: absent, project)
+    return networks.pair_views(rows)
+
+
+def _make_forward(setup, read, batch, images, reading):
+    """Make the pass, parameters -> what `networks.forward` returns."""
+    parts, key, local, others = setup.parts, core.step_key(read), None, {}
+    if parts.local is not None:
+        local = parts.local(jax.random.fold_in(key, _LOCAL), batch["image"])
+    drops = getattr(parts.encoder, "drop_path", 0)
+    if setup.base.momentum:
+        others["k"] = read.extra.momentum, read.extra.momentum_stats
+
+    def forward(params):
+        return networks.forward(
+            setup.networks,
+            params,
+            read.stats,
+            images,
+            others=others,
+            key=jax.random.fold_in(key, _BRANCHES) if drops else None,
+            local=local,
+            replayed=reading.replayed,
+            stored_mask=reading.features.get("stored_mask"),
+        )
+
+    return forward
+
+
+def _differentiate(setup, outputs, features, first):
     """The loss and its gradient with respect to `outputs`."""
 
     def gradient_of(loss):
         def of(outputs):
-            return loss(features._replace(**outputs._asdict()), setup.options)
+            return loss(features._replace(**outputs._asdict()))
 
         return jax.value_and_grad(of)
 
@@ -374,161 +339,22 @@ def _losses(setup, outputs, features, first):
     return jax.lax.cond(first, gradient_of(setup.base.loss), later, outputs)
 
 
-def _drawn(setup, memory, keys, count):
-    """Stored examples: two views f32[R,2,H,W,C], bool[R], the items."""
-    k_draw, k_augment = keys
-    count = min(count, setup.memory_size)
-    # Every device holds the whole memory; each takes its share of the drawn rows.
-    items, mask, _ = setup.parts.split(buffer.sample(memory, k_draw, count))
-    return setup.parts.augment(k_augment, items["image"]), mask, items
+def _update_extra(setup, state, params, moment, done, own, moved) -> Extra:
+    """Slow network, and the states of base and strategy, after a step.
 
-
-def _step(setup, state, batch, kernels=None):
-    base, strategy, extra = setup.base, setup.strategy, state.extra
-    read = cast.read(state, kernels)
-    keys = jax.random.split(core.step_key(state), 5)
-    k_augment, k_mix, k_write, *k_drawn = keys
-    views = setup.parts.augment(k_augment, batch["image"])
-    core.check_views(views, 2, "two_view")
-    features = bases.Features(None, batch["label"])
-    replayed = items = None
-    if strategy.stores:
-        others, mask, items = _drawn(setup, extra.memory, k_drawn, len(views))
-        if strategy.mixes:
-            views, _ = strategies.mixed(k_mix, setup.mix, views, others, mask)
-        else:
-            replayed = others[:, 0]
-            features = features._replace(stored=items["projection"], stored_mask=mask)
-    images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
-    if strategy.teacher:
-        features = features._replace(f=networks.frozen_features(setup, read, images))
-    features = features._replace(
-        key_queue=extra.key_queue,
-        frozen_queue=extra.frozen_queue,
-        slow_prototypes=extra.momentum.get("prototypes"),
-        frozen_prototypes=extra.teacher.get("prototypes"),
-        centre=extra.centre,
-        target_temperature=_target_temperature(setup, state),
-        slices=_slices(setup, state),
-    )
-    local = None
-    if setup.parts.local is not None:
-        k_local = jax.random.fold_in(core.step_key(state), _LOCAL)
-        local = setup.parts.local(k_local, batch["image"])
-
-    key = None
-    if getattr(setup.parts.encoder, "drop_path", 0):
-        key = jax.random.fold_in(core.step_key(state), _BRANCHES)
-
-    def forward(params):
-        return networks.forward(
-            setup,
-            params,
-            state.stats,
-            images,
-            replayed,
-            features.stored_mask,
-            key,
-            local,
-            slow=(read.extra.momentum, extra.momentum_stats) if base.momentum else None,
-        )
-
-    outputs, backward, after = jax.vjp(forward, read.params, has_aux=True)
-    stats, keys, slow_stats = after
-    extra = extra._replace(momentum_stats=slow_stats)
-    features = features._replace(k=keys)
-    first, progress = networks.unguided(setup, state), core.progress(state)
-    loss, slopes = _losses(setup, outputs, features, first)
-    grads = core.widened(*backward(_held(setup, state, slopes)), state.params)
-    lr = core.rate(setup.parts, state)
-    grads, extra = _consolidated(setup, extra, state, grads, lr)
-    state = core.apply_gradients(state, grads, setup.parts.tx, lr)
-    extra = _moved(setup, extra, state.params, features, first, progress)
-    if strategy.stores:
-        offered = {"image": batch["image"], "projection": outputs.z[:, 0]}
-        extra = _stored(extra, k_write, offered, after=items)
-    metrics = {"loss": loss, "lr": lr, "grad_norm": core.norm(grads)}
-    return state.replace(stats=stats, extra=extra), metrics
-
-
-def _slices(setup, state):
-    """LeJEPA's random directions of this step, unit rows f32[S,D]."""
-    if not setup.slices:
-        return None
-    key = jax.random.fold_in(core.step_key(state), _SLICES)
-    return core.l2_normalize(jax.random.normal(key, (setup.slices, setup.dim)))
-
-
-def _target_temperature(setup, state):
-    """Temperature of DINO's targets, f32[]: it rises in the first task alone."""
-    if not setup.prototypes:
-        return None
-    targets = setup.targets
-    done = jnp.float32(core.progress(state)) / max(targets.warmup, 1e-6)
-    done = jnp.where(state.task > 0, 1.0, jnp.minimum(done, 1.0))
-    if targets.warmup == 0:
-        done = 1.0
-    return targets.start + (targets.temperature - targets.start) * done
-
-
-def _held(setup, state, slopes):
-    """Slopes of the outputs, without those of prototypes that are to stay."""
-    if not setup.prototypes:
-        return slopes
-    held = (state.task == 0) & (core.progress(state) < setup.targets.held)
-    return slopes._replace(prototypes=jnp.where(held, 0.0, slopes.prototypes))
-
-
-def _consolidated(setup, extra, state, grads, lr):
-    """EWC: the gradient plus the penalty's; late in a task its square is summed."""
-    estimate = extra.importance
-    if estimate is None:
-        return grads, extra
-    weight = setup.options.weight
-    penalty = importance.gradient(estimate, state.params, weight=weight, lr=lr)
-    last = state.step + 1 == state.task_start + state.task_steps
-    late = last | (core.progress(state) >= 1 - setup.fisher_share)
-    extra = extra._replace(importance=importance.observe(estimate, grads, late))
-    return jax.tree.map(jnp.add, grads, penalty), extra
-
-
-def _moved(setup, extra, params, features, first, progress):
-    """The slow network and the queues after a step."""
-    if setup.base.momentum:
-        decay = optim.momentum_schedule(progress, **setup.momentum)
-        slow = optim.ema(extra.momentum, networks.copied(setup, params), decay)
-        extra = extra._replace(momentum=slow)
-    if extra.centre is not None:
-        extra = extra._replace(centre=_centred(setup, extra.centre, features))
-    if extra.key_queue is not None:
-        rows, pointer = queue.enqueue(
-            extra.key_queue, extra.key_pointer, _banks(features.k)
-        )
-        extra = extra._replace(key_queue=rows, key_pointer=pointer)
-    if extra.frozen_queue is not None:  # filled from the second task on
-        rows, pointer = queue.enqueue(
-            extra.frozen_queue, extra.frozen_pointer, _banks(features.f), active=~first
-        )
-        extra = extra._replace(frozen_queue=rows, frozen_pointer=pointer)
-    return extra
-
-
-def _centred(setup, centre, features):
-    """DINO's centre after a step: it moves to the mean of the slow network's logits."""
-    # Cosines are linear in unit rows: the mean of logits is the logit of the mean.
-    mean = jnp.mean(core.l2_normalize(features.k), axis=(0, 1))
-    unit = core.l2_normalize(features.slow_prototypes)
-    return optim.ema(
-        centre, core.dot(unit, mean[None])[:, 0], setup.targets.centre_momentum
-    )
-
-
-def _stored(extra, key, offered, after):
-    """`extra` after a step's examples were offered to the memory.
-
-    `after` is what the step read of it, see `buffer.write`.
+    Args:
+      params: after the step.
+      own: the strategy's state, as `change_gradients` left it.
+      moved: running statistics after the pass, of networks that do not learn.
     """
-    items = {name: offered[name] for name in extra.memory.items}
-    slots = policies.reservoir(extra.memory, key, jnp.ones(len(items["image"]), bool))
-    written = buffer.write(extra.memory, slots, items, after=after)
-    return extra._replace(memory=written)
+    base, strategy, extra = setup.base, setup.strategy, state.extra
+    if base.momentum:
+        decay = optim.momentum_schedule(moment.progress, **base.momentum._asdict())
+        copied = networks.copy_names(setup.networks, params)
+        slow = optim.ema(extra.momentum, copied, decay)
+        extra = extra._replace(momentum=slow, momentum_stats=moved["k"])
+    if base.update is not None:
+        extra = extra._replace(base=base.update(extra.base, done.features))
+    if strategy.update is not None:
+        own = strategy.update(own, done)
+    return extra._replace(strategy=own)

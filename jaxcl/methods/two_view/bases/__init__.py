@@ -1,0 +1,46 @@
+"""Base losses of two-view methods, a module and a row of `BASES` each.
+
+A module has `make(*, ...)`, whose keyword arguments are options of config.method, and
+which returns a `records.Base`. A name with a dot is a module of a user's own package.
+"""
+
+from collections.abc import Callable
+
+from jaxcl import core, schema
+from jaxcl.methods.two_view import records
+from jaxcl.methods.two_view.bases import (
+    barlow_twins,
+    byol,
+    dino,
+    lejepa,
+    mocov2plus,
+    simclr,
+    simsiam,
+    supcon,
+    vicreg,
+)
+
+BASES: dict[str, Callable[..., records.Base]] = {
+    "simclr": simclr.make,
+    "mocov2plus": mocov2plus.make,
+    "supcon": supcon.make,
+    "barlow_twins": barlow_twins.make,
+    "byol": byol.make,
+    "simsiam": simsiam.make,
+    "dino": dino.make,
+    "lejepa": lejepa.make,
+    "vicreg": vicreg.make,
+}
+
+
+def find(name: str) -> Callable[..., records.Base]:
+    """Find the `make` of a base, or raise a ValueError with the nearest names."""
+    if isinstance(name, str) and "." in name:
+        return schema.module(__name__, name, "config.method.base").make
+    core.check_choice("config.method.base", name, tuple(BASES))
+    return BASES[name]
+
+
+def get(name: str, **options) -> records.Base:
+    """Make the base of that name."""
+    return find(name)(**options)

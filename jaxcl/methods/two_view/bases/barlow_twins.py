@@ -1,0 +1,42 @@
+"""Barlow Twins: features of the two views agree, and are not redundant."""
+
+from jaxcl import schema
+from jaxcl.losses import distill, noncontrastive
+from jaxcl.methods.two_view import forms, records
+from jaxcl.nets import heads
+
+
+def make(
+    *,
+    scale: schema.Positive = 0.1,
+    off_diagonal: schema.Weight = 5e-3,
+    form: records.Form = "code",
+) -> records.Base:
+    """Barlow Twins (Zbontar et al., ICML 2021): decorrelated features.
+
+    Args:
+      scale: of the whole loss.
+      off_diagonal: weight of the redundancy term.
+      form: "code" or "paper", of the distance that PNR subtracts.
+    """
+
+    def loss(x):
+        return noncontrastive.barlow_twins(
+            *forms.split_views(x.z), scale=scale, off_diagonal=off_diagonal
+        )
+
+    def distil(x):
+        return distill.cassle_barlow(
+            *forms.split_distilled(x), scale=scale, off_diagonal=off_diagonal
+        )
+
+    distance = {"code": "cosine", "paper": "squared"}[form]
+    return records.Base(
+        loss,
+        distil,
+        forms.subtract_distance(loss, distil, distance),
+        linear_lr=0.1,
+        projector=heads.DECORRELATED,
+        negative_weight=1.0,
+        unbounded=lambda terms: form == "paper" and terms.negative_weight > 0,
+    )

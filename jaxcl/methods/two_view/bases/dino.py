@@ -1,0 +1,139 @@
+"""DINO: views agree on prototypes, which a slow network assigns.
+
+Its forms under CaSSLe and PNR are ours, see docs/methods.md; the rate of probes is that
+of BYOL.
+
+Departures:
+- The temperature of the targets and the time in which prototypes stay are shares of the
+  first task, not numbers of epochs.
+- No clipping of gradients by tensor, no schedule of the weight decay.
+- Prototypes are always compared by their direction.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxcl import core, optim, schema
+from jaxcl.losses import distill, noncontrastive
+from jaxcl.methods.two_view import forms, records
+from jaxcl.nets import heads
+
+_PROTOTYPES = 0xD120  # keeps them apart from the networks that share their key
+
+
+def init_prototypes(key: jax.Array, count: int, dim: int) -> dict[str, jax.Array]:
+    """Make the parameters {"prototypes": f32[count, dim]}."""
+    key = jax.random.fold_in(key, _PROTOTYPES)
+    return {"prototypes": heads.prototypes(key, count, dim)}
+
+
+def hold_prototypes(moment: records.Moment, grads: dict, share: float) -> dict:
+    """Zero the prototypes' gradients in the first `share` of the first task."""
+    held = (moment.task == 0) & (moment.progress < share)
+    return {"prototypes": jnp.where(held, 0.0, grads["prototypes"])}
+
+
+def distil_prototypes(x: records.Features, temperature: float) -> jax.Array:
+    """Compute CaSSLe's term of a base with prototypes."""
+    return distill.cassle_prototypes(
+        *forms.split_distilled(x),
+        x.distil_params["prototypes"],
+        x.frozen_params["prototypes"],
+        temperature=temperature,
+    )
+
+
+def warm_temperature(
+    moment: records.Moment, start: float, end: float, share: float
+) -> jax.Array:
+    """Temperature of the targets, f32[]: it rises in that share of the first task."""
+    done = jnp.float32(moment.progress) / max(share, 1e-6)
+    done = jnp.where(moment.task > 0, 1.0, jnp.minimum(done, 1.0))
+    if share == 0:
+        done = 1.0
+    return start + (end - start) * done
+
+
+def move_centre(centre: jax.Array, x: records.Features, keep: float) -> jax.Array:
+    """Move the centre f32[K] to the mean of the slow network's logits."""
+    # Cosines are linear in unit rows: the mean of logits is the logit of the mean.
+    mean = jnp.mean(core.l2_normalize(x.k), axis=(0, 1))
+    unit = core.l2_normalize(x.slow_params["prototypes"])
+    return optim.ema(centre, core.dot(unit, mean[None])[:, 0], keep)
+
+
+def make(
+    *,
+    temperature: schema.Temperature = 0.1,
+    distill_temperature: schema.Temperature = 0.1,
+    momentum_start: schema.Share = 0.996,
+    momentum_end: schema.Share = 1.0,
+    prototypes: schema.Count = 4096,
+    balance: Literal["centre", "sinkhorn"] = "centre",
+    target_temperature: schema.Temperature = 0.04,
+    target_start: schema.Temperature = 0.04,
+    target_warmup: schema.Share = 0.3,
+    centre_momentum: schema.Share = 0.9,
+    prototypes_held: schema.Share = 0.01,
+) -> records.Base:
+    """DINO (Caron et al., ICCV 2021): prototypes that a slow network assigns.
+
+    Args:
+      temperature: of the network that learns.
+      distill_temperature: of CaSSLe's term.
+      momentum_start, momentum_end: of the slow network, over each task.
+      prototypes: how many there are.
+      balance: of the targets: "centre" subtracts a running mean, "sinkhorn" uses all
+        prototypes alike.
+      target_temperature, target_start, target_warmup: of the targets, which begins with
+        `target_start` and rises over that share of the first task.
+      centre_momentum: of the running mean.
+      prototypes_held: share of the first task in which prototypes stay.
+    """
+    centred = balance == "centre"
+
+    def targets(x):
+        slow = noncontrastive.prototype_cosines(x.k, x.slow_params["prototypes"])
+        if centred:
+            return noncontrastive.centred(slow, x.state, temperature=x.prepared)
+        views = (
+            noncontrastive.sinkhorn(view, temperature=x.prepared)
+            for view in forms.split_views(slow)
+        )
+        return jnp.stack(list(views), axis=1)
+
+    def loss(x):
+        wanted = targets(x)
+        views = forms.join_views(x)
+        logits = noncontrastive.prototype_cosines(views, x.params["prototypes"])
+        return noncontrastive.dino(logits, wanted, temperature=temperature)
+
+    def distil(x):
+        return distil_prototypes(x, distill_temperature)
+
+    def update(state, x, *, active=True, aligned=True):
+        return move_centre(state, x, centre_momentum) if centred else state
+
+    return records.Base(
+        loss,
+        distil,
+        forms.subtract_distance(loss, distil, "cosine"),
+        linear_lr=3.0,
+        projector=heads.BOTTLENECK,
+        momentum=records.Momentum(momentum_start, momentum_end),
+        local=True,
+        one_row=True,
+        negative_weight=1.0,
+        unbounded=forms.never,
+        init_params=lambda key, dim: init_prototypes(key, prototypes, dim),
+        init_state=(lambda key, dim: jnp.zeros(prototypes)) if centred else None,
+        prepare=lambda moment, dim: warm_temperature(
+            moment, target_start, target_temperature, target_warmup
+        ),
+        mask_gradients=lambda moment, grads: hold_prototypes(
+            moment, grads, prototypes_held
+        ),
+        update=update,
+    )

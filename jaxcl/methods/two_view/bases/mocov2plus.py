@@ -1,0 +1,75 @@
+"""MoCo v2+: keys of a slow network attract, a queue of earlier keys repels."""
+
+from jaxcl import core, schema
+from jaxcl.losses import contrastive, distill
+from jaxcl.methods.two_view import forms, records, view_queue
+
+
+def make(
+    *,
+    temperature: schema.Temperature = 0.2,
+    distill_temperature: schema.Temperature = 0.2,
+    queue_size: schema.Count = 65536,
+    momentum_start: schema.Share = 0.99,
+    momentum_end: schema.Share = 0.999,
+    form: records.Form = "code",
+    streaming: bool = False,
+) -> records.Base:
+    """MoCo v2+ (He et al., CVPR 2020): InfoNCE against queues, both views.
+
+    Args:
+      temperature: of the loss.
+      distill_temperature: of CaSSLe's term, and of PNR's second one.
+      queue_size: rows of each queue; at least the global batch.
+      momentum_start, momentum_end: of the slow network, over each task.
+      form: "code" or "paper", of CaSSLe's term and of PNR.
+      streaming: make no matrix of logits on GPUs and TPUs, see `losses.streaming`.
+    """
+
+    def loss(x):
+        (q1, q2), (k1, k2) = forms.split_views(x.z), forms.split_views(x.k)
+        bank1, bank2 = x.state.rows
+        # The query of one view meets key and negatives of the other.
+        terms = (
+            contrastive.info_nce(
+                *rows,
+                temperature=temperature,
+                unit_negatives=True,
+                logsumexp=forms.choose_logsumexp(x, streaming),
+            )
+            for rows in ((q1, k2, bank2), (q2, k1, bank1))
+        )
+        return sum(terms) / 2
+
+    def pnr(x, terms):
+        return distill.pnr_moco(
+            *forms.split_views(x.z),
+            *forms.split_views(x.k),
+            *forms.split_distilled(x),
+            x.state.rows,
+            x.frozen_queue,
+            temperature=temperature,
+            distill_temperature=distill_temperature,
+            form=form,
+            pn1=terms.pn1,
+            pn2=terms.pn2,
+            unit_queues=True,
+            logsumexp=forms.choose_logsumexp(x, streaming),
+        )
+
+    def update(state, x, *, active=True, aligned=True):
+        return view_queue.push(state, x.k, active=active, aligned=aligned)
+
+    return records.Base(
+        loss,
+        forms.distil_contrast(distill_temperature, form, streaming),
+        pnr,
+        linear_lr=3.0,
+        momentum=records.Momentum(momentum_start, momentum_end),
+        # The released code hands g the already normalised query.
+        distiller_input=core.l2_normalize,
+        one_row=True,
+        init_state=lambda key, dim: view_queue.start(key, queue_size, dim),
+        update=update,
+        queue_size=queue_size,
+    )

@@ -1,0 +1,46 @@
+"""SimCLR: the two views of an example attract, all other rows of the batch repel."""
+
+from jaxcl import schema
+from jaxcl.losses import contrastive, distill
+from jaxcl.methods.two_view import forms, records
+
+
+def make(
+    *,
+    temperature: schema.Temperature = 0.2,
+    distill_temperature: schema.Temperature = 0.2,
+    form: records.Form = "code",
+    streaming: bool = False,
+) -> records.Base:
+    """SimCLR (Chen et al., ICML 2020): NT-Xent over the batch.
+
+    Args:
+      temperature: of the loss.
+      distill_temperature: of its forms under CaSSLe and PNR.
+      form: "code" or "paper", of CaSSLe's term.
+      streaming: make no matrix of logits on GPUs and TPUs, see `losses.streaming`.
+    """
+
+    def loss(x):
+        return contrastive.nt_xent(
+            *forms.split_views(x.z),
+            temperature=temperature,
+            logsumexp=forms.choose_logsumexp(x, streaming),
+        )
+
+    def pnr(x, terms):
+        return distill.pnr_simclr(
+            *forms.split_views(x.z),
+            *forms.split_distilled(x),
+            temperature=distill_temperature,
+            pn1=terms.pn1,
+            pn2=terms.pn2,
+            logsumexp=forms.choose_logsumexp(x, streaming),
+        )
+
+    return records.Base(
+        loss,
+        forms.distil_contrast(distill_temperature, form, streaming),
+        pnr,
+        linear_lr=1.0,
+    )

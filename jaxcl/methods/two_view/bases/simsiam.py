@@ -1,0 +1,33 @@
+"""SimSiam: a predictor of one view finds the same network's projection of the other.
+
+Its forms under CaSSLe and PNR are ours, see docs/methods.md; the rate of probes is that
+of BYOL. The paper keeps the predictor's learning rate constant; here it is that of all.
+"""
+
+from jaxcl import schema
+from jaxcl.losses import noncontrastive
+from jaxcl.methods.two_view import forms, records
+from jaxcl.nets import heads
+
+
+def make(*, predictor_hidden_dim: schema.Width = 512) -> records.Base:
+    """SimSiam (Chen and He, CVPR 2021): predicts the other view, no slow network.
+
+    Args:
+      predictor_hidden_dim: hidden units of its predictor.
+    """
+
+    def loss(x):
+        return noncontrastive.simsiam(*forms.split_views(x.o), *forms.split_views(x.z))
+
+    return records.Base(
+        loss,
+        forms.distil_cosine,
+        forms.subtract_distance(loss, forms.distil_cosine, "cosine"),
+        linear_lr=3.0,
+        projector=heads.SIAMESE,
+        predictor_hidden_dim=predictor_hidden_dim,
+        one_row=True,
+        negative_weight=1.0,
+        unbounded=forms.never,
+    )

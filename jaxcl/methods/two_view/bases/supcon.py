@@ -1,0 +1,44 @@
+"""SupCon: rows of one class attract, all other rows of the batch repel."""
+
+from jaxcl import schema
+from jaxcl.losses import contrastive, distill
+from jaxcl.methods.two_view import forms, records
+
+
+def make(
+    *,
+    temperature: schema.Temperature = 0.1,
+    distill_temperature: schema.Temperature = 0.2,
+    form: records.Form = "code",
+) -> records.Base:
+    """SupCon (Khosla et al., NeurIPS 2020): rows of one class attract.
+
+    Args:
+      temperature: of the loss.
+      distill_temperature: of CaSSLe's term, and of PNR's second one.
+      form: "code" or "paper", of CaSSLe's term.
+    """
+
+    def loss(x):
+        rows = x.z.reshape(-1, x.z.shape[-1])
+        labels = x.label.repeat(2)  # rows 2i and 2i + 1 are the views of i
+        return contrastive.sup_con(rows, labels, temperature=temperature)
+
+    def pnr(x, terms):
+        return distill.pnr_supcon(
+            *forms.split_views(x.z),
+            *forms.split_distilled(x),
+            x.label,
+            temperature=temperature,
+            distill_temperature=distill_temperature,
+            pn1=terms.pn1,
+            pn2=terms.pn2,
+        )
+
+    return records.Base(
+        loss,
+        forms.distil_contrast(distill_temperature, form),
+        pnr,
+        linear_lr=1.0,
+        supervised=True,
+    )

@@ -1,0 +1,44 @@
+"""VICReg: views agree, features vary, and do so independently."""
+
+from jaxcl import schema
+from jaxcl.losses import noncontrastive
+from jaxcl.methods.two_view import forms, records
+from jaxcl.nets import heads
+
+
+def make(
+    *,
+    invariance: schema.Weight = 25.0,
+    variance: schema.Weight = 25.0,
+    covariance: schema.Weight = 1.0,
+    form: records.Form = "code",
+) -> records.Base:
+    """VICReg (Bardes et al., ICLR 2022): invariance, variance, covariance.
+
+    Args:
+      invariance, variance, covariance: weights of its three terms.
+      form: "code" or "paper": squared distances are means or sums over the features
+        (Eq. 11), also under CaSSLe and PNR.
+    """
+    paper = form == "paper"
+    distil = forms.distil_squared if paper else forms.distil_mean_squared
+
+    def loss(x):
+        return noncontrastive.vicreg(
+            *forms.split_views(x.z),
+            invariance=invariance * (x.z.shape[-1] if paper else 1),
+            variance=variance,
+            covariance=covariance,
+        )
+
+    distance = "squared_mean" if paper else "mse"
+    return records.Base(
+        loss,
+        distil,
+        forms.subtract_distance(loss, distil, distance),
+        linear_lr=0.3,
+        projector=heads.DECORRELATED,
+        weight=25.0,
+        negative_weight=23.0,
+        unbounded=forms.outweighs,
+    )

@@ -1,0 +1,186 @@
+"""The records that bases and strategies fill in, and what their functions are given.
+
+A base is a module with `make(*, ...) -> Base`, a strategy one with
+`make(*, ...) -> Strategy`. Their keyword arguments are options of `config.method`.
+Every field below but the first has a default: a base or strategy names what it has.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+
+from jaxcl import core
+from jaxcl.nets import heads
+
+Form = Literal["code", "paper"]  # which to follow where they differ
+Statistics = Literal["running", "batch"]
+
+
+class Moment(NamedTuple):
+    """When a step is taken."""
+
+    key: jax.Array  # of the step; fold in a constant of your own before you use it
+    task: jax.Array  # i32[]
+    progress: jax.Array  # f32[] in [0, 1), the share of the task that is done
+
+
+class StepKeys(NamedTuple):
+    """Random keys of a step, by use."""
+
+    augment: jax.Array
+    mix: jax.Array  # of mixtures with stored examples
+    write: jax.Array  # of the places where examples are stored
+    draw: jax.Array  # of the choice of stored examples
+    augment_drawn: jax.Array
+
+
+class Features(NamedTuple):
+    """The arrays that a loss may read; [:, v] is of view v. None: there is none."""
+
+    z: jax.Array  # f32[B,2,D], projections of the network that learns
+    label: jax.Array  # i32[B]
+    o: jax.Array | None = None  # f32[B,2,D], the base's own predictor of z
+    p: jax.Array | None = None  # f32[B,2,D], the distillation predictor g of z
+    k: jax.Array | None = None  # f32[B,2,D], projections of the slow network
+    f: jax.Array | None = None  # f32[B,2,D], projections of the teacher
+    local: jax.Array | None = None  # f32[B,L,D], projections of L local crops
+    replayed: jax.Array | None = None  # f32[R,D], projections of stored examples
+    # The base's own parameters, see `Base.init_params`, by name: those that learn,
+    # those beside g, those of the slow network and those of the teacher.
+    params: dict = {}
+    distil_params: dict = {}
+    slow_params: dict = {}
+    frozen_params: dict = {}
+    state: core.PyTree = None  # the base's state before the step
+    prepared: core.PyTree = None  # from `Base.prepare`
+    stored: jax.Array | None = None  # f32[R,D], projections of `replayed` when stored
+    stored_mask: jax.Array | None = None  # bool[R], rows that exist
+    frozen_queue: jax.Array | None = None  # f32[2,K,D], unit rows of the teacher
+    on_each: Callable = lambda function, rows, whole: function(*rows, *whole)
+
+
+class PnrTerms(NamedTuple):
+    """Options of PNR that a base's form of its loss reads."""
+
+    weight: float = 1.0  # of the distillation, where there are no negatives
+    negative_weight: float = 1.0  # of the distance that is subtracted, lambda
+    pn1: bool = True  # pseudo-negatives in the first term
+    pn2: bool = True  # pseudo-negatives in the second term
+
+
+class Momentum(NamedTuple):
+    """Share of a slow network that an update keeps, over each task."""
+
+    start: float
+    end: float
+
+
+class Base(NamedTuple):
+    """A self-supervised method: its loss, its networks, its state."""
+
+    loss: Callable  # Features -> f32[], the loss of a task alone
+    # Features -> f32[], the term that CaSSLe adds, without its weight. None: there is
+    # no such form, and "cassle" is refused.
+    distil: Callable | None = None
+    # (Features, PnrTerms) -> f32[], the whole loss under PNR. None: "pnr" is refused.
+    pnr: Callable | None = None
+    # Learning rate of a linear probe on another data set: PNR, Table 17; VICReg's as in
+    # the scripts. The table's last column has 3.0 for every base with PNR, its scripts
+    # those of the base alone. None: a config must set it.
+    linear_lr: float | None = None
+
+    # Networks
+    projector: heads.Shape = heads.CONTRASTIVE  # its defaults
+    predictor_hidden_dim: int | None = None  # of its own predictor; None: it has none
+    momentum: Momentum | None = None  # of its slow network; None: it has none
+    distiller_input: Callable = lambda z: z  # projections -> input of g
+
+    # Data
+    supervised: bool = False  # its loss reads labels
+    local: bool = False  # its loss reads local crops
+    one_row: bool = False  # its loss says something of a batch of one row
+
+    # Defaults of strategies
+    weight: float = 1.0  # of the distillation under CaSSLe and PNR
+    negative_weight: float | None = None  # PNR's lambda; None: it has negatives
+    # PnrTerms -> whether PNR's loss, which subtracts a distance, has no lower bound
+    unbounded: Callable | None = None
+
+    # Parameters and state
+    # (key, D) -> name -> f32[...], parameters beside its networks. Slow network and
+    # teacher have a copy of each, and g has some of its own.
+    init_params: Callable | None = None
+    # (key, D) -> arrays that no gradient moves
+    init_state: Callable | None = None
+    # (Moment, D) -> what the losses read of the moment, in `Features.prepared`
+    prepare: Callable | None = None
+    # (Moment, gradients of its parameters) -> the same, some of them changed
+    mask_gradients: Callable | None = None
+    # (state, Features, active=, aligned=) -> state after a step. `active` and `aligned`
+    # are those of `queue.enqueue`.
+    update: Callable | None = None
+    queue_size: int | None = None  # rows of each queue; PNR has another as large
+
+
+class Example(NamedTuple):
+    """What a strategy makes its state of."""
+
+    key: jax.Array
+    image: jax.Array  # u8[H,W,C]
+    dim: int  # of a projection
+    params: core.PyTree  # of all networks that learn
+    base: Base
+
+
+class Reading(NamedTuple):
+    """What a strategy makes of a step's views and of its state."""
+
+    views: jax.Array  # f32[B,2,H,W,C], to train on
+    replayed: jax.Array | None = None  # f32[R,H,W,C], images that pass by themselves
+    features: dict = {}  # fields of `Features`
+    items: core.PyTree = None  # read from a memory: writes to it come after
+
+
+class Done(NamedTuple):
+    """What is known after the pass of a step."""
+
+    features: Features
+    images: jax.Array  # u8[B,H,W,C], as they came
+    reading: Reading
+    keys: StepKeys
+    taught: jax.Array  # bool[], there is a teacher
+
+
+class Update(NamedTuple):
+    """The update that a strategy may change."""
+
+    state: core.TrainState  # before it
+    grads: core.PyTree
+    lr: jax.Array
+
+
+def compute_base_loss(base: Base, features: Features) -> jax.Array:
+    """Compute the loss of the base, f32[]."""
+    return base.loss(features)
+
+
+class Strategy(NamedTuple):
+    """How the tasks after the first are trained."""
+
+    # (Base, Features) -> f32[]; before there is a teacher, the base's own loss is taken
+    loss: Callable = compute_base_loss
+    check: Callable | None = None  # (name of the base, Base): refuse it, or warn
+    # The teacher is the network of the last task, frozen.
+    teacher: Statistics | None = None  # by which it normalises; None: there is none
+    distiller_hidden_dim: int | None = None  # of the predictor g; None: there is none
+    local: bool = True  # goes with local crops
+
+    # State: arrays that no gradient moves
+    init_state: Callable | None = None  # Example -> state
+    # (state, StepKeys, views f32[B,2,H,W,C], core.Parts) -> Reading
+    read: Callable = lambda state, keys, views, parts: Reading(views)
+    # (state, Update) -> gradients, state
+    change_gradients: Callable | None = None
+    update: Callable | None = None  # (state, Done) -> state after a step
+    end_task: Callable | None = None  # (state, params) -> state

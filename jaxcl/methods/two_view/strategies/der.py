@@ -1,0 +1,41 @@
+"""DER: stored examples keep the projections that they had when they were stored."""
+
+from jaxcl import schema
+from jaxcl.losses import replay
+from jaxcl.methods.two_view import records
+from jaxcl.methods.two_view.strategies import stored_examples
+
+
+def make(
+    *, weight: schema.Weight = 1.0, memory_size: schema.Count = 256
+) -> records.Strategy:
+    """DER (Buzzega et al., NeurIPS 2020, Sec. 3): base + weight * |z(x') - z'|^2.
+
+    x' are stored examples under new augmentation, z' the projections of their first
+    view when they were stored. Madaan et al. (ICLR 2022) apply DER to projections in
+    this way. The term counts from the first step, as there: DER knows no tasks.
+
+    Args:
+      weight: of the term that it adds.
+      memory_size: examples that are kept.
+    """
+
+    def loss(base, x):
+        distance = replay.der(x.replayed, x.stored, example_mask=x.stored_mask)
+        return base.loss(x) + weight * distance
+
+    def read(state, keys, views, parts):
+        others, mask, items = stored_examples.draw_examples(
+            state, keys, len(views), parts
+        )
+        fixed = {"stored": items["projection"], "stored_mask": mask}
+        return records.Reading(views, others[:, 0], fixed, items)
+
+    return records.Strategy(
+        loss,
+        init_state=lambda example: stored_examples.create_memory(
+            example, memory_size, projections=True
+        ),
+        read=read,
+        update=stored_examples.write_examples,
+    )

@@ -1,0 +1,28 @@
+"""Less-Forget: projections keep the direction that the last network gave them."""
+
+from jaxcl import schema
+from jaxcl.losses import distill
+from jaxcl.methods.two_view import forms, records
+
+
+def make(
+    *,
+    weight: schema.Weight = 1.0,
+    frozen_bn: records.Statistics = "running",
+) -> records.Strategy:
+    """Less-Forget (Hou et al., CVPR 2019, Sec. 3.3): base + weight * (1 - cos(z, f)).
+
+    The paper constrains the features that its cosine classifier reads; here these are
+    the projections, which the loss reads. The paper's weight grows with the number of
+    classes, which is not known here; so it is fixed.
+
+    Args:
+      weight: of the term that it adds.
+      frozen_bn: the teacher normalises by "running" (eval mode) or "batch" statistics.
+    """
+
+    def loss(base, x):
+        moved = distill.less_forget(*forms.split_views(x.z), *forms.split_views(x.f))
+        return base.loss(x) + weight * moved
+
+    return records.Strategy(loss, teacher=frozen_bn)

@@ -1,0 +1,32 @@
+"""LUMP: the base's loss on mixtures of the task's examples with stored ones."""
+
+from jaxcl import schema
+from jaxcl.methods.two_view import records
+from jaxcl.methods.two_view.strategies import stored_examples
+
+
+def make(
+    *, memory_size: schema.Count = 256, mix: schema.Positive = 0.4
+) -> records.Strategy:
+    """LUMP (Madaan et al., ICLR 2022): base on mixtures, see `stored_examples`.
+
+    Args:
+      memory_size: examples that are kept.
+      mix: mixtures are drawn from Beta(mix, mix).
+    """
+
+    def read(state, keys, views, parts):
+        others, mask, items = stored_examples.draw_examples(
+            state, keys, len(views), parts
+        )
+        mixed, _ = stored_examples.mix_examples(keys.mix, mix, views, others, mask)
+        return records.Reading(mixed, items=items)
+
+    return records.Strategy(
+        local=False,  # two views alone are mixed
+        init_state=lambda example: stored_examples.create_memory(
+            example, memory_size, projections=False
+        ),
+        read=read,
+        update=stored_examples.write_examples,
+    )

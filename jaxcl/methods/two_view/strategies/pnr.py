@@ -1,0 +1,88 @@
+"""PNR: features of the last task's network are negatives, too; its loss is the base's.
+
+Cha, Cho, Moon, "Regularizing with Pseudo-Negatives for Continual Self-Supervised
+Learning", ICML 2024. Non-contrastive bases have no negatives; there it subtracts the
+distance to the OTHER view's frozen feature (Eq. 5).
+"""
+
+from absl import logging
+
+from jaxcl import schema
+from jaxcl.methods.two_view import records, view_queue
+
+
+def check_form(name: str, base: records.Base, terms: records.PnrTerms) -> None:
+    """Refuse a base that has no form under PNR; warn of a loss ruled by a distance.
+
+    Either such a loss has no lower bound, or the distance that it subtracts weighs more
+    than the distillation: it is far below 0 where the network has left the frozen one.
+    """
+    if base.pnr is None:
+        raise ValueError(
+            f"config.method.strategy='pnr': base {name!r} has no form under PNR "
+            "(records.Base.pnr); choose another strategy"
+        )
+    if base.unbounded is None or not terms.pn2:
+        return
+    if base.unbounded(terms):
+        danger = "has no bound below: it may diverge"
+    elif terms.negative_weight > terms.weight:
+        danger = (
+            "is ruled by the distance to the frozen features: it pays to leave them, "
+            "and a negative loss says so"
+        )
+    else:
+        return
+    logging.warning(
+        "PNR with %s, config.method.negative_weight=%s and config.method.weight=%s %s",
+        name,
+        terms.negative_weight,
+        terms.weight,
+        danger,
+    )
+
+
+def make(
+    *,
+    weight: schema.Weight | None = None,
+    negative_weight: schema.Weight | None = None,
+    pn1: bool = True,
+    pn2: bool = True,
+    distill_hidden_dim: schema.Width = 2048,
+    frozen_bn: records.Statistics = "running",
+) -> records.Strategy:
+    """PNR (Cha et al., ICML 2024); its loss depends on the base.
+
+    Args:
+      weight: of the distillation, for bases without negatives; None: the base's.
+      negative_weight: lambda, for bases without negatives; None: the base's.
+      pn1, pn2: pseudo-negatives in the first and second term (Table 7).
+      distill_hidden_dim: hidden units of the predictor g.
+      frozen_bn: the teacher normalises by "running" (eval mode) or "batch" statistics.
+    """
+    terms = records.PnrTerms(weight, negative_weight, pn1, pn2)
+
+    def init_state(example):
+        if example.base.queue_size is None:
+            return None
+        return view_queue.start(example.key, example.base.queue_size, example.dim)
+
+    def read(state, keys, views, parts):
+        queued = {} if state is None else {"frozen_queue": state.rows}
+        return records.Reading(views, features=queued)
+
+    def update(state, done):
+        if state is None:
+            return None
+        # Before there is a teacher, its features are zeros.
+        return view_queue.push(state, done.features.f, active=done.taught)
+
+    return records.Strategy(
+        lambda base, x: base.pnr(x, terms),
+        check=lambda name, base: check_form(name, base, terms),
+        teacher=frozen_bn,
+        distiller_hidden_dim=distill_hidden_dim,
+        init_state=init_state,
+        read=read,
+        update=update,
+    )

@@ -1,0 +1,73 @@
+"""A memory of examples, which DER and LUMP train on beside the task's own."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxcl import core
+from jaxcl.memory import buffer, policies
+from jaxcl.methods.two_view import records
+
+
+def create_memory(
+    example: records.Example, size: int, *, projections: bool
+) -> buffer.Buffer:
+    """Create an empty memory of images and, if asked, of their projections."""
+    item = {"image": example.image}
+    if projections:
+        item["projection"] = jnp.zeros((example.dim,))
+    return buffer.create(item, size)
+
+
+def draw_examples(
+    memory: buffer.Buffer, keys: records.StepKeys, count: int, parts: core.Parts
+):
+    """Draw at most `count` examples.
+
+    Returns:
+      two views of each f32[R,2,H,W,C]; bool[R], those that exist; the items.
+    """
+    count = min(count, memory.capacity)
+    # Every device holds the whole memory; each takes its share of the drawn rows.
+    items, mask, _ = parts.split(buffer.sample(memory, keys.draw, count))
+    return parts.augment(keys.augment_drawn, items["image"]), mask, items
+
+
+def write_examples(memory: buffer.Buffer, done: records.Done) -> buffer.Buffer:
+    """Offer a step's examples to the memory, a reservoir."""
+    offered = {"image": done.images, "projection": done.features.z[:, 0]}
+    stored: Any = memory.items
+    items = {name: offered[name] for name in stored}
+    exist = jnp.ones(len(done.images), bool)
+    slots = policies.reservoir(memory, done.keys.write, exist)
+    return buffer.write(memory, slots, items, after=done.reading.items)
+
+
+def mix_examples(
+    key: jax.Array,
+    mix: float,
+    views: jax.Array,
+    others: jax.Array,
+    mask: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Mix rows with stored ones, as LUMP does (Madaan et al., ICLR 2022).
+
+    m x + (1 - m) x', where m ~ Beta(mix, mix) is the same for the batch and all views.
+    A row stays as it is while its partner does not exist.
+
+    Args:
+      key: threefry key, of m.
+      mix: both parameters of the distribution.
+      views: f32[B,V,H,W,C].
+      others: f32[R,V,H,W,C]; the partner of row i is row i modulo R.
+      mask: bool[R], rows of `others` that exist.
+
+    Returns:
+      the mixtures, f32[B,V,H,W,C], and m, f32[].
+    """
+    rows = jnp.arange(len(views)) % len(others)
+    share = jax.random.beta(key, mix, mix).astype(views.dtype)
+    blend = share * views + (1 - share) * others[rows]
+    exists = mask[rows][:, None, None, None, None]
+    return jnp.where(exists, blend, views), share
