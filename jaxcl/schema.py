@@ -264,7 +264,11 @@ def check(function, values: Mapping[str, Any], field: str) -> None:
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    parameters = {**_signature(function), **_options(function, values)}
+    _check_each(_signature(function), values, field)
+    _check_each(_options(function, values), values, field)
+
+
+def _check_each(parameters: Mapping[str, _Option], values, field) -> None:
     for name, option in parameters.items():
         if name in values and not (values[name] is None is option.default):
             check_value(values[name], option.annotation, f"{field}.{name}", option)
@@ -432,7 +436,10 @@ def options(function, section, field: str, given=()) -> dict:
       ValueError: an unknown key (with the nearest ones), a value that its annotation
         does not allow, or a missing key that has no default.
     """
-    chosen = drop_unset(function, dict(section.items()))
+    section = dict(section.items())
+    if getattr(function, "further", None) is not None:
+        _check_each(_signature(function), section, field)  # others follow from these
+    chosen = drop_unset(function, section)
     parameters = {
         name: option
         for name, option in _options(function, chosen).items()
@@ -442,8 +449,9 @@ def options(function, section, field: str, given=()) -> dict:
         if key not in parameters:
             if places := _places(function, key):
                 raise ValueError(
-                    f"{field}.{key}={chosen[key]!r}: only {' and '.join(places)} "
-                    f"has it, and {field} chooses another; leave it out"
+                    f"{field}.{key}={chosen[key]!r}: an option of "
+                    f"{' and '.join(places)}, which {field} does not choose; leave it "
+                    "out"
                 )
             near = difflib.get_close_matches(key, parameters, n=3)
             hint = f"did you mean {' or '.join(near)}? " if near else ""

@@ -44,6 +44,7 @@ FEATURES = losses.Features(
     centre=RNG.normal(size=K),
     target_temperature=np.array(0.4),
     slices=twins.unit(RNG.normal(size=(6, D))),
+    support=twins.unit(RNG.normal(size=(K, D))),
     **LAYERS,
 )
 CODE = losses.Options(scale=0.2, off_diagonal=0.03)
@@ -76,7 +77,7 @@ def test_a_base_is_its_equations(base, options):
 
 
 @pytest.mark.parametrize("local", [None, LOCAL], ids=["two", "local"])
-@pytest.mark.parametrize("base", ["dino", "lejepa"])
+@pytest.mark.parametrize("base", ["dino", "lejepa", "swav"])
 def test_local_crops_are_further_views(base, local):
     """And DINO's targets may be balanced by Sinkhorn-Knopp."""
     features = FEATURES._replace(local=local)
@@ -114,6 +115,8 @@ def test_without_pseudo_negatives_pnr_is_cassle(base):
         ("simsiam", (None, 1.0, 1.0, None)),
         ("dino", (0.1, 1.0, 1.0, 1.0)),
         ("lejepa", (None, 1.0, 0.92, None)),
+        ("swav", (0.1, 1.0, 1.0, None)),
+        ("nnclr", (0.1, 1.0, 1.0, None)),
     ],
 )
 def test_defaults_are_the_papers(base, expected):
@@ -234,6 +237,49 @@ def test_wrong_options_are_refused(tmp_path, change, words):
         toy.job(tmp_path, **change)
 
 
+OWN_BASE = """
+from jaxcl.methods.two_view import forms, records
+
+def make(*, factor: float = 2.0) -> records.Base:
+    "Twice the squared distance of the views."
+    def loss(x):
+        z1, z2 = forms.split_views(x.z)
+        return factor * ((z1 - z2) ** 2).mean()
+    return records.Base(loss)
+"""
+OWN_STRATEGY = """
+from jaxcl import schema
+from jaxcl.methods.two_view import records
+
+def make(*, pull: schema.Weight = 1.0) -> records.Strategy:
+    "The base and the distance to the teacher."
+    def loss(base, x):
+        return base.loss(x) + pull * ((x.z - x.f) ** 2).mean()
+    return records.Strategy(loss, teacher="running")
+"""
+
+
+def test_a_package_may_bring_a_base_and_a_strategy(tmp_path, monkeypatch):
+    """With options of their own, which are checked; forms that it lacks are refused."""
+    package = tmp_path / "brought"
+    package.mkdir()
+    for name, text in {"base": OWN_BASE, "strategy": OWN_STRATEGY}.items():
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = {"method.base": "brought.base", "method.strategy": "brought.strategy"}
+    state = job.initial_state(toy.job(tmp_path / "a", **own, method__factor=3.0))
+    assert set(state.extra.teacher) == {"encoder", "projector"}
+    with pytest.raises(ValueError, match=r"config\.method\.pull=-1"):
+        toy.job(tmp_path / "b", **own, method__pull=-1.0)
+    with pytest.raises(ValueError, match=r"config\.method\.pull=1"):
+        toy.job(tmp_path / "c", method__pull=1.0)
+    for strategy in ("cassle", "pnr"):
+        with pytest.raises(ValueError, match=f"strategy='{strategy}'.*brought.base"):
+            toy.job(
+                tmp_path / "d", method__base="brought.base", method__strategy=strategy
+            )
+
+
 def test_supervised_bases_refuse_rows_without_labels(tmp_path, monkeypatch):
 
     whole = sources.SOURCES["digits"]
@@ -306,6 +352,7 @@ def test_a_distance_that_rules_the_loss_is_warned_about(
         ("byol", "pnr", set()),
         ("simsiam", "pnr", set()),
         ("dino", "pnr", set()),
+        ("nnclr", "pnr", {"key_queue"}),
     ],
 )
 def test_only_what_a_loss_reads_is_kept(tmp_path, base, strategy, queues):
@@ -317,7 +364,7 @@ def test_only_what_a_loss_reads_is_kept(tmp_path, base, strategy, queues):
     queue = view_queue.Queue
     assert {n for n, x in held.items() if isinstance(x, queue)} == queues
     networks, copied = {"encoder", "projector", "distiller"}, {"encoder", "projector"}
-    if base in ("byol", "simsiam"):
+    if base in ("byol", "simsiam", "nnclr"):
         networks |= {"predictor"}
     if base == "dino":
         networks |= {"prototypes", "distil_prototypes"}

@@ -23,6 +23,7 @@ import jaxcl.evals
 import jaxcl.methods
 import test_methods
 from helpers import config_files, pages, run_directories, toy
+from jaxcl import schema
 from jaxcl.augment import graphs as augment_graphs
 from jaxcl.augment import images as augment_images
 from jaxcl.config import files, sections
@@ -31,6 +32,8 @@ from jaxcl.export import command as export_command
 from jaxcl.front import command as front
 from jaxcl.methods.icl import ddpg
 from jaxcl.methods.online import replay
+from jaxcl.methods.online_ssl import regularisers
+from jaxcl.methods.two_view import bases, strategies
 from jaxcl.nets import tuning
 from jaxcl.run import record, train
 from jaxcl.update import command as update_command
@@ -400,7 +403,12 @@ def option_exists(path):
         "scenario": [scenarios.make],
         "augment": [augment_images.make, augment_graphs.make],
         "encoder": sections.ENCODERS.values(),
-        "method": METHODS,
+        "method": [
+            *METHODS,
+            *bases.BASES.values(),
+            *strategies.STRATEGIES.values(),
+            *regularisers.REGULARISERS.values(),
+        ],
         "replay": [replay.settings],
         "optimizer": sections.OPTIMIZERS.values(),
         "schedule": sections.SCHEDULES.values(),
@@ -540,6 +548,9 @@ def test_every_function_that_config_names_has_a_table():
     functions |= {*sources.SOURCES.values()}
     functions |= {*sections.ENCODERS.values(), *sections.OPTIMIZERS.values()}
     functions |= {tuning.settings}
+    choices = (bases.BASES, strategies.STRATEGIES, regularisers.REGULARISERS)
+    made = [make for table in choices for make in table.values()]
+    functions |= {make for make in made if schema.option_of(make)}
     functions |= {*sections.SCHEDULES.values()} - {sections.SCHEDULES["constant"]}
     names = [table.values[0].rpartition(".") for table in TABLES]
     described = [getattr(importlib.import_module(name), f) for name, _, f in names]

@@ -39,8 +39,8 @@ def test_refuses_rows_that_there_are_not(argument):
         config_files.take("online_ssl_cifar100", argument)
 
 
-def test_the_small_config_has_a_rate_for_every_base():
-    assert set(SMALL.RATES) == set(online_ssl.list_bases())
+def test_the_small_config_has_a_rate_for_each_base_of_its_table():
+    assert set(SMALL.RATES) <= set(online_ssl.list_bases())
     for base, rate in SMALL.RATES.items():
         config = SMALL.get_config()
         config.method.base = base

@@ -24,7 +24,7 @@ def test_every_option_of_every_config_has_a_value(name):
     assert json.loads(json.dumps(values)) == values
 
     def check(function, section, *without):
-        options = schema.option_of(function)
+        options = schema.option_of(function, section)
         for option, (_, default) in options.items():
             if option not in ("dtype", "epochs", *without):
                 assert option in section or default is inspect.Parameter.empty, option

@@ -5,6 +5,7 @@ import math
 import re
 import typing
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
@@ -15,9 +16,11 @@ from jaxcl.augment import graphs as augment_graphs
 from jaxcl.augment import images as augment_images
 from jaxcl.config import build, sections
 from jaxcl.data import imbalance, scenarios, sources
-from jaxcl.methods import two_view
+from jaxcl.methods import online_ssl, two_view
 from jaxcl.methods.icl import ddpg
 from jaxcl.methods.online import replay
+from jaxcl.methods.online_ssl import regularisers
+from jaxcl.methods.two_view import bases, strategies
 
 NAN, INF = float("nan"), float("inf")
 
@@ -36,6 +39,9 @@ FUNCTIONS = {
     **{f"optimizer {name}": made for name, made in sections.OPTIMIZERS.items()},
     **{f"schedule {name}": made for name, made in sections.SCHEDULES.items()},
     **{f"source {name}": made for name, made in sources.SOURCES.items()},
+    **{f"base {name}": made for name, made in bases.BASES.items()},
+    **{f"strategy {name}": made for name, made in strategies.STRATEGIES.items()},
+    **{f"regulariser {x}": made for x, made in regularisers.REGULARISERS.items()},
     "augment images": augment_images.make,
     "augment images of evaluation": augment_images.make_eval,
     "augment graphs": augment_graphs.make,
@@ -48,6 +54,13 @@ FUNCTIONS = {
 }
 # config alone makes one, from a section that `top_of` checks
 CALLS = {"top": lambda **options: sections.top_of(options)}
+# The method checks the options of these.
+for _kind, _make, _names in (
+    ("base", two_view.make, bases.BASES),
+    ("strategy", two_view.make, strategies.STRATEGIES),
+    ("regulariser", online_ssl.make, regularisers.REGULARISERS),
+):
+    CALLS |= {f"{_kind} {x}": partial(_make, None, **{_kind: x}) for x in _names}
 
 
 class Leaf(NamedTuple):

@@ -70,6 +70,7 @@ CASES = {f"{base}-{strategy}": (base, strategy, {}) for base, strategy in PAIRS}
     # Local crops, and DINO's other targets.
     "dino-less_forget-local": ("dino", "less_forget", {}),
     "lejepa-finetune-local": ("lejepa", "finetune", {}),
+    "swav-finetune-local": ("swav", "finetune", {}),
     "dino-finetune-sinkhorn": ("dino", "finetune", {"balance": "sinkhorn"}),
 }
 # Every strategy on one base and every base under PNR run every time.
@@ -202,7 +203,8 @@ class Twin:
         self.local = name.endswith("local")
         # Of DINO's projector; slow network and teacher copy its prototypes, too.
         self.smooth = ("projector",) if self.base == "dino" else ()
-        self.copied = COPIED + (("prototypes",) if self.base == "dino" else ())
+        own = ("prototypes",) if self.base in ("dino", "swav") else ()
+        self.copied = COPIED + own
         self.key, self.step_number = core.copy(state.key), int(state.step)
         self.task, self.start = int(state.task), int(state.task_start)
         pointers = [int(x.pointer) for x in queues_of(state) if x is not None]
@@ -350,6 +352,7 @@ class Twin:
             target_temperature=self.target_temperature(),
             slices=self.slices(),
             key_queue=self.key_queue,
+            support=self.key_queue[0] if self.base == "nnclr" else None,
             frozen_queue=self.frozen_queue,
             **{
                 n: x if n.startswith("stored") else by_view(x)
@@ -382,14 +385,19 @@ class Twin:
         given = {n: self.options[n] for n in names if n in self.options}
         options = two_view_losses.Options(**given)
 
+        held = None
+
         def features(rows):
-            return self.features(dict(zip(outputs, rows, strict=True)), label, frozen)
+            by_name = dict(zip(outputs, rows, strict=True))
+            return self.features(by_name, label, frozen)._replace(targets=held)
 
         def value(*rows):
             strategy = "finetune" if alone else self.strategy
             return two_view_losses.loss(self.base, strategy, features(rows), options)
 
         arrays = list(outputs.values())
+        if self.base == "swav":  # its targets have no gradient
+            held = two_view_losses.swav_targets(features(arrays), options)
         slopes = {
             name: twins.central_difference(value, arrays, i)
             for i, name in enumerate(outputs)
@@ -464,7 +472,7 @@ class Twin:
         )
         self.params = jax.tree.map(lambda p, v: p - lr * v, self.params, self.velocity)
         self.step_number += 1
-        self.follow(progress, frozen, later)
+        self.follow(progress, outputs, frozen, later)
         if self.stores:
             self.store(k_write, images, outputs["z"][::2])
         return {"loss": loss, "lr": lr, "grad_norm": norm}
@@ -494,7 +502,7 @@ class Twin:
             self.stiff |= set((weight * lr * leaf > 1).ravel().tolist())
         return total
 
-    def follow(self, progress, frozen, later):
+    def follow(self, progress, outputs, frozen, later):
         """The slow network, the queues and DINO's centre."""
         if self.centre is not None:
             logits = twins.unit(frozen["k"]) @ twins.unit(self.slow["prototypes"]).T
@@ -508,7 +516,8 @@ class Twin:
                 lambda a, b: decay * a + (1 - decay) * b, self.slow, now
             )
         if self.key_queue is not None:
-            self.key_pointer = _enqueue(self.key_queue, self.key_pointer, frozen["k"])
+            keys = outputs["z"] if self.base == "nnclr" else frozen["k"]
+            self.key_pointer = _enqueue(self.key_queue, self.key_pointer, keys)
         if self.frozen_queue is not None and later:
             self.frozen_pointer = _enqueue(
                 self.frozen_queue, self.frozen_pointer, frozen["f"]
@@ -578,7 +587,7 @@ def queues_of(state):
 def _enqueue(queue, pointer, rows):
     """Unit rows into the bank of their view, the oldest first; the new pointer."""
     for i, pair in enumerate(twins.unit(rows.reshape(B, 2, D))):
-        for view in (0, 1):
+        for view in range(len(queue)):
             queue[view, (pointer + i) % K] = pair[view]
     return (pointer + B) % K
 

@@ -215,6 +215,51 @@ def info_nce(
     return jnp.mean(jnp.where(lonely, 0.0, denominator - positive))
 
 
+def nnclr(
+    z1: jax.Array,
+    z2: jax.Array,
+    o1: jax.Array,
+    o2: jax.Array,
+    support: jax.Array,
+    *,
+    temperature: float = 0.1,
+) -> jax.Array:
+    """NNCLR (Dwibedi et al., ICCV 2021, Eq. 2 and 3): neighbours are anchors.
+
+    With n(z) the row of the support set that is nearest to z, and s the cosine over the
+    temperature, half of
+      mean_i [-s(n(z1_i), o2_i) + log sum_k exp s(n(z1_i), o2_k)]
+    and half of the same with the views swapped. No gradient reaches z and the support.
+
+    Args:
+      z1, z2: f32[B, D], projections of both views.
+      o1, o2: f32[B, D], the predictor's outputs for both views.
+      support: f32[K, D], unit rows.
+      temperature: divides the cosines.
+
+    Returns:
+      f32[], in nats.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import contrastive
+      >>> z, support = jnp.eye(2), jnp.eye(2)
+      >>> loss = contrastive.nnclr(z, z, z, z, support, temperature=1.0)
+      >>> round(float(loss), 3)
+      0.313
+    """
+    chex.assert_rank([z1, support], 2)
+    chex.assert_equal_shape([z1, z2, o1, o2])
+    support = jax.lax.stop_gradient(support)
+    examples = jnp.arange(len(z1))
+
+    def match(z, o):
+        nearest = jnp.argmax(core.dot(core.l2_normalize(z), support), axis=1)
+        return info_nce(support[nearest], o, temperature=temperature, examples=examples)
+
+    return (match(z1, o2) + match(z2, o1)) / 2
+
+
 def m_hml(
     anchors: jax.Array,
     positives: jax.Array,

@@ -1,8 +1,8 @@
 """Projectors of the self-supervised losses, and the predictors on top of them.
 
 Shapes as in CaSSLe (Fini et al., CVPR 2022) and PNR (Cha et al., ICML 2024); those of
-SimSiam, DINO and LeJEPA as in their papers. Where a paper's Linear has no bias since
-batch norm follows, here it has one, which batch norm takes away.
+SimSiam, DINO, LeJEPA, SwAV and NNCLR as in their papers. Where a paper's Linear has no
+bias since batch norm follows, here it has one, which batch norm takes away.
 """
 
 from typing import Any, NamedTuple
@@ -35,6 +35,8 @@ SIAMESE = Shape(2, True, 2048, 2048, last_norm=True)  # SimSiam's
 # The paper's kernels have a deviation of 0.02; PyTorch's, 0.013 here, suit any width.
 BOTTLENECK = Shape(2, False, 2048, 256, activation="gelu", zero_bias=True)
 NORMAL = Shape(2, True, 2048, 64)  # LeJEPA's
+ASSIGNED = Shape(1, True, 2048, 128)  # SwAV's, below its prototypes
+NEIGHBOURED = Shape(2, True, 2048, 256, last_norm=True)  # NNCLR's
 
 
 def projector(

@@ -33,6 +33,8 @@ class Features(NamedTuple):
     centre: Any = None  # [K], DINO's
     target_temperature: Any = None  # of DINO's targets
     slices: Any = None  # [S,D], LeJEPA's
+    support: Any = None  # [K,D], NNCLR's
+    targets: Any = None  # [B,2,K], SwAV's, where they are held; None: those of z
 
 
 class Options(NamedTuple):
@@ -52,6 +54,7 @@ class Options(NamedTuple):
     covariance: float = 0.6
     balance: str = "centre"
     normality: float = 0.3
+    target_temperature: float = 0.5  # SwAV's
 
 
 def of_library(x: records.Features) -> Features:
@@ -79,6 +82,7 @@ def for_library(base: str, x: Features) -> records.Features:
         for name in ("", "distil_", "slow_", "frozen_")
     }
     state = {"dino": single.centre, "mocov2plus": view_queue.Queue(single.key_queue, 0)}
+    state["nnclr"] = view_queue.Queue(single.support[None], 0)
     prepared = {"dino": single.target_temperature, "lejepa": single.slices}
     return records.Features(
         **{name: getattr(single, name) for name in names},
@@ -316,6 +320,33 @@ def dino_distil(x, o):
     return -np.mean(np.sum(q * np.log(p), axis=-1))
 
 
+def swav_targets(x, o):
+    """The assignments of both views, which have no gradient."""
+    views = (_over(x.z[:, v], x.prototypes) / o.target_temperature for v in (0, 1))
+    return np.stack([_balanced(view) for view in views], axis=1)
+
+
+def swav(x, o):
+    views = _all_views(x)
+    targets = swav_targets(x, o) if x.targets is None else x.targets
+    terms = []
+    for g in (0, 1):
+        for v in range(views.shape[1]):
+            if v != g:
+                p = _softmax(_over(views[:, v], x.prototypes) / o.temperature)
+                terms.append(-np.mean(np.sum(targets[:, g] * np.log(p), axis=1)))
+    return np.mean(terms)
+
+
+def nnclr(x, o):
+    terms = []
+    for v, w in VIEWS:
+        near = [x.support[np.argmax(x.support @ row)] for row in twins.unit(x.z[:, v])]
+        s = np.stack(near) @ twins.unit(x.o[:, w]).T / o.temperature
+        terms.append(np.mean(np.log(np.exp(s).sum(axis=1)) - np.diag(s)))
+    return np.mean(terms)
+
+
 def _swapped(x):
     """The frozen feature of the other view."""
     return x.f[:, ::-1]
@@ -363,6 +394,8 @@ BASES = {
         ("simsiam", simsiam, cosine_distil, apart_cosine),
         ("dino", dino, dino_distil, apart_cosine),
         ("lejepa", lejepa, vicreg_distil, apart_vicreg),
+        ("swav", swav, dino_distil, apart_cosine),
+        ("nnclr", nnclr, contrastive_distil, apart_cosine),
         ("byol", byol, byol_distil, apart_byol),
         ("vicreg", vicreg, vicreg_distil, apart_vicreg),
     )

@@ -14,9 +14,11 @@ from jaxcl.methods.two_view.bases import (
     dino,
     lejepa,
     mocov2plus,
+    nnclr,
     simclr,
     simsiam,
     supcon,
+    swav,
     vicreg,
 )
 
@@ -30,6 +32,8 @@ BASES: dict[str, Callable[..., records.Base]] = {
     "dino": dino.make,
     "lejepa": lejepa.make,
     "vicreg": vicreg.make,
+    "swav": swav.make,
+    "nnclr": nnclr.make,
 }
 
 

@@ -16,33 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, optim, schema
-from jaxcl.losses import distill, noncontrastive
+from jaxcl.losses import noncontrastive
 from jaxcl.methods.two_view import forms, records
+from jaxcl.methods.two_view import prototypes as prototypes_lib
 from jaxcl.nets import heads
-
-_PROTOTYPES = 0xD120  # keeps them apart from the networks that share their key
-
-
-def init_prototypes(key: jax.Array, count: int, dim: int) -> dict[str, jax.Array]:
-    """Make the parameters {"prototypes": f32[count, dim]}."""
-    key = jax.random.fold_in(key, _PROTOTYPES)
-    return {"prototypes": heads.prototypes(key, count, dim)}
-
-
-def hold_prototypes(moment: records.Moment, grads: dict, share: float) -> dict:
-    """Zero the prototypes' gradients in the first `share` of the first task."""
-    held = (moment.task == 0) & (moment.progress < share)
-    return {"prototypes": jnp.where(held, 0.0, grads["prototypes"])}
-
-
-def distil_prototypes(x: records.Features, temperature: float) -> jax.Array:
-    """Compute CaSSLe's term of a base with prototypes."""
-    return distill.cassle_prototypes(
-        *forms.split_distilled(x),
-        x.distil_params["prototypes"],
-        x.frozen_params["prototypes"],
-        temperature=temperature,
-    )
 
 
 def warm_temperature(
@@ -111,7 +88,7 @@ def make(
         return noncontrastive.dino(logits, wanted, temperature=temperature)
 
     def distil(x):
-        return distil_prototypes(x, distill_temperature)
+        return prototypes_lib.distil(x, distill_temperature)
 
     def update(state, x, *, active=True, aligned=True):
         return move_centre(state, x, centre_momentum) if centred else state
@@ -127,12 +104,12 @@ def make(
         one_row=True,
         negative_weight=1.0,
         unbounded=forms.never,
-        init_params=lambda key, dim: init_prototypes(key, prototypes, dim),
+        init_params=lambda key, dim: prototypes_lib.init(key, prototypes, dim),
         init_state=(lambda key, dim: jnp.zeros(prototypes)) if centred else None,
         prepare=lambda moment, dim: warm_temperature(
             moment, target_start, target_temperature, target_warmup
         ),
-        mask_gradients=lambda moment, grads: hold_prototypes(
+        mask_gradients=lambda moment, grads: prototypes_lib.hold(
             moment, grads, prototypes_held
         ),
         update=update,

@@ -1,0 +1,58 @@
+"""NNCLR: the nearest of many earlier projections is a view's positive.
+
+Departures:
+- Queries and keys are of the global batch.
+- Its forms under CaSSLe and PNR are ours. CaSSLe's is that of SimCLR. PNR subtracts a
+  cosine, as without negatives: anchors come from the queue and have no gradient, so
+  that frozen features among their negatives would move nothing.
+- The rate of probes is ours, that of SimCLR.
+"""
+
+from jaxcl import schema
+from jaxcl.losses import contrastive
+from jaxcl.methods.two_view import forms, records, view_queue
+from jaxcl.nets import heads
+
+
+def make(
+    *,
+    temperature: schema.Temperature = 0.1,
+    distill_temperature: schema.Temperature = 0.2,
+    queue_size: schema.Count = 98304,
+    predictor_hidden_dim: schema.Width = 4096,
+    form: records.Form = "code",
+) -> records.Base:
+    """NNCLR (Dwibedi et al., ICCV 2021): neighbours in a queue are positives.
+
+    Args:
+      temperature: of the loss.
+      distill_temperature: of CaSSLe's term.
+      queue_size: projections of first views in which neighbours are looked for.
+      predictor_hidden_dim: hidden units of its predictor.
+      form: "code" or "paper", of CaSSLe's term.
+    """
+    distil = forms.distil_contrast(distill_temperature, form)
+
+    def loss(x):
+        return contrastive.nnclr(
+            *forms.split_views(x.z),
+            *forms.split_views(x.o),
+            x.state.rows[0],
+            temperature=temperature,
+        )
+
+    def update(state, x, *, active=True, aligned=True):
+        return view_queue.push(state, x.z[:, :1], active=active, aligned=aligned)
+
+    return records.Base(
+        loss,
+        distil,
+        forms.subtract_distance(loss, distil, "cosine"),
+        linear_lr=1.0,
+        projector=heads.NEIGHBOURED,
+        predictor_hidden_dim=predictor_hidden_dim,
+        negative_weight=1.0,
+        unbounded=forms.never,
+        init_state=lambda key, dim: view_queue.start(key, queue_size, dim, views=1),
+        update=update,
+    )

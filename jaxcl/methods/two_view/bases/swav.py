@@ -1,0 +1,72 @@
+"""SwAV: the projection of one view predicts the other's assignment to prototypes.
+
+Its forms under CaSSLe and PNR are DINO's, see docs/methods.md; the rate of probes is
+that of the paper's linear evaluation.
+
+Departures:
+- No queue of earlier features enlarges the batch of Sinkhorn-Knopp.
+- The released code gives prototypes unit length after each step; here they are compared
+  by their direction.
+- The time in which prototypes stay is a share of the first task, not an epoch.
+"""
+
+import jax.numpy as jnp
+
+from jaxcl import schema
+from jaxcl.losses import noncontrastive
+from jaxcl.methods.two_view import forms, records
+from jaxcl.methods.two_view import prototypes as prototypes_lib
+from jaxcl.nets import heads
+
+
+def make(
+    *,
+    temperature: schema.Temperature = 0.1,
+    distill_temperature: schema.Temperature = 0.1,
+    prototypes: schema.Count = 3000,
+    target_temperature: schema.Temperature = 0.05,
+    iterations: schema.Count = 3,
+    prototypes_held: schema.Share = 0.01,
+) -> records.Base:
+    """SwAV (Caron et al., NeurIPS 2020): swapped assignments to prototypes.
+
+    Args:
+      temperature: of the predictions.
+      distill_temperature: of CaSSLe's term.
+      prototypes: how many there are.
+      target_temperature: epsilon, of the assignments.
+      iterations: of Sinkhorn-Knopp, which uses all prototypes alike.
+      prototypes_held: share of the first task in which prototypes stay.
+    """
+
+    def loss(x):
+        logits = noncontrastive.prototype_cosines(
+            forms.join_views(x), x.params["prototypes"]
+        )
+        targets = [
+            noncontrastive.sinkhorn(
+                view, temperature=target_temperature, iterations=iterations
+            )
+            for view in forms.split_views(logits)
+        ]
+        # Eq. 2 is DINO's cross-entropy between different views, with these targets.
+        swapped = jnp.stack(targets, axis=1)
+        return noncontrastive.dino(logits, swapped, temperature=temperature)
+
+    def distil(x):
+        return prototypes_lib.distil(x, distill_temperature)
+
+    return records.Base(
+        loss,
+        distil,
+        forms.subtract_distance(loss, distil, "cosine"),
+        linear_lr=0.3,
+        projector=heads.ASSIGNED,
+        local=True,
+        negative_weight=1.0,
+        unbounded=forms.never,
+        init_params=lambda key, dim: prototypes_lib.init(key, prototypes, dim),
+        mask_gradients=lambda moment, grads: prototypes_lib.hold(
+            moment, grads, prototypes_held
+        ),
+    )
