@@ -24,6 +24,7 @@ import hashlib
 import importlib.metadata
 import json
 import pathlib
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,9 @@ ICL = "--rows=2600"
 VIT = {"name": "vit", "size": "small", "patch": 4, "image_size": 32}
 CONVNEXT = {"name": "convnext", "size": "tiny", "patch": 2}
 DROPS = {"drop_path": 0.1}
+# Bases for which the config has rates.
+RATES = runpy.run_path(str(ROOT / "configs/pnr_cifar100.py"))["BASES"]
+BASES = tuple(base for base in bases.BASES if base in RATES)
 
 
 def _two_view(base, *more):
@@ -80,7 +84,7 @@ def _duel(row, *more):
 ROWS = {
     **{
         f"{base}-{way}": _two_view(base, f"--config.method.strategy={way}")
-        for base in bases.BASES
+        for base in BASES
         for way in strategies.STRATEGIES
     },
     **{
@@ -90,7 +94,7 @@ ROWS = {
             "--config.scenario.name=joint",
             "--config.scenario.num_tasks=1",
         )
-        for base in bases.BASES
+        for base in BASES
     },
     **{
         f"{base}-pnr-paper": _two_view(
@@ -98,7 +102,7 @@ ROWS = {
             *_paper_form(base),
             "--config.method.frozen_bn=batch",
         )
-        for base in bases.BASES
+        for base in BASES
     },
     "mocov2plus-pnr-imagenet100": IMAGENET,  # its images are streamed
     "mocov2plus-pnr-head": _two_view("mocov2plus", "--config.method.online_head=True"),

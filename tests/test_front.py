@@ -26,6 +26,7 @@ from jaxcl.data import scenarios, sources
 from jaxcl.evals import knn
 from jaxcl.front import command, listing, shown
 from jaxcl.methods.online import replay
+from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.nets import tuning
 
@@ -137,6 +138,9 @@ FUNCTIONS = {
             for module in [importlib.import_module(f"{package.__name__}.{found.name}")]
             if hasattr(module, "make") and found.name != "features"
         ),
+        *bases.BASES.values(),
+        *strategies.STRATEGIES.values(),
+        *regularisers.REGULARISERS.values(),
     )
 }
 
@@ -145,6 +149,9 @@ FUNCTIONS = {
 def test_every_option_says_what_it_means_and_may_be(function):
     told = shown.meanings(function)
     hidden = {"dtype", "scenario", "directory"}
+    # Functions of bases and strategies say what theirs mean.
+    for other in schema.further_functions(function, {}):
+        hidden |= set(schema.option_of(other))
     for name, (annotation, _) in schema.option_of(function).items():
         if name not in hidden:
             assert told.get(name), f"{name}: its docstring has no line for it"
@@ -182,7 +189,7 @@ def test_what_is_shown_says_where_it_is_from(capsys):
     assert "epochs = 30  [config]" in told
     assert "negative_weight = None  [default]" in told
     assert re.search(r"epochs = 60 .*\n +per task;.*default\n? +1|default 1", told)
-    assert "must be at least 0.001 or None" in told
+    assert "must be at least 0.001" in told
     assert "nme = 'x'  [command]\n      no such option" in told
     # Lines that are indented more go on with what the first one says.
     assert shown.meanings(knn.make)["train_on"].endswith("row need have a label")
