@@ -18,14 +18,13 @@ import numpy as np
 import pytest
 
 from helpers import duel_twin, toy, twins
-from jaxcl import core, optim, sharding
+from jaxcl import core, estimate, optim, sharding
 from jaxcl.augment import images as augment_images
 from jaxcl.losses import contrastive
 from jaxcl.memory import buffer, duel, policies, queue
 from jaxcl.methods import duel as method_lib
 from jaxcl.methods.duel import active_memory
 from jaxcl.nets import chain, mlp, norm
-from jaxcl.scaling import collectives
 
 K, B, D, SIDE, LR = 8, 6, 3, 4, 0.1
 STORED = np.array([True, True, False, True, True, False, True, False])
@@ -722,7 +721,7 @@ def test_no_turn_of_the_filter_sends_anything(gathers):
         .compile()
         .as_text()
     )
-    found = collectives.read(text)
+    found = estimate.collectives(text)
     assert found
     assert all(message.counted for message in found) == gathers
 

@@ -18,7 +18,7 @@ SOURCES = sorted((ROOT / "jaxcl").rglob("*.py"))
 # row what stands to the right of it.
 ROWS = (
     ("__main__", "main", "compare", "speedup", "front"),
-    ("leaderboard", "report", "scaling", "reproduce", "bring", "export", "update"),
+    ("leaderboard", "report", "estimate", "reproduce", "bring", "export", "update"),
     ("config", "run"),
     ("methods", "evals"),
     ("nets", "augment", "data"),
@@ -28,11 +28,11 @@ ROWS = (
 RANK = {
     name: (row, at) for row, names in enumerate(ROWS) for at, name in enumerate(names)
 }
-LOOSE = 10  # modules that may lie at the top, beside the packages
+LOOSE = 11  # modules that may lie at the top, beside the packages
 # Below `config`, which alone reads them, functions take arguments. The schema knows
 # sections as mappings.
 READS_CONFIG = (
-    *("main", "config", "update", "scaling", "reproduce", "leaderboard", "front"),
+    *("main", "config", "update", "estimate", "reproduce", "leaderboard", "front"),
 )
 
 

@@ -446,16 +446,6 @@ ICL = {
 METHODS = TWO_VIEW | ONLINE | ONLINE_SSL | REHEARSAL | DUEL | ICL
 
 
-def test_rows_that_are_compiled_for_chips_are_rows_of_this_table(monkeypatch):
-    """By benchmarks/targets.py, at the papers' sizes; a new row may do without."""
-    benchmarks = pathlib.Path(__file__).parents[1] / "benchmarks"
-    monkeypatch.syspath_prepend(str(benchmarks))
-    import targets
-
-    streamed = {"mocov2plus-pnr-imagenet100"}  # mocov2plus-pnr on larger images
-    assert set(targets.ROWS) - streamed <= set(METHODS)
-
-
 def rows_where(wanted):
     """The rows for which `wanted` holds, as parameters of a test."""
     # The tests of a row share its compiled step: they run in one worker.

@@ -6,11 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcl import sharding
+from jaxcl import estimate, sharding
 from jaxcl.methods import online
 from jaxcl.methods.two_view import bases
 from jaxcl.nets import heads, mlp, norm, resnet
-from jaxcl.scaling import collectives
 
 EPS = 1e-5
 
@@ -209,7 +208,7 @@ def test_batch_norm_sends_one_message_forward():
         return net.apply(tree, x, train=True, groups=2, mutable=["batch_stats"])
 
     text = jax.jit(forward, in_shardings=split).lower(x).compile().as_text()
-    found = [op for op in collectives.read(text) if op.kind == "all-reduce"]
+    found = [op for op in estimate.collectives(text) if op.kind == "all-reduce"]
     assert len(found) == 1
 
 

@@ -16,7 +16,7 @@ _RUNS = {
     "data": ("jaxcl.data.fetch", "get a well-known set of images"),
     "report": ("jaxcl.report", "one HTML page about any runs"),
     "compare": ("jaxcl.compare", "runs side by side, as a table and a picture"),
-    "scaling": ("jaxcl.scaling", "how a run would scale to more devices"),
+    "estimate": ("jaxcl.estimate", "memory and least time of a step, on any chip"),
     "reproduce": ("jaxcl.reproduce", "a published number, and ours beside it"),
     "leaderboard": (
         "jaxcl.leaderboard",
@@ -29,7 +29,7 @@ _TELLS = {
     "list": ("jaxcl.front.listing", "methods, bases, encoders, data, configs ..."),
     "show": ("jaxcl.front.shown", "every option of a config, and what it means"),
 }
-_TAKES_A_CONFIG = ("train", "scaling", "show")
+_TAKES_A_CONFIG = ("train", "estimate", "show")
 
 
 def usage() -> str:

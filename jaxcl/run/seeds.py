@@ -4,8 +4,8 @@ Side by side, the state has one more axis, and one call does the step of every s
 `vmap`, or on a TPU, where there are many, in a loop. Under `vmap` convolutions become
 grouped ones (`nets/under_vmap.py`). A CPU computes these slowly (benchmarks/seeds.py),
 and so has one for each seed instead. A TPU computes the zeros between the groups, too,
-whose number grows with that of the seeds; with few seeds it has fewer kernels
-(docs/scaling.md), and so has a GPU.
+whose number grows with that of the seeds; with few seeds it has fewer kernels, and so
+has a GPU.
 """
 
 import functools
