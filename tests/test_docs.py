@@ -376,7 +376,7 @@ def modules():
     return there
 
 
-COMMAND_MODULES = ("jaxcl.main", "jaxcl.compare", "jaxcl.speedup")
+COMMAND_MODULES = ("jaxcl.main",)
 
 
 def has(value, rest):

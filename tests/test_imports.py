@@ -17,8 +17,8 @@ SOURCES = sorted((ROOT / "jaxcl").rglob("*.py"))
 # A package, or a module beside them, imports from rows below its own, and of its own
 # row what stands to the right of it.
 ROWS = (
-    ("__main__", "main", "compare", "speedup", "front"),
-    ("leaderboard", "report", "estimate", "reproduce", "bring", "export", "update"),
+    ("__main__", "main", "front"),
+    ("report", "estimate", "bring", "export", "update"),
     ("config", "run"),
     ("methods", "evals"),
     ("nets", "augment", "data"),
@@ -31,9 +31,7 @@ RANK = {
 LOOSE = 11  # modules that may lie at the top, beside the packages
 # Below `config`, which alone reads them, functions take arguments. The schema knows
 # sections as mappings.
-READS_CONFIG = (
-    *("main", "config", "update", "estimate", "reproduce", "leaderboard", "front"),
-)
+READS_CONFIG = ("main", "config", "update", "estimate", "front")
 
 
 def name_of(path) -> str:

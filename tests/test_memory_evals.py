@@ -448,7 +448,7 @@ def test_a_killed_run_loses_no_point(tmp_path, figures):
         assert scalars["memory/rows"] == 64
         assert {"spread/intra_class_variance", "spread/inter_3"} < set(scalars)
     assert results_lib.plain(whole["matrices"]) == results["matrices"]
-    # Accuracy is there at the same steps, for `jaxcl.compare`.
+    # Accuracy is there at the same steps, for `jaxcl compare`.
     there = [r["step"] for r in rows if "knn/class_incremental" in r.get("eval", {})]
     assert there == one.steps.tolist()
     memory.draw(rows, tmp_path)

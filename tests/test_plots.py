@@ -157,28 +157,3 @@ def test_curves_without_markers_differ_by_dashes(figures, tmp_path):
     plots.per_step(runs, tmp_path / "x.png", [1])
     lines = figures[0].axes[0].lines
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 9
-
-
-def test_methods_are_rows_the_best_on_top(figures, tmp_path):
-    methods = {
-        "a": plots.Costs([1e9], [0.9e9], [50.0], [2.0], "other"),
-        "b": plots.Costs([1e9, 4e9], [1e9, 3e9], [55.0, 80.0], [np.nan, 1.0], "front"),
-        "c": plots.Costs([1e9], [0.5e9], [60.0], [1.0], "control"),
-    }
-    plots.cost_and_accuracy(methods, tmp_path / "x.png", title="t", floor=40.0)
-    left, right = figures[0].axes
-    assert [name.get_text() for name in left.get_yticklabels()] == ["a", "c", "b"]
-    points = [line for line in right.lines if line.get_marker() != ""]
-    spent = [(float(p.get_xdata()[0]), float(p.get_ydata()[0])) for p in points]
-    assert spent == [(0.9, 0), (0.5, 1), (1, 2), (3, 2)]
-    colours = [point.get_color() for point in points]
-    assert colours[0] == colours[1] == colours[2] != colours[3]  # the larger budget's
-    sizes = [point.get_markersize() for point in points]
-    assert sizes[2] == sizes[3] > max(sizes[:2])
-    assert points[1].get_markerfacecolor() == "white" != points[0].get_markerfacecolor()
-    reached = [box.lines[0] for box in left.containers]
-    assert [float(line.get_xdata()[0]) for line in reached] == [50, 60, 55, 80]
-    budgets = [line.get_xdata()[0] for line in right.lines if line.get_marker() == ""]
-    assert budgets == [1, 4]
-    untrained = [line for line in left.lines if line.get_linestyle() == "--"]
-    assert [line.get_xdata()[0] for line in untrained] == [40.0]

@@ -1,4 +1,4 @@
-"""Compare runs: `python -m jaxcl.compare runs/er runs/er_ace --out=compare.png`.
+"""Compare runs: `jaxcl compare runs/er runs/er_ace --out=compare.png`.
 
 Each directory is a run, or holds the runs of several seeds (config.seeds). Prints mean
 and standard error over seeds, the cost of a step and of an incoming image, and the
@@ -281,7 +281,9 @@ def scalar_text(curves: dict[str, tuple], name: str, band: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; exit code 2 if a directory or a name is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="jaxcl compare", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("workdirs", nargs="+", help="run directories")
     parser.add_argument("--matrix", default=None, help="default: the first's first")
     parser.add_argument("--scalar", default=None, help="as memory/entropy")
