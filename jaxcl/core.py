@@ -86,7 +86,7 @@ class Method(NamedTuple):
     """
 
     init: Callable  # (key, batch) -> TrainState
-    step: Callable  # (state, batch) -> (state, metrics: dict of f32[]); see `cast`
+    step: Callable  # (state, batch) -> (state, metrics: dict of f32[])
     embed: Callable  # (state, normalised images f32[B,H,W,C]) -> f32[B, D]
     predict: Callable | None = None  # (state, images) -> logits f32[B, C]
     begin_task: Callable = lambda state, task: state
@@ -106,9 +106,6 @@ class Method(NamedTuple):
     parts: Callable = lambda task: 1
     # (state, key, batch) -> f32[], the loss that it would lower were all data at hand
     objective: Callable | None = None
-    # (state, what it gave before the last step or None) -> nets.cast.Cast, the kernels
-    # in the type of the arithmetic. Its steps may be given it as a third argument.
-    cast: Callable | None = None
     # state -> i32[K], rows of the train split that the present task replayed, -1: none
     replayed: Callable | None = None
     # (state, normalised images) -> f32[B, Z], what the loss compares, in eval mode
@@ -200,29 +197,21 @@ def apply_gradients(state: TrainState, grads, tx, lr, shares=None) -> TrainState
     return state.replace(params=params, opt_state=opt_state, step=state.step + 1)
 
 
-def descend(parts: Parts, state: TrainState, loss, shares=None, *, at=None):
+def descend(parts: Parts, state: TrainState, loss, shares=None):
     """Take one step down a loss.
 
     Args:
       loss: params -> (f32[], anything).
       shares: as in `apply_gradients`.
-      at: the parameters with cast kernels, see `nets.cast.read`; None: `state.params`.
 
     Returns:
       the state with new parameters, what the loss gave beside its value, and the
       metrics {"loss", "lr", "grad_norm"}.
     """
-    at = state.params if at is None else at
-    (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(at)
-    grads = widened(grads, state.params)
+    (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
     lr = rate(parts, state)
     metrics = {"loss": value, "lr": lr, "grad_norm": norm(grads)}
     return apply_gradients(state, grads, parts.tx, lr, shares), aux, metrics
-
-
-def widened(grads: PyTree, params: PyTree) -> PyTree:
-    """Cast gradients with respect to cast kernels to the types of the parameters."""
-    return jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
 
 
 _ROW = 1024  # numbers that `_norms_by_row` adds up at first

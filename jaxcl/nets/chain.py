@@ -133,48 +133,6 @@ class Chain:
             *(self(*x, **options) for x in others),
         ]
 
-    def cast(self, params: Mapping) -> dict:
-        """Cast kernels to the type in which their net multiplies them.
-
-        Returns: name -> tree like the parameters of the net. Put in their place, these
-          kernels give the same outputs. A leaf is None if it is no kernel, has the type
-          already, or is of a net that does not say that it casts all its kernels
-          (`casts_kernels`).
-        """
-
-        def of_net(net, own):
-            casts = getattr(net, "casts_kernels", False)
-
-            def cast(path, leaf):
-                kernel = jax.tree_util.keystr(path[-1:], simple=True) == "kernel"
-                wanted = casts and kernel and leaf.dtype != net.dtype
-                return leaf.astype(net.dtype) if wanted else None
-
-            return jax.tree_util.tree_map_with_path(cast, own)
-
-        return {name: of_net(net, params[name]) for name, net in self.nets.items()}
-
-    def folded(self, params: Mapping, stats: Mapping) -> tuple[dict, dict]:
-        """Batch norm put into the layers before it, for passes in evaluation mode.
-
-        There a norm is a factor and an offset for each channel. With the factor in the
-        kernel, a convolution, its norm and what follows can be one kernel of a chip.
-
-        Args:
-          params, stats: as in `__call__`.
-
-        Returns: what `cast` gives, with the factors of norms in kernels and biases; and
-          stats with which these give the same outputs, up to rounding. A net says with
-          `normed` what its layers and their norms are called; others are only cast.
-        """
-        weights, offsets = self.cast(params), {name: stats[name] for name in self.nets}
-        for name, net in self.nets.items():
-            if hasattr(net, "normed"):
-                weights[name], offsets[name] = _folded(
-                    net, params[name], weights[name], stats[name]
-                )
-        return weights, offsets
-
     def in_turn(
         self, params: Mapping, stats: Mapping, *batches: jax.Array
     ) -> tuple[list[jax.Array], list[dict]]:
@@ -243,20 +201,6 @@ class Chain:
     def embed(self, state: core.TrainState, inputs: Any) -> jax.Array:
         """Features of the encoder alone, in evaluation mode, f32[N, D]."""
         return Chain({"encoder": self.nets["encoder"]}).project(state, inputs)
-
-
-def _folded(net, params, kernels, stats):
-    """`Chain.folded` of the layers of a net, or of a part of it, with cast kernels."""
-    weights, offsets = dict(kernels), dict(stats)
-    for name, own in params.items():
-        behind = name.replace(*net.normed)
-        if behind != name and behind in stats:
-            layer, offset = norm.fold(own, params.get(behind, {}), stats[behind])
-            weights[name] = jax.tree.map(lambda x: x.astype(net.dtype), layer)
-            offsets[behind] = jax.tree.map(lambda x: x.astype(net.dtype), offset)
-        elif name in stats and "mean" not in stats[name]:  # a block
-            weights[name], offsets[name] = _folded(net, own, kernels[name], stats[name])
-    return weights, offsets
 
 
 def _pass_at_once(batches):

@@ -1,6 +1,6 @@
 """Batch normalisation that equals separate PyTorch forward passes of each view."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -14,8 +14,6 @@ from jaxcl.nets import under_vmap
 # The collection of the running statistics between the views, for whoever makes it
 # mutable: of each a tuple, as each view but the last has moved them.
 BETWEEN = "stats_between"
-
-_EPSILON = 1e-5
 
 
 class BatchNorm(nn.Module):
@@ -41,7 +39,7 @@ class BatchNorm(nn.Module):
     """
 
     momentum: float = 0.9
-    epsilon: float = _EPSILON
+    epsilon: float = 1e-5
     dtype: Any = jnp.float32
     unbiased: bool = True
     use_scale: bool = True
@@ -54,15 +52,12 @@ class BatchNorm(nn.Module):
 
         `train=True` uses the statistics of the batch and moves the running ones
         (collection "batch_stats" must be mutable); `train=False` uses the running
-        ones and ignores `groups`. Of a folded norm (`fold`) only an offset is left,
-        which is added.
+        ones and ignores `groups`.
 
         Raises:
           ValueError: B is not a multiple of `groups`, or a channel of a group has a
             single value, and so no variance.
         """
-        if not train and self.has_variable("batch_stats", "offset"):
-            return x + self.get_variable("batch_stats", "offset")
         channels = x.shape[-1]
         mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,))
         var = self.variable("batch_stats", "var", jnp.ones, (channels,))
@@ -125,20 +120,6 @@ class BatchNorm(nn.Module):
     def _blend(self, old, new):
         new = new.reshape(old.shape)
         return self.momentum * old + (1.0 - self.momentum) * new
-
-
-def fold(layer: Mapping, params: Mapping, stats: Mapping) -> tuple[dict, dict]:
-    """Put the factor of a norm in evaluation mode into the layer before it.
-
-    Args:
-      layer: its weights, [..., C] each, of a convolution or a matrix product.
-      params, stats: of a `BatchNorm` with the default epsilon.
-
-    Returns: weights for the layer, f32, and stats for the norm: the offset f32[C].
-    """
-    factor = lax.rsqrt(stats["var"] + _EPSILON) * params.get("scale", 1.0)
-    weights = {name: leaf * factor for name, leaf in layer.items()}
-    return weights, {"offset": params.get("bias", 0.0) - stats["mean"] * factor}
 
 
 # On a GPU each sum over the rows is two kernels, so two sums are taken as one: those of
