@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, sharding
-from jaxcl.nets import lockstep, norm
+from jaxcl.nets import norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +61,9 @@ class Chain:
 
         Returns: f32[N, D] and name -> stats.
         """
-        if not train:
-            outputs, after, _ = self._pass(params, stats, inputs, train=False, key=key)
-            return outputs, after
-        own = params, stats, inputs
-        outputs, after, _ = self._trained([own], groups=groups, key=key)[0]
+        outputs, after, _ = self._pass(
+            params, stats, inputs, train=train, groups=groups, key=key
+        )
         return outputs, after
 
     def _pass(self, params, stats, inputs, *, train, groups=1, key=None, between=False):
@@ -90,47 +88,25 @@ class Chain:
         moved = {name: new.get(norm.BETWEEN, {}) for name, new in updated.items()}
         return outputs, after, moved
 
-    def _trained(self, networks, **options):
-        """`_pass` of several networks in training mode; on a GPU they share sums."""
-
-        def passed(params, stats, inputs):
-            return self._pass(params, stats, inputs, train=True, **options)
-
-        own = [
-            ({n: params[n] for n in self.nets}, {n: stats[n] for n in self.nets}, rows)
-            for params, stats, rows in networks
-        ]
-        if sharding.platform() == "gpu":
-            return lockstep.passes(passed, own)
-        return [passed(*arguments) for arguments in own]
-
     def beside(
         self,
         *networks: tuple[Mapping, Mapping, Any],
         groups: int = 1,
         key: jax.Array | None = None,
     ) -> list[tuple[jax.Array, dict]]:
-        """Passes in training mode of several networks of this form, as `__call__`.
-
-        On a GPU they pass together and share the sums of batch norm; values are those
-        of a pass each up to rounding.
+        """Pass through several networks of this form in training mode.
 
         Args:
-          networks: params, stats and inputs of each, all of the same shapes.
+          networks: params, stats and inputs of each.
           groups: as in `__call__`.
-          key: for the first network's encoder, if it drops branches. With a key the
-            networks differ, and pass one after another.
+          key: for the first network's encoder, if it drops branches.
 
         Returns: outputs and stats of each.
         """
-        if key is None:
-            passed = self._trained(networks, groups=groups)
-            return [(outputs, after) for outputs, after, _ in passed]
         first, *others = networks
-        options: dict = {"train": True, "groups": groups}
         return [
-            self(*first, key=key, **options),
-            *(self(*x, **options) for x in others),
+            self(*first, train=True, groups=groups, key=key),
+            *(self(*own, train=True, groups=groups) for own in others),
         ]
 
     def in_turn(
@@ -179,9 +155,9 @@ class Chain:
 
         There are no stats where somebody else's batch norm does not tell how it moved.
         """
-        own = params, stats, rows
-        (passed,) = self._trained([own], groups=count, between=True)
-        outputs, after, between = passed
+        outputs, after, between = self._pass(
+            params, stats, rows, train=True, groups=count, between=True
+        )
 
         def of_norm(leaf):
             return isinstance(leaf, tuple)

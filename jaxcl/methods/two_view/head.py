@@ -73,7 +73,8 @@ def add(
     encoder after those of the method's own rows. No gradient reaches the network.
 
     Args:
-      method: its `embed` is in evaluation mode; with "released" its encoder is that of `parts`, and learns in `params`.
+      method: its `embed` is in evaluation mode; with "released" its encoder is that of
+        `parts`, and learns in `params`.
       parts: what the method was made of; the head sees the last augmented view.
       lr: learning rate at the start of each task, half a cosine to 0; with "released"
         the peak of the network's own schedule, with LARS.
