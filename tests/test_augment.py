@@ -12,7 +12,6 @@ from matplotlib import colors
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from scipy import stats
 
-from jaxcl import sharding
 from jaxcl.augment import crops
 from jaxcl.augment import images as augment_images
 
@@ -484,32 +483,6 @@ def test_operations_of_probability_zero_are_not_in_the_program():
     assert more == {"solarize": 2, "grayscale": 6, "flip": 2}
     assert count("rev", flip=0.5) == 2 and count("rev") == 0
     assert count("pad", crop=False, pad=1) == 2 and count("pad", crop=False) == 0
-
-
-@pytest.mark.parametrize(
-    "shape, changes",
-    [
-        ((2, 9, 8, 3), dict(views=3)),
-        ((2, 2, 7, 7, 3), dict(blur=0.5)),
-        ((2, 7, 7, 3), dict(blur=(1.0, 0.1), crop=False)),
-    ],
-)
-def test_a_gpu_takes_views_at_once_and_its_slots_are_no_loop(shape, changes):
-    # No hue: which of two equal planes is the largest is a matter of rounding.
-    options = dict(size=7, jitter=(0.4, 0.4, 0.4, 0.0), views=2, **PLAIN) | changes
-    make = augment_images.make(**options)
-    given = jax.random.key(3), jnp.asarray(pixels(*shape))
-    found = {}
-    for platform in ("cpu", "gpu"):
-        with sharding.for_elsewhere(platform=platform):
-            form = jax.jit(lambda *x: make(*x))  # a trace of its own
-            text = form.trace(*given).lower(lowering_platforms=("cuda",)).as_text()
-            found[platform] = form(*given)
-        # One function for the slots of all views.
-        slots = text.count("stablehlo.optimization_barrier")
-        assert slots == (platform == "gpu")
-        assert ("stablehlo.while" in text) == (platform == "cpu")
-    np.testing.assert_allclose(found["gpu"], found["cpu"], atol=2e-6)
 
 
 def test_crops_that_are_already_cut_pass_as_they_are():

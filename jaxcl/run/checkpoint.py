@@ -273,7 +273,6 @@ class Checkpoints:
           CheckpointError: this or the previous save failed, e.g. a full disk.
         """
         self.wait()
-        state = sharding.usual(state)  # read on any platform
         sums = np.asarray(checksum(state)).tolist()
         self._bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         try:

@@ -70,30 +70,29 @@ def _mapped(function, state, *arguments):
     return together.replace(**{name: getattr(states[0], name) for name in _COMMON})
 
 
-def _mapped_step(how, step, state, *others):
+def _mapped_step(how, step, state, batch):
     """The step of all seeds at once, and metrics with an axis of seeds.
 
     Args:
       how: what becomes of convolutions, see `under_vmap.networks`.
       step: of one seed.
       state: of all.
-      others: further arguments of the step, with an axis of seeds.
+      batch: of all, with an axis of seeds.
     """
     step = inspect.unwrap(step)  # which may be traced already, for one network
-    axes = _AXES, *(0 for _ in others)
     with under_vmap.networks(how):
-        return jax.vmap(step, axes, (_AXES, 0))(state, *others)
+        return jax.vmap(step, (_AXES, 0), (_AXES, 0))(state, batch)
 
 
-def _in_turn(step, state, *others):
+def _in_turn(step, state, batch):
     """The step of one seed after another, and metrics with an axis of seeds."""
 
     def one(arguments):
-        own, *others = arguments
-        return step(state.replace(**own), *others)
+        own, batch = arguments
+        return step(state.replace(**own), batch)
 
     own = {name: getattr(state, name) for name in _OWN}
-    states, metrics = jax.lax.map(one, (own, *others))
+    states, metrics = jax.lax.map(one, (own, batch))
     common = {name: getattr(states, name)[0] for name in _COMMON}
     return states.replace(**common), metrics
 
@@ -109,14 +108,11 @@ def _method(method: core.Method, every: Callable) -> core.Method:
     def init(keys, batch):
         return jax.vmap(method.init, (0, None), _AXES)(keys, batch)
 
-    def step(state, batch, *cast):
+    def step(state, batch):
         count = len(state.key)
         batch = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
-        state, metrics = every(method.step, state, batch, *cast)
+        state, metrics = every(method.step, state, batch)
         return state, jax.tree.map(lambda x: x.mean(axis=0), metrics)
-
-    def cast(state, before):
-        return jax.vmap(method.cast, (_AXES, 0))(state, before)
 
     hooks = {
         name: functools.partial(_mapped, getattr(method, name))
@@ -125,7 +121,6 @@ def _method(method: core.Method, every: Callable) -> core.Method:
     return method._replace(
         init=init,
         step=step,
-        cast=method.cast and cast,
         **hooks,
         source=lambda state, task: method.source(one_of(state, 0), task),
     )

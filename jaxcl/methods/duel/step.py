@@ -28,7 +28,7 @@ from jaxcl.losses import contrastive
 from jaxcl.losses import streaming as streaming_lib
 from jaxcl.memory import buffer, duel
 from jaxcl.methods.duel import active_memory
-from jaxcl.nets import cast, chain, mlp
+from jaxcl.nets import chain, mlp
 
 
 class Extra(NamedTuple):
@@ -171,9 +171,6 @@ def make(
     return core.Method(
         init=functools.partial(_init, setup),
         step=functools.partial(_step, setup),
-        cast=functools.partial(
-            cast.kernels, nets=net, moved=("momentum",) if setup.moco else ()
-        ),
         embed=net.embed,
         project=net.project,
         begin_task=functools.partial(_begin_task, setup),
@@ -199,17 +196,14 @@ def _init(setup, key, batch):
     return core.new_state(k_state, params, stats, setup.parts.tx, extra)
 
 
-def _step(setup, state, batch, kernels=None):
-    read = cast.read(state, kernels)
+def _step(setup, state, batch):
     k_augment, k_write, *k_drawn = jax.random.split(core.step_key(state), 4)
     views = setup.parts.augment(k_augment, batch["image"])
     core.check_views(views, 2, "duel")
     memory = _memory(state) if setup.remembers else None
     draw = functools.partial(_draw, setup, k_drawn, batch["image"].ndim == 5)
-    loss, memory = (_moco if setup.moco else _simclr)(setup, read, views, memory, draw)
-    state, (stats, slow_stats, target), metrics = core.descend(
-        setup.parts, state, loss, at=read.params
-    )
+    loss, memory = (_moco if setup.moco else _simclr)(setup, state, views, memory, draw)
+    state, (stats, slow_stats, target), metrics = core.descend(setup.parts, state, loss)
     extra = state.extra._replace(momentum_stats=slow_stats)
     if setup.moco:
         slow = optim.ema(extra.momentum, state.params, setup.momentum)

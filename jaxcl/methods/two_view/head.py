@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from jaxcl import core, optim
 from jaxcl.evals import head as head_lib
-from jaxcl.nets import cast, chain
+from jaxcl.nets import chain
 
 Form = Literal["apart", "released"]
 
@@ -73,8 +73,8 @@ def add(
     encoder after those of the method's own rows. No gradient reaches the network.
 
     Args:
-      method: a method with `cast`, whose `embed` is in evaluation mode; with "released"
-        its encoder is that of `parts`, and learns in `params`.
+      method: its `embed` is in evaluation mode; with "released" its encoder is that of
+        `parts`, and learns in `params`.
       parts: what the method was made of; the head sees the last augmented view.
       lr: learning rate at the start of each task, half a cosine to 0; with "released"
         the peak of the network's own schedule, with LARS.
@@ -105,11 +105,10 @@ def add(
         velocity = jax.tree.map(jnp.zeros_like, layer)
         return own.replace(extra=Extra(own.extra, layer, velocity))
 
-    def step(state, batch, kernels=None):
-        own, labelled = _own(state), batch["labelled"]
+    def step(state, batch):
+        before, labelled = _own(state), batch["labelled"]
         images = views(core.step_key(state), labelled["image"])
-        before = cast.read(own, kernels)
-        own, metrics = method.step(own, batch, kernels)
+        own, metrics = method.step(before, batch)
         if leaks:
             features, moved = encoder(before.params, own.stats, images, train=True)
             own = own.replace(stats=own.stats | moved)
@@ -146,7 +145,6 @@ def add(
         eval_state=lambda state: _with(state, method.eval_state(_own(state))),
         supervised=method.supervised,
         labelled=True,
-        cast=lambda state, before: method.cast(_own(state), before),
         project=method.project and project,
     )
 

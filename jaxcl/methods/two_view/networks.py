@@ -1,7 +1,5 @@
 """The networks of two-view methods: what there is for each base, and their passes."""
 
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +7,6 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.methods.two_view import bases, strategies
-from jaxcl.nets import cast as cast_lib
 from jaxcl.nets import chain, heads
 
 _PROTOTYPES = 0xD120  # keeps them apart from the networks that share their key
@@ -106,18 +103,6 @@ def build(parts: core.Parts, base: bases.Base, options: dict) -> dict:
         "distiller": chain.Chain({"distiller": distiller}),
         "dim": dim,
     }
-
-
-def cast(setup: Setup) -> Callable:
-    """`core.Method.cast` of all networks that there are."""
-    nets = setup.copied.nets | setup.predictor.nets | setup.distiller.nets
-    return functools.partial(
-        cast_lib.kernels,
-        nets=chain.Chain(nets),
-        moved=("momentum",) if setup.base.momentum else (),
-        still=("teacher",) if setup.strategy.teacher else (),
-        fold=not setup.frozen_train,
-    )
 
 
 def new_distiller(setup: Setup, key: jax.Array):

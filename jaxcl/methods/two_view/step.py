@@ -37,7 +37,7 @@ from jaxcl import core, optim, schema
 from jaxcl.losses import streaming as streaming_lib
 from jaxcl.memory import buffer, importance, policies, queue
 from jaxcl.methods.two_view import bases, head, networks, strategies
-from jaxcl.nets import cast, chain
+from jaxcl.nets import chain
 
 
 class Extra(NamedTuple):
@@ -250,7 +250,6 @@ def make(
         project=setup.copied.project,
         begin_task=functools.partial(_begin_task, setup),
         end_task=functools.partial(_end_task, setup),
-        cast=networks.cast(setup),
         supervised=spec.supervised,
     )
     if not online_head:
@@ -379,9 +378,8 @@ def _drawn(setup, memory, keys, count):
     return setup.parts.augment(k_augment, items["image"]), mask, items
 
 
-def _step(setup, state, batch, kernels=None):
+def _step(setup, state, batch):
     base, strategy, extra = setup.base, setup.strategy, state.extra
-    read = cast.read(state, kernels)
     keys = jax.random.split(core.step_key(state), 5)
     k_augment, k_mix, k_write, *k_drawn = keys
     views = setup.parts.augment(k_augment, batch["image"])
@@ -397,7 +395,7 @@ def _step(setup, state, batch, kernels=None):
             features = features._replace(stored=items["projection"], stored_mask=mask)
     images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
     if strategy.teacher:
-        features = features._replace(f=networks.frozen_features(setup, read, images))
+        features = features._replace(f=networks.frozen_features(setup, state, images))
     features = features._replace(
         key_queue=extra.key_queue,
         frozen_queue=extra.frozen_queue,
@@ -426,16 +424,16 @@ def _step(setup, state, batch, kernels=None):
             features.stored_mask,
             key,
             local,
-            slow=(read.extra.momentum, extra.momentum_stats) if base.momentum else None,
+            slow=(extra.momentum, extra.momentum_stats) if base.momentum else None,
         )
 
-    outputs, backward, after = jax.vjp(forward, read.params, has_aux=True)
+    outputs, backward, after = jax.vjp(forward, state.params, has_aux=True)
     stats, keys, slow_stats = after
     extra = extra._replace(momentum_stats=slow_stats)
     features = features._replace(k=keys)
     first, progress = networks.unguided(setup, state), core.progress(state)
     loss, slopes = _losses(setup, outputs, features, first)
-    grads = core.widened(*backward(_held(setup, state, slopes)), state.params)
+    (grads,) = backward(_held(setup, state, slopes))
     lr = core.rate(setup.parts, state)
     grads, extra = _consolidated(setup, extra, state, grads, lr)
     state = core.apply_gradients(state, grads, setup.parts.tx, lr)
