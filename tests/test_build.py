@@ -274,7 +274,7 @@ PAPERS = [
 ONE_TASK = ("duel_", "keep_fresh")
 
 
-@pytest.mark.slow  # tests/test_online_configs.py shrinks and runs one that is quick
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [  # A group each: together they would be the longest of CI's shards.
