@@ -138,8 +138,7 @@ def with_optimizer(tx):
         (
             optax.sgd(0.1),
             optax.sgd(0.1, momentum=0.9),
-            r"\['opt_state'\]\['0'\]\['trace'\]\['w'\] is absent in the checkpoint, "
-            r"float32\[3, 2\] here$",
+            r"\['opt_state'\]\['0'\]\['trace'\]\['w'\] .*absent.*float32\[3, 2\] here$",
         ),
         (
             optax.sgd(0.1, momentum=0.9),
@@ -225,7 +224,7 @@ def test_what_a_link_in_a_circle_says_is_the_storage_too(tmp_path):
     for path in data:
         path.unlink()
         path.symlink_to(path)
-    with pytest.raises(checkpoint.CheckpointError, match="it may be whole"):
+    with pytest.raises(checkpoint.CheckpointError, match="whole"):
         checkpoint.Checkpoints(tmp_path).restore(state)
     for path in data:
         path.unlink()  # now they are missing

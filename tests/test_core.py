@@ -234,7 +234,7 @@ def test_a_choice_that_is_none_has_the_nearest_beside_it():
     )
     with pytest.raises(ValueError, match=words):
         core.check_choice("config.method.base", "simclar", allowed)
-    with pytest.raises(ValueError, match=r"base=7: allowed are .*byol$"):
+    with pytest.raises(ValueError, match=r"base=7"):
         core.check_choice("base", 7, allowed)
 
 

@@ -729,7 +729,7 @@ def test_no_turn_of_the_filter_sends_anything(gathers):
 
 def test_a_memory_that_devices_cannot_share_is_refused(tmp_path):
     method = {"name": "duel", "memory_size": 60, "sharded": True}
-    with pytest.raises(ValueError, match=r"memory's rows=60: .*multiple of the 8 dev"):
+    with pytest.raises(ValueError, match=r"rows=60.* 8 "):
         toy.job(tmp_path, method=method, devices=8)
 
 
@@ -793,9 +793,9 @@ def test_wrong_options_are_refused():
 
 
 def test_rows_that_are_drawn_are_no_more_than_are_kept():
-    with pytest.raises(ValueError, match=r"config\.method\.drawn=9: must be from"):
+    with pytest.raises(ValueError, match=r"config\.method\.drawn=9"):
         make(base="simclr", drawn=9)
-    with pytest.raises(ValueError, match=r"config\.method\.drawn=0: must be at"):
+    with pytest.raises(ValueError, match=r"config\.method\.drawn=0"):
         make(refresh=True, drawn=0)
     make(drawn=9)  # which MoCo does not read
     make(base="simclr", negatives="batch", drawn=9)
@@ -803,7 +803,7 @@ def test_rows_that_are_drawn_are_no_more_than_are_kept():
 
 @pytest.mark.parametrize("negatives", ["mixed", "batch"])
 def test_m_hml_is_against_the_memory_alone(negatives):
-    with pytest.raises(ValueError, match=f"negatives='{negatives}': must be 'memory'"):
+    with pytest.raises(ValueError, match=f"negatives='{negatives}'"):
         make(negatives=negatives, hml_weight=1.0)
 
 
@@ -812,5 +812,5 @@ def test_other_than_two_views_are_refused():
     for base in ("moco", "simclr"):
         method = method_lib.make(made, **OPTIONS, base=base)
         state = jax.eval_shape(method.init, jax.random.key(0), INCOMING)
-        with pytest.raises(ValueError, match=r"config\.augment\.views=1: duel takes 2"):
+        with pytest.raises(ValueError, match=r"config\.augment\.views=1"):
             jax.eval_shape(method.step, state, INCOMING)

@@ -110,8 +110,8 @@ def test_predictions_are_among_the_classes_seen():
     ("wrong", "said"),
     [
         ({"form": "papers"}, "form='papers'"),
-        ({"weight": -0.1}, r"weight=-0\.1: must be at least 0"),
-        ({"temperature": 0.0}, r"temperature=0\.0: must be at least 0\.001"),
+        ({"weight": -0.1}, r"weight=-0\.1"),
+        ({"temperature": 0.0}, r"temperature=0\.0"),
         ({"replay_from": "here"}, "replay_from='here'"),
     ],
 )

@@ -1,7 +1,6 @@
 """The command `jaxcl`: what it starts, lists and shows, also where it is installed."""
 
 import importlib
-import inspect
 import os
 import pathlib
 import pkgutil
@@ -9,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
 
 import pytest
@@ -24,9 +22,8 @@ from jaxcl.augment import images as augment_images
 from jaxcl.config import files, sections
 from jaxcl.data import scenarios, sources
 from jaxcl.evals import knn
-from jaxcl.front import command, listing, shown
+from jaxcl.front import command, shown
 from jaxcl.methods.online import replay
-from jaxcl.methods.two_view import bases, strategies
 from jaxcl.nets import tuning
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -87,34 +84,6 @@ def test_help_imports_nothing_that_takes_time():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "" and done.returncode == 0, done.stderr
-
-
-def test_every_kind_is_listed_with_a_line_each(capsys):
-    wanted = {
-        "bases": set(bases.BASES),
-        "strategies": set(strategies.STRATEGIES),
-        "encoders": set(sections.ENCODERS),
-        "data": set(sources.SOURCES),
-        "configs": set(CONFIGS),
-        "methods": {"two_view", "er_ace", "duel"},
-        "evaluators": {"knn", "uniformity", "linear"},
-    }
-    assert set(wanted) == set(listing.KINDS)
-    for kind, names in wanted.items():
-        found = listing.KINDS[kind][1]()
-        assert names <= set(found), kind
-        assert all(found.values()), kind
-        assert max(map(len, listing.text(kind, 80).splitlines())) <= 80
-    assert (
-        "(Hou et al., CVPR 2019, Sec. 3.3)"
-        in listing.KINDS["strategies"][1]()["less_forget"]
-    )
-    assert listing.main(["bases", "strategies"]) == 0
-    out = capsys.readouterr().out
-    assert "byol" in out and "cassle" in out and "er_ace" not in out
-    with pytest.raises(SystemExit):
-        listing.main(["basis"])
-    assert "must be of methods, bases" in capsys.readouterr().err
 
 
 FUNCTIONS = {
@@ -202,19 +171,6 @@ def test_a_config_that_is_not_there_is_one_line(words, told, capsys):
     assert line.startswith("jaxcl: ") and told in line
 
 
-def test_allowed_is_said_in_words():
-    words = {
-        schema.Share: "from 0 to 1",
-        schema.Count | None: "at least 1 or None",
-        bool: "True or False",
-        dict | None: "a section or None",
-        tuple[schema.Positive, schema.Positive]: "a list of above 0",
-        int: "a whole number",
-    }
-    for annotation, want in words.items():
-        assert schema.allowed(annotation) == want
-
-
 def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     here = str(ROOT / "configs" / "quickstart.py")
@@ -223,12 +179,12 @@ def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
     assert files.located("own_images:a:b").endswith("own_images.py:a:b")
     (tmp_path / "quickstart").write_text("")  # a file is what it says
     assert files.located("quickstart") == "quickstart"
-    with pytest.raises(ValueError, match="did you mean pnr_cifar100"):
+    with pytest.raises(ValueError, match="pnr_cifar100"):
         files.located("pnr_cifar1000")
-    with pytest.raises(ValueError, match="there is no such file"):
+    with pytest.raises(ValueError, match="elsewhere/quickstart.py"):
         files.located("elsewhere/quickstart.py")
     (tmp_path / "photos").mkdir()
-    with pytest.raises(ValueError, match="of a folder of images is own_images:photos"):
+    with pytest.raises(ValueError, match="own_images:photos"):
         files.located("photos")
     words = ["main", "--config", "pnr_pacs", "--config.x=1", "--config=pnr_pacs:debug"]
     found = files.located_in(words)
@@ -245,17 +201,6 @@ def test_an_installed_copy_has_its_configs_in_the_package(tmp_path, monkeypatch)
     assert found == str(package / "configs" / "pnr_imagenet100.py")
     config = config_files.parse([f"--config={found}"])
     assert config.data.classes == str(package / "configs" / "imagenet100.txt")
-
-
-def test_every_package_is_packed():
-    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    there = {
-        ".".join(path.parent.relative_to(ROOT).parts)
-        for path in (ROOT / "jaxcl").rglob("__init__.py")
-    }
-    assert set(tool["packages"]) == there | {"jaxcl.configs"}
-    assert tool["package-dir"] == {"jaxcl.configs": "configs"}
-    assert tool["package-data"]["jaxcl.configs"] == ["*.txt"]
 
 
 @pytest.mark.slow
@@ -295,16 +240,3 @@ def test_a_wheel_brings_the_command_and_the_configs(tmp_path):
     assert f"{tmp_path}/site/jaxcl/configs/imagenet100.txt" in told
     run("train", "pnr_pacs:debug", "--config.plots=False")
     assert (tmp_path / "empty" / "runs").is_dir()
-
-
-def test_the_functions_of_the_face_are_documented_and_annotated():
-    for name in ("fit", "load_encoder", "Result"):
-        made = getattr(jaxcl, name)
-        signature = inspect.signature(made)
-        assert inspect.getdoc(made)
-        for parameter in signature.parameters.values():
-            assert parameter.annotation is not inspect.Parameter.empty
-    told = shown._from_docstring(
-        inspect.getdoc(jaxcl.fit), {*inspect.signature(jaxcl.fit).parameters}
-    )
-    assert set(told) == set(inspect.signature(jaxcl.fit).parameters)

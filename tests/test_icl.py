@@ -1000,15 +1000,15 @@ def test_wrong_options_are_refused():
     with pytest.raises(ValueError, match=r"config\.method\.anchors='original'.*graphs"):
         make(anchors="original")
     for name in ("fixed_lr", "inner_lr"):
-        with pytest.raises(ValueError, match=rf"\.{name}=0\.1: .* must be None"):
+        with pytest.raises(ValueError, match=rf"\.{name}=0\.1"):
             make(**{name: 0.1}, learnt_rate=True)
-    with pytest.raises(ValueError, match="projector=3: must be 0 beside output_dim=2"):
+    with pytest.raises(ValueError, match="projector=3"):
         make(projector=3, output_dim=2)
-    with pytest.raises(ValueError, match="with_positive=False: must be True with str"):
+    with pytest.raises(ValueError, match="with_positive=False"):
         make(with_positive=False)
-    with pytest.raises(ValueError, match=r"config\.method\.agent\.hihg: .*high"):
+    with pytest.raises(ValueError, match=r"config\.method\.agent\.hihg"):
         make(agent={"hihg": 1.0})
-    with pytest.raises(ValueError, match="agent.low=1.0: must be below high=0.1"):
+    with pytest.raises(ValueError, match="agent.low=1.0"):
         make(agent={"low": 1.0})
 
 

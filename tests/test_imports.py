@@ -3,7 +3,6 @@
 import ast
 import functools
 import pathlib
-import re
 import subprocess
 import sys
 import tomllib
@@ -28,12 +27,6 @@ ROWS = (
 RANK = {
     name: (row, at) for row, names in enumerate(ROWS) for at, name in enumerate(names)
 }
-LOOSE = 10  # modules that may lie at the top, beside the packages
-# Below `config`, which alone reads them, functions take arguments. The schema knows
-# sections as mappings.
-READS_CONFIG = (
-    *("main", "config", "update", "scaling", "reproduce", "leaderboard", "front"),
-)
 
 
 def name_of(path) -> str:
@@ -93,12 +86,6 @@ def test_no_imports_go_in_a_circle():
         assert not circle(name)
 
 
-def test_few_modules_lie_loose():
-    loose = {path.stem for path in (ROOT / "jaxcl").glob("*.py")}
-    assert len(loose) <= LOOSE, loose
-    assert loose - {"__init__", "__main__"} <= set(RANK)
-
-
 def test_what_is_no_module_is_in_the_package_too():
     whole = tomllib.loads((ROOT / "pyproject.toml").read_text())
     listed = set()
@@ -108,36 +95,6 @@ def test_what_is_no_module_is_in_the_package_too():
     files = {path for path in (ROOT / "jaxcl").rglob("*") if path.is_file()}
     others = {path for path in files if path.suffix not in (".py", ".pyc")}
     assert others == listed and len(others) > 10
-
-
-def test_the_page_of_the_design_has_this_table():
-    page = (ROOT / "docs" / "design.md").read_text()
-    table = page.partition("## The packages")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| \d \| (.*?) \|", table, re.M)
-    assert [tuple(re.findall(r"`([\w.]+?)(?:\.py|/)?`", row)) for row in rows] == [
-        *ROWS
-    ]
-
-
-def test_the_picture_of_the_design_has_every_package():
-    page = (ROOT / "docs" / "design.md").read_text()
-    picture = page.partition("## The picture")[2].partition("\n## ")[0]
-    packages = {path.parent.name for path in (ROOT / "jaxcl").glob("*/__init__.py")}
-    assert set(re.findall(r"(\w+)/", picture)) == packages
-
-
-def test_devices_appear_in_one_file():
-    words = ("jax.devices", "device_count", "device_put", "process_allgather", "Mesh(")
-    for name, path in MODULES.items():
-        if name != "jaxcl.sharding":
-            found = [word for word in words if word in path.read_text()]
-            assert not found, f"{path}: {found}"
-
-
-def test_config_is_read_in_one_package():
-    for name, path in MODULES.items():
-        if name != "jaxcl" and part(name) not in READS_CONFIG:
-            assert "ml_collections" not in path.read_text(), path
 
 
 def modules_imported(path):

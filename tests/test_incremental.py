@@ -789,7 +789,7 @@ def test_others_known_by_hand():
         found = np.asarray(incremental.others(8, count))
         assert np.all(found.sum(axis=1) == count) and not np.any(np.diag(found))
     for count in (-1, 3):
-        with pytest.raises(ValueError, match=rf"count={count}: must be in \[0, 3\)"):
+        with pytest.raises(ValueError, match=rf"count={count}"):
             incremental.others(3, count)
 
 

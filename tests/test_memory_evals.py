@@ -130,7 +130,7 @@ def test_the_stream_is_what_its_order_draws():
 
 
 def test_a_memory_is_needed():
-    with pytest.raises(ValueError, match=r"evaluators\.memory: needs a method with a"):
+    with pytest.raises(ValueError, match=r"evaluators\.memory"):
         memory.make(parts_of(memory=None))
 
 
@@ -181,11 +181,11 @@ def test_measures_by_class_at_their_limits():
 
 
 def test_spread_refuses_what_cannot_be():
-    with pytest.raises(ValueError, match=r"spread\.split='test': allowed are evalu"):
+    with pytest.raises(ValueError, match=r"spread\.split='test'"):
         spread.make(eval_toy.parts_of(), split="test")
     parts = eval_toy.parts_of()
     parts = parts._replace(stream=parts.stream._replace(evaluation=None))
-    with pytest.raises(ValueError, match=r"evaluators\.spread: needs evaluation rows"):
+    with pytest.raises(ValueError, match=r"evaluators\.spread"):
         spread.make(parts)
 
 
@@ -406,9 +406,9 @@ def test_a_small_task_or_empty_memory_is_no_trouble(tmp_path, drawn):
     draw(memory_toy.remembering(), 0)
     (_, labels, *_), _ = drawn[0][0]
     assert len(labels) == 12 + len(parts.stream.tasks[0].train.rows) + 6
-    with pytest.raises(ValueError, match=r"tsne\.batch_size=0: must be at least 1"):
+    with pytest.raises(ValueError, match=r"tsne\.batch_size=0"):
         make(batch_size=0)
-    with pytest.raises(ValueError, match=r"tsne\.show='filter': needs a method with a"):
+    with pytest.raises(ValueError, match=r"tsne\.show='filter'"):
         tsne.make(parts._replace(memory=None), directory=tmp_path, show="filter")
 
 

@@ -157,6 +157,6 @@ def test_options_are_checked():
         with pytest.raises(ValueError, match=f"config.method.{said}"):
             mir.make(made, **options)
     split = sharded.over(types.SimpleNamespace(size=4))
-    with pytest.raises(ValueError, match="candidates=50: must be a multiple of 4"):
+    with pytest.raises(ValueError, match="candidates=50"):
         mir.make(made._replace(memory=split))
     mir.make(made._replace(memory=split), candidates=52)

@@ -102,7 +102,7 @@ def test_an_offset_that_does_not_fit_raises_and_cuts_nothing(tmp_path):
     ):
         with pytest.raises(ValueError, match=words):
             record.Recorder(tmp_path, offset=offset, **QUIET)
-    with pytest.raises(ValueError, match="offset=5: .* it has 0"):
+    with pytest.raises(ValueError, match="offset=5"):
         record.Recorder(tmp_path / "lost", offset=5, **QUIET)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
@@ -208,7 +208,7 @@ def test_a_bucket_holds_the_rows_from_offset_on(monkeypatch):
     log_steps(second, 4, 4)
     second.close()
     assert [r["step"] for r in record.read_rows(bucket)] == [1, 2, 3, 4]
-    with pytest.raises(ValueError, match="a row lies across"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl"):
         record.Recorder(bucket, offset=offset - 1, **QUIET)
     results_lib.write_results(bucket, results_lib.empty(2))
     assert results_lib.read_results(bucket) == results_lib.empty(2)
@@ -486,13 +486,13 @@ def test_add_replaces_a_task_and_leaves_the_old_results_alone():
 def test_wrong_results_are_named():
     results = results_lib.empty(3)
     for task in (-1, 3):
-        with pytest.raises(ValueError, match=rf"task={task}: must be in \[0, 3\)"):
+        with pytest.raises(ValueError, match=rf"task={task}"):
             results_lib.add(results, task, {}, {}, 0)
-    with pytest.raises(ValueError, match=r"rows\['x'\] has 2 entries: must be 3"):
+    with pytest.raises(ValueError, match=r"rows\['x'\].* 2 .* 3"):
         results_lib.add(results, 0, {"x": [1, 2]}, {}, 0)
-    with pytest.raises(ValueError, match="task_names has 1 entries: must be 3"):
+    with pytest.raises(ValueError, match="task_names.* 1 .* 3"):
         results_lib.empty(3, task_names=["a"])
-    with pytest.raises(ValueError, match=r"finetune\['x'\] has 1 entries: must be 3"):
+    with pytest.raises(ValueError, match=r"finetune\['x'\].* 1 .* 3"):
         results_lib.empty(3, finetune={"x": [1]})
 
 

@@ -334,9 +334,7 @@ def test_what_the_config_says_itself_stays():
     bare = transfer.complete({"evaluators": {"linear": {}}}, run_config())
     assert bare["evaluators"]["linear"]["lr"] == 3.0  # two_view's default is MoCo
     for method in ({"base": "another"}, {"name": "no_such"}):
-        with pytest.raises(
-            ValueError, match=r"config\.evaluators\.linear\.lr: missing"
-        ):
+        with pytest.raises(ValueError, match=r"config\.evaluators\.linear\.lr"):
             transfer.complete({"evaluators": {"linear": {}}}, run_config(**method))
 
 
@@ -353,7 +351,7 @@ def test_seeds_side_by_side_of_a_config_that_names_none(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(several))
     place = transfer.place(str(tmp_path / "seed_1"))
     assert (place.seed, place.at, place.count, place.numbers) == (1, 1, 3, (7,))
-    with pytest.raises(ValueError, match="holds 3 seeds; name one of them, as .*d_0$"):
+    with pytest.raises(ValueError, match="3 seeds.*d_0"):
         export_command.export(str(tmp_path), str(tmp_path / "out"))
 
 

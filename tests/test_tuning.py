@@ -230,18 +230,18 @@ def test_a_run_takes_the_word_and_refuses_another(tmp_path):
     [
         ({"layer_decay": 0.0}, {}, r"config\.tuning\.layer_decay=0\.0"),
         ({"lora_rank": -1}, {}, r"config\.tuning\.lora_rank=-1"),
-        ({"rank": 4}, {}, r"config\.tuning\.rank: no such option"),
-        ({"open_layers": 1}, {}, r"config\.tuning\.open_layers=1: is for adapters"),
-        ({"frozen_layers": 9}, {}, r"frozen_layers=9: the encoder has 4 layers"),
+        ({"rank": 4}, {}, r"config\.tuning\.rank"),
+        ({"open_layers": 1}, {}, r"config\.tuning\.open_layers=1"),
+        ({"frozen_layers": 9}, {}, r"frozen_layers=9"),
         (
             {"lora_rank": 2},
             {"name": "resnet", "width": 4},
-            "adapters are of Vision Tra",
+            "adapters",
         ),
         (
             {"frozen_layers": 1},
             {"name": "conv_net"},
-            "layers of config.encoder are not",
+            "config.encoder",
         ),
     ],
 )
@@ -419,9 +419,9 @@ def test_graphs_do_not_begin_with_an_encoder_of_images(tmp_path):
     [
         (
             {"data.channels": 3},
-            "its images have 1 channels, those of config.data have 3",
+            " 1 .*config.data.* 3",
         ),
-        ({"scenario.name": "after"}, "set it to a run directory"),
+        ({"scenario.name": "after"}, r"config\.start"),
         ({"encoder.name": "gcn"}, None),
     ],
 )
@@ -463,7 +463,7 @@ def test_a_damaged_folder_is_refused(tmp_path):
     leave(tmp_path / "enc")
     path = tmp_path / "enc" / folder.TENSORS
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(ValueError, match="its sha256 is"):
+    with pytest.raises(ValueError, match="sha256"):
         build.build(begun(tmp_path / "enc"), tmp_path / "run")
 
 
