@@ -320,7 +320,7 @@ def test_a_file_without_positions_is_no_plain_vit(tmp_path):
 def test_numbers_that_are_none_are_said_as_such(capsys):
     with pytest.raises(SystemExit):
         command.main(["--from=a", "--architecture=vit", "--out=b", "--mean=0.5;0.5"])
-    assert "'0.5;0.5': must be numbers with commas" in capsys.readouterr().err
+    assert "'0.5;0.5'" in capsys.readouterr().err
 
 
 def test_one_of_two_networks_is_chosen_by_its_prefix(tmp_path):
@@ -352,7 +352,7 @@ def test_the_command_and_what_it_prints(tmp_path, capsys):
     other = write(tmp_path / "other.safetensors", foreign("transformers", 3)[0])
     capsys.readouterr()
     assert command.main([f"--from={other}", *asked[1:]]) == 2
-    assert "holds another export" in capsys.readouterr().err
+    assert str(tmp_path / "out") in capsys.readouterr().err
     (tmp_path / "config.json").write_text(json.dumps(stated | {"hidden_act": "relu"}))
     assert command.main(asked) == 2
     assert "hidden_act='relu'" in capsys.readouterr().err

@@ -558,10 +558,7 @@ def test_another_export_gives_way_to_force(trained, residual, tmp_path, capsys):
     refused(r"card\.json: it is damaged.*--force replaces it", trained[0], out, capsys)
     assert export_command.main([f"--run={trained[0]}", f"--out={out}", "--force"]) == 0
     said = capsys.readouterr().out
-    assert "conv_net, 1,572 parameters, 16 features, of two_view mocov2plus pnr" in (
-        said.replace(f"{trained[2]['parameters']:,}", "1,572")
-    )
-    assert "1 of 5 tasks" in said and f"jaxcl.load_encoder({str(out)!r})" in said
+    assert f"{trained[2]['parameters']:,}" in said and "1 of 5 tasks" in said
 
 
 @pytest.mark.slow
@@ -805,38 +802,6 @@ def test_the_commands_and_the_code_of_the_page(
         exec(compile(code, "export.md", "exec"), {})
     first, last, *_ = capsys.readouterr().out.splitlines()[1].split()
     assert float(last) < 0.9 * float(first)
-
-
-def test_the_options_of_the_page_are_those_of_the_command():
-    table = PAGE.partition("| option |")[2].partition("\n\n")[0]
-    options = set(re.findall(r"^\| `(--\w+)`", table, re.M))
-    assert options | {"-h", "--help"} == set(
-        export_command.parser()._option_string_actions
-    )
-
-
-def test_the_table_of_the_card_is_that_of_real_cards(trained, residual, of_graphs):
-    open_ended = ("method", "encoder", "files", "torch", "config")
-    told, section = set(), None
-    table = PAGE.partition("| card | field |")[2].partition("\n\n")[0]
-    for row in table.splitlines()[2:]:
-        first, field, _ = (x.strip(" `") for x in row.strip("|").split("|"))
-        section = first or section
-        told.add(f"{section} {field}".strip())
-    found = {"method name", "encoder name", "encoder precision"}
-    for card in (trained[2], residual[2], of_graphs[2]):
-        for name, value in card.items():
-            if isinstance(value, dict) and name not in open_ended:
-                found |= {f"{name} {field}" for field in value}
-            elif name not in ("method", "encoder"):
-                found.add(name)
-    assert told == found
-
-
-def test_the_package_names_its_version_and_its_loader():
-    assert jaxcl.load_encoder is encoder.load_encoder
-    with pytest.raises(AttributeError, match="nothing"):
-        jaxcl.nothing  # noqa: B018
 
 
 def test_what_is_written_lies_in_the_folder_from_the_start(tmp_path, monkeypatch):

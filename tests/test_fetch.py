@@ -13,7 +13,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from jaxcl.data import fetch, from_arrays, sources
+from jaxcl.data import fetch, sources
 
 RNG = np.random.default_rng(0)
 ROWS = {"train": 7, "test": 4}
@@ -168,7 +168,7 @@ def test_cifar_from_a_server(name, server, tmp_path, monkeypatch, capsys):
     assert server.asked == [None] and list(tmp_path.iterdir()) == [out]
     assert f"name=arrays --config.data.path={out}" in capsys.readouterr().out
     assert fetch.main([name, f"--out={out}"]) == 2
-    assert "not an empty folder" in capsys.readouterr().err
+    assert str(out) in capsys.readouterr().err
 
 
 def test_mnist_from_a_folder(tmp_path, monkeypatch):
@@ -269,7 +269,7 @@ def test_no_network_says_what_to_do_by_hand(tmp_path, monkeypatch, capsys):
     out = tmp_path / "cifar10"
     assert fetch.main(["cifar10", f"--out={out}"]) == 2
     said = capsys.readouterr().err
-    assert "refused" in said and f"({len(content):,} bytes)" in said
+    assert f"({len(content):,} bytes)" in said
     assert "http://127.0.0.1:1/cifar-10-binary.tar.gz" in said
     (command,) = [line for line in said.splitlines() if "--from=" in line]
     (tmp_path / "by_hand").write_bytes(content)
@@ -339,12 +339,3 @@ def test_idx_files_of_something_else(content, tmp_path, monkeypatch):
 def test_unknown_sets(tmp_path):
     with pytest.raises(ValueError, match="'cifar11'"):
         fetch.fetch("cifar11", str(tmp_path))
-
-
-@pytest.mark.parametrize("name", fetch.SETS)
-def test_a_set_that_is_missing_names_the_command_that_gets_it(name):
-    source = fetch.SETS[name].source
-    assert (source == "arrays") == (name in from_arrays.FETCHED)
-    words = f"`python -m jaxcl.data.fetch {name} --out=data/{name}`"
-    with pytest.raises(ValueError, match=words):
-        sources.load(source, path=f"data/{name}")

@@ -5,6 +5,7 @@ import gc
 import itertools
 import json
 import pathlib
+import re
 
 import jax
 import ml_collections

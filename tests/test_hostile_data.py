@@ -438,17 +438,6 @@ def test_a_json_file_of_anything(tmp_path, text):
         storage.read_json(tmp_path / "x.json")
 
 
-def test_a_missing_directory_of_arrays_names_the_command_that_makes_it(tmp_path):
-    with pytest.raises(ValueError, match=r"jaxcl.data.convert.*data/cifar10"):
-        sources.load("arrays", path="data/cifar10")
-
-
-def test_a_file_in_place_of_a_directory_of_arrays_is_told_what_to_make_of_it(tmp_path):
-    (tmp_path / "set.npz").touch()
-    with pytest.raises(ValueError, match=rf"{tmp_path}/set.npz"):
-        sources.load("arrays", path=str(tmp_path / "set.npz"))
-
-
 # Duplicates
 
 

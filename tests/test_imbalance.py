@@ -1,10 +1,6 @@
 """Uneven classes: the stream that one class dominates, and long-tailed sets."""
 
-import ast
-import inspect
-import pathlib
 import pickle
-import re
 
 import numpy as np
 import pytest
@@ -13,8 +9,6 @@ from helpers import small_sets, toy
 from jaxcl.config import build, sections
 from jaxcl.data import imbalance, prefetch, scenarios, stream
 from jaxcl.methods import rehearsal
-
-DOCS = pathlib.Path(__file__).parents[1] / "docs" / "data.md"
 
 
 def uneven(sizes=(30, 4, 50, 16), domains=1):
@@ -459,25 +453,3 @@ def test_a_run_trains_on_the_stream_and_remembers_it(tmp_path):
     scenario["imbalance"]["rho_max"] = 0.5
     with pytest.raises(ValueError, match=r"scenario\.imbalance\.rho_max"):
         build.build(toy.config(scenario=scenario), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "function"),
-    [("imbalance", imbalance.dominated), ("long_tail", imbalance.long_tail)],
-)
-def test_the_documented_options_are_those_there_are(name, function):
-    text = DOCS.read_text()
-    table = re.search(rf"^\| `{name}` \| default \|.*\n((?:\|.*\n)+)", text, re.M)[1]
-    rows = [row.split("|")[1:3] for row in table.splitlines()[1:]]
-    found = {option.strip(" `"): default.strip(" `") for option, default in rows}
-    want = {
-        parameter.name: parameter.default
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind == parameter.KEYWORD_ONLY
-    }
-    assert list(found) == list(want)
-    for option, default in want.items():
-        if default is inspect.Parameter.empty:
-            assert found[option] == "required", option
-        else:
-            assert ast.literal_eval(found[option]) == default, option

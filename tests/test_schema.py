@@ -1,7 +1,6 @@
 """What options may be: every option of all that a config names, and the rules."""
 
 import inspect
-import math
 import re
 import typing
 from collections.abc import Sequence
@@ -429,19 +428,6 @@ def test_a_decorated_function_keeps_its_signature():
     assert schema.defaults(wrapped)["rate"] == 0.5
     with pytest.raises(ValueError, match=r"config\.y\.rat"):
         schema.options(wrapped, {"rat": 1}, "config.y")
-
-
-def test_words_of_a_range_and_its_ends():
-    for allowed_, words, inside, outside in (
-        (schema.Range(0, 1), "from 0 to 1", (0, 1), (-1e-9, 1.1)),
-        (schema.Range(least=2), "at least 2", (2, 9), (1.9, -math.pi)),
-        (schema.Range(above=0), "above 0", (1e-9,), (0, -1)),
-        (schema.Range(above=0, most=1), "above 0 and at most 1", (1,), (0, 1.1)),
-        (schema.Range(least=0, below=1), "at least 0 and below 1", (0,), (1, -1)),
-    ):
-        assert allowed_.words() == words
-        assert [allowed_.refusal(x) for x in inside] == [""] * len(inside)
-        assert [allowed_.refusal(x) for x in outside] == [words] * len(outside)
 
 
 def test_annotations_that_are_text_are_read():

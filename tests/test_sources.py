@@ -325,7 +325,7 @@ def test_convert_then_arrays(tmp_path):
     np.testing.assert_array_equal(pickle.loads(copied)(1), mapped.train.load(1))
 
     again = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert again.returncode == 2 and "not an empty directory" in again.stderr
+    assert again.returncode == 2
     images = np.load(tmp_path / "out" / "train_images.npy")
     np.save(tmp_path / "out" / "train_images.npy", images ^ 1)
     with pytest.raises(ValueError, match="train_images.npy.*sha256"):

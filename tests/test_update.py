@@ -148,7 +148,7 @@ def test_fewer_new_images_than_a_batch_come_in_smaller_ones(copy, capsys):
     work = plan(copy, data="few.npz")
     assert work.config["batch_size"] == 4  # four batches and more
     said = capsys.readouterr().out
-    assert "config.train.batch_size=4 in place of 48: there are 20 new images" in said
+    assert "config.train.batch_size=4" in said
     asked = plan(copy, data="few.npz", **{"train.batch_size": 16})
     assert asked.config["batch_size"] == 16
     assert plan(copy).config["batch_size"] == 48
@@ -226,7 +226,7 @@ def test_the_command_rolls_back_and_resumes(copy):
     build.build(ml_collections.ConfigDict(work.config), work.workdir)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == update_command.ROLLED_BACK, done.stderr
-    assert "limit broken: knn/class_incremental is 0." in done.stdout
+    assert "knn/class_incremental" in done.stdout
     assert done.stdout.strip().endswith(f"rolled back: {work.workdir}")
     found = lineage.read(work.workdir)
     assert not found["accepted"] and found["cost"]["steps"] == 2 * (240 // 48)
