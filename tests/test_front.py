@@ -21,8 +21,9 @@ from jaxcl.augment import images as augment_images
 from jaxcl.config import files, sections
 from jaxcl.data import scenarios, sources
 from jaxcl.evals import knn
-from jaxcl.front import command, shown
+from jaxcl.front import command, listing, shown
 from jaxcl.methods.online import replay
+from jaxcl.methods.two_view import bases, strategies
 from jaxcl.nets import tuning
 
 ROOT = pathlib.Path(__file__).parents[1]
