@@ -66,11 +66,11 @@ def refused(tmp_path, match, **changes):
         ),
         (
             {"evaluators": {"part": {"name": "linear", "fraction": 2.0}}},
-            r"^config\.evaluators\.part\.fraction=2\.0: must be above 0",
+            r"^config\.evaluators\.part\.fraction=2\.0",
         ),
         (
             {"scenario.evaluation": "none", "evaluators": {"b": {"name": "linear"}}},
-            r"^config\.evaluators\.b: needs evaluation rows",
+            r"^config\.evaluators\.b: ",
         ),
         ({"evaluators": {"knn": {"last_only": 1}}}, r"evaluators\.knn\.last_only=1"),
         ({"batchsize": 3}, r"config\.batchsize.*batch_size"),
@@ -80,11 +80,11 @@ def refused(tmp_path, match, **changes):
         ({"precision": "float16"}, r"config\.precision='float16'.*bfloat16"),
         ({"epochs": 0}, r"config\.epochs=0"),
         ({"keep": 1}, r"config\.keep=1"),
-        ({"steps_per_call": "many"}, r"steps_per_call='many': must be int or 'task'"),
+        ({"steps_per_call": "many"}, r"steps_per_call='many'"),
         ({"steps_per_call": 0}, r"config\.steps_per_call=0"),
         (
             {"steps_per_call": "task", "device_bytes": 0},
-            r"config\.steps_per_call='task': .* must be a number where they stream",
+            r"config\.steps_per_call='task'",
         ),
         ({"augment.size": 12, "evaluators": {"knn": {}}}, r"8.*12|12.*8"),
         ({"augment.mean": (0.1, 0.2)}, r"mean"),

@@ -277,7 +277,4 @@ def test_refuses_what_is_no_run(runs, capsys):
     assert compare.main([str(runs / "er"), str(runs / "other")]) == 2
     assert "--matrix" in capsys.readouterr().err
     assert compare.main([str(runs / "er"), "--matrix=linear"]) == 2
-    assert (
-        f"allowed are what all runs have, {run_directories.NAME}"
-        in capsys.readouterr().err
-    )
+    assert run_directories.NAME in capsys.readouterr().err

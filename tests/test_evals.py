@@ -858,15 +858,7 @@ def test_points_are_chosen_in_proportion():
 @pytest.mark.parametrize(
     "make, option, value, allowed",
     [
-        (linear.make, "train_on", "sen", "all, seen, visible"),
-        (linear.make, "epochs", 0, ""),
-        (linear.make, "lr", 0.0, "above 0"),
-        (linear.make, "optimizer", "adamw", "sgd, adam"),
         (linear.make, "scale", (0.5, 0.2), "low <= high"),
-        (linear.make, "fraction", 0.0, ""),
-        (linear.make, "fraction", 1.5, ""),
-        (linear.make, "fraction_seed", -1, ""),
-        (knn.make, "distance", "cos", "cosine, euclidean"),
         (knn.make, "k", 51, "50"),
         (functools.partial(tsne.make, directory="x"), "max_points", 2, ""),
     ],

@@ -544,7 +544,7 @@ def test_a_folder_of_something_else_is_refused(trained, tmp_path, capsys):
     for options in ([], ["--force"]):
         refused(match, trained[0], out, capsys, *options)
     assert run_directories.contents(out) == before
-    refused("is a file; must be a folder", trained[0], out / "notes.txt", capsys)
+    refused("is a file", trained[0], out / "notes.txt", capsys)
 
 
 def test_another_export_gives_way_to_force(trained, residual, tmp_path, capsys):

@@ -148,12 +148,6 @@ def test_the_filter_evens_out_two_clusters():
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"size": 0}, r"filtering\.size=0"),
-        ({"times": 2.5}, r"filtering\.times=2\.5"),
-        ({"batch_size": -1}, r"filtering\.batch_size=-1"),
-        ({"temperature": 0.0}, r"filtering\.temperature=0\.0"),
-        ({"score": "afine"}, r"filtering\.score='afine'"),
-        ({"features": "x"}, r"filtering\.features='x'"),
         (
             {"features": "projection"},
             r"evaluators\.filtering\.features='projection'",

@@ -255,13 +255,6 @@ def test_the_fit_learns_the_memory():
 @pytest.mark.parametrize(
     ("options", "replay", "message"),
     [
-        ({"passes": 0}, {}, "config.method.passes=0"),
-        ({"batch_size": 0}, {}, "config.method.batch_size=0"),
-        ({"clip": 0.0}, {}, "config.method.clip=0.0"),
-        ({"cutmix": 1.5}, {}, "config.method.cutmix=1.5"),
-        ({"cutmix_alpha": 0.0}, {}, "config.method.cutmix_alpha=0.0"),
-        ({"lr": -1.0}, {}, "config.method.lr=-1.0"),
-        ({"head": "x"}, {}, "config.method.head"),
         ({}, {"policy": "reservoir"}, "config.replay.policy.*'reservoir'"),
     ],
 )

@@ -341,8 +341,8 @@ def test_graphs_of_one_size_need_one_bucket():
     assert graphs.buckets(made, 20, multiple=1) == (graphs.Budget(27, 36, 20),)
     assert graphs.buckets(made, 4, levels=()) == (graphs.Budget(32, 32, 4),)
     for wrong, message in (
-        ({"batch_size": 0}, "batch_size = 0: must be at least 1"),
-        ({"levels": (0.9, 0.5)}, r"levels = \(0.9, 0.5\): must be rising"),
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"levels": (0.9, 0.5)}, r"levels = \(0.9, 0.5\)"),
         ({"levels": (1.5,)}, "levels"),
         ({"multiple": 0}, "multiple = 0"),
         ({"rows": []}, "rows"),

@@ -95,7 +95,7 @@ def test_what_cannot_be_changed_is_refused(monkeypatch):
     two = data._replace(domain_names=("one", "two"))
     for wrong, look, count, said in (
         (data, "permuted", None, "num_tasks = None: scenario 'permuted' needs"),
-        (wide, "rotated", 2, "images of 4 x 6 pixels; must be square"),
+        (wide, "rotated", 2, "images of 4 x 6 pixels"),
         (read, "permuted", 2, "needs images in memory, which numbered has not"),
         (two, "rotated", 2, "numbered has 2 domains; must have one"),
     ):

@@ -142,11 +142,9 @@ def test_copies_follow_one_another(name):
     "name, options, said",
     [
         ("blurry", {"num_tasks": 2000}, "num_tasks = 2000.*1438 train rows"),
-        ("blurry", {"blur": 0.0}, r"scenario\.blur=0\.0"),
         ("blurry", {"imbalance": {"rho_max": 0.5}}, "'blurry'"),
         ("recurring", {"recurrence": 1.5, "num_tasks": 2}, r"recurrence=1\.5"),
         ("recurring", {}, "num_tasks = None"),
-        ("class", {"copies": 0, "num_tasks": 2}, "copies=0"),
     ],
 )
 def test_what_is_wrong_is_said(name, options, said):

@@ -253,19 +253,11 @@ def test_the_last_epoch_lasts_to_the_end_of_progress():
     "call,message",
     [
         (lambda: optim.warmup_cosine(0.1, epochs=10), "warmup_epochs=10.*9"),
-        (lambda: optim.warmup_cosine(0.1, epochs=5, warmup_epochs=-1), "=-1"),
-        (lambda: optim.warmup_cosine(0.1, epochs=12, start=-1.0), "start=-1.0"),
         (lambda: optim.cosine(-0.1, epochs=5), "base=-0.1"),
         (lambda: optim.cosine(0.1, epochs=0), "epochs=0"),
         (lambda: optim.constant(-1.0), "base=-1.0"),
         (lambda: optim.step_decay(1.0, epochs=5, milestones=(2, 5)), "milestones=.*4"),
-        (lambda: optim.step_decay(1, epochs=5, milestones=(), factor=0), "factor=0:"),
-        (lambda: optim.sgd(momentum=1.0), "momentum=1.0"),
         (lambda: optim.sgd(momentum=0.0, nesterov=True), "nesterov=True.*momentum"),
-        (lambda: optim.sgd(weight_decay=-1.0), "weight_decay=-1.0"),
-        (lambda: optim.lars(eta=0.0), "eta=0.0"),
-        (lambda: optim.lars(weight_decay=-1.0), "weight_decay=-1.0"),
-        (lambda: optim.adam(b2=1.0), "b2=1.0"),
     ],
 )
 def test_errors_name_field_and_value(call, message):

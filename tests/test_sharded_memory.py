@@ -289,7 +289,7 @@ def test_a_run_on_one_device_is_that_of_a_whole_memory(tmp_path):
 
 @pytest.mark.parametrize("name", ["capacity", "size"])
 def test_counts_that_devices_cannot_share_are_refused(tmp_path, name):
-    wanted = f"config.replay.{name}=42: must be a positive multiple of the 4 devices"
+    wanted = f"config.replay.{name}=42"
     with pytest.raises(ValueError, match=wanted):
         toy.job(tmp_path, devices=4, **er(**{f"replay.{name}": 42}))
     memory = sharded.over(sharding.mesh(4))

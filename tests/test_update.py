@@ -283,9 +283,9 @@ def test_what_is_wrong_is_said_before_anything_is_trained(run, changes, said):
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("--config.train.epochs=0", "config.epochs=0: must be at least 1"),
+        ("--config.train.epochs=0", "config.epochs=0"),
         ("--config.train.batch_size=4000", "batch_size = 4000"),
-        ("--config.evaluators.knn.k=0", "config.evaluators.knn.k=0: must be at least"),
+        ("--config.evaluators.knn.k=0", "config.evaluators.knn.k=0"),
     ],
 )
 def test_what_the_new_task_refuses_is_one_line(copy, capsys, monkeypatch, option, said):

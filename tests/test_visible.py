@@ -257,33 +257,11 @@ def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
     np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "option, value, allowed",
-    [
-        ("train_on", "visibl", "='visibl'"),
-        ("jitter", (0.4, 0.4, 0.4), "=(0.4, 0.4, 0.4)"),
-        ("jitter", (0.4, 0.4, 0.4, 0.6), "[3]=0.6"),
-        ("jitter", (-0.4, 0.4, 0.4, 0.1), "[0]=-0.4"),
-        ("jitter_probability", 1.5, "=1.5"),
-        ("grayscale", -0.5, "=-0.5"),
-        ("blur", 1.5, "=1.5"),
-    ],
-)
-def test_errors_name_the_option(option, value, allowed):
-    with pytest.raises(ValueError) as error:
-        linear.make(memory_toy.parts_of(), **{option: value})
-    assert str(error.value).startswith(f"config.evaluators.linear.{option}")
-    assert allowed in str(error.value)
-
-
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError) as error:
         linear.make(memory_toy.parts_of(replayed=None), train_on="visible")
     said = str(error.value)
-    assert said.startswith(
-        "config.evaluators.linear.train_on='visible': needs a method"
-    )
-    assert "cclis and co2l" in said and "'seen' or 'all'" in said
+    assert said.startswith("config.evaluators.linear.train_on='visible'")
     parts = memory_toy.parts_of(data=eval_toy.dataset(streams=True))
     with pytest.raises(ValueError, match=r"linear\.balanced=True"):
         linear.make(parts, balanced=True)

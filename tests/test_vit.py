@@ -315,13 +315,9 @@ def test_shares_of_leaves():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(size="giant"), r"config\.encoder\.size='giant'"),
         (dict(heads=5), r"config\.encoder\.width=384"),
         (dict(positions="rotary", width=36), "24"),
         (dict(image_size=30, patch=4), r"image_size=30"),
-        (dict(drop_path=1.0), r"config\.encoder\.drop_path=1\.0"),
-        (dict(features="all"), r"config\.encoder\.features='all'"),
-        (dict(resize="bilinear"), r"config\.encoder\.resize='bilinear'"),
     ],
 )
 def test_wrong_options_are_refused(options, message):
