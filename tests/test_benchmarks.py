@@ -10,6 +10,9 @@ import jax
 import numpy as np
 import pytest
 
+from jaxcl import core, optim
+from jaxcl.methods.two_view import bases
+
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
 TINY = "--depth=10 --width=4 --size=16 --batch=16"
 # Arguments of a run that takes seconds, one line for each script and subcommand.
@@ -71,3 +74,52 @@ def commands():
 @pytest.mark.parametrize("name, words", list(commands()))
 def test_commands_of_the_readme_parse(load, name, words):
     load(name).parser().parse_args(words)
+
+
+@pytest.mark.parametrize("base, strategy", [("mocov2plus", "pnr"), ("byol", "cassle")])
+def test_the_peer_takes_the_same_steps(load, tmp_path, monkeypatch, base, strategy):
+    torch, throughput = pytest.importorskip("torch"), load("throughput")
+    peer, config = load("peer"), throughput.config
+
+    def faster(*given):
+        """Steps so large that three of them show what the optimiser does."""
+        made = config(*given)
+        made.optimizer.weight_decay, made.schedule.start = 0.1, 0.03
+        return made
+
+    monkeypatch.setattr(throughput, "config", faster)
+    words = "--depth=10 --width=4 --hidden=32 --queue=64 --size=16 --batch=16".split()
+    words += ["--output=24", "--no-augment", f"--base={base}", f"--strategy={strategy}"]
+    work = throughput.make_job(throughput.parser().parse_args(words), tmp_path)
+    state = throughput.begun(work, 1)
+    rng = np.random.default_rng(0)
+
+    def moved(tree):
+        """Away from the network that learns, or the test could not tell them apart."""
+        return jax.tree.map(lambda x: x * rng.uniform(0.8, 1.2, x.shape), tree)
+
+    extra = state.extra._replace(
+        momentum=moved(state.extra.momentum), teacher=moved(state.extra.teacher)
+    )
+    state = jax.tree.map(lambda x: jax.numpy.asarray(x), state.replace(extra=extra))
+    theirs = peer.Peer(
+        work.config,
+        jax.device_get(state.replace(key=None)),
+        device="cpu",
+        precision="float32",
+        channels_last=True,
+    )
+    step, end = jax.jit(work.method.step), bases.BASES[base].momentum_end
+    # The optimiser, the average and the queues show from the second step on.
+    for _ in range(3):
+        images = rng.integers(0, 256, (16, 2, 16, 16, 3), np.uint8)
+        label = np.zeros(16, np.int32)
+        decay = float(optim.momentum_schedule(core.progress(state), end=end))
+        state, ours = step(state, {"image": images, "label": label})
+        mean, std = (np.float32(work.config["augment"][k]) for k in ("mean", "std"))
+        views = ((images / np.float32(255) - mean) / std).transpose(1, 0, 4, 2, 3)
+        views = [torch.from_numpy(view.copy()) for view in views]
+        found = theirs.step(views, float(ours["lr"]), decay)
+        # The gradient jumps where a ReLU's input is zero but for rounding.
+        for name, rel in (("loss", 1e-5), ("grad_norm", 1e-3)):
+            assert float(found[name]) == pytest.approx(float(ours[name]), rel=rel)

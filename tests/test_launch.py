@@ -82,28 +82,6 @@ def test_help(path):
     assert done.stderr == "" and f"launch/{path.name}" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["plain", "--a=b/c.d:e,f+g@h%i"],
-        ["", " ", "a b", "it's", "''", '"', "$x", "`x`", "\\", "a\\'b", "*", "~", "#"],
-        ["(1,2)", "a\nb", "&", "é", "a;b", "!x", "{a,b}", "-n"],
-    ],
-)
-def test_what_is_printed_may_be_pasted(words):
-    source = f"source {shlex.quote(str(LAUNCH / 'common.sh'))}"
-    line = subprocess.run(
-        ["bash", "-c", f'{source}; quoted "$@"', "x", *words],
-        capture_output=True,
-        text=True,
-    ).stdout
-    assert shlex.split(line) == words
-    back = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True)
-    assert back.stdout.decode().split("\0")[:-1] == words
-    if not any("'" in word for word in words):
-        assert line == shlex.join(words) + "\n"
-
-
 # SLURM
 
 SBATCH = [
@@ -331,17 +309,6 @@ def test_a_run_on_tpus(fake):
     _, one = applied(fake, *TPUS, "--chips=1", "--", *RUN)
     spec = one["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert spec["completions"] == 16 and "hostNetwork" not in spec["template"]["spec"]
-
-
-@pytest.mark.parametrize("arguments", [GPUS, TPUS])
-def test_what_kubernetes_is_given_may_be_pasted(fake, arguments):
-    _, want = applied(fake, *arguments, "--", *RUN)
-    printed = call("kubernetes.py", *arguments, "--dry-run", "--", *RUN).stdout
-    assert len(fake.log()) == 1
-    assert printed.startswith("kubectl apply -f - <<'EOF'\n{\n \"apiVersion\": ")
-    (fake.folder / "given").unlink()
-    subprocess.run(["bash", "-c", printed], check=True, timeout=30)
-    assert yaml.safe_load((fake.folder / "given").read_text()) == want
 
 
 @pytest.mark.parametrize(

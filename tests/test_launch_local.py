@@ -121,16 +121,6 @@ def test_the_code_is_that_of_all(fake, codes, want):
     processes.finish(start("--", *RUN), code=want)
 
 
-def test_all_have_one_free_port_and_another_one_next_time(fake):
-    home = fake(["9", "0"], ["9", "0"], ["9", "0"])
-    processes.finish(start("--processes=3", "--retries=1", "--", *RUN))
-    ports = [
-        [line.split("--coordinator=")[1].split()[0] for line in starts(home, i)]
-        for i in range(3)
-    ]
-    assert ports[0] == ports[1] == ports[2] and len(set(ports[0])) == 2
-
-
 @pytest.mark.parametrize("what", ["deaf", "child"])
 def test_if_one_dies_the_others_are_killed_with_their_own(fake, what):
     """Also one that hears nothing, as those that wait for the dead one."""
@@ -155,18 +145,6 @@ def test_a_signal_stops_and_saves(fake, number):
     process.send_signal(number)
     processes.finish(process, code=75, timeout=30)
     assert len(starts(home, 0)) == 1
-
-
-def test_a_second_signal_kills(fake):
-    home = fake(["deaf"] * 2, ["deaf"] * 2)
-    process = start("--retries=3", "--", *RUN)
-    up(home)
-    process.send_signal(signal.SIGTERM)
-    time.sleep(0.7)
-    assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    processes.finish(process, code=137, timeout=30)
-    assert len(starts(home, 1)) == 1
 
 
 def test_it_starts_again_so_many_times(fake):

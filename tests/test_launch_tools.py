@@ -257,30 +257,6 @@ def test_mean_deviation_and_difference(capsys, three):
     assert len(lines) == 6
 
 
-def test_other_evaluators_are_not_compared(capsys, three):
-    """Neither a run without the evaluator, nor a number of another one."""
-    paper = three / "paper.json"
-    keys = {"name": "b,x=1", "measure": "average_accuracy", "value": 40}
-    paper.write_text(json.dumps([{**keys, "matrix": NAME, "std": 0.5}]))
-    lines = shown(
-        capsys,
-        three / "er",
-        three / "b,x=1",
-        "--measure=average_accuracy",
-        "--paper",
-        paper,
-    )
-    rows = {tuple(row(line)[:2]): row(line)[3:] for line in lines[4:8]}
-    assert rows == {
-        ("er", NAME): ["60.00 ± 26.46", "no number", "-"],
-        ("er", KNN): ["not measured", "no number", "-"],
-        ("b,x=1", NAME): ["not measured", "40.00 ± 0.50", "-"],
-        ("b,x=1", KNN): ["45.00", "no number", "-"],
-    }
-    lines = shown(capsys, three / "b,x=1", "--paper", paper)
-    assert NAME in lines[-1] and "40" in lines[-1] and "difference" not in lines[2]
-
-
 def test_what_is_not_there_is_said(capsys, three):
     """A seed not begun, one not finished, a measure of some seeds alone."""
     (three / "er" / "seed_7").mkdir()
