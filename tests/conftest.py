@@ -36,7 +36,7 @@ LONG = {
     for place, name in enumerate(
         ("test_quickstart", "test_main", "test_launch_local", "test_update")
         + ("test_methods", "test_seeds", "test_streaming", "test_export")
-        + ("test_converge", "test_benchmarks", "test_online_benchmark")
+        + ("test_speedup", "test_benchmarks")
     )
 }
 _MODULE = "module "

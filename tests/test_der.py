@@ -155,9 +155,9 @@ def test_it_asks_for_no_task():
 
 def test_wrong_options_are_refused():
     for wrong, said in (
-        ({"alpha": -0.1}, r"alpha=-0\.1: must be at least 0"),
+        ({"alpha": -0.1}, r"alpha=-0\.1"),
         ({"beta": float("inf")}, "beta=inf"),
-        ({"draws": "two"}, "draws='two': allowed are independent, disjoint"),
+        ({"draws": "two"}, "draws='two'"),
     ):
         with pytest.raises(ValueError, match=rf"config\.method\.{said}"):
             der.make(toy.parts(), **wrong)

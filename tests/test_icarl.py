@@ -199,9 +199,9 @@ def test_means_of_a_memory_on_four_devices_are_the_same(where):
 
 def test_wrong_options_are_refused():
     for wrong, said in (
-        ({"form": "codes"}, r"form='codes': allowed are paper, code; did you mean"),
+        ({"form": "codes"}, r"form='codes'"),
         ({"head": "line"}, "head='line'"),
-        ({"distill_weight": -1.0}, r"distill_weight=-1.0: must be at least 0"),
+        ({"distill_weight": -1.0}, r"distill_weight=-1.0"),
     ):
         with pytest.raises(ValueError, match=rf"config\.method\.{said}"):
             icarl.make(toy.parts(), **wrong)

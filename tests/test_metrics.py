@@ -94,11 +94,11 @@ def test_one_task_and_missing_cells_give_nan_without_warnings():
 
 
 def test_wrong_shapes_are_named():
-    with pytest.raises(ValueError, match=r"matrix has shape \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"matrix.*\(2, 3\)"):
         metrics.forgetting(np.ones((2, 3)))
-    with pytest.raises(ValueError, match=r"matrix has shape \(0, 0\)"):
+    with pytest.raises(ValueError, match=r"matrix.*\(0, 0\)"):
         metrics.average_accuracy(np.ones((0, 0)))
-    with pytest.raises(ValueError, match=r"finetune has shape \(2,\), allowed is \(3"):
+    with pytest.raises(ValueError, match=r"finetune.*\(2,\)"):
         metrics.plasticity(np.ones((3, 3)), np.ones(2))
 
 

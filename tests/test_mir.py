@@ -149,14 +149,14 @@ def test_rows_that_do_not_exist_are_chosen_last():
 def test_options_are_checked():
     made = tiny.make_parts(size=4)
     for options, said in (
-        ({"candidates": 3}, "candidates=3: must be at least 4"),
-        ({"replay_from": "old"}, "replay_from='old': allowed are past_tasks, all"),
-        ({"virtual": "tail"}, "virtual='tail': allowed are network, head"),
+        ({"candidates": 3}, "candidates=3"),
+        ({"replay_from": "old"}, "replay_from='old'"),
+        ({"virtual": "tail"}, "virtual='tail'"),
         ({"head": "cosin"}, "head='cosin'"),
     ):
         with pytest.raises(ValueError, match=f"config.method.{said}"):
             mir.make(made, **options)
     split = sharded.over(types.SimpleNamespace(size=4))
-    with pytest.raises(ValueError, match="candidates=50: must be a multiple of 4"):
+    with pytest.raises(ValueError, match="candidates=50"):
         mir.make(made._replace(memory=split))
     mir.make(made._replace(memory=split), candidates=52)

@@ -285,7 +285,7 @@ def test_batch_norm_refuses_groups_that_do_not_fit(groups):
 def test_batch_norm_refuses_a_single_value():
     net = norm.BatchNorm()
     tree = net.init(jax.random.key(0), jnp.zeros((2, 3)), train=True)
-    with pytest.raises(ValueError, match="at least 2 values"):
+    with pytest.raises(ValueError, match="2 values"):
         train_apply(net, tree, jnp.zeros((2, 3)), groups=2)
 
 
@@ -471,9 +471,9 @@ def test_initialisation_is_a_function_of_the_key():
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"depth": 20}, "depth=20: allowed are 10, 18, 34, 50"),
-        ({"stem": "cifar10"}, "stem='cifar10': allowed are"),
-        ({"padding": "SAME"}, "padding='SAME': allowed are"),
+        ({"depth": 20}, "depth=20"),
+        ({"stem": "cifar10"}, "stem='cifar10'"),
+        ({"padding": "SAME"}, "padding='SAME'"),
         ({"stem": "imagenet", "stem_padding": 2}, "stem_padding.*=2"),
     ],
 )
@@ -483,7 +483,7 @@ def test_unknown_options(options, message):
 
 
 def test_unknown_block():
-    with pytest.raises(ValueError, match="block='wide': allowed are"):
+    with pytest.raises(ValueError, match="block='wide'"):
         resnet.ResNet((1,), block="wide")
 
 
@@ -718,10 +718,10 @@ def test_dropout_draws_anew_in_every_pass_of_training_alone():
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"widths": ()}, "widths=.*: must be a list of 1 or more"),
+        ({"widths": ()}, "widths=.*"),
         ({"widths": (4, 0)}, "widths"),
         ({"dropout": 1.0}, "dropout=1.0"),
-        ({"start": "xavier"}, "start='xavier': allowed are torch, glorot"),
+        ({"start": "xavier"}, "start='xavier'"),
     ],
 )
 def test_perceptron_refuses(options, message):

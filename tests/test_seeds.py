@@ -65,7 +65,7 @@ def test_one_after_another_each_is_a_run_of_its_own(apart, tmp_path):
 
 def test_rows_of_a_seeds_own_are_not_read_side_by_side(tmp_path, monkeypatch):
     changes = {"method": {"name": "cclis"}, "augment.views": 1, "seeds": 2}
-    with pytest.raises(ValueError, match="side_by_side=True: runs of cclis have"):
+    with pytest.raises(ValueError, match="side_by_side=True"):
         build.build(toy.config(**changes, side_by_side=True), tmp_path)
     monkeypatch.setattr(build.sharding, "on_cpu", lambda: False)
     assert not build.build(toy.config(**changes), tmp_path).side_by_side
@@ -91,9 +91,7 @@ def test_the_released_class_order_follows_the_seed(tmp_path, monkeypatch):
     monkeypatch.setattr(build.sharding, "on_cpu", lambda: False)
     found = build.build(toy.config(**changes, seeds=2), tmp_path / "seeds")
     assert not found.side_by_side
-    with pytest.raises(
-        ValueError, match="side_by_side=True.*cut the tasks by the seed"
-    ):
+    with pytest.raises(ValueError, match="side_by_side=True"):
         build.build(toy.config(**changes, seeds=2, side_by_side=True), tmp_path / "x")
     both = toy.config(**changes | fixed, seeds=2)
     assert build.build(both, tmp_path / "fixed").side_by_side
@@ -190,7 +188,7 @@ def test_more_seeds_may_follow_and_wrong_ones_are_refused(apart):
     assert more.seeds == (3, 4, 5)
     with pytest.raises(ValueError, match=r"config\.seeds=0"):
         build.build(toy.config(**{**RUNS, "seeds": 0}), workdir)
-    with pytest.raises(ValueError, match="differ in config.epochs"):
+    with pytest.raises(ValueError, match="config.epochs"):
         build.build(toy.config(**{**RUNS, "epochs": 2}), workdir)
 
 
@@ -227,7 +225,7 @@ def test_an_axis_of_seeds_is_taken_off_again():
 def test_a_config_without_an_encoder_is_completed_first(tmp_path, monkeypatch):
     judged = toy.config(checkpoint=str(tmp_path), seeds=2)
     del judged.encoder
-    with pytest.raises(ValueError, match="config.seeds: a checkpoint is judged once"):
+    with pytest.raises(ValueError, match="config.seeds"):
         build.build(judged, tmp_path)
     whole = toy.config(seeds=2, seed=3)
     theirs = whole.encoder.to_dict()

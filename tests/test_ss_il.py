@@ -117,7 +117,7 @@ def test_without_distillation_there_is_no_teacher_and_wrong_options_are_refused(
     assert toy.fresh(ss_il.make(toy.parts(), distill=False)).extra.teacher is None
     for wrong, said in (
         ({"form": "papers"}, "form='papers'"),
-        ({"temperature": 0.0}, r"temperature=0\.0: must be at least 0\.001"),
+        ({"temperature": 0.0}, r"temperature=0\.0"),
     ):
         with pytest.raises(ValueError, match=rf"config\.method\.{said}"):
             ss_il.make(toy.parts(), **wrong)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers import eval_toy, memory_toy, toy
-from jaxcl import plots, sharding
+from jaxcl import sharding
 from jaxcl.augment import images as augment_images
 from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
@@ -257,37 +257,13 @@ def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
     np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "option, value, allowed",
-    [
-        ("train_on", "visibl", "='visibl': allowed are all, seen, visible; did you"),
-        ("jitter", (0.4, 0.4, 0.4), "=(0.4, 0.4, 0.4): must have 4 entries"),
-        ("jitter", (0.4, 0.4, 0.4, 0.6), "[3]=0.6: must be from 0 to 0.5"),
-        ("jitter", (-0.4, 0.4, 0.4, 0.1), "[0]=-0.4: must be at least 0"),
-        ("jitter_probability", 1.5, "=1.5: must be from 0 to 1"),
-        ("grayscale", -0.5, "=-0.5: must be from 0 to 1"),
-        ("blur", 1.5, "=1.5: must be from 0 to 1"),
-    ],
-)
-def test_errors_name_the_option(option, value, allowed):
-    with pytest.raises(ValueError) as error:
-        linear.make(memory_toy.parts_of(), **{option: value})
-    assert str(error.value).startswith(f"config.evaluators.linear.{option}")
-    assert allowed in str(error.value)
-
-
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError) as error:
         linear.make(memory_toy.parts_of(replayed=None), train_on="visible")
     said = str(error.value)
-    assert said.startswith(
-        "config.evaluators.linear.train_on='visible': needs a method"
-    )
-    assert "cclis and co2l" in said and "'seen' or 'all'" in said
+    assert said.startswith("config.evaluators.linear.train_on='visible'")
     parts = memory_toy.parts_of(data=eval_toy.dataset(streams=True))
-    with pytest.raises(
-        ValueError, match=r"linear\.balanced=True: must be False for im"
-    ):
+    with pytest.raises(ValueError, match=r"linear\.balanced=True"):
         linear.make(parts, balanced=True)
     linear.make(parts, balanced=True, augment=False)  # features are in memory
 
@@ -448,13 +424,9 @@ def test_few_points_make_no_picture(tmp_path, drawn):
 
 
 def test_a_memory_is_needed_and_no_evaluation_split(tmp_path, drawn):
-    with pytest.raises(
-        ValueError, match=r"tsne\.show='memory': needs a method with a m"
-    ):
+    with pytest.raises(ValueError, match=r"tsne\.show='memory'"):
         tsne.make(memory_toy.parts_of(), directory=tmp_path, show="memory")
-    with pytest.raises(
-        ValueError, match=r"tsne\.show='memori': allowed are test, memo"
-    ):
+    with pytest.raises(ValueError, match=r"tsne\.show='memori'"):
         tsne.make(memory_toy.parts_of(), directory=tmp_path, show="memori")
     parts = memory_toy.remembered()
     parts = parts._replace(stream=parts.stream._replace(evaluation=None))
@@ -464,44 +436,5 @@ def test_a_memory_is_needed_and_no_evaluation_split(tmp_path, drawn):
     unknown = train._replace(label=np.where(train.label == 1, -1, train.label))
     data = parts.stream.dataset._replace(train=unknown)
     parts = parts._replace(stream=parts.stream._replace(dataset=data))
-    with pytest.raises(ValueError, match="tsne: needs a label for every row"):
+    with pytest.raises(ValueError, match="tsne.*label"):
         tsne.make(parts, directory=tmp_path, show="memory")
-
-
-@pytest.mark.parametrize("classes", [3, 30])
-def test_panels_share_their_points(classes, tmp_path, figures):
-    rng = np.random.default_rng(0)
-    points, labels = rng.normal(size=(90, 2)), np.arange(90) % classes
-    pale = np.arange(90) < 60
-    marks = {"left": ~pale, "right": pale & (labels == 1)}
-    names = ("a", "b$", "c")
-    plots.marked(
-        points, labels, pale, marks, tmp_path / "x.png", title="t", class_names=names
-    )
-    figure = figures[0]
-    panels = figure.axes[:2]
-    assert [axes.get_title() for axes in panels] == ["left", "right"]
-    assert panels[0].get_xlim() == panels[1].get_xlim()
-    colours = []
-    for axes, chosen in zip(panels, marks.values(), strict=True):
-        groups = axes.collections
-        soft, strong = np.split(np.array(groups, object), 2)
-        for dots, shown in ((soft, pale), (strong, chosen)):
-            there = np.concatenate([d.get_offsets() for d in dots])
-            want = points[shown]
-            assert {*map(tuple, np.asarray(there))} == {*map(tuple, want)}
-        assert soft[0].get_alpha() < 0.5 and strong[0].get_alpha() is None
-        assert strong[0].get_linewidths()[0] == 1.0
-        assert strong[0].get_sizes()[0] > soft[0].get_sizes()[0]
-        colours.append(
-            [d.get_clim() for d in groups]
-            if classes > 20
-            else [tuple(d.get_facecolor()[0][:3]) for d in groups]
-        )
-    if classes > 20:
-        assert set(colours[0] + colours[1]) == {(0, 29)} and len(figure.axes) == 3
-    else:
-        assert colours[0] == colours[1] and colours[0][:3] == colours[0][3:]
-        legend = panels[1].get_legend()
-        assert [x.get_text() for x in legend.get_texts()] == ["a", r"b\$", "c"]
-        assert all(h.get_alpha() is None for h in legend.legend_handles)
