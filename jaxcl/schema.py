@@ -412,6 +412,33 @@ def module(package: str, name: str, field: str):
     return found
 
 
+def record(choices: Mapping[str, Any], name: str, field: str) -> Any:
+    """Look a record up in a table, or in a module of the user's own package.
+
+    Args:
+      choices: name -> record, all of one type. A name with a dot is a module,
+        "mypackage.mymodule", that holds one record of this type. The record's name is
+        that of the type in capitals: `BASE` is a `bases.Base`.
+      name: as the config says it.
+      field: its path, for messages ("config.method.base").
+
+    Raises:
+      ValueError: there is no such record.
+    """
+    if not _is_foreign(name):
+        core.check_choice(field, name, tuple(choices))
+        return choices[name]
+    kind = type(next(iter(choices.values())))
+    constant = kind.__name__.upper()
+    found = getattr(_imported(name, name, field), constant, None)
+    if not isinstance(found, kind):
+        raise ValueError(
+            f"{field}={name!r}: the module has no {constant}, which must be a "
+            f"{kind.__module__}.{kind.__name__}"
+        )
+    return found
+
+
 def _with_make(package) -> list[str]:
     """Modules of a package that have `make`. It imports all of them, for a message."""
     folder = importlib.import_module(package)
