@@ -400,10 +400,7 @@ def module(package: str, name: str, field: str):
       ValueError: there is none, or it has no `make`.
     """
     if _is_foreign(name):
-        found = _imported(name, name, field)
-        if not hasattr(found, "make"):
-            raise ValueError(f"{field}={name!r}: the module has no function `make`")
-        return found
+        return _own_module(name, field)
     path = f"{package}.{name}"
     there = isinstance(name, str) and name.isidentifier() and find_spec(path)
     found = importlib.import_module(path) if there else None
@@ -412,13 +409,12 @@ def module(package: str, name: str, field: str):
     return found
 
 
-def record(choices: Mapping[str, Any], name: str, field: str) -> Any:
-    """Look a record up in a table, or in a module of the user's own package.
+def made(choices: Mapping[str, Any], name: str, field: str) -> Any:
+    """Look a record up in a table, or have a module of the user's own package make it.
 
     Args:
       choices: name -> record, all of one type. A name with a dot is a module,
-        "mypackage.mymodule", that holds one record of this type. The record's name is
-        that of the type in capitals: `BASE` is a `bases.Base`.
+        "mypackage.mymodule", with a function `make() -> record` of this type.
       name: as the config says it.
       field: its path, for messages ("config.method.base").
 
@@ -428,14 +424,20 @@ def record(choices: Mapping[str, Any], name: str, field: str) -> Any:
     if not _is_foreign(name):
         core.check_choice(field, name, tuple(choices))
         return choices[name]
-    kind = type(next(iter(choices.values())))
-    constant = kind.__name__.upper()
-    found = getattr(_imported(name, name, field), constant, None)
+    found, kind = _own_module(name, field).make(), type(next(iter(choices.values())))
     if not isinstance(found, kind):
         raise ValueError(
-            f"{field}={name!r}: the module has no {constant}, which must be a "
+            f"{field}={name!r}: `make` returns a {type(found).__name__}; must be a "
             f"{kind.__module__}.{kind.__name__}"
         )
+    return found
+
+
+def _own_module(name, field):
+    """Import a module of the user's own package that has `make`."""
+    found = _imported(name, name, field)
+    if not hasattr(found, "make"):
+        raise ValueError(f"{field}={name!r}: the module has no function `make`")
     return found
 
 

@@ -722,7 +722,7 @@ def test_options_are_refused_by_name(changes, said):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"policy": "ring"}, "replay.policy='ring': reads labels.*min_redundancy"),
+        ({"policy": "ring"}, "replay.policy='ring': reads label.*min_redundancy"),
         ({"policy": "task_ring"}, "replay.policy='task_ring'"),
         ({"policy": "class_balanced"}, "replay.policy='class_balanced'"),
         ({"capacity": R}, f"replay.capacity={R}: must be above config.replay.size={R}"),

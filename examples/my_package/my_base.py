@@ -1,6 +1,6 @@
 """A base of `two_view`: learn one task by alignment and uniformity.
 
-Use it with --config.method.base=my_package.my_base; every strategy takes it.
+Every strategy takes it. Use it with --config.method.base=my_package.my_base.
 """
 
 from jaxcl.losses import distill
@@ -32,11 +32,13 @@ def _distilled(features):
     return p[:, 0], p[:, 1], f[:, 0], f[:, 1]
 
 
-BASE = bases.Base(
-    loss,
-    distil,
-    pnr,
-    linear_lr=1.0,  # learning rate of a linear probe on another data set
-    temperatures=False,  # the losses read no temperature
-    unbounded=lambda options: False,  # a cosine, which PNR subtracts, has a bound
-)
+def make() -> bases.Base:
+    """Make the base."""
+    return bases.Base(
+        loss,
+        distil,
+        pnr,
+        linear_lr=1.0,  # learning rate of a linear probe on another data set
+        temperatures=False,  # the losses read no temperature
+        unbounded=lambda options: False,  # a cosine, which PNR subtracts, has a bound
+    )

@@ -1,7 +1,7 @@
 """An evaluator: how many dimensions the features spread over (participation ratio).
 
-Use it as an entry of config.evaluators, {"spread": {"name": "my_package.my_evaluator"}};
-results.json then has "spread/ratio" after every task.
+Use it as an entry of config.evaluators, say
+"spread": {"name": "my_package.my_evaluator"}. Then results.json has "spread/ratio".
 """
 
 import numpy as np

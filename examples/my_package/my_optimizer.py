@@ -28,5 +28,5 @@ def sign(*, momentum: schema.Momentum = 0.9) -> optax.GradientTransformation:
 
 
 def triangle(base: float):
-    """Make a schedule that rises to `base` in half a task and falls to 0 in the rest."""
+    """Make a schedule: up to `base` in half of a task, down to 0 in the rest."""
     return lambda progress: base * (1 - jnp.abs(2 * progress - 1))

@@ -18,7 +18,7 @@ def choose(buffer, kept, key, items, mask):
       buffer: the memory, a `buffer.Buffer`; `seen` counts the rows offered so far.
       kept: what the policy counts; this one counts nothing.
       key: of random draws; this policy draws nothing.
-      items: the incoming rows, those leaves that `POLICY.reads` names.
+      items: the incoming rows, with what `Policy.reads` names.
       mask: bool[B], rows that exist.
 
     Returns:
@@ -30,4 +30,6 @@ def choose(buffer, kept, key, items, mask):
     return jnp.where(enters, slots, buffer.capacity), kept
 
 
-POLICY = policies.Policy(choose)
+def make() -> policies.Policy:
+    """Make the policy."""
+    return policies.Policy(choose)

@@ -1,8 +1,9 @@
 """A strategy of `two_view`: stay near the teacher's projections.
 
-FitNets' hint (Romero et al., ICLR 2015, Eq. 3); teacher and student have one shape, so
-no regressor is between them. Use it with --config.method.strategy=my_package.my_strategy;
-every base goes with it.
+The hint of FitNets (Romero et al., ICLR 2015, Eq. 3). Teacher and student have one
+shape, so no regressor is between them. Every base goes with it.
+
+Use it with --config.method.strategy=my_package.my_strategy.
 """
 
 from jaxcl.losses import distill
@@ -16,4 +17,6 @@ def loss(base, features, options):
     return base.loss(features, options) + options.weight * hint
 
 
-STRATEGY = strategies.Strategy(loss, teacher=True, weight=1.0)
+def make() -> strategies.Strategy:
+    """Make the strategy; config.method.weight sets another weight."""
+    return strategies.Strategy(loss, teacher=True, weight=1.0)

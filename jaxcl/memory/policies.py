@@ -542,9 +542,9 @@ POLICIES = {
 
 
 def get(name: str) -> Policy:
-    """Look up a policy of `POLICIES`, or the `POLICY` of a module of your own.
+    """Look up a policy of `POLICIES`, or have a module of your own make it.
 
     Raises:
       ValueError: naming config.replay.policy and what is allowed.
     """
-    return schema.record(POLICIES, name, "config.replay.policy")
+    return schema.made(POLICIES, name, "config.replay.policy")

@@ -411,12 +411,12 @@ BASES = {
 
 
 def get(name: str) -> Base:
-    """Look up a base of `BASES`, or the `BASE` of a module of your own.
+    """Look up a base of `BASES`, or have a module of your own make it.
 
     Raises:
       ValueError: naming config.method.base and what is allowed.
     """
-    return schema.record(BASES, name, "config.method.base")
+    return schema.made(BASES, name, "config.method.base")
 
 
 def warn_of_distance(base: str, options: Options) -> None:

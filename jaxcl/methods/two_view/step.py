@@ -85,9 +85,7 @@ def unread(options: dict) -> list[str]:
     be given.
     """
     spec, plan = bases.get(options["base"]), strategies.get(options["strategy"])
-    own = (
-        options["base"] not in bases.BASES
-    )  # which may read any of the losses' options
+    own = options["base"] not in bases.BASES  # reads any of the options
     pnr, contrastive = options["strategy"] == "pnr", spec.unbounded is None
     distils = plan.distiller and not (pnr and contrastive)
     centred = spec.prototypes and options["balance"] == "centre"

@@ -113,9 +113,9 @@ STRATEGIES = {
 
 
 def get(name: str) -> Strategy:
-    """Look up a strategy of `STRATEGIES`, or the `STRATEGY` of a module of your own.
+    """Look up a strategy of `STRATEGIES`, or have a module of your own make it.
 
     Raises:
       ValueError: naming config.method.strategy and what is allowed.
     """
-    return schema.record(STRATEGIES, name, "config.method.strategy")
+    return schema.made(STRATEGIES, name, "config.method.strategy")
