@@ -115,8 +115,8 @@ def _linear_lr(run, key):
         return bases.get(base).linear_lr
     except ValueError as error:
         raise ValueError(
-            f"config.evaluators.{key}.lr: missing, and the run's method has no base "
-            f"with one; bases are {', '.join(bases.BASES)}"
+            f"config.evaluators.{key}.lr: missing, and the run's method has none in "
+            f"the paper's table, which knows the bases {', '.join(bases.BASES)}"
         ) from error
 
 
