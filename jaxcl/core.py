@@ -38,7 +38,7 @@ class Replay(NamedTuple):
     """What online methods keep of the stream and how they replay it: config.replay."""
 
     capacity: int  # slots of the memory
-    policy: str = "reservoir"  # a name in memory.policies.POLICIES
+    policy: str = "reservoir"  # see memory.policies.get
     size: int | None = None  # rows drawn per update; None: as many as come in
     updates: int = 1  # gradient steps on each incoming batch
     flops: float | None = None  # budget for each image, from which `updates` came

@@ -12,21 +12,16 @@ import shutil
 import subprocess
 import sys
 
-import jax
 import numpy as np
 import pytest
 from absl import flags
 from PIL import Image
 
-import jaxcl
-import jaxcl.methods
-import test_methods
-from helpers import config_files, pages, run_directories, toy
+from helpers import config_files, pages, run_directories
 from jaxcl.config import files, sections
 from jaxcl.data import convert, fetch, from_arrays, sources
 from jaxcl.export import command as export_command
 from jaxcl.front import command as front
-from jaxcl.run import record, train
 from jaxcl.update import command as update_command
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -34,39 +29,26 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *sorted(ROOT.glob("benchmarks/*.md"))]
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))
 option_tables = config_files.load(ROOT / "docs" / "options.py")
-EXAMPLE = (ROOT / "docs" / "adding_a_method.md").read_text()
 
 
 def ids(path):
     return str(path.relative_to(ROOT))
 
 
-def of_file(name):
-    """The block of the worked example that stands for a file."""
-    return re.search(rf"^`{name}`:\n\n```python\n(.*?)^```", EXAMPLE, re.M | re.S)[1]
-
-
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """configs/ and the worked example's files, its method importable by name."""
+    """The folders that commands name; the package of the examples is importable."""
     root = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "configs", root / "configs")
+    shutil.copytree(ROOT / "examples", root, dirs_exist_ok=True)
     (root / "my_images" / "cat").mkdir(parents=True)
     for i in range(40):  # of which commands speak
         Image.new("RGB", (8, 8), (i, 0, 0)).save(root / f"my_images/cat/{i}.png")
-    (root / "methods").mkdir()
-    (root / "methods" / "simclr_l2.py").write_text(
-        of_file("jaxcl/methods/simclr_l2.py")
-    )
-    name = "configs/simclr_l2_digits.py"
-    (root / name).write_text(of_file(name))
     with pytest.MonkeyPatch.context() as patch:
-        path = [*jaxcl.methods.__path__, str(root / "methods")]
-        patch.setattr(jaxcl.methods, "__path__", path)
-        importlib.invalidate_caches()
+        patch.syspath_prepend(str(root))
         yield root
-        sys.modules.pop("jaxcl.methods.simclr_l2", None)
-        vars(jaxcl.methods).pop("simclr_l2", None)
+    for name in [x for x in sys.modules if x.split(".")[0] == "my_package"]:
+        del sys.modules[name]
 
 
 # Commands
@@ -78,8 +60,8 @@ def written():
         yield ids(path), path.read_text()
     for path in CONFIGS:
         yield ids(path), ast.get_docstring(ast.parse(path.read_text()))
-    name = "configs/simclr_l2_digits.py"
-    yield name, ast.get_docstring(ast.parse(of_file(name)))
+    example = ROOT / "examples" / "my_config.py"
+    yield ids(example), ast.get_docstring(ast.parse(example.read_text()))
     yield (
         "jaxcl/main.py",
         ast.get_docstring(ast.parse((ROOT / "jaxcl/main.py").read_text())),
@@ -485,75 +467,3 @@ def test_the_cifar_snippet_makes_a_file_that_npz_reads(tmp_path, monkeypatch):
         np.testing.assert_array_equal(examples.label, rows[:, 1])
         # Planes of red, green, blue, each row by row.
         assert examples.images[1, 4, 7, 2] == rows[1, 2 + 2 * 1024 + 4 * 32 + 7]
-
-
-# The worked example
-
-
-def rows_of_the_example():
-    """Name -> row, of the blocks that stand for rows of the table of methods."""
-    names = {"Row": test_methods.Row, "toy": toy}
-    rows = [
-        block for block in pages.blocks(EXAMPLE, "python") if block.startswith("    ")
-    ]
-    return eval(f"{{{''.join(rows)}}}", names)
-
-
-def test_a_row_of_the_example_is_that_of_the_table():
-    _, er = rows_of_the_example().values()
-    real = test_methods.METHODS["er"]
-    assert (er.changes, er.idle, er.still) == (real.changes, real.idle, real.still)
-
-
-def test_the_example_trains_by_its_row_of_the_table(tree, tmp_path):
-    name, (changes, *_) = next(iter(rows_of_the_example().items()))
-    assert name == "simclr-l2" and changes["method"]["name"] == "simclr_l2"
-    work = toy.job(tmp_path, tasks=2, epochs=1, **changes)
-    train.run(work, tmp_path)
-    rows = [r for r in record.read_rows(tmp_path) if "loss" in r]
-    assert [r["step"] for r in rows] == list(range(1, 13))
-    assert np.isfinite([r["loss"] for r in rows]).all()
-    # The teacher is what the second task began with, so it is near and not equal.
-    assert rows[6]["task"] == 1 and 0 < rows[6]["distance"] < rows[5]["distance"] + 1
-    state = toy.saved(work, tmp_path).state
-    moved = jax.tree.map(
-        lambda a, b: bool((a != b).any()),
-        state.extra.teacher["encoder"],
-        state.params["encoder"],
-    )
-    assert any(jax.tree.leaves(moved))
-
-
-@pytest.mark.slow
-def test_the_example_passes_the_table(tree, tmp_path, monkeypatch):
-    row = rows_of_the_example()["simclr-l2"]
-    monkeypatch.setitem(test_methods.METHODS, "simclr-l2", row)
-    for column in test_methods.COLUMNS:
-        (tmp_path / column.__name__).mkdir()
-        column("simclr-l2", tmp_path / column.__name__)
-
-
-def test_the_example_refuses_what_it_cannot_take(tree, tmp_path):
-    for wrong in ({"weight": -1.0}, {"wieght": 1.0}):
-        with pytest.raises(ValueError, match=r"config\.method\.w"):
-            toy.job(tmp_path / "x", method={"name": "simclr_l2", **wrong})
-
-
-def test_the_examples_own_test_passes(tree):
-    code = next(b for b in pages.blocks(EXAMPLE, "python") if "def test_" in b)
-    names = {}
-    exec(compile(code, "adding_a_method.md", "exec"), names)
-    tests = [value for name, value in names.items() if name.startswith("test_")]
-    assert tests
-    for test in tests:
-        test()
-
-
-def test_the_examples_config_is_one_that_the_tests_take(tree):
-    path = tree / "configs" / "simclr_l2_digits.py"
-    module = config_files.load(path)
-    config, small = module.get_config(), module.get_config("debug")
-    assert f"--config=configs/{path.name}" in module.__doc__
-    assert f"{path.name}:debug" in module.__doc__ and config.name == path.stem
-    assert set(small.method) == set(config.method) and small.data.name == "digits"
-    config_files.check_options(small)

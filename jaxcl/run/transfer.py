@@ -111,12 +111,13 @@ def _linear_lr(run, key):
         with contextlib.suppress(ValueError, KeyError):  # a method without bases
             module = schema.method(method.get("name"))
             base = inspect.signature(module.make).parameters["base"].default
-    if base not in bases.BASES:
+    try:
+        return bases.get(base).linear_lr
+    except ValueError as error:
         raise ValueError(
             f"config.evaluators.{key}.lr: missing, and the run's method has none in "
             f"the paper's table, which knows the bases {', '.join(bases.BASES)}"
-        )
-    return bases.BASES[base].linear_lr
+        ) from error
 
 
 class Place(NamedTuple):

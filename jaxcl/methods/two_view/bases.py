@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from absl import logging
 
-from jaxcl import core
+from jaxcl import core, schema
 from jaxcl.losses import contrastive, distill, noncontrastive
 from jaxcl.nets import heads
 
@@ -411,9 +411,12 @@ BASES = {
 
 
 def get(name: str) -> Base:
-    """The base of that name; a ValueError names the nearest if there is none."""
-    core.check_choice("config.method.base", name, tuple(BASES))
-    return BASES[name]
+    """Look up a base of `BASES`, or have a module of your own make it.
+
+    Raises:
+      ValueError: naming config.method.base and what is allowed.
+    """
+    return schema.made(BASES, name, "config.method.base")
 
 
 def warn_of_distance(base: str, options: Options) -> None:
@@ -422,7 +425,7 @@ def warn_of_distance(base: str, options: Options) -> None:
     Either it has no lower bound, or the distance weighs more than the distillation:
     such a loss is far below 0 where the network has left the frozen one.
     """
-    unbounded = BASES[base].unbounded
+    unbounded = get(base).unbounded
     if unbounded is None or not options.pn2:
         return
     if unbounded(options):

@@ -85,6 +85,7 @@ def unread(options: dict) -> list[str]:
     be given.
     """
     spec, plan = bases.get(options["base"]), strategies.get(options["strategy"])
+    own = options["base"] not in bases.BASES  # reads any of the options
     pnr, contrastive = options["strategy"] == "pnr", spec.unbounded is None
     distils = plan.distiller and not (pnr and contrastive)
     centred = spec.prototypes and options["balance"] == "centre"
@@ -95,13 +96,13 @@ def unread(options: dict) -> list[str]:
         ("pn1", "pn2"): pnr,
         ("frozen_bn",): plan.teacher,
         ("momentum_start", "momentum_end"): spec.momentum,
-        ("scale", "off_diagonal"): options["base"] == "barlow_twins",
-        ("invariance", "variance", "covariance"): options["base"] == "vicreg",
+        ("scale", "off_diagonal"): own or options["base"] == "barlow_twins",
+        ("invariance", "variance", "covariance"): own or options["base"] == "vicreg",
         ("balance", "target_temperature", "target_start"): spec.prototypes,
         ("target_warmup", "prototypes_held"): spec.prototypes,
         ("centre_momentum",): centred,
         ("normality",): spec.slices,
-        ("streaming",): options["base"] in ("simclr", "mocov2plus"),
+        ("streaming",): own or options["base"] in ("simclr", "mocov2plus"),
         ("mix",): plan.mixes,
         ("fisher_share",): plan.consolidates,
         ("head_lr", "head_form"): options["online_head"],
@@ -174,8 +175,8 @@ def make(
 
     Args:
       parts: what the config builds.
-      base: a name in `bases.BASES`.
-      strategy: a name in `strategies.STRATEGIES`.
+      base: a name in `bases.BASES`, or the module of a base of your own.
+      strategy: a name in `strategies.STRATEGIES`, or the module of one of your own.
       temperature, distill_temperature: of the base loss and of distillation.
       weight: of what the strategy adds to the base loss.
       negative_weight: PNR's lambda, for bases without negatives.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import schema
 from jaxcl.losses import distill, replay
 
 
@@ -113,6 +113,9 @@ STRATEGIES = {
 
 
 def get(name: str) -> Strategy:
-    """The strategy of that name; a ValueError names the nearest if there is none."""
-    core.check_choice("config.method.strategy", name, tuple(STRATEGIES))
-    return STRATEGIES[name]
+    """Look up a strategy of `STRATEGIES`, or have a module of your own make it.
+
+    Raises:
+      ValueError: naming config.method.strategy and what is allowed.
+    """
+    return schema.made(STRATEGIES, name, "config.method.strategy")
