@@ -12,6 +12,7 @@ from matplotlib import colors
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from scipy import stats
 
+from helpers import jaxprs
 from jaxcl.augment import crops
 from jaxcl.augment import images as augment_images
 
@@ -451,22 +452,14 @@ def test_padded_views_are_shifts_that_no_other_example_changes():
     assert half(key, images).dtype == jnp.bfloat16
 
 
-def primitives(jaxpr):
-    for equation in jaxpr.eqns:
-        yield equation.primitive.name
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            yield from primitives(inner) if hasattr(inner, "eqns") else ()
-
-
 def test_operations_of_probability_zero_are_not_in_the_program():
     images = jnp.asarray(pixels(2, 8, 8, 3))
 
     def count(name, images=images, **changes):
         make = augment_images.make(size=8, **{**OFF, **changes})
-        return list(primitives(jax.make_jaxpr(make)(jax.random.key(0), images))).count(
-            name
-        )
+        program = jax.make_jaxpr(make)(jax.random.key(0), images).jaxpr
+        there = [x.primitive.name for x in jaxprs.equations(program)]
+        return there.count(name)
 
     cut = jnp.stack([images, images], axis=1)
     assert count("dot_general") == 4  # the crops of two views

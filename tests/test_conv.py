@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend import core
 
+from helpers import jaxprs
 from jaxcl import sharding
 from jaxcl.nets import conv, resnet, under_vmap
 
@@ -188,17 +188,12 @@ def test_kernels_of_several_networks_under_vmap():
 
 def convolutions(function, *arguments):
     """Shapes of the inputs of each convolution of a program."""
-    found = []
-
-    def walk(program):
-        for equation in program.eqns:
-            if equation.primitive.name == "conv_general_dilated":
-                found.append(equation.invars[0].aval.shape)
-            for inner in core.jaxprs_in_params(equation.params):
-                walk(inner)
-
-    walk(jax.make_jaxpr(function)(*arguments).jaxpr)
-    return found
+    program = jax.make_jaxpr(function)(*arguments).jaxpr
+    return [
+        equation.invars[0].aval.shape
+        for equation in jaxprs.equations(program)
+        if equation.primitive.name == "conv_general_dilated"
+    ]
 
 
 def test_only_large_maps_are_cut_in_pieces_and_only_on_a_cpu(monkeypatch):

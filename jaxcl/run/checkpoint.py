@@ -117,7 +117,8 @@ def read(path: epath.PathLike) -> Saved:
     metadata = ocp.metadata(path)
     if metadata.metadata is None:  # Orbax keeps the reason to itself; load raises it
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of shardings, which are not given
+            # No shardings are given, for the arrays are not kept.
+            warnings.filterwarnings("ignore", "Sharding info not provided")
             ocp.load(path)
         raise OSError(
             f"{path}: its leaves could not be listed, though they can be read"
