@@ -5,6 +5,6 @@ reads, swapped views, a gradient where none may flow, an update that is missing.
 public names are replaced, so that the inside of a module may change freely.
 """
 
-from faults import losses
+from faults import losses, memories, steps, training
 
-FAULTS = [*losses.FAULTS]
+FAULTS = [*losses.FAULTS, *memories.FAULTS, *training.FAULTS, *steps.FAULTS]

@@ -90,7 +90,15 @@ def gives(change: Callable) -> Callable:
 
 def instead(other: Callable) -> Callable:
     """Patch: call another function with the same arguments."""
-    return lambda function: functools.wraps(function)(other)
+
+    def patch(function):
+        @functools.wraps(function)
+        def wrong(*given, **named):
+            return other(*given, **named)
+
+        return wrong
+
+    return patch
 
 
 def makes(**fields: Callable) -> Callable:

@@ -1,0 +1,474 @@
+"""Faults of the steps of each family of methods, and of where their tasks begin."""
+
+import jax.numpy as jnp
+
+from faults import fault
+from faults.fault import gives, instead, keeps, makes, swaps, takes
+
+
+def _always(value):
+    return lambda _: value
+
+
+def _step(name):
+    return f"test_two_view.py::test_a_step_is_the_equations[mocov2plus-{name}]"
+
+
+def _tasks(name):
+    return f"test_two_view.py::test_three_tasks_are_the_equations[mocov2plus-{name}]"
+
+
+def _one_view(parts):
+    """Augment so that the second view is the first one again."""
+
+    def augment(key, images):
+        views = parts.augment(key, images)
+        return jnp.stack([views[:, 0], views[:, 0]], axis=1)
+
+    return parts._replace(augment=augment)
+
+
+def _first_rates(parts):
+    return parts._replace(lr=lambda progress, task: parts.lr(progress, 0 * task))
+
+
+def _after_the_second(*fields):
+    """Wrap the begin of a task: from the third task on these fields stay."""
+
+    def wrap(begin):
+        def wrong(state, task):
+            return (begin if task.index < 2 else keeps(*fields)(begin))(state, task)
+
+        return wrong
+
+    return wrap
+
+
+def _does_nothing(_):
+    return lambda state, task: state
+
+
+def _features(change):
+    """Patch `bases.get`: its loss of one task alone reads changed features."""
+
+    def changed(base):
+        def loss(features, options):
+            return base.loss(change(features), options)
+
+        return base._replace(loss=loss)
+
+    return gives(changed)
+
+
+_two_view = [
+    *fault.of(
+        "methods.two_view.make",
+        _step("pnr"),
+        (
+            "two_view: the slow network never moves",
+            makes(step=keeps("extra.momentum")),
+        ),
+        (
+            "two_view: the slow network keeps its statistics",
+            makes(step=keeps("extra.momentum_stats")),
+        ),
+        ("two_view: running statistics never move", makes(step=keeps("stats"))),
+        ("two_view: no keys are queued", makes(step=keeps("extra.key_queue"))),
+        (
+            "two_view: no frozen features are queued",
+            makes(step=keeps("extra.frozen_queue")),
+        ),
+        ("two_view: both views are one", takes(parts=_one_view)),
+        (
+            "two_view: the momentum falls over a task",
+            swaps("momentum_start", "momentum_end"),
+        ),
+        (
+            "two_view: the teacher normalises by its batch unasked",
+            takes(frozen_bn=_always("batch")),
+        ),
+        (
+            "two_view: every task has the rates of the first",
+            takes(parts=_first_rates),
+        ),
+        (
+            "two_view: der stores nothing",
+            makes(step=keeps("extra.memory")),
+            _step("der"),
+        ),
+        (
+            "two_view: ewc never consolidates",
+            makes(end_task=_does_nothing),
+            _tasks("ewc"),
+        ),
+        (
+            "two_view: the optimiser goes on into the next task",
+            makes(begin_task=keeps("opt_state")),
+            _tasks("finetune"),
+        ),
+        (
+            "two_view: the teacher stays that of the first task",
+            makes(begin_task=_after_the_second("extra.teacher")),
+            _tasks("pnr"),
+        ),
+        (
+            "two_view: g is not born anew with the second task",
+            makes(begin_task=keeps("params", "stats")),
+            _tasks("pnr"),
+        ),
+        (
+            "two_view: embeddings are the projector's",
+            gives(lambda method: method._replace(embed=method.project)),
+            "test_two_view.py"
+            "::test_evaluators_read_the_encoder_and_the_projector_in_evaluation_mode",
+        ),
+    ),
+    *fault.of(
+        "methods.two_view.networks.frozen_features",
+        _step("pnr"),
+        (
+            "two_view: the teacher's views are swapped",
+            gives(lambda frozen: frozen[:, ::-1]),
+        ),
+    ),
+    *fault.of(
+        "memory.queue.enqueue",
+        _step("pnr"),
+        ("two_view: queues hold raw rows", takes(rows=lambda rows: 2 * rows)),
+    ),
+    *fault.of(
+        "memory.importance.observe",
+        _step("ewc"),
+        ("two_view: ewc observes every step", takes(active=_always(True))),
+    ),
+    *fault.of(
+        "methods.two_view.strategies.mixed",
+        _step("lump"),
+        ("two_view: lump mixes with rows that do not exist", takes(mask=jnp.ones_like)),
+    ),
+    *fault.of(
+        "methods.two_view.bases.get",
+        "test_bases.py::test_a_base_is_its_equations[mocov2plus-code]",
+        (
+            "two_view: moco compares a query with the key of its own view",
+            _features(lambda given: given._replace(k=given.k[:, ::-1])),
+        ),
+        (
+            "two_view: byol predicts its own view",
+            _features(lambda given: given._replace(k=given.k[:, ::-1])),
+            "test_bases.py::test_a_base_is_its_equations[byol-code]",
+        ),
+    ),
+    *fault.of(
+        "losses.distill.pseudo_negative",
+        "test_bases.py::test_a_base_is_its_equations[barlow_twins-code]",
+        ("two_view: pnr pulls its pseudo-negatives", gives(lambda value: -value)),
+    ),
+    *fault.of(
+        "methods.two_view.strategies.get",
+        "test_bases.py::test_a_base_is_its_equations[simclr-code]",
+        (
+            "two_view: cassle leaves its weight out",
+            gives(
+                lambda plan: plan._replace(
+                    loss=lambda base, features, options: plan.loss(
+                        base, features, options._replace(weight=1.0)
+                    )
+                )
+            ),
+        ),
+    ),
+]
+
+
+def _swapped_parts(er_ace):
+    """Give the incoming rows for the replayed ones, and the other way round."""
+
+    def wrong(new, new_labels, old, old_labels, seen, *, replay_mask=None, **options):
+        return er_ace(old, old_labels, new, new_labels, seen, **options)
+
+    return wrong
+
+
+def _always_projected(_):
+    return lambda gradient, reference: (
+        gradient - gradient @ reference / (reference @ reference) * reference
+    )
+
+
+_masks = "test_online.py::test_er_ace_masks_each_part_by_itself[paper]"
+_gem = "test_gem.py::test_projection_by_hand"
+_teacher = (
+    "test_icarl.py::test_the_teacher_is_the_network_at_the_begin_of_the_task_and_stays"
+)
+_written = "test_online.py::test_a_batch_is_written_after_its_updates"
+_online = [
+    *fault.of(
+        "losses.replay.er_ace",
+        _masks,
+        ("online: er_ace swaps incoming and replayed rows", _swapped_parts),
+    ),
+    *fault.of(
+        "methods.er_ace.make",
+        _written,
+        ("online: er_ace stores nothing", makes(step=keeps("extra.memory"))),
+        (
+            "online: every update on a batch counts as a step",
+            makes(
+                step=lambda step: (
+                    lambda state, batch: (
+                        lambda after, metrics: (
+                            after.replace(step=state.step + 3),
+                            metrics,
+                        )
+                    )(*step(state, batch))
+                )
+            ),
+        ),
+        (
+            "online: classes that come are not seen",
+            makes(step=keeps("extra.seen")),
+            _masks,
+        ),
+        (
+            "online: unseen classes are predicted",
+            makes(
+                predict=lambda predict: (
+                    lambda state, images: jnp.maximum(predict(state, images), -1e3)
+                )
+            ),
+            _masks,
+        ),
+    ),
+    *fault.of(
+        "methods.online.replayable",
+        "test_online.py::test_er_replays_what_it_may[past_tasks]",
+        (
+            "online: rows of the present task are replayed, too",
+            instead(lambda _, state, incoming: state.extra.memory.filled),
+        ),
+    ),
+    *fault.of(
+        "methods.er.make",
+        "test_online.py::test_joint_er_is_one_mean_over_one_pass[absent]",
+        (
+            "online: unseen classes compete in joint er",
+            takes(unseen=_always("compete")),
+        ),
+    ),
+    *fault.of(
+        "methods.er_aml.make",
+        "test_online.py::test_er_aml_pulls_pairs_and_replays_all_classes_seen[paper]",
+        ("online: er_aml leaves gamma out", takes(gamma=_always(1.0))),
+    ),
+    *fault.of(
+        "methods.er_lwf.make",
+        "test_er_lwf.py::test_a_step_is_one_mean_over_all_rows[paper]",
+        ("online: er_lwf distils at temperature 2", takes(temperature=_always(2.0))),
+    ),
+    *fault.of(
+        "methods.mir.interference",
+        "test_mir.py::test_a_step_equals_its_twin[past]",
+        ("online: mir replays what the step helps", gives(lambda raised: -raised)),
+    ),
+    *fault.of(
+        "methods.gem.project",
+        _gem,
+        ("online: gem leaves its margin out", takes(margin=_always(0.0))),
+        (
+            "online: gem projects where nothing is violated",
+            takes(memory_gradients=lambda gradients: -gradients),
+        ),
+    ),
+    *fault.of(
+        "methods.agem.project",
+        "test_gem.py::test_agem_projection",
+        ("online: a-gem projects gradients that agree", _always_projected),
+    ),
+    *fault.of(
+        "methods.icarl.make",
+        _teacher,
+        (
+            "online: icarl's teacher is never renewed",
+            makes(begin_task=keeps("extra.teacher")),
+        ),
+        (
+            "online: icarl's old classes stay none",
+            makes(begin_task=keeps("extra.old")),
+        ),
+    ),
+    *fault.of(
+        "methods.der.make",
+        "test_der.py::test_a_step_is_the_equation[{'alpha': 0.7}]",
+        ("online: der leaves alpha out", takes(alpha=_always(1.0))),
+    ),
+]
+
+
+def _stream(name):
+    return f"test_online_ssl.py::test_a_stream_is_the_equations[{name}]"
+
+
+_online_ssl = [
+    *fault.of(
+        "methods.online_ssl.make",
+        _stream("simsiam-cassle"),
+        ("online_ssl: the teacher never moves", makes(step=keeps("extra.teacher"))),
+        ("online_ssl: both views are one", takes(parts=_one_view)),
+        ("online_ssl: the weight is left out", takes(weight=_always(1.0))),
+        (
+            "online_ssl: incoming rows are aligned, too",
+            takes(rows=_always("all")),
+        ),
+        (
+            "online_ssl: the slow network never moves",
+            makes(step=keeps("extra.momentum")),
+            _stream("byol-cassle"),
+        ),
+        (
+            "online_ssl: no keys are queued",
+            makes(step=keeps("extra.key_queue")),
+            _stream("mocov2plus-pnr"),
+        ),
+        (
+            "online_ssl: stored projections move by the other share",
+            takes(stored_momentum=lambda share: 1 - share),
+            _stream("simsiam-cla_r"),
+        ),
+    ),
+    *fault.of(
+        "memory.loss_aware.moved",
+        _stream("byol-loss_aware"),
+        ("online_ssl: running losses stay as they came", instead(lambda old, _: old)),
+    ),
+]
+
+_duel_step = "test_duel.py::test_a_step_is_the_equation[moco]"
+_duel = [
+    *fault.of(
+        "methods.duel.make",
+        _duel_step,
+        ("duel: both views are one", takes(parts=_one_view)),
+        ("duel: the slow network never moves", makes(step=keeps("extra.momentum"))),
+        (
+            "duel: the slow network keeps its statistics",
+            makes(step=keeps("extra.momentum_stats")),
+        ),
+        ("duel: nothing enters the memory", makes(step=keeps("extra.memory"))),
+        (
+            "duel: the optimiser goes on into the next task",
+            makes(begin_task=keeps("opt_state")),
+            "test_duel.py::test_what_carries_over_between_tasks",
+        ),
+    ),
+    *fault.of(
+        "losses.contrastive.info_nce",
+        _duel_step,
+        ("duel: empty slots are negatives", takes(negative_mask=_always(None))),
+    ),
+]
+
+_turns = "test_icl.py::test_old_and_new_anchors_take_turns"
+_meta = "test_icl.py::test_a_meta_step_is_the_equation[3-False-False]"
+_icl = [
+    *fault.of(
+        "methods.icl.make",
+        _meta,
+        ("icl: running statistics never move", makes(step=keeps("stats"))),
+        (
+            "icl: retraining goes on from the weights before",
+            makes(begin_task=keeps("params")),
+            "test_icl.py::test_a_task_begins_with_its_weights[retrain]",
+        ),
+        (
+            "icl: its growth is none",
+            makes(begin_task=keeps("extra.growth")),
+            "test_icl.py::test_a_task_begins_with_its_weights[replay]",
+        ),
+    ),
+    *fault.of(
+        "losses.incremental.others",
+        _turns,
+        (
+            "icl: a row is its own negative",
+            gives(lambda allowed: jnp.ones_like(allowed)),
+        ),
+    ),
+    *fault.of(
+        "methods.icl.orders.inner_steps",
+        "test_icl.py::test_inner_steps_are_those_of_the_paper",
+        ("icl: one inner step is missing", gives(lambda steps: max(steps - 1, 1))),
+    ),
+    *fault.of(
+        "methods.icl.ddpg.rate",
+        "test_ddpg.py::test_rates_span_the_range_evenly_on_their_scale[linear]",
+        ("icl: rates begin at 0", gives(lambda rate, of: rate - of["options"].low)),
+    ),
+]
+
+_default = "::test_a_later_step_is_the_equation[default]"
+_three = "test_rehearsal.py::test_three_tasks[co2l-12]"
+_rehearsal = [
+    *fault.of(
+        "methods.cclis.make",
+        f"test_cclis.py{_default}",
+        (
+            "cclis: prototypes have the network's rate",
+            takes(prototype_rate=_always(1.0)),
+        ),
+        ("cclis: the weight of distillation is left out", takes(weight=_always(1.0))),
+    ),
+    *fault.of(
+        "methods.rehearsal.teach",
+        f"test_cclis.py{_default}",
+        ("cclis: the teacher normalises by its batch", takes(train=_always(True))),
+    ),
+    *fault.of(
+        "methods.rehearsal.weights",
+        "test_rehearsal.py::test_weights_of_stored_rows_and_of_others",
+        (
+            "cclis: stored rows weigh like those of the task",
+            takes(
+                extra=lambda extra: extra._replace(
+                    replayed=extra.replayed._replace(row=0 * extra.replayed.row - 1)
+                )
+            ),
+        ),
+    ),
+    *fault.of(
+        "losses.contrastive.sup_con",
+        f"test_co2l.py{_default}",
+        ("co2l: stored rows are anchors", takes(anchor_mask=_always(None))),
+    ),
+    *fault.of(
+        "methods.co2l.make",
+        "test_co2l.py::test_the_first_task_is_contrast_alone",
+        (
+            "co2l: the first task distils",
+            makes(
+                step=lambda step: (
+                    lambda state, *others: (
+                        lambda after, metrics: (after.replace(task=state.task), metrics)
+                    )(*step(state.replace(task=state.task + 1), *others))
+                )
+            ),
+        ),
+        (
+            "co2l: a task's end stores nothing",
+            makes(end_task=keeps("extra.memory")),
+            _three,
+        ),
+        (
+            "co2l: the teacher stays that of the first task",
+            makes(begin_task=_after_the_second("extra.teacher")),
+            _three,
+        ),
+        (
+            "co2l: classes that its teacher has met are forgotten",
+            makes(begin_task=keeps("extra.taught")),
+            _three,
+        ),
+    ),
+]
+
+FAULTS = [*_two_view, *_online, *_online_ssl, *_duel, *_icl, *_rehearsal]
