@@ -86,7 +86,11 @@ class _Noticed:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self):
-        owner, name = find(self.fault.target)
+        try:
+            owner, name = find(self.fault.target)
+        except LookupError as error:
+            self.failure = "no target", str(error)
+            raise pytest.UsageError(str(error)) from error
         setattr(owner, name, self.fault.patch(getattr(owner, name)))
 
     @pytest.hookimpl(wrapper=True)
@@ -116,11 +120,7 @@ def _judge(folder, name, output, send):
     (fault,) = (fault for fault in _faults(folder) if fault.name == name)
     noticed = _Noticed(fault)
     options = ["-q", "-x", "-n0", "-p", "no:cacheprovider", "--rootdir=."]
-    try:
-        status = pytest.main([*options, *fault.tests], plugins=[noticed])
-    except LookupError as error:
-        send.send(("no target", str(error)))
-        return
+    status = pytest.main([*options, *fault.tests], plugins=[noticed])
     word, note = noticed.verdict()
     if word == "survived" and status != 0:
         word = "broken"
@@ -167,7 +167,8 @@ def passes_without(faults, folder, jobs) -> bool:
 
 def run(faults, folder, *, jobs, timeout) -> bool:
     """Judge faults, `jobs` at a time, and print a line for each; are all caught?"""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    preloaded = PRELOADED if folder == HERE else []
+    multiprocessing.get_context("forkserver").set_forkserver_preload(preloaded)
     counts = {}
 
     def timed(fault):

@@ -189,7 +189,6 @@ _of_distillation = [
         "losses.distill.pnr_moco",
         _losses("pnr_moco"),
         ("loss: pnr_moco meets the bank of the other view", takes(key_queue=_reversed)),
-        ("loss: pnr_moco swaps its queues", swaps("key_queue", "frozen_queue")),
         (
             "loss: pnr_moco swaps its temperatures",
             swaps("temperature", "distill_temperature"),

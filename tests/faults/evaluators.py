@@ -1,0 +1,154 @@
+"""Faults of evaluators: which rows they read, what they measure, what they report."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from faults import fault
+from faults.fault import gives, instead, takes
+
+
+def _always(value):
+    return lambda _: value
+
+
+def _itself_among_neighbours(nearest):
+    """Shift the list of neighbours by one: the query comes first."""
+
+    def wrong(features, queries, k):
+        rows, similarities = nearest(features, queries, k)
+        rows = np.concatenate([np.asarray(queries)[:, None], rows[:, :-1]], axis=1)
+        return rows, similarities
+
+    return wrong
+
+
+def _with_pairs_of_itself(value, of):
+    """Count each row's pair with itself, whose term is 1."""
+    count = len(of["embeddings"])
+    pairs = count * (count - 1) / 2
+    return jnp.log((jnp.exp(value) * pairs + count) / (pairs + count))
+
+
+_brute = "test_evals.py::test_neighbours_are_those_of_brute_force"
+_known = "test_collapse.py::test_measures_at_points_known_by_hand"
+_loops = "test_decay.py::test_measures_are_those_of_loops"
+
+FAULTS = [
+    *fault.of(
+        "evals.knn.votes",
+        "test_evals.py::test_votes_weigh_by_distance",
+        ("evaluators: kNN has no temperature", takes(temperature=_always(1.0))),
+        ("evaluators: kNN asks rows that it may not", takes(mask=jnp.ones_like)),
+        (
+            "evaluators: kNN's distances are always cosines",
+            takes(distance=_always("cosine")),
+            f"{_brute}[class-euclidean]",
+        ),
+    ),
+    *fault.of(
+        "evals.features.train_mask",
+        "test_evals.py::test_probe_of_seen_tasks_knows_only_their_classes",
+        (
+            "evaluators: probes train on tasks to come",
+            takes(train_on=_always("all")),
+        ),
+    ),
+    *fault.of(
+        "evals.features.blank_unseen",
+        f"{_brute}[class-cosine]",
+        ("evaluators: tasks to come have accuracies", takes(train_on=_always("all"))),
+    ),
+    *fault.of(
+        "evals.features.stratified",
+        "test_evals.py::test_a_share_of_the_labels_is_stratified_nested_and_seeded",
+        ("evaluators: a share of labels ignores the seed", takes(seed=_always(0))),
+    ),
+    *fault.of(
+        "evals.features.per_task",
+        "test_evals.py::test_verdicts_are_those_of_brute_force",
+        (
+            "evaluators: every task has the accuracy of the first",
+            gives(lambda row: np.full_like(row, row[0])),
+            f"{_brute}[class-cosine]",
+        ),
+    ),
+    *fault.of(
+        "evals.features.evenly",
+        "test_collapse.py::test_it_measures_rows_evenly_spaced",
+        (
+            "evaluators: the first rows of a sorted split are read",
+            instead(lambda rows, most: rows[:most]),
+        ),
+    ),
+    *fault.of(
+        "evals.head.epoch_order",
+        "test_evals.py::test_epochs_of_a_probe_are_shuffled_anew",
+        (
+            "evaluators: a probe takes rows in order",
+            instead(lambda key, rows, count: rows),
+        ),
+    ),
+    *fault.of(
+        "evals.head.descend",
+        "test_evals.py::test_probe_is_the_sgd_of_the_equations[features-16]",
+        ("evaluators: a probe has no momentum", takes(momentum=_always(0.0))),
+        ("evaluators: a probe has no weight decay", takes(weight_decay=_always(0.0))),
+    ),
+    *fault.of(
+        "evals.linear.make",
+        "test_evals.py::test_semi_supervised_probe_trains_on_its_share_alone"
+        "[all-features]",
+        (
+            "evaluators: the semi-supervised probe has all labels",
+            takes(fraction=_always(1.0)),
+        ),
+    ),
+    *fault.of(
+        "evals.predict.make",
+        "test_evals.py::test_predictions_of_rows_of_no_task_count_only_if_asked",
+        ("evaluators: met_only is ignored", takes(met_only=_always(False))),
+    ),
+    *fault.of(
+        "evals.collapse.embedding_std",
+        _known,
+        (
+            "evaluators: the spread is not that of unit rows",
+            gives(lambda value, of: value * np.linalg.norm(of["embeddings"][0])),
+        ),
+    ),
+    *fault.of(
+        "evals.collapse.rankme",
+        _known,
+        ("evaluators: RankMe is the entropy", gives(lambda rank: np.log(rank))),
+    ),
+    *fault.of(
+        "evals.uniformity.alignment",
+        "test_uniformity.py::test_known_values",
+        ("evaluators: alignment is no square", gives(jnp.sqrt)),
+    ),
+    *fault.of(
+        "evals.uniformity.uniformity",
+        "test_uniformity.py::test_they_are_their_twins",
+        (
+            "evaluators: rows are pairs of themselves",
+            gives(_with_pairs_of_itself),
+        ),
+    ),
+    *fault.of(
+        "evals.decay.overlap",
+        _loops,
+        (
+            "evaluators: opposite features overlap, too",
+            instead(
+                lambda rows, others=None: float(
+                    np.mean(rows @ (rows if others is None else others).T)
+                )
+            ),
+        ),
+    ),
+    *fault.of(
+        "evals.neighbours.nearest",
+        "test_neighbours.py::test_the_nearest_are_those_of_brute_force",
+        ("evaluators: an image is its own neighbour", _itself_among_neighbours),
+    ),
+]

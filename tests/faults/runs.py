@@ -1,0 +1,281 @@
+"""Faults of data, augmentation, networks, runs, checkpoints, seeds and devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from faults import fault
+from faults.fault import gives, instead, takes
+
+
+def _always(value):
+    return lambda _: value
+
+
+def _of_tasks(change):
+    """Change each task of a stream; `change` gets the task and the stream."""
+    return gives(
+        lambda made: made._replace(
+            tasks=tuple(change(task, made) for task in made.tasks)
+        )
+    )
+
+
+def _all_test_rows(task, made):
+    return task._replace(test=np.arange(len(made.evaluation.label), dtype=np.int32))
+
+
+def _one_view(augment):
+    def wrong(key, images):
+        views = augment(key, images)
+        return jnp.stack([views[:, 0]] * views.shape[1], axis=1)
+
+    return wrong
+
+
+def _without_places(tree):
+    """Sum the words of each leaf, wherever they stand."""
+    leaves = [jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)]
+    leaves = [
+        jax.random.key_data(x).ravel()
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        else x
+        for x in leaves
+    ]
+    return jnp.stack([jnp.sum(x.astype(jnp.uint32)) for x in leaves])
+
+
+def _rows_of_the_first(shard):
+    """Give every device the rows of the first one."""
+
+    def wrong(batch, mesh, axis=0):
+        def repeated(x):
+            first = np.split(np.asarray(x), mesh.size, axis)[0]
+            return np.concatenate([first] * mesh.size, axis)
+
+        return shard(jax.tree.map(repeated, batch), mesh, axis)
+
+    return wrong
+
+
+_partition = "test_stream.py::test_class_scenario_partitions_by_label"
+_schedule = "test_stream.py::test_schedule_is_random_access_over_seeded_epochs"
+_data = [
+    *fault.of(
+        "data.stream.schedule",
+        _schedule,
+        ("data: every seed has the same order", takes(seed=_always(0))),
+        ("data: every task has the same order", takes(task=_always(0))),
+    ),
+    *fault.of(
+        "data.stream.epochs_of_tasks",
+        "test_stream.py::test_first_tasks_may_have_epochs_of_their_own",
+        ("data: every task has the epochs of the first", gives(lambda by: by[:1])),
+    ),
+    *fault.of(
+        "data.stream.released_permutation",
+        "test_stream.py::test_released_permutation_of_other_seeds",
+        ("data: the released order is that of seed 5", takes(seed=_always(5))),
+    ),
+    *fault.of(
+        "data.scenarios.make",
+        _partition,
+        ("data: a task is judged on all classes", _of_tasks(_all_test_rows)),
+        (
+            "data: a task has no earlier rows",
+            _of_tasks(lambda task, _: task._replace(earlier=task.earlier[:0])),
+            "test_stream.py::test_earlier_rows_are_those_of_the_tasks_before",
+        ),
+        (
+            "data: the order of domains is ignored",
+            takes(domain_order=_always(None)),
+            "test_stream.py::test_domain_scenario",
+        ),
+    ),
+    *fault.of(
+        "data.splits.split_validation",
+        "test_sources.py::test_validation_is_stratified_seeded_and_apart_from_test",
+        (
+            "data: validation rows stay in the train split",
+            gives(lambda parts, of: (of["train"], parts[1])),
+        ),
+        ("data: the validation split ignores the seed", takes(seed=_always(0))),
+    ),
+    *fault.of(
+        "data.splits.of_classes",
+        "test_stream.py::test_chosen_classes_are_cut_out_of_every_split",
+        ("data: each class keeps all rows", takes(per_class=_always(None))),
+    ),
+    *fault.of(
+        "data.imbalance.probabilities",
+        "test_imbalance.py::test_probabilities_are_the_papers",
+        ("data: no class dominates", gives(lambda p: np.full_like(p, 1 / len(p)))),
+    ),
+    *fault.of(
+        "data.imbalance.tail_sizes",
+        "test_imbalance.py::test_sizes_are_the_published_ones",
+        ("data: the rarest class comes first", gives(lambda sizes: sizes[::-1])),
+    ),
+    *fault.of(
+        "data.one_pass.weights",
+        "test_one_pass.py::test_weights_are_those_of_the_schedule",
+        ("data: a blurry stream is twice as blurry", takes(width=lambda w: 2 * w)),
+    ),
+    *fault.of(
+        "data.one_pass.recurring",
+        "test_one_pass.py::test_recurrence_at_its_ends",
+        ("data: no class comes back", takes(recurrence=_always(0.0))),
+    ),
+    *fault.of(
+        "data.looks.turned",
+        "test_looks.py::test_turned_pixels_are_pillows",
+        ("data: images turn to the right", takes(angle=lambda angle: -angle)),
+    ),
+]
+
+_images = "test_augment.py::test_gray_solarize_flip_normalize"
+_blends = "test_augment.py::test_blends_match_pillow"
+_augmentation = [
+    *fault.of(
+        "augment.images.make",
+        "test_augment.py::test_keys_are_folded_from_position_then_view",
+        ("augment: all views are one", gives(_one_view)),
+    ),
+    *fault.of(
+        "augment.images.normalize",
+        _images,
+        ("augment: images keep their spread", takes(std=_always((1.0,)))),
+    ),
+    *fault.of(
+        "augment.images.solarize",
+        _images,
+        ("augment: solarising inverts the dark pixels", gives(lambda x: 1 - x)),
+    ),
+    *fault.of(
+        "augment.images.grayscale",
+        _images,
+        (
+            "augment: gray is the mean of the channels",
+            instead(
+                lambda image: jnp.broadcast_to(
+                    jnp.mean(image, axis=-1, keepdims=True), image.shape
+                )
+            ),
+        ),
+    ),
+    *fault.of(
+        "augment.images.horizontal_flip",
+        _images,
+        ("augment: images are mirrored up and down", instead(lambda x: x[::-1])),
+    ),
+    *fault.of(
+        "augment.images.adjust_contrast",
+        _blends,
+        (
+            "augment: contrast is brightness",
+            instead(lambda x, f: jnp.clip(x * f, 0, 1)),
+        ),
+    ),
+    *fault.of(
+        "augment.images.adjust_saturation",
+        _blends,
+        (
+            "augment: saturation is turned over",
+            takes(factor=lambda factor: 2 - factor),
+        ),
+    ),
+    *fault.of(
+        "augment.crops.random_resized_crop",
+        "test_augment.py::test_random_resized_crop_is_pillows_crop_then_resize",
+        (
+            "augment: crops are whole images",
+            takes(scale=_always((1.0, 1.0)), ratio=_always((1.0, 1.0))),
+        ),
+    ),
+]
+
+_networks = [
+    *fault.of(
+        "nets.initial.torch_uniform",
+        "test_nets.py::test_mlp_starts_as_pytorch_linear",
+        ("nets: biases start wider than PyTorch's", takes(fan_in=lambda n: n / 4)),
+    ),
+    *fault.of(
+        "nets.positions.rotate",
+        "test_vit.py::test_equals_the_definition_in_float64[rotary]",
+        ("nets: pairs turn the other way", takes(turns=lambda turns: -turns)),
+    ),
+    *fault.of(
+        "nets.gcn.neighbour_sum",
+        "test_gin.py::test_equals_dense_matrices_in_float64[other-True]",
+        ("nets: a node is its own neighbour", gives(lambda total, of: total + of["x"])),
+    ),
+    *fault.of(
+        "nets.tuning.layer_of",
+        "test_tuning.py::test_layers_count_from_the_images",
+        ("nets: layers count from one", gives(lambda layer: layer + 1)),
+    ),
+]
+
+_whole = "test_methods.py::test_resumes_bitwise_finite_one_compile[er]"
+_checkpoints = [
+    *fault.of(
+        "run.job.feed",
+        _whole,
+        ("run: a resumed task begins with its first batch", takes(start=_always(0))),
+    ),
+    *fault.of(
+        "run.job.begin",
+        "test_core.py::test_a_task_begins_where_the_run_stands",
+        (
+            "run: a task's start is not noted",
+            gives(lambda begun, of: begun.replace(task_start=of["state"].task_start)),
+        ),
+    ),
+    *fault.of(
+        "run.checkpoint.checksum",
+        "test_checkpoint.py::test_checksum_sees_one_bit_and_a_swap",
+        ("run: a checksum does not see a swap", instead(_without_places)),
+    ),
+    *fault.of(
+        "run.checkpoint.newest",
+        "test_checkpoint.py::test_damaged_newest_falls_back_and_says_so[flip]",
+        ("run: the oldest checkpoint is restored", takes(numbers=lambda n: [*n][::-1])),
+    ),
+    *fault.of(
+        "run.metrics_log.check_state",
+        "test_stops.py::test_a_state_with_a_number_that_is_none_is_not_used",
+        ("run: a state that is not finite is saved", instead(lambda state, step: None)),
+    ),
+    *fault.of(
+        "run.seeds.results_of",
+        "test_seeds.py::test_an_axis_of_seeds_is_taken_off_again",
+        ("run: every seed has the results of the first", takes(i=_always(0))),
+    ),
+    *fault.of(
+        "run.seeds.spread",
+        "test_seeds.py::test_spread",
+        (
+            "run: errors of means are deviations",
+            gives(
+                lambda found: (
+                    found
+                    | {
+                        "error": found["error"]
+                        and found["error"] * found["seeds"] ** 0.5
+                    }
+                )
+            ),
+        ),
+    ),
+]
+
+_devices = [
+    *fault.of(
+        "sharding.shard",
+        "test_methods.py::test_one_and_eight_devices_agree[er]",
+        ("devices: every device has the rows of the first", _rows_of_the_first),
+    ),
+]
+
+FAULTS = [*_data, *_augmentation, *_networks, *_checkpoints, *_devices]
