@@ -72,7 +72,8 @@ def gives(change: Callable) -> Callable:
 
     def patch(function):
         signature = inspect.signature(function)
-        wants = len(inspect.signature(change).parameters)
+        parameters = inspect.signature(change).parameters.values()
+        wants = sum(parameter.default is parameter.empty for parameter in parameters)
 
         @functools.wraps(function)
         def wrong(*given, **named):

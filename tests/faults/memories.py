@@ -222,7 +222,7 @@ _importance = [
 _selection = [
     *fault.of(
         "memory.selection.proposal",
-        "test_selection.py::test_proposal_against_loops[0.5-bool]",
+        "test_selection.py::test_proposal_against_loops",
         ("memory: cclis proposes by unseen classes", takes(seen=_all)),
     ),
     *fault.of(
@@ -235,7 +235,7 @@ _selection = [
         "test_selection.py::test_rows_are_drawn_by_successive_sampling[True]",
         (
             "memory: cclis draws rows of a class alike",
-            takes(weights=lambda weights: weights and jnp.ones_like(weights)),
+            takes(weights=lambda w: None if w is None else jnp.ones_like(w)),
         ),
     ),
     *fault.of(
