@@ -463,24 +463,24 @@ def table(found: dict, chip: Chip | None) -> str:
     if chip:
         bound, peak = found["least"], getattr(chip, found["precision"])
         groups["least time of a step, ms"] = {
-            f"arithmetic at {_show(peak / 1e12)} TFLOP/s": 1e3 * bound["arithmetic"],
-            f"memory at {_show(chip.bandwidth / 1e9)} GB/s": 1e3 * bound["memory"],
-            f"links at {_show(chip.link / 1e9)} GB/s": 1e3 * bound["links"],
+            f"arithmetic at {show(peak / 1e12)} TFLOP/s": 1e3 * bound["arithmetic"],
+            f"memory at {show(chip.bandwidth / 1e9)} GB/s": 1e3 * bound["memory"],
+            f"links at {show(chip.link / 1e9)} GB/s": 1e3 * bound["links"],
         }
         fits = "It fits" if found["fits"] else "IT DOES NOT FIT"
         last = (
-            f"{fits}: {_show(memory['held'])} of {_show(chip.memory / 1e9)} GB.\n"
-            f"At least {_show(1e3 * bound['total'])} ms, so at most "
-            f"{_show(found['examples'] / bound['total'])} examples/s; {chip.source}"
+            f"{fits}: {show(memory['held'])} of {show(chip.memory / 1e9)} GB.\n"
+            f"At least {show(1e3 * bound['total'])} ms, so at most "
+            f"{show(found['examples'] / bound['total'])} examples/s; {chip.source}"
         )
     lines = [head]
     for title, rows in groups.items():
         lines += [title] if rows else []
-        lines += [f"  {name:36}{_show(value):>9}" for name, value in rows.items()]
+        lines += [f"  {name:36}{show(value):>9}" for name, value in rows.items()]
     return "\n".join([*lines, last, f"Compiled in {found['seconds']:.0f} s"])
 
 
-def _show(value: float) -> str:
+def show(value: float) -> str:
     """Write a number with three digits."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
