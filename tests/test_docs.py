@@ -32,6 +32,7 @@ from jaxcl.front import command as front
 from jaxcl.methods.icl import ddpg
 from jaxcl.methods.online import replay
 from jaxcl.nets import tuning
+from jaxcl.report import compare, speedup
 from jaxcl.run import record, train
 from jaxcl.update import command as update_command
 
@@ -132,6 +133,11 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         front.runpy, "run_module", lambda module, **_: started.append(module)
     )
     monkeypatch.setattr(sys, "argv", ["jaxcl"])
+    if words[0] in ("compare", "speedup"):
+        {"compare": compare, "speedup": speedup}[words[0]].parser().parse_args(
+            words[1:]
+        )
+        return
     assert front.main(words) == 0
     if words[0] in ("list", "show"):
         assert capsys.readouterr().out.count("\n") > 10
