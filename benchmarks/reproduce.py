@@ -256,7 +256,7 @@ def table(numbers: dict[str, dict]) -> list[str]:
     ]
     for name, row in ROWS.items():
         own = numbers.get(name, {})
-        overrides = "".join(f" `--config.{x}`" for x in row.overrides)
+        overrides = "".join(f", `{x}`" for x in row.overrides)
         start = f"| `{name}` | `{row.config}`{overrides}"
         lines.append(_line(start, own.get("values"), row.published, row))
         for measure, published in row.other.items():

@@ -58,7 +58,7 @@ def test_words_start_the_commands_there_are(started):
 def test_a_config_needs_no_flag(started):
     command.main(["train", "quickstart", "--config.epochs=3"])
     command.main(["estimate", "quickstart"])
-    command.main(["compare", "runs/a", "runs/b"])
+    command.main(["export", "runs/a", "runs/b"])
     assert [words for _, words in started] == [
         ["--config=quickstart", "--config.epochs=3"],
         ["--config=quickstart"],
