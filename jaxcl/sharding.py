@@ -267,7 +267,7 @@ def gathered(tree, *, mesh):
 def on_each(function, rows: tuple, whole: tuple, *, mesh):
     """Call a function, within a program, on each device by itself.
 
-    The compiler splits no kernel of Pallas over devices; here each has its own.
+    The compiler may send messages within a loop; here it sends none.
 
     Args:
       function: (*rows, *whole) -> arrays with as many rows; it sends nothing.

@@ -617,25 +617,9 @@ def test_the_policys_options_reach_it(monkeypatch):
         "temperature": 0.3,
         "newcomer_competes": True,
         "split": False,
-        "kernel": True,
     }
     assert joined == 0
     chex.assert_trees_all_equal(new.items, memory.items)
-
-
-@pytest.mark.parametrize("kernel", [True, False])
-def test_the_kernel_of_accelerators_can_be_turned_off(kernel, monkeypatch):
-    asked = []
-
-    def select(memory, incoming, *, kernel, **options):
-        asked.append(kernel)
-        return jnp.arange(len(memory) + len(incoming)) < len(memory)
-
-    monkeypatch.setattr(duel, "select", select)
-    method = make(base="simclr", kernel=kernel)
-    state = jax.eval_shape(method.init, jax.random.key(0), INCOMING)
-    jax.eval_shape(method.step, state, INCOMING)
-    assert asked == [kernel]
 
 
 def test_of_crops_already_cut_one_is_kept_and_used_as_it_is():

@@ -767,13 +767,12 @@ def assert_same_metrics(name, expected, lines, form):
 
 @pytest.mark.parametrize("name", [*FAMILIES, "derpp", "icarl"])
 def test_programs_of_accelerators_agree(name, tmp_path):
-    """Eight steps in a call, loops not written out, convolutions as they are; a GPU's
-    layouts and sums.
+    """Eight steps in a call, loops not written out, convolutions as they are.
 
     Tolerance: that of one and eight devices, since sums are in another order here, too.
     """
     states, lines = run_on_cpu(name, tmp_path, SEEDS[:1])
-    with sharding.for_elsewhere(platform="gpu"):
+    with sharding.for_elsewhere():
         work = new_job(name, steps_per_call=STEPS_PER_CALL)
         state, metrics = run_elsewhere(work, tmp_path / "elsewhere")
         theirs = traced(work)
@@ -789,15 +788,14 @@ def test_programs_of_accelerators_agree(name, tmp_path):
     assert_same_metrics(name, lines, metrics, "the accelerators' program")
 
 
-@pytest.mark.parametrize("platform", ["any", "gpu"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_seeds_side_by_side_agree(name, platform, tmp_path):
+def test_seeds_side_by_side_agree(name, tmp_path):
     """Two seeds in one program, as accelerators run them, and each by itself.
 
     Tolerance: that of one and eight devices, since sums are in another order here, too.
     """
     row = METHODS[name]
-    with sharding.for_elsewhere(platform=platform):
+    with sharding.for_elsewhere():
         asked = build.build(toy.config(seeds=2, **row.changes), tmp_path / "asked")
         assert asked.side_by_side == (row.family not in ONE_AFTER_ANOTHER)
         if not asked.side_by_side:

@@ -168,7 +168,7 @@ def test_all_ways_to_take_the_steps_of_seeds_agree(monkeypatch, tmp_path):
     assert groups[0] > 0 and not any(groups[1:])
     # In a loop the convolutions are written once, apart for each of two seeds. Where
     # gradients are ours, that of the images is written, too; the compiler drops it.
-    assert each[0] == each[1] + 1 and each[2] == each[3] == 2 * each[0]
+    assert each[0] == each[1] and each[2] == each[3] == 2 * (each[0] + 1)
 
 
 @pytest.mark.slow

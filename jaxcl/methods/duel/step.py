@@ -100,7 +100,6 @@ def make(
     hidden_dim: schema.Width = 512,
     output_dim: schema.Width = 256,
     streaming: bool = False,
-    kernel: bool = True,
 ) -> core.Method:
     """MoCo v2 or SimCLR with an active memory of negatives.
 
@@ -125,9 +124,7 @@ def make(
       sharded: each device holds its share of the memory.
       momentum: of the slow network.
       hidden_layers, hidden_dim, output_dim: of the projector; 0 layers: one Linear.
-      streaming: GPUs and TPUs make no matrix of logits, see `losses.streaming`.
-      kernel: GPUs and TPUs filter the memory in one kernel, see `memory.duel_rounds`;
-        False: in a loop.
+      streaming: make no matrix of logits, see `losses.streaming`.
 
     Raises:
       ValueError: naming the field, the value and what is allowed.
@@ -149,7 +146,6 @@ def make(
         gather=parts.gather,
         on_each=parts.on_each,
         logsumexp=logsumexp,
-        kernel=kernel,
     )
     widths = (hidden_dim,) * hidden_layers + (output_dim,)
     projector = mlp.MLP(widths, dtype=parts.encoder.dtype)

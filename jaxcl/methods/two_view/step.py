@@ -205,8 +205,8 @@ def make(
       online_head: train a linear head on labels of all classes, see `head.py`.
       head_lr: learning rate of that head.
       head_form: "apart" or "released", whose rows move the network's statistics.
-      streaming: losses of SimCLR and MoCo make no matrix of logits on GPUs and TPUs,
-        see `losses.streaming`.
+      streaming: losses of SimCLR and MoCo make no matrix of logits, see
+        `losses.streaming`.
     """
     arguments = settled(locals())
     spec, plan = bases.get(base), strategies.get(strategy)
