@@ -2,7 +2,6 @@
 
 import ast
 import io
-import json
 import os
 import pathlib
 import re
