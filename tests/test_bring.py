@@ -499,7 +499,7 @@ def test_a_tensor_by_hand_and_views_of_it():
         (b"\x80\x02(cos\nsystem\no.", "OBJ"),
         (b"\x80\x02cos\nsystem\n)\x81.", None),
         (b"\x80\x02K\x01K\x02s.", "damaged"),
-        (b"\x80\x02K\x01X\x01\x00\x00\x00aK\x02s.", "int"),
+        (b"\x80\x02K\x01X\x01\x00\x00\x00aK\x02s.", "items"),
         (b"\x80\x02}X\x01\x00\x00\x00x", "damaged"),
         (b"\x80\x02h\x07.", "damaged"),
     ],

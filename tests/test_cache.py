@@ -453,7 +453,6 @@ def test_a_problem_of_another_kind_ends_the_build(tmp_path):
 def test_options_are_looked_at_before_anything_is_decoded(images, tmp_path):
     options = {"cache": str(tmp_path / "cache")}
     for wrong, words in (
-        ({"cache_size": 0}, "cache_size=0"),
         ({"cache_size": 31, "size": 32}, "cache_size = 31"),
         ({"cache_size": 64, "cache": None}, "cache_size = 64"),
         ({"on_corrupt": "drop"}, "on_corrupt"),

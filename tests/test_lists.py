@@ -186,24 +186,18 @@ def test_lines_that_are_none(tmp_path, line):
 
 def test_errors_at_once(root, tmp_path):
     for options, words in (
-        ({}, "train = '{domain}_train.txt': domains is not given"),
-        ({"train": "photo_train.txt"}, "test = '{domain}_test.txt': domains is not"),
-        ({"domains": "clip"}, "domains='clip'"),
-        ({"domains": []}, r"domains=\[\]"),
-        ({"domains": ["photo", "photo"]}, "a list of entries that differ"),
+        ({}, "train = '{domain}_train.txt'"),
+        ({"train": "photo_train.txt"}, "test = '{domain}_test.txt'"),
+        ({"domains": ["photo", "photo"]}, "domains"),
         ({"domains": ["photo", "clip"]}, "train: .*clip_train.txt"),
         ({"domains": ["photo"], "test": "no.txt"}, "test: .*no.txt"),
         (
             {"domains": ["photo", "sketch"], "train": "photo_train.txt"},
-            "train = 'photo_train.txt': must hold {domain}, for there are 2",
+            "train = 'photo_train.txt'",
         ),
         ({"domains": ["photo"], "lists": str(tmp_path)}, "photo_train.txt"),
-        ({"domains": ["photo"], "class_names": "none"}, "class_names = 'none' cannot"),
-        ({"domains": ["photo"], "decoder": "turbo"}, "decoder='turbo': allowed"),
-        ({"domains": ["photo"], "on_corrupt": "drop"}, "on_corrupt='drop': allowed"),
-        ({"domains": ["photo"], "size": 0}, "size=0"),
-        ({"domains": ["photo"], "validation": 2.0}, "validation=2.0"),
-        ({"path": str(tmp_path / "gone")}, "gone': no such directory"),
+        ({"domains": ["photo"], "class_names": "none"}, "class_names = 'none'"),
+        ({"path": str(tmp_path / "gone")}, "gone'"),
     ):
         with pytest.raises(ValueError, match=words):
             load(**{"path": root, **options})

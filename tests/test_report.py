@@ -594,7 +594,7 @@ def test_refuses_what_is_no_run(runs, capsys):
         return line
 
     assert "results.json" in refused(runs / "er", runs / "none")
-    assert "er" in refused(runs / "er", f"{runs}/er/")
+    assert "er:" in refused(runs / "er", f"{runs}/er/")
     (runs / "one" / "results.json").write_text("{")
     assert f"{runs}/one/results.json" in refused(runs / "one")
     (runs / "one" / "results.json").write_text("[]")

@@ -114,11 +114,5 @@ def test_predictions_are_among_the_classes_seen():
     assert np.isneginf(logits).all(axis=0).tolist() == [False] * 4 + [True]
 
 
-def test_without_distillation_there_is_no_teacher_and_wrong_options_are_refused():
+def test_without_distillation_there_is_no_teacher():
     assert toy.fresh(ss_il.make(toy.parts(), distill=False)).extra.teacher is None
-    for wrong, said in (
-        ({"form": "papers"}, "form='papers'"),
-        ({"temperature": 0.0}, r"temperature=0\.0"),
-    ):
-        with pytest.raises(ValueError, match=rf"config\.method\.{said}"):
-            ss_il.make(toy.parts(), **wrong)
