@@ -91,6 +91,9 @@ def test_one_task_and_missing_cells_give_nan_without_warnings():
         *[True] * 2,
     ]
     assert math.isnan(metrics.forgetting(np.full((3, 3), np.nan)))
+    unmet = [[np.nan, np.nan], [0.5, 0.6]]  # task 0 has no accuracy to fall from
+    assert math.isnan(metrics.forgetting(unmet))
+    assert math.isnan(metrics.stability(unmet))
 
 
 def test_wrong_shapes_are_named():
