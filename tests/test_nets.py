@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxcl import estimate
 from jaxcl.methods import online
 from jaxcl.methods.two_view import bases
 from jaxcl.nets import heads, mlp, norm, resnet
