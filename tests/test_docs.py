@@ -23,6 +23,7 @@ import jaxcl.evals
 import jaxcl.methods
 import test_methods
 from helpers import config_files, pages, run_directories, toy
+from jaxcl import estimate
 from jaxcl.augment import graphs as augment_graphs
 from jaxcl.augment import images as augment_images
 from jaxcl.config import files, sections
@@ -144,6 +145,11 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         values = flags.FlagValues()
         update_command.define_flags(values, ["update", *arguments])
         assert values(["update", *arguments]) == ["update"]
+    elif words[0] == "estimate":
+        given = dict(word.removeprefix("--").split("=") for word in arguments)
+        assert set(given) <= {"config", "target", "json", "classes", "rows"}
+        assert files.located(given["config"])
+        assert estimate.parse(given.get("target", "v5e")).chips
     else:
         module = {"export": export_command}[words[0]]
         module.parser().parse_args(arguments)
