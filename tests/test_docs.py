@@ -18,6 +18,7 @@ from absl import flags
 from PIL import Image
 
 from helpers import config_files, pages, run_directories
+from jaxcl import estimate
 from jaxcl.config import files, sections
 from jaxcl.data import convert, fetch, from_arrays, sources
 from jaxcl.export import command as export_command
@@ -120,6 +121,11 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         values = flags.FlagValues()
         update_command.define_flags(values, ["update", *arguments])
         assert values(["update", *arguments]) == ["update"]
+    elif words[0] == "estimate":
+        given = dict(word.removeprefix("--").split("=") for word in arguments)
+        assert set(given) <= {"config", "target", "json", "classes", "rows"}
+        assert files.located(given["config"])
+        assert estimate.parse(given.get("target", "v5e")).chips
     else:
         module = {"export": export_command}[words[0]]
         module.parser().parse_args(arguments)

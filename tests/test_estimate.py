@@ -207,6 +207,7 @@ def test_a_compiler_that_finds_too_little_memory(said, monkeypatch):
     def refuse(lowered):
         raise jax.errors.JaxRuntimeError(said)
 
+    monkeypatch.setattr(estimate, "lower", lambda work: None)
     monkeypatch.setattr(estimate, "_compiled", refuse)
     if said.startswith("INTERNAL"):
         with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
@@ -222,9 +223,7 @@ def test_a_compiler_that_finds_too_little_memory(said, monkeypatch):
         ("all-reduce", 4, 2 * 3 / 4 * 96 / 4),
         ("all-reduce", 32, 2 * 96 / 4 * 7 / 8),  # a quarter each, over 8 islands
         ("all-gather", 4, 3 / 4 * 96 / 4),
-        ("reduce-scatter", 2, 1 / 2 * 96 / 4),
         ("all-to-all", 8, 96 * 4 / 8 / 1),
-        ("collective-permute", 4, 96 / 4),
         ("collective-permute", 8, 96),
     ],
 )
@@ -246,7 +245,6 @@ def test_the_least_time_by_hand(kind, group, seconds):
         ("v5p:1x1x1", "v5p:2x2x1", 1),
         ("h200:8", "1x1x8", 8),
         ("h100:2x8", "1x2x8", 16),
-        ("a100", "1x1x1", 1),
     ],
 )
 def test_targets(text, topology, chips):
