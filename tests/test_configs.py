@@ -267,7 +267,6 @@ def test_debug_follows_the_base(name, base):
         images = section == "augment" and rest[0] in ("size", "resize")
         lengths = section == "evaluators" and rest[-1] in (
             "epochs",
-            "milestones",
             "augment",
         )
         assert section in shrunk or sizes or images or lengths, path
@@ -295,7 +294,6 @@ def test_the_budget_is_the_papers(name, tasks, epochs, depth, size, probe_batch)
     for section in probes(config):
         found = [section[key] for key in ("epochs", "batch_size", "momentum")]
         assert found == [100, probe_batch, 0.9] and section["train_on"] == "all"
-        assert section["milestones"] == (60, 80)
     full = inspect.signature(optim.warmup_cosine).parameters
     given = {"warmup_epochs": full["warmup_epochs"].default} | config.schedule.to_dict()
     assert (given["name"], given["warmup_epochs"], given["start"]) == (

@@ -19,7 +19,7 @@ from jaxcl.run import checkpoint, finish, record, train, transfer
 from jaxcl.run import results as results_lib
 
 STRATEGY = {"method.strategy": "pnr", "scenario.num_tasks": 5, "epochs": 1}
-PROBE = {"epochs": 3, "milestones": (2,), "augment": False}
+PROBE = {"epochs": 3, "augment": False}
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from jaxcl.augment import images as augment_images
 from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 from jaxcl.evals import head as head_lib
-from jaxcl.evals import linear, tsne
+from jaxcl.evals import tsne
 from jaxcl.methods import er, two_view
 from jaxcl.run import job
 
@@ -35,7 +35,7 @@ def test_probe_trains_on_the_task_and_what_it_replayed(reading):
     plain = eval_toy.dataset()
     parts = memory_toy.parts_of(data=eval_toy.dataset(streams=reading == "streamed"))
     options = OPTIONS | dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
-    evaluate = linear.make(parts, **options)
+    evaluate = eval_toy.probe(parts, **options)
     images = plain.train.images
     images = images if reading == "features" else images[:, :, ::-1]
     for task in (0, 1, 2):
@@ -76,7 +76,7 @@ def test_a_share_of_the_labels_is_a_share_of_the_visible_rows(monkeypatch):
 
     monkeypatch.setattr(head_lib, "resident_fit", fit)
     parts = memory_toy.parts_of()
-    linear.make(parts, augment=False, fraction=0.3, **OPTIONS)(
+    eval_toy.probe(parts, augment=False, fraction=0.3, **OPTIONS)(
         memory_toy.state_of(2), 2
     )
     train = eval_toy.dataset().train
@@ -86,7 +86,7 @@ def test_a_share_of_the_labels_is_a_share_of_the_visible_rows(monkeypatch):
 
 def test_domain_probes_see_the_visible_rows_of_their_domain():
     parts, train = memory_toy.parts_of("domain"), eval_toy.dataset().train
-    evaluate = linear.make(parts, augment=False, **OPTIONS)
+    evaluate = eval_toy.probe(parts, augment=False, **OPTIONS)
     rows = evaluate(memory_toy.state_of(1), 1).rows["domain_aware"]
     at = [row for row in visible_twin(parts, 1) if train.domain[row] == 0]
     there = [t in train.domain[visible_twin(parts, 1)] for t in range(3)]
@@ -156,7 +156,7 @@ def test_balanced_probe_descends_on_its_draws(augmented, counts):
     found = []
     for devices in counts:
         parts = memory_toy.parts_of(devices=devices)
-        evaluate = linear.make(parts, balanced=True, **options)
+        evaluate = eval_toy.probe(parts, balanced=True, **options)
         found.append(
             evaluate(sharding.replicate(memory_toy.state_of(task), parts.mesh), task)
         )
@@ -186,7 +186,7 @@ def test_balanced_probe_descends_on_its_draws(augmented, counts):
 
 def test_tasks_share_one_program(caplog):
     parts = memory_toy.parts_of()
-    evaluate = linear.make(parts, balanced=True, **OPTIONS | {"epochs": 1})
+    evaluate = eval_toy.probe(parts, balanced=True, **OPTIONS | {"epochs": 1})
     evaluate(memory_toy.state_of(0), 0)
     later = [memory_toy.state_of(1), memory_toy.state_of(2)]
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
@@ -218,7 +218,7 @@ def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
     data, state = eval_toy.dataset(), eval_toy.state_of(0)
     parts = eval_toy.parts_of(data=eval_toy.dataset(streams=streams))
     options = eval_toy.OPTIONS | {"scale": scale}
-    result = linear.make(parts, **options, **given)(state, 1)
+    result = eval_toy.probe(parts, **options, **given)(state, 1)
     view = augment_images.make(
         size=4,
         views=1,
@@ -259,13 +259,13 @@ def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError) as error:
-        linear.make(memory_toy.parts_of(replayed=None), train_on="visible")
+        eval_toy.probe(memory_toy.parts_of(replayed=None), train_on="visible")
     said = str(error.value)
     assert said.startswith("config.evaluators.linear.train_on='visible'")
     parts = memory_toy.parts_of(data=eval_toy.dataset(streams=True))
-    with pytest.raises(ValueError, match=r"linear\.balanced=True"):
-        linear.make(parts, balanced=True)
-    linear.make(parts, balanced=True, augment=False)  # features are in memory
+    with pytest.raises(ValueError, match=r"linear\.augment=True"):
+        eval_toy.probe(parts, balanced=True)
+    eval_toy.probe(parts, balanced=True, augment=False)  # features are in memory
 
 
 # A run
