@@ -204,7 +204,7 @@ def main(arguments=None) -> int:
     part, parts = map(int, options.shard.split("/"))
     chosen = chosen[part - 1 :: parts]
     if not chosen:
-        parser.error(f"no fault is called {' '.join(patterns)}")
+        parser.error(f"{' '.join(patterns)}, shard {options.shard}: there is no fault")
     if options.list:
         for fault in chosen:
             print(f"{fault.name}  {fault.target}  {' '.join(fault.tests)}")

@@ -64,15 +64,6 @@ FAULTS = [
         ("evaluators: a share of labels ignores the seed", takes(seed=_always(0))),
     ),
     *fault.of(
-        "evals.features.per_task",
-        "test_evals.py::test_verdicts_are_those_of_brute_force",
-        (
-            "evaluators: every task has the accuracy of the first",
-            gives(lambda row: np.full_like(row, row[0])),
-            f"{_brute}[class-cosine]",
-        ),
-    ),
-    *fault.of(
         "evals.features.evenly",
         "test_collapse.py::test_it_measures_rows_evenly_spaced",
         (
@@ -92,7 +83,6 @@ FAULTS = [
         "evals.head.descend",
         "test_evals.py::test_probe_is_the_sgd_of_the_equations[features-16]",
         ("evaluators: a probe has no momentum", takes(momentum=_always(0.0))),
-        ("evaluators: a probe has no weight decay", takes(weight_decay=_always(0.0))),
     ),
     *fault.of(
         "evals.linear.make",
