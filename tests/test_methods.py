@@ -533,6 +533,8 @@ def rest(name, state):
 
 
 def same(one, other) -> bool:
+    if not jax.tree.leaves((one, other)):  # a piece of state may hold nothing
+        return True
     return bool((checkpoint.checksum(one) == checkpoint.checksum(other)).all())
 
 

@@ -193,7 +193,7 @@ _checkpoints = [
     ),
     *fault.of(
         "run.metrics_log.check_state",
-        "test_stops.py::test_a_state_with_a_number_that_is_none_is_not_used",
+        "test_stops.py::test_a_state_with_a_number_that_is_none_is_not_used[saved]",
         ("run: a state that is not finite is saved", instead(lambda state, step: None)),
     ),
     *fault.of(

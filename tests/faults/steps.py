@@ -383,7 +383,7 @@ _rehearsal = [
             "cclis: stored rows weigh like those of the task",
             takes(
                 extra=lambda extra: extra._replace(
-                    replayed=extra.replayed._replace(row=0 * extra.replayed.row - 1)
+                    memory=extra.memory._replace(row=0 * extra.memory.row - 1)
                 )
             ),
         ),
