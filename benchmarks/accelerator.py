@@ -1,114 +1,235 @@
-"""Thirty minutes on a chip: speed, memory and one cell of a table, as a page.
+"""The papers' steps on the chip that is here: measured beside the least time.
 
   python benchmarks/accelerator.py
   python benchmarks/accelerator.py --minutes=9 --out=chip.md
   python benchmarks/accelerator.py --rehearse --out=rehearsal.md
-  python benchmarks/accelerator.py --predict h200:1 --rows moco_r18_32px_256
 
-measures our steps on the accelerator that is here, beside what jaxcl.scaling says of
-their programs, and beside the same steps in PyTorch where it has the chip too. It
-writes --out, and JSON beside it, after every row. The rows of most interest come first.
-It stops itself after --minutes; the same command again goes on with what is missing.
-
-Data are random. With --data=FOLDER_OR_NPZ of CIFAR-10 the cell of a table is the
-paper's. `--rehearse` is the same in small on a CPU. `--predict` needs no chip: its
-compiler says beforehand what a step takes at least, see docs/scaling.md.
+measures each row of the table in a process of its own, ours and, where PyTorch has the
+chip, the same step in PyTorch. It writes JSON and one markdown table after every row,
+and stops after `--minutes`; the same command again goes on with what is missing. Images
+are random. `--rehearse` is the same with tiny networks on a CPU.
 """
 
 import argparse
+import contextlib
+import importlib
+import importlib.util
 import json
 import os
 import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 
-import accelerator_rows as rows
+import duel
+import jax
+import numpy as np
+import online
+import seeds as seeds_benchmark
+import throughput
 
-from jaxcl.data import storage
-from jaxcl.scaling import hardware, tables, targets
+from jaxcl import estimate
+from jaxcl.config import build, files
+from jaxcl.data import stand_in, storage
+from jaxcl.run import seeds
 
-FIRST = (
-    "online_er_ace",
-    "moco_r18_32px_256",
-    "moco_r50_32px_256",
-    "table_er_ace",
-    "duel_share",
-    "byol_r18_32px_256",
-    "moco_r18_32px_4096",
-    "online_er_ace_20_seeds",
-    "cclis",
-    "icl",
-    "byol_r50_32px_256",
-    "moco_r50_32px_1024",
-)
-ENDING = 10  # seconds that are kept for the end
-LEAST = 60  # seconds that a row should have before it is begun
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+LEAST = 60  # seconds that a row should have before it begins
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    made.add_argument("--minutes", type=float, default=30.0, help="of this call")
-    made.add_argument("--out", help="the page; default: docs/accelerator.md")
-    made.add_argument("--rows", nargs="+", default=list(order()), choices=rows.ROWS)
-    made.add_argument("--again", action="store_true", help="also what is there")
-    made.add_argument("--no-peer", action="store_true", help="without PyTorch")
-    made.add_argument("--data", help="CIFAR-10, .npz or a folder of arrays")
-    made.add_argument("--seconds", type=float, default=2.0, help="of a window")
-    made.add_argument("--windows", type=int, default=3)
-    made.add_argument("--rehearse", action="store_true", help="tiny rows, on the CPU")
-    made.add_argument("--predict", nargs="+", default=(), metavar="TARGET")
-    made.add_argument("--kept", default=".cache/targets", help="compiled programs")
-    return made
+class Kind(NamedTuple):
+    """How rows of a kind are measured."""
+
+    parse: Callable  # list of options -> arguments
+    job: Callable  # (arguments, folder) -> job
+    ready: Callable  # (arguments, job, stack) -> throughput.Ours, warmed up
+    tiny: tuple[str, ...]  # options that make a row as small as it gets
+    peer: Callable | None = None  # (arguments, job, stack, device) -> peer.timed's
 
 
-def order() -> tuple[str, ...]:
-    """All rows, those of most interest first."""
-    return FIRST + tuple(name for name in rows.ROWS if name not in FIRST)
+def _second_task(args, work, stack):
+    return throughput.in_second_task(work, 1, stack)
 
 
-def plan(args, about: dict) -> list[tuple[str, str]]:
-    """Rows and sides, in the order in which they are measured."""
-    peers = not args.no_peer and (about["torch_has_it"] or args.rehearse)
-    peers = peers and about["torch"] is not None
-
-    def both(names):
-        yield from ((name, "ours") for name in names)
-        if peers:
-            yield from ((x, "peer") for x in names if "peer" in rows.sides(x))
-
-    first = [name for name in args.rows if name in FIRST]
-    return [*both(first), *both([name for name in args.rows if name not in FIRST])]
+def _two_view_peer(args, work, stack, device):
+    return _peer("peer", args, work, throughput.begun(work, 1), device)
 
 
-def ask(name: str, side: str, args, *, timeout: float, target=None) -> dict:
-    """One side of one row, from a process of its own.
+def _online_peer(args, work, stack, device):
+    state = online.ready(args, work, stack).state
+    return _peer("peer_online", args, work, state, device)
+
+
+def _peer(module, args, work, state, device):
+    timed = importlib.import_module(module).timed  # needs PyTorch
+    state, compiled = jax.device_get(state.replace(key=None)), device == "cuda"
+    how = {"device": device, "compiled": compiled}
+    return timed(args, work, state, throughput.cores(), **how)
+
+
+def _seeds_job(args, folder):
+    one = online.make_job(args, "er_ace", folder)
+    return seeds.together({k: one._replace(seed=k) for k in range(args.seeds)})
+
+
+def _paper_job(name, folder):
+    """The job of a config, on random images in place of its set."""
+    config = files.read([f"--config={name}"])
+    with config.unlocked(), config.ignore_type():
+        config.devices, config.epochs = 1, 1000
+    parts = (config.get(part, {}) for part in ("data", "scenario", "augment"))
+    data = stand_in.of_sections(*parts)
+    if data is not None:  # None: a debug config whose set needs no files
+        shape = data.train.images.shape
+        images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+        data = data._replace(train=data.train._replace(images=images))
+    return build.planned(config, data, one_step=False)
+
+
+_TINY = "--width=4", "--size=16", "--depth=10"
+KINDS = {
+    "two_view": Kind(
+        throughput.parser().parse_args,
+        throughput.make_job,
+        _second_task,
+        (*_TINY, "--hidden=16", "--output=8", "--queue=64", "--batch=8"),
+        _two_view_peer,
+    ),
+    "online": Kind(
+        online.parser().parse_args,
+        lambda args, folder: online.make_job(args, "er_ace", folder),
+        online.ready,
+        ("--width=4", "--batch=4", "--per-class=2"),
+        _online_peer,
+    ),
+    "seeds": Kind(
+        seeds_benchmark.parser().parse_args,
+        _seeds_job,
+        seeds_benchmark.ready,
+        ("--width=4", "--batch=4", "--per-class=2", "--seeds=2"),
+    ),
+    "duel": Kind(
+        duel.parser().parse_args,
+        lambda args, folder: duel.make_job(args, "d_moco", folder),
+        duel.ready,
+        (*_TINY, "--batch=16", "--memory=64"),
+    ),
+    "paper": Kind("".join, _paper_job, _second_task, (":debug",)),
+}
+_LONG = "--windows=5", "--steps=4000"  # of a schedule that windows are cut from
+# A call of all steps of a task would outlast a window.
+_ONLINE = "--steps-per-call=100", *_LONG
+_PNR = "--strategy=pnr", "--size=32", "--batch=256", "--precision=bfloat16", *_LONG
+_DUEL = "--depth=50", "--width=64", "--batch=256", "--precision=bfloat16", "--seen=1"
+# Row of the table -> its kind, a key of KINDS, and the options of the kind.
+ROWS = {
+    "pnr_moco_resnet18": ("two_view", ("--base=mocov2plus", "--depth=18", *_PNR)),
+    "er_ace": ("online", _ONLINE),
+    "pnr_moco_resnet50": ("two_view", ("--base=mocov2plus", "--depth=50", *_PNR)),
+    "pnr_byol_resnet18": ("two_view", ("--base=byol", "--depth=18", *_PNR)),
+    "er_ace_20_seeds": ("seeds", ("--seeds=20", *_ONLINE)),
+    "duel_moco": ("duel", ("step", "--base=moco", *_DUEL)),
+    "cclis": ("paper", ("cclis_tinyimagenet",)),
+    "icl": ("paper", ("icl_imagenet2",)),
+}
+
+# One side of one row, in a process of its own
+
+
+def ours(kind: Kind, options, args, folder) -> dict:
+    """Measure our step of a row, and read the program that ran."""
+    with contextlib.ExitStack() as stack:
+        work = kind.job(options, folder)
+        step = kind.ready(options, work, stack)
+        in_call = step.steps // step.calls
+        times = _windows(lambda calls: step.window(calls)[0], args, steps=in_call)
+    chip = estimate.chip_of(jax.devices()[0].device_kind)
+    return times | {
+        "examples": work.rows * work.parts(work.stream.tasks[:2][-1].index),
+        "compile_seconds": step.compile_seconds,
+        "program": estimate.read(step.compiled, work, chip),
+    }
+
+
+def peer(kind: Kind, options, args, folder) -> dict:
+    """Measure the same step in PyTorch."""
+    import torch
+
+    options.steps = 3  # of a window that decides which form is the fastest
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with contextlib.ExitStack() as stack:
+        work = kind.job(options, folder)
+        window, about = kind.peer(options, work, stack, device)
+    return _windows(window, args) | {"peer": about}
+
+
+def _windows(window: Callable, args, *, steps: int = 1) -> dict:
+    """Measure milliseconds of a step in three windows of --seconds.
+
+    Args:
+      window: number of calls -> seconds.
+      steps: of a call.
+    """
+    window(1)
+    calls = min(max(1, round(args.seconds / window(1))), 5000)
+    times = [1e3 * window(calls) / (calls * steps) for _ in range(3)]
+    return {"ms": float(np.median(times)), "ms_min": min(times), "ms_max": max(times)}
+
+
+def about() -> dict:
+    """Tell the chip and what runs on it."""
+    device, there = jax.devices()[0], importlib.util.find_spec("torch")
+    torch = importlib.import_module("torch") if there else None
+    return {
+        "device": device.device_kind,
+        "platform": device.platform,
+        "jax": jax.__version__,
+        "torch": torch and torch.__version__,
+        "torch_has_it": bool(torch and torch.cuda.is_available()),
+    }
+
+
+def measure(args) -> dict:
+    """Measure what --one names; {"failed": why} if that raises."""
+    name, _, side = args.one.partition(",")
+    if name == "about":
+        return about()
+    kind, options = KINDS[ROWS[name][0]], ROWS[name][1]
+    options = kind.parse([*options, *(kind.tiny if args.rehearse else ())])
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return (ours if side == "ours" else peer)(kind, options, args, folder)
+    except Exception as error:  # the other rows go on
+        return {"failed": f"{type(error).__name__}: {error}".strip()[:300]}
+
+
+# All rows
+
+
+def ask(one: str, args, timeout: float) -> dict:
+    """Measure one side of one row in a process of its own.
 
     Returns:
-      What accelerator_rows.py prints; {"failed": why} where the process fails, and
-      {"late": seconds} where it takes longer than `timeout`.
+      What `measure` returns; {"failed": why} if the process dies, {"late": seconds} if
+      it takes longer than `timeout`.
     """
-    options = {
-        "side": side,
-        "seconds": args.seconds,
-        "windows": args.windows,
-        "kept": pathlib.Path(args.kept).resolve(),
-        "data": pathlib.Path(args.data).resolve() if args.data else None,
-        "target": target,
-    }
-    words = [name, *["--tiny"] * args.rehearse]
-    words += [f"--{key}={value}" for key, value in options.items() if value]
-    script = pathlib.Path(__file__).with_name("accelerator_rows.py")
+    words = [sys.executable, __file__, f"--one={one}", f"--seconds={args.seconds}"]
+    words += ["--rehearse"] * args.rehearse
+    own = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    if args.rehearse or one.endswith(",peer"):  # the chip is PyTorch's alone
+        own["JAX_PLATFORMS"] = "cpu"
     process = subprocess.Popen(
-        [sys.executable, str(script), *words],
-        cwd=rows.ROOT,
-        env=_environment(side, args.rehearse),
+        words,
+        cwd=ROOT,
+        env={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"} | os.environ | own,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # with all that it starts it can be ended
+        start_new_session=True,  # so that all that it starts ends with it
     )
     try:
         out, err = process.communicate(timeout=timeout)
@@ -117,315 +238,97 @@ def ask(name: str, side: str, args, *, timeout: float, target=None) -> dict:
         process.communicate()
         return {"late": round(timeout)}
     if process.returncode:
-        said = (err.strip().splitlines() or [""])[-1][:300]
-        return {"failed": f"the process ended with {process.returncode}: {said}"}
+        return {"failed": f"exit code {process.returncode}: {err.strip()[-300:]}"}
     return json.loads(out.splitlines()[-1])
 
 
-def _environment(side, rehearse) -> dict:
-    """Variables of a process that measures one side."""
-    path = [str(rows.ROOT), os.environ.get("PYTHONPATH", "")]
-    own = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
-    if side == "predicted":
-        own |= targets.ENVIRONMENT
-    elif rehearse or side == "peer":  # the chip is PyTorch's alone
-        own |= {"JAX_PLATFORMS": "cpu"}
-    # By default XLA takes three quarters of a GPU's memory.
-    return {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"} | os.environ | own
+def plan(args, here: dict) -> list[tuple[str, str]]:
+    """List rows and sides in the order in which they are measured."""
+    peers = here["torch"] and (here["torch_has_it"] or args.rehearse)
+    rows = [(name, "ours") for name in args.rows]
+    with_peer = [name for name in args.rows if KINDS[ROWS[name][0]].peer]
+    return rows + [(name, "peer") for name in with_peer if peers]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the command line."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    made.add_argument("--minutes", type=float, default=30.0, help="of this call")
+    made.add_argument("--out", default="accelerator.md", help="the table, and .json")
+    made.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS)
+    made.add_argument("--again", action="store_true", help="also what is there")
+    made.add_argument("--seconds", type=float, default=2.0, help="of a window")
+    made.add_argument("--rehearse", action="store_true", help="tiny rows, on the CPU")
+    made.add_argument("--one", help=argparse.SUPPRESS)  # ROW,SIDE or about
+    return made
 
 
 def main(argv=None) -> dict:
-    """The command; returns what the JSON then holds."""
+    """Measure what is missing; returns what the JSON then holds."""
     args = parser().parse_args(argv)
-    out = pathlib.Path(args.out or rows.ROOT / "docs" / "accelerator.md")
-    if args.rehearse and args.out is None:
-        parser().error("--rehearse: its numbers mean nothing, so it needs an --out")
-    path = out.with_suffix(".json")
+    if args.one:
+        print(json.dumps(measure(args)), flush=True)
+        return {}
+    deadline = time.monotonic() + 60 * args.minutes - 10  # to write what there is
+    path = pathlib.Path(args.out).with_suffix(".json")
     found = storage.read_object(path) if path.exists() else {"rows": {}}
-
-    def keep():
-        storage.write_json(path, found)
-        out.write_text(page(found))
-
-    deadline = time.monotonic() + 60 * args.minutes - ENDING
-    if args.predict:
-        _predict(args, found, deadline, keep)
-        return found
-    about = ask("about", "ours", args, timeout=300)
-    if "device" not in about:
-        parser().error(f"no device: {about.get('failed') or about}")
-    if about["platform"] == "cpu" and not args.rehearse:
-        parser().error("JAX has the CPU alone; --rehearse is the same in small there")
-    before = found.setdefault("about", about)
-    if before["device"] != about["device"]:
-        parser().error(f"{path} is of {before['device']}, here is {about['device']}")
-    found["about"] = about | {"rehearsed": args.rehearse}
-    keep()
-    for name, side in plan(args, about):
+    here = ask("about", args, 300)
+    if "device" not in here or (here["platform"] == "cpu" and not args.rehearse):
+        parser().error(f"no chip; --rehearse is the same in small on a CPU: {here}")
+    before = found.setdefault("about", here | {"rehearsed": args.rehearse})
+    if (before["device"], before["rehearsed"]) != (here["device"], args.rehearse):
+        parser().error(f"{path} is of {before}, here is {here}")
+    for name, side in plan(args, here):
         entry = found["rows"].get(name, {}).get(side)
         left = deadline - time.monotonic()
-        if _measured(entry) and not args.again:
-            continue
         if left < (1 if args.rehearse else LEAST):
             print("the time is over; the same command again goes on", flush=True)
             break
-        if entry and entry.get("late", 0) >= left and not args.again:
-            print(f"{name}, {side}: was not done in {entry['late']} s", flush=True)
-            continue
-        _tell(name, side, found["rows"].setdefault(name, {}), args, left)
-        keep()
+        if entry and entry.get("late", left) >= left and not args.again:
+            continue  # measured, failed, or too long for the time that is left
+        told = ask(f"{name},{side}", args, left)
+        told["date"] = time.strftime("%Y-%m-%d")
+        found["rows"].setdefault(name, {})[side] = told
+        storage.write_json(path, found)
+        pathlib.Path(args.out).write_text(page(found))
+        print(name, side, told.get("ms", told), flush=True)
     return found
 
 
-def _measured(entry) -> bool:
-    """Whether a side needs no other run: it has numbers, or has failed."""
-    return entry is not None and "late" not in entry
-
-
-def _tell(name, side, into, args, timeout, **options) -> None:
-    """Ask for a side, note what it says, and print it."""
-    began = time.monotonic()
-    told = ask(name, side, args, timeout=timeout, **options)
-    told["date"] = time.strftime("%Y-%m-%d")
-    into[side] = told
-    said = told.get("failed") or ("late" in told and "not done in time") or "done"
-    print(f"{name}, {side}: {said}, {time.monotonic() - began:.0f} s", flush=True)
-
-
-def _predict(args, found, deadline, keep) -> None:
-    """Fill in what the compilers of absent chips say."""
-    for target in args.predict:
-        targets.parse(target)
-        there = found.setdefault("predicted", {}).setdefault(target, {})
-        for name in args.rows:
-            known = there.get(name, {}).get("predicted")
-            left = deadline - time.monotonic()
-            if "predicted" not in rows.sides(name) or left < 1:
-                continue
-            if not _measured(known) or args.again:
-                options = {"target": target}
-                _tell(
-                    name, "predicted", there.setdefault(name, {}), args, left, **options
-                )
-                keep()
-
-
-# The page
-
-
-_HEAD = """# On an accelerator
-
-```
-python benchmarks/accelerator.py
-```
-
-measures the steps on a chip and writes this page and the JSON beside it;
-`benchmarks/README.md` says how, and what the columns mean. Data are random."""
-_number = tables.number
-_COLUMNS = (
-    ("examples", lambda x: _show(x.ours, "examples")),
-    ("ms a step", lambda x: _span(x.ours, "ms")),
-    ("examples/s", lambda x: x.of(lambda o: _number(1e3 * o["examples"] / o["ms"]))),
-    ("of the peak, %", lambda x: x.of(lambda o: _number(100 * _speed(o)))),
-    ("least ms, before", lambda x: x.expect(lambda e: _number(_least(e)))),
-    ("least ms, its program", lambda x: x.of(lambda o: _number(_least(o["program"])))),
-    ("ms / least", lambda x: x.of(lambda o: _number(o["ms"] / _least(o["program"])))),
-    ("kernels", lambda x: x.of(lambda o: _number(o["program"]["kernels"]))),
-    ("MB, before", lambda x: x.expect(lambda e: _mb(e["memory"]["held"]))),
-    ("MB, planned", lambda x: x.of(lambda o: _mb(o["planned_bytes"]))),
-    ("MB, peak", lambda x: x.of(lambda o: _mb(o["peak_bytes"]))),
-    ("compiled in s", lambda x: _show(x.ours, "compile_seconds")),
-    ("PyTorch, ms", lambda x: _span(x.peer, "ms")),
-    ("PyTorch / ours", lambda x: x.of(lambda o: _number(x.peer["ms"] / o["ms"]))),
-)
-
-
-class _Line:
-    """A row of the page: our side, the peer's, and what was expected of it."""
-
-    def __init__(self, sides, expected):
-        self.ours = sides.get("ours", {})
-        self.peer = sides.get("peer", {})
-        self.expected = expected or {}
-
-    def of(self, function) -> str:
-        return _tried(function, self.ours)
-
-    def expect(self, function) -> str:
-        return _tried(function, self.expected)
-
-
-def _tried(function, numbers) -> str:
-    """A cell, "-" where a number of it is not known."""
-    try:
-        return function(numbers)
-    except (KeyError, TypeError):
-        return "-"
-
-
-def _mb(value: float) -> str:
-    return _number(1e-6 * value)
-
-
-def _least(numbers) -> float:
-    """Milliseconds of the bound that `targets.least` is.
-
-    Raises:
-      TypeError: there is none, as nobody knows the figures of this machine.
-    """
-    shares = numbers["least"]
-    return 1e3 * sum(shares[name] for name in shares)
-
-
-def _speed(ours) -> float:
-    """Share of the peak, FLOPs as written."""
-    return ours["flops"] / (1e-3 * ours["ms"]) / ours["peak_flops"]
-
-
-def _show(numbers, name) -> str:
-    return _tried(lambda x: _number(x[name]), numbers)
-
-
-def _span(numbers, name) -> str:
-    def text(x):
-        low, high = _number(x[f"{name}_min"]), _number(x[f"{name}_max"])
-        return f"{_number(x[name])} ({low} to {high})"
-
-    return _tried(text, numbers)
-
-
-def target_of(machine: str | None) -> str | None:
-    """One chip of a machine, as `jaxcl.scaling --target` has it."""
-    chip = hardware.CHIPS.get(machine or "", {})
-    if "tpu" in chip:
-        return f"{chip['tpu']['name']}:" + "x".join("1" * chip["tpu"]["axes"])
-    return f"{machine}:1" if chip else None
-
-
-def expected(found: dict, name: str, target: str | None) -> dict | None:
-    """What was predicted of a row for a chip: here, or in docs/targets.json."""
-    own = found.get("predicted", {}).get(target, {}).get(name, {}).get("predicted")
-    if own or rows.ROWS[name].kind != "paper":
-        return own
-    there = rows.ROOT / "docs" / "targets.json"
-    told = storage.read_object(there) if there.exists() else {}
-    return told.get(name, {}).get(target)
-
-
 def page(found: dict) -> str:
-    """The page of what the JSON holds."""
-    about, blocks = found.get("about"), [_HEAD]
-    if about is None:
-        blocks.append("**Nothing was measured yet: no chip was at hand.**")
-    else:
-        blocks += _measurements(found, about)
-    for target in found.get("predicted", {}):
-        blocks.append(_predictions(found, target))
-    return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def _measurements(found, about):
-    """Blocks of what was measured on a chip."""
-    if about["rehearsed"]:
-        yield "**A rehearsal with tiny rows on a CPU: its numbers mean nothing.**"
-    torch = about["torch"] or "not installed"
-    yield (
-        f"{about['device']}, one of {about['devices']}; jax {about['jax']}, PyTorch "
-        f"{torch}; {about['cores']} cores."
-    )
-    target = target_of(about["machine"])
-    names = [name for name in order() if name in found["rows"]]
-    steps = [x for x in names if "ms" in found["rows"][x].get("ours", {})]
-    lines = {x: _Line(found["rows"][x], expected(found, x, target)) for x in steps}
-    yield "## Steps\n\n" + _table(_COLUMNS, lines) if steps else ""
-    forms = {line.peer["peer"] for line in lines.values() if "peer" in line.peer}
-    yield "\n".join(f"- {form}" for form in sorted(forms))
-    yield _in_words(found["rows"])
-    told = [
-        f"- {name}, {side}: {entry.get('failed') or 'not done in time'}"
-        for name in names
-        for side, entry in found["rows"][name].items()
-        if "failed" in entry or "late" in entry
+    """Write the JSON's numbers as one markdown table."""
+    here = found["about"]
+    heads = ("step", "examples", "compiled, s", "GB held", "ms", "least ms")
+    heads += ("ms / least", "of the peak, %", "PyTorch ms", "PyTorch / ours")
+    lines = [
+        f"{here['device']}, jax {here['jax']}, PyTorch {here['torch']}",
+        "**A rehearsal on a CPU: the times mean nothing.**" * here["rehearsed"],
+        f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}",
     ]
-    yield "Failed:\n\n" + "\n".join(told) if told else ""
-    missing = [name for name in order() if name not in found["rows"]]
-    yield f"Not measured yet: {', '.join(missing)}." if missing else ""
-
-
-def _in_words(entries) -> str:
-    """What is more than a step: several seeds, DUEL's share, the cell of a table."""
-
-    def ours(name):
-        entry = entries.get(name, {}).get("ours", {})
-        return entry if "failed" not in entry and "late" not in entry else {}
-
-    lines, one = [], ours("online_er_ace")
-    many, duel = ours("online_er_ace_20_seeds"), ours("duel_share")
-    cell = ours("table_er_ace")
-    if one and many:
-        times = many["ms"] / one["ms"]
-        lines.append(
-            f"- ER-ACE, {many['seeds']} seeds side by side: {_number(times)} times the "
-            "step of one"
+    told = []
+    for name, sides in found["rows"].items():
+        mine, other = sides.get("ours", {}), sides.get("peer", {})
+        ms, program = mine.get("ms"), mine.get("program", {})
+        least = program.get("least") or {}
+        cells = [
+            mine.get("examples"),
+            mine.get("compile_seconds"),
+            program and program["memory"]["held"] / 1e9,
+            ms and f"{ms:.3g} ({mine['ms_min']:.3g} to {mine['ms_max']:.3g})",
+            least and 1e3 * least["total"],
+            least and ms / 1e3 / least["total"],
+            least and 1e5 * least["arithmetic"] / ms,
+            other.get("ms"),
+            other.get("ms") and ms and other["ms"] / ms,
+        ]
+        shown = (
+            x if isinstance(x, str) else estimate.show(x) if x else "-" for x in cells
         )
-    if duel:
-        lines.append(
-            f"- D-MoCo's step: {_number(duel['ms'])} ms, {duel['base']}'s "
-            f"{_number(duel['base_ms'])}; DUEL is {100 * duel['share']:.1f} % of it"
-        )
-    if cell:
-        error = "" if cell["error"] is None else f" +- {100 * cell['error']:.1f}"
-        said = (
-            "random images, 10 is chance" if cell["random"] else "the paper's is 43.7"
-        )
-        lines.append(
-            f"- ER-ACE, Split CIFAR-10, 20 images a class, {cell['seeds']} seeds: "
-            f"{100 * cell['mean']:.1f}{error} ({said}) in {_number(cell['seconds'])} s"
-        )
-    return "\n".join(lines)
-
-
-def _table(columns, lines) -> str:
-    heads = [head for head, _ in columns]
-    made = ["| row | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
-    for name, line in lines.items():
-        cells = [cell(line) for _, cell in columns]
-        made.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(made)
-
-
-_PREDICTED = (
-    ("least ms", lambda x: x.expect(lambda e: _number(_least(e)))),
-    (
-        "arithmetic / memory / launches, %",
-        lambda x: x.expect(
-            lambda e: " / ".join(
-                f"{1e5 * e['least'][part] / _least(e):.0f}"
-                for part in ("arithmetic", "memory", "launches")
-            )
-        ),
-    ),
-    ("kernels", lambda x: x.expect(lambda e: _number(e["kernels"]))),
-    ("GFLOP", lambda x: x.expect(lambda e: _number(1e-9 * e["flops"]))),
-    ("MB moved", lambda x: x.expect(lambda e: _mb(e["bytes"]))),
-    ("memory, MB", lambda x: x.expect(lambda e: _mb(e["memory"]["held"]))),
-)
-
-
-def _predictions(found, target) -> str:
-    """The section of a target: what its compiler says beforehand."""
-    told = {name: expected(found, name, target) for name in order()}
-    there = {x: e for x, e in told.items() if e}
-    lines = {x: _Line({}, e) for x, e in there.items() if "least" in e}
-    blocks = [f"## {target}, by its compiler"]
-    if lines:
-        blocks.append(_table(_PREDICTED, lines))
-    failed = [
-        f"- {name}: {e.get('failed') or e.get('error') or 'not done in time'}"
-        for name, e in there.items()
-        if "least" not in e
-    ]
-    return "\n\n".join([*blocks, *(["\n".join(failed)] if failed else [])])
+        lines[-1] += f"\n| {name} | {' | '.join(shown)} |"
+        for side, entry in sides.items():
+            why = entry.get("failed") or ("late" in entry and "not done in time")
+            told += [f"- {name}, {side}: {why}"] if why else []
+    return "\n\n".join(x for x in (*lines, "\n".join(told)) if x) + "\n"
 
 
 if __name__ == "__main__":

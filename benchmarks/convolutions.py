@@ -69,9 +69,7 @@ def forms(stride: int, rows: int) -> dict:
 
         return slope
 
-    in_eights = conv._in_pieces(
-        lambda count, x, kernel: plain(x, kernel), conv.pieces(rows, 8)
-    )
+    in_eights = conv._in_pieces(plain, conv.pieces(rows, 8))
 
     return {
         "whole": for_kernel(plain),

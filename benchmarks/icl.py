@@ -109,7 +109,7 @@ def measure(args, directory) -> list[dict]:
     with contextlib.ExitStack() as stack:
         works = {name: make_job(args, name, directory) for name in VARIANTS}
         _, seconds = throughput.in_turns(works, args, stack)
-    found, waste = [], filling(works["icl"])
+    found, waste = [], filling(works["continue"])
     for name, work in works.items():
         step, ratio = seconds[name], np.divide(seconds[name], seconds["continue"])
         rows = work.rows * work.parts(1)

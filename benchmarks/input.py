@@ -6,8 +6,8 @@
 writes JPEGs of ImageNet's size, reads them as a run does (two random crops of each),
 and counts the CPU time of an image in every link of the chain: what the processes that
 decode do, as many as there are cores, and what the one process that trains does with
-each image, whatever there are. Beside that stands what the steps of docs/targets.json
-ask for. README.md says what the columns mean.
+each image, whatever there are. Beside that stand the images a second that chips take
+at 0.3 of their peak. README.md says what the columns mean.
 """
 
 import argparse
@@ -26,15 +26,14 @@ import jax
 import numpy as np
 from PIL import Image
 
+from jaxcl import estimate
 from jaxcl.data import files, prefetch, sources, stream
 from jaxcl.run import job
-from jaxcl.scaling import hardware, targets
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 HEIGHT, WIDTH = 375, 500  # the commonest size in ImageNet, of about 110 kB
 SIZE, VIEWS = 224, 2
-# Row of docs/targets.json whose images are files -> FLOPs of an image, docs/scaling.md.
-FLOPS = {"mocov2plus-pnr-imagenet100": 8723e9 / 256}
+FLOPS = 8723e9 / 256  # of an image, by configs/pnr_imagenet100.py
+UTILISATION = 0.3  # of a chip's peak, assumed
 TARGETS = ("h200:1", "h200:8", "v5e:2x4")
 RESIDENT = "numbers of resident images"
 
@@ -218,28 +217,13 @@ def resident(args) -> Link:
 
 
 def needs() -> list[dict]:
-    """What chips ask for: images a second of each host.
-
-    "likely" at 0.3 of the peak; "most" at the bound of the compiled program, None
-    where docs/targets.json does not have it.
-    """
-    told = json.loads((ROOT / "docs" / "targets.json").read_text())
+    """Images a second of each host, for chips at `UTILISATION` of their peak."""
     found = []
-    for (name, work), text in itertools.product(FLOPS.items(), TARGETS):
-        target = targets.parse(text)
-        peak = 0.3 * hardware.MACHINES[target.machine].peak
-        hosts = max(1, target.chips // (4 if target.platform == "tpu" else 8))
-        row = told.get(name, {}).get(text, {})
-        least = sum(row["least"].values()) if "least" in row else None
-        found.append(
-            {
-                "row": name,
-                "target": text,
-                "hosts": hosts,
-                "likely": target.chips * peak / work / hosts,
-                "most": row["batch_size"] / least / hosts if least else None,
-            }
-        )
+    for text in TARGETS:
+        target = estimate.parse(text)
+        hosts = max(1, target.chips // (4 if target.chip.slice else 8))
+        rate = target.chips * UTILISATION * target.chip.bfloat16 / FLOPS / hosts
+        found.append({"target": text, "hosts": hosts, "images": rate})
     return found
 
 
@@ -276,12 +260,11 @@ def main(argv=None) -> dict:
     asked, one = needs(), 1 / sum(link.seconds for link in fed if not link.shared)
     print(f"one process that trains feeds {one:,.0f} images/s at most")
     ways = [link for link in fed if link.name.endswith(", all")]
-    for need, rate, way in itertools.product(asked, ("likely", "most"), ways):
-        if need[rate] is not None:
-            print(
-                f"{need['row']}, {need['target']}, {rate} {need[rate]:,.0f} images/s "
-                f"of a host: {way.name} takes {need[rate] * way.seconds:.0f} cores"
-            )
+    for need, way in itertools.product(asked, ways):
+        print(
+            f"{need['target']}, {need['images']:,.0f} images/s of a host: {way.name} "
+            f"takes {need['images'] * way.seconds:.0f} cores"
+        )
     found = {
         "date": datetime.date.today().isoformat(),
         "bytes": size,

@@ -27,38 +27,12 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxcl import core
+from jaxcl import core, estimate
 from jaxcl.config import build, recipe, sections
 from jaxcl.methods.two_view import strategies as strategies_lib
 from jaxcl.run import cost, job
-from jaxcl.scaling import hardware
 
 _CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
-
-
-_MACHINES = hardware.MACHINES
-_GPU = {"launch": _MACHINES["h100"].launch, "latency": _MACHINES["h100"].latency}
-# What a device can do; the first name that its kind contains counts. The vendors'
-# figures, as in jaxcl/scaling, and NVIDIA's data sheets of H100 PCIe and V100 SXM2,
-# which computes bfloat16 in float32.
-_KINDS = (
-    ("H200", _MACHINES["h200"]),
-    (
-        "H100 PCIe",
-        hardware.Machine(756e12, 378e12, 80e9, 300e9, memory_bandwidth=2.0e12, **_GPU),
-    ),
-    ("H100", _MACHINES["h100"]),
-    ("A100", _MACHINES["a100"]),
-    (
-        "V100",
-        hardware.Machine(15.7e12, 15.7e12, 32e9, 150e9, memory_bandwidth=9e11, **_GPU),
-    ),
-    ("TPU v6", _MACHINES["tpu-v6e"]),
-    ("TPU v5 lite", _MACHINES["tpu-v5e"]),
-    ("TPU v5e", _MACHINES["tpu-v5e"]),
-    ("TPU v5", _MACHINES["tpu-v5p"]),
-    ("TPU v4", _MACHINES["tpu-v4"]),
-)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -332,18 +306,10 @@ def measure(args, directory) -> dict:
     return found
 
 
-def machine(device) -> hardware.Machine | None:
-    """What a device can do at most, None where the table has no row."""
-    kind = device.device_kind.lower()
-    return next((made for name, made in _KINDS if name.lower() in kind), None)
-
-
 def device_peak(device, precision: str) -> float | None:
     """FLOP/s that a device can do at most, None where the table has no row."""
-    known = machine(device)
-    if known is None:
-        return None
-    return known.peak if precision == "bfloat16" else known.peak_float32
+    chip = estimate.chip_of(device.device_kind)
+    return chip and getattr(chip, precision)
 
 
 def table(found: dict) -> str:

@@ -64,12 +64,9 @@ def get_config(arg=None):
         config.evaluators = {
             "collapse": {},
             "linear": {
-                "train_on": "visible",
-                "balanced": True,
+                "preset": "cclis",
                 "epochs": 100,
                 "lr": 0.5,
-                "milestones": (60, 75, 90),
-                "factor": 0.2,
                 "augment": False,
                 "normalize_features": True,
             },

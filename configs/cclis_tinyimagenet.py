@@ -93,15 +93,10 @@ def get_config(arg=None):
         config.evaluators = {
             "collapse": {},
             "linear": {
-                "train_on": "visible",
-                "balanced": True,
+                "preset": "cclis",
                 "epochs": 100,
                 "lr": 0.5,
-                "milestones": (60, 75, 90),
-                "factor": 0.2,
                 "scale": (0.1, 1.0),
-                "jitter_probability": 0.8,
-                "grayscale": 0.2,
                 "blur": 0.5,
             },
             "tsne": {"show": "memory"},  # Figure 3

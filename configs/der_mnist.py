@@ -12,9 +12,9 @@ in their order, batches of 10. Permuted and rotated: 20 tasks of all digits, bat
   python -m jaxcl.main --config=configs/der_mnist.py:er,rotated,200
 
 Words: er, der or derpp (the default); split (the default), permuted or rotated; how
-many images the memory holds: 200 (the default), 500 or 5120. Published and measured
-values: docs/reproductions.md. `configs/der_mnist.py:debug` and, say,
-`configs/der_mnist.py:er,rotated,debug` run in seconds, on other digits.
+many images the memory holds: 200 (the default), 500 or 5120.
+`configs/der_mnist.py:debug` and, say, `configs/der_mnist.py:er,rotated,debug` run in
+seconds, on other digits.
 
 Departures: an incomplete last batch of a task is left out; the reservoir draws the
 place of each row once, independently of the batches.

@@ -67,12 +67,8 @@ def get_config(arg=None):
     config.evaluators = {
         "collapse": {},
         "linear": {
-            "optimizer": "adam",
-            "lr": 1e-3,
-            "weight_decay": 1e-6,
+            "preset": "duel",
             "epochs": 50,
-            "milestones": (),
-            "augment": False,
         },
         "spread": {"features": "projection"},
         "filtering": {"size": 1024, "batch_size": 128},

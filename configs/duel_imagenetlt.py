@@ -80,13 +80,8 @@ def get_config(arg=None):
     config.evaluators = {
         "collapse": {},
         "linear": {
-            "optimizer": "adam",
-            "lr": 1e-3,
-            "weight_decay": 1e-6,
+            "preset": "duel_longtail",
             "epochs": 100,
-            "milestones": tuple(range(10, 100, 10)),
-            "factor": 0.5,
-            "augment": False,
         },
         "spread": {"features": "projection"},
         "filtering": {},

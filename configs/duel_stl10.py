@@ -75,12 +75,8 @@ def get_config(arg=None):
     config.evaluators = {
         "collapse": {},
         "linear": {
-            "optimizer": "adam",
-            "lr": 1e-3,
-            "weight_decay": 1e-6,
+            "preset": "duel",
             "epochs": 100,
-            "milestones": (),
-            "augment": False,
         },
         "spread": {"features": "projection"},  # Table 2, Figure 9
         "filtering": {},  # Figures 9 and 10, with the network held fixed

@@ -89,7 +89,6 @@ def get_config(arg=None):
             "lr": 1.0,
             "lrs": (),  # rates to choose from instead
             "batch_size": 512,
-            "milestones": (60, 80),
             "train_on": "all",
             "augment": False,
             "normalize_features": True,

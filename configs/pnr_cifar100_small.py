@@ -130,7 +130,6 @@ def get_config(arg=None):
             "epochs": 60,
             "lr": recipe.by(probe_lr, base),
             "lrs": (),  # rates to choose from instead
-            "milestones": (36, 48),
             "train_on": "all",
             "augment": False,
         },

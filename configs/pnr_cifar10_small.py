@@ -83,7 +83,6 @@ def get_config(arg=None):
             "lr": 1.0,
             "lrs": (),  # rates to choose from instead
             "batch_size": 512,
-            "milestones": (9, 12),
             "augment": False,
             "normalize_features": True,
         },

@@ -114,7 +114,6 @@ def get_config(arg=None):
             "lr": recipe.by(probe_lr, base),
             "lrs": (),  # rates to choose from instead
             "momentum": 0.9,
-            "milestones": (60, 80),
             "train_on": "all",
             "last_only": True,
         },

@@ -8,7 +8,7 @@ table of the PNR paper (Cha et al., ICML 2024).
   python -m jaxcl.main --config=configs/quickstart.py
   python -m jaxcl.main --config=configs/quickstart.py --workdir=runs/finetune \
       --config.method.strategy=finetune
-  python -m jaxcl.compare runs/finetune runs/quickstart \
+  jaxcl compare runs/finetune runs/quickstart \
       --matrix=knn/domain_aware --out=runs/compare.png
 
 All looks at once, the line above them: --config.scenario.name=joint.

@@ -11,9 +11,9 @@ passes.
   python -m jaxcl.data.convert cifar100.npz data/cifar100
   python -m jaxcl.main --config=configs/survey_cifar100.py:er --config.seeds=5
 
-Rows: er (what the name of the file alone means), er_lwf, er_ace, derpp, mir. Published
-and measured values: docs/reproductions.md. `configs/survey_cifar100.py:debug` and, say,
-`configs/survey_cifar100.py:mir,debug` run in seconds, on digits.
+Rows: er (what the name of the file alone means), er_lwf, er_ace, derpp, mir. ER's
+published and measured values: docs/reproductions.md. `configs/survey_cifar100.py:debug`
+and, say, `configs/survey_cifar100.py:mir,debug` run in seconds, on digits.
 
 Departures: the incomplete last batch of a task does not enter the memory either. er_ace
 adds its two means with equal weights, while the search found 0.45 and 0.55; the rate is

@@ -49,7 +49,6 @@ def get_config(arg=None):
             "epochs": 100,
             "batch_size": 256,
             "momentum": 0.9,
-            "milestones": (60, 80),
         },
     }
     if dataset == "clipart":
@@ -65,6 +64,6 @@ def get_config(arg=None):
         config.name += "_debug"
         config.data = {"name": "digits", "size": 12, "channels": 3}
         config.augment = {"size": 16, "resize": 16}
-        config.evaluators.linear.update(epochs=3, milestones=(2,))
+        config.evaluators.linear.epochs = 3
         config.workers = 0
     return config

@@ -38,7 +38,7 @@ class Replay(NamedTuple):
     """What online methods keep of the stream and how they replay it: config.replay."""
 
     capacity: int  # slots of the memory
-    policy: str = "reservoir"  # a name in memory.policies.POLICIES
+    policy: str = "reservoir"  # see memory.policies.get
     size: int | None = None  # rows drawn per update; None: as many as come in
     updates: int = 1  # gradient steps on each incoming batch
     flops: float | None = None  # budget for each image, from which `updates` came
@@ -86,7 +86,7 @@ class Method(NamedTuple):
     """
 
     init: Callable  # (key, batch) -> TrainState
-    step: Callable  # (state, batch) -> (state, metrics: dict of f32[]); see `cast`
+    step: Callable  # (state, batch) -> (state, metrics: dict of f32[])
     embed: Callable  # (state, normalised images f32[B,H,W,C]) -> f32[B, D]
     predict: Callable | None = None  # (state, images) -> logits f32[B, C]
     begin_task: Callable = lambda state, task: state
@@ -106,9 +106,6 @@ class Method(NamedTuple):
     parts: Callable = lambda task: 1
     # (state, key, batch) -> f32[], the loss that it would lower were all data at hand
     objective: Callable | None = None
-    # (state, what it gave before the last step or None) -> nets.cast.Cast, the kernels
-    # in the type of the arithmetic. Its steps may be given it as a third argument.
-    cast: Callable | None = None
     # state -> i32[K], rows of the train split that the present task replayed, -1: none
     replayed: Callable | None = None
     # (state, normalised images) -> f32[B, Z], what the loss compares, in eval mode
@@ -205,83 +202,31 @@ def apply_gradients(state: TrainState, grads, tx, lr, shares=None) -> TrainState
     return state.replace(params=params, opt_state=opt_state, step=state.step + 1)
 
 
-def descend(parts: Parts, state: TrainState, loss, shares=None, *, at=None):
+def descend(parts: Parts, state: TrainState, loss, shares=None):
     """Take one step down a loss.
 
     Args:
       loss: params -> (f32[], anything).
       shares: as in `apply_gradients`.
-      at: the parameters with cast kernels, see `nets.cast.read`; None: `state.params`.
 
     Returns:
       the state with new parameters, what the loss gave beside its value, and the
       metrics {"loss", "lr", "grad_norm"}.
     """
-    at = state.params if at is None else at
-    (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(at)
-    grads = widened(grads, state.params)
+    (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
     lr = rate(parts, state)
     metrics = {"loss": value, "lr": lr, "grad_norm": norm(grads)}
     return apply_gradients(state, grads, parts.tx, lr, shares), aux, metrics
 
 
-def widened(grads: PyTree, params: PyTree) -> PyTree:
-    """Cast gradients with respect to cast kernels to the types of the parameters."""
-    return jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
-
-
-_ROW = 1024  # numbers that `_norms_by_row` adds up at first
-# Memory order of a convolution kernel [h, w, I, O] on a GPU: O, h, w, I, as cuDNN reads
-# and writes it.
-KERNEL_ORDER = (3, 0, 1, 2)
-
-
 def norms(tree: PyTree) -> PyTree:
-    """The Euclidean norm of each leaf, f32[].
-
-    On a GPU each sum over a leaf would be a kernel, most of them shorter than its
-    launch; there all leaves are summed at once, and the last digits differ.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    by_leaf = jax.lax.platform_dependent(
-        leaves, cuda=_norms_by_row, rocm=_norms_by_row, default=_norms_by_leaf
-    )
-    return jax.tree.unflatten(structure, by_leaf)
-
-
-def _norms_by_leaf(leaves):
-    """The norm of each, one after another."""
-    return [jnp.linalg.norm(x.ravel()) for x in leaves]
-
-
-def _norms_by_row(leaves):
-    """The norm of each: all leaves are rows of one matrix, padded with zeros.
-
-    The sums of the rows are added leaf by leaf, in an order that never changes.
-    """
-    # In another order than they lie in, kernels would be copied first.
-    flat = [(x.transpose(KERNEL_ORDER) if x.ndim == 4 else x).ravel() for x in leaves]
-    rows = [jnp.pad(x, (0, -x.size % _ROW)).reshape(-1, _ROW) for x in flat]
-    owner = np.repeat(np.arange(len(rows)), [len(x) for x in rows])
-    joined = at_least_float32(jnp.concatenate(rows))
-    sums = jnp.sum(joined**2, axis=1)
-    owned = jnp.arange(len(rows))[:, None] == owner
-    by_leaf = jnp.sqrt(jnp.sum(jnp.where(owned, sums, 0.0), axis=1))
-    return [value.astype(x.dtype) for value, x in zip(by_leaf, leaves, strict=True)]
+    """Compute the Euclidean norm of each leaf, f32[]."""
+    return jax.tree.map(lambda x: jnp.linalg.norm(x.ravel()), tree)
 
 
 def norm(tree: PyTree) -> jax.Array:
-    """The Euclidean norm of all leaves together, f32[]; see `norms`."""
-    return jax.lax.platform_dependent(
-        jax.tree.leaves(tree),
-        cuda=_norm_by_row,
-        rocm=_norm_by_row,
-        default=optax.tree.norm,
-    )
-
-
-def _norm_by_row(leaves):
-    return jnp.linalg.norm(jnp.stack(_norms_by_row(leaves)))
+    """Compute the Euclidean norm of all leaves together, f32[]."""
+    return optax.tree.norm(tree)
 
 
 def copy(tree: PyTree) -> PyTree:

@@ -517,15 +517,44 @@ def module(package: str, name: str, field: str):
       ValueError: there is none, or it has no `make`.
     """
     if _is_foreign(name):
-        found = _imported(name, name, field)
-        if not hasattr(found, "make"):
-            raise ValueError(f"{field}={name!r}: the module has no function `make`")
-        return found
+        return _own_module(name, field)
     path = f"{package}.{name}"
     there = isinstance(name, str) and name.isidentifier() and find_spec(path)
     found = importlib.import_module(path) if there else None
     if not hasattr(found, "make"):
         core.check_choice(field, name, _with_make(package))  # refuses it
+    return found
+
+
+def made(choices: Mapping[str, Any], name: str, field: str) -> Any:
+    """Look a record up in a table, or have a module of the user's own package make it.
+
+    Args:
+      choices: name -> record, all of one type. A name with a dot is a module,
+        "mypackage.mymodule", with a function `make() -> record` of this type.
+      name: as the config says it.
+      field: its path, for messages ("config.method.base").
+
+    Raises:
+      ValueError: there is no such record.
+    """
+    if not _is_foreign(name):
+        core.check_choice(field, name, tuple(choices))
+        return choices[name]
+    found, kind = _own_module(name, field).make(), type(next(iter(choices.values())))
+    if not isinstance(found, kind):
+        raise ValueError(
+            f"{field}={name!r}: `make` returns a {type(found).__name__}; must be a "
+            f"{kind.__module__}.{kind.__name__}"
+        )
+    return found
+
+
+def _own_module(name, field):
+    """Import a module of the user's own package that has `make`."""
+    found = _imported(name, name, field)
+    if not hasattr(found, "make"):
+        raise ValueError(f"{field}={name!r}: the module has no function `make`")
     return found
 
 

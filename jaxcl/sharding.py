@@ -9,10 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-
-from jaxcl import core
 
 AXIS = "data"
 
@@ -203,8 +200,6 @@ def share(name: str, value: int, mesh) -> int:
 def placement(tree, mesh: Mesh):
     """Where each leaf of a state lies: memories in shards split, the rest whole.
 
-    On a GPU kernels of convolutions also have a layout, see `_LAYOUT`.
-
     Args:
       tree: arrays or their shapes.
 
@@ -212,50 +207,18 @@ def placement(tree, mesh: Mesh):
       ValueError: the devices cannot share the rows of a memory evenly.
     """
 
-    def of(path, node):
-        if _is_split(node):
-            for leaf in jax.tree.leaves(node):
-                share("the memory's rows", leaf.shape[0], mesh)
-            return jax.tree.map(lambda leaf: split(mesh), node)
-        where = replicated(mesh)
-        return Format(_LAYOUT, where) if _is_laid_out(path, node) else where
+    def of(node):
+        if not _is_split(node):
+            return replicated(mesh)
+        for leaf in jax.tree.leaves(node):
+            share("the memory's rows", leaf.shape[0], mesh)
+        return jax.tree.map(lambda leaf: split(mesh), node)
 
-    return jax.tree_util.tree_map_with_path(of, tree, is_leaf=_is_split)
-
-
-# Of kernels of convolutions on a GPU. In another layout each would be transposed in
-# every pass and, since a transposition cannot write over its own operand, copied after
-# every update.
-_LAYOUT = Layout(major_to_minor=core.KERNEL_ORDER)
-
-
-def _is_laid_out(path, leaf) -> bool:
-    """Whether a leaf of a state is a kernel of a convolution, and on a GPU.
-
-    Its slow copy, its moments and its like in a teacher have the same name.
-    """
-    name = jax.tree_util.keystr(path[-1:], simple=True)
-    return platform() == "gpu" and name.endswith("kernel") and leaf.ndim == 4
-
-
-def usual(tree):
-    """The tree with every leaf in JAX's own layout, as other platforms have it.
-
-    Args:
-      tree: a state that lies as `placement` says; leaves in that layout are kept.
-    """
-
-    def of(path, leaf):
-        if not _is_laid_out(path, leaf):
-            return leaf
-        layout = Layout(major_to_minor=tuple(range(leaf.ndim)))
-        return jax.device_put(leaf, Format(layout, leaf.sharding))
-
-    return jax.tree_util.tree_map_with_path(of, tree)
+    return jax.tree.map(of, tree, is_leaf=_is_split)
 
 
 def settle(tree, mesh: Mesh):
-    """Commit each array to its `placement`, layouts too, whatever made it.
+    """Commit each array to its `placement`, whatever made it.
 
     A step that sees its state in one form compiles once.
     """
@@ -304,7 +267,7 @@ def gathered(tree, *, mesh):
 def on_each(function, rows: tuple, whole: tuple, *, mesh):
     """Call a function, within a program, on each device by itself.
 
-    The compiler splits no kernel of Pallas over devices; here each has its own.
+    The compiler may send messages within a loop; here it sends none.
 
     Args:
       function: (*rows, *whole) -> arrays with as many rows; it sends nothing.

@@ -4,20 +4,21 @@ r"""ICL and what it is compared with, from the same old encoders: runs and table
 
 trains, for each growth, an encoder of each seed on the old items, and lets each row of
 ROWS go on from them, one after another. Whenever a row ends, ROOT/table.md is written
-anew from all that is finished: for each growth the tables of jaxcl.speedup. Their
+anew from all that is finished: for each growth the table of `jaxcl speedup`. Its
 target is `retrain`'s loss of all items plus a share of what it gains over the frozen
 encoder. The same command goes on where it was stopped, and a larger one keeps what is
 there: a finished run is not trained again.
 """
 
 import argparse
+import itertools
 import pathlib
 import sys
 from typing import NamedTuple
 
 import sweep
 
-from jaxcl.report import convergence, speedup
+from jaxcl.report import speedup
 from jaxcl.run import seeds
 
 BASELINE, FROZEN, SCALAR = "retrain", "frozen", "objective/loss"
@@ -49,17 +50,6 @@ ROWS = {
     "finetune": Row("finetune"),
     "random": Row("random"),
 }
-PAIRS = (
-    ("icl", "sgd-0.03"),
-    ("icl", "no_lrl"),
-    ("icl", "continue"),
-    ("icl", BASELINE),
-    ("no_lrl", "continue"),
-    ("sgd-0.03", "continue"),
-    ("sgd-0.03", BASELINE),
-    ("no_meta", "icl"),
-    *((name, FROZEN) for name in ROWS if name != FROZEN),  # who has learnt anything
-)
 
 
 def planned(options) -> dict[tuple[float, str], sweep.Run]:
@@ -110,32 +100,25 @@ def done(run: sweep.Run, options) -> bool:
     return all(map(sweep.finished, places(run, options)))
 
 
-def finished(options, runs) -> list[convergence.Run]:
+def finished(options, runs) -> list[speedup.Run]:
     """The finished seeds of each row for which what others need is finished, too."""
     found = []
     for growth, name in runs:
         needed = [places(runs[growth, x], options) for x in (name, BASELINE, FROZEN)]
         for of_seed in zip(*needed, strict=True):
             if name != OLD and all(map(sweep.finished, of_seed)):
-                found += convergence.read(name, of_seed[0], task=1, scalar=SCALAR)
+                found += speedup.read(name, of_seed[0], task=1, scalar=SCALAR)
     return found
 
 
 def table(options, runs: dict[tuple[float, str], sweep.Run]) -> str:
     """The tables of every growth that has a seed to compare, under a heading each."""
-    compared = finished(options, runs)
-    if not compared:
+    done = finished(options, runs)
+    if not done:
         return "Nothing to compare is finished."
-    names = {run.name for run in compared}
-    setting = {"baseline": BASELINE, "within": options.within, "frozen": FROZEN}
-    groups = convergence.compared(
-        compared, pairs=[pair for pair in PAIRS if {*pair} <= names], **setting
-    )
-    parts = []
-    for group in groups:
-        told = speedup.text(group, scalar=SCALAR, **setting)
-        parts += [f"## Growth {group['growth']:g}", told.partition("\n")[2]]
-    return "\n\n".join(parts)
+    groups = speedup.compared(done, BASELINE, within=options.within, frozen=FROZEN)
+    parts = [[f"## Growth {x['growth']:g}", speedup.text(x)] for x in groups]
+    return "\n\n".join(itertools.chain(*parts))
 
 
 def parser() -> argparse.ArgumentParser:

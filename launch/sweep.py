@@ -7,7 +7,7 @@ r"""A sweep: configs x values of options x seeds, one command each.
 prints the commands of the twelve runs, those that are finished left out; `--run` runs
 them, `--jobs=N` at once. A run is in ROOT/CONFIG,OPTION=VALUE/seed_S, whatever else the
 sweep holds, so that the same sweep, or a larger one, goes on where it was stopped, and
-jaxcl.compare and launch/table.py read ROOT/CONFIG,OPTION=VALUE as one directory.
+jaxcl compare and launch/table.py read ROOT/CONFIG,OPTION=VALUE as one directory.
 """
 
 import argparse

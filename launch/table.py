@@ -16,12 +16,13 @@ import csv
 import io
 import json
 import math
+import statistics
 import sys
 from typing import NamedTuple
 
 from etils import epath
 
-from jaxcl.report import compare, convergence
+from jaxcl.report import compare
 from jaxcl.run import results as results_lib
 from jaxcl.run import seeds
 
@@ -153,10 +154,11 @@ def _number(where: str, field: str, text) -> float:
 def cell(run: compare.Run, matrix: str, measure: str, paper: dict) -> Cell:
     """One measure of one run, over its seeds."""
     each = [seeds.measures(one).get(matrix, {}) for one in run.results.values()]
-    found = convergence.deviation([one.get(measure) for one in each])
-    mean, std = (None if x is None else 100 * x for x in (found["mean"], found["std"]))
+    values = [100 * one[measure] for one in each if one.get(measure) is not None]
+    mean = statistics.fmean(values) if values else None
+    std = statistics.stdev(values) if len(values) > 1 else None
     number = paper.get((run.name, matrix, measure))
-    return Cell(run.name, matrix, measure, mean, std, found["seeds"], len(each), number)
+    return Cell(run.name, matrix, measure, mean, std, len(values), len(each), number)
 
 
 def ours(one: Cell) -> str:

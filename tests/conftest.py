@@ -29,7 +29,6 @@ LAST_SLOW_RUN = pathlib.Path(__file__).with_name("last_slow_run.json")
 # What a run with --strict-skips may skip: part of the reason -> why that is allowed.
 EXPECTED_SKIPS = {
     "there is no chromium": "some machines' apt has none",
-    "no compiler for this chip": "those of TPUs and GPUs are 4 GB together",
 }
 # Modules that take longest, these the first; and the group of a module's tests.
 LONG = {
@@ -37,7 +36,7 @@ LONG = {
     for place, name in enumerate(
         ("test_quickstart", "test_main", "test_launch_local", "test_update")
         + ("test_methods", "test_seeds", "test_streaming", "test_export")
-        + ("test_converge", "test_scaling", "test_benchmarks", "test_online_benchmark")
+        + ("test_speedup", "test_benchmarks")
     )
 }
 _MODULE = "module "

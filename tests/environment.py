@@ -1,9 +1,27 @@
 """The environment in which tests run their programs; set before jax is imported."""
 
+import importlib.metadata
 import os
 import pathlib
 import stat
 import tempfile
+
+# The nets are tiny: compiling is what costs, so the expensive passes are off, and loops
+# are emitted as LLVM's code at once instead of through MLIR (a third of the time).
+# XLA aborts on a flag that it does not know, so each flag has the last release of
+# jaxlib that is known to have it; None: the newest has it.
+FLAGS = {
+    "--xla_backend_optimization_level=0": None,
+    "--xla_llvm_disable_expensive_passes=true": None,
+    "--xla_cpu_use_fusion_emitters=false": (0, 11, 0),
+}
+
+
+def known_flags() -> list[str]:
+    """Return the flags of FLAGS that the installed jaxlib knows."""
+    release = importlib.metadata.version("jaxlib").split(".")[:3]
+    installed = tuple(map(int, release))
+    return [flag for flag, last in FLAGS.items() if last is None or installed <= last]
 
 
 def compile_cache() -> str:
@@ -31,13 +49,7 @@ def settle(devices: int) -> None:
     """Cheap compilation, fake CPU devices, and the cache."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)
-    # The nets are tiny: compiling is what costs, so the expensive passes are off, and
-    # loops are emitted as LLVM's code at once instead of through MLIR (a third of the
-    # time).
-    os.environ["XLA_FLAGS"] = (
-        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-        "--xla_cpu_use_fusion_emitters=false"
-    )
+    os.environ["XLA_FLAGS"] = " ".join(known_flags())
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = compile_cache()
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -1,279 +1,218 @@
-"""Puts one fault at a time into the code and asks whether the tests notice.
+"""Put one fault at a time into the package and ask whether the tests notice.
 
-    python tests/mutate.py                      all faults of faults/
-    python tests/mutate.py 'memory: *' --jobs 2   those whose name matches
-    python tests/mutate.py --check              do all faults still apply?
+    python tests/mutate.py                    all faults of faults/
+    python tests/mutate.py 'memory: *'        those whose name matches
+    python tests/mutate.py --shard=3/40       every 40th, from the third
+    python tests/mutate.py --list             their names, targets and tests
 
-Faults go into a copy of the working tree; this one stays as it is. The tests that a
-fault names must pass on the unchanged copy, or nothing is said. One line per fault:
+The tests of all chosen faults must pass without a fault, or nothing else is run. Each
+fault then has a process of its own, which replaces one function before any test module
+is imported. One line says what became of the fault:
 
-    caught     a test failed
+    caught     a test failed by an assertion
     survived   all passed: a test is missing
-    broken     the code does not run, so that no test was asked anything
-    timed out  the tests did not end (of a fault that `hangs` this is "caught")
+    broken     no assertion failed, but something else: the fault itself is wrong
+    no target  what it replaces does not exist
+    timed out  the tests did not end
 
-Exits with 1 unless every fault is caught. It is slow and not a part of the tests, but
-test_mutate.py asks that the faults apply: who rewrites a line mends its faults, too.
+The command exits with 1 unless every fault is caught.
 """
 
 import argparse
-import ast
 import concurrent.futures
 import contextlib
 import fnmatch
-import importlib.util
+import importlib
+import multiprocessing
 import os
 import pathlib
-import queue
-import re
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from typing import NamedTuple
 
-import faults
-from faults import fault as fault_lib
+import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-# A failure of this kind says that the code is wrong, whatever it computes.
-_BROKEN = re.compile(
-    r"^(FAILED|ERROR) .*? - (\w+\.)*"
-    r"(NameError|SyntaxError|IndentationError|ImportError|ModuleNotFoundError)",
-    re.MULTILINE,
-)
-# The test that failed, and by what: a crash says less of the tests than an assertion.
-_FAILED = re.compile(
-    r"^(?:FAILED|ERROR) (?:tests/)?(\S+)(?: - (?:\w+\.)*(\w+))?", re.MULTILINE
-)
+import environment
+
+HERE = pathlib.Path(__file__).resolve().parent
+# Imported once, for all faults; nothing of jaxcl, which a fault has to meet fresh.
+PRELOADED = ["chex", "flax.linen", "jax", "optax", "orbax.checkpoint"]
 
 
-class Verdict(NamedTuple):
-    """What the tests said of a fault."""
+def find(target: str) -> tuple[object, str]:
+    """Return the module or class that holds a target, and the target's name there.
 
-    fault: fault_lib.Fault
-    word: str  # one of those at the top, or "stale"
-    seconds: float = 0.0
-    note: str = ""
-
-
-def problems(asked, root=ROOT) -> list[str]:
-    """Why faults do not apply to the tree, one line each."""
-    lines, names = [], [fault.name for fault in asked]
-    lines += [f"{name}: the name of two faults" for name in _repeated(names)]
-    for fault in asked:
-        lines += [f"{fault.name}: {reason}" for reason in _reasons(fault, root)]
-    return lines
-
-
-def _repeated(names):
-    return sorted({name for name in names if names.count(name) > 1})
-
-
-def _reasons(fault, root):
-    path = root / fault.file
-    if not path.exists():
-        return [f"no longer applies, there is no {fault.file}"]
-    text = path.read_text()
-    count = text.count(fault.old)
-    if count != 1:
-        return [f"no longer applies, its line is {count} times in {fault.file}"]
-    if fault.old == fault.new:
-        return ["changes nothing"]
-    try:
-        ast.parse(text.replace(fault.old, fault.new))
-    except SyntaxError as error:
-        return [f"is no Python: {error}"]
-    listed = (root / "tests/slow.txt").read_text().splitlines()
-    slow = (
-        ()
-        if fault.slow
-        else {
-            test for test in fault.tests if {test, test.partition("[")[0]} & set(listed)
-        }
-    )
-    return [
-        *(f"there is no {test}" for test in fault.tests if not _is_there(test, root)),
-        *(f"{test} is slow, and the fault is not" for test in sorted(slow)),
-    ]
-
-
-def _is_there(test, root) -> bool:
-    file, _, function = test.partition("::")
-    path, name = root / "tests" / file, function.partition("[")[0]
-    return path.exists() and (not name or f"def {name}(" in path.read_text())
-
-
-def chosen(every, patterns, without=()) -> list:
-    """Faults whose name matches one of the patterns (all, if there are none)."""
-
-    def matches(fault, patterns):
-        return any(fnmatch.fnmatchcase(fault.name, pattern) for pattern in patterns)
-
-    kept = [fault for fault in every if not patterns or matches(fault, patterns)]
-    return [fault for fault in kept if not matches(fault, without)]
-
-
-@contextlib.contextmanager
-def copies(count, root=ROOT):
-    """That many directories with the files of the working tree, for a while."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=root, check=True, capture_output=True)
-    names = [name for name in os.fsdecode(listed.stdout).split("\0") if name]
-    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
-        trees = [pathlib.Path(folder) / str(number) for number in range(count)]
-        for tree in trees:
-            for name in names:
-                if (root / name).is_file():  # one that is deleted is listed still
-                    (tree / name).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(root / name, tree / name)
-        yield trees
-
-
-def _pytest(tree, tests, *, slow, timeout, options=()):
-    """(exit status, output) of the tests in a tree; None where they did not end."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += ["-m", "" if slow else "not slow", *options]
-    command += [f"tests/{test}" for test in tests]
-    # Wide enough that no reason at the end of a line is cut off.
-    environment = os.environ | {"PYTHONPATH": str(tree), "COLUMNS": "300"}
-    environment.pop("PYTEST_ADDOPTS", None)  # meant for whoever runs this
-    process = subprocess.Popen(
-        command,
-        cwd=tree,
-        env=environment,
-        start_new_session=True,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout)
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        return None, ""
-    finally:
-        if process.poll() is None:  # and those that it started
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-
-
-def baseline(asked, tree, jobs=1) -> str:
-    """What the tests say of the unchanged tree: "" if they pass."""
-    for slow in (False, True):
-        wanted = [test for fault in asked if fault.slow == slow for test in fault.tests]
-        tests = sorted(set(wanted))
-        if tests:
-            workers = ("-n", str(jobs if jobs > 1 else 0))
-            status, output = _pytest(
-                tree, tests, slow=slow, timeout=None, options=workers
-            )
-            if status != 0:
-                return output
-    return ""
-
-
-def judge(fault, tree, timeout=600.0) -> Verdict:
-    """Put a fault into a tree, run its tests, and take it out again."""
-    reasons = _reasons(fault, tree)
-    if reasons:
-        return Verdict(fault, "stale", note="; ".join(reasons))
-    path, began = tree / fault.file, time.monotonic()
-    text = path.read_text()
-    try:
-        _write(path, text.replace(fault.old, fault.new))
-        status, output = _pytest(
-            tree,
-            fault.tests,
-            slow=fault.slow,
-            timeout=timeout,
-            options=("-x", "-n", "0"),
-        )
-    finally:
-        _write(path, text)
-    word, note = _word(fault, status, output)
-    return Verdict(fault, word, time.monotonic() - began, note)
-
-
-def _write(path, text):
-    """Python tells a module's bytecode from an older one by second and size alone."""
-    path.write_text(text)
-    pathlib.Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
-
-
-def _word(fault, status, output):
-    if status is None:
-        return ("caught", "did not end") if fault.hangs else ("timed out", "")
-    if status == 0:
-        return "survived", f"{fault.file}: {' '.join(fault.tests)}"
-    # 1: tests failed. Others: nothing was collected, or the process died.
-    if status != 1 or _BROKEN.search(output):
-        return "broken", "\n" + "\n".join(output.splitlines()[-20:])
-    failed = _FAILED.search(output)
-    return "caught", "  ".join(filter(None, failed.groups())) if failed else ""
-
-
-def run(asked, *, jobs=1, timeout=600.0, root=ROOT, say=print) -> bool:
-    """Judge faults side by side, and say of each what became of it.
-
-    Returns:
-      Whether all were caught.
+    Raises:
+      LookupError: there is no such thing.
     """
+    names = target.split(".")
+    for count in range(len(names) - 1, 0, -1):
+        path = ".".join(names[:count])
+        try:
+            owner = importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name and not f"{path}.".startswith(f"{error.name}."):
+                raise  # a package that is missing, not a part of the target
+            continue
+        for name in names[count:-1]:
+            owner = getattr(owner, name, None)
+        if hasattr(owner, names[-1]):
+            return owner, names[-1]
+        break
+    raise LookupError(f"there is no {target}")
+
+
+def problems(faults) -> list[str]:
+    """Say which faults cannot be put in, one line each."""
+    slow = set((HERE / "slow.txt").read_text().splitlines())
+    names = [fault.name for fault in faults]
+    found = [f"{n}: the name of two faults" for n in names if names.count(n) > 1]
+    for fault in faults:
+        try:
+            find(fault.target)
+        except LookupError as error:
+            found.append(f"{fault.name}: {error}")
+        for test in fault.tests:
+            if {test, test.partition("[")[0]} & slow:
+                found.append(f"{fault.name}: {test} is slow")
+    return sorted(set(found))
+
+
+class _Noticed:
+    """The pytest plugin that puts a fault in and keeps the first failure."""
+
+    def __init__(self, fault):
+        self.fault, self.failure, self.ran = fault, None, 0
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self):
+        try:
+            owner, name = find(self.fault.target)
+        except LookupError as error:
+            self.failure = "no target", str(error)
+            raise pytest.UsageError(str(error)) from error
+        setattr(owner, name, self.fault.patch(getattr(owner, name)))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        report = yield
+        self.ran += call.when == "call"
+        if report.failed and self.failure is None:
+            by_assertion = call.excinfo.errisinstance(
+                (AssertionError, pytest.fail.Exception)
+            )
+            word = "caught" if by_assertion else "broken"
+            self.failure = word, f"{item.nodeid}  {call.excinfo.typename}"
+        return report
+
+    def verdict(self):
+        if self.failure:
+            return self.failure
+        return ("survived", "") if self.ran else ("broken", "no test ran")
+
+
+def _judge(folder, name, output, send):
+    """In a process of its own: run the tests of one fault, and send the verdict."""
+    with open(output, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(folder)
+    (fault,) = (fault for fault in _faults(folder) if fault.name == name)
+    noticed = _Noticed(fault)
+    options = ["-q", "-x", "-n0", "--tb=short", "--rootdir=."]
+    # The plugin of hypothesis imports all of it where a test fails, for two seconds.
+    options += ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+    status = pytest.main([*options, *fault.tests], plugins=[noticed])
+    word, note = noticed.verdict()
+    if word == "survived" and status != 0:
+        word = "broken"
+    send.send((word, note))
+
+
+def judge(folder, fault, timeout) -> tuple[str, str]:
+    """Return the word for a fault and a note: the failed test, or the last output."""
+    context = multiprocessing.get_context("forkserver")
+    receive, send = context.Pipe(duplex=False)
+    with tempfile.NamedTemporaryFile(prefix="mutate-", mode="r") as output:
+        process = context.Process(
+            target=_judge, args=(folder, fault.name, output.name, send)
+        )
+        process.start()
+        send.close()
+        process.join(timeout)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            return "timed out", f"after {timeout:.0f} s"
+        with contextlib.suppress(EOFError):
+            word, note = receive.recv()
+            if word != "broken":
+                return word, note
+        return "broken", "\n" + "".join(output.readlines()[-20:])
+
+
+def _faults(folder):
+    """The list FAULTS of the module or package `faults` in a folder."""
+    sys.path.insert(0, str(folder))
+    return list(importlib.import_module("faults").FAULTS)
+
+
+def passes_without(faults, folder, jobs) -> bool:
+    """Run the tests that the faults name, without any fault."""
+    tests = sorted({test for fault in faults for test in fault.tests})
+    os.chdir(folder)
+    workers = jobs if jobs > 1 else 0
+    command = [sys.executable, "-m", "pytest", "-q", f"-n{workers}", "--rootdir=."]
+    command += ["-p", "no:cacheprovider", *tests]
+    return os.spawnv(os.P_WAIT, sys.executable, command) == 0
+
+
+def run(faults, folder, *, jobs, timeout) -> bool:
+    """Judge faults, `jobs` at a time, and print a line for each; are all caught?"""
+    preloaded = PRELOADED if folder == HERE else []
+    multiprocessing.get_context("forkserver").set_forkserver_preload(preloaded)
     counts = {}
-    with (
-        copies(jobs, root) as trees,
-        concurrent.futures.ThreadPoolExecutor(jobs) as pool,
-    ):
-        failed = baseline(asked, trees[0], jobs)
-        if failed:
-            say(f"{failed}\nThe tests fail without any fault.")
-            return False
-        free = queue.SimpleQueue()
-        for tree in trees:
-            free.put(tree)
 
-        def judge_somewhere(fault):
-            tree = free.get()
-            try:
-                return judge(fault, tree, timeout)
-            finally:
-                free.put(tree)
+    def timed(fault):
+        began = time.monotonic()
+        return fault, *judge(folder, fault, timeout), time.monotonic() - began
 
-        for verdict in pool.map(judge_somewhere, asked):
-            counts[verdict.word] = counts.get(verdict.word, 0) + 1
-            fault, word, seconds, note = verdict
-            say(f"{word:9} {seconds:6.1f} s  {fault.name}  {note}".rstrip())
-    say(", ".join(f"{count} {word}" for word, count in sorted(counts.items())))
-    return set(counts) <= {"caught"}
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for fault, word, note, seconds in pool.map(timed, faults):
+            counts[word] = counts.get(word, 0) + 1
+            asked = f"{fault.target}: {' '.join(fault.tests)}"
+            note = asked if word == "survived" else note
+            print(f"{word:9} {seconds:5.1f} s  {fault.name}  {note}", flush=True)
+    print(", ".join(f"{count} {word}" for word, count in sorted(counts.items())))
+    return set(counts) == {"caught"}
 
 
 def main(arguments=None) -> int:
-    """The command; returns its exit status."""
+    """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", help="of faults, with * and ?; all if none")
-    parser.add_argument("--without", nargs="*", default=[], help="names to leave out")
     parser.add_argument("--jobs", type=int, default=1, help="faults at a time")
-    parser.add_argument("--timeout", type=float, default=600.0, help="of a fault, s")
-    parser.add_argument("--list", action="store_true", help="say the names and end")
-    parser.add_argument("--check", action="store_true", help="do the faults apply?")
+    parser.add_argument("--shard", default="1/1", help="I/N: every Nth fault, from I")
+    parser.add_argument("--timeout", type=float, default=300.0, help="of a fault, s")
+    parser.add_argument("--list", action="store_true", help="print the faults and end")
+    parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="of tests")
     options = parser.parse_args(arguments)
-    asked = chosen(faults.FAULTS, options.names, options.without)
-    if not asked:
-        parser.error(f"no fault is called {' '.join(options.names)}")
+    environment.settle(devices=8)  # before jax is imported anywhere
+    folder, patterns = options.folder.resolve(), options.names or ["*"]
+    every = _faults(folder)
+    chosen = [f for f in every if any(fnmatch.fnmatchcase(f.name, p) for p in patterns)]
+    part, parts = map(int, options.shard.split("/"))
+    chosen = chosen[part - 1 :: parts]
+    if not chosen:
+        parser.error(f"{' '.join(patterns)}, shard {options.shard}: there is no fault")
     if options.list:
-        for fault in asked:
-            print(f"{fault.name}  {fault.file}  {' '.join(fault.tests)}")
+        for fault in chosen:
+            print(f"{fault.name}  {fault.target}  {' '.join(fault.tests)}")
         return 0
-    stale = problems(asked)
-    print("".join(f"{line}\n" for line in stale), end="")
-    if options.check or stale:
-        print(f"{len(asked)} faults, {len(stale)} problems")
-        return int(bool(stale))
-    sys.stdout.reconfigure(line_buffering=True)  # a line as soon as it is known
-    all_caught = run(asked, jobs=options.jobs, timeout=options.timeout)
-    return int(not all_caught)
+    if not passes_without(chosen, folder, options.jobs):
+        print("The tests fail without any fault.")
+        return 1
+    return int(not run(chosen, folder, jobs=options.jobs, timeout=options.timeout))
 
 
 if __name__ == "__main__":

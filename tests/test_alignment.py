@@ -99,17 +99,17 @@ def test_an_empty_memory_has_no_alignment():
 
 
 def test_what_cannot_be_aligned_is_refused():
-    with pytest.raises(ValueError, match=r"alignment: needs a method with a memory"):
+    with pytest.raises(ValueError, match="alignment"):
         alignment.make(parts_of()._replace(memory=None))
-    with pytest.raises(ValueError, match=r"alignment\.batch_size=0: must be at least"):
+    with pytest.raises(ValueError, match=r"alignment\.batch_size=0"):
         alignment.make(parts_of(), batch_size=0)
     parts, data = parts_of(), eval_toy.dataset()
     nothing = parts._replace(stream=parts.stream._replace(evaluation=None))
-    with pytest.raises(ValueError, match="alignment: needs evaluation rows"):
+    with pytest.raises(ValueError, match="alignment.*evaluation"):
         alignment.make(nothing)
     unknown = data.test._replace(label=np.full_like(data.test.label, -1))
     blind = parts._replace(stream=parts.stream._replace(evaluation=unknown))
-    with pytest.raises(ValueError, match="alignment: needs a label for every row"):
+    with pytest.raises(ValueError, match="alignment.*label"):
         alignment.make(blind)
 
 

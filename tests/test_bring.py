@@ -180,7 +180,7 @@ def test_a_convnext_is_read_by_the_names_of_every_library(grn, scheme, tmp_path)
 def test_a_convnext_that_timm_computes_in_another_way_is_not_written(change):
     section = {"depths": None, "patch": 4}
     torch_convnext.check(section)
-    with pytest.raises(ValueError, match=f"--torch: .*{next(iter(change))}=.*no twin"):
+    with pytest.raises(ValueError, match=f"--torch: .*{next(iter(change))}="):
         torch_convnext.check(section | change)
 
 
@@ -213,7 +213,7 @@ def test_a_resnet_comes_back_as_it_was_exported(tmp_path):
 
 def test_the_padding_of_a_small_stem_is_asked_for(tmp_path):
     source, _ = of_resnet(tmp_path / "file.safetensors")
-    with pytest.raises(ValueError, match="3 x 3, and no tensor says.*--stem-padding"):
+    with pytest.raises(ValueError, match="3 x 3.*--stem-padding"):
         command.bring(source, "resnet", str(tmp_path / "out"), size=32)
     asked = [f"--from={source}", "--architecture=resnet", f"--out={tmp_path / 'out'}"]
     assert command.main([*asked, "--size=32", "--stem-padding=2"]) == 0
@@ -283,26 +283,26 @@ def test_a_wrong_or_partial_state_dict_names_what_does_not_fit(change, match, tm
         ),
         (
             dict(architecture="dinov3"),
-            "it has a table of positions, and --architecture",
+            "--architecture",
         ),
-        (dict(architecture="deitt"), "--architecture='deitt'.*did you mean deit"),
+        (dict(architecture="deitt"), "--architecture='deitt'"),
         (
             dict(architecture="vit", size=None),
-            "--size: how --architecture=vit prepares",
+            "--size",
         ),
         (
             dict(architecture="vit"),
-            "--mean: how --architecture=vit prepares its images",
+            "--mean",
         ),
-        (dict(size=10), "--size=10: must be a multiple of its patches of 4"),
-        (dict(size=2), "--size=2: must be a multiple of its patches of 4"),
-        (dict(resize=8), "--resize=8: must be at least --size=12"),
-        (dict(mean=(0.5, 0.5)), "--mean=.*one for each of its 3 channels"),
-        (dict(std=(0.0,)), r"--std=0\.0: must be above 0"),
-        (dict(stem_padding=1), "--stem-padding: is of ResNets"),
-        (dict(heads=0), "--heads=0: must be at least 1"),
-        (dict(heads=3), r"cannot be made: config\.encoder\.width=16.*heads=3"),
-        (dict(prefix="model"), "--prefix=model: no network begins so"),
+        (dict(size=10), "--size=10"),
+        (dict(size=2), "--size=2"),
+        (dict(resize=8), "--resize=8"),
+        (dict(mean=(0.5, 0.5)), "--mean="),
+        (dict(std=(0.0,)), r"--std=0\.0"),
+        (dict(stem_padding=1), "--stem-padding"),
+        (dict(heads=0), "--heads=0"),
+        (dict(heads=3), r"config\.encoder\.width=16.*heads=3"),
+        (dict(prefix="model"), "--prefix=model"),
     ],
 )
 def test_wrong_options_are_refused(options, match, tmp_path):
@@ -320,7 +320,7 @@ def test_a_file_without_positions_is_no_plain_vit(tmp_path):
 def test_numbers_that_are_none_are_said_as_such(capsys):
     with pytest.raises(SystemExit):
         command.main(["--from=a", "--architecture=vit", "--out=b", "--mean=0.5;0.5"])
-    assert "'0.5;0.5': must be numbers with commas" in capsys.readouterr().err
+    assert "'0.5;0.5'" in capsys.readouterr().err
 
 
 def test_one_of_two_networks_is_chosen_by_its_prefix(tmp_path):
@@ -352,7 +352,7 @@ def test_the_command_and_what_it_prints(tmp_path, capsys):
     other = write(tmp_path / "other.safetensors", foreign("transformers", 3)[0])
     capsys.readouterr()
     assert command.main([f"--from={other}", *asked[1:]]) == 2
-    assert "holds another export" in capsys.readouterr().err
+    assert str(tmp_path / "out") in capsys.readouterr().err
     (tmp_path / "config.json").write_text(json.dumps(stated | {"hidden_act": "relu"}))
     assert command.main(asked) == 2
     assert "hidden_act='relu'" in capsys.readouterr().err
@@ -379,7 +379,7 @@ def test_parts_of_a_file_and_sixteen_bits(tmp_path):
     assert sorted(hashes) == [index.name, "one.safetensors", "two.safetensors"]
     for name in ("../one.safetensors", "/etc/passwd", 3):
         index.write_text(json.dumps({"weight_map": {"a": name}}))
-        with pytest.raises(ValueError, match="which is not a file beside|no index"):
+        with pytest.raises(ValueError, match="beside|index"):
             files.read(index)
 
 
@@ -395,14 +395,14 @@ TWICE = f'{{"a":{json.dumps(ENTRY)},"a":{json.dumps(ENTRY)}}}'.encode()
 @pytest.mark.parametrize(
     "data, match",
     [
-        (b"", "neither a whole safetensors file"),
-        (b"x" * 100, "neither a whole safetensors file"),
-        (header({"a": ENTRY}, b"1234")[:-2], "no whole safetensors file"),
-        (header(TWICE, b"1234"), "a name is there twice"),
-        (header({"a": ENTRY | {"dtype": "U8", "shape": [4]}}, b"1234"), "of type U8"),
-        (header({"a": ENTRY | {"data_offsets": [0, 9]}}, b"1234"), "no whole"),
-        (header({}), "there is no tensor in it"),
-        (struct.pack("<Q", 2**40) + b"{}", "neither a whole safetensors file"),
+        (b"", "safetensors"),
+        (b"x" * 100, "safetensors"),
+        (header({"a": ENTRY}, b"1234")[:-2], "safetensors"),
+        (header(TWICE, b"1234"), "twice"),
+        (header({"a": ENTRY | {"dtype": "U8", "shape": [4]}}, b"1234"), "U8"),
+        (header({"a": ENTRY | {"data_offsets": [0, 9]}}, b"1234"), "safetensors"),
+        (header({}), "no tensor"),
+        (struct.pack("<Q", 2**40) + b"{}", "safetensors"),
     ],
 )
 def test_damaged_safetensors_are_refused(data, match, tmp_path):
@@ -453,7 +453,7 @@ def test_code_in_a_file_is_never_run(form, tmp_path):
         data += pickle.dumps([], 2)
     path = tmp_path / "evil.pth"
     path.write_bytes(data)
-    refused("there is no tensor in it", str(path))
+    refused("no tensor", str(path))
     assert not here.exists()
 
 
@@ -489,19 +489,19 @@ def test_a_tensor_by_hand_and_views_of_it():
 @pytest.mark.parametrize(
     "program, match",
     [
-        (tensor((2, 4), (3, 1)), "larger than its storage"),
-        (tensor((2, 3), (3, 1), offset=1), "larger than its storage"),
-        (tensor((2**20, 2**20), (0, 0)), "is too large"),
-        (tensor((2,), (-1,)), "none that NumPy knows"),
+        (tensor((2, 4), (3, 1)), "storage"),
+        (tensor((2, 3), (3, 1), offset=1), "storage"),
+        (tensor((2**20, 2**20), (0, 0)), "large"),
+        (tensor((2,), (-1,)), "NumPy"),
         (tensor((2,), (1,), count=7), "has 24 bytes, not 7 numbers"),
-        (tensor((2,), (1,), kind="QInt8Storage"), "numbers of the type.*QInt8"),
-        (pickle.dumps({}, 4), "is of protocol 4, not 2"),
-        (b"\x80\x02(cos\nsystem\no.", "OBJ, which state dicts do not need"),
+        (tensor((2,), (1,), kind="QInt8Storage"), "QInt8"),
+        (pickle.dumps({}, 4), "protocol 4"),
+        (b"\x80\x02(cos\nsystem\no.", "OBJ"),
         (b"\x80\x02cos\nsystem\n)\x81.", None),
-        (b"\x80\x02K\x01K\x02s.", "its program is damaged"),
-        (b"\x80\x02K\x01X\x01\x00\x00\x00aK\x02s.", "sets items of a int"),
-        (b"\x80\x02}X\x01\x00\x00\x00x", "its program is damaged"),
-        (b"\x80\x02h\x07.", "its program is damaged"),
+        (b"\x80\x02K\x01K\x02s.", "damaged"),
+        (b"\x80\x02K\x01X\x01\x00\x00\x00aK\x02s.", "items"),
+        (b"\x80\x02}X\x01\x00\x00\x00x", "damaged"),
+        (b"\x80\x02h\x07.", "damaged"),
     ],
 )
 def test_programs_that_are_no_state_dict(program, match):
@@ -518,16 +518,16 @@ def test_archives_of_another_kind():
     assert torch_file.read(good)["x"].shape == (2,)
     with pytest.raises(torch_file.Refused, match="TorchScript"):
         torch_file.read(archive(b"", **{"constants.pkl": b""}))
-    with pytest.raises(torch_file.Refused, match="it has no data/0"):
+    with pytest.raises(torch_file.Refused, match="data/0"):
         torch_file.read(archive(tensor((2,), (1,))))
-    with pytest.raises(torch_file.Refused, match="no whole zip archive"):
+    with pytest.raises(torch_file.Refused, match="zip"):
         torch_file.read(good[: len(good) // 2])
     with pytest.raises(torch_file.Refused, match="big-endian"):
         torch_file.read(archive(b"", byteorder=b"big"))
     squeezed = io.BytesIO()
     with zipfile.ZipFile(squeezed, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("archive/data.pkl", b"0" * 1000)
-    with pytest.raises(torch_file.Refused, match="none that torch.save writes"):
+    with pytest.raises(torch_file.Refused, match="torch.save"):
         torch_file.read(squeezed.getvalue())
 
 

@@ -19,9 +19,9 @@ def test_the_most_updates_that_are_paid_for(per_image, want):
 @pytest.mark.parametrize(
     ("flops", "said"),
     [
-        (lambda n: 10 + 40 * n, "one update of 'er' takes 5 for each image"),
-        (lambda n: None, "cannot be counted here"),
-        (lambda n: 10, "further updates of 'er' cost nothing"),
+        (lambda n: 10 + 40 * n, "'er'.* 5 "),
+        (lambda n: None, ""),
+        (lambda n: 10, "'er'"),
     ],
 )
 def test_what_is_paid_for_by_nothing_is_refused(flops, said):
@@ -53,10 +53,10 @@ def test_methods_of_other_cost_make_other_numbers_of_updates(tmp_path, capsys):
     allowed = 1.001 * flops(made(tmp_path / "er", "er", updates=2)) / 48
     made(tmp_path / "alone", "finetune", flops=allowed)
     assert "updates=4" in capsys.readouterr().out  # without replay half the cost
-    with pytest.raises(ValueError, match="one update of 'mir' takes"):
+    with pytest.raises(ValueError, match="'mir'"):
         made(tmp_path / "mir", "mir", flops=allowed / 2)
 
 
 def test_updates_and_a_budget_exclude_each_other(tmp_path):
-    with pytest.raises(ValueError, match="replay.updates=2: must be 1 where flops=1e"):
+    with pytest.raises(ValueError, match="replay.updates=2"):
         made(tmp_path, "er", updates=2, flops=1e9)

@@ -127,12 +127,3 @@ def test_it_warns_of_embeddings_that_are_one_or_not_finite():
     assert broken.warnings == ("embeddings are not finite",)
     assert np.isnan([broken.scalars["rankme"], broken.scalars["embedding_std"]]).all()
     assert evaluate(state_of(weights(), 1), 0).warnings == ()
-
-
-@pytest.mark.parametrize(
-    "option, value", [("max_rows", 1), ("max_rows", 2.5), ("share", 1.5)]
-)
-def test_wrong_options_are_refused(option, value):
-    words = rf"config\.evaluators\.collapse\.{option}={value}: must be"
-    with pytest.raises(ValueError, match=words):
-        collapse.make(eval_toy.parts_of(), **{option: value})

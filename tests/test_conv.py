@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend import core
 
+from helpers import jaxprs
 from jaxcl import sharding
 from jaxcl.nets import conv, resnet, under_vmap
 
@@ -80,7 +80,7 @@ def of_three(case, mapped):
 def test_networks_apart_have_a_convolution_each(case, mapped):
     """Of three networks, of one with three batches, and of three with one batch."""
     arguments, theirs, ours = of_three(case, mapped)
-    with under_vmap.networks("apart"):
+    with under_vmap.networks_apart():
         text = str(jax.make_jaxpr(ours)(*arguments))
         found = jax.jit(ours)(*arguments)
     close(found, theirs(*arguments))
@@ -90,9 +90,8 @@ def test_networks_apart_have_a_convolution_each(case, mapped):
     assert groups in str(jax.make_jaxpr(theirs)(*arguments))
 
 
-@pytest.mark.parametrize("how", ["grouped", "apart"])
 @pytest.mark.parametrize("own", [1, 2])
-def test_batches_of_each_of_several_networks(how, own):
+def test_batches_of_each_of_several_networks(own):
     """Two `vmap`s: the inner one over two batches that share a kernel of their network.
 
     Args:
@@ -113,52 +112,15 @@ def test_batches_of_each_of_several_networks(how, own):
         return jax.vmap(of_batches)
 
     arguments = kernel, x, weights
-    with sharding.for_elsewhere(platform="gpu"), under_vmap.networks(how):
+    with sharding.for_elsewhere(platform="gpu"), under_vmap.networks_apart():
         found = jax.jit(slopes(conv.conv))(*arguments)
-        text = str(jax.make_jaxpr(slopes(conv.conv))(*arguments))
     close(found, slopes(jax.lax.conv_general_dilated)(*arguments))
-    if how == "grouped" and own == 2:
-        # JAX's weight gradient of both batches, and a group for each network's own two.
-        assert "batch_group_count=12" in text
-
-
-def test_networks_in_groups_in_bfloat16():
-    arguments, theirs, ours = of_three(SMALL, (0, 0))
-    narrow = [x.astype("bfloat16") for x in arguments]
-    with sharding.for_elsewhere(platform="gpu"), under_vmap.networks("grouped"):
-        found = jax.jit(ours)(*narrow)
-    for mine, exact in zip(
-        jax.tree.leaves(found), jax.tree.leaves(theirs(*arguments)), strict=True
-    ):
-        assert mine.dtype == jnp.bfloat16
-        error = np.abs(np.asarray(mine, "f4") - exact).max()
-        assert error < 0.02 * np.abs(exact).max()
 
 
 def close(found, want):
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-2), found, want
     )
-
-
-@pytest.mark.parametrize("mapped", [(0, 0), (None, 0), (0, None)])
-@pytest.mark.parametrize("case", [CASES[0], CASES[1], SMALL])
-def test_networks_in_groups_have_gradients_in_groups(case, mapped):
-    """JAX's weight gradient has a window as large as the map; ours, that of the kernel.
-
-    As they are on an accelerator; on a CPU the gradient is in pieces besides.
-    """
-    arguments, theirs, ours = of_three(case, mapped)
-    with under_vmap.networks("grouped"):
-        close(jax.jit(lambda *x: ours(*x))(*arguments), theirs(*arguments))
-        with sharding.for_elsewhere(platform="gpu"):
-            text = str(jax.make_jaxpr(lambda *x: ours(*x))(*arguments))
-            close(jax.jit(lambda *x: ours(*x))(*arguments), theirs(*arguments))
-    if mapped == (0, 0):
-        assert text.count("feature_group_count=3") == 2
-        assert text.count("batch_group_count=3") == 1
-    # A control: the transpose of lax's has groups of features alone.
-    assert "batch_group_count=3" not in str(jax.make_jaxpr(theirs)(*arguments))
 
 
 def test_bfloat16_gradients_are_added_in_float32():
@@ -188,17 +150,12 @@ def test_kernels_of_several_networks_under_vmap():
 
 def convolutions(function, *arguments):
     """Shapes of the inputs of each convolution of a program."""
-    found = []
-
-    def walk(program):
-        for equation in program.eqns:
-            if equation.primitive.name == "conv_general_dilated":
-                found.append(equation.invars[0].aval.shape)
-            for inner in core.jaxprs_in_params(equation.params):
-                walk(inner)
-
-    walk(jax.make_jaxpr(function)(*arguments).jaxpr)
-    return found
+    program = jax.make_jaxpr(function)(*arguments).jaxpr
+    return [
+        equation.invars[0].aval.shape
+        for equation in jaxprs.equations(program)
+        if equation.primitive.name == "conv_general_dilated"
+    ]
 
 
 def test_only_large_maps_are_cut_in_pieces_and_only_on_a_cpu(monkeypatch):

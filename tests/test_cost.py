@@ -426,42 +426,6 @@ def test_costs_of_tasks_add_up():
     assert json.loads(json.dumps(three)) == three
 
 
-def test_line_of_text():
-    seconds = {"train": 61.2, "compile": 0.04, "evaluation": 9.96, "rest": 5e9}
-    large = spent(steps=4000, images=1024000, flops_per_step=3075 * 10**6)
-    one = cost.add(cost.empty(1), 0, large._replace(seconds=seconds))
-    assert cost.line(one) == (
-        "cost: 12.3 TFLOP, 4,000 steps, 1,024,000 images, 61 s training + "
-        "0.0 s compiling + 10 s evaluation on 2 x abacus"
-    )
-    small = spent(
-        flops_per_step=None, seconds={"train": 9.94}, peak_bytes=81559 * 10**6
-    )
-    assert cost.line(cost.add(cost.empty(2), 1, small)) == (
-        "cost: 3 steps, 30 images, 9.9 s training + 0.0 s compiling + "
-        "0.0 s evaluation on 2 x abacus, 81.6 GB at the peak"
-    )
-    two = cost.add(cost.add(cost.empty(3), 0, small), 1, small)
-    assert cost.line(two).startswith("cost of 2 tasks: 6 steps, 60 images, 20 s")
-    assert cost.line(cost.empty(1)) == "cost: not measured"
-
-
-@pytest.mark.parametrize(
-    "count, text",
-    [
-        (999, "999 FLOP"),
-        (1000, "1 kFLOP"),
-        (999949, "1 MFLOP"),
-        (998949, "999 kFLOP"),
-        (0, "0 FLOP"),
-        (25e20, "2.5e+03 EFLOP"),
-    ],
-)
-def test_prefixes(count, text):
-    one = cost.add(cost.empty(1), 0, spent(steps=1, flops_per_step=round(count)))
-    assert cost.line(one).split(", ")[0] == f"cost: {text}"
-
-
 def test_the_machine():
     made = sharding.describe(sharding.mesh(3))
     assert made == {"device": "cpu", "num_devices": 3, "peak_bytes": None}

@@ -432,15 +432,7 @@ def test_the_memory_is_written_in_place():
 @pytest.mark.parametrize(
     "options",
     [
-        {"low": 0.0},
         {"low": 0.2},
-        {"state": "windw"},
-        {"scale": "lin"},
-        {"window": 0},
-        {"discount": 1.1},
-        {"target_rate": -0.1},
-        {"actor_lr": -1.0},
-        {"noise_decay": 0},
         {"capacity": 31},
     ],
 )

@@ -147,7 +147,7 @@ def test_labels_change_nothing_and_the_projection_may_be_read():
     flat = parts._replace(project=lambda state, x: eval_toy.embed(state, x)[:, :1])
     flat = decay.make(flat, features="projection")(state, 1)
     assert flat.rows["retrieved"].max() < 0.3  # on a line
-    with pytest.raises(ValueError, match="features='projection': needs a method"):
+    with pytest.raises(ValueError, match="features='projection'"):
         decay.make(parts, features="projection")
 
 
@@ -168,5 +168,5 @@ def test_wrong_options_are_refused(option, value):
         decay.make(eval_toy.parts_of(), **{option: value})
     parts = eval_toy.parts_of()
     bare = parts._replace(stream=parts.stream._replace(evaluation=None))
-    with pytest.raises(ValueError, match="decay: needs evaluation rows"):
+    with pytest.raises(ValueError, match="decay.*evaluation"):
         decay.make(bare)

@@ -6,7 +6,6 @@ the second view is the first one mirrored and squared, so that nothing is chance
 
 import functools
 import itertools
-import re
 import types
 import typing
 
@@ -18,14 +17,13 @@ import numpy as np
 import pytest
 
 from helpers import duel_twin, toy, twins
-from jaxcl import core, optim, sharding
+from jaxcl import core, estimate, optim, sharding
 from jaxcl.augment import images as augment_images
 from jaxcl.losses import contrastive
 from jaxcl.memory import buffer, duel, policies, queue
 from jaxcl.methods import duel as method_lib
 from jaxcl.methods.duel import active_memory
 from jaxcl.nets import chain, mlp, norm
-from jaxcl.scaling import collectives
 
 K, B, D, SIDE, LR = 8, 6, 3, 4, 0.1
 STORED = np.array([True, True, False, True, True, False, True, False])
@@ -619,25 +617,9 @@ def test_the_policys_options_reach_it(monkeypatch):
         "temperature": 0.3,
         "newcomer_competes": True,
         "split": False,
-        "kernel": True,
     }
     assert joined == 0
     chex.assert_trees_all_equal(new.items, memory.items)
-
-
-@pytest.mark.parametrize("kernel", [True, False])
-def test_the_kernel_of_accelerators_can_be_turned_off(kernel, monkeypatch):
-    asked = []
-
-    def select(memory, incoming, *, kernel, **options):
-        asked.append(kernel)
-        return jnp.arange(len(memory) + len(incoming)) < len(memory)
-
-    monkeypatch.setattr(duel, "select", select)
-    method = make(base="simclr", kernel=kernel)
-    state = jax.eval_shape(method.init, jax.random.key(0), INCOMING)
-    jax.eval_shape(method.step, state, INCOMING)
-    assert asked == [kernel]
 
 
 def test_of_crops_already_cut_one_is_kept_and_used_as_it_is():
@@ -722,14 +704,14 @@ def test_no_turn_of_the_filter_sends_anything(gathers):
         .compile()
         .as_text()
     )
-    found = collectives.read(text)
+    found = estimate.collectives(text)
     assert found
     assert all(message.counted for message in found) == gathers
 
 
 def test_a_memory_that_devices_cannot_share_is_refused(tmp_path):
     method = {"name": "duel", "memory_size": 60, "sharded": True}
-    with pytest.raises(ValueError, match=r"memory's rows=60: .*multiple of the 8 dev"):
+    with pytest.raises(ValueError, match=r"rows=60.* 8 "):
         toy.job(tmp_path, method=method, devices=8)
 
 
@@ -767,35 +749,10 @@ def test_projectors_have_as_many_layers_as_asked():
             assert kernels == list(zip([5, *widths[:-1]], widths, strict=True))
 
 
-WRONG = {
-    "base": ["byol", None],
-    "policy": ["lifo"],
-    "negatives": ["none"],
-    "score": ["cosine"],
-    "temperature": [0.0, -1.0, float("nan"), float("inf")],
-    "memory_size": [0],
-    "hidden_layers": [-1],
-    "hidden_dim": [0],
-    "output_dim": [0],
-    "momentum": [-0.1, 1.1, float("nan")],
-    "hml_weight": [-1.0, float("inf")],
-}
-
-
-def test_wrong_options_are_refused():
-    for name, values in WRONG.items():
-        for value in values:
-            with pytest.raises(ValueError) as caught:
-                make(**({"negatives": "memory"} | {name: value}))
-            said = str(caught.value)
-            assert f"config.method.{name}={value!r}: " in said
-            assert re.search("must be (at least|from|'moco'|'mixed')|allowed are", said)
-
-
 def test_rows_that_are_drawn_are_no_more_than_are_kept():
-    with pytest.raises(ValueError, match=r"config\.method\.drawn=9: must be from"):
+    with pytest.raises(ValueError, match=r"config\.method\.drawn=9"):
         make(base="simclr", drawn=9)
-    with pytest.raises(ValueError, match=r"config\.method\.drawn=0: must be at"):
+    with pytest.raises(ValueError, match=r"config\.method\.drawn=0"):
         make(refresh=True, drawn=0)
     make(drawn=9)  # which MoCo does not read
     make(base="simclr", negatives="batch", drawn=9)
@@ -803,7 +760,7 @@ def test_rows_that_are_drawn_are_no_more_than_are_kept():
 
 @pytest.mark.parametrize("negatives", ["mixed", "batch"])
 def test_m_hml_is_against_the_memory_alone(negatives):
-    with pytest.raises(ValueError, match=f"negatives='{negatives}': must be 'memory'"):
+    with pytest.raises(ValueError, match=f"negatives='{negatives}'"):
         make(negatives=negatives, hml_weight=1.0)
 
 
@@ -812,5 +769,5 @@ def test_other_than_two_views_are_refused():
     for base in ("moco", "simclr"):
         method = method_lib.make(made, **OPTIONS, base=base)
         state = jax.eval_shape(method.init, jax.random.key(0), INCOMING)
-        with pytest.raises(ValueError, match=r"config\.augment\.views=1: duel takes 2"):
+        with pytest.raises(ValueError, match=r"config\.augment\.views=1"):
             jax.eval_shape(method.step, state, INCOMING)

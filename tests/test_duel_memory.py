@@ -33,17 +33,8 @@ def _jitted(options, *_):
     return jax.jit(functools.partial(duel.select, **dict(options)))
 
 
-def _kernel(chip):
-    return functools.partial(duel._in_one_kernel, form=chip, interpret=True)
-
-
 # As a CPU plays the rounds, and as accelerators do.
-FORMS = {
-    "windows": duel._in_windows,
-    "all": duel._over_all,
-    "gpu": _kernel("gpu"),
-    "tpu": _kernel("tpu"),
-}
+FORMS = {"windows": duel._in_windows, "all": duel._over_all}
 
 
 @pytest.fixture(params=FORMS)
@@ -202,17 +193,6 @@ def test_rows_that_are_left_out_win_no_near_tie(dim, monkeypatch):
     assert set(apart.sum(axis=1)) <= {0, 2} and not (apart.any(1) ^ apart[:, 5]).any()
 
 
-@pytest.mark.parametrize("chip", ["gpu", "tpu"])
-def test_one_kernel_in_float32_chooses_as_in_float64(chip, monkeypatch):
-    """Sums of 600 scores run along for 300 rounds."""
-    rng = np.random.default_rng(11)
-    rows = np.float32(units(rng, 900, 6, spread=0.02))
-    want = select64(np.float64(rows[:600]), np.float64(rows[600:]))
-    monkeypatch.setattr(duel, "_in_windows", FORMS[chip])
-    got = np.asarray(jax.jit(duel.select)(rows[:600], rows[600:]))
-    assert (got != want).sum() <= 4
-
-
 def test_each_chip_has_its_form():
     """By the program before it is compiled, which needs no compiler of the chip."""
     shapes = [jax.ShapeDtypeStruct((n, 8), jnp.float32) for n in (300, 40)]
@@ -221,21 +201,12 @@ def test_each_chip_has_its_form():
         with sharding.for_elsewhere():
             traced = jax.jit(functools.partial(duel.select, **options)).trace(*shapes)
         texts = (traced.lower(lowering_platforms=(chip,)).as_text() for chip in chips)
-        return [("duel_rounds" in x, x.count("stablehlo.while")) for x in texts]
+        return [text.count("stablehlo.while") for text in texts]
 
     chips = "cuda", "tpu", "cpu"
-    windows, all_rows, one_kernel = (False, 2), (False, 1), (True, 0)
+    windows, all_rows = 2, 1
     assert lowered() == [all_rows, all_rows, windows]
-    assert lowered(kernel=True) == [one_kernel, one_kernel, windows]
-    assert lowered(kernel=True, split=True) == [windows] * 3
-
-
-def test_a_kernel_takes_no_more_rows_than_it_may(monkeypatch):
-    monkeypatch.setattr(duel.duel_rounds, "MOST", 339)
-    shapes = [jax.ShapeDtypeStruct((n, 8), jnp.float32) for n in (300, 40)]
-    with sharding.for_elsewhere():
-        traced = jax.jit(functools.partial(duel.select, kernel=True)).trace(*shapes)
-    assert "duel_rounds" not in traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert lowered(split=True) == [windows] * 3
 
 
 @pytest.mark.parametrize("score", duel_twin.SCORES)

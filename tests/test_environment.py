@@ -1,4 +1,4 @@
-"""The folder of compiled programs: code, so that nobody else may put any there."""
+"""XLA's flags, and the folder of compiled programs, which is this user's alone."""
 
 import os
 import pathlib
@@ -8,6 +8,21 @@ import sys
 import pytest
 
 import environment
+
+
+@pytest.mark.parametrize("flag", [f for f, last in environment.FLAGS.items() if last])
+def test_a_flag_is_set_where_jaxlib_knows_it(flag):
+    """JAX starts with the flag if and only if the table says that jaxlib knows it."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import jax; jax.devices()"],
+        env=os.environ | {"XLA_FLAGS": flag},
+        capture_output=True,
+        text=True,
+    )
+    if flag in environment.known_flags():
+        assert done.returncode == 0, done.stderr
+    else:
+        assert done.returncode != 0 and flag in done.stderr
 
 
 def test_the_cache_is_this_users_alone_and_where_it_was(tmp_path, monkeypatch):

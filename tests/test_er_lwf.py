@@ -104,17 +104,3 @@ def test_predictions_are_among_the_classes_seen():
     state = toy.second_task(method)
     logits = method.predict(state, toy.parts().plain(FIRST["image"]))
     assert np.isneginf(logits).all(axis=0).tolist() == [False] * 4 + [True]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"form": "papers"}, "form='papers'"),
-        ({"weight": -0.1}, r"weight=-0\.1: must be at least 0"),
-        ({"temperature": 0.0}, r"temperature=0\.0: must be at least 0\.001"),
-        ({"replay_from": "here"}, "replay_from='here'"),
-    ],
-)
-def test_wrong_options_are_refused(wrong, said):
-    with pytest.raises(ValueError, match=rf"config\.method\.{said}"):
-        er_lwf.make(toy.parts(), **wrong)

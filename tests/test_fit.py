@@ -5,6 +5,7 @@ import gc
 import itertools
 import json
 import pathlib
+import re
 
 import jax
 import ml_collections
@@ -96,7 +97,7 @@ def test_the_same_call_trains_nothing_more_and_another_is_refused(fitted):
     assert again.results == fitted.results and log_of(fitted.folder) == before
     with pytest.raises(ValueError, match=r"config\.data\.sha256"):
         jaxcl.fit(PIXELS[1:161], out=fitted.folder, **SMALL)
-    with pytest.raises(ValueError, match=r"config\.method\.base: 'simclr' -> 'byol'"):
+    with pytest.raises(ValueError, match=r"config\.method\.base"):
         jaxcl.fit(IMAGES, out=fitted.folder, **SMALL, base="byol")
 
 
@@ -155,12 +156,12 @@ def test_the_encoder_takes_one_image_or_many(fitted, tmp_path):
     assert encoder.embed(PIXELS[0].repeat(2, 0).repeat(2, 1)).shape == whole[0].shape
     deep = Image.fromarray(IMAGES[0].astype(np.uint16) * 257)  # 16 bits
     np.testing.assert_allclose(encoder.embed(deep), whole[0], rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match="cannot be decoded"):
+    with pytest.raises(ValueError, match=r"no\.png"):
         (tmp_path / "no.png").write_text("no")
         encoder.embed(tmp_path / "no.png")
-    with pytest.raises(ValueError, match="must be uint8"):
+    with pytest.raises(ValueError, match="uint8"):
         encoder.embed(IMAGES[:2].astype(float))
-    with pytest.raises(ValueError, match="images: generator: must be an array, a list"):
+    with pytest.raises(ValueError, match="images.*generator"):
         encoder.embed(path for path in paths)
 
 
@@ -171,7 +172,7 @@ def test_it_is_drawn_reported_and_saved(fitted, tmp_path):
     assert len(panels[1].lines[0].get_xdata()) == 4
     drawn = (tmp_path / "new" / "run.svg").read_text()
     assert "<svg" in drawn and "<dc:date>" not in drawn
-    with pytest.raises(ValueError, match="must end in one of"):
+    with pytest.raises(ValueError, match=r"run\.gif"):
         fitted.plot(tmp_path / "run.gif")
     page = pathlib.Path(fitted.report())
     assert page == pathlib.Path(fitted.folder) / "report.html"
@@ -223,13 +224,9 @@ def test_an_update_is_kept_or_rolled_back(fitted, tmp_path):
     assert drifts[0] != drifts[1] and {drift["rows"] for drift in drifts} == {64}
     with pytest.raises(ValueError, match="accuracy_dorp"):
         run.update(PIXELS[:64], limits={"accuracy_dorp": 1.0})
-    with pytest.raises(
-        ValueError, match=r"config\.rows\.x: config\.rows has no options"
-    ):
+    with pytest.raises(ValueError, match=r"config\.rows\.x"):
         run.update(PIXELS[:64], options={"rows.x": 1})
-    with pytest.raises(
-        ValueError, match=r"test: 3 entries: must be \(images, labels\)"
-    ):
+    with pytest.raises(ValueError, match=r"test: 3 entries"):
         run.update(PIXELS[:64], test=(*judge, 0))
 
 
@@ -330,7 +327,7 @@ def test_a_folder_and_the_name_of_a_source(asked, tmp_path):
         "resident": True,
     }
     assert work.stream.dataset.train.images.shape[1:] == (8, 8, 3)
-    with pytest.raises(ValueError, match="labels: .*says itself"):
+    with pytest.raises(ValueError, match="labels"):
         jaxcl.fit(tmp_path / "images", labels=LABELS)
     # The config is that of the command.
     command = config_files.parse(
@@ -373,8 +370,8 @@ def test_a_dataset_of_hugging_face_in_memory_and_on_a_disk(asked, tmp_path):
     both = datasets.DatasetDict({"train": whole, "test": whole})
     for images, words in (
         (both, "a DatasetDict of train, test: give one"),
-        (whole.to_iterable_dataset(), "datasets.IterableDataset: must be"),
-        (whole.select_columns(["fine"]), "columns are fine: must have one of Image"),
+        (whole.to_iterable_dataset(), "datasets.IterableDataset"),
+        (whole.select_columns(["fine"]), "fine"),
         (datasets.concatenate_datasets([whole, whole.map(_larger)]), "save_to_disk"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -438,7 +435,7 @@ def test_training_begins_with_an_encoder_in_memory_or_in_a_folder(
         assert card["encoder"]["name"] == "conv_net"
         assert work.config["encoder"]["width"] == 4
     assert config.start == str(where / "start")
-    with pytest.raises(ValueError, match="there is no encoder in it"):
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
         jaxcl.fit(IMAGES, encoder=tmp_path)
 
 
@@ -479,31 +476,31 @@ def test_pil_images_are_read_as_the_pictures_that_they_are():
 @pytest.mark.parametrize(
     "images, more, words",
     [
-        (IMAGES / 255, {}, "images: images are float64"),
-        (3, {}, "images: int: must be an array"),
-        ([], {}, "images: list: must be an array"),
+        (IMAGES / 255, {}, "images.*float64"),
+        (3, {}, "images: int"),
+        ([], {}, "images: list"),
         ([IMAGES[0], IMAGES[0][1:]], {}, "images of 2 shapes"),
-        ("nowhere", {}, "'nowhere': there is nothing at this path"),
+        ("nowhere", {}, "'nowhere'"),
         ({"name": "digitz"}, {}, "config.data.name='digitz'"),
-        ("rings_and_trees", {}, "graphs; must be images"),
-        (IMAGES, {"size": "small"}, "size='small': must be int"),
-        (IMAGES, {"tasks": 0}, "tasks=0: must be 1 or more"),
-        (IMAGES, {"tasks": 2.5}, "tasks=2.5: must be a whole number from 1, or"),
-        (IMAGES, {"tasks": "3"}, "tasks='3': must be a whole number from 1, or"),
-        (IMAGES, {"encoder": None}, "encoder=None: must be a name, a section"),
-        (IMAGES, {"options": ["epochs"]}, r"options=\['epochs'\]: must be a dict"),
+        ("rings_and_trees", {}, "graphs"),
+        (IMAGES, {"size": "small"}, "size='small'"),
+        (IMAGES, {"tasks": 0}, "tasks=0"),
+        (IMAGES, {"tasks": 2.5}, "tasks=2.5"),
+        (IMAGES, {"tasks": "3"}, "tasks='3'"),
+        (IMAGES, {"encoder": None}, "encoder=None"),
+        (IMAGES, {"options": ["epochs"]}, r"options=\['epochs'\]"),
         (IMAGES, {"tasks": LABELS[:3]}, r"domains have shape \[3\]"),
         (IMAGES, {"encoder": "resnet19"}, "encoder='resnet19'"),
         (IMAGES, {"base": "simclear"}, "config.method.base='simclear'"),
         (IMAGES, {"strategy": "pn"}, "config.method.strategy='pn'"),
-        (IMAGES, {"strategy": "pnr"}, "strategy='pnr': acts from the second task"),
-        (IMAGES, {"options": {"method.strategy": "ewc"}}, "strategy='ewc': acts"),
-        (IMAGES, {"test": 1.5}, "test=1.5: a share must be from 0"),
-        (IMAGES, {"test": (IMAGES,)}, "test: 1 entries: must be"),
+        (IMAGES, {"strategy": "pnr"}, "strategy='pnr'"),
+        (IMAGES, {"options": {"method.strategy": "ewc"}}, "strategy='ewc'"),
+        (IMAGES, {"test": 1.5}, "test=1.5"),
+        (IMAGES, {"test": (IMAGES,)}, "test: 1 entries"),
         (IMAGES, {"options": {"method.temprature": 1}}, "config.method.temprature"),
         (IMAGES, {"epochs": "many"}, "config.epochs='many'"),
-        (IMAGES, {"options": {"seeds": 2}}, "config.seeds=2: must be 1"),
-        (IMAGES[:2], {}, "2 train images; must be 4 or more"),
+        (IMAGES, {"options": {"seeds": 2}}, "config.seeds=2"),
+        (IMAGES[:2], {}, "2 train images"),
     ],
 )
 def test_a_wrong_argument_is_named(images, more, words, tmp_path):
@@ -526,7 +523,7 @@ def test_ctrl_c_saves_and_the_second_one_ends():
 
 
 def test_no_run_has_no_result(tmp_path):
-    with pytest.raises(ValueError, match="no run in it has finished a task"):
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
         jaxcl.Result(tmp_path)
 
 

@@ -327,9 +327,9 @@ def test_parameters_begin_as_written():
 
 def test_wrong_options_are_refused():
     for wrong in ({"width": 0}, {"layers": 0}, {"dropout": 1.0}, {"momentum": 1.5}):
-        with pytest.raises(ValueError, match="=.*".join([*wrong, "must be"])):
+        with pytest.raises(ValueError, match="=".join([*wrong, ""])):
             gcn.GCN(**wrong)
     batch = graphs.pad(MADE, ROWS, **SMALL)
     tree = init(DROPS, batch)
-    with pytest.raises(ValueError, match=r"key=None: dropout=0.4 in training"):
+    with pytest.raises(ValueError, match=r"key=None"):
         DROPS.apply(tree, batch, train=True, mutable="batch_stats")

@@ -390,11 +390,7 @@ def test_candidates_are_drawn_from_the_slots_that_their_task_will_have():
 @pytest.mark.parametrize(
     ("options", "replay", "message"),
     [
-        ({"alpha": -1.0}, {}, "config.method.alpha=-1.0"),
-        ({"beta": float("nan")}, {}, "config.method.beta=nan"),
-        ({"ridge": 0.0}, {}, "config.method.ridge=0.0"),
-        ({"candidates": 0}, {}, "config.method.candidates=0"),
-        ({}, {"policy": "fifo"}, "config.replay.policy='fifo': .* rule of its own"),
+        ({}, {"policy": "fifo"}, "config.replay.policy='fifo'"),
     ],
 )
 def test_refused(options, replay, message):

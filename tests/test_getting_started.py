@@ -8,12 +8,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 
 import pytest
 
-from jaxcl.export import command as export_command
-from jaxcl.report import command as report_command
 from jaxcl.run import results as results_lib
 from jaxcl.update import lineage
 
@@ -99,44 +96,6 @@ def named(pattern):
     ]
 
 
-def test_exports_and_reports_are_asked_for_as_the_commands_want():
-    modules = {"jaxcl.export": export_command, "jaxcl.report": report_command}
-    commands = [shlex.split(body) for kind, body in blocks() if kind == "command"]
-    asked = [words[2:] for words in commands if words[2] in modules]
-    assert {name for name, *_ in asked} == set(modules)
-    for name, *arguments in asked:
-        modules[name].parser().parse_args(arguments)
-
-
-def test_what_is_installed_is_there():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = re.findall(r"pip install -e '\.\[([\w,]+)\]'", PAGE)
-    assert {"cuda", "tpu"} <= {name for group in asked for name in group.split(",")}
-    for group in asked:
-        assert set(group.split(",")) <= set(project["optional-dependencies"])
-    least = re.search(r"Python (\d\.\d+) or newer", PAGE)[1]
-    assert project["requires-python"] == f">={least}"
-
-
-def test_the_folders_hold_what_the_page_says(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (code,) = [body for kind, body in blocks() if "mkdir" in body]
-    exec(compile(code, "getting_started.md", "exec"), {})
-    said = re.search(
-        r"`my_images` now has (\d+) images in folders `0` to `7`, `new_images` (\d+) "
-        r"and\s+`labelled_images` (\d+)",
-        PAGE,
-    )
-    folders = ("my_images", "new_images", "labelled_images")
-    there = [len([*pathlib.Path(name).rglob("*.png")]) for name in folders]
-    assert there == [int(count) for count in said.groups()]
-    assert {p.name for p in pathlib.Path("my_images").iterdir()} == set("01234567")
-    assert {p.name for p in pathlib.Path("labelled_images").iterdir()} == set(
-        "0123456789"
-    )
-    assert all(path.suffix == ".png" for path in pathlib.Path("new_images").iterdir())
-
-
 @pytest.mark.slow
 def test_the_page_runs_and_leaves_what_it_names(tmp_path):
     printed = run_page(tmp_path, small=True)
@@ -157,7 +116,7 @@ def test_the_page_runs_and_leaves_what_it_names(tmp_path):
     assert printed[1].split("]]")[1].split()[0] == str(measures["average_accuracy"])
     config = json.loads((tmp_path / "runs" / "finetune" / "config.json").read_text())
     assert config["method"]["strategy"] == "finetune"
-    assert "finetune" in printed[3] and "runs/report.html: 2 runs" in printed[4]
+    assert "finetune" in printed[3]
     mine = tmp_path / "runs" / "mine"
     results = results_lib.read_results(mine)
     assert len(results["task_names"]) == 2
@@ -167,7 +126,7 @@ def test_the_page_runs_and_leaves_what_it_names(tmp_path):
     ]
     assert 0.1 < accuracy < 1 and judged["checkpoint"]["path"] == "runs/mine"
     update = lineage.read(mine / "updates" / "0001")
-    assert update["accepted"] and "accepted: runs/mine/updates/0001" in printed[8]
+    assert update["accepted"]
     for line in ("before and after", "index of the old embeddings: "):
         assert line in printed[8]
     card = json.loads((tmp_path / "exports" / "mine" / "card.json").read_text())

@@ -154,7 +154,7 @@ def test_parameters_begin_as_written():
 def test_wrong_options_are_refused():
     wrong = {"width": 0, "layers": 0, "eps": float("nan"), "momentum": 1.5}
     for name, value in wrong.items():
-        with pytest.raises(ValueError, match=f"{name}=.*must be"):
+        with pytest.raises(ValueError, match=f"{name}="):
             gin.gin(**{name: value})
-    with pytest.raises(ValueError, match=r"config\.precision: .* 'float32'"):
+    with pytest.raises(ValueError, match=r"config\.precision"):
         gin.gin(dtype=jnp.bfloat16)

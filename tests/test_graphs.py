@@ -110,23 +110,23 @@ def changed(field, at, value):
     "wrong, message",
     [
         ({"edge_ptr": None}, r"lacks \['edge_ptr'\]"),
-        ({"label": [0.0, 1.0, 1.0]}, "label is float64, expected integers"),
-        ({"label": [0, -1, 1]}, "label holds -1"),
-        ({"class_names": ["one"]}, "label holds 1, class_names only 1"),
-        ({"label": [0, 1]}, r"graph_ptr has shape \(4,\), expected \[3\]"),
-        (changed("graph_ptr", 1, 5), "graph_ptr must begin with 0 and never fall"),
-        (changed("edge_ptr", 0, 1), "edge_ptr must begin with 0 and never fall"),
-        (changed("edge_ptr", 3, 11), r"edges has shape \(2, 10\), expected \(2, 11\)"),
-        (changed("edges", (1, 2), 4), r"edge \[1, 4\] leaves its graph, 0"),
-        (changed("edges", (1, 9), 7), r"edge \[6, 7\] leaves its graph, 2"),
-        ({"edges": swapped(FILE["edges"], 0, 1)}, "sorted by source"),
-        (changed("edges", (1, 0), 0), "node 0 has an edge to itself"),
-        (changed("edges", (1, 5), 5), r"edge \[4, 5\] is there more than once"),
-        (changed("edges", (1, 0), 2), "in both directions"),
-        ({"node_label": [0, 1]}, r"node labels \(2,\) for 7 nodes"),
-        ({"node_label": [0.5] * 7}, "node_label is float64"),
-        ({"node_attr": [[np.nan]] * 7}, "node attributes that are not finite"),
-        ({"node_attr": np.array([None] * 7)}, "cannot be read: Object arrays"),
+        ({"label": [0.0, 1.0, 1.0]}, "label.*float64"),
+        ({"label": [0, -1, 1]}, "label.*-1"),
+        ({"class_names": ["one"]}, "label.*class_names"),
+        ({"label": [0, 1]}, r"graph_ptr.*\(4,\)"),
+        (changed("graph_ptr", 1, 5), "graph_ptr"),
+        (changed("edge_ptr", 0, 1), "edge_ptr"),
+        (changed("edge_ptr", 3, 11), r"edges.*\(2, 10\)"),
+        (changed("edges", (1, 2), 4), r"edge \[1, 4\]"),
+        (changed("edges", (1, 9), 7), r"edge \[6, 7\]"),
+        ({"edges": swapped(FILE["edges"], 0, 1)}, "source"),
+        (changed("edges", (1, 0), 0), "node 0"),
+        (changed("edges", (1, 5), 5), r"edge \[4, 5\]"),
+        (changed("edges", (1, 0), 2), "directions"),
+        ({"node_label": [0, 1]}, r"node labels \(2,\).* 7 "),
+        ({"node_label": [0.5] * 7}, "node_label.*float64"),
+        ({"node_attr": [[np.nan]] * 7}, "node attributes"),
+        ({"node_attr": np.array([None] * 7)}, "Object arrays"),
     ],
 )
 def test_npz_refuses_what_breaks_its_promises(tmp_path, wrong, message):
@@ -138,12 +138,12 @@ def test_npz_refuses_what_breaks_its_promises(tmp_path, wrong, message):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"features": "labels"}, "features='labels': must be list or tuple"),
-        ({"features": ()}, "must be a list of 1 or more"),
-        ({"features": ("label",)}, r"features\[0\]='label': allowed are .*mean labels"),
-        ({"features": ("attributes",)}, r"features = \('attributes',\).*no node attr"),
-        ({"std": "biased"}, "std='biased': allowed are sample, population"),
-        ({"path": "nowhere.npz"}, "nowhere.npz cannot be read"),
+        ({"features": "labels"}, "features='labels'"),
+        ({"features": ()}, "features"),
+        ({"features": ("label",)}, r"features\[0\]='label'"),
+        ({"features": ("attributes",)}, r"features = \('attributes',\)"),
+        ({"std": "biased"}, "std='biased'"),
+        ({"path": "nowhere.npz"}, "nowhere.npz"),
     ],
 )
 def test_npz_refuses_wrong_options(tmp_path, options, message):
@@ -197,21 +197,21 @@ def test_tu_text_without_node_files_or_edges(tmp_path):
     [
         ({"A": "1, 2\n3, 8\n"}, r"TOY_A.txt, line 2: nodes \[3, 8\].*1 to 7"),
         ({"A": "0, 2\n"}, r"TOY_A.txt, line 1: nodes \[0, 2\]"),
-        ({"A": "1, 2\n2, 1\n3, 4\n"}, r"line 3: nodes \[3, 4\] are of graphs \[1, 2\]"),
-        ({"A": "1, 2, 3\n"}, "TOY_A.txt has 3 columns, expected 2"),
-        ({"A": "1, x\n"}, "TOY_A.txt cannot be read"),
-        ({"graph_labels": None}, "TOY_graph_labels.txt cannot be read"),
-        ({"graph_labels": ""}, "TOY has no graphs"),
+        ({"A": "1, 2\n2, 1\n3, 4\n"}, r"line 3.*\[3, 4\].*\[1, 2\]"),
+        ({"A": "1, 2, 3\n"}, "TOY_A.txt.* 3 .* 2"),
+        ({"A": "1, x\n"}, "TOY_A.txt"),
+        ({"graph_labels": None}, "TOY_graph_labels.txt"),
+        ({"graph_labels": ""}, "TOY"),
         ({"graph_labels": "1\n1\n"}, "graph_indicator.txt.*in 1 to 2"),
-        ({"graph_indicator": "1\n1\n1\n3\n2\n3\n3\n"}, "must not fall"),
-        ({"node_labels": "1\n2\n"}, "node_labels.txt has 2 lines.*one per node: 7"),
-        ({"A": None}, "holds 0 files NAME_A.txt"),
+        ({"graph_indicator": "1\n1\n1\n3\n2\n3\n3\n"}, "graph_indicator.txt"),
+        ({"node_labels": "1\n2\n"}, "node_labels.txt.* 2 .* 7"),
+        ({"A": None}, "NAME_A.txt"),
     ],
 )
 def test_tu_text_refuses_what_does_not_fit(tmp_path, files, message):
     with pytest.raises(ValueError, match=message):
         from_graphs.tu(path=write_text(tmp_path / "toy", **files))
-    with pytest.raises(ValueError, match="path = 'nowhere': no such directory"):
+    with pytest.raises(ValueError, match="path = 'nowhere'"):
         from_graphs.tu(path="nowhere")
 
 
@@ -297,13 +297,13 @@ def test_a_batch_that_is_exactly_full_and_one_without_graphs():
 @pytest.mark.parametrize(
     "rows, change, message",
     [
-        ([0, 2], {}, "rows = .*must be integers below 2, or -1"),
+        ([0, 2], {}, "rows = "),
         ([-2], {}, "rows"),
         ([0.0], {}, "rows"),
         ([[0, 1]], {}, "rows"),
-        ([0, 1, -1], {}, "graphs = 2: the rows need at least 3"),
-        ([0, 1], {"nodes": 4}, "nodes = 4: the rows need at least 5"),
-        ([0, 1], {"edges": 5}, "edges = 5: the rows need at least 6"),
+        ([0, 1, -1], {}, "graphs = 2.* 3"),
+        ([0, 1], {"nodes": 4}, "nodes = 4.* 5"),
+        ([0, 1], {"edges": 5}, "edges = 5.* 6"),
     ],
 )
 def test_a_batch_refuses_what_does_not_fit(rows, change, message):
@@ -341,8 +341,8 @@ def test_graphs_of_one_size_need_one_bucket():
     assert graphs.buckets(made, 20, multiple=1) == (graphs.Budget(27, 36, 20),)
     assert graphs.buckets(made, 4, levels=()) == (graphs.Budget(32, 32, 4),)
     for wrong, message in (
-        ({"batch_size": 0}, "batch_size = 0: must be at least 1"),
-        ({"levels": (0.9, 0.5)}, r"levels = \(0.9, 0.5\): must be rising"),
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"levels": (0.9, 0.5)}, r"levels = \(0.9, 0.5\)"),
         ({"levels": (1.5,)}, "levels"),
         ({"multiple": 0}, "multiple = 0"),
         ({"rows": []}, "rows"),
@@ -371,7 +371,7 @@ def test_waste_counts_the_filling_of_each_batch():
             break
     assert min(uses) > 0 and got.batches == tuple(uses)
     np.testing.assert_allclose(got[:2], filling / slots)
-    with pytest.raises(ValueError, match="5 rows with .* nodes .* fit none of"):
+    with pytest.raises(ValueError, match="5 rows"):
         graphs.waste(made, order, budgets[:1])
     with pytest.raises(ValueError, match="6 rows"):
         graphs.budget_of(made, np.full(6, -1), budgets)

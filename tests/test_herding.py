@@ -82,5 +82,5 @@ def test_features_of_half_precision_are_summed_in_f32():
 
 @pytest.mark.parametrize("k", [0, -2])
 def test_a_number_below_one_is_refused(k):
-    with pytest.raises(ValueError, match=f"k={k}: must be 1 or more"):
+    with pytest.raises(ValueError, match=f"k={k}"):
         herding.herding(rows(3), k)

@@ -195,13 +195,3 @@ def test_means_of_a_memory_on_four_devices_are_the_same(where):
     found = icarl.make(made).eval_state(state).extra.means
     np.testing.assert_allclose(found.rows, expected.rows, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found.exist, expected.exist)
-
-
-def test_wrong_options_are_refused():
-    for wrong, said in (
-        ({"form": "codes"}, r"form='codes': allowed are paper, code; did you mean"),
-        ({"head": "line"}, "head='line'"),
-        ({"distill_weight": -1.0}, r"distill_weight=-1.0: must be at least 0"),
-    ):
-        with pytest.raises(ValueError, match=rf"config\.method\.{said}"):
-            icarl.make(toy.parts(), **wrong)

@@ -75,21 +75,21 @@ def test_a_set_is_found_by_its_bytes_and_other_ones_are_refused_by_name():
     assert still.sha256 in told
     del still
     gc.collect()
-    with pytest.raises(ValueError, match="there are none in this process"):
+    with pytest.raises(ValueError, match=r"config\.data\.set='mine'"):
         sources.load(**wanted)
 
 
 @pytest.mark.parametrize(
     "images, more, words",
     [
-        (IMAGES / 255, {}, "float64, expected uint8 from 0 to 255"),
+        (IMAGES / 255, {}, "float64.*uint8"),
         (IMAGES.astype(np.int64), {}, r"int64\[20, 4, 4, 3\]"),
         (IMAGES[0, 0], {}, r"uint8\[4, 3\]"),
-        (IMAGES, {"labels": LABELS[:5]}, r"labels have shape \[5\] for 20"),
-        (IMAGES, {"labels": LABELS / 2}, "labels are float64, expected integers"),
-        (IMAGES, {"labels": LABELS[:, None]}, r"labels have shape \[20, 1\]"),
+        (IMAGES, {"labels": LABELS[:5]}, r"labels.*\[5\].* 20"),
+        (IMAGES, {"labels": LABELS / 2}, "labels.*float64"),
+        (IMAGES, {"labels": LABELS[:, None]}, r"labels.*\[20, 1\]"),
         (IMAGES, {"labels": ["a", 1, None, 2] * 5}, "texts and numbers"),
-        (IMAGES, {"domains": [-1] * 20}, "domains: must be known of every image"),
+        (IMAGES, {"domains": [-1] * 20}, "domains"),
     ],
 )
 def test_what_is_no_set_of_images_is_refused(images, more, words):
@@ -107,7 +107,7 @@ def test_images_of_one_set_are_judged_by_all_of_another():
     tasks = scenarios.make(data, scenario="domain").tasks
     assert [len(task.train.rows) for task in tasks] == [10, 10]
     assert [len(task.test) for task in tasks] == [8, 8]  # each on all of them
-    with pytest.raises(ValueError, match=r"config\.data\.test: graphs"):
+    with pytest.raises(ValueError, match=r"config\.data\.test"):
         graphs = {"name": "rings_and_trees"}
         sources.load("judged_by", train=train.section, test=graphs)
 
@@ -136,5 +136,5 @@ def test_a_set_that_is_not_labelled_keeps_its_digits():
 
 
 def test_a_label_without_a_name_is_named():
-    with pytest.raises(ValueError, match="class_names: 2 names, but label 3"):
+    with pytest.raises(ValueError, match="class_names: 2 .* 3"):
         in_memory.hold("mine", IMAGES, labels=LABELS, class_names=("a", "b"))

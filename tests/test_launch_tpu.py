@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import signal
@@ -77,109 +78,34 @@ def begin(fake, *codes, state=None):
 
 
 def test_dry_run_prints_what_is_run(tmp_path):
+    """Every command and its order; the run's own words survive two shells."""
     where = {"TMPDIR": str(tmp_path), "PATH": os.environ["PATH"]}
     text = tpu("resume", "n", "--dry-run", *MAKE, "--spot", "--", *RUN, env=where)
-    words = [w for w in shlex.split(text.stdout, comments=False)]
+    words = shlex.split(text.stdout, comments=False)
     starts = [i for i, word in enumerate(words) if word in ("gcloud", "tar", "rm")]
     lines = [words[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
-    archive = "TEMPORARY/jaxcl.tar.gz"
-    keep = "--ssh-flag=-oServerAliveInterval=30"
-    zone = "--zone=z"
-    assert lines[0] == ["gcloud", *NODE, "describe", "n", "--format=value(state)", zone]
-    assert lines[1] == [
-        "gcloud",
-        *NODE,
-        "create",
-        "n",
-        "--accelerator-type=v5litepod-16",
-        "--version=v2",
-        "--spot",
-        zone,
-    ]
-    assert lines[2] == [
-        "tar",
-        "-czf",
-        archive,
-        "-C",
-        str(ROOT),
-        "--exclude=__pycache__",
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-        "jaxcl",
-        "configs",
-    ]
-    scp = ["gcloud", *NODE, "scp", archive, "n:jaxcl.tar.gz", "--worker=all", zone]
-    assert lines[3:5] == [scp, ["rm", "-rf", "TEMPORARY"]]
-    heads = [line[:-2] + line[-1:] for line in lines[5:]]
-    ssh = ["gcloud", *NODE, "ssh", "n"]
-    everyone, first = ([*ssh, f"--worker={w}", keep, zone] for w in ("all", "0"))
-    assert heads == [everyone, everyone, first, everyone]
+    told = [line[4] if line[0] == "gcloud" else line[0] for line in lines]
+    assert told == ["describe", "create", "tar", "scp", "rm", *["ssh"] * 4]
+    assert all("--zone=z" in line for line in lines if line[0] == "gcloud")
+    assert {"--accelerator-type=v5litepod-16", "--version=v2", "--spot"} < {*lines[1]}
     started = lines[6][-2]
     assert f"-m jaxcl.main {shlex.join(RUN)}".replace("'\"'\"'", "'\\''") in started
-    assert "JAXCL_JOB=tpu-n JAXCL_DISTRIBUTED=1" in started and started.startswith(
-        "--command=mkdir"
-    )
-    again = tpu("resume", "n", "--dry-run", *MAKE, "--spot", "--", *RUN, env=where)
-    assert again.stdout == text.stdout and not list(tmp_path.iterdir())
+    assert "JAXCL_DISTRIBUTED=1" in started and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     "arguments, want",
     [
-        (
-            ["delete", "n", "--project=p"],
-            [
-                [*NODE, "describe", "n", "--format=value(state)", "--project=p"],
-                [*NODE, "delete", "n", "--quiet", "--project=p"],
-            ],
-        ),
-        (
-            ["delete", "n", "--queued"],
-            [
-                [*QUEUE, "describe", "n", "--format=value(state.state)"],
-                [*QUEUE, "delete", "n", "--force", "--quiet"],
-            ],
-        ),
-        (
-            ["create", "n", "--queued", *MAKE],
-            [
-                [*QUEUE, "describe", "n", "--format=value(state.state)", "--zone=z"],
-                [
-                    *QUEUE,
-                    "create",
-                    "n",
-                    "--node-id=n",
-                    "--accelerator-type=v5litepod-16",
-                    "--runtime-version=v2",
-                    "--zone=z",
-                ],
-            ],
-        ),
-        (
-            ["fetch", "n", "--workdir=gs://b/my run", "--to=my runs"],
-            [["storage", "rsync", "--recursive", "gs://b/my run", "my runs/my run"]],
-        ),
-        (
-            ["fetch", "n", "--workdir=runs/x"],
-            [
-                [
-                    *NODE,
-                    "scp",
-                    "--recurse",
-                    "n:jaxcl/runs/x",
-                    "runs",
-                    "--worker=0",
-                ]
-            ],
-        ),
+        (["delete", "n", "--project=p"], [*NODE, "delete", "n", "--project=p"]),
+        (["delete", "n", "--queued"], [*QUEUE, "delete", "n", "--force"]),
+        (["create", "n", "--queued", *MAKE], [*QUEUE, "create", "n", "--zone=z"]),
+        (["fetch", "n", "--workdir=gs://b/my run", "--to=x"], ["gs://b/my run"]),
+        (["fetch", "n", "--workdir=runs/x"], [*NODE, "scp", "n:jaxcl/runs/x"]),
     ],
 )
-def test_dry_run_is_exact(arguments, want):
-    lines = tpu(*arguments, "--dry-run").stdout.splitlines()
-    if arguments[0] == "fetch":
-        assert shlex.split(lines.pop(0))[:2] == ["mkdir", "-p"]
-    assert [shlex.split(line) for line in lines] == [["gcloud", *x] for x in want]
+def test_the_last_command_of_a_dry_run(arguments, want):
+    line = tpu(*arguments, "--dry-run").stdout.splitlines()[-1]
+    assert set(want) < set(shlex.split(line))
 
 
 def test_a_tpu_is_made_once_and_taken_as_it_is(fake):
@@ -205,21 +131,15 @@ def test_a_stopped_one_is_started_and_one_on_its_way_waited_for(fake):
 def test_the_queue_is_waited_for_and_left(fake):
     begin(fake, 0)
     done = tpu("create", "n", *MAKE, "--queued", "--poll=0")
-    assert "n is WAITING_FOR_RESOURCES: waiting" in done.stderr
+    assert "WAITING_FOR_RESOURCES" in done.stderr
     assert calls(fake) == ["queued-resources create"]
     (fake / "queue").write_text("SUSPENDED")
     tpu("create", "n", *MAKE, "--queued", "--poll=0")
     assert calls(fake)[1:] == ["queued-resources delete", "queued-resources create"]
     tpu("delete", "n", "--queued")
     assert not (fake / "queue").exists() and not (fake / "worker_0").exists()
-    assert "there is no n" in tpu("delete", "n", "--queued").stderr
+    tpu("delete", "n", "--queued")  # there is none left
     assert calls(fake)[3:] == ["queued-resources delete"]
-
-
-def test_a_gcloud_that_fails_makes_nothing(fake):
-    (fake / "broken").touch()
-    assert "active account" in tpu("create", "n", *MAKE, code=1).stderr
-    assert calls(fake) == []
 
 
 def test_install_brings_the_package_to_all_workers(fake):
@@ -287,14 +207,8 @@ def test_resume_goes_on_until_the_run_is_finished(fake, package):
             if "made anew" in line:  # homes are new, and so are the counts of starts
                 (fake / "codes").write_text("1\n0\n")
         assert done.wait(timeout=60) == 0, said
-    said = [line.strip() for line in said if line.startswith("jaxcl:")]
-    assert said == [
-        "jaxcl: the run on n ended with 75; going on",
-        "jaxcl: the run on n ended with LOST; going on",
-        "jaxcl: the run on n ended with UNREACHABLE; going on",
-        "jaxcl: n is PREEMPTED: made anew",
-        "jaxcl: the run on n ended with 1; going on",
-    ]
+    ends = re.findall(r"ended with (\w+)", "".join(said))
+    assert ends == ["75", "LOST", "UNREACHABLE", "1"]
     assert calls(fake).count("tpu-vm create") == 2
     assert calls(fake).count("tpu-vm delete") == 1
     assert len(ran(fake)) == 2
@@ -308,25 +222,17 @@ def test_resume_ends_where_it_is_of_no_use(fake, package, code, starts):
     assert len(ran(fake)) == starts
 
 
-def test_resume_does_not_ask_for_ever_for_what_it_never_had(fake):
-    (fake / "full").touch()
-    script = ["resume", "n", *MAKE, "--poll=0", "--", *RUN]
-    assert "no more capacity" in tpu(*script, code=1).stderr
-    (fake / "broken").touch()
-    tpu(*script, "--retries=1", code=1)
-
-
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["create"], ["want COMMAND NAME, got 1"]),
-        (["crate", "n"], ["crate", "allowed are create"]),
+        (["create"], []),
+        (["crate", "n"], ["crate"]),
         (["create", "n", "--typ=x"], ["--typ=x"]),
-        (["create", "n", "--poll=soon"], ["--poll=soon", "0 or more"]),
-        (["run", "n"], ["run", "-- and the options of jaxcl.main are missing"]),
-        (["fetch", "n"], ["--workdir is missing"]),
-        (["resume", "n", *MAKE, "--", "--config=a"], ["--workdir=gs://", "missing"]),
-        (["resume", "n", "--", *RUN], ["--type or --version is missing"]),
+        (["create", "n", "--poll=soon"], ["--poll=soon"]),
+        (["run", "n"], ["run"]),
+        (["fetch", "n"], ["--workdir"]),
+        (["resume", "n", *MAKE, "--", "--config=a"], ["--workdir"]),
+        (["resume", "n", "--", *RUN], ["--type", "--version"]),
     ],
 )
 def test_a_wrong_command_is_one_line_and_code_2(fake, arguments, words):

@@ -496,7 +496,7 @@ def test_info_nce_without_any_negative_is_zero_with_a_zero_gradient():
 
 
 def test_info_nce_needs_negatives():
-    with pytest.raises(ValueError, match="negatives=None, examples=None: one of them"):
+    with pytest.raises(ValueError, match="negatives=None, examples=None"):
         contrastive.info_nce(jnp.ones(ROWS), jnp.ones(ROWS))
 
 
@@ -569,7 +569,7 @@ def test_pnr_sends_gradient_through_current_features_used_as_negatives():
 @pytest.mark.parametrize("loss", [distill.cassle_contrastive, distill.pnr_moco])
 def test_an_unknown_form_is_named(loss):
     count = 4 if loss is distill.cassle_contrastive else 10
-    with pytest.raises(ValueError, match="form='papier': allowed are code, paper"):
+    with pytest.raises(ValueError, match="form='papier'"):
         loss(*[jnp.ones(ROWS)] * count, form="papier")
 
 

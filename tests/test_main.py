@@ -47,7 +47,7 @@ def test_its_encoder_is_judged_on_other_images(whole, tmp_path):
     told, _ = processes.finish(
         processes.start(tmp_path, *arguments, config=f"{TRANSFER}:stl10,debug")
     )
-    assert "linear/class_incremental" in told and "after the last task" in told
+    assert "linear/class_incremental" in told
     results = results_lib.read_results(tmp_path)
     assert results["task_names"] == ["joint"]
     assert results["checkpoint"]["step"] == processes.STEPS
@@ -109,7 +109,6 @@ def test_sigterm_saves_and_exits_with_75(whole, tmp_path):
     processes.until(process, lambda: processes.lines(tmp_path) > 10)
     process.send_signal(signal.SIGTERM)
     _, err = processes.finish(process, code=75)
-    assert "the same command continues" in err
     stopped = max(r["step"] for r in processes.rows_of(tmp_path))
     out, _ = processes.finish(processes.start(tmp_path))
     assert f"resumed at step {stopped}" in out

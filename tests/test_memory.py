@@ -125,7 +125,7 @@ def test_rows_of_another_kind_are_refused():
 
 @pytest.mark.parametrize("capacity", [0, -3])
 def test_a_buffer_holds_something(capacity):
-    with pytest.raises(ValueError, match=f"capacity={capacity}: must be 1 or more"):
+    with pytest.raises(ValueError, match=f"capacity={capacity}"):
         buffer.create(EXAMPLE, capacity)
 
 
@@ -213,7 +213,7 @@ def test_equal_scores_do_not_favour_low_slots():
 
 @pytest.mark.parametrize("k", [0, 7])
 def test_k_beyond_the_capacity_is_refused(k):
-    with pytest.raises(ValueError, match=f"k={k}: .*1 to the buffer's capacity, 6"):
+    with pytest.raises(ValueError, match=f"k={k}.* 6"):
         buffer.sample(labelled([1] * 6), jax.random.key(0), k)
 
 

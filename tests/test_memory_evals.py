@@ -1,7 +1,6 @@
 """What a memory holds and how classes lie: by hand, in pictures, over a killed run."""
 
 import functools
-import itertools
 import json
 import math
 from typing import NamedTuple
@@ -130,7 +129,7 @@ def test_the_stream_is_what_its_order_draws():
 
 
 def test_a_memory_is_needed():
-    with pytest.raises(ValueError, match=r"evaluators\.memory: needs a method with a"):
+    with pytest.raises(ValueError, match=r"evaluators\.memory"):
         memory.make(parts_of(memory=None))
 
 
@@ -181,63 +180,15 @@ def test_measures_by_class_at_their_limits():
 
 
 def test_spread_refuses_what_cannot_be():
-    with pytest.raises(ValueError, match=r"spread\.split='test': allowed are evalu"):
+    with pytest.raises(ValueError, match=r"spread\.split='test'"):
         spread.make(eval_toy.parts_of(), split="test")
     parts = eval_toy.parts_of()
     parts = parts._replace(stream=parts.stream._replace(evaluation=None))
-    with pytest.raises(ValueError, match=r"evaluators\.spread: needs evaluation rows"):
+    with pytest.raises(ValueError, match=r"evaluators\.spread"):
         spread.make(parts)
 
 
 # Pictures
-
-
-def test_shares_are_drawn_in_the_order_of_the_first(figures, tmp_path):
-    shares = np.array([[0.1, 0.6, 0.3], [0.2, 0.5, 0.3], [0.3, 0.3, 0.4]])
-    plots.class_shares([8, 16, 40], shares, tmp_path / "x.png", title="t")
-    (axes,) = figures[0].axes
-    balanced, *lines = axes.lines
-    np.testing.assert_allclose(balanced.get_ydata(), 100 / 3)
-    assert pictures.ticks(axes) == ["1", "2", "0"] and axes.get_title() == "t"
-    for line, row in zip(lines, shares, strict=True):
-        assert line.get_xdata().tolist() == [0, 1, 2]
-        np.testing.assert_allclose(line.get_ydata(), 100 * row[[1, 2, 0]])
-    assert pictures.legend(axes) == ["step 8", "step 16", "step 40"]
-    assert "step 8" in axes.get_xlabel() and axes.get_ylim()[0] == 0
-    assert len({line.get_color().tobytes() for line in lines}) == 3
-
-
-def test_of_many_times_and_classes_few_are_written(figures, tmp_path):
-    shares = np.random.default_rng(0).dirichlet(np.ones(50), 101)
-    plots.class_shares(np.arange(101) * 8, shares, tmp_path / "x.png")
-    (axes,) = figures[0].axes
-    steps = [0, 160, 320, 480, 640, 800]
-    assert pictures.legend(axes) == [f"step {s}" for s in steps]
-    # 50 classes in 20 places: three in each of the first ten, then two.
-    order, ends = np.argsort(-shares[0]), [*range(0, 30, 3), *range(30, 51, 2)]
-    for line, step in zip(axes.lines[1:], steps, strict=True):
-        row = 100 * shares[step // 8][order]
-        places = [row[i:j].mean() for i, j in itertools.pairwise(ends)]
-        np.testing.assert_allclose(line.get_ydata(), places)
-    assert pictures.ticks(axes) == [str(1 + i) for i in ends[:-1]]
-    assert "mean of 2 or more at a time" in axes.get_xlabel()
-
-
-def test_spreads_of_several_runs_share_their_classes(figures, tmp_path):
-    ours = np.array([0.2, np.nan, 0.4]), np.array([0.5, np.nan, -0.1])
-    peer = np.array([0.3, 0.3, 0.5]), np.array([0.1, 0.2, 0.3])
-    plots.class_spread({"ours": ours, "peer": peer}, tmp_path / "x.png", title="t")
-    (axes,) = figures[0].axes
-    assert pictures.ticks(axes) == ["2", "0", "1"]  # a class without rows comes last
-    drawn = {line.get_label(): line for line in axes.lines}
-    assert list(drawn) == ["ours: intra", "ours: inter", "peer: intra", "peer: inter"]
-    for name, values in (("ours", ours), ("peer", peer)):
-        pair = drawn[f"{name}: intra"], drawn[f"{name}: inter"]
-        for line, each, style in zip(pair, values, ":-", strict=True):
-            np.testing.assert_allclose(line.get_ydata(), each[[2, 0, 1]])
-            assert line.get_linestyle() == style
-        assert pair[0].get_color() == pair[1].get_color()
-    assert drawn["ours: intra"].get_color() != drawn["peer: intra"].get_color()
 
 
 def test_a_scalar_is_drawn_as_it_is(figures, tmp_path):
@@ -406,9 +357,9 @@ def test_a_small_task_or_empty_memory_is_no_trouble(tmp_path, drawn):
     draw(memory_toy.remembering(), 0)
     (_, labels, *_), _ = drawn[0][0]
     assert len(labels) == 12 + len(parts.stream.tasks[0].train.rows) + 6
-    with pytest.raises(ValueError, match=r"tsne\.batch_size=0: must be at least 1"):
+    with pytest.raises(ValueError, match=r"tsne\.batch_size=0"):
         make(batch_size=0)
-    with pytest.raises(ValueError, match=r"tsne\.show='filter': needs a method with a"):
+    with pytest.raises(ValueError, match=r"tsne\.show='filter'"):
         tsne.make(parts._replace(memory=None), directory=tmp_path, show="filter")
 
 
@@ -448,7 +399,7 @@ def test_a_killed_run_loses_no_point(tmp_path, figures):
         assert scalars["memory/rows"] == 64
         assert {"spread/intra_class_variance", "spread/inter_3"} < set(scalars)
     assert results_lib.plain(whole["matrices"]) == results["matrices"]
-    # Accuracy is there at the same steps, for `jaxcl.compare`.
+    # Accuracy is there at the same steps, for `jaxcl compare`.
     there = [r["step"] for r in rows if "knn/class_incremental" in r.get("eval", {})]
     assert there == one.steps.tolist()
     memory.draw(rows, tmp_path)

@@ -448,16 +448,6 @@ ICL = {
 METHODS = TWO_VIEW | ONLINE | ONLINE_SSL | REHEARSAL | DUEL | ICL
 
 
-def test_rows_that_are_compiled_for_chips_are_rows_of_this_table(monkeypatch):
-    """By benchmarks/targets.py, at the papers' sizes; a new row may do without."""
-    benchmarks = pathlib.Path(__file__).parents[1] / "benchmarks"
-    monkeypatch.syspath_prepend(str(benchmarks))
-    import targets
-
-    streamed = {"mocov2plus-pnr-imagenet100"}  # mocov2plus-pnr on larger images
-    assert set(targets.ROWS) - streamed <= set(METHODS)
-
-
 ONE_ROW_EACH = {
     row.changes.get("method", {"name": "two_view"})["name"]: row
     for row in reversed(METHODS.values())
@@ -476,7 +466,7 @@ def test_a_head_keeps_all_that_it_does_not_change(name, tmp_path):
     parts = parts._replace(num_classes=10)
     wrapped = head.add(method, parts, lr=0.1)
     replaced = {"init", "step", "begin_task", "end_task", "eval_state", "predict"}
-    by_state = {"embed", "source", "memory", "objective", "replayed", "project", "cast"}
+    by_state = {"embed", "source", "memory", "objective", "replayed", "project"}
     for field in set(core.Method._fields) - replaced - by_state - {"labelled"}:
         assert getattr(wrapped, field) == getattr(method, field), field
     state = types.SimpleNamespace(extra=head.Extra("kept", None, None))
@@ -525,14 +515,6 @@ def rows_where(wanted):
 
 EVERY_ROW = rows_where(lambda row: True)
 TWO_TASKS = rows_where(lambda row: row.tasks > 1)
-# Methods whose networks may compute in bfloat16 at full size, one of each step.
-CASTING = [
-    row
-    for row in rows_where(lambda row: True)
-    if row.values[0]
-    in ("mocov2plus-pnr", "byol-cassle", "mocov2plus-pnr-head", "duel-moco")
-    + ("duel-simclr", "cclis", "co2l")
-]
 FAMILIES = rows_where(lambda row: row.family is not None)
 
 
@@ -605,6 +587,8 @@ def rest(name, state):
 
 
 def same(one, other) -> bool:
+    if not jax.tree.leaves((one, other)):  # a piece of state may hold nothing
+        return True
     return bool((checkpoint.checksum(one) == checkpoint.checksum(other)).all())
 
 
@@ -847,13 +831,12 @@ def assert_same_metrics(name, expected, lines, form):
 
 @pytest.mark.parametrize("name", [*FAMILIES, "derpp", "icarl"])
 def test_programs_of_accelerators_agree(name, tmp_path):
-    """Eight steps in a call, loops not written out, convolutions as they are; a GPU's
-    layouts and sums.
+    """Eight steps in a call, loops not written out, convolutions as they are.
 
     Tolerance: that of one and eight devices, since sums are in another order here, too.
     """
     states, lines = run_on_cpu(name, tmp_path, SEEDS[:1])
-    with sharding.for_elsewhere(platform="gpu"):
+    with sharding.for_elsewhere():
         work = new_job(name, steps_per_call=STEPS_PER_CALL)
         state, metrics = run_elsewhere(work, tmp_path / "elsewhere")
         theirs = traced(work)
@@ -869,15 +852,14 @@ def test_programs_of_accelerators_agree(name, tmp_path):
     assert_same_metrics(name, lines, metrics, "the accelerators' program")
 
 
-@pytest.mark.parametrize("platform", ["any", "gpu"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_seeds_side_by_side_agree(name, platform, tmp_path):
+def test_seeds_side_by_side_agree(name, tmp_path):
     """Two seeds in one program, as accelerators run them, and each by itself.
 
     Tolerance: that of one and eight devices, since sums are in another order here, too.
     """
     row = METHODS[name]
-    with sharding.for_elsewhere(platform=platform):
+    with sharding.for_elsewhere():
         asked = build.build(toy.config(seeds=2, **row.changes), tmp_path / "asked")
         assert asked.side_by_side == (row.family not in ONE_AFTER_ANOTHER)
         if not asked.side_by_side:
@@ -890,57 +872,6 @@ def test_seeds_side_by_side_agree(name, platform, tmp_path):
     for i, seed in enumerate(SEEDS):
         assert_same_end(name, states[i], seeds.one_of(state, i), f"seed {seed} of two")
     assert_same_metrics(name, lines, metrics, "both seeds")
-
-
-def of_extra(kernels, name):
-    """The same kernels, with zeros in those of one of the networks."""
-    zeros = jax.tree.map(jnp.zeros_like, kernels.extra[name])
-    return kernels._replace(extra=kernels.extra | {name: zeros})
-
-
-def share_of_update(before, plain, other) -> float:
-    """How far two steps end from each other, of the way that the first went."""
-
-    def way(start, end):
-        leaves = zip(*map(jax.tree.leaves, (start.params, end.params)), strict=True)
-        return np.concatenate([np.ravel(a - b) for a, b in leaves])
-
-    went = np.linalg.norm(way(before, plain[0]))
-    return np.linalg.norm(way(plain[0], other[0])) / went
-
-
-@pytest.mark.parametrize("name", CASTING)
-def test_a_step_by_cast_kernels_is_the_step(name, tmp_path):
-    """As a GPU makes it in bfloat16, where it is the one program, see nets/cast.py.
-
-    A teacher with its norms in its kernels is rounded elsewhere: the update turns by up
-    to 0.5%.
-    """
-    run(name, tmp_path, stop_at=STOP_STEP)
-    state, work = final(name, tmp_path).state, new_job(name, precision="bfloat16")
-    method = work.method
-    reads = method._replace(step=lambda state, batch: (state, batch))
-    with contextlib.closing(feed(work, state)) as left:
-        _, batches, number = next(left)
-    rows = job.compile_step(work._replace(method=reads))
-    _, batch = rows(core.copy(state), job.resident(work), batches, number)
-    batch = jax.tree.map(lambda x: x[0], batch)
-    step, kernels = jax.jit(method.step), method.cast(state, None)
-    plain, by_cast = step(state, batch), step(state, batch, kernels)
-    chex.assert_trees_all_equal_dtypes(plain, by_cast)
-    assert share_of_update(state, plain, by_cast) < 0.01
-    # With a folded teacher read as it is saved, the step is the same up to 1e-6.
-    extra = {x: own for x, own in kernels.extra.items() if x not in kernels.stats}
-    by_cast = step(state, batch, kernels._replace(extra=extra, stats={}))
-    ends = [(state.replace(key=None), told) for state, told in (plain, by_cast)]
-    chex.assert_trees_all_close(*ends, rtol=1e-6, atol=1e-6)
-    # Control: the step goes by these kernels, of every network.
-    networks = [kernels._replace(params=jax.tree.map(jnp.zeros_like, kernels.params))]
-    networks += [of_extra(kernels, field) for field in kernels.extra]
-    for others in networks:
-        assert jax.tree.leaves(others)
-        share = share_of_update(state, plain, step(state, batch, others))
-        assert share > (0.1 if kernels.stats else 0.003)
 
 
 def convolutions(work) -> set[str]:

@@ -91,14 +91,17 @@ def test_one_task_and_missing_cells_give_nan_without_warnings():
         *[True] * 2,
     ]
     assert math.isnan(metrics.forgetting(np.full((3, 3), np.nan)))
+    unmet = [[np.nan, np.nan], [0.5, 0.6]]  # task 0 has no accuracy to fall from
+    assert math.isnan(metrics.forgetting(unmet))
+    assert math.isnan(metrics.stability(unmet))
 
 
 def test_wrong_shapes_are_named():
-    with pytest.raises(ValueError, match=r"matrix has shape \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"matrix.*\(2, 3\)"):
         metrics.forgetting(np.ones((2, 3)))
-    with pytest.raises(ValueError, match=r"matrix has shape \(0, 0\)"):
+    with pytest.raises(ValueError, match=r"matrix.*\(0, 0\)"):
         metrics.average_accuracy(np.ones((0, 0)))
-    with pytest.raises(ValueError, match=r"finetune has shape \(2,\), allowed is \(3"):
+    with pytest.raises(ValueError, match=r"finetune.*\(2,\)"):
         metrics.plasticity(np.ones((3, 3)), np.ones(2))
 
 

@@ -1,7 +1,5 @@
 """MIR against float64 twins of its step."""
 
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 
 from helpers import tiny
 from jaxcl import core
-from jaxcl.memory import sharded
 from jaxcl.methods import mir, online
 
 OLD = [0, 1, 0, 1, 1, 0, 0, 1, 3, 2]  # of the memory; the last two are of task 1
@@ -148,15 +145,5 @@ def test_rows_that_do_not_exist_are_chosen_last():
 
 def test_options_are_checked():
     made = tiny.make_parts(size=4)
-    for options, said in (
-        ({"candidates": 3}, "candidates=3: must be at least 4"),
-        ({"replay_from": "old"}, "replay_from='old': allowed are past_tasks, all"),
-        ({"virtual": "tail"}, "virtual='tail': allowed are network, head"),
-        ({"head": "cosin"}, "head='cosin'"),
-    ):
-        with pytest.raises(ValueError, match=f"config.method.{said}"):
-            mir.make(made, **options)
-    split = sharded.over(types.SimpleNamespace(size=4))
-    with pytest.raises(ValueError, match="candidates=50: must be a multiple of 4"):
-        mir.make(made._replace(memory=split))
-    mir.make(made._replace(memory=split), candidates=52)
+    with pytest.raises(ValueError, match="config.method.candidates=3"):
+        mir.make(made, candidates=3)

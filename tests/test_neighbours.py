@@ -130,10 +130,10 @@ def test_graphs_and_a_single_image_are_refused(tmp_path):
     parts = eval_toy.parts_of("joint")
     cut = parts.stream._replace(evaluation=eval_toy.split_of(1, 1))
     one = parts._replace(stream=cut)
-    with pytest.raises(ValueError, match="neighbours: 1 rows to read; needs 2 or"):
+    with pytest.raises(ValueError, match="neighbours: 1 "):
         neighbours.make(one, directory=tmp_path)
     graphs = stream.Examples(np.zeros(2, np.int32), np.zeros(2, np.int32), None)
     graphs = graphs._replace(graphs=object())
     of_graphs = parts._replace(stream=parts.stream._replace(evaluation=graphs))
-    with pytest.raises(ValueError, match="neighbours: draws images, not graphs"):
+    with pytest.raises(ValueError, match="neighbours.*graphs"):
         neighbours.make(of_graphs, directory=tmp_path)

@@ -434,12 +434,12 @@ def test_pnr_supcon_of_equal_rows_is_known_by_hand():
 
 def test_an_unknown_distance_is_named():
     allowed = "cosine, byol, mse, squared, squared_mean"
-    with pytest.raises(ValueError, match=f"distance='cos': allowed are {allowed}"):
+    with pytest.raises(ValueError, match=f"distance='cos'.*{allowed}"):
         distill.pseudo_negative(*[jnp.ones(WIDE)] * 4, distance="cos")
 
 
 def test_vicreg_of_one_row_is_refused():
-    with pytest.raises(ValueError, match="B=1 rows: allowed are 2 and more"):
+    with pytest.raises(ValueError, match="B=1 rows"):
         noncontrastive.vicreg(jnp.ones((1, 3)), jnp.ones((1, 3)))
 
 
@@ -533,7 +533,7 @@ def test_dino_at_points_known_by_hand():
 
 
 def test_dino_wants_two_views():
-    with pytest.raises(ValueError, match="V=1 views: allowed are 2 and more"):
+    with pytest.raises(ValueError, match="V=1 views"):
         noncontrastive.dino(jnp.zeros((3, 1, 2)), jnp.ones((3, 1, 2)))
 
 

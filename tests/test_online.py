@@ -83,15 +83,8 @@ def test_settings():
     assert (made.capacity, made.size, made.updates) == (50, 32, 1)
     assert replay_lib.settings(10, 32).capacity == 200
     assert replay_lib.settings(10, 32, capacity=7, size=3)[:3] == (7, "reservoir", 3)
-    for wrong, said in (
-        ({"per_class": 2, "capacity": 3}, "capacity=3: set it or per_class=2"),
-        ({"updates": 0}, "updates=0: must be at least 1"),
-        ({"per_class": 0}, "per_class=0"),
-        ({"policy": "resevoir"}, "policy='resevoir': allowed are reservoir, "),
-        ({"augment": "some"}, "augment='some': allowed are none, replay, all"),
-    ):
-        with pytest.raises(ValueError, match=f"config.replay.{said}"):
-            replay_lib.settings(10, 32, **wrong)
+    with pytest.raises(ValueError, match="config.replay.capacity=3.*per_class=2"):
+        replay_lib.settings(10, 32, per_class=2, capacity=3)
 
 
 def test_heads():

@@ -320,9 +320,9 @@ def test_a_set_that_streams_trains_a_head_and_resumes(tmp_path):
 
 
 def test_rows_without_labels_and_wrong_options_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"config\.method\.head_lr=0\.0: must be abo"):
+    with pytest.raises(ValueError, match=r"config\.method\.head_lr=0\.0"):
         toy.job(tmp_path, **HEAD, **{"method.head_lr": 0.0})
-    with pytest.raises(ValueError, match=r"config\.method\.head_form='x': allowed"):
+    with pytest.raises(ValueError, match=r"config\.method\.head_form='x'"):
         toy.job(tmp_path, **{"method.head_form": "x"})
     monkeypatch.setitem(sources.SOURCES, "digits", toy.unlabelled)
     joint = {"scenario": {"name": "joint"}}

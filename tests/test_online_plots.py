@@ -57,14 +57,6 @@ def test_anytime_draws_means_bands_and_tasks(draw):
     assert names == ["ours", "peer"]
 
 
-def test_anytime_leaves_gaps_and_cuts_long_names(draw):
-    mean = np.array([0.5, np.nan, 0.7])
-    axes = draw(plots.anytime, {"$long" * 9: ([1, 2, 3], mean, None)}, [3])
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), 100 * mean)
-    (name,) = (text.get_text() for text in axes.get_legend().get_texts())
-    assert len(name) < 35 and r"\$" in name and shaded(axes) == []
-
-
 def test_steps_are_drawn_as_they_are(draw):
     steps = np.arange(1, 61)
     runs = {"er": (steps, np.sqrt(steps)), "er_ace": ([30], [2.5])}

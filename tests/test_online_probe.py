@@ -364,15 +364,15 @@ def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ValueError, match=r"replay\.measure\[0\]='drfit'.*drift"):
         replay_lib.settings(10, 8, measure=("drfit",))
     assert replay_lib.settings(10, 8, measure=["drift"]).measure == ("drift",)
-    with pytest.raises(ValueError, match=r"config\.replay\.measure='drift': must be"):
+    with pytest.raises(ValueError, match=r"config\.replay\.measure='drift'"):
         make({"name": "er"}, "drift")
-    with pytest.raises(ValueError, match="stores none; leave it out"):
+    with pytest.raises(ValueError, match=r"config\.replay\.measure="):
         make({"name": "finetune"}, ("drift",))
-    with pytest.raises(ValueError, match="'gradients' is for methods that descend"):
+    with pytest.raises(ValueError, match="'gradients'"):
         make({"name": "agem"}, ("gradients",))
     make({"name": "agem"}, ("drift",))
     joint = {"name": "aser", "form": "code", "keep": "policy", "per_class": 1}
-    with pytest.raises(ValueError, match="needs replayed rows to pass by themselves"):
+    with pytest.raises(ValueError, match=r"config\.replay\.measure.*'gradients'"):
         make(joint, ("gradients",))
 
 
@@ -384,5 +384,5 @@ def test_a_loss_that_taps_nothing_is_refused():
         f = probe.tap(params, params["head"]["weight"], None)
         return jnp.sum(f**2), None
 
-    with pytest.raises(ValueError, match="needs replayed rows to pass by themselves"):
+    with pytest.raises(ValueError, match=r"config\.replay\.measure.*'gradients'"):
         MEASURED.gradient(state_of(params), loss)

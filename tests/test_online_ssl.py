@@ -701,21 +701,16 @@ def test_no_two_views_share_a_key():
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"base": "dino"}, "method.base='dino': allowed are simclr"),
-        ({"base": "supcon"}, "method.base='supcon': allowed are"),
-        ({"regulariser": "ewc"}, "method.regulariser='ewc': allowed are none"),
-        ({"rows": "all", "regulariser": "cla_r"}, "rows='all': .*must be 'replay'"),
-        ({"remembers": False}, "remembers=False: regulariser='cassle'.*rows='all'"),
+        ({"base": "supcon"}, "method.base='supcon'"),
+        ({"rows": "all", "regulariser": "cla_r"}, "rows='all'"),
+        ({"remembers": False}, "remembers=False"),
         ({"remembers": False, "rows": "all", "regulariser": "cla_r"}, "remembers=F"),
-        ({"rows": "all", "regulariser": "der"}, "rows='all': .*'der'.*be 'replay'"),
+        ({"rows": "all", "regulariser": "der"}, "rows='all'"),
         (
             {"remembers": False, "regulariser": "der"},
-            "regulariser='der'.*replayed rows",
+            "regulariser='der'",
         ),
-        ({"remembers": False, "regulariser": "lump"}, "'lump'.*reads replayed rows"),
-        ({"mix": 0.0, "regulariser": "lump"}, r"method\.mix=0\.0"),
-        ({"teacher_ema": 1.5}, r"teacher_ema=1\.5"),
-        ({"snapshot_every": 0}, "snapshot_every=0"),
+        ({"remembers": False, "regulariser": "lump"}, "'lump'"),
     ],
 )
 def test_options_are_refused_by_name(changes, said):
@@ -726,12 +721,12 @@ def test_options_are_refused_by_name(changes, said):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"policy": "ring"}, "replay.policy='ring': reads labels.*min_redundancy"),
+        ({"policy": "ring"}, "replay.policy='ring'"),
         ({"policy": "task_ring"}, "replay.policy='task_ring'"),
         ({"policy": "class_balanced"}, "replay.policy='class_balanced'"),
-        ({"capacity": R}, f"replay.capacity={R}: must be above config.replay.size={R}"),
+        ({"capacity": R}, f"replay.capacity={R}"),
         ({"augment": "replay"}, "replay.augment='replay'"),
-        ({"measure": ("drift", "gradients")}, "replay.measure=.*leave it out"),
+        ({"measure": ("drift", "gradients")}, "replay.measure="),
         ({"statistics": "memory"}, "replay.statistics='memory'"),
     ],
 )
@@ -745,7 +740,7 @@ def test_memories_are_refused_by_name(changes, said):
     "changes, said",
     [
         ({"size": B + 1}, f"replay.size={B + 1}: .*'lump'.*config.batch_size={B}"),
-        ({"policy": "min_redundancy"}, "reads feature, used.*'lump'.*are reservoir, "),
+        ({"policy": "min_redundancy"}, "feature, used.*'lump'.*reservoir"),
     ],
 )
 def test_memories_that_lump_cannot_mix_with_are_refused(changes, said):
@@ -756,10 +751,10 @@ def test_memories_that_lump_cannot_mix_with_are_refused(changes, said):
 
 
 def test_batches_of_one_row_and_of_one_view_are_refused():
-    with pytest.raises(ValueError, match="batch_size=1: .*at least 2"):
+    with pytest.raises(ValueError, match="batch_size=1"):
         made("simsiam", "none", batch_size=1)
     method = made("simsiam", "none", augment=lambda key, x: twins.views_of(x)[:, :1])
-    with pytest.raises(ValueError, match="augment.views=1: online_ssl takes 2"):
+    with pytest.raises(ValueError, match="augment.views=1"):
         jax.eval_shape(method.step, begin(make("simsiam-none")), batch(0))
 
 
@@ -780,7 +775,7 @@ def test_a_queue_keeps_the_newest_rows_where_draws_and_batches_differ():
 def test_other_methods_store_no_features_to_compare(tmp_path):
     replay = toy.ONLINE["replay"] | {"policy": "min_redundancy"}
     changes = toy.ONLINE | {"method": {"name": "er"}, "replay": replay}
-    with pytest.raises(ValueError, match="policy='min_redundancy': reads feature.*er"):
+    with pytest.raises(ValueError, match="policy='min_redundancy'"):
         toy.job(tmp_path, **changes)
 
 

@@ -154,7 +154,7 @@ def test_small_files_are_decoded_once_and_large_ones_stream(tmp_path):
     config = own_images.config(own_images.of_path(str(tmp_path / "large")))
     assert set(config.data) == {"name", "path"}
     assert (config.augment.size, config.augment.resize) == (120, 120)
-    with pytest.raises(ValueError, match="there is nothing at this path"):
+    with pytest.raises(ValueError, match="/none'"):
         own_images.of_path(str(tmp_path / "none"))
 
 
@@ -178,7 +178,7 @@ def test_a_file_that_cannot_be_read_is_left_to_the_run(tmp_path):
     assert config.augment.size == 20
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "a.png").write_bytes(b"no image")
-    with pytest.raises(files.Unreadable, match=r"a\.png cannot be.*on_corrupt"):
+    with pytest.raises(files.Unreadable, match=r"a\.png.*on_corrupt"):
         own_images.config(own_images.of_path(str(tmp_path / "other")))
 
 
@@ -213,9 +213,9 @@ def test_the_config_file_takes_an_encoder_behind_the_folder(tmp_path):
     assert (digits.data.name, digits.encoder.name) == ("digits", "convnext")
     small = config_files.take("own_images", "debug,encoder=vit_tiny")
     assert (small.encoder.name, small.encoder.width) == ("vit", 16)
-    with pytest.raises(flags.Error, match="encoder='vit_smal': allowed are"):
+    with pytest.raises(flags.Error, match="encoder='vit_smal'"):
         config_files.take("own_images", f"{folder},encoder=vit_smal")
-    with pytest.raises(flags.Error, match="there is no encoder in it"):
+    with pytest.raises(flags.Error, match="encoder="):
         config_files.take("own_images", f"{folder},encoder={folder}")
 
 
@@ -242,5 +242,5 @@ def test_an_unknown_encoder_is_refused():
 
 
 def test_no_tasks_are_refused():
-    with pytest.raises(ValueError, match="num_tasks=0: must be at least 1"):
+    with pytest.raises(ValueError, match="num_tasks=0"):
         config_of(hold(8), num_tasks=0)

@@ -200,21 +200,21 @@ def test_errors_while_reading_without_workers():
     options = {**PLAN, "resident": False}
     with pytest.raises(ValueError, match="row 7 is bad"):
         list(prefetch.batches(source(lazy(bad_row=7)), **options, crop=CROP))
-    with pytest.raises(ValueError, match="images of differing size.*set a crop"):
+    with pytest.raises(ValueError, match="size.*crop"):
         list(prefetch.batches(source(lazy()), **options))
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"batch_size": 22}, "batch_size = 22: task 1 has only 21"),
+        ({"batch_size": 22}, "batch_size = 22.* 21"),
         ({"start": -1}, "start = -1"),
         ({"start": 16}, "start = 16, steps = 15"),
         ({"steps": 16}, "steps = 16.*<= 15"),
         ({"process_count": 3}, "batch_size = 4: process 0 of 3"),
         ({"process_index": 2, "process_count": 2}, "process 2 of 2"),
         ({"workers": -1}, "workers = -1"),
-        ({"views": 2}, "views = 2: needs a crop"),
+        ({"views": 2}, "views = 2"),
         ({"resident": True}, "resident = True"),
         ({"crop": prefetch.Crop(0)}, "crop.size = 0"),
         ({"crop": prefetch.Crop(8, scale=(0.5, 0.2))}, "crop.scale"),

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxcl import core, sharding
+from jaxcl import core
 from jaxcl.memory import queue
 from jaxcl.nets import chain, mlp, norm
 
@@ -38,15 +38,6 @@ def test_batches_of_two_sizes_overwrite_the_oldest_rows():
         bank, pointer = queue.enqueue(bank, pointer, rows, aligned=False)
     np.testing.assert_array_equal(np.sort(bank.ravel()), np.arange(3, 11))
     assert int(pointer) == 10 % 8
-
-
-@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
-def test_on_a_gpu_a_queue_lies_as_the_state_has_it(platform):
-    """Else a loop over steps may want its rows otherwise, and copies it in and out."""
-    given = jnp.zeros((2, 12, 3)), jnp.int32(0), jnp.zeros((2, 4, 3))
-    with sharding.for_elsewhere(platform=platform):
-        text = jax.jit(lambda *x: queue.enqueue(*x)).lower(*given).as_text()
-    assert ("@LayoutConstraint" in text) == (platform == "gpu")
 
 
 def test_a_batch_larger_than_the_queue_is_refused():

@@ -1,7 +1,6 @@
 """Several seeds: one after another, side by side, and what they say together."""
 
 import json
-import re
 
 import chex
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from helpers import toy
+from helpers import jaxprs, toy
 from jaxcl import core
 from jaxcl.config import build, command
 from jaxcl.data import stream
@@ -65,7 +64,7 @@ def test_one_after_another_each_is_a_run_of_its_own(apart, tmp_path):
 
 def test_rows_of_a_seeds_own_are_not_read_side_by_side(tmp_path, monkeypatch):
     changes = {"method": {"name": "cclis"}, "augment.views": 1, "seeds": 2}
-    with pytest.raises(ValueError, match="side_by_side=True: runs of cclis have"):
+    with pytest.raises(ValueError, match="side_by_side=True"):
         build.build(toy.config(**changes, side_by_side=True), tmp_path)
     monkeypatch.setattr(build.sharding, "on_cpu", lambda: False)
     assert not build.build(toy.config(**changes), tmp_path).side_by_side
@@ -91,9 +90,7 @@ def test_the_released_class_order_follows_the_seed(tmp_path, monkeypatch):
     monkeypatch.setattr(build.sharding, "on_cpu", lambda: False)
     found = build.build(toy.config(**changes, seeds=2), tmp_path / "seeds")
     assert not found.side_by_side
-    with pytest.raises(
-        ValueError, match="side_by_side=True.*cut the tasks by the seed"
-    ):
+    with pytest.raises(ValueError, match="side_by_side=True"):
         build.build(toy.config(**changes, seeds=2, side_by_side=True), tmp_path / "x")
     both = toy.config(**changes | fixed, seeds=2)
     assert build.build(both, tmp_path / "fixed").side_by_side
@@ -136,7 +133,7 @@ def test_all_ways_to_take_the_steps_of_seeds_agree(monkeypatch, tmp_path):
     """Two steps, after which the rounding has not grown; groups on GPUs alone."""
     work = build.build(toy.config(**RUNS, side_by_side=True), tmp_path)
     jobs = {seed: work.make(seed) for seed in work.seeds}
-    found, texts = [], []
+    found, groups, each = [], [], []
     monkeypatch.setattr(seeds, "_MAPPED", 1)
     ways = [
         ("gpu", False),
@@ -157,15 +154,21 @@ def test_all_ways_to_take_the_steps_of_seeds_agree(monkeypatch, tmp_path):
         feed.close()
         found.append(toy.leaves((state, metrics)))
         shapes = job.placed(made)
-        texts.append(str(jax.make_jaxpr(made.method.step)(*shapes)))
+        program = jax.make_jaxpr(made.method.step)(*shapes)
+        taken = [
+            equation.params
+            for equation in jaxprs.equations(program.jaxpr)
+            if equation.primitive.name == "conv_general_dilated"
+        ]
+        each.append(len(taken))
+        kinds = ("feature_group_count", "batch_group_count")
+        groups.append(sum(params[kind] == 2 for params in taken for kind in kinds))
     for other in found[1:]:
         chex.assert_trees_all_close(found[0], other, rtol=1e-4, atol=1e-5)
-    grouped = [len(re.findall("(feature|batch)_group_count=2", x)) for x in texts]
-    assert grouped[0] > 0 and not any(grouped[1:])
-    each = [text.count("conv_general_dilated[") for text in texts]
+    assert groups[0] > 0 and not any(groups[1:])
     # In a loop the convolutions are written once, apart for each of two seeds. Where
     # gradients are ours, that of the images is written, too; the compiler drops it.
-    assert each[0] == each[1] + 1 and each[2] == each[3] == 2 * each[0]
+    assert each[0] == each[1] and each[2] == each[3] == 2 * (each[0] + 1)
 
 
 @pytest.mark.slow
@@ -190,7 +193,7 @@ def test_more_seeds_may_follow_and_wrong_ones_are_refused(apart):
     assert more.seeds == (3, 4, 5)
     with pytest.raises(ValueError, match=r"config\.seeds=0"):
         build.build(toy.config(**{**RUNS, "seeds": 0}), workdir)
-    with pytest.raises(ValueError, match="differ in config.epochs"):
+    with pytest.raises(ValueError, match="config.epochs"):
         build.build(toy.config(**{**RUNS, "epochs": 2}), workdir)
 
 
@@ -227,7 +230,7 @@ def test_an_axis_of_seeds_is_taken_off_again():
 def test_a_config_without_an_encoder_is_completed_first(tmp_path, monkeypatch):
     judged = toy.config(checkpoint=str(tmp_path), seeds=2)
     del judged.encoder
-    with pytest.raises(ValueError, match="config.seeds: a checkpoint is judged once"):
+    with pytest.raises(ValueError, match="config.seeds"):
         build.build(judged, tmp_path)
     whole = toy.config(seeds=2, seed=3)
     theirs = whole.encoder.to_dict()

@@ -87,7 +87,7 @@ def test_what_is_no_file_is_written_in_place(tmp_path):
 def test_what_is_not_json_names_the_file(tmp_path, content):
     path = tmp_path / "x.json"
     path.write_bytes(content)
-    with pytest.raises(storage.NotJson, match=r"/x\.json: it is damaged: "):
+    with pytest.raises(storage.NotJson, match=r"/x\.json"):
         storage.read_json(path)
     with pytest.raises(FileNotFoundError):
         storage.read_json(tmp_path / "y.json")

@@ -50,7 +50,7 @@ def ends(workdir, **changes):
 
 def test_images_that_stream_train_resume_and_are_judged(folder, tmp_path):
     judges = {
-        "linear": {"epochs": 8, "batch_size": 16, "milestones": (), "augment": False},
+        "linear": {"epochs": 8, "batch_size": 16, "augment": False},
         "knn": {"k": 5},
     }
     changes = config(folder, evaluators=judges)

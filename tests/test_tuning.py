@@ -12,12 +12,12 @@ import pytest
 
 import jaxcl
 from helpers import config_files, toy, twins, two_view_losses
-from jaxcl import core, optim
+from jaxcl import optim
 from jaxcl.config import build, sections
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder
 from jaxcl.front import shown
-from jaxcl.methods.two_view import step as two_view
+from jaxcl.methods.two_view import strategies
 from jaxcl.nets import convnext, resnet, tuning, vit
 from jaxcl.run import finish, folder, job, transfer
 from jaxcl.update import command as update_command
@@ -230,18 +230,18 @@ def test_a_run_takes_the_word_and_refuses_another(tmp_path):
     [
         ({"layer_decay": 0.0}, {}, r"config\.tuning\.layer_decay=0\.0"),
         ({"lora_rank": -1}, {}, r"config\.tuning\.lora_rank=-1"),
-        ({"rank": 4}, {}, r"config\.tuning\.rank: no such option"),
-        ({"open_layers": 1}, {}, r"config\.tuning\.open_layers=1: is for adapters"),
-        ({"frozen_layers": 9}, {}, r"frozen_layers=9: the encoder has 4 layers"),
+        ({"rank": 4}, {}, r"config\.tuning\.rank"),
+        ({"open_layers": 1}, {}, r"config\.tuning\.open_layers=1"),
+        ({"frozen_layers": 9}, {}, r"frozen_layers=9"),
         (
             {"lora_rank": 2},
             {"name": "resnet", "width": 4},
-            "adapters are of Vision Tra",
+            "adapters",
         ),
         (
             {"frozen_layers": 1},
             {"name": "conv_net"},
-            "layers of config.encoder are not",
+            "config.encoder",
         ),
     ],
 )
@@ -328,44 +328,41 @@ def pixels(count=48):
 def test_a_begun_encoder_teaches_in_the_first_task(
     base, strategy, tmp_path, monkeypatch
 ):
-    """The first step's loss is the equation's, of the encoder as it came."""
-    params = leave(tmp_path / "enc")
+    """The first step's loss is the strategy's equation, not the base's alone."""
+    params, read, make = leave(tmp_path / "enc"), {}, strategies.STRATEGIES[strategy]
+
+    @functools.wraps(make)  # its options are those of its signature
+    def watched(**options):
+        plan = make(**options)
+
+        def loss(spec, features):
+            x = two_view_losses.of_library(features)
+            jax.debug.callback(lambda x: read.update(x=x), x)
+            return plan.loss(spec, features)
+
+        return plan._replace(loss=loss)
+
+    monkeypatch.setitem(strategies.STRATEGIES, strategy, watched)
     changes = {"method.base": base, "method.strategy": strategy}
     work = build.build(begun(tmp_path / "enc", **changes), tmp_path / "run")
     state = job.begin(work, job.initial_state(work), work.stream.tasks[0])
     chex.assert_trees_all_equal(state.extra.teacher["encoder"], params)
-    read = {}
-
-    def losses(setup, outputs, features, first):
-        def keep(features):
-            read["features"] = features
-
-        whole = features._replace(**outputs._asdict())
-        jax.debug.callback(keep, two_view_losses.of_library(whole))
-        read["setup"] = setup
-        return taught(setup, outputs, features, first)
-
-    taught = two_view._differentiate
-    monkeypatch.setattr(two_view, "_differentiate", losses)
     moved = state.replace(params=jax.tree.map(lambda x: 1.3 * x, state.params))
     after, metrics = jax.jit(work.method.step)(moved, pixels())
     jax.effects_barrier()
-    x, setup = jax.tree.map(np.asarray, read["features"]), read["setup"]
-    key = jax.random.split(core.step_key(moved), 5)[0]
-    views = setup.parts.augment(key, pixels()["image"])
-    teacher = {**state.params, "encoder": params}  # projector: as the run begins
-    rows = jax.jit(
-        lambda views: setup.networks.copied(teacher, state.stats, views, train=False)[0]
-    )
-    want = rows(views.reshape(-1, *views.shape[2:])).reshape(x.f.shape)
-    np.testing.assert_allclose(x.f, want, atol=1e-5)
+    x = jax.tree.map(np.asarray, read["x"])
     options = two_view_losses.Options(0.2, 0.2, weight=1.0)  # the bases' defaults
-    loss = {
+    found = {
         name: two_view_losses.loss(base, name, x, options)
         for name in (strategy, "finetune")
     }
-    assert abs(loss[strategy] - loss["finetune"]) > 1e-2
-    np.testing.assert_allclose(metrics["loss"], loss[strategy], rtol=1e-5)
+    assert abs(found[strategy] - found["finetune"]) > 1e-2
+    np.testing.assert_allclose(metrics["loss"], found[strategy], rtol=1e-5)
+    # The teacher is the encoder as it came: where nothing moved, it agrees.
+    jax.jit(work.method.step)(state, pixels())
+    jax.effects_barrier()
+    still = jax.tree.map(np.asarray, read["x"])
+    np.testing.assert_allclose(still.f, x.f, atol=1e-5)
     if base == "mocov2plus":  # the teacher's queue fills from the first step on
         queue = np.asarray(after.extra.strategy.rows)[:, :48]
         np.testing.assert_allclose(queue, twins.unit(x.f).swapaxes(0, 1), atol=1e-5)
@@ -421,9 +418,9 @@ def test_graphs_do_not_begin_with_an_encoder_of_images(tmp_path):
     [
         (
             {"data.channels": 3},
-            "its images have 1 channels, those of config.data have 3",
+            " 1 .*config.data.* 3",
         ),
-        ({"scenario.name": "after"}, "set it to a run directory"),
+        ({"scenario.name": "after"}, r"config\.start"),
         ({"encoder.name": "gcn"}, None),
     ],
 )
@@ -465,7 +462,7 @@ def test_a_damaged_folder_is_refused(tmp_path):
     leave(tmp_path / "enc")
     path = tmp_path / "enc" / folder.TENSORS
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(ValueError, match="its sha256 is"):
+    with pytest.raises(ValueError, match="sha256"):
         build.build(begun(tmp_path / "enc"), tmp_path / "run")
 
 

@@ -150,7 +150,7 @@ def test_one_row_has_none_to_be_compared_with(base):
     if base in ("mocov2plus", "byol", "simsiam", "dino"):
         assert two_view.make(one, base=base).step
     else:
-        with pytest.raises(ValueError, match=f"batch_size=1: base '{base}' compares"):
+        with pytest.raises(ValueError, match=f"batch_size=1.*'{base}'"):
             two_view.make(one, base=base)
 
 
@@ -159,7 +159,7 @@ def test_other_than_two_views_are_refused():
     options = taken("simclr", "finetune", OPTIONS)
     method = two_view.make(one_view, base="simclr", **options)
     state = jax.eval_shape(method.init, jax.random.key(0), batch(0))
-    with pytest.raises(ValueError, match=r"config\.augment\.views=1: two_view takes 2"):
+    with pytest.raises(ValueError, match=r"config\.augment\.views=1"):
         jax.eval_shape(method.step, state, batch(0))
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from helpers import eval_toy, memory_toy, toy
-from jaxcl import plots, sharding
+from jaxcl import sharding
 from jaxcl.augment import images as augment_images
 from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 from jaxcl.evals import head as head_lib
-from jaxcl.evals import linear, tsne
+from jaxcl.evals import tsne
 from jaxcl.methods import er, two_view
 from jaxcl.run import job
 
@@ -35,7 +35,7 @@ def test_probe_trains_on_the_task_and_what_it_replayed(reading):
     plain = eval_toy.dataset()
     parts = memory_toy.parts_of(data=eval_toy.dataset(streams=reading == "streamed"))
     options = OPTIONS | dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
-    evaluate = linear.make(parts, **options)
+    evaluate = eval_toy.probe(parts, **options)
     images = plain.train.images
     images = images if reading == "features" else images[:, :, ::-1]
     for task in (0, 1, 2):
@@ -76,7 +76,7 @@ def test_a_share_of_the_labels_is_a_share_of_the_visible_rows(monkeypatch):
 
     monkeypatch.setattr(head_lib, "resident_fit", fit)
     parts = memory_toy.parts_of()
-    linear.make(parts, augment=False, fraction=0.3, **OPTIONS)(
+    eval_toy.probe(parts, augment=False, fraction=0.3, **OPTIONS)(
         memory_toy.state_of(2), 2
     )
     train = eval_toy.dataset().train
@@ -86,7 +86,7 @@ def test_a_share_of_the_labels_is_a_share_of_the_visible_rows(monkeypatch):
 
 def test_domain_probes_see_the_visible_rows_of_their_domain():
     parts, train = memory_toy.parts_of("domain"), eval_toy.dataset().train
-    evaluate = linear.make(parts, augment=False, **OPTIONS)
+    evaluate = eval_toy.probe(parts, augment=False, **OPTIONS)
     rows = evaluate(memory_toy.state_of(1), 1).rows["domain_aware"]
     at = [row for row in visible_twin(parts, 1) if train.domain[row] == 0]
     there = [t in train.domain[visible_twin(parts, 1)] for t in range(3)]
@@ -156,7 +156,7 @@ def test_balanced_probe_descends_on_its_draws(augmented, counts):
     found = []
     for devices in counts:
         parts = memory_toy.parts_of(devices=devices)
-        evaluate = linear.make(parts, balanced=True, **options)
+        evaluate = eval_toy.probe(parts, balanced=True, **options)
         found.append(
             evaluate(sharding.replicate(memory_toy.state_of(task), parts.mesh), task)
         )
@@ -186,7 +186,7 @@ def test_balanced_probe_descends_on_its_draws(augmented, counts):
 
 def test_tasks_share_one_program(caplog):
     parts = memory_toy.parts_of()
-    evaluate = linear.make(parts, balanced=True, **OPTIONS | {"epochs": 1})
+    evaluate = eval_toy.probe(parts, balanced=True, **OPTIONS | {"epochs": 1})
     evaluate(memory_toy.state_of(0), 0)
     later = [memory_toy.state_of(1), memory_toy.state_of(2)]
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
@@ -218,7 +218,7 @@ def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
     data, state = eval_toy.dataset(), eval_toy.state_of(0)
     parts = eval_toy.parts_of(data=eval_toy.dataset(streams=streams))
     options = eval_toy.OPTIONS | {"scale": scale}
-    result = linear.make(parts, **options, **given)(state, 1)
+    result = eval_toy.probe(parts, **options, **given)(state, 1)
     view = augment_images.make(
         size=4,
         views=1,
@@ -257,39 +257,15 @@ def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
     np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "option, value, allowed",
-    [
-        ("train_on", "visibl", "='visibl': allowed are all, seen, visible; did you"),
-        ("jitter", (0.4, 0.4, 0.4), "=(0.4, 0.4, 0.4): must have 4 entries"),
-        ("jitter", (0.4, 0.4, 0.4, 0.6), "[3]=0.6: must be from 0 to 0.5"),
-        ("jitter", (-0.4, 0.4, 0.4, 0.1), "[0]=-0.4: must be at least 0"),
-        ("jitter_probability", 1.5, "=1.5: must be from 0 to 1"),
-        ("grayscale", -0.5, "=-0.5: must be from 0 to 1"),
-        ("blur", 1.5, "=1.5: must be from 0 to 1"),
-    ],
-)
-def test_errors_name_the_option(option, value, allowed):
-    with pytest.raises(ValueError) as error:
-        linear.make(memory_toy.parts_of(), **{option: value})
-    assert str(error.value).startswith(f"config.evaluators.linear.{option}")
-    assert allowed in str(error.value)
-
-
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError) as error:
-        linear.make(memory_toy.parts_of(replayed=None), train_on="visible")
+        eval_toy.probe(memory_toy.parts_of(replayed=None), train_on="visible")
     said = str(error.value)
-    assert said.startswith(
-        "config.evaluators.linear.train_on='visible': needs a method"
-    )
-    assert "cclis and co2l" in said and "'seen' or 'all'" in said
+    assert said.startswith("config.evaluators.linear.train_on='visible'")
     parts = memory_toy.parts_of(data=eval_toy.dataset(streams=True))
-    with pytest.raises(
-        ValueError, match=r"linear\.balanced=True: must be False for im"
-    ):
-        linear.make(parts, balanced=True)
-    linear.make(parts, balanced=True, augment=False)  # features are in memory
+    with pytest.raises(ValueError, match=r"linear\.augment=True"):
+        eval_toy.probe(parts, balanced=True)
+    eval_toy.probe(parts, balanced=True, augment=False)  # features are in memory
 
 
 # A run
@@ -449,13 +425,9 @@ def test_few_points_make_no_picture(tmp_path, drawn):
 
 
 def test_a_memory_is_needed_and_no_evaluation_split(tmp_path, drawn):
-    with pytest.raises(
-        ValueError, match=r"tsne\.show='memory': needs a method with a m"
-    ):
+    with pytest.raises(ValueError, match=r"tsne\.show='memory'"):
         tsne.make(memory_toy.parts_of(), directory=tmp_path, show="memory")
-    with pytest.raises(
-        ValueError, match=r"tsne\.show='memori': allowed are test, memo"
-    ):
+    with pytest.raises(ValueError, match=r"tsne\.show='memori'"):
         tsne.make(memory_toy.parts_of(), directory=tmp_path, show="memori")
     parts = memory_toy.remembered()
     parts = parts._replace(stream=parts.stream._replace(evaluation=None))
@@ -465,44 +437,5 @@ def test_a_memory_is_needed_and_no_evaluation_split(tmp_path, drawn):
     unknown = train._replace(label=np.where(train.label == 1, -1, train.label))
     data = parts.stream.dataset._replace(train=unknown)
     parts = parts._replace(stream=parts.stream._replace(dataset=data))
-    with pytest.raises(ValueError, match="tsne: needs a label for every row"):
+    with pytest.raises(ValueError, match="tsne.*label"):
         tsne.make(parts, directory=tmp_path, show="memory")
-
-
-@pytest.mark.parametrize("classes", [3, 30])
-def test_panels_share_their_points(classes, tmp_path, figures):
-    rng = np.random.default_rng(0)
-    points, labels = rng.normal(size=(90, 2)), np.arange(90) % classes
-    pale = np.arange(90) < 60
-    marks = {"left": ~pale, "right": pale & (labels == 1)}
-    names = ("a", "b$", "c")
-    plots.marked(
-        points, labels, pale, marks, tmp_path / "x.png", title="t", class_names=names
-    )
-    figure = figures[0]
-    panels = figure.axes[:2]
-    assert [axes.get_title() for axes in panels] == ["left", "right"]
-    assert panels[0].get_xlim() == panels[1].get_xlim()
-    colours = []
-    for axes, chosen in zip(panels, marks.values(), strict=True):
-        groups = axes.collections
-        soft, strong = np.split(np.array(groups, object), 2)
-        for dots, shown in ((soft, pale), (strong, chosen)):
-            there = np.concatenate([d.get_offsets() for d in dots])
-            want = points[shown]
-            assert {*map(tuple, np.asarray(there))} == {*map(tuple, want)}
-        assert soft[0].get_alpha() < 0.5 and strong[0].get_alpha() is None
-        assert strong[0].get_linewidths()[0] == 1.0
-        assert strong[0].get_sizes()[0] > soft[0].get_sizes()[0]
-        colours.append(
-            [d.get_clim() for d in groups]
-            if classes > 20
-            else [tuple(d.get_facecolor()[0][:3]) for d in groups]
-        )
-    if classes > 20:
-        assert set(colours[0] + colours[1]) == {(0, 29)} and len(figure.axes) == 3
-    else:
-        assert colours[0] == colours[1] and colours[0][:3] == colours[0][3:]
-        legend = panels[1].get_legend()
-        assert [x.get_text() for x in legend.get_texts()] == ["a", r"b\$", "c"]
-        assert all(h.get_alpha() is None for h in legend.legend_handles)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxcl import schema, sharding
+from jaxcl import schema
 from jaxcl.augment import crops
 
 _ORDERS = np.array(list(itertools.permutations(range(4))))  # i32[24, 4]
@@ -82,8 +82,7 @@ def _jitter(key, planes, strength, applied=True):
     (contrast) or the gray image (saturation), then a turn of the hue. An operation that
     is not due has factor 1 or turn 0. Branches would not help, since vmap runs them
     all. The slots are a scan: if unrolled, XLA fuses them into kernels that compute
-    shared terms many times (600x slower on a CPU). On a GPU the turns of a loop are
-    kernels of their own, so there they are written out, each on its own.
+    shared terms many times (600x slower on a CPU).
     """
     u = jax.random.uniform(key, (5,))
     neutral = np.float32([1, 1, 1, 0])
@@ -94,10 +93,8 @@ def _jitter(key, planes, strength, applied=True):
     due = order[:, None] == jnp.arange(4)  # bool[slot, operation]
     factor = jnp.where(due[:, 3], 1.0, jnp.sum(due * value, axis=1))
     turn = jnp.where(due[:, 3], value[3], 0.0)
-    apart = sharding.platform() == "gpu"
 
     def slot(planes, now):
-        planes = jax.lax.optimization_barrier(planes) if apart else planes
         factor, contrast, saturation, turn = now
         gray = _gray(planes)
         other = jnp.where(contrast, gray.mean(), jnp.where(saturation, gray, 0.0))
@@ -105,7 +102,7 @@ def _jitter(key, planes, strength, applied=True):
         return _hue(planes, turn) if strength[3] else planes, None
 
     slots = factor, due[:, 1], due[:, 2], turn
-    return jax.lax.scan(slot, list(planes), slots, unroll=apart)[0]
+    return jax.lax.scan(slot, list(planes), slots)[0]
 
 
 def _blurring(sigma, *, extent, radius):
@@ -296,33 +293,17 @@ def make(
         flip=flip,
     )
 
-    def at_once(keys, images, change):
-        """`change` of all views, for each its images f32[B,h,w,C] and draws."""
-        view_keys = jax.vmap(jax.random.fold_in, (0, None))
-        view_keys = jax.vmap(view_keys, (None, 0), 1)(keys, jnp.arange(views))
-        of_image = jax.vmap(change, (0, None if images.ndim == 4 else 0))
-        found = jax.vmap(of_image)(view_keys, images)
-        return [jax.tree.map(lambda x, i=i: x[:, i], found) for i in range(views)]
-
-    def each(keys, images, change):
-        """The same, one view after another."""
-        for view in range(views):
-            view_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, view)
-            image = images if images.ndim == 4 else images[:, view]
-            yield jax.vmap(change)(view_keys, image)
-
     def augment(key, images):
         cut = images.ndim == 4 and crop
         mend = "; or config.augment.crop=True" if images.ndim == 4 else ""
         _check_images(images, None if cut else size, mean, views, mend=mend)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(images)))
-        change = functools.partial(first, box=box if cut else None)
-        # A GPU has fewer kernels, each for more; elsewhere it would be no faster.
-        of_views = at_once if sharding.platform() == "gpu" else each
-        out = [
-            jax.vmap(functools.partial(rest, view=view))(*taken)
-            for view, taken in enumerate(of_views(keys, images, change))
-        ]
+        change, out = functools.partial(first, box=box if cut else None), []
+        for view in range(views):
+            view_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, view)
+            image = images if images.ndim == 4 else images[:, view]
+            changed = jax.vmap(change)(view_keys, image)
+            out.append(jax.vmap(functools.partial(rest, view=view))(*changed))
         return normalize(jnp.stack(out, axis=1), mean, std).astype(dtype)
 
     return augment

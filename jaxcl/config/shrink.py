@@ -59,7 +59,7 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         config.schedule.warmup_epochs = 0
     for name, section in config.evaluators.items():
         if section.get("name", name) == "linear":
-            section.update(epochs=3, milestones=(2,), augment=False)
+            section.update(epochs=3, augment=False)
         if section.get("name", name) == "filtering":
             section.update(size=32, batch_size=16)
         if section.get("name", name) == "objective":

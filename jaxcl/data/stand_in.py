@@ -1,11 +1,15 @@
 """A set of blank images, to compile programs for a set that is not at hand."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxcl.data import stream
+from jaxcl.data import files, sources, stream
+
+ROWS_PER_CLASS = 1000  # where nothing tells the number of rows
+# Last part of a path -> classes and train rows of the set that usually lies there.
+KNOWN = {"cifar10": (10, 50_000), "cifar100": (100, 50_000), "mnist": (10, 60_000)}
 
 
 class _Blank(NamedTuple):
@@ -55,3 +59,66 @@ def dataset(
     others = [f"class {i}" for i in range(len(class_names), classes)]
     names = (*class_names, *others)
     return stream.Dataset("stand-in", names, tuple(domain_names), split, split, split)
+
+
+def of_sections(
+    data: Mapping,
+    scenario: Mapping,
+    augment: Mapping,
+    *,
+    classes: int | None = None,
+    rows: int | None = None,
+) -> stream.Dataset | None:
+    """Make a blank set in place of the one that a config names.
+
+    Args:
+      data, scenario, augment: sections of the config.
+      classes, rows: of the train split; None: as the sections tell.
+
+    Returns:
+      The set; None if the one of the config needs no files.
+
+    Raises:
+      ValueError: a set of graphs, or an unknown number of classes.
+    """
+    name = data.get("name")
+    if name in sources.MADE:
+        return None
+    if name == "graphs":
+        raise ValueError(
+            "config.data.name='graphs': no blank graphs can stand in for a set; must "
+            "be a set of images, or 'rings_and_trees'"
+        )
+    place = str(data.get("path")).rstrip("/").rpartition("/")[2]
+    known = (*KNOWN.get(place, (None, None)), None)
+    count, known_rows, side = sources.SIZES.get(name, known)
+    names = _names(scenario.get("classes"), scenario.get("class_order"))
+    if data.get("classes") is not None:
+        names, known_rows = files.class_list(data["classes"]), None
+        count = len(names)
+    classes = classes or count or len(names)
+    if not classes:
+        raise ValueError(
+            f"--classes: missing, and config.data.name={name!r} does not tell how many "
+            "there are"
+        )
+    domains = _names(data.get("domains"), data.get("domain_names"))
+    domains = domains or _names(scenario.get("domain_order")) or ("all",)
+    inside = data.get("resident")
+    return dataset(
+        classes=classes,
+        rows=rows or known_rows or ROWS_PER_CLASS * classes * len(domains),
+        pixels=data.get("size") or side or augment["size"],
+        channels=len(augment["mean"]),
+        class_names=names[:classes],
+        domain_names=domains,
+        in_memory=name in sources.IN_MEMORY if inside is None else inside,
+    )
+
+
+def _names(*options) -> tuple[str, ...]:
+    """The first option that is a list of names, () if none is."""
+    for option in options:
+        if not isinstance(option, str | None) and isinstance(option[0], str):
+            return tuple(option)
+    return ()

@@ -9,13 +9,10 @@ acts on its bias, as in PyTorch's SGD. An epoch drops its incomplete last batch;
 smaller than a batch is one batch, masked (in memory) or with repeated rows (streaming).
 Order, augmentation and start depend on (seed, task, epoch) alone.
 
-The class-balanced probe of Co2L (Cha et al., ICCV 2021) and CCLIS (Li et al., AAAI
-2024), class- and task-incremental, is train_on="visible", balanced=True, their
-learning rate, milestones=(60, 75, 90), factor=0.2 and the training's augmentation.
-
-The probe of DUEL (Choi et al., AAAI 2024, appendix E) is optimizer="adam", lr=1e-3,
-weight_decay=1e-6, without milestones; on ImageNet-LT milestones=(10, 20, ..., 90) and
-factor=0.5. The paper names no augmentation of the probe's images.
+`PRESETS` names the protocols: this one, "cassle"; "cclis", the class-balanced probe of
+Co2L (Cha et al., ICCV 2021) and CCLIS (Li et al., AAAI 2024), class- and
+task-incremental; "duel", of DUEL (Choi et al., AAAI 2024, appendix E), which names no
+augmentation of the probe's images, and "duel_longtail", its probe on ImageNet-LT.
 
 Departures: after each task one layer learns from every class ("all", as the released
 code does; the papers' text says the classes seen so far: train_on="seen").
@@ -317,79 +314,142 @@ def _evaluator(parts, probe, rule, train_on, share) -> Callable:
     return evaluate
 
 
-def _check(parts, rule, train_on, use_augment, balanced):
+class Settings(NamedTuple):
+    """All that a probe follows; the defaults are the preset "cassle"."""
+
+    epochs: int = 100
+    batch_size: int = 256
+    lr: float = 0.1
+    lrs: tuple[float, ...] = ()  # to choose from on a cut; (): `lr` is fixed
+    held_out: float = 0.1  # share of the labelled train rows in that cut
+    momentum: float = 0.9  # of SGD
+    weight_decay: float = 0.0  # joins the gradient
+    milestones: tuple[int, ...] = (60, 80)  # epochs, from 0, that multiply the rate
+    factor: float = 0.1  # by this
+    optimizer: head_lib.Optimizer = "sgd"
+    train_on: str = "all"
+    augment: bool = True
+    scale: tuple[float, float] = (0.08, 1.0)  # share of the area of a crop
+    flip: float = 0.5
+    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
+    jitter_probability: float = 0.0
+    grayscale: float = 0.0
+    blur: float = 0.0
+    balanced: bool = False  # draw with replacement, by `head.class_uniform`
+    normalize_features: bool = False
+    fraction: float = 1.0
+    fraction_seed: int = 0  # of the draws of `fraction` and of the cut
+
+
+_DUEL = {"optimizer": "adam", "lr": 1e-3, "weight_decay": 1e-6, "augment": False}
+# Preset -> its settings; milestones as shares of the epochs.
+PRESETS: dict[str, dict[str, Any]] = {
+    "cassle": {"milestones": (0.6, 0.8)},
+    "cclis": {
+        "train_on": "visible",
+        "balanced": True,
+        "milestones": (0.6, 0.75, 0.9),
+        "factor": 0.2,
+        "scale": (0.2, 1.0),
+        "jitter_probability": 0.8,
+        "grayscale": 0.2,
+    },
+    "duel": _DUEL | {"milestones": ()},
+    "duel_longtail": _DUEL
+    | {"milestones": tuple(tenth / 10 for tenth in range(1, 10)), "factor": 0.5},
+}
+
+
+def _check(parts, settings: Settings):
     """Refuse options that do not go together, or with the data."""
-    if train_on == "visible" and parts.replayed is None:
+    if settings.train_on == "visible" and parts.replayed is None:
         raise ValueError(
             "config.evaluators.linear.train_on='visible': needs a method that says "
             "which rows it replayed, as cclis and co2l do; use one of these, or choose "
             "'seen' or 'all'"
         )
-    if use_augment and parts.stream.dataset.train.images is None:
-        allowed = "False for images that stream, or augment=False"
-        features_lib.require("linear.balanced", balanced, not balanced, allowed)
-        divides = rule.batch_size % parts.mesh.size == 0
-        allowed = f"a multiple of the {parts.mesh.size} devices for images that stream"
-        features_lib.require("linear.batch_size", rule.batch_size, divides, allowed)
+    if settings.augment and parts.stream.dataset.train.images is None:
+        allowed = "False for images that stream and are drawn class by class"
+        features_lib.require("linear.augment", True, not settings.balanced, allowed)
+        size, devices = settings.batch_size, parts.mesh.size
+        allowed = f"a multiple of the {devices} devices for images that stream"
+        features_lib.require("linear.batch_size", size, size % devices == 0, allowed)
+    low, high = settings.scale
+    allowed = "(low, high) with low <= high"
+    features_lib.require("linear.scale", settings.scale, low <= high, allowed)
+    features_lib.check_labels(parts, "linear")
 
 
 @schema.checked("config.evaluators.linear")
 def make(
     parts: core.EvalParts,
     *,
+    preset: Literal["cassle", "cclis", "duel", "duel_longtail"] = "cassle",
     epochs: schema.Count = 100,
     batch_size: schema.Count = 256,
-    lr: schema.Positive = 0.1,
+    lr: schema.Positive | None = None,
     lrs: Annotated[tuple[schema.Positive, ...], schema.Entries(0, once=True)] = (),
-    held_out: Annotated[float, schema.Range(above=0, below=1)] = 0.1,
     momentum: schema.Momentum = 0.9,
-    weight_decay: schema.Weight = 0.0,
-    milestones: tuple[schema.Count, ...] = (60, 80),
-    factor: schema.Positive = 0.1,
-    optimizer: head_lib.Optimizer = "sgd",
-    train_on: Literal["all", "seen", "visible"] = "all",
-    augment: bool = True,
-    scale: crops.Scale = (0.08, 1.0),
-    flip: schema.Share = 0.5,
-    jitter: augment_images.Jitter = (0.4, 0.4, 0.4, 0.1),
-    jitter_probability: schema.Share = 0.0,
-    grayscale: schema.Share = 0.0,
-    blur: schema.Share = 0.0,
-    balanced: bool = False,
+    train_on: Literal["all", "seen", "visible"] | None = None,
+    augment: bool | None = None,
+    scale: crops.Scale | None = None,
+    blur: schema.Share | None = None,
     normalize_features: bool = False,
     fraction: Annotated[float, schema.Range(above=0, most=1)] = 1.0,
-    fraction_seed: schema.Natural = 0,
 ) -> Callable:
     """Linear evaluation after a task.
 
     Args:
       parts: what every evaluator is given.
-      epochs, batch_size: of the probe's training.
-      lr, weight_decay: of the optimiser.
-      milestones, factor: at each of these epochs, from 0, lr is multiplied by it.
+      preset: a protocol, see `PRESETS`: optimizer, decay, schedule, draw of the rows,
+        augmentation, and the values of the options that are None.
+      epochs, batch_size: of the probe's training. The rate falls after the preset's
+        shares of the epochs.
+      lr: learning rate; None: 1e-3 for "duel" and "duel_longtail", else 0.1.
       lrs: rates to choose from, in place of `lr`. Each rate is fitted to the train rows
-        outside the cut; the rate with the best accuracy on the cut is then fitted to
-        all train rows. Evaluation rows choose nothing. (): `lr` is fixed.
-      held_out: share of the labelled train rows of every class in that cut, drawn by
-        `fraction_seed`.
+        outside a cut of a tenth; the rate with the best accuracy on the cut is then
+        fitted to all train rows. Evaluation rows choose nothing. (): `lr` is fixed.
       momentum: for SGD only.
-      optimizer: "sgd", or "adam" with PyTorch's moments (0.9, 0.999; eps 1e-8). Both
-        add the weight decay to the gradient.
       train_on: "all" train rows after every task, those of the tasks "seen", or the
         "visible" ones: those of the present task and those that it replayed, each once.
-      augment: every epoch draws new random resized crops, flips and the changes below;
-        False embeds each train image once, without augmentation.
-      scale: share of the area that a crop has.
-      flip: probability.
-      jitter, jitter_probability, grayscale, blur: see `augment.make`; the last three
-        are probabilities, 0 is off.
-      balanced: an epoch draws as many rows as there are, with replacement, by
-        `head.class_uniform`; for images that stream only with augment=False.
+        None: "visible" for "cclis", else "all".
+      augment: every epoch draws new random resized crops, flips and the preset's
+        colours; False embeds each train image once, without augmentation. None: False
+        for "duel" and "duel_longtail", else True.
+      scale: share of the area that a crop has; None: from 0.2 for "cclis", else from
+        0.08, to 1.
+      blur: its probability, see `augment.make`; None: 0.
       normalize_features: to length 1.
       fraction: the share of the train rows that has labels (1.0: all), see
         `features.stratified`; the probe trains on these alone. They do not depend on
         the run's seed or the task, and a larger share contains a smaller one.
-      fraction_seed: of that draw.
+
+    Returns:
+      `evaluator` of these settings.
+
+    Raises:
+      ValueError: an option out of its range; no evaluation split; no labels;
+        "visible" of a method that does not say what it replayed.
+    """
+    given = {"lr": lr, "train_on": train_on, "augment": augment}
+    given |= {"scale": scale, "blur": blur}
+    chosen = PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
+    shares = chosen["milestones"]
+    chosen |= {"milestones": tuple(round(share * epochs) for share in shares)}
+    settings = Settings(
+        epochs=epochs,
+        batch_size=batch_size,
+        lrs=tuple(lrs),
+        momentum=momentum,
+        normalize_features=normalize_features,
+        fraction=fraction,
+        **chosen,
+    )
+    return evaluator(parts, settings)
+
+
+def evaluator(parts: core.EvalParts, settings: Settings) -> Callable:
+    """Build the evaluator of a probe.
 
     Returns:
       evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without test
@@ -401,39 +461,18 @@ def make(
       "accuracy" on all evaluation rows, "train_loss" of the last epoch, with `lrs` the
       "lr" that was chosen, "seconds". It warns of a fit that is not finite, and of a
       train loss above log C.
-
-    Raises:
-      ValueError: an option out of its range; no evaluation split; no labels;
-        "visible" of a method that does not say what it replayed.
     """
-    look = {
-        "scale": tuple(scale),
-        "jitter": tuple(jitter),
-        "flip": float(flip),
-        "jitter_probability": float(jitter_probability),
-        "grayscale": float(grayscale),
-        "blur": float(blur),
-    }
-    rule = head_lib.Rule(
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        milestones=tuple(milestones),
-        factor=factor,
-        optimizer=optimizer,
-    )
-    _check(parts, rule, train_on, augment, balanced)
-    rising = scale[0] <= scale[1]
-    features_lib.require("linear.scale", scale, rising, "(low, high) with low <= high")
-    features_lib.check_labels(parts, "linear")
-    fitting = _fitting(parts, rule, augment, look, normalize_features, balanced)
-    share = features_lib.stratified(
-        parts.stream.dataset.train, fraction=fraction, seed=fraction_seed
-    )
+    _check(parts, settings)
+    names = ("jitter", "flip", "jitter_probability", "grayscale", "blur")
+    look = {name: getattr(settings, name) for name in names}
+    look["scale"] = tuple(settings.scale)
+    rule = head_lib.Rule(**{x: getattr(settings, x) for x in head_lib.Rule._fields})
+    unit, seed = settings.normalize_features, settings.fraction_seed
+    fitting = _fitting(parts, rule, settings.augment, look, unit, settings.balanced)
+    train = parts.stream.dataset.train
+    share = features_lib.stratified(train, fraction=settings.fraction, seed=seed)
     choice = None
-    if lrs:
-        choice = _choice(parts, normalize_features, lrs, held_out, share, fraction_seed)
-    probe = _probe(parts, train_on, normalize_features, choice, *fitting)
-    return _evaluator(parts, probe, rule, train_on, share)
+    if settings.lrs:
+        choice = _choice(parts, unit, settings.lrs, settings.held_out, share, seed)
+    probe = _probe(parts, settings.train_on, unit, choice, *fitting)
+    return _evaluator(parts, probe, rule, settings.train_on, share)

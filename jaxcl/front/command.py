@@ -15,21 +15,19 @@ _RUNS = {
     "export": ("jaxcl.export", "write the encoder of a run to a folder"),
     "data": ("jaxcl.data.fetch", "get a well-known set of images"),
     "report": ("jaxcl.report", "one HTML page about any runs"),
-    "compare": ("jaxcl.compare", "runs side by side, as a table and a picture"),
-    "scaling": ("jaxcl.scaling", "how a run would scale to more devices"),
-    "reproduce": ("jaxcl.reproduce", "a published number, and ours beside it"),
-    "leaderboard": (
-        "jaxcl.leaderboard",
-        "every method at equal budgets, cost beside it",
-    ),
-    "speedup": ("jaxcl.speedup", "how much sooner runs converge than a baseline"),
+    "estimate": ("jaxcl.estimate", "memory and least time of a step, on any chip"),
 }
 # word -> (module with `main`, what it does)
 _TELLS = {
     "list": ("jaxcl.front.listing", "methods, bases, encoders, data, configs ..."),
     "show": ("jaxcl.front.shown", "every option of a config, and what it means"),
+    "compare": ("jaxcl.report.compare", "runs side by side, as a table and a picture"),
+    "speedup": (
+        "jaxcl.report.speedup",
+        "how much sooner runs converge than a baseline",
+    ),
 }
-_TAKES_A_CONFIG = ("train", "scaling", "show")
+_TAKES_A_CONFIG = ("train", "estimate", "show")
 
 
 def usage() -> str:

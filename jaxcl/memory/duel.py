@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, sharding
-from jaxcl.memory import buffer, duel_rounds
+from jaxcl.memory import buffer
 
 Score = Literal["affine", "exponential"]
 _SCORES = get_args(Score)
@@ -173,7 +173,6 @@ def select(
     incoming_mask: jax.Array | None = None,
     newcomer_competes: bool = False,
     split: bool = False,
-    kernel: bool = False,
 ) -> jax.Array:
     """The rows of [memory; incoming] that the memory holds after the batch (DUEL).
 
@@ -190,9 +189,8 @@ def select(
     The exponential score has no such form: every round looks at all rows, after a first
     pass over all pairs. No array is larger than the inputs.
 
-    On accelerators every round looks at all rows, which takes fewer kernels; with
-    `kernel` all rounds are one, by the products of all pairs. Where two rows tie but
-    for rounding, either may go.
+    On accelerators every round looks at all rows, which takes fewer kernels. Where two
+    rows tie but for rounding, either may go.
 
     Args:
       memory: f32[K, Z], unit rows.
@@ -206,9 +204,6 @@ def select(
         (Algorithm 1).
       split: whether `memory` is split over devices on axis 0. Then accelerators, too,
         look at windows: a round over all rows would send messages.
-      kernel: whether accelerators play all rounds in one kernel, where [memory;
-        incoming] has up to `duel_rounds.MOST` rows. The call must then be a device's
-        own, as in `sharding.on_each`: the compiler splits no kernel over devices.
 
     Returns:
       bool[K+B], at most K of them True.
@@ -233,11 +228,8 @@ def select(
     options = dict(ahead=ahead, score=score, temperature=temperature)
     played = functools.partial(_in_windows, **options)
     if not (sharding.on_cpu() or split):
-        forms = dict.fromkeys(("cuda", "rocm", "tpu"), _over_all)
-        if kernel and len(present) <= duel_rounds.MOST:
-            for platform, form in (("cuda", "gpu"), ("tpu", "tpu")):
-                forms[platform] = functools.partial(_in_one_kernel, form=form)
-        forms = {name: functools.partial(x, **options) for name, x in forms.items()}
+        over_all = functools.partial(_over_all, **options)
+        forms = dict.fromkeys(("cuda", "rocm", "tpu"), over_all)
         played = functools.partial(jax.lax.platform_dependent, default=played, **forms)
     keep = played(memory, incoming, present, room, count)
     if incoming_mask is None:
@@ -259,36 +251,33 @@ def _over_all(memory, incoming, present, room, count, *, ahead, score, temperatu
     """The rounds over all rows, as many as there are rows to come."""
     limits = room, count, ahead
     if score == "affine":
-        return duel_rounds.in_turn(memory, incoming, present, limits)
+        return _affine_over_all(memory, incoming, present, limits)
     return _select_exponential(memory, incoming, present, limits, temperature)
 
 
-def _in_one_kernel(
-    memory,
-    incoming,
-    present,
-    room,
-    count,
-    *,
-    ahead,
-    form,
-    interpret=False,
-    **options,
-):
-    """The rounds in one kernel of a chip, by the scores of all pairs."""
+def _affine_over_all(memory, incoming, present, limits):
+    """Play the rounds with the affine score, each over all rows.
+
+    A GPU's host reads back whether a loop of unknown length goes on, so their number is
+    known. Scores are computed anew in every round: no rounding piles up in them.
+    """
     rows = jnp.concatenate([memory, incoming])
-    alike = _dot(rows, rows.T)
-    if options["score"] != "affine":  # which ranks rows as their products do
-        alike = similarity(alike, **options)
-    return duel_rounds.in_one_kernel(
-        alike,
-        _dot(alike, present.astype(alike.dtype)),
-        present,
-        (room, count, ahead),
-        capacity=len(memory),
-        form=form,
-        interpret=interpret,
-    )
+    capacity, (first, end, ahead) = len(memory), limits
+
+    def play(round, carry):
+        present, total = carry
+        # Not a product of XLA's: the sum fuses with the mask, in full float32.
+        scores = jnp.sum(rows * total, axis=1)
+        worst = jnp.argmax(jnp.where(present, scores, -jnp.inf))
+        joins = capacity + round + ahead
+        gain = rows[jnp.minimum(joins, len(rows) - 1)] - rows[worst]
+        order = jnp.arange(len(rows))
+        after = (present & (order != worst)) | (order == joins)
+        plays = (first <= round) & (round < end)
+        return jnp.where(plays, after, present), jnp.where(plays, total + gain, total)
+
+    total = jnp.sum(jnp.where(present[:, None], rows, 0), axis=0)
+    return jax.lax.fori_loop(0, len(incoming), play, (present, total))[0]
 
 
 def _dot(a, b):

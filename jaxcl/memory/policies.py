@@ -12,6 +12,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxcl import schema
 from jaxcl.memory import buffer as buffer_lib
 from jaxcl.memory import diversity, redundancy
 from jaxcl.memory import duel as duel_lib
@@ -538,3 +539,12 @@ POLICIES = {
     "loss_aware_reservoir": Policy(_loss_aware_reservoir, reads=("loss", "draws")),
     "gss": Policy(_gss, reads=("score",)),
 }
+
+
+def get(name: str) -> Policy:
+    """Look up a policy of `POLICIES`, or have a module of your own make it.
+
+    Raises:
+      ValueError: naming config.replay.policy and what is allowed.
+    """
+    return schema.made(POLICIES, name, "config.replay.policy")

@@ -2,9 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Layout, with_layout_constraint
-
-from jaxcl import sharding
 
 
 def enqueue(
@@ -41,11 +38,6 @@ def enqueue(
         old = jax.lax.dynamic_slice_in_dim(queue, pointer, count, axis=1)
         rows = jnp.where(active, rows, old)
         queue = jax.lax.dynamic_update_slice_in_dim(queue, rows, pointer, axis=1)
-        if sharding.platform() == "gpu":
-            # Rows that come transposed would have it their way through the whole loop
-            # over a call's steps, and the queue be copied before it and after.
-            layout = Layout(major_to_minor=tuple(range(queue.ndim)))
-            queue = with_layout_constraint(queue, layout)
     else:
         slots = (pointer + jnp.arange(count)) % size
         rows = jnp.where(active, rows, queue[:, slots])

@@ -97,7 +97,7 @@ def start(
     policy: str, num_classes: int, num_tasks: int, *, mesh: jax.sharding.Mesh
 ) -> Kept:
     """Start the counts that a policy keeps."""
-    begin = policies.POLICIES[policy].start
+    begin = policies.get(policy).start
     return _on_each(mesh, lambda: _kept(begin(num_classes, num_tasks)))
 
 
@@ -129,7 +129,7 @@ def choose(
 
     def local(memory, kept, items, mask, key):
         own = jax.tree.map(lambda x: x[0], kept.each)
-        slots, own = policies.POLICIES[policy].choose(
+        slots, own = policies.get(policy).choose(
             _whole(memory), own, _own_key(key, mesh), items, mask
         )
         return slots, _kept(own)
@@ -203,8 +203,8 @@ def sample(
 # A memory that every device holds whole.
 WHOLE = Memory(
     create=buffer.create,
-    start=lambda policy, *of: policies.POLICIES[policy].start(*of),
-    choose=lambda policy, *of: policies.POLICIES[policy].choose(*of),
+    start=lambda policy, *of: policies.get(policy).start(*of),
+    choose=lambda policy, *of: policies.get(policy).choose(*of),
     write=buffer.write,
     sample=buffer.sample,
     on_each_device=lambda function, *trees: function(*trees),

@@ -24,7 +24,6 @@ import jax.numpy as jnp
 from jaxcl import core, schema
 from jaxcl.losses import prototype
 from jaxcl.methods import rehearsal
-from jaxcl.nets import cast
 
 _CHUNK = 256  # images that are scored at a time
 
@@ -109,22 +108,21 @@ class _Settings(NamedTuple):
     prototype_rate: float
 
 
-def _step(parts, net, settings, state, batch, kernels=None):
+def _step(parts, net, settings, state, batch):
     state = state.replace(params=_on_the_sphere(state.params))
-    read = cast.read(state, kernels)
     images = parts.augment(core.step_key(state), batch["image"])
     core.check_views(images, 1, "cclis")
     images = images[:, 0]
     teacher_z = None
     if settings.weight:
-        teacher_z = rehearsal.teach(net, read, images, train=False)
+        teacher_z = rehearsal.teach(net, state, images, train=False)
 
     def loss(params):
         z, stats = net(params, state.stats, images, train=True)
         return _loss(settings, state, batch, params, z, teacher_z), stats
 
     shares = {"prototypes": settings.prototype_rate}
-    state, stats, metrics = core.descend(parts, state, loss, shares, at=read.params)
+    state, stats, metrics = core.descend(parts, state, loss, shares)
     return state.replace(stats=stats), metrics
 
 

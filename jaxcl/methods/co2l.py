@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from jaxcl import core, schema
 from jaxcl.losses import contrastive, prototype
 from jaxcl.methods import rehearsal
-from jaxcl.nets import cast
 
 _BASE_TEMPERATURE = 0.07  # of the released code of SupCon
 
@@ -80,13 +79,12 @@ def make(
         )
         return jnp.where(state.task > 0, weight * value, 0)
 
-    def step(state, batch, kernels=None):
-        read = cast.read(state, kernels)
+    def step(state, batch):
         images = _two_views(parts, state, batch)
         label = jnp.repeat(batch["label"], 2)
         teacher_z = None
         if weight:
-            teacher_z = rehearsal.teach(net, read, images, train=frozen_train)
+            teacher_z = rehearsal.teach(net, state, images, train=frozen_train)
 
         def loss(params):
             z, stats = net(params, state.stats, images, train=True)
@@ -95,7 +93,7 @@ def make(
                 value += relations(state, z, teacher_z)
             return value, stats
 
-        state, stats, metrics = core.descend(parts, state, loss, at=read.params)
+        state, stats, metrics = core.descend(parts, state, loss)
         return state.replace(stats=stats), metrics
 
     return rehearsal.method(
@@ -104,7 +102,6 @@ def make(
         step,
         memory_size=memory_size,
         mixed=rehearsal.together,
-        frozen_train=frozen_train,
     )
 
 

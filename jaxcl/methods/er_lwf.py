@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from jaxcl import core, schema
 from jaxcl.losses import replay as losses
-from jaxcl.methods import online, ss_il
+from jaxcl.methods import online
 from jaxcl.methods.online import teacher as teacher_lib
 
 
@@ -48,9 +48,7 @@ def make(
     net, paper = online.network(parts, head), form == "paper"
 
     def update(state, incoming, key):
-        extra = state.extra
-        task_of = ss_il.met(extra.task_of, incoming.label, state.task)
-        state = state.replace(extra=extra._replace(task_of=task_of))
+        extra, task_of = state.extra, state.extra.task_of
         allowed = online.replayable(replay_from, state, incoming)
         replayed = online.draw(parts, extra.memory, key, allowed=allowed)
         rows = online.together(incoming, replayed)
@@ -75,9 +73,4 @@ def make(
 
         return *online.descend(parts, net, state, loss), {}
 
-    def extra(base, params, stats):
-        task_of = jnp.full(parts.num_classes, -1, jnp.int32)
-        return ss_il.Extra(*base, teacher_lib.create(params, stats), task_of)
-
-    begin_task = teacher_lib.begin_task
-    return online.method(parts, net, update, extra=extra, begin_task=begin_task)
+    return teacher_lib.by_task(parts, net, update)

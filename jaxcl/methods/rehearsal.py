@@ -18,7 +18,7 @@ import numpy as np
 from jaxcl import core, sharding
 from jaxcl.data import stream
 from jaxcl.memory import buffer, selection
-from jaxcl.nets import cast, chain, initial, mlp
+from jaxcl.nets import chain, initial, mlp
 
 _SELECT = 0xCC115  # keeps the selection's randomness apart from that of the next step
 
@@ -169,19 +169,17 @@ def method(
     memory_size: int,
     mixed: Callable,
     score: Callable | None = None,
-    frozen_train: bool = False,
 ) -> core.Method:
     """A method from its step.
 
     Args:
       parts: what the config builds.
       net: the network that `step` trains.
-      step: (state, batch, kernels) -> (state, metrics), see `core.Method.cast`.
+      step: (state, batch) -> (state, metrics).
       memory_size: rows to keep.
       mixed: (stream.Source of the task, stored rows i32[M]) -> stream.Source, M >= 1.
       score: (state, key, images u8[N,H,W,C], label, mask) -> f32[N], the weights of
         the choice, which sum to 1 within each class; None: the choice is uniform.
-      frozen_train: the teacher passes in training mode.
     """
     scored = score is not None
     choose = jax.jit(functools.partial(_chosen, memory_size, score))
@@ -195,9 +193,6 @@ def method(
         supervised=True,
         replayed=lambda state: state.extra.replayed.row,
         memory=_stored,
-        cast=functools.partial(
-            cast.kernels, nets=net.nets, still=("teacher",), fold=not frozen_train
-        ),
     )
 
 

@@ -16,26 +16,13 @@ Departures:
   own code does; `form="code"`, that of Caccia et al., on replayed rows alone, times 1.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
 from jaxcl.losses import replay as losses
-from jaxcl.memory import buffer
 from jaxcl.methods import online
 from jaxcl.methods.online import teacher as teacher_lib
-
-
-class Extra(NamedTuple):
-    """What SS-IL keeps."""
-
-    memory: buffer.Buffer
-    seen: jax.Array  # bool[C], classes met so far
-    kept: core.PyTree  # what the memory's policy counts
-    teacher: teacher_lib.Teacher | None  # None where nothing is distilled
-    task_of: jax.Array  # i32[C], task in which the class came first; -1: not yet
 
 
 @schema.checked("config.method")
@@ -60,8 +47,7 @@ def make(
     weight = temperature**2 if form == "paper" else 1.0
 
     def update(state, incoming, key):
-        task_of = met(state.extra.task_of, incoming.label, state.task)
-        state = state.replace(extra=state.extra._replace(task_of=task_of))
+        task_of = state.extra.task_of
         past = online.past_tasks(state)
         replayed = online.draw(parts, state.extra.memory, key, allowed=past)
         sides = incoming, replayed
@@ -96,19 +82,7 @@ def make(
 
         return *online.descend(parts, net, state, loss), {}
 
-    def extra(base, params, stats):
-        task_of = jnp.full(parts.num_classes, -1, jnp.int32)
-        teacher = teacher_lib.create(params, stats) if distill else None
-        return Extra(*base, teacher, task_of)
-
-    hooks = {"begin_task": teacher_lib.begin_task} if distill else {}
-    return online.method(parts, net, update, extra=extra, **hooks)
-
-
-def met(task_of: jax.Array, label: jax.Array, task: jax.Array) -> jax.Array:
-    """`task_of` after rows with these labels came in `task`, i32[C]."""
-    present = jnp.zeros(task_of.shape, bool).at[label].set(True)
-    return jnp.where(present & (task_of < 0), task, task_of)
+    return teacher_lib.by_task(parts, net, update, distill=distill)
 
 
 def rivals(task_of: jax.Array, label: jax.Array, task: jax.Array) -> jax.Array:

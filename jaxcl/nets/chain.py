@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, sharding
-from jaxcl.nets import lockstep, norm
+from jaxcl.nets import norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +61,9 @@ class Chain:
 
         Returns: f32[N, D] and name -> stats.
         """
-        if not train:
-            outputs, after, _ = self._pass(params, stats, inputs, train=False, key=key)
-            return outputs, after
-        own = params, stats, inputs
-        outputs, after, _ = self._trained([own], groups=groups, key=key)[0]
+        outputs, after, _ = self._pass(
+            params, stats, inputs, train=train, groups=groups, key=key
+        )
         return outputs, after
 
     def _pass(self, params, stats, inputs, *, train, groups=1, key=None, between=False):
@@ -90,90 +88,26 @@ class Chain:
         moved = {name: new.get(norm.BETWEEN, {}) for name, new in updated.items()}
         return outputs, after, moved
 
-    def _trained(self, networks, **options):
-        """`_pass` of several networks in training mode; on a GPU they share sums."""
-
-        def passed(params, stats, inputs):
-            return self._pass(params, stats, inputs, train=True, **options)
-
-        own = [
-            ({n: params[n] for n in self.nets}, {n: stats[n] for n in self.nets}, rows)
-            for params, stats, rows in networks
-        ]
-        if sharding.platform() == "gpu":
-            return lockstep.passes(passed, own)
-        return [passed(*arguments) for arguments in own]
-
     def beside(
         self,
         *networks: tuple[Mapping, Mapping, Any],
         groups: int = 1,
         key: jax.Array | None = None,
     ) -> list[tuple[jax.Array, dict]]:
-        """Passes in training mode of several networks of this form, as `__call__`.
-
-        On a GPU they pass together and share the sums of batch norm; values are those
-        of a pass each up to rounding.
+        """Pass through several networks of this form in training mode.
 
         Args:
-          networks: params, stats and inputs of each, all of the same shapes.
+          networks: params, stats and inputs of each.
           groups: as in `__call__`.
-          key: for the first network's encoder, if it drops branches. With a key the
-            networks differ, and pass one after another.
+          key: for the first network's encoder, if it drops branches.
 
         Returns: outputs and stats of each.
         """
-        if key is None:
-            passed = self._trained(networks, groups=groups)
-            return [(outputs, after) for outputs, after, _ in passed]
         first, *others = networks
-        options: dict = {"train": True, "groups": groups}
         return [
-            self(*first, key=key, **options),
-            *(self(*x, **options) for x in others),
+            self(*first, train=True, groups=groups, key=key),
+            *(self(*own, train=True, groups=groups) for own in others),
         ]
-
-    def cast(self, params: Mapping) -> dict:
-        """Cast kernels to the type in which their net multiplies them.
-
-        Returns: name -> tree like the parameters of the net. Put in their place, these
-          kernels give the same outputs. A leaf is None if it is no kernel, has the type
-          already, or is of a net that does not say that it casts all its kernels
-          (`casts_kernels`).
-        """
-
-        def of_net(net, own):
-            casts = getattr(net, "casts_kernels", False)
-
-            def cast(path, leaf):
-                kernel = jax.tree_util.keystr(path[-1:], simple=True) == "kernel"
-                wanted = casts and kernel and leaf.dtype != net.dtype
-                return leaf.astype(net.dtype) if wanted else None
-
-            return jax.tree_util.tree_map_with_path(cast, own)
-
-        return {name: of_net(net, params[name]) for name, net in self.nets.items()}
-
-    def folded(self, params: Mapping, stats: Mapping) -> tuple[dict, dict]:
-        """Batch norm put into the layers before it, for passes in evaluation mode.
-
-        There a norm is a factor and an offset for each channel. With the factor in the
-        kernel, a convolution, its norm and what follows can be one kernel of a chip.
-
-        Args:
-          params, stats: as in `__call__`.
-
-        Returns: what `cast` gives, with the factors of norms in kernels and biases; and
-          stats with which these give the same outputs, up to rounding. A net says with
-          `normed` what its layers and their norms are called; others are only cast.
-        """
-        weights, offsets = self.cast(params), {name: stats[name] for name in self.nets}
-        for name, net in self.nets.items():
-            if hasattr(net, "normed"):
-                weights[name], offsets[name] = _folded(
-                    net, params[name], weights[name], stats[name]
-                )
-        return weights, offsets
 
     def in_turn(
         self, params: Mapping, stats: Mapping, *batches: jax.Array
@@ -221,9 +155,9 @@ class Chain:
 
         There are no stats where somebody else's batch norm does not tell how it moved.
         """
-        own = params, stats, rows
-        (passed,) = self._trained([own], groups=count, between=True)
-        outputs, after, between = passed
+        outputs, after, between = self._pass(
+            params, stats, rows, train=True, groups=count, between=True
+        )
 
         def of_norm(leaf):
             return isinstance(leaf, tuple)
@@ -243,20 +177,6 @@ class Chain:
     def embed(self, state: core.TrainState, inputs: Any) -> jax.Array:
         """Features of the encoder alone, in evaluation mode, f32[N, D]."""
         return Chain({"encoder": self.nets["encoder"]}).project(state, inputs)
-
-
-def _folded(net, params, kernels, stats):
-    """`Chain.folded` of the layers of a net, or of a part of it, with cast kernels."""
-    weights, offsets = dict(kernels), dict(stats)
-    for name, own in params.items():
-        behind = name.replace(*net.normed)
-        if behind != name and behind in stats:
-            layer, offset = norm.fold(own, params.get(behind, {}), stats[behind])
-            weights[name] = jax.tree.map(lambda x: x.astype(net.dtype), layer)
-            offsets[behind] = jax.tree.map(lambda x: x.astype(net.dtype), offset)
-        elif name in stats and "mean" not in stats[name]:  # a block
-            weights[name], offsets[name] = _folded(net, own, kernels[name], stats[name])
-    return weights, offsets
 
 
 def _pass_at_once(batches):

@@ -1,6 +1,5 @@
-"""Convolutions in a form that is fast on XLA's CPU backend, and for many networks."""
+"""Convolutions in a form that is fast on XLA's CPU backend."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +36,7 @@ def conv(
       do not fit the cache it takes two to six times as long. It then has no
       forward-mode derivative.
 
-    Under `vmap` over kernels see `under_vmap.networks`.
+    Under `vmap` over kernels see `under_vmap.networks_apart`.
 
     Args:
       x: [B, H, W, I].
@@ -45,11 +44,9 @@ def conv(
       strides, padding: one per spatial axis.
       options: of `lax.conv_general_dilated`.
     """
-    groups = options.pop("feature_group_count", 1)
 
-    def convolve(count, x, kernel):
-        own = {**options, "feature_group_count": groups * count}
-        return lax.conv_general_dilated(x, kernel, strides, padding, **own)
+    def convolve(x, kernel):
+        return lax.conv_general_dilated(x, kernel, strides, padding, **options)
 
     if not sharding.on_cpu():
         return _in_one(convolve)(x, kernel)
@@ -57,7 +54,7 @@ def conv(
     if missing:
         x = jnp.pad(x, ((0, 0),) * 3 + ((0, missing),))
         kernel = jnp.pad(kernel, ((0, 0),) * 2 + ((0, missing), (0, 0)))
-    out = jax.eval_shape(functools.partial(convolve, 1), x, kernel)
+    out = jax.eval_shape(convolve, x, kernel)
     count, places = len(x), out.size // out.shape[-1] // len(x)
     # Kernels that are large beside their maps are fast in one piece, too.
     if out.size <= _SMALL or count * places < kernel[..., 0].size:
@@ -71,32 +68,27 @@ def conv(
 
 
 def _in_one(convolve):
-    """A function of (x, kernel) with gradients as JAX has them.
+    """A convolution of (x, kernel) with gradients as JAX has them."""
+    if not under_vmap.are_apart():
+        return convolve
 
-    Args:
-      convolve: function of (number of networks, x, kernel), with the channels of one
-        network after the other in x, kernel and output.
-    """
-
-    def backward(count, x, kernel, gradient):
-        to_x = jax.linear_transpose(lambda x: convolve(count, x, kernel), x)
-        to_kernel = jax.linear_transpose(lambda k: convolve(count, x, k), kernel)
+    def backward(x, kernel, gradient):
+        to_x = jax.linear_transpose(lambda x: convolve(x, kernel), x)
+        to_kernel = jax.linear_transpose(lambda k: convolve(x, k), kernel)
         return *to_x(gradient), *to_kernel(gradient)
 
-    if under_vmap.way() is None:
-        return functools.partial(convolve, 1)
     return _with_gradients(convolve, backward)
 
 
 def _in_pieces(convolve, slices):
-    """As `_in_one`, with a weight gradient that is a sum over slices of the rows."""
+    """A convolution whose weight gradient is a sum over slices of the rows."""
 
-    def backward(count, x, kernel, gradient):
-        to_x = jax.linear_transpose(lambda x: convolve(count, x, kernel), x)
+    def backward(x, kernel, gradient):
+        to_x = jax.linear_transpose(lambda x: convolve(x, kernel), x)
         parts = []
         for rows in slices:
             to_kernel = jax.linear_transpose(
-                lambda k, x=x[rows]: convolve(count, x, k), kernel
+                lambda k, x=x[rows]: convolve(x, k), kernel
             )
             parts += [part.astype(jnp.float32) for part in to_kernel(gradient[rows])]
         return *to_x(gradient), sum(parts).astype(kernel.dtype)
@@ -105,22 +97,16 @@ def _in_pieces(convolve, slices):
 
 
 def _with_gradients(convolve, backward):
-    """`convolve` of one network, with gradients backward(count, x, kernel, slope)."""
-    apply, slopes = map(_for_vmap, (convolve, backward))
+    """`convolve` with the gradients backward(x, kernel, slope)."""
+    apply, slopes = convolve, backward
+    if under_vmap.are_apart():
+        apply, slopes = (under_vmap.for_each(x, of=1) for x in (convolve, backward))
     convolved = jax.custom_vjp(apply)
     convolved.defvjp(
         lambda x, kernel: (apply(x, kernel), (x, kernel)),
         lambda inputs, gradient: slopes(*inputs, gradient),
     )
     return convolved
-
-
-def _for_vmap(function):
-    """function(1, x, kernel, ..), which `vmap` takes as `under_vmap.networks` says."""
-    one = functools.partial(function, 1)
-    if under_vmap.way() == "apart":
-        return under_vmap.for_each(one, of=1)
-    return under_vmap.in_channels(function) if under_vmap.way() == "grouped" else one
 
 
 def pieces(count: int, most: int) -> list[slice]:

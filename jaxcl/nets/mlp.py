@@ -32,8 +32,6 @@ class MLP(nn.Module):
     activation: Activation = "relu"
     zero_bias: bool = False
     dtype: Any = jnp.float32
-    casts_kernels = True  # to `dtype`, see `chain.Chain.cast`
-    normed = ("linear", "bn")  # names of layers and of their norms, see `Chain.folded`
 
     def __post_init__(self):
         if not self.features or min(self.features) < 1:

@@ -134,8 +134,6 @@ class ResNet(nn.Module):
     conv_init: str = "kaiming"
     pool: int | None = None
     dtype: Any = jnp.float32
-    casts_kernels = True  # to `dtype`, see `chain.Chain.cast`
-    normed = ("conv", "bn")  # names of layers and of their norms, see `Chain.folded`
 
     def __post_init__(self):
         schema.check(resnet, vars(self), "config.encoder")
@@ -212,8 +210,6 @@ class ConvNet(nn.Module):
 
     width: int = 32
     dtype: Any = jnp.float32
-    casts_kernels = True  # to `dtype`, see `chain.Chain.cast`
-    normed = ("conv", "bn")  # names of layers and of their norms, see `Chain.folded`
 
     @property
     def num_features(self) -> int:

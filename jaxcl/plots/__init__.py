@@ -3,20 +3,18 @@
 from jaxcl.plots.canvas import FORMATS, format_of, written_as
 from jaxcl.plots.classes import class_shares, class_spread
 from jaxcl.plots.examples import marked, neighbours, scatter
-from jaxcl.plots.methods import Costs, comparison, cost_and_accuracy
+from jaxcl.plots.methods import comparison
 from jaxcl.plots.runs import accuracy_matrix, curves, heat_range, overview, words
 from jaxcl.plots.streams import anytime, arrivals, per_step
 
 __all__ = (
     "FORMATS",
-    "Costs",
     "accuracy_matrix",
     "anytime",
     "arrivals",
     "class_shares",
     "class_spread",
     "comparison",
-    "cost_and_accuracy",
     "curves",
     "format_of",
     "heat_range",

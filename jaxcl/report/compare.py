@@ -1,4 +1,4 @@
-"""Compare runs: `python -m jaxcl.compare runs/er runs/er_ace --out=compare.png`.
+"""Compare runs: `jaxcl compare runs/er runs/er_ace --out=compare.png`.
 
 Each directory is a run, or holds the runs of several seeds (config.seeds). Prints mean
 and standard error over seeds, the cost of a step and of an incoming image, and the
@@ -279,20 +279,25 @@ def scalar_text(curves: dict[str, tuple], name: str, band: str) -> str:
     return "\n".join(lines)
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the options of the command."""
+    arguments = argparse.ArgumentParser(
+        prog="jaxcl compare", description=__doc__.splitlines()[0]
+    )
+    add = arguments.add_argument
+    add("workdirs", nargs="+", help="run directories")
+    add("--matrix", default=None, help="default: the first's first")
+    add("--scalar", default=None, help="as memory/entropy")
+    add("--classes", default=None, help="a spread entry, as spread")
+    add("--band", default="error", choices=["error", "std"])
+    add("--out", default=None, help="a .png, .svg or .pdf of it over time")
+    return arguments
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; exit code 2 if a directory or a name is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workdirs", nargs="+", help="run directories")
-    parser.add_argument("--matrix", default=None, help="default: the first's first")
-    parser.add_argument("--scalar", default=None, help="as memory/entropy")
-    parser.add_argument("--classes", default=None, help="a spread entry, as spread")
-    parser.add_argument("--band", default="error", choices=["error", "std"])
-    parser.add_argument(
-        "--out", default=None, help="a .png, .svg or .pdf of it over time"
-    )
-    options = parser.parse_args(argv)
     try:
-        _compare(options)
+        _compare(parser().parse_args(argv))
     except (ValueError, OSError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2

@@ -1,297 +1,354 @@
-"""How much sooner runs converge than a baseline: `python -m jaxcl.speedup`.
+"""Tell how much sooner runs converge than a baseline: `jaxcl speedup`.
 
-  python -m jaxcl.speedup --baseline=retrain retrain=runs/retrain icl=runs/icl
+  jaxcl speedup --baseline=retrain retrain=runs/retrain icl=runs/icl
 
 A directory is a run, or holds the runs of several seeds. A name may be given several
 times, for other growths or other seeds. Seeds are paired within a growth. There are two
-measures: the epoch that config.patience found best, and what it took to come as low as
-the baseline, by a scalar that is measured in the same way for all runs.
+measures. By patience a run converges at the epoch with its best mean training loss. By
+a target it converges at the first epoch that comes as low as the baseline at its best
+epoch, by a scalar that is the same for all runs. The first compares losses that differ
+from method to method, and an encoder that learns nothing is soon at its best.
 """
 
 import argparse
 import itertools
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
 
-from jaxcl.data import storage
+from jaxcl import schema
+from jaxcl.data import scenarios, storage
 from jaxcl.plots import canvas
-from jaxcl.report import convergence
-from jaxcl.run import results
+from jaxcl.report import numbers as numbers_lib
+from jaxcl.run import record, seeds
+from jaxcl.run import results as results_lib
 
-# What a table calls those of `convergence.LEVELS`.
-LEVELS = {
-    "at_best": "at best epoch",
-    "lowest": "lowest",
-    "tail": f"last {convergence.TAIL}",
-    "at_end": "at end",
+SCALARS = ("svm/all", "svm/old", "svm/new")
+# Title of a column -> key of `paired`.
+COLUMNS = {
+    "best epoch": "epoch",
+    "seconds": "seconds",
+    "T": "time_ratio",
+    "E": "epoch_ratio",
+    "at best": "at_best",
+    "target passes": "target_passes",
+    "target seconds": "target_seconds",
+    "target T": "target_time_ratio",
+    "target P": "target_passes_ratio",
 }
-# Measure -> (title, key of the ratio) of its two panels.
-PANELS = {
-    "patience": (("time", "time_ratio"), ("epochs", "epoch_ratio")),
-    "fair": (("time", "target_time_ratio"), ("passes", "target_passes_ratio")),
-}
+RATIOS = ("T", "E", "target T", "target P")
 
 
-def _number(value, digits) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}"
+class Epoch(NamedTuple):
+    """The end of an epoch."""
+
+    number: int  # from 1
+    seconds: float  # of training in this task
+    passes: float  # of rows through the encoder in this task
+    value: float  # the scalar, lower is better; infinite if it is not finite
 
 
-def _mean(spread) -> str:
-    """Write a `convergence.deviation` into a cell."""
-    if spread["mean"] is None:
-        return "-"
-    std = "" if spread["std"] is None else f" ± {_number(spread['std'], 3)}"
-    return _number(spread["mean"], 4) + std
+class Run(NamedTuple):
+    """One seed of one way to train, at one growth."""
+
+    name: str
+    growth: float | None  # None: the scenario has none
+    seed: int
+    folder: epath.Path
+    best: dict  # the best epoch by patience, see `metrics_log.Epochs.end`
+    cut: bool  # ended by config.epochs, before config.patience
+    epochs: list[Epoch]
+    scalars: dict[str, float | None]  # at the end of the task
 
 
-def _times(ratio) -> str:
-    """A cell with a `convergence.geometric`."""
-    if ratio["mean"] is None:
-        return "-"
-    low, high = ratio["low"], ratio["high"]
-    ends = "-" if low is None else f"{low:.2f}, {high:.2f}"
-    return f"{ratio['mean']:.2f} [{ends}]"
-
-
-def _range(taken) -> str:
-    """Write a `convergence.taken` into a cell."""
-    if taken is None:
-        return "-"
-    median, low, high = (_number(taken[x], 3) for x in ("median", "low", "high"))
-    return median if low == high else f"{median} [{low}, {high}]"
-
-
-def text(
-    group: dict, *, baseline: str, scalar: str, within: float, frozen: str | None = None
-) -> str:
-    """The markdown tables of one growth, with an explanation of their columns.
+def read(name: str, workdir: epath.PathLike, *, task: int, scalar: str) -> list[Run]:
+    """Read the runs of a directory, one per seed.
 
     Args:
-      group: an entry of `convergence.compared`.
-      baseline, within, frozen: as given to `convergence.compared`.
-      scalar: as given to `convergence.read`.
+      name: of the runs in the table.
+      workdir: a run directory, or that of several seeds.
+      task: its number, from 0.
+      scalar: as under "eval" in metrics.jsonl.
+
+    Raises:
+      ValueError: it holds no run, or a run is not finished, did not count epochs, or
+        did not measure the scalar after every epoch.
     """
-    above = f"{scalar} within {within:g} of {baseline}'s at its best epoch"
-    if frozen is not None:
-        above = f"{baseline}'s {scalar} at its best epoch, plus {within:g} of "
-        above += f"({frozen}'s - {baseline}'s)"
-    scalars = list(next(iter(group["runs"].values()))["scalars"])
-    head = ["", "seeds", "best epoch", "seconds", "T", "E", "reached"]
-    head += ["target passes", "target seconds", "target T", "target P", *scalars]
-    lines = [
-        "",
-        f"T, E: seconds and epochs up to the best one, {baseline}'s / the row's",
-        f"Target: {above}; T, P: seconds and passes up to it",
-        "Ratios: geometric mean [95 % confidence]; others: mean ± standard deviation",
-        "",
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" * len(head),
-    ]
-    if group["growth"] is not None:
-        lines[0] = f"Growth {group['growth']:g}"
-    for name, run in group["runs"].items():
-        cells = [name, str(run["seeds"]), _mean(run["epoch"]), _mean(run["seconds"])]
-        cells += [_times(run["time_ratio"]), _times(run["epoch_ratio"])]
-        cells += [f"{run['reached']} of {run['seeds']}"]
-        cells += [_mean(run["target_passes"]), _mean(run["target_seconds"])]
-        cells += [_times(run["target_time_ratio"]), _times(run["target_passes_ratio"])]
-        cells += [_mean(run["scalars"][scalar]) for scalar in scalars]
-        lines.append("| " + " | ".join(cells) + " |")
-    cut = {name: run for name, run in group["runs"].items() if run["cut_off"]}
-    if cut:
-        told = [f"{n} ({run['cut_off']} of {run['seeds']})" for n, run in cut.items()]
-        lines += ["", f"Ended by config.epochs, not by patience: {', '.join(told)}"]
-    lines += _no_gain(group, baseline, frozen) + _agreement(group)
-    return "\n".join([*lines, "", *_levels(group, scalar), *_differences(group)])
+    workdir = epath.Path(workdir)
+    folders = seeds.folders(workdir)
+    runs = []
+    for path in [*folders.values()] or [workdir]:
+        own = path if (path / "config.json").exists() else workdir
+        if not (own / "config.json").exists():
+            raise ValueError(f"{name}={path}: must be a run directory: no config.json")
+        config = storage.read_object(own / "config.json")
+        seed = next((s for s in folders if folders[s] == path), config.get("seed", 0))
+        runs.append(_run(name, path, seed, config, task, scalar))
+    return runs
 
 
-def _no_gain(group, baseline, frozen) -> list[str]:
-    """A line that names the seeds in which there was nothing to gain."""
-    seeds = [str(seed) for seed, gain in group["gain"].items() if gain <= 0]
-    if not seeds:
-        return []
-    told = f"Seeds in which {baseline} is not below {frozen}: {', '.join(seeds)}"
-    return ["", f"{told}; the target is {baseline}'s own there"]
+def _run(name, folder, seed, config, task, scalar) -> Run:
+    where = f"{name}={folder}"
+    done = (folder / results_lib.RESULTS).exists()
+    results = results_lib.read_results(folder) if done else results_lib.empty(0)
+    if results_lib.finished(results) <= task:
+        raise ValueError(f"{where}: not finished: it has no results of task {task}")
+    found = results.get("convergence", {}).get(str(task))
+    patience = config.get("patience", 0)
+    if not found or found["best"] is None:
+        told = f"{where}: no convergence of task {task}"
+        raise ValueError(f"{told}: config.patience was {patience}")
+    scenario = schema.defaults(scenarios.make) | config.get("scenario", {})
+    growth = scenario["growth"] if scenario.get("name") == "growth" else None
+    late = found["last"]["number"] - found["best"]["number"]
+    cut = patience == 0 or late < patience
+    rows = [row for row in record.read_rows(folder) if row["task"] == task]
+    epochs, scalars = _epochs(where, rows, task, scalar), results["scalars"][task]
+    return Run(name, growth, seed, folder, found["best"], cut, epochs, scalars)
 
 
-def _agreement(group) -> list[str]:
-    """A line that names the rows with the same best epoch."""
-    told = [
-        f"seed {same['seed']}: {', '.join(same['names'])} ({same['epoch']})"
-        for same in group["agree"]
-    ]
-    head = "The same best epoch, which the order of the batches may decide: "
-    return ["", head + "; ".join(told)] if told else []
+def _epochs(where, rows, task, scalar) -> list[Epoch]:
+    """Read the epochs of a task, each with the scalar of its last step."""
+    evals = {row["step"]: row["eval"] for row in rows if scalar in row.get("eval", ())}
+    epochs = []
+    for row in (row for row in rows if "epoch" in row):
+        number = row["epoch"]["number"]
+        value = evals.get(row["step"], {scalar: []})[scalar]
+        if isinstance(value, list):  # of a matrix, or missing
+            told = f"{where}: no scalar {scalar} at epoch {number} of task {task}"
+            raise ValueError(f"{told}: config.eval_epochs must be 1")
+        value = math.inf if value is None else value
+        epochs.append(
+            Epoch(number, row["time"]["train"], row["epoch"]["passes"], value)
+        )
+    return epochs
 
 
-def _levels(group, scalar) -> list[str]:
-    """The table of what the scalar came to, and of the steps that were taken."""
-    head = ["", "steps", *(LEVELS[level] for level in convergence.LEVELS)]
-    head += ["rate", "inner rate", "inner steps move"]
-    lines = [
-        f"{scalar} at the best epoch, at its lowest, in the last "
-        f"{convergence.TAIL} epochs and at the end; learning rates",
-        "and |weights after the inner steps - weights| / |weights|: median [range]",
-        "",
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" * len(head),
-    ]
-    if group["constant"] is not None:
-        lines.insert(2, f"An encoder whose rows are all alike: {group['constant']:.4g}")
-    for name, run in group["runs"].items():
-        cells = [name, _mean(run["steps"])]
-        cells += [_mean(run[level]) for level in convergence.LEVELS]
-        cells += [_range(run["rates"][rate]) for rate in convergence.RATES]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+def at_best(run: Run) -> float:
+    """Return the scalar at the best epoch; infinite if it is not finite."""
+    values = {epoch.number: epoch.value for epoch in run.epochs}
+    return values.get(run.best["number"], math.inf)
 
 
-def _differences(group) -> list[str]:
-    """The table of pairs of rows, empty where none were asked for."""
-    if not group["pairs"]:
-        return []
-    measures = list(group["pairs"][0]["difference"])
-    lines = [
-        "",
-        "Differences of two rows, seed by seed: mean [95 % confidence]",
-        "",
-        "| " + " | ".join(["", "seeds", *(LEVELS.get(x, x) for x in measures)]) + " |",
-        "|" + "---|" * (2 + len(measures)),
-    ]
-    for pair in group["pairs"]:
-        found = pair["difference"]
-        count = max(found[x]["seeds"] for x in measures)
-        cells = [" - ".join(pair["names"]), str(count)]
-        cells += [_signed(found[x]) for x in measures]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+def target(baseline: Run, within: float, frozen: Run | None = None) -> float:
+    """Return the scalar to reach: the baseline's best, plus a tolerance.
+
+    The tolerance is a share of the scalar's size, or of what the baseline gained over a
+    frozen run. The second is safer: a share of the loss may exceed the whole gain.
+    """
+    value, still = at_best(baseline), at_best(frozen) if frozen else 0.0
+    for run in (baseline, frozen):
+        if run and not math.isfinite(at_best(run)):
+            raise ValueError(f"{run.folder}: the best epoch has no finite scalar")
+    return value + within * (max(still - value, 0.0) if frozen else abs(value))
 
 
-def _signed(found) -> str:
-    """Write a `convergence.interval` of differences into a cell."""
+def reached(run: Run, goal: float) -> Epoch | None:
+    """Return the first epoch that ends with the scalar at most `goal`, or None."""
+    return next((epoch for epoch in run.epochs if epoch.value <= goal), None)
+
+
+def _ratio(theirs, mine) -> float | None:
+    return theirs / mine if theirs > 0 and mine > 0 else None
+
+
+def paired(run: Run, baseline: Run, within: float, frozen: Run | None = None) -> dict:
+    """Compare one seed; a ratio is baseline / run, None if one of them is 0."""
+    goal = target(baseline, within, frozen)
+    mine, theirs = reached(run, goal), reached(baseline, goal)
+    numbers = {
+        "seed": run.seed,
+        "cut_off": run.cut,
+        "epoch": run.best["number"],
+        "seconds": run.best["seconds"],
+        "at_best": at_best(run),
+        "time_ratio": _ratio(baseline.best["seconds"], run.best["seconds"]),
+        "epoch_ratio": _ratio(baseline.best["number"], run.best["number"]),
+        "target": goal,
+        "reached": mine is not None,
+    }
+    if mine is not None and theirs is not None:  # the baseline reaches it
+        numbers |= {
+            "target_passes": mine.passes,
+            "target_seconds": mine.seconds,
+            "target_passes_ratio": _ratio(theirs.passes, mine.passes),
+            "target_time_ratio": _ratio(theirs.seconds, mine.seconds),
+        }
+    return results_lib.plain(numbers)
+
+
+def geometric(ratios: Iterable[float | None]) -> numbers_lib.Estimate:
+    """Return the geometric mean of ratios with its 95 % interval; None is left out.
+
+    exp(m +- t s / sqrt(n)) with m and s of the logarithms and Student's t with n - 1
+    degrees of freedom. A single ratio has no interval.
+    """
+    logs = [None if ratio is None else math.log(ratio) for ratio in ratios]
+    *found, count = _arithmetic(logs)
+    ratios = (None if x is None else math.exp(x) for x in found)
+    return numbers_lib.Estimate(*ratios, count)
+
+
+def _arithmetic(values) -> numbers_lib.Estimate:
+    return numbers_lib.estimate(seeds.spread(values))
+
+
+def summary(runs, pairs: list[dict], scalars: Sequence[str]) -> dict:
+    """Summarise `paired` and scalars over seeds: means, 95 % intervals, counts."""
+    totals = {
+        "seeds": len(pairs),
+        "reached": sum(pair["reached"] for pair in pairs),
+        "cut_off": sum(pair["cut_off"] for pair in pairs),
+        "each": pairs,
+    }
+    for key in COLUMNS.values():
+        values = [pair.get(key) for pair in pairs]
+        mean = geometric if key.endswith("ratio") else _arithmetic
+        totals[key] = mean(values)._asdict()
+    for name in scalars:
+        totals[name] = _arithmetic([run.scalars.get(name) for run in runs])._asdict()
+    return totals
+
+
+def compared(
+    runs: list[Run], baseline: str, *, within=0.01, scalars=SCALARS, frozen=None
+) -> list[dict]:
+    """Compare every name with the baseline, one entry per growth.
+
+    Args:
+      runs: in the order of the table.
+      baseline: one of their names.
+      within: as in `target`.
+      scalars: names of scalars at the end of the task.
+      frozen: the name of runs whose weights stayed, see `target`.
+
+    Returns:
+      [{"growth": number or None, "runs": name -> `summary`}].
+
+    Raises:
+      ValueError: a name is unknown; the baseline or `frozen` lacks a growth or a seed
+        of another name; or two runs of a name have the same growth and seed.
+    """
+    groups: dict = {}
+    for run in runs:
+        mine = groups.setdefault(run.growth, {}).setdefault(run.name, {})
+        if run.seed in mine:
+            told = f"its growth and seed are those of {mine[run.seed].folder}"
+            raise ValueError(f"{run.name}={run.folder}: {told}")
+        mine[run.seed] = run
+    references = {"baseline": baseline, "frozen": frozen or baseline}
+    for run, (option, name) in itertools.product(runs, references.items()):
+        if run.seed not in groups[run.growth].get(name, {}):
+            told = f"--{option}={name} has no seed {run.seed} at growth {run.growth}"
+            raise ValueError(f"{run.name}={run.folder}: {told}")
+    entries = []
+    for growth, group in sorted(groups.items(), key=lambda own: own[0] or 0.0):
+        still, summaries = group.get(frozen, {}), {}
+        for name, own in group.items():
+            pairs = [
+                paired(run, group[baseline][seed], within, still.get(seed))
+                for seed, run in own.items()
+            ]
+            summaries[name] = summary(own.values(), pairs, scalars)
+        entries.append({"growth": growth, "runs": summaries})
+    return entries
+
+
+def _cell(found) -> str:
+    """Write a mean with its interval; "-" for nothing."""
     if found["mean"] is None:
         return "-"
-    low, high = found["low"], found["high"]
-    ends = "-" if low is None else f"{low:+.3f}, {high:+.3f}"
-    return f"{found['mean']:+.3f} [{ends}]"
+    ends = "-" if found["low"] is None else f"{found['low']:.4g}, {found['high']:.4g}"
+    return f"{found['mean']:.4g} [{ends}]"
 
 
-def draw(
-    groups: list[dict],
-    path: epath.PathLike,
-    *,
-    baseline: str,
-    measure: str = "patience",
-) -> None:
-    """Draw speed-ups against the growth, one line per name, as Figure 4 of ICL.
+def text(group: dict, scalars: Sequence[str] = SCALARS) -> str:
+    """Return the markdown table of an entry of `compared`.
 
-    Bars are 95 % confidence intervals.
+    T and E are speed-ups in seconds and epochs up to the best epoch; those of the
+    target in seconds and passes up to it. Brackets hold 95 % intervals over seeds.
+    """
+    titles = ["run", "seeds", "cut off", "reached", *COLUMNS, *scalars]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    for name, run in group["runs"].items():
+        cells = [str(run[key]) for key in ("seeds", "cut_off", "reached")]
+        cells += [_cell(run[key]) for key in (*COLUMNS.values(), *scalars)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw(groups: list[dict], path, *, baseline: str) -> None:
+    """Draw speed-ups with 95 % intervals against the growth, as Figure 4 of ICL.
 
     Args:
-      groups: from `convergence.compared`, with growths.
-      path: of the PNG.
-      baseline: as given to `convergence.compared`.
-      measure: "patience", or "fair" for the target.
+      groups: from `compared`, with growths.
+      path: of the picture.
+      baseline: as given to `compared`.
     """
-    figure = canvas.figure_of(10, 4.2)
-    panels = figure.subplots(1, 2)
+    figure = canvas.figure_of(4.5 * len(RATIOS), 4.2)
+    panels = figure.subplots(1, len(RATIOS))
     growths = [group["growth"] for group in groups]
     names = dict.fromkeys(n for group in groups for n in group["runs"] if n != baseline)
-    # Lines are shifted, or the interval of one run would hide that of another.
-    gaps = [b - a for a, b in itertools.pairwise(sorted(growths))]
-    apart = min(gaps, default=0.1) / 2 / max(len(names), 1)
-    shifts = apart * (np.arange(len(names)) - (len(names) - 1) / 2)
-    for (title, key), axes in zip(PANELS[measure], panels, strict=True):
-        axes.axhline(1, color="0.5", linestyle=":", linewidth=1)
+    # Lines are shifted: the interval of one run would hide that of another.
+    gaps = [b - a for a, b in itertools.pairwise(growths)]
+    gap = min(gaps, default=0.1) / 2 / max(len(names), 1)
+    for title, axes in zip(RATIOS, panels, strict=True):
+        axes.axhline(1, color="0.5", linestyle=":", label=canvas.escaped(baseline))
         shown = [1.0]
         for number, name in enumerate(names):
-            shown += _draw_line(axes, groups, name, key, number, shifts[number])
-        _scale(axes, shown)
+            own = [group for group in groups if name in group["runs"]]
+            ratios = [[*group["runs"][name][COLUMNS[title]].values()] for group in own]
+            mean, low, high, _ = np.array(ratios, float).T
+            x = [group["growth"] for group in own]
+            x = np.add(x, gap * (number - (len(names) - 1) / 2))
+            ends = np.nan_to_num([mean - low, high - mean])
+            style = canvas.style_of(number) | {"label": canvas.escaped(name)}
+            axes.errorbar(x, mean, ends, capsize=3, **style)
+            shown += mean[np.isfinite(mean)].tolist()
+        canvas.logarithmic(axes, "y", (1, 1.5, 2, 3, 5))
+        # Wide intervals of two seeds are cut off, or all ratios would look alike.
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, min(shown) / 4), min(high, max(shown) * 4))
         axes.set_xticks(growths, [f"{growth:g}" for growth in growths])
-        axes.set(
-            xlabel="growth", ylabel=f"{canvas.escaped(baseline)} / run", title=title
-        )
-        axes.grid(color="0.9")
-        axes.margins(x=0.1)
-    if names:
-        canvas.legend(panels[1], title="95 % intervals")
+        axes.set(xlabel="growth", ylabel="speed-up", title=title)
+    canvas.legend(panels[-1], title="95 % intervals")
     canvas.save(figure, path)
 
 
-def _draw_line(axes, groups, name, key, number, shift) -> list[float]:
-    """Draw the ratios of one name with their bars; returns the ratios."""
-    ratios = [(g["growth"], g["runs"].get(name, {}).get(key)) for g in groups]
-    ratios = [(growth, ratio) for growth, ratio in ratios if ratio and ratio["mean"]]
-    x = [growth + shift for growth, _ in ratios]
-    y = [ratio["mean"] for _, ratio in ratios]
-    bars = [
-        [m - (m if ratio["low"] is None else ratio["low"]), (ratio["high"] or m) - m]
-        for m, (_, ratio) in zip(y, ratios, strict=True)
-    ]
-    axes.errorbar(
-        x,
-        y,
-        yerr=np.reshape(bars, (-1, 2)).T,
-        linewidth=1,
-        markersize=4,
-        capsize=3,
-        label=canvas.escaped(name),
-        **canvas.style_of(number),
-    )
-    return y
-
-
-def _scale(axes, shown) -> None:
-    """Make the axis of ratios logarithmic, with limits and ticks for those shown."""
-    # On it a speed-up of 2 is as far from 1 as one of 1/2.
-    canvas.logarithmic(axes, "y", (1, 1.5, 2, 3, 5))
-    # The wide intervals of two seeds are cut off, or ratios would look all the same.
-    low, high = axes.get_ylim()
-    axes.set_ylim(max(low, min(shown) / 4), min(high, max(shown) * 4))
-
-
 def parser() -> argparse.ArgumentParser:
-    """The options of the command."""
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Return the options of the command."""
+    arguments = argparse.ArgumentParser(
+        prog="jaxcl speedup", description=__doc__.partition("\n")[0]
+    )
     add = arguments.add_argument
     add("runs", nargs="+", metavar="NAME=DIR", help="run directories")
     add("--baseline", required=True, help="a NAME")
     add("--task", type=int, default=1, help="its number, from 0")
     add("--scalar", default="objective/loss", help="lower is better")
     add("--within", type=float, default=0.01, help="of the baseline's, or of the gain")
-    add("--frozen", default=None, help="a NAME; the gain is its scalar - baseline's")
-    add("--pair", action="append", default=[], help="NAME:NAME, their differences")
-    add("--scalars", default=None, help=f"default: {','.join(convergence.SCALARS)}")
-    add("--measure", default="patience", choices=[*PANELS])
-    add("--plot", default=None, help="a .png, .svg or .pdf of --measure by growth")
-    add("--json", default=None, help="a file for all numbers")
+    add("--frozen", help="a NAME; the gain is its scalar - baseline's")
+    add("--scalars", default=",".join(SCALARS), help="at the end of the task")
+    add("--plot", help="a .png, .svg or .pdf, by growth")
+    add("--json", help="a file for all numbers")
     return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; exit code 2 if an argument is wrong or a run lacks something."""
-    options = parser().parse_args(argv)
+    """Run the command; exit code 2 if an argument is wrong or a run lacks something."""
     try:
-        _tell(options)
+        _compare(parser().parse_args(argv))
     except (ValueError, OSError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _tell(options) -> None:
-    """Read the runs, compare them, and print, write and draw what was asked for."""
-    for pair in options.pair:
-        if pair.count(":") != 1:
-            raise ValueError(f"--pair={pair}: must be NAME:NAME")
-    for field in ("within", "task"):
-        value = getattr(options, field)
-        if not 0 <= value < math.inf:
-            raise ValueError(f"--{field}={value}: must be 0 or more")
+def _compare(options) -> None:
+    """Read the runs, compare them, and print, write and draw the numbers."""
     if options.plot:
         canvas.format_of(options.plot)
     runs = []
@@ -299,30 +356,16 @@ def _tell(options) -> None:
         name, _, workdir = argument.partition("=")
         if not (name and workdir):
             raise ValueError(f"{argument}: must be NAME=DIR")
-        runs += convergence.read(
-            name, workdir, task=options.task, scalar=options.scalar
-        )
-    scalars = (
-        convergence.SCALARS if options.scalars is None else options.scalars.split(",")
-    )
-    for run in runs:
-        lacking = [name for name in scalars if name not in run.scalars]
-        if lacking and options.scalars is not None:
-            raise ValueError(
-                f"{run.name}={run.folder}: no scalar {lacking[0]} at the end of task "
-                f"{options.task}: there are {', '.join(run.scalars) or 'none'}"
-            )
-        if options.plot and run.growth is None:
-            raise ValueError(f"{run.name}={run.folder}: no growth, which --plot wants")
-    setting = {
-        name: getattr(options, name) for name in ("baseline", "within", "frozen")
-    }
-    pairs = [tuple(pair.split(":")) for pair in options.pair]
-    groups = convergence.compared(runs, scalars=scalars, pairs=pairs, **setting)
-    setting["scalar"] = options.scalar
-    print("\n\n".join(text(group, **setting) for group in groups))
+        runs += read(name, workdir, task=options.task, scalar=options.scalar)
+    if options.plot and any(run.growth is None for run in runs):
+        raise ValueError(f"--plot={options.plot}: must be of runs with a growth")
+    setting = {x: getattr(options, x) for x in ("baseline", "within", "frozen")}
+    scalars = options.scalars.split(",")
+    groups = compared(runs, scalars=scalars, **setting)
+    for group in groups:
+        print(f"Growth: {group['growth']}\n\n{text(group, scalars)}\n")
     if options.json:
-        numbers = results.plain({"task": options.task, **setting, "growths": groups})
-        storage.write_json(options.json, numbers)
+        setting |= {"task": options.task, "scalar": options.scalar, "growths": groups}
+        storage.write_json(options.json, results_lib.plain(setting))
     if options.plot:
-        draw(groups, options.plot, baseline=options.baseline, measure=options.measure)
+        draw(groups, options.plot, baseline=options.baseline)

@@ -117,7 +117,8 @@ def read(path: epath.PathLike) -> Saved:
     metadata = ocp.metadata(path)
     if metadata.metadata is None:  # Orbax keeps the reason to itself; load raises it
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of shardings, which are not given
+            # No shardings are given, for the arrays are not kept.
+            warnings.filterwarnings("ignore", "Sharding info not provided")
             ocp.load(path)
         raise OSError(
             f"{path}: its leaves could not be listed, though they can be read"
@@ -273,7 +274,6 @@ class Checkpoints:
           CheckpointError: this or the previous save failed, e.g. a full disk.
         """
         self.wait()
-        state = sharding.usual(state)  # read on any platform
         sums = np.asarray(checksum(state)).tolist()
         self._bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         try:

@@ -9,7 +9,6 @@ from etils import epath
 from jaxcl import plots, schema
 from jaxcl.run import (
     cost,
-    headline,
     job,
     lock,
     record,
@@ -28,7 +27,7 @@ def run(
     stop: Callable[[], bool] = lambda: False,
     step: Callable | None = None,
 ) -> dict:
-    """Say what runs, train (or resume), measure FT_i where asked, write results, plots.
+    """Train (or resume), measure FT_i if asked, write results and plots.
 
     Args:
       work: a `job.Job` is trained, a `transfer.Transfer` only evaluated; of a
@@ -43,9 +42,6 @@ def run(
     """
     workdir = epath.Path(workdir)
     with lock.held(workdir):
-        told = headline.of(work, workdir)
-        if jax.process_index() == 0:
-            print(told, flush=True)
         if isinstance(work, seeds.Seeds):
             return _seeds(work, workdir, stop)
         return _one(work, workdir, stop, step)

@@ -370,14 +370,14 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
     an evaluation, does not recompile.
     """
 
-    def one_step(state, resident, batch, *cast):
+    def one_step(state, resident, batch):
         if resident:
             image = job.stream.dataset.train.images.shape[1:]
             batch = _looked_up(resident, batch, image)
             # Images end in three axes; before them come parts, if any, and examples.
             split = sharding.split(job.mesh, axis=batch["image"].ndim - 4)
             batch = jax.lax.with_sharding_constraint(batch, split)
-        return job.method.step(state, batch, *cast)
+        return job.method.step(state, batch)
 
     def batch_of(batches, i):
         return jax.tree.map(lambda x: x[i], batches)
@@ -386,23 +386,18 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
         if job.steps_per_call == 1:  # on CPU a loop slows convolutions' gradients
             state, metrics = one_step(state, resident, batch_of(batches, 0))
             return state, jax.tree.map(lambda m: m[None], metrics)
-        # On a GPU each cast that a step makes is launched by itself, see nets/cast.py.
-        casts = job.method.cast is not None and sharding.platform() == "gpu"
-        cast = (job.method.cast(state, None),) if casts else ()
         first = batch_of(batches, 0)
-        shapes = jax.eval_shape(one_step, state, resident, first, *cast)[1]
+        shapes = jax.eval_shape(one_step, state, resident, first)[1]
         blank = jax.tree.map(
             lambda s: jnp.zeros((job.steps_per_call, *s.shape), s.dtype), shapes
         )
 
         def body(i, carry):
-            state, rows, cast = carry
-            state, metrics = one_step(state, resident, batch_of(batches, i), *cast)
-            rows = jax.tree.map(lambda k, m: k.at[i].set(m), rows, metrics)
-            return state, rows, tuple(job.method.cast(state, x) for x in cast)
+            state, rows = carry
+            state, metrics = one_step(state, resident, batch_of(batches, i))
+            return state, jax.tree.map(lambda k, m: k.at[i].set(m), rows, metrics)
 
-        state, metrics, _ = jax.lax.fori_loop(0, count, body, (state, blank, cast))
-        return state, metrics
+        return jax.lax.fori_loop(0, count, body, (state, blank))
 
     state = sharding.placement(shapes(job)[0], job.mesh)
     outputs = state, sharding.replicated(job.mesh)

@@ -1,11 +1,10 @@
 """Many seeds of one config: one after another, or side by side in one program.
 
 Side by side, the state has one more axis, and one call does the step of every seed: by
-`vmap`, or on a TPU, where there are many, in a loop. Under `vmap` convolutions become
-grouped ones (`nets/under_vmap.py`). A CPU computes these slowly (benchmarks/seeds.py),
-and so has one for each seed instead. A TPU computes the zeros between the groups, too,
-whose number grows with that of the seeds; with few seeds it has fewer kernels
-(docs/scaling.md), and so has a GPU.
+`vmap`, or on a TPU with many seeds, in a loop. Under `vmap` convolutions become grouped
+ones. A CPU computes these slowly (benchmarks/seeds.py), and so has one for each seed
+instead (`nets/under_vmap.py`). A TPU also computes the zeros between the groups, whose
+number grows with that of the seeds.
 """
 
 import functools
@@ -70,30 +69,29 @@ def _mapped(function, state, *arguments):
     return together.replace(**{name: getattr(states[0], name) for name in _COMMON})
 
 
-def _mapped_step(how, step, state, *others):
+def _mapped_step(apart, step, state, batch):
     """The step of all seeds at once, and metrics with an axis of seeds.
 
     Args:
-      how: what becomes of convolutions, see `under_vmap.networks`.
+      apart: make a convolution for each seed, not one with groups.
       step: of one seed.
       state: of all.
-      others: further arguments of the step, with an axis of seeds.
+      batch: of all, with an axis of seeds.
     """
     step = inspect.unwrap(step)  # which may be traced already, for one network
-    axes = _AXES, *(0 for _ in others)
-    with under_vmap.networks(how):
-        return jax.vmap(step, axes, (_AXES, 0))(state, *others)
+    with under_vmap.networks_apart(apart):
+        return jax.vmap(step, (_AXES, 0), (_AXES, 0))(state, batch)
 
 
-def _in_turn(step, state, *others):
+def _in_turn(step, state, batch):
     """The step of one seed after another, and metrics with an axis of seeds."""
 
     def one(arguments):
-        own, *others = arguments
-        return step(state.replace(**own), *others)
+        own, batch = arguments
+        return step(state.replace(**own), batch)
 
     own = {name: getattr(state, name) for name in _OWN}
-    states, metrics = jax.lax.map(one, (own, *others))
+    states, metrics = jax.lax.map(one, (own, batch))
     common = {name: getattr(states, name)[0] for name in _COMMON}
     return states.replace(**common), metrics
 
@@ -109,14 +107,11 @@ def _method(method: core.Method, every: Callable) -> core.Method:
     def init(keys, batch):
         return jax.vmap(method.init, (0, None), _AXES)(keys, batch)
 
-    def step(state, batch, *cast):
+    def step(state, batch):
         count = len(state.key)
         batch = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
-        state, metrics = every(method.step, state, batch, *cast)
+        state, metrics = every(method.step, state, batch)
         return state, jax.tree.map(lambda x: x.mean(axis=0), metrics)
-
-    def cast(state, before):
-        return jax.vmap(method.cast, (_AXES, 0))(state, before)
 
     hooks = {
         name: functools.partial(_mapped, getattr(method, name))
@@ -125,7 +120,6 @@ def _method(method: core.Method, every: Callable) -> core.Method:
     return method._replace(
         init=init,
         step=step,
-        cast=method.cast and cast,
         **hooks,
         source=lambda state, task: method.source(one_of(state, 0), task),
     )
@@ -178,10 +172,8 @@ def together(jobs: dict[int, job.Job], *, apart: bool = False) -> job.Job:
       A job without pictures; what its evaluators give has an axis of seeds.
     """
     first = next(iter(jobs.values()))
-    every = functools.partial(_mapped_step, "grouped")
-    if apart or sharding.on_cpu():
-        every = functools.partial(_mapped_step, "apart")
-    elif sharding.platform() == "tpu" and len(jobs) > _MAPPED:
+    every = functools.partial(_mapped_step, apart or sharding.on_cpu())
+    if not apart and sharding.platform() == "tpu" and len(jobs) > _MAPPED:
         every = _in_turn
     evaluators = {
         name: _judge(jobs, [own.evaluators[name] for own in jobs.values()])

@@ -1,36 +1,142 @@
-"""What a fault is, and how a file's are written down."""
+"""Describe a fault: a function of the package, and how a wrong one replaces it."""
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import NamedTuple
 
 
 class Fault(NamedTuple):
-    """One wrong line, and the tests that must notice it."""
+    """One wrong behaviour, and the tests that must notice it."""
 
     name: str  # "part: what is wrong"
-    file: str  # from the root of the repository
-    old: str  # occurs once in the file
-    new: str
+    target: str  # dotted path of what is replaced, "jaxcl.losses.contrastive.nt_xent"
+    patch: Callable  # the right function -> the wrong one
     tests: tuple[str, ...]  # files or node ids, from tests/
-    slow: bool = False  # some of them are marked slow
-    hangs: bool = False  # the code never ends
 
 
-def of(file, tests, *rows, **options):
-    """Faults of one file of the package.
+def of(target: str, tests: str, *rows: tuple) -> list[Fault]:
+    """List the faults of one function.
 
     Args:
-      file: from jaxcl/.
-      tests: that must notice them, with blanks between.
-      rows: (name, old, new), and behind them what is there in place of `tests`.
-      options: of `Fault`.
+      target: dotted path, from jaxcl.
+      tests: node ids from tests/, with blanks between, that must notice the faults.
+      rows: (name, patch), and behind them other tests in place of `tests`.
     """
     return [
-        Fault(name, f"jaxcl/{file}", old, new, tuple(own or tests.split()), **options)
-        for name, old, new, *own in rows
+        Fault(name, f"jaxcl.{target}", patch, tuple((own or [tests])[0].split()))
+        for name, patch, *own in rows
     ]
 
 
-def twins(module, *names):
-    """Tests of losses against their float64 twins, by the names of their cases."""
-    test = f"test_{module}.py::test_values_and_gradients_equal_the_equation"
-    return " ".join(f"{test}[{name}]" for name in names)
+def takes(**changes: Callable) -> Callable:
+    """Patch: change arguments on their way in, `takes(labels=lambda x: 0 * x)`."""
+
+    def patch(function):
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def wrong(*given, **named):
+            call = signature.bind(*given, **named)
+            call.apply_defaults()
+            for name, change in changes.items():
+                call.arguments[name] = change(call.arguments[name])
+            return function(*call.args, **call.kwargs)
+
+        return wrong
+
+    return patch
+
+
+def swaps(one: str, other: str) -> Callable:
+    """Patch: exchange two arguments."""
+
+    def patch(function):
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def wrong(*given, **named):
+            call = signature.bind(*given, **named)
+            call.apply_defaults()
+            both = call.arguments
+            both[one], both[other] = both[other], both[one]
+            return function(*call.args, **call.kwargs)
+
+        return wrong
+
+    return patch
+
+
+def gives(change: Callable) -> Callable:
+    """Patch: change the result; `change` gets it, and the arguments by name."""
+
+    def patch(function):
+        signature = inspect.signature(function)
+        parameters = inspect.signature(change).parameters.values()
+        wants = sum(parameter.default is parameter.empty for parameter in parameters)
+
+        @functools.wraps(function)
+        def wrong(*given, **named):
+            result = function(*given, **named)
+            if wants == 1:
+                return change(result)
+            call = signature.bind(*given, **named)
+            call.apply_defaults()
+            return change(result, call.arguments)
+
+        return wrong
+
+    return patch
+
+
+def instead(other: Callable) -> Callable:
+    """Patch: call another function with the same arguments."""
+
+    def patch(function):
+        @functools.wraps(function)
+        def wrong(*given, **named):
+            return other(*given, **named)
+
+        return wrong
+
+    return patch
+
+
+def makes(**fields: Callable) -> Callable:
+    """Patch a `make`: wrap fields of the NamedTuple that it returns.
+
+    Args:
+      fields: name of a field -> function of the field's value, which returns another.
+    """
+
+    def change(made):
+        return made._replace(
+            **{name: wrap(getattr(made, name)) for name, wrap in fields.items()}
+        )
+
+    return gives(change)
+
+
+def keeps(*fields: str) -> Callable:
+    """Wrap a step or a task's begin or end: these fields of the state stay.
+
+    Args:
+      fields: names in the state, or "extra.NAME" of what the method keeps.
+    """
+
+    def wrap(function):
+        def wrong(state, *others):
+            result = function(state, *others)
+            now, *rest = result if isinstance(result, tuple) else (result,)
+            for field in fields:
+                _, inner, name = field.rpartition("extra.")
+                if inner:
+                    old = getattr(state.extra, name)
+                    now = now.replace(extra=now.extra._replace(**{name: old}))
+                else:
+                    now = now.replace(**{field: getattr(state, field)})
+            return (now, *rest) if isinstance(result, tuple) else now
+
+        return wrong
+
+    return wrap

@@ -10,6 +10,7 @@ import numpy as np
 from jaxcl import core, sharding
 from jaxcl.data import scenarios, stream
 from jaxcl.evals import head as head_lib
+from jaxcl.evals import linear
 
 CLASSES, SIZE, DIM = 6, 4, 5
 MEAN, STD = (0.4, 0.5, 0.6), (0.25, 0.2, 0.3)
@@ -120,6 +121,11 @@ def probe_twin(x, y, head, order_of, batch, lr=0.3):
 def accuracies(parts, guess):
     label = parts.stream.evaluation.label
     return [(guess[t.test] == label[t.test]).mean() for t in parts.stream.tasks]
+
+
+def probe(parts, **settings):
+    """A linear probe with these settings, whether an option sets them or a preset."""
+    return linear.evaluator(parts, linear.Settings(**settings))
 
 
 OPTIONS = dict(epochs=7, batch_size=16, lr=0.3, weight_decay=0.01, milestones=(3, 5))

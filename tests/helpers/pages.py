@@ -15,14 +15,15 @@ def prose(text):
     return FENCE.sub("", text)
 
 
-def commands(text, module, *, fill=None):
+def commands(text, module):
     """Arguments of every `python -m MODULE ...` line, one list each.
 
-    `fill` says what stands for a choice (`filled` unless it is given).
+    A module "jaxcl WORD" stands for the command of that name.
     """
     joined = re.sub(r"\\\n\s*", " ", text)
-    found = re.findall(rf"python -m {re.escape(module)}\b([^\n`]*)", joined)
-    return [list(map(fill or filled, shlex.split(arguments))) for arguments in found]
+    start = module if " " in module else f"python -m {module}"
+    found = re.findall(rf"{re.escape(start)}\b([^\n`]*)", joined)
+    return [list(map(filled, shlex.split(arguments))) for arguments in found]
 
 
 def filled(argument):

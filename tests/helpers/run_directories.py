@@ -55,9 +55,6 @@ def leave_epochs(
     config=True,
     drop=(),
     scenario="growth",
-    rates=(),
-    steps=None,
-    judge=None,
 ):
     """A finished run: epoch i of task 1 ends at step 10 + 5 i with values[i - 1].
 
@@ -69,8 +66,6 @@ def leave_epochs(
     told["plasticity"] = False
     if growth is not None:
         told["scenario"]["growth"] = growth
-    if judge is not None:
-        told |= {"method": {"name": "icl"}, "evaluators": {"objective": judge}}
     if config:
         (folder / "config.json").write_text(json.dumps(told))
     rows = [
@@ -84,8 +79,6 @@ def leave_epochs(
         {"step": 12, "task": 1, "loss": 1.0},
         {"step": 13, "task": 1, "eval": {"objective/loss": 0.02}},
     ]
-    rows += [{"step": 14, "task": 1, **rate} for rate in rates]
-    rows[2] |= {"lr": 7.0} if rates else {}
     epochs = []
     for number, value in enumerate(values, 1):
         epoch = {"number": number, "loss": 2.0, "passes": passes * number}
@@ -106,8 +99,6 @@ def leave_epochs(
     pair = {"best": epochs[best - 1], "last": epochs[-1]}
     zero = {"number": 1, "loss": 9.0, "seconds": 0.5, "passes": 7.0}
     results["convergence"] = {"0": {"best": zero, "last": zero}, "1": pair}
-    if steps is not None:
-        results["cost"]["per_task"] = [{"steps": 99}, {"steps": steps}]
     results_lib.write_results(folder, results)
     return folder
 

@@ -27,7 +27,6 @@ class Settings(NamedTuple):
     gather: Callable  # as in `core.Parts`
     on_each: Callable  # the same
     logsumexp: Callable | None = None  # in place of the matrix of products
-    kernel: bool = True  # accelerators filter in one kernel, where they can
 
 
 def create(settings: Settings, batch: core.Batch) -> buffer.Buffer:
@@ -104,7 +103,6 @@ def _filtered(settings, memory, features, mask):
             incoming_mask=mask,
             newcomer_competes=settings.newcomer_competes,
             split=settings.spread,
-            kernel=settings.kernel and not settings.spread,
             **options,
         )
 

@@ -28,7 +28,7 @@ from jaxcl.losses import contrastive
 from jaxcl.losses import streaming as streaming_lib
 from jaxcl.memory import buffer, duel
 from jaxcl.methods.duel import active_memory
-from jaxcl.nets import cast, chain, mlp
+from jaxcl.nets import chain, mlp
 
 
 class Extra(NamedTuple):
@@ -102,7 +102,6 @@ def make(
     hidden_dim: schema.Width = 512,
     output_dim: schema.Width = 256,
     streaming: bool = False,
-    kernel: bool = True,
 ) -> core.Method:
     """MoCo v2 or SimCLR with an active memory of negatives.
 
@@ -127,9 +126,7 @@ def make(
       sharded: each device holds its share of the memory.
       momentum: of the slow network.
       hidden_layers, hidden_dim, output_dim: of the projector; 0 layers: one Linear.
-      streaming: GPUs and TPUs make no matrix of logits, see `losses.streaming`.
-      kernel: GPUs and TPUs filter the memory in one kernel, see `memory.duel_rounds`;
-        False: in a loop.
+      streaming: make no matrix of logits, see `losses.streaming`.
 
     Raises:
       ValueError: naming the field, the value and what is allowed.
@@ -160,7 +157,6 @@ def make(
         gather=parts.gather,
         on_each=parts.on_each,
         logsumexp=logsumexp,
-        kernel=kernel,
     )
     widths = (hidden_dim,) * hidden_layers + (output_dim,)
     projector = mlp.MLP(widths, dtype=parts.encoder.dtype)
@@ -182,9 +178,6 @@ def make(
     return core.Method(
         init=functools.partial(_init, setup),
         step=functools.partial(_step, setup),
-        cast=functools.partial(
-            cast.kernels, nets=net, moved=("momentum",) if setup.moco else ()
-        ),
         embed=net.embed,
         project=net.project,
         begin_task=functools.partial(_begin_task, setup),
@@ -210,17 +203,14 @@ def _init(setup, key, batch):
     return core.new_state(k_state, params, stats, setup.parts.tx, extra)
 
 
-def _step(setup, state, batch, kernels=None):
-    read = cast.read(state, kernels)
+def _step(setup, state, batch):
     k_augment, k_write, *k_drawn = jax.random.split(core.step_key(state), 4)
     views = setup.parts.augment(k_augment, batch["image"])
     core.check_views(views, 2, "duel")
     memory = _memory(state) if setup.remembers else None
     draw = functools.partial(_draw, setup, k_drawn, batch["image"].ndim == 5)
-    loss, memory = (_moco if setup.moco else _simclr)(setup, read, views, memory, draw)
-    state, (stats, slow_stats, target), metrics = core.descend(
-        setup.parts, state, loss, at=read.params
-    )
+    loss, memory = (_moco if setup.moco else _simclr)(setup, state, views, memory, draw)
+    state, (stats, slow_stats, target), metrics = core.descend(setup.parts, state, loss)
     extra = state.extra._replace(momentum_stats=slow_stats)
     if setup.moco:
         slow = optim.ema(extra.momentum, state.params, setup.momentum)

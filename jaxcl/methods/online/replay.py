@@ -31,7 +31,7 @@ def settings(
         is not set either. The policy decides which classes they hold.
       capacity: slots in total, in place of `per_class`.
       policy: which incoming rows the memory keeps, a name in
-        `memory.policies.POLICIES`.
+        `memory.policies.POLICIES`, or the module of a policy of your own.
       size: rows drawn for each update; None: as many as come in.
       updates: gradient steps on each incoming batch, each with a draw of its own; the
         memory is written once, after them.
@@ -48,7 +48,7 @@ def settings(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    core.check_choice("config.replay.policy", policy, tuple(policies.POLICIES))
+    policies.get(policy)  # refuses a name that is none
     if per_class is not None and capacity is not None:
         raise ValueError(
             f"config.replay.capacity={capacity}: set it or per_class={per_class}, "

@@ -46,7 +46,7 @@ def _check_memory(replay: core.Replay, parts: core.Parts, write) -> None:
             f"config.replay.policy={replay.policy!r}: config.method.name stores by a "
             "rule of its own; leave it out ('reservoir')"
         )
-    policy = policies.POLICIES[replay.policy]
+    policy = policies.get(replay.policy)
     if lacking := sorted({*policy.reads} - {"label", "task"}):
         raise ValueError(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(lacking)} of "

@@ -1,5 +1,6 @@
-"""A frozen copy of the network at the end of the last task, for online methods."""
+"""Teachers of online methods: a frozen copy of the network before the present task."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -7,6 +8,8 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.data import stream
+from jaxcl.memory import buffer
+from jaxcl.methods import online
 
 
 class Teacher(NamedTuple):
@@ -15,6 +18,16 @@ class Teacher(NamedTuple):
     params: core.PyTree  # f32
     stats: core.PyTree  # f32, running statistics, frozen too
     exists: jax.Array  # bool[], False in the first task
+
+
+class Extra(NamedTuple):
+    """The state of a method that groups classes by their task."""
+
+    memory: buffer.Buffer
+    seen: jax.Array  # bool[C], classes met so far
+    kept: core.PyTree  # what the memory's policy counts
+    teacher: Teacher | None  # None: the method does not distill
+    task_of: jax.Array  # i32[C], task in which the class came first; -1: not yet
 
 
 def create(params: core.PyTree, stats: core.PyTree) -> Teacher:
@@ -49,3 +62,33 @@ def logits(net: Any, teacher: Teacher, *parts: Any, train: bool = False) -> tupl
         return tuple(jnp.zeros(x.shape, x.dtype) for x in jax.eval_shape(ask))
 
     return jax.lax.stop_gradient(jax.lax.cond(teacher.exists, ask, zeros))
+
+
+def by_task(
+    parts: core.Parts, net: online.Network, update: Callable, *, distill: bool = True
+) -> core.Method:
+    """Build a method from a gradient step that finds the task of each class.
+
+    Args:
+      parts, net, update: as of `online.method`; the state that `update` is given has an
+        `Extra`, whose `task_of` has the incoming classes, too.
+      distill: False: there is no teacher.
+    """
+
+    def with_classes(state, incoming, key):
+        task_of = met(state.extra.task_of, incoming.label, state.task)
+        state = state.replace(extra=state.extra._replace(task_of=task_of))
+        return update(state, incoming, key)
+
+    def extra(base, params, stats):
+        task_of = jnp.full(parts.num_classes, -1, jnp.int32)
+        return Extra(*base, create(params, stats) if distill else None, task_of)
+
+    hooks = {"begin_task": begin_task} if distill else {}
+    return online.method(parts, net, with_classes, extra=extra, **hooks)
+
+
+def met(task_of: jax.Array, label: jax.Array, task: jax.Array) -> jax.Array:
+    """Update i32[C] `task_of` with the labels of rows that came in `task`."""
+    present = jnp.zeros(task_of.shape, bool).at[label].set(True)
+    return jnp.where(present & (task_of < 0), task, task_of)

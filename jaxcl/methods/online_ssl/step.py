@@ -237,7 +237,7 @@ def _check_mixtures(parts: core.Parts) -> None:
             "row with one replayed row; must be at most config.batch_size="
             f"{parts.batch_size}"
         )
-    if reads := policies.POLICIES[replay.policy].reads:
+    if reads := policies.get(replay.policy).reads:
         blank = [name for name, policy in policies.POLICIES.items() if not policy.reads]
         raise ValueError(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(reads)} of "

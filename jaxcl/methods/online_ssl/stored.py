@@ -13,6 +13,9 @@ from jaxcl import core, optim
 from jaxcl.memory import diversity, loss_aware, policies, redundancy
 from jaxcl.methods import online
 
+# What the memory can hold for its policy to read.
+_STORED = ("feature", "used", "number", "loss", "draws", "score")
+
 
 class RowStats(NamedTuple):
     """Values of an update's rows, computed before the optimiser's step."""
@@ -28,11 +31,11 @@ def check(replay: core.Replay) -> None:
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    blind = [name for name, policy in policies.POLICIES.items() if _unlabelled(policy)]
-    if replay.policy not in blind:
+    if lacking := sorted({*policies.get(replay.policy).reads} - {*_STORED}):
+        names = [n for n, x in policies.POLICIES.items() if {*x.reads} <= {*_STORED}]
         raise ValueError(
-            f"config.replay.policy={replay.policy!r}: reads labels or tasks, which "
-            f"online_ssl is not told; allowed are {', '.join(blind)}"
+            f"config.replay.policy={replay.policy!r}: reads {', '.join(lacking)}, "
+            f"which online_ssl has none of; allowed are {', '.join(names)}"
         )
     if replay.capacity <= replay.size:
         raise ValueError(
@@ -50,10 +53,6 @@ def check(replay: core.Replay) -> None:
                 f"config.replay.{name}={value!r}: online_ssl augments all rows and has "
                 "no head of classes; leave it out ('drift' may be measured)"
             )
-
-
-def _unlabelled(policy: policies.Policy) -> bool:
-    return not {"label", "task"} & set(policy.reads)
 
 
 def create(setup, batch):
@@ -82,7 +81,7 @@ def create(setup, batch):
 
 def _reads(setup):
     """Names of the items that the memory's policy reads."""
-    return policies.POLICIES[setup.parts.replay.policy].reads
+    return policies.get(setup.parts.replay.policy).reads
 
 
 def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats:

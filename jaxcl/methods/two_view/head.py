@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from jaxcl import core, optim
 from jaxcl.evals import head as head_lib
-from jaxcl.nets import cast, chain
+from jaxcl.nets import chain
 
 Form = Literal["apart", "released"]
 
@@ -35,7 +35,6 @@ _READ_THE_STATE = (
     "source",
     "memory",
     "objective",
-    "cast",
     "replayed",
     "project",
 )
@@ -115,11 +114,10 @@ def add(
         velocity = jax.tree.map(jnp.zeros_like, layer)
         return own.replace(extra=Extra(own.extra, layer, velocity))
 
-    def step(state, batch, *kernels):
-        own, labelled = _own(state), batch["labelled"]
+    def step(state, batch):
+        before, labelled = _own(state), batch["labelled"]
         images = views(core.step_key(state), labelled["image"])
-        before = cast.read(own, *kernels) if kernels else own
-        own, metrics = method.step(own, batch, *kernels)
+        own, metrics = method.step(before, batch)
         if leaks:
             features, moved = encoder(before.params, own.stats, images, train=True)
             own = own.replace(stats=own.stats | moved)

@@ -3,8 +3,6 @@
 Online self-supervised learning (`methods/online_ssl`) has the same networks.
 """
 
-import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,7 +10,6 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.methods.two_view import records
-from jaxcl.nets import cast as cast_lib
 from jaxcl.nets import chain, heads
 
 
@@ -111,18 +108,6 @@ def _own_names(base, dim):
     if base.init_params is None:
         return ()
     return tuple(jax.eval_shape(lambda: base.init_params(jax.random.key(0), dim)))
-
-
-def cast(networks: Networks, teacher: records.Statistics | None) -> Callable:
-    """`core.Method.cast` of all networks that there are."""
-    nets = networks.copied.nets | networks.predictor.nets | networks.distiller.nets
-    return functools.partial(
-        cast_lib.kernels,
-        nets=chain.Chain(nets),
-        moved=("momentum",) if networks.base.momentum else (),
-        still=("teacher",) if teacher else (),
-        fold=teacher != "batch",
-    )
 
 
 def start(networks: Networks, parts: core.Parts, key: jax.Array, batch) -> Start:

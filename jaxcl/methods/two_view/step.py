@@ -27,7 +27,6 @@ import jax.numpy as jnp
 
 from jaxcl import core, optim, schema
 from jaxcl.methods.two_view import bases, head, networks, records, strategies
-from jaxcl.nets import cast
 
 
 class Extra(NamedTuple):
@@ -132,7 +131,6 @@ def make(
         project=setup.networks.copied.project,
         begin_task=functools.partial(_begin_task, setup),
         end_task=functools.partial(_end_task, setup),
-        cast=networks.cast(setup.networks, plan.teacher),
         supervised=spec.supervised,
         alone={"strategy": "finetune"},
         drops_branches=True,
@@ -211,10 +209,10 @@ def _end_task(setup, state, task):
     return state.replace(extra=state.extra._replace(strategy=own))
 
 
-def _step(setup, state, batch, kernels=None):
+def _step(setup, state, batch):
     """Take one step of the optimiser."""
     base, strategy, parts = setup.base, setup.strategy, setup.parts
-    read, keys, moment = cast.read(state, kernels), _split_key(state), _moment(state)
+    keys, moment = _split_key(state), _moment(state)
 
     # Views, and what the strategy makes of them
     views = parts.augment(keys.augment, batch["image"])
@@ -224,12 +222,12 @@ def _step(setup, state, batch, kernels=None):
 
     # Targets without gradient; the slow network passes beside the one that learns
     first = (state.task == 0) & (not parts.begun)  # there is no teacher yet
-    features = _fixed_features(setup, read, moment, batch, reading)
+    features = _fixed_features(setup, state, moment, batch, reading)
     if strategy.teacher:
-        features = features._replace(f=_teach(setup, read, images, first))
-    forward = _make_forward(setup, read, batch, images, reading)
+        features = features._replace(f=_teach(setup, state, images, first))
+    forward = _make_forward(setup, state, batch, images, reading)
     outputs, backward, (stats, fixed, moved) = jax.vjp(
-        forward, read.params, has_aux=True
+        forward, state.params, has_aux=True
     )
     features = features._replace(**fixed)
 
@@ -238,7 +236,7 @@ def _step(setup, state, batch, kernels=None):
     if base.mask_gradients is not None:
         kept = base.mask_gradients(moment, slopes.params)
         slopes = slopes._replace(params=kept)
-    grads = core.widened(*backward(slopes), state.params)
+    (grads,) = backward(slopes)
     lr, own = core.rate(parts, state), state.extra.strategy
     if strategy.change_gradients is not None:
         grads, own = strategy.change_gradients(own, records.Update(state, grads, lr))
@@ -261,9 +259,9 @@ def _moment(state) -> records.Moment:
     return records.Moment(core.step_key(state), state.task, core.progress(state))
 
 
-def _fixed_features(setup, read, moment, batch, reading) -> records.Features:
+def _fixed_features(setup, state, moment, batch, reading) -> records.Features:
     """What the losses read that is known before the pass."""
-    base, nets, extra = setup.base, setup.networks, read.extra
+    base, nets, extra = setup.base, setup.networks, state.extra
     prepared = None if base.prepare is None else base.prepare(moment, nets.dim)
     return records.Features(
         None,
@@ -277,7 +275,7 @@ def _fixed_features(setup, read, moment, batch, reading) -> records.Features:
     )
 
 
-def _teach(setup, read, images, first):
+def _teach(setup, state, images, first):
     """The teacher's projections f32[B,2,D]; zeros while there is none, at no cost.
 
     In the first task there is none, but for an encoder that was trained before: it
@@ -285,7 +283,7 @@ def _teach(setup, read, images, first):
     """
 
     def project():
-        extra, train = read.extra, setup.strategy.teacher == "batch"
+        extra, train = state.extra, setup.strategy.teacher == "batch"
         copied = setup.networks.copied
         return copied(
             extra.teacher, extra.teacher_stats, images, train=train, groups=2
@@ -296,20 +294,20 @@ def _teach(setup, read, images, first):
     return networks.pair_views(rows)
 
 
-def _make_forward(setup, read, batch, images, reading):
+def _make_forward(setup, state, batch, images, reading):
     """Make the pass, parameters -> what `networks.forward` returns."""
-    parts, key, local, others = setup.parts, core.step_key(read), None, {}
+    parts, key, local, others = setup.parts, core.step_key(state), None, {}
     if parts.local is not None:
         local = parts.local(jax.random.fold_in(key, _LOCAL), batch["image"])
     drops = getattr(parts.encoder, "drop_path", 0)
     if setup.base.momentum:
-        others["k"] = read.extra.momentum, read.extra.momentum_stats
+        others["k"] = state.extra.momentum, state.extra.momentum_stats
 
     def forward(params):
         return networks.forward(
             setup.networks,
             params,
-            read.stats,
+            state.stats,
             images,
             others=others,
             key=jax.random.fold_in(key, _BRANCHES) if drops else None,

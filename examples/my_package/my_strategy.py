@@ -1,0 +1,26 @@
+"""A strategy of `two_view`: stay near the teacher's projections.
+
+The hint of FitNets (Romero et al., ICLR 2015, Eq. 3). Teacher and student have one
+shape, so no regressor is between them. Every base goes with it.
+
+Use it with --config.method.strategy=my_package.my_strategy.
+"""
+
+from jaxcl import schema
+from jaxcl.losses import distill
+from jaxcl.methods.two_view import forms, records
+
+
+def make(*, weight: schema.Weight = 1.0) -> records.Strategy:
+    """Make the strategy. Its arguments are options of config.method.
+
+    Args:
+      weight: of the term that it adds to the base's loss.
+    """
+
+    def loss(base, x):
+        """Add weight * the mean squared distance to the teacher to the base's loss."""
+        hint = distill.cassle_mse(*forms.split_views(x.z), *forms.split_views(x.f))
+        return base.loss(x) + weight * hint
+
+    return records.Strategy(loss, teacher="running")

@@ -1,0 +1,534 @@
+"""Compile a training step for a chip that need not be here, and bound its time.
+
+  jaxcl estimate --config=configs/pnr_cifar100.py --target=h200:8
+
+prints what the compiler says of one step: memory by kind and whether it fits, FLOPs,
+bytes, collectives, and the least time that follows. No data are read and nothing runs.
+Without `--target` the step is compiled for the devices of this machine.
+"""
+
+import collections
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import re
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+from absl import app, flags, logging
+from jax.experimental import topologies
+from ml_collections import config_flags
+
+from jaxcl import sharding
+from jaxcl.config import build, command
+from jaxcl.data import stand_in, storage
+from jaxcl.run import cost, job
+
+# Chips and targets
+
+
+class Chip(NamedTuple):
+    """One chip's figures, as its vendor states them."""
+
+    kinds: tuple[str, ...]  # parts of the `device_kind` that JAX reports
+    bfloat16: float  # FLOP/s of dense products
+    float32: float  # FLOP/s of float32 products by default: TF32; bfloat16 on TPUs
+    memory: float  # bytes
+    bandwidth: float  # bytes/s of that memory
+    link: float  # bytes/s that a chip can send to its neighbours, one way
+    source: str  # the vendor's page
+    slice: str = ""  # TPUs: the smallest slice that libtpu can describe
+    island: int | None = None  # GPUs: how many share the fast links
+    outside: float = 0.0  # GPUs: bytes/s that each can send out of its island
+    gpu: list[str] | None = None  # GPUs: XLA's `GpuTargetConfigProto`, as text
+
+
+# GPUs are the SXM ones unless named otherwise. Of a device that is here, the first row
+# counts whose kind is part of the device's kind.
+_TABLE = pathlib.Path(__file__).with_name("chips.json")
+CHIPS = {k: Chip(**row) for k, row in json.loads(_TABLE.read_text()).items()}
+
+
+def chip_of(kind: str) -> Chip | None:
+    """Find the row of a `device_kind`; None if the table has none."""
+    found = (x for x in CHIPS.values() if any(k.lower() in kind.lower() for k in x[0]))
+    return next(found, None)
+
+
+class Target(NamedTuple):
+    """Chips to compile for."""
+
+    chip: Chip
+    topology: str  # as `topologies.get_topology_desc` has it
+    chips: int
+
+
+def parse(text: str) -> Target:
+    """Read a target: a TPU slice by its sides, or GPUs by their number.
+
+    TPUs: v5e:2x4, v5p:2x2x1; v5e is one chip. GPUs: h200:8; h200:2x8 are two machines.
+
+    Raises:
+      ValueError: there is no such chip or slice; the message names those there are.
+    """
+    name, _, sides = text.strip().partition(":")
+    chip, counts = CHIPS.get(name), []
+    if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sides or "1"):
+        counts = [int(x) for x in (sides or "1").split("x")]
+    whole = math.prod(counts)
+    if chip and chip.slice and (not sides or len(counts) == chip.slice.count("x") + 1):
+        # libtpu describes no slice of one chip: take the first of the smallest.
+        return Target(chip, f"{name}:{sides if whole > 1 else chip.slice}", whole)
+    if chip and chip.gpu and 0 < len(counts) <= 2:
+        machines, each = [1, *counts][-2:]
+        return Target(chip, f"1x{machines}x{each}", whole)
+    allowed = [f"{k}:{x.slice or 8}" for k, x in CHIPS.items() if x.slice or x.gpu]
+    raise ValueError(f"--target={text}: must be as {', '.join(allowed)}")
+
+
+def compiler(target: Target) -> str:
+    """Name the package that compiles for a target, and its version.
+
+    Raises:
+      ValueError: it is not installed; the message says how to install it.
+    """
+    cuda = "jax-cuda13-plugin", "jax-cuda12-plugin"
+    for name in ("libtpu",) if target.chip.slice else cuda:
+        if importlib.util.find_spec(name.replace("-", "_")):
+            return f"{name} {importlib.metadata.version(name)}"
+    extra = "tpu-compiler" if target.chip.slice else "gpu-compiler"
+    raise ValueError(f"--target: its compiler is missing, pip install 'jaxcl[{extra}]'")
+
+
+def devices(target: Target) -> tuple:
+    """Describe the devices of a target to JAX."""
+    if gpu := target.chip.gpu:
+        given = {"topology": target.topology, "target_config": " ".join(gpu)}
+        return tuple(topologies.get_topology_desc(platform="cuda", **given).devices)
+    found = topologies.get_topology_desc(platform="tpu", topology_name=target.topology)
+    return tuple(found.devices[: target.chips])
+
+
+# The text of a compiled program
+
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.-]+) .*\{$")
+_LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*)$")
+_CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.-]+)")
+_BRANCHES = re.compile(r"(?:branch|true|false)_computations?=\{?([^}=]*?)\}?(?:, \w|$)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_KIND = re.compile(
+    r"(all-reduce|all-gather|reduce-scatter|(?:ragged-)?all-to-all|collective-\w+)"
+    r"(-start)?"
+)
+
+
+class _Op(NamedTuple):
+    name: str
+    shape: str
+    code: str
+    rest: str  # operands and attributes
+
+    @property
+    def operands(self) -> list[str]:
+        return re.findall(r"%([\w.-]+)", self.rest.partition(")")[0])
+
+
+def _executed(text: str) -> Iterator[tuple]:
+    """Yield (operation, all bodies, name of its body, times it runs, if that is known).
+
+    A loop counts as often as the text says, else once. A conditional counts by its
+    longest branch. A fusion is one operation; collectives inside it come besides.
+    """
+    bodies: dict[str, list[_Op]] = {}
+    entry, current = "", []
+    for line in text.splitlines():
+        if (head := _HEAD.match(line)) and not line.startswith("HloModule"):
+            current = bodies[head[2]] = []
+            entry = head[2] if head[1] else entry
+        elif found := _LINE.match(line):
+            current.append(_Op(*found.groups()))
+
+    def within(name, times, counted):
+        for op in bodies.get(name, ()):
+            yield op, bodies, name, times, counted
+            inner, often, known = _CALLED.findall(op.rest), times, counted
+            if op.code == "fusion":
+                for own in bodies.get(inner[0], ()):
+                    if _KIND.fullmatch(own.code):
+                        yield own, bodies, inner[0], times, counted
+            elif op.code == "while":
+                trips = _TRIPS.search(op.rest)
+                often, known = times * int(trips[1] if trips else 1), counted and trips
+            elif op.code == "conditional":
+                names = re.findall(r"[\w.-]+", ",".join(_BRANCHES.findall(op.rest)))
+                inner = [max(names, key=lambda x: len(bodies.get(x, ())))]
+            if op.code in ("while", "conditional", "call", "async-start"):
+                for called in inner:
+                    yield from within(called, often, bool(known))
+
+    yield from within(entry, 1, True)
+
+
+class Collective(NamedTuple):
+    """One exchange of data between devices."""
+
+    kind: str  # "all-reduce"
+    group: int  # how many devices take part
+    bytes: int  # after an all-gather or all-to-all, before a reduce-scatter
+    times: int  # how often it runs
+    counted: bool  # False: a loop of unknown length holds it, and counts once
+
+
+def collectives(text: str) -> list[Collective]:
+    """Find every collective between devices in `compiled.as_text()`.
+
+    A start and its done are one. So are fusions of a TPU that share one channel.
+    """
+    header = text.partition("\n")[0]
+    sizes = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", header)
+    everyone, found, seen = math.prod(map(int, sizes)), [], set()
+    for op, bodies, name, times, counted in _executed(text):
+        matched = _KIND.fullmatch(op.code)
+        channel = "chain_id=" in op.rest and re.search(r"channel_id=\d+", op.rest)[0]
+        if matched is None or channel in seen:
+            continue
+        seen |= {channel} - {False}
+        kind, shape = matched[1], op.shape
+        if matched[2]:  # the shape of a start holds its inputs, too
+            ends = [x for x in bodies[name] if x.code == f"{kind}-done"]
+            shape = next(x.shape for x in ends if op.name in x.operands)
+        group = _group(op.rest, kind, everyone)
+        size = _size(shape) * (group if kind == "reduce-scatter" else 1)
+        found.append(Collective(kind, group, size, times, counted))
+    return [message for message in found if message.group > 1]
+
+
+def _group(rest, kind, everyone) -> int:
+    """Count the devices that exchange data in a collective."""
+    if kind == "collective-permute":
+        pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", rest)
+        moves = re.findall(r"(\d+),(\d+)", pairs[1]) if pairs else []
+        return everyone if any(a != b for a, b in moves) else 1
+    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", rest):
+        sides = dict(re.findall(r"'?([\w.]+)'?=(\d+)", mesh[1]))
+        parts = re.findall(r"'?([\w.]+)'?(?::\(\d+\)(\d+))?", mesh[2])
+        return math.prod(int(size or sides[axis]) for axis, size in parts)
+    if listed := re.search(r"replica_groups=\[\d+,(\d+)\]", rest):
+        return int(listed[1])
+    first = re.search(r"replica_groups=\{\{([\d,]+)\}", rest)
+    return len(first[1].split(",")) if first else everyone
+
+
+def _size(shape) -> int:
+    """Count the bytes of a shape, without padding; a tuple is the sum of its parts."""
+    total = 0
+    for dtype, sides in re.findall(r"([a-z]\w*)\[([\d,<=]*)\]", shape):
+        bits = re.search(r"\d+", dtype)
+        width = int(bits[0]) if bits else 8 * (dtype == "pred")
+        total += -(-width * math.prod(map(int, re.findall(r"\d+", sides))) // 8)
+    return total
+
+
+def moved(text: str) -> int:
+    """Count bytes to and from memory by the text, for compilers that tell none.
+
+    Each operation reads its operands and writes its results once. An array that it
+    slices, gathers from or updates in place is left out, with the result of its shape.
+    """
+    total, sizes = 0, {}
+    for op, bodies, name, times, _ in _executed(text):
+        sizes = sizes or {
+            k: {x.name: _size(x.shape) for x in ops} for k, ops in bodies.items()
+        }
+        if op.code in ("fusion", "custom-call", "copy"):
+            inside = _CALLED.search(op.rest)[1] if op.code == "fusion" else ""
+            through = collections.Counter(map(sizes[name].get, [op.name, *op.operands]))
+            for part in bodies.get(inside, ()):
+                if part.code in ("dynamic-slice", "gather", "dynamic-update-slice"):
+                    both = part.code == "dynamic-update-slice"
+                    through -= {sizes[inside][part.operands[0]]: 1 + both}
+            total += times * sum(through.elements())
+    return total
+
+
+# The least time
+
+
+def least(
+    flops: float, moved: float, sent: list[Collective], chip: Chip, precision: str
+) -> dict[str, float]:
+    """Bound the seconds of a step from below, for each thing that a chip does.
+
+    Args:
+      flops: of a step on one device.
+      moved: bytes to and from the device's memory.
+      sent: what devices send each other.
+      chip: the device.
+      precision: "bfloat16" or "float32", of the products.
+
+    Returns:
+      Seconds for "arithmetic", "memory" and "links", and "total", the largest of
+      them: all three can run beside each other.
+    """
+    found = {
+        "arithmetic": flops / getattr(chip, precision),
+        "memory": moved / chip.bandwidth,
+        "links": sum(message.times * link_seconds(message, chip) for message in sent),
+    }
+    return found | {"total": max(found.values())}
+
+
+def link_seconds(message: Collective, chip: Chip) -> float:
+    """Bound the seconds of one collective, as rings in each island and across them.
+
+    Latency is left out, since no vendor states it.
+    """
+    group, size = message.group, message.bytes
+    near = min(group, chip.island or group)
+    islands = math.ceil(group / near)
+    outside = chip.outside if islands > 1 else chip.link
+    if message.kind.startswith("collective"):
+        return size / outside
+    if message.kind.endswith("all-to-all"):
+        inside, across = size * (near - 1) / group, size * (group - near) / group
+    else:
+        ways = 2 if message.kind == "all-reduce" else 1
+        inside = ways * size * (near - 1) / near
+        across = ways * size / near * (islands - 1) / islands
+    return max(inside / chip.link, across / outside)
+
+
+# A step, compiled
+
+
+def _task(work: job.Job) -> int:
+    """Number a later task, with teacher and distillation, if there is one."""
+    return work.stream.tasks[:2][-1].index
+
+
+def lower(work: job.Job) -> jax.stages.Lowered:
+    """Lower the program that a run calls: `steps_per_call` steps of a later task."""
+
+    def placed(x, where, *axes):
+        return jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype, sharding=where)
+
+    def rows_only(batch):  # the images are on the device
+        inner = {k: rows_only(x) for k, x in batch.items() if k == "labelled"}
+        return {"index": batch["index"]} | inner
+
+    parts, steps = work.parts(_task(work)), work.steps_per_call
+    state, batch = job.placed(work, parts)
+    whole = sharding.replicated(work.mesh)
+    split = sharding.split(work.mesh, axis=2 if parts > 1 else 1)
+    place = whole if work.graphs else split
+    batch = rows_only(batch) if work.resident else batch
+    batches = jax.tree.map(lambda x: placed(x, place, steps), batch)
+    images = jax.tree.map(lambda x: placed(x, whole), job.resident_shapes(work))
+    count = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
+    return job.compile_step(work).lower(state, images, batches, count)
+
+
+def read(compiled: jax.stages.Compiled, work: job.Job, chip: Chip | None) -> dict:
+    """Read what a compiled program says of one step on one device.
+
+    FLOPs are the compiler's count, or XLA's count of the step as it is written, shared
+    among the devices, if that is more: the first counts loops once and calls of
+    libraries not at all, the second counts nothing that all devices repeat.
+
+    Args:
+      compiled: the program of a call.
+      work: its job.
+      chip: the device; None: no figures are known.
+
+    Returns:
+      A dict for JSON: "memory" in bytes by kind, with "held" in all; "fits"; "flops";
+      "bytes" to and from memory; "collectives"; "least" in seconds. Without a chip
+      "fits" and "least" are None.
+    """
+    told, text = compiled.memory_analysis(), compiled.as_text()
+    memory = {
+        "arguments": told.argument_size_in_bytes,
+        "outputs": told.output_size_in_bytes,
+        "aliased": told.alias_size_in_bytes,
+        "temporaries": told.temp_size_in_bytes,
+        "program": told.generated_code_size_in_bytes,
+    }
+    memory["held"] = sum(memory.values()) - 2 * memory["aliased"]
+    counted, task = compiled.cost_analysis() or {}, _task(work)
+    written = cost.flops(work.method.step, *job.shapes(work, work.parts(task)), task)
+    flops = max(counted.get("flops", 0.0), (written or 0) / work.mesh.size)
+    # A GPU's compiler tells no bytes of a chip that is absent, nor of libraries' calls.
+    gpu = work.mesh.devices.flat[0].platform == "gpu"
+    through = moved(text) if gpu else counted.get("bytes accessed", 0.0)
+    sent, precision = collectives(text), work.config.get("precision", "float32")
+    return {
+        "memory": memory,
+        "fits": chip and memory["held"] <= chip.memory,
+        "flops": flops,
+        "bytes": through,
+        "collectives": [message._asdict() for message in sent],
+        "least": chip and least(flops, through, sent, chip, precision),
+    }
+
+
+_FULL = re.compile(r"RESOURCE_EXHAUSTED|Ran out of memory|exceeds? .*memory", re.I)
+
+
+def estimate(
+    config: ml_collections.ConfigDict,
+    target: Target | None = None,
+    *,
+    classes: int | None = None,
+    rows: int | None = None,
+) -> tuple[dict, Chip | None]:
+    """Compile the step of a config for a target.
+
+    Args:
+      config: what a config file's `get_config` made, overrides applied.
+      target: the chips; None: the devices of this machine.
+      classes, rows: of the train split; None: as the config tells.
+
+    Returns:
+      `read`'s dict with what was compiled, and the figures of one device. Where the
+      compiler itself finds that the program does not fit, "fits" is False and "error"
+      holds its words.
+
+    Raises:
+      ValueError: the config is wrong, or does not tell the classes of its data.
+    """
+    began = time.monotonic()
+    sections = (config.get(name, {}) for name in ("data", "scenario", "augment"))
+    data = stand_in.of_sections(*sections, classes=classes, rows=rows)
+    with contextlib.ExitStack() as stack:
+        if target is not None:
+            stack.enter_context(sharding.for_elsewhere(devices(target)))
+            with config.unlocked(), config.ignore_type():
+                config.devices = None  # all of the target's
+        work = build.planned(config, data, one_step=False, every_seed=True)
+        found = {
+            "name": work.config.get("name", "run"),
+            "device": work.mesh.devices.flat[0].device_kind,
+            "devices": work.mesh.size,
+            "examples": work.rows * work.parts(_task(work)),
+            "precision": work.config.get("precision", "float32"),
+        }
+        chip = target.chip if target else chip_of(found["device"])
+        try:
+            compiled = _compiled(lower(work))
+        except jax.errors.JaxRuntimeError as error:
+            if not _FULL.search(str(error)):
+                raise
+            said = " ".join(str(error).split())[:300]
+            return found | {"fits": False, "error": said}, chip
+        found["seconds"] = time.monotonic() - began
+        return found | read(compiled, work, chip), chip
+
+
+def _compiled(lowered):
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        # Without a chip XLA finds no tiles for some products: a library computes them.
+        if "Couldn't find output tile sizes" not in str(error):
+            raise
+        return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
+
+
+# The command
+
+
+def table(found: dict, chip: Chip | None) -> str:
+    """Write what `estimate` returns as text."""
+    head = f"{found['name']}: {found['examples']} examples a step, {found['precision']}"
+    head += f", {found['devices']} x {found['device']}"
+    if "error" in found:
+        return f"{head}\nIT DOES NOT FIT: {found['error']}"
+    memory = {name: size / 1e9 for name, size in found["memory"].items()}
+    step = {"GFLOP": found["flops"] / 1e9, "GB of memory": found["bytes"] / 1e9}
+    sent: dict[tuple, list[int]] = {}
+    for x in found["collectives"]:
+        sent.setdefault((x["kind"], x["group"]), []).extend([x["bytes"]] * x["times"])
+    sums = {f"{k}, {len(x)} among {n}": sum(x) / 1e6 for (k, n), x in sent.items()}
+    groups = {"memory of a device, GB": memory, "a step of a device": step}
+    groups["collectives of a step, MB"] = sums
+    last = "No least time: jaxcl/chips.json has no row for this device."
+    if chip:
+        bound, peak = found["least"], getattr(chip, found["precision"])
+        groups["least time of a step, ms"] = {
+            f"arithmetic at {show(peak / 1e12)} TFLOP/s": 1e3 * bound["arithmetic"],
+            f"memory at {show(chip.bandwidth / 1e9)} GB/s": 1e3 * bound["memory"],
+            f"links at {show(chip.link / 1e9)} GB/s": 1e3 * bound["links"],
+        }
+        fits = "It fits" if found["fits"] else "IT DOES NOT FIT"
+        last = (
+            f"{fits}: {show(memory['held'])} of {show(chip.memory / 1e9)} GB.\n"
+            f"At least {show(1e3 * bound['total'])} ms, so at most "
+            f"{show(found['examples'] / bound['total'])} examples/s; {chip.source}"
+        )
+    lines = [head]
+    for title, rows in groups.items():
+        lines += [title] if rows else []
+        lines += [f"  {name:36}{show(value):>9}" for name, value in rows.items()]
+    return "\n".join([*lines, last, f"Compiled in {found['seconds']:.0f} s"])
+
+
+def show(value: float) -> str:
+    """Write a number with three digits."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+# The CPU stays the only backend, no GPU is touched, and libtpu asks no metadata server.
+_ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5e-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+
+
+def define_flags() -> None:
+    """Define the flags; not at import, since other commands define --config, too."""
+    options = {"lock_config": False, "accept_new_attributes": True}
+    config_flags.DEFINE_config_file("config", None, "Config file.", **options)
+    flags.mark_flag_as_required("config")
+    text = "Chips to compile for, as v5e:2x4 or h200:8; default: those of this machine."
+    flags.DEFINE_string("target", None, text)
+    flags.DEFINE_integer("classes", None, "Classes of the data set.", 1)
+    flags.DEFINE_integer("rows", None, "Train rows of the data set.", 1)
+    flags.DEFINE_string("json", None, "A file for all numbers.")
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; 2: it or the config is wrong, or a compiler is missing."""
+    values, target, by = flags.FLAGS, None, f"jax {jax.__version__}"
+    if len(argv) > 1:
+        return command.complain(f"unknown argument {argv[1]!r}; see --help")
+    logging.set_verbosity(logging.WARNING)
+    try:
+        if values.target is not None:
+            target = parse(values.target)
+            by = compiler(target)
+            os.environ.update(_ENVIRONMENT)
+            jax.config.update("jax_platforms", "cpu")
+        sizes = {"classes": values.classes, "rows": values.rows}
+        found, chip = estimate(values.config, target, **sizes)
+    except (ValueError, OSError) as error:
+        return command.complain(error)
+    if values.json:
+        storage.write_json(values.json, found | {"compiler": by})
+    print(f"{table(found, chip)} by {by}")
+    return 0
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main, flags_parser=command.parse_flags)

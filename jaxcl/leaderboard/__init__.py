@@ -1,1 +1,0 @@
-"""Every method on a few small problems, at equal budgets of FLOPs."""

@@ -1,1 +1,0 @@
-"""Numbers that others published, reproduced by one command each."""

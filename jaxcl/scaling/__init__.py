@@ -1,1 +1,0 @@
-"""How a step would run on chips that are not there."""
