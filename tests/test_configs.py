@@ -460,7 +460,6 @@ def test_every_row_builds_and_so_does_its_debug_form(name, row):
         config_files.check_options(config_files.take(name, words))
 
 
-DUEL_LINEAR = {"optimizer": "adam", "lr": 1e-3, "weight_decay": 1e-6}
 # (config:row, ...): dotted path -> value, typed here from the papers.
 PROMISED = {
     ("cclis_cifar10:cclis", "cclis_cifar100:released", "cclis_cifar10:random"): {
@@ -471,8 +470,7 @@ PROMISED = {
         "batch_size": 512,
         "epochs": (500, 100),
         "method.memory_size": 200,
-        "evaluators.linear.train_on": "visible",
-        "evaluators.linear.balanced": True,
+        "evaluators.linear.preset": "cclis",
     },
     ("cclis_cifar10:cclis", "cclis_tinyimagenet:no_prd"): {"evaluators.linear.lr": 0.5},
     ("cclis_cifar100:neither",): {"evaluators.linear.lr": 0.1},
@@ -510,7 +508,6 @@ PROMISED = {
         "encoder.depth": 50,
         "augment.flip": 0.75,
         "augment.crop": False,
-        **{f"evaluators.linear.{key}": value for key, value in DUEL_LINEAR.items()},
     },
     ("duel_cifar10:moco",): {"encoder.stem": "cifar"},
     ("duel_stl10:moco", "duel_imagenetlt:moco"): {"encoder.stem": "imagenet"},
@@ -606,7 +603,7 @@ def test_online_ssl_sees_as_many_images_as_cla(row):
 
 
 def test_online_ssl_small_has_a_rate_for_every_base():
-    for base in online_ssl.Base.__args__:
+    for base in online_ssl.list_bases():
         config = config_files.parse(["--config=configs/online_ssl_small.py"])
         config.method.base = base
         config_files.made(config, 10)
