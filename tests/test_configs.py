@@ -603,7 +603,9 @@ def test_online_ssl_sees_as_many_images_as_cla(row):
 
 
 def test_online_ssl_small_has_a_rate_for_every_base():
-    for base in online_ssl.list_bases():
+    rates = config_files.load(ROOT / "configs" / "online_ssl_small.py").RATES
+    assert set(rates) <= set(online_ssl.list_bases())
+    for base in rates:
         config = config_files.parse(["--config=configs/online_ssl_small.py"])
         config.method.base = base
         config_files.made(config, 10)
