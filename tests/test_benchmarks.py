@@ -28,7 +28,6 @@ RUNS = {
     "convolutions": "--cases 1 --repeats=1",
     "seeds": "--seeds=2 --width=4 --size=32 --batch=4 --windows=1 --steps=1",
     "devices": "--seeds=1",
-    "accelerator": "--rehearse --seconds=0.01 --windows=1 --no-peer --rows er_ace",
 }
 
 
@@ -39,11 +38,10 @@ def load(monkeypatch):
 
 
 def test_each_script_has_a_run():
-    tested_elsewhere = {"targets"}
+    tested_elsewhere = {"accelerator", "leaderboard", "reproduce"}
     scripts = {p.stem for p in BENCHMARKS.glob("*.py") if "__main__" in p.read_text()}
-    internal = {"accelerator_rows"}  # accelerator.py starts it for each row
     ran = {name.partition("-")[0] for name in RUNS}
-    assert scripts - tested_elsewhere - internal == ran
+    assert scripts - tested_elsewhere == ran
 
 
 def numbers(found):
@@ -53,10 +51,8 @@ def numbers(found):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path, monkeypatch):
+def test_a_small_run_ends_with_finite_numbers(load, name, monkeypatch):
     words, script = RUNS[name].split(), load(name)
-    if name == "accelerator":
-        words.append(f"--out={tmp_path / 'page.md'}")
     if name == "icl":  # twelve variants compile for minutes
         monkeypatch.setattr(script, "VARIANTS", ("continue",))
         monkeypatch.setattr(script, "PAIRS", {})
