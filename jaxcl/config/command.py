@@ -82,7 +82,7 @@ def run(make, work) -> int:
     """
     logging.set_verbosity(logging.WARNING)
     # After the distributed runtime has started, which would take SIGTERM for itself.
-    with signals.watched(complain) as stop:
+    with signals.watch(complain) as stop:
         return _run(make, work, stop)
 
 

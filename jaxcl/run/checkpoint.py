@@ -304,12 +304,6 @@ class Checkpoints:
         except Exception as error:
             raise self._failed(error) from error
 
-    def settled(self) -> None:
-        """Wait for the save under way, in another thread than the one that saves."""
-        pending = self._pending
-        if pending is not None:
-            pending.result()
-
     def _failed(self, error: Exception) -> CheckpointError:
         good = [c.step for c in self._checkpointer.checkpoints]
         # Not every error of a full disk says of itself that it is one.

@@ -22,7 +22,6 @@ from jaxcl.run import (
     lock,
     metrics_log,
     record,
-    signals,
 )
 from jaxcl.run import results as results_lib
 
@@ -82,6 +81,7 @@ def run(
         stack.enter_context(lock.held(workdir))
         loop, state, cursor = _open(stack, work, epath.Path(workdir), stop, step)
         results, phase = cursor["results"], cursor["phase"]
+        _pause(loop, state, False)
         for task in work.stream.tasks[results_lib.finished(results) : work.first_tasks]:
             if phase == "evaluated":
                 state = job.begin(work, state, task)
@@ -127,7 +127,6 @@ def _open(stack, work, workdir, stop, step):
     loop = _Loop(
         work, workdir, checkpoints, recorder, step, resident, stop, total, clock
     )
-    signals.idle(checkpoints.settled)
     if restored is not None and not work.quiet:
         recorder.say(f"resumed at step {int(state.step)}: {workdir}")
     elif restored is None and work.evaluate_untrained:
@@ -199,7 +198,6 @@ def _train_task(loop, state, task, results, resumed):
         for count, batches, number in () if epochs.over else feed:
             with jax.transfer_guard("disallow"):
                 state, metrics = loop.step(state, loop.resident, batches, number)
-            signals.busy("the present step")
             meter.add(step, count, metrics)
             step += count
             local, inside = step - begun, step < end
@@ -214,7 +212,6 @@ def _train_task(loop, state, task, results, resumed):
                 _leave(loop, state)
             if epochs.over:
                 break
-        signals.busy("the end of the task")
         meter.flush(step)  # waits for the last step
     if work.counts_epochs:
         results = results_lib.add_convergence(results, task.index, epochs.summary())
@@ -251,7 +248,6 @@ def _after_step(loop, state, task: int, plan, epochs, owed: str | None) -> None:
             if sharding.any_process(loop.stop()):
                 raise _Cut(which)
 
-        signals.busy("the present evaluator")
         metrics_log.check_state(state, step)
         _evaluate(loop, state, task, pause)
 
@@ -287,7 +283,6 @@ def _leave(loop, state, saved=True) -> None:
 
 def _save(loop, state, results, phase, **more) -> None:
     """Save the state, and a cursor with the phase and what was recorded so far."""
-    signals.busy("the checkpoint")
     with loop.clock.on("rest"):
         step = int(state.step)
         metrics_log.check_state(state, step)
@@ -297,7 +292,6 @@ def _save(loop, state, results, phase, **more) -> None:
         cursor |= more
         lock.check(loop.workdir)
         loop.checkpoints.save(number, state, cursor)
-    signals.idle(loop.checkpoints.settled)
 
 
 def _evaluate(loop, state, task: int, pause):
