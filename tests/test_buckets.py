@@ -21,7 +21,8 @@ from etils import epath  # noqa: E402
 from helpers import fake_gcs  # noqa: E402
 from jaxcl.config import build
 from jaxcl.data import convert, from_arrays, from_folders, sources, storage  # noqa: E402
-from jaxcl.run import finish, lock, record, results, train, transfer  # noqa: E402
+from jaxcl.run import finish, lock, results, train, transfer  # noqa: E402
+from jaxcl.run import rows as rows_lib  # noqa: E402
 
 RUN = {
     "scenario.num_tasks": 10,
@@ -42,8 +43,7 @@ def server():
 def rows(workdir):
     """Logged rows without what the clock says."""
     return [
-        {k: v for k, v in row.items() if k != "time"}
-        for row in record.read_rows(workdir)
+        {k: v for k, v in row.items() if k != "time"} for row in rows_lib.read(workdir)
     ]
 
 

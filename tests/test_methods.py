@@ -32,7 +32,8 @@ from helpers import toy
 from jaxcl import core, sharding
 from jaxcl.config import build
 from jaxcl.methods.two_view import bases, strategies
-from jaxcl.run import checkpoint, job, record, seeds, train
+from jaxcl.run import checkpoint, job, seeds, train
+from jaxcl.run import rows as rows_lib
 
 TASKS = 2
 STEPS_PER_TASK = 12
@@ -512,7 +513,7 @@ def logged(workdir):
     """metrics.jsonl without what depends on the clock."""
     return [
         {key: value for key, value in row.items() if key != "time"}
-        for row in record.read_rows(workdir)
+        for row in rows_lib.read(workdir)
     ]
 
 

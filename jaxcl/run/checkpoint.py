@@ -397,6 +397,5 @@ def taken_over(
             "(config.first_tasks says how many it trains)"
         )
     results = results_lib.widened(restored.cursor["results"], task_names)
-    cursor = {**restored.cursor, "offset": 0, "seconds": {}, "results": results}
-    cursor["log"] = None  # this run's own is empty
+    cursor = {**restored.cursor, "rows": [0, 0], "seconds": {}, "results": results}
     return restored._replace(cursor=cursor)

@@ -11,13 +11,13 @@ from jaxcl.run import (
     cost,
     job,
     lock,
-    record,
     seeds,
     task_alone,
     train,
     transfer,
 )
 from jaxcl.run import results as results_lib
+from jaxcl.run import rows as rows_lib
 
 
 def run(
@@ -213,7 +213,7 @@ def draw(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
         plots.accuracy_matrix(
             matrix, path, title=plots.words(name), task_names=results["task_names"]
         )
-    rows = record.read_rows(workdir)
+    rows = rows_lib.read(workdir)
     for chart in work.charts:
         chart(rows, folder)
     plots.curves(rows, folder / "curves.png")

@@ -115,8 +115,7 @@ def _open(stack, work, workdir, stop, step):
     recorder = record.Recorder(
         workdir,
         num_tasks=len(work.stream.tasks),
-        offset=cursor["offset"],
-        checksum=cursor.get("log"),
+        mark=cursor["rows"],
         write=jax.process_index() == 0,
         **work.record,
     )
@@ -158,7 +157,12 @@ def _restored(work, checkpoints, state) -> checkpoint.Restored | None:
 def _first_cursor(work) -> dict:
     """The cursor of a run that has done nothing yet, see `_save`."""
     results = results_lib.empty(len(work.task_names), task_names=work.task_names)
-    return {"offset": 0, "phase": "evaluated", "seconds": {}, "results": results}
+    return {
+        "rows": [0, 0],
+        "phase": "evaluated",
+        "seconds": {},
+        "results": results,
+    }
 
 
 def _total_steps(work, state, cursor) -> int:
@@ -288,7 +292,7 @@ def _save(loop, state, results, phase, **more) -> None:
         metrics_log.check_state(state, step)
         number = step + 2 * results_lib.finished(results) + (phase == "trained")
         cursor = {"phase": phase, "seconds": loop.clock.read(), "results": results}
-        cursor |= {"offset": loop.recorder.offset(), "log": loop.recorder.checksum()}
+        cursor |= {"rows": loop.recorder.save()}
         cursor |= more
         lock.check(loop.workdir)
         loop.checkpoints.save(number, state, cursor)
