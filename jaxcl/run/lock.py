@@ -31,6 +31,7 @@ except ImportError:  # no such locks on this system
 
 FILE = "lock.json"
 JOB = "JAXCL_JOB"  # environment variable: name of the job of a launcher
+_NAMES = {"host", "boot", "pid", "since", "job"}  # in the file
 _PATIENCE = 1.0  # seconds; a process that only checks the config is done sooner
 _locks = {}  # place -> Lock, of this process
 
@@ -144,7 +145,6 @@ def _describe_process() -> dict:
         "host": socket.gethostname(),
         "boot": _read_boot(),
         "pid": os.getpid(),
-        "started": _read_start(os.getpid()),
         "since": now.isoformat(timespec="seconds"),
         "job": os.environ.get(JOB) or None,
         "id": uuid.uuid4().hex,
@@ -158,46 +158,30 @@ def _read_boot() -> str:
     return socket.gethostname()
 
 
-def _read_start(pid: int) -> str | None:
-    """Read when a process started; None if it is not alive, or nothing tells."""
-    with contextlib.suppress(OSError):
-        text = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        # The name of the program, in parentheses, may hold anything.
-        state, *fields = text.rpartition(")")[2].split()
-        return None if state in "ZX" else fields[18]
-    return None
-
-
 def _lock_file(path, mine) -> int:
     """Lock a file on a disk and write the owner; returns the open file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     give_up = time.monotonic() + _PATIENCE
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            has_flock = _flock(file)
-            if _is_at(file, path):
-                _check_gone(path, os.pread(file, 1 << 20, 0), mine, has_flock)
-                os.ftruncate(file, 0)
-                os.pwrite(file, json.dumps(mine).encode(), 0)
-                return file
-        except BlockingIOError:
-            if time.monotonic() >= give_up:
-                owner = _parse(os.pread(file, 1 << 20, 0))
-                os.close(file)
-                raise Held(_say_in_use(path, owner)) from None
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(file)
+        with contextlib.ExitStack() as stack:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            stack.callback(os.close, file)
+            try:
+                has_flock = _flock(file)
+                if _is_at(file, path):  # its last owner has not removed it
+                    _check_gone(path, _parse(_read(path)), mine, has_flock)
+                    os.ftruncate(file, 0)
+                    os.pwrite(file, json.dumps(mine).encode(), 0)
+                    stack.pop_all()
+                    return file
+            except BlockingIOError:
+                if time.monotonic() >= give_up:
+                    raise _refusal(path, _parse(_read(path))) from None
         time.sleep(0.02)
 
 
 def _flock(file) -> bool:
-    """Lock an open file; False if the file system or the system has no such locks.
-
-    Raises BlockingIOError if another process has the lock.
-    """
+    """Lock an open file, or raise BlockingIOError; False where flock does not work."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -209,7 +193,7 @@ def _flock(file) -> bool:
 
 
 def _is_at(file, path) -> bool:
-    """Tell whether an open file is still the one at the path: its owner removes it."""
+    """Tell whether an open file is still the one at the path."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file), os.stat(path))
     return False
@@ -221,11 +205,10 @@ def _create_object(path, mine) -> None:
 
     files, name = fsspec.core.url_to_fs(os.fspath(path))
     data = json.dumps(mine).encode()
-    try:
+    with contextlib.suppress(FileExistsError):
         files.pipe_file(name, data, mode="create")
         return
-    except FileExistsError:
-        _check_gone(path, _read(path), mine, has_flock=False)
+    _check_gone(path, _parse(_read(path)), mine, has_flock=False)
     # Two that take over at once: the second removes what the first has written, which
     # the first sees if it looks again.
     path.unlink(missing_ok=True)
@@ -234,7 +217,7 @@ def _create_object(path, mine) -> None:
         time.sleep(_PATIENCE)
         if _read(path) == data:
             return
-    raise Held(_say_in_use(path, _parse(_read(path))))
+    raise _refusal(path, _parse(_read(path)))
 
 
 def _read(path) -> bytes:
@@ -249,47 +232,45 @@ def _parse(data: bytes) -> dict | None:
         return None  # its process died before it wrote, or the power went
     try:
         owner = json.loads(data)
-        texts = all(isinstance(owner[key], str) for key in ("host", "boot", "since"))
-        return owner if texts and isinstance(owner["pid"], int) else {}
-    except (ValueError, TypeError, KeyError):
+        return {**owner, "pid": int(owner["pid"])} if owner.keys() >= _NAMES else {}
+    except (ValueError, TypeError, AttributeError):
         return {}
 
 
-def _check_gone(path, data, mine, has_flock) -> None:
+def _check_gone(path, owner, mine, has_flock) -> None:
     """Raise `Held` unless the owner of a lock that was found is known to be gone."""
-    owner = _parse(data)
     if owner is None:
         return
-    remedy = f"remove {path}, which holds nothing else, and run the command again"
     if not owner:
-        raise Held(
-            f"{path}: cannot be read as a lock. If no process works in {path.parent}, "
-            f"{remedy}"
-        )
-    if owner["boot"] == mine["boot"]:  # this machine
-        if not has_flock and _read_start(owner["pid"]) == owner.get("started"):
-            raise Held(_say_in_use(path, owner))
-    elif owner["host"] != mine["host"] and not (
-        owner.get("job") and owner["job"] == mine["job"]
-    ):
-        raise Held(
-            f"{path.parent} is locked by {_say_who(owner)}, which cannot be asked from "
-            f"{mine['host']}. If that process is gone, {remedy}"
-        )
-    logging.warning(
-        "%s: taken over from %s, which has ended", path.parent, _say_who(owner)
-    )
+        is_gone = False
+    elif owner["boot"] == mine["boot"]:  # this machine
+        is_gone = has_flock or not _is_alive(owner["pid"])
+    else:  # a machine that has restarted, or a job that was started again
+        same_job = bool(owner["job"]) and owner["job"] == mine["job"]
+        is_gone = owner["host"] == mine["host"] or same_job
+    if not is_gone:
+        raise _refusal(path, owner)
+    logging.warning("%s: taken over from process %s", path.parent, owner["pid"])
 
 
-def _say_who(owner) -> str:
-    if not owner:
-        return "another process"
-    job = f" (job {owner['job']})" if owner.get("job") else ""
-    return f"process {owner['pid']} on {owner['host']}{job}, since {owner['since']}"
+def _is_alive(pid: int) -> bool:
+    """Tell whether a process of this machine has a number, or nothing tells."""
+    if fcntl is not None:
+        try:
+            os.kill(pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+        except PermissionError:
+            pass
+    return True
 
 
-def _say_in_use(path, owner) -> str:
-    return (
-        f"{path.parent} is in use by {_say_who(owner)}: one process at a time writes "
-        "there. Wait for its end, stop it, or give another directory"
+def _refusal(path, owner) -> Held:
+    who = "another process"
+    if owner:
+        who = f"process {owner['pid']} on {owner['host']}, since {owner['since']}"
+    return Held(
+        f"{path.parent} is in use by {who}: one process at a time writes there. Wait "
+        "for its end, stop it, or give another directory. If that process is gone, "
+        f"remove {path}, which holds nothing else, and run the command again"
     )
