@@ -802,12 +802,14 @@ def test_seeds_side_by_side_agree(name, tmp_path):
         if not asked.side_by_side:
             return
         work = new_job(name, steps_per_call=STEPS_PER_CALL)
-        work = seeds.together({seed: work._replace(seed=seed) for seed in SEEDS})
+        work = seeds.join_jobs({seed: work._replace(seed=seed) for seed in SEEDS})
         state, metrics = run_elsewhere(work, tmp_path / "elsewhere")
     states, lines = run_on_cpu(name, tmp_path, SEEDS)
     assert not same(states[0].params, states[1].params)
     for i, seed in enumerate(SEEDS):
-        assert_same_end(name, states[i], seeds.one_of(state, i), f"seed {seed} of two")
+        assert_same_end(
+            name, states[i], seeds.take_state(state, i), f"seed {seed} of two"
+        )
     assert_same_metrics(name, lines, metrics, "both seeds")
 
 

@@ -111,7 +111,7 @@ def rows(run: Run) -> dict[int, list]:
         by_seed[seed] = []
         for row in common:
             if "eval" in row:
-                own = seeds.of_one(row["eval"], number)
+                own = seeds.take_values(row["eval"], number)
                 by_seed[seed].append({**row, "eval": own})
             elif number == 0:
                 by_seed[seed].append(row)
