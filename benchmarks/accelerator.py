@@ -73,7 +73,7 @@ def _peer(module, args, work, state, device):
 
 def _seeds_job(args, folder):
     one = online.make_job(args, "er_ace", folder)
-    return seeds.together({k: one._replace(seed=k) for k in range(args.seeds)})
+    return seeds.join_jobs({k: one._replace(seed=k) for k in range(args.seeds)})
 
 
 def _paper_job(name, folder):

@@ -22,7 +22,8 @@ import numpy as np
 import scipy.stats
 
 from jaxcl.config import build
-from jaxcl.run import job, record, results, train
+from jaxcl.run import job, results, train
+from jaxcl.run import rows as rows_lib
 
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "er_ace_cifar10.py"
 
@@ -76,7 +77,7 @@ def score(work, step, matrix) -> tuple[float, float]:
     """Final average accuracy in percent, and the loss of the first step."""
     with tempfile.TemporaryDirectory() as folder:
         found = train.run(work, folder, step=step)
-        rows = record.read_rows(folder)
+        rows = rows_lib.read(folder)
     last = results.matrix(found, matrix)[-1]
     first = next(row["loss"] for row in rows if "loss" in row)
     return 100 * float(np.mean(last)), float(first)

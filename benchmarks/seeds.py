@@ -48,7 +48,7 @@ def main(argv=None) -> dict:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         one = online.make_job(args, args.methods[0], folder)
         jobs = {k: one._replace(seed=k) for k in range(args.seeds)}
-        many = seeds.together(jobs, apart=args.apart)
+        many = seeds.join_jobs(jobs, apart=args.apart)
         both = [ready(args, work, stack) for work in (many, one)]
         times = [
             [1000 * ours.window()[0] / ours.steps for ours in both]

@@ -21,7 +21,8 @@ from etils import epath  # noqa: E402
 from helpers import fake_gcs  # noqa: E402
 from jaxcl.config import build
 from jaxcl.data import convert, from_arrays, from_folders, sources, storage  # noqa: E402
-from jaxcl.run import finish, lock, record, results, train, transfer  # noqa: E402
+from jaxcl.run import finish, lock, results, train, transfer  # noqa: E402
+from jaxcl.run import rows as rows_lib  # noqa: E402
 
 RUN = {
     "scenario.num_tasks": 10,
@@ -42,8 +43,7 @@ def server():
 def rows(workdir):
     """Logged rows without what the clock says."""
     return [
-        {k: v for k, v in row.items() if k != "time"}
-        for row in record.read_rows(workdir)
+        {k: v for k, v in row.items() if k != "time"} for row in rows_lib.read(workdir)
     ]
 
 
@@ -155,14 +155,14 @@ def test_a_bucket_has_one_owner_by_the_condition_that_there_is_none(
         assert owner["pid"] == os.getpid()
         created = [path for kind, path in server.requests if kind == "POST"]
         assert "ifGenerationMatch=0" in created[-1]
-        held = lock._held.pop(run)  # as another process sees it
+        held = lock._locks.pop(run)  # as another process sees it
         with pytest.raises(lock.Held, match=f"{os.getpid()}"):
             lock.take(run)
-        lock._held[run] = held
+        lock._locks[run] = held
     assert key not in server.objects
     server.objects[key] = (1, json.dumps(owner | {"pid": 1 << 30}).encode())
     taken = lock.take(run)
-    assert "it has ended" in caplog.text
+    assert f"{1 << 30}" in caplog.text
     assert json.loads(server.objects[key][1])["pid"] == os.getpid()
     taken.release()
     assert key not in server.objects

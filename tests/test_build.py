@@ -21,6 +21,7 @@ from jaxcl.evals import tsne
 from jaxcl.methods import two_view
 from jaxcl.run import finish, job, metrics_log, record, train
 from jaxcl.run import results as results_lib
+from jaxcl.run import rows as rows_lib
 
 CONFIGS = sorted(pathlib.Path(__file__).parents[1].joinpath("configs").glob("*.py"))
 
@@ -322,7 +323,7 @@ def test_steps_in_one_call_are_the_steps_one_by_one(tmp_path):
             seen += [np.asarray(batches["index"])[i] for i in range(count)]
         train.run(work, tmp_path / str(k))
         state = toy.saved(work, tmp_path / str(k)).state
-        ends.append((np.stack(seen), state, record.read_rows(tmp_path / str(k))))
+        ends.append((np.stack(seen), state, rows_lib.read(tmp_path / str(k))))
     assert counts == [4, 2, 4, 2]
     np.testing.assert_array_equal(ends[0][0], ends[1][0])
     chex.assert_trees_all_close(ends[0][1].params, ends[1][1].params, rtol=1e-4)
@@ -344,7 +345,7 @@ def calls_of(tmp_path, **changes):
 
     train.run(work, tmp_path, step=step)
     state = toy.leaves(toy.saved(work, tmp_path).state)
-    return counts, state, [row for row in record.read_rows(tmp_path) if "loss" in row]
+    return counts, state, [row for row in rows_lib.read(tmp_path) if "loss" in row]
 
 
 def test_a_whole_task_is_one_call(tmp_path):
@@ -396,7 +397,7 @@ def test_evaluating_every_few_steps_changes_nothing_but_the_rows(tmp_path):
         ends.append(toy.leaves(toy.saved(work, tmp_path / str(every)).state))
     for ours, theirs in zip(*ends, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    rows = record.read_rows(tmp_path / "5")
+    rows = rows_lib.read(tmp_path / "5")
     assert [row["step"] for row in rows if "eval" in row] == [5, 10, 12]
     losses = [row["step"] for row in rows if "loss" in row]
     assert losses == list(range(1, 13))
@@ -429,7 +430,7 @@ def test_entries_have_names_of_their_own_and_may_run_at_the_end_alone(
     np.testing.assert_array_equal(late[1], knn[1])
     assert (found["far/class_incremental"] != knn).any()
     assert set(results["untrained"]) == {n for n in found if not n.startswith("late")}
-    named = [set(row["eval"]) for row in record.read_rows(tmp_path) if "eval" in row]
+    named = [set(row["eval"]) for row in rows_lib.read(tmp_path) if "eval" in row]
     assert len(named) > 4  # untrained, within the tasks, and after each
     late = {"late/accuracy", *(f"late/{row}" for row in rows)}
     assert not any(late & names for names in named[:-1]) and late <= named[-1]

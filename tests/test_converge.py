@@ -10,8 +10,9 @@ import pytest
 from helpers import toy
 from jaxcl.config import build
 from jaxcl.data import graph_batches, graphs, scenarios, splits, stream, toys
-from jaxcl.run import checkpoint, job, metrics_log, record, train
+from jaxcl.run import checkpoint, job, metrics_log, train
 from jaxcl.run import results as results_lib
+from jaxcl.run import rows as rows_lib
 
 EVALUATORS = {"knn": {"k": 5}}
 
@@ -123,7 +124,7 @@ def run(folder, stop_at=None, **changes):
     except train.Interrupted:
         assert stop_at is not None
         results = train.run(work, folder)
-    return results, record.read_rows(folder), toy.saved(work, folder).state
+    return results, rows_lib.read(folder), toy.saved(work, folder).state
 
 
 def untimed(rows):

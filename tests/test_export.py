@@ -448,7 +448,7 @@ def test_seeds_that_were_trained_side_by_side(tmp_path, capsys):
     changes = {"seed": 4, "seeds": 2, "side_by_side": True}
     with mock.patch.object(job, "checked", lambda work: work):
         several = build.build(toy.config(**changes), tmp_path)
-        work = seeds.together({seed: several.make(seed) for seed in several.seeds})
+        work = seeds.join_jobs({seed: several.make(seed) for seed in several.seeds})
     state = run_directories.random_state(work)
     results = results_lib.empty(len(work.task_names), task_names=work.task_names)
     nothing = [np.nan] * (len(work.task_names) - 1)
@@ -460,7 +460,7 @@ def test_seeds_that_were_trained_side_by_side(tmp_path, capsys):
         card = export_command.export(str(tmp_path / f"seed_{seed}"), str(out))
         assert card["results"]["matrices"]["knn/x"]["average"] == seed / 10
         assert card["training"]["seed"] == seed and card["checkpoint"]["step"] == 7
-        mine = seeds.one_of(state, at)
+        mine = seeds.take_state(state, at)
         made = jaxcl.load_encoder(out)
         chex.assert_trees_all_equal(made.params, mine.params["encoder"])
         chex.assert_trees_all_equal(made.stats, mine.stats["encoder"])

@@ -16,7 +16,8 @@ from jaxcl.evals import filtering, memory, spread
 from jaxcl.methods import duel, two_view
 from jaxcl.methods.two_view import head as head_lib
 from jaxcl.nets import resnet
-from jaxcl.run import finish, job, record, train
+from jaxcl.run import finish, job, train
+from jaxcl.run import rows as rows_lib
 
 CLASSES = eval_toy.CLASSES
 
@@ -344,7 +345,7 @@ def test_a_killed_run_draws_the_same(tmp_path, figures):
     for folder in ("whole", "parts"):
         names = {path.stem for path in (tmp_path / folder / "plots").iterdir()}
         assert {"filtering_classes", "filtering_entropy", "each_entropy"} < names
-    rows = [r["eval"] for r in record.read_rows(tmp_path / "parts") if r.get("eval")]
+    rows = [r["eval"] for r in rows_lib.read(tmp_path / "parts") if r.get("eval")]
     there = ["filtering/entropy_3" in row for row in rows]
     assert there == [False] * (len(rows) - 1) + [True] and len(rows) > 2
     assert all("each/entropy_3" in row for row in rows)

@@ -19,8 +19,9 @@ from helpers import config_files, toy
 from jaxcl.config import build, own_images
 from jaxcl.front import fitting, given, result
 from jaxcl.run import folder as folder_lib
-from jaxcl.run import record, train
 from jaxcl.run import results as results_lib
+from jaxcl.run import rows as rows_lib
+from jaxcl.run import train
 from jaxcl.update import lineage
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -62,7 +63,7 @@ def fitted(tmp_path_factory):
 
 def log_of(folder):
     """The logged rows without their times."""
-    rows = record.read_rows(folder)
+    rows = rows_lib.read(folder)
     return [{k: v for k, v in row.items() if k != "time"} for row in rows]
 
 

@@ -11,6 +11,7 @@ from jaxcl import schema
 from jaxcl.config import build, claim
 from jaxcl.data import storage
 from jaxcl.run import loggers, record
+from jaxcl.run import rows as rows_lib
 
 OWN = """
 made = []
@@ -53,11 +54,11 @@ def test_a_logger_of_the_users_own(tmp_path, monkeypatch):
     assert len(makes) == 2
     first = open_recorder(tmp_path / "run", makes)
     log(first, 1, 3)
-    offset = first.offset()
+    mark = first.save()
     log(first, 4, 4)
     first.close()
     first.close()
-    second = open_recorder(tmp_path / "run", makes[:1], offset=offset)
+    second = open_recorder(tmp_path / "run", makes[:1], mark=mark)
     log(second, 4, 5)
     second.close()
     a, b, c = sys.modules["house.log"].made
@@ -65,7 +66,7 @@ def test_a_logger_of_the_users_own(tmp_path, monkeypatch):
     assert a.rows == b.rows and [row["step"] for row in a.rows] == [1, 2, 3, 4]
     assert c.before == a.rows[:3]
     assert [row["step"] for row in c.rows] == [4, 5]
-    assert c.before + c.rows == record.read_rows(tmp_path / "run")
+    assert c.before + c.rows == rows_lib.read(tmp_path / "run")
     silent = open_recorder(tmp_path / "other", makes, write=False)
     log(silent, 1, 1)
     silent.close()
@@ -141,13 +142,13 @@ def test_a_resumed_run_goes_on_under_its_id(tmp_path, monkeypatch):
     workdir = tmp_path / "my_run"
     without = open_recorder(workdir, ())
     log(without, 1, 2)
-    offset = without.offset()
+    mark = without.save()
     without.close()
     (workdir / "config.json").write_text('{"seed": 4}')
     # Begun without it: what was logged before is shown, too.
-    first = open_recorder(workdir, (make,), offset=offset)
+    first = open_recorder(workdir, (make,), mark=mark)
     log(first, 3, 3)
-    offset = first.offset()
+    mark = first.save()
     log(first, 4, 5)
     first.close()
     assert [step for step, _ in fake.rows] == [0, 1, 2, 3, 4] and fake.ended == 1
@@ -158,7 +159,7 @@ def test_a_resumed_run_goes_on_under_its_id(tmp_path, monkeypatch):
         "time/images_per_second": 100.0,
     }
     fake.rows.clear()
-    second = open_recorder(workdir, (make,), offset=offset)
+    second = open_recorder(workdir, (make,), mark=mark)
     log(second, 4, 6)
     second.close()
     # Rows 3 and 4 have the numbers that they had, so that they are left out there.
@@ -247,9 +248,9 @@ def test_the_real_board_offline(tmp_path, monkeypatch):
     (make,) = loggers.makers("wandb")
     first = open_recorder(tmp_path, (make,))
     log(first, 1, 2)
-    offset = first.offset()
+    mark = first.save()
     first.close()
-    second = open_recorder(tmp_path, (make,), offset=offset)
+    second = open_recorder(tmp_path, (make,), mark=mark)
     log(second, 3, 3)
     second.close()
     wandb.teardown()  # its process writes the last rows while it ends

@@ -15,8 +15,9 @@ from jaxcl import metrics, plots, sharding
 from jaxcl.data import stream
 from jaxcl.evals import memory, spread, tsne
 from jaxcl.memory import buffer
-from jaxcl.run import job, record, train
+from jaxcl.run import job, train
 from jaxcl.run import results as results_lib
+from jaxcl.run import rows as rows_lib
 
 CLASSES, DIM = eval_toy.CLASSES, eval_toy.DIM
 # Of ten slots two are empty; of the eight rows two have no label that counts.
@@ -380,8 +381,8 @@ def test_a_killed_run_loses_no_point(tmp_path, figures):
         with pytest.raises(train.Interrupted):
             train.run(work, parts, step=step, stop=functools.partial(next, answers))
     results = train.run(work, parts, step=step)
-    rows = record.read_rows(parts)
-    uncut = record.read_rows(tmp_path / "whole")
+    rows = rows_lib.read(parts)
+    uncut = rows_lib.read(tmp_path / "whole")
     one, other = (memory.histories(found)["memory"] for found in (uncut, rows))
     for mine, theirs in zip(one, other, strict=True):
         np.testing.assert_array_equal(mine, theirs)

@@ -34,7 +34,8 @@ from helpers import toy
 from jaxcl import core, schema, sharding
 from jaxcl.config import build, sections
 from jaxcl.methods.two_view import bases, head, strategies, view_queue
-from jaxcl.run import checkpoint, job, record, seeds, train
+from jaxcl.run import checkpoint, job, seeds, train
+from jaxcl.run import rows as rows_lib
 
 TASKS = 2
 STEPS_PER_TASK = 12
@@ -566,7 +567,7 @@ def logged(workdir):
     """metrics.jsonl without what depends on the clock."""
     return [
         {key: value for key, value in row.items() if key != "time"}
-        for row in record.read_rows(workdir)
+        for row in rows_lib.read(workdir)
     ]
 
 
@@ -865,12 +866,14 @@ def test_seeds_side_by_side_agree(name, tmp_path):
         if not asked.side_by_side:
             return
         work = new_job(name, steps_per_call=STEPS_PER_CALL)
-        work = seeds.together({seed: work._replace(seed=seed) for seed in SEEDS})
+        work = seeds.join_jobs({seed: work._replace(seed=seed) for seed in SEEDS})
         state, metrics = run_elsewhere(work, tmp_path / "elsewhere")
     states, lines = run_on_cpu(name, tmp_path, SEEDS)
     assert not same(states[0].params, states[1].params)
     for i, seed in enumerate(SEEDS):
-        assert_same_end(name, states[i], seeds.one_of(state, i), f"seed {seed} of two")
+        assert_same_end(
+            name, states[i], seeds.take_state(state, i), f"seed {seed} of two"
+        )
     assert_same_metrics(name, lines, metrics, "both seeds")
 
 

@@ -14,8 +14,9 @@ from jaxcl.data import sources
 from jaxcl.evals import predict
 from jaxcl.methods.two_view import head
 from jaxcl.nets import chain
-from jaxcl.run import finish, job, record, train
+from jaxcl.run import finish, job, train
 from jaxcl.run import results as results_lib
+from jaxcl.run import rows as rows_lib
 
 pytestmark = pytest.mark.xdist_group("online_head")  # tests share a compiled step
 HEAD = {"method.online_head": True}
@@ -81,7 +82,7 @@ def test_the_network_is_the_same_with_a_head(pnr, tmp_path):
     for name, (work, step) in works.items():
         train.run(work, tmp_path / name, step=step)
         states.append(toy.saved(work, tmp_path / name).state)
-        rows.append(record.read_rows(tmp_path / name))
+        rows.append(rows_lib.read(tmp_path / name))
     off, on = states
     assert int(on.step) == 24 and jax.tree.leaves(off.stats["encoder"])
     same(off, on.replace(extra=on.extra.method))

@@ -18,7 +18,9 @@ from jaxcl import plots
 from jaxcl.data import storage
 from jaxcl.plots import canvas
 from jaxcl.run import finish, record
+from jaxcl.run import progress as progress_lib
 from jaxcl.run import results as results_lib
+from jaxcl.run import rows as rows_lib
 
 QUIET = {"tensorboard": False, "progress": False}
 AWKWARD = np.array(
@@ -48,61 +50,69 @@ def log_steps(recorder, first, last):
 def test_a_resumed_run_has_each_row_once(tmp_path):
     first = record.Recorder(tmp_path, **QUIET)
     log_steps(first, 1, 4)
-    offset = first.offset()
+    mark = first.save()
     log_steps(first, 5, 7)
-    assert offset < os.path.getsize(tmp_path / "metrics.jsonl")  # all are visible
-    assert [r["step"] for r in record.read_rows(tmp_path)] == [*range(1, 8)]
-    second = record.Recorder(tmp_path, offset=offset, **QUIET)
-    assert second.offset() == offset == os.path.getsize(tmp_path / "metrics.jsonl")
+    assert mark.offset < os.path.getsize(tmp_path / "metrics.jsonl")  # all are visible
+    assert [r["step"] for r in rows_lib.read(tmp_path)] == [*range(1, 8)]
+    second = record.Recorder(tmp_path, mark=mark, **QUIET)
+    assert (
+        second.save().offset
+        == mark.offset
+        == os.path.getsize(tmp_path / "metrics.jsonl")
+    )
     log_steps(second, 5, 6)
-    assert second.offset() == os.path.getsize(tmp_path / "metrics.jsonl") > offset
+    assert (
+        second.save().offset
+        == os.path.getsize(tmp_path / "metrics.jsonl")
+        > mark.offset
+    )
     first.close()  # late: the first was killed
     second.close()
-    assert [r["step"] for r in record.read_rows(tmp_path)] == [*range(1, 7)]
+    assert [r["step"] for r in rows_lib.read(tmp_path)] == [*range(1, 7)]
     record.Recorder(tmp_path, **QUIET).close()
-    assert record.read_rows(tmp_path) == []
+    assert rows_lib.read(tmp_path) == []
 
 
-def test_offset_is_on_disk_before_it_is_returned(tmp_path, monkeypatch):
+def test_rows_are_on_disk_before_they_are_marked(tmp_path, monkeypatch):
     recorder = record.Recorder(tmp_path, **QUIET)
     log_steps(recorder, 1, 3)
     sizes, fsync = [], os.fsync
     monkeypatch.setattr(
         os, "fsync", lambda file: sizes.append(os.fstat(file).st_size) or fsync(file)
     )
-    assert [recorder.offset()] == sizes
+    assert [recorder.save().offset] == sizes
     recorder.close()
 
 
 def test_a_row_that_a_crash_cut_off_is_passed_over(tmp_path):
     killed = record.Recorder(tmp_path, **QUIET)
     log_steps(killed, 1, 3)
-    offset = killed.offset()
+    mark = killed.save()
     with open(tmp_path / "metrics.jsonl", "ab") as file:
         file.write(b'{"step": 4, "ta')
-    assert [r["step"] for r in record.read_rows(tmp_path)] == [1, 2, 3]
-    recorder = record.Recorder(tmp_path, offset=offset, **QUIET)
+    assert [r["step"] for r in rows_lib.read(tmp_path)] == [1, 2, 3]
+    recorder = record.Recorder(tmp_path, mark=mark, **QUIET)
     log_steps(recorder, 4, 4)
-    assert [r["step"] for r in record.read_rows(tmp_path)] == [1, 2, 3, 4]
+    assert [r["step"] for r in rows_lib.read(tmp_path)] == [1, 2, 3, 4]
     killed.close()
     recorder.close()
 
 
-def test_an_offset_that_does_not_fit_raises_and_cuts_nothing(tmp_path):
+def test_a_mark_that_does_not_fit_raises_and_cuts_nothing(tmp_path):
     recorder = record.Recorder(tmp_path, **QUIET)
     log_steps(recorder, 1, 3)
-    size = recorder.offset()
+    mark = recorder.save()
     recorder.close()
     before = (tmp_path / "metrics.jsonl").read_bytes()
-    for offset, words in (
-        (size + 1, f"offset={size + 1}: .* it has {size}"),
-        (size - 1, f"offset={size - 1}: .* a row lies across"),
-        (-1, "offset=-1"),
+    for other in (
+        mark._replace(offset=mark.offset + 1),
+        mark._replace(offset=mark.offset - 1),
+        mark._replace(checksum=mark.checksum - 1),
     ):
-        with pytest.raises(ValueError, match=words):
-            record.Recorder(tmp_path, offset=offset, **QUIET)
-    with pytest.raises(ValueError, match="offset=5"):
-        record.Recorder(tmp_path / "lost", offset=5, **QUIET)
+        with pytest.raises(rows_lib.RowsLost, match=f"offset={other.offset}"):
+            record.Recorder(tmp_path, mark=other, **QUIET)
+    with pytest.raises(rows_lib.RowsLost, match="offset=5"):
+        record.Recorder(tmp_path / "lost", mark=(5, 1), **QUIET)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
@@ -111,7 +121,7 @@ def test_float32_comes_back_bit_for_bit(tmp_path, convert):
     recorder = record.Recorder(tmp_path, **QUIET)
     recorder.log(1, 0, loss=AWKWARD[0], eval={"knn": convert(AWKWARD)})
     recorder.close()
-    (row,) = record.read_rows(tmp_path)
+    (row,) = rows_lib.read(tmp_path)
     back = np.array(row["eval"]["knn"], np.float32)
     np.testing.assert_array_equal(back.view(np.uint32), AWKWARD.view(np.uint32))
     assert np.float32(row["loss"]) == AWKWARD[0]
@@ -158,7 +168,7 @@ def test_only_time_depends_on_the_clock(tmp_path, monkeypatch):
         monkeypatch.setattr(record, "time", clock)
         recorder = record.Recorder(tmp_path, **QUIET)
         recorder.log(1, 0, loss=0.5, time={"images_per_second": now})
-        rows.append(record.read_rows(tmp_path)[0])
+        rows.append(rows_lib.read(tmp_path)[0])
         recorder.close()
     assert [r.pop("time")["unix"] for r in rows] == [10.0, 9e8]
     assert rows[0] == rows[1]
@@ -189,36 +199,38 @@ class Bucket:
         self.objects[self.path] = data
 
 
-def test_a_bucket_holds_the_rows_from_offset_on(monkeypatch):
-    for module in (record, results_lib, storage):
+def test_a_bucket_holds_the_rows_from_the_mark_on(monkeypatch):
+    for module in (record, rows_lib, results_lib, storage):
         paths = types.SimpleNamespace(Path=lambda path: path)
         monkeypatch.setattr(module, "epath", paths)
     bucket = Bucket("gs://runs/a", {})
     first = record.Recorder(bucket, **QUIET)
     log_steps(first, 1, 3)
-    assert record.read_rows(bucket) == []
-    offset = first.offset()
-    assert offset == len(bucket.objects["gs://runs/a/metrics.jsonl"])
+    assert rows_lib.read(bucket) == []
+    mark = first.save()
+    assert mark.offset == len(bucket.objects["gs://runs/a/metrics.jsonl"])
     log_steps(first, 4, 5)
     first.close()
-    assert [r["step"] for r in record.read_rows(bucket)] == [1, 2, 3, 4, 5]
-    second = record.Recorder(bucket, offset=offset, **QUIET)
-    assert second.offset() == offset
+    assert [r["step"] for r in rows_lib.read(bucket)] == [1, 2, 3, 4, 5]
+    second = record.Recorder(bucket, mark=mark, **QUIET)
+    assert second.save() == mark
     log_steps(second, 4, 4)
     second.close()
-    assert [r["step"] for r in record.read_rows(bucket)] == [1, 2, 3, 4]
-    with pytest.raises(ValueError, match=f"offset={offset - 1}"):
-        record.Recorder(bucket, offset=offset - 1, **QUIET)
+    assert [r["step"] for r in rows_lib.read(bucket)] == [1, 2, 3, 4]
+    with pytest.raises(rows_lib.RowsLost, match="offset=7"):
+        record.Recorder(bucket, mark=mark._replace(offset=7), **QUIET)
     results_lib.write_results(bucket, results_lib.empty(2))
     assert results_lib.read_results(bucket) == results_lib.empty(2)
 
 
 def test_other_processes_write_nothing(tmp_path, capfd):
-    recorder = record.Recorder(tmp_path / "run", write=False, progress=True, offset=9)
+    recorder = record.Recorder(
+        tmp_path / "run", write=False, progress=True, mark=(9, 9)
+    )
     recorder.log(1, 0, loss=1.0)
     recorder.advance(1, 0, 2)
     recorder.say("hello")
-    assert recorder.offset() == 0
+    assert recorder.save() == (0, 0)
     recorder.close()
     assert not (tmp_path / "run").exists()
     assert capfd.readouterr() == ("", "")
@@ -254,17 +266,17 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, lost):
     first.log(
         4, 0, eval={"knn": [0.5, np.nan, 0.25]}, time={"evaluation": {"knn": 2.0}}
     )
-    offset = first.offset()
+    mark = first.save()
     log_steps(first, 5, 7)
     first.close()
     for path in (tmp_path / "tensorboard").iterdir():
         path.rename(path.with_name("events.out.tfevents.0000000001.host"))
         if lost:  # a crash may also lose events from before the checkpoint
             path.with_name("events.out.tfevents.0000000001.host").unlink()
-    second = record.Recorder(tmp_path, offset=offset, progress=False)
+    second = record.Recorder(tmp_path, mark=mark, progress=False)
     log_steps(second, 5, 6)
     second.close()
-    unix = [r["time"]["unix"] for r in record.read_rows(tmp_path)]
+    unix = [r["time"]["unix"] for r in rows_lib.read(tmp_path)]
     loss_at = [*unix[:4], *unix[5:]]
     want = [("train/loss", s, np.float32(1 / s), loss_at[s - 1]) for s in range(1, 7)]
     want += [("time/images_per_second", s, 100.0, loss_at[s - 1]) for s in range(1, 7)]
@@ -283,7 +295,7 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, lost):
 def progress(tmp_path, monkeypatch, seconds=2.0, **options):
     """Ten steps, one each `seconds`; the second task begins at step 6."""
     clock = types.SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0, now=0)
-    monkeypatch.setattr(record, "time", clock)
+    monkeypatch.setattr(progress_lib, "time", clock)
     options = {"tensorboard": False, "num_tasks": 2, **options}
     recorder = record.Recorder(tmp_path, **options)
     for step in range(1, 11):
@@ -313,7 +325,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
 def test_progress_on_a_terminal_is_a_bar_unless_off(tmp_path, monkeypatch, option):
     screen = io.StringIO()
     screen.isatty = lambda: True
-    monkeypatch.setattr(record.sys, "stderr", screen)
+    monkeypatch.setattr(sys, "stderr", screen)
     progress(tmp_path, monkeypatch, progress=option)
     text = screen.getvalue()
     assert "100%|" in text if option else text == ""
@@ -332,7 +344,7 @@ def test_a_notebook_has_a_bar_and_a_file_has_none(tmp_path, monkeypatch, capsys)
 
 def test_the_time_left_is_said_once_steps_were_timed(tmp_path, monkeypatch, capsys):
     clock = types.SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0, now=0)
-    monkeypatch.setattr(record, "time", clock)
+    monkeypatch.setattr(progress_lib, "time", clock)
     recorder = record.Recorder(tmp_path, tensorboard=False, every=1000.0)
     told = []
     for step in range(1, 41):  # the first ones are slow, as those that load data are
@@ -342,7 +354,7 @@ def test_the_time_left_is_said_once_steps_were_timed(tmp_path, monkeypatch, caps
             told.append(step)
     recorder.close()
     assert told == [14]  # 0.75 s of three and 1.25 s of ten after the first
-    assert [record._about(x) for x in (34, 85, 100, 3700, 9000)] == [
+    assert [progress_lib._describe(x) for x in (34, 85, 100, 3700, 9000)] == [
         "30 seconds",
         "80 seconds",
         "2 minutes",
@@ -360,16 +372,16 @@ def test_wrong_options_are_named(tmp_path, options):
 
 
 def test_rows_stay_where_saving_them_is_cut_off(tmp_path, monkeypatch):
-    path, rows = tmp_path / record.ROWS, b'{"step": 1, "task": 0}\nx\n'
+    path, rows = tmp_path / rows_lib.FILE, b'{"step": 1, "task": 0}\nx\n'
     path.write_bytes(rows)
     with monkeypatch.context() as cut:
         cut.setattr(storage, "replacing", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            record._salvaged(record.epath.Path(path), rows)
+            record.Recorder(tmp_path, mark=(len(rows), 0), lost=True, **QUIET)
     assert path.read_bytes() == rows
-    assert record._salvaged(record.epath.Path(path), rows) == rows[:-2]
+    record.Recorder(tmp_path, mark=(len(rows), 0), lost=True, **QUIET).close()
     assert path.read_bytes() == rows[:-2]
-    assert (tmp_path / f"damaged-1-{record.ROWS}").read_bytes() == rows
+    assert (tmp_path / f"damaged-1-{rows_lib.FILE}").read_bytes() == rows
 
 
 # Results
@@ -378,7 +390,7 @@ def test_rows_stay_where_saving_them_is_cut_off(tmp_path, monkeypatch):
 def filled(size=4, done=3, seed=0):
     rng = np.random.default_rng(seed)
     rows, alone = rng.random((2, done, size)), rng.random(size)
-    results = results_lib.empty(size, finetune={"knn": alone})
+    results = results_lib.empty(size) | {"finetune": {"knn": alone.tolist()}}
     for task in range(done):
         both = {"knn": rows[0, task], "linear": rows[1, task]}
         results = results_lib.add(results, task, both, {"drift": task / 2}, 1.5 * task)
@@ -409,9 +421,8 @@ def test_summary_is_that_of_the_equations():
 
 def test_summary_of_what_was_not_measured_is_null():
     assert results_lib.summary(results_lib.empty(3)) == {}
-    one = results_lib.add(
-        results_lib.empty(3, finetune={"x": [1, 1, 1]}), 0, {"x": [0.5] * 3}, {}, 1
-    )
+    none = results_lib.empty(3) | {"finetune": {"x": [1, 1, 1]}}
+    one = results_lib.add(none, 0, {"x": [0.5] * 3}, {}, 1)
     assert results_lib.summary(one) == {
         "x": {
             "average_accuracy": 0.5,
@@ -451,8 +462,6 @@ def test_wrong_results_are_named():
         results_lib.add(results, 0, {"x": [1, 2]}, {}, 0)
     with pytest.raises(ValueError, match="task_names.* 1 .* 3"):
         results_lib.empty(3, task_names=["a"])
-    with pytest.raises(ValueError, match=r"finetune\['x'\].* 1 .* 3"):
-        results_lib.empty(3, finetune={"x": [1]})
 
 
 def test_results_and_added_keys_survive_the_file(tmp_path):

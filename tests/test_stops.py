@@ -1,7 +1,6 @@
 """A run that is stopped, and what it finds when it goes on: evaluations, lost rows."""
 
 import json
-import shutil
 
 import jax
 import pytest
@@ -9,7 +8,8 @@ import pytest
 from helpers import toy
 from jaxcl import core
 from jaxcl.config import claim
-from jaxcl.run import checkpoint, finish, job, lock, metrics_log, record, train
+from jaxcl.run import finish, job, lock, metrics_log, train
+from jaxcl.run import rows as rows_lib
 from jaxcl.update import lineage
 
 FEW = toy.ONLINE | {"method": {"name": "er"}, "eval_every": 5, "tasks": 1}
@@ -41,7 +41,7 @@ def whole(made, tmp_path_factory):
 
 
 def rows(workdir):
-    found = record.read_rows(workdir)
+    found = rows_lib.read(workdir)
     return [{k: v for k, v in row.items() if k != "time"} for row in found]
 
 
@@ -112,7 +112,7 @@ def half(made, tmp_path):
 
 def test_rows_that_changed_are_told_and_may_be_left_behind(made, whole, half, caplog):
     work, step, _ = made
-    path = half / record.ROWS
+    path = half / rows_lib.FILE
     text = path.read_bytes()
     lines = text.splitlines(keepends=True)
     broken = {
@@ -124,7 +124,7 @@ def test_rows_that_changed_are_told_and_may_be_left_behind(made, whole, half, ca
     }
     for words, damaged in broken.items():
         path.write_bytes(damaged)
-        with pytest.raises(record.RowsLost, match=words) as told:
+        with pytest.raises(rows_lib.RowsLost, match=words) as told:
             train.run(work, half, step=step)
         assert str(path) in str(told.value) and "--lost_rows" in str(told.value)
         assert path.read_bytes() == damaged
@@ -133,7 +133,7 @@ def test_rows_that_changed_are_told_and_may_be_left_behind(made, whole, half, ca
     train.run(going_on, half, step=step)
     kept = [row for n, row in enumerate(rows(whole)) if n != 2]
     assert rows(half) == kept
-    aside = half / f"damaged-0-{record.ROWS}"
+    aside = half / f"damaged-0-{rows_lib.FILE}"
     assert aside.read_bytes() == broken["they are others, line 3 is no row"]
     assert "went on with the" in caplog.text
     train.run(work, half, step=step)  # and now it is whole again
@@ -141,7 +141,7 @@ def test_rows_that_changed_are_told_and_may_be_left_behind(made, whole, half, ca
 
 def test_rows_that_are_gone_may_be_left_behind(made, whole, half):
     work, step, _ = made
-    (half / record.ROWS).unlink()
+    (half / rows_lib.FILE).unlink()
     train.run(finish.without_lost_rows(work), half, step=step)
     assert rows(half) == rows(whole)[-len(rows(half)) :]
     assert [row["step"] for row in rows(half)][0] == 10
@@ -170,23 +170,9 @@ def test_rows_that_are_none_are_named_by_line(tmp_path):
     good = {"step": 1, "task": 0}
     for bad in ("[1]", "7", "{", '{"step": 1}', '{"step": "1", "task": 0}', "\xff"):
         text = f"{json.dumps(good)}\n{bad}\n{json.dumps(good)}\n"
-        (tmp_path / record.ROWS).write_text(text, encoding="latin-1")
-        with pytest.raises(record.RowsLost, match=r"metrics\.jsonl"):
-            record.read_rows(tmp_path)
-
-
-def test_a_checkpoint_without_its_sum_of_rows_is_of_an_earlier_version(
-    made, whole, tmp_path
-):
-    shutil.copytree(whole, tmp_path / "x")
-    newest = max(int(p.name) for p in (whole / "checkpoints").iterdir())
-    saved = checkpoint.read(checkpoint.epath.Path(whole) / "checkpoints" / str(newest))
-    assert isinstance(saved.cursor["log"], int)
-    recorder = record.Recorder(
-        tmp_path / "x", offset=saved.cursor["offset"], tensorboard=False, progress=False
-    )
-    recorder.close()
-    assert rows(tmp_path / "x") == rows(whole)
+        (tmp_path / rows_lib.FILE).write_text(text, encoding="latin-1")
+        with pytest.raises(rows_lib.RowsLost, match=r"metrics\.jsonl"):
+            rows_lib.read(tmp_path)
 
 
 def test_an_update_that_was_rolled_back_keeps_no_encoder(tmp_path):

@@ -15,8 +15,9 @@ from jaxcl.config import build, sections
 from jaxcl.data import scenarios, toys
 from jaxcl.evals import knn, linear, tsne
 from jaxcl.export import command as export_command
-from jaxcl.run import checkpoint, finish, record, train, transfer
+from jaxcl.run import checkpoint, finish, train, transfer
 from jaxcl.run import results as results_lib
+from jaxcl.run import rows as rows_lib
 
 STRATEGY = {"method.strategy": "pnr", "scenario.num_tasks": 5, "epochs": 1}
 PROBE = {"epochs": 3, "augment": False}
@@ -102,7 +103,7 @@ def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, ca
     assert results["checkpoint"]["number"] == saved.number
     assert results["checkpoint"]["step"] == int(saved.state.step) > 0
     assert without_clock(results_lib.read_results(tmp_path)) == without_clock(results)
-    (row,) = record.read_rows(tmp_path)
+    (row,) = rows_lib.read(tmp_path)
     assert row["step"] == int(saved.state.step)
     assert row["eval"]["knn/accuracy"] == results["scalars"][0]["knn/accuracy"]
     said = capsys.readouterr().out
@@ -118,7 +119,7 @@ def test_again_is_harmless_and_a_newer_checkpoint_is_judged_anew(run, tmp_path):
     newer = judged(run, here)
     assert newer["checkpoint"]["number"] > first["checkpoint"]["number"]
     assert newer["scalars"] != first["scalars"]
-    assert len(record.read_rows(here)) == 1
+    assert len(rows_lib.read(here)) == 1
 
 
 def test_the_data_of_the_run_need_not_be_there(run, tmp_path):

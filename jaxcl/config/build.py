@@ -233,7 +233,7 @@ def planned(
         return work
     chosen = range(top.seed, top.seed + top.seeds)
     jobs = {seed: work._replace(seed=seed) for seed in chosen}
-    return seeds.together(jobs, apart=how == "apart")
+    return seeds.join_jobs(jobs, apart=how == "apart")
 
 
 def default_workdir(config) -> str:

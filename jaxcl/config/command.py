@@ -11,13 +11,14 @@ from jaxcl import schema
 from jaxcl.config import files, sections
 from jaxcl.data import files as files_lib
 from jaxcl.data import storage
-from jaxcl.run import checkpoint, lock, metrics_log, record, signals, train
+from jaxcl.run import checkpoint, lock, metrics_log, signals, train
+from jaxcl.run import rows as rows_lib
 
 # What a user can mend: one line says it. Anything else is a bug, with a traceback.
 FAILURES = (
     metrics_log.Diverged,
     checkpoint.CheckpointError,
-    record.RowsLost,
+    rows_lib.RowsLost,
     lock.Lost,
     files_lib.Unreadable,
     schema.Refused,
@@ -82,7 +83,7 @@ def run(make, work) -> int:
     """
     logging.set_verbosity(logging.WARNING)
     # After the distributed runtime has started, which would take SIGTERM for itself.
-    with signals.watched(complain) as stop:
+    with signals.watch(complain) as stop:
         return _run(make, work, stop)
 
 

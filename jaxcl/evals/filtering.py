@@ -205,7 +205,7 @@ def draw(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw the last evaluation: KEY_classes.png and KEY_entropy.png.
 
     Args:
-      rows: of metrics.jsonl, see `record.read_rows`.
+      rows: of metrics.jsonl, see `rows.read`.
       folder: an existing folder, which gets the pictures.
     """
     for key, course in courses(rows).items():

@@ -152,7 +152,7 @@ def draw(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw what a run measured: KEY_classes.png and KEY_entropy.png.
 
     Args:
-      rows: of metrics.jsonl, see `record.read_rows`.
+      rows: of metrics.jsonl, see `rows.read`.
       folder: an existing folder, which gets the pictures.
     """
     ends = {row["task"]: row["step"] for row in rows}  # last step of each task

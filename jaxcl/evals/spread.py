@@ -120,7 +120,7 @@ def draw(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw each class at the last evaluation: KEY_by_class.png.
 
     Args:
-      rows: of metrics.jsonl, see `record.read_rows`.
+      rows: of metrics.jsonl, see `rows.read`.
       folder: an existing folder, which gets the pictures.
     """
     for key, measures in by_class(rows).items():

@@ -233,7 +233,7 @@ def _silent(quiet: bool) -> Iterator[None]:
 def _stopping() -> Iterator:
     """Context in which Ctrl-C saves the run; yields what says that it came.
 
-    Unlike `signals.watched` it never ends the process, which may be a notebook's. Only
+    Unlike `signals.watch` it never ends the process, which may be a notebook's. Only
     the main thread hears signals; elsewhere nothing stops a run.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -253,5 +253,5 @@ def _stopping() -> Iterator:
         if len(calls) > 1:
             raise KeyboardInterrupt
 
-    with signals.heard((signal.SIGINT,), hear, note):
+    with signals.hear_at_once((signal.SIGINT,), hear, note):
         yield lambda: bool(calls) or asked.is_set()

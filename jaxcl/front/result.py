@@ -15,8 +15,8 @@ from jaxcl.export import command as export_command
 from jaxcl.export import encoder as encoder_lib
 from jaxcl.front import given
 from jaxcl.report import command as report_command
-from jaxcl.run import record
 from jaxcl.run import results as results_lib
+from jaxcl.run import rows as rows_lib
 from jaxcl.update import command as update_command
 from jaxcl.update import lineage
 
@@ -96,7 +96,7 @@ class Result:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """What was logged, row by row: loss, learning rate, evaluations."""
-        return record.read_rows(self.folder)
+        return rows_lib.read(self.folder)
 
     @property
     def encoder(self) -> encoder_lib.Encoder:

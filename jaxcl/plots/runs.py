@@ -143,7 +143,7 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
     """Draw training curves against the step, tasks divided by dotted lines.
 
     Args:
-      rows: rows of metrics.jsonl, see `record.read_rows`.
+      rows: rows of metrics.jsonl, see `rows.read`.
       keys: what to draw, one panel each; rows without a key are passed over.
     """
     figure = canvas.figure_of(8, 2.6 * len(keys))

@@ -21,8 +21,9 @@ from jaxcl.data import storage
 from jaxcl.evals import spread
 from jaxcl.report import alike
 from jaxcl.run import cost as cost_lib
-from jaxcl.run import record, seeds
 from jaxcl.run import results as results_lib
+from jaxcl.run import rows as rows_lib
+from jaxcl.run import seeds
 
 MEASURES = ("average_accuracy", "anytime", "forgetting")
 
@@ -99,18 +100,18 @@ def rows(run: Run) -> dict[int, list]:
     all seeds, and are given to the first alone.
     """
     by_seed = {
-        seed: record.read_rows(folder)
+        seed: rows_lib.read(folder)
         for seed, folder in run.folders.items()
-        if (folder / record.ROWS).exists()
+        if (folder / rows_lib.FILE).exists()
     }
-    if by_seed or run.together is None or not (run.together / record.ROWS).exists():
+    if by_seed or run.together is None or not (run.together / rows_lib.FILE).exists():
         return by_seed
-    common = record.read_rows(run.together)
+    common = rows_lib.read(run.together)
     for number, seed in enumerate(run.folders):
         by_seed[seed] = []
         for row in common:
             if "eval" in row:
-                own = seeds.of_one(row["eval"], number)
+                own = seeds.take_values(row["eval"], number)
                 by_seed[seed].append({**row, "eval": own})
             elif number == 0:
                 by_seed[seed].append(row)

@@ -24,8 +24,9 @@ from jaxcl import schema
 from jaxcl.data import scenarios, storage
 from jaxcl.plots import canvas
 from jaxcl.report import numbers as numbers_lib
-from jaxcl.run import record, seeds
 from jaxcl.run import results as results_lib
+from jaxcl.run import rows as rows_lib
+from jaxcl.run import seeds
 
 SCALARS = ("svm/all", "svm/old", "svm/new")
 # Title of a column -> key of `paired`.
@@ -106,7 +107,7 @@ def _run(name, folder, seed, config, task, scalar) -> Run:
     growth = scenario["growth"] if scenario.get("name") == "growth" else None
     late = found["last"]["number"] - found["best"]["number"]
     cut = patience == 0 or late < patience
-    rows = [row for row in record.read_rows(folder) if row["task"] == task]
+    rows = [row for row in rows_lib.read(folder) if row["task"] == task]
     epochs, scalars = _epochs(where, rows, task, scalar), results["scalars"][task]
     return Run(name, growth, seed, folder, found["best"], cut, epochs, scalars)
 

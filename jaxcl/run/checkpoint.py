@@ -304,12 +304,6 @@ class Checkpoints:
         except Exception as error:
             raise self._failed(error) from error
 
-    def settled(self) -> None:
-        """Wait for the save under way, in another thread than the one that saves."""
-        pending = self._pending
-        if pending is not None:
-            pending.result()
-
     def _failed(self, error: Exception) -> CheckpointError:
         good = [c.step for c in self._checkpointer.checkpoints]
         # Not every error of a full disk says of itself that it is one.
@@ -381,7 +375,7 @@ def taken_over(
     Args:
       start: directory of the other run.
       like, keep: as in `Checkpoints`.
-      task_names: of this run, which may have more tasks, see `results.widened`.
+      task_names: of this run, which may have more tasks, see `results.make_room`.
 
     Raises:
       CheckpointError: the other run has not finished its task, or its state has other
@@ -402,7 +396,6 @@ def taken_over(
             f"config.start={start!r}: has not come to the end of a task; let it finish "
             "(config.first_tasks says how many it trains)"
         )
-    results = results_lib.widened(restored.cursor["results"], task_names)
-    cursor = {**restored.cursor, "offset": 0, "seconds": {}, "results": results}
-    cursor["log"] = None  # this run's own is empty
+    results = results_lib.make_room(restored.cursor["results"], task_names)
+    cursor = {**restored.cursor, "rows": [0, 0], "seconds": {}, "results": results}
     return restored._replace(cursor=cursor)

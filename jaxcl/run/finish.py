@@ -11,13 +11,13 @@ from jaxcl.run import (
     cost,
     job,
     lock,
-    record,
     seeds,
     task_alone,
     train,
     transfer,
 )
 from jaxcl.run import results as results_lib
+from jaxcl.run import rows as rows_lib
 
 
 def run(
@@ -77,9 +77,11 @@ def _seeds(work, workdir, stop):
     """Run every seed, and summarise their results."""
     if work.side_by_side:
         jobs = {seed: _made(work, seed) for seed in work.seeds}
-        whole = seeds.together(jobs, apart=work.side_by_side == "apart")
+        whole = seeds.join_jobs(jobs, apart=work.side_by_side == "apart")
         whole = train.run(whole, workdir / "together", stop=stop)
-        results = seeds.apart(whole, work.seeds)
+        results = {
+            seed: seeds.take_results(whole, i) for i, seed in enumerate(work.seeds)
+        }
         for seed in work.seeds if jax.process_index() == 0 else ():
             results_lib.write_results(workdir / seeds.folder(seed), results[seed])
     else:
@@ -213,7 +215,7 @@ def draw(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
         plots.accuracy_matrix(
             matrix, path, title=plots.words(name), task_names=results["task_names"]
         )
-    rows = record.read_rows(workdir)
+    rows = rows_lib.read(workdir)
     for chart in work.charts:
         chart(rows, folder)
     plots.curves(rows, folder / "curves.png")

@@ -1,23 +1,18 @@
-"""One process at a time writes to a run directory: `lock.json` names it.
+"""Let one process at a time write to a run directory; `lock.json` names it.
 
 Process 0 of a run holds the lock until the run ends. On a disk the file is locked with
-flock, which the system takes back when the process dies, so a crash leaves no lock that
-anybody must remove; the file itself says who it was. Where a lock without its process
-is found, it is taken over only if the process is known to be gone: another one has its
-number or none on this machine, this machine has restarted, or both belong to one job of
-a launcher that starts a job again only when it has ended (JAXCL_JOB, which the scripts
-of launch/ set). A process on another machine cannot be asked: its lock stays.
-
-In a bucket the file is created on the condition that there is none, which gcsfs and
-s3fs hand on to the store. What a library does not offer is in docs/reliability.md.
+flock, which the system takes back when a process dies. In a bucket the file is created
+on the condition that there is none. A lock whose process is gone is taken over; a
+process on another machine cannot be asked, so its lock stays. docs/reliability.md says
+which storage keeps processes apart.
 """
 
 import contextlib
 import datetime
 import json
 import os
+import pathlib
 import socket
-import subprocess
 import time
 import uuid
 from collections.abc import Iterator
@@ -36,8 +31,9 @@ except ImportError:  # no such locks on this system
 
 FILE = "lock.json"
 JOB = "JAXCL_JOB"  # environment variable: name of the job of a launcher
+_NAMES = {"host", "boot", "pid", "since", "job"}  # in the file
 _PATIENCE = 1.0  # seconds; a process that only checks the config is done sooner
-_held = {}  # place -> Lock, of this process
+_locks = {}  # place -> Lock, of this process
 
 
 class Held(RuntimeError):
@@ -45,29 +41,32 @@ class Held(RuntimeError):
 
 
 class Lost(RuntimeError):
-    """The lock of a directory is not this process's any more."""
+    """This process no longer has the lock of a directory."""
 
 
 class Lock:
     """A lock that this process holds; `release` gives it back."""
 
-    def __init__(self, place: str, path: epath.Path, owner: dict, file: int | None):
-        self._place, self._path, self._owner, self._file = place, path, owner, file
-        self.count = 1  # how often this process has taken it
+    def __init__(self, place: str, folder: epath.PathLike):
+        """Write this process into the file, or raise as `take` does."""
+        self._place, self._path = place, epath.Path(folder) / FILE
+        self._owner, self.count = _describe_process(), 0
+        lock = _create_object if storage.in_bucket(folder) else _lock_file
+        self._file = lock(self._path, self._owner)
 
     def is_there(self) -> bool:
-        """Whether the file is still this process's."""
-        return _read(self._path) == self._owner
+        """Tell whether the file still names this process."""
+        return _parse(_read(self._path)) == self._owner
 
     def release(self) -> None:
-        """Give it back; the last of several calls removes the file."""
+        """Give the lock back; the last of several calls removes the file."""
         self.count -= 1
         if not self.count:
-            del _held[self._place]
+            del _locks[self._place]
             self.remove()
 
     def remove(self) -> None:
-        """Remove the file, if it is still this process's."""
+        """Remove the file if it still names this process."""
         with contextlib.suppress(OSError):
             if self.is_there():
                 self._path.unlink()
@@ -77,40 +76,26 @@ class Lock:
             os.close(file)
 
 
-def check(folder: epath.PathLike) -> None:
-    """Ask whether this process still has the lock of a directory that it took.
+def take(folder: epath.PathLike) -> Lock:
+    """Take the lock of a directory for this process, or count it once more.
 
     Raises:
-      Lost: the directory is gone, or somebody has removed the lock.
+      Held: another process has the lock.
+      OSError: the directory cannot be written.
     """
-    in_bucket = storage.in_bucket(folder)
-    lock = _held.get(os.fspath(folder) if in_bucket else os.path.realpath(folder))
-    if lock is not None and not lock.is_there():
-        raise Lost(
-            f"{os.fspath(folder)}: its {FILE} is gone or another process's: the "
-            "directory was removed, moved or taken over while this run was at work. "
-            "Nothing more is written there"
-        )
-
-
-def release_all() -> None:
-    """Give back every lock of this process, which is about to end."""
-    for lock in [*_held.values()]:
-        lock.remove()
+    place = _locate(folder)
+    if place not in _locks:
+        _locks[place] = Lock(place, folder)
+    _locks[place].count += 1
+    return _locks[place]
 
 
 @contextlib.contextmanager
 def held(folder: epath.PathLike) -> Iterator[None]:
-    """Hold the lock of a directory, on behalf of all processes of the run.
-
-    A process may hold a lock several times; it is free when all have ended.
+    """Hold the lock of a directory for all processes of the run; see `take`.
 
     Args:
       folder: made if missing.
-
-    Raises:
-      Held: another process has it.
-      OSError: the directory cannot be written.
     """
     lock = failure = None
     if jax.process_index() == 0:
@@ -127,194 +112,165 @@ def held(folder: epath.PathLike) -> Iterator[None]:
             lock.release()
 
 
-def take(folder: epath.PathLike) -> Lock:
-    """Take the lock of a directory for this process; see `held`, which asks no other.
+def check(folder: epath.PathLike) -> None:
+    """Check that this process still has the lock that it took.
 
     Raises:
-      Held, OSError: as `held`.
+      Lost: the directory is gone, or somebody has removed the lock.
     """
+    lock = _locks.get(_locate(folder))
+    if lock is not None and not lock.is_there():
+        raise Lost(
+            f"{os.fspath(folder)}: its {FILE} is gone or names another process: the "
+            "directory was removed, moved or taken over while this run was at work. "
+            "Nothing more is written there"
+        )
+
+
+def release_all() -> None:
+    """Give back every lock of this process, which is about to end."""
+    for lock in [*_locks.values()]:
+        lock.remove()
+
+
+def _locate(folder) -> str:
     in_bucket = storage.in_bucket(folder)
-    place = os.fspath(folder) if in_bucket else os.path.realpath(folder)
-    if place in _held:
-        _held[place].count += 1
-        return _held[place]
-    path = epath.Path(folder) / FILE
-    make = _in_bucket if in_bucket else _on_disk
-    _held[place] = Lock(place, path, *make(path, _me()))
-    return _held[place]
+    return os.fspath(folder) if in_bucket else os.path.realpath(folder)
 
 
-def _me() -> dict:
-    """This process, as it stands in the file."""
-    pid, now = os.getpid(), datetime.datetime.now(datetime.UTC)
+def _describe_process() -> dict:
+    """Describe this process for the file."""
+    now = datetime.datetime.now(datetime.UTC)
     return {
         "host": socket.gethostname(),
-        "boot": _boot(),
-        "pid": pid,
-        "started": _started(pid),
+        "boot": _read_boot(),
+        "pid": os.getpid(),
         "since": now.isoformat(timespec="seconds"),
         "job": os.environ.get(JOB) or None,
         "id": uuid.uuid4().hex,
     }
 
 
-def _boot() -> str | None:
-    """What a machine is called from one start to the next; None if it does not say."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return None
+def _read_boot() -> str:
+    """Read what names this machine from one start to the next."""
+    with contextlib.suppress(OSError):
+        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return socket.gethostname()
 
 
-def _started(pid: int) -> str | None:
-    """When a process of this machine started; None if it is not alive."""
-    try:
-        with open(f"/proc/{pid}/stat", errors="replace") as file:
-            # The name of the program, in parentheses, may hold anything.
-            state, *fields = file.read().rpartition(")")[2].split()
-        return None if state in "ZX" else fields[18]
-    except FileNotFoundError:
-        if os.path.exists("/proc/self/stat"):
-            return None
-    command = ["ps", "-o", "lstart=", "-p", str(pid)]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    return told.stdout.strip() or None
-
-
-def _read(path) -> dict | None:
-    """The owner in a lock file; None of an empty or a missing file, {} of damage."""
-    try:
-        data = epath.Path(path).read_bytes()
-    except FileNotFoundError:
-        return None
-    return _owner(data)
-
-
-def _owner(data: bytes) -> dict | None:
-    if not data.strip(b"\0 \n"):
-        return None  # its process died before it wrote, or the power went
-    try:
-        owner = json.loads(data)
-        int(owner["pid"]), str(owner["host"]), str(owner["since"])
-    except (ValueError, TypeError, KeyError):
-        return {}
-    return owner
-
-
-def _on_disk(path, mine) -> tuple[dict, int]:
-    """The owner written to the file, and the file, open and locked."""
+def _lock_file(path, mine) -> int:
+    """Lock a file on a disk and write the owner; returns the open file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     give_up = time.monotonic() + _PATIENCE
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            if not _locked(file):
+        with contextlib.ExitStack() as stack:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            stack.callback(os.close, file)
+            try:
+                has_flock = _flock(file)
+                if _is_at(file, path):  # its last owner has not removed it
+                    _check_gone(path, _parse(_read(path)), mine, has_flock)
+                    os.ftruncate(file, 0)
+                    os.pwrite(file, json.dumps(mine).encode(), 0)
+                    stack.pop_all()
+                    return file
+            except BlockingIOError:
                 if time.monotonic() >= give_up:
-                    raise Held(_in_use(path, _read(path)))
-            elif _is_at(file, path):
-                _check_gone(path, _owner(os.pread(file, 1 << 20, 0)), mine)
-                os.ftruncate(file, 0)
-                os.pwrite(file, json.dumps(mine).encode(), 0)
-                return mine, file
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(file)
+                    raise _refusal(path, _parse(_read(path))) from None
         time.sleep(0.02)
 
 
-def _locked(file) -> bool:
-    """Lock an open file; False if another process has it."""
-    if fcntl is None:
-        return True
+def _flock(file) -> bool:
+    """Lock an open file, or raise BlockingIOError; False where flock does not work."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    except OSError as error:  # a file system without locks: the file's words count
+        raise
+    except (OSError, AttributeError) as error:
         logging.info("no flock: %s", error)
+        return False
     return True
 
 
 def _is_at(file, path) -> bool:
-    """Whether an open file is still the one at the path: its owner removes it."""
-    try:
+    """Tell whether an open file is still the one at the path."""
+    with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file), os.stat(path))
-    except FileNotFoundError:
-        return False
+    return False
 
 
-def _in_bucket(path, mine) -> tuple[dict, None]:
-    """The owner written to the object."""
-    data = json.dumps(mine).encode()
-    if _create(path, data):
-        return mine, None
-    _check_gone(path, _read(path), mine)
-    # Two that take over at once: the second removes what the first has written, which
-    # the first sees if it looks again.
-    path.unlink(missing_ok=True)
-    if _create(path, data):
-        time.sleep(_PATIENCE)
-        if _read(path) == mine:
-            return mine, None
-    raise Held(_in_use(path, _read(path)))
-
-
-def _create(path, data) -> bool:
-    """Create an object; False if there is one."""
+def _create_object(path, mine) -> None:
+    """Create the object in a bucket if there is none."""
     import fsspec  # only buckets need it
 
     files, name = fsspec.core.url_to_fs(os.fspath(path))
-    try:
+    data = json.dumps(mine).encode()
+    with contextlib.suppress(FileExistsError):
         files.pipe_file(name, data, mode="create")
-    except FileExistsError:
-        return False
-    return True
+        return
+    _check_gone(path, _parse(_read(path)), mine, has_flock=False)
+    # Two that take over at once: the second removes what the first has written, which
+    # the first sees if it looks again.
+    path.unlink(missing_ok=True)
+    with contextlib.suppress(FileExistsError):
+        files.pipe_file(name, data, mode="create")
+        time.sleep(_PATIENCE)
+        if _read(path) == data:
+            return
+    raise _refusal(path, _parse(_read(path)))
 
 
-def _who(owner) -> str:
-    if not owner:
-        return "another process"
-    job = f" (job {owner['job']})" if owner.get("job") else ""
-    return f"process {owner['pid']} on {owner['host']}{job}, since {owner['since']}"
+def _read(path) -> bytes:
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    return b""
 
 
-def _in_use(path, owner) -> str:
-    return (
-        f"{path.parent} is in use by {_who(owner)}: one process at a time writes "
-        "there. Wait for its end, stop it, or give another directory"
-    )
+def _parse(data: bytes) -> dict | None:
+    """Read the owner in a lock file; None if it is empty, {} if it is damaged."""
+    if not data.strip(b"\0 \n"):
+        return None  # its process died before it wrote, or the power went
+    try:
+        owner = json.loads(data)
+        return {**owner, "pid": int(owner["pid"])} if owner.keys() >= _NAMES else {}
+    except (ValueError, TypeError, AttributeError):
+        return {}
 
 
-def _check_gone(path, owner, mine) -> None:
-    """Say so if the owner of a lock is known to be gone.
-
-    Raises:
-      Held: it is alive, or nobody can tell.
-    """
+def _check_gone(path, owner, mine, has_flock) -> None:
+    """Raise `Held` unless the owner of a lock that was found is known to be gone."""
     if owner is None:
         return
     if not owner:
-        raise Held(
-            f"{path}: cannot be read as a lock. If no process works in {path.parent}, "
-            "remove this file, which holds nothing else, and run the command again"
-        )
-    known = bool(owner.get("boot")) and bool(mine["boot"])
-    same_host = owner["host"] == mine["host"]
-    here = owner["boot"] == mine["boot"] if known else same_host
-    if here:
-        if _started(int(owner["pid"])) == owner.get("started"):
-            raise Held(_in_use(path, owner))
-        why = "it has ended"
-    elif same_host:
-        why = "the machine has restarted since"
-    elif owner.get("job") and owner["job"] == mine["job"]:
-        why = "its job was started again here"
-    else:
-        raise Held(
-            f"{path.parent} is locked by {_who(owner)}, which cannot be asked from "
-            f"{mine['host']}. If that process is gone, remove {path}, which holds "
-            "nothing else, and run the command again"
-        )
-    logging.warning("%s: taken over from %s: %s", path.parent, _who(owner), why)
+        is_gone = False
+    elif owner["boot"] == mine["boot"]:  # this machine
+        is_gone = has_flock or not _is_alive(owner["pid"])
+    else:  # a machine that has restarted, or a job that was started again
+        same_job = bool(owner["job"]) and owner["job"] == mine["job"]
+        is_gone = owner["host"] == mine["host"] or same_job
+    if not is_gone:
+        raise _refusal(path, owner)
+    logging.warning("%s: taken over from process %s", path.parent, owner["pid"])
+
+
+def _is_alive(pid: int) -> bool:
+    """Tell whether a process of this machine has a number, or nothing tells."""
+    if fcntl is not None:
+        try:
+            os.kill(pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+        except PermissionError:
+            pass
+    return True
+
+
+def _refusal(path, owner) -> Held:
+    who = "another process"
+    if owner:
+        who = f"process {owner['pid']} on {owner['host']}, since {owner['since']}"
+    return Held(
+        f"{path.parent} is in use by {who}: one process at a time writes there. Wait "
+        "for its end, stop it, or give another directory. If that process is gone, "
+        f"remove {path}, which holds nothing else, and run the command again"
+    )

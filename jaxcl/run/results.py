@@ -1,7 +1,7 @@
-"""results.json: accuracy matrices, scalars and cost; how to fill, read and show it."""
+"""Fill, read, write and show results.json: accuracy matrices, scalars and cost."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ RESULTS = "results.json"
 
 
 def plain(value: Any) -> Any:
-    """The value in Python types that JSON knows; nan and infinity become None.
+    """Convert to Python types that JSON knows; nan and infinity become None.
 
     Args:
       value: a scalar or an array of any numeric dtype, a string, None, or lists, tuples
@@ -38,7 +38,7 @@ def plain(value: Any) -> Any:
 def table(
     matrix: np.ndarray | Sequence, *, name: str = "accuracy", columns: int = 12
 ) -> str:
-    """An accuracy matrix as a text table.
+    """Write an accuracy matrix as a text table.
 
     Args:
       matrix: f[T, T] in [0, 1] or rows with None; `matrix[i, j]` = accuracy on
@@ -68,32 +68,23 @@ def table(
     return "\n".join(lines)
 
 
-def empty(
-    num_tasks: int,
-    *,
-    task_names: Sequence[str] | None = None,
-    finetune: Mapping | None = None,
-) -> dict:
-    """The results before the first task, as JSON.
+def empty(num_tasks: int, *, task_names: Sequence[str] | None = None) -> dict:
+    """Make the results before the first task, as JSON.
 
     Args:
       num_tasks: T.
       task_names: T strings; by default "task 1", "task 2", ...
-      finetune: matrix name -> f[T], accuracy on each task of a model trained
-        on that task alone, judged by the same evaluator; plasticity needs it.
 
-    Raises:
-      ValueError: a length is not T.
+    Returns:
+      A dict; "finetune" is to have matrix name -> f[T], the accuracy on each task of a
+      model trained on that task alone. Plasticity needs it.
     """
-    names = [f"task {i + 1}" for i in range(num_tasks)]
-    names = names if task_names is None else [str(n) for n in task_names]
+    names = task_names or [f"task {i + 1}" for i in range(num_tasks)]
     _check_length("task_names", names, num_tasks)
-    for name, values in (finetune or {}).items():
-        _check_length(f"finetune[{name!r}]", values, num_tasks)
     return {
-        "task_names": names,
+        "task_names": [*map(str, names)],
         "matrices": {},
-        "finetune": None if finetune is None else plain(finetune),
+        "finetune": None,
         "scalars": [None] * num_tasks,
         "seconds": [None] * num_tasks,
         "cost": cost.empty(num_tasks),
@@ -147,13 +138,13 @@ def add(results: dict, task: int, rows: dict, scalars: dict, seconds: float) -> 
 
 
 def add_convergence(results: dict, task: int, found: dict) -> dict:
-    """Add what `metrics_log.Epochs.summary` says of a task; returns new results."""
+    """Add the summary of a task's epochs, see `metrics_log`; returns new results."""
     before = results.get("convergence", {})
     return {**results, "convergence": {**before, str(task): plain(found)}}
 
 
-def widened(results: dict, task_names: Sequence[str]) -> dict:
-    """The results of a run, with room for the tasks of the run that continues it.
+def make_room(results: dict, task_names: Sequence[str]) -> dict:
+    """Make room for the tasks of the run that continues another one.
 
     Args:
       results: of the earlier run.
@@ -177,12 +168,12 @@ def widened(results: dict, task_names: Sequence[str]) -> dict:
 
 
 def finished(results: dict) -> int:
-    """How many tasks have been evaluated."""
+    """Count the tasks that have been evaluated."""
     return sum(scalars is not None for scalars in results["scalars"])
 
 
 def complete(folder: epath.PathLike) -> bool:
-    """Whether a run directory has the results of all tasks that its config asks for."""
+    """Tell whether a run directory has the results of all tasks that it is to train."""
     folder = epath.Path(folder)
     if not (folder / RESULTS).exists():
         return False
@@ -192,16 +183,17 @@ def complete(folder: epath.PathLike) -> bool:
 
 
 def matrix(results: dict, name: str) -> np.ndarray:
-    """Accuracies f64[T, T] of one evaluator, nan where not measured."""
+    """Read the accuracies f64[T, T] of one evaluator, nan where not measured."""
     return np.array(results["matrices"][name], np.float64)
 
 
 def summary(results: dict) -> dict:
-    """Matrix name -> measures of `jaxcl.metrics` over the tasks finished so far.
+    """Compute the measures of `jaxcl.metrics` over the tasks finished so far.
 
-    The measures are `average_accuracy`, `average_accuracy_per_task` (after each task),
-    `forgetting`, `stability` and, for names in `finetune`, `plasticity`. A measure is
-    None where it is not defined (one task, or accuracies that were not measured).
+    Returns:
+      Matrix name -> `average_accuracy`, `average_accuracy_per_task` (after each task),
+      `forgetting`, `stability` and, for names in `finetune`, `plasticity`. A measure is
+      None where it is not defined (one task, or accuracies that were not measured).
     """
     out, size = {}, finished(results)
     for name in results["matrices"]:
@@ -221,11 +213,11 @@ def summary(results: dict) -> dict:
 def write_results(workdir: epath.PathLike, results: dict) -> None:
     """Write `results.json`: the results and their `summary`.
 
-    Results of seeds side by side have none: it is of each seed, when all are over.
+    Results of seeds side by side get no summary; each seed has one when all are over.
     """
     side_by_side = any(np.ndim(matrix) > 2 for matrix in results["matrices"].values())
-    told = {} if side_by_side else {"summary": summary(results)}
-    write(epath.Path(workdir) / RESULTS, {**results, **told})
+    more = {} if side_by_side else {"summary": summary(results)}
+    write(epath.Path(workdir) / RESULTS, {**results, **more})
 
 
 def write(path: epath.PathLike, value: Any) -> None:
@@ -234,6 +226,6 @@ def write(path: epath.PathLike, value: Any) -> None:
 
 
 def read_results(workdir: epath.PathLike) -> dict:
-    """Read results as they were before `write_results` added the summary."""
+    """Read the results of a run, without the summary that `write_results` adds."""
     written = storage.read_object(epath.Path(workdir) / RESULTS)
     return {key: value for key, value in written.items() if key != "summary"}

@@ -1,19 +1,17 @@
-"""Many seeds of one config: one after another, or side by side in one program.
+"""Run many seeds of one config: one after another, or side by side in one program.
 
-Side by side, the state has one more axis, and one call does the step of every seed: by
-`vmap`, or on a TPU with many seeds, in a loop. Under `vmap` convolutions become grouped
-ones. A CPU computes these slowly (benchmarks/seeds.py), and so has one for each seed
-instead (`nets/under_vmap.py`). A TPU also computes the zeros between the groups, whose
-number grows with that of the seeds.
+Side by side, the state has one more axis, and `vmap` does the step of every seed. It
+makes one convolution with groups of those of all seeds. A CPU computes these slowly
+(benchmarks/seeds.py), and so has a convolution for each seed (`nets/under_vmap.py`).
 """
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
@@ -24,9 +22,6 @@ from jaxcl.run import results as results_lib
 
 SUMMARY = "seeds.json"
 _PREFIX = "seed_"
-# Seeds that a TPU maps; by its compiler 4 are faster so with 20 channels, not with 64,
-# and 20 are not with 20.
-_MAPPED = 8
 # Fields of a shared state that have an axis of seeds, and those common to all.
 _OWN = ("key", "params", "stats", "opt_state", "extra")
 _COMMON = ("step", "task", "task_start", "task_steps")
@@ -38,71 +33,30 @@ class Seeds(NamedTuple):
 
     seeds: tuple[int, ...]
     make: Callable  # seed -> job.Job, built when its turn comes
-    side_by_side: bool | str  # "apart": see `together`
+    side_by_side: bool | str  # "apart": see `join_jobs`
 
 
 def folder(seed: int) -> str:
-    """Name of a seed's run directory, inside that of all seeds."""
+    """Name a seed's run directory, inside that of all seeds."""
     return f"{_PREFIX}{seed}"
 
 
 def folders(workdir: epath.PathLike) -> dict[int, epath.Path]:
-    """Seed -> its run directory, of those that `workdir` has, in order."""
+    """Find the run directories of the seeds in `workdir`, in order."""
     paths = epath.Path(workdir).glob(f"{_PREFIX}*")
     marks = {path.name.removeprefix(_PREFIX): path for path in paths}
     return dict(sorted((int(x), path) for x, path in marks.items() if x.isdigit()))
 
 
-def one_of(state: core.TrainState, i: int) -> core.TrainState:
-    """The state of the i-th seed alone."""
-    own_fields = {
-        name: jax.tree.map(lambda x: x[i], getattr(state, name)) for name in _OWN
-    }
-    return state.replace(**own_fields)
+def take_state(state: core.TrainState, i: int) -> core.TrainState:
+    """Take the state of the i-th seed."""
+    fields = {name: jax.tree.map(lambda x: x[i], getattr(state, name)) for name in _OWN}
+    return state.replace(**fields)
 
 
-def _mapped(function, state, *arguments):
-    """Call a host-side hook with the state of each seed, and stack what it returns."""
-    count = len(state.key)
-    states = [function(one_of(state, i), *arguments) for i in range(count)]
-    together = jax.tree.map(lambda *x: jax.numpy.stack(x), *states)
-    return together.replace(**{name: getattr(states[0], name) for name in _COMMON})
-
-
-def _mapped_step(apart, step, state, batch):
-    """The step of all seeds at once, and metrics with an axis of seeds.
-
-    Args:
-      apart: make a convolution for each seed, not one with groups.
-      step: of one seed.
-      state: of all.
-      batch: of all, with an axis of seeds.
-    """
-    step = inspect.unwrap(step)  # which may be traced already, for one network
-    with under_vmap.networks_apart(apart):
-        return jax.vmap(step, (_AXES, 0), (_AXES, 0))(state, batch)
-
-
-def _in_turn(step, state, batch):
-    """The step of one seed after another, and metrics with an axis of seeds."""
-
-    def one(arguments):
-        own, batch = arguments
-        return step(state.replace(**own), batch)
-
-    own = {name: getattr(state, name) for name in _OWN}
-    states, metrics = jax.lax.map(one, (own, batch))
-    common = {name: getattr(states, name)[0] for name in _COMMON}
-    return states.replace(**common), metrics
-
-
-def _method(method: core.Method, every: Callable) -> core.Method:
-    """The method for several seeds, whose rows follow one another in a batch.
-
-    Args:
-      method: for one seed.
-      every: takes the step of every seed: `_mapped_step`, `_in_turn`.
-    """
+def _stack_methods(method: core.Method, apart: bool) -> core.Method:
+    """Make the method of several seeds, whose rows follow one another in a batch."""
+    one_step = inspect.unwrap(method.step)  # it may be traced already, for one network
 
     def init(keys, batch):
         return jax.vmap(method.init, (0, None), _AXES)(keys, batch)
@@ -110,31 +64,39 @@ def _method(method: core.Method, every: Callable) -> core.Method:
     def step(state, batch):
         count = len(state.key)
         batch = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
-        state, metrics = every(method.step, state, batch)
+        with under_vmap.networks_apart(apart):
+            state, metrics = jax.vmap(one_step, (_AXES, 0), (_AXES, 0))(state, batch)
         return state, jax.tree.map(lambda x: x.mean(axis=0), metrics)
 
-    hooks = {
-        name: functools.partial(_mapped, getattr(method, name))
-        for name in ("begin_task", "end_task", "eval_state")
-    }
+    def for_each_seed(hook):
+        def call(state, *arguments):
+            count = len(state.key)
+            states = [hook(take_state(state, i), *arguments) for i in range(count)]
+            stacked = jax.tree.map(lambda *x: jnp.stack(x), *states)
+            return stacked.replace(**{x: getattr(states[0], x) for x in _COMMON})
+
+        return call
+
     return method._replace(
         init=init,
         step=step,
-        **hooks,
-        source=lambda state, task: method.source(one_of(state, 0), task),
+        begin_task=for_each_seed(method.begin_task),
+        end_task=for_each_seed(method.end_task),
+        eval_state=for_each_seed(method.eval_state),
+        source=lambda state, task: method.source(take_state(state, 0), task),
     )
 
 
-def _judge(seeds, judges):
-    """An evaluator that runs each seed's own evaluator on that seed's state.
+def _stack_evaluators(seeds, evaluators):
+    """Make an evaluator that runs each seed's own evaluator on its state.
 
     Its rows f[S,T] and scalars f[S] have an axis of seeds; "seconds" is their sum.
     """
 
     def evaluate(state, task):
-        results = [judge(one_of(state, i), task) for i, judge in enumerate(judges)]
-        rows = _stacked([result.rows for result in results])
-        scalars = _stacked([result.scalars for result in results])
+        results = [own(take_state(state, i), task) for i, own in enumerate(evaluators)]
+        rows = _stack([result.rows for result in results])
+        scalars = _stack([result.scalars for result in results])
         if "seconds" in scalars:
             scalars["seconds"] = scalars["seconds"].sum()
         warnings = tuple(
@@ -147,8 +109,8 @@ def _judge(seeds, judges):
     return evaluate
 
 
-def _stacked(of_seeds: list[dict]) -> dict:
-    """Name -> the arrays of all seeds; nan for a seed that does not have the name."""
+def _stack(of_seeds: list[dict]) -> dict:
+    """Stack the arrays of all seeds by name; nan for a seed without the name."""
     shapes = {name: np.shape(x) for own in of_seeds for name, x in own.items()}
     return {
         name: np.stack([own.get(name, np.full(shape, np.nan)) for own in of_seeds])
@@ -156,31 +118,28 @@ def _stacked(of_seeds: list[dict]) -> dict:
     }
 
 
-def of_one(named: dict, i: int) -> dict:
-    """Name -> what is the i-th seed's of values with an axis of seeds."""
+def take_values(named: dict, i: int) -> dict:
+    """Take the i-th seed's part of values by name, which have an axis of seeds."""
     return {name: values[i] for name, values in named.items()}
 
 
-def together(jobs: dict[int, job.Job], *, apart: bool = False) -> job.Job:
-    """One job that trains several seeds side by side.
+def join_jobs(jobs: dict[int, job.Job], *, apart: bool = False) -> job.Job:
+    """Make one job that trains several seeds side by side.
 
     Args:
       jobs: seed -> its job; the jobs differ in nothing but the seed.
-      apart: make a convolution for each seed, not one with groups, as a CPU has always.
+      apart: make a convolution for each seed, as on every CPU, not one with groups.
 
     Returns:
-      A job without pictures; what its evaluators give has an axis of seeds.
+      A job without pictures; the results of its evaluators have an axis of seeds.
     """
     first = next(iter(jobs.values()))
-    every = functools.partial(_mapped_step, apart or sharding.on_cpu())
-    if not apart and sharding.platform() == "tpu" and len(jobs) > _MAPPED:
-        every = _in_turn
     evaluators = {
-        name: _judge(jobs, [own.evaluators[name] for own in jobs.values()])
+        name: _stack_evaluators(jobs, [own.evaluators[name] for own in jobs.values()])
         for name in first.evaluators
     }
     combined = first._replace(
-        method=_method(first.method, every),
+        method=_stack_methods(first.method, apart or sharding.on_cpu()),
         together=tuple(jobs),
         evaluators=evaluators,
         pictures={},
@@ -190,25 +149,20 @@ def together(jobs: dict[int, job.Job], *, apart: bool = False) -> job.Job:
     return job.checked(combined)
 
 
-def apart(results: dict, seeds: Iterable[int]) -> dict[int, dict]:
-    """Split the results of a `together` run by seed; `seeds`: all, in their order."""
-    return {seed: results_of(results, i) for i, seed in enumerate(seeds)}
-
-
-def results_of(results: dict, i: int) -> dict:
-    """The i-th seed's part of the results of a `together` run, with the cost of all."""
+def take_results(results: dict, i: int) -> dict:
+    """Take the i-th seed's part of the results of all, with the cost of all."""
     own = dict(results)
     own["matrices"] = {
         name: [row[i] for row in matrix] for name, matrix in results["matrices"].items()
     }
-    own["scalars"] = [x if x is None else of_one(x, i) for x in results["scalars"]]
+    own["scalars"] = [x if x is None else take_values(x, i) for x in results["scalars"]]
     if "untrained" in results:
-        own["untrained"] = of_one(results["untrained"], i)
+        own["untrained"] = take_values(results["untrained"], i)
     return own
 
 
 def spread(values: Iterable[float | None]) -> dict:
-    """Mean, standard error of the mean and number of values, as JSON.
+    """Compute mean, standard error of the mean and number of values, as JSON.
 
     Args:
       values: one per seed; None, where nothing was measured, is left out.
@@ -221,7 +175,7 @@ def spread(values: Iterable[float | None]) -> dict:
 
 
 def measures(results: dict) -> dict:
-    """`results.summary`, with one number in place of the curve over tasks.
+    """Compute `results.summary`, with one number in place of the curve over tasks.
 
     Returns:
       matrix name -> measure -> number or None; "anytime" is the mean over tasks of
@@ -236,7 +190,7 @@ def measures(results: dict) -> dict:
 
 
 def summary(results: dict[int, dict]) -> dict:
-    """Mean and standard error over seeds of every measure of `measures`.
+    """Compute mean and standard error over seeds of every measure of `measures`.
 
     Args:
       results: seed -> results, see `results.empty`.
@@ -255,7 +209,7 @@ def summary(results: dict[int, dict]) -> dict:
 
 
 def text(summary: dict) -> str:
-    """The `summary`, one line per matrix, in percent."""
+    """Write the `summary` as text: one line per matrix, in percent."""
     titles = {"average_accuracy": "average", "anytime": "anytime"}
     titles |= {"forgetting": "forgetting"}
     lines = [f"{'mean +- standard error (%)':32}"]
@@ -267,7 +221,7 @@ def text(summary: dict) -> str:
 
 
 def percent(spread: dict) -> str:
-    """What `spread` gives, in percent: mean and standard error."""
+    """Write a `spread` in percent: mean and standard error."""
     if spread["mean"] is None:
         return "-"
     error = "" if spread["error"] is None else f" +- {100 * spread['error']:.1f}"

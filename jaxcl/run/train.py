@@ -22,7 +22,6 @@ from jaxcl.run import (
     lock,
     metrics_log,
     record,
-    signals,
 )
 from jaxcl.run import results as results_lib
 
@@ -82,6 +81,7 @@ def run(
         stack.enter_context(lock.held(workdir))
         loop, state, cursor = _open(stack, work, epath.Path(workdir), stop, step)
         results, phase = cursor["results"], cursor["phase"]
+        _pause(loop, state, False)
         for task in work.stream.tasks[results_lib.finished(results) : work.first_tasks]:
             if phase == "evaluated":
                 state = job.begin(work, state, task)
@@ -115,8 +115,7 @@ def _open(stack, work, workdir, stop, step):
     recorder = record.Recorder(
         workdir,
         num_tasks=len(work.stream.tasks),
-        offset=cursor["offset"],
-        checksum=cursor.get("log"),
+        mark=cursor["rows"],
         write=jax.process_index() == 0,
         **work.record,
     )
@@ -127,7 +126,6 @@ def _open(stack, work, workdir, stop, step):
     loop = _Loop(
         work, workdir, checkpoints, recorder, step, resident, stop, total, clock
     )
-    signals.idle(checkpoints.settled)
     if restored is not None and not work.quiet:
         recorder.say(f"resumed at step {int(state.step)}: {workdir}")
     elif restored is None and work.evaluate_untrained:
@@ -159,7 +157,12 @@ def _restored(work, checkpoints, state) -> checkpoint.Restored | None:
 def _first_cursor(work) -> dict:
     """The cursor of a run that has done nothing yet, see `_save`."""
     results = results_lib.empty(len(work.task_names), task_names=work.task_names)
-    return {"offset": 0, "phase": "evaluated", "seconds": {}, "results": results}
+    return {
+        "rows": [0, 0],
+        "phase": "evaluated",
+        "seconds": {},
+        "results": results,
+    }
 
 
 def _total_steps(work, state, cursor) -> int:
@@ -199,7 +202,6 @@ def _train_task(loop, state, task, results, resumed):
         for count, batches, number in () if epochs.over else feed:
             with jax.transfer_guard("disallow"):
                 state, metrics = loop.step(state, loop.resident, batches, number)
-            signals.busy("the present step")
             meter.add(step, count, metrics)
             step += count
             local, inside = step - begun, step < end
@@ -214,7 +216,6 @@ def _train_task(loop, state, task, results, resumed):
                 _leave(loop, state)
             if epochs.over:
                 break
-        signals.busy("the end of the task")
         meter.flush(step)  # waits for the last step
     if work.counts_epochs:
         results = results_lib.add_convergence(results, task.index, epochs.summary())
@@ -251,7 +252,6 @@ def _after_step(loop, state, task: int, plan, epochs, owed: str | None) -> None:
             if sharding.any_process(loop.stop()):
                 raise _Cut(which)
 
-        signals.busy("the present evaluator")
         metrics_log.check_state(state, step)
         _evaluate(loop, state, task, pause)
 
@@ -287,17 +287,15 @@ def _leave(loop, state, saved=True) -> None:
 
 def _save(loop, state, results, phase, **more) -> None:
     """Save the state, and a cursor with the phase and what was recorded so far."""
-    signals.busy("the checkpoint")
     with loop.clock.on("rest"):
         step = int(state.step)
         metrics_log.check_state(state, step)
         number = step + 2 * results_lib.finished(results) + (phase == "trained")
         cursor = {"phase": phase, "seconds": loop.clock.read(), "results": results}
-        cursor |= {"offset": loop.recorder.offset(), "log": loop.recorder.checksum()}
+        cursor |= {"rows": loop.recorder.save()}
         cursor |= more
         lock.check(loop.workdir)
         loop.checkpoints.save(number, state, cursor)
-    signals.idle(loop.checkpoints.settled)
 
 
 def _evaluate(loop, state, task: int, pause):

@@ -193,7 +193,7 @@ def cursor(where: Place, number: int) -> dict:
     saved = checkpoint.read(where.folder / str(number)).cursor
     if where.at is None:
         return saved
-    return saved | {"results": seeds.results_of(saved["results"], where.at)}
+    return saved | {"results": seeds.take_results(saved["results"], where.at)}
 
 
 def restore(

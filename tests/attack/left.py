@@ -5,8 +5,9 @@ import pathlib
 
 from etils import epath
 
-from jaxcl.run import checkpoint, record
+from jaxcl.run import checkpoint
 from jaxcl.run import results as results_lib
+from jaxcl.run import rows as rows_lib
 
 
 def of_run(workdir: pathlib.Path) -> dict:
@@ -16,7 +17,7 @@ def of_run(workdir: pathlib.Path) -> dict:
     saved = checkpoint.read(epath.Path(folder / str(newest)))
     rows = [
         {key: value for key, value in row.items() if key != "time"}
-        for row in record.read_rows(workdir)
+        for row in rows_lib.read(workdir)
     ]
     results = results_lib.read_results(workdir)
     kept = ("task_names", "matrices", "scalars", "finetune", "untrained")

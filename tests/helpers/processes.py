@@ -10,7 +10,8 @@ import numpy as np
 
 from helpers import toy
 from jaxcl.config import build
-from jaxcl.run import checkpoint, record, results
+from jaxcl.run import checkpoint, results
+from jaxcl.run import rows as rows_lib
 
 TESTS = pathlib.Path(__file__).parents[1]
 CONFIG = TESTS / "helpers" / "toy_config.py"
@@ -48,7 +49,7 @@ def ended(workdir):
 
 def rows_of(workdir):
     path = pathlib.Path(workdir) / "metrics.jsonl"
-    return record.read_rows(workdir) if path.exists() else []
+    return rows_lib.read(workdir) if path.exists() else []
 
 
 def until(process, ready, seconds=120):
