@@ -193,7 +193,7 @@ def main(arguments=None) -> int:
     parser.add_argument("names", nargs="*", help="of faults, with * and ?; all if none")
     parser.add_argument("--jobs", type=int, default=1, help="faults at a time")
     parser.add_argument("--shard", default="1/1", help="I/N: every Nth fault, from I")
-    parser.add_argument("--timeout", type=float, default=300.0, help="of a fault, s")
+    parser.add_argument("--timeout", type=float, default=600.0, help="of a fault, s")
     parser.add_argument("--list", action="store_true", help="print the faults and end")
     parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="of tests")
     options = parser.parse_args(arguments)
