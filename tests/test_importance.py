@@ -106,14 +106,14 @@ def test_the_method_observes_late_steps_and_consolidates(tmp_path, share, late):
             task_steps=jnp.int32(12),
         )
         for _, batches, number in job.feed(work, task.train, task.index, 0):
-            before = toy.leaves(core.copy(state.extra.importance.squares))
+            before = toy.leaves(core.copy(state.extra.strategy.squares))
             state, _ = step(state, resident, batches, number)
-            after = toy.leaves(state.extra.importance.squares)
+            after = toy.leaves(state.extra.strategy.squares)
             pairs = zip(before, after, strict=True)
             counted.append(any(not np.array_equal(a, b) for a, b in pairs))
         before = state.params
         state = work.method.end_task(state, task)
-        held = state.extra.importance
+        held = state.extra.strategy
         if task.index == 0:
             zero = importance.gradient(held, before)
             size = jax.tree.map(lambda a: np.abs(a).max(), held.anchor)
@@ -139,9 +139,9 @@ def test_a_run_consolidates_at_the_end_of_each_task(tmp_path):
     @jax.jit
     def step(state, resident, batches, count):
         """Each step squares a gradient of 1."""
-        held = state.extra.importance
+        held = state.extra.strategy
         held = held._replace(squares=jax.tree.map(lambda x: x + 1, held.squares))
-        extra = state.extra._replace(importance=held)
+        extra = state.extra._replace(strategy=held)
         ones = jnp.ones(1)
         metrics = {"loss": ones, "lr": ones, "grad_norm": ones}
         return state.replace(step=state.step + count, extra=extra), metrics
@@ -158,7 +158,7 @@ def test_a_run_consolidates_at_the_end_of_each_task(tmp_path):
     assert told == [(0, 6, 0), (1, 12, 1)]
     saved = toy.saved(work, tmp_path)
     assert saved.number == 12 + 2 * 2
-    state, held = saved.state, saved.state.extra.importance
+    state, held = saved.state, saved.state.extra.strategy
     for precision, anchor, squares, param in zip(
         *map(jax.tree.leaves, (*held, state.params)), strict=True
     ):

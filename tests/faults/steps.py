@@ -48,16 +48,19 @@ def _does_nothing(_):
     return lambda state, task: state
 
 
-def _features(change):
-    """Patch `bases.get`: its loss of one task alone reads changed features."""
+def _found(name, patch):
+    """Patch a `find`: patch the `make` that it returns for a name."""
+    return gives(lambda make, of: patch(make) if of["name"] == name else make)
 
-    def changed(base):
-        def loss(features, options):
-            return base.loss(change(features), options)
 
-        return base._replace(loss=loss)
+def _own_keys(loss):
+    """Give the loss of a base the key of a view in place of the other view's."""
+    return lambda features: loss(features._replace(k=features.k[:, ::-1]))
 
-    return gives(changed)
+
+def _swapped_teacher(loss):
+    """Give the loss of a strategy the teacher's views in the wrong order."""
+    return lambda base, features: loss(base, features._replace(f=features.f[:, ::-1]))
 
 
 _two_view = [
@@ -73,27 +76,19 @@ _two_view = [
             makes(step=keeps("extra.momentum_stats")),
         ),
         ("two_view: running statistics never move", makes(step=keeps("stats"))),
-        ("two_view: no keys are queued", makes(step=keeps("extra.key_queue"))),
+        ("two_view: no keys are queued", makes(step=keeps("extra.base"))),
         (
             "two_view: no frozen features are queued",
-            makes(step=keeps("extra.frozen_queue")),
+            makes(step=keeps("extra.strategy")),
         ),
         ("two_view: both views are one", takes(parts=_one_view)),
-        (
-            "two_view: the momentum falls over a task",
-            swaps("momentum_start", "momentum_end"),
-        ),
-        (
-            "two_view: the teacher normalises by its batch unasked",
-            takes(frozen_bn=_always("batch")),
-        ),
         (
             "two_view: every task has the rates of the first",
             takes(parts=_first_rates),
         ),
         (
             "two_view: der stores nothing",
-            makes(step=keeps("extra.memory")),
+            makes(step=keeps("extra.strategy")),
             _step("der"),
         ),
         (
@@ -124,14 +119,6 @@ _two_view = [
         ),
     ),
     *fault.of(
-        "methods.two_view.networks.frozen_features",
-        _step("pnr"),
-        (
-            "two_view: the teacher's views are swapped",
-            gives(lambda frozen: frozen[:, ::-1]),
-        ),
-    ),
-    *fault.of(
         "memory.queue.enqueue",
         _step("pnr"),
         ("two_view: queues hold raw rows", takes(rows=lambda rows: 2 * rows)),
@@ -143,21 +130,26 @@ _two_view = [
         ("two_view: ewc observes every step", takes(active=_always(True))),
     ),
     *fault.of(
-        "methods.two_view.strategies.mixed",
+        "methods.two_view.strategies.stored_examples.mix_examples",
         _step("lump"),
         ("two_view: lump mixes with rows that do not exist", takes(mask=jnp.ones_like)),
     ),
     *fault.of(
-        "methods.two_view.bases.get",
+        "methods.two_view.bases.find",
         "test_bases.py::test_a_base_is_its_equations[mocov2plus-code]",
         (
             "two_view: moco compares a query with the key of its own view",
-            _features(lambda given: given._replace(k=given.k[:, ::-1])),
+            _found("mocov2plus", makes(loss=_own_keys)),
         ),
         (
             "two_view: byol predicts its own view",
-            _features(lambda given: given._replace(k=given.k[:, ::-1])),
+            _found("byol", makes(loss=_own_keys)),
             "test_bases.py::test_a_base_is_its_equations[byol-code]",
+        ),
+        (
+            "two_view: the momentum falls over a task",
+            _found("mocov2plus", swaps("momentum_start", "momentum_end")),
+            _step("pnr"),
         ),
     ),
     *fault.of(
@@ -166,17 +158,20 @@ _two_view = [
         ("two_view: pnr pulls its pseudo-negatives", gives(lambda value: -value)),
     ),
     *fault.of(
-        "methods.two_view.strategies.get",
-        "test_bases.py::test_a_base_is_its_equations[simclr-code]",
+        "methods.two_view.strategies.find",
+        _step("pnr"),
+        (
+            "two_view: the teacher normalises by its batch unasked",
+            _found("pnr", takes(frozen_bn=_always("batch"))),
+        ),
+        (
+            "two_view: the teacher's views are swapped",
+            _found("pnr", makes(loss=_swapped_teacher)),
+        ),
         (
             "two_view: cassle leaves its weight out",
-            gives(
-                lambda plan: plan._replace(
-                    loss=lambda base, features, options: plan.loss(
-                        base, features, options._replace(weight=1.0)
-                    )
-                )
-            ),
+            _found("cassle", takes(weight=_always(1.0))),
+            "test_bases.py::test_a_base_is_its_equations[simclr-code]",
         ),
     ),
 ]
@@ -298,15 +293,22 @@ _online_ssl = [
         "methods.online_ssl.make",
         _stream("simsiam-cassle"),
         ("online_ssl: the teacher never moves", makes(step=keeps("extra.teacher"))),
-        ("online_ssl: the weight is left out", takes(weight=_always(1.0))),
         (
             "online_ssl: the slow network never moves",
             makes(step=keeps("extra.momentum")),
             _stream("byol-cassle"),
         ),
+    ),
+    *fault.of(
+        "methods.online_ssl.regularisers.find",
+        _stream("simsiam-cassle"),
+        (
+            "online_ssl: the weight is left out",
+            _found("cassle", takes(weight=_always(1.0))),
+        ),
         (
             "online_ssl: stored projections move by the other share",
-            takes(stored_momentum=lambda share: 1 - share),
+            _found("cla_r", takes(stored_momentum=lambda share: 1 - share)),
             _stream("simsiam-cla_r"),
         ),
     ),
