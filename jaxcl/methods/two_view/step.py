@@ -134,7 +134,7 @@ def make(
         end_task=functools.partial(_end_task, setup),
         cast=networks.cast(setup.networks, plan.teacher),
         supervised=spec.supervised,
-        alone={"strategy": "finetune"},
+        alone=(("strategy", "finetune"),),
         drops_branches=True,
         takes_local=True,
     )
@@ -214,7 +214,8 @@ def _end_task(setup, state, task):
 def _step(setup, state, batch, kernels=None):
     """Take one step of the optimiser."""
     base, strategy, parts = setup.base, setup.strategy, setup.parts
-    read, keys, moment = cast.read(state, kernels), _split_key(state), _moment(state)
+    read = cast.read(state, kernels)
+    keys, moment = _split_key(state), _read_moment(state)
 
     # Views, and what the strategy makes of them
     views = parts.augment(keys.augment, batch["image"])
@@ -224,7 +225,7 @@ def _step(setup, state, batch, kernels=None):
 
     # Targets without gradient; the slow network passes beside the one that learns
     first = (state.task == 0) & (not parts.begun)  # there is no teacher yet
-    features = _fixed_features(setup, read, moment, batch, reading)
+    features = _gather_features(setup, read, moment, batch, reading)
     if strategy.teacher:
         features = features._replace(f=_teach(setup, read, images, first))
     forward = _make_forward(setup, read, batch, images, reading)
@@ -236,8 +237,7 @@ def _step(setup, state, batch, kernels=None):
     # Loss and gradients
     loss, slopes = _differentiate(setup, outputs, features, first)
     if base.mask_gradients is not None:
-        kept = base.mask_gradients(moment, slopes.params)
-        slopes = slopes._replace(params=kept)
+        slopes = slopes._replace(params=base.mask_gradients(moment, slopes.params))
     grads = core.widened(*backward(slopes), state.params)
     lr, own = core.rate(parts, state), state.extra.strategy
     if strategy.change_gradients is not None:
@@ -257,11 +257,12 @@ def _split_key(state) -> records.StepKeys:
     return records.StepKeys(*jax.random.split(core.step_key(state), 5))
 
 
-def _moment(state) -> records.Moment:
+def _read_moment(state) -> records.Moment:
+    """When the step is taken."""
     return records.Moment(core.step_key(state), state.task, core.progress(state))
 
 
-def _fixed_features(setup, read, moment, batch, reading) -> records.Features:
+def _gather_features(setup, read, moment, batch, reading) -> records.Features:
     """What the losses read that is known before the pass."""
     base, nets, extra = setup.base, setup.networks, read.extra
     prepared = None if base.prepare is None else base.prepare(moment, nets.dim)
