@@ -140,6 +140,23 @@ def test_lambda_follows_base_and_scenario(name):
             assert take(name[0], base, *arguments).method.negative_weight == want
 
 
+def test_sizes_are_set_for_the_bases_that_have_them():
+    """Those of another base are None; if the command sets one, it is refused."""
+    names = ("queue_size", "predictor_hidden_dim", "prototypes")
+    for base, want in {
+        "mocov2plus": (1024, None, None),
+        "byol": (None, 256, None),
+        "simsiam": (None, 64, None),
+        "dino": (None, None, 1024),
+    }.items():
+        method = take("pnr_cifar10_small", base).method
+        assert tuple(method[name] for name in names) == want
+        config_files.check_options(take("pnr_cifar10_small", base))
+    config = take("pnr_cifar10_small", "byol", "--config.method.queue_size=8")
+    with pytest.raises(ValueError, match=r"config\.method\.queue_size=8: .*mocov2plus"):
+        config_files.check_options(config)
+
+
 @pytest.mark.parametrize("name, base", PAIRS)
 def test_every_base_builds_under_any_strategy_and_scenario(name, base):
     for strategy in ("finetune", "cassle", "pnr", "ewc", "der", "lump", "less_forget"):
