@@ -176,8 +176,8 @@ def test_a_config_cuts_it_into_tasks(tmp_path):
     tasks = sections.tasks(data, {"name": "class", "num_tasks": 3})()
     assert [task.classes.tolist() for task in tasks.tasks] == [[0], [1], [2]]
     assert [len(task.test) for task in tasks.tasks] == [VAL.count(x) for x in WNIDS]
-    with pytest.raises(ValueError, match=r"config\.data\.channels"):
-        sections.tasks({**data, "channels": 1}, {"name": "joint"})
+    with pytest.raises(ValueError, match=r"config\.data\.label_key"):
+        sections.tasks({**data, "label_key": 1}, {"name": "joint"})
 
 
 @pytest.mark.parametrize(
