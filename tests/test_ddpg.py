@@ -211,21 +211,6 @@ def test_rates_span_the_range_evenly_on_their_scale(scale, middle, place):
     np.testing.assert_allclose(shares, (np.arange(500) + 0.5) / 500, atol=0.08)
 
 
-def test_an_actor_that_has_learnt_nothing_takes_steps():
-    """The default range and scale: rates with which plain SGD trains."""
-    options = ddpg.Options(warmup=0, noise_scale=0.0)
-    assert (options.low, options.high, options.scale) == (1e-6, 0.1, "linear")
-
-    def first(seed, loss):
-        agent = ddpg.init(jax.random.key(seed), options)
-        agent = ddpg.observe(agent, jax.random.key(1), loss, options)
-        return ddpg.act(agent, jax.random.key(2), options)[0]
-
-    each = jax.jit(jax.vmap(first))(jnp.arange(20), jnp.linspace(-1, 5, 20))
-    assert 0.03 < each.min() and each.max() < 0.07
-    assert abs(each.mean() - 0.05) < 0.005
-
-
 def small(**options):
     return ddpg.Options(**(dict(state="window", warmup=4) | SMALL | options))
 

@@ -152,16 +152,6 @@ def test_gradients_equal_differences_of_the_twin(name):
     )
 
 
-def test_propagation_of_a_path_by_hand():
-    path = graph_sets.graph_set([[(0, 1), (1, 2)]], [3])
-    batch = graphs.pad(path, [0], nodes=4, edges=6, graphs=1)
-    x = jnp.array([[1.0], [10.0], [100.0], [7.0]])
-    # Degrees with the loop: 2, 3, 2.
-    a, b = 1 / 2, 1 / np.sqrt(6)
-    want = [a * 1 + b * 10, b * 1 + 10 / 3 + b * 100, b * 10 + a * 100, 7.0]
-    np.testing.assert_allclose(gcn.propagate(x, batch)[:, 0], want, rtol=1e-6)
-
-
 # --- filling and order --------------------------------------------------------
 
 DROPS = gcn.GCN(width=4, dropout=0.4)
@@ -203,19 +193,6 @@ def test_what_the_filling_holds_does_not_matter():
     )
 
 
-def test_order_of_the_graphs_is_that_of_the_rows():
-    net = NETS["wide"]
-    rows, turned = [4, 0, 2, 5, -1], [2, -1, 5, 4, 0]
-    first, second = (graphs.pad(MADE, r, **SMALL) for r in (rows, turned))
-    tree = variables(net, first)
-    a, stats_a = train_apply(net, tree, first)
-    b, stats_b = train_apply(net, tree, second)
-    back = [turned.index(row) for row in rows]
-    np.testing.assert_allclose(a, b[np.array(back)], rtol=1e-4, atol=1e-5)
-    assert np.abs(a - b).max() > 0.1
-    chex.assert_trees_all_close(stats_a, stats_b, rtol=1e-5, atol=1e-6)
-
-
 def test_masked_nodes_and_edges_are_as_if_they_were_not_there():
     whole = graph_sets.graph_set([[(0, 1), (1, 2), (2, 3)], [(0, 1)]], [4, 2])
     batch = graphs.pad(whole, [0, 1], nodes=8, edges=10, graphs=2)
@@ -252,16 +229,6 @@ def test_dropout_zeroes_entries_by_themselves_and_scales_the_rest():
     assert np.abs(np.corrcoef(dropped.T) - np.eye(16)).max() < 0.12
     by_graph = dropped.reshape(10, -1)
     assert np.abs(np.corrcoef(by_graph) - np.eye(10)).max() < 0.08
-
-
-def test_dropout_of_a_graph_is_not_changed_by_the_others():
-    drawn = []
-    for rows in ([4, 0, 2], [5, 0, 4]):
-        batch = graphs.pad(MADE, rows, **SMALL)
-        y = gcn.dropout(jax.random.key(0), jnp.ones((30, 8)), batch)
-        drawn.append(np.asarray(y)[batch.node_graph == 1])
-    assert {*np.unique(drawn[0])} == {0.0, 2.0}
-    np.testing.assert_array_equal(*drawn)
 
 
 def test_each_layer_drops_and_only_training_does():
@@ -307,29 +274,3 @@ def test_statistics_of_fewer_than_two_nodes_do_not_move():
     # Mean 4, variance 1 of all and 2 of a sample.
     np.testing.assert_allclose(y[jnp.array([0, 2]), 0], [-1, 1], atol=1e-4)
     np.testing.assert_allclose([stats["mean"][0], stats["var"][0]], [2.2, 3.8])
-
-
-def test_parameters_begin_as_written():
-    net = gcn.GCN()
-    two = graph_sets.random_set(2, np.random.default_rng(0), features=64)
-    batch = graphs.pad(two, [0, 1], nodes=20, edges=80, graphs=2)
-    tree = init(net, batch)
-    shapes = jax.tree.map(jnp.shape, tree["params"])
-    one, two = ({"kernel": (n, 32), "bias": (32,)} for n in (64, 32))
-    assert shapes == {"conv1": one, "conv2": two} and net.num_features == 64
-    kernel, bound = tree["params"]["conv1"]["kernel"], np.sqrt(6 / 96)
-    assert 0.98 * bound < np.abs(kernel).max() <= bound
-    assert abs(np.std(kernel) - bound / np.sqrt(3)) < 0.01
-    assert not np.any(tree["params"]["conv1"]["bias"])
-    np.testing.assert_array_equal(tree["batch_stats"]["bn2"]["mean"], np.zeros(32))
-    np.testing.assert_array_equal(tree["batch_stats"]["bn2"]["var"], np.ones(32))
-
-
-def test_wrong_options_are_refused():
-    for wrong in ({"width": 0}, {"layers": 0}, {"dropout": 1.0}, {"momentum": 1.5}):
-        with pytest.raises(ValueError, match="=".join([*wrong, ""])):
-            gcn.GCN(**wrong)
-    batch = graphs.pad(MADE, ROWS, **SMALL)
-    tree = init(DROPS, batch)
-    with pytest.raises(ValueError, match=r"key=None"):
-        DROPS.apply(tree, batch, train=True, mutable="batch_stats")

@@ -10,7 +10,7 @@ import pytest
 
 from helpers import graph_sets, twins
 from jaxcl.data import graphs
-from jaxcl.nets import gcn, gin
+from jaxcl.nets import gin
 
 SMALL = dict(nodes=30, edges=80, graphs=5)
 LARGE = dict(nodes=47, edges=131, graphs=9)
@@ -123,38 +123,3 @@ def test_filling_changes_nothing_whatever_it_holds():
     chex.assert_trees_all_close(*both, rtol=1e-4, atol=1e-4)
     found, _ = apply(net, tree, large, True)
     assert not np.any(found[4:])
-
-
-def test_neighbours_of_a_path_by_hand():
-    path = graph_sets.graph_set([[(0, 1), (1, 2)]], [3])
-    batch = graphs.pad(path, [0], nodes=4, edges=6, graphs=1)
-    x = jnp.array([[1.0], [10.0], [100.0], [7.0]])
-    np.testing.assert_allclose(gcn.neighbour_sum(x, batch)[:, 0], [10, 101, 10, 0])
-
-
-def test_parameters_begin_as_written():
-    net = gin.gin()
-    two = graph_sets.random_set(2, np.random.default_rng(0), features=64)
-    batch = graphs.pad(two, [0, 1], nodes=20, edges=80, graphs=2)
-    params = jax.jit(net.init)(jax.random.key(0), batch)["params"]
-    assert net.num_features == 96 and {*params} == {
-        f"{kind}{i}" for kind in ("conv", "bn") for i in (1, 2, 3)
-    }
-    for layer, width in ((1, 64), (2, 32), (3, 32)):
-        conv, bound = params[f"conv{layer}"], np.sqrt(6 / (width + 32))
-        kernel = conv["linear1"]["kernel"]
-        assert kernel.shape == (width, 32) and conv["linear2"]["kernel"].shape[0] == 32
-        assert 0.97 * bound < np.abs(kernel).max() <= bound
-        assert not np.any(conv["linear1"]["bias"]) and not np.any(
-            conv["linear2"]["bias"]
-        )
-        assert np.all(params[f"bn{layer}"]["scale"] == 1)
-
-
-def test_wrong_options_are_refused():
-    wrong = {"width": 0, "layers": 0, "eps": float("nan"), "momentum": 1.5}
-    for name, value in wrong.items():
-        with pytest.raises(ValueError, match=f"{name}="):
-            gin.gin(**{name: value})
-    with pytest.raises(ValueError, match=r"config\.precision"):
-        gin.gin(dtype=jnp.bfloat16)

@@ -135,23 +135,6 @@ def test_npz_refuses_what_breaks_its_promises(tmp_path, wrong, message):
         from_graphs.npz(path=path)
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"features": "labels"}, "features='labels'"),
-        ({"features": ()}, "features"),
-        ({"features": ("label",)}, r"features\[0\]='label'"),
-        ({"features": ("attributes",)}, r"features = \('attributes',\)"),
-        ({"std": "biased"}, "std='biased'"),
-        ({"path": "nowhere.npz"}, "nowhere.npz"),
-    ],
-)
-def test_npz_refuses_wrong_options(tmp_path, options, message):
-    path = write(tmp_path / "a.npz", node_label=LABELS)
-    with pytest.raises(ValueError, match=message):
-        from_graphs.npz(**({"path": path} | options))
-
-
 # The graphs of FILE: one direction of an edge missing, one line twice, a node with an
 # edge to itself, lines in any order.
 TEXT = {
@@ -215,24 +198,6 @@ def test_tu_text_refuses_what_does_not_fit(tmp_path, files, message):
         from_graphs.tu(path="nowhere")
 
 
-def test_degree_profile_of_a_star_by_hand():
-    # Node 1 has neighbours 0, 2 (which has 3 as well) and 4; node 5 none.
-    made = graph_sets.graph_set([[(1, 0), (1, 2), (1, 4), (2, 3)]], [6])
-    got = from_graphs.degree_profile(made.edges, 6)
-    third = math.sqrt(1 / 3)
-    want = [
-        [1, 3, 3, 3, 0],
-        [3, 1, 2, 4 / 3, third],
-        [2, 1, 3, 2, math.sqrt(2)],
-        [1, 2, 2, 2, 0],
-        [1, 3, 3, 3, 0],
-        [0, 0, 0, 0, 0],
-    ]
-    np.testing.assert_allclose(got, want, atol=1e-12)
-    got = from_graphs.degree_profile(made.edges, 6, std="population")
-    np.testing.assert_allclose(got[1:3, 4], [math.sqrt(2 / 9), 1.0], atol=1e-12)
-
-
 @pytest.mark.parametrize("std", ["sample", "population"])
 def test_degree_profile_equals_loops(std):
     made = graph_sets.random_set(20, np.random.default_rng(0))
@@ -281,17 +246,6 @@ def test_a_batch_holds_the_graphs_of_its_rows():
     assert (batch.senders[~batch.edge_mask] == 49).all()
     assert not batch.features[~batch.node_mask].any()
     assert {x.dtype for x in batch} == {np.dtype(t) for t in ("f4", "i4", "?")}
-
-
-def test_a_batch_that_is_exactly_full_and_one_without_graphs():
-    made = graph_sets.graph_set([[(0, 1)], [(0, 1), (1, 2)]], [2, 3])
-    full = graphs.pad(made, [1, 0], nodes=5, edges=6, graphs=2)
-    assert full.node_mask.all() and full.edge_mask.all() and full.graph_mask.all()
-    assert full.node_graph.tolist() == [0, 0, 0, 1, 1]
-    assert full.receivers.tolist() == [0, 1, 1, 2, 3, 4]
-    assert full.senders.tolist() == [1, 0, 2, 1, 4, 3]
-    empty = graphs.pad(made, np.array([-1, -1]), nodes=5, edges=6, graphs=2)
-    assert not any(mask.any() for mask in (empty.node_mask, empty.edge_mask))
 
 
 @pytest.mark.parametrize(

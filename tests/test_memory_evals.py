@@ -2,7 +2,6 @@
 
 import functools
 import json
-import math
 from typing import NamedTuple
 
 import jax
@@ -10,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import eval_toy, memory_toy, pictures, toy
-from jaxcl import metrics, plots, sharding
+from helpers import eval_toy, memory_toy, toy
+from jaxcl import sharding
 from jaxcl.data import stream
 from jaxcl.evals import memory, spread, tsne
 from jaxcl.memory import buffer
@@ -128,11 +127,6 @@ def test_the_stream_is_what_its_order_draws():
     assert asked == [(18, 16), (16, 16), (16, 16)]
 
 
-def test_a_memory_is_needed():
-    with pytest.raises(ValueError, match=r"evaluators\.memory"):
-        memory.make(parts_of(memory=None))
-
-
 # The spread
 
 
@@ -166,40 +160,7 @@ def test_spread_is_the_equations(split, devices):
     assert scalars == {n: pytest.approx(x, rel=1e-4) for n, x in want.items()}
 
 
-def test_measures_by_class_at_their_limits():
-    x = jnp.asarray([[1.0, 0], [0, 2], [3, 0], [0, -1], [5, 5]])
-    label = jnp.asarray([0, 0, 1, 3, -1])
-    # Class 0 lies at 45 degrees to its rows and to class 1, at 135 to class 3.
-    half = math.sqrt(0.5)
-    found = metrics.intra_class_variances(x, label, 4)
-    np.testing.assert_allclose(found, [(half - 1) ** 2, 0, 0, 0], atol=1e-6)
-    found = metrics.inter_class_similarities(x, label, 4)
-    np.testing.assert_allclose(found, [0, half / 2, 0, -half / 2], atol=1e-6)
-    alone = metrics.inter_class_similarities(x, 0 * label, 4)
-    np.testing.assert_array_equal(alone, np.zeros(4))
-
-
-def test_spread_refuses_what_cannot_be():
-    with pytest.raises(ValueError, match=r"spread\.split='test'"):
-        spread.make(eval_toy.parts_of(), split="test")
-    parts = eval_toy.parts_of()
-    parts = parts._replace(stream=parts.stream._replace(evaluation=None))
-    with pytest.raises(ValueError, match=r"evaluators\.spread"):
-        spread.make(parts)
-
-
 # Pictures
-
-
-def test_a_scalar_is_drawn_as_it_is(figures, tmp_path):
-    curve = [4, 8], np.array([1.5, 2.0]), np.array([0.25, 0.5])
-    given = {"ylabel": "nats", "scale": 1.0}
-    plots.anytime({"a": curve}, tmp_path / "x.png", [8], **given)
-    (axes,) = figures[0].axes
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), [1.5, 2.0])
-    corners = axes.collections[0].get_paths()[0].vertices
-    at = corners[corners[:, 0] == 8, 1]
-    np.testing.assert_allclose([at.min(), at.max()], [1.5, 2.5])
 
 
 def rows_of():
@@ -244,34 +205,6 @@ def test_rows_are_read_back():
     assert key == "spread"
     np.testing.assert_array_equal(intra, [0.1, np.nan, 0.3])
     np.testing.assert_array_equal(inter, [-0.2, np.nan, np.nan])
-
-
-def test_a_run_has_its_pictures(figures, tmp_path):
-    memory.draw(rows_of(), tmp_path)
-    spread.draw(rows_of(), tmp_path)
-    names = {path.name for path in tmp_path.iterdir()}
-    want = {f"{key}_{what}.png" for key in ("memory", "mine") for what in PICTURES}
-    assert names == want | {"spread_by_class.png"}
-    entropies = figures[1].axes[0]
-    held, whole = entropies.lines
-    assert held.get_xydata().tolist() == [[4, 0], [12, 0.5]]
-    np.testing.assert_array_equal(whole.get_ydata(), [np.nan, 0.7])
-    assert pictures.legend(entropies) == ["memory", "stream"]
-    assert pictures.legend(figures[3].axes[0]) == [
-        "memory"
-    ]  # nothing known of the stream
-    assert entropies.get_xlim() == (0, 12) and "nats" in entropies.get_ylabel()
-    assert pictures.legend(figures[4].axes[0]) == ["spread: intra", "spread: inter"]
-
-
-PICTURES = ("classes", "entropy")
-
-
-def test_nothing_to_draw_is_no_error(tmp_path):
-    rows = [{"step": 1, "task": 0, "loss": 1.0}, {"step": 1, "task": 0, "eval": {}}]
-    memory.draw(rows, tmp_path)
-    spread.draw(rows, tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 # The filter, in a t-SNE

@@ -250,15 +250,6 @@ def test_class_balanced_against_one_row_at_a_time(kind, seed):
     assert found | {*np.flatnonzero(sizes == sizes.max()).tolist()} == full
 
 
-def test_class_balanced_keeps_few_rows_whole_and_shares_the_rest():
-    labels = [0] * 100 + [1] * 40 + [2] * 3 + [3] * 50 + [1] * 20 + [0] * 60
-    items = stream("even", len(labels)) | {"label": np.array(labels, np.int32)}
-    for seed in range(5):
-        rows, _ = kept_rows("class_balanced", items, 16, jax.random.key(seed), 20)
-        counts = np.bincount(np.take(labels, rows), minlength=4).tolist()
-        assert counts[2] == 3 and sorted(counts) == [3, 5, 6, 6], counts
-
-
 def test_rows_of_a_class_stay_with_the_same_probability():
     """Class after class and mixed; how many of a class stay may be random itself."""
     trials = 4000
@@ -320,16 +311,6 @@ def test_greedy_balanced_against_one_row_at_a_time(kind, seed, capacity):
     assert rows == twin + [-1] * (capacity - len(twin))
     assert [kept["rank"][c] for c in met] == [*range(len(met))]
     assert (np.delete(kept["rank"], met) == CLASSES).all()
-
-
-def test_greedy_balanced_ends_even_and_evicts_at_random():
-    items, trials = stream("by class", 48), 4000
-    kept = survivors("greedy_balanced", items, 6, trials, capacity=8)
-    assert (np.sort(items["label"][kept], axis=1) == [0, 0, 1, 1, 2, 2, 3, 3]).all()
-    counts = np.bincount(kept.ravel(), minlength=48)
-    # The first 8 rows fill the memory and two of them are left; the rest never enter.
-    chance.check_frequencies(counts[:8], np.full(8, 2 / 8), trials)
-    assert not counts[8:12].any()
 
 
 # ring and task_ring

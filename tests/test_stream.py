@@ -50,16 +50,6 @@ def test_released_permutation_of_other_seeds(seed):
     assert found.tolist() == DRAWN_IN_TORCH[seed]
 
 
-def test_released_permutation_is_pytorchs():
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    for n in (1, 2, 5, 100, 345, 1000, 50_000):
-        for seed in (0, 3, 42, 2**32 - 1):
-            torch.manual_seed(seed)
-            want = torch.randperm(n).numpy()
-            found = stream.released_permutation(n, seed=seed)
-            np.testing.assert_array_equal(found, want)
-
-
 def test_class_scenario_released_order_in_tens():
     data = small_sets.dataset(
         small_sets.examples(np.arange(100)),
@@ -72,15 +62,6 @@ def test_class_scenario_released_order_in_tens():
             data, scenario="class", num_tasks=10, class_order=order, seed=seed
         )
         np.testing.assert_array_equal([t.classes for t in made.tasks], want)
-
-
-def test_joint():
-    data = toy()
-    (task,) = scenarios.make(data, scenario="joint").tasks
-    np.testing.assert_array_equal(task.train.rows, np.arange(40))
-    np.testing.assert_array_equal(task.test, np.arange(20))
-    assert (task.index, task.domain) == (0, -1)
-    assert task.classes.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -252,13 +233,6 @@ def test_chosen_classes_are_cut_out_of_every_split():
             np.testing.assert_array_equal(mine.domain, theirs.domain[rows])
     other = splits.of_classes(data, ("c3", 1), 3, seed=3)
     assert not np.array_equal(other.train.images, cut.train.images)
-
-
-def test_unlabelled_rows_are_fine_without_classes():
-    data = small_sets.dataset(small_sets.examples([-1] * 10), classes=0)
-    made = scenarios.make(data, scenario="data", num_tasks=2, evaluation="none")
-    assert sorted(np.concatenate([t.train.rows for t in made.tasks])) == [*range(10)]
-    assert made.tasks[0].classes.tolist() == []
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The class-balanced probe of the visible rows, and the picture of a memory."""
 
 import inspect
-import logging
 import struct
 
 import jax
@@ -13,7 +12,6 @@ from helpers import eval_toy, memory_toy, toy
 from jaxcl import sharding
 from jaxcl.augment import images as augment_images
 from jaxcl.data import stream
-from jaxcl.evals import features as features_lib
 from jaxcl.evals import head as head_lib
 from jaxcl.evals import tsne
 from jaxcl.methods import er, two_view
@@ -82,24 +80,6 @@ def test_a_share_of_the_labels_is_a_share_of_the_visible_rows(monkeypatch):
     train = eval_toy.dataset().train
     share = eval_toy.share_twin(train.label, train.domain, 0.3, 0)
     assert fitted == [sorted({*share} & {*visible_twin(parts, 2)})] != [[]]
-
-
-def test_domain_probes_see_the_visible_rows_of_their_domain():
-    parts, train = memory_toy.parts_of("domain"), eval_toy.dataset().train
-    evaluate = eval_toy.probe(parts, augment=False, **OPTIONS)
-    rows = evaluate(memory_toy.state_of(1), 1).rows["domain_aware"]
-    at = [row for row in visible_twin(parts, 1) if train.domain[row] == 0]
-    there = [t in train.domain[visible_twin(parts, 1)] for t in range(3)]
-    assert there == (~np.isnan(rows)).tolist() == [True, True, False]
-    k_start, k_epochs = head_lib.probe_keys(3, 1, 1)
-    order_of = eval_toy.device_orders(50, 4, len(at), k_epochs)
-    x = eval_toy.embedded(memory_toy.state_of(), train.images[at])
-    head = head_lib.start(k_start, DIM, CLASSES)
-    w, b, _ = eval_toy.probe_twin(x, train.label[at], head, order_of, 4)
-    test = parts.stream.evaluation
-    guess = (eval_toy.embedded(memory_toy.state_of(), test.images) @ w + b).argmax(1)
-    own = parts.stream.tasks[0].test
-    assert rows[0] == pytest.approx((guess == test.label)[own].mean())
 
 
 # The balanced draw
@@ -182,20 +162,6 @@ def test_balanced_probe_descends_on_its_draws(augmented, counts):
         np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
         want = eval_toy.accuracies(parts, guess)
         np.testing.assert_allclose(result.rows["class_incremental"], want)
-
-
-def test_tasks_share_one_program(caplog):
-    parts = memory_toy.parts_of()
-    evaluate = eval_toy.probe(parts, balanced=True, **OPTIONS | {"epochs": 1})
-    evaluate(memory_toy.state_of(0), 0)
-    later = [memory_toy.state_of(1), memory_toy.state_of(2)]
-    with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        caplog.clear()
-        for task in (1, 2):
-            evaluate(later[task - 1], task)
-        assert not [r.message for r in caplog.records if "ompil" in r.message]
-        jax.jit(lambda x: x * 3.75)(later[0].replayed)
-        assert "ompil" in caplog.text  # the log is seen at all
 
 
 # What the probe sees
@@ -356,40 +322,6 @@ def test_picture_of_a_memory_marks_its_rows(streams, devices, by_row, tmp_path, 
     # No train row of class 4 has been met: none can stand for the stored one.
     counts = np.bincount(labels[random], minlength=CLASSES).tolist()
     assert counts == [3, 2, 0, 0, 0, 0] and 4 not in labels[:20]
-
-
-def test_any_number_of_images_is_embedded_by_one_program(caplog):
-    parts, images = memory_toy.remembered(devices=2), eval_toy.dataset().train.images
-    state = sharding.replicate(eval_toy.state_of(0), parts.mesh)
-    embed = features_lib.of_images(parts, batch_size=7)
-    want = eval_toy.embedded(state, images)
-    embed(state, images[:1])
-    with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        caplog.clear()
-        for n in (3, 8, 50):
-            found = embed(state, images[:n])
-            np.testing.assert_allclose(found, want[:n], rtol=1e-4, atol=1e-5)
-        assert "ompil" not in caplog.text
-
-
-def test_picture_of_a_memory_is_the_same_again(tmp_path, monkeypatch):
-    found, project = [], tsne.project
-
-    def keep(features, **options):
-        found.append(project(features, **options))
-        assert options == {"perplexity": 9.0, "seed": 3}
-        return found[-1]
-
-    monkeypatch.setattr(tsne, "project", keep)
-    for name in ("one", "two"):
-        options = dict(show="memory", max_points=12, perplexity=9.0)
-        tsne.make(memory_toy.remembered(), directory=tmp_path / name, **options)(
-            memory_toy.remembering(), 0
-        )
-    one, two = (
-        (tmp_path / n / "memory_tsne_task1.png").read_bytes() for n in ("one", "two")
-    )
-    assert one == two and len(found) == 2 and found[0].shape == (18, 2)
 
 
 def test_as_many_rows_are_drawn_uniformly():
