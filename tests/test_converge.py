@@ -10,7 +10,7 @@ import pytest
 from helpers import toy
 from jaxcl.config import build
 from jaxcl.data import graph_batches, graphs, scenarios, splits, stream, toys
-from jaxcl.run import checkpoint, job, metrics_log, record, train
+from jaxcl.run import checkpoint, metrics_log, record, train
 from jaxcl.run import results as results_lib
 
 EVALUATORS = {"knn": {"k": 5}}
@@ -58,19 +58,6 @@ def test_epochs_go_on_from_what_was_saved():
     again.add({"loss": np.float32(4.5), "passes": np.float32(3)})
     again.end(30.0)
     assert epochs(2, [3.5], again.read()).read() == whole.read()
-
-
-def config(**changes):
-    return toy.config(
-        **{
-            "epochs": 6,
-            "eval_epochs": 2,
-            "patience": 2,
-            "evaluators": EVALUATORS,
-            "method.name": "finetune",
-            **changes,
-        }
-    )
 
 
 @pytest.fixture(scope="module")
@@ -234,17 +221,6 @@ def test_growth_cuts_by_the_seed(tmp_path):
         scenarios.make(data, scenario="growth", num_tasks=3, evaluation="none")
 
 
-def test_earlier_rows_of_every_scenario():
-    data = toys.rings_and_trees(count=30)
-    tasks = scenarios.make(data, scenario="data", num_tasks=3, evaluation="none").tasks
-    before = [task.train.rows.tolist() for task in tasks]
-    assert [task.earlier.tolist() for task in tasks] == [
-        [],
-        before[0],
-        before[0] + before[1],
-    ]
-
-
 def test_some_classes_and_some_rows_of_each():
     data = toys.rings_and_trees(count=40)
     cut = splits.of_classes(data, ("trees",), None, 0)
@@ -319,17 +295,6 @@ def test_parts_of_a_batch_lie_side_by_side():
     )
     pairs = zip(alone, (leaf[1] for leaf in first["graph"]), strict=True)
     assert all(np.array_equal(a, b) for a, b in pairs)
-
-
-def test_parts_of_images_lie_side_by_side(tmp_path):
-    work = toy_job(tmp_path, **{"method": {"name": "icl", "meta": False}})
-    task = work.stream.tasks[1]
-    source = work.method.source(job.initial_state(work), task)
-    plan = job.schedule(work, source, 1)
-    count, batches, _ = next(job.feed(work, source, 1, 0))
-    found = np.asarray(batches["index"])[0]
-    assert count == 1 and found.shape == (2, 140)
-    assert found.T.ravel().tolist() == plan[0].tolist()
 
 
 def test_only_a_method_of_graphs_takes_graphs(tmp_path):

@@ -1,9 +1,6 @@
 """The agent that sets a learning rate, against twins in numpy and on quadratics."""
 
-import dataclasses
 import functools
-import re
-import textwrap
 
 import chex
 import jax
@@ -355,20 +352,6 @@ def test_a_run_goes_on_bitwise_and_compiles_once():
     )
 
 
-def test_the_key_decides():
-    options, _ = program()
-    agent = ddpg.init(jax.random.key(0), options)
-    rates, one = told(agent, LOSSES[:9])
-    same, two = told(agent, LOSSES[:9])
-    other, three = told(agent, LOSSES[:9], seed=2)
-    assert rates == same and not set(rates) & set(other)
-    jax.tree.map(np.testing.assert_array_equal, one, two)
-    # The update draws other transitions.
-    assert np.any(one.critic["linear1"]["kernel"] != three.critic["linear1"]["kernel"])
-    born = [ddpg.init(jax.random.key(seed), options).actor for seed in (0, 1)]
-    assert np.any(born[0]["recurrent1"] != born[1]["recurrent1"])
-
-
 def test_two_agents_run_side_by_side():
     options, step = program()
     agents = [ddpg.init(jax.random.key(seed), options) for seed in (0, 1)]
@@ -412,34 +395,6 @@ def test_the_memory_is_written_in_place():
         agent, jax.random.key(1), jnp.float32(0)
     )
     assert lowered.compile().memory_analysis().temp_size_in_bytes < size / 2
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"low": 0.2},
-        {"capacity": 31},
-    ],
-)
-def test_options_that_cannot_be_are_refused(options):
-    (name,) = options
-    with pytest.raises(ValueError, match=rf"^config\.method\.agent\.{name}="):
-        ddpg.Options(**options)
-
-
-def test_the_words_of_the_module_are_true():
-    numbers = re.search(r"Options\(\s*state=.*?\)", ddpg.__doc__, re.S)[0]
-    assert eval(f"ddpg.{numbers}").capacity == 6_000_000
-    example = re.search(r"  options = .*?\(value, lr\)\n", ddpg.__doc__, re.S)[0]
-    names = {"jax": jax, "ddpg": ddpg, "key": jax.random.key(0)}
-    names["loss"] = lambda params: jnp.sum(params["w"] ** 2)
-    exec(textwrap.dedent(example), names)
-    carry = {"w": jnp.ones(3)}, names["agent"]
-    keys = jax.random.split(jax.random.key(1), 3)
-    (params, agent), (values, lr) = jax.lax.scan(names["step"], carry, keys)
-    assert agent.memory.seen == 2 and values.shape == lr.shape == (3,)
-    assert values[2] < values[0] and 1e-6 < lr.min() < lr.max() < 1
-    assert dataclasses.is_dataclass(names["options"])
 
 
 # A quadratic whose parameters are set back every ten steps, and beyond a loss of 10.

@@ -522,33 +522,6 @@ def test_rows_beyond_the_first_are_left_out(streams, devices, caplog):
             assert not found[there:].any()
 
 
-def test_verdicts_are_those_of_brute_force():
-    """In the order of the rows asked for; a row of no task may be any class."""
-    parts = eval_toy.parts_of(devices=2)
-    tasks = parts.stream.tasks
-    parts = parts._replace(stream=parts.stream._replace(tasks=tasks[:2]))
-    groups, examples = features.split(parts), parts.stream.evaluation
-    assert set(groups.test_task) == {-1, 0, 1}
-    scores = np.random.default_rng(0).normal(size=(31, eval_toy.CLASSES)).astype("f4")
-    scores[np.arange(31), examples.label] += 0.5
-    rows = np.random.default_rng(1).permutation(31)[:29]
-    for chosen in (None, rows):
-        judge = features.verdicts(parts, groups, examples, rows=chosen)
-        order = np.arange(31) if chosen is None else chosen
-        right = judge(jnp.asarray(scores[order]))
-        assert set(right) == {"class_incremental", "task_aware"}
-        for row, found in zip(order, zip(*right.values(), strict=True), strict=True):
-            best = scores[row].argmax()
-            told, task = best, groups.test_task[row]
-            if task >= 0:
-                own = tasks[task].classes
-                told = own[scores[row][own].argmax()]
-            assert found == (best == examples.label[row], told == examples.label[row])
-    parts = eval_toy.parts_of("domain")
-    judge = features.verdicts(parts, features.split(parts), parts.stream.evaluation)
-    assert set(judge(jnp.asarray(scores))) == {"class_incremental"}
-
-
 def test_predictions_of_rows_of_no_task_count_only_if_asked():
     """The last classes are of no task: met_only leaves out their rows, and later ones.
 

@@ -269,27 +269,6 @@ def test_gem_s_step(given, options):
     check(step, own, path[0], task=0)  # fine-tuning
 
 
-def test_gem_draws_as_many_rows_as_it_is_told(monkeypatch):
-    drawn, whole, state = [], online.draw, started()  # which draws once itself
-
-    def draw(*args, **options):
-        rows = whole(*args, **options)
-        drawn.append(len(rows.mask))
-        return rows
-
-    monkeypatch.setattr(online, "draw", draw)
-    for told, tasks, expected in (
-        (None, TASKS, [4, 4, 4]),
-        (7, TASKS, [7, 7, 7]),
-        (100, 2, [24]),
-        (None, 1, []),
-    ):
-        drawn.clear()
-        method = gem.make(parts(tasks=tasks, size=4), memory_rows=told)
-        jax.eval_shape(method.step, state, NEXT)
-        assert drawn == expected
-
-
 @pytest.mark.parametrize("plus", [False, True])
 def test_agem_s_step(plus):
     """With twelve rows of two tasks in the past, all are drawn."""

@@ -876,19 +876,3 @@ def test_empty_slots_are_no_anchors_and_no_negatives():
 
 
 # Options
-
-
-def test_options_that_exclude_one_another_are_refused():
-    with pytest.raises(ValueError, match=r"config\.method\.anchors='original'.*graphs"):
-        make(anchors="original")
-    for name in ("fixed_lr", "inner_lr"):
-        with pytest.raises(ValueError, match=rf"\.{name}=0\.1"):
-            make(**{name: 0.1}, learnt_rate=True)
-    with pytest.raises(ValueError, match="projector=3"):
-        make(projector=3, output_dim=2)
-    with pytest.raises(ValueError, match="with_positive=False"):
-        make(with_positive=False)
-    with pytest.raises(ValueError, match=r"config\.method\.agent\.hihg"):
-        make(agent={"hihg": 1.0})
-    with pytest.raises(ValueError, match="agent.low=1.0"):
-        make(agent={"low": 1.0})

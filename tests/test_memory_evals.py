@@ -163,50 +163,6 @@ def test_spread_is_the_equations(split, devices):
 # Pictures
 
 
-def rows_of():
-    """metrics.jsonl of two entries, one of them empty at first."""
-    evals = [
-        (0, 0, {"memory/rows": 0.0, "memory/stream_entropy": 0.5}),
-        (4, 0, {"memory/class_0": 1.0, "memory/class_1": 0.0, "memory/entropy": 0.0}),
-        (6, 0, {"spread/intra_0": 0.9, "spread/inter_0": 0.8}),
-        (
-            12,
-            1,
-            {
-                "linear/class_incremental": [0.5, 0.5],
-                "memory/class_1": 0.25,
-                "memory/class_0": 0.75,
-                "memory/entropy": 0.5,
-                "memory/stream_entropy": 0.7,
-                "spread/intra_0": 0.1,
-                "spread/intra_2": 0.3,
-                "spread/inter_0": -0.2,
-                "spread/inter_2": None,
-                "mine/class_0": 0.0,
-                "mine/class_1": 1.0,
-                "mine/entropy": 0.0,
-            },
-        ),
-    ]
-    rows = [{"step": s, "task": t, "eval": found} for s, t, found in evals]
-    return rows[:2] + [{"step": 5, "task": 0, "loss": 1.0}] + rows[2:]
-
-
-def test_rows_are_read_back():
-    found = memory.histories(rows_of())
-    assert set(found) == {"memory", "mine"}
-    one = found["memory"]
-    assert one.steps.tolist() == [4, 12]
-    assert one.shares.tolist() == [[1, 0], [0.75, 0.25]]
-    assert one.entropy.tolist() == [0, 0.5]
-    np.testing.assert_array_equal(one.stream, [np.nan, 0.7])
-    assert found["mine"].steps.tolist() == [12]
-    ((key, (intra, inter)),) = spread.by_class(rows_of()).items()
-    assert key == "spread"
-    np.testing.assert_array_equal(intra, [0.1, np.nan, 0.3])
-    np.testing.assert_array_equal(inter, [-0.2, np.nan, np.nan])
-
-
 # The filter, in a t-SNE
 
 

@@ -16,7 +16,6 @@ from jaxcl import core
 from jaxcl.memory import buffer
 from jaxcl.methods import online
 from jaxcl.methods.online import probe
-from jaxcl.methods.online import replay as replay_lib
 from jaxcl.run import job
 
 pytestmark = pytest.mark.xdist_group("online_probe")  # tests share compiled steps
@@ -358,31 +357,3 @@ def test_gradients_are_of_the_rows_that_a_method_replays(monkeypatch):
 
 
 # What is refused
-
-
-def test_what_cannot_be_measured_is_refused():
-    with pytest.raises(ValueError, match=r"replay\.measure\[0\]='drfit'.*drift"):
-        replay_lib.settings(10, 8, measure=("drfit",))
-    assert replay_lib.settings(10, 8, measure=["drift"]).measure == ("drift",)
-    with pytest.raises(ValueError, match=r"config\.replay\.measure='drift'"):
-        make({"name": "er"}, "drift")
-    with pytest.raises(ValueError, match=r"config\.replay\.measure="):
-        make({"name": "finetune"}, ("drift",))
-    with pytest.raises(ValueError, match="'gradients'"):
-        make({"name": "agem"}, ("gradients",))
-    make({"name": "agem"}, ("drift",))
-    joint = {"name": "aser", "form": "code", "keep": "policy", "per_class": 1}
-    with pytest.raises(ValueError, match=r"config\.replay\.measure.*'gradients'"):
-        make(joint, ("gradients",))
-
-
-def test_a_loss_that_taps_nothing_is_refused():
-    """Or its zeros would pass for a measurement."""
-    params = {"head": {"weight": jnp.ones((7, 2))}}
-
-    def loss(params):
-        f = probe.tap(params, params["head"]["weight"], None)
-        return jnp.sum(f**2), None
-
-    with pytest.raises(ValueError, match=r"config\.replay\.measure.*'gradients'"):
-        MEASURED.gradient(state_of(params), loss)

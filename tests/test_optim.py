@@ -77,10 +77,6 @@ def test_sgd_is_torchs(momentum, nesterov, exclude_1d):
     check(tx, twin)
 
 
-def test_sgd_defaults():
-    check(optim.sgd(), lambda w, g, lr, memory: momentum_twin(g, memory, 0.9, False))
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -109,15 +105,6 @@ def test_lars_follows_the_released_code(options):
 
     check(optim.lars(**options), twin)
     assert options.get("clip", True) is False or True in clipped
-
-
-def test_lars_with_clipping_needs_lr():
-    params = {"w": jnp.ones((2, 2))}
-    tx = optim.lars()
-    with pytest.raises(TypeError, match="lr"):
-        tx.update(params, tx.init(params), params)
-    tx = optim.lars(clip=False)
-    tx.update(params, tx.init(params), params)
 
 
 @pytest.mark.parametrize("exclude_1d", [False, True])

@@ -234,13 +234,3 @@ def test_the_folder_of_an_encoder_is_what_a_config_begins_with(tmp_path):
 def test_every_encoder_builds(name):
     config = config_of(hold(8), encoder=name)
     config_files.check_options(config)
-
-
-def test_an_unknown_encoder_is_refused():
-    with pytest.raises(ValueError, match="encoder='resnet19'.*resnet18"):
-        config_of(hold(8), encoder="resnet19")
-
-
-def test_no_tasks_are_refused():
-    with pytest.raises(ValueError, match="num_tasks=0"):
-        config_of(hold(8), num_tasks=0)

@@ -2,13 +2,11 @@
 
 import json
 import math
-import shlex
 
 import numpy as np
 import pytest
 
-from helpers import config_files, pages, run_directories
-from jaxcl.front import command
+from helpers import pages, run_directories
 from jaxcl.report import speedup
 from jaxcl.run import results as results_lib
 
@@ -135,19 +133,6 @@ def test_the_geometric_mean_and_its_interval():
     assert speedup.geometric([None]) == (None, None, None, 0)
 
 
-def test_targets_below_zero_and_scalars_that_are_not_finite(tmp_path):
-    leave(tmp_path / "a", [-2.0, -4.0, None, -3.97], best=2)
-    leave(tmp_path / "b", [-1.0, None], best=2)
-    setting = {"task": 1, "scalar": "objective/loss"}
-    (a,), (b,) = (speedup.read(n, tmp_path / n, **setting) for n in "ab")
-    assert speedup.target(a, 0.01) == pytest.approx(-3.96)
-    assert speedup.reached(a, -3.96).number == 2
-    assert speedup.reached(a, -5.0) is None  # null is never low enough
-    assert speedup.paired(b, a, 0.01)["at_best"] is None
-    with pytest.raises(ValueError, match=str(tmp_path / "b")):
-        speedup.target(b, 0.01)
-
-
 def test_the_target_may_be_a_share_of_the_gain(tmp_path):
     """Retraining gains 0.8 in seed 0 and nothing in seed 1; icl some of it."""
     retrain, frozen, icl = (tmp_path / name for name in ("retrain", "frozen", "icl"))
@@ -197,26 +182,6 @@ def test_folders_of_one_seed_and_of_many(tmp_path):
     assert (one.seed, one.growth) == (4, None)
 
 
-def test_the_figure(runs, figures):
-    path = runs / "x.png"
-    # Names are no maths: a "$" is drawn.
-    words = [x.replace("icl=", r"$\frac$icl=") for x in arguments(runs)]
-    assert speedup.main([*words, f"--plot={path}"]) == 0
-    assert path.read_bytes()[:4] == b"\x89PNG"
-    half = math.exp(T1 * math.log(4) / 2)
-    panels = figures.pop().axes
-    for axes, means, last in (
-        (panels[1], [2.0, 2.0], [2 / half, 2 * half]),
-        (panels[3], [2.0, 5.0], [5.0, 5.0]),
-    ):
-        (bars,) = axes.containers  # the baseline is the line at 1
-        points = np.array(bars[0].get_xydata(), float)
-        np.testing.assert_allclose(points, np.transpose([[0.3, 0.5], means]))
-        assert axes.get_ylim()[1] < 30  # an interval of two seeds goes far beyond
-        ends = np.array([line[:, 1] for line in bars[2][0].get_segments()])
-        np.testing.assert_allclose(ends, [[2.0, 2.0], last])
-
-
 def refuse(capsys, *words):
     assert speedup.main(["--baseline=retrain", *map(str, words)]) == 2
     out = capsys.readouterr()
@@ -256,15 +221,3 @@ def test_runs_that_lack_something_are_refused(runs, capsys):
     (runs / "retrain" / "seed_1" / "results.json").unlink()
     err = refuse(capsys, f"retrain={runs / 'retrain'}")
     assert str(runs / "retrain" / "seed_1") in err
-
-
-def test_the_command_of_the_documentation(runs, capsys):
-    for page in ("evaluation.md", "reproducing_others.md"):
-        text = (config_files.ROOT / "docs" / page).read_text()
-        found = [x for x in pages.commands(text, "jaxcl speedup") if len(x) > 1]
-        assert found
-        for words in found:
-            given = speedup.parser().parse_args(words)
-            assert given.baseline in [run.partition("=")[0] for run in given.runs]
-    assert command.main(["speedup", *shlex.split(" ".join(arguments(runs)))]) == 0
-    assert "| icl |" in capsys.readouterr().out

@@ -105,14 +105,3 @@ def test_classes_by_the_task_in_which_they_came_first():
     old = [True, True, True, False, False]
     new = [False, False, False, True, False]
     np.testing.assert_array_equal(rivals, [new, old, old])
-
-
-def test_predictions_are_among_the_classes_seen():
-    method = ss_il.make(toy.parts())
-    state = toy.second_task(method)
-    logits = method.predict(state, toy.parts().plain(FIRST["image"]))
-    assert np.isneginf(logits).all(axis=0).tolist() == [False] * 4 + [True]
-
-
-def test_without_distillation_there_is_no_teacher():
-    assert toy.fresh(ss_il.make(toy.parts(), distill=False)).extra.teacher is None

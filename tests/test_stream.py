@@ -241,20 +241,13 @@ def test_chosen_classes_are_cut_out_of_every_split():
         ({"scenario": "clas"}, "scenario='clas'"),
         ({"scenario": "class", "num_tasks": 6}, "num_tasks = 6.*5 classes"),
         ({"scenario": "class"}, "num_tasks = None"),
-        ({"scenario": "data", "num_tasks": 41}, "num_tasks = 41.*40"),
-        ({"scenario": "domain", "num_tasks": 4}, "num_tasks = 4"),
         ({"scenario": "domain", "domain_order": ["d9"]}, "domain_order"),
-        ({"scenario": "domain", "domain_order": [1, "d1"]}, "'d1'"),
-        ({"scenario": "joint", "num_tasks": 2}, "num_tasks = 2"),
         ({"scenario": "joint", "domain_order": [0]}, r"domain_order=\[0\]"),
         ({"scenario": "joint", "evaluation": "validation"}, "validation"),
-        ({"scenario": "joint", "evaluation": "dev"}, "='dev'"),
         (
             {"scenario": "class", "num_tasks": 2, "class_order": [0, 1, 1, 2, 3]},
             "'c1'",
         ),
-        ({"scenario": "class", "num_tasks": 2, "class_order": [0, 1]}, "lacks.*c2"),
-        ({"scenario": "class", "num_tasks": 2, "class_order": "random"}, "'random'"),
     ],
 )
 def test_bad_options(options, words):
@@ -383,11 +376,7 @@ def test_rows_arrive_as_the_schedules_of_the_tasks_say():
     [
         ({"batch_size": 11}, "batch_size = 11.*task 2.* 10 "),
         ({"epochs": 0}, "epochs = 0"),
-        ({"epochs": ()}, "epochs = 0"),
         ({"epochs": (3, 0)}, "epochs = 0"),
-        ({"epochs": 1.5}, "epochs = 1.5"),
-        ({"batch_size": 0}, "batch_size = 0"),
-        ({"seed": -1}, "seed = -1"),
     ],
 )
 def test_schedule_errors(options, words):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxcl
-from helpers import config_files, toy, twins, two_view_losses
+from helpers import toy, twins, two_view_losses
 from jaxcl import optim
 from jaxcl.config import build, sections
 from jaxcl.export import command as export_command
@@ -225,34 +225,6 @@ def test_a_run_takes_the_word_and_refuses_another(tmp_path):
         build.build(config, tmp_path / "other")
 
 
-@pytest.mark.parametrize(
-    "section, encoder_section, match",
-    [
-        ({"layer_decay": 0.0}, {}, r"config\.tuning\.layer_decay=0\.0"),
-        ({"lora_rank": -1}, {}, r"config\.tuning\.lora_rank=-1"),
-        ({"rank": 4}, {}, r"config\.tuning\.rank"),
-        ({"open_layers": 1}, {}, r"config\.tuning\.open_layers=1"),
-        ({"frozen_layers": 9}, {}, r"frozen_layers=9"),
-        (
-            {"lora_rank": 2},
-            {"name": "resnet", "width": 4},
-            "adapters",
-        ),
-        (
-            {"frozen_layers": 1},
-            {"name": "conv_net"},
-            "config.encoder",
-        ),
-    ],
-)
-def test_wrong_options_are_refused(section, encoder_section, match, tmp_path):
-    config = toy.config(encoder=encoder_section or {"name": "vit", **SMALL})
-    with config.unlocked():
-        config.tuning = section
-    with pytest.raises(ValueError, match=match):
-        build.build(config, tmp_path)
-
-
 # Runs that begin with a folder
 
 
@@ -395,46 +367,6 @@ def test_other_methods_begin_with_the_encoder(name, tmp_path):
         )
     ]
     assert all(moved)
-
-
-def test_graphs_do_not_begin_with_an_encoder_of_images(tmp_path):
-    leave(tmp_path / "enc")
-    config = config_files.take("graphcl", "debug")
-    with config.unlocked():
-        config.start = str(tmp_path / "enc")
-    with pytest.raises(ValueError, match=r"config\.start=.*augment\.name is 'graphs'"):
-        build.build(config, tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    "change, match",
-    [
-        (
-            {"data.channels": 3},
-            " 1 .*config.data.* 3",
-        ),
-        ({"scenario.name": "after"}, r"config\.start"),
-        ({"encoder.name": "gcn"}, None),
-    ],
-)
-def test_what_a_folder_does_not_go_with(change, match, tmp_path):
-    leave(tmp_path / "enc")
-    if match is None:  # another encoder of the config's gives way to the folder's
-        assert (
-            sections.completed(begun(tmp_path / "enc", **change).to_dict())["encoder"][
-                "name"
-            ]
-            == "vit"
-        )
-        return
-    config = begun(tmp_path / "enc")
-    with config.unlocked(), config.ignore_type():
-        for name, value in change.items():
-            section, _, field = name.partition(".")
-            config[section][field] = value
-        config.augment.mean, config.augment.std = (0.3,) * 3, (0.4,) * 3
-    with pytest.raises(ValueError, match=match):
-        build.build(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize("size, fits", [(2, False), (10, False), (12, True)])

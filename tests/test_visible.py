@@ -223,17 +223,6 @@ def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
     np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
 
 
-def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError) as error:
-        eval_toy.probe(memory_toy.parts_of(replayed=None), train_on="visible")
-    said = str(error.value)
-    assert said.startswith("config.evaluators.linear.train_on='visible'")
-    parts = memory_toy.parts_of(data=eval_toy.dataset(streams=True))
-    with pytest.raises(ValueError, match=r"linear\.augment=True"):
-        eval_toy.probe(parts, balanced=True)
-    eval_toy.probe(parts, balanced=True, augment=False)  # features are in memory
-
-
 # A run
 
 ENTRY = {"name": "linear", "train_on": "visible", "epochs": 1, "augment": False}
@@ -353,20 +342,3 @@ def test_few_points_make_no_picture(tmp_path, drawn):
     draw(memory_toy.remembering(filled=1), 2)  # five
     assert (tmp_path / "none" / "memory_tsne_task3.png").exists()
     assert len(drawn[0]) == 1
-
-
-def test_a_memory_is_needed_and_no_evaluation_split(tmp_path, drawn):
-    with pytest.raises(ValueError, match=r"tsne\.show='memory'"):
-        tsne.make(memory_toy.parts_of(), directory=tmp_path, show="memory")
-    with pytest.raises(ValueError, match=r"tsne\.show='memori'"):
-        tsne.make(memory_toy.parts_of(), directory=tmp_path, show="memori")
-    parts = memory_toy.remembered()
-    parts = parts._replace(stream=parts.stream._replace(evaluation=None))
-    tsne.make(parts, directory=tmp_path, show="memory")(memory_toy.remembering(), 0)
-    assert (tmp_path / "memory_tsne_task1.png").exists()
-    train = eval_toy.dataset().train
-    unknown = train._replace(label=np.where(train.label == 1, -1, train.label))
-    data = parts.stream.dataset._replace(train=unknown)
-    parts = parts._replace(stream=parts.stream._replace(dataset=data))
-    with pytest.raises(ValueError, match="tsne.*label"):
-        tsne.make(parts, directory=tmp_path, show="memory")
