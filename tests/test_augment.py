@@ -11,7 +11,6 @@ from matplotlib import colors
 from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
 
-from helpers import jaxprs
 from jaxcl.augment import crops
 from jaxcl.augment import images as augment_images
 
@@ -415,32 +414,6 @@ def test_padded_views_are_shifts_that_no_other_example_changes():
     assert half(key, images).dtype == jnp.bfloat16
 
 
-def test_operations_of_probability_zero_are_not_in_the_program():
-    images = jnp.asarray(pixels(2, 8, 8, 3))
-
-    def count(name, images=images, **changes):
-        make = augment_images.make(size=8, **{**OFF, **changes})
-        program = jax.make_jaxpr(make)(jax.random.key(0), images).jaxpr
-        there = [x.primitive.name for x in jaxprs.equations(program)]
-        return there.count(name)
-
-    cut = jnp.stack([images, images], axis=1)
-    assert count("dot_general") == 4  # the crops of two views
-    assert count("dot_general", crop=False) == count("dot_general", images=cut) == 0
-    assert count("dot_general", images=cut, blur=(0.0, 0.1)) == 2
-    assert count("dot_general", images=cut, blur=0.1) == 4
-    assert count("scan") == count("scan", jitter_probability=1, jitter=4 * (0,)) == 0
-    assert count("scan", jitter_probability=0.5) == 2
-    more = {
-        name: count("select_n", **{name: p}) - count("select_n")
-        for name, p in (("solarize", (0.0, 0.5)), ("grayscale", 0.5), ("flip", 0.5))
-    }
-    # One to solarise and one to choose; a plane each; one to choose.
-    assert more == {"solarize": 2, "grayscale": 6, "flip": 2}
-    assert count("rev", flip=0.5) == 2 and count("rev") == 0
-    assert count("pad", crop=False, pad=1) == 2 and count("pad", crop=False) == 0
-
-
 def test_crops_that_are_already_cut_pass_as_they_are():
     images = pixels(3, 2, 5, 5, 3)
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.4, 0.3)
@@ -518,15 +491,3 @@ def test_augment_rejects(shape, dtype, changes, message):
     make = augment_images.make(**{"size": 8, **PLAIN, **changes})
     with pytest.raises(ValueError, match=message):
         make(jax.random.key(0), np.zeros(shape, dtype))
-
-
-def test_evaluation_rejects():
-    with pytest.raises(ValueError, match="resize=7"):
-        augment_images.make_eval(size=8, resize=7, **PLAIN)
-    prepare = augment_images.make_eval(size=8, **PLAIN)
-    for shape, words in (
-        ((2, 9, 8, 3), "config.augment.size=8"),
-        ((2, 2, 8, 8, 3), "images=.*"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            prepare(np.zeros(shape, np.uint8))

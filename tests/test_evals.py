@@ -42,30 +42,32 @@ def adam_twin(x, y, head, order_of, batch):
 
 
 @pytest.mark.parametrize(
-    "reading, batch_size",
-    [("features", 16), ("features", 64), ("augmented", 16), ("streamed", 16)],
-)  # 64: fewer rows than a batch
-def test_probe_is_the_sgd_of_the_equations(reading, batch_size):
+    "reading, batch_size, optimizer",
+    [
+        ("features", 16, "sgd"),
+        ("features", 64, "sgd"),  # fewer rows than a batch
+        ("augmented", 16, "sgd"),
+        ("streamed", 16, "sgd"),
+        ("features", 16, "adam"),
+        ("streamed", 16, "adam"),
+    ],
+)
+def test_probe_is_the_sgd_of_the_equations(reading, batch_size, optimizer):
     data = eval_toy.dataset(streams=reading == "streamed")
     parts, state = eval_toy.parts_of(data=data), eval_toy.state_of(0)
     options = eval_toy.OPTIONS | {"batch_size": batch_size}
     # Crops that are the whole image, always flipped: nothing is left to chance.
     options |= dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
+    twin = eval_toy.probe_twin
+    if optimizer == "adam":  # which has no momentum to be told
+        twin, options = adam_twin, options | dict(optimizer="adam", momentum=0.123)
     result = eval_toy.probe(parts, **options)(state, 1)
     data = eval_toy.dataset()
     images = data.train.images
     images = images if reading == "features" else images[:, :, ::-1]
-    k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
-    order_of = eval_toy.device_orders(50, batch_size, 50, k_epochs)
-    if reading == "streamed":
-
-        def order_of(epoch):
-            rng = np.random.default_rng([3, 1, epoch])
-            return stream.epoch_order(rng, np.arange(50), 16).reshape(-1)
-
-    head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
     x, y = eval_toy.embedded(state, images), data.train.label
-    w, b, loss = eval_toy.probe_twin(x, y, head, order_of, batch_size)
+    how = {"streams": reading == "streamed", "twin": twin}
+    w, b, loss = eval_toy.fitted(x, y, 1, batch_size, **how)
     scores = eval_toy.embedded(state, data.test.images) @ w + b
     np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
     want = eval_toy.accuracies(parts, scores.argmax(1))
@@ -99,43 +101,12 @@ def test_epochs_of_a_probe_are_shuffled_anew():
     assert len({tuple(order) for order in orders.tolist()}) == 120
 
 
-@pytest.mark.parametrize("reading", ["features", "streamed"])
-def test_probe_is_the_adam_of_the_equations(reading):
-    data, state = eval_toy.dataset(streams=reading == "streamed"), eval_toy.state_of(0)
-    options = dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
-    # Adam has no momentum to be told.
-    options |= eval_toy.OPTIONS | dict(optimizer="adam", momentum=0.123)
-    parts = eval_toy.parts_of(data=data)
-    result = eval_toy.probe(parts, **options)(state, 1)
-    data = eval_toy.dataset()
-    images = data.train.images
-    images = images if reading == "features" else images[:, :, ::-1]
-    k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
-    order_of = eval_toy.device_orders(50, 16, 50, k_epochs)
-    if reading == "streamed":
-
-        def order_of(epoch):
-            rng = np.random.default_rng([3, 1, epoch])
-            return stream.epoch_order(rng, np.arange(50), 16).reshape(-1)
-
-    head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
-    x, y = eval_toy.embedded(state, images), data.train.label
-    w, b, loss = adam_twin(x, y, head, order_of, 16)
-    np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
-    scores = eval_toy.embedded(state, data.test.images) @ w + b
-    want = eval_toy.accuracies(parts, scores.argmax(1))
-    np.testing.assert_allclose(result.rows["class_incremental"], want)
-    assert abs(eval_toy.probe_twin(x, y, head, order_of, 16)[2] - loss) > 0.01
-
-
 def chosen_twin(x, y, cut, rates):
     """The rate whose head is best on the cut; heads fitted by the SGD of the twin."""
-    k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
     rest, scores = np.flatnonzero(~cut), {}
     for rate in rates:
-        orders = eval_toy.device_orders(len(x), 16, len(rest), k_epochs)
-        head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
-        w, b, _ = eval_toy.probe_twin(x[rest], y[rest], head, orders, 16, rate)
+        twin = functools.partial(eval_toy.probe_twin, lr=rate)
+        w, b, _ = eval_toy.fitted(x[rest], y[rest], 1, 16, twin=twin)
         scores[rate] = ((x[cut] @ w + b).argmax(1) == y[cut]).mean()
     return max(rates, key=lambda rate: scores[rate]), scores
 
@@ -274,10 +245,7 @@ def test_domain_probe_trains_on_its_domain_alone():
     for t, task in enumerate(parts.stream.tasks):
         at = task.train.rows
         x, y = eval_toy.embedded(state, train.images[at]), train.label[at]
-        k_start, k_epochs = head_lib.probe_keys(3, 1, t + 1)
-        order_of = eval_toy.device_orders(50, 16, len(at), k_epochs)
-        head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
-        w, b, _ = eval_toy.probe_twin(x, y, head, order_of, 16)
+        w, b, _ = eval_toy.fitted(x, y, 1, 16, domain=t + 1)
         guess = (eval_toy.embedded(state, test.images) @ w + b).argmax(1)
         want.append((guess == test.label)[task.test].mean())
     np.testing.assert_allclose(rows["domain_aware"], want)
@@ -334,17 +302,8 @@ def test_semi_supervised_probe_trains_on_its_share_alone(reading, train_on):
         at = [row for row in at if plain.train.label[row] in met]
     images = plain.train.images
     images = images if reading == "features" else images[:, :, ::-1]
-    k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
-    order_of = eval_toy.device_orders(50, 4, len(at), k_epochs)
-    if reading == "streamed":
-
-        def order_of(epoch):
-            rng = np.random.default_rng([3, 1, epoch])
-            return stream.epoch_order(rng, np.arange(len(at)), 4).reshape(-1)
-
-    x = eval_toy.embedded(eval_toy.state_of(0), images[at])
-    head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
-    w, b, loss = eval_toy.probe_twin(x, plain.train.label[at], head, order_of, 4)
+    x, y = eval_toy.embedded(eval_toy.state_of(0), images[at]), plain.train.label[at]
+    w, b, loss = eval_toy.fitted(x, y, 1, 4, streams=reading == "streamed")
     np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
     scores = eval_toy.embedded(eval_toy.state_of(0), plain.test.images) @ w + b
     want = eval_toy.accuracies(parts, scores.argmax(1))
@@ -721,6 +680,39 @@ def test_picture(tmp_path):
     assert one == two and one[:4] == b"\x89PNG"
     draw(state, 0)
     assert (tmp_path / "two" / "tsne_task1.png").exists()
+
+
+SCHEDULE = {"milestones": (60, 80), "factor": 0.1}
+ADAM = {"optimizer": "adam", "weight_decay": 1e-6, "augment": False}
+BALANCED = {"train_on": "visible", "balanced": True, "factor": 0.2}
+COLOURS = {"scale": (0.2, 1.0), "jitter_probability": 0.8, "grayscale": 0.2}
+
+
+@pytest.mark.parametrize(
+    "options, want",
+    [
+        ({}, {"lr": 0.1, "train_on": "all", "augment": True} | SCHEDULE),
+        ({"epochs": 60, "lr": 3.0}, {"lr": 3.0, "milestones": (36, 48)}),
+        ({"epochs": 15}, {"milestones": (9, 12), "optimizer": "sgd"}),
+        ({"preset": "duel", "epochs": 50}, ADAM | {"lr": 1e-3, "milestones": ()}),
+        (
+            {"preset": "duel_longtail"},
+            ADAM | {"milestones": tuple(range(10, 100, 10)), "factor": 0.5},
+        ),
+        (
+            {"preset": "cclis", "lr": 0.5},
+            {"lr": 0.5, "milestones": (60, 75, 90)} | BALANCED | COLOURS,
+        ),
+        (
+            {"preset": "cclis", "scale": (0.1, 1.0), "blur": 0.5, "augment": False},
+            BALANCED | {"scale": (0.1, 1.0), "blur": 0.5, "augment": False},
+        ),
+    ],
+)
+def test_presets_are_the_protocols_of_the_papers(options, want, monkeypatch):
+    monkeypatch.setattr(linear, "evaluator", lambda parts, settings: settings)
+    found = linear.make(eval_toy.parts_of(), **options)._asdict()
+    assert {name: found[name] for name in want} == want
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from helpers import small_sets, toy
 from jaxcl.config import build
-from jaxcl.data import imbalance, prefetch, scenarios, stream
+from jaxcl.data import imbalance, scenarios, stream
 
 
 def uneven(sizes=(30, 4, 50, 16), domains=1):
@@ -170,23 +170,6 @@ def test_the_others_are_those_of_the_task():
     for task, want in ((first, [0.4, 0.3, 0.3]), (second, [0.4, 0.2, 0.2, 0.2])):
         share = np.bincount(label[drawn(task)].ravel()) / 9000
         assert abs(share - want).max() < 5 * np.sqrt(0.25 / 9000)
-
-
-@pytest.mark.parametrize("resident", [True, False])
-def test_batches_read_the_stream(resident):
-    data = uneven()
-    images = np.arange(100, dtype=np.uint8)[:, None, None, None]
-    data = data._replace(train=data.train._replace(images=images))
-    (task,) = made(data, imbalance={"rho_max": 0.9, "epoch_steps": 6}).tasks
-    want = drawn(task, seed=1, epochs=2)
-    found = list(
-        prefetch.batches(
-            task.train, seed=1, task=0, epochs=2, batch_size=10, resident=resident
-        )
-    )
-    assert [batch["index"].tolist() for batch in found] == want.tolist()
-    if not resident:
-        assert [batch["image"].ravel().tolist() for batch in found] == want.tolist()
 
 
 def test_imbalance_errors_of_tasks():

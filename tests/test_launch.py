@@ -313,7 +313,7 @@ MAKE = ["--zone=z", "--type=v5litepod-16", "--version=v2"]
         ("tpu.sh", ["crate", "n"], ["crate"]),
         ("tpu.sh", ["create", "n", "--typ=x"], ["--typ=x"]),
         ("tpu.sh", ["resume", "n", *MAKE, "--", "--config=a"], ["--workdir"]),
-        ("tpu.sh", ["resume", "n", "--", *RUN], ["--type", "--version"]),
+        ("tpu.sh", ["resume", "n", "--", "--workdir=gs://b"], ["--type", "--version"]),
     ],
 )
 def test_a_wrong_command_is_one_line(fake, script, arguments, words):

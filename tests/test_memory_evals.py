@@ -182,61 +182,6 @@ def test_rows_are_balanced_over_classes():
     assert 0 < len({*other} & {*np.flatnonzero(labels == 2)}) == 2
 
 
-@pytest.mark.parametrize(
-    "streams, judged, by_row",
-    [(False, True, True), (True, False, True), (True, True, False)],
-)
-def test_picture_of_the_filter(streams, judged, by_row, tmp_path, drawn, figures):
-    calls, features = drawn
-    data, state = eval_toy.dataset(), memory_toy.remembering(by_row=by_row)
-    parts = memory_toy.remembered(eval_toy.dataset(streams=streams))
-    parts = imbalanced(parts)
-    if not judged:
-        parts = parts._replace(stream=parts.stream._replace(evaluation=None))
-    parts = parts._replace(
-        stream=parts.stream._replace(tasks=tuple(all_rows(parts, parts.stream.tasks)))
-    )
-    options = dict(show="filter", max_points=13, batch_size=20)
-    draw = tsne.make(parts, directory=tmp_path / "a", **options)
-    found = draw(state, 1)
-    assert found.rows == {} and found.scalars == {}
-    assert (tmp_path / "a" / "filter_tsne_task2.png").exists()
-    (_, labels, pale, marks, _), given = calls[0]
-    split = data.test if judged else data.train
-    shown = tsne.balanced(split.label, 13, 3)
-    assert np.bincount(split.label[shown]).min() >= 2
-    # The run's first batch of the task, were its batches of 20 rows.
-    rng = np.random.default_rng([3, 1, 0])
-    rows = dominated(rng, np.arange(50, dtype=np.int32), 20)[0]
-    kept = jax.device_get(state.memory)
-    stored = kept.items["label"][kept.filled]
-    want = np.concatenate([split.label[shown], data.train.label[rows], stored])
-    np.testing.assert_array_equal(labels, want)
-    panel = np.repeat([0, 1, 2], [13, 20, 6])
-    assert pale.tolist() == (panel == 0).tolist() and "task 2" in given["title"]
-    for number, chosen in enumerate(marks.values()):
-        assert chosen.tolist() == (panel == number).tolist()
-    share = 100 * (data.train.label[rows] == 3).mean()
-    assert share > 45
-    titles = ["as many rows of each class", f"a batch: {share:.0f} % d"]
-    assert list(marks) == [*titles, "the memory: 0 % d"]
-    assert [a.get_title() for a in figures[0].axes] == list(marks)
-    images = data.train.images[kept.items["index"]] if by_row else kept.items["image"]
-    images = [split.images[shown], data.train.images[rows], images[kept.filled]]
-    np.testing.assert_allclose(
-        features[0],
-        eval_toy.embedded(state, np.concatenate(images)),
-        rtol=1e-4,
-        atol=1e-5,
-    )
-
-
-def all_rows(parts, tasks):
-    """The tasks, each with all train rows."""
-    rows = np.arange(50, dtype=np.int32)
-    return [t._replace(train=t.train._replace(rows=rows)) for t in tasks]
-
-
 def test_a_small_task_or_empty_memory_is_no_trouble(tmp_path, drawn):
     parts = memory_toy.remembered()
     make = functools.partial(tsne.make, parts, directory=tmp_path, show="filter")

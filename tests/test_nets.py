@@ -8,8 +8,7 @@ import pytest
 
 from jaxcl import estimate
 from jaxcl.methods import online
-from jaxcl.methods.two_view import bases
-from jaxcl.nets import heads, mlp, norm, resnet
+from jaxcl.nets import mlp, norm, resnet
 
 EPS = 1e-5
 
@@ -417,43 +416,6 @@ def test_mlp_starts_as_pytorch_linear():
             assert 0.97 < np.abs(scaled).max() <= 1.0
             assert abs(scaled.std() * np.sqrt(3) - 1) < 0.12
     assert net.apply(tree, x).dtype == jnp.float32
-
-
-@pytest.mark.parametrize(
-    "base,layers",
-    [
-        ("simclr", [(512, 2048), (2048, 128)]),
-        ("supcon", [(512, 2048), (2048, 128)]),
-        ("mocov2plus", [(512, 2048), (2048, 128)]),
-        ("byol", [(512, 4096), "bn", (4096, 256)]),
-        ("barlow_twins", [(512, 2048), "bn", (2048, 2048), "bn", (2048, 2048)]),
-        ("vicreg", [(512, 2048), "bn", (2048, 2048), "bn", (2048, 2048)]),
-        ("lejepa", [(512, 2048), "bn", (2048, 2048), "bn", (2048, 64)]),
-        ("dino", [(512, 2048), (2048, 2048), (2048, 256)]),
-        ("simsiam", [(512, 2048), "bn", (2048, 2048), "bn", (2048, 2048), "bare bn"]),
-    ],
-)
-def test_projector_layers(base, layers):
-    assert shapes_of(heads.projector(bases.get(base).projector)) == layers
-    small = heads.projector(
-        bases.get(base).projector, hidden_dim=5, output_dim=3, dtype=jnp.bfloat16
-    )
-    assert small.features == (5,) * (len(small.features) - 1) + (3,)
-    assert small.dtype == jnp.bfloat16
-
-
-def shapes_of(net):
-    """Layers of a head on 512 features, in order."""
-    made = jax.eval_shape(
-        lambda key: net.init(key, jnp.zeros((2, 512))), jax.random.key(0)
-    )
-    tree, layers = made["params"], []
-    for i in range(1, len(net.features) + 1):
-        layers.append(tree[f"linear{i}"]["kernel"].shape)
-        assert tree[f"linear{i}"]["bias"].shape == layers[-1][1:]
-        if f"bn{i}" in made.get("batch_stats", {}):
-            layers += ["bn" if f"bn{i}" in tree else "bare bn"]
-    return layers
 
 
 # --- PyTorch, where it is installed -------------------------------------------

@@ -10,7 +10,7 @@ from PIL import Image
 
 from helpers import config_files
 from jaxcl.config import own_images
-from jaxcl.data import files, in_memory
+from jaxcl.data import in_memory
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -156,30 +156,6 @@ def test_small_files_are_decoded_once_and_large_ones_stream(tmp_path):
     assert (config.augment.size, config.augment.resize) == (120, 120)
     with pytest.raises(ValueError, match="/none'"):
         own_images.of_path(str(tmp_path / "none"))
-
-
-@pytest.mark.parametrize("resident", [False, True])
-def test_images_as_the_section_reads_them_are_brought_to_a_square(resident, tmp_path):
-    for i in range(8):
-        pixels = np.full((20, 30, 3), 30 * i, np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
-    section = own_images.of_path(str(tmp_path)) | {"resident": resident}
-    config = own_images.config(section)
-    assert config.data.to_dict() == section
-    assert (config.augment.size, config.augment.resize) == (20, 20)
-
-
-def test_a_file_that_cannot_be_read_is_left_to_the_run(tmp_path):
-    for i in range(6):
-        pixels = np.full((20, 20, 3), 40 * i, np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
-    (tmp_path / "a.png").write_bytes(b"no image")
-    config = own_images.config(own_images.of_path(str(tmp_path)))
-    assert config.augment.size == 20
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "a.png").write_bytes(b"no image")
-    with pytest.raises(files.Unreadable, match=r"a\.png.*on_corrupt"):
-        own_images.config(own_images.of_path(str(tmp_path / "other")))
 
 
 def test_the_config_file_takes_a_folder(tmp_path):

@@ -299,21 +299,6 @@ def test_a_run_that_goes_on_is_not_set_against_one_that_is_over(runs):
     assert found["average accuracy"] == ["70.0", "-", "Δ −20.0 -"]
 
 
-def test_runs_without_tasks_rows_or_the_same_evaluators(runs):
-    leave(runs / "nothing", [], size=3)
-    leave(runs / "silent", ER[0], rows=[])
-    leave(runs / "svm", ER[0], name="svm/x")
-    root = page(*(runs / name for name in ("svm", "nothing", "silent", "er")))
-    text = root.text()
-    assert "svm, nothing" in text and "nothing, silent, er" in text
-    knn = table(root, f"measures of {KNN}")
-    # The first run has no such evaluator, so there is nothing to compare with.
-    assert list(knn) == ["silent", "er"] and len(knn["er"]["anytime"]) == 2
-    (row,) = [r for n, r in table(root, "cost").items() if n == "nothing"]
-    assert row["training (s)"] == ["-"] and row[KNN] == ["-"]
-    page(runs / "nothing")
-
-
 # Curves
 
 
@@ -361,22 +346,6 @@ def test_seeds_whose_tasks_end_elsewhere_are_aligned_by_task(tmp_path):
     np.testing.assert_array_equal(curve.x, [6.0, 8.0, 10.5])
     np.testing.assert_array_equal(curve.mean, [1.5, 3.5, 5.5])
     assert numbers.common_ends([loaded(tmp_path / "a")]) is None
-
-
-def test_training_rows_at_round_steps_of_the_run_meet_all_the_same(tmp_path):
-    for seed, lengths in enumerate(([43, 60], [57, 60])):
-        rows = [
-            {"step": step, "task": int(step > lengths[0]), "loss": float(step + seed)}
-            for step in range(20, sum(lengths) + 1, 20)
-        ]
-        folder = tmp_path / "a" / f"seed_{seed}"
-        leave(folder, ER[seed], lengths=lengths, rows=rows, seed=seed)
-    curve = numbers.curves(loaded(tmp_path / "a"))["training", "loss"]
-    # Task 1: steps 60, 80, 100 of the first seed, 60, 80, 100 of the other.
-    assert curve.task.tolist() == [0, 0, 1, 1, 1] and curve.every == 1
-    np.testing.assert_array_equal(curve.x, [20, 40, 60, 80, 100])
-    np.testing.assert_array_equal(curve.mean, curve.x + 0.5)
-    assert np.isnan(curve.low).all()
 
 
 def test_long_curves_are_means_of_stretches_or_every_nth(tmp_path):

@@ -271,19 +271,6 @@ def test_a_run_stays_split_and_resumes_bitwise(tmp_path, caplog):
         toy.job(tmp_path / "cut", tasks=2, devices=4, **changes)
 
 
-def test_a_run_on_one_device_is_that_of_a_whole_memory(tmp_path):
-    states = []
-    for split in (False, True):
-        replay = {"capacity": 17, "policy": "task_ring", "sharded": split, "size": 5}
-        work = toy.job(tmp_path / str(split), tasks=2, devices=1, **er(replay=replay))
-        states.append(final(work, tmp_path / str(split)))
-    for one, other in zip(*map(toy.leaves, states), strict=True):
-        np.testing.assert_array_equal(one, np.reshape(other, one.shape))
-    memory = states[0].extra.memory
-    assert memory.filled.tolist() == [True] * 5 + [False] * 12  # 3 + 2 of 8 tasks
-    assert memory.items["task"][:5].tolist() == [0] * 3 + [1] * 2
-
-
 # what is refused
 
 

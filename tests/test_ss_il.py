@@ -84,19 +84,6 @@ def test_rows_of_the_present_task_are_not_replayed():
     toy.check_step(method, NET, state, SECOND, images, twin)
 
 
-def test_the_teacher_is_the_network_at_the_begin_of_the_task_and_stays():
-    method = ss_il.make(toy.parts())
-    state, _ = toy.step(method, toy.begin(method, toy.fresh(method), 0), FIRST)
-    assert not state.extra.teacher.exists
-    held = jax.tree.map(np.array, (state.params, state.stats))
-    state = toy.begin(method, state, 1)
-    step = toy.compiled(method)[1]
-    for rows in (SECOND, THIRD):
-        state, _ = step(state, rows)
-    assert bool(state.extra.teacher.exists)
-    jax.tree.map(np.testing.assert_array_equal, state.extra.teacher[:2], held)
-
-
 def test_classes_by_the_task_in_which_they_came_first():
     task_of = jnp.array([0, 0, 1, -1, -1])
     found = teacher.met(task_of, jnp.array([3, 0, 3, 2]), jnp.int32(2))

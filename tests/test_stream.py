@@ -255,35 +255,6 @@ def test_bad_options(options, words):
         scenarios.make(toy(), **options)
 
 
-def test_bad_data():
-    def make(data, **options):
-        scenarios.make(data, **{"scenario": "class", "num_tasks": 2, **options})
-
-    with pytest.raises(ValueError, match="'c3'"):
-        make(
-            small_sets.dataset(
-                small_sets.examples([0, 1, 2, 4]), small_sets.examples([0])
-            )
-        )
-    with pytest.raises(ValueError, match="1 of 6 .*toy"):
-        make(
-            small_sets.dataset(
-                small_sets.examples([0, 1, 2, 3, 4, -1]), small_sets.examples([0])
-            )
-        )
-    with pytest.raises(ValueError, match="task 1 "):
-        make(
-            small_sets.dataset(
-                small_sets.examples([0, 1, 2, 3, 4]), small_sets.examples([0])
-            )
-        )
-    with pytest.raises(ValueError, match="'d1'"):
-        data = small_sets.dataset(
-            small_sets.examples([0]), small_sets.examples([0]), domains=2
-        )
-        make(data, scenario="domain", num_tasks=None)
-
-
 def test_validate():
     good = small_sets.examples([0, 1])
     cases = [

@@ -369,28 +369,6 @@ def test_other_methods_begin_with_the_encoder(name, tmp_path):
     assert all(moved)
 
 
-@pytest.mark.parametrize("size, fits", [(2, False), (10, False), (12, True)])
-def test_images_of_another_size_are_whole_patches(size, fits, tmp_path):
-    """Positions are resized to any grid; what is none is refused by its field."""
-    leave(tmp_path / "enc")
-    config = begun(tmp_path / "enc", **{"method.base": "simclr", "augment.size": size})
-    if fits:
-        state = job.shapes(build.build(config, tmp_path / "run"))[0]
-        assert state.params["encoder"]["positions"].shape == (2, 2, 16)  # as it came
-        return
-    said = rf"{size} x {size} pixels \(config\.augment\.size\).*encoder\.patch=4"
-    with pytest.raises(ValueError, match=said):
-        build.build(config, tmp_path / "run")
-
-
-def test_a_damaged_folder_is_refused(tmp_path):
-    leave(tmp_path / "enc")
-    path = tmp_path / "enc" / folder.TENSORS
-    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(ValueError, match="sha256"):
-        build.build(begun(tmp_path / "enc"), tmp_path / "run")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vit", "resnet"])
 def test_trained_on_exported_judged_and_updated(kind, tmp_path, capsys):

@@ -44,17 +44,9 @@ def check_probe(evaluate, parts, images, task, streams):
     result, plain = evaluate(memory_toy.state_of(task), task), eval_toy.dataset()
     at = visible_twin(parts, task)
     assert len(at) == len(parts.stream.tasks[task].train.rows) + [0, 2, 4][task]
-    k_start, k_epochs = head_lib.probe_keys(3, task, 0)
-    order_of = eval_toy.device_orders(50, 4, len(at), k_epochs)
-    if streams:
-
-        def order_of(epoch):
-            rng = np.random.default_rng([3, task, epoch])
-            return stream.epoch_order(rng, np.arange(len(at)), 4).reshape(-1)
-
     x = eval_toy.embedded(memory_toy.state_of(), images[at])
-    head, labels = head_lib.start(k_start, DIM, CLASSES), plain.train.label[at]
-    w, b, loss = eval_toy.probe_twin(x, labels, head, order_of, 4)
+    labels = plain.train.label[at]
+    w, b, loss = eval_toy.fitted(x, labels, task, 4, streams=streams)
     np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
     scores = eval_toy.embedded(memory_toy.state_of(), plain.test.images) @ w + b
     want = eval_toy.accuracies(parts, scores.argmax(1))
