@@ -51,6 +51,7 @@ def adam_twin(x, y, head, order_of, batch):
         ("features", 16, "adam"),
         ("streamed", 16, "adam"),
     ],
+    ids="features-16 features-64 augmented-16 streamed-16 adam adam-streamed".split(),
 )
 def test_probe_is_the_sgd_of_the_equations(reading, batch_size, optimizer):
     data = eval_toy.dataset(streams=reading == "streamed")

@@ -269,6 +269,27 @@ def test_a_meta_step_is_the_equation(steps, second_order, unroll):
         )
 
 
+@pytest.mark.slow
+def test_a_meta_step_takes_the_statistics_of_its_outer_pass():
+    made = parts(normed=True)
+    method = make(made, inner_steps=1, inner_lr=0.0)
+    state = under_way(method, normed=True)
+    given = batch(8, 4)
+    after = step(method, state, given)[0]
+    # Two views, then the old batch, one after another; momentum is 0.9.
+    mean = np.asarray(state.stats["encoder"]["norm"]["mean"], np.float64)
+    layer = jax.tree.map(np.float64, state.params["encoder"]["linear"])
+
+    def sent(given, view):
+        x = twins.views_of(np.float64(given["image"]))[:, view].reshape(B, -1)
+        return x @ layer["kernel"] + layer["bias"]
+
+    both = [sent(part(given, -2), view) for view in (0, 1)]
+    for rows in (*both, sent(part(given, -1), 0)):
+        mean = 0.9 * mean + 0.1 * rows.mean(axis=0)
+    np.testing.assert_allclose(after.stats["encoder"]["norm"]["mean"], mean, rtol=1e-4)
+
+
 # The steps without meta
 
 
@@ -434,6 +455,28 @@ def test_a_fixed_rate_is_that_of_plain_sgd(meta, inner_lr):
     chex.assert_trees_all_equal(after.opt_state, opt_state)
     chex.assert_trees_all_equal(after.extra, state.extra)
     assert after.step == state.step + 1
+
+
+def test_one_agent_sets_the_rates_without_meta():
+    method = make(heavy(), learnt_rate=True, agent=RATES, meta=False)
+    state, given = under_way(method), batch(14, 2)
+    before = state
+    for done in (0, 1, int(state.extra.old_steps)):  # an old anchor's, a new one's
+        state = state.replace(step=state.task_start + done)
+        after, metrics = step(method, state, given)
+        theta, growth = numbers(state.params), 0.4
+        equation = nce_two if done < 2 else nce_new
+        loss = functools.partial(equation, growth=growth)
+        sides = part(given, 0), part(given, 1)
+        slopes = slope(lambda t, loss=loss, sides=sides: loss(t, *sides), theta)
+        wanted = theta - float(metrics["lr"]) * slopes
+        np.testing.assert_allclose(numbers(after.params), wanted, rtol=1e-4, atol=3e-6)
+        assert RATES["low"] <= metrics["lr"] <= RATES["high"]
+        state = after
+    agents = state.extra.agents
+    assert agents["new"].steps == 3 and agents["new"].memory.seen == 2
+    chex.assert_trees_all_equal(agents["old"], before.extra.agents["old"])
+    chex.assert_trees_all_equal(state.opt_state, before.opt_state)
 
 
 def test_the_first_task_is_nce_one_by_the_optimiser():

@@ -283,6 +283,22 @@ def test_strided_convolution_pads_as_asked(kernel):
     assert np.abs(outputs["torch"] - outputs["same"]).max() > 0.1
 
 
+@pytest.mark.parametrize("padding,pad", [("torch", (3, 3)), ("same", (2, 3))])
+def test_imagenet_stem(padding, pad):
+    """7x7 / 2, batch norm, ReLU, 3x3 / 2 max pool, on a 16x16 image."""
+    x = np.random.default_rng(6).normal(size=(2, 16, 16, 3)).astype("f4")
+    net = resnet.ResNet((), width=4, stem="imagenet", padding=padding)
+    tree = variables(net, x)
+    # No stages: the output is the stem's map, averaged.
+    got, _ = train_apply(net, tree, x)
+    p, s = tree["params"], tree["batch_stats"]
+    y = np_conv(x, p["conv1"]["kernel"], 2, pad)
+    y = np.maximum(np_batch_norm(y, p["bn1"], s["bn1"], train=True)[0], 0)
+    want = {k: np_max_pool(y, w) for k, w in (("torch", (1, 1)), ("same", (0, 1)))}
+    np.testing.assert_allclose(got, want[padding].mean((1, 2)), rtol=1e-4, atol=1e-5)
+    assert np.abs(want["torch"] - want["same"]).max() > 0.1
+
+
 def test_kernels_are_kaiming_normal_over_fan_out():
     net = resnet._conv(64, 3, 1, "SAME", jnp.float32, "kaiming", None)
     kernel = net.init(jax.random.key(0), jnp.zeros((1, 4, 4, 16)))["params"]["kernel"]

@@ -316,21 +316,3 @@ def test_as_many_rows_are_drawn_uniformly():
     np.testing.assert_allclose(counts[8:12], 250, atol=70)
     assert (counts[12:] == 1000).all()
     assert (tsne.as_many(labels, stored, 5) == tsne.as_many(labels, stored, 5)).all()
-
-
-def test_few_points_make_no_picture(tmp_path, drawn):
-    parts = memory_toy.remembered(eval_toy.dataset(streams=True))
-    draw = tsne.make(parts, directory=tmp_path / "none", show="memory", max_points=5)
-    for by_row in (False, True):
-        empty = memory_toy.remembering(filled=-2, by_row=by_row)
-        assert not np.asarray(empty.memory.filled).any()
-        draw(empty, 2)
-    few = stream.Source(parts.stream.dataset.train, np.array([4, 7, 9], np.int32))
-    tasks = [t._replace(train=few) for t in parts.stream.tasks]
-    parts = parts._replace(stream=parts.stream._replace(tasks=tasks))
-    draw = tsne.make(parts, directory=tmp_path / "none", show="memory")
-    draw(memory_toy.remembering(filled=-1), 2)  # four points
-    assert not (tmp_path / "none").exists()
-    draw(memory_toy.remembering(filled=1), 2)  # five
-    assert (tmp_path / "none" / "memory_tsne_task3.png").exists()
-    assert len(drawn[0]) == 1
