@@ -114,22 +114,6 @@ def test_the_stream_is_a_function_of_seed_task_and_epoch():
     assert drawn(one, seed=5).tolist() == want[: len(plan) // 3]
 
 
-def test_all_but_the_order_stays():
-    data = uneven()
-    plain = made(data, name="class", num_tasks=2)
-    changed = made(data, name="class", num_tasks=2, imbalance={"rho_max": 0.75})
-    assert changed.dataset is data and changed.evaluation is plain.evaluation
-    for one, two in zip(plain.tasks, changed.tasks, strict=True):
-        assert two.train.examples is data.train
-        np.testing.assert_array_equal(one.train.rows, two.train.rows)
-        np.testing.assert_array_equal(one.classes, two.classes)
-        np.testing.assert_array_equal(one.test, two.test)
-        assert (one.name, one.index, one.domain) == (two.name, two.index, two.domain)
-        # Classes of the task alone, its rows alone.
-        assert {*data.train.label[drawn(two)].ravel()} == {*two.classes.tolist()}
-        assert {*drawn(two).ravel()} <= {*one.train.rows.tolist()}
-
-
 @pytest.mark.parametrize(
     ("options", "want"),
     [

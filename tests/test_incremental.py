@@ -310,28 +310,6 @@ def test_bfloat16_is_computed_in_float32(name):
     twins.check_bfloat16(loss, twin, draw(shapes, seed=1), rtol=1e-5)
 
 
-def test_numbers_known_by_hand():
-    # All at right angles: f = 1 everywhere.
-    eye = jnp.eye(6)
-    a, p, n, more = eye[:1], eye[1:2], eye[2:4], eye[4:]
-    np.testing.assert_allclose(one(a, p, n), math.log(32), rtol=1e-6)
-    np.testing.assert_allclose(one(a, p, n, num_negatives=2), math.log(3), rtol=1e-6)
-    # New items like the anchor: f = 9 at temperature 1 / log 9.
-    options = {"temperature": 1 / math.log(9), "num_negatives": 3}
-    np.testing.assert_allclose(ratio(a, p, n, a, **options), [7.0], rtol=1e-5)
-    value = two(a, p, n, a, growth=0.25, **options)
-    np.testing.assert_allclose(value, math.log(2.5), rtol=1e-5)
-    mixed = one(a, p, n, more_negatives=a, growth=0.25, **options)
-    np.testing.assert_allclose(mixed, math.log(1 + 3 * 3), rtol=1e-5)
-    pooled = one(a, p, n, more_negatives=a, **options)
-    np.testing.assert_allclose(pooled, math.log(1 + 3 * 11 / 3), rtol=1e-5)
-    # No number of rows makes a set count more.
-    again = two(a, p, jnp.tile(n, (5, 1)), a, growth=0.25, **options)
-    np.testing.assert_allclose(again, value, rtol=1e-6)
-    both = one(a, p, more, more_negatives=n, growth=0.1)
-    np.testing.assert_allclose(both, one(a, p, n), rtol=1e-6)
-
-
 def test_nce_one_with_as_many_negatives_as_k_is_info_nce():
     arrays = jnp.float32(draw([(5, 4)] * 3, seed=2))
     np.testing.assert_allclose(

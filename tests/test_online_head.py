@@ -239,15 +239,6 @@ def test_labelled_rows_are_of_all_classes_in_an_order_of_their_own(incremental):
     assert not np.array_equal(indices(first), indices(seeded))
 
 
-def test_a_task_of_more_epochs_than_the_set_wraps(tmp_path):
-    """66 steps of a part of the set, in rounds of 29 of the whole."""
-    work = toy.job(tmp_path, tasks=1, epochs=11, **HEAD)
-    rows = indices(host(work))
-    assert len(rows) == 66
-    assert len(np.unique(rows[:29])) == len(np.unique(rows[29:58])) == 29 * BATCH
-    assert not np.array_equal(rows[:29], rows[29:58])
-
-
 def test_processes_share_a_labelled_batch(incremental, monkeypatch):
     source = incremental.stream.tasks[0].train
     whole = indices(list(job._host_batches(incremental, source, 0, 0)))

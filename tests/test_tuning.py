@@ -16,7 +16,6 @@ from jaxcl import optim
 from jaxcl.config import build, sections
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder
-from jaxcl.front import shown
 from jaxcl.methods.two_view import strategies
 from jaxcl.nets import convnext, resnet, tuning, vit
 from jaxcl.run import finish, folder, job, transfer
@@ -258,26 +257,6 @@ def test_a_run_begins_with_the_encoder_and_every_copy_of_it(tmp_path):
     assert written["encoder"].items() < every.items()
     assert (every["registers"], every["mlp"]) == (0, "gelu")
     build.build(config, tmp_path / "run")  # the same config: it resumes
-
-
-def test_the_encoder_that_begins_is_shown_and_where_it_is_from(tmp_path, capsys):
-    leave(tmp_path / "enc")
-    own = {"name": "vit", "drop_path": 0.1, "size": "base"}
-    raw = begun(tmp_path / "enc", encoder=own, **{"augment.mean": (0.9,)}).to_dict()
-    found = {x.path: x for x in shown.sections_of(raw, {"encoder.drop_path"})}
-    encoder = {x.name: (x.value, x.origin) for x in found["config.encoder"].options}
-    assert encoder["width"] == (SMALL["width"], "start")
-    assert encoder["name"] == ("vit", "config")
-    assert encoder["drop_path"] == (0.1, "command")
-    assert encoder["size"] == ("small", "default")  # that of the config is not read
-    augment = {x.name: (x.value, x.origin) for x in found["config.augment"].options}
-    assert augment["mean"] == ([0.3], "start") and augment["size"][1] == "config"
-    # What a checkpoint's encoder is, too, once the command names it.
-    words = ["--config=transfer", f"--config.checkpoint={tmp_path / 'enc'}"]
-    assert shown.main([*words, "--config.evaluators.linear.lr=0.1"]) == 0
-    assert f"width = {SMALL['width']}  [checkpoint]" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"config\.checkpoint='nothing'"):
-        [*shown.sections_of(raw | {"checkpoint": "nothing"}, set())]
 
 
 def pixels(count=48):
