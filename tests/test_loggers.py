@@ -1,5 +1,7 @@
 """Where rows go beside metrics.jsonl: the hook, and Weights & Biases."""
 
+import json
+import struct
 import sys
 import types
 
@@ -192,3 +194,57 @@ def test_a_board_that_does_not_begin(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match="'wandb'"):
         loggers.makers("wandb")  # before data are read
+
+
+def records(data):
+    """Records of a file of wandb: 7 bytes, then blocks of 32 KiB as LevelDB has them.
+
+    A piece is a checksum u32, length u16, kind u8 and bytes; of kinds 1 and 4 it ends
+    a record. Less than 7 bytes at the end of a block are filling.
+    """
+    place, whole = 7, b""
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield whole
+            whole = b""
+
+
+def offline_rows(file):
+    """History of a run that wandb left on a disk."""
+    from wandb.proto import wandb_internal_pb2
+
+    for data in records(file.read_bytes()):
+        one = wandb_internal_pb2.Record.FromString(data)
+        if one.WhichOneof("record_type") == "history":
+            yield {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                for item in one.history.item
+            }
+
+
+def test_the_real_board_offline(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    (make,) = loggers.makers("wandb")
+    first = open_recorder(tmp_path, (make,))
+    log(first, 1, 2)
+    offset = first.offset()
+    first.close()
+    second = open_recorder(tmp_path, (make,), offset=offset)
+    log(second, 3, 3)
+    second.close()
+    wandb.teardown()  # its process writes the last rows while it ends
+    files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    name = storage.read_object(tmp_path / "wandb.json")["id"]
+    assert {file.name for file in files} == {f"run-{name}.wandb"}
+    rows = [row for file in files for row in offline_rows(file)]
+    shown = [(row["_step"], row["step"], row["train/loss"]) for row in rows]
+    assert sorted(shown) == [(0, 1, 1.0), (1, 2, 0.5), (2, 3, 1 / 3)]
