@@ -270,13 +270,6 @@ def test_none_is_refused_where_it_means_nothing():
             {"augment.size": 12, "augment.crop": False},
             "config.augment.size=12",
         ),
-        *(
-            (
-                {"evaluators": {"probe": {"name": "linear", option: None}}},
-                f"config.evaluators.probe.{option}=None",
-            )
-            for option in ("blur", "grayscale", "flip")
-        ),
     ],
 )
 def test_nonsense_is_refused(tmp_path, changes, said):
