@@ -216,20 +216,6 @@ def test_step_decay_and_constant():
     np.testing.assert_allclose(at_steps(optim.constant(0.3), 5), [0.3] * 5, rtol=1e-6)
 
 
-def test_schedules_are_float32_scalars_and_compile_once():
-    for schedule in (
-        optim.constant(0.1),
-        optim.cosine(0.1, epochs=5),
-        optim.warmup_cosine(0.1, epochs=12),
-        optim.step_decay(0.1, epochs=5, milestones=()),
-    ):
-        jitted = jax.jit(schedule)
-        for progress in (0.0, 0.5, 0.999):
-            rate = jitted(jnp.float32(progress))
-            assert rate.dtype == jnp.float32 and rate.shape == ()
-        assert jitted._cache_size() == 1
-
-
 def test_the_last_epoch_lasts_to_the_end_of_progress():
     schedule = optim.cosine(1.0, epochs=10)
     last = schedule(jnp.float32(0.95))
