@@ -8,7 +8,8 @@ import pytest
 
 from jaxcl import estimate
 from jaxcl.methods import online
-from jaxcl.nets import mlp, norm, resnet
+from jaxcl.methods.two_view import bases
+from jaxcl.nets import heads, mlp, norm, resnet
 
 EPS = 1e-5
 
@@ -432,6 +433,20 @@ def test_mlp_starts_as_pytorch_linear():
             assert 0.97 < np.abs(scaled).max() <= 1.0
             assert abs(scaled.std() * np.sqrt(3) - 1) < 0.12
     assert net.apply(tree, x).dtype == jnp.float32
+
+
+def shapes_of(net):
+    """Layers of a head on 512 features, in order."""
+    made = jax.eval_shape(
+        lambda key: net.init(key, jnp.zeros((2, 512))), jax.random.key(0)
+    )
+    tree, layers = made["params"], []
+    for i in range(1, len(net.features) + 1):
+        layers.append(tree[f"linear{i}"]["kernel"].shape)
+        assert tree[f"linear{i}"]["bias"].shape == layers[-1][1:]
+        if f"bn{i}" in made.get("batch_stats", {}):
+            layers += ["bn" if f"bn{i}" in tree else "bare bn"]
+    return layers
 
 
 @pytest.mark.parametrize(
