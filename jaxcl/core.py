@@ -111,8 +111,8 @@ class Method(NamedTuple):
     # (state, normalised images) -> f32[B, Z], what the loss compares, in eval mode
     project: Callable | None = None
     drawn: tuple[str, ...] = ()  # metrics of its steps that have a picture each
-    # Options of its `make` that are others where a task is trained alone, for FT_i
-    alone: dict = {}
+    # (option, value) of its `make` where a task is trained alone, for FT_i
+    alone: tuple[tuple[str, Any], ...] = ()
     drops_branches: bool = False  # gives its encoder a key, for encoder.drop_path
     takes_local: bool = False  # reads `Parts.local`, config.augment.local
     takes_graphs: bool = False  # reads batch["graph"], too

@@ -98,31 +98,6 @@ def test_an_empty_memory_has_no_alignment():
     assert set(alignment.make(parts_of())(empty, 0).scalars) == {"seconds"}
 
 
-def test_what_cannot_be_aligned_is_refused():
-    with pytest.raises(ValueError, match="alignment"):
-        alignment.make(parts_of()._replace(memory=None))
-    with pytest.raises(ValueError, match=r"alignment\.batch_size=0"):
-        alignment.make(parts_of(), batch_size=0)
-    parts, data = parts_of(), eval_toy.dataset()
-    nothing = parts._replace(stream=parts.stream._replace(evaluation=None))
-    with pytest.raises(ValueError, match="alignment.*evaluation"):
-        alignment.make(nothing)
-    unknown = data.test._replace(label=np.full_like(data.test.label, -1))
-    blind = parts._replace(stream=parts.stream._replace(evaluation=unknown))
-    with pytest.raises(ValueError, match="alignment.*label"):
-        alignment.make(blind)
-
-
-@pytest.mark.parametrize("held", [("index", "label"), ("feature", "image", "label")])
-def test_a_memory_without_images_or_tasks_is_refused(held):
-    state = state_of()
-    label = state.memory.items["label"]
-    rows = state.memory._replace(items=dict.fromkeys(held, label))
-    said = f"needs a memory of images with the task.* holds {', '.join(held)}; take"
-    with pytest.raises(ValueError, match=said):
-        alignment.make(parts_of())(state._replace(memory=rows), 0)
-
-
 def test_a_run_aligns_the_memory_of_its_method(tmp_path):
     """Two tasks of ER, judged before and after each."""
     changes = {"evaluators": {"alignment": {}}, "evaluate_untrained": True}

@@ -11,7 +11,7 @@ import pytest
 
 from helpers import tiny, twins
 from jaxcl import core
-from jaxcl.memory import buffer, shapley
+from jaxcl.memory import shapley
 from jaxcl.methods import aser, er, online
 from jaxcl.methods.online import shapley as shapley_lib
 
@@ -99,13 +99,6 @@ def test_masked_candidates_change_nothing_whatever_they_hold():
         assert not np.any(np.asarray(found)[:, ~mask])
     none = VALUES(features, labels, rows, row_labels, neighbours=3, mask=mask & False)
     assert not np.any(np.asarray(none))
-
-
-def test_near_rows_far_from_the_origin_keep_their_order():
-    features = np.float32([[1000.02], [1000.01], [1000.03]])
-    found = VALUES(features, np.array([0, 1, 0]), np.float32([[1000.0]]), np.array([1]))
-    expected = brute(np.float64(features), [0, 1, 0], 1000.0, 1, 3)
-    np.testing.assert_allclose(found[0], expected, atol=1e-6)
 
 
 def score_twin(adversarial, cooperative, variant):
@@ -312,25 +305,6 @@ def test_what_is_stored_when_the_memory_is_full(minority, monkeypatch):
         assert memory.seen == 14 and memory.filled.all()
 
 
-def test_rare_classes_are_below_a_random_share():
-    """A class with share 1/8 of 1/4: rare for half of the keys; with 1/4 for none."""
-    made = tiny.make_parts(capacity=8)
-    judge = shapley_lib.Judge(made, None, "mean", 1, 1, True)
-    labels = jnp.array([0, 0, 0, 0, 0, 1, 2, 2])
-    share = jax.jit(lambda key, label: judge.rare(key, buffer_of(labels), label))
-    found = np.array(
-        [share(jax.random.key(i), jnp.arange(4)).tolist() for i in range(200)]
-    ).mean(0)
-    assert found[0] == 0 and found[2] == 0 and found[3] > 0.98
-    assert abs(found[1] - 0.5) < 4 * 0.5 / 200**0.5
-
-
-def buffer_of(labels):
-    return buffer.Buffer(
-        {"label": labels}, jnp.ones(len(labels), bool), jnp.int32(len(labels))
-    )
-
-
 def test_the_memory_fills_up_and_the_rest_of_a_batch_competes(monkeypatch):
     monkeypatch.setattr(shapley, "balanced", first_slots)
     made = tiny.make_parts(capacity=6, size=2)
@@ -404,17 +378,3 @@ def test_keep_policy_stores_as_er_does():
     one, other = (state.extra.memory for state in states)
     assert one.filled.all()
     jax.tree.map(np.testing.assert_array_equal, one, other)
-
-
-def test_options_are_checked():
-    made = tiny.make_parts(capacity=12)
-    with pytest.raises(ValueError, match=r"config\.method\.per_class=3.*12"):
-        aser.make(made, per_class=3)
-    aser.make(made, per_class=3, keep="policy")
-    made = tiny.make_parts(capacity=12, policy="fifo")
-    with pytest.raises(ValueError, match=r"config\.replay\.policy='fifo'"):
-        aser.make(made, per_class=2)
-    aser.make(made, per_class=2, keep="policy")
-    made = tiny.make_parts(capacity=12, sharded=True)
-    with pytest.raises(ValueError, match=r"config\.replay\.sharded=True"):
-        aser.make(made, per_class=2, keep="policy")

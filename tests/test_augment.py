@@ -1,6 +1,5 @@
 """Each operation against Pillow or a float64 twin, the pipelines by statistics."""
 
-import inspect
 import itertools
 import math
 
@@ -9,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib import colors
-from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
 
-from helpers import jaxprs
 from jaxcl.augment import crops
 from jaxcl.augment import images as augment_images
 
@@ -249,16 +247,6 @@ def test_blur_is_a_convolution_with_replicated_edges(sigma, radius):
     np.testing.assert_allclose(ours, blur(image, sigma, radius), atol=2e-6)
 
 
-def test_blur_is_near_pillows():
-    image = pixels(32, 32, 3)
-    theirs = Image.fromarray(image).filter(ImageFilter.GaussianBlur(2.0))
-    difference = 255 * augment_images.gaussian_blur(unit(image), 2.0) - np.asarray(
-        theirs
-    )
-    # Pillow replicates the edge again in each of its three box passes.
-    assert np.abs(difference[8:-8, 8:-8]).max() < 3.0
-
-
 def test_gray_solarize_flip_normalize():
     image = pixels(9, 8, 3)
     gray = np.asarray(Image.fromarray(image).convert("L"))
@@ -356,32 +344,6 @@ def test_whole_pipeline_has_the_statistics_of_a_numpy_twin():
             assert test.statistic < 1.95 * math.sqrt(2 / n)
 
 
-# BYOL (Grill et al., NeurIPS 2020), Table 6, but for blur and solarisation, which
-# differ by view there and are off here. PNR and CaSSLe have the same colours.
-RECIPE = dict(
-    jitter=(0.4, 0.4, 0.2, 0.1),
-    jitter_probability=0.8,
-    grayscale=0.2,
-    flip=0.5,
-    scale=(0.08, 1.0),
-    ratio=(3 / 4, 4 / 3),
-    interpolation="bicubic",
-    blur=0.0,
-    solarize=0.0,
-    sigma=(0.1, 2.0),
-    views=2,
-    crop=True,
-    pad=0,
-)
-
-
-def test_default_views_are_those_of_the_published_recipe():
-    given = inspect.signature(augment_images.make).parameters
-    found = {name: given[name].default for name in given}
-    assert {name: found[name] for name in RECIPE} == RECIPE
-    assert set(found) == {*RECIPE, "size", "mean", "std", "dtype"}
-
-
 def test_results_depend_on_position_only():
     images = jnp.asarray(pixels(4, 10, 10, 3))
     images = images.at[1].set(images[0])
@@ -452,32 +414,6 @@ def test_padded_views_are_shifts_that_no_other_example_changes():
     assert half(key, images).dtype == jnp.bfloat16
 
 
-def test_operations_of_probability_zero_are_not_in_the_program():
-    images = jnp.asarray(pixels(2, 8, 8, 3))
-
-    def count(name, images=images, **changes):
-        make = augment_images.make(size=8, **{**OFF, **changes})
-        program = jax.make_jaxpr(make)(jax.random.key(0), images).jaxpr
-        there = [x.primitive.name for x in jaxprs.equations(program)]
-        return there.count(name)
-
-    cut = jnp.stack([images, images], axis=1)
-    assert count("dot_general") == 4  # the crops of two views
-    assert count("dot_general", crop=False) == count("dot_general", images=cut) == 0
-    assert count("dot_general", images=cut, blur=(0.0, 0.1)) == 2
-    assert count("dot_general", images=cut, blur=0.1) == 4
-    assert count("scan") == count("scan", jitter_probability=1, jitter=4 * (0,)) == 0
-    assert count("scan", jitter_probability=0.5) == 2
-    more = {
-        name: count("select_n", **{name: p}) - count("select_n")
-        for name, p in (("solarize", (0.0, 0.5)), ("grayscale", 0.5), ("flip", 0.5))
-    }
-    # One to solarise and one to choose; a plane each; one to choose.
-    assert more == {"solarize": 2, "grayscale": 6, "flip": 2}
-    assert count("rev", flip=0.5) == 2 and count("rev") == 0
-    assert count("pad", crop=False, pad=1) == 2 and count("pad", crop=False) == 0
-
-
 def test_crops_that_are_already_cut_pass_as_they_are():
     images = pixels(3, 2, 5, 5, 3)
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.4, 0.3)
@@ -528,11 +464,7 @@ def test_evaluation_is_resize_then_centre():
     "changes, message",
     [
         (dict(scale=(0.5, 0.2)), r"scale=.*"),
-        (dict(ratio=(2.0, 1.0)), r"ratio=.*"),
-        (dict(jitter=(0.4, 0.4, 0.4)), r"jitter=.*"),
         (dict(blur=(0.1, 0.1, 0.1)), "blur=.*"),
-        (dict(std=(0.1, 0.1)), "std=.*"),
-        (dict(pad=4), "pad=4"),
         (dict(pad=8, crop=False), "pad=8"),
     ],
 )
@@ -545,11 +477,8 @@ def test_make_rejects(changes, message):
     "shape, dtype, changes, message",
     [
         ((2, 8, 8, 3), np.float32, {}, "images='float32.*"),
-        ((8, 8, 3), np.uint8, {}, "images=.*"),
-        ((2, 8, 8, 4), np.uint8, {}, "C 1 or 3"),
         ((2, 3, 8, 8, 3), np.uint8, {}, r"\[B,2,H,W,C\]"),
         ((2, 2, 9, 8, 3), np.uint8, {}, "augment.size=8"),
-        ((2, 9, 9, 3), np.uint8, dict(crop=False), "size=8"),
         (
             (2, 9, 9, 1),
             np.uint8,
@@ -562,15 +491,3 @@ def test_augment_rejects(shape, dtype, changes, message):
     make = augment_images.make(**{"size": 8, **PLAIN, **changes})
     with pytest.raises(ValueError, match=message):
         make(jax.random.key(0), np.zeros(shape, dtype))
-
-
-def test_evaluation_rejects():
-    with pytest.raises(ValueError, match="resize=7"):
-        augment_images.make_eval(size=8, resize=7, **PLAIN)
-    prepare = augment_images.make_eval(size=8, **PLAIN)
-    for shape, words in (
-        ((2, 9, 8, 3), "config.augment.size=8"),
-        ((2, 2, 8, 8, 3), "images=.*"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            prepare(np.zeros(shape, np.uint8))

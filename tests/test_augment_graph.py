@@ -201,14 +201,6 @@ def test_sets_grow_with_the_probabilities_of_single_draws(name, growth, keep):
     assert chi_square(outcomes(out, size), want) > 1e-3
 
 
-def test_the_limit_of_draws_is_felt():
-    """That the probabilities above would show if it were not there, or one off."""
-    pairs, size = TREES["branched"]
-    want = released_growth(pairs, size, 0.7, True)
-    short = sum(p for nodes, p in want.items() if len(nodes) < 6)
-    assert 0.3 < short < 0.9
-
-
 def test_drawn_features_are_normal():
     batch = copies(COMPLETE, 20, 200, np.zeros((20, 16)))
     out = run(batch, kinds=("mask",))
@@ -268,24 +260,6 @@ def test_filling_and_other_graphs_change_nothing(choice, growth):
             assert not (out.edge_mask & ~batch.edge_mask).any()
             new = (out.features != batch.features).any(axis=1)
             assert not (new & ~batch.node_mask).any()
-
-
-def test_what_a_graph_gets_is_not_changed_by_those_before_it():
-    made = graph_sets.random_set(
-        30, np.random.default_rng(1), least=5, most=30, density=0.2
-    )
-    rows = np.arange(30)[::-1][:20].copy()
-    budget = dict(nodes=500, edges=3000, graphs=20)
-    found, options = [], dict(choice="graph", growth="growing")
-    for first in (rows[0], 0):
-        rows[0] = first
-        batch = graphs.pad(made, rows, **budget)
-        out = run(batch, 5, **options)
-        mine = batch.node_mask & (batch.node_graph > 0)
-        found.append((mine.argmax(), out.node_mask[mine], out.features[mine]))
-    assert found[0][0] != found[1][0]
-    np.testing.assert_array_equal(found[0][1], found[1][1])
-    np.testing.assert_allclose(found[0][2], found[1][2], rtol=1e-5, atol=1e-6)
 
 
 def test_masked_nodes_do_not_count():
@@ -351,12 +325,3 @@ def test_a_batch_without_graphs_passes():
         )
         assert out.node_mask.any() == (len(rows) > 1)
         assert not (out.node_mask & ~batch.node_mask).any()
-
-
-def test_wrong_options_are_refused():
-    for wrong, message in (
-        ({"kinds": ()}, "kinds="),
-        ({"kinds": ("mask", "mask")}, "kinds="),
-    ):
-        with pytest.raises(ValueError, match=message):
-            augment_graphs.make(**wrong)

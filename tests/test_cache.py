@@ -2,8 +2,6 @@
 
 import errno
 import fcntl
-import importlib.util
-import json
 import os
 import pathlib
 import pickle
@@ -189,18 +187,6 @@ def test_one_cache_for_every_kind_of_pixels(images, tmp_path):
     assert {len(name) for name in seen} == {20}
 
 
-def test_decoder_and_size_are_part_of_the_key(tmp_path):
-    kinds = (Made(), Made(n=11), Made(decoder="cv2"), Made(channels=1))
-    for n, read in enumerate(kinds):
-        made = cache.cached(read, str(tmp_path))
-        check(read, made)
-        assert len(folders(tmp_path)) == n + 1
-    meta = json.loads((pathlib.Path(made.folder) / "meta.json").read_text())
-    assert meta["images"] == 12 and meta["channels"] == 1 and meta["left_out"] == 2
-    total = sum(Made(channels=1)(row).nbytes for row in range(12) if row % 5 != 3)
-    assert meta["bytes"] == total == os.path.getsize(f"{made.folder}/pixels.bin")
-
-
 # --- Images that cannot be decoded
 
 
@@ -253,15 +239,6 @@ def test_what_failed_once_is_tried_again(tmp_path, capsys):
     assert want(4).shape == (4, 5, 3)
 
 
-def test_a_cache_of_nothing_that_can_be_decoded(tmp_path):
-    def hook(row):
-        raise files_lib.Unreadable(f"made/{row}.jpg cannot be read")
-
-    made = cache.cached(Made(hook=hook), str(tmp_path))
-    with pytest.raises(files_lib.Unreadable, match="made/7.jpg"):
-        made(7)
-
-
 # --- Whole or not there
 
 
@@ -302,12 +279,6 @@ def test_a_killed_build_leaves_nothing_that_looks_whole(tmp_path):
         child.stdout.close()
     check(Made(), made)
     assert folders(tmp_path) == [os.path.basename(made.folder)]
-
-
-def test_it_can_be_imported_where_there_are_no_locks(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
-    spec = importlib.util.spec_from_file_location("fresh", cache.__file__)
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 @pytest.mark.parametrize("locks", [True, False, None])
@@ -438,26 +409,3 @@ def test_workers_get_a_path_not_pixels(images, tmp_path):
     assert out.stdout == f"{image.shape} {image.sum()}\n"
     with pytest.raises(ValueError, match="read-only"):
         data.train.load(0)[0] = 0
-
-
-def test_a_problem_of_another_kind_ends_the_build(tmp_path):
-    def hook(row):
-        if DECODED.count(row) == 2 and row == 6:
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        cache.cached(Made(hook=hook), str(tmp_path))
-    assert folders(tmp_path) == []
-
-
-def test_options_are_looked_at_before_anything_is_decoded(images, tmp_path):
-    options = {"cache": str(tmp_path / "cache")}
-    for wrong, words in (
-        ({"cache_size": 31, "size": 32}, "cache_size = 31"),
-        ({"cache_size": 64, "cache": None}, "cache_size = 64"),
-        ({"on_corrupt": "drop"}, "on_corrupt"),
-        ({"validation": 1.0}, "validation=1.0"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            load(images, **options | wrong)
-    assert not (tmp_path / "cache").exists()

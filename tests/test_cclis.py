@@ -118,21 +118,6 @@ def test_a_later_step_is_the_equation(options, of_nce, of_prd, weight):
     check(method, state, twin, options.get("prototype_rate", 0.01))
 
 
-def test_the_terms_that_the_options_choose_differ():
-    """What the cases above tell apart, they do: by more than they tolerate."""
-    state = in_task()
-    z, _ = NET(state.params, state.stats, IMAGES, train=True)
-    teacher = memory(state)
-    z, c = (np.asarray(x, np.float64) for x in (z, state.params["prototypes"]))
-    values = [nce(z, c, scope=scope) for scope in ("old", "all_negatives", "none")]
-    values += [nce(z, c, old=(0, 2, 3)), nce(z, c, tau=0.4)]
-    assert np.diff(np.sort(values)).min() > 1e-3
-    trained = toy.told(NET, state, IMAGES, train=True), teacher[1]
-    values = [prd(z, c, *teacher, classes=range(n)) for n in (3, 4, 6, 7)]
-    values += [prd(z, c, *trained), prd(z, c, *teacher, past=0.2, now=0.1)]
-    assert np.diff(np.sort(values)).min() > 1e-3
-
-
 @pytest.mark.parametrize("distill_over", ["old", "seen"])
 def test_the_first_task_is_plain(distill_over):
     """No distillation, whatever the teacher holds; all rows weigh 1."""

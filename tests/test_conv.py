@@ -135,19 +135,6 @@ def test_bfloat16_gradients_are_added_in_float32():
     assert error < 2**-8 * np.abs(exact[1]).max()
 
 
-def test_kernels_of_several_networks_under_vmap():
-    (x, kernel), theirs, ours = functions(CASES[0])
-    kernels = jnp.stack([kernel, -kernel / 2])
-
-    def each(function):
-        def loss(kernel):
-            return jnp.sum(jnp.sin(function(x, kernel)))
-
-        return jax.jit(jax.vmap(jax.grad(loss)))(kernels)
-
-    np.testing.assert_allclose(each(ours), each(theirs), rtol=1e-3, atol=5e-3)
-
-
 def convolutions(function, *arguments):
     """Shapes of the inputs of each convolution of a program."""
     program = jax.make_jaxpr(function)(*arguments).jaxpr
@@ -173,49 +160,6 @@ def test_only_large_maps_are_cut_in_pieces_and_only_on_a_cpu(monkeypatch):
     assert count(CASES[0]) == 2
     (x, kernel), _, ours = functions(CASES[0])  # jax remembers what it traced
     assert convolutions(ours, x, kernel) == [(10, 34, 34, 3)]
-
-
-def test_pieces():
-    def sizes(count, most=8):
-        found = conv.pieces(count, most)
-        rows = np.concatenate([np.arange(count)[piece] for piece in found])
-        np.testing.assert_array_equal(rows, np.arange(count))
-        return [piece.stop - piece.start for piece in found]
-
-    assert sizes(10) == [8, 2]
-    assert sizes(20) == [8, 8, 4]
-    assert sizes(7) == [4, 2, 1]
-    assert sizes(64) == [8] * 8
-    assert sizes(64, most=4) == [4] * 16
-    assert sizes(12, most=1) == [1] * 12
-    assert sizes(100, most=21) == [16] * 6 + [4]
-    assert sizes(270, most=40) == [40] * 6 + [24, 4, 2]
-    for count in range(1, 300):
-        for most in (1, 3, 8, 13, 400):
-            found = sizes(count, most)
-            assert max(found) <= most
-            assert set(found) <= {1, 2, 4, *range(8, 400, 8)}
-
-
-@pytest.mark.parametrize(
-    "case, sizes",
-    [
-        ((64, 32, 4, 8, 3, 1, "SAME"), [32, 32]),  # 8,192 numbers of each row
-        ((16, 32, 64, 8, 3, 1, "SAME"), [4] * 4),  # 65,536, of the input
-        ((64, 64, 4, 64, 3, 1, "SAME"), [2] * 32),  # 262,144, but no more pieces
-        # 14 rows fit, of 36 places each, and 28 have 1,024.
-        ((130, 12, 128, 256, 3, 2, ((1, 1), (1, 1))), [24] * 5 + [8, 2]),
-    ],
-)
-def test_pieces_are_as_large_as_the_cache_or_the_compiler_allows(case, sizes):
-    (x, kernel), _, ours = functions(case)
-    given = jax.eval_shape(ours, x, kernel)
-
-    def slope(x, kernel):
-        return jax.vjp(lambda k: ours(x, k), kernel)[1](jnp.zeros(given.shape))
-
-    _, *parts, _ = convolutions(slope, x, kernel)  # forward, and for x
-    assert [shape[0] for shape in parts] == sizes
 
 
 def test_the_networks_convolve_by_it():

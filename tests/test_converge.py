@@ -9,8 +9,8 @@ import pytest
 
 from helpers import toy
 from jaxcl.config import build
-from jaxcl.data import graph_batches, graphs, scenarios, splits, stream, toys
-from jaxcl.run import checkpoint, job, metrics_log, train
+from jaxcl.data import graph_batches, graphs, scenarios, stream, toys
+from jaxcl.run import checkpoint, metrics_log, train
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
 
@@ -59,19 +59,6 @@ def test_epochs_go_on_from_what_was_saved():
     again.add({"loss": np.float32(4.5), "passes": np.float32(3)})
     again.end(30.0)
     assert epochs(2, [3.5], again.read()).read() == whole.read()
-
-
-def config(**changes):
-    return toy.config(
-        **{
-            "epochs": 6,
-            "eval_epochs": 2,
-            "patience": 2,
-            "evaluators": EVALUATORS,
-            "method.name": "finetune",
-            **changes,
-        }
-    )
 
 
 @pytest.fixture(scope="module")
@@ -235,43 +222,6 @@ def test_growth_cuts_by_the_seed(tmp_path):
         scenarios.make(data, scenario="growth", num_tasks=3, evaluation="none")
 
 
-def test_earlier_rows_of_every_scenario():
-    data = toys.rings_and_trees(count=30)
-    tasks = scenarios.make(data, scenario="data", num_tasks=3, evaluation="none").tasks
-    before = [task.train.rows.tolist() for task in tasks]
-    assert [task.earlier.tolist() for task in tasks] == [
-        [],
-        before[0],
-        before[0] + before[1],
-    ]
-
-
-def test_some_classes_and_some_rows_of_each():
-    data = toys.rings_and_trees(count=40)
-    cut = splits.of_classes(data, ("trees",), None, 0)
-    assert cut.class_names == ("trees",) and cut.train.label.tolist() == [0] * 20
-    for mine, theirs in ((0, 1), (7, 15)):
-        shape = {"nodes": 64, "edges": 128, "graphs": 1}
-        pairs = zip(
-            graphs.pad(cut.train.graphs, [mine], **shape),
-            graphs.pad(data.train.graphs, [theirs], **shape),
-            strict=True,
-        )
-        assert all(np.array_equal(a, b) for a, b in pairs)
-    swapped = splits.of_classes(data, (1, 0), 4, 0)
-    assert np.bincount(swapped.train.label).tolist() == [4, 4]
-    assert swapped.class_names == ("trees", "rings")
-    again = splits.of_classes(data, (1, 0), 4, 0)
-    assert np.array_equal(swapped.train.graphs.features, again.train.graphs.features)
-    for given, said in (
-        (((3,), None), "classes: 3"),
-        (((), None), "must name at least one class"),
-        ((None, 21), "per_class = 21: must be from 1 to the 20 train rows"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            splits.of_classes(data, *given, 0)
-
-
 def test_graph_batches_are_the_rows_of_the_plan():
     data = toys.rings_and_trees(count=37)
     source = stream.Source(data.train, np.arange(37), stream.filled_order)
@@ -320,38 +270,3 @@ def test_parts_of_a_batch_lie_side_by_side():
     )
     pairs = zip(alone, (leaf[1] for leaf in first["graph"]), strict=True)
     assert all(np.array_equal(a, b) for a, b in pairs)
-
-
-def test_parts_of_images_lie_side_by_side(tmp_path):
-    work = toy_job(tmp_path, **{"method": {"name": "icl", "meta": False}})
-    task = work.stream.tasks[1]
-    source = work.method.source(job.initial_state(work), task)
-    plan = job.schedule(work, source, 1)
-    count, batches, _ = next(job.feed(work, source, 1, 0))
-    found = np.asarray(batches["index"])[0]
-    assert count == 1 and found.shape == (2, 140)
-    assert found.T.ravel().tolist() == plan[0].tolist()
-
-
-def test_only_a_method_of_graphs_takes_graphs(tmp_path):
-    changes = {
-        "data": {"name": "rings_and_trees"},
-        "augment": {"name": "graphs"},
-        "encoder": {"name": "gcn"},
-        "scenario": {"name": "growth", "evaluation": "none"},
-        "batch_size": 16,
-    }
-    with pytest.raises(ValueError, match="config.method.name='two_view': .* 'icl'"):
-        build.build(toy.config(**changes), tmp_path / "a")
-    changes["method"] = {"name": "icl"}
-    for name, other in (
-        ("augment", toy.config().augment.to_dict()),
-        ("encoder", {"name": "conv_net"}),
-        ("data", {"name": "digits"}),
-    ):
-        with pytest.raises(ValueError, match=f"^config.{name}.name=[^,]*: must be of"):
-            build.build(toy.config(**{**changes, name: other}), tmp_path / name)
-    with pytest.raises(ValueError, match="config.steps_per_call=4: .* None or 1"):
-        build.build(toy.config(steps_per_call=4, **changes), tmp_path / "b")
-    with pytest.raises(ValueError, match="config.precision: .* 'float32'"):
-        build.build(toy.config(precision="bfloat16", **changes), tmp_path / "c")

@@ -1,9 +1,6 @@
 """The agent that sets a learning rate, against twins in numpy and on quadratics."""
 
-import dataclasses
 import functools
-import re
-import textwrap
 
 import chex
 import jax
@@ -211,21 +208,6 @@ def test_rates_span_the_range_evenly_on_their_scale(scale, middle, place):
     np.testing.assert_allclose(shares, (np.arange(500) + 0.5) / 500, atol=0.08)
 
 
-def test_an_actor_that_has_learnt_nothing_takes_steps():
-    """The default range and scale: rates with which plain SGD trains."""
-    options = ddpg.Options(warmup=0, noise_scale=0.0)
-    assert (options.low, options.high, options.scale) == (1e-6, 0.1, "linear")
-
-    def first(seed, loss):
-        agent = ddpg.init(jax.random.key(seed), options)
-        agent = ddpg.observe(agent, jax.random.key(1), loss, options)
-        return ddpg.act(agent, jax.random.key(2), options)[0]
-
-    each = jax.jit(jax.vmap(first))(jnp.arange(20), jnp.linspace(-1, 5, 20))
-    assert 0.03 < each.min() and each.max() < 0.07
-    assert abs(each.mean() - 0.05) < 0.005
-
-
 def small(**options):
     return ddpg.Options(**(dict(state="window", warmup=4) | SMALL | options))
 
@@ -370,20 +352,6 @@ def test_a_run_goes_on_bitwise_and_compiles_once():
     )
 
 
-def test_the_key_decides():
-    options, _ = program()
-    agent = ddpg.init(jax.random.key(0), options)
-    rates, one = told(agent, LOSSES[:9])
-    same, two = told(agent, LOSSES[:9])
-    other, three = told(agent, LOSSES[:9], seed=2)
-    assert rates == same and not set(rates) & set(other)
-    jax.tree.map(np.testing.assert_array_equal, one, two)
-    # The update draws other transitions.
-    assert np.any(one.critic["linear1"]["kernel"] != three.critic["linear1"]["kernel"])
-    born = [ddpg.init(jax.random.key(seed), options).actor for seed in (0, 1)]
-    assert np.any(born[0]["recurrent1"] != born[1]["recurrent1"])
-
-
 def test_two_agents_run_side_by_side():
     options, step = program()
     agents = [ddpg.init(jax.random.key(seed), options) for seed in (0, 1)]
@@ -427,100 +395,3 @@ def test_the_memory_is_written_in_place():
         agent, jax.random.key(1), jnp.float32(0)
     )
     assert lowered.compile().memory_analysis().temp_size_in_bytes < size / 2
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"low": 0.2},
-        {"capacity": 31},
-    ],
-)
-def test_options_that_cannot_be_are_refused(options):
-    (name,) = options
-    with pytest.raises(ValueError, match=rf"^config\.method\.agent\.{name}="):
-        ddpg.Options(**options)
-
-
-def test_the_words_of_the_module_are_true():
-    numbers = re.search(r"Options\(\s*state=.*?\)", ddpg.__doc__, re.S)[0]
-    assert eval(f"ddpg.{numbers}").capacity == 6_000_000
-    example = re.search(r"  options = .*?\(value, lr\)\n", ddpg.__doc__, re.S)[0]
-    names = {"jax": jax, "ddpg": ddpg, "key": jax.random.key(0)}
-    names["loss"] = lambda params: jnp.sum(params["w"] ** 2)
-    exec(textwrap.dedent(example), names)
-    carry = {"w": jnp.ones(3)}, names["agent"]
-    keys = jax.random.split(jax.random.key(1), 3)
-    (params, agent), (values, lr) = jax.lax.scan(names["step"], carry, keys)
-    assert agent.memory.seen == 2 and values.shape == lr.shape == (3,)
-    assert values[2] < values[0] and 1e-6 < lr.min() < lr.max() < 1
-    assert dataclasses.is_dataclass(names["options"])
-
-
-# A quadratic whose parameters are set back every ten steps, and beyond a loss of 10.
-CURVATURE = np.array([20.0, 30.0, 40.0, 60.0])
-HORIZON, BEYOND = 10, 10.0
-
-
-def quadratic(theta):
-    return 0.5 * jnp.mean(CURVATURE * theta**2)
-
-
-def descent(key, steps, pick, agent, options=None):
-    """Losses after each step and rates, f32[steps]; `pick`: key -> rate, or None."""
-
-    def fresh(key):
-        return jax.random.normal(key, (4,)) / jnp.sqrt(CURVATURE)
-
-    def step(carry, i):
-        theta, agent = carry
-        k_observe, k_act, k_fresh = jax.random.split(jax.random.fold_in(key, i), 3)
-        if pick is None:
-            agent = ddpg.observe(agent, k_observe, quadratic(theta), options)
-        again = (i % HORIZON == 0) | (quadratic(theta) > BEYOND)
-        theta = jnp.where(again, fresh(k_fresh), theta)
-        if pick is None:
-            # Set back: the state is the new loss, and no action is to blame for it.
-            losses = agent.losses.at[-1].set(quadratic(theta))
-            agent = agent._replace(losses=losses, pending=agent.pending & ~again)
-            lr, agent = ddpg.act(agent, k_act, options)
-        else:
-            lr = pick(k_act)
-        theta = theta - lr * CURVATURE * theta
-        return (theta, agent), (jnp.minimum(quadratic(theta), BEYOND), lr)
-
-    start = fresh(jax.random.fold_in(key, steps)), agent
-    return jax.lax.scan(step, start, jnp.arange(steps))[1]
-
-
-def learnt(options, steps, seeds=3):
-    """Of each seed: mean loss and geometric mean of the rate in the last quarter."""
-
-    def run(key):
-        agent = ddpg.init(jax.random.fold_in(key, steps + 1), options)
-        return descent(key, steps, None, agent, options)
-
-    keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
-    losses, lr = jax.jit(jax.vmap(run))(keys)
-    late = slice(-steps // 4, None)
-    return np.mean(losses[:, late], 1), np.exp(np.mean(np.log(lr[:, late]), 1))
-
-
-def test_it_learns_a_learning_rate():
-    # Above 2 / 60 steps diverge; the middle of the range, on the log scale, is 0.1.
-    options = ddpg.Options(low=1e-4, high=100.0, scale="log", noise_decay=3000)
-    losses, rates = learnt(options, 4000)
-
-    def mean_loss(pick):
-        return descent(jax.random.key(3), 2000, pick, None)[0].mean()
-
-    def uniform(key):
-        return ddpg.rate(jax.random.uniform(key), options)
-
-    constant = jnp.exp(jnp.linspace(jnp.log(1e-4), jnp.log(1.0), 31))
-    found = jax.jit(jax.vmap(lambda lr: mean_loss(lambda key: lr)))(constant)
-    best = constant[found.argmin()]
-    assert 0.015 < best < 0.035
-    random = float(mean_loss(uniform))
-    assert losses.max() < 0.1 * random and np.median(losses) < 0.02 * random
-    assert best / 4 < rates.min() and rates.max() < 2 * best

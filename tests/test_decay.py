@@ -158,15 +158,3 @@ def test_a_network_that_is_not_finite_has_no_numbers():
     assert found.warnings == (features_lib.NOT_FINITE,)
     assert np.isnan(np.stack(list(found.rows.values()))).all()
     assert np.isnan(found.scalars["overlap"])
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("max_rows", 1), ("count", 1), ("features", "logits")]
-)
-def test_wrong_options_are_refused(option, value):
-    with pytest.raises(ValueError, match=rf"evaluators\.decay\.{option}="):
-        decay.make(eval_toy.parts_of(), **{option: value})
-    parts = eval_toy.parts_of()
-    bare = parts._replace(stream=parts.stream._replace(evaluation=None))
-    with pytest.raises(ValueError, match="decay.*evaluation"):
-        decay.make(bare)

@@ -151,8 +151,3 @@ def test_it_asks_for_no_task():
         for task in (0, 3)
     ]
     chex.assert_trees_all_equal(*found)
-
-
-def test_wrong_options_are_refused():
-    with pytest.raises(ValueError, match=r"config\.replay\.capacity=1"):
-        der.make(toy.parts(capacity=1), beta=0.5, draws="disjoint")

@@ -1,8 +1,6 @@
 """How far embeddings moved, against float64 loops, and in cases known by hand."""
 
-import jax
 import numpy as np
-import pytest
 
 from helpers import twins
 from jaxcl.update import drift
@@ -10,10 +8,6 @@ from jaxcl.update import drift
 RNG = np.random.default_rng(0)
 OLD = RNG.normal(size=(60, 6))
 NEW = OLD + 0.4 * RNG.normal(size=OLD.shape)
-
-
-def turn(seed=1, size=6):
-    return np.linalg.qr(np.random.default_rng(seed).normal(size=(size, size)))[0]
 
 
 def nearest(query, index, k, own=None):
@@ -61,30 +55,9 @@ def test_measures_are_those_of_loops():
     assert found["overlap"] != found["index_overlap"]
 
 
-def test_nothing_moved():
-    found = drift.measures(OLD, 3 * OLD, k=4)  # lengths do not count
-    found.pop("rotation")
-    assert all(value == pytest.approx(1, abs=1e-5) for value in found.values())
-
-
-def test_a_turned_space_needs_turned_queries():
-    found = drift.measures(OLD, OLD @ turn(), k=4)
-    np.testing.assert_allclose(found["rotation"], turn().T, atol=1e-4)
-    for name in ("cka", "aligned_cosine", "overlap", "aligned_index_overlap"):
-        assert found[name] == pytest.approx(1, abs=1e-4), name
-    assert found["cosine"] < 0.6 and found["index_overlap"] < 0.5
-
-
 def test_the_rotation_is_judged_on_rows_that_it_was_not_fitted_to():
     # As many features as rows to fit: these would fit perfectly, whatever they are.
     old, new = RNG.normal(size=(2, 40, 20))
     found = drift.measures(old, new, k=4)
     fitted = drift.cosine(old[::2], twins.unit(new[::2]) @ found["rotation"])
     assert fitted > 0.5 > abs(found["aligned_cosine"]) + 0.2
-
-
-def test_measures_compile():
-    found = jax.jit(lambda a, b: drift.measures(a, b, k=4))(OLD, NEW)
-    again = drift.measures(OLD, NEW, k=4)
-    for name, value in found.items():
-        np.testing.assert_allclose(value, again[name], atol=1e-4)

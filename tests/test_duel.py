@@ -16,14 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import duel_twin, toy, twins
+from helpers import duel_twin, twins
 from jaxcl import core, estimate, optim, sharding
 from jaxcl.augment import images as augment_images
-from jaxcl.losses import contrastive
-from jaxcl.memory import buffer, duel, policies, queue
+from jaxcl.memory import buffer, duel, policies
 from jaxcl.methods import duel as method_lib
 from jaxcl.methods.duel import active_memory
-from jaxcl.nets import chain, mlp, norm
+from jaxcl.nets import norm
 
 K, B, D, SIDE, LR = 8, 6, 3, 4, 0.1
 STORED = np.array([True, True, False, True, True, False, True, False])
@@ -370,9 +369,6 @@ def test_an_empty_memory_has_no_negatives():
         assert metrics["joined"] == 1
 
 
-NETS = chain.Chain({"encoder": Flat(), "projector": mlp.MLP((D,))})
-
-
 def test_a_step_may_leave_the_memory_as_it_is():
     """Where the keys lie far from all that is stored, they are alike to themselves."""
     state = under_way(filled=np.ones(K, bool))
@@ -386,53 +382,6 @@ def test_a_step_may_leave_the_memory_as_it_is():
         assert (metrics["joined"] == 0) == safe
     chex.assert_trees_all_equal(new.extra.memory.items, items)
     assert int(new.extra.memory.seen) == K + B and metrics["loss"] > 0
-
-
-def test_with_a_ring_it_is_moco_with_a_queue():
-    method = make(policy="fifo", negatives="memory")
-    state = under_way(filled=np.zeros(K, bool))
-    bank, pointer = jnp.zeros((1, K, D)), jnp.int32(0)
-
-    @jax.jit
-    def embedded(state, images):
-        views = views_of(images.astype(jnp.float32))
-        slow = state.extra.momentum, state.extra.momentum_stats
-        z = NETS(state.params, state.stats, views[:, 0], train=True)[0]
-        return z, NETS(*slow, views[:, 1], train=True)[0]
-
-    for i in range(4):
-        incoming = batch(10 + i)
-        z, keys = embedded(state, incoming["image"])
-        state, metrics = step(method, state, incoming)
-        if i:
-            want = contrastive.info_nce(
-                z, keys, bank[0, : min(i * B, K)], temperature=0.3
-            )
-            np.testing.assert_allclose(metrics["loss"], want, rtol=1e-5)
-        keys = core.l2_normalize(keys)
-        bank, pointer = queue.enqueue(bank, pointer, keys[None])
-        memory = method.memory(state)
-        there = np.asarray(memory.filled)
-        np.testing.assert_array_equal(there, np.arange(K) < (i + 1) * B)
-        stored = memory.items["feature"][there]
-        np.testing.assert_allclose(stored, bank[0][there], rtol=1e-5, atol=1e-6)
-
-
-def test_without_a_memory_it_is_simclr():
-    method = make(base="simclr", negatives="batch")
-    state = under_way("simclr", negatives="batch")
-    views = views_of(jnp.float32(INCOMING["image"])).reshape(2 * B, SIDE, SIDE, 1)
-
-    @jax.value_and_grad
-    def loss(params):
-        z = NETS(params, state.stats, views, train=True, groups=2)[0]
-        return contrastive.nt_xent(z[::2], z[1::2], temperature=0.3)
-
-    value, slopes = jax.jit(loss)(state.params)
-    new, metrics = step(method, state)
-    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
-    want = jax.tree.map(lambda p, g: p - LR * g, state.params, slopes)
-    chex.assert_trees_all_close(new.params, want, rtol=1e-4, atol=1e-6)
 
 
 def test_no_two_uses_share_a_key(monkeypatch):
@@ -578,15 +527,6 @@ def test_rows_that_are_not_finite_never_enter(policy, wrong):
     assert joined > 0
 
 
-def test_features_that_are_not_finite_renew_no_row():
-    memory = held(circle(0, 20, 40, 60))
-    features = jnp.float32(circle(100, 120)).at[1].set(jnp.nan)
-    there = jnp.ones(2, bool)
-    new = active_memory.refreshed(memory, jnp.array([2, 0]), features, there)
-    want = memory.items["feature"].at[2].set(features[0])
-    np.testing.assert_array_equal(new.items["feature"], want)
-
-
 def test_features_are_renewed_where_rows_were_drawn():
     memory = held(circle(0, 20, 40, 60))
     features = jnp.float32(circle(100, 120, 140))
@@ -596,30 +536,6 @@ def test_features_are_renewed_where_rows_were_drawn():
     np.testing.assert_array_equal(new.items["feature"], want)
     new = active_memory.refreshed(memory, jnp.array([2, 1, 0]), features, exists)
     np.testing.assert_array_equal(new.items["feature"], want)
-
-
-def test_the_policys_options_reach_it(monkeypatch):
-    calls = []
-
-    def select(memory, incoming, **options):
-        calls.append(options)
-        return jnp.arange(len(memory) + len(incoming)) < len(memory)
-
-    monkeypatch.setattr(duel, "select", select)
-    given = settings(score="exponential", newcomer_competes=True)
-    memory = held(circle(*range(K)))
-    new, joined = updated(given, memory, circle(3, 4))
-    (options,) = calls
-    np.testing.assert_array_equal(options.pop("filled"), memory.filled)
-    np.testing.assert_array_equal(options.pop("incoming_mask"), [True, True])
-    assert options == {
-        "score": "exponential",
-        "temperature": 0.3,
-        "newcomer_competes": True,
-        "split": False,
-    }
-    assert joined == 0
-    chex.assert_trees_all_equal(new.items, memory.items)
 
 
 def test_of_crops_already_cut_one_is_kept_and_used_as_it_is():
@@ -709,12 +625,6 @@ def test_no_turn_of_the_filter_sends_anything(gathers):
     assert all(message.counted for message in found) == gathers
 
 
-def test_a_memory_that_devices_cannot_share_is_refused(tmp_path):
-    method = {"name": "duel", "memory_size": 60, "sharded": True}
-    with pytest.raises(ValueError, match=r"rows=60.* 8 "):
-        toy.job(tmp_path, method=method, devices=8)
-
-
 def test_what_carries_over_between_tasks():
     """All but the optimiser's state."""
     tx = optim.sgd(momentum=0.9)
@@ -725,49 +635,3 @@ def test_what_carries_over_between_tasks():
     assert any(np.any(x) for x in jax.tree.leaves(state.opt_state))
     assert not any(np.any(x) for x in jax.tree.leaves(after.opt_state))
     chex.assert_trees_all_equal(after.replace(opt_state=state.opt_state), state)
-
-
-def test_evaluators_read_the_network_in_evaluation_mode():
-    method, state = make(), under_way()
-    images = views_of(jnp.float32(INCOMING["image"]))[:, 0]
-    layer, bn = state.params["encoder"]["linear"], state.params["encoder"]["norm"]
-    kept, last = state.stats["encoder"]["norm"], state.params["projector"]["linear1"]
-    x = images.reshape(B, -1) @ layer["kernel"] + layer["bias"]
-    want = (x - kept["mean"]) / np.sqrt(kept["var"] + 1e-5) * bn["scale"] + bn["bias"]
-    np.testing.assert_allclose(method.embed(state, images), want, rtol=1e-3, atol=1e-5)
-    want = want @ last["kernel"] + last["bias"]
-    found = method.project(state, images)
-    np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-5)
-
-
-def test_projectors_have_as_many_layers_as_asked():
-    for layers, widths in ((0, [3]), (1, [7, 3]), (3, [7, 7, 7, 3])):
-        method = make(hidden_layers=layers, hidden_dim=7)
-        state = jax.eval_shape(method.init, jax.random.key(0), INCOMING)
-        for params in (state.params, state.extra.momentum):
-            kernels = [x["kernel"].shape for x in params["projector"].values()]
-            assert kernels == list(zip([5, *widths[:-1]], widths, strict=True))
-
-
-def test_rows_that_are_drawn_are_no_more_than_are_kept():
-    with pytest.raises(ValueError, match=r"config\.method\.drawn=9"):
-        make(base="simclr", drawn=9)
-    with pytest.raises(ValueError, match=r"config\.method\.drawn=0"):
-        make(refresh=True, drawn=0)
-    make(drawn=9)  # which MoCo does not read
-    make(base="simclr", negatives="batch", drawn=9)
-
-
-@pytest.mark.parametrize("negatives", ["mixed", "batch"])
-def test_m_hml_is_against_the_memory_alone(negatives):
-    with pytest.raises(ValueError, match=f"negatives='{negatives}'"):
-        make(negatives=negatives, hml_weight=1.0)
-
-
-def test_other_than_two_views_are_refused():
-    made = parts(lambda key, images: views_of(images)[:, :1])
-    for base in ("moco", "simclr"):
-        method = method_lib.make(made, **OPTIONS, base=base)
-        state = jax.eval_shape(method.init, jax.random.key(0), INCOMING)
-        with pytest.raises(ValueError, match=r"config\.augment\.views=1"):
-            jax.eval_shape(method.step, state, INCOMING)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers import duel_twin, twins
-from jaxcl import metrics, sharding
+from jaxcl import sharding
 from jaxcl.memory import buffer, duel, policies
 
 
@@ -277,15 +277,6 @@ def test_a_row_opposite_to_all_stored_ones_is_distinct_beyond_bounds():
     assert not np.isnan(found).any() and np.min(found) > 10
 
 
-def test_distinctiveness_is_exponential_unless_said_otherwise():
-    rng = np.random.default_rng(6)
-    queries, memory = units(rng, 3, 4), units(rng, 5, 4)
-    want = _distinct(queries, memory, lambda s: np.exp((s - 1) / 0.5))
-    np.testing.assert_allclose(
-        duel.distinctiveness(np.float32(queries), np.float32(memory)), want, rtol=1e-5
-    )
-
-
 @pytest.mark.parametrize("score", duel_twin.SCORES)
 def test_an_update_is_safe_where_the_memory_stays_as_distinct(score):
     """To the incoming rows, whatever rows are kept; those that come may be all."""
@@ -316,30 +307,6 @@ def test_slots_pair_kept_rows_with_free_slots_in_order():
         turn = iter(free)
         want = [next(turn) if c else 4 for c in comes]
         np.testing.assert_array_equal(duel.slots(jnp.array(kept), 4), want)
-
-
-def test_entropy_of_the_memory_rises_on_an_imbalanced_stream():
-    """70 % of the rows are of one class of 5; in turn they fill 70 % of a FIFO."""
-    rng = np.random.default_rng(7)
-    centres = np.linalg.qr(rng.normal(size=(16, 5)))[0].T
-
-    def draw(count):
-        labels = np.where(rng.random(count) < 0.7, 0, rng.integers(1, 5, count))
-        rows = centres[labels] + 0.15 * rng.normal(size=(count, 16))
-        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-        return np.float32(rows), labels.astype(np.int32)
-
-    choose = jax.jit(duel.select)
-    rows, labels = draw(64)
-    entropies = [float(metrics.class_entropy(labels, 5))]
-    for _ in range(8):
-        more, theirs = draw(32)
-        keep = np.asarray(choose(rows, more))
-        rows = np.concatenate([rows, more])[keep]
-        labels = np.concatenate([labels, theirs])[keep]
-        entropies.append(float(metrics.class_entropy(labels, 5)))
-    assert np.all(np.diff(entropies) > -0.02)  # no fall but by a chance row
-    assert entropies[0] < 1.2 and entropies[-1] > 0.98 * np.log(5)
 
 
 def test_memory_over_devices_is_chosen_alike_and_stays_there():

@@ -3,7 +3,6 @@
 import functools
 import logging
 import math
-import types
 
 import jax
 import jax.numpy as jnp
@@ -43,30 +42,33 @@ def adam_twin(x, y, head, order_of, batch):
 
 
 @pytest.mark.parametrize(
-    "reading, batch_size",
-    [("features", 16), ("features", 64), ("augmented", 16), ("streamed", 16)],
-)  # 64: fewer rows than a batch
-def test_probe_is_the_sgd_of_the_equations(reading, batch_size):
+    "reading, batch_size, optimizer",
+    [
+        ("features", 16, "sgd"),
+        ("features", 64, "sgd"),  # fewer rows than a batch
+        ("augmented", 16, "sgd"),
+        ("streamed", 16, "sgd"),
+        ("features", 16, "adam"),
+        ("streamed", 16, "adam"),
+    ],
+    ids="features-16 features-64 augmented-16 streamed-16 adam adam-streamed".split(),
+)
+def test_probe_is_the_sgd_of_the_equations(reading, batch_size, optimizer):
     data = eval_toy.dataset(streams=reading == "streamed")
     parts, state = eval_toy.parts_of(data=data), eval_toy.state_of(0)
     options = eval_toy.OPTIONS | {"batch_size": batch_size}
     # Crops that are the whole image, always flipped: nothing is left to chance.
     options |= dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
+    twin = eval_toy.probe_twin
+    if optimizer == "adam":  # which has no momentum to be told
+        twin, options = adam_twin, options | dict(optimizer="adam", momentum=0.123)
     result = eval_toy.probe(parts, **options)(state, 1)
     data = eval_toy.dataset()
     images = data.train.images
     images = images if reading == "features" else images[:, :, ::-1]
-    k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
-    order_of = eval_toy.device_orders(50, batch_size, 50, k_epochs)
-    if reading == "streamed":
-
-        def order_of(epoch):
-            rng = np.random.default_rng([3, 1, epoch])
-            return stream.epoch_order(rng, np.arange(50), 16).reshape(-1)
-
-    head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
     x, y = eval_toy.embedded(state, images), data.train.label
-    w, b, loss = eval_toy.probe_twin(x, y, head, order_of, batch_size)
+    how = {"streams": reading == "streamed", "twin": twin}
+    w, b, loss = eval_toy.fitted(x, y, 1, batch_size, **how)
     scores = eval_toy.embedded(state, data.test.images) @ w + b
     np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
     want = eval_toy.accuracies(parts, scores.argmax(1))
@@ -100,62 +102,12 @@ def test_epochs_of_a_probe_are_shuffled_anew():
     assert len({tuple(order) for order in orders.tolist()}) == 120
 
 
-@pytest.mark.parametrize("reading", ["features", "streamed"])
-def test_probe_is_the_adam_of_the_equations(reading):
-    data, state = eval_toy.dataset(streams=reading == "streamed"), eval_toy.state_of(0)
-    options = dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
-    # Adam has no momentum to be told.
-    options |= eval_toy.OPTIONS | dict(optimizer="adam", momentum=0.123)
-    parts = eval_toy.parts_of(data=data)
-    result = eval_toy.probe(parts, **options)(state, 1)
-    data = eval_toy.dataset()
-    images = data.train.images
-    images = images if reading == "features" else images[:, :, ::-1]
-    k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
-    order_of = eval_toy.device_orders(50, 16, 50, k_epochs)
-    if reading == "streamed":
-
-        def order_of(epoch):
-            rng = np.random.default_rng([3, 1, epoch])
-            return stream.epoch_order(rng, np.arange(50), 16).reshape(-1)
-
-    head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
-    x, y = eval_toy.embedded(state, images), data.train.label
-    w, b, loss = adam_twin(x, y, head, order_of, 16)
-    np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
-    scores = eval_toy.embedded(state, data.test.images) @ w + b
-    want = eval_toy.accuracies(parts, scores.argmax(1))
-    np.testing.assert_allclose(result.rows["class_incremental"], want)
-    assert abs(eval_toy.probe_twin(x, y, head, order_of, 16)[2] - loss) > 0.01
-
-
-def test_probe_learns_what_is_separable_and_nothing_else():
-    rng = np.random.default_rng(5)
-    clear = eval_toy.dataset(noise=5)
-    for augment, flip in ((False, 0.5), (True, 0.0)):
-        options = dict(epochs=20, batch_size=10, milestones=(15,), augment=augment)
-        options |= dict(flip=flip, scale=(0.9, 1.0))
-        result = eval_toy.probe(eval_toy.parts_of("joint", clear), **options)(
-            eval_toy.state_of(0), 0
-        )
-        assert result.scalars["accuracy"] > 0.95
-        train = clear.train._replace(label=rng.permutation(clear.train.label))
-        mixed = clear._replace(train=train)
-        result = eval_toy.probe(eval_toy.parts_of("joint", mixed), **options)(
-            eval_toy.state_of(0), 0
-        )
-        assert result.scalars["accuracy"] < 0.6
-        assert set(result.rows) == {"class_incremental"}
-
-
 def chosen_twin(x, y, cut, rates):
     """The rate whose head is best on the cut; heads fitted by the SGD of the twin."""
-    k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
     rest, scores = np.flatnonzero(~cut), {}
     for rate in rates:
-        orders = eval_toy.device_orders(len(x), 16, len(rest), k_epochs)
-        head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
-        w, b, _ = eval_toy.probe_twin(x[rest], y[rest], head, orders, 16, rate)
+        twin = functools.partial(eval_toy.probe_twin, lr=rate)
+        w, b, _ = eval_toy.fitted(x[rest], y[rest], 1, 16, twin=twin)
         scores[rate] = ((x[cut] @ w + b).argmax(1) == y[cut]).mean()
     return max(rates, key=lambda rate: scores[rate]), scores
 
@@ -261,19 +213,6 @@ def test_features_that_are_not_finite_give_no_result_and_a_warning(tmp_path):
     assert drawn.warnings and not [*tmp_path.iterdir()]
 
 
-def test_every_result_is_looked_at_for_what_is_no_number(caplog):
-    def judge(state, task):
-        return core.Result({"row": np.array([np.nan])}, {"a": np.inf, "b": 0.5})
-
-    rows = []
-    recorder = types.SimpleNamespace(log=lambda *_, **values: rows.append(values))
-    state = types.SimpleNamespace(step=np.int32(3))
-    found = evaluation.run({"x": judge}, state, 0, recorder)
-    (words,) = found.warnings
-    assert words == "config.evaluators.x: a is inf: it was not measured"
-    assert words in caplog.text and "step 3" in caplog.text
-
-
 def test_a_train_loss_above_that_of_guessing_is_warned_of():
     parts, state = eval_toy.parts_of("class"), eval_toy.state_of(0)
     options = eval_toy.OPTIONS | {"augment": False}
@@ -307,10 +246,7 @@ def test_domain_probe_trains_on_its_domain_alone():
     for t, task in enumerate(parts.stream.tasks):
         at = task.train.rows
         x, y = eval_toy.embedded(state, train.images[at]), train.label[at]
-        k_start, k_epochs = head_lib.probe_keys(3, 1, t + 1)
-        order_of = eval_toy.device_orders(50, 16, len(at), k_epochs)
-        head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
-        w, b, _ = eval_toy.probe_twin(x, y, head, order_of, 16)
+        w, b, _ = eval_toy.fitted(x, y, 1, 16, domain=t + 1)
         guess = (eval_toy.embedded(state, test.images) @ w + b).argmax(1)
         want.append((guess == test.label)[task.test].mean())
     np.testing.assert_allclose(rows["domain_aware"], want)
@@ -367,43 +303,12 @@ def test_semi_supervised_probe_trains_on_its_share_alone(reading, train_on):
         at = [row for row in at if plain.train.label[row] in met]
     images = plain.train.images
     images = images if reading == "features" else images[:, :, ::-1]
-    k_start, k_epochs = head_lib.probe_keys(3, 1, 0)
-    order_of = eval_toy.device_orders(50, 4, len(at), k_epochs)
-    if reading == "streamed":
-
-        def order_of(epoch):
-            rng = np.random.default_rng([3, 1, epoch])
-            return stream.epoch_order(rng, np.arange(len(at)), 4).reshape(-1)
-
-    x = eval_toy.embedded(eval_toy.state_of(0), images[at])
-    head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
-    w, b, loss = eval_toy.probe_twin(x, plain.train.label[at], head, order_of, 4)
+    x, y = eval_toy.embedded(eval_toy.state_of(0), images[at]), plain.train.label[at]
+    w, b, loss = eval_toy.fitted(x, y, 1, 4, streams=reading == "streamed")
     np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
     scores = eval_toy.embedded(eval_toy.state_of(0), plain.test.images) @ w + b
     want = eval_toy.accuracies(parts, scores.argmax(1))
     np.testing.assert_allclose(result.rows["class_incremental"], want)
-
-
-def test_domain_probes_have_their_share_each():
-    plain, parts, state = (
-        eval_toy.dataset(),
-        eval_toy.parts_of("domain"),
-        eval_toy.state_of(0),
-    )
-    options = eval_toy.OPTIONS | dict(batch_size=4, fraction=0.3, fraction_seed=7)
-    rows = eval_toy.probe(parts, augment=False, **options)(state, 2).rows
-    share = eval_toy.share_twin(plain.train.label, plain.train.domain, 0.3, 7)
-    for t, task in enumerate(parts.stream.tasks):
-        at = [row for row in share if plain.train.domain[row] == task.domain]
-        assert set(plain.train.label[at]) == set(task.classes)
-        k_start, k_epochs = head_lib.probe_keys(3, 2, t + 1)
-        order_of = eval_toy.device_orders(50, 4, len(at), k_epochs)
-        x, y = eval_toy.embedded(state, plain.train.images[at]), plain.train.label[at]
-        head = head_lib.start(k_start, eval_toy.DIM, eval_toy.CLASSES)
-        w, b, _ = eval_toy.probe_twin(x, y, head, order_of, 4)
-        guess = (eval_toy.embedded(state, plain.test.images) @ w + b).argmax(1)
-        right = (guess == plain.test.label)[task.test].mean()
-        assert rows["domain_aware"][t] == pytest.approx(right)
 
 
 def knn_twin(x, y, bank, labels, mask, k, temperature, distance):
@@ -476,12 +381,6 @@ def test_votes_weigh_by_distance():
         [1 / (13**0.5 + 1e-5), 1 / (10**0.5 + 1e-5) + 1 / (1 + 1e-5), 0],
     ]
     np.testing.assert_allclose(found, want, rtol=1e-4)
-
-
-def test_data_incremental_columns_agree():
-    result = knn.make(eval_toy.parts_of("data"), k=3)(eval_toy.state_of(0), 2)
-    assert set(result.rows) == {"class_incremental"}
-    assert result.rows["class_incremental"].tolist() == [result.scalars["accuracy"]] * 3
 
 
 def evaluators(parts):
@@ -560,29 +459,6 @@ def test_devices_do_not_matter():
             np.testing.assert_allclose(loss, other.scalars["train_loss"], rtol=1e-4)
 
 
-def test_streaming_agrees_with_memory():
-    state, parts = (
-        eval_toy.state_of(0),
-        [eval_toy.parts_of(), eval_toy.parts_of(data=eval_toy.dataset(streams=True))],
-    )
-    one, two = (
-        np.asarray(features.make(p, p.stream.evaluation, batch_size=8)(state))
-        for p in parts
-    )  # 31 rows: the last batch is padded
-    assert one.shape == (31, eval_toy.DIM)
-    np.testing.assert_allclose(
-        one, eval_toy.embedded(state, eval_toy.dataset().test.images), atol=1e-5
-    )
-    np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
-    one, two = (
-        eval_toy.probe(p, augment=False, **eval_toy.OPTIONS)(state, 1) for p in parts
-    )
-    one.scalars.pop("seconds"), two.scalars.pop("seconds")
-    for row in one.rows:
-        np.testing.assert_allclose(one.rows[row], two.rows[row])
-    assert one.scalars == pytest.approx(two.scalars, rel=1e-5)
-
-
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("streams", [False, True])
 def test_rows_beyond_the_first_are_left_out(streams, devices, caplog):
@@ -604,33 +480,6 @@ def test_rows_beyond_the_first_are_left_out(streams, devices, caplog):
         assert found.shape == whole.shape
         if first or not streams:
             assert not found[there:].any()
-
-
-def test_verdicts_are_those_of_brute_force():
-    """In the order of the rows asked for; a row of no task may be any class."""
-    parts = eval_toy.parts_of(devices=2)
-    tasks = parts.stream.tasks
-    parts = parts._replace(stream=parts.stream._replace(tasks=tasks[:2]))
-    groups, examples = features.split(parts), parts.stream.evaluation
-    assert set(groups.test_task) == {-1, 0, 1}
-    scores = np.random.default_rng(0).normal(size=(31, eval_toy.CLASSES)).astype("f4")
-    scores[np.arange(31), examples.label] += 0.5
-    rows = np.random.default_rng(1).permutation(31)[:29]
-    for chosen in (None, rows):
-        judge = features.verdicts(parts, groups, examples, rows=chosen)
-        order = np.arange(31) if chosen is None else chosen
-        right = judge(jnp.asarray(scores[order]))
-        assert set(right) == {"class_incremental", "task_aware"}
-        for row, found in zip(order, zip(*right.values(), strict=True), strict=True):
-            best = scores[row].argmax()
-            told, task = best, groups.test_task[row]
-            if task >= 0:
-                own = tasks[task].classes
-                told = own[scores[row][own].argmax()]
-            assert found == (best == examples.label[row], told == examples.label[row])
-    parts = eval_toy.parts_of("domain")
-    judge = features.verdicts(parts, features.split(parts), parts.stream.evaluation)
-    assert set(judge(jnp.asarray(scores))) == {"class_incremental"}
 
 
 def test_predictions_of_rows_of_no_task_count_only_if_asked():
@@ -788,14 +637,6 @@ def test_what_all_evaluators_say_is_one_result(tmp_path):
 NOTHING = core.Result({}, {})
 
 
-def test_an_evaluator_may_be_skipped(tmp_path):
-    entries = {"knn": {"skip": True}, "linear": {"skip": False, "augment": False}}
-    made = evaluation.make(entries, eval_toy.parts_of(), tmp_path)
-    assert list(made.judges) == ["linear"] and made.pictures == {}
-    with pytest.raises(ValueError, match=r"knn\.skip=1"):
-        evaluation.make({"knn": {"skip": 1}}, eval_toy.parts_of(), tmp_path)
-
-
 def test_warnings_of_evaluators_name_their_entries(monkeypatch):
     said, doubtful = [], core.Result({}, {}, ("too high", "too low"))
 
@@ -842,19 +683,6 @@ def test_picture(tmp_path):
     assert (tmp_path / "two" / "tsne_task1.png").exists()
 
 
-def test_points_are_chosen_in_proportion():
-    labels = np.repeat(np.arange(4), [40, 20, 10, 30])
-    chosen = tsne.choose(labels, 20, seed=1)
-    assert np.bincount(labels[chosen]).tolist() == [8, 4, 2, 6]
-    assert len(set(chosen)) == 20
-    assert set(chosen) != set(tsne.choose(labels, 20, seed=2))
-    assert tsne.choose(labels, 1000, seed=1).tolist() == list(range(100))
-    same = np.ones((8, 3), np.float32)
-    one, two = (tsne.project(same, perplexity=30.0, seed=0) for _ in range(2))
-    assert one.shape == (8, 2) and np.isfinite(one).all()
-    np.testing.assert_array_equal(one, two)
-
-
 SCHEDULE = {"milestones": (60, 80), "factor": 0.1}
 ADAM = {"optimizer": "adam", "weight_decay": 1e-6, "augment": False}
 BALANCED = {"train_on": "visible", "balanced": True, "factor": 0.2}
@@ -886,23 +714,6 @@ def test_presets_are_the_protocols_of_the_papers(options, want, monkeypatch):
     monkeypatch.setattr(linear, "evaluator", lambda parts, settings: settings)
     found = linear.make(eval_toy.parts_of(), **options)._asdict()
     assert {name: found[name] for name in want} == want
-
-
-@pytest.mark.parametrize(
-    "make, option, value, allowed",
-    [
-        (linear.make, "scale", (0.5, 0.2), "low <= high"),
-        (linear.make, "preset", "duell", "duel"),
-        (knn.make, "k", 51, "50"),
-        (functools.partial(tsne.make, directory="x"), "max_points", 2, ""),
-    ],
-)
-def test_errors_name_the_option(make, option, value, allowed):
-    with pytest.raises(ValueError) as error:
-        make(eval_toy.parts_of(), **{option: value})
-    message = str(error.value)
-    assert message.startswith("config.evaluators.") and f".{option}=" in message
-    assert repr(value) in message and allowed in message
 
 
 @pytest.mark.parametrize(

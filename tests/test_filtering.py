@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import duel_twin, eval_toy, pictures, toy
-from jaxcl import core, optim, plots, sharding
+from helpers import duel_twin, eval_toy, toy
+from jaxcl import core, optim, sharding
 from jaxcl.augment.images import make_eval
 from jaxcl.data import stream
-from jaxcl.evals import filtering, memory, spread
+from jaxcl.evals import filtering, spread
 from jaxcl.methods import duel, two_view
 from jaxcl.methods.two_view import head as head_lib
 from jaxcl.nets import resnet
@@ -111,55 +111,6 @@ def test_each_row_is_embedded_once():
     assert sum(map(len, seen)) == len(np.unique(offered(parts, 0, 32, 5))) < 32
 
 
-def clusters(rng, rows, batch_size):
-    """An endless stream, a seventh of it of the second half of the rows."""
-    steps, half = 20, len(rows) // 2
-    rare = rng.random((steps, batch_size)) < 1 / 7
-    drawn = rng.integers(0, half, (steps, batch_size))
-    return rows[np.where(rare, half + drawn, drawn)]
-
-
-def two_clusters():
-    """40 bright and 40 dark images, each set with a little noise."""
-    rng = np.random.default_rng(0)
-    label = np.repeat([0, 1], 40).astype(np.int32)
-    images = np.where(label, 40, 200)[:, None, None, None]
-    images = (images + rng.integers(0, 20, (80, 4, 4, 3))).astype(np.uint8)
-    examples = stream.Examples(label, 0 * label, images)
-    data = eval_toy.dataset()._replace(train=examples, test=examples)
-    parts = eval_toy.parts_of("joint", data)
-    tasks = [
-        t._replace(train=t.train._replace(order=clusters)) for t in parts.stream.tasks
-    ]
-    return parts._replace(stream=parts.stream._replace(tasks=tuple(tasks)))
-
-
-def test_the_filter_evens_out_two_clusters():
-    evaluate = filtering.make(two_clusters(), size=20, times=6, batch_size=10)
-    scalars = evaluate(eval_toy.state_of(1), 0).scalars
-    held = [scalars[f"entropy_{i}"] for i in range(1, 7)]
-    last = [scalars[f"fifo_entropy_{i}"] for i in range(1, 7)]
-    assert held[0] == last[0] < 0.5 and np.diff(held).min() > -0.01
-    assert held[-1] == pytest.approx(np.log(2), abs=0.01) and max(last) < 0.6
-    assert scalars["class_1_6"] == pytest.approx(0.5, abs=0.05)
-    assert scalars["class_1_6"] + scalars["class_0_6"] == 1
-    assert scalars["stream_class_1"] < 0.2
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (
-            {"features": "projection"},
-            r"evaluators\.filtering\.features='projection'",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        filtering.make(eval_toy.parts_of(), **options)
-
-
 def test_rows_without_a_label_are_refused():
     data = eval_toy.dataset()
     label = data.train.label.copy()
@@ -250,76 +201,7 @@ def test_a_method_without_a_projection_has_none_with_a_head():
     assert head_lib.add(plain, parts_of_method(), lr=0.1).project is None
 
 
-def test_a_config_reaches_the_projection(tmp_path):
-    judges = {"spread": {"features": "projection"}, "knn": {"k": 3}}
-    changes = {"evaluators": judges, "plasticity": True, "method.strategy": "cassle"}
-    work = toy.job(tmp_path / "a", **changes)
-    assert work.alone is not None and "spread" in work.alone.make().evaluators
-    er = toy.ONLINE | {"method": {"name": "er"}, "epochs": 1}
-    with pytest.raises(ValueError, match=r"evaluators\.tight\.features='projection'"):
-        tight = {"name": "spread", "features": "projection"}
-        toy.job(tmp_path / "b", **er | {"evaluators": {"tight": tight}})
-
-
 # Pictures and runs
-
-
-def rows_of():
-    """metrics.jsonl of two entries, judged twice and once."""
-
-    def said(key, *times):
-        found = {f"{key}/stream_entropy": 0.4, f"{key}/stream_class_0": 0.9}
-        for i, (entropy_, fifo, share) in enumerate(times, start=1):
-            found |= {f"{key}/entropy_{i}": entropy_, f"{key}/fifo_entropy_{i}": fifo}
-            found |= {f"{key}/class_0_{i}": share, f"{key}/class_1_{i}": 1 - share}
-        return found
-
-    first = said("filtering", (0.1, 0.1, 0.95), (0.2, 0.2, 0.9))
-    last = said("filtering", (0.3, 0.3, 0.875), (0.6, 0.2, 0.75))
-    other = said("seed/mine", (0.5, 0.5, 0.25))
-    rows = [{"step": 2, "task": 0, "eval": first}, {"step": 3, "task": 0, "loss": 1.0}]
-    return [*rows, {"step": 4, "task": 1, "eval": last | other | {"knn/x": [0.5]}}]
-
-
-def test_rows_are_read_back():
-    found = filtering.courses(rows_of())
-    assert set(found) == {"filtering", "seed/mine"}
-    one = found["filtering"]
-    assert one.shares.tolist() == [[0.875, 0.125], [0.75, 0.25]]
-    assert one.entropy.tolist() == [0.3, 0.6] and one.fifo.tolist() == [0.3, 0.2]
-    # They are no memory of a method.
-    assert memory.histories(rows_of()) == {}
-
-
-def test_a_run_has_its_pictures(figures, tmp_path):
-    filtering.draw(rows_of(), tmp_path)
-    names = {path.name for path in tmp_path.iterdir()}
-    keys, kinds = ("filtering", "seed_mine"), ("classes", "entropy")
-    assert names == {f"{key}_{kind}.png" for key in keys for kind in kinds}
-    classes, entropies = (figure.axes[0] for figure in figures[:2])
-    legend, ticks = pictures.legend, pictures.ticks
-    assert legend(classes) == ["1M", "2M"] and ticks(classes) == ["0", "1"]
-    assert "at 1M" in classes.get_xlabel() and classes.get_title() == "filtering"
-    np.testing.assert_allclose(classes.lines[2].get_ydata(), [75, 25])
-    assert legend(entropies) == ["DUEL", "first in, first out"]
-    ours, fifo = entropies.lines
-    assert ours.get_xydata().tolist() == [[1, 0.3], [2, 0.6]]
-    assert fifo.get_xydata().tolist() == [[1, 0.3], [2, 0.2]]
-    assert entropies.get_xlim() == (0, 2) and "offered" in entropies.get_xlabel()
-    assert "nats" in entropies.get_ylabel() and not entropies.patches
-
-
-def test_nothing_to_draw_is_no_error(tmp_path):
-    filtering.draw([{"step": 1, "task": 0, "loss": 1.0}], tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_other_pictures_have_their_labels(figures, tmp_path):
-    curve = {"a": ([1, 2], [0.1, 0.2])}
-    plots.per_step(curve, tmp_path / "a.png", [2])
-    plots.anytime({"a": (*curve["a"], None)}, tmp_path / "b.png", [2])
-    for figure in figures:
-        assert figure.axes[0].get_xlabel().startswith("optimiser step")
 
 
 def test_a_killed_run_draws_the_same(tmp_path, figures):

@@ -1,4 +1,4 @@
-"""The network against a float64 twin over dense matrices, graph by graph."""
+"""GCN and GIN against float64 twins over dense matrices, graph by graph."""
 
 import functools
 
@@ -10,7 +10,7 @@ import pytest
 
 from helpers import graph_sets, twins
 from jaxcl.data import graphs
-from jaxcl.nets import gcn
+from jaxcl.nets import gcn, gin
 
 SMALL = dict(nodes=30, edges=80, graphs=5)
 LARGE = dict(nodes=47, edges=131, graphs=9)
@@ -18,9 +18,9 @@ ROWS = [4, 0, 2, 5]
 MADE = graph_sets.random_set(6, np.random.default_rng(0), least=2, features=3)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def init(net, batch, seed=0):
-    return net.init(jax.random.key(seed), batch)
+@functools.partial(jax.jit, static_argnums=0)
+def init(net, batch):
+    return net.init(jax.random.key(0), batch)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -28,10 +28,10 @@ def evaluate(net, tree, batch, key=None):
     return net.apply(tree, batch, key=key)
 
 
-def variables(net, batch, seed=0):
+def variables(net, batch):
     """Parameters and statistics away from 0 and 1, so that each one matters."""
-    tree = init(net, batch, seed)
-    rng = np.random.default_rng(seed)
+    tree = init(net, batch)
+    rng = np.random.default_rng(2)  # with 0 a unit lies at the kink of its ReLU
 
     def shake(path, leaf):
         noise = rng.normal(size=leaf.shape)
@@ -44,27 +44,35 @@ def variables(net, batch, seed=0):
 
 @functools.partial(jax.jit, static_argnums=0)
 def train_apply(net, tree, batch, key=None):
-    kind = {"train": True, "mutable": "batch_stats", "key": key}
-    return net.apply(tree, batch, **kind)
+    return net.apply(tree, batch, train=True, mutable="batch_stats", key=key)
 
 
 # --- the same in float64, from the definitions --------------------------------
 
 
-def np_gcn(net, params, stats, batch, train):
-    """Embeddings and the statistics after it."""
-    given = list(graph_sets.dense(batch))
-    cuts = np.cumsum([len(x) for x, _ in given])[:-1]
-    x, hats = [x for x, _ in given], []
-    for _, matrix in given:
+def np_convolved(net, p, x, matrices):
+    """What one layer makes of all nodes, before its batch norm."""
+    if isinstance(net, gin.GIN):
+        pairs = zip(x, matrices, strict=True)
+        x = np.concatenate([a @ y + (1 + net.eps) * y for y, a in pairs])
+        for name in ("linear1", "linear2"):
+            x = np.maximum(x @ p[name]["kernel"] + p[name]["bias"], 0)
+        return x
+    rows = []
+    for y, matrix in zip(x, matrices, strict=True):
         hat = matrix + np.eye(len(matrix))
         scale = np.diag(1 / np.sqrt(hat.sum(1)))
-        hats.append(scale @ hat @ scale)
+        rows.append(scale @ hat @ scale @ y @ p["kernel"])
+    return np.concatenate(rows) + p["bias"]
+
+
+def np_net(net, params, stats, batch, train):
+    """Embeddings and the statistics after them."""
+    x, matrices = zip(*graph_sets.dense(batch), strict=True)
+    cuts = np.cumsum([len(y) for y in x])[:-1]
     outputs, after = [], {}
     for layer in range(1, net.layers + 1):
-        p, bn = params[f"conv{layer}"], f"bn{layer}"
-        x = np.concatenate([h @ y @ p["kernel"] for h, y in zip(hats, x, strict=True)])
-        x = x + p["bias"]
+        x, bn = np_convolved(net, params[f"conv{layer}"], x, matrices), f"bn{layer}"
         mean, var = stats[bn]["mean"], stats[bn]["var"]
         if train:
             mean, var, m = x.mean(0), x.var(0), net.momentum
@@ -73,9 +81,11 @@ def np_gcn(net, params, stats, batch, train):
                 "var": m * stats[bn]["var"] + (1 - m) * x.var(0, ddof=1),
             }
         x = (x - mean) / np.sqrt(var + 1e-5)
-        if net.affine:
+        if bn in params:
             x = x * params[bn]["scale"] + params[bn]["bias"]
-        x = np.split(np.where(x > 0, x, 0.01 * x), cuts)
+        if isinstance(net, gcn.GCN):
+            x = np.where(x > 0, x, 0.01 * x)
+        x = np.split(x, cuts)
         outputs.append([y.sum(0) for y in x])
     return np.concatenate([np.stack(o) for o in outputs], axis=1), after
 
@@ -84,6 +94,8 @@ def np_gcn(net, params, stats, batch, train):
 NETS = {
     "wide": gcn.GCN(width=4, dropout=0.0),
     "narrow": gcn.GCN(width=2, layers=3, dropout=0.0, affine=True, momentum=0.7),
+    "literature": gin.GIN(width=4),
+    "other": gin.GIN(width=2, layers=2, eps=0.6, momentum=0.7),
 }
 
 
@@ -92,7 +104,7 @@ NETS = {
 def test_equals_dense_matrices_in_float64(name, train):
     net, batch = NETS[name], graphs.pad(MADE, ROWS, **SMALL)
     tree = variables(net, batch)
-    want, want_stats = np_gcn(net, tree["params"], tree["batch_stats"], batch, train)
+    want, want_stats = np_net(net, tree["params"], tree["batch_stats"], batch, train)
     if train:
         got, updated = train_apply(net, tree, batch)
         chex.assert_trees_all_close(
@@ -124,20 +136,20 @@ def test_gradients_equal_differences_of_the_twin(name):
     def twin(features, *leaves):
         params = jax.tree.unflatten(structure, leaves)
         moved = batch._replace(features=features)
-        return np.sum(weight * np_gcn(net, params, tree["batch_stats"], moved, True)[0])
+        return np.sum(weight * np_net(net, params, tree["batch_stats"], moved, True)[0])
 
     kind = {"train": True, "mutable": "batch_stats"}
     features = np.asarray(batch.features, np.float64)
-    # The mean that batch norm takes off cancels the offset of a convolution.
+    # The mean that batch norm takes off cancels the offset of a GCN's convolution.
+    cancels = isinstance(net, gcn.GCN)
     moving = [
         i + 1
         for i, (who, what) in enumerate(zip(owner, paths, strict=True))
-        if not (who.startswith("conv") and what == "bias")
+        if not (cancels and who.startswith("conv") and what == "bias")
     ]
     with jax.enable_x64(True):
-        biases = [i for i in range(1, len(leaves) + 1) if i not in moving]
-        gradients = jax.jit(jax.grad(loss, argnums=biases))(features, *leaves)
-        for gradient in gradients:
+        for i in {*range(1, len(leaves) + 1)} - {*moving}:
+            gradient = jax.jit(jax.grad(loss, argnums=i))(features, *leaves)
             np.testing.assert_allclose(gradient, 0, atol=1e-9)
 
     def rest(values):
@@ -152,68 +164,47 @@ def test_gradients_equal_differences_of_the_twin(name):
     )
 
 
-def test_propagation_of_a_path_by_hand():
-    path = graph_sets.graph_set([[(0, 1), (1, 2)]], [3])
-    batch = graphs.pad(path, [0], nodes=4, edges=6, graphs=1)
-    x = jnp.array([[1.0], [10.0], [100.0], [7.0]])
-    # Degrees with the loop: 2, 3, 2.
-    a, b = 1 / 2, 1 / np.sqrt(6)
-    want = [a * 1 + b * 10, b * 1 + 10 / 3 + b * 100, b * 10 + a * 100, 7.0]
-    np.testing.assert_allclose(gcn.propagate(x, batch)[:, 0], want, rtol=1e-6)
-
-
 # --- filling and order --------------------------------------------------------
 
 DROPS = gcn.GCN(width=4, dropout=0.4)
 
 
 @pytest.mark.parametrize("layout", [LARGE, dict(nodes=200, edges=80, graphs=5)])
-def test_filling_changes_nothing(layout):
-    key = jax.random.key(1)
+@pytest.mark.parametrize("net", [DROPS, NETS["literature"]], ids=["gcn", "gin"])
+def test_filling_changes_nothing(net, layout):
+    key = jax.random.key(1) if net is DROPS else None
     small, large = (graphs.pad(MADE, ROWS, **x) for x in (SMALL, layout))
-    tree = variables(DROPS, small)
-    want, want_stats = train_apply(DROPS, tree, small, key)
-    got, stats = train_apply(DROPS, tree, large, key)
-    np.testing.assert_allclose(got[:4], want[:4], rtol=1e-5, atol=1e-5)
+    tree = variables(net, small)
+    want, want_stats = train_apply(net, tree, small, key)
+    got, stats = train_apply(net, tree, large, key)
+    np.testing.assert_allclose(got[:4], want[:4], rtol=1e-4, atol=1e-4)
     assert not np.any(got[4:])
-    chex.assert_trees_all_close(stats, want_stats, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(stats, want_stats, rtol=1e-4, atol=1e-5)
 
 
-def test_what_the_filling_holds_does_not_matter():
+@pytest.mark.parametrize("net", [DROPS, NETS["literature"]], ids=["gcn", "gin"])
+def test_what_the_filling_holds_does_not_matter(net):
     batch = graphs.pad(MADE, ROWS, **LARGE)
     features = np.where(batch.node_mask[:, None], batch.features, np.nan)
     senders = np.where(batch.edge_mask, batch.senders, 0)
     receivers = np.where(batch.edge_mask, batch.receivers, len(features) - 1)
     other = batch._replace(features=features, senders=senders, receivers=receivers)
-    tree = variables(DROPS, batch)
+    tree, key = variables(net, batch), jax.random.key(1) if net is DROPS else None
 
     def loss(params, batch):
-        given = tree | {"params": params}
-        out, stats = train_apply(DROPS, given, batch, jax.random.key(1))
+        out, stats = train_apply(net, tree | {"params": params}, batch, key)
         return jnp.sum(out**2), (out, stats)
 
     value = jax.jit(jax.value_and_grad(loss, has_aux=True))
     same = value(tree["params"], batch), value(tree["params"], other)
-    assert np.isfinite(same[1][0][0]) and np.any(same[0][1]["conv1"]["kernel"])
+    assert np.isfinite(same[1][0][0])
+    assert any(np.any(x) for x in jax.tree.leaves(same[0][1]["conv1"]))
     chex.assert_trees_all_close(*same, rtol=0, atol=0)
     jax.tree.map(
         np.testing.assert_array_equal,
-        evaluate(DROPS, tree, batch),
-        evaluate(DROPS, tree, other),
+        evaluate(net, tree, batch),
+        evaluate(net, tree, other),
     )
-
-
-def test_order_of_the_graphs_is_that_of_the_rows():
-    net = NETS["wide"]
-    rows, turned = [4, 0, 2, 5, -1], [2, -1, 5, 4, 0]
-    first, second = (graphs.pad(MADE, r, **SMALL) for r in (rows, turned))
-    tree = variables(net, first)
-    a, stats_a = train_apply(net, tree, first)
-    b, stats_b = train_apply(net, tree, second)
-    back = [turned.index(row) for row in rows]
-    np.testing.assert_allclose(a, b[np.array(back)], rtol=1e-4, atol=1e-5)
-    assert np.abs(a - b).max() > 0.1
-    chex.assert_trees_all_close(stats_a, stats_b, rtol=1e-5, atol=1e-6)
 
 
 def test_masked_nodes_and_edges_are_as_if_they_were_not_there():
@@ -252,16 +243,6 @@ def test_dropout_zeroes_entries_by_themselves_and_scales_the_rest():
     assert np.abs(np.corrcoef(dropped.T) - np.eye(16)).max() < 0.12
     by_graph = dropped.reshape(10, -1)
     assert np.abs(np.corrcoef(by_graph) - np.eye(10)).max() < 0.08
-
-
-def test_dropout_of_a_graph_is_not_changed_by_the_others():
-    drawn = []
-    for rows in ([4, 0, 2], [5, 0, 4]):
-        batch = graphs.pad(MADE, rows, **SMALL)
-        y = gcn.dropout(jax.random.key(0), jnp.ones((30, 8)), batch)
-        drawn.append(np.asarray(y)[batch.node_graph == 1])
-    assert {*np.unique(drawn[0])} == {0.0, 2.0}
-    np.testing.assert_array_equal(*drawn)
 
 
 def test_each_layer_drops_and_only_training_does():
@@ -307,29 +288,3 @@ def test_statistics_of_fewer_than_two_nodes_do_not_move():
     # Mean 4, variance 1 of all and 2 of a sample.
     np.testing.assert_allclose(y[jnp.array([0, 2]), 0], [-1, 1], atol=1e-4)
     np.testing.assert_allclose([stats["mean"][0], stats["var"][0]], [2.2, 3.8])
-
-
-def test_parameters_begin_as_written():
-    net = gcn.GCN()
-    two = graph_sets.random_set(2, np.random.default_rng(0), features=64)
-    batch = graphs.pad(two, [0, 1], nodes=20, edges=80, graphs=2)
-    tree = init(net, batch)
-    shapes = jax.tree.map(jnp.shape, tree["params"])
-    one, two = ({"kernel": (n, 32), "bias": (32,)} for n in (64, 32))
-    assert shapes == {"conv1": one, "conv2": two} and net.num_features == 64
-    kernel, bound = tree["params"]["conv1"]["kernel"], np.sqrt(6 / 96)
-    assert 0.98 * bound < np.abs(kernel).max() <= bound
-    assert abs(np.std(kernel) - bound / np.sqrt(3)) < 0.01
-    assert not np.any(tree["params"]["conv1"]["bias"])
-    np.testing.assert_array_equal(tree["batch_stats"]["bn2"]["mean"], np.zeros(32))
-    np.testing.assert_array_equal(tree["batch_stats"]["bn2"]["var"], np.ones(32))
-
-
-def test_wrong_options_are_refused():
-    for wrong in ({"width": 0}, {"layers": 0}, {"dropout": 1.0}, {"momentum": 1.5}):
-        with pytest.raises(ValueError, match="=".join([*wrong, ""])):
-            gcn.GCN(**wrong)
-    batch = graphs.pad(MADE, ROWS, **SMALL)
-    tree = init(DROPS, batch)
-    with pytest.raises(ValueError, match=r"key=None"):
-        DROPS.apply(tree, batch, train=True, mutable="batch_stats")

@@ -90,23 +90,6 @@ def test_pursuit_is_greedy_least_squares():
     assert left and early
 
 
-def test_pursuit_with_budget_for_all_is_the_best_there_is():
-    rng = np.random.default_rng(2)
-    atoms = rng.normal(size=(8, 5))
-    target = rng.normal(size=5)
-    with jax.enable_x64(True):
-        found = pursuit(
-            atoms @ atoms.T,
-            atoms @ target,
-            np.ones(8, bool),
-            np.int32(8),
-            size=8,
-            ridge=0.1,
-            tol=1e-12,
-        )
-    np.testing.assert_allclose(found, squares_twin(atoms, target, 0.1), atol=1e-9)
-
-
 def test_fill():
     weights = jnp.array([0.0, 2.5, 0.0, 0.0, 0.3, 0.0])
     member, chosen = jnp.array([True, True, True, True, True, False]), set()

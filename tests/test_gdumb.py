@@ -86,27 +86,6 @@ def test_mixed_images_have_a_box_of_another():
     assert 0.2 < np.mean(np.array(shares) == 1) < 0.8
 
 
-def test_the_share_of_mixtures_is_the_released_one():
-    def released(rng, high, wide, alpha):
-        cut = np.sqrt(1 - rng.beta(alpha, alpha))
-        area = 1
-        for extent in (high, wide):
-            half, centre = int(extent * cut) // 2, rng.integers(extent)
-            area *= min(centre + half, extent) - max(centre - half, 0)
-        return 1 - area / (high * wide)
-
-    rng, images, label = np.random.default_rng(0), jnp.zeros((2, 8, 6, 1)), jnp.ones(2)
-    for alpha in (1.0, 0.3):
-        mix = functools.partial(gdumb.mixed, probability=1.0, alpha=alpha)
-        keys = jax.random.split(jax.random.key(1), 4000)
-        found = np.asarray(jax.vmap(lambda k, m=mix: m(k, images, label)[2])(keys))
-        wanted = [released(rng, 8, 6, alpha) for _ in range(4000)]
-        edges = np.linspace(0, 1, 6)
-        counts = [np.histogram(x, edges)[0] for x in (found, wanted)]
-        np.testing.assert_allclose(*counts, atol=5 * np.sqrt(2 * 1000))
-        np.testing.assert_allclose(found.mean(), np.mean(wanted), atol=0.03)
-
-
 def test_a_step_stores_and_trains_nothing():
     method = gdumb.make(parts())
     state = toy.fresh(method)
@@ -250,22 +229,3 @@ def test_the_fit_learns_the_memory():
     logits = method.predict(judged, parts().plain(ROWS["image"]))
     np.testing.assert_array_equal(jnp.argmax(logits, axis=1), ROWS["label"])
     assert np.isneginf(logits[:, 3:]).all()  # classes that never came
-
-
-@pytest.mark.parametrize(
-    ("options", "replay", "message"),
-    [
-        ({}, {"policy": "reservoir"}, "config.replay.policy.*'reservoir'"),
-    ],
-)
-def test_refused(options, replay, message):
-    made = parts() if not replay else toy.parts(**replay)
-    with pytest.raises(ValueError, match=message):
-        gdumb.make(made, **options)
-    if replay:
-        gdumb.make(made, balanced=False)
-
-
-def test_updates_that_would_train_nothing_are_refused():
-    with pytest.raises(ValueError, match="config.replay.updates.*3"):
-        gdumb.make(parts(updates=3))

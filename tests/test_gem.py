@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from helpers import online_toy, toy
+from helpers import online_toy
 from jaxcl import core, optim
 from jaxcl.augment import images as augment_images
-from jaxcl.memory import sharded
 from jaxcl.methods import agem, gem, online
 from jaxcl.methods.online import replay
 from jaxcl.nets import resnet
@@ -101,33 +100,6 @@ def test_projection_of_many_that_hardly_differ():
         assert np.linalg.norm(found - exact) < 2e-3 * length
 
 
-def test_projection_of_many_cases():
-    rng = np.random.default_rng(1)
-    index = np.arange(WIDTH)
-    for trial in range(24):
-        rows, common = rng.normal(size=(MOST, WIDTH)), rng.normal(size=WIDTH)
-        twice = np.repeat(rows[: MOST // 2], 2, axis=0)
-        for given, allowed in (
-            (rows, 1e-5),
-            (rows + 2 * common, 1e-5),
-            (twice * rng.uniform(0.1, 3, (MOST, 1)), 1e-5),
-            # Half of them have next to nothing of their own.
-            (rows * np.where(index < MOST // 2, 1, 1e-2), 2e-3),
-            # They leave so little room that the distance says nothing.
-            (rows * (index < 7 + trial % 4), 1),
-        ):
-            gradient = np.float32(rng.normal(size=WIDTH) - rng.integers(3) * common)
-            given = np.float32(given)
-            expected = twin(np.float64(gradient), np.float64(given), **PAPER)
-            found = np.float64(project(gradient, given, **PAPER))
-            length = np.linalg.norm(gradient)
-            assert np.linalg.norm(found - expected) < allowed * length
-            unit = given / np.linalg.norm(given, axis=1, keepdims=True)
-            assert (unit @ found).min() > -1e-4 * length
-            moved = np.linalg.norm(found - gradient)
-            assert moved < np.linalg.norm(expected - gradient) + 2e-4 * length
-
-
 def test_projection_by_hand():
     rows = np.eye(2, WIDTH, dtype=np.float32)
     for gradient, options, expected in (
@@ -161,25 +133,6 @@ def test_rows_that_do_not_exist_reach_nothing(options):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
         none = project(gradient, given, mask=np.zeros(5, bool), **options)
         assert np.array_equal(none, gradient)
-
-
-def test_projections_side_by_side_and_a_nan_among_them():
-    gradients, rows = (
-        np.float32(np.stack(x)) for x in list(zip(*cases(MOST), strict=True))[1:]
-    )
-    expected = [project(g, r, **CODE) for g, r in zip(gradients, rows, strict=True)]
-    rows[0, 1, 2] = np.nan
-    found = jax.jit(jax.vmap(functools.partial(gem.project, **CODE)))(gradients, rows)
-    np.testing.assert_allclose(found[1:], expected[1:], rtol=1e-4, atol=1e-5)
-    assert np.isnan(found[0]).any()
-
-
-def test_without_a_mask_all_rows_count():
-    _, gradient, rows = next(cases(MOST))
-    gradient, rows = np.float32(gradient), np.float32(rows)
-    found, expected = _project(gradient, rows), project(gradient, rows, **CODE)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    assert np.array_equal(gem.project(gradient, rows[:0]), gradient)
 
 
 def test_agem_projection():
@@ -316,45 +269,6 @@ def test_gem_s_step(given, options):
     check(step, own, path[0], task=0)  # fine-tuning
 
 
-def test_each_form_has_a_margin_and_a_ridge(monkeypatch):
-    found = []
-
-    def project(gradient, rows, *, margin, ridge):
-        found.append({"margin": margin, "ridge": ridge})
-        return gradient
-
-    monkeypatch.setattr(gem, "project", project)
-    for given, options in (
-        ({}, PAPER),
-        ({"form": "code"}, CODE),
-        ({"margin": 0.3}, {"margin": 0.3, "ridge": 0.0}),
-        ({"form": "code", "margin": 0.0}, {"margin": 0.0, "ridge": 1e-3}),
-    ):
-        jax.eval_shape(gem.make(parts(unroll=False), **given).step, started(), NEXT)
-        assert found.pop() == options
-
-
-def test_gem_draws_as_many_rows_as_it_is_told(monkeypatch):
-    drawn, whole, state = [], online.draw, started()  # which draws once itself
-
-    def draw(*args, **options):
-        rows = whole(*args, **options)
-        drawn.append(len(rows.mask))
-        return rows
-
-    monkeypatch.setattr(online, "draw", draw)
-    for told, tasks, expected in (
-        (None, TASKS, [4, 4, 4]),
-        (7, TASKS, [7, 7, 7]),
-        (100, 2, [24]),
-        (None, 1, []),
-    ):
-        drawn.clear()
-        method = gem.make(parts(tasks=tasks, size=4), memory_rows=told)
-        jax.eval_shape(method.step, state, NEXT)
-        assert drawn == expected
-
-
 @pytest.mark.parametrize("plus", [False, True])
 def test_agem_s_step(plus):
     """With twelve rows of two tasks in the past, all are drawn."""
@@ -366,39 +280,3 @@ def test_agem_s_step(plus):
     step = compiled(agem, plus=True) if plus else compiled(agem)
     check(step, direction + plus * reference, stats)
     check(step, own, path[0], task=0)
-
-
-def test_agem_replays_what_it_is_told(monkeypatch):
-    found, whole = [], online.replayable
-
-    def replayable(told, *args):
-        found.append(told)
-        return whole(told, *args)
-
-    monkeypatch.setattr(online, "replayable", replayable)
-    for told in ("past_tasks", "all", "other_classes"):
-        given = {} if told == "past_tasks" else {"replay_from": told}
-        jax.eval_shape(agem.make(parts(), **given).step, started(), NEXT)
-        assert found.pop() == told
-
-
-def test_the_number_of_tasks_comes_from_the_stream(monkeypatch, tmp_path):
-    given, make = [], gem.make
-
-    @functools.wraps(make)
-    def recorded(parts, **options):
-        given.append(parts)
-        return make(parts, **options)
-
-    monkeypatch.setattr(gem, "make", recorded)
-    changes = toy.ONLINE | {"method": {"name": "gem"}, "scenario.num_tasks": 3}
-    toy.job(tmp_path, **changes)
-    assert given[-1].num_tasks == 3
-    assert given[-1].unroll  # a CPU
-
-
-def test_options_are_checked():
-    shared = parts()._replace(memory=sharded.WHOLE._replace(shards=4))
-    with pytest.raises(ValueError, match=r"config\.method\.memory_rows=6.* 4"):
-        gem.make(shared, memory_rows=6)
-    gem.make(shared, memory_rows=8)

@@ -178,18 +178,6 @@ def test_the_gradient_of_an_image_is_that_of_a_shift_of_its_queries():
             np.testing.assert_allclose(found[row], differences, rtol=1e-6, atol=1e-9)
 
 
-def test_groups_that_count():
-    def of(count, groups=3, rows=4):
-        mask = (jnp.arange(groups * rows) < count).reshape(groups, rows)
-        return gss.complete(mask).tolist()
-
-    assert of(0) == [False, False, False]
-    assert of(2) == [True, False, False]  # fewer rows than a group: one vector of them
-    assert of(7) == [True, False, False]
-    assert of(8) == [True, True, False]
-    assert of(12) == [True, True, True]
-
-
 @functools.cache
 def compiled(gradients, unroll):
     made = toy.parts()._replace(unroll=unroll)
@@ -208,30 +196,6 @@ def vectors(state, gradients, rows, mask=None, unroll=True):
     images, label = images.reshape(*mask.shape, 8, 8, 1), label.reshape(mask.shape)
     found = compiled(gradients, unroll)(state, images, label, mask)
     return np.asarray(found, np.float64)
-
-
-def test_rows_that_references_are_of(monkeypatch):
-    made, sizes = toy.parts(capacity=60, size=4), []
-    draw = online.draw
-
-    def drawn(*arguments, size=None, augment=True, **options):
-        if size is not None:
-            sizes.append((size, augment))
-        return draw(*arguments, size=size, augment=augment, **options)
-
-    monkeypatch.setattr(online, "draw", drawn)
-    for options in (
-        {"form": "paper"},
-        {"form": "code"},
-        {"form": "code", "vectors": 3},
-        {"form": "paper", "rows": 25},
-        {"form": "paper", "rows": 99},
-    ):
-        method = gss.make(made, gradients="head", **options)
-        state = jax.eval_shape(method.init, jax.random.key(0), FIRST)
-        jax.eval_shape(method.step, state, FIRST)
-    # Ten vectors of one row, or of config.replay.size; as many as there are slots for.
-    assert sizes == [(size, False) for size in (10, 40, 12, 50, 60)]
 
 
 def test_gradients_of_groups():
@@ -346,16 +310,6 @@ def test_paper_and_code_replace_rows_of_a_full_memory():
     assert taken == {("paper", 0), ("paper", 1), ("code", 1)}
 
 
-def test_a_similar_batch_does_not_enter_a_full_memory():
-    for form in ("paper", "code"):
-        method = small(form)
-        state, _ = toy.step(method, toy.fresh(method), ONE)
-        for seed in range(6):
-            begun = state.replace(key=jax.random.key(seed))
-            memory = toy.step(method, begun, ONE)[0].extra.memory
-            np.testing.assert_allclose(memory.items["score"], 1.1)
-
-
 def test_a_step_trains_as_experience_replay():
     method = gss.make(toy.parts())
     state = toy.shaken(toy.step(method, toy.fresh(method), FIRST)[0])
@@ -366,14 +320,3 @@ def test_a_step_trains_as_experience_replay():
 
     images = [SECOND["image"], FIRST["image"]]
     toy.check_step(method, NET, state, SECOND, images, twin)
-
-
-@pytest.mark.parametrize(
-    ("options", "replay", "message"),
-    [
-        ({}, {"policy": "fifo"}, "config.replay.policy='fifo'"),
-    ],
-)
-def test_refused(options, replay, message):
-    with pytest.raises(ValueError, match=message):
-        gss.make(toy.parts(**replay), **options)

@@ -6,7 +6,6 @@ that nothing is chance.
 
 import functools
 import itertools
-import types
 
 import chex
 import flax.linen as nn
@@ -776,37 +775,6 @@ def test_an_order_without_meta():
     assert (extra.old_steps, extra.epoch_steps) == (3, 5)
 
 
-@pytest.mark.parametrize("meta", [True, False])
-def test_a_method_is_fed_by_its_order(meta):
-    the_task, method = task(old=12, new=8), make(meta=meta)
-    source, count = method.source(fresh(), the_task), method.parts(the_task)
-    plan = stream.schedule(source, seed=0, task=1, epochs=2, batch_size=count * B)
-    assert len(plan) == (4 if meta else 10)
-    sides = sides_of([plan[i] for i in range(plan.steps_per_epoch)], count)
-    assert sides.shape[1:] == (count, B)
-    is_old = (sides < 12).all(axis=-1)
-    assert ((sides < 12).any(axis=-1) == is_old).all()
-    wanted = [[1, 1, 0, 0, 0, 1]] * 2 if meta else [[1, 0]] * 3 + [[0, 1]] * 2
-    np.testing.assert_array_equal(is_old, wanted)
-
-
-def test_graphs_that_are_missing_are_minus_one():
-    the_task = task(old=9, new=6, order=stream.filled_order)
-    old, new = set(range(9)), set(range(9, 15))
-    for order, count, steps, at in (
-        (functools.partial(orders.meta, steps=1), 4, 2, -2),
-        (orders.turns, 2, 5, 0),
-    ):
-        made = order(np.random.default_rng(0), None, count * B, task=the_task)
-        sides = sides_of(made, count)
-        assert sides.shape == (steps, count, B)
-        anchors = sides[-2:, at].ravel()
-        assert sorted(anchors) == [-1, -1, *sorted(new)]
-        if count == 2:
-            assert sorted(sides[:3, 0].ravel()) == [-1, -1, -1, *sorted(old)]
-        assert set(sides.ravel()) <= old | new | {-1}
-
-
 @pytest.mark.parametrize("old, new, few", [(12, 3, 3), (2, 8, 2)])
 def test_too_few_rows_are_refused(old, new, few):
     the_task, rng = task(old=old, new=new), np.random.default_rng(0)
@@ -950,52 +918,4 @@ def test_empty_slots_are_no_anchors_and_no_negatives():
     assert np.abs(before - after).max() > 1e-4
 
 
-def test_anchors_are_augmented_or_original():
-    given, key = graph_part(ROWS[:4]), jax.random.key(4)
-    params, stats = graph_passes("original").init(jax.random.key(0), given)
-
-    @jax.jit
-    def found():
-        rows = [
-            graph_passes(anchors).pairs(params, stats, key, given)[:2]
-            for anchors in ("augmented", "original")
-        ]
-        network = graph_passes("original").network
-        return *rows, network(params, stats, key, given["graph"], train=True)[0]
-
-    augmented, (anchor, positive), original = found()
-    np.testing.assert_allclose(anchor, original, rtol=1e-5, atol=1e-6)
-    for one, other in itertools.combinations((*augmented, positive, original), 2):
-        same = other is positive and one is augmented[0]
-        assert same or not np.allclose(one, other, rtol=1e-2)
-
-
 # Options
-
-
-def test_options_that_exclude_one_another_are_refused():
-    with pytest.raises(ValueError, match=r"config\.method\.anchors='original'.*graphs"):
-        make(anchors="original")
-    for name in ("fixed_lr", "inner_lr"):
-        with pytest.raises(ValueError, match=rf"\.{name}=0\.1"):
-            make(**{name: 0.1}, learnt_rate=True)
-    with pytest.raises(ValueError, match="projector=3"):
-        make(projector=3, output_dim=2)
-    with pytest.raises(ValueError, match="with_positive=False"):
-        make(with_positive=False)
-    with pytest.raises(ValueError, match=r"config\.method\.agent\.hihg"):
-        make(agent={"hihg": 1.0})
-    with pytest.raises(ValueError, match="agent.low=1.0"):
-        make(agent={"low": 1.0})
-
-
-def test_names_of_the_tables_are_options():
-    shorter = {"no_lrl", "no_lrl_sgd", "no_meta", "no_both"}
-    assert set(icl.VARIANTS) == {*icl.STRATEGIES, *shorter}
-    found = {name: make(**options) for name, options in icl.VARIANTS.items()}
-    the_task = types.SimpleNamespace(**task()._asdict())
-    assert {name: method.parts(the_task) for name, method in found.items()} == (
-        dict.fromkeys(found, 1)
-        | dict.fromkeys(("icl", "no_lrl", "no_lrl_sgd"), 6)
-        | dict.fromkeys(("no_meta", "no_both"), 2)
-    )

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from helpers import small_sets, toy
-from jaxcl.config import build, sections
-from jaxcl.data import imbalance, prefetch, scenarios, stream
-from jaxcl.methods import rehearsal
+from jaxcl.config import build
+from jaxcl.data import imbalance, scenarios, stream
 
 
 def uneven(sizes=(30, 4, 50, 16), domains=1):
@@ -115,22 +114,6 @@ def test_the_stream_is_a_function_of_seed_task_and_epoch():
     assert drawn(one, seed=5).tolist() == want[: len(plan) // 3]
 
 
-def test_all_but_the_order_stays():
-    data = uneven()
-    plain = made(data, name="class", num_tasks=2)
-    changed = made(data, name="class", num_tasks=2, imbalance={"rho_max": 0.75})
-    assert changed.dataset is data and changed.evaluation is plain.evaluation
-    for one, two in zip(plain.tasks, changed.tasks, strict=True):
-        assert two.train.examples is data.train
-        np.testing.assert_array_equal(one.train.rows, two.train.rows)
-        np.testing.assert_array_equal(one.classes, two.classes)
-        np.testing.assert_array_equal(one.test, two.test)
-        assert (one.name, one.index, one.domain) == (two.name, two.index, two.domain)
-        # Classes of the task alone, its rows alone.
-        assert {*data.train.label[drawn(two)].ravel()} == {*two.classes.tolist()}
-        assert {*drawn(two).ravel()} <= {*one.train.rows.tolist()}
-
-
 @pytest.mark.parametrize(
     ("options", "want"),
     [
@@ -171,65 +154,6 @@ def test_the_others_are_those_of_the_task():
     for task, want in ((first, [0.4, 0.3, 0.3]), (second, [0.4, 0.2, 0.2, 0.2])):
         share = np.bincount(label[drawn(task)].ravel()) / 9000
         assert abs(share - want).max() < 5 * np.sqrt(0.25 / 9000)
-
-
-def test_stored_rows_of_other_tasks_join_as_other_classes():
-    data = uneven()
-    section = {"rho_max": 0.5, "epoch_steps": 500}
-    _, task = made(data, name="class", num_tasks=2, imbalance=section).tasks
-    stored = np.flatnonzero(data.train.label < 2)[:5]
-    joined = task._replace(train=rehearsal.together(task.train, stored))
-    rows = drawn(joined)
-    old = np.isin(rows, stored)
-    count = len({*data.train.label[stored].tolist()})
-    assert abs(old.mean() - 0.5 * count / (count + 1)) < 0.04
-    assert abs((data.train.label[rows] == 2).mean() - 0.5) < 0.04
-
-
-@pytest.mark.parametrize("resident", [True, False])
-def test_batches_read_the_stream(resident):
-    data = uneven()
-    images = np.arange(100, dtype=np.uint8)[:, None, None, None]
-    data = data._replace(train=data.train._replace(images=images))
-    (task,) = made(data, imbalance={"rho_max": 0.9, "epoch_steps": 6}).tasks
-    want = drawn(task, seed=1, epochs=2)
-    found = list(
-        prefetch.batches(
-            task.train, seed=1, task=0, epochs=2, batch_size=10, resident=resident
-        )
-    )
-    assert [batch["index"].tolist() for batch in found] == want.tolist()
-    if not resident:
-        assert [batch["image"].ravel().tolist() for batch in found] == want.tolist()
-
-
-@pytest.mark.parametrize(
-    ("section", "words"),
-    [
-        ({}, r"imbalance\.rho_max"),
-        ({"rho_max": 0.5, "rhomin": 0.1}, r"imbalance\.rhomin"),
-        ({"rho_max": True}, r"imbalance\.rho_max=True"),
-        ({"rho_max": "0.5"}, r"imbalance\.rho_max='0\.5'"),
-        ({"rho_max": float("nan")}, r"imbalance\.rho_max=nan"),
-        ({"rho_max": 0.24}, r"rho_max=0\.24"),
-        ({"rho_max": 0.5, "epoch_steps": 1.5}, r"imbalance\.epoch_steps=1\.5"),
-        ({"rho_max": 0.5, "dominant": 4}, r"imbalance\.dominant"),
-        ({"rho_max": 0.5, "dominant": "cat"}, r"imbalance\.dominant"),
-        ({"rho_max": 0.5, "dominant": 0.5}, r"imbalance\.dominant=0\.5"),
-        ({"rho_max": 0.5, "dominant": [0, 1]}, r"imbalance\.dominant=\[0, 1\]"),
-    ],
-)
-def test_imbalance_errors(section, words):
-    with pytest.raises(ValueError, match=words):
-        made(uneven(), imbalance=section)
-
-
-def test_copies_leave_the_steps_of_an_epoch_alone():
-    section = {"rho_max": 0.5}
-    (task,) = made(uneven(), copies=3, imbalance=section).tasks
-    assert drawn(task).shape == (30, 10)
-    with pytest.raises(ValueError, match=r"epoch_steps=7"):
-        made(uneven(), copies=3, imbalance=section | {"epoch_steps": 7})
 
 
 def test_imbalance_errors_of_tasks():
@@ -312,15 +236,6 @@ def test_a_long_tail_keeps_rows_of_each_class_and_the_split():
     np.testing.assert_array_equal(again.train.rows, rows)
 
 
-def test_smaller_factors_keep_all_that_larger_ones_do():
-    data, before = balanced(), {*range(200)}
-    for factor in (1, 3, 10, 40):
-        (task,) = made(data, long_tail={"factor": factor}).tasks
-        rows = {*task.train.rows.tolist()}
-        assert rows <= before and (factor == 1) == (len(rows) == 200)
-        before = rows
-
-
 @pytest.mark.parametrize(
     ("order", "want"),
     [
@@ -366,64 +281,7 @@ def test_scenarios_cut_a_long_tailed_set():
             assert two.test.tolist() == one.test.tolist()
 
 
-def test_a_domain_may_lose_a_class_to_the_tail():
-    data = uneven((8, 8), domains=2)
-    tasks = made(data, name="domain", long_tail={"factor": 8}).tasks
-    assert counts(data, tasks) == [8, 1]
-    for task in tasks:
-        assert {*task.classes.tolist()} == {*data.train.label[task.train.rows].tolist()}
-    assert sorted(len(task.classes) for task in tasks) == [1, 2]
-    options = {"name": "data", "num_tasks": 16, "long_tail": {"factor": 8}}
-    with pytest.raises(ValueError, match=r"long_tail.*task \d+ "):
-        made(data, **options)
-
-
-def test_both_at_once():
-    data = balanced(3)
-    tail, even = {"factor": 40}, {"rho_max": 0.6, "dominant": 2, "epoch_steps": 200}
-    (task,) = made(data, long_tail=tail, imbalance=even).tasks
-    rows = drawn(task)
-    assert {*rows.ravel().tolist()} == {*task.train.rows.tolist()}
-    (most,) = np.flatnonzero(np.bincount(rows.ravel()) > 900)  # of 2,000
-    assert data.train.label[most] == 2
-    assert planned(task).steps_per_epoch == 200
-    one = imbalance.Dominated(data.train.label, 2, 0.6, None)
-    assert one(np.random.default_rng(0), task.train.rows, 4).shape == (47 // 4, 4)
-
-
-@pytest.mark.parametrize(
-    ("section", "words"),
-    [
-        ({}, r"long_tail\.factor"),
-        ({"factor": 10, "order": 1}, r"long_tail\.order"),
-        ({"factor": 10, "class_order": "up"}, r"long_tail\.class_order = 'up'"),
-        ({"factor": 10, "class_order": [0, 1]}, r"long_tail\.class_order"),
-        ({"factor": 10, "class_order": ["x"]}, r"long_tail\.class_order"),
-        ({"factor": 10, "class_order": 3}, r"long_tail\.class_order=3"),
-    ],
-)
-def test_long_tail_errors(section, words):
-    with pytest.raises(ValueError, match=words):
-        made(balanced(), long_tail=section)
-
-
 # --- through a config
-
-
-@pytest.mark.parametrize(
-    ("scenario", "words"),
-    [
-        ({"imbalance": {"rho_max": 2}}, r"config\.scenario\.imbalance\.rho_max=2"),
-        ({"imbalance": {"rho": 0.5}}, r"config\.scenario\.imbalance\.rho"),
-        ({"imbalance": 0.5}, r"config\.scenario\.imbalance=0\.5"),
-        ({"long_tail": {}}, r"config\.scenario\.long_tail\.factor"),
-        ({"long_tail": {"factor": 0}}, r"config\.scenario\.long_tail\.factor=0"),
-    ],
-)
-def test_options_are_refused_before_data_is_read(scenario, words):
-    data = {"name": "npz", "path": "there/is/none.npz"}
-    with pytest.raises(ValueError, match=words):
-        sections.tasks(data, {"name": "joint", **scenario})
 
 
 def test_a_run_trains_on_the_stream_and_remembers_it(tmp_path):

@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 
-from jaxcl.data import in_memory, scenarios, sources, toys
+from jaxcl.data import in_memory, scenarios, sources
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (20, 4, 4, 3)).astype(np.uint8)
 LABELS = np.arange(20) % 4
@@ -127,14 +127,3 @@ def test_what_lies_at_a_path_is_told_by_its_files(tmp_path):
     for file, kind in (("dataset_info.json", "tfds"), ("meta.json", "arrays")):
         (tmp_path / "set" / file).touch()
         assert sources.kind_of(tmp_path / "set") == kind
-
-
-def test_a_set_that_is_not_labelled_keeps_its_digits():
-    data = toys.digits()
-    held = in_memory.hold("digits", data.train.images[..., 0])
-    assert held.examples.images.shape == data.train.images.shape
-
-
-def test_a_label_without_a_name_is_named():
-    with pytest.raises(ValueError, match="class_names: 2 .* 3"):
-        in_memory.hold("mine", IMAGES, labels=LABELS, class_names=("a", "b"))

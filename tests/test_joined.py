@@ -69,27 +69,6 @@ def test_others_are_read_row_by_row(sets):
     assert data.decoder in ("cv2", "pillow")
 
 
-def test_a_set_joins_a_joined_one(sets):
-    root, *_ = sets
-    inner = {"name": "joined", "sets": [section(root / "a.npz")]}
-    data = sources.joined(sets=[inner, section(root / "b.npz")])
-    assert data.train.domain.tolist() == [0] * 6 + [1] * 4
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ([], r"sets=\[\]"),
-        ([{"name": "nps"}], r"config\.data\.sets\[0\]\.name='nps'"),
-        ([{"name": "npz", "pat": 1}], r"config\.data\.sets\[0\]\.pat"),
-        ([{"name": "rings_and_trees"}], r"sets\[0\]"),
-    ],
-)
-def test_what_is_wrong_is_named(given, said):
-    with pytest.raises(ValueError, match=said):
-        sources.joined(sets=given)
-
-
 def test_the_next_task_is_the_last_set(sets):
     root, *_ = sets
     data = read(root, "a.npz", "b.npz")

@@ -194,24 +194,6 @@ def test_a_signal_to_the_batch_script_reaches_the_step(fake):
     assert fake.log()[-1] == ["scontrol", "requeue", "7"]
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["--nodes=0", "--", "x"], ["--nodes=0"]),
-        (["--per=gpu", "--", "x"], ["--per=gpu", "--gpus"]),
-        (["--per=task", "--", "x"], ["--per=task"]),
-        (["--gpus=4"], []),
-        (["--commands=/no/such"], ["/no/such"]),
-        (["--config=x"], ["--config=x"]),
-    ],
-)
-def test_a_wrong_slurm_command_is_one_line(fake, arguments, words):
-    fake("sbatch")
-    err = call("slurm.sh", *arguments, code=2).stderr
-    assert err.startswith("jaxcl: ") and err.count("\n") == 1 and not fake.log()
-    assert all(word in err for word in words), err
-
-
 # Kubernetes
 
 GPUS = [
@@ -311,21 +293,32 @@ def test_a_run_on_tpus(fake):
     assert spec["completions"] == 16 and "hostNetwork" not in spec["template"]["spec"]
 
 
+MAKE = ["--zone=z", "--type=v5litepod-16", "--version=v2"]
+
+
 @pytest.mark.parametrize(
-    "arguments, words",
+    "script, arguments, words",
     [
-        (["apply", "a_b", "--image=i", "--", "x"], ["a_b"]),
-        (["apply", "a", "--", "x"], ["--image"]),
-        (["apply", "a", "--image=i"], []),
-        (["apply", "a", "--image=i", "--claim=x", "--", "x"], ["--claim=x"]),
-        (["apply", "a", "--image=i", "--hosts=0", "--", "x"], ["--hosts=0"]),
-        ([*TPUS, "--gpus=1", "--", "x"], ["--tpu=tpu-v6e-slice", "--gpus"]),
-        ([*TPUS, "--topology=4", "--", "x"], ["--topology=4"]),
-        ([*TPUS, "--chips=3", "--", "x"], ["--chips=3"]),
+        ("slurm.sh", ["--nodes=0", "--", "x"], ["--nodes=0"]),
+        ("slurm.sh", ["--per=gpu", "--", "x"], ["--per=gpu", "--gpus"]),
+        ("slurm.sh", ["--gpus=4"], []),
+        ("slurm.sh", ["--commands=/no/such"], ["/no/such"]),
+        ("kubernetes.py", ["apply", "a_b", "--image=i", "--", "x"], ["a_b"]),
+        ("kubernetes.py", ["apply", "a", "--image=i"], []),
+        ("kubernetes.py", [*TPUS, "--gpus=1", "--", "x"], ["--tpu", "--gpus"]),
+        ("kubernetes.py", [*TPUS, "--topology=4", "--", "x"], ["--topology=4"]),
+        ("kubernetes.py", [*TPUS, "--chips=3", "--", "x"], ["--chips=3"]),
+        ("local.sh", ["--processes=0", "--", "x"], ["--processes=0"]),
+        ("local.sh", ["--config=x"], ["--config=x"]),
+        ("tpu.sh", ["crate", "n"], ["crate"]),
+        ("tpu.sh", ["create", "n", "--typ=x"], ["--typ=x"]),
+        ("tpu.sh", ["resume", "n", *MAKE, "--", "--config=a"], ["--workdir"]),
+        ("tpu.sh", ["resume", "n", "--", "--workdir=gs://b"], ["--type", "--version"]),
     ],
 )
-def test_a_wrong_kubernetes_command_is_one_line(fake, arguments, words):
-    fake("kubectl")
-    err = call("kubernetes.py", *arguments, code=2).stderr
+def test_a_wrong_command_is_one_line(fake, script, arguments, words):
+    for name in ("sbatch", "kubectl", "gcloud"):
+        fake(name)
+    err = call(script, *arguments, code=2).stderr
     assert err.startswith("jaxcl: ") and err.count("\n") == 1 and not fake.log()
     assert all(word in err for word in words), err

@@ -156,22 +156,6 @@ def test_it_starts_again_so_many_times(fake):
     assert len(starts(home, 0)) == 4
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["--processes=0", "--", "x"], ["--processes=0"]),
-        (["--retries=x", "--", "x"], ["--retries=x"]),
-        (["--config=x"], ["--config=x"]),
-        ([], []),
-    ],
-)
-def test_a_wrong_command_is_one_line(fake, arguments, words):
-    home = fake(["0"], ["0"])
-    _, err = processes.finish(start(*arguments), code=2)
-    assert err.startswith("jaxcl: ") and err.count("\n") == 1 and not starts(home, 0)
-    assert all(word in err for word in words), err
-
-
 # Real processes
 
 

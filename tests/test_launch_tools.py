@@ -181,23 +181,6 @@ def _log(path):
     return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["--vary", "method.base", "byol"], ["method.base"]),
-        (["--vary", "config.method.base"], ["config.method.base"]),
-        (["--vary", "config.seed", "1"], ["config.seed", "--seeds"]),
-        (["--vary", "config.a", "1", "1"], ["b,a=1"]),
-        (["--jobs=0"], ["--jobs=0"]),
-        (["--run", "--root=gs://b"], ["--root=gs://b"]),
-    ],
-)
-def test_a_wrong_sweep_is_one_line(capsys, arguments, words):
-    assert sweep.main(["--config", "b.py", *arguments]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("jaxcl: ") and all(word in err for word in words), err
-
-
 # Table
 
 
@@ -275,26 +258,3 @@ def test_what_is_not_there_is_said(capsys, three):
     assert len(lines) == 5
     leave(three / "new", done=1)
     assert "new" in shown(capsys, three / "new", code=2)
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["er", "--paper", "er=4"], ["er=4", "--matrix"]),
-        (["er", f"--matrix={NAME}", "--paper", "=4"], ["row 1", "name"]),
-        (["er", f"--matrix={NAME}", "--paper", "er=x"], ["value=x"]),
-        (["er", f"--matrix={NAME}", "--paper", "er=1", "er=2"], ["er"]),
-        (["er", "--paper", "none.csv"], ["row 1", "matrix"]),
-        (["er", "--paper", "no_such.json"], ["no_such.json"]),
-        (["er", "--matrix=linear"], ["--matrix=linear", NAME]),
-        (["er", "--measure=accuracy"], ["--measure=accuracy", "average_accuracy"]),
-        (["er", "er"], ["er"]),
-        (["nothing"], ["nothing", "results.json"]),
-    ],
-)
-def test_a_wrong_table_is_one_line(capsys, three, monkeypatch, arguments, words):
-    monkeypatch.chdir(three)
-    (three / "none.csv").write_text("name,measure,value\ner,forgetting,3\n")
-    err = shown(capsys, *arguments, code=2)
-    assert err.startswith("jaxcl: ") and err.count("\n") == 1
-    assert all(word in err for word in words), err

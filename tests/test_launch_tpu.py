@@ -108,40 +108,6 @@ def test_the_last_command_of_a_dry_run(arguments, want):
     assert set(want) < set(shlex.split(line))
 
 
-def test_a_tpu_is_made_once_and_taken_as_it_is(fake):
-    begin(fake, 0)
-    tpu("create", "n", *MAKE)
-    tpu("create", "n", *MAKE)
-    assert calls(fake) == ["tpu-vm create"]
-
-
-@pytest.mark.parametrize("state", ["PREEMPTED", "TERMINATED"])
-def test_a_lost_tpu_is_made_anew(fake, state):
-    begin(fake, 0, state=state)
-    tpu("create", "n", *MAKE)
-    assert calls(fake) == ["tpu-vm delete", "tpu-vm create"]
-
-
-def test_a_stopped_one_is_started_and_one_on_its_way_waited_for(fake):
-    begin(fake, 0, state="CREATING\nSTOPPED\nREADY")
-    tpu("create", "n", *MAKE, "--poll=0")
-    assert calls(fake) == ["tpu-vm start"]
-
-
-def test_the_queue_is_waited_for_and_left(fake):
-    begin(fake, 0)
-    done = tpu("create", "n", *MAKE, "--queued", "--poll=0")
-    assert "WAITING_FOR_RESOURCES" in done.stderr
-    assert calls(fake) == ["queued-resources create"]
-    (fake / "queue").write_text("SUSPENDED")
-    tpu("create", "n", *MAKE, "--queued", "--poll=0")
-    assert calls(fake)[1:] == ["queued-resources delete", "queued-resources create"]
-    tpu("delete", "n", "--queued")
-    assert not (fake / "queue").exists() and not (fake / "worker_0").exists()
-    tpu("delete", "n", "--queued")  # there is none left
-    assert calls(fake)[3:] == ["queued-resources delete"]
-
-
 def test_install_brings_the_package_to_all_workers(fake):
     begin(fake, 0, state="READY")
     tpu("install", "n")
@@ -220,23 +186,3 @@ def test_resume_ends_where_it_is_of_no_use(fake, package, code, starts):
     script = ["resume", "n", *MAKE, package, "--poll=0", "--retries=1", "--", *RUN]
     tpu(*script, code=code)
     assert len(ran(fake)) == starts
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["create"], []),
-        (["crate", "n"], ["crate"]),
-        (["create", "n", "--typ=x"], ["--typ=x"]),
-        (["create", "n", "--poll=soon"], ["--poll=soon"]),
-        (["run", "n"], ["run"]),
-        (["fetch", "n"], ["--workdir"]),
-        (["resume", "n", *MAKE, "--", "--config=a"], ["--workdir"]),
-        (["resume", "n", "--", *RUN], ["--type", "--version"]),
-    ],
-)
-def test_a_wrong_command_is_one_line_and_code_2(fake, arguments, words):
-    err = tpu(*arguments, code=2).stderr
-    assert err.startswith("jaxcl: ") and err.count("\n") == 1
-    assert all(word in err for word in words), err
-    assert not (fake / "log").exists()

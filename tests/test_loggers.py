@@ -73,17 +73,6 @@ def test_a_logger_of_the_users_own(tmp_path, monkeypatch):
     assert len(sys.modules["house.log"].made) == 3
 
 
-def test_numbers_of_a_row():
-    row = {"step": 3, "task": 0, "loss": 0.5, "eval": {"knn": [0.5, None, 0.25]}}
-    row |= {"time": {"unix": 9.0, "images_per_second": 2.0}, "word": "no number"}
-    assert dict(loggers.numbers(row)) == {
-        "train/loss": 0.5,
-        "eval/knn/1": 0.5,
-        "eval/knn/3": 0.25,
-        "time/images_per_second": 2.0,
-    }
-
-
 @pytest.mark.parametrize(
     ("names", "words"),
     [

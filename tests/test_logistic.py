@@ -123,20 +123,3 @@ def test_features_that_are_not_finite_have_no_accuracy():
     found = logistic.make(parts, passes=0)(state, 0)
     assert np.isnan(found.rows["class_incremental"]).all() and not found.scalars
     assert "not finite" in found.warnings[0]
-
-
-def test_what_it_cannot_do_is_refused():
-    streams = eval_toy.dataset(streams=True)
-    with pytest.raises(ValueError, match="logistic.passes=3"):
-        logistic.make(eval_toy.parts_of(data=streams))
-    with pytest.raises(ValueError, match="logistic.passes=1"):
-        logistic.make(eval_toy.parts_of(size=3), passes=1)
-    found = logistic.make(eval_toy.parts_of(data=streams), passes=0)
-    whole = logistic.make(eval_toy.parts_of(), passes=0)
-    state = eval_toy.state_of(0)
-    assert found(state, 0).scalars["accuracy"] == whole(state, 0).scalars["accuracy"]
-    data = eval_toy.dataset()
-    alone = data._replace(train=data.train._replace(label=data.train.label * 0))
-    with pytest.raises(ValueError, match="class"):
-        logistic.make(eval_toy.parts_of()._replace(
-            stream=eval_toy.parts_of().stream._replace(dataset=alone)))  # fmt: skip

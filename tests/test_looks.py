@@ -84,26 +84,3 @@ def test_looks_follow_the_run_unless_they_have_a_seed():
         assert not sections.follows_seed({"name": name, "seed": 1})
     one, other = (looks.made(numbered(), "permuted", 2, s).train.images for s in (0, 1))
     assert (one != other).any()
-
-
-def test_what_cannot_be_changed_is_refused(monkeypatch):
-    data = numbered()
-    wide = data._replace(
-        train=data.train._replace(images=np.zeros((4, 4, 6, 1), np.uint8))
-    )
-    read = data._replace(train=data.train._replace(images=None, load=len))
-    two = data._replace(domain_names=("one", "two"))
-    for wrong, look, count, said in (
-        (data, "permuted", None, "num_tasks = None: scenario 'permuted' needs"),
-        (wide, "rotated", 2, "images of 4 x 6 pixels"),
-        (read, "permuted", 2, "needs images in memory, which numbered has not"),
-        (two, "rotated", 2, "numbered has 2 domains; must have one"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            looks.made(wrong, look, count, 0)
-    monkeypatch.setattr(looks, "MOST_BYTES", 2 * data.train.images.nbytes)
-    looks.made(data, "permuted", 2, 0)
-    with pytest.raises(ValueError, match="num_tasks = 3"):
-        looks.made(data, "permuted", 3, 0)
-    with pytest.raises(ValueError, match="domain_order"):
-        scenarios.make(data, scenario="permuted", num_tasks=2, domain_order=(0,))

@@ -295,16 +295,6 @@ def test_order_of_examples_and_scale_of_rows_do_not_matter(name):
     assert abs(loss(*map(jnp.float32, moved)) - value) > 1e-3
 
 
-def test_sup_con_ignores_order_and_equals_nt_xent_with_one_pair_per_label():
-    (z,) = map(jnp.float32, draw((6, 4), seed=2))
-    labels, order = jnp.asarray(LABELS), np.array([5, 2, 0, 1, 4, 3])
-    value = contrastive.sup_con(z, labels)
-    moved = contrastive.sup_con(z[order], labels[order])
-    np.testing.assert_allclose(moved, value, rtol=1e-5)
-    pairs = contrastive.sup_con(z, jnp.array([0, 1, 2, 0, 1, 2]), temperature=0.2)
-    np.testing.assert_allclose(pairs, contrastive.nt_xent(z[:3], z[3:]), rtol=1e-5)
-
-
 @pytest.mark.parametrize("name", BATCHED)
 def test_bfloat16_is_computed_in_float32(name):
     loss, shapes = BATCHED[name]
@@ -495,27 +485,6 @@ def test_info_nce_without_any_negative_is_zero_with_a_zero_gradient():
             assert value == 0.0 and not any(np.any(g) for g in gradients)
 
 
-def test_info_nce_needs_negatives():
-    with pytest.raises(ValueError, match="negatives=None, examples=None"):
-        contrastive.info_nce(jnp.ones(ROWS), jnp.ones(ROWS))
-
-
-def test_m_hml_of_weight_one_is_info_nce_less_a_constant():
-    arrays = [jnp.float32(a) for a in draw(ROWS, ROWS, (5, 4), seed=7)]
-    plain = contrastive.info_nce(
-        *arrays, temperature=0.3, positive_in_denominator=False
-    )
-    value = contrastive.m_hml(*arrays, temperature=0.3)
-    np.testing.assert_allclose(value, plain - math.log(5), rtol=1e-5)
-
-
-def test_batch_negatives_of_both_views_are_nt_xent():
-    z1, z2 = map(jnp.float32, draw(ROWS, ROWS, seed=8))
-    rows, partners = contrastive.interleave(z1, z2), contrastive.interleave(z2, z1)
-    value = contrastive.info_nce(rows, partners, examples=jnp.arange(6) // 2)
-    np.testing.assert_allclose(value, contrastive.nt_xent(z1, z2), rtol=1e-5)
-
-
 def test_sup_con_does_not_see_what_rows_that_do_not_exist_hold():
     (z,) = map(jnp.float32, draw((6, 4), seed=3))
     labels = jnp.asarray(LABELS)
@@ -536,50 +505,6 @@ def test_sup_con_does_not_see_what_rows_that_do_not_exist_hold():
         for few in (jnp.arange(6) == 0, jnp.zeros(6, bool)):
             none, other = step(spoilt, jnp.zeros(6, int), few)
             assert none == 0.0 and not np.any(np.asarray(other))
-
-
-def test_losses_at_points_known_by_hand():
-    eye = jnp.eye(2)
-    # Views agree, the two examples are orthogonal: columns 1, 0, 0 per row.
-    expected = -5.0 + math.log(math.exp(5.0) + 2.0)
-    value = jax.jit(contrastive.nt_xent)(eye, eye)
-    np.testing.assert_allclose(value, expected, rtol=1e-4)
-    # Four unlabelled copies of one row: uniform over three columns.
-    same = jax.jit(contrastive.sup_con)(jnp.ones((4, 3)), jnp.zeros(4, int))
-    np.testing.assert_allclose(same, math.log(3.0), rtol=1e-5)
-    # P agrees with F and is orthogonal to the queues of two rows each.
-    a, b = jnp.eye(3)[:1], jnp.zeros((2, 2, 3)).at[..., 1].set(1.0)
-    paper = jax.jit(functools.partial(distill.pnr_moco, form="paper"))
-    value = paper(a, a, a, a, a, a, a, a, b, b)
-    expected = -10.0 + math.log(math.exp(5.0) + 4.0) + math.log(4.0)
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
-
-
-def test_pnr_sends_gradient_through_current_features_used_as_negatives():
-    arrays = [jnp.asarray(a, jnp.float32) for a in draw(*[ROWS] * 6, seed=5)]
-
-    def second_term(z1, pn2):
-        inputs = [z1, *arrays[1:]]
-        without = distill.pnr_simclr(*inputs, pn1=False, pn2=False)
-        return distill.pnr_simclr(*inputs, pn1=False, pn2=pn2) - without
-
-    assert np.any(np.abs(jax.grad(second_term)(arrays[0], True)) > 1e-3)
-
-
-@pytest.mark.parametrize("loss", [distill.cassle_contrastive, distill.pnr_moco])
-def test_an_unknown_form_is_named(loss):
-    count = 4 if loss is distill.cassle_contrastive else 10
-    with pytest.raises(ValueError, match="form='papier'"):
-        loss(*[jnp.ones(ROWS)] * count, form="papier")
-
-
-@pytest.mark.parametrize("name", BATCHED)
-def test_mismatched_shapes_raise(name):
-    loss, shapes = BATCHED[name]
-    arrays = [jnp.ones(s) for s in shapes]
-    arrays[1] = jnp.ones((2, 4))
-    with pytest.raises(AssertionError):
-        loss(*arrays)
 
 
 def test_a_batch_split_over_devices_gives_the_loss_of_the_whole_batch():

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import math
 from typing import NamedTuple
 
 import jax
@@ -10,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import eval_toy, memory_toy, pictures, toy
-from jaxcl import metrics, plots, sharding
+from helpers import eval_toy, memory_toy, toy
+from jaxcl import sharding
 from jaxcl.data import stream
 from jaxcl.evals import memory, spread, tsne
 from jaxcl.memory import buffer
@@ -129,11 +128,6 @@ def test_the_stream_is_what_its_order_draws():
     assert asked == [(18, 16), (16, 16), (16, 16)]
 
 
-def test_a_memory_is_needed():
-    with pytest.raises(ValueError, match=r"evaluators\.memory"):
-        memory.make(parts_of(memory=None))
-
-
 # The spread
 
 
@@ -167,112 +161,7 @@ def test_spread_is_the_equations(split, devices):
     assert scalars == {n: pytest.approx(x, rel=1e-4) for n, x in want.items()}
 
 
-def test_measures_by_class_at_their_limits():
-    x = jnp.asarray([[1.0, 0], [0, 2], [3, 0], [0, -1], [5, 5]])
-    label = jnp.asarray([0, 0, 1, 3, -1])
-    # Class 0 lies at 45 degrees to its rows and to class 1, at 135 to class 3.
-    half = math.sqrt(0.5)
-    found = metrics.intra_class_variances(x, label, 4)
-    np.testing.assert_allclose(found, [(half - 1) ** 2, 0, 0, 0], atol=1e-6)
-    found = metrics.inter_class_similarities(x, label, 4)
-    np.testing.assert_allclose(found, [0, half / 2, 0, -half / 2], atol=1e-6)
-    alone = metrics.inter_class_similarities(x, 0 * label, 4)
-    np.testing.assert_array_equal(alone, np.zeros(4))
-
-
-def test_spread_refuses_what_cannot_be():
-    with pytest.raises(ValueError, match=r"spread\.split='test'"):
-        spread.make(eval_toy.parts_of(), split="test")
-    parts = eval_toy.parts_of()
-    parts = parts._replace(stream=parts.stream._replace(evaluation=None))
-    with pytest.raises(ValueError, match=r"evaluators\.spread"):
-        spread.make(parts)
-
-
 # Pictures
-
-
-def test_a_scalar_is_drawn_as_it_is(figures, tmp_path):
-    curve = [4, 8], np.array([1.5, 2.0]), np.array([0.25, 0.5])
-    given = {"ylabel": "nats", "scale": 1.0}
-    plots.anytime({"a": curve}, tmp_path / "x.png", [8], **given)
-    (axes,) = figures[0].axes
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), [1.5, 2.0])
-    corners = axes.collections[0].get_paths()[0].vertices
-    at = corners[corners[:, 0] == 8, 1]
-    np.testing.assert_allclose([at.min(), at.max()], [1.5, 2.5])
-
-
-def rows_of():
-    """metrics.jsonl of two entries, one of them empty at first."""
-    evals = [
-        (0, 0, {"memory/rows": 0.0, "memory/stream_entropy": 0.5}),
-        (4, 0, {"memory/class_0": 1.0, "memory/class_1": 0.0, "memory/entropy": 0.0}),
-        (6, 0, {"spread/intra_0": 0.9, "spread/inter_0": 0.8}),
-        (
-            12,
-            1,
-            {
-                "linear/class_incremental": [0.5, 0.5],
-                "memory/class_1": 0.25,
-                "memory/class_0": 0.75,
-                "memory/entropy": 0.5,
-                "memory/stream_entropy": 0.7,
-                "spread/intra_0": 0.1,
-                "spread/intra_2": 0.3,
-                "spread/inter_0": -0.2,
-                "spread/inter_2": None,
-                "mine/class_0": 0.0,
-                "mine/class_1": 1.0,
-                "mine/entropy": 0.0,
-            },
-        ),
-    ]
-    rows = [{"step": s, "task": t, "eval": found} for s, t, found in evals]
-    return rows[:2] + [{"step": 5, "task": 0, "loss": 1.0}] + rows[2:]
-
-
-def test_rows_are_read_back():
-    found = memory.histories(rows_of())
-    assert set(found) == {"memory", "mine"}
-    one = found["memory"]
-    assert one.steps.tolist() == [4, 12]
-    assert one.shares.tolist() == [[1, 0], [0.75, 0.25]]
-    assert one.entropy.tolist() == [0, 0.5]
-    np.testing.assert_array_equal(one.stream, [np.nan, 0.7])
-    assert found["mine"].steps.tolist() == [12]
-    ((key, (intra, inter)),) = spread.by_class(rows_of()).items()
-    assert key == "spread"
-    np.testing.assert_array_equal(intra, [0.1, np.nan, 0.3])
-    np.testing.assert_array_equal(inter, [-0.2, np.nan, np.nan])
-
-
-def test_a_run_has_its_pictures(figures, tmp_path):
-    memory.draw(rows_of(), tmp_path)
-    spread.draw(rows_of(), tmp_path)
-    names = {path.name for path in tmp_path.iterdir()}
-    want = {f"{key}_{what}.png" for key in ("memory", "mine") for what in PICTURES}
-    assert names == want | {"spread_by_class.png"}
-    entropies = figures[1].axes[0]
-    held, whole = entropies.lines
-    assert held.get_xydata().tolist() == [[4, 0], [12, 0.5]]
-    np.testing.assert_array_equal(whole.get_ydata(), [np.nan, 0.7])
-    assert pictures.legend(entropies) == ["memory", "stream"]
-    assert pictures.legend(figures[3].axes[0]) == [
-        "memory"
-    ]  # nothing known of the stream
-    assert entropies.get_xlim() == (0, 12) and "nats" in entropies.get_ylabel()
-    assert pictures.legend(figures[4].axes[0]) == ["spread: intra", "spread: inter"]
-
-
-PICTURES = ("classes", "entropy")
-
-
-def test_nothing_to_draw_is_no_error(tmp_path):
-    rows = [{"step": 1, "task": 0, "loss": 1.0}, {"step": 1, "task": 0, "eval": {}}]
-    memory.draw(rows, tmp_path)
-    spread.draw(rows, tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 # The filter, in a t-SNE
@@ -292,61 +181,6 @@ def test_rows_are_balanced_over_classes():
     other = tsne.balanced(labels, 20, seed=2)
     assert set(other) != set(tsne.balanced(labels, 20, seed=1))
     assert 0 < len({*other} & {*np.flatnonzero(labels == 2)}) == 2
-
-
-@pytest.mark.parametrize(
-    "streams, judged, by_row",
-    [(False, True, True), (True, False, True), (True, True, False)],
-)
-def test_picture_of_the_filter(streams, judged, by_row, tmp_path, drawn, figures):
-    calls, features = drawn
-    data, state = eval_toy.dataset(), memory_toy.remembering(by_row=by_row)
-    parts = memory_toy.remembered(eval_toy.dataset(streams=streams))
-    parts = imbalanced(parts)
-    if not judged:
-        parts = parts._replace(stream=parts.stream._replace(evaluation=None))
-    parts = parts._replace(
-        stream=parts.stream._replace(tasks=tuple(all_rows(parts, parts.stream.tasks)))
-    )
-    options = dict(show="filter", max_points=13, batch_size=20)
-    draw = tsne.make(parts, directory=tmp_path / "a", **options)
-    found = draw(state, 1)
-    assert found.rows == {} and found.scalars == {}
-    assert (tmp_path / "a" / "filter_tsne_task2.png").exists()
-    (_, labels, pale, marks, _), given = calls[0]
-    split = data.test if judged else data.train
-    shown = tsne.balanced(split.label, 13, 3)
-    assert np.bincount(split.label[shown]).min() >= 2
-    # The run's first batch of the task, were its batches of 20 rows.
-    rng = np.random.default_rng([3, 1, 0])
-    rows = dominated(rng, np.arange(50, dtype=np.int32), 20)[0]
-    kept = jax.device_get(state.memory)
-    stored = kept.items["label"][kept.filled]
-    want = np.concatenate([split.label[shown], data.train.label[rows], stored])
-    np.testing.assert_array_equal(labels, want)
-    panel = np.repeat([0, 1, 2], [13, 20, 6])
-    assert pale.tolist() == (panel == 0).tolist() and "task 2" in given["title"]
-    for number, chosen in enumerate(marks.values()):
-        assert chosen.tolist() == (panel == number).tolist()
-    share = 100 * (data.train.label[rows] == 3).mean()
-    assert share > 45
-    titles = ["as many rows of each class", f"a batch: {share:.0f} % d"]
-    assert list(marks) == [*titles, "the memory: 0 % d"]
-    assert [a.get_title() for a in figures[0].axes] == list(marks)
-    images = data.train.images[kept.items["index"]] if by_row else kept.items["image"]
-    images = [split.images[shown], data.train.images[rows], images[kept.filled]]
-    np.testing.assert_allclose(
-        features[0],
-        eval_toy.embedded(state, np.concatenate(images)),
-        rtol=1e-4,
-        atol=1e-5,
-    )
-
-
-def all_rows(parts, tasks):
-    """The tasks, each with all train rows."""
-    rows = np.arange(50, dtype=np.int32)
-    return [t._replace(train=t.train._replace(rows=rows)) for t in tasks]
 
 
 def test_a_small_task_or_empty_memory_is_no_trouble(tmp_path, drawn):

@@ -72,6 +72,7 @@ BASES, STRATEGIES = tuple(bases.BASES), tuple(strategies.STRATEGIES)
 # vicreg's terms are weighted by 25. At 0.3 a last bit of dino's start grows to 4e-3 and
 # more on one device, too, with any of three seeds.
 SMALLER_STEPS = {"vicreg": {"optimizer.lr": 0.03}, "dino": {"optimizer.lr": 0.03}}
+SMALLER_STEPS |= {"nnclr": {"optimizer.lr": 0.03}}  # a last bit changes a neighbour
 # One epoch, with small steps: rounding grows with the number and the size of them.
 JOINT = {"scenario": {"name": "joint"}, "epochs": 1, "optimizer.lr": 0.05}
 # With seed 0 an activation rounds to either side of a ReLU's zero: a start that differs
@@ -103,7 +104,7 @@ def joint(base) -> Row:
 
 # With larger ones a last bit of the start grows to 1e-3 (lejepa, dino) or to 0.015
 # (vicreg) on one device, too.
-LARS_RATES = {"vicreg": 0.03, "dino": 0.03, "lejepa": 0.03}
+LARS_RATES = {"vicreg": 0.03, "dino": 0.03, "lejepa": 0.03, "nnclr": 0.03}
 
 
 def paper(base) -> Row:

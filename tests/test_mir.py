@@ -87,27 +87,6 @@ def test_a_step_equals_its_twin(name):
         np.testing.assert_allclose(one, other, rtol=1e-4)
 
 
-def test_the_size_of_the_virtual_step_decides():
-    """Control: with another step the twin above would choose other rows."""
-    seed, options, labels, allowed, size, _ = CASES["past"]
-    state, batch = tiny.start(seed, labels), tiny.incoming(seed)
-    old = tiny.raw(state.extra.memory.items["image"])[:allowed]
-    args = (
-        tiny.arrays(state.params),
-        tiny.raw(batch["image"]),
-        np.array(tiny.NEW),
-        old,
-        OLD[:allowed],
-    )
-    chosen = {
-        lr: {*np.argsort(-raised(*args, lr=lr))[:size]}
-        for lr in (tiny.LR, 0.1 * tiny.LR, -tiny.LR)
-    }
-    assert (
-        chosen[tiny.LR] != chosen[0.1 * tiny.LR] and chosen[tiny.LR] != chosen[-tiny.LR]
-    )
-
-
 def test_nothing_to_replay_is_plain_descent():
     """An empty memory, and one of the present task alone."""
     step = jax.jit(mir.make(tiny.make_parts(size=3)).step)
@@ -141,9 +120,3 @@ def test_rows_that_do_not_exist_are_chosen_last():
     np.testing.assert_array_equal(rows.mask, [True, True, True, False])
     np.testing.assert_array_equal(rows.slots[:3], [1, 2, 0])
     np.testing.assert_array_equal(rows.label, [1, 2, 0, 1])
-
-
-def test_options_are_checked():
-    made = tiny.make_parts(size=4)
-    with pytest.raises(ValueError, match="config.method.candidates=3"):
-        mir.make(made, candidates=3)

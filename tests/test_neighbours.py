@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers import eval_toy, pictures
+from helpers import eval_toy
 from jaxcl import plots
-from jaxcl.data import stream
 from jaxcl.evals import neighbours
 
 
@@ -94,18 +93,6 @@ def test_without_evaluation_rows_train_rows_are_drawn_and_no_labels_read(
     np.testing.assert_array_equal(queries, train.images[[0, len(train.images) - 1]])
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("kind", plots.FORMATS)
-def test_the_picture_is_whole(tmp_path, channels, kind):
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (2, 4, 9, 9, channels)).astype(np.uint8)
-    path = tmp_path / f"a.{kind}"
-    plots.neighbours(images[:, 0], images[:, 1:], np.ones((2, 3)), path, title="t")
-    assert path.stat().st_size > 1000
-    if kind == "png":
-        pictures.check_whole(path)
-
-
 def test_few_images_are_each_others_neighbours(tmp_path):
     data = eval_toy.dataset()
     parts = eval_toy.parts_of("joint", data)
@@ -124,16 +111,3 @@ def test_nothing_is_drawn_of_what_is_not_finite(tmp_path):
     parts = eval_toy.parts_of("joint")
     result = neighbours.make(parts, directory=tmp_path)(wild, 0)
     assert result.warnings and not [*tmp_path.iterdir()]
-
-
-def test_graphs_and_a_single_image_are_refused(tmp_path):
-    parts = eval_toy.parts_of("joint")
-    cut = parts.stream._replace(evaluation=eval_toy.split_of(1, 1))
-    one = parts._replace(stream=cut)
-    with pytest.raises(ValueError, match="neighbours: 1 "):
-        neighbours.make(one, directory=tmp_path)
-    graphs = stream.Examples(np.zeros(2, np.int32), np.zeros(2, np.int32), None)
-    graphs = graphs._replace(graphs=object())
-    of_graphs = parts._replace(stream=parts.stream._replace(evaluation=graphs))
-    with pytest.raises(ValueError, match="neighbours.*graphs"):
-        neighbours.make(of_graphs, directory=tmp_path)

@@ -1,25 +1,19 @@
 """The notebooks: valid and without outputs, their commands parse, they run."""
 
 import ast
-import io
 import os
 import pathlib
 import re
 import subprocess
 import sys
-import tarfile
 
 import nbclient
 import nbformat
-import numpy as np
 import pytest
 from absl import flags
 from IPython.core import inputtransformer2
 
 from helpers import config_files, pages
-from jaxcl.data import from_arrays
-from jaxcl.export import command as export_command
-from jaxcl.report import compare
 from jaxcl.update import command as update_command
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -111,11 +105,6 @@ def test_cells_are_python_and_figures_have_labels(path):
             assert re.search(rf"\b(sup)?{axis}label\b", source), source
 
 
-def test_plain_leaves_python_alone():
-    source = "a = 1 % 2\nif a:\n    %pip x\n!run \\\n    --b=1 \\\n    --c\nb = 2"
-    assert plain(source) == "a = 1 % 2\nif a:\n    pass\npass\nb = 2"
-
-
 # Commands
 
 
@@ -133,24 +122,7 @@ def test_updates_have_the_options_there_are(arguments):
     update_command.read_options(values["config"].value.to_dict())
 
 
-@pytest.mark.parametrize(
-    "name, module", [("jaxcl compare", compare), ("jaxcl.export", export_command)]
-)
-def test_other_commands_have_the_options_there_are(name, module, capsys):
-    with pytest.raises(SystemExit):
-        module.main(["--help"])
-    known = set(re.findall(r"--\w+", capsys.readouterr().out))
-    found = commands(name)
-    for (arguments,) in (param.values for param in found):
-        assert {a.partition("=")[0] for a in arguments if a.startswith("-")} <= known
-    assert found
-
-
 # The first cell
-
-
-def test_the_first_cell_is_the_same():
-    assert len({code(path)[0] for path in BOOKS}) == 1
 
 
 class Shell:
@@ -186,18 +158,6 @@ def first():
     return code(BOOKS[0])[0]
 
 
-@pytest.mark.parametrize("here", ["", "notebooks"])
-def test_in_a_checkout_nothing_is_fetched(first, here, tmp_path, monkeypatch):
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "quickstart.py").touch()
-    (tmp_path / "notebooks").mkdir()
-    monkeypatch.chdir(tmp_path / here)
-    for _ in range(2):  # a cell may be run again
-        done = install(first)
-        assert (done.installed, done.ran) == ([], [])
-        assert pathlib.Path.cwd() == tmp_path
-
-
 def test_elsewhere_jaxcl_and_its_configs_are_fetched(first, tmp_path, monkeypatch):
     origin, here = tmp_path / "origin", tmp_path / "here"
     (origin / "configs").mkdir(parents=True)
@@ -218,55 +178,6 @@ def test_elsewhere_jaxcl_and_its_configs_are_fetched(first, tmp_path, monkeypatc
 
 
 # CIFAR-10, where there is a network
-
-
-def archive(path, rng):
-    """A small archive in the layout of CIFAR-10's binary version; its rows by split."""
-    labels = {"train": np.arange(10).repeat(2), "test": np.arange(10)}
-    rows = {
-        split: rng.integers(0, 256, (len(label), 3073), np.uint8)
-        for split, label in labels.items()
-    }
-    for split, label in labels.items():
-        rows[split][:, 0] = label
-    parts = np.split(rows["train"], 5)
-    files = {f"data_batch_{i}.bin": part for i, part in enumerate(parts, 1)}
-    files = {name: part.tobytes() for name, part in files.items()}
-    files["test_batch.bin"] = rows["test"].tobytes()
-    files["batches.meta.txt"] = "\n".join([*"abcdefghij", "", ""]).encode()
-    with tarfile.open(path, "w:gz") as made:
-        for name, data in files.items():
-            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-            member.size = len(data)
-            made.addfile(member, io.BytesIO(data))
-    return rows
-
-
-def test_the_archive_becomes_what_the_configs_read(tmp_path, monkeypatch, capfd):
-    rows = archive(tmp_path / "cifar.tar.gz", np.random.default_rng(0))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", path_with_python())
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    _, settings, reads, converts, *_ = code(FOLDER / "2_pnr_cifar10.ipynb")
-    address = f"file://{tmp_path}/cifar.tar.gz"
-    settings = re.sub(r"https://[^\"]+", address, settings)
-    names = {}
-    for source in (settings, reads, converts):
-        ran = install(source, names).ran
-    assert ran and not names["STAND_IN"] and "is there" in capfd.readouterr().out
-    made = from_arrays.arrays(path="data/cifar10")
-    assert made.class_names == tuple("abcdefghij")
-    for split, want in rows.items():
-        examples = getattr(made, split)
-        np.testing.assert_array_equal(examples.label, want[:, 0])
-        planes = want[:, 1:].reshape(-1, 3, 32, 32)
-        np.testing.assert_array_equal(examples.images[:, 4, 7, 2], planes[:, 2, 4, 7])
-    # What is there is not fetched again; the archive is gone.
-    os.remove("cifar.tar.gz")
-    os.remove("cifar10.npz")
-    for source in (reads, converts):
-        assert install(source, names).ran == []
-    assert "tar.gz" not in capfd.readouterr().out
 
 
 # From top to bottom

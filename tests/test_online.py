@@ -12,7 +12,6 @@ import pytest
 from helpers import online_toy, tiny, toy
 from jaxcl import core, optim, sharding
 from jaxcl.augment import images as augment_images
-from jaxcl.memory import buffer
 from jaxcl.methods import er, er_ace, er_aml, finetune, online
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import resnet
@@ -467,19 +466,6 @@ def test_er_aml_code_learns_the_first_task_plainly():
     stats = tiny.after_pass(tiny.running(state), params[0], rows)
     for one, other in zip(tiny.running(after), stats, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4)
-
-
-@pytest.mark.parametrize("options", [{"loss": "sup_con"}, {"negatives": "all"}])
-def test_er_aml_options_change_the_step(options):
-    made = parts()
-    plain, other = er_aml.make(made), er_aml.make(made, **options)
-    state = started(plain)
-    ends = [_compiled(m)[1](core.copy(state), SECOND)[0].params for m in (plain, other)]
-    with pytest.raises(AssertionError):
-        chex.assert_trees_all_close(*ends, rtol=1e-3, atol=1e-5)
-    with pytest.raises(ValueError, match=r"config\.method\.loss='triplets'"):
-        er_aml.make(made, loss="triplets")
-    assert isinstance(state.extra.memory, buffer.Buffer)
 
 
 def test_pictures_are_of_the_state_that_is_judged(tmp_path):

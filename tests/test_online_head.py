@@ -240,28 +240,6 @@ def test_labelled_rows_are_of_all_classes_in_an_order_of_their_own(incremental):
     assert not np.array_equal(indices(first), indices(seeded))
 
 
-def test_labelled_rows_of_a_joint_task_differ_from_its_own(tmp_path):
-    """And every epoch, which both begin anew here, has an order of its own."""
-    work = toy.job(tmp_path, scenario={"name": "joint"}, **HEAD)
-    batches = host(work)
-    own, labelled = np.stack([b["index"] for b in batches]), indices(batches)
-    assert len(own) == 58 and not np.array_equal(own, labelled)
-    assert (own == labelled).mean() < 0.01
-    first, second = labelled[:29], labelled[29:]
-    for epoch in (first, second):
-        assert len(np.unique(epoch)) == epoch.size
-    assert not np.array_equal(first, second)
-
-
-def test_a_task_of_more_epochs_than_the_set_wraps(tmp_path):
-    """66 steps of a part of the set, in rounds of 29 of the whole."""
-    work = toy.job(tmp_path, tasks=1, epochs=11, **HEAD)
-    rows = indices(host(work))
-    assert len(rows) == 66
-    assert len(np.unique(rows[:29])) == len(np.unique(rows[29:58])) == 29 * BATCH
-    assert not np.array_equal(rows[:29], rows[29:58])
-
-
 def test_processes_share_a_labelled_batch(incremental, monkeypatch):
     source = incremental.stream.tasks[0].train
     whole = indices(list(job._host_batches(incremental, source, 0, 0)))
@@ -343,33 +321,6 @@ def scores(state, images):
 LAYER = np.random.default_rng(5).normal(size=(eval_toy.DIM, eval_toy.CLASSES))
 
 
-@pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize("scenario", ["class", "domain", "data"])
-def test_predict_is_the_share_of_right_answers(scenario, streams):
-    data = eval_toy.dataset(streams=streams)
-    parts = eval_toy.parts_of(scenario, data, devices=2, predict=scores)
-    state = eval_toy.state_of(3)
-    result = predict.make(parts, met_only=False)(state, 0)
-    images = eval_toy.dataset().test.images
-    found = eval_toy.embedded(state, images) @ LAYER
-    labels = data.test.label
-    right = [row.argmax() == label for row, label in zip(found, labels, strict=True)]
-    want = [np.mean([right[i] for i in task.test]) for task in parts.stream.tasks]
-    assert 0 < np.mean(right) < 1
-    np.testing.assert_allclose(result.rows["class_incremental"], want)
-    np.testing.assert_allclose(result.scalars["accuracy"], np.mean(right))
-    assert result.scalars["seconds"] > 0
-    if scenario != "class":
-        assert set(result.rows) == {"class_incremental"}
-        return
-    told = []
-    for task in parts.stream.tasks:
-        best = [task.classes[found[i][task.classes].argmax()] for i in task.test]
-        told.append(np.mean(best == labels[task.test]))
-    np.testing.assert_allclose(result.rows["task_aware"], told)
-    assert not np.allclose(told, want)
-
-
 class Noted(eval_toy.Load):
     """Notes the rows that it reads."""
 
@@ -417,35 +368,6 @@ def test_predict_judges_the_rows_of_the_tasks_met(scenario, streams):
         np.testing.assert_allclose(result.scalars["accuracy"], np.mean(right[met]))
     if scenario != "data":
         assert 0 < len(met) < len(labels)
-
-
-@pytest.mark.parametrize("streams", [False, True])
-def test_predict_of_a_first_task_without_rows_measures_nothing(streams):
-    data = eval_toy.dataset(streams=streams)
-    parts = eval_toy.parts_of("class", data, predict=scores)
-    first, *tasks = parts.stream.tasks
-    tasks = (first._replace(test=first.test[:0]), *tasks)
-    parts = parts._replace(stream=parts.stream._replace(tasks=tasks))
-    result = predict.make(parts)(eval_toy.state_of(3), 0)
-    assert np.isnan(
-        [*result.rows["class_incremental"], result.scalars["accuracy"]]
-    ).all()
-
-
-def test_predict_refuses_what_predicts_nothing(tmp_path):
-    words = r"config\.evaluators\.predict: .*config\.method\.online_head=True"
-    with pytest.raises(ValueError, match=words):
-        toy.job(tmp_path, evaluators={"predict": {}})
-    words = r"config\.evaluators\.mine: "
-    with pytest.raises(ValueError, match=words):
-        toy.job(tmp_path, evaluators={"mine": {"name": "predict"}})
-    with pytest.raises(ValueError, match="evaluation rows"):
-        toy.job(
-            tmp_path,
-            **HEAD,
-            evaluators={"predict": {}},
-            scenario={"name": "class", "num_tasks": 2, "evaluation": "none"},
-        )
 
 
 def test_a_run_is_judged_by_its_head_alone_tasks_too(tmp_path):

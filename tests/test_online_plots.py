@@ -2,72 +2,12 @@
 
 import types
 
-import matplotlib
 import numpy as np
-import pytest
 
 from helpers import toy
 from jaxcl import plots
 from jaxcl.evals import memory, spread
 from jaxcl.run import finish, record
-
-
-@pytest.fixture
-def draw(tmp_path, figures):
-    """draw(function, ...) -> the axes of the figure that went to a PNG."""
-
-    def run(function, runs, *arguments, **options):
-        function(runs, tmp_path / "picture.png", *arguments, **options)
-        return figures[-1].axes[0]
-
-    return run
-
-
-def shaded(axes):
-    """First and last step of each shaded task."""
-    boxes = [p.get_extents() for p in axes.patches]
-    inverse = axes.transData.inverted()
-    corners = [inverse.transform(box.get_points())[:, 0] for box in boxes]
-    return [tuple(np.rint(x)) for x in corners]
-
-
-ENDS = [10, 30, 45, 60]
-
-
-def test_anytime_draws_means_bands_and_tasks(draw):
-    steps = np.arange(5, 61, 5)
-    mean, spread = np.linspace(0.9, 0.4, 12), np.linspace(0.0, 0.05, 12)
-    runs = {"ours": (steps, mean, spread), "peer": (ENDS, mean[:4], None)}
-    axes = draw(plots.anytime, runs, ENDS, title="t")
-    ours, peer = (line.get_xydata().T for line in axes.lines)
-    np.testing.assert_allclose(ours, [steps, 100 * mean])
-    np.testing.assert_allclose(peer, [ENDS, 100 * mean[:4]])
-    (band,) = axes.collections
-    corners = band.get_paths()[0].vertices
-    for step, middle, half in zip(steps, mean, spread, strict=True):
-        heights = corners[corners[:, 0] == step, 1]
-        want = 100 * (middle + half * np.array([-1, 1]))
-        np.testing.assert_allclose([heights.min(), heights.max()], want)
-    colours = [matplotlib.colors.to_hex(line.get_color()) for line in axes.lines]
-    assert matplotlib.colors.to_hex(band.get_facecolor()[0]) == colours[0] != colours[1]
-    assert shaded(axes) == [(10, 30), (45, 60)]
-    assert axes.get_xlim() == (0, 60) and "%" in axes.get_ylabel()
-    assert axes.get_title() == "t" and "step" in axes.get_xlabel()
-    names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert names == ["ours", "peer"]
-
-
-def test_steps_are_drawn_as_they_are(draw):
-    steps = np.arange(1, 61)
-    runs = {"er": (steps, np.sqrt(steps)), "er_ace": ([30], [2.5])}
-    axes = draw(plots.per_step, runs, ENDS, ylabel="drift")
-    er, ace = axes.lines
-    np.testing.assert_allclose(er.get_xydata().T, runs["er"])
-    assert ace.get_xydata().tolist() == [[30, 2.5]]
-    assert ace.get_marker() == "."  # a point, though no line
-    assert er.get_color() != ace.get_color() and axes.get_ylim()[0] == 0
-    assert shaded(axes) == [(10, 30), (45, 60)]
-    assert axes.get_ylabel() == "drift"
 
 
 def work_of(*charts, drawn=()):

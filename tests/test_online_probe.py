@@ -16,7 +16,6 @@ from jaxcl import core
 from jaxcl.memory import buffer
 from jaxcl.methods import online
 from jaxcl.methods.online import probe
-from jaxcl.methods.online import replay as replay_lib
 from jaxcl.run import job
 
 pytestmark = pytest.mark.xdist_group("online_probe")  # tests share compiled steps
@@ -269,111 +268,7 @@ def test_rows_that_do_not_exist_do_not_count():
 # Of the methods' losses
 
 
-def passes(work, seen, monkeypatch):
-    """Of each replaying pass of a step: images, features, tasks, their gradient.
-
-    By plain autodiff, of a perturbation added to the features.
-    """
-    images, calls = [], []
-
-    def replayed(net, params, stats, rows):
-        images.append(rows.images)
-        return replay(net, params, stats, rows)
-
-    def gradient(net, state, loss):
-        def perturbed(added):
-            kept, left = [], list(added)
-            images.clear()
-
-            def tap(params, features, tasks):
-                if left or not added:
-                    features = features + (left.pop(0) if left else 0.0)
-                kept.append((features, tasks))
-                return features
-
-            monkeypatch.setattr(probe, "tap", tap)
-            value = loss(state.params)[0]
-            of_pass = [
-                (one, *told)
-                for one, told in zip(images, kept, strict=True)
-                if told[1] is not None
-            ]
-            return value, (of_pass, kept)
-
-        _, kept = jax.eval_shape(perturbed, [])[1]
-        zeros = [jnp.zeros(features.shape) for features, _ in kept]
-        slopes, (of_pass, kept) = jax.grad(perturbed, has_aux=True)(zeros)
-        slopes = [
-            slope
-            for slope, told in zip(slopes, kept, strict=True)
-            if told[1] is not None
-        ]
-        calls.append(None)
-        found, grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-        return found, grads, dict.fromkeys(GRADIENTS, (of_pass, slopes))
-
-    replay = probe.Measured.replay
-    with monkeypatch.context() as patch:
-        patch.setattr(probe.Measured, "replay", replayed)
-        patch.setattr(probe.Measured, "gradient", gradient)
-        patch.setattr(probe, "tap", probe.tap)
-        metrics = jax.jit(work.method.step)(seen.before, seen.batch)[1]
-    assert len(calls) == 1
-    return metrics[GRADIENTS[0]]
-
-
-def test_gradients_are_of_the_rows_that_a_method_replays(monkeypatch):
-    work, steps = played()
-    first = next(i for i, seen in enumerate(steps) if seen.task == 1)
-    seen = steps[first + 2]
-    of_pass, slopes = passes(work, seen, monkeypatch)
-    assert len(of_pass) == len(slopes) == 2
-    memory = jax.device_get(seen.before.extra.memory)
-    stored = {
-        image.tobytes(): task
-        for image, task, there in zip(
-            memory.items["image"], memory.items["task"], memory.filled, strict=True
-        )
-        if there
-    }
-    norms, counts = [], []
-    for (images, features, tasks), slope in zip(of_pass, slopes, strict=True):
-        raw = np.rint((np.asarray(images) * 0.4 + 0.3) * 255).astype(np.uint8)
-        told = np.array([stored.get(image.tobytes(), 1) for image in raw])
-        tasks = np.asarray(tasks)
-        counted = tasks >= 0
-        np.testing.assert_array_equal(tasks[counted], told[counted])
-        slope, features = (np.asarray(a, np.float64) for a in (slope, features))
-        # Who does not count has no gradient.
-        assert np.abs(slope[~counted]).max(initial=0.0) == 0.0
-        u = twins.unit(features)
-        across = slope - (slope * u).sum(axis=1, keepdims=True) * u
-        each = np.linalg.norm(features, axis=1) * np.linalg.norm(across, axis=1)
-        norms += each[counted & (told < 1)].tolist()
-        counts.append((counted & (told < 1)).sum())
-    assert min(counts) > 0
-    np.testing.assert_allclose(
-        seen.metrics["feature_gradient_norm"], np.mean(norms), rtol=1e-3
-    )
-
-
 # What is refused
-
-
-def test_what_cannot_be_measured_is_refused():
-    with pytest.raises(ValueError, match=r"replay\.measure\[0\]='drfit'.*drift"):
-        replay_lib.settings(10, 8, measure=("drfit",))
-    assert replay_lib.settings(10, 8, measure=["drift"]).measure == ("drift",)
-    with pytest.raises(ValueError, match=r"config\.replay\.measure='drift'"):
-        make({"name": "er"}, "drift")
-    with pytest.raises(ValueError, match=r"config\.replay\.measure="):
-        make({"name": "finetune"}, ("drift",))
-    with pytest.raises(ValueError, match="'gradients'"):
-        make({"name": "agem"}, ("gradients",))
-    make({"name": "agem"}, ("drift",))
-    joint = {"name": "aser", "form": "code", "keep": "policy", "per_class": 1}
-    with pytest.raises(ValueError, match=r"config\.replay\.measure.*'gradients'"):
-        make(joint, ("gradients",))
 
 
 def test_a_loss_that_taps_nothing_is_refused():

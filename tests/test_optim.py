@@ -77,10 +77,6 @@ def test_sgd_is_torchs(momentum, nesterov, exclude_1d):
     check(tx, twin)
 
 
-def test_sgd_defaults():
-    check(optim.sgd(), lambda w, g, lr, memory: momentum_twin(g, memory, 0.9, False))
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -109,15 +105,6 @@ def test_lars_follows_the_released_code(options):
 
     check(optim.lars(**options), twin)
     assert options.get("clip", True) is False or True in clipped
-
-
-def test_lars_with_clipping_needs_lr():
-    params = {"w": jnp.ones((2, 2))}
-    tx = optim.lars()
-    with pytest.raises(TypeError, match="lr"):
-        tx.update(params, tx.init(params), params)
-    tx = optim.lars(clip=False)
-    tx.update(params, tx.init(params), params)
 
 
 @pytest.mark.parametrize("exclude_1d", [False, True])
@@ -227,20 +214,6 @@ def test_step_decay_and_constant():
     halves = optim.step_decay(1.0, epochs=4, milestones=[1, 2, 3], factor=0.5)
     np.testing.assert_allclose(at_steps(halves, 4), [1, 0.5, 0.25, 0.125])
     np.testing.assert_allclose(at_steps(optim.constant(0.3), 5), [0.3] * 5, rtol=1e-6)
-
-
-def test_schedules_are_float32_scalars_and_compile_once():
-    for schedule in (
-        optim.constant(0.1),
-        optim.cosine(0.1, epochs=5),
-        optim.warmup_cosine(0.1, epochs=12),
-        optim.step_decay(0.1, epochs=5, milestones=()),
-    ):
-        jitted = jax.jit(schedule)
-        for progress in (0.0, 0.5, 0.999):
-            rate = jitted(jnp.float32(progress))
-            assert rate.dtype == jnp.float32 and rate.shape == ()
-        assert jitted._cache_size() == 1
 
 
 def test_the_last_epoch_lasts_to_the_end_of_progress():

@@ -10,7 +10,7 @@ from PIL import Image
 
 from helpers import config_files
 from jaxcl.config import own_images
-from jaxcl.data import files, in_memory
+from jaxcl.data import in_memory
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -158,30 +158,6 @@ def test_small_files_are_decoded_once_and_large_ones_stream(tmp_path):
         own_images.of_path(str(tmp_path / "none"))
 
 
-@pytest.mark.parametrize("resident", [False, True])
-def test_images_as_the_section_reads_them_are_brought_to_a_square(resident, tmp_path):
-    for i in range(8):
-        pixels = np.full((20, 30, 3), 30 * i, np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
-    section = own_images.of_path(str(tmp_path)) | {"resident": resident}
-    config = own_images.config(section)
-    assert config.data.to_dict() == section
-    assert (config.augment.size, config.augment.resize) == (20, 20)
-
-
-def test_a_file_that_cannot_be_read_is_left_to_the_run(tmp_path):
-    for i in range(6):
-        pixels = np.full((20, 20, 3), 40 * i, np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
-    (tmp_path / "a.png").write_bytes(b"no image")
-    config = own_images.config(own_images.of_path(str(tmp_path)))
-    assert config.augment.size == 20
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "a.png").write_bytes(b"no image")
-    with pytest.raises(files.Unreadable, match=r"a\.png.*on_corrupt"):
-        own_images.config(own_images.of_path(str(tmp_path / "other")))
-
-
 def test_the_config_file_takes_a_folder(tmp_path):
     write(tmp_path / "mine" / "a", 16, count=10)
     path = f"--config={ROOT}/configs/own_images.py"
@@ -234,13 +210,3 @@ def test_the_folder_of_an_encoder_is_what_a_config_begins_with(tmp_path):
 def test_every_encoder_builds(name):
     config = config_of(hold(8), encoder=name)
     config_files.check_options(config)
-
-
-def test_an_unknown_encoder_is_refused():
-    with pytest.raises(ValueError, match="encoder='resnet19'.*resnet18"):
-        config_of(hold(8), encoder="resnet19")
-
-
-def test_no_tasks_are_refused():
-    with pytest.raises(ValueError, match="num_tasks=0"):
-        config_of(hold(8), num_tasks=0)

@@ -1,20 +1,17 @@
 """Formats of pictures, and the words of their titles."""
 
 import io
-import pathlib
 
 import numpy as np
 import pytest
 from IPython.core import formatters
 from PIL import Image
 
-from helpers import pages, toy
+from helpers import toy
 from jaxcl import plots
 from jaxcl.config import build
-from jaxcl.data import stream
 from jaxcl.run import finish
 
-ROOT = pathlib.Path(__file__).parents[1]
 MATRIX = np.where(np.tri(3) > 0, np.linspace(0, 1, 9).reshape(3, 3), np.nan)
 
 
@@ -83,29 +80,3 @@ def test_a_notebook_shows_the_picture_of_a_run():
     matrices = {"knn/class_incremental": [[0.5]]}
     figure = plots.overview({"matrices": matrices, "task_names": ["a"]}, [])
     assert Image.open(io.BytesIO(formatter(figure))).size[0] > 500
-
-
-def test_another_ending_is_refused(tmp_path):
-    path = tmp_path / "picture.jpg"
-    with pytest.raises(ValueError, match=r"picture.jpg"):
-        plots.accuracy_matrix(MATRIX, path, title="t")
-    assert not path.exists()
-
-
-def test_every_arrival_of_a_known_class_is_a_dot(figures, tmp_path):
-    label, domain = np.array([1, 0, -1, 1, 2]), np.array([0, 0, 0, 7, 7])
-    come = stream.Arrivals(label, domain, (2, 5))
-    plots.arrivals({"one": come, "two": come, "three": come}, tmp_path / "x.png")
-    assert [axes.get_title() for axes in figures[0].axes] == ["one", "two", "three"]
-    first, second = figures[0].axes[0].lines
-    assert first.get_xydata().tolist() == [[0, 1], [1, 0]]
-    assert second.get_xydata().tolist() == [[3, 1], [4, 2]]
-    assert first.get_color() != second.get_color()
-
-
-def test_the_snippet_of_streams_draws_them(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    blocks = pages.blocks((ROOT / "docs" / "data.md").read_text(), "python")
-    (code,) = [block for block in blocks if "plots.arrivals" in block]
-    exec(compile(code, "data.md", "exec"), {})
-    assert (tmp_path / "streams.png").stat().st_size > 50_000

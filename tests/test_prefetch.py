@@ -83,16 +83,6 @@ def test_resident_batches_are_the_schedule():
         np.testing.assert_array_equal(joined, whole["index"])
 
 
-def test_streamed_arrays_hold_the_pixels():
-    data = source(in_memory())
-    examples = data.examples
-    for batch in prefetch.batches(data, **PLAN, resident=False):
-        np.testing.assert_array_equal(batch["image"], examples.images[batch["index"]])
-        np.testing.assert_array_equal(batch["label"], examples.label[batch["index"]])
-        assert batch["label"].dtype == batch["index"].dtype == np.int32
-        assert batch["image"].dtype == np.uint8
-
-
 def expected_crops(data, crop, views):
     """The documented rule, in plain loops."""
     plan = stream.schedule(data, **PLAN)
@@ -210,17 +200,9 @@ def test_errors_while_reading_without_workers():
         ({"batch_size": 22}, "batch_size = 22.* 21"),
         ({"start": -1}, "start = -1"),
         ({"start": 16}, "start = 16, steps = 15"),
-        ({"steps": 16}, "steps = 16.*<= 15"),
         ({"process_count": 3}, "batch_size = 4: process 0 of 3"),
-        ({"process_index": 2, "process_count": 2}, "process 2 of 2"),
-        ({"workers": -1}, "workers = -1"),
         ({"views": 2}, "views = 2"),
         ({"resident": True}, "resident = True"),
-        ({"crop": prefetch.Crop(0)}, "crop.size = 0"),
-        ({"crop": prefetch.Crop(8, scale=(0.5, 0.2))}, "crop.scale"),
-        ({"crop": prefetch.Crop(8, ratio=(0, 1))}, "crop.ratio"),
-        ({"crop": prefetch.Crop(8, interpolation="area")}, "interpolation = 'area'"),
-        ({"crop": prefetch.Crop(8, decoder="gpu")}, "decoder = 'gpu'"),
         ({"crop": prefetch.CenterCrop(8, 7)}, "crop.resize = 7"),
     ],
 )
@@ -322,22 +304,6 @@ def test_box_when_no_draw_fits(size, want):
     assert crop.box(*size, np.random.default_rng(0)) == want
 
 
-def test_crop_resizes_its_box(decoder):
-    image = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
-    crop = prefetch.Crop(8, decoder=decoder)
-    top, left, h, w = crop.box(40, 40, np.random.default_rng(5))
-    want = prefetch.resize(
-        image[top : top + h, left : left + w],
-        8,
-        8,
-        interpolation="bicubic",
-        decoder=decoder,
-    )
-    got = crop(image, np.random.default_rng(5))
-    np.testing.assert_array_equal(got, want)
-    assert got.flags["C_CONTIGUOUS"] or got.shape == (8, 8, 3)
-
-
 def test_resize_is_antialiased_and_centred(decoder):
     resize = functools.partial(
         prefetch.resize, interpolation="bicubic", decoder=decoder
@@ -359,11 +325,6 @@ def test_resize_is_antialiased_and_centred(decoder):
 
 
 # --- reading ahead
-
-
-def test_ahead_places_in_order_and_ends():
-    got = list(prefetch.ahead(iter(range(20)), lambda x: x * x, depth=3))
-    assert got == [x * x for x in range(20)]
 
 
 def test_ahead_works_ahead_but_not_further_than_depth():
@@ -416,22 +377,3 @@ def test_workers_leave_the_group_that_ctrl_c_reaches():
     code += "print(os.getpgrp() == os.getpid())"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.stdout == "True\n", ran.stderr
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
-def test_workers_keep_the_memory_of_images():
-    """Else every image is mapped, faulted in and given back."""
-    code = (
-        "import resource, numpy as np; from jaxcl.data import prefetch\n"
-        "prefetch._settle(0, 1)\n"
-        "def faults(count):\n"
-        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "    for _ in range(count):\n"
-        "        np.ones(2**26, np.uint8)  # beyond what glibc keeps by itself\n"
-        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
-        "faults(1)\n"
-        "print(faults(4))"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    # A page may be a huge one, of 2 MiB: mapping four arrays anew takes at least 128.
-    assert int(ran.stdout) < 2**26 / 2**21, ran.stderr

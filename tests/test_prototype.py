@@ -1,7 +1,6 @@
 """Losses of CCLIS and Co2L against float64 twins that loop over classes and rows."""
 
 import functools
-import itertools
 import math
 import re
 
@@ -177,54 +176,6 @@ def test_bfloat16_is_computed_in_float32(name):
     twins.check_bfloat16(loss, twin, draw(shapes, seed=1), rtol=1e-4)
 
 
-def test_partitions_known_by_hand():
-    labels, weights, none = jnp.array([0, 1]), jnp.array([0.25, 0.5]), jnp.zeros((2, 2))
-    step = jax.jit(prototype.sample_nce, static_argnames="scope")
-
-    def value(old, scope="old"):
-        return step(none, labels, jnp.eye(2), weights, jnp.array(old), scope=scope)
-
-    # Anchor 0 meets itself and 1 / 0.5 rows, anchor 1 itself and 1 / 0.25.
-    estimated = (math.log(3) + math.log(5)) / 2
-    np.testing.assert_allclose(value([True, True]), estimated, rtol=1e-6)
-    for old in ([True, False], [False, True], [False, False]):
-        np.testing.assert_allclose(value(old), math.log(2), rtol=1e-6)
-        everywhere = value(old, "all_negatives")
-        np.testing.assert_allclose(everywhere, estimated, rtol=1e-6)
-    np.testing.assert_allclose(value([True, True], "none"), math.log(2), rtol=1e-6)
-    # One class: all rows are its own, and count 1.
-    one, weights = jnp.ones((1, 1)), jnp.full(4, 0.1)
-    for scope in ("old", "all_negatives", "none"):
-        rows = jnp.zeros((4, 1)), jnp.zeros(4, int), one
-        same = step(*rows, weights, jnp.ones(1, bool), scope=scope)
-        np.testing.assert_allclose(same, math.log(4), rtol=1e-6)
-
-
-@pytest.mark.parametrize("scope", ["old", "all_negatives"])
-def test_uniform_weights_are_no_weights(scope):
-    similarity, weights = map(jnp.float32, draw(NCE, seed=2))
-    plain = jax.jit(nce(scope="none"))(similarity, weights)
-    uniform = jnp.array([1 / LABELS.count(label) for label in LABELS])
-    loss = jax.jit(nce(scope=scope))
-    np.testing.assert_allclose(loss(similarity, uniform), plain, rtol=1e-5)
-    assert loss(similarity, weights / 10) > plain + 0.1
-
-
-def test_the_mean_over_draws_of_a_partition_is_that_of_the_whole_pool():
-    """Two rows of class 1, drawn by g with replacement from a pool of three."""
-    pool, g = np.array([0.3, -0.8, 1.1]), np.array([0.2, 0.5, 0.3])
-    loss = jax.jit(nce(labels=[0, 1, 1], old={0, 1}))
-    expected = 0.0
-    for drawn in itertools.product(range(3), repeat=2):
-        drawn = list(drawn)
-        similarity = jnp.zeros((2, 3)).at[0].set([0.5, *pool[drawn]])
-        value = loss(similarity, jnp.array([0.1, *g[drawn]]))
-        # Prototype 1 is as near to all: 2 own rows, and 1 / 0.1 of class 0.
-        partition = np.exp(3 * value - 2 * math.log(2 + 10) + 0.5)
-        expected += np.prod(g[drawn]) * partition
-    np.testing.assert_allclose(expected, math.exp(0.5) + np.exp(pool).sum(), rtol=1e-5)
-
-
 def test_absent_classes_are_no_anchors():
     similarity, weights = map(jnp.float32, draw(NCE, seed=3))
     step = jax.jit(jax.value_and_grad(nce()))
@@ -349,27 +300,6 @@ def test_prototypes_outside_the_classes_change_nothing_whatever_they_hold():
         np.testing.assert_array_equal(gradient, others)
 
 
-@pytest.mark.parametrize("name", ["prd", "ird"])
-def test_nothing_moves_while_the_relations_are_as_before(name):
-    options = {"teacher_temperature": 0.3, "temperature": 0.3}
-    loss = prd({0, 1, 4}, **options) if name == "prd" else partial(ird, **options)
-    first, second = jnp.float32(draw([SIMILARITY] * 2, seed=9))
-    step = jax.jit(jax.value_and_grad(loss))
-    least, gradient = step(first, first)
-    assert least > 0.1  # the entropy of the teacher
-    np.testing.assert_allclose(gradient, jnp.zeros_like(gradient), atol=1e-6)
-    assert step(second, first)[0] > least + 0.01
-
-
-def test_instances_are_compared_by_their_cosines():
-    first, second = jnp.float32(draw(ROWS, seed=10))
-    loss = jax.jit(ird)
-    lengths = jnp.arange(1.0, 7.0)[:, None]
-    np.testing.assert_allclose(
-        loss(lengths * first, second / lengths), loss(first, second), rtol=1e-4
-    )
-
-
 def test_no_array_is_larger_than_the_similarities():
     for scope in ("old", "all_negatives"):
         loss = nce(scope=scope, example_mask=of(KEPT, 9))
@@ -377,21 +307,6 @@ def test_no_array_is_larger_than_the_similarities():
         shapes = re.findall(r"\b[a-z]+\d*\[([\d,]+)\]", program)
         sizes = [math.prod(map(int, shape.split(","))) for shape in shapes]
         assert max(sizes) == CLASSES * len(LABELS)
-
-
-def test_mistakes_are_named():
-    arrays = [jnp.ones(shape) for shape in NCE]
-    with pytest.raises(ValueError, match="scope='new'"):
-        nce(scope="new")(*arrays)
-    for loss in (nce(labels=[0, 1]), nce(example_mask=jnp.ones(4))):
-        with pytest.raises(AssertionError):
-            loss(*arrays)
-    with pytest.raises(AssertionError):
-        nce()(arrays[0], jnp.ones(5))
-    with pytest.raises(AssertionError):
-        prd({0})(arrays[0], jnp.ones((5, 1)))
-    with pytest.raises(AssertionError):
-        ird(jnp.ones((4, 3)), jnp.ones((1, 3)))
 
 
 def test_temperatures_divide_and_gradients_reach_rows_and_prototypes():

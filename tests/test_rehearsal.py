@@ -96,25 +96,6 @@ def test_the_shuffle_is_of_the_generator_alone():
     assert len({x[x >= 100_000][0] for epoch in epochs for x in epoch[:1]}) == 8
 
 
-@pytest.mark.parametrize("share", [None, 0.5])
-def test_a_schedule_of_stratified_batches(share):
-    source = mixed(41, 9, share)
-    plan = stream.schedule(source, seed=3, task=1, epochs=3, batch_size=10)
-    old, each = (2, 5) if share is None else (5, 8)
-    assert plan.steps_per_epoch == each and len(plan) == 3 * each
-    steps = [plan[i] for i in range(3 * each)]
-    again, new = split(steps)
-    assert {len(x) for x in again} == {old}
-    for epoch in range(3):
-        part = slice(epoch * each, epoch * each + each)
-        assert np.unique(np.concatenate(new[part]), return_counts=True)[1].max() == 1
-        counts = np.bincount(np.concatenate(again[part]) - 100_000, minlength=9)
-        assert np.ptp(counts) <= 1
-    assert (steps[0] != steps[each]).any()
-    repeated = stream.schedule(source, seed=3, task=1, epochs=3, batch_size=10)
-    np.testing.assert_array_equal([repeated[i] for i in range(3 * each)], steps)
-
-
 def test_together_is_one_shuffle_of_all():
     train = stream.Source(toy.EXAMPLES, np.arange(41, dtype=np.int32))
     stored = np.arange(100_000, 100_009, dtype=np.int32)

@@ -271,44 +271,7 @@ def test_a_run_stays_split_and_resumes_bitwise(tmp_path, caplog):
         toy.job(tmp_path / "cut", tasks=2, devices=4, **changes)
 
 
-def test_a_run_on_one_device_is_that_of_a_whole_memory(tmp_path):
-    states = []
-    for split in (False, True):
-        replay = {"capacity": 17, "policy": "task_ring", "sharded": split, "size": 5}
-        work = toy.job(tmp_path / str(split), tasks=2, devices=1, **er(replay=replay))
-        states.append(final(work, tmp_path / str(split)))
-    for one, other in zip(*map(toy.leaves, states), strict=True):
-        np.testing.assert_array_equal(one, np.reshape(other, one.shape))
-    memory = states[0].extra.memory
-    assert memory.filled.tolist() == [True] * 5 + [False] * 12  # 3 + 2 of 8 tasks
-    assert memory.items["task"][:5].tolist() == [0] * 3 + [1] * 2
-
-
 # what is refused
-
-
-@pytest.mark.parametrize("name", ["capacity", "size"])
-def test_counts_that_devices_cannot_share_are_refused(tmp_path, name):
-    wanted = f"config.replay.{name}=42"
-    with pytest.raises(ValueError, match=wanted):
-        toy.job(tmp_path, devices=4, **er(**{f"replay.{name}": 42}))
-    memory = sharded.over(sharding.mesh(4))
-    state = memory.create(EXAMPLE, 8)
-    for k in (0, 6):
-        with pytest.raises(ValueError, match=f"k={k}.* 4 "):
-            memory.sample(state, jax.random.key(0), k)
-    with pytest.raises(ValueError, match="k=12"):
-        memory.sample(state, jax.random.key(0), 12)
-    with pytest.raises(ValueError, match="rows=6"):
-        memory.write(state, np.zeros(6, np.int32), rows(0, 6))
-    with pytest.raises(ValueError, match="capacity=6"):
-        memory.create(EXAMPLE, 6)
-
-
-def test_each_share_must_have_room_for_the_policy(tmp_path):
-    changes = er(**{"replay.policy": "ring", "replay.capacity": 36})
-    with pytest.raises(ValueError, match="capacity=36"):
-        toy.job(tmp_path, devices=4, **changes)
 
 
 def test_what_needs_the_memory_whole_is_refused(tmp_path):

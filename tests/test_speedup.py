@@ -2,13 +2,11 @@
 
 import json
 import math
-import shlex
 
 import numpy as np
 import pytest
 
-from helpers import config_files, pages, run_directories
-from jaxcl.front import command
+from helpers import run_directories
 from jaxcl.report import speedup
 from jaxcl.run import results as results_lib
 
@@ -95,19 +93,6 @@ def test_by_the_target(runs):
     assert icl["each"][1]["reached"] is False
 
 
-def test_the_table_has_the_numbers(runs, capsys):
-    assert speedup.main(arguments(runs)) == 0
-    lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("|")]
-    head, *rows = [pages.cells(line) for line in lines]
-    assert {len(row) for row in rows} == {len(head)}
-    (icl,) = [row for row in rows if row[:4] == ["icl", "2", "1", "1"]]
-    cells = dict(zip(head, icl, strict=True))
-    half = math.exp(T1 * math.log(4) / 2)
-    assert cells["E"] == f"2 [{2 / half:.4g}, {2 * half:.4g}]"
-    assert (cells["target T"], cells["target P"]) == ("6 [-]", "5 [-]")
-    assert cells["svm/all"].startswith("0.55 [")
-
-
 def test_options_choose_the_target_the_scalars_and_the_task(runs):
     words = [f"retrain={runs / 'retrain'}", f"icl={runs / 'icl'}", "--baseline=retrain"]
     (group,) = compare(runs, *words, "--within=0.02", "--scalars=knn/x,svm/new")
@@ -133,19 +118,6 @@ def test_the_geometric_mean_and_its_interval():
     assert found.seeds == 3
     assert speedup.geometric([1.0]) == (1.0, None, None, 1)
     assert speedup.geometric([None]) == (None, None, None, 0)
-
-
-def test_targets_below_zero_and_scalars_that_are_not_finite(tmp_path):
-    leave(tmp_path / "a", [-2.0, -4.0, None, -3.97], best=2)
-    leave(tmp_path / "b", [-1.0, None], best=2)
-    setting = {"task": 1, "scalar": "objective/loss"}
-    (a,), (b,) = (speedup.read(n, tmp_path / n, **setting) for n in "ab")
-    assert speedup.target(a, 0.01) == pytest.approx(-3.96)
-    assert speedup.reached(a, -3.96).number == 2
-    assert speedup.reached(a, -5.0) is None  # null is never low enough
-    assert speedup.paired(b, a, 0.01)["at_best"] is None
-    with pytest.raises(ValueError, match=str(tmp_path / "b")):
-        speedup.target(b, 0.01)
 
 
 def test_the_target_may_be_a_share_of_the_gain(tmp_path):
@@ -176,14 +148,6 @@ def test_the_target_may_be_a_share_of_the_gain(tmp_path):
     assert speedup.main([*words, "--frozen=still"]) == 2
 
 
-def test_passes_that_were_not_counted_have_no_ratio(tmp_path):
-    leave(tmp_path / "a", [2.0, 1.0], best=2, passes=0.0, patience=0)
-    (group,) = compare(tmp_path, "--baseline=a", f"a={tmp_path / 'a'}")
-    own = group["runs"]["a"]
-    assert own["target_passes_ratio"]["mean"] is None
-    assert own["target_time_ratio"]["mean"] == 1 and own["cut_off"] == 1
-
-
 def test_folders_of_one_seed_and_of_many(tmp_path):
     many = tmp_path / "many"
     leave(many / "seed_3", [1.0], best=1, seed=9, config=False, growth=None)
@@ -195,26 +159,6 @@ def test_folders_of_one_seed_and_of_many(tmp_path):
     # The config of all seeds, and the growth that a scenario has by default.
     assert (seed_3.seed, seed_3.growth) == (3, 0.5)
     assert (one.seed, one.growth) == (4, None)
-
-
-def test_the_figure(runs, figures):
-    path = runs / "x.png"
-    # Names are no maths: a "$" is drawn.
-    words = [x.replace("icl=", r"$\frac$icl=") for x in arguments(runs)]
-    assert speedup.main([*words, f"--plot={path}"]) == 0
-    assert path.read_bytes()[:4] == b"\x89PNG"
-    half = math.exp(T1 * math.log(4) / 2)
-    panels = figures.pop().axes
-    for axes, means, last in (
-        (panels[1], [2.0, 2.0], [2 / half, 2 * half]),
-        (panels[3], [2.0, 5.0], [5.0, 5.0]),
-    ):
-        (bars,) = axes.containers  # the baseline is the line at 1
-        points = np.array(bars[0].get_xydata(), float)
-        np.testing.assert_allclose(points, np.transpose([[0.3, 0.5], means]))
-        assert axes.get_ylim()[1] < 30  # an interval of two seeds goes far beyond
-        ends = np.array([line[:, 1] for line in bars[2][0].get_segments()])
-        np.testing.assert_allclose(ends, [[2.0, 2.0], last])
 
 
 def refuse(capsys, *words):
@@ -256,15 +200,3 @@ def test_runs_that_lack_something_are_refused(runs, capsys):
     (runs / "retrain" / "seed_1" / "results.json").unlink()
     err = refuse(capsys, f"retrain={runs / 'retrain'}")
     assert str(runs / "retrain" / "seed_1") in err
-
-
-def test_the_command_of_the_documentation(runs, capsys):
-    for page in ("evaluation.md", "reproducing_others.md"):
-        text = (config_files.ROOT / "docs" / page).read_text()
-        found = [x for x in pages.commands(text, "jaxcl speedup") if len(x) > 1]
-        assert found
-        for words in found:
-            given = speedup.parser().parse_args(words)
-            assert given.baseline in [run.partition("=")[0] for run in given.runs]
-    assert command.main(["speedup", *shlex.split(" ".join(arguments(runs)))]) == 0
-    assert "| icl |" in capsys.readouterr().out

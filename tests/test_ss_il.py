@@ -84,19 +84,6 @@ def test_rows_of_the_present_task_are_not_replayed():
     toy.check_step(method, NET, state, SECOND, images, twin)
 
 
-def test_the_teacher_is_the_network_at_the_begin_of_the_task_and_stays():
-    method = ss_il.make(toy.parts())
-    state, _ = toy.step(method, toy.begin(method, toy.fresh(method), 0), FIRST)
-    assert not state.extra.teacher.exists
-    held = jax.tree.map(np.array, (state.params, state.stats))
-    state = toy.begin(method, state, 1)
-    step = toy.compiled(method)[1]
-    for rows in (SECOND, THIRD):
-        state, _ = step(state, rows)
-    assert bool(state.extra.teacher.exists)
-    jax.tree.map(np.testing.assert_array_equal, state.extra.teacher[:2], held)
-
-
 def test_classes_by_the_task_in_which_they_came_first():
     task_of = jnp.array([0, 0, 1, -1, -1])
     found = teacher.met(task_of, jnp.array([3, 0, 3, 2]), jnp.int32(2))
@@ -105,14 +92,3 @@ def test_classes_by_the_task_in_which_they_came_first():
     old = [True, True, True, False, False]
     new = [False, False, False, True, False]
     np.testing.assert_array_equal(rivals, [new, old, old])
-
-
-def test_predictions_are_among_the_classes_seen():
-    method = ss_il.make(toy.parts())
-    state = toy.second_task(method)
-    logits = method.predict(state, toy.parts().plain(FIRST["image"]))
-    assert np.isneginf(logits).all(axis=0).tolist() == [False] * 4 + [True]
-
-
-def test_without_distillation_there_is_no_teacher():
-    assert toy.fresh(ss_il.make(toy.parts(), distill=False)).extra.teacher is None

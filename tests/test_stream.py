@@ -50,16 +50,6 @@ def test_released_permutation_of_other_seeds(seed):
     assert found.tolist() == DRAWN_IN_TORCH[seed]
 
 
-def test_released_permutation_is_pytorchs():
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    for n in (1, 2, 5, 100, 345, 1000, 50_000):
-        for seed in (0, 3, 42, 2**32 - 1):
-            torch.manual_seed(seed)
-            want = torch.randperm(n).numpy()
-            found = stream.released_permutation(n, seed=seed)
-            np.testing.assert_array_equal(found, want)
-
-
 def test_class_scenario_released_order_in_tens():
     data = small_sets.dataset(
         small_sets.examples(np.arange(100)),
@@ -72,15 +62,6 @@ def test_class_scenario_released_order_in_tens():
             data, scenario="class", num_tasks=10, class_order=order, seed=seed
         )
         np.testing.assert_array_equal([t.classes for t in made.tasks], want)
-
-
-def test_joint():
-    data = toy()
-    (task,) = scenarios.make(data, scenario="joint").tasks
-    np.testing.assert_array_equal(task.train.rows, np.arange(40))
-    np.testing.assert_array_equal(task.test, np.arange(20))
-    assert (task.index, task.domain) == (0, -1)
-    assert task.classes.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -254,67 +235,24 @@ def test_chosen_classes_are_cut_out_of_every_split():
     assert not np.array_equal(other.train.images, cut.train.images)
 
 
-def test_unlabelled_rows_are_fine_without_classes():
-    data = small_sets.dataset(small_sets.examples([-1] * 10), classes=0)
-    made = scenarios.make(data, scenario="data", num_tasks=2, evaluation="none")
-    assert sorted(np.concatenate([t.train.rows for t in made.tasks])) == [*range(10)]
-    assert made.tasks[0].classes.tolist() == []
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"scenario": "clas"}, "scenario='clas'"),
         ({"scenario": "class", "num_tasks": 6}, "num_tasks = 6.*5 classes"),
         ({"scenario": "class"}, "num_tasks = None"),
-        ({"scenario": "data", "num_tasks": 41}, "num_tasks = 41.*40"),
-        ({"scenario": "domain", "num_tasks": 4}, "num_tasks = 4"),
         ({"scenario": "domain", "domain_order": ["d9"]}, "domain_order"),
-        ({"scenario": "domain", "domain_order": [1, "d1"]}, "'d1'"),
-        ({"scenario": "joint", "num_tasks": 2}, "num_tasks = 2"),
         ({"scenario": "joint", "domain_order": [0]}, r"domain_order=\[0\]"),
         ({"scenario": "joint", "evaluation": "validation"}, "validation"),
-        ({"scenario": "joint", "evaluation": "dev"}, "='dev'"),
         (
             {"scenario": "class", "num_tasks": 2, "class_order": [0, 1, 1, 2, 3]},
             "'c1'",
         ),
-        ({"scenario": "class", "num_tasks": 2, "class_order": [0, 1]}, "lacks.*c2"),
-        ({"scenario": "class", "num_tasks": 2, "class_order": "random"}, "'random'"),
     ],
 )
 def test_bad_options(options, words):
     with pytest.raises(ValueError, match=words):
         scenarios.make(toy(), **options)
-
-
-def test_bad_data():
-    def make(data, **options):
-        scenarios.make(data, **{"scenario": "class", "num_tasks": 2, **options})
-
-    with pytest.raises(ValueError, match="'c3'"):
-        make(
-            small_sets.dataset(
-                small_sets.examples([0, 1, 2, 4]), small_sets.examples([0])
-            )
-        )
-    with pytest.raises(ValueError, match="1 of 6 .*toy"):
-        make(
-            small_sets.dataset(
-                small_sets.examples([0, 1, 2, 3, 4, -1]), small_sets.examples([0])
-            )
-        )
-    with pytest.raises(ValueError, match="task 1 "):
-        make(
-            small_sets.dataset(
-                small_sets.examples([0, 1, 2, 3, 4]), small_sets.examples([0])
-            )
-        )
-    with pytest.raises(ValueError, match="'d1'"):
-        data = small_sets.dataset(
-            small_sets.examples([0]), small_sets.examples([0]), domains=2
-        )
-        make(data, scenario="domain", num_tasks=None)
 
 
 def test_validate():
@@ -409,11 +347,7 @@ def test_rows_arrive_as_the_schedules_of_the_tasks_say():
     [
         ({"batch_size": 11}, "batch_size = 11.*task 2.* 10 "),
         ({"epochs": 0}, "epochs = 0"),
-        ({"epochs": ()}, "epochs = 0"),
         ({"epochs": (3, 0)}, "epochs = 0"),
-        ({"epochs": 1.5}, "epochs = 1.5"),
-        ({"batch_size": 0}, "batch_size = 0"),
-        ({"seed": -1}, "seed = -1"),
     ],
 )
 def test_schedule_errors(options, words):

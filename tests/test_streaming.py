@@ -75,23 +75,6 @@ def test_workers_change_nothing(folder, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_a_set_too_large_for_the_device_streams_from_memory(tmp_path):
-    work, _, state = ends(tmp_path, tasks=1, device_bytes=100)
-    assert not work.resident and int(state.step) == 12
-
-
-def test_data_incremental(tmp_path):
-    _, results, _ = ends(
-        tmp_path,
-        scenario={"name": "data", "num_tasks": 2},
-        evaluators={"knn": {"k": 5}},
-        batch_size=240,
-        **{"method.queue_size": 480},
-    )
-    rows = np.array(results["matrices"]["knn/class_incremental"])
-    assert rows.shape == (2, 2) and (rows[:, 0] == rows[:, 1]).all()
-
-
 def test_domain_incremental(tmp_path):
     """Two domains of the same classes: the second is the first inverted."""
     rng = np.random.default_rng(0)

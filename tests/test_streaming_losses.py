@@ -150,13 +150,6 @@ def test_a_loss_and_its_gradients_are_those_of_its_matrix(name):
     )
 
 
-def test_nothing_is_distinct_from_an_empty_memory():
-    empty = jnp.zeros(3, bool)
-    options = dict(filled=empty, logsumexp=streaming.logsumexp)
-    found = duel.distinctiveness(jnp.ones((2, 4)), jnp.ones((3, 4)), **options)
-    assert np.isposinf(found).all()
-
-
 # Several devices
 
 

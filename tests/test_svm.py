@@ -54,33 +54,6 @@ def test_accuracy_is_that_of_a_nested_grid_search(seed, classes):
     assert 0.3 < found < 1 and found == pytest.approx(twin(x, y, **options), abs=1e-12)
 
 
-def test_far_from_zero_distances_keep_their_digits():
-    x, _ = blobs(0, shift=1e6)
-    x = x.astype(np.float64)
-    want = ((x[:, None] - x) ** 2).sum(axis=2)
-    found = svm._squared_distances(x)
-    np.testing.assert_allclose(found, want, atol=1e-8)
-    assert found.min() >= 0
-
-
-def test_of_equal_penalties_the_first_is_taken():
-    # Inner folds tie at 100 %, outer ones do not: these have the outlier.
-    x, y = blobs(5, count=40, gap=1.3)
-    found = {}
-    for penalties in (PENALTIES, PENALTIES[::-1]):
-        options = dict(folds=4, inner_folds=2, penalties=penalties, seed=0)
-        found[penalties] = svm.accuracy(x, y, **options)
-        assert found[penalties] == pytest.approx(twin(x, y, **options), abs=1e-12)
-    first, last = found.values()
-    assert first != last  # or no order would matter here
-
-
-def test_features_without_variance_are_no_trouble():
-    y = np.repeat([0, 1], [12, 18])
-    found = svm.accuracy(np.ones((30, 4)), y, **FEW, seed=0)
-    assert found == pytest.approx(18 / 30)
-
-
 # Subsets of a stream
 
 
@@ -171,15 +144,6 @@ def test_subsets_and_seed_are_as_told():
     assert everything["new"] == others[3] and len(set(others)) > 1
 
 
-def test_defaults_are_those_of_the_paper():
-    x, y = blobs(2, count=56)
-    images = images_of(np.clip(128 + 12 * x, 0, 255))
-    parts = parts_of(y, images, [np.arange(28), np.arange(28, 56)])
-    found = judged(svm.make(parts, subsets=("new",))(ONE, 1))
-    want = twin(images[28:, 0, 0] / 255, y[28:])
-    assert found == {"new": pytest.approx(want)}
-
-
 def test_of_too_many_rows_some_are_drawn(monkeypatch):
     label, images, tasks = three_tasks()
     label = np.where(np.arange(96) % 4 == 3, 0, label)  # three of class 0, one of 1
@@ -211,19 +175,6 @@ def test_of_too_many_rows_some_are_drawn(monkeypatch):
     assert [at[tuple(row)] for row in np.round(255 * x).astype(int)] == y.tolist()
 
 
-def test_only_drawn_rows_are_embedded():
-    label, images, tasks = three_tasks()
-    seen = []
-
-    def embed(scale, images):
-        seen.append(len(images))
-        return images[:, 0, 0] * scale
-
-    parts = parts_of(label, images, tasks[:1], embed=embed)
-    svm.make(parts, **FEW, max_rows=24)(ONE, 0)
-    assert set(seen) == {24}
-
-
 def test_what_has_no_accuracy_is_left_out():
     label, images, _ = three_tasks()
     # Class 0 first, then class 1, then both.
@@ -238,21 +189,6 @@ def test_what_has_no_accuracy_is_left_out():
 
 
 # What is refused
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"penalties": ()}, r"svm\.penalties=\(\)"),
-        ({"subsets": ()}, r"svm\.subsets=\(\)"),
-        ({"subsets": "all"}, r"svm\.subsets='all'"),
-        ({"subsets": ("all", "all")}, r"svm\.subsets=.*"),
-        ({"max_rows": 4}, r"svm\.max_rows=4"),
-    ],
-)
-def test_options_out_of_their_range_are_refused(options, message):
-    with pytest.raises(ValueError, match="config.evaluators." + message):
-        svm.make(parts_of(*three_tasks()), **options)
 
 
 @pytest.mark.filterwarnings("error")  # scikit-learn warns of a fold without a class
@@ -281,21 +217,6 @@ def test_every_class_has_rows_for_every_fold(folds, inner_folds, least):
         made(least, total=200, max_rows=12)
 
 
-def test_many_folds_are_refused_at_once():
-    label, images, tasks = three_tasks()
-    with pytest.raises(ValueError, match="4294967294"):
-        svm.make(parts_of(label, images, tasks), folds=2, inner_folds=2**31 - 1)
-
-
-def test_subsets_that_are_not_measured_may_lack_rows():
-    label, images, tasks = three_tasks()
-    tasks = [tasks[0], tasks[1][:4], tasks[2]]
-    parts = parts_of(label, images, tasks)
-    with pytest.raises(ValueError, match=r"'new'.*task 1.*toy"):
-        svm.make(parts, **FEW)
-    assert set(judged(svm.make(parts, **FEW, subsets=("old",))(ONE, 2))) == {"old"}
-
-
 def test_rows_of_tasks_need_labels():
     label, images, tasks = three_tasks()
     label = label.copy()
@@ -305,15 +226,6 @@ def test_rows_of_tasks_need_labels():
         svm.make(parts_of(label, images, tasks), **FEW)
     # Rows of no task do not matter.
     svm.make(parts_of(label, images, tasks[:2]), **FEW)
-
-
-def test_a_stream_with_nothing_to_measure_is_refused():
-    label, images, tasks = three_tasks()
-    message = r"svm\.subsets=\('old',\)"
-    with pytest.raises(ValueError, match=message):
-        svm.make(parts_of(label, images, tasks[:1]), **FEW, subsets=("old",))
-    with pytest.raises(ValueError, match="subsets"):
-        svm.make(parts_of(0 * label, images, tasks), **FEW)
 
 
 # A run
@@ -340,11 +252,3 @@ def test_a_run_without_evaluation_rows_is_judged(tmp_path):
     assert second["svm/all"] > 0.5
     rows = [r["eval"] for r in rows_lib.read(tmp_path / "run") if "eval" in r]
     assert rows == [first, second]
-
-
-def test_the_key_of_the_entry_is_in_the_messages(tmp_path):
-    section = {"name": "svm", "folds": 1}
-    with pytest.raises(ValueError, match=r"config\.evaluators\.mine\.folds=1"):
-        toy.job(tmp_path, evaluators={"mine": section})
-    with pytest.raises(ValueError, match=r"evaluators\.svm\.max_rows='all'"):
-        toy.job(tmp_path, evaluators={"svm": {"max_rows": "all"}})

@@ -176,8 +176,8 @@ def test_a_config_cuts_it_into_tasks(tmp_path):
     tasks = sections.tasks(data, {"name": "class", "num_tasks": 3})()
     assert [task.classes.tolist() for task in tasks.tasks] == [[0], [1], [2]]
     assert [len(task.test) for task in tasks.tasks] == [VAL.count(x) for x in WNIDS]
-    with pytest.raises(ValueError, match=r"config\.data\.channels"):
-        sections.tasks({**data, "channels": 1}, {"name": "joint"})
+    with pytest.raises(ValueError, match=r"config\.data\.label_key"):
+        sections.tasks({**data, "label_key": 1}, {"name": "joint"})
 
 
 @pytest.mark.parametrize(
@@ -199,42 +199,6 @@ def test_what_is_missing_is_named(tmp_path, missing, words):
     (root / missing).rename(tmp_path / "away")
     with pytest.raises(ValueError, match=words):
         load(root)
-
-
-def test_unknown_classes(tmp_path):
-    make(tmp_path)
-    (tmp_path / "names").write_text("n01\nn09\n")
-    with pytest.raises(ValueError, match=r"train.*\['n09'\]"):
-        load(tmp_path, classes=str(tmp_path / "names"))
-    with pytest.raises(ValueError, match=r"classes = ''"):
-        load(tmp_path, classes="")
-    (tmp_path / "wnids.txt").write_text("n01\nn03\n")
-    with pytest.raises(ValueError, match=r"train.*\['n02'\]"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("val_1.JPEG\tn03", "wnid"),
-        ("val_1.JPEG n03 0 32 44 62", "wnid"),
-        ("val_1.JPEG\tn03\t0\t32\t44\t", "wnid"),
-        ("val_1.JPEG\tn03\t0\t32\t44\t62\t1", "wnid"),
-        ("\tn03\t0\t32\t44\t62", "wnid"),
-        ("val_1.JPEG\t\t0\t32\t44\t62", "wnid"),
-        ("val_1.JPEG\tn09\t0\t32\t44\t62", "'n09'"),
-        ("val_0.JPEG\tn03\t0\t32\t44\t62", "'val_0.JPEG'"),
-    ],
-)
-def test_lines_that_are_none(tmp_path, line, words):
-    make(tmp_path)
-    file = tmp_path / "val/val_annotations.txt"
-    lines = file.read_text().split("\n")
-    lines[1:2] = ["", line]
-    file.write_text("\n".join(lines))
-    with pytest.raises(ValueError, match=words) as error:
-        load(tmp_path)
-    assert f"{file}, line 3: {line!r}" in str(error.value)
 
 
 def test_annotations_and_images_that_do_not_meet(tmp_path):

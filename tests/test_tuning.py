@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import jaxcl
-from helpers import config_files, toy, twins, two_view_losses
+from helpers import toy, twins, two_view_losses
 from jaxcl import optim
 from jaxcl.config import build, sections
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder
-from jaxcl.front import shown
 from jaxcl.methods.two_view import strategies
 from jaxcl.nets import convnext, resnet, tuning, vit
 from jaxcl.run import finish, folder, job, transfer
@@ -225,34 +224,6 @@ def test_a_run_takes_the_word_and_refuses_another(tmp_path):
         build.build(config, tmp_path / "other")
 
 
-@pytest.mark.parametrize(
-    "section, encoder_section, match",
-    [
-        ({"layer_decay": 0.0}, {}, r"config\.tuning\.layer_decay=0\.0"),
-        ({"lora_rank": -1}, {}, r"config\.tuning\.lora_rank=-1"),
-        ({"rank": 4}, {}, r"config\.tuning\.rank"),
-        ({"open_layers": 1}, {}, r"config\.tuning\.open_layers=1"),
-        ({"frozen_layers": 9}, {}, r"frozen_layers=9"),
-        (
-            {"lora_rank": 2},
-            {"name": "resnet", "width": 4},
-            "adapters",
-        ),
-        (
-            {"frozen_layers": 1},
-            {"name": "conv_net"},
-            "config.encoder",
-        ),
-    ],
-)
-def test_wrong_options_are_refused(section, encoder_section, match, tmp_path):
-    config = toy.config(encoder=encoder_section or {"name": "vit", **SMALL})
-    with config.unlocked():
-        config.tuning = section
-    with pytest.raises(ValueError, match=match):
-        build.build(config, tmp_path)
-
-
 # Runs that begin with a folder
 
 
@@ -286,26 +257,6 @@ def test_a_run_begins_with_the_encoder_and_every_copy_of_it(tmp_path):
     assert written["encoder"].items() < every.items()
     assert (every["registers"], every["mlp"]) == (0, "gelu")
     build.build(config, tmp_path / "run")  # the same config: it resumes
-
-
-def test_the_encoder_that_begins_is_shown_and_where_it_is_from(tmp_path, capsys):
-    leave(tmp_path / "enc")
-    own = {"name": "vit", "drop_path": 0.1, "size": "base"}
-    raw = begun(tmp_path / "enc", encoder=own, **{"augment.mean": (0.9,)}).to_dict()
-    found = {x.path: x for x in shown.sections_of(raw, {"encoder.drop_path"})}
-    encoder = {x.name: (x.value, x.origin) for x in found["config.encoder"].options}
-    assert encoder["width"] == (SMALL["width"], "start")
-    assert encoder["name"] == ("vit", "config")
-    assert encoder["drop_path"] == (0.1, "command")
-    assert encoder["size"] == ("small", "default")  # that of the config is not read
-    augment = {x.name: (x.value, x.origin) for x in found["config.augment"].options}
-    assert augment["mean"] == ([0.3], "start") and augment["size"][1] == "config"
-    # What a checkpoint's encoder is, too, once the command names it.
-    words = ["--config=transfer", f"--config.checkpoint={tmp_path / 'enc'}"]
-    assert shown.main([*words, "--config.evaluators.linear.lr=0.1"]) == 0
-    assert f"width = {SMALL['width']}  [checkpoint]" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"config\.checkpoint='nothing'"):
-        [*shown.sections_of(raw | {"checkpoint": "nothing"}, set())]
 
 
 def pixels(count=48):
@@ -402,68 +353,6 @@ def test_other_methods_begin_with_the_encoder(name, tmp_path):
         )
     ]
     assert all(moved)
-
-
-def test_graphs_do_not_begin_with_an_encoder_of_images(tmp_path):
-    leave(tmp_path / "enc")
-    config = config_files.take("graphcl", "debug")
-    with config.unlocked():
-        config.start = str(tmp_path / "enc")
-    with pytest.raises(ValueError, match=r"config\.start=.*augment\.name is 'graphs'"):
-        build.build(config, tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    "change, match",
-    [
-        (
-            {"data.channels": 3},
-            " 1 .*config.data.* 3",
-        ),
-        ({"scenario.name": "after"}, r"config\.start"),
-        ({"encoder.name": "gcn"}, None),
-    ],
-)
-def test_what_a_folder_does_not_go_with(change, match, tmp_path):
-    leave(tmp_path / "enc")
-    if match is None:  # another encoder of the config's gives way to the folder's
-        assert (
-            sections.completed(begun(tmp_path / "enc", **change).to_dict())["encoder"][
-                "name"
-            ]
-            == "vit"
-        )
-        return
-    config = begun(tmp_path / "enc")
-    with config.unlocked(), config.ignore_type():
-        for name, value in change.items():
-            section, _, field = name.partition(".")
-            config[section][field] = value
-        config.augment.mean, config.augment.std = (0.3,) * 3, (0.4,) * 3
-    with pytest.raises(ValueError, match=match):
-        build.build(config, tmp_path / "run")
-
-
-@pytest.mark.parametrize("size, fits", [(2, False), (10, False), (12, True)])
-def test_images_of_another_size_are_whole_patches(size, fits, tmp_path):
-    """Positions are resized to any grid; what is none is refused by its field."""
-    leave(tmp_path / "enc")
-    config = begun(tmp_path / "enc", **{"method.base": "simclr", "augment.size": size})
-    if fits:
-        state = job.shapes(build.build(config, tmp_path / "run"))[0]
-        assert state.params["encoder"]["positions"].shape == (2, 2, 16)  # as it came
-        return
-    said = rf"{size} x {size} pixels \(config\.augment\.size\).*encoder\.patch=4"
-    with pytest.raises(ValueError, match=said):
-        build.build(config, tmp_path / "run")
-
-
-def test_a_damaged_folder_is_refused(tmp_path):
-    leave(tmp_path / "enc")
-    path = tmp_path / "enc" / folder.TENSORS
-    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(ValueError, match="sha256"):
-        build.build(begun(tmp_path / "enc"), tmp_path / "run")
 
 
 @pytest.mark.slow

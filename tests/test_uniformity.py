@@ -70,34 +70,6 @@ def test_the_evaluator_measures_views_of_evaluation_rows(streams):
     )
 
 
-def test_without_evaluation_rows_it_reads_train_rows_and_no_labels():
-    data = eval_toy.dataset()
-    bare = data._replace(test=None, train=data.train._replace(label=data.train.label))
-    parts = eval_toy.parts_of("joint", data)
-    parts = parts._replace(
-        stream=parts.stream._replace(
-            evaluation=None, dataset=bare._replace(train=_unlabelled(data.train))
-        )
-    )
-    scalars = uniformity.make(parts)(eval_toy.state_of(1), 0).scalars
-    whole = uniformity.make(eval_toy.parts_of("joint", data._replace(test=data.train)))(
-        eval_toy.state_of(1), 0
-    ).scalars
-    assert scalars["alignment"] == pytest.approx(whole["alignment"])
-    assert scalars["uniformity"] == pytest.approx(whole["uniformity"])
-
-
-def _unlabelled(examples):
-    return examples._replace(label=np.full_like(examples.label, -1))
-
-
-def test_a_single_row_is_refused():
-    parts = eval_toy.parts_of("joint")
-    cut = parts.stream._replace(evaluation=eval_toy.split_of(1, 1))
-    with pytest.raises(ValueError, match="uniformity: 1 "):
-        uniformity.make(parts._replace(stream=cut))
-
-
 def test_a_network_that_is_not_finite_has_a_warning():
     state = eval_toy.state_of(1)
     wild = eval_toy.State({"w": state.params["w"] * np.inf})

@@ -11,7 +11,7 @@ from scipy import special
 
 from helpers import toy
 from jaxcl import optim
-from jaxcl.config import build, sections, shrink
+from jaxcl.config import sections
 from jaxcl.nets import chain, positions, vit
 
 SMALL = dict(width=16, layers=2, heads=2, hidden=24, patch=4, image_size=8)
@@ -135,30 +135,6 @@ def test_equals_the_definition_in_float64(name):
     np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    "options, count",
-    [
-        (dict(size="tiny"), 5_524_416),
-        (dict(size="small"), 21_665_664),
-        (dict(size="base"), 85_798_656),
-        (dict(size="large"), 303_301_632),
-        (dict(size="base", patch=32), 87_455_232),
-        # DeiT III, DINOv2 with registers, DINOv3 with and without biases
-        (dict(layer_scale=1e-5, class_position=False), 21_674_496),
-        (dict(patch=14, image_size=518, layer_scale=1.0, registers=4), 22_057_728),
-        (
-            dict(positions="rotary", registers=4, layer_scale=1.0)
-            | {"qkv_bias": "query_value"},
-            21_596_160,
-        ),
-    ],
-)
-def test_as_many_parameters_as_the_papers_networks(options, count):
-    net = vit.vit(**options)
-    shapes = jax.eval_shape(net.init, jax.random.key(0), np.zeros((1, 224, 224, 3)))
-    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
-
-
 def test_tables_are_resized_as_jax_image_does():
     """Which agrees with PyTorch to 1e-5, see also tests/test_bring_peers.py."""
     size, grid = 5, (3, 7)
@@ -181,26 +157,6 @@ def test_tables_are_resized_as_jax_image_does():
         np.testing.assert_allclose(found, want, atol=2e-5, err_msg=rule)
     assert positions.resized(table, (size, size), "offset") is table
     np.testing.assert_array_equal(positions.resize_matrix(1, 4, "antialias"), 1)
-
-
-def test_rotations_are_of_the_way_between_two_patches():
-    """A query and a key meet at the same angle wherever their pair lies."""
-    turns = positions.angles((6, 6), 8)
-    rng = np.random.default_rng(0)
-    query, key = (
-        jnp.broadcast_to(rng.normal(size=8).astype(np.float32), (1, 36, 1, 8))
-        for _ in range(2)
-    )
-    query, key = (positions.rotate(x, turns, 0)[0, :, 0] for x in (query, key))
-    scores = np.asarray(query @ key.T).reshape(6, 6, 6, 6)
-    for row, column in ((0, 1), (2, 0), (1, 3)):
-        own = scores[range(6 - row)][:, : 6 - column]
-        pairs = [
-            own[r, c, r + row, c + column]
-            for r in range(6 - row)
-            for c in range(6 - column)
-        ]
-        np.testing.assert_allclose(pairs, pairs[0], atol=1e-5)
 
 
 def test_branches_are_dropped_by_row_and_weighed_up():
@@ -312,34 +268,8 @@ def test_shares_of_leaves():
             )
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(heads=5), r"config\.encoder\.width=384"),
-        (dict(positions="rotary", width=36), "24"),
-        (dict(image_size=30, patch=4), r"image_size=30"),
-    ],
-)
-def test_wrong_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        vit.vit(**options)
-
-
 @pytest.mark.parametrize("shape", [(1, 3, 8, 3), (1, 8, 10, 3), (1, 2, 2, 3)])
 def test_images_that_patches_do_not_fill_are_refused(shape):
     net = vit.vit(**SMALL)
     with pytest.raises(ValueError, match=r"pixels \(config\.augment\.size\).*patch=4"):
         jax.eval_shape(net.init, jax.random.key(0), np.zeros(shape))
-
-
-def test_dropped_branches_need_a_method_that_gives_a_key(tmp_path):
-    encoder = {"name": "vit", **SMALL, "drop_path": 0.1}
-    config = toy.config(encoder=encoder, **toy.ONLINE | {"method": {"name": "er"}})
-    with pytest.raises(ValueError, match=r"drop_path=0\.1"):
-        build.build(config, tmp_path)
-
-
-def test_a_debug_run_of_a_transformer_has_one():
-    config = toy.config(encoder={"name": "vit", "size": "base", "drop_path": 0.2})
-    small = shrink.shrink(config).encoder.to_dict()
-    assert small.pop("name") == "vit" and vit.vit(**small).width == 16

@@ -1,33 +1,27 @@
-"""Tensors of files that `torch.save` wrote, without PyTorch and without unpickling.
+"""Read the tensors of files that `torch.save` wrote, without PyTorch.
 
-Such a file holds a pickle: a program that builds the object. Here that program is
-decoded by `pickletools`, which runs nothing, and followed by a machine that knows
-dicts, lists, tuples, numbers, texts and tensors. What it names, a class or a function,
-is a pair of words that is never looked up: three of them mean something here (an
-ordered dict, a tensor, a parameter), every other one makes a value that is of no use
-and does no harm. So no code of the file can run.
-
-Read are the zip form (since PyTorch 1.6) and the form before it. TorchScript archives,
-quantised and sparse tensors are refused.
+Read are the zip form (since PyTorch 1.6) and the form before it. TorchScript archives
+and quantised tensors are refused; sparse tensors are passed over.
 """
 
 import io
 import math
+import pickle
 import pickletools
 import struct
 import zipfile
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-_MOST_PROGRAM = 64 * 2**20  # bytes of the pickle
+_MOST_PROGRAM = 64 * 2**20  # bytes of a pickle
 _MOST_TENSOR = 2**36  # bytes; a stride of 0 makes a small storage a large tensor
-_MOST_DEPTH = 10_000_000  # values on the stack
 _MOST_ENTRIES = 1_000_000  # of all dicts
 _MAGIC = 0x1950A86A20F9469CFC6C  # of the older form
-_PROTOCOL = 1001
-TYPES = {
+_VERSION = 1001
+_TYPES = {
     "DoubleStorage": np.dtype("<f8"),
     "FloatStorage": np.dtype("<f4"),
     "HalfStorage": np.dtype("<f2"),
@@ -39,22 +33,20 @@ TYPES = {
     "ByteStorage": np.dtype("u1"),
     "BoolStorage": np.dtype("?"),
 }
+# All that pickles of protocol 2 need. Others may take memory before they are read.
+_OPERATIONS = """
+    PROTO STOP MARK GLOBAL REDUCE NEWOBJ BUILD BINPERSID BINPUT LONG_BINPUT BINGET
+    LONG_BINGET NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE
+    EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS SETITEM
+    SETITEMS
+""".split()
 
 
-class Name(NamedTuple):
-    """What the program asks to import; here only these words."""
-
-    module: str
-    name: str
+class Refused(ValueError):
+    """The file is damaged, or holds what is not read here."""
 
 
-class Opaque(NamedTuple):
-    """A value that means nothing here."""
-
-    what: str
-
-
-class Storage(NamedTuple):
+class _Storage(NamedTuple):
     """The numbers that tensors are made of."""
 
     key: str
@@ -62,242 +54,121 @@ class Storage(NamedTuple):
     count: int
 
 
-class View(NamedTuple):
+class _View(NamedTuple):
     """A tensor, as a view of a storage."""
 
-    storage: Storage
+    storage: _Storage
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
 
-class Refused(ValueError):
-    """The file is damaged, or holds what is not read here."""
+def _ignore(*_):
+    """Do nothing."""
 
 
-_MARK = Opaque("a mark")
+class _Unknown:
+    """Stand in for any class or function: take every argument and do nothing."""
+
+    def __new__(cls, *_):
+        return object.__new__(cls)
+
+    # All methods that a pickle may call. Since there is a `__setstate__`, a pickle sets
+    # no attributes itself, neither of an object nor of its class.
+    __init__ = __setstate__ = __setitem__ = append = extend = _ignore
 
 
-class _Machine:
-    """Follows one program."""
+class _Dict(dict):
+    """Stand in for OrderedDict, whose attributes are ignored."""
 
-    def __init__(self):
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
-        self.storages: dict[str, Storage] = {}  # all that are spoken of
-
-    def run(self, file: BinaryIO) -> Any:
-        """The value that the program builds."""
-        for operation, argument, _ in pickletools.genops(file):
-            name = operation.name
-            if name == "STOP":
-                (value,) = self.stack
-                return value
-            known = getattr(self, f"_{name.lower()}", None)
-            if name in _PUSHED:
-                self.stack.append(_PUSHED[name]())
-            elif name in _ARGUMENTS:
-                self.stack.append(argument)
-            elif known is not None:
-                known(argument)
-            else:
-                raise Refused(f"its program has {name}, which state dicts do not need")
-            if len(self.stack) > _MOST_DEPTH:
-                raise Refused("its program is nested too deeply")
-        raise Refused("its program does not end")
-
-    def _proto(self, version):
-        if version != 2:
-            raise Refused(f"its program is of protocol {version}, not 2")
-
-    def _mark(self, _):
-        self.stack.append(_MARK)
-
-    def _since_mark(self) -> list:
-        for at in range(len(self.stack) - 1, -1, -1):
-            if self.stack[at] is _MARK:
-                taken = self.stack[at + 1 :]
-                del self.stack[at:]
-                return taken
-        raise Refused("its program has no mark where it needs one")
-
-    def _global(self, argument):
-        module, _, name = argument.partition(" ")
-        self.stack.append(Name(module, name))
-
-    def _binput(self, place):
-        self.memo[place] = self.stack[-1]
-
-    _long_binput = _binput
-
-    def _binget(self, place):
-        self.stack.append(self.memo[place])
-
-    _long_binget = _binget
-
-    def _tuple(self, _):
-        self.stack.append(tuple(self._since_mark()))
-
-    def _tuple1(self, _):
-        self._join(1)
-
-    def _tuple2(self, _):
-        self._join(2)
-
-    def _tuple3(self, _):
-        self._join(3)
-
-    def _join(self, count):
-        taken = tuple(self.stack.pop() for _ in range(count))
-        self.stack.append(taken[::-1])
-
-    def _append(self, _):
-        self._extend([self.stack.pop()])
-
-    def _appends(self, _):
-        self._extend(self._since_mark())
-
-    def _extend(self, values):
-        target = self.stack[-1]
-        if isinstance(target, list):
-            target.extend(values)
-        elif not isinstance(target, Opaque):
-            raise Refused(f"its program appends to a {type(target).__name__}")
-
-    def _setitem(self, _):
-        value, key = self.stack.pop(), self.stack.pop()
-        self._fill([key, value])
-
-    def _setitems(self, _):
-        self._fill(self._since_mark())
-
-    def _fill(self, pairs):
-        target = self.stack[-1]
-        if isinstance(target, dict) and len(pairs) % 2 == 0:
-            for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-                if not isinstance(key, str | int | float | bool | tuple | Name | None):
-                    raise Refused(f"a key of a dict is a {type(key).__name__}")
-                target[key] = value
-        elif not isinstance(target, Opaque):
-            raise Refused(f"its program sets items of a {type(target).__name__}")
-
-    def _binpersid(self, _):
-        storage = _storage(self.stack.pop())
-        self.storages[storage.key] = storage
-        self.stack.append(storage)
-
-    def _newobj(self, _):
-        self.stack.pop()
-        self.stack.append(_opaque(self.stack.pop()))
-
-    def _reduce(self, _):
-        arguments, function = self.stack.pop(), self.stack.pop()
-        if not isinstance(arguments, tuple):
-            raise Refused("its program calls without a tuple of arguments")
-        self.stack.append(_called(function, arguments))
-
-    def _build(self, _):
-        self.stack.pop()  # attributes, which mean nothing here
-        if not isinstance(self.stack[-1], dict | Opaque):
-            kind = type(self.stack[-1]).__name__
-            raise Refused(f"its program sets attributes of a {kind}")
+    __setstate__ = _ignore
 
 
-_PUSHED = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_DICT": dict,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
+class _Tensor(_Unknown):
+    def __new__(cls, storage, offset, shape, strides, *_):
+        lists = isinstance(shape, tuple) and isinstance(strides, tuple)
+        if not (isinstance(storage, _Storage) and lists and len(shape) == len(strides)):
+            raise Refused("a tensor is described in an unknown way")
+        if not _are_natural(offset, *shape, *strides) or len(shape) > 16:
+            raise Refused(f"a tensor of shape {shape} is none that NumPy knows")
+        last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        if 0 not in shape and offset + last >= storage.count:
+            raise Refused(f"a tensor of shape {shape} is larger than its storage")
+        if math.prod(shape) * storage.dtype.itemsize > _MOST_TENSOR:
+            raise Refused(f"a tensor of shape {shape} is too large")
+        return _View(storage, offset, shape, strides)
+
+
+class _Parameter(_Unknown):
+    def __new__(cls, tensor, *_):
+        return tensor
+
+
+_KNOWN = {
+    ("collections", "OrderedDict"): _Dict,
+    ("torch._utils", "_rebuild_tensor_v2"): _Tensor,
+    ("torch._utils", "_rebuild_parameter"): _Parameter,
 }
-_ARGUMENTS = ("BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT")
 
 
-def _opaque(value) -> Opaque:
-    words = ".".join(value) if isinstance(value, Name) else type(value).__name__
-    return Opaque(words)
+class _Unpickler(pickle.Unpickler):
+    """Build numbers, texts, dicts, lists, tuples and views of tensors, nothing else.
+
+    The only use of pickle in the package. No code of a file can run: a name that a
+    pickle imports is not looked up, but becomes one of the classes above or a new class
+    that does nothing.
+    """
+
+    def __init__(self, data: bytes):
+        super().__init__(io.BytesIO(data))
+        self.storages: dict[str, _Storage] = {}
+
+    def find_class(self, module, name):
+        known = _KNOWN.get((module, name))
+        return known or type(name, (_Unknown,), {"__module__": module})
+
+    def persistent_load(self, pid):
+        if pid[0] == "module":  # a class, with its source
+            return pid[1]
+        _, kind, key, _, count, *view = pid
+        if not isinstance(key, str) or not _are_natural(count) or any(view):
+            raise Refused("a storage is described in an unknown way")
+        if kind.__module__ != "torch" or kind.__name__ not in _TYPES:
+            raise Refused(
+                f"has numbers of {kind.__name__}; read are {', '.join(_TYPES)}"
+            )
+        storage = _Storage(key, _TYPES[kind.__name__], count)
+        return self.storages.setdefault(key, storage)
 
 
-def _called(function, arguments) -> Any:
-    """Stand in for the result of a call; knows three functions, and calls none."""
-    if function == Name("collections", "OrderedDict") and arguments in ((), ([],)):
-        return {}
-    if function == Name("torch._utils", "_rebuild_tensor_v2"):
-        return _view(*arguments[:4])
-    if function == Name("torch._utils", "_rebuild_parameter"):
-        return arguments[0]
-    return _opaque(function)
-
-
-def _whole(values) -> bool:
-    """Whether all values are whole numbers, at least 0."""
+def _are_natural(*values) -> bool:
     return all(type(value) is int and value >= 0 for value in values)
 
 
-def _view(storage, offset, shape, strides) -> View:
-    lists = isinstance(shape, tuple) and isinstance(strides, tuple)
-    good = isinstance(storage, Storage) and lists and len(shape) == len(strides)
-    if not good or not _whole((offset, *shape, *strides)) or len(shape) > 16:
-        raise Refused("a tensor is none that NumPy knows")
-    last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-    if 0 not in shape and offset + last >= storage.count:
-        raise Refused(f"a tensor of shape {shape} is larger than its storage")
-    if math.prod(shape) * storage.dtype.itemsize > _MOST_TENSOR:
-        raise Refused(f"a tensor of shape {shape} is too large")
-    return View(storage, offset, shape, strides)
+def _unpickle(file: io.BytesIO) -> tuple[Any, dict[str, _Storage]]:
+    """Read the next pickle of a file: its value, and its storages by key."""
+    start = file.tell()
+    for operation, argument, place in pickletools.genops(file):
+        if operation.name not in _OPERATIONS:
+            raise Refused(f"its pickle has {operation.name}, which no state dict needs")
+        if operation.name == "PROTO" and argument != 2:
+            raise Refused(f"its pickle is of protocol {argument}, not 2")
+        # Memory is taken for all numbers below this one.
+        if operation.name.endswith("BINPUT") and argument > place - start:
+            raise Refused(f"its pickle keeps a value as number {argument}")
+    unpickler = _Unpickler(file.getvalue()[start : file.tell()])
+    return unpickler.load(), unpickler.storages
 
 
-def _storage(value) -> Storage:
-    """The storage that a persistent id describes."""
-    good = isinstance(value, tuple) and len(value) in (5, 6) and value[0] == "storage"
-    if not good or (len(value) == 6 and value[5] is not None):
-        raise Refused("a storage is described in an unknown way")
-    _, kind, key, _, count = value[:5]
-    if not isinstance(kind, Name) or kind.name not in TYPES:
-        raise Refused(f"numbers of the type {kind}: read are {', '.join(TYPES)}")
-    if not isinstance(key, str) or not _whole((count,)):
-        raise Refused("a storage is described in an unknown way")
-    return Storage(key, TYPES[kind.name], count)
-
-
-def _program(file: BinaryIO) -> tuple[Any, dict[str, Storage]]:
-    """The value of a program, and the storages that it speaks of.
-
-    Whatever is wrong with it is `Refused`.
-    """
-    machine = _Machine()
-    try:
-        return machine.run(file), machine.storages
-    except Refused:
-        raise
-    except Exception as error:  # truncated, or an argument that is no argument
-        what = f"{type(error).__name__}: {error}"
-        raise Refused(f"its program is damaged ({what})") from error
-
-
-def _array(view: View, data: bytes) -> np.ndarray:
-    """A copy of a tensor's numbers, in order."""
-    dtype = view.storage.dtype
-    numbers = np.frombuffer(data, dtype)
-    steps = [step * dtype.itemsize for step in view.strides]
-    if 0 in view.shape:
-        return np.zeros(view.shape, dtype)
-    seen = np.lib.stride_tricks.as_strided(
-        numbers[view.offset :], view.shape, steps, writeable=False
-    )
-    return np.array(seen, order="C")
-
-
-def flat(value: Any) -> dict[str, View]:
-    """The tensors of nested dicts, under their keys joined by dots."""
+def _find_tensors(value: Any) -> dict[str, _View]:
+    """Find the tensors of nested dicts, under their keys joined by dots."""
     found, todo, seen = {}, [("", value, 0)], 0
     while todo:
         name, one, depth = todo.pop()
         seen += 1
         if seen > _MOST_ENTRIES:  # or its dicts hold each other
             raise Refused("it has too many entries")
-        if isinstance(one, View):
+        if isinstance(one, _View):
             found[name] = one
         elif isinstance(one, dict) and depth < 8:
             named = {key: part for key, part in one.items() if isinstance(key, str)}
@@ -306,8 +177,23 @@ def flat(value: Any) -> dict[str, View]:
     return found
 
 
+def _copy_view(view: _View, data: bytes) -> np.ndarray:
+    """Copy the numbers of a tensor, in order."""
+    dtype = view.storage.dtype
+    if len(data) != view.storage.count * dtype.itemsize:
+        want = view.storage.count
+        raise Refused(f"a storage has {len(data)} bytes, not {want} numbers")
+    if 0 in view.shape:
+        return np.zeros(view.shape, dtype)
+    steps = [step * dtype.itemsize for step in view.strides]
+    seen = np.lib.stride_tricks.as_strided(
+        np.frombuffer(data, dtype)[view.offset :], view.shape, steps, writeable=False
+    )
+    return np.array(seen, order="C")
+
+
 def read(data: bytes) -> dict[str, np.ndarray]:
-    """The tensors of a file of PyTorch.
+    """Read the tensors of a file of PyTorch.
 
     Args:
       data: all of the file.
@@ -318,98 +204,54 @@ def read(data: bytes) -> dict[str, np.ndarray]:
     Raises:
       Refused: it is no such file, damaged, or holds what is not read here.
     """
-    if data[:2] == b"PK":
-        views, storages = _zipped(data)
-    else:
-        views, storages = _older(data)
-    arrays = {}
-    for name, view in views.items():
-        have, want = len(storages(view.storage)), view.storage.count
-        if have != want * view.storage.dtype.itemsize:
-            raise Refused(f"{name}: its storage has {have} bytes, not {want} numbers")
-        arrays[name] = _array(view, storages(view.storage))
-    return arrays
-
-
-def _zipped(data):
-    """The tensors of the zip form, and storage -> its bytes."""
     try:
-        archive = zipfile.ZipFile(io.BytesIO(data))
-    except Exception as error:  # zipfile has errors of several kinds for damage
-        raise Refused(f"it is no whole zip archive ({error})") from error
-    entries = {entry.filename: entry for entry in archive.infolist()}
-    if len(entries) != len(archive.infolist()):
-        raise Refused("two entries have the same name")
-    for name, entry in entries.items():
-        plain = entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & 1
-        if not plain or name.startswith("/") or ".." in name.split("/"):
-            raise Refused(f"its entry {name!r} is none that torch.save writes")
-    folders = {name.partition("/")[0] for name in entries}
-    if len(folders) != 1:
-        raise Refused("its entries are not in one folder")
-    (folder,) = folders
-    if f"{folder}/constants.pkl" in entries:
+        value, bytes_of = _open_zip(data) if data[:2] == b"PK" else _open_older(data)
+        views, stored = _find_tensors(value), {}
+        for storage in {view.storage for view in views.values()}:
+            stored[storage] = bytes_of(storage.key)
+        return {name: _copy_view(x, stored[x.storage]) for name, x in views.items()}
+    except Refused:
+        raise
+    except Exception as error:  # damaged bytes raise errors of many kinds
+        raise Refused(f"it is damaged ({type(error).__name__}: {error})") from error
+
+
+def _open_zip(data) -> tuple[Any, Callable[[str], bytes]]:
+    """Read the pickle of the zip form; also return key of a storage -> its bytes."""
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    names = archive.namelist()
+    folder = names[0].partition("/")[0] if names else ""
+    if f"{folder}/constants.pkl" in names:
         raise Refused("it is a TorchScript archive; save the model's state_dict()")
-    if f"{folder}/data.pkl" not in entries:
-        raise Refused("it has no data.pkl, which torch.save writes")
-
-    def bytes_of(name, most):
-        entry = entries.get(f"{folder}/{name}")
-        if entry is None:
-            raise Refused(f"it has no {name}")
-        if entry.file_size > most:
-            raise Refused(f"its {name} has {entry.file_size} bytes")
-        try:
-            return archive.read(entry)
-        except Exception as error:
-            raise Refused(f"its {name} is damaged ({error})") from error
-
-    if f"{folder}/byteorder" in entries and bytes_of("byteorder", 16) != b"little":
+    for entry in archive.infolist():  # nothing that takes more memory than the file
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise Refused(
+                f"its entry {entry.filename!r} is none that torch.save writes"
+            )
+    byteorder = f"{folder}/byteorder"
+    if byteorder in names and archive.read(byteorder) != b"little":
         raise Refused("its numbers are big-endian")
-    value, _ = _program(io.BytesIO(bytes_of("data.pkl", _MOST_PROGRAM)))
-    views = flat(value)
-    return views, _kept(lambda s: bytes_of(f"data/{s.key}", _MOST_TENSOR))
+    program = archive.read(f"{folder}/data.pkl")
+    if len(program) > _MOST_PROGRAM:
+        raise Refused(f"its data.pkl has {len(program)} bytes")
+    value, _ = _unpickle(io.BytesIO(program))
+    return value, lambda key: archive.read(f"{folder}/data/{key}")
 
 
-def _kept(read_one):
-    """Each storage is read once: many tensors may share it."""
-    stored: dict[str, bytes] = {}
-
-    def bytes_of(storage):
-        if storage.key not in stored:
-            stored[storage.key] = read_one(storage)
-        return stored[storage.key]
-
-    return bytes_of
-
-
-def _older(data):
-    """The same of the form before PyTorch 1.6: five programs, then the numbers."""
+def _open_older(data) -> tuple[Any, Callable[[str], bytes]]:
+    """Read the form before PyTorch 1.6: five pickles, then the numbers."""
     file = io.BytesIO(data)
-    if data[:2] != b"\x80\x02" or _program(file)[0] != _MAGIC:
+    if data[:2] != b"\x80\x02" or _unpickle(file)[0] != _MAGIC:
         raise Refused("it is no file that torch.save wrote")
-    if _program(file)[0] != _PROTOCOL:
+    if _unpickle(file)[0] != _VERSION:
         raise Refused("it is of an unknown version")
-    system, _ = _program(file)
-    if not isinstance(system, dict) or system.get("little_endian") is not True:
+    if _unpickle(file)[0]["little_endian"] is not True:
         raise Refused("its numbers are big-endian")
-    value, known = _program(file)
-    keys, _ = _program(file)
-    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-        raise Refused("it does not say which storages it has")
+    value, storages = _unpickle(file)
     stored = {}
-    for key in keys:
-        count = struct.unpack("<q", file.read(8).ljust(8, b"\xff"))[0]
-        if key not in known:
-            raise Refused(f"it holds numbers {key!r} that its program does not name")
-        size = count * known[key].dtype.itemsize
-        if not 0 <= size <= len(data):
+    for key in _unpickle(file)[0]:
+        (count,) = struct.unpack("<q", file.read(8))
+        if not 0 <= (size := count * storages[key].dtype.itemsize) <= len(data):
             raise Refused("it is cut short")
         stored[key] = file.read(size)
-
-    def bytes_of(storage):
-        if storage.key not in stored:
-            raise Refused(f"it has no numbers {storage.key!r}")
-        return stored[storage.key]
-
-    return flat(value), bytes_of
+    return value, stored.__getitem__

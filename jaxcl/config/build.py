@@ -467,7 +467,7 @@ def _alone(top, made, parts, eval_parts, workdir) -> task_alone.Alone | None:
     judged = {key: top.evaluators[key] for key in judges}
     module, options = sections.chosen(top.method)
     options = schema.defaults(module.make, options) | options
-    method, other = made.method, options | made.method.alone
+    method, other = made.method, options | dict(made.method.alone)
     if other != options:
         # Options that go with those that change go with them.
         known = schema.option_of(module.make, other)

@@ -24,6 +24,8 @@ def npz(
     test, or x, y, is_test (and domain), and perhaps class_names and domain_names.
     Images are u8[N,H,W] or u8[N,H,W,C]. Labels and the parts of val and test are
     optional.
+
+    path: the file.
     """
     split_keys = [f"{s}_{k}" for s in _PARTS for k in ("x", "y", "domain")]
     keys = ("x", "y", "domain", "is_test", "class_names", "domain_names")
@@ -76,6 +78,7 @@ def arrays(
 ) -> stream.Dataset:
     """A directory of .npy files with a meta.json, see `jaxcl.data.convert`.
 
+    path: the directory.
     resident: True reads all images into memory and checks their sha256; False maps
       the file and reads row by row; None maps files of 4 GiB and more.
     """

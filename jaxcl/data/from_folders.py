@@ -9,29 +9,21 @@ from absl import logging
 
 from jaxcl import schema
 from jaxcl.data import files as files_lib
-from jaxcl.data import prefetch, splits, storage, stream
+from jaxcl.data import splits, storage, stream
 
 _SPLITS = ("train", "val", "test")
 _LIKE_SPLITS = {*_SPLITS, "training", "valid", "validation", "testing"}
 
 
 @schema.checked("config.data")
+@splits.with_image_options()
 def image_folder(
     *,
     path: str,
     classes: str | None = None,
     test: schema.Fraction = 0.2,
     test_seed: schema.Natural = splits.TEST_SEED,
-    size: schema.Pixels | None = None,
-    resident: bool = False,
-    channels: files_lib.Channels = 3,
-    decoder: prefetch.Decoder = "auto",
-    on_corrupt: splits.OnCorrupt = "error",
-    max_pixels: splits.MaxPixels = files_lib.PIXELS,
-    cache: str | None = None,
-    cache_size: schema.Pixels | None = None,
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
+    images: splits.ImageOptions,
 ) -> stream.Dataset:
     """Image files in folders, decoded row by row.
 
@@ -46,47 +38,19 @@ def image_folder(
     classes: a text file that names the classes to keep, in that order.
     test: share of each class that is the test split, where no folder is.
     test_seed: of that draw.
-    size: resize the shorter side to `size`, then crop the centre; None: as stored.
-    resident: decode all images once, into memory.
-    channels: 3, or 1: grey.
-    decoder: "cv2" or "pillow"; "auto" is cv2 where it is installed.
-    on_corrupt: "error", or "skip": another image of the same class is used instead.
-    max_pixels: an image of more is not decoded, as if it were corrupt.
-    cache: a folder that keeps the decoded images for later runs, see `cache.cached`.
-    cache_size: the cache shrinks images with a longer shorter side to it.
-    validation: share of each class of the train split that is held out.
-    seed: of that draw.
     """
     wanted = None if classes is None else files_lib.class_list(classes)
-    decoder = prefetch.choose_decoder(decoder)
     inner = "train" if storage.is_folder(os.path.join(path, "train")) else ""
     names, *scanned = scan(path, inner, wanted)
     _check_splits(path, names)
     held_out = _held_out(path, names) if inner else []
-    examples = functools.partial(
-        from_files, path, decoder=decoder, channels=channels, max_pixels=max_pixels
-    )
+    examples = functools.partial(from_files, path, images)
     whole, name = examples(*scanned), os.path.basename(os.path.abspath(path))
-    if held_out:
-        parts = [examples(*scan(path, x, names, wanted is None)[1:]) for x in held_out]
-        validation_part = parts[0] if len(parts) == 2 else None
-        data = stream.Dataset(
-            name, names, ("all",), whole, validation_part, parts[-1], decoder
-        )
-    else:
-        data = splits.draw_test(
-            name, names, whole, test if names else 0.0, test_seed, decoder
-        )
-    return splits.finish(
-        data,
-        validation=validation,
-        seed=seed,
-        size=size,
-        resident=resident,
-        on_corrupt=on_corrupt,
-        cache=cache,
-        cache_size=cache_size,
-    )
+    if not held_out:
+        return splits.draw_test(name, names, whole, test if names else 0.0, test_seed)
+    parts = [examples(*scan(path, x, names, wanted is None)[1:]) for x in held_out]
+    validation = parts[0] if len(parts) == 2 else None
+    return stream.Dataset(name, names, ("all",), whole, validation, parts[-1])
 
 
 def _check_splits(path, names) -> None:
@@ -132,18 +96,15 @@ def _held_out(path, names) -> list[str]:
 
 def from_files(
     path: str,
+    images: splits.ImageOptions,
     label: Sequence[int],
     files: Sequence[bytes],
-    *,
-    decoder: str,
-    channels: int = 3,
-    max_pixels: int = files_lib.PIXELS,
 ) -> stream.Examples:
     """Examples of one domain that are read from `files`, relative to `path`."""
-    paths = np.array(files, bytes)
-    reader = files_lib.Files(path, paths, decoder, channels, max_pixels)
-    label = np.array(label, np.int32)
-    load = files_lib.Loader(reader, np.arange(len(files)))
+    paths, label = np.array(files, bytes), np.array(label, np.int32)
+    load = files_lib.Loader(
+        files_lib.Files(path, paths, *images.decoding), np.arange(len(files))
+    )
     return stream.Examples(label, np.zeros_like(label), load=load)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxcl import schema
 from jaxcl.data import files as files_lib
-from jaxcl.data import prefetch, splits, storage, stream
+from jaxcl.data import splits, storage, stream
 
 STATE, SPLITS, PARQUET = "state.json", "dataset_dict.json", ".parquet"
 
@@ -183,6 +183,7 @@ class Table(NamedTuple):
 
 
 @schema.checked("config.data")
+@splits.with_image_options()
 def huggingface(
     *,
     path: str,
@@ -194,16 +195,7 @@ def huggingface(
     classes: str | None = None,
     test: schema.Fraction = 0.0,
     test_seed: schema.Natural = splits.TEST_SEED,
-    size: schema.Pixels | None = None,
-    resident: bool = False,
-    channels: files_lib.Channels = 3,
-    decoder: prefetch.Decoder = "auto",
-    on_corrupt: splits.OnCorrupt = "error",
-    max_pixels: splits.MaxPixels = files_lib.PIXELS,
-    cache: str | None = None,
-    cache_size: schema.Pixels | None = None,
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
+    images: splits.ImageOptions,
 ) -> stream.Dataset:
     """A set of Hugging Face `datasets` on a disk: Arrow or Parquet files.
 
@@ -218,14 +210,12 @@ def huggingface(
     test: share of the labelled train images of each class that is the test split, where
       test_split is None.
     test_seed: of that draw.
-    Others as in `from_folders.image_folder`.
 
     Raises ValueError for a missing folder, split or column, a damaged file, a file
     outside of the folder, columns of other types, and files that differ in the names of
     their classes.
     """
     _column.cache_clear()  # the set may have been written anew
-    decoder = prefetch.choose_decoder(decoder)
     asked = {"train": train_split, "validation": validation_split, "test": test_split}
     found = split_files(path)
     for split, name in asked.items():
@@ -246,32 +236,21 @@ def huggingface(
             label = np.where(table.label < 0, -1, keep[table.label])
             table = Table(*(x[label >= 0] for x in table._replace(label=label)))
         label = table.label.astype(np.int32)
-        pixels = (decoder, channels, max_pixels)
-        reader = Rows((*chosen[split],), table.file, table.place, image_key, *pixels)
+        place = ((*chosen[split],), table.file, table.place)
+        reader = Rows(*place, image_key, *images.decoding)
         load = files_lib.Loader(reader, np.arange(len(label)))
         parts[split] = stream.Examples(label, np.zeros_like(label), load=load)
     name = os.path.basename(os.path.abspath(path))
     if test_split is None:
         cut = splits.draw_test(name, wanted, parts["train"], test, test_seed)
         parts |= {"train": cut.train, "test": cut.test}
-    data = stream.Dataset(
+    return stream.Dataset(
         name=name,
         class_names=wanted,
         domain_names=("all",),
         train=parts["train"],
         validation=parts.get("validation"),
         test=parts.get("test"),
-        decoder=decoder,
-    )
-    return splits.finish(
-        data,
-        validation=validation,
-        seed=seed,
-        size=size,
-        resident=resident,
-        on_corrupt=on_corrupt,
-        cache=cache,
-        cache_size=cache_size,
     )
 
 

@@ -9,12 +9,13 @@ import numpy as np
 
 from jaxcl import schema
 from jaxcl.data import files as files_lib
-from jaxcl.data import prefetch, splits, storage, stream
+from jaxcl.data import splits, storage, stream
 
 MARK = b"\xef\xbb\xbf"  # some editors put it before utf-8
 
 
 @schema.checked("config.data")
+@splits.with_image_options()
 def image_lists(
     *,
     path: str,
@@ -24,16 +25,7 @@ def image_lists(
     domains: Annotated[Sequence[str], schema.Entries(once=True)] | None = None,
     lists: str | None = None,
     class_names: str | None = None,
-    size: schema.Pixels | None = None,
-    resident: bool = False,
-    channels: files_lib.Channels = 3,
-    decoder: prefetch.Decoder = "auto",
-    on_corrupt: splits.OnCorrupt = "error",
-    max_pixels: splits.MaxPixels = files_lib.PIXELS,
-    cache: str | None = None,
-    cache_size: schema.Pixels | None = None,
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
+    images: splits.ImageOptions,
 ) -> stream.Dataset:
     """Image files and labels from list files, decoded row by row.
 
@@ -47,60 +39,44 @@ def image_lists(
     domains: their names, in the order of their numbers; None: one domain, "all".
     class_names: a text file, one name a line, label 0 first. Default: the folder that
       holds all train files of a label; the label itself if there is no such folder.
-    Others as in `from_folders.image_folder`.
 
     Raises ValueError for a missing list, a line that is not a path and a label, a path
     that leads out of `path`, and a missing image, unless on_corrupt is "skip".
     """
     if not os.path.isdir(path):
         raise ValueError(f"path = {path!r}: no such directory")
-    decoder = prefetch.choose_decoder(decoder)
     names = None
     if class_names is not None:
         names = files_lib.class_list(class_names, option="class_names")
     limit = stream.LABELS if names is None else len(names)
     patterns = {"train": train, "validation_list": validation_list, "test": test}
-    pixels, check = (decoder, channels, max_pixels), on_corrupt != "skip"
     parts = {}
     for option, pattern in patterns.items():
         if pattern or option == "train":
             where = _list_files(option, pattern, domains, lists or path)
-            parts[option] = _examples(path, option, where, limit, pixels, check)
-    data = stream.Dataset(
+            parts[option] = _examples(path, option, where, limit, images)
+    return stream.Dataset(
         name=os.path.basename(os.path.abspath(path)),
         class_names=_folder_names(parts) if names is None else names,
         domain_names=tuple(domains or ("all",)),
         train=parts["train"],
         validation=parts.get("validation_list"),
         test=parts.get("test"),
-        decoder=decoder,
-    )
-    return splits.finish(
-        data,
-        validation=validation,
-        seed=seed,
-        size=size,
-        resident=resident,
-        on_corrupt=on_corrupt,
-        cache=cache,
-        cache_size=cache_size,
     )
 
 
-def _examples(path, option, where, limit, pixels, check) -> stream.Examples:
+def _examples(path, option, where, limit, images) -> stream.Examples:
     """The images of one split.
 
     Args:
       where: its lists, one of each domain.
       limit: labels are below it.
-      pixels: decoder, channels and the most pixels of an image.
-      check: refuse missing images.
     """
     files, label, domain = _joined(where, option, limit)
-    if check:
+    if images.on_corrupt != "skip":
         _check_there(option, path, files.tolist())
     load = files_lib.Loader(
-        files_lib.Files(path, files, *pixels), np.arange(len(files))
+        files_lib.Files(path, files, *images.decoding), np.arange(len(files))
     )
     return stream.Examples(label, domain, load=load)
 

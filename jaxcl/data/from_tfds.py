@@ -19,7 +19,7 @@ from google.protobuf import message
 
 from jaxcl import schema
 from jaxcl.data import files as files_lib
-from jaxcl.data import prefetch, splits, storage, stream
+from jaxcl.data import splits, storage, stream
 
 FORMATS = ("array_record", "tfrecord")
 CHUNK = 256  # array_record entries read at once when scanning
@@ -106,6 +106,7 @@ def _parse(features, raw: bytes, name: str, **options) -> dict:
 
 
 @schema.checked("config.data")
+@splits.with_image_options()
 def tfds(
     *,
     path: str | Sequence[str],
@@ -118,16 +119,7 @@ def tfds(
     domain_names: Sequence[str] = (),
     classes: str | None = None,
     index: str | None = None,
-    size: schema.Pixels | None = None,
-    resident: bool = False,
-    channels: files_lib.Channels = 3,
-    decoder: prefetch.Decoder = "auto",
-    on_corrupt: splits.OnCorrupt = "error",
-    max_pixels: splits.MaxPixels = files_lib.PIXELS,
-    cache: str | None = None,
-    cache_size: schema.Pixels | None = None,
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
+    images: splits.ImageOptions,
 ) -> stream.Dataset:
     """A prepared TFDS directory (.../NAME/CONFIG/VERSION), or several.
 
@@ -140,14 +132,13 @@ def tfds(
     classes: a text file that names the classes to keep, in that order.
     index: a file that keeps the result of the first scan. Labels are stored in the
       records, so without it every start reads the whole set once.
-    Others as in `from_folders.image_folder`. Images must be u8 Image features.
+    Images must be u8 Image features.
 
     Raises ValueError for a missing directory, split or feature, another file format,
     and damaged records.
     """
     _reader.cache_clear()  # the set may have been written anew
     infos, names, domains = _open(path, image_key, label_key, domain_key, domain_names)
-    decoder = prefetch.choose_decoder(decoder)
     wanted = names if classes is None else files_lib.class_list(classes)
     part = functools.partial(
         _examples,
@@ -155,30 +146,19 @@ def tfds(
         keys=(image_key, label_key, domain_key),
         keep=None if classes is None else files_lib.kept(wanted, names),
         index=index,
-        pixels=(decoder, channels, max_pixels),
+        images=images,
     )
-    data = stream.Dataset(
+    return stream.Dataset(
         name=infos[0].name,
         class_names=wanted,
         domain_names=domains,
         train=part(train_split),
         validation=part(validation_split),
         test=part(test_split),
-        decoder=decoder,
-    )
-    return splits.finish(
-        data,
-        validation=validation,
-        seed=seed,
-        size=size,
-        resident=resident,
-        on_corrupt=on_corrupt,
-        cache=cache,
-        cache_size=cache_size,
     )
 
 
-def _examples(split, *, infos, keys, keep, index, pixels) -> stream.Examples | None:
+def _examples(split, *, infos, keys, keep, index, images) -> stream.Examples | None:
     """One split of all directories.
 
     Args:
@@ -186,7 +166,6 @@ def _examples(split, *, infos, keys, keep, index, pixels) -> stream.Examples | N
       keys: names of the image, label and domain features.
       keep: i32[C], new number of every class, -1: left out; None: all as they are.
       index: see `tfds`.
-      pixels: decoder, channels and the most pixels of an image.
     """
     if split is None:
         return None
@@ -202,7 +181,7 @@ def _examples(split, *, infos, keys, keep, index, pixels) -> stream.Examples | N
     features = _library().features.FeaturesDict(
         {image_key: infos[0].features[image_key]}
     )
-    reader = Records(files, table, features, image_key, *pixels)
+    reader = Records(files, table, features, image_key, *images.decoding)
     load = files_lib.Loader(reader, np.arange(len(table.label)))
     return stream.Examples(table.label, table.domain, load=load)
 

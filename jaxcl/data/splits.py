@@ -1,13 +1,17 @@
 """Validation and test splits, chosen classes, and the last step of every source."""
 
 import concurrent.futures
-from collections.abc import Sequence
-from typing import Annotated, Literal
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
 from jaxcl import schema
 from jaxcl.data import cache as cache_lib
+from jaxcl.data import files as files_lib
 from jaxcl.data import graphs, prefetch, stream
 
 TEST_SEED = 0  # draws the test split of sets that come without one
@@ -146,7 +150,6 @@ def draw_test(
     whole: stream.Examples,
     fraction: float,
     seed: int,
-    decoder: str = "",
 ) -> stream.Dataset:
     """A dataset of one domain that draws a fraction of each class as its test split.
 
@@ -155,7 +158,7 @@ def draw_test(
     mask = drawn(whole, fraction, [seed, 2]) & (whole.label >= 0)
     test = take(whole, np.flatnonzero(mask)) if mask.any() else None
     train = take(whole, np.flatnonzero(~mask))
-    return stream.Dataset(name, class_names, ("all",), train, None, test, decoder)
+    return stream.Dataset(name, class_names, ("all",), train, None, test)
 
 
 def split_validation(
@@ -168,16 +171,73 @@ def split_validation(
     return take(train, np.flatnonzero(~mask)), take(train, np.flatnonzero(mask))
 
 
+class ImageOptions(NamedTuple):
+    """Options of every source that reads images from files."""
+
+    # The shorter side is resized to it, then the centre is cropped; None: as stored.
+    size: schema.Pixels | None = None
+    resident: bool = False  # decode all images once, into memory
+    channels: files_lib.Channels = 3  # or 1: grey
+    decoder: prefetch.Decoder = "auto"  # cv2 where it is installed, else pillow
+    on_corrupt: OnCorrupt = "error"  # "skip" takes another image of the same class
+    max_pixels: MaxPixels = files_lib.PIXELS  # an image of more counts as corrupt
+    # A folder that keeps the decoded images for later runs, see `cache.cached`.
+    cache: str | None = None
+    # The cache shrinks images with a longer shorter side to it.
+    cache_size: schema.Pixels | None = None
+    validation: schema.Fraction = 0.0  # share of each class that is held out of train
+    seed: schema.Natural = 0  # of that draw
+
+    @property
+    def decoding(self) -> tuple[str, int, int]:
+        """What `files.decode` takes: decoder, channels, most pixels."""
+        return self.decoder, self.channels, self.max_pixels
+
+
+_USUAL = ImageOptions()
+
+
+def with_image_options(**defaults: Any) -> Callable[[Callable], Callable]:
+    """Decorate a source: its keyword `images` becomes the options of `ImageOptions`.
+
+    They are keywords of the decorated function, so that a config and the tables in the
+    docs have them. The source's dataset is then finished as they say.
+
+    Args:
+      defaults: of options whose default is another one here.
+    """
+    types = typing.get_type_hints(ImageOptions, include_extras=True)
+    usual = ImageOptions(**defaults)._asdict()
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    shared = [
+        inspect.Parameter(name, keyword, default=default, annotation=types[name])
+        for name, default in usual.items()
+    ]
+
+    def decorate(source):
+        @functools.wraps(source)
+        def read(**options):
+            images = ImageOptions(**{k: options.pop(k, x) for k, x in usual.items()})
+            images = images._replace(decoder=prefetch.choose_decoder(images.decoder))
+            data = source(**options, images=images)._replace(decoder=images.decoder)
+            draw = {"validation": images.validation, "seed": images.seed}
+            return finish(data, **draw, images=images)
+
+        whole = inspect.signature(source)
+        own = [x for name, x in whole.parameters.items() if name != "images"]
+        # Where `inspect.signature`, and so `schema`, finds it.
+        vars(read)["__signature__"] = whole.replace(parameters=own + shared)
+        return read
+
+    return decorate
+
+
 def finish(
     dataset: stream.Dataset,
     *,
     validation: float,
     seed: int,
-    size: int | None = None,
-    resident: bool = False,
-    on_corrupt: OnCorrupt = "error",
-    cache: str | None = None,
-    cache_size: int | None = None,
+    images: ImageOptions = _USUAL,
 ) -> stream.Dataset:
     """Check a dataset, cut out its validation split, wrap its loaders.
 
@@ -185,7 +245,7 @@ def finish(
     source came with one. Caches are made here, after every check, since making one
     takes long.
     """
-    _check_cache(size, cache, cache_size)
+    _check_cache(images)
     stream.validate(dataset)
     _check_channels(dataset)
     if validation and dataset.validation is not None:
@@ -201,21 +261,24 @@ def finish(
     def cached(load):
         key = id(load.read)
         if key not in caches:
-            caches[key] = cache_lib.cached(load.read, cache, size=cache_size)
+            caches[key] = cache_lib.cached(
+                load.read, images.cache, size=images.cache_size
+            )
         return load._replace(read=caches[key])
 
     def finished(examples):
         if examples is None or examples.load is None:
             return examples
-        load = examples.load if cache is None else cached(examples.load)
-        if size is not None:
-            crop = prefetch.CenterCrop(size, size, decoder=dataset.decoder)
+        load = examples.load if images.cache is None else cached(examples.load)
+        if images.size is not None:
+            size = (images.size, images.size)
+            crop = prefetch.CenterCrop(*size, decoder=dataset.decoder)
             load = load._replace(crop=crop)
         # After the splits: a substitute must not come from another one.
-        if on_corrupt == "skip":
+        if images.on_corrupt == "skip":
             load = load._replace(label=examples.label, domain=examples.domain)
         examples = examples._replace(load=load)
-        return _resident(examples) if resident else examples
+        return _resident(examples) if images.resident else examples
 
     return dataset._replace(
         train=finished(dataset.train),
@@ -243,11 +306,12 @@ def _check_channels(dataset):
         )
 
 
-def _check_cache(size, cache, cache_size):
+def _check_cache(images: ImageOptions):
     """Refuse a size of cached images without a cache, or below what is read of it."""
+    size, cache_size = images.size, images.cache_size
     if cache_size is None:
         return
-    if cache is None:
+    if images.cache is None:
         raise ValueError(f"cache_size = {cache_size}: needs a cache")
     if cache_size < (size or 1):
         raise ValueError(

@@ -21,6 +21,7 @@ def stl10(
 ) -> stream.Dataset:
     """STL-10 as its archive unpacks (stl10_binary), u8[N,96,96,3], in memory.
 
+    path: the folder.
     unlabelled: append the 100,000 images without labels, 2.8 GB, to the train split,
       with label -1.
 

@@ -4,26 +4,19 @@ import os
 
 from jaxcl import schema
 from jaxcl.data import files as files_lib
-from jaxcl.data import from_folders, prefetch, splits, storage, stream
+from jaxcl.data import from_folders, splits, storage, stream
 
 ANNOTATIONS = "val_annotations.txt"
 SIZE = (200, 100_000, 64)  # classes, train rows, pixels of a side
 
 
 @schema.checked("config.data")
+@splits.with_image_options(resident=True)
 def tiny_imagenet(
     *,
     path: str,
     classes: str | None = None,
-    size: schema.Pixels | None = None,
-    resident: bool = True,
-    decoder: prefetch.Decoder = "auto",
-    on_corrupt: splits.OnCorrupt = "error",
-    max_pixels: splits.MaxPixels = files_lib.PIXELS,
-    cache: str | None = None,
-    cache_size: schema.Pixels | None = None,
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
+    images: splits.ImageOptions,
 ) -> stream.Dataset:
     """tiny-imagenet-200; its annotated val split is the test split.
 
@@ -35,9 +28,7 @@ def tiny_imagenet(
     classes: a text file that names the wnids to keep, in that order. Default:
       wnids.txt, whose order is not sorted. It is the order of mammoth's arrays, which
       Co2L and CCLIS use.
-    size: resize the shorter side to `size`, then crop the centre; None: as stored.
     resident: decode all images once, into 1.4 GB of memory.
-    Others as in `from_folders.image_folder`.
 
     Raises ValueError for a missing file, a malformed line of val_annotations.txt, an
     image without an annotation or the reverse, a wnid that is not in train/, and a
@@ -46,24 +37,10 @@ def tiny_imagenet(
     _check_folders(path)
     file = os.path.join(path, "wnids.txt") if classes is None else classes
     wanted = files_lib.class_list(file)
-    decoder = prefetch.choose_decoder(decoder)
     names, *train = from_folders.scan(path, "train", wanted, only=classes is None)
     test = _scan_val(path, names)
-    options = {"decoder": decoder, "max_pixels": max_pixels}
-    parts = [from_folders.from_files(path, *x, **options) for x in (train, test)]
-    data = stream.Dataset(
-        "tiny_imagenet", names, ("all",), parts[0], None, parts[1], decoder
-    )
-    return splits.finish(
-        data,
-        validation=validation,
-        seed=seed,
-        size=size,
-        resident=resident,
-        on_corrupt=on_corrupt,
-        cache=cache,
-        cache_size=cache_size,
-    )
+    train, test = (from_folders.from_files(path, images, *x) for x in (train, test))
+    return stream.Dataset("tiny_imagenet", names, ("all",), train, None, test)
 
 
 def _check_folders(path):

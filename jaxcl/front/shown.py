@@ -16,7 +16,7 @@ from absl import flags
 
 from jaxcl import schema
 from jaxcl.config import build, command, files, resolved
-from jaxcl.data import from_folders, stream
+from jaxcl.data import splits, stream
 
 _WRONG = (ValueError, TypeError, AttributeError, KeyError, OSError)  # of a config
 
@@ -47,17 +47,16 @@ def meanings(function: Callable) -> dict[str, str]:
     Args:
       function: of options; or a dataclass or NamedTuple, with a comment at each field.
     """
-    function = inspect.unwrap(function)
     signature = inspect.signature(function)
-    known = set(signature.parameters)
+    function, known = inspect.unwrap(function), set(signature.parameters)
     if inspect.isclass(function):
         return _from_comments(inspect.getsource(function), known)
     told = _from_docstring(inspect.getdoc(function) or "", known)
     made = signature.return_annotation
-    others = [made] if inspect.isclass(made) else []  # the network that is made
-    others += [from_folders.image_folder] if made is stream.Dataset else []
-    for other in others:
-        told = _from_docstring(inspect.getdoc(other) or "", known) | told
+    if made is stream.Dataset:
+        told = _from_comments(inspect.getsource(splits.ImageOptions), known) | told
+    if inspect.isclass(made):  # the network that is made
+        told = _from_docstring(inspect.getdoc(made) or "", known) | told
     return told
 
 

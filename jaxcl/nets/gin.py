@@ -64,6 +64,11 @@ class GIN(nn.Module):
         super().__post_init__()
 
     @property
+    def dtype(self):
+        """Type of the arithmetic: float32 alone."""
+        return jnp.float32
+
+    @property
     def num_features(self) -> int:
         """Length of a graph's embedding."""
         return self.width * self.layers

@@ -118,6 +118,19 @@ def probe_twin(x, y, head, order_of, batch, lr=0.3):
     return w, b, np.mean(losses)
 
 
+def fitted(x, y, task, batch, *, domain=0, streams=False, twin=probe_twin):
+    """Fit a probe of seed 3 after a task to rows of a set of 50, by `twin`."""
+    k_start, k_epochs = head_lib.probe_keys(3, task, domain)
+    order_of = device_orders(50, batch, len(x), k_epochs)
+    if streams:
+
+        def order_of(epoch):
+            rng = np.random.default_rng([3, task, epoch])
+            return stream.epoch_order(rng, np.arange(len(x)), batch).reshape(-1)
+
+    return twin(x, y, head_lib.start(k_start, DIM, CLASSES), order_of, batch)
+
+
 def accuracies(parts, guess):
     label = parts.stream.evaluation.label
     return [(guess[t.test] == label[t.test]).mean() for t in parts.stream.tasks]

@@ -1,8 +1,8 @@
 """A gcloud that knows one TPU of two workers, for tests: it runs what ssh is told.
 
 Put on PATH as `gcloud`. FAKE names its directory: `log` has the arguments of every
-call; `state` and `queue` are those of the TPU and its queued resource, one a line, and
-each look at a state but the last takes it away; worker_0 and worker_1 are homes.
+call; `state` has states of the TPU, one a line, and each look but the last takes one
+away; worker_0 and worker_1 are homes.
 """
 
 import json
@@ -35,16 +35,14 @@ def script(path, text):
     path.chmod(0o755)
 
 
-def look(name):
-    path = HOME / name
+def look():
+    path = HOME / "state"
     if not path.exists():
         sys.exit("ERROR: NOT_FOUND: Resource was not found")
     first, *rest = path.read_text().split()
     if rest:
         path.write_text("\n".join(rest))
     print(first)
-    if first == "ACTIVE" and not (HOME / "state").exists():
-        created()
 
 
 def created():
@@ -85,22 +83,14 @@ def ssh():
 def main():
     with open(HOME / "log", "a") as log:
         log.write(json.dumps(sys.argv[1:]) + "\n")
-    if (HOME / "broken").exists():
-        sys.exit("ERROR: you do not have an active account")
     if sys.argv[1] == "storage":
         return
-    kind, verb = sys.argv[3:5]
-    queued = kind == "queued-resources"
+    verb = sys.argv[4]
     if verb == "describe":
-        look("queue" if queued else "state")
-    elif verb == "create" and queued:
-        (HOME / "queue").write_text("ACCEPTED\nWAITING_FOR_RESOURCES\nACTIVE")
-    elif verb == "create" and (HOME / "full").exists():
-        sys.exit("ERROR: There is no more capacity in the zone")
+        look()
     elif verb in ("create", "start"):
         created()
     elif verb == "delete":
-        (HOME / "queue").unlink(missing_ok=True)
         gone()
     elif verb == "scp":
         for worker in ready():

@@ -14,7 +14,3 @@ def check_whole(path):
 
 def legend(axes):
     return [text.get_text() for text in axes.get_legend().get_texts()]
-
-
-def ticks(axes):
-    return [text.get_text() for text in axes.get_xticklabels()]

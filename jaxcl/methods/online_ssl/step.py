@@ -343,7 +343,7 @@ def _update(setup, state, batch, key):
     outputs, backward, (net_stats, fixed, _) = jax.vjp(
         forward, state.params, has_aux=True
     )
-    features = _fixed_features(setup, state.extra, images, rows, fixed)
+    features = _gather_features(setup, state.extra, images, rows, fixed)
 
     # Loss and gradients
     (loss, terms), slopes = _differentiate(setup, outputs, features, rows.active)
@@ -414,7 +414,7 @@ def _make_forward(setup, state, images):
     return forward
 
 
-def _fixed_features(setup, extra, images, rows, fixed) -> records.Features:
+def _gather_features(setup, extra, images, rows, fixed) -> records.Features:
     """What the losses read beside the outputs of the network that learns."""
     if extra.teacher and not setup.plan.teacher.batch:
         # It normalises by the running statistics that are averaged with it.
@@ -439,7 +439,7 @@ def _differentiate(setup, outputs, features, active):
     def gradient(first):
         def loss(outputs):
             joined = features._replace(**outputs._asdict())
-            return _loss(setup, joined, first)
+            return _compute_loss(setup, joined, first)
 
         return jax.value_and_grad(loss, has_aux=True)
 
@@ -449,7 +449,7 @@ def _differentiate(setup, outputs, features, active):
     return jax.lax.cond(active, gradient(0), gradient(setup.beside), outputs)
 
 
-def _loss(setup, features, first):
+def _compute_loss(setup, features, first):
     """The loss of the rows from `first` on: 0, or the number of replayed ones."""
     base, plan, size = setup.base, setup.plan, setup.beside
     whole, replayed = _cut_rows(features, first, None), _cut_rows(features, 0, size)

@@ -95,6 +95,6 @@ def outweighs(terms: records.PnrTerms) -> bool:
     return terms.negative_weight >= terms.weight
 
 
-def never(terms: records.PnrTerms) -> bool:
+def never_unbounded(terms: records.PnrTerms) -> bool:
     """A cosine is bounded, whatever its weight."""
     return False

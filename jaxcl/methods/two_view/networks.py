@@ -99,11 +99,11 @@ def build(
         predictor=predictor("predictor", base.predictor_hidden_dim),
         distiller=predictor("distiller", distiller_hidden_dim),
         dim=dim,
-        own=_own_names(base, dim),
+        own=_list_params(base, dim),
     )
 
 
-def _own_names(base, dim):
+def _list_params(base, dim):
     """Names of the base's own parameters."""
     if base.init_params is None:
         return ()

@@ -132,7 +132,7 @@ def make(
         begin_task=functools.partial(_begin_task, setup),
         end_task=functools.partial(_end_task, setup),
         supervised=spec.supervised,
-        alone={"strategy": "finetune"},
+        alone=(("strategy", "finetune"),),
         drops_branches=True,
         takes_local=True,
     )
@@ -212,7 +212,7 @@ def _end_task(setup, state, task):
 def _step(setup, state, batch):
     """Take one step of the optimiser."""
     base, strategy, parts = setup.base, setup.strategy, setup.parts
-    keys, moment = _split_key(state), _moment(state)
+    keys, moment = _split_key(state), _read_moment(state)
 
     # Views, and what the strategy makes of them
     views = parts.augment(keys.augment, batch["image"])
@@ -222,7 +222,7 @@ def _step(setup, state, batch):
 
     # Targets without gradient; the slow network passes beside the one that learns
     first = (state.task == 0) & (not parts.begun)  # there is no teacher yet
-    features = _fixed_features(setup, state, moment, batch, reading)
+    features = _gather_features(setup, state, moment, batch, reading)
     if strategy.teacher:
         features = features._replace(f=_teach(setup, state, images, first))
     forward = _make_forward(setup, state, batch, images, reading)
@@ -234,8 +234,7 @@ def _step(setup, state, batch):
     # Loss and gradients
     loss, slopes = _differentiate(setup, outputs, features, first)
     if base.mask_gradients is not None:
-        kept = base.mask_gradients(moment, slopes.params)
-        slopes = slopes._replace(params=kept)
+        slopes = slopes._replace(params=base.mask_gradients(moment, slopes.params))
     (grads,) = backward(slopes)
     lr, own = core.rate(parts, state), state.extra.strategy
     if strategy.change_gradients is not None:
@@ -255,11 +254,12 @@ def _split_key(state) -> records.StepKeys:
     return records.StepKeys(*jax.random.split(core.step_key(state), 5))
 
 
-def _moment(state) -> records.Moment:
+def _read_moment(state) -> records.Moment:
+    """When the step is taken."""
     return records.Moment(core.step_key(state), state.task, core.progress(state))
 
 
-def _fixed_features(setup, state, moment, batch, reading) -> records.Features:
+def _gather_features(setup, state, moment, batch, reading) -> records.Features:
     """What the losses read that is known before the pass."""
     base, nets, extra = setup.base, setup.networks, state.extra
     prepared = None if base.prepare is None else base.prepare(moment, nets.dim)

@@ -103,7 +103,7 @@ def make(
         local=True,
         one_row=True,
         negative_weight=1.0,
-        unbounded=forms.never,
+        unbounded=forms.never_unbounded,
         init_params=lambda key, dim: prototypes_lib.init(key, prototypes, dim),
         init_state=(lambda key, dim: jnp.zeros(prototypes)) if centred else None,
         prepare=lambda moment, dim: warm_temperature(

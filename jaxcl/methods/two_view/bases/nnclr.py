@@ -52,7 +52,7 @@ def make(
         projector=heads.NEIGHBOURED,
         predictor_hidden_dim=predictor_hidden_dim,
         negative_weight=1.0,
-        unbounded=forms.never,
+        unbounded=forms.never_unbounded,
         init_state=lambda key, dim: view_queue.start(key, queue_size, dim, views=1),
         update=update,
     )

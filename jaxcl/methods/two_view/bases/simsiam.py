@@ -29,5 +29,5 @@ def make(*, predictor_hidden_dim: schema.Width = 512) -> records.Base:
         predictor_hidden_dim=predictor_hidden_dim,
         one_row=True,
         negative_weight=1.0,
-        unbounded=forms.never,
+        unbounded=forms.never_unbounded,
     )

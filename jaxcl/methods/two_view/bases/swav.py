@@ -64,7 +64,7 @@ def make(
         projector=heads.ASSIGNED,
         local=True,
         negative_weight=1.0,
-        unbounded=forms.never,
+        unbounded=forms.never_unbounded,
         init_params=lambda key, dim: prototypes_lib.init(key, prototypes, dim),
         mask_gradients=lambda moment, grads: prototypes_lib.hold(
             moment, grads, prototypes_held
