@@ -11,7 +11,7 @@ from scipy import special
 
 from helpers import toy
 from jaxcl import optim
-from jaxcl.config import sections
+from jaxcl.config import build, sections, shrink
 from jaxcl.nets import chain, positions, vit
 
 SMALL = dict(width=16, layers=2, heads=2, hidden=24, patch=4, image_size=8)
@@ -135,28 +135,85 @@ def test_equals_the_definition_in_float64(name):
     np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-5)
 
 
-def test_tables_are_resized_as_jax_image_does():
-    """Which agrees with PyTorch to 1e-5, see also tests/test_bring_peers.py."""
+@pytest.mark.parametrize(
+    "options, count",
+    [
+        (dict(size="tiny"), 5_524_416),
+        (dict(size="small"), 21_665_664),
+        (dict(size="base"), 85_798_656),
+        (dict(size="large"), 303_301_632),
+        (dict(size="base", patch=32), 87_455_232),
+        # DeiT III, DINOv2 with registers, DINOv3 with and without biases
+        (dict(layer_scale=1e-5, class_position=False), 21_674_496),
+        (dict(patch=14, image_size=518, layer_scale=1.0, registers=4), 22_057_728),
+        (
+            dict(positions="rotary", registers=4, layer_scale=1.0)
+            | {"qkv_bias": "query_value"},
+            21_596_160,
+        ),
+    ],
+)
+def test_as_many_parameters_as_the_papers_networks(options, count):
+    net = vit.vit(**options)
+    shapes = jax.eval_shape(net.init, jax.random.key(0), np.zeros((1, 224, 224, 3)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
+
+
+def np_resize(size, new, rule):
+    """f64[new, size], bicubic weights as PyTorch's `interpolate` takes them."""
+
+    def cubic(x, a):
+        x = np.abs(x)
+        near = ((a + 2) * x - (a + 3)) * x * x + 1
+        far = (((x - 5) * x + 8) * x - 4) * a
+        return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+
+    rows, matrix = np.arange(new)[:, None], np.zeros((new, size))
+    if rule == "antialias":  # the kernel widens; its weights sum to 1 at the ends
+        reach = max(size / new, 1.0)
+        centre = size / new * (rows + 0.5)
+        matrix = cubic((np.arange(size) + 0.5 - centre) / reach, -0.5)
+        return matrix / matrix.sum(axis=1, keepdims=True)
+    step = size / (new + 0.1) if rule == "offset" else size / new
+    place = step * (rows + 0.5) - 0.5
+    for shift in (-1, 0, 1, 2):  # entries at the ends are repeated
+        column = np.floor(place) + shift
+        at = rows, np.clip(column, 0, size - 1).astype(int)
+        np.add.at(matrix, at, cubic(place - column, -0.75))
+    return matrix
+
+
+def test_tables_are_resized_by_the_weights_of_pytorch():
+    """And as PyTorch itself does, see tests/test_bring_peers.py."""
     size, grid = 5, (3, 7)
     table = np.random.default_rng(0).normal(size=(size, size, 2)).astype(np.float32)
 
-    @jax.jit
-    def wanted():
-        shape = (*grid, 2)
-        wide = jax.image.resize(table, shape, "cubic", antialias=True)
-        plain = jax.image.resize(table, shape, "cubic-pytorch", antialias=False)
-        by = (jnp.asarray(grid) + 0.1) / size, jnp.zeros(2), "cubic-pytorch"
-        offset = jax.image.scale_and_translate(
-            table, shape, (0, 1), *by, antialias=False
-        )
-        return {"antialias": wide, "plain": plain, "offset": offset}
-
-    for rule, want in wanted().items():
-        rows, columns = (positions.resize_matrix(size, n, rule) for n in grid)
-        found = np.einsum("ri,cj,ijd->rcd", rows, columns, table)
+    for rule in ("antialias", "plain", "offset"):
+        rows, columns = (np_resize(size, n, rule) for n in grid)
+        want = np.einsum("ri,cj,ijd->rcd", rows, columns, table)
+        found = jax.jit(lambda x, rule=rule: positions.resized(x, grid, rule))(table)
         np.testing.assert_allclose(found, want, atol=2e-5, err_msg=rule)
     assert positions.resized(table, (size, size), "offset") is table
-    np.testing.assert_array_equal(positions.resize_matrix(1, 4, "antialias"), 1)
+
+
+def test_rotations_are_of_the_way_between_two_patches():
+    """A query and a key meet at the same angle wherever their pair lies."""
+    turns = positions.angles((6, 6), 8)
+    rng = np.random.default_rng(0)
+    query, key = (
+        jnp.broadcast_to(rng.normal(size=8).astype(np.float32), (1, 36, 1, 8))
+        for _ in range(2)
+    )
+    query, key = (positions.rotate(x, turns, 0)[0, :, 0] for x in (query, key))
+    scores = np.asarray(query @ key.T).reshape(6, 6, 6, 6)
+    for row, column in ((0, 1), (2, 0), (1, 3)):
+        own = scores[range(6 - row)][:, : 6 - column]
+        pairs = [
+            own[r, c, r + row, c + column]
+            for r in range(6 - row)
+            for c in range(6 - column)
+        ]
+        np.testing.assert_allclose(pairs, pairs[0], atol=1e-5)
 
 
 def test_branches_are_dropped_by_row_and_weighed_up():
@@ -268,8 +325,34 @@ def test_shares_of_leaves():
             )
 
 
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(heads=5), r"config\.encoder\.width=384"),
+        (dict(positions="rotary", width=36), "24"),
+        (dict(image_size=30, patch=4), r"image_size=30"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        vit.vit(**options)
+
+
 @pytest.mark.parametrize("shape", [(1, 3, 8, 3), (1, 8, 10, 3), (1, 2, 2, 3)])
 def test_images_that_patches_do_not_fill_are_refused(shape):
     net = vit.vit(**SMALL)
     with pytest.raises(ValueError, match=r"pixels \(config\.augment\.size\).*patch=4"):
         jax.eval_shape(net.init, jax.random.key(0), np.zeros(shape))
+
+
+def test_dropped_branches_need_a_method_that_gives_a_key(tmp_path):
+    encoder = {"name": "vit", **SMALL, "drop_path": 0.1}
+    config = toy.config(encoder=encoder, **toy.ONLINE | {"method": {"name": "er"}})
+    with pytest.raises(ValueError, match=r"drop_path=0\.1"):
+        build.build(config, tmp_path)
+
+
+def test_a_debug_run_of_a_transformer_has_one():
+    config = toy.config(encoder={"name": "vit", "size": "base", "drop_path": 0.2})
+    small = shrink.shrink(config).encoder.to_dict()
+    assert small.pop("name") == "vit" and vit.vit(**small).width == 16

@@ -27,18 +27,17 @@ STATE, SPLITS, PARQUET = "state.json", "dataset_dict.json", ".parquet"
 def _arrow():
     # Takes 0.2 s, so only runs that read such a set import it.
     import pyarrow
-    import pyarrow.compute
     import pyarrow.parquet
 
     return pyarrow
 
 
 class Rows(NamedTuple):
-    """Images in rows of tables: row -> u8[h,w,C]."""
+    """Images in rows of files: row -> u8[h,w,C]."""
 
     files: tuple[str, ...]
-    file: np.ndarray  # i32[N], number of the row's file
-    place: np.ndarray  # i64[N], its row there
+    starts: np.ndarray  # i64[files], rows of the split before each file
+    rows: np.ndarray  # i64[N], row of the split
     key: str
     decoder: str
     channels: int
@@ -47,84 +46,72 @@ class Rows(NamedTuple):
     def __call__(self, row: int) -> np.ndarray:
         """Read one row and decode its image."""
         name, value = self.name(row), self._value(row)
-        if isinstance(value, np.ndarray):
-            return _pixels(value, name, self.channels, self.max_pixels)
         options = {"channels": self.channels, "max_pixels": self.max_pixels}
+        if isinstance(value, list):
+            return _pixels(value, name, **options)
         return files_lib.decode(value, name, decoder=self.decoder, **options)
 
     def raw(self, row: int) -> bytes:
         """The encoded image of a row, or its pixels."""
         value = self._value(row)
-        return value.tobytes() if isinstance(value, np.ndarray) else value
+        return self(row).tobytes() if isinstance(value, list) else value
 
-    def _value(self, row) -> bytes | np.ndarray:
-        """Encoded bytes, or numbers in the shape that the set gives them."""
-        file, place = self.files[self.file[row]], int(self.place[row])
+    def _place(self, row) -> tuple[str, int]:
+        """File of a row, and the row there."""
+        file = int(np.searchsorted(self.starts, self.rows[row], "right")) - 1
+        return self.files[file], int(self.rows[row] - self.starts[file])
+
+    def _value(self, row) -> bytes | list:
+        """Encoded bytes, or nested lists of numbers."""
+        file, place = self._place(row)
         value = column(file, self.key)[place]
         if isinstance(value, _arrow().ExtensionScalar):  # Array3D and its like
             value = value.value
-        if isinstance(value, _arrow().StructScalar):
+        value = None if value is None else value.as_py()
+        if isinstance(value, dict):
             value = value["bytes"]
-        if value is None or not value.is_valid:
+        if value is None:
             raise files_lib.Unreadable(f"{self.name(row)}: holds no image")
-        if isinstance(value, _arrow().ListScalar):
-            return _numbers(value.values, self.name(row))
-        return value.as_py()
+        return value
 
     def name(self, row: int) -> str:
         """File and row."""
-        return f"{self.files[self.file[row]]} (row {self.place[row]})"
+        file, place = self._place(row)
+        return f"{file} (row {place})"
 
     def stamp(self) -> tuple[int, str]:
         """Number of rows; digest of their places and of the files, for a cache."""
         stats = [(file, os.stat(file)) for file in self.files]
         names = [f"{os.path.basename(x)}:{s.st_size}:{s.st_mtime_ns}" for x, s in stats]
         digest = hashlib.sha256("\0".join([self.key, *names]).encode())
-        for column in (self.file, self.place):
-            digest.update(column.astype("<i8").tobytes())
-        return len(self.place), digest.hexdigest()
+        digest.update(self.rows.astype("<i8").tobytes())
+        return len(self.rows), digest.hexdigest()
 
 
-def _numbers(values, name) -> np.ndarray:
-    """Nested lists of one length each as an array."""
-    shape = [len(values)]
-    while _is_list(values.type):
-        lengths = _arrow().compute.list_value_length(values).unique()
-        if values.null_count or len(lengths) != 1:
-            raise files_lib.Unreadable(f"{name}: its lists differ in their lengths")
-        shape.append(lengths[0].as_py())
-        values = values.flatten()
-    if values.null_count:
-        raise files_lib.Unreadable(f"{name}: pixels are missing")
-    return values.to_numpy(zero_copy_only=False).reshape(shape)
-
-
-def _pixels(array, name, channels, max_pixels) -> np.ndarray:
-    """u8[h,w,C] from numbers; grey images may lack the channel."""
-    if array.ndim == 2:
-        array = array[..., None]
-    if array.ndim != 3 or array.shape[2] not in (1, 3):
-        raise files_lib.Unreadable(
-            f"{name}: pixels are {list(array.shape)}, expected [h, w], [h, w, 1] or "
-            "[h, w, 3]"
-        )
-    if not 0 < array.shape[0] * array.shape[1] <= max_pixels:
-        raise files_lib.Unreadable(
-            f"{name} is {array.shape[0]} x {array.shape[1]} pixels: allowed are "
+def _pixels(lists, name, *, channels, max_pixels) -> np.ndarray:
+    """u8[h,w,C] from nested lists of numbers; grey images may lack the channel."""
+    try:
+        array = np.array(lists)
+    except ValueError as error:
+        raise files_lib.Unreadable(f"{name}: its lists differ in length") from error
+    array = array[..., None] if array.ndim == 2 else array
+    shape, wrong = list(array.shape), ""
+    if len(shape) != 3 or shape[2] not in (1, 3):
+        wrong = f"pixels are {shape}, must be [h, w], [h, w, 1] or [h, w, 3]"
+    elif not 0 < shape[0] * shape[1] <= max_pixels:
+        wrong = (
+            f"is {shape[0]} x {shape[1]} pixels: allowed are "
             f"config.data.max_pixels={max_pixels}"
         )
-    if array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 255:
-        raise files_lib.Unreadable(
-            f"{name}: pixels are {array.dtype} from {array.min()} to {array.max()}, "
-            "must be whole numbers from 0 to 255"
-        )
-    if array.shape[2] != channels:
-        if channels == 1:
-            raise files_lib.Unreadable(
-                f"{name}: 3 channels, but config.data.channels=1"
-            )
-        array = array.repeat(3, axis=2)
-    return array.astype(np.uint8)
+    elif array.dtype.kind not in "iu":
+        wrong = f"pixels are {array.dtype}, must be whole numbers"
+    elif array.min() < 0 or array.max() > 255:
+        wrong = f"pixels are from {array.min()} to {array.max()}, must be 0 to 255"
+    elif shape[2] > channels:
+        wrong = f"3 channels, but config.data.channels={channels}"
+    if wrong:
+        raise files_lib.Unreadable(f"{name}: {wrong}")
+    return array.repeat(channels // shape[2], axis=2).astype(np.uint8)
 
 
 _COLUMN = threading.Lock()  # or threads that want a column would each read it
@@ -174,14 +161,6 @@ def _header(file) -> tuple[Any, int]:
             return reader.schema, sum(batch.num_rows for batch in reader)
 
 
-class Table(NamedTuple):
-    """Where the rows of one split are, and their labels; one entry per row."""
-
-    file: np.ndarray  # i32[N], number of the row's file
-    place: np.ndarray  # i64[N], its row there
-    label: np.ndarray  # i64[N], -1 where there is none; or text
-
-
 @schema.checked("config.data")
 @splits.with_image_options()
 def huggingface(
@@ -217,41 +196,32 @@ def huggingface(
     """
     _column.cache_clear()  # the set may have been written anew
     asked = {"train": train_split, "validation": validation_split, "test": test_split}
-    found = split_files(path)
+    asked = {split: name for split, name in asked.items() if name is not None}
+    found, chosen, labels = split_files(path), {}, {}
     for split, name in asked.items():
-        if name is not None and name not in found:
+        if name not in found:
             raise ValueError(
                 f"{split}_split = {name!r}: {path} has {sorted(found)}"
                 + ("" if split == "train" else "; None for no such split")
             )
-    chosen = {split: found[name] for split, name in asked.items() if name is not None}
-    tables = {x: _table(files, image_key, label_key) for x, files in chosen.items()}
-    files = [file for split in chosen.values() for file in split]
-    names, tables = _numbered(tables, files, label_key)
+        chosen[split] = found[name]
+        labels[split] = [_check(file, image_key, label_key) for file in found[name]]
+    names, numbers = _numbered(labels, chosen, label_key)
     wanted = names if classes is None else files_lib.class_list(classes)
-    keep = None if classes is None else files_lib.kept(wanted, names)
     parts = {}
-    for split, table in tables.items():
-        if keep is not None:
-            label = np.where(table.label < 0, -1, keep[table.label])
-            table = Table(*(x[label >= 0] for x in table._replace(label=label)))
-        label = table.label.astype(np.int32)
-        place = ((*chosen[split],), table.file, table.place)
-        reader = Rows(*place, image_key, *images.decoding)
+    for split, label in numbers.items():
+        rows = np.arange(len(label))
+        if classes is not None:
+            label = np.where(label < 0, -1, files_lib.kept(wanted, names)[label])
+            rows = np.flatnonzero(label >= 0)
+        label = label[rows].astype(np.int32)
+        starts = np.cumsum([0, *map(len, labels[split][:-1])])
+        reader = Rows((*chosen[split],), starts, rows, image_key, *images.decoding)
         load = files_lib.Loader(reader, np.arange(len(label)))
         parts[split] = stream.Examples(label, np.zeros_like(label), load=load)
-    name = os.path.basename(os.path.abspath(path))
-    if test_split is None:
-        cut = splits.draw_test(name, wanted, parts["train"], test, test_seed)
-        parts |= {"train": cut.train, "test": cut.test}
-    return stream.Dataset(
-        name=name,
-        class_names=wanted,
-        domain_names=("all",),
-        train=parts["train"],
-        validation=parts.get("validation"),
-        test=parts.get("test"),
-    )
+    name, share = os.path.basename(os.path.abspath(path)), 0.0 if test_split else test
+    data = splits.draw_test(name, wanted, parts.pop("train"), share, test_seed)
+    return data._replace(**parts)
 
 
 def is_one(path: str) -> bool:
@@ -361,28 +331,19 @@ def _saved(folder) -> tuple[str, list[str]]:
     return str(state.get("_split") or "train"), [os.path.join(folder, x) for x in names]
 
 
-def _table(files, image_key, label_key) -> Table:
-    """Rows and labels of the files of a split."""
-    parts = []
-    for number, file in enumerate(files):
-        header, rows = _header(file)
-        for option, key in (("image_key", image_key), ("label_key", label_key)):
-            if key is not None and header.names.count(key) != 1:
-                raise ValueError(f"{option} = {key!r}: {file} has {header.names}")
-        kind = header.field(image_key).type
-        if not _holds_images(kind):
-            raise ValueError(
-                f"image_key = {image_key!r}: {file} has {kind} there, must be encoded "
-                "images or lists of whole numbers"
-            )
-        label = np.full(rows, -1) if label_key is None else _labels(file, label_key)
-        parts.append(Table(np.full(rows, number), np.arange(rows), label))
-    if len({part.label.dtype.kind for part in parts}) > 1:
+def _check(file, image_key, label_key) -> np.ndarray:
+    """Labels of a file whose columns are as they must be, see `_labels`."""
+    header, rows = _header(file)
+    for option, key in (("image_key", image_key), ("label_key", label_key)):
+        if key is not None and header.names.count(key) != 1:
+            raise ValueError(f"{option} = {key!r}: {file} has {header.names}")
+    kind = header.field(image_key).type
+    if not _holds_images(kind):
         raise ValueError(
-            f"label_key = {label_key!r}: {files[0]} and the other files of its split "
-            "have text and numbers; must be of one kind"
+            f"image_key = {image_key!r}: {file} has {kind} there, must be encoded "
+            "images or lists of whole numbers"
         )
-    return Table(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    return np.full(rows, -1) if label_key is None else _labels(file, label_key)
 
 
 def _holds_images(kind) -> bool:
@@ -465,26 +426,31 @@ def _common_names(files, key) -> tuple[str, ...] | None:
     return next(iter(known), None)
 
 
-def _numbered(tables, files, key) -> tuple[tuple[str, ...], dict[str, Table]]:
-    """Class names, and the tables with labels as numbers.
+def _numbered(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+    """Class names, and the labels of each split as numbers.
 
     Args:
-      files: of all tables; they may name the classes.
+      labels: of every file of each split.
+      files: of each split; they may name the classes.
     """
-    kinds = {table.label.dtype.kind for table in tables.values()}
-    if kinds == {"U"}:
-        names = np.unique(np.concatenate([t.label for t in tables.values()]))
-        tables = {
-            split: table._replace(label=np.searchsorted(names, table.label))
-            for split, table in tables.items()
-        }
-        return tuple(map(str, names)), tables
+    files = [file for split in files.values() for file in split]
+    kinds: dict[str, str] = {}  # kind of the labels -> a file with such
+    for file, label in zip(files, itertools.chain(*labels.values()), strict=True):
+        kinds.setdefault(label.dtype.kind, file)
     if len(kinds) > 1:
-        raise ValueError(f"label_key = {key!r}: text in one split, numbers in another")
+        raise ValueError(
+            f"label_key = {key!r}: labels are text in {kinds['U']}, but numbers in "
+            f"{kinds['i']}; must be of one kind"
+        )
+    whole = {split: np.concatenate(parts) for split, parts in labels.items()}
+    if "U" in kinds:
+        known = np.unique(np.concatenate([*whole.values()]))
+        names = tuple(map(str, known))
+        return names, {x: np.searchsorted(known, label) for x, label in whole.items()}
     names = None if key is None else _common_names(files, key)
-    most = max(table.label.max(initial=-1) for table in tables.values())
+    most = max(label.max(initial=-1) for label in whole.values())
     if names is None:
         names = tuple(map(str, range(most + 1)))
     elif most >= len(names):
         raise ValueError(f"label_key = {key!r}: label {most} of {len(names)} classes")
-    return names, tables
+    return names, whole

@@ -4,7 +4,6 @@ Grids count patches, rows first: position (row, column) of a grid of R x C. All 
 are made on the host, since grids are known when a program is traced.
 """
 
-import functools
 from typing import Literal
 
 import jax
@@ -19,56 +18,23 @@ import numpy as np
 Resize = Literal["antialias", "plain", "offset"]
 
 
-def _cubic(x, a):
-    """Keys' cubic convolution kernel with the slope a at 1."""
-    x = np.abs(x)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * a
-    return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
-
-
-@functools.lru_cache(maxsize=64)
-def resize_matrix(size: int, new: int, rule: Resize) -> np.ndarray:
-    """The matrix f32[new, size] that resizes one axis as PyTorch's `interpolate` does.
-
-    Args:
-      size: entries of the axis.
-      new: entries that it shall have.
-      rule: see `Resize`; "plain" and "offset" repeat the entries at the ends.
-    """
-    rows = np.arange(new)[:, None]
-    if rule == "antialias":
-        step = size / new
-        reach = max(step, 1.0)
-        centre = step * (rows + 0.5)
-        columns = np.arange(size)[None]
-        inside = (columns >= np.floor(centre - 2 * reach + 0.5)) & (
-            columns < np.floor(centre + 2 * reach + 0.5)
-        )
-        weights = np.where(inside, _cubic((columns + 0.5 - centre) / reach, -0.5), 0.0)
-        return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
-    step = size / (new + 0.1) if rule == "offset" else size / new
-    place = step * (rows + 0.5) - 0.5
-    matrix = np.zeros((new, size))
-    for shift in (-1, 0, 1, 2):
-        column = np.floor(place) + shift
-        weight = _cubic(place - column, -0.75)
-        np.add.at(
-            matrix, (rows, np.clip(column, 0, size - 1).astype(int)), weight
-        )  # two columns past the end are the same one
-    return matrix.astype(np.float32)
-
-
 def resized(table: jax.Array, grid: tuple[int, int], rule: Resize) -> jax.Array:
     """A learned table f32[g, g, D] for a grid, f32[R, C, D]; as it is for its own."""
     if table.shape[:2] == grid:
         return table
-    rows, columns = (
-        resize_matrix(old, new, rule)
-        for old, new in zip(table.shape[:2], grid, strict=True)
+    # As PyTorch's `interpolate` to rounding: its kernels differ in their slope, too.
+    method = "cubic" if rule == "antialias" else "cubic-pytorch"
+    more = 0.1 if rule == "offset" else 0.0
+    pairs = zip(grid, table.shape[:2], strict=True)
+    return jax.image.scale_and_translate(
+        table,
+        (*grid, table.shape[2]),
+        (0, 1),
+        scale=jnp.array([(new + more) / old for new, old in pairs]),
+        translation=jnp.zeros(2),
+        method=method,
+        antialias=rule == "antialias",
     )
-    exact = jax.lax.Precision.HIGHEST
-    return jnp.einsum("ri,cj,ijd->rcd", rows, columns, table, precision=exact)
 
 
 def sin_cos(grid: tuple[int, int], width: int) -> np.ndarray:
