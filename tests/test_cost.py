@@ -365,9 +365,9 @@ def test_a_resumed_run_adds_up(tmp_path, compiled, clock):
             clock.now += 1e12  # nobody works
 
     ends = [process(tmp_path / "whole", None)]
-    # It is asked after each of 12 steps a task; then before an evaluation, before its
-    # evaluators, before each of them (here one), and after it.
-    for calls in (5, 7 + 4 + 12 + 1, None):
+    # It is asked at the start and after each of 12 steps a task; then before the
+    # evaluation of the task, before each of its evaluators (here one), and after it.
+    for calls in (1 + 4, 1 + 8 + 3 + 12 + 1, None):
         ends.append(process(tmp_path / "parts", calls))
     assert ends[1:3] == [None, None]
     ends = [ends[0], ends[3]]

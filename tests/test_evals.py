@@ -616,10 +616,13 @@ def test_what_all_evaluators_say_is_one_result(tmp_path):
         step: np.ndarray
 
     judges = {"one": judge(0.5), "two": judge(0.25), "silent": lambda *_: NOTHING}
-    found = evaluation.run(
-        judges, At(np.int32(7)), 3, Log(), pause=lambda: said.append("pause")
-    )
-    assert said[:5] == ["pause", 0.5, "pause", 0.25, "pause"]
+
+    def stop():
+        said.append("asked")
+        return said.count(0.25) == 2
+
+    found = evaluation.run(judges, At(np.int32(7)), 3, Log(), stop=stop)
+    assert said[:5] == ["asked", 0.5, "asked", 0.25, "asked"]
     assert list(found.rows) == ["one/x", "one/y", "two/x", "two/y"]
     np.testing.assert_array_equal(found.rows["two/y"], [0.5, np.nan])
     assert found.scalars == {"one/s": 0.5, "two/s": 0.25}
@@ -632,6 +635,8 @@ def test_what_all_evaluators_say_is_one_result(tmp_path):
             "time": {"evaluation": {"one/seconds": 9.0, "two/seconds": 9.0}},
         },
     )
+    assert evaluation.run(judges, At(np.int32(7)), 3, Log(), stop=stop) is None
+    assert said[6:] == ["asked", 0.5, "asked", 0.25, "asked"]  # and nothing is logged
 
 
 NOTHING = core.Result({}, {})

@@ -367,7 +367,7 @@ def abstract_state(tree: Any) -> Any:
     )
 
 
-def taken_over(
+def restore_start(
     start: str, like: Any, task_names: Sequence[str], *, keep: int
 ) -> Restored:
     """The last state of another run, for this run to continue from.

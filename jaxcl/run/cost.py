@@ -48,8 +48,8 @@ class Clock:
         finally:
             self._turn(before)
 
-    def first_apart(self, step: Callable) -> Callable:
-        """The same step, (state, resident, batches, count) -> (state, metrics).
+    def time_compilation(self, step: Callable) -> Callable:
+        """Wrap a step (state, resident, batches, count) -> (state, metrics).
 
         The first call with batches of a new shape compiles: it counts as "compile".
         """

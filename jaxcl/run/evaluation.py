@@ -140,8 +140,8 @@ def run(
     task: int,
     recorder: record.Recorder,
     *,
-    pause: Callable[[], None] = lambda: None,
-) -> core.Result:
+    stop: Callable[[], bool] = lambda: False,
+) -> core.Result | None:
     """Run every evaluator that measures, and log what it measured.
 
     Args:
@@ -149,15 +149,17 @@ def run(
       state: to evaluate.
       task: number of the task just finished, or of the present one.
       recorder: also takes the seconds of each evaluator, which are not returned.
-      pause: called before each evaluator; what it raises ends the evaluation.
+      stop: called before each evaluator; when it returns True the evaluation ends.
 
     Returns:
       The rows and scalars of all, named KEY/NAME, and all warnings, which are also
-      logged, each behind its entry of the config.
+      logged, each behind its entry of the config. None if it was stopped: then nothing
+      is logged.
     """
     rows, scalars, spent, warnings = {}, {}, {}, []
     for key, evaluate in judges.items():
-        pause()
+        if stop():
+            return None
         result = _checked(evaluate(state, task))
         rows |= {f"{key}/{name}": row for name, row in result.rows.items()}
         warnings += warn(result.warnings, key, state, task)

@@ -53,7 +53,9 @@ def _one(work, workdir, stop, step):
     if trains:
         results = _trained(work, workdir, stop, step or job.compile_step(work))
     else:
-        results = _judged(work, workdir, stop)
+        results = transfer.run(work, workdir, stop=stop)
+        if results is None:
+            raise train.Interrupted("stopped before the end of the evaluation")
     if jax.process_index() == 0:
         results_lib.write_results(workdir, results)
         if told := text(results):
@@ -115,16 +117,6 @@ def _trained(work, workdir, stop, step):
         alone = single_tasks(work, workdir / "single", stop=stop, step=step)
         results["finetune"] = results_lib.plain(alone)
     return results
-
-
-def _judged(work, workdir, stop):
-    """Evaluate the encoder of a transfer run."""
-
-    def pause():
-        if stop():
-            raise train.Interrupted("stopped before the end of the evaluation")
-
-    return transfer.run(work, workdir, pause=pause)
 
 
 def single_tasks(

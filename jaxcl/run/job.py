@@ -347,10 +347,12 @@ def checked(job: Job) -> Job:
     return job
 
 
-def _looked_up(resident, batch, image):
+def _read_rows(resident: dict, batch: dict, image: tuple[int, ...]) -> dict:
     """Read the rows of a batch, and of its labelled part, from the resident data.
 
     Args:
+      resident: from `resident`.
+      batch: with the "index" of each row.
       image: the shape of an image.
     """
     rows = batch["index"]
@@ -358,50 +360,47 @@ def _looked_up(resident, batch, image):
     pixels = filled["image"][..., : math.prod(image)]
     filled["image"] = pixels.reshape(*rows.shape, *image)
     if "labelled" in batch:
-        filled["labelled"] = _looked_up(resident, batch["labelled"], image)
+        filled["labelled"] = _read_rows(resident, batch["labelled"], image)
     return filled
 
 
 def compile_step(job: Job) -> jax.stages.Wrapped:
-    """(state, resident, batches, count) -> (state, metrics f32[K] each), jitted.
+    """Compile (state, resident, batches, count) -> (state, metrics f32[K] each).
 
     The state is donated. Leaves of `batches` are [K, B, ...], of which the first
     `count` (i32[]) batches are trained on: a call with fewer steps, before a save or
     an evaluation, does not recompile.
     """
 
-    def one_step(state, resident, batch):
+    def one_step(i, state, resident, batches):
+        batch = jax.tree.map(lambda x: x[i], batches)
         if resident:
             image = job.stream.dataset.train.images.shape[1:]
-            batch = _looked_up(resident, batch, image)
+            batch = _read_rows(resident, batch, image)
             # Images end in three axes; before them come parts, if any, and examples.
             split = sharding.split(job.mesh, axis=batch["image"].ndim - 4)
             batch = jax.lax.with_sharding_constraint(batch, split)
         return job.method.step(state, batch)
 
-    def batch_of(batches, i):
-        return jax.tree.map(lambda x: x[i], batches)
-
-    def several(state, resident, batches, count):
+    def steps(state, resident, batches, count):
         if job.steps_per_call == 1:  # on CPU a loop slows convolutions' gradients
-            state, metrics = one_step(state, resident, batch_of(batches, 0))
+            state, metrics = one_step(0, state, resident, batches)
             return state, jax.tree.map(lambda m: m[None], metrics)
-        first = batch_of(batches, 0)
-        shapes = jax.eval_shape(one_step, state, resident, first)[1]
-        blank = jax.tree.map(
-            lambda s: jnp.zeros((job.steps_per_call, *s.shape), s.dtype), shapes
-        )
 
         def body(i, carry):
             state, rows = carry
-            state, metrics = one_step(state, resident, batch_of(batches, i))
+            state, metrics = one_step(i, state, resident, batches)
             return state, jax.tree.map(lambda k, m: k.at[i].set(m), rows, metrics)
 
-        return jax.lax.fori_loop(0, count, body, (state, blank))
+        _, shapes = jax.eval_shape(one_step, 0, state, resident, batches)
+        rows = jax.tree.map(
+            lambda s: jnp.zeros((job.steps_per_call, *s.shape), s.dtype), shapes
+        )
+        return jax.lax.fori_loop(0, count, body, (state, rows))
 
     state = sharding.placement(shapes(job)[0], job.mesh)
     outputs = state, sharding.replicated(job.mesh)
-    return jax.jit(several, donate_argnums=0, out_shardings=outputs)
+    return jax.jit(steps, donate_argnums=0, out_shardings=outputs)
 
 
 def stacked(batches: list):

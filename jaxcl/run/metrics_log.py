@@ -104,12 +104,10 @@ class Epochs:
 
     Args:
       patience: n; 0: the task never ends by patience.
-      saved: what `read` gave when the task was saved; {} for a new task.
-      task: its number, from 0.
+      saved: from `read`, when the task was saved; {} for a new task.
     """
 
-    def __init__(self, patience: int, saved: dict, task: int = 0):
-        self._task = task
+    def __init__(self, patience: int, saved: dict):
         start = {"sum": 0.0, "steps": 0, "passes": 0.0, "number": 0, "best": None}
         self._patience, self._progress = patience, start | saved
 
@@ -119,18 +117,15 @@ class Epochs:
         self._progress["steps"] += 1
         self._progress["passes"] += float(row.get("passes", 0.0))
 
-    def end(
-        self, seconds: float, recorder: record.Recorder | None = None, step: int = 0
-    ) -> None:
-        """End an epoch and log it.
-
-        An epoch is kept as its number from 1, its mean loss, and the seconds and passes
-        of the task up to its end.
+    def end(self, seconds: float) -> dict:
+        """End an epoch.
 
         Args:
           seconds: that the task has trained.
-          recorder: where the epoch is logged; None: nowhere.
-          step: steps that the run has done.
+
+        Returns:
+          The epoch: its number from 1, its mean loss, and the seconds and passes of the
+          task up to its end.
         """
         now = self._progress
         now["number"] += 1
@@ -139,18 +134,16 @@ class Epochs:
         if now["best"] is None or row["loss"] <= now["best"]["loss"]:
             now["best"] = row
         now |= {"last": row, "sum": 0.0, "steps": 0}
-        if recorder is not None:
-            shown = {name: value for name, value in row.items() if name != "seconds"}
-            recorder.log(step, self._task, epoch=shown, time={"train": seconds})
+        return dict(row)
 
     @property
     def number(self) -> int:
         """How many epochs have ended."""
         return self._progress["number"]
 
-    def due(self, every: int) -> bool:
-        """Whether the last epoch is one of every `every` (0: never) and not `over`."""
-        return bool(every) and self.number % every == 0 and not self.over
+    def is_due(self, every: int) -> bool:
+        """Tell whether the last epoch is one of every `every` (0: never)."""
+        return bool(every) and self.number % every == 0
 
     @property
     def over(self) -> bool:

@@ -320,17 +320,18 @@ def run(
     work: Transfer,
     workdir: epath.PathLike,
     *,
-    pause: Callable[[], None] = lambda: None,
-) -> dict:
+    stop: Callable[[], bool] = lambda: False,
+) -> dict | None:
     """Evaluate the encoder, or read the results that this checkpoint had before.
 
     Args:
       work: from `build.build`.
       workdir: the run directory.
-      pause: called before each evaluator; what it raises ends the run.
+      stop: called before each evaluator; when it returns True the run ends.
 
     Returns:
       The results of a run with one task, see `results.empty`, and the "checkpoint".
+      None if it was stopped.
     """
     workdir = epath.Path(workdir)
     if (workdir / results_lib.RESULTS).exists():
@@ -341,9 +342,10 @@ def run(
     began = time.monotonic()
     recorder = record.Recorder(workdir, write=jax.process_index() == 0, **work.record)
     with contextlib.closing(recorder):
-        rows, scalars, _ = evaluation.run(
-            work.evaluators, work.state, 0, recorder, pause=pause
-        )
+        result = evaluation.run(work.evaluators, work.state, 0, recorder, stop=stop)
+        if result is None:
+            return None
+        rows, scalars, _ = result
         with plots.written_as(work.plot_formats):
             for key, draw in work.pictures.items():
                 told = draw(work.state, 0).warnings

@@ -363,12 +363,9 @@ def accuracies(
     if judging is None:
         return {}
     folder = work.workdir / name
-
-    def pause():
-        if stop():
-            raise train.Interrupted(f"stopped {name} the new task")
-
-    results = transfer.run(judging, folder, pause=pause)
+    results = transfer.run(judging, folder, stop=stop)
+    if results is None:
+        raise train.Interrupted(f"stopped {name} the new task")
     results_lib.write_results(folder, results)
     found = {
         matrix: measures["average_accuracy"]
