@@ -489,20 +489,31 @@ SETS = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; exit code 2 if there is no network or a file is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxcl.data.fetch", description="Get a well-known set."
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    made = argparse.ArgumentParser(
+        prog="jaxcl data",
+        description="Download, check and unpack a well-known set, or draw `shapes`.",
+        epilog="examples:\n"
+        "  jaxcl data shapes --out=shapes\n"
+        "  jaxcl data cifar10 --out=data/cifar10\n"
+        "  jaxcl data mnist --out=data/mnist --from=FOLDER",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", choices=[*SETS, "shapes"], help="which set")
-    parser.add_argument("--out", required=True, help="new or empty folder to write")
-    parser.add_argument(
+    made.add_argument("name", choices=[*SETS, "shapes"], help="which set")
+    made.add_argument("--out", required=True, help="new or empty folder to write")
+    made.add_argument(
         "--from",
         dest="source",
         metavar="FILE_OR_FOLDER",
         help="its archive, or a folder with its archives, downloaded by hand",
     )
-    arguments = parser.parse_args(argv)
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; exit code 2 if there is no network or a file is wrong."""
+    arguments = parser().parse_args(argv)
     try:
         if arguments.name == "shapes":
             return _draw_shapes(arguments.out, arguments.source)
