@@ -43,9 +43,10 @@ def tree(tmp_path_factory):
     root = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "configs", root / "configs")
     shutil.copytree(ROOT / "examples", root, dirs_exist_ok=True)
-    (root / "my_images" / "cat").mkdir(parents=True)
-    for i in range(40):  # of which commands speak
-        Image.new("RGB", (8, 8), (i, 0, 0)).save(root / f"my_images/cat/{i}.png")
+    for folder in ("my_images/cat", "shapes/plain/disc"):  # of which commands speak
+        (root / folder).mkdir(parents=True)
+        for i in range(40):
+            Image.new("RGB", (8, 8), (i, 0, 0)).save(root / folder / f"{i}.png")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(root))
         yield root
@@ -127,7 +128,7 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         assert files.located(given["config"])
         assert estimate.parse(given.get("target", "v5e")).chips
     else:
-        module = {"export": export_command}[words[0]]
+        module = {"export": export_command, "data": fetch}[words[0]]
         module.parser().parse_args(arguments)
     assert len(started) == 1
 

@@ -3,7 +3,8 @@
     python -m jaxcl.data.fetch cifar10 --out=data/cifar10
     python -m jaxcl.data.fetch cifar10 --out=data/cifar10 --from=FILE_OR_FOLDER
 
-The sets are cifar10, cifar100, mnist, stl10 and tiny_imagenet. Their archives are
+The sets are cifar10, cifar100, mnist, stl10 and tiny_imagenet; `shapes` is drawn, not
+downloaded, and written as PNG files with a folder for each domain. The archives are
 downloaded, or taken from `--from`, compared with the published SHA-256 and unpacked.
 CIFAR and MNIST become directories for the source "arrays"; the others are read as they
 are unpacked. CIFAR comes as flat bytes: its Python version is made of pickles.
@@ -30,7 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxcl.data import convert, stream
+from jaxcl.data import convert, shapes, stream
 
 SECONDS = 30.0  # without a byte, after which a server counts as gone
 TRIES = 5  # of one address, each going on where the one before was cut
@@ -382,21 +383,34 @@ SETS = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; exit code 2 if there is no network or a file is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxcl.data.fetch", description="Get a well-known set."
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    made = argparse.ArgumentParser(
+        prog="jaxcl data",
+        description="Download, check and unpack a well-known set, or draw `shapes`.",
+        epilog="examples:\n"
+        "  jaxcl data shapes --out=shapes\n"
+        "  jaxcl data cifar10 --out=data/cifar10\n"
+        "  jaxcl data mnist --out=data/mnist --from=FOLDER",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", choices=SETS, help="which set")
-    parser.add_argument("--out", required=True, help="new or empty folder to write")
-    parser.add_argument(
+    made.add_argument("name", choices=[*SETS, "shapes"], help="which set")
+    made.add_argument("--out", required=True, help="new or empty folder to write")
+    made.add_argument(
         "--from",
         dest="source",
         metavar="FILE_OR_FOLDER",
         help="its archive, or a folder with its archives, downloaded by hand",
     )
-    arguments = parser.parse_args(argv)
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; exit code 2 if there is no network or a file is wrong."""
+    arguments = parser().parse_args(argv)
     try:
+        if arguments.name == "shapes":
+            return _draw_shapes(arguments.out, arguments.source)
         known = fetch(arguments.name, arguments.out, source=arguments.source)
     except (OSError, ValueError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
@@ -404,6 +418,21 @@ def main(argv: list[str] | None = None) -> int:
     print(
         f"{arguments.out}: {arguments.name}, read with "
         f"--config.data.name={known.source} --config.data.path={arguments.out}"
+    )
+    return 0
+
+
+def _draw_shapes(out: str, source: str | None) -> int:
+    """Write the set `shapes` as PNG files, and print how to read a domain."""
+    if source is not None:
+        raise ValueError(f"--from={source}: shapes is drawn; leave --from out")
+    shapes.write_folders(shapes.shapes(), out)
+    first, *_, last = shapes.DOMAINS
+    print(
+        f"{out}: shapes, a folder of images for each of {', '.join(shapes.DOMAINS)}\n"
+        f"train on one:  jaxcl train own_images:{out}/{first} --workdir=runs/{first}\n"
+        f"then another:  jaxcl update --run=runs/{first} --data={out}/{last}/train "
+        f"--test={out}/{first}/test"
     )
     return 0
 

@@ -1,9 +1,11 @@
 """The set `shapes`: silhouettes that the library draws itself, in four domains."""
 
 import math
+import pathlib
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from jaxcl import schema
 from jaxcl.data import splits, stream
@@ -243,3 +245,28 @@ def _draw_split(domains, count, size, noise, seeds) -> stream.Examples:
     label = np.tile(np.arange(count, dtype=np.int32) % len(CLASSES), len(domains))
     domain = np.repeat(np.arange(len(domains), dtype=np.int32), count)
     return stream.Examples(label, domain, images.reshape(-1, size, size, 3))
+
+
+def write_folders(data: stream.Dataset, out: str) -> None:
+    """Write a set in memory as PNG files: OUT/DOMAIN/train/CLASS/00000.png, and test.
+
+    The folder of each domain is a set of its own for the source "image_folder".
+
+    Args:
+      data: of `shapes`.
+      out: a folder that is missing or empty.
+
+    Raises:
+      ValueError: the folder holds something.
+    """
+    folder = pathlib.Path(out)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"--out={out} is there already and not an empty folder")
+    for split in ("train", "test"):
+        part = getattr(data, split)
+        for row, image in enumerate(part.images):
+            domain = data.domain_names[part.domain[row]]
+            kind = data.class_names[part.label[row]]
+            path = folder / domain / split / kind / f"{row:05d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(path)
