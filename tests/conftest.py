@@ -28,7 +28,6 @@ SLOW = pathlib.Path(__file__).with_name("slow.txt")
 LAST_SLOW_RUN = pathlib.Path(__file__).with_name("last_slow_run.json")
 # What a run with --strict-skips may skip: part of the reason -> why that is allowed.
 EXPECTED_SKIPS = {
-    "there is no chromium": "some machines' apt has none",
 }
 # Modules that take longest, these the first; and the group of a module's tests.
 LONG = {
