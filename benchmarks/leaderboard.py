@@ -195,7 +195,6 @@ LOOKS_ONLINE = Problem(
         "replay.capacity": 100,
         "method.base": "simclr",
         "method.regulariser": "none",
-        "method.weight": None,
         "method.hidden_dim": 128,
         "method.output_dim": 64,
     },

@@ -27,8 +27,7 @@ from jaxcl.plots import canvas  # noqa: E402
 SLOW = pathlib.Path(__file__).with_name("slow.txt")
 LAST_SLOW_RUN = pathlib.Path(__file__).with_name("last_slow_run.json")
 # What a run with --strict-skips may skip: part of the reason -> why that is allowed.
-EXPECTED_SKIPS = {
-}
+EXPECTED_SKIPS = {}
 # Modules that take longest, these the first; and the group of a module's tests.
 LONG = {
     name: place

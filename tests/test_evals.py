@@ -15,7 +15,7 @@ from jaxcl.data import splits, stream
 from jaxcl.evals import features, knn, linear, objective, predict, svm, tsne
 from jaxcl.evals import head as head_lib
 from jaxcl.nets import resnet
-from jaxcl.run import evaluation, seeds
+from jaxcl.run import evaluation
 
 
 def adam_twin(x, y, head, order_of, batch):
@@ -658,9 +658,6 @@ def test_warnings_of_evaluators_name_their_entries(monkeypatch):
     two = "config.evaluators.two: "
     assert found.warnings == (f"{two}too high", f"{two}too low")
     assert said == [f"task 4, step 7: {words}" for words in found.warnings]
-    together = seeds._judge((5, 6), [judges["one"], judges["two"]])
-    monkeypatch.setattr(seeds, "one_of", lambda state, i: state)
-    assert together(None, 0).warnings == ("seed 6: too high", "seed 6: too low")
 
 
 def test_normalised_features_ignore_their_length():

@@ -316,7 +316,7 @@ def test_the_card_of_a_trained_run(trained):
     }
     method = card["method"]
     assert (method["base"], method["strategy"]) == ("mocov2plus", "pnr")
-    assert method["fisher_share"] == 0.1 and method["queue_size"] == 96
+    assert method["queue_size"] == 96
     results = results_lib.read_results(workdir)
     row = results["matrices"]["knn/class_incremental"][0]
     found = card["results"]["matrices"]["knn/class_incremental"]

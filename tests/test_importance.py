@@ -148,7 +148,7 @@ def test_a_run_consolidates_at_the_end_of_each_task(tmp_path):
 
     method = work.method._replace(end_task=noted)
     work = work._replace(method=method)
-    asked = iter([False] * 6 + [True])  # after each step, and before the evaluation
+    asked = iter([False] * 7 + [True])  # first, after each step, before the evaluation
     with pytest.raises(train.Interrupted):
         train.run(work, tmp_path, step=step, stop=lambda: next(asked))
     assert told == [(0, 6, 0)]

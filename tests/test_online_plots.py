@@ -7,7 +7,8 @@ import numpy as np
 from helpers import toy
 from jaxcl import plots
 from jaxcl.evals import memory, spread
-from jaxcl.run import finish, record
+from jaxcl.run import finish
+from jaxcl.run import rows as rows_lib
 
 
 def work_of(*charts, drawn=()):
@@ -33,7 +34,7 @@ def test_a_run_has_pictures_of_its_classes(tmp_path, monkeypatch):
     shares = {"memory/class_0": 0.5, "memory/class_1": 0.5, "memory/entropy": 0.7}
     shares |= {"spread/intra_0": 0.5, "spread/inter_0": 0.5}
     rows = [{"step": 4, "task": 0, "eval": shares}]
-    monkeypatch.setattr(record, "read_rows", lambda _: rows)
+    monkeypatch.setattr(rows_lib, "read", lambda _: rows)
     finish.draw(work_of(memory.draw, spread.draw), tmp_path, {"matrices": {}})
     names = {path.stem for path in (tmp_path / "plots").iterdir()}
     new = {"memory_classes", "memory_entropy", "spread_by_class"}
@@ -46,7 +47,7 @@ def test_a_run_has_a_picture_of_each_measure(tmp_path, monkeypatch):
         told = {"drift": step / 100, "loss": 1.0, "lr": 0.1}
         rows.append({"step": step, "task": (step - 1) // 10} | told)
     rows.insert(0, {"step": 0, "task": 0, "eval": {}})
-    monkeypatch.setattr(record, "read_rows", lambda _: rows)
+    monkeypatch.setattr(rows_lib, "read", lambda _: rows)
     monkeypatch.setattr(plots, "curves", lambda *_: None)
     monkeypatch.setattr(plots, "per_step", lambda *a, **o: calls.append((a, o)))
     finish.draw(work_of(drawn=("drift", "absent")), tmp_path, {"matrices": {}})

@@ -102,7 +102,8 @@ def test_epochs_and_batch_follow_the_number_of_images(rows, epochs, batch, joint
         "evaluation": "none",
     }
     assert config.batch_size == batch
-    assert 4 * batch <= max(rows // 5, 8) and config.method.queue_size >= batch
+    assert 4 * batch <= max(rows // 5, 8)
+    assert (config.method.queue_size or batch) >= batch
     config.epochs = 3
     assert config.schedule.warmup_epochs == 1
     config.epochs = 1

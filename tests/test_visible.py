@@ -1,6 +1,6 @@
 """The class-balanced probe of the visible rows, and the picture of a memory."""
 
-import inspect
+import functools
 import struct
 
 import jax
@@ -225,6 +225,9 @@ def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
     """Also the runs on single tasks, of the method as it is or of another."""
     module, asked, visible = {"er": er, "two_view": two_view}[name], [], []
 
+    real = module.make
+
+    @functools.wraps(real)
     def make(parts, **options):
         def replayed(state):
             asked.append(options.get("strategy"))
@@ -239,8 +242,6 @@ def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
 
         return run
 
-    real = module.make
-    make.__signature__ = inspect.signature(real)
     monkeypatch.setattr(module, "make", make)
     monkeypatch.setattr(head_lib, "resident_fit", resident_fit)
     changes = toy.ONLINE | {"method": {"name": "er"}} if name == "er" else {}

@@ -8,7 +8,7 @@ import ml_collections
 from jaxcl import schema
 from jaxcl.config import build
 from jaxcl.data import toys
-from jaxcl.methods import two_view
+from jaxcl.methods import online_ssl, two_view
 from jaxcl.run import checkpoint
 from jaxcl.run import job as job_lib
 
@@ -78,7 +78,7 @@ def config(**changes):
             for name in sections:
                 section = section[name]
             section[last] = value
-        if made.method.get("name") == "two_view":
+        if made.method.get("name") in ("two_view", "online_ssl"):
             _drop_sizes(made.method, changes)
     return made
 
@@ -86,7 +86,8 @@ def config(**changes):
 def _drop_sizes(method, changes):
     """Leave out sizes of bases and strategies that are not the chosen ones."""
     try:
-        known = schema.option_of(two_view.make, method.to_dict())
+        make = online_ssl.make if method.name == "online_ssl" else two_view.make
+        known = schema.option_of(make, method.to_dict())
     except ValueError:  # no such base: a test of refusals
         return
     given = {path.replace("__", ".") for path in changes}
