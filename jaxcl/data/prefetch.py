@@ -39,7 +39,7 @@ def choose_decoder(decoder: Decoder = "auto") -> str:
     if decoder not in ("cv2", "pillow"):
         raise ValueError(f"decoder = {decoder!r}: must be 'auto', 'cv2' or 'pillow'")
     if decoder == "cv2" and not installed:
-        raise ValueError("decoder = 'cv2': opencv-python-headless is not installed")
+        raise ValueError("decoder = 'cv2' is not installed; pip install 'jaxcl[fast]'")
     return decoder
 
 

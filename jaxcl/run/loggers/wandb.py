@@ -1,4 +1,4 @@
-"""Weights & Biases: `pip install -e '.[wandb]'`, then --config.loggers=wandb.
+"""Weights & Biases: `pip install 'jaxcl[wandb]'`, then --config.loggers=wandb.
 
 Project, entity and mode are its own: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline.
 `wandb.json` of the run keeps the id, under which a resumed run goes on.
@@ -42,7 +42,7 @@ def check() -> None:
         import wandb  # noqa: F401
     except ModuleNotFoundError as error:
         raise ValueError(
-            "config.loggers: 'wandb' is not installed; pip install wandb"
+            "config.loggers: 'wandb' is not installed; pip install 'jaxcl[wandb]'"
         ) from error
 
 
