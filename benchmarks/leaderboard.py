@@ -100,7 +100,7 @@ def _two_view(base, chosen=tuple(strategies.STRATEGIES), rates=(), **options):
 
 _FEW = ("finetune", "cassle", "pnr")
 LOOKS = Problem(
-    "quickstart",
+    "quickstart_pnr",
     _QUIET | _KNN | {"method.predictor_hidden_dim": 64, "schedule.warmup_epochs": 0},
     {
         **_two_view("mocov2plus"),

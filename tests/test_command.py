@@ -45,6 +45,17 @@ def test_an_option_without_its_config_is_suggested(capsys, monkeypatch, flag, hi
     assert line.startswith("jaxcl: ") and hint in line
 
 
+@pytest.mark.parametrize(
+    "field, kind", [("epochs", "a whole number"), ("optimizer.lr", "a number")]
+)
+def test_a_number_that_is_none_is_named_with_its_field(
+    capsys, monkeypatch, field, kind
+):
+    arguments = ["--config=configs/quickstart.py", f"--config.{field}=abc"]
+    line = said(capsys, monkeypatch, arguments, of_a_run)
+    assert f"config.{field}" in line and "abc" in line and kind in line
+
+
 def test_an_update_has_the_options_of_a_run_below_train(capsys, monkeypatch):
     arguments = ["--run=a", "--data=b", "--epochs=3"]
     options = {"section": "config.train"}

@@ -304,7 +304,7 @@ def test_words_name_the_argument_and_what_is_allowed(argument, wrong):
     assert all(word in said for word in [repr(argument), *wrong, *allowed])
 
 
-TAKE_NO_WORDS = ("own_images", "quickstart")  # a path; nothing
+TAKE_NO_WORDS = ("own_images", "quickstart", "quickstart_pnr")  # a path; nothing
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_every_config_refuses_a_word_that_it_does_not_know(path):
 
 @pytest.mark.parametrize("epochs, warmup", [(30, 3), (10, 3), (3, 2), (1, 0)])
 def test_fewer_epochs_of_the_quick_start_warm_up_in_fewer(epochs, warmup):
-    config = config_files.load(ROOT / "configs" / "quickstart.py").get_config()
+    config = config_files.load(ROOT / "configs" / "quickstart_pnr.py").get_config()
     config.epochs = epochs
     assert config.schedule.warmup_epochs == warmup
 

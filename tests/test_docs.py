@@ -111,7 +111,7 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         )
         return
     assert front.main(words) == 0
-    if words[0] in ("list", "show"):
+    if words[0] in ("list", "options"):
         assert capsys.readouterr().out.count("\n") > 10
         return
     arguments = sys.argv[1:]

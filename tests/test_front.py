@@ -1,15 +1,18 @@
 """The command `jaxcl`: what it starts, lists and shows, also where it is installed."""
 
+import dataclasses
 import importlib
 import os
 import pathlib
 import pkgutil
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 
 import pytest
+from absl import flags
 
 import jaxcl
 import jaxcl.evals
@@ -26,6 +29,7 @@ from jaxcl.methods.online import replay
 from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.nets import tuning
+from jaxcl.update import command as update
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -47,8 +51,8 @@ def started(monkeypatch):
 
 def test_words_start_the_commands_there_are(started):
     for word, (module, what) in command._RUNS.items():
-        assert command.main([word, "--flag=1", "x"]) == 0
-        assert started[-1] == (module, ["--flag=1", "x"]) and what
+        assert command.main([word, "--config=a", "x"]) == 0
+        assert started[-1] == (module, ["--config=a", "x"]) and what
         found = importlib.util.find_spec(module)
         assert found is not None
         main = pathlib.Path(found.origin)
@@ -75,7 +79,7 @@ def test_help_names_every_word_and_a_wrong_one_the_nearest(capsys):
     assert command.main(["trian"]) == 2
     assert "train" in capsys.readouterr().err
     assert command.main(["--version"]) == 0
-    assert capsys.readouterr().out.strip() == jaxcl.__version__
+    assert capsys.readouterr().out.split()[:2] == ["jaxcl", jaxcl.__version__]
 
 
 def test_help_imports_nothing_that_takes_time():
@@ -104,6 +108,68 @@ def test_every_kind_is_listed(capsys):
         assert names <= {line.split()[0] for line in lines if line.split()}
     with pytest.raises(SystemExit):
         listing.main(["basis"])
+
+
+def test_a_list_of_nothing_counts_each_kind(capsys):
+    assert listing.main([]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    counts = {words[0]: words[1] for words in lines if len(words) > 1}
+    assert counts["bases"] == str(len(bases.BASES))
+    assert counts["configs"] == str(len(CONFIGS))
+    assert set(listing.KINDS) < set(counts)
+
+
+@pytest.mark.parametrize("word", ["train", "update"])
+def test_help_of_what_trains_has_examples_and_every_flag(word, started, capsys):
+    assert command.main([word, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"usage: jaxcl {word} ") and not started
+    examples = re.findall(rf"^  jaxcl {word} .*", told, re.M)
+    assert len(examples) >= 3
+    if word == "update":
+        values = flags.FlagValues()
+        update.define_flags(values, ["update"])
+        known = {name for name in values if "." not in name} - {"config"}
+        assert all(f"--{name}" in told for name in known)
+        limits = {field.name for field in dataclasses.fields(update.Limits)}
+        assert all(f"--config.limits.{name}" in told for name in limits)
+        assert f"({update.Limits.accuracy_drop})" in told
+        assert f"({update.Options.rows})" in told
+
+
+def test_former_words_start_what_they_did_and_name_the_new_one(started, capsys):
+    assert command.main(["bring", "--x=1"]) == 0
+    assert started == [("jaxcl.bring", ["--x=1"])]
+    assert "import" in capsys.readouterr().err
+    assert command.main(["show", "quickstart"]) == 0
+    told = capsys.readouterr()
+    assert "options" in told.err and "config.method" in told.out
+
+
+def test_flags_may_have_dashes(started):
+    command.main(["train", "quickstart", "--lost-rows", "--config.x=a-b"])
+    assert started[0][1][1:] == ["--lost_rows", "--config.x=a-b"]
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        ([], "jaxcl train quickstart"),
+        (["--workdir=x"], "jaxcl train quickstart"),
+        (["own_images"], "own_images:FOLDER"),
+        (["configs/own_images.py"], "own_images:FOLDER"),
+        (["--config=own_images"], "own_images:FOLDER"),
+        (["photos"], "own_images:photos"),
+    ],
+)
+def test_training_without_a_config_says_what_to_type(
+    words, told, started, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    assert command.main(["train", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line and not started
 
 
 FUNCTIONS = {
@@ -169,7 +235,11 @@ def test_every_config_is_shown_as_it_is(name):
 
 
 def test_what_is_shown_says_where_it_is_from(capsys):
-    words = ["--config=quickstart", "--config.method.temperature=0.5", "--config.nme=x"]
+    words = [
+        "--config=quickstart_pnr",
+        "--config.method.temperature=0.5",
+        "--config.nme=x",
+    ]
     assert shown.main(words) == 0
     told = capsys.readouterr().out
     assert "temperature = 0.5  [command]" in told
@@ -186,7 +256,7 @@ def test_what_is_shown_says_where_it_is_from(capsys):
     [
         (["--config=quikstart"], "quickstart"),
         (["quickstart"], "quickstart"),
-        (["--config=quickstart", "--config.method.base.x=1"], ""),
+        (["--config=quickstart_pnr", "--config.method.base.x=1"], ""),
     ],
 )
 def test_a_config_that_is_not_there_is_one_line(words, told, capsys):
@@ -260,7 +330,7 @@ def test_a_wheel_brings_the_command_and_the_configs(tmp_path):
         "pnr_cifar100",
         "own_images",
     }
-    told = run("show", "pnr_imagenet100")
+    told = run("options", "pnr_imagenet100")
     assert f"{tmp_path}/site/jaxcl/configs/imagenet100.txt" in told
     run("train", "pnr_pacs:debug", "--config.plots=False")
     assert (tmp_path / "empty" / "runs").is_dir()

@@ -14,8 +14,13 @@ ROOT = pathlib.Path(__file__).parents[1]
 CHEAP = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")  # settings of tests, not of users
 
 
-# The whole of it is a slow test; this shows in a fifth of the steps that it learns.
-SHORT = ("--config.epochs=10", "--config.first_tasks=2")
+# The whole of it is a slow test; this shows in a fraction of the steps that it runs.
+SHORT = (
+    "--config.epochs=2",
+    "--config.first_tasks=2",
+    "--config.data.train=80",
+    "--config.data.test=20",
+)
 
 
 @pytest.mark.xdist_group("main")
@@ -23,9 +28,8 @@ SHORT = ("--config.epochs=10", "--config.first_tasks=2")
     "changes", [SHORT, pytest.param((), marks=pytest.mark.slow)], ids=["short", "whole"]
 )
 def test_the_quick_start_learns_and_leaves_what_the_readme_says(tmp_path, changes):
-    block = re.search(r"```\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
-    install, command = block.strip().split(" && ")
-    assert install == "pip install -e ."  # done already where tests run
+    text = (ROOT / "README.md").read_text()
+    command = re.search(r"^(python -m jaxcl\.main .*quickstart\.py)$", text, re.M)[1]
     words = command.replace("python", sys.executable, 1).split()
     words[-1] = words[-1].replace("configs/", f"{ROOT}/configs/")
     words += changes
@@ -35,17 +39,19 @@ def test_the_quick_start_learns_and_leaves_what_the_readme_says(tmp_path, change
     assert done.returncode == 0, done.stderr[-3000:]
     run = tmp_path / "runs" / "quickstart"
     results = json.loads((run / "results.json").read_text())
-    name = "linear/domain_aware"
+    name = "predict/class_incremental"
+    before = np.mean(results["untrained"][name])
+    assert before == pytest.approx(0.1, abs=0.05)  # ten classes, none of them met
     measures = results["summary"][name]
-    learned, before = measures["average_accuracy"], np.mean(results["untrained"][name])
-    assert 1 - learned < (1 - before) / 2  # errors at least halve
+    if not changes:  # ten points below the mean of five seeds, and no warning
+        assert measures["average_accuracy"] > 0.55
+        near = "knn/class_incremental"
+        lift = results["summary"][near]["average_accuracy"]
+        assert lift - np.mean(results["untrained"][near]) > 0.2
     for measure in ("forgetting", "stability"):
         assert np.isfinite(measures[measure])
-    tasks = 2 if changes else 3
-    assert f"after task {tasks}" in done.stdout
-    assert changes or "images/s" in done.stderr  # told once in some seconds
+    assert "not finite" not in done.stdout + done.stderr
     pictures = {path.name for path in (run / "plots").iterdir()}
-    assert {"linear_domain_aware.png", "curves.png"} <= pictures
-    assert changes or "tsne_task3.png" in pictures  # of the last task alone
+    assert {"summary.png", "predict_class_incremental.png", "curves.png"} <= pictures
     for left in ("config.json", "metrics.jsonl", "tensorboard", "checkpoints"):
         assert (run / left).exists()

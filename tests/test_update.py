@@ -525,3 +525,26 @@ def test_of_several_seeds_the_first_is_named(tmp_path):
         several = left(tmp_path, seeds=2, **own)
         with pytest.raises(ValueError, match=f"one, {tmp_path}/seed_{first}$"):
             lineage.config(several)
+
+
+@pytest.mark.parametrize("index", ["keep", "rotate", "rebuild", "unknown"])
+@pytest.mark.parametrize("accepted", [True, False])
+def test_sentences_say_accuracy_limit_index_and_where_the_encoder_is(index, accepted):
+    report = {
+        "asked": {"limits": {"accuracy_drop": 0.05}},
+        "accuracy": {"knn/all": {"before": 0.8125, "after": 0.75, "change": -0.0625}},
+        "drift": None if index == "unknown" else {"index_overlap": 0.42},
+        "index": index,
+        "broken": [] if accepted else ["knn/all lost 0.0625, allowed 0.05"],
+        "accepted": accepted,
+        "run": "runs/a/updates/0001",
+        "parent": "runs/a",
+    }
+    told = update_command.sentences(report)
+    for number in ("knn/all", "81.2", "75.0", "-6.2", "5.0"):
+        assert number in told
+    assert ("42 %" in told) == (index != "unknown") and index in told
+    first = told.splitlines()[-1].split(".")[0]
+    assert first == ("Accepted" if accepted else "Rolled back")
+    assert ("runs/a/updates/0001" in told) == accepted and "runs/a" in told
+    assert accepted or "0.0625" in told

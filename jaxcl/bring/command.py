@@ -261,7 +261,9 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(
+        prog="jaxcl import", description=__doc__.splitlines()[0]
+    )
     add = options.add_argument
     add("--from", dest="source", required=True, help="a file of weights")
     names = tuple(architectures.ARCHITECTURES)

@@ -50,11 +50,22 @@ def parse_flags(argv, section="config", define=lambda: None):
             message = before + refusal[1].strip()
         if "\nTypeError: get_config() takes 0 positional" in message:
             message = f"{before}the config takes no word behind its name and a colon"
+        message = _plain(message)
         if isinstance(error, flags.UnrecognizedFlagError):
             message += _hint(error.flagname, section)
         sys.exit(complain(message.replace("\n", " ")))
     except OSError as error:  # no such config file
         sys.exit(complain(error))
+
+
+def _plain(message: str) -> str:
+    """Return a message about a number without the words of Python's `int`."""
+    kinds = {"invalid literal for int": "a whole number"}
+    kinds |= {"could not convert string to float": "a number"}
+    for words, kind in kinds.items():
+        if wrong := re.match(rf"flag --(config\.[\w.]+)=(.*?): {words}", message, re.S):
+            return f"{wrong[1]}={wrong[2]!r}: must be {kind}"
+    return message
 
 
 def _hint(flag: str, section: str) -> str:

@@ -48,7 +48,7 @@ def located(name: str) -> str:
     near = difflib.get_close_matches(path.stem, names(), n=3)
     hint = f" (did you mean {' or '.join(near)}?)" if near else ""
     if pathlib.Path(file).is_dir():
-        hint = f" (that of a folder of images is own_images:{file})"
+        hint = f" ({file} is a folder: did you mean own_images:{file}?)"
     raise ValueError(
         f"--config={name}: there is no such file, nor a config of that name{hint}; "
         "`jaxcl list configs` has all"

@@ -1,6 +1,6 @@
 """Every option of a config with its value: what is set, defaults, what None means.
 
-A run leaves the values in resolved.json, and `jaxcl show` prints them.
+A run leaves the values in resolved.json, and `jaxcl options` prints them.
 """
 
 import contextlib

@@ -384,7 +384,9 @@ def text(card: dict) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(
+        prog="jaxcl export", description=__doc__.splitlines()[0]
+    )
     options.add_argument("--run", required=True, help="a run directory")
     options.add_argument(
         "--out", required=True, help="folder, new or of the same export"

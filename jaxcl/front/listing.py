@@ -67,8 +67,8 @@ def _encoders() -> dict[str, str]:
 
 KINDS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
     "methods": ("config.method.name", lambda: dict(_modules("jaxcl.methods"))),
-    "bases": ("config.method.base, of two_view", _bases),
-    "strategies": ("config.method.strategy, of two_view", _strategies),
+    "bases": ("use: --config.method.base=NAME", _bases),
+    "strategies": ("use: --config.method.strategy=NAME", _strategies),
     "encoders": ("config.encoder.name", _encoders),
     "data": ("config.data.name", lambda: _functions(sources.SOURCES)),
     "evaluators": ("keys of config.evaluators", lambda: dict(_modules("jaxcl.evals"))),
@@ -98,14 +98,27 @@ def text(kind: str, width: int = 88) -> str:
     return "\n".join([f"{kind} ({where})", *lines])
 
 
+def overview() -> str:
+    """Return the kinds, each with how many there are and one of them."""
+    lines = []
+    for kind, (_, find) in KINDS.items():
+        found = find()
+        example = "quickstart" if kind == "configs" else next(iter(found))
+        lines.append(f"{kind:12} {len(found):3}   such as {example}")
+    return "\n".join([*lines, "", "All of a kind: jaxcl list KIND"])
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the kinds that are asked for."""
+    """Print the kinds that are asked for; without any, how many there are of each."""
     parser = argparse.ArgumentParser(prog="jaxcl list", description=__doc__)
     known = ", ".join(KINDS)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {known}")
     kinds = parser.parse_args(argv).kinds
     if wrong := [kind for kind in kinds if kind not in KINDS]:
-        parser.error(f"{wrong[0]!r}: must be of {known}")
+        parser.error(f"unknown kind {wrong[0]!r}. Choose: {known}")
     width = shutil.get_terminal_size((88, 24)).columns
-    print("\n\n".join(text(kind, width) for kind in kinds or KINDS))
+    if not kinds:
+        print(overview())
+    else:
+        print("\n\n".join(text(kind, width) for kind in kinds))
     return 0

@@ -29,8 +29,8 @@ class Update(NamedTuple):
     folder: str  # run directory of the update
 
     def __str__(self) -> str:
-        """The measures before and after, as the command prints them."""
-        return update_command.text(self.verdict)
+        """Sentences on accuracy, index and verdict, as the command prints them."""
+        return update_command.sentences(self.verdict)
 
 
 class Result:

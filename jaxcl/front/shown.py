@@ -1,4 +1,4 @@
-"""`jaxcl show CONFIG`: every option, its value, where that is from, what it means.
+"""`jaxcl options CONFIG`: every option, its value, where that is from, what it means.
 
 Meanings are those of the docstrings and comments beside the options, what is allowed
 that of their annotations.
@@ -205,7 +205,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print all options of a config; exit code 2 if there is no such config."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        print("jaxcl show CONFIG [--config.OPTION=VALUE ...]\n\n" + (__doc__ or ""))
+        print(
+            "usage: jaxcl options CONFIG [--config.OPTION=VALUE ...]\n\n"
+            + (__doc__ or "")
+        )
         return 0 if words else 2
     try:
         raw, given = parse(words)

@@ -3,7 +3,7 @@
 from jaxcl.plots.canvas import FORMATS, format_of, written_as
 from jaxcl.plots.classes import class_shares, class_spread
 from jaxcl.plots.examples import marked, neighbours, scatter
-from jaxcl.plots.methods import comparison
+from jaxcl.plots.methods import comparison, summary
 from jaxcl.plots.runs import accuracy_matrix, curves, heat_range, overview, words
 from jaxcl.plots.streams import anytime, arrivals, per_step
 
@@ -23,6 +23,7 @@ __all__ = (
     "overview",
     "per_step",
     "scatter",
+    "summary",
     "words",
     "written_as",
 )

@@ -58,7 +58,7 @@ def written_as(formats: Sequence[str]) -> Iterator[None]:
         _in_place.reset(token)
 
 
-def save(figure, path) -> None:
+def save(figure, path, *, dpi: int = 120) -> None:
     """Write a figure in the format that the path ends in, one of `FORMATS`.
 
     Within `written_as` it is written in the formats there, under the same name. The
@@ -67,17 +67,17 @@ def save(figure, path) -> None:
     own = format_of(path)
     for kind in _in_place.get() or (own,):
         name = os.fspath(path)
-        _write(figure, name if kind == own else name[: -len(own)] + kind, kind)
+        _write(figure, name if kind == own else name[: -len(own)] + kind, kind, dpi)
 
 
-def _write(figure, path, kind) -> None:
+def _write(figure, path, kind, dpi) -> None:
     # Else an SVG has the time of day and random names, a PDF the time.
     options = {} if kind == "png" else {"metadata": _UNDATED[kind]}
     picture = io.BytesIO()
     from matplotlib import rc_context
 
     with rc_context({"svg.hashsalt": "jaxcl", "pdf.fonttype": 42}):
-        figure.savefig(picture, format=kind, dpi=120, bbox_inches="tight", **options)
+        figure.savefig(picture, format=kind, dpi=dpi, bbox_inches="tight", **options)
     epath.Path(path).write_bytes(picture.getvalue())
 
 

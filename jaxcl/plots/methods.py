@@ -1,8 +1,20 @@
 """Draw methods side by side, over tasks."""
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 
 from jaxcl.plots import canvas
+
+# Methods that have one colour and marker in all pictures of the project.
+_KNOWN = ("er_ace", "finetune", "joint", "pnr", "untrained", "er", "cassle", "der")
+_CALLED = {
+    "er_ace": "ER-ACE",
+    "finetune": "fine-tuning",
+    "joint": "all at once",
+    "untrained": "untrained",
+}
 
 
 def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> None:
@@ -15,7 +27,8 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
     figure = canvas.figure_of(6.5, 4.2)
     axes = figure.add_subplot()
     note, longest = None, 1
-    for number, (name, runs) in enumerate(named_curves.items()):
+    for name, number in numbers([*named_curves]).items():
+        runs = named_curves[name]
         runs = 100 * np.atleast_2d(np.asarray(runs, np.float64))
         seeds, size = runs.shape
         tasks, name = np.arange(1, size + 1), canvas.short(name)
@@ -30,3 +43,88 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
     axes.grid(color="0.9")
     canvas.legend(axes, title=note)
     canvas.save(figure, path)
+
+
+def numbers(names: Sequence[str]) -> dict[str, int]:
+    """Name -> the number of its style, that of `canvas.style_of`.
+
+    A known method has its own; other names take the free ones in order.
+    """
+    free = (n for n in itertools.count() if n >= len(_KNOWN) or _KNOWN[n] not in names)
+    return {
+        name: _KNOWN.index(name) if name in _KNOWN else next(free) for name in names
+    }
+
+
+def summary(named_curves, strips, path, *, title, chance=None) -> None:
+    """Draw a strip of images for each task, and accuracies over tasks below.
+
+    Args:
+      named_curves: name -> f[seeds, T] or f[T] in [0, 1], on the tasks met; of one
+        value a line across. The band is one standard deviation over the seeds.
+      strips: images u8[H, W, C] of the first tasks, up to eight of each are drawn.
+      path: of the picture.
+      title: of the picture.
+      chance: accuracy in [0, 1] of a guess, where the axis begins; None: 0.
+    """
+    figure = canvas.figure_of(8.5, 5.8)
+    tasks = max(np.atleast_2d(curve).shape[1] for curve in named_curves.values())
+    grid = figure.add_gridspec(
+        2, len(strips), height_ratios=(1, 3), hspace=0.05, wspace=0.08
+    )
+    for number, images in enumerate(strips):
+        _strip(figure.add_subplot(grid[0, number]), images, f"task {number + 1}")
+    axes = figure.add_subplot(grid[1, :])
+    ends = []
+    for name, number in numbers([*named_curves]).items():
+        runs = 100 * np.atleast_2d(np.asarray(named_curves[name], np.float64))
+        if runs.shape[1] == 1 and tasks > 1:
+            runs = np.repeat(runs, tasks, axis=1)
+        half = runs.std(0, ddof=1) if len(runs) > 1 else None
+        mean = runs.mean(0)
+        steps = np.arange(1, runs.shape[1] + 1)
+        canvas.mean_and_band(axes, number, steps, mean, half, name)
+        ends.append((float(mean[-1]), name, number))
+    low = 0.0 if chance is None else 100 * chance
+    axes.set(ylim=(low - 2, 101), xlim=(0.9, tasks + 0.1))
+    _label(axes, ends, low)
+    axes.set_xticks(canvas.axis_numbers(tasks))
+    axes.set(xlabel="tasks learned", ylabel="accuracy on the tasks met (%)")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.grid(color="0.9")
+    figure.suptitle(title, y=0.96)
+    canvas.save(figure, path, dpi=200)
+
+
+def _strip(axes, images, name) -> None:
+    """Draw up to eight images in two rows, beneath the name of their task."""
+    shown = [image if image.shape[-1] == 3 else image.repeat(3, -1) for image in images]
+    shown = shown[:8]
+    columns = -(-len(shown) // 2)
+    side = shown[0].shape[0]
+    sheet = np.full((2 * side, columns * side, 3), 255, np.uint8)
+    for number, image in enumerate(shown):
+        top, left = number // columns * side, number % columns * side
+        sheet[top : top + side, left : left + side] = image
+    axes.imshow(sheet)
+    axes.set_title(name, fontsize=10)
+    axes.set_axis_off()
+
+
+def _label(axes, ends, low) -> None:
+    """Write the name and last value of each line at its end, none over another."""
+    apart = (101 - low) / 14
+    height = -np.inf
+    for value, name, number in sorted(ends):
+        height = max(value, height + apart)
+        axes.annotate(
+            f"{_CALLED.get(name, canvas.short(name))}  {value:.0f} %",
+            (1.0, height),
+            xycoords=("axes fraction", "data"),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            color=canvas.style_of(number)["color"],
+            fontsize=11,
+        )

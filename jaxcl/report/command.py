@@ -71,7 +71,9 @@ def _date(run: numbers.Run) -> float:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments = argparse.ArgumentParser(
+        prog="jaxcl report", description=__doc__.splitlines()[0]
+    )
     arguments.add_argument("runs", nargs="+", metavar="RUN", help="run directories")
     arguments.add_argument("--out", default="report.html", help="the page")
     arguments.add_argument("--title", default=None, help="default: names of the runs")

@@ -207,6 +207,7 @@ def draw(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
         plots.accuracy_matrix(
             matrix, path, title=plots.words(name), task_names=results["task_names"]
         )
+    _draw_summary(work, results, folder / "summary.png")
     rows = rows_lib.read(workdir)
     for chart in work.charts:
         chart(rows, folder)
@@ -219,3 +220,34 @@ def draw(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
             label = name.replace("_", " ")
             path = folder / f"{name}.png"
             plots.per_step(curve, path, list(ends.values()), ylabel=label)
+
+
+def _draw_summary(work, results, path) -> None:
+    """Draw images of tasks that lie in memory, and accuracy over tasks below."""
+    name, met = None, []
+    for key in results["matrices"]:
+        means = [
+            row[: t + 1].mean()
+            for t, row in enumerate(results_lib.matrix(results, key))
+        ]
+        done = [x for x in means if np.isfinite(x)]  # of tasks trained and judged
+        if key.endswith("_incremental") and len(done) > max(len(met), 1):
+            if done == means[: len(done)]:
+                name, met = key, done
+    train = None if name is None else work.stream.dataset.train
+    if train is None or train.images is None or train.images.shape[-1] not in (1, 3):
+        return
+    method = work.config["method"]
+    curves = {method.get("strategy") or method["name"]: met}
+    before = np.array(results.get("untrained", {}).get(name, []), float)
+    if np.isfinite(before).any():
+        curves["untrained"] = [np.nanmean(before)]
+    strips = [_examples(train, task.train.rows) for task in work.stream.tasks[:8]]
+    plots.summary(curves, strips, path, title=plots.words(name))
+
+
+def _examples(train, rows) -> list[np.ndarray]:
+    """Return up to eight images of a task, of as many classes and domains as fit."""
+    kinds = np.stack([train.label[rows], train.domain[rows]])
+    first = np.sort(np.unique(kinds, axis=1, return_index=True)[1])
+    return [train.images[row] for row in rows[first[:8]]]

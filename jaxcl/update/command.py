@@ -419,8 +419,41 @@ def broken(report: dict, limits: Limits) -> list[str]:
     return sentences
 
 
+_INDEX = {
+    "keep": "keep your index: new queries find their old neighbours in it",
+    "rotate": "rotate: multiply new queries by rotation.npy, then your index serves on",
+    "rebuild": "rebuild your index: embed its images again with the new encoder",
+    "unknown": "unknown, since no old images were compared; --old gives them",
+}
+
+
+def sentences(report: dict) -> str:
+    """Say in sentences what an update did, and what to do next."""
+    lines = []
+    limit = report.get("asked", {}).get("limits", {}).get("accuracy_drop")
+    allowed = "no limit" if limit is None else f"may fall by {100 * limit:.1f}"
+    for name, accuracy in report["accuracy"].items():
+        before, after, change = (100 * accuracy[x] for x in (BEFORE, AFTER, "change"))
+        lines.append(
+            f"Accuracy on labelled images ({name}): {before:.1f} % before, "
+            f"{after:.1f} % after, {change:+.1f} points; {allowed}."
+        )
+    if not report["accuracy"]:
+        lines.append("No labelled images were given, so no accuracy was measured.")
+    if report["drift"]:
+        kept = 100 * report["drift"]["index_overlap"]
+        lines.append(f"Of the old neighbours {kept:.0f} % are found in the old index.")
+    lines.append(f"Search index: {_INDEX[report['index']]}.")
+    lines += [f"Limit broken: {sentence}." for sentence in report["broken"]]
+    if report["accepted"]:
+        lines.append(f"Accepted. The encoder is in {report['run']}")
+    else:
+        lines.append(f"Rolled back. The encoder stays that of {report['parent']}")
+    return "\n".join(lines)
+
+
 def text(report: dict) -> str:
-    """What an update did, a line for each measure."""
+    """List the measures of an update, a line each."""
     lines = [f"{'before and after (%)':36}{BEFORE:>9}{AFTER:>9}{'change':>9}"]
     for name, accuracy in report["accuracy"].items():
         cells = "".join(f"{100 * accuracy[x]:9.1f}" for x in (BEFORE, AFTER, "change"))
@@ -450,6 +483,7 @@ def define_flags(
     flags.DEFINE_string("old", None, "Images that are in the index: a path.", **own)
     flags.DEFINE_bool("join", False, "Train on the run's data beside the new.", **own)
     flags.DEFINE_bool("again", False, "Even if the same update is done.", **own)
+    flags.DEFINE_bool("verbose", False, "Print all measures.", **own)
     config_flags.DEFINE_config_dict(
         "config",
         defaults(),
@@ -499,7 +533,9 @@ def main(argv: list[str]) -> int:
         else:
             lineage.forget(planned.workdir, report)
             print(f"{planned.workdir}: done already; --again makes another", flush=True)
-        print(text(report), flush=True)
+        if options.verbose:
+            print(text(report), flush=True)
+        print(sentences(report), flush=True)
         return 0 if report["accepted"] else ROLLED_BACK
 
     return command.run(make, work)

@@ -238,7 +238,7 @@ def method(
         Extra.
       write: (state, key, batch, what `update` returned last) -> state, called after
         the updates; None: a write under config.replay.policy.
-      limit: predict among the classes seen so far only.
+      limit: predict among the classes seen so far only; before any, among all.
       remembers: keep a memory at all.
       hooks: other fields of core.Method.
     """
@@ -373,4 +373,7 @@ class _Shared(NamedTuple):
 
     def predict(self, state, images):
         logits = self.net(state.params, state.stats, images, train=False)[0].logits
-        return jnp.where(state.extra.seen, logits, -jnp.inf) if self.limit else logits
+        if not self.limit:
+            return logits
+        seen = state.extra.seen  # none before the first step: then all compete
+        return jnp.where(seen | ~seen.any(), logits, -jnp.inf)
