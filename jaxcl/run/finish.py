@@ -11,6 +11,7 @@ from jaxcl.run import (
     cost,
     job,
     lock,
+    overview,
     seeds,
     task_alone,
     train,
@@ -27,7 +28,9 @@ def run(
     stop: Callable[[], bool] = lambda: False,
     step: Callable | None = None,
 ) -> dict:
-    """Train (or resume), measure FT_i if asked, write results and plots.
+    """Describe the run, train it (or resume), and write results and plots.
+
+    FT_i is measured where the config asks for it.
 
     Args:
       work: a `job.Job` is trained, a `transfer.Transfer` only evaluated; of a
@@ -42,6 +45,9 @@ def run(
     """
     workdir = epath.Path(workdir)
     with lock.held(workdir):
+        described = overview.describe_run(work, workdir)
+        if jax.process_index() == 0:
+            print(described, flush=True)
         if isinstance(work, seeds.Seeds):
             return _seeds(work, workdir, stop)
         return _one(work, workdir, stop, step)
@@ -234,20 +240,23 @@ def _draw_summary(work, results, path) -> None:
         if key.endswith("_incremental") and len(done) > max(len(met), 1):
             if done == means[: len(done)]:
                 name, met = key, done
-    train = None if name is None else work.stream.dataset.train
-    if train is None or train.images is None or train.images.shape[-1] not in (1, 3):
+    examples = None if name is None else work.stream.dataset.train
+    images = None if examples is None else examples.images
+    if images is None or images.shape[-1] not in (1, 3):
         return
     method = work.config["method"]
     curves = {method.get("strategy") or method["name"]: met}
     before = np.array(results.get("untrained", {}).get(name, []), float)
     if np.isfinite(before).any():
         curves["untrained"] = [np.nanmean(before)]
-    strips = [_examples(train, task.train.rows) for task in work.stream.tasks[:8]]
+    strips = [
+        _choose_images(examples, task.train.rows) for task in work.stream.tasks[:8]
+    ]
     plots.summary(curves, strips, path, title=plots.words(name))
 
 
-def _examples(train, rows) -> list[np.ndarray]:
+def _choose_images(examples, rows) -> list[np.ndarray]:
     """Return up to eight images of a task, of as many classes and domains as fit."""
-    kinds = np.stack([train.label[rows], train.domain[rows]])
+    kinds = np.stack([examples.label[rows], examples.domain[rows]])
     first = np.sort(np.unique(kinds, axis=1, return_index=True)[1])
-    return [train.images[row] for row in rows[first[:8]]]
+    return [examples.images[row] for row in rows[first[:8]]]

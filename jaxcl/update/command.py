@@ -431,7 +431,7 @@ def sentences(report: dict) -> str:
     """Say in sentences what an update did, and what to do next."""
     lines = []
     limit = report.get("asked", {}).get("limits", {}).get("accuracy_drop")
-    allowed = "no limit" if limit is None else f"may fall by {100 * limit:.1f}"
+    allowed = "no limit" if limit is None else f"may fall by {100 * limit:.1f} points"
     for name, accuracy in report["accuracy"].items():
         before, after, change = (100 * accuracy[x] for x in (BEFORE, AFTER, "change"))
         lines.append(

@@ -1,0 +1,104 @@
+"""Describe a run before it begins: method, data, network, steps and devices."""
+
+import math
+import os
+
+import jax
+import numpy as np
+from etils import epath
+
+from jaxcl import schema, sharding
+from jaxcl.data import stream
+from jaxcl.run import job, seeds, transfer
+from jaxcl.run import results as results_lib
+
+
+def describe_run(
+    work: job.Job | transfer.Transfer | seeds.Seeds, workdir: os.PathLike
+) -> str:
+    """Describe a run in one or two lines; nothing is compiled for them.
+
+    Args:
+      work: what `finish.run` carries out; of a `seeds.Seeds` the first seed.
+      workdir: the run directory.
+    """
+    if isinstance(work, seeds.Seeds):
+        how = "side by side" if work.side_by_side else "one after another"
+        named = f"seeds {work.seeds[0]} to {work.seeds[-1]}, {how}; each: "
+        told = named + _describe_training(work.make(work.seeds[0]))
+    elif isinstance(work, job.Job):
+        told = _describe_training(work)
+    else:
+        told = _describe_transfer(work)
+    return f"jaxcl: {os.fspath(workdir)}: {told}"
+
+
+def _describe_training(work) -> str:
+    done = _count_finished_tasks(work.start)
+    data = _describe_data(work.stream, work.config, done)
+    return f"{_name_method(work)} on {data}\njaxcl: {_describe_work(work, done)}"
+
+
+def _count_finished_tasks(start) -> int:
+    """Count the tasks that the run of config.start has finished."""
+    if start is None or not (epath.Path(start) / results_lib.RESULTS).exists():
+        return 0
+    return results_lib.finished(results_lib.read_results(start))
+
+
+def _name_method(work) -> str:
+    """Name the method, and the options that choose its parts."""
+    section = work.config["method"]
+    options = schema.defaults(schema.method(section["name"]).make) | section
+    kinds = [options.get(key) for key in ("base", "strategy", "regulariser", "policy")]
+    named = ", ".join(str(kind) for kind in kinds if kind)
+    return f"{section['name']} ({named})" if named else section["name"]
+
+
+def _describe_data(tasks: stream.Stream, config, done) -> str:
+    """Say how many examples of which size there are, in how many tasks."""
+    train, test, count = tasks.dataset.train, tasks.evaluation, len(tasks.tasks)
+    rows = np.unique(np.concatenate([task.train.rows for task in tasks.tasks]))
+    side, what = config["augment"].get("size"), "graphs"
+    if train.graphs is None:
+        what = f"images of {side} x {side} pixels"
+    judged = f", {stream.size(test):,} to judge" if test is not None else ""
+    before = f", {done} of them done" if done else ""
+    return (
+        f"{tasks.dataset.name}: {len(rows):,} {what} in {count} "
+        f"{'tasks' if count > 1 else 'task'}{before}{judged}"
+    )
+
+
+def _describe_work(work, done) -> str:
+    """Say which network is trained, for how many steps, on which devices."""
+    section, params = work.config["encoder"], job.shapes(work)[0].params
+    sizes = [section[key] for key in ("depth", "size", "width") if section.get(key)]
+    net = " ".join(map(str, [section["name"], *sizes[:1]]))
+    whole, own = _count_numbers(params), _count_numbers(params.get("encoder", params))
+    heads = f" ({whole:,} with heads)" if whole > own else ""
+    steps = sum(map(len, job.plain_schedules(work)[done : work.first_tasks]))
+    epochs = "/".join(map(str, stream.epochs_of_tasks(work.epochs)))
+    most = "up to " if work.patience else ""
+    alone = "; then each task alone, for FT_i" if work.alone is not None else ""
+    found = sharding.describe(work.mesh)
+    return (
+        f"{net}, {own:,} parameters{heads}; {steps:,} steps of "
+        f"{work.batch_size}, {most}{epochs} {'epoch' if epochs == '1' else 'epochs'} a "
+        f"task, on {found['num_devices']} x {found['device']}{alone}"
+    )
+
+
+def _count_numbers(params) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def _describe_transfer(work) -> str:
+    """Say which encoder is judged, by which evaluators, on which data."""
+    evaluators = ", ".join(work.evaluators) or "nothing"
+    source = work.source.get("path", "an encoder")
+    return (
+        f"the encoder of {source} ({_count_numbers(work.state.params):,} parameters) "
+        f"is judged by {evaluators} on {work.stream.dataset.name}: "
+        f"{stream.size(work.stream.dataset.train):,} rows to train probes"
+    )

@@ -1,0 +1,72 @@
+"""A run says what it is before it begins: the numbers are those of the job."""
+
+import re
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from helpers import toy
+from jaxcl.config import build
+from jaxcl.run import finish, job, overview, transfer
+from jaxcl.run import results as results_lib
+
+
+def numbers(text):
+    return [int(x.replace(",", "")) for x in re.findall(r"\b\d[\d,]*\b", text)]
+
+
+def test_the_numbers_are_those_of_the_job(tmp_path):
+    work = toy.job(tmp_path / "run", **{"method.base": "byol"})._replace(first_tasks=3)
+    rows = sum(len(task.train.rows) for task in work.stream.tasks)
+    params = job.shapes(work)[0].params
+    whole, own = (
+        sum(np.size(leaf) for leaf in jax.tree.leaves(tree))
+        for tree in (params, params["encoder"])
+    )
+    steps = sum(len(plan) for plan in job.plain_schedules(work)[:3])
+    first, second = overview.describe_run(work, "runs/x").splitlines()
+    assert "runs/x" in first and "byol" in first and "digits" in first
+    assert numbers(first)[:4] == [rows, 8, 8, 8]
+    assert numbers(first)[4] == len(work.stream.evaluation.label)
+    assert numbers(second)[:6] == [4, own, whole, steps, 48, 2]
+    assert jax.devices()[0].device_kind in second
+
+
+def test_tasks_that_another_run_has_done_are_left_out(tmp_path):
+    work = toy.job(tmp_path / "run")
+    results = results_lib.empty(8)
+    for task in range(2):
+        results = results_lib.add(results, task, {}, {}, 1.0)
+    (tmp_path / "before").mkdir()
+    results_lib.write_results(tmp_path / "before", results)
+    started = work._replace(start=str(tmp_path / "before"))
+    steps = sum(len(plan) for plan in job.plain_schedules(work)[2:])
+    first, second = overview.describe_run(started, "x").splitlines()
+    assert numbers(first)[4] == 2 and steps in numbers(second)
+
+
+def test_an_encoder_that_is_judged_is_named(tmp_path):
+    stream = toy.job(tmp_path).stream
+    work = transfer.Transfer(
+        state=types.SimpleNamespace(params={"encoder": np.zeros((20, 60))}),
+        source={"path": "runs/mine", "number": 3},
+        stream=stream,
+        evaluators={"knn": None, "linear": None},
+        pictures={},
+        record={},
+    )
+    said = overview.describe_run(work, "at")
+    assert "runs/mine" in said and "knn, linear" in said
+    assert numbers(said) == [1200, len(stream.dataset.train.label)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_it_comes_before_the_training(count, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(finish, "_one", lambda *_: print("trains") or {})
+    monkeypatch.setattr(finish.seeds, "summary", lambda results: {})
+    finish.run(build.build(toy.config(seeds=count), tmp_path), tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert "mocov2plus" in lines[0] and str(tmp_path) in lines[0]
+    assert lines[2 : 2 + count] == ["trains"] * count
