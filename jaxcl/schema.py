@@ -526,22 +526,25 @@ def module(package: str, name: str, field: str):
     return found
 
 
-def made(choices: Mapping[str, Any], name: str, field: str) -> Any:
-    """Look a record up in a table, or have a module of the user's own package make it.
+def find(choices: Mapping[str, Any], name: str, field: str) -> Any:
+    """Find an entry of a table, or the `make` of a module of the user's own package.
 
     Args:
-      choices: name -> record, all of one type. A name with a dot is a module,
-        "mypackage.mymodule", with a function `make() -> record` of this type.
-      name: as the config says it.
+      choices: name -> entry.
+      name: a key of `choices`, or with a dot a module, "mypackage.mymodule".
       field: its path, for messages ("config.method.base").
 
     Raises:
-      ValueError: there is no such record.
+      ValueError: there is neither; the message has the nearest names.
     """
-    if not _is_foreign(name):
-        core.check_choice(field, name, tuple(choices))
-        return choices[name]
-    found, kind = _own_module(name, field).make(), type(next(iter(choices.values())))
+    if _is_foreign(name):
+        return _own_module(name, field).make
+    core.check_choice(field, name, tuple(choices))
+    return choices[name]
+
+
+def check_made(found: Any, kind: type, name: str, field: str) -> Any:
+    """Return what a `make` returned, or refuse what is no record of that kind."""
     if not isinstance(found, kind):
         raise ValueError(
             f"{field}={name!r}: `make` returns a {type(found).__name__}; must be a "

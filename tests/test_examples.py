@@ -245,6 +245,12 @@ SOURCE = "my_package.my_source.blobs"
             "make",
         ),
         ({"method": TWO_VIEW | {"base": "nothing"}}, "config.method.base", "simclr"),
+        ({"method": TWO_VIEW | {"base": "wrong.other"}}, "config.method.base", "int"),
+        (
+            {"method": TWO_VIEW | {"strategy": "my_package.my_base"}},
+            "config.method.strategy",
+            "Base",
+        ),
         (
             {"method": {"name": "er"}, "replay": {"policy": "my_package.my_base"}},
             "config.replay.policy",

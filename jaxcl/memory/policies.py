@@ -547,4 +547,7 @@ def get(name: str) -> Policy:
     Raises:
       ValueError: naming config.replay.policy and what is allowed.
     """
-    return schema.made(POLICIES, name, "config.replay.policy")
+    field = "config.replay.policy"
+    found = schema.find(POLICIES, name, field)
+    made = found if name in POLICIES else found()
+    return schema.check_made(made, Policy, name, field)

@@ -99,7 +99,7 @@ def list_bases() -> dict:
 def _find_base(name: str):
     """Find the `make` of a base, with the default of its queues here."""
     found = bases.find(name)
-    if not _fits(found()):
+    if not _fits(bases.get(name)):
         core.check_choice("config.method.base", name, tuple(list_bases()))
         raise ValueError(
             f"config.method.base={name!r}: reads labels, or how far a task is, which "

@@ -69,9 +69,9 @@ def _list_functions() -> dict:
 
 def _fill(options: dict, replay: core.Replay | None = None) -> dict:
     """Values that the base has in place of None."""
-    make_base = bases.find(options["base"])
-    base = make_base(**schema.pick_options(make_base, options))
-    return networks.choose_sizes(base, options)
+    name = options["base"]
+    picked = schema.pick_options(bases.find(name), options)
+    return networks.choose_sizes(bases.get(name, **picked), options)
 
 
 @schema.checked(
@@ -106,8 +106,8 @@ def make(
       ValueError: naming the field, the value and what is allowed.
     """
     make_base, make_strategy = bases.find(base), strategies.find(strategy)
-    spec = make_base(**schema.pick_options(make_base, options))
-    plan = make_strategy(**schema.pick_options(make_strategy, options))
+    spec = bases.get(base, **schema.pick_options(make_base, options))
+    plan = strategies.get(strategy, **schema.pick_options(make_strategy, options))
     if plan.check is not None:
         plan.check(base, spec)
     _check_data(parts, base, spec, strategy, plan)

@@ -6,7 +6,7 @@ which returns a `records.Base`. A name with a dot is a module of a user's own pa
 
 from collections.abc import Callable
 
-from jaxcl import core, schema
+from jaxcl import schema
 from jaxcl.methods.two_view import records
 from jaxcl.methods.two_view.bases import (
     barlow_twins,
@@ -39,12 +39,10 @@ BASES: dict[str, Callable[..., records.Base]] = {
 
 def find(name: str) -> Callable[..., records.Base]:
     """Find the `make` of a base, or raise a ValueError with the nearest names."""
-    if isinstance(name, str) and "." in name:
-        return schema.module(__name__, name, "config.method.base").make
-    core.check_choice("config.method.base", name, tuple(BASES))
-    return BASES[name]
+    return schema.find(BASES, name, "config.method.base")
 
 
 def get(name: str, **options) -> records.Base:
-    """Make the base of that name."""
-    return find(name)(**options)
+    """Make the base of that name; refuse a `make` that returns something else."""
+    made = find(name)(**options)
+    return schema.check_made(made, records.Base, name, "config.method.base")

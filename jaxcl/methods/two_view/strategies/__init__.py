@@ -9,7 +9,7 @@ projections and the loss of the base take their place.
 
 from collections.abc import Callable
 
-from jaxcl import core, schema
+from jaxcl import schema
 from jaxcl.methods.two_view import records
 from jaxcl.methods.two_view.strategies import (
     cassle,
@@ -34,12 +34,10 @@ STRATEGIES: dict[str, Callable[..., records.Strategy]] = {
 
 def find(name: str) -> Callable[..., records.Strategy]:
     """Find the `make` of a strategy, or raise a ValueError with the nearest names."""
-    if isinstance(name, str) and "." in name:
-        return schema.module(__name__, name, "config.method.strategy").make
-    core.check_choice("config.method.strategy", name, tuple(STRATEGIES))
-    return STRATEGIES[name]
+    return schema.find(STRATEGIES, name, "config.method.strategy")
 
 
 def get(name: str, **options) -> records.Strategy:
-    """Make the strategy of that name."""
-    return find(name)(**options)
+    """Make the strategy of that name; refuse a `make` that returns something else."""
+    made = find(name)(**options)
+    return schema.check_made(made, records.Strategy, name, "config.method.strategy")
