@@ -280,6 +280,25 @@ def test_a_package_may_bring_a_base_and_a_strategy(tmp_path, monkeypatch):
             )
 
 
+@pytest.mark.parametrize(
+    "given, name",
+    [
+        ({"base": "dino", "balance": "sinkhorn", "centre_momentum": 0.5}, "centre_mom"),
+        ({"base": "dino", "centre_momentum": 0.5}, None),
+        ({"base": "simclr", "head_lr": 0.5}, "head_lr"),
+        ({"base": "simclr", "head_lr": 0.5, "online_head": True}, None),
+        ({"base": "simclr", "strategy": "pnr", "weight": 3.0}, "weight=3.0"),
+        ({"base": "byol", "strategy": "pnr", "weight": 3.0}, None),
+    ],
+)
+def test_options_that_change_nothing_are_told(given, name, tmp_path, caplog):
+    changes = {f"method.{option}": value for option, value in given.items()}
+    toy.job(tmp_path, **changes)
+    told = [x.getMessage() for x in caplog.records if "changes nothing" in x.message]
+    assert len(told) == (name is not None)
+    assert name is None or f"config.method.{name}" in told[0]
+
+
 def test_supervised_bases_refuse_rows_without_labels(tmp_path, monkeypatch):
 
     whole = sources.SOURCES["digits"]

@@ -101,6 +101,8 @@ class Base(NamedTuple):
     local: bool = False  # its loss reads local crops
     one_row: bool = False  # its loss says something of a batch of one row
 
+    unread: tuple[str, ...] = ()  # options that were given and change nothing
+
     # Defaults of strategies
     weight: float = 1.0  # of the distillation under CaSSLe and PNR
     negative_weight: float | None = None  # PNR's lambda; None: it has negatives

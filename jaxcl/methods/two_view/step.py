@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 
 from jaxcl import core, optim, schema
 from jaxcl.methods.two_view import bases, head, networks, records, strategies
@@ -111,6 +112,13 @@ def make(
     if plan.check is not None:
         plan.check(base, spec)
     _check_data(parts, base, spec, strategy, plan)
+    given, standard = (
+        {"head_lr": head_lr, "head_form": head_form},
+        schema.defaults(make),
+    )
+    of_head = [name for name, value in given.items() if value != standard[name]]
+    for name in (*spec.unread, *(() if online_head else of_head)):
+        logging.warning("config.method.%s changes nothing beside the others", name)
     setup = Setup(
         parts=parts,
         base=spec,

@@ -21,6 +21,8 @@ from jaxcl.methods.two_view import forms, records
 from jaxcl.methods.two_view import prototypes as prototypes_lib
 from jaxcl.nets import heads
 
+_CENTRE_MOMENTUM = 0.9  # of the mean of logits, as in the paper
+
 
 def warm_temperature(
     moment: records.Moment, start: float, end: float, share: float
@@ -52,7 +54,7 @@ def make(
     target_temperature: schema.Temperature = 0.04,
     target_start: schema.Temperature = 0.04,
     target_warmup: schema.Share = 0.3,
-    centre_momentum: schema.Share = 0.9,
+    centre_momentum: schema.Share = _CENTRE_MOMENTUM,
     prototypes_held: schema.Share = 0.01,
 ) -> records.Base:
     """DINO (Caron et al., ICCV 2021): prototypes that a slow network assigns.
@@ -102,6 +104,9 @@ def make(
         momentum=records.Momentum(momentum_start, momentum_end),
         local=True,
         one_row=True,
+        unread=()
+        if centred or centre_momentum == _CENTRE_MOMENTUM
+        else ("centre_momentum",),
         negative_weight=1.0,
         unbounded=forms.never_unbounded,
         init_params=lambda key, dim: prototypes_lib.init(key, prototypes, dim),

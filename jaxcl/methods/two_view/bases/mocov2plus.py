@@ -23,7 +23,7 @@ def make(
       queue_size: rows of each queue; at least the global batch.
       momentum_start, momentum_end: of the slow network, over each task.
       form: "code" or "paper", of CaSSLe's term and of PNR.
-      streaming: make no matrix of logits on GPUs and TPUs, see `losses.streaming`.
+      streaming: make no matrix of logits, which takes less memory (`losses.streaming`).
     """
 
     def loss(x):

@@ -18,7 +18,7 @@ def make(
       temperature: of the loss.
       distill_temperature: of its forms under CaSSLe and PNR.
       form: "code" or "paper", of CaSSLe's term.
-      streaming: make no matrix of logits on GPUs and TPUs, see `losses.streaming`.
+      streaming: make no matrix of logits, which takes less memory (`losses.streaming`).
     """
 
     def loss(x):

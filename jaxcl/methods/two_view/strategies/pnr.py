@@ -22,7 +22,16 @@ def check_form(name: str, base: records.Base, terms: records.PnrTerms) -> None:
             f"config.method.strategy='pnr': base {name!r} has no form under PNR "
             "(records.Base.pnr); choose another strategy"
         )
-    if base.unbounded is None or not terms.pn2:
+    if base.unbounded is None:
+        if terms.weight != base.weight:
+            logging.warning(
+                "config.method.weight=%s changes nothing: base %s has negatives, and "
+                "PNR adds its own to them",
+                terms.weight,
+                name,
+            )
+        return
+    if not terms.pn2:
         return
     if base.unbounded(terms):
         danger = "has no bound below: it may diverge"
