@@ -148,8 +148,8 @@ def test_a_run_resumes_by_what_was_asked(tmp_path, caplog):
     assert json.loads(path.read_text()) == began
     path.write_text("{")
     assert "it is damaged" in told(now)[0]
-    path.unlink()  # as a run of before there was such a file
-    assert told(now) == [] and not path.exists()
+    path.unlink()
+    assert str(path) in told(now)[0] and not path.exists()
     with pytest.raises(ValueError, match=r"config\.method\.head"):
         told(now, asked | {"method": {"name": "er", "head": "linear"}})
 

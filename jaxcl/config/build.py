@@ -130,9 +130,9 @@ def _every_option(plain, made) -> dict:
 
 
 def _precise(raw: dict, workdir=None) -> dict:
-    """The config with its precision in place of "auto".
+    """Put the precision in place of "auto".
 
-    A run directory goes on as it began, on whatever devices.
+    A resumed run keeps the precision it started with, on any device.
     """
     if raw.get("precision") != "auto":
         return raw
@@ -142,7 +142,7 @@ def _precise(raw: dict, workdir=None) -> dict:
     begun = claim.read(path)
     if "precision" in begun:
         return raw | {"precision": begun["precision"]}
-    return claim.without(raw, ("precision",))  # of before there was "auto"
+    return claim.without(raw, ("precision",))  # its config named none
 
 
 def _seeds(raw, workdir):
@@ -483,9 +483,7 @@ def _alone(top, made, parts, eval_parts, workdir) -> task_alone.Alone | None:
             own = evaluation.make(judged, own_parts, workdir).judges
         return made._replace(method=method, evaluators=own)
 
-    # Where all is trained, FT_i measured before there was config.tuning still holds.
-    aside = ASIDE if top.tuning else (*ASIDE, "tuning")
-    facts = claim.without(dataclasses.asdict(top), aside) | {
+    facts = claim.without(dataclasses.asdict(top), ASIDE) | {
         "method": {"name": top.method["name"]}
         | schema.defaults(module.make, other)
         | other,

@@ -117,11 +117,9 @@ def _claim(workdir, config, every_option):
 
 def _tell_moved(path, now: dict) -> None:
     """Warn of options that mean something else now than when the run began."""
-    if not path.exists():
-        return  # a run of before there was such a file
     try:
         then = storage.read_object(path)
-    except storage.NotJson as error:
+    except (storage.NotJson, FileNotFoundError) as error:
         logging.warning("%s", error)
         return
     moved = schema.differences(without(then, MACHINE), without(now, MACHINE))

@@ -83,7 +83,7 @@ class Result:
     def resolved(self) -> ml_collections.ConfigDict:
         """Every option there is with the value that it had, defaults included.
 
-        Raises OSError for a run of before there was a resolved.json.
+        Raises OSError if there is no resolved.json.
         """
         saved = storage.read_object(epath.Path(self.folder) / resolved.RESOLVED)
         return ml_collections.ConfigDict(saved)

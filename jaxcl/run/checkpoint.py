@@ -124,8 +124,7 @@ def read(path: epath.PathLike) -> Saved:
             f"{path}: its leaves could not be listed, though they can be read"
         )
     own = metadata.custom_metadata
-    # Checkpoints of earlier versions have no checksum of the cursor.
-    if own.get("cursor_checksum", _text_sum(own["cursor"])) != _text_sum(own["cursor"]):
+    if own["cursor_checksum"] != _text_sum(own["cursor"]):
         raise ValueError("the checksum of its cursor does not match")
     return Saved(metadata.metadata, own["cursor"], own["checksum"])
 

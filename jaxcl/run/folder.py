@@ -22,7 +22,7 @@ from jaxcl.data import storage
 FORMAT = 1  # of the folder
 TENSORS = "encoder.safetensors"
 CARD = "card.json"
-_NEEDED = ("encoder", "num_features", "input", "files")
+_NEEDED = ("encoder", "num_features", "input", "files", "checksum")
 
 
 def is_one(path: Any) -> bool:
@@ -59,7 +59,7 @@ def read_card(folder: str | os.PathLike) -> dict:
     if missing:
         raise ValueError(f"{path}: it lacks {missing}")
     now = checksum(card)
-    if card.get("checksum", now) != now:  # earlier versions wrote none
+    if card["checksum"] != now:
         raise ValueError(
             f"{path}: it was changed since it was written, or is damaged: its checksum "
             f"is {card['checksum']}, that of its contents {now}"
