@@ -2,13 +2,13 @@
 
   python benchmarks/quickstart.py --isa=AVX2 --root=runs/benchmark
   python benchmarks/quickstart.py --table
-  python benchmarks/quickstart.py --picture=docs/images/quickstart.png
+  python benchmarks/quickstart.py --picture=docs/images/summary.png
 
 The first trains every row of `ROWS` with configs/quickstart.py, each seed after the
 other, and adds what it finds to docs/quickstart.json; a row that is there already is
 not trained again, and a run that was stopped continues. `--isa` is the most that XLA
 may use of the processor; results under two of them differ by rounding alone. The
-others print the table of docs/getting_started.md, and draw the README's picture.
+others print the table and the conditions that it has to meet, and draw the picture.
 """
 
 import argparse
@@ -160,7 +160,7 @@ def conditions(found: dict) -> dict[str, dict[str, list[float]]]:
 
 
 def picture(found: dict, path: str) -> None:
-    """Draw the README's picture: images of each task above, accuracies below."""
+    """Draw images of each task above, accuracies below."""
     isa = next(iter(found))
     rows = found[isa]
     curves = {

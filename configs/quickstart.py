@@ -2,7 +2,7 @@
 
 The drawn set `shapes`: ten classes in four domains. Labels are used, two classes come
 at a time, and a memory of 200 images is replayed. No download, under a minute on two
-CPU cores. docs/getting_started.md has what each command reached.
+CPU cores. docs/getting_started.md has five seeds of each command.
 
   python -m jaxcl.main --config=configs/quickstart.py
   python -m jaxcl.main --config=configs/quickstart.py --workdir=runs/finetune \
