@@ -11,6 +11,7 @@ from PIL import Image
 from helpers import config_files
 from jaxcl.config import own_images
 from jaxcl.data import in_memory
+from jaxcl.run import folder as encoder_folder
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -200,6 +201,7 @@ def test_the_folder_of_an_encoder_is_what_a_config_begins_with(tmp_path):
     card = {"format": 1, "encoder": {"name": "vit", "patch": 5}, "files": {}}
     inputs = {"kind": "images", "size": 10, "resize": None, "mean": [0], "std": [1]}
     card |= {"num_features": 3, "input": inputs}
+    card |= {"checksum": encoder_folder.checksum(card)}
     (tmp_path / "card.json").write_text(json.dumps(card))
     config = config_of(hold(8, 32), encoder=tmp_path)
     assert config.start == str(tmp_path)

@@ -54,6 +54,7 @@ def leave(where, net=NET, section=None, seed=1, channels=1):
     inputs |= {"mean": [0.3] * channels, "std": [0.4] * channels}
     card = {"format": folder.FORMAT, "encoder": full, "num_features": 16}
     card |= {"input": inputs, "files": export_command.hashes(files)}
+    card |= {"checksum": folder.checksum(card)}
     where.mkdir(parents=True)
     (where / folder.CARD).write_text(json.dumps(card))
     (where / folder.TENSORS).write_bytes(files[folder.TENSORS])
