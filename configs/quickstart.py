@@ -47,7 +47,7 @@ def get_config():
     config.method = {"name": "er_ace"}
     config.scale_lr = False
     config.optimizer = {"name": "adam", "lr": 3e-3}
-    config.schedule = {"name": "constant"}
+    config.schedule = {"name": "cosine"}
     config.evaluators = {"predict": {"met_only": False}}
     config.evaluators.knn = {"k": 20}
     # Labels draw the embeddings of a class together: their rank may fall unwarned.
