@@ -272,7 +272,7 @@ def test_launch_commands_run_dry(words, tree, tmp_path, monkeypatch, capsys):
     for option in arguments[:cut]:
         if option.startswith("--commands="):
             (tree / option.partition("=")[2]).write_text("python -m jaxcl.main\n")
-    if script.endswith(("table.py", "sweep.py")):  # they import much
+    if script.endswith(("table.py", "sweep.py", "keep_fresh.py")):  # they import much
         monkeypatch.syspath_prepend(ROOT / "launch")
         module = config_files.load(ROOT / script)
         if script == "launch/table.py":
