@@ -11,10 +11,10 @@ import pytest
 
 from helpers import toy
 from jaxcl import schema
-from jaxcl.augment import graphs as augment_graphs
-from jaxcl.augment import images as augment_images
 from jaxcl.config import build, sections
 from jaxcl.data import imbalance, scenarios, sources
+from jaxcl.data.augment import graphs as augment_graphs
+from jaxcl.data.augment import images as augment_images
 from jaxcl.methods import online_ssl, two_view
 from jaxcl.methods.icl import ddpg
 from jaxcl.methods.online import replay

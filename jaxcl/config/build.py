@@ -12,7 +12,7 @@ from absl import logging
 from etils import epath
 
 from jaxcl import core, schema, sharding
-from jaxcl.config import budget, claim, resolved, sections
+from jaxcl.config import budget, resolved, run_config, sections
 from jaxcl.data import duplicates, storage, stream
 from jaxcl.evals import features
 from jaxcl.memory import sharded
@@ -29,8 +29,8 @@ from jaxcl.run import (
     transfer,
 )
 
-# Like those of `claim.MACHINE`, these do not change what a run on one task measures.
-ASIDE = claim.MACHINE + (
+# A run on one task measures the same whatever these are, and those of `MACHINE`.
+ASIDE = run_config.MACHINE + (
     "name",
     "regime",
     "plasticity",
@@ -92,7 +92,7 @@ def build(
     judges = raw.get("checkpoint") is not None
     raw = completed(raw)
     plain = _plain(raw)
-    claim.check(workdir, plain, claim.NOTED)  # again below, when all is known
+    run_config.check(workdir, plain, run_config.NOTED)  # again below, when all is known
     # What the machine decided is noted with the config, for it is part of what a run
     # computes: the decoder that "auto" took, and whether the images are on the device,
     # which says who crops them, so which crops there are and what a memory holds.
@@ -106,7 +106,7 @@ def build(
         noted |= _shards(plain.get("replay"), work.mesh)
     if made.stream.dataset.decoder:
         noted["decoder"] = made.stream.dataset.decoder
-    claim.directory(workdir, plain | noted, _every_option(plain, made) | noted)
+    run_config.directory(workdir, plain | noted, _every_option(plain, made) | noted)
     return made
 
 
@@ -139,10 +139,10 @@ def _precise(raw: dict, workdir=None) -> dict:
     path = None if workdir is None else epath.Path(workdir) / "config.json"
     if path is None or not path.exists():
         return raw | {"precision": sections.precision_of(raw)}
-    begun = claim.read(path)
+    begun = run_config.read(path)
     if "precision" in begun:
         return raw | {"precision": begun["precision"]}
-    return claim.without(raw, ("precision",))  # its config named none
+    return run_config.without(raw, ("precision",))  # its config named none
 
 
 def _seeds(raw, workdir):
@@ -151,7 +151,7 @@ def _seeds(raw, workdir):
         raise ValueError("config.seeds: a checkpoint is judged once; must be 1")
     whole, plain = sections.completed(raw), _plain(raw)
     top = sections.top_of(whole)
-    claim.check(workdir, plain)
+    run_config.check(workdir, plain)
 
     @functools.lru_cache(maxsize=1)  # the first is asked for again
     def make(seed):
@@ -165,7 +165,7 @@ def _seeds(raw, workdir):
     side_by_side = _side_by_side(top, first)
     own = {name: getattr(top, name) for name in ("seed", "seeds")}
     own["side_by_side"] = side_by_side
-    claim.directory(workdir, plain, _every_option(_plain(whole), first) | own)
+    run_config.directory(workdir, plain, _every_option(_plain(whole), first) | own)
     chosen = tuple(range(top.seed, top.seed + top.seeds))
     return seeds.Seeds(chosen, make, side_by_side)
 
@@ -483,7 +483,7 @@ def _alone(top, made, parts, eval_parts, workdir) -> task_alone.Alone | None:
             own = evaluation.make(judged, own_parts, workdir).judges
         return made._replace(method=method, evaluators=own)
 
-    facts = claim.without(dataclasses.asdict(top), ASIDE) | {
+    facts = run_config.without(dataclasses.asdict(top), ASIDE) | {
         "method": {"name": top.method["name"]}
         | schema.defaults(module.make, other)
         | other,

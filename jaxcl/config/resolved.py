@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxcl import core, schema
-from jaxcl.augment import graphs as augment_graphs
-from jaxcl.augment import images as augment_images
 from jaxcl.config import sections
 from jaxcl.data import scenarios, sources
+from jaxcl.data.augment import graphs as augment_graphs
+from jaxcl.data.augment import images as augment_images
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import tuning
 

@@ -14,9 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, optim, plots, schema, sharding
-from jaxcl.augment import graphs as augment_graphs
-from jaxcl.augment import images as augment_images
+from jaxcl import core, optim, schema, sharding
 from jaxcl.data import (
     imbalance,
     prefetch,
@@ -24,6 +22,9 @@ from jaxcl.data import (
     sources,
     stream,
 )
+from jaxcl.data.augment import graphs as augment_graphs
+from jaxcl.data.augment import images as augment_images
+from jaxcl.evals import plots
 from jaxcl.nets import convnext, gcn, gin, mlp, resnet, tuning, vit
 from jaxcl.run import folder, transfer
 

@@ -22,7 +22,7 @@ from etils import epath
 
 from jaxcl import schema
 from jaxcl.data import scenarios, storage
-from jaxcl.plots import canvas
+from jaxcl.evals.plots import canvas
 from jaxcl.report import numbers as numbers_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib

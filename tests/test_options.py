@@ -7,9 +7,9 @@ import pytest
 
 from helpers import toy
 from jaxcl import schema
-from jaxcl.config import build, claim, files, resolved, sections
+from jaxcl.api import options
+from jaxcl.config import build, files, resolved, run_config, sections
 from jaxcl.data import sources
-from jaxcl.front import shown
 from jaxcl.methods.two_view import bases
 
 
@@ -19,7 +19,7 @@ def raw_of(**changes):
 
 @pytest.mark.parametrize("name", sorted(set(files.names()) - {"own_images"}))
 def test_every_option_of_every_config_has_a_value(name):
-    raw, _ = shown.parse([f"--config={name}"])
+    raw, _ = options.parse([f"--config={name}"])
     values = resolved.values(raw)
     assert json.loads(json.dumps(values)) == values
 
@@ -133,7 +133,7 @@ def test_a_run_resumes_by_what_was_asked(tmp_path, caplog):
 
     def told(now, asked=asked):
         caplog.clear()
-        claim.directory(tmp_path, asked, now)
+        run_config.directory(tmp_path, asked, now)
         return [record.getMessage() for record in caplog.records]
 
     began = {"method": {"name": "er", "head": "cosine"}, "workers": 4}
