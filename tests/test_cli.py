@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import inspect
 import os
 import pathlib
 import pkgutil
@@ -196,34 +197,31 @@ def test_every_option_says_what_it_means_and_may_be(function):
     told = options.meanings(function)
     hidden = {"dtype", "scenario", "directory"}
     # Functions of bases and strategies say what theirs mean.
-    for other in schema.further_functions(function, {}):
-        hidden |= set(schema.option_of(other))
-    for name, (annotation, _) in schema.option_of(function).items():
-        if name not in hidden:
+    for name, option in schema.option_of(function).items():
+        if name not in hidden and option.function is inspect.unwrap(function):
             assert told.get(name), f"{name}: its docstring has no line for it"
-            assert schema.allowed(annotation)
+            assert schema.allowed(option.annotation)
 
 
 @pytest.mark.parametrize("name", [n for n in CONFIGS if n != "own_images"])
 def test_every_config_is_shown_as_it_is(name):
     raw, given = options.parse([f"--config={name}"])
-    found = [*options.sections_of(raw, given)]
-    assert found[0].path == "config"
-    for section in found:
-        value = raw
-        for part in section.path.split(".")[1:]:
+    found = [*options.entries(raw, given)]
+    assert found[0].option.path.count(".") == 1
+    for option, origin, meaning in found:
+        path, value = option.path, raw
+        for part in path.split(".")[1:-1]:
             value = value[part]
-        for option in section.options:
-            if option.name in value:
-                assert option.value == value[option.name]
-                assert option.origin == "config"
-            else:
-                assert option.origin == "default"
-                assert option.value is option.default
-            assert option.meaning != "no such option", option.name
-    assert {s.path.split(".")[1] for s in found[1:]} == {
-        key for key, value in raw.items() if isinstance(value, dict)
-    } - ({"evaluators"} if not raw.get("evaluators") else set())
+        if option.name in value:
+            assert (option.value, origin) == (value[option.name], "config"), path
+        else:
+            assert (option.value, origin) == (option.default, "default"), path
+        assert meaning != "no such option", path
+    inside = {
+        x.option.path.split(".")[1] for x in found if x.option.path.count(".") > 1
+    }
+    asked = {key for key, value in raw.items() if isinstance(value, dict)}
+    assert inside == asked - ({"evaluators"} if not raw.get("evaluators") else set())
 
 
 def test_what_is_shown_says_where_it_is_from(capsys):

@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl.api import inputs
-from jaxcl.config import resolved
+from jaxcl.config import options
 from jaxcl.data import in_memory, storage
 from jaxcl.evals import plots
 from jaxcl.export import command as export_command
@@ -85,7 +85,7 @@ class Result:
 
         Raises OSError if there is no resolved.json.
         """
-        saved = storage.read_object(epath.Path(self.folder) / resolved.RESOLVED)
+        saved = storage.read_object(epath.Path(self.folder) / options.RESOLVED)
         return ml_collections.ConfigDict(saved)
 
     @property

@@ -12,7 +12,8 @@ from absl import logging
 from etils import epath
 
 from jaxcl import core, schema, sharding
-from jaxcl.config import budget, resolved, run_config, sections
+from jaxcl.config import budget, run_config, sections
+from jaxcl.config import options as options_lib
 from jaxcl.data import duplicates, storage, stream
 from jaxcl.evals import features
 from jaxcl.memory import sharded
@@ -106,7 +107,9 @@ def build(
         noted |= _shards(plain.get("replay"), work.mesh)
     if made.stream.dataset.decoder:
         noted["decoder"] = made.stream.dataset.decoder
-    run_config.directory(workdir, plain | noted, _every_option(plain, made) | noted)
+    run_config.write_or_check(
+        workdir, plain | noted, _every_option(plain, made) | noted
+    )
     return made
 
 
@@ -124,9 +127,9 @@ def completed(raw: dict) -> dict:
 def _every_option(plain, made) -> dict:
     """The value of every option, those that data and devices decide included."""
     if isinstance(made, transfer.Transfer):
-        return resolved.values(plain)
+        return options_lib.values(plain)
     own = {"devices": made.mesh.size, "steps_per_call": made.steps_per_call}
-    return resolved.values(plain, made.replay) | own
+    return options_lib.values(plain, made.replay) | own
 
 
 def _precise(raw: dict, workdir=None) -> dict:
@@ -165,7 +168,7 @@ def _seeds(raw, workdir):
     side_by_side = _side_by_side(top, first)
     own = {name: getattr(top, name) for name in ("seed", "seeds")}
     own["side_by_side"] = side_by_side
-    run_config.directory(workdir, plain, _every_option(_plain(whole), first) | own)
+    run_config.write_or_check(workdir, plain, _every_option(_plain(whole), first) | own)
     chosen = tuple(range(top.seed, top.seed + top.seeds))
     return seeds.Seeds(chosen, make, side_by_side)
 
