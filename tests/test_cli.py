@@ -170,6 +170,7 @@ FUNCTIONS = {
     for function in (
         sections.Top,
         scenarios.make,
+        *(function for own in scenarios.SCENARIOS.values() for function in own),
         augment_images.make,
         augment_graphs.make,
         replay.settings,
@@ -195,7 +196,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("function", FUNCTIONS, ids=FUNCTIONS.get)
 def test_every_option_says_what_it_means_and_may_be(function):
     told = options.meanings(function)
-    hidden = {"dtype", "scenario", "directory"}
+    hidden = {"dtype", "directory"}
     # Functions of bases and strategies say what theirs mean.
     for name, option in schema.option_of(function).items():
         if name not in hidden and option.function is inspect.unwrap(function):

@@ -815,7 +815,7 @@ def graph_parts(augment=shaken, **options):
 
 @functools.cache
 def graph_task():
-    made = scenarios.make(SET, scenario="growth", growth=0.4, evaluation="none")
+    made = scenarios.make(SET, name="growth", growth=0.4, evaluation="none")
     return made.tasks[1]
 
 

@@ -44,6 +44,7 @@ FUNCTIONS = {
     "augment images": augment_images.make,
     "augment images of evaluation": augment_images.make_eval,
     "augment graphs": augment_graphs.make,
+    **{f"scenario {name}": own[0] for name, own in scenarios.SCENARIOS.items()},
     "scenario": scenarios.make,
     "imbalance": imbalance.dominated,
     "long_tail": imbalance.long_tail,
@@ -60,6 +61,8 @@ for _kind, _make, _names in (
     ("regulariser", online_ssl.make, regularisers.REGULARISERS),
 ):
     CALLS |= {f"{_kind} {x}": partial(_make, None, **{_kind: x}) for x in _names}
+CALLS |= {f"scenario {x}": partial(scenarios.make, name=x) for x in scenarios.SCENARIOS}
+CALLS["scenario"] = partial(scenarios.make, name="joint")
 
 
 class Leaf(NamedTuple):

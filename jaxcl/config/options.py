@@ -27,7 +27,6 @@ _BESIDE = {
         ("name", schema.NONE, _NAME),
         ("lr", schema.NONE, "learning rate at its peak, see config.scale_lr"),
     ),
-    "config.scenario": (("name", schema.NONE, "how the set is cut into tasks"),),
     "config.evaluators": (
         ("name", schema.NONE, "of the evaluator, where it is not the key"),
         ("last_only", False, "whether it runs after the last task alone"),

@@ -246,16 +246,10 @@ def tasks(data, scenario, seed=0, stand_in=None):
     source, data_options = schema.named(sources.SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
     scenario = ({"seed": seed} if follows_seed(scenario) else {}) | scenario
-    name = scenario.pop("name", None)
-    schema.check_value(name, scenarios.Scenario, "config.scenario.name")
-    own = ("scenario",)  # is `name`
-    given = schema.options(scenarios.make, scenario, "config.scenario", given=own)
-    scenarios.check_readers(name, given)
-    uneven = given.get("imbalance"), given.get("long_tail")
+    cut = schema.options(scenarios.make, scenario, "config.scenario")
+    uneven = cut.get("imbalance"), cut.get("long_tail")
     imbalance.options(*uneven, field="config.scenario.")
-    return lambda: scenarios.make(
-        stand_in or source(**data_options), scenario=name, **given
-    )
+    return lambda: scenarios.make(stand_in or source(**data_options), **cut)
 
 
 def parts(top: Top):
