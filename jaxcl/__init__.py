@@ -17,16 +17,16 @@ import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors, which then complete what is imported late
+    from jaxcl.api.fit import fit as fit
+    from jaxcl.api.result import Result as Result
     from jaxcl.export.encoder import load_encoder as load_encoder
-    from jaxcl.front.fitting import fit as fit
-    from jaxcl.front.result import Result as Result
 
     __version__: str
 
 __all__ = ["Result", "__version__", "fit", "load_encoder"]
 _WHERE = {
-    "Result": "jaxcl.front.result",
-    "fit": "jaxcl.front.fitting",
+    "Result": "jaxcl.api.result",
+    "fit": "jaxcl.api.fit",
     "load_encoder": "jaxcl.export.encoder",
 }
 

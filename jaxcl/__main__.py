@@ -2,7 +2,7 @@
 
 import sys
 
-from jaxcl.front import command
+from jaxcl import cli
 
 if __name__ == "__main__":
-    sys.exit(command.main())
+    sys.exit(cli.main())

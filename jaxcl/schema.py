@@ -21,7 +21,7 @@ import pkgutil
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -104,33 +104,47 @@ Layers = Annotated[int, Range(0, 1000)]
 Pixels = Annotated[int, Range(1, 2**14)]
 
 
-class _Option(NamedTuple):
-    """What a signature says of one parameter."""
+NONE = inspect.Parameter.empty  # no default, or no value
 
+
+class Option(NamedTuple):
+    """One option of a function: what it may be, and what a config makes of it."""
+
+    path: str  # "config.method.temperature"; of a signature its name
+    function: Callable | None  # whose argument it is; None: there is no such option
     annotation: Any
-    default: Any  # inspect.Parameter.empty: none
-    keyword: bool  # keyword-only
+    default: Any  # NONE: it has none
+    keyword: bool = True  # keyword-only, so that a config may set it
+    value: Any = NONE  # what is set, else the default; NONE: neither
+    asked: bool = False  # whether the config sets it
+    stands_for: Any = NONE  # the value, or what None or "auto" means here
+    meaning: str = ""  # of what the function does not take; else its docstring has it
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition(".")[2]
 
 
 @functools.cache
-def _signature(function) -> dict[str, _Option]:
-    """The parameters of a function, by name."""
+def _signature(function) -> dict[str, Option]:
+    """Read the parameters of a function, by name."""
     try:
         signature = inspect.signature(function, eval_str=True)
     except NameError:  # a user's module may import types for type checkers alone
         signature = inspect.signature(function)
+    own, only = inspect.unwrap(function), inspect.Parameter.KEYWORD_ONLY
     return {
-        name: _Option(_meant(x), x.default, x.kind is inspect.Parameter.KEYWORD_ONLY)
+        name: Option(name, own, _annotation_of(x), x.default, x.kind is only)
         for name, x in signature.parameters.items()
     }
 
 
-def _meant(parameter):
-    """The annotation; without one, the type of the default."""
+def _annotation_of(parameter):
+    """Return the annotation; without one, the type of the default."""
     annotation, default = parameter.annotation, parameter.default
-    if annotation is inspect.Parameter.empty or isinstance(annotation, str):
-        unknown = default in (None, inspect.Parameter.empty)
-        return Any if unknown else type(default)
+    if annotation is NONE or isinstance(annotation, str):
+        return Any if default in (None, NONE) else type(default)
     return annotation
 
 
@@ -147,30 +161,25 @@ class Further(NamedTuple):
     without: tuple[str, ...] = ()  # parameters of these that are no options
 
 
-def further_functions(function: Callable, given: Mapping[str, Any]) -> tuple:
-    """Functions whose keyword-only parameters are options of `function`, too.
+def option_of(
+    function: Callable, given: Mapping[str, Any] = types.MappingProxyType({})
+) -> dict[str, Option]:
+    """Read the keyword-only parameters of a function, by name.
 
     Args:
-      function: perhaps `checked` with `Further`.
-      given: options, from which it follows which functions these are.
+      function: with `Further` it has the options that follow from those `given`, too.
+      given: options that are set.
     """
+    own = {name: x for name, x in _signature(function).items() if x.keyword}
     further = getattr(function, "further", None)
     if further is None:
-        return ()
-    own = _signature(function).items()
-    standard = {name: x.default for name, x in own if x.keyword}
-    return further.functions({**standard, **given})
-
-
-def _options(function, given: Mapping[str, Any]) -> dict[str, _Option]:
-    """All options of a function, where some are given."""
-    found = {name: x for name, x in _signature(function).items() if x.keyword}
-    for other in further_functions(function, given):
-        without = function.further.without
-        for name, option in _signature(other).items():
-            if option.keyword and name not in without:
-                found.setdefault(name, option)
-    return found
+        return own
+    chosen = {name: x.default for name, x in own.items()} | dict(given)
+    for other in further.functions(chosen):
+        for name, option in option_of(other).items():
+            if name not in further.without:
+                own.setdefault(name, option)
+    return own
 
 
 def pick_options(function: Callable, options: Mapping[str, Any]) -> dict:
@@ -180,30 +189,48 @@ def pick_options(function: Callable, options: Mapping[str, Any]) -> dict:
     return {name: options[name] for name in names}
 
 
-def drop_unset(function: Callable, section: Mapping[str, Any]) -> dict:
-    """Drop options that are None, and that other options would bring with them.
-
-    So a config may hold None for a size of a base that is not the chosen one.
-    """
-    known = _options(function, section)
-    unset = [name for name in section if section[name] is None and name not in known]
-    drop = {name for name in unset if _places(function, name)}
-    return {name: value for name, value in section.items() if name not in drop}
-
-
-def may_take(function: Callable, name: str) -> bool:
-    """Whether an option is one of a function, for some values of its others."""
-    return name in _options(function, {}) or bool(_places(function, name))
-
-
 def _places(function, name) -> list[str]:
-    """What brings an option with it, as messages call it."""
+    """List what brings an option with it, as messages call it."""
     further = getattr(function, "further", None)
     places = {} if further is None or name in further.without else further.places()
+    return [place for place, other in places.items() if name in option_of(other)]
+
+
+def read(
+    function: Callable,
+    section: Mapping[str, Any],
+    field: str,
+    without: Container[str] = (),
+    beside: Mapping[str, Option] = types.MappingProxyType({}),
+) -> list[Option]:
+    """Read a section of a config: each option there is, with its value. Refuse nothing.
+
+    None for a size of a base that is not the chosen one counts as not set. An option
+    that is set and does not exist has no function.
+
+    Args:
+      function: whose keyword-only parameters are the options.
+      section: what the config sets.
+      field: the path of the section ("config.method").
+      without: parameters that the config does not set.
+      beside: further options, which the function does not take.
+    """
+    known = option_of(function, section)
+    own = {name: x for name, x in known.items() if name not in without}
+    own |= {name: x for name, x in beside.items() if name not in own}
+    for name, value in section.items():
+        unset = value is None and name not in known and _places(function, name)
+        if name not in own and not unset:
+            own[name] = Option(name, None, Any, NONE)
+    values = {name: section.get(name, option.default) for name, option in own.items()}
     return [
-        place
-        for place, other in places.items()
-        if name in _signature(other) and _signature(other)[name].keyword
+        option._replace(
+            path=f"{field}.{name}",
+            value=values[name],
+            stands_for=values[name],
+            asked=name in section,
+        )
+        for name, option in own.items()
     ]
 
 
@@ -211,21 +238,6 @@ def fill(function: Callable, options: dict, replay: core.Replay | None = None) -
     """Find what the options that follow others come to, see `checked`."""
     filler = getattr(function, "fill", None)
     return {} if filler is None else filler(options, replay)
-
-
-def option_of(
-    function: Callable, given: Mapping[str, Any] = types.MappingProxyType({})
-) -> dict[str, tuple[Any, Any]]:
-    """Keyword-only parameters of a function: name -> (annotation, default).
-
-    The default of one without is `inspect.Parameter.empty`.
-
-    Args:
-      function: with `Further` it has the options that follow from those `given`, too.
-      given: options that are set.
-    """
-    options = _options(function, given).items()
-    return {name: (x.annotation, x.default) for name, x in options}
 
 
 def allowed(annotation: Any) -> str:
@@ -265,10 +277,10 @@ def check(function, values: Mapping[str, Any], field: str) -> None:
       ValueError: naming the field, the value and what is allowed.
     """
     _check_each(_signature(function), values, field)
-    _check_each(_options(function, values), values, field)
+    _check_each(option_of(function, values), values, field)
 
 
-def _check_each(parameters: Mapping[str, _Option], values, field) -> None:
+def _check_each(parameters: Mapping[str, Option], values, field) -> None:
     for name, option in parameters.items():
         if name in values and not (values[name] is None is option.default):
             check_value(values[name], option.annotation, f"{field}.{name}", option)
@@ -308,7 +320,7 @@ def checked(
     return decorate
 
 
-def check_value(value, annotation, field: str, option: _Option | None = None) -> None:
+def check_value(value, annotation, field: str, option: Option | None = None) -> None:
     """Refuse a value that an annotation does not allow.
 
     Args:
@@ -329,8 +341,8 @@ def check_value(value, annotation, field: str, option: _Option | None = None) ->
             if mixed and _plain(kind) is Literal and value not in typing.get_args(kind):
                 break
             return _check_kind(value, kind, field)
-    default = option.default if option else inspect.Parameter.empty
-    said = "" if default is inspect.Parameter.empty else f"; default {default!r}"
+    default = option.default if option else NONE
+    said = "" if default is NONE else f"; default {default!r}"
     names = " or ".join(dict.fromkeys(map(_name, kinds)))
     raise ValueError(f"{field}={value!r}: must be {names}{said}")
 
@@ -439,42 +451,39 @@ def options(function, section, field: str, given=()) -> dict:
     section = dict(section.items())
     if getattr(function, "further", None) is not None:
         _check_each(_signature(function), section, field)  # others follow from these
-    chosen = drop_unset(function, section)
-    parameters = {
-        name: option
-        for name, option in _options(function, chosen).items()
-        if name not in given
-    }
-    for key in chosen:
-        if key not in parameters:
-            if places := _places(function, key):
-                raise ValueError(
-                    f"{field}.{key}={chosen[key]!r}: an option of "
-                    f"{' and '.join(places)}, which {field} does not choose; leave it "
-                    "out"
-                )
-            near = difflib.get_close_matches(key, parameters, n=3)
-            hint = f"did you mean {' or '.join(near)}? " if near else ""
-            raise ValueError(
-                f"{field}.{key}: no such option; {hint}"
-                f"allowed are {', '.join(sorted(parameters)) or 'none'}"
-            )
-    check(function, chosen, field)
-    for name, option in parameters.items():
-        if option.default is inspect.Parameter.empty and name not in chosen:
-            raise ValueError(f"{field}.{name}: missing, and it has no default")
-    return chosen
+    options = read(function, section, field, without=given)
+    known = [option.name for option in options if option.function]
+    for option in options:
+        if option.function is None:
+            _refuse_unknown(function, option, known, field)
+    check(function, section, field)
+    for option in options:
+        if option.value is NONE:
+            raise ValueError(f"{option.path}: missing, and it has no default")
+    return {option.name: option.value for option in options if option.asked}
+
+
+def _refuse_unknown(function, option, known, field):
+    """Raise an error about an option that does not exist, with the nearest ones."""
+    if places := _places(function, option.name):
+        raise ValueError(
+            f"{option.path}={option.value!r}: an option of {' and '.join(places)}, "
+            f"which {field} does not choose; leave it out"
+        )
+    near = difflib.get_close_matches(option.name, known, n=3)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise ValueError(
+        f"{option.path}: no such option; {hint}"
+        f"allowed are {', '.join(sorted(known)) or 'none'}"
+    )
 
 
 def defaults(
     function: Callable, given: Mapping[str, Any] = types.MappingProxyType({})
 ) -> dict:
     """The keyword-only parameters that have a default, with it; see `option_of`."""
-    return {
-        name: option.default
-        for name, option in _options(function, given).items()
-        if option.default is not inspect.Parameter.empty
-    }
+    options = option_of(function, given).items()
+    return {name: x.default for name, x in options if x.default is not NONE}
 
 
 def named(choices: dict, section, field: str):
@@ -598,13 +607,26 @@ def method(name: str):
     return module("jaxcl.methods", name, "config.method.name")
 
 
-def differences(old: dict, new: dict, field="config") -> list[str]:
-    """The fields in which two configs differ, as "field: old -> new"."""
-    found = []
-    for key in sorted(set(old) | set(new)):
-        a, b, name = old.get(key, "absent"), new.get(key, "absent"), f"{field}.{key}"
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += differences(a, b, name)
-        elif a != b:
-            found.append(f"{name}: {a!r} -> {b!r}")
-    return found
+def flat(config: Mapping, path: str = "config") -> dict[str, Any]:
+    """Flatten a config: path of each option -> its value.
+
+    An empty section counts as a value, and so does a list.
+    """
+    fields: dict[str, Any] = {}
+    for key, value in config.items():
+        inside = isinstance(value, Mapping) and value
+        fields |= flat(value, f"{path}.{key}") if inside else {f"{path}.{key}": value}
+    return fields
+
+
+def differences(old: Mapping, new: Mapping) -> list[str]:
+    """List the options in which two configs differ, as "path: old -> new"."""
+    old, new = flat(old), flat(new)
+    pairs = {
+        path: (old.get(path, NONE), new.get(path, NONE)) for path in {**old, **new}
+    }
+    return [
+        f"{path}: {' -> '.join('absent' if x is NONE else repr(x) for x in pair)}"
+        for path, pair in sorted(pairs.items())
+        if pair[0] != pair[1]
+    ]

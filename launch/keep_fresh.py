@@ -24,7 +24,7 @@ from typing import NamedTuple
 import sweep
 
 from jaxcl.data import storage
-from jaxcl.plots import canvas
+from jaxcl.evals.plots import canvas
 from jaxcl.report import numbers
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib

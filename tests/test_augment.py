@@ -11,8 +11,8 @@ from matplotlib import colors
 from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
 
-from jaxcl.augment import crops
-from jaxcl.augment import images as augment_images
+from jaxcl.data.augment import crops
+from jaxcl.data.augment import images as augment_images
 
 PLAIN = dict(mean=(0.0,), std=(1.0,))
 OFF = dict(jitter_probability=0.0, grayscale=0.0, flip=0.0, **PLAIN)

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from helpers import graph_sets
-from jaxcl.augment import graphs as augment_graphs
 from jaxcl.data import graphs
+from jaxcl.data.augment import graphs as augment_graphs
 
 COMPLETE = [(a, b) for a in range(20) for b in range(a)]
 

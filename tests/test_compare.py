@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from helpers import run_directories
-from jaxcl import plots
-from jaxcl.report import alike, compare
+from jaxcl.evals import plots
+from jaxcl.report import comparability, compare
 from jaxcl.run import results as results_lib
 from jaxcl.run import seeds
 
@@ -252,20 +252,20 @@ def test_judges_that_several_runs_have_and_defaults_are_compared():
     def of(evaluators, resolved=None):
         asked = {"data": DATA, "evaluators": evaluators}
         every = asked | {"evaluators": resolved}
-        return alike.Configs(asked, None if resolved is None else every)
+        return comparability.Configs(asked, None if resolved is None else every)
 
     knn = {"knn": {"train_on": "all", "k": 20}}
     a, b = of({"knn": {}, "linear": {"lr": 1}}), of({"knn": {"train_on": "all"}})
     field = 'config.evaluators.knn.train_on: not set (a), "all" (b)'
-    assert alike.differences({"a": a, "b": b}) == [field]
+    assert comparability.differences({"a": a, "b": b}) == [field]
     both = {"a": of({"knn": {}}, knn), "b": of(knn, knn)}
-    assert alike.differences(both) == []  # what is not set is the default
-    old = alike.Configs(a.asked, None)
-    assert alike.differences({"a": old, "b": both["b"]})[-1] == field
+    assert comparability.differences(both) == []  # what is not set is the default
+    old = comparability.Configs(a.asked, None)
+    assert comparability.differences({"a": old, "b": both["b"]})[-1] == field
     other = of(knn, {"knn": {"train_on": "all", "k": 5}})
-    (field,) = alike.differences({**both, "c": other})
+    (field,) = comparability.differences({**both, "c": other})
     assert field == "config.evaluators.knn.k: 20 (a, b), 5 (c)"
-    assert alike.differences({"a": a, "b": alike.Configs()}) == []
+    assert comparability.differences({"a": a, "b": comparability.Configs()}) == []
 
 
 def test_refuses_what_is_no_run(runs, capsys):

@@ -197,7 +197,7 @@ def test_what_cannot_be_gone_on_from_is_refused(rows, tmp_path):
 def test_growth_cuts_by_the_seed(tmp_path):
     data = toys.rings_and_trees(count=41)
     old, new = scenarios.make(
-        data, scenario="growth", growth=0.3, seed=5, evaluation="none"
+        data, name="growth", growth=0.3, seed=5, evaluation="none"
     ).tasks
     order = np.random.default_rng(5).permutation(41)
     assert old.train.rows.tolist() == order[:29].tolist()
@@ -217,9 +217,9 @@ def test_growth_cuts_by_the_seed(tmp_path):
         assert work.stream.tasks[0].train.rows.tolist() == want[:half].tolist()
     for wrong, said in ((0.0, "growth=0.0"), (1.0, "growth=1.0")):
         with pytest.raises(ValueError, match=said):
-            scenarios.make(data, scenario="growth", growth=wrong, evaluation="none")
+            scenarios.make(data, name="growth", growth=wrong, evaluation="none")
     with pytest.raises(ValueError, match="num_tasks = 3: scenario 'growth' has 2"):
-        scenarios.make(data, scenario="growth", num_tasks=3, evaluation="none")
+        scenarios.make(data, name="growth", num_tasks=3, evaluation="none")
 
 
 def test_graph_batches_are_the_rows_of_the_plan():

@@ -18,11 +18,10 @@ from absl import flags
 from PIL import Image
 
 from helpers import config_files, pages, run_directories
-from jaxcl import estimate
+from jaxcl import cli, estimate
 from jaxcl.config import files, sections
 from jaxcl.data import convert, fetch, from_arrays, sources
 from jaxcl.export import command as export_command
-from jaxcl.front import command as front
 from jaxcl.report import compare, speedup
 from jaxcl.update import command as update_command
 
@@ -102,7 +101,7 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
     monkeypatch.chdir(tree)
     started = []
     monkeypatch.setattr(
-        front.runpy, "run_module", lambda module, **_: started.append(module)
+        cli.runpy, "run_module", lambda module, **_: started.append(module)
     )
     monkeypatch.setattr(sys, "argv", ["jaxcl"])
     if words[0] in ("compare", "speedup"):
@@ -110,7 +109,7 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
             words[1:]
         )
         return
-    assert front.main(words) == 0
+    assert cli.main(words) == 0
     if words[0] in ("list", "options"):
         assert capsys.readouterr().out.count("\n") > 10
         return

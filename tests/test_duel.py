@@ -18,7 +18,7 @@ import pytest
 
 from helpers import duel_twin, twins
 from jaxcl import core, estimate, optim, sharding
-from jaxcl.augment import images as augment_images
+from jaxcl.data.augment import images as augment_images
 from jaxcl.memory import buffer, duel, policies
 from jaxcl.methods import duel as method_lib
 from jaxcl.methods.duel import active_memory

@@ -22,9 +22,9 @@ import jaxcl
 import test_methods
 from helpers import pages, run_directories, toy
 from jaxcl import core, sharding
-from jaxcl.augment import images as augment_images
 from jaxcl.config import build
 from jaxcl.data import graphs, prefetch, stream, toys
+from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder, torch_resnet

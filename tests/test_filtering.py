@@ -10,8 +10,8 @@ import pytest
 
 from helpers import duel_twin, eval_toy, toy
 from jaxcl import core, optim, sharding
-from jaxcl.augment.images import make_eval
 from jaxcl.data import stream
+from jaxcl.data.augment.images import make_eval
 from jaxcl.evals import filtering, spread
 from jaxcl.methods import duel, two_view
 from jaxcl.methods.two_view import head as head_lib

@@ -16,8 +16,9 @@ from sklearn import datasets
 
 import jaxcl
 from helpers import config_files, toy
+from jaxcl.api import fit as fitting
+from jaxcl.api import inputs, result
 from jaxcl.config import build, own_images
-from jaxcl.front import fitting, given, result
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
@@ -232,9 +233,9 @@ def test_an_update_is_kept_or_rolled_back(fitted, tmp_path):
 
 
 def test_arrays_are_kept_no_longer_than_their_result(fitted, tmp_path):
-    read = given.read(PIXELS[:20], name="short")
+    read = inputs.read(PIXELS[:20], name="short")
     section = read.section
-    assert given.read(PIXELS[:20], name="short").section == section
+    assert inputs.read(PIXELS[:20], name="short").section == section
     del read
     gc.collect()
     with pytest.raises(ValueError, match="set='short'"):
@@ -470,7 +471,7 @@ def test_pil_images_are_read_as_the_pictures_that_they_are():
         ([grey, grey.convert("RGB")] * 2, ramp[..., None].repeat(3, -1)),
     ]
     for images, want in cases:
-        read = given.read(images, name="images")
+        read = inputs.read(images, name="images")
         np.testing.assert_array_equal(read.held[0].examples.images, [want] * 4)
 
 

@@ -13,7 +13,7 @@ from scipy import optimize
 
 from helpers import online_toy
 from jaxcl import core, optim
-from jaxcl.augment import images as augment_images
+from jaxcl.data.augment import images as augment_images
 from jaxcl.methods import agem, gem, online
 from jaxcl.methods.online import replay
 from jaxcl.nets import resnet

@@ -17,8 +17,8 @@ from jax import flatten_util
 
 from helpers import twins
 from jaxcl import core, optim
-from jaxcl.augment import graphs as augment_graphs
 from jaxcl.data import graph_batches, graphs, scenarios, stream, toys
+from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.losses import incremental
 from jaxcl.methods import icl
 from jaxcl.methods.icl import orders
@@ -815,7 +815,7 @@ def graph_parts(augment=shaken, **options):
 
 @functools.cache
 def graph_task():
-    made = scenarios.make(SET, scenario="growth", growth=0.4, evaluation="none")
+    made = scenarios.make(SET, name="growth", growth=0.4, evaluation="none")
     return made.tasks[1]
 
 

@@ -23,7 +23,7 @@ def uneven(sizes=(30, 4, 50, 16), domains=1):
 
 
 def made(data, *, name="joint", **options):
-    return scenarios.make(data, scenario=name, **options)
+    return scenarios.make(data, name=name, **options)
 
 
 def planned(task, *, seed=0, epochs=1, batch_size=10):

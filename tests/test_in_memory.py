@@ -104,7 +104,7 @@ def test_images_of_one_set_are_judged_by_all_of_another():
     assert data.class_names == ("x", "y") and data.domain_names == ("0", "1")
     assert (data.train.label == -1).all() and len(data.train.label) == 20
     np.testing.assert_array_equal(data.test.label, [0, 1] * 4)
-    tasks = scenarios.make(data, scenario="domain").tasks
+    tasks = scenarios.make(data, name="domain").tasks
     assert [len(task.train.rows) for task in tasks] == [10, 10]
     assert [len(task.test) for task in tasks] == [8, 8]  # each on all of them
     with pytest.raises(ValueError, match=r"config\.data\.test"):

@@ -72,14 +72,14 @@ def test_others_are_read_row_by_row(sets):
 def test_the_next_task_is_the_last_set(sets):
     root, *_ = sets
     data = read(root, "a.npz", "b.npz")
-    made = scenarios.make(data, scenario="after", num_tasks=4, evaluation="none")
+    made = scenarios.make(data, name="after", num_tasks=4, evaluation="none")
     *before, task = made.tasks
     assert [t.index for t in made.tasks] == [0, 1, 2, 3] and task.name == "b"
     assert task.train.rows.tolist() == [6, 7, 8, 9]
     assert task.earlier.tolist() == [0, 1, 2, 3, 4, 5] and len(before) == 3
     alone = scenarios.make(
         from_arrays.npz(path=str(root / "c.npz")),
-        scenario="after",
+        name="after",
         num_tasks=2,
         evaluation="none",
     )
@@ -87,7 +87,7 @@ def test_the_next_task_is_the_last_set(sets):
     assert len(alone.tasks[1].earlier) == 0
     for wrong in (1, None):
         with pytest.raises(ValueError, match=r"num_tasks = .*'after'"):
-            scenarios.make(data, scenario="after", num_tasks=wrong, evaluation="none")
+            scenarios.make(data, name="after", num_tasks=wrong, evaluation="none")
 
 
 def test_results_of_a_run_make_room_for_another_task():

@@ -12,7 +12,7 @@ import types
 import pytest
 
 from helpers import config_files
-from jaxcl.config import claim, command
+from jaxcl.config import command, run_config
 from jaxcl.run import finish, lock, train
 from jaxcl.update import command as update_command
 
@@ -188,7 +188,7 @@ def test_what_writes_to_a_directory_asks_for_its_lock(tmp_path):
 
     nothing = types.SimpleNamespace(workdir=held(tmp_path / "updates") / "0001")
     for use in (
-        lambda: claim.directory(held(tmp_path / "config"), {}),
+        lambda: run_config.write_or_check(held(tmp_path / "config"), {}),
         lambda: train.run(None, held(tmp_path / "run")),
         lambda: finish.run(None, held(tmp_path / "run")),
         lambda: update_command.carry_out(nothing),

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from jaxcl import schema
-from jaxcl.config import build, claim
+from jaxcl.config import build, run_config
 from jaxcl.data import storage
 from jaxcl.run import loggers, record
 from jaxcl.run import rows as rows_lib
@@ -93,7 +93,7 @@ def test_a_config_may_name_them(monkeypatch):
     assert [make.__module__ for make in options["loggers"]] == [
         "jaxcl.run.loggers.wandb"
     ]
-    assert "loggers" in claim.MACHINE  # a resumed run may have others
+    assert "loggers" in run_config.MACHINE  # a resumed run may have others
 
 
 class FakeBoard(types.ModuleType):

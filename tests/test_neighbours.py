@@ -6,8 +6,7 @@ import pytest
 from PIL import Image
 
 from helpers import eval_toy
-from jaxcl import plots
-from jaxcl.evals import neighbours
+from jaxcl.evals import neighbours, plots
 
 
 def brute_force(features, query, k):

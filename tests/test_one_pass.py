@@ -88,7 +88,7 @@ def test_recurrence_is_the_chance_of_each_class():
 
 
 def made(name, **options):
-    return scenarios.make(toys.digits(), scenario=name, **options)
+    return scenarios.make(toys.digits(), name=name, **options)
 
 
 def test_a_blurry_scenario_is_one_sequence_in_slices():

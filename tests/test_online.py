@@ -11,7 +11,7 @@ import pytest
 
 from helpers import online_toy, tiny, toy
 from jaxcl import core, optim, sharding
-from jaxcl.augment import images as augment_images
+from jaxcl.data.augment import images as augment_images
 from jaxcl.methods import er, er_ace, er_aml, finetune, online
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import resnet

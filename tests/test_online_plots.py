@@ -5,8 +5,7 @@ import types
 import numpy as np
 
 from helpers import toy
-from jaxcl import plots
-from jaxcl.evals import memory, spread
+from jaxcl.evals import memory, plots, spread
 from jaxcl.run import finish
 from jaxcl.run import rows as rows_lib
 

@@ -8,9 +8,9 @@ from IPython.core import formatters
 from PIL import Image
 
 from helpers import toy
-from jaxcl import plots
 from jaxcl.config import build
-from jaxcl.plots import methods
+from jaxcl.evals import plots
+from jaxcl.evals.plots import methods
 from jaxcl.run import finish
 
 MATRIX = np.where(np.tri(3) > 0, np.linspace(0, 1, 9).reshape(3, 3), np.nan)

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 from tensorboardX.proto import event_pb2
 
-from jaxcl import plots
 from jaxcl.data import storage
-from jaxcl.plots import canvas
+from jaxcl.evals import plots
+from jaxcl.evals.plots import canvas
 from jaxcl.run import finish, record
 from jaxcl.run import progress as progress_lib
 from jaxcl.run import results as results_lib

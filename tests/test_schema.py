@@ -11,10 +11,10 @@ import pytest
 
 from helpers import toy
 from jaxcl import schema
-from jaxcl.augment import graphs as augment_graphs
-from jaxcl.augment import images as augment_images
 from jaxcl.config import build, sections
 from jaxcl.data import imbalance, scenarios, sources
+from jaxcl.data.augment import graphs as augment_graphs
+from jaxcl.data.augment import images as augment_images
 from jaxcl.methods import online_ssl, two_view
 from jaxcl.methods.icl import ddpg
 from jaxcl.methods.online import replay
@@ -44,6 +44,7 @@ FUNCTIONS = {
     "augment images": augment_images.make,
     "augment images of evaluation": augment_images.make_eval,
     "augment graphs": augment_graphs.make,
+    **{f"scenario {name}": own[0] for name, own in scenarios.SCENARIOS.items()},
     "scenario": scenarios.make,
     "imbalance": imbalance.dominated,
     "long_tail": imbalance.long_tail,
@@ -60,6 +61,8 @@ for _kind, _make, _names in (
     ("regulariser", online_ssl.make, regularisers.REGULARISERS),
 ):
     CALLS |= {f"{_kind} {x}": partial(_make, None, **{_kind: x}) for x in _names}
+CALLS |= {f"scenario {x}": partial(scenarios.make, name=x) for x in scenarios.SCENARIOS}
+CALLS["scenario"] = partial(scenarios.make, name="joint")
 
 
 class Leaf(NamedTuple):

@@ -7,7 +7,7 @@ import pytest
 
 from helpers import toy
 from jaxcl import core
-from jaxcl.config import claim
+from jaxcl.config import run_config
 from jaxcl.run import finish, job, lock, metrics_log, train
 from jaxcl.run import rows as rows_lib
 from jaxcl.update import lineage
@@ -159,7 +159,7 @@ def test_a_damaged_config_is_named_and_nothing_is_advised_away(tmp_path, text, w
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=words) as told:
-        claim.directory(tmp_path, {"batch_size": 4})
+        run_config.write_or_check(tmp_path, {"batch_size": 4})
     assert str(path) in str(told.value) and "may be whole" in str(told.value)
     assert path.read_text() == text and [p.name for p in tmp_path.iterdir()] == [
         "config.json"

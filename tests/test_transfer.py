@@ -72,7 +72,7 @@ def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, ca
     assert run_directories.contents(run) == before
     work = toy.job(tmp_path / "like", tasks=1, **STRATEGY)
     saved = toy.saved(work, run)
-    cut = scenarios.make(toys.digits(validation=0.3), scenario="joint", num_tasks=None)
+    cut = scenarios.make(toys.digits(validation=0.3), name="joint", num_tasks=None)
     parts = core.EvalParts(
         embed=work.method.embed,
         stream=cut,

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from helpers import eval_toy, twins
-from jaxcl.augment import images as augment_images
 from jaxcl.data import stream
+from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import uniformity
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from helpers import eval_toy, memory_toy, toy
 from jaxcl import sharding
-from jaxcl.augment import images as augment_images
 from jaxcl.data import stream
+from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import head as head_lib
 from jaxcl.evals import tsne
 from jaxcl.methods import er, two_view

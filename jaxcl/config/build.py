@@ -12,7 +12,8 @@ from absl import logging
 from etils import epath
 
 from jaxcl import core, schema, sharding
-from jaxcl.config import budget, claim, resolved, sections
+from jaxcl.config import budget, run_config, sections
+from jaxcl.config import options as options_lib
 from jaxcl.data import duplicates, storage, stream
 from jaxcl.evals import features
 from jaxcl.memory import sharded
@@ -29,8 +30,8 @@ from jaxcl.run import (
     transfer,
 )
 
-# Like those of `claim.MACHINE`, these do not change what a run on one task measures.
-ASIDE = claim.MACHINE + (
+# A run on one task measures the same whatever these are, and those of `MACHINE`.
+ASIDE = run_config.MACHINE + (
     "name",
     "regime",
     "plasticity",
@@ -92,7 +93,7 @@ def build(
     judges = raw.get("checkpoint") is not None
     raw = completed(raw)
     plain = _plain(raw)
-    claim.check(workdir, plain, claim.NOTED)  # again below, when all is known
+    run_config.check(workdir, plain, run_config.NOTED)  # again below, when all is known
     # What the machine decided is noted with the config, for it is part of what a run
     # computes: the decoder that "auto" took, and whether the images are on the device,
     # which says who crops them, so which crops there are and what a memory holds.
@@ -106,7 +107,9 @@ def build(
         noted |= _shards(plain.get("replay"), work.mesh)
     if made.stream.dataset.decoder:
         noted["decoder"] = made.stream.dataset.decoder
-    claim.directory(workdir, plain | noted, _every_option(plain, made) | noted)
+    run_config.write_or_check(
+        workdir, plain | noted, _every_option(plain, made) | noted
+    )
     return made
 
 
@@ -124,9 +127,9 @@ def completed(raw: dict) -> dict:
 def _every_option(plain, made) -> dict:
     """The value of every option, those that data and devices decide included."""
     if isinstance(made, transfer.Transfer):
-        return resolved.values(plain)
+        return options_lib.values(plain)
     own = {"devices": made.mesh.size, "steps_per_call": made.steps_per_call}
-    return resolved.values(plain, made.replay) | own
+    return options_lib.values(plain, made.replay) | own
 
 
 def _precise(raw: dict, workdir=None) -> dict:
@@ -139,10 +142,10 @@ def _precise(raw: dict, workdir=None) -> dict:
     path = None if workdir is None else epath.Path(workdir) / "config.json"
     if path is None or not path.exists():
         return raw | {"precision": sections.precision_of(raw)}
-    begun = claim.read(path)
+    begun = run_config.read(path)
     if "precision" in begun:
         return raw | {"precision": begun["precision"]}
-    return claim.without(raw, ("precision",))  # its config named none
+    return run_config.without(raw, ("precision",))  # its config named none
 
 
 def _seeds(raw, workdir):
@@ -151,7 +154,7 @@ def _seeds(raw, workdir):
         raise ValueError("config.seeds: a checkpoint is judged once; must be 1")
     whole, plain = sections.completed(raw), _plain(raw)
     top = sections.top_of(whole)
-    claim.check(workdir, plain)
+    run_config.check(workdir, plain)
 
     @functools.lru_cache(maxsize=1)  # the first is asked for again
     def make(seed):
@@ -165,7 +168,7 @@ def _seeds(raw, workdir):
     side_by_side = _side_by_side(top, first)
     own = {name: getattr(top, name) for name in ("seed", "seeds")}
     own["side_by_side"] = side_by_side
-    claim.directory(workdir, plain, _every_option(_plain(whole), first) | own)
+    run_config.write_or_check(workdir, plain, _every_option(_plain(whole), first) | own)
     chosen = tuple(range(top.seed, top.seed + top.seeds))
     return seeds.Seeds(chosen, make, side_by_side)
 
@@ -483,7 +486,7 @@ def _alone(top, made, parts, eval_parts, workdir) -> task_alone.Alone | None:
             own = evaluation.make(judged, own_parts, workdir).judges
         return made._replace(method=method, evaluators=own)
 
-    facts = claim.without(dataclasses.asdict(top), ASIDE) | {
+    facts = run_config.without(dataclasses.asdict(top), ASIDE) | {
         "method": {"name": top.method["name"]}
         | schema.defaults(module.make, other)
         | other,

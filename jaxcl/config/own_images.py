@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxcl import core, schema
 from jaxcl.config import recipe
-from jaxcl.data import files, scenarios, sources, storage, stream
+from jaxcl.data import files, sources, storage, stream
 from jaxcl.run import folder
 
 # base -> learning rate at batch 256 and weight decay under LARS
@@ -146,7 +146,7 @@ def config(
     *,
     encoder: str | os.PathLike | Mapping[str, Any] = "resnet18",
     size: int | None = None,
-    scenario: scenarios.Scenario = "data",
+    scenario: str = "data",
     num_tasks: int = TASKS,
     by_strategy: bool = True,
 ) -> ml_collections.ConfigDict:

@@ -8,15 +8,14 @@ default, is an error before anything is read. Only `build` calls these.
 import dataclasses
 import functools
 import inspect
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, optim, plots, schema, sharding
-from jaxcl.augment import graphs as augment_graphs
-from jaxcl.augment import images as augment_images
+from jaxcl import core, optim, schema, sharding
 from jaxcl.data import (
     imbalance,
     prefetch,
@@ -24,6 +23,10 @@ from jaxcl.data import (
     sources,
     stream,
 )
+from jaxcl.data.augment import graphs as augment_graphs
+from jaxcl.data.augment import images as augment_images
+from jaxcl.evals import plots
+from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import convnext, gcn, gin, mlp, resnet, tuning, vit
 from jaxcl.run import folder, transfer
 
@@ -44,6 +47,12 @@ SCHEDULES = {
     "constant": optim.constant,
     "step_decay": optim.step_decay,
     "ramped_cosine": optim.ramped_cosine,
+}
+CHOICES = {
+    "data": sources.SOURCES,
+    "encoder": ENCODERS,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
 }
 
 # A run directory is named by it.
@@ -177,6 +186,32 @@ def check_graphs(top: Top, train: stream.Examples | None = None) -> None:
         )
 
 
+def function_of(path: str, section) -> Callable:
+    """Find the function whose arguments a section of a config has.
+
+    Args:
+      path: of the section, "config.data" or deeper.
+      section: ConfigDict or dict.
+
+    Raises:
+      ValueError: the section names a function that does not exist.
+    """
+    _, name, *inside = path.split(".")
+    if name in CHOICES:
+        return schema.named(CHOICES[name], section, path)[0]
+    if name == "method":
+        return schema.method(section.get("name")).make
+    if name == "evaluators":
+        kind = section.get("name", inside[0])
+        return schema.module("jaxcl.evals", kind, f"{path}.name").make
+    if name == "augment" and inside:
+        return augment_images.local
+    graphs = section.get("name") == "graphs"
+    plain = {"augment": augment_graphs.make if graphs else augment_images.make}
+    plain |= {"scenario": scenarios.make, "replay": replay_lib.settings}
+    return (plain | {"tuning": tuning.settings})[name]
+
+
 def follows_seed(scenario: dict) -> bool:
     """Whether the run's seed cuts the tasks, because the scenario has none of its own.
 
@@ -187,6 +222,11 @@ def follows_seed(scenario: dict) -> bool:
     drawn = ("growth", "permuted", "rotated", "recurring", "blurry")
     cut = {"class": released} | dict.fromkeys(drawn, True)
     return cut.get(scenario.get("name"), False) and "seed" not in scenario
+
+
+def scenario_seed(raw: Mapping) -> dict:
+    """Return the option `seed` of the scenario, where the run's seed stands for it."""
+    return {"seed": raw.get("seed", 0)} if follows_seed(raw["scenario"]) else {}
 
 
 def tasks(data, scenario, seed=0, stand_in=None):
@@ -206,16 +246,10 @@ def tasks(data, scenario, seed=0, stand_in=None):
     source, data_options = schema.named(sources.SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
     scenario = ({"seed": seed} if follows_seed(scenario) else {}) | scenario
-    name = scenario.pop("name", None)
-    schema.check_value(name, scenarios.Scenario, "config.scenario.name")
-    own = ("scenario",)  # is `name`
-    given = schema.options(scenarios.make, scenario, "config.scenario", given=own)
-    scenarios.check_readers(name, given)
-    uneven = given.get("imbalance"), given.get("long_tail")
+    cut = schema.options(scenarios.make, scenario, "config.scenario")
+    uneven = cut.get("imbalance"), cut.get("long_tail")
     imbalance.options(*uneven, field="config.scenario.")
-    return lambda: scenarios.make(
-        stand_in or source(**data_options), scenario=name, **given
-    )
+    return lambda: scenarios.make(stand_in or source(**data_options), **cut)
 
 
 def parts(top: Top):

@@ -186,19 +186,26 @@ def _restricted(tasks, label, kept) -> list[stream.Task]:
     return restricted
 
 
-def applied(
+def make_uneven(
     dataset: stream.Dataset,
     tasks: Sequence[stream.Task],
-    imbalance: dict | None,
-    tail: dict | None,
+    *,
+    imbalance: dict | None = None,
+    long_tail: dict | None = None,
 ) -> Sequence[stream.Task]:
-    """The tasks, changed by the options `imbalance` and `long_tail` of a scenario.
+    """Make the classes of tasks uneven.
 
     The tail is cut first; the dominated stream draws from the rows it keeps.
 
+    Args:
+      dataset: of the tasks.
+      tasks: of a scenario.
+      imbalance, long_tail: options of `dominated` and of `long_tail`; None leaves the
+        classes as they are.
+
     Raises ValueError as `dominated` and `long_tail`, and for rows without a label.
     """
-    imbalance, tail = options(imbalance, tail)
+    imbalance, tail = options(imbalance, long_tail)
     label = dataset.train.label
     for name, section in (("imbalance", imbalance), ("long_tail", tail)):
         if section is not None and (label < 0).any():
@@ -207,11 +214,16 @@ def applied(
                 f"of {dataset.name} have none"
             )
     if tail is not None:
-        kept = long_tail(label, dataset.class_names, **tail)
-        tasks = _restricted(tasks, label, kept)
+        tasks = _with_tail(dataset, tasks, tail)
     if imbalance is not None:
         tasks = dominated(tasks, dataset.class_names, **imbalance)
     return tasks
+
+
+def _with_tail(dataset, tasks, section):
+    """Keep the rows of tasks that `long_tail` keeps."""
+    label = dataset.train.label
+    return _restricted(tasks, label, long_tail(label, dataset.class_names, **section))
 
 
 def options(

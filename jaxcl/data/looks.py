@@ -7,13 +7,14 @@ Buzzega et al., "Dark Experience for General Continual Learning", NeurIPS 2020.
 """
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from jaxcl.data import stream
 
 Look = Literal["permuted", "rotated"]
+LOOKS = get_args(Look)
 MOST_BYTES = 8 << 30  # of a split in all looks, which lies in memory
 
 

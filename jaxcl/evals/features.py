@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, sharding
-from jaxcl.augment import images as augment_images
 from jaxcl.data import graph_batches, prefetch, stream
+from jaxcl.data.augment import images as augment_images
 
 # Of the encoder, or what the loss compares.
 Features = Literal["embedding", "projection"]

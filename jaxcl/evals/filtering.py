@@ -24,9 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jaxcl import core, metrics, plots, schema, sharding
+from jaxcl import core, metrics, schema, sharding
 from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
+from jaxcl.evals import plots
 from jaxcl.memory import duel
 
 LAST_ONLY = True  # unless the entry of the config says otherwise, see run/evaluation.py

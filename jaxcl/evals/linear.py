@@ -37,9 +37,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, schema, sharding
-from jaxcl.augment import crops
-from jaxcl.augment import images as augment_images
 from jaxcl.data import prefetch, splits, stream
+from jaxcl.data.augment import crops
+from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features as features_lib
 from jaxcl.evals import head as head_lib
 

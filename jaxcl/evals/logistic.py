@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcl import core, schema, sharding
-from jaxcl.augment import images as augment_images
+from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features as features_lib
 
 

@@ -14,8 +14,9 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import core, plots, schema
+from jaxcl import core, schema
 from jaxcl.evals import features as features_lib
+from jaxcl.evals import plots
 
 LAST_ONLY = True  # unless the entry of the config says otherwise, see run/evaluation.py
 

@@ -19,8 +19,9 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import core, metrics, plots, schema, sharding
+from jaxcl import core, metrics, schema, sharding
 from jaxcl.evals import features as features_lib
+from jaxcl.evals import plots
 
 _CLASS = re.compile(r"(.+)/(intra|inter)_(\d+)")
 

@@ -19,9 +19,10 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import core, plots, schema, sharding
+from jaxcl import core, schema, sharding
 from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
+from jaxcl.evals import plots
 
 LAST_ONLY = True  # unless the entry of the config says otherwise, see run/evaluation.py
 _FEWEST = 5  # points of a picture

@@ -26,9 +26,9 @@ from etils import epath
 from safetensors import numpy as tensors
 
 from jaxcl import schema, sharding
-from jaxcl.augment import images as augment_images
 from jaxcl.config import sections
 from jaxcl.data import storage, stream
+from jaxcl.data.augment import images as augment_images
 from jaxcl.export import encoder, torch_convnext, torch_resnet, torch_vit
 from jaxcl.nets import tuning
 from jaxcl.run import folder as folder_lib

@@ -18,11 +18,11 @@ from etils import epath
 from PIL import Image
 
 from jaxcl import core, schema
-from jaxcl.augment import images as augment_images
 from jaxcl.config import sections
 from jaxcl.data import files as files_lib
 from jaxcl.data import graphs as graphs_lib
 from jaxcl.data import prefetch
+from jaxcl.data.augment import images as augment_images
 from jaxcl.run import folder as folder_lib
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from jaxcl.plots import svg
+from jaxcl.evals.plots import svg
 from jaxcl.report import formats, numbers
 
 MOST_TASKS = 20  # larger matrices are shown as a picture without numbers

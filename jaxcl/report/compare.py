@@ -16,10 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from jaxcl import plots
 from jaxcl.data import storage
-from jaxcl.evals import spread
-from jaxcl.report import alike
+from jaxcl.evals import plots, spread
+from jaxcl.report import comparability
 from jaxcl.run import cost as cost_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
@@ -34,7 +33,7 @@ class Run(NamedTuple):
     name: str
     results: dict[int, dict]  # seed -> results, see `results.empty`
     folders: dict[int, epath.Path]  # seed -> where its metrics.jsonl is
-    configs: alike.Configs = alike.Configs()
+    configs: comparability.Configs = comparability.Configs()
     together: epath.Path | None = None  # where metrics.jsonl is of seeds side by side
     # Seed -> tasks finished, of seeds that were left out, see `level`.
     behind: dict[int, int] = {}
@@ -59,7 +58,7 @@ def read(workdir: epath.PathLike) -> Run:
             f"{workdir}: holds no {results_lib.RESULTS}, nor do its seed_*"
         )
     results = {seed: results_lib.read_results(path) for seed, path in folders.items()}
-    configs = alike.read([workdir, *folders.values()])
+    configs = comparability.read([workdir, *folders.values()])
     together = workdir / "together"
     together = together if together.exists() else None
     return Run(workdir.name, results, folders, configs, together)
@@ -252,7 +251,9 @@ def told_behind(run: Run) -> str:
 def remarks(runs: list[Run]) -> list[str]:
     """What a reader of the numbers must know of the runs, in lines."""
     configs = {run.name: run.configs for run in runs}
-    lines = [f"not measured alike: {field}" for field in alike.differences(configs)]
+    lines = [
+        f"not measured alike: {field}" for field in comparability.differences(configs)
+    ]
     for run in runs:
         size = _size(run)
         if done(run) < size:

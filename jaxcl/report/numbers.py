@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from jaxcl.report import alike, compare
+from jaxcl.report import comparability, compare
 from jaxcl.run import results as results_lib
 from jaxcl.run import seeds
 
@@ -378,6 +378,6 @@ def thin(curve: Curve, most: int = POINTS) -> Curve:
 
 def differing(configs: list[dict]) -> dict[str, list[str | None]]:
     """The fields that differ: path -> value in each config, None where not set."""
-    flats = [alike.flat(config) for config in configs]
+    flats = [comparability.flat(config) for config in configs]
     rows = {path: [own.get(path) for own in flats] for path in sorted(names_of(flats))}
     return {path: row for path, row in rows.items() if len(set(row)) > 1}

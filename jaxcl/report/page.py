@@ -6,8 +6,8 @@ import hashlib
 
 import jinja2
 
-from jaxcl.plots import canvas, svg
-from jaxcl.report import alike, charts, compare, formats, numbers
+from jaxcl.evals.plots import canvas, svg
+from jaxcl.report import charts, comparability, compare, formats, numbers
 from jaxcl.report import parts as parts_lib
 from jaxcl.report.formats import Cell, Column, Table
 
@@ -68,7 +68,9 @@ def header(runs: list[numbers.Run], *, dates: dict[str, float], version: str) ->
         "runs": Table(columns, rows),
         "remarks": [remark for run in runs for remark in _remarks(run)],
         "tasks": _tasks(runs),
-        "unlike": alike.differences({run.name: run.run.configs for run in runs}),
+        "unlike": comparability.differences(
+            {run.name: run.run.configs for run in runs}
+        ),
     }
 
 

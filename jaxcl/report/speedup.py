@@ -22,7 +22,7 @@ from etils import epath
 
 from jaxcl import schema
 from jaxcl.data import scenarios, storage
-from jaxcl.plots import canvas
+from jaxcl.evals.plots import canvas
 from jaxcl.report import numbers as numbers_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
@@ -103,7 +103,7 @@ def _run(name, folder, seed, config, task, scalar) -> Run:
     if not found or found["best"] is None:
         told = f"{where}: no convergence of task {task}"
         raise ValueError(f"{told}: config.patience was {patience}")
-    scenario = schema.defaults(scenarios.make) | config.get("scenario", {})
+    scenario = schema.defaults(scenarios.growth) | config.get("scenario", {})
     growth = scenario["growth"] if scenario.get("name") == "growth" else None
     late = found["last"]["number"] - found["best"]["number"]
     cut = patience == 0 or late < patience

@@ -10,7 +10,7 @@ from absl import logging
 from etils import epath
 
 from jaxcl import core, schema
-from jaxcl.augment import images as augment_images
+from jaxcl.data.augment import images as augment_images
 from jaxcl.run import record
 
 

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import plots, schema
+from jaxcl import schema
+from jaxcl.evals import plots
 from jaxcl.run import (
     cost,
     job,

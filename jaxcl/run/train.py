@@ -13,7 +13,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import plots, sharding
+from jaxcl import sharding
+from jaxcl.evals import plots
 from jaxcl.run import (
     checkpoint,
     cost,

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jaxcl import core, plots, schema, sharding
+from jaxcl import core, schema, sharding
 from jaxcl.data import storage, stream
+from jaxcl.evals import plots
 from jaxcl.methods.two_view import bases
 from jaxcl.run import checkpoint, evaluation, folder, record, seeds
 from jaxcl.run import results as results_lib

@@ -22,7 +22,7 @@ from etils import epath
 from ml_collections import config_flags
 
 from jaxcl import schema
-from jaxcl.config import build, claim, command, own_images, recipe, sections
+from jaxcl.config import build, command, own_images, recipe, run_config, sections
 from jaxcl.run import finish, job, lock, train, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import drift, lineage
@@ -276,7 +276,7 @@ def prepare(work: Plan) -> Prepared:
     """
     try:
         made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
-    except claim.Differs as error:
+    except run_config.Differs as error:
         raise ValueError(
             f"{work.workdir}: is an update of another config that was stopped; they "
             f"differ in {'; '.join(error.changed)}. Finish it by the command that "

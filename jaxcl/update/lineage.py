@@ -9,7 +9,7 @@ import re
 import numpy as np
 from etils import epath
 
-from jaxcl.config import claim, own_images, sections
+from jaxcl.config import own_images, run_config, sections
 from jaxcl.data import sources, storage
 from jaxcl.run import folder, transfer
 from jaxcl.run import results as results_lib
@@ -42,7 +42,7 @@ def config(run: str) -> dict:
         )
     if saved["augment"].get("name") == "graphs":
         raise ValueError(f"{run}: learns from graphs; an update reads images")
-    return claim.without(saved, claim.NOTED)
+    return run_config.without(saved, run_config.NOTED)
 
 
 def recipe(theirs: dict) -> dict:

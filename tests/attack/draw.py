@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 from hypothesis import strategies as st
 
 from jaxcl import schema
-from jaxcl.augment import graphs as augment_graphs
-from jaxcl.augment import images as augment_images
 from jaxcl.config import sections
 from jaxcl.data import imbalance, scenarios, sources, toys
+from jaxcl.data.augment import graphs as augment_graphs
+from jaxcl.data.augment import images as augment_images
 from jaxcl.methods.online import replay
 
 # Of every kind, and none of them an option's on purpose.

@@ -121,22 +121,22 @@ _images = "test_augment.py::test_gray_solarize_flip_normalize"
 _blends = "test_augment.py::test_blends_match_pillow"
 _augmentation = [
     *fault.of(
-        "augment.images.make",
+        "data.augment.images.make",
         "test_augment.py::test_keys_are_folded_from_position_then_view",
         ("augment: all views are one", gives(_one_view)),
     ),
     *fault.of(
-        "augment.images.solarize",
+        "data.augment.images.solarize",
         _images,
         ("augment: solarising inverts the dark pixels", gives(lambda x: 1 - x)),
     ),
     *fault.of(
-        "augment.images.horizontal_flip",
+        "data.augment.images.horizontal_flip",
         _images,
         ("augment: images are mirrored up and down", instead(lambda x: x[::-1])),
     ),
     *fault.of(
-        "augment.images.adjust_contrast",
+        "data.augment.images.adjust_contrast",
         _blends,
         (
             "augment: contrast is brightness",
@@ -144,7 +144,7 @@ _augmentation = [
         ),
     ),
     *fault.of(
-        "augment.crops.random_resized_crop",
+        "data.augment.crops.random_resized_crop",
         "test_augment.py::test_random_resized_crop_is_pillows_crop_then_resize",
         (
             "augment: crops are whole images",

@@ -54,7 +54,7 @@ def check_options(config):
         scenario["classes"] = range(len(scenario["classes"]))
     name = scenario.pop("name")
     domains = 1 if name in ("permuted", "rotated") else 6
-    scenarios.make(stand_in(domains), scenario=name, **scenario)
+    scenarios.make(stand_in(domains), name=name, **scenario)
 
 
 def run_config():

@@ -63,7 +63,7 @@ def dataset(noise=60, streams=False):
 def parts_of(scenario="class", data=None, devices=1, tasks=3, **more):
     data = dataset() if data is None else data
     count = None if scenario in ("joint", "domain") else tasks
-    cut = scenarios.make(data, scenario=scenario, num_tasks=count)
+    cut = scenarios.make(data, name=scenario, num_tasks=count)
     given = dict(
         embed=embed,
         stream=cut,

@@ -14,7 +14,7 @@ import numpy as np
 
 from helpers import twins
 from jaxcl import core, optim
-from jaxcl.augment import images as augment_images
+from jaxcl.data.augment import images as augment_images
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import resnet
 

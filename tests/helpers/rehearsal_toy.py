@@ -35,7 +35,7 @@ TASKS = scenarios.make(
     stream.Dataset(
         "toy", tuple("abcdef"), ("all",), EXAMPLES, validation=None, test=None
     ),
-    scenario="class",
+    name="class",
     num_tasks=3,
     evaluation="none",
 ).tasks

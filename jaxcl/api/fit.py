@@ -18,16 +18,16 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxcl.config import build, claim, own_images, recipe
+from jaxcl.api import inputs, result
+from jaxcl.config import build, own_images, recipe, run_config
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder as encoder_lib
-from jaxcl.front import given, result
 from jaxcl.methods.two_view import strategies
 from jaxcl.run import finish, folder, signals
 
 
 def fit(
-    images: given.Images,
+    images: inputs.Images,
     *,
     labels: Sequence[Any] | None = None,
     test: float | str | os.PathLike | Mapping[str, Any] | tuple | None = None,
@@ -140,21 +140,21 @@ def fit(
     return result.Result(str(where), held=read.held)
 
 
-def _read(images, labels, domains, test, name) -> given.Given:
+def _read(images, labels, domains, test, name) -> inputs.Given:
     """config.data of the images, and of those that judge."""
     share = test if isinstance(test, int | float) else None
     if share is not None and not 0 <= share < 1:
         raise ValueError(f"test={test!r}: a share must be from 0 to below 1")
-    train = given.read(images, name=name, labels=labels, domains=domains, test=share)
+    train = inputs.read(images, name=name, labels=labels, domains=domains, test=share)
     if test is None or share is not None:
         return train
     pair = test if isinstance(test, tuple) else (test, None)
     if len(pair) != 2:
         raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
-    judge = given.read(pair[0], name=f"{name}_test", labels=pair[1])
-    sections = {"train": given.whole(train), "test": given.whole(judge)}
+    judge = inputs.read(pair[0], name=f"{name}_test", labels=pair[1])
+    sections = {"train": inputs.whole(train), "test": inputs.whole(judge)}
     held = (*train.held, *judge.held)
-    return given.Given({"name": "judged_by", **sections}, held, train.labelled)
+    return inputs.Given({"name": "judged_by", **sections}, held, train.labelled)
 
 
 def _config(section, *, encoder, size, tasks, labelled) -> ml_collections.ConfigDict:
@@ -198,7 +198,7 @@ def _hash(config, start: dict[str, bytes]) -> str:
       config: of the run, without the folder that is written for `start`.
       start: the file of an encoder in memory, with which the run begins; or {}.
     """
-    kept = {k: v for k, v in config.to_dict().items() if k not in claim.MACHINE}
+    kept = {k: v for k, v in config.to_dict().items() if k not in run_config.MACHINE}
     kept |= export_command.hashes(start)
     text = json.dumps(kept, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

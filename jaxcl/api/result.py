@@ -8,12 +8,12 @@ import ml_collections
 import numpy as np
 from etils import epath
 
-from jaxcl import plots
-from jaxcl.config import resolved
+from jaxcl.api import inputs
+from jaxcl.config import options
 from jaxcl.data import in_memory, storage
+from jaxcl.evals import plots
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder as encoder_lib
-from jaxcl.front import given
 from jaxcl.report import command as report_command
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
@@ -85,7 +85,7 @@ class Result:
 
         Raises OSError if there is no resolved.json.
         """
-        saved = storage.read_object(epath.Path(self.folder) / resolved.RESOLVED)
+        saved = storage.read_object(epath.Path(self.folder) / options.RESOLVED)
         return ml_collections.ConfigDict(saved)
 
     @property
@@ -156,10 +156,10 @@ class Result:
 
     def update(
         self,
-        new_images: given.Images,
+        new_images: inputs.Images,
         *,
         test: tuple | str | os.PathLike | Mapping[str, Any] | None = None,
-        old: given.Images | None = None,
+        old: inputs.Images | None = None,
         limits: Mapping[str, float | str | None] | None = None,
         epochs: int | None = None,
         options: Mapping[str, Any] | None = None,
@@ -223,6 +223,6 @@ class Result:
         if isinstance(images, str | os.PathLike):
             return os.fspath(images)
         name = f"{self.config.name}_{what}"
-        read = given.read(images, name=name, labels=labels, test=test)
+        read = inputs.read(images, name=name, labels=labels, test=test)
         self._held += read.held
         return read.section

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxcl.plots import canvas
+from jaxcl.evals.plots import canvas
 
 MOST_TIMES = 6  # curves of one thing at several times
 

@@ -22,7 +22,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxcl import schema
-from jaxcl.augment import crops
+from jaxcl.data.augment import crops
 
 _ORDERS = np.array(list(itertools.permutations(range(4))))  # i32[24, 4]
 _JITTER = (0.4, 0.4, 0.2, 0.1)  # BYOL: brightness, contrast, saturation, hue

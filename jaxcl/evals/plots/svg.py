@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from jaxcl.plots import canvas
+from jaxcl.evals.plots import canvas
 
 _MARKS = 6  # markers on a line
 _LEFT, _RIGHT, _BELOW, _ABOVE = 48, 16, 34, 14  # margins, for the numbers of the axes

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import inspect
 import os
 import pathlib
 import pkgutil
@@ -18,13 +19,14 @@ import jaxcl
 import jaxcl.evals
 import jaxcl.methods
 from helpers import config_files
-from jaxcl import schema
-from jaxcl.augment import graphs as augment_graphs
-from jaxcl.augment import images as augment_images
+from jaxcl import cli, schema
+from jaxcl.api import list as listing
+from jaxcl.api import options
 from jaxcl.config import files, sections
 from jaxcl.data import scenarios, sources
+from jaxcl.data.augment import graphs as augment_graphs
+from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import knn
-from jaxcl.front import command, listing, shown
 from jaxcl.methods.online import replay
 from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
@@ -44,14 +46,14 @@ def started(monkeypatch):
         assert run_name == "__main__" and alter_sys
         calls.append((module, sys.argv[1:]))
 
-    monkeypatch.setattr(command.runpy, "run_module", run_module)
+    monkeypatch.setattr(cli.runpy, "run_module", run_module)
     monkeypatch.setattr(sys, "argv", ["jaxcl"])
     return calls
 
 
 def test_words_start_the_commands_there_are(started):
-    for word, (module, what) in command._RUNS.items():
-        assert command.main([word, "--config=a", "x"]) == 0
+    for word, (module, what) in cli._RUNS.items():
+        assert cli.main([word, "--config=a", "x"]) == 0
         assert started[-1] == (module, ["--config=a", "x"]) and what
         found = importlib.util.find_spec(module)
         assert found is not None
@@ -61,9 +63,9 @@ def test_words_start_the_commands_there_are(started):
 
 
 def test_a_config_needs_no_flag(started):
-    command.main(["train", "quickstart", "--config.epochs=3"])
-    command.main(["estimate", "quickstart"])
-    command.main(["export", "runs/a", "runs/b"])
+    cli.main(["train", "quickstart", "--config.epochs=3"])
+    cli.main(["estimate", "quickstart"])
+    cli.main(["export", "runs/a", "runs/b"])
     assert [words for _, words in started] == [
         ["--config=quickstart", "--config.epochs=3"],
         ["--config=quickstart"],
@@ -72,19 +74,19 @@ def test_a_config_needs_no_flag(started):
 
 
 def test_help_names_every_word_and_a_wrong_one_the_nearest(capsys):
-    assert command.main(["--help"]) == 0
+    assert cli.main(["--help"]) == 0
     told = capsys.readouterr().out
-    assert all(f"jaxcl {w} " in told for w in command._RUNS | command._TELLS)
-    assert command.main([]) == 2
-    assert command.main(["trian"]) == 2
+    assert all(f"jaxcl {w} " in told for w in cli._RUNS | cli._TELLS)
+    assert cli.main([]) == 2
+    assert cli.main(["trian"]) == 2
     assert "train" in capsys.readouterr().err
-    assert command.main(["--version"]) == 0
+    assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.split()[:2] == ["jaxcl", jaxcl.__version__]
 
 
 def test_help_imports_nothing_that_takes_time():
     code = (
-        "import sys; from jaxcl.front import command; command.main(['--help']);"
+        "import sys; from jaxcl import cli; cli.main(['--help']);"
         "print(*({'jax', 'numpy', 'absl', 'ml_collections'} & {*sys.modules}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -121,7 +123,7 @@ def test_a_list_of_nothing_counts_each_kind(capsys):
 
 @pytest.mark.parametrize("word", ["train", "update"])
 def test_help_of_what_trains_has_examples_and_every_flag(word, started, capsys):
-    assert command.main([word, "--help"]) == 0
+    assert cli.main([word, "--help"]) == 0
     told = capsys.readouterr().out
     assert told.startswith(f"usage: jaxcl {word} ") and not started
     examples = re.findall(rf"^  jaxcl {word} .*", told, re.M)
@@ -137,17 +139,8 @@ def test_help_of_what_trains_has_examples_and_every_flag(word, started, capsys):
         assert f"({update.Options.rows})" in told
 
 
-def test_former_words_start_what_they_did_and_name_the_new_one(started, capsys):
-    assert command.main(["bring", "--x=1"]) == 0
-    assert started == [("jaxcl.bring", ["--x=1"])]
-    assert "import" in capsys.readouterr().err
-    assert command.main(["show", "quickstart"]) == 0
-    told = capsys.readouterr()
-    assert "options" in told.err and "config.method" in told.out
-
-
 def test_flags_may_have_dashes(started):
-    command.main(["train", "quickstart", "--lost-rows", "--config.x=a-b"])
+    cli.main(["train", "quickstart", "--lost-rows", "--config.x=a-b"])
     assert started[0][1][1:] == ["--lost_rows", "--config.x=a-b"]
 
 
@@ -167,7 +160,7 @@ def test_training_without_a_config_says_what_to_type(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
-    assert command.main(["train", *words]) == 2
+    assert cli.main(["train", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line and not started
 
@@ -177,6 +170,7 @@ FUNCTIONS = {
     for function in (
         sections.Top,
         scenarios.make,
+        *(function for own in scenarios.SCENARIOS.values() for function in own),
         augment_images.make,
         augment_graphs.make,
         replay.settings,
@@ -201,37 +195,34 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=FUNCTIONS.get)
 def test_every_option_says_what_it_means_and_may_be(function):
-    told = shown.meanings(function)
-    hidden = {"dtype", "scenario", "directory"}
+    told = options.meanings(function)
+    hidden = {"dtype", "directory"}
     # Functions of bases and strategies say what theirs mean.
-    for other in schema.further_functions(function, {}):
-        hidden |= set(schema.option_of(other))
-    for name, (annotation, _) in schema.option_of(function).items():
-        if name not in hidden:
+    for name, option in schema.option_of(function).items():
+        if name not in hidden and option.function is inspect.unwrap(function):
             assert told.get(name), f"{name}: its docstring has no line for it"
-            assert schema.allowed(annotation)
+            assert schema.allowed(option.annotation)
 
 
 @pytest.mark.parametrize("name", [n for n in CONFIGS if n != "own_images"])
 def test_every_config_is_shown_as_it_is(name):
-    raw, given = shown.parse([f"--config={name}"])
-    found = [*shown.sections_of(raw, given)]
-    assert found[0].path == "config"
-    for section in found:
-        value = raw
-        for part in section.path.split(".")[1:]:
+    raw, given = options.parse([f"--config={name}"])
+    found = [*options.entries(raw, given)]
+    assert found[0].option.path.count(".") == 1
+    for option, origin, meaning in found:
+        path, value = option.path, raw
+        for part in path.split(".")[1:-1]:
             value = value[part]
-        for option in section.options:
-            if option.name in value:
-                assert option.value == value[option.name]
-                assert option.origin == "config"
-            else:
-                assert option.origin == "default"
-                assert option.value is option.default
-            assert option.meaning != "no such option", option.name
-    assert {s.path.split(".")[1] for s in found[1:]} == {
-        key for key, value in raw.items() if isinstance(value, dict)
-    } - ({"evaluators"} if not raw.get("evaluators") else set())
+        if option.name in value:
+            assert (option.value, origin) == (value[option.name], "config"), path
+        else:
+            assert (option.value, origin) == (option.default, "default"), path
+        assert meaning != "no such option", path
+    inside = {
+        x.option.path.split(".")[1] for x in found if x.option.path.count(".") > 1
+    }
+    asked = {key for key, value in raw.items() if isinstance(value, dict)}
+    assert inside == asked - ({"evaluators"} if not raw.get("evaluators") else set())
 
 
 def test_what_is_shown_says_where_it_is_from(capsys):
@@ -240,7 +231,7 @@ def test_what_is_shown_says_where_it_is_from(capsys):
         "--config.method.temperature=0.5",
         "--config.nme=x",
     ]
-    assert shown.main(words) == 0
+    assert options.main(words) == 0
     told = capsys.readouterr().out
     assert "temperature = 0.5  [command]" in told
     assert "epochs = 30  [config]" in told
@@ -248,7 +239,7 @@ def test_what_is_shown_says_where_it_is_from(capsys):
     assert "0.001" in told
     assert "nme = 'x'  [command]" in told
     # Lines that are indented more go on with what the first one says.
-    assert shown.meanings(knn.make)["train_on"].endswith("row need have a label")
+    assert options.meanings(knn.make)["train_on"].endswith("row need have a label")
 
 
 @pytest.mark.parametrize(
@@ -260,7 +251,7 @@ def test_what_is_shown_says_where_it_is_from(capsys):
     ],
 )
 def test_a_config_that_is_not_there_is_one_line(words, told, capsys):
-    assert shown.main(words) == 2
+    assert options.main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("jaxcl: ") and told in line
 
@@ -311,7 +302,7 @@ def test_a_wheel_brings_the_command_and_the_configs(tmp_path):
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(tmp_path / "site")
     (entry,) = (tmp_path / "site").glob("*.dist-info/entry_points.txt")
-    assert "jaxcl = jaxcl.front.command:main" in entry.read_text()
+    assert "jaxcl = jaxcl.cli:main" in entry.read_text()
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     (tmp_path / "empty").mkdir()
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxcl.plots import canvas
+from jaxcl.evals.plots import canvas
 
 # Methods that have one colour and marker in all pictures of the project.
 _KNOWN = ("er_ace", "finetune", "joint", "pnr", "untrained", "er", "cassle", "der")

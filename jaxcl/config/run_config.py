@@ -1,11 +1,11 @@
-"""Whose a run directory is: its config.json, written once and compared at resume."""
+"""The config.json of a run directory: written for a new run, compared at resume."""
 
 import jax
 from absl import logging
 from etils import epath
 
 from jaxcl import schema, sharding
-from jaxcl.config import resolved
+from jaxcl.config import options
 from jaxcl.data import storage
 from jaxcl.run import lock
 
@@ -39,7 +39,7 @@ class Differs(ValueError):
 
 
 def without(config: dict, fields) -> dict:
-    """The config without fields, named "field" or "section.field"."""
+    """Copy a config without fields, named "field" or "section.field"."""
     kept = {key: value for key, value in config.items() if key not in fields}
     for section, _, inner in (field.partition(".") for field in fields):
         if inner and section in kept:
@@ -47,22 +47,36 @@ def without(config: dict, fields) -> dict:
     return kept
 
 
-def directory(workdir, config: dict, every_option: dict | None = None) -> None:
-    """Write the config to its run directory, or check that it is the same.
+def write_or_check(workdir, config: dict, every_option: dict | None = None) -> None:
+    """Write config.json for a new run; on resume refuse a different config.
 
     Args:
       workdir: the run directory.
-      config: what was asked, which a run that goes on must ask again.
-      every_option: the value of each option, defaults included, see
-        `resolved.values`. Where another version of the library has other defaults, a
-        warning names them.
+      config: what was asked, which a run that resumes must ask again.
+      every_option: the value of each option, defaults included, see `options.values`.
+        If another version of the library has other defaults, a warning names them.
+
+    Raises:
+      Differs: the directory holds a run of another config.
     """
+    path = epath.Path(workdir) / "config.json"
     with lock.held(workdir):
-        _claim(workdir, config, every_option)
+        resumes = check(workdir, config)
+        sharding.barrier("the config is read")
+        if jax.process_index() == 0 and every_option:
+            resolved = path.parent / options.RESOLVED
+            if resumes:
+                _warn_of_changed_defaults(resolved, every_option)
+            else:  # first: a run has begun once there is a config.json
+                storage.write_json(resolved, every_option)
+        if not resumes:
+            if jax.process_index() == 0:
+                storage.write_json(path, config)
+            sharding.barrier("the config is written")
 
 
 def read(path) -> dict:
-    """The config.json of a run directory.
+    """Read the config.json of a run directory.
 
     Raises ValueError if the file is damaged.
     """
@@ -100,33 +114,18 @@ def check(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
     return True
 
 
-def _claim(workdir, config, every_option):
-    path = epath.Path(workdir) / "config.json"
-    begun = check(workdir, config)
-    sharding.barrier("the config is read")
-    if begun:
-        if every_option and jax.process_index() == 0:
-            _tell_moved(path.parent / resolved.RESOLVED, every_option)
-        return
-    if jax.process_index() == 0:
-        if every_option:  # first: a run has begun once there is a config.json
-            storage.write_json(path.parent / resolved.RESOLVED, every_option)
-        storage.write_json(path, config)
-    sharding.barrier("the config is written")
-
-
-def _tell_moved(path, now: dict) -> None:
+def _warn_of_changed_defaults(path, now: dict) -> None:
     """Warn of options that mean something else now than when the run began."""
     try:
         then = storage.read_object(path)
     except (storage.NotJson, FileNotFoundError) as error:
         logging.warning("%s", error)
         return
-    moved = schema.differences(without(then, MACHINE), without(now, MACHINE))
-    if moved:
+    changed = schema.differences(without(then, MACHINE), without(now, MACHINE))
+    if changed:
         logging.warning(
             "%s: the run goes on with other values than it began with, which another "
             "version of jaxcl has as defaults: %s",
             path,
-            "; ".join(moved),
+            "; ".join(changed),
         )

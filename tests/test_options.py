@@ -1,15 +1,15 @@
 """resolved.json: every option of a run with the value that it had."""
 
-import inspect
 import json
 
 import pytest
 
 from helpers import toy
 from jaxcl import schema
-from jaxcl.config import build, claim, files, resolved, sections
+from jaxcl.api import options as shown
+from jaxcl.config import build, files, options, run_config, sections
 from jaxcl.data import sources
-from jaxcl.front import shown
+from jaxcl.methods.online import replay as replay_lib
 from jaxcl.methods.two_view import bases
 
 
@@ -20,14 +20,13 @@ def raw_of(**changes):
 @pytest.mark.parametrize("name", sorted(set(files.names()) - {"own_images"}))
 def test_every_option_of_every_config_has_a_value(name):
     raw, _ = shown.parse([f"--config={name}"])
-    values = resolved.values(raw)
+    values = options.values(raw)
     assert json.loads(json.dumps(values)) == values
 
     def check(function, section, *without):
-        options = schema.option_of(function, section)
-        for option, (_, default) in options.items():
-            if option not in ("dtype", "epochs", *without):
-                assert option in section or default is inspect.Parameter.empty, option
+        for name, option in schema.option_of(function, section).items():
+            if name not in ("dtype", "epochs", *without):
+                assert name in section or option.default is schema.NONE, name
 
     check(sections.Top, values, *(set(values) & {"method", "encoder"}))
     check(sources.SOURCES[raw["data"]["name"]], values["data"])
@@ -53,7 +52,7 @@ def test_every_option_of_every_config_has_a_value(name):
 
 def test_none_stands_for_what_the_base_and_the_strategy_have():
     own = dict.fromkeys(("output_dim", "hidden_dim", "predictor_hidden_dim"))
-    method = resolved.values(
+    method = options.values(
         raw_of(**{"method": {"name": "two_view", "base": "byol", "strategy": "ewc"}})
     )["method"]
     byol = bases.get("byol")
@@ -64,7 +63,7 @@ def test_none_stands_for_what_the_base_and_the_strategy_have():
     assert (method["momentum_start"], method["momentum_end"]) == byol.momentum
     assert method["weight"] == 0.01 != byol.weight
     section = {"name": "online_ssl", "base": "simclr", "regulariser": "cla_r"}
-    online = resolved.values(raw_of(method=section))["method"]
+    online = options.values(raw_of(method=section))["method"]
     assert online["weight"] == 1 and online["temperature"] == 0.2
 
 
@@ -85,8 +84,8 @@ def test_none_stands_for_what_the_base_and_the_strategy_have():
 def test_none_stands_for_what_another_option_says(method, option, value):
     replay = None
     if method["name"] in ("gem", "gss", "gcr"):
-        replay = resolved.replay_lib.settings(10, 48, capacity=64, size=12)
-    found = resolved.values(raw_of(method=method), replay)["method"][option]
+        replay = replay_lib.settings(10, 48, capacity=64, size=12)
+    found = options.values(raw_of(method=method), replay)["method"][option]
     assert found == pytest.approx(value)
 
 
@@ -96,7 +95,7 @@ def test_sections_inside_sections_have_theirs():
         "train": {"name": "joined", "sets": [{"name": "digits", "channels": 3}]},
         "test": {"name": "digits"},
     }
-    values = resolved.values(
+    values = options.values(
         raw_of(
             data=data,
             scenario={"name": "growth"},
@@ -110,8 +109,8 @@ def test_sections_inside_sections_have_theirs():
     assert values["augment"]["local"]["size"] == 4
     assert values["augment"]["local"]["blur"] == 0.5
     assert values["scenario"]["seed"] == 7  # that of the run cuts its tasks
-    assert resolved.values(raw_of(seed=7))["scenario"]["seed"] == 0
-    recipe = resolved.values(raw_of(tuning="lora", encoder={"name": "vit"}))
+    assert options.values(raw_of(seed=7))["scenario"]["seed"] == 0
+    recipe = options.values(raw_of(tuning="lora", encoder={"name": "vit"}))
     assert recipe["tuning"]["lora_alpha"] == recipe["tuning"]["lora_rank"] > 0
     assert (recipe["encoder"]["width"], recipe["encoder"]["heads"]) == (384, 6)
 
@@ -120,7 +119,7 @@ def test_a_run_leaves_what_its_data_and_devices_decide(tmp_path):
     replay = {"augment": "all", "per_class": 2}
     changes = toy.ONLINE | {"method": {"name": "er"}, "replay": replay}
     build.build(toy.config(**changes), tmp_path)
-    values = json.loads((tmp_path / resolved.RESOLVED).read_text())
+    values = json.loads((tmp_path / options.RESOLVED).read_text())
     assert values["replay"]["capacity"] == 20 and values["replay"]["size"] == 48
     assert (values["devices"], values["steps_per_call"]) == (1, 1)
     assert values["resident"] is True and values["method"]["head"] == "linear"
@@ -133,11 +132,11 @@ def test_a_run_resumes_by_what_was_asked(tmp_path, caplog):
 
     def told(now, asked=asked):
         caplog.clear()
-        claim.directory(tmp_path, asked, now)
+        run_config.write_or_check(tmp_path, asked, now)
         return [record.getMessage() for record in caplog.records]
 
     began = {"method": {"name": "er", "head": "cosine"}, "workers": 4}
-    path = tmp_path / resolved.RESOLVED
+    path = tmp_path / options.RESOLVED
     assert told(began) == told(began) == []
     assert json.loads(path.read_text()) == began
     # Another version of the library has another default.
@@ -157,7 +156,7 @@ def test_a_run_resumes_by_what_was_asked(tmp_path, caplog):
 def test_several_seeds_have_a_file_each_and_one_of_all(tmp_path):
     build.build(toy.config(seeds=2, seed=3), tmp_path)
     whole, one = (
-        json.loads((tmp_path / folder / resolved.RESOLVED).read_text())
+        json.loads((tmp_path / folder / options.RESOLVED).read_text())
         for folder in ("", "seed_3")
     )
     assert (whole["seed"], whole["seeds"], whole["side_by_side"]) == (3, 2, False)

@@ -25,8 +25,8 @@ _TELLS = {
         "jaxcl.report.speedup",
         "how much sooner runs converge than a baseline",
     ),
-    "list": ("jaxcl.front.listing", "methods, bases, encoders, data, configs ..."),
-    "options": ("jaxcl.front.shown", "every option of a config, and what it means"),
+    "list": ("jaxcl.api.list", "methods, bases, encoders, data, configs ..."),
+    "options": ("jaxcl.api.options", "every option of a config, and what it means"),
 }
 _GROUPS = {
     "Train": ("train", "update"),
@@ -35,7 +35,6 @@ _GROUPS = {
     "Results": ("report", "compare", "speedup"),
     "Inspect": ("list", "options", "estimate"),
 }
-_FORMER = {"bring": "import", "show": "options"}  # until the next release
 _TAKES_A_CONFIG = ("train", "estimate", "options")
 _OWN_IMAGES = "own_images"
 
@@ -133,10 +132,6 @@ def _started(words: list[str]) -> int:
     if word == "--version":
         print(_version())
         return 0
-    if word in _FORMER:
-        new = _FORMER[word]
-        print(f"jaxcl: {word!r} is now called {new!r}: jaxcl {new}", file=sys.stderr)
-        word = new
     if word not in _RUNS | _TELLS:
         near = difflib.get_close_matches(word, [*_RUNS, *_TELLS], n=1)
         hint = f"did you mean {near[0]}? " if near else ""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxcl.plots import canvas
+from jaxcl.evals.plots import canvas
 
 
 def scatter(points, labels, path, *, title, class_names=None) -> None:

@@ -1,4 +1,4 @@
-"""Whether runs were measured on the same: data, scenario, and how they are judged."""
+"""Differences between runs in data, scenario and evaluation."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from etils import epath
 
-from jaxcl.config import resolved
+from jaxcl import schema
+from jaxcl.config import options
 from jaxcl.data import storage
 
 # What changes nothing that is measured, or what runs are to differ in.
@@ -28,22 +29,16 @@ def read(folders: Iterable[epath.Path]) -> Configs:
     """
     for folder in folders:
         if (folder / "config.json").exists():
-            path = folder / resolved.RESOLVED
+            path = folder / options.RESOLVED
             every = storage.read_object(path) if path.exists() else None
             return Configs(storage.read_object(folder / "config.json"), every)
     return Configs()
 
 
-def flat(config: Mapping, path: str = "") -> dict[str, str]:
-    """Path of each field -> its value as JSON; an empty dict counts as a value."""
-    fields = {}
-    for key, value in config.items():
-        where = f"{path}.{key}" if path else str(key)
-        if isinstance(value, dict) and value:
-            fields |= flat(value, where)
-        else:
-            fields[where] = json.dumps(value, sort_keys=True)
-    return fields
+def flat(config: Mapping) -> dict[str, str]:
+    """Flatten a config: path of each option -> its value as JSON."""
+    values = schema.flat(config, "").items()
+    return {path[1:]: json.dumps(value, sort_keys=True) for path, value in values}
 
 
 def differences(runs: Mapping[str, Configs]) -> list[str]:

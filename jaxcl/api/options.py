@@ -4,7 +4,9 @@ Meanings are those of the docstrings and comments beside the options, what is al
 that of their annotations.
 """
 
+import functools
 import inspect
+import itertools
 import re
 import shutil
 import sys
@@ -15,34 +17,24 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from jaxcl import schema
-from jaxcl.config import build, command, files, resolved
+from jaxcl.config import build, command, files
+from jaxcl.config import options as options_lib
 from jaxcl.data import splits, stream
 
 _WRONG = (ValueError, TypeError, AttributeError, KeyError, OSError)  # of a config
 
 
-class Option(NamedTuple):
-    """One option of a config."""
+class Entry(NamedTuple):
+    """One option as it is printed."""
 
-    name: str
-    value: Any
-    stands_for: Any  # the same, or what None or "auto" means here
+    option: schema.Option
     origin: str  # "default", "config", "command"; or "start", "checkpoint": an encoder
-    default: Any  # inspect.Parameter.empty: it has none
-    allowed: str
     meaning: str
 
 
-class Section(NamedTuple):
-    """A section of a config, and the function whose arguments it has."""
-
-    path: str  # "config.method"
-    source: str  # "jaxcl.methods.two_view.step.make"
-    options: tuple[Option, ...]
-
-
+@functools.cache
 def meanings(function: Callable) -> dict[str, str]:
-    """What a function says of its parameters: in its docstring, or in comments.
+    """Read what a function says of its parameters, in its docstring or in comments.
 
     Args:
       function: of options; or a dataclass or NamedTuple, with a comment at each field.
@@ -94,7 +86,7 @@ def _from_comments(text, known) -> dict[str, str]:
 
 
 def parse(argv: Sequence[str]) -> tuple[dict, set[str]]:
-    """The config that `jaxcl train` would run, and the fields that the command sets.
+    """Read the config that `jaxcl train` would run, and what the command sets.
 
     Args:
       argv: "--config=NAME", and overrides.
@@ -106,8 +98,8 @@ def parse(argv: Sequence[str]) -> tuple[dict, set[str]]:
     return files.read(argv).to_dict(), {found[1] for found in given if found}
 
 
-def sections_of(raw: Mapping[str, Any], given: set[str]) -> Iterator[Section]:
-    """All sections of a config, each with all its options.
+def entries(raw: Mapping, given: set[str]) -> Iterator[Entry]:
+    """Yield every option of a config, with where its value is from.
 
     What the encoder of config.start or config.checkpoint says is among them.
 
@@ -116,82 +108,43 @@ def sections_of(raw: Mapping[str, Any], given: set[str]) -> Iterator[Section]:
       given: fields that the command sets, as "method.temperature".
 
     Raises:
-      ValueError: a section names a function that there is not, or there is no encoder
+      ValueError: a section names a function that does not exist, or there is no encoder
         where the config says.
     """
-    whole = dict(raw)
+    whole, other = dict(raw), "checkpoint" if raw.get("checkpoint") else "start"
     if raw.get("checkpoint") != "":  # configs/transfer.py leaves it to the command
         whole = build.completed(whole)
-    other = "start" if raw.get("checkpoint") is None else "checkpoint"
-    for section in resolved.sections_of(whole):
-        path = section.path.split(".")[1:]
-        asked, taken = _at(raw, path), _at(whole, path)
-        origins = {name: "config" for name in taken}
-        origins |= {
-            name: "command" for name in taken if ".".join([*path, name]) in given
-        }
-        origins |= {
-            name: other
-            for name in taken
-            if name not in asked or asked[name] != taken[name]
-        }
-        told = {}
-        for function in (*section.further, section.function):
-            told |= meanings(function)
-        yield Section(
-            section.path,
-            f"{section.function.__module__}.{section.function.__qualname__}",
-            tuple(_told(option, told, origins) for option in section.options),
-        )
+    asked = schema.flat(raw)
+    taken = {path for path, x in schema.flat(whole).items() if asked.get(path) != x}
+    origins = dict.fromkeys((f"config.{name}" for name in given), "command")
+    origins |= dict.fromkeys(taken, other)
+    for option in options_lib.walk(whole):
+        origin = origins.get(option.path, "config") if option.asked else "default"
+        told = meanings(option.function) if option.function else {}
+        meaning = option.meaning or told.get(option.name, "")
+        yield Entry(option, origin, meaning if option.function else "no such option")
 
 
-def _at(raw, path) -> Mapping:
-    """The section of a config at a path; {} where it has none."""
-    for part in path:
-        if isinstance(raw, list | tuple):
-            raw = raw[int(part)]
-        else:
-            raw = raw.get(part) or {}
-        if not isinstance(raw, Mapping | list | tuple):
-            return {}  # a recipe's name
-    return raw
+def text(shown: Sequence[Entry], width: int = 100) -> str:
+    """Return the options as text, section by section, an option a line or more."""
+    paths = itertools.groupby(shown, lambda x: x.option.path.rpartition(".")[0])
+    return "\n\n".join(_text(path, [*own], width) for path, own in paths)
 
 
-def _told(option, told, origins) -> Option:
-    """The option with its meaning, and where its value is from."""
-    set_by = origins.get(option.name, "config")  # of a recipe of config.tuning
-    return Option(
-        option.name,
-        option.value,
-        option.stands_for,
-        set_by if option.asked else "default",
-        option.default,
-        schema.allowed(option.annotation) if option.annotation else "",
-        option.meaning or told.get(option.name, ""),
-    )
-
-
-def text(shown: Sequence[Section], width: int = 100) -> str:
-    """The sections as text, an option a line or more."""
-    return "\n\n".join(_text(section, width) for section in shown)
-
-
-def _text(section, width) -> str:
-    lines = [f"{section.path}   ({section.source})"]
-    for option in section.options:
-        unset = option.value is resolved.NONE
-        value = "" if unset else f" = {option.value!r}  [{option.origin}]"
+def _text(path, own, width) -> str:
+    function: Any = own[0].option.function
+    lines = [f"{path}   ({function.__module__}.{function.__qualname__})"]
+    for option, origin, meaning in own:
+        unset = option.value is schema.NONE
+        value = "" if unset else f" = {option.value!r}  [{origin}]"
         if option.stands_for != option.value:
             value += f", here {option.stands_for!r}"
-        head = f"  {option.name}{value}"
-        other = option.origin != "default" and option.default not in (
-            resolved.NONE,
-            option.value,
-        )
-        said = [option.meaning] if option.meaning else []
-        said += [f"must be {option.allowed}"] if option.allowed else []
-        said += [f"default {option.default!r}"] if other else []
-        lines.append(head)
+        said = [meaning] if meaning else []
+        if option.annotation:
+            said.append(f"must be {schema.allowed(option.annotation)}")
+        if option.asked and option.default not in (schema.NONE, option.value):
+            said.append(f"default {option.default!r}")
+        lines.append(f"  {option.name}{value}")
         lines += textwrap.wrap(
             "; ".join(said),
             max(width, 60),
@@ -212,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if words else 2
     try:
         raw, given = parse(words)
-        shown = [*sections_of(raw, given)]
+        shown = [*entries(raw, given)]
     except (*_WRONG, flags.Error) as error:
         return command.complain(str(error).replace("\n", " "))
     print(text(shown, shutil.get_terminal_size((100, 24)).columns))

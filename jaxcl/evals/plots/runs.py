@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 
-from jaxcl.plots import canvas
+from jaxcl.evals.plots import canvas
 
 _IN_WORDS = {
     "knn": "Nearest neighbours",

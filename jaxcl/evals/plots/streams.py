@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxcl.plots import canvas
+from jaxcl.evals.plots import canvas
 
 _STEPS = "optimiser step (shaded: every other task)"
 

@@ -1,0 +1,184 @@
+"""Every option of a config with its value: what is set, defaults, what None means.
+
+`walk` yields them. A run leaves their values in resolved.json, `jaxcl options` prints
+them, and `run_config` compares them when a run resumes.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxcl import core, schema
+from jaxcl.config import sections
+from jaxcl.nets import tuning
+
+RESOLVED = "resolved.json"
+# Options of a section that its function does not take.
+_NAME = "which of them, see `jaxcl list`"
+_BESIDE = {
+    "config.augment": (
+        ("name", "images", '"images" or "graphs"'),
+        ("resize", None, "shorter side before the middle is cut, to evaluate"),
+    ),
+    "config.optimizer": (
+        ("name", schema.NONE, _NAME),
+        ("lr", schema.NONE, "learning rate at its peak, see config.scale_lr"),
+    ),
+    "config.evaluators": (
+        ("name", schema.NONE, "of the evaluator, where it is not the key"),
+        ("last_only", False, "whether it runs after the last task alone"),
+        ("skip", False, "whether it never runs"),
+    ),
+}
+# Parameters that no config sets, by the path of the section.
+_WITHOUT = {
+    "config.encoder": ("dtype",),
+    "config.augment": ("dtype",),
+    "config.schedule": ("epochs",),
+    "config.evaluators": ("directory",),
+}
+
+
+def walk(
+    raw: Mapping[str, Any], replay: core.Replay | None = None
+) -> Iterator[schema.Option]:
+    """Yield every option of a config, section by section.
+
+    Args:
+      raw: the config.
+      replay: what config.replay comes to, for options that follow it.
+
+    Raises:
+      ValueError: a section names a function that does not exist.
+    """
+    fields = {field.name: field for field in dataclasses.fields(sections.Top)}
+    inner = {name for name, field in fields.items() if "dict" in str(field.type)}
+    top = {name: value for name, value in raw.items() if name not in inner}
+    auto = {"precision": sections.precision_of(dict(raw))}
+    auto = auto if top.get("precision") == "auto" else {}
+    yield from _read("config", sections.Top, top, lambda _: auto, inner)
+    for name in fields:
+        section = raw.get(name) if name in inner else None
+        if name == "tuning" and isinstance(section, str):
+            section = tuning.RECIPES.get(section)
+        if name == "evaluators":
+            for key, entry in (section or {}).items():
+                yield from _walk(f"config.evaluators.{key}", entry, raw, replay)
+        elif isinstance(section, Mapping):
+            yield from _walk(f"config.{name}", section, raw, replay)
+
+
+def _walk(path, section, raw, replay) -> Iterator[schema.Option]:
+    """Yield the options of a section, and of the sections inside it."""
+    function = sections.function_of(path, section)
+    inner = {
+        name: value
+        for name, value in _entries(section)
+        if isinstance(value, Mapping) and _is_section(path, name, value)
+    }
+    own = {name: value for name, value in section.items() if name not in inner}
+    yield from _read(path, function, own, _filler(path, function, raw, replay), inner)
+    for name, value in inner.items():
+        yield from _walk(f"{path}.{name}", value, raw, replay)
+
+
+def _is_section(path, name, value) -> bool:
+    """Return whether an option is a section that a function of its own reads."""
+    if path.startswith("config.data"):
+        return "name" in value
+    return (path, name) == ("config.augment", "local")
+
+
+def _entries(section: Mapping) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of a section, those of a list each by its own number."""
+    for name, value in section.items():
+        if isinstance(value, list | tuple):
+            yield from ((f"{name}.{i}", x) for i, x in enumerate(value))
+        else:
+            yield name, value
+
+
+def _read(path, function, section, fill, without=()) -> Iterator[schema.Option]:
+    """Yield the options of one section."""
+    kind = "config.evaluators" if path.startswith("config.evaluators.") else path
+    named = (("name", schema.NONE, _NAME),) if "name" in section else ()
+    beside = {
+        name: schema.Option(name, function, None, default, meaning=meaning)
+        for name, default, meaning in _BESIDE.get(kind, named)
+    }
+    without = {*without, *_WITHOUT.get(kind, ())}
+    options = schema.read(function, section, path, without, beside)
+    set_ = {
+        option.name: option.value
+        for option in options
+        if option.name not in beside
+        and option.function
+        and option.value is not schema.NONE
+    }
+    filled = {}
+    with contextlib.suppress(ValueError, TypeError, KeyError):  # `build` refuses them
+        filled = {name: x for name, x in fill(set_).items() if x is not None}
+    for option in options:
+        stands_for = filled.get(option.name, option.value)
+        yield option._replace(stands_for=stands_for)
+
+
+def _filler(path, function, raw, replay) -> Callable[[dict], dict]:
+    """Return (options) -> those that follow others, with what they come to."""
+
+    def encoder(options):
+        net = function(**options)
+        unset = [name for name, value in options.items() if value is None]
+        return {name: getattr(net, name, None) for name in unset}
+
+    fillers = {
+        "config.encoder": encoder,
+        "config.method": lambda options: schema.fill(function, options, replay),
+        "config.tuning": lambda options: function(**options)._asdict(),
+        "config.scenario": lambda _: sections.scenario_seed(raw),
+    }
+    return fillers.get(path, lambda options: {})
+
+
+def values(raw: Mapping[str, Any], replay: core.Replay | None = None) -> dict:
+    """Return every option of a config with its value, as JSON, in its sections.
+
+    Args:
+      raw: the config, which `build` takes.
+      replay: what config.replay comes to; None: nothing is replayed.
+    """
+    whole: dict = {"replay": None, "tuning": None}
+    for option in walk(raw, replay):
+        _, *path, name = option.path.split(".")
+        if option.stands_for is not schema.NONE:
+            _section_at(whole, path)[name] = _plain(option.stands_for)
+    if replay is not None:
+        whole["replay"] = _plain(replay._asdict())
+    return whole
+
+
+def _section_at(section, path):
+    """Return the section at a path, and make those that are not there."""
+    for part in path:
+        if isinstance(section, list):
+            section = section[int(part)]
+        else:
+            if not isinstance(section.get(part), dict | list):
+                section[part] = {}
+            section = section[part]
+    return section
+
+
+def _plain(value):
+    """Return a value as JSON holds it; as text, where a default is something else."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(x) for x in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    plain = value is None or isinstance(value, bool | int | float | str)
+    return value if plain else repr(value)
