@@ -50,6 +50,7 @@ ASIDE = claim.MACHINE + (
 
 
 _MOST_STEPS = 2**31 - 1  # core.TrainState counts them in an i32
+_FEW_OF_A_CLASS = 5  # test images, below which an accuracy says little
 
 
 def _plain(value, field="config"):
@@ -255,6 +256,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     sections.check_graphs(top, tasks.dataset.train)
     if workdir is not None:  # or nothing is trained
         _tell_duplicates(top, tasks.dataset)
+        _tell_few_test_images(top, tasks)
     parts = _whole(parts, top, tasks, kept, mesh)
     method = sections.method(top, parts)
     if top.replay and not method.replays:
@@ -380,6 +382,24 @@ def _tell_duplicates(top, dataset) -> None:
     if asked and jax.process_index() == 0:
         if words := duplicates.find(dataset).words("config.data: " + dataset.name):
             logging.warning("%s", words)
+
+
+def _tell_few_test_images(top, tasks) -> None:
+    """Warn where an accuracy is of so few images that it says little."""
+    if tasks.evaluation is None or not top.evaluators or jax.process_index() != 0:
+        return
+    labels = tasks.evaluation.label[tasks.evaluation.label >= 0]
+    classes = len(np.unique(labels))
+    if 0 < len(labels) < _FEW_OF_A_CLASS * classes:
+        logging.warning(
+            "config.data: %s: %d test images of %d classes, so one image moves an "
+            "accuracy by %.1f points: hold out a larger share (config.data.test) or "
+            "judge by other labelled images",
+            tasks.dataset.name,
+            len(labels),
+            classes,
+            100 / len(labels),
+        )
 
 
 def _check_start(start, plain) -> None:
