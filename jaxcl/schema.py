@@ -249,7 +249,7 @@ def _allowed(kind) -> str:
     if words:
         return words[0]
     plain = _plain(kind)
-    names = {dict: "a section", int: "a whole number", float: "a number", str: "a text"}
+    names = {dict: "a section", int: "a whole number", float: "a number", str: "a string"}
     return names.get(plain) or {bool: "True or False"}.get(plain) or _name(kind)
 
 
@@ -454,11 +454,10 @@ def options(function, section, field: str, given=()) -> dict:
                     "out"
                 )
             near = difflib.get_close_matches(key, parameters, n=3)
-            hint = f"did you mean {' or '.join(near)}? " if near else ""
-            raise ValueError(
-                f"{field}.{key}: no such option; {hint}"
-                f"allowed are {', '.join(sorted(parameters)) or 'none'}"
-            )
+            known = f"allowed are {', '.join(sorted(parameters)) or 'none'}"
+            if near:
+                known = f"did you mean {' or '.join(near)}? All: jaxcl options CONFIG"
+            raise ValueError(f"{field}.{key}: no such option; {known}")
     check(function, chosen, field)
     for name, option in parameters.items():
         if option.default is inspect.Parameter.empty and name not in chosen:

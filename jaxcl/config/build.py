@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 from typing import NamedTuple
 
 import jax
@@ -12,8 +13,8 @@ from absl import logging
 from etils import epath
 
 from jaxcl import core, schema, sharding
-from jaxcl.config import budget, claim, resolved, sections
-from jaxcl.data import duplicates, storage, stream
+from jaxcl.config import budget, claim, files, resolved, sections
+from jaxcl.data import duplicates, fetch, storage, stream
 from jaxcl.evals import features
 from jaxcl.memory import sharded
 from jaxcl.methods.online import replay as replay_lib
@@ -252,6 +253,8 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     parts, image = sections.parts(top)
     sections.chosen(top.method)
     kept = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
+    if stand_in is None:
+        _check_data_path(top)
     tasks = make_stream()
     sections.check_graphs(top, tasks.dataset.train)
     if workdir is not None:  # or nothing is trained
@@ -373,6 +376,23 @@ def _affordable(top, made, parts, workdir) -> core.Replay:
     if workdir is not None and jax.process_index() == 0:
         print(f"config.replay.flops={replay.flops:g}: updates={found}", flush=True)
     return replay._replace(updates=found)
+
+
+def _check_data_path(top) -> None:
+    """Refuse a path at which there are no data; say how to get or do without them."""
+    path = top.data.get("path")
+    if not isinstance(path, str) or storage.exists(path):
+        return
+    names = (os.path.basename(os.path.normpath(path)), top.data.get("name"))
+    fetched = [name for name in names if name in fetch.SETS]
+    ways = [f"download the set: jaxcl data {name} --out={path}" for name in fetched[:1]]
+    ways.append("say where it is: --config.data.path=FOLDER")
+    if top.name in files.names():
+        ways.append(f"try the config without its data: jaxcl train {top.name}:debug")
+    raise ValueError(
+        f"config.data.path={path!r}: there is nothing at this path. You can "
+        f"{'; or '.join(ways)}"
+    )
 
 
 def _tell_duplicates(top, dataset) -> None:
@@ -539,6 +559,7 @@ def _frozen(top: sections.Top) -> _Frozen:
     image = schema.options(sections.image, top.augment, "config.augment")
     image = sections.image(**image)
     encoder = sections.encoder(top)
+    _check_data_path(top)
     tasks = make_stream()
     _tell_duplicates(top, tasks.dataset)
     train = tasks.dataset.train

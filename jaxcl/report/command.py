@@ -1,4 +1,4 @@
-"""One page about runs: `python -m jaxcl.report runs/er runs/er_ace --out=report.html`.
+"""Write one page about runs: `jaxcl report runs/er runs/er_ace --out=report.html`.
 
 Each directory is a run, or holds the runs of several seeds (config.seeds). The page is
 one file that loads nothing else. It shows measures with intervals over seeds,
