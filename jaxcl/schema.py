@@ -249,7 +249,12 @@ def _allowed(kind) -> str:
     if words:
         return words[0]
     plain = _plain(kind)
-    names = {dict: "a section", int: "a whole number", float: "a number", str: "a string"}
+    names = {
+        dict: "a section",
+        int: "a whole number",
+        float: "a number",
+        str: "a string",
+    }
     return names.get(plain) or {bool: "True or False"}.get(plain) or _name(kind)
 
 
