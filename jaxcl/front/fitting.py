@@ -137,7 +137,8 @@ def fit(
     with _silent(quiet), _stopping() as stop:
         logging.set_verbosity(logging.WARNING)
         work = build.build(config, where)
-        finish.run(work, where, stop=stop)
+        found = finish.run(work, where, stop=stop)
+        print(f"\n{finish.closing(work, where, found)}", flush=True)
     return result.Result(str(where), held=read.held)
 
 
