@@ -17,9 +17,9 @@ epochs (5 million images seen, but 50 to 400 epochs), photo augmentation, the st
 patch of the encoder (ResNet-18 unless another is named) and its optimizer. Labels are
 not needed. Where a folder per class tells them, neighbours judge the encoder on a fifth
 that is held out; where not, RankMe, alignment and uniformity say whether it collapses.
-`config.method.strategy` makes the run continual: slices of the images in turn, or with
-`config.scenario.name` classes or domains. `configs/own_images.py:debug` runs the same
-code in seconds, on digits.
+`config.method.strategy` makes the run continual: classes one after another where every
+image has a label, else random slices; `config.scenario.name` says otherwise.
+`configs/own_images.py:debug` runs the same code in seconds, on digits.
 
 No paper has a score for it, and none of its values was tuned. docs/own_images.md says
 how each is chosen.

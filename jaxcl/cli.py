@@ -156,9 +156,11 @@ def _started(words: list[str]) -> int:
 
 
 def _version() -> str:
-    """Return the versions of the library and of JAX."""
+    """Return the versions of the library and of JAX, and the devices that JAX finds."""
     own = importlib.import_module("jaxcl").__version__
-    return f"jaxcl {own} (jax {importlib.metadata.version('jax')})"
+    found = importlib.import_module("jax").devices()
+    jax = f"jax {importlib.metadata.version('jax')}"
+    return f"jaxcl {own} ({jax}, {len(found)} x {found[0].device_kind})"
 
 
 def _with_underscores(word: str) -> str:

@@ -6,6 +6,7 @@ judged and nothing is trained, see configs/transfer.py. Exit codes: 0 finished, 
 failed, 2 the command or config is wrong, 75 stopped by a signal and saved.
 """
 
+import jax
 from absl import app, flags
 from ml_collections import config_flags
 
@@ -39,7 +40,9 @@ def main(argv):
         return finish.without_lost_rows(work) if LOST_ROWS.value else work, workdir
 
     def work(made, stop):
-        finish.run(*made, stop=stop)
+        results = finish.run(*made, stop=stop)
+        if jax.process_index() == 0:
+            print(f"\n{finish.closing(*made, results)}", flush=True)
 
     return command.run(make, work)
 

@@ -196,6 +196,11 @@ def _places(function, name) -> list[str]:
     return [place for place, other in places.items() if name in option_of(other)]
 
 
+def may_take(function: Callable, name: str) -> bool:
+    """Say whether an option is one of a function, for some values of its others."""
+    return name in option_of(function) or bool(_places(function, name))
+
+
 def read(
     function: Callable,
     section: Mapping[str, Any],
@@ -261,7 +266,12 @@ def _allowed(kind) -> str:
     if words:
         return words[0]
     plain = _plain(kind)
-    names = {dict: "a section", int: "a whole number", float: "a number", str: "a text"}
+    names = {
+        dict: "a section",
+        int: "a whole number",
+        float: "a number",
+        str: "a string",
+    }
     return names.get(plain) or {bool: "True or False"}.get(plain) or _name(kind)
 
 
@@ -471,11 +481,10 @@ def _refuse_unknown(function, option, known, field):
             f"which {field} does not choose; leave it out"
         )
     near = difflib.get_close_matches(option.name, known, n=3)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise ValueError(
-        f"{option.path}: no such option; {hint}"
-        f"allowed are {', '.join(sorted(known)) or 'none'}"
-    )
+    hint = f"allowed are {', '.join(sorted(known)) or 'none'}"
+    if near:
+        hint = f"did you mean {' or '.join(near)}? All: jaxcl options CONFIG"
+    raise ValueError(f"{option.path}: no such option; {hint}")
 
 
 def defaults(

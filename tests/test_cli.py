@@ -112,6 +112,19 @@ def test_every_kind_is_listed(capsys):
         listing.main(["basis"])
 
 
+def test_lists_say_what_to_type_and_what_each_needs(capsys):
+    for kind, option, needs in (
+        ("bases", "base", {"supcon": "labels", "byol": "slow", "nnclr": "98304"}),
+        ("strategies", "strategy", {"pnr": "frozen copy", "der": "memory of 256"}),
+    ):
+        assert listing.main([kind]) == 0
+        told = capsys.readouterr().out
+        assert f"--config.method.{option}=" in told.splitlines()[0]
+        entries = dict(re.findall(r"^(\w+) +((?:.*\n?)(?: +.*\n?)*)", told, re.M))
+        for name, words in needs.items():
+            assert words in " ".join(entries[name].split())
+
+
 def test_a_list_of_nothing_counts_each_kind(capsys):
     assert listing.main([]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]

@@ -270,7 +270,7 @@ def test_judges_that_several_runs_have_and_defaults_are_compared():
 
 def test_refuses_what_is_no_run(runs, capsys):
     assert compare.main([str(runs / "nothing")]) == 2
-    assert "results.json" in capsys.readouterr().err
+    assert "nothing" in capsys.readouterr().err
     run_directories.leave(
         runs / "other", [[1.0, None], [0.5, 0.5]], seed=0, matrix_name="knn/x"
     )

@@ -764,7 +764,7 @@ def test_as_many_tensors_as_torchvision_has(depth, count):
 
 
 def test_networks_that_pytorch_has_not_are_refused(trained, tmp_path, capsys):
-    match = r"--torch: config\.encoder\.name='conv_net' has no twin"
+    match = r"--torch: config\.encoder\.name='conv_net'"
     refused(match, trained[0], tmp_path / "out", capsys, "--torch")
     run_directories.run_of(
         tmp_path / "run", encoder=run_directories.RESNET | {"padding": "same"}

@@ -265,7 +265,7 @@ def test_no_network_says_what_to_do_by_hand(tmp_path, monkeypatch, capsys):
     (command,) = [line for line in said.splitlines() if "--from=" in line]
     (tmp_path / "by_hand").write_bytes(content)
     command = command.replace("PATH", str(tmp_path / "by_hand"))
-    assert fetch.main(shlex.split(command)[3:]) == 0
+    assert fetch.main(shlex.split(command)[2:]) == 0
     check_arrays("cifar10", out)
 
 

@@ -287,6 +287,46 @@ def test_tasks_are_classes_slices_or_what_each_image_is_of(asked):
     assert [task.name for task in work.stream.tasks] == ["2018", "2019", "2020"]
 
 
+def test_a_folder_and_arrays_are_cut_alike(asked, tmp_path):
+    three, label = IMAGES[LABELS < 3], LABELS[LABELS < 3]
+    for i, image in enumerate(three):
+        path = tmp_path / "images" / str(label[i]) / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    for images, more in ((three, {"labels": label}), (tmp_path / "images", {})):
+        config, _, work = asked(images, tasks=3, **more)
+        assert config.scenario.name == "class"
+        assert [task.name for task in work.stream.tasks] == ["0", "1", "2"]
+        with pytest.raises(ValueError, match=r"tasks=7: .* 3"):
+            jaxcl.fit(images, tasks=7, **more)
+        slices = {"options": {"scenario.name": "data"}}
+        config, _, work = asked(images, tasks=4, **more, **slices)
+        assert all(len(task.classes) == 3 for task in work.stream.tasks)
+    some = np.where(np.arange(len(label)) > 0, label, -1)
+    config, *_ = asked(three, labels=some, tasks=2)
+    assert config.scenario.name == "data"
+
+
+@pytest.mark.parametrize(
+    "count, more, wanted",
+    [
+        (
+            40,
+            {},
+            ["config.batch_size=4", "10 test images of 10 classes", "10.0 points"],
+        ),
+        (40, {"base": "byol", "test": (IMAGES[:50], LABELS[:50])}, []),
+        (160, {"test": 0.4}, []),
+    ],
+)
+def test_sizes_that_tell_little_are_warned_about(asked, caplog, count, more, wanted):
+    with caplog.at_level("WARNING"):
+        asked(IMAGES[:count], labels=LABELS[:count], **more)
+    assert all(words in caplog.text for words in wanted)
+    for words in ("config.batch_size=", "test images of"):
+        assert (words in caplog.text) == bool(wanted)
+
+
 @pytest.mark.parametrize(
     "more, train_on, trained, judged",
     [

@@ -122,6 +122,8 @@ def test_a_base_brings_its_rates_and_a_strategy_its_tasks():
     assert (config.scenario.name, config.scenario.num_tasks) == ("class", 4)
     always = config_of(hold(), num_tasks=2, by_strategy=False)
     assert (always.scenario.name, always.scenario.num_tasks) == ("data", 2)
+    usual = config_of(hold(labels=np.arange(64) % 3), by_strategy=False)
+    assert (usual.scenario.name, usual.scenario.num_tasks) == ("class", 3)
 
 
 def test_what_judges_follows_the_labels():
@@ -169,7 +171,7 @@ def test_the_config_file_takes_a_folder(tmp_path):
     config_files.check_options(config)
     assert config_files.parse([path]).data.to_dict() == {"name": "digits"}
     small = config_files.take("own_images", "debug")
-    assert small.scenario.to_dict() == {"name": "data", "num_tasks": 2}
+    assert small.scenario.to_dict() == {"name": "class", "num_tasks": 2}
 
 
 def test_the_config_file_takes_an_encoder_behind_the_folder(tmp_path):

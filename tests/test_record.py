@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from tensorboardX.proto import event_pb2
 
+from helpers import toy
 from jaxcl.data import storage
 from jaxcl.evals import plots
 from jaxcl.evals.plots import canvas
@@ -342,25 +343,68 @@ def test_a_notebook_has_a_bar_and_a_file_has_none(tmp_path, monkeypatch, capsys)
     assert "100%|" not in capsys.readouterr().err
 
 
-def test_the_time_left_is_said_once_steps_were_timed(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "steps, told, hours, helps",
+    [
+        (400, [], 0, False),
+        (10**5, [14], 4, False),  # 0.75 s of three and 1.25 s of ten after the first
+        (10**6, [14], 43, True),
+    ],
+)
+def test_a_long_time_is_said_once_steps_were_timed(
+    tmp_path, monkeypatch, capsys, steps, told, hours, helps
+):
     clock = types.SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0, now=0)
     monkeypatch.setattr(progress_lib, "time", clock)
-    recorder = record.Recorder(tmp_path, tensorboard=False, every=1000.0)
-    told = []
+    recorder = record.Recorder(tmp_path, tensorboard=False, every=1000.0, slow="SLOW")
+    said = {}
     for step in range(1, 41):  # the first ones are slow, as those that load data are
         clock.now += 0.25 if step < 5 else 0.125
-        recorder.advance(step, 0, 400)
-        if "about" in capsys.readouterr().err:
-            told.append(step)
+        recorder.advance(step, 0, steps)
+        if "about" in (text := capsys.readouterr().err):
+            said[step] = text
     recorder.close()
-    assert told == [14]  # 0.75 s of three and 1.25 s of ten after the first
-    assert [progress_lib._describe(x) for x in (34, 85, 100, 3700, 9000)] == [
-        "30 seconds",
-        "80 seconds",
-        "2 minutes",
-        "62 minutes",
-        "2 hours",
-    ]
+    assert list(said) == told
+    for text in said.values():
+        assert f"about {hours} hours" in text and "SLOW" in text
+        assert ("config.epochs" in text) == helps
+
+
+def test_the_time_left_has_evaluations_in_it(tmp_path, monkeypatch, capsys):
+    clock = types.SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0, now=1)
+    monkeypatch.setattr(progress_lib, "time", clock)
+    recorder = record.Recorder(tmp_path, tensorboard=False, num_tasks=3, every=0.0)
+
+    def left():
+        return capsys.readouterr().err.splitlines()[-1].split()[-2]
+
+    recorder.phase("judging the untrained network")
+    clock.now += 20
+    recorder.phase("compiling")
+    clock.now += 100
+    for step in range(1, 3):
+        recorder.advance(step, 0, 30)
+        clock.now += 1
+    assert left() == "0:01:28"  # 28 steps of 1 s, 3 evaluations of 20 s
+    for step in range(3, 11):
+        recorder.advance(step, 0, 30)
+        clock.now += 1
+    recorder.phase("judging")
+    clock.now += 10
+    recorder.phase("drawing")
+    clock.now += 5
+    recorder.advance(11, 1, 30)
+    assert left() == "0:00:49"  # 19 steps, 2 evaluations of 15 s
+    recorder.close()
+
+
+def test_the_speed_is_smoothed(tmp_path, monkeypatch, capsys):
+    recorder = record.Recorder(tmp_path, tensorboard=False, every=0.0)
+    for step, speed in enumerate((27.0, 100.0, 110.0, 11834.0, 120.0)):
+        recorder.log(step, 0, loss=1.0, time={"images_per_second": speed})
+        recorder.advance(step, 0, 10)
+    recorder.close()
+    assert " 110 images/s" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("options", [{"progress": "yes"}, {"every": -1.0}])
@@ -600,6 +644,28 @@ def test_comparison_draws_means_and_bands(draw):
     assert "%" in axes.get_ylabel() and axes.get_xlabel() == "tasks learned"
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
     assert legend == ["ours (3 seeds)", "peer"]
+
+
+def test_the_end_says_what_was_reached_and_where(tmp_path):
+    work, results = toy.job(tmp_path / "run"), results_lib.empty(1)
+    rows = {"predict/task_aware": [0.9], "knn/class_incremental": [0.5]}
+    results = results_lib.add(results, 0, rows, {}, 1)
+    results["untrained"] = {"knn/class_incremental": [0.25]}
+    told = finish.closing(work, tmp_path, results)
+    assert "50.0 %" in told and "untrained 25.0 %" in told and "90.0" not in told
+    assert str(tmp_path / results_lib.RESULTS) in told and "plots" not in told
+    (tmp_path / "plots").mkdir()
+    lines = finish.closing(work, tmp_path, results).splitlines()
+    assert any(str(tmp_path / "plots") in line for line in lines)
+    assert sum(" jaxcl " in line for line in lines[-3:]) == 3
+
+
+def test_after_a_task_there_is_one_line_for_each_matrix():
+    matrices = {name: np.eye(20) for name in ("knn/half", "predict/half")}
+    lines = results_lib.latest_table(matrices, 1).splitlines()
+    assert [line.split()[-3:] for line in lines[1:]] == [["0.0", "100.0", "50.0"]] * 2
+    wide = results_lib.latest_table(matrices, 19, columns=4).splitlines()
+    assert wide[1].split()[1:] == ["0.0", "0.0", "...", "0.0", "100.0", "5.0"]
 
 
 def test_the_last_table_has_a_dash_where_nothing_was_measured():

@@ -502,6 +502,26 @@ def test_nothing_that_comes_from_files_becomes_markup(tmp_path):
 # The command
 
 
+def test_a_page_begins_with_a_sentence_and_has_the_pictures_of_runs(runs):
+    plots = runs / "er" / "seed_0" / "plots"
+    (plots / "deep").mkdir(parents=True)
+    pictures = {"tsne_task2": b"t", "summary": b"s", "knn_class_incremental": b"k"}
+    for name, data in {**pictures, "deep/more": b"m", "curves": b"c"}.items():
+        (plots / f"{name}.png").write_bytes(data)
+    (plots / "deep" / "large.png").write_bytes(bytes(report_command._PICTURE_BYTES))
+    root = page(runs / "er", runs / "ace")
+    shown = [
+        base64.b64decode(x.attributes["src"].partition(",")[2])
+        for x in root.all("img", class_="plot")
+    ]
+    assert shown == [b"s", b"t", b"m"]
+    lead = next(root.one("header").all("p")).text()
+    for folder in ("er", "ace"):
+        run = report_command.load(runs / folder, folder)
+        mean = numbers.measures(run)[KNN]["average_accuracy"].mean
+        assert f"{folder} reaches {100 * mean:.1f} %" in lead
+
+
 def test_refuses_what_is_no_run(runs, capsys):
     def refused(*arguments):
         out = runs / "refused.html"
@@ -511,7 +531,7 @@ def test_refuses_what_is_no_run(runs, capsys):
         assert line.startswith("jaxcl: ")
         return line
 
-    assert "results.json" in refused(runs / "er", runs / "none")
+    assert "none" in refused(runs / "er", runs / "none")
     assert "er:" in refused(runs / "er", f"{runs}/er/")
     (runs / "one" / "results.json").write_text("{")
     assert f"{runs}/one/results.json" in refused(runs / "one")

@@ -65,9 +65,10 @@ def fit(
       base: what one task trains with, a row of `jaxcl list bases`.
       strategy: what later tasks train with, a row of `jaxcl list strategies`; None:
         "finetune".
-      tasks: how many. With labels, these are classes that come one after another, else
-        slices of the images. Or N entries that say what each image is of, in sorted
-        order one task each.
+      tasks: how many. Where every train image has a label, of arrays and of folders
+        alike, they are classes that come one after another, else random slices;
+        options={"scenario.name": "data"} takes slices of labelled images, too. Or N
+        entries that say what each image is of, in sorted order one task each.
       encoder: a name in `jaxcl.config.own_images.ENCODERS`, as "resnet18" or
         "vit_small"; a section like config.encoder; or what training begins with: an
         encoder of `load_encoder`, or its folder.
@@ -105,7 +106,7 @@ def fit(
         encoder=folder.section(encoder.card)[0] if begun else encoder,
         size=size,
         tasks=tasks,
-        labelled=read.labelled,
+        scenario=(options or {}).get("scenario.name"),
     )
     chosen = {
         "name": name,
@@ -136,7 +137,8 @@ def fit(
     with _silent(quiet), _stopping() as stop:
         logging.set_verbosity(logging.WARNING)
         work = build.build(config, where)
-        finish.run(work, where, stop=stop)
+        found = finish.run(work, where, stop=stop)
+        print(f"\n{finish.closing(work, where, found)}", flush=True)
     return result.Result(str(where), held=read.held)
 
 
@@ -154,18 +156,17 @@ def _read(images, labels, domains, test, name) -> inputs.Given:
     judge = inputs.read(pair[0], name=f"{name}_test", labels=pair[1])
     sections = {"train": inputs.whole(train), "test": inputs.whole(judge)}
     held = (*train.held, *judge.held)
-    return inputs.Given({"name": "judged_by", **sections}, held, train.labelled)
+    return inputs.Given({"name": "judged_by", **sections}, held)
 
 
-def _config(section, *, encoder, size, tasks, labelled) -> ml_collections.ConfigDict:
+def _config(section, *, encoder, size, tasks, scenario) -> ml_collections.ConfigDict:
     """The config of configs/own_images.py, cut into tasks as the call says."""
     if not isinstance(tasks, int | np.integer):
         scenario, count = "domain", 1
     else:
         if tasks < 1:
             raise ValueError(f"tasks={tasks}: must be 1 or more")
-        scenario, count = ("class" if labelled else "data"), int(tasks)
-        scenario = "joint" if count == 1 else scenario
+        scenario, count = ("joint" if tasks == 1 else scenario), int(tasks)
     return own_images.config(
         section,
         encoder=encoder,

@@ -24,7 +24,6 @@ class Given(NamedTuple):
 
     section: dict
     held: tuple[in_memory.Held, ...] = ()  # to be kept while the section is read
-    labelled: bool = False  # whether labels came with the arrays
 
 
 def read(
@@ -81,7 +80,7 @@ def read(
     )
     known = bool((held.examples.label >= 0).any())
     share = {"test": 0.2 if known else 0.0} | share
-    return Given(held.section | share, (held,), labelled=labels is not None)
+    return Given(held.section | share, (held,))
 
 
 def whole(images: Given) -> dict:

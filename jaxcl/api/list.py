@@ -8,7 +8,9 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+from jaxcl import schema
 from jaxcl.config import files, own_images, sections
 from jaxcl.data import sources
 from jaxcl.methods.two_view import bases, strategies
@@ -32,29 +34,41 @@ def _functions(choices: dict[str, Callable]) -> dict[str, str]:
     return {name: _first_line(made.__doc__) for name, made in choices.items()}
 
 
+def _describe(make: Callable, needs: dict[str, Any]) -> str:
+    """Join the first line of a function with the needs that hold."""
+    needed = ", ".join(words for words, there in needs.items() if there)
+    return f"{_first_line(make.__doc__)}. Needs: {needed or 'nothing more'}."
+
+
 def _bases() -> dict[str, str]:
-    """Describe each base: its first line, and what it has."""
+    """Describe each base: its first line, and what it needs beside the images."""
     found = {}
     for name, make in bases.BASES.items():
-        base = make()
-        has = {
-            "reads labels": base.supervised,
+        base, options = make(), schema.defaults(make)
+        rows, prototypes = options.get("queue_size"), options.get("prototypes")
+        needs = {
+            "labels": base.supervised,
             "a slow network": base.momentum,
-            "a queue": base.queue_size,
+            f"a queue of {rows} features": rows,
             "a predictor": base.predictor_hidden_dim,
-            "parameters of its own": base.init_params,
+            f"{prototypes} prototypes": prototypes,
         }
-        kept = [words for words, there in has.items() if there]
-        found[name] = "; ".join([_first_line(make.__doc__), *kept])
+        found[name] = _describe(make, needs)
     return found
 
 
 def _strategies() -> dict[str, str]:
-    """Describe each strategy: its first line, and whether it has a teacher."""
+    """Describe each strategy: its first line, and what it keeps of earlier tasks."""
     found = {}
     for name, make in strategies.STRATEGIES.items():
-        kept = ["keeps the network of the last task"] if make().teacher else []
-        found[name] = "; ".join([_first_line(make.__doc__), *kept])
+        strategy, images = make(), schema.defaults(make).get("memory_size")
+        needs = {
+            "a frozen copy of the network": strategy.teacher,
+            "a predictor": strategy.distiller_hidden_dim,
+            f"a memory of {images} images": images,
+            "statistics of the parameters": strategy.init_state and not images,
+        }
+        found[name] = _describe(make, needs)
     return found
 
 
@@ -65,14 +79,21 @@ def _encoders() -> dict[str, str]:
     return _functions(sections.ENCODERS) | {"own_images": takers}
 
 
+# Kind -> what to type, and the function that finds all of that kind
 KINDS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
-    "methods": ("config.method.name", lambda: dict(_modules("jaxcl.methods"))),
-    "bases": ("use: --config.method.base=NAME", _bases),
-    "strategies": ("use: --config.method.strategy=NAME", _strategies),
-    "encoders": ("config.encoder.name", _encoders),
-    "data": ("config.data.name", lambda: _functions(sources.SOURCES)),
-    "evaluators": ("keys of config.evaluators", lambda: dict(_modules("jaxcl.evals"))),
-    "configs": ("--config=NAME", files.names),
+    "methods": (
+        "--config.method.name=NAME",
+        lambda: dict(_modules("jaxcl.methods")),
+    ),
+    "bases": ("jaxcl train CONFIG --config.method.base=NAME", _bases),
+    "strategies": ("jaxcl train CONFIG --config.method.strategy=NAME", _strategies),
+    "encoders": ("--config.encoder.name=NAME", _encoders),
+    "data": ("--config.data.name=NAME", lambda: _functions(sources.SOURCES)),
+    "evaluators": (
+        'in a config: config.evaluators = {"NAME": {}}',
+        lambda: dict(_modules("jaxcl.evals")),
+    ),
+    "configs": ("jaxcl train NAME", files.names),
 }
 
 
@@ -95,7 +116,7 @@ def text(kind: str, width: int = 88) -> str:
         )
         for name, words in found.items()
     ]
-    return "\n".join([f"{kind} ({where})", *lines])
+    return "\n".join([f"{kind}. Use: {where}", *lines])
 
 
 def overview() -> str:

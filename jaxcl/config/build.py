@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 from typing import NamedTuple
 
 import jax
@@ -12,9 +13,9 @@ from absl import logging
 from etils import epath
 
 from jaxcl import core, schema, sharding
-from jaxcl.config import budget, run_config, sections
+from jaxcl.config import budget, files, run_config, sections
 from jaxcl.config import options as options_lib
-from jaxcl.data import duplicates, storage, stream
+from jaxcl.data import duplicates, fetch, storage, stream
 from jaxcl.evals import features
 from jaxcl.memory import sharded
 from jaxcl.methods.online import replay as replay_lib
@@ -51,6 +52,7 @@ ASIDE = run_config.MACHINE + (
 
 
 _MOST_STEPS = 2**31 - 1  # core.TrainState counts them in an i32
+_FEW_OF_A_CLASS = 5  # test images, below which an accuracy says little
 
 
 def _plain(value, field="config"):
@@ -254,10 +256,13 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     parts, image = sections.parts(top)
     sections.chosen(top.method)
     kept = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
+    if stand_in is None:
+        _check_data_path(top)
     tasks = make_stream()
     sections.check_graphs(top, tasks.dataset.train)
     if workdir is not None:  # or nothing is trained
         _tell_duplicates(top, tasks.dataset)
+        _tell_few_test_images(top, tasks)
     parts = _whole(parts, top, tasks, kept, mesh)
     method = sections.method(top, parts)
     if top.replay and not method.replays:
@@ -376,6 +381,23 @@ def _affordable(top, made, parts, workdir) -> core.Replay:
     return replay._replace(updates=found)
 
 
+def _check_data_path(top) -> None:
+    """Refuse a path at which there are no data; say how to get or do without them."""
+    path = top.data.get("path")
+    if not isinstance(path, str) or storage.exists(path):
+        return
+    names = (os.path.basename(os.path.normpath(path)), top.data.get("name"))
+    fetched = [name for name in names if name in fetch.SETS]
+    ways = [f"download the set: jaxcl data {name} --out={path}" for name in fetched[:1]]
+    ways.append("say where it is: --config.data.path=FOLDER")
+    if top.name in files.names():
+        ways.append(f"try the config without its data: jaxcl train {top.name}:debug")
+    raise ValueError(
+        f"config.data.path={path!r}: there is nothing at this path. You can "
+        f"{'; or '.join(ways)}"
+    )
+
+
 def _tell_duplicates(top, dataset) -> None:
     """Warn of images that are there more than once, see config.duplicates."""
     asked = top.duplicates
@@ -383,6 +405,24 @@ def _tell_duplicates(top, dataset) -> None:
     if asked and jax.process_index() == 0:
         if words := duplicates.find(dataset).words("config.data: " + dataset.name):
             logging.warning("%s", words)
+
+
+def _tell_few_test_images(top, tasks) -> None:
+    """Warn where an accuracy is of so few images that it says little."""
+    if tasks.evaluation is None or not top.evaluators or jax.process_index() != 0:
+        return
+    labels = tasks.evaluation.label[tasks.evaluation.label >= 0]
+    classes = len(np.unique(labels))
+    if 0 < len(labels) < _FEW_OF_A_CLASS * classes:
+        logging.warning(
+            "config.data: %s: %d test images of %d classes, so one image moves an "
+            "accuracy by %.1f points: hold out a larger share (config.data.test) or "
+            "judge by other labelled images",
+            tasks.dataset.name,
+            len(labels),
+            classes,
+            100 / len(labels),
+        )
 
 
 def _check_start(start, plain) -> None:
@@ -522,6 +562,7 @@ def _frozen(top: sections.Top) -> _Frozen:
     image = schema.options(sections.image, top.augment, "config.augment")
     image = sections.image(**image)
     encoder = sections.encoder(top)
+    _check_data_path(top)
     tasks = make_stream()
     _tell_duplicates(top, tasks.dataset)
     train = tasks.dataset.train

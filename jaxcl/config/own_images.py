@@ -34,7 +34,7 @@ _LARGEST = 224  # pixels of a side that the network is given
 _SMALL = 96  # sets of up to this side are decoded once, into memory
 _RESIDENT = 2 << 30  # bytes that such a set may have
 _LOOKED_AT = 512  # images whose sides and pixels are looked at
-TASKS = 5  # of a continual run, unless it is told how many
+TASKS = 5  # of a continual run, unless it is told how many, or has fewer classes
 
 _VITS = {f"vit_{size}": size for size in ("tiny", "small", "base", "large")}
 _RESNETS = {f"resnet{depth}": depth for depth in (10, 18, 34, 50, 101)}
@@ -146,8 +146,8 @@ def config(
     *,
     encoder: str | os.PathLike | Mapping[str, Any] = "resnet18",
     size: int | None = None,
-    scenario: str = "data",
-    num_tasks: int = TASKS,
+    scenario: str | None = None,
+    num_tasks: int | None = None,
     by_strategy: bool = True,
 ) -> ml_collections.ConfigDict:
     """The config of a set of images.
@@ -161,8 +161,10 @@ def config(
         encoder, with which training begins.
       size: pixels of a side that the network is given; None: those of the images, at
         most 224.
-      scenario: what a continual run is.
-      num_tasks: how many tasks it has; of domains there is one each.
+      scenario: how a continual run is cut. None: classes one after another ("class")
+        where every train image has a label, else random slices ("data").
+      num_tasks: how many tasks it has; of domains there is one each. None: 5, or as
+        many as there are classes.
       by_strategy: whether a run is continual if its strategy is not "finetune", and
         joint if it is; else it is continual whatever the strategy.
 
@@ -170,7 +172,7 @@ def config(
       ValueError, OSError: as of the source; an unknown encoder, or a folder that holds
         none; too few images; no tasks.
     """
-    schema.check_value(num_tasks, schema.Count, "num_tasks")
+    schema.check_value(num_tasks, schema.Count | None, "num_tasks")
     schema.check_value(size, schema.Pixels | None, "size")
     encoder, start = _chosen(encoder)
     look = look_at(data)
@@ -187,8 +189,9 @@ def config(
     made.encoder = _encoder(encoder, side)
     if start is not None:
         made.start = start
-    tasks = len(look.domains) if scenario == "domain" else num_tasks
-    rows = _smallest(look, scenario, num_tasks)
+    scenario = scenario or _scenario(look)
+    tasks = _count_tasks(look, scenario, num_tasks)
+    rows = _smallest(look, scenario, tasks)
 
     def choose(joint, continual):
         table = {"finetune": joint} if by_strategy else {}
@@ -308,6 +311,24 @@ def batch_size(rows: int) -> int:
     Of less than 8 rows it is 2, of which an epoch has fewer.
     """
     return 2 ** int(np.clip(np.log2(max(rows // 4, 2)), 1, 8))
+
+
+def _scenario(look) -> str:
+    """Choose how tasks are cut: by class where every train image has a label."""
+    return "class" if look.labelled == look.rows and len(look.classes) > 1 else "data"
+
+
+def _count_tasks(look, scenario, num_tasks) -> int:
+    """Count the tasks; refuse more than there are classes."""
+    if scenario == "domain":
+        return len(look.domains)
+    most = len(look.classes) if scenario == "class" else look.rows
+    if num_tasks is not None and num_tasks > most:
+        raise ValueError(
+            f"tasks={num_tasks}: must be at most {most}, as there are so many "
+            f"{'classes' if scenario == 'class' else 'train images'}"
+        )
+    return num_tasks or min(TASKS, most)
 
 
 def _smallest(look, scenario, num_tasks) -> int:

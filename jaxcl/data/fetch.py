@@ -114,7 +114,7 @@ def _by_hand(name, out) -> str:
             "Download by hand, on a machine with a network:",
             *(f"  {x.urls[0]}  ({x.size:,} bytes)" for x in files),
             f"and then give {what}:",
-            f"  python -m jaxcl.data.fetch {name} --out={out} --from=PATH",
+            f"  jaxcl data {name} --out={out} --from=PATH",
         ]
     )
 
@@ -163,7 +163,7 @@ def _download(archive, folder) -> str:
                 if before < archive.size:
                     _append(url, part, archive.size)
             except (OSError, http.client.HTTPException) as error:
-                reasons.append(f"{url}: {getattr(error, 'reason', None) or error!r}")
+                reasons.append(f"{url}: {_plain_reason(error)}")
             if _length(part) == archive.size:
                 os.replace(part, path)
                 return path
@@ -171,6 +171,12 @@ def _download(archive, folder) -> str:
                 break
     lines = dict.fromkeys(reasons or [f"{archive.urls[-1]}: it ended too early"])
     raise Unreachable(f"{archive.name} could not be downloaded: {'; '.join(lines)}")
+
+
+def _plain_reason(error) -> str:
+    """Say why a server did not answer, without Python's names and numbers."""
+    reason = getattr(error, "reason", None) or error
+    return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
 
 
 def _length(path) -> int:

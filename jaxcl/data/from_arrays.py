@@ -171,9 +171,10 @@ def _meta(path) -> dict:
                 if section.get(key) is not None:
                     _check_section(_Entry, section[key], f"{where}.{key}")
     except (OSError, ValueError) as error:
+        wrong = f"{file}: no such file" if isinstance(error, OSError) else error
         raise ValueError(
-            f"{error}; path must be a folder with a meta.json, as `python -m "
-            f"jaxcl.data.convert {_from_and_to(path)}` writes it{_fetched(path)}"
+            f"{wrong}; path must be a folder with a meta.json, as {_fetched(path)}"
+            f"`python -m jaxcl.data.convert {_from_and_to(path)}` writes it"
         ) from error
     return meta
 
@@ -189,7 +190,7 @@ def _fetched(path) -> str:
     name = os.path.basename(os.path.normpath(path))
     if name not in FETCHED:
         return ""
-    return f", or `python -m jaxcl.data.fetch {name} --out={path}`"
+    return f"`jaxcl data {name} --out={path}` or "
 
 
 def _check_section(kind, section, where) -> None:

@@ -73,6 +73,5 @@ def _bytes(file) -> np.ndarray:
     except OSError as error:
         raise ValueError(
             f"{file} cannot be read: {error}; path must be the unpacked stl10_binary, "
-            "which `python -m jaxcl.data.fetch stl10 "
-            f"--out={os.path.dirname(file)}` gets"
+            f"which `jaxcl data stl10 --out={os.path.dirname(file)}` gets"
         ) from error

@@ -49,8 +49,8 @@ def _check_folders(path):
         if not os.path.isdir(folder):
             raise ValueError(
                 f"{folder}: no such directory; path = {path!r} must be the unpacked "
-                "tiny-imagenet-200, with train/, val/ and wnids.txt, which `python -m "
-                f"jaxcl.data.fetch tiny_imagenet --out={path}` gets"
+                "tiny-imagenet-200, with train/, val/ and wnids.txt, which `jaxcl data "
+                f"tiny_imagenet --out={path}` gets"
             )
 
 

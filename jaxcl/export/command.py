@@ -1,4 +1,4 @@
-"""Export the encoder of a run: `python -m jaxcl.export --run=RUN --out=DIR`.
+"""Write the encoder of a run to a folder: `jaxcl export --run=RUN --out=DIR`.
 
 DIR then holds the encoder's parameters and statistics (encoder.safetensors) and its
 description and origin (card.json); with --torch also a state dict for PyTorch, under
@@ -127,11 +127,11 @@ def _without_paths(value, key=""):
 
 
 def _library(section):
-    """What writes an encoder for PyTorch; refuses one that has no twin there."""
+    """Find what writes an encoder for PyTorch; refuse one that cannot be written."""
     if section["name"] not in _TORCH:
         raise ValueError(
-            f"--torch: config.encoder.name={section['name']!r} has no twin in "
-            f"PyTorch; must be one of {', '.join(map(repr, _TORCH))}"
+            f"--torch: config.encoder.name={section['name']!r} cannot be "
+            f"exported to PyTorch; must be one of {', '.join(map(repr, _TORCH))}"
         )
     library = _TORCH[section["name"]]
     library.check(section)

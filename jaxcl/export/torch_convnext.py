@@ -177,13 +177,13 @@ def check(section: dict) -> None:
     """
     if section["depths"] is not None and len(section["depths"]) != 4:
         raise ValueError(
-            f"--torch: config.encoder.depths={section['depths']!r} has no twin in "
-            "timm; must be of four stages"
+            f"--torch: config.encoder.depths={section['depths']!r} cannot be "
+            "exported to timm; must be of four stages"
         )
     if section["patch"] not in (1, 3, 4, 5, 6, 7):
         raise ValueError(
-            f"--torch: config.encoder.patch={section['patch']} has no twin in timm, "
-            "whose later stages depend on it; must be 1 or 3 to 7"
+            f"--torch: config.encoder.patch={section['patch']} cannot be exported "
+            "to timm, whose later stages depend on it; must be 1 or 3 to 7"
         )
 
 

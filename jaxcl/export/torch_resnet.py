@@ -29,8 +29,8 @@ def check(section: dict) -> None:
     """
     if section["name"] != "resnet":
         raise ValueError(
-            f"--torch: config.encoder.name={section['name']!r} has no twin in "
-            "torchvision; must be 'resnet'"
+            f"--torch: config.encoder.name={section['name']!r} cannot be "
+            "exported to torchvision; must be 'resnet'"
         )
     if section["padding"] != "torch":
         raise ValueError(

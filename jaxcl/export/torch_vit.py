@@ -255,8 +255,8 @@ def check(section: dict) -> None:
     """
     if section["positions"] == "rotary" and section["qkv_bias"] == "all":
         raise ValueError(
-            "--torch: config.encoder.qkv_bias='all' with positions='rotary' has no "
-            "twin in timm, whose keys have no bias there; must be 'query_value' or "
+            "--torch: config.encoder.qkv_bias='all' with positions='rotary' cannot be "
+            "exported to timm, whose keys have no bias there; must be 'query_value' or "
             "'none'"
         )
 

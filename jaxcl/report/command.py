@@ -1,4 +1,4 @@
-"""One page about runs: `python -m jaxcl.report runs/er runs/er_ace --out=report.html`.
+"""Write one page about runs: `jaxcl report runs/er runs/er_ace --out=report.html`.
 
 Each directory is a run, or holds the runs of several seeds (config.seeds). The page is
 one file that loads nothing else. It shows measures with intervals over seeds,
@@ -16,6 +16,8 @@ from jaxcl.report import compare, numbers
 from jaxcl.report import page as page_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import task_alone
+
+_PICTURE_BYTES = 2_000_000  # of all pictures of a run, so that the page stays small
 
 
 def load(workdir: epath.PathLike, name: str) -> numbers.Run:
@@ -44,7 +46,31 @@ def load(workdir: epath.PathLike, name: str) -> numbers.Run:
         workdir=str(workdir),
         run=run,
         rows=rows,
+        pictures=_pictures(run),
     )
+
+
+def _pictures(run: compare.Run) -> tuple[tuple[str, bytes], ...]:
+    """Read the pictures of the first seed, but those that the page draws itself.
+
+    The summary is the first; once there are too many bytes the others are left out.
+    """
+    seed, folder = next(iter(run.folders.items()))
+    drawn = {name.replace("/", "_") for name in run.results[seed]["matrices"]}
+    files = [
+        file
+        for pattern in ("*.png", "*/*.png")
+        for file in sorted((folder / "plots").glob(pattern))
+        if file.stem not in (*drawn, "curves")
+    ]
+    files.sort(key=lambda file: file.stem != "summary")
+    found, left = [], _PICTURE_BYTES
+    for file in files:
+        data = file.read_bytes()
+        left -= len(data)
+        if left >= 0:
+            found.append((file.stem.replace("_", " "), data))
+    return tuple(found)
 
 
 def _completed(results):

@@ -55,7 +55,9 @@ def read(workdir: epath.PathLike) -> Run:
         folders = {_seed(workdir): workdir}
     if not folders:
         raise ValueError(
-            f"{workdir}: holds no {results_lib.RESULTS}, nor do its seed_*"
+            f"{workdir}: no run in it has finished a task"
+            if workdir.is_dir()
+            else f"{workdir}: no such run folder"
         )
     results = {seed: results_lib.read_results(path) for seed, path in folders.items()}
     configs = comparability.read([workdir, *folders.values()])

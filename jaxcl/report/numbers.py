@@ -29,6 +29,7 @@ class Run(NamedTuple):
     workdir: str  # as given to the command
     run: compare.Run
     rows: dict[int, list]  # seed -> rows of metrics.jsonl, for seeds that have one
+    pictures: tuple[tuple[str, bytes], ...] = ()  # name and PNG of what a seed drew
 
     @property
     def config(self) -> dict | None:

@@ -64,6 +64,7 @@ def header(runs: list[numbers.Run], *, dates: dict[str, float], version: str) ->
         texts += [spent.get("jax") or "-"] + [_judged(run)] * transfers
         rows.append((number, [*map(Cell, texts)]))
     return {
+        "lead": _lead(runs),
         "about": f"{count}, results of {newest}, page made by jaxcl {version}",
         "runs": Table(columns, rows),
         "remarks": [remark for run in runs for remark in _remarks(run)],
@@ -72,6 +73,27 @@ def header(runs: list[numbers.Run], *, dates: dict[str, float], version: str) ->
             {run.name: run.run.configs for run in runs}
         ),
     }
+
+
+def _lead(runs) -> str:
+    """Say in a sentence what the runs reached; "" where nothing was measured."""
+    names = numbers.names_of(numbers.matrices(run) for run in runs)
+    names = [name for name in names if not name.endswith("/task_aware")] or names
+    names.sort(key=lambda name: not name.startswith("predict/"))
+    for name in names:
+        reached = []
+        for run in runs:
+            measured = numbers.measures(run).get(name, {}).get("average_accuracy")
+            if measured is not None and measured.mean is not None:
+                before = numbers.untrained(run, name).mean
+                beside = f" (untrained {formats.percent(before)} %)" if before else ""
+                whole = f"{formats.percent(measured.mean)} %{beside}"
+                reached.append(f"{run.name} reaches {whole}")
+        if reached:
+            tasks = max(run.done for run in runs)
+            over = f"the average over {tasks} tasks" if tasks > 1 else "accuracy"
+            return f"{', '.join(reached)}: {over}, {name}."
+    return ""
 
 
 def _remarks(run) -> list[str]:
@@ -200,6 +222,16 @@ def _against_time(name, runs, having, measured) -> charts.Chart | None:
     return charts.against_time(points, key=name) if len(points) > 1 else None
 
 
+def pictures(runs: list[numbers.Run]) -> list[dict] | None:
+    """The pictures that the runs left, by run; None if there are none."""
+    shown = [
+        {"run": number, "name": name, "png": base64.b64encode(data).decode()}
+        for number, run in enumerate(runs)
+        for name, data in run.pictures
+    ]
+    return shown or None
+
+
 # Cost
 
 SPENT = (
@@ -262,6 +294,7 @@ def page(
     curves = [numbers.curves(run) for run in runs]
     sections = {
         "results": results(runs, curves),
+        "pictures": pictures(runs),
         "cost": cost(runs),
         "scalars": parts_lib.scalars(runs, curves),
         "training": parts_lib.training(runs, curves),

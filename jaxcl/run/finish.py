@@ -200,6 +200,59 @@ def text(results: dict) -> str:
     return "\n".join(lines)
 
 
+def closing(
+    work: job.Job | transfer.Transfer | seeds.Seeds,
+    workdir: epath.PathLike,
+    results: dict,
+) -> str:
+    """Say what a run reached, where its files lie, and which commands come next.
+
+    Args:
+      work: what `run` carried out.
+      workdir: the run directory.
+      results: what `run` returned.
+    """
+    where, lines = epath.Path(workdir), []
+    one = not isinstance(work, seeds.Seeds)
+    if one and (reached := _reached(results)):
+        lines = [reached]
+    inner = where if one else where / "seed_N"
+    lines.append(f"Results   {where / results_lib.RESULTS if one else inner}")
+    pictures = where / "plots"
+    if pictures.exists():
+        first = "summary.png"
+        hint = f" ({first} first)" if (pictures / first).exists() else ""
+        lines.append(f"Pictures  {pictures}{hint}")
+    commands = [f"jaxcl report {where} --out={where / 'report.html'}"]
+    if isinstance(work, job.Job):
+        commands.append(f"jaxcl export --run={where} --out=encoder")
+        updates = work.config["method"]["name"] == "two_view"
+        commands.append(
+            f"jaxcl update --run={where} --data=NEW_IMAGES"
+            if updates
+            else f"jaxcl compare OTHER_RUN {where}"
+        )
+    heads = ["Next", *[""] * len(commands)]
+    lines += [f"{head:9} {x}" for head, x in zip(heads, commands, strict=False)]
+    return "\n".join(lines)
+
+
+def _reached(results) -> str:
+    """Say the accuracy of a run beside the untrained network's; "" without one."""
+    measured = results_lib.summary(results)
+    names = [name for name in measured if not name.endswith("/task_aware")]
+    name = next((x for x in names if x.startswith("predict/")), [*names, None][0])
+    if name is None or measured[name]["average_accuracy"] is None:
+        return ""
+    said = f"Reached   {100 * measured[name]['average_accuracy']:.1f} % ({name})"
+    before = np.array(results.get("untrained", {}).get(name, []), float)
+    if np.isfinite(before).any():
+        said += f", untrained {100 * np.nanmean(before):.1f} %"
+    if measured[name].get("forgetting") is not None:
+        said += f", forgetting {100 * measured[name]['forgetting']:.1f} points"
+    return said
+
+
 def draw(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
     """Draw a run that is over, in `workdir/plots`.
 

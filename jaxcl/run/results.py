@@ -1,7 +1,7 @@
 """Fill, read, write and show results.json: accuracy matrices, scalars and cost."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,20 +51,48 @@ def table(
       the average over the tasks met so far.
     """
     matrix = np.asarray(matrix, np.float64)
-    size, half = len(matrix), columns // 2
-    cut = size > columns
-    shown = [*range(half), *range(size - half, size)] if cut else range(size)
+    done = np.flatnonzero(~np.isnan(matrix).all(axis=1))
+    rows = {f"after task {i + 1}": (matrix[i], i) for i in done}
+    return _text_table(f"{name} (%)", rows, len(matrix), columns)
+
+
+def latest_table(
+    matrices: Mapping[str, np.ndarray], task: int, *, columns: int = 12
+) -> str:
+    """Write the accuracies after a task as a text table, a line for each matrix.
+
+    Args:
+      matrices: name -> f[T, T] in [0, 1].
+      task: number of the task, from 0; the columns are the tasks met so far.
+      columns: as in `table`.
+    """
+    rows = {f"  {name}": (matrix[task], task) for name, matrix in matrices.items()}
+    return _text_table(f"after task {task + 1} (%)", rows, task + 1, columns)
+
+
+def _text_table(head, rows, size, columns) -> str:
+    """Write accuracies on tasks and their average, in percent.
+
+    Args:
+      head: of the first column.
+      rows: title -> (accuracies on the tasks, number of the last task met).
+      size: how many tasks there are.
+      columns: with more tasks than this the middle ones are left out.
+    """
+    half, cut = columns // 2, size > columns
+    shown = [*range(half), *range(size - half, size)] if cut else [*range(size)]
+    width = max(len(head), 14, *map(len, rows))
 
     def line(title, cells):
         if cut:
             cells = [*cells[:half], "...", *cells[half:]]
-        return title.ljust(max(len(name) + 4, 14)) + "".join(f"{c:>9}" for c in cells)
+        return title.ljust(width) + "".join(f"{c:>9}" for c in cells)
 
-    lines = [line(f"{name} (%)", [*(f"task {j + 1}" for j in shown), "average"])]
-    for i in np.flatnonzero(~np.isnan(matrix).all(axis=1)):
-        values = 100 * np.append(matrix[i, shown], matrix[i, : i + 1].mean())
+    lines = [line(head, [*(f"task {j + 1}" for j in shown), "average"])]
+    for title, (row, last) in rows.items():
+        values = 100 * np.append(row[shown], row[: last + 1].mean())
         cells = ["-" if np.isnan(v) else f"{v:.1f}" for v in values]
-        lines.append(line(f"after task {i + 1}", cells))
+        lines.append(line(title, cells))
     return "\n".join(lines)
 
 

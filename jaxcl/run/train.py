@@ -292,11 +292,11 @@ def _finish_task(loop, state, task, results) -> dict:
     results["cost"] = cost.add(results["cost"], task.index, spent)
     if jax.process_index() == 0:
         results_lib.write_results(loop.workdir, results)
-    for name in result.rows:
-        # Task-aware tables would crowd the output; results.json has them.
-        if not work.quiet and not name.endswith("/task_aware"):
-            matrix = results_lib.matrix(results, name)
-            loop.recorder.say(results_lib.table(matrix, name=name))
+    # Task-aware rows would crowd the output; results.json has them.
+    shown = [name for name in result.rows if not name.endswith("/task_aware")]
+    if shown and not work.quiet:
+        matrices = {name: results_lib.matrix(results, name) for name in shown}
+        loop.recorder.say(results_lib.latest_table(matrices, task.index))
     if pictures := evaluation.due(work.pictures, state, task.index):
         _say_phase(loop, "drawing", pictures)
     with plots.written_as(work.plot_formats):

@@ -59,10 +59,10 @@ def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
         config = storage.read_object(epath.Path(str(run)) / "config.json")
         missing = {"encoder", "augment"} - set(config)
     except OSError as error:
-        raise ValueError(
-            f"{where}: it has no config.json that can be read ({error}); name the "
-            "directory of a run"
-        ) from error
+        wrong = "no such folder"
+        if storage.exists(run):
+            wrong = "it has no config.json that can be read; must be a run folder"
+        raise ValueError(f"{where}: {wrong}") from error
     except storage.NotJson as error:
         raise ValueError(f"{where}: {error}") from error
     if missing:

@@ -50,6 +50,7 @@ class Setup(NamedTuple):
     networks: networks.Networks
 
 
+_FEW = 16  # images of a batch, below which contrast teaches little
 _STREAM = 0xD157  # keeps the fresh g apart from the step's own keys
 _BRANCHES = 0xD409  # the same for branches that the encoder drops
 _LOCAL = 0x10CA  # for local crops
@@ -150,11 +151,23 @@ def make(
 
 
 def _check_data(parts, base, spec, strategy, plan):
-    """Refuse batches and crops that the base or the strategy cannot read."""
+    """Refuse batches and crops that the base or the strategy cannot read.
+
+    Warn of batches in which there is too little to compare.
+    """
     if parts.batch_size == 1 and not spec.one_row:
         raise ValueError(
             f"config.batch_size=1: base {base!r} compares rows of a batch; must be at "
             "least 2"
+        )
+    if 1 < parts.batch_size < _FEW and not spec.one_row:
+        logging.warning(
+            "config.batch_size=%d: base %r compares the images of a batch, and fewer "
+            "than %d teach it little: take fewer tasks, more images, or begin with a "
+            "pretrained encoder (config.start=FOLDER)",
+            parts.batch_size,
+            base,
+            _FEW,
         )
     if parts.local is None:
         return
