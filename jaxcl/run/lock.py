@@ -1,10 +1,8 @@
 """Let one process at a time write to a run directory; `lock.json` names it.
 
-Process 0 of a run holds the lock until the run ends. On a disk the file is locked with
-flock, which the system takes back when a process dies. In a bucket the file is created
-on the condition that there is none. A lock whose process is gone is taken over; a
-process on another machine cannot be asked, so its lock stays. docs/reliability.md says
-which storage keeps processes apart.
+Process 0 of a run holds the lock until the run ends. On a disk flock guards the file,
+and the system frees it when a process dies. In a bucket the file is created only if
+there is none. docs/reliability.md says whose lock is taken over.
 """
 
 import contextlib
@@ -24,16 +22,11 @@ from etils import epath
 from jaxcl import sharding
 from jaxcl.data import storage
 
-try:
-    import fcntl
-except ImportError:  # no such locks on this system
-    fcntl = None
-
 FILE = "lock.json"
 JOB = "JAXCL_JOB"  # environment variable: name of the job of a launcher
-_NAMES = {"host", "boot", "pid", "since", "job"}  # in the file
+_BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")  # new at each start of Linux
 _PATIENCE = 1.0  # seconds; a process that only checks the config is done sooner
-_locks = {}  # place -> Lock, of this process
+_locks = {}  # absolute path of a directory -> Lock, of this process
 
 
 class Held(RuntimeError):
@@ -47,33 +40,29 @@ class Lost(RuntimeError):
 class Lock:
     """A lock that this process holds; `release` gives it back."""
 
-    def __init__(self, place: str, folder: epath.PathLike):
+    def __init__(self, place: str):
         """Write this process into the file, or raise as `take` does."""
-        self._place, self._path = place, epath.Path(folder) / FILE
-        self._owner, self.count = _describe_process(), 0
-        lock = _create_object if storage.in_bucket(folder) else _lock_file
-        self._file = lock(self._path, self._owner)
+        self._place, self._path, self.count = place, epath.Path(place) / FILE, 0
+        self._owner = _describe_process()
+        self._file = _acquire(self._path, self._owner)
 
     def is_there(self) -> bool:
         """Tell whether the file still names this process."""
-        return _parse(_read(self._path)) == self._owner
-
-    def release(self) -> None:
-        """Give the lock back; the last of several calls removes the file."""
-        self.count -= 1
-        if not self.count:
-            del _locks[self._place]
-            self.remove()
+        return _read_owner(self._path) == self._owner
 
     def remove(self) -> None:
         """Remove the file if it still names this process."""
         with contextlib.suppress(OSError):
             if self.is_there():
                 self._path.unlink()
-        # The thread of signals may come here while the main thread does.
-        file, self._file = self._file, None
-        if file is not None:
-            os.close(file)
+
+    def release(self) -> None:
+        """Give the lock back; the last of several calls removes the file."""
+        self.count -= 1
+        if not self.count:
+            del _locks[self._place]
+            with self._file:
+                self.remove()
 
 
 def take(folder: epath.PathLike) -> Lock:
@@ -84,19 +73,14 @@ def take(folder: epath.PathLike) -> Lock:
       OSError: the directory cannot be written.
     """
     place = _locate(folder)
-    if place not in _locks:
-        _locks[place] = Lock(place, folder)
-    _locks[place].count += 1
-    return _locks[place]
+    lock = _locks[place] = _locks.get(place) or Lock(place)
+    lock.count += 1
+    return lock
 
 
 @contextlib.contextmanager
 def held(folder: epath.PathLike) -> Iterator[None]:
-    """Hold the lock of a directory for all processes of the run; see `take`.
-
-    Args:
-      folder: made if missing.
-    """
+    """Hold the lock of a directory, made if missing, for all processes of the run."""
     lock = failure = None
     if jax.process_index() == 0:
         try:
@@ -113,11 +97,7 @@ def held(folder: epath.PathLike) -> Iterator[None]:
 
 
 def check(folder: epath.PathLike) -> None:
-    """Check that this process still has the lock that it took.
-
-    Raises:
-      Lost: the directory is gone, or somebody has removed the lock.
-    """
+    """Raise `Lost` if the directory is gone or its lock no longer names this process."""
     lock = _locks.get(_locate(folder))
     if lock is not None and not lock.is_there():
         raise Lost(
@@ -128,7 +108,7 @@ def check(folder: epath.PathLike) -> None:
 
 
 def release_all() -> None:
-    """Give back every lock of this process, which is about to end."""
+    """Remove the lock files of this process, which is about to end."""
     for lock in [*_locks.values()]:
         lock.remove()
 
@@ -140,113 +120,91 @@ def _locate(folder) -> str:
 
 def _describe_process() -> dict:
     """Describe this process for the file."""
-    now = datetime.datetime.now(datetime.UTC)
     return {
         "host": socket.gethostname(),
-        "boot": _read_boot(),
+        "boot": _BOOT.read_text() if _BOOT.exists() else socket.gethostname(),
         "pid": os.getpid(),
-        "since": now.isoformat(timespec="seconds"),
+        "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "job": os.environ.get(JOB) or None,
         "id": uuid.uuid4().hex,
     }
 
 
-def _read_boot() -> str:
-    """Read what names this machine from one start to the next."""
-    with contextlib.suppress(OSError):
-        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return socket.gethostname()
+def _acquire(path, mine) -> contextlib.ExitStack:
+    """Write the owner into the file; returns what keeps the file locked until closed."""
+    data = json.dumps(mine).encode()
+    with contextlib.ExitStack() as stack:
+        if storage.in_bucket(path):
+            has_flock, is_done = False, _create_object(path, data)
+        else:
+            has_flock, is_done = _flock(path, stack), False
+        if not is_done:
+            _check_gone(path, mine, has_flock)
+            path.write_bytes(data)
+        if not is_done and not has_flock:
+            # Of two that take over at once the first sees what the second wrote.
+            time.sleep(_PATIENCE)
+            if (owner := _read_owner(path)) != mine:
+                raise _refusal(path, owner)
+        return stack.pop_all()
 
 
-def _lock_file(path, mine) -> int:
-    """Lock a file on a disk and write the owner; returns the open file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    give_up = time.monotonic() + _PATIENCE
-    while True:
-        with contextlib.ExitStack() as stack:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            stack.callback(os.close, file)
-            try:
-                has_flock = _flock(file)
-                if _is_at(file, path):  # its last owner has not removed it
-                    _check_gone(path, _parse(_read(path)), mine, has_flock)
-                    os.ftruncate(file, 0)
-                    os.pwrite(file, json.dumps(mine).encode(), 0)
-                    stack.pop_all()
-                    return file
-            except BlockingIOError:
-                if time.monotonic() >= give_up:
-                    raise _refusal(path, _parse(_read(path))) from None
-        time.sleep(0.02)
+def _create_object(path, data) -> bool:
+    """Create an object in a bucket; False if there is one already."""
+    import fsspec  # only buckets need it
 
-
-def _flock(file) -> bool:
-    """Lock an open file, or raise BlockingIOError; False where flock does not work."""
+    files, name = fsspec.core.url_to_fs(os.fspath(path))
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except (OSError, AttributeError) as error:
-        logging.info("no flock: %s", error)
+        files.pipe_file(name, data, mode="create")
+    except FileExistsError:
         return False
     return True
 
 
-def _is_at(file, path) -> bool:
-    """Tell whether an open file is still the one at the path."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(file), os.stat(path))
-    return False
+def _flock(path, stack) -> bool:
+    """Lock a file on a disk until `stack` closes; False where flock does not work."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    give_up = time.monotonic() + _PATIENCE
+    while True:
+        with contextlib.ExitStack() as attempt:
+            file = attempt.enter_context(open(path, "ab"))
+            try:
+                import fcntl  # not on Windows
+
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The last owner may have removed the file since it was opened.
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                    stack.push(attempt.pop_all())
+                    return True
+            except FileNotFoundError:
+                pass
+            except BlockingIOError:
+                if time.monotonic() >= give_up:
+                    raise _refusal(path, _read_owner(path)) from None
+            except (OSError, ImportError) as error:
+                logging.info("no flock: %s", error)
+                return False
+        time.sleep(0.02)
 
 
-def _create_object(path, mine) -> None:
-    """Create the object in a bucket if there is none."""
-    import fsspec  # only buckets need it
-
-    files, name = fsspec.core.url_to_fs(os.fspath(path))
-    data = json.dumps(mine).encode()
-    with contextlib.suppress(FileExistsError):
-        files.pipe_file(name, data, mode="create")
-        return
-    _check_gone(path, _parse(_read(path)), mine, has_flock=False)
-    # Two that take over at once: the second removes what the first has written, which
-    # the first sees if it looks again.
-    path.unlink(missing_ok=True)
-    with contextlib.suppress(FileExistsError):
-        files.pipe_file(name, data, mode="create")
-        time.sleep(_PATIENCE)
-        if _read(path) == data:
-            return
-    raise _refusal(path, _parse(_read(path)))
+def _read_owner(path) -> dict:
+    """Read the owner in a lock file; {} if there is none, or the file is damaged."""
+    with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):
+        owner = json.loads(path.read_bytes())
+        if owner.keys() == _describe_process().keys():
+            return owner
+    return {}
 
 
-def _read(path) -> bytes:
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_bytes()
-    return b""
-
-
-def _parse(data: bytes) -> dict | None:
-    """Read the owner in a lock file; None if it is empty, {} if it is damaged."""
-    if not data.strip(b"\0 \n"):
-        return None  # its process died before it wrote, or the power went
-    try:
-        owner = json.loads(data)
-        return {**owner, "pid": int(owner["pid"])} if owner.keys() >= _NAMES else {}
-    except (ValueError, TypeError, AttributeError):
-        return {}
-
-
-def _check_gone(path, owner, mine, has_flock) -> None:
+def _check_gone(path, mine, has_flock) -> None:
     """Raise `Held` unless the owner of a lock that was found is known to be gone."""
-    if owner is None:
-        return
+    owner = _read_owner(path)
     if not owner:
-        is_gone = False
-    elif owner["boot"] == mine["boot"]:  # this machine
+        return
+    if owner["boot"] == mine["boot"]:  # this machine
         is_gone = has_flock or not _is_alive(owner["pid"])
     else:  # a machine that has restarted, or a job that was started again
-        same_job = bool(owner["job"]) and owner["job"] == mine["job"]
+        same_job = owner["job"] is not None and owner["job"] == mine["job"]
         is_gone = owner["host"] == mine["host"] or same_job
     if not is_gone:
         raise _refusal(path, owner)
@@ -254,14 +212,13 @@ def _check_gone(path, owner, mine, has_flock) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    """Tell whether a process of this machine has a number, or nothing tells."""
-    if fcntl is not None:
-        try:
-            os.kill(pid, 0)
-        except (ProcessLookupError, OverflowError):
-            return False
-        except PermissionError:
-            pass
+    """Tell whether this machine has a process of a number."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        pass
     return True
 
 
