@@ -440,7 +440,7 @@ def test_fits_of_the_pages_run(name, tree, monkeypatch, capsys):
     assert "jaxcl.Result" in capsys.readouterr().out
 
 
-SHORT = {'"epochs": 40': '"epochs": 1', "epochs=5": "epochs=1"}
+SHORT = {"epochs=30": "epochs=1", "epochs=10": "epochs=1", "size=24": "size=12"}
 
 
 @pytest.mark.slow
@@ -452,9 +452,13 @@ def test_the_readme_snippet_runs(changes, capsys, tmp_path, monkeypatch):
         assert old in code
         code = code.replace(old, new)
     exec(compile(code, "README.md", "exec"), {})
-    assert "(3, 128)" in capsys.readouterr().out
-    assert [*tmp_path.glob("runs/images-*/updates/0001")]
-    assert (tmp_path / "digits.png").stat().st_size > 10_000
+    printed = capsys.readouterr().out
+    assert "(3, 128)" in printed and [*tmp_path.glob("runs/images-*/updates/0001")]
+    if not changes:  # the text says 73.8 %, 88.3 % and accepted
+        reached = re.search(r"knn/class_incremental ([\d.]+) % \(untrained", printed)
+        assert float(reached[1]) > 60
+        before, after = re.search(r": ([\d.]+) % before, ([\d.]+) %", printed).groups()
+        assert float(after) > float(before) + 10 and "Accepted" in printed
 
 
 def test_the_cifar_snippet_makes_a_file_that_npz_reads(tmp_path, monkeypatch):

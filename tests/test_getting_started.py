@@ -17,13 +17,6 @@ from jaxcl.update import lineage
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "getting_started.md").read_text()
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
-QUICK = [
-    "--config.epochs=2",
-    "--config.schedule.warmup_epochs=1",
-    "--config.evaluators.linear.epochs=5",
-    "--config.encoder.width=8",
-    "--config.evaluators.tsne.max_points=60",
-]
 STREAM = [
     "--config.epochs=1",
     "--config.data.train=80",
@@ -32,13 +25,19 @@ STREAM = [
 ]
 # Less of everything: of options that a command gives the value, else one more.
 SMALL = {
-    "jaxcl.main": {
-        "--config=configs/quickstart.py": STREAM,
-        "--config=configs/quickstart_pnr.py": QUICK,
-        "--config=configs/digits.py": QUICK,
-        "--config=configs/transfer.py": ["--config.evaluators.linear.epochs=5"],
-    },
-    "jaxcl.update": {"--run=runs/mine": ["--config.limits.accuracy_drop=1.0"]},
+    "--config=configs/quickstart.py": STREAM,
+    "--config=configs/quickstart_pnr.py": [
+        "--config.epochs=2",
+        "--config.schedule.warmup_epochs=1",
+        "--config.encoder.width=8",
+    ],
+    "own_images:shapes/plain,encoder=conv_net": [
+        "--config.epochs=1",
+        "--config.encoder.width=8",
+        "--config.evaluators.tsne.max_points=60",
+    ],
+    "--config=configs/transfer.py": ["--config.evaluators.linear.epochs=5"],
+    "update": ["--config.limits.accuracy_drop=1.0", "--config.train.epochs=1"],
 }
 
 
@@ -48,7 +47,7 @@ def blocks():
     for language, body in FENCE.findall(PAGE):
         if language == "python":
             found.append((language, body))
-        elif "python -m jaxcl" in body:
+        elif re.match(r"(python -m jaxcl|jaxcl) ?", body):
             lines = re.sub(r"\\\n\s*", " ", body).strip().splitlines()
             found += [("command", line) for line in lines]
     return found
@@ -56,18 +55,12 @@ def blocks():
 
 def smaller(words):
     """A command with the values of SMALL in place of its own."""
-    for mark, options in SMALL.get(words[2], {}).items():
+    for mark, options in SMALL.items():
         if mark in words:
             names = {option.partition("=")[0] for option in options}
             kept = [word for word in words if word.partition("=")[0] not in names]
             words = kept + options
     return words
-
-
-def load_config():
-    names = {}
-    exec((ROOT / "configs" / "digits.py").read_text(), names)
-    return names["get_config"]()
 
 
 def run_page(folder, *, small):
@@ -82,6 +75,8 @@ def run_page(folder, *, small):
     for kind, body in blocks():
         words = shlex.split(body) if kind == "command" else ["python", "-c", body]
         words = smaller(words) if small and kind == "command" else words
+        if words[0] == "jaxcl":
+            words[:1] = ["python", "-m", "jaxcl"]
         done = subprocess.run(
             [sys.executable, *words[1:]],
             cwd=folder,
@@ -128,7 +123,7 @@ def test_the_page_runs_and_leaves_what_it_names(tmp_path):
     assert "finetune" in printed[4]
     mine = tmp_path / "runs" / "mine"
     results = results_lib.read_results(mine)
-    assert len(results["task_names"]) == 2
+    assert len(results["task_names"]) == 1
     judged = results_lib.read_results(tmp_path / "runs" / "judged")
     accuracy = results_lib.summary(judged)["linear/class_incremental"][
         "average_accuracy"
@@ -140,11 +135,9 @@ def test_the_page_runs_and_leaves_what_it_names(tmp_path):
     assert "% before" in told and "Accepted" in told
     card = json.loads((tmp_path / "exports" / "mine" / "card.json").read_text())
     assert card["checkpoint"]["run"].startswith("sha256:")  # no path of this machine
-    assert card["input"]["size"] == 16 and card["input"]["channels"] == 1
-    features = re.search(r"It prints `\((\d+), (\d+)\)`", PAGE).groups()
-    width = load_config().encoder.width
-    shape, digits = re.match(r"(\(.*?\)) (\[.*\])", printed[-1]).groups()
-    count, wide = (int(x) for x in features)
-    assert count == len([*(tmp_path / "labelled_images").rglob("*.png")])
-    assert shape == f"({count}, {wide * 8 // width})"
-    assert json.loads(digits.replace("'", '"'))[0] == "0"
+    assert card["input"]["size"] == 24 and card["input"]["channels"] == 3
+    count, width = re.search(r"It prints `\((\d+), (\d+)\)`", PAGE).groups()
+    shape, kinds = re.match(r"(\(.*?\)) (\[.*\])", printed[-1]).groups()
+    assert int(count) == len([*(tmp_path / "labelled").rglob("*.png")])
+    assert shape == f"({count}, {int(width) // 4})"  # a quarter of its width, see SMALL
+    assert json.loads(kinds.replace("'", '"'))[0] == "arrow"
